@@ -22,7 +22,7 @@ class ChoiceCase : public Case {
     support::Random random(1);
     problem.q = random.Uniforms(n_q * problem.num_heads * problem.head_dim, 1.7f);
     problem.weights = random.Uniforms(n_q * problem.num_heads);
-    const mha_kv_cache_config config = support::CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 1, n_kv);
+    const mha_kv_cache_config config = support::CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, n_kv);
     cache_ = std::make_unique<support::Cache>(config, support::Place::kLargePages);
     cache_->Append(0, {random.Uniforms(n_kv * problem.head_dim, 1.7f), std::vector<float>(static_cast<size_t>(n_kv))});
     support::AttentionCall call = {call_form(), set};
@@ -31,8 +31,8 @@ class ChoiceCase : public Case {
     problem.n_kv = 0;
     data_ = std::make_unique<support::ChoiceData>(problem, call);
     workspace_ = support::Memory(data_->WorkspaceBytes(), support::Place::kLargePages);
-    const int64_t key_bytes[] = {4, 2, 2, 1};
-    bytes = working_set_bytes = static_cast<double>(n_kv * problem.head_dim * key_bytes[static_cast<uint32_t>(type)]);
+    const int64_t key_bytes = type == support::Storage::kF32 ? 4 : type == support::Storage::kInt8 ? 1 : 2;
+    bytes = working_set_bytes = static_cast<double>(n_kv * problem.head_dim * key_bytes);
     stages = {{2 * static_cast<double>(n_q * n_kv) * static_cast<double>(problem.num_heads * problem.head_dim), bytes}};
     instruction_set = set;
   }

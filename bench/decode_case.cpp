@@ -53,7 +53,7 @@ class DecodeCase : public Case {
     config.capacity = shape_.past + shape_.n;
     config.num_kv_heads = shape_.kv_heads;
     config.head_dim = shape_.head_dim;
-    config.k_type = config.v_type = options_.cache_type;
+    config.k_type = options_.cache_type;
     support::Cache cache(config, support::Place::kLargePages, 0);
     constexpr int64_t most_rows = 256;
     support::Random random(11);

@@ -15,7 +15,8 @@ namespace bench {
 namespace {
 
 constexpr int64_t nope = 128, rotated = 64, value = 128, latent = 512, head = nope + rotated, key = latent + rotated;
-constexpr double row_bytes[] = {4, 2, 2, 1};  // of a number of each type
+// Of a number in a cache.
+double bytes_of(uint32_t type) { return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2; }
 
 class LatentCase : public Case {
  public:
@@ -27,7 +28,7 @@ class LatentCase : public Case {
 
   LatentCase(const Shape &shape, const Setting &setting) {
     const int64_t keys = shape.num_chosen ? shape.num_chosen : shape.past;
-    bytes = static_cast<double>(keys) * row_bytes[shape.type] * (shape.stored_twice ? key + latent : key);
+    bytes = static_cast<double>(keys) * bytes_of(shape.type) * (shape.stored_twice ? key + latent : key);
     stages = {{2 * static_cast<double>(shape.n * shape.heads * keys) * (key + latent), bytes}};
     mha_kv_cache_config config = support::Zeroed<mha_kv_cache_config>();
     config.num_sequences = 1;
@@ -37,7 +38,7 @@ class LatentCase : public Case {
     config.num_kv_heads = 1;
     config.head_dim = key;
     config.head_dim_v = latent;
-    config.k_type = config.v_type = shape.type;
+    config.k_type = shape.type;
     config.values = shape.stored_twice ? MHA_CACHE_VALUES_OWN : MHA_CACHE_VALUES_IN_KEYS;
     working_set_bytes = bytes * static_cast<double>(shape.num_chosen ? shape.past / keys : config.num_sequences);
     cache_ = std::make_unique<support::Cache>(config, support::Place::kLargePages, 0);
@@ -54,17 +55,18 @@ class LatentCase : public Case {
     args_.num_kv_heads = 1;
     args_.head_dim = key;
     args_.head_dim_v = latent;
-    args_.q = q_.data();
-    args_.output = output_.data();
-    args_.cache = cache_->get();
-    args_.cache_sequences = &sequence_;
-    args_.flags = MHA_CACHE_READ | MHA_CAUSAL;
+    args_.q.data = q_.data();
+    args_.output.data = output_.data();
+    args_.cache_read = cache_->get();
+    sequences_.cache_sequences = &sequence_;
+    args_.sequences = &sequences_;
+    args_.flags = MHA_CAUSAL;
     args_.instruction_set = instruction_set = setting.instruction_set;
     if (shape.num_chosen) {
       for (int64_t i = 0; i < 256 * shape.num_chosen; ++i) lists_.push_back(static_cast<int32_t>(random.Below(shape.past)));
       score_.num_chosen = shape.num_chosen;
       score_.chosen_keys = lists_.data();
-      args_.score = &score_;
+      args_.score_arrays = &score_;
     }
     size_t workspace_bytes = 0;
     check(mha_attention_workspace(&args_, &workspace_bytes, &error_));
@@ -74,14 +76,15 @@ class LatentCase : public Case {
   void call() override {
     check(mha_attention(&args_, workspace_.data(), workspace_.size(), &error_));
     sequence_ = (sequence_ + 1) % cache_->config().num_sequences;
-    if (args_.score && (score_.chosen_keys += score_.num_chosen) == &*lists_.end()) score_.chosen_keys = lists_.data();
+    if (args_.score_arrays && (score_.chosen_keys += score_.num_chosen) == &*lists_.end()) score_.chosen_keys = lists_.data();
   }
 
  protected:
   void check(mha_status status) const { support::Check(status, error_); }
 
   mha_attention_args args_ = support::Zeroed<mha_attention_args>();
-  mha_score_options score_ = support::Zeroed<mha_score_options>();
+  mha_sequences sequences_ = support::Zeroed<mha_sequences>();
+  mha_score_arrays score_ = support::Zeroed<mha_score_arrays>();
   int64_t sequence_ = 0;
   std::vector<float> q_, output_;
   std::vector<int32_t> lists_;
@@ -97,7 +100,7 @@ Linear random_linear(int64_t in, int64_t out) {
   mha_linear_weights weights = support::Zeroed<mha_linear_weights>();
   weights.input_dim = in;
   weights.output_dim = out;
-  weights.w = w.data();
+  weights.w.data = w.data();
   mha_layer *layer = nullptr;
   mha_error error;
   support::Check(mha_linear_create(&weights, nullptr, &layer, &error), error);
@@ -107,10 +110,10 @@ Linear random_linear(int64_t in, int64_t out) {
 void multiply(const Linear &linear, int64_t rows, const float *x, int64_t x_stride, float *y, int64_t y_stride) {
   mha_linear_args args = support::Zeroed<mha_linear_args>();
   args.rows = rows;
-  args.x = x;
-  args.x_row_stride = x_stride;
-  args.output = y;
-  args.output_row_stride = y_stride;
+  args.x.data = x;
+  args.x.strides.row = x_stride;
+  args.output.data = y;
+  args.output.strides.row = y_stride;
   mha_error error;
   support::Check(mha_linear(linear.get(), &args, nullptr, 0, &error), error);
 }
@@ -149,13 +152,12 @@ class ExpandedCase : public LatentCase {
     args_.num_kv_heads = heads_;
     args_.head_dim = head;
     args_.head_dim_v = value;
-    args_.k = keys_.data();
-    args_.v = keys_values_.data() + nope;
-    args_.v_row_stride = heads_ * (nope + value);
-    args_.v_head_stride = nope + value;
-    args_.flags = MHA_CAUSAL;
-    args_.cache = nullptr;
-    args_.cache_sequences = nullptr;
+    args_.k.data = keys_.data();
+    args_.v.data = keys_values_.data() + nope;
+    args_.v.strides.row = heads_ * (nope + value);
+    args_.v.strides.head = nope + value;
+    args_.cache_read = nullptr;
+    args_.sequences = nullptr;
     size_t workspace_bytes = 0;
     check(mha_attention_workspace(&args_, &workspace_bytes, &error_));
     workspace_ = support::Memory(workspace_bytes, support::Place::kLargePages);
@@ -191,14 +193,14 @@ class BlocksCase : public Case {
     args_.n_q = args_.n_kv = n;
     args_.num_heads = heads;
     args_.head_dim = 128;
-    args_.q = q_.data();
-    args_.k = args_.v = kv_.data();
-    args_.output = output_.data();
+    args_.q.data = q_.data();
+    args_.k.data = args_.v.data = kv_.data();
+    args_.output.data = output_.data();
     args_.instruction_set = instruction_set = setting.instruction_set;
     score_.chosen_keys = lists_.data();
     score_.num_chosen = blocks;
     score_.chosen_block = 64;
-    if (blocks) args_.score = &score_;
+    if (blocks) args_.score_arrays = &score_;
     bytes = working_set_bytes = 4 * static_cast<double>(2 * (q_.size() + kv_.size()));
     stages = {{512 * static_cast<double>(n * heads) * static_cast<double>(blocks ? 64 * blocks : n), bytes}};
     size_t workspace_bytes = 0;
@@ -210,7 +212,7 @@ class BlocksCase : public Case {
 
  private:
   mha_attention_args args_ = support::Zeroed<mha_attention_args>();
-  mha_score_options score_ = support::Zeroed<mha_score_options>();
+  mha_score_arrays score_ = support::Zeroed<mha_score_arrays>();
   std::vector<float> q_, kv_, output_;
   std::vector<int32_t> lists_;
   support::Memory workspace_;
@@ -236,7 +238,8 @@ void register_latent_benchmarks(const Setting &setting) {
     const std::string end = "/H:" + std::to_string(heads) + "/past:";
     for (uint32_t type = MHA_TYPE_F32; type <= MHA_TYPE_INT8; ++type) {
       const LatentCase::Shape shape = {heads, 8192, 1, 0, type}, twice = {heads, 8192, 1, 0, type, true};
-      add_in_turns<LatentCase, LatentCase>("latent" + end + "8192/" + types[type], shape, twice, "times_stored_twice", setting);
+      const std::string name = "latent" + end + "8192/" + types[type - MHA_TYPE_F32];
+      add_in_turns<LatentCase, LatentCase>(name, shape, twice, "times_stored_twice", setting);
     }
     const LatentCase::Shape chosen = {heads, 131072, 1, 2048}, few = {heads, 2048};
     add_in_turns<LatentCase, LatentCase>("latent_chosen" + end + "131072/chosen:2048", chosen, few, "times_few", setting);

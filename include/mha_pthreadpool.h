@@ -1,5 +1,5 @@
 /*
- * The target mha::pthreadpool: a call's tasks on the threads of a pthreadpool
+ * The target mha::pthreadpool: runs a call's tasks on the threads of a pthreadpool
  * (github.com/Maratyszcza/pthreadpool, the pool of XNNPACK).
  *
  *     pthreadpool_t pool = pthreadpool_create(0);  // as many threads as processors
@@ -7,9 +7,9 @@
  *     mha_pthreadpool_scheduler(pool, &scheduler);
  *     mha_forward_args args = { ..., .scheduler = &scheduler };
  *
- * The pool stays the caller's, to be destroyed when no call uses it any more. Without memory,
- * pthreadpool_create returns NULL, and calls run on their own thread. A child of fork has none of
- * the pool's threads and needs a pool of its own.
+ * The caller owns the pool and destroys it when no call uses it any more. If pthreadpool_create
+ * fails, it returns NULL, and calls run on the calling thread. A child process of fork does not
+ * inherit the pool's threads and must create another pool.
  */
 #ifndef MHA_PTHREADPOOL_H
 #define MHA_PTHREADPOOL_H
@@ -22,21 +22,21 @@ extern "C" {
 #endif
 
 /*
- * Fills in a scheduler that runs tasks on the threads of a pool, of which the calling thread is
- * one; NULL = the calling thread alone.
+ * Fills in a scheduler that runs tasks on the threads of a pool, including the calling thread;
+ * NULL = the calling thread alone.
  *
- * Where a processor is free for each of the pool's threads, this is the fastest: after a task they
- * stay awake for tens of milliseconds, so that the next one starts at once. Where not, each loop of
- * a call may last until every thread has had its turn, which takes milliseconds.
+ * This scheduler is the fastest if each of the pool's threads has a processor to itself: threads
+ * stay awake for tens of milliseconds after a task, so the next one starts at once. On a busy
+ * machine, a parallel loop may take milliseconds, because it waits until every thread has run.
  *
- * Calls that share a pool take turns. One made from a task of the same pool would wait for itself
- * for ever.
+ * Concurrent calls that share a pool run one after the other. A call made from a task of the same
+ * pool deadlocks.
  */
 void mha_pthreadpool_scheduler(pthreadpool_t pool, mha_scheduler *scheduler);
 
 /*
- * The same for processors that are shared with other work: the pool's threads sleep between tasks
- * (PTHREADPOOL_FLAG_YIELD_WORKERS), and to wake them for each loop takes microseconds.
+ * The same for a machine that runs other work, too: threads sleep between tasks
+ * (PTHREADPOOL_FLAG_YIELD_WORKERS), and waking them takes microseconds per loop.
  */
 void mha_pthreadpool_yielding_scheduler(pthreadpool_t pool, mha_scheduler *scheduler);
 

@@ -12,10 +12,7 @@ struct AttentionCall {
   int64_t workspace_bytes;
 };
 
-// The sequences that the arrays have room for.
-inline int64_t array_batch(const mha_attention_args &args) { return args.cu_seqlens_q && args.batch > 1 ? 1 : args.batch; }
-
-// Checks arguments that have been read, but for pointers and arrays, and makes the stage of them, but for its plan.
+// Checks arguments that have been read, except for pointers and arrays, and makes the stage of them, except for its plan.
 mha_status check_attention(Report report, AttentionCall *call);
 
 }  // namespace mha

@@ -20,13 +20,13 @@ struct mha_kv_cache {
   uint32_t byte_order;
   uint32_t version;
   uint32_t contract;
-  uint32_t kind;
-  uint32_t k_type, v_type;
+  uint32_t kind;            // MHA_CACHE_KIND_*
+  uint32_t k_type, v_type;  // MHA_TYPE_*, never 0
   uint64_t bytes;
   int64_t num_sequences, capacity;
   int64_t num_kv_heads, head_dim, head_dim_v;
   int64_t block_positions, num_blocks;  // resolved: also where not paged
-  uint32_t values;
+  uint32_t values;                      // MHA_CACHE_VALUES_*
   unsigned char reserved[256 - 108];
   uint64_t checksum;  // of all this, with 0 here
 };
@@ -53,16 +53,23 @@ inline KvStore storing_of(const StridedRows &rows, const KeyValues &to, const Se
   return {rows, {}, sequences, to, num_kv_heads, width, are_keys && to.is_packed};
 }
 
-// That so many new rows come with values, unless the cache, if there is one, has them in its keys.
-mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, const void *v);
+// New rows come with values, unless the cache (which may be null) has them in its keys. name: of v, for the message.
+mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, const void *v, const char *name = "v");
 
-// Whether `count` more positions of a sequence can be written.
+// Whether `count` more positions of a sequence can be written: there is room for them, in blocks that no other sequence shares.
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count);
 void grow(mha_kv_cache *cache, int64_t sequence, int64_t count);
 
 // That it is a cache: what tells one from other memory, not all that mha_kv_cache_view checks.
-mha_status check_cache(Report report, const mha_kv_cache *cache);
-inline mha_status check_optional_cache(Report report, const mha_kv_cache *cache) { return cache ? check_cache(report, cache) : MHA_OK; }
+mha_status check_cache(Report report, const mha_kv_cache *cache, const char *name = "cache");
+inline mha_status check_optional_cache(Report report, const mha_kv_cache *cache, const char *name = "cache") {
+  return cache ? check_cache(report, cache, name) : MHA_OK;
+}
 mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence);
+
+// Of the caches of a call, the one to append to and the one to read, at most one is given.
+inline mha_status check_one_cache(Report report, const mha_kv_cache *cache, const mha_kv_cache *cache_read) {
+  return cache && cache_read ? report.invalid("cache and cache_read are both given; set one of them to NULL") : MHA_OK;
+}
 
 }  // namespace mha

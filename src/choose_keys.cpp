@@ -5,9 +5,11 @@
 #include <string.h>
 
 #include <algorithm>
+#include <array>
 
 #include "arguments.h"
 #include "attention.h"
+#include "storage.h"
 #include "structs.h"
 
 namespace mha {
@@ -24,25 +26,34 @@ struct ChoiceCall {
   int64_t first_block, parts;  // of the blocks under way, and how many units each is
 };
 
+std::array<const mha_kv_cache *, 2> caches_of(const mha_attention_args &args) { return {args.cache, args.cache_read}; }
+
 // What of mha_attention has no meaning here.
 mha_status check_left_out(Report report, const mha_attention_args &args) {
   const struct {
     const char *name;
     const void *given;
-  } arrays[] = {{"v", args.v}, {"output", args.output}, {"states", args.states}, {"score", args.score},
-                {"lse", args.lse}, {"taps", args.taps}, {"attention_weights", args.attention_weights}};
+  } arrays[] = {{"v.data", args.v.data},
+                {"output.data", args.output.data},
+                {"score", args.score},
+                {"score_arrays", args.score_arrays},
+                {"outputs", args.outputs}};
   for (const auto &array : arrays) {
-    if (array.given) return report.invalid("attention.%s is given, which choosing keys has no use for; leave it NULL", array.name);
+    if (array.given) return report.invalid("attention.%s is given, but mha_choose_keys does not use it; set it to NULL", array.name);
   }
-  if (args.kv_position != 0)
-    return report.invalid("attention.kv_position is %lld; all keys to choose from are the call's, so leave it 0", lld(args.kv_position));
+  if (args.kv_first_position != 0) {
+    return report.invalid("attention.kv_first_position is %lld, but all keys to choose from are the call's; set it to 0",
+                          lld(args.kv_first_position));
+  }
   if (args.num_kv_heads < 0 || args.num_kv_heads > 1) {
-    return report.fail(MHA_ERROR_SHAPE, "attention.num_kv_heads is %lld; index heads share one key head, so set it to 1",
+    return report.fail(MHA_ERROR_SHAPE, "attention.num_kv_heads is %lld, but index heads share one key head; set it to 1",
                        lld(args.num_kv_heads));
   }
-  if (const mha_status status = check_optional_cache(report, args.cache)) return status;
-  if (args.cache && args.cache->kind == MHA_CACHE_RING)
-    return report.invalid("attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or paged cache");
+  for (const mha_kv_cache *cache : caches_of(args)) {
+    if (const mha_status status = check_optional_cache(report, cache)) return status;
+    if (cache && cache->kind == MHA_CACHE_KIND_RING)
+      return report.invalid("attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or paged cache");
+  }
   return MHA_OK;
 }
 
@@ -54,44 +65,49 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   if (const mha_status status = read_struct(report, "mha_attention_args", args.attention, &call.args)) return status;
   if (const mha_status status = check_left_out(report, call.args)) return status;
   call.args.num_kv_heads = 1;
-  call.args.head_dim_v = call.args.cache ? call.args.cache->head_dim_v : 0;
+  call.args.head_dim_v = 0;
+  for (const mha_kv_cache *cache : caches_of(call.args)) {
+    if (cache) call.args.head_dim_v = cache->head_dim_v;
+  }
   if (const mha_status status = check_attention(report, &call)) return status;
   Attention &attention = stage.attention;
-  const int64_t heads = attention.num_heads, batch = array_batch(call.args), n_q = attention.n_q, n_kv = max_keys(stage.sequences);
+  const int64_t heads = attention.num_heads, batch = call.args.batch, n_q = attention.n_q, n_kv = max_keys(stage.sequences);
   if (call.args.cache && call.args.n_kv > 0 && call.args.cache->values == MHA_CACHE_VALUES_OWN) {
     return report.invalid(
-        "attention.cache has values, of which there are none to append; use MHA_CACHE_VALUES_IN_KEYS, or set MHA_CACHE_READ");
+        "attention.cache stores values, but only keys are appended; use a cache with MHA_CACHE_VALUES_IN_KEYS, or give cache_read");
   }
   if (attention.prepare_v.norm.is_given)
-    return report.invalid("attention.norm has MHA_NORM_VALUES, but no values are used here; leave the flag out");
+    return report.invalid("attention.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the flag out");
   if (args.num_chosen < 1) return report.invalid("num_chosen is %lld; set it to at least 1", lld(args.num_chosen));
   if (n_kv > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, "there may be %lld keys; an entry of chosen_keys can name the first 2^31 - 1", lld(n_kv));
+    return report.fail(MHA_ERROR_TOO_LARGE, "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
+                       lld(n_kv));
   }
-  if (args.weights_row_stride == 0) args.weights_row_stride = heads;
-  args.weights_batch_stride = contiguous_stride(args.weights_batch_stride, n_q, args.weights_row_stride, heads);
-  const Array weights = {"weights", heads, {batch, n_q, 1}, {args.weights_batch_stride, args.weights_row_stride, heads}};
-  if (const mha_status status = check_broadcast_input(report, weights)) return status;
+  if (const mha_status status = check_input_fields(report, "weights", args.weights)) return status;
+  if (storage_of_type(args.weights.type) != Storage::f32)
+    return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)", args.weights.type);
+  Array weights = array_of("weights", args.weights.strides, batch, n_q, no_extent, heads);
+  if (const mha_status status = resolve_input(report, &weights)) return status;
   const Count rows = Count(batch) * Count(n_q);
   if ((rows * Count(args.num_chosen) * Count(sizeof(int32_t))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "chosen_keys would be larger than memory can be");
+    return report.fail(MHA_ERROR_TOO_LARGE, "chosen_keys would exceed the address space; use smaller dimensions");
   if (args.index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "index_scores would be larger than memory can be");
+    return report.fail(MHA_ERROR_TOO_LARGE, "index_scores would exceed the address space; use smaller dimensions");
 
   WorkspaceLayout layout;
   attention.v = {};  // no unit has values, nor a context
   attention.head_dim_v = 0;
   attention.most_queries = queries_per_thread;
   plan_middle(&stage, &layout);
-  const Count queries = Count(call.args.batch) * Count(n_q);
+  const Count queries = Count(attention.batch) * Count(n_q);
   const int64_t at_once = threads_of(stage.scheduler) * queries_per_thread;
   const Count most_rows = queries.overflows() ? at_once : std::min(queries.value(), at_once);
   made->choice = {};
   KeyChoice &choice = made->choice;
   choice.attention = &attention;
-  choice.weights = args.weights;
-  choice.weights_batch_stride = resolved_stride(args.weights_batch_stride);
-  choice.weights_row_stride = resolved_stride(args.weights_row_stride);
+  choice.weights = static_cast<const float *>(args.weights.data);
+  choice.weights_batch_stride = weights.strides[0];
+  choice.weights_row_stride = weights.strides[1];
   choice.num_chosen = args.num_chosen;
   choice.chosen = args.chosen_keys;
   choice.index_scores = args.index_scores;
@@ -105,10 +121,10 @@ mha_status check_pointers(Report report, const ChoiceCall &made) {
   const struct {
     const char *name, *what;
     const void *given;
-  } arrays[] = {{"attention.q", "the queries", args.q},
-                {"attention.k", "the keys", args.n_kv > 0 ? args.k : args.q},
-                {"weights", "the weights of the index heads", made.args.weights},
-                {"chosen_keys", "where to write the choice", made.args.chosen_keys}};
+  } arrays[] = {{"attention.q.data", "the queries", args.q.data},
+                {"attention.k.data", "the keys", args.n_kv > 0 ? args.k.data : args.q.data},
+                {"weights.data", "the weights of the index heads", made.args.weights.data},
+                {"chosen_keys", "an array for the choice", made.args.chosen_keys}};
   for (const auto &array : arrays) {
     if (!array.given) return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass %s", array.name, array.what);
   }

@@ -29,121 +29,107 @@ struct Plan {
   ProductMemory inputs, output;  // of the products before and after the middle stage
   int64_t workspace_bytes;
 
-  // Packed sequences lie in one after the other, which is then the only one that the arrays have.
-  bool has_cu_seqlens() const { return args.cu_seqlens_q != nullptr; }
-  int64_t array_batch() const { return has_cu_seqlens() && args.batch > 1 ? 1 : args.batch; }
-  int64_t key_blocks() const { return has_cu_seqlens() ? packed_key_blocks(args.n_kv, args.batch) : blocks_of(args.n_kv, key_block); }
+  bool is_packed() const { return stage.sequences.is_packed(); }
+  int64_t key_blocks() const { return is_packed() ? packed_key_blocks(args.n_kv, stage.sequences.batch) : blocks_of(args.n_kv, key_block); }
 
-  bool has_key_rows() const { return stage.attention.prepare_k.is_any || args.cache; }
-  bool has_value_rows() const { return stage.attention.prepare_v.is_any || args.cache; }
+  bool has_key_rows() const { return stage.attention.prepare_k.is_any || stage.sequences.cache; }
+  bool has_value_rows() const { return stage.attention.prepare_v.is_any || stage.sequences.cache; }
 };
 
 // NULL inputs: key = query, value = key. The widths have to agree then, and without key there are as many keys as queries.
 mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
-  if (shape.only_asks() && !(args->flags & MHA_CACHE_READ))
-    return report.invalid("the layer has no W_K and W_V, so it can only attend to a cache as it is; give cache, and set MHA_CACHE_READ");
-  if (args->flags & MHA_CACHE_READ) {
+  const bool has_key = args->key.data != nullptr, has_value = args->value.data != nullptr;
+  if (const mha_status status = check_one_cache(report, args->cache, args->cache_read)) return status;
+  if (shape.only_asks() && !args->cache_read)
+    return report.invalid("cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a cache; give cache_read");
+  if (args->cache_read) {
     args->n_kv = 0;
-    return check_cache_read(report, *args, args->key ? "key" : args->value ? "value" : nullptr);
+    if (!has_key && !has_value) return MHA_OK;
+    return report.invalid("%s.data is given, but no keys come with cache_read; set it to NULL, or give cache to append",
+                          has_key ? "key" : "value");
   }
-  if (!args->key && shape.key_dim != shape.query_dim) {
-    return report.fail(MHA_ERROR_SHAPE, "key is NULL, but key_dim %lld is not query_dim %lld; give key", lld(shape.key_dim),
+  if (!has_key && shape.key_dim != shape.query_dim) {
+    return report.fail(MHA_ERROR_SHAPE, "key.data is NULL, but key_dim %lld is not query_dim %lld; give key", lld(shape.key_dim),
                        lld(shape.query_dim));
   }
-  if (!args->value && shape.value_dim != shape.key_dim) {
-    return report.fail(MHA_ERROR_SHAPE, "value is NULL, but value_dim %lld is not key_dim %lld; give value", lld(shape.value_dim),
+  if (!has_value && shape.value_dim != shape.key_dim) {
+    return report.fail(MHA_ERROR_SHAPE, "value.data is NULL, but value_dim %lld is not key_dim %lld; give value", lld(shape.value_dim),
                        lld(shape.key_dim));
   }
-  if (!args->key && args->kv_lengths)
-    return report.invalid("kv_lengths is given, but the keys are the rows of query; give q_lengths alone, or key");
-  if (!args->key && !args->value) {
+  if (!has_key && !has_value) {
     args->n_kv = args->n_q;
     return MHA_OK;
   }
   if (const mha_status status = resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv)) return status;
-  if (!args->key && args->n_kv != args->n_q) {
-    return report.fail(MHA_ERROR_SHAPE, "key is NULL, so n_kv has to be n_q = %lld, but it is %lld; give key", lld(args->n_q),
-                       lld(args->n_kv));
+  if (!has_key && args->n_kv != args->n_q) {
+    return report.fail(MHA_ERROR_SHAPE, "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld rows of query; give key",
+                       lld(args->n_kv), lld(args->n_q));
   }
   return MHA_OK;
 }
 
-// 0 = contiguous.
-InputRows rows_of(const void *base, uint32_t type, int64_t n, int64_t width, int64_t batch_stride, int64_t row_stride) {
-  if (row_stride == 0) row_stride = width;
-  return {base, n, contiguous_stride(batch_stride, n, row_stride, width), row_stride, nullptr, static_cast<Storage>(type)};
-}
-
-Array array_of(const char *name, const InputRows &rows, int64_t batch, int64_t width) {
-  return {name, width, {batch, rows.rows_per_sequence, 1}, {rows.batch_stride, rows.row_stride, width}};
-}
-
-// Strides that are negative are MHA_BROADCAST where check_strides found the array sound, and wrong where none is given.
-mha_status resolve_broadcasts(Report report, Plan *plan) {
-  const mha_forward_args &args = plan->args;
-  const struct {
-    const char *name;
-    bool is_given;
-    int64_t batch_stride, row_stride;
-    InputRows *rows;
-  } inputs[] = {{"query", true, args.query_batch_stride, args.query_row_stride, &plan->query},
-                {"key", args.key != nullptr, args.key_batch_stride, args.key_row_stride, &plan->own_key},
-                {"value", args.value != nullptr, args.value_batch_stride, args.value_row_stride, &plan->own_value}};
-  for (const auto &input : inputs) {
-    if (!input.is_given && (input.batch_stride | input.row_stride) < 0)
-      return fail_input(report, {input.name, 0, {}, {input.batch_stride, input.row_stride, 0}});
-    if (!input.is_given) continue;
-    input.rows->batch_stride = resolved_stride(input.rows->batch_stride);
-    input.rows->row_stride = resolved_stride(input.rows->row_stride);
+// The rows of an input, whose strides are resolved here.
+mha_status resolve_rows(Report report, const char *name, const mha_input &input, int64_t batch, int64_t n, int64_t width, InputRows *rows) {
+  if (const mha_status status = check_input_fields(report, name, input)) return status;
+  const Storage storage = storage_of_type(input.type);
+  if (is_plain(input.strides, batch, n, width)) {
+    *rows = {input.data, n, n * width, width, nullptr, storage};
+    return MHA_OK;
   }
+  Array array = array_of(name, input.strides, batch, n, no_extent, width);
+  if (const mha_status status = resolve_input(report, &array)) return status;
+  *rows = {input.data, n, array.strides[0], array.strides[1], nullptr, storage};
   return MHA_OK;
 }
 
-mha_status check_strides(Report report, const LayerShape &shape, Plan *plan) {
+// The same for key and value, which have query's type.
+mha_status resolve_other_rows(Report report, const char *name, const mha_forward_args &args, mha_input input, int64_t width,
+                              InputRows *rows) {
+  if (input.type == 0) input.type = args.query.type;
+  if (storage_of_type(input.type) != storage_of_type(args.query.type) && input.type <= MHA_TYPE_BF16)
+    return report.invalid("%s.type is %u, but query.type is %u; set it to 0 or to the type of query", name, input.type, args.query.type);
+  return resolve_rows(report, name, input, args.batch, args.n_kv, width, rows);
+}
+
+mha_status resolve_arrays(Report report, const LayerShape &shape, Plan *plan) {
   mha_forward_args &args = plan->args;
-  const int64_t batch = plan->array_batch();
-  plan->query = rows_of(args.query, args.input_type, args.n_q, shape.query_dim, args.query_batch_stride, args.query_row_stride);
-  plan->key = &plan->query;
-  if (args.key) {
-    plan->own_key = rows_of(args.key, args.input_type, args.n_kv, shape.key_dim, args.key_batch_stride, args.key_row_stride);
-    plan->key = &plan->own_key;
+  const bool has_key = args.key.data != nullptr, has_value = args.value.data != nullptr;
+  if (const mha_status status = resolve_rows(report, "query", args.query, args.batch, args.n_q, shape.query_dim, &plan->query))
+    return status;
+  plan->key = args.cache_read ? nullptr : has_key ? &plan->own_key : &plan->query;
+  plan->value = has_value ? &plan->own_value : plan->key;
+  for (const auto &[name, input] : {std::pair{"key", &args.key}, {"value", &args.value}}) {
+    if (const mha_status status = check_input_fields(report, name, *input)) return status;
   }
-  plan->value = plan->key;
-  if (args.value) {
-    plan->own_value = rows_of(args.value, args.input_type, args.n_kv, shape.value_dim, args.value_batch_stride, args.value_row_stride);
-    plan->value = &plan->own_value;
+  if (!args.cache_read) {
+    if (const mha_status status = has_key ? resolve_other_rows(report, "key", args, args.key, shape.key_dim, &plan->own_key)
+                                          : check_absent(report, "key", args.key))
+      return status;
+    if (const mha_status status = has_value ? resolve_other_rows(report, "value", args, args.value, shape.value_dim, &plan->own_value)
+                                            : check_absent(report, "value", args.value))
+      return status;
   }
-  if (args.flags & MHA_CACHE_READ) plan->key = plan->value = nullptr;
-  const InputRows output =
-      rows_of(args.output, args.output_type, args.n_q, shape.output_dim, args.output_batch_stride, args.output_row_stride);
-  args.output_batch_stride = output.batch_stride;
-  args.output_row_stride = output.row_stride;
-  if (const mha_status status = check_broadcast_input(report, array_of("query", plan->query, batch, shape.query_dim))) return status;
-  if (args.key) {
-    if (const mha_status status = check_broadcast_input(report, array_of("key", *plan->key, batch, shape.key_dim))) return status;
+  if (const mha_status status = check_output_fields(report, "output", args.output)) return status;
+  if (is_plain(args.output.strides, args.batch, args.n_q, shape.output_dim)) {
+    args.output.strides = {args.n_q * shape.output_dim, shape.output_dim, 0};
+    return MHA_OK;
   }
-  if (args.value) {
-    if (const mha_status status = check_broadcast_input(report, array_of("value", *plan->value, batch, shape.value_dim))) return status;
-  }
-  const int64_t of_key = args.key_batch_stride | args.key_row_stride, of_value = args.value_batch_stride | args.value_row_stride;
-  if ((args.query_batch_stride | args.query_row_stride | of_key | of_value) < 0) {
-    if (const mha_status status = resolve_broadcasts(report, plan)) return status;
-  }
-  if (const mha_status status = check_output(report, array_of("output", output, batch, shape.output_dim))) return status;
-  if (plan->has_cu_seqlens())
-    plan->query.batch_stride = plan->own_key.batch_stride = plan->own_value.batch_stride = args.output_batch_stride = 0;
+  Array output = array_of("output", args.output.strides, args.batch, args.n_q, no_extent, shape.output_dim);
+  if (const mha_status status = resolve_output(report, &output)) return status;
+  args.output.strides = {output.strides[0], output.strides[1], 0};
   return MHA_OK;
 }
 
 mha_status check_sgemm_strides(Report report, const mha_layer &layer, const Plan &plan) {
   if (!layer.sgemm) return MHA_OK;
   const InputRows *const inputs[] = {&plan.query, plan.key, plan.value};
-  for (const InputRows *input : inputs) {
-    if (input && input->row_stride == 0)
-      return report.invalid("a row stride is MHA_BROADCAST, which sgemm can't be asked for; copy the rows");
-    if (input && input->row_stride > INT32_MAX) {
-      return report.fail(MHA_ERROR_TOO_LARGE, "a row stride of %lld is more than sgemm can be asked for; the largest is %d",
-                         lld(input->row_stride), INT32_MAX);
+  const char *const names[] = {"query", "key", "value"};
+  for (int i = 0; i < 3; ++i) {
+    if (inputs[i] && inputs[i]->row_stride == 0)
+      return report.invalid("%s.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows", names[i]);
+    if (inputs[i] && inputs[i]->row_stride > INT32_MAX) {
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s.strides.row is %lld; the largest that sgemm supports is %d", names[i],
+                         lld(inputs[i]->row_stride), INT32_MAX);
     }
   }
   return MHA_OK;
@@ -152,14 +138,15 @@ mha_status check_sgemm_strides(Report report, const mha_layer &layer, const Plan
 void plan_workspace(const mha_layer &layer, Plan *plan, WorkspaceLayout *layout) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = plan->args;
-  const Count batch(plan->array_batch()), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
+  const Count batch(args.batch), q_rows = batch * Count(args.n_q), kv_heads = batch * Count(shape.num_kv_heads);
   const Count kv_rows = batch * Count(args.n_kv), none(0), key_positions = Count(plan->key_blocks()) * Count(key_block);
-  const Count value_positions = plan->has_cu_seqlens() ? key_positions : Count(args.n_kv);
+  const Count value_positions = plan->is_packed() ? key_positions : Count(args.n_kv);
   plan_middle(&plan->stage, layout);
   plan->q = layout->take_floats(q_rows * Count(shape.q_columns()));
   plan->gate = layout->take_floats(q_rows * Count(shape.g_columns()));
-  plan->k = layout->take_floats(args.cache ? none : kv_heads * key_positions * Count(shape.head_dim));
-  plan->v = layout->take_floats(args.cache ? none : kv_heads * value_positions * Count(plan->stage.attention.head_dim_v_padded));
+  plan->k = layout->take_floats(plan->stage.sequences.cache ? none : kv_heads * key_positions * Count(shape.head_dim));
+  plan->v =
+      layout->take_floats(plan->stage.sequences.cache ? none : kv_heads * value_positions * Count(plan->stage.attention.head_dim_v_padded));
   plan->k_rows = layout->take_floats(plan->has_key_rows() ? kv_rows * Count(shape.k_columns()) : none);
   plan->v_rows = layout->take_floats(plan->has_value_rows() ? kv_rows * Count(shape.v_columns()) : none);
   plan->context = layout->take_floats(shape.has_output ? q_rows * Count(shape.context_columns()) : none);
@@ -177,28 +164,27 @@ mha_status check_rows(Report report, const mha_layer *layer, const mha_forward_a
   mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
   if (!shape.has_heads()) {
-    return report.about(layer_argument).invalid(
-        "the layer has no heads, as mha_linear_create makes it; call mha_linear, or make it with mha_layer_create");
+    return report.about(layer_argument)
+        .invalid("layer is a linear layer, which has no heads; call mha_linear, or create it with mha_layer_create");
   }
   if (const mha_status status = read_struct(report, "mha_forward_args", given, &args)) return status;
   if (const mha_status status = resolve_extent(report, "batch", "the number of sequences", &args.batch)) return status;
   if (const mha_status status = resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q)) return status;
   if (const mha_status status = resolve_inputs(report, shape, &args)) return status;
-  if (const mha_status status = check_strides(report, shape, plan)) return status;
+  if (const mha_status status = resolve_arrays(report, shape, plan)) return status;
   return check_scheduler(report, args.scheduler);
 }
 
 // The rest of it. So nothing is left that can be known without the data: dimensions, strides, sizes.
 mha_status finish_plan(Report report, const mha_layer *layer, Plan *plan) {
-  const mha_forward_args &args = plan->args;
+  mha_forward_args &args = plan->args;
   const LayerShape &shape = layer->shape;
   MiddleStage &stage = plan->stage;
-  if (const mha_status status = check_row_type(report, "input_type", args.input_type)) return status;
-  if (const mha_status status = check_row_type(report, "output_type", args.output_type)) return status;
-  if (args.reserved != 0) return report.invalid("mha_forward_args.reserved is not 0; set it to 0");
-  if (const mha_status status = check_optional_cache(report, args.cache)) return status;
-  describe_call(args, &stage);
-  stage.sequences.is_self = !args.key && !(args.flags & MHA_CACHE_READ);
+  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
+  const bool is_self = !args.key.data && !args.cache_read;
+  if (const mha_status status = describe_call(report, CallArguments(args), is_self, &stage)) return status;
+  if (plan->is_packed())  // products count batches by sequence, of which packed ones have no stride
+    plan->query.batch_stride = plan->own_key.batch_stride = plan->own_value.batch_stride = args.output.strides.batch = 0;
   stage.has_output = shape.has_output;
   stage.kernels = layer->kernels;
   Attention &attention = stage.attention;
@@ -207,13 +193,15 @@ mha_status finish_plan(Report report, const mha_layer *layer, Plan *plan) {
   attention.head_dim = shape.head_dim;
   attention.head_dim_v = shape.head_dim_v;
   attention.scale = shape.scale;
-  attention.k = args.cache ? cached_keys(args.cache) : KeyValues{};
-  attention.v = args.cache ? cached_values(args.cache) : KeyValues{};
-  if (!args.cache) attention.k.is_packed = attention.v.is_packed = true;
-  if (is_stored(attention.k) && !(args.flags & MHA_CACHE_READ)) {
+  const mha_kv_cache *const cache = stage.sequences.cache;
+  attention.k = cache ? cached_keys(cache) : KeyValues{};
+  attention.v = cache ? cached_values(cache) : KeyValues{};
+  if (!cache) attention.k.is_packed = attention.v.is_packed = true;
+  if (args.cache && is_stored(attention.k)) {
     return report.invalid(
-        "the cache has its values in the keys, where a layer's own values have no place; set MHA_CACHE_READ, or append by mha_attention");
+        "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or append with mha_attention");
   }
+  if (stage.outputs.states) return report.invalid("outputs.states is given, but only mha_attention computes it; set it to NULL");
   if (const mha_status status = check_middle(report, &stage)) return status;
   if (const mha_status status = check_sgemm_strides(report, *layer, *plan)) return status;
   WorkspaceLayout layout;
@@ -231,8 +219,8 @@ mha_status make_plan(Report report, const mha_layer *layer, const mha_forward_ar
 }
 
 mha_status check_pointers(Report report, const mha_forward_args &args) {
-  if (!args.query) return report.fail(MHA_ERROR_NULL_POINTER, "query is NULL; pass the input rows");
-  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, "output is NULL; pass where to write the result");
+  if (!args.query.data) return report.fail(MHA_ERROR_NULL_POINTER, "query.data is NULL; pass the input rows");
+  if (!args.output.data) return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
   return MHA_OK;
 }
 
@@ -308,21 +296,21 @@ void place(const mha_layer &layer, Plan *plan, unsigned char *memory) {
     attention.gate.is_sigmoid = shape.gate == MHA_GATE_SIGMOID;
     attention.gate.is_single = shape.gate_dim == 1;
   }
-  if (!args.cache) {
+  if (!stage.sequences.cache) {
     const int64_t positions = plan->key_blocks() * key_block, width = attention.head_dim_v_padded;
-    const int64_t value_positions = plan->has_cu_seqlens() ? positions : args.n_kv, heads = shape.num_kv_heads;
-    attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, heads, plan->has_cu_seqlens());
-    attention.v = packed_floats(floats_at(plan->v), width, value_positions * width, positions, heads, plan->has_cu_seqlens());
+    const int64_t value_positions = plan->is_packed() ? positions : args.n_kv, heads = shape.num_kv_heads;
+    attention.k = packed_floats(floats_at(plan->k), shape.head_dim, positions * shape.head_dim, positions, heads, plan->is_packed());
+    attention.v = packed_floats(floats_at(plan->v), width, value_positions * width, positions, heads, plan->is_packed());
   }
   if (plan->key && plan->has_key_rows())
     stage.k_rows = {floats_at(plan->k_rows), args.n_kv * shape.k_columns(), shape.k_columns(), shape.head_dim};
   if (plan->key && plan->has_value_rows())
     stage.v_rows = {floats_at(plan->v_rows), args.n_kv * shape.v_columns(), shape.v_columns(), shape.head_dim_v};
   // Without W_O the context is the output.
-  attention.output = shape.has_output ? floats_at(plan->context) : args.output;
-  attention.output_storage = static_cast<Storage>(shape.has_output ? MHA_TYPE_F32 : args.output_type);
-  attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output_batch_stride;
-  attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output_row_stride;
+  attention.output = shape.has_output ? floats_at(plan->context) : args.output.data;
+  attention.output_storage = shape.has_output ? Storage::f32 : storage_of_type(args.output.type);
+  attention.output_batch_stride = shape.has_output ? args.n_q * shape.context_columns() : args.output.strides.batch;
+  attention.output_row_stride = shape.has_output ? shape.context_columns() : args.output.strides.row;
   attention.output_head_stride = shape.head_dim_v;
 }
 
@@ -332,34 +320,34 @@ void project_inputs(const mha_layer &layer, const Plan &plan, unsigned char *wor
   const mha_forward_args &args = plan.args;
   const MiddleStage &stage = plan.stage;
   const Attention &attention = stage.attention;
-  const mha_taps &taps = stage.taps;
+  const mha_outputs &outputs = stage.outputs;
   // The kernels only read what they are told of; here it is written.
   const auto written = [](const void *base) { return static_cast<float *>(const_cast<void *>(base)); };
-  const int64_t q_rows = rows_of_extents(stage.queries, args.batch, args.n_q);
-  const int64_t n_q = plan.has_cu_seqlens() ? 0 : args.n_q, n_kv = plan.has_cu_seqlens() ? 0 : args.n_kv;
+  const int64_t q_rows = rows_of_extents(stage.queries, stage.sequences.batch, args.n_q);
+  const int64_t n_q = plan.is_packed() ? 0 : args.n_q, n_kv = plan.is_packed() ? 0 : args.n_kv;
   InputRows query = plan.query;
   query.extents = stage.queries;
   Products qkv(layer);
   Projection &to_q = qkv.add(matrix_q, query, q_rows);
   set_destination_of_rows(&to_q.destination, written(attention.q.base), n_q, shape.q_columns());
-  set_destination_of_rows(&to_q.tap, taps.q, n_q, shape.q_columns());
+  set_destination_of_rows(&to_q.tap, outputs.q, n_q, shape.q_columns());
   if (shape.gate != MHA_GATE_NONE) {
     Projection &to_gate = qkv.add(matrix_g, query, q_rows);
     set_destination_of_rows(&to_gate.destination, written(attention.gate.values.base), n_q, shape.g_columns());
   }
   if (plan.key) {
-    const int64_t kv_rows = rows_of_extents(stage.keys, args.batch, args.n_kv);
+    const int64_t kv_rows = rows_of_extents(stage.keys, stage.sequences.batch, args.n_kv);
     InputRows key = *plan.key, value = *plan.value;
     key.extents = value.extents = stage.keys;
     Projection &to_k = qkv.add(matrix_k, key, kv_rows);
-    set_destination_of_rows(&to_k.tap, taps.k, n_kv, shape.k_columns());
+    set_destination_of_rows(&to_k.tap, outputs.k, n_kv, shape.k_columns());
     if (stage.k_rows.base)
       set_destination_of_rows(&to_k.destination, written(stage.k_rows.base), n_kv, shape.k_columns());
     else
       set_destination(&to_k.destination, Destination::Kind::key_blocks, written(attention.k.base), attention.k.batch_stride, 0,
                       attention.k.head_stride, shape.head_dim);
     Projection &to_v = qkv.add(matrix_v, value, kv_rows);
-    set_destination_of_rows(&to_v.tap, taps.v, n_kv, shape.v_columns());
+    set_destination_of_rows(&to_v.tap, outputs.v, n_kv, shape.v_columns());
     if (stage.v_rows.base)
       set_destination_of_rows(&to_v.destination, written(stage.v_rows.base), n_kv, shape.v_columns());
     else
@@ -374,13 +362,13 @@ void project_output(const mha_layer &layer, const Plan &plan, unsigned char *wor
   const mha_forward_args &args = plan.args;
   const MiddleStage &stage = plan.stage;
   const Attention &attention = stage.attention;
-  const int64_t batch_stride = plan.has_cu_seqlens() ? 0 : attention.output_batch_stride;
+  const int64_t batch_stride = plan.is_packed() ? 0 : attention.output_batch_stride;
   const InputRows context = {attention.output, args.n_q, batch_stride, attention.output_row_stride, stage.queries};
   Products output(layer);
-  Projection &to_output = output.add(matrix_o, context, rows_of_extents(stage.queries, args.batch, args.n_q));
-  set_destination(&to_output.destination, Destination::Kind::rows, args.output, args.output_batch_stride, args.output_row_stride, 0,
+  Projection &to_output = output.add(matrix_o, context, rows_of_extents(stage.queries, stage.sequences.batch, args.n_q));
+  set_destination(&to_output.destination, Destination::Kind::rows, args.output.data, args.output.strides.batch, args.output.strides.row, 0,
                   layer.shape.output_dim);
-  to_output.destination.storage = static_cast<Storage>(args.output_type);
+  to_output.destination.storage = storage_of_type(args.output.type);
   output.run(args.scheduler, stage.counter, plan.output, workspace);
 }
 
@@ -390,9 +378,9 @@ void run(const mha_layer &layer, Plan &plan, unsigned char *workspace) {
   MiddleStage &stage = plan.stage;
   place(layer, &plan, workspace);
   begin_passes(&stage, workspace);
-  if (stage.queries) {
-    clear_padding(valid_queries(stage), plan.array_batch(), args.n_q, layer.shape.output_dim, args.output, args.output_batch_stride,
-                  args.output_row_stride, static_cast<Storage>(args.output_type));
+  if (stage.has_padding()) {
+    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output.data, args.output.strides.batch,
+                  args.output.strides.row, storage_of_type(args.output.type));
   }
   while (next_pass(&stage)) {
     project_inputs(layer, plan, workspace);
@@ -412,9 +400,9 @@ mha_status forward_small(Report report, const mha_layer &layer, const Plan &plan
                           args.n_q,
                           (args.flags & MHA_CAUSAL) != 0,
                           {plan.query.base, plan.query.batch_stride, plan.query.row_stride, 0},
-                          static_cast<float *>(args.output),
-                          args.output_batch_stride,
-                          args.output_row_stride};
+                          static_cast<float *>(args.output.data),
+                          args.output.strides.batch,
+                          args.output.strides.row};
   layer.kernels->run_small(layer.small, call, reinterpret_cast<float *>(align_workspace(workspace)));
   return MHA_OK;
 }
@@ -462,12 +450,12 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
     const uint64_t output_weights = shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
     filled.operations = 2 * (q_rows * (product(shape.query_dim, shape.q_columns() + shape.g_columns()) + output_weights) +
                              kv_rows * (product(shape.key_dim, shape.k_columns()) + product(shape.value_dim, shape.v_columns())));
-    const uint64_t of_inputs = static_cast<uint64_t>(bytes_of(static_cast<Storage>(read.input_type)));
+    const uint64_t of_inputs = static_cast<uint64_t>(bytes_of(plan.query.storage));
     // Inputs that are the same rows count once.
     filled.bytes = filled.packed_bytes + of_inputs * (q_rows * static_cast<uint64_t>(shape.query_dim) +
-                                                      (read.key ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
-                                                      (read.value ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
-    filled.bytes += q_rows * product(shape.output_dim, bytes_of(static_cast<Storage>(read.output_type)));
+                                                      (read.key.data ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
+                                                      (read.value.data ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
+    filled.bytes += q_rows * product(shape.output_dim, bytes_of(storage_of_type(read.output.type)));
     add_cost_of_middle(plan.stage, &filled);
   }
   return write_struct(report.about(3), "mha_call_info", filled, info);

@@ -18,36 +18,52 @@ struct LinearCall {
   int64_t workspace_bytes;
 };
 
-Array rows_of(const char *name, int64_t rows, int64_t width, int64_t *row_stride) {
-  if (*row_stride == 0) *row_stride = width;
-  return {name, width, {1, rows, 1}, {0, *row_stride, width}};
+mha_status resolve_rows(Report report, const char *name, int64_t rows, int64_t width, mha_input *input) {
+  if (const mha_status status = check_input_fields(report, name, *input)) return status;
+  Array array = array_of(name, input->strides, no_extent, rows, no_extent, width);
+  if (const mha_status status = resolve_input(report, &array)) return status;
+  input->strides.row = array.strides[1];
+  return MHA_OK;
+}
+
+mha_status resolve_arrays(Report report, const LayerShape &shape, mha_linear_args *args) {
+  mha_input &x = args->x, &residual = args->residual;
+  mha_output &output = args->output;
+  if (const mha_status status = resolve_rows(report, "x", args->rows, shape.output_depth(), &x)) return status;
+  if (const mha_status status = check_output_fields(report, "output", output)) return status;
+  Array array = array_of("output", output.strides, no_extent, args->rows, no_extent, shape.output_dim);
+  if (const mha_status status = resolve_output(report, &array)) return status;
+  output.strides.row = array.strides[1];
+  if (!residual.data) {
+    if (const mha_status status = check_input_fields(report, "residual", residual)) return status;
+    return check_absent(report, "residual", residual);
+  }
+  if (residual.type == 0) residual.type = output.type;
+  if (const mha_status status = resolve_rows(report, "residual", args->rows, shape.output_dim, &residual)) return status;
+  if (storage_of_type(residual.type) == storage_of_type(output.type)) return MHA_OK;
+  return report.invalid("residual.type is %u, but output.type is %u; set it to 0 or to the type of output", residual.type, output.type);
 }
 
 mha_status make_call(Report report, const mha_layer *layer, const mha_linear_args *given, LinearCall *call) {
   if (const mha_status status = check_layer(report.about(layer_argument), layer)) return status;
   const LayerShape &shape = layer->shape;
   if (!shape.has_output) {
-    return report.about(layer_argument).invalid(
-        "the layer has no w_o, which mha_linear multiplies by; make it with one, or by mha_linear_create");
+    return report.about(layer_argument)
+        .invalid("layer has no W_O, which mha_linear multiplies by; create it with w_o, or with mha_linear_create");
   }
   mha_linear_args &args = call->args;
   if (const mha_status status = read_struct(report, "mha_linear_args", given, &args)) return status;
   if (const mha_status status = resolve_extent(report, "rows", "the rows of x", &args.rows)) return status;
-  if (const mha_status status = check_row_type(report, "input_type", args.input_type)) return status;
-  if (const mha_status status = check_row_type(report, "output_type", args.output_type)) return status;
-  const Array x = rows_of("x", args.rows, shape.output_depth(), &args.x_row_stride);
-  const Array residual = rows_of("residual", args.rows, shape.output_dim, &args.residual_row_stride);
-  const Array output = rows_of("output", args.rows, shape.output_dim, &args.output_row_stride);
-  if (const mha_status status = check_input(report, x)) return status;
-  if (const mha_status status = check_input(report, residual)) return status;
-  if (const mha_status status = check_output(report, output)) return status;
+  if (const mha_status status = resolve_arrays(report, shape, &args)) return status;
   if (const mha_status status = check_scheduler(report, args.scheduler)) return status;
-  if (layer->sgemm && args.x_row_stride > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, "x_row_stride is %lld, more than sgemm can be asked for; the largest is %d",
-                       lld(args.x_row_stride), INT32_MAX);
+  if (layer->sgemm && args.x.strides.row == 0)
+    return report.invalid("x.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows");
+  if (layer->sgemm && args.x.strides.row > INT32_MAX) {
+    return report.fail(MHA_ERROR_TOO_LARGE, "x.strides.row is %lld; the largest that sgemm supports is %d", lld(args.x.strides.row),
+                       INT32_MAX);
   }
   const int64_t threads = threads_of(args.scheduler);
-  const Storage input = static_cast<Storage>(args.input_type);
+  const Storage input = storage_of_type(args.x.type);
   WorkspaceLayout layout;
   call->counter = layout.take(Count(threads > 1 ? 1 : 0), sizeof(UnitCounter));
   call->memory = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(), shape.output_dim, threads, &layout);
@@ -57,15 +73,15 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_linear_arg
 }
 
 mha_status check_pointers(Report report, const mha_linear_args &args) {
-  if (!args.x) return report.fail(MHA_ERROR_NULL_POINTER, "x is NULL; pass the input rows");
-  if (!args.output) return report.fail(MHA_ERROR_NULL_POINTER, "output is NULL; pass where to write the result");
+  if (!args.x.data) return report.fail(MHA_ERROR_NULL_POINTER, "x.data is NULL; pass the input rows");
+  if (!args.output.data) return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
   return MHA_OK;
 }
 
 // Nothing here can fail.
 void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspace) {
   const mha_linear_args &args = call.args;
-  const InputRows x = {args.x, args.rows, 0, args.x_row_stride, nullptr, static_cast<Storage>(args.input_type)};
+  const InputRows x = {args.x.data, args.rows, 0, args.x.strides.row, nullptr, storage_of_type(args.x.type)};
   Product product = {};
   product.num_parts = 1;
   product.plain_weights = static_cast<const float *>(layer.weights(matrix_o));
@@ -74,12 +90,12 @@ void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspac
   describe_projection(layer, matrix_o, x, args.rows, &projection);
   Destination &to = projection.destination;
   to.kind = Destination::Kind::rows;
-  to.storage = static_cast<Storage>(args.output_type);
-  to.base = args.output;
-  to.row_stride = args.output_row_stride;
+  to.storage = storage_of_type(args.output.type);
+  to.base = args.output.data;
+  to.row_stride = args.output.strides.row;
   to.head_width = layer.shape.output_dim;
-  to.residual = args.residual;
-  to.residual_row_stride = args.residual_row_stride;
+  to.residual = args.residual.data;
+  to.residual_row_stride = args.residual.strides.row;
   run_products(layer, &product, 1, args.scheduler, reinterpret_cast<UnitCounter *>(workspace + call.counter), call.memory, workspace);
 }
 
@@ -124,8 +140,8 @@ mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, 
     const int64_t of_scales = last.scales_offset ? first.bias_offset - last.scales_offset : 0;
     const int64_t of_weights = (last.scales_offset ? first.scales_offset : first.bias_offset) - last.weights_offset;
     const int64_t of_bias = layer->layout.bytes - last.bias_offset;
-    const int64_t of_output = shape.output_dim * bytes_of(static_cast<Storage>(read.output_type)) * (read.residual ? 2 : 1);
-    const int64_t of_input = shape.output_depth() * bytes_of(static_cast<Storage>(read.input_type));
+    const int64_t of_output = shape.output_dim * bytes_of(storage_of_type(read.output.type)) * (read.residual.data ? 2 : 1);
+    const int64_t of_input = shape.output_depth() * bytes_of(storage_of_type(read.x.type));
     filled.operations = 2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
     filled.bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) + product(read.rows, of_input + of_output);
   }

@@ -26,48 +26,35 @@ struct OptionalOutput {
 // n_kv: of the outputs per pair.
 std::array<OptionalOutput, 11> optional_outputs(const MiddleStage &stage, int64_t n_kv) {
   const Attention &a = stage.attention;
-  const mha_taps &taps = stage.taps;
+  const mha_outputs &outputs = stage.outputs;
   const Count batch(a.array_batch), heads(a.num_heads), q_rows = batch * Count(a.n_q) * heads, pairs = q_rows * Count(n_kv);
   const Count kv_rows = batch * Count(stage.sequences.n_kv) * Count(a.num_kv_heads);
-  return {{{"lse", a.lse, q_rows},
-           {"states", a.states, q_rows * Count(state_head + a.head_dim_v)},
-           {"attention_weights", a.pairs.weights, pairs, true},
-           {"taps.q", taps.q, q_rows * Count(a.head_dim)},
-           {"taps.k", taps.k, kv_rows * Count(a.head_dim)},
-           {"taps.v", taps.v, kv_rows * Count(a.head_dim_v)},
-           {"taps.scores", taps.scores, pairs, true},
-           {"taps.scaled_scores", taps.scaled_scores, pairs, true},
-           {"taps.softcapped_scores", taps.softcapped_scores, pairs, true},
-           {"taps.masked_scores", taps.masked_scores, pairs, true},
-           {"taps.context", taps.context, q_rows * Count(a.head_dim_v)}}};
+  return {{{"outputs.lse", outputs.lse, q_rows},
+           {"outputs.states", outputs.states, q_rows * Count(state_head + a.head_dim_v)},
+           {"outputs.q", outputs.q, q_rows * Count(a.head_dim)},
+           {"outputs.k", outputs.k, kv_rows * Count(a.head_dim)},
+           {"outputs.v", outputs.v, kv_rows * Count(a.head_dim_v)},
+           {"outputs.context", outputs.context, q_rows * Count(a.head_dim_v)},
+           {"outputs.scores", outputs.scores, pairs, true},
+           {"outputs.scaled_scores", outputs.scaled_scores, pairs, true},
+           {"outputs.softcapped_scores", outputs.softcapped_scores, pairs, true},
+           {"outputs.masked_scores", outputs.masked_scores, pairs, true},
+           {"outputs.attention_weights", outputs.attention_weights, pairs, true}}};
 }
 
 // All of them can be addressed, and those per pair are of no ring.
-mha_status check_optional_outputs(Report report, MiddleStage *stage) {
-  const SequenceArguments &s = stage->sequences;
-  mha_taps &taps = stage->taps;
-  taps = {};
-  if (stage->given_taps) {
-    if (const mha_status status = read_struct(report, "mha_taps", stage->given_taps, &taps)) return status;
-  }
-  Attention &attention = stage->attention;
-  PairOutputs &pairs = attention.pairs;
-  pairs.scores = taps.scores;
-  pairs.scaled_scores = taps.scaled_scores;
-  pairs.softcapped_scores = taps.softcapped_scores;
-  pairs.masked_scores = taps.masked_scores;
-  attention.context = taps.context;
-  if (!attention.lse && !attention.states && !pairs.weights && !stage->given_taps) return MHA_OK;
-  const std::array<OptionalOutput, 11> outputs = optional_outputs(*stage, max_keys(s));
+mha_status check_optional_outputs(Report report, const MiddleStage &stage) {
+  const SequenceArguments &s = stage.sequences;
+  const std::array<OptionalOutput, 11> outputs = optional_outputs(stage, max_keys(s));
   for (const OptionalOutput &output : outputs) {
     if (output.output && (output.elements * Count(sizeof(float))).overflows())
-      return report.fail(MHA_ERROR_TOO_LARGE, "%s would be larger than memory can be", output.name);
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s would exceed the address space; use smaller dimensions", output.name);
   }
   for (const OptionalOutput &output : outputs) {
-    if (output.output && output.is_per_pair && attention.options.chosen.lists.base)
-      return report.invalid("%s has a column for each key, which chosen keys are to do without; leave it NULL", output.name);
+    if (output.output && output.is_per_pair && stage.attention.options.chosen.lists.base)
+      return report.invalid("%s has a number for each key, but score_arrays.chosen_keys leaves most keys out; set it to NULL", output.name);
     if (!output.output || !output.is_per_pair || !s.is_ring()) continue;
-    return report.invalid("%s has a column for each position, of which a ring has no end; leave it NULL, or use a cache of another kind",
+    return report.invalid("%s has a number for each position, but a ring has forgotten some; set it to NULL, or use another kind of cache",
                           output.name);
   }
   return MHA_OK;
@@ -76,13 +63,13 @@ mha_status check_optional_outputs(Report report, MiddleStage *stage) {
 // What the rows of padding have in the optional outputs: zeros, and no key takes part in them.
 void clear_padding_of_outputs(const MiddleStage &stage) {
   const Attention &a = stage.attention;
-  const Extent *const queries = valid_queries(stage), *const keys = valid_keys(stage);
+  const Extent *const queries = stage.queries, *const keys = stage.keys;
   const int64_t batch = a.array_batch, n_q = a.n_q, n_kv = a.n_kv, own_n_kv = stage.sequences.n_kv;
   const int64_t q_width = a.num_heads * a.head_dim, k_width = a.num_kv_heads * a.head_dim, v_width = a.num_kv_heads * a.head_dim_v;
   const int64_t width = a.num_heads * a.head_dim_v;
-  clear_padding(queries, batch, n_q, q_width, stage.taps.q, n_q * q_width, q_width);
-  clear_padding(keys, batch, own_n_kv, k_width, stage.taps.k, own_n_kv * k_width, k_width);
-  clear_padding(keys, batch, own_n_kv, v_width, stage.taps.v, own_n_kv * v_width, v_width);
+  clear_padding(queries, batch, n_q, q_width, stage.outputs.q, n_q * q_width, q_width);
+  clear_padding(keys, batch, own_n_kv, k_width, stage.outputs.k, own_n_kv * k_width, k_width);
+  clear_padding(keys, batch, own_n_kv, v_width, stage.outputs.v, own_n_kv * v_width, v_width);
   clear_padding(queries, batch, n_q, width, a.context, n_q * width, width);
   float *const pairs[] = {a.pairs.weights, a.pairs.scores, a.pairs.scaled_scores, a.pairs.softcapped_scores};
   for (int64_t b = 0; b < batch; ++b) {
@@ -107,12 +94,41 @@ void clear_padding_of_outputs(const MiddleStage &stage) {
 
 }  // namespace
 
+mha_status describe_call(Report report, const CallArguments &args, bool is_self, MiddleStage *stage) {
+  if (const mha_status status = check_optional_cache(report, args.cache)) return status;
+  if (const mha_status status = check_optional_cache(report, args.cache_read, "cache_read")) return status;
+  if (const mha_status status = read_sequences(report, args, is_self, &stage->sequences)) return status;
+  mha_outputs &outputs = stage->outputs;
+  outputs = {};
+  if (args.outputs) {
+    if (const mha_status status = read_struct(report, "mha_outputs", args.outputs, &outputs)) return status;
+  }
+  stage->scheduler = args.scheduler;
+  stage->score = args.score;
+  stage->score_arrays = args.score_arrays;
+  stage->norm = args.norm;
+  stage->has_output = false;
+  stage->k_rows = stage->v_rows = {};
+  Attention &attention = stage->attention;
+  attention.gate = {};
+  attention.batch = stage->sequences.batch;
+  attention.array_batch = stage->sequences.array_batch;
+  attention.n_q = args.n_q;
+  attention.most_queries = 0;
+  attention.lse = outputs.lse;
+  attention.states = outputs.states;
+  attention.context = outputs.context;
+  attention.pairs = {outputs.scores, outputs.scaled_scores, outputs.softcapped_scores, outputs.masked_scores, outputs.attention_weights};
+  return MHA_OK;
+}
+
 mha_status check_middle(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
   SequenceArguments &s = stage->sequences;
-  if (const mha_status status =
-          check_score_options(report, stage->score, attention.num_heads, attention.num_kv_heads, &s, &attention.options))
+  const GivenScore score = {stage->score, stage->score_arrays};
+  if (const mha_status status = check_score_options(report, score, attention.num_heads, attention.num_kv_heads, &s, &attention.options))
     return status;
+  if (s.flags & MHA_EQUAL_SCORES) attention.scale = 0.0f;
   if (const mha_status status = check_sequences(report, &s, attention.num_kv_heads, attention.head_dim, attention.head_dim_v))
     return status;
   set_window(s, &attention);
@@ -130,14 +146,16 @@ mha_status check_middle(Report report, MiddleStage *stage) {
                   {&attention.prepare_k, stage->k_rows.storage},
                   {&attention.prepare_v, stage->v_rows.storage}};
   for (const auto &rows : prepared) rows.how->is_any = rows.how->norm.is_given || rows.how->rotation.cos || rows.storage != Storage::f32;
-  return check_optional_outputs(report, stage);
+  return check_optional_outputs(report, *stage);
 }
 
 mha_status check_array_contents(Report report, MiddleStage *stage) {
   Attention &attention = stage->attention;
-  if (const mha_status status = check_score_arrays(report, "score.", attention.options, attention.num_heads)) return status;
+  if (const mha_status status = check_head_arrays(report, "score.", attention.options, attention.num_heads)) return status;
   if (const mha_status status = check_sequence_arrays(report, stage->sequences)) return status;
-  resolve_score_strides(stage->sequences, attention.num_heads, attention.num_kv_heads, &attention.options);
+  if (const mha_status status =
+          resolve_score_strides(report, stage->sequences, attention.num_heads, attention.num_kv_heads, &attention.options))
+    return status;
   return check_chosen_entries(report, stage->sequences, attention);
 }
 
@@ -170,13 +188,9 @@ void begin_passes(MiddleStage *stage, unsigned char *workspace) {
   stage->keys = s.is_ragged() ? reinterpret_cast<Extent *>(workspace + memory.key_extents) : nullptr;
   stage->next_row = 0;
   if (!s.is_ragged()) return;
-  if (s.has_cu_seqlens()) {
-    stage->packed[0] = packed_queries(s);
-    stage->packed[1] = packed_keys(s);
-    cut_queries(longest_queries(s), threads_of(stage->scheduler), &stage->attention);
-  }
+  if (s.is_packed()) cut_queries(longest_queries(s), threads_of(stage->scheduler), &stage->attention);
   fill_sequences(s, 0, INT64_MAX, stage->in_pass, stage->queries, stage->keys);
-  clear_padding_of_outputs(*stage);
+  if (stage->has_padding()) clear_padding_of_outputs(*stage);
 }
 
 bool next_pass(MiddleStage *stage) {
@@ -277,7 +291,7 @@ void add_cost_of_middle(const MiddleStage &stage, mha_call_info *info) {
   const SequenceArguments &s = stage.sequences;
   const ReadHeads heads = read_heads(attention);
   info->operations += 2 * attending_pairs(s) * product(heads.computed, attention.head_dim + attention.head_dim_v);
-  info->bytes += bytes_of_score_options(attention.options, s.array_batch(), heads.computed, attention.n_q,
+  info->bytes += bytes_of_score_options(attention.options, s.array_batch, heads.computed, attention.n_q,
                                         std::min(s.num_columns, s.has_new_columns ? s.n_kv : pair_columns(s)));
   const int64_t stored = attention.num_kv_heads;  // a cache takes all
   if (s.cache || !attention.k.is_packed)

@@ -1,6 +1,7 @@
 // The middle stage of a call, q, k, v to context, in the order in which both entries go through it:
 //
-//   describe_call         takes the fields that their argument structs have in common; the entry adds the shape and where its arrays are
+//   describe_call         takes the fields that their argument structs have in common, and reads sequences and outputs; the entry adds the
+//                         shape and where its arrays are
 //   check_middle          checks all that can be known without reading an array
 //   plan_middle           cuts the stage into units, and takes their memory from the workspace
 //   check_array_contents  checks lengths, positions, sequences of a cache, slopes, sinks and head scales; then strides are known
@@ -19,10 +20,10 @@ struct MiddleStage {
   const mha_scheduler *scheduler;
   const Kernels *kernels;
   const mha_score_options *score;
+  const mha_score_arrays *score_arrays;
   const mha_norm *norm;
-  bool has_output;  // W_O takes the context
-  const mha_taps *given_taps;
-  mha_taps taps;               // read by check_middle; all NULL where none are given
+  bool has_output;             // W_O takes the context
+  mha_outputs outputs;         // all NULL where none are given
   Attention attention;         // what the kernels are told
   StridedRows k_rows, v_rows;  // rows that come with the call and go to attention.k and attention.v before it attends; null: none
   // The workspace: offsets from its start, and from begin_passes on what lies there.
@@ -33,47 +34,19 @@ struct MiddleStage {
   float *scratch;
   Sequence *in_pass;       // [batch] the rows of this pass
   Extent *queries, *keys;  // [batch] likewise; null: all rows
-  Extent packed[2];        // all queries and all keys of packed sequences
   int64_t next_row;
+
+  // Whether rows of the arrays may belong to no sequence. Each row of packed arrays belongs to one.
+  bool has_padding() const { return queries && !sequences.is_packed(); }
 };
 
-// The shape (num_heads ... head_dim_v, scale), q, k, v, the output, kernels, is_self and has_output are the entry's to set.
-template <class Args>
-void describe_call(const Args &args, MiddleStage *stage) {
-  describe_sequences(args, &stage->sequences);
-  stage->scheduler = args.scheduler;
-  stage->score = args.score;
-  stage->norm = args.norm;
-  stage->has_output = false;
-  stage->given_taps = args.taps;
-  stage->k_rows = stage->v_rows = {};
-  Attention &attention = stage->attention;
-  attention.gate = {};
-  attention.batch = args.batch;
-  attention.array_batch = stage->sequences.array_batch();
-  attention.n_q = args.n_q;
-  attention.most_queries = 0;
-  attention.lse = args.lse;
-  attention.states = nullptr;
-  attention.pairs = {};
-  attention.pairs.weights = args.attention_weights;
-}
-
-// Whether nothing is asked for of describe_call's fields but the rows, all of them, and MHA_CAUSAL at most.
-template <class Args>
-bool is_plain_call(const Args &args) {
-  return (args.flags & ~MHA_CAUSAL) == 0 && args.reserved == 0 && args.window_left == 0 && args.window_right == 0 && !args.score &&
-         !args.q_start && !args.q_lengths && !args.kv_lengths && !args.kv_start && !args.cu_seqlens_q && !args.cu_seqlens_kv &&
-         !args.norm && !args.rope && !args.cache && !args.cache_sequences && !args.attention_weights && !args.lse && !args.taps;
-}
+// The shape (num_heads ... head_dim_v, scale), q, k, v, the output, kernels and has_output are the entry's to set. is_self: the keys are
+// the rows of the queries.
+mha_status describe_call(Report report, const CallArguments &args, bool is_self, MiddleStage *stage);
 
 mha_status check_middle(Report report, MiddleStage *stage);
 
 mha_status check_array_contents(Report report, MiddleStage *stage);
-
-// The valid rows of the arrays, of each sequence that they have room for; null: all.
-inline const Extent *valid_queries(const MiddleStage &stage) { return stage.sequences.has_cu_seqlens() ? &stage.packed[0] : stage.queries; }
-inline const Extent *valid_keys(const MiddleStage &stage) { return stage.sequences.has_cu_seqlens() ? &stage.packed[1] : stage.keys; }
 
 // After attention.k and attention.v say how they are stored.
 void plan_middle(MiddleStage *stage, WorkspaceLayout *layout);

@@ -18,27 +18,27 @@ struct GivenNorm {
 
 mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
   if (given.flags & ~given.known_flags) {
-    return report.invalid("norm.%sflags has the bits 0x%x, which mean nothing; leave them 0", given.prefix,
+    return report.invalid("norm.%sflags has the unknown bits 0x%x; set only MHA_NORM_* flags that apply there", given.prefix,
                           given.flags & ~given.known_flags);
   }
   if (!(given.epsilon > 0.0f) || given.epsilon - given.epsilon != 0.0f) {
-    return report.invalid("norm.%sepsilon is %g; it must be positive and finite, such as 1e-6", given.prefix,
+    return report.invalid("norm.%sepsilon is %g; set it to a positive finite number, such as 1e-6", given.prefix,
                           static_cast<double>(given.epsilon));
   }
   if (!(given.flags & MHA_NORM_LAYER) && given.bias_name) {
-    return report.invalid("norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or leave it NULL", given.bias_name);
+    return report.invalid("norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or set it to NULL", given.bias_name);
   }
   const int64_t stride = given.head_stride, width = given.width;
   if ((given.flags & MHA_NORM_ALL_HEADS) && stride != 0 && stride != width) {
-    return report.invalid("norm.%shead_stride is %lld; with MHA_NORM_ALL_HEADS, weights are one row: set it to %s %lld, or 0", given.prefix,
-                          lld(stride), given.width_name, lld(width));
+    return report.invalid("norm.%shead_stride is %lld, but with MHA_NORM_ALL_HEADS the weights are contiguous; set it to %s, %lld, or to 0",
+                          given.prefix, lld(stride), given.width_name, lld(width));
   }
   if (stride < 0 || (stride != 0 && stride < width)) {
-    return report.invalid("norm.%shead_stride is %lld; set it to at least %s %lld, or 0 for the same weights for all heads", given.prefix,
+    return report.invalid("norm.%shead_stride is %lld; set it to at least %s, %lld, or to 0 if all heads share the weights", given.prefix,
                           lld(stride), given.width_name, lld(width));
   }
   if ((Count(num_heads) * Count(stride) * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "norm's weights would be larger than memory can be");
+    return report.fail(MHA_ERROR_TOO_LARGE, "the weights of norm would exceed the address space; set a smaller head_stride");
   return MHA_OK;
 }
 
@@ -88,7 +88,9 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
                              "head_dim_v",
                              norm.context_flags || norm.context_epsilon != 0.0f || norm.context_weight || norm.context_bias ||
                                  norm.context_head_stride != 0};
-  if (rows.is_given || !context.is_given) {
+  if (!rows.is_given && !context.is_given)
+    return report.invalid("norm.epsilon and context_epsilon are both 0; set at least one of them, or set norm to NULL");
+  if (rows.is_given) {
     if (const mha_status status = check_one(report, rows, a.num_heads)) return status;
     a.prepare_q.norm = norm_of(rows, a.num_heads, norm.q_weight, norm.q_bias);
     a.prepare_k.norm = norm_of(rows, a.num_kv_heads, norm.k_weight, norm.k_bias);
@@ -98,12 +100,13 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
   if (context.is_given) {
     if (const mha_status status = check_one(report, context, a.num_heads)) return status;
     if (!has_output)
-      return report.invalid("norm.context_epsilon is %g, but no W_O takes the context; leave it 0", static_cast<double>(context.epsilon));
+      return report.invalid("norm.context_epsilon is %g, but a norm of the context needs a layer with W_O; set it to 0",
+                            static_cast<double>(context.epsilon));
     a.context_norm = norm_of(context, a.num_heads, norm.context_weight, norm.context_bias);
     a.gates_late = !(context.flags & MHA_NORM_AFTER_GATE);
   }
   if ((norm.flags & MHA_NORM_VALUES) && s.cache && s.cache->values != MHA_CACHE_VALUES_OWN)
-    return report.invalid("norm.flags has MHA_NORM_VALUES, but the cache has its values in the keys; leave it out");
+    return report.invalid("norm.flags has MHA_NORM_VALUES, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave the flag out");
   if (norm.flags & MHA_NORM_VALUES) {
     Norm &of_values = a.prepare_v.norm;
     of_values.is_given = true;

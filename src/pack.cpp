@@ -92,7 +92,7 @@ struct Source {
 };
 
 // Without a matrix of its own, a head's gate lies behind its queries.
-bool has_gate_in_q(const LayerShape &shape, const mha_layer_weights &weights) { return shape.gate != MHA_GATE_NONE && !weights.w_g; }
+bool has_gate_in_q(const LayerShape &shape, const mha_layer_weights &weights) { return shape.gate != MHA_GATE_NONE && !weights.w_g.data; }
 
 // The columns of a matrix as if W_Q, W_K and W_V were matrices of their own, which is how the biases lie, too.
 HeadMap columns_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
@@ -121,33 +121,30 @@ int64_t columns_before(const LayerShape &shape, const mha_layer_weights &weights
 Source source_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
   const struct {
     const char *name;
-    const void *matrix;
-    int64_t heads, depth, stride;
-    const float *scales;
-  } own[] = {{"w_q", weights.w_q, shape.num_heads, shape.query_dim, weights.w_q_stride, weights.w_q_scales},
-             {"w_g", weights.w_g, shape.num_heads, shape.query_dim, weights.w_g_stride, weights.w_g_scales},
-             {"w_k", weights.w_k, shape.num_kv_heads, shape.key_dim, weights.w_k_stride, weights.w_k_scales},
-             {"w_v", weights.w_v, shape.num_kv_heads, shape.value_dim, weights.w_v_stride, weights.w_v_scales},
-             {shape.has_heads() ? "w_o" : "w", weights.w_o, 1, shape.output_depth(), weights.w_o_stride, weights.w_o_scales}};
+    const mha_matrix &matrix;
+    int64_t heads, depth;
+  } own[] = {{"w_q", weights.w_q, shape.num_heads, shape.query_dim},
+             {"w_g", weights.w_g, shape.num_heads, shape.query_dim},
+             {"w_k", weights.w_k, shape.num_kv_heads, shape.key_dim},
+             {"w_v", weights.w_v, shape.num_kv_heads, shape.value_dim},
+             {shape.has_heads() ? "w_o" : "w", weights.w_o, 1, shape.output_depth()}};
   const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
   const auto &from = own[is_in_q ? matrix_q : name];
-  Source source = {from.name, from.matrix, columns_of(shape, weights, name), from.depth, 0, 0, weights.type, from.scales};
+  const bool is_fused = weights.w_qkv.data && name != matrix_o && (name != matrix_g || is_in_q);
+  const mha_matrix &matrix = is_fused ? weights.w_qkv : from.matrix;
+  Source source = {
+      is_fused ? "w_qkv" : from.name, matrix.data, columns_of(shape, weights, name), from.depth, 0, 0, weights.type, matrix.scales};
   int64_t width = name == matrix_o ? shape.output_dim : from.heads * source.columns.stride;
-  int64_t stride = from.stride;
-  if (weights.w_qkv && name != matrix_o && (name != matrix_g || is_in_q)) {
-    source.name = "w_qkv";
-    source.matrix = weights.w_qkv;
-    source.scales = weights.w_qkv_scales;
+  if (is_fused) {
     source.columns.first += columns_before(shape, weights, name);
     width = columns_before(shape, weights, matrix_v) + shape.v_columns();
-    stride = weights.w_qkv_stride;
   }
   if (weights.layout == MHA_LAYOUT_IN_OUT) {
-    source.k_stride = stride ? stride : width;
+    source.k_stride = matrix.row_stride ? matrix.row_stride : width;
     source.column_stride = 1;
   } else {
     source.k_stride = 1;
-    source.column_stride = stride ? stride : from.depth;
+    source.column_stride = matrix.row_stride ? matrix.row_stride : from.depth;
   }
   if (weights.type == MHA_TYPE_INT4) source.column_stride = blocks_of(source.column_stride, 2);  // bytes
   return source;
@@ -157,9 +154,10 @@ Source source_of(const LayerShape &shape, const mha_layer_weights &weights, Matr
 void pack_bias(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name, const PackedMatrix &matrix,
                unsigned char *buffer) {
   const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
-  const bool is_fused = weights.b_qkv && name != matrix_o && (name != matrix_g || is_in_q);
-  const float *const single[] = {weights.b_q, is_in_q ? weights.b_q : weights.b_g, weights.b_k, weights.b_v, weights.b_o};
-  const float *const from = is_fused ? weights.b_qkv + columns_before(shape, weights, name) : single[name];
+  const bool is_fused = weights.w_qkv.bias && name != matrix_o && (name != matrix_g || is_in_q);
+  const float *const single[] = {weights.w_q.bias, is_in_q ? weights.w_q.bias : weights.w_g.bias, weights.w_k.bias, weights.w_v.bias,
+                                 weights.w_o.bias};
+  const float *const from = is_fused ? weights.w_qkv.bias + columns_before(shape, weights, name) : single[name];
   const HeadMap columns = columns_of(shape, weights, name);
   float *const bias = reinterpret_cast<float *>(buffer + matrix.bias_offset);
   memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
@@ -408,7 +406,7 @@ uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *
 mha_status fail_range(Report report, const Source &source, bool is_in_out, int64_t k, int64_t column, float x) {
   const int64_t place = source.columns.place(column);
   return report.fail(MHA_ERROR_OUT_OF_RANGE,
-                     "%s[%lld][%lld] is %g, but f16 ends at 65504; scale the weights down, or set weight_type to MHA_TYPE_BF16",
+                     "%s[%lld][%lld] is %g, but the largest f16 is 65504; scale the weights down, or set weight_type to MHA_TYPE_BF16 (3)",
                      source.name, lld(is_in_out ? k : place), lld(is_in_out ? place : k), static_cast<double>(x));
 }
 
@@ -492,7 +490,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_G|W_K|W_V
     if (is_line_border) memset(bytes + end - 64, 0, 64);
   }
-  const bool stays_float = storage_of(kind) == Storage::f32 && weights.type == MHA_TYPE_F32;
+  const bool stays_float = storage_of(kind) == Storage::f32 && storage_of_type(weights.type) == Storage::f32;
   // Behind the panels of fewer bits there may be gaps, and behind the scales columns that the caller does not have.
   if (storage_of(kind) != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
   uint64_t sum = 0;
@@ -524,26 +522,27 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
 mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, LayerShape *shape, PackedKind *kind, PackedLayout *layout) {
   if (!buffer) return report.fail(MHA_ERROR_NULL_POINTER, "buffer is NULL; pass the buffer that mha_layer_pack filled");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
-    return report.invalid("buffer is not aligned to 64 bytes; place the packed layer at a multiple of 64");
+    return report.invalid("buffer is not aligned to 64 bytes; place the packed layer at an address that is a multiple of 64");
   if (buffer_bytes < sizeof(PackedHeader)) {
-    return report.about(2).fail(MHA_ERROR_PACKED_FORMAT, "buffer_bytes is %zu, less than the %zu of a packed layer's header", buffer_bytes,
+    return report.about(2).fail(MHA_ERROR_PACKED_FORMAT,
+                                "buffer_bytes is %zu, less than the %zu of a packed layer's header; pass the whole layer", buffer_bytes,
                                 sizeof(PackedHeader));
   }
   PackedHeader header;
   memcpy(&header, buffer, sizeof header);
   if (memcmp(header.magic, packed_magic, sizeof header.magic) != 0)
-    return report.fail(MHA_ERROR_PACKED_FORMAT, "the buffer does not begin like a packed layer; pass one that mha_layer_pack filled");
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "buffer does not hold a packed layer; pass one that mha_layer_pack filled");
   if (header.byte_order != packed_byte_order)
-    return report.fail(MHA_ERROR_PACKED_FORMAT, "the layer was packed on a machine of the other byte order; pack it again on one of this");
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the layer was packed on a machine of the other byte order; pack it again on this machine");
   if (header.version != packed_version) {
     return report.fail(MHA_ERROR_PACKED_FORMAT,
-                       "the layer was packed in version %u of the format, this library reads version %u; pack it again", header.version,
+                       "the layer was packed in version %u of the format, but this library reads version %u; pack it again", header.version,
                        packed_version);
   }
   if (header.header_checksum != header_checksum(header))
-    return report.fail(MHA_ERROR_PACKED_FORMAT, "the header of the packed layer is damaged (its checksum does not hold); pack it again");
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the header of the packed layer is damaged (its checksum is wrong); pack it again");
   if (header.contract != MHA_CONTRACT) {
-    return report.fail(MHA_ERROR_PACKED_FORMAT, "the layer was packed for arithmetic contract %u, this library has %d; pack it again",
+    return report.fail(MHA_ERROR_PACKED_FORMAT, "the layer was packed for arithmetic contract %u, but this library has %d; pack it again",
                        header.contract, MHA_CONTRACT);
   }
   *kind = static_cast<PackedKind>(header.kind);
@@ -573,8 +572,8 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
   if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes)
     return report.fail(MHA_ERROR_PACKED_FORMAT, "the packed layer's sizes contradict each other; pack it again");
   if (buffer_bytes < header.bytes) {
-    return report.about(2).fail(MHA_ERROR_PACKED_FORMAT, "the packed layer is truncated: %zu of %llu bytes are there", buffer_bytes,
-                                llu(header.bytes));
+    return report.about(2).fail(MHA_ERROR_PACKED_FORMAT, "buffer_bytes is %zu, but the packed layer has %llu bytes; pass the whole layer",
+                                buffer_bytes, llu(header.bytes));
   }
   return MHA_OK;
 }

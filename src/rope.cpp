@@ -19,7 +19,7 @@ struct Angles {
   const mha_rope_config &config;  // defaults resolved
   double dims;
   double log2_base;
-  double first, last;  // YaRN: low and high of mha_rope_config
+  double first, last;  // YaRN: low and high of docs/rope.md
 };
 
 // YaRN's d(beta), brought into a range whose floor and ceil are integers of 64 bits.
@@ -145,18 +145,18 @@ void fill(const mha_rope_config &config, float *cos, float *sin) {
 // A number of config from smallest to largest, the names of which are for the sentence. NaN is outside of every range.
 mha_status check_number(Report report, const char *name, double value, double smallest, double largest, const char *range) {
   if (value >= smallest && value <= largest) return MHA_OK;
-  return report.invalid("%s is %g; set a number from %s", name, value, range);
+  return report.invalid("%s is %g; set it to a number from %s", name, value, range);
 }
 
 // What has to be left out where there is nothing that it belongs to.
 mha_status check_unset(Report report, const char *name, bool is_set, const char *needed) {
   if (!is_set) return MHA_OK;
-  return report.invalid("%s is set without %s; set that too, or set %s to 0", name, needed, name);
+  return report.invalid("%s is set without %s; set %s, too, or leave %s unset", name, needed, needed, name);
 }
 
 mha_status check_original_positions(Report report, const mha_rope_config &config, const char *factor) {
   if (config.original_positions >= 1 && config.original_positions <= end_of_positions) return MHA_OK;
-  return report.invalid("original_positions is %lld; with %s, set it to the context before the stretching, 1 to 2^31",
+  return report.invalid("original_positions is %lld; with %s, set it to the context length in training, 1 to 2^31",
                         lld(config.original_positions), factor);
 }
 
@@ -171,14 +171,14 @@ mha_status check_yarn(Report report, mha_rope_config &config) {
   mha_status status = check_number(report, "yarn_factor", config.yarn_factor, 1.0, largest_factor, "1 to 2^31, or 0 for no YaRN");
   if (!status) status = check_original_positions(report, config, "yarn_factor");
   if (status) return status;
-  if (!(config.base > 1.0)) return report.invalid("base is %g; with yarn_factor, set a base greater than 1", config.base);
+  if (!(config.base > 1.0)) return report.invalid("base is %g; with yarn_factor, set it to more than 1", config.base);
   if (config.yarn_beta_fast == 0) config.yarn_beta_fast = 32.0;
   if (config.yarn_beta_slow == 0) config.yarn_beta_slow = 1.0;
   status = check_number(report, "yarn_beta_fast", config.yarn_beta_fast, 0x1p-31, largest_factor, factors);
   if (!status) status = check_number(report, "yarn_beta_slow", config.yarn_beta_slow, 0x1p-31, largest_factor, factors);
   if (status) return status;
   if (config.yarn_beta_slow > config.yarn_beta_fast) {
-    return report.invalid("yarn_beta_slow %g is greater than yarn_beta_fast %g; set it to at most that", config.yarn_beta_slow,
+    return report.invalid("yarn_beta_slow is %g, greater than yarn_beta_fast, %g; set it to at most that", config.yarn_beta_slow,
                           config.yarn_beta_fast);
   }
   if (config.yarn_unrounded > 1) return report.invalid("yarn_unrounded is %u; set it to 0 or 1", config.yarn_unrounded);
@@ -198,7 +198,7 @@ mha_status check_llama3(Report report, mha_rope_config &config) {
   if (!status) status = check_number(report, "llama3_low_freq_factor", low, 0x1p-31, largest_factor, factors);
   if (!status) status = check_number(report, "llama3_high_freq_factor", high, 0x1p-31, largest_factor, factors);
   if (status || high > low) return status;
-  return report.invalid("llama3_high_freq_factor %g is not greater than llama3_low_freq_factor %g; set it to more", high, low);
+  return report.invalid("llama3_high_freq_factor is %g, not greater than llama3_low_freq_factor, %g; set it to more", high, low);
 }
 
 mha_status check_ntk(Report report, const mha_rope_config &config) {
@@ -207,10 +207,10 @@ mha_status check_ntk(Report report, const mha_rope_config &config) {
   if (!status) status = check_original_positions(report, config, "ntk_factor");
   if (status) return status;
   if (config.ntk_positions < 1 || config.ntk_positions > end_of_positions) {
-    return report.invalid("ntk_positions is %lld; with ntk_factor, set it to the length of the context, 1 to 2^31",
+    return report.invalid("ntk_positions is %lld; with ntk_factor, set it to the current context length, 1 to 2^31",
                           lld(config.ntk_positions));
   }
-  if (config.dims == 2) return report.invalid("dims is 2; with ntk_factor, set an even number, 4 or more");
+  if (config.dims == 2) return report.invalid("dims is 2; with ntk_factor, set it to an even number, 4 or more");
   return MHA_OK;
 }
 
@@ -226,7 +226,7 @@ mha_status check_scaling(Report report, mha_rope_config &config) {
   const char *chosen = nullptr;
   for (const auto &kind : kinds) {
     if (!kind.is_set) continue;
-    if (chosen) return report.invalid("%s and %s are both set; set one of them", chosen, kind.name);
+    if (chosen) return report.invalid("%s and %s are both set; set only one of them", chosen, kind.name);
     chosen = kind.name;
   }
   if (!chosen || config.pair_factors) {
@@ -242,7 +242,7 @@ mha_status check_scaling(Report report, mha_rope_config &config) {
   for (int64_t i = 0; !status && config.pair_factors && i < config.dims / 2; ++i) {
     const double factor = config.pair_factors[i];
     if (factor >= 0.5 && factor <= largest_factor) continue;
-    status = report.invalid("pair_factors[%lld] is %g; set a number from 1/2 to 2^31", lld(i), factor);
+    status = report.invalid("pair_factors[%lld] is %g; set it to a number from 1/2 to 2^31", lld(i), factor);
   }
   return status;
 }
@@ -256,9 +256,8 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
   if (!config.mrope_positions)
     return report.fail(MHA_ERROR_NULL_POINTER, "mrope_positions is NULL; with mrope_section, pass 3 * num_positions positions");
   if (config.first_position != 0)
-    return report.invalid("first_position is %lld, but positions are those of mrope_positions; set it to 0", lld(config.first_position));
-  if (config.mrope_interleaved < 0 || config.mrope_interleaved > 1)
-    return report.invalid("mrope_interleaved is %lld; set it to 0 or 1", lld(config.mrope_interleaved));
+    return report.invalid("first_position is %lld, but mrope_positions gives the positions; set it to 0", lld(config.first_position));
+  if (config.mrope_interleaved > 1) return report.invalid("mrope_interleaved is %u; set it to 0 or 1", config.mrope_interleaved);
   bool is_sound = true;
   int64_t rest = pairs;
   for (int k = 0; k < 3 && is_sound; ++k) {
@@ -266,14 +265,14 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
     if (is_sound) rest -= section[k];
   }
   if (!is_sound || rest != 0) {
-    return report.invalid("mrope_section is %lld, %lld, %lld; set numbers of pairs, dims / 2 = %lld together%s", lld(section[0]),
+    return report.invalid("mrope_section is %lld, %lld, %lld; set numbers of pairs whose sum is dims / 2, %lld%s", lld(section[0]),
                           lld(section[1]), lld(section[2]), lld(pairs),
-                          config.mrope_interleaved ? ", the second and the third at most a third of them" : "");
+                          config.mrope_interleaved ? ", the second and the third at most a third of it" : "");
   }
   for (int64_t i = 0; i < 3 * config.num_positions; ++i) {
     const int64_t position = config.mrope_positions[i];
     if (position >= 0 && position < end_of_positions) continue;
-    return report.invalid("mrope_positions[%lld][%lld] is %lld; set a position from 0 to 2^31 - 1", lld(i / config.num_positions),
+    return report.invalid("mrope_positions[%lld][%lld] is %lld; set it to a position from 0 to 2^31 - 1", lld(i / config.num_positions),
                           lld(i % config.num_positions), lld(position));
   }
   return MHA_OK;
@@ -281,21 +280,20 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
 
 // Checks every field and resolves the defaults.
 mha_status check_config(Report report, mha_rope_config &config) {
-  if (config.dims > INT32_MAX) return report.fail(MHA_ERROR_TOO_LARGE, "dims is %lld; it can be 2^31 - 2 at most", lld(config.dims));
-  if (config.dims < 2 || config.dims % 2 != 0) return report.invalid("dims is %lld; set an even number, 2 or more", lld(config.dims));
-  if (config.first_position < 0) return report.invalid("first_position is %lld; a position can't be negative", lld(config.first_position));
+  if (config.dims > INT32_MAX) return report.fail(MHA_ERROR_TOO_LARGE, "dims is %lld; set it to at most 2^31 - 2", lld(config.dims));
+  if (config.dims < 2 || config.dims % 2 != 0) return report.invalid("dims is %lld; set it to an even number, 2 or more", lld(config.dims));
+  if (config.first_position < 0) return report.invalid("first_position is %lld; set it to at least 0", lld(config.first_position));
   if (config.num_positions < 1)
     return report.invalid("num_positions is %lld; set it to the rows of cos and sin, at least 1", lld(config.num_positions));
   // With dims as above, the tables then have less than 2^63 bytes.
   if (config.first_position > end_of_positions || config.num_positions > end_of_positions - config.first_position) {
-    return report.fail(MHA_ERROR_TOO_LARGE, "first_position %lld and num_positions %lld go beyond position 2^31 - 1",
+    return report.fail(MHA_ERROR_TOO_LARGE, "first_position is %lld and num_positions is %lld; set them so that their sum is at most 2^31",
                        lld(config.first_position), lld(config.num_positions));
   }
   if (config.base == 0) config.base = 10000.0;
   if (config.linear_factor == 0) config.linear_factor = 1.0;
   mha_status status = check_number(report, "base", config.base, 1.0, 0x1p64, "1 to 2^64, or 0 for 10000");
   if (!status) status = check_number(report, "linear_factor", config.linear_factor, 1.0, largest_factor, "1 to 2^31, or 0 for 1");
-  if (!status && config.reserved != 0) status = report.invalid("mha_rope_config.reserved is %u; set it to 0", config.reserved);
   if (!status) status = check_scaling(report, config);
   return status ? status : check_mrope(report, config);
 }

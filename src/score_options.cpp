@@ -1,263 +1,213 @@
-// Reading and checking mha_score_options, what they add to the cost of a call, and the slopes of ALiBi.
+// Reading and checking mha_score_options and mha_score_arrays, what they add to the cost of a call, and the slopes of ALiBi.
 
 #include "score_options.h"
 
+#include <algorithm>
+
+#include "arguments.h"
 #include "binary64.h"
 #include "storage.h"
 #include "structs.h"
-
-#include <algorithm>
 
 namespace mha {
 namespace {
 
 bool is_finite(float x) { return x - x == 0.0f; }
 
-// The stride from one row of columns to the next. Without num_columns, those of a cache are counted later (check_sequence_arrays).
-mha_status check_row(Report report, const SequenceArguments &s, const char *name, const char *stride_name, int64_t stride) {
-  const bool is_counted = s.num_columns != INT64_MAX;
-  const int64_t columns = is_counted ? s.num_columns : s.cache ? 0 : s.n_kv;
-  if (stride == 0 || stride == MHA_BROADCAST || stride >= columns) return MHA_OK;
-  return report.fail(MHA_ERROR_SHAPE, "score.%s_%s is %lld, but there are %lld %s; a row has %s", name, stride_name, lld(stride),
-                     lld(columns), is_counted ? "score.num_columns" : "keys", is_counted ? "so many columns" : "a column for each");
+// What the strides of an array with a number for each pair are called.
+struct PairName {
+  const char *name, *strides_name;
+};
+constexpr PairName bias_name = {"score_arrays.bias", ".strides"}, mask_name = {"score_arrays.mask", "_strides"},
+                   relative_rows_name = {"score_arrays.relative_rows", "_strides"},
+                   chosen_keys_name = {"score_arrays.chosen_keys", "_strides"};
+
+PairArray pair_array(const void *base, Storage storage, const mha_strides &strides) {
+  return {base, storage, strides.batch, strides.head, strides.row};
 }
 
-// 0 = contiguous. What is MHA_BROADCAST is in memory once, and no step from then on.
-void resolve_strides(int64_t columns, int64_t n_q, int64_t num_heads, PairArray *array) {
-  Count inner(columns);
-  const auto resolve = [&inner](int64_t *stride, int64_t extent) {
-    if (*stride == MHA_BROADCAST) {
-      *stride = 0;
-      return;
-    }
-    if (*stride == 0) *stride = inner.overflows() ? INT64_MAX : inner.value();
-    inner = Count(extent) * Count(*stride);
-  };
-  resolve(&array->row_stride, n_q);
-  resolve(&array->head_stride, num_heads);
-  resolve(&array->batch_stride, 1);
+// Resolves the strides of an array, [batch, heads, rows, columns], if it is there.
+mha_status resolve_strides(Report report, const SequenceArguments &s, const PairName &name, int64_t num_heads, int64_t columns,
+                           PairArray *array) {
+  const mha_strides strides = {array->batch_stride, array->row_stride, array->head_stride};
+  if (!array->base) {
+    if (is_contiguous(strides)) return MHA_OK;
+    return report.invalid("%s%s are set, but the array is NULL; set them to 0", name.name, name.strides_name);
+  }
+  Array whole = pair_array_of(name.name, name.strides_name, strides, s.array_batch, num_heads, s.n_q, columns);
+  if (const mha_status status = resolve_input(report, &whole)) return status;
+  array->batch_stride = whole.strides[0];
+  array->row_stride = whole.strides[1];
+  array->head_stride = whole.strides[2];
+  return MHA_OK;
 }
 
-void resolve_stride(int64_t columns, int64_t *stride) {
-  if (*stride == 0) *stride = columns;
-  if (*stride == MHA_BROADCAST) *stride = 0;
-}
-
-mha_status fail_stride(Report report, const char *name, const char *stride_name, int64_t stride) {
-  return report.invalid(
-      "score.%s_%s is %lld; set it to 0 for contiguous, to more for what is not, or to MHA_BROADCAST for the same for all", name,
-      stride_name, lld(stride));
+// The same without a result, for as many columns as there can be.
+mha_status check_strides(Report report, const SequenceArguments &s, const PairName &name, int64_t num_heads, int64_t columns,
+                         PairArray array) {
+  return resolve_strides(report, s, name, num_heads, columns, &array);
 }
 
 mha_status fail_size(Report report, const char *name) {
-  return report.fail(MHA_ERROR_TOO_LARGE, "score.%s would be larger than memory can be", name);
+  return report.fail(MHA_ERROR_TOO_LARGE, "%s would exceed the address space; use smaller dimensions", name);
 }
 
-// Strides that mean something, of an array that is there.
-mha_status check_array_strides(Report report, const char *name, const PairArray &array) {
-  const long long strides[] = {array.batch_stride, array.head_stride, array.row_stride};
-  const char *const of[] = {"batch_stride", "head_stride", "row_stride"};
-  for (int i = 0; i < 3; ++i) {
-    if (!array.base && strides[i] != 0)
-      return report.invalid("score.%s_%s is %lld, but score.%s is NULL; give it, or leave it 0", name, of[i], strides[i], name);
-    if (strides[i] < 0 && strides[i] != MHA_BROADCAST) return fail_stride(report, name, of[i], strides[i]);
+// mask or bias. The columns of a cache are known only with the lengths in it; until then a row may have none, or as many as it has room
+// for.
+mha_status check_pair_array(Report report, const SequenceArguments &s, const PairName &name, int64_t num_heads, const PairArray &array) {
+  const bool are_known = s.num_columns != INT64_MAX || !s.cache || s.has_new_columns;
+  const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns : are_known ? s.n_kv : 0;
+  if (const mha_status status = check_strides(report, s, name, num_heads, columns, array)) return status;
+  const bool is_contiguous = (array.batch_stride | array.head_stride | array.row_stride) == 0;
+  return are_known || !is_contiguous ? MHA_OK : check_strides(report, s, name, num_heads, max_keys(s), array);
+}
+
+mha_status check_columns(Report report, const SequenceArguments &s, const mha_score_arrays &arrays) {
+  if (arrays.columns != MHA_COLUMNS_ALL_KEYS && arrays.columns != MHA_COLUMNS_NEW_KEYS)
+    return report.invalid("score_arrays.columns is %u; set it to MHA_COLUMNS_ALL_KEYS or MHA_COLUMNS_NEW_KEYS", arrays.columns);
+  const bool has_pairs = arrays.mask || arrays.bias.data, has_columns = has_pairs || arrays.q_groups;
+  if (arrays.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || s.only_reads())) {
+    return report.invalid("score_arrays.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; set it to MHA_COLUMNS_ALL_KEYS",
+                          has_columns ? "new key with cache_read" : "mask, bias or q_groups");
+  }
+  if (arrays.num_columns < 0 || (arrays.num_columns > 0 && !has_columns)) {
+    return report.invalid("score_arrays.num_columns is %lld; %s", lld(arrays.num_columns),
+                          has_columns ? "it must be at least 0" : "set it to 0 without mask, bias and q_groups");
+  }
+  if (arrays.num_columns == INT64_MAX) return fail_size(report, "an array of score_arrays.num_columns columns");
+  if (arrays.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring()) {
+    return report.invalid("score_arrays.%s has a column for each position, but the cache is a ring; set columns to MHA_COLUMNS_NEW_KEYS",
+                          arrays.mask ? "mask" : "bias.data");
   }
   return MHA_OK;
 }
 
-mha_status check_array_size(Report report, const SequenceArguments &s, const char *name, PairArray array, int64_t num_heads,
-                            int64_t columns) {
-  resolve_strides(columns, s.n_q, num_heads, &array);
-  const auto reach = [](int64_t count, int64_t stride) { return Count(count > 0 ? count - 1 : 0) * Count(stride); };
-  const Count elements = reach(s.array_batch(), array.batch_stride) + reach(num_heads, array.head_stride) + reach(s.n_q, array.row_stride) +
-                         Count(columns);
-  if ((elements * Count(sizeof(float))).overflows()) return fail_size(report, name);
-  return MHA_OK;
-}
-
-mha_status check_pair_array(Report report, const SequenceArguments &s, const char *name, const PairArray &array, int64_t num_heads) {
-  if (const mha_status status = check_array_strides(report, name, array)) return status;
-  if (!array.base) return MHA_OK;
-  if (const mha_status status = check_row(report, s, name, "row_stride", array.row_stride)) return status;
-  return check_array_size(report, s, name, array, num_heads, std::min(max_keys(s), s.num_columns));
-}
-
-mha_status check_columns(Report report, const SequenceArguments &s, const mha_score_options &options) {
-  if (options.columns > MHA_COLUMNS_NEW_KEYS) return report.invalid("score.columns is %u, which is no MHA_COLUMNS_*", options.columns);
-  const bool has_pairs = options.mask || options.bias, has_columns = has_pairs || options.q_groups;
-  if (options.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || (s.flags & MHA_CACHE_READ))) {
-    return report.invalid("score.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; leave it 0",
-                          has_columns ? "new key with MHA_CACHE_READ" : "score.mask, score.bias or score.q_groups");
+mha_status check_groups(Report report, const SequenceArguments &s, const mha_score_arrays &arrays) {
+  if (!arrays.q_groups) {
+    if (!arrays.kv_groups && arrays.groups == 0) return MHA_OK;
+    return report.invalid("score_arrays.%s is given without q_groups; give that, too, or leave both out",
+                          arrays.kv_groups ? "kv_groups" : "groups");
   }
-  if (options.num_columns < 0 || (options.num_columns > 0 && !has_columns)) {
-    return report.invalid("score.num_columns is %lld; %s", lld(options.num_columns),
-                          has_columns ? "it can't be negative" : "leave it 0 without score.mask, score.bias and score.q_groups");
+  if (arrays.groups != MHA_GROUPS_WITHIN && arrays.groups != MHA_GROUPS_ALSO)
+    return report.invalid("score_arrays.groups is %u; set it to MHA_GROUPS_WITHIN or MHA_GROUPS_ALSO", arrays.groups);
+  if (s.is_ring()) return report.invalid("score_arrays.q_groups is given, but the cache is a ring; use another kind of cache");
+  const Count columns(s.num_columns != INT64_MAX ? s.num_columns : max_keys(s));
+  if ((Count(s.array_batch) * Count(s.n_q) * Count(sizeof(int32_t))).overflows()) return fail_size(report, "score_arrays.q_groups");
+  if (arrays.kv_groups) {
+    if (!(Count(s.array_batch) * columns * Count(sizeof(int32_t))).overflows()) return MHA_OK;
+    return fail_size(report, "score_arrays.kv_groups");
   }
-  if (options.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring()) {
-    return report.invalid("score.%s has a column for each position, of which a ring has no end; set score.columns to MHA_COLUMNS_NEW_KEYS",
-                          options.mask ? "mask" : "bias");
-  }
-  return MHA_OK;
-}
-
-mha_status check_groups(Report report, const SequenceArguments &s, const mha_score_options &options) {
-  const struct {
-    const char *name;
-    const int32_t *numbers;
-    int64_t stride;
-  } arrays[] = {{"q_groups", options.q_groups, options.q_groups_stride}, {"kv_groups", options.kv_groups, options.kv_groups_stride}};
-  for (const auto &array : arrays) {
-    if (array.stride < 0 && array.stride != MHA_BROADCAST) return fail_stride(report, array.name, "stride", array.stride);
-    if (!array.numbers && array.stride != 0) {
-      return report.invalid("score.%s_stride is %lld, but score.%s is NULL; give it, or leave it 0", array.name, lld(array.stride),
-                            array.name);
-    }
-    if (array.stride > 0 && (Count(s.array_batch()) * Count(array.stride) * Count(sizeof(int32_t))).overflows())
-      return fail_size(report, array.name);
-  }
-  if (!options.q_groups) {
-    if (!options.kv_groups && options.groups == 0) return MHA_OK;
-    return report.invalid("score.%s is given without score.q_groups; give it, or leave both out",
-                          options.kv_groups ? "kv_groups" : "groups");
-  }
-  if (options.groups > MHA_GROUPS_ALSO) return report.invalid("score.groups is %u, which is no MHA_GROUPS_*", options.groups);
-  if (s.is_ring()) return report.invalid("a ring takes no score.q_groups; use a cache of another kind");
-  if (options.q_groups_stride > 0 && options.q_groups_stride < s.n_q) {
-    return report.fail(MHA_ERROR_SHAPE, "score.q_groups_stride is %lld, but there are %lld queries; each has a number",
-                       lld(options.q_groups_stride), lld(s.n_q));
-  }
-  if (options.kv_groups) return check_row(report, s, "kv_groups", "stride", options.kv_groups_stride);
-  const bool are_rows_of_query = s.n_kv == s.n_q && !(s.flags & MHA_CACHE_READ) && (!s.cache || s.has_new_columns);
+  const bool are_rows_of_query = s.n_kv == s.n_q && !s.only_reads() && (!s.cache || s.has_new_columns);
   if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
-  return report.invalid("score.kv_groups is NULL, but the columns are not the rows of query; give the numbers of the keys");
+  return report.invalid("score_arrays.kv_groups is NULL, but the columns are not the rows of query; give the groups of the keys");
 }
 
 // Relative biases, *array: those of a table are the same for all sequences and rows.
-mha_status check_relative_biases(Report report, const SequenceArguments &s, const mha_score_options &options, int64_t num_heads,
-                                 PairArray *array) {
+mha_status check_relative_biases(Report report, const SequenceArguments &s, const mha_score_options &options,
+                                 const mha_score_arrays &arrays, int64_t num_heads, PairArray *array) {
   const bool is_table = options.relative_bias != nullptr;
-  *array = {options.relative_rows, Storage::f32, options.relative_rows_batch_stride, options.relative_rows_head_stride,
-            options.relative_rows_row_stride};
-  if (is_table && array->base)
-    return report.invalid("score.relative_bias and score.relative_rows are both given; add the first to each row of the second");
-  if (const mha_status status = check_array_strides(report, "relative_rows", *array)) return status;
-  if (is_table) *array = {options.relative_bias, Storage::f32, MHA_BROADCAST, 0, MHA_BROADCAST};
+  *array = pair_array(arrays.relative_rows, Storage::f32, arrays.relative_rows_strides);
+  if (is_table && array->base) {
+    return report.invalid(
+        "score.relative_bias and score_arrays.relative_rows are both given; add the first to each row of the second, and set it to NULL");
+  }
   const struct {
     const char *name;
     int64_t value;
   } reaches[] = {{"left", options.relative_left}, {"right", options.relative_right}};
   for (const auto &reach : reaches) {
-    if (reach.value < 0 || (!array->base && reach.value != 0)) {
-      return report.invalid("score.relative_%s is %lld; it can't be negative, and without relative_bias or relative_rows it is 0",
+    if (reach.value < 0 || (!is_table && !array->base && reach.value != 0)) {
+      return report.invalid("score.relative_%s is %lld; it must be at least 0, and 0 without relative_bias or score_arrays.relative_rows",
                             reach.name, lld(reach.value));
     }
   }
-  if (!array->base) return MHA_OK;
-  const char *const name = is_table ? "relative_bias" : "relative_rows";
   const Count distances = Count(options.relative_left) + Count(options.relative_right) + Count(1);
-  if (distances.overflows()) return fail_size(report, name);
-  if (array->row_stride > 0 && array->row_stride < distances.value()) {
-    return report.fail(MHA_ERROR_SHAPE, "score.relative_rows_row_stride is %lld, but there are %lld distances; a row has a number for each",
-                       lld(array->row_stride), lld(distances.value()));
-  }
-  return check_array_size(report, s, name, *array, num_heads, distances.value());
-}
-
-mha_status check_q_scales(Report report, const SequenceArguments &s, const mha_score_options &options) {
-  int64_t stride = options.q_scales_stride;
-  if (!options.q_scales && stride != 0)
-    return report.invalid("score.q_scales_stride is %lld, but score.q_scales is NULL; give it, or leave it 0", lld(stride));
-  if (stride < 0 && stride != MHA_BROADCAST) return fail_stride(report, "q_scales", "stride", stride);
-  resolve_stride(s.n_q, &stride);
-  if (options.q_scales && ((Count(s.batch) * Count(stride) + Count(s.n_q)) * Count(sizeof(float))).overflows())
-    return fail_size(report, "q_scales");
+  if (distances.overflows()) return fail_size(report, is_table ? "score.relative_bias" : "score_arrays.relative_rows");
+  if (const mha_status status = check_strides(report, s, relative_rows_name, num_heads, distances.value(), *array)) return status;
+  if (!is_table) return MHA_OK;
+  if ((Count(num_heads) * distances * Count(sizeof(float))).overflows()) return fail_size(report, "score.relative_bias");
+  *array = {options.relative_bias, Storage::f32, MHA_BROADCAST, 0, MHA_BROADCAST};
   return MHA_OK;
 }
 
-mha_status check_chosen_keys(Report report, const SequenceArguments &s, const mha_score_options &options, int64_t num_kv_heads,
+mha_status check_chosen_keys(Report report, const SequenceArguments &s, const mha_score_arrays &arrays, int64_t num_kv_heads,
                              ChosenKeys *chosen) {
-  *chosen = {{options.chosen_keys, Storage::f32, options.chosen_keys_batch_stride, options.chosen_keys_head_stride,
-              options.chosen_keys_row_stride},
-             options.num_chosen,
-             options.chosen_block != 0 ? options.chosen_block : 1};
-  if (const mha_status status = check_array_strides(report, "chosen_keys", chosen->lists)) return status;
-  if (!options.chosen_keys) {
-    if (options.num_chosen == 0 && options.chosen_block == 0) return MHA_OK;
-    return report.invalid("score.%s is %lld, but score.chosen_keys is NULL; give it, or leave it 0",
-                          options.num_chosen ? "num_chosen" : "chosen_block",
-                          lld(options.num_chosen ? options.num_chosen : options.chosen_block));
+  *chosen = {pair_array(arrays.chosen_keys, Storage::f32, arrays.chosen_keys_strides), arrays.num_chosen,
+             arrays.chosen_block != 0 ? arrays.chosen_block : 1};
+  if (!arrays.chosen_keys) {
+    if (arrays.num_chosen == 0 && arrays.chosen_block == 0) return check_strides(report, s, chosen_keys_name, 0, 0, chosen->lists);
+    return report.invalid("score_arrays.%s is %lld, but chosen_keys is NULL; give chosen_keys, or set it to 0",
+                          arrays.num_chosen ? "num_chosen" : "chosen_block",
+                          lld(arrays.num_chosen ? arrays.num_chosen : arrays.chosen_block));
   }
-  if (options.num_chosen < 1 || options.num_chosen > INT32_MAX)
-    return report.invalid("score.num_chosen is %lld; set it to the entries of a list, at least 1", lld(options.num_chosen));
-  if (options.chosen_block < 0 || options.chosen_block > INT32_MAX)
-    return report.invalid("score.chosen_block is %lld; set it to the keys of an entry, or to 0 for 1", lld(options.chosen_block));
-  if (options.q_groups)
-    return report.invalid("score.chosen_keys and score.q_groups are both given; choose keys of the row's group instead");
-  const int64_t stride = options.chosen_keys_row_stride;
-  if (stride > 0 && stride < options.num_chosen) {
-    return report.fail(MHA_ERROR_SHAPE, "score.chosen_keys_row_stride is %lld, but a list has num_chosen = %lld entries", lld(stride),
-                       lld(options.num_chosen));
-  }
-  return check_array_size(report, s, "chosen_keys", chosen->lists, num_kv_heads, options.num_chosen);
+  if (arrays.num_chosen < 1 || arrays.num_chosen > INT32_MAX)
+    return report.invalid("score_arrays.num_chosen is %lld; set it to the entries of a list, 1 to 2^31 - 1", lld(arrays.num_chosen));
+  if (arrays.chosen_block < 0 || arrays.chosen_block > INT32_MAX)
+    return report.invalid("score_arrays.chosen_block is %lld; set it to the keys per entry, or to 0 for 1", lld(arrays.chosen_block));
+  if (arrays.q_groups)
+    return report.invalid("score_arrays.chosen_keys and q_groups are both given; leave one out, and choose only keys of the row's group");
+  return check_strides(report, s, chosen_keys_name, num_kv_heads, arrays.num_chosen, chosen->lists);
 }
 
 }  // namespace
 
-mha_status check_score_options(Report report, const mha_score_options *given, int64_t num_heads, int64_t num_kv_heads,
+mha_status check_score_options(Report report, const GivenScore &given, int64_t num_heads, int64_t num_kv_heads,
                                SequenceArguments *sequences, ScoreOptions *options) {
   SequenceArguments &s = *sequences;
   *options = {};
-  if (!given) return MHA_OK;
-  mha_score_options o;
-  if (const mha_status status = read_struct(report, "mha_score_options", given, &o)) return status;
+  if (!given.options && !given.arrays) return MHA_OK;
+  mha_score_options o = {};
+  mha_score_arrays a = {};
+  if (given.options) {
+    if (const mha_status status = read_struct(report, "mha_score_options", given.options, &o)) return status;
+  }
+  if (given.arrays) {
+    if (const mha_status status = read_struct(report, "mha_score_arrays", given.arrays, &a)) return status;
+  }
+  if (a.relative_rows && !given.options) {
+    return report.invalid(
+        "score_arrays.relative_rows is given, but score, whose relative_left and relative_right are its width, is NULL;"
+        " give score");
+  }
   if (!is_finite(o.softcap) || o.softcap < 0.0f)
     return report.invalid("score.softcap is %g; it must be positive and finite, or 0 for none", static_cast<double>(o.softcap));
-  if ((o.bias_type != MHA_TYPE_F32 && o.bias_type != MHA_TYPE_F16) || (!o.bias && o.bias_type != 0))
-    return report.invalid("score.bias_type is %u; it is MHA_TYPE_F32 or MHA_TYPE_F16, and 0 without score.bias", o.bias_type);
-  if (const mha_status status = check_columns(report, s, o)) return status;
-  if (const mha_status status = check_relative_biases(report, s, o, num_heads, &options->relative)) return status;
-  if (const mha_status status = check_q_scales(report, s, o)) return status;
-  if (const mha_status status = check_chosen_keys(report, s, o, num_kv_heads, &options->chosen)) return status;
+  if (o.reserved != 0) return report.invalid("score.reserved is not 0; set it to 0");
+  if (const mha_status status = check_input_fields(report, "score_arrays.bias", a.bias)) return status;
+  if (a.bias.type == MHA_TYPE_BF16)
+    return report.invalid("score_arrays.bias.type is MHA_TYPE_BF16; it must be MHA_TYPE_F32 or MHA_TYPE_F16");
+  if (!a.bias.data && a.bias.type != 0)
+    return report.invalid("score_arrays.bias.type is %u, but bias.data is NULL; give the bias, or set the type to 0", a.bias.type);
+  if (const mha_status status = check_columns(report, s, a)) return status;
+  if (const mha_status status = check_relative_biases(report, s, o, a, num_heads, &options->relative)) return status;
+  if (a.q_scales && (Count(s.array_batch) * Count(s.n_q) * Count(sizeof(float))).overflows())
+    return fail_size(report, "score_arrays.q_scales");
+  if (const mha_status status = check_chosen_keys(report, s, a, num_kv_heads, &options->chosen)) return status;
   options->softcap = o.softcap;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
   options->alibi_slopes = o.alibi_slopes;
   options->sinks = o.sinks;
   options->head_scales = o.head_scales;
-  options->bias = {o.bias, o.bias_type == MHA_TYPE_F16 ? Storage::f16 : Storage::f32, o.bias_batch_stride, o.bias_head_stride,
-                   o.bias_row_stride};
-  options->mask = {o.mask, Storage::int8, o.mask_batch_stride, o.mask_head_stride, o.mask_row_stride};
-  const bool has_own_groups = o.kv_groups != nullptr;
-  options->groups = {o.q_groups,
-                     has_own_groups ? o.kv_groups : o.q_groups,
-                     o.q_groups_stride,
-                     has_own_groups              ? o.kv_groups_stride
-                     : o.q_groups_stride != 0 ? o.q_groups_stride
-                                              : s.n_q,
-                     o.groups == MHA_GROUPS_ALSO,
-                     INT64_MAX,
-                     INT64_MAX};
-  options->limits_pairs = o.mask || o.q_groups || o.bias;
-  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || options->relative.base || o.bias;
+  options->bias = pair_array(a.bias.data, storage_of_type(a.bias.type), a.bias.strides);
+  options->mask = pair_array(a.mask, Storage::int8, a.mask_strides);
+  options->groups = {
+      a.q_groups, a.kv_groups ? a.kv_groups : a.q_groups, s.n_q, a.kv_groups ? 0 : s.n_q, a.groups == MHA_GROUPS_ALSO, INT64_MAX,
+      INT64_MAX};
+  options->limits_pairs = a.mask || a.q_groups || a.bias.data;
+  options->change_scores = o.softcap != 0.0f || o.alibi_slopes || options->relative.base || a.bias.data;
   options->relative_left = o.relative_left;
   options->relative_right = o.relative_right;
-  options->q_scales = o.q_scales;
-  options->q_scales_stride = o.q_scales_stride;
+  options->q_scales = a.q_scales;
+  options->q_scales_stride = s.n_q;
   s.distances = o.alibi_slopes ? "ALiBi" : options->relative.base ? "a relative bias" : nullptr;
-  s.adds_keys = o.groups == MHA_GROUPS_ALSO;
-  s.has_new_columns = o.columns == MHA_COLUMNS_NEW_KEYS;
-  if (o.num_columns != 0) {
-    s.num_columns = o.num_columns;
-  } else {
-    for (const int64_t stride : {o.bias_row_stride, o.mask_row_stride, o.kv_groups_stride}) {
-      if (stride > 0) s.columns = std::min(s.columns, stride);
-    }
-  }
-  if (const mha_status status = check_groups(report, s, o)) return status;
-  if (const mha_status status = check_pair_array(report, s, "bias", options->bias, num_heads)) return status;
-  return check_pair_array(report, s, "mask", options->mask, num_heads);
+  s.adds_keys = a.groups == MHA_GROUPS_ALSO;
+  s.has_new_columns = a.columns == MHA_COLUMNS_NEW_KEYS;
+  if (a.num_columns != 0) s.num_columns = a.num_columns;
+  if (const mha_status status = check_groups(report, s, a)) return status;
+  if (const mha_status status = check_pair_array(report, s, bias_name, num_heads, options->bias)) return status;
+  return check_pair_array(report, s, mask_name, num_heads, options->mask);
 }
 
-mha_status check_score_arrays(Report report, const char *prefix, const ScoreOptions &options, int64_t num_heads) {
+mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptions &options, int64_t num_heads) {
   const struct {
     const char *name;
     const float *numbers;
@@ -274,18 +224,18 @@ mha_status check_score_arrays(Report report, const char *prefix, const ScoreOpti
   return MHA_OK;
 }
 
-void resolve_score_strides(const SequenceArguments &s, int64_t num_heads, int64_t num_kv_heads, ScoreOptions *options) {
+mha_status resolve_score_strides(Report report, const SequenceArguments &s, int64_t num_heads, int64_t num_kv_heads,
+                                 ScoreOptions *options) {
   PositionGroups &groups = options->groups;
-  const bool has_pairs = options->bias.base || options->mask.base;
-  resolve_stride(s.n_q, &options->q_scales_stride);
-  resolve_strides(options->relative_left + 1 + options->relative_right, s.n_q, num_heads, &options->relative);
-  resolve_strides(options->chosen.count, s.n_q, num_kv_heads, &options->chosen.lists);
-  if (!has_pairs && !groups.of_rows) return;
+  const int64_t distances = options->relative_left + 1 + options->relative_right;
+  if (const mha_status status = resolve_strides(report, s, relative_rows_name, num_heads, distances, &options->relative)) return status;
+  if (const mha_status status = resolve_strides(report, s, chosen_keys_name, num_kv_heads, options->chosen.count, &options->chosen.lists))
+    return status;
+  if (!options->bias.base && !options->mask.base && !groups.of_rows) return MHA_OK;
   const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns : s.has_new_columns ? s.n_kv : pair_columns(s);
-  resolve_strides(columns, s.n_q, num_heads, &options->bias);
-  resolve_strides(columns, s.n_q, num_heads, &options->mask);
-  resolve_stride(columns, &groups.column_stride);
-  resolve_stride(s.n_q, &groups.row_stride);
+  if (groups.column_stride == 0) groups.column_stride = columns;
+  if (const mha_status status = resolve_strides(report, s, bias_name, num_heads, columns, &options->bias)) return status;
+  return resolve_strides(report, s, mask_name, num_heads, columns, &options->mask);
 }
 
 uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int64_t num_heads, int64_t n_q, int64_t columns) {
@@ -301,8 +251,8 @@ uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int6
     bytes += product(sequences, heads) * product(rows, of_row) * static_cast<uint64_t>(bytes_of(array.storage));
   }
   const PositionGroups &groups = options.groups;
-  if (groups.of_rows) bytes += product(groups.row_stride != 0 ? batch : 1, n_q) * sizeof(int32_t);
-  if (groups.of_columns != groups.of_rows) bytes += product(groups.column_stride != 0 ? batch : 1, columns) * sizeof(int32_t);
+  if (groups.of_rows) bytes += product(batch, n_q) * sizeof(int32_t);
+  if (groups.of_columns != groups.of_rows) bytes += product(batch, columns) * sizeof(int32_t);
   return bytes;
 }
 
@@ -393,7 +343,7 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
   }
   const Count width = Count(left) + Count(right) + Count(1);
   if ((Count(num_heads) * width * Count(sizeof(float))).overflows() || (Count(num_heads) * Count(num_buckets * 4)).overflows())
-    return report.about(5).fail(MHA_ERROR_TOO_LARGE, "the arrays would be larger than memory can be");
+    return report.about(5).fail(MHA_ERROR_TOO_LARGE, "the arrays would exceed the address space; use smaller dimensions");
   if (!embedding) return report.fail(MHA_ERROR_NULL_POINTER, "embedding is NULL; pass an array of num_buckets * num_heads floats");
   if (!relative_bias)
     return report.about(8).fail(MHA_ERROR_NULL_POINTER, "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");

@@ -46,9 +46,9 @@ bool is_small(const mha_layer &layer, const mha_forward_args &args) {
   const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.max_rows && args.batch > 0;
   // Waking threads takes longer than computing max_rows rows: fewer rows in all stay on the calling thread.
   const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 && args.batch > layer.small.max_rows / args.n_q;
-  const bool is_self = !args.key && !args.value;
-  const bool has_floats = (args.input_type | args.output_type) == MHA_TYPE_F32;
-  return has_few_rows && !is_shared_out && is_self && has_floats && is_plain_call(args);
+  const bool is_self = !args.key.data && !args.value.data;
+  const bool has_floats = args.query.type <= MHA_TYPE_F32 && args.output.type <= MHA_TYPE_F32;
+  return has_few_rows && !is_shared_out && is_self && has_floats && args.reserved == 0 && CallArguments(args).are_plain();
 }
 
 int64_t small_workspace_bytes(const SmallLayer &layer, int64_t n) {

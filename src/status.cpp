@@ -46,6 +46,7 @@ const char *mha_status_string(mha_status status) {
       "MHA_ERROR_PACKED_CHECKSUM",
       "MHA_ERROR_OUT_OF_RANGE",
       "MHA_ERROR_CACHE_FULL",
+      "MHA_ERROR_CACHE_SHARED",
       "MHA_ERROR_CACHE_FORMAT",
   };
   static_assert(sizeof names / sizeof names[0] == MHA_ERROR_CACHE_FORMAT + 1, "a name for each, by its number");

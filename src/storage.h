@@ -11,6 +11,13 @@
 namespace mha {
 namespace {
 
+// The storage of a MHA_TYPE_* of mha.h, where 0 and MHA_TYPE_F32 are f32. layer.cpp compares the numbers with mha.h, which kernels do not
+// include.
+constexpr Storage storage_of_type(uint32_t type) { return static_cast<Storage>(type == 0 ? 0 : type - 1); }
+
+// The MHA_TYPE_* of a storage, for what the library fills.
+constexpr uint32_t type_of(Storage storage) { return static_cast<uint32_t>(storage) + 1; }
+
 // Of an element; not of int4, two of which share a byte.
 inline int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2; }
 

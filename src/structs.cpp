@@ -28,8 +28,8 @@ mha_status read_struct(Report report, const char *name, const void *given, void 
   for (size_t i = known_bytes; i < bytes; ++i) {
     if (fields[i] != 0) {
       return report.fail(MHA_ERROR_STRUCT_SIZE,
-                         "%s.struct_size is %zu with fields set that this version (%zu bytes) does not know; set them to 0", name, bytes,
-                         known_bytes);
+                         "%s.struct_size is %zu, and fields after the %zu bytes that this version knows are set; set them to 0", name,
+                         bytes, known_bytes);
     }
   }
   memset(copy, 0, known_bytes);
@@ -47,7 +47,7 @@ mha_status write_struct(Report report, const char *name, const void *filled, voi
 }
 
 mha_status write_size(Report report, size_t size, size_t *bytes) {
-  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, "bytes is NULL; pass where to write the size");
+  if (!bytes) return report.fail(MHA_ERROR_NULL_POINTER, "bytes is NULL; pass a pointer to where the size is written");
   *bytes = size;
   return MHA_OK;
 }

@@ -19,17 +19,19 @@ inline constexpr size_t first_version_bytes = 0;
   template <>                                      \
   inline constexpr size_t first_version_bytes<Struct> = offsetof(Struct, field) + sizeof(Struct::field)
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_config, gate_dim);
-MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_g_scales);
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_g);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
 MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
-MHA_FIRST_VERSION_ENDS_WITH(mha_rope, offset);
-MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, mrope_interleaved);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope, table_stride);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, mrope_positions);
 MHA_FIRST_VERSION_ENDS_WITH(mha_norm, context_head_stride);
-MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, chosen_block);
+MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, relative_right);
+MHA_FIRST_VERSION_ENDS_WITH(mha_score_arrays, chosen_block);
 MHA_FIRST_VERSION_ENDS_WITH(mha_states_args, lse);
-MHA_FIRST_VERSION_ENDS_WITH(mha_taps, context);
-MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, scheduler);
-MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, kv_position);
+MHA_FIRST_VERSION_ENDS_WITH(mha_outputs, attention_weights);
+MHA_FIRST_VERSION_ENDS_WITH(mha_sequences, rope_k_positions);
+MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, outputs);
+MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, kv_first_position);
 MHA_FIRST_VERSION_ENDS_WITH(mha_choose_keys_args, index_scores);
 MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_weights, arithmetic);

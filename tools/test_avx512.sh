@@ -4,23 +4,29 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/test_avx512.sh [--build FOLDER] [--machines COUNT] [--time-limit SECONDS] [--without-vnni] [SELECTION...]
+tools/test_avx512.sh [--build FOLDER] [--machines COUNT] [--time-limit SECONDS] [--without-vnni]
+                     [SELECTION...]
 
-Runs tests of the AVX-512 kernels in Bochs, an emulator of a PC that has these instructions, under Debian's Linux kernel for cloud machines. Each
-of this machine's processors boots one (20 s), and they share the tests. An instruction takes about 100 times as long as on a processor that
-has it. Needs programs built by tools/test.sh, and Debian's packages that tools/setup.sh --all installs; the kernel (30 MB) is downloaded by apt-get
-into FOLDER/avx512, where also what the machines printed is kept. Nothing is installed, and no root is needed.
+Runs tests of the AVX-512 kernels in Bochs, a PC emulator that has these instructions, under
+Debian's Linux kernel for cloud machines. Each processor of this machine boots one emulated machine
+(20 s), and these share the tests. An instruction takes about 100 times as long as on a processor
+that has it. Requires programs built by tools/test.sh, and the Debian packages that tools/setup.sh
+--all installs. apt downloads the kernel (30 MB) into FOLDER/avx512, which also keeps the output of
+the machines. Installs nothing, and needs no root.
 
-Exits with 0 if all tests passed, with 1 if not, with 2 if the arguments are wrong, with 3 if something that it needs is missing.
+Exit status: 0 all tests passed; 1 not all tests passed; 2 wrong arguments; 3 a requirement is
+missing.
 
-  SELECTION...           which of the tests that name AVX-512: options of ctest, such as -R and -L
-                         (default: -L '^wide$', what only vectors of another width get wrong;
-                         -L '^wide' takes all generated calls with every pair of options too)
-  --build FOLDER         where the programs are, seen from the root of the project (default: build)
-  --machines COUNT       how many machines (default: one for each processor)
-  --time-limit SECONDS   how long a machine may take (default: 1200)
-  --without-vnni         a processor that lacks VNNI (Skylake in place of Ice Lake), and no tests of kernels that need it
-  --help                 this text
+  SELECTION...           ctest options, such as -R and -L, that select from the tests that name
+                         AVX-512 (default: -L '^wide$', what only vectors of another width get
+                         wrong; -L '^wide' also selects all generated calls with every pair of
+                         options)
+  --build FOLDER         the folder of the programs, relative to the project root (default: build)
+  --machines COUNT       the number of emulated machines (default: one for each processor)
+  --time-limit SECONDS   the time that a machine may take (default: 1200)
+  --without-vnni         emulate a processor without VNNI (Skylake instead of Ice Lake), and run no
+                         tests of kernels that need it
+  --help                 show this text
 MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
 Examples:
@@ -61,8 +67,8 @@ while (($#)); do
     *) fail "'$1' is not an option; see tools/test_avx512.sh --help" ;;
   esac
 done
-[[ $machines =~ ^[1-9][0-9]*$ ]] || fail "--machines is '$machines', but is a number of machines"
-[[ $time_limit =~ ^[1-9][0-9]*$ ]] || fail "--time-limit is '$time_limit', but is a number of seconds"
+[[ $machines =~ ^[1-9][0-9]*$ ]] || fail "--machines is '$machines'; a number of machines is expected"
+[[ $time_limit =~ ^[1-9][0-9]*$ ]] || fail "--time-limit is '$time_limit'; a number of seconds is expected"
 ((${#selection[@]})) || selection=(-L '^wide$')
 [[ -d $build/bin ]] || fail "there are no programs in $build/bin; tools/test.sh --quick builds them all"
 # A line for each program: its name, how many of its tests are selected, and the filter that leaves these.
@@ -77,19 +83,19 @@ for test in json.load(sys.stdin)["tests"]:
 for program, names in filters.items():
     print(program, len(names), ":".join(names))
 ')
-[[ -n $selected ]] || fail "'${selection[*]}' selects no test of AVX-512 in $build"
+[[ -n $selected ]] || fail "'${selection[*]}' selects no AVX-512 test in $build"
 mapfile -t programs < <(cut -d ' ' -f 1 <<<"$selected")
 tests=$(awk '{ sum += $2 } END { print sum }' <<<"$selected")
 
-[[ $(uname -m) == x86_64 ]] || lacks "this is no x86-64 machine, so that programs built here have no AVX-512 kernels"
+[[ $(uname -m) == x86_64 ]] || lacks "this is not an x86-64 machine, so programs built here have no AVX-512 kernels"
 packages="bochs bochs-term bochsbios vgabios busybox cpio isolinux syslinux-common xorriso"
 isolinux=/usr/lib/ISOLINUX/isolinux.bin
 ldlinux=/usr/lib/syslinux/modules/bios/ldlinux.c32
 for command in bochs busybox cpio xorriso flock apt-get dpkg-deb; do
-  command -v "$command" >/dev/null || lacks "there is no command $command here; Debian's packages that this needs: $packages"
+  command -v "$command" >/dev/null || lacks "the command $command is missing; this needs the Debian packages $packages"
 done
 for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest} /usr/lib/*/bochs/plugins/libbx_term_gui.so; do
-  [[ -e $file ]] || lacks "there is no $file here; Debian's packages that this needs: $packages"
+  [[ -e $file ]] || lacks "$file is missing; this needs the Debian packages $packages"
 done
 
 folder=$build/avx512
@@ -99,12 +105,12 @@ flock --nonblock "$lock" || fail "another run uses $folder"
 kernel=$folder/vmlinuz
 if [[ ! -e $kernel ]]; then
   package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1) || true
-  [[ -n $package ]] || lacks "apt knows no package linux-image-cloud-amd64, whose kernel the emulated machines boot (as root: apt-get update)"
+  [[ -n $package ]] || lacks "apt has no package linux-image-cloud-amd64, whose kernel the emulated machines boot (as root: apt-get update)"
   rm -rf "$folder/package"
   mkdir "$folder/package"
   (cd "$folder/package" && apt-get --quiet download "$package" >../download.log 2>&1) || {
     cat "$folder/download.log" >&2
-    lacks "apt-get download $package failed; what it said is above"
+    lacks "apt-get download $package failed; see its output above"
   }
   dpkg-deb --extract "$folder"/package/*.deb "$folder/package"
   mv "$folder"/package/boot/vmlinuz-* "$kernel"
@@ -208,7 +214,7 @@ status=0
 for ((machine = 0; machine < machines; machine++)); do
   what_it_printed=$folder/machine$machine/printed.txt
   grep -qs '^all programs have run' "$what_it_printed" && continue
-  echo "tools/test_avx512.sh: machine $machine did not come to the end, for which it has $time_limit s. The last that $what_it_printed says:" >&2
+  echo "tools/test_avx512.sh: machine $machine did not finish; its limit is $time_limit s. The last lines of $what_it_printed:" >&2
   tail -n 5 "$what_it_printed" >&2 || tail -n 5 "$folder/machine$machine/screen.txt" >&2
   status=1
 done

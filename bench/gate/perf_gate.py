@@ -2,36 +2,44 @@
 """tools/perf_gate.sh [OPTION...] BASE [NEW]
 tools/perf_gate.sh [OPTION...] --floor FILE [NEW]
 
-Says whether NEW is slower than BASE. Each is a git revision of this repository, which is built first, or a libmha.so; without NEW it is the
-working tree. Only the C interface is used, of each version as its own headers have it, so that any two versions with the same major number can
-be compared. The headers of a libmha.so are in ../include beside it, as after installing it, or else those of the working tree.
+Reports whether NEW is slower than BASE. Each is a git revision of this repository, which is built
+first, or a libmha.so; NEW defaults to the working tree. Only the C interface is used, with each
+version's own headers, so any two versions with the same major number can be compared. The headers
+of a libmha.so are those in ../include next to it, as after installing it, or else those of the
+working tree.
 
-Measured by time, both are loaded into one process and called in turns, shape by shape in random order, round by round. A shape is slower
-if both hold: the median over the rounds of new time / base time is at least 1 + the threshold, and the ranges are apart. A range goes from
-a library's fastest round to its median round, for what disturbs a machine only ever adds time. If the median is slower and the ranges are
-not apart, or if the 95% interval of the median reaches the threshold and is wider than it, more rounds follow, up to four times as many;
-if that does not help, the answer is that it is too noisy to say. One thread is timed by its processor time, several threads by the clock.
+To compare times, both libraries are loaded into one process and called in turn, shape by shape in
+random order, round by round. A shape is slower if both hold: the median over the rounds of new time
+/ base time is at least 1 + the threshold, and the ranges do not overlap. A range extends from a
+library's fastest round to its median round, because disturbances only ever add time. If the median
+is slower but the ranges overlap, or if the 95% interval of the median reaches the threshold and is
+wider than it, more rounds follow, up to four times as many; if that does not help, it is too noisy
+to say. One thread is timed by its processor time, several threads by the clock.
 
-By --count, the instructions of one call of each shape are counted by valgrind, which knows AVX2 and not AVX-512. There is no noise.
+With --count, valgrind counts the instructions of one call of each shape, without noise. It knows
+AVX2 but not AVX-512.
 """
 
 EPILOG = """\
 Lines of a shapes file, for example:
   layer      B=1 n=128 D=768 H=12 causal            mha_forward: batch, rows, width, heads
   attention  B=1 n=1 n_kv=1024 H=12 head_dim=64     mha_attention: queries and keys
-  layer      B=1 n=1 past=1024 D=768 H=12 causal    decoding: one row over a KV cache that holds 1024 positions
-Words of a line: B= (1 if not given), n=, D= (layer only), H=, kv_heads= (H=), head_dim= (layer: D/H), n_kv= (attention only; n=),
-causal, past= (a KV cache; a layer appends its rows, attention none), kv_type=f32|f16|bf16|int8 (of that cache; f32),
-instruction_set=auto|scalar|avx2|avx2_vnni|avx512|avx512_vnni|neon|neon_dotprod|neon_i8mm, threads= (1). '#' begins a comment.
+  layer      B=1 n=1 past=1024 D=768 H=12 causal    decoding: one row over a cache of 1024 positions
+Words of a line, with defaults in parentheses: B= (1), n=, D= (layer only), H=, kv_heads= (H=),
+head_dim= (layer: D/H), n_kv= (attention only; n=), causal, past= (the positions in a KV cache; a
+layer appends its rows, attention does not), kv_type=f32|f16|bf16|int8 (type of that cache; f32),
+instruction_set=auto|scalar|avx2|avx2_vnni|avx512|avx512_vnni|neon|neon_dotprod|neon_i8mm (auto),
+threads= (1). '#' begins a comment.
 
-Exit status: 0 no regression, 1 regression, 2 wrong usage, 3 too noisy to say, 4 cannot measure, 5 no floor for this processor.
+Exit status: 0 no regression, 1 regression, 2 wrong usage, 3 too noisy to say, 4 cannot measure,
+5 no floor for this processor.
 
 Examples:
-  tools/perf_gate.sh HEAD                                     what was changed since the last commit, by time
-  tools/perf_gate.sh --floor bench/floor.txt                  against the fastest version for this processor
-  taskset -c 1 tools/perf_gate.sh --threshold 3% main         on one core, against the branch main
-  tools/perf_gate.sh --count origin/main                      instructions
-  tools/perf_gate.sh old/libmha.so new/libmha.so              two libraries that are there
+  tools/perf_gate.sh HEAD                                changes since the last commit, by time
+  tools/perf_gate.sh --floor bench/floor.txt             the fastest version for this processor
+  taskset -c 1 tools/perf_gate.sh --threshold 3% main    on one core, against the branch main
+  tools/perf_gate.sh --count origin/main                 instructions
+  tools/perf_gate.sh old/libmha.so new/libmha.so         two existing libraries
 """
 
 import argparse
@@ -50,7 +58,7 @@ import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SETS = ["auto", "scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"]  # MHA_INSTRUCTION_SET_*
-KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_*
+KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_* from MHA_TYPE_F32 on
 LEAST_ROUNDS = 7
 
 
@@ -77,7 +85,7 @@ class Shape:
         kind, *words = line.split()
         self.text = " ".join([kind, *words])
         if kind not in ("layer", "attention"):
-            raise ValueError(f"'{kind}' is no kind of shape; a line begins with 'layer' or 'attention'")
+            raise ValueError(f"'{kind}' is not a kind of shape; a line must begin with 'layer' or 'attention'")
         self.is_layer = kind == "layer"
         self.size = dict.fromkeys(("B", "n", "n_kv", "D", "H", "kv_heads", "head_dim", "past", "threads"), 0)
         self.is_causal, names = False, {"kv_type": "f32", "instruction_set": "auto"}
@@ -87,15 +95,15 @@ class Shape:
                 self.is_causal = True
             elif equals and key in self.size and key != ("n_kv" if self.is_layer else "D"):
                 if not re.fullmatch("[0-9]{1,10}", value) or not 0 < int(value) < 2**31:
-                    raise ValueError(f"'{word}' is no size; it has to be a whole number from 1 to {2**31 - 1}")
+                    raise ValueError(f"'{word}' is not a size; it must be a whole number from 1 to {2**31 - 1}")
                 self.size[key] = int(value)
             elif equals and key in names:
                 choices = SETS if key == "instruction_set" else KV_TYPES
                 if value not in choices:
-                    raise ValueError(f"'{value}' is no {'type of a cache' if choices is KV_TYPES else 'instruction set'}; there are {', '.join(choices)}")
+                    raise ValueError(f"'{value}' is not {'a cache type' if choices is KV_TYPES else 'an instruction set'}; use one of {', '.join(choices)}")
                 names[key] = value
             else:
-                raise ValueError(f"'{word}' is no word of a line that begins with '{kind}'; tools/perf_gate.sh --help has those that are")
+                raise ValueError(f"'{word}' is not allowed in a line that begins with '{kind}'; tools/perf_gate.sh --help lists the words")
         size = self.size
         for key in ("n", "H", "D" if self.is_layer else "head_dim"):
             if not size[key]:
@@ -105,13 +113,13 @@ class Shape:
             if rest:
                 raise ValueError("H does not divide D; give head_dim= or another number of heads")
         if size["past"] and size["n_kv"]:
-            raise ValueError("n_kv= and past= are two ways to have keys; give one of them")
+            raise ValueError("n_kv= and past= both provide keys; give only one of them")
         if names["kv_type"] != "f32" and not size["past"]:
-            raise ValueError("kv_type= is that of a cache, which past= asks for")
+            raise ValueError("kv_type= is the type of a cache; add past=")
         for key, default in ("B", 1), ("threads", 1), ("kv_heads", size["H"]), ("n_kv", size["n"]):
             size[key] = size[key] or default
         if size["threads"] > os.cpu_count():
-            raise ValueError(f"'{self.text}' wants more threads than this machine has processors ({os.cpu_count()})")
+            raise ValueError(f"'{self.text}' asks for more threads than this machine has processors ({os.cpu_count()})")
         self.names = names
 
     def use_set(self, name):
@@ -147,7 +155,7 @@ def read_shapes(path):
         except ValueError as error:
             raise cannot_measure(f"{path}:{number}: {error}") from error
     if not shapes:
-        raise cannot_measure(f"the file '{path}' has no shape; a line such as 'layer B=1 n=128 D=768 H=12' is one")
+        raise cannot_measure(f"the file '{path}' has no shape; add a line such as 'layer B=1 n=128 D=768 H=12'")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = sum(shape.bytes() for shape in shapes)
     if needed > memory / 2:
@@ -189,7 +197,7 @@ class Builder:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = open(folder / "lock", "w", encoding="utf-8")
         except OSError as error:
-            raise cannot_measure(f"the folder '{folder}' cannot be made: {error.strerror}") from error
+            raise cannot_measure(f"the folder '{folder}' cannot be created: {error.strerror}") from error
         self.folder = folder = folder.resolve()
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         # Libraries are kept by commit and by what compiles them: a base built by another compiler is no base.
@@ -210,7 +218,7 @@ class Builder:
                 if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode:
                     kept.unlink(missing_ok=True)
                     sys.stderr.write("".join([line for line in open(log, encoding="utf-8") if "rror" in line][:20]))
-                    raise cannot_measure(f"{what} does not build; all that the compiler said is in {log}")
+                    raise cannot_measure(f"{what} does not build; the compiler's output is in {log}")
         kept.write_text(" ".join(settings))
 
     def build_library(self, source, folder, name):
@@ -232,7 +240,7 @@ class Builder:
         git = ["git", "-C", ROOT]
         found = subprocess.run([*git, "rev-parse", "--verify", "--quiet", f"{given}^{{commit}}"], capture_output=True, text=True)
         if found.returncode:
-            raise cannot_measure(f"'{given}' is neither a file nor a revision of this repository (a clone of depth 1 has no older ones: git fetch "
+            raise cannot_measure(f"'{given}' is neither a file nor a revision of this repository (a shallow clone lacks older ones: git fetch "
                                  "--unshallow)")
         commit = found.stdout.strip()
         folder, name = self.folder / f"{commit}-{self.compiler}", commit[:10]
@@ -322,7 +330,7 @@ def counted(program, name, library, arguments):
         counts = [int(line.split()[1]) for line in profile.read_text().splitlines() if line.startswith("totals: ")] if profile.exists() else []
     counts = counts[:len(arguments)]  # then comes what is between the last call and the end
     if done.returncode or len(counts) < len(arguments) or 0 in counts:
-        raise cannot_measure(f"valgrind, with status {done.returncode}, has not counted each of {len(arguments)} calls of {library}:\n{done.stdout}")
+        raise cannot_measure(f"valgrind ended with status {done.returncode} without counting each of {len(arguments)} calls of {library}:\n{done.stdout}")
     return counts
 
 
@@ -330,9 +338,9 @@ def count_instructions(program, base, new, shapes, threshold):
     for shape in shapes:
         shape.use_set("avx2")
         if shape.size["threads"] > 1:
-            raise cannot_measure(f"the shape '{shape.text}' has several threads; instructions are counted of one thread")
+            raise cannot_measure(f"the shape '{shape.text}' has several threads; instructions are counted for one thread only")
         if shape.names["instruction_set"] not in ("scalar", "avx2"):
-            raise cannot_measure(f"the shape '{shape.text}' wants what valgrind does not know; leave instruction_set out for AVX2")
+            raise cannot_measure(f"the shape '{shape.text}' needs what valgrind does not know; leave instruction_set out for AVX2")
     arguments = [shape.argument() for shape in shapes]
     differences = [line[0] for line in run_times(program, 0, base, new, shapes)]
     print(f"perf gate: counting the instructions of {len(shapes)} calls of both", file=sys.stderr)
@@ -422,22 +430,22 @@ def parse():
     parser = Parser(usage=usage.replace("\n", "\n       "), description=description, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--count", action="store_true", help="count instructions instead of measuring time")
-    parser.add_argument("--floor", metavar="FILE", help="BASE is the commit that FILE (bench/floor.txt) names for this processor")
-    parser.add_argument("--shapes", metavar="FILE", help="what is measured, a line each; without it bench/gate/shapes.txt, with --count "
-                        "bench/gate/counted_shapes.txt")
-    parser.add_argument("--threshold", metavar="P", type=percent, help="how much slower is a regression: 5%% (the default), with --count 1%%")
-    parser.add_argument("--rounds", metavar="N", type=rounds, default=15, help="rounds of measurements, at least 7 (default: 15)")
-    parser.add_argument("--json", metavar="FILE", help="writes all results, with every round's times")
-    parser.add_argument("--markdown", metavar="FILE", help="appends the table, for a job summary")
+    parser.add_argument("--floor", metavar="FILE", help="use as BASE the commit that FILE (bench/floor.txt) names for this processor")
+    parser.add_argument("--shapes", metavar="FILE", help="the shapes to measure, one per line (default: bench/gate/shapes.txt; "
+                        "with --count, bench/gate/counted_shapes.txt)")
+    parser.add_argument("--threshold", metavar="P", type=percent, help="the slowdown that is a regression (default: 5%%; with --count, 1%%)")
+    parser.add_argument("--rounds", metavar="N", type=rounds, default=15, help="the number of rounds, at least 7 (default: 15)")
+    parser.add_argument("--json", metavar="FILE", help="write all results, with the times of every round")
+    parser.add_argument("--markdown", metavar="FILE", help="append the table, for a job summary")
     parser.add_argument("--build", metavar="FOLDER", type=pathlib.Path, default=ROOT / "build" / "perf_gate",
-                        help="where it builds, and keeps what it built for the next time (default: build/perf_gate)")
+                        help="the folder to build in, which keeps builds for the next run (default: build/perf_gate)")
     arguments = parser.parse_args()
     if arguments.floor and arguments.count:
-        raise wrong_usage("the floor is about time, not about --count")
+        raise wrong_usage("--floor compares times and cannot be combined with --count")
     most = 1 if arguments.floor else 2
     if not most - 1 <= len(arguments.versions) <= most:
-        raise wrong_usage(f"{'the floor is the base, and' if arguments.floor else 'a base and'} at most one version to compare with it are needed, "
-                          f"and {len(arguments.versions)} were given")
+        raise wrong_usage(f"{'with --floor,' if arguments.floor else 'a base and'} at most one version to compare with it can be given, "
+                          f"but {len(arguments.versions)} were given")
     arguments.threshold = arguments.threshold or (0.01 if arguments.count else 0.05)
     arguments.shapes = arguments.shapes or ROOT / "bench" / "gate" / ("counted_shapes.txt" if arguments.count else "shapes.txt")
     return arguments

@@ -3,8 +3,10 @@
 #include <mha.h>
 
 #include <cstring>
+#include <type_traits>
 
-// Compiled as base_structs and as new_structs. It names fields of every version that the gate may compare; macros tell them apart.
+// Compiled as base_structs and as new_structs. It names fields of every version that the gate may compare. MHA_EQUAL_SCORES tells the
+// structs of 0.1.0 from those before it.
 namespace gate {
 namespace {
 
@@ -17,17 +19,23 @@ T *start(Struct *memory) {
   return filled;
 }
 
+// An array of a call: a pointer, or since 0.1.0 a struct that begins with one.
+template <class Array, class Float>
+void set(Array *array, Float *data) {
+  if constexpr (std::is_pointer_v<Array>) {
+    *array = data;
+  } else {
+    array->data = data;
+  }
+}
+
 // What mha_forward_args and mha_attention_args have in common.
 template <class Args>
 Args *start_call(const Shape &shape, const mha_scheduler *scheduler, Struct *memory) {
   Args *const args = start<Args>(memory);
   args->batch = shape.batch;
   args->n_q = shape.n;
-#ifdef MHA_CAUSAL
   args->flags = shape.is_causal ? MHA_CAUSAL : 0;
-#else
-  args->is_causal = shape.is_causal;
-#endif
   args->scheduler = scheduler;
   return args;
 }
@@ -40,15 +48,15 @@ void fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct
   config->num_kv_heads = shape.kv_heads;
   config->head_dim = shape.head_dim;
   mha_layer_weights *const weights = start<mha_layer_weights>(weights_memory);
-  weights->w_qkv = w_qkv;
-  weights->w_o = w_o;
+  set(&weights->w_qkv, w_qkv);
+  set(&weights->w_o, w_o);
   start<mha_layer_options>(options_memory)->instruction_set = shape.instruction_set;
 }
 
 void fill_forward(const Shape &shape, const float *query, float *output, const mha_scheduler *scheduler, Struct *memory) {
   mha_forward_args *const args = start_call<mha_forward_args>(shape, scheduler, memory);
-  args->query = query;
-  args->output = output;
+  set(&args->query, query);
+  set(&args->output, output);
 }
 
 void fill_attention(const Shape &shape, const float *q, const float *k, const float *v, float *output, const mha_scheduler *scheduler,
@@ -57,15 +65,13 @@ void fill_attention(const Shape &shape, const float *q, const float *k, const fl
   args->num_heads = shape.heads;
   args->num_kv_heads = shape.kv_heads;
   args->head_dim = shape.head_dim;
-  args->q = q;
-  if (shape.past) {
-    args->flags |= MHA_CACHE_READ;
-  } else {
+  set(&args->q, q);
+  if (!shape.past) {
     args->n_kv = shape.n_kv;
-    args->k = k;
-    args->v = v;
+    set(&args->k, k);
+    set(&args->v, v);
   }
-  args->output = output;
+  set(&args->output, output);
   args->instruction_set = shape.instruction_set;
 }
 
@@ -75,15 +81,21 @@ void fill_cache(const Shape &shape, Struct *memory) {
   config->capacity = shape.past + shape.n;
   config->num_kv_heads = shape.kv_heads;
   config->head_dim = shape.head_dim;
-  config->k_type = config->v_type = shape.kv_type;
+  config->k_type = config->v_type = MHA_TYPE_F32 + shape.kv_type;
 }
 
 void set_cache(const Shape &shape, mha_kv_cache *cache, Struct *memory) {
   if (shape.is_layer) {
     reinterpret_cast<mha_forward_args *>(memory->bytes)->cache = cache;
-  } else {
-    reinterpret_cast<mha_attention_args *>(memory->bytes)->cache = cache;
+    return;
   }
+  mha_attention_args *const args = reinterpret_cast<mha_attention_args *>(memory->bytes);
+#ifdef MHA_EQUAL_SCORES
+  args->cache_read = cache;
+#else
+  args->cache = cache;
+  args->flags |= MHA_CACHE_READ;
+#endif
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ struct Shape {
   int64_t is_layer, batch, n, n_kv, width, heads, kv_heads, head_dim;
   int64_t past;  // positions in a KV cache; 0: without a cache
   int64_t is_causal, threads;
-  uint32_t kv_type, instruction_set;  // MHA_TYPE_* of the cache, MHA_INSTRUCTION_SET_*
+  uint32_t kv_type;          // of the cache: MHA_TYPE_* - MHA_TYPE_F32
+  uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
 };
 
 // A struct of mha.h, in memory for the largest one.

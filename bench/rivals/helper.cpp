@@ -95,14 +95,14 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
   config.arithmetic = arithmetic;
   mha_layer_weights weights = {};
   weights.struct_size = sizeof weights;
-  weights.w_qkv = w_qkv;
-  weights.w_o = w_o;
+  weights.w_qkv.data = w_qkv;
+  weights.w_o.data = w_o;
   mha_forward_args &args = self->args;
   args.struct_size = sizeof args;
   args.batch = batch;
   args.n_q = n;
-  args.query = x;
-  args.output = self->y.data();
+  args.query.data = x;
+  args.output.data = self->y.data();
   args.flags = is_causal ? MHA_CAUSAL : 0;
   args.scheduler = workers ? &workers->scheduler() : nullptr;
 

@@ -1,8 +1,8 @@
-"""One library of a comparison of layers, in a process of its own, which layers.py starts:
+"""Runs one library of a comparison of layers in a separate process, which layers.py starts:
 
     libraries.py LIBRARY THREADS CORES HELPER
 
-It answers each request, a line of JSON on standard input, by a line of JSON on standard output. A file of inputs holds float32: x [batch, n,
+It answers each request, a line of JSON on standard input, with a line of JSON on standard output. A file of inputs holds float32: x [batch, n,
 width], w_qkv [width, width + 2 * kv_width], w_o [width, width], and of a layer over a cache k and v [past, kv_heads, head_dim]; a file of
 exact results float64.
 """
@@ -91,7 +91,7 @@ def processor_flags():
 
 class Mha:
     # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections
-    forms = {"f32": (0, 0), "int16": (3, 2), "int8": (3, 1), "int4_int16": (4, 2), "int4_int8": (4, 1)}
+    forms = {"f32": (1, 0), "int16": (4, 0x502), "int8": (4, 0x501), "int4_int16": (5, 0x502), "int4_int8": (5, 0x501)}
 
     def __init__(self, threads, helper):
         self.threads, self.helper = threads, ctypes.CDLL(helper)

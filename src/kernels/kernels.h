@@ -83,7 +83,7 @@ struct Projection {
   const float *scales;
   const float *bias;  // [ceil(columns / 48) * 48], zero where there is none
   Destination destination;
-  Destination tap;  // a second copy for mha_taps, or none
+  Destination tap;  // a second copy for mha_outputs, or none
 };
 
 // ---- Attention
@@ -146,7 +146,7 @@ struct Rotation {
   bool is_interleaved;
   const int64_t *positions;  // [batch][rows_per_sequence] by row of the caller's array; null: the row's position in its sequence
   int64_t rows_per_sequence;
-  int64_t origin;  // where positions without `positions` count from: kv_position of the call
+  int64_t origin;  // where positions without `positions` count from: kv_first_position of the call
 };
 
 // Norm of queries, keys, values or the context (CONTRACT.md, sections 5 and 10); see mha_norm.
@@ -190,7 +190,7 @@ struct ChosenKeys {
   int64_t block;    // keys of an entry
 };
 
-// What changes scores (CONTRACT.md, section 7); see mha_score_options.
+// What changes scores (CONTRACT.md, section 7); see mha_score_options and mha_score_arrays.
 struct ScoreOptions {
   bool change_scores;                 // all but sinks, mask and groups does
   bool limits_pairs;                  // mask, groups and biases of -infinity do
@@ -278,7 +278,7 @@ struct Attention {
   KeyValues k, v;
   void *output;  // canonical context rows, gated
   Storage output_storage;
-  bool reworks_context;  // head scales, the tap of the context, a gate or the output's type do
+  bool reworks_context;  // head scales, the output `context`, a gate or the output's type do
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse, *context;  // optional outputs, contiguous as in mha.h
   float *states;         // [batch, num_heads, n_q, state_head + head_dim_v] in place of all finished outputs; null: not asked for
@@ -297,8 +297,9 @@ struct States {
   const float *states;
   int64_t batch, num_heads, n_q, head_dim_v;
   const float *sinks, *head_scales;  // [num_heads]; null: none
-  void *output;                      // [batch, n_q, num_heads, head_dim_v]; null: not asked for
+  void *output;                      // null: not asked for
   Storage output_storage;
+  int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse;  // [batch, num_heads, n_q]; null: not asked for
 };
 

@@ -245,7 +245,8 @@ void finish_states(const States &given) {
   const int64_t heads = given.num_heads, n_q = given.n_q;
   for (int64_t row = 0; row < given.batch * heads * n_q; ++row) {
     const int64_t head = row / n_q % heads, query = row % n_q, sequence = row / n_q / heads;
-    finish_state<V>(given, row, head, ((sequence * n_q + query) * heads + head) * given.head_dim_v);
+    finish_state<V>(given, row, head,
+                    sequence * given.output_batch_stride + query * given.output_row_stride + head * given.output_head_stride);
   }
 }
 

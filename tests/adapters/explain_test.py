@@ -121,7 +121,7 @@ class Numbers(Explaining):
         (self.folder / "plain.mha").write_bytes(packed.tobytes())
         (self.folder / "later.mha").write_bytes(packed_with({**call, "tilt": 1}))
         self.assertRegex(self.run_it("--packed", "later.mha", "--input", "x.npy")[2], "describes its call with 'tilt'")
-        self.assertRegex(self.run_it("--packed", "plain.mha", "--input", "x.npy")[2], "does not say how the layer is called.*mha pack")
+        self.assertRegex(self.run_it("--packed", "plain.mha", "--input", "x.npy")[2], "has no call settings.*mha pack")
 
     def test_the_command_packs_what_is_explained(self):
         if not arguments.mha:
@@ -170,8 +170,8 @@ class BadInput(Explaining):
             (["--html", "page.html", "--tokens", "a b"], "--tokens: 2 tokens for 3 rows of the worked example"),
             ([*plain, "--input", "nothing.npy"], "nothing.npy: cannot be read"), ([*plain, "--input", "double.npy"], "holds float64"),
             ([*plain, "--input", "empty.npy"], "there is nothing to explain"), ([*plain, "--input", "narrow.npy"], "query"),
-            (["--packed", "text.txt", "--input", "x.npy"], "does not say how the layer is called"),
-            ([*plain, "--window", 2, "--input", "x.npy"], "--window: the packed layer says it"),
+            (["--packed", "text.txt", "--input", "x.npy"], "has no call settings"),
+            ([*plain, "--window", 2, "--input", "x.npy"], "--window: the packed layer already sets it"),
         ]
         for words, sentence in table:
             with self.subTest(words):

@@ -470,7 +470,7 @@ class Operators(Case):
                 (layer(weight_type="f8"), "the attribute weight_type is 'f8'; it has to be f32, f16, bf16, int8 or int4"),
                 (layer(arithmetic=1), "the attribute arithmetic is an integer; it has to be a string"),
                 (layer(weight_type="int8", arithmetic="bf16"), "the attribute arithmetic is 'bf16'; it has to be f32, int8 or int16"),
-                (layer(weight_type="f16", arithmetic="int8"), "set weight_type to MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4)"),
+                (layer(weight_type="f16", arithmetic="int8"), "set weight_type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5)"),
                 (layer(softcap=-1.0), "softcap")):
             with self.subTest(sentence):
                 self.refused(model, sentence, y)

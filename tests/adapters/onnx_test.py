@@ -4,7 +4,7 @@
     onnx_test.py --library LIBMHA.SO [--venv FOLDER]
 
 Each case has the operator's result, or stands in `left_out` with the reason. Causal alignment, which ONNX derives from its inputs, is what
-the caller gives as q_start. Runs with the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into
+the caller gives as q_first_positions. Runs with the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into
 FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither.
 """
 
@@ -80,7 +80,7 @@ def compute(attributes, given):
     y, steps = mha.attention(
         *(array.view(np.uint16) if is_bf16 else array for array in (q, k, v)), bf16=is_bf16, scale=attributes.get("scale", 0.0), is_causal=is_causal,
         output_type={"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[q.dtype.name], kv_lengths=lengths,
-        q_start=starts if is_causal or windows else None, window_left=windows.get("left"), window_right=windows.get("right"),
+        q_first_positions=starts if is_causal or windows else None, window_left=windows.get("left"), window_right=windows.get("right"),
         score=mha.ScoreOptions(**score), want=[tap])
     y = y.view(q.dtype)
     return {"Y": y.transpose(0, 2, 1, 3) if given["Q"].ndim == 4 else y.reshape(batch, n_q, -1), "qk_matmul_output": steps[tap],

@@ -138,7 +138,8 @@ class Calls(unittest.TestCase):
             return made
 
         def sequences():
-            return {"q_start": np.array([3, 4]), "q_lengths": np.array([2, 3]), "kv_lengths": [3, 2], "is_causal": True, "window_left": 2, "window_right": 1, "padding": "right"}
+            return {"q_first_positions": np.array([3, 4]), "q_lengths": np.array([2, 3]), "kv_lengths": [3, 2], "q_first_rows": [1, 0], "kv_first_rows": [0, 1],
+                    "is_causal": True, "equal_scores": False, "window_left": 2, "window_right": 1, "padding": "right"}
 
         def score(columns=3):
             return mha.ScoreOptions(**some({"softcap": 2.0, "alibi_slopes": floats(2), "sinks": floats(2), "bias": floats(3, columns), "mask": guarded(np.ones((2, 2, 3, columns), bool)),
@@ -164,7 +165,7 @@ class Calls(unittest.TestCase):
         def options():
             return {**some(sequences(), 2), **some({"norm": norm(), "score": score(), "rope": rope, "cache": cache(), "out": floats(2, 3, 2, 4), "want": ["lse", "attention_weights"],
                                                     "cache_sequences": [1, 0], "scheduler": threads, "workspace": guarded(np.zeros(2**16, np.uint8)), "output_type": "f32", "cache_read": True,
-                                                    "prepare": False, "scale": 0.5, "kv_position": 0, "states": False, "instruction_set": "scalar", "bf16": False}, 2)}
+                                                    "prepare": False, "scale": 0.5, "kv_first_position": 0, "states": False, "instruction_set": "scalar", "bf16": False}, 2)}
 
         def product(**changes):
             given = {"x": floats(3, 8), "w": floats(5, 8), "b": floats(5), **changes}
@@ -186,6 +187,7 @@ class Calls(unittest.TestCase):
             lambda **given: cache().truncate(**given): lambda: {"sequence": 0, "length": 2},
             lambda **given: cache().copy_prefix(**given): lambda: {"source": 0, "target": 1, "length": 2},
             lambda **given: mha.KvCache(**{**shape, "kind": "paged", "block_positions": 16, "num_blocks": 2}).set_blocks(**given): lambda: {"sequence": 0, "blocks": [1]},
+            lambda **given: mha.KvCache(**{**shape, "kind": "paged", "block_positions": 16, "num_blocks": 2}).unshare(**given): lambda: {"sequence": 0, "block": 1},
             lambda **given: cache().length(**given): lambda: {"sequence": 0},
             lambda **given: mha.Layer.view(**given): lambda: {"packed": packed, "instruction_set": "auto"},
             lambda **given: mha.verify(**given): lambda: {"packed": packed},

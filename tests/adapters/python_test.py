@@ -63,7 +63,7 @@ def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
 
 
 def header_text():
-    return "".join((pathlib.Path(arguments.include) / name).read_text() for name in ("mha.h", "mha_options.h"))
+    return "".join((pathlib.Path(arguments.include) / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h"))
 
 
 class Mha(unittest.TestCase):
@@ -91,7 +91,7 @@ class Mha(unittest.TestCase):
             resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
             print(mha.Layer(1024, 8, **w).forward(np.ones((1, 1024), np.float32)).shape)"""
         ran = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
-        self.assertRegex(ran.stdout, r"\AMHA_ERROR_OUT_OF_MEMORY the allocator has no \d+ bytes for the packed layer\n\(1, 1024\)\n", ran.stderr)
+        self.assertRegex(ran.stdout, r"\AMHA_ERROR_OUT_OF_MEMORY the allocator returned NULL for the \d+ bytes of the packed layer; free memory\n\(1, 1024\)\n", ran.stderr)
 
     # ---- The header
 
@@ -124,7 +124,7 @@ class Mha(unittest.TestCase):
     def test_functions_are_those_of_the_header(self):
         header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
         declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))
-        kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "u" if "uint32_t" in one else "i" for one in parameters.split(","))
+        kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "u" if "uint32_t" in one else "n" if "int32_t" in one else "i" for one in parameters.split(","))
                  for name, parameters in declared.items()}
         self.assertEqual(mha._library._signatures, kinds)
         others = set(re.findall(r"MHA_API [^;(]*\b(mha_\w+)\(", header)) - set(declared)
@@ -136,10 +136,13 @@ class Mha(unittest.TestCase):
     def test_names_have_the_numbers_of_the_header(self):
         header = header_text()
         for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
-                              ("CACHE", mha.cache_kinds), ("CACHE_VALUES", mha.cache_values), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
-                              ("GATE", mha.gates)):
+                              ("CACHE_KIND", mha.cache_kinds), ("CACHE_VALUES", mha.cache_values), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
+                              ("GROUPS", mha.score_groups), ("GATE", mha.gates), ("ARITHMETIC", mha.arithmetics)):
             for name, number in table.items():
-                self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} {number}u\b")
+                self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} ({number}|{number:#x})u\b")
+        for name in "causal", "window_left", "window_right", "equal_scores", *(f"norm_{flag}" for flag in ("layer", "all_heads", "after_rope", "values", "after_gate")):
+            number = getattr(mha._structs, "_" + name)
+            self.assertRegex(header, rf"#define MHA_{name.upper()} ({number}|{number:#x})u\b")
 
     # ---- The layer
 
@@ -201,19 +204,18 @@ class Mha(unittest.TestCase):
 
     def test_packed_sequences_are_computed_as_each_alone(self):
         lengths = [4, 0, 7]
-        starts = [1, 5, 5, 12]
-        x = floats(13, width)
+        starts = [0, 4, 4, 11]
+        x = floats(11, width)
         y, steps = self.layer.forward(x, is_causal=True, cu_seqlens_q=starts, want=["lse"])
-        self.assertEqual(steps["lse"].shape, (heads, 13))
+        self.assertEqual(steps["lse"].shape, (heads, 11))
         for first, length in zip(starts, lengths):
             self.assert_same(y[first:first + length], self.layer.forward(x[first:first + length], is_causal=True))
-        self.assertEqual(np.count_nonzero(y[[0, 12]]), 0)
-        self.assertEqual(self.layer.info(13, is_causal=True, cu_seqlens_q=starts)["operations"],
+        self.assertEqual(self.layer.info(11, is_causal=True, cu_seqlens_q=starts)["operations"],
                          sum(self.layer.info(length, is_causal=True)["operations"] for length in lengths))
         cache = mha.KvCache(num_sequences=3, capacity=64, num_kv_heads=heads, head_dim=head_dim)
         cached, steps = self.layer.forward(x, is_causal=True, cu_seqlens_q=starts, cache=cache, want=["attention_weights"])
         self.assert_same(cached, y)
-        self.assertEqual(steps["attention_weights"].shape, (heads, 13, 7))
+        self.assertEqual(steps["attention_weights"].shape, (heads, 11, 7))
         self.assertEqual([cache.length(b) for b in range(3)], lengths)
         q, k = floats(1, 5, heads, head_dim), floats(1, 9, heads, head_dim)
         both = mha.attention(q, k, k, cu_seqlens_q=[0, 2, 5], cu_seqlens_kv=[0, 6, 9])
@@ -221,6 +223,70 @@ class Mha(unittest.TestCase):
         self.assert_same(both[:, 2:], mha.attention(q[:, 2:], k[:, 6:], k[:, 6:]))
         with self.assertRaisesRegex(ValueError, "with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of 2"):
             self.layer.forward(floats(2, 4, width), cu_seqlens_q=[0, 4])
+        self.assertEqual(self.layer.forward(x[:0], cu_seqlens_q=[0]).shape, (0, width))  # no sequences, which is nothing to do
+        for starts in [0], []:
+            with self.assertRaisesRegex(ValueError, f"cu_seqlens_q has {len(starts)} numbers; it must have .* that of all rows, 11"):
+                self.layer.forward(x, cu_seqlens_q=starts)
+
+    def test_rows_of_padding_on_either_side(self):
+        x, lengths = floats(3, 6, width), [4, 6, 1]
+        right = self.layer.forward(x, is_causal=True, q_lengths=lengths)
+        left, steps = self.layer.forward(x, is_causal=True, q_lengths=lengths, padding="left", want=["lse"])
+        firsts = [6 - length for length in lengths]
+        self.assert_same(self.layer.forward(x, is_causal=True, q_first_rows=firsts), left)
+        middle = self.layer.forward(x, is_causal=True, q_first_rows=[1, 0, 3], q_lengths=lengths)
+        for b, (length, first) in enumerate(zip(lengths, firsts)):
+            self.assert_same(right[b, :length], self.layer.forward(x[b, :length], is_causal=True))
+            self.assert_same(left[b, first:], self.layer.forward(x[b, first:], is_causal=True))
+            self.assertTrue((steps["lse"][b, :, :first] == -np.inf).all())
+        self.assert_same(middle[0, 1:5], self.layer.forward(x[0, 1:5], is_causal=True))
+        self.assertEqual([np.count_nonzero(rows) for rows in (right[0, 4:], left[0, :2], middle[0, [0, 5]], middle[2, 4:])], [0] * 4)
+        for valid, longest in ({"q_lengths": [4, 2, 1]}, 4), ({"q_first_rows": [3, 1, 5]}, 5), ({"q_lengths": [3, 2, 1], "padding": "left"}, 3):
+            cache = mha.KvCache(num_sequences=3, capacity=16, num_kv_heads=heads, head_dim=head_dim)
+            _, steps = self.layer.forward(x, is_causal=True, cache=cache, want=["attention_weights"], **valid)
+            self.assertEqual(steps["attention_weights"].shape, (3, heads, 6, longest))
+            self.assertEqual(max(cache.length(b) for b in range(3)), longest)
+        y = floats(3, 9, width)
+        self.assert_same(self.layer.forward(x, y, kv_lengths=[9, 5, 2], padding="left"), self.layer.forward(x, y, kv_first_rows=[0, 4, 7]))
+        self.assert_same(self.layer.forward(x, y, padding="left"), self.layer.forward(x, y))  # all rows are valid
+        for beside, given in ("q_first_rows", [0, 0, 0]), ("kv_first_rows", [0, 0, 0]):
+            with self.assertRaisesRegex(ValueError, f"padding is 'left', but {beside} says which rows are valid; give one of the two"):
+                self.layer.forward(x, y, padding="left", **{beside: given})
+        with self.assertRaisesRegex(ValueError, "padding is 'left', but cu_seqlens_q says"):
+            self.layer.forward(x[0], padding="left", cu_seqlens_q=[0, 6])
+        with self.assertRaisesRegex(mha.Error, r"sequences.q_lengths\[1\] is 7"):
+            self.layer.forward(x, padding="left", q_lengths=[4, 7, 1])
+        for call in (lambda **old: self.layer.forward(x, **old), lambda **old: mha.attention(x, x, x, **old)):
+            for old in "q_start", "kv_start", "kv_position":
+                with self.assertRaisesRegex(TypeError, old):
+                    call(**{old: [0]})
+
+    def test_equal_scores_are_the_mean_of_the_values(self):
+        q, k, v = floats(2, 5, 4, 8), floats(2, 7, 2, 8), floats(2, 7, 2, 6)
+        y = mha.attention(q, k, v, equal_scores=True)
+        np.testing.assert_allclose(y, np.broadcast_to(np.repeat(v.mean(axis=1, keepdims=True), 2, axis=2), y.shape), atol=1e-6)
+        _, steps = self.layer.forward(floats(2, 5, width), equal_scores=True, want=["attention_weights", "scaled_scores"])
+        np.testing.assert_allclose(steps["attention_weights"], np.full((2, heads, 5, 5), 0.2), atol=1e-7)
+        self.assertEqual(np.count_nonzero(steps["scaled_scores"]), 0)
+        self.assertEqual(self.layer.info(5, equal_scores=True)["operations"], self.layer.info(5)["operations"])
+
+    def test_a_block_that_sequences_share_is_copied_before_rows_are_appended(self):
+        k, v = floats(30, heads, head_dim), floats(30, heads, head_dim)
+        cache = mha.KvCache(num_sequences=2, capacity=64, num_kv_heads=heads, head_dim=head_dim, kind="paged", block_positions=16, num_blocks=4)
+        cache.set_blocks(0, [0, 1])
+        cache.append(0, k[:20], v[:20])
+        cache.set_blocks(1, [0, 1])
+        cache.copy_prefix(0, 1, 20)
+        with self.assertRaises(mha.Error) as raised:
+            cache.append(1, k[20:], v[20:])
+        self.assertEqual((raised.exception.name, raised.exception.status), ("MHA_ERROR_CACHE_SHARED", 13))
+        self.assertIs(cache.unshare(1, 3), True)
+        self.assertIs(cache.unshare(1, 2), False)
+        cache.append(1, k[20:], v[20:])
+        self.assert_same(cache.read(1, 0, 30)[0], k)
+        self.assert_same(cache.read(0, 0, 20)[1], v[:20])
+        with self.assertRaisesRegex(ValueError, "an argument of mha_kv_cache_unshare is 4294967298"):
+            cache.unshare(0, 2**32 + 2)
 
     def test_inputs_may_repeat_elements(self):
         one = floats(1, 6, width)
@@ -260,7 +326,7 @@ class Mha(unittest.TestCase):
         self.assertLess(self.layer.info(10, q_lengths=[7])["operations"], info["operations"])
         self.assertLess(self.layer.info(10, window_left=2)["operations"], info["operations"])
         self.assertEqual(self.layer.info(10, want=["attention_weights", "q"])["bytes"] - info["bytes"], 4 * (heads * 100 + 10 * width))
-        with self.assertRaisesRegex(ValueError, "want is 'weights'; it must be one of 'attention_weights'"):
+        with self.assertRaisesRegex(ValueError, "want is 'weights'; it must be one of .*'attention_weights'"):
             self.layer.info(10, want=["weights"])
         cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=heads, head_dim=head_dim)
         empty = self.layer.info(1, cache=cache)
@@ -404,9 +470,9 @@ class Mha(unittest.TestCase):
             self.assertEqual([layer.shape[name] for name in ("key_dim", "value_dim", "num_kv_heads", "head_dim")], [0, 0, heads, head_dim])
             self.assert_same(layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True),
                              self.layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True))
-            with self.assertRaisesRegex(mha.Error, "the layer has no W_K and W_V, .* set MHA_CACHE_READ"):
+            with self.assertRaisesRegex(mha.Error, "cache_read is NULL, but the layer has no W_K and W_V"):
                 layer.forward(x, is_causal=True, cache=cache)
-        with self.assertRaisesRegex(mha.Error, "w_v is NULL; give all of w_q, w_k and w_v, or w_q alone"):
+        with self.assertRaisesRegex(mha.Error, "w_v.data is NULL; set w_q.data, w_k.data and w_v.data, or w_q.data alone"):
             mha.Layer(width, heads, w_q=self.w["w_q"], w_k=self.w["w_k"])
 
     def test_choosing_keys(self):
@@ -450,7 +516,7 @@ class Mha(unittest.TestCase):
         self.assertEqual([cache.length(0), cache.length(1)], [5, 5])
         info = mha.attention_info(3, 0, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4, cache=cache, cache_read=True)
         self.assertEqual(info["operations"], mha.attention_info(3, 5, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4)["operations"])
-        with self.assertRaisesRegex(mha.Error, "MHA_CACHE_READ appends nothing, but k is given"):
+        with self.assertRaisesRegex(mha.Error, "k.data is given, but no keys come with cache_read"):
             mha.attention(q, k, v, cache=cache, cache_read=True)
         for given in {"cache": cache}, {"cache_read": True}:
             with self.assertRaisesRegex(TypeError, "k is a NoneType"):
@@ -463,7 +529,7 @@ class Mha(unittest.TestCase):
         y = mha.attention(q, k[:, 4:], cache=cache)
         np.testing.assert_array_equal(y, mha.attention(q, k, k[..., :16]))
         np.testing.assert_array_equal(cache.read(0, 0, 9)[1], k[0, ..., :16])
-        with self.assertRaisesRegex(mha.Error, "leave v NULL"):
+        with self.assertRaisesRegex(mha.Error, "v.data is given, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave it NULL"):
             mha.attention(q, k, k[..., :16], cache=cache)
 
     def test_keys_in_two_places_are_attended_to_as_in_one(self):
@@ -471,14 +537,14 @@ class Mha(unittest.TestCase):
         sinks, scales = floats(4), floats(4)
         options = dict(is_causal=True, window_left=300)
         y, looks = mha.attention(q, k, v, **options, score=mha.ScoreOptions(sinks=sinks, head_scales=scales), want=["lse"])
-        parts = [mha.attention(q, k[:, first:end], v[:, first:end], **options, q_start=[597, 597], kv_position=first, states=True)
+        parts = [mha.attention(q, k[:, first:end], v[:, first:end], **options, q_first_positions=[597, 597], kv_first_position=first, states=True)
                  for first, end in ((0, 512), (512, 600))]
         self.assertEqual(parts[0].shape, (2, 4, 3, 8))
         merged = mha.states_merge(*parts)
         finished, lse = mha.states_finish(merged, sinks=sinks, head_scales=scales)
         self.assert_same(finished, y)
         self.assert_same(lse, looks["lse"])
-        again = mha.attention(q, k[:, 512:], v[:, 512:], **options, q_start=[597, 597], kv_position=512, states=True, prepare=True)
+        again = mha.attention(q, k[:, 512:], v[:, 512:], **options, q_first_positions=[597, 597], kv_first_position=512, states=True, prepare=True)
         self.assert_same(again(q, k[:, 512:], v[:, 512:]), parts[1])
         self.assert_same(again(q, k[:, 512:], v[:, 512:], out=np.empty_like(parts[1])), parts[1])
         self.assertIs(mha.states_merge(*parts, out=parts[0]), parts[0])
@@ -490,7 +556,7 @@ class Mha(unittest.TestCase):
                                 (lambda: mha.states_finish(merged[0]), "states is float32"),
                                 (lambda: mha.states_finish(merged, sinks=sinks[:2]), "sinks is float32")):
             self.assertRaisesRegex(ValueError, sentence, wrong)
-        with self.assertRaisesRegex(mha.Error, "lse is given beside states"):
+        with self.assertRaisesRegex(mha.Error, "outputs.lse is given beside outputs.states"):
             mha.attention(q, k, v, states=True, want=["lse"])
 
     def test_a_cache_lies_where_the_caller_wants_it(self):
@@ -556,8 +622,9 @@ class Mha(unittest.TestCase):
         same = q_groups[:, None] == kv_groups[:, None]
         for options, mask in (
                 ({"is_causal": True}, j <= i), ({"window_left": 2}, j >= i - 2), ({"window_right": 1}, j <= i + 1),
-                ({"is_causal": True, "q_start": [1, -3]}, j <= rows + np.array([1, -3])[:, None, None]),
-                ({"kv_lengths": [7, 9]}, j < np.array([7, 9])[:, None, None]), ({"kv_start": [3, 0]}, j >= np.array([3, 0])[:, None, None]),
+                ({"is_causal": True, "q_first_positions": [1, -3]}, j <= rows + np.array([1, -3])[:, None, None]),
+                ({"kv_lengths": [7, 9]}, j < np.array([7, 9])[:, None, None]), ({"kv_first_rows": [3, 0]}, j >= np.array([3, 0])[:, None, None]),
+                ({"q_first_rows": [2, 6]}, (rows >= np.array([2, 6])[:, None, None]) & (j >= 0)),
                 ({"kv_lengths": [7, 9], "padding": "left"}, j >= kv - np.array([7, 9])[:, None, None]), ({"q_lengths": [4, 0]}, (rows < lengths) & (j >= 0)),
                 ({"q_lengths": [4, 0], "padding": "left"}, (rows >= n - lengths) & (j >= 0)), ({"q_groups": q_groups, "kv_groups": kv_groups}, same),
                 ({"q_groups": q_groups, "kv_groups": kv_groups, "groups": "also", "is_causal": True}, same | (j <= i)),
@@ -567,7 +634,7 @@ class Mha(unittest.TestCase):
             as_mask = {"score": mha.ScoreOptions(mask=np.broadcast_to(mask, (2, n, kv))[:, None].copy())}
             with self.subTest(options=[*options, *score]):
                 self.assert_same(mha.attention(q, k, v, **options), mha.attention(q, k, v, **as_mask))
-                if "q_lengths" not in options:
+                if not {"q_lengths", "q_first_rows"} & set(options):
                     x, y = floats(2, n, width), floats(2, kv, width)
                     self.assert_same(self.layer.forward(x, y, **options), self.layer.forward(x, y, **as_mask))
         _, seen = mha.attention(q, k, v, score=mha.ScoreOptions(head_scales=np.float32([1, 0, 1])), want=["lse"])
@@ -610,7 +677,7 @@ class Mha(unittest.TestCase):
         self.assert_same(own.forward(x, norm=flat), y)
         with self.assertRaisesRegex(ValueError, "weight is"):
             own.forward(x, norm=mha.Norm(epsilon=0, context=mha.ContextNorm(floats(head_dim + 1))))
-        with self.assertRaisesRegex(mha.Error, "no W_O takes the context"):
+        with self.assertRaisesRegex(mha.Error, "norm.context_epsilon is .* needs a layer with W_O"):
             mha.attention(floats(1, 3, 4, 8), floats(1, 3, 4, 8), floats(1, 3, 4, 8), norm=mha.Norm(epsilon=0, context=mha.ContextNorm()))
 
     def test_the_relative_bias_of_t5(self):
@@ -632,7 +699,7 @@ class Mha(unittest.TestCase):
         mask[16:32] = False
         y = mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=blocks, chosen_block=16))
         np.testing.assert_allclose(y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6)
-        with self.assertRaisesRegex(mha.Error, r"score.chosen_keys\[0, 0, 0, 0\].* is 40"):
+        with self.assertRaisesRegex(mha.Error, r"score_arrays.chosen_keys\[0, 0, 0, 0\].* is 40"):
             mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=lists * 0 + 40))
 
     def test_a_relative_bias_and_scales_of_queries(self):
@@ -702,7 +769,7 @@ class Mha(unittest.TestCase):
         last = mha.Rope.tables(4, 5, offset=8)
         ends = [np.concatenate([x[..., 8:], x[..., :8]], axis=3) for x in (q, k)]
         np.testing.assert_allclose(mha.attention(q, k, v, rope=last), mha.attention(*ends, v, rope=mha.Rope.tables(4, 5)), rtol=0, atol=1e-6)
-        with self.assertRaisesRegex(mha.Error, "rope.dims is 4; set it to an even number of at most head_dim 12 less offset 9"):
+        with self.assertRaisesRegex(mha.Error, "rope.dims is 4; it must be even and at most head_dim - offset = 12 - 9"):
             mha.attention(q, k, v, rope=mha.Rope.tables(4, 5, offset=9))
 
     # ---- Prepared calls
@@ -713,7 +780,7 @@ class Mha(unittest.TestCase):
 
         mask = mha.ScoreOptions(mask=random.random((5, 7)) < 0.7)
         pool = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
-        for options in ({}, {"is_causal": True, "q_start": [2, 1]}, {"score": mask, "window_left": 3}, {"scheduler": pool},
+        for options in ({}, {"is_causal": True, "q_first_positions": [2, 1]}, {"score": mask, "window_left": 3}, {"scheduler": pool},
                         {"output_type": "f16"}, {"workspace": np.empty(1 << 20, np.uint8)}):
             for order, dtype in ((0, 1, 2, 3), np.float32), ((0, 2, 1, 3), np.float32), ((2, 0, 1, 3), np.float16):
                 call = mha.attention(*threes(order, dtype), **options, prepare=True)
@@ -783,21 +850,52 @@ class Mha(unittest.TestCase):
     # ---- Memory that calls point to
 
     def test_a_pointer_of_a_struct_is_set_to_an_object_which_lives_as_long_as_the_struct(self):
+        def pointers(struct):
+            """Lists of the names that lead to pointers, in structs inside structs too."""
+            for field, kind in struct._fields_:
+                if kind is ctypes.c_void_p:
+                    yield [field]
+                elif issubclass(kind, ctypes.Structure):
+                    yield from ([field, *inner] for inner in pointers(kind))
+
         for struct in mha.structs:
-            pointers = [field for field, kind in struct._kinds.items() if kind in ("ptr", "out")]
-            self.assertEqual(pointers, [field for field, kind in struct._fields_ if kind is ctypes.c_void_p])
-            for field in pointers:
-                made, array = struct(), floats(3)
-                with self.assertRaisesRegex(TypeError, f"{field} is 64; it must be the object that lies at an address"):
-                    setattr(made, field, 64)
-                setattr(made, field, array)
-                self.assertEqual(getattr(made, field), array.ctypes.data)
-                lives = weakref.ref(array)
-                del array
-                gc.collect()
-                self.assertIsNotNone(lives())
-                del made
-                self.assertIsNone(lives())
+            own = [field for field, kind in struct._kinds.items() if kind in ("ptr", "out")]
+            self.assertEqual(own, [names[0] for names in pointers(struct) if len(names) == 1])
+            for *outer, field in pointers(struct):
+                with self.subTest(struct=struct.__name__, field=[*outer, field]):
+                    made, array = struct(), floats(3)
+                    holder = functools.reduce(getattr, outer, made)
+                    with self.assertRaisesRegex(TypeError, f"{field} is 64; it must be the object that lies at an address"):
+                        setattr(holder, field, 64)
+                    setattr(holder, field, array)
+                    del holder
+                    self.assertEqual(getattr(functools.reduce(getattr, outer, made), field), array.ctypes.data)
+                    lives = weakref.ref(array)
+                    del array
+                    gc.collect()
+                    self.assertIsNotNone(lives())
+                    del made
+                    self.assertIsNone(lives())
+
+    def test_a_struct_inside_a_struct_brings_what_it_points_to(self):
+        for struct in mha.structs:
+            for field, kind in struct._fields_:
+                if not issubclass(kind, ctypes.Structure) or kind.__name__ == "mha_strides":
+                    continue
+                with self.subTest(struct=struct.__name__, field=field):
+                    made, others, array = struct(), struct(), floats(3)
+                    name = next(name for name, of in kind._fields_ if of is ctypes.c_void_p)
+                    setattr(made, field, kind(**{name: array}))
+                    setattr(others, field, getattr(made, field))  # also from a struct that lies in another one
+                    self.assertEqual(getattr(getattr(others, field), name), array.ctypes.data)
+                    lives = weakref.ref(array)
+                    del array, made
+                    self.assertIsNotNone(lives())
+                    setattr(others, field, kind())
+                    self.assertIsNone(lives())
+                    self.assertIsNone(getattr(getattr(others, field), name))
+                    with self.assertRaisesRegex(TypeError, f"{field} is .*; it must be a {kind.__name__}"):
+                        setattr(others, field, (64,))
 
     def test_pointers_to_what_is_written_are_those_of_the_header(self):
         header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
@@ -822,7 +920,8 @@ class Mha(unittest.TestCase):
         tables = np.cos(floats(40, head_dim // 2)), np.sin(floats(40, head_dim // 2))
         rope = {"cos": tables[0].copy, "sin": tables[1].copy, "q_positions": lambda: integers(batch, n_q, below=40), "k_positions": lambda: integers(batch, n_k, below=40)}
         one = np.array([0, n_q // 2, n_q][:sequences + 1])
-        call = {"q_start": lambda: integers(2), "q_lengths": lambda: integers(2) + 2, "kv_lengths": lambda: integers(2) + 3, "kv_start": lambda: integers(2),
+        call = {"q_first_positions": lambda: integers(2), "q_lengths": lambda: integers(2) + 2, "kv_lengths": lambda: integers(2) + 3, "kv_first_rows": lambda: integers(2),
+                "q_first_rows": lambda: integers(2),
                 "cache_sequences": lambda: np.array([1, 0]), "cu_seqlens_q": one.copy, "cu_seqlens_kv": lambda: np.array([0, n_k // 2, n_k]),
                 "out": lambda: None, "workspace": lambda: np.zeros(1 << 20, np.uint8), "norm": lambda: mha.Norm(), "rope": lambda: mha.Rope.tables(head_dim, 40),
                 "score": lambda: mha.ScoreOptions(sinks=floats(heads)), "scheduler": lambda: mha.Scheduler(2, lambda count, task: [task(i) for i in range(count)]),
@@ -831,7 +930,7 @@ class Mha(unittest.TestCase):
         for kind, options in made.items():
             taken = {name for name, parameter in inspect.signature(kind).parameters.items() if re.search("ndarray|Integers", parameter.annotation)}
             self.assertEqual(taken, set(options), "a new option that takes an array needs a line here")
-        plain = {"is_causal", "window_left", "window_right", "padding", "cache_read", "bf16", "output_type"}
+        plain = {"is_causal", "equal_scores", "window_left", "window_right", "padding", "cache_read", "bf16", "output_type"}
         self.assertEqual(set(mha._typing.Call.__annotations__) - plain, set(call))
         return {**{(kind, name): make for kind, options in made.items() for name, make in options.items()}, **{("call", name): make for name, make in call.items()}}
 
@@ -937,7 +1036,7 @@ class Mha(unittest.TestCase):
                     one = {"cache": view, "cache_sequences": [0]}
                     v = None if values == "in_keys" else k
                     changes = {"append": lambda: view.append(0, k[0], None if v is None else k[0]), "truncate": lambda: view.truncate(0, 1),
-                               "copy_prefix": lambda: view.copy_prefix(0, 1, 2), "set_blocks": lambda: view.set_blocks(0, [0])}
+                               "copy_prefix": lambda: view.copy_prefix(0, 1, 2), "set_blocks": lambda: view.set_blocks(0, [0]), "unshare": lambda: view.unshare(0, 0)}
                     self.assertEqual(set(changes), changing)
                     changes.update(attention=lambda: mha.attention(k, k, v, **one), prepared=lambda: mha.attention(k, k, v, **one, prepare=True),
                                    forward=lambda: self.layer.forward(x, **one), choose=lambda: mha.choose_keys(q, floats(1, 2, heads), 1, q[:, :, 0], **one))
@@ -1072,7 +1171,7 @@ class Mha(unittest.TestCase):
             (TypeError, "norm is a dict", lambda: {"norm": {}}), (TypeError, "context is a str", lambda: {"norm": mha.Norm(context="all")}),
             (TypeError, "cache is a list", lambda: {"cache": []}), (TypeError, "score is a str", lambda: {"score": "a"}), (TypeError, "scheduler is a int", lambda: {"scheduler": 2}), (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
             (ValueError, r"q_lengths is int64 \[1\]; its shape must be \[2\]", lambda: {"q_lengths": [3]}),
-            (ValueError, "want is 'weights'; it must be one of 'attention_weights'", lambda: {"want": ["weights"]}),
+            (ValueError, "want is 'weights'; it must be one of .*'attention_weights'", lambda: {"want": ["weights"]}),
             (ValueError, "mask is .* its shape must be", lambda: attend(mask=grid)), (TypeError, "mask is .* its type must be", lambda: attend(mask=x[0, :, :5].copy())),
             (ValueError, "must be neighbours", lambda: attend(mask=np.ones((5, 10), bool)[:, ::2])), (ValueError, "must be neighbours", lambda: attend(bias=floats(5, 1))),
             (TypeError, "bias is .* its type must be", lambda: attend(bias=floats(5, 5).astype(np.float64))),
@@ -1081,7 +1180,7 @@ class Mha(unittest.TestCase):
             (ValueError, "relative_rows is", lambda: attend(relative_rows=floats(heads + 1, 1, 5))), (TypeError, "relative_rows", lambda: attend(relative_rows=[1.0])),
             (ValueError, "q_scales is .* its shape must be", lambda: attend(q_scales=floats(6))), (ValueError, "q_groups", lambda: attend(q_groups=np.int32([1, 2]))),
             (ValueError, "kv_groups", lambda: attend(q_groups=numbers, kv_groups=numbers[:4])), (ValueError, "groups", lambda: attend(q_groups=numbers, groups="all")),
-            (mha.Error, "score.softcap is -1", lambda: attend(softcap=-1.0)), (mha.Error, "score.columns", lambda: attend(columns="new_keys")),
+            (mha.Error, "score.softcap is -1", lambda: attend(softcap=-1.0)), (mha.Error, "score_arrays.columns", lambda: attend(columns="new_keys")),
             (mha.Error, r"score.sinks\[0\]", lambda: attend(sinks=np.full(heads, np.nan, np.float32))),
             (mha.Error, "score.relative_right is -1", lambda: attend(relative_bias=floats(heads, 5), relative_left=5)),
             (ValueError, "q_weight is .* its shape must be", lambda: {"norm": mha.Norm(q_weight=floats(head_dim + 1))}),
@@ -1089,7 +1188,7 @@ class Mha(unittest.TestCase):
             (ValueError, "either all are", lambda: {"norm": mha.Norm(q_weight=floats(head_dim), k_weight=floats(heads, head_dim))}),
             (TypeError, "q_weight is .* its type must be", lambda: {"norm": mha.Norm(q_weight=floats(head_dim).astype(np.float64))}),
             (TypeError, "must be a NumPy array", lambda: {"norm": mha.Norm(q_weight=[1.0])}),
-            (mha.Error, "norm.epsilon is 0", lambda: {"norm": mha.Norm(epsilon=0.0)}), (mha.Error, "norm.q_bias", lambda: {"norm": mha.Norm(q_bias=floats(head_dim))}))]
+            (mha.Error, "norm.epsilon and context_epsilon are both 0", lambda: {"norm": mha.Norm(epsilon=0.0)}), (mha.Error, "norm.q_bias", lambda: {"norm": mha.Norm(q_bias=floats(head_dim))}))]
         for error, sentence, call in calls:
             with self.subTest(sentence), self.assertRaisesRegex(error, sentence):
                 call()
@@ -1224,7 +1323,7 @@ class Extents(unittest.TestCase):
                 self.assertEqual([cache.length(0), cache.length(1)], [length * (q[0] > 0), length * (q[0] > 1)])
 
     def test_numbers_of_sequences(self):
-        names = ["q_start", "q_lengths", "kv_lengths"]
+        names = ["q_first_positions", "q_lengths", "kv_lengths"]
         for batch, *extents in itertools.product(range(3), repeat=1 + len(names)):
             for make in (np.zeros, lambda extent, _: [0] * extent):
                 numbers = {name: make(extent, np.int64) for name, extent in zip(names, extents)}
@@ -1422,7 +1521,7 @@ class Types(unittest.TestCase):
 
     def test_strict_programs_pass_and_wrong_ones_do_not(self):
         wrong = {"mha.attention(floats, is_casual=True)": "is_casual", "mha.Layer(16, 2, w_qkv=[1.0])": "w_qkv", "call + 1": "Unsupported operand",
-                 "layer.forward(floats, q_start='a').lse": "lse", "mha.KvCache(kind=3)": "kind"}
+                 "layer.forward(floats, q_first_positions='a').lse": "lse", "mha.KvCache(kind=3)": "kind"}
         program = textwrap.dedent(self.program)
         found = self.checked("--strict", "--follow-imports", "silent", "-c", program + "\n".join(wrong))
         first = program.count("\n") + 1

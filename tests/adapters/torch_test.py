@@ -115,7 +115,7 @@ def cases():
             yield "views", [q[one], k[(one + 1) % count], v[(one + 5) % count]], {"is_causal": causal}
             yield "views", [q[one], k[one], v[one]], {"is_causal": causal}
     for mask in (random(7, 5).t(), random(5, 14)[:, ::2], random(5, 14)[:, 3:10], random(12).unfold(0, 7, 1)[:5], random(2, 5, 3, 7).transpose(1, 2),
-                 random(1, 7).expand(5, 7), random(5, 1).expand(5, 7)):
+                 random(1, 7).expand(5, 7), random(5, 1).expand(5, 7), random(2, 5, 9).unfold(2, 7, 1).transpose(1, 2)):  # of the last, heads overlap
         yield "views", threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]), {"attn_mask": mask}
         yield "views", threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]), {"attn_mask": mask > 0}
     # ---- nothing
@@ -551,7 +551,7 @@ class Torch(unittest.TestCase):
             actual = mha.torch.MultiheadAttention.from_module(module, **options)(x, x, x)[0]
             self.assertTrue(torch.equal(actual, torch.from_numpy(expected)), options)
             self.assertFalse(torch.equal(actual, plain), options)
-        with self.assertRaisesRegex(mha.Error, "in integers, but weight_type is"):
+        with self.assertRaisesRegex(mha.Error, "needs integer weights, but weight_type is"):
             mha.torch.MultiheadAttention.from_module(module, arithmetic="int8")
 
     # ---- Products alone
@@ -584,7 +584,7 @@ class Torch(unittest.TestCase):
             linear.from_module(nn.Conv1d(2, 2, 1))
         with self.assertRaisesRegex(mha.torch.NotServed, "weight is torch.float64 on the device 'cpu'"):
             linear.from_module(nn.Linear(2, 2).double())
-        with self.assertRaisesRegex(mha.Error, "in integers, but weight_type is"):
+        with self.assertRaisesRegex(mha.Error, "needs integer weights, but weight_type is"):
             linear.from_module(nn.Linear(2, 2), weight_type="f16", arithmetic="int16")
         with self.assertRaisesRegex(ValueError, "arithmetic"):
             linear.from_module(nn.Linear(2, 2), weight_type="int8", arithmetic="int32")

@@ -40,7 +40,7 @@ std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int
 std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage type) {
   AttentionProblem stored = problem;
   stored.k_type = stored.v_type = type;
-  Cache cache(CacheConfigOf(stored, {MHA_CACHE_CONTIGUOUS, 0}, 1, problem.n_kv));
+  Cache cache(CacheConfigOf(stored, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, problem.n_kv));
   cache.Append(0, {problem.k, problem.v});
   AttentionCall call;
   call.asked = kAskNothing;

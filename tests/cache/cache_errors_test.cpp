@@ -17,17 +17,17 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 // Three sequences of 40 positions, two kv heads of 4 and 3 numbers.
-mha_kv_cache_config Config(uint32_t kind = MHA_CACHE_CONTIGUOUS) {
+mha_kv_cache_config Config(uint32_t kind = MHA_CACHE_KIND_CONTIGUOUS) {
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = 3;
-  config.capacity = kind == MHA_CACHE_CONTIGUOUS ? 40 : 48;
+  config.capacity = kind == MHA_CACHE_KIND_CONTIGUOUS ? 40 : 48;
   config.num_kv_heads = 2;
   config.head_dim = 4;
   config.head_dim_v = 3;
   config.k_type = MHA_TYPE_F16;
   config.v_type = MHA_TYPE_INT8;
   config.kind = kind;
-  if (kind == MHA_CACHE_PAGED) {
+  if (kind == MHA_CACHE_KIND_PAGED) {
     config.block_positions = 16;
     config.num_blocks = 10;
   }
@@ -42,7 +42,7 @@ KeysAndValues Rows(int64_t count) {
 // Sequences 0 and 1 hold 20 and 5 positions, sequence 2 none. Paged: in the blocks 4, 7, 1 and 2, 0, 9; sequence 2 has no table.
 Cache Filled(const mha_kv_cache_config &config) {
   Cache cache(config);
-  if (config.kind == MHA_CACHE_PAGED) {
+  if (config.kind == MHA_CACHE_KIND_PAGED) {
     cache.SetBlocks(0, {4, 7, 1});
     cache.SetBlocks(1, {2, 0, 9});
   }
@@ -82,7 +82,7 @@ void ExpectNoBlocks(const Cache &cache, int64_t sequence, const std::vector<int3
 
 // ---- Making a cache: mha_kv_cache_size and mha_kv_cache_init
 
-constexpr uint32_t kContiguous = MHA_CACHE_CONTIGUOUS, kRing = MHA_CACHE_RING, kPaged = MHA_CACHE_PAGED;
+constexpr uint32_t kContiguous = MHA_CACHE_KIND_CONTIGUOUS, kRing = MHA_CACHE_KIND_RING, kPaged = MHA_CACHE_KIND_PAGED;
 
 void ExpectNoCache(const mha_kv_cache_config &config, const Expected &expected) {
   size_t bytes = 4711;
@@ -135,8 +135,10 @@ TEST(CacheErrors, ConfigsThatCannotBeAreSentencesAndNothingIsWritten) {
     uint32_t Field::*field;
     const char *name;
     std::vector<uint32_t> wrong;
-  } choices[] = {{&Field::k_type, "k_type", {4, 99}}, {&Field::v_type, "v_type", {4, 5}}, {&Field::kind, "kind", {3}},
-                 {&Field::values, "values", {2}}};
+  } choices[] = {{&Field::k_type, "k_type", {MHA_TYPE_INT4, 99}},
+                 {&Field::v_type, "v_type", {MHA_TYPE_INT4, 6}},
+                 {&Field::kind, "kind", {1, 2, 3, 0x100, 0x103, MHA_CACHE_VALUES_IN_KEYS}},
+                 {&Field::values, "values", {1, 2, 0x200, MHA_CACHE_KIND_PAGED}}};
   for (const auto &row : choices) {
     for (const uint32_t value : row.wrong) {
       SCOPED_TRACE(row.name + (" " + std::to_string(value)));
@@ -233,6 +235,7 @@ TEST(CacheErrors, NullPointersAreNamed) {
   const int32_t block = 3;
   size_t bytes = 0;
   int64_t length = 0;
+  uint32_t used = 4711;
   mha_kv_cache_config shape = config;
   const struct {
     const char *what;
@@ -251,6 +254,8 @@ TEST(CacheErrors, NullPointersAreNamed) {
       {"length cache", [&](mha_error *e) { return mha_kv_cache_length(nullptr, 0, &length, e); }, 1},
       {"length length", [&](mha_error *e) { return mha_kv_cache_length(handle, 0, nullptr, e); }, 3},
       {"truncate cache", [&](mha_error *e) { return mha_kv_cache_truncate(nullptr, 0, 0, e); }, 1},
+      {"unshare cache", [&](mha_error *e) { return mha_kv_cache_unshare(nullptr, 0, 3, &used, e); }, 1},
+      {"unshare used", [&](mha_error *e) { return mha_kv_cache_unshare(handle, 0, 3, nullptr, e); }, 4},
       {"set_blocks cache", [&](mha_error *e) { return mha_kv_cache_set_blocks(nullptr, 2, &block, 1, e); }, 1},
       {"set_blocks blocks", [&](mha_error *e) { return mha_kv_cache_set_blocks(handle, 2, nullptr, 1, e); }, 3},
       {"copy_prefix cache", [&](mha_error *e) { return mha_kv_cache_copy_prefix(nullptr, 0, 1, 0, e); }, 1},
@@ -264,6 +269,7 @@ TEST(CacheErrors, NullPointersAreNamed) {
     ExpectFailsAndLeaves(cache, row.call, {MHA_ERROR_NULL_POINTER, {row.argument}, {}});
   }
   EXPECT_EQ(made, nullptr);
+  EXPECT_EQ(used, 4711u);
 }
 
 // ---- Viewing a buffer
@@ -575,7 +581,7 @@ TEST(CacheErrors, WritingIntoASharedBlockIsOne) {
   Cache cache = Filled(Config(kPaged));
   cache.SetBlocks(2, {4, 7, 3});
   cache.CopyPrefix(0, 2, 20);
-  const Expected shared = {MHA_ERROR_INVALID_VALUE, {2, 3}, {"shared"}};
+  const Expected shared = {MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 2 sequences", "mha_kv_cache_unshare"}};
   for (const int64_t sequence : {0, 2}) ExpectNoAppend(cache, sequence, 1, shared);
   cache.Truncate(2, 16);
   cache.SetBlocks(2, {4, 5});  // block 7 belongs to sequence 0 alone again
@@ -583,6 +589,147 @@ TEST(CacheErrors, WritingIntoASharedBlockIsOne) {
   cache.Truncate(2, 10);  // into block 4, which is still shared
   ExpectNoAppend(cache, 2, 1, shared);
 }
+
+// ---- Copy on write: mha_kv_cache_unshare
+
+// Sequences 0 and 2 share their blocks 4 and 7, of which the second is partly filled.
+Cache WithASharedLastBlock() {
+  Cache cache = Filled(Config(kPaged));
+  cache.SetBlocks(2, {4, 7, 3});
+  cache.CopyPrefix(0, 2, 20);
+  return cache;
+}
+
+// The sequence gets the block, and has the same positions as before.
+void ExpectCopied(Cache *cache, int64_t sequence, int32_t block) {
+  const int64_t length = cache->Length(sequence);
+  const KeysAndValues before = cache->Read(sequence, 0, length);
+  uint32_t used = 4711;
+  ExpectSucceeds([&](mha_error *error) {
+    // The second time, without an error struct, there is nothing left to copy.
+    uint32_t now = 4711;
+    const mha_status status = mha_kv_cache_unshare(cache->get(), sequence, block, &now, error);
+    used = used == 4711 ? now : used + 10 * now;
+    return status;
+  });
+  EXPECT_EQ(used, 1u);
+  EXPECT_EQ(cache->Length(sequence), length);
+  const KeysAndValues after = cache->Read(sequence, 0, length);
+  EXPECT_EQ(before.k, after.k);
+  EXPECT_EQ(before.v, after.v);
+}
+
+// Nothing is shared that is to be written: the call says so and changes nothing.
+void ExpectNotCopied(const Cache &cache, int64_t sequence) {
+  const std::string before = cache.buffer().Bytes();
+  for (const int32_t block : {3, 5, 8}) {
+    uint32_t used = 4711;
+    ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_unshare(cache.get(), sequence, block, &used, error); });
+    EXPECT_EQ(used, 0u);
+  }
+  EXPECT_TRUE(cache.buffer().Bytes() == before) << "the cache was written";
+}
+
+void ExpectNoUnsharing(const Cache &cache, int64_t sequence, int32_t block, const Expected &expected) {
+  SCOPED_TRACE(block);
+  uint32_t used = 4711;
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *error) { return mha_kv_cache_unshare(cache.get(), sequence, block, &used, error); }, expected);
+  EXPECT_EQ(used, 4711u);
+}
+
+TEST(Unshare, ASequenceCanBeAppendedToAfterItsLastBlockWasCopied) {
+  for (const int64_t sequence : {0, 2}) {
+    Cache cache = WithASharedLastBlock();
+    const int64_t other = 2 - sequence;
+    const KeysAndValues before = cache.Read(other, 0, 20);
+    ExpectNoAppend(cache, sequence, 1, {MHA_ERROR_CACHE_SHARED, {2, 3}, {"block 7", "is in the tables of 2 sequences"}});
+    ExpectCopied(&cache, sequence, 5);
+    cache.Append(sequence, Rows(3));
+    EXPECT_EQ(cache.Length(sequence), 23);
+    EXPECT_EQ(cache.Length(other), 20);
+    const KeysAndValues after = cache.Read(other, 0, 20);
+    EXPECT_EQ(before.k, after.k);
+    EXPECT_EQ(before.v, after.v);
+    ExpectNotCopied(cache, other);  // which has block 7 alone now
+    cache.Append(other, Rows(1));
+    // The new block stands in the table: it may stay there and nowhere else.
+    ExpectNoBlocks(cache, sequence, {4, 7}, {MHA_ERROR_INVALID_VALUE, {3}, {"block 5"}});
+    cache.SetBlocks(sequence, {4, 5});
+  }
+}
+
+TEST(Unshare, CopiesTheBlockThatATruncatedSequenceEndsIn) {
+  Cache cache = WithASharedLastBlock();
+  cache.Truncate(2, 10);  // into block 4
+  ExpectCopied(&cache, 2, 6);
+  cache.Append(2, Rows(6));  // to its end
+  EXPECT_EQ(cache.Length(2), 16);
+  // Block 7, where the next position would go, is sequence 0's.
+  ExpectNoAppend(cache, 2, 1, {MHA_ERROR_CACHE_SHARED, {2, 3}, {"block 7", "from position 16 on", "mha_kv_cache_set_blocks"}});
+  ExpectNotCopied(cache, 2);
+}
+
+TEST(Unshare, EachOfSeveralSequencesGetsABlockButTheLast) {
+  Cache cache = WithASharedLastBlock();
+  cache.Truncate(1, 0);
+  cache.SetBlocks(1, {4, 7});
+  cache.CopyPrefix(0, 1, 18);
+  ExpectNoAppend(cache, 1, 1, {MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 3 sequences"}});
+  ExpectCopied(&cache, 1, 9);
+  ExpectCopied(&cache, 0, 5);
+  ExpectNotCopied(cache, 2);
+  for (const int64_t sequence : {0, 1, 2}) cache.Append(sequence, Rows(2));
+}
+
+TEST(Unshare, DoesNothingWhereNothingIsShared) {
+  const Cache alone = Filled(Config(kPaged));
+  for (const int64_t sequence : {0, 1, 2}) ExpectNotCopied(alone, sequence);  // sequence 2 has no blocks
+  Cache cache = WithASharedLastBlock();
+  cache.Truncate(2, 16);  // of full blocks, none is written to
+  ExpectNotCopied(cache, 2);
+  cache.Truncate(2, 0);
+  ExpectNotCopied(cache, 2);
+  ExpectNotCopied(cache, 1);
+}
+
+TEST(Unshare, OfABlockThatIsNotFreeIsAnError) {
+  const Cache cache = WithASharedLastBlock();
+  // Of sequence 0, of sequence 1, and of the tables beyond the positions.
+  for (const int32_t block : {4, 7, 2, 0, 1, 3}) {
+    ExpectNoUnsharing(cache, 2, block,
+                      {MHA_ERROR_INVALID_VALUE, {3}, {"block is " + std::to_string(block), "in the block table of a sequence"}});
+  }
+  for (const int32_t block : {-2, 10, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    ExpectNoUnsharing(cache, 2, block, {MHA_ERROR_INVALID_VALUE, {3}, {"block is " + std::to_string(block), "0 to 9"}});
+    ExpectNoUnsharing(cache, 1, block, {MHA_ERROR_INVALID_VALUE, {3}, {"0 to 9"}});  // where none is needed, too
+  }
+}
+
+TEST(Unshare, WithoutAFreeBlockIsAnErrorOnlyIfOneIsNeeded) {
+  Cache cache = WithASharedLastBlock();
+  for (const int64_t sequence : {0, 2}) {
+    ExpectNoUnsharing(cache, sequence, -1,
+                      {MHA_ERROR_CACHE_FULL, {3}, {std::string("block is -1"), "block 7 of sequence " + std::to_string(sequence)}});
+  }
+  cache.Truncate(2, 16);
+  for (const int64_t sequence : {1, 2}) {
+    uint32_t used = 4711;
+    ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_unshare(cache.get(), sequence, -1, &used, error); });
+    EXPECT_EQ(used, 0u);
+  }
+}
+
+TEST(Unshare, IsForPagedCachesAndSequencesThatAreThere) {
+  for (const uint32_t kind : {kContiguous, kRing})
+    ExpectNoUnsharing(Filled(Config(kind)), 0, 0, {MHA_ERROR_INVALID_VALUE, {1}, {"no blocks", "MHA_CACHE_KIND_PAGED"}});
+  const Cache cache = WithASharedLastBlock();
+  for (const int64_t sequence : {int64_t{-1}, int64_t{3}, kMax, kMin}) {
+    ExpectNoUnsharing(cache, sequence, 5, {MHA_ERROR_INVALID_VALUE, {2}, {std::to_string(sequence)}});
+  }
+}
+
+// ---- Copying a prefix
 
 TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
   for (const uint32_t kind : {kContiguous, kPaged}) {
@@ -594,7 +741,7 @@ TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
   Cache cache = Filled(Config(kPaged));
   ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_CACHE_FULL, {3, 4}, {}});  // sequence 2 has no blocks
   cache.SetBlocks(2, {4, 2});                                         // the second is sequence 1's
-  ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_INVALID_VALUE, {3}, {"shared"}});
+  ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_CACHE_SHARED, {3}, {"block 2 of sequence 2", "2 sequences"}});
   ExpectNoCopy(cache, 1, 1, 5, {MHA_ERROR_INVALID_VALUE, {3}, {"both sequence 1"}});
 }
 
@@ -613,20 +760,23 @@ struct Call {
     attention.num_kv_heads = 2;
     attention.head_dim = 4;
     attention.head_dim_v = 3;
-    attention.q = query.data();
-    attention.k = k.data();
-    attention.v = v.data();
+    attention.q.data = query.data();
+    attention.k.data = k.data();
+    attention.v.data = v.data();
     forward.batch = forward.n_q = 2;
-    forward.query = query.data();
+    forward.query.data = query.data();
     output.assign(4096, kNan);
     lse.assign(4096, kNan);
     weights.assign(8192, kNan);
     Both([&](auto &args) {
       args.flags |= MHA_CAUSAL;
-      args.output = output.data();
-      args.lse = lse.data();
+      args.output.data = output.data();
+      args.outputs = &outputs;
       args.cache = cache->get();
     });
+    outputs.lse = lse.data();
+    attention.sequences = &of_attention;
+    forward.sequences = &of_forward;
   }
 
   // Does the same to both entries' arguments.
@@ -634,6 +784,13 @@ struct Call {
   void Both(const Change &change) {
     change(attention);
     change(forward);
+  }
+
+  // The same for what they say of sequences.
+  template <typename Change>
+  void BothSequences(const Change &change) {
+    change(of_attention);
+    change(of_forward);
   }
 
   void SetWindow(int64_t left) {
@@ -670,6 +827,8 @@ struct Call {
   std::vector<float> query, k, v, output, lse, weights;
   mha_attention_args attention = Zeroed<mha_attention_args>();
   mha_forward_args forward = Zeroed<mha_forward_args>();
+  mha_outputs outputs = Zeroed<mha_outputs>();
+  mha_sequences of_attention = Zeroed<mha_sequences>(), of_forward = Zeroed<mha_sequences>();
 };
 
 TEST(CallErrors, TheValidCallIsNone) {
@@ -696,13 +855,13 @@ TEST(CallErrors, ValuesForACacheThatHasThemInItsKeys) {
   cache.Append(1, Rows(6));
   Call call(&cache);
   call.attention.head_dim_v = 2;
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"v is given|MHA_CACHE_READ"});
-  call.attention.v = nullptr;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"v.data is given|cache_read"});
+  call.attention.v.data = nullptr;
   mha_norm norm = Zeroed<mha_norm>();
   norm.flags = MHA_NORM_VALUES;
   norm.epsilon = 1;
   call.Both([&](auto &args) { args.norm = &norm; });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_NORM_VALUES|MHA_CACHE_READ"});
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_NORM_VALUES|cache_read"});
   call.attention.norm = nullptr;
   call.ExpectSucceeds(false);
   EXPECT_EQ(cache.Length(0), 22);
@@ -715,14 +874,14 @@ TEST(CallErrors, AFullCache) {
     Call call(&cache);
     call.ExpectFailsAndWritesNothing(MHA_ERROR_CACHE_FULL, {});
     const int64_t lengths[] = {2, 1};
-    call.Both([&](auto &args) { args.q_lengths = lengths; });
-    call.attention.kv_lengths = lengths;
+    call.BothSequences([&](auto &given) { given.q_lengths = lengths; });
+    call.of_attention.kv_lengths = lengths;
     call.ExpectSucceeds(true);
   }
   Cache cache = Filled(Config(kPaged));
   const int64_t sequences[] = {0, 2};  // which has no blocks
   Call call(&cache);
-  call.Both([&](auto &args) { args.cache_sequences = sequences; });
+  call.BothSequences([&](auto &given) { given.cache_sequences = sequences; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_CACHE_FULL, {});
 }
 
@@ -732,18 +891,14 @@ TEST(CallErrors, SequencesThatAreNotThereOrTwice) {
   for (const std::vector<int64_t> &sequences :
        {std::vector<int64_t>{0, 3}, {-1, 0}, {kMax, 1}, {1, 1}, {2, 2}, {0, 2, 0}, {2, 0, 2}, {2, 0, 0}}) {
     SCOPED_TRACE(testing::PrintToString(sequences));
-    call.Both([&](auto &args) {
-      args.cache_sequences = sequences.data();
-      args.batch = static_cast<int64_t>(sequences.size());
-    });
+    call.BothSequences([&](auto &given) { given.cache_sequences = sequences.data(); });
+    call.Both([&](auto &args) { args.batch = static_cast<int64_t>(sequences.size()); });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_sequences|sequence"});
   }
   // By default sequence b is the b-th, of which there are three.
-  call.Both([&](auto &args) {
-    args.cache_sequences = nullptr;
-    args.batch = 4;
-  });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"batch|cache_sequences", "4", "3"});
+  call.BothSequences([&](auto &given) { given.cache_sequences = nullptr; });
+  call.Both([&](auto &args) { args.batch = 4; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"num_sequences", "4", "3"});
 }
 
 // A million sequences or blocks in any order, of which none or one is there twice: to compare each with each would take minutes.
@@ -788,11 +943,13 @@ TEST(CallErrors, AMillionSequencesInAnyOrderAreFoundToBeOnceInNoTime) {
   mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = many.config.num_sequences;
   args.n_q = args.n_kv = args.num_heads = args.num_kv_heads = args.head_dim = 1;
-  args.q = row, args.k = args.v = row;
+  args.q.data = row, args.k.data = args.v.data = row;
   args.cache = many.cache;
-  args.cache_sequences = sequences.data();
+  mha_sequences given = Zeroed<mha_sequences>();
+  given.cache_sequences = sequences.data();
+  args.sequences = &given;
   std::vector<float> output(1);
-  args.output = output.data();  // not written: the call is only described
+  args.output.data = output.data();  // not written: the call is only described
   mha_call_info info = Zeroed<mha_call_info>();
   ExpectSucceeds([&](mha_error *error) { return mha_attention_info(&args, &info, error); });
   for (const size_t place : {size_t{0}, size_t{40000}, sequences.size() - 2}) {
@@ -836,7 +993,8 @@ TEST(CallErrors, ASharedBlock) {
   cache.SetBlocks(2, {4, 7, 3});
   cache.CopyPrefix(0, 2, 20);
   Call call(&cache);
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"shared"});
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_CACHE_SHARED,
+                                   {"is in the tables of 2 sequences", "mha_kv_cache_unshare(cache, 0, <free block>)"});
 }
 
 TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
@@ -851,12 +1009,10 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   // Rows at other positions than the last ones, and rows that see what comes after them, are not what a ring is for.
   const int64_t starts[] = {50, 5};
   call.SetWindow(19);
-  call.Both([&](auto &args) { args.q_start = starts; });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "q_start"});
-  call.Both([&](auto &args) {
-    args.q_start = nullptr;
-    args.flags &= ~MHA_CAUSAL;
-  });
+  call.BothSequences([&](auto &given) { given.q_first_positions = starts; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "sequences.q_first_positions"});
+  call.BothSequences([&](auto &given) { given.q_first_positions = nullptr; });
+  call.Both([&](auto &args) { args.flags &= ~MHA_CAUSAL; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "MHA_CAUSAL"});
   call.Both([&](auto &args) { args.flags |= MHA_CAUSAL; });
   call.SetWindow(40);
@@ -874,39 +1030,38 @@ TEST(CallErrors, MoreKeysThanARingTakesAtOnceWithOtherQueries) {
   Cache cache = Filled(Config(kRing));
   Call call(&cache);
   call.k.resize(1024), call.v.resize(1024);
-  call.forward.key = call.k.data();
-  call.attention.k = call.k.data(), call.attention.v = call.v.data();
+  call.forward.key.data = call.k.data();
+  call.attention.k.data = call.k.data(), call.attention.v.data = call.v.data();
   call.SetWindow(45);  // 3 rows at once
   call.Both([&](auto &args) { args.n_kv = 4; });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"capacity - window_left = 3", "n_q is 2, n_kv 4"});
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"capacity - window_left = 3", "n_q 2 and n_kv 4 differ"});
   const int64_t q_starts[] = {0, 1, 2}, kv_starts[] = {0, 4, 8};
-  call.Both([&](auto &args) { args.n_q = 2, args.n_kv = 8, args.cu_seqlens_q = q_starts, args.cu_seqlens_kv = kv_starts; });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"sequence 0", "not 1 and 4"});
+  call.Both([&](auto &args) { args.batch = 1, args.n_q = 2, args.n_kv = 8; });
+  call.BothSequences([&](auto &given) { given.count = 2, given.cu_seqlens_q = q_starts, given.cu_seqlens_kv = kv_starts; });
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"sequence 0", "1", "4", "a ring"});
 }
 
 // Numbers of keys that a ring forgets, or that the array does not have, are none.
 TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
   const std::vector<int32_t> numbers(64, 1);
-  mha_score_options score = Zeroed<mha_score_options>();
-  score.q_groups = numbers.data();
+  mha_score_arrays arrays = Zeroed<mha_score_arrays>();
+  arrays.q_groups = numbers.data();
   for (const uint32_t kind : {kContiguous, kRing}) {
     Cache cache = Filled(Config(kind));
     Call call(&cache);
     if (kind == kRing) call.SetWindow(10);
-    call.Both([&](auto &args) { args.score = &score; });
-    score.columns = MHA_COLUMNS_ALL_KEYS;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {kind == kRing ? "ring" : "score.kv_groups is NULL"});
-    score.columns = MHA_COLUMNS_NEW_KEYS;
-    if (kind == kRing) call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "score.q_groups"});
+    call.Both([&](auto &args) { args.score_arrays = &arrays; });
+    arrays.columns = MHA_COLUMNS_ALL_KEYS;
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {kind == kRing ? "ring" : "score_arrays.kv_groups is NULL"});
+    arrays.columns = MHA_COLUMNS_NEW_KEYS;
+    if (kind == kRing) call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "score_arrays.q_groups"});
   }
   Cache cache = Filled(Config(kContiguous));  // 20 and 5 positions, which become 22 and 7
   Call call(&cache);
-  call.Both([&](auto &args) { args.score = &score; });
-  score.columns = MHA_COLUMNS_ALL_KEYS;
-  score.kv_groups = numbers.data();
-  score.kv_groups_stride = 21;
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"kv_groups", "21", "22"});
-  score.num_columns = 21;  // the last key is masked then
+  call.Both([&](auto &args) { args.score_arrays = &arrays; });
+  arrays.columns = MHA_COLUMNS_ALL_KEYS;
+  arrays.kv_groups = numbers.data();
+  arrays.num_columns = 21;  // the last key is masked then
   call.ExpectSucceeds(true);
 }
 
@@ -941,17 +1096,12 @@ TEST(CallErrors, ANumberPerPairOfARing) {
   Cache cache = Filled(Config(kRing));
   Call call(&cache);
   call.SetWindow(3);
-  call.Both([&](auto &args) { args.attention_weights = call.weights.data(); });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"attention_weights"});
-  mha_taps taps = Zeroed<mha_taps>();
-  for (float *mha_taps::*tap : {&mha_taps::scores, &mha_taps::scaled_scores, &mha_taps::masked_scores}) {
-    taps.scores = taps.scaled_scores = taps.masked_scores = nullptr;
-    taps.*tap = call.weights.data();
-    call.Both([&](auto &args) {
-      args.attention_weights = nullptr;
-      args.taps = &taps;
-    });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {});
+  for (float *mha_outputs::*output : {&mha_outputs::attention_weights, &mha_outputs::scores, &mha_outputs::scaled_scores,
+                                      &mha_outputs::softcapped_scores, &mha_outputs::masked_scores}) {
+    call.outputs = Zeroed<mha_outputs>();
+    call.outputs.*output = call.weights.data();
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                     {output == &mha_outputs::attention_weights ? "outputs.attention_weights" : "outputs", "ring"});
   }
 }
 
@@ -966,37 +1116,40 @@ TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
   };
   for (const int64_t *starts : {elsewhere, later}) {
     Call call(&cache);
-    call.forward.q_start = starts;
+    call.of_forward.q_first_positions = starts;
     const char *const length = starts == later ? "20" : "5";
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"q_start", length, "NULL"}, false);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.q_first_positions", length, "NULL"}, false);
     mha_call_info info = Zeroed<mha_call_info>();
     ExpectFails([&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
-                {MHA_ERROR_INVALID_VALUE, {2}, {"q_start"}});
+                {MHA_ERROR_INVALID_VALUE, {2}, {"sequences.q_first_positions"}});
     call.forward.flags = 0;  // then no position counts
     call.ExpectSucceeds(true);
     restore();
-    call.forward.flags = MHA_CAUSAL | MHA_CACHE_READ;
-    call.ExpectSucceeds(true);
     call.forward.flags = MHA_CAUSAL;
-    call.forward.key = call.k.data();
+    call.forward.cache = nullptr;
+    call.forward.cache_read = cache.get();
+    call.ExpectSucceeds(true);
+    call.forward.cache = cache.get();
+    call.forward.cache_read = nullptr;
+    call.forward.key.data = call.k.data();
     call.forward.n_kv = 2;
     call.ExpectSucceeds(true);
     restore();
-    call.attention.q_start = starts;
+    call.of_attention.q_first_positions = starts;
     call.ExpectSucceeds(false);
     restore();
   }
   Call call(&cache);
-  call.forward.q_start = where_they_are;
+  call.of_forward.q_first_positions = where_they_are;
   call.ExpectSucceeds(true);
   restore();
   // A sequence without rows has no position.
-  call.forward.q_start = elsewhere;
-  call.forward.q_lengths = only_first;
+  call.of_forward.q_first_positions = elsewhere;
+  call.of_forward.q_lengths = only_first;
   call.ExpectSucceeds(true);
   restore();
-  call.forward.q_start = none;
-  call.forward.q_lengths = none;
+  call.of_forward.q_first_positions = none;
+  call.of_forward.q_lengths = none;
   call.ExpectSucceeds(true);
 }
 
@@ -1007,14 +1160,16 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
   for (const bool with_cache : {true, false}) {
     for (const bool empty_batch : {true, false}) {
       Call call(&cache);
-      call.forward.key = call.k.data();
+      call.forward.key.data = call.k.data();
       call.forward.n_kv = call.attention.n_kv = 36;  // more than sequence 0 has room for
       call.Both([&](auto &args) {
         (empty_batch ? args.batch : args.n_q) = MHA_EMPTY;
-        args.q_start = starts;
-        args.q_lengths = args.kv_lengths = lengths;
-        if (with_cache) args.cache_sequences = sequences;
         if (!with_cache) args.cache = nullptr;
+      });
+      call.BothSequences([&](auto &given) {
+        given.q_first_positions = starts;
+        given.q_lengths = given.kv_lengths = lengths;
+        given.cache_sequences = sequences;  // ignored without a cache
       });
       for (const bool by_forward : {true, false}) {
         SCOPED_TRACE(by_forward ? "mha_info" : "mha_attention_info");
@@ -1061,58 +1216,96 @@ TEST(CacheErrors, CountOneAsOne) {
   args.cache = cache.get();
   size_t bytes = 0;
   ExpectFails([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); },
-              {MHA_ERROR_SHAPE, {1}, {"batch", "num_sequences", "1"}});
+              {MHA_ERROR_SHAPE, {1}, {"2 sequences", "num_sequences", "1"}});
   // Lengths of a call, and of its sequences.
   const int64_t lengths[] = {2}, one[] = {1}, zero[] = {0};
   args = Zeroed<mha_attention_args>();
   args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
-  args.k = args.v = args.q = rows.data();
+  args.k.data = args.v.data = args.q.data = rows.data();
   std::vector<float> output(64);
-  args.output = output.data();
+  args.output.data = output.data();
   std::vector<unsigned char> workspace(1 << 20);
   const auto run = [&](mha_error *error) { return mha_attention(&args, workspace.data(), workspace.size(), error); };
-  args.q_lengths = lengths;
-  ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, {"q_lengths", "2", "1"}});
-  args.q_lengths = one;
-  args.kv_lengths = zero;
+  mha_sequences given = Zeroed<mha_sequences>();
+  args.sequences = &given;
+  given.q_lengths = lengths;
+  ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, {"sequences.q_lengths[0] is 2", "1"}});
+  given.q_lengths = one;
+  given.kv_lengths = zero;
   args.flags |= MHA_CAUSAL;
   ExpectFails(run, {MHA_ERROR_SHAPE, {1}, {"1", "0"}});
   ExpectFails([&](mha_error *error) { return mha_attention(&args, workspace.data(), 1, error); },
               {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}});
 }
 
-TEST(CallErrors, ReadingWithoutACacheOrWithKeysOrTheirLengths) {
-  Cache cache = Filled(Config());
-  {
-    Call call(&cache);
-    call.Both([](auto &args) { args.flags |= MHA_CACHE_READ; });
-    call.forward.key = call.k.data();
-    call.forward.n_kv = 2;
-    call.attention.v = nullptr;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "key|k"});
-    call.forward.key = nullptr;
-    call.forward.value = call.v.data();
-    call.attention.v = call.attention.k;
-    call.attention.k = nullptr;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "value|v"});
-  }
-  for (const std::vector<int64_t> &lengths : {std::vector<int64_t>{0, 0}, {2, 1}}) {
-    Call call(&cache);
-    call.attention.k = call.attention.v = nullptr;
-    call.Both([&](auto &args) {
-      args.flags |= MHA_CACHE_READ;
-      args.kv_lengths = lengths.data();
-    });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "kv_lengths"});
-  }
-  {
-    Call call(&cache);
-    call.attention.k = call.attention.v = nullptr;
-    call.Both([](auto &args) {
-      args.flags |= MHA_CACHE_READ;
+// A cache that is only read takes the place of one to append to, and no keys come with the call.
+struct ReadingCall : Call {
+  explicit ReadingCall(Cache *the_cache) : Call(the_cache) {
+    Both([&](auto &args) {
       args.cache = nullptr;
+      args.cache_read = cache->get();
     });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_CACHE_READ", "give the cache"});
+    attention.k.data = attention.v.data = nullptr;
+  }
+};
+
+TEST(CallErrors, CacheAndCacheReadTogether) {
+  Cache cache = Filled(Config()), other = Filled(Config());
+  for (const Cache *read : {&cache, &other}) {
+    Call call(&cache);
+    call.Both([&](auto &args) { args.cache_read = read->get(); });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache and cache_read are both given"});
+  }
+  for (const bool by_forward : {false, true}) ReadingCall(&cache).ExpectSucceeds(by_forward);
+  EXPECT_EQ(cache.Length(0), 20);
+}
+
+TEST(CallErrors, CacheReadWithKeysOrValues) {
+  Cache cache = Filled(Config());
+  ReadingCall call(&cache);
+  call.forward.key.data = call.attention.k.data = call.k.data();
+  call.forward.n_kv = 2;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_read", "key.data is given|k.data is given"});
+  call.forward.key.data = call.attention.k.data = nullptr;
+  call.forward.value.data = call.attention.v.data = call.v.data();
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_read", "value.data is given|v.data is given"});
+}
+
+TEST(CallErrors, CacheReadWithRowsOfKeys) {
+  Cache cache = Filled(Config());
+  const struct {
+    const int64_t *mha_sequences::*field;
+    const char *name;
+  } fields[] = {{&mha_sequences::kv_lengths, "sequences.kv_lengths is given"},
+                {&mha_sequences::kv_first_rows, "sequences.kv_first_rows is given"},
+                {&mha_sequences::cu_seqlens_kv, "sequences.cu_seqlens_kv is given"}};
+  for (const std::vector<int64_t> &numbers : {std::vector<int64_t>{0, 0, 0}, {2, 1, 2}}) {
+    for (const auto &[field, name] : fields) {
+      ReadingCall call(&cache);
+      call.BothSequences([&, field = field](auto &given) { given.*field = numbers.data(); });
+      call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_read", name});
+    }
+  }
+}
+
+// As of a mapped file: viewed where nothing can be written.
+TEST(CallErrors, CacheReadOfReadOnlyMemoryIsNone) {
+  for (const uint32_t kind : {kContiguous, kPaged, kRing}) {
+    Cache cache = Filled(Config(kind)), copy = cache.Copy(Place::kBeforeGuard);
+    copy.buffer().Freeze();
+    mha_kv_cache *view = nullptr;
+    ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(copy.buffer().data(), copy.buffer().size(), &view, error); });
+    for (const bool by_forward : {false, true}) {
+      SCOPED_TRACE(std::to_string(kind) + (by_forward ? ", mha_forward" : ", mha_attention"));
+      ReadingCall call(&cache), of_copy(&cache);
+      of_copy.Both([&](auto &args) { args.cache_read = view; });
+      for (ReadingCall *one : {&call, &of_copy}) {
+        if (kind == kRing) one->SetWindow(10);
+        one->ExpectSucceeds(by_forward);
+      }
+      EXPECT_EQ(std::memcmp(call.output.data(), of_copy.output.data(), call.output.size() * sizeof(float)), 0);
+      EXPECT_EQ(std::memcmp(call.lse.data(), of_copy.lse.data(), call.lse.size() * sizeof(float)), 0);
+    }
   }
 }
 
@@ -1121,19 +1314,19 @@ TEST(CallErrors, LengthsOutsideTheRows) {
   for (const std::vector<int64_t> &lengths : {std::vector<int64_t>{3, 1}, {1, -1}, {kMax, 0}, {0, kMin}}) {
     SCOPED_TRACE(testing::PrintToString(lengths));
     Call call(&cache);
-    call.Both([&](auto &args) { args.q_lengths = lengths.data(); });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"q_lengths"});
+    call.BothSequences([&](auto &given) { given.q_lengths = lengths.data(); });
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.q_lengths"});
     // Of the layer, keys have lengths where they are given.
-    call.forward.key = call.k.data();
+    call.forward.key.data = call.k.data();
     call.forward.n_kv = 2;
-    call.Both([&](auto &args) {
-      args.q_lengths = nullptr;
-      args.kv_lengths = lengths.data();
+    call.BothSequences([&](auto &given) {
+      given.q_lengths = nullptr;
+      given.kv_lengths = lengths.data();
     });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"kv_lengths"});
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths"});
     // The same without a cache.
     call.Both([&](auto &args) { args.cache = nullptr; });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"kv_lengths"});
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths"});
   }
 }
 
@@ -1142,15 +1335,15 @@ TEST(CallErrors, LengthsOfKeysThatAreTheRowsOfQuery) {
   const int64_t lengths[] = {2, 1};
   for (const bool with_cache : {false, true}) {
     Call call(&cache);
-    call.forward.kv_lengths = lengths;
+    call.of_forward.kv_lengths = lengths;
     if (!with_cache) call.forward.cache = nullptr;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"kv_lengths", "q_lengths"}, false);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths is given", "the rows of query"}, false);
   }
 }
 
 TEST(CallErrors, FlagsAndWindowsThatCannotBe) {
   Cache cache = Filled(Config());
-  for (const uint32_t flags : {32u, 0x80000000u, ~MHA_CACHE_READ}) {
+  for (const uint32_t flags : {16u, 32u, 0x80000000u, ~15u}) {
     Call call(&cache);
     call.Both([&](auto &args) { args.flags = flags; });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"flags"});
@@ -1176,11 +1369,11 @@ TEST(CallErrors, MoreQueriesThanKeysWithoutAStart) {
   Cache cache = Filled(Config());
   const int64_t sequences[] = {2, 0}, kv_lengths[] = {1, 2};
   Call call(&cache);
-  call.forward.key = call.k.data();
+  call.forward.key.data = call.k.data();
   call.forward.n_kv = 2;
-  call.Both([&](auto &args) {
-    args.cache_sequences = sequences;
-    args.kv_lengths = kv_lengths;
+  call.BothSequences([&](auto &given) {
+    given.cache_sequences = sequences;
+    given.kv_lengths = kv_lengths;
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
   call.Both([&](auto &args) {
@@ -1198,6 +1391,8 @@ TEST(CallErrors, RotationsThatCannotBe) {
     std::function<void(mha_rope &)> change;
     mha_status status;
     Words words;
+    const int64_t *mha_sequences::*positions = nullptr;  // with these numbers
+    const int64_t *numbers = nullptr;
   } cases[] = {
       {[](mha_rope &r) { r.struct_size = 8; }, MHA_ERROR_STRUCT_SIZE, {"struct_size"}},
       {[](mha_rope &r) { r.style = 2; }, MHA_ERROR_INVALID_VALUE, {"style"}},
@@ -1208,9 +1403,9 @@ TEST(CallErrors, RotationsThatCannotBe) {
       {[](mha_rope &r) { r.offset = -1; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is -1", "4"}},
       {[](mha_rope &r) { r.offset = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is 4", "4"}},
       {[](mha_rope &r) { r.offset = INT64_MAX; }, MHA_ERROR_INVALID_VALUE, {"rope.offset"}},
-      {[](mha_rope &r) { r.num_positions = kMax / 4; }, MHA_ERROR_TOO_LARGE, {"rope's tables"}},
+      {[](mha_rope &r) { r.num_positions = kMax / 4; }, MHA_ERROR_TOO_LARGE, {"the tables of rope"}},
       {[](mha_rope &r) { r.offset = 1; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 3"}},
-      {[](mha_rope &r) { r.offset = 1, r.dims = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 4", "head_dim 4 less offset 1"}},
+      {[](mha_rope &r) { r.offset = 1, r.dims = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 4", "head_dim - offset = 4 - 1"}},
       {[](mha_rope &r) { r.table_stride = 1; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
       {[](mha_rope &r) { r.table_stride = -2; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
       {[](mha_rope &r) { r.cos = nullptr; }, MHA_ERROR_NULL_POINTER, {"cos"}},
@@ -1218,10 +1413,10 @@ TEST(CallErrors, RotationsThatCannotBe) {
       {[](mha_rope &r) { r.num_positions = 0; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
       {[](mha_rope &r) { r.num_positions = -1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
       {[](mha_rope &r) { r.num_positions = 1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
-      {[&](mha_rope &r) { r.q_positions = negative; }, MHA_ERROR_INVALID_VALUE, {"q_positions"}},
-      {[&](mha_rope &r) { r.q_positions = large; }, MHA_ERROR_INVALID_VALUE, {"q_positions", "64"}},
-      {[&](mha_rope &r) { r.k_positions = negative; }, MHA_ERROR_INVALID_VALUE, {"k_positions"}},
-      {[&](mha_rope &r) { r.k_positions = large; }, MHA_ERROR_INVALID_VALUE, {"k_positions", "64"}},
+      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_q_positions"}, &mha_sequences::rope_q_positions, negative},
+      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_q_positions", "64"}, &mha_sequences::rope_q_positions, large},
+      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_k_positions"}, &mha_sequences::rope_k_positions, negative},
+      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_k_positions", "64"}, &mha_sequences::rope_k_positions, large},
   };
   const std::vector<float> table(64 * 4, 0.5f);
   for (const auto &row : cases) {
@@ -1237,6 +1432,7 @@ TEST(CallErrors, RotationsThatCannotBe) {
         args.rope = &rope;
         if (!with_cache) args.cache = nullptr;
       });
+      if (row.positions != nullptr) call.BothSequences([&](auto &given) { given.*row.positions = row.numbers; });
       call.ExpectFailsAndWritesNothing(row.status, row.words);
     }
   }

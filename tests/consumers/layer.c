@@ -34,7 +34,8 @@ int main(void) {
   static mha_layer_options options;
   static mha_forward_args args;
   config.struct_size = sizeof config, config.query_dim = width, config.num_heads = heads;
-  weights.struct_size = sizeof weights, weights.w_qkv = w_qkv, weights.b_qkv = b_qkv, weights.w_o = w_o;
+  weights.struct_size = sizeof weights, weights.w_qkv.data = w_qkv, weights.w_qkv.bias = b_qkv;
+  weights.w_o.data = w_o;
   options.struct_size = sizeof options;
 #ifdef WITH_OPENBLAS
   options.sgemm = mha_openblas_sgemm;
@@ -47,7 +48,8 @@ int main(void) {
     return 1;
   }
 
-  args.struct_size = sizeof args, args.batch = 1, args.n_q = n, args.query = x, args.output = y, args.flags = MHA_CAUSAL;
+  args.struct_size = sizeof args, args.batch = 1, args.n_q = n, args.flags = MHA_CAUSAL;
+  args.query.data = x, args.output.data = y;
   size_t bytes;
   if (mha_forward_workspace(layer, &args, &bytes, &error)) {
     printf("mha_forward_workspace: %s\n", error.message);

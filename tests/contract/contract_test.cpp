@@ -580,10 +580,10 @@ TEST(InPlace, IsRefusedWithOutputsPerPair) {
   AttentionCall call;
   call.asked = kAskWeights;
   AttentionData data(problem, call);
-  data.args.output = const_cast<void *>(data.args.q);
+  data.args.output.data = const_cast<void *>(data.args.q.data);
   Memory workspace(data.WorkspaceBytes());
   ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
-              {MHA_ERROR_INVALID_VALUE, {1}, {"output is q", "per pair"}});
+              {MHA_ERROR_INVALID_VALUE, {1}, {"output.data is q.data", "per pair"}});
   EXPECT_TRUE(data.OutputsAreUntouched());
 }
 

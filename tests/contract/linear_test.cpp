@@ -33,8 +33,6 @@ struct LinearData {
     data.weights = Zeroed<mha_layer_weights>();
     data.weights.layout = given.layout;
     data.weights.w_o = given.w_o;
-    data.weights.b_o = given.b_o;
-    data.weights.w_o_stride = given.w_o_stride;
     data.config = Zeroed<mha_layer_config>();
     data.config.query_dim = in;
     data.config.output_dim = out;
@@ -100,13 +98,13 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
       const int64_t gap = 2 * form.row_gap, width = form.layout == MHA_LAYOUT_IN_OUT && form.weight_type != Stored::kInt4 ? out : in;
       if (form.weight_type == Stored::kInt4) weights.layout = MHA_LAYOUT_OUT_IN;
       linear.data.arrays.push_back(CopyOf(InMemory(form.weight_type, numbers, in, out, weights.layout, gap), Place::kBeforeGuard));
-      weights.w_o = linear.data.arrays.back().data();
-      weights.w_o_stride = gap == 0 ? 0 : (form.weight_type == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
+      weights.w_o.data = linear.data.arrays.back().data();
+      weights.w_o.row_stride = gap == 0 ? 0 : (form.weight_type == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
       weights.type = static_cast<uint32_t>(form.weight_type);
       if (has_codes) {
         scales.resize(static_cast<size_t>(form.weight_type == Stored::kInt8 ? out : (in + 31) / 32 * out));
         linear.data.arrays.push_back(CopyOf(ScalesInMemory(form.weight_type, scales, out), Place::kBeforeGuard));
-        weights.w_o_scales = linear.data.arrays.back().floats();
+        weights.w_o.scales = linear.data.arrays.back().floats();
       }
     }
     const mha_layer_options options = Options(instruction_set(), has_sgemm ? SgemmOfTheSpecification : nullptr);
@@ -120,14 +118,18 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), random.Chance(0.5) ? RunBackwards : RunOnThreads);
     mha_linear_args args = Zeroed<mha_linear_args>();
     args.rows = ExtentOf(rows);
-    args.x = x_rows.data();
-    args.output = output.data();
-    args.residual = residual_kind == 0 ? nullptr : residual_kind == 1 ? residual_rows.data() : output.data();
-    args.input_type = input_type;
-    args.output_type = output_type;
-    args.x_row_stride = x_stride == in ? 0 : x_stride;
-    args.residual_row_stride = residual_stride == out ? 0 : residual_stride;
-    args.output_row_stride = output_stride == out ? 0 : output_stride;
+    const auto type_field = [&](uint32_t type, uint32_t by_default) { return type == by_default && random.Coin() ? 0 : type; };
+    args.x.data = x_rows.data();
+    args.x.type = type_field(input_type, MHA_TYPE_F32);
+    args.x.strides.row = x_stride == in ? 0 : x_stride;
+    if (residual_kind != 0) {
+      args.residual.data = residual_kind == 1 ? residual_rows.data() : output.data();
+      args.residual.type = type_field(output_type, output_type);
+      args.residual.strides.row = residual_stride == out ? 0 : residual_stride;
+    }
+    args.output.data = output.data();
+    args.output.type = type_field(output_type, MHA_TYPE_F32);
+    args.output.strides.row = output_stride == out ? 0 : output_stride;
     if (random.Chance(0.6)) args.scheduler = scheduler.get();
     size_t bytes = 1;
     mha_error error;
@@ -168,8 +170,8 @@ TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
       const Scheduler scheduler(threads, RunBackwards);
       mha_linear_args args = Zeroed<mha_linear_args>();
       args.rows = ExtentOf(rows);
-      args.x = x.data();
-      args.output = y.data();
+      args.x.data = x.data();
+      args.output.data = y.data();
       args.scheduler = scheduler.get();
       size_t bytes = 0;
       mha_error error;
@@ -197,9 +199,9 @@ TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
       const Layer layer = MakeLayer(LinearData(w, bias, in, out, form).data, MHA_INSTRUCTION_SET_AUTO);
       mha_linear_args args = Zeroed<mha_linear_args>();
       args.rows = ExtentOf(rows);
-      args.x = x.data();
-      args.residual = has_residual ? y.data() : nullptr;
-      args.output = y.data();
+      args.x.data = x.data();
+      args.residual.data = has_residual ? y.data() : nullptr;
+      args.output.data = y.data();
       mha_error error;
       ASSERT_EQ(mha_linear(layer.get(), &args, nullptr, 0, &error), MHA_OK) << error.message;
       // Codes times their scales, rounded once more: one of `in` roundings and more that a bound has room for.
@@ -224,8 +226,8 @@ struct SmallProduct {
   explicit SmallProduct(const mha_layer_options *options)
       : layer(Create(LinearData({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2).data, options)), args(Zeroed<mha_linear_args>()) {
     args.rows = 1;
-    args.x = x;
-    args.output = y;
+    args.x.data = x;
+    args.output.data = y;
   }
 
   float x[3] = {1, 1, 2}, y[2] = {4711, 4711};
@@ -258,9 +260,9 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
     const auto info_of = [](const Layer &of, int64_t rows, uint32_t input_type, uint32_t output_type, bool has_residual) {
       mha_linear_args args = Zeroed<mha_linear_args>();
       args.rows = ExtentOf(rows);
-      args.input_type = input_type;
-      args.output_type = output_type;
-      args.residual = has_residual ? &args : nullptr;  // is not read
+      args.x.type = input_type;
+      args.output.type = output_type;
+      args.residual.data = has_residual ? &args : nullptr;  // is not read
       const Scheduler scheduler(3, RunBackwards);
       args.scheduler = scheduler.get();
       mha_call_info info = Zeroed<mha_call_info>();
@@ -291,7 +293,7 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
 TEST(LinearCall, WithoutRowsDoesNothing) {
   SmallProduct product;
   product.args.rows = MHA_EMPTY;
-  product.args.x = product.args.output = nullptr;
+  product.args.x.data = product.args.output.data = nullptr;
   mha_error error;
   EXPECT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK) << error.message;
 }
@@ -308,16 +310,16 @@ TEST(LinearCall, GoesThroughASgemm) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   SmallProduct product(&options);
   const float residual[2] = {100, 200};
-  product.args.residual = residual;
+  product.args.residual.data = residual;
   std::vector<unsigned char> workspace(1 << 16);
   mha_error error;
   ASSERT_EQ(mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
   EXPECT_EQ(product.y[0], 114.5f);
   EXPECT_EQ(product.y[1], 217.5f);
   const uint16_t x[3] = {0x3f80, 0x3f80, 0x4000};  // bf16 of 1, 1, 2
-  product.args.x = x;
-  product.args.input_type = MHA_TYPE_BF16;
-  product.args.residual = nullptr;
+  product.args.x.data = x;
+  product.args.x.type = MHA_TYPE_BF16;
+  product.args.residual.data = nullptr;
   ASSERT_EQ(mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
   EXPECT_EQ(product.y[0], 14.5f);
   EXPECT_EQ(product.y[1], 17.5f);
@@ -337,8 +339,8 @@ TEST(LinearCall, OfALayerWithHeadsIsItsProjectionOfTheContext) {
   std::vector<float> y(outputs.y.size());
   mha_linear_args args = Zeroed<mha_linear_args>();
   args.rows = 5;
-  args.x = outputs.context.data();
-  args.output = y.data();
+  args.x.data = outputs.context.data();
+  args.output.data = y.data();
   mha_error error;
   ASSERT_EQ(mha_linear(layer.get(), &args, nullptr, 0, &error), MHA_OK) << error.message;
   EXPECT_TRUE(SameBits(y, outputs.y));
@@ -366,8 +368,8 @@ TEST(LinearLayer, IsRefusedByCallsOfWholeLayers) {
   mha_forward_args args = Zeroed<mha_forward_args>();
   float y[3] = {4711, 4711, 4711};
   args.batch = args.n_q = 1;
-  args.query = product.x;
-  args.output = y;
+  args.query.data = product.x;
+  args.output.data = y;
   size_t bytes = 4711;
   mha_call_info info = Zeroed<mha_call_info>();
   const Expected expected = {MHA_ERROR_INVALID_VALUE, {1}, {"no heads", "mha_linear"}};
@@ -383,7 +385,7 @@ TEST(LinearLayer, RefusesWrongWeightsWithASentence) {
   const auto expect_refused = [&](mha_status status, const std::string &sentence, auto change) {
     SCOPED_TRACE(sentence);
     mha_linear_weights weights = Zeroed<mha_linear_weights>();
-    weights.input_dim = 3, weights.output_dim = 2, weights.w = w;
+    weights.input_dim = 3, weights.output_dim = 2, weights.w.data = w;
     change(weights);
     mha_layer *layer = nullptr;
     size_t bytes = 4711;
@@ -400,11 +402,13 @@ TEST(LinearLayer, RefusesWrongWeightsWithASentence) {
   expect_refused(MHA_ERROR_INVALID_VALUE, "output_dim is -2; set it to the width of a row of y",
                  [](auto &given) { given.output_dim = -2; });
   expect_refused(MHA_ERROR_TOO_LARGE, "input_dim is 2147483648", [](auto &given) { given.input_dim = int64_t{1} << 31; });
-  expect_refused(MHA_ERROR_NULL_POINTER, "w is NULL; pass the matrix", [](auto &given) { given.w = nullptr; });
+  expect_refused(MHA_ERROR_NULL_POINTER, "w.data is NULL; pass the matrix", [](auto &given) { given.w.data = nullptr; });
   expect_refused(MHA_ERROR_INVALID_VALUE, "layout is 2; set MHA_LAYOUT_IN_OUT", [](auto &given) { given.layout = 2; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "w_stride is 1, less than the width of a row, 2", [](auto &given) { given.w_stride = 1; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "w_scales is given, but no w of MHA_TYPE_INT8", [&](auto &given) { given.w_scales = w; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "set weight_type to MHA_TYPE_INT8 (3)",
+  expect_refused(MHA_ERROR_INVALID_VALUE, "w.row_stride is 1, less than the width of a row, 2",
+                 [](auto &given) { given.w.row_stride = 1; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "w.scales is given, but type is 0; set type to MHA_TYPE_INT8 (4)",
+                 [&](auto &given) { given.w.scales = w; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "set weight_type to MHA_TYPE_INT8 (4)",
                  [](auto &given) { given.arithmetic = MHA_ARITHMETIC_INT8; });
 }
 
@@ -438,25 +442,32 @@ TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
   expect_refused({MHA_ERROR_NULL_POINTER, {1}, {"layer"}}, [](auto &p) { p.layer.reset(); });
   expect_refused({MHA_ERROR_STRUCT_SIZE, {2}, {"mha_linear_args"}}, [](auto &p) { p.args.struct_size = 8; });
   expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"rows is -1"}}, [](auto &p) { p.args.rows = -1; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"input_type is 3"}}, [](auto &p) { p.args.input_type = 3; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output_type is 4"}}, [](auto &p) { p.args.output_type = 4; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x_row_stride is 2", "3"}}, [](auto &p) { p.args.x_row_stride = 2; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output_row_stride is -1"}}, [](auto &p) { p.args.output_row_stride = -1; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"residual_row_stride is 1"}}, [](auto &p) { p.args.residual_row_stride = 1; });
-  expect_refused({MHA_ERROR_TOO_LARGE, {2}, {"x would be larger"}},
-                 [](auto &p) { p.args.rows = int64_t{1} << 40, p.args.x_row_stride = int64_t{1} << 40; });
-  expect_refused({MHA_ERROR_NULL_POINTER, {2}, {"x is NULL"}}, [](auto &p) { p.args.x = nullptr; }, false);
-  expect_refused({MHA_ERROR_NULL_POINTER, {2}, {"output is NULL"}}, [](auto &p) { p.args.output = nullptr; }, false);
-  expect_refused({MHA_ERROR_INVALID_VALUE, {1}, {"no w_o"}}, [](auto &p) {
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.type is 4"}}, [](auto &p) { p.args.x.type = 4; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.type is 5"}}, [](auto &p) { p.args.output.type = 5; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"residual.type is 2", "output.type is 3"}},
+                 [](auto &p) { p.args.residual.data = p.x, p.args.residual.type = MHA_TYPE_F16, p.args.output.type = MHA_TYPE_BF16; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.strides.batch is 3", "0"}}, [](auto &p) { p.args.x.strides.batch = 3; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.head is 2", "0"}}, [](auto &p) { p.args.output.strides.head = 2; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.strides.row is 2", "3"}}, [](auto &p) { p.args.x.strides.row = 2; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.row is -1"}}, [](auto &p) { p.args.output.strides.row = -1; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"residual.strides.row is 1"}},
+                 [](auto &p) { p.args.residual.data = p.x, p.args.residual.strides.row = 1; });
+  expect_refused({MHA_ERROR_TOO_LARGE, {2}, {"x would exceed the address space"}},
+                 [](auto &p) { p.args.rows = int64_t{1} << 40, p.args.x.strides.row = int64_t{1} << 40; });
+  expect_refused(
+      {MHA_ERROR_NULL_POINTER, {2}, {"x.data is NULL"}}, [](auto &p) { p.args.x.data = nullptr; }, false);
+  expect_refused(
+      {MHA_ERROR_NULL_POINTER, {2}, {"output.data is NULL"}}, [](auto &p) { p.args.output.data = nullptr; }, false);
+  expect_refused({MHA_ERROR_INVALID_VALUE, {1}, {"no W_O"}}, [](auto &p) {
     LayerProblem problem;
     problem.query_dim = problem.key_dim = problem.value_dim = 3;
     p.layer = MakeLayer(NormalLayer(problem, 1, kNoBiases, false));
   });
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, SgemmOfTheSpecification);
   SmallProduct with_sgemm(&options);
-  with_sgemm.args.x_row_stride = int64_t{1} << 31;
+  with_sgemm.args.x.strides.row = int64_t{1} << 31;
   ExpectFails([&](mha_error *error) { return mha_linear(with_sgemm.layer.get(), &with_sgemm.args, nullptr, 0, error); },
-              {MHA_ERROR_TOO_LARGE, {2}, {"x_row_stride is 2147483648", "2147483647"}});
+              {MHA_ERROR_TOO_LARGE, {2}, {"x.strides.row is 2147483648", "2147483647"}});
   EXPECT_EQ(with_sgemm.y[0], 4711.0f);
   SmallProduct product;
   const Scheduler scheduler(2, RunBackwards);
@@ -479,7 +490,7 @@ TEST(LinearCall, NeedsNoLessWorkspaceForMore) {
     for (int64_t rows = 0; rows < 400; rows++) {
       mha_linear_args args = Zeroed<mha_linear_args>();
       args.rows = ExtentOf(rows);
-      args.input_type = type;
+      args.x.type = type;
       size_t of_one = 0, of_three = 0;
       const Scheduler scheduler(3, RunBackwards);
       ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &of_one, nullptr), MHA_OK);

@@ -18,7 +18,7 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-constexpr const char *kTypeNames[] = {"f32", "f16", "bf16", "int8", "int4"};
+constexpr const char *kTypeNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
 constexpr uint32_t kNaN = 0x7fc00000u, kOtherNaN = 0xff812345u, kInfinity = 0x7f800000u, kNegativeInfinity = 0xff800000u;
 
 // ---- Inputs and checksums
@@ -207,8 +207,9 @@ class Cases {
     problem.q_lengths = {20, 0, 7};
     problem.kv_lengths = {280, 300, 31};
     Attention("attention with padding", problem);
-    problem.padding_left = true;
+    PadLeft(true, &problem);
     Attention("attention with padding on the left", problem);
+    PadLeft(false, &problem);
     problem.window_left = 9;
     Attention("attention with padding on the left in a window", problem);
 
@@ -220,8 +221,9 @@ class Cases {
     Attention("attention from before the first key", problem);
     problem = Sizes(1, 60, 700, 2, 1, 8, 8);
     problem.is_causal = true;
-    const std::string name = "attention of packed sequences";
-    RecordOutputs(name, Attend(Filled(problem, name, 1.0f), {{2, 31, 31, 59}, {0, 40, 50, 699}, {}}, Form()));
+    const std::string name = "attention of packed sequences";  // some without queries, some without keys
+    const PackedSequences packed = {{0, 2, 31, 31, 59, 59, 60}, {0, 0, 40, 50, 699, 700, 700}, {0, 11, 10, 621, 1, 0}};
+    RecordOutputs(name, Attend(Filled(problem, name, 1.0f), packed, Form()));
 
     problem = Sizes(2, 20, 300, 4, 2, 16, 12);
     problem.is_causal = true;
@@ -261,8 +263,8 @@ class Cases {
       grouped.score = ScoreArrays();
       Groups &groups = grouped.score->groups;
       groups.add_keys = add_keys;
-      for (int64_t i = 0; i < 20; i++) groups.of_queries.push_back(i / 6 - 1);
-      for (int64_t j = 0; j < 300; j++) groups.of_keys.push_back(j / 70 - 1);
+      for (int64_t i = 0; i < 2 * 20; i++) groups.of_queries.push_back(i % 20 / 6 - 1);
+      for (int64_t j = 0; j < 2 * 290; j++) groups.of_keys.push_back(j % 290 / 70 - 1);
       grouped.score->num_columns = 290;
       Attention(add_keys ? "attention to groups also" : "attention within groups", grouped);
     }
@@ -292,12 +294,12 @@ class Cases {
 
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
       const std::string name = std::string("attention to keys and values given in ") + kTypeNames[type];
-      Random random(type);
+      Random random(type - 1);
       const std::vector<uint16_t> k = Halves(&random, 300 * 20, type), v = Halves(&random, 300 * 12, type);
       AttentionData data(Filled(Sizes(1, 7, 300, 2, 1, 20, 12), name), Form());
-      data.args.k_type = data.args.v_type = type;
-      data.args.k = k.data();
-      data.args.v = v.data();
+      data.args.k.type = data.args.v.type = type;
+      data.args.k.data = k.data();
+      data.args.v.data = v.data();
       RecordOutputs(name, data.Compute());
     }
     {
@@ -310,8 +312,8 @@ class Cases {
       AttentionCall call = Form();
       call.output_array = Storage::kF16;
       AttentionData data(problem, call);
-      data.args.q_type = MHA_TYPE_BF16;
-      data.args.q = q.data();
+      data.args.q.type = MHA_TYPE_BF16;
+      data.args.q.data = q.data();
       RecordOutputs(name, data.Compute());
     }
     std::vector<float> slopes(40);
@@ -342,9 +344,8 @@ class Cases {
       call.asked = kAskNothing;
       AttentionData data(part, call);
       std::vector<float> of_part(rows * width);
-      data.args.output = nullptr;
-      data.args.output_batch_stride = data.args.output_row_stride = data.args.output_head_stride = 0;
-      data.args.states = of_part.data();
+      data.args.output = {};
+      data.outputs.states = of_part.data();
       std::vector<unsigned char> workspace(data.WorkspaceBytes());
       Check(data.Run(workspace.data(), workspace.size(), &error), error);
       sum.Add(of_part);
@@ -359,7 +360,7 @@ class Cases {
     args.head_dim_v = 12;
     args.states = states.data();
     args.sinks = sinks.data();
-    args.output = y.data();
+    args.output.data = y.data();
     args.lse = lse.data();
     args.instruction_set = instruction_set_;
     Check(mha_states_finish(&args, &error), error);
@@ -375,7 +376,7 @@ class Cases {
       problem.num_chosen = 90;
       problem.weights = Random(41).Uniforms(2 * 5 * 6);
       problem.k_type = type;
-      Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 2, 700));
+      Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 2, 700));
       for (int64_t b = 0; b < 2; b++) cache.Append(b, {SliceRows(problem.k, b, 700, 40, 0, 700), std::vector<float>(700)});
       AttentionCall call = Form();
       call.cache.cache = cache.get();
@@ -390,20 +391,19 @@ class Cases {
   // mha_linear: rows of 16 bits, with a bias and a residual.
   void Products() {
     constexpr int64_t rows = 30, in = 270, out = 50;
-    const char *const arithmetic_names[] = {"", ", in integers, inputs of 8 bits", ", in integers, inputs of 16 bits"};
     const struct {
       uint32_t weight_type, arithmetic;
     } products[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},   {MHA_TYPE_F16, MHA_ARITHMETIC_F32},   {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
                     {MHA_TYPE_INT8, MHA_ARITHMETIC_F32},  {MHA_TYPE_INT4, MHA_ARITHMETIC_F32},  {MHA_TYPE_INT8, MHA_ARITHMETIC_INT8},
                     {MHA_TYPE_INT8, MHA_ARITHMETIC_INT16}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT16}};
     for (const auto &[weight_type, arithmetic] : products) {
-      Random random(90 + weight_type);
+      Random random(89 + weight_type);
       const std::vector<float> w = random.Uniforms(in * out, 0.0625f), bias = random.Uniforms(out);
       mha_linear_weights weights = Zeroed<mha_linear_weights>();
       weights.input_dim = in;
       weights.output_dim = out;
-      weights.w = w.data();
-      weights.bias = bias.data();
+      weights.w.data = w.data();
+      weights.w.bias = bias.data();
       weights.weight_type = weight_type;
       weights.arithmetic = arithmetic;
       const mha_layer_options options = Options(instruction_set_);
@@ -416,16 +416,18 @@ class Cases {
         std::vector<uint16_t> y = Halves(&random, rows * out, type);
         mha_linear_args args = Zeroed<mha_linear_args>();
         args.rows = rows;
-        args.x = x.data();
-        args.residual = args.output = y.data();
-        args.input_type = args.output_type = type;
+        args.x.data = x.data();
+        args.residual.data = args.output.data = y.data();
+        args.x.type = args.output.type = type;
         args.scheduler = scheduler_;
         size_t bytes = 0;
         Check(mha_linear_workspace(layer.get(), &args, &bytes, &error), error);
         std::vector<unsigned char> workspace(bytes);
         Check(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), error);
-        Record(std::string("product of ") + kTypeNames[type] + " with weights of " + kTypeNames[weight_type] + arithmetic_names[arithmetic],
-               Sum().Add(y));
+        const char *const inputs = arithmetic == MHA_ARITHMETIC_INT8    ? ", in integers, inputs of 8 bits"
+                                   : arithmetic == MHA_ARITHMETIC_INT16 ? ", in integers, inputs of 16 bits"
+                                                                        : "";
+        Record(std::string("product of ") + kTypeNames[type] + " with weights of " + kTypeNames[weight_type] + inputs, Sum().Add(y));
       }
     }
   }
@@ -679,11 +681,10 @@ class Cases {
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
       const LayerProblem m = ModelOf(103, 67, 2, 2, 8, 8, 30, false);
       LayerData data = DataOf(m, type);
-      Random random(type);
+      Random random(type - 1);
       const int64_t in[] = {67, 67, 67, 16}, out[] = {16, 16, 16, 30};
       mha_layer_weights &weights = data.weights;
-      const void **const matrices[] = {&weights.w_q, &weights.w_k, &weights.w_v, &weights.w_o};
-      const float **const scales[] = {&weights.w_q_scales, &weights.w_k_scales, &weights.w_v_scales, &weights.w_o_scales};
+      mha_matrix *const matrices[] = {&weights.w_q, &weights.w_k, &weights.w_v, &weights.w_o};
       const auto keep = [&](const auto &values) {
         data.arrays.push_back(CopyOf(values, Place::kAnywhere));
         return data.arrays.back().data();
@@ -692,12 +693,12 @@ class Cases {
       weights.layout = MHA_LAYOUT_OUT_IN;
       for (int i = 0; i < 4; i++) {
         if (type == MHA_TYPE_F16 || type == MHA_TYPE_BF16) {
-          *matrices[i] = keep(Halves(&random, in[i] * out[i], type));
+          matrices[i]->data = keep(Halves(&random, in[i] * out[i], type));
         } else {
           const bool is_int8 = type == MHA_TYPE_INT8;
-          *matrices[i] = keep(RandomBytes(&random, out[i] * (is_int8 ? in[i] : (in[i] + 1) / 2)));
+          matrices[i]->data = keep(RandomBytes(&random, out[i] * (is_int8 ? in[i] : (in[i] + 1) / 2)));
           const std::vector<float> factors = random.Uniforms(out[i] * (is_int8 ? 1 : (in[i] + 31) / 32), is_int8 ? 0x1p-9f : 0x1p-5f);
-          *scales[i] = reinterpret_cast<const float *>(keep(factors));
+          matrices[i]->scales = reinterpret_cast<const float *>(keep(factors));
         }
       }
       RecordLayer(std::string("layer of weights given in ") + kTypeNames[type], m, data);
@@ -718,7 +719,7 @@ class Cases {
     Record("cross-attention", sum);
     m.q_lengths = {50, 0, 13};
     m.kv_lengths = {1, 90, 70};
-    m.padding_left = true;
+    PadLeft(true, &m);
     sum = Sum();
     Run(layer, m, &sum);
     Record("cross-attention with padding on the left", sum);
@@ -726,7 +727,8 @@ class Cases {
     m.n_kv = 50;
     m.has_key = false;
     m.kv_lengths.clear();
-    m.padding_left = false;
+    m.q_first.clear();
+    m.kv_start.clear();
     m.is_causal = true;
     m.rope = RopeOf(RopeConfig(12, 0, 50));
     m.window_left = 11;
@@ -738,24 +740,24 @@ class Cases {
   // ---- Caches
 
   void Caches() {
-    constexpr const char *kKinds[] = {"contiguous", "ring", "paged"};
     mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
     config.num_sequences = 2;
     config.num_kv_heads = 1;
     config.head_dim = 20;
     config.head_dim_v = 12;
-    for (const uint32_t kind : {MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED}) {
+    for (const uint32_t kind : {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
+      const bool is_ring = kind == MHA_CACHE_KIND_RING, is_paged = kind == MHA_CACHE_KIND_PAGED;
       for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
-        config.capacity = kind == MHA_CACHE_RING ? 64 : 288;
+        config.capacity = is_ring ? 64 : 288;
         config.k_type = config.v_type = type;
         config.kind = kind;
-        config.block_positions = kind == MHA_CACHE_PAGED ? 32 : 0;
-        config.num_blocks = kind == MHA_CACHE_PAGED ? 20 : 0;
-        RecordCache(std::string(kKinds[kind]) + " cache of " + kTypeNames[type], config);
+        config.block_positions = is_paged ? 32 : 0;
+        config.num_blocks = is_paged ? 20 : 0;
+        RecordCache(std::string(is_ring ? "ring" : is_paged ? "paged" : "contiguous") + " cache of " + kTypeNames[type], config);
       }
     }
     config.capacity = 270;
-    config.kind = MHA_CACHE_CONTIGUOUS;
+    config.kind = MHA_CACHE_KIND_CONTIGUOUS;
     config.block_positions = config.num_blocks = 0;
     config.k_type = MHA_TYPE_INT8;
     config.v_type = MHA_TYPE_BF16;
@@ -765,7 +767,7 @@ class Cases {
       config.k_type = type;
       RecordCache(std::string("contiguous cache of heads of 72, keys of ") + kTypeNames[type], config);
     }
-    config.kind = MHA_CACHE_PAGED;
+    config.kind = MHA_CACHE_KIND_PAGED;
     config.capacity = 288;
     config.block_positions = 32;
     config.num_blocks = 20;
@@ -784,7 +786,7 @@ class Cases {
     Sum read;
     for (int64_t s = 0; s < 2; s++) {
       const int64_t length = cache.Length(s), capacity = cache.config().capacity;
-      const int64_t first = cache.config().kind == MHA_CACHE_RING && length > capacity ? length - capacity : 0;
+      const int64_t first = cache.config().kind == MHA_CACHE_KIND_RING && length > capacity ? length - capacity : 0;
       const KeysAndValues rows = cache.Read(s, first, length - first);
       read.Add(rows.k).Add(rows.v);
     }
@@ -795,11 +797,11 @@ class Cases {
   // Two sequences of different lengths in pieces of several sizes, rotated, a few numbers of them not finite.
   void RecordCache(const std::string &name, const mha_kv_cache_config &config) {
     Cache cache(config, Place::kAnywhere, 0);
-    if (config.kind == MHA_CACHE_PAGED) {
+    if (config.kind == MHA_CACHE_KIND_PAGED) {
       cache.SetBlocks(0, {3, 19, 4, 0, 11, 8, 2, 17, 6});
       cache.SetBlocks(1, {1, 5, 18, 7, 9, 16, 10, 12, 15});
     }
-    const bool is_ring = config.kind == MHA_CACHE_RING;
+    const bool is_ring = config.kind == MHA_CACHE_KIND_RING;
     Sum sum;
     int64_t longest = 0;
     uint64_t seed = 500;
@@ -850,9 +852,7 @@ class Cases {
     RecordRead("layer of int8 with a cache", cache);
 
     LayerData asking = DataOf(m, MHA_TYPE_F32);
-    asking.weights.w_k = asking.weights.w_v = nullptr;
-    asking.weights.b_k = asking.weights.b_v = nullptr;
-    asking.weights.w_k_stride = asking.weights.w_v_stride = 0;
+    asking.weights.w_k = asking.weights.w_v = {};
     asking.config.key_dim = asking.config.value_dim = 0;
     LayerCall call;
     call.asked = kAskQ | kAskContext | kAskLse;

@@ -131,7 +131,7 @@ static int check_model(const char *path, int64_t heads) {
   struct model m;
   struct pool pool;
   struct decoder d;
-  model_load(&m, path, heads, -1, MHA_ARITHMETIC_F32);
+  model_load(&m, path, heads, 0, MHA_ARITHMETIC_F32);
   pool_start(&pool, 1);
   const mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, &scheduler, 4, positions);
@@ -154,7 +154,7 @@ static int check_model(const char *path, int64_t heads) {
   for (int i = prompt_tokens; i < all; i++, logits = append(&d, 1, &r->tokens[i - 1], 1)) choose(&d, r, i, logits);
   int is_same = same("one token at a time", &d, &at_once, r);
 
-  /* Two sequences begin with the first 70 tokens of the first one: 64 are shared, 6 copied. Both go on in the same calls. */
+  /* Two sequences share the first 70 tokens of the first one. Both go on in the same calls, which copies the last 6 for each. */
   r = &others[1];
   decoder_share(&d, 0, 2, 70), decoder_share(&d, 0, 3, 70);
   int32_t last[2] = {0, 5};
@@ -194,20 +194,21 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static int index_of(const char *word, const char *const *words, int count, const char *complaint) {
+static uint32_t index_of(const char *word, const char *const *words, int count, const char *complaint) {
   for (int i = 0; i < count; i++) {
-    if (strcmp(words[i], word) == 0) return i;
+    if (strcmp(words[i], word) == 0) return (uint32_t)i;
   }
   fail(complaint, word);
-  return -1;
+  return 0;
 }
 
 static int run(const char *path, int64_t heads, const char *prompt_path, int count, int threads, const char *type,
                const char *arithmetic, const char *logits_path) {
-  const char *const types[] = {"file", "f32", "f16", "bf16", "int8", "int4"}; /* -1, then MHA_TYPE_* */
-  const char *const arithmetics[] = {"f32", "int8", "int16"};                 /* MHA_ARITHMETIC_* */
-  const int weight_type = index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is") - 1;
-  const int arithmetic_type = index_of(arithmetic, arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is");
+  const char *const types[] = {"file", "f32", "f16", "bf16", "int8", "int4"}; /* 0, then MHA_TYPE_* */
+  const char *const arithmetics[] = {"f32", "int8", "int16"};
+  const uint32_t arithmetic_types[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16};
+  const uint32_t weight_type = index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
+  const uint32_t arithmetic_type = arithmetic_types[index_of(arithmetic, arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
   enum { most = 1 << 20 };
   static int32_t tokens[most];
   int prompt = 0;
@@ -220,7 +221,7 @@ static int run(const char *path, int64_t heads, const char *prompt_path, int cou
   struct model m;
   struct decoder d;
   struct pool pool;
-  model_load(&m, path, heads, weight_type, (uint32_t)arithmetic_type);
+  model_load(&m, path, heads, weight_type, arithmetic_type);
   pool_start(&pool, (uint32_t)threads - 1);
   const mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, threads > 1 ? &scheduler : NULL, 1, prompt + count);

@@ -98,7 +98,7 @@ static mha_layer *create_layer(const mha_layer_config *config, const mha_layer_w
 static mha_layer *load_linear(const struct model *m, const char *name, int64_t layer, int64_t outputs, int64_t inputs) {
   const struct tensor *const w = get(m, name, layer, outputs, inputs);
   mha_linear_weights weights = {.struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs, .layout = MHA_LAYOUT_OUT_IN};
-  weights.type = type_of(w), weights.w = w->data, weights.weight_type = m->weight_type, weights.arithmetic = m->arithmetic;
+  weights.type = type_of(w), weights.w.data = w->data, weights.weight_type = m->weight_type, weights.arithmetic = m->arithmetic;
   mha_layer *made;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &made, &error), &error);
@@ -117,12 +117,13 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = m->width, .num_heads = m->heads, .num_kv_heads = m->kv_heads};
   config.head_dim = m->head_dim, config.weight_type = m->weight_type, config.arithmetic = m->arithmetic;
   mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w_q)};
-  weights.w_q = w_q->data, weights.w_k = w_k->data, weights.w_v = w_v->data, weights.w_o = w_o->data;
+  weights.w_q.data = w_q->data, weights.w_k.data = w_k->data, weights.w_v.data = w_v->data, weights.w_o.data = w_o->data;
   return create_layer(&config, &weights);
 }
 
-/* The shapes of tensors say all but the number of heads. weight_type -1: as the file has the matrices. arithmetic: MHA_ARITHMETIC_*. */
-static void model_load(struct model *m, const char *path, int64_t heads, int weight_type, uint32_t arithmetic) {
+/* The shapes of tensors say all but the number of heads. weight_type: MHA_TYPE_*, 0 = as the file has the matrices. arithmetic:
+ * MHA_ARITHMETIC_*. */
+static void model_load(struct model *m, const char *path, int64_t heads, uint32_t weight_type, uint32_t arithmetic) {
   *m = (struct model){.heads = heads, .arithmetic = arithmetic};
   if (!safetensors_open(&m->file, path)) fail("%s", m->file.error);
   m->embedding = get(m, "model.embed_tokens.weight", 0, -1, -1);
@@ -132,7 +133,7 @@ static void model_load(struct model *m, const char *path, int64_t heads, int wei
   m->head_dim = q->shape[0] / heads;
   m->kv_heads = get(m, LAYER "self_attn.k_proj.weight", 0, -1, m->width)->shape[0] / m->head_dim;
   m->hidden = get(m, LAYER "mlp.gate_proj.weight", 0, -1, m->width)->shape[0];
-  m->weight_type = weight_type < 0 ? type_of(q) : (uint32_t)weight_type;
+  m->weight_type = weight_type ? weight_type : type_of(q);
   char next[80];
   do snprintf(next, sizeof next, LAYER "self_attn.q_proj.weight", (long long)++m->layers);
   while (safetensors_find(&m->file, next));
@@ -175,6 +176,7 @@ struct decoder {
   const struct model *model;
   const mha_scheduler *scheduler;
   mha_rope rope;
+  mha_forward_args attention; /* what all calls have in common: normed -> attended */
   /* A cache for each layer. Blocks have the same numbers in all of them: one table for each sequence serves all layers. */
   mha_kv_cache **cache; /* [layers], one behind the other in cache_memory */
   char *cache_memory;
@@ -195,15 +197,12 @@ struct piece {
 
 /* y = x W^T, and plus the residual, if there is one. */
 static mha_linear_args linear_args(const struct decoder *d, int64_t rows, const float *x, const float *residual, float *y) {
-  return (mha_linear_args){sizeof(mha_linear_args), .rows = rows, .x = x, .residual = residual, .output = y, .scheduler = d->scheduler};
-}
-
-/* normed -> attended. The rows of the sequences stand one behind the other: those of sequences[i] begin at starts[i]. */
-static mha_forward_args attention_args(const struct decoder *d, int64_t layer, int64_t count, const int64_t *sequences,
-                                       const int64_t *starts, int64_t rows) {
-  return (mha_forward_args){.struct_size = sizeof(mha_forward_args), .batch = count, .n_q = rows, .query = d->normed,
-                            .output = d->attended, .flags = MHA_CAUSAL, .cu_seqlens_q = starts, .rope = &d->rope,
-                            .cache = d->cache[layer], .cache_sequences = sequences, .scheduler = d->scheduler};
+  return (mha_linear_args){.struct_size = sizeof(mha_linear_args),
+                           .rows = rows,
+                           .x.data = x,
+                           .residual.data = residual,
+                           .output.data = y,
+                           .scheduler = d->scheduler};
 }
 
 static void decoder_make(struct decoder *d, const struct model *m, const mha_scheduler *scheduler, int64_t sequences, int64_t positions) {
@@ -221,7 +220,7 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
   d->rope = (mha_rope){.struct_size = sizeof d->rope, .num_positions = angles.num_positions, .cos = tables, .sin = sines};
 
   mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = sequences, .capacity = angles.num_positions};
-  room.num_kv_heads = m->kv_heads, room.head_dim = m->head_dim, room.kind = MHA_CACHE_PAGED;
+  room.num_kv_heads = m->kv_heads, room.head_dim = m->head_dim, room.kind = MHA_CACHE_KIND_PAGED;
   room.block_positions = block, room.num_blocks = d->num_blocks;
   size_t bytes;
   check(mha_kv_cache_size(&room, &bytes, &error), &error);
@@ -233,10 +232,16 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
   d->x = allocate(most_rows * m->width, sizeof(float)), d->normed = allocate(most_rows * m->width, sizeof(float));
   d->attended = allocate(most_rows * m->width, sizeof(float)), d->gate = allocate(most_rows * m->hidden, sizeof(float));
   d->up = allocate(most_rows * m->hidden, sizeof(float)), d->logits = allocate(most_wanted * m->vocabulary, sizeof(float));
+
+  d->attention = (mha_forward_args){.struct_size = sizeof d->attention, .flags = MHA_CAUSAL, .rope = &d->rope, .batch = 1};
+  d->attention.scheduler = scheduler, d->attention.query.data = d->normed, d->attention.output.data = d->attended;
   /* The workspace of the longest call serves all. Arrays are not read when asking, but whether they are given counts. */
-  const int64_t numbers[most_pieces + 1] = {0}, pieces = sequences < most_pieces ? sequences : most_pieces;
-  const mha_forward_args attention = attention_args(d, 0, pieces, numbers, numbers, most_rows);
-  check(mha_forward_workspace(m->layer[0].attention, &attention, &d->workspace_bytes, &error), &error);
+  const int64_t numbers[most_pieces + 1] = {0};
+  mha_sequences most = {.struct_size = sizeof most, .cu_seqlens_q = numbers, .cache_sequences = numbers};
+  most.count = sequences < most_pieces ? sequences : most_pieces;
+  mha_forward_args longest = d->attention;
+  longest.n_q = most_rows, longest.sequences = &most, longest.cache = d->cache[0];
+  check(mha_forward_workspace(m->layer[0].attention, &longest, &d->workspace_bytes, &error), &error);
   const mha_layer *const products[] = {m->layer[0].gate, m->layer[0].down, m->logits};
   for (int i = 0; i < 3; i++) {
     const mha_linear_args product = linear_args(d, i < 2 ? most_rows : most_wanted, d->x, d->x, d->x);
@@ -254,51 +259,59 @@ static void decoder_free(struct decoder *d) {
 
 /* ---- Sequences: who has which blocks ----------------------------------------------------------------------------------------------- */
 
-/* Gives a sequence the blocks that so many positions need, or takes those behind them. */
+static int32_t take_free_block(struct decoder *d) {
+  int32_t b = 0;
+  while (b < d->num_blocks && d->users[b] > 0) b++;
+  if (b == d->num_blocks) fail("all %lld blocks of the caches are taken", (long long)d->num_blocks);
+  d->users[b] = 1;
+  return b;
+}
+
+/* Gives a sequence the blocks that this many positions need, and takes those after them away. */
 static void set_room(struct decoder *d, struct sequence *s, int64_t positions) {
   const int64_t wanted = (positions + block - 1) / block;
   if (positions > d->rope.num_positions) fail("a sequence has room for %lld tokens", (long long)d->rope.num_positions);
   while (s->num_blocks > wanted) d->users[s->blocks[--s->num_blocks]]--;
-  for (int32_t b = 0; s->num_blocks < wanted; b++) {
-    if (b == d->num_blocks) fail("all %lld blocks of the caches are taken", (long long)d->num_blocks);
-    if (d->users[b] == 0) d->users[b] = 1, s->blocks[s->num_blocks++] = b;
-  }
+  while (s->num_blocks < wanted) s->blocks[s->num_blocks++] = take_free_block(d);
   mha_error error;
   for (int64_t l = 0; l < d->model->layers; l++) {
     check(mha_kv_cache_set_blocks(d->cache[l], s - d->sequence, s->blocks, s->num_blocks, &error), &error);
   }
 }
 
-static void decoder_truncate(struct decoder *d, int64_t sequence, int64_t length);
-
-/* Sequence `to`, whatever it had, begins with the first `length` tokens of `from`. Whole blocks are shared, and the rest of one is copied,
- * for into a shared block nothing can be appended. */
-static void decoder_share(struct decoder *d, int64_t from, int64_t to, int64_t length) {
-  struct sequence *const s = &d->sequence[to];
-  decoder_truncate(d, to, 0);
-  for (; s->num_blocks < length / block; s->num_blocks++) d->users[s->blocks[s->num_blocks] = d->sequence[from].blocks[s->num_blocks]]++;
-  set_room(d, s, length);
+/* Nothing can be appended to a block that sequences share. If the last block of a sequence is shared and partly filled, the sequence gets
+ * its own copy. */
+static void unshare_last_block(struct decoder *d, struct sequence *s) {
+  if (s->length % block == 0 || d->users[s->blocks[s->length / block]] == 1) return;
+  int32_t *const last = &s->blocks[s->length / block], own = take_free_block(d);
   mha_error error;
-  for (int64_t l = 0; l < d->model->layers; l++) check(mha_kv_cache_copy_prefix(d->cache[l], from, to, length, &error), &error);
-  s->length = length;
+  for (int64_t l = 0; l < d->model->layers; l++) {
+    uint32_t is_used; /* 1, since the block is shared */
+    check(mha_kv_cache_unshare(d->cache[l], s - d->sequence, own, &is_used, &error), &error);
+  }
+  d->users[*last]--, *last = own;
 }
 
 /* Keeps the first `length` tokens: takes rejected drafts back, or with 0 ends a sequence. */
 static void decoder_truncate(struct decoder *d, int64_t sequence, int64_t length) {
   struct sequence *const s = &d->sequence[sequence];
-  if (length % block && d->users[s->blocks[length / block]] > 1) { /* what is kept ends inside of a shared block: it has to be copied */
-    for (int64_t other = 0; other < d->num_sequences; other++) {
-      const struct sequence *const o = &d->sequence[other];
-      if (other != sequence && o->num_blocks > length / block && o->blocks[length / block] == s->blocks[length / block]) {
-        decoder_share(d, other, sequence, length);
-        return;
-      }
-    }
-  }
   mha_error error;
   for (int64_t l = 0; l < d->model->layers; l++) check(mha_kv_cache_truncate(d->cache[l], sequence, length, &error), &error);
   s->length = length;
   set_room(d, s, length);
+}
+
+/* Sequence `to`, whatever it had, begins with the first `length` tokens of `from`. All their blocks are shared. */
+static void decoder_share(struct decoder *d, int64_t from, int64_t to, int64_t length) {
+  struct sequence *const s = &d->sequence[to];
+  decoder_truncate(d, to, 0);
+  for (; s->num_blocks * block < length; s->num_blocks++) {
+    d->users[s->blocks[s->num_blocks] = d->sequence[from].blocks[s->num_blocks]]++;
+  }
+  set_room(d, s, length);
+  mha_error error;
+  for (int64_t l = 0; l < d->model->layers; l++) check(mha_kv_cache_copy_prefix(d->cache[l], from, to, length, &error), &error);
+  s->length = length;
 }
 
 /* ---- Tokens through the model ------------------------------------------------------------------------------------------------------ */
@@ -362,13 +375,14 @@ static void linear(struct decoder *d, const mha_layer *layer, int64_t rows, cons
  */
 static const float *decoder_run(struct decoder *d, const struct piece *pieces, int64_t count) {
   const struct model *const m = d->model;
-  int64_t sequences[most_pieces], starts[most_pieces + 1] = {0}, wanted = 0;
+  int64_t numbers[most_pieces], starts[most_pieces + 1] = {0}, wanted = 0;
   for (int64_t p = 0; p < count; p++) {
     if (p == most_pieces || starts[p] + pieces[p].count > most_rows || (wanted += pieces[p].wanted) > most_wanted) {
       fail("a call takes %d sequences, %d tokens, and gives %d rows of logits", most_pieces, most_rows, most_wanted);
     }
-    struct sequence *const s = &d->sequence[sequences[p] = pieces[p].sequence];
+    struct sequence *const s = &d->sequence[numbers[p] = pieces[p].sequence];
     starts[p + 1] = starts[p] + pieces[p].count;
+    unshare_last_block(d, s);
     set_room(d, s, s->length += pieces[p].count); /* the library appends them below, layer by layer */
     for (int64_t i = 0; i < pieces[p].count; i++) {
       const int64_t token = pieces[p].tokens[i];
@@ -377,10 +391,14 @@ static const float *decoder_run(struct decoder *d, const struct piece *pieces, i
     }
   }
   const int64_t rows = starts[count];
+  mha_sequences sequences = {.struct_size = sizeof sequences, .count = count};
+  sequences.cu_seqlens_q = starts, sequences.cache_sequences = numbers;
+  mha_forward_args attention = d->attention;
+  attention.n_q = rows, attention.sequences = &sequences;
   for (int64_t l = 0; l < m->layers; l++) {
     const struct layer *const layer = &m->layer[l];
     each_row(d, rows, norm, layer->attention_norm);
-    const mha_forward_args attention = attention_args(d, l, count, sequences, starts, rows);
+    attention.cache = d->cache[l];
     mha_error error;
     check(mha_forward(layer->attention, &attention, d->workspace, d->workspace_bytes, &error), &error);
     each_row(d, rows, add_and_norm, layer->mlp_norm);

@@ -20,6 +20,7 @@ struct engine {
   const mha_layer *layer;
   void *layer_storage;
   mha_kv_cache *cache;
+  mha_forward_args args; /* what all calls have in common */
   void *cache_buffer, *workspace;
   size_t cache_bytes, workspace_bytes;
   mha_error error; /* of the last function of the library */
@@ -53,8 +54,7 @@ static mha_status reserve(struct engine *engine) {
                               .capacity = max_positions,
                               .num_kv_heads = heads,
                               .head_dim = width / heads,
-                              .k_type = MHA_TYPE_F16,
-                              .v_type = MHA_TYPE_F16};
+                              .k_type = MHA_TYPE_F16};
   mha_status status = mha_kv_cache_size(&room, &engine->cache_bytes, &engine->error);
   if (status != MHA_OK) return status;
   if (posix_memalign(&engine->cache_buffer, 64, engine->cache_bytes)) return MHA_ERROR_OUT_OF_MEMORY;
@@ -62,7 +62,9 @@ static mha_status reserve(struct engine *engine) {
   status = mha_kv_cache_init(&room, engine->cache_buffer, engine->cache_bytes, &engine->cache, &engine->error);
   if (status != MHA_OK) return status;
 
-  mha_forward_args largest = {.struct_size = sizeof largest, .batch = 1, .n_q = max_rows, .flags = MHA_CAUSAL, .cache = engine->cache};
+  engine->args = (mha_forward_args){.struct_size = sizeof engine->args, .flags = MHA_CAUSAL, .batch = 1};
+  mha_forward_args largest = engine->args;
+  largest.n_q = max_rows, largest.cache = engine->cache;
   status = mha_forward_workspace(engine->layer, &largest, &engine->workspace_bytes, &engine->error);
   if (status != MHA_OK) return status;
   engine->workspace = malloc(engine->workspace_bytes);
@@ -72,8 +74,8 @@ static mha_status reserve(struct engine *engine) {
 }
 
 static mha_status step(struct engine *engine, int64_t rows, const float *x, float *y) {
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = rows, .query = x, .output = y, .flags = MHA_CAUSAL};
-  args.cache = engine->cache;
+  mha_forward_args args = engine->args;
+  args.n_q = rows, args.query.data = x, args.output.data = y, args.cache = engine->cache;
   return mha_forward(engine->layer, &args, engine->workspace, engine->workspace_bytes, &engine->error);
 }
 
@@ -131,7 +133,7 @@ static void pack_to(const char *path) {
   static float w_qkv[width * 3 * width], w_o[width * width];
   fill(w_qkv, width * 3 * width), fill(w_o, width * width);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   struct engine packing;
   void *packed;
   check(&packing, mha_layer_pack_size(&config, &weights, NULL, &packing.weights_bytes, &packing.error));

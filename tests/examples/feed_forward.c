@@ -25,7 +25,7 @@ static mha_layer *make_linear(int inputs, int outputs, int step) {
   float *const w = malloc(sizeof *w * inputs * outputs);
   fill(w, inputs * outputs, step);
   mha_linear_weights weights = {.struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs};
-  weights.layout = MHA_LAYOUT_OUT_IN, weights.w = w, weights.weight_type = MHA_TYPE_BF16;
+  weights.layout = MHA_LAYOUT_OUT_IN, weights.w.data = w, weights.weight_type = MHA_TYPE_BF16;
   mha_layer *layer;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &layer, &error), &error);
@@ -35,7 +35,8 @@ static mha_layer *make_linear(int inputs, int outputs, int step) {
 
 /* output = x W^T, and plus the residual, if there is one. On one thread and rows of floats it needs no workspace. */
 static void linear(const mha_layer *layer, int rows, const float *x, const float *residual, float *output) {
-  mha_linear_args args = {.struct_size = sizeof args, .rows = rows, .x = x, .residual = residual, .output = output};
+  mha_linear_args args = {.struct_size = sizeof args, .rows = rows, .x.data = x};
+  args.residual.data = residual, args.output.data = output;
   mha_error error;
   check(mha_linear(layer, &args, NULL, 0, &error), &error);
 }
@@ -48,8 +49,8 @@ struct block {
 /* The next rows of the sequence, in place. */
 static void run(const struct block *block, int rows, float *x) {
   float attended[tokens * width], gate[tokens * hidden], up[tokens * hidden];
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = rows, .query = x, .output = attended};
-  args.flags = MHA_CAUSAL, args.cache = block->cache;
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = rows, .query.data = x};
+  args.output.data = attended, args.flags = MHA_CAUSAL, args.cache = block->cache;
   size_t bytes;
   mha_error error;
   check(mha_forward_workspace(block->attention, &args, &bytes, &error), &error);
@@ -70,7 +71,7 @@ int main(void) {
   fill(w_qkv, width * 3 * width, 5), fill(w_o, width * width, 7), fill(x, tokens * width, 11);
   memcpy(y, x, sizeof x);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   struct block block = {NULL, make_linear(width, hidden, 3), make_linear(width, hidden, 13), make_linear(hidden, width, 9), NULL};
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &block.attention, &error), &error);

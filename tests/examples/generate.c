@@ -19,7 +19,7 @@ static void check(mha_status status, const mha_error *error) {
 int main(void) {
   fill(x, prompt * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   mha_layer *layer;
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
@@ -45,7 +45,7 @@ int main(void) {
   for (int position = 0, next; position < tokens; position = next) {
     next = position == 0 ? prompt : position + 1; /* the prompt at once, then token by token */
     args.n_q = next - position;
-    args.query = x + position * width, args.output = y + position * width;
+    args.query.data = x + position * width, args.output.data = y + position * width;
     check(mha_forward(layer, &args, workspace, bytes, &error), &error);
     const float *last = y + (next - 1) * width;
     printf("y[%d] = %7.4f %7.4f ...\n", next - 1, last[0], last[1]);
@@ -53,7 +53,8 @@ int main(void) {
     if (next < tokens) memcpy(x + next * width, last, width * sizeof *x);
   }
 
-  args.n_q = tokens, args.query = x, args.output = whole, args.cache = NULL; /* all again, at once and without a cache */
+  /* All again, at once and without a cache. */
+  args.n_q = tokens, args.query.data = x, args.output.data = whole, args.cache = NULL;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   workspace = realloc(workspace, bytes);
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);

@@ -26,7 +26,7 @@ int main(void) {
   float *alone = malloc(sizeof *alone * tokens * width), *together = malloc(sizeof *together * tokens * width);
 
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   mha_layer *layer;
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
@@ -35,16 +35,17 @@ int main(void) {
   pool_start(&pool, 3);
   mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .flags = MHA_CAUSAL, .scheduler = &scheduler};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query.data = x};
+  args.flags = MHA_CAUSAL, args.scheduler = &scheduler;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes); /* for a scheduler's threads; it serves fewer, too */
   args.scheduler = NULL;
-  args.output = alone;
+  args.output.data = alone;
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
 
   args.scheduler = &scheduler;
-  args.output = together;
+  args.output.data = together;
   int equal = 1;
   for (int i = 0; i < calls; i++) {
     memset(together, 0xff, sizeof *together * tokens * width);

@@ -49,7 +49,7 @@ static float *numbers(int64_t count, float middle, float size) {
 }
 
 static mha_layer *make_linear(const float *w, int in, int out, uint32_t layout) {
-  mha_linear_weights weights = {.struct_size = sizeof weights, .input_dim = in, .output_dim = out, .layout = layout, .w = w};
+  mha_linear_weights weights = {.struct_size = sizeof weights, .input_dim = in, .output_dim = out, .layout = layout, .w.data = w};
   mha_layer *layer;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &layer, &error), &error);
@@ -101,8 +101,9 @@ static void free_layer(struct layer *l) {
 
 /* Strides of rows, 0 = contiguous. On one thread and rows of floats a product needs no workspace. */
 static void linear(const mha_layer *layer, int64_t rows, const float *x, int64_t x_stride, float *y, int64_t y_stride) {
-  mha_linear_args args = {.struct_size = sizeof args, .rows = rows, .x = x, .output = y};
-  args.x_row_stride = x_stride, args.output_row_stride = y_stride;
+  mha_linear_args args = {.struct_size = sizeof args, .rows = rows};
+  args.x.data = x, args.x.strides.row = x_stride;
+  args.output.data = y, args.output.strides.row = y_stride;
   mha_error error;
   check(mha_linear(layer, &args, NULL, 0, &error), &error);
 }
@@ -133,8 +134,8 @@ static void choose_keys(const struct layer *l, int64_t n, const float *x, const 
   for (int64_t i = 0; i < n; i++) norm(k + i * index_dim, index_dim, l->w->index_norm, 1);
   mha_attention_args index = {.struct_size = sizeof index, .batch = 1, .n_q = n, .n_kv = n};
   index.num_heads = index_heads, index.num_kv_heads = 1, index.head_dim = index_dim;
-  index.q = q, index.k = k, index.rope = &l->index_rope, index.cache = l->index_keys, index.flags = MHA_CAUSAL;
-  mha_choose_keys_args args = {.struct_size = sizeof args, .attention = &index, .weights = weights};
+  index.q.data = q, index.k.data = k, index.rope = &l->index_rope, index.cache = l->index_keys, index.flags = MHA_CAUSAL;
+  mha_choose_keys_args args = {.struct_size = sizeof args, .attention = &index, .weights.data = weights};
   args.num_chosen = num_chosen, args.chosen_keys = chosen;
   size_t bytes;
   mha_error error;
@@ -145,24 +146,24 @@ static void choose_keys(const struct layer *l, int64_t n, const float *x, const 
 }
 
 /* The context [n, heads, value] of q [n, heads, head], whose positions have the rows k [n, key], which are rotated and appended. */
-static void attend_absorbed(const struct layer *l, int64_t n, const float *q, const float *k, const mha_score_options *score, float *y) {
+static void attend_absorbed(const struct layer *l, int64_t n, const float *q, const float *k, const mha_score_arrays *lists, float *y) {
   float *latent_q = floats(n * heads * key), *context = floats(n * heads * latent);
   for (int h = 0; h < heads; h++) linear(l->to_latent[h], n, q + h * head, heads * head, latent_q + h * key, heads * key);
   for (int64_t i = 0; i < n * heads; i++) memcpy(latent_q + i * key + latent, q + i * head + nope, rotated * sizeof *q);
   mha_attention_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .n_kv = n, .num_heads = heads, .num_kv_heads = 1};
   args.head_dim = key, args.head_dim_v = latent, args.scale = 1 / sqrtf(head);
-  args.q = latent_q, args.k = k, args.output = context, args.cache = l->latents;
-  args.rope = &l->rope, args.score = score, args.flags = MHA_CAUSAL;
+  args.q.data = latent_q, args.k.data = k, args.output.data = context, args.cache = l->latents;
+  args.rope = &l->rope, args.score_arrays = lists, args.flags = MHA_CAUSAL;
   attention(&args);
   for (int h = 0; h < heads; h++) linear(l->from_latent[h], n, context + h * latent, heads * latent, y + h * value, heads * value);
   free(latent_q), free(context);
 }
 
-static void attend_expanded(const struct layer *l, int64_t n, const float *q, const float *k, const mha_score_options *score, float *y) {
+static void attend_expanded(const struct layer *l, int64_t n, const float *q, const float *k, const mha_score_arrays *lists, float *y) {
   /* A call for one query, which nobody needs, rotates the keys and appends them. */
   float unused[latent];
   mha_attention_args append = {.struct_size = sizeof append, .batch = 1, .n_q = 1, .n_kv = n, .num_heads = 1};
-  append.head_dim = key, append.head_dim_v = latent, append.q = append.k = k, append.output = unused;
+  append.head_dim = key, append.head_dim_v = latent, append.q.data = append.k.data = k, append.output.data = unused;
   append.rope = &l->rope, append.cache = l->latents;
   attention(&append);
 
@@ -178,11 +179,13 @@ static void attend_expanded(const struct layer *l, int64_t n, const float *q, co
   }
   mha_rope rope = l->rope;
   int64_t *zeros = calloc((size_t)length, sizeof *zeros);
-  rope.offset = nope, rope.k_positions = zeros; /* keys from the cache are rotated already: by an angle of 0 */
+  rope.offset = nope;
+  /* Keys from the cache are rotated already: by an angle of 0. */
+  mha_sequences sequences = {.struct_size = sizeof sequences, .rope_k_positions = zeros};
   mha_attention_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .n_kv = length, .num_heads = heads};
-  args.head_dim = head, args.head_dim_v = value, args.q = q, args.k = keys, args.v = keys_values + nope, args.output = y;
-  args.v_row_stride = (int64_t)heads * (nope + value), args.v_head_stride = nope + value;
-  args.rope = &rope, args.score = score, args.flags = MHA_CAUSAL;
+  args.head_dim = head, args.head_dim_v = value, args.q.data = q, args.k.data = keys, args.output.data = y;
+  args.v.data = keys_values + nope, args.v.strides.row = (int64_t)heads * (nope + value), args.v.strides.head = nope + value;
+  args.rope = &rope, args.sequences = &sequences, args.score_arrays = lists, args.flags = MHA_CAUSAL;
   attention(&args);
   free(latents), free(keys_values), free(keys), free(zeros);
 }
@@ -193,12 +196,11 @@ static void run_layer(const struct layer *l, int64_t n, const float *x, int is_a
   linear(l->products[q_a], n, x, 0, low_q, 0), linear(l->products[kv_a], n, x, 0, k, 0);
   for (int64_t i = 0; i < n; i++) norm(low_q + i * q_rank, q_rank, l->w->q_norm, 0), norm(k + i * key, latent, l->w->kv_norm, 0);
   linear(l->products[q_b], n, low_q, 0, q, 0);
-  mha_score_options score = {.struct_size = sizeof score, .chosen_keys = chosen};
-  if (chosen) {
-    score.num_chosen = num_chosen, score.chosen_keys_head_stride = MHA_BROADCAST; /* all heads attend to the same keys */
-    choose_keys(l, n, x, low_q, chosen);
-  }
-  (is_absorbed ? attend_absorbed : attend_expanded)(l, n, q, k, chosen ? &score : NULL, values);
+  mha_score_arrays lists = {.struct_size = sizeof lists};
+  lists.chosen_keys = chosen, lists.num_chosen = num_chosen;
+  lists.chosen_keys_strides.head = MHA_BROADCAST; /* all heads attend to the same keys */
+  if (chosen) choose_keys(l, n, x, low_q, chosen);
+  (is_absorbed ? attend_absorbed : attend_expanded)(l, n, q, k, chosen ? &lists : NULL, values);
   linear(l->products[o], n, values, 0, y, 0);
   free(low_q), free(q), free(k), free(values);
 }

@@ -17,13 +17,13 @@ int main(void) {
   fill(x, tokens * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
 
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   mha_layer *layer;
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
 
   mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens};
-  args.query = x, args.output = y, args.flags = MHA_CAUSAL;
+  args.query.data = x, args.output.data = y, args.flags = MHA_CAUSAL;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);

@@ -40,8 +40,10 @@ static mha_layer *make_layer(const mha_layer_config *config, int has_biases) {
   float *const w[] = {numbers(q * width, 0.2f), numbers(kv * width, 0.2f), numbers(kv * width, 0.2f), numbers(width * q, 0.1f)};
   float *const b[] = {numbers(q, 0.5f), numbers(kv, 0.5f), numbers(kv, 0.5f), numbers(width, 0.1f)};
   mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN};
-  weights.w_q = w[0], weights.w_k = w[1], weights.w_v = w[2], weights.w_o = w[3];
-  if (has_biases) weights.b_q = b[0], weights.b_k = b[1], weights.b_v = b[2], weights.b_o = b[3];
+  weights.w_q.data = w[0], weights.w_k.data = w[1], weights.w_v.data = w[2], weights.w_o.data = w[3];
+  if (has_biases) {
+    weights.w_q.bias = b[0], weights.w_k.bias = b[1], weights.w_v.bias = b[2], weights.w_o.bias = b[3];
+  }
   mha_layer *layer;
   mha_error error;
   check(mha_layer_create(config, &weights, NULL, &layer, &error), &error);
@@ -56,7 +58,7 @@ static mha_kv_cache *make_cache(const struct model_layer *of, int64_t tokens) {
   check(mha_layer_shape(of->layer, &shape, &error), &error);
   mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = 1, .capacity = tokens};
   room.num_kv_heads = shape.num_kv_heads, room.head_dim = shape.head_dim, room.head_dim_v = shape.head_dim_v;
-  if (of->args.flags & MHA_WINDOW_LEFT) room.kind = MHA_CACHE_RING, room.capacity = of->args.window_left / 16 * 16 + 32;
+  if (of->args.flags & MHA_WINDOW_LEFT) room.kind = MHA_CACHE_KIND_RING, room.capacity = of->args.window_left / 16 * 16 + 32;
   mha_kv_cache *cache;
   size_t bytes;
   void *memory;
@@ -70,7 +72,8 @@ static mha_kv_cache *make_cache(const struct model_layer *of, int64_t tokens) {
 static void run_layer(const struct model_layer *l, float *x, int64_t rows, int64_t width, mha_kv_cache *cache) {
   float *y = malloc((size_t)(rows * width) * sizeof *y);
   mha_forward_args args = l->args;
-  args.struct_size = sizeof args, args.batch = 1, args.n_q = rows, args.query = x, args.output = y, args.cache = cache;
+  args.struct_size = sizeof args, args.batch = 1, args.n_q = rows, args.cache = cache;
+  args.query.data = x, args.output.data = y;
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(l->layer, &args, &bytes, &error), &error);

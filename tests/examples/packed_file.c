@@ -29,7 +29,8 @@ static void expect(int holds, const char *what) {
 }
 
 static void forward(const mha_layer *layer) {
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .output = y, .flags = MHA_CAUSAL};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens};
+  args.query.data = x, args.output.data = y, args.flags = MHA_CAUSAL;
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
@@ -101,7 +102,7 @@ static void finish(const struct process *process) {
 int main(void) {
   fill(x, tokens * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
 
   char path[] = "/tmp/mha-packed-XXXXXX";
   int file = mkstemp(path);

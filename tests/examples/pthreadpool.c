@@ -20,7 +20,7 @@ int main(void) {
   fill(x, tokens * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
 
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv = w_qkv, .w_o = w_o};
+  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   mha_layer *layer;
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
@@ -29,13 +29,14 @@ int main(void) {
   mha_scheduler scheduler;
   mha_pthreadpool_scheduler(pool, &scheduler);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query = x, .flags = MHA_CAUSAL, .scheduler = &scheduler};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query.data = x};
+  args.flags = MHA_CAUSAL, args.scheduler = &scheduler;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);
-  args.output = together;
+  args.output.data = together;
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
-  args.output = alone;
+  args.output.data = alone;
   args.scheduler = NULL; /* a workspace for more threads serves fewer, too */
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
 

@@ -85,14 +85,10 @@ static mha_layer *make_attention(const struct block *block) {
   mha_layer_weights weights = {
       .struct_size = sizeof weights,
       .layout = MHA_LAYOUT_OUT_IN, /* nn.Linear's; GPT-2's Conv1D is MHA_LAYOUT_IN_OUT */
-      .w_q = block->query.weight,
-      .w_k = block->key.weight,
-      .w_v = block->value.weight,
-      .w_o = block->output.weight,
-      .b_q = block->query.bias,
-      .b_k = block->key.bias,
-      .b_v = block->value.bias,
-      .b_o = block->output.bias,
+      .w_q = {.data = block->query.weight, .bias = block->query.bias},
+      .w_k = {.data = block->key.weight, .bias = block->key.bias},
+      .w_v = {.data = block->value.weight, .bias = block->value.bias},
+      .w_o = {.data = block->output.weight, .bias = block->output.bias},
   };
   mha_layer *layer;
   mha_error error;
@@ -101,7 +97,7 @@ static mha_layer *make_attention(const struct block *block) {
 }
 
 static void mha_attention_of_block(const mha_layer *layer, const float *x, float *y) {
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .query = x, .output = y};
+  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .query.data = x, .output.data = y};
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);

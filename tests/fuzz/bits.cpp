@@ -121,7 +121,7 @@ void CheckStates(fuzz::Bytes *bytes) {
     args.states = states.data();
     args.sinks = has_sinks ? sinks.data() : nullptr;
     args.head_scales = has_scales ? scales.data() : nullptr;
-    args.output = outputs.context.data();
+    args.output.data = outputs.context.data();
     args.lse = outputs.lse.data();
     args.instruction_set = set;
     Check(mha_states_finish(&args, &error), error);
@@ -132,10 +132,13 @@ void CheckStates(fuzz::Bytes *bytes) {
 void CheckProduct(fuzz::Bytes *bytes) {
   const int64_t rows = bytes->Integer(1, 30), out = bytes->Integer(1, 70);
   const int64_t in = bytes->Choice({0, 0, 32, 64, 256, 512}) + bytes->Integer(1, 20);  // beyond a border of groups or blocks of terms
-  const auto stored = static_cast<Stored>(bytes->Integer(0, 4));
+  const auto stored = static_cast<Stored>(MHA_TYPE_F32 + bytes->Integer(0, 4));
   const bool has_codes = stored == Stored::kInt8 || stored == Stored::kInt4;
-  const auto arithmetic = static_cast<Arithmetic>(has_codes ? bytes->Integer(0, 2) : 0);
-  const uint32_t input_type = bytes->Choice({0u, 1u, 2u}), output_type = bytes->Choice({0u, 1u, 2u});
+  constexpr std::pair<Arithmetic, uint32_t> arithmetics[] = {
+      {Arithmetic::kF32, MHA_ARITHMETIC_F32}, {Arithmetic::kInt8, MHA_ARITHMETIC_INT8}, {Arithmetic::kInt16, MHA_ARITHMETIC_INT16}};
+  const auto [arithmetic, arithmetic_field] = arithmetics[has_codes ? bytes->Integer(0, 2) : 0];
+  const auto type = [&] { return bytes->Choice({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}); };
+  const uint32_t input_type = type(), output_type = type();
   const bool has_bias = bytes->Boolean(), has_residual = bytes->Boolean(), has_any_scales = has_codes && bytes->Boolean();
   const uint32_t threads = bytes->Choice({1u, 2u, 5u});
   Random random(bytes->Raw(4));
@@ -149,10 +152,10 @@ void CheckProduct(fuzz::Bytes *bytes) {
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
   weights.input_dim = in;
   weights.output_dim = out;
-  weights.w = w.data();
-  weights.bias = has_bias ? bias.data() : nullptr;
+  weights.w.data = w.data();
+  weights.w.bias = has_bias ? bias.data() : nullptr;
   weights.weight_type = static_cast<uint32_t>(stored);
-  weights.arithmetic = static_cast<uint32_t>(arithmetic);
+  weights.arithmetic = arithmetic_field;
   std::vector<unsigned char> given, given_scales;
   if (has_any_scales) {  // of a quantiser
     MakeSpecial(&random, Values::kAny, 1, &scales);
@@ -161,10 +164,10 @@ void CheckProduct(fuzz::Bytes *bytes) {
     given_scales = ScalesInMemory(stored, scales, out);
     weights.type = weights.weight_type;
     weights.layout = MHA_LAYOUT_OUT_IN;
-    weights.w = given.data();
-    weights.w_scales = reinterpret_cast<const float *>(given_scales.data());
+    weights.w.data = given.data();
+    weights.w.scales = reinterpret_cast<const float *>(given_scales.data());
   }
-  spec::Fastest().linear(stored, arithmetic, x.data(), numbers.data(), scales.data(), weights.bias,
+  spec::Fastest().linear(stored, arithmetic, x.data(), numbers.data(), scales.data(), weights.w.bias,
                          has_residual ? residual.data() : nullptr, rows, in, out, y.data());
   const std::vector<float> expected = Rounded(static_cast<Storage>(output_type), y);
   const Memory x_rows = InType(input_type, x.data(), x.size()), to_add = InType(output_type, residual.data(), residual.size()),
@@ -180,11 +183,11 @@ void CheckProduct(fuzz::Bytes *bytes) {
     output.Fill(0xff);
     mha_linear_args args = Zeroed<mha_linear_args>();
     args.rows = rows;
-    args.x = x_rows.data();
-    args.residual = has_residual ? to_add.data() : nullptr;
-    args.output = output.data();
-    args.input_type = input_type;
-    args.output_type = output_type;
+    args.x.data = x_rows.data();
+    args.x.type = input_type;
+    args.residual.data = has_residual ? to_add.data() : nullptr;
+    args.output.data = output.data();
+    args.output.type = output_type;
     args.scheduler = threads > 1 ? scheduler.get() : nullptr;
     size_t size = 0;
     Check(mha_linear_workspace(layer, &args, &size, &error), error);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,25 +48,25 @@ class Caches {
     sizes.num_kv_heads = bytes->Choice({1, 2});
     sizes.num_heads = sizes.num_kv_heads * bytes->Choice({1, 2, 3, 7});
     sizes.head_dim = bytes->Integer(1, bytes->Choice({8, 20, 70}));
-    sizes.k_type = static_cast<Storage>(bytes->Integer(0, 3));
-    sizes.v_type = static_cast<Storage>(bytes->Integer(0, 3));
+    sizes.k_type = kStorageTypes[bytes->Integer(0, 3)];
+    sizes.v_type = kStorageTypes[bytes->Integer(0, 3)];
     sizes.values_in_keys = bytes->OneIn(3);
     sizes.head_dim_v = bytes->Integer(1, sizes.values_in_keys ? sizes.head_dim : 40);
     if (sizes.values_in_keys) sizes.v_type = sizes.k_type;
     return sizes;
   }
   static mha_kv_cache_config ConfigOf(const AttentionSizes &sizes, fuzz::Bytes *bytes) {
-    CacheForm form = {bytes->Choice({MHA_CACHE_CONTIGUOUS, MHA_CACHE_PAGED, MHA_CACHE_RING}), 0};
-    form.positions = form.kind == MHA_CACHE_RING ? 16 * bytes->Integer(1, bytes->Choice({2, 2, 5, 40}))
-                                                 : bytes->Choice<int64_t>({16, 32, 64, 128, 256, 512});
+    CacheForm form = {bytes->Choice({MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_PAGED, MHA_CACHE_KIND_RING}), 0};
+    form.positions = form.kind == MHA_CACHE_KIND_RING ? 16 * bytes->Integer(1, bytes->Choice({2, 2, 5, 40}))
+                                                      : bytes->Choice<int64_t>({16, 32, 64, 128, 256, 512});
     mha_kv_cache_config config = CacheConfigOf(sizes, form, bytes->Integer(1, 4), bytes->Integer(1, 700));
-    if (form.kind == MHA_CACHE_PAGED) config.num_blocks = bytes->Integer(1, 40);
+    if (form.kind == MHA_CACHE_KIND_PAGED) config.num_blocks = bytes->Integer(1, 40);
     return config;
   }
 
   const mha_kv_cache_config &config() const { return cache_.config(); }
-  bool IsRing() const { return config().kind == MHA_CACHE_RING; }
-  bool IsPaged() const { return config().kind == MHA_CACHE_PAGED; }
+  bool IsRing() const { return config().kind == MHA_CACHE_KIND_RING; }
+  bool IsPaged() const { return config().kind == MHA_CACHE_KIND_PAGED; }
   Sequence &At(int64_t s) { return sequences_[static_cast<size_t>(s)]; }
   int64_t AnySequence() { return bytes_.Integer(0, config().num_sequences - 1); }
   int64_t k_width() const { return sizes_.num_kv_heads * sizes_.head_dim; }
@@ -98,7 +99,7 @@ class Caches {
     for (int64_t n = IsPaged() && count > 0 ? sequence.length / config().block_positions : INT64_MAX;
          n < (IsPaged() ? BlocksOf(sequence.length + count) : 0); n++) {
       if (n >= static_cast<int64_t>(sequence.blocks.size())) return MHA_ERROR_CACHE_FULL;
-      if (TablesWith(sequence.blocks[static_cast<size_t>(n)]) > 1) return MHA_ERROR_INVALID_VALUE;
+      if (TablesWith(sequence.blocks[static_cast<size_t>(n)]) > 1) return MHA_ERROR_CACHE_SHARED;
     }
     return MHA_OK;
   }
@@ -151,7 +152,9 @@ class Caches {
   // ---- Operations
 
   void Operate() {
-    switch (bytes_.Choice({0, 0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 6, 7})) {
+    const uint8_t kind = bytes_.Byte(), operations[] = {0, 0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 6, 7};
+    if (kind / std::size(operations) == 255 / std::size(operations)) return Unshare();
+    switch (operations[kind % std::size(operations)]) {
       case 0:
         return Append();
       case 1:
@@ -230,7 +233,7 @@ class Caches {
       if (n >= static_cast<int64_t>(target.blocks.size())) {
         expected = MHA_ERROR_CACHE_FULL;
       } else if (const int32_t block = target.blocks[static_cast<size_t>(n)]; block != source.blocks[static_cast<size_t>(n)]) {
-        if (TablesWith(block) > 1) expected = MHA_ERROR_INVALID_VALUE;
+        if (TablesWith(block) > 1) expected = MHA_ERROR_CACHE_SHARED;
       }
     }
     Refusing(expected);
@@ -241,6 +244,24 @@ class Caches {
     target.v = source.v;
     target.written = source.written;
     SetLength(&target, length);
+  }
+
+  void Unshare() {
+    operation_ = "unshare";
+    const int64_t s = AnySequence(), per_block = std::max<int64_t>(config().block_positions, 1);
+    Sequence &sequence = At(s);
+    int32_t block = static_cast<int32_t>(bytes_.Integer(-1, 40));
+    while (block >= 0 && block < config().num_blocks && TablesWith(block) > 0 && !bytes_.OneIn(4) && !bytes_.AtEnd()) block++;
+    const size_t last = static_cast<size_t>(sequence.length / per_block);
+    const bool is_block = IsPaged() && block >= -1 && block < config().num_blocks;  // or none
+    const bool is_shared = IsPaged() && sequence.length % per_block != 0 && TablesWith(sequence.blocks[last]) > 1;
+    const bool is_wrong = !is_block || (is_shared && TablesWith(block) > 0);
+    const mha_status expected = Refusing(is_wrong ? MHA_ERROR_INVALID_VALUE : is_shared && block == -1 ? MHA_ERROR_CACHE_FULL : MHA_OK);
+    uint32_t used = 7;
+    mha_error error;
+    ExpectStatus(mha_kv_cache_unshare(cache_.get(), s, block, &used, &error), expected, error);
+    fuzz::Expect(used == (expected != MHA_OK ? 7u : is_shared ? 1u : 0u), "unshare says wrongly whether it used the block");
+    if (used == 1) sequence.blocks[last] = block;
   }
 
   // Nothing leads back to where the buffer was.
@@ -325,7 +346,9 @@ class Caches {
     operation_ = "attention";
     AttentionProblem call;  // and what it means for the specification: `whole`
     static_cast<AttentionSizes &>(call) = sizes_;
-    const bool reads = bytes_.OneIn(3), in_step = bytes_.Boolean();
+    const bool reads = bytes_.OneIn(3);
+    const uint8_t step = bytes_.Byte();
+    const bool in_step = (step & 1) != 0, pads_left = step >= 208, keeps_lengths = step < 232;
     call.is_causal = IsRing() ? !bytes_.OneIn(20) : bytes_.Boolean();
     if (IsRing() || bytes_.OneIn(3)) call.window_left = bytes_.Choice<int64_t>({0, 5, 200, 1 << 20}) + bytes_.Integer(0, 30);
     if (IsRing() && *call.window_left > config().capacity) *call.window_left %= config().capacity + 1;
@@ -347,6 +370,7 @@ class Caches {
     call.q = Numbers(call.batch * call.n_q * sizes_.num_heads * sizes_.head_dim);
     call.k = Numbers(call.batch * call.n_kv * k_width());
     call.v = Numbers(call.batch * call.n_kv * v_width());
+    if (pads_left) PadLeft(true, &call);
 
     const bool has_positions = call.is_causal || call.window_left;
     const int64_t at_once = IsRing() ? config().capacity - *call.window_left : INT64_MAX;
@@ -355,14 +379,15 @@ class Caches {
     if (expected == MHA_OK && (at_once < 1 || (call.n_kv > at_once && call.n_q != call.n_kv))) expected = MHA_ERROR_SHAPE;
     AttentionProblem whole = call;
     whole.n_kv = 0;
-    whole.keys_by_position = true;
+    whole.kv_start.clear();
     for (size_t b = 0; b < sequences.size(); b++) {
       const Sequence &sequence = At(sequences[b]);
       const int64_t rows = call.kv_lengths[b], queries = call.q_lengths[b], length = sequence.length + rows, start = length - queries;
       whole.kv_lengths[b] = length;
       whole.n_kv = std::max(whole.n_kv, length);
       if (expected == MHA_OK) expected = ToAppend(sequence, rows);
-      if (expected == MHA_OK && has_positions && start < 0) expected = MHA_ERROR_SHAPE;
+      const bool may_precede_keys = pads_left && !reads;  // queries of a sequence whose first key is given
+      if (expected == MHA_OK && has_positions && start < 0 && !may_precede_keys) expected = MHA_ERROR_SHAPE;
       if (expected != MHA_OK || !IsRing() || queries == 0) continue;
       const int64_t needed = std::max<int64_t>(start - *call.window_left, 0);
       if ((rows > at_once && rows != queries) ||
@@ -375,15 +400,19 @@ class Caches {
       call.k.clear();
       call.v.clear();
       call.kv_lengths.clear();
+      call.kv_start.clear();
     }
+    const AttentionSizes sizes = call;
+    if (pads_left && !keeps_lengths) call.q_lengths.clear(), call.kv_lengths.clear();
     const Called called = CallTo(call, sequences, cache_.get(), reads, whole.n_kv);
     ExpectStatus(called.status, expected, called.error);
     if (expected != MHA_OK) return fuzz::Expect(called.are_untouched, "a refused call wrote", called.error.message);
     whole.k.assign(static_cast<size_t>(whole.batch * whole.n_kv * k_width()), Unwritten());
     whole.v.assign(static_cast<size_t>(whole.batch * whole.n_kv * v_width()), Unwritten());
     for (int64_t b = 0; b < whole.batch; b++) {
-      const int64_t s = sequences[static_cast<size_t>(b)], rows = reads ? 0 : call.kv_lengths[static_cast<size_t>(b)];
-      Grow(s, SliceRows(call.k, b, call.n_kv, k_width(), 0, rows), SliceRows(call.v, b, call.n_kv, v_width(), 0, rows));
+      const int64_t s = sequences[static_cast<size_t>(b)], rows = reads ? 0 : sizes.kv_lengths[static_cast<size_t>(b)],
+                    first = reads || !pads_left ? 0 : sizes.kv_start[static_cast<size_t>(b)];
+      Grow(s, SliceRows(call.k, b, call.n_kv, k_width(), first, rows), SliceRows(call.v, b, call.n_kv, v_width(), first, rows));
       std::copy(At(s).k.begin(), At(s).k.end(), whole.k.begin() + b * whole.n_kv * k_width());
       std::copy(At(s).v.begin(), At(s).v.end(), whole.v.begin() + b * whole.n_kv * v_width());
     }

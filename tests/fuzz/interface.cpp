@@ -36,6 +36,14 @@ uint32_t Kind(uint32_t count) {  // below count, or any
   const uint8_t kind = in.Byte();
   return kind < 252 ? kind % count : static_cast<uint32_t>(in.Raw(4));
 }
+uint32_t Kind(std::initializer_list<uint32_t> kinds) {  // one of these, or any
+  const uint8_t kind = in.Byte();
+  return kind < 252 ? kinds.begin()[kind % kinds.size()] : static_cast<uint32_t>(in.Raw(4));
+}
+uint32_t Type(uint32_t count) {  // one of the first types, 0 for the default, or any
+  const uint8_t kind = in.Byte();
+  return kind >= 252 ? static_cast<uint32_t>(in.Raw(4)) : kind % count == 0 && kind >= 128 ? 0 : MHA_TYPE_F32 + kind % count;
+}
 float Fraction() { return in.OneIn(8) ? in.Float() : 0.0f; }
 
 // ---- Arrays
@@ -70,7 +78,29 @@ Wide Elements(Wide width, std::initializer_list<Axis> axes) {
   return is_wrong ? 0 : all;
 }
 
-Wide BytesOf(uint32_t type) { return type == MHA_TYPE_F16 || type == MHA_TYPE_BF16 ? 2 : type == MHA_TYPE_F32 ? 4 : 1; }
+// The elements of an array with these strides, as the header says. The innermost dimensions are heads, or rows where there are numbers for
+// pairs of row and key.
+Wide Span(Wide width, const mha_strides &strides, int64_t batch, int64_t rows, int64_t heads, bool has_rows_inside_heads = false) {
+  Axis axes[] = {{heads, nullptr}, {rows, nullptr}, {batch, nullptr}};
+  int64_t given[] = {strides.head, strides.row, strides.batch};
+  if (has_rows_inside_heads) std::swap(axes[0], axes[1]), std::swap(given[0], given[1]);
+  Wide all = std::min(width, kHuge), contiguous = all;
+  for (int i = 0; i < 3; i++) {
+    const Wide stride = given[i] == 0 ? contiguous : given[i];
+    if (width <= 0 || axes[i].count <= 0 || (stride < 0 && given[i] != MHA_BROADCAST)) return 0;
+    if (given[i] == MHA_BROADCAST) continue;
+    all = std::min(all + (axes[i].count - 1) * stride, kHuge);
+    contiguous = std::min(axes[i].count * stride, kHuge);
+  }
+  return all;
+}
+// Chooses the strides of an array of rows without heads.
+Wide Rows(Wide width, mha_strides *strides, int64_t batch, int64_t rows) {
+  Elements(width, {{batch, &strides->batch}, {rows, &strides->row}});
+  return Span(width, *strides, batch, rows, 1);
+}
+
+Wide BytesOf(uint32_t type) { return type == MHA_TYPE_F16 || type == MHA_TYPE_BF16 ? 2 : type <= MHA_TYPE_F32 ? 4 : 1; }
 
 // Four bytes of the input over and over: enough for numbers of all kinds.
 void *Contents(Wide bytes) {
@@ -98,17 +128,19 @@ T *Integers(Wide count, int64_t low, int64_t high) {
   }
   return integers;
 }
-int64_t *Starts(int64_t batch, int64_t rows) {  // as cu_seqlens
-  int64_t *const starts = Integers<int64_t>(Wide{batch} + (batch > 0), 0, 0);
-  for (int64_t b = 1; b <= batch && batch < 1 << 14; b++) starts[b] = Number(starts[b - 1], rows);
+int64_t *Starts(int64_t count, int64_t rows) {  // as cu_seqlens, which mostly ends with all rows
+  int64_t *const starts = Integers<int64_t>(Wide{count} + (count > 0), 0, 0);
+  for (int64_t s = 1; s <= count && count < 1 << 14; s++) {
+    starts[s] = Number(starts[s - 1], rows);
+    if (s == count && starts[s] >= starts[s - 1] && starts[s] < rows - 1) starts[s] = rows;
+  }
   return starts;
 }
 
-// A struct in as many bytes as its struct_size says: mostly those of this version, always where fields that others lack change sizes of
-// arrays.
+// A struct in as many bytes as its struct_size says: mostly those of this version.
 template <typename T>
-T *Placed(T value, bool has_this_version = false) {
-  const uint8_t kind = has_this_version ? 0 : in.Byte();
+T *Placed(T value) {
+  const uint8_t kind = in.Byte();
   value.struct_size = sizeof value;
   if (kind >= 240) value.struct_size = static_cast<size_t>(kind < 248 ? in.Integer(0, sizeof value + 64) : in.AnyInteger());
   const size_t size = value.struct_size > 1 << 16 ? sizeof value.struct_size : std::max(value.struct_size, sizeof value.struct_size);
@@ -158,17 +190,29 @@ struct Heads {
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
 };
 
+// What a call is given besides its args, which Finish puts together: structs that are not placed yet.
+struct Given {
+  bool reads_cache, pads_left, pads_q_left, pads_kv_left;
+  mha_kv_cache *cache;
+  int64_t cache_sequences, cache_blocks;
+  mha_sequences sequences;
+  bool has_score;
+  mha_score_options score;
+  mha_outputs outputs;
+};
+Given given;
+
 // A cache of these heads, mostly, partly filled. NULL if it can't be.
 mha_kv_cache *Cache(const Heads &heads) {
   mha_kv_cache_config config = {};
   config.num_sequences = Number(1, 4);
-  config.kind = Kind(3);
-  config.capacity = config.kind == MHA_CACHE_CONTIGUOUS ? Number(1, 70) : Odd(16 * in.Integer(1, 5));
+  config.kind = Kind({MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED});
+  config.capacity = config.kind == MHA_CACHE_KIND_CONTIGUOUS ? Number(1, 70) : Odd(16 * in.Integer(1, 5));
   config.num_kv_heads = Odd(heads.num_kv_heads), config.head_dim = Odd(heads.head_dim), config.head_dim_v = Odd(heads.head_dim_v);
-  config.k_type = Kind(4);
-  config.values = in.OneIn(4) ? Kind(2) : 0;
-  config.v_type = config.values ? 0 : Kind(4);
-  if (config.kind == MHA_CACHE_PAGED) config.block_positions = Odd(16), config.num_blocks = Number(1, 8);
+  config.k_type = Type(4);
+  config.values = in.OneIn(4) ? Kind({MHA_CACHE_VALUES_OWN, MHA_CACHE_VALUES_IN_KEYS}) : 0;
+  config.v_type = config.values ? 0 : Type(4);
+  if (config.kind == MHA_CACHE_KIND_PAGED) config.block_positions = Odd(16), config.num_blocks = Number(1, 8);
   const mha_kv_cache_config *const placed = Placed(config);
   size_t bytes = 0;
   mha_kv_cache *cache = nullptr;
@@ -186,10 +230,11 @@ mha_kv_cache *Cache(const Heads &heads) {
   mha_kv_cache_config shape = {};
   shape.struct_size = sizeof shape;
   mha_kv_cache_shape(cache, &shape, nullptr);
+  given.cache_sequences = shape.num_sequences, given.cache_blocks = shape.num_blocks;
   for (int64_t s = in.Byte() % 4; s > 0; s--) {
     const int64_t sequence = Number(0, shape.num_sequences - 1), blocks = in.Integer(0, 5), rows = in.Integer(0, 40);
     const int32_t *const numbers = Integers<int32_t>(blocks, 0, shape.num_blocks - 1);
-    if (shape.kind == MHA_CACHE_PAGED)
+    if (shape.kind == MHA_CACHE_KIND_PAGED)
       Call([&](mha_error *error) { return mha_kv_cache_set_blocks(cache, sequence, numbers, blocks, error); });
     const float *const k = Floats(Elements(shape.head_dim, {{rows}, {shape.num_kv_heads}}));
     const float *const v = shape.values ? nullptr : Floats(Elements(shape.head_dim_v, {{rows}, {shape.num_kv_heads}}));
@@ -199,49 +244,77 @@ mha_kv_cache *Cache(const Heads &heads) {
   return cache;
 }
 
+// A block of a sequence is copied to one that is free, or nothing changes.
+void Unshare() {
+  if (!given.cache || !in.OneIn(2)) return;
+  const int64_t sequence = Number(0, given.cache_sequences - 1), block = Number(0, given.cache_blocks - 1);
+  int64_t before = 0, after = 0;
+  mha_kv_cache_length(given.cache, sequence, &before, nullptr);
+  uint32_t used = 7;
+  uint32_t *const to = in.OneIn(32) ? nullptr : &used;
+  const mha_status status =
+      Call([&](mha_error *error) { return mha_kv_cache_unshare(given.cache, sequence, static_cast<int32_t>(block), to, error); });
+  Expect(status == MHA_OK ? used <= 1 : used == 7, "used is neither 0 nor 1, or it was written by a call that failed");
+  mha_kv_cache_length(given.cache, sequence, &after, nullptr);
+  Expect(before == after, "mha_kv_cache_unshare has changed a length");
+}
+
+constexpr uint32_t kPaddingLeft = 1u << 30, kReads = 1u << 31;  // chosen with the flags, but no flags of a call
+
 template <class Args>
 void FillSizes(Args *args) {
+  given = {};
   args->batch = Number(1, 3);
   args->n_q = Number(1, in.OneIn(8) ? 300 : 20);
   args->n_kv = in.OneIn(2) ? Number(1, in.OneIn(8) ? 600 : 40) : args->n_q;
-  args->flags = in.Choice<uint32_t>({0, MHA_CAUSAL, MHA_CAUSAL | MHA_WINDOW_LEFT, MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT, MHA_PADDING_LEFT,
-                                     MHA_CACHE_READ, MHA_CACHE_READ | MHA_CAUSAL, MHA_CAUSAL | MHA_PADDING_LEFT, 63});
+  args->flags = in.Choice<uint32_t>({0, MHA_CAUSAL, MHA_CAUSAL | MHA_WINDOW_LEFT, MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT, kPaddingLeft, kReads,
+                                     kReads | MHA_CAUSAL, MHA_CAUSAL | kPaddingLeft, 63});
   if (args->flags == 63) args->flags = static_cast<uint32_t>(in.Raw(4));
+  given.pads_left = (args->flags & kPaddingLeft) != 0, given.reads_cache = (args->flags & kReads) != 0;
+  args->flags &= ~(kPaddingLeft | kReads);
   if (args->flags & MHA_WINDOW_LEFT || in.OneIn(64)) args->window_left = Number(0, 20);
   if (args->flags & MHA_WINDOW_RIGHT || in.OneIn(64)) args->window_right = Number(0, 20);
   args->reserved = in.OneIn(64);
   args->scheduler = Scheduler();
 }
 
-mha_score_options Score(const Heads &heads, int64_t rows, int64_t n_q, int64_t n_kv, Wide columns) {
-  mha_score_options score = {};
+// Fills given.score, too.
+mha_score_arrays ScoreArrays(const Heads &heads, int64_t rows, int64_t n_q, int64_t n_kv, Wide columns) {
+  mha_score_options &score = given.score;
+  mha_score_arrays all = {};
+  const auto skip_stride = [] {  // of arrays that had one
+    if (in.OneIn(3)) in.Byte();
+  };
+  const auto contiguous = [&](Wide count) { return count <= 0 || rows <= 0 ? 0 : std::min(std::min(count, kHuge) * rows, kHuge); };
   const uint8_t arrays = in.Byte(), pairs = in.Byte();
   score.softcap = Fraction();
   if (arrays & 1) score.alibi_slopes = Floats(heads.num_heads);
   if (arrays & 2) score.sinks = Floats(heads.num_heads);
   if (arrays & 4) score.head_scales = Floats(heads.num_heads);
-  if (arrays & 8) score.q_scales = Floats(Elements(n_q, {{rows, &score.q_scales_stride}}));
-  if (pairs & 7) score.columns = in.OneIn(3) ? Kind(2) : 0;
-  if (pairs & 7 && in.OneIn(4)) score.num_columns = Number(1, 40);
-  const Wide width = score.num_columns > 0                   ? Wide{score.num_columns}
-                     : score.columns == MHA_COLUMNS_NEW_KEYS ? std::max<Wide>(n_kv, 0)
-                                                             : columns;
-  const auto pair_array = [&](int64_t *batch, int64_t *head, int64_t *row, Wide columns_of_row, int64_t num_heads) {
-    return Elements(columns_of_row, {{rows, batch}, {num_heads, head}, {n_q, row}});
+  if (arrays & 8) {
+    skip_stride();
+    all.q_scales = Floats(contiguous(n_q));
+  }
+  if (pairs & 7) all.columns = in.OneIn(3) ? Kind({MHA_COLUMNS_ALL_KEYS, MHA_COLUMNS_NEW_KEYS}) : 0;
+  if (pairs & 7 && in.OneIn(4)) all.num_columns = Number(1, 40);
+  const Wide width = all.num_columns > 0 ? Wide{all.num_columns} : all.columns == MHA_COLUMNS_NEW_KEYS ? std::max<Wide>(n_kv, 0) : columns;
+  const auto pair_array = [&](mha_strides *strides, Wide columns_of_row, int64_t num_heads) {
+    Elements(columns_of_row, {{rows, &strides->batch}, {num_heads, &strides->head}, {n_q, &strides->row}});
+    return Span(columns_of_row, *strides, rows, n_q, num_heads, true);
   };
   if (pairs & 1) {
-    score.bias_type = Kind(2);
-    const Wide count = pair_array(&score.bias_batch_stride, &score.bias_head_stride, &score.bias_row_stride, width, heads.num_heads);
-    score.bias = Input(count, score.bias_type);
+    all.bias.type = Type(2);
+    all.bias.data = Input(pair_array(&all.bias.strides, width, heads.num_heads), all.bias.type);
   }
-  if (pairs & 2) {
-    const Wide count = pair_array(&score.mask_batch_stride, &score.mask_head_stride, &score.mask_row_stride, width, heads.num_heads);
-    score.mask = static_cast<uint8_t *>(Input(count, MHA_TYPE_INT8));
-  }
+  if (pairs & 2) all.mask = static_cast<uint8_t *>(Input(pair_array(&all.mask_strides, width, heads.num_heads), MHA_TYPE_INT8));
   if (pairs & 4) {
-    score.groups = Kind(2);
-    score.q_groups = Integers<int32_t>(Elements(n_q, {{rows, &score.q_groups_stride}}), -1, 2);
-    if (in.Boolean()) score.kv_groups = Integers<int32_t>(Elements(width, {{rows, &score.kv_groups_stride}}), -1, 2);
+    all.groups = Kind({MHA_GROUPS_WITHIN, MHA_GROUPS_ALSO});
+    skip_stride();
+    all.q_groups = Integers<int32_t>(contiguous(n_q), -1, 2);
+    if (in.Boolean()) {
+      skip_stride();
+      all.kv_groups = Integers<int32_t>(contiguous(width), -1, 2);
+    }
   }
   if (arrays & 16) {
     score.relative_left = Number(0, 9), score.relative_right = Number(0, 9);
@@ -249,23 +322,23 @@ mha_score_options Score(const Heads &heads, int64_t rows, int64_t n_q, int64_t n
     if (arrays & 32) {
       score.relative_bias = Floats(Elements(distances, {{heads.num_heads}}));
     } else {
-      score.relative_rows = Floats(pair_array(&score.relative_rows_batch_stride, &score.relative_rows_head_stride,
-                                              &score.relative_rows_row_stride, distances, heads.num_heads));
+      all.relative_rows = Floats(pair_array(&all.relative_rows_strides, distances, heads.num_heads));
     }
   }
   if (arrays & 64) {
-    score.num_chosen = Number(1, 8);
-    score.chosen_block = in.Choice<int64_t>({0, 1, 16, 3, 64});
-    const Wide count = pair_array(&score.chosen_keys_batch_stride, &score.chosen_keys_head_stride, &score.chosen_keys_row_stride,
-                                  score.num_chosen, heads.num_kv_heads);
-    score.chosen_keys = Integers<int32_t>(count, -1, (static_cast<int64_t>(columns) - 1) / std::max<int64_t>(1, score.chosen_block));
+    all.num_chosen = Number(1, 8);
+    all.chosen_block = in.Choice<int64_t>({0, 1, 16, 3, 64});
+    const Wide count = pair_array(&all.chosen_keys_strides, all.num_chosen, heads.num_kv_heads);
+    all.chosen_keys = Integers<int32_t>(count, -1, (static_cast<int64_t>(columns) - 1) / std::max<int64_t>(1, all.chosen_block));
   }
-  return score;
+  return all;
 }
 
 mha_norm NormOf(const Heads &heads) {
   mha_norm norm = {};
-  norm.flags = Kind(16), norm.epsilon = in.OneIn(8) ? in.Float() : 1e-5f;
+  norm.flags = Kind(16);
+  if (norm.flags < 16) norm.flags *= MHA_NORM_LAYER;  // the least one
+  norm.epsilon = in.OneIn(8) ? in.Float() : 1e-5f;
   norm.head_stride = in.OneIn(3) ? Odd(heads.head_dim) : 0;
   const auto weights = [&](int64_t num_heads, int64_t width, uint32_t flags, int64_t stride) {
     if (flags & MHA_NORM_ALL_HEADS) return Floats(std::min(Wide{num_heads} * width, kHuge));
@@ -275,38 +348,67 @@ mha_norm NormOf(const Heads &heads) {
   if (in.Boolean()) norm.k_weight = weights(heads.num_kv_heads, heads.head_dim, norm.flags, norm.head_stride);
   if (in.OneIn(3)) norm.q_bias = weights(heads.num_heads, heads.head_dim, norm.flags, norm.head_stride);
   if (in.OneIn(3)) {
-    norm.context_flags = in.Choice({0u, 1u, 2u, 16u, 19u}), norm.context_epsilon = in.OneIn(8) ? in.Float() : 1e-5f;
+    norm.context_flags =
+        in.Choice({0u, MHA_NORM_LAYER, MHA_NORM_ALL_HEADS, MHA_NORM_AFTER_GATE, MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_GATE});
+    norm.context_epsilon = in.OneIn(8) ? in.Float() : 1e-5f;
     norm.context_weight = weights(heads.num_heads, heads.head_dim_v, norm.context_flags, 0);
   }
   return norm;
 }
 
-// All but the arrays of rows. is_self: keys are the rows of query. Returns the sequences that arrays of rows have.
+// First rows of sequences whose last rows are valid, as many as lengths say.
+const int64_t *PaddedLeft(const int64_t *lengths, int64_t count, int64_t rows) {
+  if (!lengths || count <= 0 || count >= 1 << 14) return nullptr;
+  int64_t *const first = buffers.Take<int64_t>(count);
+  for (int64_t s = 0; s < count; s++) first[s] = static_cast<int64_t>(static_cast<uint64_t>(rows) - static_cast<uint64_t>(lengths[s]));
+  return first;
+}
+
+// All but the arrays of rows. is_self: keys are the rows of query. Returns the batch of arrays of rows.
 template <class Args>
 int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
-  const int64_t batch = args->batch, n_q = args->n_q, n_kv = args->flags & MHA_CACHE_READ ? MHA_EMPTY : is_self ? n_q : args->n_kv;
-  if (in.OneIn(4)) args->cu_seqlens_q = Starts(batch, n_q);
-  if (args->cu_seqlens_q && !is_self && n_kv != n_q) args->cu_seqlens_kv = Starts(batch, n_kv);
-  if (in.OneIn(4)) args->q_start = Integers<int64_t>(batch, -3, 30);
-  if (!args->cu_seqlens_q && in.OneIn(3)) args->q_lengths = Integers<int64_t>(batch, 0, n_q);
-  if (!args->cu_seqlens_q && in.OneIn(4)) args->kv_start = Integers<int64_t>(batch, 0, std::min<int64_t>(n_kv, 8));
-  if (!args->cu_seqlens_q && in.OneIn(4) && !is_self) args->kv_lengths = Integers<int64_t>(batch, 0, args->kv_start ? n_kv - 8 : n_kv);
-  const int64_t rows = args->cu_seqlens_q && batch > 1 ? 1 : batch;
-  if (args->flags & MHA_CACHE_READ || in.OneIn(3)) args->cache = Cache(heads);
-  if (args->cache && in.OneIn(3)) args->cache_sequences = Integers<int64_t>(batch, 0, 3);
+  const int64_t count = args->batch, n_q = args->n_q, n_kv = given.reads_cache ? MHA_EMPTY : is_self ? n_q : args->n_kv;
+  mha_sequences &s = given.sequences;
+  if (in.OneIn(4)) s.cu_seqlens_q = Starts(count, n_q);
+  const bool is_packed = s.cu_seqlens_q != nullptr;
+  if (is_packed && !is_self && n_kv != n_q) {
+    const int64_t *const starts = Starts(count, n_kv);
+    if (!given.reads_cache) s.cu_seqlens_kv = starts;
+  }
+  if (in.OneIn(4)) s.q_first_positions = Integers<int64_t>(count, -3, 30);
+  int64_t *const q_lengths = !is_packed && in.OneIn(3) ? Integers<int64_t>(count, 0, n_q) : nullptr;
+  s.q_lengths = q_lengths;
+  const int64_t *const first_rows = !is_packed && in.OneIn(4) ? Integers<int64_t>(count, 0, std::min<int64_t>(n_kv, 8)) : nullptr;
+  (is_self ? s.q_first_rows : s.kv_first_rows) = first_rows;
+  for (int64_t b = 0; is_self && q_lengths && first_rows && b < count && count < 1 << 14; b++) {
+    const bool are_usual = first_rows[b] >= 0 && first_rows[b] <= n_q && q_lengths[b] >= 0 && q_lengths[b] <= n_q;
+    if (are_usual) q_lengths[b] = std::min(q_lengths[b], n_q - first_rows[b]);
+  }
+  if (!is_packed && in.OneIn(4) && !is_self) s.kv_lengths = Integers<int64_t>(count, 0, first_rows ? n_kv - 8 : n_kv);
+  given.pads_q_left = given.pads_left && !s.q_first_rows, given.pads_kv_left = given.pads_left && !s.kv_first_rows;
+  if (given.pads_q_left) s.q_first_rows = PaddedLeft(s.q_lengths, count, n_q);
+  if (given.pads_kv_left) s.kv_first_rows = PaddedLeft(s.kv_lengths, count, n_kv);
+  if (is_packed) args->batch = 1, s.count = count;
+  const int64_t rows = args->batch;
+  if (given.reads_cache || in.OneIn(3)) given.cache = Cache(heads);
+  if (given.reads_cache && !given.cache) given.cache = reinterpret_cast<mha_kv_cache *>(buffers.Take(4096, 64));  // which is none
+  if (given.reads_cache) args->cache_read = given.cache;
+  if (!given.reads_cache) args->cache = given.cache;
+  if (given.cache && in.OneIn(3)) s.cache_sequences = Integers<int64_t>(count, 0, 3);
   // Columns of what has a number for each pair: of a cache, those of its longest sequence after the call.
-  Wide columns = args->cache ? 0 : std::max<Wide>(n_kv, 0);
-  for (int64_t b = 0; args->cache && b < batch && batch < 1 << 14; b++) {
-    const int64_t *const starts = args->cu_seqlens_kv ? args->cu_seqlens_kv : args->cu_seqlens_q;
-    const int64_t *const lengths = is_self ? args->q_lengths : args->kv_lengths;
+  Wide columns = given.cache ? 0 : std::max<Wide>(n_kv, 0);
+  for (int64_t b = 0; given.cache && b < count && count < 1 << 14; b++) {
+    const int64_t *const starts = s.cu_seqlens_kv ? s.cu_seqlens_kv : s.cu_seqlens_q, *const lengths = is_self ? s.q_lengths : s.kv_lengths,
+                         *const first = is_self ? s.q_first_rows : s.kv_first_rows;
     int64_t length = 0;
-    mha_kv_cache_length(args->cache, args->cache_sequences ? args->cache_sequences[b] : b, &length, nullptr);
-    const Wide valid = starts    ? Wide{starts[b + 1]} - starts[b]
-                       : lengths ? Wide{lengths[b]}
-                                 : Wide{n_kv} - (args->kv_start ? args->kv_start[b] : 0);
+    mha_kv_cache_length(given.cache, s.cache_sequences ? s.cache_sequences[b] : b, &length, nullptr);
+    const Wide valid = starts ? Wide{starts[b + 1]} - starts[b] : lengths ? Wide{lengths[b]} : Wide{n_kv} - (first ? first[b] : 0);
     columns = std::max(columns, length + std::max<Wide>(0, std::min<Wide>(valid, n_kv)));
   }
-  if (in.OneIn(3)) args->score = Placed(Score(heads, rows, n_q, n_kv, columns));
+  if (in.OneIn(3)) {
+    given.has_score = true;
+    args->score_arrays = Placed(ScoreArrays(heads, rows, n_q, n_kv, columns));
+  }
   if (in.OneIn(4)) args->norm = Placed(NormOf(heads));
   if (in.OneIn(3)) {
     mha_rope rope = {};
@@ -317,35 +419,83 @@ int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
     const Wide floats =
         Elements((rope.dims != 0 ? Wide{rope.dims} : Wide{heads.head_dim} - rope.offset) / 2, {{rope.num_positions, &rope.table_stride}});
     rope.cos = Floats(floats), rope.sin = Floats(floats);
-    if (in.OneIn(4)) rope.q_positions = Integers<int64_t>(Elements(n_q, {{rows}}), 0, rope.num_positions - 1);
-    if (in.OneIn(4)) rope.k_positions = Integers<int64_t>(Elements(n_kv, {{rows}}), 0, rope.num_positions - 1);
-    args->rope = Placed(rope, rope.offset != 0);
+    if (in.OneIn(4)) s.rope_q_positions = Integers<int64_t>(Elements(n_q, {{rows}}), 0, rope.num_positions - 1);
+    if (in.OneIn(4)) s.rope_k_positions = Integers<int64_t>(Elements(n_kv, {{rows}}), 0, rope.num_positions - 1);
+    args->rope = Placed(rope);
   }
   const Wide q_rows = Elements(1, {{rows}, {heads.num_heads}, {n_q}}), kv_rows = Elements(1, {{rows}, {n_kv}, {heads.num_kv_heads}});
   const Wide pairs = Elements(columns, {{rows}, {heads.num_heads}, {n_q}});
   const uint8_t outputs = in.Byte();
-  if (outputs & 1) args->lse = Result(q_rows);
-  if (outputs % 16 == 8) args->attention_weights = Result(pairs);
+  mha_outputs &o = given.outputs;
+  if (outputs & 1) o.lse = Result(q_rows);
+  if (outputs % 16 == 8) o.attention_weights = Result(pairs);
   if (outputs >= 224) {
-    mha_taps taps = {};
-    if (outputs & 2)
-      taps.q = Result(q_rows * heads.head_dim), taps.k = Result(kv_rows * heads.head_dim), taps.v = Result(kv_rows * heads.head_dim_v);
-    if (outputs & 4) taps.scores = Result(pairs), taps.masked_scores = Result(pairs);
-    if (outputs & 8) taps.scaled_scores = Result(pairs), taps.softcapped_scores = Result(pairs);
-    if (outputs & 16) taps.context = Result(q_rows * heads.head_dim_v);
-    args->taps = Placed(taps);
+    if (outputs & 2) o.q = Result(q_rows * heads.head_dim), o.k = Result(kv_rows * heads.head_dim);
+    if (outputs & 2) o.v = Result(kv_rows * heads.head_dim_v);
+    if (outputs & 4) o.scores = Result(pairs), o.masked_scores = Result(pairs);
+    if (outputs & 8) o.scaled_scores = Result(pairs), o.softcapped_scores = Result(pairs);
+    if (outputs & 16) o.context = Result(q_rows * heads.head_dim_v);
   }
   // What takes too long counts as too large.
-  const Wide work = Elements(1, {{batch}, {n_q}, {std::max<int64_t>(n_kv, 1)}, {heads.num_heads}, {heads.head_dim}});
+  const Wide work = Elements(1, {{count}, {n_q}, {std::max<int64_t>(n_kv, 1)}, {heads.num_heads}, {heads.head_dim}});
   if (work > 1 << 22) buffers.Take(kHuge);
   return rows;
 }
 
+// Sets a field that must be 0, now and then.
+void SetReserved(std::initializer_list<mha_input *> inputs, mha_output *output, bool has_heads, bool has_batch = true) {
+  const uint8_t kind = in.Byte();
+  mha_input *const input = inputs.begin()[kind % inputs.size()];
+  if (kind < 240) return;
+  switch (in.Byte() % 5) {
+    case 0:
+      input->reserved = 1;
+      break;
+    case 1:
+      input->reserved_pointer = input;
+      break;
+    case 2:
+      output->reserved = 1;
+      break;
+    case 3:
+      if (!has_heads) input->strides.head = in.AnyInteger();
+      if (!has_batch) input->strides.batch = in.AnyInteger();
+      break;
+    default:
+      if (!has_heads) output->strides.head = in.AnyInteger();
+      if (!has_batch) output->strides.batch = in.AnyInteger();
+  }
+}
+
+template <typename T>
+bool IsEmpty(const T &value) {
+  static const T empty = {};
+  return std::memcmp(&value, &empty, sizeof value) == 0;
+}
+
+// What is chosen last, so that stored inputs mean what they meant before there was any of it. Then the args in their place.
+template <class Args>
+const Args *Finish(Args *args) {
+  mha_sequences &s = given.sequences;
+  if (in.OneIn(8)) args->flags |= MHA_EQUAL_SCORES;              // an error if there is a scale
+  if (given.pads_q_left && in.Boolean()) s.q_lengths = nullptr;  // the first rows say the same
+  if (given.pads_kv_left && in.Boolean()) s.kv_lengths = nullptr;
+  if (in.OneIn(16)) s.count = s.cu_seqlens_q ? std::min(Number(0, 4), s.count) : Number(0, 4);
+  if (in.OneIn(16) && s.cu_seqlens_q) args->batch = Number(1, 3);
+  if (in.OneIn(32)) args->cache_read = given.cache;
+  if (in.OneIn(16)) given.score.reserved = 1;
+  if (in.OneIn(16) && args->rope && args->rope->struct_size == sizeof(mha_rope)) const_cast<mha_rope *>(args->rope)->reserved = 1;
+  if (!IsEmpty(s) || in.OneIn(4)) args->sequences = Placed(s);
+  if (given.has_score) args->score = Placed(given.score);
+  if (!IsEmpty(given.outputs)) args->outputs = Placed(given.outputs);
+  return Placed(*args);
+}
+
 // ---- The functions
 
-// Returns the sequences that arrays of rows have.
-int64_t FillAttention(mha_attention_args *given, Heads *heads, bool has_one_key_head) {
-  mha_attention_args &args = *given;
+// Returns the batch of arrays of rows.
+int64_t FillAttention(mha_attention_args *filled, Heads *heads, bool has_one_key_head) {
+  mha_attention_args &args = *filled;
   FillSizes(&args);
   args.num_kv_heads = has_one_key_head ? 1 : Number(1, 2);
   const int64_t group = in.Choice<int64_t>({1, 2, 4, 3});
@@ -356,27 +506,31 @@ int64_t FillAttention(mha_attention_args *given, Heads *heads, bool has_one_key_
             args.head_dim_v != 0 ? args.head_dim_v : args.head_dim};
   args.scale = Fraction();
   args.instruction_set = in.OneIn(2) ? Kind(9) : 0;
-  args.q_type = Kind(3), args.k_type = Kind(3), args.v_type = Kind(3), args.output_type = Kind(3);
-  if (in.OneIn(4)) args.kv_position = Number(0, 20);
+  args.q.type = Type(3), args.k.type = Type(3), args.v.type = Type(3), args.output.type = Type(3);
+  if (in.OneIn(4)) args.kv_first_position = Number(0, 20);
   const int64_t rows = FillOptions(&args, *heads, false);
-  const auto array = [&](int64_t n, int64_t count, int64_t width, int64_t *batch, int64_t *row, int64_t *head) {
-    if (in.OneIn(4)) return Elements(width, {{rows, batch}, {count, head}, {n, row}});
-    return Elements(width, {{rows, batch}, {n, row}, {count, head}});
+  const auto array = [&](int64_t n, int64_t count, int64_t width, mha_strides *strides) {
+    if (in.OneIn(4)) {
+      Elements(width, {{rows, &strides->batch}, {count, &strides->head}, {n, &strides->row}});
+    } else {
+      Elements(width, {{rows, &strides->batch}, {n, &strides->row}, {count, &strides->head}});
+    }
+    return Span(width, *strides, rows, n, count);
   };
-  const bool reads = (args.flags & MHA_CACHE_READ) && !in.OneIn(16);
-  const Wide q = array(args.n_q, heads->num_heads, heads->head_dim, &args.q_batch_stride, &args.q_row_stride, &args.q_head_stride);
-  const Wide k = array(args.n_kv, heads->num_kv_heads, heads->head_dim, &args.k_batch_stride, &args.k_row_stride, &args.k_head_stride);
-  const Wide v = array(args.n_kv, heads->num_kv_heads, heads->head_dim_v, &args.v_batch_stride, &args.v_row_stride, &args.v_head_stride);
-  if (!in.OneIn(64)) args.q = Input(q, args.q_type);
-  if (!reads) args.k = Input(k, args.k_type);
-  if (!reads && !in.OneIn(8)) args.v = Input(v, args.v_type);
-  const Wide output =
-      array(args.n_q, heads->num_heads, heads->head_dim_v, &args.output_batch_stride, &args.output_row_stride, &args.output_head_stride);
+  const bool reads = given.reads_cache && !in.OneIn(16);
+  const Wide q = array(args.n_q, heads->num_heads, heads->head_dim, &args.q.strides);
+  const Wide k = array(args.n_kv, heads->num_kv_heads, heads->head_dim, &args.k.strides);
+  const Wide v = array(args.n_kv, heads->num_kv_heads, heads->head_dim_v, &args.v.strides);
+  if (!in.OneIn(64)) args.q.data = Input(q, args.q.type);
+  const uint32_t k_type = args.k.type != 0 ? args.k.type : args.q.type, v_type = args.v.type != 0 ? args.v.type : k_type;
+  if (!reads) args.k.data = Input(k, k_type);
+  if (!reads && !in.OneIn(8)) args.v.data = Input(v, v_type);
+  const Wide output = array(args.n_q, heads->num_heads, heads->head_dim_v, &args.output.strides);
   if (in.OneIn(6)) {
-    args.states = Result(Elements(Wide{heads->head_dim_v} + 2, {{rows}, {heads->num_heads}, {args.n_q}}));
-    if (!in.OneIn(16)) args.output_batch_stride = args.output_row_stride = args.output_head_stride = args.output_type = 0;
+    given.outputs.states = Result(Elements(Wide{heads->head_dim_v} + 2, {{rows}, {heads->num_heads}, {args.n_q}}));
+    if (!in.OneIn(16)) args.output = {};
   } else if (!in.OneIn(64)) {
-    args.output = Output(output, args.output_type);
+    args.output.data = Output(output, args.output.type);
   }
   return rows;
 }
@@ -385,10 +539,12 @@ void TestAttention() {
   Heads heads;
   mha_attention_args args = {};
   FillAttention(&args, &heads, false);
-  const mha_attention_args *const placed = Placed(args);
+  SetReserved({&args.q, &args.k, &args.v}, &args.output, true);
+  const mha_attention_args *const placed = Finish(&args);
   QueryAndCall([&](size_t *bytes, mha_error *error) { return mha_attention_workspace(placed, bytes, error); },
                [&](void *workspace, size_t bytes, mha_error *error) { return mha_attention(placed, workspace, bytes, error); },
                [&](mha_call_info *info, mha_error *error) { return mha_attention_info(placed, info, error); });
+  Unshare();
 }
 
 void TestChooseKeys() {
@@ -397,20 +553,22 @@ void TestChooseKeys() {
   const bool is_complete = !in.OneIn(16);
   const int64_t rows = FillAttention(&attention, &heads, is_complete);
   if (is_complete) {
-    attention.kv_position = 0;
-    attention.v = attention.output = nullptr, attention.score = nullptr, attention.taps = nullptr;
-    attention.lse = attention.attention_weights = attention.states = nullptr;
+    attention.kv_first_position = 0;
+    attention.v = {}, attention.output = {}, attention.score_arrays = nullptr;
+    given.has_score = false, given.outputs = {};
   }
   mha_choose_keys_args args = {};
-  args.attention = Placed(attention);
+  args.attention = Finish(&attention);
   args.num_chosen = Number(1, 50);
-  args.weights = Floats(Elements(heads.num_heads, {{rows, &args.weights_batch_stride}, {attention.n_q, &args.weights_row_stride}}));
+  args.weights.data = Floats(Rows(heads.num_heads, &args.weights.strides, rows, attention.n_q));
   args.chosen_keys = static_cast<int32_t *>(Output(Elements(args.num_chosen, {{rows}, {attention.n_q}})));
-  if (in.OneIn(3) && !attention.cache) args.index_scores = Result(Elements(attention.n_kv, {{rows}, {attention.n_q}}));
+  if (in.OneIn(3) && !given.cache) args.index_scores = Result(Elements(attention.n_kv, {{rows}, {attention.n_q}}));
+  SetReserved({&args.weights}, &attention.output, false);
   const mha_choose_keys_args *const placed = Placed(args);
   QueryAndCall([&](size_t *bytes, mha_error *error) { return mha_choose_keys_workspace(placed, bytes, error); },
                [&](void *workspace, size_t bytes, mha_error *error) { return mha_choose_keys(placed, workspace, bytes, error); },
                [&](mha_call_info *, mha_error *error) { return mha_choose_keys_workspace(nullptr, nullptr, error); });
+  Unshare();
 }
 
 struct Destroy {
@@ -419,17 +577,18 @@ struct Destroy {
 std::unique_ptr<mha_layer, Destroy> made;  // what is called, unless it is over a packed buffer
 uint32_t given_type, given_layout;         // of the matrices that it is made of
 
-const void *Matrix(Wide depth, Wide columns, int64_t *stride, const float **scales) {
+void FillMatrix(mha_matrix *matrix, Wide depth, Wide columns) {
   const bool is_int4 = given_type == MHA_TYPE_INT4;
   const Wide rows = given_layout == MHA_LAYOUT_OUT_IN ? columns : depth, width = given_layout == MHA_LAYOUT_OUT_IN ? depth : columns;
   const Wide stored = is_int4 ? width + width % 2 : width;
-  if (in.OneIn(4)) *stride = in.Boolean() ? Odd(static_cast<int64_t>(stored) + 2 * (in.Byte() % 4)) : static_cast<int64_t>(width);
+  const bool has_stride = in.OneIn(4);
+  if (has_stride) matrix->row_stride = in.Boolean() ? Odd(static_cast<int64_t>(stored) + 2 * (in.Byte() % 4)) : static_cast<int64_t>(width);
   if (given_type >= MHA_TYPE_INT8 && !in.OneIn(32))
-    *scales = Floats(columns > 0 && depth > 0 ? columns * (is_int4 ? (depth + 31) / 32 : 1) : 0);
-  const Wide step = *stride != 0 ? Wide{*stride} : stored;
-  if (rows <= 0 || width <= 0 || in.OneIn(64)) return nullptr;
+    matrix->scales = Floats(columns > 0 && depth > 0 ? columns * (is_int4 ? (depth + 31) / 32 : 1) : 0);
+  const Wide step = matrix->row_stride != 0 ? Wide{matrix->row_stride} : stored;
+  if (rows <= 0 || width <= 0 || in.OneIn(64)) return;
   const Wide count = step < 0 ? 0 : std::min((std::min(rows, kHuge) - 1) * std::min(step, kHuge) + stored, kHuge);
-  return is_int4 ? Contents(count / 2) : Input(count, given_type);
+  matrix->data = is_int4 ? Contents(count / 2) : Input(count, given_type);
 }
 
 const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
@@ -440,14 +599,14 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
   mha_layer_config config = {};
   mha_layer_weights weights = {};
   mha_linear_weights linear = {};
-  linear.weight_type = config.weight_type = Kind(5);
-  linear.arithmetic = config.arithmetic = in.OneIn(3) ? Kind(3) : 0;
-  linear.type = weights.type = given_type = in.OneIn(2) ? config.weight_type : Kind(3);
+  linear.weight_type = config.weight_type = Type(5);
+  linear.arithmetic = config.arithmetic = in.OneIn(3) ? Kind({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16}) : 0;
+  linear.type = weights.type = given_type = in.OneIn(2) ? config.weight_type : Type(3);
   linear.layout = weights.layout = given_layout = given_type == MHA_TYPE_INT4 ? MHA_LAYOUT_OUT_IN : Kind(2);
   if (is_linear) {
     linear.input_dim = Number(1, 100), linear.output_dim = Number(1, 70);
-    linear.w = Matrix(linear.input_dim, linear.output_dim, &linear.w_stride, &linear.w_scales);
-    if (in.Boolean()) linear.bias = Floats(linear.output_dim);
+    FillMatrix(&linear.w, linear.input_dim, linear.output_dim);
+    if (in.Boolean()) linear.w.bias = Floats(linear.output_dim);
   } else {
     config.num_kv_heads = Number(1, 2);
     const int64_t group = in.Choice<int64_t>({1, 2, 4});
@@ -463,27 +622,28 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
     const Wide d_v = config.head_dim_v != 0 ? Wide{config.head_dim_v} : d, gate = config.gate == 0 ? 0 : config.gate_dim == 0 ? d_v : 1;
     const Wide key = config.key_dim != 0 ? config.key_dim : config.query_dim, value = config.value_dim != 0 ? Wide{config.value_dim} : key;
     const bool only_asks = in.OneIn(8), has_output = in.OneIn(2);
-    if (config.gate != 0 && in.Boolean()) weights.w_g = Matrix(config.query_dim, heads * gate, &weights.w_g_stride, &weights.w_g_scales);
-    const Wide q = heads * (d + (weights.w_g ? 0 : gate)), k = only_asks ? 0 : key_heads * d, v = only_asks ? 0 : key_heads * d_v;
+    if (config.gate != 0 && in.Boolean()) FillMatrix(&weights.w_g, config.query_dim, heads * gate);
+    const Wide q = heads * (d + (weights.w_g.data ? 0 : gate)), k = only_asks ? 0 : key_heads * d, v = only_asks ? 0 : key_heads * d_v;
     if (has_output && in.Boolean()) config.output_dim = Number(1, 70);
     if (in.OneIn(4) && !only_asks) {
-      weights.w_qkv = Matrix(config.query_dim, q + k + v, &weights.w_qkv_stride, &weights.w_qkv_scales);
+      FillMatrix(&weights.w_qkv, config.query_dim, q + k + v);
     } else {
-      weights.w_q = Matrix(config.query_dim, q, &weights.w_q_stride, &weights.w_q_scales);
-      if (!only_asks) weights.w_k = Matrix(key, k, &weights.w_k_stride, &weights.w_k_scales);
-      if (!only_asks) weights.w_v = Matrix(value, v, &weights.w_v_stride, &weights.w_v_scales);
+      FillMatrix(&weights.w_q, config.query_dim, q);
+      if (!only_asks) FillMatrix(&weights.w_k, key, k);
+      if (!only_asks) FillMatrix(&weights.w_v, value, v);
     }
     const Wide output = config.output_dim != 0 ? config.output_dim : config.query_dim;
-    if (has_output) weights.w_o = Matrix(heads * d_v, output, &weights.w_o_stride, &weights.w_o_scales);
+    if (has_output) FillMatrix(&weights.w_o, heads * d_v, output);
     const uint8_t biases = in.Byte();
-    if (biases & 1) weights.b_q = Floats(q);
-    if (biases & 2 && !only_asks) weights.b_k = Floats(k), weights.b_v = Floats(v);
-    if (biases == 8) weights.b_qkv = Floats(q + k + v);
-    if (biases & 16 && has_output) weights.b_o = Floats(output);
-    if (biases & 32 && weights.w_g) weights.b_g = Floats(heads * gate);
+    if (biases & 1) weights.w_q.bias = Floats(q);
+    if (biases & 2 && !only_asks) weights.w_k.bias = Floats(k), weights.w_v.bias = Floats(v);
+    if (biases == 8) weights.w_qkv.bias = Floats(q + k + v);
+    if (biases & 16 && has_output) weights.w_o.bias = Floats(output);
+    if (biases & 32 && weights.w_g.data) weights.w_g.bias = Floats(heads * gate);
+    if (biases >= 252) (biases & 1 ? weights.w_q : weights.w_o).reserved_pointer = &weights;
   }
   const mha_layer_options *const o = Placed(options);
-  const mha_layer_config *const c = Placed(config, config.gate_dim != 0);
+  const mha_layer_config *const c = Placed(config);
   const mha_layer_weights *const w = Placed(weights);
   const mha_linear_weights *const l = Placed(linear);
   const mha_layer *layer = nullptr;
@@ -527,22 +687,24 @@ void TestForward() {
   const mha_layer *const layer = Layer(in.OneIn(32), &shape);
   mha_forward_args args = {};
   FillSizes(&args);
-  args.input_type = Kind(3), args.output_type = Kind(3);
-  const bool reads = (args.flags & MHA_CACHE_READ) && !in.OneIn(16), has_key = !reads && in.OneIn(2), has_value = !reads && in.OneIn(3);
+  args.query.type = Type(3), args.output.type = Type(3);
+  const bool reads = given.reads_cache && !in.OneIn(16), has_key = !reads && in.OneIn(2), has_value = !reads && in.OneIn(3);
   if (has_value && !has_key) args.n_kv = Odd(args.n_q);
   const int64_t rows = FillOptions(&args, {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v}, !has_key);
-  const Wide query = Elements(shape.query_dim, {{rows, &args.query_batch_stride}, {args.n_q, &args.query_row_stride}});
-  const Wide output = Elements(shape.output_dim, {{rows, &args.output_batch_stride}, {args.n_q, &args.output_row_stride}});
-  if (!in.OneIn(64)) args.query = Input(query, args.input_type);
-  if (has_key)
-    args.key = Input(Elements(shape.key_dim, {{rows, &args.key_batch_stride}, {args.n_kv, &args.key_row_stride}}), args.input_type);
-  if (has_value)
-    args.value = Input(Elements(shape.value_dim, {{rows, &args.value_batch_stride}, {args.n_kv, &args.value_row_stride}}), args.input_type);
-  if (!in.OneIn(64)) args.output = Output(output, args.output_type);
-  const mha_forward_args *const placed = Placed(args);
+  const Wide query = Rows(shape.query_dim, &args.query.strides, rows, args.n_q);
+  const Wide output = Rows(shape.output_dim, &args.output.strides, rows, args.n_q);
+  if (!in.OneIn(64)) args.query.data = Input(query, args.query.type);
+  if (has_key) args.key.data = Input(Rows(shape.key_dim, &args.key.strides, rows, args.n_kv), args.query.type);
+  const int64_t values = has_key ? args.n_kv : args.n_q;
+  if (has_value) args.value.data = Input(Rows(shape.value_dim, &args.value.strides, rows, values), args.query.type);
+  if (!in.OneIn(64)) args.output.data = Output(output, args.output.type);
+  SetReserved({&args.query, &args.key, &args.value}, &args.output, false);
+  for (mha_input *const input : {&args.key, &args.value}) input->type = in.OneIn(4) ? Type(3) : 0;  // another one is refused
+  const mha_forward_args *const placed = Finish(&args);
   QueryAndCall([&](size_t *bytes, mha_error *error) { return mha_forward_workspace(layer, placed, bytes, error); },
                [&](void *workspace, size_t bytes, mha_error *error) { return mha_forward(layer, placed, workspace, bytes, error); },
                [&](mha_call_info *info, mha_error *error) { return mha_info(layer, placed, info, error); });
+  Unshare();
 }
 
 void TestLinear() {
@@ -550,14 +712,19 @@ void TestLinear() {
   const mha_layer *const layer = Layer(!in.OneIn(4), &shape);
   mha_linear_args args = {};
   args.rows = Number(1, 40);
-  args.input_type = Kind(3), args.output_type = Kind(3);
+  args.x.type = Type(3), args.output.type = Type(3);
   args.scheduler = Scheduler();
   const Wide width = shape.num_heads > 0 ? Wide{shape.num_heads} * shape.head_dim_v : shape.query_dim;
-  const Wide x = Elements(width, {{args.rows, &args.x_row_stride}}),
-             output = Elements(shape.output_dim, {{args.rows, &args.output_row_stride}});
-  if (!in.OneIn(64)) args.x = Input(x, args.input_type);
-  if (in.OneIn(3)) args.residual = Input(Elements(shape.output_dim, {{args.rows, &args.residual_row_stride}}), args.output_type);
-  if (!in.OneIn(64)) args.output = Output(output, args.output_type);
+  const auto array = [&](Wide width_of_row, mha_strides *strides) {
+    Elements(width_of_row, {{args.rows, &strides->row}});
+    return Span(width_of_row, *strides, 1, args.rows, 1);
+  };
+  const Wide x = array(width, &args.x.strides), output = array(shape.output_dim, &args.output.strides);
+  if (!in.OneIn(64)) args.x.data = Input(x, args.x.type);
+  if (in.OneIn(3)) args.residual.data = Input(array(shape.output_dim, &args.residual.strides), args.output.type);
+  if (!in.OneIn(64)) args.output.data = Output(output, args.output.type);
+  SetReserved({&args.x, &args.residual}, &args.output, false, false);
+  args.residual.type = in.OneIn(4) ? Type(3) : 0;  // another one than that of output is refused
   const mha_linear_args *const placed = Placed(args);
   QueryAndCall([&](size_t *bytes, mha_error *error) { return mha_linear_workspace(layer, placed, bytes, error); },
                [&](void *workspace, size_t bytes, mha_error *error) { return mha_linear(layer, placed, workspace, bytes, error); },
@@ -574,13 +741,21 @@ void TestStates() {
   buffers.ForgetSizes();
   mha_states_args args = {};
   args.batch = Number(1, 3), args.num_heads = Number(1, 4), args.n_q = Number(1, 10), args.head_dim_v = Number(1, 40);
-  args.instruction_set = Kind(9), args.output_type = Kind(3);
+  args.instruction_set = Kind(9), args.output.type = Type(3);
   args.states = Floats(Elements(Wide{args.head_dim_v} + 2, {{args.batch}, {args.num_heads}, {args.n_q}}));
   if (in.Boolean()) args.sinks = Floats(args.num_heads);
   if (in.Boolean()) args.head_scales = Floats(args.num_heads);
-  if (!in.OneIn(4)) args.output = Output(Elements(args.head_dim_v, {{args.batch}, {args.num_heads}, {args.n_q}}), args.output_type);
+  if (!in.OneIn(4)) args.output.data = Output(Elements(args.head_dim_v, {{args.batch}, {args.num_heads}, {args.n_q}}), args.output.type);
   if (in.Boolean()) args.lse = Result(Elements(1, {{args.batch}, {args.num_heads}, {args.n_q}}));
-  if (!buffers.is_too_large()) Call([&](mha_error *error) { return mha_states_finish(Placed(args), error); });
+  const mha_states_args *placed = Placed(args);
+  if (in.OneIn(3)) {
+    mha_strides &strides = args.output.strides;
+    Elements(args.head_dim_v, {{args.batch, &strides.batch}, {args.n_q, &strides.row}, {args.num_heads, &strides.head}});
+    args.output.data = Output(Span(args.head_dim_v, strides, args.batch, args.n_q, args.num_heads), args.output.type);
+    args.reserved = in.OneIn(16), args.output.reserved = in.OneIn(16);
+    placed = Placed(args);
+  }
+  if (!buffers.is_too_large()) Call([&](mha_error *error) { return mha_states_finish(placed, error); });
 }
 
 void TestTables() {

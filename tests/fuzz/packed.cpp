@@ -99,47 +99,55 @@ void Attend(mha_kv_cache *cache) {
   args.batch = in.Integer(1, 3), args.n_q = in.Integer(1, 6), args.n_kv = in.Integer(1, 20);
   args.num_kv_heads = shape.num_kv_heads, args.num_heads = shape.num_kv_heads * in.Integer(1, 2);
   args.head_dim = shape.head_dim, args.head_dim_v = shape.head_dim_v;
-  args.cache = cache;
-  args.flags = in.Choice<uint32_t>({MHA_CACHE_READ, 0, MHA_CAUSAL, MHA_CACHE_READ | MHA_CAUSAL});
-  if (shape.kind == MHA_CACHE_RING || in.OneIn(3)) {
+  const uint8_t way = in.Byte() % 4;
+  const bool reads = way == 0 || way == 3;
+  args.flags = way >= 2 ? MHA_CAUSAL : 0;
+  if (reads) args.cache_read = cache;
+  if (!reads) args.cache = cache;
+  if (shape.kind == MHA_CACHE_KIND_RING || in.OneIn(3)) {
     args.flags |= MHA_CAUSAL | MHA_WINDOW_LEFT;
     args.window_left = Wild(0, shape.capacity - 1);
   }
-  const bool reads = (args.flags & MHA_CACHE_READ) != 0;
   if (in.OneIn(3)) args.n_kv = args.n_q;
-  if (in.OneIn(2)) args.cache_sequences = List<int64_t>(args.batch, 0, shape.num_sequences - 1);
-  if (in.OneIn(3) && shape.kind != MHA_CACHE_RING) args.q_start = List<int64_t>(args.batch, -1, 40);
+  const int64_t count = args.batch;
+  mha_sequences sequences = {};
+  sequences.struct_size = sizeof sequences;
+  args.sequences = &sequences;
+  if (in.OneIn(2)) sequences.cache_sequences = List<int64_t>(count, 0, shape.num_sequences - 1);
+  if (in.OneIn(3) && shape.kind != MHA_CACHE_KIND_RING) sequences.q_first_positions = List<int64_t>(count, -1, 40);
   if (in.OneIn(4)) {
-    args.cu_seqlens_q = List<int64_t>(Wide{args.batch} + 1, 0, args.n_q);
-    if (!reads && args.n_kv != args.n_q) args.cu_seqlens_kv = List<int64_t>(Wide{args.batch} + 1, 0, args.n_kv);
-    if (in.Boolean()) std::sort(const_cast<int64_t *>(args.cu_seqlens_q), const_cast<int64_t *>(args.cu_seqlens_q) + args.batch + 1);
+    int64_t *const starts = List<int64_t>(Wide{count} + 1, 0, args.n_q);
+    sequences.cu_seqlens_q = starts;
+    if (!reads && args.n_kv != args.n_q) sequences.cu_seqlens_kv = List<int64_t>(Wide{count} + 1, 0, args.n_kv);
+    if (in.Boolean()) std::sort(starts, starts + count + 1), starts[0] = 0, starts[count] = args.n_q;
+    args.batch = 1, sequences.count = count;
   } else if (in.OneIn(3)) {
-    args.q_lengths = List<int64_t>(args.batch, 0, args.n_q);
-    if (!reads) args.kv_lengths = List<int64_t>(args.batch, 0, args.n_kv);
-    if (!reads && in.Boolean()) args.kv_start = List<int64_t>(args.batch, 0, 3);
+    sequences.q_lengths = List<int64_t>(count, 0, args.n_q);
+    if (!reads) sequences.kv_lengths = List<int64_t>(count, 0, args.n_kv);
+    if (!reads && in.Boolean()) sequences.kv_first_rows = List<int64_t>(count, 0, 3);
   }
-  mha_score_options score = {};
-  score.struct_size = sizeof score;
+  mha_score_arrays arrays = {};
+  arrays.struct_size = sizeof arrays;
   if (in.OneIn(2)) {
-    score.num_chosen = in.Integer(1, 6), score.chosen_block = in.Choice<int64_t>({1, 16, 5, 64, 1 << 20});
-    const Wide lists = Wide{args.batch} * args.num_kv_heads * args.n_q * score.num_chosen;
-    score.chosen_keys = List<int32_t>(buffers.Fits(lists * 4) ? lists : 0, -1, shape.capacity / score.chosen_block);
-    args.score = &score;
+    arrays.num_chosen = in.Integer(1, 6), arrays.chosen_block = in.Choice<int64_t>({1, 16, 5, 64, 1 << 20});
+    const Wide lists = Wide{args.batch} * args.num_kv_heads * args.n_q * arrays.num_chosen;
+    arrays.chosen_keys = List<int32_t>(buffers.Fits(lists * 4) ? lists : 0, -1, shape.capacity / arrays.chosen_block);
+    args.score_arrays = &arrays;
   }
   mha_rope rope = {};
   rope.struct_size = sizeof rope;
   if (in.OneIn(3)) {
     rope.num_positions = in.Integer(1, 100), rope.dims = args.head_dim / 2 * 2;
     rope.cos = Floats(Wide{rope.num_positions} * (rope.dims / 2)), rope.sin = Floats(Wide{rope.num_positions} * (rope.dims / 2));
-    if (in.Boolean()) rope.q_positions = List<int64_t>(Wide{args.batch} * args.n_q, 0, rope.num_positions - 1);
-    if (in.Boolean()) rope.k_positions = List<int64_t>(Wide{args.batch} * args.n_kv, 0, rope.num_positions - 1);
+    if (in.Boolean()) sequences.rope_q_positions = List<int64_t>(Wide{args.batch} * args.n_q, 0, rope.num_positions - 1);
+    if (in.Boolean()) sequences.rope_k_positions = List<int64_t>(Wide{args.batch} * args.n_kv, 0, rope.num_positions - 1);
     args.rope = &rope;
   }
   const Wide q_rows = Wide{args.batch} * args.n_q * args.num_heads, kv_rows = Wide{args.batch} * args.n_kv * args.num_kv_heads;
-  args.q = Floats(q_rows * args.head_dim);
-  if (!reads) args.k = Floats(kv_rows * args.head_dim);
-  if (!reads && shape.values == 0) args.v = Floats(kv_rows * args.head_dim_v);
-  args.output = buffers.TakeOutput(q_rows * args.head_dim_v * 4);
+  args.q.data = Floats(q_rows * args.head_dim);
+  if (!reads) args.k.data = Floats(kv_rows * args.head_dim);
+  if (!reads && shape.values == MHA_CACHE_VALUES_OWN) args.v.data = Floats(kv_rows * args.head_dim_v);
+  args.output.data = buffers.TakeOutput(q_rows * args.head_dim_v * 4);
   size_t bytes = 0;
   if (Call([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); }) != MHA_OK) return;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
@@ -155,7 +163,12 @@ void Use(mha_kv_cache *cache) {
     const int64_t rows = std::min<int64_t>(std::max<int64_t>(count, 0), 1 << 20);
     const Wide k_floats = Wide{rows} * shape.num_kv_heads * shape.head_dim, v_floats = Wide{rows} * shape.num_kv_heads * shape.head_dim_v;
     const uint8_t kind = in.Byte();
-    if (kind % 8 > 4) {
+    if (kind % 32 == 31) {
+      const int32_t block = static_cast<int32_t>(Wild(0, shape.num_blocks - 1));
+      uint32_t used = 7;
+      const mha_status status = Call([&](mha_error *error) { return mha_kv_cache_unshare(cache, sequence, block, &used, error); });
+      Expect(buffers.is_too_large() || (status == MHA_OK ? used <= 1 : used == 7), "used is neither 0 nor 1, or a failed call wrote it");
+    } else if (kind % 8 > 4) {
       Attend(cache);
     } else {
       Call([&](mha_error *error) -> mha_status {
@@ -189,13 +202,13 @@ mha_kv_cache *Empty(size_t *bytes) {
   mha_kv_cache_config config = {};
   config.struct_size = sizeof config;
   config.num_sequences = in.Integer(1, 4);
-  config.kind = in.Byte() % 3;
-  config.capacity = 16 * in.Integer(1, 5) - (config.kind == MHA_CACHE_CONTIGUOUS ? in.Byte() % 16 : 0);
+  config.kind = in.Choice({MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED});
+  config.capacity = 16 * in.Integer(1, 5) - (config.kind == MHA_CACHE_KIND_CONTIGUOUS ? in.Byte() % 16 : 0);
   config.num_kv_heads = in.Integer(1, 2), config.head_dim = in.Integer(1, 20), config.head_dim_v = in.Integer(0, 20);
-  config.k_type = in.Byte() % 4;
-  config.values = in.OneIn(4);
-  config.v_type = config.values ? 0 : in.Byte() % 4;
-  if (config.kind == MHA_CACHE_PAGED) config.block_positions = 16, config.num_blocks = in.Integer(1, 9);
+  config.k_type = MHA_TYPE_F32 + in.Byte() % 4;
+  config.values = in.OneIn(4) ? MHA_CACHE_VALUES_IN_KEYS : MHA_CACHE_VALUES_OWN;
+  config.v_type = config.values ? 0 : MHA_TYPE_F32 + in.Byte() % 4;
+  if (config.kind == MHA_CACHE_KIND_PAGED) config.block_positions = 16, config.num_blocks = in.Integer(1, 9);
   if (mha_kv_cache_size(&config, bytes, nullptr) != MHA_OK) return nullptr;
   unsigned char *const buffer = buffers.Take(static_cast<Wide>(*bytes), 64);
   mha_kv_cache *cache = nullptr;
@@ -218,7 +231,7 @@ void TestCache() {
   mha_kv_cache *const cache = Empty(&bytes);
   if (!cache) return;
   const CacheShape shape(cache);
-  for (int64_t s = 0; s < shape.num_sequences && shape.kind == MHA_CACHE_PAGED; s++) {
+  for (int64_t s = 0; s < shape.num_sequences && shape.kind == MHA_CACHE_KIND_PAGED; s++) {
     int32_t blocks[5];
     const int64_t count = in.Integer(0, std::min(shape.capacity / 16, shape.num_blocks)), first = in.Byte();
     for (int64_t i = 0; i < count; i++) blocks[i] = static_cast<int32_t>((first + i) % shape.num_blocks);
@@ -230,8 +243,8 @@ void TestCache() {
   const auto pages = [](int64_t count) { return static_cast<size_t>((count + 63) / 64 * 64); };
   const size_t tables = kHeader + pages(shape.num_sequences * 16),
                entries = static_cast<size_t>(shape.num_sequences * (shape.capacity / 16));
-  const size_t users = shape.kind == MHA_CACHE_PAGED ? tables + pages(static_cast<int64_t>(entries) * 4) : tables;
-  Damage(&stored, kHeader, std::min(bytes, users + pages(shape.kind == MHA_CACHE_PAGED ? shape.num_blocks * 4 : 0)));
+  const size_t users = shape.kind == MHA_CACHE_KIND_PAGED ? tables + pages(static_cast<int64_t>(entries) * 4) : tables;
+  Damage(&stored, kHeader, std::min(bytes, users + pages(shape.kind == MHA_CACHE_KIND_PAGED ? shape.num_blocks * 4 : 0)));
   if (in.OneIn(4)) Damage(&stored, 0, bytes);
   for (size_t i = 0; users > tables && in.Boolean() && i < static_cast<size_t>(shape.num_blocks);
        i++) {  // counts that agree with the tables
@@ -278,8 +291,8 @@ void Run(const mha_layer *layer) {
     mha_linear_args args = {};
     args.struct_size = sizeof args;
     args.rows = in.Integer(1, 6);
-    args.x = Floats(Wide{args.rows} * (shape.num_heads > 0 ? Wide{shape.num_heads} * shape.head_dim_v : shape.query_dim));
-    args.output = buffers.TakeOutput(Wide{args.rows} * shape.output_dim * 4);
+    args.x.data = Floats(Wide{args.rows} * (shape.num_heads > 0 ? Wide{shape.num_heads} * shape.head_dim_v : shape.query_dim));
+    args.output.data = buffers.TakeOutput(Wide{args.rows} * shape.output_dim * 4);
     if (Call([&](mha_error *error) { return mha_linear_workspace(layer, &args, &bytes, error); }) != MHA_OK) return;
     unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
     Call([&](mha_error *error) { return mha_linear(layer, &args, workspace, bytes, error); });
@@ -288,10 +301,11 @@ void Run(const mha_layer *layer) {
   mha_forward_args args = {};
   args.struct_size = sizeof args;
   args.batch = in.Integer(1, 2), args.n_q = in.Integer(1, 6), args.n_kv = in.Integer(1, 6);
-  args.query = Floats(Wide{args.batch} * args.n_q * shape.query_dim);
-  if (in.OneIn(2) || shape.key_dim != shape.query_dim) args.key = Floats(Wide{args.batch} * args.n_kv * shape.key_dim);
-  if (shape.value_dim != shape.key_dim) args.value = Floats(Wide{args.batch} * args.n_kv * shape.value_dim);
-  args.output = buffers.TakeOutput(Wide{args.batch} * args.n_q * shape.output_dim * 4);
+  args.query.data = Floats(Wide{args.batch} * args.n_q * shape.query_dim);
+  if (in.OneIn(2) || shape.key_dim != shape.query_dim) args.key.data = Floats(Wide{args.batch} * args.n_kv * shape.key_dim);
+  const int64_t values = args.key.data ? args.n_kv : args.n_q;
+  if (shape.value_dim != shape.key_dim) args.value.data = Floats(Wide{args.batch} * values * shape.value_dim);
+  args.output.data = buffers.TakeOutput(Wide{args.batch} * args.n_q * shape.output_dim * 4);
   if (Call([&](mha_error *error) { return mha_forward_workspace(layer, &args, &bytes, error); }) != MHA_OK) return;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
   Call([&](mha_error *error) { return mha_forward(layer, &args, workspace, bytes, error); });
@@ -302,15 +316,18 @@ void TestLayer() {
   mha_layer_weights weights = {};
   mha_linear_weights linear = {};
   config.struct_size = sizeof config, weights.struct_size = sizeof weights, linear.struct_size = sizeof linear;
-  linear.weight_type = config.weight_type = in.Byte() % 5;
-  linear.arithmetic = config.arithmetic = config.weight_type >= MHA_TYPE_INT8 ? in.Byte() % 3 : 0;
+  linear.weight_type = config.weight_type = MHA_TYPE_F32 + in.Byte() % 5;
+  linear.arithmetic = config.arithmetic = 0;
+  if (config.weight_type >= MHA_TYPE_INT8) {
+    linear.arithmetic = config.arithmetic = in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16});
+  }
   config.num_kv_heads = in.Integer(1, 2), config.num_heads = config.num_kv_heads * in.Integer(1, 2);
   linear.output_dim = config.head_dim = in.Integer(1, 20), linear.input_dim = config.query_dim = in.Integer(1, 50);
   config.head_dim_v = in.Integer(0, 20), config.key_dim = in.OneIn(3) ? in.Integer(1, 20) : 0;
   config.gate = in.OneIn(4) ? 1 : 0;
   const float *const numbers = Floats(10000);
-  linear.w = weights.w_q = weights.w_k = weights.w_v = linear.bias = numbers;
-  if (in.Boolean()) weights.w_o = numbers;
+  linear.w.data = weights.w_q.data = weights.w_k.data = weights.w_v.data = linear.w.bias = numbers;
+  if (in.Boolean()) weights.w_o.data = numbers;
   const bool is_linear = in.OneIn(4);
   size_t bytes = 0;
   const mha_status sized = is_linear ? mha_linear_pack_size(&linear, nullptr, &bytes, nullptr)

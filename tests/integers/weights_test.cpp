@@ -30,7 +30,7 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr Stored kTypes[] = {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4};
-const char *const kNames[] = {"f32", "f16", "bf16", "int8", "int4"};
+const char *const kNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
 
 const char *NameOf(Stored stored) { return kNames[static_cast<uint32_t>(stored)]; }
 
@@ -246,8 +246,8 @@ TEST(PackedWeights, DoNotDependOnTheHalfOfAByteBehindTheLastCode) {
     mha_linear_weights weights = Zeroed<mha_linear_weights>();
     weights.input_dim = 3;
     weights.output_dim = 1;
-    weights.w = codes;
-    weights.w_scales = &scale;
+    weights.w.data = codes;
+    weights.w.scales = &scale;
     weights.type = weights.weight_type = MHA_TYPE_INT4;
     weights.layout = MHA_LAYOUT_OUT_IN;
     size_t bytes = 0;
@@ -264,7 +264,7 @@ TEST(PackedWeights, TakeTheBytesOfTheirType) {
   const int64_t dim = 1024;
   LayerProblem problem = RandomProblem(&random, 1, dim, 16, 16, 64, 64, dim);
   const auto weights = static_cast<double>(4 * dim * dim);
-  const double expected[] = {4.0, 2.0, 2.0, 1.0 + 4.0 / dim, 0.5 + 4.0 / 32.0};
+  const double expected[] = {0.0, 4.0, 2.0, 2.0, 1.0 + 4.0 / dim, 0.5 + 4.0 / 32.0};
   for (const Stored stored : kTypes) {
     const size_t bytes = GivenAsFloats(problem, stored).PackSize();
     // 1024 columns are 22 panels of 48, and there are biases and a header.
@@ -358,18 +358,18 @@ TEST_F(RefusedWeights, CodesNeedTheirScalesAndOnlyTheyHaveSome) {
   const float scale = 1.0f;
   for (const Stored stored : {Stored::kInt8, Stored::kInt4}) {
     LayerData given = Coded(stored);
-    given.weights.w_v_scales = nullptr;
-    ExpectRefused(given, nullptr, MHA_ERROR_NULL_POINTER, 2, {"w_v_scales"});
+    given.weights.w_v.scales = nullptr;
+    ExpectRefused(given, nullptr, MHA_ERROR_NULL_POINTER, 2, {"w_v.scales"});
     given = Coded(stored);
-    given.weights.w_o_scales = nullptr;
-    ExpectRefused(given, nullptr, MHA_ERROR_NULL_POINTER, 2, {"w_o_scales"});
+    given.weights.w_o.scales = nullptr;
+    ExpectRefused(given, nullptr, MHA_ERROR_NULL_POINTER, 2, {"w_o.scales"});
     given = Coded(stored);
-    given.weights.w_qkv_scales = &scale;
-    ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_qkv_scales"});
+    given.weights.w_qkv.scales = &scale;
+    ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_qkv.scales"});
   }
   LayerData given = GivenAsFloats(problem_, Stored::kInt8);
-  given.weights.w_q_scales = &scale;
-  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_q_scales"});
+  given.weights.w_q.scales = &scale;
+  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_q.scales"});
 }
 
 TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
@@ -377,8 +377,8 @@ TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
   given.weights.layout = MHA_LAYOUT_IN_OUT;
   ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"MHA_LAYOUT_OUT_IN"});
   given = Coded(Stored::kInt4);
-  given.weights.w_k_stride = 21;
-  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_k_stride", "21", "even"});
+  given.weights.w_k.row_stride = 21;
+  ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_k.row_stride", "21", "even"});
 }
 
 void NoSgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int) {}

@@ -17,23 +17,29 @@
 SIZE(mha_status, 4);
 SIZE(mha_error, 256);
 SIZE(mha_scheduler, 24);
+SIZE(mha_strides, 24);
+SIZE(mha_input, 48);
+SIZE(mha_output, 40);
+SIZE(mha_matrix, 40);
 SIZE(mha_layer_config, 96);
-SIZE(mha_layer_weights, 208);
+SIZE(mha_layer_weights, 256);
 SIZE(mha_allocator, 24);
 SIZE(mha_layer_options, 32);
 SIZE(mha_kv_cache_config, 80);
-SIZE(mha_rope, 80);
-SIZE(mha_rope_config, 168);
+SIZE(mha_sequences, 96);
+SIZE(mha_rope, 64);
+SIZE(mha_rope_config, 160);
 SIZE(mha_norm, 88);
-SIZE(mha_score_options, 272);
-SIZE(mha_taps, 72);
-SIZE(mha_forward_args, 280);
-SIZE(mha_attention_args, 376);
-SIZE(mha_states_args, 88);
-SIZE(mha_choose_keys_args, 64);
+SIZE(mha_score_options, 64);
+SIZE(mha_score_arrays, 208);
+SIZE(mha_outputs, 96);
+SIZE(mha_forward_args, 312);
+SIZE(mha_attention_args, 360);
+SIZE(mha_states_args, 120);
+SIZE(mha_choose_keys_args, 88);
 SIZE(mha_call_info, 56);
-SIZE(mha_linear_weights, 72);
-SIZE(mha_linear_args, 80);
+SIZE(mha_linear_weights, 80);
+SIZE(mha_linear_args, 160);
 
 #endif
 
@@ -63,6 +69,7 @@ int main(void) {
   mha_layer_config config;
   mha_layer_weights weights;
   mha_forward_args args;
+  mha_outputs outputs;
   mha_layer *layer = NULL;
   mha_error error;
   size_t bytes = 0;
@@ -75,10 +82,10 @@ int main(void) {
   config.scale = 1;
   memset(&weights, 0, sizeof weights);
   weights.struct_size = sizeof weights;
-  weights.w_q = identity;
-  weights.w_k = identity;
-  weights.w_v = identity;
-  weights.w_o = identity;
+  weights.w_q.data = identity;
+  weights.w_k.data = identity;
+  weights.w_v.data = identity;
+  weights.w_o.data = identity;
   if (mha_layer_create(&config, &weights, NULL, &layer, &error) != MHA_OK) {
     fprintf(stderr, "%s: %s\n", mha_status_string(error.status), error.message);
     return 1;
@@ -87,10 +94,13 @@ int main(void) {
   args.struct_size = sizeof args;
   args.batch = 1;
   args.n_q = 2;
-  args.query = x;
-  args.output = y;
+  args.query.data = x;
+  args.output.data = y;
   args.flags = MHA_CAUSAL;
-  args.lse = lse;
+  memset(&outputs, 0, sizeof outputs);
+  outputs.struct_size = sizeof outputs;
+  outputs.lse = lse;
+  args.outputs = &outputs;
   expect(mha_forward_workspace(layer, &args, &bytes, &error) == MHA_OK, error.message);
   workspace = malloc(bytes + 1);
   if (workspace == NULL) return 1;

@@ -34,6 +34,15 @@ const int64_t *Rows() {
   return values;
 }
 
+// The two sequences of a call in one batch of rows.
+template <typename Call>
+void Pack(const int64_t *q, const int64_t *kv, Call *call) {
+  call->args.batch = 1;
+  call->data.sequences.count = 2;
+  call->data.sequences.cu_seqlens_q = q;
+  call->data.sequences.cu_seqlens_kv = kv;
+}
+
 // Which functions a row is about. The queries look at no data, mha_info alone at q_start.
 enum : unsigned { kWorkspace = 1, kCall = 2, kInfo = 4, kReadsStarts = kCall | kInfo, kAllOfTheCall = 7 };
 
@@ -108,19 +117,21 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv is 0; set it to", "per sequence, or to MHA_EMPTY for none"}}},
       {"NQIsNegative", [](auto &c) { c.args.n_q = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"n_q"}}},
       {"NKvIsNegative", [](auto &c) { c.args.n_kv = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv"}}},
-      {"OutputIsNull", [](auto &c) { c.args.output = nullptr; }, {MHA_ERROR_NULL_POINTER, {argument}, {"output"}}, kCall},
+      {"OutputIsNull", [](auto &c) { c.args.output.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {argument}, {"output"}}, kCall},
       {"UnknownFlagIsSet", [](auto &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"flags", "0x100"}}},
-      {"OutputTypeIsUnknown", [](auto &c) { c.args.output_type = 3; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"output_type is 3"}}},
+      {"OutputTypeIsUnknown", [](auto &c) { c.args.output.type = 4; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"output.type is 4"}}},
       {"ReservedIsSet", [](auto &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
       {"NormIsOfNoVersion",
        [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.struct_size = sizeof(mha_norm) - 1; },
        {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_norm", "struct_size"}}},
       {"NormHasAnUnknownFlag",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.flags = 16; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.flags", "0x10"}}},
-      {"NormEpsilonIsZero", [](auto &c) { c.args.norm = &c.data.norm; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon is 0"}}},
-      {"NormEpsilonIsNegative", [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = -1e-6f; },
+       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.flags = 0x2000; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.flags", "0x2000"}}},
+      {"NormEpsilonsAreZero",
+       [](auto &c) { c.args.norm = &c.data.norm; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon and context_epsilon are both 0"}}},
+      {"NormEpsilonIsNegative",
+       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = -1e-6f; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon is -1e-06"}}},
       {"NormEpsilonIsInfinite",
        [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = std::numeric_limits<float>::infinity(); },
@@ -156,7 +167,7 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
          c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1;
          c.data.norm.context_flags = MHA_NORM_AFTER_ROPE;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_flags", "0x4"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_flags", "0x400"}}},
       {"NormOfTheContextHasNoEpsilon",
        [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.context_weight = WithTheLast(0); },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_epsilon is 0"}}},
@@ -215,72 +226,81 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score.relative_bias"}}},
       {"RelativeRowsBesideTheTable",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.relative_bias = c.data.score.relative_rows = WithTheLast(0.0f); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_bias", "score.relative_rows"}}},
+       [](auto &c) {
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays,
+         c.data.score.relative_bias = c.data.score_arrays.relative_rows = WithTheLast(0.0f);
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_bias", "score_arrays.relative_rows"}}},
       {"RelativeRowsStrideWithoutRows",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.relative_rows_head_stride = 4; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_rows_head_stride is 4", "NULL"}}},
+       [](auto &c) {
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows_strides.head = 4;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows_strides", "NULL"}}},
       {"RelativeRowsStrideIsNegative",
        [](auto &c) {
-         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f);
-         c.data.score.relative_rows_batch_stride = -3;
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f);
+         c.data.score_arrays.relative_rows_strides.batch = -3;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_rows_batch_stride is -3", "MHA_BROADCAST"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows_strides.batch is -3", "MHA_BROADCAST"}}},
       {"RelativeRowsAreCloserThanTheirDistances",
        [](auto &c) {
-         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f), c.data.score.relative_left = 4;
-         c.data.score.relative_rows_row_stride = 4;
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f),
+         c.data.score.relative_left = 4;
+         c.data.score_arrays.relative_rows_strides.row = 4;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"score.relative_rows_row_stride is 4", "5 distances"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows_strides.row is 4", "the width of a row, 5"}}},
+      {"RelativeRowsWithoutTheirDistances",
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows is given", "score", "NULL"}}},
       {"RelativeRowsHaveTooManyDistances",
        [](auto &c) {
-         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f);
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f);
          c.data.score.relative_left = c.data.score.relative_right = kMax;
        },
-       {MHA_ERROR_TOO_LARGE, {argument}, {"score.relative_rows"}}},
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.relative_rows"}}},
       {"RelativeRowsAreTooLarge",
        [](auto &c) {
-         c.args.score = &c.data.score, c.data.score.relative_rows = WithTheLast(0.0f), c.data.score.relative_rows_head_stride = kMax;
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f),
+         c.data.score_arrays.relative_rows_strides.head = kMax;
        },
-       {MHA_ERROR_TOO_LARGE, {argument}, {"score.relative_rows"}}},
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.relative_rows"}}},
       {"ChosenKeysWithoutACount",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_chosen is 0"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_chosen is 0"}}},
       {"ACountWithoutChosenKeys",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.num_chosen = 3; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_chosen is 3", "chosen_keys is NULL"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.num_chosen = 3; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_chosen is 3", "chosen_keys is NULL"}}},
       {"ABlockWithoutChosenKeys",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_block = 16; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.chosen_block is 16", "chosen_keys is NULL"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_block = 16; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.chosen_block is 16", "chosen_keys is NULL"}}},
       {"OutputsPerPairBesideChosenKeys",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 1; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"attention_weights has a column for each key", "leave it NULL"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 1;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"outputs.scores has a number for each key", "set it to NULL"}}},
       {"ChosenBlockIsNegative",
        [](auto &c) {
-         c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 1, c.data.score.chosen_block = -1;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 1,
+         c.data.score_arrays.chosen_block = -1;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.chosen_block is -1"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.chosen_block is -1"}}},
       {"ListsOfChosenKeysOverlap",
        [](auto &c) {
-         c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 4;
-         c.data.score.chosen_keys_row_stride = 3;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 4;
+         c.data.score_arrays.chosen_keys_strides.row = 3;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"score.chosen_keys_row_stride is 3", "4 entries"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.chosen_keys_strides.row is 3", "the width of a row, 4"}}},
       {"ListsOfChosenKeysAreTooLarge",
        [](auto &c) {
-         c.args.score = &c.data.score, c.data.score.chosen_keys = &kEntry, c.data.score.num_chosen = 4;
-         c.data.score.chosen_keys_row_stride = kMax;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 4;
+         c.data.score_arrays.chosen_keys_strides.row = kMax;
        },
-       {MHA_ERROR_TOO_LARGE, {argument}, {"score.chosen_keys"}}},
-      {"QScalesStrideIsNegative",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.q_scales = WithTheLast(0.0f), c.data.score.q_scales_stride = -2; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.q_scales_stride is -2"}}},
-      {"QScalesStrideWithoutQScales",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.q_scales_stride = 2; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.q_scales_stride is 2", "q_scales"}}},
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.chosen_keys"}}},
       {"QScalesAreTooLarge",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.q_scales = WithTheLast(0.0f), c.data.score.q_scales_stride = kMax; },
-       {MHA_ERROR_TOO_LARGE, {argument}, {"score.q_scales"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.q_scales = WithTheLast(0.0f), c.args.n_q = kMax / 128;
+       },
+       {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"AHeadScaleIsNaN",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.head_scales = WithTheLast(std::numeric_limits<float>::quiet_NaN()); },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.head_scales[1] is nan"}},
@@ -290,187 +310,196 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.head_scales[1] is -inf"}},
        kReadsStarts},
       {"BiasTypeIsUnknown",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias = &c, c.data.score.bias_type = MHA_TYPE_INT8; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.bias_type is 3"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.data = &c, c.data.score_arrays.bias.type = MHA_TYPE_INT8;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.bias.type is 4"}}},
       {"BiasTypeWithoutBias",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias_type = MHA_TYPE_F16; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.bias_type is 1"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.type = MHA_TYPE_F16; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.bias.type is 2"}}},
       {"BiasStrideWithoutBias",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias_head_stride = 8; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.bias_head_stride is 8"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.strides.head = 8; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.bias.strides", "NULL"}}},
       {"MaskStrideIsNegative",
        [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
-         c.data.score.mask_batch_stride = -1;
+         c.args.score_arrays = &c.data.score_arrays;
+         c.data.score_arrays.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score_arrays.mask_strides.batch = -1;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.mask_batch_stride is -1"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.mask_strides.batch is -1"}}},
       {"MaskRowsAreTooShort",
        [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
-         c.data.score.mask_row_stride = 1;
+         c.args.score_arrays = &c.data.score_arrays;
+         c.data.score_arrays.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score_arrays.mask_strides.row = 1;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"score.mask_row_stride is 1"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.mask_strides.row is 1"}}},
       {"BiasIsTooLarge",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.bias = &c, c.data.score.bias_head_stride = kMax; },
-       {MHA_ERROR_TOO_LARGE, {argument}, {"score.bias"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.data = &c, c.data.score_arrays.bias.strides.head = kMax;
+       },
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.bias"}}},
       {"ColumnsAreUnknown",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.columns = 2; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.columns is 2"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.columns = 2; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.columns is 2"}}},
       {"ColumnsWithoutMaskAndBias",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.columns = MHA_COLUMNS_NEW_KEYS; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.columns"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.columns = MHA_COLUMNS_NEW_KEYS; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.columns"}}},
       {"NumColumnsAreNegative",
        [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
-         c.data.score.num_columns = -1;
+         c.args.score_arrays = &c.data.score_arrays;
+         c.data.score_arrays.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score_arrays.num_columns = -1;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_columns is -1"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_columns is -1"}}},
       {"NumColumnsWithoutColumns",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.num_columns = 8; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.num_columns is 8"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.num_columns = 8; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_columns is 8"}}},
       {"RowsAreShorterThanNumColumns",
        [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.mask = reinterpret_cast<uint8_t *>(&c);
-         c.data.score.mask_row_stride = 99;
-         c.data.score.num_columns = 100;
+         c.args.score_arrays = &c.data.score_arrays;
+         c.data.score_arrays.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score_arrays.mask_strides.row = 99;
+         c.data.score_arrays.num_columns = 100;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"score.mask_row_stride is 99", "100"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.mask_strides.row is 99", "100"}}},
       {"GroupsAreUnknown",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.q_groups = reinterpret_cast<int32_t *>(&c), c.data.score.groups = 2; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.groups is 2"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.q_groups = reinterpret_cast<int32_t *>(&c),
+         c.data.score_arrays.groups = 2;
+       },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.groups is 2"}}},
       {"GroupsWithoutNumbers",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.groups = MHA_GROUPS_ALSO; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.groups", "score.q_groups"}}},
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.groups = MHA_GROUPS_ALSO; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.groups", "q_groups"}}},
       {"GroupsOfKeysWithoutThoseOfQueries",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.kv_groups", "score.q_groups"}}},
-      {"GroupsStrideWithoutGroups",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.kv_groups_stride = 8; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.kv_groups_stride is 8"}}},
-      {"GroupsStrideIsNegative",
+       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.kv_groups = reinterpret_cast<int32_t *>(&c); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.kv_groups", "q_groups"}}},
+      {"GroupsAreTooMany",  // 2 sequences of 2^60 groups of 4 bytes
        [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.q_groups = reinterpret_cast<int32_t *>(&c);
-         c.data.score.q_groups_stride = -1;
+         c.args.score_arrays = &c.data.score_arrays;
+         c.data.score_arrays.q_groups = c.data.score_arrays.kv_groups = reinterpret_cast<int32_t *>(&c);
+         c.data.score_arrays.num_columns = int64_t{1} << 60;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.q_groups_stride is -1"}}},
-      {"GroupsStrideIsTooSmall",
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.kv_groups"}}},
+      {"NumColumnsAreTheGreatestInteger",
        [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.q_groups = c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c);
-         c.data.score.kv_groups_stride = 1;
+         c.args.score_arrays = &c.data.score_arrays;
+         c.data.score_arrays.mask = reinterpret_cast<uint8_t *>(&c);
+         c.data.score_arrays.mask_strides = {MHA_BROADCAST, MHA_BROADCAST, MHA_BROADCAST};
+         c.data.score_arrays.num_columns = kMax;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"score.kv_groups_stride is 1"}}},
-      {"GroupsOfQueriesStrideIsTooSmall",
-       [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.q_groups = c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c);
-         c.data.score.q_groups_stride = 1;
-       },
-       {MHA_ERROR_SHAPE, {argument}, {"score.q_groups_stride is 1"}}},
-      {"GroupsAreTooMany",
-       [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.q_groups = c.data.score.kv_groups = reinterpret_cast<int32_t *>(&c);
-         c.data.score.kv_groups_stride = kMax;
-       },
-       {MHA_ERROR_TOO_LARGE, {argument}, {"score.kv_groups"}}},
+       {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.num_columns"}}},
       {"GroupsOfKeysThatAreNotTheQueries",
        [](auto &c) {
-         c.args.score = &c.data.score;
-         c.data.score.q_groups = reinterpret_cast<int32_t *>(&c);
+         c.args.score_arrays = &c.data.score_arrays;
+         c.data.score_arrays.q_groups = reinterpret_cast<int32_t *>(&c);
          c.args.n_q -= 1;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.kv_groups is NULL"}}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.kv_groups is NULL"}}},
       {"CausalWithMoreQueriesThanKeysNeedsStarts",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;
-         c.args.q_start = nullptr;
+         c.data.sequences.q_first_positions = nullptr;
          c.args.n_kv = 2;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"n_q", "n_kv", "3", "2", "q_start"}}},
+       {MHA_ERROR_SHAPE, {argument}, {"n_q", "n_kv", "3", "2", "sequences.q_first_positions"}}},
       {"CausalWithoutKeysNeedsStarts",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;
-         c.args.q_start = nullptr;
+         c.data.sequences.q_first_positions = nullptr;
          c.args.n_kv = MHA_EMPTY;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"n_q", "n_kv", "q_start"}}},
+       {MHA_ERROR_SHAPE, {argument}, {"n_q", "n_kv", "sequences.q_first_positions"}}},
       {"FirstStartIsTooFarBeforeTheFirstKey",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;
          c.data.q_start[0] = -(int64_t{1} << 62) - 1;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"q_start[0]", "-2^62"}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_first_positions[0]", "-2^62"}},
        kReadsStarts},
       {"LastStartIsTooFarBeforeTheFirstKey",
        [](auto &c) {
          c.args.flags = MHA_CAUSAL;
          c.data.q_start[1] = kMin;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"q_start[1]", "-2^62"}},
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_first_positions[1]", "-2^62"}},
        kReadsStarts},
+      {"SequencesOfAnUnknownSize",
+       [](auto &c) { c.data.sequences.struct_size = sizeof(mha_sequences) - 1; },
+       {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_sequences", "struct_size"}}},
+      {"CountIsNotTheBatch",
+       [](auto &c) { c.data.sequences.count = 3; },
+       {MHA_ERROR_SHAPE, {argument}, {"sequences.count is 3", "batch is 2"}}},
+      {"CountIsNegative", [](auto &c) { c.data.sequences.count = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.count is -1"}}},
       {"PackedKeysWithoutPackedQueries",
-       [](auto &c) { c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_kv", "without cu_seqlens_q"}}},
+       [](auto &c) { c.data.sequences.cu_seqlens_kv = Rows<0, 2, 4>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.cu_seqlens_kv", "without cu_seqlens_q"}}},
       {"PackedQueriesAloneWithAnotherNumberOfKeys",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(); },
-       {MHA_ERROR_SHAPE, {argument}, {"cu_seqlens_q", "n_kv 4", "n_q 3", "cu_seqlens_kv"}}},
+       [](auto &c) { Pack(Rows<0, 1, 3>(), nullptr, &c); },
+       {MHA_ERROR_SHAPE, {argument}, {"sequences.cu_seqlens_kv is NULL", "n_kv 4", "n_q 3"}}},
       {"PackedSequencesWithQLengths",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.q_lengths = Rows<1, 2>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "q_lengths"}}},
+       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.q_lengths = Rows<1, 2>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_lengths", "cu_seqlens_q"}}},
       {"PackedSequencesWithKvLengths",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.kv_lengths = Rows<1, 2>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "kv_lengths"}}},
-      {"PackedSequencesWithKvStart",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.kv_start = Rows<1, 2>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "kv_start"}}},
-      {"PackedSequencesWithPaddingOnTheLeft",
-       [](auto &c) {
-         c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(), c.args.flags = MHA_PADDING_LEFT;
-       },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q", "MHA_PADDING_LEFT"}}},
+       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.kv_lengths = Rows<1, 2>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.kv_lengths", "cu_seqlens_q"}}},
+      {"PackedSequencesWithFirstRowsOfQueries",
+       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.q_first_rows = Rows<1, 2>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_first_rows", "cu_seqlens_q"}}},
+      {"PackedSequencesWithFirstRowsOfKeys",
+       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.kv_first_rows = Rows<1, 2>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.kv_first_rows", "cu_seqlens_q"}}},
       {"PackedQueriesStartBeforeTheArray",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<-1, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q[0] is -1", "0"}},
+       [](auto &c) { Pack(Rows<-1, 1, 3>(), Rows<0, 2, 4>(), &c); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.cu_seqlens_q[0] is -1", "0"}},
        kReadsStarts},
       {"PackedQueriesDescend",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 2, 1>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"cu_seqlens_q[2] is 1", "less than 2"}},
+       [](auto &c) { Pack(Rows<0, 2, 1>(), Rows<0, 2, 4>(), &c); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.cu_seqlens_q[2] is 1", "less than 2"}},
        kReadsStarts},
       {"PackedQueriesAreMoreThanThereAre",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 2, 4>(), c.args.cu_seqlens_kv = Rows<0, 2, 4>(); },
-       {MHA_ERROR_SHAPE, {argument}, {"cu_seqlens_q[2] is 4", "n_q = 3"}},
+       [](auto &c) { Pack(Rows<0, 2, 4>(), Rows<0, 2, 4>(), &c); },
+       {MHA_ERROR_SHAPE, {argument}, {"sequences.cu_seqlens_q[2] is 4", "n_q, 3"}},
        kReadsStarts},
       {"PackedKeysAreMoreThanThereAre",
-       [](auto &c) { c.args.cu_seqlens_q = Rows<0, 2, 3>(), c.args.cu_seqlens_kv = Rows<0, 5, 4>(); },
-       {MHA_ERROR_SHAPE, {argument}, {"cu_seqlens_kv[1] is 5", "n_kv = 4"}},
+       [](auto &c) { Pack(Rows<0, 2, 3>(), Rows<0, 4, 5>(), &c); },
+       {MHA_ERROR_SHAPE, {argument}, {"sequences.cu_seqlens_kv[2] is 5", "n_kv, 4"}},
+       kReadsStarts},
+      {"PackedKeysDescendFromMoreThanThereAre",
+       [](auto &c) { Pack(Rows<0, 2, 3>(), Rows<0, 5, 4>(), &c); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.cu_seqlens_kv[2] is 4", "less than 5"}},
        kReadsStarts},
       {"APackedSequenceHasMoreQueriesThanKeys",
        [](auto &c) {
-         c.args.cu_seqlens_q = Rows<0, 1, 3>(), c.args.cu_seqlens_kv = Rows<0, 3, 4>();
-         c.args.flags = MHA_CAUSAL, c.args.q_start = nullptr;
+         Pack(Rows<0, 1, 3>(), Rows<0, 3, 4>(), &c);
+         c.args.flags = MHA_CAUSAL, c.data.sequences.q_first_positions = nullptr;
        },
-       {MHA_ERROR_SHAPE, {argument}, {"sequence 1", "q_start"}},
+       {MHA_ERROR_SHAPE, {argument}, {"sequence 1", "sequences.q_first_positions"}},
        kReadsStarts},
-      {"KvStartWithPaddingOnTheLeft",
-       [](auto &c) { c.args.kv_start = Rows<1, 2>(), c.args.flags = MHA_PADDING_LEFT; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"kv_start", "MHA_PADDING_LEFT"}}},
-      {"KvStartIsNegative",
-       [](auto &c) { c.args.kv_start = Rows<0, -1>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"kv_start[1] is -1"}},
+      {"QFirstRowIsNegative",
+       [](auto &c) { c.data.sequences.q_first_rows = Rows<0, -1>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_first_rows[1] is -1", "0 to n_q, 3"}},
        kReadsStarts},
-      {"KvStartIsBehindTheLastRow",
-       [](auto &c) { c.args.kv_start = Rows<5, 0>(); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"kv_start[0] is 5", "0 to 4"}},
+      {"QFirstRowIsAfterTheLastRow",
+       [](auto &c) { c.data.sequences.q_first_rows = Rows<4, 0>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_first_rows[0] is 4", "0 to n_q, 3"}},
        kReadsStarts},
-      {"KvStartAndLengthAreMoreThanThereAre",
-       [](auto &c) { c.args.kv_start = Rows<1, 2>(), c.args.kv_lengths = Rows<3, 3>(); },
-       {MHA_ERROR_SHAPE, {argument}, {"kv_start[1] is 2", "3", "4 rows"}},
+      {"QFirstRowAndLengthAreMoreThanThereAre",
+       [](auto &c) { c.data.sequences.q_first_rows = Rows<1, 2>(), c.data.sequences.q_lengths = Rows<2, 2>(); },
+       {MHA_ERROR_SHAPE, {argument}, {"sequences.q_first_rows[1] is 2", "n_q = 3 rows"}},
+       kReadsStarts},
+      {"KvFirstRowIsNegative",
+       [](auto &c) { c.data.sequences.kv_first_rows = Rows<0, -1>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.kv_first_rows[1] is -1"}},
+       kReadsStarts},
+      {"KvFirstRowIsAfterTheLastRow",
+       [](auto &c) { c.data.sequences.kv_first_rows = Rows<5, 0>(); },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.kv_first_rows[0] is 5", "0 to n_kv, 4"}},
+       kReadsStarts},
+      {"KvFirstRowAndLengthAreMoreThanThereAre",
+       [](auto &c) { c.data.sequences.kv_first_rows = Rows<1, 2>(), c.data.sequences.kv_lengths = Rows<3, 3>(); },
+       {MHA_ERROR_SHAPE, {argument}, {"sequences.kv_first_rows[1] is 2", "3", "n_kv = 4 rows"}},
        kReadsStarts},
       {"SchedulerWithoutThreads",
        [](auto &c) { c.scheduler.scheduler.num_threads = 0; },
@@ -479,9 +508,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        [](auto &c) { c.scheduler.scheduler.parallel_for = nullptr; },
        {MHA_ERROR_NULL_POINTER, {argument}, {"parallel_for"}}},
       {"SchedulerReservedIsSet", [](auto &c) { c.scheduler.scheduler.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
-      {"TapsOfAnUnknownSize",
-       [](auto &c) { c.data.taps.struct_size = sizeof(mha_taps) - 1; },
-       {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}}},
+      {"OutputsOfAnUnknownSize",
+       [](auto &c) { c.data.outputs.struct_size = sizeof(mha_outputs) - 1; },
+       {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_outputs", "struct_size"}}},
       {"BatchIsTooLarge", [](auto &c) { c.args.batch = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"NQIsTooLarge", [](auto &c) { c.args.n_q = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"NKvIsTooLarge", [](auto &c) { c.args.n_kv = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
@@ -493,25 +522,25 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
 }
 
 // Rows about each stride of an array. A head stride is given with those of rows and sequences.
-template <typename Call, typename Args>
-std::vector<CallCase<Call>> StrideCases(uint32_t argument, const std::string &array, int64_t Args::*batch, int64_t Args::*row,
-                                        int64_t Args::*head = nullptr) {
+template <typename Call, typename Args, typename Array>
+std::vector<CallCase<Call>> StrideCases(uint32_t argument, const std::string &name, Array Args::*array, bool has_heads) {
   std::vector<CallCase<Call>> cases;
-  const auto add = [&](const std::string &stride, const std::vector<int64_t Args::*> &fields) {
+  using Strides = std::vector<int64_t mha_strides::*>;
+  const auto add = [&](const std::string &stride, const Strides &fields) {
     for (const int64_t wrong : {int64_t{-1}, kMin + 1, kMax, kMax - 1, kMax / 2}) {
-      const Expected expected = wrong > 0 ? Expected{MHA_ERROR_TOO_LARGE, {argument}, {}}
-                                          : Expected{MHA_ERROR_INVALID_VALUE, {argument}, {array + "_" + stride + "_stride|" + array}};
+      const Expected expected = wrong > 0 ? Expected{MHA_ERROR_TOO_LARGE, {argument}, {name}}
+                                          : Expected{MHA_ERROR_INVALID_VALUE, {argument}, {name + ".strides." + stride + " is"}};
       static std::deque<std::function<void(Call &)>> kept;
       kept.push_back([=](Call &c) {
-        for (int64_t Args::*field : fields) c.args.*field = wrong > 0 || field == fields.back() ? wrong : 0;
+        for (int64_t mha_strides::*field : fields) (c.args.*array).strides.*field = wrong > 0 || field == fields.back() ? wrong : 0;
       });
-      const char *name = Kept(array + "_" + stride + "_" + std::to_string(static_cast<uint64_t>(wrong)));
-      cases.push_back({name, nullptr, expected, kAllOfTheCall, &kept.back()});
+      const char *case_name = Kept(name + "_" + stride + "_" + std::to_string(static_cast<uint64_t>(wrong)));
+      cases.push_back({case_name, nullptr, expected, kAllOfTheCall, &kept.back()});
     }
   };
-  add("batch", {batch});
-  add("row", {row});
-  if (head != nullptr) add("head", {batch, row, head});
+  add("batch", {&mha_strides::batch});
+  add("row", {&mha_strides::row});
+  if (has_heads) add("head", {&mha_strides::batch, &mha_strides::row, &mha_strides::head});
   return cases;
 }
 
@@ -519,45 +548,43 @@ class ForwardErrors : public testing::TestWithParam<CallCase<FullForward>> {};
 TEST_P(ForwardErrors, AreSentencesAndNothingIsWritten) { ExpectCallFails(GetParam()); }
 
 const CallCase<FullForward> kForwardCases[] = {
-    {"InputTypeIsUnknown", [](auto &c) { c.args.input_type = 4; }, {MHA_ERROR_INVALID_VALUE, {2}, {"input_type is 4"}}},
-    {"QueryIsNull", [](auto &c) { c.args.query = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"query"}}, kCall},
+    {"InputTypeIsUnknown", [](auto &c) { c.args.query.type = 4; }, {MHA_ERROR_INVALID_VALUE, {2}, {"query.type is 4"}}},
+    {"QueryIsNull", [](auto &c) { c.args.query.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"query"}}, kCall},
     {"KeyIsNullButHasAnotherWidth",
      [](auto &c) {
-       c.args.key = nullptr;
+       c.args.key.data = nullptr;
        c.args.n_kv = c.args.n_q;
      },
      {MHA_ERROR_SHAPE, {2}, {"key", "7", "10"}}},
-    {"ValueIsNullButHasAnotherWidth", [](auto &c) { c.args.value = nullptr; }, {MHA_ERROR_SHAPE, {2}, {"value", "9", "7"}}},
+    {"ValueIsNullButHasAnotherWidth", [](auto &c) { c.args.value.data = nullptr; }, {MHA_ERROR_SHAPE, {2}, {"value", "9", "7"}}},
     {"QueryRowStrideIsShorterThanARow",
-     [](auto &c) { c.args.query_row_stride = 9; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"query_row_stride|query", "9", "10"}}},
+     [](auto &c) { c.args.query.strides.row = 9; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"query.strides.row", "9", "10"}}},
     {"KeyRowStrideIsShorterThanARow",
-     [](auto &c) { c.args.key_row_stride = 6; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"key_row_stride|key", "6", "7"}}},
+     [](auto &c) { c.args.key.strides.row = 6; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"key.strides.row", "6", "7"}}},
     {"ValueRowStrideIsShorterThanARow",
-     [](auto &c) { c.args.value_row_stride = 1; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"value_row_stride|value", "1", "9"}}},
+     [](auto &c) { c.args.value.strides.row = 1; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"value.strides.row", "1", "9"}}},
     {"OutputRowStrideIsShorterThanARow",
-     [](auto &c) { c.args.output_row_stride = 10; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"output_row_stride|output", "10", "11"}}},
+     [](auto &c) { c.args.output.strides.row = 10; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.row", "10", "11"}}},
     {"OutputRowsAreBroadcast",
-     [](auto &c) { c.args.output_row_stride = MHA_BROADCAST; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"output_row_stride"}}},
+     [](auto &c) { c.args.output.strides.row = MHA_BROADCAST; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.row"}}},
     {"OutputSequencesAreBroadcast",
-     [](auto &c) { c.args.output_batch_stride = MHA_BROADCAST; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"output_batch_stride"}}},
+     [](auto &c) { c.args.output.strides.batch = MHA_BROADCAST; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.batch"}}},
     {"QueryIsBroadcastBeyondMemory",
-     [](auto &c) { c.args.query_batch_stride = kMax / 2, c.args.query_row_stride = MHA_BROADCAST; },
+     [](auto &c) { c.args.query.strides.batch = kMax / 2, c.args.query.strides.row = MHA_BROADCAST; },
      {MHA_ERROR_TOO_LARGE, {2}, {"query"}}},
-    {"OutputSequencesOverlap",
-     [](auto &c) { c.args.output_batch_stride = 11; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"output_batch_stride|output"}}},
+    {"OutputSequencesOverlap", [](auto &c) { c.args.output.strides.batch = 11; }, {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.batch"}}},
     {"OutputSequencesOverlapByOneElement",
      [](auto &c) {
-       c.args.output_row_stride = 20;
-       c.args.output_batch_stride = 2 * 20 + 11 - 1;
+       c.args.output.strides.row = 20;
+       c.args.output.strides.batch = 2 * 20 + 11 - 1;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"output_batch_stride|output"}}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.batch"}}},
     {"TheInputIsTwoToThe64Bytes",  // 2^61 rows of 10 floats
      [](auto &c) { c.args.n_q = int64_t{1} << 61; },
      {MHA_ERROR_TOO_LARGE, {2}, {}}},
@@ -565,8 +592,7 @@ const CallCase<FullForward> kForwardCases[] = {
 INSTANTIATE_TEST_SUITE_P(Common, ForwardErrors, testing::ValuesIn(CommonCases<FullForward>(2)), CaseName<CallCase<FullForward>>);
 INSTANTIATE_TEST_SUITE_P(Args, ForwardErrors, testing::ValuesIn(kForwardCases), CaseName<CallCase<FullForward>>);
 
-#define MHA_FORWARD_STRIDES(array) \
-  testing::ValuesIn(StrideCases<FullForward>(2, #array, &mha_forward_args::array##_batch_stride, &mha_forward_args::array##_row_stride))
+#define MHA_FORWARD_STRIDES(array) testing::ValuesIn(StrideCases<FullForward>(2, #array, &mha_forward_args::array, false))
 INSTANTIATE_TEST_SUITE_P(QueryStrides, ForwardErrors, MHA_FORWARD_STRIDES(query), CaseName<CallCase<FullForward>>);
 INSTANTIATE_TEST_SUITE_P(KeyStrides, ForwardErrors, MHA_FORWARD_STRIDES(key), CaseName<CallCase<FullForward>>);
 INSTANTIATE_TEST_SUITE_P(ValueStrides, ForwardErrors, MHA_FORWARD_STRIDES(value), CaseName<CallCase<FullForward>>);
@@ -576,25 +602,25 @@ TEST(ForwardCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<FullForward>([](auto &) {});
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.flags = MHA_CAUSAL; });
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.scheduler = nullptr; });
-  ExpectCallSucceeds<FullForward>([](auto &c) { c.args.q_start = nullptr; });
+  ExpectCallSucceeds<FullForward>([](auto &c) { c.data.sequences.q_first_positions = nullptr; });
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.n_kv = MHA_EMPTY; });
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.batch = MHA_EMPTY; });
   ExpectCallSucceeds<FullForward>([](auto &c) { c.args.n_q = MHA_EMPTY; });
   // All strides spelled out, as they would be if they were 0.
   ExpectCallSucceeds<FullForward>([](auto &c) {
-    c.args.query_row_stride = 10;
-    c.args.query_batch_stride = 3 * 10;
-    c.args.key_row_stride = 7;
-    c.args.key_batch_stride = 4 * 7;
-    c.args.value_row_stride = 9;
-    c.args.value_batch_stride = 4 * 9;
-    c.args.output_row_stride = 11;
-    c.args.output_batch_stride = 3 * 11;
+    c.args.query.strides.row = 10;
+    c.args.query.strides.batch = 3 * 10;
+    c.args.key.strides.row = 7;
+    c.args.key.strides.batch = 4 * 7;
+    c.args.value.strides.row = 9;
+    c.args.value.strides.batch = 4 * 9;
+    c.args.output.strides.row = 11;
+    c.args.output.strides.batch = 3 * 11;
   });
   // Sequences of the input may overlap each other.
   ExpectCallSucceeds<FullForward>([](auto &c) {
-    c.args.query_row_stride = 10;
-    c.args.query_batch_stride = 10;
+    c.args.query.strides.row = 10;
+    c.args.query.strides.batch = 10;
   });
 }
 
@@ -604,14 +630,14 @@ TEST(ForwardCalls, WithSgemmHaveRowStridesOf31Bits) {
   const Layer layer = Create(LayerData(problem), &options);
   ForwardData data(layer.get(), problem, {Guarded()});
   data.args.n_q = data.args.batch = 1;
-  data.args.q_start = nullptr;
+  data.sequences.q_first_positions = nullptr;
   Memory workspace(1 << 20);
-  for (int64_t mha_forward_args::*stride : {&mha_forward_args::query_row_stride, &mha_forward_args::value_row_stride}) {
-    data.args.*stride = int64_t{1} << 31;
+  for (mha_input mha_forward_args::*input : {&mha_forward_args::query, &mha_forward_args::value}) {
+    (data.args.*input).strides.row = int64_t{1} << 31;
     ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
                 {MHA_ERROR_TOO_LARGE, {2}, {"2147483648", "2147483647"}});
     EXPECT_TRUE(data.OutputsAreUntouched());
-    data.args.*stride = 0;
+    (data.args.*input).strides.row = 0;
   }
 }
 
@@ -704,59 +730,51 @@ const CallCase<FullAttention> kAttentionCases[] = {
     {"HeadDimVIsNegative", [](auto &c) { c.args.head_dim_v = -5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
     {"NumKvHeadsDoesNotDivide", [](auto &c) { c.args.num_kv_heads = 3; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "3", "4"}}},
     {"MoreKvHeadsThanHeads", [](auto &c) { c.args.num_kv_heads = 8; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "8", "4"}}},
-    {"QIsNull", [](auto &c) { c.args.q = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"q"}}, kCall},
-    {"KIsNull", [](auto &c) { c.args.k = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"k"}}, kCall},
-    {"VIsNull", [](auto &c) { c.args.v = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"v"}}, kCall},
-    {"QTypeIsUnknown", [](auto &c) { c.args.q_type = MHA_TYPE_INT8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q_type is 3"}}},
-    {"KTypeIsUnknown", [](auto &c) { c.args.k_type = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type"}}},
-    {"VTypeIsUnknown", [](auto &c) { c.args.v_type = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}}},
-    {"QRowStrideIsShorterThanARow",
-     [](auto &c) { c.args.q_row_stride = 2; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"q_row_stride|q", "2", "3"}}},
-    {"KRowStrideIsShorterThanARow",
-     [](auto &c) { c.args.k_row_stride = 1; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"k_row_stride|k", "1", "3"}}},
+    {"QIsNull", [](auto &c) { c.args.q.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"q"}}, kCall},
+    {"KIsNull", [](auto &c) { c.args.k.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"k"}}, kCall},
+    {"VIsNull", [](auto &c) { c.args.v.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"v"}}, kCall},
+    {"QTypeIsUnknown", [](auto &c) { c.args.q.type = MHA_TYPE_INT8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q.type is 4"}}},
+    {"KTypeIsUnknown", [](auto &c) { c.args.k.type = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k.type is 4"}}},
+    {"VTypeIsUnknown", [](auto &c) { c.args.v.type = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v.type is 2147483648"}}},
+    {"QRowStrideIsShorterThanARow", [](auto &c) { c.args.q.strides.row = 2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q.strides.row", "2", "3"}}},
+    {"KRowStrideIsShorterThanARow", [](auto &c) { c.args.k.strides.row = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k.strides.row", "1", "3"}}},
     {"KHeadsOverlap",
-     [](auto &c) { c.args.k_head_stride = 2, c.args.k_row_stride = 6, c.args.k_batch_stride = 600; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"k_head_stride is 2", "3"}}},
-    {"VRowStrideIsShorterThanARow",
-     [](auto &c) { c.args.v_row_stride = 4; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"v_row_stride|v", "4", "5"}}},
+     [](auto &c) { c.args.k.strides.head = 2, c.args.k.strides.row = 6, c.args.k.strides.batch = 600; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"k.strides.head is 2", "3"}}},
+    {"VRowStrideIsShorterThanARow", [](auto &c) { c.args.v.strides.row = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v.strides.row", "4", "5"}}},
     {"OutputRowStrideIsShorterThanARow",
      [](auto &c) {
-       c.args.output_row_stride = 4;
-       c.args.output_head_stride = 15;
+       c.args.output.strides.row = 4;
+       c.args.output.strides.head = 15;
      },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"output_row_stride|output"}}},
+     {MHA_ERROR_INVALID_VALUE, {1}, {"output.strides.row"}}},
     {"OutputHeadStrideIsShorterThanARow",
-     [](auto &c) { c.args.output_head_stride = 4; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"output_head_stride|output"}}},
+     [](auto &c) { c.args.output.strides.head = 4; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"output.strides.head"}}},
     {"OutputHeadsOverlapRows",  // row 1 of head 0 is row 0 of head 1
-     [](auto &c) { c.args.output_row_stride = 5; },
+     [](auto &c) { c.args.output.strides.row = 5; },
      {MHA_ERROR_INVALID_VALUE, {1}, {}}},
     {"OutputHeadsOverlapRowsByOneElement",  // [batch, heads, n, width] with heads that are one element too close
      [](auto &c) {
-       c.args.output_row_stride = 5;
-       c.args.output_head_stride = 14;
-       c.args.output_batch_stride = 60;
+       c.args.output.strides.row = 5;
+       c.args.output.strides.head = 14;
+       c.args.output.strides.batch = 60;
      },
      {MHA_ERROR_INVALID_VALUE, {1}, {}}},
-    {"OutputSequencesOverlap", [](auto &c) { c.args.output_batch_stride = 59; }, {MHA_ERROR_INVALID_VALUE, {1}, {}}},
+    {"OutputSequencesOverlap", [](auto &c) { c.args.output.strides.batch = 59; }, {MHA_ERROR_INVALID_VALUE, {1}, {}}},
     {"ScaleIsNan", [](auto &c) { c.args.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsInfinite", [](auto &c) { c.args.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsMinusInfinity", [](auto &c) { c.args.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"TapQ",
-     [](auto &c) { c.data.taps.q = c.data.taps.context; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"taps", "q"}}},
-    {"TapK",
-     [](auto &c) { c.data.taps.k = c.data.taps.context; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"taps", "k"}}},
-    {"TapV",
-     [](auto &c) { c.data.taps.v = c.data.taps.context; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"taps", "v"}}},
-    {"UnknownInstructionSet",
-     [](auto &c) { c.args.instruction_set = 9; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set", "9"}}},
+    {"OutputsHaveQ",
+     [](auto &c) { c.data.outputs.q = c.data.outputs.context; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"outputs.q is given, but only mha_forward computes it"}}},
+    {"OutputsHaveK",
+     [](auto &c) { c.data.outputs.k = c.data.outputs.context; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"outputs.k is given, but only mha_forward computes it"}}},
+    {"OutputsHaveV",
+     [](auto &c) { c.data.outputs.v = c.data.outputs.context; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"outputs.v is given, but only mha_forward computes it"}}},
+    {"UnknownInstructionSet", [](auto &c) { c.args.instruction_set = 9; }, {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set", "9"}}},
     {"InstructionSet32", [](auto &c) { c.args.instruction_set = 32; }, {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set", "32"}}},
     {"InstructionSetWithAllBits",
      [](auto &c) { c.args.instruction_set = 0xFFFFFFFFu; },
@@ -779,9 +797,7 @@ const CallCase<FullAttention> kAttentionCases[] = {
 INSTANTIATE_TEST_SUITE_P(Common, AttentionErrors, testing::ValuesIn(CommonCases<FullAttention>(1)), CaseName<CallCase<FullAttention>>);
 INSTANTIATE_TEST_SUITE_P(Args, AttentionErrors, testing::ValuesIn(kAttentionCases), CaseName<CallCase<FullAttention>>);
 
-#define MHA_ATTENTION_STRIDES(array)                                                                 \
-  testing::ValuesIn(StrideCases<FullAttention>(1, #array, &mha_attention_args::array##_batch_stride, \
-                                               &mha_attention_args::array##_row_stride, &mha_attention_args::array##_head_stride))
+#define MHA_ATTENTION_STRIDES(array) testing::ValuesIn(StrideCases<FullAttention>(1, #array, &mha_attention_args::array, true))
 INSTANTIATE_TEST_SUITE_P(QStrides, AttentionErrors, MHA_ATTENTION_STRIDES(q), CaseName<CallCase<FullAttention>>);
 INSTANTIATE_TEST_SUITE_P(KStrides, AttentionErrors, MHA_ATTENTION_STRIDES(k), CaseName<CallCase<FullAttention>>);
 INSTANTIATE_TEST_SUITE_P(VStrides, AttentionErrors, MHA_ATTENTION_STRIDES(v), CaseName<CallCase<FullAttention>>);
@@ -791,25 +807,25 @@ TEST(AttentionCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<FullAttention>([](auto &) {});
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.flags = MHA_CAUSAL; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.scheduler = nullptr; });
-  ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.q_start = nullptr; });
+  ExpectCallSucceeds<FullAttention>([](auto &c) { c.data.sequences.q_first_positions = nullptr; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.n_kv = MHA_EMPTY; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.batch = MHA_EMPTY; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.n_q = MHA_EMPTY; });
   ExpectCallSucceeds<FullAttention>([](auto &c) { c.args.scale = -0.5f; });
   // All strides spelled out, as they would be if they were 0.
   ExpectCallSucceeds<FullAttention>([](auto &c) {
-    c.args.q_head_stride = 3;
-    c.args.q_row_stride = 12;
-    c.args.q_batch_stride = 36;
-    c.args.k_head_stride = 3;
-    c.args.k_row_stride = 6;
-    c.args.k_batch_stride = 24;
-    c.args.v_head_stride = 5;
-    c.args.v_row_stride = 10;
-    c.args.v_batch_stride = 40;
-    c.args.output_head_stride = 5;
-    c.args.output_row_stride = 20;
-    c.args.output_batch_stride = 60;
+    c.args.q.strides.head = 3;
+    c.args.q.strides.row = 12;
+    c.args.q.strides.batch = 36;
+    c.args.k.strides.head = 3;
+    c.args.k.strides.row = 6;
+    c.args.k.strides.batch = 24;
+    c.args.v.strides.head = 5;
+    c.args.v.strides.row = 10;
+    c.args.v.strides.batch = 40;
+    c.args.output.strides.head = 5;
+    c.args.output.strides.row = 20;
+    c.args.output.strides.batch = 60;
   });
 }
 
@@ -821,7 +837,7 @@ TEST(AttentionCalls, AcceptEveryNestingOfBatchRowsAndHeads) {
   AttentionSizes one = SmallSizes();
   one.batch = 1;
   AttentionData data(NormalAttention(one), {Guarded(), MHA_INSTRUCTION_SET_AUTO, {}, {}, {}, kHeadsOutside});
-  data.args.output_batch_stride = 1;
+  data.args.output.strides.batch = 1;
   data.Compute();
 }
 
@@ -888,21 +904,21 @@ void ExpectAnswersForAnyBatch(uint32_t workspace_argument) {
     call.args.batch = batch;
     call.args.n_q = 1;
     call.args.n_kv = 1;
-    call.args.q_start = nullptr;
-    call.args.lse = call.args.attention_weights = nullptr;
-    call.args.taps = nullptr;
+    call.data.sequences.q_first_positions = nullptr;
+    call.data.outputs.lse = call.data.outputs.attention_weights = nullptr;
+    call.args.outputs = nullptr;
     call.args.rope = &rope;
     mha_call_info info = Zeroed<mha_call_info>();
     ExpectSucceeds([&](mha_error *error) { return call.data.Info(&info, error); });
     ExpectFails([&](mha_error *error) { return call.data.Run(nullptr, info.workspace_bytes, error); },
                 {MHA_ERROR_NULL_POINTER, {workspace_argument}, {"workspace"}});
     // Nor are arrays read before there is a workspace; these have fewer elements than are said.
-    rope.q_positions = call.args.q_start = call.args.q_lengths = positions.data();
+    call.data.sequences.rope_q_positions = call.data.sequences.q_first_positions = call.data.sequences.q_lengths = positions.data();
     size_t bytes = 0;
     ExpectSucceeds([&](mha_error *error) { return call.data.Workspace(&bytes, error); });
     ExpectFails([&](mha_error *error) { return call.data.Run(nullptr, bytes, error); },
                 {MHA_ERROR_NULL_POINTER, {workspace_argument}, {"workspace"}});
-    rope.q_positions = nullptr;
+    call.data.sequences.rope_q_positions = nullptr;
   }
 }
 

@@ -21,9 +21,13 @@ inline LayerProblem FullProblem() {
   return problem;
 }
 
-// Everything that can be given is given: different key and value, q_start, a scheduler, all optional outputs.
+// Everything that can be given is given: different key and value, first positions, a scheduler, all optional outputs. Tests change batch
+// alone, so count follows it.
 struct FullForward {
-  FullForward() { data.SetScheduler(&scheduler.scheduler); }
+  FullForward() {
+    data.SetScheduler(&scheduler.scheduler);
+    data.sequences.count = 0;
+  }
 
   const LayerProblem problem = FullProblem();
   const Layer layer = Create(LayerData(problem));
@@ -33,7 +37,10 @@ struct FullForward {
 };
 
 struct FullAttention {
-  FullAttention() { data.SetScheduler(&scheduler.scheduler); }
+  FullAttention() {
+    data.SetScheduler(&scheduler.scheduler);
+    data.sequences.count = 0;
+  }
 
   SerialScheduler scheduler{3};
   AttentionData data{NormalAttention(FullProblem()), {Guarded(kAskAll)}};

@@ -30,7 +30,7 @@ mha_layer_config Config() {
 
 mha_layer_weights Weights(const Numbers &numbers) {
   mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  weights.w_qkv = numbers.weights.data();
+  weights.w_qkv.data = numbers.weights.data();
   return weights;
 }
 
@@ -38,8 +38,8 @@ mha_forward_args Args(Numbers *numbers, int64_t batch, int64_t n) {
   mha_forward_args args = Zeroed<mha_forward_args>();
   args.batch = batch;
   args.n_q = n;
-  args.query = numbers->x.data();
-  args.output = numbers->y.data();
+  args.query.data = numbers->x.data();
+  args.output.data = numbers->y.data();
   return args;
 }
 
@@ -66,9 +66,9 @@ class Edges : public testing::Test {
 TEST_F(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
   Create();
   mha_forward_args args = Args(&numbers_, 3, 1);
-  args.query_row_stride = 1;
+  args.query.strides.row = 1;
   EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
-  EXPECT_NE(std::string(error_.message).find("query_row_stride"), std::string::npos) << error_.message;
+  EXPECT_NE(std::string(error_.message).find("query.strides.row"), std::string::npos) << error_.message;
   EXPECT_EQ(numbers_.y[0], 7.0f);
 }
 
@@ -136,42 +136,60 @@ TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
   }
 }
 
-TEST_F(Edges, NegativeStridesAreErrorsEvenOfArraysThatAreNotGiven) {
+// An array that is not given has no other field, so that one whose data was forgotten is noticed.
+TEST_F(Edges, FieldsOfInputsThatAreNotGivenAreErrors) {
   Create();
-  for (const auto &stride : {std::make_pair("key_batch_stride", &mha_forward_args::key_batch_stride),
-                            {"key_row_stride", &mha_forward_args::key_row_stride},
-                            {"value_batch_stride", &mha_forward_args::value_batch_stride},
-                            {"value_row_stride", &mha_forward_args::value_row_stride}}) {
-    for (const int64_t n : {2, 40}) {  // small calls have checks of their own
-      mha_forward_args args = Args(&numbers_, 1, n);
-      args.*stride.second = -1;
-      EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
-      EXPECT_NE(std::string(error_.message).find(stride.first), std::string::npos) << error_.message;
-      EXPECT_EQ(error_.argument, 2u);
-      args.*stride.second = 1;  // of an array that is not given, it has nothing to be compared with
-      EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+  const struct {
+    const char *name;
+    mha_input mha_forward_args::*input;
+  } inputs[] = {{"key", &mha_forward_args::key}, {"value", &mha_forward_args::value}};
+  for (const auto &[name, input] : inputs) {
+    for (int64_t mha_strides::*stride : {&mha_strides::batch, &mha_strides::row, &mha_strides::head}) {
+      for (const int64_t value : {int64_t{-1}, int64_t{1}, int64_t{1} << 20, MHA_BROADCAST}) {
+        for (const int64_t n : {2, 40}) {  // small calls have checks of their own
+          mha_forward_args args = Args(&numbers_, 1, n);
+          (args.*input).strides.*stride = value;
+          EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
+          EXPECT_NE(std::string(error_.message).find(std::string(name) + ".data is NULL, but"), std::string::npos) << error_.message;
+          EXPECT_EQ(error_.argument, 2u);
+        }
+      }
     }
-  }
-  const mha_layer_config config = Config();
-  for (const auto &stride : {std::make_pair("w_q_stride", &mha_layer_weights::w_q_stride),
-                            {"w_k_stride", &mha_layer_weights::w_k_stride},
-                            {"w_v_stride", &mha_layer_weights::w_v_stride},
-                            {"w_o_stride", &mha_layer_weights::w_o_stride}}) {
-    mha_layer_weights weights = Weights(numbers_);
-    weights.*stride.second = -1;
-    size_t bytes = 0;
-    EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
-    EXPECT_NE(std::string(error_.message).find(stride.first), std::string::npos) << error_.message;
+    for (const int64_t n : {2, 40}) {
+      mha_forward_args args = Args(&numbers_, 1, n);
+      (args.*input).type = MHA_TYPE_F32;
+      EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
+      EXPECT_NE(std::string(error_.message).find(std::string(name) + ".data is NULL, but"), std::string::npos) << error_.message;
+    }
   }
 }
 
-TEST_F(Edges, StridesOfMatricesThatAreNotGivenMayBeShorterThanTheirRows) {
+TEST_F(Edges, RowStridesOfMatricesThatAreNotGivenAreErrors) {
+  const mha_layer_config config = Config();
+  const struct {
+    const char *name;
+    mha_matrix mha_layer_weights::*matrix;
+  } matrices[] = {{"w_q", &mha_layer_weights::w_q},
+                  {"w_k", &mha_layer_weights::w_k},
+                  {"w_v", &mha_layer_weights::w_v},
+                  {"w_o", &mha_layer_weights::w_o}};
+  size_t bytes = 0;
+  for (const auto &[name, matrix] : matrices) {
+    for (const int64_t stride : {int64_t{-1}, int64_t{3}, width, 3 * width}) {
+      mha_layer_weights weights = Weights(numbers_);
+      (weights.*matrix).row_stride = stride;
+      EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
+      const std::string begin = std::string(name) + ".row_stride is " + std::to_string(stride);
+      EXPECT_EQ(std::string(error_.message).find(begin), 0u) << error_.message;
+    }
+  }
+}
+
+TEST_F(Edges, RowStridesShorterThanARowAreErrors) {
   const mha_layer_config config = Config();
   mha_layer_weights weights = Weights(numbers_);
-  weights.w_q_stride = weights.w_o_stride = 3;
+  weights.w_qkv.row_stride = 3;
   size_t bytes = 0;
-  EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_OK) << error_.message;
-  weights.w_qkv_stride = 3;
   EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
 }
 
@@ -187,7 +205,7 @@ TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, CountingSgemm);
   Create(&options);
   mha_forward_args args = Args(&numbers_, 20, 1);
-  args.query_batch_stride = 3 * width;
+  args.query.strides.batch = 3 * width;
   sgemm_calls = 0;
   ASSERT_EQ(Forward(args), MHA_OK) << error_.message;
   EXPECT_EQ(sgemm_calls, 1);
@@ -223,9 +241,9 @@ TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
       if (input == 2) copied.v = Repeated(problem.v, {3, 40, 2}, is_repeated);
       AttentionData data(problem);
       auto &args = data.args;
-      int64_t *const strides[3][3] = {{&args.q_batch_stride, &args.q_row_stride, &args.q_head_stride},
-                                      {&args.k_batch_stride, &args.k_row_stride, &args.k_head_stride},
-                                      {&args.v_batch_stride, &args.v_row_stride, &args.v_head_stride}};
+      int64_t *const strides[3][3] = {{&args.q.strides.batch, &args.q.strides.row, &args.q.strides.head},
+                                      {&args.k.strides.batch, &args.k.strides.row, &args.k.strides.head},
+                                      {&args.v.strides.batch, &args.v.strides.row, &args.v.strides.head}};
       const bool has_queries = input == 0;
       const int64_t heads = has_queries ? 4 : 2, all[3] = {(has_queries ? 5 : 40) * heads * 8, heads * 8, 8};
       for (int dimension = 0; dimension < 3; dimension++) {
@@ -246,16 +264,16 @@ TEST(Broadcast, OfInputsOfMhaForwardIsWhatCopiesAre) {
     copied.key = Repeated(problem.key, {problem.batch, problem.n_kv, 1}, is_repeated);
     copied.value = Repeated(problem.value, {problem.batch, problem.n_kv, 1}, is_repeated);
     ForwardData data(layer.get(), problem);
-    for (int64_t *const stride : {&data.args.query_batch_stride, &data.args.key_batch_stride, &data.args.value_batch_stride}) {
+    for (int64_t *const stride : {&data.args.query.strides.batch, &data.args.key.strides.batch, &data.args.value.strides.batch}) {
       if (is_repeated[0]) *stride = MHA_BROADCAST;
     }
-    for (int64_t *const stride : {&data.args.query_row_stride, &data.args.key_row_stride, &data.args.value_row_stride}) {
+    for (int64_t *const stride : {&data.args.query.strides.row, &data.args.key.strides.row, &data.args.value.strides.row}) {
       if (is_repeated[1]) *stride = MHA_BROADCAST;
     }
     if (which == 2) {  // the next sequence is one row further
-      data.args.query_batch_stride = problem.n_q * problem.query_dim;
-      data.args.key_batch_stride = problem.n_kv * problem.key_dim;
-      data.args.value_batch_stride = problem.n_kv * problem.value_dim;
+      data.args.query.strides.batch = problem.n_q * problem.query_dim;
+      data.args.key.strides.batch = problem.n_kv * problem.key_dim;
+      data.args.value.strides.batch = problem.n_kv * problem.value_dim;
     }
     EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), copied))) << "dimensions " << which;
   }
@@ -273,14 +291,14 @@ TEST(Broadcast, OfRowsLeavesTheSequencesContiguous) {
   std::vector<float> rows(problem.query.begin(), problem.query.begin() + problem.query_dim);
   rows.insert(rows.end(), problem.query.begin() + 3 * problem.query_dim, problem.query.begin() + 4 * problem.query_dim);
   ForwardData data(layer.get(), problem);
-  data.args.query = rows.data();
-  data.args.query_row_stride = MHA_BROADCAST;
+  data.args.query.data = rows.data();
+  data.args.query.strides.row = MHA_BROADCAST;
   EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), problem)));
 }
 
-TEST(Scale, OfTheSmallestFloatMakesTheScoresOfAllKeysEqual) {
+TEST(Scale, OfMhaEqualScoresMakesTheScoresOfAllKeysEqual) {
   AttentionSizes sizes;
-  sizes.n_q = 3, sizes.n_kv = 300, sizes.head_dim = sizes.head_dim_v = 4, sizes.scale = 1e-45f;
+  sizes.n_q = 3, sizes.n_kv = 300, sizes.head_dim = sizes.head_dim_v = 4, sizes.has_equal_scores = true;
   AttentionProblem problem = NormalAttention(sizes);
   for (float &x : problem.k) x *= 0x1p97f;  // the dots are up to about 2^100
   const Outputs outputs = Attend(problem);
@@ -294,8 +312,8 @@ TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
   args.batch = args.num_heads = 2;
   args.n_q = args.n_kv = 3;
   args.head_dim = 4;
-  args.k = args.v = args.q = rows.data();
-  args.output = y.data();
+  args.k.data = args.v.data = args.q.data = rows.data();
+  args.output.data = y.data();
   const auto sentence = [&] {
     std::vector<unsigned char> workspace(1 << 20);
     mha_error error;
@@ -303,17 +321,17 @@ TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
     EXPECT_EQ(y[0], 7.0f);
     return std::string(error.message);
   };
-  args.k_head_stride = 12;
-  EXPECT_NE(sentence().find("k_row_stride is 0"), std::string::npos);
-  args.k_row_stride = 4;
-  EXPECT_NE(sentence().find("k_batch_stride is 0"), std::string::npos);
+  args.k.strides.head = 12;
+  EXPECT_NE(sentence().find("k.strides.head is 12, but row is 0"), std::string::npos);
+  args.k.strides.row = 4;
+  EXPECT_NE(sentence().find("k.strides.head is 12, but batch is 0"), std::string::npos);
 }
 
 TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {
   mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = args.n_kv = int64_t{1} << 40;
   args.n_q = args.num_heads = args.head_dim = 1;
-  args.k_batch_stride = args.v_batch_stride = args.k_row_stride = args.v_row_stride = 1;
+  args.k.strides.batch = args.v.strides.batch = args.k.strides.row = args.v.strides.row = 1;
   mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   EXPECT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
@@ -327,15 +345,15 @@ TEST(LayerEdges, MatrixOfOneRowMayHaveAnyStride) {  // undefined behaviour once:
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
   weights.input_dim = 1;
   weights.output_dim = static_cast<int64_t>(row.size());
-  weights.w = row.data();
-  weights.w_stride = int64_t{1} << 60;
+  weights.w.data = row.data();
+  weights.w.row_stride = int64_t{1} << 60;
   mha_layer *layer = nullptr;
   mha_error error;
   ASSERT_EQ(mha_linear_create(&weights, nullptr, &layer, &error), MHA_OK) << error.message;
   mha_linear_args args = Zeroed<mha_linear_args>();
   args.rows = 1;
-  args.x = &x;
-  args.output = y.data();
+  args.x.data = &x;
+  args.output.data = y.data();
   EXPECT_EQ(mha_linear(layer, &args, nullptr, 0, &error), MHA_OK) << error.message;
   EXPECT_EQ(y, std::vector<float>(row.size(), 1.5f));
   mha_layer_destroy(layer);

@@ -24,17 +24,18 @@ struct Call {
   bool is_causal = false, is_self = false;  // is_self: the keys are the queries' rows
   uint32_t flags = 0;
   int64_t window_left = 0, window_right = 0;
-  std::vector<int64_t> q_start, q_lengths, kv_lengths, kv_start;  // empty = NULL
+  std::vector<int64_t> q_start, q_lengths, kv_lengths, q_first_rows, kv_first_rows;  // empty = NULL
   const mha_kv_cache *cache = nullptr;
+  bool is_read = false;  // as cache_read
   std::vector<int64_t> cache_sequences;
   std::vector<int64_t> past = std::vector<int64_t>(kSequences, 0);  // of the sequences of the cache
   uint32_t k_type = MHA_TYPE_F32, v_type = MHA_TYPE_F32;            // as they are stored
   std::vector<float> head_scales;                                   // [kHeads]; empty = NULL
   bool has_norm_of_all_heads = false;
 
-  int64_t Queries(int64_t b) const { return q_lengths.empty() ? n_q - (is_self ? Start(b) : 0) : q_lengths[b]; }
-  int64_t NewKeys(int64_t b) const { return is_self ? Queries(b) : kv_lengths.empty() ? n_kv - Start(b) : kv_lengths[b]; }
-  int64_t Start(int64_t b) const { return kv_start.empty() ? 0 : kv_start[b]; }
+  int64_t Queries(int64_t b) const { return q_lengths.empty() ? n_q - FirstOf(q_first_rows, b) : q_lengths[b]; }
+  int64_t NewKeys(int64_t b) const { return is_self ? Queries(b) : kv_lengths.empty() ? n_kv - FirstOf(kv_first_rows, b) : kv_lengths[b]; }
+  static int64_t FirstOf(const std::vector<int64_t> &first_rows, int64_t b) { return first_rows.empty() ? 0 : first_rows[b]; }
   int64_t Past(int64_t b) const { return cache == nullptr ? 0 : past[cache_sequences.empty() ? b : cache_sequences[b]]; }
   int64_t Keys(int64_t b) const { return Past(b) + NewKeys(b); }
 
@@ -65,7 +66,8 @@ std::ostream &operator<<(std::ostream &out, const Call &call) {
   };
   out << "batch " << call.batch << ", n_q " << call.n_q << ", n_kv " << call.n_kv << (call.is_causal ? ", causal" : "")
       << (call.is_self ? ", self" : "") << ", flags " << call.flags << ", window " << call.window_left << " " << call.window_right;
-  list("q_start", call.q_start), list("q_lengths", call.q_lengths), list("kv_lengths", call.kv_lengths), list("kv_start", call.kv_start);
+  list("q_start", call.q_start), list("q_lengths", call.q_lengths), list("kv_lengths", call.kv_lengths);
+  list("q_first_rows", call.q_first_rows), list("kv_first_rows", call.kv_first_rows);
   if (call.cache != nullptr) list("past", call.past), list("cache_sequences", call.cache_sequences);
   for (int64_t head = 0; head < kHeads; head++) out << (head == 0 ? ", heads " : "") << call.Computes(head);
   return out << ", types " << call.k_type << " " << call.v_type << (call.has_norm_of_all_heads ? ", norm of all heads" : "");
@@ -99,7 +101,7 @@ int64_t RowBytes(uint32_t type, int64_t width) {
 const int64_t *DataOf(const std::vector<int64_t> &values) { return values.empty() ? nullptr : values.data(); }
 
 template <typename Args>
-Args ArgsOf(const Call &call) {
+Args ArgsOf(const Call &call, mha_sequences *sequences) {
   Args args = Zeroed<Args>();
   args.batch = ExtentOf(call.batch);
   args.n_q = ExtentOf(call.n_q);
@@ -107,12 +109,19 @@ Args ArgsOf(const Call &call) {
   args.flags = (call.is_causal ? MHA_CAUSAL : 0u) | call.flags;
   args.window_left = call.window_left;
   args.window_right = call.window_right;
-  args.q_start = DataOf(call.q_start);
-  args.q_lengths = DataOf(call.q_lengths);
-  args.kv_lengths = DataOf(call.kv_lengths);
-  args.kv_start = DataOf(call.kv_start);
-  args.cache = const_cast<mha_kv_cache *>(call.cache);
-  args.cache_sequences = DataOf(call.cache_sequences);
+  *sequences = Zeroed<mha_sequences>();
+  sequences->q_first_positions = DataOf(call.q_start);
+  sequences->q_lengths = DataOf(call.q_lengths);
+  sequences->kv_lengths = DataOf(call.kv_lengths);
+  sequences->q_first_rows = DataOf(call.q_first_rows);
+  sequences->kv_first_rows = DataOf(call.kv_first_rows);
+  sequences->cache_sequences = DataOf(call.cache_sequences);
+  args.sequences = sequences;
+  if (call.is_read) {
+    args.cache_read = call.cache;
+  } else {
+    args.cache = const_cast<mha_kv_cache *>(call.cache);
+  }
   return args;
 }
 
@@ -137,13 +146,14 @@ int64_t CacheBytes(const Call &call, const Counts &counts) {
 }
 
 void ExpectAttentionInfo(const Call &call) {
-  mha_attention_args args = ArgsOf<mha_attention_args>(call);
+  mha_sequences sequences;
+  mha_attention_args args = ArgsOf<mha_attention_args>(call, &sequences);
   const Options<mha_attention_args> options(call, &args);
   args.num_heads = kHeads;
   args.num_kv_heads = kKvHeads;
   args.head_dim = kHeadDim;
   args.head_dim_v = kHeadDimV;
-  if (call.cache == nullptr) args.k_type = call.k_type, args.v_type = call.v_type;
+  if (call.cache == nullptr) args.k.type = call.k_type, args.v.type = call.v_type;
   mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message << ": " << call;
@@ -171,10 +181,11 @@ Layer CreateLayer(bool is_self, bool has_output) {
 
 void ExpectForwardInfo(const Call &call, bool has_output) {
   const Layer layer = CreateLayer(call.is_self, has_output);
-  mha_forward_args args = ArgsOf<mha_forward_args>(call);
+  mha_sequences sequences;
+  mha_forward_args args = ArgsOf<mha_forward_args>(call, &sequences);
   const Options<mha_forward_args> options(call, &args);
   const float somewhere = 0;  // is not read
-  if (!call.is_self) args.key = args.value = &somewhere;
+  if (!call.is_self) args.key.data = args.value.data = &somewhere;
   mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message << ": " << call;
@@ -205,11 +216,19 @@ Call RandomCall(Random *random) {
   };
   if (random->Chance(0.4)) call.q_lengths = lengths(call.n_q);
   if (!call.is_self && random->Chance(0.4)) call.kv_lengths = lengths(call.n_kv);
-  if (random->Chance(0.3)) {
-    call.flags |= MHA_PADDING_LEFT;
-  } else if (random->Chance(0.3)) {
-    const std::vector<int64_t> &of_keys = call.is_self ? call.q_lengths : call.kv_lengths;
-    for (int64_t b = 0; b < call.batch; b++) call.kv_start.push_back(random->Between(0, call.n_kv - (of_keys.empty() ? 0 : of_keys[b])));
+  // The first valid rows: those of padding on the left, or any.
+  const auto first_rows = [&](bool are_left, int64_t n, const std::vector<int64_t> &of_lengths) {
+    std::vector<int64_t> values;
+    for (int64_t b = 0; b < call.batch; b++) {
+      const int64_t most = n - (of_lengths.empty() ? 0 : of_lengths[b]);
+      values.push_back(are_left ? most : random->Between(0, most));
+    }
+    return values;
+  };
+  const bool are_left = random->Chance(0.3);
+  if (are_left || random->Chance(0.3)) call.q_first_rows = first_rows(are_left && !call.q_lengths.empty(), call.n_q, call.q_lengths);
+  if (!call.is_self && (are_left || random->Chance(0.3))) {
+    call.kv_first_rows = first_rows(are_left && !call.kv_lengths.empty(), call.n_kv, call.kv_lengths);
   }
   const auto window = [&](uint32_t flag, int64_t *size) {
     if (!random->Chance(0.4)) return;
@@ -243,19 +262,19 @@ Cache MakeCache(Call *call, uint32_t kind, Random *random) {
   call->v_type = types[random->Between(0, 3)];
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = kSequences;
-  config.capacity = kind == MHA_CACHE_RING ? 48 : 192;
+  config.capacity = kind == MHA_CACHE_KIND_RING ? 48 : 192;
   config.num_kv_heads = kKvHeads;
   config.head_dim = kHeadDim;
   config.head_dim_v = kHeadDimV;
   config.k_type = call->k_type;
   config.v_type = call->v_type;
   config.kind = kind;
-  if (kind == MHA_CACHE_PAGED) config.block_positions = 32, config.num_blocks = kSequences * 6 + 1;
+  if (kind == MHA_CACHE_KIND_PAGED) config.block_positions = 32, config.num_blocks = kSequences * 6 + 1;
   Cache cache(config);
   SpreadBlocks(random, &cache);
   for (int64_t sequence = 0; sequence < kSequences; sequence++) {
     int64_t &past = call->past[sequence];
-    past = random->Between(0, kind == MHA_CACHE_RING ? 120 : 100);
+    past = random->Between(0, kind == MHA_CACHE_KIND_RING ? 120 : 100);
     const auto zeros = [past](int64_t width) { return std::vector<float>(past * kKvHeads * width); };
     cache.Append(sequence, {zeros(kHeadDim), zeros(kHeadDimV)});
   }
@@ -283,7 +302,7 @@ class InfoCountsOfCaches : public testing::TestWithParam<uint32_t> {};
 
 TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
   Random random(2);
-  const bool is_ring = GetParam() == MHA_CACHE_RING;
+  const bool is_ring = GetParam() == MHA_CACHE_KIND_RING;
   for (int round = 0; round < 1000 && !testing::Test::HasFailure(); round++) {
     Call call = RandomCall(&random);
     const Cache cache = MakeCache(&call, GetParam(), &random);
@@ -294,7 +313,7 @@ TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
       call.is_self = true;
       call.n_kv = call.n_q;
       call.kv_lengths.clear();
-      call.kv_start.clear();
+      call.kv_first_rows.clear();
     } else {
       AddStarts(&call, &random);
     }
@@ -302,7 +321,7 @@ TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
     if (call.is_self) {  // to mha_attention all keys are arguments
       call.is_self = false;
       call.kv_lengths = call.q_lengths;
-      call.kv_start.clear();
+      call.kv_first_rows = call.q_first_rows;
     }
     ExpectAttentionInfo(call);
   }
@@ -310,19 +329,21 @@ TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
 
 TEST_P(InfoCountsOfCaches, ThatAreOnlyReadAreThoseOfTheDefinition) {
   Random random(3);
-  const bool is_ring = GetParam() == MHA_CACHE_RING;
+  const bool is_ring = GetParam() == MHA_CACHE_KIND_RING;
   for (int round = 0; round < 1000 && !testing::Test::HasFailure(); round++) {
     Call call = RandomCall(&random);
     call.is_self = false;
     call.n_kv = 0;
     call.kv_lengths.clear();
-    call.kv_start.clear();
+    call.kv_first_rows.clear();
+    call.is_read = random.Chance(0.5);  // or a call that appends nothing
     const Cache cache = MakeCache(&call, GetParam(), &random);
     if (is_ring) {
       call.is_causal = true;
       call.flags |= MHA_WINDOW_LEFT;
       call.window_left = random.Between(0, 30);
       call.q_lengths.clear();
+      call.q_first_rows.clear();
       call.n_q = random.Between(1, 17);  // as far back as the ring reaches
       for (int64_t b = 0; b < call.batch; b++) call.n_q = std::min(call.n_q, call.Past(b));
       if (call.n_q == 0) continue;
@@ -333,9 +354,9 @@ TEST_P(InfoCountsOfCaches, ThatAreOnlyReadAreThoseOfTheDefinition) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, InfoCountsOfCaches, testing::Values(MHA_CACHE_CONTIGUOUS, MHA_CACHE_RING, MHA_CACHE_PAGED),
+INSTANTIATE_TEST_SUITE_P(, InfoCountsOfCaches, testing::Values(MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED),
                          [](const testing::TestParamInfo<uint32_t> &info) {
-                           return info.param == MHA_CACHE_RING ? "Ring" : info.param == MHA_CACHE_PAGED ? "Paged" : "Contiguous";
+                           return info.param == MHA_CACHE_KIND_RING ? "Ring" : info.param == MHA_CACHE_KIND_PAGED ? "Paged" : "Contiguous";
                          });
 
 }  // namespace

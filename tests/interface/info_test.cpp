@@ -146,28 +146,32 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
   const float numbers[256] = {};
   const uint8_t mask[256] = {};
   const int32_t q_groups[8] = {}, kv_groups[8] = {};
-  const auto expect_bytes = [&](uint64_t bytes, void (*broadcast)(mha_score_options &), auto set) {
+  const auto expect_bytes = [&](uint64_t bytes, auto set) {
     mha_score_options score = Zeroed<mha_score_options>();
-    set(score);
-    broadcast(score);
+    mha_score_arrays arrays = Zeroed<mha_score_arrays>();
+    set(score, arrays);
     data.args.score = &score;
+    data.args.score_arrays = &arrays;
     EXPECT_EQ(Info(data).bytes - without, bytes);
   };
-  const auto nothing = [](mha_score_options &) {};
-  expect_bytes(4 * 2 * 4 * 3 * 4, nothing, [&](auto &score) { score.bias = numbers; });
-  expect_bytes(2 * 2 * 4 * 3 * 4, nothing, [&](auto &score) { score.bias = numbers, score.bias_type = MHA_TYPE_F16; });
-  expect_bytes(4 * 3 * 4, [](auto &score) { score.bias_batch_stride = score.bias_head_stride = MHA_BROADCAST; },
-               [&](auto &score) { score.bias = numbers; });
-  expect_bytes(2 * 4 * 3 * 4, nothing, [&](auto &score) { score.mask = mask; });
-  expect_bytes(2 * 4 * 3 * 3, nothing, [&](auto &score) { score.mask = mask, score.num_columns = 3; });
-  expect_bytes(2 * 4, [](auto &score) { score.mask_head_stride = score.mask_row_stride = MHA_BROADCAST; },
-               [&](auto &score) { score.mask = mask; });
-  expect_bytes(4 * 2 * 4 * 3 * 5, nothing,
-               [&](auto &score) { score.relative_rows = numbers, score.relative_left = 3, score.relative_right = 1; });
-  expect_bytes(4 * 4 * 5, nothing, [&](auto &score) { score.relative_bias = numbers, score.relative_left = 3, score.relative_right = 1; });
-  expect_bytes(4 * 2 * (3 + 4), nothing, [&](auto &score) { score.q_groups = q_groups, score.kv_groups = kv_groups; });
-  expect_bytes(4 * (3 + 4), [](auto &score) { score.q_groups_stride = score.kv_groups_stride = MHA_BROADCAST; },
-               [&](auto &score) { score.q_groups = q_groups, score.kv_groups = kv_groups; });
+  expect_bytes(4 * 2 * 4 * 3 * 4, [&](auto &, auto &arrays) { arrays.bias.data = numbers; });
+  expect_bytes(2 * 2 * 4 * 3 * 4, [&](auto &, auto &arrays) { arrays.bias.data = numbers, arrays.bias.type = MHA_TYPE_F16; });
+  expect_bytes(4 * 3 * 4, [&](auto &, auto &arrays) {
+    arrays.bias.data = numbers;
+    arrays.bias.strides.batch = arrays.bias.strides.head = MHA_BROADCAST;
+  });
+  expect_bytes(2 * 4 * 3 * 4, [&](auto &, auto &arrays) { arrays.mask = mask; });
+  expect_bytes(2 * 4 * 3 * 3, [&](auto &, auto &arrays) { arrays.mask = mask, arrays.num_columns = 3; });
+  expect_bytes(2 * 4, [&](auto &, auto &arrays) {
+    arrays.mask = mask;
+    arrays.mask_strides.head = arrays.mask_strides.row = MHA_BROADCAST;
+  });
+  expect_bytes(4 * 2 * 4 * 3 * 5, [&](auto &score, auto &arrays) {
+    arrays.relative_rows = numbers;
+    score.relative_left = 3, score.relative_right = 1;
+  });
+  expect_bytes(4 * 4 * 5, [&](auto &score, auto &) { score.relative_bias = numbers, score.relative_left = 3, score.relative_right = 1; });
+  expect_bytes(4 * 2 * (3 + 4), [&](auto &, auto &arrays) { arrays.q_groups = q_groups, arrays.kv_groups = kv_groups; });
 }
 
 // make: CallData of a problem, called in this form.
@@ -267,22 +271,23 @@ TEST(Info, ReadsNoDataButTheStarts) {
   FullForward forward;
   forward.args.flags = MHA_CAUSAL;
   const mha_call_info expected_forward = Info(forward.data);
-  forward.args.query = forward.args.key = forward.args.value = forbidden.floats();
-  forward.args.output = forward.args.lse = forward.args.attention_weights = forbidden.floats();
-  mha_taps &taps = forward.data.taps;
-  for (float **tap : {&taps.q, &taps.k, &taps.v, &taps.scores, &taps.scaled_scores, &taps.masked_scores, &taps.context}) {
-    *tap = forbidden.floats();
+  forward.args.query.data = forward.args.key.data = forward.args.value.data = forbidden.floats();
+  forward.args.output.data = forbidden.floats();
+  mha_outputs &outputs = forward.data.outputs;
+  for (float **output : {&outputs.lse, &outputs.attention_weights, &outputs.q, &outputs.k, &outputs.v, &outputs.scores,
+                         &outputs.scaled_scores, &outputs.masked_scores, &outputs.context}) {
+    *output = forbidden.floats();
   }
   EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
-  forward.args.query = nullptr;
-  forward.args.output = nullptr;
+  forward.args.query.data = nullptr;
+  forward.args.output.data = nullptr;
   EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
   FullAttention attention;
   attention.args.flags = MHA_CAUSAL;
   const mha_call_info expected_attention = Info(attention.data);
-  attention.args.k = attention.args.v = attention.args.q = forbidden.floats();
-  attention.args.output = forbidden.floats();
-  attention.args.lse = attention.args.attention_weights = forbidden.floats();
+  attention.args.k.data = attention.args.v.data = attention.args.q.data = forbidden.floats();
+  attention.args.output.data = forbidden.floats();
+  attention.data.outputs.lse = attention.data.outputs.attention_weights = forbidden.floats();
   EXPECT_EQ(Info(attention.data).operations, expected_attention.operations);
 }
 

@@ -23,12 +23,12 @@ struct FullLayer {
   void UseFused() {
     fused = CopyOf(Random(7).Normals(10 * 28), Place::kBeforeGuard);
     config.key_dim = config.value_dim = 10;
-    weights.w_q = weights.w_k = weights.w_v = nullptr;
-    weights.w_qkv = fused.floats();
+    weights.w_q.data = weights.w_k.data = weights.w_v.data = nullptr;
+    weights.w_qkv.data = fused.floats();
   }
   void RemoveOutputProjection() {
     config.output_dim = 0;
-    weights.w_o = weights.b_o = nullptr;
+    weights.w_o.data = weights.w_o.bias = nullptr;
   }
 
   const LayerData data{SmallLayer()};
@@ -44,7 +44,7 @@ struct LayerCase {
   void (*change)(FullLayer &);
   Expected expected;
   unsigned functions = kAllThree;
-  int64_t mha_layer_weights::*stride = nullptr;  // instead of a change: this stride with this value
+  mha_matrix mha_layer_weights::*matrix = nullptr;  // instead of a change: its row_stride with this value
   int64_t value = 0;
 };
 void PrintTo(const LayerCase &row, std::ostream *stream) { *stream << row.name; }
@@ -54,7 +54,7 @@ class LayerErrors : public testing::TestWithParam<LayerCase> {};
 TEST_P(LayerErrors, AreSentencesAndNothingIsWritten) {
   const LayerCase &row = GetParam();
   FullLayer call;
-  row.stride != nullptr ? static_cast<void>(call.weights.*row.stride = row.value) : row.change(call);
+  row.matrix != nullptr ? static_cast<void>((call.weights.*row.matrix).row_stride = row.value) : row.change(call);
   if ((row.functions & kPackSize) != 0) {
     SCOPED_TRACE("mha_layer_pack_size");
     size_t bytes = 4711;
@@ -98,10 +98,10 @@ const LayerCase kConfigCases[] = {
      {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads is 0; set it to the number of query heads", "mha_linear_create"}}},
     {"NumHeadsDoesNotDivideQueryDim",
      [](auto &c) { c.config.query_dim = 64, c.config.num_heads = 5, c.config.num_kv_heads = 0, c.config.head_dim = 0; },
-     {MHA_ERROR_SHAPE, {1}, {"num_heads 5 does not divide query_dim 64; set num_heads to a divisor of it, or head_dim to a width"}}},
+     {MHA_ERROR_SHAPE, {1}, {"num_heads is 5, which does not divide query_dim, 64; set num_heads to a divisor of it, or set head_dim"}}},
     {"ArithmeticOfFloatsIsInIntegers",
      [](auto &c) { c.config.arithmetic = MHA_ARITHMETIC_INT8; },
-     {MHA_ERROR_INVALID_VALUE, {1}, {"arithmetic is 1", "set weight_type to MHA_TYPE_INT8 (3) or MHA_TYPE_INT4 (4)"}}},
+     {MHA_ERROR_INVALID_VALUE, {1}, {"arithmetic is 1281", "set weight_type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5)"}}},
     {"NumHeadsIsNegative", [](auto &c) { c.config.num_heads = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
     {"NumKvHeadsIsNegative", [](auto &c) { c.config.num_kv_heads = -2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
     {"HeadDimIsNegative", [](auto &c) { c.config.head_dim = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
@@ -118,7 +118,7 @@ const LayerCase kConfigCases[] = {
     {"ScaleIsNan", [](auto &c) { c.config.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsInfinite", [](auto &c) { c.config.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"ScaleIsMinusInfinity", [](auto &c) { c.config.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"WeightTypeIsFive", [](auto &c) { c.config.weight_type = 5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"weight_type", "5"}}},
+    {"WeightTypeIsSix", [](auto &c) { c.config.weight_type = 6; }, {MHA_ERROR_INVALID_VALUE, {1}, {"weight_type is 6"}}},
     {"ArithmeticIsThree", [](auto &c) { c.config.arithmetic = 3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"arithmetic", "3"}}},
     {"ArithmeticIsIntegerOfFloatWeights",
      [](auto &c) { c.config.arithmetic = MHA_ARITHMETIC_INT8; },
@@ -132,7 +132,7 @@ const LayerCase kConfigCases[] = {
      [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.config.gate_dim = 3; },
      {MHA_ERROR_SHAPE, {1}, {"gate_dim is 3", "head_dim_v (5)"}}},
     {"OutputDimWithoutOutputProjection",
-     [](auto &c) { c.weights.w_o = c.weights.b_o = nullptr; },
+     [](auto &c) { c.weights.w_o.data = c.weights.w_o.bias = nullptr; },
      {MHA_ERROR_INVALID_VALUE, {1, 2}, {"output_dim", "w_o"}}},
     {"QueryDimIsTooLarge", [](auto &c) { c.config.query_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"KeyDimIsTooLarge", [](auto &c) { c.config.key_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
@@ -158,50 +158,58 @@ const LayerCase kConfigCases[] = {
 INSTANTIATE_TEST_SUITE_P(Config, LayerErrors, testing::ValuesIn(kConfigCases), CaseName<LayerCase>);
 
 const LayerCase kWeightsCases[] = {
-    {"NoWeights", [](auto &c) { c.weights.w_q = c.weights.w_k = c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
-    {"MissingWQ", [](auto &c) { c.weights.w_q = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
-    {"MissingWK", [](auto &c) { c.weights.w_k = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k"}}},
-    {"MissingWV", [](auto &c) { c.weights.w_v = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v"}}},
+    {"NoWeights",
+     [](auto &c) { c.weights.w_q.data = c.weights.w_k.data = c.weights.w_v.data = nullptr; },
+     {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
+    {"MissingWQ", [](auto &c) { c.weights.w_q.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_q"}}},
+    {"MissingWK", [](auto &c) { c.weights.w_k.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_k"}}},
+    {"MissingWV", [](auto &c) { c.weights.w_v.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"w_v"}}},
     {"BKWithoutWK",
-     [](auto &c) { c.config.key_dim = c.config.value_dim = 0, c.weights.w_k = c.weights.w_v = c.weights.b_v = nullptr; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_k", "w_k"}}},
+     [](auto &c) { c.config.key_dim = c.config.value_dim = 0, c.weights.w_k.data = c.weights.w_v.data = c.weights.w_v.bias = nullptr; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.bias", "w_k.data"}}},
     {"BVWithoutWV",
-     [](auto &c) { c.config.key_dim = c.config.value_dim = 0, c.weights.w_k = c.weights.w_v = c.weights.b_k = nullptr; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_v", "w_v"}}},
+     [](auto &c) { c.config.key_dim = c.config.value_dim = 0, c.weights.w_k.data = c.weights.w_v.data = c.weights.w_k.bias = nullptr; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_v.bias", "w_v.data"}}},
     {"BQkvWithoutWK",
      [](auto &c) {
        c.config.key_dim = c.config.value_dim = 0;
-       c.weights.w_k = c.weights.w_v = c.weights.b_q = c.weights.b_k = c.weights.b_v = nullptr;
-       c.weights.b_qkv = c.weights.b_o;
+       c.weights.w_k.data = c.weights.w_v.data = c.weights.w_q.bias = c.weights.w_k.bias = c.weights.w_v.bias = nullptr;
+       c.weights.w_qkv.bias = c.weights.w_o.bias;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv", "w_k"}}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv.bias", "w_k.data"}}},
     {"KeyDimWithoutWK",
-     [](auto &c) { c.config.key_dim = 7, c.config.value_dim = 0, c.weights.w_k = c.weights.w_v = c.weights.b_k = c.weights.b_v = nullptr; },
-     {MHA_ERROR_INVALID_VALUE, {1, 2}, {"key_dim is 7", "w_k"}}},
+     [](auto &c) {
+       c.config.key_dim = 7, c.config.value_dim = 0,
+       c.weights.w_k.data = c.weights.w_v.data = c.weights.w_k.bias = c.weights.w_v.bias = nullptr;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1, 2}, {"key_dim is 7", "w_k.data"}}},
     {"ValueDimWithoutWV",
-     [](auto &c) { c.config.key_dim = 0, c.config.value_dim = 9, c.weights.w_k = c.weights.w_v = c.weights.b_k = c.weights.b_v = nullptr; },
-     {MHA_ERROR_INVALID_VALUE, {1, 2}, {"value_dim 9", "w_v"}}},
+     [](auto &c) {
+       c.config.key_dim = 0, c.config.value_dim = 9,
+       c.weights.w_k.data = c.weights.w_v.data = c.weights.w_k.bias = c.weights.w_v.bias = nullptr;
+     },
+     {MHA_ERROR_INVALID_VALUE, {1, 2}, {"value_dim is 9", "w_v.data"}}},
     {"WKScalesWithoutWK",
      [](auto &c) {
        c.config.key_dim = c.config.value_dim = 0;
-       c.weights.w_k_scales = c.weights.b_q;
-       c.weights.w_k = c.weights.w_v = c.weights.b_k = c.weights.b_v = nullptr;
+       c.weights.w_k.scales = c.weights.w_q.bias;
+       c.weights.w_k.data = c.weights.w_v.data = c.weights.w_k.bias = c.weights.w_v.bias = nullptr;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_k_scales"}}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.scales"}}},
     {"WQAndWQkv",
      [](auto &c) {
        const mha_layer_weights three = c.weights;
        c.UseFused();
-       c.weights.w_q = three.w_q;
-       c.weights.w_k = three.w_k;
-       c.weights.w_v = three.w_v;
+       c.weights.w_q.data = three.w_q.data;
+       c.weights.w_k.data = three.w_k.data;
+       c.weights.w_v.data = three.w_v.data;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_q", "w_qkv"}}},
     {"WVAloneBesideWQkv",
      [](auto &c) {
-       const void *w_v = c.weights.w_v;
+       const void *w_v = c.weights.w_v.data;
        c.UseFused();
-       c.weights.w_v = w_v;
+       c.weights.w_v.data = w_v;
      },
      {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv"}}},
     {"FusedWeightsWithAnotherKeyDim",
@@ -218,69 +226,69 @@ const LayerCase kWeightsCases[] = {
      {MHA_ERROR_SHAPE, {1, 2}, {"w_qkv", "value_dim", "9", "10"}}},
     {"BQkvAndBQ",
      [](auto &c) {
-       c.weights.b_qkv = c.weights.b_q;
-       c.weights.b_k = c.weights.b_v = nullptr;
+       c.weights.w_qkv.bias = c.weights.w_q.bias;
+       c.weights.w_k.bias = c.weights.w_v.bias = nullptr;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv", "b_q"}}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv.bias", "w_q.bias"}}},
     {"BQkvAndBK",
      [](auto &c) {
-       c.weights.b_qkv = c.weights.b_q;
-       c.weights.b_q = c.weights.b_v = nullptr;
+       c.weights.w_qkv.bias = c.weights.w_q.bias;
+       c.weights.w_q.bias = c.weights.w_v.bias = nullptr;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv"}}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv.bias", "w_k.bias"}}},
     {"BQkvAndBV",
      [](auto &c) {
-       c.weights.b_qkv = c.weights.b_q;
-       c.weights.b_q = c.weights.b_k = nullptr;
+       c.weights.w_qkv.bias = c.weights.w_q.bias;
+       c.weights.w_q.bias = c.weights.w_k.bias = nullptr;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_qkv"}}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv.bias", "w_v.bias"}}},
     {"BOWithoutWO",
      [](auto &c) {
        c.config.output_dim = 0;
-       c.weights.w_o = nullptr;
+       c.weights.w_o.data = nullptr;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_o", "w_o"}}},
-    {"WGWithoutGate", [](auto &c) { c.weights.w_g = c.weights.w_q; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_g", "gate"}}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_o.bias", "w_o.data"}}},
+    {"WGWithoutGate", [](auto &c) { c.weights.w_g.data = c.weights.w_q.data; }, {MHA_ERROR_INVALID_VALUE, {2}, {"w_g.data", "gate"}}},
     {"BGWithoutWG",
-     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.b_g = c.weights.b_q; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"b_g", "w_g", "b_q"}}},
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g.bias = c.weights.w_q.bias; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_g.bias", "w_g.data", "w_q.bias"}}},
     {"WGScalesWithoutCodes",
-     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g = c.weights.w_q, c.weights.w_g_scales = c.weights.b_q; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_g_scales"}}},
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g.data = c.weights.w_q.data, c.weights.w_g.scales = c.weights.w_q.bias; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_g.scales"}}},
     {"WGStrideIsShorterThanARow",
-     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g = c.weights.w_q, c.weights.w_g_stride = 19; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_g_stride", "19", "20"}}},
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g.data = c.weights.w_q.data, c.weights.w_g.row_stride = 19; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_g.row_stride", "19", "20"}}},
     {"WQStrideIsShorterThanARowWithTheGate",
-     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_q_stride = 31; },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "31", "32"}}},
+     [](auto &c) { c.config.gate = MHA_GATE_SIGMOID, c.weights.w_q.row_stride = 31; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_q.row_stride", "31", "32"}}},
     {"LayoutIsTwo", [](auto &c) { c.weights.layout = 2; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
     {"LayoutHasHighBits", [](auto &c) { c.weights.layout = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {2}, {"layout"}}, kThatPack},
-    {"TypeOfWeightsIsFive", [](auto &c) { c.weights.type = 5; }, {MHA_ERROR_INVALID_VALUE, {2}, {"type", "5"}}, kThatPack},
+    {"TypeOfWeightsIsSix", [](auto &c) { c.weights.type = 6; }, {MHA_ERROR_INVALID_VALUE, {2}, {"type is 6"}}, kThatPack},
     {"WQkvStrideIsNegative",
      [](auto &c) {
        c.UseFused();
-       c.weights.w_qkv_stride = -28;
+       c.weights.w_qkv.row_stride = -28;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv_stride"}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv.row_stride"}},
      kThatPack},
     {"WQkvStrideIsShorterThanARow",
      [](auto &c) {
        c.UseFused();
-       c.weights.w_qkv_stride = 27;
+       c.weights.w_qkv.row_stride = 27;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv_stride", "27", "28"}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_qkv.row_stride", "27", "28"}},
      kThatPack},
     {"WQStrideIsShorterThanATransposedRow",
      [](auto &c) {
        c.weights.layout = MHA_LAYOUT_OUT_IN;
-       c.weights.w_q_stride = 9;
+       c.weights.w_q.row_stride = 9;
      },
-     {MHA_ERROR_INVALID_VALUE, {2}, {"w_q_stride", "9", "10"}},
+     {MHA_ERROR_INVALID_VALUE, {2}, {"w_q.row_stride", "9", "10"}},
      kThatPack},
-    {"WQStrideIsTooLarge", [](auto &c) { c.weights.w_q_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
-    {"WOStrideIsTooLarge", [](auto &c) { c.weights.w_o_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
+    {"WQStrideIsTooLarge", [](auto &c) { c.weights.w_q.row_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
+    {"WOStrideIsTooLarge", [](auto &c) { c.weights.w_o.row_stride = kMax; }, {MHA_ERROR_TOO_LARGE, {2}, {}}, kThatPack},
     {"WQStrideOverflowsInBytes",  // 9 rows of 2^59 elements fit into int64_t, but not their bytes
-     [](auto &c) { c.weights.w_q_stride = int64_t{1} << 59; },
+     [](auto &c) { c.weights.w_q.row_stride = int64_t{1} << 59; },
      {MHA_ERROR_TOO_LARGE, {2}, {}},
      kThatPack},
 };
@@ -288,18 +296,19 @@ INSTANTIATE_TEST_SUITE_P(Weights, LayerErrors, testing::ValuesIn(kWeightsCases),
 
 std::vector<LayerCase> StrideCases() {
   std::vector<LayerCase> cases;
-  const auto add = [&](const std::string &name, int64_t mha_layer_weights::*stride, int64_t width) {
+  const auto add = [&](const std::string &name, mha_matrix mha_layer_weights::*matrix, int64_t width) {
+    const std::string stride = name + ".row_stride is";
     for (const int64_t wrong : {int64_t{-1}, kMin}) {
       const char *test = Kept(name + "_" + std::to_string(static_cast<uint64_t>(wrong)));
-      cases.push_back({test, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {name}}, kThatPack, stride, wrong});
+      cases.push_back({test, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {stride}}, kThatPack, matrix, wrong});
     }
-    const Expected expected = {MHA_ERROR_INVALID_VALUE, {2}, {name, std::to_string(width - 1), std::to_string(width)}};
-    cases.push_back({Kept(name + "_shorter_than_a_row"), nullptr, expected, kThatPack, stride, width - 1});
+    const Expected expected = {MHA_ERROR_INVALID_VALUE, {2}, {stride, std::to_string(width - 1), std::to_string(width)}};
+    cases.push_back({Kept(name + "_shorter_than_a_row"), nullptr, expected, kThatPack, matrix, width - 1});
   };
-  add("w_q_stride", &mha_layer_weights::w_q_stride, 12);
-  add("w_k_stride", &mha_layer_weights::w_k_stride, 6);
-  add("w_v_stride", &mha_layer_weights::w_v_stride, 10);
-  add("w_o_stride", &mha_layer_weights::w_o_stride, 11);
+  add("w_q", &mha_layer_weights::w_q, 12);
+  add("w_k", &mha_layer_weights::w_k, 6);
+  add("w_v", &mha_layer_weights::w_v, 10);
+  add("w_o", &mha_layer_weights::w_o, 11);
   return cases;
 }
 INSTANTIATE_TEST_SUITE_P(Strides, LayerErrors, testing::ValuesIn(StrideCases()), CaseName<LayerCase>);

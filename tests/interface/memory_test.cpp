@@ -184,9 +184,11 @@ TEST(Arguments, AreOnlyRead) {
   };
   ForwardData forward(layer.get(), problem, {Guarded(kAskAll)});
   const Memory frozen_scheduler = frozen(scheduler.scheduler);
-  const Memory forward_taps = frozen(forward.taps);
+  const Memory forward_outputs = frozen(forward.outputs);
   forward.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
-  forward.args.taps = reinterpret_cast<const mha_taps *>(forward_taps.data());
+  forward.args.outputs = reinterpret_cast<const mha_outputs *>(forward_outputs.data());
+  const Memory forward_sequences = frozen(forward.sequences);
+  forward.args.sequences = reinterpret_cast<const mha_sequences *>(forward_sequences.data());
   const Memory forward_args = frozen(forward.args);
   Memory workspace(forward.WorkspaceBytes());
   mha_error error;
@@ -196,9 +198,11 @@ TEST(Arguments, AreOnlyRead) {
       << error.message;
 
   AttentionData attention(NormalAttention(problem), {Guarded(kAskAll)});
-  const Memory attention_taps = frozen(attention.taps);
+  const Memory attention_outputs = frozen(attention.outputs);
   attention.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
-  attention.args.taps = reinterpret_cast<const mha_taps *>(attention_taps.data());
+  attention.args.outputs = reinterpret_cast<const mha_outputs *>(attention_outputs.data());
+  const Memory attention_sequences = frozen(attention.sequences);
+  attention.args.sequences = reinterpret_cast<const mha_sequences *>(attention_sequences.data());
   const Memory attention_args = frozen(attention.args);
   workspace = Memory(attention.WorkspaceBytes());
   EXPECT_EQ(mha_attention(reinterpret_cast<const mha_attention_args *>(attention_args.data()), workspace.data(), workspace.size(), &error),
@@ -233,7 +237,7 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
   LayerProblem indexed = sizes;
   indexed.num_kv_heads = 1;
   indexed.is_causal = true;
-  const PackedSequences sequences = {{1, 4, 4, 5, 18}, {0, 3, 7, 8, 269}, {}};
+  const PackedSequences sequences = {{0, 3, 3, 4, 19}, {0, 3, 7, 8, 270}, {}};
   const Layer layer = Create(LayerData(problem), instruction_set), plain = Create(LayerData(of_itself), instruction_set);
   SerialScheduler scheduler(3);
   for (bool everything : {false, true}) {
@@ -354,41 +358,50 @@ struct QueryKind {
   bool key, value, is_causal;
 };
 
-mha_taps Taps(uint32_t asked, float *data) {
-  mha_taps taps = Zeroed<mha_taps>();
-  if ((asked & kAskQ) != 0) taps.q = data;
-  if ((asked & kAskK) != 0) taps.k = data;
-  if ((asked & kAskV) != 0) taps.v = data;
-  if ((asked & kAskScores) != 0) taps.scores = data;
-  if ((asked & kAskScaledScores) != 0) taps.scaled_scores = data;
-  if ((asked & kAskMaskedScores) != 0) taps.masked_scores = data;
-  if ((asked & kAskContext) != 0) taps.context = data;
-  return taps;
+mha_outputs Asked(uint32_t asked, float *data) {
+  mha_outputs outputs = Zeroed<mha_outputs>();
+  if ((asked & kAskLse) != 0) outputs.lse = data;
+  if ((asked & kAskWeights) != 0) outputs.attention_weights = data;
+  if ((asked & kAskQ) != 0) outputs.q = data;
+  if ((asked & kAskK) != 0) outputs.k = data;
+  if ((asked & kAskV) != 0) outputs.v = data;
+  if ((asked & kAskScores) != 0) outputs.scores = data;
+  if ((asked & kAskScaledScores) != 0) outputs.scaled_scores = data;
+  if ((asked & kAskMaskedScores) != 0) outputs.masked_scores = data;
+  if ((asked & kAskContext) != 0) outputs.context = data;
+  return outputs;
 }
 
+// What the arguments of a query point at.
+struct QueryStructs {
+  QueryStructs(const QuerySizes &sizes, const ForbiddenData &data)
+      : scheduler(sizes.num_threads), outputs(Asked(sizes.asked, data.floats())) {
+    sequences.q_first_positions = data.positions();
+  }
+  SerialScheduler scheduler;
+  mha_outputs outputs;
+  mha_sequences sequences = Zeroed<mha_sequences>();
+};
+
 template <typename Args>
-void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const mha_taps &taps, const mha_scheduler &scheduler,
-               const ForbiddenData &data) {
+void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const QueryStructs &structs, const ForbiddenData &data) {
   args.batch = ExtentOf(sizes.batch);
   args.n_q = ExtentOf(sizes.n_q);
   args.n_kv = ExtentOf(sizes.n_kv);
-  args.output = data.floats();
+  args.output.data = data.floats();
   args.flags = kind.is_causal ? MHA_CAUSAL : 0;
-  args.q_start = data.positions();
-  if ((sizes.asked & kAskWeights) != 0) args.attention_weights = data.floats();
-  if ((sizes.asked & kAskLse) != 0) args.lse = data.floats();
-  if ((sizes.asked & ~(kAskWeights | kAskLse)) != 0) args.taps = &taps;
-  if (sizes.num_threads > 0) args.scheduler = &scheduler;
+  args.sequences = &structs.sequences;
+  if (sizes.asked != kAskNothing) args.outputs = &structs.outputs;
+  if (sizes.num_threads > 0) args.scheduler = &structs.scheduler.scheduler;
 }
 
 size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
-  const SerialScheduler scheduler(sizes.num_threads);
-  const mha_taps taps = Taps(sizes.asked, data.floats());
+  const QueryStructs structs(sizes, data);
   mha_forward_args args = Zeroed<mha_forward_args>();
-  SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
-  args.query = data.floats();
-  if (kind.key) args.key = data.floats();
-  if (kind.value) args.value = data.floats();
+  SetCommon(args, sizes, kind, structs, data);
+  args.query.data = data.floats();
+  if (kind.key) args.key.data = data.floats();
+  if (kind.value) args.value.data = data.floats();
   if (!kind.key && kind.value) args.n_kv = args.n_q;  // the keys are the queries
   size_t bytes = 0;
   mha_error error;
@@ -397,15 +410,14 @@ size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const Query
 }
 
 size_t QueryAttention(const AttentionSizes &heads, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
-  const SerialScheduler scheduler(sizes.num_threads);
-  const mha_taps taps = Taps(sizes.asked, data.floats());
+  const QueryStructs structs(sizes, data);
   mha_attention_args args = Zeroed<mha_attention_args>();
-  SetCommon(args, sizes, kind, taps, scheduler.scheduler, data);
+  SetCommon(args, sizes, kind, structs, data);
   args.num_heads = heads.num_heads;
   args.num_kv_heads = heads.num_kv_heads;
   args.head_dim = heads.head_dim;
   args.head_dim_v = heads.head_dim_v;
-  args.k = args.v = args.q = data.floats();
+  args.k.data = args.v.data = args.q.data = data.floats();
   size_t bytes = 0;
   mha_error error;
   EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
@@ -482,13 +494,13 @@ TEST(WorkspaceQuery, AcceptsNullInPlaceOfEveryDataPointer) {
   const Layer layer = Create(LayerData(problem));
   ForwardData forward(layer.get(), problem, {Guarded()});
   const size_t forward_bytes = forward.WorkspaceBytes();
-  forward.args.query = nullptr;
-  forward.args.output = nullptr;
+  forward.args.query.data = nullptr;
+  forward.args.output.data = nullptr;
   EXPECT_EQ(forward.WorkspaceBytes(), forward_bytes);
   AttentionData attention(NormalAttention(problem), {Guarded()});
   const size_t attention_bytes = attention.WorkspaceBytes();
-  attention.args.k = attention.args.v = attention.args.q = nullptr;
-  attention.args.output = nullptr;
+  attention.args.k.data = attention.args.v.data = attention.args.q.data = nullptr;
+  attention.args.output.data = nullptr;
   EXPECT_EQ(attention.WorkspaceBytes(), attention_bytes);
 }
 
@@ -559,8 +571,8 @@ TEST(PackSizeQuery, ReadsNoArray) {
   const ForbiddenData forbidden;
   LayerData data{SmallLayer()};
   const size_t expected = data.PackSize();
-  data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
-  data.weights.b_q = data.weights.b_k = data.weights.b_v = data.weights.b_o = forbidden.floats();
+  data.weights.w_q.data = data.weights.w_k.data = data.weights.w_v.data = data.weights.w_o.data = forbidden.floats();
+  data.weights.w_q.bias = data.weights.w_k.bias = data.weights.w_v.bias = data.weights.w_o.bias = forbidden.floats();
   EXPECT_EQ(data.PackSize(), expected);
 }
 
@@ -734,7 +746,7 @@ TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
   const ForbiddenData forbidden;
   LayerData data(SquareLayer(4, 2, 2, 2));
   data.config.query_dim = data.config.key_dim = data.config.value_dim = data.config.output_dim = int64_t{1} << 30;
-  data.weights.w_q = data.weights.w_k = data.weights.w_v = data.weights.w_o = forbidden.floats();
+  data.weights.w_q.data = data.weights.w_k.data = data.weights.w_v.data = data.weights.w_o.data = forbidden.floats();
   RecordingAllocator recorder;
   recorder.fails = true;
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
@@ -856,7 +868,7 @@ TEST(Create, IsAStatusAtEachAllocationThatFails) {
     mha_linear_weights linear = Zeroed<mha_linear_weights>();
     linear.input_dim = problem.query_dim;
     linear.output_dim = problem.num_heads * problem.head_dim;
-    linear.w = data.weights.w_q;
+    linear.w.data = data.weights.w_q.data;
     for (const bool is_linear : {false, true}) {
       const auto create = [&](mha_layer **layer, mha_error *error) {
         return is_linear ? mha_linear_create(&linear, nullptr, layer, error)
@@ -925,9 +937,9 @@ TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       ForwardData own(t % 2 == 0 ? layer.get() : view.layer, problem, {Guarded(kAskAll)});
-      own.args.query = shared.args.query;
-      own.args.key = shared.args.key;
-      own.args.value = shared.args.value;
+      own.args.query.data = shared.args.query.data;
+      own.args.key.data = shared.args.key.data;
+      own.args.value.data = shared.args.value.data;
       Memory workspace(own.WorkspaceBytes());
       for (++ready; ready < kThreads;) std::this_thread::yield();
       for (int i = 0; i < 25; ++i) {

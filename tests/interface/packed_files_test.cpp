@@ -25,7 +25,7 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr int64_t kWidth = 20, kHeads = 2, kHeadDim = 8, kRows = 5;
-constexpr const char *kTypes[] = {"f32", "f16", "bf16", "int8", "int4"};
+constexpr const char *kTypes[] = {"", "f32", "f16", "bf16", "int8", "int4"};  // by MHA_TYPE_*
 
 const std::string kVersion =
     std::to_string(MHA_VERSION_MAJOR) + "." + std::to_string(MHA_VERSION_MINOR) + "." + std::to_string(MHA_VERSION_PATCH);
@@ -67,8 +67,8 @@ mha_status SumOfLayer(const Memory &bytes, uint32_t instruction_set, std::string
   args.struct_size = sizeof args;
   args.batch = 1;
   args.n_q = kRows;
-  args.query = x.data();
-  args.output = y.data();
+  args.query.data = x.data();
+  args.output.data = y.data();
   args.flags = MHA_CAUSAL;
   size_t room;
   Check(mha_forward_workspace(layer, &args, &room, &error), error);
@@ -150,13 +150,13 @@ void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uin
                            b_o = Numbers(kWidth, 7);
   mha_layer_weights weights = {};
   weights.struct_size = sizeof weights;
-  weights.w_q = w_q.data();
-  weights.w_k = w_k.data();
-  weights.w_v = w_v.data();
-  weights.w_o = w_o.data();
-  weights.w_g = gate ? w_q.data() : nullptr;
-  weights.b_k = b_k.data();
-  weights.b_o = b_o.data();
+  weights.w_q.data = w_q.data();
+  weights.w_k.data = w_k.data();
+  weights.w_v.data = w_v.data();
+  weights.w_o.data = w_o.data();
+  weights.w_g.data = gate ? w_q.data() : nullptr;
+  weights.w_k.bias = b_k.data();
+  weights.w_o.bias = b_o.data();
   size_t size;
   Check(mha_layer_pack_size(&config, &weights, nullptr, &size, &error), error);
   Memory bytes(size, Place::kAnywhere);
@@ -192,12 +192,12 @@ void WriteCache(const std::string &name, uint32_t type, uint32_t kind) {
 void WriteAll() {
   for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
     WriteLayer(kTypes[type], type, MHA_ARITHMETIC_F32, 0);
-    if (type != MHA_TYPE_INT4) WriteCache(kTypes[type], type, MHA_CACHE_CONTIGUOUS);
+    if (type != MHA_TYPE_INT4) WriteCache(kTypes[type], type, MHA_CACHE_KIND_CONTIGUOUS);
   }
   WriteLayer("int8,arithmetic=int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8, 0);
   WriteLayer("int4,arithmetic=int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16, 0);
   WriteLayer("int8,gate=sigmoid", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, MHA_GATE_SIGMOID);
-  WriteCache("f32,ring", MHA_TYPE_F32, MHA_CACHE_RING);
+  WriteCache("f32,ring", MHA_TYPE_F32, MHA_CACHE_KIND_RING);
 }
 
 // ---- The tests

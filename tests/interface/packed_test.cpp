@@ -473,10 +473,10 @@ const float kNumbers[4096] = {0.5f, -0.25f, 1.0f};
 
 mha_layer_weights WeightsOf(const mha_layer_config &config, bool has_output, bool only_asks) {
   mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  if (config.num_heads != 0) weights.w_q = kNumbers;
-  if (config.num_heads != 0 && !only_asks) weights.w_k = weights.w_v = kNumbers;
-  if (config.gate != MHA_GATE_NONE) weights.w_g = kNumbers;
-  if (has_output) weights.w_o = kNumbers;
+  if (config.num_heads != 0) weights.w_q.data = kNumbers;
+  if (config.num_heads != 0 && !only_asks) weights.w_k.data = weights.w_v.data = kNumbers;
+  if (config.gate != MHA_GATE_NONE) weights.w_g.data = kNumbers;
+  if (has_output) weights.w_o.data = kNumbers;
   return weights;
 }
 
@@ -567,8 +567,8 @@ class MadeUpHeader : public testing::Test {
       x.Fill(0x3C);
       mha_linear_args args = Zeroed<mha_linear_args>();
       args.rows = 3;
-      args.x = x.data();
-      args.output = y.data();
+      args.x.data = x.data();
+      args.output.data = y.data();
       size_t room = 0;
       ASSERT_EQ(mha_linear_workspace(view.layer, &args, &room, nullptr), MHA_OK);
       Memory workspace(room);
@@ -580,8 +580,8 @@ class MadeUpHeader : public testing::Test {
     says.w_o.resize(1);  // so that the output is as wide as it says
     FillInputs(&random, &says);
     ForwardData run(view.layer, says, {Guarded()});
-    const Cache empty(CacheConfigOf(says, {MHA_CACHE_CONTIGUOUS, 0}, says.batch, 1));
-    if (only_asks) run.args.cache = empty.get(), run.args.flags |= MHA_CACHE_READ, run.args.key = run.args.value = nullptr;
+    const Cache empty(CacheConfigOf(says, {MHA_CACHE_KIND_CONTIGUOUS, 0}, says.batch, 1));
+    if (only_asks) run.args.cache_read = empty.get(), run.args.key = run.args.value = {};
     Memory workspace(run.WorkspaceBytes());
     ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
   }
@@ -832,7 +832,7 @@ TEST_P(Sgemm, TakesSequencesThatLieApartAndPadding) {
   std::fill(expected.begin() + 8 * problem.y_width(), expected.end(), 0.0f);
   EXPECT_TRUE(SameBits("y", ForwardData(layer.get(), problem, {Guarded()}).Compute().y, expected));
   ForwardData repeated(layer.get(), problem, {Guarded()});
-  repeated.args.query_row_stride = MHA_BROADCAST;
+  repeated.args.query.strides.row = MHA_BROADCAST;
   size_t bytes = 0;
   ExpectFails([&](mha_error *error) { return repeated.Workspace(&bytes, error); },
               {MHA_ERROR_INVALID_VALUE, {2}, {"MHA_BROADCAST", "sgemm"}});
@@ -845,7 +845,7 @@ TEST(SgemmDimensions, BeyondIntAreTooLarge) {
   constexpr int64_t kBeyond = int64_t{INT_MAX} + 1;
   const float number = 0;
   mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  weights.w_q = weights.w_k = weights.w_v = weights.w_o = &number;
+  weights.w_q.data = weights.w_k.data = weights.w_v.data = weights.w_o.data = &number;
   const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   const mha_layer_config small = Config(2, 2, 2, 2, 2, 2, 1, 1, 0);
   const auto expect_too_large = [&](const mha_layer_config &config) {

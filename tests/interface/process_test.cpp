@@ -36,7 +36,7 @@ class Everything {
  public:
   explicit Everything(uint32_t set, uint32_t num_threads = 1) : set_(set), scheduler_(num_threads) {
     linear_weights_.input_dim = linear_weights_.output_dim = kDim;
-    linear_weights_.w = data_.weights.w_q;
+    linear_weights_.w.data = data_.weights.w_q.data;
     linear_weights_.weight_type = MHA_TYPE_INT4;
     linear_weights_.arithmetic = MHA_ARITHMETIC_INT8;
     Random random(3);
@@ -100,7 +100,7 @@ class Everything {
     config.num_kv_heads = kHeads;
     config.head_dim = kWidth;
     config.k_type = config.v_type = MHA_TYPE_INT8;
-    config.kind = MHA_CACHE_PAGED;
+    config.kind = MHA_CACHE_KIND_PAGED;
     config.block_positions = 16;
     config.num_blocks = 8;
     return config;
@@ -184,8 +184,8 @@ class Everything {
       {"mha_linear_workspace",
        [this] {
          linear_.rows = problem_.batch * kRows;
-         linear_.x = forward_.args.query;
-         linear_.output = product_.data();
+         linear_.x.data = forward_.args.query.data;
+         linear_.output.data = product_.data();
          return mha_linear_workspace(linear_layer_, &linear_, &bytes_, &error);
        }},
       {"mha_linear", [this] { return mha_linear(linear_layer_, &linear_, workspace(), room(), &error); }},
@@ -200,6 +200,16 @@ class Everything {
        }},
       {"mha_kv_cache_append", [this] { return mha_kv_cache_append(cache_, 0, 20, keys_.floats(), keys_.floats(), &error); }},
       {"mha_kv_cache_copy_prefix", [this] { return mha_kv_cache_copy_prefix(cache_, 0, 1, 18, &error); }},
+      {"mha_kv_cache_unshare",
+       [this] {  // sequence 1 shares the blocks of sequence 0, the last of which is partly filled
+         const int32_t free_block = 6;
+         uint32_t used = 0;
+         mha_status status = mha_kv_cache_truncate(cache_, 1, 0, &error);
+         if (status == MHA_OK) status = mha_kv_cache_set_blocks(cache_, 1, blocks_[0], 2, &error);
+         if (status == MHA_OK) status = mha_kv_cache_copy_prefix(cache_, 0, 1, 18, &error);
+         if (status == MHA_OK) status = mha_kv_cache_unshare(cache_, 1, free_block, &used, &error);
+         return status == MHA_OK && used != 1 ? MHA_ERROR_INVALID_VALUE : status;
+       }},
       {"mha_kv_cache_length", [this] { return mha_kv_cache_length(cache_, 1, &length_, &error); }},
       {"mha_kv_cache_read", [this] { return mha_kv_cache_read(cache_, 0, 0, 20, read_k_.floats(), nullptr, &error); }},
       {"mha_kv_cache_shape", [this] { return mha_kv_cache_shape(cache_, &cache_config_, &error); }},
@@ -212,12 +222,9 @@ class Everything {
          return mha_rope_tables(&rope_, cosines_.floats(), sines_.floats(), &error);
        }},
       {"mha_alibi_slopes", [this] { return mha_alibi_slopes(kHeads, slopes_.floats(), &error); }},
-      {"mha_t5_relative_bias",
-       [this] { return mha_t5_relative_bias(keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(), &error); }},
+      {"mha_t5_relative_bias", [this] { return mha_t5_relative_bias(keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(), &error); }},
       {"mha_states_merge",
-       [this] {
-         return mha_states_merge(kRows * kHeads, kWidth, merged_.floats(), merged_.floats(), merged_.floats(), set_, &error);
-       }},
+       [this] { return mha_states_merge(kRows * kHeads, kWidth, merged_.floats(), merged_.floats(), merged_.floats(), set_, &error); }},
       {"mha_states_finish",
        [this] {
          states_.batch = 1;
@@ -225,7 +232,7 @@ class Everything {
          states_.n_q = kRows;
          states_.head_dim_v = kWidth;
          states_.states = merged_.floats();
-         states_.output = finished_.data();
+         states_.output.data = finished_.data();
          states_.instruction_set = set_;
          return mha_states_finish(&states_, &error);
        }},
@@ -235,7 +242,7 @@ class Everything {
 TEST(Everything, IsEveryFunctionOfTheHeaders) {
   const Everything everything(MHA_INSTRUCTION_SET_AUTO);
   std::string missing;
-  for (const char *header : {"/mha.h", "/mha_options.h"}) {
+  for (const char *header : {"/mha.h", "/mha_options.h", "/mha_extra.h"}) {
     std::ifstream file(std::string(MHA_INCLUDE) + header);
     std::stringstream text;
     text << file.rdbuf();
@@ -370,7 +377,7 @@ TEST_P(EveryFunction, LeavesFloatingPointErrnoAndLocaleAlone) {
     const float large[1] = {1e30f};
     mha_linear_weights weights = Zeroed<mha_linear_weights>();
     weights.input_dim = weights.output_dim = 1;
-    weights.w = large;
+    weights.w.data = large;
     weights.weight_type = MHA_TYPE_F16;
     In(With(mode), [&] {
       errno = 1234;

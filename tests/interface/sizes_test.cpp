@@ -70,12 +70,12 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
     config.head_dim_v = random.Coin() ? 1 : random.Pick(kMagnitudes);
     if (random.Coin()) config.query_dim = config.key_dim = config.value_dim = random.Between(1, 64);
     mha_layer_weights weights = Zeroed<mha_layer_weights>();
-    weights.w_q = weights.w_k = weights.w_v = &number;
+    weights.w_q.data = weights.w_k.data = weights.w_v.data = &number;
     if (random.Coin()) {
-      weights.w_o = &number;
+      weights.w_o.data = &number;
       config.output_dim = random.Pick(kMagnitudes);
     }
-    if (random.Coin()) weights.b_q = weights.b_k = weights.b_v = &number;
+    if (random.Coin()) weights.w_q.bias = weights.w_k.bias = weights.w_v.bias = &number;
     Wide elements = Times(Times(static_cast<Wide>(config.query_dim), config.num_heads), config.head_dim);
     elements += Times(Times(static_cast<Wide>(config.key_dim), config.num_kv_heads), config.head_dim);
     elements += Times(Times(static_cast<Wide>(config.value_dim), config.num_kv_heads), config.head_dim_v);
@@ -114,16 +114,18 @@ TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     args.batch = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
-    args.key = args.value = &number;
+    args.key.data = args.value.data = &number;
     SerialScheduler scheduler(static_cast<uint32_t>(std::min<int64_t>(random.Pick(kMagnitudes), 0xFFFFFFFF)));
     const bool threads = random.Coin();
     if (threads) args.scheduler = &scheduler.scheduler;
-    if (random.Coin()) args.attention_weights = &number;
+    mha_outputs outputs = Zeroed<mha_outputs>();
+    if (random.Coin()) outputs.attention_weights = &number;
+    args.outputs = &outputs;
     const Wide batch = static_cast<Wide>(args.batch);
     // The largest arrays of the call: inputs, output and, where asked for, the attention weights.
     Wide arrays = std::max(Times(Times(batch, args.n_q), 44), Times(Times(batch, args.n_kv), 36));
     Wide generous = Times(Times(batch, args.n_q), 1000) + Times(Times(batch, args.n_kv), 1000);
-    if (args.attention_weights != nullptr) {
+    if (outputs.attention_weights != nullptr) {
       const Wide weights = Times(Times(Times(batch, args.n_q), args.n_kv), 16);
       arrays = std::max(arrays, weights);
       generous += weights;
@@ -136,7 +138,7 @@ TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     if (status == MHA_OK) ++succeeded;
     if (HasFailure()) {
       FAIL() << "batch " << args.batch << " n_q " << args.n_q << " n_kv " << args.n_kv << " attention_weights "
-             << (args.attention_weights != nullptr) << " num_threads " << (threads ? scheduler.scheduler.num_threads : 0);
+             << (outputs.attention_weights != nullptr) << " num_threads " << (threads ? scheduler.scheduler.num_threads : 0);
     }
   }
   EXPECT_GT(succeeded, 100);
@@ -154,7 +156,9 @@ TEST(Sizes, OfAttentionWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     args.num_heads = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     args.head_dim = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     args.head_dim_v = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
-    if (random.Coin()) args.lse = &number;
+    mha_outputs outputs = Zeroed<mha_outputs>();
+    if (random.Coin()) outputs.lse = &number;
+    args.outputs = &outputs;
     const Wide sequences = Times(static_cast<Wide>(args.batch), args.num_heads);
     const Wide widest = static_cast<Wide>(std::max(args.head_dim, args.head_dim_v));
     const Wide longest = static_cast<Wide>(std::max(args.n_q, args.n_kv));
@@ -187,12 +191,12 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
       forward.args.batch = empty_batch ? MHA_EMPTY : length;
       forward.args.n_q = empty_batch ? length : MHA_EMPTY;
       forward.args.n_kv = length;
-      forward.args.q_start = nullptr;
+      forward.data.sequences.q_first_positions = nullptr;
       FullAttention attention;
       attention.args.batch = forward.args.batch;
       attention.args.n_q = forward.args.n_q;
       attention.args.n_kv = length;
-      attention.args.q_start = nullptr;
+      attention.data.sequences.q_first_positions = nullptr;
       for (uint32_t flags : {0u, MHA_CAUSAL}) {
         forward.args.flags = attention.args.flags = flags;
         size_t bytes = 4711;
@@ -217,8 +221,6 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
   const LayerData layer_data{SmallLayer()};
   const Layer layer = Create(layer_data);
   float number = 0;
-  mha_taps taps = Zeroed<mha_taps>();
-  taps.scores = &number;
   SerialScheduler scheduler(2);
   const auto dimension = [&]() -> int64_t {
     const int64_t kind = random.Below(8);
@@ -245,15 +247,17 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
     forward.batch = dimension();
     forward.n_q = dimension();
     forward.n_kv = dimension();
-    forward.key = forward.value = &number;
-    for (int64_t *field :
-         {&forward.query_batch_stride, &forward.query_row_stride, &forward.key_batch_stride, &forward.key_row_stride,
-          &forward.value_batch_stride, &forward.value_row_stride, &forward.output_batch_stride, &forward.output_row_stride}) {
-      *field = stride();
+    forward.key.data = forward.value.data = &number;
+    for (mha_strides *strides : {&forward.query.strides, &forward.key.strides, &forward.value.strides, &forward.output.strides}) {
+      strides->batch = stride();
+      strides->row = stride();
+      if (random.Below(20) == 0) strides->head = stride();  // always an error
     }
     forward.flags = random.Coin() ? MHA_CAUSAL : 0;
-    if (random.Coin()) forward.lse = &number;
-    if (random.Coin()) forward.taps = &taps;
+    mha_outputs outputs = Zeroed<mha_outputs>();
+    if (random.Coin()) outputs.lse = &number;
+    if (random.Coin()) outputs.scores = &number;
+    if (random.Coin()) forward.outputs = &outputs;
     if (random.Coin()) forward.scheduler = &scheduler.scheduler;
     check(mha_forward_workspace(layer.get(), &forward, &bytes, &error), error, bytes);
 
@@ -267,14 +271,13 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
     attention.num_kv_heads = random.Coin() ? 0 : dimension();
     attention.head_dim = dimension();
     attention.head_dim_v = dimension();
-    for (int64_t *field :
-         {&attention.q_batch_stride, &attention.q_row_stride, &attention.q_head_stride, &attention.k_batch_stride, &attention.k_row_stride,
-          &attention.k_head_stride, &attention.v_batch_stride, &attention.v_row_stride, &attention.v_head_stride,
-          &attention.output_batch_stride, &attention.output_row_stride, &attention.output_head_stride}) {
-      *field = stride();
+    for (mha_strides *strides : {&attention.q.strides, &attention.k.strides, &attention.v.strides, &attention.output.strides}) {
+      *strides = {stride(), stride(), stride()};
     }
     attention.flags = random.Coin() ? MHA_CAUSAL : 0;
-    if (random.Coin()) attention.attention_weights = &number;
+    mha_outputs weights = Zeroed<mha_outputs>();
+    if (random.Coin()) weights.attention_weights = &number;
+    attention.outputs = &weights;
     if (random.Coin()) attention.scheduler = &scheduler.scheduler;
     check(mha_attention_workspace(&attention, &bytes, &error), error, bytes);
 

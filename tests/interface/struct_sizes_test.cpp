@@ -192,50 +192,74 @@ TEST(StructSize, OfTheArgumentsOfAChoice) {
   });
 }
 
-TEST(StructSize, OfTheTaps) {
+// Of a struct that the arguments point at: the call itself with mha_forward, and both size queries.
+template <typename Struct>
+void ExpectStructSizeRuleOfCalls(const Struct &valid, const Struct *mha_forward_args::*forward_field,
+                                 const Struct *mha_attention_args::*attention_field) {
   FullForward forward;
   FullAttention attention;
+  forward.args.*forward_field = &valid;
   size_t needed = 0;
   ASSERT_EQ(forward.data.Workspace(&needed, nullptr), MHA_OK);
   Memory workspace(needed);
   size_t bytes;
-  ExpectStructSizeRule(forward.data.taps, 2, [&](const mha_taps *taps, mha_error *error) {
-    forward.args.taps = taps;
+  ExpectStructSizeRule(valid, 2, [&](const Struct *given, mha_error *error) {
+    forward.args.*forward_field = given;
     return mha_forward_workspace(forward.layer.get(), &forward.args, &bytes, error);
   });
-  ExpectStructSizeRule(forward.data.taps, 2, [&](const mha_taps *taps, mha_error *error) {
-    forward.args.taps = taps;
+  ExpectStructSizeRule(valid, 2, [&](const Struct *given, mha_error *error) {
+    forward.args.*forward_field = given;
     forward.data.PoisonOutputs();
     const mha_status status = mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
     EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
     return status;
   });
-  ExpectStructSizeRule(attention.data.taps, 1, [&](const mha_taps *taps, mha_error *error) {
-    attention.args.taps = taps;
+  ExpectStructSizeRule(valid, 1, [&](const Struct *given, mha_error *error) {
+    attention.args.*attention_field = given;
     return mha_attention_workspace(&attention.args, &bytes, error);
   });
 }
 
+TEST(StructSize, OfTheOutputs) {
+  const FullForward forward;
+  mha_outputs outputs = forward.data.outputs;
+  outputs.q = outputs.k = outputs.v = nullptr;  // which mha_attention does not have
+  ExpectStructSizeRuleOfCalls(outputs, &mha_forward_args::outputs, &mha_attention_args::outputs);
+}
+
+TEST(StructSize, OfTheSequences) {
+  const std::vector<int64_t> positions = {1, 2};
+  mha_sequences sequences = Zeroed<mha_sequences>();
+  sequences.q_first_positions = positions.data();
+  ExpectStructSizeRuleOfCalls(sequences, &mha_forward_args::sequences, &mha_attention_args::sequences);
+}
+
 TEST(StructSize, OfTheScoreOptions) {
-  FullForward forward;
-  FullAttention attention;
   mha_score_options options = Zeroed<mha_score_options>();
   options.softcap = 3;
-  size_t needed = 0;
-  ASSERT_EQ(forward.data.Workspace(&needed, nullptr), MHA_OK);
-  Memory workspace(needed);
-  size_t bytes;
-  ExpectStructSizeRule(options, 2, [&](const mha_score_options *score, mha_error *error) {
-    forward.args.score = score;
-    forward.data.PoisonOutputs();
-    const mha_status status = mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
-    return status;
-  });
-  ExpectStructSizeRule(options, 1, [&](const mha_score_options *score, mha_error *error) {
-    attention.args.score = score;
-    return mha_attention_workspace(&attention.args, &bytes, error);
-  });
+  ExpectStructSizeRuleOfCalls(options, &mha_forward_args::score, &mha_attention_args::score);
+}
+
+TEST(StructSize, OfTheScoreArrays) {
+  const std::vector<float> scales(6, 0.5f);
+  mha_score_arrays arrays = Zeroed<mha_score_arrays>();
+  arrays.q_scales = scales.data();
+  ExpectStructSizeRuleOfCalls(arrays, &mha_forward_args::score_arrays, &mha_attention_args::score_arrays);
+}
+
+TEST(StructSize, OfTheNorm) {
+  mha_norm norm = Zeroed<mha_norm>();
+  norm.epsilon = 1;
+  ExpectStructSizeRuleOfCalls(norm, &mha_forward_args::norm, &mha_attention_args::norm);
+}
+
+TEST(StructSize, OfTheRotation) {
+  const std::vector<float> table(8, 0.5f);
+  mha_rope rope = Zeroed<mha_rope>();
+  rope.dims = 2;
+  rope.num_positions = 8;
+  rope.cos = rope.sin = table.data();
+  ExpectStructSizeRuleOfCalls(rope, &mha_forward_args::rope, &mha_attention_args::rope);
 }
 
 // A struct that is filled: one that is smaller than its first version is an error that leaves it alone. Else struct_size bytes are filled,

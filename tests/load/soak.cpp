@@ -117,14 +117,15 @@ class Caller {
       Random random(static_cast<uint64_t>(position * kVocabulary + token));  // a row's choice is its own affair
       for (int64_t i = 0; i < kind.num_chosen; i++) chosen_[row * kind.num_chosen + i] = static_cast<int32_t>(random.Below(position + 1));
     }
-    mha_score_options score = Zeroed<mha_score_options>();
-    score.chosen_keys = chosen_.data(), score.chosen_keys_head_stride = MHA_BROADCAST, score.num_chosen = kind.num_chosen;
-    score.chosen_keys_batch_stride = n * kind.num_chosen, score.chosen_keys_row_stride = kind.num_chosen;
+    mha_score_arrays arrays = Zeroed<mha_score_arrays>();
+    arrays.chosen_keys = chosen_.data(), arrays.chosen_keys_strides.head = MHA_BROADCAST, arrays.num_chosen = kind.num_chosen;
+    mha_sequences sequences = Zeroed<mha_sequences>();
+    sequences.cache_sequences = slots.data();
     mha_forward_args args = Zeroed<mha_forward_args>();
-    args.batch = batch, args.n_q = n, args.query = query_.data(), args.output = output_.data(), args.rope = &model.rope;
+    args.batch = batch, args.n_q = n, args.query.data = query_.data(), args.output.data = output_.data(), args.rope = &model.rope;
     args.flags = MHA_CAUSAL | (kind.window >= 0 ? MHA_WINDOW_LEFT : 0u), args.window_left = std::max<int64_t>(kind.window, 0);
-    args.cache = cache, args.cache_sequences = cache != nullptr ? slots.data() : nullptr, args.scheduler = scheduler_;
-    if (kind.num_chosen > 0) args.score = &score;
+    args.cache = cache, args.sequences = &sequences, args.scheduler = scheduler_;
+    if (kind.num_chosen > 0) args.score_arrays = &arrays;
     mha_error error;
     Check(mha_forward(model.layer.get(), &args, workspace_.data(), workspace_.size(), &error), error);
     return output_.data();
@@ -141,8 +142,12 @@ class Caller {
 class Engine {
  public:
   Engine(const Model &model, Caller *caller, Caller *checker, uint64_t seed)
-      : model_(model), caller_(*caller), checker_(*checker), random_(seed), cache_(ConfigOf(model)),
-        alone_(CacheConfigOf(model.sizes, {MHA_CACHE_CONTIGUOUS, 0}, 1, kMostPositions)) {
+      : model_(model),
+        caller_(*caller),
+        checker_(*checker),
+        random_(seed),
+        cache_(ConfigOf(model)),
+        alone_(CacheConfigOf(model.sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, kMostPositions)) {
     for (int64_t b = 0; b < cache_.config().num_blocks; b++) free_.push_back(static_cast<int32_t>(b));
     for (Sequence &sequence : sequences_) sequence.tokens.reserve(kMostPositions), sequence.blocks.reserve(kMostPositions / 16);
   }
@@ -156,7 +161,7 @@ class Engine {
 
  private:
   static mha_kv_cache_config ConfigOf(const Model &model) {
-    mha_kv_cache_config config = CacheConfigOf(model.sizes, {MHA_CACHE_PAGED, model.kind.block}, kSlots, kMostPositions);
+    mha_kv_cache_config config = CacheConfigOf(model.sizes, {MHA_CACHE_KIND_PAGED, model.kind.block}, kSlots, kMostPositions);
     config.num_blocks = kSlots * 120 / model.kind.block;
     return config;
   }
@@ -172,11 +177,13 @@ class Engine {
     const int64_t count = random_.Chance(0.1) ? random_.Between(100, 300) : random_.Between(1, 40);
     const int64_t slot = PickSlot(true), parent = live_ == 0 || random_.Coin() ? -1 : PickSlot(false);
     Sequence &sequence = sequences_[slot];
-    if (parent >= 0) {  // whole blocks are shared, what lies in the next one is copied
+    const bool shares_all = random_.Coin();
+    if (parent >= 0) {  // whole blocks are shared; what is in the next one is copied with the prefix or, if it is shared too, after it
       const Sequence &from = sequences_[parent];
       const int64_t length = random_.Between(1, std::min(from.length(), kMostPositions - count));
       sequence.tokens.assign(from.tokens.begin(), from.tokens.begin() + length);
-      sequence.blocks.assign(from.blocks.begin(), from.blocks.begin() + length / model_.kind.block);
+      const int64_t shared = (length + (shares_all ? model_.kind.block - 1 : 0)) / model_.kind.block;
+      sequence.blocks.assign(from.blocks.begin(), from.blocks.begin() + shared);
       for (const int32_t block : sequence.blocks) uses_[block]++;
     }
     const int64_t length = sequence.length();
@@ -184,9 +191,21 @@ class Engine {
     sequence.target = static_cast<size_t>(std::min(sequence.length() + random_.Between(1, 120), kMostPositions - kMostDrafted));
     GiveBlocks(slot);
     if (parent >= 0) cache_.CopyPrefix(parent, slot, length);
+    if (parent >= 0 && shares_all) Unshare(slot, length);
     live_++, num_sequences++, num_forks += parent >= 0;
     Call({slot}, count);
     if (sequence.tokens.size() >= sequence.target) Finish(slot);
+  }
+
+  void Unshare(int64_t slot, int64_t length) {
+    uint32_t used = 0;
+    mha_error error;
+    Check(mha_kv_cache_unshare(cache_.get(), slot, free_.back(), &used, &error), error);
+    if ((used != 0) != (length % model_.kind.block != 0)) Fail("a block that is partly filled and shared is copied, and no other one");
+    if (used == 0) return;
+    int32_t &block = sequences_[slot].blocks[static_cast<size_t>(length / model_.kind.block)];
+    uses_[block]--, block = free_.back(), uses_[block]++;
+    free_.pop_back();
   }
 
   void Decode() {
@@ -292,7 +311,7 @@ class Engine {
 // One token behind 500 others, again and again.
 void MeasureToken(const char *name, const Model &model, double seconds) {
   using Clock = std::chrono::steady_clock;
-  Cache cache(CacheConfigOf(model.sizes, {MHA_CACHE_CONTIGUOUS, 0}, 1, kMostPositions));
+  Cache cache(CacheConfigOf(model.sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, kMostPositions));
   Caller caller;
   Sequence sequence;
   sequence.tokens.assign(500, 7);

@@ -100,9 +100,10 @@ TEST_P(ChooseKeys, OfRandomCallsAreThoseOfTheSpecification) {
       for (int64_t b = 0; b < problem.batch; b++) problem.q_start.push_back(random.Between(0, n_kv));
     }
     if (!problem.q_start.empty() && random.Coin()) {
-      problem.padding_left = random.Coin();
+      const bool padding_left = random.Coin();
       for (int64_t b = 0; b < problem.batch; b++) problem.q_lengths.push_back(random.Between(0, n_q));
       for (int64_t b = 0; b < problem.batch; b++) problem.kv_lengths.push_back(random.Between(0, n_kv));
+      if (padding_left) PadLeft(n_q % 2 == 0, &problem);
       FillPadding(kNaN, &problem);
     }
     if (random.Chance(0.3)) problem.norm = RandomNorm(&random, problem);
@@ -118,7 +119,7 @@ TEST_P(ChooseKeys, OfRandomCallsAreThoseOfTheSpecification) {
     if (!asks) call.asked = kAskNothing;
     ExpectTheSpecification(problem, call);
     // Stored keys are normalised and rotated already.
-    if (problem.norm || problem.rope || !problem.kv_lengths.empty()) continue;
+    if (problem.norm || problem.rope || !problem.kv_lengths.empty() || !problem.kv_start.empty()) continue;
     problem.k_type = random.Pick({Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8});
     problem.values_in_keys = random.Coin();
     const CacheForm form = kContiguousAndPaged[random.Below(5)];
@@ -406,21 +407,20 @@ TEST(ChooseKeysErrors, NameWhatIsWrongAndWriteNothing) {
     EXPECT_TRUE(data.OutputsAreUntouched());
   };
   float number = 0;
-  const mha_taps taps = Zeroed<mha_taps>();
+  const mha_outputs outputs = Zeroed<mha_outputs>();
   const mha_score_options score = Zeroed<mha_score_options>();
+  const mha_score_arrays score_arrays = Zeroed<mha_score_arrays>();
   mha_norm norm = Zeroed<mha_norm>();
   norm.epsilon = 1;
   norm.flags = MHA_NORM_VALUES;
   const auto invalid = [](std::initializer_list<const char *> words) { return Expected{MHA_ERROR_INVALID_VALUE, {1}, words}; };
   const auto null = [](std::initializer_list<const char *> words) { return Expected{MHA_ERROR_NULL_POINTER, {1}, words}; };
-  expect([&](ChoiceData &data) { data.args.v = &number; }, invalid({"attention.v", "leave it NULL"}));
-  expect([&](ChoiceData &data) { data.args.output = &number; }, invalid({"attention.output", "leave it NULL"}));
-  expect([&](ChoiceData &data) { data.args.states = &number; }, invalid({"attention.states", "leave it NULL"}));
-  expect([&](ChoiceData &data) { data.args.kv_position = 256; }, invalid({"attention.kv_position", "256", "leave it 0"}));
-  expect([&](ChoiceData &data) { data.args.lse = &number; }, invalid({"attention.lse", "leave it NULL"}));
-  expect([&](ChoiceData &data) { data.args.attention_weights = &number; }, invalid({"attention.attention_weights", "leave it NULL"}));
-  expect([&](ChoiceData &data) { data.args.taps = &taps; }, invalid({"attention.taps", "leave it NULL"}));
-  expect([&](ChoiceData &data) { data.args.score = &score; }, invalid({"attention.score", "leave it NULL"}));
+  expect([&](ChoiceData &data) { data.args.v.data = &number; }, invalid({"attention.v.data", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.output.data = &number; }, invalid({"attention.output.data", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.kv_first_position = 256; }, invalid({"attention.kv_first_position", "256", "set it to 0"}));
+  expect([&](ChoiceData &data) { data.args.outputs = &outputs; }, invalid({"attention.outputs", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.score = &score; }, invalid({"attention.score", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.score_arrays = &score_arrays; }, invalid({"attention.score_arrays", "set it to NULL"}));
   expect([&](ChoiceData &data) { data.args.norm = &norm; }, invalid({"attention.norm", "MHA_NORM_VALUES"}));
   expect([&](ChoiceData &data) { data.args.num_kv_heads = 2; }, {MHA_ERROR_SHAPE, {1}, {"attention.num_kv_heads", "2", "1"}});
   expect([&](ChoiceData &data) { data.args.flags = 1u << 20; }, invalid({"flags"}));
@@ -430,20 +430,22 @@ TEST(ChooseKeysErrors, NameWhatIsWrongAndWriteNothing) {
   const auto score_many = [&](ChoiceData &data) {
     data.choice.index_scores = &number, data.choice.num_chosen = 1;
     data.args.n_q = int64_t{1} << 40, data.args.n_kv = 1 << 22;
-    data.args.q_row_stride = data.choice.weights_row_stride = MHA_BROADCAST;
+    data.args.q.strides.row = data.choice.weights.strides.row = MHA_BROADCAST;
   };
   expect(score_many, {MHA_ERROR_TOO_LARGE, {1}, {"index_scores"}});
   const auto lengthen = [](ChoiceData &data) {
     data.args.n_kv = int64_t{1} << 31;
-    data.args.k_batch_stride = MHA_BROADCAST;
+    data.args.k.strides.batch = MHA_BROADCAST;
   };
   expect(lengthen, {MHA_ERROR_TOO_LARGE, {1}, {"2147483648", "2^31 - 1"}});
-  expect([&](ChoiceData &data) { data.choice.weights_row_stride = 1; }, invalid({"weights_row_stride", "1", "2"}));
-  expect([&](ChoiceData &data) { data.choice.weights_batch_stride = -1; }, invalid({"weights_batch_stride", "-1"}));
-  expect([&](ChoiceData &data) { data.choice.weights = nullptr; }, null({"weights", "NULL"}));
+  expect([&](ChoiceData &data) { data.choice.weights.strides.row = 1; }, invalid({"weights.strides.row", "1", "2"}));
+  expect([&](ChoiceData &data) { data.choice.weights.strides.batch = -1; }, invalid({"weights.strides.batch", "-1"}));
+  expect([&](ChoiceData &data) { data.choice.weights.strides.head = 2; }, invalid({"weights.strides.head", "2", "0"}));
+  expect([&](ChoiceData &data) { data.choice.weights.type = MHA_TYPE_F16; }, invalid({"weights.type", "2", "MHA_TYPE_F32"}));
+  expect([&](ChoiceData &data) { data.choice.weights.data = nullptr; }, null({"weights.data", "NULL"}));
   expect([&](ChoiceData &data) { data.choice.chosen_keys = nullptr; }, null({"chosen_keys", "NULL"}));
-  expect([&](ChoiceData &data) { data.args.q = nullptr; }, null({"attention.q", "NULL"}));
-  expect([&](ChoiceData &data) { data.args.k = nullptr; }, null({"attention.k", "NULL"}));
+  expect([&](ChoiceData &data) { data.args.q.data = nullptr; }, null({"attention.q.data", "NULL"}));
+  expect([&](ChoiceData &data) { data.args.k.data = nullptr; }, null({"attention.k.data", "NULL"}));
   expect([&](ChoiceData &data) { data.choice.attention = nullptr; }, null({"mha_attention_args", "NULL"}));
   expect([&](ChoiceData &data) { data.choice.struct_size = 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_choose_keys_args"}});
 }
@@ -463,17 +465,17 @@ TEST(ChooseKeysErrors, OfCaches) {
     ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); }, expected);
     EXPECT_EQ(cache.Length(0), 0);
   };
-  expect({MHA_CACHE_RING, 64}, true, 1, {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "ring", "contiguous"}});
-  expect({MHA_CACHE_CONTIGUOUS, 0}, false, 1,
-         {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "values", "MHA_CACHE_VALUES_IN_KEYS", "MHA_CACHE_READ"}});
-  expect({MHA_CACHE_CONTIGUOUS, 0}, true, 2, {MHA_ERROR_SHAPE, {1}, {"cache", "num_kv_heads", "2", "1"}});
+  expect({MHA_CACHE_KIND_RING, 64}, true, 1, {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "ring", "contiguous"}});
+  expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, false, 1,
+         {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "values", "MHA_CACHE_VALUES_IN_KEYS", "cache_read"}});
+  expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, true, 2, {MHA_ERROR_SHAPE, {1}, {"cache", "num_kv_heads", "2", "1"}});
 }
 
 TEST(ChooseKeysErrors, OfACallOfNothingAreNone) {
   ChoiceProblem problem = Problem(1, 1, 20, 2, 8, 4);
   ChoiceData data(problem);
   data.args.n_q = MHA_EMPTY;
-  data.args.q = nullptr;
+  data.args.q.data = nullptr;
   EXPECT_EQ(data.WorkspaceBytes(), 0u);
   ExpectSucceeds([&](mha_error *error) { return data.Run(nullptr, 0, error); });
 }

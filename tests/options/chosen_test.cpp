@@ -132,8 +132,8 @@ TEST_P(ChosenKeys, OfNoListAreUnread) {
     k.ForbidFrom(512 * 2 * 20 * sizeof(float));
     v.ForbidFrom(512 * 2 * 16 * sizeof(float));
     AttentionData data(problem, call);
-    data.args.k = k.data();
-    data.args.v = v.data();
+    data.args.k.data = k.data();
+    data.args.v.data = v.data();
     EXPECT_TRUE(SameBits(data.Compute(), Y(problem))) << block;
   }
 }
@@ -208,9 +208,10 @@ TEST_P(ChosenKeys, ThatAreNoneLeaveARowEmpty) {
 }
 
 TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
-  for (const auto &[block, entry, kv_head, keys, right] :
-       {std::tuple{1, 40, 0, 40, "there are 0 to 39, and -1 is none"}, {1, -2, 1, 40, "there are 0 to 39, and -1 is none"},
-        {16, 3, 1, 40, "there are 0 to 2, and -1 is none"}, {1, 0, 0, 0, "the sequence has no keys, so give -1, which is none"}}) {
+  for (const auto &[block, entry, kv_head, keys, right] : {std::tuple{1, 40, 0, 40, "it must be less than 40, or -1 for unused"},
+                                                           {1, -2, 1, 40, "it must be less than 40, or -1 for unused"},
+                                                           {16, 3, 1, 40, "it must be less than 3, or -1 for unused"},
+                                                           {1, 0, 0, 0, "it must be -1, as the sequence has no keys"}}) {
     AttentionProblem problem = Problem(2, 40, 3, block);
     problem.kv_lengths.assign(problem.batch, keys);
     if (keys == 0) std::fill(problem.score->chosen.values.begin(), problem.score->chosen.values.end(), -1);
@@ -222,7 +223,7 @@ TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
     data.PoisonOutputs();
     mha_error error = {};
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(std::string(error.message), "score.chosen_keys[0, " + std::to_string(kv_head) +
+    EXPECT_EQ(std::string(error.message), "score_arrays.chosen_keys[0, " + std::to_string(kv_head) +
                                               ", 1, 1] (sequence, kv head, row, entry) is " + std::to_string(entry) + "; " + right);
     EXPECT_TRUE(data.OutputsAreUntouched());
   }

@@ -62,7 +62,7 @@ TEST_P(GroupsTest, OfNewKeysLeaveEarlierKeysToFlags) {
       groups.of_keys.assign(static_cast<size_t>(past), kNoGroup);
       groups.of_keys.insert(groups.of_keys.end(), groups.of_queries.begin(), groups.of_queries.end());
       const Outputs expected = Specify(whole);
-      Cache cache(CacheConfigOf(whole, {MHA_CACHE_CONTIGUOUS, 0}, 1, all));
+      Cache cache(CacheConfigOf(whole, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, all));
       cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past), SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
       AttentionProblem part = whole;
       part.n_kv = n;
@@ -73,7 +73,7 @@ TEST_P(GroupsTest, OfNewKeysLeaveEarlierKeysToFlags) {
       call.asked = kAskNothing;
       call.cache.cache = cache.get();
       AttentionData data(part, call);
-      data.score.columns = MHA_COLUMNS_NEW_KEYS;
+      data.score_arrays.columns = MHA_COLUMNS_NEW_KEYS;
       EXPECT_TRUE(SameBits(data.Compute().y, expected.y)) << Describe(whole) << " past " << past;
     }
   }
@@ -94,13 +94,13 @@ TEST_P(GroupsTest, NewKeysBeyondTheColumnsAreMasked) {
     part.v = SliceRows(whole.v, 0, all, 2 * 5, past, n);
     part.score->mask.values.assign(static_cast<size_t>(columns), 1);
     part.score->num_columns = columns;
-    Cache cache(CacheConfigOf(whole, {MHA_CACHE_CONTIGUOUS, 0}, 1, all));
+    Cache cache(CacheConfigOf(whole, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, all));
     cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past), SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
     AttentionCall call = PlainCall();
     call.asked = kAskNothing;
     call.cache.cache = cache.get();
     AttentionData data(part, call);
-    data.score.columns = MHA_COLUMNS_NEW_KEYS;
+    data.score_arrays.columns = MHA_COLUMNS_NEW_KEYS;
     EXPECT_TRUE(SameBits(data.Compute().y, Specify(whole).y)) << past << " keys before";
   }
 }
@@ -134,7 +134,7 @@ TEST_P(GroupsTest, KeysBeyondTheColumnsAreMasked) {
       const auto count = static_cast<size_t>(columns);
       if (kind == 0) shorter.score->mask.values.assign(count, 1);
       if (kind == 1) shorter.score->bias.values.assign(count, 0.0f);
-      if (kind == 2) shorter.score->groups = {false, false, std::vector<int64_t>(20, 1), std::vector<int64_t>(count, 1)};
+      if (kind == 2) shorter.score->groups = {false, std::vector<int64_t>(20, 1), std::vector<int64_t>(count, 1)};
       AttentionCall call = PlainCall();
       call.place = Place::kBeforeGuard;
       EXPECT_TRUE(SameBits(Attend(shorter, call), expected)) << columns << " columns, kind " << kind;

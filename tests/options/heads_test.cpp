@@ -64,10 +64,10 @@ TEST_P(HeadScalesTest, OfZeroLeaveQueriesKeysAndValuesUnread) {
     std::memcpy(half.data(), x, half.size());
     return half;
   };
-  const Memory q = first_half(data.args.q, 5, 2), k = first_half(data.args.k, 270, 1), v = first_half(data.args.v, 270, 1);
-  data.args.q = q.floats();
-  data.args.k = k.floats();
-  data.args.v = v.floats();
+  const Memory q = first_half(data.args.q.data, 5, 2), k = first_half(data.args.k.data, 270, 1), v = first_half(data.args.v.data, 270, 1);
+  data.args.q.data = q.floats();
+  data.args.k.data = k.floats();
+  data.args.v.data = v.floats();
   EXPECT_TRUE(SameBits(data.Compute(), expected));
 }
 

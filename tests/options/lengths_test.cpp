@@ -27,7 +27,11 @@ struct Lengths {
 
 const std::vector<Lengths> kMixed = {{5, 5}, {0, 7}, {1, 300}, {0, 0}, {23, 257}, {40, 41}, {16, 16}, {3, 512}};
 
-AttentionProblem Mixed(const std::vector<Lengths> &lengths, bool padding_left, bool is_causal) {
+// Where the valid rows are: first; last, behind padding whose end the lengths say or not; or with padding on both sides.
+enum class Side { kRight, kLeft, kLeftWithoutLengths, kBoth };
+constexpr Side kSides[] = {Side::kRight, Side::kLeft, Side::kLeftWithoutLengths, Side::kBoth};
+
+AttentionProblem Mixed(const std::vector<Lengths> &lengths, Side side, bool is_causal) {
   Random random(lengths.size());
   AttentionProblem problem;
   problem.batch = static_cast<int64_t>(lengths.size());
@@ -43,7 +47,11 @@ AttentionProblem Mixed(const std::vector<Lengths> &lengths, bool padding_left, b
   problem.num_kv_heads = 2;
   problem.head_dim = 7;
   problem.head_dim_v = 5;
-  problem.padding_left = padding_left;
+  if (side != Side::kRight) PadLeft(side != Side::kLeftWithoutLengths, &problem);
+  if (side == Side::kBoth) {
+    for (int64_t &first : problem.q_first) first -= 1;
+    for (int64_t &first : problem.kv_start) first = first / 2 + 1;
+  }
   problem.is_causal = is_causal;
   FillNormal(&random, &problem);
   FillPadding(kNaN, &problem);
@@ -60,8 +68,8 @@ class Padding : public AttentionTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Padding);
 
 TEST_P(Padding, GivesTheBitsOfACallForEachSequence) {
-  for (const bool padding_left : {false, true}) {
-    const AttentionProblem problem = Mixed(kMixed, padding_left, true);
+  for (const Side side : kSides) {
+    const AttentionProblem problem = Mixed(kMixed, side, true);
     const Outputs outputs = Attend(problem, PlainCall());
     for (int64_t b = 0; b < problem.batch; b++) {
       const AttentionProblem alone = Alone(problem, b);
@@ -73,8 +81,8 @@ TEST_P(Padding, GivesTheBitsOfACallForEachSequence) {
 }
 
 TEST_P(Padding, RowsAreZeroAndTheirLseMinusInfinity) {
-  for (const bool padding_left : {false, true}) {
-    const AttentionProblem problem = Mixed(kMixed, padding_left, false);
+  for (const Side side : kSides) {
+    const AttentionProblem problem = Mixed(kMixed, side, false);
     const Outputs outputs = Attend(problem, PlainCall());
     const int64_t width = problem.num_heads * problem.head_dim_v;
     ForEachPaddingRow(problem, true, [&](int64_t row) {
@@ -91,8 +99,8 @@ TEST_P(Padding, RowsAreZeroAndTheirLseMinusInfinity) {
 }
 
 TEST_P(Padding, IsNotRead) {
-  for (const bool padding_left : {false, true}) {
-    AttentionProblem problem = Mixed(kMixed, padding_left, true);
+  for (const Side side : kSides) {
+    AttentionProblem problem = Mixed(kMixed, side, true);
     const Outputs expected = Attend(problem, PlainCall());
     for (const float value : {0.0f, 1.0f, kInfinity, -std::numeric_limits<float>::max()}) {
       FillPadding(value, &problem);
@@ -102,19 +110,21 @@ TEST_P(Padding, IsNotRead) {
 }
 
 TEST_P(Padding, FullLengthsAreTheDefault) {
-  for (const bool padding_left : {false, true}) {
-    AttentionProblem problem = Mixed({{17, 30}, {17, 30}, {17, 30}}, false, true);
+  for (const bool has_first_rows : {false, true}) {
+    AttentionProblem problem = Mixed({{17, 30}, {17, 30}, {17, 30}}, Side::kRight, true);
     problem.n_q = 17;
     problem.n_kv = 30;
     Random random(1);
     FillNormal(&random, &problem);
     const Outputs given = Attend(problem, PlainCall());
     problem.q_lengths.clear();
-    problem.padding_left = padding_left;
+    if (has_first_rows) problem.q_first = problem.kv_start = {0, 0, 0};
     EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), given));
     problem.kv_lengths.clear();
     EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), given));
-    problem.padding_left = false;
+    problem.q_first.clear();
+    EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), given));
+    problem.kv_start.clear();
     EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), given));
   }
 }
@@ -147,22 +157,26 @@ TEST_P(Padding, KeysThatThreadsShareOutReachNoOtherSequence) {
 
 TEST_P(Padding, OfALayersOutputIsZeroAlsoWithABias) {
   LayerProblem problem;
-  static_cast<AttentionSizes &>(problem) = Mixed({{5, 5}, {0, 0}, {33, 33}}, false, true);
-  problem.query_dim = problem.key_dim = problem.value_dim = 12;
-  problem.output_dim = 11;
-  problem.n_kv = problem.n_q;
-  problem = NormalLayer(problem);
-  const Layer layer = Make(problem);
-  const Outputs outputs = Forward(layer.get(), problem);
-  ForEachPaddingRow(problem, true, [&](int64_t row) {
-    const std::vector<float> y(outputs.y.begin() + row * problem.output_dim, outputs.y.begin() + (row + 1) * problem.output_dim);
-    EXPECT_TRUE(SameBits("y", y, std::vector<float>(y.size(), 0.0f))) << "row " << row;
-  });
+  for (const Side side : kSides) {
+    static_cast<AttentionSizes &>(problem) = Mixed({{5, 5}, {0, 0}, {33, 33}}, side, true);
+    problem.query_dim = problem.key_dim = problem.value_dim = 12;
+    problem.output_dim = 11;
+    problem.n_kv = problem.n_q;
+    problem.kv_start = problem.q_first;
+    problem = NormalLayer(problem);
+    const Layer layer = Make(problem);
+    const Outputs outputs = Forward(layer.get(), problem);
+    ForEachPaddingRow(problem, true, [&](int64_t row) {
+      const std::vector<float> y(outputs.y.begin() + row * problem.output_dim, outputs.y.begin() + (row + 1) * problem.output_dim);
+      EXPECT_TRUE(SameBits("y", y, std::vector<float>(y.size(), 0.0f))) << "row " << row;
+    });
+    EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
+  }
 }
 
 TEST_P(Padding, KeysThatAreTheArrayOfQueriesHaveLengthsOfTheirOwn) {
   LayerProblem problem;
-  static_cast<AttentionSizes &>(problem) = Mixed({{5, 40}, {33, 2}}, false, false);
+  static_cast<AttentionSizes &>(problem) = Mixed({{5, 40}, {33, 2}}, Side::kRight, false);
   problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = 12;
   problem.n_q = problem.n_kv;
   problem.has_key = true;
@@ -172,20 +186,20 @@ TEST_P(Padding, KeysThatAreTheArrayOfQueriesHaveLengthsOfTheirOwn) {
   LayerCall call;
   call.asked = kAskNothing;
   ForwardData data(layer.get(), problem, call);
-  data.args.key = data.args.query;
+  data.args.key.data = data.args.query.data;
   EXPECT_TRUE(SameBits("y", data.Compute().y, Specify(problem).y));
 }
 
 // Left padding, said by one array: the queries that are padding, too, stand before the first key, and see nothing.
 TEST_P(Padding, BeforeTheKeysIsThatOfTheQueriesOfACausalCall) {
-  AttentionProblem problem = Mixed({{5, 5}, {0, 0}, {70, 70}, {33, 33}}, true, true);
+  AttentionProblem problem = Mixed({{5, 5}, {0, 0}, {70, 70}, {33, 33}}, Side::kLeft, true);
   problem.n_kv = problem.n_q;
+  problem.kv_start = problem.q_first;
   Random random(7);
   FillNormal(&random, &problem);
   problem.rope = MakeRope(false, 6, 100);
   const Outputs expected = Attend(problem, PlainCall());
-  for (const int64_t length : problem.q_lengths) problem.kv_start.push_back(problem.n_q - length);
-  problem.padding_left = false;
+  problem.q_first.clear();
   problem.q_lengths.clear();
   problem.kv_lengths.clear();
   const Outputs outputs = Attend(problem, PlainCall());

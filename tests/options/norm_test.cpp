@@ -92,7 +92,7 @@ TEST_P(NormTest, IsAsExactAsFloatAllows) {
       for (size_t n = 0; n < of.size(); n++) ratio = std::max(ratio, BoundRatio(x[n], of[n], limits[n]));
       return ratio;
     };
-    Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 1, 40));
+    Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 40));
     AttentionCall call = PlainCall();
     call.asked = kAskLse;
     call.cache.cache = cache.get();

@@ -1,22 +1,23 @@
-// Packed sequences: each has the bits that it has alone, no other one and no padding is read, and nothing is computed for either.
+// Packed sequences: each has the bits that it has alone, no other one is read, and nothing is computed for the others.
+#include "support/packed_sequences.h"
+
 #include <gtest/gtest.h>
 #include <mha.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "support/attention_test.h"
-#include "support/packed_sequences.h"
 #include "support/rope.h"
 #include "support/schedulers.h"
 
 namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
-
-const float kNaN = FromBits(0xffd23456u);
 
 const std::vector<int64_t> kQueries = {5, 0, 1, 0, 23, 40, 16, 3}, kKeys = {5, 7, 300, 0, 257, 41, 16, 512};
 
@@ -27,17 +28,16 @@ struct Packed {
 
 Packed Mixed(const std::vector<int64_t> &queries, const std::vector<int64_t> &keys) {
   Packed packed;
-  packed.sequences = {StartsOf(queries, 2), StartsOf(keys, 3), {}};
+  packed.sequences = {StartsOf(queries), StartsOf(keys), {}};
   AttentionProblem &problem = packed.problem;
-  problem.n_q = packed.sequences.q.back() + 1;
-  problem.n_kv = packed.sequences.kv.back() + 4;
+  problem.n_q = packed.sequences.q.back();
+  problem.n_kv = packed.sequences.kv.back();
   problem.num_heads = 4;
   problem.num_kv_heads = 2;
   problem.head_dim = 7;
   problem.head_dim_v = 5;
   Random random(queries.size());
   FillNormal(&random, &problem);
-  FillOutside(kNaN, packed.sequences, &problem);
   return packed;
 }
 
@@ -91,8 +91,19 @@ LayerProblem MixedLayer(const std::vector<int64_t> &queries, const std::vector<i
   }
   Random random(3);
   FillNormal(&random, kAllBiases, has_w_o, &problem);
-  FillOutside(kNaN, *sequences, &problem);
   return problem;
+}
+
+TEST_P(PackedSequencesTest, InALayerHaveTheBitsOfTheSpecification) {
+  for (const bool has_key : {false, true}) {
+    for (const bool has_w_o : {false, true}) {
+      PackedSequences sequences;
+      const LayerProblem problem = MixedLayer({5, 0, 1, 23, 40}, {5, 7, 30, 0, 41}, has_key, has_w_o, &sequences);
+      const Layer layer = Make(problem);
+      EXPECT_TRUE(SameBits("y", Forward(layer.get(), problem, sequences).y, Specify(problem, sequences).y))
+          << "key " << has_key << " w_o " << has_w_o;
+    }
+  }
 }
 
 TEST_P(PackedSequencesTest, InALayerNeedTheWorkspaceOfTheirRows) {
@@ -143,22 +154,27 @@ TEST(PackedSequences, CostWhatTheyCostAlone) {
 }
 
 // Which one has rows is known when the call runs, not when its memory is planned.
-TEST(PackedSequences, MayAllBeEmptyWithEveryOutput) {
+TEST(PackedSequences, MayAllLackQueriesOrKeysWithEveryOutput) {
   const float q[2] = {1, 2}, k[3] = {1, 2, 3};
-  const int64_t queries[] = {0, 0, 0}, keys[] = {0, 1, 3};
+  const int64_t queries[] = {0, 2, 2}, keys[] = {0, 0, 3};
   float output[2] = {9, 9}, weights[6];
   std::fill(weights, weights + 6, 9.0f);
+  mha_sequences sequences = Zeroed<mha_sequences>();
+  sequences.count = 2;
+  sequences.cu_seqlens_q = queries;
+  sequences.cu_seqlens_kv = keys;
+  mha_outputs outputs = Zeroed<mha_outputs>();
+  outputs.attention_weights = weights;
   mha_attention_args args = Zeroed<mha_attention_args>();
-  args.batch = 2;
+  args.batch = 1;
   args.n_q = 2;
   args.n_kv = 3;
   args.num_heads = args.head_dim = 1;
-  args.q = q;
-  args.k = args.v = k;
-  args.output = output;
-  args.cu_seqlens_q = queries;
-  args.cu_seqlens_kv = keys;
-  args.attention_weights = weights;
+  args.q.data = q;
+  args.k.data = args.v.data = k;
+  args.output.data = output;
+  args.sequences = &sequences;
+  args.outputs = &outputs;
   size_t bytes;
   mha_error error;
   ASSERT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
@@ -175,7 +191,7 @@ TEST(PackedSequences, AreNotReadByTheSizeQuery) {
   PackedData<ForwardData> data(sequences, layer.get(), problem);
   const size_t bytes = data.WorkspaceBytes();
   const Memory guarded(0, Place::kBeforeGuard);
-  data.args.cu_seqlens_q = data.args.cu_seqlens_kv = reinterpret_cast<const int64_t *>(guarded.data());
+  data.sequences.cu_seqlens_q = data.sequences.cu_seqlens_kv = reinterpret_cast<const int64_t *>(guarded.data());
   EXPECT_EQ(data.WorkspaceBytes(), bytes);
 }
 
@@ -194,22 +210,31 @@ TEST(PackedSequences, AreRefusedWhereTheyContradict) {
   LayerCall call;
   call.asked = kAskNothing;
   PackedData<ForwardData> data(sequences, layer.get(), problem, call);
-  data.args.cu_seqlens_kv = data.q;
-  EXPECT_EQ(ErrorOf(data), "cu_seqlens_kv is given, but the keys are the rows of query; give cu_seqlens_q alone, or key");
-  data.args.cu_seqlens_kv = nullptr;
+  data.sequences.cu_seqlens_kv = data.q;
+  EXPECT_EQ(ErrorOf(data), "sequences.cu_seqlens_kv is given, but the keys are the rows of query; leave it NULL");
+  data.sequences.cu_seqlens_kv = nullptr;
   const int64_t starts[] = {-1, 0};
-  data.args.q_start = starts;
-  EXPECT_NE(ErrorOf(data).find("the queries of sequence 0 begin at position -1, for which rope has no tables; set MHA_CAUSAL"),
+  data.sequences.q_first_positions = starts;
+  EXPECT_NE(ErrorOf(data).find("the queries of sequence 0 begin at position -1, which the tables of rope do not have; set MHA_CAUSAL"),
             std::string::npos);
 
-  Cache cache(CacheConfigOf(problem, {MHA_CACHE_CONTIGUOUS, 0}, 2, 100));
-  data.args.q_start = nullptr;
-  data.args.cache = cache.get();
-  data.args.flags = MHA_CAUSAL | MHA_CACHE_READ;
-  data.args.cu_seqlens_kv = data.q;
-  EXPECT_EQ(ErrorOf(data), "MHA_CACHE_READ appends nothing, but cu_seqlens_kv is given; leave it NULL, or leave the flag out");
+  data.sequences.q_first_positions = nullptr;
+  for (const auto &[at, row, sentence] :
+       {std::tuple{0, 1, "sequences.cu_seqlens_q[0] is 1; it must be 0"},
+        {1, 76, "sequences.cu_seqlens_q[2] is 75, less than 76 before it; the numbers must ascend"},
+        {2, 74, "sequences.cu_seqlens_q[2] is 74, the end of the last sequence; it must be n_q, 75. Check count, too"},
+        {2, 76, "sequences.cu_seqlens_q[2] is 76, the end of the last sequence; it must be n_q, 75. Check count, too"}}) {
+    const int64_t right = std::exchange(data.q[at], row);
+    EXPECT_EQ(ErrorOf(data), sentence);
+    data.q[at] = right;
+  }
+
+  Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 2, 100));
+  data.args.cache_read = cache.get();
   data.args.flags = MHA_CAUSAL;
-  data.args.cu_seqlens_kv = nullptr;
+  data.sequences.cu_seqlens_kv = data.q;
+  EXPECT_EQ(ErrorOf(data), "sequences.cu_seqlens_kv is given, but no keys come with cache_read; leave it NULL");
+  data.sequences.cu_seqlens_kv = nullptr;
 }
 
 }  // namespace

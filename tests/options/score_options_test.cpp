@@ -122,10 +122,22 @@ TEST_P(ScoreOptionsTest, ArraysWhoseStridesWereNeverSetAreContiguous) {
   problem.score->bias.values = RandomValues(&random, Values::kNormal, problem.batch * problem.num_heads * 4 * 33);
   problem.score->bias_is_f16 = false;
   const AttentionData data(problem, PlainCall());
-  const mha_score_options &score = data.score;
-  EXPECT_EQ(score.mask_batch_stride | score.mask_head_stride | score.mask_row_stride, 0);
-  EXPECT_EQ(score.bias_batch_stride | score.bias_head_stride | score.bias_row_stride, 0);
+  const mha_strides &of_mask = data.score_arrays.mask_strides, &of_bias = data.score_arrays.bias.strides;
+  EXPECT_EQ(of_mask.batch | of_mask.head | of_mask.row, 0);
+  EXPECT_EQ(of_bias.batch | of_bias.head | of_bias.row, 0);
   EXPECT_TRUE(SameBits(Attend(problem, PlainCall()), Specify(problem))) << Describe(problem);
+}
+
+TEST_P(ScoreOptionsTest, EqualScoresWeighVisibleKeysAlikeAndTakeNoScaleBesideThem) {
+  AttentionProblem problem = Problem(8, 5, 300);
+  problem.has_equal_scores = true;
+  ExpectTheSpecification(problem);
+  problem.scale = 0.5f;
+  const AttentionData data(problem, PlainCall());
+  size_t bytes = 0;
+  mha_error error;
+  EXPECT_EQ(data.Workspace(&bytes, &error), MHA_ERROR_INVALID_VALUE);
+  EXPECT_STREQ(error.message, "scale is 0.5 beside MHA_EQUAL_SCORES, which makes it 0; leave one out");
 }
 
 // Transformer-XL's scores (Dai et al., arXiv:1901.02860): (q + u) k^T + (q + v) r^T, where row n of r is of the distance n - left. The
@@ -412,8 +424,7 @@ TEST(T5RelativeBias, RefusesWhatDoesNotFit) {
   } cases[] = {
       {3, 0, 1, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2, "num_buckets is 3; it must be 4 to 2^30, or 0 for 32"},
       {1, 0, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2, "num_buckets is 1; it must be 2 to 2^30, or 0 for 32"},
-      {-1, 0, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is -1; it must be 2 to 2^30, or 0 for 32"},
+      {-1, 0, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2, "num_buckets is -1; it must be 2 to 2^30, or 0 for 32"},
       {most, 0, 0, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 2,
        "num_buckets is 9223372036854775807; it must be 2 to 2^30, or 0 for 32"},
       {32, 8, 1, 4, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 3,
@@ -423,7 +434,8 @@ TEST(T5RelativeBias, RefusesWhatDoesNotFit) {
       {0, 0, 1, 0, 2, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 5, "num_heads is 0; it must be at least 1"},
       {0, 0, 1, 4, -1, 2, from, table.data(), MHA_ERROR_INVALID_VALUE, 6, "left is -1; it must be at least 0"},
       {0, 0, 1, 4, 2, -1, from, table.data(), MHA_ERROR_INVALID_VALUE, 7, "right is -1; it must be at least 0"},
-      {0, 0, 1, 4, most, most, from, table.data(), MHA_ERROR_TOO_LARGE, 5, "the arrays would be larger than memory can be"},
+      {0, 0, 1, 4, most, most, from, table.data(), MHA_ERROR_TOO_LARGE, 5,
+       "the arrays would exceed the address space; use smaller dimensions"},
       {0, 0, 1, 4, 2, 2, nullptr, table.data(), MHA_ERROR_NULL_POINTER, 1,
        "embedding is NULL; pass an array of num_buckets * num_heads floats"},
       {0, 0, 1, 4, 2, 2, from, nullptr, MHA_ERROR_NULL_POINTER, 8,

@@ -94,11 +94,10 @@ class States : public AttentionTest {
     call.asked = kAskNothing;
     call.instruction_set = instruction_set();
     AttentionData data(part, call);
-    data.args.output = nullptr;
-    data.args.output_batch_stride = data.args.output_row_stride = data.args.output_head_stride = 0;
+    data.args.output = {};
     Memory states(static_cast<size_t>(RowsOf(part) * (part.head_dim_v + 2)) * sizeof(float));
     states.Fill(0xff);
-    data.args.states = states.floats();
+    data.outputs.states = states.floats();
     const size_t bytes = data.WorkspaceBytes();
     Memory workspace(bytes);
     workspace.Fill(0xff);
@@ -118,9 +117,10 @@ class States : public AttentionTest {
     return result;
   }
 
-  Finished Finish(const AttentionProblem &whole, const std::vector<float> &states) const {
-    Finished finished = {std::vector<float>(static_cast<size_t>(RowsOf(whole) * whole.head_dim_v), kNan),
-                         std::vector<float>(static_cast<size_t>(RowsOf(whole)), kNan)};
+  // In the given layout, whose gaps stay as they are.
+  Finished Finish(const AttentionProblem &whole, const std::vector<float> &states, const Layout &layout = kDense) const {
+    Finished finished = {{}, std::vector<float>(static_cast<size_t>(RowsOf(whole)), kNan)};
+    Strided output(layout, whole.batch, whole.n_q, whole.num_heads, whole.head_dim_v, Place::kBeforeGuard);
     mha_states_args args = Zeroed<mha_states_args>();
     args.batch = whole.batch;
     args.num_heads = whole.num_heads;
@@ -129,11 +129,14 @@ class States : public AttentionTest {
     args.states = states.data();
     if (whole.score && !whole.score->sinks.empty()) args.sinks = whole.score->sinks.data();
     if (whole.score && !whole.score->head_scales.empty()) args.head_scales = whole.score->head_scales.data();
-    args.output = finished.y.data();
+    args.output.data = output.memory.data();
+    args.output.strides = {output.batch_stride(), output.row_stride(), output.head_stride()};
     args.lse = finished.lse.data();
     args.instruction_set = instruction_set();
     mha_error error;
     Check(mha_states_finish(&args, &error), error);
+    EXPECT_TRUE(output.GapsAreUntouched());
+    finished.y = output.Get();
     return finished;
   }
 
@@ -208,7 +211,7 @@ AttentionProblem RandomProblem(Random *random) {
     score.relative_left = random->Pick<int64_t>({0, 40, 600});
     score.relative_bias = random->Normals(problem.num_heads * (score.relative_left + 1));
   }
-  if (random->Chance(0.3)) score.q_scales = random->Normals(problem.n_q);
+  if (random->Chance(0.3)) score.q_scales = random->Normals(problem.batch * problem.n_q);
   if (random->Chance(0.3)) score.bias.values = random->Normals(problem.n_q * n_kv);
   if (random->Coin()) {
     while (static_cast<int64_t>(score.mask.values.size()) < problem.n_q * n_kv) {
@@ -218,8 +221,8 @@ AttentionProblem RandomProblem(Random *random) {
     }
   }
   if (random->Chance(0.3)) {
-    for (int64_t i = 0; i < problem.n_q; i++) score.groups.of_queries.push_back(random->Between(0, 1));
-    for (int64_t j = 0; j < n_kv; j++) score.groups.of_keys.push_back(j / 300);
+    for (int64_t i = 0; i < problem.batch * problem.n_q; i++) score.groups.of_queries.push_back(random->Between(0, 1));
+    for (int64_t j = 0; j < problem.batch * n_kv; j++) score.groups.of_keys.push_back(j % n_kv / 300);
     score.groups.add_keys = random->Coin();
     if (score.groups.add_keys) problem.rope.reset();
   }
@@ -254,7 +257,7 @@ TEST_P(States, OfAnyPartHaveTheBitsOfTheSpecification) {
   }
 }
 
-// The last query is at the last key of the call, which is kv_position further on.
+// The last query is at the last key of the call, which is kv_first_position further on.
 TEST_P(States, QStartOfNullPutsTheLastQueryAtTheLastKeyOfTheCall) {
   Random random(1);
   AttentionProblem whole = Problem(&random, 5, 700);
@@ -310,7 +313,8 @@ TEST_P(States, AreTheSameForAnyThreadsAndMemory) {
 
 // Two caches with half of the keys each, which are rotated where they stand in the sequence; a window that a ring holds.
 TEST_P(States, OfCachesWithPartsOfTheKeysLeadToTheBitsOfOneCache) {
-  for (const CacheForm form : {CacheForm{MHA_CACHE_CONTIGUOUS, 0}, CacheForm{MHA_CACHE_PAGED, 64}, CacheForm{MHA_CACHE_RING, 304}}) {
+  const CacheForm contiguous = {MHA_CACHE_KIND_CONTIGUOUS, 0};
+  for (const CacheForm form : {contiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 304}}) {
     for (const Storage type : {Storage::kF32, Storage::kInt8, Storage::kF16}) {
       Random random(4);
       AttentionProblem whole = Problem(&random, 4, 800);
@@ -324,9 +328,10 @@ TEST_P(States, OfCachesWithPartsOfTheKeysLeadToTheBitsOfOneCache) {
       std::vector<std::vector<float>> states;
       for (const int64_t first : {0, 512}) {
         const AttentionProblem part = Part(whole, first, first == 0 ? 512 : 288);
-        const bool is_ring = form.kind == MHA_CACHE_RING && first != 0;  // which begins with the call: the last query is at the last key
-        Cache cache(CacheConfigOf(part, is_ring ? form : CacheForm{MHA_CACHE_CONTIGUOUS, 0}, 1, part.n_kv));
-        if (form.kind == MHA_CACHE_PAGED) {
+        // A ring begins with the call: the last query is at the last key.
+        const bool is_ring = form.kind == MHA_CACHE_KIND_RING && first != 0;
+        Cache cache(CacheConfigOf(part, is_ring ? form : contiguous, 1, part.n_kv));
+        if (form.kind == MHA_CACHE_KIND_PAGED) {
           cache = Cache(CacheConfigOf(part, form, 1, part.n_kv));
           SpreadBlocks(&random, &cache);
         }
@@ -401,9 +406,11 @@ TEST_P(States, MergedAndFinishedHaveTheBitsOfTheSpecification) {
     std::vector<float> in_right = right;
     ASSERT_EQ(mha_states_merge(rows, width, left.data(), in_right.data(), in_right.data(), instruction_set(), nullptr), MHA_OK);
     EXPECT_TRUE(SameBits("states in place of the right ones", in_right, merged)) << "seed " << seed;
-    const Finished finished = Finish(problem, merged);
-    EXPECT_TRUE(SameBits("y", finished.y, expected.y)) << "seed " << seed;
-    EXPECT_TRUE(SameBits("lse", finished.lse, expected.lse)) << "seed " << seed;
+    for (const Layout &layout : {kDense, kHeadsOutside, kRowsOutside, kGaps}) {
+      const Finished finished = Finish(problem, merged, layout);
+      EXPECT_TRUE(SameBits("y", finished.y, expected.y)) << Describe(layout) << " seed " << seed;
+      EXPECT_TRUE(SameBits("lse", finished.lse, expected.lse)) << "seed " << seed;
+    }
   }
 }
 
@@ -427,16 +434,15 @@ TEST_P(States, FinishedIn16BitsAreThoseOfACall) {
     args.n_q = problem.n_q;
     args.head_dim_v = problem.head_dim_v;
     args.states = states.data();
-    args.output = output.data();
-    args.output_type = static_cast<uint32_t>(type);
+    args.output.data = output.data();
+    args.output.type = static_cast<uint32_t>(type);
     args.instruction_set = instruction_set();
     ASSERT_EQ(mha_states_finish(&args, nullptr), MHA_OK);
     std::vector<float> wide;
     for (const uint16_t bits : output) wide.push_back(FloatOf(type, bits));
     EXPECT_TRUE(SameBits("y", wide, expected.y)) << NameOf(type);
     std::vector<float> lse(both.lse.size());
-    args.output = nullptr;
-    args.output_type = 0;
+    args.output = {};
     args.lse = lse.data();
     ASSERT_EQ(mha_states_finish(&args, nullptr), MHA_OK);
     EXPECT_TRUE(SameBits("lse", lse, both.lse));
@@ -449,9 +455,8 @@ TEST(StatesInfo, CountsTheBytesOfStates) {
   mha_call_info with_output = Zeroed<mha_call_info>(), with_states = with_output;
   float states[1];
   ASSERT_EQ(data.Info(&with_output, nullptr), MHA_OK);
-  data.args.output = nullptr;
-  data.args.output_batch_stride = data.args.output_row_stride = data.args.output_head_stride = 0;
-  data.args.states = states;
+  data.args.output = {};
+  data.outputs.states = states;
   ASSERT_EQ(data.Info(&with_states, nullptr), MHA_OK);
   EXPECT_EQ(with_states.operations, with_output.operations);
   const int64_t rows = data.args.batch * data.args.num_heads * data.args.n_q;
@@ -462,9 +467,8 @@ TEST(StatesInfo, CountsTheBytesOfStates) {
 
 struct StatesCall {
   StatesCall() {
-    data.args.output = nullptr;
-    data.args.output_batch_stride = data.args.output_row_stride = data.args.output_head_stride = 0;
-    data.args.states = states;
+    data.args.output = {};
+    data.outputs.states = states;
   }
   AttentionProblem problem = NormalAttention(FullProblem());
   float states[4096] = {};
@@ -486,37 +490,37 @@ void ExpectRefused(void (*change)(StatesCall &), const Words &words) {
 
 TEST(StatesErrors, WhatIsMadeOfFinishedRowsIsRefusedBesideStates) {
   static float numbers[64];
-  ExpectRefused([](StatesCall &c) { c.args.output = numbers; }, {"output is given beside states", "mha_states_finish"});
-  ExpectRefused([](StatesCall &c) { c.args.output_type = MHA_TYPE_F16; }, {"output_type is given beside states"});
-  ExpectRefused([](StatesCall &c) { c.args.output_row_stride = 100; }, {"strides of output"});
-  ExpectRefused([](StatesCall &c) { c.args.lse = numbers; }, {"lse is given beside states"});
-  ExpectRefused([](StatesCall &c) { c.args.attention_weights = numbers; }, {"attention_weights is given beside states"});
-  ExpectRefused([](StatesCall &c) { c.args.taps = &c.data.taps; }, {"taps is given beside states"});
+  ExpectRefused([](StatesCall &c) { c.args.output.data = numbers; }, {"output.data is given beside outputs.states", "mha_states_finish"});
+  ExpectRefused([](StatesCall &c) { c.args.output.type = MHA_TYPE_F16; }, {"output.type is given beside outputs.states"});
+  ExpectRefused([](StatesCall &c) { c.args.output.strides.row = 100; }, {"output.strides"});
+  ExpectRefused([](StatesCall &c) { c.data.outputs.lse = numbers; }, {"outputs.lse is given beside outputs.states"});
+  ExpectRefused([](StatesCall &c) { c.data.outputs.attention_weights = numbers; }, {"an output per pair is given beside outputs.states"});
+  ExpectRefused([](StatesCall &c) { c.data.outputs.scores = numbers; }, {"an output per pair is given beside outputs.states"});
   ExpectRefused(
       [](StatesCall &c) {
         c.data.score.sinks = numbers;
         c.args.score = &c.data.score;
       },
-      {"score.sinks is given beside states"});
+      {"score.sinks is given beside outputs.states"});
   ExpectRefused(
       [](StatesCall &c) {
         c.data.score.head_scales = numbers;
         c.args.score = &c.data.score;
       },
-      {"score.head_scales is given beside states"});
+      {"score.head_scales is given beside outputs.states"});
 }
 
 TEST(StatesErrors, PositionsThatAreNoneAreRefused) {
-  ExpectRefused([](StatesCall &c) { c.args.kv_position = -1; }, {"kv_position is -1"});
-  ExpectRefused([](StatesCall &c) { c.args.kv_position = (int64_t{1} << 62) + 1; }, {"kv_position", "2^62"});
+  ExpectRefused([](StatesCall &c) { c.args.kv_first_position = -1; }, {"kv_first_position is -1"});
+  ExpectRefused([](StatesCall &c) { c.args.kv_first_position = (int64_t{1} << 62) + 1; }, {"kv_first_position", "2^62"});
   StatesCall call;
-  call.args.kv_position = 1000;
+  call.args.kv_first_position = 1000;
   call.args.flags |= MHA_CAUSAL;
   Memory workspace(1 << 20);
   for (const int64_t start : {std::numeric_limits<int64_t>::min(), -(int64_t{1} << 62) + 999}) {
     call.data.q_start[0] = start;
     ExpectFails([&](mha_error *error) { return mha_attention(&call.args, workspace.data(), workspace.size(), error); },
-                {MHA_ERROR_INVALID_VALUE, {1}, {"q_start[0]", "kv_position -2^62"}});
+                {MHA_ERROR_INVALID_VALUE, {1}, {"sequences.q_first_positions[0]", "kv_first_position -2^62"}});
   }
   call.data.q_start[0] = -(int64_t{1} << 62) + 1000;
   ExpectSucceeds([&](mha_error *error) { return mha_attention(&call.args, workspace.data(), workspace.size(), error); });
@@ -535,7 +539,7 @@ TEST(StatesErrors, OfTheMergeNameTheArgument) {
       {-1, 4, states, states, states, 0, {MHA_ERROR_INVALID_VALUE, {1}, {"rows is -1"}}},
       {2, 0, states, states, states, 0, {MHA_ERROR_INVALID_VALUE, {2}, {"head_dim_v is 0"}}},
       {2, int64_t{1} << 31, states, states, states, 0, {MHA_ERROR_INVALID_VALUE, {2}, {"head_dim_v"}}},
-      {int64_t{1} << 60, 4, states, states, states, 0, {MHA_ERROR_TOO_LARGE, {1}, {"memory"}}},
+      {int64_t{1} << 60, 4, states, states, states, 0, {MHA_ERROR_TOO_LARGE, {1}, {"address space"}}},
       {2, 4, nullptr, states, states, 0, {MHA_ERROR_NULL_POINTER, {3}, {"left is NULL"}}},
       {2, 4, states, nullptr, states, 0, {MHA_ERROR_NULL_POINTER, {4}, {"right is NULL"}}},
       {2, 4, states, states, nullptr, 0, {MHA_ERROR_NULL_POINTER, {5}, {"result is NULL"}}},
@@ -563,26 +567,31 @@ TEST(StatesErrors, OfFinishingNameTheField) {
       {[](auto &a) { a.num_heads = 0; }, MHA_ERROR_INVALID_VALUE, {"num_heads is 0"}},
       {[](auto &a) { a.head_dim_v = -3; }, MHA_ERROR_INVALID_VALUE, {"head_dim_v is -3"}},
       {[](auto &a) { a.batch = int64_t{1} << 60; }, MHA_ERROR_TOO_LARGE, {"states"}},
-      {[](auto &a) { a.output_type = 3; }, MHA_ERROR_INVALID_VALUE, {"output_type is 3"}},
-      {[](auto &a) { a.output_type = 1, a.output = nullptr; }, MHA_ERROR_INVALID_VALUE, {"output_type", "output"}},
+      {[](auto &a) { a.output.type = MHA_TYPE_INT8; }, MHA_ERROR_INVALID_VALUE, {"output.type is 4"}},
+      {[](auto &a) { a.output.type = MHA_TYPE_F16, a.output.data = nullptr; }, MHA_ERROR_INVALID_VALUE, {"output.data", "output"}},
+      {[](auto &a) { a.output.strides.row = 8, a.output.data = nullptr; }, MHA_ERROR_INVALID_VALUE, {"output.data", "output"}},
+      {[](auto &a) { a.output.strides.head = 7; }, MHA_ERROR_INVALID_VALUE, {"output.strides.head is 7", "8"}},
+      {[](auto &a) { a.output.strides.row = 15; }, MHA_ERROR_INVALID_VALUE, {"output.strides.row is 15", "16"}},
+      {[](auto &a) { a.output.strides.batch = MHA_BROADCAST; }, MHA_ERROR_INVALID_VALUE, {"output.strides.batch"}},
+      {[](auto &a) { a.output.reserved = 1; }, MHA_ERROR_INVALID_VALUE, {"output.reserved"}},
       {[](auto &a) { a.states = nullptr; }, MHA_ERROR_NULL_POINTER, {"states is NULL"}},
-      {[](auto &a) { a.output = a.lse = nullptr; }, MHA_ERROR_NULL_POINTER, {"output and lse"}},
+      {[](auto &a) { a.output.data = a.lse = nullptr; }, MHA_ERROR_NULL_POINTER, {"output.data and lse"}},
       {[](auto &a) { a.instruction_set = 99; }, MHA_ERROR_INVALID_VALUE, {"instruction_set 99"}},
       {[](auto &a) { numbers[1] = kInfinity, a.sinks = numbers; }, MHA_ERROR_INVALID_VALUE, {"sinks[1] is inf"}},
       {[](auto &a) { numbers[1] = kNan, a.head_scales = numbers; }, MHA_ERROR_INVALID_VALUE, {"head_scales[1] is nan"}},
   };
   for (const auto &c : cases) {
-    float states[32] = {}, output[16] = {}, lse[4] = {};
+    float states[40] = {}, output[32] = {}, lse[4] = {};
     mha_states_args args = Zeroed<mha_states_args>();
-    args.batch = args.n_q = 1;
-    args.num_heads = 2;
+    args.batch = 1;
+    args.n_q = args.num_heads = 2;
     args.head_dim_v = 8;
     args.states = states;
-    args.output = output;
+    args.output.data = output;
     args.lse = lse;
     c.change(args);
     ExpectFails([&](mha_error *error) { return mha_states_finish(&args, error); }, {c.status, {1}, c.words});
-    EXPECT_TRUE(std::all_of(output, output + 16, [](float x) { return x == 0; }));
+    EXPECT_TRUE(std::all_of(output, output + 32, [](float x) { return x == 0; }));
     args = Zeroed<mha_states_args>();
     args.batch = MHA_EMPTY;
     args.n_q = args.num_heads = args.head_dim_v = 1;

@@ -18,6 +18,7 @@ using support::LayerWeights;
 
 template <typename T>
 T ScaleOf(const AttentionShape &shape) {
+  if (shape.has_equal_scores) return T(0);
   return shape.scale != 0 ? T(shape.scale) : T(1) / std::sqrt(T(shape.head_dim));
 }
 

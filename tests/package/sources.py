@@ -128,7 +128,7 @@ def check_layout(arguments):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if len(line) > most:
                 failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most {most}.")
-    header = without_comments("".join((arguments.source / "include" / name).read_text() for name in ("mha.h", "mha_options.h")))
+    header = without_comments("".join((arguments.source / "include" / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h")))
     asserted = (arguments.source / "tests" / "interface" / "c99_test.c").read_text()
     structs = re.findall(r"typedef struct (\w+) \{.*?\n\} \1;", header, re.DOTALL)
     if len(structs) != len(re.findall(r"\bstruct \w+ \{", header)):

@@ -411,6 +411,7 @@ int64_t Ranks(const AttentionShape &shape, int64_t kv_head, int64_t i, int64_t *
 // ---- 7. Score
 
 float ScaleOf(const AttentionShape &shape) {
+  if (shape.has_equal_scores) return 0.0f;
   return shape.scale != 0.0f ? shape.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape.head_dim));
 }
 

@@ -70,15 +70,24 @@ ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b) {
   const int64_t q_first = sizes.q_first.empty() ? 0 : sizes.q_first[b], kv_first = sizes.kv_start.empty() ? 0 : sizes.kv_start[b];
   const int64_t n_q = sizes.q_lengths.empty() ? sizes.n_q - q_first : sizes.q_lengths[b];
   const int64_t n_kv = sizes.kv_lengths.empty() ? sizes.n_kv - kv_first : sizes.kv_lengths[b];
-  if (sizes.padding_left) return {sizes.n_q - n_q, n_q, sizes.keys_by_position ? 0 : sizes.n_kv - n_kv, n_kv};
   return {q_first, n_q, kv_first, n_kv};
+}
+
+void PadLeft(bool keeps_lengths, AttentionSizes *sizes) {
+  sizes->q_first.clear();
+  sizes->kv_start.clear();
+  for (const int64_t length : sizes->q_lengths) sizes->q_first.push_back(sizes->n_q - length);
+  for (const int64_t length : sizes->kv_lengths) sizes->kv_start.push_back(sizes->n_kv - length);
+  if (keeps_lengths) return;
+  sizes->q_lengths.clear();
+  sizes->kv_lengths.clear();
 }
 
 std::string Describe(const AttentionSizes &sizes) {
   std::ostringstream text;
   text << "batch " << sizes.batch << " n_q " << sizes.n_q << " n_kv " << sizes.n_kv << " heads " << sizes.num_heads << "/"
        << sizes.num_kv_heads << " head_dim " << sizes.head_dim << " head_dim_v " << sizes.head_dim_v << " scale " << sizes.scale
-       << (sizes.is_causal ? " causal" : "");
+       << (sizes.has_equal_scores ? " equal scores" : "") << (sizes.is_causal ? " causal" : "");
   if (!sizes.q_start.empty()) {
     text << " q_start";
     for (const int64_t start : sizes.q_start) text << " " << start;
@@ -88,7 +97,6 @@ std::string Describe(const AttentionSizes &sizes) {
     if (!lengths->empty()) text << name;
     for (const int64_t length : *lengths) text << " " << length;
   }
-  if (sizes.padding_left) text << " padding left";
   if (sizes.kv_position != 0) text << " kv_position " << sizes.kv_position;
   if (sizes.window_left) text << " window_left " << *sizes.window_left;
   if (sizes.window_right) text << " window_right " << *sizes.window_right;
@@ -132,8 +140,7 @@ std::string Describe(const AttentionSizes &sizes) {
     if (!score.bias.values.empty()) text << " bias" << extents(score.bias) << (score.bias_is_f16 ? " f16" : "");
     if (!score.mask.values.empty()) text << " mask" << extents(score.mask);
     if (!score.groups.of_queries.empty()) {
-      text << " groups" << (score.groups.add_keys ? " also" : " within") << (score.groups.by_sequence ? " b" : " 1")
-           << (score.groups.of_keys.empty() ? "" : " of keys");
+      text << " groups" << (score.groups.add_keys ? " also" : " within") << (score.groups.of_keys.empty() ? "" : " of keys");
     }
     if (score.num_columns != 0) text << " num_columns " << score.num_columns;
   }
@@ -152,6 +159,7 @@ AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b) {
                           sizes.scale,        sizes.is_causal, sizes.q_start.empty() ? valid.n_kv - valid.n_q : sizes.q_start[b]};
   if (sizes.q_start.empty()) shape.q_start += sizes.kv_position;
   shape.kv_position = sizes.kv_position;
+  shape.has_equal_scores = sizes.has_equal_scores;
   shape.has_window_left = sizes.window_left.has_value();
   shape.window_left = sizes.window_left.value_or(0);
   shape.has_window_right = sizes.window_right.has_value();
@@ -256,7 +264,6 @@ AttentionProblem Alone(const AttentionProblem &problem, int64_t b) {
   alone.kv_lengths.clear();
   alone.kv_start.clear();
   alone.q_first.clear();
-  alone.padding_left = false;
   alone.q = SliceRows(problem.q, b, problem.n_q, problem.num_heads * problem.head_dim, valid.q_first, valid.n_q);
   alone.k = SliceRows(problem.k, b, problem.n_kv, problem.num_kv_heads * problem.head_dim, valid.kv_first, valid.n_kv);
   alone.v = SliceRows(problem.v, b, problem.n_kv, problem.num_kv_heads * problem.head_dim_v, valid.kv_first, valid.n_kv);

@@ -76,10 +76,8 @@ struct Pairs {
 // Position groups.
 struct Groups {
   bool add_keys = false;             // MHA_GROUPS_ALSO
-  bool by_sequence = false;          // else the same for all
   std::vector<int64_t> of_queries;   // [batch, n_q]; empty = none
   std::vector<int64_t> of_keys;      // [batch, n_kv]; empty = of_queries. For the specification alone also kNoGroup
-  int64_t columns = 0;               // of a row of of_keys; 0 = n_kv
 };
 
 // What changes scores; the struct of mha.h.
@@ -105,7 +103,7 @@ struct ScoreArrays {
   Pairs<float> relative_rows;  // in place of relative_bias, with its distances for keys
   Pairs<int32_t> chosen;       // lists of chosen keys, with their entries for keys; of kv heads
   int64_t chosen_block = 1;
-  std::vector<float> q_scales;  // [batch, n_q] or [n_q]; empty = not given
+  std::vector<float> q_scales;  // [batch, n_q]; empty = not given
 };
 
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
@@ -125,14 +123,13 @@ struct AttentionSizes {
   int64_t head_dim = 1;
   int64_t head_dim_v = 1;
   float scale = 0;
+  bool has_equal_scores = false;
   bool is_causal = false;
   std::vector<int64_t> q_start;     // [batch]; empty = not given
   std::vector<int64_t> q_lengths;   // [batch]; empty = not given
   std::vector<int64_t> kv_lengths;  // [batch]; empty = not given
-  std::vector<int64_t> kv_start;    // [batch]; empty = not given
-  std::vector<int64_t> q_first;     // [batch]: row of the first valid query, which no call is told; empty = 0
-  bool padding_left = false;
-  bool keys_by_position = false;  // the first keys are valid whatever padding_left says, as in a cache
+  std::vector<int64_t> kv_start;    // [batch]: row of the first valid key; empty = not given
+  std::vector<int64_t> q_first;     // [batch]: row of the first valid query, in self-attention the same; empty = not given
   std::optional<int64_t> window_left, window_right;
   std::optional<Rope> rope;
   std::optional<NormArrays> norm;
@@ -153,6 +150,9 @@ struct ValidRows {
 };
 
 ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b);
+
+// Moves the valid rows of each sequence to the end, where padding is on the left; lengths need not be given then.
+void PadLeft(bool keeps_lengths, AttentionSizes *sizes);
 
 struct AttentionProblem : AttentionSizes {
   AttentionProblem();
@@ -232,9 +232,8 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const Groups &groups = score.groups;
   const ValidRows valid = ValidRowsOf(sizes, b);
   if (!groups.of_queries.empty()) {
-    const int64_t sequence = groups.by_sequence ? b : 0;
-    options.q_groups = groups.of_queries.data() + sequence * sizes.n_q + valid.q_first;
-    options.kv_groups = (groups.of_keys.empty() ? groups.of_queries : groups.of_keys).data() + sequence * sizes.n_kv + valid.kv_first;
+    options.q_groups = groups.of_queries.data() + b * sizes.n_q + valid.q_first;
+    options.kv_groups = (groups.of_keys.empty() ? groups.of_queries : groups.of_keys).data() + b * sizes.n_kv + valid.kv_first;
     options.groups_add_keys = groups.add_keys;
   }
   if (score.num_columns != 0) options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);
@@ -245,9 +244,7 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   options.chosen_block = score.chosen_block;
   options.relative_left = score.relative_left;
   options.relative_right = score.relative_right;
-  const bool has_own_scales = static_cast<int64_t>(score.q_scales.size()) > sizes.n_q;
-  const int64_t first_scale = (has_own_scales ? b * sizes.n_q : 0) + valid.q_first;
-  if (!score.q_scales.empty()) options.q_scales = score.q_scales.data() + first_scale;
+  if (!score.q_scales.empty()) options.q_scales = score.q_scales.data() + b * sizes.n_q + valid.q_first;
   options.head_scales = data(score.head_scales);
   function(&options);
 }

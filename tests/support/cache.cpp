@@ -60,8 +60,8 @@ size_t Cache::SizeOf(const mha_kv_cache_config &config) {
 }
 
 std::string Describe(const CacheForm &form) {
-  if (form.kind == MHA_CACHE_CONTIGUOUS) return "contiguous";
-  return (form.kind == MHA_CACHE_RING ? "ring of " : "paged by ") + std::to_string(form.positions);
+  if (form.kind == MHA_CACHE_KIND_CONTIGUOUS) return "contiguous";
+  return (form.kind == MHA_CACHE_KIND_RING ? "ring of " : "paged by ") + std::to_string(form.positions);
 }
 
 mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &form, int64_t num_sequences, int64_t n) {
@@ -75,8 +75,8 @@ mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &
   config.v_type = sizes.values_in_keys ? 0 : static_cast<uint32_t>(sizes.v_type);
   config.kind = form.kind;
   config.capacity = n;
-  if (form.kind == MHA_CACHE_RING) config.capacity = form.positions;
-  if (form.kind == MHA_CACHE_PAGED) {
+  if (form.kind == MHA_CACHE_KIND_RING) config.capacity = form.positions;
+  if (form.kind == MHA_CACHE_KIND_PAGED) {
     const int64_t blocks = (n + form.positions - 1) / form.positions;
     config.capacity = blocks * form.positions;
     config.block_positions = form.positions;
@@ -87,7 +87,7 @@ mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &
 
 void SpreadBlocks(Random *random, Cache *cache) {
   const mha_kv_cache_config &config = cache->config();
-  if (config.kind != MHA_CACHE_PAGED) return;
+  if (config.kind != MHA_CACHE_KIND_PAGED) return;
   std::vector<int32_t> pool(static_cast<size_t>(config.num_blocks));
   for (size_t n = 0; n < pool.size(); n++) pool[n] = static_cast<int32_t>(n);
   for (size_t n = pool.size(); n > 1; n--) std::swap(pool[n - 1], pool[random->Between(0, static_cast<int64_t>(n) - 1)]);

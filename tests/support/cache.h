@@ -65,8 +65,11 @@ struct CacheForm {
 
 std::string Describe(const CacheForm &form);
 
-inline constexpr CacheForm kContiguousAndPaged[] = {
-    {MHA_CACHE_CONTIGUOUS, 0}, {MHA_CACHE_PAGED, 16}, {MHA_CACHE_PAGED, 64}, {MHA_CACHE_PAGED, 256}, {MHA_CACHE_PAGED, 512}};
+inline constexpr CacheForm kContiguousAndPaged[] = {{MHA_CACHE_KIND_CONTIGUOUS, 0},
+                                                    {MHA_CACHE_KIND_PAGED, 16},
+                                                    {MHA_CACHE_KIND_PAGED, 64},
+                                                    {MHA_CACHE_KIND_PAGED, 256},
+                                                    {MHA_CACHE_KIND_PAGED, 512}};
 
 // A cache for so many sequences of n positions of these sizes.
 mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &form, int64_t num_sequences, int64_t n);

@@ -77,45 +77,47 @@ void CallData::FreezeInputs() {
 }
 
 template <typename T>
-void CallData::SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t natural_columns, int64_t *batch, int64_t *head,
-                          int64_t *row) {
-  if (pairs.values.empty()) return;
+mha_strides CallData::StridesOf(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t natural_columns) const {
+  if (pairs.values.empty()) return {};
   const int64_t columns = pairs.columns != 0 ? pairs.columns : sizes.n_kv, of_head = (pairs.by_row ? sizes.n_q : 1) * columns;
-  const bool are_named = columns != natural_columns || sizes.n_q % 2 == 1;  // half of what is contiguous has strides of 0
-  *row = !pairs.by_row ? MHA_BROADCAST : are_named ? columns : 0;
-  *head = !pairs.by_head ? MHA_BROADCAST : are_named ? of_head : 0;
-  *batch = !pairs.by_sequence ? MHA_BROADCAST : are_named ? (pairs.by_head ? pairs.heads_of(sizes.num_heads) : 1) * of_head : 0;
+  const bool are_named = columns != natural_columns || writes_defaults_;
+  mha_strides strides = {};
+  strides.row = !pairs.by_row ? MHA_BROADCAST : are_named ? columns : 0;
+  strides.head = !pairs.by_head ? MHA_BROADCAST : are_named ? of_head : 0;
+  strides.batch = !pairs.by_sequence ? MHA_BROADCAST : are_named ? (pairs.by_head ? pairs.heads_of(sizes.num_heads) : 1) * of_head : 0;
+  return strides;
 }
 
-template <typename T>
-void CallData::SetInput(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width, const std::vector<float> &x,
-              const T **pointer, int64_t *batch_stride, int64_t *row_stride, int64_t *head_stride) {
-  Strided input(layout, batch, rows, heads, width, place_);
-  input.Set(x);
-  *pointer = input.memory.floats();
-  *batch_stride = input.batch_stride();
-  *row_stride = input.row_stride();
-  if (head_stride != nullptr) *head_stride = input.head_stride();
-  inputs_.push_back(std::move(input.memory));
+uint32_t CallData::TypeField(Storage type, Storage by_default) const {
+  return type == by_default && !writes_defaults_ ? 0 : static_cast<uint32_t>(type);
 }
 
-const void *CallData::Narrow(Storage type, const void *floats, uint32_t *type_field) {
-  if (type == Storage::kF32) return floats;
-  const Memory &wide = inputs_.back();
-  std::vector<uint16_t> narrow(wide.size() / sizeof(float));
-  std::transform(wide.floats(), wide.floats() + narrow.size(), narrow.begin(), [&](float x) { return BitsIn16(type, x); });
-  *type_field = static_cast<uint32_t>(type);
-  inputs_.push_back(CopyOf(narrow, place_));
-  return inputs_.back().data();
+void CallData::SetInput(const Layout &layout, Storage type, Storage type_by_default, int64_t batch, int64_t rows, int64_t heads,
+                        int64_t width, const std::vector<float> &x, mha_input *input, bool has_heads) {
+  Strided strided(layout, batch, rows, heads, width, place_);
+  strided.Set(x);
+  input->type = TypeField(type, type_by_default);
+  input->strides = {strided.batch_stride(), strided.row_stride(), has_heads ? strided.head_stride() : 0};
+  inputs_.push_back(std::move(strided.memory));
+  if (type != Storage::kF32) {
+    const Memory &wide = inputs_.back();
+    std::vector<uint16_t> narrow(wide.size() / sizeof(float));
+    std::transform(wide.floats(), wide.floats() + narrow.size(), narrow.begin(), [&](float number) { return BitsIn16(type, number); });
+    inputs_.push_back(CopyOf(narrow, place_));
+  }
+  input->data = inputs_.back().data();
 }
 
-template <typename Args>
-void CallData::SetOutputType(Storage type, Args *args) {
+void CallData::SetOutput(const Layout &layout, Storage type, int64_t batch, int64_t rows, int64_t heads, int64_t width,
+                         mha_output *args_output, bool has_heads) {
+  output = Strided(layout, batch, rows, heads, width, place_);
+  args_output->data = output.memory.data();
+  args_output->type = TypeField(type, Storage::kF32);
+  args_output->strides = {output.batch_stride(), output.row_stride(), has_heads ? output.head_stride() : 0};
   if (type == Storage::kF32) return;
   output_type_ = type;
-  args->output_type = static_cast<uint32_t>(type);
   narrow_output_ = Memory(output.memory.size() / 2, place_);
-  args->output = narrow_output_.data();
+  args_output->data = narrow_output_.data();
 }
 
 const int32_t *CallData::KeepInt32(const std::vector<int64_t> &values) { return Keep(std::vector<int32_t>(values.begin(), values.end())); }
@@ -123,18 +125,21 @@ const int32_t *CallData::KeepInt32(const std::vector<int64_t> &values) { return 
 template <typename Args>
 void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *args) {
   *args = Zeroed<Args>();
+  writes_defaults_ = sizes.n_q % 2 == 1;  // half of all calls
   args->batch = ExtentOf(sizes.batch);
   args->n_q = ExtentOf(sizes.n_q);
   args->n_kv = ExtentOf(sizes.n_kv);
   args->flags = (sizes.is_causal ? MHA_CAUSAL : 0u) | (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
-                (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) | (sizes.padding_left ? MHA_PADDING_LEFT : 0u) |
-                (call.cache.read ? MHA_CACHE_READ : 0u);
+                (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) | (sizes.has_equal_scores ? MHA_EQUAL_SCORES : 0u);
   args->window_left = sizes.window_left.value_or(0);
   args->window_right = sizes.window_right.value_or(0);
-  args->q_start = q_start = Keep(sizes.q_start);
-  args->q_lengths = Keep(sizes.q_lengths);
-  args->kv_lengths = Keep(sizes.kv_lengths);
-  args->kv_start = Keep(sizes.kv_start);
+  sequences.q_first_positions = q_start = Keep(sizes.q_start);
+  sequences.q_lengths = Keep(sizes.q_lengths);
+  sequences.kv_lengths = Keep(sizes.kv_lengths);
+  sequences.q_first_rows = Keep(sizes.q_first);
+  sequences.kv_first_rows = Keep(sizes.kv_start);
+  sequences.cache_sequences = Keep(call.cache.sequences);
+  args->sequences = &sequences;
   if (sizes.rope) {
     rope.style = sizes.rope->is_interleaved ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALF;
     rope.dims = sizes.rope->use_defaults ? 0 : sizes.rope->dims;
@@ -143,8 +148,8 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     rope.cos = Keep(sizes.rope->cos);
     rope.sin = Keep(sizes.rope->sin);
     rope.table_stride = sizes.rope->use_defaults ? 0 : sizes.rope->table_stride;
-    rope.q_positions = Keep(sizes.rope->q_positions);
-    rope.k_positions = Keep(sizes.rope->k_positions);
+    sequences.rope_q_positions = Keep(sizes.rope->q_positions);
+    sequences.rope_k_positions = Keep(sizes.rope->k_positions);
     args->rope = &rope;
   }
   if (sizes.norm) {
@@ -175,45 +180,44 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     score.alibi_slopes = Keep(from.alibi_slopes);
     score.sinks = Keep(from.sinks);
     score.relative_bias = Keep(from.relative_bias);
-    score.relative_rows = Keep(from.relative_rows.values);
-    SetStrides(sizes, from.relative_rows, from.relative_left + 1 + from.relative_right, &score.relative_rows_batch_stride,
-               &score.relative_rows_head_stride, &score.relative_rows_row_stride);
     score.relative_left = from.relative_left;
     score.relative_right = from.relative_right;
-    score.chosen_keys = Keep(from.chosen.values);
-    SetStrides(sizes, from.chosen, from.chosen.columns, &score.chosen_keys_batch_stride, &score.chosen_keys_head_stride,
-               &score.chosen_keys_row_stride);
-    score.num_chosen = from.chosen.columns;
-    score.chosen_block = score.chosen_keys == nullptr || (from.chosen_block == 1 && sizes.n_q % 2 == 0) ? 0 : from.chosen_block;
-    score.q_scales = Keep(from.q_scales);
-    const bool scales_one = static_cast<int64_t>(from.q_scales.size()) <= sizes.n_q;  // sequence, for all
-    score.q_scales_stride = from.q_scales.empty() ? 0 : scales_one ? MHA_BROADCAST : sizes.n_q % 2 == 1 ? sizes.n_q : 0;
     score.head_scales = Keep(from.head_scales);
+    args->score = &score;
+    score_arrays.relative_rows = Keep(from.relative_rows.values);
+    score_arrays.relative_rows_strides = StridesOf(sizes, from.relative_rows, from.relative_left + 1 + from.relative_right);
+    score_arrays.chosen_keys = Keep(from.chosen.values);
+    score_arrays.chosen_keys_strides = StridesOf(sizes, from.chosen, from.chosen.columns);
+    score_arrays.num_chosen = from.chosen.columns;
+    const bool is_one_key = score_arrays.chosen_keys == nullptr || (from.chosen_block == 1 && !writes_defaults_);
+    score_arrays.chosen_block = is_one_key ? 0 : from.chosen_block;
+    score_arrays.q_scales = Keep(from.q_scales);
     if (from.bias_is_f16) {
       std::vector<uint16_t> halves(from.bias.values.size());
       std::transform(from.bias.values.begin(), from.bias.values.end(), halves.begin(), [](float x) { return BitsIn16(Storage::kF16, x); });
-      score.bias = Keep(halves);
-      score.bias_type = MHA_TYPE_F16;
+      score_arrays.bias.data = Keep(halves);
     } else {
-      score.bias = Keep(from.bias.values);
+      score_arrays.bias.data = Keep(from.bias.values);
     }
-    score.mask = Keep(from.mask.values);
+    if (score_arrays.bias.data != nullptr) {
+      score_arrays.bias.type = TypeField(from.bias_is_f16 ? Storage::kF16 : Storage::kF32, Storage::kF32);
+    }
+    score_arrays.mask = Keep(from.mask.values);
     const int64_t keys = call.cache.cache != nullptr ? call.cache.columns : sizes.n_kv;
     const int64_t natural = from.num_columns != 0 ? from.num_columns : keys;
-    SetStrides(sizes, from.bias, natural, &score.bias_batch_stride, &score.bias_head_stride, &score.bias_row_stride);
-    SetStrides(sizes, from.mask, natural, &score.mask_batch_stride, &score.mask_head_stride, &score.mask_row_stride);
-    score.q_groups = KeepInt32(from.groups.of_queries);
-    score.kv_groups = KeepInt32(from.groups.of_keys);
-    score.groups = from.groups.add_keys ? MHA_GROUPS_ALSO : MHA_GROUPS_WITHIN;
-    const int64_t columns = from.groups.columns != 0 ? from.groups.columns : sizes.n_kv;
-    const bool are_named = columns != natural || sizes.n_q % 2 == 1;
-    if (score.q_groups != nullptr) score.q_groups_stride = !from.groups.by_sequence ? MHA_BROADCAST : are_named ? sizes.n_q : 0;
-    if (score.kv_groups != nullptr) score.kv_groups_stride = !from.groups.by_sequence ? MHA_BROADCAST : are_named ? columns : 0;
-    score.num_columns = from.num_columns;
-    args->score = &score;
+    score_arrays.bias.strides = StridesOf(sizes, from.bias, natural);
+    score_arrays.mask_strides = StridesOf(sizes, from.mask, natural);
+    score_arrays.q_groups = KeepInt32(from.groups.of_queries);
+    score_arrays.kv_groups = KeepInt32(from.groups.of_keys);
+    score_arrays.groups = from.groups.add_keys ? MHA_GROUPS_ALSO : MHA_GROUPS_WITHIN;
+    score_arrays.num_columns = from.num_columns;
+    args->score_arrays = &score_arrays;
   }
-  args->cache = call.cache.cache;
-  args->cache_sequences = Keep(call.cache.sequences);
+  if (call.cache.read) {
+    args->cache_read = call.cache.cache;
+  } else {
+    args->cache = call.cache.cache;
+  }
   args->scheduler = call.scheduler;
 
   const int64_t rows = sizes.batch * sizes.n_q, kv_rows = sizes.batch * sizes.n_kv;
@@ -224,17 +228,17 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     memory.Fill(0xff);
     return memory.floats();
   };
-  taps.q = ask(kAskQ, rows * sizes.num_heads * sizes.head_dim, &Outputs::q);
-  taps.k = ask(kAskK, kv_rows * sizes.num_kv_heads * sizes.head_dim, &Outputs::k);
-  taps.v = ask(kAskV, kv_rows * sizes.num_kv_heads * sizes.head_dim_v, &Outputs::v);
-  taps.scores = ask(kAskScores, pairs, &Outputs::scores);
-  taps.scaled_scores = ask(kAskScaledScores, pairs, &Outputs::scaled_scores);
-  taps.softcapped_scores = ask(kAskSoftcappedScores, pairs, &Outputs::softcapped_scores);
-  taps.masked_scores = ask(kAskMaskedScores, pairs, &Outputs::masked_scores);
-  taps.context = ask(kAskContext, rows * sizes.num_heads * sizes.head_dim_v, &Outputs::context);
-  args->attention_weights = ask(kAskWeights, pairs, &Outputs::attention_weights);
-  args->lse = ask(kAskLse, rows * sizes.num_heads, &Outputs::lse);
-  if ((call.asked & ~(kAskWeights | kAskLse)) != 0) args->taps = &taps;
+  outputs.q = ask(kAskQ, rows * sizes.num_heads * sizes.head_dim, &Outputs::q);
+  outputs.k = ask(kAskK, kv_rows * sizes.num_kv_heads * sizes.head_dim, &Outputs::k);
+  outputs.v = ask(kAskV, kv_rows * sizes.num_kv_heads * sizes.head_dim_v, &Outputs::v);
+  outputs.scores = ask(kAskScores, pairs, &Outputs::scores);
+  outputs.scaled_scores = ask(kAskScaledScores, pairs, &Outputs::scaled_scores);
+  outputs.softcapped_scores = ask(kAskSoftcappedScores, pairs, &Outputs::softcapped_scores);
+  outputs.masked_scores = ask(kAskMaskedScores, pairs, &Outputs::masked_scores);
+  outputs.context = ask(kAskContext, rows * sizes.num_heads * sizes.head_dim_v, &Outputs::context);
+  outputs.attention_weights = ask(kAskWeights, pairs, &Outputs::attention_weights);
+  outputs.lse = ask(kAskLse, rows * sizes.num_heads, &Outputs::lse);
+  args->outputs = &outputs;
 }
 
 AttentionData::AttentionData(const AttentionProblem &problem, AttentionCall call) : CallData(call.place) {
@@ -246,26 +250,15 @@ AttentionData::AttentionData(const AttentionProblem &problem, AttentionCall call
   args.head_dim_v = problem.head_dim_v;
   args.scale = problem.scale;
   args.instruction_set = call.instruction_set;
-  SetInput(call.q, problem.batch, problem.n_q, problem.num_heads, problem.head_dim, problem.q, &args.q, &args.q_batch_stride,
-           &args.q_row_stride, &args.q_head_stride);
-  args.q = Narrow(call.q_array, args.q, &args.q_type);
+  SetInput(call.q, call.q_array, Storage::kF32, problem.batch, problem.n_q, problem.num_heads, problem.head_dim, problem.q, &args.q);
   if (!call.cache.read) {
-    SetInput(call.k, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim, problem.k, &args.k, &args.k_batch_stride,
-             &args.k_row_stride, &args.k_head_stride);
-    args.k = Narrow(call.k_array, args.k, &args.k_type);
+    SetInput(call.k, call.k_array, call.q_array, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim, problem.k, &args.k);
   }
   if (!call.cache.read && !problem.values_in_keys) {
-    SetInput(call.v, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim_v, problem.v, &args.v, &args.v_batch_stride,
-             &args.v_row_stride, &args.v_head_stride);
-    args.v = Narrow(call.v_array, args.v, &args.v_type);
+    SetInput(call.v, call.v_array, call.k_array, problem.batch, problem.n_kv, problem.num_kv_heads, problem.head_dim_v, problem.v, &args.v);
   }
-  args.kv_position = problem.kv_position;
-  output = Strided(call.output, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, place_);
-  args.output = output.memory.floats();
-  args.output_batch_stride = output.batch_stride();
-  args.output_row_stride = output.row_stride();
-  args.output_head_stride = output.head_stride();
-  SetOutputType(call.output_array, &args);
+  args.kv_first_position = problem.kv_position;
+  SetOutput(call.output, call.output_array, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, &args.output);
 }
 
 mha_status AttentionData::Workspace(size_t *bytes, mha_error *error) const { return mha_attention_workspace(&args, bytes, error); }
@@ -279,28 +272,19 @@ mha_status AttentionData::Info(mha_call_info *info, mha_error *error) const { re
 ForwardData::ForwardData(const mha_layer *the_layer, const LayerProblem &problem, const LayerCall &call)
     : CallData(call.place), layer(the_layer) {
   SetArgs(problem, call, &args);
-  SetInput(call.query, problem.batch, problem.n_q, 1, problem.query_dim, problem.query, &args.query, &args.query_batch_stride,
-           &args.query_row_stride);
-  args.query = Narrow(call.input_array, args.query, &args.input_type);
+  SetInput(call.query, call.input_array, Storage::kF32, problem.batch, problem.n_q, 1, problem.query_dim, problem.query, &args.query,
+           false);
   if (problem.has_key) {
-    SetInput(call.key, problem.batch, problem.n_kv, 1, problem.key_dim, problem.key, &args.key, &args.key_batch_stride,
-             &args.key_row_stride);
-    args.key = Narrow(call.input_array, args.key, &args.input_type);
+    SetInput(call.key, call.input_array, call.input_array, problem.batch, problem.n_kv, 1, problem.key_dim, problem.key, &args.key, false);
   }
   if (problem.has_value) {
-    SetInput(call.value, problem.batch, problem.n_kv, 1, problem.value_dim, problem.value, &args.value, &args.value_batch_stride,
-             &args.value_row_stride);
-    args.value = Narrow(call.input_array, args.value, &args.input_type);
+    SetInput(call.value, call.input_array, call.input_array, problem.batch, problem.n_kv, 1, problem.value_dim, problem.value, &args.value,
+             false);
   }
-  if (!problem.has_key && !problem.has_value) {  // keys and values are those of the query
-    args.n_kv = 0;
-    args.kv_lengths = nullptr;
-  }
-  output = Strided(call.output, problem.batch, problem.n_q, 1, problem.y_width(), place_);
-  args.output = output.memory.floats();
-  args.output_batch_stride = output.batch_stride();
-  args.output_row_stride = output.row_stride();
-  SetOutputType(call.output_array, &args);
+  const bool is_self = !problem.has_key && !call.cache.read;  // the keys are the rows of query
+  if (is_self) sequences.kv_lengths = sequences.kv_first_rows = nullptr;
+  if (is_self && !problem.has_value) args.n_kv = 0;
+  SetOutput(call.output, call.output_array, problem.batch, problem.n_q, 1, problem.y_width(), &args.output, false);
 }
 
 mha_status ForwardData::Workspace(size_t *bytes, mha_error *error) const { return mha_forward_workspace(layer, &args, bytes, error); }

@@ -26,7 +26,7 @@ struct CacheUse {
   mha_kv_cache *cache = nullptr;
   std::vector<int64_t> sequences = {};  // [batch]; empty = not given
   int64_t columns = 0;
-  bool read = false;  // MHA_CACHE_READ
+  bool read = false;  // as cache_read
 };
 
 // How the library is called; none of it may change a bit of the result.
@@ -86,22 +86,24 @@ class CallData {
   void FreezeInputs();
 
   Strided output;
-  mha_taps taps = Zeroed<mha_taps>();
+  // What args points at: sequences and outputs always, the others where the problem has something of them.
+  mha_sequences sequences = Zeroed<mha_sequences>();
+  mha_outputs outputs = Zeroed<mha_outputs>();
   mha_rope rope = Zeroed<mha_rope>();
   mha_norm norm = Zeroed<mha_norm>();
   mha_score_options score = Zeroed<mha_score_options>();
+  mha_score_arrays score_arrays = Zeroed<mha_score_arrays>();
   int64_t *q_start = nullptr;
 
  protected:
   explicit CallData(Place place) : place_(place) {}
 
-  // All but the arrays that have strides.
+  // All but the inputs and the output.
   template <typename Args>
   void SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *args);
 
   template <typename T>
-  static void SetStrides(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t natural_columns, int64_t *batch, int64_t *head,
-                         int64_t *row);
+  mha_strides StridesOf(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t natural_columns) const;
 
   // Null if there are none.
   template <typename T>
@@ -113,19 +115,19 @@ class CallData {
 
   const int32_t *KeepInt32(const std::vector<int64_t> &values);
 
-  // x is [batch, rows, heads, width].
-  template <typename T>
-  void SetInput(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width, const std::vector<float> &x,
-                const T **pointer, int64_t *batch_stride, int64_t *row_stride, int64_t *head_stride = nullptr);
+  // x is [batch, rows, heads, width]; without heads, of which there is one, the array has no stride of them. It becomes an array of the
+  // type, gaps included.
+  void SetInput(const Layout &layout, Storage type, Storage type_by_default, int64_t batch, int64_t rows, int64_t heads, int64_t width,
+                const std::vector<float> &x, mha_input *input, bool has_heads = true);
 
-  // The input that was set last, in another type, gaps included.
-  const void *Narrow(Storage type, const void *floats, uint32_t *type_field);
+  void SetOutput(const Layout &layout, Storage type, int64_t batch, int64_t rows, int64_t heads, int64_t width, mha_output *args_output,
+                 bool has_heads = true);
 
-  // After args.output is where the floats go.
-  template <typename Args>
-  void SetOutputType(Storage type, Args *args);
+  // The number of the type, or 0 if it is the default and defaults are not written.
+  uint32_t TypeField(Storage type, Storage by_default) const;
 
   const Place place_;
+  bool writes_defaults_ = false;  // strides and types that 0 would stand for
   Storage output_type_ = Storage::kF32;
   Memory narrow_output_;  // where the output goes if it has no floats
   std::vector<Memory> inputs_;

@@ -32,10 +32,10 @@ class ChoiceData : public AttentionData {
  public:
   explicit ChoiceData(const ChoiceProblem &problem, AttentionCall call = {}, int64_t weights_gap = 0)
       : AttentionData(problem, WithoutOutputs(call)), choice(Zeroed<mha_choose_keys_args>()) {
-    args.num_kv_heads = args.head_dim_v = args.v_batch_stride = args.v_row_stride = args.v_head_stride = 0;
-    args.output_batch_stride = args.output_row_stride = args.output_head_stride = 0;
-    args.v_type = args.output_type = 0;
-    args.v = args.output = nullptr;
+    args.num_kv_heads = args.head_dim_v = 0;
+    args.v = {};
+    args.output = {};
+    args.outputs = nullptr;
     output = {};
     const int64_t rows = problem.batch * problem.n_q, heads = problem.num_heads, stride = heads + weights_gap;
     std::vector<float> weights(static_cast<size_t>(rows > 0 ? (rows - 1) * stride + heads : 0), FromBits(0x7fc0dead));
@@ -43,8 +43,9 @@ class ChoiceData : public AttentionData {
       std::copy(problem.weights.begin() + row * heads, problem.weights.begin() + (row + 1) * heads, weights.begin() + row * stride);
     }
     choice.attention = &args;
-    choice.weights = Keep(weights);
-    if (weights_gap != 0) choice.weights_row_stride = stride;
+    choice.weights.data = Keep(weights);
+    choice.weights.type = TypeField(Storage::kF32, Storage::kF32);
+    if (weights_gap != 0) choice.weights.strides = {problem.n_q * stride, stride, 0};
     choice.num_chosen = problem.num_chosen;
     const int64_t columns = call.cache.cache ? call.cache.columns : problem.n_kv;
     optional_.emplace_back(&Outputs::lse, Memory(static_cast<size_t>(rows * problem.num_chosen) * sizeof(int32_t), place_));

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -68,21 +69,28 @@ struct Case {
   Choice choice;
   bool Is(std::string_view dimension, std::string_view values) const { return space->Is(choice, dimension, values); }
   int NumberOf(std::string_view dimension) const { return choice[static_cast<size_t>(space->NumberOf(dimension))]; }  // of its value
+  // Of a dimension whose values are those of mha.h's types, in their order.
+  Storage TypeOf(std::string_view dimension) const { return static_cast<Storage>(NumberOf(dimension) + 1); }
   std::string_view ValueOf(std::string_view dimension) const { return space->NameOfValue(choice, space->NumberOf(dimension)); }
 
-  // ---- What is computed, for the specification. Rows of queries lie beside padding as the flags say; so do keys without a cache, and with
-  // one they lie by position. All three inputs are there, whatever the call gives. Of mha_attention they are q, k and v.
+  // ---- What is computed, for the specification. Rows of queries lie beside padding; so do keys without a cache, and with one they lie by
+  // position. All three inputs are there, whatever the call gives. Of mha_attention they are q, k and v.
   LayerProblem whole;
   bool is_layer() const { return !Is("entry", "attention"); }
   bool is_self() const { return Is("entry", "self|value") && !reads(); }  // the keys are the rows of query
   bool has_cache() const { return !Is("cache", "none"); }
   bool reads() const { return Is("cache_read", "yes"); }
   bool is_packed() const { return Is("packed", "yes"); }
+  // Of an array of values that comes with a cache: of mha_attention, another one than the keys' if it is to be.
+  Storage value_type() const {
+    if (Is("value_array", "same")) return input_type;
+    return input_type == Storage::kF32 ? Storage::kBf16 : input_type == Storage::kF16 ? Storage::kF32 : Storage::kF16;
+  }
 
   // ---- Sizes, until SettleSizes gives them to the problem. n_kv: rows that come with the calls.
   Size n_q, n_kv, past, num_kv_heads, group, head_dim, head_dim_v, query_dim, key_dim, value_dim, output_dim;
   std::vector<int64_t> pasts, new_keys;  // of each sequence
-  std::vector<int64_t> kv_start;         // of a call; with a cache, positions in it do not depend on that
+  std::vector<int64_t> kv_start;         // of a call; with a cache, positions in it do not depend on that. Empty if keys are queries
   PackedSequences packed;                // in the rows of a whole of batch 1; without rows: none. With a cache, keys are those before too
   std::vector<int64_t> packed_new_keys;  // with a cache: where the keys of each begin in the rows of the call
 
@@ -90,7 +98,7 @@ struct Case {
   LayerForm form;
   CallForm call;
   Layout inputs, outputs;
-  CacheForm cache_form = {MHA_CACHE_CONTIGUOUS, 0};
+  CacheForm cache_form = {MHA_CACHE_KIND_CONTIGUOUS, 0};
   std::vector<int64_t> cache_sequences;
   int64_t cache_size = 0;  // its sequences
   std::vector<int64_t> cuts;  // rows of query at which a call ends and another one begins, 0 and n_q included
@@ -163,8 +171,7 @@ inline CallPart PartOf(const Case &c, int64_t begin, int64_t end) {
       const bool in_step = c.keys_come_with_queries() && c.kv_start.empty();
       const int64_t before = in_step ? rows.q_before : begin > 0 ? c.new_keys[static_cast<size_t>(b)] : 0;
       rows.kv_count = c.reads() ? 0 : in_step ? rows.q_count : begin > 0 ? 0 : c.new_keys[static_cast<size_t>(b)];
-      rows.kv_first = in_step ? rows.q_first : c.whole.padding_left ? part.n_kv - rows.kv_count : 0;
-      if (!in_step && !c.kv_start.empty()) rows.kv_first = c.kv_start[static_cast<size_t>(b)];
+      rows.kv_first = in_step ? rows.q_first : !c.kv_start.empty() ? c.kv_start[static_cast<size_t>(b)] : 0;
       rows.kv_column = c.pasts[static_cast<size_t>(b)] + before;
       rows.length = rows.kv_column + rows.kv_count;
       part.columns = std::max(part.columns, rows.length);
@@ -239,11 +246,12 @@ struct Input {
     return (((has_one_sequence ? 0 : b) * n + (has_one_row ? 0 : row)) * heads + (has_one_head ? 0 : head)) * width + at % width;
   }
 
-  // Those of an array without gaps. head: may be null.
-  void SetStrides(int64_t *batch, int64_t *row, int64_t *head = nullptr) const {
-    *batch = has_one_sequence ? MHA_BROADCAST : n * heads * width;
-    *row = has_one_row ? MHA_BROADCAST : heads * width;
-    if (head != nullptr) *head = has_one_head ? MHA_BROADCAST : width;
+  // Those of an array without gaps; without rows, as if there were one.
+  mha_strides Strides(bool has_heads) const {
+    return {has_one_sequence ? MHA_BROADCAST : std::max<int64_t>(n, 1) * heads * width, has_one_row ? MHA_BROADCAST : heads * width,
+            !has_heads     ? 0
+            : has_one_head ? MHA_BROADCAST
+                           : width};
   }
 };
 
@@ -273,7 +281,6 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     problem.key = RowsOfKeys(whole.key, c, part, whole.key_dim, nan);
     problem.value = RowsOfKeys(whole.value, c, part, whole.value_dim, nan);
   }
-  problem.kv_start = c.kv_start;
   for (const Input &input : InputsOf(c, &problem)) {
     for (size_t at = 0; input.is_shared() && at < input.x->size(); at++) {
       if (input.FirstOf(static_cast<int64_t>(at)) != static_cast<int64_t>(at)) (*input.x)[at] = nan;  // is in memory, but not read
@@ -282,11 +289,18 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
   problem.q_start.clear();
   problem.q_lengths.clear();
   problem.kv_lengths.clear();
+  problem.q_first.clear();
+  problem.kv_start.clear();
   const bool starts_by_default = c.Is("q_start", "null") && (c.cuts.size() == 2 || c.keys_come_with_queries());
   for (int64_t b = 0; b < whole.batch; b++) {
     const CallRows &rows = part.rows[static_cast<size_t>(b)];
-    if (!c.Is("q_lengths", "no")) problem.q_lengths.push_back(rows.q_count);
-    const bool has_kv_lengths = c.Is("kv_lengths", "queries") ? !c.Is("q_lengths", "no") : !c.Is("kv_lengths", "no");
+    const bool has_q_lengths = !c.Is("q_lengths", "no"), has_q_first = !c.Is("q_first", "no");
+    if (has_q_lengths) problem.q_lengths.push_back(rows.q_count);
+    if (has_q_first) problem.q_first.push_back(rows.q_first);
+    const bool are_in_step = c.keys_come_with_queries() && c.kv_start.empty();
+    const bool has_kv_lengths = c.Is("kv_lengths", "queries") ? has_q_lengths || (has_q_first && !are_in_step) : !c.Is("kv_lengths", "no");
+    const bool has_kv_first = !c.kv_start.empty() || (are_in_step && has_q_first && !c.is_self());
+    if (has_kv_first) problem.kv_start.push_back(rows.kv_first);
     if (has_kv_lengths && !c.is_self() && !c.reads()) problem.kv_lengths.push_back(rows.kv_count);
     const int64_t start = ShapeOf(whole, b).q_start, most = std::numeric_limits<int64_t>::max();
     if (!starts_by_default) problem.q_start.push_back(start > most - rows.q_before ? most : start + rows.q_before);
@@ -305,13 +319,19 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     problem.score->relative_rows = RowsOfPairs(whole.score->relative_rows, c, part, distances, 0, distances);
     const int64_t entries = whole.score->chosen.columns;
     problem.score->chosen = RowsOfPairs(whole.score->chosen, c, part, entries, 0, entries);
-    std::vector<float> &q_scales = problem.score->q_scales;
-    if (c.Is("q_scales", "one")) q_scales = {q_scales.begin() + part.begin, q_scales.begin() + part.end};
-    if (c.Is("q_scales", "sequence")) q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);
+    problem.score->q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);
     problem.score->bias_is_f16 = problem.score->bias_is_f16 && !problem.score->bias.values.empty();
     problem.score->groups.of_queries = RowsOfQueries(whole.score->groups.of_queries, c, part, 1);
-    if (c.has_own_columns()) problem.score->groups.of_keys = c.given_kv_groups;
-    problem.score->groups.columns = columns;
+    std::vector<int64_t> &kv_groups = problem.score->groups.of_keys;
+    if (c.has_own_columns()) kv_groups = c.given_kv_groups;
+    const int64_t given_columns = whole.score->num_columns != 0 ? whole.score->num_columns : c.has_cache() ? part.columns : columns;
+    if (!c.has_own_columns() && !kv_groups.empty() && given_columns > 0) {  // contiguous: those of each sequence follow each other
+      kv_groups.clear();
+      for (int64_t b = 0; b < whole.batch; b++) {
+        const auto first = whole.score->groups.of_keys.begin() + b * columns;
+        kv_groups.insert(kv_groups.end(), first, first + given_columns);
+      }
+    }
   }
   return problem;
 }
@@ -447,7 +467,7 @@ class CaseRun {
     form.scheduler = c_.scheduler ? c_.scheduler->get() : nullptr;
     return Compute(problem, form, [&](CallData *data) {
       const bool has_pairs = problem.score && (!problem.score->mask.values.empty() || !problem.score->bias.values.empty());
-      if (has_pairs && c_.Is("columns", "new")) data->score.columns = MHA_COLUMNS_NEW_KEYS;
+      if (has_pairs && c_.Is("columns", "new")) data->score_arrays.columns = MHA_COLUMNS_NEW_KEYS;
     });
   }
 
@@ -461,9 +481,9 @@ class CaseRun {
       call.input_array = c_.input_type;
       const auto share = [&](ForwardData *data, const std::array<Input, 3> &inputs) {
         mha_forward_args &args = data->args;
-        inputs[0].SetStrides(&args.query_batch_stride, &args.query_row_stride);
-        if (args.key) inputs[1].SetStrides(&args.key_batch_stride, &args.key_row_stride);
-        if (args.value) inputs[2].SetStrides(&args.value_batch_stride, &args.value_row_stride);
+        args.query.strides = inputs[0].Strides(false);
+        if (args.key.data) args.key.strides = inputs[1].Strides(false);
+        if (args.value.data) args.value.strides = inputs[2].Strides(false);
       };
       return Run<ForwardData>(form, change, share, problem, layer_.get(), problem, call);
     }
@@ -472,16 +492,17 @@ class CaseRun {
     call.instruction_set = instruction_set_;
     call.q = call.k = call.v = c_.inputs;
     call.output = c_.outputs;
-    call.q_array = call.k_array = call.v_array = c_.input_type;
+    call.q_array = call.k_array = c_.input_type;
+    call.v_array = c_.value_type();
     if (!c_.has_cache()) {
-      call.k_array = static_cast<Storage>(c_.NumberOf("k_type"));
-      call.v_array = static_cast<Storage>(c_.NumberOf("v_type"));
+      call.k_array = c_.TypeOf("k_type");
+      call.v_array = c_.TypeOf("v_type");
     }
     const auto share = [&](AttentionData *data, const std::array<Input, 3> &inputs) {
       mha_attention_args &args = data->args;
-      inputs[0].SetStrides(&args.q_batch_stride, &args.q_row_stride, &args.q_head_stride);
-      inputs[1].SetStrides(&args.k_batch_stride, &args.k_row_stride, &args.k_head_stride);
-      inputs[2].SetStrides(&args.v_batch_stride, &args.v_row_stride, &args.v_head_stride);
+      args.q.strides = inputs[0].Strides(true);
+      args.k.strides = inputs[1].Strides(true);
+      args.v.strides = inputs[2].Strides(true);
     };
     return Run<AttentionData>(form, change, share, problem, AttentionOf(problem), call);
   }
@@ -493,28 +514,46 @@ class CaseRun {
       PackedSequences packed = c_.packed;
       if (c_.has_cache()) packed.kv = c_.packed_new_keys;
       data = std::make_unique<PackedData<Data>>(packed, given...);
-      if (c_.is_self()) data->args.cu_seqlens_kv = nullptr;
+      if (c_.is_self() || (packed.q == packed.kv && packed.count() % 2 == 0)) data->sequences.cu_seqlens_kv = nullptr;
     } else {
       data = std::make_unique<Data>(given...);
+      if (problem.n_q % 2 == 1) data->sequences.count = problem.batch;
     }
     change(data.get());
     const std::array<Input, 3> inputs = InputsOf(c_, &problem);
     if (inputs[0].is_shared()) share(data.get(), inputs);
+    if (c_.Is("empty_structs", "null")) LeaveOutEmptyStructs(data.get());
     if (!c_.Is("in_place", "yes")) return data->Compute(form.workspace_fill, form.place, form.workspace_misalignment);
     const size_t bytes = data->WorkspaceBytes(), of_floats = data->output.memory.size();
     Memory workspace(bytes + form.workspace_misalignment, form.place);
     workspace.Fill(form.workspace_fill);
     data->PoisonOutputs();
     // It has the layout and the type of the query.
-    if (of_floats != 0) std::memcpy(data->args.output, QueryOf(data->args), of_floats / (c_.input_type == Storage::kF32 ? 1 : 2));
-    QueryOf(data->args) = data->args.output;
+    if (of_floats != 0) std::memcpy(data->args.output.data, QueryOf(data->args), of_floats / (c_.input_type == Storage::kF32 ? 1 : 2));
+    QueryOf(data->args) = data->args.output.data;
     mha_error error;
     Check(data->Run(workspace.data() + form.workspace_misalignment, bytes, &error), error);
     return data->Results();
   }
 
-  static const void *&QueryOf(mha_forward_args &args) { return args.query; }  // NOLINT: to be changed, here and below
-  static const void *&QueryOf(mha_attention_args &args) { return args.q; }    // NOLINT
+  // Those in which nothing is given.
+  template <typename Data>
+  static void LeaveOutEmptyStructs(Data *data) {
+    const auto is_empty = [](const auto &given) {
+      const auto zeroed = Zeroed<std::decay_t<decltype(given)>>();
+      return std::memcmp(&given, &zeroed, sizeof given) == 0;
+    };
+    mha_sequences sequences = data->sequences;
+    if (sequences.count == data->args.batch) sequences.count = 0;
+    if (is_empty(sequences)) data->args.sequences = nullptr;
+    if (is_empty(data->outputs)) data->args.outputs = nullptr;
+    // relative_rows has the width that score says, which may be 1.
+    if (is_empty(data->score) && !data->score_arrays.relative_rows) data->args.score = nullptr;
+    if (is_empty(data->score_arrays)) data->args.score_arrays = nullptr;
+  }
+
+  static const void *&QueryOf(mha_forward_args &args) { return args.query.data; }  // NOLINT: to be changed, here and below
+  static const void *&QueryOf(mha_attention_args &args) { return args.q.data; }    // NOLINT
 
   // A cache with the keys before those of the first call.
   void FillCache() {
@@ -535,7 +574,8 @@ class CaseRun {
     problem.window_right.reset();
     problem.score.reset();
     if (!c_.is_layer()) problem.gate = GateKind::kNone;
-    problem.padding_left = false;
+    problem.q_first.clear();
+    problem.kv_start.clear();
     problem.q_start.clear();
     problem.q_lengths = c_.pasts;
     const bool keys_are_queries = c_.Is("entry", "self|value");

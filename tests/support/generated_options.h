@@ -125,7 +125,6 @@ inline void SettleSizes(Case *c) {
   whole.value_dim = c->value_dim.value;
   whole.output_dim = c->output_dim.value;
   whole.n_q = c->n_q.value;
-  whole.keys_by_position = c->has_cache();
   whole.has_key = whole.has_value = true;
 }
 
@@ -349,7 +348,7 @@ inline const std::vector<Dimension> &Dimensions() {
       {"cache",
        {{"none", 2}, "contiguous", "paged", "ring"},
        [](Case *c, std::string_view value, Random *random) {
-         if (value == "paged") c->cache_form = {MHA_CACHE_PAGED, random->Pick<int64_t>({16, 32, 64, 256, 512})};
+         if (value == "paged") c->cache_form = {MHA_CACHE_KIND_PAGED, random->Pick<int64_t>({16, 32, 64, 256, 512})};
          c->blocks_seed = random->Next();
        }},
       {"cache_read", {"no", "yes"}, [](Case *, std::string_view, Random *) {}},
@@ -386,10 +385,12 @@ inline const std::vector<Dimension> &Dimensions() {
          c->output_dim = draw();
        }},
       {"scale",
-       {"default", "given"},
+       {"default", "given", {"equal", 0.5}},  // equal: MHA_EQUAL_SCORES, whatever scale a layer has
        [](Case *c, std::string_view value, Random *random) {
-         if (value == "given") c->whole.scale = random->Pick<float>({1.0f, -0.5f, 3.0f, 0.37f, 0x1p-140f, 1e30f});
-         if (value == "given") c->whole.scale = AnyOf(*c, random, c->whole.scale, IsFinite);
+         c->whole.has_equal_scores = value == "equal";
+         const bool is_given = value == "given" || (value == "equal" && c->is_layer() && random->Coin());
+         if (is_given) c->whole.scale = random->Pick<float>({1.0f, -0.5f, 3.0f, 0.37f, 0x1p-140f, 1e30f});
+         if (is_given) c->whole.scale = AnyOf(*c, random, c->whole.scale, IsFinite);
          SettleSizes(c);
        }},
 
@@ -398,11 +399,8 @@ inline const std::vector<Dimension> &Dimensions() {
        {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
          LayerProblem &whole = c->whole;
-         const int64_t most = c->is_self()       ? whole.n_q
-                              : MayBeBefore(*c) ? c->n_kv.value
-                                                : std::max<int64_t>(c->n_kv.value - whole.n_q, 0);
+         const int64_t most = MayBeBefore(*c) ? c->n_kv.value : std::max<int64_t>(c->n_kv.value - whole.n_q, 0);
          for (int64_t b = 0; b < whole.batch && value == "yes"; b++) whole.kv_start.push_back(random->Between(0, most));
-         if (c->is_self()) whole.q_first = whole.kv_start;
          c->kv_start = whole.kv_start;
          if (c->has_cache()) whole.kv_start.clear();
        }},
@@ -411,11 +409,18 @@ inline const std::vector<Dimension> &Dimensions() {
        [](Case *c, std::string_view value, Random *random) {
          LayerProblem &whole = c->whole;
          if (value != "no") whole.q_lengths = DrawLengths(random, value, whole.batch, whole.n_q);
-         for (size_t b = 0; b < std::min(whole.q_lengths.size(), whole.q_first.size()); b++) {
-           whole.q_lengths[b] = std::min(whole.q_lengths[b], whole.n_q - whole.q_first[b]);
-         }
        }},
-      {"padding_left", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.padding_left = value == "yes"; }},
+      {"q_first",  // end: padding is on the left alone
+       {"no", "some", "end"},
+       [](Case *c, std::string_view value, Random *random) {
+         LayerProblem &whole = c->whole;
+         for (int64_t b = 0; b < whole.batch && value != "no"; b++) {
+           const bool has_length = !whole.q_lengths.empty();
+           const int64_t last = whole.n_q - (has_length ? whole.q_lengths[static_cast<size_t>(b)] : 0);
+           whole.q_first.push_back(value == "end" && has_length ? last : random->Between(0, last));
+         }
+         if (c->is_self() && !c->has_cache()) whole.kv_start = whole.q_first;
+       }},
       {"kv_lengths", {"no", "ragged", "empty", "queries"}, SettleKeys},
       {"packed",
        {"no", "yes"},
@@ -426,6 +431,8 @@ inline const std::vector<Dimension> &Dimensions() {
            std::vector<int64_t> starts;
            for (int64_t b = 0; b <= count; b++) starts.push_back(random->Between(0, n));
            std::sort(starts.begin(), starts.end());
+           starts.front() = 0;
+           starts.back() = n;
            return starts;
          };
          PackedSequences &packed = c->packed;
@@ -449,11 +456,10 @@ inline const std::vector<Dimension> &Dimensions() {
          }
          packed.kv = c->Is("n_kv", "queries") ? packed.q : draw(packed.count(), whole.n_kv);
          if (c->Is("n_kv", "queries") || !c->counts_positions() || !c->Is("q_start", "null")) return;
-         for (int64_t b = 0, left = whole.n_kv - packed.q.back() + packed.q[0], at = 0; b <= packed.count(); b++) {
-           const int64_t more = random->Between(0, left);  // beyond those that the queries before need
+         for (int64_t b = 0, left = whole.n_kv - whole.n_q; b < packed.count(); b++) {
+           const int64_t more = b + 1 < packed.count() ? random->Between(0, left) : left;  // beyond those that its queries need
            left -= more;
-           at += more + (b > 0 ? packed.q[b] - packed.q[b - 1] : 0);
-           packed.kv[b] = at;
+           packed.kv[b + 1] = packed.kv[b] + packed.q[b + 1] - packed.q[b] + more;
          }
        }},
       {"causal", {"no", "yes"}, [](Case *c, std::string_view value, Random *) { c->whole.is_causal = value == "yes"; }},
@@ -507,7 +513,7 @@ inline const std::vector<Dimension> &Dimensions() {
          const bool in_step = c->keys_come_with_queries() && c->kv_start.empty();
          const int64_t at_once = in_step ? 1 : std::max(c->whole.n_q, c->n_kv.value);
          const int64_t least = c->whole.window_left.value_or(0) + at_once + (value == "roomy" ? random->Between(1, 300) : 0);
-         c->cache_form = {MHA_CACHE_RING, (least + 15) / 16 * 16};
+         c->cache_form = {MHA_CACHE_KIND_RING, (least + 15) / 16 * 16};
        }},
       {"cache_sequences",
        {"null", "given"},
@@ -522,12 +528,12 @@ inline const std::vector<Dimension> &Dimensions() {
       {"k_type",  // of a cache or, of mha_attention without one, of the array
        {"f32", "f16", "bf16", "int8"},
        [](Case *c, std::string_view, Random *) {
-         if (c->has_cache()) c->whole.k_type = static_cast<Storage>(c->NumberOf("k_type"));
+         if (c->has_cache()) c->whole.k_type = c->TypeOf("k_type");
        }},
       {"v_type",
        {"f32", "f16", "bf16", "int8"},
        [](Case *c, std::string_view, Random *) {
-         if (c->has_cache()) c->whole.v_type = static_cast<Storage>(c->NumberOf("v_type"));
+         if (c->has_cache()) c->whole.v_type = c->TypeOf("v_type");
        }},
 
       {"cache_values",
@@ -538,7 +544,7 @@ inline const std::vector<Dimension> &Dimensions() {
       {"weight_type",
        {"f32", "f16", "bf16", "int8", "int4"},
        [](Case *c, std::string_view, Random *random) {
-         c->form.weight_type = static_cast<Stored>(c->NumberOf("weight_type"));
+         c->form.weight_type = static_cast<Stored>(c->TypeOf("weight_type"));
          LayerProblem &whole = c->whole;
          const auto draw = [&](int64_t in, int64_t out) {
            std::vector<float> w = QuickNormals(random, in * out, 1 / std::sqrt(static_cast<float>(in)));
@@ -613,7 +619,8 @@ inline const std::vector<Dimension> &Dimensions() {
       // The inputs
       {"input_type",  // of rows of a layer; of q and, with a cache, of k and v
        {"f32", "f16", "bf16"},
-       [](Case *c, std::string_view, Random *) { c->input_type = static_cast<Storage>(c->NumberOf("input_type")); }},
+       [](Case *c, std::string_view, Random *) { c->input_type = c->TypeOf("input_type"); }},
+      {"value_array", {{"same", 2}, "other"}, [](Case *, std::string_view, Random *) {}},  // its type, beside that of the keys' array
       {"values",
        {{"normal", 3}, "wide", "ties", "tiny", {"huge", 0.5}, {"special", 0.5}, "any"},
        [](Case *c, std::string_view, Random *random) {
@@ -626,8 +633,8 @@ inline const std::vector<Dimension> &Dimensions() {
          }
          const bool has_types_of_its_own = !c->is_layer() && !c->has_cache();
          whole.query = Rounded(c->input_type, whole.query);
-         whole.key = Rounded(has_types_of_its_own ? static_cast<Storage>(c->NumberOf("k_type")) : c->input_type, whole.key);
-         whole.value = Rounded(has_types_of_its_own ? static_cast<Storage>(c->NumberOf("v_type")) : c->input_type, whole.value);
+         whole.key = Rounded(has_types_of_its_own ? c->TypeOf("k_type") : c->input_type, whole.key);
+         whole.value = Rounded(has_types_of_its_own ? c->TypeOf("v_type") : c->value_type(), whole.value);
        }},
       {"rope",
        {"none", "half", "interleaved"},
@@ -759,10 +766,10 @@ inline const std::vector<Dimension> &Dimensions() {
        }},
       {"relative_extents", {"table", "row", "all", "head", "sequence", "one"}, [](Case *, std::string_view, Random *) {}},
       {"q_scales",
-       {"no", "sequence", "one"},
+       {"no", "yes"},
        [](Case *c, std::string_view value, Random *random) {
          if (value == "no") return;
-         ScoreOf(c).q_scales = QuickNormals(random, (value == "one" ? 1 : c->whole.batch) * c->whole.n_q);
+         ScoreOf(c).q_scales = QuickNormals(random, c->whole.batch * c->whole.n_q);
          MakeAny(*c, random, &ScoreOf(c).q_scales);
        }},
       {"sinks",
@@ -857,7 +864,6 @@ inline const std::vector<Dimension> &Dimensions() {
        [](Case *c, std::string_view value, Random *random) {
          if (value == "no") return;
          Groups &groups = ScoreOf(c).groups;
-         groups.by_sequence = true;
          groups.add_keys = value == "also";
          // Documents behind each other, or runs of a few numbers that come again.
          const bool ascend = c->Is("group_numbers", "ascending");
@@ -913,7 +919,6 @@ inline const std::vector<Dimension> &Dimensions() {
          ShareInputs(c);
          if (is_shared) return;  // padding is the same as rows that are none
          FillPadding(FromBits(0x7fc0dead), &c->whole);
-         if (c->is_packed()) FillOutside(FromBits(0x7fc0dead), c->packed, &c->whole);
        }},
 
       // How it is called
@@ -932,7 +937,7 @@ inline const std::vector<Dimension> &Dimensions() {
        }},
       {"output_type",
        {"f32", "f16", "bf16"},
-       [](Case *c, std::string_view, Random *) { c->call.output_array = static_cast<Storage>(c->NumberOf("output_type")); }},
+       [](Case *c, std::string_view, Random *) { c->call.output_array = c->TypeOf("output_type"); }},
       {"inputs",
        // The last three: the same for all sequences, rows or heads.
        {"contiguous", "gaps", "heads_outside", "rows_outside", "repeated", {"one_row", 0.5}, {"one_head", 0.5}},
@@ -945,6 +950,7 @@ inline const std::vector<Dimension> &Dimensions() {
          c->outputs = value == "gaps" ? kGaps : value == "heads_outside" ? kHeadsOutside : value == "rows_outside" ? kRowsOutside : kDense;
        }},
       {"in_place", {{"no", 3}, "yes"}, [](Case *, std::string_view, Random *) {}},  // the output is the query
+      {"empty_structs", {"null", "given"}, [](Case *, std::string_view, Random *) {}},  // of sequences, scores and outputs
       {"threads",
        {{"none", 2}, "one", "few", "many", {"real", 0.1}},
        [](Case *c, std::string_view value, Random *random) {
@@ -965,8 +971,6 @@ inline const std::vector<Dimension> &Dimensions() {
 // What the library refuses. A test makes each such call: a line too wide would hide what it allows.
 inline std::vector<Together> MakeRefusedByTheLibrary() {
   std::vector<Together> refusals = {
-      {{"cache", "none"}, {"cache_read", "yes"}},
-      {{"cache", "none"}, {"cache_sequences", "given"}},
       {{"cache", "none"}, {"k_type", "int8"}},
       {{"cache_values", "in_keys"}, {"entry", "!attention"}, {"cache_read", "no"}},
       {{"cache_values", "in_keys"}, {"norm", "!none"}, {"norm_values", "yes"}},
@@ -974,7 +978,6 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},  // beyond the tables
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"causal", "no"}},
       {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"groups", "also"}},
-      {{"kv_start", "yes"}, {"padding_left", "yes"}},
       {{"kv_start", "yes"}, {"cache_read", "yes"}},
       {{"context_norm", "!none"}, {"entry", "attention"}},
       {{"context_norm", "!none"}, {"w_o", "no"}},
@@ -1024,6 +1027,7 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"cache_read", "yes"}, {"n_kv", "!none"}},
       {{"kv_lengths", "queries"}, {"n_kv", "!queries"}},
       {{"kv_lengths", "!no"}, {"n_kv", "none"}},
+      {{"cache", "none"}, {"cache_read", "yes"}},
       {{"cache", "none"}, {"past", "!none"}},
       {{"past", "none"}, {"past_by", "append"}},
       {{"cache", "!ring"}, {"ring", "roomy"}},
@@ -1042,6 +1046,11 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"context_norm", "none"}, {"context_norm_place", "after"}},
       {{"context_norm", "none"}, {"context_norm_weights", "!none"}},
       {{"kv_start", "yes"}, {"cache", "!none"}, {"calls", "!one"}},
+      {{"kv_start", "yes"}, {"entry", "self|value"}, {"cache_read", "no"}},  // where q_first says it
+      {{"value_array", "other"}, {"entry", "!attention"}},
+      {{"value_array", "other"}, {"cache", "none"}},  // where v_type says it
+      {{"value_array", "other"}, {"cache_read", "yes"}},
+      {{"value_array", "other"}, {"cache_values", "in_keys"}},
       {{"inputs", "repeated"}, {"packed", "yes"}},
       {{"inputs", "one_head"}, {"entry", "!attention"}},
       // An output that is the query has its type, its widths and its strides
@@ -1093,13 +1102,22 @@ inline std::vector<Together> MakeWithoutMeaning() {
   const std::pair<Together::value_type, Together> with_one[] = {
       {{"norm", "none"}, {{"norm_heads", "!each"}, {"norm_place", "!before"}, {"norm_values", "!no"}, {"norm_weights", "!none"}}},
       {{"inputs", "repeated|one_row|one_head"}, {{"cache", "!none"}, {"unread", "!ordinary"}, {"in_place", "yes"}}},
-      {{"packed", "yes"}, {{"batch", "!1"}, {"calls", "!one"}, {"q_lengths", "!no"}, {"kv_lengths", "ragged|empty"},
-        {"padding_left", "yes"}, {"kv_start", "yes"}}},
+      {{"packed", "yes"},
+       {{"batch", "!1"}, {"calls", "!one"}, {"q_lengths", "!no"}, {"kv_lengths", "ragged|empty"}, {"q_first", "!no"}, {"kv_start", "yes"}}},
       {{"groups", "!no"}, {{"cache", "ring"}, {"columns", "new"}, {"n_kv", "none"}}},
       {{"groups_of_keys", "queries"}, {{"cache", "!none"}, {"n_kv", "!queries"}, {"calls", "!one"}}},
-      {{"entry", "attention"}, {{"weight_type", "!f32"}, {"weights_given", "stored"}, {"arithmetic", "!f32"}, {"sgemm", "yes"},
-        {"weight_form", "!three"}, {"weight_layout", "!in_out"}, {"weight_strides", "!contiguous"},
-        {"layer_defaults", "!written"}, {"w_o", "!yes"}, {"biases", "!no"}, {"gate", "!no"}}},
+      {{"entry", "attention"},
+       {{"weight_type", "!f32"},
+        {"weights_given", "stored"},
+        {"arithmetic", "!f32"},
+        {"sgemm", "yes"},
+        {"weight_form", "!three"},
+        {"weight_layout", "!in_out"},
+        {"weight_strides", "!contiguous"},
+        {"layer_defaults", "!written"},
+        {"w_o", "!yes"},
+        {"biases", "!no"},
+        {"gate", "!no"}}},
       {{"weights_given", "stored"}, {{"weight_type", "f32"}, {"biases", "fused"}, {"layer_defaults", "left_out"}}},
   };
   for (const auto &[one, others] : with_one) {

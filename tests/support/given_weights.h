@@ -87,37 +87,37 @@ inline LayerData GivenAs(const LayerProblem &problem, uint32_t layout, bool is_f
     given.arrays.push_back(CopyOf(bytes, Place::kAnywhere));
     return given.arrays.back().data();
   };
-  const auto give = [&](const std::vector<float> &w, const std::vector<float> &s, int64_t in, int64_t out, const void **matrix,
-                        const float **scales, int64_t *stride) {
+  const auto give = [&](const std::vector<float> &w, const std::vector<float> &s, int64_t in, int64_t out, mha_matrix *matrix) {
     if (w.empty()) return;
-    *matrix = keep(InMemory(problem.stored, w, in, out, layout, gap));
-    *stride = stride_of(in, out);
-    if (!s.empty()) *scales = reinterpret_cast<const float *>(keep(ScalesInMemory(problem.stored, s, out)));
+    matrix->data = keep(InMemory(problem.stored, w, in, out, layout, gap));
+    matrix->row_stride = stride_of(in, out);
+    if (!s.empty()) matrix->scales = reinterpret_cast<const float *>(keep(ScalesInMemory(problem.stored, s, out)));
   };
   const int64_t dim = problem.query_dim;
   std::vector<float> w_q = problem.w_q, s_q = problem.s_q;
   if (gate_in_q) {
     w_q = WithGates(problem, w_q, problem.w_g, dim);
     if (!s_q.empty()) s_q = WithGates(problem, s_q, problem.s_g, static_cast<int64_t>(s_q.size()) / problem.q_width());
-    weights.w_g = nullptr;
-    weights.b_g = nullptr;
-    if (!problem.b_q.empty()) weights.b_q = reinterpret_cast<const float *>(keep(BytesOf(WithGates(problem, problem.b_q, problem.b_g, 1))));
+    weights.w_g = {};
+    if (!problem.b_q.empty()) {
+      weights.w_q.bias = reinterpret_cast<const float *>(keep(BytesOf(WithGates(problem, problem.b_q, problem.b_g, 1))));
+    }
   } else if (problem.gate != GateKind::kNone) {
-    give(problem.w_g, problem.s_g, dim, problem.gate_width(), &weights.w_g, &weights.w_g_scales, &weights.w_g_stride);
+    give(problem.w_g, problem.s_g, dim, problem.gate_width(), &weights.w_g);
   }
   const int64_t q_width = static_cast<int64_t>(w_q.size()) / dim;
   if (is_fused) {
     std::vector<float> w, s;
     Beside(&w, dim, {&w_q, &problem.w_k, &problem.w_v});
     if (!s_q.empty()) Beside(&s, static_cast<int64_t>(s_q.size()) / q_width, {&s_q, &problem.s_k, &problem.s_v});
-    weights.w_q = weights.w_k = weights.w_v = nullptr;
-    give(w, s, dim, q_width + problem.k_width() + problem.v_width(), &weights.w_qkv, &weights.w_qkv_scales, &weights.w_qkv_stride);
+    weights.w_q.data = weights.w_k.data = weights.w_v.data = nullptr;  // the biases stay where they are
+    give(w, s, dim, q_width + problem.k_width() + problem.v_width(), &weights.w_qkv);
   } else {
-    give(w_q, s_q, dim, q_width, &weights.w_q, &weights.w_q_scales, &weights.w_q_stride);
-    give(problem.w_k, problem.s_k, problem.key_dim, problem.k_width(), &weights.w_k, &weights.w_k_scales, &weights.w_k_stride);
-    give(problem.w_v, problem.s_v, problem.value_dim, problem.v_width(), &weights.w_v, &weights.w_v_scales, &weights.w_v_stride);
+    give(w_q, s_q, dim, q_width, &weights.w_q);
+    give(problem.w_k, problem.s_k, problem.key_dim, problem.k_width(), &weights.w_k);
+    give(problem.w_v, problem.s_v, problem.value_dim, problem.v_width(), &weights.w_v);
   }
-  give(problem.w_o, problem.s_o, problem.merged_width(), problem.output_dim, &weights.w_o, &weights.w_o_scales, &weights.w_o_stride);
+  give(problem.w_o, problem.s_o, problem.merged_width(), problem.output_dim, &weights.w_o);
   return given;
 }
 

@@ -153,9 +153,6 @@ mha_linear_weights LinearOf(const mha_layer_config &config, const mha_layer_weig
   linear.layout = weights.layout;
   linear.type = weights.type;
   linear.w = weights.w_o;
-  linear.bias = weights.b_o;
-  linear.w_stride = weights.w_o_stride;
-  linear.w_scales = weights.w_o_scales;
   linear.weight_type = config.weight_type;
   linear.arithmetic = config.arithmetic;
   return linear;
@@ -203,17 +200,17 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
   const std::vector<float> b_q = gate_in_q && !problem.b_q.empty() ? WithGates(problem, problem.b_q, problem.b_g, 1) : problem.b_q;
   const int64_t q_head = problem.head_dim + (gate_in_q ? problem.gate_dim : 0), q_width = problem.num_heads * q_head;
   if (has_gate && !gate_in_q) {
-    weights.w_g = keep(StoreMatrix(form, problem.w_g, problem.query_dim, problem.gate_width(), 0, problem.gate_width()));
-    weights.w_g_stride = stride_of(problem.query_dim, problem.gate_width());
-    weights.b_g = keep_bias(problem.b_g);
+    weights.w_g.data = keep(StoreMatrix(form, problem.w_g, problem.query_dim, problem.gate_width(), 0, problem.gate_width()));
+    weights.w_g.row_stride = stride_of(problem.query_dim, problem.gate_width());
+    weights.w_g.bias = keep_bias(problem.b_g);
   }
   if (form.form == WeightForm::kThreeMatrices) {
-    weights.w_q = keep(StoreMatrix(form, w_q, problem.query_dim, q_width, 0, q_width));
-    weights.w_k = keep(StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), 0, problem.k_width()));
-    weights.w_v = keep(StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), 0, problem.v_width()));
-    weights.w_q_stride = stride_of(problem.query_dim, q_width);
-    weights.w_k_stride = stride_of(problem.key_dim, problem.k_width());
-    weights.w_v_stride = stride_of(problem.value_dim, problem.v_width());
+    weights.w_q.data = keep(StoreMatrix(form, w_q, problem.query_dim, q_width, 0, q_width));
+    weights.w_k.data = keep(StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), 0, problem.k_width()));
+    weights.w_v.data = keep(StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), 0, problem.v_width()));
+    weights.w_q.row_stride = stride_of(problem.query_dim, q_width);
+    weights.w_k.row_stride = stride_of(problem.key_dim, problem.k_width());
+    weights.w_v.row_stride = stride_of(problem.value_dim, problem.v_width());
   } else {
     const int64_t width = q_width + problem.k_width() + problem.v_width();
     std::vector<float> fused;
@@ -225,23 +222,23 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
       append_row(problem.w_k, problem.k_width());
       append_row(problem.w_v, problem.v_width());
     }
-    weights.w_qkv = keep(StoreMatrix(form, fused, problem.query_dim, width, 0, width));
-    weights.w_qkv_stride = stride_of(problem.query_dim, width);
+    weights.w_qkv.data = keep(StoreMatrix(form, fused, problem.query_dim, width, 0, width));
+    weights.w_qkv.row_stride = stride_of(problem.query_dim, width);
   }
   if (form.fused_biases && !problem.b_q.empty()) {
     std::vector<float> fused = b_q;
     fused.insert(fused.end(), problem.b_k.begin(), problem.b_k.end());
     fused.insert(fused.end(), problem.b_v.begin(), problem.b_v.end());
-    weights.b_qkv = keep(fused);
+    weights.w_qkv.bias = keep(fused);
   } else {
-    weights.b_q = keep_bias(b_q);
-    weights.b_k = keep_bias(problem.b_k);
-    weights.b_v = keep_bias(problem.b_v);
+    weights.w_q.bias = keep_bias(b_q);
+    weights.w_k.bias = keep_bias(problem.b_k);
+    weights.w_v.bias = keep_bias(problem.b_v);
   }
   if (!problem.w_o.empty()) {
-    weights.w_o = keep(StoreMatrix(form, problem.w_o, problem.merged_width(), problem.output_dim, 0, problem.output_dim));
-    weights.w_o_stride = stride_of(problem.merged_width(), problem.output_dim);
-    weights.b_o = keep_bias(problem.b_o);
+    weights.w_o.data = keep(StoreMatrix(form, problem.w_o, problem.merged_width(), problem.output_dim, 0, problem.output_dim));
+    weights.w_o.row_stride = stride_of(problem.merged_width(), problem.output_dim);
+    weights.w_o.bias = keep_bias(problem.b_o);
   }
 }
 

@@ -85,7 +85,7 @@ struct LayerForm {
   WeightForm form = WeightForm::kThreeMatrices;
   uint32_t layout = MHA_LAYOUT_IN_OUT;
   int64_t row_gap = 0;        // between the rows of each matrix
-  bool fused_biases = false;  // b_qkv; needs all or none of b_q, b_k, b_v
+  bool fused_biases = false;  // w_qkv.bias; needs all or none of b_q, b_k, b_v
   bool use_defaults = false;  // leave what has the default value 0
   Stored weight_type = Stored::kF32;
   bool gate_in_q = false;  // the columns of each head's gate behind its own in W_Q

@@ -20,9 +20,9 @@ struct PackedSequences {
   int64_t count() const { return static_cast<int64_t>(q.size()) - 1; }
 };
 
-// Rows at which sequences of these lengths begin, from `first` on.
-inline std::vector<int64_t> StartsOf(const std::vector<int64_t> &lengths, int64_t first = 0) {
-  std::vector<int64_t> starts = {first};
+// Rows at which sequences of these lengths begin.
+inline std::vector<int64_t> StartsOf(const std::vector<int64_t> &lengths) {
+  std::vector<int64_t> starts = {0};
   for (const int64_t length : lengths) starts.push_back(starts.back() + length);
   return starts;
 }
@@ -71,10 +71,11 @@ class PackedData : public Data {
   template <typename... Given>
   explicit PackedData(const PackedSequences &packed, Given &&...given) : Data(std::forward<Given>(given)...) {
     auto &args = this->args;
-    args.batch = packed.count();
-    args.cu_seqlens_q = q = this->Keep(packed.q);
-    if (args.n_kv > 0) args.cu_seqlens_kv = kv = this->Keep(packed.kv);
-    args.q_start = this->Keep(packed.q_start);
+    auto &sequences = this->sequences;
+    sequences.count = packed.count();
+    sequences.cu_seqlens_q = q = this->Keep(packed.q);
+    if (args.n_kv > 0) sequences.cu_seqlens_kv = kv = this->Keep(packed.kv);
+    sequences.q_first_positions = this->Keep(packed.q_start);
   }
   int64_t *q, *kv = nullptr;
 };
@@ -85,24 +86,6 @@ inline Outputs Attend(const AttentionProblem &whole, const PackedSequences &pack
 
 inline Outputs Forward(const mha_layer *layer, const LayerProblem &whole, const PackedSequences &packed, const LayerCall &call = {}) {
   return PackedData<ForwardData>(packed, layer, whole, call).Compute(call.workspace_fill, call.place, call.workspace_misalignment);
-}
-
-// Fills the rows that belong to no sequence.
-inline void FillOutside(float value, const std::vector<int64_t> &starts, int64_t width, std::vector<float> *x) {
-  std::fill(x->begin(), x->begin() + starts.front() * width, value);
-  std::fill(x->begin() + starts.back() * width, x->end(), value);
-}
-
-inline void FillOutside(float value, const PackedSequences &packed, AttentionProblem *problem) {
-  FillOutside(value, packed.q, problem->num_heads * problem->head_dim, &problem->q);
-  FillOutside(value, packed.kv, problem->num_kv_heads * problem->head_dim, &problem->k);
-  FillOutside(value, packed.kv, problem->num_kv_heads * problem->head_dim_v, &problem->v);
-}
-
-inline void FillOutside(float value, const PackedSequences &packed, LayerProblem *problem) {
-  FillOutside(value, packed.q, problem->query_dim, &problem->query);
-  if (problem->has_key) FillOutside(value, packed.kv, problem->key_dim, &problem->key);
-  if (problem->has_value) FillOutside(value, packed.kv, problem->value_dim, &problem->value);
 }
 
 }  // namespace support

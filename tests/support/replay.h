@@ -111,7 +111,6 @@ class Replay {
     *step = history_;
     step->batch = static_cast<int64_t>(parts.size());
     step->n_q = step->n_kv = longest;
-    step->padding_left = padding_left;
     use->cache = cache_->get();
     use->sequences.clear();
     bool in_order = true;
@@ -123,6 +122,7 @@ class Replay {
     }
     if (same) step->q_lengths.clear();
     step->kv_lengths = step->q_lengths;
+    if (padding_left) PadLeft(longest % 2 == 0, step);
     if (in_order) use->sequences.clear();
     if (step->rope) {
       for (std::vector<int64_t> *positions : {&step->rope->q_positions, &step->rope->k_positions}) {

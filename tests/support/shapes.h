@@ -8,10 +8,10 @@
 namespace support {
 
 // The types in which keys and values are stored; the numbers are mha.h's.
-enum class Storage : uint32_t { kF32 = 0, kF16 = 1, kBf16 = 2, kInt8 = 3 };
+enum class Storage : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4 };
 
 // What projections, or scores, compute in; the numbers are mha.h's.
-enum class Arithmetic : uint32_t { kF32, kInt8, kInt16 };
+enum class Arithmetic : uint32_t { kF32 = 0, kInt8 = 0x501, kInt16 = 0x502 };
 
 // A rotation of queries and keys, as the struct of mha.h has it, for one sequence.
 struct Rotation {
@@ -98,6 +98,7 @@ struct AttentionShape {
   bool values_in_keys = false;  // a value is the first elements of its key, as stored
   Gate gate = {};  // of a layer, kind and dim alone
   int64_t kv_position = 0;  // of the first key; q_start and the rotation count from the sequence's first one
+  bool has_equal_scores = false;  // the scale is 0, whatever it says
 };
 
 struct LayerShape {
@@ -109,7 +110,7 @@ struct LayerShape {
 };
 
 // How weights are kept; the numbers of MHA_TYPE_*.
-enum class Stored : uint32_t { kF32, kF16, kBf16, kInt8, kInt4 };
+enum class Stored : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
 
 // All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are codes, which have scales.
 struct LayerWeights {

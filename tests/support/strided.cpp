@@ -33,7 +33,7 @@ Strided::Strided(const Layout &layout, int64_t batch, int64_t rows, int64_t head
   } else {
     head_stride_ = width + layout.head_gap;
     row_stride_ = heads * head_stride_ + layout.row_gap;
-    batch_stride_ = rows * row_stride_ + layout.batch_gap;
+    batch_stride_ = std::max<int64_t>(rows, 1) * row_stride_ + layout.batch_gap;
     if (layout.rows_outside) {
       batch_stride_ = row_stride_;
       row_stride_ = batch * batch_stride_;

@@ -272,11 +272,11 @@ class Packed(Command):
         self.assertEqual((bytes[:8], bytes[-8:], (len(bytes) - 24 - length) % 64), (b"mha pack", b"mha call", 0))
         self.assertEqual({key: call[key] for key in ("version", "causal", "rope")}, {"version": 1, "causal": True, "rope": {"base": 500.0}})
         self.assertEqual(call["norm"]["q_weight"], layer.norms["q"])
-        self.refused(self.changed(bytes[:-24 - length]), "does not say how the layer is called", "mha pack")
+        self.refused(self.changed(bytes[:-24 - length]), "has no call settings", "mha pack")
         self.refused(self.changed(bytes[:-24 - length // 2] + b"?" + bytes[-23 - length // 2:]), "damaged")
         self.refused(self.changed(self.with_call(bytes, length, {**call, "tilt": 3})), "'tilt'", "a later version")
         self.refused(self.changed(self.with_call(bytes, length, {**call, "version": 2})), "another version")
-        self.refused(self.changed(self.with_call(bytes, length, {**call, "sinks": [1.0]})), "not one sink for each head")
+        self.refused(self.changed(self.with_call(bytes, length, {**call, "sinks": [1.0]})), "needs one sink for each head")
         self.refused(self.changed(bytes[:100] + b"!" + bytes[101:]), "broken.mha")
 
     def with_call(self, bytes, length, call):
@@ -306,7 +306,7 @@ class Configuration(Command):
         deep = lambda levels: [deep(levels - 1)] if levels > 1 else []  # noqa: E731
         without = lambda key: {name: value for name, value in llama.items() if name != key}  # noqa: E731
         table = [
-            ({**llama, "attention_sinks": 4}, "'attention_sinks', which this version does not know"), ({**llama, "model_type": "mamba"}, "'mamba'; known are"),
+            ({**llama, "attention_sinks": 4}, "'attention_sinks', which this version does not know"), ({**llama, "model_type": "mamba"}, "'mamba'; one of bert"),
             (without("model_type"), "'model_type', which is needed"), (without("rope_theta"), "'rope_theta', which is needed"),
             (without("num_attention_heads"), "'num_attention_heads', which is needed"), ({**llama, "num_attention_heads": "4"}, "a whole number of at least 1"),
             ({**llama, "rope_scaling": {"rope_type": "longrope", "factor": 2}}, "'longrope'; linear, yarn, llama3 or default"),
@@ -338,7 +338,7 @@ class Configuration(Command):
 
     def test_options_do_not_contradict_it(self):
         for words in (["--heads", 4], ["--causal"], ["--no-causal"], ["--rope-base", 100], ["--no-rope"]):
-            self.refused(self.run_with(llama, *words), words[0], "config.json says it")
+            self.refused(self.run_with(llama, *words), words[0], "config.json already sets it")
         y, told = self.run_it("--weights", "model.safetensors", "--no-config", "--heads", 4, "--causal", "--rope-base", 100)
         self.assertIn("rotated (base 100)", told)
         self.assert_close(y, self.layer.result(self.x, frequencies=frequencies(100)))
@@ -357,7 +357,7 @@ class Configuration(Command):
         self.refused(self.mha(*run, "--heads", 4, "--causal", "--no-rope"), "q_norm.weight", "without a config.json")
         self.refused(self.run_with(llama), "q_norm.weight", "config.json")
         self.write("model.safetensors", safetensors({**self.layer.llama(), "model.layers.0.self_attn.g_proj.weight": normal(4, width)}))
-        self.refused(self.run_with(llama), "g_proj.weight", "can't compute")
+        self.refused(self.run_with(llama), "g_proj.weight", "not supported")
 
 
 class Running(Command):
@@ -396,7 +396,7 @@ class Running(Command):
         run = ["--weights", "model.safetensors", *self.options, "--no-rope"]
         for layer in ("1", "layers.1", "model.layers.1.self_attn"):
             self.assertEqual(self.run_it(*run, "--layer", layer)[0], self.y)
-        self.refused(self.mha("run", *run, "--input", "x.npy", "--output", "y.npy"), "3 layers to choose from by --layer", "model.layers.0.self_attn")
+        self.refused(self.mha("run", *run, "--input", "x.npy", "--output", "y.npy"), "3 layers; choose one with --layer", "model.layers.0.self_attn")
         missing = {name: value for name, value in self.layer.llama().items() if "o_proj" not in name}
         self.write("model.safetensors", safetensors(missing))
         self.refused(self.mha("run", *run, "--input", "x.npy", "--output", "y.npy"), "o_proj.weight")
@@ -459,7 +459,7 @@ class Running(Command):
         self.assertEqual((stat.S_IMODE(out.stat().st_mode), out.read_bytes()[:6]), (0o640, b"\x93NUMPY"))
         self.ok(*run, "--output", "/dev/null")
         for output, sentence in (("x.npy", "is also the --input"), ("model.safetensors", "is also the --weights"), (".", "is a directory"),
-                                 ("none/y.npy", "cannot be written: No such file or directory"), ("-", "does not go to standard output"),
+                                 ("none/y.npy", "cannot be written: No such file or directory"), ("-", "cannot go to standard output"),
                                  ("/sys/y.npy", "/sys/y.npy: cannot be written: "), ("/dev/full", "cannot be written: No space left on device")):
             self.refused(self.mha(*run, "--output", output), sentence)
         self.write("config.json", llama)
@@ -520,7 +520,7 @@ class BadFiles(Command):
         zeros = lambda values: bytes(8 * len(flat(values)))  # noqa: E731
         table = [
             (b"", "not a .npy file"), (b"PK\3\4", ".npz archive"), (good[:8], "ends inside its header"), (good[:60], "ends inside its header"),
-            (good[:-4], "it looks truncated"), (good + b"1234", "not those of the shape"), (npy(self.x, "<f8", zeros), "'<f8'; float32"),
+            (good[:-4], "it looks truncated"), (good + b"1234", "do not match the shape"), (npy(self.x, "<f8", zeros), "'<f8'; float32"),
             (npy(self.x, ">f4"), "'>f4'; float32"), (npy(self.x, order="True"), "Fortran order"), (npy(self.x[0]), "(20,); (n, width)"),
             (npy([self.x[0][:19]]), "rows of 19, but model.safetensors takes rows of 20"), (npy([], shape="(0, 20)"), "at least one row"),
             (npy(self.x, shape="(7, 20, 'a')"), "numpy.save does not write"), (npy(self.x, shape="(99999999999, 99999999999)"), "it looks truncated"),
@@ -562,11 +562,11 @@ class BadFiles(Command):
 
     def test_packed_layers(self):
         self.write("text", b"mha packed?" * 30)
-        for path, sentence in (("x.npy", "no packed layer; mha pack writes one"), ("none", "cannot be read"), ("text", "text: ")):
+        for path, sentence in (("x.npy", "not a packed layer; mha pack writes one"), ("none", "cannot be read"), ("text", "text: ")):
             self.refused(self.mha("verify", path), sentence)
             self.refused(self.mha("run", "--packed", path, "--input", "x.npy", "--output", "y.npy"), sentence)
         for option in (["--heads", 3], ["--causal"], ["--weight-type", "int8"], ["--weights", "w"], ["--no-config"]):
-            self.refused(self.mha("run", "--packed", "layer.mha", *option, "--input", "x.npy", "--output", "y.npy"), option[0], "layer.mha says it")
+            self.refused(self.mha("run", "--packed", "layer.mha", *option, "--input", "x.npy", "--output", "y.npy"), option[0], "layer.mha already sets it")
 
 
     def test_damaged_files_are_read_or_refused_by_name(self):

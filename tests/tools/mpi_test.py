@@ -60,13 +60,13 @@ class Mpi(unittest.TestCase):
 
     def test_a_process_that_fails_is_named_by_all(self):
         for ranks in 2, 4:
-            self.expect_failure("kv_position is -1", ranks, (ranks, "--fault", "1", "fail"))
+            self.expect_failure("kv_first_position is -1", ranks, (ranks, "--fault", "1", "fail"))
 
     def test_states_of_another_shape_are_refused_by_all(self):
-        self.expect_failure("rank 1 has --head-dim-v 129, this one 128", 3, (3, "--fault", "1", "shape"))
+        self.expect_failure("rank 1 has --head-dim-v 129, but this rank has 128", 3, (3, "--fault", "1", "shape"))
 
     def test_processes_with_other_arguments_are_refused_by_all(self):
-        self.expect_failure("--keys (65536|4096), this one (4096|65536)", 3, (2,), (1, "--keys", "4096"))
+        self.expect_failure("--keys (65536|4096), but this rank has (4096|65536)", 3, (2,), (1, "--keys", "4096"))
 
     def test_a_process_that_says_nothing_ends_the_job_after_the_time_outs(self):
         for ranks in 2, 4:

@@ -94,16 +94,16 @@ std::string packed_call(const Call &call) {
 Call read_packed_call(const std::string &name, const unsigned char *file, size_t bytes, const mha_layer_config &shape) {
   const unsigned char *tail = file + bytes - std::min(bytes, kTail);
   if (bytes < kTail || memcmp(tail + 16, kMagic, 8) != 0) {
-    fail(name, ": does not say how the layer is called (rotation, norm, causal or not); pack it with this version of mha pack");
+    fail(name, ": has no call settings (rotation, norm, causal or not); pack the layer with this version of mha pack");
   }
   const uint64_t length = little_endian(tail + 8);
   if (length > bytes - kTail || checksum(tail - length, length) != little_endian(tail)) {
-    fail(name, ": is damaged: what it says of how the layer is called has another checksum");
+    fail(name, ": is damaged: the checksum of its call settings does not match");
   }
   const char *const end = reinterpret_cast<const char *>(tail);
   JsonObject json(name, parse_json(name, end - length, end));
   const std::string advice = "; a later version of mha wrote it";
-  if (json.needed(json.whole_number("version"), "version") != kVersion) fail(name, ": says how it is called in another version", advice);
+  if (json.needed(json.whole_number("version"), "version") != kVersion) fail(name, ": has call settings of another version", advice);
   Call call;
   call.source = name;
   call.is_causal = json.needed(json.flag("causal"), "causal");
@@ -120,10 +120,10 @@ Call read_packed_call(const std::string &name, const unsigned char *file, size_t
     const bool is_of_all = call.norm->is_of_all_heads;
     const auto width = [&](int64_t heads) { return static_cast<size_t>((is_of_all ? heads : 1) * shape.head_dim); };
     if (call.norm->q_weight.size() != width(shape.num_heads) || call.norm->k_weight.size() != width(shape.num_kv_heads)) {
-      fail(name, ": has weights of a norm that are not as many as the layer's heads need");
+      fail(name, ": has norm weights whose number does not match the layer's heads");
     }
   }
-  if (!call.sinks.empty() && call.sinks.size() != static_cast<size_t>(shape.num_heads)) fail(name, ": has not one sink for each head");
+  if (!call.sinks.empty() && call.sinks.size() != static_cast<size_t>(shape.num_heads)) fail(name, ": needs one sink for each head");
   if (std::optional<JsonObject> rope = json.object("rope")) {
     mha_rope_config &angles = call.rotation.emplace();
     for (const Angle &angle : kAngles) angles.*angle.number = rope->number(angle.key).value_or(0);
@@ -142,7 +142,7 @@ PreparedCall::PreparedCall(const Call &call, const mha_layer_config &shape, int6
     config.struct_size = sizeof config;
     if (config.dims == 0) config.dims = shape.head_dim;
     if (config.dims % 2 != 0 || config.dims > shape.head_dim) {
-      fail(call.source, ": ", config.dims, " elements of a head of ", shape.head_dim, " can't be rotated; an even number of them can");
+      fail(call.source, ": ", config.dims, " elements of a head of ", shape.head_dim, " cannot be rotated; an even number of them can");
     }
     config.num_positions = num_positions;
     cos_.resize(static_cast<size_t>(num_positions * config.dims / 2));

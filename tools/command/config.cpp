@@ -38,12 +38,12 @@ constexpr const char *kHarmless[] = {
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "swiglu_limit",
     "task_specific_params", "tie_word_embeddings", "torch_dtype", "transformers_version", "type_vocab_size", "unk_token_id",
     "use_cache", "vocab_size"};
-const std::string kAdvice = "; where it changes nothing in the attention, remove it from a copy, and give that by --config";
+const std::string kAdvice = "; if it does not affect attention, remove it from a copy and pass the copy with --config";
 
 // A flag that has one value wherever this version computes the layer.
 void expect_flag(JsonObject *config, const char *key, bool expected) {
   if (config->flag(key).value_or(expected) == expected) return;
-  fail(config->name(), ": ", in_quotes(key), " is ", expected ? "false" : "true", ", which this version can't compute");
+  fail(config->name(), ": ", in_quotes(key), " is ", expected ? "false" : "true", ", which this version does not support");
 }
 
 // Whether a layer of a model with windows has one.
@@ -51,9 +51,9 @@ bool is_sliding(JsonObject *config, Windows windows, int64_t layer) {
   const std::vector<std::string> kinds = config->strings("layer_types");
   if (!config->flag("use_sliding_window").value_or(true)) return false;
   if (kinds.empty() && windows == Windows::kAll) return true;
-  if (kinds.empty() && windows == Windows::kListed) fail(config->name(), ": does not say 'layer_types', which is needed");
+  if (kinds.empty() && windows == Windows::kListed) fail(config->name(), ": has no 'layer_types', which is needed");
   if (layer < 0 || (!kinds.empty() && layer >= static_cast<int64_t>(kinds.size()))) {
-    fail(config->name(), ": has several kinds of layers, and the name of this one does not tell which it is; it is to be like layers.0");
+    fail(config->name(), ": has several kinds of layers, and the name of this one does not tell its kind; one like layers.0 is expected");
   }
   if (kinds.empty()) return layer % 2 == 0;
   const std::string &kind = kinds[static_cast<size_t>(layer)];
@@ -101,7 +101,7 @@ mha_rope_config read_rotation(JsonObject *config, bool has_local_base, bool slid
       scaling.reset();
     }
   }
-  if (parameters && scaling) fail(config->name(), ": says both 'rope_parameters' and 'rope_scaling'");
+  if (parameters && scaling) fail(config->name(), ": has both 'rope_parameters' and 'rope_scaling'; one of them is expected");
   if (parameters) scaling = parameters;
   if (scaling) {
     read_scaling(&*scaling, &angles);
@@ -128,7 +128,7 @@ Model read_model(const std::string &path, int64_t layer) {
   if (found == kTypes.end()) {
     std::string names;
     for (const auto &[name, type] : kTypes) names += (names.empty() ? "" : ", ") + name;
-    fail(path, ": is of the model_type ", in_quotes(type_name), "; known are ", names, "; --no-config takes options in its place");
+    fail(path, ": has the model_type ", in_quotes(type_name), "; one of ", names, " is expected, or options after --no-config");
   }
   const Type &type = found->second;
   const bool is_gpt2 = type_name == "gpt2";
@@ -149,7 +149,7 @@ Model read_model(const std::string &path, int64_t layer) {
     model.num_kv_heads = config.whole_number("num_key_value_heads").value_or(0);
     model.head_dim = config.whole_number("head_dim").value_or(model.head_dim);
     const std::optional<int64_t> window = config.whole_number("sliding_window");
-    if (window && type.windows == Windows::kNone) fail(path, ": says 'sliding_window', which models of this type do not have");
+    if (window && type.windows == Windows::kNone) fail(path, ": has 'sliding_window', which models of this type do not have");
     const bool slides = window && is_sliding(&config, type.windows, layer);
     if (!window) expect_flag(&config, "use_sliding_window", false), config.ignore("layer_types");
     if (slides) model.call.window = *window;
@@ -160,7 +160,7 @@ Model read_model(const std::string &path, int64_t layer) {
     expect_flag(&config, "scale_attn_by_inverse_layer_idx", false);
     expect_flag(&config, "scale_attn_weights", true);
     const std::string positions = config.string("position_embedding_type").value_or("absolute");
-    if (positions != "absolute") fail(path, ": 'position_embedding_type' is ", in_quotes(positions), ", which this version can't compute");
+    if (positions != "absolute") fail(path, ": 'position_embedding_type' is ", in_quotes(positions), "; only 'absolute' is supported");
   }
   if (type_name == "gemma2" || type_name == "gemma3_text") {
     const char *const key = "query_pre_attn_scalar";

@@ -54,7 +54,7 @@ MappedFile::MappedFile(const std::string &path) : path_(path), data_(reinterpret
   void *memory = size_ > 0 ? mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0) : nullptr;  // an empty mapping is not possible
   const int error = errno;
   close(file);
-  if (!is_file) fail(path, ": is ", S_ISDIR(status.st_mode) ? "a directory" : "no regular file", "; a file is expected");
+  if (!is_file) fail(path, ": is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file", "; a file is expected");
   if (memory == MAP_FAILED) fail(path, ": cannot be mapped: ", strerror(error));
   if (memory != nullptr) data_ = static_cast<const unsigned char *>(memory);
 }
@@ -72,7 +72,7 @@ bool is_same_file(const std::string &a, const std::string &b) {
 OutputFile::OutputFile(const std::string &path) : path_(path) {
   struct stat status;
   const bool exists = stat(path.c_str(), &status) == 0;
-  if (path == "-") fail("--output: the result does not go to standard output; name a file (./- if it is called so)");
+  if (path == "-") fail("--output: the result cannot go to standard output; name a file (./- for a file of that name)");
   if (exists && S_ISDIR(status.st_mode)) fail(path, ": is a directory; the name of a file to write is expected");
   if (exists && !S_ISREG(status.st_mode)) {
     file_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);

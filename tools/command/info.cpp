@@ -37,7 +37,7 @@ void show_info() {
 }  // namespace
 
 void add_info_command(CLI::App *app) {
-  CLI::App *info_app = app->add_subcommand("info", "Show this machine and this build as the library sees them");
+  CLI::App *info_app = app->add_subcommand("info", "Show the build of the library, and what it detects on this machine");
   info_app->footer("\nExample:\n  mha info");
   info_app->callback(show_info);
 }

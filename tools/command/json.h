@@ -63,13 +63,13 @@ class JsonObject {
 
   template <typename Value>
   Value needed(const std::optional<Value> &value, const std::string &key) const {
-    if (!value) fail(name_, ": does not say ", in_quotes(key), ", which is needed");
+    if (!value) fail(name_, ": has no ", in_quotes(key), ", which is needed");
     return *value;
   }
   void ignore(const std::string &key) { taken_.insert(key); }
   void finish(const std::string &advice) const {
     for (const auto &[key, value] : object_.items()) {
-      if (!value.is_null() && taken_.count(key) == 0) fail(name_, ": says ", in_quotes(key), ", which this version does not know", advice);
+      if (!value.is_null() && taken_.count(key) == 0) fail(name_, ": has ", in_quotes(key), ", which this version does not know", advice);
     }
   }
 

@@ -50,14 +50,14 @@ FoundLayer choose_layer(const SafetensorsFile &file, const std::optional<std::st
     if (wanted && *wanted + "." == layer.prefix) return layer;
   }
   if (chosen.size() == 1) return chosen[0];
-  if (found.empty()) fail(file.path(), ": holds no attention layer whose names are known; mha run --help lists them");
+  if (found.empty()) fail(file.path(), ": has no attention layer with known names; mha run --help lists them");
   std::string names;
   const std::vector<FoundLayer> &shown = chosen.empty() ? found : chosen;
   for (size_t i = 0; i < std::min<size_t>(shown.size(), 4); ++i) {
     names += (i == 0 ? "" : ", ") + in_quotes(shown[i].prefix.substr(0, shown[i].prefix.size() - 1));
   }
-  if (chosen.empty()) fail(file.path(), ": has no layer ", in_quotes(*wanted), ", but ", found.size(), ", such as ", names);
-  fail(file.path(), ": holds ", chosen.size(), " layers to choose from by --layer, such as ", names);
+  if (chosen.empty()) fail(file.path(), ": has no layer ", in_quotes(*wanted), "; others are ", names);
+  fail(file.path(), ": has ", chosen.size(), " layers; choose one with --layer, such as ", names);
 }
 
 // The number in "model.layers.3.self_attn."; -1 = none.
@@ -80,8 +80,8 @@ void refuse_options(const LayerOptions &options, const std::string &source, bool
       {"--no-rope", options.without_rope},
   };
   for (const auto &[name, is_given] : given) {
-    const char *const other = is_packed ? "" : ", or give --no-config and say all of it by options";
-    if (is_given) fail(name, ": ", source, " says it; leave the option out", other);
+    const char *const other = is_packed ? "" : ", or give --no-config and set everything with options";
+    if (is_given) fail(name, ": ", source, " already sets it; leave the option out", other);
   }
 }
 
@@ -93,14 +93,15 @@ std::string beside(const LayerOptions &options) {
 
 // What the options say in place of a config.json.
 Model model_of(const LayerOptions &options, bool may_rotate) {
-  const std::string why = ", for " + options.weights + (options.without_config ? " is read without" : " has beside it no") + " config.json";
+  const std::string next_to = "there is no config.json next to " + options.weights;
+  const std::string why = ", because " + (options.without_config ? options.weights + " is read without a config.json" : next_to);
   const bool rotates = options.rope_base != 0;
   if (options.num_heads == 0) fail("--heads is needed", why);
   if (options.is_causal == options.is_not_causal) {
-    fail("--causal or --no-causal is needed", why, ", and weights do not tell whether rows attend to later ones");
+    fail("--causal or --no-causal is needed", why, ", and the weights do not show whether rows attend to later rows");
   }
   if (may_rotate && !rotates && !options.without_rope) {
-    fail("--rope-base or --no-rope is needed", why, ", and some models with its names rotate queries and keys (RoPE), and others do not");
+    fail("--rope-base or --no-rope is needed", why, ", and only some models with its names rotate queries and keys (RoPE)");
   }
   if (rotates && options.without_rope) fail("--no-rope: can't be combined with --rope-base");
   Model model;
@@ -135,8 +136,7 @@ class Reader {
       config.head_dim = q.out / (heads + 2 * config.num_kv_heads);
       expect(q, q.out == config.head_dim * (heads + 2 * config.num_kv_heads) && config.head_dim > 0);
       config.head_dim_v = config.head_dim;
-      weights.w_qkv = q.data;
-      weights.b_qkv = bias(q);
+      weights.w_qkv.data = q.data, weights.w_qkv.bias = bias(q);
     } else {
       const Matrix k = read(family_.k, family_.is_in_out), v = read(family_.v, family_.is_in_out);
       config.head_dim = q.out / heads;
@@ -146,8 +146,8 @@ class Reader {
       config.head_dim_v = v.out / config.num_kv_heads;
       expect(v, v.in == q.in && v.out == config.num_kv_heads * config.head_dim_v);
       expect(k, model_.num_kv_heads == 0 || config.num_kv_heads == model_.num_kv_heads);
-      weights.w_q = q.data, weights.w_k = k.data, weights.w_v = v.data;
-      weights.b_q = bias(q), weights.b_k = bias(k), weights.b_v = bias(v);
+      weights.w_q.data = q.data, weights.w_k.data = k.data, weights.w_v.data = v.data;
+      weights.w_q.bias = bias(q), weights.w_k.bias = bias(k), weights.w_v.bias = bias(v);
     }
     expect(q, heads % config.num_kv_heads == 0 && (model_.head_dim == 0 || config.head_dim == model_.head_dim));
     expect(q, model_.query_dim == 0 || q.in == model_.query_dim);
@@ -202,13 +202,12 @@ class Reader {
     const Matrix o = read(name, is_in_out);
     expect(o, o.in == config.num_heads * config.head_dim_v);
     config.output_dim = o.out;
-    weights.b_o = bias(o);
-    weights.w_o = o.data;
+    weights.w_o.data = o.data, weights.w_o.bias = bias(o);
     if (is_in_out == family_.is_in_out) return;
     const int64_t rows = is_in_out ? o.in : o.out, columns = is_in_out ? o.out : o.in;
     float *const transposed = copies_.emplace_back(new float[static_cast<size_t>(rows * columns)]).get();
     for (int64_t i = 0; i < rows * columns; ++i) transposed[i % columns * rows + i / columns] = o.data[i];
-    weights.w_o = transposed;
+    weights.w_o.data = transposed;
   }
 
   // The weights of norms and the sinks go to the call.
@@ -217,7 +216,7 @@ class Reader {
     const std::string q_norm = prefix_ + "q_norm.weight", k_norm = prefix_ + "k_norm.weight", sinks = prefix_ + "sinks";
     for (const auto &[name, is_known] : {std::pair{q_norm, model_.has_norm}, {k_norm, model_.has_norm}, {sinks, model_.has_sinks}}) {
       if (is_known || !file_.has(name)) continue;
-      const std::string source = model_.name.empty() ? "without a config.json" : "in models of the type of " + model_.name;
+      const std::string source = model_.name.empty() ? "without a config.json" : "for the model_type in " + model_.name;
       fail(file_.path(), ": has the tensor ", in_quotes(name), ", which is not known ", source);
     }
     if (model_.has_sinks) call.sinks = row(sinks, config.num_heads, 0);
@@ -259,7 +258,7 @@ Layer::Layer(const LayerOptions &options) : name_(options.packed.empty() ? optio
     bytes_ = file_->data();
     num_bytes_ = file_->size();
     const bool is_packed = num_bytes_ >= 8 && memcmp(bytes_, "mha pack", 8) == 0;  // all else is the library's to check
-    if (!is_packed) fail(name_, ": is no packed layer; mha pack writes one");
+    if (!is_packed) fail(name_, ": is not a packed layer; mha pack writes one");
   }
   storage_.resize(mha_layer_view_size() / sizeof storage_[0] + 1);
   mha_error error;
@@ -272,7 +271,7 @@ Layer::Layer(const LayerOptions &options) : name_(options.packed.empty() ? optio
   mha_forward_args args = {};
   args.struct_size = sizeof args;
   args.batch = args.n_q = 1;
-  args.query = &args, args.output = &args;
+  args.query.data = &args, args.output.data = &args;
   prepared.add_to(&args);
   size_t bytes = 0;
   check(mha_forward_workspace(layer_, &args, &bytes, &error), error, call_.source);
@@ -292,7 +291,7 @@ void Layer::pack(const LayerOptions &options) {
   const FoundLayer found = choose_layer(file, options.layer);
   for (const char *addition : kAdditions) {
     if (!file.has(found.prefix + addition)) continue;
-    fail(file.path(), ": the tensor ", in_quotes(found.prefix + addition), " changes the layer in a way that this version can't compute");
+    fail(file.path(), ": the tensor ", in_quotes(found.prefix + addition), " changes the layer in a way that is not supported");
   }
   const std::string config = options.config.empty() ? beside(options) : options.config;
   if (options.without_config && !config.empty()) fail("--config: can't be combined with --no-config");
@@ -300,8 +299,8 @@ void Layer::pack(const LayerOptions &options) {
   const Model model = config.empty() ? model_of(options, found.family->may_rotate) : read_model(config, number_in(found.prefix));
   Reader reader(file, found, model);
   reader.run();
-  reader.config.weight_type = number_of(options.weight_type, type_names);
-  reader.config.arithmetic = number_of(options.arithmetic, arithmetic_names);
+  reader.config.weight_type = type_of(options.weight_type);
+  reader.config.arithmetic = arithmetic_of(options.arithmetic);
   call_ = reader.call;
   mha_error error;
   check(mha_layer_pack_size(&reader.config, &reader.weights, nullptr, &num_bytes_, &error), error, name_);
@@ -318,8 +317,13 @@ std::string Layer::text() const {
   return heads + (is_plain ? "" : ", " + count_text(shape_.num_kv_heads, "key head")) + ", " + call_.text();
 }
 
-uint32_t number_of(const std::string &name, const std::vector<std::string> &names) {
-  return name.empty() ? 0 : static_cast<uint32_t>(std::find(names.begin(), names.end(), name) - names.begin());
+uint32_t type_of(const std::string &name) {
+  const auto found = std::find(type_names.begin(), type_names.end(), name);
+  return name.empty() ? 0 : MHA_TYPE_F32 + static_cast<uint32_t>(found - type_names.begin());
+}
+
+uint32_t arithmetic_of(const std::string &name) {
+  return name == "int8" ? MHA_ARITHMETIC_INT8 : name == "int16" ? MHA_ARITHMETIC_INT16 : MHA_ARITHMETIC_F32;
 }
 
 }  // namespace command

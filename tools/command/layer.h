@@ -58,9 +58,10 @@ class Layer {
   mha_layer_config shape_ = {};
 };
 
-// The MHA_TYPE_* and MHA_ARITHMETIC_* by their numbers.
+// The MHA_TYPE_* from 1 on, in their order, and the MHA_ARITHMETIC_*.
 inline const std::vector<std::string> type_names = {"f32", "f16", "bf16", "int8", "int4"};
 inline const std::vector<std::string> arithmetic_names = {"f32", "int8", "int16"};
-uint32_t number_of(const std::string &name, const std::vector<std::string> &names);  // "" = 0
+uint32_t type_of(const std::string &name);        // "" = 0, the default
+uint32_t arithmetic_of(const std::string &name);  // "" = 0, the default
 
 }  // namespace command

@@ -44,7 +44,7 @@ std::string version_text() {
 }
 
 int parse_and_run(int argc, char **argv) {
-  CLI::App app("Multi-head attention on CPUs: runs layers on files, and packs them.", "mha");
+  CLI::App app("Computes multi-head attention on CPUs: runs layers on files, and packs them.", "mha");
   app.get_formatter()->column_width(24);
   app.set_version_flag("--version", version_text, "Print the version and exit");
   app.footer(R"(
@@ -53,8 +53,8 @@ Examples:
   mha run --weights layer.safetensors --heads 12 --causal --input x.npy --output y.npy
   mha run --help
 
-Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 1 for anything else.
-What each step of a layer computes: python -m mha explain)");
+Exit status: 0 on success, 2 for wrong input or usage (with a one-line message), 1 otherwise.
+`python -m mha explain` shows what each step of a layer computes.)");
   app.require_subcommand(0, 1);
   add_run_command(&app);
   add_pack_command(&app);
@@ -65,9 +65,9 @@ What each step of a layer computes: python -m mha explain)");
   } catch (const CLI::Success &request) {  // --help and --version
     return app.exit(request);
   } catch (const CLI::ParseError &error) {
-    return complain(kBadInput, text(error.what(), "; mha --help says more"));
+    return complain(kBadInput, text(error.what(), "; see mha --help"));
   }
-  if (app.get_subcommands().empty()) return complain(kBadInput, "run, pack, verify or info is expected; mha --help says more");
+  if (app.get_subcommands().empty()) return complain(kBadInput, "run, pack, verify or info is expected; see mha --help");
   return 0;
 }
 
@@ -101,19 +101,19 @@ void add_layer_options(CLI::App *app, LayerOptions *options) {
   };
   const auto add_flag = [&](const char *name, auto *value, const char *text) { app->add_flag(name, *value, text)->group(group); };
   add("--weights", &options->weights, "FILE", "The weights of a layer or a whole model (.safetensors; F32, F16, BF16)");
-  add("--layer", &options->layer, "PREFIX", "Which layer of a model: its prefix, or words that only it has (h.0)");
-  add("--config", &options->config, "FILE", "What the model is; default: config.json beside the weights, if it is there");
-  add_flag("--no-config", &options->without_config, "Take the options below in place of a config.json beside the weights");
+  add("--layer", &options->layer, "PREFIX", "The layer of a model: its prefix, or a part that no other layer has (h.0)");
+  add("--config", &options->config, "FILE", "Model configuration; default: config.json next to the weights, if it exists");
+  add_flag("--no-config", &options->without_config, "Use the options below, and no config.json next to the weights");
   group = "Without a config.json";
   add("--heads", &options->num_heads, "N", "Number of query heads")->check(whole_number());
-  add_flag("--causal", &options->is_causal, "No row attends to later ones");
-  add_flag("--no-causal", &options->is_not_causal, "Rows attend to later ones too");
-  add("--rope-base", &options->rope_base, "B", "Rotate queries and keys (RoPE) with this base, rope_theta")->check(CLI::PositiveNumber);
-  add_flag("--no-rope", &options->without_rope, "Nothing is rotated");
+  add_flag("--causal", &options->is_causal, "Rows do not attend to later rows");
+  add_flag("--no-causal", &options->is_not_causal, "Rows also attend to later rows");
+  add("--rope-base", &options->rope_base, "B", "Rotate queries and keys (RoPE) with this base (rope_theta)")->check(CLI::PositiveNumber);
+  add_flag("--no-rope", &options->without_rope, "Do not rotate queries and keys");
   group = kComputation;
-  add("--weight-type", &options->weight_type, "NAME", "How the layer keeps its weights: f32 (default), f16, bf16, int8 or int4")
+  add("--weight-type", &options->weight_type, "NAME", "Weights of the packed layer: f32 (default), f16, bf16, int8 or int4")
       ->check(one_of(type_names, 5));
-  add("--arithmetic", &options->arithmetic, "NAME", "Projections: f32 (default) or, with weights of int8 or int4, int8 or int16")
+  add("--arithmetic", &options->arithmetic, "NAME", "Projections: f32 (default); with int8 or int4 weights also int8 or int16")
       ->check(one_of(arithmetic_names, 3));
 }
 

@@ -32,7 +32,7 @@ Rows::Rows(const std::string &path) : file_(path) {
   size_t length = 0;
   for (size_t i = front; i > 8 && bytes.size() >= front; --i) length = length * 256 + file_.data()[i - 1];
   if (bytes.size() < front || length > bytes.size() - front) fail(path, ": ends inside its header");
-  if (length > 4096) fail(path, ": has a header of ", length, " bytes, which is none of an array of numbers");
+  if (length > 4096) fail(path, ": has a header of ", length, " bytes, too long for an array of numbers");
 
   const std::string header(bytes.substr(front, length));
   static const std::regex form(
@@ -61,7 +61,7 @@ Rows::Rows(const std::string &path) : file_(path) {
   }
   const size_t available = bytes.size() - front - length;
   if (overflows || available != size) {
-    fail(path, ": holds ", available, " bytes of data, which are not those of the shape ", shape_text(shape_),
+    fail(path, ": holds ", available, " bytes of data, which do not match the shape ", shape_text(shape_),
          overflows || available < size ? "; it looks truncated" : "");
   }
   data_ = file_.data() + front + length;

@@ -33,14 +33,15 @@ void add_pack_command(CLI::App *app) {
   const auto options = std::make_shared<PackOptions>();
   CLI::App *pack_app = app->add_subcommand("pack", "Pack a layer once, for mha run --packed and mha_layer_view");
   add_layer_options(pack_app, &options->layer);
-  pack_app->add_option("--output", options->output, "Where the packed layer goes (.mha)")->type_name("FILE")->group(kInput);
-  pack_app->add_flag("--quiet", options->is_quiet, "No line about the layer");
+  pack_app->add_option("--output", options->output, "The file for the packed layer (.mha)")->type_name("FILE")->group(kInput);
+  pack_app->add_flag("--quiet", options->is_quiet, "Do not print a line about the layer");
   pack_app->footer(R"(
-One packed file serves every machine of this byte order, whatever its instruction sets. Behind the layer it has, as JSON, how the layer is
-called: rotation, norms, sinks, window, causal or not. mha_layer_view takes the file as it is, and looks at the layer alone.
+A packed file works on every machine of this byte order, whatever its instruction sets. After the
+layer, it stores the call settings as JSON: rotation, norms, sinks, window, causal or not.
+mha_layer_view takes the whole file, and reads only the layer.
 
 Examples:
-  mha pack --weights model.safetensors --layer layers.0 --output layer.mha     (config.json lies beside the model)
+  mha pack --weights model.safetensors --layer layers.0 --output layer.mha   (reads config.json)
   mha pack --weights layer.safetensors --heads 12 --causal --weight-type int8 --arithmetic int16 --output layer.mha
   mha verify layer.mha
   mha run --packed layer.mha --input x.npy --output y.npy)");

@@ -52,11 +52,11 @@ struct Work {
     args.struct_size = sizeof args;
     args.batch = rows.batch();
     args.n_q = count;
-    args.query = rows.from(first);
-    args.query_batch_stride = rows.count() * rows.width();
-    args.input_type = rows.type();
-    args.output = output + first * layer.shape().output_dim;
-    args.output_batch_stride = rows.count() * layer.shape().output_dim;
+    args.query.data = rows.from(first);
+    args.query.type = rows.type();
+    args.query.strides.batch = rows.count() * rows.width();
+    args.output.data = output + first * layer.shape().output_dim;
+    args.output.strides.batch = rows.count() * layer.shape().output_dim;
     args.cache = cache;
     args.scheduler = scheduler.num_threads > 1 ? &scheduler : nullptr;
     call.add_to(&args);
@@ -84,7 +84,7 @@ std::string milliseconds(double seconds) {
 // A prompt at once, then row by row, over a KV cache. Returns what there is to say.
 std::string decode(const RunOptions &options, const Work &work) {
   const int64_t prompt = std::max<int64_t>(options.prompt, 1), rows = work.rows.count();
-  if (!work.layer.call().is_causal) fail("--decode: a row that is fed knows none of those after it, but the layer is not causal");
+  if (!work.layer.call().is_causal) fail("--decode: rows that are fed one by one cannot attend to later rows, but the layer is not causal");
   if (prompt > rows) fail("--prompt: ", prompt, " rows are more than the ", rows, " of ", work.rows.name());
   mha_kv_cache_config config = {};
   config.struct_size = sizeof config;
@@ -93,7 +93,7 @@ std::string decode(const RunOptions &options, const Work &work) {
   config.num_kv_heads = work.layer.shape().num_kv_heads;
   config.head_dim = work.layer.shape().head_dim;
   config.head_dim_v = work.layer.shape().head_dim_v;
-  config.k_type = config.v_type = number_of(options.cache_type, type_names);
+  config.k_type = type_of(options.cache_type);
   mha_error error;
   size_t bytes = 0;
   mha_kv_cache *cache = nullptr;
@@ -156,28 +156,32 @@ void add_run_command(CLI::App *app) {
   const auto add = [&](const char *name, auto *value, const char *type, const char *description, const char *group) {
     return run_app->add_option(name, *value, description)->type_name(type)->group(group);
   };
-  add("--packed", &options->layer.packed, "FILE", "A layer that mha pack wrote, instead of all that follows; mapped, not copied", "Packed");
+  add("--packed", &options->layer.packed, "FILE", "A layer from mha pack, instead of the weights below; mapped, not copied", "Packed");
   add_layer_options(run_app, &options->layer);
   add("--input", &options->input, "FILE", "The rows: (n, width) or (batch, n, width) (.npy; float32, float16, bfloat16)", kInput);
-  add("--output", &options->output, "FILE", "Where the result goes (.npy), with the rank of the input", kInput);
-  add("--threads", &options->num_threads, "N", "Number of threads, default 1; the result is the same bits for any", kComputation)
+  add("--output", &options->output, "FILE", "The file for the result (.npy), which has the rank of the input", kInput);
+  add("--threads", &options->num_threads, "N", "Number of threads, default 1; the result has the same bits for any number", kComputation)
       ->check(whole_number(1024));
-  run_app->add_flag("--decode", options->decodes, "Feed the rows one by one, over a KV cache, as when generating; the result is the same")
+  run_app->add_flag("--decode", options->decodes, "Feed the rows one by one over a KV cache, as in generation; same result")
       ->group(kComputation);
-  add("--prompt", &options->prompt, "N", "Rows that --decode feeds at once to begin with; default 1", kComputation)->check(whole_number());
-  add("--cache-type", &options->cache_type, "NAME", "Keys and values of --decode: f32 (default), f16, bf16 or int8", kComputation)
+  add("--prompt", &options->prompt, "N", "Rows that --decode feeds at once at the start; default 1", kComputation)->check(whole_number());
+  add("--cache-type", &options->cache_type, "NAME", "The type of the cache of --decode: f32 (default), f16, bf16 or int8", kComputation)
       ->check(one_of(type_names, 4));
-  run_app->add_flag("--quiet", options->is_quiet, "No line about the run");
+  run_app->add_flag("--quiet", options->is_quiet, "Do not print a line about the run");
   run_app->footer(R"(
 Examples:
-  mha run --weights model.safetensors --layer layers.0 --input x.npy --output y.npy     (config.json lies beside the model)
+  mha run --weights model.safetensors --layer layers.0 --input x.npy --output y.npy
   mha run --weights layer.safetensors --heads 12 --causal --input x.npy --output y.npy
   mha run --packed layer.mha --decode --prompt 128 --cache-type f16 --input x.npy --output y.npy
 
-These names are known: W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, Llama and kin, BERT, GPT-2.
-Of config.json these values of model_type are known: bert, gemma, gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, olmo2,
-qwen2, qwen3, roberta. Windows, norms of queries and keys, sinks, softcap and scaled RoPE need it. A key in it that is not known
-is refused. What the command lacks (cross-attention, masks, padding, gates, other names), the library and the Python package do.)");
+The first example reads the config.json next to the model.
+
+The command knows these names of weights: W_query, W_key, W_value (as nn.Linear or as matrices),
+nn.MultiheadAttention, Llama and similar models, BERT, GPT-2. It knows these values of model_type in
+config.json: bert, gemma, gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, olmo2, qwen2, qwen3,
+roberta. Windows, norms of queries and keys, sinks, softcap and scaled RoPE need a config.json. An
+unknown key in it is an error. The library and the Python package support what the command lacks:
+cross-attention, masks, padding, gates, other names.)");
   run_app->callback([options] { run(*options); });
 }
 

@@ -17,7 +17,7 @@ void verify(const std::string &path) {
   const Layer layer(options);
   mha_error error;
   check(mha_layer_verify(layer.bytes(), layer.num_bytes(), &error), error, path);
-  std::printf("%s: a packed layer, all weights as they were packed; %s\n", one_line(path).c_str(), layer.text().c_str());
+  std::printf("%s: a packed layer whose weights are intact; %s\n", one_line(path).c_str(), layer.text().c_str());
 }
 
 std::string processor() {
@@ -53,7 +53,7 @@ void verify_results() {
   }
   const std::string sum = text(equal, " of ", table.size(), " as published");
   std::printf("\n%s, on each of %zu instruction sets\n", sum.c_str(), computed.size());
-  if (equal != table.size()) throw std::runtime_error(sum + "; the lines with BUT say what differs");
+  if (equal != table.size()) throw std::runtime_error(sum + "; the lines with BUT show what differs");
 }
 
 }  // namespace
@@ -64,20 +64,20 @@ void add_verify_command(CLI::App *app) {
     bool are_results = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App *verify_app = app->add_subcommand("verify", "Check a packed layer, all of its weights included, or this machine's results");
-  verify_app->add_option("file", options->path, "A layer that mha pack wrote (.mha)")->type_name("FILE");
-  verify_app->add_flag("--results", options->are_results, "Compute the published results, on every instruction set that this machine has");
+  CLI::App *verify_app = app->add_subcommand("verify", "Check a packed layer with all its weights, or this machine's results");
+  verify_app->add_option("file", options->path, "A layer written by mha pack (.mha)")->type_name("FILE");
+  verify_app->add_flag("--results", options->are_results, "Compute the published results on every instruction set of this machine");
   verify_app->footer(R"(
-The published results are of calls of every kind, types of numbers and options; a line for each has its checksum, FNV-1a of 64 bits.
-They are the same on every machine. The exit status is 1 if one differs.
+The published results cover calls of every kind, number types and options. Each has a line with its
+64-bit FNV-1a checksum. They are the same on every machine. The exit status is 1 if one differs.
 
 Examples:
   mha verify layer.mha
   mha verify --results)");
   verify_app->callback([options] {
-    if (options->are_results && !options->path.empty()) fail("--results and a file are two checks; call mha verify for each");
+    if (options->are_results && !options->path.empty()) fail("--results and a file are two checks; run mha verify for each");
     if (options->are_results) return verify_results();
-    if (options->path.empty()) fail("the packed file is needed: mha verify FILE; or mha verify --results");
+    if (options->path.empty()) fail("a packed file or --results is needed: mha verify FILE or mha verify --results");
     verify(options->path);
   });
 }

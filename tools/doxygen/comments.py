@@ -10,6 +10,8 @@ The header is written to be read as it is. What a comment belongs to is seen fro
   above an empty line             the topic; likewise above a #define that has a comment of its own behind it
   below an empty line in a struct the heading of the fields up to the next empty line, and the comment of those that have none of their own
 
+struct_size, reserved fields and fields that the comment of their struct names need no comment of their own.
+
 Lines indented by four blanks or more, such as formulas and tables, are shown as they are.
 
 Example:
@@ -20,6 +22,7 @@ import pathlib
 import re
 import sys
 
+of_all_structs = {"struct_size": "sizeof the struct; set by the caller.", "reserved": "Must be 0.", "reserved_pointer": "Must be NULL."}
 special = re.compile(r"[\\@&$#<>%*|]")
 
 
@@ -53,6 +56,7 @@ class Header:
         text = re.sub(r"/\*.*?\*/", self.convert, self.text, flags=re.DOTALL)
         text = re.sub(r"^/\*\* ([^\n]*) \*/\n(#define [^\n/]+\n)((?:#define [^\n/]+\n)+)", self.repeat, text, flags=re.MULTILINE)
         text = re.sub(r"(?<=^typedef struct )\w+ \{\n.*?\n(?=\} )", self.group, text, flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(r"(/\*\* (?:(?!\*/).)*\*/)\ntypedef struct (\w+) \{\n.*?\n\} \2;", self.complete, text, flags=re.DOTALL)
         # Of several fields on a line, each has the comment behind the line.
         text = re.sub(r"^  (\w+) (\w+(?:, \w+)+);( [^\n]*)?$",
                       lambda line: "  " + " ".join(f"{line[1]} {name};{line[3] or ''}" for name in line[2].split(", ")), text, flags=re.MULTILINE)
@@ -85,13 +89,31 @@ class Header:
         """The fields of a struct, those below a heading as a group."""
         first, *groups = match[0].split("\n\n")
         for group in groups:
-            heading, fields = re.match(r" *\/\*\* (.*?) \*\/\n(.*)", group, re.DOTALL).groups()
+            found = re.match(r" *\/\*\* (.*?) \*\/\n(.*)", group, re.DOTALL)
+            if not found or found[2].count(";") == 1:  # without a heading, or a comment of one field
+                first += f"\n\n{group}"
+                continue
+            heading, fields = found.groups()
             heading = " ".join(heading.split())
             # A field has no comment behind it if its line ends with ";", and none above it if the line before is no comment's last.
             fields = re.sub(r"^(?: */\*\* .*?\*/\n)?[^\n]*;$", lambda field: field[0] if "/**" in field[0] else f"{field[0]} /**< {heading} */",
                             fields, flags=re.DOTALL | re.MULTILINE)
             first += f"\n/** @name {heading} */ /** @{{ */\n{fields}\n/** @}} */"
         return first + "\n"
+
+    @staticmethod
+    def complete(match):
+        """A struct whose fields without a comment have the one that is the same in all structs, or that of the struct if it names them."""
+        comment, text = match[1], match[0]
+
+        def field(found):
+            before, name = text[:found.start()].rstrip(), found[1] or found[2]
+            if before.endswith("*/") and not before[before.rfind("/**"):].startswith("/**<"):
+                return found[0]
+            sentence = of_all_structs.get(name) or ("As the description of the struct says." if re.search(rf"\b{name}\b", comment) else None)
+            return f"{found[0]} /**< {sentence} */" if sentence else found[0]
+
+        return re.sub(r"^  \w[^;/]*?(?:\(\*(\w+)\)[^;/]*|\b(\w+));$", field, text, flags=re.MULTILINE)
 
     @staticmethod
     def repeat(match):

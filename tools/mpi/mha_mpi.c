@@ -65,7 +65,7 @@ static void wait_until(double end, const char *what, int from) {
   if (!is_there && MPI_Wtime() > end) fail("rank %d %s within the time-out", from, what);
   if (!is_there) return (void)sched_yield();
   MPI_Recv(text, sizeof text, MPI_BYTE, status.MPI_SOURCE, tag_failure, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  fprintf(stderr, "mha_mpi: rank %d stops, for rank %d has failed: %s\n", rank, status.MPI_SOURCE, text);
+  fprintf(stderr, "mha_mpi: rank %d stops because rank %d failed: %s\n", rank, status.MPI_SOURCE, text);
   end_after_failure();
 }
 
@@ -90,7 +90,7 @@ static void send(int to, int tag, int64_t number, const float *numbers, int64_t 
   MPI_Request request;
   const double end = MPI_Wtime() + (double)size[timeout];
   MPI_Isend(message, bytes, MPI_BYTE, to, tag, MPI_COMM_WORLD, &request);
-  for (int is_done; MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), !is_done;) wait_until(end, "takes no message", to);
+  for (int is_done; MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), !is_done;) wait_until(end, "receives no message", to);
   free(message);
   bytes_sent += bytes;
 }
@@ -105,7 +105,7 @@ static int64_t receive(int from, int tag, int64_t seconds, float *numbers, int64
   MPI_Recv(message, bytes, MPI_BYTE, from, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
   for (int i = 0; i < num_sizes; ++i) {
     if (message->size[i] == size[i]) continue;
-    fail("rank %d has --%s %ld, this one %ld; start all with the same", from, names[i], message->size[i], size[i]);
+    fail("rank %d has --%s %ld, but this rank has %ld; start all with the same value", from, names[i], message->size[i], size[i]);
   }
   const int64_t number = message->number;
   if (number >= 0) copy((const float *)(message + 1), count, numbers);
@@ -126,7 +126,7 @@ static void fill(int64_t first, int64_t count, float *numbers) {
 /* A cache of f16 of the keys [first, first + count), of kv heads that are to be attended to. */
 static mha_kv_cache *make_cache(int64_t first, int64_t count, int64_t first_head, int64_t num_heads) {
   mha_kv_cache_config config = {.struct_size = sizeof config, .num_sequences = 1, .capacity = count, .num_kv_heads = num_heads};
-  config.head_dim = size[head_dim], config.head_dim_v = size[head_dim_v], config.k_type = config.v_type = MHA_TYPE_F16;
+  config.head_dim = size[head_dim], config.head_dim_v = size[head_dim_v], config.k_type = MHA_TYPE_F16;
   mha_error error;
   size_t bytes;
   mha_kv_cache *cache;
@@ -143,17 +143,20 @@ static mha_kv_cache *make_cache(int64_t first, int64_t count, int64_t first_head
 }
 
 /* The call over a cache that begins at key `first`, for some of the heads: to states, or to output. */
-static void attend(mha_kv_cache *cache, int64_t first, int64_t first_head, int64_t num_heads, const float *q, float *to_states,
+static void attend(const mha_kv_cache *cache, int64_t first, int64_t first_head, int64_t num_heads, const float *q, float *to_states,
                    const mha_score_options *score, float *output) {
   static void *workspace;
   static size_t workspace_bytes;
   const int64_t start = size[keys] - size[queries];
+  const mha_sequences sequences = {.struct_size = sizeof sequences, .q_first_positions = &start};
+  const mha_outputs outputs = {.struct_size = sizeof outputs, .states = to_states};
   mha_attention_args args = {.struct_size = sizeof args, .batch = 1, .n_q = size[queries], .num_heads = num_heads};
   args.num_kv_heads = num_heads * size[kv_heads] / size[heads], args.head_dim = size[head_dim], args.head_dim_v = size[head_dim_v];
-  args.q = q + first_head * size[head_dim], args.q_row_stride = size[heads] * size[head_dim], args.q_head_stride = size[head_dim];
-  args.flags = MHA_CAUSAL | MHA_CACHE_READ, args.q_start = &start, args.cache = cache, args.kv_position = first;
-  args.states = to_states, args.score = score, args.output = output;
-  if (is_faulty("fail")) args.kv_position = -1;
+  args.q.data = q + first_head * size[head_dim];
+  args.q.strides = (mha_strides){.row = size[heads] * size[head_dim], .head = size[head_dim]};
+  args.flags = MHA_CAUSAL, args.sequences = &sequences, args.cache_read = cache, args.kv_first_position = first;
+  args.outputs = &outputs, args.score = score, args.output.data = output;
+  if (is_faulty("fail")) args.kv_first_position = -1;
   mha_error error;
   size_t bytes;
   check(mha_attention_workspace(&args, &bytes, &error), &error);
@@ -209,7 +212,7 @@ static void run_step(const float *q, const float *sinks, float *output) {
   const int64_t width = own_heads() * size[head_dim_v], all = size[queries] * width;
   float *const finished = floats(all);
   mha_states_args args = {.struct_size = sizeof args, .batch = 1, .num_heads = own_heads(), .n_q = size[queries]};
-  args.head_dim_v = size[head_dim_v], args.states = states[0], args.sinks = sinks + rank / parts * own_heads(), args.output = finished;
+  args.head_dim_v = size[head_dim_v], args.states = states[0], args.sinks = sinks + rank / parts * own_heads(), args.output.data = finished;
   mha_error error;
   check(mha_states_finish(&args, &error), &error);
   if (rank != 0) send(0, tag_output, 0, finished, all);
@@ -260,7 +263,7 @@ static void run_job(void) {
     const double start = MPI_Wtime();
     attend(cache, 0, 0, size[heads], q, NULL, &score, once);
     if (step > 0 && MPI_Wtime() - start < alone) alone = MPI_Wtime() - start;
-    if (memcmp(once, results + step * out_floats, (size_t)out_floats * sizeof *once)) fail("step %ld: other bits than one call", step);
+    if (memcmp(once, results + step * out_floats, (size_t)out_floats * sizeof *once)) fail("step %ld: its bits differ from one call", step);
   }
   const double a = levels > 0 ? beside / levels : 0, hundred = alone / 100 + 7 * a;
   printf("one call on one rank: %.1f us, the same bits; efficiency of %d: %.0f%%\n", 1e6 * alone, ranks, 100 * alone / (ranks * time));
@@ -277,11 +280,14 @@ int main(int argc, char **argv) {
     if (!to && !strcmp(argv[i], "--check") && (checks = 1)) continue;
     if (!to && !strcmp(argv[i], "--fault") && i + 2 < argc && (fault_rank = atoll(argv[i + 1]), fault = argv[i += 2])) continue;
     if (rank == 0) {
-      printf("mpirun -n N mha_mpi [--keys N] [--heads N] [--kv-heads N] [--head-dim N] [--head-dim-v N] [--queries N] [--groups N]\n"
-             "                    [--repeats N] [--timeout SECONDS] [--check] [--fault RANK fail|shape|hang]\n\n"
-             "Attention of the last queries to keys that are spread over the N processes. --groups: so many groups of heads, too, each\n"
-             "with its share of the processes. --check: computes the same in one call, on rank 0, and compares bits and time. --fault:\n"
-             "for tests. Exit codes: 0 all is well, 2 wrong arguments, 3 a process failed, which all others say.\n");
+      printf(
+          "mpirun -n N mha_mpi [--keys N] [--heads N] [--kv-heads N] [--head-dim N] [--head-dim-v N]\n"
+          "                    [--queries N] [--groups N] [--repeats N] [--timeout SECONDS] [--check]\n"
+          "                    [--fault RANK fail|shape|hang]\n\n"
+          "Computes the attention of the last queries to keys that are distributed over the N processes.\n"
+          "--groups also divides the heads into groups, each with its share of the processes. --check\n"
+          "computes the same in one call on rank 0, and compares bits and time. --fault is for tests.\n"
+          "Exit codes: 0 success, 2 wrong arguments, 3 a process failed, which all others report.\n");
     }
     MPI_Finalize();
     return strcmp(argv[i], "--help") ? 2 : 0;
@@ -293,7 +299,7 @@ int main(int argc, char **argv) {
   while (1 << levels < parts) ++levels;
   const int are_whole = ranks % size[groups] == 0 && size[kv_heads] % size[groups] == 0 && size[heads] % size[kv_heads] == 0;
   if (!are_whole || used_leaves < parts || size[queries] > size[keys])
-    fail("--groups must divide the %d processes and --kv-heads, that --heads; and --keys be 256 for each process of a group", ranks);
+    fail("--groups must divide the %d processes and --kv-heads, that --heads; and --keys must be 256 for each process of a group", ranks);
   run_job();
   MPI_Finalize();
   return 0;

@@ -13,18 +13,20 @@ namespace {
 struct Rows {
   const float *data = nullptr;
   int64_t batch = 0, heads = 0, rows = 0, width = 0;
-  int64_t batch_stride = 0, row_stride = 0, head_stride = 0;
+  mha_strides strides = {};
 
-  const float *at(int64_t b, int64_t head, int64_t row) const { return data + b * batch_stride + head * head_stride + row * row_stride; }
+  const float *at(int64_t b, int64_t head, int64_t row) const { return data + b * strides.batch + row * strides.row + head * strides.head; }
 };
 
+// Arrays without rows have strides too: mha takes all of an array's strides or none.
 Rows in_heads(const float *data, int64_t batch, int64_t heads, int64_t rows, int64_t width) {
-  return {data, batch, heads, rows, width, heads * rows * width, width, rows * width};
+  const int64_t head = std::max<int64_t>(rows, 1) * width;
+  return {data, batch, heads, rows, width, {heads * head, width, head}};
 }
 
 // `row` numbers to a row, of which the heads are `heads * width`.
 Rows in_rows(const float *data, int64_t batch, int64_t rows, int64_t row, int64_t heads, int64_t width) {
-  return {data, batch, heads, rows, width, rows * row, row, width};
+  return {data, batch, heads, rows, width, {std::max<int64_t>(rows, 1) * row, row, width}};
 }
 
 // `rows` of past and of new ones behind them, put together in `present`. `starts`: how many past rows come before the new ones, for each
@@ -58,16 +60,14 @@ void append(const Call &call, const Tensor &past, const Rows &fresh, const int64
 void set_rows(mha_attention_args &args, const Rows &q, const Rows &k, const Rows &v) {
   args.batch = extent_of(q.batch), args.n_q = extent_of(q.rows), args.n_kv = extent_of(k.rows);
   args.num_heads = q.heads, args.num_kv_heads = k.heads, args.head_dim = q.width, args.head_dim_v = v.width;
-  args.q = q.data, args.k = k.data, args.v = v.data;
-  args.q_batch_stride = q.batch_stride, args.q_row_stride = q.row_stride, args.q_head_stride = q.head_stride;
-  args.k_batch_stride = k.batch_stride, args.k_row_stride = k.row_stride, args.k_head_stride = k.head_stride;
-  args.v_batch_stride = v.batch_stride, args.v_row_stride = v.row_stride, args.v_head_stride = v.head_stride;
+  args.q.data = q.data, args.q.strides = q.strides;
+  args.k.data = k.data, args.k.strides = k.strides;
+  args.v.data = v.data, args.v.strides = v.strides;
 }
 
-void run(Call &call, mha_attention_args &args, mha_score_options &score) {
-  if (score.softcap != 0 || score.bias || score.mask || score.sinks) {
-    args.score = &score;
-  }
+void run(Call &call, mha_attention_args &args, const mha_score_options &score, const mha_score_arrays &arrays) {
+  args.score = score.softcap != 0 || score.sinks ? &score : nullptr;
+  args.score_arrays = arrays.bias.data || arrays.mask ? &arrays : nullptr;
   args.scheduler = call.scheduler(std::max<int64_t>(args.batch, 0) * std::max<int64_t>(args.n_q, 0));
   mha_error error;
   size_t bytes;
@@ -104,7 +104,7 @@ class Attention {
     if (!past_key && call.outputs() == 1) {
       for (Rows *rows : {&q, &k, &v}) {
         if (rows->batch == 1 && batch > 1) {  // as MatMul broadcasts
-          rows->batch = batch, rows->batch_stride = MHA_BROADCAST;
+          rows->batch = batch, rows->strides.batch = MHA_BROADCAST;
         }
       }
     }
@@ -137,35 +137,40 @@ class Attention {
     args.struct_size = sizeof args;
     set_rows(args, q, k, v);
     const int64_t shape4[] = {q.batch, q.heads, q.rows, v.width}, shape3[] = {q.batch, q.rows, q.heads * v.width};
-    args.output = by_heads ? call.output(0, shape4, 4) : call.output(0, shape3, 3);
+    args.output.data = by_heads ? call.output(0, shape4, 4) : call.output(0, shape3, 3);
     if (by_heads) {
-      args.output_row_stride = v.width, args.output_head_stride = q.rows * v.width, args.output_batch_stride = q.heads * q.rows * v.width;
+      args.output.strides = in_heads(nullptr, q.batch, q.heads, q.rows, v.width).strides;
     }
     args.flags = scores_.flags();
     args.scale = scores_.scale;
     args.window_left = std::max<int64_t>(scores_.window_left, 0), args.window_right = std::max<int64_t>(scores_.window_right, 0);
+    mha_sequences sequences = {};
+    sequences.struct_size = sizeof sequences;
+    args.sequences = &sequences;
     if (lengths) {
-      args.kv_lengths = static_cast<const int64_t *>(lengths.data);
+      sequences.kv_lengths = static_cast<const int64_t *>(lengths.data);
       for (int64_t b = 0; b < q.batch; b++) {
-        starts[b] = std::max<int64_t>(args.kv_lengths[b], 0) - q.rows;  // negative lengths are refused by mha
+        starts[b] = std::max<int64_t>(sequences.kv_lengths[b], 0) - q.rows;  // negative lengths are refused by mha
       }
     }
     if (args.flags) {
-      args.q_start = starts;
+      sequences.q_first_positions = starts;
     }
     mha_score_options score = {};
     score.struct_size = sizeof score;
     score.softcap = scores_.softcap;
+    mha_score_arrays arrays = {};
+    arrays.struct_size = sizeof arrays;
     const Tensor mask = call.input(kMask);
     MaskStructure structure = {false, starts, starts + q.batch};
     if (args.flags == 0 && !lengths && find_structure(mask, q.batch, q.rows, total, structure)) {
       args.flags = structure.is_causal ? MHA_CAUSAL : 0;
-      args.q_start = structure.is_causal ? starts : nullptr;
-      args.kv_lengths = structure.lengths;
+      sequences.q_first_positions = structure.is_causal ? starts : nullptr;
+      sequences.kv_lengths = structure.lengths;
     } else {
-      set_mask(mask, q.batch, q.heads, q.rows, total, total, score);
+      set_mask(mask, q.batch, q.heads, q.rows, total, total, arrays);
     }
-    run(call, args, score);
+    run(call, args, score, arrays);
   }
 
  private:
@@ -344,10 +349,13 @@ class GroupQuery {
     set_rows(args, q, k, placed(call, 2, past_value, starts, present, v));
     args.n_q = extent_of(n);
     const int64_t shape[] = {batch, n, heads_ * width};
-    args.output = call.output(0, shape, 3);
+    args.output.data = call.output(0, shape, 3);
     args.flags = MHA_CAUSAL;
     args.scale = scores_.scale;
-    args.q_start = starts, args.kv_lengths = ends;
+    mha_sequences sequences = {};
+    sequences.struct_size = sizeof sequences;
+    sequences.q_first_positions = starts, sequences.kv_lengths = ends;
+    args.sequences = &sequences;
     mha_score_options score = {};
     score.struct_size = sizeof score;
     score.softcap = scores_.softcap;
@@ -356,9 +364,11 @@ class GroupQuery {
       throw Failure{"head_sink is " + shape_of(sink) + "; it has to be [" + std::to_string(heads_) + "]"};
     }
     score.sinks = sink ? sink.floats() : zeros_.empty() ? nullptr : zeros_.data();
+    mha_score_arrays arrays = {};
+    arrays.struct_size = sizeof arrays;
     // The bias may be as long as the sequences, where the past's memory is longer.
-    set_mask(call.input(kBias), batch, heads_, n, present, longest, score);
-    run(call, args, score);
+    set_mask(call.input(kBias), batch, heads_, n, present, longest, arrays);
+    run(call, args, score, arrays);
   }
 
  private:

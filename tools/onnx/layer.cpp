@@ -43,8 +43,9 @@ class Layer {
     config.num_heads = positive(node, "num_heads", 0);
     config.num_kv_heads = positive(node, "kv_num_heads", config.num_heads);
     config.scale = scores_.scale;
-    config.weight_type = choice(node, "weight_type", {"f32", "f16", "bf16", "int8", "int4"});  // MHA_TYPE_* in their order
-    config.arithmetic = choice(node, "arithmetic", {"f32", "int8", "int16"});                  // MHA_ARITHMETIC_* in theirs
+    constexpr uint32_t arithmetics[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16};
+    config.weight_type = MHA_TYPE_F32 + choice(node, "weight_type", {"f32", "f16", "bf16", "int8", "int4"});  // in the order of MHA_TYPE_*
+    config.arithmetic = arithmetics[choice(node, "arithmetic", {"f32", "int8", "int16"})];
     if (fused) {
       config.head_dim = width(weights[kWq], config.num_heads + 2 * config.num_kv_heads, "w_q");
       config.head_dim_v = config.head_dim;
@@ -72,10 +73,10 @@ class Layer {
 
     mha_layer_weights given = {};
     given.struct_size = sizeof given;
-    (fused ? given.w_qkv : given.w_q) = weights[kWq].data;
-    given.w_k = weights[kWk].data, given.w_v = weights[kWv].data, given.w_o = weights[kWo].data;
-    (fused ? given.b_qkv : given.b_q) = weights[kBq].floats();
-    given.b_k = weights[kBk].floats(), given.b_v = weights[kBv].floats(), given.b_o = weights[kBo].floats();
+    mha_matrix *const matrices[] = {fused ? &given.w_qkv : &given.w_q, &given.w_k, &given.w_v, &given.w_o};
+    for (size_t i = 0; i < 4; i++) {
+      matrices[i]->data = weights[kWq + i].data, matrices[i]->bias = weights[kBq + i].floats();
+    }
     mha_error error;
     mha_layer *layer;
     check(mha_layer_create(&config, &given, nullptr, &layer, &error), error);
@@ -106,36 +107,40 @@ class Layer {
     mha_forward_args args = {};
     args.struct_size = sizeof args;
     args.batch = query.shape[0], args.n_q = query.shape[1], args.n_kv = kept.shape[1];
-    args.query = query.data, args.key = key.data, args.value = value.data;
+    args.query.data = query.data, args.key.data = key.data, args.value.data = value.data;
     const int64_t shape[] = {args.batch, args.n_q, shape_.output_dim};
-    args.output = call.output(0, shape, 3);
+    args.output.data = call.output(0, shape, 3);
     args.flags = scores_.flags();
     args.window_left = scores_.window_left < 0 ? 0 : scores_.window_left;
     args.window_right = scores_.window_right < 0 ? 0 : scores_.window_right;
     mha_score_options score = {};
     score.struct_size = sizeof score;
     score.softcap = scores_.softcap;
+    mha_score_arrays arrays = {};
+    arrays.struct_size = sizeof arrays;
+    mha_sequences sequences = {};
+    sequences.struct_size = sizeof sequences;
     const Tensor mask = call.input(kMask);
     int64_t *starts = static_cast<int64_t *>(call.memory(2 * static_cast<size_t>(args.batch) * sizeof(int64_t)));
     MaskStructure structure = {false, starts, starts + args.batch};
     if (args.flags == 0 && find_structure(mask, args.batch, args.n_q, args.n_kv, structure)) {
       args.flags = structure.is_causal ? MHA_CAUSAL : 0;
-      args.q_start = structure.is_causal ? starts : nullptr;
+      sequences.q_first_positions = structure.is_causal ? starts : nullptr;
       if (std::any_of(structure.lengths, structure.lengths + args.batch, [&](int64_t length) { return length < args.n_kv; })) {
-        args.kv_lengths = structure.lengths;
-        args.key = key ? key.data : query.data;  // or lengths would be those of the queries too, which all have a result
+        sequences.kv_lengths = structure.lengths;
+        args.key.data = key ? key.data : query.data;  // in self-attention, all queries would need lengths too, and they have a result
       }
     } else {
-      set_mask(mask, args.batch, shape_.num_heads, args.n_q, args.n_kv, args.n_kv, score);
+      set_mask(mask, args.batch, shape_.num_heads, args.n_q, args.n_kv, args.n_kv, arrays);
       // Query i is at position i, as ONNX has it without a past; mha puts the last query at the last key.
       if (args.flags && args.n_q != args.n_kv) {
         std::fill(starts, starts + args.batch, 0);
-        args.q_start = starts;
+        sequences.q_first_positions = starts;
       }
     }
-    if (score.softcap != 0 || score.bias || score.mask) {
-      args.score = &score;
-    }
+    args.sequences = &sequences;
+    args.score = score.softcap != 0 ? &score : nullptr;
+    args.score_arrays = arrays.bias.data || arrays.mask ? &arrays : nullptr;
     args.scheduler = call.scheduler(args.batch * args.n_q);
     args.batch = extent_of(args.batch), args.n_q = extent_of(args.n_q), args.n_kv = extent_of(args.n_kv);
     mha_error error;

@@ -362,7 +362,7 @@ bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv
          find_structure(static_cast<const bool *>(mask.data), shape[0], shape[2], batch, n_kv, found);
 }
 
-void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_options &score) {
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_arrays &arrays) {
   if (!mask) {
     return;
   }
@@ -385,17 +385,16 @@ void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int
     throw Failure{"attn_mask is " + shape_of(mask) + ", but has to be " + shape_of(wanted) +
                   " or to broadcast to it in all dimensions but the last, which may be shorter, not 1"};
   }
-  score.num_columns = shape[3] < n_kv ? shape[3] : 0;
+  arrays.num_columns = shape[3] < n_kv ? shape[3] : 0;
+  const mha_strides by_array = {strides[0], strides[2], strides[1]};  // batch, row, head
   switch (mask.type) {
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL:
-      score.mask = static_cast<const uint8_t *>(mask.data);
-      score.mask_batch_stride = strides[0], score.mask_head_stride = strides[1], score.mask_row_stride = strides[2];
+      arrays.mask = static_cast<const uint8_t *>(mask.data), arrays.mask_strides = by_array;
       return;
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
-      score.bias = mask.data;
-      score.bias_type = mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ? MHA_TYPE_F32 : MHA_TYPE_F16;
-      score.bias_batch_stride = strides[0], score.bias_head_stride = strides[1], score.bias_row_stride = strides[2];
+      arrays.bias.data = mask.data, arrays.bias.strides = by_array;
+      arrays.bias.type = mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ? MHA_TYPE_F32 : MHA_TYPE_F16;
       return;
     default:
       throw Failure{"attn_mask is of type " + std::to_string(mask.type) + "; it has to be of bool (true attends), float or float16"};

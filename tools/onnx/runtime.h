@@ -156,8 +156,8 @@ struct ScoreAttributes {
 // An extent as the library takes it.
 inline int64_t extent_of(int64_t count) { return count == 0 ? MHA_EMPTY : count; }
 
-// Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `score`. No row attends beyond the first `used` keys.
-void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_options &score);
+// Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `arrays`. No row attends beyond the first `used` keys.
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_arrays &arrays);
 
 // What a mask array says, if that is no more than this: the query at row i attends to the keys before lengths[b] and, if is_causal, up to
 // starts[b] + i; and each to some. Then no key is computed for nothing. Masks that are added have 0 there, elsewhere -1e30 or less, which

@@ -56,7 +56,7 @@ class Job:
             yield first, end
 
     def attend(self, cache, q, **options):
-        return mha.attention(q, cache=cache, cache_read=True, is_causal=True, q_start=[self.a.keys - self.a.queries], **options)
+        return mha.attention(q, cache=cache, cache_read=True, is_causal=True, q_first_positions=[self.a.keys - self.a.queries], **options)
 
     def agree(self, error):
         """Raises the error of any process in all of them, and where one was started with other arguments."""
@@ -97,7 +97,7 @@ class Job:
         try:
             if number == 1 and self.a.fault[0] == str(self.rank):
                 {"error": lambda: q.reshape(0), "exit": lambda: os._exit(5), "hang": lambda: time.sleep(600)}[self.a.fault[1]]()
-            states = {first: self.attend(cache, q, kv_position=first * self.leaf_keys, states=True) for first, cache in self.caches.items()}
+            states = {first: self.attend(cache, q, kv_first_position=first * self.leaf_keys, states=True) for first, cache in self.caches.items()}
         except Exception as failure:
             error = str(failure)
         self.agree(error)

@@ -152,6 +152,15 @@ begin "the example"
 # With a library that lies where those of a system do, which the crate pkg-config would link as a shared one.
 "${found[@]}" "SYSROOT=$work/prefix" cargo run --quiet --locked -p mha --example generate
 
+begin "the example, with the shared library in MHA_LIB_DIR"
+# Which cargo has to find when it runs the program, too.
+shared=$(find "$work/prefix" -name "libmha.so" -o -name "libmha.dylib")
+if [[ -n $shared ]]; then
+  env -u LD_LIBRARY_PATH "MHA_LIB_DIR=$(dirname "$shared")" cargo run --quiet --locked -p mha --example generate
+else
+  echo "not tested, for $build has no shared library: configure it with -DMHA_SHARED=ON"
+fi
+
 begin "cargo doc"
 RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features -p mha -p mha-sys
 

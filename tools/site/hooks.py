@@ -17,6 +17,7 @@ places = {
     "src/kernels/CONTRACT.md": "contract.md", "tests/examples/README.md": "examples.md", "tests/examples": "examples.md",
     "tools/rust/mha/README.md": "rust.md", "tools/rust/mha": "rust.md", "tools/rust/mha-candle/README.md": "candle.md",
     "tools/rust/mha-candle": "candle.md", "include/mha.h": "api/mha_8h.html", "include/mha_options.h": "api/mha__options_8h.html",
+    "include/mha_extra.h": "api/mha__extra_8h.html",
 }
 places.update({f"src/docs/{path.name}": path.name for path in sorted((root / "src" / "docs").iterdir())})
 at = {place: path for path, place in places.items() if path.endswith((".md", ".png"))}

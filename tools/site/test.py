@@ -74,7 +74,8 @@ class Site(unittest.TestCase):
         self.assertGreater(len(self.pages), 20)
         for source in [*(root / "src" / "docs").glob("*.md"), *(root / name for name in ("CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md"))]:
             self.assertIn(f"{source.stem.lower()}/index.html", self.pages)
-        self.assertIn("api/mha_8h.html", self.all_pages)
+        for header in ("mha", "mha__options", "mha__extra"):
+            self.assertIn(f"api/{header}_8h.html", self.all_pages)
 
     def test_every_page_loads_without_a_complaint_with_its_pictures_and_fits_a_telephone(self):
         for path in self.pages:

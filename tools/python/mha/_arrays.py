@@ -8,12 +8,12 @@ import threading
 
 import numpy as np
 
-from ._structs import _Error, _broadcast, _writeable
+from ._structs import _Error, _Input, _Output, _Strides, _broadcast, _writeable, types
 
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
 _rows = _rows_bf16[:2]
 _row_dtypes = dict(zip(("f32", "f16", "bf16"), _rows_bf16))
-_row_numbers = {dtype: number for number, dtype in enumerate(_rows_bf16)}
+_row_numbers = {dtype: types[name] for name, dtype in _row_dtypes.items()}
 _dtypes = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8, "int4": np.uint8}
 
 
@@ -96,6 +96,17 @@ def _place(array, name, may_repeat=False):
     return _first(array), strides
 
 
+def _strides_struct(array, name, may_repeat=False):
+    """The struct of the strides of an array: [rows, width], [batch, rows, width] or [batch, rows, heads, width]."""
+    names = ("row",) if array.ndim == 2 else ("batch", "row", "head")
+    return _Strides(**dict(zip(names, _strides(array, name, may_repeat))))
+
+
+def _input(array, name):
+    """The struct of an array that a call reads; of one that is None, that of no array."""
+    return _Input() if array is None else _Input(data=array, type=_row_type(array), strides=_strides_struct(array, name, True))
+
+
 def _first(array):
     """The address of an array whose rows the library can step over: as array.ctypes.data, which takes a microsecond longer."""
     flags = array.flags
@@ -170,6 +181,11 @@ def _output(out, shape, type="f32"):
         return np.empty(shape, dtype)
     _check(out, "out", [dtype], shape)
     return _writeable(out, "out")
+
+
+def _output_struct(out):
+    """The struct of an array that a call writes."""
+    return _Output(data=out, type=_row_type(out), strides=_strides_struct(out, "output"))
 
 
 def _row_types(bf16):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, overload
 from ._arrays import _check, _contiguous, _must_be, _named, _output, _place, _row_type, _row_types, _some
 from ._cache import KvCache
 from ._callbacks import _raising
-from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
-from ._structs import _AttentionArgs, _empty, _new, _packer, instruction_set_names, types
+from ._calls import Prepared, _appended, _arrays_of_sequences, _check_prepared, _info, _point_to, _run, _set_norm, _set_sequences, _wanted
+from ._structs import _AttentionArgs, _Input, _empty, _new, _packer, instruction_set_names, types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._options import Norm, Rope, ScoreOptions
     from ._typing import Array, AttentionCall, Info, Integers, Want
 
-_pack, _size = _packer(_AttentionArgs, "window_right"), ctypes.sizeof(_AttentionArgs)
+_pack, _size = _packer(_AttentionArgs, "output"), ctypes.sizeof(_AttentionArgs)
 _nowhere = 0, (0, 0, 0)  # address and strides of no array
 _q_shape = None, None, _some, _some
 
@@ -38,10 +38,10 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, prepa
               **options: Unpack[AttentionCall]) -> Prepared: ...
 
 
-def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None, kv_start=None,
-              cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None, rope=None, score=None,
-              cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", bf16=False, output_type="f32",
-              workspace=None, kv_position=0, states=False, want=(), prepare=False):
+def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, equal_scores=False, q_first_positions=None, q_lengths=None, kv_lengths=None,
+              q_first_rows=None, kv_first_rows=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right",
+              norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, instruction_set="auto", bf16=False,
+              output_type="f32", workspace=None, kv_first_position=0, states=False, want=(), prepare=False):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
     q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
@@ -49,8 +49,8 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     with a cache of values "in_keys" no v.
     prepare=True computes nothing and returns a Prepared call. All else is as in Layer.forward.
 
-    kv_position is that of the first key, of k or of the cache, where those before it are elsewhere. With states=True the result, and out=, are states,
-    [batch, heads, n_q, head_dim_v + 2], for states_merge and states_finish.
+    kv_first_position is that of the first key, of k or of the cache, where those before it are elsewhere. With states=True the result, and out=, are
+    states, [batch, heads, n_q, head_dim_v + 2], for states_merge and states_finish.
     """
     stored = _row_types(bf16)
     _check(q, "q", stored, _q_shape)
@@ -73,23 +73,24 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
     at_q, q_strides = _place(q, "q", True)
     (at_k, k_strides), (at_v, v_strides) = (_nowhere if x is None else _place(x, name, True) for x, name in ((k, "k"), (v, "v")))
     at_out, out_strides = _nowhere if states else _place(out, "output")
-    _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, heads, kv_heads, head_dim, head_dim_v, at_q, at_k, at_v, at_out, _row_type(q), 0 if k is None else _row_type(k),
-          0 if v is None else _row_type(v), _row_type(out), *q_strides, *k_strides, *v_strides, *out_strides, 0, 0.0, 0, 0)
+    number_k, number_v = 0 if k is None else _row_type(k), 0 if v is None else _row_type(v)
+    number_out = 0 if states and output_type == "f32" else _row_type(out)
+    kernels = 0 if instruction_set == "auto" else _named(instruction_set_names, instruction_set, "instruction_set")
+    _pack(args, 0, _size, heads, kv_heads, head_dim, head_dim_v, 0.0, 0, 0, 0, 0, 0, 0, 0, kernels, 0, batch or _empty, n_q or _empty, n_kv or _empty, at_q, _row_type(q), 0,
+          *q_strides, 0, at_k, number_k, 0, *k_strides, 0, at_v, number_v, 0, *v_strides, 0, at_out, number_out, 0, *out_strides)
     args.scale = scale
-    if instruction_set != "auto":
-        args.instruction_set = _named(instruction_set_names, instruction_set, "instruction_set")
-    if kv_position:
-        args.kv_position = kv_position
+    if kv_first_position:
+        args.kv_first_position = kv_first_position
     if states:
-        args.states = _contiguous(out, "out", [out.dtype], out.shape)
-    places = kv_start, cu_seqlens_q, cu_seqlens_kv
-    appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
-    _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                   cache_sequences, cache_read, scheduler, is_causal, n_q, n_kv, heads, kv_heads, appended_lengths)
+        _point_to(args, {"states": _contiguous(out, "out", [out.dtype], out.shape)})
+    arrays = _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)
+    appended_lengths = None if cache_read else _appended(n_kv, arrays, False)
+    _set_sequences(args, batch, arrays, window_left, window_right, padding, rope, score, cache, cache_read, scheduler, is_causal, equal_scores,
+                   n_q, n_kv, heads, kv_heads, appended_lengths)
     _set_norm(args, norm, heads, kv_heads, head_dim, head_dim_v)
     wanted = None
     if want:
-        wanted = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, cache_sequences, appended_lengths)
+        wanted = _wanted(args, want, False, batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v, cache, arrays, appended_lengths)
     if prepare:
         _check_prepared(cache, score, want)
         return Prepared("mha_attention", None, args, {"q": q, "k": k, "v": v}, out, is_new, workspace, scheduler, wanted,
@@ -103,20 +104,21 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, q_star
 
 
 def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch: int = 1, num_kv_heads: int = 0, head_dim_v: int = 0,
-                   k_type: str = "f32", v_type: str = "f32", is_causal: bool = False,
-                   q_start: Integers | None = None, q_lengths: Integers | None = None, kv_lengths: Integers | None = None,
-                   kv_start: Integers | None = None, cu_seqlens_q: Integers | None = None, cu_seqlens_kv: Integers | None = None,
-                   window_left: int | None = None, window_right: int | None = None, padding: str = "right", norm: Norm | None = None,
-                   rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
+                   k_type: str = "f32", v_type: str | None = None, is_causal: bool = False, equal_scores: bool = False,
+                   q_first_positions: Integers | None = None, q_lengths: Integers | None = None, kv_lengths: Integers | None = None,
+                   q_first_rows: Integers | None = None, kv_first_rows: Integers | None = None, cu_seqlens_q: Integers | None = None,
+                   cu_seqlens_kv: Integers | None = None, window_left: int | None = None, window_right: int | None = None, padding: str = "right",
+                   norm: Norm | None = None, rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
                    cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
-                   instruction_set: str = "auto", kv_position: int = 0, want: Want = ()) -> Info:
-    """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. All else is as in Layer.info."""
+                   instruction_set: str = "auto", kv_first_position: int = 0, want: Want = ()) -> Info:
+    """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. Values have the type of keys if v_type is None.
+    All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=n_kv or _empty, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-                head_dim_v=head_dim_v, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
-                instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"), kv_position=kv_position)
-    places = kv_start, cu_seqlens_q, cu_seqlens_kv
-    appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
-    _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                   cache_sequences, cache_read, scheduler, is_causal, n_q, n_kv, num_heads, num_kv_heads or num_heads, appended_lengths)
+                head_dim_v=head_dim_v, k=_Input(type=_named(types, k_type, "k_type")), v=_Input(type=0 if v_type is None else _named(types, v_type, "v_type")),
+                instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"), kv_first_position=kv_first_position)
+    arrays = _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)
+    appended_lengths = None if cache_read else _appended(n_kv, arrays, False)
+    _set_sequences(args, batch, arrays, window_left, window_right, padding, rope, score, cache, cache_read, scheduler, is_causal, equal_scores,
+                   n_q, n_kv, num_heads, num_kv_heads or num_heads, appended_lengths)
     _set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim, head_dim_v or head_dim)
     return _info("mha_attention_info", args, want)

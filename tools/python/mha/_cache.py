@@ -22,8 +22,9 @@ class KvCache:
     is used as it is (on a border of 64 bytes).
 
     The parameters are the fields of mha_kv_cache_config: num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, k_type and v_type ("f32",
-    "f16", "bf16", "int8"), kind ("contiguous", "ring", "paged"), values ("own", or "in_keys": a value is the first head_dim_v elements of its key,
-    and v is None in what appends), block_positions and num_blocks. What changes a cache must not run at the same time as anything else with it.
+    "f16", "bf16", "int8"; values have the type of keys if v_type is None), kind ("contiguous", "ring", "paged"), values ("own", or "in_keys": a value is
+    the first head_dim_v elements of its key, and v is None in what appends), block_positions and num_blocks. What changes a cache must not run at the
+    same time as anything else with it.
     """
 
     def __init__(self, *, buffer: np.ndarray | None = None, **config: Unpack[CacheConfig]) -> None:
@@ -39,11 +40,11 @@ class KvCache:
         return bytes.value
 
     @staticmethod
-    def _config(*, k_type="f32", v_type="f32", kind="contiguous", values="own", **config):
+    def _config(*, k_type="f32", v_type=None, kind="contiguous", values="own", **config):
         unknown = set(config) - {field for field, _ in _CacheConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"a cache has no {', '.join(sorted(unknown))}")
-        return _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=_named(types, v_type, "v_type"),
+        return _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=0 if v_type is None else _named(types, v_type, "v_type"),
                     kind=_named(cache_kinds, kind, "kind"), values=_named(cache_values, values, "values"), **config)
 
     @classmethod
@@ -83,6 +84,13 @@ class KvCache:
         """Paged only: the blocks of a sequence from now on."""
         array = _integers(blocks, "blocks", (len(blocks),), np.int32)
         _call("mha_kv_cache_set_blocks", self._changed(), sequence, array, array.size)
+
+    def unshare(self, sequence: int, block: int) -> bool:
+        """Paged only, before rows are appended to a sequence: if its last block is partly filled and other sequences have it too, copies it to the free
+        block of this number, which takes its place. Whether it did: otherwise the block stays free. block=-1 says that none is free."""
+        used = ctypes.c_uint32()
+        _call("mha_kv_cache_unshare", self._changed(), sequence, block, used)
+        return bool(used.value)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Makes the first length positions of sequence source all that sequence target has."""

@@ -14,11 +14,10 @@ from ._cache import KvCache
 from ._callbacks import Scheduler, _raising
 from ._library import _call
 from ._options import Norm, Rope, ScoreOptions
-from ._structs import (_CallInfo, _Taps, _cache_read, _causal, _empty, _new, _optional_outputs, _padding_left, _somewhere, _taps, _window_left,
-                       _window_right)
+from ._structs import _CallInfo, _Outputs, _Sequences, _causal, _empty, _equal_scores, _new, _optional_outputs, _somewhere, _window_left, _window_right
 
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
-_paddings = {"right": 0, "left": _padding_left}
+_paddings = {"right": False, "left": True}
 
 
 def _run(name, workspace, args, *layer):
@@ -45,14 +44,16 @@ class Prepared:
         y = call(q, k, v)                                              # 5 to 8 us more than the same call of C
 
     A call takes as many arrays as it was prepared with, with their shapes, strides and types. The result is a new array, that of out=, or that which
-    it was prepared with; what was asked for beside it is in the same arrays each time. Everything else stays as it was prepared: arrays of starts,
-    lengths and positions, if they are int64 and contiguous, masks, biases and gates are read anew by each call, and may be changed between two. One
-    thread at a time may use it.
+    it was prepared with; what was asked for beside it is in the same arrays each time. Everything else stays as it was prepared: arrays of first
+    rows, lengths and positions, if they are int64 and contiguous, masks, biases and gates are read anew by each call, and may be changed between two;
+    not lengths with padding="left", nor groups and scales that several sequences share. One thread at a time may use it.
     """
 
     def __init__(self, name, layer, args, given, out, is_new, workspace, scheduler, wanted, output="output"):
         fields = {output: out, **{field: array for field, array in given.items() if array is not None}}
-        self._places = [(getattr(type(args), field).offset, field, array.shape, array.strides, array.dtype) for field, array in fields.items()]
+        structs = {field: args._object("outputs") if field == "states" else args for field in fields}
+        self._places = [(structs[field], getattr(type(structs[field]), field).offset, field, array.shape, array.strides, array.dtype)
+                        for field, array in fields.items()]
         self._is_new = is_new
         self._name, self._args, self._workspace, self._scheduler, self._wanted, self._out = name, args, workspace, scheduler, wanted, out
         self._layer, self._handles = layer, () if layer is None else (layer._handle,)
@@ -61,12 +62,12 @@ class Prepared:
         if len(arrays) != len(self._places) - 1:
             raise TypeError(f"this call takes {len(self._places) - 1} arrays, as it was prepared with; these are {len(arrays)}")
         if out is None:
-            _, _, shape, _, dtype = self._places[0]
+            _, _, _, shape, _, dtype = self._places[0]
             out = np.empty(shape, dtype) if self._is_new else self._out
-        for array, (offset, name, shape, strides, dtype) in zip((_writeable(out, "out"), *arrays), self._places):
+        for array, (struct, offset, name, shape, strides, dtype) in zip((_writeable(out, "out"), *arrays), self._places):
             if not isinstance(array, np.ndarray) or array.shape != shape or array.strides != strides or array.dtype != dtype:
                 raise _other(array, name, shape, strides, dtype)
-            _point(self._args, offset, _first(array))
+            _point(struct, offset, _first(array))
         if self._scheduler is not None:
             with _raising(self._scheduler):
                 _run(self._name, self._workspace, self._args, *self._handles)
@@ -92,39 +93,85 @@ def _check_prepared(cache, score, want):
                          "change as the cache grows")
 
 
-def _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                   cache_sequences, cache_read, scheduler, is_causal, n_q, n_k, num_heads, num_kv_heads, k_lengths):
-    """Sets the fields about rows and positions. Arrays of rows are of the batch, which is 1 with cu_seqlens_q, for any number of sequences."""
-    kv_start, cu_seqlens_q, cu_seqlens_kv = places
-    sequences = batch
-    if cu_seqlens_q is not None:
-        if batch != 1:
-            raise ValueError(f"with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of {batch}")
-        sequences = len(cu_seqlens_q) - 1
-        args.batch = sequences or _empty
-    if not (q_start is q_lengths is kv_lengths is kv_start is cu_seqlens_q is cu_seqlens_kv is cache_sequences is None):
-        for name, values, count in (("q_start", q_start, 0), ("q_lengths", q_lengths, 0), ("kv_lengths", kv_lengths, 0), ("kv_start", kv_start, 0),
-                                    ("cu_seqlens_q", cu_seqlens_q, 1), ("cu_seqlens_kv", cu_seqlens_kv, 1), ("cache_sequences", cache_sequences, 0)):
-            if values is not None:
-                setattr(args, name, _integers(values, name, (sequences + count,)))
-    args.flags = _named(_paddings, padding, "padding") | (_causal if is_causal else 0) | (_cache_read if cache_read else 0)
-    if window_left is not None:
-        args.flags, args.window_left = args.flags | _window_left, window_left
-    if window_right is not None:
-        args.flags, args.window_right = args.flags | _window_right, window_right
-    if rope is not None:
-        _must_be(Rope, rope, "rope")
-        args.rope = rope._struct(batch, n_q, n_k)
+_no_arrays = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv", "q_lengths", "kv_lengths", "q_first_rows", "kv_first_rows", "q_first_positions", "cache_sequences"))
+
+
+def _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences):
+    """The arrays of mha_sequences by name; _no_arrays if none is given."""
+    if cu_seqlens_q is cu_seqlens_kv is q_lengths is kv_lengths is q_first_rows is kv_first_rows is q_first_positions is cache_sequences is None:
+        return _no_arrays
+    return dict(zip(_no_arrays, (cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)))
+
+
+def _set_sequences(args, batch, arrays, window_left, window_right, padding, rope, score, cache, cache_read, scheduler, is_causal, equal_scores,
+                   n_q, n_k, num_heads, num_kv_heads, k_lengths):
+    """Sets the fields about rows and positions; arrays are those of mha_sequences by name. Arrays of rows are of the batch, which is 1 with
+    cu_seqlens_q, for any number of sequences."""
     if cache is not None:
         _must_be(KvCache, cache, "cache")
-        args.cache = cache if cache_read else cache._changed()
+    elif cache_read:
+        raise ValueError("cache_read is True, but there is no cache; give the cache too")
+    sequences = batch
+    if _named(_paddings, padding, "padding") and arrays is not _no_arrays:
+        arrays = {**arrays, **_left(arrays, batch, n_q, n_k)}
+    if rope is not None:
+        _must_be(Rope, rope, "rope")
+        args.rope = rope._struct()
+    if arrays is not _no_arrays or rope is not None and not (rope.q_positions is rope.k_positions is None):
+        args.sequences = struct = _new(_Sequences)
+        if arrays["cu_seqlens_q"] is not None:
+            sequences = _set_packed(args, struct, batch, n_q, arrays)
+        for name, values in arrays.items():
+            if values is not None and name not in ("cu_seqlens_q", "cu_seqlens_kv"):
+                setattr(struct, name, _integers(values, name, (sequences,)))
+        if rope is not None:
+            struct.rope_q_positions = _integers(rope.q_positions, "q_positions", (batch, n_q))
+            struct.rope_k_positions = _integers(rope.k_positions, "k_positions", (batch, n_k))
+    flags = (_causal if is_causal else 0) | (_equal_scores if equal_scores else 0)
+    if window_left is not None:
+        flags, args.window_left = flags | _window_left, window_left
+    if window_right is not None:
+        flags, args.window_right = flags | _window_right, window_right
+    args.flags = flags
+    if cache_read:
+        args.cache_read = cache
+    elif cache is not None:
+        args.cache = cache._changed()
     if score is not None:
         _must_be(ScoreOptions, score, "score")
-        columns = n_k if score.columns == "new_keys" else _longest(sequences, n_k, k_lengths, cache, cache_sequences)
-        args.score = score._struct(batch, num_heads, num_kv_heads, n_q, columns)
+        columns = n_k if score.columns == "new_keys" else _longest(sequences, n_k, k_lengths, cache, arrays["cache_sequences"])
+        args.score, args.score_arrays = score._structs(batch, num_heads, num_kv_heads, n_q, columns)
     if scheduler is not None:
         _must_be(Scheduler, scheduler, "scheduler")
         args.scheduler = scheduler._struct
+
+
+def _set_packed(args, struct, batch, n_q, arrays):
+    """Sets the fields about packed sequences, and returns how many there are. Without any, there is nothing to do."""
+    count = len(arrays["cu_seqlens_q"]) - 1
+    if batch != 1:
+        raise ValueError(f"with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of {batch}")
+    if count < 1 and (count < 0 or n_q):
+        raise ValueError(f"cu_seqlens_q has {count + 1} numbers; it must have those of the first rows of all sequences, and then that of all rows, {n_q}")
+    for name in "cu_seqlens_q", "cu_seqlens_kv":
+        numbers = _integers(arrays[name], name, (count + 1,))
+        if count:
+            setattr(struct, name, numbers)
+    struct.count, args.batch = count, 1 if count else _empty
+    return count
+
+
+def _left(arrays, batch, n_q, n_k):
+    """The first rows, where lengths are those of the last rows of arrays."""
+    first_rows = {}
+    for side, rows in ("q", n_q), ("kv", n_k):
+        for name in "cu_seqlens_q", side + "_first_rows":
+            if arrays[name] is not None:
+                raise ValueError(f"padding is 'left', but {name} says which rows are valid; give one of the two")
+        lengths = _integers(arrays[side + "_lengths"], side + "_lengths", (batch,))
+        if lengths is not None:
+            first_rows[side + "_first_rows"] = rows - np.clip(lengths, 0, rows)  # of other lengths, the library says what is wrong
+    return first_rows
 
 
 def _set_norm(args, norm, num_heads, num_kv_heads, head_dim, head_dim_v):
@@ -133,12 +180,14 @@ def _set_norm(args, norm, num_heads, num_kv_heads, head_dim, head_dim_v):
         args.norm = norm._struct(num_heads, num_kv_heads, head_dim, head_dim_v)
 
 
-def _appended(rows, lengths, places):
-    """How many rows of keys each sequence has in a call; None stands for all rows."""
-    kv_start, cu_seqlens_q, cu_seqlens_kv = places
-    if cu_seqlens_q is not None:
-        return np.diff(cu_seqlens_q if cu_seqlens_kv is None else cu_seqlens_kv)
-    return [rows - start for start in kv_start] if lengths is None and kv_start is not None else lengths
+def _appended(rows, arrays, is_self):
+    """How many rows of keys each sequence has in a call; None stands for all rows. arrays are those of mha_sequences by name."""
+    side = "q" if is_self else "kv"
+    cu_seqlens = arrays["cu_seqlens_q" if arrays["cu_seqlens_kv"] is None else "cu_seqlens_" + side]
+    if cu_seqlens is not None:
+        return np.diff(cu_seqlens)
+    lengths, first_rows = arrays[side + "_lengths"], arrays[side + "_first_rows"]
+    return [rows - first for first in first_rows] if lengths is None and first_rows is not None else lengths
 
 
 def _longest(sequences, n_kv, kv_lengths, cache, cache_sequences):
@@ -150,11 +199,12 @@ def _longest(sequences, n_kv, kv_lengths, cache, cache_sequences):
     return max([cache.length(int(sequence)) + max(min(int(count), n_kv), 0) for sequence, count in zip(numbers, rows)], default=0)
 
 
-def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, cache_sequences, kv_lengths):
+def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, arrays_of_sequences, kv_lengths):
     """Arrays for the optional outputs, by name."""
     if not want:
         return {}
-    seen = _longest(max(args.batch, 0), n_kv, kv_lengths, cache, cache_sequences)
+    cu_seqlens, cache_sequences = arrays_of_sequences["cu_seqlens_q"], arrays_of_sequences["cache_sequences"]
+    seen = _longest(batch if cu_seqlens is None else len(cu_seqlens) - 1, n_kv, kv_lengths, cache, cache_sequences)
     pairs = (batch, num_heads, n_q, seen)
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
@@ -174,11 +224,10 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
 
 def _point_to(args, arrays):
     """Sets the optional outputs, by name."""
-    taps = _new(_Taps)
-    for name, array in arrays.items():
-        setattr(taps if name in _taps else args, name, array)
-    if any(name in _taps for name in arrays):
-        args.taps = taps
+    if arrays:
+        args.outputs = args._object("outputs") or _new(_Outputs)
+        for name, array in arrays.items():
+            setattr(args._object("outputs"), name, array)
 
 
 def _info(name, args, want, *before):

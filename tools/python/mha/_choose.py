@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._arrays import _check, _contiguous, _named, _row_type, _row_types, _some, _strides, _writeable
+from ._arrays import _check, _contiguous, _input, _named, _row_types, _some, _writeable
 from ._callbacks import _raising
-from ._calls import _appended, _longest, _run, _set_norm, _set_sequences
+from ._calls import _appended, _arrays_of_sequences, _longest, _run, _set_norm, _set_sequences
 from ._structs import _AttentionArgs, _ChooseKeysArgs, _empty, _new, instruction_set_names
 
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def choose_keys(q: Array, weights: Array, num_chosen: int, k: Array | None = None, *, out: Array | None = None, index_scores: Array | None = None,
-                scale: float = 0.0, is_causal: bool = False, q_start: Integers | None = None, q_lengths: Integers | None = None,
-                kv_lengths: Integers | None = None, kv_start: Integers | None = None, cu_seqlens_q: Integers | None = None,
-                cu_seqlens_kv: Integers | None = None, window_left: int | None = None, window_right: int | None = None, padding: str = "right",
-                norm: Norm | None = None, rope: Rope | None = None, cache: KvCache | None = None, cache_sequences: Integers | None = None,
-                cache_read: bool = False, scheduler: Scheduler | None = None, instruction_set: str = "auto", bf16: bool = False,
-                workspace: Array | None = None) -> Array:
+                scale: float = 0.0, is_causal: bool = False, q_first_positions: Integers | None = None, q_lengths: Integers | None = None,
+                kv_lengths: Integers | None = None, q_first_rows: Integers | None = None, kv_first_rows: Integers | None = None,
+                cu_seqlens_q: Integers | None = None, cu_seqlens_kv: Integers | None = None, window_left: int | None = None,
+                window_right: int | None = None, padding: str = "right", norm: Norm | None = None, rope: Rope | None = None,
+                cache: KvCache | None = None, cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
+                instruction_set: str = "auto", bf16: bool = False, workspace: Array | None = None) -> Array:
     """The positions of the num_chosen keys with the greatest index scores, ascending and then -1: int32 [batch, n_q, num_chosen].
 
     q is [batch, n_q, heads, head_dim], weights float32 [batch, n_q, heads], k [batch, n_kv, head_dim], or None with a cache of one kv head and
@@ -36,27 +36,24 @@ def choose_keys(q: Array, weights: Array, num_chosen: int, k: Array | None = Non
     _check(q, "q", stored, (None, None, _some, _some))
     batch, n_q, heads, head_dim = q.shape
     _check(weights, "weights", [np.dtype(np.float32)], (batch, n_q, heads))
-    args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=_empty, num_heads=heads, num_kv_heads=1, head_dim=head_dim, q_type=_row_type(q),
-                scale=scale, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
-    args.q, (args.q_batch_stride, args.q_row_stride, args.q_head_stride) = q, _strides(q, "q", True)
+    args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=_empty, num_heads=heads, num_kv_heads=1, head_dim=head_dim,
+                scale=scale, q=_input(q, "q"), instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"))
     n_kv = 0
     if k is not None:
         _check(k, "k", stored, (batch, None, head_dim))
         n_kv = k.shape[1]
-        args.n_kv, args.k_type = n_kv or _empty, _row_type(k)
-        args.k, (args.k_batch_stride, args.k_row_stride, args.k_head_stride) = k, _strides(k[:, :, None], "k", True)
-    places = kv_start, cu_seqlens_q, cu_seqlens_kv
-    appended_lengths = None if cache_read else _appended(n_kv, kv_lengths, places)
-    _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, None, cache,
-                   cache_sequences, cache_read, scheduler, is_causal, n_q, n_kv, heads, 1, appended_lengths)
+        args.n_kv, args.k = n_kv or _empty, _input(k[:, :, None], "k")
+    arrays = _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)
+    appended_lengths = None if cache_read else _appended(n_kv, arrays, False)
+    _set_sequences(args, batch, arrays, window_left, window_right, padding, rope, None, cache, cache_read, scheduler, is_causal, False,
+                   n_q, n_kv, heads, 1, appended_lengths)
     _set_norm(args, norm, heads, 1, head_dim, 0)
     shape = batch, n_q, max(num_chosen, 0)
     out = np.empty(shape, np.int32) if out is None else _writeable(out, "out")
-    choice = _new(_ChooseKeysArgs, attention=args, weights=weights, num_chosen=num_chosen,
+    choice = _new(_ChooseKeysArgs, attention=args, weights=_input(weights, "weights"), num_chosen=num_chosen,
                   chosen_keys=_contiguous(out, "out", [np.dtype(np.int32)], shape))
-    choice.weights_batch_stride, choice.weights_row_stride = _strides(weights, "weights", True)
     if index_scores is not None:
-        shape = batch, n_q, _longest(max(args.batch, 0), n_kv, appended_lengths, cache, cache_sequences)
+        shape = batch, n_q, _longest(batch if cu_seqlens_q is None else len(cu_seqlens_q) - 1, n_kv, appended_lengths, cache, cache_sequences)
         choice.index_scores = _contiguous(_writeable(index_scores, "index_scores"), "index_scores", [np.dtype(np.float32)], shape)
     if scheduler is None:
         _run("mha_choose_keys", workspace, choice)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _must_be, _named, _output, _place, _row_type, _row_types, _strides, _writeable, aligned)
+from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _input, _must_be, _named, _output, _output_struct, _place, _row_type, _row_types, _strides,
+                      _writeable, aligned)
 from ._callbacks import Scheduler, _raising
-from ._calls import Prepared, _appended, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
+from ._calls import Prepared, _appended, _arrays_of_sequences, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import (_CallInfo, _Config, _ForwardArgs, _LinearArgs, _LinearWeights, _Options, _Weights, _empty, _new, _packer, _somewhere, arithmetics, gates,
-                       instruction_set_names, layouts, types)
+from ._structs import (_CallInfo, _Config, _ForwardArgs, _Input, _LinearArgs, _LinearWeights, _Matrix, _Options, _Output, _Weights, _empty, _new, _packer,
+                       _somewhere, arithmetics, gates, instruction_set_names, layouts, types)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ._options import Norm, Rope, ScoreOptions
     from ._typing import Array, Call, How, Info, Integers, Want, Weights
 
-_pack, _size = _packer(_ForwardArgs, "output_row_stride"), ctypes.sizeof(_ForwardArgs)
+_pack, _size = _packer(_ForwardArgs, "output"), ctypes.sizeof(_ForwardArgs)
 _nowhere = 0, (0, 0)  # address and strides of no array
 
 
@@ -83,21 +84,24 @@ class Layer:
     def forward(self, query: Array, key: Array | None = None, value: Array | None = None, *, prepare: Literal[True], want: Want = (),
                 **options: Unpack[Call]) -> Prepared: ...
 
-    def forward(self, query, key=None, value=None, *, out=None, is_causal=False, q_start=None, q_lengths=None, kv_lengths=None,
-                kv_start=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None, padding="right", norm=None,
-                rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, bf16=False, output_type="f32",
-                workspace=None, want=(), prepare=False):
+    def forward(self, query, key=None, value=None, *, out=None, is_causal=False, equal_scores=False, q_first_positions=None, q_lengths=None,
+                kv_lengths=None, q_first_rows=None, kv_first_rows=None, cu_seqlens_q=None, cu_seqlens_kv=None, window_left=None, window_right=None,
+                padding="right", norm=None, rope=None, score=None, cache=None, cache_sequences=None, cache_read=False, scheduler=None, bf16=False,
+                output_type="f32", workspace=None, want=(), prepare=False):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
-        key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args; padding is "right" or
-        "left". With cu_seqlens_q, query is [n, query_dim], sequences one after the other, and all arrays of rows have a batch of 1. want names what is returned beside y, as (y,
-        dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v", "scores", "scaled_scores", "softcapped_scores",
-        "masked_scores", "context". want={"lse": array} has it written into an array that is there. Rows may have gaps between them; the elements of a row
-        may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query. norm
-        is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of info(...)["workspace_bytes"] bytes or more; without
-        one, each thread keeps its own. prepare=True computes nothing and returns a Prepared call.
+        key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args and mha_sequences. q_lengths and
+        kv_lengths count the valid rows of each sequence, the first ones or, with padding="left", the last ones; q_first_rows and kv_first_rows say
+        where they begin. With cu_seqlens_q, query is [n, query_dim], sequences one after the other, and all arrays of rows have a batch of 1.
+        cache_read=True attends to the cache without appending to it. With equal_scores, q k^T counts as 0 (MHA_EQUAL_SCORES).
+
+        want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v", "scores",
+        "scaled_scores", "softcapped_scores", "masked_scores", "context". want={"lse": array} has it written into an array that is there. Rows may
+        have gaps between them; the elements of a row may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as
+        output_type says. out may be query. norm is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of
+        info(...)["workspace_bytes"] bytes or more; without one, each thread keeps its own. prepare=True computes nothing and returns a Prepared call.
         """
-        is_single, arrays, is_new = isinstance(query, np.ndarray) and query.ndim == 2, (query, key, value), out is None
+        is_single, rows, is_new = isinstance(query, np.ndarray) and query.ndim == 2, (query, key, value), out is None
         if is_single:
             query, key, value, out = (a[None] if isinstance(a, np.ndarray) else a for a in (query, key, value, out))
         shape = self.shape
@@ -115,27 +119,27 @@ class Layer:
         at_key, key_strides = _nowhere if key is None else _place(key, "key", True)
         at_value, value_strides = _nowhere if value is None else _place(value, "value", True)
         at_output, output_strides = _place(out, "output")
-        _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, at_query, at_key, at_value, at_output, _row_type(query), _row_type(out), *query_strides, *key_strides,
-              *value_strides, *output_strides)
+        _pack(args, 0, _size, 0, 0, 0, 0, 0, 0, 0, 0, batch or _empty, n_q or _empty, n_kv or _empty, at_query, _row_type(query), 0, *query_strides, 0, 0,
+              at_key, 0, 0, *key_strides, 0, 0, at_value, 0, 0, *value_strides, 0, 0, at_output, _row_type(out), 0, *output_strides, 0)
         appended = 0 if cache_read else n_kv if other is not None else n_q
-        places = kv_start, cu_seqlens_q, cu_seqlens_kv
-        appended_lengths = None if cache_read else _appended(appended, q_lengths if other is None else kv_lengths, places)
-        _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                       cache_sequences, cache_read, scheduler, is_causal, n_q, appended, shape["num_heads"], shape["num_kv_heads"], appended_lengths)
+        arrays = _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)
+        appended_lengths = None if cache_read else _appended(appended, arrays, other is None)
+        _set_sequences(args, batch, arrays, window_left, window_right, padding, rope, score, cache, cache_read, scheduler, is_causal, equal_scores,
+                       n_q, appended, shape["num_heads"], shape["num_kv_heads"], appended_lengths)
         _set_norm(args, norm, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"], shape["head_dim_v"])
         wanted = _wanted(args, want, is_single, batch, n_q, appended, shape["num_heads"], shape["num_kv_heads"], shape["head_dim"],
-                         shape["head_dim_v"], cache, cache_sequences, appended_lengths)
+                         shape["head_dim_v"], cache, arrays, appended_lengths)
         single = out[0] if is_single else out
         if prepare:
             _check_prepared(cache, score, want)
-            return Prepared("mha_forward", self, args, dict(zip(("query", "key", "value"), arrays)), single, is_new, workspace, scheduler, wanted)
+            return Prepared("mha_forward", self, args, dict(zip(("query", "key", "value"), rows)), single, is_new, workspace, scheduler, wanted)
         with _raising(scheduler):
             _run("mha_forward", workspace, args, self._handle)
         return (single, wanted) if want else single
 
-    def info(self, n_q: int, n_kv: int | None = None, *, batch: int = 1, is_causal: bool = False,
-             q_start: Integers | None = None, q_lengths: Integers | None = None, kv_lengths: Integers | None = None,
-             kv_start: Integers | None = None, cu_seqlens_q: Integers | None = None, cu_seqlens_kv: Integers | None = None,
+    def info(self, n_q: int, n_kv: int | None = None, *, batch: int = 1, is_causal: bool = False, equal_scores: bool = False,
+             q_first_positions: Integers | None = None, q_lengths: Integers | None = None, kv_lengths: Integers | None = None,
+             q_first_rows: Integers | None = None, kv_first_rows: Integers | None = None, cu_seqlens_q: Integers | None = None, cu_seqlens_kv: Integers | None = None,
              window_left: int | None = None, window_right: int | None = None, padding: str = "right", norm: Norm | None = None,
              rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
              cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
@@ -144,12 +148,12 @@ class Layer:
         what would be asked for. All else is as in forward."""
         args = _new(_ForwardArgs, batch=batch or _empty, n_q=n_q or _empty)
         if n_kv is not None:
-            args.n_kv, args.key = n_kv or _empty, _somewhere  # that there is one counts, and nothing reads it
+            args.n_kv, args.key = n_kv or _empty, _Input(data=_somewhere)  # that there is one counts, and nothing reads it
         appended = 0 if cache_read else n_q if n_kv is None else n_kv
-        places = kv_start, cu_seqlens_q, cu_seqlens_kv
-        appended_lengths = None if cache_read else _appended(appended, q_lengths if n_kv is None else kv_lengths, places)
-        _set_sequences(args, batch, places, q_start, q_lengths, kv_lengths, window_left, window_right, padding, rope, score, cache,
-                       cache_sequences, cache_read, scheduler, is_causal, n_q, appended, self.shape["num_heads"], self.shape["num_kv_heads"], appended_lengths)
+        arrays = _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)
+        appended_lengths = None if cache_read else _appended(appended, arrays, n_kv is None)
+        _set_sequences(args, batch, arrays, window_left, window_right, padding, rope, score, cache, cache_read, scheduler, is_causal, equal_scores,
+                       n_q, appended, self.shape["num_heads"], self.shape["num_kv_heads"], appended_lengths)
         _set_norm(args, norm, self.shape["num_heads"], self.shape["num_kv_heads"], self.shape["head_dim"], self.shape["head_dim_v"])
         return _info("mha_info", args, want, self)
 
@@ -179,16 +183,12 @@ class Linear:
         inputs = shape["num_heads"] * shape["head_dim_v"] or shape["query_dim"]
         _check(x, "x", _row_types(bf16), (None, inputs))
         out = _output(out, (len(x), shape["output_dim"]), output_type)
-        args = _new(_LinearArgs, rows=len(x) or _empty, input_type=_row_type(x), output_type=_row_type(out))
         if residual is not None:
             _check(residual, "residual", [out.dtype], out.shape)
         if scheduler is not None:
             _must_be(Scheduler, scheduler, "scheduler")
-        for name, array in ("x", x), ("residual", residual), ("output", out):
-            if array is not None:
-                setattr(args, name, array)
-                setattr(args, name + "_row_stride", _strides(array, name)[0])
-        args.scheduler = None if scheduler is None else scheduler._struct
+        args = _new(_LinearArgs, rows=len(x) or _empty, x=_input(x, "x"), residual=_input(residual, "residual"), output=_output_struct(out),
+                    scheduler=None if scheduler is None else scheduler._struct)
         with _raising(scheduler):
             _run("mha_linear", workspace, args, self.layer._handle)
         return out
@@ -196,9 +196,10 @@ class Linear:
     def info(self, rows: int, *, input_type: str = "f32", output_type: str = "f32", has_residual: bool = False,
              scheduler: Scheduler | None = None) -> Info:
         """How a call on so many rows would run, and what it costs: the fields of mha_call_info by name."""
-        args, info = _new(_LinearArgs, rows=rows or _empty), _new(_CallInfo)
-        args.input_type, args.output_type = _named(types, input_type, "input_type"), _named(types, output_type, "output_type")
-        args.residual = _somewhere if has_residual else None  # that there is one counts, and nothing reads it
+        args, info = _new(_LinearArgs, rows=rows or _empty, x=_Input(type=_named(types, input_type, "input_type"))), _new(_CallInfo)
+        args.output = _Output(type=_named(types, output_type, "output_type"))
+        if has_residual:
+            args.residual = _Input(data=_somewhere)  # that there is one counts, and nothing reads it
         if scheduler is not None:
             _must_be(Scheduler, scheduler, "scheduler")
             args.scheduler = scheduler._struct
@@ -263,29 +264,28 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
     others = *(matrix for name, matrix in matrices.items() if name != "w_o"), b_q, b_k, b_v, b_qkv, b_g
     is_linear = num_heads == 0 and w_o is not None and gate == "none" and set(shape) <= {"output_dim"} and all(one is None for one in others)
     dims = {"w_o": (query_dim, config.output_dim or query_dim), } if is_linear else _resolved(config, w_g is None)
-    for name, matrix in matrices.items():
-        if matrix is None:
-            continue
-        depth, width = dims[name]
-        extents = (width, -(-depth // 2) if type == "int4" else depth) if layout == "out_in" else (depth, width)
-        _check(matrix, name, [_dtypes[type]], extents)
-        [stride] = _strides(matrix, name)
-        setattr(weights, name, matrix), setattr(weights, name + "_stride", stride * (2 if type == "int4" else 1))
-    for name, bias in ("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_qkv", b_qkv), ("b_o", b_o), ("b_g", b_g):
-        setattr(weights, name, _contiguous(bias, name, [np.float32], (dims.get("w" + name[1:], (0, 0))[1],)))
     scales = {} if scales is None else scales
     if not isinstance(scales, Mapping):
         raise TypeError(f"scales is a {_type(scales).__name__}; it must be a dictionary from matrices to arrays, such as {{'w_q': array}}")
-    for name, array in scales.items():
+    for name in scales:
         if name not in matrices:
             raise ValueError(f"there are no scales of {name!r}; the matrices are {', '.join(matrices)}")
-        depth, width = dims[name]
+    biases = {"w_q": b_q, "w_k": b_k, "w_v": b_v, "w_qkv": b_qkv, "w_o": b_o, "w_g": b_g}
+    for name, matrix in matrices.items():
+        depth, width = dims.get(name, (0, 0))
+        made = _Matrix(bias=_contiguous(biases[name], "b" + name[1:], [np.float32], (width,)))
+        if matrix is not None:
+            extents = (width, -(-depth // 2) if type == "int4" else depth) if layout == "out_in" else (depth, width)
+            _check(matrix, name, [_dtypes[type]], extents)
+            [stride] = _strides(matrix, name)
+            made.data, made.row_stride = matrix, stride * (2 if type == "int4" else 1)
         extents = (width, -(-depth // 32)) if type == "int4" else (width,)
-        setattr(weights, name + "_scales", _contiguous(array, f"scales[{name!r}]", [np.float32], extents))
+        made.scales = _contiguous(scales.get(name), f"scales[{name!r}]", [np.float32], extents)
+        setattr(weights, name, made)
     if not is_linear:
         return _of_layers, (config, weights)
     linear = _new(_LinearWeights, input_dim=query_dim, output_dim=config.output_dim or query_dim, layout=weights.layout, type=weights.type,
-                  w=w_o, bias=b_o, w_stride=weights.w_o_stride, w_scales=scales.get("w_o"), weight_type=config.weight_type, arithmetic=config.arithmetic)
+                  w=weights.w_o, weight_type=config.weight_type, arithmetic=config.arithmetic)
     return _of_linear_layers, (linear,)
 
 

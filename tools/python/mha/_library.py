@@ -11,19 +11,19 @@ import threading
 
 from ._structs import _Error, _address, _in_range, instruction_set_names
 
-_signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t, u a uint32_t
+_signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t, n an int32_t, u a uint32_t
     "mha_layer_pack_size": "pppp", "mha_layer_pack": "pppps", "mha_layer_view": "psppsp", "mha_layer_verify": "ps",
     "mha_linear_create": "ppp", "mha_linear_pack_size": "ppp", "mha_linear_pack": "ppps",
     "mha_layer_create": "pppp", "mha_layer_shape": "pp", "mha_kv_cache_size": "pp", "mha_kv_cache_init": "ppsp",
     "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
-    "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
+    "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_unshare": "pinp", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
     "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_t5_relative_bias": "piiuiiip", "mha_info": "ppp", "mha_forward_workspace": "ppp",
     "mha_forward": "ppps", "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp",
     "mha_states_merge": "iipppu", "mha_states_finish": "p", "mha_choose_keys_workspace": "pp", "mha_choose_keys": "pps",
     "mha_linear_workspace": "ppp", "mha_linear": "ppps", "mha_linear_info": "ppp"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
-_kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "u": ctypes.c_uint32}
-_limited = {name: [(i, {"i": "i64", "u": "u32"}[kind]) for i, kind in enumerate(kinds) if kind in "iu"] for name, kinds in _signatures.items()}
+_kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "n": ctypes.c_int32, "u": ctypes.c_uint32}
+_limited = {name: [(i, {"i": "i64", "n": "i32", "u": "u32"}[kind]) for i, kind in enumerate(kinds) if kind in "inu"] for name, kinds in _signatures.items()}
 _version = 100  # of the header whose structs are in _structs.py: 10000 * major + 100 * minor + patch
 __version__ = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 _file_name = {"win32": "libmha.dll", "darwin": "libmha.dylib"}.get(sys.platform, "libmha.so")

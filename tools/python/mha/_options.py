@@ -9,14 +9,15 @@ import numpy as np
 
 from ._arrays import _check, _contiguous, _describe, _integers, _must_be, _named, _needed, _some
 from ._library import _call
-from ._structs import _Norm, _Rope, _RopeConfig, _ScoreOptions, _broadcast, _new, _somewhere, rope_styles, score_columns, score_groups, types
+from ._structs import (_Input, _Norm, _Rope, _RopeConfig, _ScoreArrays, _ScoreOptions, _Strides, _broadcast, _new, _norm_after_gate, _norm_after_rope,
+                       _norm_all_heads, _norm_layer, _norm_values, _somewhere, rope_styles, score_columns, score_groups, types)
 
 if TYPE_CHECKING:
     from ._typing import Integers
 
 
 class ScoreOptions:
-    """What changes scores and who attends to whom, for score= of a call; all of it is optional, and all combines (mha_score_options).
+    """What changes scores and who attends to whom, for score= of a call; all of it is optional, and all combines (mha_score_options, mha_score_arrays).
 
         score = mha.ScoreOptions(softcap=50)                                   # Gemma 2
         score = mha.ScoreOptions(sinks=sinks)                                  # gpt-oss: [num_heads]
@@ -49,27 +50,27 @@ class ScoreOptions:
         self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = softcap, alibi_slopes, sinks, bias, mask, columns
         self.relative_bias, self.relative_rows, self.relative_left, self.q_scales = relative_bias, relative_rows, relative_left, q_scales
 
-    def _struct(self, batch, num_heads, num_kv_heads, n_q, columns):
+    def _structs(self, batch, num_heads, num_kv_heads, n_q, columns):
+        """The two structs that the library takes: of the model, and of a step."""
         columns, entries = self.num_columns or columns, 0 if self.chosen_keys is None else (np.shape(self.chosen_keys) or (1,))[-1]
-        struct = _new(_ScoreOptions, softcap=self.softcap, columns=score_columns[self.columns], num_columns=self.num_columns,
-                      groups=score_groups[self.groups], num_chosen=entries, chosen_block=self.chosen_block,
-                      alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
-                      sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
-                      relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
-                      head_scales=_contiguous(self.head_scales, "head_scales", [np.float32], (num_heads,)))
+        score = _new(_ScoreOptions, softcap=self.softcap, alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
+                     sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
+                     relative_bias=_contiguous(self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)),
+                     head_scales=_contiguous(self.head_scales, "head_scales", [np.float32], (num_heads,)))
+        arrays = _new(_ScoreArrays, columns=score_columns[self.columns], num_columns=self.num_columns, groups=score_groups[self.groups],
+                      num_chosen=entries, chosen_block=self.chosen_block)
         distances = 0
         relative = self.relative_rows if self.relative_bias is None else self.relative_bias
         if relative is not None:
             distances = (np.shape(relative) or (1,))[-1]
-            struct.relative_left = distances // 2 if self.relative_left is None else self.relative_left
-            struct.relative_right = distances - 1 - struct.relative_left
-        for name, array, width in ("q_groups", self.q_groups, n_q), ("kv_groups", self.kv_groups, columns):
+            score.relative_left = distances // 2 if self.relative_left is None else self.relative_left
+            score.relative_right = distances - 1 - score.relative_left
+        for name, array, dtype, width in (("q_groups", self.q_groups, np.int32, n_q), ("kv_groups", self.kv_groups, np.int32, columns),
+                                          ("q_scales", self.q_scales, np.float32, n_q)):
             if array is not None:
-                setattr(struct, name, _contiguous(array, name, [np.int32], (width,) if np.ndim(array) == 1 else (batch, width)))
-                setattr(struct, name + "_stride", width if np.ndim(array) == 2 else _broadcast)
-        if self.q_scales is not None:
-            struct.q_scales = _contiguous(self.q_scales, "q_scales", [np.float32], (n_q,) if np.ndim(self.q_scales) == 1 else (batch, n_q))
-            struct.q_scales_stride = n_q if np.ndim(self.q_scales) == 2 else _broadcast
+                is_of_all = np.ndim(array) == 1
+                _contiguous(array, name, [dtype], (width,) if is_of_all else (batch, width))
+                setattr(arrays, name, np.tile(array, (batch, 1)) if is_of_all and batch > 1 else array)
         for name, array, dtypes, columns, heads in (("bias", self.bias, (np.float32, np.float16), columns, num_heads),
                                                     ("mask", self.mask, (np.bool_, np.uint8), columns, num_heads),
                                                     ("relative_rows", self.relative_rows, (np.float32,), distances, num_heads),
@@ -82,14 +83,16 @@ class ScoreOptions:
                 view = np.broadcast_to(array, shape)
             except ValueError:
                 raise ValueError(f"{name} is {_describe(array)}; its shape must be {list(shape)}, or broadcast to that") from None
-            *strides, innermost = [stride // array.itemsize for stride in view.strides]
-            if columns > 1 and innermost != 1 or min(strides) < 0 or 0 < strides[2] < columns:
+            *outer, innermost = [stride // array.itemsize for stride in view.strides]
+            if columns > 1 and innermost != 1 or min(outer) < 0 or 0 < outer[2] < columns:
                 raise ValueError(f"{name} is {_describe(array)}; the elements of a row must be neighbours, {columns} of them")
-            setattr(struct, name, array if array.size else _somewhere)
-            for axis, stride in zip(("batch", "head", "row"), strides):
-                setattr(struct, f"{name}_{axis}_stride", stride or _broadcast)
-            struct.bias_type |= types["f16"] if array.dtype == np.float16 else 0
-        return struct
+            strides = _Strides(**{axis: stride or _broadcast for axis, stride in zip(("batch", "head", "row"), outer)})
+            data = array if array.size else _somewhere
+            if name == "bias":
+                arrays.bias = _Input(data=data, type=types["f16" if array.dtype == np.float16 else "f32"], strides=strides)
+            else:
+                setattr(arrays, name, data), setattr(arrays, name + "_strides", strides)
+        return score, arrays
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
@@ -123,7 +126,7 @@ class ContextNorm:
     def __init__(self, weight: np.ndarray | None = None, *, bias: np.ndarray | None = None, epsilon: float = 1e-6, layer: bool = False,
                  all_heads: bool = False, after_gate: bool = False) -> None:
         self.weight, self.bias, self.epsilon, self.all_heads = weight, bias, epsilon, all_heads
-        self.flags = (1 if layer else 0) | (2 if all_heads else 0) | (16 if after_gate else 0)
+        self.flags = (_norm_layer if layer else 0) | (_norm_all_heads if all_heads else 0) | (_norm_after_gate if after_gate else 0)
 
     def _fill(self, struct, num_heads, head_dim_v):
         struct.context_flags, struct.context_epsilon = self.flags, self.epsilon
@@ -156,7 +159,8 @@ class Norm:
         self.context = context
         self.arrays = {"q_weight": q_weight, "k_weight": k_weight, "q_bias": q_bias, "k_bias": k_bias}
         self.epsilon, self.all_heads = epsilon, all_heads
-        self.flags = (1 if layer else 0) | (2 if all_heads else 0) | (4 if after_rope else 0) | (8 if values else 0)
+        self.flags = ((_norm_layer if layer else 0) | (_norm_all_heads if all_heads else 0) | (_norm_after_rope if after_rope else 0)
+                      | (_norm_values if values else 0))
 
     def _struct(self, num_heads, num_kv_heads, head_dim, head_dim_v):
         struct = _new(_Norm, flags=self.flags, epsilon=self.epsilon)
@@ -212,6 +216,5 @@ class Rope:
         _call("mha_rope_tables", config, cos, sin)
         return cls(cos, sin, style=style, offset=offset)
 
-    def _struct(self, batch, n_q, n_k):
-        return _new(_Rope, style=self.style, dims=self.dims, num_positions=self.cos.shape[0], cos=self.cos, sin=self.sin, offset=self.offset,
-                    q_positions=_integers(self.q_positions, "q_positions", (batch, n_q)), k_positions=_integers(self.k_positions, "k_positions", (batch, n_k)))
+    def _struct(self):
+        return _new(_Rope, style=self.style, dims=self.dims, num_positions=self.cos.shape[0], cos=self.cos, sin=self.sin, offset=self.offset)

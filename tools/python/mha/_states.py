@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._arrays import _check, _contiguous, _describe, _named, _needed, _output, _row_type, _some
+from ._arrays import _check, _contiguous, _describe, _named, _needed, _output, _output_struct, _some
 from ._library import _call
 from ._structs import _empty, _new, _StatesArgs, instruction_set_names
 
@@ -38,6 +38,6 @@ def states_finish(states: Array, *, sinks: Array | None = None, head_scales: Arr
     _call("mha_states_finish", _new(
         _StatesArgs, batch=batch or _empty, num_heads=heads, n_q=n_q or _empty, head_dim_v=width - 2,
         states=_contiguous(states, "states", [np.float32], states.shape), sinks=_contiguous(sinks, "sinks", [np.float32], (heads,)),
-        head_scales=_contiguous(head_scales, "head_scales", [np.float32], (heads,)), output=_contiguous(out, "out", [out.dtype], out.shape),
-        output_type=_row_type(out), lse=lse, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set")))
+        head_scales=_contiguous(head_scales, "head_scales", [np.float32], (heads,)), output=_output_struct(out), lse=lse,
+        instruction_set=_named(instruction_set_names, instruction_set, "instruction_set")))
     return out, lse

@@ -22,10 +22,12 @@ class Structure(TypedDict, total=False):
     """What calls and infos have in common."""
 
     is_causal: bool
-    q_start: Integers | None
+    equal_scores: bool
+    q_first_positions: Integers | None
     q_lengths: Integers | None
     kv_lengths: Integers | None
-    kv_start: Integers | None
+    q_first_rows: Integers | None
+    kv_first_rows: Integers | None
     cu_seqlens_q: Integers | None
     cu_seqlens_kv: Integers | None
     window_left: int | None
@@ -52,7 +54,7 @@ class Call(Structure, total=False):
 class AttentionCall(Call, total=False):
     scale: float
     instruction_set: str
-    kv_position: int
+    kv_first_position: int
     states: bool
 
 
@@ -61,9 +63,9 @@ class AttentionInfo(Structure, total=False):
     num_kv_heads: int
     head_dim_v: int
     k_type: str
-    v_type: str
+    v_type: str | None
     instruction_set: str
-    kv_position: int
+    kv_first_position: int
     want: Want
 
 
@@ -119,7 +121,7 @@ class CacheConfig(TypedDict, total=False):
     head_dim: int
     head_dim_v: int
     k_type: str
-    v_type: str
+    v_type: str | None
     kind: str
     values: str
     block_positions: int

@@ -1,4 +1,5 @@
-"""python -m mha explain: every step of an attention layer, with all shapes and matrices, and heat maps of what its heads attend to."""
+"""Shows every step of an attention layer, with all shapes and matrices, and heat maps of what its
+heads attend to."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from ._options import Norm, Rope, ScoreOptions, alibi_slopes
 from ._structs import instruction_set_names
 
 examples = """\
-Without options it walks through a worked example of 3 tokens and 2 heads. Of large matrices it shows the corners. A layer of a model is packed
-first, by the command: mha pack --weights FILE.
+Without options, it walks through a worked example of 3 tokens and 2 heads. It shows only the
+corners of large matrices. To explain a layer of a model, pack it first: mha pack --weights FILE.
 
 Examples:
   python -m mha explain
@@ -33,7 +34,8 @@ Examples:
   mha pack --weights gpt2.safetensors --layer h.0 --heads 12 --causal --output layer.mha
   python -m mha explain --packed layer.mha --input x.npy --picture maps.png
 
-Exit status: 0 on success, 2 for wrong input or usage (one sentence says what), 1 where something is not installed."""
+Exit status: 0 on success, 2 for wrong input or usage (with a one-line message), 1 if a package is
+not installed."""
 
 # The worked example. Its scores are so large that softmax gives nearly all weight to one token.
 example_x = "1 2 3 4 5 6; 6 5 4 3 2 1; 1 1 1 1 1 1"
@@ -229,7 +231,7 @@ def read_packed(path):
     end = bytes(packed[-24:])
     length = struct.unpack("<Q", end[8:16])[0] if end[16:] == b"mha call" else 0
     if not 0 < length <= len(packed) - 24:
-        raise BadInput(f"{path}: does not say how the layer is called (rotation, norm, causal or not); pack it with mha pack")
+        raise BadInput(f"{path}: has no call settings (rotation, norm, causal or not); pack the layer with mha pack")
     call = json.loads(bytes(packed[len(packed) - 24 - length:len(packed) - 24]))
     unknown = set(call) - {"version", "causal", "window", "softcap", "rope", "norm", "sinks"}
     if call.get("version") != 1 or unknown:
@@ -254,11 +256,11 @@ class Call:
             raise BadInput("the input has no rows; there is nothing to explain")
         if heads * n_q * n_kv > 2**27:
             raise BadInput(f"the input is too long to explain: {heads} heads with {n_q} rows and {n_kv} keys have "
-                           f"{heads * n_q * n_kv / 2**20:.0f} Mi scores; 128 Mi are the most")
+                           f"{heads * n_q * n_kv / 2**20:.0f} Mi scores; at most 128 Mi are allowed")
         if self.is_causal and n_q > n_kv:
-            raise BadInput(f"{count_text(n_q, 'row')} are more than {count_text(n_kv, 'key')}; in a causal call the last row stands at the last key")
+            raise BadInput(f"{count_text(n_q, 'row')} are more than {count_text(n_kv, 'key')}; in a causal call, the last row stands at the last key")
         if self.window and not self.is_causal:
-            raise BadInput("--window counts back from each row; give --causal too")
+            raise BadInput("the layer has a window but is not causal; a window needs a causal layer")
         self.positions = np.arange(n_kv - n_q, n_kv), np.arange(n_kv)
         self.rope = self.rope_text = self.norm = None
         rope = dict(call.get("rope") or {})
@@ -446,14 +448,14 @@ def words_of(words, option, rows, what):
         return None
     names = [word if len(word) <= 20 else word[:20] + "…" for word in words.split()]
     if len(names) != rows:
-        raise BadInput(f"{option}: {count_text(len(names), 'token')} for {count_text(rows, 'row')} of {what}; one for each is expected, with blanks "
-                       "between them")
+        raise BadInput(f"{option}: {count_text(len(names), 'token')} for {count_text(rows, 'row')} of {what}; one for each row is expected, "
+                       "separated by blanks")
     return names
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        raise BadInput(f"{message}; python -m mha explain --help says more")
+        raise BadInput(f"{message}; see python -m mha explain --help")
 
 
 def make_parser():
@@ -461,31 +463,31 @@ def make_parser():
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     positive = lambda text: int(text) if text.isdigit() and int(text) > 0 else parser.error(f"a whole number of at least 1 is expected, not {text!r}")  # noqa: E731
     for name, kind, text in (
-            ("--packed", "FILE", "a layer that mha pack wrote"),
-            ("--input", "FILE", "the rows: (n, width), or (batch, n, width), of which the first sequence is shown (.npy)"),
-            ("--key", "FILE", "rows for the keys, in cross-attention; default the input"),
-            ("--value", "FILE", "rows for the values; default those for the keys"), ("--mask", "FILE", "which keys a row attends to, (n, keys) (.npy)"),
-            ("--window", int, "of the worked example: each row attends to the last so many rows, its own among them"),
-            ("--softcap", float, "of the worked example: scores become S * tanh(score / S)"),
-            ("--html", "FILE", "write a page for a browser instead, with heat maps"),
-            ("--picture", "FILE", "write the heat maps alone (.png, .svg, .pdf)"), ("--tokens", "WORDS", 'for the rows, on the maps: "the cat sleeps"'),
-            ("--key-tokens", "WORDS", "for the rows of --key")):
+            ("--packed", "FILE", "a layer written by mha pack"),
+            ("--input", "FILE", "the rows (.npy): (n, width), or (batch, n, width), of which only the first sequence is shown"),
+            ("--key", "FILE", "the rows for the keys, in cross-attention (default: the input)"),
+            ("--value", "FILE", "the rows for the values (default: those for the keys)"), ("--mask", "FILE", "which keys each row attends to (.npy): (n, keys)"),
+            ("--window", int, "in the worked example, each row attends to the last N rows, including itself"),
+            ("--softcap", float, "in the worked example, scores become S * tanh(score / S)"),
+            ("--html", "FILE", "write a page with heat maps for a browser instead of text"),
+            ("--picture", "FILE", "write only the heat maps (.png, .svg, .pdf)"), ("--tokens", "WORDS", 'label the rows on the maps: "the cat sleeps"'),
+            ("--key-tokens", "WORDS", "label the rows of --key")):
         kind_of = positive if kind is int else kind if kind is float else str
         parser.add_argument(name, type=kind_of, metavar="N" if kind is int else "S" if kind is float else kind, help=text)
-    parser.add_argument("--alibi", action="store_true", help="scores lose a slope times the distance (ALiBi)")
+    parser.add_argument("--alibi", action="store_true", help="subtract a slope times the distance from the scores (ALiBi)")
     return parser
 
 
 def check(options):
     if bool(options.packed) != bool(options.input):
-        raise BadInput("--packed and --input are needed, or none of them for the worked example")
+        raise BadInput("--packed and --input are needed, or neither for the worked example")
     other = [name for name in ("window", "softcap") if options.packed and getattr(options, name)]
     if other:
-        raise BadInput(f"--{other[0]}: the packed layer says it; leave it out")
+        raise BadInput(f"--{other[0]}: the packed layer already sets it; leave it out")
     if not (options.html or options.picture) and (options.tokens or options.key_tokens):
-        raise BadInput("--tokens: labels the maps of --html and --picture, of which none is given")
+        raise BadInput("--tokens: labels the maps of --html and --picture, but neither is given")
     if options.key_tokens and not (options.key or options.value):
-        raise BadInput("--key-tokens: the keys are of the same tokens as the queries; leave it out, or give --key")
+        raise BadInput("--key-tokens: the keys have the same tokens as the queries; leave it out, or give --key")
     return not options.packed
 
 

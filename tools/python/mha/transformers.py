@@ -38,7 +38,8 @@ from . import _openmp
 from ._arrays import aligned
 from ._cache import KvCache as _Cache
 from ._library import Error, _loaded
-from ._structs import _AttentionArgs, _ScoreOptions, _broadcast, _cache_read, _causal, _empty, _new, _packer, _window_left, _window_right
+from ._structs import (_AttentionArgs, _ScoreArrays, _ScoreOptions, _Sequences, _Strides, _broadcast, _causal, _empty, _equal_scores, _new, _packer,
+                       _window_left, _window_right, score_groups)
 from .torch._common import calls, neighbours, set_masks, strides_of, types
 
 _tested = "5.23 and 5.24"
@@ -167,7 +168,7 @@ class _Structure:
             function, *blocks = self._cells(function)["mask_functions"]
             if [_kinds.get(_code(part)) for part in blocks] != ["blocks"]:
                 raise _Unknown
-            self.groups, self.also = self._cells(blocks[0])["block_sequence_ids"], 1
+            self.groups, self.also = self._cells(blocks[0])["block_sequence_ids"], score_groups["also"]
         self._read(function)
 
     @staticmethod
@@ -228,12 +229,12 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_o
         return None
     self = Mask((batch_size, 1, q_length, kv_length), dtype, functools.partial(make, **{**kwargs, "allow_is_bidirectional_skip": False}))
     self.flags, self.left, self.right, self.also = structure.flags, structure.left, structure.right, structure.also
-    self.kv_start = self.kv_lengths = self.q_groups = self.kv_groups = self.holes = None
+    self.kv_first_rows = self.kv_lengths = self.q_groups = self.kv_groups = self.holes = None
     if padding is not None:
         count, first = padding.sum(1), padding.to(torch.uint8).argmax(1)
         columns = torch.arange(kv_length)
         if torch.equal(padding, (columns >= first[:, None]) & (columns < (first + count)[:, None])):
-            self.kv_start, self.kv_lengths = first, count
+            self.kv_first_rows, self.kv_lengths = first, count
         else:
             self.holes = padding[:, None, None, :]
     if structure.groups is not None:
@@ -242,8 +243,8 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_o
         self.kv_groups = groups[:, kv_offset:kv_offset + kv_length].contiguous()
         if self.q_groups.shape[1] != q_length or self.kv_groups.shape[1] != kv_length:
             return make()
-    first = torch.zeros(batch_size, dtype=torch.int64) if self.kv_start is None else -self.kv_start
-    self.q_start = first + (int(q_offset) - kv_offset)
+    first = torch.zeros(batch_size, dtype=torch.int64) if self.kv_first_rows is None else -self.kv_first_rows
+    self.q_first_positions = first + (int(q_offset) - kv_offset)
     return self
 
 
@@ -329,17 +330,17 @@ class _CacheLayer(DynamicLayer):
 
     def takes(self, mask, has_bias):
         """Whether a call can have the cache itself: no padding was stored, and the columns of arrays are what was."""
-        if mask is None or mask.kv_start is None:
+        if mask is None or mask.kv_first_rows is None:
             return self.skipped is None
-        if has_bias or mask.q_groups is not None or not torch.equal(mask.kv_start + mask.kv_lengths, torch.full_like(mask.kv_start, mask.shape[3])):
+        if has_bias or mask.q_groups is not None or not torch.equal(mask.kv_first_rows + mask.kv_lengths, torch.full_like(mask.kv_first_rows, mask.shape[3])):
             return False
         if self.length == 0:
-            self.skipped = torch.zeros_like(mask.kv_start)
-        return self.skipped is not None and torch.equal(self.skipped, mask.kv_start.clamp(max=self.length))
+            self.skipped = torch.zeros_like(mask.kv_first_rows)
+        return self.skipped is not None and torch.equal(self.skipped, mask.kv_first_rows.clamp(max=self.length))
 
     def padding(self, mask):
         """[batch]: how many of the pending rows of each sequence are padding, which is not stored; None where none ever was."""
-        return None if self.skipped is None else (mask.kv_start - self.length).clamp(0, self.pending[0].shape[2])
+        return None if self.skipped is None else (mask.kv_first_rows - self.length).clamp(0, self.pending[0].shape[2])
 
     def appended(self, padding=None):
         if padding is not None:
@@ -544,7 +545,7 @@ def _with_choice(module, query, key, mask, indices, block_indices, position_ids)
     entries, block = (indices[:, None], 1) if block_indices is None else (block_indices, module.indexer.block_size)
     # Behind padding on the left MiniMax M3 counts blocks from the padding, and may choose padding alone: then eager attention has the mean of all values.
     is_listed = block_indices is None or structure is not None and kv_heads % entries.shape[1] == 0 and not (
-        structure.kv_start is not None and structure.kv_start.any())
+        structure.kv_first_rows is not None and structure.kv_first_rows.any())
     blocks = -(-n_kv // block)
     if is_listed and entries.shape[3] >= blocks:  # which may be all
         found = torch.zeros(*entries.shape[:3], blocks + 1, dtype=torch.bool).scatter_(3, entries.long() % (blocks + 1), True)  # -1 is the last
@@ -552,8 +553,8 @@ def _with_choice(module, query, key, mask, indices, block_indices, position_ids)
             return mask, None
     if not is_listed or structure is not None and structure.q_groups is not None or not _lists_pay(n_q, heads // kv_heads, entries.shape[3] * block, n_kv):
         return _with_chosen_keys(module, query, key, mask, indices, block_indices, position_ids), None
-    if structure is not None and structure.kv_start is not None:  # from where positions count, and how many there are
-        first, count = (numbers[:, None, None, None] for numbers in (structure.kv_start, structure.kv_lengths))
+    if structure is not None and structure.kv_first_rows is not None:  # from where positions count, and how many there are
+        first, count = (numbers[:, None, None, None] for numbers in (structure.kv_first_rows, structure.kv_lengths))
         entries = (entries - first).where((entries >= first) & ((entries - first) * block < count), -1)
     entries = entries if entries.shape[1] == 1 else entries.repeat_interleave(kv_heads // entries.shape[1], 1)
     return mask, (entries.to(torch.int32).contiguous(), block)
@@ -645,37 +646,45 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
         if layer is not None and mask is not before:
             layer.settle(before)
     structure = mask if isinstance(mask, Mask) else None
-    flags = left = right = at_start = at_kv_start = at_lengths = at_cache = at_score = 0
-    padding = score = alive = None
+    flags = left = right = at_sequences = at_cache = at_cache_read = at_score = at_arrays = 0
+    padding = sequences = score = arrays = alive = None
     if structure is not None:
-        flags, left, right, at_start = structure.flags, structure.left, structure.right, structure.q_start.data_ptr()
-        if structure.kv_start is not None:
-            at_kv_start, at_lengths = structure.kv_start.data_ptr(), structure.kv_lengths.data_ptr()
-    if not (softcap is position_bias is sinks is chosen is None and (mask is None or structure is not None and structure.holes is structure.q_groups is None)):
-        score, alive = _score_options(mask, structure, position_bias, softcap, sinks, chosen, shape)
+        flags, left, right = structure.flags, structure.left, structure.right
+        sequences = _new(_Sequences, q_first_positions=structure.q_first_positions)
+        at_sequences = ctypes.addressof(sequences)
+    if scaling is not None and -1e-45 < scaling < 1e-45:  # which the struct has as 0, the default
+        flags |= _equal_scores
+    if softcap is not None or sinks is not None:
+        score = _score_options(softcap, sinks, heads)
         at_score = ctypes.addressof(score)
+    if not (position_bias is chosen is None and (mask is None or structure is not None and structure.holes is structure.q_groups is None)):
+        arrays, alive = _score_arrays(mask, structure, position_bias, chosen, shape)
+        at_arrays = ctypes.addressof(arrays)
     if layer is not None and layer.takes(structure, position_bias is not None):
-        at_cache, at_lengths, at_kv_start = layer.cache._handle, 0, 0
         if layer.pending is None:
-            key, value, n_kv, flags = query, query, 0, flags | _cache_read  # which are not read
+            at_cache_read, n_kv = layer.cache._handle, 0
         else:
-            (key, value), padding = layer.pending, layer.padding(structure)
-            n_kv, at_kv_start = key.shape[2], 0 if padding is None else padding.data_ptr()
-    elif type(key) is not torch.Tensor or type(value) is not torch.Tensor:
-        (key, value), layer = (tensor.dense() if isinstance(tensor, _Lazy) else tensor for tensor in (key, value)), None
-    query, at_q, *q_strides = _place(query, batch)
-    if n_kv:
-        key, at_k, *k_strides = _place(key, batch)
-        value, at_v, *v_strides = _place(value, batch)
-        if at_cache and isinstance(layer, _LatentLayer):
-            at_v = 0  # in the keys
+            at_cache, (key, value), padding = layer.cache._handle, layer.pending, layer.padding(structure)
+            n_kv = key.shape[2]
+            if padding is not None:
+                sequences.kv_first_rows = padding
     else:
-        at_k = at_v = 0
-        k_strides = v_strides = (0, 0, 0)
+        if structure is not None and structure.kv_first_rows is not None:
+            sequences.kv_first_rows, sequences.kv_lengths = structure.kv_first_rows, structure.kv_lengths
+        if type(key) is not torch.Tensor or type(value) is not torch.Tensor:
+            (key, value), layer = (tensor.dense() if isinstance(tensor, _Lazy) else tensor for tensor in (key, value)), None
+    query, at_q, *q_strides = _place(query, batch)
+    of_k = of_v = _not_given
+    if not at_cache_read:
+        key, at_k, *k_strides = _place(key, batch)
+        of_k = at_k, types[key.dtype], 0, *k_strides, 0
+        if not (at_cache and isinstance(layer, _LatentLayer)):  # whose values are in the keys
+            value, at_v, *v_strides = _place(value, batch)
+            of_v = at_v, types[value.dtype], 0, *v_strides, 0
     args = _AttentionArgs()
-    _pack(args, 0, _size, batch or _empty, n_q or _empty, n_kv or _empty, heads, kv_heads, width, width_v, at_q, at_k, at_v, output.data_ptr(), types[query.dtype], types[key.dtype],
-          types[value.dtype], types[output.dtype], *q_strides, *k_strides, *v_strides, 0, 0, 0, flags, 0.0 if scaling is None else scaling or 1e-45,
-          left, right, at_score, at_start, 0, at_lengths, at_kv_start, 0, 0, 0, 0, at_cache, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()))
+    _pack(args, 0, _size, heads, kv_heads, width, width_v, 0.0 if scaling is None else scaling, flags, left, right, 0, 0, at_score,
+          _openmp.scheduler(torch.get_num_threads()), 0, 0, batch or _empty, n_q or _empty, n_kv or _empty, at_q, types[query.dtype], 0, *q_strides, 0, *of_k, *of_v,
+          output.data_ptr(), types[output.dtype], 0, 0, 0, 0, at_sequences, at_arrays, at_cache, at_cache_read)
     _run(args)
     if layer is not None:
         layer.appended(padding)
@@ -683,7 +692,8 @@ def _attend(module, query, key, value, mask, scaling, dropout, position_bias, so
     return output
 
 
-_pack, _size = _packer(_AttentionArgs, "scheduler"), ctypes.sizeof(_AttentionArgs)
+_pack, _size = _packer(_AttentionArgs, "cache_read"), ctypes.sizeof(_AttentionArgs)
+_not_given = (0,) * 7  # an mha_input of nothing
 
 
 def _check(module, query, key, value, mask, dropout, position_bias, sinks, kwargs):
@@ -725,14 +735,19 @@ def _place(tensor, batch):
     return tensor, tensor.data_ptr(), of_batch, of_row, of_head
 
 
-def _score_options(mask, structure, bias, softcap, sinks, chosen, shape):
-    """The struct, and what it points to."""
-    score, pattern, alive = _new(_ScoreOptions), None, []
+def _score_options(softcap, sinks, heads):
+    """What the model does to scores."""
+    score = _new(_ScoreOptions, softcap=softcap or 0.0)
+    if sinks is not None:
+        score.sinks = sinks.detach().reshape(heads).to(torch.float32).contiguous()
+    return score
+
+
+def _score_arrays(mask, structure, bias, chosen, shape):
+    """What the step does to scores, and the masks that it points to."""
+    arrays, pattern, alive = _new(_ScoreArrays), None, ()
     if structure is not None:
         pattern = structure.holes
-        if structure.q_groups is not None:
-            score.q_groups, score.kv_groups, score.groups = structure.q_groups, structure.kv_groups, structure.also
-            score.q_groups_stride, score.kv_groups_stride = shape[2], shape[3]
     elif mask is not None:
         mask = mask[..., :shape[3]]
         if mask.dtype == torch.bool:
@@ -740,16 +755,14 @@ def _score_options(mask, structure, bias, softcap, sinks, chosen, shape):
         else:
             bias = mask if bias is None else bias + mask
     if pattern is not None or bias is not None:
-        alive += set_masks(score, pattern, bias, shape)
-    if softcap is not None:
-        score.softcap = softcap
-    if sinks is not None:
-        score.sinks = sinks.detach().reshape(shape[1]).to(torch.float32).contiguous()
+        alive = set_masks(arrays, pattern, bias, shape)
+    if structure is not None and structure.q_groups is not None:
+        arrays.q_groups, arrays.kv_groups, arrays.groups = structure.q_groups, structure.kv_groups, structure.also
     if chosen is not None:
-        entries, score.chosen_block = chosen
-        score.chosen_keys, score.num_chosen = entries, entries.shape[3]
-        score.chosen_keys_head_stride = _broadcast if entries.shape[1] == 1 else 0
-    return score, alive
+        entries, arrays.chosen_block = chosen
+        arrays.chosen_keys, arrays.num_chosen = entries, entries.shape[3]
+        arrays.chosen_keys_strides = _Strides(head=_broadcast if entries.shape[1] == 1 else 0)
+    return arrays, alive
 
 
 def _run(args):

@@ -29,7 +29,7 @@ fn main() {
     build_bundled(&source);
 }
 
-/// What the library is called where the program will run: for the linker, which on Windows takes a shared one by its import library.
+/// What the library is called for the target's linker, which on Windows takes a shared one by its import library.
 fn file_name(is_static: bool) -> &'static str {
     let target = |part| env::var(format!("CARGO_CFG_TARGET_{part}")).unwrap_or_default();
     match (target("OS").as_str(), target("ENV").as_str(), is_static) {
@@ -47,12 +47,42 @@ fn link_folder(folder: &Path, is_static: bool) {
     if !folder.join(file).is_file() {
         fail(&format!("MHA_LIB_DIR is {}, where there is no {file}", folder.display()));
     }
-    println!("cargo:rustc-link-search=native={}", folder.display());
+    let links = if is_static { None } else { links_to(folder) };
+    println!("cargo:rustc-link-search=native={}", links.as_deref().unwrap_or(folder).display());
     println!("cargo:rustc-link-lib={}=mha", if is_static { "static" } else { "dylib" });
     println!("cargo:rerun-if-changed={}", folder.join(file).display());
+    if !is_static {
+        let has_static = folder.join(file_name(true)).is_file();
+        println!(
+            "cargo:warning=programs need {file} of {} when they run, and find it there only when cargo runs them; otherwise set LD_LIBRARY_PATH or \
+             an rpath, as the README of mha-sys shows{}",
+            folder.display(),
+            if has_static { ", or link the static library by MHA_STATIC=1" } else { "" }
+        );
+    }
     if let Some(include) = variable("MHA_INCLUDE_DIR") {
         println!("cargo:include={}", Path::new(&include).display());
     }
+}
+
+/// A folder of links to the shared library and its other names. It is in the target directory, so programs that cargo runs look for libraries there.
+#[cfg(unix)]
+fn links_to(folder: &Path) -> Option<PathBuf> {
+    let links = PathBuf::from(env::var_os("OUT_DIR")?).join("shared");
+    let _ = fs::remove_dir_all(&links); // those of another folder
+    fs::create_dir_all(&links).ok()?;
+    for library in fs::read_dir(fs::canonicalize(folder).ok()?).ok()?.flatten() {
+        let name = library.file_name();
+        if name.to_str().is_some_and(|name| name.starts_with("libmha.") && !name.ends_with(".a")) {
+            std::os::unix::fs::symlink(library.path(), links.join(&name)).ok()?;
+        }
+    }
+    Some(links)
+}
+
+#[cfg(not(unix))]
+fn links_to(_folder: &Path) -> Option<PathBuf> {
+    None
 }
 
 /// A library that pkg-config knows, of this version or a later one with the same binary interface.

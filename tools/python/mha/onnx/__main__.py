@@ -1,4 +1,4 @@
-"""python -m mha.onnx rewrite MODEL.onnx [-o OUT.onnx]: puts mha's operators in place of the attention in a model."""
+"""python -m mha.onnx rewrite MODEL.onnx [-o OUT.onnx]: replaces the attention in a model with mha's operators."""
 
 import argparse
 import os
@@ -8,17 +8,17 @@ import tempfile
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m mha.onnx", description="Puts mha's operators in place of the attention in ONNX models.")
+    parser = argparse.ArgumentParser(prog="python -m mha.onnx", description="Replaces the attention in ONNX models with mha's operators.")
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("rewrite", help="rewrite a model", description="Finds attention in a model, replaces it by mha's operators where that "
-                                  "gives the same results, and says what it found and what it left and why. Exits with 0 if a model was written, "
-                                  "with 3 if nothing in it can be replaced, with 1 and a sentence if there is no model to be read.")
+    command = commands.add_parser("rewrite", help="rewrite a model", description="Finds attention in a model, replaces it with mha's operators where that "
+                                  "gives the same results, and reports what it found, and what it left and why. Exit status: 0 if a model was "
+                                  "written, 3 if nothing in it can be replaced, 1 with an error message if the model cannot be read.")
     command.add_argument("model")
-    command.add_argument("-o", "--output", help="where to write it; MODEL.mha.onnx without")
+    command.add_argument("-o", "--output", help="the file to write (default: MODEL.mha.onnx)")
     command.add_argument("--weight-type", default="f32", choices=["f32", "f16", "bf16", "int8", "int4"],
-                         help="how sessions keep the weights of projections, where these are replaced as well; fewer bits cost accuracy")
-    command.add_argument("--arithmetic", default="f32", choices=["f32", "int8", "int16"], help="what these projections are computed in; int8 and int16 need "
-                         "weights of int8 or int4")
+                         help="the type in which sessions store the weights of replaced projections; fewer bits cost accuracy (default: f32)")
+    command.add_argument("--arithmetic", default="f32", choices=["f32", "int8", "int16"], help="the arithmetic of these projections; int8 and int16 "
+                         "need int8 or int4 weights (default: f32)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes what is half written
     if arguments.arithmetic != "f32" and arguments.weight_type not in ("int8", "int4"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from .. import _library, _openmp
-from .._structs import _AttentionArgs, _causal, _packer
+from .._structs import _AttentionArgs, _causal, _equal_scores, _packer
 from ._common import calls, from_the_first_key, is_eager, library, neighbours, refuse, set_masks, strides_of, types, unserved_tensors, warn
 
 _stock = torch._C._nn.scaled_dot_product_attention
@@ -84,9 +84,8 @@ def _unserved(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
 
 library.define("scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
                "float? scale=None, bool enable_gqa=False) -> Tensor")
-_pack = _packer(_AttentionArgs, "scheduler")
+_pack = _packer(_AttentionArgs, "score_arrays")
 _size = ctypes.sizeof(_AttentionArgs)
-_unset = (0,) * 12  # the fields from q_lengths up to taps
 
 
 def _is_transposed(query):
@@ -128,23 +127,23 @@ def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gq
         query, key, value = neighbours(query), neighbours(key), neighbours(value)
         (q_batch, q_head, q_row), (k_batch, k_head, k_row), (v_batch, v_head, v_row) = strides_of(query), strides_of(key), strides_of(value)
 
+    flags = _causal if is_causal else 0
     if scale is None:
         scale = 0.0
     elif -1e-45 < scale < 1e-45:  # which the struct has as 0, the default
-        scale = 1e-45
+        scale, flags = 0.0, flags | _equal_scores
     own = calls
-    at_score = 0
+    at_masks = 0
     if mask is not None:
         is_bool = mask.dtype is torch.bool
-        mask = set_masks(own.score, mask if is_bool else None, None if is_bool else mask, (batch, heads, n_q, n_kv))
-        at_score = own.at_score
-    start = from_the_first_key(batch) if is_causal and n_q != n_kv else None
+        mask = set_masks(own.masks, mask if is_bool else None, None if is_bool else mask, (batch, heads, n_q, n_kv))
+        at_masks = own.at_masks
+    at_sequences = from_the_first_key(batch) if is_causal and n_q != n_kv else 0
     number = types[dtype]
     struct, address = own.attention, own.at_attention
-    _pack(struct, 0, _size, batch, n_q, n_kv, heads, kv_heads, width, v_width, query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(),
-          number, number, number, number, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head,
-          _causal if is_causal else 0, scale, 0, 0, at_score, start.data_ptr() if start is not None else 0, *_unset,
-          _openmp.scheduler(torch.get_num_threads()))
+    _pack(struct, 0, _size, heads, kv_heads, width, v_width, scale, flags, 0, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()), 0, 0, batch, n_q, n_kv,
+          query.data_ptr(), number, 0, q_batch, q_row, q_head, 0, key.data_ptr(), number, 0, k_batch, k_row, k_head, 0,
+          value.data_ptr(), number, 0, v_batch, v_row, v_head, 0, output.data_ptr(), number, 0, o_batch, o_row, o_head, at_sequences, at_masks)
     functions = _library._library or _library._loaded()
     status = functions.mha_attention(address, own.at_workspace, own.room, own.at_error)
     if status:

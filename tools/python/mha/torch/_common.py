@@ -11,9 +11,11 @@ from torch.autograd import forward_ad
 from .. import _library
 from .._layer import pack, pack_size
 from .._library import Error
-from .._structs import _AttentionArgs, _Config, _Error, _ForwardArgs, _LinearArgs, _ScoreOptions, _Taps, _broadcast, _packer
+from .._structs import (_AttentionArgs, _Config, _Error, _ForwardArgs, _LinearArgs, _Outputs, _ScoreArrays, _Sequences, _broadcast, _new, _packer,
+                        types as _numbers)
 
-types = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # MHA_TYPE_*
+names = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+types = {dtype: _numbers[name] for dtype, name in names.items()}  # MHA_TYPE_*
 library = torch.library.Library("mha", "DEF")  # as long as the module lives
 _plain = torch.Tensor, torch.nn.Parameter
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
@@ -84,10 +86,10 @@ class Calls(threading.local):
     """What a thread makes its calls with: the structs, and memory to compute in, which grows and stays."""
 
     def __init__(self):
-        self.attention, self.forward, self.linear, self.score, self.taps, self.shape = (
-            structure(ctypes.sizeof(structure)) for structure in (_AttentionArgs, _ForwardArgs, _LinearArgs, _ScoreOptions, _Taps, _Config))
-        self.at_attention, self.at_forward, self.at_linear, self.at_score, self.at_taps, self.at_shape = map(
-            ctypes.addressof, (self.attention, self.forward, self.linear, self.score, self.taps, self.shape))
+        self.attention, self.forward, self.linear, self.masks, self.sequences, self.outputs, self.shape = map(
+            _new, (_AttentionArgs, _ForwardArgs, _LinearArgs, _ScoreArrays, _Sequences, _Outputs, _Config))
+        self.at_attention, self.at_forward, self.at_linear, self.at_masks, self.at_sequences, self.at_outputs, self.at_shape = map(
+            ctypes.addressof, (self.attention, self.forward, self.linear, self.masks, self.sequences, self.outputs, self.shape))
         self.storage, self.layer = None, ctypes.c_void_p()
         self.error, self.bytes = _Error(), ctypes.c_size_t()
         self.at_error, self.at_bytes = ctypes.byref(self.error), ctypes.addressof(self.bytes)
@@ -144,7 +146,7 @@ def packed_weights(query_dim, num_heads, matrices, biases, **shape):
     """A tensor of bytes: the weights of a layer, packed. Matrices are all of one type; those that are None are left out."""
     arrays = {name: _array(tensor) for name, tensor in matrices.items()}
     arrays.update({name: _array(tensor.float()) for name, tensor in biases.items() if tensor is not None})
-    shape["type"] = ["f32", "f16", "bf16"][types[next(iter(matrices.values())).dtype]]
+    shape["type"] = names[next(iter(matrices.values())).dtype]
     packed = _aligned(pack_size(query_dim, num_heads, **arrays, **shape))
     pack(query_dim, num_heads, out=packed.numpy(), **arrays, **shape)
     return packed
@@ -201,7 +203,7 @@ def strides_of(tensor):
     return [(stride or _broadcast) if extent > 1 else beyond for extent, stride in zip(shape, strides)]
 
 
-def set_masks(score, mask, bias, shape):
+def set_masks(arrays, mask, bias, shape):
     """Points the struct to a boolean mask, and to one that is added; either may be None. Returns the tensors that it points to: others where
     elements of a row are not neighbours, as where one column stands for all, and for bfloat16, which the library does not add."""
     at_bias, bias_strides, bias_type, at_mask, mask_strides = 0, _no_strides, 0, 0, _no_strides
@@ -211,16 +213,16 @@ def set_masks(score, mask, bias, shape):
     if bias is not None:
         bias, bias_strides = _rows(bias if bias.dtype in (torch.float32, torch.float16) else bias.float(), shape)
         at_bias, bias_type = bias.data_ptr(), types[bias.dtype]
-    _pack_masks(score, 0, _score_size, 0.0, bias_type, 0, 0, at_bias, *bias_strides, at_mask, *mask_strides)
+    _pack_masks(arrays, 0, _size_of_arrays, at_bias, bias_type, 0, *bias_strides, 0, at_mask, *mask_strides)
     return mask, bias
 
 
-_pack_masks, _score_size = _packer(_ScoreOptions, "mask_row_stride"), ctypes.sizeof(_ScoreOptions)
+_pack_masks, _size_of_arrays = _packer(_ScoreArrays, "mask_strides"), ctypes.sizeof(_ScoreArrays)
 _no_strides = 0, 0, 0
 
 
 def _rows(mask, shape):
-    """The mask as rows of neighbours, and its strides."""
+    """The mask as rows of neighbours, and its strides, of batch, row and head."""
     extents, strides = mask.shape, mask.stride()
     if len(extents) == 2:
         extents, strides = (1, 1, *extents), (0, 0, *strides)
@@ -232,14 +234,16 @@ def _rows(mask, shape):
     if not ((batch == 1 or batch == whole_batch) and (heads == 1 or heads == whole_heads) and (rows == 1 or rows == whole_rows)
             and (columns == 1 or columns == whole_columns)):
         raise ValueError(f"the mask is {list(mask.shape)}; it must broadcast to {list(shape)}")
-    if columns != whole_columns or columns > 1 and (strides[3] != 1 or rows > 1 and 0 < strides[2] < columns):
+    if columns != whole_columns or columns > 1 and (strides[3] != 1 or rows > 1 and 0 < strides[2] < columns or heads > 1 and 0 < strides[1] < columns):
         return _rows(mask.expand(*mask.shape[:-1], whole_columns).contiguous(), shape)
-    return mask, [stride if extent > 1 and stride else _broadcast for extent, stride in zip((batch, heads, rows), strides)]
+    of_batch, of_head, of_row = [stride if extent > 1 and stride else _broadcast for extent, stride in zip((batch, heads, rows), strides)]
+    return mask, (of_batch, of_row, of_head)
 
 
 _zeros = torch.zeros(64, dtype=torch.int64)
 
 
 def from_the_first_key(batch):
-    """q_start of queries that count from the first key; without it the last one is at the last key."""
-    return _zeros if batch <= 64 else torch.zeros(batch, dtype=torch.int64)
+    """The address of this thread's mha_sequences, of queries that count from the first key: without it the last one is at the last key."""
+    calls.sequences.q_first_positions = _zeros if batch <= 64 else torch.zeros(batch, dtype=torch.int64)
+    return calls.at_sequences

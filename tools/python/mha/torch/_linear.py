@@ -129,6 +129,7 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
 library.define("linear(Tensor x, Tensor packed, int out_features) -> Tensor")
 _pack = _packer(_LinearArgs, "scheduler")
 _size = ctypes.sizeof(_LinearArgs)
+_no_residual = (0,) * 7
 
 
 def _kernel(x, packed, out_features):
@@ -146,7 +147,8 @@ def _kernel(x, packed, out_features):
         if row < inputs or step != 1:
             x, row = x.contiguous(), inputs
     own, number = calls, types[x.dtype]
-    _pack(own.linear, 0, _size, x.numel() // inputs or _empty, x.data_ptr(), 0, y.data_ptr(), number, number, row, 0, 0, _openmp.scheduler(torch.get_num_threads()))
+    _pack(own.linear, 0, _size, x.numel() // inputs or _empty, x.data_ptr(), number, 0, 0, row, 0, 0, *_no_residual,
+          y.data_ptr(), number, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()))
     status = functions.mha_linear(layer, own.at_linear, own.at_workspace, own.room, own.at_error)
     if status:
         own.again(status, functions.mha_linear_workspace, functions.mha_linear, layer, own.at_linear)

@@ -102,9 +102,8 @@ def _masks(attn_mask, key_padding_mask, batch, heads):
 
 library.define("multi_head_attention(Tensor query, Tensor key, Tensor value, Tensor packed, int num_heads, Tensor? mask=None, Tensor? bias=None, "
                "bool is_causal=False, int weights=0) -> (Tensor, Tensor)")
-_pack = _packer(_ForwardArgs, "scheduler")
+_pack = _packer(_ForwardArgs, "outputs")
 _size = ctypes.sizeof(_ForwardArgs)
-_unset = (0,) * 10  # the fields from q_lengths up to lse
 
 
 def _is_same(one, other):
@@ -133,20 +132,24 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
         at_value = 0
         if _is_same(query, key):
             at_key = 0
-    (q_batch, q_row), (k_batch, k_row), (v_batch, v_row), (o_batch, o_row) = (strides_of(tensor) for tensor in (query, key, value, output))
-    at_score = 0
+    (q_batch, q_row), k_strides, v_strides, (o_batch, o_row) = (strides_of(tensor) for tensor in (query, key, value, output))
+    k_strides, v_strides = k_strides if at_key else (0, 0), v_strides if at_value else (0, 0)  # what is not given has none
+    at_masks = at_outputs = 0
     if mask is not None or bias is not None:
-        masks = set_masks(calls.score, mask, bias, (batch, num_heads, n_q, n_kv))
-        at_score = calls.at_score
-    start = from_the_first_key(batch) if is_causal and n_q != n_kv else None
+        masks = set_masks(calls.masks, mask, bias, (batch, num_heads, n_q, n_kv))
+        at_masks = calls.at_masks
+    if weights:
+        calls.outputs.attention_weights, at_outputs = out_weights, calls.at_outputs
+    at_sequences = from_the_first_key(batch) if is_causal and n_q != n_kv else 0
     struct, number = calls.forward, types[query.dtype]
-    _pack(struct, 0, _size, batch, n_q, n_kv or _none, query.data_ptr(), at_key, at_value, output.data_ptr(), number, number, q_batch, q_row, k_batch, k_row,
-          v_batch, v_row, o_batch, o_row, _causal if is_causal else 0, 0, 0, 0, at_score, start.data_ptr() if start is not None else 0, *_unset,
-          out_weights.data_ptr() if weights else 0, 0, _openmp.scheduler(torch.get_num_threads()))
+    _pack(struct, 0, _size, _causal if is_causal else 0, 0, 0, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()), batch, n_q, n_kv or _none,
+          query.data_ptr(), number, 0, q_batch, q_row, 0, 0, at_key, 0, 0, *k_strides, 0, 0, at_value, 0, 0, *v_strides, 0, 0,
+          output.data_ptr(), number, 0, o_batch, o_row, 0, at_sequences, at_masks, 0, 0, at_outputs)
     address = calls.at_forward
     status = functions.mha_forward(layer, address, calls.at_workspace, calls.room, calls.at_error)
     if status:
         calls.again(status, functions.mha_forward_workspace, functions.mha_forward, layer, address)
+    calls.outputs.attention_weights = None
     return output, (out_weights.mean(dim=1) if weights == 1 else out_weights).to(query.dtype)
 
 

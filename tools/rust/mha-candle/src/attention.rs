@@ -48,9 +48,9 @@ impl Attention {
     }
 
     setters! {
-        /// A query attends to so many keys before its own position at most. candle's `sliding_window` counts its own too in some models.
+        /// A query attends to at most this many keys before its own position. candle's `sliding_window` counts its own too in some models.
         window_left: usize;
-        /// A query attends to so many keys behind its own position at most.
+        /// A query attends to at most this many keys after its own position.
         window_right: usize;
     }
 
@@ -86,7 +86,7 @@ impl Attention {
         self
     }
 
-    /// A tensor of `u8` that is 0 where a key takes no part; it broadcasts likewise.
+    /// A tensor of `u8` that is 0 where a key takes no part; it broadcasts as a bias does.
     pub fn mask(mut self, mask: &Tensor) -> Self {
         self.mask = Some(mask.clone());
         self
@@ -103,9 +103,9 @@ impl Attention {
         self
     }
 
-    /// Attends. `q` is `[batch, heads, rows, head_dim]`, `k` `[batch, kv_heads, keys, head_dim]` and `v` `[batch, kv_heads, keys, head_dim_v]`, where
-    /// `kv_heads` divides `heads`; the result is `[batch, heads, rows, head_dim_v]`. It lies in memory as `[batch, rows, heads, head_dim_v]`: to
-    /// transpose and reshape it to `[batch, rows, heads * head_dim_v]` copies nothing.
+    /// Attends. `q` is `[batch, heads, rows, head_dim]`, `k` `[batch, num_kv_heads, keys, head_dim]` and `v`
+    /// `[batch, num_kv_heads, keys, head_dim_v]`, where `num_kv_heads` divides `heads`; the result is `[batch, heads, rows, head_dim_v]`. It lies in
+    /// memory as `[batch, rows, heads, head_dim_v]`: to transpose and reshape it to `[batch, rows, heads * head_dim_v]` copies nothing.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         tensors::check([("q", Some(q)), ("k", Some(k)), ("v", Some(v)), ("bias", self.bias.as_ref()), ("mask", self.mask.as_ref())])?;
         let (order, name) = if self.has_rows_first {
@@ -117,8 +117,8 @@ impl Attention {
             candle_core::bail!("q is {:?}, k {:?} and v {:?}; attention takes {name}", q.dims(), k.dims(), v.dims());
         }
         let of = |tensor: &Tensor| order.map(|axis| tensor.dims()[axis]);
-        let ([batch, n_q, heads, width], [_, n_kv, kv_heads, _], [.., width_v]) = (of(q), of(k), of(v));
-        if of(k) != [batch, n_kv, kv_heads, width] || of(v) != [batch, n_kv, kv_heads, width_v] {
+        let ([batch, n_q, heads, width], [_, n_kv, num_kv_heads, _], [.., width_v]) = (of(q), of(k), of(v));
+        if of(k) != [batch, n_kv, num_kv_heads, width] || of(v) != [batch, n_kv, num_kv_heads, width_v] {
             candle_core::bail!(
                 "q is {:?}, k {:?} and v {:?}, all {name}; k has the batch and head_dim of q, and v the batch, heads and rows of k",
                 q.dims(),
@@ -144,14 +144,18 @@ impl Attention {
         };
         let (q_elements, k_elements) = (tensors::elements(&q_storage, q_layout)?, tensors::elements(&k_storage, k_layout)?);
         let v_elements = tensors::elements(&v_storage, v_layout)?;
-        let starts = self.offset.map(|offset| vec![offset; batch]);
+        let positions = self.offset.map(|offset| vec![offset; batch]);
 
-        let attention = mha::Attention::new(heads, width).num_kv_heads(kv_heads).head_dim_v(width_v).scale(tensors::factor(self.scale));
+        let attention =
+            mha::Attention::new(heads, width).num_kv_heads(num_kv_heads).head_dim_v(width_v).scale(self.scale.unwrap_or_default());
         let y = tensors::computed(q.dtype(), (batch, n_q, heads, width_v), |y, workspace| {
             let mut call = attention.call(q_elements, y).batch(batch).n_q(n_q).n_kv(n_kv).key_value(k_elements, v_elements);
             call = call.q_strides(strides(q_layout)).k_strides(strides(k_layout)).v_strides(strides(v_layout)).score(score);
             if self.is_causal {
                 call = call.causal();
+            }
+            if self.scale == Some(0.0) {
+                call = call.equal_scores();
             }
             if let Some(keys) = self.window_left {
                 call = call.window_left(keys);
@@ -159,8 +163,8 @@ impl Attention {
             if let Some(keys) = self.window_right {
                 call = call.window_right(keys);
             }
-            if let Some(starts) = &starts {
-                call = call.q_start(starts);
+            if let Some(positions) = &positions {
+                call = call.q_first_positions(positions);
             }
             call.scheduler(&mha::Rayon).run(workspace)
         })?;

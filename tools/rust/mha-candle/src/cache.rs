@@ -1,22 +1,23 @@
 use std::fmt;
 
 use candle_core::{Error, Result};
-use mha::{CacheConfig, Layer, StorageType};
+use mha::{CacheConfig, Layer, Type};
 
 /// The keys and values of earlier calls of a [`SelfAttention`](crate::SelfAttention), one cache for each layer: in place of
 /// `candle_nn::kv_cache::KvCache` and of tensors that grow by `cat`. It takes the batch and the shape of the first call, and grows as it has to;
 /// keys and values that it holds are not copied by a call, but where it grows.
 ///
 /// ```
-/// use mha_candle::{mha::StorageType, KvCache};
+/// use mha_candle::{mha::Type, KvCache};
 ///
 /// let mut cache = KvCache::new(); // f32, growing
-/// let mut halves = KvCache::new().storage(StorageType::F16).capacity(4096); // half the memory, at most 4096 positions
+/// let mut halves = KvCache::new().k_type(Type::F16).capacity(4096); // half the memory, at most 4096 positions
 /// assert_eq!(cache.length(), 0);
 /// ```
 #[derive(Default)]
 pub struct KvCache {
-    storage: StorageType,
+    k_type: Type,
+    v_type: Option<Type>,
     capacity: Option<usize>,
     held: Option<mha::KvCache>,
 }
@@ -30,8 +31,11 @@ impl KvCache {
     }
 
     setters! {
-        /// How keys and values are kept: `F32`, `F16`, `Bf16`, or with a [`capacity`](Self::capacity) `Int8`.
-        storage: StorageType;
+        /// How keys are kept, and values unless [`v_type`](Self::v_type) is set: `F32`, `F16`, `Bf16`, or with a [`capacity`](Self::capacity)
+        /// `Int8`.
+        k_type: Type;
+        /// How values are kept, one of the same types.
+        v_type: Type;
         /// The most positions of a sequence. Memory for all is reserved at once, and the cache does not grow.
         capacity: usize;
     }
@@ -59,7 +63,7 @@ impl KvCache {
         longer.into_iter().try_for_each(|sequence| cache.truncate(sequence, offset)).map_err(Error::wrap)
     }
 
-    /// With room for so many more rows of each sequence.
+    /// With room for this many more rows of each sequence.
     pub(crate) fn with_room(&mut self, layer: &Layer<'_>, batch: usize, rows: usize) -> Result<&mut mha::KvCache> {
         let (length, needed) = (self.length(), self.length() + rows);
         let of_batch = self.held.as_ref().filter(|cache| cache.shape().num_sequences == batch);
@@ -69,12 +73,13 @@ impl KvCache {
         }
         // One with a capacity says by itself that it is full.
         if !of_batch.is_some_and(|cache| self.capacity.is_some() || cache.shape().capacity >= needed) {
-            if self.storage == StorageType::Int8 && self.capacity.is_none() {
+            if [Some(self.k_type), self.v_type].contains(&Some(Type::Int8)) && self.capacity.is_none() {
                 candle_core::bail!("a cache of int8 cannot grow without rounding again; say its capacity()");
             }
             let doubled = of_batch.map_or(FIRST_CAPACITY, |cache| 2 * cache.shape().capacity);
             let config = CacheConfig::for_layer(layer.shape(), self.capacity.unwrap_or(needed.max(doubled)));
-            let mut larger = mha::KvCache::new(&config.sequences(batch).storage(self.storage)).map_err(Error::wrap)?;
+            let config = config.num_sequences(batch).k_type(self.k_type).v_type(self.v_type.unwrap_or(self.k_type));
+            let mut larger = mha::KvCache::new(&config).map_err(Error::wrap)?;
             if let Some(cache) = of_batch {
                 copy(cache, &mut larger).map_err(Error::wrap)?;
             }
@@ -110,6 +115,10 @@ impl Clone for KvCache {
 
 impl fmt::Debug for KvCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KvCache").field("storage", &self.storage).field("length", &self.length()).finish_non_exhaustive()
+        f.debug_struct("KvCache")
+            .field("k_type", &self.k_type)
+            .field("v_type", &self.v_type)
+            .field("length", &self.length())
+            .finish_non_exhaustive()
     }
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Linear, VarBuilder};
-use mha::{Arithmetic, Layer, LayerConfig, Norm, StorageType, WeightLayout, Weights};
+use mha::{Arithmetic, Layer, LayerConfig, Norm, Type, WeightLayout, Weights};
 
 use crate::{tensors, weights, KvCache, Rope};
 
@@ -11,7 +11,7 @@ use crate::{tensors, weights, KvCache, Rope};
 pub struct AttentionConfig {
     hidden_size: usize,
     num_heads: usize,
-    kv_heads: usize,
+    num_kv_heads: usize,
     head_dim: usize,
     is_causal: bool,
     window_left: Option<usize>,
@@ -19,7 +19,7 @@ pub struct AttentionConfig {
     softcap: f32,
     rope: Option<Rope>,
     norm: Option<NormConfig>,
-    weight_type: Option<StorageType>,
+    weight_type: Option<Type>,
     arithmetic: Arithmetic,
 }
 
@@ -35,7 +35,7 @@ impl AttentionConfig {
         Self {
             hidden_size,
             num_heads,
-            kv_heads: num_heads,
+            num_kv_heads: num_heads,
             head_dim: hidden_size.checked_div(num_heads).unwrap_or(0),
             is_causal: false,
             window_left: None,
@@ -50,7 +50,7 @@ impl AttentionConfig {
 
     setters! {
         /// Heads of keys and values (grouped-query attention).
-        kv_heads: usize;
+        num_kv_heads: usize;
         /// The width of a head, where it is not `hidden_size / num_heads`.
         head_dim: usize;
     }
@@ -90,7 +90,7 @@ impl AttentionConfig {
 
     setters! {
         /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
-        weight_type: StorageType;
+        weight_type: Type;
         /// What the projections are computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
         arithmetic: Arithmetic;
     }
@@ -143,11 +143,11 @@ impl AttentionConfig {
             }
         });
         let [q_norm, k_norm] = weights;
-        let weight_type = self.weight_type.unwrap_or(tensors::storage_type(parts.q.weight().dtype()));
+        let weight_type = self.weight_type.unwrap_or(tensors::stored_type(parts.q.weight().dtype()));
         let config = LayerConfig::new(self.hidden_size, self.num_heads)
-            .num_kv_heads(self.kv_heads)
+            .num_kv_heads(self.num_kv_heads)
             .head_dim(self.head_dim)
-            .scale(tensors::factor(self.scale))
+            .scale(self.scale.unwrap_or_default())
             .weight_type(weight_type)
             .arithmetic(self.arithmetic);
         let layer = weights::packed([&parts.q, &parts.k, &parts.v, &parts.o], |w, biases| {
@@ -163,7 +163,7 @@ impl AttentionConfig {
     }
 
     fn columns(&self) -> (usize, usize) {
-        (self.num_heads * self.head_dim, self.kv_heads * self.head_dim)
+        (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
 
     fn norm_width(&self, norm: NormConfig, columns: usize) -> usize {
@@ -253,7 +253,7 @@ struct Core {
 }
 
 impl SelfAttention {
-    /// Rows `[batch, rows, hidden_size]` behind those in a cache. `offset` is their first position, as candle's models pass it (`index_pos`): what the
+    /// Rows `[batch, rows, hidden_size]` after those in a cache. `offset` is their first position, as candle's models pass it (`index_pos`): what the
     /// cache has from there on is forgotten, so that 0 begins anew.
     pub fn forward_cached(&self, x: &Tensor, offset: usize, cache: &mut KvCache) -> Result<Tensor> {
         Call { offset: Some(offset), ..self.call(x).cache(cache) }.run()
@@ -291,7 +291,7 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     setters! {
-        /// Appends the rows to a cache, each sequence behind what it has, and attends to all of it.
+        /// Appends the rows to a cache, each sequence after what it has, and attends to all of it.
         cache: &'a mut KvCache;
         /// `[batch]`: the valid rows of each sequence. The others are padding: no work is done for them, and their outputs are 0.
         lengths: &'a [usize];
@@ -304,7 +304,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// A tensor of `u8` that is 0 where a key takes no part; it broadcasts likewise.
+    /// A tensor of `u8` that is 0 where a key takes no part; it broadcasts as a bias does.
     pub fn mask(mut self, mask: impl Into<Option<&'a Tensor>>) -> Self {
         self.mask = mask.into();
         self
@@ -333,6 +333,7 @@ impl<'a> Call<'a> {
         let (storage, layout) = x.storage_and_layout();
         let [batch_stride, row_stride] = tensors::strides(layout, [0, 1]);
         let elements = tensors::elements(&storage, layout)?;
+        let rope = config.rope.as_ref().map(Rope::of_call);
 
         tensors::computed(x.dtype(), (batch, rows, config.hidden_size), |y, workspace| {
             let mut call = layer.forward(elements, y).batch(batch).n_q(rows).query_strides(batch_stride, row_stride).score(score);
@@ -342,8 +343,11 @@ impl<'a> Call<'a> {
             if let Some(rows) = config.window_left {
                 call = call.window_left(rows);
             }
-            if let Some(rope) = &config.rope {
-                call = call.rope(rope.of_call());
+            if config.scale == Some(0.0) {
+                call = call.equal_scores();
+            }
+            if let Some(rope) = &rope {
+                call = call.rope(rope);
             }
             if let (Some(config), Some(q_norm), Some(k_norm)) = (config.norm, q_norm, k_norm) {
                 let norm = Norm::rms(config.epsilon as f32);

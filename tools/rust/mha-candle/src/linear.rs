@@ -2,14 +2,14 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor, D};
 use candle_nn::VarBuilder;
-use mha::{Arithmetic, Layer, LayerConfig, StorageType, WeightLayout, Weights};
+use mha::{Arithmetic, Layer, LayerConfig, Type, WeightLayout, Weights};
 
 use crate::{tensors, weights};
 
 /// How a [`Linear`] keeps its weights, and what it computes in.
 #[derive(Debug, Clone, Default)]
 pub struct LinearConfig {
-    weight_type: Option<StorageType>,
+    weight_type: Option<Type>,
     arithmetic: Arithmetic,
 }
 
@@ -21,7 +21,7 @@ impl LinearConfig {
 
     setters! {
         /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
-        weight_type: StorageType;
+        weight_type: Type;
         /// What the product is computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
         arithmetic: Arithmetic;
     }
@@ -35,7 +35,7 @@ impl LinearConfig {
     pub fn build(&self, linear: &candle_nn::Linear) -> Result<Linear> {
         let (outputs, inputs) = linear.weight().dims2()?;
         weights::check("the layer", linear, inputs, outputs)?;
-        let weight_type = self.weight_type.unwrap_or(tensors::storage_type(linear.weight().dtype()));
+        let weight_type = self.weight_type.unwrap_or(tensors::stored_type(linear.weight().dtype()));
         let config = LayerConfig::linear(inputs, outputs).weight_type(weight_type).arithmetic(self.arithmetic);
         let layer = weights::packed([linear], |matrices, biases| {
             let weights = Weights::linear(matrices[0]).layout(WeightLayout::OutIn);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use candle_core::{CpuStorage, DType, Device, DeviceLocation, Error, Layout, Result, Shape, Storage, StorageRef, Tensor};
 use half::slice::HalfFloatSliceExt;
-use mha::{Elements, ElementsMut, ScoreOptions, StorageType, Workspace};
+use mha::{Elements, ElementsMut, ScoreOptions, Type, Workspace};
 
 /// That the library computes with each of these tensors.
 pub(crate) fn check<'a>(tensors: impl IntoIterator<Item = (&'static str, Option<&'a Tensor>)>) -> Result<()> {
@@ -98,11 +98,11 @@ pub(crate) fn score<'a>(softcap: f32, bias: &'a Stored<'_>, mask: &'a Stored<'_>
 }
 
 /// How weights are kept that are to stay as they come.
-pub(crate) fn storage_type(dtype: DType) -> StorageType {
+pub(crate) fn stored_type(dtype: DType) -> Type {
     match dtype {
-        DType::F16 => StorageType::F16,
-        DType::BF16 => StorageType::Bf16,
-        _ => StorageType::F32,
+        DType::F16 => Type::F16,
+        DType::BF16 => Type::Bf16,
+        _ => Type::F32,
     }
 }
 
@@ -112,15 +112,6 @@ pub(crate) fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
 
 pub(crate) fn int(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-/// A scale as the library takes it, for which 0 is none given.
-pub(crate) fn factor(scale: Option<f32>) -> f32 {
-    match scale {
-        Some(0.0) => 1e-45, // all scores are equal
-        Some(scale) => scale,
-        None => 0.0,
-    }
 }
 
 /// A tensor that a call writes, in memory that the thread keeps for its next call.

@@ -5,7 +5,7 @@
 
 use std::thread;
 
-use mha::{CacheConfig, KvCache, Layer, LayerConfig, RopeConfig, RopeTables, StorageType, WeightLayout, Weights, Workspace};
+use mha::{CacheConfig, KvCache, Layer, LayerConfig, Rope, RopeConfig, Type, WeightLayout, Weights, Workspace};
 
 const VOCABULARY: usize = 256; // bytes
 const WIDTH: usize = 64;
@@ -17,7 +17,7 @@ const POSITIONS: usize = 96;
 struct Model {
     embedding: Vec<f32>, // [VOCABULARY, WIDTH]
     blocks: Vec<Block>,
-    rope: RopeTables,
+    rope: Rope<'static>,
 }
 
 struct Block {
@@ -36,7 +36,7 @@ struct Session<'m> {
 impl Model {
     fn new() -> mha::Result<Self> {
         let mut numbers = Numbers(1);
-        let config = LayerConfig::new(WIDTH, 4).num_kv_heads(2).weight_type(StorageType::Bf16);
+        let config = LayerConfig::new(WIDTH, 4).num_kv_heads(2).weight_type(Type::Bf16);
         let block = |numbers: &mut Numbers| {
             let (w_q, w_k) = (numbers.matrix(WIDTH, WIDTH), numbers.matrix(WIDTH / 2, WIDTH));
             let (w_v, w_o) = (numbers.matrix(WIDTH / 2, WIDTH), numbers.matrix(WIDTH, WIDTH));
@@ -53,7 +53,7 @@ impl Model {
 
 impl<'m> Session<'m> {
     fn new(model: &'m Model) -> mha::Result<Self> {
-        let cache = |block: &Block| KvCache::new(&CacheConfig::for_layer(block.attention.shape(), POSITIONS).storage(StorageType::F16));
+        let cache = |block: &Block| KvCache::new(&CacheConfig::for_layer(block.attention.shape(), POSITIONS).k_type(Type::F16));
         let caches = model.blocks.iter().map(cache).collect::<mha::Result<_>>()?;
         Ok(Self { model, caches, workspace: Workspace::new() })
     }

@@ -5,10 +5,10 @@ use mha_sys as sys;
 
 use crate::call::{runners, Call};
 use crate::error::check;
-use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::options::{common_setters, fill_common, no_outputs, output_ptr, raw_input, struct_ptr, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, extent, int, rows_of, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{CallInfo, Error, ErrorKind, InstructionSet, KvCache, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
+use crate::{CallInfo, Error, ErrorKind, InstructionSet, KvCache, Norm, Outputs, Result, Rope, Scheduler, ScoreOptions, Workspace};
 
 /// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on queries, keys and values of the caller's.
 ///
@@ -63,7 +63,7 @@ impl Attention {
             output: Output::of(output.into()),
             has_states: false,
             output_strides: None,
-            kv_position: 0,
+            kv_first_position: 0,
             choice: None,
             options: Options::default(),
         }
@@ -112,19 +112,18 @@ impl Attention {
         for (name, numbers) in [("sinks", sinks), ("head_scales", head_scales)] {
             check_exact(name, numbers.map_or(heads, <[f32]>::len), &[of_heads])?;
         }
-        let (start, output_type) = output.raw();
         let args = sys::mha_states_args {
             struct_size: size_of::<sys::mha_states_args>(),
             batch: extent(batch),
             num_heads: int(heads),
             n_q: extent(n_q),
             head_dim_v: int(width),
+            instruction_set: self.instruction_set.0,
+            reserved: 0,
             states: states.as_ptr(),
             sinks: sinks.map_or(null(), <[f32]>::as_ptr),
             head_scales: head_scales.map_or(null(), <[f32]>::as_ptr),
-            output: start,
-            output_type,
-            instruction_set: self.instruction_set.0,
+            output: output.raw(raw_strides(None)),
             lse: lse.as_mut_ptr(),
         };
         // SAFETY: slices of the shapes that the struct says.
@@ -140,7 +139,7 @@ impl Attention {
 /// let attention = Attention::new(1, 1);
 /// let (mut left, mut right, mut output, mut lse) = ([0.0; 3], [0.0; 3], [0.0], [0.0]);
 /// attention.call_states(&[1.0], &mut left).key_value(&[0.5], &[4.0]).run(&mut Workspace::new())?;
-/// attention.call_states(&[1.0], &mut right).key_value(&[0.5], &[8.0]).kv_position(1usize).run(&mut Workspace::new())?;
+/// attention.call_states(&[1.0], &mut right).key_value(&[0.5], &[8.0]).kv_first_position(1usize).run(&mut Workspace::new())?;
 /// states_merge(1, &mut left, &right)?;
 /// attention.finish_states(1, &left, None, None, &mut output, &mut lse)?;
 /// assert_eq!(output, [6.0]); // equal weights
@@ -150,12 +149,12 @@ pub fn states_merge(head_dim_v: usize, left: &mut [f32], right: &[f32]) -> Resul
     let rows = rows_of("left", left.len(), 1, head_dim_v.saturating_add(2))?;
     check_exact("right", right.len(), &[("rows", rows), ("head_dim_v + 2", head_dim_v.saturating_add(2))])?;
     let to = left.as_mut_ptr();
-    // SAFETY: states of so many rows; the result may be the left ones.
+    // SAFETY: states of this many rows; the result may be the left ones.
     check(|error| unsafe { sys::mha_states_merge(extent(rows), int(head_dim_v), to, right.as_ptr(), to, 0, error) })
 }
 
-/// Elements from one sequence, row and head of an array to the next; 0 = contiguous `[batch, n, heads, width]`. Where `head` is set, `row` must
-/// be too, and for more than one sequence `batch`.
+/// Elements from one sequence, row and head of an array to the next; 0 = contiguous `[batch, n, heads, width]`. If `head` is set, `row` must be set
+/// too, and `batch` for more than one sequence. A stride must step over all that the strides of 0 inside it span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs)]
 pub struct Strides {
@@ -167,7 +166,7 @@ pub struct Strides {
 impl Strides {
     /// Those of `[batch, heads, n, width]`.
     pub fn heads_first(heads: usize, n: usize, width: usize) -> Self {
-        let head = n.saturating_mul(width); // what is too large, a call refuses
+        let head = n.saturating_mul(width); // a call refuses what is too large
         Self { batch: heads.saturating_mul(head), row: width, head }
     }
 }
@@ -185,7 +184,7 @@ pub struct AttentionCall<'a> {
     output: Output<'a>, // or states
     has_states: bool,
     output_strides: Option<Strides>,
-    kv_position: usize,
+    kv_first_position: usize,
     choice: Option<Choice<'a>>,
     options: Options<'a>,
 }
@@ -250,8 +249,8 @@ impl<'a> AttentionCall<'a> {
     setters! {
         /// Where the output is not contiguous.
         output_strides: Strides;
-        /// The position of the first key, of the call or of its cache, where earlier ones are elsewhere.
-        kv_position: usize;
+        /// The position of every sequence's first key, of the call or of its cache, where earlier ones are elsewhere.
+        kv_first_position: usize;
     }
 
     common_setters!();
@@ -301,26 +300,27 @@ impl<'a> AttentionCall<'a> {
         (args.num_heads, args.num_kv_heads) = (int(of.num_heads), int(of.num_kv_heads));
         (args.head_dim, args.head_dim_v) = (int(of.head_dim), int(of.head_dim_v));
         (args.scale, args.instruction_set) = (self.attention.scale, self.attention.instruction_set.0);
-        (args.q, args.q_type, [args.q_batch_stride, args.q_row_stride, args.q_head_stride]) = raw_array(&self.q);
-        (args.k, args.k_type, [args.k_batch_stride, args.k_row_stride, args.k_head_stride]) = raw_array(&self.k);
-        (args.v, args.v_type, [args.v_batch_stride, args.v_row_stride, args.v_head_stride]) = raw_array(&self.v);
-        (args.output, args.output_type) = self.output.raw();
-        if self.has_states {
-            args.states = std::mem::replace(&mut args.output, null_mut()).cast();
+        (args.q, args.k, args.v) = (raw_array(&self.q), raw_array(&self.k), raw_array(&self.v));
+        args.output = self.output.raw(raw_strides(self.output_strides));
+        args.kv_first_position = int(self.kv_first_position);
+        let mut outputs = pointees.outputs.unwrap_or_else(no_outputs);
+        if self.has_states || self.choice.is_some() {
+            (args.output.data, args.output.type_) = (null_mut(), 0);
         }
-        args.kv_position = int(self.kv_position);
-        [args.output_batch_stride, args.output_row_stride, args.output_head_stride] = raw_strides(self.output_strides);
+        if self.has_states {
+            outputs.states = self.output.start().cast();
+            args.outputs = &outputs;
+        }
         let result = match &self.choice {
             None => body(Call::Attention(&args)),
             Some(choice) => {
-                args.output = std::ptr::null_mut();
                 // SAFETY: as above.
                 let mut chooses: sys::mha_choose_keys_args = unsafe { zeroed() };
                 chooses.struct_size = std::mem::size_of_val(&chooses);
                 chooses.attention = &args;
-                chooses.weights = choice.weights.as_ptr();
+                chooses.weights = raw_input(Some(choice.weights.into()), raw_strides(None));
                 chooses.num_chosen = int(choice.num_chosen);
-                chooses.chosen_keys = choice.chosen.raw().0.cast();
+                chooses.chosen_keys = choice.chosen.start().cast();
                 chooses.index_scores = output_ptr(&choice.index_scores);
                 body(Call::ChooseKeys(&chooses))
             }
@@ -354,17 +354,16 @@ fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Exte
     let Some(Strides { batch, row, head }) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, heads), (_, width)] = *shape;
     let head = if head == 0 { width } else { head };
-    let row = if row == 0 { heads.saturating_mul(width) } else { row };
+    let row = if row == 0 { heads.saturating_mul(head) } else { row };
     let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
     check_strided(name, len, shape, &[batch, row, head])
 }
 
-fn raw_strides(strides: Option<Strides>) -> [i64; 3] {
+fn raw_strides(strides: Option<Strides>) -> sys::mha_strides {
     let Strides { batch, row, head } = strides.unwrap_or_default();
-    [batch, row, head].map(int)
+    sys::mha_strides { batch: int(batch), row: int(row), head: int(head) }
 }
 
-fn raw_array(array: &Array) -> (*const std::ffi::c_void, u32, [i64; 3]) {
-    let (start, kind) = array.data.map_or((null(), 0), |data| (data.as_ptr(), data.kind().raw()));
-    (start, kind, raw_strides(array.strides))
+fn raw_array(array: &Array) -> sys::mha_input {
+    raw_input(array.data, raw_strides(array.strides))
 }

@@ -7,13 +7,13 @@ use mha_sys as sys;
 
 use crate::error::check;
 use crate::spans::{check_exact, int, rows_of};
-use crate::{AlignedBuffer, Error, ErrorKind, LayerConfig, Result, StorageType};
+use crate::{AlignedBuffer, Error, ErrorKind, LayerConfig, Result, Type};
 
 /// How a cache keeps the positions of its sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum CacheKind {
-    /// Each sequence has `capacity` positions of its own.
+    /// Each sequence has room for `capacity` positions.
     #[default]
     Contiguous,
     /// For sliding windows: the last `capacity` positions of each sequence, which goes on growing.
@@ -30,9 +30,9 @@ pub enum CacheKind {
 /// What a [`KvCache`] holds.
 ///
 /// ```
-/// use mha::{CacheConfig, KvCache, StorageType};
+/// use mha::{CacheConfig, KvCache, Type};
 ///
-/// let cache = KvCache::new(&CacheConfig::new(4096, 8, 128).sequences(4).storage(StorageType::F16))?;
+/// let cache = KvCache::new(&CacheConfig::new(4096, 8, 128).num_sequences(4).k_type(Type::F16))?;
 /// assert_eq!(cache.length(3)?, 0);
 /// # Ok::<(), mha::Error>(())
 /// ```
@@ -51,9 +51,9 @@ pub struct CacheConfig {
     /// As the layer's; 0 = `head_dim`.
     pub head_dim_v: usize,
     /// How keys are kept: f32, f16, bf16 or int8.
-    pub k_type: StorageType,
-    /// How values are kept, likewise; not looked at with `values_in_keys`.
-    pub v_type: StorageType,
+    pub k_type: Type,
+    /// How values are kept, one of the same types; None = `k_type`. Ignored with `values_in_keys`.
+    pub v_type: Option<Type>,
     /// A value is the first `head_dim_v` elements of its key, and is stored once: calls append keys alone.
     pub values_in_keys: bool,
     /// How positions are kept.
@@ -63,8 +63,8 @@ pub struct CacheConfig {
 impl CacheConfig {
     /// One sequence of up to `capacity` positions.
     pub fn new(capacity: usize, num_kv_heads: usize, head_dim: usize) -> Self {
-        let (k_type, v_type, kind) = Default::default();
-        Self { num_sequences: 1, capacity, num_kv_heads, head_dim, head_dim_v: 0, k_type, v_type, values_in_keys: false, kind }
+        let (k_type, kind) = Default::default();
+        Self { num_sequences: 1, capacity, num_kv_heads, head_dim, head_dim_v: 0, k_type, v_type: None, values_in_keys: false, kind }
     }
 
     /// One sequence of up to `capacity` positions, for a layer of this shape: the config that it is made of, or
@@ -74,27 +74,15 @@ impl CacheConfig {
         Self::new(capacity, shape.num_kv_heads, shape.head_dim).head_dim_v(shape.head_dim_v)
     }
 
-    /// The number of sequences.
-    pub fn sequences(mut self, num_sequences: usize) -> Self {
-        self.num_sequences = num_sequences;
-        self
-    }
-
     setters! {
+        /// The number of sequences.
+        num_sequences: usize;
         /// The width of a head's values.
         head_dim_v: usize;
-    }
-
-    /// How keys and values are kept.
-    pub fn storage(self, kind: StorageType) -> Self {
-        self.k_type(kind).v_type(kind)
-    }
-
-    setters! {
-        /// How keys are kept.
-        k_type: StorageType;
+        /// How keys are kept, and values unless [`v_type`](Self::v_type) is set.
+        k_type: Type;
         /// How values are kept.
-        v_type: StorageType;
+        v_type: Type;
         /// Whether a value is the first elements of its key.
         values_in_keys: bool;
     }
@@ -121,9 +109,9 @@ impl CacheConfig {
 
     fn raw(&self) -> sys::mha_kv_cache_config {
         let (kind, block_positions, num_blocks) = match self.kind {
-            CacheKind::Contiguous => (sys::MHA_CACHE_CONTIGUOUS, 0, 0),
-            CacheKind::Ring => (sys::MHA_CACHE_RING, 0, 0),
-            CacheKind::Paged { block_positions, num_blocks } => (sys::MHA_CACHE_PAGED, block_positions, num_blocks),
+            CacheKind::Contiguous => (sys::MHA_CACHE_KIND_CONTIGUOUS, 0, 0),
+            CacheKind::Ring => (sys::MHA_CACHE_KIND_RING, 0, 0),
+            CacheKind::Paged { block_positions, num_blocks } => (sys::MHA_CACHE_KIND_PAGED, block_positions, num_blocks),
         };
         sys::mha_kv_cache_config {
             struct_size: size_of::<sys::mha_kv_cache_config>(),
@@ -133,7 +121,7 @@ impl CacheConfig {
             head_dim: int(self.head_dim),
             head_dim_v: int(self.head_dim_v),
             k_type: self.k_type.raw(),
-            v_type: if self.values_in_keys { self.k_type.raw() } else { self.v_type.raw() },
+            v_type: self.v_type.filter(|_| !self.values_in_keys).map_or(0, Type::raw), // 0 = k_type
             values: if self.values_in_keys { sys::MHA_CACHE_VALUES_IN_KEYS } else { sys::MHA_CACHE_VALUES_OWN },
             kind,
             block_positions: int(block_positions),
@@ -149,13 +137,15 @@ impl CacheConfig {
             num_kv_heads: size(raw.num_kv_heads),
             head_dim: size(raw.head_dim),
             head_dim_v: size(raw.head_dim_v),
-            k_type: StorageType::of_raw(raw.k_type)?,
-            v_type: StorageType::of_raw(raw.v_type)?,
+            k_type: Type::of_raw(raw.k_type)?,
+            v_type: Some(Type::of_raw(raw.v_type)?),
             values_in_keys: raw.values == sys::MHA_CACHE_VALUES_IN_KEYS,
             kind: match raw.kind {
-                sys::MHA_CACHE_CONTIGUOUS => CacheKind::Contiguous,
-                sys::MHA_CACHE_RING => CacheKind::Ring,
-                sys::MHA_CACHE_PAGED => CacheKind::Paged { block_positions: size(raw.block_positions), num_blocks: size(raw.num_blocks) },
+                sys::MHA_CACHE_KIND_CONTIGUOUS => CacheKind::Contiguous,
+                sys::MHA_CACHE_KIND_RING => CacheKind::Ring,
+                sys::MHA_CACHE_KIND_PAGED => {
+                    CacheKind::Paged { block_positions: size(raw.block_positions), num_blocks: size(raw.num_blocks) }
+                }
                 _ => return None,
             },
         })
@@ -268,17 +258,26 @@ impl KvCache {
         check(|error| unsafe { sys::mha_kv_cache_truncate(self.raw.as_ptr(), int(sequence), int(length), error) })
     }
 
-    /// Paged only: the blocks of a sequence from now on. Blocks that hold positions of the sequence have to stay; those behind may come, go and
-    /// change. A block may stand in the tables of several sequences that have a prefix in common, and is read-only as long as it does. Which
-    /// blocks are free is for the caller to know.
+    /// Paged only: sets the blocks of a sequence in the order of their positions. Blocks that already hold positions of the sequence must stay in
+    /// their places. Sequences may share the blocks of a common prefix; nothing can be appended to a shared block
+    /// ([`unshare`](Self::unshare)). The caller keeps track of free blocks.
     pub fn set_blocks(&mut self, sequence: usize, blocks: &[i32]) -> Result<()> {
         let (start, count) = (blocks.as_ptr(), int(blocks.len()));
         // SAFETY: likewise; an array of this length.
         check(|error| unsafe { sys::mha_kv_cache_set_blocks(self.raw.as_ptr(), int(sequence), start, count, error) })
     }
 
-    /// Makes the first `length` positions of sequence `from` all that sequence `to`, another one, has. Paged: `to` needs its blocks before;
-    /// those that both tables name are not copied.
+    /// Paged only, copy on write: if the last block of a sequence is partly filled and other sequences share it, copies its positions to `block`, a
+    /// free block of the pool, puts that in its place and returns true. Otherwise changes nothing and returns false.
+    pub fn unshare(&mut self, sequence: usize, block: i32) -> Result<bool> {
+        let mut used = 0;
+        // SAFETY: likewise.
+        check(|error| unsafe { sys::mha_kv_cache_unshare(self.raw.as_ptr(), int(sequence), block, &mut used, error) })?;
+        Ok(used != 0)
+    }
+
+    /// Replaces the contents of sequence `to` by the first `length` positions of sequence `from`, which is another one. Paged: `to` must already
+    /// have blocks for them; a block that both have is not copied.
     pub fn copy_prefix(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
         // SAFETY: likewise.
         check(|error| unsafe { sys::mha_kv_cache_copy_prefix(self.raw.as_ptr(), int(from), int(to), int(length), error) })

@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// let error = Layer::new(&LayerConfig::new(16, 6), &Weights::fused(&[0.0; 768])).unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::Shape);
-/// assert!(error.to_string().contains("num_heads 6"), "{error}");
+/// assert!(error.to_string().starts_with("num_heads is 6"), "{error}");
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error {
@@ -51,6 +51,9 @@ pub enum ErrorKind {
     OutOfRange,
     /// A sequence of a cache has no room, or no block, for more positions.
     CacheFull,
+    /// Rows would be appended or copied into a block of a paged cache that several sequences share: see
+    /// [`KvCache::unshare`](crate::KvCache::unshare).
+    CacheShared,
     /// Bytes that are no cache, are truncated, damaged or of another version.
     CacheFormat,
     /// A slice does not have the length that the shapes and strides ask for. Found before the library is called.
@@ -91,6 +94,7 @@ impl ErrorKind {
             sys::MHA_ERROR_PACKED_CHECKSUM => Self::PackedChecksum,
             sys::MHA_ERROR_OUT_OF_RANGE => Self::OutOfRange,
             sys::MHA_ERROR_CACHE_FULL => Self::CacheFull,
+            sys::MHA_ERROR_CACHE_SHARED => Self::CacheShared,
             sys::MHA_ERROR_CACHE_FORMAT => Self::CacheFormat,
             other => Self::Unknown(other),
         }

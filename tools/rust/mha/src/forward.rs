@@ -1,14 +1,12 @@
-use std::ffi::c_void;
 use std::mem::zeroed;
-use std::ptr::null;
 
 use mha_sys as sys;
 
 use crate::call::{runners, Call};
-use crate::options::{common_setters, fill_common, list_ptr, output_ptr, struct_ptr, Dimensions, Options, Output};
+use crate::options::{common_setters, fill_common, raw_input, struct_ptr, Dimensions, Options, Output};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Result, Rope, Scheduler, ScoreOptions, Taps, Workspace};
+use crate::{CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Outputs, Result, Rope, Scheduler, ScoreOptions, Workspace};
 
 /// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
 ///
@@ -156,11 +154,6 @@ impl<'a> Forward<'a> {
         check_rows("key", &self.key, &[batch, n_kv, ("key_dim", shape.key_dim)])?;
         check_rows("value", &self.value, &[batch, n_kv, ("value_dim", shape.value_dim)])?;
         check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)])?;
-        let given = [&self.query, &self.key, &self.value].into_iter().filter_map(|rows| rows.data.map(|data| data.kind()));
-        let kind = given.clone().next().unwrap_or_default();
-        if let Some(other) = given.clone().find(|other| *other != kind) {
-            return Err(Error::new(ErrorKind::InvalidValue, format!("the inputs are {kind:?} and {other:?}; all must be of one type")));
-        }
         self.options.check_slices(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
@@ -168,12 +161,8 @@ impl<'a> Forward<'a> {
         // SAFETY: numbers and pointers that may be NULL.
         let mut args: sys::mha_forward_args = unsafe { zeroed() };
         fill_common!(args, self.options, pointees, of);
-        args.input_type = kind.raw();
-        (args.query, [args.query_batch_stride, args.query_row_stride]) = raw_rows(&self.query);
-        (args.key, [args.key_batch_stride, args.key_row_stride]) = raw_rows(&self.key);
-        (args.value, [args.value_batch_stride, args.value_row_stride]) = raw_rows(&self.value);
-        (args.output, args.output_type) = self.output.raw();
-        [args.output_batch_stride, args.output_row_stride] = self.output_strides.unwrap_or_default().map(int);
+        (args.query, args.key, args.value) = (raw_rows(&self.query), raw_rows(&self.key), raw_rows(&self.value));
+        args.output = self.output.raw(raw_strides(self.output_strides));
         let result = body(Call::Forward(self.layer.as_ptr(), &args));
         pointees.resume_panic();
         result
@@ -206,6 +195,11 @@ fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[E
     check_strided(name, len, shape, &[batch, row])
 }
 
-fn raw_rows(rows: &Rows) -> (*const c_void, [i64; 2]) {
-    (rows.data.map_or(null(), |data| data.as_ptr()), rows.strides.unwrap_or_default().map(int))
+fn raw_strides(strides: Option<[usize; 2]>) -> sys::mha_strides {
+    let [batch, row] = strides.unwrap_or_default().map(int);
+    sys::mha_strides { batch, row, head: 0 }
+}
+
+fn raw_rows(rows: &Rows) -> sys::mha_input {
+    raw_input(rows.data, raw_strides(rows.strides))
 }

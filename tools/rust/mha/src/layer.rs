@@ -9,17 +9,17 @@ use crate::buffer::Owner;
 use crate::error::check;
 use crate::spans::int;
 use crate::{
-    AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, StorageType, Weights,
+    AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, Type, Weights,
 };
 
 /// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim / num_heads`, `head_dim` are needed; 0 stands for
 /// the default everywhere. [`Layer::shape`] has all defaults resolved.
 ///
 /// ```
-/// use mha::{LayerConfig, StorageType};
+/// use mha::{LayerConfig, Type};
 ///
 /// // Llama 3 8B, weights kept as bf16
-/// let config = LayerConfig::new(4096, 32).num_kv_heads(8).head_dim(128).weight_type(StorageType::Bf16);
+/// let config = LayerConfig::new(4096, 32).num_kv_heads(8).head_dim(128).weight_type(Type::Bf16);
 /// assert_eq!(config.num_kv_heads, 8);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -44,7 +44,7 @@ pub struct LayerConfig {
     /// Factor of the scores; 0 = `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// How the weights are kept.
-    pub weight_type: StorageType,
+    pub weight_type: Type,
     /// What the projections compute in.
     pub arithmetic: Arithmetic,
     /// What the context is multiplied by before W_O.
@@ -80,7 +80,7 @@ impl LayerConfig {
         /// Sets [`scale`](#structfield.scale).
         scale: f32;
         /// Sets [`weight_type`](#structfield.weight_type).
-        weight_type: StorageType;
+        weight_type: Type;
         /// Sets [`arithmetic`](#structfield.arithmetic).
         arithmetic: Arithmetic;
         /// Sets [`gate`](#structfield.gate).
@@ -292,7 +292,7 @@ impl<'a> Layer<'a> {
             head_dim: size(shape.head_dim),
             head_dim_v: size(shape.head_dim_v),
             scale: shape.scale,
-            weight_type: StorageType::of_raw(shape.weight_type).ok_or_else(unknown)?,
+            weight_type: Type::of_raw(shape.weight_type).ok_or_else(unknown)?,
             arithmetic: Arithmetic::of_raw(shape.arithmetic).ok_or_else(unknown)?,
             gate: Gate::of_raw(shape.gate).ok_or_else(unknown)?,
             gate_dim: size(shape.gate_dim),
@@ -361,12 +361,9 @@ fn checked<R>(
                 struct_size: size_of::<sys::mha_linear_weights>(),
                 input_dim: raw_config.query_dim,
                 output_dim: raw_config.output_dim,
+                w: raw_weights.w_o,
                 layout: raw_weights.layout,
                 type_: raw_weights.type_,
-                w: raw_weights.w_o,
-                bias: raw_weights.b_o,
-                w_stride: raw_weights.w_o_stride,
-                w_scales: raw_weights.w_o_scales,
                 weight_type: raw_config.weight_type,
                 arithmetic: raw_config.arithmetic,
             };

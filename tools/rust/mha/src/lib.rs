@@ -8,17 +8,20 @@
 //! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`Layer::with_instruction_set`] |
 //! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`], then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
 //! | `mha_choose_keys` | [`Attention::choose_keys`] |
-//! | `mha_attention`, `mha_linear` and likewise | [`Attention::call`], [`Layer::linear`], and likewise |
+//! | `mha_attention`, `mha_linear` and their workspace and info | [`Attention::call`], [`Layer::linear`], and the same methods |
 //! | `mha_allocator`, `mha_sgemm` | not here: memory is Rust's, and the projections are the library's own |
-//! | `MHA_CACHE_READ` | [`Forward::cache_read`], [`AttentionCall::cache_read`] |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
 //! | `mha_norm` | [`Norm`], [`ContextNorm`] |
-//! | `mha_score_options`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
+//! | `mha_sequences` | methods of a call by the names of the fields, such as [`Forward::cu_seqlens_q`]; `count` is the length of the lists |
+//! | `mha_input`, `mha_output`, `mha_strides` | [`Elements`], [`ElementsMut`]; [`Forward::query_strides`], [`Strides`] and others |
+//! | `mha_matrix` | [`Matrix`], and methods of [`Weights`] for biases |
+//! | `mha_score_options`, `mha_score_arrays`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
 //! | `mha_states_merge`, `mha_states_finish` | [`states_merge`], [`Attention::finish_states`] |
+//! | `MHA_TYPE_*` | [`Type`] |
 //! | `MHA_GATE_*` | [`Gate`] |
 //! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`] |
-//! | `mha_taps` | [`Taps`] |
+//! | `mha_outputs` | [`Outputs`], [`Forward::lse`], [`Forward::attention_weights`], [`Attention::call_states`] |
 //! | `mha_scheduler` | [`Scheduler`] |
 //! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |
 //! | `mha_version`, `mha_contract`, `mha_instruction_sets` | [`version`], [`contract`], [`InstructionSet::available`] |
@@ -71,13 +74,13 @@ pub use info::CallInfo;
 pub use layer::{Layer, LayerConfig};
 pub use linear::Linear;
 pub use norm::{ContextNorm, Norm};
-pub use options::Taps;
-pub use rope::{Rope, RopeConfig, RopeStyle, RopeTables};
+pub use options::Outputs;
+pub use rope::{Rope, RopeConfig, RopeStyle};
 #[cfg(feature = "rayon")]
 pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
 pub use score::{alibi_slopes, t5_relative_bias, Groups, ScoreColumns, ScoreOptions};
-pub use types::{Arithmetic, Elements, ElementsMut, Gate, InstructionSet, StorageType};
+pub use types::{Arithmetic, Elements, ElementsMut, Gate, InstructionSet, Type};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;
 

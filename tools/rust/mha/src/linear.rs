@@ -1,15 +1,13 @@
-use std::ffi::c_void;
 use std::mem::{size_of, zeroed};
-use std::ptr::null;
 
 use mha_sys as sys;
 
 use crate::call::{runners, Call};
-use crate::options::{struct_ptr, Output};
+use crate::options::{raw_input, struct_ptr, Output};
 use crate::scheduler::Run;
 use crate::spans::{check_exact, check_strided, extent, int, rows_of};
 use crate::types::{Elements, ElementsMut};
-use crate::{CallInfo, Error, ErrorKind, Layer, Result, Scheduler, Workspace};
+use crate::{CallInfo, Layer, Result, Scheduler, Workspace};
 
 /// A product alone, made by [`Layer::linear`]: `y = x W + b`, and plus a residual, on the kernels of the projections.
 ///
@@ -56,7 +54,7 @@ impl<'a> Linear<'a> {
         self
     }
 
-    /// Elements from one of so many rows to the next, of x, the residual and the output; 0 = contiguous.
+    /// The number of rows, and the elements from one row to the next of x, the residual and the output; 0 = contiguous.
     pub fn strides(mut self, rows: usize, x: usize, residual: usize, output: usize) -> Self {
         (self.rows, self.strides) = (Some(rows), [x, residual, output]);
         self
@@ -81,21 +79,18 @@ impl<'a> Linear<'a> {
             0 => check_exact(name, len, &[("rows", rows), ("width", width)]),
             _ => check_strided(name, len, &[("rows", rows), ("width", width)], &[stride]),
         };
-        let (output, output_type) = self.output.raw();
         check_rows("x", self.x.len(), width, self.strides[0])?;
         check_rows("output", self.output.len(), outputs, self.strides[2])?;
-        let mut residual: *const c_void = null();
-        let mut strides = self.strides;
+        let [x, of_residual, of_output] = self.strides.map(|stride| sys::mha_strides { batch: 0, row: int(stride), head: 0 });
+        let output = self.output.raw(of_output);
+        let mut residual = raw_input(None, of_residual);
         match self.residual {
             Residual::None => {}
             Residual::Rows(given) => {
                 check_rows("residual", given.len(), outputs, self.strides[1])?;
-                if given.kind().raw() != output_type {
-                    return Err(Error::new(ErrorKind::InvalidValue, "the residual must be of the type of the output"));
-                }
-                residual = given.as_ptr();
+                residual = raw_input(Some(given), of_residual);
             }
-            Residual::Output => (residual, strides[1]) = (output, strides[2]),
+            Residual::Output => (residual.data, residual.type_, residual.strides) = (output.data, output.type_, of_output),
         }
         let run = self.scheduler.map(Run::new);
         let scheduler = run.as_ref().map(Run::raw);
@@ -103,9 +98,7 @@ impl<'a> Linear<'a> {
         let mut args: sys::mha_linear_args = unsafe { zeroed() };
         args.struct_size = size_of::<sys::mha_linear_args>();
         args.rows = extent(rows);
-        (args.x, args.input_type) = (self.x.as_ptr(), self.x.kind().raw());
-        (args.residual, args.output, args.output_type) = (residual, output, output_type);
-        [args.x_row_stride, args.residual_row_stride, args.output_row_stride] = strides.map(int);
+        (args.x, args.residual, args.output) = (raw_input(Some(self.x), x), residual, output);
         args.scheduler = struct_ptr(&scheduler);
         let result = body(Call::Linear(self.layer.as_ptr(), &args));
         if let Some(run) = &run {

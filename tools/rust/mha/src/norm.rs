@@ -6,7 +6,8 @@ use crate::options::{slice_ptr, Dimensions};
 use crate::spans::{check_exact, int};
 use crate::Result;
 
-/// A norm of queries, and of keys before they are scored or stored, each head by itself, and of the context. Taps show them as they are before.
+/// A norm of queries, and of keys before they are scored or stored, each head by itself, and of the context. [`Outputs`](crate::Outputs) has them as
+/// they are before.
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Norm, Weights, Workspace};
@@ -50,7 +51,7 @@ impl<'a> Norm<'a> {
         self.per_head()
     }
 
-    /// Behind the rotation, not before it (Hunyuan, Llama 4).
+    /// After the rotation, not before it (Hunyuan, Llama 4).
     pub fn after_rope(mut self) -> Self {
         self.flags |= sys::MHA_NORM_AFTER_ROPE;
         self
@@ -73,11 +74,11 @@ impl<'a> Norm<'a> {
         context: ContextNorm<'a>;
         /// The weights of queries, `[head_dim]`; 1 if not set. Gemma and others store w for a weight of 1 + w: the sum is to be given.
         q_weight: &'a [f32];
-        /// The weights of keys, likewise.
+        /// The weights of keys, `[head_dim]`; 1 if not set.
         k_weight: &'a [f32];
         /// The biases of queries in a layer norm, `[head_dim]`; none if not set.
         q_bias: &'a [f32];
-        /// The biases of keys, likewise.
+        /// The biases of keys in a layer norm, `[head_dim]`; none if not set.
         k_bias: &'a [f32];
     }
 
@@ -151,7 +152,7 @@ impl<'a> ContextNorm<'a> {
         self.per_head()
     }
 
-    /// Behind the layer's gate, not before it.
+    /// After the layer's gate, not before it.
     pub fn after_gate(mut self) -> Self {
         self.flags |= sys::MHA_NORM_AFTER_GATE;
         self
@@ -166,7 +167,7 @@ impl<'a> ContextNorm<'a> {
     setters! {
         /// The weights, `[head_dim_v]`; 1 if not set.
         weight: &'a [f32];
-        /// The biases of a layer norm, likewise; none if not set.
+        /// The biases of a layer norm, `[head_dim_v]`; none if not set.
         bias: &'a [f32];
     }
 

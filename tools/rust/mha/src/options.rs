@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::mem::size_of;
+use std::mem::{size_of, zeroed};
 use std::ptr::{null, null_mut};
 
 use mha_sys as sys;
@@ -10,14 +10,14 @@ use mha_sys as sys;
 use crate::cache::length_of;
 use crate::scheduler::Run;
 use crate::spans::{check_exact, int, Extent};
-use crate::types::ElementsMut;
-use crate::{CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions, StorageType};
+use crate::types::{Elements, ElementsMut};
+use crate::{CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions, Type};
 
 /// An array that a call writes to, borrowed for 'a.
 pub(crate) struct Output<'a> {
     start: *mut c_void,
     len: usize,
-    kind: StorageType,
+    kind: Type,
     _borrowed: PhantomData<&'a mut [f32]>,
 }
 
@@ -28,26 +28,37 @@ impl<'a> Output<'a> {
 
     pub fn of(data: ElementsMut<'a>) -> Self {
         let (start, len, kind) = match data {
-            ElementsMut::F32(data) => (data.as_mut_ptr().cast(), data.len(), StorageType::F32),
-            ElementsMut::F16(data) => (data.as_mut_ptr().cast(), data.len(), StorageType::F16),
-            ElementsMut::Bf16(data) => (data.as_mut_ptr().cast(), data.len(), StorageType::Bf16),
+            ElementsMut::F32(data) => (data.as_mut_ptr().cast(), data.len(), Type::F32),
+            ElementsMut::F16(data) => (data.as_mut_ptr().cast(), data.len(), Type::F16),
+            ElementsMut::Bf16(data) => (data.as_mut_ptr().cast(), data.len(), Type::Bf16),
         };
         Self { start, len, kind, _borrowed: PhantomData }
     }
 
     /// Of positions of keys.
     pub fn of_keys(data: &'a mut [i32]) -> Self {
-        Self { start: data.as_mut_ptr().cast(), len: data.len(), kind: StorageType::F32, _borrowed: PhantomData }
+        Self { start: data.as_mut_ptr().cast(), len: data.len(), kind: Type::F32, _borrowed: PhantomData }
     }
 
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Where it starts, and its type.
-    pub fn raw(&self) -> (*mut c_void, u32) {
-        (self.start, self.kind.raw())
+    /// Where it starts.
+    pub fn start(&self) -> *mut c_void {
+        self.start
     }
+
+    /// As the library takes it.
+    pub fn raw(&self, strides: sys::mha_strides) -> sys::mha_output {
+        sys::mha_output { data: self.start, type_: self.kind.raw(), reserved: 0, strides }
+    }
+}
+
+/// An input as the library takes it, where it is given.
+pub(crate) fn raw_input(data: Option<Elements>, strides: sys::mha_strides) -> sys::mha_input {
+    let (data, type_) = data.map_or((null(), 0), |data| (data.as_ptr(), data.kind().raw()));
+    sys::mha_input { data, type_, reserved: 0, strides, reserved_pointer: null() }
 }
 
 /// Of an output that has floats.
@@ -55,7 +66,7 @@ pub(crate) fn output_ptr(output: &Option<Output>) -> *mut f32 {
     output.as_ref().map_or(null_mut(), |output| output.start.cast())
 }
 
-pub(crate) fn list_ptr(list: Option<&[i64]>) -> *const i64 {
+fn list_ptr(list: Option<&[i64]>) -> *const i64 {
     list.map_or(null(), <[i64]>::as_ptr)
 }
 
@@ -67,19 +78,20 @@ pub(crate) fn struct_ptr<T>(value: &Option<T>) -> *const T {
     value.as_ref().map_or(null(), std::ptr::from_ref)
 }
 
-/// A look inside a call: each array that is given receives what the call computed at that point. Asking does not change the other outputs.
+/// Optional outputs of the steps in between: each array that is given receives what the call computed at that point. Asking for one changes no other
+/// output.
 ///
 /// ```
-/// # use mha::{Layer, LayerConfig, Taps, Weights, Workspace};
+/// # use mha::{Layer, LayerConfig, Outputs, Weights, Workspace};
 /// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let (mut y, mut q, mut scores) = ([0.0; 12], [0.0; 12], [0.0; 2 * 3 * 3]);
-/// layer.forward(&[1.0; 12], &mut y).taps(Taps::new().q(&mut q).scores(&mut scores)).run(&mut Workspace::new())?;
+/// layer.forward(&[1.0; 12], &mut y).outputs(Outputs::new().q(&mut q).scores(&mut scores)).run(&mut Workspace::new())?;
 /// assert_eq!(q, [1.0; 12]);
 /// assert_eq!(scores, [2.0; 18]);
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Default)]
-pub struct Taps<'a> {
+pub struct Outputs<'a> {
     q: Option<Output<'a>>,
     k: Option<Output<'a>>,
     v: Option<Output<'a>>,
@@ -90,9 +102,9 @@ pub struct Taps<'a> {
     context: Option<Output<'a>>,
 }
 
-macro_rules! taps {
+macro_rules! outputs {
     ($($(#[$text:meta])* $name:ident)*) => {
-        impl<'a> Taps<'a> {
+        impl<'a> Outputs<'a> {
             /// No arrays yet.
             pub fn new() -> Self {
                 Self::default()
@@ -107,22 +119,22 @@ macro_rules! taps {
     };
 }
 
-taps! {
-    /// `[batch, n_q, num_heads, head_dim]`: the queries as projected, before any rotation. Of whole layers only, likewise k and v.
+outputs! {
+    /// `[batch, n_q, num_heads, head_dim]`: the queries as projected, before norm and rotation. Only a call of a whole layer has q, k and v.
     q
-    /// `[batch, n_kv, num_kv_heads, head_dim]`: the keys, likewise, before storing; the rows of this call alone.
+    /// `[batch, n_kv, num_kv_heads, head_dim]`: the keys as projected, before norm and rotation; only the rows of this call.
     k
-    /// `[batch, n_kv, num_kv_heads, head_dim_v]`: the values, likewise.
+    /// `[batch, n_kv, num_kv_heads, head_dim_v]`: the values as projected; only the rows of this call.
     v
-    /// `[batch, num_heads, n_q, n_kv]`: q k^T, both rotated, the keys as they are stored.
+    /// `[batch, num_heads, n_q, n_kv]`: q k^T after rotation, the keys as they are stored.
     scores
     /// `[batch, num_heads, n_q, n_kv]`: the scores times scale.
     scaled_scores
     /// `[batch, num_heads, n_q, n_kv]`: the scaled scores after the softcap.
     softcapped_scores
-    /// `[batch, num_heads, n_q, n_kv]`: the softcapped scores with ALiBi and bias, -infinity where masked.
+    /// `[batch, num_heads, n_q, n_kv]`: the softcapped scores after all biases, -infinity where masked.
     masked_scores
-    /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before W_O.
+    /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before the gate and W_O.
     context
 }
 
@@ -146,7 +158,7 @@ pub(crate) struct Dimensions {
     pub n_q: usize,
     /// Rows of key and value that come with the call.
     pub n_kv: usize,
-    /// The keys are the rows of the query, and have their lengths.
+    /// The keys are the rows of the query.
     pub is_self: bool,
     pub num_heads: usize,
     pub num_kv_heads: usize,
@@ -157,24 +169,27 @@ pub(crate) struct Dimensions {
 #[derive(Default)]
 pub(crate) struct Options<'a> {
     pub is_causal: bool,
-    pub has_left_padding: bool,
+    pub has_equal_scores: bool,
     pub window_left: Option<usize>,
     pub window_right: Option<usize>,
-    pub q_start: Option<&'a [i64]>,
-    pub q_lengths: Option<&'a [i64]>,
-    pub kv_lengths: Option<&'a [i64]>,
-    pub kv_start: Option<&'a [i64]>,
     pub cu_seqlens_q: Option<&'a [i64]>,
     pub cu_seqlens_kv: Option<&'a [i64]>,
-    cache: Option<Cache<'a>>,
+    pub q_lengths: Option<&'a [i64]>,
+    pub kv_lengths: Option<&'a [i64]>,
+    pub q_first_rows: Option<&'a [i64]>,
+    pub kv_first_rows: Option<&'a [i64]>,
+    pub q_first_positions: Option<&'a [i64]>,
     pub cache_sequences: Option<&'a [i64]>,
+    pub rope_q_positions: Option<&'a [i64]>,
+    pub rope_k_positions: Option<&'a [i64]>,
+    cache: Option<Cache<'a>>,
     pub norm: Option<Norm<'a>>,
-    pub rope: Option<Rope<'a>>,
+    pub rope: Option<&'a Rope<'a>>,
     pub score: Option<ScoreOptions<'a>>,
     pub scheduler: Option<&'a dyn Scheduler>,
     pub attention_weights: Option<Output<'a>>,
     pub lse: Option<Output<'a>>,
-    pub taps: Option<Taps<'a>>,
+    pub outputs: Outputs<'a>,
 }
 
 /// The structs that the library's arguments point to.
@@ -182,7 +197,9 @@ pub(crate) struct Pointees<'a> {
     pub norm: Option<sys::mha_norm>,
     pub rope: Option<sys::mha_rope>,
     pub score: Option<sys::mha_score_options>,
-    pub taps: Option<sys::mha_taps>,
+    pub score_arrays: Option<sys::mha_score_arrays>,
+    pub sequences: Option<sys::mha_sequences>,
+    pub outputs: Option<sys::mha_outputs>,
     run: Option<Run<'a>>,
     pub scheduler: Option<sys::mha_scheduler>,
 }
@@ -196,37 +213,62 @@ impl<'a> Options<'a> {
         self.cache = Some(Cache::of(cache, true));
     }
 
-    pub fn cache_ptr(&self) -> *mut sys::mha_kv_cache {
-        self.cache.as_ref().map_or(null_mut(), |cache| cache.raw)
+    /// The cache to append to, and the cache that is only read, of which one is NULL at least.
+    pub fn cache_ptrs(&self) -> (*mut sys::mha_kv_cache, *const sys::mha_kv_cache) {
+        match &self.cache {
+            None => (null_mut(), null()),
+            Some(cache) if cache.is_read_only => (null_mut(), cache.raw),
+            Some(cache) => (cache.raw, null()),
+        }
     }
 
     pub fn only_reads_cache(&self) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.is_read_only)
     }
 
-    /// That each slice has what the call reads or writes.
-    pub fn check_slices(&self, of: &Dimensions) -> Result<()> {
-        let lists = [
-            ("q_start", self.q_start),
+    /// The lists with an entry per sequence.
+    fn lists(&self) -> [(&'static str, Option<&'a [i64]>); 6] {
+        [
             ("q_lengths", self.q_lengths),
             ("kv_lengths", self.kv_lengths),
-            ("kv_start", self.kv_start),
+            ("q_first_rows", self.q_first_rows),
+            ("kv_first_rows", self.kv_first_rows),
+            ("q_first_positions", self.q_first_positions),
             ("cache_sequences", self.cache_sequences),
-        ];
+        ]
+    }
+
+    /// The lists with an entry per row, and the rows that they are for.
+    fn row_lists(&self, of: &Dimensions) -> [(&'static str, Option<&'a [i64]>, Extent); 2] {
+        [("rope_q_positions", self.rope_q_positions, ("n_q", of.n_q)), ("rope_k_positions", self.rope_k_positions, ("n_kv", of.n_kv))]
+    }
+
+    /// That each slice has what the call reads or writes.
+    pub fn check_slices(&self, of: &Dimensions) -> Result<()> {
         let sequences = self.sequences(of);
         if let Some(starts) = self.cu_seqlens_q {
-            if of.batch != 1 || starts.is_empty() {
-                let message =
-                    "packed sequences are the rows of a batch of 1, and cu_seqlens_q says where each begins and the last one ends";
+            if of.batch != 1 || starts.len() < 2 {
+                let message = format!(
+                    "cu_seqlens_q has {} elements and batch is {}; packed sequences are the rows of a batch of 1, and cu_seqlens_q says where \
+                     each begins and the last one ends",
+                    starts.len(),
+                    of.batch
+                );
                 return Err(Error::new(ErrorKind::SliceLength, message));
             }
         }
         if let Some(starts) = self.cu_seqlens_kv {
             check_exact("cu_seqlens_kv", starts.len(), &[("sequences + 1", sequences.saturating_add(1))])?;
         }
-        for (name, list) in lists {
+        for (name, list) in self.lists() {
             if let Some(list) = list {
-                check_exact(name, list.len(), &[("batch", sequences)])?;
+                check_exact(name, list.len(), &[("sequences", sequences)])?;
+            }
+        }
+        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
+        for (name, list, rows) in self.row_lists(of) {
+            if let Some(list) = list {
+                check_exact(name, list.len(), &[batch, rows])?;
             }
         }
         if let Some(norm) = &self.norm {
@@ -235,39 +277,30 @@ impl<'a> Options<'a> {
         if let Some(score) = &self.score {
             score.check(of, |columns| self.columns(columns, of))?;
         }
-        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
         let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
         let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
         let check = |name: &str, output: &Option<Output>, shape: &[Extent]| match output {
             Some(output) => check_exact(name, output.len(), shape),
             None => Ok(()),
         };
+        let outputs = &self.outputs;
         check("lse", &self.lse, &[batch, heads, n_q])?;
-        if let Some(taps) = &self.taps {
-            check("the tap q", &taps.q, &[batch, n_q, heads, width])?;
-            check("the tap k", &taps.k, &[batch, n_kv, kv_heads, width])?;
-            check("the tap v", &taps.v, &[batch, n_kv, kv_heads, width_v])?;
-            check("the tap context", &taps.context, &[batch, n_q, heads, width_v])?;
-        }
-        if self.asks_for_pairs() {
-            let columns = ("n_kv", self.attended_keys(of)?);
-            let pairs = [batch, heads, n_q, columns];
-            check("attention_weights", &self.attention_weights, &pairs)?;
-            if let Some(taps) = &self.taps {
-                check("the tap scores", &taps.scores, &pairs)?;
-                check("the tap scaled_scores", &taps.scaled_scores, &pairs)?;
-                check("the tap softcapped_scores", &taps.softcapped_scores, &pairs)?;
-                check("the tap masked_scores", &taps.masked_scores, &pairs)?;
-            }
+        check("outputs.q", &outputs.q, &[batch, n_q, heads, width])?;
+        check("outputs.k", &outputs.k, &[batch, n_kv, kv_heads, width])?;
+        check("outputs.v", &outputs.v, &[batch, n_kv, kv_heads, width_v])?;
+        check("outputs.context", &outputs.context, &[batch, n_q, heads, width_v])?;
+        let of_pairs = [
+            ("attention_weights", &self.attention_weights),
+            ("outputs.scores", &outputs.scores),
+            ("outputs.scaled_scores", &outputs.scaled_scores),
+            ("outputs.softcapped_scores", &outputs.softcapped_scores),
+            ("outputs.masked_scores", &outputs.masked_scores),
+        ];
+        if of_pairs.iter().any(|(_, output)| output.is_some()) {
+            let pairs = [batch, heads, n_q, ("n_kv", self.attended_keys(of)?)];
+            of_pairs.iter().try_for_each(|(name, output)| check(name, output, &pairs))?;
         }
         Ok(())
-    }
-
-    fn asks_for_pairs(&self) -> bool {
-        let of_taps = |taps: &Taps| {
-            [&taps.scores, &taps.scaled_scores, &taps.softcapped_scores, &taps.masked_scores].into_iter().any(Option::is_some)
-        };
-        self.attention_weights.is_some() || self.taps.as_ref().is_some_and(of_taps)
     }
 
     /// The columns that each row of a mask or bias needs.
@@ -293,41 +326,77 @@ impl<'a> Options<'a> {
         Ok(longest)
     }
 
-    /// The keys that come with the call to a sequence, as far as there are so many: the library checks the numbers.
+    /// The keys that come with the call to a sequence, at most all rows: the library checks the numbers.
     fn new_keys(&self, index: usize, of: &Dimensions) -> usize {
         let within = |rows: i64| usize::try_from(rows).unwrap_or(0).min(of.n_kv);
-        let lengths = if of.is_self { self.q_lengths } else { self.kv_lengths };
-        match (self.cu_seqlens_kv.or(self.cu_seqlens_q), lengths, self.kv_start) {
+        let (packed, lengths, first_rows) = if of.is_self {
+            (self.cu_seqlens_q, self.q_lengths, self.q_first_rows)
+        } else {
+            (self.cu_seqlens_kv.or(self.cu_seqlens_q), self.kv_lengths, self.kv_first_rows)
+        };
+        match (packed, lengths, first_rows) {
             (Some(starts), _, _) => within(starts[index + 1].saturating_sub(starts[index])),
             (_, Some(lengths), _) => within(lengths[index]),
-            (_, _, Some(starts)) => of.n_kv - within(starts[index]),
+            (_, _, Some(first_rows)) => of.n_kv - within(first_rows[index]),
             _ => of.n_kv,
         }
     }
 
     /// The sequences of the call: those of the arrays, unless these are packed in the arrays' only one.
-    pub fn sequences(&self, of: &Dimensions) -> usize {
+    fn sequences(&self, of: &Dimensions) -> usize {
         self.cu_seqlens_q.map_or(of.batch, |starts| starts.len().saturating_sub(1))
     }
 
     pub fn pointees(&self, of: &Dimensions) -> Result<Pointees<'a>> {
+        let score = self.score.as_ref();
         Ok(Pointees {
             norm: self.norm.as_ref().map(|norm| norm.raw(of)),
-            rope: self.rope.as_ref().map(|rope| rope.raw(of.batch, of.n_q, of.n_kv)).transpose()?,
-            score: self.score.as_ref().map(|score| score.raw(of)),
-            taps: self.taps.as_ref().map(|taps| sys::mha_taps {
-                struct_size: size_of::<sys::mha_taps>(),
-                q: output_ptr(&taps.q),
-                k: output_ptr(&taps.k),
-                v: output_ptr(&taps.v),
-                scores: output_ptr(&taps.scores),
-                scaled_scores: output_ptr(&taps.scaled_scores),
-                masked_scores: output_ptr(&taps.masked_scores),
-                context: output_ptr(&taps.context),
-                softcapped_scores: output_ptr(&taps.softcapped_scores),
-            }),
+            rope: self.rope.map(Rope::raw).transpose()?,
+            score: score.map(ScoreOptions::raw),
+            score_arrays: score.map(ScoreOptions::raw_arrays),
+            sequences: self.raw_sequences(of),
+            outputs: self.raw_outputs(),
             run: self.scheduler.map(Run::new),
             scheduler: None,
+        })
+    }
+
+    /// None if every sequence of the batch is whole.
+    fn raw_sequences(&self, of: &Dimensions) -> Option<sys::mha_sequences> {
+        let is_packed = self.cu_seqlens_q.is_some() || self.cu_seqlens_kv.is_some();
+        let has_lists = self.lists().iter().any(|(_, list)| list.is_some()) || self.row_lists(of).iter().any(|(_, list, _)| list.is_some());
+        (is_packed || has_lists).then(|| sys::mha_sequences {
+            struct_size: size_of::<sys::mha_sequences>(),
+            count: if is_packed { int(self.sequences(of)) } else { 0 },
+            cu_seqlens_q: list_ptr(self.cu_seqlens_q),
+            cu_seqlens_kv: list_ptr(self.cu_seqlens_kv),
+            q_lengths: list_ptr(self.q_lengths),
+            kv_lengths: list_ptr(self.kv_lengths),
+            q_first_rows: list_ptr(self.q_first_rows),
+            kv_first_rows: list_ptr(self.kv_first_rows),
+            q_first_positions: list_ptr(self.q_first_positions),
+            cache_sequences: list_ptr(self.cache_sequences),
+            rope_q_positions: list_ptr(self.rope_q_positions),
+            rope_k_positions: list_ptr(self.rope_k_positions),
+        })
+    }
+
+    /// None if there is none.
+    fn raw_outputs(&self) -> Option<sys::mha_outputs> {
+        let Outputs { q, k, v, scores, scaled_scores, softcapped_scores, masked_scores, context } = &self.outputs;
+        let all = [&self.lse, &self.attention_weights, q, k, v, scores, scaled_scores, softcapped_scores, masked_scores, context];
+        all.iter().any(|output| output.is_some()).then(|| sys::mha_outputs {
+            lse: output_ptr(&self.lse),
+            attention_weights: output_ptr(&self.attention_weights),
+            q: output_ptr(q),
+            k: output_ptr(k),
+            v: output_ptr(v),
+            scores: output_ptr(scores),
+            scaled_scores: output_ptr(scaled_scores),
+            softcapped_scores: output_ptr(softcapped_scores),
+            masked_scores: output_ptr(masked_scores),
+            context: output_ptr(context),
+            ..no_outputs()
         })
     }
 
@@ -336,9 +405,13 @@ impl<'a> Options<'a> {
         flag(self.is_causal, sys::MHA_CAUSAL)
             | flag(self.window_left.is_some(), sys::MHA_WINDOW_LEFT)
             | flag(self.window_right.is_some(), sys::MHA_WINDOW_RIGHT)
-            | flag(self.has_left_padding, sys::MHA_PADDING_LEFT)
-            | flag(self.only_reads_cache(), sys::MHA_CACHE_READ)
+            | flag(self.has_equal_scores, sys::MHA_EQUAL_SCORES)
     }
+}
+
+pub(crate) fn no_outputs() -> sys::mha_outputs {
+    // SAFETY: a number and pointers that may be NULL.
+    sys::mha_outputs { struct_size: size_of::<sys::mha_outputs>(), ..unsafe { zeroed() } }
 }
 
 impl Pointees<'_> {
@@ -358,25 +431,18 @@ impl Pointees<'_> {
 macro_rules! fill_common {
     ($args:ident, $options:expr, $pointees:ident, $of:ident) => {
         $args.struct_size = std::mem::size_of_val(&$args);
-        ($args.batch, $args.n_q, $args.n_kv) = [$options.sequences(&$of), $of.n_q, $of.n_kv].map(crate::spans::extent).into();
+        ($args.batch, $args.n_q, $args.n_kv) = [$of.batch, $of.n_q, $of.n_kv].map(crate::spans::extent).into();
         $args.flags = $options.flags();
         $args.window_left = $options.window_left.map_or(0, int);
         $args.window_right = $options.window_right.map_or(0, int);
-        $args.q_start = list_ptr($options.q_start);
-        $args.q_lengths = list_ptr($options.q_lengths);
-        $args.kv_lengths = list_ptr($options.kv_lengths);
-        $args.kv_start = list_ptr($options.kv_start);
-        $args.cu_seqlens_q = list_ptr($options.cu_seqlens_q);
-        $args.cu_seqlens_kv = list_ptr($options.cu_seqlens_kv);
-        $args.cache = $options.cache_ptr();
-        $args.cache_sequences = list_ptr($options.cache_sequences);
-        $args.norm = struct_ptr(&$pointees.norm);
         $args.rope = struct_ptr(&$pointees.rope);
+        $args.norm = struct_ptr(&$pointees.norm);
         $args.score = struct_ptr(&$pointees.score);
-        $args.taps = struct_ptr(&$pointees.taps);
         $args.scheduler = struct_ptr(&$pointees.scheduler);
-        $args.attention_weights = output_ptr(&$options.attention_weights);
-        $args.lse = output_ptr(&$options.lse);
+        $args.sequences = struct_ptr(&$pointees.sequences);
+        $args.score_arrays = struct_ptr(&$pointees.score_arrays);
+        ($args.cache, $args.cache_read) = $options.cache_ptrs();
+        $args.outputs = struct_ptr(&$pointees.outputs);
     };
 }
 pub(crate) use fill_common;
@@ -385,7 +451,7 @@ pub(crate) use fill_common;
 macro_rules! common_setters {
     () => {
         setters! {
-            /// The number of sequences, 1 if not set. Rows are `[batch, n, width]`.
+            /// The sequences of the arrays, 1 if not set: rows are `[batch, n, width]`. Packed sequences have a batch of 1.
             batch: usize;
             /// Rows of query and output per sequence. Needed only where strides are given; else it follows from the length of the query.
             n_q: usize;
@@ -404,34 +470,46 @@ macro_rules! common_setters {
             window_left: usize;
             /// The query at position p attends to keys at positions up to `p + keys` only.
             window_right: usize;
-            /// `[batch]`: the position of each sequence's first query, counted from its first key. If not set, the last query sees all keys.
-            q_start: &'a [i64];
-            /// `[batch]`: the valid rows of query and output. The others are padding, which is not read; its outputs are 0.
-            q_lengths: &'a [i64];
-            /// `[batch]`: the valid rows of key and value, where these are given.
-            kv_lengths: &'a [i64];
-            /// `[batch]`: the row of the first valid key, in self-attention of query too.
-            kv_start: &'a [i64];
-            /// `[sequences + 1]`: the rows of query and output at which each sequence begins, and where the last one ends. The sequences are packed
-            /// one behind the other, in arrays of batch 1.
+            /// `[sequences + 1]`: the sequences are packed, one after the other, in arrays with a batch of 1. Sequence s is the rows of query and
+            /// output from `cu_seqlens_q[s]` up to `cu_seqlens_q[s + 1]`; the first number is 0 and the last one `n_q`.
             cu_seqlens_q: &'a [i64];
-            /// The same of key and value; if not set, it is as of query.
+            /// The same for key and value, from 0 to `n_kv`; as for query if not set. Not in self-attention.
             cu_seqlens_kv: &'a [i64];
-            /// `[batch]`: the numbers of the cache's sequences, each at most once; 0, 1, ... if not set.
+            /// `[batch]`: the valid rows of query and output; all from the first one on if not set. The others are padding, which is not read; its
+            /// outputs are 0.
+            q_lengths: &'a [i64];
+            /// `[batch]`: the same for key and value, where these are given; not the rows in a cache.
+            kv_lengths: &'a [i64];
+            /// `[batch]`: the first valid row of query and output, 0 if not set: padding on the left.
+            q_first_rows: &'a [i64];
+            /// `[batch]`: the same for key and value, where these are given.
+            kv_first_rows: &'a [i64];
+            /// `[sequences]`: the position of each sequence's first valid query, counted from its first key. If not set, the last query stands at
+            /// the last key.
+            q_first_positions: &'a [i64];
+            /// `[sequences]`: the sequences of the cache, no two equal; 0, 1, ... if not set.
             cache_sequences: &'a [i64];
+            /// `[batch, n_q]`: the row of the rotation's tables for each row of query, in place of the positions from
+            /// [`q_first_positions`](Self::q_first_positions) on, by which masks go all the same.
+            rope_q_positions: &'a [i64];
+            /// `[batch, n_kv]`: the same for the rows of key, in place of counting from the sequence's first key. In self-attention the rows of key
+            /// are those of query.
+            rope_k_positions: &'a [i64];
             /// Normalises queries and keys.
             norm: Norm<'a>;
-            /// What changes scores, and masks that [`causal`](Self::causal), windows and lengths cannot say.
+            /// What changes scores, and masks beyond [`causal`](Self::causal), windows and lengths.
             score: ScoreOptions<'a>;
             /// Threads; if not set, the call runs on the calling thread alone.
             scheduler: &'a dyn Scheduler;
             /// Optional outputs of the steps in between.
-            taps: Taps<'a>;
+            outputs: Outputs<'a>;
+            /// Rotates queries and keys.
+            rope: &'a Rope<'a>;
         }
 
-        /// The valid rows of a sequence are the last ones, not the first.
-        pub fn padding_left(mut self) -> Self {
-            self.options.has_left_padding = true;
+        /// The scale is 0: before softcap and biases, all scores are equal.
+        pub fn equal_scores(mut self) -> Self {
+            self.options.has_equal_scores = true;
             self
         }
 
@@ -444,12 +522,6 @@ macro_rules! common_setters {
         /// Attends to a cache as it is, without keys and values of this call. Any number of calls may do so at the same time.
         pub fn cache_read(mut self, cache: &'a KvCache) -> Self {
             self.options.set_cache_read(cache);
-            self
-        }
-
-        /// Rotates queries and keys: `.rope(&tables)`.
-        pub fn rope(mut self, rope: impl Into<Rope<'a>>) -> Self {
-            self.options.rope = Some(rope.into());
             self
         }
 

@@ -1,4 +1,5 @@
-use std::mem::{size_of, zeroed};
+use std::borrow::Cow;
+use std::mem::size_of;
 use std::ptr::null;
 
 use mha_sys as sys;
@@ -97,15 +98,15 @@ impl<'a> RopeConfig<'a> {
         attention_factor: f64;
     }
 
-    /// Rows of three positions, in time, height and width (M-RoPE): `positions` is `[3, num_positions]`, and calls name rows as `q_positions` and
-    /// `k_positions`. `section` says how many pairs go by each, in order (Qwen2-VL) or interleaved (Qwen3-VL).
+    /// Rows of three positions, in time, height and width (M-RoPE): `positions` is `[3, num_positions]`, and calls name rows by
+    /// [`rope_q_positions`](crate::Forward::rope_q_positions) and [`rope_k_positions`](crate::Forward::rope_k_positions). `section` says how many pairs go by each, in order (Qwen2-VL) or interleaved (Qwen3-VL).
     pub fn mrope(mut self, section: [usize; 3], positions: &'a [i64], interleaved: bool) -> Self {
         self.mrope = Some((section, positions, interleaved));
         self
     }
 
-    /// Tables for the positions 0 to `num_positions - 1`.
-    pub fn tables(&self, num_positions: usize) -> Result<RopeTables> {
+    /// A rotation with tables for the positions 0 to `num_positions - 1`.
+    pub fn tables(&self, num_positions: usize) -> Result<Rope<'static>> {
         let len = num_positions.saturating_mul(self.dims / 2);
         let table = || {
             let mut table = Vec::new();
@@ -116,7 +117,7 @@ impl<'a> RopeConfig<'a> {
         };
         let (mut cos, mut sin) = (table()?, table()?);
         self.fill(0, num_positions, &mut cos, &mut sin)?;
-        Ok(RopeTables { dims: self.dims, cos, sin })
+        Ok(Rope::of(self.dims, cos.into(), sin.into()))
     }
 
     /// Fills `cos` and `sin`, both `[num_positions, dims / 2]`, with the rows of the positions from `first_position` on. The rows are the same in
@@ -144,9 +145,7 @@ impl<'a> RopeConfig<'a> {
             pair_factors: self.pair_factors.map_or(null(), <[f64]>::as_ptr),
             mrope_section: section.as_ref().map_or(null(), |section| section.as_ptr()),
             mrope_positions: self.mrope.map_or(null(), |(_, positions, _)| positions.as_ptr()),
-            mrope_interleaved: self.mrope.map_or(0, |(.., interleaved)| i64::from(interleaved)),
-            // SAFETY: zero is the default of every other field.
-            ..unsafe { zeroed() }
+            mrope_interleaved: self.mrope.map_or(0, |(.., interleaved)| u32::from(interleaved)),
         };
         if let Some(factors) = self.pair_factors {
             check_exact("pair_factors", factors.len(), &[("dims / 2", self.dims / 2)])?;
@@ -162,26 +161,6 @@ impl<'a> RopeConfig<'a> {
     }
 }
 
-/// Cosines and sines of a [`RopeConfig`], for the positions from 0 on. Calls and threads share one.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RopeTables {
-    dims: usize,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-}
-
-impl RopeTables {
-    /// `[num_positions, dims / 2]`
-    pub fn cos(&self) -> &[f32] {
-        &self.cos
-    }
-
-    /// `[num_positions, dims / 2]`
-    pub fn sin(&self) -> &[f32] {
-        &self.sin
-    }
-}
-
 /// Which elements of a head are paired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
@@ -193,27 +172,29 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// The rotation of queries and keys in a call: `.rope(&tables)`, or with more to say `.rope(Rope::from(&tables).style(...))`.
-#[derive(Debug, Clone, Copy)]
+/// A rotation of queries and keys, with its tables: `.rope(&rope)`. All layers, calls and threads can share one.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rope<'a> {
-    cos: &'a [f32],
-    sin: &'a [f32],
+    cos: Cow<'a, [f32]>,
+    sin: Cow<'a, [f32]>,
     dims: usize,
     offset: usize,
     stride: usize,
     style: RopeStyle,
-    q_positions: Option<&'a [i64]>,
-    k_positions: Option<&'a [i64]>,
 }
 
 impl<'a> Rope<'a> {
     /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for pair i. `dims` elements of a head are rotated,
     /// the first ones or, with [`offset`](Self::offset), those from there on.
     pub fn new(dims: usize, cos: &'a [f32], sin: &'a [f32]) -> Self {
-        Self { cos, sin, dims, offset: 0, stride: dims / 2, style: RopeStyle::Half, q_positions: None, k_positions: None }
+        Self::of(dims, cos.into(), sin.into())
     }
 
-    /// Elements from one row of either table to the next, where they do not follow each other.
+    fn of(dims: usize, cos: Cow<'a, [f32]>, sin: Cow<'a, [f32]>) -> Self {
+        Self { cos, sin, dims, offset: 0, stride: 0, style: RopeStyle::Half }
+    }
+
+    /// Elements from one row of either table to the next; 0 = contiguous.
     pub fn table_stride(mut self, elements: usize) -> Self {
         self.stride = elements;
         self
@@ -228,15 +209,20 @@ impl<'a> Rope<'a> {
     setters! {
         /// Which elements are paired.
         style: RopeStyle;
-        /// `[batch, n_q]`: the position of each query, in place of `q_start, q_start + 1, ...`. The mask goes by `q_start` all the same.
-        q_positions: &'a [i64];
-        /// `[batch, rows of key]`: the position of each key that comes with the call, in place of counting from the sequence's first key. In
-        /// self-attention the rows of key are those of query.
-        k_positions: &'a [i64];
     }
 
-    /// What the library takes, for calls of this many queries and keys.
-    pub(crate) fn raw(&self, batch: usize, n_q: usize, n_kv: usize) -> Result<sys::mha_rope> {
+    /// The cosines, `[num_positions, dims / 2]`.
+    pub fn cos(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// The sines, `[num_positions, dims / 2]`.
+    pub fn sin(&self) -> &[f32] {
+        &self.sin
+    }
+
+    /// What the library takes.
+    pub(crate) fn raw(&self) -> Result<sys::mha_rope> {
         if self.cos.len() != self.sin.len() {
             let message = format!("cos has {} elements and sin {}; both are [num_positions, dims / 2]", self.cos.len(), self.sin.len());
             return Err(Error::new(ErrorKind::SliceLength, message));
@@ -250,12 +236,6 @@ impl<'a> Rope<'a> {
             0 => self.cos.len() / columns,
             stride => (self.cos.len() - columns) / stride + 1,
         };
-        for (name, positions, rows) in [("q_positions", self.q_positions, ("n_q", n_q)), ("k_positions", self.k_positions, ("n_kv", n_kv))]
-        {
-            if let Some(positions) = positions {
-                check_exact(name, positions.len(), &[("batch", batch), rows])?;
-            }
-        }
         Ok(sys::mha_rope {
             struct_size: size_of::<sys::mha_rope>(),
             style: match self.style {
@@ -264,19 +244,11 @@ impl<'a> Rope<'a> {
             },
             reserved: 0,
             dims: int(self.dims),
+            offset: int(self.offset),
             num_positions: int(num_positions),
             cos: self.cos.as_ptr(),
             sin: self.sin.as_ptr(),
             table_stride: int(self.stride),
-            q_positions: self.q_positions.map_or(std::ptr::null(), <[i64]>::as_ptr),
-            k_positions: self.k_positions.map_or(std::ptr::null(), <[i64]>::as_ptr),
-            offset: int(self.offset),
         })
-    }
-}
-
-impl<'a> From<&'a RopeTables> for Rope<'a> {
-    fn from(tables: &'a RopeTables) -> Self {
-        Self::new(tables.dims, &tables.cos, &tables.sin)
     }
 }

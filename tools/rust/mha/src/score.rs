@@ -4,7 +4,7 @@ use std::ptr::null;
 use mha_sys as sys;
 
 use crate::error::check;
-use crate::options::Dimensions;
+use crate::options::{raw_input, slice_ptr, Dimensions};
 use crate::spans::{check_exact, int, spelled, Extent};
 use crate::types::Elements;
 use crate::{Error, ErrorKind, Result};
@@ -28,7 +28,7 @@ use crate::{Error, ErrorKind, Result};
 /// each of the first three may be 1: all sequences, heads or rows have the same then. Rows are those of the query, padding included. There must be
 /// a column for each key, which are those of [`ScoreColumns`]; more are allowed and not read, so that one array serves a cache that grows.
 ///
-/// Three drafted tokens behind a text in a cache, the second and the third each a guess at what follows the first:
+/// Three drafted tokens after a text in a cache, the second and the third each a guess at what follows the first:
 ///
 /// ```
 /// use mha::{CacheConfig, KvCache, Layer, LayerConfig, ScoreColumns, ScoreOptions, Weights, Workspace};
@@ -61,7 +61,7 @@ pub struct ScoreOptions<'a> {
     relative_bias: Option<(&'a [f32], usize, usize)>,
     relative_rows: Option<(Pairs<&'a [f32]>, usize)>,
     chosen: Option<(Pairs<&'a [i32]>, usize)>,
-    q_scales: Option<(&'a [f32], [usize; 2])>,
+    q_scales: Option<&'a [f32]>,
     num_columns: usize,
     groups: Option<GroupNumbers<'a>>,
     head_scales: Option<&'a [f32]>,
@@ -109,13 +109,13 @@ impl<'a> ScoreOptions<'a> {
     setters! {
         /// Bounds scores to less than `softcap` on either side, a positive number (Gemma 2); 0 = unbounded.
         softcap: f32;
-        /// `[num_heads]`: lowers scores by so much for each position between query and key (ALiBi; Press et al., arXiv:2108.12409). The usual ones are
+        /// `[num_heads]`: lowers scores by this much for each position between query and key (ALiBi; Press et al., arXiv:2108.12409). The usual ones are
         /// those of [`alibi_slopes`].
         alibi_slopes: &'a [f32];
     }
 
-    /// `[num_heads, left + 1 + right]`: added to scores by the distance of the key behind the query, from `-left` to `right`; keys farther away have
-    /// the first or the last number. That of T5 is made by [`t5_relative_bias`].
+    /// `[num_heads, left + 1 + right]`: added to scores by the distance of the key from the query, from `-left` to `right`; keys that are farther
+    /// away have the first or the last number. That of T5 is made by [`t5_relative_bias`].
     pub fn relative_bias(mut self, bias: &'a [f32], left: usize, right: usize) -> Self {
         self.relative_bias = Some((bias, left, right));
         self
@@ -129,20 +129,16 @@ impl<'a> ScoreOptions<'a> {
     }
 
     /// The keys that each query attends to, of those that all else leaves to it: their positions or, with a `block` of more than 1, the numbers of
-    /// blocks of so many keys; in any order, -1 for none. Of the extents `[batch, num_kv_heads, n_q, entries]`, each of the first three is the
+    /// blocks of `block` keys; in any order, -1 for none. Of the extents `[batch, num_kv_heads, n_q, entries]`, each of the first three is the
     /// call's, or 1 where all have the same.
     pub fn chosen_keys(mut self, lists: &'a [i32], extents: [usize; 4], block: usize) -> Self {
         self.chosen = Some((Pairs { data: lists, extents }, block));
         self
     }
 
-    /// A factor of each query, once it is rotated. Of the extents `[batch, n_q]`, the first is the call's, or 1 where all sequences have the same.
-    pub fn q_scales(mut self, scales: &'a [f32], extents: [usize; 2]) -> Self {
-        self.q_scales = Some((scales, extents));
-        self
-    }
-
     setters! {
+        /// `[batch, n_q]`: a factor of each query, once it is rotated.
+        q_scales: &'a [f32];
         /// `[num_heads]`: the score of a key without a value, which takes its share of the weights of every row: the weights of a row sum to less
         /// than 1. It is not scaled.
         sinks: &'a [f32];
@@ -166,22 +162,15 @@ impl<'a> ScoreOptions<'a> {
         columns: ScoreColumns;
         /// `[num_heads]`, a head mask: factors of the heads' contexts. A head of 0 is not computed, and its outputs are those of padding.
         head_scales: &'a [f32];
-        /// How many columns mask, bias and the numbers of keys have: keys behind them are masked. As many as there are keys if not set.
+        /// How many columns mask, bias and the group numbers of keys have: keys after these are masked. As many as there are keys if not set.
         num_columns: usize;
     }
 
-    /// A group number for each row of the query, `[n_q]` or `[batch, n_q]`, and for each column of the keys, likewise; without these, they are
-    /// those of the queries, which is for keys that are rows of the query. Not for rings.
+    /// A group number for each row of the query, `[batch, n_q]`, and for each column, `[batch, columns]`. Without the second, columns have the
+    /// numbers of the queries, which is for keys that are rows of the query. Not for rings.
     pub fn groups(mut self, groups: Groups, of_queries: &'a [i32], of_keys: Option<&'a [i32]>) -> Self {
         self.groups = Some((groups, of_queries, of_keys));
         self
-    }
-
-    /// Whether all sequences have the same group numbers, and the columns of each.
-    fn group_rows(&self, of: &Dimensions) -> (bool, usize) {
-        let Some((_, of_queries, of_keys)) = self.groups else { return (true, 0) };
-        let are_shared = of_queries.len() == of.n_q;
-        (are_shared, of_keys.map_or(of.n_q, |keys| if are_shared { keys.len() } else { keys.len() / of.batch.max(1) }))
     }
 
     /// That there is a number for each head, query and pair, with as many columns as `needed` says.
@@ -206,28 +195,15 @@ impl<'a> ScoreOptions<'a> {
         if let Some((lists, _)) = &self.chosen {
             lists.check_heads("chosen_keys", lists.data.len(), of, of.num_kv_heads, 0)?;
         }
-        if let Some((scales, [batch, n_q])) = self.q_scales {
-            if (batch != 1 && batch != of.batch) || n_q != of.n_q {
-                let message = format!("q_scales is [{batch}, {n_q}]; pass [{}, {}], or 1 for the first", of.batch, of.n_q);
-                return Err(Error::new(ErrorKind::Shape, message));
-            }
-            check_exact("q_scales", scales.len(), &[("batch", batch), ("n_q", n_q)])?;
-        }
-        if let Some((_, of_queries, of_keys)) = self.groups {
-            if of_queries.len() != of.n_q {
-                check_exact("groups of queries", of_queries.len(), &[("batch", of.batch), ("n_q", of.n_q)])?;
-            }
-            let (are_shared, columns) = self.group_rows(of);
-            if let (false, Some(of_keys)) = (are_shared, of_keys) {
-                check_exact("groups of keys", of_keys.len(), &[("batch", of.batch), ("columns", columns)])?;
-            }
+        let (batch, n_q) = (("batch", of.batch), ("n_q", of.n_q));
+        if let Some(scales) = self.q_scales {
+            check_exact("q_scales", scales.len(), &[batch, n_q])?;
         }
         let needed = |columns| if self.num_columns != 0 { Ok(self.num_columns) } else { needed(columns) };
-        if let Some((_, _, Some(_))) = self.groups {
-            let (columns, needed) = (self.group_rows(of).1, needed(self.columns)?);
-            if columns < needed {
-                let message = format!("groups of keys have {columns} columns, but there are {needed} keys; pass a number for each");
-                return Err(Error::new(ErrorKind::Shape, message));
+        if let Some((_, of_queries, of_keys)) = self.groups {
+            check_exact("groups of queries", of_queries.len(), &[batch, n_q])?;
+            if let Some(of_keys) = of_keys {
+                check_exact("groups of keys", of_keys.len(), &[batch, ("columns", needed(self.columns)?)])?;
             }
         }
         if let Some(bias) = &self.bias {
@@ -239,61 +215,49 @@ impl<'a> ScoreOptions<'a> {
         Ok(())
     }
 
-    /// What the library takes.
-    pub(crate) fn raw(&self, of: &Dimensions) -> sys::mha_score_options {
-        let (are_shared, columns) = self.group_rows(of);
-        let stride = |rows: usize| if are_shared { sys::MHA_BROADCAST } else { int(rows) };
-        let (bias_batch_stride, bias_head_stride, bias_row_stride) = self.bias.map_or((0, 0, 0), |bias| bias.strides());
-        let (mask_batch_stride, mask_head_stride, mask_row_stride) = self.mask.map_or((0, 0, 0), |mask| mask.strides());
-        let (relative_rows_batch_stride, relative_rows_head_stride, relative_rows_row_stride) =
-            self.relative_rows.map_or((0, 0, 0), |(rows, _)| rows.strides());
-        let (chosen_keys_batch_stride, chosen_keys_head_stride, chosen_keys_row_stride) =
-            self.chosen.map_or((0, 0, 0), |(lists, _)| lists.strides());
+    /// What the library takes for the model.
+    pub(crate) fn raw(&self) -> sys::mha_score_options {
         let relative = self.relative_bias.map(|(_, left, right)| (left, right));
         let (left, right) = relative.or(self.relative_rows.map(|(rows, left)| (left, rows.extents[3] - 1 - left))).unwrap_or((0, 0));
         sys::mha_score_options {
             struct_size: size_of::<sys::mha_score_options>(),
             softcap: self.softcap,
-            bias_type: self.bias.map_or(0, |bias| bias.data.kind().raw()),
-            alibi_slopes: self.alibi_slopes.map_or(null(), <[f32]>::as_ptr),
-            sinks: self.sinks.map_or(null(), <[f32]>::as_ptr),
-            head_scales: self.head_scales.map_or(null(), <[f32]>::as_ptr),
-            bias: self.bias.map_or(null(), |bias| bias.data.as_ptr()),
-            bias_batch_stride,
-            bias_head_stride,
-            bias_row_stride,
+            reserved: 0,
+            alibi_slopes: slice_ptr(self.alibi_slopes),
+            sinks: slice_ptr(self.sinks),
+            head_scales: slice_ptr(self.head_scales),
+            relative_bias: slice_ptr(self.relative_bias.map(|(bias, ..)| bias)),
+            relative_left: int(left),
+            relative_right: int(right),
+        }
+    }
+
+    /// What the library takes for the call.
+    pub(crate) fn raw_arrays(&self) -> sys::mha_score_arrays {
+        let none = sys::mha_strides { batch: 0, row: 0, head: 0 };
+        sys::mha_score_arrays {
+            struct_size: size_of::<sys::mha_score_arrays>(),
+            bias: raw_input(self.bias.map(|bias| bias.data), self.bias.map_or(none, |bias| bias.strides())),
             mask: self.mask.map_or(null(), |mask| mask.data.as_ptr()),
-            mask_batch_stride,
-            mask_head_stride,
-            mask_row_stride,
+            mask_strides: self.mask.map_or(none, |mask| mask.strides()),
             columns: match self.columns {
                 ScoreColumns::AllKeys => sys::MHA_COLUMNS_ALL_KEYS,
                 ScoreColumns::NewKeys => sys::MHA_COLUMNS_NEW_KEYS,
             },
-            relative_bias: self.relative_bias.map_or(null(), |(bias, ..)| bias.as_ptr()),
-            relative_left: int(left),
-            relative_right: int(right),
-            relative_rows: self.relative_rows.map_or(null(), |(rows, _)| rows.data.as_ptr()),
-            relative_rows_batch_stride,
-            relative_rows_head_stride,
-            relative_rows_row_stride,
-            chosen_keys: self.chosen.map_or(null(), |(lists, _)| lists.data.as_ptr()),
-            chosen_keys_batch_stride,
-            chosen_keys_head_stride,
-            chosen_keys_row_stride,
-            num_chosen: self.chosen.map_or(0, |(lists, _)| int(lists.extents[3])),
-            chosen_block: self.chosen.map_or(0, |(_, block)| int(block)),
-            q_scales: self.q_scales.map_or(null(), |(scales, _)| scales.as_ptr()),
-            q_scales_stride: self.q_scales.map_or(0, |(_, [batch, n_q])| if batch == 1 { sys::MHA_BROADCAST } else { int(n_q) }),
-            num_columns: int(self.num_columns),
             groups: match self.groups {
                 Some((Groups::Also, ..)) => sys::MHA_GROUPS_ALSO,
                 _ => sys::MHA_GROUPS_WITHIN,
             },
+            num_columns: int(self.num_columns),
             q_groups: self.groups.map_or(null(), |(_, of_queries, _)| of_queries.as_ptr()),
             kv_groups: self.groups.and_then(|(_, _, of_keys)| of_keys).map_or(null(), <[i32]>::as_ptr),
-            q_groups_stride: self.groups.map_or(0, |_| stride(of.n_q)),
-            kv_groups_stride: self.groups.and_then(|(_, _, of_keys)| of_keys).map_or(0, |_| stride(columns)),
+            q_scales: slice_ptr(self.q_scales),
+            relative_rows: slice_ptr(self.relative_rows.map(|(rows, _)| rows.data)),
+            relative_rows_strides: self.relative_rows.map_or(none, |(rows, _)| rows.strides()),
+            chosen_keys: self.chosen.map_or(null(), |(lists, _)| lists.data.as_ptr()),
+            chosen_keys_strides: self.chosen.map_or(none, |(lists, _)| lists.strides()),
+            num_chosen: self.chosen.map_or(0, |(lists, _)| int(lists.extents[3])),
+            chosen_block: self.chosen.map_or(0, |(_, block)| int(block)),
         }
     }
 }
@@ -324,11 +288,11 @@ impl<T> Pairs<T> {
     }
 
     /// From one sequence, head and row to the next; MHA_BROADCAST where all have the same.
-    fn strides(&self) -> (i64, i64, i64) {
+    fn strides(&self) -> sys::mha_strides {
         let [batch, heads, n_q, row] = self.extents;
         let head = n_q.saturating_mul(row);
         let or_shared = |extent: usize, stride: usize| if extent == 1 { sys::MHA_BROADCAST } else { int(stride) };
-        (or_shared(batch, heads.saturating_mul(head)), or_shared(heads, head), or_shared(n_q, row))
+        sys::mha_strides { batch: or_shared(batch, heads.saturating_mul(head)), row: or_shared(n_q, row), head: or_shared(heads, head) }
     }
 }
 
@@ -343,7 +307,7 @@ pub fn alibi_slopes(num_heads: usize) -> Result<Vec<f32>> {
     let mut slopes = Vec::new();
     let out_of_memory = |_| Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {num_heads} slopes"));
     slopes.try_reserve_exact(num_heads).map_err(out_of_memory)?;
-    // SAFETY: memory for so many floats.
+    // SAFETY: memory for this many floats.
     check(|error| unsafe { sys::mha_alibi_slopes(int(num_heads), slopes.as_mut_ptr(), error) })?;
     // SAFETY: all of them have been written.
     unsafe { slopes.set_len(num_heads) };
@@ -373,7 +337,7 @@ pub fn t5_relative_bias(
     bias.try_reserve_exact(len).map_err(out_of_memory)?;
     let from = embedding.as_ptr();
     let (buckets, farthest, heads) = (int(num_buckets), int(max_distance), int(num_heads));
-    // SAFETY: an embedding of so many numbers, and memory for so many.
+    // SAFETY: an embedding and memory of the lengths that are passed.
     check(|error| unsafe {
         let to = bias.as_mut_ptr();
         sys::mha_t5_relative_bias(from, buckets, farthest, u32::from(is_bidirectional), heads, int(left), int(right), to, error)

@@ -38,7 +38,7 @@ macro_rules! numbered {
 
 numbered! {
     /// Types of stored numbers.
-    pub enum StorageType {
+    pub enum Type {
         /// `f32`, 4 bytes.
         F32 = MHA_TYPE_F32,
         /// IEEE binary16, 2 bytes.
@@ -56,7 +56,7 @@ numbered! {
         /// Floats.
         F32 = MHA_ARITHMETIC_F32,
         /// Exact sums of products of codes: input rows become codes of 8 bits, with a scale for each 64 numbers. Needs weights of
-        /// [`StorageType::Int8`] or [`StorageType::Int4`].
+        /// [`Type::Int8`] or [`Type::Int4`].
         Int8 = MHA_ARITHMETIC_INT8,
         /// The same with codes of 16 bits, whose error is small beside that of the weights.
         Int16 = MHA_ARITHMETIC_INT16,
@@ -155,13 +155,13 @@ pub enum Elements<'a> {
 }
 
 impl Elements<'_> {
-    pub(crate) fn kind(&self) -> StorageType {
+    pub(crate) fn kind(&self) -> Type {
         match self {
-            Self::F32(_) => StorageType::F32,
-            Self::F16(_) => StorageType::F16,
-            Self::Bf16(_) => StorageType::Bf16,
-            Self::Int8(_) => StorageType::Int8,
-            Self::Int4(_) => StorageType::Int4,
+            Self::F32(_) => Type::F32,
+            Self::F16(_) => Type::F16,
+            Self::Bf16(_) => Type::Bf16,
+            Self::Int8(_) => Type::Int8,
+            Self::Int4(_) => Type::Int4,
         }
     }
 

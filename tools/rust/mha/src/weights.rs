@@ -4,9 +4,10 @@ use std::ptr::null;
 use mha_sys as sys;
 
 use crate::layer::LayerConfig;
+use crate::options::slice_ptr;
 use crate::spans::{check_exact, check_strided, int, Extent};
 use crate::types::Elements;
-use crate::{Error, ErrorKind, Result, StorageType};
+use crate::{Error, ErrorKind, Result, Type};
 
 /// How weight matrices lie in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -43,13 +44,13 @@ impl<'a> Matrix<'a> {
         Self { data: Elements::Bf16(data), scales: None, stride: 0 }
     }
 
-    /// Codes of a quantiser with a scale for each output column, taken as they are. Needs [`StorageType::Int8`] in [`LayerConfig::weight_type`].
+    /// Codes of a quantiser with a scale for each output column, taken as they are. Needs [`Type::Int8`] in [`LayerConfig::weight_type`].
     pub fn int8(codes: &'a [i8], scales: &'a [f32]) -> Self {
         Self { data: Elements::Int8(codes), scales: Some(scales), stride: 0 }
     }
 
     /// Codes of a quantiser with a scale for each output column and 32 inputs, taken as they are: rows of `ceil(in / 2)` bytes, of which each holds
-    /// two codes + 8, that of the earlier input in the low half. Needs [`WeightLayout::OutIn`], and [`StorageType::Int4`] in
+    /// two codes + 8, that of the earlier input in the low half. Needs [`WeightLayout::OutIn`], and [`Type::Int4`] in
     /// [`LayerConfig::weight_type`].
     pub fn int4(codes: &'a [u8], scales: &'a [f32]) -> Self {
         Self { data: Elements::Int4(codes), scales: Some(scales), stride: 0 }
@@ -69,8 +70,8 @@ impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
 
 /// The weights of a layer, borrowed while it is packed.
 ///
-/// W_Q, W_K and W_V come as three matrices or as one fused matrix, or W_Q alone; W_O and biases are optional. The columns of
-/// W_Q are head 0's `head_dim` columns, then head 1's, and so on; likewise those of W_K and W_V, and the rows of W_O.
+/// W_Q, W_K and W_V come as three matrices or as one fused matrix, or W_Q alone; W_O and biases are optional. The columns of W_Q, W_K and W_V and
+/// the rows of W_O are those of head 0, then of head 1, and so on.
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, WeightLayout, Weights};
@@ -172,8 +173,8 @@ impl<'a> Weights<'a> {
         self
     }
 
-    /// W_G `[query_dim, num_heads * gate_dim]` of a layer with a [`Gate`](crate::Gate). Without it, the columns of each head's gate lie behind the
-    /// head's own in W_Q (and so in its bias).
+    /// W_G `[query_dim, num_heads * gate_dim]` of a layer with a [`Gate`](crate::Gate). Without it, the columns of each head's gate follow the head's
+    /// own in W_Q, and the biases in its bias.
     pub fn gate(mut self, w_g: impl Into<Matrix<'a>>) -> Self {
         self.w_g = Some(w_g.into());
         self
@@ -186,11 +187,11 @@ impl<'a> Weights<'a> {
     }
 
     /// The type that all matrices have.
-    fn kind(&self) -> Result<StorageType> {
+    fn kind(&self) -> Result<Type> {
         let first = match &self.projections {
             Projections::Three([w_q, ..]) => w_q.data.kind(),
             Projections::Fused(one) | Projections::Query(one) => one.data.kind(),
-            Projections::None => self.w_o.map_or(StorageType::F32, |w_o| w_o.data.kind()),
+            Projections::None => self.w_o.map_or(Type::F32, |w_o| w_o.data.kind()),
         };
         let three: &[Matrix] = if let Projections::Three(matrices) = &self.projections { matrices } else { &[] };
         let mut kinds = three.iter().chain(&self.w_o).chain(&self.w_g).map(|matrix| matrix.data.kind());
@@ -213,22 +214,15 @@ impl<'a> Weights<'a> {
             WeightLayout::OutIn => sys::MHA_LAYOUT_OUT_IN,
         };
         raw.type_ = self.kind()?.raw();
-        match &self.projections {
-            Projections::Three([w_q, w_k, w_v]) => {
-                (raw.w_q, raw.w_q_stride, raw.w_q_scales) = raw_matrix(Some(w_q));
-                (raw.w_k, raw.w_k_stride, raw.w_k_scales) = raw_matrix(Some(w_k));
-                (raw.w_v, raw.w_v_stride, raw.w_v_scales) = raw_matrix(Some(w_v));
-            }
-            Projections::Fused(w_qkv) => {
-                (raw.w_qkv, raw.w_qkv_stride, raw.w_qkv_scales) = raw_matrix(Some(w_qkv));
-            }
-            Projections::Query(w_q) => (raw.w_q, raw.w_q_stride, raw.w_q_scales) = raw_matrix(Some(w_q)),
-            Projections::None => {}
-        }
-        (raw.w_o, raw.w_o_stride, raw.w_o_scales) = raw_matrix(self.w_o.as_ref());
-        (raw.w_g, raw.w_g_stride, raw.w_g_scales) = raw_matrix(self.w_g.as_ref());
-        let biases = [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_o, self.b_g];
-        [raw.b_q, raw.b_k, raw.b_v, raw.b_qkv, raw.b_o, raw.b_g] = biases.map(|bias| bias.map_or(null(), <[f32]>::as_ptr));
+        let (q, k, v, qkv) = match &self.projections {
+            Projections::Three([w_q, w_k, w_v]) => (Some(w_q), Some(w_k), Some(w_v), None),
+            Projections::Fused(w_qkv) => (None, None, None, Some(w_qkv)),
+            Projections::Query(w_q) => (Some(w_q), None, None, None),
+            Projections::None => (None, None, None, None),
+        };
+        (raw.w_q, raw.w_k, raw.w_v) = (raw_matrix(q, self.b_q), raw_matrix(k, self.b_k), raw_matrix(v, self.b_v));
+        raw.w_qkv = raw_matrix(qkv, self.b_qkv);
+        (raw.w_o, raw.w_g) = (raw_matrix(self.w_o.as_ref(), self.b_o), raw_matrix(self.w_g.as_ref(), self.b_g));
         body(&raw)
     }
 
@@ -240,7 +234,7 @@ impl<'a> Weights<'a> {
 
     /// That each slice has what a layer of this shape reads. `config` has been found valid by the library and has its defaults resolved.
     pub(crate) fn check_slices(&self, config: &LayerConfig) -> Result<()> {
-        // Without a matrix of its own, a head's gate is behind its queries.
+        // Without W_G, a head's gate follows the head's own columns in W_Q.
         let q_head = config.head_dim + if self.w_g.is_some() { 0 } else { config.gate_dim };
         let (q_columns, g_columns) = (config.num_heads * q_head, config.num_heads * config.gate_dim);
         let k_columns = config.num_kv_heads * config.head_dim;
@@ -271,12 +265,12 @@ impl<'a> Weights<'a> {
             self.check_matrix("w_g", w_g, ("query_dim", config.query_dim), ("num_heads * gate_dim", g_columns))?;
         }
         let biases = [
-            ("b_g", self.b_g, g_columns),
-            ("b_q", self.b_q, q_columns),
-            ("b_k", self.b_k, k_columns),
-            ("b_v", self.b_v, v_columns),
-            ("b_qkv", self.b_qkv, q_columns + k_columns + v_columns),
-            ("b_o", self.b_o, config.output_dim),
+            ("w_g.bias", self.b_g, g_columns),
+            ("w_q.bias", self.b_q, q_columns),
+            ("w_k.bias", self.b_k, k_columns),
+            ("w_v.bias", self.b_v, v_columns),
+            ("w_qkv.bias", self.b_qkv, q_columns + k_columns + v_columns),
+            ("w_o.bias", self.b_o, config.output_dim),
         ];
         for (name, bias, columns) in biases {
             if let Some(bias) = bias {
@@ -306,13 +300,18 @@ impl<'a> Weights<'a> {
             _ => 1,
         };
         match matrix.scales {
-            Some(scales) => check_exact(&format!("the scales of {name}"), scales.len(), &[columns, ("groups", groups)]),
+            Some(scales) => check_exact(&format!("{name}.scales"), scales.len(), &[columns, ("groups", groups)]),
             None => Ok(()),
         }
     }
 }
 
-fn raw_matrix(matrix: Option<&Matrix>) -> (*const std::ffi::c_void, i64, *const f32) {
-    let Some(matrix) = matrix else { return (null(), 0, null()) };
-    (matrix.data.as_ptr(), int(matrix.stride), matrix.scales.map_or(null(), <[f32]>::as_ptr))
+fn raw_matrix(matrix: Option<&Matrix>, bias: Option<&[f32]>) -> sys::mha_matrix {
+    sys::mha_matrix {
+        data: matrix.map_or(null(), |matrix| matrix.data.as_ptr()),
+        bias: slice_ptr(bias),
+        scales: slice_ptr(matrix.and_then(|matrix| matrix.scales)),
+        row_stride: matrix.map_or(0, |matrix| int(matrix.stride)),
+        reserved_pointer: null(),
+    }
 }

@@ -31,7 +31,7 @@ impl Llama {
         }
         let angles = RopeConfig::new(config.hidden_size / config.num_attention_heads).base(f64::from(config.rope_theta));
         let rope = Rope::new(&angles, config.max_position_embeddings)?;
-        let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads).kv_heads(config.num_key_value_heads);
+        let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads).num_kv_heads(config.num_key_value_heads);
         let attention = attention.causal().rope(&rope);
 
         let block = |vb: VarBuilder| {

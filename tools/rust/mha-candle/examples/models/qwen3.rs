@@ -29,7 +29,7 @@ impl Qwen3 {
         }
         let rope = Rope::new(&RopeConfig::new(config.head_dim).base(config.rope_theta), config.max_position_embeddings)?;
         let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads)
-            .kv_heads(config.num_key_value_heads)
+            .num_kv_heads(config.num_key_value_heads)
             .head_dim(config.head_dim)
             .causal()
             .rope(&rope)

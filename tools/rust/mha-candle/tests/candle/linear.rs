@@ -1,6 +1,6 @@
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::VarBuilder;
-use mha_candle::mha::{self, Arithmetic, Layer, LayerConfig, StorageType, WeightLayout, Weights, Workspace};
+use mha_candle::mha::{self, Arithmetic, Layer, LayerConfig, Type, WeightLayout, Weights, Workspace};
 use mha_candle::LinearConfig;
 
 use crate::support::{assert_near, bits, difference, in_pool, numbers, sentence, tensor};
@@ -22,14 +22,12 @@ fn expected(config: &LayerConfig, x: &Tensor) -> Vec<u32> {
 }
 
 fn all() -> impl Iterator<Item = (LinearConfig, LayerConfig)> {
-    let (f32, int8, int4) = (StorageType::F32, StorageType::Int8, StorageType::Int4);
+    let (f32, int8, int4) = (Type::F32, Type::Int8, Type::Int4);
     let integers = [(int8, Arithmetic::Int8), (int8, Arithmetic::Int16), (int4, Arithmetic::Int8), (int4, Arithmetic::Int16)];
-    [(f32, Arithmetic::F32), (StorageType::F16, Arithmetic::F32), (int8, Arithmetic::F32)].into_iter().chain(integers).map(
-        |(kind, arithmetic)| {
-            let config = LayerConfig::linear(INPUTS, OUTPUTS).weight_type(kind).arithmetic(arithmetic);
-            (LinearConfig::new().weight_type(kind).arithmetic(arithmetic), config)
-        },
-    )
+    [(f32, Arithmetic::F32), (Type::F16, Arithmetic::F32), (int8, Arithmetic::F32)].into_iter().chain(integers).map(|(kind, arithmetic)| {
+        let config = LayerConfig::linear(INPUTS, OUTPUTS).weight_type(kind).arithmetic(arithmetic);
+        (LinearConfig::new().weight_type(kind).arithmetic(arithmetic), config)
+    })
 }
 
 #[test]
@@ -79,7 +77,7 @@ fn candles_own_agrees_and_types_are_those_of_the_rows() -> Result<()> {
         let apart = difference(&config.build(&linear())?.forward(&x)?, &wanted);
         assert!(apart <= tolerance, "{config:?}: {apart}");
     }
-    for (dtype, kind, tolerance) in [(DType::F16, StorageType::F16, 3e-3), (DType::BF16, StorageType::Bf16, 3e-2)] {
+    for (dtype, kind, tolerance) in [(DType::F16, Type::F16, 3e-3), (DType::BF16, Type::Bf16, 3e-2)] {
         let tensors = [("weight", linear().weight().clone()), ("bias", linear().bias().unwrap().clone())];
         let vb = VarBuilder::from_tensors(tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into(), dtype, &Device::Cpu);
         let layer = LinearConfig::new().load(INPUTS, OUTPUTS, vb)?;
@@ -120,7 +118,7 @@ fn what_does_not_fit_is_an_error_with_a_sentence() {
     let wrong = candle_nn::Linear::new(linear().weight().clone(), Some(tensor(2, &[41])));
     assert_eq!(sentence(LinearConfig::new().build(&wrong)), "the layer is [40, 96] with the bias Some([41]); it must be [40, 96]");
     let floats = sentence(LinearConfig::new().arithmetic(mha::Arithmetic::Int8).build(&linear()));
-    assert!(floats.contains("in integers, but weight_type is"), "{floats}");
+    assert!(floats.contains("needs integer weights, but weight_type is"), "{floats}");
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
     assert_eq!(LinearConfig::new().load(8, 4, vb).unwrap().layer().shape().output_dim, 4);
 }

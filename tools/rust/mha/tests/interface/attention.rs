@@ -27,7 +27,7 @@ fn states_of_two_parts_lead_to_the_bits_of_one_call() {
     let mut parts = [vec![0.0; 2 * 2 * 5], vec![0.0; 2 * 2 * 5]];
     for (part, keys) in parts.iter_mut().zip([0..256, 256..300]) {
         let (k, v) = (&k[keys.start * 8..keys.end * 8], &v[keys.start * 6..keys.end * 6]);
-        let call = attention.call_states(&q, part).key_value(k, v).kv_position(keys.start).q_start(&[298]);
+        let call = attention.call_states(&q, part).key_value(k, v).kv_first_position(keys.start).q_first_positions(&[298]);
         call.window_left(100usize).run(&mut Workspace::new()).unwrap();
     }
     let [mut states, right] = parts;
@@ -102,7 +102,9 @@ fn windows_and_lengths_say_which_keys_take_part() {
     assert_near(&mean(|call| call.window_left(0)), &[3.75, 14.0 / 3.0, 6.0, 8.0], 1e-6);
     assert_near(&mean(|call| call.window_left(0).window_right(0)), &[1.0, 2.0, 4.0, 8.0], 1e-6);
     assert_near(&mean(|call| call.q_lengths(&[2]).kv_lengths(&[2])), &[1.5, 1.5, 0.0, 0.0], 1e-6);
-    assert_near(&mean(|call| call.causal().q_start(&[1])), &[1.5, 7.0 / 3.0, 3.75, 3.75], 1e-6);
+    assert_near(&mean(|call| call.q_first_rows(&[1]).q_lengths(&[2]).kv_first_rows(&[2])), &[0.0, 6.0, 6.0, 0.0], 1e-6);
+    assert_near(&mean(|call| call.causal().q_first_rows(&[2]).kv_first_rows(&[2])), &[0.0, 0.0, 4.0, 6.0], 1e-6);
+    assert_near(&mean(|call| call.causal().q_first_positions(&[1])), &[1.5, 7.0 / 3.0, 3.75, 3.75], 1e-6);
 }
 
 #[test]
@@ -111,21 +113,24 @@ fn rotation_turns_pairs_by_the_angles_of_the_tables() {
     let tables = RopeConfig::new(4).tables(3).unwrap();
     assert_near(&tables.cos()[2..4], &[1f32.cos(), 0.01f32.cos()], 1e-7);
     let (q, k, v) = (numbers(3 * 4, 1), numbers(3 * 4, 2), numbers(3 * 4, 3));
-    let rotated = |rope: Rope<'_>| {
+    let rotated_at = |rope: &Rope<'_>, positions: Option<&[i64; 3]>| {
         let mut cache = KvCache::new(&mha::CacheConfig::new(16, 1, 4)).unwrap();
         let mut output = [0.0; 12];
-        Attention::new(1, 4).call(&q, &mut output).key_value(&k, &v).cache(&mut cache).rope(rope).run(&mut Workspace::new()).unwrap();
+        let call = Attention::new(1, 4).call(&q, &mut output).key_value(&k, &v).cache(&mut cache).rope(rope);
+        let call = if let Some(positions) = positions { call.rope_q_positions(&[2, 2, 2]).rope_k_positions(positions) } else { call };
+        call.run(&mut Workspace::new()).unwrap();
         let mut keys = [0.0; 12];
         cache.read(0, 0..3, Some(&mut keys), None).unwrap();
         keys
     };
+    let rotated = |rope: &Rope<'_>| rotated_at(rope, None);
     let by = |a: f32, b: f32, angle: f32| [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()];
-    let half = rotated(Rope::from(&tables));
+    let half = rotated(&tables);
     assert_eq!(half[..4], k[..4], "position 0 stays");
     assert_near(&[half[4], half[6]], &by(k[4], k[6], 1.0), 1e-6);
-    let interleaved = rotated(Rope::from(&tables).style(RopeStyle::Interleaved));
+    let interleaved = rotated(&tables.clone().style(RopeStyle::Interleaved));
     assert_near(&interleaved[4..6], &by(k[4], k[5], 1.0), 1e-6);
-    let elsewhere = rotated(Rope::from(&tables).q_positions(&[2, 2, 2]).k_positions(&[1, 1, 1]));
+    let elsewhere = rotated_at(&tables, Some(&[1, 1, 1]));
     assert_near(&[elsewhere[8], elsewhere[10]], &by(k[8], k[10], 1.0), 1e-6);
 
     // Tables of the caller's, two columns of four; half of the head.
@@ -133,10 +138,10 @@ fn rotation_turns_pairs_by_the_angles_of_the_tables() {
     for p in 0..3 {
         (cos[4 * p], sin[4 * p]) = ((p as f32).cos(), (p as f32).sin());
     }
-    let part = rotated(Rope::new(2, &cos[..9], &sin[..9]).table_stride(4));
+    let part = rotated(&Rope::new(2, &cos[..9], &sin[..9]).table_stride(4));
     assert_near(&part[4..6], &by(k[4], k[5], 1.0), 1e-6);
     assert_eq!(part[6..8], k[6..8]);
-    let end = rotated(Rope::new(2, &cos[..9], &sin[..9]).table_stride(4).offset(2));
+    let end = rotated(&Rope::new(2, &cos[..9], &sin[..9]).table_stride(4).offset(2));
     assert_near(&end[6..8], &by(k[6], k[7], 1.0), 1e-6);
     assert_eq!(end[4..6], k[4..6]);
 }

@@ -1,4 +1,4 @@
-use mha::{Attention, CacheConfig, CacheKind, ErrorKind, KvCache, Layer, LayerConfig, RopeConfig, StorageType, Weights, Workspace};
+use mha::{Attention, CacheConfig, CacheKind, ErrorKind, KvCache, Layer, LayerConfig, RopeConfig, Type, Weights, Workspace};
 
 use crate::support::{bits, error_of, layer, numbers};
 
@@ -72,7 +72,7 @@ fn a_ring_gives_the_bits_of_a_window_without_one() {
 
 #[test]
 fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
-    let mut paged = KvCache::new(&config(64).sequences(3).paged(16, 9)).unwrap();
+    let mut paged = KvCache::new(&config(64).num_sequences(3).paged(16, 9)).unwrap();
     paged.set_blocks(2, &[5, 0, 7, 2]).unwrap();
     assert_eq!(bits(&decode(&mut paged, 2, &[17, 3], None)), bits(&at_once(None)));
     paged.set_blocks(1, &[5, 0, 3]).unwrap();
@@ -83,6 +83,28 @@ fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
     paged.read(2, 0..32, Some(&mut two), None).unwrap();
     assert_eq!(one, two);
     error_of(paged.set_blocks(1, &[9]), ErrorKind::InvalidValue);
+}
+
+#[test]
+fn a_shared_block_is_appended_to_only_once_it_has_been_copied() {
+    let mut paged = KvCache::new(&CacheConfig::new(64, 1, 2).num_sequences(2).paged(16, 5)).unwrap();
+    paged.set_blocks(0, &[0, 1]).unwrap();
+    paged.append(0, &[0.5; 2 * 20], &[0.25; 2 * 20]).unwrap();
+    paged.set_blocks(1, &[0, 1]).unwrap();
+    paged.copy_prefix(0, 1, 20).unwrap();
+    let sentence = error_of(paged.append(1, &[2.0; 2], &[3.0; 2]), ErrorKind::CacheShared);
+    assert!(sentence.contains("mha_kv_cache_unshare"), "{sentence}");
+    error_of(paged.unshare(1, 5), ErrorKind::InvalidValue);
+    assert!(paged.unshare(1, 3).unwrap());
+    assert!(!paged.unshare(1, 4).unwrap() && !paged.unshare(0, 4).unwrap(), "block 1 has one owner now");
+    paged.append(1, &[2.0; 2], &[3.0; 2]).unwrap();
+    paged.append(0, &[4.0; 2], &[5.0; 2]).unwrap();
+    let mut k = [0.0; 4];
+    for (sequence, last) in [(0, 4.0), (1, 2.0)] {
+        paged.read(sequence, 19..21, Some(&mut k), None).unwrap();
+        assert_eq!(k, [0.5, 0.5, last, last]);
+    }
+    error_of(KvCache::new(&config(16)).unwrap().unshare(0, 0), ErrorKind::InvalidValue);
 }
 
 #[test]
@@ -114,7 +136,7 @@ fn a_layer_of_w_q_alone_asks_the_cache_of_another() {
     layer().forward(&query, &mut expected).causal().cache_read(&cache).run(&mut Workspace::new()).unwrap();
     assert_eq!(bits(&y), bits(&expected));
     let said = error_of(asking.forward(&query, &mut y).run(&mut Workspace::new()), ErrorKind::InvalidValue);
-    assert!(said.starts_with("the layer has no W_K and W_V"), "{said}");
+    assert!(said.starts_with("cache_read is NULL, but the layer has no W_K and W_V"), "{said}");
     let said = error_of(Layer::new(&LayerConfig::new(32, 4), &Weights::query_only(&w_q[..99])), ErrorKind::SliceLength);
     assert_eq!(said, "w_q has 99 elements; [query_dim 32, num_heads * head_dim 32] are 1024");
 }
@@ -161,9 +183,9 @@ fn attention_alone_takes_keys_from_a_cache_but_does_not_write_to_one_that_is_onl
 
 #[test]
 fn what_is_appended_is_read_back() {
-    for kind in [StorageType::F32, StorageType::F16, StorageType::Bf16, StorageType::Int8] {
-        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).storage(kind)).unwrap();
-        assert_eq!((cache.shape().k_type, cache.shape().v_type, cache.shape().head_dim_v), (kind, kind, 3));
+    for kind in [Type::F32, Type::F16, Type::Bf16, Type::Int8] {
+        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).k_type(kind)).unwrap();
+        assert_eq!((cache.shape().k_type, cache.shape().v_type, cache.shape().head_dim_v), (kind, Some(kind), 3));
         let (k, v) = ([0.5; 2 * 8], [-2.0; 2 * 6]); // of which every type keeps the value
         cache.append(0, &k, &v).unwrap();
         let (mut k_back, mut v_back) = ([0.0; 16], [0.0; 12]);
@@ -191,7 +213,7 @@ fn bytes_that_are_no_cache_are_an_error() {
     error_of(KvCache::copy_of(&cache.as_bytes()[..64]), ErrorKind::CacheFormat);
     error_of(KvCache::copy_of(&[0; 4096]), ErrorKind::CacheFormat);
     error_of(CacheConfig::new(usize::MAX, 1, 1).bytes(), ErrorKind::TooLarge);
-    error_of(CacheConfig::new(16, 1, 8).storage(StorageType::Int4).bytes(), ErrorKind::InvalidValue);
+    error_of(CacheConfig::new(16, 1, 8).k_type(Type::Int4).bytes(), ErrorKind::InvalidValue);
     error_of(cache.length(1), ErrorKind::InvalidValue);
     error_of(cache.truncate(0, 1), ErrorKind::InvalidValue);
     error_of(cache.set_blocks(0, &[0]), ErrorKind::InvalidValue);

@@ -1,6 +1,6 @@
 use mha::{
-    AlignedBuffer, Arithmetic, Elements, ErrorKind, Forward, InstructionSet, Layer, LayerConfig, Matrix, StorageType, Taps, WeightLayout,
-    Weights, Workspace,
+    AlignedBuffer, Arithmetic, CacheConfig, Elements, ErrorKind, Forward, InstructionSet, KvCache, Layer, LayerConfig, Matrix, Outputs,
+    RopeConfig, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -63,14 +63,14 @@ fn every_form_of_the_weights_gives_the_same_bits() {
 fn weights_are_kept_in_every_type() {
     let (x, w) = (numbers(4 * 64, 1), numbers(64 * 64, 2));
     let of = |kind| Layer::new(&LayerConfig::new(64, 4).weight_type(kind), &Weights::new(&w, &w, &w).output(&w)).unwrap();
-    let exact = run(&of(StorageType::F32), &x);
+    let exact = run(&of(Type::F32), &x);
     let packed_bytes = |layer: &Layer| layer.forward(&x, &mut vec![0.0; x.len()]).info().unwrap().packed_bytes;
-    let mut larger = packed_bytes(&of(StorageType::F32));
-    for (kind, error) in [(StorageType::F16, 0.02), (StorageType::Bf16, 0.2), (StorageType::Int8, 0.4), (StorageType::Int4, 5.0)] {
+    let mut larger = packed_bytes(&of(Type::F32));
+    for (kind, error) in [(Type::F16, 0.02), (Type::Bf16, 0.2), (Type::Int8, 0.4), (Type::Int4, 5.0)] {
         let layer = of(kind);
         assert_eq!(layer.shape().weight_type, kind);
         assert_near(&run(&layer, &x), &exact, error);
-        assert!(kind == StorageType::Bf16 || packed_bytes(&layer) < larger);
+        assert!(kind == Type::Bf16 || packed_bytes(&layer) < larger);
         larger = packed_bytes(&layer);
     }
 }
@@ -88,15 +88,15 @@ fn codes_and_scales_of_a_quantiser_are_taken_as_they_are() {
         let weights = Weights::new(matrix, matrix, matrix).output(matrix).layout(WeightLayout::OutIn);
         run(&Layer::new(&config.weight_type(kind), &weights).unwrap(), &x)
     };
-    let expected = all(Matrix::f32(&floats), StorageType::F32);
-    assert_near(&all(Matrix::int8(&codes, &scales), StorageType::Int8), &expected, 1e-5);
-    assert_near(&all(Matrix::int4(&nibbles, &scales), StorageType::Int4), &expected, 1e-5);
+    let expected = all(Matrix::f32(&floats), Type::F32);
+    assert_near(&all(Matrix::int8(&codes, &scales), Type::Int8), &expected, 1e-5);
+    assert_near(&all(Matrix::int4(&nibbles, &scales), Type::Int4), &expected, 1e-5);
 
     // bf16 of numbers that are bf16 is exact.
     let halves: Vec<u16> = floats.iter().map(|value| (value.to_bits() >> 16) as u16).collect();
     let kept: Vec<f32> = halves.iter().map(|half| f32::from_bits(u32::from(*half) << 16)).collect();
-    let same = all(Matrix::from(Elements::Bf16(&halves)), StorageType::F32);
-    assert_eq!(bits(&same), bits(&all(Matrix::f32(&kept), StorageType::F32)));
+    let same = all(Matrix::from(Elements::Bf16(&halves)), Type::F32);
+    assert_eq!(bits(&same), bits(&all(Matrix::f32(&kept), Type::F32)));
 
     let mixed = Weights::new(&floats, Matrix::bf16(&halves), &floats);
     let sentence = error_of(Layer::new(&config, &mixed), ErrorKind::InvalidValue);
@@ -199,15 +199,74 @@ fn packed_and_padded_sequences_have_the_bits_that_each_has_alone() {
         layer.forward(&x[rows.clone()], &mut alone).causal().run(&mut Workspace::new()).unwrap();
         assert_eq!(bits(&y[rows]), bits(&alone));
     };
-    check(1..3, |call| call.cu_seqlens_q(&[1, 3, 3, 7]));
-    check(3..7, |call| call.cu_seqlens_q(&[1, 3, 3, 7]));
-    check(1..7, |call| call.kv_start(&[1]));
+    check(0..3, |call| call.cu_seqlens_q(&[0, 3, 3, 7]));
+    check(3..7, |call| call.cu_seqlens_q(&[0, 3, 3, 7]));
+    check(1..7, |call| call.q_first_rows(&[1]));
+    check(2..5, |call| call.q_first_rows(&[2]).q_lengths(&[3]));
     check(0..3, |call| call.q_lengths(&[3]));
-    check(4..7, |call| call.q_lengths(&[3]).padding_left());
+    check(4..7, |call| call.q_first_rows(&[4]).q_lengths(&[3]));
 }
 
 #[test]
-fn taps_and_other_optional_outputs_show_the_steps() {
+fn packed_sequences_have_their_own_places_in_a_cache_and_their_own_tables_rows() {
+    let (layer, x, tables) = (layer(), numbers(7 * 32, 1), RopeConfig::new(8).tables(20).unwrap());
+    let cache = || KvCache::new(&CacheConfig::for_layer(layer.shape(), 8).num_sequences(3)).unwrap();
+    let (mut packed, mut padded) = (cache(), cache());
+    let (mut y, mut lse, mut expected, mut expected_lse) = (vec![0.0; 7 * 32], vec![0.0; 4 * 7], vec![0.0; 8 * 32], vec![0.0; 8 * 4]);
+    let (sequences, positions) = ([2, 0], [5, 6, 7, 1, 2, 3, 4]);
+    let call = layer.forward(&x, &mut y).causal().cu_seqlens_q(&[0, 3, 7]).cache(&mut packed).cache_sequences(&sequences).lse(&mut lse);
+    let call = call.rope(&tables).rope_q_positions(&positions).rope_k_positions(&positions);
+    call.run(&mut Workspace::new()).unwrap();
+    assert_eq!([0, 1, 2].map(|sequence| packed.length(sequence).unwrap()), [4, 0, 3]);
+
+    // The same two sequences, padded on the left to four rows each.
+    let (x, positions) = ([&[f32::NAN; 32], &x[..]].concat(), [0, 5, 6, 7, 1, 2, 3, 4]);
+    let call = layer.forward(&x, &mut expected).batch(2).causal().q_first_rows(&[1, 0]).cache(&mut padded).cache_sequences(&sequences);
+    let call = call.lse(&mut expected_lse).rope(&tables).rope_q_positions(&positions).rope_k_positions(&positions);
+    call.run(&mut Workspace::new()).unwrap();
+    assert_eq!((&expected[..32], bits(&y)), (&[0.0; 32][..], bits(&expected[32..])));
+    for head in 0..4 {
+        let of_padded: Vec<f32> = [&expected_lse[head * 4 + 1..][..3], &expected_lse[16 + head * 4..][..4]].concat();
+        assert_eq!(bits(&lse[head * 7..][..7]), bits(&of_padded));
+    }
+    assert_eq!(packed.as_bytes(), padded.as_bytes());
+}
+
+#[test]
+fn packed_sequences_cover_all_rows_of_one_batch() {
+    let (layer, x) = (layer(), numbers(7 * 32, 1));
+    let run = |starts: &[i64]| {
+        let mut y = vec![7.0; 7 * 32];
+        let result = layer.forward(&x, &mut y).causal().cu_seqlens_q(starts).run(&mut Workspace::new());
+        assert!(result.is_ok() || y == [7.0; 7 * 32]);
+        result
+    };
+    run(&[0, 7]).unwrap();
+    for starts in [[1, 3, 7], [0, 8, 7], [-1, 3, 7]] {
+        error_of(run(&starts), ErrorKind::InvalidValue);
+    }
+    for starts in [[0, 3, 6], [0, 3, 8]] {
+        let sentence = error_of(run(&starts), ErrorKind::Shape);
+        assert!(sentence.starts_with("sequences.cu_seqlens_q[2] is "), "{sentence}");
+    }
+    let mut y = vec![7.0; 8 * 32];
+    let batch = layer.forward(&[0.5; 8 * 32], &mut y).batch(2).cu_seqlens_q(&[0, 4, 8]).run(&mut Workspace::new());
+    let said = "cu_seqlens_q has 3 elements and batch is 2; packed sequences are the rows of a batch of 1, and cu_seqlens_q says where each begins \
+                and the last one ends";
+    assert_eq!(error_of(batch, ErrorKind::SliceLength), said);
+}
+
+#[test]
+fn equal_scores_are_means_of_the_values() {
+    let (layer, x) = (layer(), numbers(3 * 32, 1));
+    let (mut y, mut weights) = (vec![0.0; 96], vec![0.0; 4 * 9]);
+    layer.forward(&x, &mut y).causal().equal_scores().attention_weights(&mut weights).run(&mut Workspace::new()).unwrap();
+    let row = |keys: usize| (0..3).map(move |key| if key < keys { 1.0 / keys as f32 } else { 0.0 });
+    assert_near(&weights, &(0..4).flat_map(|_| (1..4).flat_map(row)).collect::<Vec<f32>>(), 1e-7);
+}
+
+#[test]
+fn optional_outputs_show_the_steps() {
     let (layer, x) = (layer(), numbers(3 * 32, 1));
     let (mut plain, mut y) = (vec![0.0; 96], vec![0.0; 96]);
     layer.forward(&x, &mut plain).causal().run(&mut Workspace::new()).unwrap();
@@ -215,9 +274,9 @@ fn taps_and_other_optional_outputs_show_the_steps() {
     let [mut k, mut v] = [(); 2].map(|()| vec![0.0; 48]);
     let [mut scores, mut scaled, mut masked, mut weights] = [(); 4].map(|()| vec![0.0; 4 * 9]);
     let mut lse = [0.0; 12];
-    let taps = Taps::new().q(&mut q).k(&mut k).v(&mut v).context(&mut context);
-    let taps = taps.scores(&mut scores).scaled_scores(&mut scaled).masked_scores(&mut masked);
-    layer.forward(&x, &mut y).causal().taps(taps).attention_weights(&mut weights).lse(&mut lse).run(&mut Workspace::new()).unwrap();
+    let outputs = Outputs::new().q(&mut q).k(&mut k).v(&mut v).context(&mut context);
+    let outputs = outputs.scores(&mut scores).scaled_scores(&mut scaled).masked_scores(&mut masked);
+    layer.forward(&x, &mut y).causal().outputs(outputs).attention_weights(&mut weights).lse(&mut lse).run(&mut Workspace::new()).unwrap();
     assert_eq!(bits(&y), bits(&plain), "asking changes nothing");
 
     let dot: f32 = q[..8].iter().zip(&k[..8]).map(|(q, k)| q * k).sum();
@@ -256,7 +315,7 @@ fn a_call_says_how_it_would_be_run() {
 fn projections_compute_in_integers_if_asked() {
     let (w, x) = (numbers(64 * 64, 5), numbers(3 * 64, 6));
     let weights = Weights::new(&w, &w, &w).output(&w);
-    let config = LayerConfig::new(64, 4).weight_type(StorageType::Int8);
+    let config = LayerConfig::new(64, 4).weight_type(Type::Int8);
     let of_floats = run(&Layer::new(&config, &weights).unwrap(), &x);
     for arithmetic in [Arithmetic::Int8, Arithmetic::Int16] {
         let layer = Layer::new(&config.arithmetic(arithmetic), &weights).unwrap();
@@ -266,18 +325,18 @@ fn projections_compute_in_integers_if_asked() {
         let largest = of_floats.iter().fold(0f32, |most, y| most.max(y.abs()));
         assert!(y.iter().zip(&of_floats).all(|(a, b)| (a - b).abs() < 0.05 * largest));
     }
-    error_of(Layer::new(&config.weight_type(StorageType::F32).arithmetic(Arithmetic::Int8), &weights), ErrorKind::InvalidValue);
+    error_of(Layer::new(&config.weight_type(Type::F32).arithmetic(Arithmetic::Int8), &weights), ErrorKind::InvalidValue);
 }
 
 #[test]
 fn what_the_library_finds_wrong_has_its_sentence() {
     let w = numbers(64 * 4, 1);
     let sentence = error_of(Layer::new(&LayerConfig::new(8, 3), &Weights::fused(&w)), ErrorKind::Shape);
-    assert!(sentence.contains("num_heads 3"), "{sentence}");
+    assert!(sentence.starts_with("num_heads is 3"), "{sentence}");
     error_of(Layer::new(&LayerConfig::new(usize::MAX, 1), &Weights::fused(&w)), ErrorKind::TooLarge);
     error_of(Layer::new(&LayerConfig::new(8, 2).scale(f32::NAN), &Weights::fused(&w)), ErrorKind::InvalidValue);
     let large = [1e5; 12];
-    error_of(Layer::new(&LayerConfig::new(2, 1).weight_type(StorageType::F16), &Weights::fused(&large)), ErrorKind::OutOfRange);
+    error_of(Layer::new(&LayerConfig::new(2, 1).weight_type(Type::F16), &Weights::fused(&large)), ErrorKind::OutOfRange);
     assert!(format!("{:?}", mha::Error::clone(&layer().forward(&[0.0; 31], &mut []).workspace_bytes().unwrap_err()))
         .starts_with("SliceLength: "));
 }

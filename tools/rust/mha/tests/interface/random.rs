@@ -1,8 +1,8 @@
 //! Calls with anything in them. Most have something wrong; under valgrind (tools/rust/test.sh), none may touch memory that is not theirs.
 
 use mha::{
-    AlignedBuffer, Attention, CacheConfig, ContextNorm, Elements, ErrorKind, Gate, Groups, KvCache, Layer, LayerConfig, Matrix, Norm, Rope,
-    RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    AlignedBuffer, Attention, CacheConfig, ContextNorm, Elements, ErrorKind, Gate, Groups, KvCache, Layer, LayerConfig, Matrix, Norm,
+    Outputs, Rope, RopeConfig, ScoreColumns, ScoreOptions, Strides, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::numbers;
@@ -50,7 +50,7 @@ impl Dice {
         let heads = kv_heads * (1 + self.below(2));
         let (query_dim, head_dim, head_dim_v) = (2 + self.below(20), 2 * (1 + self.below(5)), 1 + self.below(6));
         let key_dim = if self.one_in(4) { 1 + self.below(9) } else { query_dim };
-        let types = [StorageType::F32, StorageType::F16, StorageType::Bf16, StorageType::Int8, StorageType::Int4];
+        let types = [Type::F32, Type::F16, Type::Bf16, Type::Int8, Type::Int4];
         let config = LayerConfig::new(query_dim, heads).key_dim(key_dim).num_kv_heads(kv_heads).weight_type(types[self.below(5)]);
         let mut config = config.head_dim(head_dim).head_dim_v(head_dim_v);
         let (has_gate, in_q) = (self.one_in(3), self.one_in(2));
@@ -79,7 +79,7 @@ impl Dice {
 
     fn cache(&mut self, config: CacheConfig) -> mha::Result<KvCache> {
         let sequences = 1 + self.below(4);
-        let config = config.sequences(sequences).storage([StorageType::F32, StorageType::Int8][self.below(2)]);
+        let config = config.num_sequences(sequences).k_type([Type::F32, Type::Int8][self.below(2)]);
         match self.below(3) {
             0 => KvCache::new(&config),
             1 => KvCache::new(&config.ring()),
@@ -105,12 +105,14 @@ macro_rules! options {
         call = if is_set(2) { call.window_right($dice.below(9)) } else { call };
         call = if is_set(3) { call.q_lengths(&$lists[0]) } else { call };
         call = if is_set(4) { call.kv_lengths(&$lists[1]) } else { call };
-        call = if is_set(5) { call.q_start(&$lists[2]) } else { call };
-        call = if is_set(6) { call.padding_left() } else { call };
+        call = if is_set(5) { call.q_first_positions(&$lists[2]) } else { call };
+        call = if is_set(6) { call.q_first_rows(&$lists[4]) } else { call };
+        call = if is_set(14) { call.kv_first_rows(&$lists[5]) } else { call };
+        call = if is_set(15) { call.rope_q_positions(&$lists[6]).rope_k_positions(&$lists[7]) } else { call };
         call = if is_set(7) { call.rope($rope) } else { call };
         call = if is_set(8) { call.lse(lse) } else { call };
         call = if is_set(9) { call.attention_weights(weights) } else { call };
-        call = if is_set(10) { call.taps(Taps::new().scores(scores).context(context)) } else { call };
+        call = if is_set(10) { call.outputs(Outputs::new().scores(scores).context(context)) } else { call };
         call = if is_set(11) { call.cache_sequences(&$lists[3]) } else { call };
         call = if is_set(12) { call.score($score) } else { call };
         call = if is_set(13) { call.norm($norm) } else { call };
@@ -129,7 +131,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
         let shape = *layer.shape();
         let (batch, n_q, n_kv) = (dice.below(4), dice.below(6), dice.below(8));
         // Few options at a time, or hardly any call would do.
-        let set = (0..14).filter(|_| dice.one_in(5)).fold(0, |set, bit| set | 1 << bit);
+        let set = (0..16).filter(|_| dice.one_in(5)).fold(0, |set, bit| set | 1 << bit);
         let has_cache = dice.one_in(2);
         let mut cache = if has_cache { dice.cache(CacheConfig::for_layer(&shape, 16)).ok() } else { None };
         let held = dice.below(8);
@@ -139,7 +141,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
         }
         let rope_dims = shape.head_dim - if dice.one_in(5) { 2 } else { 0 };
         let tables = RopeConfig::new(rope_dims.max(2)).tables(1 + dice.below(20)).unwrap();
-        let rope = Rope::from(&tables);
+        let rope = &tables;
         let is_new = has_cache && dice.one_in(2);
         let columns = if has_cache && !is_new { held + n_q.max(n_kv) } else { n_q.max(n_kv) };
         let (bias_extents, bias_len) = dice.extents(batch, shape.num_heads, n_q, columns);
@@ -164,7 +166,8 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
         if all_heads {
             norm = norm.all_heads();
         }
-        let lists = [n_q, n_kv, n_kv, 4].map(|most| dice.list(batch, most));
+        let lists = [(1, n_q), (1, n_kv), (1, n_kv), (1, 4), (1, n_q), (1, n_kv), (n_q, 8), (n_kv, 8)];
+        let lists = lists.map(|(rows, most)| dice.list(batch * rows, most));
         let pairs = batch * shape.num_heads * n_q * if has_cache { held + n_kv } else { n_kv };
         let sizes = [batch * shape.num_heads * n_q, pairs, pairs, batch * n_q * shape.num_heads * shape.head_dim_v];
         let mut outputs = sizes.map(|size| dice.array(size));
@@ -256,14 +259,14 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
         let (mut bytes, flipped) = (packed.to_vec(), dice.below(packed.len()));
         let small: Vec<i32> = ints.iter().map(|number| *number as i32).collect();
         let attention = Attention::new(a, b).num_kv_heads(if dice.one_in(2) { a } else { c }).head_dim_v(d);
-        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 2).sequences(2)).unwrap();
-        let score = ScoreOptions::new().q_scales(&y, [e, f]).relative_rows(&x, [a, b, c, d], e).chosen_keys(&small, [e, f, g, h], d);
+        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 2).num_sequences(2)).unwrap();
+        let score = ScoreOptions::new().q_scales(&y).relative_rows(&x, [a, b, c, d], e).chosen_keys(&small, [e, f, g, h], d);
         let score = if dice.one_in(2) {
             score
         } else {
             ScoreOptions::new().relative_bias(&x, e, f).num_columns(g).groups(Groups::Within, &small, None)
         };
-        let rope = Rope::new(a, &x, &x).table_stride(b).offset(c).q_positions(&ints);
+        let rope = &Rope::new(a, &x, &x).table_stride(b).offset(c);
         let context = ContextNorm::rms(1e-5).weight(&y).bias(&z);
         let result = match case % 18 {
             0 => {
@@ -273,11 +276,11 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
                 Layer::new(&config, &weights).and_then(|_| Layer::pack(&config, &weights)).map(drop)
             }
             1 => Layer::new(&LayerConfig::linear(a, b), &Weights::linear(Matrix::int8(&[1; 64][..(c.min(64))], &y).stride(d))).map(drop),
-            2 => KvCache::new(&CacheConfig::new(a, b, c).sequences(d).head_dim_v(e).paged(f, g)).map(drop),
+            2 => KvCache::new(&CacheConfig::new(a, b, c).num_sequences(d).head_dim_v(e).paged(f, g)).map(drop),
             3 => KvCache::new(&if dice.one_in(2) { CacheConfig::new(16, b, c).ring() } else { CacheConfig::new(a, b, c) }).map(drop),
             4 => cache.append(a, &z, &z).and_then(|()| cache.truncate(b, c)).and_then(|()| cache.copy_prefix(d, e, f)),
             5 => cache.append(0, &[1.0; 16], &[1.0; 16]).and_then(|()| cache.read(a, b..c, Some(&mut to), None)),
-            6 => cache.set_blocks(a, &small).and_then(|()| cache.length(b).map(drop)),
+            6 => cache.set_blocks(a, &small).and_then(|()| cache.unshare(b, c as i32)).and_then(|_| cache.length(b).map(drop)),
             7 => RopeConfig::new(a).linear(d as f64).dynamic_ntk(2.0, e, f).tables(b).map(drop),
             8 => RopeConfig::new(a).mrope([b, c, d], &ints, true).fill(e, f, &mut to, &mut chosen.iter().map(|_| 0.0).collect::<Vec<_>>()),
             9 => mha::alibi_slopes(a).and_then(|_| mha::t5_relative_bias(&x, b, c, dice.one_in(2), d, e)).map(drop),
@@ -307,9 +310,9 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
                     .q_strides(dice.strides())
                     .k_strides(dice.strides())
                     .key_value(&y, &z);
-                let call = if dice.one_in(2) { call.score(score) } else { call.window_left(h).kv_position(c) };
+                let call = if dice.one_in(2) { call.score(score) } else { call.window_left(h).kv_first_position(c) };
                 let call = if dice.one_in(2) {
-                    call.rope(rope).norm(Norm::of_context(context))
+                    call.rope(rope).rope_q_positions(&ints).norm(Norm::of_context(context))
                 } else {
                     call.cache(&mut cache).cache_sequences(&lists)
                 };
@@ -319,7 +322,7 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
                 let (keys, mut output) = ([0.5; 12], [0.0; 12]); // sound but for one option
                 let call = Attention::new(1, 4).call(&keys, &mut output).key_value(&keys, &keys);
                 let call = match dice.below(3) {
-                    0 => call.rope(rope),
+                    0 => call.rope(rope).rope_q_positions(&ints),
                     1 => call.score(score),
                     _ => call.norm(Norm::of_context(context)),
                 };
@@ -331,8 +334,11 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
             }
             _ => {
                 let call = layer.forward(&x, &mut to).batch(a).n_q(b).query_strides(c, d).output_strides(e, f).cu_seqlens_q(&ints);
-                let call =
-                    if dice.one_in(2) { call.key(&y).key_strides(g, h).cu_seqlens_kv(&lists) } else { call.q_start(&lists).score(score) };
+                let call = if dice.one_in(2) {
+                    call.key(&y).key_strides(g, h).cu_seqlens_kv(&lists)
+                } else {
+                    call.q_first_positions(&lists).score(score)
+                };
                 call.info().and_then(|_| call.run(&mut workspace)).or(layer
                     .linear(&x, &mut to)
                     .residual(&y)

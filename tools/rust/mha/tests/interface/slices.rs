@@ -2,7 +2,7 @@
 
 use mha::{
     Attention, AttentionCall, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate, Groups, KvCache, Layer, LayerConfig, Matrix,
-    Norm, Rope, RopeConfig, ScoreColumns, ScoreOptions, StorageType, Strides, Taps, WeightLayout, Weights, Workspace,
+    Norm, Outputs, Rope, RopeConfig, ScoreColumns, ScoreOptions, Strides, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers};
@@ -30,11 +30,11 @@ fn of_weights() {
     refused(strided, config, "w_q has 77 elements; [query_dim 8, num_heads * head_dim 8] with strides [10] reach over 78");
 
     let plain = Weights::new(q, k, v).output(o);
-    refused(plain.clone().query_bias(&w[..7]), with_output, "b_q has 7 elements; [columns 8] are 8");
-    refused(plain.clone().key_bias(&w[..5]), with_output, "b_k has 5 elements; [columns 4] are 4");
-    refused(plain.clone().value_bias(&w[..5]), with_output, "b_v has 5 elements; [columns 6] are 6");
-    refused(plain.clone().fused_bias(&w[..17]), with_output, "b_qkv has 17 elements; [columns 18] are 18");
-    refused(plain.output_bias(&w[..4]), with_output, "b_o has 4 elements; [columns 5] are 5");
+    refused(plain.clone().query_bias(&w[..7]), with_output, "w_q.bias has 7 elements; [columns 8] are 8");
+    refused(plain.clone().key_bias(&w[..5]), with_output, "w_k.bias has 5 elements; [columns 4] are 4");
+    refused(plain.clone().value_bias(&w[..5]), with_output, "w_v.bias has 5 elements; [columns 6] are 6");
+    refused(plain.clone().fused_bias(&w[..17]), with_output, "w_qkv.bias has 17 elements; [columns 18] are 18");
+    refused(plain.output_bias(&w[..4]), with_output, "w_o.bias has 4 elements; [columns 5] are 5");
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn of_gates() {
     let weights = Weights::new(q, k, v).gate(&w[..96]);
     assert_eq!(Layer::new(&config, &weights).unwrap().shape().gate_dim, 3);
     refused(Weights::new(q, k, v).gate(&w[..95]), config, "w_g has 95 elements; [query_dim 8, num_heads * gate_dim 12] are 96");
-    refused(weights.clone().gate_bias(&w[..11]), config, "b_g has 11 elements; [columns 12] are 12");
+    refused(weights.clone().gate_bias(&w[..11]), config, "w_g.bias has 11 elements; [columns 12] are 12");
     // Without W_G, its columns are among those of W_Q.
     refused(Weights::new(q, k, v), config, "w_q has 64 elements; [query_dim 8, num_heads * head_dim 20] are 160");
     Layer::new(&config, &Weights::new(&w[..160], k, v).query_bias(&w[..20])).unwrap();
@@ -52,23 +52,23 @@ fn of_gates() {
 
 #[test]
 fn of_stored_weights() {
-    let (scales, config) = (vec![0.5; 64], LayerConfig::new(40, 1).head_dim(2).weight_type(StorageType::Int4));
+    let (scales, config) = (vec![0.5; 64], LayerConfig::new(40, 1).head_dim(2).weight_type(Type::Int4));
     let (codes, fits) = (vec![0x88u8; 41], Matrix::int4(&[0x88; 40], &[0.5; 4]));
     let of = |w_q| Weights::new(w_q, fits, fits).layout(WeightLayout::OutIn);
     Layer::new(&config, &of(fits)).unwrap();
     refused(of(Matrix::int4(&codes, &scales[..4])), config, "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] are 40");
-    let few = "the scales of w_q has 3 elements; [num_heads * head_dim 2, groups 2] are 4";
+    let few = "w_q.scales has 3 elements; [num_heads * head_dim 2, groups 2] are 4";
     refused(of(Matrix::int4(&codes[..40], &scales[..3])), config, few);
     let strided = Matrix::int4(&codes, &scales[..4]).stride(44);
     refused(of(strided), config, "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] with strides [22] reach over 42");
 
-    let config = config.weight_type(StorageType::Int8);
+    let config = config.weight_type(Type::Int8);
     let codes = vec![1i8; 80];
     let int8 =
         |codes, scales| Weights::new(Matrix::int8(codes, scales), Matrix::int8(&[1; 80], &[0.5; 2]), Matrix::int8(&[1; 80], &[0.5; 2]));
     Layer::new(&config, &int8(&codes, &scales[..2])).unwrap();
     refused(int8(&codes[1..], &scales[..2]), config, "w_q has 79 elements; [query_dim 40, num_heads * head_dim 2] are 80");
-    refused(int8(&codes, &scales[..1]), config, "the scales of w_q has 1 elements; [num_heads * head_dim 2, groups 1] are 2");
+    refused(int8(&codes, &scales[..1]), config, "w_q.scales has 1 elements; [num_heads * head_dim 2, groups 1] are 2");
     let without = Weights::new(Elements::Int8(&codes), Elements::Int8(&codes), Elements::Int8(&codes));
     error_of(Layer::new(&config, &without), ErrorKind::NullPointer);
 }
@@ -98,10 +98,13 @@ fn of_rows() {
     assert_eq!(y, [7.0; 128]);
 
     let packed = "packed sequences are the rows of a batch of 1, and cu_seqlens_q says where each begins and the last one ends";
-    forward_refused(|call| call.cu_seqlens_q(&[]), packed);
-    forward_refused(|call| call.cu_seqlens_q(&[0, 3]).q_start(&[0, 0]), "q_start has 2 elements; [batch 1] are 1");
+    forward_refused(|call| call.cu_seqlens_q(&[]), &format!("cu_seqlens_q has 0 elements and batch is 1; {packed}"));
+    forward_refused(|call| call.cu_seqlens_q(&[0]), &format!("cu_seqlens_q has 1 elements and batch is 1; {packed}"));
+    let two = "q_first_positions has 1 elements; [sequences 2] are 2";
+    forward_refused(|call| call.cu_seqlens_q(&[0, 1, 3]).q_first_positions(&[0]), two);
     forward_refused(|call| call.cu_seqlens_q(&[0, 3]).cu_seqlens_kv(&[0]), "cu_seqlens_kv has 1 elements; [sequences + 1 2] are 2");
-    forward_refused(|call| call.kv_start(&[0, 0]), "kv_start has 2 elements; [batch 1] are 1");
+    forward_refused(|call| call.q_first_rows(&[0, 0]), "q_first_rows has 2 elements; [sequences 1] are 1");
+    forward_refused(|call| call.key(&[0.0; 32]).kv_first_rows(&[]), "kv_first_rows has 0 elements; [sequences 1] are 1");
     forward_refused(|call| call.n_q(2), "query has 96 elements; [batch 1, n_q 2, query_dim 32] are 64");
     forward_refused(
         |call| call.n_q(2).query_strides(0, 65),
@@ -132,10 +135,10 @@ fn of_rows() {
 
 #[test]
 fn of_lists_and_optional_outputs() {
-    forward_refused(|call| call.q_start(&[]), "q_start has 0 elements; [batch 1] are 1");
-    forward_refused(|call| call.q_lengths(&[1, 1]), "q_lengths has 2 elements; [batch 1] are 1");
-    forward_refused(|call| call.key(&[0.0; 32]).kv_lengths(&[1, 1]), "kv_lengths has 2 elements; [batch 1] are 1");
-    forward_refused(|call| call.cache_sequences(&[1, 1]), "cache_sequences has 2 elements; [batch 1] are 1");
+    forward_refused(|call| call.q_first_positions(&[]), "q_first_positions has 0 elements; [sequences 1] are 1");
+    forward_refused(|call| call.q_lengths(&[1, 1]), "q_lengths has 2 elements; [sequences 1] are 1");
+    forward_refused(|call| call.key(&[0.0; 32]).kv_lengths(&[1, 1]), "kv_lengths has 2 elements; [sequences 1] are 1");
+    forward_refused(|call| call.cache_sequences(&[1, 1]), "cache_sequences has 2 elements; [sequences 1] are 1");
 
     let arrays = || [vec![7.0; 95], vec![7.0; 47], vec![7.0; 11], vec![7.0; 35]];
     let check = |make: for<'a> fn(Forward<'a>, &'a mut [Vec<f32>; 4]) -> Forward<'a>, sentence: &str| {
@@ -146,21 +149,21 @@ fn of_lists_and_optional_outputs() {
     let pairs = "has 35 elements; [batch 1, num_heads 4, n_q 3, n_kv 3] are 36";
     check(|call, [.., lse, _]| call.lse(lse), "lse has 11 elements; [batch 1, num_heads 4, n_q 3] are 12");
     check(|call, [.., weights]| call.attention_weights(weights), &format!("attention_weights {pairs}"));
-    check(|call, [.., scores]| call.taps(Taps::new().scores(scores)), &format!("the tap scores {pairs}"));
-    check(|call, [.., scores]| call.taps(Taps::new().scaled_scores(scores)), &format!("the tap scaled_scores {pairs}"));
-    check(|call, [.., scores]| call.taps(Taps::new().softcapped_scores(scores)), &format!("the tap softcapped_scores {pairs}"));
-    check(|call, [.., scores]| call.taps(Taps::new().masked_scores(scores)), &format!("the tap masked_scores {pairs}"));
-    check(|call, [q, ..]| call.taps(Taps::new().q(q)), "the tap q has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim 8] are 96");
+    check(|call, [.., scores]| call.outputs(Outputs::new().scores(scores)), &format!("outputs.scores {pairs}"));
+    check(|call, [.., scores]| call.outputs(Outputs::new().scaled_scores(scores)), &format!("outputs.scaled_scores {pairs}"));
+    check(|call, [.., scores]| call.outputs(Outputs::new().softcapped_scores(scores)), &format!("outputs.softcapped_scores {pairs}"));
+    check(|call, [.., scores]| call.outputs(Outputs::new().masked_scores(scores)), &format!("outputs.masked_scores {pairs}"));
+    check(|call, [q, ..]| call.outputs(Outputs::new().q(q)), "outputs.q has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim 8] are 96");
     check(
-        |call, [_, k, ..]| call.taps(Taps::new().k(k)),
-        "the tap k has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim 8] are 48",
+        |call, [_, k, ..]| call.outputs(Outputs::new().k(k)),
+        "outputs.k has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim 8] are 48",
     );
     check(
-        |call, [_, v, ..]| call.taps(Taps::new().v(v)),
-        "the tap v has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim_v 8] are 48",
+        |call, [_, v, ..]| call.outputs(Outputs::new().v(v)),
+        "outputs.v has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim_v 8] are 48",
     );
-    let context = "the tap context has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 8] are 96";
-    check(|call, [context, ..]| call.taps(Taps::new().context(context)), context);
+    let context = "outputs.context has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 8] are 96";
+    check(|call, [context, ..]| call.outputs(Outputs::new().context(context)), context);
     // n_kv counts only where there are keys of their own.
     check(|call, [.., weights]| call.n_kv(1).attention_weights(weights), &format!("attention_weights {pairs}"));
 }
@@ -168,7 +171,7 @@ fn of_lists_and_optional_outputs() {
 #[test]
 fn of_outputs_per_pair_with_a_cache() {
     let (layer, x) = (layer(), numbers(6 * 32, 1));
-    let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).sequences(3)).unwrap();
+    let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).num_sequences(3)).unwrap();
     layer.forward(&x[..5 * 32], &mut [0.0; 160]).causal().cache(&mut cache).cache_sequences(&[2]).run(&mut Workspace::new()).unwrap();
     let (mut y, mut weights) = ([7.0; 6 * 32], [7.0; 2 * 4 * 3 * 20]);
     // The call's keys: those of the query, or four of their own for each sequence, some of which may count.
@@ -196,6 +199,15 @@ fn of_outputs_per_pair_with_a_cache() {
     pairs(&mut cache, 11, &[3, 2], Keys::Own(None)).unwrap();
     pairs(&mut cache, 12, &[3, 2], Keys::Own(Some([3, 1]))).unwrap();
     assert_eq!((cache.length(0).unwrap(), cache.length(2).unwrap()), (10, 12));
+    for (first_rows, n_kv) in [([0, 2], 13), ([2, 0], 16)] {
+        let mut run = |n_kv: usize| {
+            let call = layer.forward(&x, &mut y).batch(2).causal().cache(&mut cache).cache_sequences(&[0, 2]).q_first_rows(&first_rows);
+            call.attention_weights(&mut weights[..2 * 4 * 3 * n_kv]).run(&mut Workspace::new())
+        };
+        error_of(run(n_kv - 1), ErrorKind::SliceLength);
+        error_of(run(n_kv + 1), ErrorKind::SliceLength);
+        run(n_kv).unwrap();
+    }
     let sequences = [7];
     let call = layer.forward(&x[..32], &mut y[..32]).cache(&mut cache).cache_sequences(&sequences).attention_weights(&mut weights);
     error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
@@ -245,19 +257,23 @@ fn of_a_choice_of_keys() {
 
 #[test]
 fn of_rope() {
-    static TABLES: [f32; 40] = [0.5; 40];
-    let tables = Rope::new(8, &TABLES, &TABLES);
-    forward_refused(|call| call.rope(tables.q_positions(&[1, 2])), "q_positions has 2 elements; [batch 1, n_q 3] are 3");
-    forward_refused(|call| call.rope(tables.k_positions(&[1; 4])), "k_positions has 4 elements; [batch 1, n_kv 3] are 3");
-    let uneven = "cos has 12 elements and sin 11; both are [num_positions, dims / 2]";
-    forward_refused(|call| call.rope(Rope::new(8, &[1.0; 12], &[0.0; 11])), uneven);
-    forward_refused(|call| call.rope(Rope::new(8, &[1.0; 3], &[0.0; 3])), "cos and sin have 3 elements; a row of 8 dims needs 4");
-    forward_refused(|call| call.rope(Rope::new(0, &[], &[])), "cos and sin have 0 elements; a row of 0 dims needs 1");
-    // Two rows and a part of a third: position 2 is outside.
+    let few = "rope_q_positions has 2 elements; [batch 1, n_q 3] are 3";
+    forward_refused(|call| call.rope_q_positions(&[1, 2]), few);
+    forward_refused(|call| call.rope_k_positions(&[1; 4]), "rope_k_positions has 4 elements; [batch 1, n_kv 3] are 3");
+    let of_keys = "rope_k_positions has 3 elements; [batch 1, n_kv 2] are 2";
+    forward_refused(|call| call.key(&[0.0; 64]).rope_k_positions(&[1; 3]), of_keys);
     let (layer, x, mut y) = (layer(), numbers(96, 1), [7.0; 96]);
+    let mut refused = |rope: &Rope<'_>, kind| error_of(layer.forward(&x, &mut y).rope(rope).run(&mut Workspace::new()), kind);
+    let uneven = "cos has 12 elements and sin 11; both are [num_positions, dims / 2]";
+    assert_eq!(refused(&Rope::new(8, &[1.0; 12], &[0.0; 11]), ErrorKind::SliceLength), uneven);
+    let short = "cos and sin have 3 elements; a row of 8 dims needs 4";
+    assert_eq!(refused(&Rope::new(8, &[1.0; 3], &[0.0; 3]), ErrorKind::SliceLength), short);
+    let none = "cos and sin have 0 elements; a row of 0 dims needs 1";
+    assert_eq!(refused(&Rope::new(0, &[], &[]), ErrorKind::SliceLength), none);
+    // Two rows and a part of a third: position 2 is outside.
     let rope = Rope::new(8, &[1.0; 11], &[0.0; 11]);
-    error_of(layer.forward(&x, &mut y).rope(rope).run(&mut Workspace::new()), ErrorKind::InvalidValue);
-    error_of(layer.forward(&x, &mut y).rope(rope.table_stride(3)).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    refused(&rope, ErrorKind::InvalidValue);
+    refused(&rope.table_stride(3), ErrorKind::InvalidValue);
     assert_eq!(y, [7.0; 96]);
 
     let short = RopeConfig::new(8).pair_factors(&[1.0; 3]).tables(3);
@@ -300,7 +316,7 @@ fn of_score_options() {
         |call| call.score(new().relative_rows(&[0.5; 8], [1, 1, 3, 3], 2)),
         "relative_rows has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9",
     );
-    forward_refused(|call| call.score(new().q_scales(&[0.5; 2], [1, 3])), "q_scales has 2 elements; [batch 1, n_q 3] are 3");
+    forward_refused(|call| call.score(new().q_scales(&[0.5; 2])), "q_scales has 2 elements; [batch 1, n_q 3] are 3");
     forward_refused(|call| call.score(new().head_scales(&[1.0; 3])), "head_scales has 3 elements; [num_heads 4] are 4");
     forward_refused(|call| call.score(new().sinks(&[0.5; 5])), "sinks has 5 elements; [num_heads 4] are 4");
     forward_refused(
@@ -319,19 +335,21 @@ fn of_score_options() {
         |call| call.score(new().groups(Groups::Within, &[0; 4], None)),
         "groups of queries has 4 elements; [batch 1, n_q 3] are 3",
     );
+    let few = "groups of keys has 2 elements; [batch 1, columns 3] are 3";
+    forward_refused(|call| call.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 2]))), few);
+    let more = "groups of keys has 3 elements; [batch 1, columns 4] are 4";
+    forward_refused(|call| call.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 3])).num_columns(4)), more);
     let beyond = "mask has 3 elements; [batch 1, num_heads 4, n_q 1, columns 18446744073709551615] are 18446744073709551615";
     forward_refused(|call| call.score(new().mask(&[1; 3], [1, 4, 1, usize::MAX])), beyond);
 }
 
 #[test]
-fn of_columns_of_groups_and_of_num_columns() {
+fn of_num_columns() {
     let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
     let mut refused = |options: ScoreOptions<'_>, sentence: &str| {
         assert_eq!(error_of(layer.forward(&x, &mut y).score(options).run(&mut Workspace::new()), ErrorKind::Shape), sentence);
         assert_eq!(y, [7.0; 96]);
     };
-    let few = "groups of keys have 2 columns, but there are 3 keys; pass a number for each";
-    refused(ScoreOptions::new().groups(Groups::Also, &[0; 3], Some(&[0; 2])), few);
     let short = "mask is [batch 1, num_heads 1, n_q 3, columns 2], but there are 3 keys; a row has a column for each";
     refused(ScoreOptions::new().mask(&[1; 6], [1, 1, 3, 2]).num_columns(3), short);
 }
@@ -348,7 +366,7 @@ fn groups_and_short_rows_are_masks() {
     let new = ScoreOptions::new;
     let within = run(new().mask(&[1, 1, 0, 1, 1, 0, 0, 0, 1], [1, 1, 3, 3]), false);
     assert_eq!(run(new().groups(Groups::Within, &[7, 7, -2], None), false), within);
-    assert_eq!(run(new().groups(Groups::Within, &[7, 7, -2], Some(&[7, 7, -2, 5])), false), within);
+    assert_eq!(run(new().groups(Groups::Within, &[7, 7, -2], Some(&[7, 7, -2])), false), within);
     let also = run(new().mask(&[1, 1, 0, 1, 1, 0, 1, 1, 1], [1, 1, 3, 3]), false);
     assert_eq!(run(new().groups(Groups::Also, &[7, 7, -2], None), true), also);
     let short = run(new().mask(&[1, 1, 0], [1, 1, 1, 3]), false);
@@ -378,7 +396,7 @@ fn of_extents_of_mask_and_bias() {
 #[test]
 fn of_masks_with_a_cache() {
     let (layer, x, ones) = (layer(), numbers(5 * 32, 1), [1; 64]);
-    let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).sequences(2)).unwrap();
+    let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).num_sequences(2)).unwrap();
     layer.forward(&x, &mut [0.0; 160]).causal().cache(&mut cache).cache_sequences(&[1]).run(&mut Workspace::new()).unwrap();
     let run = |cache: &mut KvCache, extents: [usize; 4], columns| {
         let options = ScoreOptions::new().mask(&ones[..extents.iter().product()], extents).columns(columns);

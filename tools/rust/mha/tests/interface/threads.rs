@@ -102,6 +102,6 @@ fn what_is_sent_or_shared_between_threads_can_be() {
     send_and_sync::<mha::Layer<'_>>();
     send_and_sync::<KvCache>();
     send_and_sync::<Workspace>();
-    send_and_sync::<mha::RopeTables>();
+    send_and_sync::<mha::Rope<'static>>();
     send_and_sync::<mha::Error>();
 }
