@@ -6,23 +6,27 @@ usage() {
   cat <<'TEXT'
 tools/coverage.sh [--html FOLDER]
 
-Builds by g++ in build-coverage/, where the library outside of its kernels, the command and the operators for ONNX Runtime count what runs, runs
-the tests of the labels bits, cache, interface and command, on one instruction set, and prints by file how many lines and branches ran, and which
-lines did not, or not with each of their branches. Branches of exceptions do not count; the library has none. The operators are tested where
-build/python has ONNX Runtime (tools/python/setup.sh) and its headers are there (tools/onnx/headers.sh).
+Builds with g++ in build-coverage/, with coverage counters in the library except its kernels, in the
+command and in the operators for ONNX Runtime. Runs the tests with the labels bits, cache, interface
+and command on one instruction set. Prints for each file how many lines and branches ran, and which
+lines did not run, or not with each of their branches. Exception branches do not count; the library
+has none. The operators are tested if build/python has ONNX Runtime (tools/python/setup.sh) and its
+headers are installed (tools/onnx/headers.sh).
 
-Installs gcovr from PyPI in build-coverage/venv (Debian: python3-venv). Takes 3 minutes on 2 cores, once the kernels are compiled.
+Installs gcovr from PyPI in build-coverage/venv (Debian: python3-venv). Takes 3 minutes on 2 cores
+once the kernels are compiled.
 
-  --html FOLDER   also writes pages that show the code
-  --help          this text
+  --html FOLDER   also write pages that show the code
+  --help          show this text
 MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
-What does not run: in src/cpu.cpp instruction sets that this machine has not, and the answer for those that no system can be asked about; in
-src/openblas the product, which the tests of packages link a copy of; some of the branches for sizes that no memory has, and second halves of
-conditions whose first half decides.
+These parts do not run: in src/cpu.cpp, instruction sets that this machine lacks, and the answer for
+sets that no system can be asked about; in src/openblas, the product, of which the package tests
+link a copy; some branches for sizes larger than any memory, and second halves of conditions that
+the first half decides.
 
-Exits with 0 if at least 99% of the lines and 96% of the branches of src ran, with 1 if fewer did or a test failed, with 2 if the arguments are
-wrong.
+Exit status: 0 if at least 99% of the lines and 96% of the branches of src ran; 1 if fewer did, or a
+test failed; 2 wrong arguments.
 
 Example:
   tools/coverage.sh --html build-coverage/html

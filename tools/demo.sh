@@ -6,19 +6,21 @@ usage() {
   cat <<'TEXT'
 tools/demo.sh [--no-setup]
 
-Installs what is missing (tools/setup.sh; packages of Python into build/python), builds what it needs in build/, and shows three things:
-`python -m mha explain`, which takes a small layer apart step by step; the same as a page with heat maps of what heads attend to in a sentence,
-build/explained.html; and `mha run` on a layer as large as one of GPT-2's smallest model (1024 tokens of width 768, 12 heads, causal) with random
-weights. Then it measures that layer against the limit of this machine.
+Installs missing packages (tools/setup.sh; Python packages go to build/python), builds what it needs
+in build/, and shows three things: `python -m mha explain`, which walks through a small layer step
+by step; the same as a page with heat maps of what heads attend to in a sentence,
+build/explained.html; and `mha run` on a layer as large as one of the smallest GPT-2 (1024 tokens of
+width 768, 12 heads, causal) with random weights. Then it measures that layer against the limit of
+this machine.
 
-Exits with 0 if all was shown, with 1 and a sentence if something could not be.
+Exit status: 0 if everything was shown, 1 with an error message otherwise.
 
   --no-setup   install nothing
-  --help       this text
+  --help       show this text
 
 Examples:
   tools/demo.sh
-  build/bin/mha --help      afterwards, what the command does
+  build/bin/mha --help      afterwards, shows what the command can do
 TEXT
 }
 
@@ -43,13 +45,13 @@ generator=()
 cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_SHARED=ON
 cmake --build build --parallel "$(nproc)" --target mha_shared mha_command mha_bench
 
-say "Packages of Python for what follows, in build/python: numpy, matplotlib (once)"
+say "Python packages for the next steps, in build/python: numpy, matplotlib (once)"
 explained=yes
 if [[ $setup == yes ]]; then tools/python/setup.sh --explain || explained=no; fi
 python=build/python/bin/python
 [[ -x $python ]] || python=python3
 "$python" -c 'import numpy, matplotlib' 2>/dev/null || explained=no
-[[ $explained == yes ]] || echo "They are not there, so the small layer and the heat maps are not shown: can this machine reach PyPI?"
+[[ $explained == yes ]] || echo "The packages are missing, so the small layer and the heat maps are not shown. Can this machine reach PyPI?"
 
 files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
@@ -58,7 +60,7 @@ if [[ $explained == yes ]]; then
   export PYTHONPATH=tools/python
   say "A small layer, step by step"
   show "$python" -m mha explain
-  say "What six heads made up by hand attend to in a sentence: open build/explained.html in a browser"
+  say "What six hand-made heads attend to in a sentence: open build/explained.html in a browser"
   show build/bin/mha pack --weights "$files/sentence.safetensors" --heads 6 --causal --output "$files/sentence.mha"
   show "$python" -m mha explain --packed "$files/sentence.mha" --input "$files/sentence.npy" --html build/explained.html \
     --tokens "$(cat "$files/sentence.txt")"
@@ -67,7 +69,7 @@ fi
 say "A layer of GPT-2's size: 1024 tokens of width 768, 12 heads, causal, random weights"
 show build/bin/mha run --weights "$files/layer.safetensors" --heads 12 --causal --input "$files/x.npy" --output "$files/y.npy"
 
-say "A layer of that size again and again, on one thread, against the limit of this machine"
+say "A layer of that size, repeatedly on one thread, against the limit of this machine"
 bench=(build/bin/mha_bench '--benchmark_filter=^layer_prefill/B:1/n:1024/D:768/H:12($|/)')
 printf '$ %s %s\n' "${bench[0]}" "'${bench[1]}'"
 "${bench[@]}" --benchmark_out="$files/bench.json" --benchmark_out_format=json >"$files/log" 2>&1 || { cat "$files/log" >&2 && exit 1; }
@@ -76,9 +78,9 @@ import json, sys
 text = open(sys.argv[1]).read()  # empty if no benchmark has the name
 results = [result for result in json.loads(text or '{"benchmarks": []}')["benchmarks"] if "of_limit" in result]
 if not results:
-    sys.exit("tools/demo.sh: mha_bench measured nothing by the name layer_prefill/B:1/n:1024/D:768/H:12")
+    sys.exit("tools/demo.sh: mha_bench measured nothing named layer_prefill/B:1/n:1024/D:768/H:12")
 best = max(results, key=lambda result: result["of_limit"])
 milliseconds = best["cpu_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1e3}[best["time_unit"]]
 print(f"From x to y the layer took {milliseconds:.1f} ms of one core, {best['of_limit']:.0%} of what the machine can do.")
 PYTHON
-[[ $explained == yes ]] || { echo "tools/demo.sh: shown without the small layer and the heat maps; why stands above" >&2 && exit 1; }
+[[ $explained == yes ]] || { echo "tools/demo.sh: the small layer and the heat maps were not shown; see above" >&2 && exit 1; }

@@ -9,25 +9,31 @@ tools/fuzz.sh all SECONDS
 tools/fuzz.sh TARGET --replay FILE...
 tools/fuzz.sh TARGET --minimise
 
-Builds tests/fuzz/TARGET.cpp in build-fuzz/ by clang, with the address and undefined behaviour sanitizers, and looks for SECONDS seconds for
-inputs with which the library does what it must not. It begins with the inputs of tests/fuzz/corpus/TARGET.hex and those of earlier runs. The
-kernels are compiled as usual: what they read or write outside faults at guard pages. "all" is each target, one on each processor at a time. Needs Debian's clang and libclang-rt-14-dev
-(tools/setup.sh --all), and what the tests need.
+Builds tests/fuzz/TARGET.cpp in build-fuzz/ with clang and its address and undefined behaviour
+sanitizers, and searches for SECONDS seconds for inputs that make the library misbehave. The search
+starts from the inputs in tests/fuzz/corpus/TARGET.hex and those of earlier runs. The kernels are
+not instrumented: reads and writes outside their arrays fault at guard pages. "all" runs every
+target, one at a time on each processor. Requires Debian's clang and libclang-rt-14-dev
+(tools/setup.sh --all), and what the tests require.
 
-  --jobs N             fuzzers that run at once and share what they find (default: 1)
-  --all-instrumented   the kernels too; the build takes several minutes more and each input longer
-  -- OPTION...         for libFuzzer, such as -print_pcs=1 or -only_ascii=1
-  --replay FILE...     runs these inputs only
-  --minimise           writes tests/fuzz/corpus/TARGET.hex: of all inputs so far the shortest that reach as much code, at most 300,000 bytes
-  --help               this text
+  --jobs N             run N fuzzers at once, which share what they find (default: 1)
+  --all-instrumented   also instrument the kernels; the build takes several minutes more, and each
+                       input takes longer
+  -- OPTION...         pass options to libFuzzer, such as -print_pcs=1 or -only_ascii=1
+  --replay FILE...     run only these inputs
+  --minimise           write tests/fuzz/corpus/TARGET.hex: of all inputs so far, the shortest ones
+                       that reach the same code, at most 300,000 bytes
+  --help               show this text
 
   build-fuzz/TARGET/corpus/     inputs found so far
-  build-fuzz/TARGET/crashes/    inputs that failed; a report says why and where
+  build-fuzz/TARGET/crashes/    inputs that failed; a report shows why and where
 
-Exits with 0 if nothing was found, with 1 if something was, with 2 if the arguments are wrong, with 3 if something that it needs is missing.
+Exit status: 0 nothing was found; 1 something was found; 2 wrong arguments; 3 a requirement is
+missing.
 
-Every build runs the stored inputs as the test fuzz.TARGET; a failing one's line of TARGET.hex is named. To make an input that failed a test for
-ever, append it: xxd -p -c 0 FILE >> tests/fuzz/corpus/TARGET.hex
+Every build runs the stored inputs as the test fuzz.TARGET, which names the failing line of
+TARGET.hex. To keep an input that failed as a test, append it:
+xxd -p -c 0 FILE >> tests/fuzz/corpus/TARGET.hex
 
 Examples:
   tools/fuzz.sh interface 60
@@ -45,7 +51,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 targets=$(cd tests/fuzz && ls ./*.cpp | sed 's|^\./||; s|\.cpp$||' | grep -v '^replay$' | tr '\n' ' ')
 [[ ${1-} != --help && ${1-} != -h ]] || { usage && exit; }
 target=${1-}
-[[ " $targets all " == *" $target "* && $target ]] || fail "'$target' is not a target; there are: ${targets}all"
+[[ " $targets all " == *" $target "* && $target ]] || fail "'$target' is not a target; choose one of ${targets}all"
 shift
 seconds='' jobs=1 do=fuzz build=build-fuzz options=() files=()
 while (($#)); do
@@ -66,12 +72,12 @@ while (($#)); do
   esac
   shift
 done
-[[ $do != fuzz || $seconds ]] || fail "it needs a number of seconds"
-[[ $do != replay ]] || ((${#files[@]})) || fail "--replay needs inputs"
-[[ $target != all || $do == fuzz ]] || fail "all has only SECONDS"
+[[ $do != fuzz || $seconds ]] || fail "SECONDS is missing"
+[[ $do != replay ]] || ((${#files[@]})) || fail "--replay needs files of inputs"
+[[ $target != all || $do == fuzz ]] || fail "'all' takes only SECONDS"
 [[ $target == all ]] || targets=$target
 
-command -v clang++ > /dev/null || lacks "there is no clang++ (Debian: apt-get install clang libclang-rt-14-dev)"
+command -v clang++ > /dev/null || lacks "clang++ is not installed (Debian: apt-get install clang libclang-rt-14-dev)"
 # Without the values of comparisons, which take a third of the time and find nothing here that the targets do not choose themselves.
 flags='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-coverage=trace-cmp -fno-sanitize-recover=undefined -g1'
 settings=(-DMHA_FUZZING_FLAGS="$flags")
@@ -116,7 +122,7 @@ fuzz() {  # TARGET
   unpack "$1"
   ((jobs == 1)) || options+=(-fork="$jobs")
   run "$1" -max_total_time="$seconds" "${options[@]}" "$build/$1/corpus" "$build/$1/stored" && return
-  echo "tools/fuzz.sh: $1 found something; its input is in $build/$1/crashes/ (run it again: tools/fuzz.sh $1 --replay FILE)" >&2
+  echo "tools/fuzz.sh: $1 found something; the input is in $build/$1/crashes/ (to run it again: tools/fuzz.sh $1 --replay FILE)" >&2
   return 1
 }
 fuzz_beside() {  # TARGET: what it printed is shown if it found something

@@ -6,15 +6,16 @@ usage() {
   cat <<'TEXT'
 tools/lint.sh [--base REVISION]
 
-Runs the checks of .pre-commit-config.yaml over all files (clang-format over what changed since REVISION, or since HEAD), and actionlint over the
-workflows; and sees whether the issue forms can be read and ask for the shape and what `mha info` prints. Puts pre-commit and ruff into build/lint/,
-from PyPI, and actionlint, by go, if it is missing; clang-format, rustfmt, shellcheck and a recent go must be installed (Debian 12:
-clang-format rustfmt-web shellcheck).
+Runs the checks of .pre-commit-config.yaml on all files (clang-format only on what changed since
+REVISION, or since HEAD) and actionlint on the workflows, and checks that the issue forms are valid
+and ask for the shape and the output of `mha info`. Installs pre-commit and ruff from PyPI in
+build/lint/, and actionlint with go if it is missing; clang-format, rustfmt, shellcheck and a recent
+go must be installed (Debian 12: clang-format rustfmt-web shellcheck).
 
-  --base REVISION   what changed since what this and HEAD have in common is formatted by clang-format
-  --help            this text
+  --base REVISION   run clang-format on what changed since the merge base of REVISION and HEAD
+  --help            show this text
 
-Exits with 0 if all is well, with 1 if something is not, with 2 for wrong usage, with 3 if a tool is missing.
+Exit status: 0 all checks pass; 1 a check fails; 2 wrong usage; 3 a tool is missing.
 
 Examples:
   tools/lint.sh
@@ -30,7 +31,7 @@ case ${1-} in
   --base) base=${2:?tools/lint.sh: --base needs a revision} ;;
   *) echo "tools/lint.sh: '$1' is not an option; see tools/lint.sh --help" >&2 && exit 2 ;;
 esac
-lacks() { echo "tools/lint.sh: there is no $1 ($2)" >&2 && exit 3; }
+lacks() { echo "tools/lint.sh: $1 is missing ($2)" >&2 && exit 3; }
 
 folder=$PWD/build/lint
 export PATH=$folder/bin:$PATH
@@ -49,6 +50,6 @@ import sys, yaml
 for path in sys.argv[1:]:
     asked = [field["id"] for field in yaml.safe_load(open(path))["body"]]
     if len(set(asked)) < len(asked) or not {"shape", "info"} <= set(asked):
-        sys.exit(f"{path}: a form asks for each thing once, for shape and info among them; this one for {asked}")
+        sys.exit(f"{path}: a form must ask for each thing once, including shape and info; this one asks for {asked}")
 PYTHON
 exit $status

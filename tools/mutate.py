@@ -1,24 +1,27 @@
 #!/usr/bin/env python3
-"""Plants small faults in the library, one at a time, and says which of them no test finds.
+"""Plants small faults in the library, one at a time, and reports those that no test finds.
 
-tests/mutants.txt lists the faults. Each is compiled into a libmha.so of its own, of which only the files that the fault changes are
-compiled again, and run with the test programs until one fails. What all tests pass is a survivor: a promise that no test keeps.
+tests/mutants.txt lists the faults. Each one is compiled into a separate libmha.so, for which only
+the files that the fault changes are recompiled, and the test programs run with it until one fails.
+A fault that passes all tests is a survivor: a promise that no test keeps.
 
-All happens in a copy of the files that git knows, as they are now, in build/mutate: test programs are compiled there once, when they
-are first needed. The library there has the scalar kernels and those for AVX2 or NEON. Faults that are listed as equivalent, which
-change no result, are not planted; the score is caught / planted.
+Everything happens in build/mutate, in a copy of the files that git tracks, as they are now. Test
+programs are compiled there once, when they are first needed. The library there has the scalar
+kernels and those for AVX2 or NEON. Faults listed as equivalent change no result and are not
+planted; the score is caught / planted.
 """
 
 EPILOG = """\
-Exit status: 0 all is well; 1 a score below 0.97, or a survivor in a sample or a choice, an error in the list; 2 wrong usage; 4 cannot
-build or run the tests as they are.
+Exit status: 0 success; 1 a score below 0.97, a survivor in a sample or a choice, or an error in the
+list; 2 wrong usage; 4 the unchanged tests cannot be built or run.
 
 Examples:
-  tools/mutate.py --check                         whether each fault of the list still has its one place; what ctest runs as mutants
-  tools/mutate.py --sample 10                     ten faults, drawn by the last commit's number; what CI runs
-  tools/mutate.py --sample 10 --commit 1234abcd   those that CI drew for another commit
-  tools/mutate.py --only 'states|softcap'         those with a word in their file, their line or their change
-  tools/mutate.py --resume                        all; what is known from a run before is not repeated
+  tools/mutate.py --check                         check that each fault of the list still matches
+                                                  one place; ctest runs this as mutants
+  tools/mutate.py --sample 10                     ten faults, drawn by the last commit; CI runs this
+  tools/mutate.py --sample 10 --commit 1234abcd   the faults that CI drew for another commit
+  tools/mutate.py --only 'states|softcap'         faults with a word in their file or change
+  tools/mutate.py --resume                        all faults, except those with results
 """
 
 import argparse
@@ -86,8 +89,8 @@ def read_list(text):
             continue
         fault = re.fullmatch(r"(.+?) ==>(?: (.*?))??(?: ## (?!equivalent)(.+?))?(?: ## equivalent: (.+))?", line)
         if not fault or not path:
-            raise Stop(1, f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS', with '## TESTS' or '## equivalent: REASON' or "
-                       "nothing behind")
+            raise Stop(1, f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS', optionally followed by '## TESTS' or "
+                       "'## equivalent: REASON'")
         mutants.append(Mutant(path, fault[1], fault[2] or "", tuple((fault[3] or "").split()) + tests, fault[4] or ""))
     return mutants
 
@@ -99,12 +102,12 @@ def errors_of(mutants, root):
         path = root / mutant.path
         count = path.read_text().count(mutant.old) if path.is_file() else 0
         if count != 1:
-            errors.append(f"{mutant}\n  its text occurs {count} times in the file; it must name one place")
+            errors.append(f"{mutant}\n  its text occurs {count} times in the file; it must occur once")
         for test in mutant.tests:
             if test.split(":")[0] not in PROGRAMS:
-                errors.append(f"{mutant}\n  '{test}' is no test program that this script knows")
+                errors.append(f"{mutant}\n  '{test}' is not a test program that this script knows")
     times = collections.Counter(map(str, mutants))
-    return errors + [f"{name}\n  is there twice" for name in times if times[name] > 1]
+    return errors + [f"{name}\n  is listed twice" for name in times if times[name] > 1]
 
 
 def drawn(mutants, count, commit):
@@ -233,7 +236,7 @@ class Build:
             if failed[0] not in self.passes:
                 self.passes[failed[0]] = not work or self.failure(f"{name}:{failed[0]}", "", rounds) is None
         if not self.passes[failed[0]]:
-            raise Stop(4, f"without a fault a test fails: {name}, {failed[0]}")
+            raise Stop(4, f"a test fails without a fault: {name}, {failed[0]}")
         return f"{name}, {failed[0]}"
 
     def judge(self, mutant, work):
@@ -311,15 +314,15 @@ def run(mutants, folder, jobs, is_quick, known, save):
 def arguments():
     parser = argparse.ArgumentParser(prog="tools/mutate.py", description=__doc__, epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="print the faults that would be planted, and those that are equivalent")
+    parser.add_argument("--list", action="store_true", help="print the faults that would be planted, and the equivalent ones")
     parser.add_argument("--check", action="store_true", help="only check that the list fits the sources")
-    parser.add_argument("--only", metavar="REGEX", help="faults whose line 'PATH: OLD ==> NEW' has it")
-    parser.add_argument("--sample", type=int, metavar="N", help="draw so many of them by the commit")
-    parser.add_argument("--commit", help="for --sample (HEAD)")
-    parser.add_argument("--resume", action="store_true", help="take results of earlier runs from build/mutate/results.json")
+    parser.add_argument("--only", metavar="REGEX", help="plant only faults whose line 'PATH: OLD ==> NEW' matches")
+    parser.add_argument("--sample", type=int, metavar="N", help="draw N of the faults by the commit")
+    parser.add_argument("--commit", help="the commit for --sample (default: HEAD)")
+    parser.add_argument("--resume", action="store_true", help="reuse the results of earlier runs in build/mutate/results.json")
     parser.add_argument("--quick", action="store_true", help="run only the tests that the list names for each fault")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="faults at a time (all processors)")
-    parser.add_argument("--mutants", type=pathlib.Path, default=LIST, metavar="FILE", help="another list (tests/mutants.txt)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="the number of faults at a time (default: all processors)")
+    parser.add_argument("--mutants", type=pathlib.Path, default=LIST, metavar="FILE", help="the list (default: tests/mutants.txt)")
     return parser.parse_args()
 
 
@@ -338,7 +341,7 @@ def main():
         equivalent = [] if given.sample is not None else [f"{mutant}\n  equivalent: {mutant.equivalent}" for mutant in chosen if mutant.equivalent]
         if given.list:
             print(*mutants, *equivalent, sep="\n")
-        print(f"{len(mutants)} faults, and {len(equivalent)} that are equivalent")
+        print(f"{len(mutants)} faults, and {len(equivalent)} equivalent ones")
         return 0
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = FOLDER / "results.json"

@@ -6,20 +6,26 @@ usage() {
   cat <<'TEXT'
 tools/release.sh VERSION [--check | --once] [--sign KEY] [OUTPUT_FOLDER]
 
-Checks that HEAD can be VERSION: it has the tag vVERSION, nothing is uncommitted, and mha.h, the crates and CHANGELOG.md, with a date, say VERSION;
-files that it wrote are there for later versions to read (tests/interface/packed_files.txt);
-programs compiled against the version before still run, by the declarations (tests/package/abi.py) and by abidiff. Then runs each script of
-tools/release with --test, and again in another folder, where the same bytes must come out. Adds the list of what is in the libraries
-(SPDX), SHA256SUMS and a signature. Uploads nothing; says how to at the end. Takes what tools/setup.sh --all --release installs.
+Checks that HEAD can be released as VERSION: it has the tag vVERSION; nothing is uncommitted; mha.h,
+the crates and CHANGELOG.md (with a date) have VERSION; files written by VERSION are stored for
+later versions to read (tests/interface/packed_files.txt); and programs compiled against the
+previous version still run, according to the declarations (tests/package/abi.py) and to abidiff.
+Then runs each script in tools/release with --test, and again in another folder, where the files
+must have the same bytes. Adds the list of what the libraries contain (SPDX), SHA256SUMS and a
+signature. Uploads nothing, but prints how to. Requires what tools/setup.sh --all --release
+installs.
 
-  --check        only the checks
-  --once         do not build a second time to compare
-  --sign KEY     sign SHA256SUMS with this private key of ssh
-  OUTPUT_FOLDER  a new folder; default: build/release-VERSION
-  MHA_URL        where its files will be published, for the recipes; default: the folder itself, as a file: URL
-  MHA_HOMEPAGE   the project's page, for the recipes; default: MHA_URL
-  DEBFULLNAME, DEBEMAIL   the maintainer of Debian's packages; default: the author of HEAD
-  --help         this text
+  --check        run only the checks
+  --once         do not build a second time for comparison
+  --sign KEY     sign SHA256SUMS with this private SSH key
+  OUTPUT_FOLDER  a new folder (default: build/release-VERSION)
+  --help         show this text
+
+Environment variables:
+  MHA_URL        the URL where the files will be published, for the recipes (default: the folder
+                 itself, as a file: URL)
+  MHA_HOMEPAGE   the project's page, for the recipes (default: MHA_URL)
+  DEBFULLNAME, DEBEMAIL   the maintainer of the Debian packages (default: the author of HEAD)
 
 Example:
   git tag v0.1.0 && MHA_URL=https://example.org/mha/0.1.0 tools/release.sh 0.1.0 --sign ~/.ssh/id_ed25519
@@ -50,12 +56,12 @@ refuse() { echo "tools/release.sh: $*" >&2 && wrong=1; }
 
 tagged=$(git rev-parse --quiet --verify "refs/tags/v$version^{commit}" || true)
 if [[ -z $tagged ]]; then
-  refuse "there is no tag v$version; make it where CHANGELOG.md has the date: git tag v$version"
+  refuse "there is no tag v$version; create it at the commit where CHANGELOG.md has the date: git tag v$version"
 elif [[ $tagged != $(git rev-parse HEAD) ]]; then
   refuse "HEAD is not v$version; check it out: git checkout v$version"
 fi
 [[ -z $key || -r $key ]] || refuse "the key $key cannot be read"
-[[ -z $(git status --porcelain) ]] || refuse "there are changes that are not committed: $(git status --porcelain | head -n 3)"
+[[ -z $(git status --porcelain) ]] || refuse "there are uncommitted changes: $(git status --porcelain | head -n 3)"
 
 says() {  # WHERE VERSION
   [[ $2 == "$version" ]] || refuse "$1 says version ${2:-nothing}, not $version"
@@ -68,10 +74,10 @@ done < <(git grep -E '^(version|mha|mha-sys) = .*"[0-9]' -- 'tools/rust/*Cargo.t
 grep -qE "^## ${version//./\\.} \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md || refuse "CHANGELOG.md has no heading '## $version (YEAR-MONTH-DAY)'"
 
 grep -q "^${version//./\\.} " tests/interface/packed_files.txt ||
-  refuse "tests/interface/packed_files.txt has nothing that $version wrote; add it: build/bin/mha_test_packed_files --write"
+  refuse "tests/interface/packed_files.txt has nothing written by $version; add it: build/bin/mha_test_packed_files --write"
 
 previous=$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || true)
-python3 tests/package/abi.py check || refuse "tests/package/interface.txt is not of this header"
+python3 tests/package/abi.py check || refuse "tests/package/interface.txt does not match this header"
 if [[ -n $previous ]]; then
   git show "$previous:tests/package/interface.txt" >"$work/interface.txt"
   python3 tests/package/abi.py keeps --written "$work/interface.txt" || refuse "the header breaks programs that were compiled with $previous"
@@ -100,7 +106,7 @@ echo "v$version can be released${previous:+ after $previous}"
 # ---- Everything that is published
 
 output=$(realpath -m "${output:-build/release-$version}")
-[[ ! -e $output ]] || { echo "tools/release.sh: $output is there; give a new folder" >&2 && exit 1; }
+[[ ! -e $output ]] || { echo "tools/release.sh: $output already exists; choose a new folder" >&2 && exit 1; }
 mkdir -p "$output"
 export MHA_URL=${MHA_URL:-file://$output} SOURCE_DATE_EPOCH
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -117,22 +123,22 @@ build() {  # CLONE OUTPUT ARGUMENT...
 build "$work/one" "$output" --test
 if ((builds == 2)); then
   build "$work/another/place" "$work/again"
-  diff -r "$output" "$work/again" || { echo "tools/release.sh: the second build in another folder gives other bytes; see above" >&2 && exit 1; }
-  echo "== two builds in different folders: the same bytes"
+  diff -r "$output" "$work/again" || { echo "tools/release.sh: the second build, in another folder, has other bytes; see above" >&2 && exit 1; }
+  echo "== two builds in different folders have the same bytes"
 fi
 (cd "$output" && find . -type f | sort | xargs sha256sum >"$work/SHA256SUMS" && mv "$work/SHA256SUMS" .)
 [[ -z $key ]] || ssh-keygen -Y sign -f "$key" -n file "$output/SHA256SUMS"
 
 du -b "$output"/*
 place=$MHA_URL
-[[ $place != file:* ]] || place="where people download it (the recipes name $place: give MHA_URL before you hand them in)"
+[[ $place != file:* ]] || place="where people download it (the recipes name $place: set MHA_URL before you submit them)"
 cat <<TEXT
 
-$output is what version $version consists of. Nothing was uploaded. To publish it:
+$output contains version $version. Nothing was uploaded. To publish it:
   git push origin v$version
   twine upload $output/*.whl $output/sdist/*
   (cd tools/rust && cargo publish -p mha-sys && cargo publish -p mha) && (cd tools/rust/mha-candle && cargo publish)
   reprepro --basedir REPOSITORY includedeb bookworm $output/*+deb12_*.deb    (trixie: deb13; sources by includedsc)
-  copy $output, with SHA256SUMS and its signature, to $place; then hand in from recipes/:
-  vcpkg/ as ports/mha, conan/ as recipes/mha/all with the config.yml that is asked for there, homebrew/mha.rb as a formula
+  copy $output, with SHA256SUMS and its signature, to $place; then submit from recipes/:
+  vcpkg/ as ports/mha, conan/ as recipes/mha/all with the config.yml required there, homebrew/mha.rb as a formula
 TEXT

@@ -6,15 +6,16 @@ usage() {
   cat <<'TEXT'
 tools/setup.sh [--all] [--mpi] [--release]
 
-Installs by apt-get (Debian, Ubuntu) the packages that are needed to build and test mha, as far as they are missing. Says nothing and
-takes no time if all are there. Needs root or sudo only if something is missing. What only some tests of --all need is installed where apt has it;
-where it has not, or cannot install it, that is said, and those tests will be skipped.
+Installs the missing packages among those that building and testing mha needs, with apt-get (Debian,
+Ubuntu). Prints nothing and takes no time if none is missing. Needs root or sudo only to install.
+Packages that only some tests of --all need are installed if apt provides them; otherwise the script
+says so, and those tests are skipped.
 
-  --all      also what tools/test.sh needs: clang, compilers for AArch64, RISC-V and Windows, emulators, what looks at the header, and
-             cargo if there is none
-  --mpi      also Open MPI, for -DMHA_MPI=ON
-  --release  also what tools/release.sh and the scripts of tools/release need
-  --help     this text
+  --all      also install what tools/test.sh needs: clang, compilers for AArch64, RISC-V and
+             Windows, emulators, tools that inspect the header, and cargo if it is missing
+  --mpi      also install Open MPI, for -DMHA_MPI=ON
+  --release  also install what tools/release.sh and the scripts in tools/release need
+  --help     show this text
 
 Examples:
   tools/setup.sh          to build, and to run tools/demo.sh
@@ -50,7 +51,7 @@ for argument in "$@"; do
 done
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-  echo "tools/setup.sh: this system has no apt-get. Install these Debian packages or what corresponds to them by hand, and give" \
+  echo "tools/setup.sh: this system has no apt-get. Install these Debian packages or their equivalents by hand, and pass" \
     "--no-setup to the other scripts: ${needed[*]} ${useful[*]}" >&2
   exit 1
 fi
@@ -89,7 +90,7 @@ trap 'rm -f "$log"' EXIT
 apt_get() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes -o DPkg::Lock::Timeout=120 "$@" </dev/null >"$log" 2>&1 && return
   cat "$log" >&2
-  echo "tools/setup.sh: apt-get $1 failed; what it said is above" >&2
+  echo "tools/setup.sh: apt-get $1 failed; see its output above" >&2
   return 1
 }
 install() {  # PACKAGE...
@@ -114,6 +115,6 @@ if ((${#had[@]})) && [[ $is_root == yes ]] && install "${had[@]}"; then
 fi
 mapfile -t not_had < <(missing "${missing_useful[@]}")
 if ((${#not_had[@]})); then
-  echo "tools/setup.sh: not installed, so tests that need it will be skipped: ${not_had[*]}" >&2
-  [[ " ${not_had[*]} " != *' cargo-web '* ]] || echo "tools/setup.sh: a recent cargo is also to be had from https://rustup.rs" >&2
+  echo "tools/setup.sh: these packages are not installed, so tests that need them will be skipped: ${not_had[*]}" >&2
+  [[ " ${not_had[*]} " != *' cargo-web '* ]] || echo "tools/setup.sh: a recent cargo is also available from https://rustup.rs" >&2
 fi

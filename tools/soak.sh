@@ -6,16 +6,20 @@ usage() {
   cat <<'TEXT'
 tools/soak.sh [MINUTES]
 
-Builds mha_soak (tests/load/soak.cpp) in build/, which does for MINUTES minutes (30) what a server does, on a thread for each core: sequences come,
-with a prompt of their own or behind another one's prefix, grow by one to four tokens in batches, lose drafted tokens and go, in paged caches of
-f32, f16, bf16 and int8, with grouped heads, windows and chosen keys. Every tenth result is computed anew, the whole sequence at once without
-a cache (where it keeps fewer bits: with an empty one) and compared by memcmp. Blocks are counted. It prints counts and memory every 10 seconds.
+Builds mha_soak (tests/load/soak.cpp) in build/ and runs it for MINUTES minutes (default: 30). It
+behaves like a server, with a thread per core: sequences arrive with a new prompt or after the
+prefix of another one, grow by one to four tokens in batches, lose drafted tokens, and leave. They
+are in paged caches of f32, f16, bf16 and int8, with grouped heads, windows and chosen keys. It
+recomputes every tenth result, the whole sequence at once without a cache (where the cache has fewer
+bits: with an empty one), and compares with memcmp. It counts blocks, and prints counts and memory
+every 10 seconds.
 
-Before that it measures the latency of one token of a layer of width 512 behind 500 others, alone and beside prompts on another core; and it
-plants a leaked block, wrong block tables and leaked memory for 6 seconds each, which it must find.
+Before that, it measures the latency of one token of a layer of width 512 after 500 others, alone
+and next to prompts on another core; and it plants a leaked block, wrong block tables and leaked
+memory for 6 seconds each, which it must find.
 
-Exits with 0 if all is well, with 1 if a result has a wrong bit, a call fails, a block is lost, or the process is at the end more than 1 MiB
-larger than after the first minute, with 2 if the arguments are wrong.
+Exit status: 0 success; 1 a result has a wrong bit, a call failed, a block was lost, or the process
+ended more than 1 MiB larger than it was after the first minute; 2 wrong arguments.
 
 Examples:
   tools/soak.sh
@@ -33,6 +37,6 @@ for plant in block table memory; do
   status=0
   said=$(build/bin/mha_soak 6 "$plant" 2>&1 >/dev/null) || status=$?
   echo "planted in $plant: $said"
-  ((status == 1)) || { echo "tools/soak.sh: this was not found" >&2 && exit 1; }
+  ((status == 1)) || { echo "tools/soak.sh: the planted fault was not found" >&2 && exit 1; }
 done
 exec build/bin/mha_soak $((60 * minutes))

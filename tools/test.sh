@@ -6,40 +6,53 @@ usage() {
   cat <<'TEXT'
 tools/test.sh [--quick | --all] [--no-setup]
 
-Installs what is missing (tools/setup.sh --all, tools/python/setup.sh), builds, and runs the tests. Exits with 0 only if every build and
-every test succeeded. The tests of the build by g++ come last, so that their summary is at the end; an emulated machine that ran beside all tells
-its result behind them.
+Installs missing packages (tools/setup.sh --all, tools/python/setup.sh), builds, and runs the tests.
+Exits with 0 only if every build and every test succeeded. The tests of the g++ build come last, so
+that their summary is at the end; only an emulated machine that ran in parallel reports after them.
 
   build/             g++, Release: the library, the command, the benchmarks, all tests
-  build-clang/       clang, Release: the library, and the tests that another compiler could make fail
-  build-aarch64/     cross-compiled for AArch64: the library, and the tests that another processor could make fail, under emulation
-  build-windows/     cross-compiled for Windows by MinGW-w64: the library, under Wine the bits of its DLL and the edges of its interface
+  build-clang/       clang, Release: the library, and the tests that may fail with another compiler
+  build-aarch64/     cross-compiled for AArch64: the library, and the tests that may fail on another
+                     processor, under emulation
+  build-windows/     cross-compiled for Windows with MinGW-w64: the library; under Wine, the bits of
+                     its DLL and the edge cases of its interface
   build-fuzz/        clang: each fuzz target for 12 seconds (tools/fuzz.sh)
-  build/mutate/      ten small faults, planted one at a time, each of which a test must find (tools/mutate.py)
-  build/avx512/      on a processor without AVX-512 or its VNNI, by tools/test_avx512.sh: the bits of its kernels, under emulation
+  build/mutate/      ten small faults, planted one at a time, each of which a test must find
+                     (tools/mutate.py)
+  build/avx512/      on a processor without AVX-512 or its VNNI, the bits of these kernels under
+                     emulation (tools/test_avx512.sh)
 
-Before them, and alone, tools/perf_gate.sh compares build/ with the commit before HEAD (or, where MHA_PERF_GATE_BASE names a revision, with
-what HEAD and that one have in common), by instructions and by time, and by time with the floor for this processor in bench/floor.txt. A
-regression fails. The line "Perf-Gate: expected" at the end of a commit's message excuses one since the base, never one against the floor.
-tools/rust/test.sh tests the Rust crates with the library of build/; it is skipped where there is no recent cargo, or no network. The last lines
-name what was skipped, comparisons that came out too noisy among them, and what failed.
+Before them, and with nothing else running, tools/perf_gate.sh compares build/ with the commit
+before HEAD (or, if MHA_PERF_GATE_BASE names a revision, with its merge base with HEAD) by
+instructions and by time, and by time with the floor for this processor in bench/floor.txt. A
+regression fails. The line "Perf-Gate: expected" at the end of a commit message since the base
+excuses a regression against the base, but never one against the floor. tools/rust/test.sh tests the
+Rust crates with the library in build/; it is skipped without a recent cargo or without network. The
+last lines list what was skipped, including comparisons that were too noisy, and what failed.
 
-  --quick      build/ only, without its long tests and with a third of the random cases; no performance gate, no Rust
-  --all        also
-               - the objects of build-debug/ and build-minsizerel/, and the bits and the size of the latter
-               - build-sanitize/, instrumented to find wrong addresses, undefined behaviour, leaks and sizes that wrap;
-                 build-sanitize-threads/, to find data races; the stored inputs of the fuzz targets under valgrind
-               - emulated processors without AVX, with AVX2 alone (tools/test_cpus.sh), and with AVX-512 without VNNI
-                 (tools/test_avx512.sh); build-riscv64/, cross-compiled for 64-bit RISC-V
-               - all tests and random cases by clang and for AArch64, more tests for Windows and emulated AVX-512, and slow tests
-               - the crate mha-candle; packages (tools/release); the coverage (tools/coverage.sh); all mutants (tools/mutate.py)
+  --quick      test only build/, without its long tests and with a third of the random cases; run no
+               performance gate and no Rust tests
+  --all        also test
+               - the objects of build-debug/ and build-minsizerel/, and the bits and the size of the
+                 latter
+               - build-sanitize/, instrumented to find wrong addresses, undefined behaviour, leaks
+                 and wrapping sizes; build-sanitize-threads/, to find data races; the stored inputs
+                 of the fuzz targets under valgrind
+               - emulated processors without AVX, with only AVX2 (tools/test_cpus.sh), and with
+                 AVX-512 but no VNNI (tools/test_avx512.sh); build-riscv64/, cross-compiled for
+                 64-bit RISC-V
+               - all tests and random cases with clang and for AArch64, more tests for Windows and
+                 emulated AVX-512, and slow tests
+               - the crate mha-candle; packages (tools/release); the coverage (tools/coverage.sh);
+                 all mutants (tools/mutate.py)
   --no-setup   install nothing
-  --help       this text
+  --help       show this text
 
 Examples:
-  tools/test.sh                                      what CI runs
-  tools/test.sh --quick                              while working on something
-  ctest --test-dir build -L cache                    one group of tests, after any of these; CONTRIBUTING.md names the labels
+  tools/test.sh                       what CI runs
+  tools/test.sh --quick               while you work on something
+  ctest --test-dir build -L cache     one group of tests, after any of these; CONTRIBUTING.md lists
+                                      the labels
 TEXT
 }
 
@@ -113,7 +126,7 @@ await_part() {  # NAME
 
 part_ended() {  # NAME STATUS
   if (($2 == 3)); then
-    skip "$1; the reason stands above"
+    skip "$1; see above for the reason"
   elif (($2)); then
     failed+=("$1")
   fi
@@ -121,7 +134,7 @@ part_ended() {  # NAME STATUS
 
 if [[ $setup == yes ]]; then
   if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
-  [[ $matrix == quick ]] || tools/onnx/headers.sh || skip "tests python.onnx_runtime_*, without ONNX Runtime's headers; the reason stands above"
+  [[ $matrix == quick ]] || tools/onnx/headers.sh || skip "tests python.onnx_runtime_*, without ONNX Runtime's headers; see above for the reason"
 fi
 
 # Tests build the library again, as users do, and so does the gate: what one compiler has compiled once is not compiled again.
@@ -142,14 +155,14 @@ gate() {  # NAME IS_EXCUSABLE ARGUMENT...
   case $status in
     0) ;;
     1) if [[ $2 == yes ]] && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
-         echo "performance gate: expected, says a commit since $base"
+         echo "performance gate: a commit since $base says that this is expected"
        else
          failed+=("$1")
        fi ;;
-    3) skip "$1, which came out too noisy to say" ;;
-    5) skip "$1: not checked, for bench/floor.txt has no floor for this processor" ;;
+    3) skip "$1: too noisy to say" ;;
+    5) skip "$1: not checked, because bench/floor.txt has no floor for this processor" ;;
     *) if [[ $(git rev-parse --is-shallow-repository) == true ]]; then
-         skip "$1, for this clone lacks older revisions (git fetch --unshallow)"
+         skip "$1: this clone lacks older revisions (git fetch --unshallow)"
        else
          failed+=("$1")
        fi ;;
@@ -159,7 +172,7 @@ perf_gates() {
   local base=HEAD~1 new=()
   [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) || base=$MHA_PERF_GATE_BASE
   if ! git rev-parse --git-dir >/dev/null 2>&1; then
-    skip "the performance gates, for this is no git repository"
+    skip "the performance gates: this is not a git repository"
     return
   fi
   # The library in build/ is what the gate would build again, if it is as the gate compiles.
@@ -169,14 +182,14 @@ perf_gates() {
   if grep -qsw avx2 /proc/cpuinfo; then
     gate "instructions against $base" yes --count "$base" "${new[@]}"
   else
-    skip "instructions against $base, which are counted with AVX2"
+    skip "instructions against $base: counting them needs AVX2"
   fi
   gate "times against $base" yes "$base" "${new[@]}"
   gate "times against the floor" no --floor bench/floor.txt "${new[@]}"
   local commit
   for commit in $(git log --format=%h --no-merges --diff-filter=M "$base..HEAD" -- bench/floor.txt); do
     [[ $(git diff-tree --no-commit-id --name-only -r "$commit") == bench/floor.txt ]] ||
-      failed+=("the floor, which moves only by a commit of its own, and $commit changes more")
+      failed+=("the floor: a commit that moves it must change nothing else, but $commit does")
   done
 }
 
@@ -194,7 +207,7 @@ avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emul
 [[ $matrix != all ]] || wide=(-L '^wide')  # and wide_long
 if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /proc/cpuinfo; then
   emulate=yes
-  say "testing the AVX-512 kernels of build, emulated, beside what follows"
+  say "testing the AVX-512 kernels of build under emulation, in parallel with what follows"
   start_part "$avx512" nice -n 5 tools/test_avx512.sh --machines 1 --time-limit 2400 "${wide[@]}"
 fi
 
@@ -222,7 +235,7 @@ fi
 }
 test_windows() {
   if ! command -v x86_64-w64-mingw32-g++-posix >/dev/null || ! command -v wine >/dev/null; then
-    skip "Windows, which takes the Debian packages g++-mingw-w64-x86-64-posix and wine"
+    skip "Windows, which needs the Debian packages g++-mingw-w64-x86-64-posix and wine"
     return
   fi
   configure build-windows Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" "${library[@]}"
@@ -255,7 +268,7 @@ if [[ $matrix == all ]]; then
   configure build-sanitize-threads Release -DCMAKE_C_FLAGS=-fsanitize=thread -DCMAKE_CXX_FLAGS=-fsanitize=thread "${library[@]}"
   build build-sanitize-threads --target tests_threads
   run_tests build-sanitize-threads -L '^threads$'
-  say "testing emulated processors without AVX, and with AVX2 alone"
+  say "testing emulated processors without AVX, and with only AVX2"
   run_part "emulated processors" tools/test_cpus.sh
   say "testing an emulated processor with AVX-512 and without VNNI"
   [[ $(uname -m) != x86_64 ]] || run_part "AVX-512 without VNNI, emulated" tools/test_avx512.sh --without-vnni --time-limit 2400 "${wide[@]}"
@@ -280,9 +293,9 @@ other_parts() {
   [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh --test
   # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
   if [[ $setup == yes ]]; then
-    say "packages of Python, in build/python and build/runtimes"
-    tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; the reason stands above"
-    wait "$runtimes" || { cat "$logs/runtimes" && skip "the tests of PyTorch and transformers, which could not be installed; the reason stands above"; }
+    say "installing Python packages in build/python and build/runtimes"
+    tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; see above for the reason"
+    wait "$runtimes" || { cat "$logs/runtimes" && skip "the tests of PyTorch and transformers, which could not be installed; see above for the reason"; }
   fi
 }
 [[ $matrix == quick ]] || other_parts
@@ -293,7 +306,7 @@ case $matrix in
   all) run_tests build ;;
 esac
 if [[ $emulate == yes ]]; then
-  say "the emulated AVX-512 kernels, which ran beside that"
+  say "the emulated AVX-512 kernels, which ran in parallel"
   await_part "$avx512"
 fi
 # print_list HEADING ITEM...: nothing without an item.

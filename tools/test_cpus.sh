@@ -6,14 +6,17 @@ usage() {
   cat <<'TEXT'
 tools/test_cpus.sh [--build FOLDER] [SELECTION...]
 
-Runs tests by qemu-x86_64 as two processors: Nehalem, which has no AVX, and Haswell, which has AVX2 alone. An instruction that the processor lacks
-ends the test. First it checks that the library finds the right instruction sets, also on a Haswell without fma or F16C. GeneratedPairs is left
-out as Haswell, whose scalar fma QEMU 7.2 emulates with a read beyond the number. Needs programs built by tools/test.sh and Debian's package
-qemu-user. Exits with 0 if all passed, with 1 if not, with 2 if the arguments are wrong, with 3 if qemu is missing.
+Runs tests with qemu-x86_64 on two emulated processors: Nehalem, which has no AVX, and Haswell,
+which has AVX2 but nothing newer. An instruction that the processor lacks ends the test. First
+checks that the library detects the right instruction sets, also on a Haswell without fma or F16C.
+Skips GeneratedPairs on Haswell, because QEMU 7.2 reads beyond the operand of a scalar fma. Requires
+programs built by tools/test.sh and Debian's package qemu-user.
+
+Exit status: 0 all tests passed; 1 a test failed; 2 wrong arguments; 3 qemu is missing.
 
   SELECTION...       options of ctest, such as -R and -L (default: -L '^brief$')
-  --build FOLDER     where the programs are (default: build)
-  --help             this text
+  --build FOLDER     the folder of the programs (default: build)
+  --help             show this text
 MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
 Examples:
@@ -36,7 +39,7 @@ while (($#)); do
   esac
 done
 ((${#selection[@]})) || selection=(-L '^brief$')
-command -v qemu-x86_64 >/dev/null || { echo "tools/test_cpus.sh: there is no qemu-x86_64 (Debian: qemu-user)" >&2 && exit 3; }
+command -v qemu-x86_64 >/dev/null || { echo "tools/test_cpus.sh: qemu-x86_64 is not installed (Debian: qemu-user)" >&2 && exit 3; }
 [[ -x $build/bin/mha ]] || { echo "tools/test_cpus.sh: there are no programs in $build/bin; tools/test.sh --quick builds them all" >&2 && exit 2; }
 
 failed=0

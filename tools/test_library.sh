@@ -6,18 +6,23 @@ usage() {
   cat <<'TEXT'
 tools/test_library.sh [--setup] [SETTING...]
 
-Builds the library and its tests in build-library-tests/ and runs the tests of its bits, its caches and its interface. This is for compilers and
-systems that tools/test.sh does not know: macOS, Windows by Microsoft's compiler or MinGW-w64 (in Git's bash), other compilers on Linux. By
-Microsoft's compiler, which refuses the other tests, it compares the published results alone. It needs CMake 3.22, Python 3, the headers of xsimd
-and GoogleTest. Each SETTING goes to CMake.
+Builds the library and its tests in build-library-tests/, and runs the tests of its bits, caches and
+interface. Use it for compilers and systems that tools/test.sh does not cover: macOS, Windows with
+Microsoft's compiler or MinGW-w64 (in Git's bash), other compilers on Linux. With Microsoft's
+compiler, which rejects the other tests, it compares only the published results. Requires CMake
+3.22, Python 3, and the headers of xsimd and GoogleTest. Passes each SETTING to CMake.
 
-  --setup   first installs xsimd and GoogleTest: on macOS by brew, on Windows by the vcpkg in VCPKG_INSTALLATION_ROOT, on Debian by tools/setup.sh
-  --help    this text
+  --setup   first install xsimd and GoogleTest: with brew on macOS, with the vcpkg in
+            VCPKG_INSTALLATION_ROOT on Windows, with tools/setup.sh on Debian
+  --help    show this text
 
 Examples:
-  tools/test_library.sh --setup                                                        macOS; Windows, Microsoft's compiler
-  tools/test_library.sh --setup -G Ninja -DCMAKE_C_COMPILER=gcc -DCMAKE_CXX_COMPILER=g++    Windows, MinGW-w64
-  tools/test_library.sh -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++          Linux, clang
+  macOS; Windows with Microsoft's compiler:
+    tools/test_library.sh --setup
+  Windows with MinGW-w64:
+    tools/test_library.sh --setup -G Ninja -DCMAKE_C_COMPILER=gcc -DCMAKE_CXX_COMPILER=g++
+  Linux with clang:
+    tools/test_library.sh -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
 TEXT
 }
 

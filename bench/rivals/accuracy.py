@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""Measures how far mha, PyTorch and ONNX Runtime are from exact results, in float64, and writes the tables of src/docs/accuracy.md.
+"""Measures the errors of mha, PyTorch and ONNX Runtime against exact results in float64, and writes
+the tables of src/docs/accuracy.md.
 
-Errors are relative to the rms of the exact result: the rms error, and behind it the largest. The exact result is that of the very numbers that a
-library is given. Options that a library lacks are computed as its users do, from plain operations. The errors of mha's functions are those that
+Errors are relative to the rms of the exact result: the rms error, followed by the largest. The
+exact result is computed from the very numbers that a library is given. Options that a library lacks
+are computed as its users do, from plain operations. The errors of mha's functions are those that
 the test function prints.
 
-With --test-table it prints that of tests/contract/accuracy_test.cpp instead: for each shape, the rms error of PyTorch's attention on one thread,
-divided by that of plain float32 code, for calls of one query and of 64. The plain code is tests/oracle in float: sums in natural order, multiplied
+With --test-table, it prints the table of tests/contract/accuracy_test.cpp instead: for each shape,
+the rms error of PyTorch's attention on one thread, divided by that of plain float32 code, for calls
+of one query and of 64. The plain code is tests/oracle in float: sums in natural order, multiplied
 and added in two roundings. Data, shapes and seeds are those of the test.
 
-Examples, behind tools/python/setup.sh --rivals:
-  MHA_TEST_EVERY_FLOAT=1 build/bin/mha_test_function --gtest_filter='Functions.*' > functions.txt     takes minutes
-  build/rivals/venv/bin/python bench/rivals/accuracy.py --functions functions.txt                    all tables
-  build/rivals/venv/bin/python bench/rivals/accuracy.py                                              all but that of functions
+Examples, after tools/python/setup.sh --rivals:
+  MHA_TEST_EVERY_FLOAT=1 build/bin/mha_test_function --gtest_filter='Functions.*' > functions.txt
+                                                            takes minutes
+  build/rivals/venv/bin/python bench/rivals/accuracy.py --functions functions.txt
+                                                            all tables
+  build/rivals/venv/bin/python bench/rivals/accuracy.py     all tables but that of functions
 """
 
 import argparse
@@ -296,7 +301,7 @@ def function_rows(output):
             ("sigmoid", both, torch.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
             ("softplus", both, torch.nn.functional.softplus, lambda x: np.maximum(x, 0) + np.log1p(np.exp(-abs(x))))):
         if name not in found:
-            raise Failed(f"{output} has no line of {name} and every float")
+            raise Failed(f"{output} has no line for {name} with every float")
         truth, row = exact(x.astype("d")), [name, found[name].replace(" ulp at", " at")]
         for y in of_torch(torch.from_numpy(x)).numpy(), run_onnx([node(name.capitalize(), ["x"], ["y"])], {"x": x}, x.shape):
             error = abs(y - truth) / 2.0 ** np.maximum(np.frexp(truth)[1] - 24, -149)
@@ -373,8 +378,8 @@ def print_test_table():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test-table", action="store_true", help="print the table of accuracy_test.cpp, and write nothing")
-    parser.add_argument("--functions", metavar="FILE", help="what mha_test_function has printed with MHA_TEST_EVERY_FLOAT=1")
+    parser.add_argument("--test-table", action="store_true", help="print the table of accuracy_test.cpp and write nothing")
+    parser.add_argument("--functions", metavar="FILE", help="the output of mha_test_function with MHA_TEST_EVERY_FLOAT=1")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

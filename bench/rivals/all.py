@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Measures all figures of README.md and src/docs anew, part by part, and writes their tables, sentences and pictures.
+"""Measures all figures of README.md and src/docs again, part by part, and writes their tables,
+sentences and pictures.
 
-Each run builds first what is measured, so that the commit that the figures name is the one that was measured; commit what you changed before.
-The results of a part stay in build/rivals, so that parts can be measured one by one, each in under 10 minutes; the last one, report, writes what
-is there. Nothing else may run meanwhile.
+Each run first builds what it measures, so that the figures name the commit that was measured;
+commit your changes before. The results of a part stay in build/rivals, so that parts can be
+measured one by one, each in under 10 minutes; the last part, report, writes the existing results.
+Nothing else may run meanwhile.
 """
 
 import argparse
@@ -19,13 +21,16 @@ sys.dont_write_bytecode = True
 from session import build, commit, load, root, say, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals                                     the packages, into build/rivals/venv: some gigabytes
-  build/rivals/venv/bin/python bench/rivals/all.py                   everything
-  build/rivals/venv/bin/python bench/rivals/all.py --list            the parts, and of which commits their results are
+  tools/python/setup.sh --rivals                                 installs some gigabytes of packages
+                                                                 in build/rivals/venv
+  build/rivals/venv/bin/python bench/rivals/all.py               everything
+  build/rivals/venv/bin/python bench/rivals/all.py --list        the parts, and the commits with
+                                                                 results
   build/rivals/venv/bin/python bench/rivals/all.py --only prepare layers-1-small report
-  build/rivals/venv/bin/python bench/rivals/all.py --rounds 1        quickly
+  build/rivals/venv/bin/python bench/rivals/all.py --rounds 1    quickly
 
-Exit codes: 0 done; 1 a part failed or a result is wrong, and the others are done; 2 wrong usage; 4 the library could not be built.
+Exit status: 0 success; 1 a part failed or a result is wrong, and the other parts are done; 2 wrong
+usage; 4 the library could not be built.
 """
 small = ["1,128,256,4", "1,128,768,12", "1,512,768,12", "1,1024,768,12", "8,128,768,12", "1,197,768,12,uncausal", "1,77,768,12,uncausal",
          "1,1500,512,8,uncausal", "1,49,96,3,uncausal"]
@@ -51,7 +56,7 @@ def show():
     """Each part with its command; and of which commits there are results."""
     for name, command in parts.items():
         print(f"{name:16} bench/rivals/{shlex.join(command)}")
-    print(f"\nThe sources are of commit {commit()}. Results are of:")
+    print(f"\nThe sources are at commit {commit()}. Results exist for these commits:")
     for kind in kinds:
         found = sorted({result["about"]["commit"] for result in load(work / f"{kind}.json")})
         print(f"{kind:16} {', '.join(found) or 'none'}")
@@ -66,18 +71,18 @@ def prepared():
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="show the parts and the results that are there; measure nothing")
-    parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help="these parts; prepare is to be one of the first ones")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each part (default: 5, of decoders and models 3, of ONNX models 7)")
-    parser.add_argument("--busy", type=float, metavar="SHARE", help="the share of the processors that others may take (default: 0.05; not of layers)")
+    parser.add_argument("--list", action="store_true", help="list the parts and the existing results; measure nothing")
+    parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help="measure only these parts; the first run must include prepare")
+    parser.add_argument("--rounds", type=int, metavar="N", help="the rounds of each part (default: 5; decoders and models: 3, ONNX models: 7)")
+    parser.add_argument("--busy", type=float, metavar="SHARE", help="the share of the processors that others may use (default: 0.05; not for layers)")
     options = parser.parse_args(arguments)
     if options.rounds is not None and options.rounds < 1:
-        parser.error("--rounds is 1 or more")
+        parser.error("--rounds must be 1 or more")
     if options.list:
         show()
         return 0
     if not prepared():
-        say("all.py: the library could not be built; what failed is above")
+        say("all.py: the library could not be built; see above")
         return 4
     failed, chosen = [], [name for name in parts if name in (options.only or parts)]
     for number, name in enumerate(chosen, 1):

@@ -1,7 +1,8 @@
-"""tests/examples/decoder.c beside Hugging Face's LlamaForCausalLM, on small models with random weights: the same tokens, and the largest
-difference of their logits. Run with an interpreter that has torch and transformers, from a folder to write in:
+"""Compares tests/examples/decoder.c with Hugging Face's LlamaForCausalLM on small models with random
+weights: whether the tokens are the same, and the largest difference of the logits. Run it with an
+interpreter that has torch and transformers, from a folder to write in:
 
-    decoder_transformers.py PROGRAM        built from decoder.c, as src/docs/decoder.md says
+    decoder_transformers.py PROGRAM      PROGRAM: built from decoder.c, as src/docs/decoder.md says
 """
 
 import subprocess

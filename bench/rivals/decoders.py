@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Measures a whole decoder, tests/examples/decoder.c, beside llama.cpp: a prompt of 512 tokens, and the tokens behind it.
+"""Compares a whole decoder, tests/examples/decoder.c, with llama.cpp: a prompt of 512 tokens, and the
+tokens after it.
 
-The models have Llama's shape and random weights, the same for all: a file that the example writes, and files of llama.cpp made of it. The
-programs run in turns, each in a process of its own; llama.cpp by its bench tool, built from the source that the Python package llama-cpp-python
-ships. Of each, the logits behind the prompt are compared with those of its own float32: what fewer bits cost.
+The models have Llama's shape and the same random weights: a file written by the example, and files
+for llama.cpp made from it. The programs take turns, each in a separate process; llama.cpp runs with
+its bench tool, built from the source in the Python package llama-cpp-python. The logits after the
+prompt are compared with those of the same program in float32, to show what fewer bits cost.
 
   mha       f32, f16, int8 weights in INT16 and INT8, int4 weights in INT8
   llama.cpp F32, F16, Q8_0, Q4_0
 
-models.py measures a decoder of the same shape by PyTorch.
+models.py measures a decoder of the same shape with PyTorch.
 """
 
 import argparse
@@ -24,11 +26,15 @@ sys.dont_write_bytecode = True
 from session import Failed, about, build, keep, root, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals                                              the packages, into build/rivals/venv
-  build/rivals/venv/bin/python bench/rivals/decoders.py --prepare             llama.cpp, into build/rivals, and the models: some 15 minutes
+  tools/python/setup.sh --rivals                                      installs the packages in
+                                                                      build/rivals/venv
+  build/rivals/venv/bin/python bench/rivals/decoders.py --prepare     makes llama.cpp and the models
+                                                                      in build/rivals, in some 15
+                                                                      minutes
   build/rivals/venv/bin/python bench/rivals/decoders.py --shapes 768 --threads 1
 
-Results go to build/rivals/decoders.json. Exit codes: 0 done; 1 logits are wrong; 2 wrong usage; 4 something that is needed is not there.
+Results go to build/rivals/decoders.json.
+Exit status: 0 success; 1 logits are wrong; 2 wrong usage; 4 a requirement is missing.
 """
 
 # layers, width, heads, kv heads, hidden width, vocabulary
@@ -46,7 +52,7 @@ llama = source / "build" / "bin"
 def call(*command, **more):
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
     if done.returncode:
-        raise Failed(f"{' '.join(map(str, command))} fails: {' '.join((done.stderr or done.stdout).split()[-40:])}")
+        raise Failed(f"{' '.join(map(str, command))} failed: {' '.join((done.stderr or done.stdout).split()[-40:])}")
     return done
 
 
@@ -111,7 +117,7 @@ def prepare(names):
     work.mkdir(parents=True, exist_ok=True)
     library = build / "src" / "libmha.a"
     if not library.exists():
-        raise Failed(f"{library} is not there: cmake -S . -B build -DCMAKE_BUILD_TYPE=Release && cmake --build build --target mha_static")
+        raise Failed(f"{library} is missing; build it: cmake -S . -B build -DCMAKE_BUILD_TYPE=Release && cmake --build build --target mha_static")
     call(os.environ.get("CC", "cc"), "-O2", root / "tests" / "examples" / "decoder.c", "-I", root / "include", library, "-lm", "-pthread",
          "-o", work / "decoder")
     prepare_llama()
@@ -175,10 +181,10 @@ def main():
     parser.add_argument("--shapes", nargs="+", choices=shapes, default=["768", "2048"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--forms", nargs="+", choices=forms, default=list(forms), metavar="FORM", help=", ".join(forms))
-    parser.add_argument("--tokens", type=int, default=64, help="tokens behind the prompt (default: 64)")
+    parser.add_argument("--tokens", type=int, default=64, help="the tokens after the prompt (default: 64)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that others may take; 1 = no run is made again")
-    parser.add_argument("--prepare", action="store_true", help="make programs and models, measure nothing")
+    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that other programs may use; 1 = repeat no run")
+    parser.add_argument("--prepare", action="store_true", help="make programs and models, and measure nothing")
     parser.add_argument("--json", type=pathlib.Path, default=work / "decoders.json")
     options = parser.parse_args()
     prepare(options.shapes)

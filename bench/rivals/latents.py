@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Measures tokens of a model with latent attention over caches of some lengths: those of transformers, and mha.transformers.LatentCache.
+"""Measures tokens of a model with latent attention over caches of several lengths: the caches of
+transformers, and mha.transformers.LatentCache.
 
-The model has the shapes of DeepSeek V2 Lite, with 6 of its layers, 8 of its experts, a vocabulary of 32,000, random weights and float32: 3 GB.
-The caches are filled with random latents; the ways take turns, a token each. Memory is that of the cache, and the most that a token needs
-beside it; logits are compared with those of sdpa.
+The model has the shapes of DeepSeek V2 Lite, with 6 of its layers, 8 of its experts, a vocabulary
+of 32,000, random weights and float32: 3 GB. The caches are filled with random latents; the ways
+take turns, a token each. Memory is that of the cache, and the most that a token needs besides;
+logits are compared with those of sdpa.
 
-With --attention, PyTorch's attention alone: a token over 8,192 positions, as the group latent of mha_bench has it. Keys of 576 numbers are the
-same memory for all heads (expand), values their first 512; as many caches take turns as are 1 GB. It prints the best of 5 calls.
+With --attention, it measures only PyTorch's attention: a token over 8,192 positions, as in the
+group latent of mha_bench. All heads share the memory of the keys, 576 numbers each (expand), whose
+first 512 are the values; caches of 1 GB in total take turns. It prints the best of 5 calls.
 
 Examples:
   build/rivals/venv/bin/python bench/rivals/latents.py
@@ -50,10 +53,10 @@ def time_attention(torch):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096, 16384], metavar="N", help="positions (default: 512 4096 16384)")
-    parser.add_argument("--tokens", type=int, default=5, metavar="N", help="tokens behind them (default: 5)")
-    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads (default: 2)")
-    parser.add_argument("--attention", action="store_true", help="PyTorch's attention alone")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096, 16384], metavar="N", help="positions in the caches (default: 512 4096 16384)")
+    parser.add_argument("--tokens", type=int, default=5, metavar="N", help="the tokens after them (default: 5)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="the number of threads (default: 2)")
+    parser.add_argument("--attention", action="store_true", help="measure only PyTorch's attention")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     import torch

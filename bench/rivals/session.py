@@ -33,7 +33,7 @@ def say(sentence):
 
 
 def run_main(main):
-    """Exit codes: 0 done; 1 a result is wrong; 2 wrong usage; 4 something that is needed is not there."""
+    """Exit status: 0 success; 1 a result is wrong; 2 wrong usage; 4 a requirement is missing."""
     try:
         sys.exit(main())
     except (Failed, OSError, ImportError) as error:
@@ -82,9 +82,9 @@ def take_turns(runs, rounds, busy=math.inf, warm=0):
                     for what, value in found.items() if number >= 0 else ():
                         seconds[name].setdefault(what, []).append(value)
                     break
-                say(f"again: other programs took {share:.0%} of the processors beside {name}")
+                say(f"repeating {name}: other programs used {share:.0%} of the processors")
             else:
-                raise Failed("other programs take too much of the processors; stop them, or allow more with --busy")
+                raise Failed("other programs use too much of the processors; stop them, or allow more with --busy")
     return seconds, reasons
 
 

@@ -40,8 +40,8 @@ class List(unittest.TestCase):
         self.assertIn("occurs 0 times", self.errors("[b.cpp]\nf(1); ==>"))
 
     def test_programs_are_known_and_no_fault_is_there_twice(self):
-        self.assertIn("'ropes' is no test program", self.errors("[a.cpp] ropes\nf(1); ==>"))
-        self.assertIn("is there twice", self.errors("[a.cpp]\nf(1); ==>\nf(1); ==>"))
+        self.assertIn("'ropes' is not a test program", self.errors("[a.cpp] ropes\nf(1); ==>"))
+        self.assertIn("is listed twice", self.errors("[a.cpp]\nf(1); ==>\nf(1); ==>"))
 
 
 class Runs(unittest.TestCase):

@@ -63,7 +63,7 @@ class Release(unittest.TestCase):
 
     def test_changes_that_are_not_committed(self):
         (self.root / "new.txt").touch()
-        self.refused("there are changes that are not committed: ?? new.txt")
+        self.refused("there are uncommitted changes: ?? new.txt")
 
     def test_another_version_than_the_header_has(self):
         self.git("tag", "v9.8.7")
@@ -83,7 +83,7 @@ class Release(unittest.TestCase):
     def test_no_files_of_this_version_for_later_ones_to_read(self):
         self.spoil("tests/interface/packed_files.txt", f"{self.version} ", "0.0.1 ")
         self.commit()
-        self.refused(f"tests/interface/packed_files.txt has nothing that {self.version} wrote")
+        self.refused(f"tests/interface/packed_files.txt has nothing written by {self.version}")
 
     def test_a_header_that_breaks_programs_of_the_version_before(self):
         self.git("tag", "v0.0.1")

@@ -121,7 +121,7 @@ class Sessions(unittest.TestCase):
                                      ("PyTorch", "bf16", 0.1), ("OpenVINO", "int8", 0.45), ("mha", "int4_int8", math.nan)]:
             code, result = self.run_with("arithmetic", {(library, form): error})
             self.assertEqual((code, list(result["reasons"])), (1, [f"{library} {form}"]))
-            self.assertRegex(result["reasons"][f"{library} {form}"], "WRONG: its y is off by (.*) of the layer in double precision, more than")
+            self.assertRegex(result["reasons"][f"{library} {form}"], "WRONG: its y differs from the layer in double precision by (.*), more than")
             self.assertEqual(result["seconds"].get(f"{library} {form}", {}), {})
         self.assertEqual(self.run_with("decode", {("ONNX Runtime", "GroupQueryAttention"): 1e-4}, shape="32,4,2,100")[0], 1)
 
@@ -132,8 +132,8 @@ class Sessions(unittest.TestCase):
         self.assertIn("- OpenVINO scaled_dot_product_attention was not measured: its process ended by SIGSEGV.", report.layer_tables([result]))
 
     def test_wrong_usage_is_code_2_and_a_sentence(self):
-        for arguments, sentence in [(["layers", "--shapes", "1,128,256"], "write BATCH,N,WIDTH,HEADS"), (["layers", "--shapes", "1,0,256,4"], "is no shape"),
-                                    (["arithmetic", "--shapes", "1,8,8,2,uncausal"], "is no shape of arithmetic"),
+        for arguments, sentence in [(["layers", "--shapes", "1,128,256"], "write BATCH,N,WIDTH,HEADS"), (["layers", "--shapes", "1,0,256,4"], "is not a shape"),
+                                    (["arithmetic", "--shapes", "1,8,8,2,uncausal"], "is not a shape of arithmetic"),
                                     (["decode", "--shapes", "768,12,5,16"], "kv heads the heads"), (["layers", "--rounds", "0"], "1 or more"),
                                     (["layers", "--mha", "/nowhere/libmha.so"], "there is no /nowhere/libmha.so")]:
             said = io.StringIO()
@@ -198,7 +198,7 @@ class Reports(unittest.TestCase):
 
     def test_all_runs_the_parts_that_are_named_and_says_which_failed(self):
         for arguments, code, sentence in [(["--list"], 0, "layers-1-small"), (["--only", "nothing"], 2, "invalid choice: 'nothing'"),
-                                          (["--rounds", "0"], 2, "--rounds is 1 or more")]:
+                                          (["--rounds", "0"], 2, "--rounds must be 1 or more")]:
             done = subprocess.run([sys.executable, root / "bench" / "rivals" / "all.py", *arguments], capture_output=True, text=True)
             self.assertEqual(done.returncode, code)
             self.assertIn(sentence, done.stdout + done.stderr)
