@@ -51,6 +51,8 @@ impl Attention {
 
     /// A call that attends with the queries `q`, `[batch, n_q, num_heads, head_dim]`, into `output`, `[batch, n_q, num_heads, head_dim_v]`. `n_q`
     /// follows from the length of `q`. The keys and values come from [`AttentionCall::key_value`], a cache, or both.
+    /// [`key_value`](AttentionCall::key_value) is needed, possibly with empty slices, unless there is a
+    /// [`cache_read`](AttentionCall::cache_read) or an [`n_kv`](AttentionCall::n_kv) of 0 says that no keys come with the call.
     pub fn call<'a>(&self, q: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>) -> AttentionCall<'a> {
         AttentionCall {
             attention: *self,
@@ -261,6 +263,11 @@ impl<'a> AttentionCall<'a> {
         let Attention { num_heads, num_kv_heads, head_dim, head_dim_v, .. } = self.attention;
         let or = |value: usize, default: usize| if value == 0 { default } else { value }; // as the library has it
         let (num_kv_heads, head_dim_v) = (or(num_kv_heads, num_heads), or(head_dim_v, head_dim));
+        if self.k.data.is_none() && self.n_kv.is_none() && !self.options.only_reads_cache() {
+            let keys = if self.choice.is_some() { "key" } else { "key_value" };
+            let message = format!("{keys} is not given; give it, or cache_read to attend to a cache alone, or set n_kv to 0 for no keys");
+            return Err(Error::new(ErrorKind::NullPointer, message));
+        }
         let n_q = rows("q", self.n_q, &self.q, self.batch, num_heads.saturating_mul(head_dim))?;
         let n_kv = rows("k", self.n_kv, &self.k, self.batch, num_kv_heads.saturating_mul(head_dim))?;
         if self.options.only_reads_cache() && n_kv != 0 {

@@ -182,6 +182,37 @@ fn attention_alone_takes_keys_from_a_cache_but_does_not_write_to_one_that_is_onl
 }
 
 #[test]
+fn attention_without_keys_is_an_error_unless_there_are_said_to_be_none() {
+    let (q, k, v) = (numbers(8, 1), numbers(2 * 8, 2), numbers(2 * 8, 3));
+    let (attention, mut workspace) = (Attention::new(2, 4), Workspace::new());
+    let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4)).unwrap();
+    cache.append(0, &k, &v).unwrap();
+    let (mut y, mut states, mut chosen, mut read) = ([7.0; 8], [7.0; 12], [7], [0.0; 8]);
+    let sentence = "key_value is not given; give it, or cache_read to attend to a cache alone, or set n_kv to 0 for no keys";
+    let said = error_of(attention.call(&q, &mut y).run(&mut workspace), ErrorKind::NullPointer);
+    assert_eq!(said, sentence);
+    let said = error_of(attention.call(&q, &mut y).cache(&mut cache).run(&mut workspace), ErrorKind::NullPointer);
+    assert_eq!(said, sentence);
+    error_of(attention.call(&q, &mut y).workspace_bytes(), ErrorKind::NullPointer);
+    error_of(attention.call_states(&q, &mut states).run(&mut workspace), ErrorKind::NullPointer);
+    let said = error_of(attention.choose_keys(&q, &[1.0; 2], 1, &mut chosen).run(&mut workspace), ErrorKind::NullPointer);
+    assert_eq!(said, sentence.replace("key_value", "key"));
+    assert_eq!((y, states, chosen), ([7.0; 8], [7.0; 12], [7]));
+
+    attention.call(&q, &mut read).cache_read(&cache).run(&mut workspace).unwrap();
+    attention.call(&q, &mut y).n_kv(0).cache(&mut cache).run(&mut workspace).unwrap();
+    assert_eq!(bits(&y), bits(&read));
+    y = [7.0; 8];
+    attention.call(&q, &mut y).key_value(&[], &[]).cache(&mut cache).run(&mut workspace).unwrap();
+    assert_eq!((bits(&y), cache.length(0).unwrap()), (bits(&read), 2));
+    attention.call(&q, &mut y).n_kv(0).run(&mut workspace).unwrap();
+    assert_eq!(y, [0.0; 8]);
+    y = [7.0; 8];
+    attention.call(&q, &mut y).key_value(&[], &[]).run(&mut workspace).unwrap();
+    assert_eq!(y, [0.0; 8]);
+}
+
+#[test]
 fn what_is_appended_is_read_back() {
     for kind in [Type::F32, Type::F16, Type::Bf16, Type::Int8] {
         let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).k_type(kind)).unwrap();
