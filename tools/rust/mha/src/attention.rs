@@ -263,6 +263,7 @@ impl<'a> AttentionCall<'a> {
         let Attention { num_heads, num_kv_heads, head_dim, head_dim_v, .. } = self.attention;
         let or = |value: usize, default: usize| if value == 0 { default } else { value }; // as the library has it
         let (num_kv_heads, head_dim_v) = (or(num_kv_heads, num_heads), or(head_dim_v, head_dim));
+        self.options.check_one_cache()?;
         if self.k.data.is_none() && self.n_kv.is_none() && !self.options.only_reads_cache() {
             let keys = if self.choice.is_some() { "key" } else { "key_value" };
             let message = format!("{keys} is not given; give it, or cache_read to attend to a cache alone, or set n_kv to 0 for no keys");

@@ -118,6 +118,7 @@ impl<'a> Forward<'a> {
     runners!();
 
     fn dimensions(&self) -> Result<Dimensions> {
+        self.options.check_one_cache()?;
         let shape = self.layer.shape();
         let n_q = match self.n_q {
             Some(n_q) => n_q,

@@ -183,6 +183,7 @@ pub(crate) struct Options<'a> {
     pub rope_q_positions: Option<&'a [i64]>,
     pub rope_k_positions: Option<&'a [i64]>,
     cache: Option<Cache<'a>>,
+    has_both_caches: bool,
     pub norm: Option<Norm<'a>>,
     pub rope: Option<&'a Rope<'a>>,
     pub score: Option<ScoreOptions<'a>>,
@@ -206,11 +207,20 @@ pub(crate) struct Pointees<'a> {
 
 impl<'a> Options<'a> {
     pub fn set_cache(&mut self, cache: &'a mut KvCache) {
+        self.has_both_caches |= self.only_reads_cache();
         self.cache = Some(Cache::of(cache, false));
     }
 
     pub fn set_cache_read(&mut self, cache: &'a KvCache) {
+        self.has_both_caches |= self.cache.is_some() && !self.only_reads_cache();
         self.cache = Some(Cache::of(cache, true));
+    }
+
+    pub fn check_one_cache(&self) -> Result<()> {
+        if self.has_both_caches {
+            return Err(Error::new(ErrorKind::InvalidValue, "cache and cache_read are both given; give one of them"));
+        }
+        Ok(())
     }
 
     /// The cache to append to, and the cache that is only read, of which one is NULL at least.

@@ -213,6 +213,26 @@ fn attention_without_keys_is_an_error_unless_there_are_said_to_be_none() {
 }
 
 #[test]
+fn a_call_appends_to_a_cache_or_only_reads_one() {
+    let (layer, x, mut y) = (layer(), numbers(32, 1), [7.0; 32]);
+    let (mut written, mut workspace) = (KvCache::new(&config(4)).unwrap(), Workspace::new());
+    written.append(0, &[0.5; 16], &[0.25; 16]).unwrap();
+    let read = written.try_clone().unwrap();
+    let sentence = "cache and cache_read are both given; give one of them";
+    let call = layer.forward(&x, &mut y).cache(&mut written).cache_read(&read);
+    assert_eq!(error_of(call.run(&mut workspace), ErrorKind::InvalidValue), sentence);
+    let call = layer.forward(&x, &mut y).cache_read(&read).cache(&mut written);
+    assert_eq!(error_of(call.run(&mut workspace), ErrorKind::InvalidValue), sentence);
+    let attention = Attention::new(4, 8).num_kv_heads(2);
+    let call = attention.call(&x, &mut y).cache(&mut written).cache_read(&read);
+    assert_eq!(error_of(call.info(), ErrorKind::InvalidValue), sentence);
+    let (k, v) = ([1.0; 16], [1.0; 16]);
+    let call = attention.call(&x, &mut y).key_value(&k, &v).cache_read(&read).cache(&mut written);
+    assert_eq!(error_of(call.run(&mut workspace), ErrorKind::InvalidValue), sentence);
+    assert_eq!((y, written.as_bytes()), ([7.0; 32], read.as_bytes()));
+}
+
+#[test]
 fn what_is_appended_is_read_back() {
     for kind in [Type::F32, Type::F16, Type::Bf16, Type::Int8] {
         let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).k_type(kind)).unwrap();
