@@ -185,7 +185,7 @@ pub struct Rope<'a> {
 
 impl<'a> Rope<'a> {
     /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for pair i. `dims` elements of a head are rotated,
-    /// the first ones or, with [`offset`](Self::offset), those from there on.
+    /// the first ones or, with [`offset`](Self::offset), those from there on. A call refuses tables whose last row is not whole.
     pub fn new(dims: usize, cos: &'a [f32], sin: &'a [f32]) -> Self {
         Self::of(dims, cos.into(), sin.into())
     }
@@ -232,10 +232,18 @@ impl<'a> Rope<'a> {
             let message = format!("cos and sin have {} elements; a row of {} dims needs {}", self.cos.len(), self.dims, columns.max(1));
             return Err(Error::new(ErrorKind::SliceLength, message));
         }
-        let num_positions = match self.stride {
-            0 => self.cos.len() / columns,
-            stride => (self.cos.len() - columns) / stride + 1,
-        };
+        let stride = if self.stride == 0 { columns } else { self.stride };
+        let after_rows = self.cos.len() % stride;
+        // The library refuses a stride of less than a row.
+        if stride >= columns && after_rows != 0 && after_rows < columns {
+            let message = format!(
+                "cos and sin have {} elements, the last {after_rows} of which are no whole row; a row of {} dims needs {columns}",
+                self.cos.len(),
+                self.dims
+            );
+            return Err(Error::new(ErrorKind::SliceLength, message));
+        }
+        let num_positions = (self.cos.len() - columns) / stride + 1;
         Ok(sys::mha_rope {
             struct_size: size_of::<sys::mha_rope>(),
             style: match self.style {

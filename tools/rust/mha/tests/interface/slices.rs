@@ -270,10 +270,16 @@ fn of_rope() {
     assert_eq!(refused(&Rope::new(8, &[1.0; 3], &[0.0; 3]), ErrorKind::SliceLength), short);
     let none = "cos and sin have 0 elements; a row of 0 dims needs 1";
     assert_eq!(refused(&Rope::new(0, &[], &[]), ErrorKind::SliceLength), none);
-    // Two rows and a part of a third: position 2 is outside.
+    let cut = "cos and sin have 11 elements, the last 3 of which are no whole row; a row of 8 dims needs 4";
     let rope = Rope::new(8, &[1.0; 11], &[0.0; 11]);
-    refused(&rope, ErrorKind::InvalidValue);
-    refused(&rope.table_stride(3), ErrorKind::InvalidValue);
+    assert_eq!(refused(&rope, ErrorKind::SliceLength), cut);
+    assert_eq!(refused(&rope.clone().table_stride(8), ErrorKind::SliceLength), cut);
+    refused(&rope.clone().table_stride(3), ErrorKind::InvalidValue);
+    // Two rows: position 2 is outside. After the last row may be what a stride steps over, or a part of it.
+    refused(&Rope::new(8, &[1.0; 8], &[0.0; 8]), ErrorKind::InvalidValue);
+    for len in [11, 12, 13, 14] {
+        refused(&Rope::new(8, &[1.0; 14][..len], &[0.0; 14][..len]).table_stride(7), ErrorKind::InvalidValue);
+    }
     assert_eq!(y, [7.0; 96]);
 
     let short = RopeConfig::new(8).pair_factors(&[1.0; 3]).tables(3);
