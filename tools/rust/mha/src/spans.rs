@@ -47,6 +47,10 @@ pub(crate) fn rows_of(name: &str, len: usize, batch: usize, row: usize) -> Resul
     if len == 0 {
         return Ok(0);
     }
+    if batch == 0 {
+        let message = format!("batch is 0; set it to the number of sequences in {name}, which has {len} elements");
+        return Err(Error::new(ErrorKind::SliceLength, message));
+    }
     let message = format!("{name} has {len} elements, which is no whole number of rows for each of {batch} sequences; a row has {row}");
     Err(Error::new(ErrorKind::SliceLength, message))
 }

@@ -92,7 +92,8 @@ fn of_rows() {
     assert_eq!(run(&x[..33], &mut y, 1), no_rows);
     run(&x[..96], &mut y[..96], 2);
     run(&x, &mut y, usize::MAX);
-    run(&x, &mut y, 0);
+    let no_batch = "batch is 0; set it to the number of sequences in query, which has 128 elements";
+    assert_eq!(run(&x, &mut y, 0), no_batch);
     assert_eq!(run(&x, &mut y[..127], 2), "output has 127 elements; [batch 2, n_q 2, output_dim 32] are 128");
     run(&[], &mut y, 1);
     assert_eq!(y, [7.0; 128]);
