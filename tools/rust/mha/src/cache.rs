@@ -261,6 +261,9 @@ impl KvCache {
     /// Paged only: sets the blocks of a sequence in the order of their positions. Blocks that already hold positions of the sequence must stay in
     /// their places. Sequences may share the blocks of a common prefix; nothing can be appended to a shared block
     /// ([`unshare`](Self::unshare)). The caller keeps track of free blocks.
+    ///
+    /// To fork: `set_blocks(to, shared)`, then [`copy_prefix(from, to, n)`](Self::copy_prefix), which sets the length; before appending,
+    /// [`unshare(to, free)`](Self::unshare), then `set_blocks` with free blocks after these.
     pub fn set_blocks(&mut self, sequence: usize, blocks: &[i32]) -> Result<()> {
         let (start, count) = (blocks.as_ptr(), int(blocks.len()));
         // SAFETY: likewise; an array of this length.
@@ -268,7 +271,8 @@ impl KvCache {
     }
 
     /// Paged only, copy on write: if the last block of a sequence is partly filled and other sequences share it, copies its positions to `block`, a
-    /// free block of the pool, puts that in its place and returns true. Otherwise changes nothing and returns false.
+    /// free block of the pool, puts that in its place and returns true. Otherwise changes nothing and returns false. `block` may be -1 if
+    /// no block is free and nothing has to be copied.
     pub fn unshare(&mut self, sequence: usize, block: i32) -> Result<bool> {
         let mut used = 0;
         // SAFETY: likewise.

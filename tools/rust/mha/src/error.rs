@@ -8,7 +8,8 @@ use mha_sys as sys;
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What was wrong, and in a sentence what would be right.
+/// What was wrong, and in a sentence what would be right. Messages of the library name C functions and fields; the table on the
+/// [first page](crate#from-c-to-rust) has their Rust names.
 ///
 /// ```
 /// use mha::{ErrorKind, Layer, LayerConfig, Weights};
@@ -52,7 +53,7 @@ pub enum ErrorKind {
     /// A sequence of a cache has no room, or no block, for more positions.
     CacheFull,
     /// Rows would be appended or copied into a block of a paged cache that several sequences share: see
-    /// [`KvCache::unshare`](crate::KvCache::unshare).
+    /// [`KvCache::set_blocks`](crate::KvCache::set_blocks) and [`KvCache::unshare`](crate::KvCache::unshare).
     CacheShared,
     /// Bytes that are no cache, are truncated, damaged or of another version.
     CacheFormat,

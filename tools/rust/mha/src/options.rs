@@ -462,6 +462,7 @@ macro_rules! common_setters {
     () => {
         setters! {
             /// The sequences of the arrays, 1 if not set: rows are `[batch, n, width]`. Packed sequences have a batch of 1.
+            /// To decode one token for each of 3 sequences of a cache, call `.batch(3)`.
             batch: usize;
             /// Rows of query and output per sequence. Needed only where strides are given; else it follows from the length of the query.
             n_q: usize;
@@ -497,10 +498,10 @@ macro_rules! common_setters {
             /// `[sequences]`: the position of each sequence's first valid query, counted from its first key. If not set, the last query stands at
             /// the last key.
             q_first_positions: &'a [i64];
-            /// `[sequences]`: the sequences of the cache, no two equal; 0, 1, ... if not set.
+            /// `[sequences]`: the sequences of the cache, no two equal; 0, 1, ... if not set. Ignored without a cache.
             cache_sequences: &'a [i64];
             /// `[batch, n_q]`: the row of the rotation's tables for each row of query, in place of the positions from
-            /// [`q_first_positions`](Self::q_first_positions) on, by which masks go all the same.
+            /// [`q_first_positions`](Self::q_first_positions) on, by which masks go all the same. Ignored without [`rope`](Self::rope).
             rope_q_positions: &'a [i64];
             /// `[batch, n_kv]`: the same for the rows of key, in place of counting from the sequence's first key. In self-attention the rows of key
             /// are those of query.
@@ -536,13 +537,15 @@ macro_rules! common_setters {
         }
 
         /// An optional output `[batch, num_heads, n_q, n_kv]`: the weights of each pair, of which a row sums to 1, with sinks to less, or is 0 if all
-        /// is masked. With a cache, `n_kv` is the longest length of the call's sequences once the call has appended.
+        /// is masked. With a cache, `n_kv` is the longest length of the call's sequences once the call has appended. Packed: `batch` is 1, `n_q` and,
+        /// without a cache, `n_kv` are all rows.
         pub fn attention_weights(mut self, weights: &'a mut [f32]) -> Self {
             self.options.attention_weights = Some(Output::new(weights));
             self
         }
 
-        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score), with that of the sink; -infinity if all is masked.
+        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score), with that of the sink; -infinity if all is masked. Packed:
+        /// `batch` is 1 and `n_q` is all rows.
         pub fn lse(mut self, lse: &'a mut [f32]) -> Self {
             self.options.lse = Some(Output::new(lse));
             self

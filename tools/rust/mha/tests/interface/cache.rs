@@ -95,8 +95,10 @@ fn a_shared_block_is_appended_to_only_once_it_has_been_copied() {
     let sentence = error_of(paged.append(1, &[2.0; 2], &[3.0; 2]), ErrorKind::CacheShared);
     assert!(sentence.contains("mha_kv_cache_unshare"), "{sentence}");
     error_of(paged.unshare(1, 5), ErrorKind::InvalidValue);
+    error_of(paged.unshare(1, -1), ErrorKind::CacheFull);
     assert!(paged.unshare(1, 3).unwrap());
-    assert!(!paged.unshare(1, 4).unwrap() && !paged.unshare(0, 4).unwrap(), "block 1 has one owner now");
+    assert!(!paged.unshare(1, -1).unwrap() && !paged.unshare(0, 4).unwrap(), "block 1 has one owner now");
+    paged.set_blocks(1, &[0, 3, 4]).unwrap();
     paged.append(1, &[2.0; 2], &[3.0; 2]).unwrap();
     paged.append(0, &[4.0; 2], &[5.0; 2]).unwrap();
     let mut k = [0.0; 4];
