@@ -9,6 +9,7 @@ ctest shows as skipped, where they are in neither.
 
 import ast
 import concurrent.futures
+import copy
 import ctypes
 import faulthandler
 import functools
@@ -17,6 +18,7 @@ import inspect
 import itertools
 import os
 import pathlib
+import pickle
 import re
 import shutil
 import subprocess
@@ -92,6 +94,30 @@ class Mha(unittest.TestCase):
             print(mha.Layer(1024, 8, **w).forward(np.ones((1, 1024), np.float32)).shape)"""
         ran = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
         self.assertRegex(ran.stdout, r"\AMHA_ERROR_OUT_OF_MEMORY the allocator returned NULL for the \d+ bytes of the packed layer; free memory\n\(1, 1024\)\n", ran.stderr)
+
+    def test_what_points_to_memory_is_not_copied_and_all_else_is(self):
+        cache, rows = mha.KvCache(num_sequences=1, capacity=8, num_kv_heads=1, head_dim=4), floats(2, 1, 4)
+        q, w = floats(1, 2, 1, 4), floats(5, width)
+        made = {"KvCache": (cache, r"KvCache\.view"), "Layer": (self.layer, r"mha\.pack\(.*Layer\.view"), "Linear": (mha.Linear(w), r"mha\.pack\(.*Linear\.view"),
+                "Prepared": (mha.attention(q, q, q, prepare=True), "prepare=True"), "Scheduler": (mha.Scheduler(2, map), "Scheduler"),
+                "ContextNorm": mha.ContextNorm(w[0]), "Norm": mha.Norm(q_weight=w[0]), "Rope": mha.Rope.tables(4, 3), "ScoreOptions": mha.ScoreOptions(sinks=w[0]),
+                "Error": mha.Error("a is 1; it must be 2", 3, "MHA_ERROR_INVALID_VALUE", 2)}
+        self.assertEqual(set(made), {name for name in mha.__all__ if isinstance(getattr(mha, name), type)})
+        for name, value in made.items():
+            one, sentence = value if isinstance(value, tuple) else (value, None)
+            for to_copy in copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), lambda one: pickle.loads(pickle.dumps(one, 0)):
+                with self.subTest(name):
+                    if sentence is None:
+                        other = to_copy(one)
+                        self.assertEqual((type(other), str(vars(other)), other.args if name == "Error" else ()),
+                                         (type(one), str(vars(one)), one.args if name == "Error" else ()))
+                        continue
+                    with self.assertRaisesRegex(TypeError, f"a {name} cannot be copied or pickled, for it points to memory; .*{sentence}"):
+                        to_copy(one)
+        buffer = mha.aligned(cache.buffer.size)  # what the sentence says to do
+        buffer[:] = cache.buffer
+        mha.KvCache.view(buffer).append(0, rows, rows)
+        self.assertEqual(cache.length(), 0)
 
     # ---- The header
 

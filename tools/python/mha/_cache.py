@@ -9,7 +9,7 @@ import numpy as np
 
 from ._arrays import _buffer, _integers, _needed, _named, _writeable, aligned
 from ._library import _call
-from ._structs import _CacheConfig, _new, cache_kinds, cache_values, types
+from ._structs import _CacheConfig, _NotCopied, _new, cache_kinds, cache_values, types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._typing import CacheConfig, Integers
 
 
-class KvCache:
+class KvCache(_NotCopied):
     """Keys and values of earlier calls. `buffer` is all of it: an array of bytes to be copied, written to a file, and viewed again; a given one
     is used as it is (on a border of 64 bytes).
 
@@ -26,6 +26,8 @@ class KvCache:
     the first head_dim_v elements of its key, and v is None in what appends), block_positions and num_blocks. What changes a cache must not run at the
     same time as anything else with it.
     """
+
+    _instead = "copy its buffer (into one of mha.aligned, or a file), and use KvCache.view of the copy"
 
     def __init__(self, *, buffer: np.ndarray | None = None, **config: Unpack[CacheConfig]) -> None:
         self.buffer, handle = aligned(self.size(**config)) if buffer is None else _writeable(buffer, "buffer"), ctypes.c_void_p()

@@ -7,7 +7,7 @@ import ctypes
 import threading
 from typing import TYPE_CHECKING
 
-from ._structs import _Scheduler
+from ._structs import _NotCopied, _Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,12 +16,14 @@ _Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
 _ParallelFor = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, _Task, ctypes.c_void_p)
 
 
-class Scheduler:
+class Scheduler(_NotCopied):
     """Threads for calls: parallel_for(count, task) must call task(index) once for each index below count, and return when all have returned.
 
         pool = concurrent.futures.ThreadPoolExecutor(4)
         scheduler = mha.Scheduler(4, lambda count, task: list(pool.map(task, range(count))))
     """
+
+    _instead = "use this one, or make another one with Scheduler(num_threads, parallel_for)"
 
     def __init__(self, num_threads: int, parallel_for: Callable[[int, Callable[[int], None]], object]) -> None:
         def run(_, count, task, context):

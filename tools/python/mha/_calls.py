@@ -14,7 +14,7 @@ from ._cache import KvCache
 from ._callbacks import Scheduler, _raising
 from ._library import _call
 from ._options import Norm, Rope, ScoreOptions
-from ._structs import _CallInfo, _Outputs, _Sequences, _causal, _empty, _equal_scores, _new, _optional_outputs, _somewhere, _window_left, _window_right
+from ._structs import _CallInfo, _NotCopied, _Outputs, _Sequences, _causal, _empty, _equal_scores, _new, _optional_outputs, _somewhere, _window_left, _window_right
 
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
 _paddings = {"right": False, "left": True}
@@ -37,7 +37,7 @@ def _run(name, workspace, args, *layer):
         raise _library._failure(own.error, status)
 
 
-class Prepared:
+class Prepared(_NotCopied):
     """A call whose arguments have been checked, to be made again and again: attention(..., prepare=True) and Layer.forward(..., prepare=True).
 
         call = mha.attention(q, k, v, is_causal=True, prepare=True)    # computes nothing yet
@@ -48,6 +48,8 @@ class Prepared:
     rows, lengths and positions, if they are int64 and contiguous, masks, biases and gates are read anew by each call, and may be changed between two;
     not lengths with padding="left", nor groups and scales that several sequences share. One thread at a time may use it.
     """
+
+    _instead = "prepare another call, with prepare=True"
 
     def __init__(self, name, layer, args, given, out, is_new, workspace, scheduler, wanted, output="output"):
         fields = {output: out, **{field: array for field, array in given.items() if array is not None}}

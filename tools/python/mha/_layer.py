@@ -14,7 +14,7 @@ from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _input, 
 from ._callbacks import Scheduler, _raising
 from ._calls import Prepared, _appended, _arrays_of_sequences, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
-from ._structs import (_CallInfo, _Config, _ForwardArgs, _Input, _LinearArgs, _LinearWeights, _Matrix, _Options, _Output, _Weights, _empty, _new, _packer,
+from ._structs import (_CallInfo, _Config, _ForwardArgs, _Input, _LinearArgs, _LinearWeights, _Matrix, _NotCopied, _Options, _Output, _Weights, _empty, _new, _packer,
                        _somewhere, arithmetics, gates, instruction_set_names, layouts, types)
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _pack, _size = _packer(_ForwardArgs, "output"), ctypes.sizeof(_ForwardArgs)
 _nowhere = 0, (0, 0)  # address and strides of no array
 
 
-class Layer:
+class Layer(_NotCopied):
     """A layer: its shape and its packed weights. Immutable; any number of threads may use it at once.
 
     query_dim, num_heads and shape (key_dim, value_dim, output_dim, num_kv_heads, head_dim, head_dim_v, scale) are the fields of
@@ -47,6 +47,8 @@ class Layer:
 
     The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
     """
+
+    _instead = "use mha.pack(...) into an array or a file, and Layer.view of that"
 
     def __init__(self, query_dim: int, num_heads: int, *, instruction_set: str = "auto", **weights_and_shape: Unpack[Weights]) -> None:
         functions, structs = _describe_layer(query_dim, num_heads, **weights_and_shape)
@@ -158,10 +160,12 @@ class Layer:
         return _info("mha_info", args, want, self)
 
 
-class Linear:
+class Linear(_NotCopied):
     """A product alone, y = x W^T + b, on the kernels of the projections; `layer` is its Layer, of w alone. w is [out, in], as nn.Linear has it, or
     with layout="in_out" [in, out]; of int4 with an odd number of inputs, these are to be given. type, scales, weight_type and all else are as in
     Layer. A packed one is mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b)."""
+
+    _instead = "use mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b) into an array or a file, and Linear.view of that"
 
     def __init__(self, w: Array, b: Array | None = None, *, inputs: int | None = None, layout: str = "out_in", scales: Array | None = None,
                  **how: Unpack[How]) -> None:

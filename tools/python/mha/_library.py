@@ -39,6 +39,9 @@ class Error(Exception):
         super().__init__(message)
         self.status, self.name, self.argument = status, name, argument
 
+    def __reduce__(self) -> tuple[type[Error], tuple[str, int, str, int]]:
+        return type(self), (str(self), self.status, self.name, self.argument)  # of the message alone, as of other exceptions, none can be made
+
 
 def load(path: str | os.PathLike[str] | None = None) -> None:
     """Loads libmha.so: the given one, or the one that is found (see the package's documentation). Not needed where that one is right."""

@@ -42,6 +42,16 @@ def _address(owner, name):
     raise TypeError(f"{name} is {owner!r}; it must be the object that lies at an address, so that the object is kept alive")
 
 
+class _NotCopied:
+    """What has an address inside: a copy of it would use the memory of the first one, and use it after that one is gone. _instead is what to do."""
+
+    __slots__ = ()
+    _instead: str
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled, for it points to memory; {self._instead}")
+
+
 _set_field = ctypes.Structure.__setattr__
 
 
