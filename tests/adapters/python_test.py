@@ -249,10 +249,24 @@ class Mha(unittest.TestCase):
         self.assert_same(both[:, 2:], mha.attention(q[:, 2:], k[:, 6:], k[:, 6:]))
         with self.assertRaisesRegex(ValueError, "with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of 2"):
             self.layer.forward(floats(2, 4, width), cu_seqlens_q=[0, 4])
+        with self.assertRaisesRegex(ValueError, r"cu_seqlens_kv is int64 \[\]; it must be one-dimensional"):
+            mha.attention(q, k, k, cu_seqlens_q=[0, 2, 5], cu_seqlens_kv=9)
+        for wrong in np.array([[0, 11]]), [[0, 11]], 11:
+            with self.assertRaisesRegex(ValueError, r"cu_seqlens_q is int64 \[(1, 2)?\]; it must be one-dimensional, \[sequences \+ 1\]"):
+                self.layer.forward(x, cu_seqlens_q=wrong)
         self.assertEqual(self.layer.forward(x[:0], cu_seqlens_q=[0]).shape, (0, width))  # no sequences, which is nothing to do
         for starts in [0], []:
             with self.assertRaisesRegex(ValueError, f"cu_seqlens_q has {len(starts)} numbers; it must have .* that of all rows, 11"):
                 self.layer.forward(x, cu_seqlens_q=starts)
+
+    def test_arrays_of_sequences_that_would_say_nothing_are_refused(self):
+        x, q = floats(1, 4, width), floats(1, 4, heads, head_dim)
+        calls = [functools.partial(self.layer.forward, x), functools.partial(self.layer.info, 4), functools.partial(mha.attention, q, q, q),
+                 functools.partial(mha.attention_info, 4, 4, heads, head_dim), functools.partial(mha.choose_keys, q, floats(1, 4, heads), 2, q[:, :, 0].copy())]
+        for call in calls:
+            for name, values, missing in ("cu_seqlens_kv", [0, 2, 4], "cu_seqlens_q"), ("cu_seqlens_kv", [9], "cu_seqlens_q"), ("cache_sequences", [0], "cache"):
+                with self.subTest(call=call.func.__name__, name=name), self.assertRaisesRegex(ValueError, f"{name} is given, but there is no {missing}; give "):
+                    call(**{name: values})
 
     def test_rows_of_padding_on_either_side(self):
         x, lengths = floats(3, 6, width), [4, 6, 1]

@@ -102,6 +102,11 @@ def _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_f
     """The arrays of mha_sequences by name; _no_arrays if none is given."""
     if cu_seqlens_q is cu_seqlens_kv is q_lengths is kv_lengths is q_first_rows is kv_first_rows is q_first_positions is cache_sequences is None:
         return _no_arrays
+    if cu_seqlens_q is None and cu_seqlens_kv is not None:
+        raise ValueError("cu_seqlens_kv is given, but there is no cu_seqlens_q; give both, for packed sequences, or neither")
+    for name, values in ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv):
+        if values is not None and np.ndim(values) != 1:
+            raise ValueError(f"{name} is {_describe(np.asarray(values))}; it must be one-dimensional, [sequences + 1]")
     return dict(zip(_no_arrays, (cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)))
 
 
@@ -113,6 +118,8 @@ def _set_sequences(args, batch, arrays, window_left, window_right, padding, rope
         _must_be(KvCache, cache, "cache")
     elif cache_read:
         raise ValueError("cache_read is True, but there is no cache; give the cache too")
+    elif arrays["cache_sequences"] is not None:
+        raise ValueError("cache_sequences is given, but there is no cache; give the cache too")
     sequences = batch
     if _named(_paddings, padding, "padding") and arrays is not _no_arrays:
         arrays = {**arrays, **_left(arrays, batch, n_q, n_k)}
