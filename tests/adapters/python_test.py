@@ -559,7 +559,7 @@ class Mha(unittest.TestCase):
         with self.assertRaisesRegex(mha.Error, "k.data is given, but no keys come with cache_read"):
             mha.attention(q, k, v, cache=cache, cache_read=True)
         for given in {"cache": cache}, {"cache_read": True}:
-            with self.assertRaisesRegex(TypeError, "k is a NoneType"):
+            with self.assertRaisesRegex(TypeError, "k is None; give k and v, or a cache with cache_read=True"):
                 mha.attention(q, **given)
 
     def test_a_cache_with_values_in_its_keys_takes_keys_alone(self):
@@ -876,7 +876,7 @@ class Mha(unittest.TestCase):
                 call(*arrays)
         with self.assertRaisesRegex(TypeError, "takes 3 arrays, as it was prepared with; these are 2"):
             call(q, k)
-        with self.assertRaisesRegex(ValueError, "output is float32"):
+        with self.assertRaisesRegex(ValueError, "out is float32"):
             call(q, k, v, out=floats(2, 5, 4, 9))
         locked = floats(2, 5, 4, 8)
         locked.flags.writeable = False
@@ -1197,7 +1197,7 @@ class Mha(unittest.TestCase):
                   (TypeError, "query is a list; it must be a NumPy array", lambda: self.layer.forward(x.tolist())),
                   (ValueError, r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]", lambda: layer(w_q=floats(23, 24))),
                   (TypeError, "w_k is a list", lambda: layer(w_k=[floats(24, 8)] * 2)), (TypeError, "a layer has no widht", lambda: layer(widht=3)),
-                  (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)), (TypeError, "packed is a NoneType", lambda: mha.Layer.view(None)),
+                  (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)), (TypeError, "packed is None; it must be a NumPy array", lambda: mha.Layer.view(None)),
                   (TypeError, "scales is a list; it must be a dictionary from matrices to arrays", lambda: layer(scales=[floats(24)])),
                   (TypeError, "bytes is a tuple; it must be an integer", lambda: mha.aligned((2, 3))), (ValueError, "bytes is -1; it must be at least 0", lambda: mha.aligned(-1)),
                   # An integer that the library's types do not hold would become another one, and memory be written behind an array of the first.
@@ -1209,7 +1209,11 @@ class Mha(unittest.TestCase):
         calls += [(error, sentence, lambda make=make: self.layer.forward(x, **make())) for error, sentence, make in (
             (ValueError, "out cannot be written to", lambda: {"out": locked}), (TypeError, "rope is a int; it must be an mha.Rope", lambda: {"rope": 3}),
             (TypeError, "norm is a dict", lambda: {"norm": {}}), (TypeError, "context is a str", lambda: {"norm": mha.Norm(context="all")}),
-            (TypeError, "cache is a list", lambda: {"cache": []}), (TypeError, "score is a str", lambda: {"score": "a"}), (TypeError, "scheduler is a int", lambda: {"scheduler": 2}), (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
+            (TypeError, "cache is a list", lambda: {"cache": []}), (TypeError, r"want is a str; pass a list such as \['lse'\]", lambda: {"want": "lse"}),
+            (TypeError, "window_left is a float; it must be an integer; pass None for no window", lambda: {"window_left": 2.5}),
+            (ValueError, "window_right is -1; it must be at least 0; pass None for no window", lambda: {"window_right": -1}),
+            (ValueError, "^out has strides of .* bytes, which the library cannot step by; pass a contiguous array$", lambda: {"out": floats(2, 5, 2 * width)[..., ::2]}),
+            (ValueError, r"^want\['lse'\] is not contiguous; pass a contiguous array$", lambda: {"want": {"lse": floats(2, heads, 10)[..., ::2]}}), (TypeError, "score is a str", lambda: {"score": "a"}), (TypeError, "scheduler is a int", lambda: {"scheduler": 2}), (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
             (ValueError, r"q_lengths is int64 \[1\]; its shape must be \[2\]", lambda: {"q_lengths": [3]}),
             (ValueError, "want is 'weights'; it must be one of .*'attention_weights'", lambda: {"want": ["weights"]}),
             (ValueError, "mask is .* its shape must be", lambda: attend(mask=grid)), (TypeError, "mask is .* its type must be", lambda: attend(mask=x[0, :, :5].copy())),
@@ -1229,6 +1233,22 @@ class Mha(unittest.TestCase):
             (TypeError, "q_weight is .* its type must be", lambda: {"norm": mha.Norm(q_weight=floats(head_dim).astype(np.float64))}),
             (TypeError, "must be a NumPy array", lambda: {"norm": mha.Norm(q_weight=[1.0])}),
             (mha.Error, "norm.epsilon and context_epsilon are both 0", lambda: {"norm": mha.Norm(epsilon=0.0)}), (mha.Error, "norm.q_bias", lambda: {"norm": mha.Norm(q_bias=floats(head_dim))}))]
+        q, strided = floats(1, 4, heads, head_dim), lambda *shape, dtype=np.float32: np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2]
+        states, shape = mha.attention(q, q, q, states=True), {"num_sequences": 1, "capacity": 4, "num_kv_heads": 1, "head_dim": 4}
+        choose = functools.partial(mha.choose_keys, q, floats(1, 4, heads), 2, q[:, :, 0].copy())
+        calls += [(ValueError, f"^{name} (has strides|is not contiguous).*; pass a contiguous array$", call) for name, call in (
+            ("out", lambda: mha.attention(q, q, q, out=strided(*q.shape))), ("out", lambda: mha.attention(q, q, q, states=True, out=strided(*states.shape))),
+            ("out", lambda: mha.states_merge(states, states, out=strided(*states.shape))), ("out", lambda: mha.states_finish(states, out=strided(*q.shape))),
+            ("out", lambda: choose(out=strided(1, 4, 2, dtype=np.int32))), ("index_scores", lambda: choose(index_scores=strided(1, 4, 4))),
+            ("out", lambda: mha.Linear(floats(5, width))(x[0], out=strided(5, 5))), ("out", lambda: mha.pack(width, heads, **self.w, out=strided(2**20, dtype=np.uint8))),
+            ("workspace", lambda: mha.attention(q, q, q, workspace=strided(2**20, dtype=np.uint8))),
+            ("buffer", lambda: mha.KvCache(**shape, buffer=strided(2**16, dtype=np.uint8))))]
+        calls += [(TypeError, "v is None; give k and v", lambda: mha.attention(q, q)), (TypeError, "k is None; give k and v", lambda: mha.attention(q)),
+                  (TypeError, "want is a str", lambda: self.layer.info(4, want="lse")),
+                  (ValueError, "k_type is 'int4'; it must be one of 'f32', 'f16', 'bf16', 'int8'$", lambda: mha.KvCache(**shape, k_type="int4")),
+                  (ValueError, "v_type is 'int4'; it must be one of 'f32', 'f16', 'bf16', 'int8'$", lambda: mha.KvCache(**shape, v_type="int4")),
+                  (ValueError, "k_type is 'int8'; it must be one of 'f32', 'f16', 'bf16'$", lambda: mha.attention_info(4, 4, 1, 4, k_type="int8")),
+                  (ValueError, "input_type is 'int4'; it must be one of 'f32', 'f16', 'bf16'$", lambda: mha.Linear(floats(5, width)).info(4, input_type="int4"))]
         for error, sentence, call in calls:
             with self.subTest(sentence), self.assertRaisesRegex(error, sentence):
                 call()
@@ -1463,7 +1483,7 @@ class Extents(unittest.TestCase):
                           cos=cos, sin=sin)
         table = np.ones((1, 1), np.float32)
         for tables, name in ((table, None), "sin"), ((None, table), "cos"):
-            with self.assertRaisesRegex(TypeError, f"{name} is a NoneType; it must be a NumPy array"):
+            with self.assertRaisesRegex(TypeError, f"{name} is None; it must be a NumPy array"):
                 mha.Rope(*tables)
 
     def test_all_positions_of_rotation(self):

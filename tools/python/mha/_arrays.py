@@ -13,6 +13,7 @@ from ._structs import _Error, _Input, _Output, _Strides, _broadcast, _writeable,
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
 _rows = _rows_bf16[:2]
 _row_dtypes = dict(zip(("f32", "f16", "bf16"), _rows_bf16))
+_row_names = {name: types[name] for name in _row_dtypes}
 _row_numbers = {dtype: types[name] for name, dtype in _row_dtypes.items()}
 _dtypes = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8, "int4": np.uint8}
 
@@ -25,6 +26,10 @@ def _named(table, name, what):
 
 def _describe(array):
     return f"{array.dtype} {list(array.shape)}"
+
+
+def _kind(value):
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _must_be(kind, value, name):
@@ -44,7 +49,7 @@ def _check(array, name, dtypes, shape):
         else:
             return
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array")
+        raise TypeError(f"{name} is {_kind(array)}; it must be a NumPy array")
     if array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
         wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(f"{name} is {_describe(array)}; its type must be {wanted}")
@@ -52,23 +57,28 @@ def _check(array, name, dtypes, shape):
     raise ValueError(f"{name} is {_describe(array)}; its shape must be [{wanted}]")
 
 
-def _contiguous(array, name, dtypes, shape):
+def _remedy(name, is_written):
+    """What to do about the layout of an array. A copy of one that is written to would take the result, and be gone."""
+    return "pass a contiguous array" if is_written else f"np.ascontiguousarray({name}) makes it contiguous"
+
+
+def _contiguous(array, name, dtypes, shape, is_written=False):
     """The array, which must be one without strides; None stays None."""
     if array is None:
         return None
     _check(array, name, dtypes, shape)
     if not array.flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous; np.ascontiguousarray({name}) makes it so")
+        raise ValueError(f"{name} is not contiguous; {_remedy(name, is_written)}")
     return array
 
 
-def _needed(array, name, dtypes, shape):
+def _needed(array, name, dtypes, shape, is_written=False):
     """The array, which must be given, and be one without strides."""
     _check(array, name, dtypes, shape)
-    return _contiguous(array, name, dtypes, shape)
+    return _contiguous(array, name, dtypes, shape, is_written)
 
 
-def _strides(array, name, may_repeat=False):
+def _strides(array, name, may_repeat=False, is_written=False):
     """The strides of all axes but the last, in elements; all 0 stand for a contiguous array. That of an axis of one element, which may be
     anything, steps over the others; that of one that repeats the same elements is 0 to NumPy."""
     if array.flags.c_contiguous or 0 in array.shape:
@@ -83,23 +93,22 @@ def _strides(array, name, may_repeat=False):
     beyond = max([extent * stride for extent, stride in outer if extent > 1] + [array.shape[-1] * item])
     strides = [stride if extent > 1 else beyond for extent, stride in outer]
     if array.shape[-1] > 1 and array.strides[-1] != item or any(stride < (0 if may_repeat else 1) or stride % item for stride in strides):
-        raise ValueError(f"{name} has strides of {array.strides} bytes, which the library cannot step by; "
-                         f"np.ascontiguousarray({name}) makes it contiguous")
+        raise ValueError(f"{name} has strides of {array.strides} bytes, which the library cannot step by; {_remedy(name, is_written)}")
     return [stride // item or _broadcast for stride in strides]
 
 
-def _place(array, name, may_repeat=False):
+def _place(array, name, may_repeat=False, is_written=False):
     """The address of an array, and its strides as _strides has them."""
     if array.flags.c_contiguous:
         return _first(array), _contiguous_strides[array.ndim]
-    strides = _strides(array, name, may_repeat)
+    strides = _strides(array, name, may_repeat, is_written)
     return _first(array), strides
 
 
-def _strides_struct(array, name, may_repeat=False):
+def _strides_struct(array, name, may_repeat=False, is_written=False):
     """The struct of the strides of an array: [rows, width], [batch, rows, width] or [batch, rows, heads, width]."""
     names = ("row",) if array.ndim == 2 else ("batch", "row", "head")
-    return _Strides(**dict(zip(names, _strides(array, name, may_repeat))))
+    return _Strides(**dict(zip(names, _strides(array, name, may_repeat, is_written))))
 
 
 def _input(array, name):
@@ -150,8 +159,8 @@ def aligned(bytes: int) -> np.ndarray:
 
 
 def _buffer(array, name):
-    """A buffer and its size: an array of bytes, which may be a numpy.memmap."""
-    return _needed(array, name, [np.uint8], (None,)), array.size
+    """A buffer and its size: an array of bytes, which may be a numpy.memmap. It is used where it is, whether it is written to or not."""
+    return _needed(array, name, [np.uint8], (None,), True), array.size
 
 
 class _Workspace:
@@ -185,7 +194,7 @@ def _output(out, shape, type="f32"):
 
 def _output_struct(out):
     """The struct of an array that a call writes."""
-    return _Output(data=out, type=_row_type(out), strides=_strides_struct(out, "output"))
+    return _Output(data=out, type=_row_type(out), strides=_strides_struct(out, "out", is_written=True))
 
 
 def _row_types(bf16):

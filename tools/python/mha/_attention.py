@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Literal, overload
 
-from ._arrays import _check, _contiguous, _must_be, _named, _output, _place, _row_type, _row_types, _some
+from ._arrays import _check, _contiguous, _must_be, _named, _output, _place, _row_names, _row_type, _row_types, _some
 from ._cache import KvCache
 from ._callbacks import _raising
 from ._calls import Prepared, _appended, _arrays_of_sequences, _check_prepared, _info, _point_to, _run, _set_norm, _set_sequences, _wanted
-from ._structs import _AttentionArgs, _Input, _empty, _new, _packer, instruction_set_names, types
+from ._structs import _AttentionArgs, _Input, _empty, _new, _packer, instruction_set_names
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,12 +59,15 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, equal_
     batch, n_q, heads, head_dim = q.shape
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
-    elif v is None and cache is not None and cache.shape["values"]:
+    elif v is None and k is not None and cache is not None and cache.shape["values"]:
         _check(k, "k", stored, (batch, None, _some, head_dim))
         _, n_kv, kv_heads, _ = k.shape
         head_dim_v = cache.shape["head_dim_v"]
     else:
         if v is not k or k is not q:
+            for name, array in ("k", k), ("v", v):
+                if array is None:
+                    raise TypeError(f"{name} is None; give k and v, or a cache with cache_read=True")
             _check(k, "k", stored, (batch, None, _some, head_dim))
             _check(v, "v", stored, (*k.shape[:3], _some))
         _, n_kv, kv_heads, head_dim_v = v.shape
@@ -72,7 +75,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, equal_
     args = _AttentionArgs()
     at_q, q_strides = _place(q, "q", True)
     (at_k, k_strides), (at_v, v_strides) = (_nowhere if x is None else _place(x, name, True) for x, name in ((k, "k"), (v, "v")))
-    at_out, out_strides = _nowhere if states else _place(out, "output")
+    at_out, out_strides = _nowhere if states else _place(out, "out", is_written=True)
     number_k, number_v = 0 if k is None else _row_type(k), 0 if v is None else _row_type(v)
     number_out = 0 if states and output_type == "f32" else _row_type(out)
     kernels = 0 if instruction_set == "auto" else _named(instruction_set_names, instruction_set, "instruction_set")
@@ -82,7 +85,7 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, equal_
     if kv_first_position:
         args.kv_first_position = kv_first_position
     if states:
-        _point_to(args, {"states": _contiguous(out, "out", [out.dtype], out.shape)})
+        _point_to(args, {"states": _contiguous(out, "out", [out.dtype], out.shape, True)})
     arrays = _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)
     appended_lengths = None if cache_read else _appended(n_kv, arrays, False)
     _set_sequences(args, batch, arrays, window_left, window_right, padding, rope, score, cache, cache_read, scheduler, is_causal, equal_scores,
@@ -114,7 +117,7 @@ def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch:
     """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. Values have the type of keys if v_type is None.
     All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=n_kv or _empty, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-                head_dim_v=head_dim_v, k=_Input(type=_named(types, k_type, "k_type")), v=_Input(type=0 if v_type is None else _named(types, v_type, "v_type")),
+                head_dim_v=head_dim_v, k=_Input(type=_named(_row_names, k_type, "k_type")), v=_Input(type=0 if v_type is None else _named(_row_names, v_type, "v_type")),
                 instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"), kv_first_position=kv_first_position)
     arrays = _arrays_of_sequences(cu_seqlens_q, cu_seqlens_kv, q_lengths, kv_lengths, q_first_rows, kv_first_rows, q_first_positions, cache_sequences)
     appended_lengths = None if cache_read else _appended(n_kv, arrays, False)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ._typing import CacheConfig, Integers
 
+_types = {name: number for name, number in types.items() if name != "int4"}
+
 
 class KvCache(_NotCopied):
     """Keys and values of earlier calls. `buffer` is all of it: an array of bytes to be copied, written to a file, and viewed again; a given one
@@ -46,7 +48,7 @@ class KvCache(_NotCopied):
         unknown = set(config) - {field for field, _ in _CacheConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"a cache has no {', '.join(sorted(unknown))}")
-        return _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=0 if v_type is None else _named(types, v_type, "v_type"),
+        return _new(_CacheConfig, k_type=_named(_types, k_type, "k_type"), v_type=0 if v_type is None else _named(_types, v_type, "v_type"),
                     kind=_named(cache_kinds, kind, "kind"), values=_named(cache_values, values, "values"), **config)
 
     @classmethod

@@ -54,7 +54,7 @@ class Prepared(_NotCopied):
     def __init__(self, name, layer, args, given, out, is_new, workspace, scheduler, wanted, output="output"):
         fields = {output: out, **{field: array for field, array in given.items() if array is not None}}
         structs = {field: args._object("outputs") if field == "states" else args for field in fields}
-        self._places = [(structs[field], getattr(type(structs[field]), field).offset, field, array.shape, array.strides, array.dtype)
+        self._places = [(structs[field], getattr(type(structs[field]), field).offset, "out" if field == output else field, array.shape, array.strides, array.dtype)
                         for field, array in fields.items()]
         self._is_new = is_new
         self._name, self._args, self._workspace, self._scheduler, self._wanted, self._out = name, args, workspace, scheduler, wanted, out
@@ -138,9 +138,9 @@ def _set_sequences(args, batch, arrays, window_left, window_right, padding, rope
             struct.rope_k_positions = _integers(rope.k_positions, "k_positions", (batch, n_k))
     flags = (_causal if is_causal else 0) | (_equal_scores if equal_scores else 0)
     if window_left is not None:
-        flags, args.window_left = flags | _window_left, window_left
+        flags, args.window_left = flags | _window_left, _window(window_left, "window_left")
     if window_right is not None:
-        flags, args.window_right = flags | _window_right, window_right
+        flags, args.window_right = flags | _window_right, _window(window_right, "window_right")
     args.flags = flags
     if cache_read:
         args.cache_read = cache
@@ -153,6 +153,14 @@ def _set_sequences(args, batch, arrays, window_left, window_right, padding, rope
     if scheduler is not None:
         _must_be(Scheduler, scheduler, "scheduler")
         args.scheduler = scheduler._struct
+
+
+def _window(size, name):
+    if not hasattr(size, "__index__"):
+        raise TypeError(f"{name} is a {type(size).__name__}; it must be an integer; pass None for no window")
+    if size < 0:
+        raise ValueError(f"{name} is {size}; it must be at least 0; pass None for no window")
+    return size
 
 
 def _set_packed(args, struct, batch, n_q, arrays):
@@ -208,6 +216,11 @@ def _longest(sequences, n_kv, kv_lengths, cache, cache_sequences):
     return max([cache.length(int(sequence)) + max(min(int(count), n_kv), 0) for sequence, count in zip(numbers, rows)], default=0)
 
 
+def _check_want(want):
+    if isinstance(want, str):
+        raise TypeError(f"want is a str; pass a list such as [{want or 'lse'!r}]")
+
+
 def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v, cache, arrays_of_sequences, kv_lengths):
     """Arrays for the optional outputs, by name."""
     if not want:
@@ -218,6 +231,7 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
     shapes = {"attention_weights": pairs, "lse": (batch, num_heads, n_q), "q": (batch, n_q, num_heads, head_dim),
               "k": (batch, n_kv, num_kv_heads, head_dim), "v": (batch, n_kv, num_kv_heads, head_dim_v), "scores": pairs,
               "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs, "context": (batch, n_q, num_heads, head_dim_v)}
+    _check_want(want)
     given, arrays = want if isinstance(want, dict) else dict.fromkeys(want), {}
     for name, array in given.items():
         shape = _named(shapes, name, "want")
@@ -225,7 +239,7 @@ def _wanted(args, want, is_single, batch, n_q, n_kv, num_heads, num_kv_heads, he
             make = np.empty if n_q else np.zeros  # without queries the library computes nothing, not even k and v
             arrays[name] = make(shape[1:] if is_single else shape, np.float32)
         else:
-            _contiguous(array, f"want[{name!r}]", [np.float32], shape[1:] if is_single else shape)
+            _contiguous(array, f"want[{name!r}]", [np.float32], shape[1:] if is_single else shape, True)
             arrays[name] = _writeable(array, f"want[{name!r}]")
     _point_to(args, arrays)
     return arrays
@@ -241,6 +255,7 @@ def _point_to(args, arrays):
 
 def _info(name, args, want, *before):
     """The fields of mha_call_info by name. Of the outputs counts that they are asked for, and nothing is written to them."""
+    _check_want(want)
     for output in want:
         _named(dict.fromkeys(_optional_outputs), output, "want")
     _point_to(args, dict.fromkeys(want, _somewhere))

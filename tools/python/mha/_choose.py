@@ -51,10 +51,10 @@ def choose_keys(q: Array, weights: Array, num_chosen: int, k: Array | None = Non
     shape = batch, n_q, max(num_chosen, 0)
     out = np.empty(shape, np.int32) if out is None else _writeable(out, "out")
     choice = _new(_ChooseKeysArgs, attention=args, weights=_input(weights, "weights"), num_chosen=num_chosen,
-                  chosen_keys=_contiguous(out, "out", [np.dtype(np.int32)], shape))
+                  chosen_keys=_contiguous(out, "out", [np.dtype(np.int32)], shape, True))
     if index_scores is not None:
         shape = batch, n_q, _longest(batch if cu_seqlens_q is None else len(cu_seqlens_q) - 1, n_kv, appended_lengths, cache, cache_sequences)
-        choice.index_scores = _contiguous(_writeable(index_scores, "index_scores"), "index_scores", [np.dtype(np.float32)], shape)
+        choice.index_scores = _contiguous(_writeable(index_scores, "index_scores"), "index_scores", [np.dtype(np.float32)], shape, True)
     if scheduler is None:
         _run("mha_choose_keys", workspace, choice)
     else:

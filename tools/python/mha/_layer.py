@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _input, _must_be, _named, _output, _output_struct, _place, _row_type, _row_types, _strides,
-                      _writeable, aligned)
+from ._arrays import (_buffer, _check, _contiguous, _describe, _dtypes, _input, _must_be, _named, _output, _output_struct, _place, _row_names, _row_type, _row_types,
+                      _strides, _writeable, aligned)
 from ._callbacks import Scheduler, _raising
 from ._calls import Prepared, _appended, _arrays_of_sequences, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
@@ -120,7 +120,7 @@ class Layer(_NotCopied):
         at_query, query_strides = _place(query, "query", True)
         at_key, key_strides = _nowhere if key is None else _place(key, "key", True)
         at_value, value_strides = _nowhere if value is None else _place(value, "value", True)
-        at_output, output_strides = _place(out, "output")
+        at_output, output_strides = _place(out, "out", is_written=True)
         _pack(args, 0, _size, 0, 0, 0, 0, 0, 0, 0, 0, batch or _empty, n_q or _empty, n_kv or _empty, at_query, _row_type(query), 0, *query_strides, 0, 0,
               at_key, 0, 0, *key_strides, 0, 0, at_value, 0, 0, *value_strides, 0, 0, at_output, _row_type(out), 0, *output_strides, 0)
         appended = 0 if cache_read else n_kv if other is not None else n_q
@@ -200,8 +200,8 @@ class Linear(_NotCopied):
     def info(self, rows: int, *, input_type: str = "f32", output_type: str = "f32", has_residual: bool = False,
              scheduler: Scheduler | None = None) -> Info:
         """How a call on so many rows would run, and what it costs: the fields of mha_call_info by name."""
-        args, info = _new(_LinearArgs, rows=rows or _empty, x=_Input(type=_named(types, input_type, "input_type"))), _new(_CallInfo)
-        args.output = _Output(type=_named(types, output_type, "output_type"))
+        args, info = _new(_LinearArgs, rows=rows or _empty, x=_Input(type=_named(_row_names, input_type, "input_type"))), _new(_CallInfo)
+        args.output = _Output(type=_named(_row_names, output_type, "output_type"))
         if has_residual:
             args.residual = _Input(data=_somewhere)  # that there is one counts, and nothing reads it
         if scheduler is not None:

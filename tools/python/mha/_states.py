@@ -22,7 +22,7 @@ def states_merge(left: Array, right: Array, *, out: Array | None = None, instruc
         raise ValueError(f"left is {_describe(left)}; rows of states have head_dim_v + 2 numbers")
     out = _output(out, left.shape)
     _call("mha_states_merge", left.size // left.shape[-1] or _empty, left.shape[-1] - 2, at_left, at_right,
-          _contiguous(out, "out", [np.float32], left.shape), _named(instruction_set_names, instruction_set, "instruction_set"))
+          _contiguous(out, "out", [np.float32], left.shape, True), _named(instruction_set_names, instruction_set, "instruction_set"))
     return out
 
 
