@@ -44,9 +44,10 @@ def attention(q, k=None, v=None, *, out=None, scale=0.0, is_causal=False, equal_
               output_type="f32", workspace=None, kv_first_position=0, states=False, want=(), prepare=False):
     """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
 
-    q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. Other orders of the axes are views: q.transpose(0, 2, 1, 3)
-    of [batch, heads, n_q, head_dim]. Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v,
-    with a cache of values "in_keys" no v.
+    q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. PyTorch's order is [batch, heads, n, width]: of such arrays, pass
+    views, q.transpose(0, 2, 1, 3). Each may be float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v, with a
+    cache of values "in_keys" no v. scale=0 is 1 / sqrt(head_dim). With is_causal, the last query sees the last key, unless q_first_positions says
+    otherwise. out may be q, and must not overlap k or v.
     prepare=True computes nothing and returns a Prepared call. All else is as in Layer.forward.
 
     kv_first_position is that of the first key, of k or of the cache, where those before it are elsewhere. With states=True the result, and out=, are

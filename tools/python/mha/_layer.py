@@ -36,13 +36,16 @@ class Layer(_NotCopied):
 
     W_Q, W_K and W_V come as w_q, w_k, w_v or as one fused w_qkv. w_o=None is a layer without W_O. w_q alone is a layer for calls
     with cache_read=True, whose key_dim and value_dim are 0.
-    layout is "in_out" (x W, [in, out]) or "out_in" (x W^T, [out, in], such as nn.Linear's). Biases are float32 vectors.
+    layout is "in_out" (x W, [in, out]) or "out_in" (x W^T, [out, in], such as nn.Linear's). Biases are float32 vectors: b_q, b_k and b_v, or
+    b_qkv; b_o and b_g.
 
     gate is "sigmoid" or "softplus" of x W_G, w_g [query_dim, num_heads * gate_dim] with a bias b_g; without w_g, the columns of each head's gate are
     behind its own in w_q.
 
     Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
-    two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps them.
+    two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. Scales are float32: of int8 [out], one for
+    each output, in either layout; of int4 [out, ceil(in / 32)]. weight_type says how the layer keeps the matrices; int8 arrays also need
+    weight_type="int8", and int4 arrays weight_type="int4".
     arithmetic is what the projections compute in, "int8" or "int16" with weights of int8 or int4.
 
     The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
@@ -92,6 +95,8 @@ class Layer(_NotCopied):
                 output_type="f32", workspace=None, want=(), prepare=False):
         """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a single sequence.
 
+        With is_causal, the last query sees the last key, unless q_first_positions says otherwise.
+
         key=None is self-attention, value=None is key. All else has the names and meanings of mha_forward_args and mha_sequences. q_lengths and
         kv_lengths count the valid rows of each sequence, the first ones or, with padding="left", the last ones; q_first_rows and kv_first_rows say
         where they begin. With cu_seqlens_q, query is [n, query_dim], sequences one after the other, and all arrays of rows have a batch of 1.
@@ -100,8 +105,9 @@ class Layer(_NotCopied):
         want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and the steps in between "q", "k", "v", "scores",
         "scaled_scores", "softcapped_scores", "masked_scores", "context". want={"lse": array} has it written into an array that is there. Rows may
         have gaps between them; the elements of a row may not. Rows may be float16, or with bf16=True bfloat16 (bits in uint16), and so may y, as
-        output_type says. out may be query. norm is a Norm, score a ScoreOptions. workspace is memory to compute in, an array of
-        info(...)["workspace_bytes"] bytes or more; without one, each thread keeps its own. prepare=True computes nothing and returns a Prepared call.
+        output_type says. out may be query, and must not overlap key or value. norm is a Norm, score a ScoreOptions. workspace is memory to compute in,
+        an array of info(...)["workspace_bytes"] bytes or more; without one, each thread keeps its own. prepare=True computes nothing and returns a
+        Prepared call.
         """
         is_single, rows, is_new = isinstance(query, np.ndarray) and query.ndim == 2, (query, key, value), out is None
         if is_single:
