@@ -345,7 +345,8 @@ void TestLayer() {
                            &shape.num_kv_heads, &shape.head_dim, &shape.head_dim_v, &shape.gate_dim};
   const bool is_small = std::all_of(std::begin(dims), std::end(dims), [](const int64_t *dim) { return *dim >= 0 && *dim < 500; });
   const uint32_t kind = At<uint32_t>(stored, kKind);
-  if (in.Boolean() && is_small && kind >= 1 && kind <= 9) {  // a buffer of the size that a made-up shape has
+  if (in.Boolean() && is_small && kind >= 1 &&
+      kind <= static_cast<uint32_t>(mha::PackedKind::fours_int8)) {  // a buffer of the size that a made-up shape has
     const int64_t made_up = mha::packed_layout(shape, static_cast<mha::PackedKind>(kind)).bytes;
     if (made_up < 1 << 18) stored.resize(static_cast<size_t>(made_up)), Set(&stored, kBytes, static_cast<uint64_t>(made_up));
   }
