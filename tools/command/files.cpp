@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -18,15 +19,24 @@ namespace command {
 namespace {
 
 char temporary[PATH_MAX];  // what a signal removes; "" = nothing
+pthread_t main_thread;     // which blocks signals while it makes that file
 
 extern "C" void end_by_signal(int signal) {
+  // The system may choose any thread, such as one of OpenBLAS's, unless the signal comes from what the thread itself has done.
+  if (signal != SIGBUS && signal != SIGABRT && !pthread_equal(pthread_self(), main_thread)) {
+    pthread_kill(main_thread, signal);
+    return;
+  }
   remove_temporary();
   if (signal == SIGBUS) {
     static const char sentence[] = "mha: a file became shorter, or its disk failed, while it was read\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, sentence, sizeof sentence - 1);
     _exit(2);
   }
-  raise(signal);  // which ends the process when this returns, for it is handled once
+  struct sigaction by_default = {};
+  by_default.sa_handler = SIG_DFL;
+  sigaction(signal, &by_default, nullptr);
+  raise(signal);  // which ends the process when this returns
 }
 
 }  // namespace
@@ -36,9 +46,9 @@ void remove_temporary() {
 }
 
 void handle_signals() {
+  main_thread = pthread_self();
   struct sigaction action = {}, before;
   action.sa_handler = end_by_signal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
   for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU, SIGABRT, SIGBUS}) {
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
   }
