@@ -7,8 +7,8 @@
 #pragma once
 
 #include "attend_tile.h"
-#include "chosen.h"
 #include "states.h"
+#include "unit.h"
 
 namespace mha {
 namespace {

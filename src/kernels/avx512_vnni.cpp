@@ -5,7 +5,7 @@
 #include "../compiler.h"
 
 #if defined(MHA_HAS_AVX512_VNNI)
-#include "codes.h"
+#include "project_integers.h"
 
 namespace mha {
 constexpr CodeKernels codes_avx512_vnni = {encode_rows<Vector>, project_codes<Vector>};

@@ -5,7 +5,7 @@
 #include "../compiler.h"
 
 #if defined(MHA_HAS_NEON_DOTPROD)
-#include "codes.h"
+#include "project_integers.h"
 
 namespace mha {
 constexpr CodeKernels codes_neon_dotprod = {encode_rows<Vector>, project_codes<Vector>};

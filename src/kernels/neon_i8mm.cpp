@@ -6,7 +6,7 @@
 #include "../compiler.h"
 
 #if defined(MHA_HAS_NEON_I8MM)
-#include "codes.h"
+#include "project_integers.h"
 
 namespace mha {
 constexpr CodeKernels codes_neon_i8mm = {encode_rows<Vector>, project_codes<Vector>};

@@ -1,7 +1,7 @@
 // What is done to rows of queries, keys and values on their way: norms and rotation. CONTRACT.md, section 5.
 #pragma once
 
-#include "rows.h"
+#include "elements.h"
 #include "tile.h"
 
 namespace mha {

@@ -3,11 +3,11 @@
 
 #include "attend.h"
 #include "choose.h"
-#include "codes.h"
-#include "context_norm.h"
 #include "inspect.h"
 #include "project.h"
+#include "project_integers.h"
 #include "small.h"
+#include "states.h"
 #include "store.h"
 
 namespace mha {

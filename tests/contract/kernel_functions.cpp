@@ -2,7 +2,8 @@
 
 #include <mha.h>
 
-#include "kernels/rows.h"
+#include "kernels/elements.h"
+#include "kernels/functions.h"
 
 namespace mha {
 namespace {

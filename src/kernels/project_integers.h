@@ -6,10 +6,8 @@
 // the time, pass four panels in step.
 #pragma once
 
-#include "destinations.h"
 #include "dot_products.h"
-#include "panels.h"
-#include "rows.h"
+#include "project.h"
 
 namespace mha {
 namespace {
