@@ -27,7 +27,7 @@ template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
   const int64_t head_dim = call.head_dim, whole = head_dim - head_dim % static_cast<int64_t>(V::size);
-  const bool is_prepared = call.prepare_q.is_any || call.q.storage != Storage::f32;
+  const bool needs_preparation = call.prepare_q.is_any || call.q.storage != Storage::f32;
   const float *const scales = call.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     float *const to = unit.q(row.index);
@@ -35,7 +35,7 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
       const char *const input = static_cast<const char *>(unit.input(row));
       prefetch_row(element_at(input, call.q.storage, max_attend_rows * call.q.row_stride), head_dim * bytes_of(call.q.storage));
     }
-    const float *const from = is_prepared ? prepared_query<V>(unit, row, to) : static_cast<const float *>(unit.input(row));
+    const float *const from = needs_preparation ? prepared_query<V>(unit, row, to) : static_cast<const float *>(unit.input(row));
     const float scale = scales ? scales[unit.sequence_index * call.options.q_scales_stride + unit.array_row(row)] : 1.0f;
     const V factor = all<V>(scale);
     for (int64_t k = 0; k < whole; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * factor));

@@ -100,8 +100,8 @@ struct Sequence {
   int64_t in_cache;          // number of the sequence in the cache; without a cache, of its packed keys and values
   int64_t in_arrays;         // number of the sequence in the caller's arrays and in the outputs
   int64_t column;            // of the first key in the outputs with a number per pair
-  int64_t option_column;     // the same in mask, bias and groups; may be negative, for
-  int64_t first_in_columns;  // the keys before this position have no column there
+  int64_t option_column;     // of the first key in mask, bias and groups; negative where that key has no column
+  int64_t first_in_columns;  // the first position that has a column in mask, bias and groups
   int64_t end_of_columns;    // the keys from here on are masked: n_kv, or less where rows of mask, bias and groups are short
 };
 
@@ -264,8 +264,8 @@ struct Attention {
   int64_t most_queries;       // of one unit; 0: as many as its states leave room for
   int64_t block_queries;      // queries of one unit
   int64_t query_blocks;       // units of the longest sequence, for each kv head
-  int64_t late_rows;          // units of up to so many rows pack plain keys late: a few groups at a time, right before they read them;
-  int64_t in_place_rows;      // and units of up to so many read plain values where they are
+  int64_t late_rows;          // the most rows of a unit that packs plain keys just before use, a few groups of 16 at a time
+  int64_t in_place_rows;      // the most rows of a unit that reads plain values in place
   float scale;
   int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
   ScoreOptions options;
@@ -315,8 +315,8 @@ struct KeyChoice {
   int32_t *chosen;      // [array_batch, n_q, num_chosen], all -1 at first
   float *index_scores;  // [array_batch, n_q, n_kv], all -infinity at first; null: not asked for
   int64_t longest_q;
-  int64_t first_query;  // of those that are under way,
-  float *scores;        // and a row of their scores each, of score_stride, a multiple of 16
+  int64_t first_query;  // the first of the queries whose scores are in memory
+  float *scores;        // a row of score_stride floats (a multiple of 16) for each of these queries
   int64_t score_stride;
   int64_t part_chunks;  // of the keys of one unit
 };

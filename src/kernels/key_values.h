@@ -167,25 +167,25 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group
   const int64_t first = group * key_block, begin = max(keys.begin - first, 0), end = min(keys.end - first, key_block);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
   const int64_t position = unit.position_of_key(chunk_begin + first), array_row = unit.sequence.kv_first + position;
-  const bool is_prepared = !is_plain(k) || !call.prepare_k.is_any;
+  const bool needs_preparation = is_plain(k) && call.prepare_k.is_any;
   const char *const rows = is_plain(k) ? plain_row(k, unit, array_row) : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
   if (is_plain(k)) prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
-  if (is_prepared && k.storage == Storage::f32 && end - begin == key_block) {
+  if (!needs_preparation && k.storage == Storage::f32 && end - begin == key_block) {
     return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride, call.head_dim, block);
   }
   float *const copies = unit.scratch + call.scratch.prepared;
   // A slice at a time, which stays in the first level of the cache.
   const int64_t slice = min(64, call.head_dim);
-  for (int64_t c = 0; is_prepared && c < call.head_dim; c += slice) {
+  for (int64_t c = 0; !needs_preparation && c < call.head_dim; c += slice) {
     const int64_t width = min(slice, call.head_dim - c);
     for (int64_t i = begin; i < end; ++i) widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
     transpose_rows(copies, slice, width, block + c * key_block);
   }
-  if (is_prepared) return;
+  if (!needs_preparation) return;
   for (int64_t i = begin; i < end; ++i) {
     float *const copy = copies + i * call.head_dim;
     widen<V>(k.storage, rows + i * row_bytes, call.head_dim, copy);
-    if (!is_prepared) prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head}, call.head_dim, copy);
+    prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head}, call.head_dim, copy);
   }
   transpose_rows(copies, call.head_dim, call.head_dim, block);
 }

@@ -171,15 +171,15 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
     for (int64_t r = 0; r < num_rows;) {
       const float *const from = values + r * values_stride + done;
       const int64_t start = head * to.head_stride + at.block * to.batch_stride;
-      float *const base = static_cast<float *>(to.base) + start;
       int64_t step = 1;
       if (is_converted) {
         write_converted<V>(to, at.row, c, start + at.row * to.row_stride + c, from, count);
       } else if (to.kind != Destination::Kind::key_blocks) {
-        copy<V>(from, base + (to.kind == Destination::Kind::rows ? at.row : at.position) * to.row_stride + c, count);
+        const int64_t in_destination = to.kind == Destination::Kind::rows ? at.row : at.position;
+        copy<V>(from, static_cast<float *>(to.base) + start + in_destination * to.row_stride + c, count);
       } else {
         const int64_t lane = place_in_block(at.position);
-        float *const block = base + (at.position - lane) * to.head_width + c * key_block + lane;
+        float *const block = static_cast<float *>(to.base) + start + (at.position - lane) * to.head_width + c * key_block + lane;
         int64_t i = 0;
         if (r + 4 <= num_rows && lane + 4 <= key_block && rows_left(x, at) >= 4) {
           step = 4;

@@ -262,7 +262,8 @@ MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
     if constexpr (is_float || !has_one_type) {
       constexpr bool may_choose = is_float || (is_of_int4 && prefetching == Prefetching::weights);
       constexpr bool has_choice = prefetching == Prefetching::all || prefetching == Prefetching::weights;
-      loop.run = multiply < V, R, B, C, Element, prefetching != Prefetching::never && !may_choose ? places : 0 > ;
+      constexpr int places_always = prefetching != Prefetching::never && !may_choose ? places : 0;
+      loop.run = multiply<V, R, B, C, Element, places_always>;
       if constexpr (may_choose && has_choice && !has_loops_of_floats_alone<V>) {
         if (prefetches) loop.run = multiply<V, R, B, C, Element, places>;
       }
@@ -369,7 +370,8 @@ MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, bool prefetche
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = TileShape<V::size>::score_blocks(R), C = key_block / V::size;
     constexpr bool only_floats = R > max_rows_of_fewer_bits;
-    loops.wide = loop_of < V, R, B, C, R == 1 ? Prefetching::fewer_bits : Prefetching::all, only_floats > (storage, prefetches);
+    constexpr Prefetching prefetching = R == 1 ? Prefetching::fewer_bits : Prefetching::all;
+    loops.wide = loop_of<V, R, B, C, prefetching, only_floats>(storage, prefetches);
     if constexpr (R <= 2 || B == 1)
       loops.narrow = loops.wide;
     else
