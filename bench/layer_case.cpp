@@ -45,7 +45,7 @@ class LayerCase : public Case {
     workspace_ = support::Memory(info.workspace_bytes, support::Place::kLargePages);
   }
 
-  void call() override { support::Check(mha_forward(layer_.get(), &data_.args, workspace_.data(), workspace_.size(), &error_), error_); }
+  void call() override { support::Check(mha_forward(layer_.get(), &args_, workspace_.data(), workspace_.size(), &error_), error_); }
 
  private:
   const support::LayerProblem problem_;
@@ -53,6 +53,7 @@ class LayerCase : public Case {
   const support::Layer layer_;
   const mha_scheduler scheduler_;
   support::ForwardData data_;
+  const mha_forward_args args_ = data_.Given(data_.args);
   support::Memory workspace_;
   mha_error error_ = {};
 };

@@ -553,7 +553,8 @@ struct Copy {
     mha_error error;
     call.PoisonOutputs();
     Check(create(&data.config, &data.weights, nullptr, &layer, &error), error);
-    Check(forward(layer, &call.args, workspace.data(), workspace.size(), &error), error);
+    const mha_forward_args args = call.Given(call.args);
+    Check(forward(layer, &args, workspace.data(), workspace.size(), &error), error);
     destroy(layer);
     return call.Results();
   }

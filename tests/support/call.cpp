@@ -261,13 +261,20 @@ AttentionData::AttentionData(const AttentionProblem &problem, AttentionCall call
   SetOutput(call.output, call.output_array, problem.batch, problem.n_q, problem.num_heads, problem.head_dim_v, &args.output);
 }
 
-mha_status AttentionData::Workspace(size_t *bytes, mha_error *error) const { return mha_attention_workspace(&args, bytes, error); }
-
-mha_status AttentionData::Run(void *workspace, size_t bytes, mha_error *error) const {
-  return mha_attention(&args, workspace, bytes, error);
+mha_status AttentionData::Workspace(size_t *bytes, mha_error *error) const {
+  const mha_attention_args given = Given(args);
+  return mha_attention_workspace(&given, bytes, error);
 }
 
-mha_status AttentionData::Info(mha_call_info *info, mha_error *error) const { return mha_attention_info(&args, info, error); }
+mha_status AttentionData::Run(void *workspace, size_t bytes, mha_error *error) const {
+  const mha_attention_args given = Given(args);
+  return mha_attention(&given, workspace, bytes, error);
+}
+
+mha_status AttentionData::Info(mha_call_info *info, mha_error *error) const {
+  const mha_attention_args given = Given(args);
+  return mha_attention_info(&given, info, error);
+}
 
 ForwardData::ForwardData(const mha_layer *the_layer, const LayerProblem &problem, const LayerCall &call)
     : CallData(call.place), layer(the_layer) {
@@ -287,13 +294,20 @@ ForwardData::ForwardData(const mha_layer *the_layer, const LayerProblem &problem
   SetOutput(call.output, call.output_array, problem.batch, problem.n_q, 1, problem.y_width(), &args.output, false);
 }
 
-mha_status ForwardData::Workspace(size_t *bytes, mha_error *error) const { return mha_forward_workspace(layer, &args, bytes, error); }
-
-mha_status ForwardData::Run(void *workspace, size_t bytes, mha_error *error) const {
-  return mha_forward(layer, &args, workspace, bytes, error);
+mha_status ForwardData::Workspace(size_t *bytes, mha_error *error) const {
+  const mha_forward_args given = Given(args);
+  return mha_forward_workspace(layer, &given, bytes, error);
 }
 
-mha_status ForwardData::Info(mha_call_info *info, mha_error *error) const { return mha_info(layer, &args, info, error); }
+mha_status ForwardData::Run(void *workspace, size_t bytes, mha_error *error) const {
+  const mha_forward_args given = Given(args);
+  return mha_forward(layer, &given, workspace, bytes, error);
+}
+
+mha_status ForwardData::Info(mha_call_info *info, mha_error *error) const {
+  const mha_forward_args given = Given(args);
+  return mha_info(layer, &given, info, error);
+}
 
 Outputs Attend(const AttentionProblem &problem, const AttentionCall &call) {
   return AttentionData(problem, call).Compute(call.workspace_fill, call.place, call.workspace_misalignment);

@@ -86,7 +86,8 @@ class CallData {
   void FreezeInputs();
 
   Strided output;
-  // What args points at: sequences and outputs always, the others where the problem has something of them.
+  // What args points at: sequences and outputs always, the others where the problem has something of them. A call gets NULL for sequences
+  // and outputs that say nothing, as in a program without them, unless gives_empty_structs.
   mha_sequences sequences = Zeroed<mha_sequences>();
   mha_outputs outputs = Zeroed<mha_outputs>();
   mha_rope rope = Zeroed<mha_rope>();
@@ -94,6 +95,21 @@ class CallData {
   mha_score_options score = Zeroed<mha_score_options>();
   mha_score_arrays score_arrays = Zeroed<mha_score_arrays>();
   int64_t *q_start = nullptr;
+  bool gives_empty_structs = false;
+
+  // The arguments as a call gets them.
+  template <typename Args>
+  Args Given(Args args) const {
+    const auto is_empty = [](const auto &given) {
+      const auto zeroed = Zeroed<std::decay_t<decltype(given)>>();
+      return std::memcmp(&given, &zeroed, sizeof given) == 0;
+    };
+    mha_sequences counted = sequences;
+    if (counted.count == args.batch) counted.count = 0;
+    if (!gives_empty_structs && args.sequences == &sequences && is_empty(counted)) args.sequences = nullptr;
+    if (!gives_empty_structs && args.outputs == &outputs && is_empty(outputs)) args.outputs = nullptr;
+    return args;
+  }
 
  protected:
   explicit CallData(Place place) : place_(place) {}

@@ -522,7 +522,8 @@ class CaseRun {
     change(data.get());
     const std::array<Input, 3> inputs = InputsOf(c_, &problem);
     if (inputs[0].is_shared()) share(data.get(), inputs);
-    if (c_.Is("empty_structs", "null")) LeaveOutEmptyStructs(data.get());
+    data->gives_empty_structs = !c_.Is("empty_structs", "null");
+    if (!data->gives_empty_structs) LeaveOutEmptyStructs(data.get());
     if (!c_.Is("in_place", "yes")) return data->Compute(form.workspace_fill, form.place, form.workspace_misalignment);
     const size_t bytes = data->WorkspaceBytes(), of_floats = data->output.memory.size();
     Memory workspace(bytes + form.workspace_misalignment, form.place);
@@ -536,17 +537,13 @@ class CaseRun {
     return data->Results();
   }
 
-  // Those in which nothing is given.
+  // Those of scores in which nothing is given.
   template <typename Data>
   static void LeaveOutEmptyStructs(Data *data) {
     const auto is_empty = [](const auto &given) {
       const auto zeroed = Zeroed<std::decay_t<decltype(given)>>();
       return std::memcmp(&given, &zeroed, sizeof given) == 0;
     };
-    mha_sequences sequences = data->sequences;
-    if (sequences.count == data->args.batch) sequences.count = 0;
-    if (is_empty(sequences)) data->args.sequences = nullptr;
-    if (is_empty(data->outputs)) data->args.outputs = nullptr;
     // relative_rows has the width that score says, which may be 1.
     if (is_empty(data->score) && !data->score_arrays.relative_rows) data->args.score = nullptr;
     if (is_empty(data->score_arrays)) data->args.score_arrays = nullptr;
