@@ -1089,7 +1089,7 @@ class Mha(unittest.TestCase):
                     if values == "own":
                         self.assert_same(self.layer.forward(x, **one, cache_read=True), self.layer.forward(x, cache=cache, cache_sequences=[0], cache_read=True))
                     self.assert_same(buffer, cache.buffer)
-                    del view, buffer, one, changes
+                    view = buffer = one = changes = change = None  # nothing holds the mapped file
 
     def test_arrays_of_rows_of_packed_sequences_have_a_batch_of_1(self):
         n_q, n_k, q_ends, k_ends = 6, 9, [0, 2, 6], [0, 4, 9]

@@ -66,10 +66,10 @@ class Prepared(_NotCopied):
         if out is None:
             _, _, _, shape, _, dtype = self._places[0]
             out = np.empty(shape, dtype) if self._is_new else self._out
-        for array, (struct, offset, name, shape, strides, dtype) in zip((_writeable(out, "out"), *arrays), self._places):
+        for array, (pointer_struct, offset, name, shape, strides, dtype) in zip((_writeable(out, "out"), *arrays), self._places):
             if not isinstance(array, np.ndarray) or array.shape != shape or array.strides != strides or array.dtype != dtype:
                 raise _other(array, name, shape, strides, dtype)
-            _point(struct, offset, _first(array))
+            _point(pointer_struct, offset, _first(array))
         if self._scheduler is not None:
             with _raising(self._scheduler):
                 _run(self._name, self._workspace, self._args, *self._handles)
