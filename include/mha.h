@@ -314,7 +314,7 @@ MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *bu
  *
  * Positions count from the first key of a sequence: the first valid row or, with a cache, the first
  * that was ever appended. A sequence has the same bits alone, in a batch, with padding, packed and
- * from a cache.
+ * from a cache of F32. Other caches round keys and values once, however calls are cut.
  */
 typedef struct mha_sequences {
   size_t struct_size;

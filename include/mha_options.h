@@ -53,8 +53,8 @@ extern "C" {
 /*
  * A gate multiplies the context of a head by a function of g = x W_G + b_G, a projection of the
  * query input with one number per element or per head. A context of 0 stays 0. Without w_g, the
- * gate's columns of each head follow the head's own in w_q or w_qkv, and the biases likewise follow
- * in their bias (Qwen3-Next).
+ * gate's columns of each head follow the head's own in w_q or w_qkv, and so do its biases
+ * in w_q.bias or w_qkv.bias (Qwen3-Next).
  */
 #define MHA_GATE_NONE 0u
 #define MHA_GATE_SIGMOID 1u  /* 1 / (1 + exp(-g)): Qwen3-Next; per head: Step */

@@ -38,7 +38,7 @@ mha_status check_each(Report report, Array *array, bool may_broadcast) {
   return MHA_OK;
 }
 
-// With a head stride of its own, [batch, rows, heads, width] is laid out in some other order, which zeros do not stand for.
+// A head stride says that [batch, rows, heads, width] is laid out in another order, for which zeros do not stand.
 mha_status check_strides_are_complete(Report report, const Array &array) {
   const bool has_head_stride = array.strides[2] != 0 && array.strides[2] != MHA_BROADCAST;
   if (array.has_rows_inside_heads || !has_head_stride || array.extents[2] <= 1 || array.extents[1] == 0) return MHA_OK;

@@ -66,7 +66,7 @@ struct SequenceArguments {
   const char *distances;      // what makes scores depend on them, for errors; null: nothing does
   bool adds_keys;             // position groups leave keys to a row that flags do not
   bool has_new_columns;       // mask, bias and groups have columns for the keys alone that come with the call
-  int64_t num_columns;        // keys beyond so many columns are masked; no limit where there is none
+  int64_t num_columns;        // keys after this many columns are masked; INT64_MAX: no limit
   const mha_rope *given_rope;
   mha_rope rope;  // as given, all defaults resolved by check_sequences
 

@@ -271,7 +271,7 @@ MHA_NOINLINE void add_values_of_keys(const Groups &values, int64_t width, const 
   });
 }
 
-// Whether a number of o, of so many, is NaN or infinite.
+// Whether one of the count numbers of o is NaN or infinite.
 template <class V>
 MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
   constexpr int64_t at_once = V::size;
