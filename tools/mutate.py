@@ -76,6 +76,13 @@ class Mutant:
     def __str__(self):
         return f"{self.path}: {self.old} ==> {self.new}"
 
+    @property
+    def pattern(self):
+        """Finds the old text however it is spaced and broken into lines."""
+        tokens = re.findall(r"\w+|[^\w\s]", self.old)
+        joints = [r"\s+" if left[-1].isalnum() and right[0].isalnum() else r"\s*" for left, right in zip(tokens, tokens[1:])]
+        return re.compile("".join(re.escape(token) + joint for token, joint in zip(tokens, [*joints, ""])))
+
 
 def read_list(text):
     mutants, path, tests = [], None, ()
@@ -100,7 +107,7 @@ def errors_of(mutants, root):
     errors = []
     for mutant in mutants:
         path = root / mutant.path
-        count = path.read_text().count(mutant.old) if path.is_file() else 0
+        count = len(mutant.pattern.findall(path.read_text())) if path.is_file() else 0
         if count != 1:
             errors.append(f"{mutant}\n  its text occurs {count} times in the file; it must occur once")
         for test in mutant.tests:
@@ -243,7 +250,7 @@ class Build:
         """The test that catches it, or None of a survivor."""
         shutil.copytree(self.tree / "src", work / "src")
         place = work / mutant.path
-        place.write_text(place.read_text().replace(mutant.old, mutant.new))
+        place.write_text(mutant.pattern.sub(lambda found: mutant.new, place.read_text()))
         objects = [name for name in self.library if mutant.path in self.depends[name]]
         scalar = [name for name in objects if name.endswith("scalar.cpp.o")]
         if scalar and all("kernels" in name for name in objects):
