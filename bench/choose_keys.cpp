@@ -1,4 +1,5 @@
-// choose_keys: the index heads of DeepSeek V3.2, 64 of 128 numbers, that choose 2048 keys of a cache for one token or for some.
+// choose_keys: the index heads of DeepSeek V3.2, 64 of 128 numbers, that choose 2048 keys of a
+// cache for one token or for some.
 
 #include "groups.h"
 #include "layer_case.h"
@@ -22,22 +23,30 @@ class ChoiceCase : public Case {
     support::Random random(1);
     problem.q = random.Uniforms(n_q * problem.num_heads * problem.head_dim, 1.7f);
     problem.weights = random.Uniforms(n_q * problem.num_heads);
-    const mha_kv_cache_config config = support::CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, n_kv);
+    const mha_kv_cache_config config =
+        support::CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, n_kv);
     cache_ = std::make_unique<support::Cache>(config, support::Place::kLargePages);
-    cache_->Append(0, {random.Uniforms(n_kv * problem.head_dim, 1.7f), std::vector<float>(static_cast<size_t>(n_kv))});
+    cache_->Append(0, {random.Uniforms(n_kv * problem.head_dim, 1.7f),
+                       std::vector<float>(static_cast<size_t>(n_kv))});
     support::AttentionCall call = {call_form(), set};
     call.cache.cache = cache_->get();
     call.cache.read = true;
     problem.n_kv = 0;
     data_ = std::make_unique<support::ChoiceData>(problem, call);
     workspace_ = support::Memory(data_->WorkspaceBytes(), support::Place::kLargePages);
-    const int64_t key_bytes = type == support::Storage::kF32 ? 4 : type == support::Storage::kInt8 ? 1 : 2;
+    const int64_t key_bytes = type == support::Storage::kF32    ? 4
+                              : type == support::Storage::kInt8 ? 1
+                                                                : 2;
     bytes = working_set_bytes = static_cast<double>(n_kv * problem.head_dim * key_bytes);
-    stages = {{2 * static_cast<double>(n_q * n_kv) * static_cast<double>(problem.num_heads * problem.head_dim), bytes}};
+    stages = {{2 * static_cast<double>(n_q * n_kv) *
+                   static_cast<double>(problem.num_heads * problem.head_dim),
+               bytes}};
     instruction_set = set;
   }
 
-  void call() override { support::Check(data_->Run(workspace_.data(), workspace_.size(), &error_), error_); }
+  void call() override {
+    support::Check(data_->Run(workspace_.data(), workspace_.size(), &error_), error_);
+  }
 
  private:
   std::unique_ptr<support::Cache> cache_;
@@ -51,8 +60,10 @@ class ChoiceCase : public Case {
 void register_choice_benchmarks(const Setting &setting) {
   for (const int64_t n_kv : {8192, 131072}) {
     for (const int64_t n_q : {1, 64}) {
-      for (const support::Storage type : {support::Storage::kF32, support::Storage::kBf16, support::Storage::kInt8}) {
-        add("choose_keys/n:" + std::to_string(n_q) + "/keys:" + std::to_string(n_kv) + "/" + support::NameOf(type),
+      for (const support::Storage type :
+           {support::Storage::kF32, support::Storage::kBf16, support::Storage::kInt8}) {
+        add("choose_keys/n:" + std::to_string(n_q) + "/keys:" + std::to_string(n_kv) + "/" +
+                support::NameOf(type),
             [=] { return std::make_unique<ChoiceCase>(n_q, n_kv, type, setting.instruction_set); });
       }
     }

@@ -1,4 +1,5 @@
-// Clocks. Work of one thread is timed by the processor time that it got; work of several by the clock on the wall.
+// Clocks. Work of one thread is timed by the processor time that it got; work of several by the
+// clock on the wall.
 #pragma once
 
 #include <time.h>

@@ -15,7 +15,9 @@ namespace {
 
 std::string megabytes(int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; }
 
-int64_t stored_bytes(uint32_t type) { return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2; }
+int64_t stored_bytes(uint32_t type) {
+  return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2;
+}
 
 // Keys and values of one position and kv head, with their scales.
 double key_value_bytes(int64_t head_dim, uint32_t type) {
@@ -25,7 +27,8 @@ double key_value_bytes(int64_t head_dim, uint32_t type) {
 // A matrix, with its scales: one for each column, or of int4 for each column and 32 rows.
 double weight_bytes(double rows, double columns, uint32_t type) {
   if (type == MHA_TYPE_INT4) return columns * (rows / 2 + sizeof(float) * std::ceil(rows / 32));
-  return columns * (rows * static_cast<double>(stored_bytes(type)) + (type == MHA_TYPE_INT8 ? sizeof(float) : 0));
+  return columns * (rows * static_cast<double>(stored_bytes(type)) +
+                    (type == MHA_TYPE_INT8 ? sizeof(float) : 0));
 }
 
 // Layers (or none) and caches, all with the same content and each in memory of its own.
@@ -38,7 +41,10 @@ class DecodeCase : public Case {
   };
 
   DecodeCase(const DecodeShape &shape, const DecodeOptions &options)
-      : shape_(shape), options_(options), rows_(shape.batch * shape.n), scheduler_(pool_scheduler(options.threads)) {
+      : shape_(shape),
+        options_(options),
+        rows_(shape.batch * shape.n),
+        scheduler_(pool_scheduler(options.threads)) {
     instruction_set = options.instruction_set;
     threads = options.threads;
   }
@@ -71,15 +77,19 @@ class DecodeCase : public Case {
   // first: what the others are copies of. Cases set `bytes`, of one call, before.
   void make_copies(Copy first) {
     const auto copy_bytes = static_cast<int64_t>(bytes);
-    const int64_t wanted = std::max(options_.rotated_bytes, copy_bytes), allowed = std::max(options_.most_rotated_bytes, copy_bytes);
+    const int64_t wanted = std::max(options_.rotated_bytes, copy_bytes),
+                  allowed = std::max(options_.most_rotated_bytes, copy_bytes);
     const int64_t count = std::min((wanted + copy_bytes - 1) / copy_bytes, allowed / copy_bytes);
-    if (count * copy_bytes < wanted) label = "capped: takes turns through " + megabytes(count * copy_bytes) + ", not " + megabytes(wanted);
+    if (count * copy_bytes < wanted)
+      label = "capped: takes turns through " + megabytes(count * copy_bytes) + ", not " +
+              megabytes(wanted);
     if ((count - 1) * copy_bytes > available_memory_bytes()) throw std::bad_alloc();
     working_set_bytes = static_cast<double>(count) * bytes;
 
     copies_.push_back(std::move(first));
     while (static_cast<int64_t>(copies_.size()) < count) {
-      Copy copy = {support::Memory(), std::nullopt, copies_[0].cache.Copy(support::Place::kLargePages)};
+      Copy copy = {support::Memory(), std::nullopt,
+                   copies_[0].cache.Copy(support::Place::kLargePages)};
       if (copies_[0].view) {
         copy.packed = support::Memory(copies_[0].packed.size(), support::Place::kLargePages);
         std::copy_n(copies_[0].packed.data(), copy.packed.size(), copy.packed.data());
@@ -104,7 +114,8 @@ class DecodeCase : public Case {
   // In the caches before the call, of all sequences.
   double keys() const {
     double count = 0;
-    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) count += static_cast<double>(shape_.past_of(sequence));
+    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
+      count += static_cast<double>(shape_.past_of(sequence));
     return count;
   }
 
@@ -124,7 +135,8 @@ class DecodeLayer : public DecodeCase {
  public:
   DecodeLayer(const DecodeShape &shape, const DecodeOptions &options) : DecodeCase(shape, options) {
     count_work();
-    support::LayerProblem problem = random_layer(shape.batch, shape.n, shape.width(), shape.heads, shape.kv_heads);
+    support::LayerProblem problem =
+        random_layer(shape.batch, shape.n, shape.width(), shape.heads, shape.kv_heads);
     problem.is_causal = true;
     problem.arithmetic = static_cast<support::Arithmetic>(options.arithmetic);
     support::LayerForm form;
@@ -146,18 +158,22 @@ class DecodeLayer : public DecodeCase {
   void call() override {
     Copy &copy = next_copy();
     data_->args.cache = copy.cache.get();
-    check(mha_forward(copy.view->layer, &data_->args, workspace_.data(), workspace_.size(), &error_));
-    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) copy.cache.Truncate(sequence, shape_.past_of(sequence));
+    check(
+        mha_forward(copy.view->layer, &data_->args, workspace_.data(), workspace_.size(), &error_));
+    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
+      copy.cache.Truncate(sequence, shape_.past_of(sequence));
   }
 
  private:
   void count_work() {
-    const double rows = static_cast<double>(rows_), n = static_cast<double>(shape_.n), batch = static_cast<double>(shape_.batch);
-    const double width = static_cast<double>(shape_.width()), kv_width = static_cast<double>(shape_.kv_width());
+    const double rows = static_cast<double>(rows_), n = static_cast<double>(shape_.n),
+                 batch = static_cast<double>(shape_.batch);
+    const double width = static_cast<double>(shape_.width()),
+                 kv_width = static_cast<double>(shape_.kv_width());
     const double row_bytes = sizeof(float) * rows, qkv_width = width + 2 * kv_width;
     const double pairs = n * keys() + batch * n * (n + 1) / 2;
-    const double cache_bytes =
-        (keys() + rows) * static_cast<double>(shape_.kv_heads) * key_value_bytes(shape_.head_dim, options_.cache_type);
+    const double cache_bytes = (keys() + rows) * static_cast<double>(shape_.kv_heads) *
+                               key_value_bytes(shape_.head_dim, options_.cache_type);
     const double qkv_bytes = weight_bytes(width, qkv_width, options_.weight_type),
                  o_bytes = weight_bytes(width, width, options_.weight_type);
     stages = {{2 * rows * width * qkv_width, qkv_bytes + row_bytes * (width + qkv_width)},
@@ -171,9 +187,11 @@ class DecodeLayer : public DecodeCase {
 
 class DecodeAttention : public DecodeCase {
  public:
-  DecodeAttention(const DecodeShape &shape, const DecodeOptions &options) : DecodeCase(shape, options) {
+  DecodeAttention(const DecodeShape &shape, const DecodeOptions &options)
+      : DecodeCase(shape, options) {
     const double width = static_cast<double>(shape.width());
-    bytes = keys() * static_cast<double>(shape.kv_heads) * key_value_bytes(shape.head_dim, options.cache_type) +
+    bytes = keys() * static_cast<double>(shape.kv_heads) *
+                key_value_bytes(shape.head_dim, options.cache_type) +
             2 * sizeof(float) * static_cast<double>(rows_) * width;
     stages = {{4 * width * keys(), bytes}};
     support::AttentionProblem problem;
@@ -205,20 +223,21 @@ class DecodeAttention : public DecodeCase {
 }  // namespace
 
 std::string DecodeShape::layer_name() const {
-  return "D:" + std::to_string(width()) + "/H:" + std::to_string(heads) + "/Hkv:" + std::to_string(kv_heads) +
-         "/past:" + std::to_string(past);
+  return "D:" + std::to_string(width()) + "/H:" + std::to_string(heads) +
+         "/Hkv:" + std::to_string(kv_heads) + "/past:" + std::to_string(past);
 }
 
 std::string DecodeShape::attention_name() const {
-  return "H:" + std::to_string(heads) + "/Hkv:" + std::to_string(kv_heads) + "/head_dim:" + std::to_string(head_dim) +
-         "/past:" + std::to_string(past);
+  return "H:" + std::to_string(heads) + "/Hkv:" + std::to_string(kv_heads) +
+         "/head_dim:" + std::to_string(head_dim) + "/past:" + std::to_string(past);
 }
 
 std::unique_ptr<Case> make_decode_layer(const DecodeShape &shape, const DecodeOptions &options) {
   return std::make_unique<DecodeLayer>(shape, options);
 }
 
-std::unique_ptr<Case> make_decode_attention(const DecodeShape &shape, const DecodeOptions &options) {
+std::unique_ptr<Case> make_decode_attention(const DecodeShape &shape,
+                                            const DecodeOptions &options) {
   return std::make_unique<DecodeAttention>(shape, options);
 }
 

@@ -11,7 +11,8 @@
 
 namespace bench {
 
-// `batch` sequences get n tokens each. The first has `past` positions in the cache, each further one 17 less.
+// `batch` sequences get n tokens each. The first has `past` positions in the cache, each further
+// one 17 less.
 struct DecodeShape {
   int64_t heads, kv_heads, head_dim, past, batch = 1, n = 1;
 
@@ -24,8 +25,8 @@ struct DecodeShape {
 
 struct DecodeOptions {
   uint32_t instruction_set;
-  // Each call is another copy's turn, of the layer and of the cache, until as many bytes have been read as no cache holds; 0 = always the
-  // same.
+  // Each call is another copy's turn, of the layer and of the cache, until as many bytes have been
+  // read as no cache holds; 0 = always the same.
   int64_t rotated_bytes;
   int64_t most_rotated_bytes;  // but for one copy, which there always is
   uint32_t threads = 1;

@@ -1,7 +1,9 @@
-// latent: queries over a cache of multi-head latent attention, 576 numbers a position whose first 512 are its value, in turns with the
-// same over a cache that stores these twice. latent_chosen: over 2048 chosen positions of many, in turns with a cache of 2048.
-// latent_prompt: with the products that absorb, in turns with a call that makes keys and values of all heads from the latents.
-// chosen_blocks: prompts whose queries choose 5% of the blocks, in turns with all keys. Caches take turns, so that they come from memory.
+// latent: queries over a cache of multi-head latent attention, 576 numbers a position whose first
+// 512 are its value, in turns with the same over a cache that stores these twice. latent_chosen:
+// over 2048 chosen positions of many, in turns with a cache of 2048. latent_prompt: with the
+// products that absorb, in turns with a call that makes keys and values of all heads from the
+// latents. chosen_blocks: prompts whose queries choose 5% of the blocks, in turns with all keys.
+// Caches take turns, so that they come from memory.
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +16,8 @@
 namespace bench {
 namespace {
 
-constexpr int64_t nope = 128, rotated = 64, value = 128, latent = 512, head = nope + rotated, key = latent + rotated;
+constexpr int64_t nope = 128, rotated = 64, value = 128, latent = 512, head = nope + rotated,
+                  key = latent + rotated;
 // Of a number in a cache.
 double bytes_of(uint32_t type) { return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2; }
 
@@ -28,25 +31,29 @@ class LatentCase : public Case {
 
   LatentCase(const Shape &shape, const Setting &setting) {
     const int64_t keys = shape.num_chosen ? shape.num_chosen : shape.past;
-    bytes = static_cast<double>(keys) * bytes_of(shape.type) * (shape.stored_twice ? key + latent : key);
+    bytes = static_cast<double>(keys) * bytes_of(shape.type) *
+            (shape.stored_twice ? key + latent : key);
     stages = {{2 * static_cast<double>(shape.n * shape.heads * keys) * (key + latent), bytes}};
     mha_kv_cache_config config = support::Zeroed<mha_kv_cache_config>();
     config.num_sequences = 1;
     if (!shape.num_chosen)
-      config.num_sequences += static_cast<int64_t>(static_cast<double>(std::min(rotated_bytes(), setting.most_rotated_bytes)) / bytes);
+      config.num_sequences += static_cast<int64_t>(
+          static_cast<double>(std::min(rotated_bytes(), setting.most_rotated_bytes)) / bytes);
     config.capacity = shape.past;
     config.num_kv_heads = 1;
     config.head_dim = key;
     config.head_dim_v = latent;
     config.k_type = shape.type;
     config.values = shape.stored_twice ? MHA_CACHE_VALUES_OWN : MHA_CACHE_VALUES_IN_KEYS;
-    working_set_bytes = bytes * static_cast<double>(shape.num_chosen ? shape.past / keys : config.num_sequences);
+    working_set_bytes =
+        bytes * static_cast<double>(shape.num_chosen ? shape.past / keys : config.num_sequences);
     cache_ = std::make_unique<support::Cache>(config, support::Place::kLargePages, 0);
     support::Random random(1);
     const std::vector<float> rows = random.Uniforms(256 * key, 1.7f);
     for (int64_t sequence = 0; sequence < config.num_sequences; ++sequence)
       for (int64_t first = 0; first < shape.past; first += 256)
-        check(mha_kv_cache_append(cache_->get(), sequence, 256, rows.data(), shape.stored_twice ? rows.data() : nullptr, &error_));
+        check(mha_kv_cache_append(cache_->get(), sequence, 256, rows.data(),
+                                  shape.stored_twice ? rows.data() : nullptr, &error_));
     q_ = random.Uniforms(shape.n * shape.heads * key, 1.7f);
     output_.resize(static_cast<size_t>(shape.n * shape.heads * latent));
     args_.batch = 1;
@@ -63,7 +70,8 @@ class LatentCase : public Case {
     args_.flags = MHA_CAUSAL;
     args_.instruction_set = instruction_set = setting.instruction_set;
     if (shape.num_chosen) {
-      for (int64_t i = 0; i < 256 * shape.num_chosen; ++i) lists_.push_back(static_cast<int32_t>(random.Below(shape.past)));
+      for (int64_t i = 0; i < 256 * shape.num_chosen; ++i)
+        lists_.push_back(static_cast<int32_t>(random.Below(shape.past)));
       score_.num_chosen = shape.num_chosen;
       score_.chosen_keys = lists_.data();
       args_.score_arrays = &score_;
@@ -76,7 +84,8 @@ class LatentCase : public Case {
   void call() override {
     check(mha_attention(&args_, workspace_.data(), workspace_.size(), &error_));
     sequence_ = (sequence_ + 1) % cache_->config().num_sequences;
-    if (args_.score_arrays && (score_.chosen_keys += score_.num_chosen) == &*lists_.end()) score_.chosen_keys = lists_.data();
+    if (args_.score_arrays && (score_.chosen_keys += score_.num_chosen) == &*lists_.end())
+      score_.chosen_keys = lists_.data();
   }
 
  protected:
@@ -107,7 +116,8 @@ Linear random_linear(int64_t in, int64_t out) {
   return Linear(layer, mha_layer_destroy);
 }
 
-void multiply(const Linear &linear, int64_t rows, const float *x, int64_t x_stride, float *y, int64_t y_stride) {
+void multiply(const Linear &linear, int64_t rows, const float *x, int64_t x_stride, float *y,
+              int64_t y_stride) {
   mha_linear_args args = support::Zeroed<mha_linear_args>();
   args.rows = rows;
   args.x.data = x;
@@ -122,29 +132,38 @@ void multiply(const Linear &linear, int64_t rows, const float *x, int64_t x_stri
 class AbsorbedCase : public LatentCase {
  public:
   AbsorbedCase(const Shape &shape, const Setting &setting)
-      : LatentCase(shape, setting), heads_(shape.heads), n_(shape.n), rows_(static_cast<size_t>(n_ * heads_ * head), 0.5f) {
+      : LatentCase(shape, setting),
+        heads_(shape.heads),
+        n_(shape.n),
+        rows_(static_cast<size_t>(n_ * heads_ * head), 0.5f) {
     stages.push_back({4 * static_cast<double>(n_ * heads_ * latent * value), 0});
   }
 
   void call() override {
     for (int64_t h = 0; h < heads_; ++h)
-      multiply(to_latent_, n_, rows_.data() + h * head, heads_ * head, q_.data() + h * key, heads_ * key);
+      multiply(to_latent_, n_, rows_.data() + h * head, heads_ * head, q_.data() + h * key,
+               heads_ * key);
     LatentCase::call();
     for (int64_t h = 0; h < heads_; ++h)
-      multiply(from_latent_, n_, output_.data() + h * latent, heads_ * latent, rows_.data() + h * value, heads_ * value);
+      multiply(from_latent_, n_, output_.data() + h * latent, heads_ * latent,
+               rows_.data() + h * value, heads_ * value);
   }
 
  private:
   const int64_t heads_, n_;
   std::vector<float> rows_;
-  const Linear to_latent_ = random_linear(nope, latent), from_latent_ = random_linear(latent, value);
+  const Linear to_latent_ = random_linear(nope, latent),
+               from_latent_ = random_linear(latent, value);
 };
 
 // As attend_expanded.
 class ExpandedCase : public LatentCase {
  public:
   ExpandedCase(const Shape &shape, const Setting &setting)
-      : LatentCase(shape, setting), heads_(shape.heads), past_(shape.past), kv_b_(random_linear(latent, heads_ * (nope + value))) {
+      : LatentCase(shape, setting),
+        heads_(shape.heads),
+        past_(shape.past),
+        kv_b_(random_linear(latent, heads_ * (nope + value))) {
     latents_.resize(static_cast<size_t>(past_ * key));
     keys_.resize(static_cast<size_t>(past_ * heads_ * head));
     keys_values_.resize(static_cast<size_t>(past_ * heads_ * (nope + value)));
@@ -167,8 +186,10 @@ class ExpandedCase : public LatentCase {
     check(mha_kv_cache_read(cache_->get(), sequence_, 0, past_, latents_.data(), nullptr, &error_));
     multiply(kv_b_, past_, latents_.data(), key, keys_values_.data(), 0);
     for (int64_t i = 0; i < past_ * heads_; ++i) {
-      std::memcpy(keys_.data() + i * head, keys_values_.data() + i * (nope + value), nope * sizeof(float));
-      std::memcpy(keys_.data() + i * head + nope, latents_.data() + i / heads_ * key + latent, rotated * sizeof(float));
+      std::memcpy(keys_.data() + i * head, keys_values_.data() + i * (nope + value),
+                  nope * sizeof(float));
+      std::memcpy(keys_.data() + i * head + nope, latents_.data() + i / heads_ * key + latent,
+                  rotated * sizeof(float));
     }
     LatentCase::call();
   }
@@ -188,7 +209,8 @@ class BlocksCase : public Case {
     kv_ = random.Uniforms(n * 128, 1.7f);
     output_.resize(q_.size());
     for (int64_t i = 0; i < n * blocks; ++i)  // spread over the keys
-      lists_.push_back(static_cast<int32_t>((i % blocks * (n / 64) + random.Below(n / 64)) / blocks));
+      lists_.push_back(
+          static_cast<int32_t>((i % blocks * (n / 64) + random.Below(n / 64)) / blocks));
     args_.batch = args_.num_kv_heads = 1;
     args_.n_q = args_.n_kv = n;
     args_.num_heads = heads;
@@ -202,13 +224,16 @@ class BlocksCase : public Case {
     score_.chosen_block = 64;
     if (blocks) args_.score_arrays = &score_;
     bytes = working_set_bytes = 4 * static_cast<double>(2 * (q_.size() + kv_.size()));
-    stages = {{512 * static_cast<double>(n * heads) * static_cast<double>(blocks ? 64 * blocks : n), bytes}};
+    stages = {{512 * static_cast<double>(n * heads) * static_cast<double>(blocks ? 64 * blocks : n),
+               bytes}};
     size_t workspace_bytes = 0;
     support::Check(mha_attention_workspace(&args_, &workspace_bytes, &error_), error_);
     workspace_ = support::Memory(workspace_bytes, support::Place::kLargePages);
   }
 
-  void call() override { support::Check(mha_attention(&args_, workspace_.data(), workspace_.size(), &error_), error_); }
+  void call() override {
+    support::Check(mha_attention(&args_, workspace_.data(), workspace_.size(), &error_), error_);
+  }
 
  private:
   mha_attention_args args_ = support::Zeroed<mha_attention_args>();
@@ -220,8 +245,8 @@ class BlocksCase : public Case {
 };
 
 template <typename Test, typename Rival>
-void add_in_turns(const std::string &name, const LatentCase::Shape &shape, const LatentCase::Shape &other, const char *counter,
-                  const Setting &setting) {
+void add_in_turns(const std::string &name, const LatentCase::Shape &shape,
+                  const LatentCase::Shape &other, const char *counter, const Setting &setting) {
   add(name, [=] {
     std::unique_ptr<Case> test = std::make_unique<Test>(shape, setting);
     test->rival = std::make_unique<Rival>(other, setting);
@@ -237,12 +262,14 @@ void register_latent_benchmarks(const Setting &setting) {
   for (const int64_t heads : {1, 16, 32, 128}) {
     const std::string end = "/H:" + std::to_string(heads) + "/past:";
     for (uint32_t type = MHA_TYPE_F32; type <= MHA_TYPE_INT8; ++type) {
-      const LatentCase::Shape shape = {heads, 8192, 1, 0, type}, twice = {heads, 8192, 1, 0, type, true};
+      const LatentCase::Shape shape = {heads, 8192, 1, 0, type},
+                              twice = {heads, 8192, 1, 0, type, true};
       const std::string name = "latent" + end + "8192/" + types[type - MHA_TYPE_F32];
       add_in_turns<LatentCase, LatentCase>(name, shape, twice, "times_stored_twice", setting);
     }
     const LatentCase::Shape chosen = {heads, 131072, 1, 2048}, few = {heads, 2048};
-    add_in_turns<LatentCase, LatentCase>("latent_chosen" + end + "131072/chosen:2048", chosen, few, "times_few", setting);
+    add_in_turns<LatentCase, LatentCase>("latent_chosen" + end + "131072/chosen:2048", chosen, few,
+                                         "times_few", setting);
   }
   for (const int64_t n : {1, 64, 128, 256, 512}) {
     const LatentCase::Shape shape = {16, 8192, n};
@@ -251,7 +278,8 @@ void register_latent_benchmarks(const Setting &setting) {
   }
   for (const int64_t heads : {1, 4, 16}) {
     add("chosen_blocks/n:16384/H:" + std::to_string(heads) + "/Hkv:1", [=] {
-      std::unique_ptr<Case> test = std::make_unique<BlocksCase>(heads, 16384, 13, setting);  // of 256
+      std::unique_ptr<Case> test =
+          std::make_unique<BlocksCase>(heads, 16384, 13, setting);  // of 256
       test->rival = std::make_unique<BlocksCase>(heads, 16384, 0, setting);
       test->rival_counter = "times_dense";
       return test;

@@ -1,5 +1,5 @@
-// layer_prefill: the whole layer, from x to y. threads: on one core and on all. instruction_set: a few shapes with each that the machine
-// has.
+// layer_prefill: the whole layer, from x to y. threads: on one core and on all. instruction_set: a
+// few shapes with each that the machine has.
 
 #include "groups.h"
 #include "layer_case.h"
@@ -28,7 +28,9 @@ constexpr LayerShape shapes[] = {
 // Lasts over 1 ms on one core of 250 GFLOP/s.
 bool is_long(const LayerShape &shape) {
   const double rows = static_cast<double>(shape.rows()), width = static_cast<double>(shape.width);
-  return 8 * rows * width * width + 4 * width * attending_pairs(shape.batch, shape.n, shape.is_causal) > 250e6;
+  return 8 * rows * width * width +
+             4 * width * attending_pairs(shape.batch, shape.n, shape.is_causal) >
+         250e6;
 }
 
 void add_layer(const std::string &group, const LayerShape &shape, const LayerOptions &options) {
@@ -38,22 +40,28 @@ void add_layer(const std::string &group, const LayerShape &shape, const LayerOpt
 }  // namespace
 
 void register_layer_benchmarks(const Setting &setting) {
-  for (const LayerShape &shape : shapes) add_layer("layer_prefill", shape, {setting.instruction_set});
+  for (const LayerShape &shape : shapes)
+    add_layer("layer_prefill", shape, {setting.instruction_set});
   for (const LayerShape &shape : shapes) {
     if (!is_long(shape)) continue;
     for (const uint32_t threads : {uint32_t{1}, num_cores()}) {
       const LayerOptions options = {setting.instruction_set, threads};
       add(
-          "threads/" + shape.name() + "/T:" + std::to_string(threads), [=] { return make_layer_case(shape, options); }, Clock::wall);
+          "threads/" + shape.name() + "/T:" + std::to_string(threads),
+          [=] { return make_layer_case(shape, options); }, Clock::wall);
       if (num_cores() == 1) break;
     }
   }
 
   for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
-    if (!(mha_instruction_sets() >> set & 1) || (set != setting.instruction_set && !setting.all_instruction_sets)) continue;
+    if (!(mha_instruction_sets() >> set & 1) ||
+        (set != setting.instruction_set && !setting.all_instruction_sets))
+      continue;
     const std::string group = std::string("instruction_set/") + mha_instruction_set_name(set);
-    for (const LayerShape &shape : {LayerShape{1, 16, 64, 4, true}, shapes[0], shapes[1], shapes[3]}) {
-      if (set == MHA_INSTRUCTION_SET_SCALAR && is_long(shape)) continue;  // seconds, and nobody's choice
+    for (const LayerShape &shape :
+         {LayerShape{1, 16, 64, 4, true}, shapes[0], shapes[1], shapes[3]}) {
+      // Seconds, and nobody's choice.
+      if (set == MHA_INSTRUCTION_SET_SCALAR && is_long(shape)) continue;
       add_layer(group, shape, {set});
     }
   }

@@ -8,7 +8,8 @@ namespace bench {
 namespace {
 
 support::LayerProblem problem_of(const LayerShape &shape, const LayerOptions &options) {
-  support::LayerProblem problem = random_layer(shape.batch, shape.n, shape.width, shape.heads, shape.heads);
+  support::LayerProblem problem =
+      random_layer(shape.batch, shape.n, shape.width, shape.heads, shape.heads);
   problem.is_causal = shape.is_causal;
   problem.arithmetic = options.arithmetic;
   return problem;
@@ -25,14 +26,16 @@ class LayerCase : public Case {
   LayerCase(const LayerShape &shape, const LayerOptions &chosen)
       : problem_(problem_of(shape, chosen)),
         options_(support::Options(chosen.instruction_set)),
-        layer_(Create(support::LayerData(problem_, support::Place::kAnywhere, form_of(chosen)), &options_)),
+        layer_(Create(support::LayerData(problem_, support::Place::kAnywhere, form_of(chosen)),
+                      &options_)),
         scheduler_(pool_scheduler(chosen.threads)),
         data_(layer_.get(), problem_, {call_form(chosen.threads > 1 ? &scheduler_ : nullptr)}) {
     instruction_set = chosen.instruction_set;
     threads = chosen.threads;
     // In matrices of [width, width] and of [rows, width].
     const double rows = static_cast<double>(shape.rows()), width = static_cast<double>(shape.width);
-    const double weight_bytes = sizeof(float) * width * width, row_bytes = sizeof(float) * rows * width;
+    const double weight_bytes = sizeof(float) * width * width,
+                 row_bytes = sizeof(float) * rows * width;
     const double product_flops = 2 * rows * width * width;
     stages = {{3 * product_flops, 3 * weight_bytes + 4 * row_bytes},
               {4 * width * attending_pairs(shape.batch, shape.n, shape.is_causal), 4 * row_bytes},
@@ -45,7 +48,10 @@ class LayerCase : public Case {
     workspace_ = support::Memory(info.workspace_bytes, support::Place::kLargePages);
   }
 
-  void call() override { support::Check(mha_forward(layer_.get(), &args_, workspace_.data(), workspace_.size(), &error_), error_); }
+  void call() override {
+    support::Check(mha_forward(layer_.get(), &args_, workspace_.data(), workspace_.size(), &error_),
+                   error_);
+  }
 
  private:
   const support::LayerProblem problem_;
@@ -66,11 +72,12 @@ double attending_pairs(int64_t batch, int64_t n, bool is_causal) {
 }
 
 std::string LayerShape::name() const {
-  return "B:" + std::to_string(batch) + "/n:" + std::to_string(n) + "/D:" + std::to_string(width) + "/H:" + std::to_string(heads) +
-         "/causal:" + std::to_string(is_causal);
+  return "B:" + std::to_string(batch) + "/n:" + std::to_string(n) + "/D:" + std::to_string(width) +
+         "/H:" + std::to_string(heads) + "/causal:" + std::to_string(is_causal);
 }
 
-support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads) {
+support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int64_t heads,
+                                   int64_t kv_heads) {
   support::LayerProblem problem;
   problem.batch = batch;
   problem.n_q = problem.n_kv = n;

@@ -20,8 +20,10 @@ struct LayerShape {
   std::string name() const;  // "B:1/n:128/..."
 };
 
-// Self-attention of random rows, with random weights that keep the variance of the rows, and no biases.
-support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads);
+// Self-attention of random rows, with random weights that keep the variance of the rows, and no
+// biases.
+support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int64_t heads,
+                                   int64_t kv_heads);
 
 // How the benchmarks call: large arrays in large pages.
 support::CallForm call_form(const mha_scheduler *scheduler = nullptr);

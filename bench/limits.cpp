@@ -16,11 +16,13 @@
 namespace bench {
 namespace {
 
-constexpr double piece_seconds = 0.5e-3;  // long enough for the clock, short enough to fall between interruptions
+// Long enough for the clock, short enough to fall between interruptions.
+constexpr double piece_seconds = 0.5e-3;
 constexpr double try_seconds = 10e-3;
 constexpr int least_pieces = 3, pieces_per_candidate = 5;
 
-// Work that every thread repeats; all threads together do `amount` (operations or bytes) in one repetition.
+// Work that every thread repeats; all threads together do `amount` (operations or bytes) in one
+// repetition.
 struct Loop {
   double amount;
   std::function<void(uint32_t thread, int64_t repetitions)> run;
@@ -51,10 +53,13 @@ double seconds_of(const Loop &loop, const LimitsOf &of) {
         piece.end[thread] = seconds_now(Clock::wall);
       },
       &piece);
-  return *std::max_element(piece.end.begin(), piece.end.end()) - *std::min_element(piece.begin.begin(), piece.begin.end());
+  return *std::max_element(piece.end.begin(), piece.end.end()) -
+         *std::min_element(piece.begin.begin(), piece.begin.end());
 }
 
-double rate_of(const Loop &loop, const LimitsOf &of) { return loop.amount * static_cast<double>(loop.repetitions) / seconds_of(loop, of); }
+double rate_of(const Loop &loop, const LimitsOf &of) {
+  return loop.amount * static_cast<double>(loop.repetitions) / seconds_of(loop, of);
+}
 
 Loop fastest_of(std::vector<Loop> loops, const LimitsOf &of) {
   for (Loop &loop : loops) {
@@ -79,21 +84,23 @@ std::vector<Loop> fma_loops(const LimitsOf &of) {
   std::vector<Loop> loops;
   for (const FmaProbe &probe : probes_of(of.instruction_set).fma) {
     constexpr int64_t steps = 1000;
-    loops.push_back(
-        {probe.flops_per_step * steps * of.threads, [probe](uint32_t, int64_t repetitions) { probe.run(steps * repetitions); }});
+    loops.push_back({probe.flops_per_step * steps * of.threads,
+                     [probe](uint32_t, int64_t repetitions) { probe.run(steps * repetitions); }});
   }
   return loops;
 }
 
-// Working sets in a few sizes, 2^k and 1.5 * 2^k bytes, rounded down: a smaller buffer is never read more slowly. What is small
-// lies in a level-1 cache, what is large in none.
+// Working sets in a few sizes, 2^k and 1.5 * 2^k bytes, rounded down: a smaller buffer is never
+// read more slowly. What is small lies in a level-1 cache, what is large in none.
 int64_t buffer_bytes(double working_set_bytes) {
   constexpr int64_t smallest = int64_t{16} << 10;
   int64_t largest = int64_t{256} << 20;
   while (largest < 3 * last_level_cache_bytes()) largest *= 2;
   int64_t bytes = smallest;
   while (bytes < largest && static_cast<double>(2 * bytes) <= working_set_bytes) bytes *= 2;
-  return bytes < largest && static_cast<double>(bytes + bytes / 2) <= working_set_bytes ? bytes + bytes / 2 : bytes;
+  return bytes < largest && static_cast<double>(bytes + bytes / 2) <= working_set_bytes
+             ? bytes + bytes / 2
+             : bytes;
 }
 
 // One buffer for all sizes, as large as the largest so far.
@@ -108,8 +115,9 @@ void enlarge_buffer(int64_t bytes) {
   buffer_size = bytes;
 }
 
-// A large buffer is read in slices, one in a repetition, so that a piece stays short. Each goes on where the one before ended, whichever
-// loop that was: what has just been read may still be in a cache.
+// A large buffer is read in slices, one in a repetition, so that a piece stays short. Each goes on
+// where the one before ended, whichever loop that was: what has just been read may still be in a
+// cache.
 constexpr int64_t least_slice_bytes = int64_t{32} << 20;
 std::vector<int64_t> slices_read;  // by thread
 
@@ -120,15 +128,17 @@ std::vector<Loop> read_loops(const LimitsOf &of) {
   std::vector<Loop> loops;
   for (const ReadProbe &probe : probes_of(of.instruction_set).read) {
     int64_t steps = part_bytes / slices / probe.streams / read_step;
-    if (steps % 2 == 0 && steps > 1) --steps;  // streams at a distance of a power of two get into each other's way
-    if (steps == 0) continue;                  // more streams than there is to read
+    // Streams at a distance of a power of two get into each other's way.
+    if (steps % 2 == 0 && steps > 1) --steps;
+    if (steps == 0) continue;  // more streams than there is to read
     const int64_t stream_bytes = steps * read_step, slice_bytes = probe.streams * stream_bytes;
-    loops.push_back({static_cast<double>(slice_bytes * of.threads), [=](uint32_t thread, int64_t repetitions) {
-                       for (int64_t i = 0; i < repetitions; ++i) {
-                         const int64_t slice = slices_read[thread]++ % slices;
-                         probe.run(buffer.get() + (thread * slices + slice) * slice_bytes, stream_bytes);
-                       }
-                     }});
+    loops.push_back(
+        {static_cast<double>(slice_bytes * of.threads), [=](uint32_t thread, int64_t repetitions) {
+           for (int64_t i = 0; i < repetitions; ++i) {
+             const int64_t slice = slices_read[thread]++ % slices;
+             probe.run(buffer.get() + (thread * slices + slice) * slice_bytes, stream_bytes);
+           }
+         }});
   }
   return loops;
 }
@@ -138,7 +148,8 @@ using Key = std::tuple<What, uint32_t, uint32_t, int64_t>;
 std::map<Key, Loop> fastest_loops;
 
 Key key_of(What what, const LimitsOf &of) {
-  return {what, of.instruction_set, of.threads, what == What::read ? buffer_bytes(of.working_set_bytes) : 0};
+  return {what, of.instruction_set, of.threads,
+          what == What::read ? buffer_bytes(of.working_set_bytes) : 0};
 }
 
 double measure(What what, const LimitsOf &of) {

@@ -19,8 +19,9 @@ struct LimitsOf {
   double working_set_bytes;
 };
 
-// The best of a few tries, about 20 ms. The first time for its kind it also finds out which loop is the fastest (numbers of chains; 1, 2, 4
-// and 8 streams, with prefetching and without), which takes up to half a second.
+// The best of a few tries, about 20 ms. The first time for its kind it also finds out which loop is
+// the fastest (numbers of chains; 1, 2, 4 and 8 streams, with prefetching and without), which takes
+// up to half a second.
 Limits measure_limits(const LimitsOf &of);
 
 // Has the next measurement look for the fastest loop again.

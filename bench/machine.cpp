@@ -12,7 +12,8 @@ namespace bench {
 
 int64_t last_level_cache_bytes() {
   int64_t largest = 0;
-  for (const benchmark::CPUInfo::CacheInfo &cache : benchmark::CPUInfo::Get().caches) largest = std::max<int64_t>(largest, cache.size);
+  for (const benchmark::CPUInfo::CacheInfo &cache : benchmark::CPUInfo::Get().caches)
+    largest = std::max<int64_t>(largest, cache.size);
   return largest ? largest : int64_t{32} << 20;
 }
 

@@ -23,7 +23,8 @@ namespace {
 enum Exit { exit_fine = 0, exit_usage = 2, exit_void = 3, exit_not_measured = 4 };
 
 void print_help() {
-  std::cout << R"(mha_bench [--instruction_set=NAME] [--max_of_limit=X] [--max_drift=X] [--max_rotated_mb=X] [flags of Google Benchmark]
+  std::cout
+      << R"(mha_bench [--instruction_set=NAME] [--max_of_limit=X] [--max_drift=X] [--max_rotated_mb=X] [flags of Google Benchmark]
 
 Measures mha as a share of what this machine can do. Every benchmark reports
 
@@ -75,13 +76,15 @@ struct UsageError : std::runtime_error {
 // The value of --name=value, or null.
 const char *value_of(const char *argument, const char *name) {
   const size_t length = strlen(name);
-  return strncmp(argument, name, length) == 0 && argument[length] == '=' ? argument + length + 1 : nullptr;
+  return strncmp(argument, name, length) == 0 && argument[length] == '=' ? argument + length + 1
+                                                                         : nullptr;
 }
 
 double positive_number(const char *argument, const char *value) {
   char *end = nullptr;
   const double number = strtod(value, &end);
-  if (end == value || *end || !(number > 0)) throw UsageError(std::string("'") + argument + "' needs a number above 0");
+  if (end == value || *end || !(number > 0))
+    throw UsageError(std::string("'") + argument + "' needs a number above 0");
   return number;
 }
 
@@ -93,15 +96,18 @@ uint32_t instruction_set_of(const std::string &name) {
     available += std::string(", ") + mha_instruction_set_name(set);
   }
   if (name == "auto") return bench::best_instruction_set();
-  throw UsageError("--instruction_set=" + name + " is nothing that this machine has; use one of " + available);
+  throw UsageError("--instruction_set=" + name + " is nothing that this machine has; use one of " +
+                   available);
 }
 
 struct Options {
-  bench::Setting setting = {bench::best_instruction_set(), true, bench::available_memory_bytes() / 4};
+  bench::Setting setting = {bench::best_instruction_set(), true,
+                            bench::available_memory_bytes() / 4};
   bench::Tolerance tolerance;
 };
 
-// Takes our own flags out of the command line, and checks those of Google Benchmark that it would misunderstand in silence.
+// Takes our own flags out of the command line, and checks those of Google Benchmark that it would
+// misunderstand in silence.
 Options read_flags(int *argc, char **argv) {
   Options options;
   int kept = 1;
@@ -125,7 +131,8 @@ Options read_flags(int *argc, char **argv) {
       continue;
     }
     if (const char *const value = value_of(argument, "--max_rotated_mb")) {
-      options.setting.most_rotated_bytes = static_cast<int64_t>(std::min(1e12, positive_number(argument, value)) * 1e6);
+      options.setting.most_rotated_bytes =
+          static_cast<int64_t>(std::min(1e12, positive_number(argument, value)) * 1e6);
       continue;
     }
     for (const char *const flag : {"--benchmark_format", "--benchmark_out_format"}) {
@@ -140,7 +147,8 @@ Options read_flags(int *argc, char **argv) {
       if (const char *const value = value_of(argument, flag)) positive_number(argument, value);
     }
     const char *const file = value_of(argument, "--benchmark_out");
-    if (file && !std::ofstream(file, std::ios::app)) throw UsageError(std::string("cannot write to '") + file + "'; name another file");
+    if (file && !std::ofstream(file, std::ios::app))
+      throw UsageError(std::string("cannot write to '") + file + "'; name another file");
     argv[kept++] = argv[i];
   }
   *argc = kept;
@@ -158,7 +166,8 @@ std::string processor() {
 
 void add_context(const Options &options) {
   benchmark::AddCustomContext("processor", processor());
-  benchmark::AddCustomContext("instruction_set", mha_instruction_set_name(options.setting.instruction_set));
+  benchmark::AddCustomContext("instruction_set",
+                              mha_instruction_set_name(options.setting.instruction_set));
 #if defined(__clang__)
   benchmark::AddCustomContext("compiler", __VERSION__);
 #else
@@ -185,12 +194,15 @@ int run(int argc, char **argv) {
   add_context(options);
   const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
-  if (matched == 0) throw UsageError("no benchmark has such a name; mha_bench --benchmark_list_tests shows all");
+  if (matched == 0)
+    throw UsageError("no benchmark has such a name; mha_bench --benchmark_list_tests shows all");
 
   int status = exit_fine;
   for (const bench::Failure &failure : bench::failed_benchmarks()) {
     std::cerr << "mha_bench: " << failure.name << ": " << failure.sentence << "\n";
-    status = std::max(status, static_cast<int>(failure.kind == bench::Failure::Kind::is_void ? exit_void : exit_not_measured));
+    status = std::max(status, static_cast<int>(failure.kind == bench::Failure::Kind::is_void
+                                                   ? exit_void
+                                                   : exit_not_measured));
   }
   std::cout.flush();
   if (!std::cout) throw std::runtime_error("the results could not be written");

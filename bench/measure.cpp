@@ -23,7 +23,8 @@ std::unique_ptr<Case> current;
 
 Case &case_of(const std::string &name, const std::function<std::unique_ptr<Case>()> &make) {
   if (current_name != name) {
-    if (isatty(STDERR_FILENO) && !isatty(STDOUT_FILENO)) std::cerr << name << std::endl;  // how far it is; else the results tell
+    if (isatty(STDERR_FILENO) && !isatty(STDOUT_FILENO))
+      std::cerr << name << std::endl;  // how far it is; else the results tell
     current.reset();
     current_name.clear();
     current = make();
@@ -36,7 +37,8 @@ Case &case_of(const std::string &name, const std::function<std::unique_ptr<Case>
 
 double limit_seconds(const Case &test, const Limits &limits) {
   double seconds = 0;
-  for (const Stage &stage : test.stages) seconds += std::max(stage.flops / limits.flops, stage.bytes / limits.bytes);
+  for (const Stage &stage : test.stages)
+    seconds += std::max(stage.flops / limits.flops, stage.bytes / limits.bytes);
   return seconds;
 }
 
@@ -83,7 +85,8 @@ Times time_in_turns(benchmark::State &state, Case &test, Clock clock) {
   return {seconds / static_cast<double>(state.iterations()), *median};
 }
 
-void report_counters(benchmark::State &state, const Case &test, const Limits &limits, double seconds, double drift) {
+void report_counters(benchmark::State &state, const Case &test, const Limits &limits,
+                     double seconds, double drift) {
   double flops = 0, stage_bytes = 0;
   for (const Stage &stage : test.stages) flops += stage.flops, stage_bytes += stage.bytes;
   state.counters["of_limit"] = limit_seconds(test, limits) / seconds;
@@ -96,13 +99,14 @@ void report_counters(benchmark::State &state, const Case &test, const Limits &li
   state.counters["memory_us"] = 1e6 * stage_bytes / limits.bytes;
 }
 
-void run(benchmark::State &state, const std::string &name, const std::function<std::unique_ptr<Case>()> &make, Clock clock) {
+void run(benchmark::State &state, const std::string &name,
+         const std::function<std::unique_ptr<Case>()> &make, Clock clock) {
   const auto fail = [&](Failure::Kind kind, const std::string &sentence) {
     failures.push_back({kind, name, sentence});
     state.SkipWithError(sentence.c_str());
   };
-  // What failed once is not tried again, so that no figure of it remains. Google Benchmark 1.7.1 would also crash over a first repetition
-  // that failed followed by others that did not.
+  // What failed once is not tried again, so that no figure of it remains. Google Benchmark 1.7.1
+  // would also crash over a first repetition that failed followed by others that did not.
   for (const Failure &failure : failures) {
     if (failure.name != name) continue;
     for (auto _ : state) {
@@ -114,24 +118,31 @@ void run(benchmark::State &state, const std::string &name, const std::function<s
     const LimitsOf of = {test.instruction_set, test.threads, clock, test.working_set_bytes};
     const Limits before = measure_limits(of);
 
-    const Times times = test.rival ? time_in_turns(state, test, clock) : time_alone(state, test, clock);
+    const Times times =
+        test.rival ? time_in_turns(state, test, clock) : time_alone(state, test, clock);
     const double seconds = times.seconds;
 
     Limits after = measure_limits(of);
     const auto of_limit = [&] { return limit_seconds(test, best_of(before, after)) / seconds; };
-    if (of_limit() > tolerance.of_limit && !test.in_integers) {  // perhaps another loop is the fastest by now
+    // Perhaps another loop is the fastest by now.
+    if (of_limit() > tolerance.of_limit && !test.in_integers) {
       forget_fastest_loops(of);
       after = best_of(after, measure_limits(of));
     }
-    const double limit_before = limit_seconds(test, before), limit_after = limit_seconds(test, after);
-    const double drift = std::max(limit_before, limit_after) / std::min(limit_before, limit_after) - 1;
+    const double limit_before = limit_seconds(test, before),
+                 limit_after = limit_seconds(test, after);
+    const double drift =
+        std::max(limit_before, limit_after) / std::min(limit_before, limit_after) - 1;
     if (of_limit() > tolerance.of_limit && !test.in_integers) {
-      return fail(Failure::Kind::is_void, "void: it was at " + percent(of_limit()) +
-                                              " of the limit that was measured right before and after, so the limit is wrong");
+      return fail(
+          Failure::Kind::is_void,
+          "void: it was at " + percent(of_limit()) +
+              " of the limit that was measured right before and after, so the limit is wrong");
     }
     if (drift > tolerance.drift) {
-      return fail(Failure::Kind::not_measured,
-                  "not measured: the machine's limit changed by " + percent(drift) + " during the run; it is too noisy");
+      return fail(Failure::Kind::not_measured, "not measured: the machine's limit changed by " +
+                                                   percent(drift) +
+                                                   " during the run; it is too noisy");
     }
     report_counters(state, test, best_of(before, after), seconds, drift);
     if (test.rival) state.counters[test.rival_counter] = times.rival_share;
@@ -149,13 +160,17 @@ void Case::expect_operations(uint64_t counted) const {
   double flops = 0;
   for (const Stage &stage : stages) flops += stage.flops;
   if (static_cast<double>(counted) != flops)
-    throw std::runtime_error("mha_info counts " + std::to_string(counted) + " operations where the benchmark counts " +
+    throw std::runtime_error("mha_info counts " + std::to_string(counted) +
+                             " operations where the benchmark counts " +
                              std::to_string(static_cast<uint64_t>(flops)));
 }
 
 void add(const std::string &name, std::function<std::unique_ptr<Case>()> make, Clock clock) {
-  const auto function = [name, make, clock](benchmark::State &state) { run(state, name, make, clock); };
-  benchmark::internal::Benchmark *const registered = benchmark::RegisterBenchmark(name.c_str(), function);
+  const auto function = [name, make, clock](benchmark::State &state) {
+    run(state, name, make, clock);
+  };
+  benchmark::internal::Benchmark *const registered =
+      benchmark::RegisterBenchmark(name.c_str(), function);
   registered->Unit(benchmark::kMicrosecond);
   if (clock == Clock::wall) registered->UseRealTime();
 }

@@ -1,4 +1,5 @@
-// One benchmark: a call, what it has to do at the least, and its speed as a share of the machine's limit.
+// One benchmark: a call, what it has to do at the least, and its speed as a share of the machine's
+// limit.
 #pragma once
 
 #include <stdint.h>
@@ -37,13 +38,16 @@ struct Case {
   void expect_operations(uint64_t counted) const;
 };
 
-// Registers a benchmark. `make` is called before the first run and throws std::runtime_error with a sentence if it cannot.
-void add(const std::string &name, std::function<std::unique_ptr<Case>()> make, Clock clock = Clock::processor);
+// Registers a benchmark. `make` is called before the first run and throws std::runtime_error with a
+// sentence if it cannot.
+void add(const std::string &name, std::function<std::unique_ptr<Case>()> make,
+         Clock clock = Clock::processor);
 
 // What makes a run worthless.
 struct Tolerance {
   double of_limit = 1.03;  // above: void, since a probe saw less than the machine can do
-  double drift = 1;        // above: the machine is too noisy; share by which the limit changed during the run
+  // Above: the machine is too noisy; share by which the limit changed during the run.
+  double drift = 1;
 };
 void set_tolerance(const Tolerance &tolerance);
 

@@ -1,4 +1,5 @@
-// Memory for arrays, in huge pages where it is large enough: what is measured is the caches, not the translation of addresses.
+// Memory for arrays, in huge pages where it is large enough: what is measured is the caches, not
+// the translation of addresses.
 #pragma once
 
 #include <stdint.h>
@@ -21,7 +22,8 @@ using Array = std::unique_ptr<T[], Free>;
 template <class T>
 Array<T> make_array(int64_t count) {
   constexpr size_t huge_page = size_t{2} << 20;
-  const size_t bytes = static_cast<size_t>(count) * sizeof(T), alignment = bytes < huge_page ? 64 : huge_page;
+  const size_t bytes = static_cast<size_t>(count) * sizeof(T),
+               alignment = bytes < huge_page ? 64 : huge_page;
   void *memory = nullptr;
   if (posix_memalign(&memory, alignment, bytes + !bytes)) throw std::bad_alloc();
   if (alignment == huge_page) madvise(memory, bytes, MADV_HUGEPAGE);

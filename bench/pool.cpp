@@ -20,10 +20,12 @@ void pin_to(int core) {
   CPU_ZERO(&set);
   CPU_SET(core, &set);
   if (sched_setaffinity(0, sizeof set, &set))
-    throw std::runtime_error("cannot keep a thread on core " + std::to_string(core) + ": " + strerror(errno));
+    throw std::runtime_error("cannot keep a thread on core " + std::to_string(core) + ": " +
+                             strerror(errno));
 }
 
-// One thread for each core but the main thread's, whatever number a benchmark asks for: it gets as many tasks.
+// One thread for each core but the main thread's, whatever number a benchmark asks for: it gets as
+// many tasks.
 void parallel_for(void *, uint32_t count, Workers::Task task, void *task_context) {
   static Workers workers(num_cores(), [](uint32_t index) { pin_to(allowed_cores[index]); });
   const mha_scheduler &scheduler = workers.scheduler();
@@ -34,7 +36,8 @@ void parallel_for(void *, uint32_t count, Workers::Task task, void *task_context
 
 void pin_main_thread() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set)) throw std::runtime_error(std::string("cannot tell the cores to run on: ") + strerror(errno));
+  if (sched_getaffinity(0, sizeof set, &set))
+    throw std::runtime_error(std::string("cannot tell the cores to run on: ") + strerror(errno));
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (!CPU_ISSET(core, &set)) continue;
     allowed_cores.push_back(core);

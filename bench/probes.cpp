@@ -14,60 +14,67 @@ namespace {
 constexpr int64_t cache_line = 64;
 constexpr int64_t prefetch_distance = 1024;
 
-// Two templates for each instruction set; a macro, since each has to be compiled for its own. The values stay in registers: an empty asm
-// that claims to read or change them keeps the compiler from folding the chains, taking the product out of them and leaving out the loads.
-#define MHA_PROBES(target, Vector, zero, fma, load, constraint)                                                                         \
-  template <int chains>                                                                                                                 \
-  target void run_fma(int64_t steps) {                                                                                                  \
-    Vector sums[chains];                                                                                                                \
-    _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) sums[i] = zero;                                                           \
-    Vector a = zero, b = zero;                                                                                                          \
-    asm volatile("" : "+" constraint(a), "+" constraint(b));                                                                            \
-    for (int64_t step = 0; step < steps; ++step) {                                                                                      \
-      _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) {                                                                       \
-        sums[i] = fma(a, b, sums[i]);                                                                                                   \
-        asm volatile("" : "+" constraint(sums[i]), "+" constraint(a));                                                                  \
-      }                                                                                                                                 \
-    }                                                                                                                                   \
-  }                                                                                                                                     \
-                                                                                                                                        \
-  template <int streams, bool prefetches>                                                                                               \
-  target void run_read(const char *base, int64_t bytes) {                                                                               \
-    for (int64_t offset = 0; offset < bytes; offset += read_step) {                                                                     \
-      _Pragma("GCC unroll 8") for (int stream = 0; stream < streams; ++stream) {                                                        \
-        const char *const from = base + stream * bytes + offset;                                                                        \
-        if (prefetches) {                                                                                                               \
-          _Pragma("GCC unroll 4") for (int64_t i = 0; i < read_step; i += cache_line) __builtin_prefetch(from + prefetch_distance + i); \
-        }                                                                                                                               \
-        _Pragma("GCC unroll 64") for (int64_t i = 0; i < read_step; i += static_cast<int64_t>(sizeof(Vector))) {                        \
-          Vector value = load(reinterpret_cast<const float *>(from + i));                                                               \
-          asm volatile("" : : constraint(value));                                                                                       \
-        }                                                                                                                               \
-      }                                                                                                                                 \
-    }                                                                                                                                   \
-  }                                                                                                                                     \
-                                                                                                                                        \
-  /* Enough chains for two units of any latency that is known, and few enough for the registers. */                                     \
-  template <int few_chains, int many_chains>                                                                                            \
-  Probes all_probes() {                                                                                                                 \
-    constexpr double flops = 2.0 * sizeof(Vector) / sizeof(float);                                                                      \
-    return {{{few_chains * flops, run_fma<few_chains>}, {many_chains * flops, run_fma<many_chains>}},                                   \
-            {{1, run_read<1, false>},                                                                                                   \
-             {1, run_read<1, true>},                                                                                                    \
-             {2, run_read<2, false>},                                                                                                   \
-             {2, run_read<2, true>},                                                                                                    \
-             {4, run_read<4, false>},                                                                                                   \
-             {4, run_read<4, true>},                                                                                                    \
-             {8, run_read<8, false>},                                                                                                   \
-             {8, run_read<8, true>}}};                                                                                                  \
+// Two templates for each instruction set; a macro, since each has to be compiled for its own. The
+// values stay in registers: an empty asm that claims to read or change them keeps the compiler from
+// folding the chains, taking the product out of them and leaving out the loads.
+#define MHA_PROBES(target, Vector, zero, fma, load, constraint)                                   \
+  template <int chains>                                                                           \
+  target void run_fma(int64_t steps) {                                                            \
+    Vector sums[chains];                                                                          \
+    _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) sums[i] = zero;                     \
+    Vector a = zero, b = zero;                                                                    \
+    asm volatile("" : "+" constraint(a), "+" constraint(b));                                      \
+    for (int64_t step = 0; step < steps; ++step) {                                                \
+      _Pragma("GCC unroll 32") for (int i = 0; i < chains; ++i) {                                 \
+        sums[i] = fma(a, b, sums[i]);                                                             \
+        asm volatile("" : "+" constraint(sums[i]), "+" constraint(a));                            \
+      }                                                                                           \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  template <int streams, bool prefetches>                                                         \
+  target void run_read(const char *base, int64_t bytes) {                                         \
+    for (int64_t offset = 0; offset < bytes; offset += read_step) {                               \
+      _Pragma("GCC unroll 8") for (int stream = 0; stream < streams; ++stream) {                  \
+        const char *const from = base + stream * bytes + offset;                                  \
+        if (prefetches) {                                                                         \
+          _Pragma("GCC unroll 4") for (int64_t i = 0; i < read_step; i += cache_line)             \
+              __builtin_prefetch(from + prefetch_distance + i);                                   \
+        }                                                                                         \
+        _Pragma("GCC unroll 64") for (int64_t i = 0; i < read_step;                               \
+                                      i += static_cast<int64_t>(sizeof(Vector))) {                \
+          Vector value = load(reinterpret_cast<const float *>(from + i));                         \
+          asm volatile("" : : constraint(value));                                                 \
+        }                                                                                         \
+      }                                                                                           \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  /* Enough chains for two units of any latency that is known, and few enough for the registers.  \
+   */                                                                                             \
+  template <int few_chains, int many_chains>                                                      \
+  Probes all_probes() {                                                                           \
+    constexpr double flops = 2.0 * sizeof(Vector) / sizeof(float);                                \
+    return {                                                                                      \
+        {{few_chains * flops, run_fma<few_chains>}, {many_chains * flops, run_fma<many_chains>}}, \
+        {{1, run_read<1, false>},                                                                 \
+         {1, run_read<1, true>},                                                                  \
+         {2, run_read<2, false>},                                                                 \
+         {2, run_read<2, true>},                                                                  \
+         {4, run_read<4, false>},                                                                 \
+         {4, run_read<4, true>},                                                                  \
+         {8, run_read<8, false>},                                                                 \
+         {8, run_read<8, true>}}};                                                                \
   }
 
 #if defined(__x86_64__)
 namespace avx512 {
-MHA_PROBES(__attribute__((target("avx512f"))), __m512, _mm512_setzero_ps(), _mm512_fmadd_ps, _mm512_loadu_ps, "v")
+MHA_PROBES(__attribute__((target("avx512f"))), __m512, _mm512_setzero_ps(), _mm512_fmadd_ps,
+           _mm512_loadu_ps, "v")
 }
 namespace avx2 {
-MHA_PROBES(__attribute__((target("avx2,fma"))), __m256, _mm256_setzero_ps(), _mm256_fmadd_ps, _mm256_loadu_ps, "x")
+MHA_PROBES(__attribute__((target("avx2,fma"))), __m256, _mm256_setzero_ps(), _mm256_fmadd_ps,
+           _mm256_loadu_ps, "x")
 }
 #define MHA_SCALAR_REGISTER "x"
 #elif defined(__aarch64__)

@@ -13,7 +13,8 @@ struct FmaProbe {
   void (*run)(int64_t steps);
 };
 
-// So many streams of loads, side by side: stream s reads `bytes` bytes (a multiple of read_step) from base + s * bytes on.
+// So many streams of loads, side by side: stream s reads `bytes` bytes (a multiple of read_step)
+// from base + s * bytes on.
 struct ReadProbe {
   int streams;
   void (*run)(const char *base, int64_t bytes);

@@ -10,7 +10,8 @@ namespace bench {
 void run_qkv_product(const mha_layer &layer, const float *x, int64_t rows, float *y) {
   const mha::LayerShape &shape = layer.shape;
   const int64_t columns = shape.q_columns() + shape.k_columns() + shape.v_columns();
-  const mha::InputRows input = {x, rows, rows * shape.query_dim, shape.query_dim, nullptr, mha::Storage::f32};
+  const mha::InputRows input = {
+      x, rows, rows * shape.query_dim, shape.query_dim, nullptr, mha::Storage::f32};
   mha::Product product = {};
   for (const mha::MatrixName name : {mha::matrix_q, mha::matrix_k, mha::matrix_v}) {
     mha::Projection &part = product.parts[product.num_parts++];

@@ -12,12 +12,14 @@ namespace {
 // [rows, depth] x [depth, 3 * depth], the matrices of a layer of width `depth`.
 class ProductCase : public Case {
  public:
-  ProductCase(int64_t rows, int64_t depth, uint32_t set) : rows_(rows), y_(make_array<float>(rows * 3 * depth)) {
+  ProductCase(int64_t rows, int64_t depth, uint32_t set)
+      : rows_(rows), y_(make_array<float>(rows * 3 * depth)) {
     support::LayerProblem problem = random_layer(1, rows, depth, 1, 1);
     problem.w_o.clear();
     layer_ = Create(support::LayerData(problem, support::Place::kAnywhere), set);
     x_ = CopyOf(problem.query, support::Place::kLargePages);
-    bytes = working_set_bytes = sizeof(float) * static_cast<double>(3 * depth * depth + rows * 4 * depth);
+    bytes = working_set_bytes =
+        sizeof(float) * static_cast<double>(3 * depth * depth + rows * 4 * depth);
     stages = {{6.0 * static_cast<double>(rows * depth * depth), bytes}};
     instruction_set = set;
   }
@@ -36,8 +38,10 @@ class ProductCase : public Case {
 void register_projection_benchmarks(const Setting &setting) {
   for (const int64_t depth : {256, 768, 2048, 4096}) {
     for (const int64_t rows : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024}) {
-      const std::string shape = "/M:" + std::to_string(rows) + "/K:" + std::to_string(depth) + "/N:" + std::to_string(3 * depth);
-      add("projection" + shape, [=] { return std::make_unique<ProductCase>(rows, depth, setting.instruction_set); });
+      const std::string shape = "/M:" + std::to_string(rows) + "/K:" + std::to_string(depth) +
+                                "/N:" + std::to_string(3 * depth);
+      add("projection" + shape,
+          [=] { return std::make_unique<ProductCase>(rows, depth, setting.instruction_set); });
     }
   }
 }

@@ -1,6 +1,6 @@
-// storage: decoding with stored keys and values of each type, and projections with stored weights of each type, in turns with f32.
-// arithmetic: layers with weights of int8 whose projections compute in integers, and a token's with int8 and int4, in turns with those of
-// f32.
+// storage: decoding with stored keys and values of each type, and projections with stored weights
+// of each type, in turns with f32. arithmetic: layers with weights of int8 whose projections
+// compute in integers, and a token's with int8 and int4, in turns with those of f32.
 
 #include "decode_case.h"
 #include "groups.h"
@@ -15,13 +15,20 @@ constexpr DecodeShape shape = {16, 16, 128, 4096};
 constexpr struct {
   uint32_t type;
   const char *name;
-} types[] = {{MHA_TYPE_F32, "f32"}, {MHA_TYPE_F16, "f16"}, {MHA_TYPE_BF16, "bf16"}, {MHA_TYPE_INT8, "int8"}, {MHA_TYPE_INT4, "int4"}};
+} types[] = {{MHA_TYPE_F32, "f32"},
+             {MHA_TYPE_F16, "f16"},
+             {MHA_TYPE_BF16, "bf16"},
+             {MHA_TYPE_INT8, "int8"},
+             {MHA_TYPE_INT4, "int4"}};
 
 // A sequence's first token: next to its weights, there is nothing to read.
 constexpr DecodeShape first_token = {32, 32, 128, 0};
 
-constexpr LayerShape layers[] = {
-    {1, 16, 768, 12, true}, {1, 128, 768, 12, true}, {8, 128, 768, 12, true}, {1, 1024, 768, 12, true}, {1, 512, 4096, 32, true}};
+constexpr LayerShape layers[] = {{1, 16, 768, 12, true},
+                                 {1, 128, 768, 12, true},
+                                 {8, 128, 768, 12, true},
+                                 {1, 1024, 768, 12, true},
+                                 {1, 512, 4096, 32, true}};
 
 // The case in turns with the same in f32.
 std::unique_ptr<Case> beside_f32(std::unique_ptr<Case> test, std::unique_ptr<Case> in_f32) {
@@ -40,17 +47,20 @@ void register_storage_benchmarks(const Setting &setting) {
     stored.weight_type = type;
     add(std::string("storage/weights:") + name + "/" + first_token.layer_name(), [=] {
       std::unique_ptr<Case> test = make_decode_layer(first_token, stored);
-      return is_f32 ? std::move(test) : beside_f32(std::move(test), make_decode_layer(first_token, f32));
+      return is_f32 ? std::move(test)
+                    : beside_f32(std::move(test), make_decode_layer(first_token, f32));
     });
     if (type == MHA_TYPE_INT4) continue;  // of weights only
     stored = f32;
     stored.cache_type = type;
     add(std::string("storage/cache:") + name + "/" + shape.attention_name(), [=] {
       std::unique_ptr<Case> test = make_decode_attention(shape, stored);
-      return is_f32 ? std::move(test) : beside_f32(std::move(test), make_decode_attention(shape, f32));
+      return is_f32 ? std::move(test)
+                    : beside_f32(std::move(test), make_decode_attention(shape, f32));
     });
   }
-  for (const auto &[name, arithmetic] : {std::pair("int8", MHA_ARITHMETIC_INT8), std::pair("int16", MHA_ARITHMETIC_INT16)}) {
+  for (const auto &[name, arithmetic] :
+       {std::pair("int8", MHA_ARITHMETIC_INT8), std::pair("int16", MHA_ARITHMETIC_INT16)}) {
     const std::string group = std::string("arithmetic/") + name;
     LayerOptions integers = {setting.instruction_set};
     integers.weight_type = support::Stored::kInt8;
@@ -62,7 +72,8 @@ void register_storage_benchmarks(const Setting &setting) {
         return beside_f32(std::move(test), make_layer_case(layer, {setting.instruction_set}));
       });
     }
-    for (const auto &[type, weights] : {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_INT4, "int4")}) {
+    for (const auto &[type, weights] :
+         {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_INT4, "int4")}) {
       DecodeOptions token = f32;
       token.weight_type = type;
       token.arithmetic = arithmetic;

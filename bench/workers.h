@@ -1,5 +1,5 @@
-// A pool of threads behind the library's mha_scheduler: that of the benchmarks, of the command, of the performance gate, and of the
-// comparison with other libraries.
+// A pool of threads behind the library's mha_scheduler: that of the benchmarks, of the command, of
+// the performance gate, and of the comparison with other libraries.
 #pragma once
 
 #include <stdint.h>
@@ -24,16 +24,18 @@ inline void pause_briefly() {
 #endif
 }
 
-// The calling thread and others that live as long as this. Whoever is there takes the next task, so that nobody waits for a thread that
-// wakes up late. A thread waits for work in a loop for a short time, which catches the next stage of a call under way, and then sleeps.
+// The calling thread and others that live as long as this. Whoever is there takes the next task, so
+// that nobody waits for a thread that wakes up late. A thread waits for work in a loop for a short
+// time, which catches the next stage of a call under way, and then sleeps.
 class Workers {
  public:
   using Task = void (*)(void *task_context, uint32_t index);
 
-  // num_threads with the calling one, or as many as are to be had. Where pin is given, thread i of the others begins with pin(i), which
-  // keeps it on a core of its own.
+  // num_threads with the calling one, or as many as are to be had. Where pin is given, thread i of
+  // the others begins with pin(i), which keeps it on a core of its own.
   explicit Workers(uint32_t num_threads, const std::function<void(uint32_t)> &pin = {})
-      : scheduler_{this, num_threads, 0, parallel_for}, spins_(pin || num_threads <= std::thread::hardware_concurrency() ? kSpins : 0) {
+      : scheduler_{this, num_threads, 0, parallel_for},
+        spins_(pin || num_threads <= std::thread::hardware_concurrency() ? kSpins : 0) {
     try {
       for (uint32_t i = 0; i + 1 < num_threads; ++i) {
         threads_.emplace_back([this, pin, i] {
@@ -61,7 +63,8 @@ class Workers {
 
  private:
   static constexpr int kSpins = 20000;  // some 100 us
-  static constexpr int kYield = 1024;   // so often a thread gives way, in case there are more threads than cores free
+  // So often a thread gives way, in case there are more threads than cores free.
+  static constexpr int kYield = 1024;
 
   static void parallel_for(void *workers, uint32_t count, Task task, void *task_context) {
     static_cast<Workers *>(workers)->run(count, task, task_context);
@@ -82,7 +85,8 @@ class Workers {
     for (int spin = 1; unfinished_ > 0; ++spin) pause(spin);
   }
 
-  // task_ and task_context_ are those of the task that was taken: they change only when all have finished.
+  // task_ and task_context_ are those of the task that was taken: they change only when all have
+  // finished.
   bool take_task() {
     uint32_t left = waiting_;
     do {

@@ -1,4 +1,5 @@
-// A call over the caller's queries, keys and values, as far as mha_attention and mha_choose_keys have it in common.
+// A call over the caller's queries, keys and values, as far as mha_attention and mha_choose_keys
+// have it in common.
 #pragma once
 
 #include "middle_stage.h"
@@ -12,7 +13,8 @@ struct AttentionCall {
   int64_t workspace_bytes;
 };
 
-// Checks arguments that have been read, except for pointers and arrays, and makes the stage of them, except for its plan.
+// Checks arguments that have been read, except for pointers and arrays, and makes the stage of
+// them, except for its plan.
 mha_status check_attention(Report report, AttentionCall *call);
 
 }  // namespace mha

@@ -1,4 +1,5 @@
-// Logarithms and powers in binary64, by + - * / alone (CONTRACT.md, section 13): the same bits everywhere, unlike functions of libm.
+// Logarithms and powers in binary64, by + - * / alone (CONTRACT.md, section 13): the same bits
+// everywhere, unlike functions of libm.
 #pragma once
 
 #include <stdint.h>
@@ -17,7 +18,8 @@ inline double floor_of(double x) {
   return truncated > x ? truncated - 1.0 : truncated;
 }
 
-// For a positive normal x = 2^e m, with m from sqrt(1/2) to sqrt(2): the series of atanh((m - 1) / (m + 1)).
+// For a positive normal x = 2^e m, with m from sqrt(1/2) to sqrt(2): the series of atanh((m - 1) /
+// (m + 1)).
 inline double log2_of(double x) {
   constexpr uint64_t bits_of_root = 0x3fe6a09e667f3bcd;  // of sqrt(1/2)
   uint64_t bits;

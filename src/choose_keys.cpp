@@ -1,6 +1,8 @@
-// mha_choose_keys: index scores of queries and keys as mha_attention multiplies them, and the keys with the greatest ones.
+// mha_choose_keys: index scores of queries and keys as mha_attention multiplies them, and the keys
+// with the greatest ones.
 //
-// Some blocks of queries at a time: units, each a block with a part of its keys, write scores to the workspace; then each query chooses.
+// Some blocks of queries at a time: units, each a block with a part of its keys, write scores to
+// the workspace; then each query chooses.
 
 #include <string.h>
 
@@ -26,7 +28,9 @@ struct ChoiceCall {
   int64_t first_block, parts;  // of the blocks under way, and how many units each is
 };
 
-std::array<const mha_kv_cache *, 2> caches_of(const mha_attention_args &args) { return {args.cache, args.cache_read}; }
+std::array<const mha_kv_cache *, 2> caches_of(const mha_attention_args &args) {
+  return {args.cache, args.cache_read};
+}
 
 // What of mha_attention has no meaning here.
 mha_status check_left_out(Report report, const mha_attention_args &args) {
@@ -39,20 +43,28 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
                 {"score_arrays", args.score_arrays},
                 {"outputs", args.outputs}};
   for (const auto &array : arrays) {
-    if (array.given) return report.invalid("attention.%s is given, but mha_choose_keys does not use it; set it to NULL", array.name);
+    if (array.given)
+      return report.invalid(
+          "attention.%s is given, but mha_choose_keys does not use it; set it to NULL", array.name);
   }
   if (args.kv_first_position != 0) {
-    return report.invalid("attention.kv_first_position is %lld, but all keys to choose from are the call's; set it to 0",
-                          lld(args.kv_first_position));
+    return report.invalid(
+        "attention.kv_first_position is %lld, but all keys to choose from are the call's; set it "
+        "to 0",
+        lld(args.kv_first_position));
   }
   if (args.num_kv_heads < 0 || args.num_kv_heads > 1) {
-    return report.fail(MHA_ERROR_SHAPE, "attention.num_kv_heads is %lld, but index heads share one key head; set it to 1",
-                       lld(args.num_kv_heads));
+    return report.fail(
+        MHA_ERROR_SHAPE,
+        "attention.num_kv_heads is %lld, but index heads share one key head; set it to 1",
+        lld(args.num_kv_heads));
   }
   for (const mha_kv_cache *cache : caches_of(args)) {
     if (const mha_status status = check_optional_cache(report, cache)) return status;
     if (cache && cache->kind == MHA_CACHE_KIND_RING)
-      return report.invalid("attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or paged cache");
+      return report.invalid(
+          "attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or "
+          "paged cache");
   }
   return MHA_OK;
 }
@@ -61,8 +73,11 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   mha_choose_keys_args &args = made->args;
   AttentionCall &call = made->call;
   MiddleStage &stage = call.stage;
-  if (const mha_status status = read_struct(report, "mha_choose_keys_args", given, &args)) return status;
-  if (const mha_status status = read_struct(report, "mha_attention_args", args.attention, &call.args)) return status;
+  if (const mha_status status = read_struct(report, "mha_choose_keys_args", given, &args))
+    return status;
+  if (const mha_status status =
+          read_struct(report, "mha_attention_args", args.attention, &call.args))
+    return status;
   if (const mha_status status = check_left_out(report, call.args)) return status;
   call.args.num_kv_heads = 1;
   call.args.head_dim_v = 0;
@@ -71,28 +86,38 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   }
   if (const mha_status status = check_attention(report, &call)) return status;
   Attention &attention = stage.attention;
-  const int64_t heads = attention.num_heads, batch = call.args.batch, n_q = attention.n_q, n_kv = max_keys(stage.sequences);
+  const int64_t heads = attention.num_heads, batch = call.args.batch, n_q = attention.n_q,
+                n_kv = max_keys(stage.sequences);
   if (call.args.cache && call.args.n_kv > 0 && call.args.cache->values == MHA_CACHE_VALUES_OWN) {
     return report.invalid(
-        "attention.cache stores values, but only keys are appended; use a cache with MHA_CACHE_VALUES_IN_KEYS, or give cache_read");
+        "attention.cache stores values, but only keys are appended; use a cache with "
+        "MHA_CACHE_VALUES_IN_KEYS, or give cache_read");
   }
   if (attention.prepare_v.norm.is_given)
-    return report.invalid("attention.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the flag out");
-  if (args.num_chosen < 1) return report.invalid("num_chosen is %lld; set it to at least 1", lld(args.num_chosen));
+    return report.invalid(
+        "attention.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the flag "
+        "out");
+  if (args.num_chosen < 1)
+    return report.invalid("num_chosen is %lld; set it to at least 1", lld(args.num_chosen));
   if (n_kv > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
-                       lld(n_kv));
+    return report.fail(
+        MHA_ERROR_TOO_LARGE,
+        "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
+        lld(n_kv));
   }
   if (const mha_status status = check_input_fields(report, "weights", args.weights)) return status;
   if (storage_of_type(args.weights.type) != Storage::f32)
-    return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)", args.weights.type);
+    return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)",
+                          args.weights.type);
   Array weights = array_of("weights", args.weights.strides, batch, n_q, no_extent, heads);
   if (const mha_status status = resolve_input(report, &weights)) return status;
   const Count rows = Count(batch) * Count(n_q);
   if ((rows * Count(args.num_chosen) * Count(sizeof(int32_t))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "chosen_keys would exceed the address space; use smaller dimensions");
+    return report.fail(MHA_ERROR_TOO_LARGE,
+                       "chosen_keys would exceed the address space; use smaller dimensions");
   if (args.index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "index_scores would exceed the address space; use smaller dimensions");
+    return report.fail(MHA_ERROR_TOO_LARGE,
+                       "index_scores would exceed the address space; use smaller dimensions");
 
   WorkspaceLayout layout;
   attention.v = {};  // no unit has values, nor a context
@@ -126,7 +151,8 @@ mha_status check_pointers(Report report, const ChoiceCall &made) {
                 {"weights.data", "the weights of the index heads", made.args.weights.data},
                 {"chosen_keys", "an array for the choice", made.args.chosen_keys}};
   for (const auto &array : arrays) {
-    if (!array.given) return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass %s", array.name, array.what);
+    if (!array.given)
+      return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass %s", array.name, array.what);
   }
   return MHA_OK;
 }
@@ -136,13 +162,15 @@ void run_scores(const void *context, int64_t unit, int64_t thread) {
   const MiddleStage &stage = made.call.stage;
   const int64_t block = made.first_block + unit / made.parts, blocks = stage.attention.query_blocks;
   float *const scratch = stage.scratch + thread * stage.attention.scratch.floats;
-  stage.kernels->score_keys(made.choice, block / blocks, block % blocks, unit % made.parts, scratch);
+  stage.kernels->score_keys(made.choice, block / blocks, block % blocks, unit % made.parts,
+                            scratch);
 }
 
 void run_choice(const void *context, int64_t unit, int64_t) {
   const ChoiceCall &made = *static_cast<const ChoiceCall *>(context);
   const int64_t query = made.choice.first_query + unit;
-  made.call.stage.kernels->choose_greatest(made.choice, query / made.choice.longest_q, query % made.choice.longest_q);
+  made.call.stage.kernels->choose_greatest(made.choice, query / made.choice.longest_q,
+                                           query % made.choice.longest_q);
 }
 
 // Nothing here can fail.
@@ -159,10 +187,13 @@ void run(ChoiceCall *made, unsigned char *workspace) {
   memset(choice.chosen, 0xff, static_cast<size_t>(rows * choice.num_chosen) * sizeof(int32_t));
   if (choice.index_scores) std::fill_n(choice.index_scores, rows * attention.n_kv, -MHA_INFINITY);
 
-  const int64_t threads = threads_of(stage.scheduler), chunks = blocks_of(attention.longest_kv, chunk_keys);
-  const int64_t blocks = attention.batch * attention.query_blocks, at_once = threads * queries_per_thread / attention.block_queries;
+  const int64_t threads = threads_of(stage.scheduler),
+                chunks = blocks_of(attention.longest_kv, chunk_keys);
+  const int64_t blocks = attention.batch * attention.query_blocks,
+                at_once = threads * queries_per_thread / attention.block_queries;
   const auto first_query_of = [&](int64_t block) {
-    return block / attention.query_blocks * choice.longest_q + block % attention.query_blocks * attention.block_queries;
+    return block / attention.query_blocks * choice.longest_q +
+           block % attention.query_blocks * attention.block_queries;
   };
   for (int64_t block = 0; block < blocks && chunks > 0; block += at_once) {
     const int64_t here = std::min(at_once, blocks - block);
@@ -171,7 +202,8 @@ void run(ChoiceCall *made, unsigned char *workspace) {
     choice.part_chunks = blocks_of(chunks, made->parts);
     choice.first_query = first_query_of(block);
     run_units(stage.scheduler, stage.counter, here * made->parts, run_scores, made);
-    run_units(stage.scheduler, stage.counter, first_query_of(block + here) - choice.first_query, run_choice, made);
+    run_units(stage.scheduler, stage.counter, first_query_of(block + here) - choice.first_query,
+              run_choice, made);
   }
   next_pass(&stage);  // the cache counts its new positions
 }
@@ -181,19 +213,22 @@ void run(ChoiceCall *made, unsigned char *workspace) {
 
 using namespace mha;
 
-mha_status mha_choose_keys_workspace(const mha_choose_keys_args *args, size_t *bytes, mha_error *error) {
+mha_status mha_choose_keys_workspace(const mha_choose_keys_args *args, size_t *bytes,
+                                     mha_error *error) {
   Report report(error);
   ChoiceCall made;
   if (const mha_status status = make_call(report, args, &made)) return status;
   return write_size(report.about(2), static_cast<size_t>(made.call.workspace_bytes), bytes);
 }
 
-mha_status mha_choose_keys(const mha_choose_keys_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
+mha_status mha_choose_keys(const mha_choose_keys_args *args, void *workspace,
+                           size_t workspace_bytes, mha_error *error) {
   Report report(error);
   ChoiceCall made;
   if (const mha_status status = make_call(report, args, &made)) return status;
   AttentionCall &call = made.call;
-  if (const mha_status status = check_workspace(report, 2, "mha_choose_keys_workspace", workspace, workspace_bytes, call.workspace_bytes))
+  if (const mha_status status = check_workspace(report, 2, "mha_choose_keys_workspace", workspace,
+                                                workspace_bytes, call.workspace_bytes))
     return status;
   if (call.stage.sequences.has_no_work()) return MHA_OK;
   if (const mha_status status = check_pointers(report, made)) return status;

@@ -1,8 +1,9 @@
-// What differs from compiler to compiler. Every file of the library includes it first. Extensions of C++ are here alone, and elsewhere by
-// the names that are defined here (tests/package/sources.py extensions).
+// What differs from compiler to compiler. Every file of the library includes it first. Extensions
+// of C++ are here alone, and elsewhere by the names that are defined here (tests/package/sources.py
+// extensions).
 //
-// CMake's build gives flags and says so by MHA_FLAGS_GIVEN. Without them this file does what they do, and c++ needs -O2 -std=c++17, the
-// folder include, and that of xsimd's headers.
+// CMake's build gives flags and says so by MHA_FLAGS_GIVEN. Without them this file does what they
+// do, and c++ needs -O2 -std=c++17, the folder include, and that of xsimd's headers.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +12,8 @@
 #include <intrin.h>
 #endif
 
-// GCC's, which clang has too. MHA_WITHOUT_EXTENSIONS is for tests of what Microsoft's compiler is given.
+// GCC's, which clang has too. MHA_WITHOUT_EXTENSIONS is for tests of what Microsoft's compiler is
+// given.
 #if defined(__GNUC__) && !defined(MHA_WITHOUT_EXTENSIONS)
 #define MHA_EXTENSIONS
 #endif
@@ -21,10 +23,11 @@
 
 // ---- What the arithmetic needs
 
-#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
-    (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0) ||   \
-    defined(_M_FP_FAST)
-#error "the arithmetic contract needs IEEE binary32 semantics: compile without -ffast-math (/fp:fast) and its parts, and without x87"
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
+    defined(__NO_SIGNED_ZEROS__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0) || defined(_M_FP_FAST)
+#error \
+    "the arithmetic contract needs IEEE binary32 semantics: compile without -ffast-math (/fp:fast) and its parts, and without x87"
 #endif
 
 // A product and a sum stay two operations.
@@ -41,7 +44,8 @@
 
 #if defined(MHA_FLAGS_GIVEN) || defined(MHA_SETS_GIVEN)  // by CMake
 #elif defined(__MINGW32__) && !defined(__clang__)
-// Plain C++ alone: GCC's vectors on the stack need -Wa,-muse-unaligned-vector-move (src/CMakeLists.txt), which no line here can give.
+// Plain C++ alone: GCC's vectors on the stack need -Wa,-muse-unaligned-vector-move
+// (src/CMakeLists.txt), which no line here can give.
 #elif defined(MHA_X86_64)
 #define MHA_HAS_AVX2
 #define MHA_HAS_AVX2_VNNI
@@ -53,13 +57,15 @@
 #define MHA_HAS_NEON_I8MM
 #endif
 
-// A file of kernels says which set it is for (MHA_KERNELS_*). Behind these lines its functions are compiled for that, until
-// MHA_END_OF_KERNELS. The macros are those that a compiler with flags would define, by which xsimd and arm_neon.h know the instructions.
-#if !defined(MHA_FLAGS_GIVEN) &&                                                                                         \
-    ((defined(MHA_KERNELS_AVX2) && defined(MHA_HAS_AVX2)) || (defined(MHA_KERNELS_AVX512) && defined(MHA_HAS_AVX512)) || \
-     (defined(MHA_KERNELS_NEON) && defined(MHA_HAS_NEON)))
+// A file of kernels says which set it is for (MHA_KERNELS_*). Behind these lines its functions are
+// compiled for that, until MHA_END_OF_KERNELS. The macros are those that a compiler with flags
+// would define, by which xsimd and arm_neon.h know the instructions.
+#if !defined(MHA_FLAGS_GIVEN) && ((defined(MHA_KERNELS_AVX2) && defined(MHA_HAS_AVX2)) ||     \
+                                  (defined(MHA_KERNELS_AVX512) && defined(MHA_HAS_AVX512)) || \
+                                  (defined(MHA_KERNELS_NEON) && defined(MHA_HAS_NEON)))
 #if !defined(__OPTIMIZE__) && !defined(_MSC_VER)
-#error "without optimisation the kernels would share inline functions, which not every processor runs: compile with -O2"
+#error \
+    "without optimisation the kernels would share inline functions, which not every processor runs: compile with -O2"
 #endif
 // What xsimd includes: these are functions for any processor, or have targets of their own.
 #include <complex>
@@ -120,7 +126,8 @@ MHA_PRAGMA_OF(clang attribute push(__attribute__((target(MHA_TARGET))), apply_to
 #else
 #if defined(MHA_TARGET) && defined(__GNUC__)
 MHA_PRAGMA_OF(GCC target(MHA_TARGET))
-// Friends that are defined in a class would get no target, and the functions that they call would not be inlined.
+// Friends that are defined in a class would get no target, and the functions that they call would
+// not be inlined.
 #define friend friend __attribute__((target(MHA_TARGET)))
 #include <xsimd/xsimd.hpp>
 #undef friend
@@ -171,15 +178,26 @@ MHA_PRAGMA_OF(GCC target(MHA_TARGET))
 
 namespace mha {
 #if defined(_MSC_VER) && !defined(__clang__)
-// Plain reads and writes of a volatile number are single ones on every processor that Windows runs on.
-MHA_INLINE uint32_t atomic_load(const uint32_t *x) { return *static_cast<const volatile uint32_t *>(x); }
-MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) { *static_cast<volatile uint32_t *>(x) = value; }
+// Plain reads and writes of a volatile number are single ones on every processor that Windows runs
+// on.
+MHA_INLINE uint32_t atomic_load(const uint32_t *x) {
+  return *static_cast<const volatile uint32_t *>(x);
+}
+MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) {
+  *static_cast<volatile uint32_t *>(x) = value;
+}
 // What *x was before. Threads that add after this one see what it wrote.
-MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) { return _InterlockedExchangeAdd64(x, term); }
+MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) {
+  return _InterlockedExchangeAdd64(x, term);
+}
 #else  // std::atomic has functions of the C++ library where its assertions are on
 MHA_INLINE uint32_t atomic_load(const uint32_t *x) { return __atomic_load_n(x, __ATOMIC_RELAXED); }
-MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) { __atomic_store_n(x, value, __ATOMIC_RELAXED); }
-MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) { return __atomic_fetch_add(x, term, __ATOMIC_ACQ_REL); }
+MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) {
+  __atomic_store_n(x, value, __ATOMIC_RELAXED);
+}
+MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) {
+  return __atomic_fetch_add(x, term, __ATOMIC_ACQ_REL);
+}
 #endif
 }  // namespace mha
 
@@ -225,7 +243,8 @@ MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) { return __atomic_
 #endif
 
 // Where it is an instruction.
-#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || \
+    defined(__riscv_flen)
 #if defined(MHA_EXTENSIONS)
 #define MHA_FMAF __builtin_fmaf
 #elif defined(MHA_X86_64)
@@ -239,8 +258,12 @@ namespace mha {
 namespace {
 
 #if defined(MHA_EXTENSIONS)
-inline bool mul_overflows(int64_t a, int64_t b, int64_t *product) { return __builtin_mul_overflow(a, b, product); }
-inline bool add_overflows(int64_t a, int64_t b, int64_t *sum) { return __builtin_add_overflow(a, b, sum); }
+inline bool mul_overflows(int64_t a, int64_t b, int64_t *product) {
+  return __builtin_mul_overflow(a, b, product);
+}
+inline bool add_overflows(int64_t a, int64_t b, int64_t *sum) {
+  return __builtin_add_overflow(a, b, sum);
+}
 // Of numbers that are not 0.
 MHA_INLINE int highest_bit(uint64_t x) { return 63 - __builtin_clzll(x); }
 MHA_INLINE int lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
@@ -276,7 +299,8 @@ MHA_INLINE int highest_bit(uint64_t x) {
 
 #if defined(MHA_EXTENSIONS)
 #define MHA_VECTOR(T) T __attribute__((vector_size(16)))
-#define MHA_SHUFFLE(a, b, first, second, third, last) __builtin_shufflevector(a, b, first, second, third, last)
+#define MHA_SHUFFLE(a, b, first, second, third, last) \
+  __builtin_shufflevector(a, b, first, second, third, last)
 #else
 namespace {  // each instruction set has its own
 template <class T>
@@ -309,10 +333,12 @@ struct Lanes {
 };
 }  // namespace
 #define MHA_VECTOR(T) mha::Lanes<T>
-#define MHA_SHUFFLE(a, b, first, second, third, last)                                                        \
-  {                                                                                                          \
-    (first) < 4 ? (a)[(first) % 4] : (b)[(first) % 4], (second) < 4 ? (a)[(second) % 4] : (b)[(second) % 4], \
-        (third) < 4 ? (a)[(third) % 4] : (b)[(third) % 4], (last) < 4 ? (a)[(last) % 4] : (b)[(last) % 4]    \
+#define MHA_SHUFFLE(a, b, first, second, third, last)         \
+  {                                                           \
+    (first) < 4 ? (a)[(first) % 4] : (b)[(first) % 4],        \
+        (second) < 4 ? (a)[(second) % 4] : (b)[(second) % 4], \
+        (third) < 4 ? (a)[(third) % 4] : (b)[(third) % 4],    \
+        (last) < 4 ? (a)[(last) % 4] : (b)[(last) % 4]        \
   }
 #endif
 }  // namespace mha
@@ -323,11 +349,13 @@ struct Lanes {
 // Whatever x is, it is in a register of this kind, and the optimizer does not know what it is.
 #define MHA_HOLD(x, kind) __asm__("" : "+" kind(x))
 // sum += x, or w * x, in the register of sum; `otherwise` is the same as an expression.
-#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
+#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) \
+  __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
 #define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) \
   __asm__(instruction " {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x))
 // result = x & *mask, which stays in the memory.
-#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(result) : "x"(x), "m"(*mask))
+#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) \
+  __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(result) : "x"(x), "m"(*mask))
 #else
 #define MHA_HOLD(x, kind) static_cast<void>(x)
 #define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) sum = otherwise

@@ -7,7 +7,8 @@
 
 namespace mha {
 
-// A non-negative count that remembers an overflow on its way: then it is as large as can be, and stays it.
+// A non-negative count that remembers an overflow on its way: then it is as large as can be, and
+// stays it.
 class Count {
  public:
   Count(int64_t value) : value_(value) {}
@@ -32,8 +33,11 @@ class Count {
   int64_t value_;  // INT64_MAX after an overflow
 };
 
-// a / b for a >= 0 and b > 0, without the division, which is slow, where small calls have none to do.
-inline int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : b == 1 ? a : a == b ? 1 : a / b; }
+// a / b for a >= 0 and b > 0, without the division, which is slow, where small calls have none to
+// do.
+inline int64_t quotient(int64_t a, int64_t b) {
+  return a < b ? 0 : b == 1 ? a : a == b ? 1 : a / b;
+}
 
 // How many blocks of `size` hold `count` things; no overflow on the way.
 inline int64_t blocks_of(int64_t count, int64_t size) {
@@ -42,6 +46,8 @@ inline int64_t blocks_of(int64_t count, int64_t size) {
 }
 
 // For sums that may wrap, as counts of operations do.
-inline uint64_t product(int64_t a, int64_t b) { return static_cast<uint64_t>(a) * static_cast<uint64_t>(b); }
+inline uint64_t product(int64_t a, int64_t b) {
+  return static_cast<uint64_t>(a) * static_cast<uint64_t>(b);
+}
 
 }  // namespace mha

@@ -65,12 +65,13 @@ bool has_feature(const char *name) {
 }
 #endif
 
-// The sets, as bits, whose instructions the processor has and whose registers the system saves. On a system that is not named here, AArch64
-// has what all its processors have.
+// The sets, as bits, whose instructions the processor has and whose registers the system saves. On
+// a system that is not named here, AArch64 has what all its processors have.
 MHA_READS_XCR uint32_t ask_machine() {
   uint32_t sets = bit(MHA_INSTRUCTION_SET_SCALAR);
 #if defined(MHA_X86_64)
-  constexpr int fma_osxsave_f16c = 1 << 12 | 1 << 27 | 1 << 29, avx2 = 1 << 5, vnni = 1 << 11, avx_vnni = 1 << 4;
+  constexpr int fma_osxsave_f16c = 1 << 12 | 1 << 27 | 1 << 29, avx2 = 1 << 5, vnni = 1 << 11,
+                avx_vnni = 1 << 4;
   constexpr unsigned avx512_f_dq_cd_bw_vl = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
   if (cpuid(0, 0).eax < 7 || !has_bits(cpuid(1, 0).ecx, fma_osxsave_f16c)) return sets;
   const uint64_t saved = _xgetbv(0);
@@ -80,7 +81,8 @@ MHA_READS_XCR uint32_t ask_machine() {
 #if defined(MHA_EMULATES_VNNI)
   sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
 #endif
-  if (leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni)) sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
+  if (leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni))
+    sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
 #if defined(__APPLE__)  // macOS 10.15.6 to 12.1 change the mask registers of AVX-512 at a signal
   return sets;
 #endif
@@ -91,9 +93,11 @@ MHA_READS_XCR uint32_t ask_machine() {
   sets |= bit(MHA_INSTRUCTION_SET_NEON);
 #if defined(__linux__)
   constexpr unsigned long hwcap2_i8mm = 1ul << 13;  // HWCAP2_I8MM, which older headers lack
-  const bool has_dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, has_i8mm = (getauxval(AT_HWCAP2) & hwcap2_i8mm) != 0;
+  const bool has_dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0,
+             has_i8mm = (getauxval(AT_HWCAP2) & hwcap2_i8mm) != 0;
 #elif defined(__APPLE__)
-  const bool has_dotprod = has_feature("hw.optional.arm.FEAT_DotProd"), has_i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
+  const bool has_dotprod = has_feature("hw.optional.arm.FEAT_DotProd"),
+             has_i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
 #else
   const bool has_dotprod = false, has_i8mm = false;
 #endif
@@ -103,8 +107,8 @@ MHA_READS_XCR uint32_t ask_machine() {
   return sets;
 }
 
-// The machine is asked once per process: that took 0.04 ms in a virtual machine, and on macOS it is a system call. 0: not yet.
-// Threads that ask at the same time keep the same answer.
+// The machine is asked once per process: that took 0.04 ms in a virtual machine, and on macOS it is
+// a system call. 0: not yet. Threads that ask at the same time keep the same answer.
 uint32_t sets_of_machine = 0;
 
 bool machine_has(uint32_t instruction_set) {
@@ -117,28 +121,33 @@ bool machine_has(uint32_t instruction_set) {
 
 mha_status check_instruction_set(Report report, uint32_t instruction_set) {
   if (instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM) return MHA_OK;
-  return report.invalid("instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*", instruction_set);
+  return report.invalid("instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*",
+                        instruction_set);
 }
 
 mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels) {
   if (const mha_status status = check_instruction_set(report, instruction_set)) return status;
   bool is_built = false;
   for (const Kernels *built : built_kernels) {
-    if (instruction_set != MHA_INSTRUCTION_SET_AUTO && instruction_set != built->instruction_set) continue;
+    if (instruction_set != MHA_INSTRUCTION_SET_AUTO && instruction_set != built->instruction_set)
+      continue;
     is_built = true;
     if (machine_has(built->instruction_set)) {
       *kernels = built;
       return MHA_OK;
     }
   }
-  return report.fail(MHA_ERROR_INSTRUCTION_SET, "%s %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best there is",
-                     is_built ? "this machine has no" : "this build of the library has no kernels for",
-                     mha_instruction_set_name(instruction_set));
+  return report.fail(
+      MHA_ERROR_INSTRUCTION_SET, "%s %s; use MHA_INSTRUCTION_SET_AUTO (0) for the best there is",
+      is_built ? "this machine has no" : "this build of the library has no kernels for",
+      mha_instruction_set_name(instruction_set));
 }
 
-// By what numbers come to, which is the same on every machine. volatile: the compiler rounds to nearest always.
+// By what numbers come to, which is the same on every machine. volatile: the compiler rounds to
+// nearest always.
 uint32_t contract_of_thread() {
-  const volatile float one = 1.0f, half = 0.5f, most_of_a_place = 0x1.8p-24f, little = 0x1p-26f, least_normal = 0x1p-126f;
+  const volatile float one = 1.0f, half = 0.5f, most_of_a_place = 0x1.8p-24f, little = 0x1p-26f,
+                       least_normal = 0x1p-126f;
   const bool is_nearest = one + most_of_a_place > one && one + little == one;
   return is_nearest && least_normal * half != 0.0f ? MHA_CONTRACT : 0;
 }
@@ -154,12 +163,16 @@ uint32_t mha_instruction_sets(void) {
 }
 
 const char *mha_instruction_set_name(uint32_t instruction_set) {
-  static constexpr const char *names[] = {"auto",      "scalar",      "avx2",         "avx512",   "neon",
-                                          "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"};
-  static_assert(sizeof names / sizeof names[0] == MHA_INSTRUCTION_SET_NEON_I8MM + 1, "a name for each, by its number");
+  static constexpr const char *names[] = {"auto",        "scalar",       "avx2",
+                                          "avx512",      "neon",         "avx2_vnni",
+                                          "avx512_vnni", "neon_dotprod", "neon_i8mm"};
+  static_assert(sizeof names / sizeof names[0] == MHA_INSTRUCTION_SET_NEON_I8MM + 1,
+                "a name for each, by its number");
   return instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM ? names[instruction_set] : "unknown";
 }
 
-uint32_t mha_version(void) { return 10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH; }
+uint32_t mha_version(void) {
+  return 10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH;
+}
 
 uint32_t mha_contract(void) { return MHA_CONTRACT; }

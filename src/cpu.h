@@ -12,7 +12,8 @@ mha_status check_instruction_set(Report report, uint32_t instruction_set);
 // The kernels of a set that was asked for, or the best ones for MHA_INSTRUCTION_SET_AUTO.
 mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels);
 
-// MHA_CONTRACT; 0 on a thread that does not round to nearest, or that takes subnormal numbers for 0.
+// MHA_CONTRACT; 0 on a thread that does not round to nearest, or that takes subnormal numbers for
+// 0.
 uint32_t contract_of_thread();
 
 }  // namespace mha

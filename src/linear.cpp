@@ -18,7 +18,8 @@ struct LinearCall {
   int64_t workspace_bytes;
 };
 
-mha_status resolve_rows(Report report, const char *name, int64_t rows, int64_t width, mha_input *input) {
+mha_status resolve_rows(Report report, const char *name, int64_t rows, int64_t width,
+                        mha_input *input) {
   if (const mha_status status = check_input_fields(report, name, *input)) return status;
   Array array = array_of(name, input->strides, no_extent, rows, no_extent, width);
   if (const mha_status status = resolve_input(report, &array)) return status;
@@ -29,9 +30,11 @@ mha_status resolve_rows(Report report, const char *name, int64_t rows, int64_t w
 mha_status resolve_arrays(Report report, const LayerShape &shape, mha_linear_args *args) {
   mha_input &x = args->x, &residual = args->residual;
   mha_output &output = args->output;
-  if (const mha_status status = resolve_rows(report, "x", args->rows, shape.output_depth(), &x)) return status;
+  if (const mha_status status = resolve_rows(report, "x", args->rows, shape.output_depth(), &x))
+    return status;
   if (const mha_status status = check_output_fields(report, "output", output)) return status;
-  Array array = array_of("output", output.strides, no_extent, args->rows, no_extent, shape.output_dim);
+  Array array =
+      array_of("output", output.strides, no_extent, args->rows, no_extent, shape.output_dim);
   if (const mha_status status = resolve_output(report, &array)) return status;
   output.strides.row = array.strides[1];
   if (!residual.data) {
@@ -39,49 +42,64 @@ mha_status resolve_arrays(Report report, const LayerShape &shape, mha_linear_arg
     return check_absent(report, "residual", residual);
   }
   if (residual.type == 0) residual.type = output.type;
-  if (const mha_status status = resolve_rows(report, "residual", args->rows, shape.output_dim, &residual)) return status;
+  if (const mha_status status =
+          resolve_rows(report, "residual", args->rows, shape.output_dim, &residual))
+    return status;
   if (storage_of_type(residual.type) == storage_of_type(output.type)) return MHA_OK;
-  return report.invalid("residual.type is %u, but output.type is %u; set it to 0 or to the type of output", residual.type, output.type);
+  return report.invalid(
+      "residual.type is %u, but output.type is %u; set it to 0 or to the type of output",
+      residual.type, output.type);
 }
 
-mha_status make_call(Report report, const mha_layer *layer, const mha_linear_args *given, LinearCall *call) {
+mha_status make_call(Report report, const mha_layer *layer, const mha_linear_args *given,
+                     LinearCall *call) {
   if (const mha_status status = check_layer(report.about(layer_argument), layer)) return status;
   const LayerShape &shape = layer->shape;
   if (!shape.has_output) {
     return report.about(layer_argument)
-        .invalid("layer has no W_O, which mha_linear multiplies by; create it with w_o, or with mha_linear_create");
+        .invalid(
+            "layer has no W_O, which mha_linear multiplies by; create it with w_o, or with "
+            "mha_linear_create");
   }
   mha_linear_args &args = call->args;
   if (const mha_status status = read_struct(report, "mha_linear_args", given, &args)) return status;
-  if (const mha_status status = resolve_extent(report, "rows", "the rows of x", &args.rows)) return status;
+  if (const mha_status status = resolve_extent(report, "rows", "the rows of x", &args.rows))
+    return status;
   if (const mha_status status = resolve_arrays(report, shape, &args)) return status;
   if (const mha_status status = check_scheduler(report, args.scheduler)) return status;
   if (layer->sgemm && args.x.strides.row == 0)
-    return report.invalid("x.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows");
+    return report.invalid(
+        "x.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows");
   if (layer->sgemm && args.x.strides.row > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE, "x.strides.row is %lld; the largest that sgemm supports is %d", lld(args.x.strides.row),
-                       INT32_MAX);
+    return report.fail(MHA_ERROR_TOO_LARGE,
+                       "x.strides.row is %lld; the largest that sgemm supports is %d",
+                       lld(args.x.strides.row), INT32_MAX);
   }
   const int64_t threads = threads_of(args.scheduler);
   const Storage input = storage_of_type(args.x.type);
   WorkspaceLayout layout;
   call->counter = layout.take(Count(threads > 1 ? 1 : 0), sizeof(UnitCounter));
-  call->memory = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(), shape.output_dim, threads, &layout);
-  const bool are_taken_as_given = input == Storage::f32 && layer->shape.arithmetic == Arithmetic::f32;
+  call->memory = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(),
+                               shape.output_dim, threads, &layout);
+  const bool are_taken_as_given =
+      input == Storage::f32 && layer->shape.arithmetic == Arithmetic::f32;
   const bool needs_nothing = threads == 1 && !layer->sgemm && are_taken_as_given;
   return check_size(report, layout, needs_nothing || args.rows == 0, &call->workspace_bytes);
 }
 
 mha_status check_pointers(Report report, const mha_linear_args &args) {
-  if (!args.x.data) return report.fail(MHA_ERROR_NULL_POINTER, "x.data is NULL; pass the input rows");
-  if (!args.output.data) return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
+  if (!args.x.data)
+    return report.fail(MHA_ERROR_NULL_POINTER, "x.data is NULL; pass the input rows");
+  if (!args.output.data)
+    return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
   return MHA_OK;
 }
 
 // Nothing here can fail.
 void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspace) {
   const mha_linear_args &args = call.args;
-  const InputRows x = {args.x.data, args.rows, 0, args.x.strides.row, nullptr, storage_of_type(args.x.type)};
+  const InputRows x = {args.x.data,        args.rows, 0,
+                       args.x.strides.row, nullptr,   storage_of_type(args.x.type)};
   Product product = {};
   product.num_parts = 1;
   product.plain_weights = static_cast<const float *>(layer.weights(matrix_o));
@@ -96,7 +114,8 @@ void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspac
   to.head_width = layer.shape.output_dim;
   to.residual = args.residual.data;
   to.residual_row_stride = args.residual.strides.row;
-  run_products(layer, &product, 1, args.scheduler, reinterpret_cast<UnitCounter *>(workspace + call.counter), call.memory, workspace);
+  run_products(layer, &product, 1, args.scheduler,
+               reinterpret_cast<UnitCounter *>(workspace + call.counter), call.memory, workspace);
 }
 
 }  // namespace
@@ -104,18 +123,21 @@ void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspac
 
 using namespace mha;
 
-mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args, size_t *bytes, mha_error *error) {
+mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args, size_t *bytes,
+                                mha_error *error) {
   Report report(error, args_argument);
   LinearCall call;
   if (const mha_status status = make_call(report, layer, args, &call)) return status;
   return write_size(report.about(3), static_cast<size_t>(call.workspace_bytes), bytes);
 }
 
-mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace, size_t workspace_bytes, mha_error *error) {
+mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace,
+                      size_t workspace_bytes, mha_error *error) {
   Report report(error, args_argument);
   LinearCall call;
   if (const mha_status status = make_call(report, layer, args, &call)) return status;
-  if (const mha_status status = check_workspace(report, 3, "mha_linear_workspace", workspace, workspace_bytes, call.workspace_bytes))
+  if (const mha_status status = check_workspace(report, 3, "mha_linear_workspace", workspace,
+                                                workspace_bytes, call.workspace_bytes))
     return status;
   if (call.args.rows == 0) return MHA_OK;
   if (const mha_status status = check_pointers(report, call.args)) return status;
@@ -123,7 +145,8 @@ mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void 
   return MHA_OK;
 }
 
-mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, mha_call_info *info, mha_error *error) {
+mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, mha_call_info *info,
+                           mha_error *error) {
   Report report(error, args_argument);
   LinearCall call;
   if (const mha_status status = make_call(report, layer, args, &call)) return status;
@@ -135,15 +158,21 @@ mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, 
   filled.num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
   describe_projections(*layer, &filled);
   if (read.rows != 0) {
-    // The packed layer has all weights, then all scales, then all biases, those of W_O last each time.
-    const PackedMatrix &first = layer->layout.matrices[matrix_q], &last = layer->layout.matrices[matrix_o];
+    // The packed layer has all weights, then all scales, then all biases, those of W_O last each
+    // time.
+    const PackedMatrix &first = layer->layout.matrices[matrix_q],
+                       &last = layer->layout.matrices[matrix_o];
     const int64_t of_scales = last.scales_offset ? first.bias_offset - last.scales_offset : 0;
-    const int64_t of_weights = (last.scales_offset ? first.scales_offset : first.bias_offset) - last.weights_offset;
+    const int64_t of_weights =
+        (last.scales_offset ? first.scales_offset : first.bias_offset) - last.weights_offset;
     const int64_t of_bias = layer->layout.bytes - last.bias_offset;
-    const int64_t of_output = shape.output_dim * bytes_of(storage_of_type(read.output.type)) * (read.residual.data ? 2 : 1);
+    const int64_t of_output = shape.output_dim * bytes_of(storage_of_type(read.output.type)) *
+                              (read.residual.data ? 2 : 1);
     const int64_t of_input = shape.output_depth() * bytes_of(storage_of_type(read.x.type));
-    filled.operations = 2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
-    filled.bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) + product(read.rows, of_input + of_output);
+    filled.operations =
+        2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
+    filled.bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) +
+                   product(read.rows, of_input + of_output);
   }
   return write_struct(report.about(3), "mha_call_info", filled, info);
 }

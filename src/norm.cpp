@@ -18,27 +18,36 @@ struct GivenNorm {
 
 mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
   if (given.flags & ~given.known_flags) {
-    return report.invalid("norm.%sflags has the unknown bits 0x%x; set only MHA_NORM_* flags that apply there", given.prefix,
-                          given.flags & ~given.known_flags);
+    return report.invalid(
+        "norm.%sflags has the unknown bits 0x%x; set only MHA_NORM_* flags that apply there",
+        given.prefix, given.flags & ~given.known_flags);
   }
   if (!(given.epsilon > 0.0f) || given.epsilon - given.epsilon != 0.0f) {
-    return report.invalid("norm.%sepsilon is %g; set it to a positive finite number, such as 1e-6", given.prefix,
-                          static_cast<double>(given.epsilon));
+    return report.invalid("norm.%sepsilon is %g; set it to a positive finite number, such as 1e-6",
+                          given.prefix, static_cast<double>(given.epsilon));
   }
   if (!(given.flags & MHA_NORM_LAYER) && given.bias_name) {
-    return report.invalid("norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or set it to NULL", given.bias_name);
+    return report.invalid(
+        "norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or set it to NULL",
+        given.bias_name);
   }
   const int64_t stride = given.head_stride, width = given.width;
   if ((given.flags & MHA_NORM_ALL_HEADS) && stride != 0 && stride != width) {
-    return report.invalid("norm.%shead_stride is %lld, but with MHA_NORM_ALL_HEADS the weights are contiguous; set it to %s, %lld, or to 0",
-                          given.prefix, lld(stride), given.width_name, lld(width));
+    return report.invalid(
+        "norm.%shead_stride is %lld, but with MHA_NORM_ALL_HEADS the weights are contiguous; set "
+        "it to %s, %lld, or to 0",
+        given.prefix, lld(stride), given.width_name, lld(width));
   }
   if (stride < 0 || (stride != 0 && stride < width)) {
-    return report.invalid("norm.%shead_stride is %lld; set it to at least %s, %lld, or to 0 if all heads share the weights", given.prefix,
-                          lld(stride), given.width_name, lld(width));
+    return report.invalid(
+        "norm.%shead_stride is %lld; set it to at least %s, %lld, or to 0 if all heads share the "
+        "weights",
+        given.prefix, lld(stride), given.width_name, lld(width));
   }
   if ((Count(num_heads) * Count(stride) * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE, "the weights of norm would exceed the address space; set a smaller head_stride");
+    return report.fail(
+        MHA_ERROR_TOO_LARGE,
+        "the weights of norm would exceed the address space; set a smaller head_stride");
   return MHA_OK;
 }
 
@@ -58,7 +67,8 @@ Norm norm_of(const GivenNorm &given, int64_t num_heads, const float *weight, con
 
 }  // namespace
 
-mha_status check_norm(Report report, const mha_norm *given, const SequenceArguments &s, bool has_output, Attention *attention) {
+mha_status check_norm(Report report, const mha_norm *given, const SequenceArguments &s,
+                      bool has_output, Attention *attention) {
   Attention &a = *attention;
   a.prepare_q = a.prepare_k = a.prepare_v = {};
   a.context_norm = {};
@@ -67,17 +77,18 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
   mha_norm norm;
   if (const mha_status status = read_struct(report, "mha_norm", given, &norm)) return status;
   const bool has_q = norm.q_weight || norm.q_bias, has_k = norm.k_weight || norm.k_bias;
-  const GivenNorm rows = {"",
-                          norm.flags,
-                          MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_ROPE | MHA_NORM_VALUES,
-                          norm.epsilon,
-                          norm.q_bias   ? "q_bias"
-                          : norm.k_bias ? "k_bias"
-                                        : nullptr,
-                          norm.head_stride,
-                          a.head_dim,
-                          "head_dim",
-                          norm.flags || norm.epsilon != 0.0f || has_q || has_k || norm.head_stride != 0};
+  const GivenNorm rows = {
+      "",
+      norm.flags,
+      MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_ROPE | MHA_NORM_VALUES,
+      norm.epsilon,
+      norm.q_bias   ? "q_bias"
+      : norm.k_bias ? "k_bias"
+                    : nullptr,
+      norm.head_stride,
+      a.head_dim,
+      "head_dim",
+      norm.flags || norm.epsilon != 0.0f || has_q || has_k || norm.head_stride != 0};
   const GivenNorm context = {"context_",
                              norm.context_flags,
                              MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_GATE,
@@ -86,10 +97,13 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
                              norm.context_head_stride,
                              a.head_dim_v,
                              "head_dim_v",
-                             norm.context_flags || norm.context_epsilon != 0.0f || norm.context_weight || norm.context_bias ||
+                             norm.context_flags || norm.context_epsilon != 0.0f ||
+                                 norm.context_weight || norm.context_bias ||
                                  norm.context_head_stride != 0};
   if (!rows.is_given && !context.is_given)
-    return report.invalid("norm.epsilon and context_epsilon are both 0; set at least one of them, or set norm to NULL");
+    return report.invalid(
+        "norm.epsilon and context_epsilon are both 0; set at least one of them, or set norm to "
+        "NULL");
   if (rows.is_given) {
     if (const mha_status status = check_one(report, rows, a.num_heads)) return status;
     a.prepare_q.norm = norm_of(rows, a.num_heads, norm.q_weight, norm.q_bias);
@@ -100,13 +114,17 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
   if (context.is_given) {
     if (const mha_status status = check_one(report, context, a.num_heads)) return status;
     if (!has_output)
-      return report.invalid("norm.context_epsilon is %g, but a norm of the context needs a layer with W_O; set it to 0",
-                            static_cast<double>(context.epsilon));
+      return report.invalid(
+          "norm.context_epsilon is %g, but a norm of the context needs a layer with W_O; set it to "
+          "0",
+          static_cast<double>(context.epsilon));
     a.context_norm = norm_of(context, a.num_heads, norm.context_weight, norm.context_bias);
     a.gates_late = !(context.flags & MHA_NORM_AFTER_GATE);
   }
   if ((norm.flags & MHA_NORM_VALUES) && s.cache && s.cache->values != MHA_CACHE_VALUES_OWN)
-    return report.invalid("norm.flags has MHA_NORM_VALUES, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave the flag out");
+    return report.invalid(
+        "norm.flags has MHA_NORM_VALUES, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave the "
+        "flag out");
   if (norm.flags & MHA_NORM_VALUES) {
     Norm &of_values = a.prepare_v.norm;
     of_values.is_given = true;

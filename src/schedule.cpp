@@ -10,7 +10,8 @@ struct Share {
   const void *context;
 };
 
-// One thread's task: takes units until none are left, so that late or slow threads do not hold up the others.
+// One thread's task: takes units until none are left, so that late or slow threads do not hold up
+// the others.
 void take_units(void *task_context, uint32_t index) {
   const Share &share = *static_cast<const Share *>(task_context);
   for (;;) {
@@ -25,14 +26,17 @@ void take_units(void *task_context, uint32_t index) {
 mha_status check_scheduler(Report report, const mha_scheduler *scheduler) {
   if (!scheduler) return MHA_OK;
   if (!scheduler->parallel_for)
-    return report.fail(MHA_ERROR_NULL_POINTER, "scheduler.parallel_for is NULL; set it, or set scheduler to NULL");
-  if (scheduler->num_threads == 0) return report.invalid("scheduler.num_threads is 0; set it to at least 1");
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "scheduler.parallel_for is NULL; set it, or set scheduler to NULL");
+  if (scheduler->num_threads == 0)
+    return report.invalid("scheduler.num_threads is 0; set it to at least 1");
   if (scheduler->reserved != 0) return report.invalid("scheduler.reserved is not 0; set it to 0");
   return MHA_OK;
 }
 
 void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units,
-               void (*run)(const void *context, int64_t unit, int64_t thread), const void *context) {
+               void (*run)(const void *context, int64_t unit, int64_t thread),
+               const void *context) {
   const int64_t threads = threads_of(scheduler);
   if (threads == 1 || units <= 1) {
     for (int64_t unit = 0; unit < units; ++unit) run(context, unit, 0);
@@ -40,7 +44,9 @@ void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t uni
   }
   counter->next = 0;
   Share share = {counter, units, run, context};
-  scheduler->parallel_for(scheduler->context, static_cast<uint32_t>(units < threads ? units : threads), take_units, &share);
+  scheduler->parallel_for(scheduler->context,
+                          static_cast<uint32_t>(units < threads ? units : threads), take_units,
+                          &share);
 }
 
 }  // namespace mha

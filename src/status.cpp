@@ -49,6 +49,7 @@ const char *mha_status_string(mha_status status) {
       "MHA_ERROR_CACHE_SHARED",
       "MHA_ERROR_CACHE_FORMAT",
   };
-  static_assert(sizeof names / sizeof names[0] == MHA_ERROR_CACHE_FORMAT + 1, "a name for each, by its number");
+  static_assert(sizeof names / sizeof names[0] == MHA_ERROR_CACHE_FORMAT + 1,
+                "a name for each, by its number");
   return status <= MHA_ERROR_CACHE_FORMAT ? names[status] : "unknown mha_status";
 }

@@ -9,7 +9,8 @@
 
 namespace mha {
 
-// Where a function reports: its mha_error (may be null), and the parameter that it checks, from 1 on.
+// Where a function reports: its mha_error (may be null), and the parameter that it checks, from 1
+// on.
 class Report {
  public:
   // Writes success, which stands until fail: what tells it, not the whole message.
@@ -27,7 +28,8 @@ class Report {
     return other;
   }
 
-  // Both write the error and return its status: `return report.fail(...)`. invalid: MHA_ERROR_INVALID_VALUE.
+  // Both write the error and return its status: `return report.fail(...)`. invalid:
+  // MHA_ERROR_INVALID_VALUE.
   mha_status fail(mha_status status, const char *format, ...) const MHA_COLD MHA_FORMAT(3, 4);
   mha_status invalid(const char *format, ...) const MHA_COLD MHA_FORMAT(2, 3);
 

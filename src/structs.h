@@ -1,5 +1,5 @@
-// What is read from the caller and written to them as a whole. Structs of the interface grow at their end: the program
-// and the library may each be of a later version than the other.
+// What is read from the caller and written to them as a whole. Structs of the interface grow at
+// their end: the program and the library may each be of a later version than the other.
 #pragma once
 
 #include <stddef.h>
@@ -10,14 +10,15 @@
 
 namespace mha {
 
-// The size of each struct in its first version, which a caller's has at least. It goes by the last field of that version and stays when
-// fields come behind it.
+// The size of each struct in its first version, which a caller's has at least. It goes by the last
+// field of that version and stays when fields come behind it.
 template <class Struct>
 inline constexpr size_t first_version_bytes = 0;
 
-#define MHA_FIRST_VERSION_ENDS_WITH(Struct, field) \
-  template <>                                      \
-  inline constexpr size_t first_version_bytes<Struct> = offsetof(Struct, field) + sizeof(Struct::field)
+#define MHA_FIRST_VERSION_ENDS_WITH(Struct, field)      \
+  template <>                                           \
+  inline constexpr size_t first_version_bytes<Struct> = \
+      offsetof(Struct, field) + sizeof(Struct::field)
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_config, gate_dim);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_g);
 MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
@@ -38,11 +39,13 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_linear_weights, arithmetic);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);
 #undef MHA_FIRST_VERSION_ENDS_WITH
 
-mha_status read_struct(Report report, const char *name, const void *given, void *copy, size_t known_bytes, size_t first_bytes);
-mha_status write_struct(Report report, const char *name, const void *filled, void *to, size_t known_bytes, size_t first_bytes);
+mha_status read_struct(Report report, const char *name, const void *given, void *copy,
+                       size_t known_bytes, size_t first_bytes);
+mha_status write_struct(Report report, const char *name, const void *filled, void *to,
+                        size_t known_bytes, size_t first_bytes);
 
-// Copies the fields that the caller's struct has and leaves the others zero. Fields of theirs that this version does not know must be
-// zero.
+// Copies the fields that the caller's struct has and leaves the others zero. Fields of theirs that
+// this version does not know must be zero.
 template <class Struct>
 inline mha_status read_struct(Report report, const char *name, const Struct *given, Struct *copy) {
   if (given && given->struct_size == sizeof(Struct)) {  // as most are
@@ -52,7 +55,8 @@ inline mha_status read_struct(Report report, const char *name, const Struct *giv
   return read_struct(report, name, given, copy, sizeof(Struct), first_version_bytes<Struct>);
 }
 
-// Fills the fields that the caller's struct has, those that this version does not know with zero. struct_size stays as the caller set it.
+// Fills the fields that the caller's struct has, those that this version does not know with zero.
+// struct_size stays as the caller set it.
 template <class Struct>
 inline mha_status write_struct(Report report, const char *name, const Struct &filled, Struct *to) {
   return write_struct(report, name, &filled, to, sizeof(Struct), first_version_bytes<Struct>);

@@ -36,9 +36,10 @@ void stream(float *to, Quad quad) {
 #endif
 }
 
-// The checksum of a tile: 8 lanes, each of which takes 8 bytes of every row by an addition and a rotation. That costs less than copying
-// them, which multiplications would not. Every step can be undone, so whatever changes within one lane's bytes of one row changes the sum.
-// The rotation tells the rows apart; it would come round after 64.
+// The checksum of a tile: 8 lanes, each of which takes 8 bytes of every row by an addition and a
+// rotation. That costs less than copying them, which multiplications would not. Every step can be
+// undone, so whatever changes within one lane's bytes of one row changes the sum. The rotation
+// tells the rows apart; it would come round after 64.
 class TileSum {
  public:
   void add(int i, Quad quad) {
@@ -64,19 +65,23 @@ class TileSum {
 
 using Rows = float[tile_rows][tile_columns];
 
-// 16 columns that are contiguous in memory. They lie far apart and often in the same set of the first-level cache, so a line is asked for
-// early, into the second level, and used up at once.
+// 16 columns that are contiguous in memory. They lie far apart and often in the same set of the
+// first-level cache, so a line is asked for early, into the second level, and used up at once.
 void transpose(const float *const *columns, int64_t k, Rows *rows) {
   constexpr int64_t ahead = 12 * tile_rows;
   for (int64_t c = 0; c < tile_columns; c += 4) {
     const float *const column0 = columns[c] + k, *const column1 = columns[c + 1] + k;
     const float *const column2 = columns[c + 2] + k, *const column3 = columns[c + 3] + k;
-    for (const float *column : {column0, column1, column2, column3}) MHA_PREFETCH_L2(column + ahead);
+    for (const float *column : {column0, column1, column2, column3})
+      MHA_PREFETCH_L2(column + ahead);
     MHA_UNROLL_AT_MOST(4)
     for (int64_t row = 0; row < tile_rows; row += 4) {
-      const Quad c0 = load(column0 + row), c1 = load(column1 + row), c2 = load(column2 + row), c3 = load(column3 + row);
-      const Quad even_low = MHA_SHUFFLE(c0, c2, 0, 4, 1, 5), even_high = MHA_SHUFFLE(c0, c2, 2, 6, 3, 7);
-      const Quad odd_low = MHA_SHUFFLE(c1, c3, 0, 4, 1, 5), odd_high = MHA_SHUFFLE(c1, c3, 2, 6, 3, 7);
+      const Quad c0 = load(column0 + row), c1 = load(column1 + row), c2 = load(column2 + row),
+                 c3 = load(column3 + row);
+      const Quad even_low = MHA_SHUFFLE(c0, c2, 0, 4, 1, 5),
+                 even_high = MHA_SHUFFLE(c0, c2, 2, 6, 3, 7);
+      const Quad odd_low = MHA_SHUFFLE(c1, c3, 0, 4, 1, 5),
+                 odd_high = MHA_SHUFFLE(c1, c3, 2, 6, 3, 7);
       store(&(*rows)[row][c], MHA_SHUFFLE(even_low, odd_low, 0, 4, 1, 5));
       store(&(*rows)[row + 1][c], MHA_SHUFFLE(even_low, odd_low, 2, 6, 3, 7));
       store(&(*rows)[row + 2][c], MHA_SHUFFLE(even_high, odd_high, 0, 4, 1, 5));
@@ -89,7 +94,8 @@ void transpose(const float *const *columns, int64_t k, Rows *rows) {
 void gather(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *rows) {
   memset(rows, 0, sizeof *rows);
   for (int64_t c = 0; c < columns.count; ++c) {
-    for (int64_t row = 0; row < num_rows; ++row) (*rows)[row][c] = columns.start[c][(k + row) * columns.k_stride];
+    for (int64_t row = 0; row < num_rows; ++row)
+      (*rows)[row][c] = columns.start[c][(k + row) * columns.k_stride];
   }
 }
 
@@ -102,9 +108,11 @@ struct Lines {
 Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *rows) {
   if (columns.has_contiguous_rows) {
     const Lines lines = {columns.start[0] + k * columns.k_stride, columns.k_stride};
-    // Rows may be a multiple of 4 KiB apart, in the same set of the first-level cache: the next tile goes into the second level.
-    // These may lie behind the matrix, where a pointer must not point: addresses are numbers here.
-    const uintptr_t first = reinterpret_cast<uintptr_t>(lines.first), row_bytes = static_cast<uintptr_t>(lines.stride) * sizeof(float);
+    // Rows may be a multiple of 4 KiB apart, in the same set of the first-level cache: the next
+    // tile goes into the second level. These may lie behind the matrix, where a pointer must not
+    // point: addresses are numbers here.
+    const uintptr_t first = reinterpret_cast<uintptr_t>(lines.first),
+                    row_bytes = static_cast<uintptr_t>(lines.stride) * sizeof(float);
     for (uintptr_t row = tile_rows; row < 2 * tile_rows; ++row) {
       MHA_PREFETCH_L2(reinterpret_cast<const void *>(first + row * row_bytes));
     }
@@ -120,7 +128,8 @@ Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *ro
 
 }  // namespace
 
-void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to, int64_t to_stride) {
+void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to,
+               int64_t to_stride) {
   Rows rows;
   const Lines lines = lines_of(columns, k, num_rows, &rows);
   const float *from = lines.first;
@@ -132,7 +141,8 @@ void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *t
   }
 }
 
-uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to, int64_t to_stride, uint64_t offset) {
+uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to,
+                         int64_t to_stride, uint64_t offset) {
   Rows rows;
   const Lines lines = lines_of(columns, k, num_rows, &rows);
   const float *from = lines.first;

@@ -1,4 +1,5 @@
-// Lays out the caller's workspace. The same calls that compute the size give the offsets, so that they can't disagree.
+// Lays out the caller's workspace. The same calls that compute the size give the offsets, so that
+// they can't disagree.
 #pragma once
 
 #include <stdint.h>
@@ -17,7 +18,8 @@ class WorkspaceLayout {
   }
   int64_t take_floats(Count count) { return take(count, sizeof(float)); }
 
-  // What the caller has to give: any alignment will do, so there is room for moving up to the next border. -1 after an overflow.
+  // What the caller has to give: any alignment will do, so there is room for moving up to the next
+  // border. -1 after an overflow.
   int64_t bytes() const { return (end_ + Count(63)).value(); }
 
  private:

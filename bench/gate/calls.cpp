@@ -24,7 +24,8 @@ support::Memory allocate(size_t bytes) {
   try {
     return support::Memory(bytes, support::Place::kLargePages);
   } catch (const std::bad_alloc &) {
-    throw CannotMeasure("there is no memory for a block of " + std::to_string(bytes) + " bytes; take smaller or fewer shapes");
+    throw CannotMeasure("there is no memory for a block of " + std::to_string(bytes) +
+                        " bytes; take smaller or fewer shapes");
   }
 }
 
@@ -35,16 +36,19 @@ support::Memory random_floats(int64_t count, float scale, uint64_t seed) {
   return memory;
 }
 
-// The file's bytes in a file of their own in memory. Returns its descriptor, which stays open: a number used again would be a path used
-// again, and dlopen knows libraries by path, device and inode.
+// The file's bytes in a file of their own in memory. Returns its descriptor, which stays open: a
+// number used again would be a path used again, and dlopen knows libraries by path, device and
+// inode.
 int private_copy(const std::string &path) {
   std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file),
+                                std::istreambuf_iterator<char>()};
   if (!file || bytes.empty()) throw CannotMeasure("the library '" + path + "' cannot be read");
   const int copy = memfd_create("libmha", MFD_CLOEXEC);
   for (size_t done = 0; copy >= 0 && done < bytes.size();) {
     const ssize_t written = write(copy, bytes.data() + done, bytes.size() - done);
-    if (written <= 0) throw CannotMeasure("there is no memory for a copy of '" + path + "': " + strerror(errno));
+    if (written <= 0)
+      throw CannotMeasure("there is no memory for a copy of '" + path + "': " + strerror(errno));
     done += static_cast<size_t>(written);
   }
   return copy;
@@ -64,7 +68,8 @@ Library load_library(const std::string &path, const std::string &name, const Str
   library.name = name;
   library.structs = &structs;
   const auto find = [&](const char *symbol, auto *function) {
-    *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(dlsym(handle, symbol));
+    *function =
+        reinterpret_cast<std::remove_reference_t<decltype(*function)>>(dlsym(handle, symbol));
     if (!*function) throw CannotMeasure(name + " has no function " + symbol);
   };
   find("mha_version", &library.version);
@@ -84,14 +89,18 @@ Library load_library(const std::string &path, const std::string &name, const Str
   find("mha_kv_cache_truncate", &library.kv_cache_truncate);
   const uint32_t major = library.version() / 10000;
   if (major != MHA_VERSION_MAJOR) {
-    throw CannotMeasure(name + " is version " + std::to_string(major) + "." + std::to_string(library.version() / 100 % 100) +
-                        ".x, and this gate knows the interface of version " + std::to_string(MHA_VERSION_MAJOR) + ".x");
+    throw CannotMeasure(name + " is version " + std::to_string(major) + "." +
+                        std::to_string(library.version() / 100 % 100) +
+                        ".x, and this gate knows the interface of version " +
+                        std::to_string(MHA_VERSION_MAJOR) + ".x");
   }
   return library;
 }
 
-Calls::Calls(const Shape &shape, const std::vector<Library> &libraries) : shape_(shape), libraries_(libraries) {
-  if (shape.threads > 1) workers_ = std::make_unique<bench::Workers>(static_cast<uint32_t>(shape.threads));
+Calls::Calls(const Shape &shape, const std::vector<Library> &libraries)
+    : shape_(shape), libraries_(libraries) {
+  if (shape.threads > 1)
+    workers_ = std::make_unique<bench::Workers>(static_cast<uint32_t>(shape.threads));
   const mha_scheduler *const scheduler = workers_ ? &workers_->scheduler() : nullptr;
   output_ = allocate(output_floats() * sizeof(float));
   if (shape.past) fill_caches();
@@ -100,7 +109,9 @@ Calls::Calls(const Shape &shape, const std::vector<Library> &libraries) : shape_
     inputs_[0] = random_floats(shape.batch * shape.n * shape.width, 1, 3);
   } else {
     inputs_[0] = random_floats(shape.batch * shape.n * shape.heads * shape.head_dim, 1, 1);
-    for (uint32_t i = 1; i < 3; ++i) inputs_[i] = random_floats(shape.batch * shape.n_kv * shape.kv_heads * shape.head_dim, 1, i + 1);
+    for (uint32_t i = 1; i < 3; ++i)
+      inputs_[i] =
+          random_floats(shape.batch * shape.n_kv * shape.kv_heads * shape.head_dim, 1, i + 1);
   }
   const float *const q = inputs_[0].floats();
   args_.resize(libraries.size());
@@ -109,7 +120,8 @@ Calls::Calls(const Shape &shape, const std::vector<Library> &libraries) : shape_
     if (shape.is_layer) {
       structs.fill_forward(shape, q, output_.floats(), scheduler, &args_[index]);
     } else {
-      structs.fill_attention(shape, q, inputs_[1].floats(), inputs_[2].floats(), output_.floats(), scheduler, &args_[index]);
+      structs.fill_attention(shape, q, inputs_[1].floats(), inputs_[2].floats(), output_.floats(),
+                             scheduler, &args_[index]);
     }
   }
   size_workspace();
@@ -123,8 +135,10 @@ void Calls::size_workspace() {
     mha_error error;
     size_t bytes;
     use(index);
-    if (shape_.is_layer ? library.forward_workspace(layer_in_use_, args_[index].as<mha_forward_args>(), &bytes, &error)
-                        : library.attention_workspace(args_[index].as<mha_attention_args>(), &bytes, &error))
+    if (shape_.is_layer
+            ? library.forward_workspace(layer_in_use_, args_[index].as<mha_forward_args>(), &bytes,
+                                        &error)
+            : library.attention_workspace(args_[index].as<mha_attention_args>(), &bytes, &error))
       refused(index, error);
     largest = std::max(largest, bytes);
   }
@@ -132,15 +146,18 @@ void Calls::size_workspace() {
 }
 
 size_t Calls::output_floats() const {
-  return static_cast<size_t>(shape_.batch * shape_.n * (shape_.is_layer ? shape_.width : shape_.heads * shape_.head_dim));
+  return static_cast<size_t>(shape_.batch * shape_.n *
+                             (shape_.is_layer ? shape_.width : shape_.heads * shape_.head_dim));
 }
 
 void Calls::refused(size_t index, const mha_error &error) const {
-  throw CannotMeasure("the shape '" + shape_.text + "' is refused by " + libraries_[index].name + ": " + error.message);
+  throw CannotMeasure("the shape '" + shape_.text + "' is refused by " + libraries_[index].name +
+                      ": " + error.message);
 }
 
 void Calls::pack_layers() {
-  const int64_t q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
+  const int64_t q_width = shape_.heads * shape_.head_dim,
+                kv_width = shape_.kv_heads * shape_.head_dim;
   const float scale = 1.7f / std::sqrt(static_cast<float>(shape_.width));
   const support::Memory w_qkv = random_floats(shape_.width * (q_width + 2 * kv_width), scale, 1),
                         w_o = random_floats(q_width * shape_.width, scale, 2);
@@ -150,13 +167,15 @@ void Calls::pack_layers() {
     mha_error error;
     size_t bytes;
     Struct config_memory, weights_memory, options_memory;
-    library.structs->fill_layer(shape_, w_qkv.floats(), w_o.floats(), &config_memory, &weights_memory, &options_memory);
+    library.structs->fill_layer(shape_, w_qkv.floats(), w_o.floats(), &config_memory,
+                                &weights_memory, &options_memory);
     const auto *const config = config_memory.as<mha_layer_config>();
     const auto *const weights = weights_memory.as<mha_layer_weights>();
     const auto *const options = options_memory.as<mha_layer_options>();
     if (library.layer_pack_size(config, weights, options, &bytes, &error)) refused(index, error);
     packed_.push_back({allocate(bytes), allocate(library.layer_view_size()), options_memory});
-    if (library.layer_pack(config, weights, options, packed_.back().bytes.data(), bytes, &error)) refused(index, error);
+    if (library.layer_pack(config, weights, options, packed_.back().bytes.data(), bytes, &error))
+      refused(index, error);
     largest = std::max(largest, bytes);
   }
   packed_in_use_ = allocate(largest);
@@ -179,10 +198,12 @@ void Calls::fill_caches() {
     if (library.kv_cache_size(config, &bytes, &error)) refused(index, error);
     caches_.push_back(allocate(bytes));
     caches_.back().Fill(0xff);  // what a cache's memory held before must not make it slow
-    if (library.kv_cache_init(config, caches_.back().data(), bytes, &cache, &error)) refused(index, error);
+    if (library.kv_cache_init(config, caches_.back().data(), bytes, &cache, &error))
+      refused(index, error);
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {
       for (int64_t first = 0; first < shape_.past; first += rows) {
-        if (library.kv_cache_append(cache, sequence, std::min(rows, shape_.past - first), k.floats(), v.floats(), &error))
+        if (library.kv_cache_append(cache, sequence, std::min(rows, shape_.past - first),
+                                    k.floats(), v.floats(), &error))
           refused(index, error);
       }
     }
@@ -198,14 +219,16 @@ void Calls::use(size_t index) {
   if (shape_.is_layer) {
     const Packed &packed = packed_[index];
     memcpy(packed_in_use_.data(), packed.bytes.data(), packed.bytes.size());
-    if (library.layer_view(packed_in_use_.data(), packed.bytes.size(), packed.options.as<mha_layer_options>(), packed.storage.data(),
+    if (library.layer_view(packed_in_use_.data(), packed.bytes.size(),
+                           packed.options.as<mha_layer_options>(), packed.storage.data(),
                            library.layer_view_size(), &layer_in_use_, &error))
       refused(index, error);
   }
   if (shape_.past) {
     const support::Memory &cache = caches_[index];
     memcpy(cache_bytes_in_use_.data(), cache.data(), cache.size());
-    if (library.kv_cache_view(cache_bytes_in_use_.data(), cache.size(), &cache_in_use_, &error)) refused(index, error);
+    if (library.kv_cache_view(cache_bytes_in_use_.data(), cache.size(), &cache_in_use_, &error))
+      refused(index, error);
     library.structs->set_cache(shape_, cache_in_use_, &args_[index]);
   }
 }
@@ -214,13 +237,17 @@ void Calls::call() const {
   const Library &library = libraries_[in_use_];
   mha_error error;
   const Struct &args = args_[in_use_];
-  const mha_status status =
-      shape_.is_layer ? library.forward(layer_in_use_, args.as<mha_forward_args>(), workspace_.data(), workspace_.size(), &error)
-                      : library.attention(args.as<mha_attention_args>(), workspace_.data(), workspace_.size(), &error);
+  const mha_status status = shape_.is_layer
+                                ? library.forward(layer_in_use_, args.as<mha_forward_args>(),
+                                                  workspace_.data(), workspace_.size(), &error)
+                                : library.attention(args.as<mha_attention_args>(),
+                                                    workspace_.data(), workspace_.size(), &error);
   if (status) refused(in_use_, error);
   if (!shape_.is_layer || !shape_.past) return;
-  for (int64_t sequence = 0; sequence < shape_.batch; ++sequence) {  // the next call appends the same positions
-    if (library.kv_cache_truncate(cache_in_use_, sequence, shape_.past, &error)) refused(in_use_, error);
+  for (int64_t sequence = 0; sequence < shape_.batch;
+       ++sequence) {  // the next call appends the same positions
+    if (library.kv_cache_truncate(cache_in_use_, sequence, shape_.past, &error))
+      refused(in_use_, error);
   }
 }
 
@@ -234,7 +261,8 @@ double Calls::difference() {
     call();
     results[index].assign(output, output + count);
   }
-  if (memcmp(results[0].data(), output, count * sizeof(float)) == 0 && std::isfinite(output[0])) return -1;
+  if (memcmp(results[0].data(), output, count * sizeof(float)) == 0 && std::isfinite(output[0]))
+    return -1;
   double largest = 0, difference = 0;
   bool is_finite = true;
   for (size_t i = 0; i < count; ++i) {
@@ -246,8 +274,10 @@ double Calls::difference() {
   if (!is_finite || difference > largest_difference) {
     char what[64];
     snprintf(what, sizeof what, "differ by %.2g of the largest element", difference);
-    throw CannotMeasure("the outputs of " + libraries_[0].name + " and " + libraries_[1].name + " for the shape '" + shape_.text + "' " +
-                        (is_finite ? what : "are not all finite") + ", so they do not compute the same function");
+    throw CannotMeasure("the outputs of " + libraries_[0].name + " and " + libraries_[1].name +
+                        " for the shape '" + shape_.text + "' " +
+                        (is_finite ? what : "are not all finite") +
+                        ", so they do not compute the same function");
   }
   return difference;
 }

@@ -1,4 +1,5 @@
-// Libraries of any version, loaded beside each other, and one shape made ready to be called through them, in turns, in the same memory.
+// Libraries of any version, loaded beside each other, and one shape made ready to be called through
+// them, in turns, in the same memory.
 #pragma once
 
 #include <memory>
@@ -37,7 +38,8 @@ struct Library {
   decltype(&::mha_kv_cache_truncate) kv_cache_truncate;
 };
 
-// Under a name of its own, so that several libraries, or one several times, share nothing. Stays loaded.
+// Under a name of its own, so that several libraries, or one several times, share nothing. Stays
+// loaded.
 Library load_library(const std::string &path, const std::string &name, const Structs &structs);
 
 class Calls {
@@ -47,12 +49,12 @@ class Calls {
   Calls(const Calls &) = delete;
 
   const Shape &shape() const { return shape_; }
-  // Calls go through library `index` from now on. Where weights and caches lie decides how fast they are read, so those of the library in
-  // use are always copied to one and the same place.
+  // Calls go through library `index` from now on. Where weights and caches lie decides how fast
+  // they are read, so those of the library in use are always copied to one and the same place.
   void use(size_t index);
   void call() const;
-  // The largest difference of an element of what libraries 0 and 1 compute, as a share of the largest element; -1: not a bit differs.
-  // Throws CannotMeasure if it is not the same function.
+  // The largest difference of an element of what libraries 0 and 1 compute, as a share of the
+  // largest element; -1: not a bit differs. Throws CannotMeasure if it is not the same function.
   double difference();
 
  private:

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
-// Compiled as base_structs and as new_structs. It names fields of every version that the gate may compare. MHA_EQUAL_SCORES tells the
-// structs of 0.1.0 from those before it.
+// Compiled as base_structs and as new_structs. It names fields of every version that the gate may
+// compare. MHA_EQUAL_SCORES tells the structs of 0.1.0 from those before it.
 namespace gate {
 namespace {
 
@@ -40,8 +40,8 @@ Args *start_call(const Shape &shape, const mha_scheduler *scheduler, Struct *mem
   return args;
 }
 
-void fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config_memory, Struct *weights_memory,
-                Struct *options_memory) {
+void fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config_memory,
+                Struct *weights_memory, Struct *options_memory) {
   mha_layer_config *const config = start<mha_layer_config>(config_memory);
   config->query_dim = shape.width;
   config->num_heads = shape.heads;
@@ -53,14 +53,15 @@ void fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct
   start<mha_layer_options>(options_memory)->instruction_set = shape.instruction_set;
 }
 
-void fill_forward(const Shape &shape, const float *query, float *output, const mha_scheduler *scheduler, Struct *memory) {
+void fill_forward(const Shape &shape, const float *query, float *output,
+                  const mha_scheduler *scheduler, Struct *memory) {
   mha_forward_args *const args = start_call<mha_forward_args>(shape, scheduler, memory);
   set(&args->query, query);
   set(&args->output, output);
 }
 
-void fill_attention(const Shape &shape, const float *q, const float *k, const float *v, float *output, const mha_scheduler *scheduler,
-                    Struct *memory) {
+void fill_attention(const Shape &shape, const float *q, const float *k, const float *v,
+                    float *output, const mha_scheduler *scheduler, Struct *memory) {
   mha_attention_args *const args = start_call<mha_attention_args>(shape, scheduler, memory);
   args->num_heads = shape.heads;
   args->num_kv_heads = shape.kv_heads;
@@ -100,6 +101,7 @@ void set_cache(const Shape &shape, mha_kv_cache *cache, Struct *memory) {
 
 }  // namespace
 
-extern const Structs MHA_GATE_STRUCTS = {fill_layer, fill_cache, fill_forward, fill_attention, set_cache};
+extern const Structs MHA_GATE_STRUCTS = {fill_layer, fill_cache, fill_forward, fill_attention,
+                                         set_cache};
 
 }  // namespace gate

@@ -30,14 +30,16 @@ struct Struct {
   }
 };
 
-// Fields move, and change, from version to version of mha.h. So there are two of these, for the two libraries: structs.cpp is compiled once
-// for each, with the header that the library came with.
+// Fields move, and change, from version to version of mha.h. So there are two of these, for the two
+// libraries: structs.cpp is compiled once for each, with the header that the library came with.
 struct Structs {
-  void (*fill_layer)(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config, Struct *weights, Struct *options);
+  void (*fill_layer)(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config,
+                     Struct *weights, Struct *options);
   void (*fill_cache)(const Shape &shape, Struct *config);
-  void (*fill_forward)(const Shape &shape, const float *query, float *output, const mha_scheduler *scheduler, Struct *args);
-  void (*fill_attention)(const Shape &shape, const float *q, const float *k, const float *v, float *output, const mha_scheduler *scheduler,
-                         Struct *args);
+  void (*fill_forward)(const Shape &shape, const float *query, float *output,
+                       const mha_scheduler *scheduler, Struct *args);
+  void (*fill_attention)(const Shape &shape, const float *q, const float *k, const float *v,
+                         float *output, const mha_scheduler *scheduler, Struct *args);
   void (*set_cache)(const Shape &shape, mha_kv_cache *cache, Struct *args);
 };
 

@@ -1,6 +1,6 @@
-// mha as libraries.py calls it, through ctypes: a layer that runs many times in one call, so that no Python lies between, on a pool of
-// threads of its own; and the limits that figures are a share of. Everything is for one process with one number of threads, and never
-// freed.
+// mha as libraries.py calls it, through ctypes: a layer that runs many times in one call, so that
+// no Python lies between, on a pool of threads of its own; and the limits that figures are a share
+// of. Everything is for one process with one number of threads, and never freed.
 
 #include <algorithm>
 #include <cstdint>
@@ -35,13 +35,15 @@ double fma_peak() {
     for (int i = 0; i < 12; ++i) {
       const double start = now();
       probe.run(kSteps);
-      best = std::max(best, 1e-9 * probe.flops_per_step * static_cast<double>(kSteps) / (now() - start));
+      best = std::max(best,
+                      1e-9 * probe.flops_per_step * static_cast<double>(kSteps) / (now() - start));
     }
   }
   return best;
 }
 
-// GB/s of one thread that does nothing but read: the best of a few tries, slice after slice of a part that no cache holds.
+// GB/s of one thread that does nothing but read: the best of a few tries, slice after slice of a
+// part that no cache holds.
 double read_rate(const char *part, int64_t bytes) {
   const int64_t slices = std::max<int64_t>(1, bytes >> 25), slice = bytes / slices;
   int64_t next = 0;
@@ -49,11 +51,13 @@ double read_rate(const char *part, int64_t bytes) {
   for (int i = 0; i < 4; ++i) {
     for (const bench::ReadProbe &probe : bench::probes_of(bench::best_instruction_set()).read) {
       // An odd number of steps: streams at a distance of a power of two get into each other's way.
-      const int64_t steps = (slice / probe.streams / bench::read_step - 1) | 1, stream_bytes = steps * bench::read_step;
+      const int64_t steps = (slice / probe.streams / bench::read_step - 1) | 1,
+                    stream_bytes = steps * bench::read_step;
       if (steps < 1) continue;
       const double start = now();
       probe.run(part + next++ % slices * slice, stream_bytes);
-      best = std::max(best, 1e-9 * static_cast<double>(probe.streams * stream_bytes) / (now() - start));
+      best = std::max(best,
+                      1e-9 * static_cast<double>(probe.streams * stream_bytes) / (now() - start));
     }
   }
   return best;
@@ -64,7 +68,8 @@ template <class Rate>
 double rate_of_all(uint32_t num_threads, const Rate &rate) {
   std::vector<double> rates(num_threads);
   std::vector<std::thread> threads;
-  for (uint32_t i = 0; i < num_threads; ++i) threads.emplace_back([&rates, &rate, i] { rates[i] = rate(i); });
+  for (uint32_t i = 0; i < num_threads; ++i)
+    threads.emplace_back([&rates, &rate, i] { rates[i] = rate(i); });
   double sum = 0;
   for (uint32_t i = 0; i < num_threads; ++i) {
     threads[i].join();
@@ -77,12 +82,14 @@ double rate_of_all(uint32_t num_threads, const Rate &rate) {
 
 extern "C" {
 
-// The layer on x [batch, n, width], which must stay; with `past` rows of k and v, one row over a cache of its own. NULL: message, of 248
-// bytes, says why.
-Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads, uint32_t is_causal, uint32_t weight_type,
-                    uint32_t arithmetic, const float *x, const float *w_qkv, const float *w_o, int64_t past, const float *k, const float *v,
-                    uint32_t num_threads, char *message) {
-  static const bench::Workers *const workers = num_threads > 1 ? new bench::Workers(num_threads) : nullptr;
+// The layer on x [batch, n, width], which must stay; with `past` rows of k and v, one row over a
+// cache of its own. NULL: message, of 248 bytes, says why.
+Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads,
+                    uint32_t is_causal, uint32_t weight_type, uint32_t arithmetic, const float *x,
+                    const float *w_qkv, const float *w_o, int64_t past, const float *k,
+                    const float *v, uint32_t num_threads, char *message) {
+  static const bench::Workers *const workers =
+      num_threads > 1 ? new bench::Workers(num_threads) : nullptr;
   Layer *const self = new Layer;
   self->past = past;
   self->y.resize(static_cast<size_t>(batch * n * width));
@@ -134,15 +141,19 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
 mha_status rivals_forward(Layer *self, uint32_t calls) {
   mha_status status = MHA_OK;
   for (uint32_t i = 0; i < calls && !status; ++i) {
-    status = mha_forward(self->layer, &self->args, self->workspace.data(), self->workspace.size(), nullptr);
-    if (self->cache && !status) status = mha_kv_cache_truncate(self->args.cache, 0, self->past, nullptr);
+    status = mha_forward(self->layer, &self->args, self->workspace.data(), self->workspace.size(),
+                         nullptr);
+    if (self->cache && !status)
+      status = mha_kv_cache_truncate(self->args.cache, 0, self->past, nullptr);
   }
   return status;
 }
 
 const float *rivals_output(const Layer *self) { return self->y.data(); }
 
-const char *rivals_instruction_set() { return mha_instruction_set_name(bench::best_instruction_set()); }
+const char *rivals_instruction_set() {
+  return mha_instruction_set_name(bench::best_instruction_set());
+}
 
 double rivals_peak(uint32_t num_threads) {
   return rate_of_all(num_threads, [](uint32_t) { return fma_peak(); });
@@ -157,7 +168,9 @@ double rivals_bandwidth(uint32_t num_threads, int64_t bytes) {
     buffer = bench::make_array<char>(size = bytes);
   }
   const int64_t part = bytes / num_threads;
-  return rate_of_all(num_threads, [part](uint32_t thread) { return read_rate(buffer.get() + thread * part, part); });
+  return rate_of_all(num_threads, [part](uint32_t thread) {
+    return read_rate(buffer.get() + thread * part, part);
+  });
 }
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 // The logits of llama.cpp behind a prompt, which its bench tool does not give:
 //
-//     llama_logits MODEL PROMPT LOGITS        PROMPT: a file of numbers of tokens; LOGITS: a file of float32
+//     llama_logits MODEL PROMPT LOGITS        PROMPT: a file of numbers of tokens; LOGITS: a file
+//     of float32
 
 #include <llama.h>
 
@@ -18,8 +19,15 @@ int main(int count, char **words) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = params.n_batch = params.n_ubatch = static_cast<uint32_t>(tokens.size());
   llama_context *const context = model ? llama_init_from_model(model, params) : nullptr;
-  if (!context || llama_decode(context, llama_batch_get_one(tokens.data(), static_cast<int32_t>(tokens.size())))) return 1;
+  if (!context || llama_decode(context, llama_batch_get_one(tokens.data(),
+                                                            static_cast<int32_t>(tokens.size()))))
+    return 1;
   const size_t size = static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)));
   FILE *const file = std::fopen(words[3], "wb");
-  return file && std::fwrite(llama_get_logits_ith(context, -1), sizeof(float), size, file) == size && !std::fclose(file) ? 0 : 1;
+  return file &&
+                 std::fwrite(llama_get_logits_ith(context, -1), sizeof(float), size, file) ==
+                     size &&
+                 !std::fclose(file)
+             ? 0
+             : 1;
 }

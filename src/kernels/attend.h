@@ -1,9 +1,12 @@
-// Attention: scores -> scale -> mask -> max, exp, sum -> context, chunk of keys by chunk of keys, and the states of the chunks merged.
+// Attention: scores -> scale -> mask -> max, exp, sum -> context, chunk of keys by chunk of keys,
+// and the states of the chunks merged.
 //
-// A unit of work is a block of queries of all the query heads that share one kv head. Its rows are cut into tiles of a few rows; for each
-// chunk of keys, each tile computes the chunk's state (m, l, o), which then is merged with the states before it as CONTRACT.md section 9
-// says: slot i of the states holds a subtree, like the digits of a binary counter. A unit of one row may take two or four chunks at a
-// time, each with a slot of its own: then its keys are read in several places side by side.
+// A unit of work is a block of queries of all the query heads that share one kv head. Its rows are
+// cut into tiles of a few rows; for each chunk of keys, each tile computes the chunk's state (m, l,
+// o), which then is merged with the states before it as CONTRACT.md section 9 says: slot i of the
+// states holds a subtree, like the digits of a binary counter. A unit of one row may take two or
+// four chunks at a time, each with a slot of its own: then its keys are read in several places side
+// by side.
 #pragma once
 
 #include "attend_tile.h"
@@ -18,27 +21,36 @@ namespace {
 // A row of the queries that is not taken as it is, prepared, at `to`.
 template <class V>
 MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float *to) {
-  const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head};
-  return prepared_row<V>(unit.call.prepare_q, unit.call.q.storage, unit.input(row), place, unit.call.head_dim, to);
+  const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row),
+                          row.head};
+  return prepared_row<V>(unit.call.prepare_q, unit.call.q.storage, unit.input(row), place,
+                         unit.call.head_dim, to);
 }
 
 // Rows [begin, end) of the queries, prepared and scaled, into the unit's scratch memory.
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
-  const int64_t head_dim = call.head_dim, whole = head_dim - head_dim % static_cast<int64_t>(V::size);
+  const int64_t head_dim = call.head_dim,
+                whole = head_dim - head_dim % static_cast<int64_t>(V::size);
   const bool needs_preparation = call.prepare_q.is_any || call.q.storage != Storage::f32;
   const float *const scales = call.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     float *const to = unit.q(row.index);
-    if (row.query + max_attend_rows < unit.query_begin + unit.queries) {  // those of a later tile, which are there when this one is done
+    // Those of a later tile, which are there when this one is done.
+    if (row.query + max_attend_rows < unit.query_begin + unit.queries) {
       const char *const input = static_cast<const char *>(unit.input(row));
-      prefetch_row(element_at(input, call.q.storage, max_attend_rows * call.q.row_stride), head_dim * bytes_of(call.q.storage));
+      prefetch_row(element_at(input, call.q.storage, max_attend_rows * call.q.row_stride),
+                   head_dim * bytes_of(call.q.storage));
     }
-    const float *const from = needs_preparation ? prepared_query<V>(unit, row, to) : static_cast<const float *>(unit.input(row));
-    const float scale = scales ? scales[unit.sequence_index * call.options.q_scales_stride + unit.array_row(row)] : 1.0f;
+    const float *const from = needs_preparation ? prepared_query<V>(unit, row, to)
+                                                : static_cast<const float *>(unit.input(row));
+    const float scale =
+        scales ? scales[unit.sequence_index * call.options.q_scales_stride + unit.array_row(row)]
+               : 1.0f;
     const V factor = all<V>(scale);
-    for (int64_t k = 0; k < whole; k += V::size) store(to + k, canonical_nan(load<V>(from + k) * factor));
+    for (int64_t k = 0; k < whole; k += V::size)
+      store(to + k, canonical_nan(load<V>(from + k) * factor));
     for (int64_t k = whole; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
   }
 }
@@ -46,7 +58,8 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
 // ---- One unit
 
 MHA_INLINE Range chunks_of(Range keys) {
-  return {keys.begin / chunk_keys, keys.end > keys.begin ? (keys.end + chunk_keys - 1) / chunk_keys : keys.begin / chunk_keys};
+  return {keys.begin / chunk_keys, keys.end > keys.begin ? (keys.end + chunk_keys - 1) / chunk_keys
+                                                         : keys.begin / chunk_keys};
 }
 
 MHA_INLINE Range intersection(Range a, Range b) {
@@ -77,7 +90,8 @@ MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
 MHA_NOINLINE inline void clear_heads(const Unit &unit) {
   unit.for_each_left_out([&](const Row &row) {
     const size_t width = static_cast<size_t>(unit.call.head_dim_v);
-    MHA_MEMSET(unit.output(row), 0, width * static_cast<size_t>(bytes_of(unit.call.output_storage)));
+    MHA_MEMSET(unit.output(row), 0,
+               width * static_cast<size_t>(bytes_of(unit.call.output_storage)));
     if (float *const tap = unit.context_tap(row)) MHA_MEMSET(tap, 0, width * sizeof(float));
     if (unit.call.lse) unit.call.lse[unit.output_row(row)] = -infinity;
   });
@@ -90,29 +104,37 @@ MHA_INLINE Range first_keys(const Unit &unit) {
   return intersection(keys, {keys.begin, keys.begin / chunk_keys * chunk_keys + chunk_keys});
 }
 
-// Rows of a tile, but for the last one. Numbers of fewer bits that come from the memory have tiles of 4.
+// Rows of a tile, but for the last one. Numbers of fewer bits that come from the memory have tiles
+// of 4.
 template <class V>
 MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
   constexpr int64_t most = TileShape<V::size>::attend_rows;
-  return is_streamed && (!has_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8)) ? 4 : most;
+  return is_streamed && (!has_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8))
+             ? 4
+             : most;
 }
 
-// Whether masks and biases leave both ends of the keys of each of `count` chunks to the only row of a unit.
+// Whether masks and biases leave both ends of the keys of each of `count` chunks to the only row of
+// a unit.
 MHA_NOINLINE inline bool keep_ends(const Unit &unit, Range keys, int64_t c, int64_t count) {
   for (int64_t begin = c * chunk_keys; begin < (c + count) * chunk_keys; begin += chunk_keys) {
-    const Range range = intersection(keys, {begin, begin + chunk_keys}), needed = {range.begin - begin, range.end - begin};
+    const Range range = intersection(keys, {begin, begin + chunk_keys}),
+                needed = {range.begin - begin, range.end - begin};
     const Range left = keys_left(unit, 0, 1, begin, needed);
     if (left.begin != needed.begin || left.end != needed.end) return false;
   }
   return true;
 }
 
-// How many of the chunks from c on are attended to in step: two or four of them, which are a subtree. keys: those of all chunks.
-MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys, int64_t c, int64_t end) {
+// How many of the chunks from c on are attended to in step: two or four of them, which are a
+// subtree. keys: those of all chunks.
+MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys, int64_t c,
+                                  int64_t end) {
   if (!is_streamed || unit.num_rows > 1 || !unit.call.k.is_packed) return 1;
   int64_t count = max_interleaved_chunks;
   while (count > 1 && (c % count != 0 || end - c < count)) count /= 2;
-  return count > 1 && unit.call.options.limits_pairs && !keep_ends(unit, keys, c, count) ? 1 : count;
+  return count > 1 && unit.call.options.limits_pairs && !keep_ends(unit, keys, c, count) ? 1
+                                                                                         : count;
 }
 
 // The states of all rows over the keys of `chunks`, in slot 0. all_keys: those of all chunks.
@@ -121,33 +143,40 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const ScoreOptions &options = unit.call.options;
   // With groups later rows need not have later keys: no row is done before the last chunk.
   const auto keys_of_tile = [&](int64_t row, int64_t end) {
-    return end - row == unit.num_rows || options.groups.of_rows ? all_keys : keys_of_rows(unit, row, end);
+    return end - row == unit.num_rows || options.groups.of_rows ? all_keys
+                                                                : keys_of_rows(unit, row, end);
   };
   const int64_t first = chunks.begin;
-  const bool streams = is_streamed<V>(unit), prefetches = streams && (unit.num_rows > 1 || !has_floats(unit.call));
-  const int64_t tile_rows = rows_of_tiles<V>(unit, streams), tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
+  const bool streams = is_streamed<V>(unit),
+             prefetches = streams && (unit.num_rows > 1 || !has_floats(unit.call));
+  const int64_t tile_rows = rows_of_tiles<V>(unit, streams),
+                tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
   const Unit next_unit = prefetches ? unit_after(unit) : unit;
   const Range keys_of_next = prefetches ? first_keys(next_unit) : Range{0, 0};
   for (int64_t c = chunks.begin, count; c < chunks.end; c += count) {
     count = chunks_at_once(unit, streams, all_keys, c, chunks.end);
     Chunk here[max_interleaved_chunks];
     bool is_read = false;
-    const int64_t begin = c * chunk_keys, next = begin + count * chunk_keys, slot = slots_before(c, first);
+    const int64_t begin = c * chunk_keys, next = begin + count * chunk_keys,
+                  slot = slots_before(c, first);
     NextChunk upcoming;
     if (prefetches) {
       const bool is_last = c + count == chunks.end;
-      upcoming.find(is_last ? next_unit : unit, is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
+      upcoming.find(is_last ? next_unit : unit,
+                    is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
     }
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end, tile = 0; row < unit.num_rows; row = end, ++tile) {
       end = min(unit.num_rows, row + tile_rows);
       if (c == first) copy_queries<V>(unit, row, end);
       const Range keys = keys_of_tile(row, end);
-      if (keys.end <= begin && c > first) continue;  // these rows are done: later ones have later keys
+      // These rows are done: later ones have later keys.
+      if (keys.end <= begin && c > first) continue;
       first_row = min(first_row, row);
       Range needed = {max(0, keys.begin - begin), min(next, keys.end) - begin};
       const bool may_be_less = options.limits_pairs && !unit.blocks && count == 1;
-      if (may_be_less && needed.begin < needed.end) needed = keys_left(unit, row, end, begin, needed);
+      if (may_be_less && needed.begin < needed.end)
+        needed = keys_left(unit, row, end, begin, needed);
       if (needed.begin >= needed.end) {  // not of chunks in step
         clear_states(unit, slot, row, end);
         continue;
@@ -155,7 +184,8 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       for (int64_t i = 0; i < count && !is_read; ++i) {
         const int64_t chunk_begin = begin + i * chunk_keys;
         const Range range = intersection(all_keys, {chunk_begin, chunk_begin + chunk_keys});
-        read_chunk<V>(unit, chunk_begin, {range.begin - chunk_begin, range.end - chunk_begin}, streams, &here[i]);
+        read_chunk<V>(unit, chunk_begin, {range.begin - chunk_begin, range.end - chunk_begin},
+                      streams, &here[i]);
       }
       is_read = true;
       PrefetchSource of_keys = no_prefetch_source, of_values = no_prefetch_source;
@@ -177,16 +207,19 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   }
 }
 
-// The parts of a unit's keys come together in the last one that is done: the same tree, over parts instead of chunks.
+// The parts of a unit's keys come together in the last one that is done: the same tree, over parts
+// instead of chunks.
 template <class V>
 inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
   const KvSplit &parts = unit.call.parts;
   const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
   float *const states = parts.states + index * parts.count * parts.state_stride;
-  MHA_MEMCPY(states + part * parts.state_stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
+  MHA_MEMCPY(states + part * parts.state_stride, unit.o(0, 0),
+             static_cast<size_t>(floats) * sizeof(float));
   if (atomic_fetch_add(&parts.unfinished[index], -1) != 1) return false;
   for (int64_t p = 0; p < parts.count; ++p) {
-    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride, static_cast<size_t>(floats) * sizeof(float));
+    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride,
+               static_cast<size_t>(floats) * sizeof(float));
     merge_chunks<V>(unit, p, 1, 0, 0);
   }
   merge_rest<V>(unit, parts.count - 1, 0, 0, unit.num_rows);
@@ -194,7 +227,8 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
 }
 
 template <class V>
-void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, int64_t part, float *scratch) {
+void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block,
+            int64_t part, float *scratch) {
   Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
   if (unit.group != unit.heads && part == 0) clear_heads(unit);
   if (unit.num_rows == 0) return;
@@ -205,8 +239,12 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
   if (call.parts.count == 1) {
     attend_chunks<V>(unit, keys, chunks);
   } else {
-    attend_chunks<V>(unit, keys, intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
-    if (!merge_splits<V>(unit, (sequence_index * call.num_kv_heads + kv_head) * call.query_blocks + block, part)) return;
+    attend_chunks<V>(
+        unit, keys,
+        intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
+    if (!merge_splits<V>(
+            unit, (sequence_index * call.num_kv_heads + kv_head) * call.query_blocks + block, part))
+      return;
   }
   if (call.states) return hand_out_states<V>(unit);
   finish<V>(unit);

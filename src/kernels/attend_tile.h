@@ -1,8 +1,10 @@
-// What a tile makes of a chunk of keys: its states (m, l, o). A tile is some rows of a unit; one row may take several chunks in step.
+// What a tile makes of a chunk of keys: its states (m, l, o). A tile is some rows of a unit; one
+// row may take several chunks in step.
 //
-// In order: products of the queries with the keys, scores, softmax, context. Storage types, the number of rows and what is fetched
-// meanwhile are parameters of the loops. Scores lie in rows of score_stride floats, one for each query of the tile and chunk: that of key j
-// of the chunk is number j.
+// In order: products of the queries with the keys, scores, softmax, context. Storage types, the
+// number of rows and what is fetched meanwhile are parameters of the loops. Scores lie in rows of
+// score_stride floats, one for each query of the tile and chunk: that of key j of the chunk is
+// number j.
 #pragma once
 
 #include "key_values.h"
@@ -13,7 +15,8 @@ namespace {
 
 // ---- Products
 
-// Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if a row takes several chunks side by side.
+// Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if
+// a row takes several chunks side by side.
 struct KeyBlocks {
   static constexpr int64_t most = max_interleaved_chunks * chunk_groups;
   const void *at[most];
@@ -28,20 +31,25 @@ struct KeyBlocks {
   }
 };
 
-// Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer are left they come one by one, or, where
-// the loop for one block takes several too, the last one is computed again. `groups` are those of the first chunk. interleaves: blocks that
-// are taken together come from as many places, which advance side by side.
+// Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer
+// are left they come one by one, or, where the loop for one block takes several too, the last one
+// is computed again. `groups` are those of the first chunk. interleaves: blocks that are taken
+// together come from as many places, which advance side by side.
 template <class V>
-MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyBlocks &blocks, Range groups, const Loops &loops,
-                                const float *queries, int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
+MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyBlocks &blocks,
+                                Range groups, const Loops &loops, const float *queries,
+                                int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
   const Groups &keys = chunk.keys;
   const int64_t head_dim = unit.call.head_dim;
   const uint32_t most = static_cast<uint32_t>(loops.wide.blocks);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
   // Blocks side by side prefetch all groups of the next chunk in turn.
-  const int64_t groups_ahead = interleaves ? static_cast<uint32_t>(groups.end - groups.begin) / static_cast<uint32_t>(apart) : 1;
+  const int64_t groups_ahead =
+      interleaves ? static_cast<uint32_t>(groups.end - groups.begin) / static_cast<uint32_t>(apart)
+                  : 1;
   Tile tile;
-  for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
+  for (int64_t r = 0; r < loops.wide.rows; ++r)
+    tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
   tile.column_stride = key_block;
   tile.terms = head_dim;
   tile.chain = score_block;
@@ -61,28 +69,35 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
     tile.repeats = 1;
     if (loop.blocks == 1 && !interleaves) {
       tile.repeats = min(end - i, block_of(keys.run_end[group]) - group);
-      if (is_ahead) tile.repeats = min(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
+      if (is_ahead)
+        tile.repeats = min(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
     }
     step = interleaves ? 1 : loop.blocks * tile.repeats;
     const int64_t ahead_bytes = step * groups_ahead * ahead.bytes;
-    const char *const first_ahead = is_ahead ? ahead.at(group) + ahead.share * ahead_bytes : nullptr;
-    tile.prefetch = is_ahead ? prefetch_stretch(first_ahead, ahead_bytes, loop, head_dim, tile.repeats) : no_prefetch(queries);
+    const char *const first_ahead =
+        is_ahead ? ahead.at(group) + ahead.share * ahead_bytes : nullptr;
+    tile.prefetch = is_ahead
+                        ? prefetch_stretch(first_ahead, ahead_bytes, loop, head_dim, tile.repeats)
+                        : no_prefetch(queries);
     for (int64_t b = i; keys.are_late && b < min(end, i + step); ++b) {
-      pack_keys<V>(unit, chunk.begin, groups.begin + b, chunk.needed, static_cast<float *>(const_cast<void *>(blocks.at[b])));
+      pack_keys<V>(unit, chunk.begin, groups.begin + b, chunk.needed,
+                   static_cast<float *>(const_cast<void *>(blocks.at[b])));
     }
     loop.run(tile);
   }
   if (!keys.are_late) return;
-  for (int64_t r = 0; r < num_rows; ++r) make_canonical<V>(blocks.to[0] + r * score_stride, blocks.count * key_block);
+  for (int64_t r = 0; r < num_rows; ++r)
+    make_canonical<V>(blocks.to[0] + r * score_stride, blocks.count * key_block);
 }
 
 // Products of one row.
 template <class V>
-MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range groups, int64_t row, float *products) {
+MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range groups, int64_t row,
+                               float *products) {
   KeyBlocks blocks;
   blocks.add(chunk.keys, groups, products);
-  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, chunk.keys.storage, false), unit.q(row), 1, false,
-                   no_prefetch_source);
+  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, chunk.keys.storage, false),
+                   unit.q(row), 1, false, no_prefetch_source);
 }
 
 // ---- Scores
@@ -96,7 +111,8 @@ template <class V>
 MHA_NOINLINE void scale_products(const Groups &groups, Range blocks, float scale, float *products) {
   for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += V::size) {
     V score = load<V>(products + key);
-    if (groups.has_scales) score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
+    if (groups.has_scales)
+      score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
     store(products + key, score * all<V>(scale));
   }
 }
@@ -110,18 +126,22 @@ MHA_INLINE void leave_out_edges(Range blocks, Range keys, float *products) {
     store(products + key, first_lanes(none, keys.begin - key, load<V>(products + key)));
   }
   const int64_t end = blocks.end * key_block;
-  for (int64_t key = max(blocks.begin * key_block, keys.end / lanes * lanes); key < end; key += lanes) {
+  for (int64_t key = max(blocks.begin * key_block, keys.end / lanes * lanes); key < end;
+       key += lanes) {
     store(products + key, first_lanes(load<V>(products + key), keys.end - key, none));
   }
 }
 
-// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a chunk, but for a factor that is left, the
-// same for all rows: the softmax multiplies by it, so that nothing need be stored before.
+// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a
+// chunk, but for a factor that is left, the same for all rows: the softmax multiplies by it, so
+// that nothing need be stored before.
 template <class V>
-MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float *products) {
+MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks,
+                                 Range keys, float *products) {
   const ScoreOptions &options = unit.call.options;
   float scale = unit.call.scale;
-  // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with the rest.
+  // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with
+  // the rest.
   if (options.change_scores || chunk.keys.has_scales || !(scale > 0.0f)) {
     const bool has_cap = options.softcap != 0.0f, is_separate = !has_cap || chunk.keys.has_scales;
     if (is_separate) scale_products<V>(chunk.keys, blocks, scale, products);
@@ -130,9 +150,11 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
   }
   if (options.change_scores || options.limits_pairs) {
     const Row at = unit.row(row);
-    for (Range run = keys; run.begin < keys.end; run.begin = run.end) {  // keys of neighbouring positions
+    for (Range run = keys; run.begin < keys.end;
+         run.begin = run.end) {  // keys of neighbouring positions
       const int64_t first = chunk.begin + run.begin;
-      const int64_t position = unit.position_of_key(first) - run.begin;  // of key 0, if it were one of them
+      // Of key 0, if it were one of them.
+      const int64_t position = unit.position_of_key(first) - run.begin;
       run.end = min(keys.end - run.begin, unit.run_of_keys(first)) + run.begin;
       bias_scores<V>(unit, at, position, run, products);
       mask_scores<V>(unit, at, position, run, products);
@@ -142,25 +164,29 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
 }
 
 template <class V>
-MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks, Range keys, float *products) {
+MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks,
+                           Range keys, float *products) {
   const ScoreOptions &options = unit.call.options;
   const float scale = unit.call.scale;
-  if (scale > 0.0f && !options.change_scores && !options.limits_pairs && !chunk.keys.has_scales) return scale;
+  if (scale > 0.0f && !options.change_scores && !options.limits_pairs && !chunk.keys.has_scales)
+    return scale;
   return change_scores<V>(unit, row, chunk, blocks, keys, products);
 }
 
 // ---- Softmax
 
-// p = exp(score - m) of some blocks, and their sums: as many vectors side by side as the registers have room for, since an exp is a long
-// chain of operations.
+// p = exp(score - m) of some blocks, and their sums: as many vectors side by side as the registers
+// have room for, since an exp is a long chain of operations.
 template <class V, int blocks>
-MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum, V (&partial_sums)[key_block / V::size]) {
+MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum,
+                              V (&partial_sums)[key_block / V::size]) {
   constexpr int vectors = key_block / V::size, count = vectors * blocks;
   constexpr int at_once = static_cast<int>(min(count, TileShape<V::size>::exp_vectors));
   static_assert(count % at_once == 0, "no vector is left over");
   MHA_UNROLL for (int first = 0; first < count; first += at_once) {
     V p[at_once];
-    MHA_UNROLL for (int i = 0; i < at_once; ++i) p[i] = load<V>(s + (first + i) * static_cast<int>(V::size)) * factor - maximum;
+    MHA_UNROLL for (int i = 0; i < at_once; ++i) p[i] =
+        load<V>(s + (first + i) * static_cast<int>(V::size)) * factor - maximum;
     exp_of(p);
     MHA_UNROLL for (int i = 0; i < at_once; ++i) {
       store(s + (first + i) * static_cast<int>(V::size), p[i]);
@@ -169,15 +195,18 @@ MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum, V (&partial_sums)[k
   }
 }
 
-// Turns the scores of some rows with some blocks of keys, times a factor, into p = exp(score - m); m and the sums l of p.
-// keys: those of each row; others have p = 0. All maxima come first, so that no exp waits for one.
+// Turns the scores of some rows with some blocks of keys, times a factor, into p = exp(score - m);
+// m and the sums l of p. keys: those of each row; others have p = 0. All maxima come first, so that
+// no exp waits for one.
 template <class V>
-MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t rows, float *scores, float *m, float *l) {
+MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t rows,
+                          float *scores, float *m, float *l) {
   constexpr int lanes = V::size, vectors = key_block / lanes;
   constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
   for (int64_t r = 0; r < rows; ++r) {
     float *const row = scores + r * score_stride;
-    if (keys[r].begin > blocks.begin * key_block || keys[r].end < blocks.end * key_block) leave_out_edges<V>(blocks, keys[r], row);
+    if (keys[r].begin > blocks.begin * key_block || keys[r].end < blocks.end * key_block)
+      leave_out_edges<V>(blocks, keys[r], row);
     V greatest_yet[vectors];
     MHA_UNROLL for (int i = 0; i < vectors; ++i) greatest_yet[i] = all<V>(-infinity);
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
@@ -185,13 +214,15 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
         greatest_yet[i] = max_of(load<V>(row + block * key_block + i * lanes), greatest_yet[i]);
       }
     }
-    MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] = max_of(greatest_yet[i], greatest_yet[0]);
+    MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] =
+        max_of(greatest_yet[i], greatest_yet[0]);
     // Rounding keeps the order: the greatest score is that of the greatest product.
     m[r] = greatest(greatest_yet[0]) * factor;
   }
   const V every_factor = all<V>(factor);
   for (int64_t r = 0; r < rows; ++r, scores += score_stride) {
-    // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out, and NaN for a NaN.
+    // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out,
+    // and NaN for a NaN.
     const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]);
     V partial_sums[vectors];
     MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[i] = all<V>(0.0f);
@@ -200,7 +231,8 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
       exp_of_blocks<V, at_once>(scores + block * key_block, every_factor, maximum, partial_sums);
     }
     if constexpr (at_once > 1) {
-      for (; block < blocks.end; ++block) exp_of_blocks<V, 1>(scores + block * key_block, every_factor, maximum, partial_sums);
+      for (; block < blocks.end; ++block)
+        exp_of_blocks<V, 1>(scores + block * key_block, every_factor, maximum, partial_sums);
     }
     l[r] = sum16(partial_sums);
   }
@@ -209,7 +241,8 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
 // ---- Context: p, the exps of scores, times the values of a chunk
 
 // o[r] = p[r][j] * value j over `keys`.
-MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range keys, const Loops &loops, const float *p, float *o,
+MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range keys,
+                                    const Loops &loops, const float *p, float *o,
                                     const PrefetchSource &ahead) {
   const int64_t columns = loops.wide.columns;
   const int64_t element = bytes_of(values.storage);
@@ -224,7 +257,8 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
     if (is_ahead) end = min(end, ahead.groups->run_end[group]);
     // In a tile with more rows than there are, the last ones are nobody's.
     for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = p + r * score_stride + j;
-    tile.columns[0] = static_cast<const char *>(values.at[group]) + place_in_block(j) * values.row_stride * element;
+    tile.columns[0] = static_cast<const char *>(values.at[group]) +
+                      place_in_block(j) * values.row_stride * element;
     tile.sums[0] = o;
     tile.terms = end - j;
     tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
@@ -244,30 +278,39 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
 
 // The same for one row and some of its columns, with `count` keys alone.
 template <class V, int columns, class Element>
-MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const int32_t *keys, int64_t count, const float *p, float *o) {
+MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const int32_t *keys,
+                                    int64_t count, const float *p, float *o) {
   constexpr int vectors = columns / static_cast<int>(V::size);
   V sums[vectors];
   MHA_UNROLL for (int i = 0; i < vectors; ++i) sums[i] = all<V>(0.0f);
   for (int64_t n = 0; n < count; ++n) {
     const int64_t j = keys[n];
-    const Element *const value = static_cast<const Element *>(values.at[block_of(j)]) + place_in_block(j) * values.row_stride + first;
+    const Element *const value = static_cast<const Element *>(values.at[block_of(j)]) +
+                                 place_in_block(j) * values.row_stride + first;
     const V multiplier = all<V>(p[j]);
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) { sums[i] = mul_add(multiplier, load<V>(value + i * static_cast<int>(V::size)), sums[i]); }
+    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+      sums[i] = mul_add(multiplier, load<V>(value + i * static_cast<int>(V::size)), sums[i]);
+    }
   }
-  MHA_UNROLL for (int i = 0; i < vectors; ++i) store(o + first + i * static_cast<int>(V::size), sums[i]);
+  MHA_UNROLL for (int i = 0; i < vectors; ++i)
+      store(o + first + i * static_cast<int>(V::size), sums[i]);
 }
 
-// Floats have columns enough at once for the additions to hide how long each takes. Other types do without, for they would take long code.
+// Floats have columns enough at once for the additions to hide how long each takes. Other types do
+// without, for they would take long code.
 template <class V>
-MHA_NOINLINE void add_values_of_keys(const Groups &values, int64_t width, const int32_t *keys, int64_t count, const float *p, float *o) {
+MHA_NOINLINE void add_values_of_keys(const Groups &values, int64_t width, const int32_t *keys,
+                                     int64_t count, const float *p, float *o) {
   visit_storage(values.storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     int64_t c = 0;
     if constexpr (sizeof(Element) == sizeof(float) && V::size >= 8) {
       constexpr int wide = 64;
-      for (; c + wide <= width; c += wide) add_columns_of_keys<V, wide, Element>(values, c, keys, count, p, o);
+      for (; c + wide <= width; c += wide)
+        add_columns_of_keys<V, wide, Element>(values, c, keys, count, p, o);
     }
-    for (; c < width; c += key_block) add_columns_of_keys<V, key_block, Element>(values, c, keys, count, p, o);
+    for (; c < width; c += key_block)
+      add_columns_of_keys<V, key_block, Element>(values, c, keys, count, p, o);
   });
 }
 
@@ -303,7 +346,8 @@ struct TileRows {
 };
 
 // Of the keys `needed` of a chunk, those that each row attends to.
-MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, Range needed, const TileRows &rows, Attending *keys) {
+MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, Range needed,
+                               const TileRows &rows, Attending *keys) {
   Row at = unit.row(rows.begin);
   for (int64_t r = 0; r < rows.count; ++r, unit.advance(&at)) {
     const Range range = unit.keys_of(at);
@@ -315,9 +359,12 @@ MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, Range need
   keys->some = {begin, max(begin, keys->of_row[rows.count - 1].end)};
 }
 
-// Whether p of one of the keys, times the scale of its value, leaves open whether the key takes part: 0, NaN or infinite.
+// Whether p of one of the keys, times the scale of its value, leaves open whether the key takes
+// part: 0, NaN or infinite.
 MHA_NOINLINE inline bool has_unclear(Range keys, const float *p) {
-  const auto is_unclear = [&](int64_t j) MHA_INLINED { return (bits_of(p[j]) & 0x7fffffffu) - 1u >= 0x7f7fffffu; };
+  const auto is_unclear = [&](int64_t j) MHA_INLINED {
+    return (bits_of(p[j]) & 0x7fffffffu) - 1u >= 0x7f7fffffu;
+  };
   int64_t j = keys.begin;
   for (; j + key_block <= keys.end; j += key_block) {
     uint32_t some = 0;
@@ -328,11 +375,12 @@ MHA_NOINLINE inline bool has_unclear(Range keys, const float *p) {
   return j < keys.end;
 }
 
-// Computes o over a chunk again, without the values of keys that take no part, for those rows of a tile in which such a value may have left
-// a NaN. A row whose sum l is NaN has NaN throughout o in any case. p has replaced the scores, so they are computed again.
+// Computes o over a chunk again, without the values of keys that take no part, for those rows of a
+// tile in which such a value may have left a NaN. A row whose sum l is NaN has NaN throughout o in
+// any case. p has replaced the scores, so they are computed again.
 template <class V>
-MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const Attending &keys, const TileRows &rows, int64_t slot,
-                                   float *scores) {
+MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const Attending &keys,
+                                   const TileRows &rows, int64_t slot, float *scores) {
   const Attention &call = unit.call;
   const Range groups = groups_of(keys.some);
   alignas(64) float p[max_attend_rows * score_stride];
@@ -347,8 +395,9 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   MHA_MEMCPY(p, scores, static_cast<size_t>(rows.count * score_stride) * sizeof(float));
   KeyBlocks blocks;
   blocks.add(chunk.keys, groups, scores);
-  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(rows.begin), rows.count,
-                   false, no_prefetch_source);
+  multiply_keys<V>(unit, chunk, blocks, groups,
+                   loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(rows.begin),
+                   rows.count, false, no_prefetch_source);
   for (int64_t r = 0; r < rows.count; ++r) {
     if (!is_unclear[r]) continue;
     float *const row = scores + r * score_stride;
@@ -361,55 +410,72 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
       count += row[j] * factor != -infinity;
     }
     if (count == keys.some.end - keys.some.begin) continue;
-    add_values_of_keys<V>(chunk.values, call.head_dim_v_padded, taking_part, count, p + r * score_stride, unit.o(slot, rows.begin + r));
+    add_values_of_keys<V>(chunk.values, call.head_dim_v_padded, taking_part, count,
+                          p + r * score_stride, unit.o(slot, rows.begin + r));
   }
 }
 
-// The states of the rows over each of `count` chunks, in slots from `slot` on. needed: keys of the first chunk and those behind it.
+// The states of the rows over each of `count` chunks, in slots from `slot` on. needed: keys of the
+// first chunk and those behind it.
 //
-// Each row is multiplied with the values of all keys that some row attends to. p is 0 where a key takes no part in the row, which changes
-// nothing but the sign of a zero, which the finished row does not show, unless the value is not finite: then rows are computed once more.
+// Each row is multiplied with the values of all keys that some row attends to. p is 0 where a key
+// takes no part in the row, which changes nothing but the sign of a zero, which the finished row
+// does not show, unless the value is not finite: then rows are computed once more.
 template <class V>
-MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, Range needed, const TileRows &rows, int64_t slot,
-                              const PrefetchSource &ahead_of_keys, const PrefetchSource &ahead_of_values) {
+MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, Range needed,
+                              const TileRows &rows, int64_t slot,
+                              const PrefetchSource &ahead_of_keys,
+                              const PrefetchSource &ahead_of_values) {
   const Attention &call = unit.call;
   const int64_t width = call.head_dim_v_padded;
   float *const scores = unit.scratch + call.scratch.scores;
-  const auto scores_of = [&](int64_t c) MHA_INLINED { return scores + c * rows.count * score_stride; };
+  const auto scores_of = [&](int64_t c)
+                             MHA_INLINED { return scores + c * rows.count * score_stride; };
 
-  // 1. Products. In a tile with more rows than there are, the last one stands in for those that are missing.
+  // 1. Products. In a tile with more rows than there are, the last one stands in for those that are
+  //    missing.
   Attending keys[max_interleaved_chunks];
   KeyBlocks blocks;
   for (int64_t c = 0; c < count; ++c) {
     const int64_t before = c * chunk_keys;
-    find_attending(unit, chunks[c].begin, {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows, &keys[c]);
+    find_attending(unit, chunks[c].begin,
+                   {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows,
+                   &keys[c]);
     blocks.add(chunks[c].keys, groups_of(keys[c].some), scores_of(c));
   }
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
-  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some), loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
-                   unit.q(rows.begin), rows.count, rows.count == 1 && call.k.is_packed, ahead_of_keys);
+  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some),
+                   loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+                   unit.q(rows.begin), rows.count, rows.count == 1 && call.k.is_packed,
+                   ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {
     const Range groups = groups_of(keys[c].some);
     float factor = 1.0f;
     for (int64_t r = 0; r < rows.count; ++r) {
-      factor = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r], scores_of(c) + r * score_stride);
+      factor = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r],
+                            scores_of(c) + r * score_stride);
     }
-    softmax<V>(groups, keys[c].of_row, factor, rows.count, scores_of(c), unit.m(slot + c, rows.begin), unit.l(slot + c, rows.begin));
+    softmax<V>(groups, keys[c].of_row, factor, rows.count, scores_of(c),
+               unit.m(slot + c, rows.begin), unit.l(slot + c, rows.begin));
     for (int64_t r = 0; chunks[c].values.has_scales && r < rows.count; ++r) {
-      scale_by_values<V>(chunks[c].values, groups.begin, groups.end, scores_of(c) + r * score_stride);
+      scale_by_values<V>(chunks[c].values, groups.begin, groups.end,
+                         scores_of(c) + r * score_stride);
     }
   }
 
   // 3. Context.
-  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1 || chunks[0].values.are_rows);
+  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage,
+                                           prefetches || count > 1 || chunks[0].values.are_rows);
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;
-    if (c + 1 < count) ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};
+    if (c + 1 < count)
+      ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};
     float *const o = unit.o(slot + c, rows.begin);
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
-    // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v is what a cache held before.)
+    // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v
+    // is what a cache held before.)
     if (!has_other_than_finite<V>(o, call.head_dim_v)) continue;
     leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
   }

@@ -10,7 +10,8 @@
 namespace mha {
 constexpr Kernels kernels_avx2 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2, &own_codes);
 #if defined(MHA_HAS_AVX2_VNNI)
-constexpr Kernels kernels_avx2_vnni = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2_VNNI, &codes_avx2_vnni);
+constexpr Kernels kernels_avx2_vnni =
+    make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2_VNNI, &codes_avx2_vnni);
 #endif
 }  // namespace mha
 MHA_END_OF_KERNELS

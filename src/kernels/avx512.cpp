@@ -10,7 +10,8 @@
 namespace mha {
 constexpr Kernels kernels_avx512 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512, &own_codes);
 #if defined(MHA_HAS_AVX512_VNNI)
-constexpr Kernels kernels_avx512_vnni = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_VNNI, &codes_avx512_vnni);
+constexpr Kernels kernels_avx512_vnni =
+    make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_VNNI, &codes_avx512_vnni);
 #endif
 }  // namespace mha
 MHA_END_OF_KERNELS

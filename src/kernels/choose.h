@@ -1,5 +1,5 @@
-// Choosing keys (CONTRACT.md, section 17): index scores of the queries of a unit, chunk of keys by chunk of keys, and then, for each query,
-// the greatest of them.
+// Choosing keys (CONTRACT.md, section 17): index scores of the queries of a unit, chunk of keys by
+// chunk of keys, and then, for each query, the greatest of them.
 #pragma once
 
 #include "inspect.h"
@@ -14,38 +14,44 @@ MHA_INLINE float *scores_of(const KeyChoice &choice, const Unit &unit, const Row
   return choice.scores + (number - choice.first_query) * choice.score_stride;
 }
 
-// From products of some rows with some groups of keys of a chunk to w * relu(score), added to the scores of the rows' queries.
+// From products of some rows with some groups of keys of a chunk to w * relu(score), added to the
+// scores of the rows' queries.
 template <class V>
-MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chunk &chunk, Range groups, const TileRows &rows,
-                            const float *products) {
+MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chunk &chunk,
+                            Range groups, const TileRows &rows, const float *products) {
   const V scale = all<V>(unit.call.scale), zero = all<V>(0.0f);
   const bool has_scales = chunk.keys.has_scales;
   Row row = unit.row(rows.begin);
   for (int64_t r = 0; r < rows.count; ++r, unit.advance(&row), products += score_stride) {
-    const int64_t weights = unit.sequence_index * choice.weights_batch_stride + unit.array_row(row) * choice.weights_row_stride;
+    const int64_t weights = unit.sequence_index * choice.weights_batch_stride +
+                            unit.array_row(row) * choice.weights_row_stride;
     const V weight = all<V>(choice.weights[weights + row.head]);
     float *const sums = scores_of(choice, unit, row) + chunk.begin;
     for (int64_t key = groups.begin * key_block; key < groups.end * key_block; key += V::size) {
       V s = load<V>(products + key);
       if (has_scales) s = s * load<V>(chunk.keys.scales[block_of(key)] + place_in_block(key));
       s = s * scale;
-      store(sums + key, mul_add(weight, value_if_less(s, zero, zero, s), row.head == 0 ? zero : load<V>(sums + key)));
+      store(sums + key, mul_add(weight, value_if_less(s, zero, zero, s),
+                                row.head == 0 ? zero : load<V>(sums + key)));
     }
   }
 }
 
 template <class V>
-void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, int64_t part, float *scratch) {
+void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, int64_t part,
+                float *scratch) {
   const Attention &call = *choice.attention;
   const Unit unit = unit_of(call, sequence_index, 0, block, scratch);
   if (unit.num_rows == 0) return;
   const Range keys = keys_of_rows(unit, 0, unit.num_rows);
-  const Range chunks = intersection(chunks_of(keys), {part * choice.part_chunks, (part + 1) * choice.part_chunks});
+  const Range chunks =
+      intersection(chunks_of(keys), {part * choice.part_chunks, (part + 1) * choice.part_chunks});
   float *const products = scratch + call.scratch.scores;
   if (chunks.begin < chunks.end) copy_queries<V>(unit, 0, unit.num_rows);
   for (int64_t c = chunks.begin; c < chunks.end; ++c) {
     const int64_t begin = c * chunk_keys;
-    const Range here = intersection(keys, {begin, begin + chunk_keys}), needed = {here.begin - begin, here.end - begin};
+    const Range here = intersection(keys, {begin, begin + chunk_keys}),
+                needed = {here.begin - begin, here.end - begin};
     const Range groups = groups_of(needed);
     Chunk chunk;
     chunk.begin = begin;
@@ -55,8 +61,9 @@ void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, 
     blocks.add(chunk.keys, groups, products);
     for (int64_t row = 0; row < unit.num_rows; row += TileShape<V::size>::attend_rows) {
       const TileRows rows = {row, min(unit.num_rows - row, TileShape<V::size>::attend_rows)};
-      multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(row), rows.count,
-                       false, no_prefetch_source);
+      multiply_keys<V>(unit, chunk, blocks, groups,
+                       loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(row),
+                       rows.count, false, no_prefetch_source);
       add_heads<V>(choice, unit, chunk, groups, rows, products);
     }
   }
@@ -64,12 +71,15 @@ void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, 
 
 // ---- The choice
 
-// Numbers as integers of the same order. (-0 comes before +0, and is found to be as great where they are compared.)
+// Numbers as integers of the same order. (-0 comes before +0, and is found to be as great where
+// they are compared.)
 MHA_INLINE uint32_t order_of(float x) {
   const uint32_t bits = bits_of(x);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
-MHA_INLINE float number_of(uint32_t order) { return float_of(order >> 31 ? order & 0x7fffffffu : ~order); }
+MHA_INLINE float number_of(uint32_t order) {
+  return float_of(order >> 31 ? order & 0x7fffffffu : ~order);
+}
 
 // How many of the scores, which are no NaN, are `least` or more. begin and end are multiples of 16.
 template <class V>
@@ -83,7 +93,8 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
     MHA_UNROLL for (int i = 0; i < vectors; ++i) counts[i] = zero;
     for (int64_t j = first; j < min(end, first + at_once); j += key_block) {
       MHA_UNROLL for (int i = 0; i < vectors; ++i) {
-        counts[i] = counts[i] + value_if_less(load<V>(scores + j + i * static_cast<int>(V::size)), limit, zero, one);
+        counts[i] = counts[i] + value_if_less(load<V>(scores + j + i * static_cast<int>(V::size)),
+                                              limit, zero, one);
       }
     }
     count += static_cast<int64_t>(sum16(counts));
@@ -95,13 +106,15 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
 template <class V>
 void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t query) {
   const Attention &call = *choice.attention;
-  const Unit unit = unit_of(call, call.sequences[sequence_index], 0, query, 1, call.num_heads, nullptr);
+  const Unit unit =
+      unit_of(call, call.sequences[sequence_index], 0, query, 1, call.num_heads, nullptr);
   const Row row = unit.row(0);
   const Range keys = keys_of_rows(unit, 0, 1);
   if (query >= unit.sequence.n_q || keys.begin >= keys.end) return;
   float *const scores = scores_of(choice, unit, row);
   const int64_t at = unit.sequence_index * call.n_q + unit.array_row(row);
-  write_pairs(choice.index_scores, at * call.n_kv + unit.sequence.column + keys.begin, scores + keys.begin, keys.end - keys.begin);
+  write_pairs(choice.index_scores, at * call.n_kv + unit.sequence.column + keys.begin,
+              scores + keys.begin, keys.end - keys.begin);
 
   // What is no number, and what lies beside the keys, is as -infinity.
   const Range groups = groups_of(keys);
@@ -110,12 +123,14 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
     const V x = first_lanes(value_if_nan(load<V>(scores + j), none), keys.end - j, none);
     store(scores + j, first_lanes(none, keys.begin - j, x));
   }
-  // As many scores as are wanted, or more, are `low` at least, and `above`, which are fewer, `high` at least.
+  // As many scores as are wanted, or more, are `low` at least, and `above`, which are fewer, `high`
+  // at least.
   uint32_t low = order_of(-infinity), high = order_of(infinity) + 1;
   int64_t above = 0;
   while (choice.num_chosen < keys.end - keys.begin && high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
-    const int64_t count = count_from<V>(scores, groups.begin * key_block, groups.end * key_block, number_of(middle));
+    const int64_t count =
+        count_from<V>(scores, groups.begin * key_block, groups.end * key_block, number_of(middle));
     if (count >= choice.num_chosen) {
       low = middle;
     } else {

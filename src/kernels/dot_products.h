@@ -1,20 +1,26 @@
-// Exact sums of products of codes, four terms side by side: bytes of Vector::size columns, [column][4], times four codes of a row.
+// Exact sums of products of codes, four terms side by side: bytes of Vector::size columns,
+// [column][4], times four codes of a row.
 //
-// The bytes are codes with something added so that none is negative. DotProducts<Code> has the operations; Code is how a row's codes are
-// stored: int16_t, or for those of 8 bits what stands below.
+// The bytes are codes with something added so that none is negative. DotProducts<Code> has the
+// operations; Code is how a row's codes are stored: int16_t, or for those of 8 bits what stands
+// below.
 //
-//   vectors(rows)          of columns that a tile of so many rows has: as many sums as there are registers for; they divide a panel
-//   passes                 the products of four terms are added in so many steps, each of which takes some of the four
+//   vectors(rows)          of columns that a tile of so many rows has: as many sums as there are
+//                          registers for; they divide a panel
+//   passes                 the products of four terms are added in so many steps, each of which
+//                          takes some of the four
 //   swaps_codes            the codes of a row lie in the order 0, 2, 1, 3
 //   Sum                    sums of products with Vector::size columns
 //   load_terms, load_row_terms   what a pass takes of the bytes, and of a row's codes
-//   load_nibbles           of bytes that hold two codes each, of the first four terms (0) or of the second (1)
-//   begin(value)           a sum with this value in each of the lanes_of_sum lanes that the sum of a column is spread over
+//   load_nibbles           of bytes that hold two codes each, of the first four terms (0) or of the
+//                          second (1)
+//   begin(value)           a sum with this value in each of the lanes_of_sum lanes that the sum of
+//                          a column is spread over
 //   add(sum, terms, row)
 //   sums_of(sum)           as floats
 //
-// What is multiplied may be greater than a code: by what was added to its byte, and by load_adds. All sums therefore begin with what
-// begin_of makes of the sum of the row's codes.
+// What is multiplied may be greater than a code: by what was added to its byte, and by load_adds.
+// All sums therefore begin with what begin_of makes of the sum of the row's codes.
 #pragma once
 
 #include "elements.h"
@@ -54,7 +60,8 @@ using Integers = __m256i;
 constexpr int vectors_of_one_row = 6, vectors_of_many_rows = 2;
 #endif
 
-// Written out, since g++ would add to another register than that of the sum, for which there is none, and copy it back.
+// Written out, since g++ would add to another register than that of the sum, for which there is
+// none, and copy it back.
 MHA_INLINE Integers added_in_place(Integers sum, Integers products) {
   MHA_ADD_IN_PLACE("vpaddd", sum, products, MHA_MM(add_epi32)(sum, products));
   return sum;
@@ -71,9 +78,12 @@ MHA_INLINE Integers kept(Integers terms) {
 
 #if defined(MHA_EMULATES_VNNI)
 // For tests on machines that have AVX2 alone.
-MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) { return added_in_place(sum, _mm256_madd_epi16(w, x)); }
+MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {
+  return added_in_place(sum, _mm256_madd_epi16(w, x));
+}
 MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) {
-  sum = add_products_of_words(sum, _mm256_srli_epi16(_mm256_slli_epi16(w, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+  sum = add_products_of_words(sum, _mm256_srli_epi16(_mm256_slli_epi16(w, 8), 8),
+                              _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
   return add_products_of_words(sum, _mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
 }
 #elif defined(MHA_KERNELS_VNNI)
@@ -96,10 +106,14 @@ MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) 
 #undef MHA_VNNI
 #undef MHA_MM_VNNI
 #else
-MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) { return added_in_place(sum, MHA_MM(madd_epi16)(w, x)); }
+MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {
+  return added_in_place(sum, MHA_MM(madd_epi16)(w, x));
+}
 #endif
 
-MHA_INLINE Integers load_bytes(const uint8_t *p) { return MHA_MM_SI(loadu)(reinterpret_cast<const Integers *>(p)); }
+MHA_INLINE Integers load_bytes(const uint8_t *p) {
+  return MHA_MM_SI(loadu)(reinterpret_cast<const Integers *>(p));
+}
 // Of a row, to every column.
 MHA_INLINE Integers load_dword(const void *p) {
   int32_t dword;
@@ -114,24 +128,34 @@ struct DotProducts<int16_t> {
   static constexpr int passes = 2, lanes_of_sum = 1;
   static constexpr bool swaps_codes = true;
   static constexpr int32_t load_adds = 0;
-  static constexpr int vectors(int rows) { return rows == 1 ? vectors_of_one_row : rows == 2 ? 3 : vectors_of_many_rows; }
+  static constexpr int vectors(int rows) {
+    return rows == 1 ? vectors_of_one_row : rows == 2 ? 3 : vectors_of_many_rows;
+  }
   using Sum = Integers;
   using Terms = Integers;
   using RowTerms = Integers;
 
-  static MHA_INLINE Terms low_nibble(Terms words) { return MHA_MM_SI(and)(words, MHA_MM(set1_epi16)(15)); }
+  static MHA_INLINE Terms low_nibble(Terms words) {
+    return MHA_MM_SI(and)(words, MHA_MM(set1_epi16)(15));
+  }
   static MHA_INLINE Terms load_terms(const uint8_t *p, int pass) {
     const Terms bytes = load_bytes(p);
-    return kept(pass == 0 ? MHA_MM_SI(and)(bytes, MHA_MM(set1_epi16)(255)) : MHA_MM(srli_epi16)(bytes, 8));
+    return kept(pass == 0 ? MHA_MM_SI(and)(bytes, MHA_MM(set1_epi16)(255))
+                          : MHA_MM(srli_epi16)(bytes, 8));
   }
   static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int pass) {
     const Terms bytes = load_bytes(p);
     if (pass == 0) return kept(low_nibble(four == 0 ? bytes : MHA_MM(srli_epi16)(bytes, 4)));
-    return kept(four == 0 ? low_nibble(MHA_MM(srli_epi16)(bytes, 8)) : MHA_MM(srli_epi16)(bytes, 12));
+    return kept(four == 0 ? low_nibble(MHA_MM(srli_epi16)(bytes, 8))
+                          : MHA_MM(srli_epi16)(bytes, 12));
   }
-  static MHA_INLINE RowTerms load_row_terms(const int16_t *p, int pass) { return load_dword(p + 2 * pass); }
+  static MHA_INLINE RowTerms load_row_terms(const int16_t *p, int pass) {
+    return load_dword(p + 2 * pass);
+  }
   static MHA_INLINE Sum begin(int32_t value) { return MHA_MM(set1_epi32)(value); }
-  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return add_products_of_words(sum, w, x); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) {
+    return add_products_of_words(sum, w, x);
+  }
   static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(s); }
 };
 
@@ -148,23 +172,35 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return kept(load_bytes(p)); }
   static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
     const Terms bytes = load_bytes(p);
-    return kept(MHA_MM_SI(and)(four == 0 ? bytes : MHA_MM(srli_epi16)(bytes, 4), MHA_MM(set1_epi8)(15)));
+    return kept(
+        MHA_MM_SI(and)(four == 0 ? bytes : MHA_MM(srli_epi16)(bytes, 4), MHA_MM(set1_epi8)(15)));
   }
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) { return load_dword(p); }
 #if defined(MHA_KERNELS_VNNI)
   static constexpr int lanes_of_sum = 1;
-  static constexpr int vectors(int rows) { return rows <= 2 ? vectors_of_one_row : rows <= 4 ? 3 : vectors_of_many_rows; }
+  static constexpr int vectors(int rows) {
+    return rows <= 2 ? vectors_of_one_row : rows <= 4 ? 3 : vectors_of_many_rows;
+  }
   static MHA_INLINE Sum begin(int32_t value) { return MHA_MM(set1_epi32)(value); }
-  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return add_products_of_bytes(sum, w, x); }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) {
+    return add_products_of_bytes(sum, w, x);
+  }
   static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(s); }
 #else
-  // Of nibbles. Two sums in 16 bits for each column, of 32 terms at most. They never overflow: a sum has x * (w + 4) of each of its 16
-  // terms, or x * -4 as long as that is to come, and x * -4 of the other sum's terms, in all at most 16 * 127 * (11 + 4) = 30480.
+  // Of nibbles. Two sums in 16 bits for each column, of 32 terms at most. They never overflow: a
+  // sum has x * (w + 4) of each of its 16 terms, or x * -4 as long as that is to come, and x * -4
+  // of the other sum's terms, in all at most 16 * 127 * (11 + 4) = 30480.
   static constexpr int lanes_of_sum = 2;
   static constexpr int vectors(int rows) { return DotProducts<int16_t>::vectors(rows); }
-  static MHA_INLINE Sum begin(int32_t value) { return MHA_MM(set1_epi16)(static_cast<int16_t>(value)); }
-  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return words_added_in_place(sum, MHA_MM(maddubs_epi16)(w, x)); }
-  static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(MHA_MM(madd_epi16)(s, MHA_MM(set1_epi16)(1))); }
+  static MHA_INLINE Sum begin(int32_t value) {
+    return MHA_MM(set1_epi16)(static_cast<int16_t>(value));
+  }
+  static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) {
+    return words_added_in_place(sum, MHA_MM(maddubs_epi16)(w, x));
+  }
+  static MHA_INLINE Vector sums_of(Sum s) {
+    return floats_of_dwords(MHA_MM(madd_epi16)(s, MHA_MM(set1_epi16)(1)));
+  }
 #endif
 };
 
@@ -188,7 +224,8 @@ struct DotProducts<int16_t> {
   using RowTerms = int16x4_t;
 
   static MHA_INLINE Terms widened(uint8x16_t bytes) {
-    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes)));
+    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))),
+                    high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes)));
     return {{vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)}};
   }
   static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return widened(vld1q_u8(p)); }
@@ -233,11 +270,14 @@ struct DotProducts<int8_t> {
   static constexpr int32_t load_adds = -128;
   using Terms = int8x16_t;
 
-  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) {
+    return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)));
+  }
   // Less by 128, as bytes that load_terms loads are.
   static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
     const uint8x16_t bytes = vld1q_u8(p);
-    return vreinterpretq_s8_u8(vorrq_u8(four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4), vdupq_n_u8(128)));
+    return vreinterpretq_s8_u8(vorrq_u8(
+        four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4), vdupq_n_u8(128)));
   }
   static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vdotq_lane_s32(sum, w, x, 0); }
 #endif
@@ -251,8 +291,9 @@ struct DotProducts<int8_t> {
 };
 
 #else
-// Nibbles times bytes. Four sums in 16 bits for each column, of 32 terms at most. They never overflow: a sum has x * (w + 6) of each of its
-// 8 terms, or x * -2 as long as that is to come, and x * -2 of the other sums' terms, in all at most 127 * (8 * 13 + 24 * 2) = 19304.
+// Nibbles times bytes. Four sums in 16 bits for each column, of 32 terms at most. They never
+// overflow: a sum has x * (w + 6) of each of its 8 terms, or x * -2 as long as that is to come, and
+// x * -2 of the other sums' terms, in all at most 127 * (8 * 13 + 24 * 2) = 19304.
 template <>
 struct DotProducts<int8_t> {
   static constexpr int passes = 1, lanes_of_sum = 4;
@@ -265,7 +306,9 @@ struct DotProducts<int8_t> {
   using Terms = int8x16_t;
   using RowTerms = int8x8_t;
 
-  static MHA_INLINE Terms load_terms(const uint8_t *p, int) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+  static MHA_INLINE Terms load_terms(const uint8_t *p, int) {
+    return vreinterpretq_s8_u8(vld1q_u8(p));
+  }
   static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
     const uint8x16_t bytes = vld1q_u8(p);
     return vreinterpretq_s8_u8(four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4));
@@ -282,7 +325,9 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Sum add(const Sum &sum, Terms w, RowTerms x) {
     return {{vmlal_s8(sum.of[0], vget_low_s8(w), x), vmlal_s8(sum.of[1], vget_high_s8(w), x)}};
   }
-  static MHA_INLINE Vector sums_of(const Sum &s) { return vcvtq_f32_s32(vpaddq_s32(vpaddlq_s16(s.of[0]), vpaddlq_s16(s.of[1]))); }
+  static MHA_INLINE Vector sums_of(const Sum &s) {
+    return vcvtq_f32_s32(vpaddq_s32(vpaddlq_s16(s.of[0]), vpaddlq_s16(s.of[1])));
+  }
 };
 #endif
 
@@ -306,10 +351,14 @@ struct DotProducts<int16_t> {
     const int shift = 4 * four;
     return {{p[0] >> shift & 15, p[1] >> shift & 15, p[2] >> shift & 15, p[3] >> shift & 15}};
   }
-  static MHA_INLINE RowTerms load_row_terms(const int16_t *p, int) { return {{p[0], p[1], p[2], p[3]}}; }
+  static MHA_INLINE RowTerms load_row_terms(const int16_t *p, int) {
+    return {{p[0], p[1], p[2], p[3]}};
+  }
   static MHA_INLINE Sum begin(int32_t value) { return value; }
   static MHA_INLINE Sum add(Sum sum, const Terms &w, const RowTerms &x) {
-    for (int i = 0; i < 4; ++i) sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(w.of[i] * x.of[i]));
+    for (int i = 0; i < 4; ++i)
+      sum = static_cast<int32_t>(static_cast<uint32_t>(sum) +
+                                 static_cast<uint32_t>(w.of[i] * x.of[i]));
     return sum;
   }
   static MHA_INLINE Vector sums_of(Sum s) { return {static_cast<float>(s)}; }
@@ -319,15 +368,18 @@ struct DotProducts<int16_t> {
 #error "write the products of codes for this instruction set"
 #endif
 
-// What a sum begins with, in each of its lanes, so that it ends as that of the products of codes: where bytes are codes + added, a multiple
-// of 8, and a row's codes add up to row_sum.
+// What a sum begins with, in each of its lanes, so that it ends as that of the products of codes:
+// where bytes are codes + added, a multiple of 8, and a row's codes add up to row_sum.
 template <class Code>
 MHA_INLINE int32_t begin_of(int32_t row_sum, int32_t added) {
   using Dots = DotProducts<Code>;
-  return static_cast<int32_t>(static_cast<uint32_t>(row_sum) * static_cast<uint32_t>(-((added + Dots::load_adds) / Dots::lanes_of_sum)));
+  return static_cast<int32_t>(
+      static_cast<uint32_t>(row_sum) *
+      static_cast<uint32_t>(-((added + Dots::load_adds) / Dots::lanes_of_sum)));
 }
 
-// The order in which DotProducts<Code> takes the codes of a row, or the numbers that they are made of.
+// The order in which DotProducts<Code> takes the codes of a row, or the numbers that they are made
+// of.
 template <class Code, class Number>
 MHA_INLINE void put_in_order_of_passes(Number *numbers, int64_t count) {
   if (!DotProducts<Code>::swaps_codes) return;

@@ -1,4 +1,5 @@
-// Stored numbers as vectors of floats, widened in registers: load<V>(p) for a pointer to each type of element.
+// Stored numbers as vectors of floats, widened in registers: load<V>(p) for a pointer to each type
+// of element.
 #pragma once
 
 #include "../storage.h"
@@ -42,7 +43,8 @@ MHA_INLINE void visit_storage(Storage storage, Visit visit) {
   }
 }
 
-// V::size neighbours. f16 and bf16 widen exactly (a NaN may become quiet), int8 to the number that it is.
+// V::size neighbours. f16 and bf16 widen exactly (a NaN may become quiet), int8 to the number that
+// it is.
 template <class V>
 MHA_INLINE V load(const F16 *p);
 template <class V>
@@ -58,24 +60,27 @@ struct Two {
 template <class V>
 MHA_INLINE Two<V> load(const Int4 *p);
 
-// With AVX2, two vectors of neighbouring bf16 numbers are widened by one instruction each, not two, if the numbers at even places become
-// one vector and those at odd places the other. Loops keep their sums so, and put them in order when they are done. (Measured on Zen 3
-// beside vectors of neighbours: one row of weights takes 0.72 to 0.82 of the time from the caches, 0.95 to 1 from the memory; 1 to 4 rows
-// over a cache 0.86 to 0.93 and 0.93 to 1.)
+// With AVX2, two vectors of neighbouring bf16 numbers are widened by one instruction each, not two,
+// if the numbers at even places become one vector and those at odd places the other. Loops keep
+// their sums so, and put them in order when they are done. (Measured on Zen 3 beside vectors of
+// neighbours: one row of weights takes 0.72 to 0.82 of the time from the caches, 0.95 to 1 from the
+// memory; 1 to 4 rows over a cache 0.86 to 0.93 and 0.93 to 1.)
 template <class V, class Element>
 constexpr bool widens_even_odd = false;
 
 // has_register: whether one is free for the mask.
 template <class V, bool has_register>
 MHA_INLINE Two<V> load_even_odd(const Bf16 *p);
-// Two vectors with the numbers at even and at odd places become two vectors of neighbours; and back.
+// Two vectors with the numbers at even and at odd places become two vectors of neighbours; and
+// back.
 template <class V>
 MHA_INLINE void join_even_odd(V *even, V *odd);
 template <class V>
 MHA_INLINE void split_even_odd(V *first, V *last);
 
-// What int4 codes are widened to, once for all rows that are multiplied with them: with AVX2 f16, many of them by one look into a table of
-// bytes, since one instruction loads and widens these to floats. (AVX-512 has one that makes floats of 16 codes at once.)
+// What int4 codes are widened to, once for all rows that are multiplied with them: with AVX2 f16,
+// many of them by one look into a table of bytes, since one instruction loads and widens these to
+// floats. (AVX-512 has one that makes floats of 16 codes at once.)
 template <class V>
 struct Int4Widened {
   using Number = float;
@@ -107,7 +112,9 @@ MHA_INLINE Two<Scalar> load<Scalar>(const Int4 *p) {
 
 #if defined(MHA_KERNELS_AVX512)
 
-MHA_INLINE __m256i load_16x16(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
+MHA_INLINE __m256i load_16x16(const void *p) {
+  return _mm256_loadu_si256(static_cast<const __m256i *>(p));
+}
 
 template <>
 MHA_INLINE Vector load<Vector>(const F16 *p) {
@@ -119,20 +126,25 @@ MHA_INLINE Vector load<Vector>(const Bf16 *p) {
 }
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 }
 // A permutation looks at the low 4 bits of each index only.
-alignas(64) constexpr float int4_codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+alignas(64) constexpr float int4_codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
+                                              0,  1,  2,  3,  4,  5,  6,  7};
 template <>
 MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   const __m512 codes = _mm512_load_ps(int4_codes);
   const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
-  return {_mm512_permutexvar_ps(both, codes), _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), codes)};
+  return {_mm512_permutexvar_ps(both, codes),
+          _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), codes)};
 }
 
 #elif defined(MHA_KERNELS_AVX2)
 
-MHA_INLINE __m128i load_8x16(const void *p) { return _mm_loadu_si128(static_cast<const __m128i *>(p)); }
+MHA_INLINE __m128i load_8x16(const void *p) {
+  return _mm_loadu_si128(static_cast<const __m128i *>(p));
+}
 
 template <>
 MHA_INLINE Vector load<Vector>(const F16 *p) {
@@ -144,7 +156,8 @@ MHA_INLINE Vector load<Vector>(const Bf16 *p) {
 }
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }
 template <>
 constexpr bool widens_even_odd<Vector, Bf16> = true;
@@ -171,7 +184,8 @@ MHA_INLINE void join_even_odd<Vector>(Vector *even, Vector *odd) {
 }
 template <>
 MHA_INLINE void split_even_odd<Vector>(Vector *first, Vector *last) {
-  const __m256 even = _mm256_shuffle_ps(*first, *last, 0x88), odd = _mm256_shuffle_ps(*first, *last, 0xdd);
+  const __m256 even = _mm256_shuffle_ps(*first, *last, 0x88),
+               odd = _mm256_shuffle_ps(*first, *last, 0xdd);
   *first = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xd8));
   *last = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xd8));
 }
@@ -181,20 +195,24 @@ struct Int4Widened<Vector> {
   using Number = F16;
 };
 
-// 32 bytes, of which each holds the codes of two terms, as f16: those in the low halves to `even`, the others to `odd`; the first 16 of
-// each there, the last 16 `apart` numbers further on. Only the upper 8 bits of a code's f16 can be other than zero: they are byte number
-// code + 8 of a table.
+// 32 bytes, of which each holds the codes of two terms, as f16: those in the low halves to `even`,
+// the others to `odd`; the first 16 of each there, the last 16 `apart` numbers further on. Only the
+// upper 8 bits of a code's f16 can be other than zero: they are byte number code + 8 of a table.
 MHA_INLINE void halves_of_codes(const Int4 *p, F16 *even, F16 *odd, int64_t apart) {
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(-0x38, -0x39, -0x3a, -0x3b, -0x3c, -0x3e, -0x40, -0x44,  // -8 .. -1
-                                                                  0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47));
+  const __m256i table = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(-0x38, -0x39, -0x3a, -0x3b, -0x3c, -0x3e, -0x40, -0x44,  // -8 .. -1
+                    0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47));
   const __m256i low_half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-  const __m256i both = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)), 0xd8);
-  const __m256i codes[2] = {_mm256_and_si256(both, low_half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
+  const __m256i both =
+      _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)), 0xd8);
+  const __m256i codes[2] = {_mm256_and_si256(both, low_half),
+                            _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
   F16 *const to[2] = {even, odd};
   MHA_UNROLL for (int i = 0; i < 2; ++i) {
     const __m256i high_bytes = _mm256_shuffle_epi8(table, codes[i]);
     _mm256_store_si256(reinterpret_cast<__m256i *>(to[i]), _mm256_unpacklo_epi8(zero, high_bytes));
-    _mm256_store_si256(reinterpret_cast<__m256i *>(to[i] + apart), _mm256_unpackhi_epi8(zero, high_bytes));
+    _mm256_store_si256(reinterpret_cast<__m256i *>(to[i] + apart),
+                       _mm256_unpackhi_epi8(zero, high_bytes));
   }
 }
 
@@ -214,14 +232,16 @@ MHA_INLINE uint8x8_t load_4x8(const void *p) {
   MHA_MEMCPY(&four, p, sizeof four);
   return vcreate_u8(four);
 }
-MHA_INLINE int32x4_t integers_of(uint8x8_t four) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four)))); }
+MHA_INLINE int32x4_t integers_of(uint8x8_t four) {
+  return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four))));
+}
 
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return vcvtq_f32_s32(integers_of(load_4x8(p)));
 }
-// A code + 8 is the code itself in 4 bits but for the highest of them. The even one is taken from the upper end of an integer, as a number
-// with 28 bits behind the point.
+// A code + 8 is the code itself in 4 bits but for the highest of them. The even one is taken from
+// the upper end of an integer, as a number with 28 bits behind the point.
 template <>
 MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   const int32x4_t both = integers_of(veor_u8(load_4x8(p), vdup_n_u8(0x88)));
@@ -242,7 +262,8 @@ MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float 
   visit_storage(storage, [&](auto stored) MHA_INLINED {
     const auto *const numbers = static_cast<const typename decltype(stored)::Element *>(from);
     int64_t i = 0;
-    for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(numbers + i));
+    for (; i + static_cast<int64_t>(V::size) <= count; i += V::size)
+      store(to + i, load<V>(numbers + i));
     for (; i < count; ++i) store(to + i, load<Scalar>(numbers + i));
   });
 }
@@ -261,7 +282,8 @@ MHA_INLINE void narrow_blocks(const float *from, int64_t count, uint16_t *to, Na
 // To f16 or bf16.
 MHA_NOINLINE inline void narrow(Storage storage, const float *from, int64_t count, void *to) {
   uint16_t *const bits = static_cast<uint16_t *>(to);
-  if (storage == Storage::f16) return narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return f16_of(x); });
+  if (storage == Storage::f16)
+    return narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return f16_of(x); });
   narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return bf16_of(x); });
 }
 

@@ -1,4 +1,5 @@
-// exp, tanh, log, sigmoid, softplus and the canonical form: CONTRACT.md, sections 1, 11, 12, 14 and 16, operation by operation.
+// exp, tanh, log, sigmoid, softplus and the canonical form: CONTRACT.md, sections 1, 11, 12, 14 and
+// 16, operation by operation.
 #pragma once
 
 #include "ops.h"
@@ -19,8 +20,9 @@ MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x 
 
 // x[i] = exp(x[i]), for x[i] <= 0 or NaN: N vectors step by step beside each other.
 //
-// A NaN comes out as a NaN as long as the low 9 bits of its payload are 0, which times_power may add to the exponent. So it is with
-// canonical NaNs, with those that an operation makes of numbers, and with what any operation makes of these.
+// A NaN comes out as a NaN as long as the low 9 bits of its payload are 0, which times_power may
+// add to the exponent. So it is with canonical NaNs, with those that an operation makes of numbers,
+// and with what any operation makes of these.
 template <class V, int N>
 MHA_INLINE void exp_of(V (&x)[N]) {
   V t[N], n[N], r[N], p[N];

@@ -1,7 +1,8 @@
-// Looking inside: a second pass over the keys for those who asked for outputs per pair, when m and l of all rows are known.
+// Looking inside: a second pass over the keys for those who asked for outputs per pair, when m and
+// l of all rows are known.
 //
-// A unit is the attention's. Its scores are computed once more, chunk by chunk and row by row, and go through the steps of section 7 of
-// CONTRACT.md with an output behind each.
+// A unit is the attention's. Its scores are computed once more, chunk by chunk and row by row, and
+// go through the steps of section 7 of CONTRACT.md with an output behind each.
 #pragma once
 
 #include "attend.h"
@@ -18,28 +19,35 @@ template <class V>
 inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
   const PairOutputs &pairs = call.pairs;
-  const int64_t column = unit.sequence.column + begin, at = unit.output_row(row) * call.n_kv + column;
+  const int64_t column = unit.sequence.column + begin,
+                at = unit.output_row(row) * call.n_kv + column;
   const Range range = unit.keys_of(row);
   write_pairs(pairs.scores, at, s, count);
-  for (int64_t j = 0; j < count; j += V::size) store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
+  for (int64_t j = 0; j < count; j += V::size)
+    store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
   write_pairs(pairs.scaled_scores, at, s, count);
   if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), 1.0f, s);
   write_pairs(pairs.softcapped_scores, at, s, count);
-  const Range keys = {min(count, max(0, range.begin - begin)), min(count, max(0, range.end - begin))};
+  const Range keys = {min(count, max(0, range.begin - begin)),
+                      min(count, max(0, range.end - begin))};
   bias_scores<V>(unit, row, begin, keys, s);
   mask_scores<V>(unit, row, begin, keys, s);
-  for (int64_t j = 0; j < count; ++j) s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
+  for (int64_t j = 0; j < count; ++j)
+    s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
   write_pairs(pairs.masked_scores, at, s, count);
-  const float m = call.row_maxima[unit.output_row(row)], inverse = 1.0f / call.row_sums[unit.output_row(row)];
+  const float m = call.row_maxima[unit.output_row(row)],
+              inverse = 1.0f / call.row_sums[unit.output_row(row)];
   for (int64_t j = 0; j < count; j += V::size) {
     const V x = load<V>(s + j);
-    store(s + j, zero_if_equal(x, all<V>(-infinity), canonical(exp_of(x - all<V>(m)) * all<V>(inverse))));
+    store(s + j,
+          zero_if_equal(x, all<V>(-infinity), canonical(exp_of(x - all<V>(m)) * all<V>(inverse))));
   }
   write_pairs(pairs.weights, at, s, count);
 }
 
 // The columns [begin, end), which are no keys of the sequence. Other outputs are 0 from the start.
-MHA_NOINLINE inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin, int64_t end) {
+MHA_NOINLINE inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin,
+                                         int64_t end) {
   const PairOutputs &pairs = unit.call.pairs;
   const int64_t at = unit.output_row(row) * unit.call.n_kv;
   float *const zero[] = {pairs.scores, pairs.scaled_scores, pairs.softcapped_scores, pairs.weights};
@@ -52,9 +60,11 @@ MHA_NOINLINE inline void clear_inspected(const Unit &unit, const Row &row, int64
 }
 
 template <class V>
-void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, float *scratch) {
+void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block,
+             float *scratch) {
   const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
-  if (unit.group != unit.heads) unit.for_each_left_out([&](const Row &row) { clear_inspected(unit, row, 0, call.n_kv); });
+  if (unit.group != unit.heads)
+    unit.for_each_left_out([&](const Row &row) { clear_inspected(unit, row, 0, call.n_kv); });
   if (unit.num_rows == 0) return;
   float *const scores = unit.scratch + call.scratch.scores;
   copy_queries<V>(unit, 0, unit.num_rows);
@@ -69,7 +79,8 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
       const Range groups = groups_of({0, count});
       multiply_row<V>(unit, chunk, groups, row.index, scores);
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
-        store(scores + j, load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
+        store(scores + j,
+              load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
       }
       inspect_row<V>(unit, row, begin, count, scores);
     }

@@ -1,6 +1,6 @@
-// What the kernels are asked to do: plain descriptions, and the table of functions that each instruction set provides.
-// Both the library and the kernels include it; it holds no code for a linker to share. Besides, they share storage.h alone, of which each
-// has a copy of its own.
+// What the kernels are asked to do: plain descriptions, and the table of functions that each
+// instruction set provides. Both the library and the kernels include it; it holds no code for a
+// linker to share. Besides, they share storage.h alone, of which each has a copy of its own.
 #pragma once
 
 #include <stddef.h>
@@ -10,13 +10,17 @@
 
 namespace mha {
 
-constexpr int64_t panel_columns = 48;  // columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512
-constexpr int64_t dot_block = 256;     // terms of one chain of a projection (CONTRACT.md, sections 3 and 4)
-constexpr int64_t score_block = 32;    // terms of one chain of a score (CONTRACT.md, section 7)
-constexpr int64_t chunk_keys = 256;    // keys of one chunk (CONTRACT.md, section 8)
-constexpr int64_t key_block = 16;      // keys that lie side by side, one per lane, in a block of keys
-constexpr int64_t int4_group = 32;     // terms that have one scale (CONTRACT.md, section 2)
-constexpr int64_t code_group = 64;     // terms of an input row that have one scale in integer arithmetic (section 4)
+// Columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512.
+constexpr int64_t panel_columns = 48;
+// Terms of one chain of a projection (CONTRACT.md, sections 3 and 4).
+constexpr int64_t dot_block = 256;
+constexpr int64_t score_block = 32;  // terms of one chain of a score (CONTRACT.md, section 7)
+constexpr int64_t chunk_keys = 256;  // keys of one chunk (CONTRACT.md, section 8)
+// Keys that lie side by side, one per lane, in a block of keys.
+constexpr int64_t key_block = 16;
+constexpr int64_t int4_group = 32;  // terms that have one scale (CONTRACT.md, section 2)
+// Terms of an input row that have one scale in integer arithmetic (section 4).
+constexpr int64_t code_group = 64;
 
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
@@ -28,7 +32,8 @@ enum class Arithmetic : uint32_t { f32, int8, int16 };
 
 constexpr int64_t project_block_rows = 144;  // input rows that pass under a block of weights
 
-// The valid rows of one sequence among those that its array has room for: the others are padding, or those of other sequences.
+// The valid rows of one sequence among those that its array has room for: the others are padding,
+// or those of other sequences.
 struct Extent {
   int64_t first, count;
   int64_t before;  // valid rows of the sequences before it
@@ -45,11 +50,13 @@ struct InputRows {
   Storage storage = Storage::f32;  // or 16 bits
 };
 
-// Where column n of the output for row i of sequence b goes; n falls into head h = n / head_width at column c = n % head_width, and the row
-// is the j-th valid one of its sequence. With extents, b is the `block` of the sequence.
+// Where column n of the output for row i of sequence b goes; n falls into head h = n / head_width
+// at column c = n % head_width, and the row is the j-th valid one of its sequence. With extents, b
+// is the `block` of the sequence.
 //   rows:       base + b * batch_stride + i * row_stride + h * head_stride + c
 //   value_rows: base + b * batch_stride + j * row_stride + h * head_stride + c
-//   key_blocks: base + b * batch_stride + h * head_stride + (j / 16) * 16 * head_width + c * 16 + j % 16
+//   key_blocks: base + b * batch_stride + h * head_stride + (j / 16) * 16 * head_width + c * 16 + j
+//   % 16
 struct Destination {
   enum class Kind : uint32_t { none, rows, value_rows, key_blocks };
   Kind kind;
@@ -59,19 +66,24 @@ struct Destination {
   int64_t row_stride;
   int64_t head_stride;
   int64_t head_width;
-  const void *residual;  // rows, in the same storage, of one sequence, that the rows are added to; null: none
+  const void *residual;  // rows, in the same storage, of one sequence, that the rows are added to;
+                         // null: none
   int64_t residual_row_stride;
 };
 
-// y = canon(dot(x, W) + bias), one product of input rows with one packed matrix. Panels are zero beyond the last column.
+// y = canon(dot(x, W) + bias), one product of input rows with one packed matrix. Panels are zero
+// beyond the last column.
 //   f32, f16, bf16: panels [ceil(columns / 48)][depth][48] of these
 //   int8:           the same of codes, scales [ceil(columns / 48)][48]
-//   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even term + 8 in the low half, that of the
-//                   next one in the upper half; scales [ceil(columns / 48)][ceil(depth / 32)][48]
-//                   48 bytes behind the last panel may be read too
-// In integer arithmetic four terms lie side by side, and what is behind the last term may be anything, since codes of rows are 0 there:
+//   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even
+//                   term + 8 in the low half, that of the next one in the upper half; scales
+//                   [ceil(columns / 48)][ceil(depth / 32)][48] 48 bytes behind the last panel may
+//                   be read too
+// In integer arithmetic four terms lie side by side, and what is behind the last term may be
+// anything, since codes of rows are 0 there:
 //   int8:           panels [ceil(columns / 48)][ceil(depth / 4)][48][4] of bytes, the code + 128
-//   int4:           panels [ceil(columns / 48)][ceil(depth / 8)][48][4] of bytes, the upper half for the term four on
+//   int4:           panels [ceil(columns / 48)][ceil(depth / 8)][48][4] of bytes, the upper half
+//                   for the term four on
 struct Projection {
   InputRows x;
   int64_t rows;     // of all sequences together
@@ -90,35 +102,43 @@ struct Projection {
 
 // One sequence of a call. Positions count from the sequence's first key.
 struct Sequence {
-  int64_t n_q;               // queries
-  int64_t n_kv;              // keys to attend to, those in the cache among them
-  int64_t q_start;           // position of the first query
-  int64_t q_first;           // row of the first query in the caller's arrays
-  int64_t kv_first;          // row of the first key that comes with the call in the caller's arrays
-  int64_t past;              // position of that key
-  int64_t kv_rows;           // how many come with the call
-  int64_t in_cache;          // number of the sequence in the cache; without a cache, of its packed keys and values
-  int64_t in_arrays;         // number of the sequence in the caller's arrays and in the outputs
-  int64_t column;            // of the first key in the outputs with a number per pair
-  int64_t option_column;     // of the first key in mask, bias and groups; negative where that key has no column
+  int64_t n_q;       // queries
+  int64_t n_kv;      // keys to attend to, those in the cache among them
+  int64_t q_start;   // position of the first query
+  int64_t q_first;   // row of the first query in the caller's arrays
+  int64_t kv_first;  // row of the first key that comes with the call in the caller's arrays
+  int64_t past;      // position of that key
+  int64_t kv_rows;   // how many come with the call
+  int64_t in_cache;  // number of the sequence in the cache; without a cache, of its packed keys and
+                     // values
+  int64_t in_arrays;      // number of the sequence in the caller's arrays and in the outputs
+  int64_t column;         // of the first key in the outputs with a number per pair
+  int64_t option_column;  // of the first key in mask, bias and groups; negative where that key has
+                          // no column
   int64_t first_in_columns;  // the first position that has a column in mask, bias and groups
-  int64_t end_of_columns;    // the keys from here on are masked: n_kv, or less where rows of mask, bias and groups are short
+  int64_t end_of_columns;    // the keys from here on are masked: n_kv, or less where rows of mask,
+                             // bias and groups are short
 };
 
 // Keys or values of all sequences and kv heads, in one of three forms. Strides count elements.
-//   packed: as the kernels read them, 16 positions by 16; keys in blocks [position / 16][head_dim][16], values in rows of
+//   packed: as the kernels read them, 16 positions by 16; keys in blocks [position /
+//   16][head_dim][16], values in rows of
 //   head_dim_v_padded.
-//           A sequence's positions lie in blocks of the memory: block number n at base + n * batch_stride.
+//           A sequence's positions lie in blocks of the memory: block number n at base + n *
+//           batch_stride.
 //           Values may be a part of longer rows: those of the keys.
-//   stored: keys as such rows, whose first elements are the values. They are brought into the packed form chunk by chunk, likewise
+//   stored: keys as such rows, whose first elements are the values. They are brought into the
+//   packed form chunk by chunk, likewise
 //   plain:  rows of the caller's; see late_rows and in_place_rows
 struct KeyValues {
   const void *base;
   Storage storage;
   bool is_packed;
-  int64_t batch_stride, row_stride, head_stride;  // row_stride: of rows; of packed keys the width, 16 of which are 16 positions
+  int64_t batch_stride, row_stride,
+      head_stride;  // row_stride: of rows; of packed keys the width, 16 of which are 16 positions
   // Packed and stored only:
-  const int32_t *tables;  // [sequence][table_stride] number of the block that holds block_positions positions; null: the sequence's number
+  const int32_t *tables;  // [sequence][table_stride] number of the block that holds block_positions
+                          // positions; null: the sequence's number
   int64_t table_stride;
   int64_t block_positions;  // a multiple of 16
   int64_t ring_positions;   // position p lies where p % ring_positions would; 0: no ring
@@ -127,8 +147,12 @@ struct KeyValues {
 };
 
 // Static: each instruction set has its own, or the linker would keep one of them for all.
-static inline bool is_plain(const KeyValues &source) { return !source.is_packed && source.block_positions == 0; }
-static inline bool is_stored(const KeyValues &source) { return !source.is_packed && source.block_positions != 0; }
+static inline bool is_plain(const KeyValues &source) {
+  return !source.is_packed && source.block_positions == 0;
+}
+static inline bool is_stored(const KeyValues &source) {
+  return !source.is_packed && source.block_positions != 0;
+}
 
 struct StridedRows {
   const void *base;
@@ -144,7 +168,8 @@ struct Rotation {
   int64_t stride, pairs;
   int64_t offset;  // of the first element that is rotated
   bool is_interleaved;
-  const int64_t *positions;  // [batch][rows_per_sequence] by row of the caller's array; null: the row's position in its sequence
+  const int64_t *positions;  // [batch][rows_per_sequence] by row of the caller's array; null: the
+                             // row's position in its sequence
   int64_t rows_per_sequence;
   int64_t origin;  // where positions without `positions` count from: kv_first_position of the call
 };
@@ -157,7 +182,8 @@ struct Norm {
   float count;                 // of the numbers that are normalised together
   const float *weight, *bias;  // null: 1, none
   int64_t head_stride;         // of both
-  float *statistics;           // is_of_all_heads: [batch][rows_per_sequence][2] mean and r by row of the caller's array
+  float *statistics;  // is_of_all_heads: [batch][rows_per_sequence][2] mean and r by row of the
+                      // caller's array
   int64_t rows_per_sequence;
 };
 
@@ -168,7 +194,8 @@ struct Preparation {
   bool is_any;  // or the rows have 16 bits and go through the scratch memory too
 };
 
-// A number for each pair of row and key, at base + sequence * batch_stride + head * head_stride + row * row_stride + column.
+// A number for each pair of row and key, at base + sequence * batch_stride + head * head_stride +
+// row * row_stride + column.
 struct PairArray {
   const void *base;  // null: none
   Storage storage;
@@ -179,11 +206,13 @@ struct PairArray {
 struct PositionGroups {
   const int32_t *of_rows, *of_columns;  // at sequence * stride + row or column; null: none
   int64_t row_stride, column_stride;
-  bool add_keys;  // MHA_GROUPS_ALSO: then the windows of Attention leave all keys, and the flags' are these
+  bool add_keys;  // MHA_GROUPS_ALSO: then the windows of Attention leave all keys, and the flags'
+                  // are these
   int64_t window_left, window_right;
 };
 
-// Lists of chosen keys (CONTRACT.md, section 6), of int32_t; the heads are kv heads, and a column is an entry.
+// Lists of chosen keys (CONTRACT.md, section 6), of int32_t; the heads are kv heads, and a column
+// is an entry.
 struct ChosenKeys {
   PairArray lists;  // base null: all keys
   int64_t count;    // entries of a list
@@ -196,21 +225,28 @@ struct ScoreOptions {
   bool limits_pairs;                  // mask, groups and biases of -infinity do
   float softcap, softcap_inverse;     // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
-  PairArray relative;                 // by distance, -relative_left .. relative_right, in place of the column; base null: none
+  PairArray relative;  // by distance, -relative_left .. relative_right, in place of the column;
+                       // base null: none
   int64_t relative_left, relative_right;
-  const float *q_scales;  // of sequence b and row i of its array at b * q_scales_stride + i; null: none
+  const float
+      *q_scales;  // of sequence b and row i of its array at b * q_scales_stride + i; null: none
   int64_t q_scales_stride;
-  const float *head_scales;  // [num_heads] factors of the context, 0 of heads that are not computed; null: all 1
+  const float *head_scales;  // [num_heads] factors of the context, 0 of heads that are not
+                             // computed; null: all 1
   PairArray bias, mask;      // mask: bytes
   PositionGroups groups;
   ChosenKeys chosen;
 };
 
-// Outputs with a number per pair, and sums of them, made by a pass of their own (kernels/inspect.h); null: not asked for.
+// Outputs with a number per pair, and sums of them, made by a pass of their own
+// (kernels/inspect.h); null: not asked for.
 struct PairOutputs {
-  float *scores, *scaled_scores, *softcapped_scores, *masked_scores, *weights;  // [batch, num_heads, n_q, n_kv]
+  float *scores, *scaled_scores, *softcapped_scores, *masked_scores,
+      *weights;  // [batch, num_heads, n_q, n_kv]
 
-  bool has_any() const { return scores || scaled_scores || softcapped_scores || masked_scores || weights; }
+  bool has_any() const {
+    return scores || scaled_scores || softcapped_scores || masked_scores || weights;
+  }
 };
 
 // What rows of the context are multiplied by (CONTRACT.md, section 10); see mha_layer_config.
@@ -220,35 +256,40 @@ struct Gate {
   bool is_single;      // one number for a head, else head_dim_v
 };
 
-// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so many rows:
-// block_queries * (query heads per kv head).
+// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so
+// many rows: block_queries * (query heads per kv head).
 struct AttendScratch {
   int64_t queries;   // [rows][head_dim]
   int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form
   int64_t values;    // [256][head_dim_v_padded], likewise
-  int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows on their way, prepared or widened
+  int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows
+                     // on their way, prepared or widened
   int64_t scores;    // [max_attend_rows][score_stride]
-  // With chosen keys: the entries of a list in order; a bit for each entry that there can be; scales of gathered keys and values, [2][256]
+  // With chosen keys: the entries of a list in order; a bit for each entry that there can be;
+  // scales of gathered keys and values, [2][256]
   int64_t chosen_blocks, chosen_bits, chosen_scales;
-  int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l [rows]; up to merge_rows floats may be
-                   // read and written behind m and l
+  int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l
+                   // [rows]; up to merge_rows floats may be read and written behind m and l
   int64_t state_stride;
   int64_t floats;  // all of it
 };
 
 constexpr int64_t max_attend_rows = 8;
-constexpr int64_t late_groups = 8;                 // of plain keys that are packed late: so many at a time, at most
-constexpr int64_t max_interleaved_chunks = 4;      // each with a state of its own
-constexpr int64_t spare_rows = 1;                  // rows a tile may compute beyond the last one; their results are discarded
-constexpr int64_t merge_rows = 16;                 // rows whose states are merged side by side
-constexpr int64_t score_stride = chunk_keys + 16;  // no power of two, so that a tile's rows do not fall into the same cache sets
+// Of plain keys that are packed late: so many at a time, at most.
+constexpr int64_t late_groups = 8;
+constexpr int64_t max_interleaved_chunks = 4;  // each with a state of its own
+// Rows a tile may compute beyond the last one; their results are discarded.
+constexpr int64_t spare_rows = 1;
+constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
+// No power of two, so that a tile's rows do not fall into the same cache sets.
+constexpr int64_t score_stride = chunk_keys + 16;
 
-// The keys of a unit can be shared out between threads: in parts of 2^n chunks, each of which is a subtree of the contract's tree. The last
-// one to be done merges their states.
+// The keys of a unit can be shared out between threads: in parts of 2^n chunks, each of which is a
+// subtree of the contract's tree. The last one to be done merges their states.
 struct KvSplit {
-  bool may_be;          // there is memory for it; not with a ring, which holds a window of a few chunks
-  int64_t count;        // parts of a unit; 1: the keys are not shared out
-  int64_t chunks;       // of a part, a power of two
+  bool may_be;     // there is memory for it; not with a ring, which holds a window of a few chunks
+  int64_t count;   // parts of a unit; 1: the keys are not shared out
+  int64_t chunks;  // of a part, a power of two
   int64_t *unfinished;  // [units] parts still under way
   float *states;        // [units][count] of state_stride
   int64_t state_stride;
@@ -256,34 +297,41 @@ struct KvSplit {
 
 // One call's attention, the same for all its units of work.
 struct Attention {
-  int64_t batch, array_batch;  // sequences; those that the arrays have, of which packed ones are one
-  int64_t n_q, n_kv;   // rows of queries in the arrays, of each of the sequences there; columns of the outputs with a number per pair
+  int64_t batch,
+      array_batch;     // sequences; those that the arrays have, of which packed ones are one
+  int64_t n_q, n_kv;   // rows of queries in the arrays, of each of the sequences there; columns of
+                       // the outputs with a number per pair
   int64_t longest_kv;  // keys of a sequence at most
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
   int64_t most_queries;       // of one unit; 0: as many as its states leave room for
   int64_t block_queries;      // queries of one unit
   int64_t query_blocks;       // units of the longest sequence, for each kv head
-  int64_t late_rows;          // the most rows of a unit that packs plain keys just before use, a few groups of 16 at a time
-  int64_t in_place_rows;      // the most rows of a unit that reads plain values in place
+  int64_t late_rows;  // the most rows of a unit that packs plain keys just before use, a few groups
+                      // of 16 at a time
+  int64_t in_place_rows;  // the most rows of a unit that reads plain values in place
   float scale;
-  int64_t window_left, window_right;  // the query at position p attends to the keys at p - window_left .. p + window_right
+  int64_t window_left, window_right;  // the query at position p attends to the keys at p -
+                                      // window_left .. p + window_right
   ScoreOptions options;
   Gate gate;
   Norm context_norm;          // of the rows that W_O takes, when all their heads are there
   bool gates_late;            // the gate comes behind that norm
   const Sequence *sequences;  // [batch]
   StridedRows q;
-  Preparation prepare_q, prepare_k, prepare_v;  // of keys and values only where they are plain, others are prepared already
+  Preparation prepare_q, prepare_k,
+      prepare_v;  // of keys and values only where they are plain, others are prepared already
   KeyValues k, v;
   void *output;  // canonical context rows, gated
   Storage output_storage;
   bool reworks_context;  // head scales, the output `context`, a gate or the output's type do
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float *lse, *context;  // optional outputs, contiguous as in mha.h
-  float *states;         // [batch, num_heads, n_q, state_head + head_dim_v] in place of all finished outputs; null: not asked for
+  float *states;  // [batch, num_heads, n_q, state_head + head_dim_v] in place of all finished
+                  // outputs; null: not asked for
   PairOutputs pairs;
-  float *row_maxima, *row_sums;  // [batch, num_heads, n_q] m and l of the finished rows; null without outputs per pair
+  float *row_maxima, *row_sums;  // [batch, num_heads, n_q] m and l of the finished rows; null
+                                 // without outputs per pair
   AttendScratch scratch;
   KvSplit parts;
 };
@@ -292,7 +340,8 @@ struct Attention {
 
 constexpr int64_t state_head = 2;  // m and l, in front of o
 
-// Rows of states [batch, num_heads, n_q, state_head + head_dim_v], to be finished (CONTRACT.md, section 10); see mha_states_args.
+// Rows of states [batch, num_heads, n_q, state_head + head_dim_v], to be finished (CONTRACT.md,
+// section 10); see mha_states_args.
 struct States {
   const float *states;
   int64_t batch, num_heads, n_q, head_dim_v;
@@ -305,11 +354,12 @@ struct States {
 
 // ---- Choosing keys
 
-// One call's choice of keys (CONTRACT.md, section 17). Queries are numbered across sequences, those of sequence number b from
-// b * longest_q on.
+// One call's choice of keys (CONTRACT.md, section 17). Queries are numbered across sequences, those
+// of sequence number b from b * longest_q on.
 struct KeyChoice {
   const Attention *attention;  // for queries and keys; its heads are the index heads
-  const float *weights;        // of row i of sequence b's array at b * weights_batch_stride + i * weights_row_stride + head
+  const float *weights;        // of row i of sequence b's array at b * weights_batch_stride + i *
+                               // weights_row_stride + head
   int64_t weights_batch_stride, weights_row_stride;
   int64_t num_chosen;
   int32_t *chosen;      // [array_batch, n_q, num_chosen], all -1 at first
@@ -323,17 +373,20 @@ struct KeyChoice {
 
 // ---- Storing keys or values
 
-// Rows of keys or values, [batch][row][kv head][width], prepared and converted to their place in packed storage.
+// Rows of keys or values, [batch][row][kv head][width], prepared and converted to their place in
+// packed storage.
 struct KvStore {
   StridedRows rows;
   Preparation prepare;
-  const Sequence *sequences;  // rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on
+  const Sequence
+      *sequences;  // rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on
   KeyValues to;
   int64_t num_kv_heads, width;
   bool are_keys;
 };
 
-// Rows of queries or keys whose heads are normalised together: their statistics go to where prepare.norm says.
+// Rows of queries or keys whose heads are normalised together: their statistics go to where
+// prepare.norm says.
 struct RowMeasure {
   KeyValues rows;  // plain
   Preparation prepare;
@@ -344,7 +397,8 @@ struct RowMeasure {
 
 // ---- Small layers
 
-constexpr int64_t small_columns = 128;     // of every matrix at most, so that each sum is one chain of at most dot_block terms
+// Of every matrix at most, so that each sum is one chain of at most dot_block terms.
+constexpr int64_t small_columns = 128;
 constexpr int64_t small_rows = key_block;  // of a sequence at most, so that its keys are one block
 
 // As in Projection.
@@ -380,53 +434,66 @@ struct SmallCall {
 
 // Products of codes: what differs between instruction sets with and without products of bytes.
 struct CodeKernels {
-  // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth) each at most.
+  // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth)
+  // each at most.
   void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, void *to);
 
   // As Kernels::project. rows: what encode_rows has made of these input rows.
-  void (*project)(const Projection &projection, const void *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                  int64_t panel_end);
+  void (*project)(const Projection &projection, const void *rows, int64_t row_begin,
+                  int64_t row_end, int64_t panel_begin, int64_t panel_end);
 };
 
 struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
   const CodeKernels *codes;
 
-  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows: what widen_rows has made of these input
-  // rows; null: they are floats, and taken as such.
-  void (*project)(const Projection &projection, const void *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                  int64_t panel_end);
+  // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows:
+  // what widen_rows has made of these input rows; null: they are floats, and taken as such.
+  void (*project)(const Projection &projection, const void *rows, int64_t row_begin,
+                  int64_t row_end, int64_t panel_begin, int64_t panel_end);
 
   // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other.
-  void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to);
+  void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width,
+                     float *to);
 
-  // One unit of attention: the queries from block * block_queries on of all query heads of one kv head of one sequence, with the keys of
-  // one part. scratch: attention.scratch.floats floats, aligned to 64 bytes.
-  void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, int64_t part, float *scratch);
+  // One unit of attention: the queries from block * block_queries on of all query heads of one kv
+  // head of one sequence, with the keys of one part. scratch: attention.scratch.floats floats,
+  // aligned to 64 bytes.
+  void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block,
+                 int64_t part, float *scratch);
 
-  // Norm, and a gate behind it, of rows [row_begin, row_end) of a sequence's context, which are floats.
-  void (*normalize_context)(const Attention &attention, int64_t sequence, int64_t row_begin, int64_t row_end);
+  // Norm, and a gate behind it, of rows [row_begin, row_end) of a sequence's context, which are
+  // floats.
+  void (*normalize_context)(const Attention &attention, int64_t sequence, int64_t row_begin,
+                            int64_t row_end);
 
   // The outputs per pair of such a unit, when all its parts are done.
-  void (*inspect)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block, float *scratch);
+  void (*inspect)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block,
+                  float *scratch);
 
   // The scores of a unit of `attend` with one part of its keys; then the choice of one query.
-  void (*score_keys)(const KeyChoice &choice, int64_t sequence, int64_t block, int64_t part, float *scratch);
+  void (*score_keys)(const KeyChoice &choice, int64_t sequence, int64_t block, int64_t part,
+                     float *scratch);
   void (*choose_greatest)(const KeyChoice &choice, int64_t sequence, int64_t query);
 
-  // Rows [row_begin, row_end) of those that one sequence stores. scratch: of keys 4 * width, of values width floats, if they are to be
-  // prepared.
-  void (*store)(const KvStore &storing, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);
+  // Rows [row_begin, row_end) of those that one sequence stores. scratch: of keys 4 * width, of
+  // values width floats, if they are to be prepared.
+  void (*store)(const KvStore &storing, int64_t sequence, int64_t row_begin, int64_t row_end,
+                float *scratch);
 
   // The same rows of queries or keys. scratch: width floats.
-  void (*measure)(const RowMeasure &measure, int64_t sequence, int64_t row_begin, int64_t row_end, float *scratch);
+  void (*measure)(const RowMeasure &measure, int64_t sequence, int64_t row_begin, int64_t row_end,
+                  float *scratch);
 
-  // The second half of project, for a product made elsewhere: adds the bias and writes output rows [row_begin, row_end), of which the first
-  // is at `product`.
-  void (*finish_rows)(const Projection &projection, const float *product, int64_t product_stride, int64_t row_begin, int64_t row_end);
+  // The second half of project, for a product made elsewhere: adds the bias and writes output rows
+  // [row_begin, row_end), of which the first is at `product`.
+  void (*finish_rows)(const Projection &projection, const float *product, int64_t product_stride,
+                      int64_t row_begin, int64_t row_end);
 
-  // Rows of states, head_dim_v numbers each behind m and l: merge(left, right). The result may be one of them.
-  void (*merge_states)(const float *left, const float *right, int64_t rows, int64_t head_dim_v, float *result);
+  // Rows of states, head_dim_v numbers each behind m and l: merge(left, right). The result may be
+  // one of them.
+  void (*merge_states)(const float *left, const float *right, int64_t rows, int64_t head_dim_v,
+                       float *result);
   void (*finish_states)(const States &states);
 
   // All of a small call; null where there is no such function. scratch: small_workspace_bytes.
@@ -436,7 +503,8 @@ struct Kernels {
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
 
 // The same kernels but for the products of codes.
-extern const Kernels kernels_avx2_vnni, kernels_avx512_vnni, kernels_neon_dotprod, kernels_neon_i8mm;
+extern const Kernels kernels_avx2_vnni, kernels_avx512_vnni, kernels_neon_dotprod,
+    kernels_neon_i8mm;
 extern const CodeKernels codes_avx2_vnni, codes_avx512_vnni, codes_neon_dotprod, codes_neon_i8mm;
 
 }  // namespace mha

@@ -1,5 +1,5 @@
-// Where a chunk's keys and values lie, in the form that the kernels read: pointers to 16 positions each, into the packed storage, or into a
-// unit's scratch memory to which they are brought.
+// Where a chunk's keys and values lie, in the form that the kernels read: pointers to 16 positions
+// each, into the packed storage, or into a unit's scratch memory to which they are brought.
 #pragma once
 
 #include "elements.h"
@@ -12,26 +12,31 @@ namespace {
 constexpr int64_t chunk_groups = chunk_keys / key_block;  // groups of 16 positions
 
 // Groups of 16 positions that hold some of these.
-MHA_INLINE Range groups_of(Range keys) { return {block_of(keys.begin), block_of(keys.end + key_block - 1)}; }
+MHA_INLINE Range groups_of(Range keys) {
+  return {block_of(keys.begin), block_of(keys.end + key_block - 1)};
+}
 
 // One of the two, of a chunk. Group g holds the positions from begin + 16 g on.
 struct Groups {
   const void *at[chunk_groups];
   const float *scales[chunk_groups];  // of int8
-  int64_t run_end[chunk_groups];      // in keys of the chunk: so far the memory goes on without a gap
-  Storage storage;                    // of what the pointers point to
+  int64_t run_end[chunk_groups];  // in keys of the chunk: so far the memory goes on without a gap
+  Storage storage;                // of what the pointers point to
   bool has_scales;
   bool are_late;       // keys that multiply_keys packs before it reads them
   bool are_rows;       // values that are read where the caller has them
   int64_t row_stride;  // from one value to the next
 };
 
-// A unit is streamed if it waits for the memory: its loops fetch what comes next, and numbers of fewer bits are widened in registers, for
-// each tile anew. Others find keys and values in a cache, where the block of queries before left them, or widen them once for many rows,
-// into the scratch memory. With a handful of keys there is nothing to gain.
+// A unit is streamed if it waits for the memory: its loops fetch what comes next, and numbers of
+// fewer bits are widened in registers, for each tile anew. Others find keys and values in a cache,
+// where the block of queries before left them, or widen them once for many rows, into the scratch
+// memory. With a handful of keys there is nothing to gain.
 constexpr int64_t max_widened_rows = 16, min_streamed_keys = chunk_keys / 2;
 
-MHA_INLINE bool has_floats(const Attention &call) { return call.k.storage == Storage::f32 && call.v.storage == Storage::f32; }
+MHA_INLINE bool has_floats(const Attention &call) {
+  return call.k.storage == Storage::f32 && call.v.storage == Storage::f32;
+}
 
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
@@ -48,19 +53,23 @@ struct Place {
 };
 
 MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t position) {
-  if (source.ring_positions != 0) position = position < source.ring_positions ? position : position % source.ring_positions;
+  if (source.ring_positions != 0)
+    position = position < source.ring_positions ? position : position % source.ring_positions;
   if (!source.tables) return {sequence, position};
   const int64_t index = quotient(position, source.block_positions);
-  return {source.tables[sequence * source.table_stride + index], position - index * source.block_positions};
+  return {source.tables[sequence * source.table_stride + index],
+          position - index * source.block_positions};
 }
 
 MHA_INLINE const char *stored_at(const KeyValues &source, const Unit &unit, const Place &place) {
-  const int64_t at = place.block * source.batch_stride + unit.kv_head * source.head_stride + place.position * source.row_stride;
+  const int64_t at = place.block * source.batch_stride + unit.kv_head * source.head_stride +
+                     place.position * source.row_stride;
   return static_cast<const char *>(source.base) + at * bytes_of(source.storage);
 }
 
 // The groups [first, end) of the chunk that begins at `begin`; nothing of them is read.
-MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
+MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64_t begin,
+                                int64_t first, int64_t end, Groups *groups) {
   groups->storage = source.storage;
   groups->has_scales = source.storage == Storage::int8;
   groups->are_late = groups->are_rows = false;
@@ -71,13 +80,15 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
     const int64_t key = begin + g * key_block;
     const Place place = place_of(source, unit.sequence.in_cache, unit.position_of_key(key));
     const char *at = stored_at(source, unit, place);
-    const int64_t in_block = block_of(min(source.block_positions - place.position, unit.run_of_keys(key)));
+    const int64_t in_block =
+        block_of(min(source.block_positions - place.position, unit.run_of_keys(key)));
     const int64_t end_of_block = min(end, g + in_block);
     if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
     }
     if (groups->has_scales) {
-      const int64_t scales_at = place.block * source.scale_batch_stride + unit.kv_head * source.block_positions + place.position;
+      const int64_t scales_at = place.block * source.scale_batch_stride +
+                                unit.kv_head * source.block_positions + place.position;
       const float *scales = source.scales + scales_at;
       for (int64_t i = g; i < end_of_block; ++i, scales += key_block) groups->scales[i] = scales;
     }
@@ -88,8 +99,10 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
 
 // ---- What has to be brought into the form
 
-// The groups [first, end) lie one after the other in the unit's scratch memory. (Widened codes keep their scales.)
-MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first, int64_t end, Groups *groups) {
+// The groups [first, end) lie one after the other in the unit's scratch memory. (Widened codes keep
+// their scales.)
+MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first, int64_t end,
+                               Groups *groups) {
   groups->storage = Storage::f32;
   groups->are_late = groups->are_rows = false;
   groups->row_stride = width;
@@ -103,22 +116,26 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
 template <class V>
 inline void widen_groups(int64_t width, int64_t first, int64_t end, float *memory, Groups *groups) {
   // Rows of values may be parts of longer ones.
-  const int64_t rows = groups->row_stride == width ? 1 : key_block, numbers = key_block * width / rows;
+  const int64_t rows = groups->row_stride == width ? 1 : key_block,
+                numbers = key_block * width / rows;
   const int64_t row_bytes = groups->row_stride * bytes_of(groups->storage);
   for (int64_t g = first; g < end; ++g) {
     const char *from = static_cast<const char *>(groups->at[g]);
     float *to = memory + g * key_block * width;
-    for (int64_t row = 0; row < rows; ++row, from += row_bytes, to += numbers) widen<V>(groups->storage, from, numbers, to);
+    for (int64_t row = 0; row < rows; ++row, from += row_bytes, to += numbers)
+      widen<V>(groups->storage, from, numbers, to);
   }
   locate_scratch(memory, width, first, end, groups);
 }
 
 // Up to 4 rows of keys to their lanes of a block.
-inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t head_dim, float *block) {
+inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t head_dim,
+                          float *block) {
   int64_t c = 0;
   if (count == 4) {
     for (; c + 4 <= head_dim; c += 4) {
-      transpose4x4(rows[0] + c, rows[1] + c, rows[2] + c, rows[3] + c, block + c * key_block, key_block);
+      transpose4x4(rows[0] + c, rows[1] + c, rows[2] + c, rows[3] + c, block + c * key_block,
+                   key_block);
     }
   }
   for (; c < head_dim; ++c) {
@@ -129,11 +146,13 @@ inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t 
 // Row number array_row of the caller's keys or values, of the unit's kv head.
 MHA_INLINE const char *plain_row(const KeyValues &source, const Unit &unit, int64_t array_row) {
   return element_at(source.base, source.storage,
-                    unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride + array_row * source.row_stride);
+                    unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride +
+                        array_row * source.row_stride);
 }
 
 // The groups [first, end) of the chunk that begins at `begin`, where the caller has them.
-MHA_INLINE void locate_rows(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first, int64_t end, Groups *groups) {
+MHA_INLINE void locate_rows(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first,
+                            int64_t end, Groups *groups) {
   groups->storage = source.storage;
   groups->has_scales = groups->are_late = false;
   groups->are_rows = true;
@@ -150,42 +169,52 @@ MHA_INLINE void make_canonical(float *p, int64_t count) {
   for (int64_t i = 0; i < count; i += V::size) store(p + i, canonical_nan(load<V>(p + i)));
 }
 
-// Plain rows lie apart, or are read in another order than they lie in: the processor's own prefetching needs help. The next 16 rows are
-// asked for, line by line, when 16 are packed. (Values, when they are copied, take longer with this.)
+// Plain rows lie apart, or are read in another order than they lie in: the processor's own
+// prefetching needs help. The next 16 rows are asked for, line by line, when 16 are packed.
+// (Values, when they are copied, take longer with this.)
 MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
   for (int64_t i = 0; i < key_block; ++i, row += row_bytes) {
     prefetch_row(row, bytes);
   }
 }
 
-// Rows of keys to a block, but for make_canonical, which can as well be done to their products: a group, of which `keys` are needed
-// and others need not be there. Rows to be widened or prepared, and those of a group that is not whole, go through the scratch memory.
+// Rows of keys to a block, but for make_canonical, which can as well be done to their products: a
+// group, of which `keys` are needed and others need not be there. Rows to be widened or prepared,
+// and those of a group that is not whole, go through the scratch memory.
 template <class V>
-MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group, Range keys, float *block) {
+MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group, Range keys,
+                            float *block) {
   const Attention &call = unit.call;
   const KeyValues &k = call.k;
-  const int64_t first = group * key_block, begin = max(keys.begin - first, 0), end = min(keys.end - first, key_block);
+  const int64_t first = group * key_block, begin = max(keys.begin - first, 0),
+                end = min(keys.end - first, key_block);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
-  const int64_t position = unit.position_of_key(chunk_begin + first), array_row = unit.sequence.kv_first + position;
+  const int64_t position = unit.position_of_key(chunk_begin + first),
+                array_row = unit.sequence.kv_first + position;
   const bool needs_preparation = is_plain(k) && call.prepare_k.is_any;
-  const char *const rows = is_plain(k) ? plain_row(k, unit, array_row) : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
+  const char *const rows = is_plain(k)
+                               ? plain_row(k, unit, array_row)
+                               : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
   if (is_plain(k)) prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
   if (!needs_preparation && k.storage == Storage::f32 && end - begin == key_block) {
-    return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride, call.head_dim, block);
+    return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride, call.head_dim,
+                          block);
   }
   float *const copies = unit.scratch + call.scratch.prepared;
   // A slice at a time, which stays in the first level of the cache.
   const int64_t slice = min(64, call.head_dim);
   for (int64_t c = 0; !needs_preparation && c < call.head_dim; c += slice) {
     const int64_t width = min(slice, call.head_dim - c);
-    for (int64_t i = begin; i < end; ++i) widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
+    for (int64_t i = begin; i < end; ++i)
+      widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
     transpose_rows(copies, slice, width, block + c * key_block);
   }
   if (!needs_preparation) return;
   for (int64_t i = begin; i < end; ++i) {
     float *const copy = copies + i * call.head_dim;
     widen<V>(k.storage, rows + i * row_bytes, call.head_dim, copy);
-    prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head}, call.head_dim, copy);
+    prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head},
+               call.head_dim, copy);
   }
   transpose_rows(copies, call.head_dim, call.head_dim, block);
 }
@@ -193,14 +222,17 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group
 template <class V>
 inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float *out) {
   const Attention &call = unit.call;
-  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded, first_row = unit.sequence.kv_first + chunk_begin;
+  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded,
+                first_row = unit.sequence.kv_first + chunk_begin;
   const int64_t stride_bytes = call.v.row_stride * bytes_of(call.v.storage);
   const char *row = plain_row(call.v, unit, first_row + keys.begin);
   for (int64_t j = keys.begin; j < keys.end; ++j, row += stride_bytes) {
     float *const to = out + j * padded;
     widen<V>(call.v.storage, row, width, to);
-    if (call.prepare_v.is_any) prepare<V>(call.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head}, width, to);
-    if (width < padded) MHA_MEMSET(to + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
+    if (call.prepare_v.is_any)
+      prepare<V>(call.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head}, width, to);
+    if (width < padded)
+      MHA_MEMSET(to + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
   }
 }
 
@@ -208,42 +240,52 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 
 // A row of keys or values from where it lies, as floats, prepared if it was not; and its scale.
 template <class V>
-MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width, float *to, float *scale) {
+MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width,
+                             float *to, float *scale) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.k : call.v;
   if (is_plain(source)) {
     const int64_t array_row = unit.sequence.kv_first + position;
     widen<V>(source.storage, plain_row(source, unit, array_row), width, to);
     const Preparation &how = are_keys ? call.prepare_k : call.prepare_v;
-    if (how.is_any) prepare<V>(how, {unit.sequence_index, array_row, position, unit.kv_head}, width, to);
+    if (how.is_any)
+      prepare<V>(how, {unit.sequence_index, array_row, position, unit.kv_head}, width, to);
     return;
   }
   Place place = place_of(source, unit.sequence.in_cache, position);
   if (source.scales)
-    *scale = source.scales[place.block * source.scale_batch_stride + unit.kv_head * source.block_positions + place.position];
-  if (!are_keys || !source.is_packed) return widen<V>(source.storage, stored_at(source, unit, place), width, to);
+    *scale = source.scales[place.block * source.scale_batch_stride +
+                           unit.kv_head * source.block_positions + place.position];
+  if (!are_keys || !source.is_packed)
+    return widen<V>(source.storage, stored_at(source, unit, place), width, to);
   const int64_t lane = place_in_block(place.position);
   place.position -= lane;
   const char *const group = stored_at(source, unit, place);
   visit_storage(source.storage, [&](auto stored) MHA_INLINED {
-    const auto *const numbers = reinterpret_cast<const typename decltype(stored)::Element *>(group) + lane;
+    const auto *const numbers =
+        reinterpret_cast<const typename decltype(stored)::Element *>(group) + lane;
     for (int64_t c = 0; c < width; ++c) to[c] = load<Scalar>(numbers + c * key_block).x;
   });
 }
 
-// Keys [keys.begin, keys.end) of a chunk, or their values, one after the other in the unit's scratch memory: keys in blocks of 16. Where
-// values are in the keys, the rows of these stay there for them.
+// Keys [keys.begin, keys.end) of a chunk, or their values, one after the other in the unit's
+// scratch memory: keys in blocks of 16. Where values are in the keys, the rows of these stay there
+// for them.
 template <class V>
-MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys, int64_t width, float *memory, Groups *groups) {
+MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
+                         int64_t width, float *memory, Groups *groups) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.k : call.v;
   const bool has_own_values = !is_stored(call.k);
   const Range range = groups_of(keys);
-  float *const scales = unit.scratch + call.scratch.chosen_scales + (are_keys || !has_own_values ? 0 : chunk_keys);
+  float *const scales =
+      unit.scratch + call.scratch.chosen_scales + (are_keys || !has_own_values ? 0 : chunk_keys);
   const int64_t numbers = are_keys ? width : call.head_dim_v;
   const int64_t stride = has_own_values ? width : call.k.row_stride;
-  float *const rows = unit.scratch + (are_keys && has_own_values ? call.scratch.prepared : call.scratch.values);
-  locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end, groups);
+  float *const rows =
+      unit.scratch + (are_keys && has_own_values ? call.scratch.prepared : call.scratch.values);
+  locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end,
+                 groups);
   groups->has_scales = source.storage == Storage::int8;
   for (int64_t g = range.begin; g < range.end; ++g) groups->scales[g] = scales + g * key_block;
   if (!are_keys && !has_own_values) return;
@@ -252,7 +294,8 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
     for (int64_t j = max(keys.begin, g * key_block); j < min(keys.end, (g + 1) * key_block); ++j) {
       float *const to = of_group + place_in_block(j) * stride;
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
-      if (!are_keys && numbers < width) MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
+      if (!are_keys && numbers < width)
+        MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
     }
     if (!are_keys) continue;
     transpose_rows(of_group, stride, width, memory + g * key_block * width);
@@ -264,17 +307,21 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
 
 // Keys or values [keys.begin, keys.end) of the chunk are needed.
 template <class V>
-MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys, bool is_streamed, Groups *groups) {
+MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
+                              bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.k : call.v;
   const int64_t width = are_keys ? call.head_dim : call.head_dim_v_padded;
   const Range range = groups_of(keys);
   float *const memory = unit.scratch + (are_keys ? call.scratch.keys : call.scratch.values);
-  if (unit.gathers_keys() || (unit.blocks && is_plain(source))) return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, groups);
+  if (unit.gathers_keys() || (unit.blocks && is_plain(source)))
+    return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, groups);
   if (!source.is_packed) {
-    if (!are_keys && unit.num_rows <= call.in_place_rows) return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
+    if (!are_keys && unit.num_rows <= call.in_place_rows)
+      return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
     groups->has_scales = false;
-    if (!is_plain(source)) locate(source, unit, chunk_begin, range.begin, range.end, groups);  // for the scales
+    if (!is_plain(source))
+      locate(source, unit, chunk_begin, range.begin, range.end, groups);  // for the scales
     locate_scratch(memory, width, range.begin, range.end, groups);
     if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
     groups->are_late = unit.num_rows <= call.late_rows;
@@ -302,7 +349,8 @@ struct Chunk {
 };
 
 template <class V>
-MHA_INLINE void read_chunk(const Unit &unit, int64_t begin, Range needed, bool is_streamed, Chunk *chunk) {
+MHA_INLINE void read_chunk(const Unit &unit, int64_t begin, Range needed, bool is_streamed,
+                           Chunk *chunk) {
   chunk->begin = begin;
   chunk->needed = needed;
   read_groups<V>(unit, true, begin, needed, is_streamed, &chunk->keys);
@@ -311,18 +359,22 @@ MHA_INLINE void read_chunk(const Unit &unit, int64_t begin, Range needed, bool i
 
 // ---- What is fetched from the memory while something else is computed
 
-// Keys or values that are needed next: loops over a group of 16 keys fetch the group of the same number, or a share of it where several
-// tiles read the same keys.
+// Keys or values that are needed next: loops over a group of 16 keys fetch the group of the same
+// number, or a share of it where several tiles read the same keys.
 struct PrefetchSource {
   const Groups *groups;
   Range range;           // of groups that are there
   int64_t share, bytes;  // the share of a tile, counted from 0, is so many bytes of each
 
   MHA_INLINE bool has(int64_t group) const { return group >= range.begin && group < range.end; }
-  MHA_INLINE const char *at(int64_t group) const { return static_cast<const char *>(groups->at[group]); }
+  MHA_INLINE const char *at(int64_t group) const {
+    return static_cast<const char *>(groups->at[group]);
+  }
 };
 
-MHA_INLINE int64_t group_bytes_of(const KeyValues &source) { return key_block * source.row_stride * bytes_of(source.storage); }
+MHA_INLINE int64_t group_bytes_of(const KeyValues &source) {
+  return key_block * source.row_stride * bytes_of(source.storage);
+}
 
 constexpr PrefetchSource no_prefetch_source = {nullptr, {0, 0}, 0, 0};
 
@@ -347,10 +399,12 @@ struct NextChunk {
     locate(call.v, unit, begin, value_groups.begin, value_groups.end, &values);
   }
 
-  // What tile number `tile` prefetches while it reads the keys of a chunk and while it reads its values. A tile that is alone prefetches
-  // what it comes to next: the values of the chunk, then the keys of the next one. Several tiles find in the cache what the first one has
-  // read, and share in fetching the next chunk.
-  MHA_INLINE void share(const Chunk &here, int64_t tile, int64_t tiles, PrefetchSource *of_keys, PrefetchSource *of_values) const {
+  // What tile number `tile` prefetches while it reads the keys of a chunk and while it reads its
+  // values. A tile that is alone prefetches what it comes to next: the values of the chunk, then
+  // the keys of the next one. Several tiles find in the cache what the first one has read, and
+  // share in fetching the next chunk.
+  MHA_INLINE void share(const Chunk &here, int64_t tile, int64_t tiles, PrefetchSource *of_keys,
+                        PrefetchSource *of_values) const {
     if (tiles == 1) {
       if (has_own_values) *of_keys = {&here.values, groups_of(here.needed), 0, value_bytes};
       *of_values = {&keys, key_groups, 0, key_bytes};

@@ -10,10 +10,12 @@
 namespace mha {
 constexpr Kernels kernels_neon = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON, &own_codes);
 #if defined(MHA_HAS_NEON_DOTPROD)
-constexpr Kernels kernels_neon_dotprod = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON_DOTPROD, &codes_neon_dotprod);
+constexpr Kernels kernels_neon_dotprod =
+    make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON_DOTPROD, &codes_neon_dotprod);
 #endif
 #if defined(MHA_HAS_NEON_I8MM)
-constexpr Kernels kernels_neon_i8mm = make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON_I8MM, &codes_neon_i8mm);
+constexpr Kernels kernels_neon_i8mm =
+    make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON_I8MM, &codes_neon_i8mm);
 #endif
 }  // namespace mha
 MHA_END_OF_KERNELS

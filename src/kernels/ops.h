@@ -1,7 +1,9 @@
-// The operations that the arithmetic contract allows (CONTRACT.md, section 1), for one instruction set per translation unit.
+// The operations that the arithmetic contract allows (CONTRACT.md, section 1), for one instruction
+// set per translation unit.
 //
-// V is a vector of V::size floats: an xsimd batch, or Scalar. Kernels are templates over V and use only what is here; what xsimd
-// has no word for, or whose word is not allowed, is written with the instruction set's own intrinsics.
+// V is a vector of V::size floats: an xsimd batch, or Scalar. Kernels are templates over V and use
+// only what is here; what xsimd has no word for, or whose word is not allowed, is written with the
+// instruction set's own intrinsics.
 #pragma once
 
 #include <stdint.h>
@@ -20,9 +22,11 @@
 #error "define one of MHA_KERNELS_SCALAR, MHA_KERNELS_AVX2, MHA_KERNELS_AVX512, MHA_KERNELS_NEON"
 #endif
 
-// Arithmetic has names of its own (mul_add, exp_of): an unqualified exp(batch) would find xsimd's by argument-dependent lookup.
+// Arithmetic has names of its own (mul_add, exp_of): an unqualified exp(batch) would find xsimd's
+// by argument-dependent lookup.
 
-#if defined(MHA_KERNELS_SCALAR)  // no more than a tile's rows and columns: the rest would only be long
+#if defined(MHA_KERNELS_SCALAR)  // no more than a tile's rows and columns: the rest would only be
+                                 // long
 #define MHA_UNROLL MHA_UNROLL_AT_MOST(4)
 #else
 #define MHA_UNROLL MHA_UNROLL_AT_MOST(64)
@@ -61,7 +65,8 @@ MHA_INLINE float mul_add(float a, float b, float c) { return fma_in_binary64(a, 
 // x itself, a NaN with the one payload that exp wants.
 MHA_INLINE float canonical_nan(float x) { return x == x ? x : MHA_NAN; }
 
-// One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single values.
+// One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single
+// values.
 struct Scalar {
   static constexpr int size = 1;
   float x;
@@ -72,14 +77,24 @@ MHA_INLINE Scalar operator-(Scalar a, Scalar b) { return {a.x - b.x}; }
 MHA_INLINE Scalar operator*(Scalar a, Scalar b) { return {a.x * b.x}; }
 MHA_INLINE Scalar mul_add(Scalar a, Scalar b, Scalar c) { return {mul_add(a.x, b.x, c.x)}; }
 MHA_INLINE Scalar max_of(Scalar s, Scalar m) { return {s.x > m.x ? s.x : m.x}; }
-MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) { return {x.x < limit.x ? 0.0f : y.x}; }
+MHA_INLINE Scalar zero_if_less(Scalar x, Scalar limit, Scalar y) {
+  return {x.x < limit.x ? 0.0f : y.x};
+}
 MHA_INLINE Scalar quotient_of(Scalar a, Scalar b) { return {a.x / b.x}; }
-MHA_INLINE Scalar value_if_less(Scalar x, Scalar limit, Scalar value, Scalar y) { return {x.x < limit.x ? value.x : y.x}; }
-MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) { return {x.x == value.x ? 0.0f : y.x}; }
-MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) { return count > 0 ? x : other; }
+MHA_INLINE Scalar value_if_less(Scalar x, Scalar limit, Scalar value, Scalar y) {
+  return {x.x < limit.x ? value.x : y.x};
+}
+MHA_INLINE Scalar zero_if_equal(Scalar x, Scalar value, Scalar y) {
+  return {x.x == value.x ? 0.0f : y.x};
+}
+MHA_INLINE Scalar first_lanes(Scalar x, int64_t count, Scalar other) {
+  return count > 0 ? x : other;
+}
 MHA_INLINE Scalar value_if_nan(Scalar x, Scalar value) { return {x.x != x.x ? value.x : x.x}; }
 MHA_INLINE Scalar canonical_nan(Scalar x) { return {canonical_nan(x.x)}; }
-MHA_INLINE Scalar times_power(Scalar p, Scalar, Scalar t) { return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))}; }
+MHA_INLINE Scalar times_power(Scalar p, Scalar, Scalar t) {
+  return {float_of(bits_of(p.x) + (bits_of(t.x) << 23))};
+}
 
 template <class V>
 MHA_INLINE V load(const float *p);
@@ -96,26 +111,30 @@ MHA_INLINE Scalar all<Scalar>(float x) {
 }
 MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 
-// g++ reads an operand of several multiply-adds from the memory once for each of them, if it is not made to hold it in a register; for NEON
-// only when it optimises for size, but there it reads two neighbours by one instruction only if it is made to hold both.
+// g++ reads an operand of several multiply-adds from the memory once for each of them, if it is not
+// made to hold it in a register; for NEON only when it optimises for size, but there it reads two
+// neighbours by one instruction only if it is made to hold both.
 MHA_INLINE Scalar kept_in_register(Scalar x) { return x; }
 MHA_INLINE Scalar kept_in_pair(Scalar x) { return x; }
 
-// The same address or number, opaque to the optimizer: it neither computes what follows from it in front of a loop, which would take
-// registers that are not there, nor makes a copy of the loop for each value.
+// The same address or number, opaque to the optimizer: it neither computes what follows from it in
+// front of a loop, which would take registers that are not there, nor makes a copy of the loop for
+// each value.
 template <class T>
 MHA_INLINE T opaque(T p) {
   MHA_HOLD(p, "r");
   return p;
 }
 
-alignas(64) constexpr float lane_numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+alignas(64) constexpr float lane_numbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                8, 9, 10, 11, 12, 13, 14, 15};
 
 // ---- Vectors
 //
-// times_power(p, n, t) is p with n added to its exponent, for an integer n that also stands in the low 9 bits of t, and a normal result.
-// It multiplies by 2^n, exactly; other results and NaN need not come out alike on all machines.
-// sum16 adds the 16 partial sums of a row, held in 16 / V::size vectors, in the contract's tree (i, i+8), (i, i+4), (i, i+2), (i, i+1).
+// times_power(p, n, t) is p with n added to its exponent, for an integer n that also stands in the
+// low 9 bits of t, and a normal result. It multiplies by 2^n, exactly; other results and NaN need
+// not come out alike on all machines. sum16 adds the 16 partial sums of a row, held in 16 / V::size
+// vectors, in the contract's tree (i, i+8), (i, i+4), (i, i+2), (i, i+1).
 
 #if defined(MHA_KERNELS_SCALAR)
 
@@ -181,8 +200,12 @@ MHA_INLINE Vector kept_in_pair(Vector x) { return x; }
 #error "say what the compiler has to be made to hold in registers of this instruction set"
 #endif
 
-MHA_INLINE Vector value_if_less(Vector x, Vector limit, Vector value, Vector y) { return xsimd::select(x < limit, value, y); }
-MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) { return xsimd::select(x == value, Vector(0.0f), y); }
+MHA_INLINE Vector value_if_less(Vector x, Vector limit, Vector value, Vector y) {
+  return xsimd::select(x < limit, value, y);
+}
+MHA_INLINE Vector zero_if_equal(Vector x, Vector value, Vector y) {
+  return xsimd::select(x == value, Vector(0.0f), y);
+}
 // x in the first `count` lanes, other in the rest.
 MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
   return xsimd::select(load<Vector>(lane_numbers) < Vector(static_cast<float>(count)), x, other);
@@ -194,9 +217,13 @@ MHA_INLINE void store_first(float *p, Vector x, int64_t count) {
   store(lanes, x);
   for (int64_t i = 0; i < (count < 4 ? count : 4); ++i) p[i] = lanes[i];
 #elif defined(MHA_KERNELS_AVX512)
-  _mm512_mask_storeu_ps(p, _mm512_cmp_ps_mask(load<Vector>(lane_numbers), Vector(static_cast<float>(count)), _CMP_LT_OQ), x);
+  _mm512_mask_storeu_ps(
+      p,
+      _mm512_cmp_ps_mask(load<Vector>(lane_numbers), Vector(static_cast<float>(count)), _CMP_LT_OQ),
+      x);
 #elif defined(MHA_KERNELS_AVX2)
-  _mm256_maskstore_ps(p, _mm256_castps_si256(load<Vector>(lane_numbers) < Vector(static_cast<float>(count))), x);
+  _mm256_maskstore_ps(
+      p, _mm256_castps_si256(load<Vector>(lane_numbers) < Vector(static_cast<float>(count))), x);
 #else
 #error "write store_first for this instruction set"
 #endif
@@ -209,22 +236,28 @@ MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(M
 
 MHA_INLINE Vector quotient_of(Vector a, Vector b) { return _mm512_div_ps(a, b); }
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-// vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s : m.
+// vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s :
+// m.
 MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm512_max_ps(s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }
 MHA_INLINE Vector times_power(Vector p, Vector n, Vector) { return _mm512_scalef_ps(p, n); }
-MHA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
+MHA_INLINE __m256 upper_half(__m512 v) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+}
 
 #elif defined(MHA_KERNELS_AVX2)
 
 MHA_INLINE Vector quotient_of(Vector a, Vector b) { return _mm256_div_ps(a, b); }
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 MHA_INLINE Vector max_of(Vector s, Vector m) { return _mm256_max_ps(s, m); }
-MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y); }
+MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
+  return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y);
+}
 MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 
 #elif defined(MHA_KERNELS_NEON)
@@ -236,14 +269,16 @@ MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
 }
 MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
-  return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
+  return vreinterpretq_f32_u32(
+      vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
 }
 
 #else
 #error "write quotient_of, mul_add, max_of, zero_if_less and times_power for this instruction set"
 #endif
 
-// From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane, for which any order will do.
+// From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane,
+// for which any order will do.
 #if defined(MHA_KERNELS_NEON)
 
 MHA_INLINE float sum16(const Vector (&t)[4]) {
@@ -274,8 +309,12 @@ MHA_INLINE float greatest8(__m256 v) {
 }
 
 #if defined(MHA_KERNELS_AVX512)
-MHA_INLINE float sum16(const Vector (&t)[1]) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(t[0]), upper_half(t[0]))); }
-MHA_INLINE float greatest(Vector v) { return greatest8(_mm256_max_ps(_mm512_castps512_ps256(v), upper_half(v))); }
+MHA_INLINE float sum16(const Vector (&t)[1]) {
+  return sum8(_mm256_add_ps(_mm512_castps512_ps256(t[0]), upper_half(t[0])));
+}
+MHA_INLINE float greatest(Vector v) {
+  return greatest8(_mm256_max_ps(_mm512_castps512_ps256(v), upper_half(v)));
+}
 #else
 MHA_INLINE float sum16(const Vector (&t)[2]) { return sum8(_mm256_add_ps(t[0], t[1])); }
 MHA_INLINE float greatest(Vector v) { return greatest8(v); }
@@ -289,13 +328,15 @@ MHA_INLINE float greatest(Vector v) { return greatest8(v); }
 // ---- Moving a 4 x 4 block: out[c * out_stride + r] = canonical_nan(row_r[c])
 
 #if defined(MHA_KERNELS_SCALAR)
-MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2, const float *row3, float *out, int64_t out_stride) {
+MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2,
+                             const float *row3, float *out, int64_t out_stride) {
   const float *const rows[] = {row0, row1, row2, row3};
   for (int r = 0; r < 4; ++r)
     for (int c = 0; c < 4; ++c) out[c * out_stride + r] = canonical_nan(rows[r][c]);
 }
 #else
-MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2, const float *row3, float *out, int64_t out_stride) {
+MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2,
+                             const float *row3, float *out, int64_t out_stride) {
 #if defined(MHA_KERNELS_NEON)
   using Quad = xsimd::batch<float, xsimd::neon64>;
 #elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
@@ -325,9 +366,11 @@ MHA_INLINE Vector load_fours(const float *p, [[maybe_unused]] int64_t apart) {
 #if defined(MHA_KERNELS_NEON)
   return vld1q_f32(p);
 #elif defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
-  const __m256 two = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + apart), 1);
+  const __m256 two =
+      _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + apart), 1);
 #if defined(MHA_KERNELS_AVX512)
-  const __m512 three = _mm512_insertf32x4(_mm512_castps256_ps512(two), _mm_loadu_ps(p + 2 * apart), 2);
+  const __m512 three =
+      _mm512_insertf32x4(_mm512_castps256_ps512(two), _mm_loadu_ps(p + 2 * apart), 2);
   return _mm512_insertf32x4(three, _mm_loadu_ps(p + 3 * apart), 3);
 #else
   return two;
@@ -351,7 +394,8 @@ MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm256_unpackhi_ps(a, b)
 #endif
 #endif
 
-MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64_t width, float *out) {
+MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64_t width,
+                                        float *out) {
   int64_t c = 0;
 #if !defined(MHA_KERNELS_SCALAR)
   for (int first = 0; first < 16; first += static_cast<int>(Vector::size)) {

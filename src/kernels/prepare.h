@@ -1,4 +1,5 @@
-// What is done to rows of queries, keys and values on their way: norms and rotation. CONTRACT.md, section 5.
+// What is done to rows of queries, keys and values on their way: norms and rotation. CONTRACT.md,
+// section 5.
 #pragma once
 
 #include "elements.h"
@@ -17,19 +18,26 @@ struct RowPlace {
 
 // ---- Rotation
 
-// Rotates the 2 * pairs elements of x from offset on. A position before the first key has no line in the tables: the row
-// attends to nothing.
+// Rotates the 2 * pairs elements of x from offset on. A position before the first key has no line
+// in the tables: the row attends to nothing.
 template <class V>
 MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float *x) {
-  const int64_t position = rotation.positions ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row]
-                                              : rotation.origin + place.position;
+  const int64_t position =
+      rotation.positions
+          ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row]
+          : rotation.origin + place.position;
   if (position < 0) return;
-  const float *const cos = rotation.cos + position * rotation.stride, *const sin = rotation.sin + position * rotation.stride;
+  const float *const cos = rotation.cos + position * rotation.stride, *const sin =
+                                                                          rotation.sin +
+                                                                          position *
+                                                                              rotation.stride;
   x += rotation.offset;
-  const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1, second = rotation.is_interleaved ? 1 : pairs;
+  const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1,
+                second = rotation.is_interleaved ? 1 : pairs;
   int64_t i = 0;
   for (; !rotation.is_interleaved && i + static_cast<int64_t>(V::size) <= pairs; i += V::size) {
-    const V a = load<V>(x + i), b = load<V>(x + pairs + i), c = load<V>(cos + i), s = load<V>(sin + i);
+    const V a = load<V>(x + i), b = load<V>(x + pairs + i), c = load<V>(cos + i),
+            s = load<V>(sin + i);
     store(x + i, mul_add(a, c, all<V>(-0.0f) - b * s));
     store(x + pairs + i, mul_add(b, c, a * s));
   }
@@ -47,7 +55,8 @@ struct Statistics {
   float mean, r;
 };
 
-// The sum of a head's numbers, or of the squares of their distances from `mean`. (A number times 1 is added as if it were alone.)
+// The sum of a head's numbers, or of the squares of their distances from `mean`. (A number times 1
+// is added as if it were alone.)
 template <class V>
 MHA_NOINLINE float sum_of_head(const float *x, int64_t width, float mean, bool of_squares) {
   constexpr int lanes = V::size, vectors = 16 / lanes;
@@ -71,23 +80,28 @@ MHA_NOINLINE float sum_of_head(const float *x, int64_t width, float mean, bool o
 
 // row_of(head): a row of floats.
 template <class V, class RowOf>
-MHA_INLINE Statistics statistics_of(const Norm &norm, int64_t num_heads, int64_t width, const RowOf &row_of) {
+MHA_INLINE Statistics statistics_of(const Norm &norm, int64_t num_heads, int64_t width,
+                                    const RowOf &row_of) {
   float mean = 0.0f, sum = 0.0f;
-  for (int64_t head = 0; norm.is_layer && head < num_heads; ++head) sum = sum + sum_of_head<V>(row_of(head), width, 0.0f, false);
+  for (int64_t head = 0; norm.is_layer && head < num_heads; ++head)
+    sum = sum + sum_of_head<V>(row_of(head), width, 0.0f, false);
   if (norm.is_layer) mean = sum / norm.count;
   sum = 0.0f;  // to which the first is added as it is: no sum of a head is -0
-  for (int64_t head = 0; head < num_heads; ++head) sum = sum + sum_of_head<V>(row_of(head), width, mean, true);
+  for (int64_t head = 0; head < num_heads; ++head)
+    sum = sum + sum_of_head<V>(row_of(head), width, mean, true);
   return {mean, 1.0f / MHA_SQRTF(sum / norm.count + norm.epsilon)};
 }
 
 alignas(64) constexpr float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 // To add -0 changes nothing, not even the sign of a zero.
-alignas(64) constexpr float minus_zeros[16] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
-                                               -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
+alignas(64) constexpr float minus_zeros[16] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
+                                               -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
+                                               -0.0f, -0.0f, -0.0f, -0.0f};
 
 // A head's row, whose statistics, or those of all heads, are known.
 template <class V>
-MHA_NOINLINE void scale_normal(const Norm &norm, const Statistics &found, int64_t head, int64_t width, float *x) {
+MHA_NOINLINE void scale_normal(const Norm &norm, const Statistics &found, int64_t head,
+                               int64_t width, float *x) {
   // Where there are none, the same numbers again and again.
   const float *const weight = norm.weight ? norm.weight + head * norm.head_stride : ones;
   const float *const bias = norm.bias ? norm.bias + head * norm.head_stride : minus_zeros;
@@ -95,7 +109,8 @@ MHA_NOINLINE void scale_normal(const Norm &norm, const Statistics &found, int64_
   const auto put = [&](auto vector, int64_t d) MHA_INLINED {
     using T = decltype(vector);
     const T centred = (load<T>(x + d) - all<T>(found.mean)) * all<T>(found.r);
-    store(x + d, mul_add(centred, load<T>(weight + d * weight_step), load<T>(bias + d * bias_step)));
+    store(x + d,
+          mul_add(centred, load<T>(weight + d * weight_step), load<T>(bias + d * bias_step)));
   };
   int64_t d = 0;
   for (; d + static_cast<int64_t>(V::size) <= width; d += V::size) put(V{}, d);
@@ -106,7 +121,8 @@ template <class V>
 MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t width, float *x) {
   Statistics found;
   if (norm.is_of_all_heads) {
-    const float *const of_row = norm.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
+    const float *const of_row =
+        norm.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
     found = {of_row[0], of_row[1]};
   } else {
     found = statistics_of<V>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
@@ -125,8 +141,8 @@ MHA_NOINLINE void prepare(const Preparation &how, const RowPlace &place, int64_t
 
 // A row as floats, prepared: where it lies, if it is used as it is, otherwise at `copy`.
 template <class V>
-MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, const void *row, const RowPlace &place, int64_t width,
-                                     float *copy) {
+MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, const void *row,
+                                     const RowPlace &place, int64_t width, float *copy) {
   if (storage == Storage::f32 && !how.is_any) return static_cast<const float *>(row);
   widen<V>(storage, row, width, copy);
   prepare<V>(how, place, width, copy);
@@ -135,7 +151,8 @@ MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, co
 
 // The statistics of rows of one sequence whose heads are normalised together.
 template <class V>
-void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
+void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_begin,
+             int64_t row_end, float *scratch) {
   const Sequence &sequence = measuring.sequences[sequence_index];
   const KeyValues &rows = measuring.rows;
   const Preparation &how = measuring.prepare;
@@ -143,16 +160,20 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
   const int64_t start = measuring.are_keys ? sequence.past : sequence.q_start;
   for (int64_t row = row_begin; row < row_end; ++row) {
     // A start that is too large to be added to is not looked at.
-    const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(start) + static_cast<uint64_t>(row));
+    const int64_t position =
+        static_cast<int64_t>(static_cast<uint64_t>(start) + static_cast<uint64_t>(row));
     const auto row_of = [&](int64_t head) {
-      const int64_t at = sequence.in_arrays * rows.batch_stride + (first + row) * rows.row_stride + head * rows.head_stride;
+      const int64_t at = sequence.in_arrays * rows.batch_stride + (first + row) * rows.row_stride +
+                         head * rows.head_stride;
       widen<V>(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
       const RowPlace place = {sequence.in_arrays, first + row, position, head};
       if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, place, scratch);
       return static_cast<const float *>(scratch);
     };
-    const Statistics found = statistics_of<V>(how.norm, measuring.num_heads, measuring.width, row_of);
-    float *const to = how.norm.statistics + 2 * (sequence.in_arrays * how.norm.rows_per_sequence + first + row);
+    const Statistics found =
+        statistics_of<V>(how.norm, measuring.num_heads, measuring.width, row_of);
+    float *const to =
+        how.norm.statistics + 2 * (sequence.in_arrays * how.norm.rows_per_sequence + first + row);
     to[0] = found.mean;
     to[1] = found.r;
   }

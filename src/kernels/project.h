@@ -1,8 +1,10 @@
-// Projections: input rows times packed panels, plus bias, and each column to where the next stage reads it.
+// Projections: input rows times packed panels, plus bias, and each column to where the next stage
+// reads it.
 //
-// For each block of rows, panel by panel; for each block of 256 terms (CONTRACT.md, section 3), tile by tile. These 48 KiB of weights stay
-// in the cache while the rows pass. Sums lie in memory, [row][column of the panels]; they are finished and written to their destination
-// when all terms are done.
+// For each block of rows, panel by panel; for each block of 256 terms (CONTRACT.md, section 3),
+// tile by tile. These 48 KiB of weights stay in the cache while the rows pass. Sums lie in memory,
+// [row][column of the panels]; they are finished and written to their destination when all terms
+// are done.
 #pragma once
 
 #include "elements.h"
@@ -25,7 +27,10 @@ struct StoredPanel {
 
   MHA_INLINE StoredPanel(const Projection &p, int64_t panel) : storage(p.storage) {
     const bool is_int4 = p.storage == Storage::int4;
-    bytes_of_two_terms = panel_columns * (is_int4 ? 1 : p.storage == Storage::int8 ? 2 : p.storage == Storage::f32 ? 8 : 4);
+    bytes_of_two_terms = panel_columns * (is_int4                      ? 1
+                                          : p.storage == Storage::int8 ? 2
+                                          : p.storage == Storage::f32  ? 8
+                                                                       : 4);
     bytes = panel_bytes(p.depth, p.storage, p.arithmetic != Arithmetic::f32);
     groups = is_int4 ? (p.depth + int4_group - 1) / int4_group : 1;
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
@@ -42,7 +47,8 @@ struct StoredPanel {
 
 constexpr int64_t code_prefetch_bytes = 4096;  // so far ahead codes of int4 are prefetched
 
-// Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is nobody's.
+// Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is
+// nobody's.
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
   for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
@@ -65,7 +71,8 @@ MHA_INLINE void halves_of_terms(const Int4 *from, F16 *to) {
   halves_of_codes(from + 4 * half, to + 2 * columns + half, to + 3 * columns + half, half);
 }
 
-// Four at a time: behind the last term that is there come numbers that are nobody's, of the next panel or of the scales.
+// Four at a time: behind the last term that is there come numbers that are nobody's, of the next
+// panel or of the scales.
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
   for (int64_t k = 0; k < terms; k += 4, from += 2 * panel_columns, to += 4 * panel_columns) {
@@ -76,9 +83,11 @@ inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
 }
 #endif
 
-// What is left to do to the finished sums of columns, from those of a panel on: int8 has a scale, and all have a bias.
+// What is left to do to the finished sums of columns, from those of a panel on: int8 has a scale,
+// and all have a bias.
 template <class V>
-inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns, float *sums, int64_t stride) {
+inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns,
+                        float *sums, int64_t stride) {
   constexpr int64_t lanes = V::size;
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i < num_columns; i += lanes) {
@@ -110,7 +119,8 @@ struct Cursor {
 // Row number `row` of all sequences together.
 MHA_INLINE Cursor cursor_at(const InputRows &x, int64_t row) {
   if (!x.extents) {
-    const int64_t sequence = quotient(row, x.rows_per_sequence), position = row - sequence * x.rows_per_sequence;
+    const int64_t sequence = quotient(row, x.rows_per_sequence),
+                  position = row - sequence * x.rows_per_sequence;
     return {sequence, sequence, position, position};
   }
   int64_t sequence = 0;
@@ -135,18 +145,23 @@ MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_m
   at->block = x.extents ? x.extents[at->sequence].block : at->sequence;
 }
 
-// Part of an output row: to `at` elements from the start, with a residual added or in 16 bits. The residual may lie where the output does.
+// Part of an output row: to `at` elements from the start, with a residual added or in 16 bits. The
+// residual may lie where the output does.
 template <class V>
-MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t column, int64_t at, const float *values, int64_t count) {
+MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t column, int64_t at,
+                                  const float *values, int64_t count) {
   constexpr int64_t at_once = 64;
   alignas(64) float sums[at_once];
   for (int64_t done = 0; done < count; done += at_once) {
     const int64_t number = min(at_once, count - done);
     const float *from = values + done;
     if (to.residual) {
-      widen<V>(to.storage, element_at(to.residual, to.storage, row * to.residual_row_stride + column + done), number, sums);
+      widen<V>(to.storage,
+               element_at(to.residual, to.storage, row * to.residual_row_stride + column + done),
+               number, sums);
       int64_t i = 0;
-      for (; i + static_cast<int64_t>(V::size) <= number; i += V::size) store(sums + i, canonical(load<V>(from + i) + load<V>(sums + i)));
+      for (; i + static_cast<int64_t>(V::size) <= number; i += V::size)
+        store(sums + i, canonical(load<V>(from + i) + load<V>(sums + i)));
       for (; i < number; ++i) sums[i] = canonical(from[i] + sums[i]);
       from = sums;
     }
@@ -158,10 +173,12 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
   }
 }
 
-// Finished values, rows `row`, row + 1, ... of the output and columns first_column, ..., to one destination.
+// Finished values, rows `row`, row + 1, ... of the output and columns first_column, ..., to one
+// destination.
 template <class V>
-inline void write_columns(const Destination &to, const InputRows &x, int64_t row, int64_t num_rows, const float *values,
-                          int64_t values_stride, int64_t first_column, int64_t num_columns) {
+inline void write_columns(const Destination &to, const InputRows &x, int64_t row, int64_t num_rows,
+                          const float *values, int64_t values_stride, int64_t first_column,
+                          int64_t num_columns) {
   const Cursor first = cursor_at(x, row);
   const bool is_converted = to.residual || to.storage != Storage::f32;
   int64_t head = quotient(first_column, to.head_width), c = first_column - head * to.head_width;
@@ -176,18 +193,23 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
         write_converted<V>(to, at.row, c, start + at.row * to.row_stride + c, from, count);
       } else if (to.kind != Destination::Kind::key_blocks) {
         const int64_t in_destination = to.kind == Destination::Kind::rows ? at.row : at.position;
-        copy<V>(from, static_cast<float *>(to.base) + start + in_destination * to.row_stride + c, count);
+        copy<V>(from, static_cast<float *>(to.base) + start + in_destination * to.row_stride + c,
+                count);
       } else {
         const int64_t lane = place_in_block(at.position);
-        float *const block = static_cast<float *>(to.base) + start + (at.position - lane) * to.head_width + c * key_block + lane;
+        float *const block = static_cast<float *>(to.base) + start +
+                             (at.position - lane) * to.head_width + c * key_block + lane;
         int64_t i = 0;
         if (r + 4 <= num_rows && lane + 4 <= key_block && rows_left(x, at) >= 4) {
           step = 4;
-          const float *const row1 = from + values_stride, *const row2 = row1 + values_stride, *const row3 = row2 + values_stride;
-          for (; i + 4 <= count; i += 4) transpose4x4(from + i, row1 + i, row2 + i, row3 + i, block + i * key_block, key_block);
+          const float *const row1 = from + values_stride, *const row2 = row1 + values_stride,
+                             *const row3 = row2 + values_stride;
+          for (; i + 4 <= count; i += 4)
+            transpose4x4(from + i, row1 + i, row2 + i, row3 + i, block + i * key_block, key_block);
         }
         for (int64_t s = 0; s < step; ++s) {
-          for (int64_t rest = i; rest < count; ++rest) block[rest * key_block + s] = from[s * values_stride + rest];
+          for (int64_t rest = i; rest < count; ++rest)
+            block[rest * key_block + s] = from[s * values_stride + rest];
         }
       }
       r += step;
@@ -199,18 +221,21 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
 
 // Finished values in rows of `stride` floats to where they are wanted.
 template <class V>
-MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows, const float *results, int64_t stride, int64_t panel,
-                              int64_t panels) {
-  const int64_t first_column = panel * panel_columns, num_columns = min(panels * panel_columns, p.columns - first_column);
+MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows,
+                              const float *results, int64_t stride, int64_t panel, int64_t panels) {
+  const int64_t first_column = panel * panel_columns,
+                num_columns = min(panels * panel_columns, p.columns - first_column);
   write_columns<V>(p.destination, p.x, row, num_rows, results, stride, first_column, num_columns);
-  if (p.tap.kind != Destination::Kind::none) write_columns<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
+  if (p.tap.kind != Destination::Kind::none)
+    write_columns<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
 // Up to project_block_rows input rows.
 struct RowBlock {
   static constexpr int spare = 3;
   int64_t first, count;
-  const float *in[project_block_rows + spare];  // a tile may have more rows than there are: the last one again
+  // A tile may have more rows than there are: the last one again.
+  const float *in[project_block_rows + spare];
 
   // given: all of them, one after the other; null: they lie where the projection says.
   MHA_INLINE RowBlock(const Projection &p, const float *given, int64_t begin, int64_t end)
@@ -218,7 +243,8 @@ struct RowBlock {
     const float *const base = static_cast<const float *>(p.x.base);
     Cursor at = cursor_at(p.x, begin);
     for (int64_t r = 0; r < count; ++r) {
-      in[r] = given ? given + r * p.depth : base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
+      in[r] = given ? given + r * p.depth
+                    : base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
       advance(p.x, &at, 1, r + 1 < count);
     }
     for (int64_t r = count; r < count + spare; ++r) in[r] = in[count - 1];
@@ -227,16 +253,20 @@ struct RowBlock {
 
 // ---- Products
 
-// How many rows the next tile has: a full one, but none that leaves so few that they have too few chains to keep the machine busy.
+// How many rows the next tile has: a full one, but none that leaves so few that they have too few
+// chains to keep the machine busy.
 template <class V>
 MHA_INLINE int64_t next_tile_rows(int64_t left) {
-  constexpr int64_t most = TileShape<V::size>::max_rows, too_few = 2 * TileShape<V::size>::project_vectors(2) < 8 ? 2 : 1;
+  constexpr int64_t most = TileShape<V::size>::max_rows,
+                    too_few = 2 * TileShape<V::size>::project_vectors(2) < 8 ? 2 : 1;
   return left > most && left <= most + too_few ? 4 : min(left, most);
 }
 
-constexpr int64_t min_prefetch_bytes = 256 << 10;          // fewer weights lie in a near cache,
-constexpr int64_t level3_weight_bytes = int64_t{3} << 20;  // and fewer than these maybe in the third level
-constexpr int64_t own_prefetch_terms = 24;                 // so far ahead two rows prefetch the block that they read
+constexpr int64_t min_prefetch_bytes = 256 << 10;  // fewer weights lie in a near cache,
+constexpr int64_t level3_weight_bytes = int64_t{3}
+                                        << 20;  // and fewer than these maybe in the third level
+// So far ahead two rows prefetch the block that they read.
+constexpr int64_t own_prefetch_terms = 24;
 
 // Some terms of one panel, and what becomes of their products.
 struct PanelTerms {
@@ -247,15 +277,19 @@ struct PanelTerms {
   Sums mode;
 };
 
-// sums [count][sums_stride] of some rows with these terms of `panels` panels side by side, panel_bytes apart. The loops prefetch the next
-// block of weights; those of two rows, and of weights that may lie in the level-3 cache, a later part of the same block. One row leaves it
-// to the processor.
+// sums [count][sums_stride] of some rows with these terms of `panels` panels side by side,
+// panel_bytes apart. The loops prefetch the next block of weights; those of two rows, and of
+// weights that may lie in the level-3 cache, a later part of the same block. One row leaves it to
+// the processor.
 template <class V>
-MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes, const float *const *rows, int64_t count,
-                                float *sums, int64_t sums_stride, bool prefetches, bool is_far) {
+MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes,
+                                const float *const *rows, int64_t count, float *sums,
+                                int64_t sums_stride, bool prefetches, bool is_far) {
   constexpr int64_t most = TileShape<V::size>::max_rows;
-  const int64_t row_bytes = panel_columns * bytes_of(panel.storage), bytes = panel.terms * row_bytes;
-  const int64_t share = bytes / ((count + most - 1) / most), columns = (panel.columns + 15) / 16 * 16;
+  const int64_t row_bytes = panel_columns * bytes_of(panel.storage),
+                bytes = panel.terms * row_bytes;
+  const int64_t share = bytes / ((count + most - 1) / most),
+                columns = (panel.columns + 15) / 16 * 16;
   const char *ahead = static_cast<const char *>(panel.w) + bytes;
   Tile tile;
   tile.column_stride = panel_columns;
@@ -266,7 +300,9 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   Loops loops = {};
   for (int64_t r = 0, size, last = 0; r < count; r += size, ahead += share, last = size) {
     size = next_tile_rows<V>(count - r);
-    if (size != last) loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches, is_far && count <= 2 * most);
+    if (size != last)
+      loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches,
+                                    is_far && count <= 2 * most);
     const Loop &loop = loops.wide;
     for (int64_t i = 0; i < loop.rows; ++i) tile.rows[i] = rows[r + i] + panel.begin;
     for (int64_t b = 0; b < panels; ++b) {
@@ -275,7 +311,8 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
     }
     tile.scales = panel.scales;
     if (prefetches && !is_far && count == 2) {
-      tile.prefetch = {static_cast<const char *>(panel.w) + own_prefetch_terms * row_bytes, 64, row_bytes, 0};
+      tile.prefetch = {static_cast<const char *>(panel.w) + own_prefetch_terms * row_bytes, 64,
+                       row_bytes, 0};
     } else if (prefetches && panels == 1 && columns >= loop.columns) {
       tile.prefetch = prefetch_stretch(ahead, share, loop, panel.terms, columns / loop.columns);
     } else {
@@ -285,16 +322,20 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   }
 }
 
-// sums of one row and the last columns of a matrix, as many blocks of 16 side by side as the loop over keys takes.
+// sums of one row and the last columns of a matrix, as many blocks of 16 side by side as the loop
+// over keys takes.
 template <class V>
-MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *row, int64_t depth, int64_t columns, float *sums) {
+MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *row, int64_t depth,
+                                        int64_t columns, float *sums) {
   const Loop loop = loops_over_keys<V>(1, stored.storage, false).wide;
   const int64_t element = bytes_of(stored.storage);
   Tile tile;
   tile.rows[0] = row;
   for (int64_t b = 0; b < loop.blocks; ++b) {  // where there are fewer, the last one again
-    const int64_t column = min(b * key_block, columns - 1) / key_block * key_block, panel = column / panel_columns;
-    tile.columns[b] = stored.first + panel * stored.bytes + (column - panel * panel_columns) * element;
+    const int64_t column = min(b * key_block, columns - 1) / key_block * key_block,
+                  panel = column / panel_columns;
+    tile.columns[b] =
+        stored.first + panel * stored.bytes + (column - panel * panel_columns) * element;
     tile.sums[b] = sums + column;
   }
   tile.column_stride = panel_columns;
@@ -307,18 +348,23 @@ MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *
   loop.run(tile);
 }
 
-// Rows times panels of floats, or of numbers that are widened in registers, or of such that are widened to memory, once for all rows.
+// Rows times panels of floats, or of numbers that are widened in registers, or of such that are
+// widened to memory, once for all rows.
 template <class V>
-MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool is_widened, int64_t panel_begin, int64_t panel_end) {
-  alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns], widened[dot_block * panel_columns];
+MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool is_widened,
+                                 int64_t panel_begin, int64_t panel_end) {
+  alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
+      widened[dot_block * panel_columns];
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
-  constexpr int64_t last_columns = TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::score_blocks(1) * key_block : 0;
+  constexpr int64_t last_columns =
+      TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::score_blocks(1) * key_block : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const int64_t left = p.columns - panel * panel_columns;
-    const bool ends = rows.count == 1 && left % panel_columns != 0 && left <= last_columns && panel_end * panel_columns >= p.columns;
+    const bool ends = rows.count == 1 && left % panel_columns != 0 && left <= last_columns &&
+                      panel_end * panel_columns >= p.columns;
     panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
     if (ends) panels = panel_end - panel;
     const StoredPanel stored(p, panel);
@@ -329,42 +375,50 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
     for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
       end = min(p.depth, k + dot_block);
       if (is_widened) widen<V>(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
-      const PanelTerms terms = {is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
-                                is_widened ? Storage::f32 : p.storage,
-                                k,
-                                end - k,
-                                columns,
-                                nullptr,
-                                k > 0 ? Sums::add : Sums::replace};
-      multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches, is_far);
+      const PanelTerms terms = {
+          is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
+          is_widened ? Storage::f32 : p.storage,
+          k,
+          end - k,
+          columns,
+          nullptr,
+          k > 0 ? Sums::add : Sums::replace};
+      multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
+                       is_far);
     }
     finish_sums<V>(stored, rows.count, columns, sums, stride);
     write_results<V>(p, rows.first, rows.count, sums, stride, panel, panels);
   }
 }
 
-// Two to four rows and weights from the memory. A loop over one panel reads one stretch of the memory; here four panels advance in step, in
-// slices of a few terms, and the loops prefetch the next slices of all four. Panels from `panel` on; returns the first that is left.
+// Two to four rows and weights from the memory. A loop over one panel reads one stretch of the
+// memory; here four panels advance in step, in slices of a few terms, and the loops prefetch the
+// next slices of all four. Panels from `panel` on; returns the first that is left.
 template <class V>
-MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, int64_t panel, int64_t panel_end) {
+MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, int64_t panel,
+                                     int64_t panel_end) {
   constexpr int64_t in_step = 4, stride = in_step * panel_columns, slice = 32;
-  static_assert(prefetch_places(2, 1) == in_step && prefetch_places(4, 1) == in_step, "one place in each panel");
+  static_assert(prefetch_places(2, 1) == in_step && prefetch_places(4, 1) == in_step,
+                "one place in each panel");
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
   const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true, false).wide;
   const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;
-  const int64_t step = panel_columns * element / (passes * in_step), pass_bytes = slice * in_step * step;
+  const int64_t step = panel_columns * element / (passes * in_step),
+                pass_bytes = slice * in_step * step;
   Tile tile;
   tile.column_stride = panel_columns;
   tile.chain = dot_block;
   tile.sums_stride = stride;
   tile.repeats = in_step;
   tile.next_sums = panel_columns;
-  for (; panel + in_step <= panel_end && (panel + in_step) * panel_columns <= p.columns; panel += in_step) {
+  for (; panel + in_step <= panel_end && (panel + in_step) * panel_columns <= p.columns;
+       panel += in_step) {
     const StoredPanel stored(p, panel);
     tile.next_columns = stored.bytes / element;
     for (int64_t k = 0, end; k < p.depth; k = end) {
       end = min(p.depth, k + slice);
-      const char *const next = end < p.depth ? stored.at<char>(end) : stored.at<char>(0) + in_step * stored.bytes;
+      const char *const next =
+          end < p.depth ? stored.at<char>(end) : stored.at<char>(0) + in_step * stored.bytes;
       tile.terms = end - k;
       tile.mode = k % dot_block == 0 ? Sums::replace : Sums::extend;
       for (int64_t r = 0; r < loop.rows; ++r) tile.rows[r] = rows.in[r] + k;
@@ -388,7 +442,8 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
 
 // Int4: some groups of 32 terms at a time, which are widened once for all rows.
 template <class V>
-MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_t panel_begin, int64_t panel_end) {
+MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_t panel_begin,
+                               int64_t panel_end) {
   constexpr int64_t terms_at_once = 4 * int4_group;
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns];
   alignas(64) Int4Number<V> codes[terms_at_once * panel_columns];
@@ -396,11 +451,15 @@ MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     const int64_t columns = min(panel_columns, p.columns - panel * panel_columns);
-    for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size) store(sums + i, all<V>(0.0f));
+    for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size)
+      store(sums + i, all<V>(0.0f));
     for (int64_t k = 0; k < p.depth; k += terms_at_once) {
       const int64_t terms = min(terms_at_once, p.depth - k);
       widen_codes<V>(stored.at<Int4>(k), terms, codes);
-      const PanelTerms groups = {codes, storage, k, terms, columns, stored.scales + k / int4_group * panel_columns, Sums::add_scaled};
+      const PanelTerms groups = {
+          codes,           storage, k,
+          terms,           columns, stored.scales + k / int4_group * panel_columns,
+          Sums::add_scaled};
       multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, false, false);
     }
     finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
@@ -408,19 +467,22 @@ MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_
   }
 }
 
-// Under up to so many rows, numbers of fewer bits are widened in registers, by each tile anew. For more it is better to widen them to
-// memory.
+// Under up to so many rows, numbers of fewer bits are widened in registers, by each tile anew. For
+// more it is better to widen them to memory.
 constexpr int64_t max_rows_widened_in_registers = 24;
 
 template <class V>
-void project(const Projection &p, const void *ready, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+void project(const Projection &p, const void *ready, int64_t row_begin, int64_t row_end,
+             int64_t panel_begin, int64_t panel_end) {
   const float *const given = static_cast<const float *>(ready);
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, given ? given + (row - row_begin) * p.depth : nullptr, row, row_end);
     if (p.storage == Storage::int4) {
       project_int4<V>(p, rows, panel_begin, panel_end);
     } else {
-      const bool is_widened = p.storage != Storage::f32 && (has_loops_of_floats_alone<V> || rows.count > max_rows_widened_in_registers);
+      const bool is_widened =
+          p.storage != Storage::f32 &&
+          (has_loops_of_floats_alone<V> || rows.count > max_rows_widened_in_registers);
       int64_t panel = panel_begin;
       if constexpr (TileShape<V::size>::has_few_row_forms) {
         const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
@@ -437,14 +499,17 @@ template <class V>
 void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to) {
   Cursor at = cursor_at(x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row, to += width) {
-    widen<V>(x.storage, element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride), width, to);
+    widen<V>(x.storage,
+             element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride),
+             width, to);
     advance(x, &at, 1, row + 1 < row_end);
   }
 }
 
 // The second half of project, for a product that a BLAS has made.
 template <class V>
-void finish_rows(const Projection &p, const float *product, int64_t product_stride, int64_t row_begin, int64_t row_end) {
+void finish_rows(const Projection &p, const float *product, int64_t product_stride,
+                 int64_t row_begin, int64_t row_end) {
   constexpr int64_t width = 256;
   alignas(64) float values[4 * width];
   for (int64_t row = row_begin; row < row_end; row += 4) {
@@ -453,10 +518,12 @@ void finish_rows(const Projection &p, const float *product, int64_t product_stri
       const int64_t count = min(width, p.columns - column);
       for (int64_t r = 0; r < rows; ++r) {
         const float *const from = product + (row - row_begin + r) * product_stride + column;
-        for (int64_t i = 0; i < count; ++i) values[r * width + i] = canonical(from[i] + p.bias[column + i]);
+        for (int64_t i = 0; i < count; ++i)
+          values[r * width + i] = canonical(from[i] + p.bias[column + i]);
       }
       write_columns<V>(p.destination, p.x, row, rows, values, width, column, count);
-      if (p.tap.kind != Destination::Kind::none) write_columns<V>(p.tap, p.x, row, rows, values, width, column, count);
+      if (p.tap.kind != Destination::Kind::none)
+        write_columns<V>(p.tap, p.x, row, rows, values, width, column, count);
     }
   }
 }

@@ -1,9 +1,11 @@
-// Projections in integers: rows of codes times panels of codes, with exact sums (CONTRACT.md, section 4).
+// Projections in integers: rows of codes times panels of codes, with exact sums (CONTRACT.md,
+// section 4).
 //
-// For each panel, block of 256 terms and tile of rows: four terms of each column lie side by side in the panel, and are multiplied with the
-// same four terms of a row by one instruction, which also adds up products. Sums of 64 terms (32 of int4) become floats and are added,
-// times their scales, to sums that lie in memory, [row][column of the panel]. One or two rows, for which reading the weights is what takes
-// the time, pass four panels in step.
+// For each panel, block of 256 terms and tile of rows: four terms of each column lie side by side
+// in the panel, and are multiplied with the same four terms of a row by one instruction, which also
+// adds up products. Sums of 64 terms (32 of int4) become floats and are added, times their scales,
+// to sums that lie in memory, [row][column of the panel]. One or two rows, for which reading the
+// weights is what takes the time, pass four panels in step.
 #pragma once
 
 #include "dot_products.h"
@@ -14,14 +16,16 @@ namespace {
 
 // ---- Tiles
 
-// For up to so many rows, reading the weights is what takes the time. Codes of int4 become bytes in registers, by each tile anew; for more
-// rows, in memory, once for all.
+// For up to so many rows, reading the weights is what takes the time. Codes of int4 become bytes in
+// registers, by each tile anew; for more rows, in memory, once for all.
 constexpr int max_few_rows = 2;
 
-constexpr int64_t block_terms = dot_block;  // of a panel that stay in the cache while all rows pass them
+// Of a panel that stay in the cache while all rows pass them.
+constexpr int64_t block_terms = dot_block;
 
-// Few rows, up to max_few_rows, take so many panels in step: a chain of terms of each in turn, and meanwhile they prefetch the next
-// chains of all, a line of each in turn. The processor follows several streams of memory by itself, and faster than one.
+// Few rows, up to max_few_rows, take so many panels in step: a chain of terms of each in turn, and
+// meanwhile they prefetch the next chains of all, a line of each in turn. The processor follows
+// several streams of memory by itself, and faster than one.
 constexpr int panels_in_step = 4;
 
 struct CodeTile {
@@ -32,7 +36,7 @@ struct CodeTile {
   const float *scales;          // int4: of the columns, for each group
   int64_t panel_scales;         // so far apart are those of two panels
   float *sums;                  // [row][panel][48]
-  int64_t ahead;                // so many bytes ahead columns are prefetched: 0 where they lie in a cache
+  int64_t ahead;  // so many bytes ahead columns are prefetched: 0 where they lie in a cache
 };
 
 // sums[row][column] += the products of some terms with weights of this type.
@@ -40,24 +44,32 @@ template <class V, class Code, Storage storage, bool are_nibbles, int R>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
   constexpr bool is_int4 = storage == Storage::int4;
-  constexpr int C = Dots::vectors(R), lanes = V::size, fours = are_nibbles ? 2 : 1;  // fours: of terms, in the bytes of one step
-  constexpr int64_t chain = is_int4 ? int4_group : code_group;                       // terms that are added up before they are scaled
-  constexpr int64_t step = terms_together * panel_columns, row_step = terms_together * static_cast<int64_t>(sizeof(Code));
+  constexpr int C = Dots::vectors(R), lanes = V::size,
+                fours = are_nibbles ? 2 : 1;  // fours: of terms, in the bytes of one step
+  constexpr int64_t chain =
+      is_int4 ? int4_group : code_group;  // terms that are added up before they are scaled
+  constexpr int64_t step = terms_together * panel_columns,
+                    row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   constexpr int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
   constexpr bool are_few = R <= max_few_rows;
-  constexpr int places = panels_in_step * C * lanes / panel_columns;  // that few rows prefetch with each step
+  // That few rows prefetch with each step.
+  constexpr int places = panels_in_step * C * lanes / panel_columns;
   constexpr int64_t chain_bytes = chain / fours * panel_columns;
   const bool is_in_step = are_few && tile.panels > 1;
-  const int64_t ahead = tile.ahead, apart = is_in_step ? tile.panel_bytes : 64, place_step = is_in_step ? step / panels_in_step : step;
+  const int64_t ahead = tile.ahead, apart = is_in_step ? tile.panel_bytes : 64,
+                place_step = is_in_step ? step / panels_in_step : step;
   const int64_t panels = are_few ? tile.panels : 1, sums_stride = panels * panel_columns;
   const char *rows[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
   int64_t first_scale = 0, at = 0;
-  for (int64_t left = tile.terms; left > 0; left -= chain, at += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
-    const auto tail_of = [&](int r)
-                             MHA_INLINED -> const CodesTail & { return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes); };
-    const uint8_t *of_panel = columns, *later = columns + ahead + (left > chain ? 0 : (panels - 1) * tile.panel_bytes);
+  for (int64_t left = tile.terms; left > 0;
+       left -= chain, at += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
+    const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
+      return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes);
+    };
+    const uint8_t *of_panel = columns,
+                  *later = columns + ahead + (left > chain ? 0 : (panels - 1) * tile.panel_bytes);
     const float *scales = is_int4 ? tile.scales + first_scale : nullptr;
     float *to = tile.sums;
     for (int64_t panel = 0; panel < panels; ++panel) {
@@ -72,30 +84,35 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
         const int64_t codes_end = at + min(left, chain) * static_cast<int64_t>(sizeof(Code));
         for (int64_t codes = at; codes < codes_end; codes += fours * row_step, w += step) {
           const auto row_terms = [&](int r, int four, int pass) MHA_INLINED {
-            return Dots::load_row_terms(reinterpret_cast<const Code *>(rows[r] + codes + four * row_step), pass);
+            return Dots::load_row_terms(
+                reinterpret_cast<const Code *>(rows[r] + codes + four * row_step), pass);
           };
           const auto terms_of = [&](int c, int four, int pass) MHA_INLINED {
             const uint8_t *const bytes = w + c * lanes * terms_together;
-            return are_nibbles ? Dots::load_nibbles(bytes, four, pass) : Dots::load_terms(bytes, pass);
+            return are_nibbles ? Dots::load_nibbles(bytes, four, pass)
+                               : Dots::load_terms(bytes, pass);
           };
           if constexpr (are_few) {
             MHA_UNROLL for (int i = 0; i < places; ++i) MHA_PREFETCH_L2(place + i * apart);
             place += place_step;
           } else {
-            MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) MHA_PREFETCH(w + ahead + line);
+            MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64)
+                MHA_PREFETCH(w + ahead + line);
           }
           if constexpr (are_few || (R == 4 && Dots::passes == 1 && V::size == 16)) {
             typename Dots::RowTerms x[R][fours][Dots::passes];
             MHA_UNROLL for (int r = 0; r < R; ++r) {
               MHA_UNROLL for (int four = 0; four < fours; ++four) {
-                MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) x[r][four][pass] = row_terms(r, four, pass);
+                MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) x[r][four][pass] =
+                    row_terms(r, four, pass);
               }
             }
             MHA_UNROLL for (int c = 0; c < C; ++c) {
               MHA_UNROLL for (int four = 0; four < fours; ++four) {
                 MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
                   const typename Dots::Terms terms = terms_of(c, four, pass);
-                  MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c] = Dots::add(acc[r][c], terms, x[r][four][pass]);
+                  MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c] =
+                      Dots::add(acc[r][c], terms, x[r][four][pass]);
                 }
               }
             }
@@ -106,7 +123,8 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
               MHA_UNROLL for (int c = 0; c < C; ++c) terms[c] = terms_of(c, 0, pass);
               MHA_UNROLL for (int r = 0; r < R; ++r) {
                 const typename Dots::RowTerms x = row_terms(r, 0, pass);
-                MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = Dots::add(acc[r][c], terms[c], x);
+                MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] =
+                    Dots::add(acc[r][c], terms[c], x);
               }
             }
           }
@@ -135,26 +153,33 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
 
 #if defined(MHA_KERNELS_I8MM)
 
-// The same for more rows, bytes alone, by products of matrices: eight terms of two columns with the same terms of two rows.
+// The same for more rows, bytes alone, by products of matrices: eight terms of two columns with the
+// same terms of two rows.
 template <class V, Storage storage, int R>
 MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
   constexpr bool is_int4 = storage == Storage::int4;
   constexpr int C = DotProducts<int8_t>::vectors(R), lanes = V::size;
-  constexpr int64_t chain = is_int4 ? int4_group : code_group, step = terms_together * panel_columns;
+  constexpr int64_t chain = is_int4 ? int4_group : code_group,
+                    step = terms_together * panel_columns;
   const int64_t ahead = tile.ahead;
   const char *rows[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
   const float *scales = tile.scales;
   int64_t at = 0;
-  for (int64_t left = tile.terms; left > 0; left -= chain, at += chain + static_cast<int64_t>(sizeof(CodesTail))) {
-    const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & { return *reinterpret_cast<const CodesTail *>(rows[r] + at + chain); };
+  for (int64_t left = tile.terms; left > 0;
+       left -= chain, at += chain + static_cast<int64_t>(sizeof(CodesTail))) {
+    const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
+      return *reinterpret_cast<const CodesTail *>(rows[r] + at + chain);
+    };
     const int64_t codes_end = at + min(left, chain);
     for (int64_t column = 0; column < panel_columns; column += C * lanes) {
       const uint8_t *w = columns + column * terms_together;
-      int32x4_t acc[R / 2][2 * C];  // of two rows and two columns: those of the first column, and those of the second
+      // Of two rows and two columns: those of the first column, and those of the second.
+      int32x4_t acc[R / 2][2 * C];
       MHA_UNROLL for (int r = 0; r < R; r += 2) {
-        const int32x2_t begin = vset_lane_s32(tail_of(r + 1).begin, vdup_n_s32(tail_of(r).begin), 1);
+        const int32x2_t begin =
+            vset_lane_s32(tail_of(r + 1).begin, vdup_n_s32(tail_of(r).begin), 1);
         MHA_UNROLL for (int c = 0; c < 2 * C; ++c) acc[r / 2][c] = vcombine_s32(begin, begin);
       }
       for (int64_t codes = at; codes < codes_end; codes += 2 * terms_together, w += 2 * step) {
@@ -166,15 +191,19 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
         }
         int8x16_t x[R / 2];
         MHA_UNROLL for (int r = 0; r < R; r += 2) {
-          const auto row_terms = [&](int row) MHA_INLINED { return vld1_s8(reinterpret_cast<const int8_t *>(rows[row] + codes)); };
+          const auto row_terms = [&](int row) MHA_INLINED {
+            return vld1_s8(reinterpret_cast<const int8_t *>(rows[row] + codes));
+          };
           x[r / 2] = vcombine_s8(row_terms(r), row_terms(r + 1));
         }
         MHA_UNROLL for (int c = 0; c < C; ++c) {
           const int64_t bytes = c * lanes * terms_together;
-          const uint32x4x2_t both = vzipq_u32(vreinterpretq_u32_u8(vld1q_u8(w + bytes)), vreinterpretq_u32_u8(vld1q_u8(second + bytes)));
+          const uint32x4x2_t both = vzipq_u32(vreinterpretq_u32_u8(vld1q_u8(w + bytes)),
+                                              vreinterpretq_u32_u8(vld1q_u8(second + bytes)));
           MHA_UNROLL for (int i = 0; i < 2; ++i) {
             MHA_UNROLL for (int r = 0; r < R / 2; ++r) {
-              acc[r][2 * c + i] = vusmmlaq_s32(acc[r][2 * c + i], vreinterpretq_u8_u32(both.val[i]), x[r]);
+              acc[r][2 * c + i] =
+                  vusmmlaq_s32(acc[r][2 * c + i], vreinterpretq_u8_u32(both.val[i]), x[r]);
             }
           }
         }
@@ -227,7 +256,8 @@ MHA_INLINE void visit_code(const Projection &p, Visit visit) {
 // Of a row.
 MHA_INLINE int64_t bytes_of_codes(const Projection &p, int64_t terms) {
   int64_t bytes = 0;
-  visit_code(p, [&](auto code) MHA_INLINED { bytes = coded_bytes<decltype(code)>(p.storage, terms); });
+  visit_code(p,
+             [&](auto code) MHA_INLINED { bytes = coded_bytes<decltype(code)>(p.storage, terms); });
   return bytes;
 }
 
@@ -241,42 +271,49 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   visit_rows<most>(num_rows, [&](auto rows) MHA_INLINED {
     visit_code(p, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
-      constexpr int R = is_small_code && decltype(rows)::count > max_few_rows ? most : decltype(rows)::count;
+      constexpr int R =
+          is_small_code && decltype(rows)::count > max_few_rows ? most : decltype(rows)::count;
 #if defined(MHA_KERNELS_I8MM)
       if constexpr (R > max_few_rows && sizeof(Code) == 1) {
-        loop = p.storage == Storage::int4 ? multiply_code_matrices<V, Storage::int4, R> : multiply_code_matrices<V, Storage::int8, R>;
+        loop = p.storage == Storage::int4 ? multiply_code_matrices<V, Storage::int4, R>
+                                          : multiply_code_matrices<V, Storage::int8, R>;
         return;
       }
 #endif
-      if constexpr (sizeof(Code) >= sizeof(SmallCode)) loop = multiply_codes<V, Code, Storage::int8, false, R>;
-      if (p.storage == Storage::int4) loop = multiply_codes<V, Code, Storage::int4, R <= max_few_rows, R>;
+      if constexpr (sizeof(Code) >= sizeof(SmallCode))
+        loop = multiply_codes<V, Code, Storage::int8, false, R>;
+      if (p.storage == Storage::int4)
+        loop = multiply_codes<V, Code, Storage::int4, R <= max_few_rows, R>;
     });
   });
   return loop;
 }
 
 template <class V>
-MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                                int64_t panel_end) {
+MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t row_begin,
+                                int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   constexpr int64_t most = TileShape<V::size>::max_rows;
   static_assert(project_block_rows % most == 0, "the last tile has its rows of sums");
   alignas(64) float sums[max(project_block_rows, panels_in_step * max_few_rows) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
   const bool is_int4 = p.storage == Storage::int4;
   const char *const coded = static_cast<const char *>(rows);
-  const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth), codes_in_byte = is_int4 ? 2 : 1;
+  const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth),
+                codes_in_byte = is_int4 ? 2 : 1;
   const int64_t num_last = (count - 1) % most + 1;
   const PanelLoop whole = panel_loop_of<V>(p, most), last = panel_loop_of<V>(p, num_last);
   const bool are_few = count <= max_few_rows;
   const int64_t num_sums = are_few ? count : (count + most - 1) / most * most;
-  const int64_t most_terms = are_few ? p.depth : block_terms, full_panels = min(panel_end, p.columns / panel_columns);
+  const int64_t most_terms = are_few ? p.depth : block_terms,
+                full_panels = min(panel_end, p.columns / panel_columns);
   CodeTile tile;
   for (int64_t panel = panel_begin; panel < panel_end; panel += tile.panels) {
     const StoredPanel stored(p, panel);
     tile.panels = are_few && panel + panels_in_step <= full_panels ? panels_in_step : 1;
     tile.panel_bytes = stored.bytes;
     tile.panel_scales = stored.groups * panel_columns;
-    const int64_t stride = tile.panels * panel_columns, terms_ahead = tile.panels > 1 ? terms_of_chain(p.storage) : block_terms;
+    const int64_t stride = tile.panels * panel_columns,
+                  terms_ahead = tile.panels > 1 ? terms_of_chain(p.storage) : block_terms;
     MHA_MEMSET(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);
@@ -285,7 +322,8 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
       if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0; r < count; r += most) {
-        const bool is_last = count - r <= most, is_widened = is_int4 && !(is_last && num_last <= max_few_rows);
+        const bool is_last = count - r <= most,
+                   is_widened = is_int4 && !(is_last && num_last <= max_few_rows);
         tile.columns = is_widened ? widened : columns;
         tile.ahead = is_widened ? 0 : terms_ahead * panel_columns / codes_in_byte;
         tile.sums = sums + r * panel_columns;
@@ -302,14 +340,17 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
 // ---- Rows
 
 template <class V>
-MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end, void *coded) {
+MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end,
+                              void *coded) {
   const InputRows &x = p.x;
-  const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767, added = p.storage == Storage::int8 ? byte_added : nibble_added;
+  const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767,
+                added = p.storage == Storage::int8 ? byte_added : nibble_added;
   const int64_t chain = terms_of_chain(p.storage);
   char *to = static_cast<char *>(coded);
   Cursor at = cursor_at(x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row) {
-    const char *const from = element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride);
+    const char *const from =
+        element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride);
     for (int64_t k = 0; k < p.depth; k += code_group) {
       alignas(64) float group[code_group];
       const int64_t terms = min(code_group, p.depth - k);
@@ -321,7 +362,8 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
         put_in_order_of_passes<Code>(group, code_group);
         for (int64_t i = 0; i < code_group; i += chain) {
           Code *const codes = reinterpret_cast<Code *>(to);
-          const CodesTail tail = {scale.scale, begin_of<Code>(encode(group + i, chain, scale, codes), added), {}};
+          const CodesTail tail = {
+              scale.scale, begin_of<Code>(encode(group + i, chain, scale, codes), added), {}};
           MHA_MEMCPY(codes + chain, &tail, sizeof tail);
           to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof tail);
         }

@@ -1,5 +1,6 @@
-// What happens to the scores of a row between the products and the softmax: which keys mask arrays and position groups leave to it, and the
-// options that change its scores beyond the scale, in the order of CONTRACT.md, section 7: softcap, ALiBi, biases, masks.
+// What happens to the scores of a row between the products and the softmax: which keys mask arrays
+// and position groups leave to it, and the options that change its scores beyond the scale, in the
+// order of CONTRACT.md, section 7: softcap, ALiBi, biases, masks.
 //
 // Keys of a chunk count from its first one; the score of key j of the chunk is number j of the row.
 #pragma once
@@ -21,11 +22,14 @@ MHA_INLINE Range keys_with_column(const Unit &unit, int64_t chunk_begin, Range k
 
 // Number of the first element of an array for the row.
 MHA_INLINE int64_t row_of(const PairArray &array, const Unit &unit, const Row &row) {
-  return unit.sequence_index * array.batch_stride + row.head * array.head_stride + unit.array_row(row) * array.row_stride;
+  return unit.sequence_index * array.batch_stride + row.head * array.head_stride +
+         unit.array_row(row) * array.row_stride;
 }
 
-// Number of the element of an array for the row and the first key of the chunk, which need not have one.
-MHA_INLINE int64_t element_of(const PairArray &array, const Unit &unit, const Row &row, int64_t chunk_begin) {
+// Number of the element of an array for the row and the first key of the chunk, which need not have
+// one.
+MHA_INLINE int64_t element_of(const PairArray &array, const Unit &unit, const Row &row,
+                              int64_t chunk_begin) {
   return row_of(array, unit, row) + unit.sequence.option_column + chunk_begin;
 }
 
@@ -41,14 +45,18 @@ MHA_INLINE int32_t group_of(const Unit &unit, const Row &row) {
 
 MHA_INLINE const int32_t *groups_of_keys(const Unit &unit, int64_t chunk_begin) {
   const PositionGroups &groups = unit.call.options.groups;
-  return groups.of_columns + unit.sequence_index * groups.column_stride + unit.sequence.option_column + chunk_begin;
+  return groups.of_columns + unit.sequence_index * groups.column_stride +
+         unit.sequence.option_column + chunk_begin;
 }
 
 // Of some keys of a chunk, those that the flags leave to the rows from `first` to `last`.
-MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &last, int64_t chunk_begin, Range keys) {
+MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &last,
+                               int64_t chunk_begin, Range keys) {
   const PositionGroups &groups = unit.call.options.groups;
-  const int64_t begin = unit.keys_in_window(first, groups.window_left, groups.window_right).begin - chunk_begin;
-  const int64_t end = unit.keys_in_window(last, groups.window_left, groups.window_right).end - chunk_begin;
+  const int64_t begin =
+      unit.keys_in_window(first, groups.window_left, groups.window_right).begin - chunk_begin;
+  const int64_t end =
+      unit.keys_in_window(last, groups.window_left, groups.window_right).end - chunk_begin;
   return {min(keys.end, max(keys.begin, begin)), min(keys.end, max(keys.begin, end))};
 }
 
@@ -64,11 +72,13 @@ MHA_NOINLINE inline void leave_group(const int32_t *groups, int32_t own, Range k
 }
 
 // -infinity for those of the row's own keys that its group does not leave.
-MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
+MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_t chunk_begin,
+                                        Range keys, float *s) {
   const int32_t own = group_of(unit, row), *const groups = groups_of_keys(unit, chunk_begin);
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
   if (!unit.call.options.groups.add_keys) return leave_group(groups, own, with_column, s);
-  const Range flags = keys_of_flags(unit, row, row, chunk_begin, keys), beside[] = {{keys.begin, flags.begin}, {flags.end, keys.end}};
+  const Range flags = keys_of_flags(unit, row, row, chunk_begin, keys),
+              beside[] = {{keys.begin, flags.begin}, {flags.end, keys.end}};
   const int64_t first = own < 0 ? keys.end : with_column.begin;  // that can be of the group
   for (const Range &range : beside) {
     for (int64_t j = range.begin; j < min(first, range.end); ++j) s[j] = -infinity;
@@ -88,9 +98,11 @@ MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
 
 // -infinity for those of the row's own keys that groups or the mask exclude.
 template <class V>
-inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
+inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
+                        float *s) {
   if (unit.call.options.groups.of_rows) mask_by_groups(unit, row, chunk_begin, keys, s);
-  if (unit.call.options.mask.base) mask_scores<V>(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
+  if (unit.call.options.mask.base)
+    mask_scores<V>(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
 }
 
 // ---- Ranges
@@ -99,10 +111,12 @@ inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, R
 MHA_INLINE bool has_other(const void *bytes, uint64_t excluded) {
   uint64_t eights[4];
   MHA_MEMCPY(eights, bytes, sizeof eights);
-  return ((eights[0] ^ excluded) | (eights[1] ^ excluded) | (eights[2] ^ excluded) | (eights[3] ^ excluded)) != 0;
+  return ((eights[0] ^ excluded) | (eights[1] ^ excluded) | (eights[2] ^ excluded) |
+          (eights[3] ^ excluded)) != 0;
 }
 
-// A row of the mask array or of biases, whose numbers have 1, 2 or 4 bytes, and the number that excludes a key, side by side.
+// A row of the mask array or of biases, whose numbers have 1, 2 or 4 bytes, and the number that
+// excludes a key, side by side.
 struct Exclusions {
   const char *row;
   int64_t bytes;
@@ -119,10 +133,13 @@ struct Exclusions {
     MHA_MEMCPY(&value, at, sizeof value);
     return value;
   }
-  MHA_INLINE bool leave_some(int64_t key) const { return has_other(row + key * bytes, number); }  // of 32 bytes
+  MHA_INLINE bool leave_some(int64_t key) const {
+    return has_other(row + key * bytes, number);
+  }  // of 32 bytes
 };
 
-// Makes `left` reach from the first to the last of the keys that a row leaves, as far as it does not yet. keys: where to look.
+// Makes `left` reach from the first to the last of the keys that a row leaves, as far as it does
+// not yet. keys: where to look.
 MHA_NOINLINE inline void extend_to_left(const Exclusions &excluded, Range keys, Range *left) {
   const int64_t at_once = excluded.bytes == 1 ? 32 : excluded.bytes == 2 ? 16 : 8;
   int64_t begin = keys.begin, end = keys.end;
@@ -143,7 +160,8 @@ MHA_NOINLINE inline void extend_to_left(const Exclusions &excluded, Range keys, 
 struct Numbers {
   int32_t least, greatest;
   MHA_INLINE bool have(int32_t number) const {
-    return static_cast<uint32_t>(number) - static_cast<uint32_t>(least) <= static_cast<uint32_t>(greatest) - static_cast<uint32_t>(least);
+    return static_cast<uint32_t>(number) - static_cast<uint32_t>(least) <=
+           static_cast<uint32_t>(greatest) - static_cast<uint32_t>(least);
   }
   // Whether they have one of 16.
   MHA_INLINE bool have_some(const int32_t *numbers) const {
@@ -153,9 +171,11 @@ struct Numbers {
   }
 };
 
-// The keys from the first to the last that groups and flags leave to some of the rows [begin, end), or a few more, where groups between the
-// least and the greatest number of the rows lie around them. keys: where to look.
-MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
+// The keys from the first to the last that groups and flags leave to some of the rows [begin, end),
+// or a few more, where groups between the least and the greatest number of the rows lie around
+// them. keys: where to look.
+MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_t end,
+                                         int64_t chunk_begin, Range keys) {
   const bool add_keys = unit.call.options.groups.add_keys;
   Numbers own = {INT32_MAX, INT32_MIN};
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
@@ -168,32 +188,41 @@ MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_
   const int32_t *const groups = groups_of_keys(unit, chunk_begin);
   Range left = with_column;
   if (own.least > own.greatest) left.end = left.begin;
-  while (left.begin + key_block <= left.end && !own.have_some(groups + left.begin)) left.begin += key_block;
+  while (left.begin + key_block <= left.end && !own.have_some(groups + left.begin))
+    left.begin += key_block;
   while (left.begin < left.end && !own.have(groups[left.begin])) ++left.begin;
-  while (left.begin + key_block <= left.end && !own.have_some(groups + left.end - key_block)) left.end -= key_block;
+  while (left.begin + key_block <= left.end && !own.have_some(groups + left.end - key_block))
+    left.end -= key_block;
   while (left.begin < left.end && !own.have(groups[left.end - 1])) --left.end;
   // Left whatever the number is:
   const Range always = {of_flags.begin, add_keys ? of_flags.end : with_column.begin};
   if (always.begin >= always.end) return left;
-  return left.begin >= left.end ? always : Range{min(left.begin, always.begin), max(left.end, always.end)};
+  return left.begin >= left.end ? always
+                                : Range{min(left.begin, always.begin), max(left.end, always.end)};
 }
 
-// The keys from the first to the last that the mask array, or biases that are not -infinity, leave to some of the rows [begin, end). keys:
-// those that are left to them otherwise.
-MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array, int64_t begin, int64_t end, int64_t chunk_begin,
-                                        Range keys) {
+// The keys from the first to the last that the mask array, or biases that are not -infinity, leave
+// to some of the rows [begin, end). keys: those that are left to them otherwise.
+MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array, int64_t begin,
+                                        int64_t end, int64_t chunk_begin, Range keys) {
   const bool is_mask = array.storage == Storage::int8, is_f16 = array.storage == Storage::f16;
-  Exclusions excluded = {nullptr, bytes_of(array.storage), is_mask ? 0u : is_f16 ? 0xfc00fc00fc00fc00u : 0xff800000ff800000u};
+  Exclusions excluded = {nullptr, bytes_of(array.storage),
+                         is_mask  ? 0u
+                         : is_f16 ? 0xfc00fc00fc00fc00u
+                                  : 0xff800000ff800000u};
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
   Range left = {with_column.end, with_column.begin};  // none yet
   Range last_own = {0, 0};
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const char *const numbers = static_cast<const char *>(array.base) + element_of(array, unit, row, chunk_begin) * excluded.bytes;
+    const char *const numbers = static_cast<const char *>(array.base) +
+                                element_of(array, unit, row, chunk_begin) * excluded.bytes;
     const Range own = unit.keys_of(row);
-    if (numbers == excluded.row && own.begin == last_own.begin && own.end == last_own.end) continue;  // the same for all heads
+    // The same for all heads.
+    if (numbers == excluded.row && own.begin == last_own.begin && own.end == last_own.end) continue;
     excluded.row = numbers;
     last_own = own;
-    const Range range = {max(with_column.begin, own.begin - chunk_begin), min(with_column.end, own.end - chunk_begin)};
+    const Range range = {max(with_column.begin, own.begin - chunk_begin),
+                         min(with_column.end, own.end - chunk_begin)};
     extend_to_left(excluded, range, &left);
     if (left.begin == with_column.begin && left.end == with_column.end) return keys;
   }
@@ -202,37 +231,47 @@ MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array
 }
 
 // All of them.
-MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end, int64_t chunk_begin, Range keys) {
+MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end,
+                                    int64_t chunk_begin, Range keys) {
   const ScoreOptions &options = unit.call.options;
   if (options.groups.of_rows) keys = keys_of_groups(unit, begin, end, chunk_begin, keys);
   if (options.mask.base) keys = keys_of_array(unit, options.mask, begin, end, chunk_begin, keys);
-  return options.bias.base ? keys_of_array(unit, options.bias, begin, end, chunk_begin, keys) : keys;
+  return options.bias.base ? keys_of_array(unit, options.bias, begin, end, chunk_begin, keys)
+                           : keys;
 }
 
 // ---- Softcap, ALiBi and biases
 
-// softcap * tanh(s / softcap), s times `scale` before. Two vectors side by side, since each is a long chain of operations.
+// softcap * tanh(s / softcap), s times `scale` before. Two vectors side by side, since each is a
+// long chain of operations.
 template <class V>
 MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range blocks, float scale, float *s) {
   constexpr int lanes = V::size, at_once = static_cast<int>(min(key_block / lanes, 2));
-  const V factor = all<V>(scale), softcap = all<V>(options.softcap), inverse = all<V>(options.softcap_inverse);
+  const V factor = all<V>(scale), softcap = all<V>(options.softcap),
+          inverse = all<V>(options.softcap_inverse);
   for (int64_t j = blocks.begin * key_block; j < blocks.end * key_block; j += at_once * lanes) {
     V x[at_once];
-    MHA_UNROLL for (int i = 0; i < at_once; ++i) x[i] = load<V>(s + j + i * lanes) * factor * inverse;
+    MHA_UNROLL for (int i = 0; i < at_once; ++i) x[i] =
+        load<V>(s + j + i * lanes) * factor * inverse;
     tanh_of(x);
     MHA_UNROLL for (int i = 0; i < at_once; ++i) store(s + j + i * lanes, x[i] * softcap);
   }
 }
 
-// s - slope * distance. The distance of the keys of a block is computed from that of its first one, so that no lane can round differently.
+// s - slope * distance. The distance of the keys of a block is computed from that of its first one,
+// so that no lane can round differently.
 template <class V>
-MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
+MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
+                            float *s) {
   const V slope = all<V>(-unit.call.options.alibi_slopes[row.head]);
   const int64_t position = unit.position_of(row);
-  for (int64_t j = keys.begin; unit.blocks && j < keys.end; ++j) {  // any key may be the first of chosen ones
+  for (int64_t j = keys.begin; unit.blocks && j < keys.end;
+       ++j) {  // any key may be the first of chosen ones
     const int64_t place = place_in_block(chunk_begin + j);
-    const float distance = static_cast<float>(chunk_begin + j - place - position) + static_cast<float>(place);
-    s[j] = mul_add(-unit.call.options.alibi_slopes[row.head], distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
+    const float distance =
+        static_cast<float>(chunk_begin + j - place - position) + static_cast<float>(place);
+    s[j] = mul_add(-unit.call.options.alibi_slopes[row.head],
+                   distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
   }
   if (unit.blocks) return;
   const Range blocks = groups_of(keys);
@@ -255,7 +294,8 @@ MHA_INLINE V with_bias(V s, V bias) {
 template <class V, class Element>
 MHA_NOINLINE void add_bias(const Element *bias, Range keys, float *s) {
   int64_t j = keys.begin;
-  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) store(s + j, with_bias(load<V>(s + j), load<V>(bias + j)));
+  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size)
+    store(s + j, with_bias(load<V>(s + j), load<V>(bias + j)));
   for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, load<Scalar>(bias + j)).x;
 }
 
@@ -263,28 +303,39 @@ MHA_NOINLINE void add_bias(const Element *bias, Range keys, float *s) {
 template <class V>
 MHA_NOINLINE void add_number(float number, Range keys, float *s) {
   int64_t j = keys.begin;
-  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) store(s + j, with_bias(load<V>(s + j), all<V>(number)));
+  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size)
+    store(s + j, with_bias(load<V>(s + j), all<V>(number)));
   for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, Scalar{number}).x;
 }
 
-// The keys from `first` to `last` have a number of their own; those before have the first one, those behind the last one.
+// The keys from `first` to `last` have a number of their own; those before have the first one,
+// those behind the last one.
 template <class V>
-MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
+MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t chunk_begin,
+                                    Range keys, float *s) {
   const ScoreOptions &options = unit.call.options;
-  const int64_t left = options.relative_left, right = options.relative_right, position = unit.position_of(row);
-  const float *const numbers = static_cast<const float *>(options.relative.base) + row_of(options.relative, unit, row);
-  const int64_t first = position - left;  // no overflow: positions are at least -2^62, and `left` numbers lie in memory
+  const int64_t left = options.relative_left, right = options.relative_right,
+                position = unit.position_of(row);
+  const float *const numbers =
+      static_cast<const float *>(options.relative.base) + row_of(options.relative, unit, row);
+  // No overflow: positions are at least -2^62, and `left` numbers lie in memory.
+  const int64_t first = position - left;
   const int64_t last = position > max_positions - right ? max_positions : position + right;
   const int64_t begin = chunk_begin + keys.begin, end = chunk_begin + keys.end;
-  const int64_t own_begin = max(begin, min(first, end)), own_end = last < own_begin ? own_begin : last < end ? last + 1 : end;
+  const int64_t own_begin = max(begin, min(first, end)), own_end = last < own_begin ? own_begin
+                                                                   : last < end     ? last + 1
+                                                                                    : end;
   if (begin < own_begin) add_number<V>(numbers[0], {keys.begin, own_begin - chunk_begin}, s);
-  if (own_begin < own_end) add_bias<V>(numbers + (own_begin - first), {0, own_end - own_begin}, s + (own_begin - chunk_begin));
+  if (own_begin < own_end)
+    add_bias<V>(numbers + (own_begin - first), {0, own_end - own_begin},
+                s + (own_begin - chunk_begin));
   if (own_end < end) add_number<V>(numbers[left + right], {own_end - chunk_begin, keys.end}, s);
 }
 
 // ALiBi, relative bias and bias of the row's own keys.
 template <class V>
-inline void bias_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys, float *s) {
+inline void bias_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
+                        float *s) {
   const ScoreOptions &options = unit.call.options;
   if (options.alibi_slopes) add_alibi<V>(unit, row, chunk_begin, keys, s);
   if (options.relative.base) add_relative_bias<V>(unit, row, chunk_begin, keys, s);

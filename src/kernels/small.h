@@ -1,4 +1,5 @@
-// A whole layer at once, for calls so small that a plan of stages and units would take longer than their arithmetic.
+// A whole layer at once, for calls so small that a plan of stages and units would take longer than
+// their arithmetic.
 #pragma once
 
 #include "functions.h"
@@ -11,14 +12,16 @@ namespace {
 template <class V>
 constexpr int small_vectors = key_block / V::size;
 
-// What lies where in the scratch memory. Vectors are read and written beyond the end of a head, into the next row or what lies behind.
+// What lies where in the scratch memory. Vectors are read and written beyond the end of a head,
+// into the next row or what lies behind.
 struct SmallMemory {
   int64_t stride, context_stride;
   float *q, *v;    // [n][stride]
   float *k;        // [head_dim of all kv heads][key_block]: the keys side by side
   float *context;  // [2][context_stride], or keys on their way
 
-  MHA_INLINE SmallMemory(const SmallLayer &layer, int64_t n, float *scratch) : stride(layer.stride), context_stride(layer.context_stride) {
+  MHA_INLINE SmallMemory(const SmallLayer &layer, int64_t n, float *scratch)
+      : stride(layer.stride), context_stride(layer.context_stride) {
     q = scratch;
     v = q + n * stride;
     k = v + n * stride;
@@ -26,7 +29,8 @@ struct SmallMemory {
   }
 };
 
-// The same 16 columns of some matrices, from the first ones on. Where a matrix has no such panel, its last one stands in.
+// The same 16 columns of some matrices, from the first ones on. Where a matrix has no such panel,
+// its last one stands in.
 template <int M>
 struct SmallColumns {
   const SmallMatrix *matrices;
@@ -48,7 +52,9 @@ struct SmallColumns {
     }
     MHA_UNROLL for (int m = 0; m < M; ++m) {
       const bool stays = ends && panel > matrices[m].last_panel;
-      w[m] += key_block + (stays ? -panel_columns : ends ? matrices[m].panel_floats - panel_columns : 0);
+      w[m] += key_block + (stays  ? -panel_columns
+                           : ends ? matrices[m].panel_floats - panel_columns
+                                  : 0);
       bias[m] += key_block - (stays ? panel_columns : 0);
     }
   }
@@ -56,8 +62,8 @@ struct SmallColumns {
 
 // y[r] = these columns for R rows: dot(rows[r], columns) + bias.
 template <class V, int R, int M>
-MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth, const SmallColumns<M> &columns,
-                              V (&y)[R][M * small_vectors<V>]) {
+MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth,
+                              const SmallColumns<M> &columns, V (&y)[R][M * small_vectors<V>]) {
   constexpr int C = small_vectors<V>;
   clear(y);
   for (int64_t k = 0; k < depth; ++k) add_term<C>(rows, k, columns.w, k * panel_columns, y);
@@ -67,9 +73,11 @@ MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth, cons
   }
 }
 
-// R rows of q, k and v, from `row` on. Where there are fewer, the last one is computed twice, as below.
+// R rows of q, k and v, from `row` on. Where there are fewer, the last one is computed twice, as
+// below.
 template <class V, int R>
-MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &memory, const SmallCall &call, const float *x, int64_t row) {
+MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &memory,
+                                   const SmallCall &call, const float *x, int64_t row) {
   constexpr int C = small_vectors<V>;
   const float *rows[R];
   int64_t number[R];
@@ -92,36 +100,45 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   }
   for (int64_t column = 0; column < layer.k_columns; ++column) {
     float *const keys = memory.k + column * key_block;
-    // The first key fills all lanes: those without a key are computed with too, which takes long if they happen to be subnormal.
-    for (int i = 0; row == 0 && i < C; ++i) store(keys + i * static_cast<int>(V::size), all<V>(memory.context[column]));
-    MHA_UNROLL for (int r = 0; r < R; ++r) keys[number[r]] = memory.context[r * memory.context_stride + column];
+    // The first key fills all lanes: those without a key are computed with too, which takes long if
+    // they happen to be subnormal.
+    for (int i = 0; row == 0 && i < C; ++i)
+      store(keys + i * static_cast<int>(V::size), all<V>(memory.context[column]));
+    MHA_UNROLL for (int r = 0; r < R; ++r) keys[number[r]] =
+        memory.context[r * memory.context_stride + column];
   }
 }
 
 // The products of terms [begin, end) of R query rows with a block of keys, which are one chain.
 template <class V, int R>
-MHA_INLINE void multiply_small_keys(const float *const (&q)[R], int64_t begin, int64_t end, const float *k, V (&s)[R][small_vectors<V>]) {
+MHA_INLINE void multiply_small_keys(const float *const (&q)[R], int64_t begin, int64_t end,
+                                    const float *k, V (&s)[R][small_vectors<V>]) {
   const float *const keys_of_head[1] = {k};
   clear(s);
-  for (int64_t d = begin; d < end; ++d) add_term<small_vectors<V>>(q, d, keys_of_head, d * key_block, s);
+  for (int64_t d = begin; d < end; ++d)
+    add_term<small_vectors<V>>(q, d, keys_of_head, d * key_block, s);
 }
 
 // Adds those of all chains but the first, which few heads have.
 template <class V, int R>
-MHA_NOINLINE void add_small_blocks(const SmallLayer &layer, const float *const (&q)[R], const float *k, float (&scores)[R][key_block]) {
+MHA_NOINLINE void add_small_blocks(const SmallLayer &layer, const float *const (&q)[R],
+                                   const float *k, float (&scores)[R][key_block]) {
   constexpr int C = small_vectors<V>, lanes = V::size;
   for (int64_t d = score_block; d < layer.head_dim; d += score_block) {
     V s[R][C];
     multiply_small_keys(q, d, min(layer.head_dim, d + score_block), k, s);
     MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < C; ++i) store(scores[r] + i * lanes, load<V>(scores[r] + i * lanes) + s[r][i]);
+      MHA_UNROLL for (int i = 0; i < C; ++i)
+          store(scores[r] + i * lanes, load<V>(scores[r] + i * lanes) + s[r][i]);
     }
   }
 }
 
-// One head of R query rows: scores, softmax and context over the first keys[r] keys, which are one block.
+// One head of R query rows: scores, softmax and context over the first keys[r] keys, which are one
+// block.
 template <class V, int R>
-MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory, const float *const (&q)[R], const float *k, const float *v,
+MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
+                             const float *const (&q)[R], const float *k, const float *v,
                              const int64_t (&keys)[R], float *context) {
   constexpr int C = small_vectors<V>, lanes = V::size;
   alignas(64) float scores[R][key_block], weights[R][key_block];
@@ -129,11 +146,15 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   V s[R][C], p[R * C];
   multiply_small_keys(q, 0, min(layer.head_dim, score_block), k, s);
   if (layer.head_dim > score_block) {
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) store(scores[r] + i * lanes, s[r][i]); }
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < C; ++i) store(scores[r] + i * lanes, s[r][i]);
+    }
     const float *rows[R];
     MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = q[r];
     add_small_blocks<V, R>(layer, rows, k, scores);
-    MHA_UNROLL for (int r = 0; r < R; ++r) { MHA_UNROLL for (int i = 0; i < C; ++i) s[r][i] = load<V>(scores[r] + i * lanes); }
+    MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_UNROLL for (int i = 0; i < C; ++i) s[r][i] = load<V>(scores[r] + i * lanes);
+    }
   }
   MHA_UNROLL for (int r = 0; r < R; ++r) {
     V most = all<V>(-infinity);
@@ -144,7 +165,8 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
     }
     // Without a score above -infinity any finite number will do.
     const float m = greatest(most);
-    MHA_UNROLL for (int i = 0; i < C; ++i) p[r * C + i] = s[r][i] - all<V>(m == -infinity ? 0.0f : m);
+    MHA_UNROLL for (int i = 0; i < C; ++i) p[r * C + i] =
+        s[r][i] - all<V>(m == -infinity ? 0.0f : m);
   }
   exp_of(p);
   MHA_UNROLL for (int r = 0; r < R; ++r) {
@@ -165,14 +187,16 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
       }
     }
     MHA_UNROLL for (int r = 0; r < R; ++r) {
-      store(context + r * memory.context_stride + c, l[r] == 0.0f ? o[r] : canonical(o[r] * all<V>(1.0f / l[r])));
+      store(context + r * memory.context_stride + c,
+            l[r] == 0.0f ? o[r] : canonical(o[r] * all<V>(1.0f / l[r])));
     }
   }
 }
 
 // The output of R rows.
 template <class V, int R>
-MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory &memory, float *const (&to)[R]) {
+MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory &memory,
+                                     float *const (&to)[R]) {
   constexpr int C = small_vectors<V>;
   const float *rows[R];
   MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = memory.context + r * memory.context_stride;
@@ -189,9 +213,11 @@ MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory 
   }
 }
 
-// R rows of the context and the output. What a vector has beyond the end of a head is overwritten by the next one.
+// R rows of the context and the output. What a vector has beyond the end of a head is overwritten
+// by the next one.
 template <class V, int R>
-MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &memory, const SmallCall &call, float *output, int64_t row) {
+MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &memory,
+                                  const SmallCall &call, float *output, int64_t row) {
   const float *k = memory.k, *v = memory.v;
   const float *q[R];
   int64_t keys[R];
@@ -202,7 +228,8 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
     keys[r] = call.is_causal ? number + 1 : call.n;
     to[r] = output + number * call.output_row_stride;
   }
-  for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head, k += layer.head_dim * key_block, v += layer.head_dim_v) {
+  for (int64_t kv_head = 0; kv_head < layer.num_kv_heads;
+       ++kv_head, k += layer.head_dim * key_block, v += layer.head_dim_v) {
     for (int64_t i = 0; i < layer.group; ++i, context += layer.head_dim_v) {
       attend_small<V, R>(layer, memory, q, k, v, keys, context);
       MHA_UNROLL for (int r = 0; r < R; ++r) q[r] += layer.head_dim;
@@ -210,7 +237,8 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
   }
   if (!layer.has_output) {
     for (int64_t i = 0; i < layer.output_dim; ++i) {
-      MHA_UNROLL for (int r = 0; r < R; ++r) to[r][i] = memory.context[r * memory.context_stride + i];
+      MHA_UNROLL for (int r = 0; r < R; ++r) to[r][i] =
+          memory.context[r * memory.context_stride + i];
     }
   } else {
     project_small_output<V, R>(layer, memory, to);
@@ -228,8 +256,10 @@ void run_small(const SmallLayer &layer, const SmallCall &call, float *scratch) {
       finish_small_rows<V, 1>(layer, memory, call, output, 0);
       continue;
     }
-    for (int64_t row = 0; row < call.n; row += 2) project_small_rows<V, 2>(layer, memory, call, x, row);
-    for (int64_t row = 0; row < call.n; row += 2) finish_small_rows<V, 2>(layer, memory, call, output, row);
+    for (int64_t row = 0; row < call.n; row += 2)
+      project_small_rows<V, 2>(layer, memory, call, x, row);
+    for (int64_t row = 0; row < call.n; row += 2)
+      finish_small_rows<V, 2>(layer, memory, call, output, row);
   }
 }
 

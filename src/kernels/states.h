@@ -1,4 +1,5 @@
-// The states (m, l, o) of chunks: merged as CONTRACT.md section 9 says, and finished rows made of them.
+// The states (m, l, o) of chunks: merged as CONTRACT.md section 9 says, and finished rows made of
+// them.
 #pragma once
 
 #include "functions.h"
@@ -8,7 +9,8 @@
 namespace mha {
 namespace {
 
-// Slot `left` becomes merge(left, right), for rows [begin, end). The factors of 16 rows are computed side by side.
+// Slot `left` becomes merge(left, right), for rows [begin, end). The factors of 16 rows are
+// computed side by side.
 template <class V>
 MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
   constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
@@ -22,7 +24,8 @@ MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t b
       V factors[2] = {m1 - most, m2 - most};
       exp_of(factors);
       store(m + at, most);
-      store(l + at, mul_add(load<V>(unit.l(left, row) + at), factors[0], load<V>(unit.l(right, row) + at) * factors[1]));
+      store(l + at, mul_add(load<V>(unit.l(left, row) + at), factors[0],
+                            load<V>(unit.l(right, row) + at) * factors[1]));
       store(a + at, factors[0]);
       store(b + at, factors[1]);
     }
@@ -36,36 +39,44 @@ MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t b
       *unit.l(left, row + i) = is_copy ? l2 : l[i];
       const V va = all<V>(a[i]), vb = all<V>(b[i]);
       for (int64_t c = 0; c < width; c += V::size) {
-        store(o1 + c, is_copy ? load<V>(o2 + c) : mul_add(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
+        store(o1 + c,
+              is_copy ? load<V>(o2 + c) : mul_add(load<V>(o1 + c), va, load<V>(o2 + c) * vb));
       }
     }
   }
 }
 
-// The states before chunk c, when chunk `first` was the first, as a binary counter: those subtrees that hold a chunk, one for each 1 among
-// the digits of c but for the leading ones that c has in common with `first`.
+// The states before chunk c, when chunk `first` was the first, as a binary counter: those subtrees
+// that hold a chunk, one for each 1 among the digits of c but for the leading ones that c has in
+// common with `first`.
 MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
   if (c == first) return 0;
   const int digit = highest_bit(static_cast<uint64_t>(c ^ first));
   return count_bits(static_cast<uint64_t>(c) & ((uint64_t{2} << digit) - 1));
 }
 
-// After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own from slots_before(c, first) on: merges
-// them, and the subtree with the one before it as long as both are halves of a larger one. For the rows from first_row on.
+// After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own
+// from slots_before(c, first) on: merges them, and the subtree with the one before it as long as
+// both are halves of a larger one. For the rows from first_row on.
 template <class V>
-MHA_NOINLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first, int64_t first_row) {
+MHA_NOINLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first,
+                               int64_t first_row) {
   int64_t slot = slots_before(c, first), level = 0;
   for (; 1 << level < count; ++level) {
     const int64_t apart = 1 << level;
-    for (int64_t left = slot; left < slot + count; left += 2 * apart) merge<V>(unit, left, left + apart, first_row, unit.num_rows);
+    for (int64_t left = slot; left < slot + count; left += 2 * apart)
+      merge<V>(unit, left, left + apart, first_row, unit.num_rows);
   }
-  for (; (c >> level & 1) && c >> level << level > first; ++level, --slot) merge<V>(unit, slot - 1, slot, first_row, unit.num_rows);
+  for (; (c >> level & 1) && c >> level << level > first; ++level, --slot)
+    merge<V>(unit, slot - 1, slot, first_row, unit.num_rows);
 }
 
 // After the last chunk, c: what is left, starting at the right.
 template <class V>
-MHA_NOINLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin, int64_t end) {
-  for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left) merge<V>(unit, left, left + 1, begin, end);
+MHA_NOINLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin,
+                             int64_t end) {
+  for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left)
+    merge<V>(unit, left, left + 1, begin, end);
 }
 
 inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t end) {
@@ -75,7 +86,8 @@ inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t 
   }
 }
 
-// A sink, a score without a value, joins m and l of a state that is not empty. What o is to be multiplied by.
+// A sink, a score without a value, joins m and l of a state that is not empty. What o is to be
+// multiplied by.
 MHA_INLINE float join_sink(float sink, float *m, float *l) {
   const float most = sink > *m ? sink : *m, a = exp_of(*m - most);
   *l = mul_add(*l, a, exp_of(sink - most));
@@ -86,17 +98,20 @@ MHA_INLINE float join_sink(float sink, float *m, float *l) {
 // The sink of a row's head joins the finished state of the row, unless that is empty.
 template <class V>
 inline void add_sink(const Unit &unit, const Row &row) {
-  float *const m = unit.m(0, row.index), *const l = unit.l(0, row.index), *const o = unit.o(0, row.index);
+  float *const m = unit.m(0, row.index), *const l = unit.l(0, row.index),
+               *const o = unit.o(0, row.index);
   if (*l == 0.0f) return;
   const float a = join_sink(unit.call.options.sinks[row.head], m, l);
-  for (int64_t c = 0; c < unit.call.head_dim_v_padded; c += V::size) store(o + c, mul_add(load<V>(o + c), all<V>(a), all<V>(0.0f)));
+  for (int64_t c = 0; c < unit.call.head_dim_v_padded; c += V::size)
+    store(o + c, mul_add(load<V>(o + c), all<V>(a), all<V>(0.0f)));
 }
 
 // x = canon(x * factor)
 template <class V>
 MHA_NOINLINE void scale_context(float factor, int64_t count, float *x) {
   int64_t c = 0;
-  for (; c + static_cast<int64_t>(V::size) <= count; c += V::size) store(x + c, canonical(load<V>(x + c) * all<V>(factor)));
+  for (; c + static_cast<int64_t>(V::size) <= count; c += V::size)
+    store(x + c, canonical(load<V>(x + c) * all<V>(factor)));
   for (; c < count; ++c) x[c] = canonical(x[c] * factor);
 }
 
@@ -108,9 +123,11 @@ MHA_NOINLINE V factor_of(const Gate &gate, V g) {
 
 // A head's row of the context times the function of its gate.
 template <class V>
-MHA_NOINLINE void apply_gate(const Gate &gate, int64_t sequence, int64_t array_row, int64_t head, int64_t width, float *x) {
-  const float *const g = static_cast<const float *>(gate.values.base) + sequence * gate.values.batch_stride +
-                         array_row * gate.values.row_stride + head * gate.values.head_stride;
+MHA_NOINLINE void apply_gate(const Gate &gate, int64_t sequence, int64_t array_row, int64_t head,
+                             int64_t width, float *x) {
+  const float *const g = static_cast<const float *>(gate.values.base) +
+                         sequence * gate.values.batch_stride + array_row * gate.values.row_stride +
+                         head * gate.values.head_stride;
   if (gate.is_single) return scale_context<V>(factor_of(gate, Scalar{g[0]}).x, width, x);
   int64_t c = 0;
   for (; c + static_cast<int64_t>(V::size) <= width; c += V::size) {
@@ -119,36 +136,45 @@ MHA_NOINLINE void apply_gate(const Gate &gate, int64_t sequence, int64_t array_r
   for (; c < width; ++c) x[c] = canonical(x[c] * factor_of(gate, Scalar{g[c]}).x);
 }
 
-// What becomes of a row of the context in options that most calls do without. x: the output, unless that is to be narrowed.
+// What becomes of a row of the context in options that most calls do without. x: the output, unless
+// that is to be narrowed.
 template <class V>
 MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty, float *x) {
   const Attention &call = unit.call;
-  if (call.options.head_scales) scale_context<V>(call.options.head_scales[row.head], call.head_dim_v, x);
+  if (call.options.head_scales)
+    scale_context<V>(call.options.head_scales[row.head], call.head_dim_v, x);
   if (float *const tap = unit.context_tap(row)) {
     for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = x[i];
   }
   if (call.gate.values.base && !call.gates_late && !is_empty)
-    apply_gate<V>(call.gate, unit.sequence_index, unit.array_row(row), row.head, call.head_dim_v, x);
-  if (call.output_storage != Storage::f32) narrow(call.output_storage, x, call.head_dim_v, unit.output(row));
+    apply_gate<V>(call.gate, unit.sequence_index, unit.array_row(row), row.head, call.head_dim_v,
+                  x);
+  if (call.output_storage != Storage::f32)
+    narrow(call.output_storage, x, call.head_dim_v, unit.output(row));
 }
 
-// The finished rows of the unit. (Addresses are kept beside the row: a vector that is stored may be anything's, so that they would be made
-// anew for each row.)
+// The finished rows of the unit. (Addresses are kept beside the row: a vector that is stored may be
+// anything's, so that they would be made anew for each row.)
 template <class V>
 inline void finish(const Unit &unit) {
   const Attention &call = unit.call;
-  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded, whole = width - width % static_cast<int64_t>(V::size);
-  const bool is_narrowed = call.output_storage != Storage::f32, has_sinks = call.options.sinks, reworks = call.reworks_context;
+  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded,
+                whole = width - width % static_cast<int64_t>(V::size);
+  const bool is_narrowed = call.output_storage != Storage::f32, has_sinks = call.options.sinks,
+             reworks = call.reworks_context;
   const bool keeps_states = call.row_maxima || call.lse;
   float *o = unit.o(0, 0);
   const float *m = unit.m(0, 0), *sums = unit.l(0, 0);
-  for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row), o += padded, ++m, ++sums) {
+  for (Row row = unit.row(0); row.index < unit.num_rows;
+       unit.advance(&row), o += padded, ++m, ++sums) {
     if (has_sinks) add_sink<V>(unit, row);
     const float l = *sums;
     float *const out = is_narrowed ? o : static_cast<float *>(unit.output(row));
     const bool is_empty = l == 0.0f;
     const V inverse = all<V>(1.0f / l);
-    const auto finished = [&](int64_t c) MHA_INLINED { return is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse); };
+    const auto finished = [&](int64_t c) MHA_INLINED {
+      return is_empty ? all<V>(0.0f) : canonical(load<V>(o + c) * inverse);
+    };
     for (int64_t c = 0; c < whole; c += V::size) store(out + c, finished(c));
     if (whole < width) {
       store(o + whole, finished(whole));
@@ -197,22 +223,26 @@ MHA_NOINLINE void hand_out_states(const Unit &unit) {
 
 // The caller's states: a NaN may have any payload, but not in exp_of.
 template <class V>
-void merge_states(const float *left, const float *right, int64_t rows, int64_t width, float *result) {
+void merge_states(const float *left, const float *right, int64_t rows, int64_t width,
+                  float *result) {
   const int64_t stride = state_head + width;
   for (int64_t row = 0; row < rows; ++row, left += stride, right += stride, result += stride) {
     const float m1 = left[0], l1 = left[1], m2 = right[0], l2 = right[1];
     if (l1 == 0.0f || l2 == 0.0f) {
       const bool is_right = l1 == 0.0f;
-      hand_out_state<V>(is_right ? m2 : m1, is_right ? l2 : l1, (is_right ? right : left) + state_head, width, result);
+      hand_out_state<V>(is_right ? m2 : m1, is_right ? l2 : l1,
+                        (is_right ? right : left) + state_head, width, result);
       continue;
     }
-    const float most = m2 > m1 ? m2 : m1, a = exp_of(canonical_nan(m1 - most)), b = exp_of(canonical_nan(m2 - most));
+    const float most = m2 > m1 ? m2 : m1, a = exp_of(canonical_nan(m1 - most)),
+                b = exp_of(canonical_nan(m2 - most));
     result[0] = canonical(most);
     result[1] = canonical(mul_add(l1, a, l2 * b));
     in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
       using T = decltype(vector);
       const int64_t at = state_head + c;
-      store(result + at, canonical(mul_add(load<T>(left + at), all<T>(a), load<T>(right + at) * all<T>(b))));
+      store(result + at,
+            canonical(mul_add(load<T>(left + at), all<T>(a), load<T>(right + at) * all<T>(b))));
     });
   }
 }
@@ -224,7 +254,8 @@ MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, i
   const float head_scale = given.head_scales ? given.head_scales[head] : 1.0f;
   float m = canonical(state[0]), l = state[1];
   const bool is_empty = l == 0.0f || head_scale == 0.0f;
-  const float factor = given.sinks && !is_empty ? join_sink(given.sinks[head], &m, &l) : 1.0f, inverse = 1.0f / l;
+  const float factor = given.sinks && !is_empty ? join_sink(given.sinks[head], &m, &l) : 1.0f,
+              inverse = 1.0f / l;
   if (given.lse) given.lse[row] = is_empty ? -infinity : canonical(m + log_of(l));
   for (int64_t done = 0; given.output && done < given.head_dim_v; done += block) {
     alignas(64) float numbers[block];
@@ -234,7 +265,9 @@ MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, i
     const int64_t count = min(block, given.head_dim_v - done);
     in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {  // a factor of 1 changes nothing
       using T = decltype(vector);
-      const T context = canonical(mul_add(load<T>(state + state_head + done + c), all<T>(factor), all<T>(0.0f)) * all<T>(inverse));
+      const T context =
+          canonical(mul_add(load<T>(state + state_head + done + c), all<T>(factor), all<T>(0.0f)) *
+                    all<T>(inverse));
       store(x + c, is_empty ? all<T>(0.0f) : canonical(context * all<T>(head_scale)));
     });
     if (is_narrowed) narrow(given.output_storage, numbers, count, output);
@@ -247,25 +280,30 @@ void finish_states(const States &given) {
   for (int64_t row = 0; row < given.batch * heads * n_q; ++row) {
     const int64_t head = row / n_q % heads, query = row % n_q, sequence = row / n_q / heads;
     finish_state<V>(given, row, head,
-                    sequence * given.output_batch_stride + query * given.output_row_stride + head * given.output_head_stride);
+                    sequence * given.output_batch_stride + query * given.output_row_stride +
+                        head * given.output_head_stride);
   }
 }
 
 // ---- The norm of the context before W_O, and the gate after it (CONTRACT.md, section 10)
 
 template <class V>
-void normalize_context(const Attention &call, int64_t sequence_index, int64_t row_begin, int64_t row_end) {
+void normalize_context(const Attention &call, int64_t sequence_index, int64_t row_begin,
+                       int64_t row_end) {
   const Sequence &sequence = call.sequences[sequence_index];
   const Norm &norm = call.context_norm;
-  const int64_t width = call.head_dim_v, stride = call.output_head_stride, together = norm.is_of_all_heads ? call.num_heads : 1;
+  const int64_t width = call.head_dim_v, stride = call.output_head_stride,
+                together = norm.is_of_all_heads ? call.num_heads : 1;
   for (int64_t row = sequence.q_first + row_begin; row < sequence.q_first + row_end; ++row) {
-    float *x = static_cast<float *>(call.output) + sequence.in_arrays * call.output_batch_stride + row * call.output_row_stride;
+    float *x = static_cast<float *>(call.output) + sequence.in_arrays * call.output_batch_stride +
+               row * call.output_row_stride;
     Statistics found = {};
     for (int64_t head = 0; head < call.num_heads; ++head, x += stride) {
       const auto row_of = [x, stride](int64_t other) MHA_INLINED { return x + other * stride; };
       if (head % together == 0) found = statistics_of<V>(norm, together, width, row_of);
       scale_normal<V>(norm, found, head, width, x);
-      if (call.gates_late && call.gate.values.base) apply_gate<V>(call.gate, sequence.in_arrays, row, head, width, x);
+      if (call.gates_late && call.gate.values.base)
+        apply_gate<V>(call.gate, sequence.in_arrays, row, head, width, x);
     }
   }
 }

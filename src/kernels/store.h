@@ -1,5 +1,5 @@
-// Stores keys and values: normalised and rotated, rounded to the storage type, and put where the kernels read them. CONTRACT.md,
-// sections 2 and 5.
+// Stores keys and values: normalised and rotated, rounded to the storage type, and put where the
+// kernels read them. CONTRACT.md, sections 2 and 5.
 #pragma once
 
 #include "functions.h"
@@ -11,12 +11,14 @@ namespace {
 template <class V>
 MHA_INLINE void store_floats(const float *x, int64_t width, float *to) {
   int64_t c = 0;
-  for (; c + static_cast<int64_t>(V::size) <= width; c += V::size) store(to + c, canonical_nan(load<V>(x + c)));
+  for (; c + static_cast<int64_t>(V::size) <= width; c += V::size)
+    store(to + c, canonical_nan(load<V>(x + c)));
   for (; c < width; ++c) to[c] = canonical_nan(x[c]);
 }
 
 // As f16 or bf16.
-MHA_INLINE void store_halves(Storage storage, const float *x, int64_t width, uint16_t *first, int64_t stride) {
+MHA_INLINE void store_halves(Storage storage, const float *x, int64_t width, uint16_t *first,
+                             int64_t stride) {
   constexpr int64_t block = 64;
   for (int64_t c = 0; c < width; c += block) {
     uint16_t numbers[block];
@@ -26,9 +28,11 @@ MHA_INLINE void store_halves(Storage storage, const float *x, int64_t width, uin
   }
 }
 
-// As codes: a row, or four of neighbouring positions, the codes of whose terms c are the bytes of an Element.
+// As codes: a row, or four of neighbouring positions, the codes of whose terms c are the bytes of
+// an Element.
 template <class Element>
-MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *first, int64_t stride, float *scales) {
+MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *first,
+                              int64_t stride, float *scales) {
   constexpr int count = sizeof(Element);
   constexpr bool is_lowest_first = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
   const float *x[count];
@@ -42,11 +46,13 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   const auto codes_of = [&](int64_t c) MHA_INLINED {
     uint32_t codes = 0;
     MHA_UNROLL for (int r = 0; r < count; ++r) {
-      codes |= (static_cast<uint32_t>(code_of(x[r][c], factors[r])) & 255) << 8 * (is_lowest_first ? r : count - 1 - r);
+      codes |= (static_cast<uint32_t>(code_of(x[r][c], factors[r])) & 255)
+               << 8 * (is_lowest_first ? r : count - 1 - r);
     }
     return static_cast<Element>(codes);
   };
-  constexpr int64_t block = 16;  // of which a compiler makes vectors, if it does not optimise for size
+  // Of which a compiler makes vectors, if it does not optimise for size.
+  constexpr int64_t block = 16;
   int64_t c = 0;
   for (; !is_small_code && c + block <= width; c += block) {
     Element codes[block];
@@ -60,10 +66,11 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   for (; c < width; ++c) first[c * stride] = codes_of(c);
 }
 
-// Rows of a sequence, of one kv head after the other. Only those to be prepared go through `scratch`. Keys that are stored as floats or
-// codes go by fours, from a border of 4 positions on.
+// Rows of a sequence, of one kv head after the other. Only those to be prepared go through
+// `scratch`. Keys that are stored as floats or codes go by fours, from a border of 4 positions on.
 template <class V>
-void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end, float *scratch) {
+void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end,
+           float *scratch) {
   const KeyValues &to = storing.to;
   const Sequence &sequence = storing.sequences[sequence_index];
   const int64_t width = storing.width, element = bytes_of(to.storage);
@@ -71,34 +78,44 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
     for (int64_t row = row_begin; row < row_end;) {
       const int64_t position = sequence.past + row;
       const bool has_fours = to.storage == Storage::f32 || to.storage == Storage::int8;
-      const bool by_fours = storing.are_keys && has_fours && position % 4 == 0 && row + 4 <= row_end;
+      const bool by_fours =
+          storing.are_keys && has_fours && position % 4 == 0 && row + 4 <= row_end;
       const int64_t count = by_fours ? 4 : 1;
       const float *rows[4];
       for (int64_t i = 0; i < count; ++i) {
         const StridedRows &from = storing.rows;
-        const RowPlace place = {sequence.in_arrays, sequence.kv_first + row + i, position + i, head};
-        const void *const given = element_at(
-            from.base, from.storage, place.sequence * from.batch_stride + place.array_row * from.row_stride + head * from.head_stride);
+        const RowPlace place = {sequence.in_arrays, sequence.kv_first + row + i, position + i,
+                                head};
+        const void *const given =
+            element_at(from.base, from.storage,
+                       place.sequence * from.batch_stride + place.array_row * from.row_stride +
+                           head * from.head_stride);
         if (row + 8 < row_end) {
-          prefetch_row(element_at(static_cast<const char *>(given), from.storage, 8 * from.row_stride), width * bytes_of(from.storage));
+          prefetch_row(
+              element_at(static_cast<const char *>(given), from.storage, 8 * from.row_stride),
+              width * bytes_of(from.storage));
         }
-        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width, scratch ? scratch + i * width : nullptr);
+        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width,
+                                  scratch ? scratch + i * width : nullptr);
       }
       const Place place = place_of(to, sequence.in_cache, position);
-      const int64_t group_at = place.block * to.batch_stride + head * to.head_stride + block_of(place.position) * key_block * to.row_stride;
-      char *const group = const_cast<char *>(static_cast<const char *>(to.base)) + group_at * element;
+      const int64_t group_at = place.block * to.batch_stride + head * to.head_stride +
+                               block_of(place.position) * key_block * to.row_stride;
+      char *const group =
+          const_cast<char *>(static_cast<const char *>(to.base)) + group_at * element;
       const int64_t stride = storing.are_keys ? key_block : 1;
       const int64_t first = place_in_block(position) * (storing.are_keys ? 1 : to.row_stride);
       if (to.storage == Storage::int8) {
-        float *const scales =
-            const_cast<float *>(to.scales) + place.block * to.scale_batch_stride + head * to.block_positions + place.position;
+        float *const scales = const_cast<float *>(to.scales) + place.block * to.scale_batch_stride +
+                              head * to.block_positions + place.position;
         int8_t *const codes = reinterpret_cast<int8_t *>(group) + first;
         if (by_fours)
           store_codes(rows, width, reinterpret_cast<uint32_t *>(codes), key_block / 4, scales);
         else
           store_codes(rows, width, codes, stride, scales);
       } else if (to.storage != Storage::f32) {
-        store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(group) + first, stride);
+        store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(group) + first,
+                     stride);
       } else if (storing.are_keys) {
         pack_key_rows(rows, count, width, reinterpret_cast<float *>(group) + first);
       } else {

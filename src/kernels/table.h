@@ -26,9 +26,14 @@ constexpr CodeKernels own_codes = {encode_rows<Vector>, project_codes<Vector>};
 
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {
-  return {instruction_set,      codes,          project<V>,      widen_rows<V>,      attend<V>,
-          normalize_context<V>, inspect<V>,     score_keys<V>,   choose_greatest<V>, store<V>,
-          measure<V>,           finish_rows<V>, merge_states<V>, finish_states<V>,   small_function<V>()};
+  return {instruction_set,    codes,
+          project<V>,         widen_rows<V>,
+          attend<V>,          normalize_context<V>,
+          inspect<V>,         score_keys<V>,
+          choose_greatest<V>, store<V>,
+          measure<V>,         finish_rows<V>,
+          merge_states<V>,    finish_states<V>,
+          small_function<V>()};
 }
 
 }  // namespace

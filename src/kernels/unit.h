@@ -1,4 +1,5 @@
-// A unit of the attention: a block of queries of all the query heads that share one kv head, and the keys that its rows attend to.
+// A unit of the attention: a block of queries of all the query heads that share one kv head, and
+// the keys that its rows attend to.
 #pragma once
 
 #include "elements.h"
@@ -21,8 +22,9 @@ struct Range {
   int64_t begin, end;
 };
 
-// Row r is query query_begin + r / group of query head first_head + r % group, so that neighbours have almost the same keys to attend to.
-// Where head scales of 0 leave heads out, it is that of the heads that are computed.
+// Row r is query query_begin + r / group of query head first_head + r % group, so that neighbours
+// have almost the same keys to attend to. Where head scales of 0 leave heads out, it is that of the
+// heads that are computed.
 struct Unit {
   const Attention &call;
   const Sequence &sequence;
@@ -33,15 +35,18 @@ struct Unit {
   int64_t first_head, end_head;  // the first of these, and behind the last of all
   int64_t num_rows;
   float *scratch;
-  // Chosen keys, of the one query: the entries of its list, in order. Keys then count by rank, and these are left. Null: by position.
+  // Chosen keys, of the one query: the entries of its list, in order. Keys then count by rank, and
+  // these are left. Null: by position.
   const int32_t *blocks;
   Range ranks;
 
   MHA_INLINE Row row(int64_t index) const {
     if (group == 1) return {index, query_begin + index, first_head};
-    const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);  // a quicker division than that of 64 bits
+    // A quicker division than that of 64 bits.
+    const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);
     const int64_t place = index - query * group;
-    return {index, query_begin + query, group == heads ? first_head + place : computed_head(first_head, place)};
+    return {index, query_begin + query,
+            group == heads ? first_head + place : computed_head(first_head, place)};
   }
   MHA_INLINE void advance(Row *row) const {
     ++row->index;
@@ -64,21 +69,27 @@ struct Unit {
       if (!is_computed(row.head)) function(row);
     }
   }
-  MHA_INLINE bool is_computed(int64_t head) const { return !call.options.head_scales || call.options.head_scales[head] != 0.0f; }
+  MHA_INLINE bool is_computed(int64_t head) const {
+    return !call.options.head_scales || call.options.head_scales[head] != 0.0f;
+  }
 
-  // Where the row stands in its sequence. Compared before it is added: q_start may be as large as an int64_t can be.
+  // Where the row stands in its sequence. Compared before it is added: q_start may be as large as
+  // an int64_t can be.
   MHA_INLINE int64_t position_of(const Row &row) const {
     const int64_t start = sequence.q_start;
     return start > max_positions - row.query ? max_positions : start + row.query;
   }
 
-  // The keys that a window leaves to a row; later rows have later ones. The window, too, may be as large as can be.
+  // The keys that a window leaves to a row; later rows have later ones. The window, too, may be as
+  // large as can be.
   MHA_INLINE Range keys_in_window(const Row &row, int64_t left, int64_t right) const {
     const int64_t n = sequence.end_of_columns, position = position_of(row);
     const int64_t end = position >= n - 1 - right ? n : position + right + 1;  // negative: none
     return {position > left ? min(position - left, end) : 0, end};
   }
-  MHA_INLINE Range keys_of(const Row &row) const { return blocks ? ranks : keys_in_window(row, call.window_left, call.window_right); }
+  MHA_INLINE Range keys_of(const Row &row) const {
+    return blocks ? ranks : keys_in_window(row, call.window_left, call.window_right);
+  }
 
   // The position of a key, and how many keys from it on have the positions behind it.
   MHA_INLINE int64_t position_of_key(int64_t key) const {
@@ -92,48 +103,64 @@ struct Unit {
     return size == 1 ? 1 : size - key % size;
   }
   // Whether groups of 16 keys need not lie side by side.
-  MHA_INLINE bool gathers_keys() const { return blocks && call.options.chosen.block % key_block != 0; }
+  MHA_INLINE bool gathers_keys() const {
+    return blocks && call.options.chosen.block % key_block != 0;
+  }
 
   // The queries, row by row.
-  MHA_INLINE float *q(int64_t index) const { return scratch + call.scratch.queries + index * call.head_dim; }
+  MHA_INLINE float *q(int64_t index) const {
+    return scratch + call.scratch.queries + index * call.head_dim;
+  }
 
   MHA_INLINE float *o(int64_t slot, int64_t index) const {
-    return scratch + call.scratch.states + slot * call.scratch.state_stride + index * call.head_dim_v_padded;
+    return scratch + call.scratch.states + slot * call.scratch.state_stride +
+           index * call.head_dim_v_padded;
   }
-  MHA_INLINE float *m(int64_t slot, int64_t index) const { return o(slot, num_rows + spare_rows) + index; }
-  MHA_INLINE float *l(int64_t slot, int64_t index) const { return m(slot, num_rows) + merge_rows + index; }
+  MHA_INLINE float *m(int64_t slot, int64_t index) const {
+    return o(slot, num_rows + spare_rows) + index;
+  }
+  MHA_INLINE float *l(int64_t slot, int64_t index) const {
+    return m(slot, num_rows) + merge_rows + index;
+  }
 
   // The row of the caller's array, and with it of the outputs.
   MHA_INLINE int64_t array_row(const Row &row) const { return sequence.q_first + row.query; }
   MHA_INLINE const void *input(const Row &row) const {
     return element_at(call.q.base, call.q.storage,
-                      sequence_index * call.q.batch_stride + array_row(row) * call.q.row_stride + row.head * call.q.head_stride);
+                      sequence_index * call.q.batch_stride + array_row(row) * call.q.row_stride +
+                          row.head * call.q.head_stride);
   }
   MHA_INLINE void *output(const Row &row) const {
-    return element_at(
-        call.output, call.output_storage,
-        sequence_index * call.output_batch_stride + array_row(row) * call.output_row_stride + row.head * call.output_head_stride);
+    return element_at(call.output, call.output_storage,
+                      sequence_index * call.output_batch_stride +
+                          array_row(row) * call.output_row_stride +
+                          row.head * call.output_head_stride);
   }
   // Null if it was not asked for.
   MHA_INLINE float *context_tap(const Row &row) const {
     if (!call.context) return nullptr;
-    return call.context + ((sequence_index * call.n_q + array_row(row)) * call.num_heads + row.head) * call.head_dim_v;
+    return call.context +
+           ((sequence_index * call.n_q + array_row(row)) * call.num_heads + row.head) *
+               call.head_dim_v;
   }
   // Number of the row in an output [batch, num_heads, n_q].
-  MHA_INLINE int64_t output_row(const Row &row) const { return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row); }
+  MHA_INLINE int64_t output_row(const Row &row) const {
+    return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row);
+  }
 };
 
 // The same unit without the heads whose scale is 0.
 MHA_NOINLINE inline void leave_out_heads(Unit *unit) {
   unit->group = 0;
-  for (int64_t head = unit->first_head; head < unit->end_head; ++head) unit->group += unit->is_computed(head);
+  for (int64_t head = unit->first_head; head < unit->end_head; ++head)
+    unit->group += unit->is_computed(head);
   unit->num_rows = unit->queries * unit->group;
   unit->first_head = unit->computed_head(unit->first_head, 0);
 }
 
 // heads: query heads of each kv head.
-MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head, int64_t query_begin, int64_t queries,
-                        int64_t heads, float *scratch) {
+MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head,
+                        int64_t query_begin, int64_t queries, int64_t heads, float *scratch) {
   const int64_t first = kv_head * heads, rows = queries * heads;
   Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads,
                heads, first,    first + heads,      rows,    scratch,     nullptr, {0, 0}};
@@ -142,35 +169,45 @@ MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t
 }
 
 // It may have no rows.
-MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block, float *scratch) {
+MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t kv_head,
+                        int64_t block, float *scratch) {
   const Sequence &sequence = call.sequences[sequence_index];
-  const int64_t query_begin = block * call.block_queries, queries = max(0, min(call.block_queries, sequence.n_q - query_begin));
-  const int64_t heads = call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
+  const int64_t query_begin = block * call.block_queries,
+                queries = max(0, min(call.block_queries, sequence.n_q - query_begin));
+  const int64_t heads =
+      call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
   return unit_of(call, sequence, kv_head, query_begin, queries, heads, scratch);
 }
 
 // ---- Chosen keys
 
-// The list of a unit's query put in order. From then on the unit counts its keys by their ranks (CONTRACT.md, section 6), by which
-// key_values.h finds them.
+// The list of a unit's query put in order. From then on the unit counts its keys by their ranks
+// (CONTRACT.md, section 6), by which key_values.h finds them.
 
-// Puts the entries that the flags leave keys of in order, each once, by a bit for each block of keys; then the unit has its ranks.
+// Puts the entries that the flags leave keys of in order, each once, by a bit for each block of
+// keys; then the unit has its ranks.
 MHA_NOINLINE inline void rank_keys(Unit *unit) {
   const ChosenKeys &chosen = unit->call.options.chosen;
   const Row row = unit->row(0);
   const Range window = unit->keys_in_window(row, unit->call.window_left, unit->call.window_right);
-  int32_t *const blocks = reinterpret_cast<int32_t *>(unit->scratch + unit->call.scratch.chosen_blocks);
-  uint64_t *const bits = reinterpret_cast<uint64_t *>(unit->scratch + unit->call.scratch.chosen_bits);
+  int32_t *const blocks =
+      reinterpret_cast<int32_t *>(unit->scratch + unit->call.scratch.chosen_blocks);
+  uint64_t *const bits =
+      reinterpret_cast<uint64_t *>(unit->scratch + unit->call.scratch.chosen_bits);
   unit->blocks = blocks;
   unit->ranks = {0, 0};
   if (window.begin >= window.end) return;
-  const int64_t size = chosen.block, first = quotient(window.begin, size), count = quotient(window.end - 1, size) + 1 - first;
+  const int64_t size = chosen.block, first = quotient(window.begin, size),
+                count = quotient(window.end - 1, size) + 1 - first;
   const int64_t words = (count + 63) / 64;
   MHA_MEMSET(bits, 0, static_cast<size_t>(words) * sizeof *bits);
-  const int32_t *const list = static_cast<const int32_t *>(chosen.lists.base) + unit->sequence_index * chosen.lists.batch_stride +
-                              unit->kv_head * chosen.lists.head_stride + unit->array_row(row) * chosen.lists.row_stride;
+  const int32_t *const list = static_cast<const int32_t *>(chosen.lists.base) +
+                              unit->sequence_index * chosen.lists.batch_stride +
+                              unit->kv_head * chosen.lists.head_stride +
+                              unit->array_row(row) * chosen.lists.row_stride;
   for (int64_t i = 0; i < chosen.count; ++i) {
-    const uint64_t at = static_cast<uint64_t>(list[i]) - static_cast<uint64_t>(first);  // of -1, which is none, too large
+    // Of -1, which is none, too large.
+    const uint64_t at = static_cast<uint64_t>(list[i]) - static_cast<uint64_t>(first);
     if (at < static_cast<uint64_t>(count)) bits[at / 64] |= uint64_t{1} << at % 64;
   }
   int64_t found = 0;

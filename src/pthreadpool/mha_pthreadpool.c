@@ -12,12 +12,15 @@ static void run_task(void *context, size_t index) {
 
 /* Never with PTHREADPOOL_FLAG_DISABLE_DENORMALS, which would change bits of the results. */
 
-static void parallel_for(void *context, uint32_t count, void (*task)(void *task_context, uint32_t index), void *task_context) {
+static void parallel_for(void *context, uint32_t count,
+                         void (*task)(void *task_context, uint32_t index), void *task_context) {
   struct loop loop = {task, task_context};
   pthreadpool_parallelize_1d(context, run_task, &loop, count, 0);
 }
 
-static void yielding_parallel_for(void *context, uint32_t count, void (*task)(void *task_context, uint32_t index), void *task_context) {
+static void yielding_parallel_for(void *context, uint32_t count,
+                                  void (*task)(void *task_context, uint32_t index),
+                                  void *task_context) {
   struct loop loop = {task, task_context};
   pthreadpool_parallelize_1d(context, run_task, &loop, count, PTHREADPOOL_FLAG_YIELD_WORKERS);
 }

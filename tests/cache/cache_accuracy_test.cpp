@@ -1,5 +1,6 @@
-// How far attention over keys and values stored in fewer bits is from that over the numbers themselves, in double precision: within what
-// rounding them allows. Prints the figures that src/docs/storage_types.md has.
+// How far attention over keys and values stored in fewer bits is from that over the numbers
+// themselves, in double precision: within what rounding them allows. Prints the figures that
+// src/docs/storage_types.md has.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -18,18 +19,21 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Bounds of what storing changes a number by, from its definition: half a step. rows [.., width] are stored row by row.
+// Bounds of what storing changes a number by, from its definition: half a step. rows [.., width]
+// are stored row by row.
 std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int64_t width) {
   std::vector<double> bounds(rows.size());
   for (size_t first = 0; first < rows.size(); first += static_cast<size_t>(width)) {
     double largest = 0;
-    for (size_t i = first; i < first + static_cast<size_t>(width); i++) largest = std::max(largest, std::fabs(double{rows[i]}));
+    for (size_t i = first; i < first + static_cast<size_t>(width); i++)
+      largest = std::max(largest, std::fabs(double{rows[i]}));
     for (size_t i = first; i < first + static_cast<size_t>(width); i++) {
       const double x = std::fabs(double{rows[i]});
       if (type == Storage::kF32) bounds[i] = 0;
       if (type == Storage::kF16) bounds[i] = std::max(x * 0x1p-11, 0x1p-25);
       if (type == Storage::kBf16) bounds[i] = x * 0x1p-8;
-      // The quotient that is rounded has an error of its own, of a few units in the last place of a float.
+      // The quotient that is rounded has an error of its own, of a few units in the last place of a
+      // float.
       if (type == Storage::kInt8) bounds[i] = largest / 127 * (0.5 + 127 * 0x1p-21);
     }
   }
@@ -57,28 +61,34 @@ AttentionProblem Problem(int64_t head_dim, bool has_outliers) {
   sizes.head_dim = sizes.head_dim_v = head_dim;
   AttentionProblem problem = NormalAttention(sizes, 31);
   // Each 32nd channel of keys and values is 20 times as large as the others.
-  for (size_t i = 0; has_outliers && i < problem.k.size(); i += 32) problem.k[i] *= 20, problem.v[i] *= 20;
+  for (size_t i = 0; has_outliers && i < problem.k.size(); i += 32)
+    problem.k[i] *= 20, problem.v[i] *= 20;
   return problem;
 }
 
-// Checks each element, and returns the root of the mean square of the error, in units of that of the exact result.
-double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> &exact, const std::vector<double> &of_floats,
-               Storage type) {
+// Checks each element, and returns the root of the mean square of the error, in units of that of
+// the exact result.
+double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> &exact,
+               const std::vector<double> &of_floats, Storage type) {
   const std::vector<float> context = AttendOverACache(problem, type);
   const int64_t heads = problem.num_heads, width = problem.head_dim;
-  const std::vector<double> k_rounding = RoundingOf(type, problem.k, width), v_rounding = RoundingOf(type, problem.v, width);
-  const double scale = problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<double>(width));
+  const std::vector<double> k_rounding = RoundingOf(type, problem.k, width),
+                            v_rounding = RoundingOf(type, problem.v, width);
+  const double scale =
+      problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<double>(width));
   double error = 0, size = 0, variance = 0;
   for (int64_t i = 0; i < problem.n_q; i++) {
     for (int64_t h = 0; h < heads; h++) {
-      // What the scores are off by, at most and in the mean square, where roundings are independent with a mean of 0: such ones within a
-      // bound have at most its square as their variance, and their sum has the sum of these.
+      // What the scores are off by, at most and in the mean square, where roundings are independent
+      // with a mean of 0: such ones within a bound have at most its square as their variance, and
+      // their sum has the sum of these.
       double most = 0;
       std::vector<double> score_variance(problem.n_kv);
       for (int64_t j = 0; j < problem.n_kv; j++) {
         double off = 0;
         for (int64_t d = 0; d < width; d++) {
-          const double e = scale * std::fabs(problem.q[(i * heads + h) * width + d]) * k_rounding[(j * heads + h) * width + d];
+          const double e = scale * std::fabs(problem.q[(i * heads + h) * width + d]) *
+                           k_rounding[(j * heads + h) * width + d];
           off += e;
           score_variance[j] += e * e;
         }
@@ -90,10 +100,13 @@ double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> 
         double values = 0, value_rounding = 0;
         for (int64_t j = 0; j < problem.n_kv; j++) {
           const double p = weights[j];
-          const double v = problem.v[(j * heads + h) * width + d], e = v_rounding[(j * heads + h) * width + d];
+          const double v = problem.v[(j * heads + h) * width + d],
+                       e = v_rounding[(j * heads + h) * width + d];
           values += p * (std::fabs(v) + e);
           value_rounding += p * e;
-          variance += p * p * (e * e + (v - exact.context[at]) * (v - exact.context[at]) * score_variance[j]);
+          variance +=
+              p * p *
+              (e * e + (v - exact.context[at]) * (v - exact.context[at]) * score_variance[j]);
         }
         // Scores that are off by `most` change a weight by a factor of e^(2 most) at most.
         const double growth = std::exp(2 * most), off = std::fabs(context[at] - exact.context[at]);
@@ -116,11 +129,14 @@ TEST(Accuracy, OfEachTypeOfKeysAndValuesIsWhatItsRoundingAllows) {
       const AttentionShape shape = ShapeOf(problem, 0);
       const std::vector<double> q = Widen(problem.q), k = Widen(problem.k), v = Widen(problem.v);
       const oracle::Attention<double> exact = oracle::AttentionForward<double>(shape, q, k, v);
-      const std::vector<double> of_floats = oracle::BoundAttention(shape, q, k, v, {}, {}, {}, exact).context;
-      std::printf("keys and values, head_dim %3d, %-8s", static_cast<int>(head_dim), has_outliers ? "outliers" : "normal");
+      const std::vector<double> of_floats =
+          oracle::BoundAttention(shape, q, k, v, {}, {}, {}, exact).context;
+      std::printf("keys and values, head_dim %3d, %-8s", static_cast<int>(head_dim),
+                  has_outliers ? "outliers" : "normal");
       double last = 0;
       for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8}) {
-        SCOPED_TRACE(std::string(NameOf(type)) + " head_dim " + std::to_string(head_dim) + (has_outliers ? " outliers" : ""));
+        SCOPED_TRACE(std::string(NameOf(type)) + " head_dim " + std::to_string(head_dim) +
+                     (has_outliers ? " outliers" : ""));
         const double error = ErrorOf(problem, exact, of_floats, type);
         std::printf("  %s %.1e", NameOf(type), error);
         EXPECT_GT(error, last) << "fewer bits, and no more error";

@@ -1,4 +1,5 @@
-// Wrong use of a cache is a sentence: after each error the cache's bytes, the outputs and what a query would write are as before.
+// Wrong use of a cache is a sentence: after each error the cache's bytes, the outputs and what a
+// query would write are as before.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -39,7 +40,8 @@ KeysAndValues Rows(int64_t count) {
   return {random.Normals(count * 2 * 4), random.Normals(count * 2 * 3)};
 }
 
-// Sequences 0 and 1 hold 20 and 5 positions, sequence 2 none. Paged: in the blocks 4, 7, 1 and 2, 0, 9; sequence 2 has no table.
+// Sequences 0 and 1 hold 20 and 5 positions, sequence 2 none. Paged: in the blocks 4, 7, 1 and 2,
+// 0, 9; sequence 2 has no table.
 Cache Filled(const mha_kv_cache_config &config) {
   Cache cache(config);
   if (config.kind == MHA_CACHE_KIND_PAGED) {
@@ -63,36 +65,56 @@ void ExpectFailsAndLeaves(const Cache &cache, const Call &call, const Expected &
 void ExpectNoAppend(const Cache &cache, int64_t sequence, int64_t count, const Expected &expected) {
   const KeysAndValues rows = Rows(64);
   ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_append(cache.get(), sequence, count, rows.k.data(), rows.v.data(), e); }, expected);
+      cache,
+      [&](mha_error *e) {
+        return mha_kv_cache_append(cache.get(), sequence, count, rows.k.data(), rows.v.data(), e);
+      },
+      expected);
 }
-void ExpectNoTruncation(const Cache &cache, int64_t sequence, int64_t length, const Expected &expected) {
+void ExpectNoTruncation(const Cache &cache, int64_t sequence, int64_t length,
+                        const Expected &expected) {
   ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_truncate(cache.get(), sequence, length, e); }, expected);
+      cache, [&](mha_error *e) { return mha_kv_cache_truncate(cache.get(), sequence, length, e); },
+      expected);
 }
-void ExpectNoCopy(const Cache &cache, int64_t from, int64_t to, int64_t length, const Expected &expected) {
+void ExpectNoCopy(const Cache &cache, int64_t from, int64_t to, int64_t length,
+                  const Expected &expected) {
   ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), from, to, length, e); }, expected);
+      cache,
+      [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), from, to, length, e); },
+      expected);
 }
-void ExpectNoBlocks(const Cache &cache, int64_t sequence, const std::vector<int32_t> &blocks, const Expected &expected) {
+void ExpectNoBlocks(const Cache &cache, int64_t sequence, const std::vector<int32_t> &blocks,
+                    const Expected &expected) {
   SCOPED_TRACE(testing::PrintToString(blocks));
   const int64_t count = static_cast<int64_t>(blocks.size());
   ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), count, e); }, expected);
+      cache,
+      [&](mha_error *e) {
+        return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), count, e);
+      },
+      expected);
 }
 
 // ---- Making a cache: mha_kv_cache_size and mha_kv_cache_init
 
-constexpr uint32_t kContiguous = MHA_CACHE_KIND_CONTIGUOUS, kRing = MHA_CACHE_KIND_RING, kPaged = MHA_CACHE_KIND_PAGED;
+constexpr uint32_t kContiguous = MHA_CACHE_KIND_CONTIGUOUS, kRing = MHA_CACHE_KIND_RING,
+                   kPaged = MHA_CACHE_KIND_PAGED;
 
 void ExpectNoCache(const mha_kv_cache_config &config, const Expected &expected) {
   size_t bytes = 4711;
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&config, &bytes, error); }, expected);
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&config, &bytes, error); },
+              expected);
   EXPECT_EQ(bytes, 4711u);
   Memory buffer(1 << 16, Place::kAnywhere);
   buffer.Fill(0x5a);
   mha_kv_cache *const untouched = reinterpret_cast<mha_kv_cache *>(&bytes);
   mha_kv_cache *cache = untouched;
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, error); }, expected);
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, error);
+      },
+      expected);
   EXPECT_TRUE(buffer.Holds(0x5a));
   EXPECT_EQ(cache, untouched);
 }
@@ -172,7 +194,8 @@ TEST(CacheErrors, AConfigOfALaterVersionMayBeLongerIfTheRestIsZero) {
   } longer = {Config(), 0};
   longer.config.struct_size = sizeof longer;
   size_t bytes = 0;
-  ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_size(&longer.config, &bytes, error); });
+  ExpectSucceeds(
+      [&](mha_error *error) { return mha_kv_cache_size(&longer.config, &bytes, error); });
   longer.more = 1;
   ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&longer.config, &bytes, error); },
               {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}});
@@ -188,8 +211,11 @@ TEST(CacheErrors, InitNeedsAsManyBytesAsTheSizeQuerySays) {
     const std::string before = buffer.Bytes();
     mha_kv_cache *cache = nullptr;
     for (const size_t too_few : {bytes - 1, size_t{256}, size_t{0}}) {
-      ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data(), too_few, &cache, error); },
-                  {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {std::to_string(bytes)}});
+      ExpectFails(
+          [&](mha_error *error) {
+            return mha_kv_cache_init(&config, buffer.data(), too_few, &cache, error);
+          },
+          {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {std::to_string(bytes)}});
     }
     EXPECT_TRUE(buffer.Bytes() == before);
     EXPECT_EQ(cache, nullptr);
@@ -205,8 +231,11 @@ TEST(CacheErrors, InitWritesNothingWhereKeysAndValuesGo) {
     buffer.Fill(0x5a);
     mha_kv_cache *cache = nullptr;
     ASSERT_EQ(mha_kv_cache_init(&config, buffer.data(), bytes, &cache, nullptr), MHA_OK);
-    const int64_t positions = kind == kPaged ? config.num_blocks * config.block_positions : config.num_sequences * config.capacity;
-    const int64_t stored = positions * config.num_kv_heads * (2 * config.head_dim + config.head_dim_v + 4);  // f16, int8 and its scale
+    const int64_t positions = kind == kPaged ? config.num_blocks * config.block_positions
+                                             : config.num_sequences * config.capacity;
+    // F16, int8 and its scale.
+    const int64_t stored =
+        positions * config.num_kv_heads * (2 * config.head_dim + config.head_dim_v + 4);
     EXPECT_GE(std::count(buffer.data(), buffer.data() + bytes, 0x5a), stored);
   }
 }
@@ -218,8 +247,12 @@ TEST(CacheErrors, InitRejectsEveryMisalignedBuffer) {
   const std::string before = buffer.Bytes();
   mha_kv_cache *cache = nullptr;
   for (size_t offset = 1; offset < 64; offset++) {
-    ExpectFails([&](mha_error *error) { return mha_kv_cache_init(&config, buffer.data() + offset, buffer.size() - 64, &cache, error); },
-                {MHA_ERROR_INVALID_VALUE, {2}, {"64"}});
+    ExpectFails(
+        [&](mha_error *error) {
+          return mha_kv_cache_init(&config, buffer.data() + offset, buffer.size() - 64, &cache,
+                                   error);
+        },
+        {MHA_ERROR_INVALID_VALUE, {2}, {"64"}});
   }
   EXPECT_TRUE(buffer.Bytes() == before);
 }
@@ -244,25 +277,56 @@ TEST(CacheErrors, NullPointersAreNamed) {
   } cases[] = {
       {"size config", [&](mha_error *e) { return mha_kv_cache_size(nullptr, &bytes, e); }, 1},
       {"size bytes", [&](mha_error *e) { return mha_kv_cache_size(&config, nullptr, e); }, 2},
-      {"init config", [&](mha_error *e) { return mha_kv_cache_init(nullptr, buffer.data(), buffer.size(), &made, e); }, 1},
-      {"init buffer", [&](mha_error *e) { return mha_kv_cache_init(&config, nullptr, buffer.size(), &made, e); }, 2},
-      {"init cache", [&](mha_error *e) { return mha_kv_cache_init(&config, buffer.data(), buffer.size(), nullptr, e); }, 4},
-      {"view buffer", [&](mha_error *e) { return mha_kv_cache_view(nullptr, buffer.size(), &made, e); }, 1},
-      {"view cache", [&](mha_error *e) { return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), nullptr, e); }, 3},
+      {"init config",
+       [&](mha_error *e) {
+         return mha_kv_cache_init(nullptr, buffer.data(), buffer.size(), &made, e);
+       },
+       1},
+      {"init buffer",
+       [&](mha_error *e) { return mha_kv_cache_init(&config, nullptr, buffer.size(), &made, e); },
+       2},
+      {"init cache",
+       [&](mha_error *e) {
+         return mha_kv_cache_init(&config, buffer.data(), buffer.size(), nullptr, e);
+       },
+       4},
+      {"view buffer",
+       [&](mha_error *e) { return mha_kv_cache_view(nullptr, buffer.size(), &made, e); }, 1},
+      {"view cache",
+       [&](mha_error *e) {
+         return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), nullptr, e);
+       },
+       3},
       {"shape cache", [&](mha_error *e) { return mha_kv_cache_shape(nullptr, &shape, e); }, 1},
       {"shape config", [&](mha_error *e) { return mha_kv_cache_shape(handle, nullptr, e); }, 2},
-      {"length cache", [&](mha_error *e) { return mha_kv_cache_length(nullptr, 0, &length, e); }, 1},
-      {"length length", [&](mha_error *e) { return mha_kv_cache_length(handle, 0, nullptr, e); }, 3},
+      {"length cache", [&](mha_error *e) { return mha_kv_cache_length(nullptr, 0, &length, e); },
+       1},
+      {"length length", [&](mha_error *e) { return mha_kv_cache_length(handle, 0, nullptr, e); },
+       3},
       {"truncate cache", [&](mha_error *e) { return mha_kv_cache_truncate(nullptr, 0, 0, e); }, 1},
-      {"unshare cache", [&](mha_error *e) { return mha_kv_cache_unshare(nullptr, 0, 3, &used, e); }, 1},
-      {"unshare used", [&](mha_error *e) { return mha_kv_cache_unshare(handle, 0, 3, nullptr, e); }, 4},
-      {"set_blocks cache", [&](mha_error *e) { return mha_kv_cache_set_blocks(nullptr, 2, &block, 1, e); }, 1},
-      {"set_blocks blocks", [&](mha_error *e) { return mha_kv_cache_set_blocks(handle, 2, nullptr, 1, e); }, 3},
-      {"copy_prefix cache", [&](mha_error *e) { return mha_kv_cache_copy_prefix(nullptr, 0, 1, 0, e); }, 1},
-      {"append cache", [&](mha_error *e) { return mha_kv_cache_append(nullptr, 0, 1, rows.k.data(), rows.v.data(), e); }, 1},
-      {"append k", [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, nullptr, rows.v.data(), e); }, 4},
-      {"append v", [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, rows.k.data(), nullptr, e); }, 5},
-      {"read cache", [&](mha_error *e) { return mha_kv_cache_read(nullptr, 0, 0, 1, k.data(), v.data(), e); }, 1},
+      {"unshare cache", [&](mha_error *e) { return mha_kv_cache_unshare(nullptr, 0, 3, &used, e); },
+       1},
+      {"unshare used", [&](mha_error *e) { return mha_kv_cache_unshare(handle, 0, 3, nullptr, e); },
+       4},
+      {"set_blocks cache",
+       [&](mha_error *e) { return mha_kv_cache_set_blocks(nullptr, 2, &block, 1, e); }, 1},
+      {"set_blocks blocks",
+       [&](mha_error *e) { return mha_kv_cache_set_blocks(handle, 2, nullptr, 1, e); }, 3},
+      {"copy_prefix cache",
+       [&](mha_error *e) { return mha_kv_cache_copy_prefix(nullptr, 0, 1, 0, e); }, 1},
+      {"append cache",
+       [&](mha_error *e) {
+         return mha_kv_cache_append(nullptr, 0, 1, rows.k.data(), rows.v.data(), e);
+       },
+       1},
+      {"append k",
+       [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, nullptr, rows.v.data(), e); },
+       4},
+      {"append v",
+       [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, rows.k.data(), nullptr, e); },
+       5},
+      {"read cache",
+       [&](mha_error *e) { return mha_kv_cache_read(nullptr, 0, 0, 1, k.data(), v.data(), e); }, 1},
   };
   for (const auto &row : cases) {
     SCOPED_TRACE(row.what);
@@ -279,7 +343,8 @@ class CacheViewErrors : public testing::TestWithParam<uint32_t> {
   static void ExpectRejected(void *buffer, size_t bytes, uint32_t argument = 1) {
     mha_kv_cache *cache = nullptr;
     const Few<uint32_t> arguments = {1, argument};
-    ExpectFails([&](mha_error *error) { return mha_kv_cache_view(buffer, bytes, &cache, error); }, {MHA_ERROR_CACHE_FORMAT, arguments, {}});
+    ExpectFails([&](mha_error *error) { return mha_kv_cache_view(buffer, bytes, &cache, error); },
+                {MHA_ERROR_CACHE_FORMAT, arguments, {}});
     EXPECT_EQ(cache, nullptr);
   }
 };
@@ -288,7 +353,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CacheViewErrors, testing::Values(kContiguous, kR
 TEST_P(CacheViewErrors, ATruncatedBufferIsRejected) {
   const Cache cache = Filled(Config(GetParam()));
   const size_t size = cache.buffer().size();
-  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{8}, size_t{255}, size_t{256}, size / 2, size - 1}) {
+  for (const size_t bytes :
+       {size_t{0}, size_t{1}, size_t{8}, size_t{255}, size_t{256}, size / 2, size - 1}) {
     SCOPED_TRACE(bytes);
     // Bytes that are not there must not be read either.
     Memory memory(bytes, Place::kBeforeGuard, 64);
@@ -306,7 +372,9 @@ TEST_P(CacheViewErrors, ALongerBufferIsAccepted) {
   longer.Fill(0x11);
   std::memcpy(longer.data(), cache.buffer().data(), cache.buffer().size());
   mha_kv_cache *view = nullptr;
-  ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(longer.data(), longer.size(), &view, error); });
+  ExpectSucceeds([&](mha_error *error) {
+    return mha_kv_cache_view(longer.data(), longer.size(), &view, error);
+  });
 }
 
 TEST_P(CacheViewErrors, AMisalignedBufferIsRejected) {
@@ -315,8 +383,11 @@ TEST_P(CacheViewErrors, AMisalignedBufferIsRejected) {
   for (size_t offset = 1; offset < 64; offset++) {
     std::memcpy(other.data() + offset, cache.buffer().data(), cache.buffer().size());
     mha_kv_cache *view = nullptr;
-    ExpectFails([&](mha_error *error) { return mha_kv_cache_view(other.data() + offset, cache.buffer().size(), &view, error); },
-                {MHA_ERROR_INVALID_VALUE, {1}, {"64"}});
+    ExpectFails(
+        [&](mha_error *error) {
+          return mha_kv_cache_view(other.data() + offset, cache.buffer().size(), &view, error);
+        },
+        {MHA_ERROR_INVALID_VALUE, {1}, {"64"}});
     EXPECT_EQ(view, nullptr);
   }
 }
@@ -337,16 +408,20 @@ TEST_P(CacheViewErrors, AnyChangedBitOfTheHeaderIsNoticed) {
       unsigned char &at = cache.buffer().data()[byte];
       at = static_cast<unsigned char>(at ^ 1u << bit);
       mha_kv_cache *view = nullptr;
-      ASSERT_EQ(mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, nullptr), MHA_ERROR_CACHE_FORMAT)
+      ASSERT_EQ(mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, nullptr),
+                MHA_ERROR_CACHE_FORMAT)
           << "byte " << byte << " bit " << bit;
       at = static_cast<unsigned char>(at ^ 1u << bit);
     }
   }
   mha_kv_cache *view = nullptr;
-  ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, error); });
+  ExpectSucceeds([&](mha_error *error) {
+    return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, error);
+  });
 }
 
-// Of another contract, or with sizes that contradict each other, and yet with the checksum that the format says.
+// Of another contract, or with sizes that contradict each other, and yet with the checksum that the
+// format says.
 TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
   const Cache cache = Filled(Config(GetParam()));
   unsigned char *const header = cache.buffer().data();
@@ -364,7 +439,8 @@ TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
   };
   write_checksum();
   ASSERT_TRUE(cache.buffer().Bytes() == good) << "the checksum is not the one that this test knows";
-  // contract, bytes, num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, block_positions, num_blocks, values, reserved
+  // contract, bytes, num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, block_positions,
+  // num_blocks, values, reserved
   for (const size_t offset : {16, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104}) {
     for (const unsigned char wrong : {0, 65, 255}) {
       std::memcpy(header, good.data(), good.size());
@@ -377,8 +453,9 @@ TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
   }
 }
 
-// Behind the header: the lengths, each with the largest length since the sequence was last empty, and the tables of blocks. What they say
-// is where calls read and write, so a view does not trust them.
+// Behind the header: the lengths, each with the largest length since the sequence was last empty,
+// and the tables of blocks. What they say is where calls read and write, so a view does not trust
+// them.
 TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
   const Cache cache = Filled(Config(GetParam()));
   constexpr size_t kLengths = 256, kTables = 320;
@@ -394,22 +471,25 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
   std::memcpy(&length, cache.buffer().data() + kLengths, sizeof length);
   ASSERT_EQ(length, 20) << "the layout is not the one that this test knows";
   for (const int64_t sequence : {0, 2}) {
-    for (const int64_t wrong : {int64_t{-1}, kMin}) expect_rejected(kLengths + 16 * sequence, wrong);
+    for (const int64_t wrong : {int64_t{-1}, kMin})
+      expect_rejected(kLengths + 16 * sequence, wrong);
     if (GetParam() == kRing) continue;
-    for (const int64_t wrong : {cache.config().capacity + 1, kMax}) expect_rejected(kLengths + 16 * sequence, wrong);
+    for (const int64_t wrong : {cache.config().capacity + 1, kMax})
+      expect_rejected(kLengths + 16 * sequence, wrong);
   }
   if (GetParam() != kPaged) return;
   int32_t block = 0;
   std::memcpy(&block, cache.buffer().data() + kTables, sizeof block);
   ASSERT_EQ(block, 4) << "the layout is not the one that this test knows";
-  for (const int32_t wrong : {int32_t{10}, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+  for (const int32_t wrong :
+       {int32_t{10}, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
     expect_rejected(kTables, wrong);
   }
-  expect_rejected(kTables, int32_t{-1});  // no block, where positions are held
+  expect_rejected(kTables, int32_t{-1});      // no block, where positions are held
   expect_rejected(kTables + 8, int32_t{-1});  // one block less than is counted
   expect_rejected(kTables + 24, int32_t{3});  // one more
-  // The first block in the place of the second, and the second in that of the third: their counts say that each is in one table alone, and
-  // calls would write into it.
+  // The first block in the place of the second, and the second in that of the third: their counts
+  // say that each is in one table alone, and calls would write into it.
   expect_rejected(kTables + 4, block);
   expect_rejected(kTables + 8, int32_t{7});
 }
@@ -425,13 +505,20 @@ TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
       SCOPED_TRACE(sequence);
       const Expected second = {MHA_ERROR_INVALID_VALUE, {2}, {std::to_string(sequence)}};
       ExpectFailsAndLeaves(
-          cache, [&](mha_error *e) { return mha_kv_cache_length(cache.get(), sequence, &length, e); }, second);
+          cache,
+          [&](mha_error *e) { return mha_kv_cache_length(cache.get(), sequence, &length, e); },
+          second);
       ExpectFailsAndLeaves(
-          cache, [&](mha_error *e) { return mha_kv_cache_read(cache.get(), sequence, 0, 0, k.data(), v.data(), e); }, second);
+          cache,
+          [&](mha_error *e) {
+            return mha_kv_cache_read(cache.get(), sequence, 0, 0, k.data(), v.data(), e);
+          },
+          second);
       ExpectNoTruncation(cache, sequence, 0, second);
       ExpectNoAppend(cache, sequence, 1, second);
       ExpectNoCopy(cache, sequence, 1, 0, second);
-      ExpectNoCopy(cache, 0, sequence, 0, {MHA_ERROR_INVALID_VALUE, {3}, {std::to_string(sequence)}});
+      ExpectNoCopy(cache, 0, sequence, 0,
+                   {MHA_ERROR_INVALID_VALUE, {3}, {std::to_string(sequence)}});
       if (kind == kPaged) ExpectNoBlocks(cache, sequence, {3}, second);
     }
     EXPECT_EQ(length, 4711);
@@ -459,7 +546,8 @@ TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
     EXPECT_EQ(cache.Length(0), cache.config().capacity);
     ExpectNoAppend(cache, 0, 1, {MHA_ERROR_CACHE_FULL, {3}, {}});
     // Nothing more is nothing wrong.
-    ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 0, nullptr, nullptr, e); });
+    ExpectSucceeds(
+        [&](mha_error *e) { return mha_kv_cache_append(cache.get(), 0, 0, nullptr, nullptr, e); });
   }
 }
 
@@ -479,7 +567,11 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
     std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
     const auto expect_rejected = [&](int64_t first, int64_t count) {
       SCOPED_TRACE(std::to_string(first) + " + " + std::to_string(count));
-      ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_read(cache.get(), 0, first, count, k.data(), v.data(), e); },
+      ExpectFailsAndLeaves(cache,
+                           [&](mha_error *e) {
+                             return mha_kv_cache_read(cache.get(), 0, first, count, k.data(),
+                                                      v.data(), e);
+                           },
                            {MHA_ERROR_INVALID_VALUE, {3, 4}, {}});
       EXPECT_TRUE(std::all_of(k.begin(), k.end(), [](float x) { return x != x; }));
       EXPECT_TRUE(std::all_of(v.begin(), v.end(), [](float x) { return x != x; }));
@@ -495,7 +587,9 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
       cache.Append(0, Rows(40));  // holds 12 .. 59
       expect_rejected(11, 1);
       expect_rejected(0, 60);
-      ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_read(cache.get(), 0, 12, 48, k.data(), v.data(), e); });
+      ExpectSucceeds([&](mha_error *e) {
+        return mha_kv_cache_read(cache.get(), 0, 12, 48, k.data(), v.data(), e);
+      });
       std::fill(k.begin(), k.end(), kNan);
       std::fill(v.begin(), v.end(), kNan);
       cache.Truncate(0, 50);
@@ -505,8 +599,8 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
   }
 }
 
-// A ring has the last `capacity` positions that were ever written: neither truncating, nor appending after that, nor copying brings back
-// what lay there before.
+// A ring has the last `capacity` positions that were ever written: neither truncating, nor
+// appending after that, nor copying brings back what lay there before.
 TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
   struct Held {
     const char *what;
@@ -523,11 +617,16 @@ TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
   cache.Truncate(3, 50);
   cache.Append(3, Rows(2));
   std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
-  for (const Held &held : {Held{"all", 0, 2, 50}, {"truncated", 1, 2, 42}, {"copied", 2, 2, 45}, {"truncated and grown", 3, 12, 52}}) {
+  for (const Held &held : {Held{"all", 0, 2, 50},
+                           {"truncated", 1, 2, 42},
+                           {"copied", 2, 2, 45},
+                           {"truncated and grown", 3, 12, 52}}) {
     SCOPED_TRACE(held.what);
     for (int64_t first = 0; first < held.length; first++) {
       mha_error error = {};
-      EXPECT_EQ(mha_kv_cache_read(cache.get(), held.sequence, first, 1, k.data(), v.data(), &error) == MHA_OK, first >= held.oldest)
+      EXPECT_EQ(mha_kv_cache_read(cache.get(), held.sequence, first, 1, k.data(), v.data(),
+                                  &error) == MHA_OK,
+                first >= held.oldest)
           << first << ": " << error.message;
     }
   }
@@ -539,21 +638,26 @@ TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
       cache.Truncate(2, 0);
     }
     cache.Append(2, Rows(40));
-    ExpectSucceeds([&](mha_error *e) { return mha_kv_cache_read(cache.get(), 2, 0, 40, k.data(), v.data(), e); });
+    ExpectSucceeds([&](mha_error *e) {
+      return mha_kv_cache_read(cache.get(), 2, 0, 40, k.data(), v.data(), e);
+    });
   }
 }
 
 TEST(CacheErrors, TablesThatCannotBeAreRejected) {
   Cache cache = Filled(Config(kPaged));
-  const Expected entry = {MHA_ERROR_INVALID_VALUE, {3}, {}}, either = {MHA_ERROR_INVALID_VALUE, {3, 4}, {}};
+  const Expected entry = {MHA_ERROR_INVALID_VALUE, {3}, {}},
+                 either = {MHA_ERROR_INVALID_VALUE, {3, 4}, {}};
   ExpectNoBlocks(cache, 2, {10}, {MHA_ERROR_INVALID_VALUE, {3}, {"10"}});
   ExpectNoBlocks(cache, 2, {3, -1}, entry);
   ExpectNoBlocks(cache, 2, {3, std::numeric_limits<int32_t>::max()}, entry);
   ExpectNoBlocks(cache, 2, {3, 5, 6, 8}, either);  // more than capacity / block_positions
-  ExpectFailsAndLeaves(cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), 2, nullptr, -1, e); },
-                       {MHA_ERROR_INVALID_VALUE, {4}, {}});
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), 2, nullptr, -1, e); },
+      {MHA_ERROR_INVALID_VALUE, {4}, {}});
   // Sequence 0 holds 20 positions, in the first two of its blocks.
-  for (const std::vector<int32_t> &moved : {std::vector<int32_t>{4}, {}, {4, 5, 1}, {7, 4}}) ExpectNoBlocks(cache, 0, moved, either);
+  for (const std::vector<int32_t> &moved : {std::vector<int32_t>{4}, {}, {4, 5, 1}, {7, 4}})
+    ExpectNoBlocks(cache, 0, moved, either);
   cache.SetBlocks(0, {4, 7, 5});
   cache.SetBlocks(0, {4, 7});
   cache.Truncate(0, 16);
@@ -562,8 +666,10 @@ TEST(CacheErrors, TablesThatCannotBeAreRejected) {
 
 TEST(CacheErrors, ABlockThatIsTwiceInATableIsOne) {
   Cache cache = Filled(Config(kPaged));
-  for (const std::vector<int32_t> &blocks : {std::vector<int32_t>{3, 3}, {3, 5, 3}, {5, 3, 3}, {4, 7, 4}, {4, 7, 7}, {4, 4, 7}}) {
-    for (const int64_t sequence : {0, 2}) {  // one that holds positions in the blocks 4 and 7, and one that has no table
+  for (const std::vector<int32_t> &blocks :
+       {std::vector<int32_t>{3, 3}, {3, 5, 3}, {5, 3, 3}, {4, 7, 4}, {4, 7, 7}, {4, 4, 7}}) {
+    for (const int64_t sequence :
+         {0, 2}) {  // one that holds positions in the blocks 4 and 7, and one that has no table
       ExpectNoBlocks(cache, sequence, blocks, {MHA_ERROR_INVALID_VALUE, {3}, {}});
     }
   }
@@ -574,14 +680,16 @@ TEST(CacheErrors, ABlockThatIsTwiceInATableIsOne) {
 }
 
 TEST(CacheErrors, BlocksAreForPagedCaches) {
-  for (const uint32_t kind : {kContiguous, kRing}) ExpectNoBlocks(Filled(Config(kind)), 2, {0}, {MHA_ERROR_INVALID_VALUE, {1}, {}});
+  for (const uint32_t kind : {kContiguous, kRing})
+    ExpectNoBlocks(Filled(Config(kind)), 2, {0}, {MHA_ERROR_INVALID_VALUE, {1}, {}});
 }
 
 TEST(CacheErrors, WritingIntoASharedBlockIsOne) {
   Cache cache = Filled(Config(kPaged));
   cache.SetBlocks(2, {4, 7, 3});
   cache.CopyPrefix(0, 2, 20);
-  const Expected shared = {MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 2 sequences", "mha_kv_cache_unshare"}};
+  const Expected shared = {
+      MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 2 sequences", "mha_kv_cache_unshare"}};
   for (const int64_t sequence : {0, 2}) ExpectNoAppend(cache, sequence, 1, shared);
   cache.Truncate(2, 16);
   cache.SetBlocks(2, {4, 5});  // block 7 belongs to sequence 0 alone again
@@ -624,17 +732,24 @@ void ExpectNotCopied(const Cache &cache, int64_t sequence) {
   const std::string before = cache.buffer().Bytes();
   for (const int32_t block : {3, 5, 8}) {
     uint32_t used = 4711;
-    ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_unshare(cache.get(), sequence, block, &used, error); });
+    ExpectSucceeds([&](mha_error *error) {
+      return mha_kv_cache_unshare(cache.get(), sequence, block, &used, error);
+    });
     EXPECT_EQ(used, 0u);
   }
   EXPECT_TRUE(cache.buffer().Bytes() == before) << "the cache was written";
 }
 
-void ExpectNoUnsharing(const Cache &cache, int64_t sequence, int32_t block, const Expected &expected) {
+void ExpectNoUnsharing(const Cache &cache, int64_t sequence, int32_t block,
+                       const Expected &expected) {
   SCOPED_TRACE(block);
   uint32_t used = 4711;
   ExpectFailsAndLeaves(
-      cache, [&](mha_error *error) { return mha_kv_cache_unshare(cache.get(), sequence, block, &used, error); }, expected);
+      cache,
+      [&](mha_error *error) {
+        return mha_kv_cache_unshare(cache.get(), sequence, block, &used, error);
+      },
+      expected);
   EXPECT_EQ(used, 4711u);
 }
 
@@ -643,7 +758,9 @@ TEST(Unshare, ASequenceCanBeAppendedToAfterItsLastBlockWasCopied) {
     Cache cache = WithASharedLastBlock();
     const int64_t other = 2 - sequence;
     const KeysAndValues before = cache.Read(other, 0, 20);
-    ExpectNoAppend(cache, sequence, 1, {MHA_ERROR_CACHE_SHARED, {2, 3}, {"block 7", "is in the tables of 2 sequences"}});
+    ExpectNoAppend(
+        cache, sequence, 1,
+        {MHA_ERROR_CACHE_SHARED, {2, 3}, {"block 7", "is in the tables of 2 sequences"}});
     ExpectCopied(&cache, sequence, 5);
     cache.Append(sequence, Rows(3));
     EXPECT_EQ(cache.Length(sequence), 23);
@@ -666,7 +783,10 @@ TEST(Unshare, CopiesTheBlockThatATruncatedSequenceEndsIn) {
   cache.Append(2, Rows(6));  // to its end
   EXPECT_EQ(cache.Length(2), 16);
   // Block 7, where the next position would go, is sequence 0's.
-  ExpectNoAppend(cache, 2, 1, {MHA_ERROR_CACHE_SHARED, {2, 3}, {"block 7", "from position 16 on", "mha_kv_cache_set_blocks"}});
+  ExpectNoAppend(cache, 2, 1,
+                 {MHA_ERROR_CACHE_SHARED,
+                  {2, 3},
+                  {"block 7", "from position 16 on", "mha_kv_cache_set_blocks"}});
   ExpectNotCopied(cache, 2);
 }
 
@@ -675,7 +795,8 @@ TEST(Unshare, EachOfSeveralSequencesGetsABlockButTheLast) {
   cache.Truncate(1, 0);
   cache.SetBlocks(1, {4, 7});
   cache.CopyPrefix(0, 1, 18);
-  ExpectNoAppend(cache, 1, 1, {MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 3 sequences"}});
+  ExpectNoAppend(cache, 1, 1,
+                 {MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 3 sequences"}});
   ExpectCopied(&cache, 1, 9);
   ExpectCopied(&cache, 0, 5);
   ExpectNotCopied(cache, 2);
@@ -684,7 +805,8 @@ TEST(Unshare, EachOfSeveralSequencesGetsABlockButTheLast) {
 
 TEST(Unshare, DoesNothingWhereNothingIsShared) {
   const Cache alone = Filled(Config(kPaged));
-  for (const int64_t sequence : {0, 1, 2}) ExpectNotCopied(alone, sequence);  // sequence 2 has no blocks
+  for (const int64_t sequence : {0, 1, 2})
+    ExpectNotCopied(alone, sequence);  // sequence 2 has no blocks
   Cache cache = WithASharedLastBlock();
   cache.Truncate(2, 16);  // of full blocks, none is written to
   ExpectNotCopied(cache, 2);
@@ -698,34 +820,47 @@ TEST(Unshare, OfABlockThatIsNotFreeIsAnError) {
   // Of sequence 0, of sequence 1, and of the tables beyond the positions.
   for (const int32_t block : {4, 7, 2, 0, 1, 3}) {
     ExpectNoUnsharing(cache, 2, block,
-                      {MHA_ERROR_INVALID_VALUE, {3}, {"block is " + std::to_string(block), "in the block table of a sequence"}});
+                      {MHA_ERROR_INVALID_VALUE,
+                       {3},
+                       {"block is " + std::to_string(block), "in the block table of a sequence"}});
   }
-  for (const int32_t block : {-2, 10, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
-    ExpectNoUnsharing(cache, 2, block, {MHA_ERROR_INVALID_VALUE, {3}, {"block is " + std::to_string(block), "0 to 9"}});
-    ExpectNoUnsharing(cache, 1, block, {MHA_ERROR_INVALID_VALUE, {3}, {"0 to 9"}});  // where none is needed, too
+  for (const int32_t block :
+       {-2, 10, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    ExpectNoUnsharing(
+        cache, 2, block,
+        {MHA_ERROR_INVALID_VALUE, {3}, {"block is " + std::to_string(block), "0 to 9"}});
+    ExpectNoUnsharing(cache, 1, block,
+                      {MHA_ERROR_INVALID_VALUE, {3}, {"0 to 9"}});  // where none is needed, too
   }
 }
 
 TEST(Unshare, WithoutAFreeBlockIsAnErrorOnlyIfOneIsNeeded) {
   Cache cache = WithASharedLastBlock();
   for (const int64_t sequence : {0, 2}) {
-    ExpectNoUnsharing(cache, sequence, -1,
-                      {MHA_ERROR_CACHE_FULL, {3}, {std::string("block is -1"), "block 7 of sequence " + std::to_string(sequence)}});
+    ExpectNoUnsharing(
+        cache, sequence, -1,
+        {MHA_ERROR_CACHE_FULL,
+         {3},
+         {std::string("block is -1"), "block 7 of sequence " + std::to_string(sequence)}});
   }
   cache.Truncate(2, 16);
   for (const int64_t sequence : {1, 2}) {
     uint32_t used = 4711;
-    ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_unshare(cache.get(), sequence, -1, &used, error); });
+    ExpectSucceeds([&](mha_error *error) {
+      return mha_kv_cache_unshare(cache.get(), sequence, -1, &used, error);
+    });
     EXPECT_EQ(used, 0u);
   }
 }
 
 TEST(Unshare, IsForPagedCachesAndSequencesThatAreThere) {
   for (const uint32_t kind : {kContiguous, kRing})
-    ExpectNoUnsharing(Filled(Config(kind)), 0, 0, {MHA_ERROR_INVALID_VALUE, {1}, {"no blocks", "MHA_CACHE_KIND_PAGED"}});
+    ExpectNoUnsharing(Filled(Config(kind)), 0, 0,
+                      {MHA_ERROR_INVALID_VALUE, {1}, {"no blocks", "MHA_CACHE_KIND_PAGED"}});
   const Cache cache = WithASharedLastBlock();
   for (const int64_t sequence : {int64_t{-1}, int64_t{3}, kMax, kMin}) {
-    ExpectNoUnsharing(cache, sequence, 5, {MHA_ERROR_INVALID_VALUE, {2}, {std::to_string(sequence)}});
+    ExpectNoUnsharing(cache, sequence, 5,
+                      {MHA_ERROR_INVALID_VALUE, {2}, {std::to_string(sequence)}});
   }
 }
 
@@ -741,7 +876,8 @@ TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
   Cache cache = Filled(Config(kPaged));
   ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_CACHE_FULL, {3, 4}, {}});  // sequence 2 has no blocks
   cache.SetBlocks(2, {4, 2});                                         // the second is sequence 1's
-  ExpectNoCopy(cache, 0, 2, 20, {MHA_ERROR_CACHE_SHARED, {3}, {"block 2 of sequence 2", "2 sequences"}});
+  ExpectNoCopy(cache, 0, 2, 20,
+               {MHA_ERROR_CACHE_SHARED, {3}, {"block 2 of sequence 2", "2 sequences"}});
   ExpectNoCopy(cache, 1, 1, 5, {MHA_ERROR_INVALID_VALUE, {3}, {"both sequence 1"}});
 }
 
@@ -807,17 +943,22 @@ struct Call {
 
   mha_status Run(bool by_forward, mha_error *error) {
     std::vector<unsigned char> workspace(1 << 20, 0xff);
-    return by_forward ? mha_forward(layer.get(), &forward, workspace.data(), workspace.size(), error)
-                      : mha_attention(&attention, workspace.data(), workspace.size(), error);
+    return by_forward
+               ? mha_forward(layer.get(), &forward, workspace.data(), workspace.size(), error)
+               : mha_attention(&attention, workspace.data(), workspace.size(), error);
   }
 
   // Both entries, or one of them, fail with their arguments at fault, and write nothing.
-  void ExpectFailsAndWritesNothing(mha_status status, const Words &words, bool attention_too = true) {
+  void ExpectFailsAndWritesNothing(mha_status status, const Words &words,
+                                   bool attention_too = true) {
     for (const bool by_forward : {true, false}) {
       if (!by_forward && !attention_too) continue;
       SCOPED_TRACE(by_forward ? "mha_forward" : "mha_attention");
-      ExpectFailsAndLeaves(*cache, [&](mha_error *error) { return Run(by_forward, error); }, {status, {by_forward ? 2u : 1u}, words});
-      const auto untouched = [](const std::vector<float> &x) { return std::all_of(x.begin(), x.end(), [](float y) { return y != y; }); };
+      ExpectFailsAndLeaves(*cache, [&](mha_error *error) { return Run(by_forward, error); },
+                           {status, {by_forward ? 2u : 1u}, words});
+      const auto untouched = [](const std::vector<float> &x) {
+        return std::all_of(x.begin(), x.end(), [](float y) { return y != y; });
+      };
       EXPECT_TRUE(untouched(output) && untouched(lse) && untouched(weights));
     }
   }
@@ -888,8 +1029,14 @@ TEST(CallErrors, AFullCache) {
 TEST(CallErrors, SequencesThatAreNotThereOrTwice) {
   Cache cache = Filled(Config());
   Call call(&cache);
-  for (const std::vector<int64_t> &sequences :
-       {std::vector<int64_t>{0, 3}, {-1, 0}, {kMax, 1}, {1, 1}, {2, 2}, {0, 2, 0}, {2, 0, 2}, {2, 0, 0}}) {
+  for (const std::vector<int64_t> &sequences : {std::vector<int64_t>{0, 3},
+                                                {-1, 0},
+                                                {kMax, 1},
+                                                {1, 1},
+                                                {2, 2},
+                                                {0, 2, 0},
+                                                {2, 0, 2},
+                                                {2, 0, 0}}) {
     SCOPED_TRACE(testing::PrintToString(sequences));
     call.BothSequences([&](auto &given) { given.cache_sequences = sequences.data(); });
     call.Both([&](auto &args) { args.batch = static_cast<int64_t>(sequences.size()); });
@@ -901,7 +1048,8 @@ TEST(CallErrors, SequencesThatAreNotThereOrTwice) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"num_sequences", "4", "3"});
 }
 
-// A million sequences or blocks in any order, of which none or one is there twice: to compare each with each would take minutes.
+// A million sequences or blocks in any order, of which none or one is there twice: to compare each
+// with each would take minutes.
 mha_kv_cache_config ManyConfig(uint32_t kind) {
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   const int64_t many = int64_t{1} << 20;
@@ -917,7 +1065,8 @@ mha_kv_cache_config ManyConfig(uint32_t kind) {
 template <typename Number>
 std::vector<Number> Descending(int64_t count) {
   std::vector<Number> numbers(static_cast<size_t>(count));
-  for (size_t i = 0; i < numbers.size(); i++) numbers[i] = static_cast<Number>(count - 1 - static_cast<int64_t>(i));
+  for (size_t i = 0; i < numbers.size(); i++)
+    numbers[i] = static_cast<Number>(count - 1 - static_cast<int64_t>(i));
   return numbers;
 }
 
@@ -956,7 +1105,9 @@ TEST(CallErrors, AMillionSequencesInAnyOrderAreFoundToBeOnceInNoTime) {
     const int64_t before = sequences[place];
     sequences[place] = sequences.back();
     ExpectFails([&](mha_error *error) { return mha_attention_info(&args, &info, error); },
-                {MHA_ERROR_INVALID_VALUE, {1}, {std::to_string(place), std::to_string(sequences.size() - 1)}});
+                {MHA_ERROR_INVALID_VALUE,
+                 {1},
+                 {std::to_string(place), std::to_string(sequences.size() - 1)}});
     sequences[place] = before;
   }
   std::reverse(sequences.begin(), sequences.end());
@@ -969,7 +1120,8 @@ TEST(CacheErrors, AMillionBlocksInAnyOrderAreFoundToBeOnceInNoTime) {
   ManyCache many(kPaged);
   std::vector<int32_t> blocks = Descending<int32_t>(many.config.num_blocks);
   const auto set = [&](mha_error *error) {
-    return mha_kv_cache_set_blocks(many.cache, 0, blocks.data(), static_cast<int64_t>(blocks.size()), error);
+    return mha_kv_cache_set_blocks(many.cache, 0, blocks.data(),
+                                   static_cast<int64_t>(blocks.size()), error);
   };
   blocks.back() = blocks.front();
   ExpectFails(set, {MHA_ERROR_INVALID_VALUE, {3}, {"0", std::to_string(blocks.size() - 1)}});
@@ -978,8 +1130,10 @@ TEST(CacheErrors, AMillionBlocksInAnyOrderAreFoundToBeOnceInNoTime) {
 }
 
 TEST(CallErrors, ACacheOfAnotherShape) {
-  for (const auto change : {+[](mha_kv_cache_config &c) { c.num_kv_heads = 4; }, +[](mha_kv_cache_config &c) { c.head_dim = 5; },
-                            +[](mha_kv_cache_config &c) { c.head_dim_v = 4; }, +[](mha_kv_cache_config &c) { c.num_kv_heads = 1; }}) {
+  for (const auto change : {+[](mha_kv_cache_config &c) { c.num_kv_heads = 4; },
+                            +[](mha_kv_cache_config &c) { c.head_dim = 5; },
+                            +[](mha_kv_cache_config &c) { c.head_dim_v = 4; },
+                            +[](mha_kv_cache_config &c) { c.num_kv_heads = 1; }}) {
     mha_kv_cache_config config = Config();
     change(config);
     Cache cache(config);
@@ -993,8 +1147,9 @@ TEST(CallErrors, ASharedBlock) {
   cache.SetBlocks(2, {4, 7, 3});
   cache.CopyPrefix(0, 2, 20);
   Call call(&cache);
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_CACHE_SHARED,
-                                   {"is in the tables of 2 sequences", "mha_kv_cache_unshare(cache, 0, <free block>)"});
+  call.ExpectFailsAndWritesNothing(
+      MHA_ERROR_CACHE_SHARED,
+      {"is in the tables of 2 sequences", "mha_kv_cache_unshare(cache, 0, <free block>)"});
 }
 
 TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
@@ -1006,11 +1161,13 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
     call.SetWindow(left);
     call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"ring", "window_left"});
   }
-  // Rows at other positions than the last ones, and rows that see what comes after them, are not what a ring is for.
+  // Rows at other positions than the last ones, and rows that see what comes after them, are not
+  // what a ring is for.
   const int64_t starts[] = {50, 5};
   call.SetWindow(19);
   call.BothSequences([&](auto &given) { given.q_first_positions = starts; });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "sequences.q_first_positions"});
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                   {"ring", "sequences.q_first_positions"});
   call.BothSequences([&](auto &given) { given.q_first_positions = nullptr; });
   call.Both([&](auto &args) { args.flags &= ~MHA_CAUSAL; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "MHA_CAUSAL"});
@@ -1034,10 +1191,13 @@ TEST(CallErrors, MoreKeysThanARingTakesAtOnceWithOtherQueries) {
   call.attention.k.data = call.k.data(), call.attention.v.data = call.v.data();
   call.SetWindow(45);  // 3 rows at once
   call.Both([&](auto &args) { args.n_kv = 4; });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"capacity - window_left = 3", "n_q 2 and n_kv 4 differ"});
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE,
+                                   {"capacity - window_left = 3", "n_q 2 and n_kv 4 differ"});
   const int64_t q_starts[] = {0, 1, 2}, kv_starts[] = {0, 4, 8};
   call.Both([&](auto &args) { args.batch = 1, args.n_q = 2, args.n_kv = 8; });
-  call.BothSequences([&](auto &given) { given.count = 2, given.cu_seqlens_q = q_starts, given.cu_seqlens_kv = kv_starts; });
+  call.BothSequences([&](auto &given) {
+    given.count = 2, given.cu_seqlens_q = q_starts, given.cu_seqlens_kv = kv_starts;
+  });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"sequence 0", "1", "4", "a ring"});
 }
 
@@ -1052,9 +1212,11 @@ TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
     if (kind == kRing) call.SetWindow(10);
     call.Both([&](auto &args) { args.score_arrays = &arrays; });
     arrays.columns = MHA_COLUMNS_ALL_KEYS;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {kind == kRing ? "ring" : "score_arrays.kv_groups is NULL"});
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                     {kind == kRing ? "ring" : "score_arrays.kv_groups is NULL"});
     arrays.columns = MHA_COLUMNS_NEW_KEYS;
-    if (kind == kRing) call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "score_arrays.q_groups"});
+    if (kind == kRing)
+      call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "score_arrays.q_groups"});
   }
   Cache cache = Filled(Config(kContiguous));  // 20 and 5 positions, which become 22 and 7
   Call call(&cache);
@@ -1065,7 +1227,8 @@ TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
   call.ExpectSucceeds(true);
 }
 
-// Of a ring of 48 that held 50 positions and was cut to 42, 2 .. 41 are left: the two rows of the call stand at 42 and 43.
+// Of a ring of 48 that held 50 positions and was cut to 42, 2 .. 41 are left: the two rows of the
+// call stand at 42 and 43.
 TEST(CallErrors, RowsThatSeeOnePositionMoreThanATruncatedOrCopiedRingHolds) {
   for (const bool is_copied : {false, true}) {
     SCOPED_TRACE(is_copied ? "copied" : "truncated");
@@ -1096,20 +1259,24 @@ TEST(CallErrors, ANumberPerPairOfARing) {
   Cache cache = Filled(Config(kRing));
   Call call(&cache);
   call.SetWindow(3);
-  for (float *mha_outputs::*output : {&mha_outputs::attention_weights, &mha_outputs::scores, &mha_outputs::scaled_scores,
-                                      &mha_outputs::softcapped_scores, &mha_outputs::masked_scores}) {
+  for (float *mha_outputs::*output :
+       {&mha_outputs::attention_weights, &mha_outputs::scores, &mha_outputs::scaled_scores,
+        &mha_outputs::softcapped_scores, &mha_outputs::masked_scores}) {
     call.outputs = Zeroed<mha_outputs>();
     call.outputs.*output = call.weights.data();
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
-                                     {output == &mha_outputs::attention_weights ? "outputs.attention_weights" : "outputs", "ring"});
+    call.ExpectFailsAndWritesNothing(
+        MHA_ERROR_INVALID_VALUE,
+        {output == &mha_outputs::attention_weights ? "outputs.attention_weights" : "outputs",
+         "ring"});
   }
 }
 
-// In self-attention the rows of query are appended, and are where they are appended. Where the rows of key are others, or none, the queries
-// may be anywhere.
+// In self-attention the rows of query are appended, and are where they are appended. Where the rows
+// of key are others, or none, the queries may be anywhere.
 TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
   Cache cache = Filled(Config());
-  const int64_t where_they_are[] = {20, 5}, elsewhere[] = {20, 4}, later[] = {21, 5}, only_first[] = {2, 0}, none[] = {0, 0};
+  const int64_t where_they_are[] = {20, 5}, elsewhere[] = {20, 4}, later[] = {21, 5},
+                only_first[] = {2, 0}, none[] = {0, 0};
   const auto restore = [&cache] {
     cache.Truncate(0, 20);
     cache.Truncate(1, 5);
@@ -1118,10 +1285,12 @@ TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
     Call call(&cache);
     call.of_forward.q_first_positions = starts;
     const char *const length = starts == later ? "20" : "5";
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.q_first_positions", length, "NULL"}, false);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                     {"sequences.q_first_positions", length, "NULL"}, false);
     mha_call_info info = Zeroed<mha_call_info>();
-    ExpectFails([&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
-                {MHA_ERROR_INVALID_VALUE, {2}, {"sequences.q_first_positions"}});
+    ExpectFails(
+        [&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
+        {MHA_ERROR_INVALID_VALUE, {2}, {"sequences.q_first_positions"}});
     call.forward.flags = 0;  // then no position counts
     call.ExpectSucceeds(true);
     restore();
@@ -1176,7 +1345,8 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
         ExpectSucceeds([&](mha_error *error) { return call.Run(by_forward, error); });
         mha_call_info info = Zeroed<mha_call_info>();
         ExpectSucceeds([&](mha_error *error) {
-          return by_forward ? mha_info(call.layer.get(), &call.forward, &info, error) : mha_attention_info(&call.attention, &info, error);
+          return by_forward ? mha_info(call.layer.get(), &call.forward, &info, error)
+                            : mha_attention_info(&call.attention, &info, error);
         });
         EXPECT_EQ(info.operations, 0u);
         EXPECT_EQ(info.bytes, 0u);
@@ -1196,20 +1366,27 @@ TEST(CacheErrors, CountOneAsOne) {
   Cache cache(config);
   const std::vector<float> rows(64);
   const auto append = [&](int64_t count) {
-    return [&cache, &rows, count](mha_error *error) { return mha_kv_cache_append(cache.get(), 0, count, rows.data(), rows.data(), error); };
+    return [&cache, &rows, count](mha_error *error) {
+      return mha_kv_cache_append(cache.get(), 0, count, rows.data(), rows.data(), error);
+    };
   };
   ExpectFails(append(1), {MHA_ERROR_CACHE_FULL, {3}, {"block"}});
   const int32_t blocks[] = {0, 1};
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, blocks, 2, error); },
-              {MHA_ERROR_INVALID_VALUE, {4}, {"count"}});
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, nullptr, 1, error); },
-              {MHA_ERROR_NULL_POINTER, {3}, {"blocks"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, blocks, 2, error); },
+      {MHA_ERROR_INVALID_VALUE, {4}, {"count"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, nullptr, 1, error); },
+      {MHA_ERROR_NULL_POINTER, {3}, {"blocks"}});
   cache.SetBlocks(0, {0});
   ASSERT_EQ(append(1)(nullptr), MHA_OK);
   ExpectFails(append(17), {MHA_ERROR_CACHE_FULL, {3}, {"16|15"}});
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 0, 2, error); }, {MHA_ERROR_INVALID_VALUE, {3}, {}});
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 1, 0, error); }, {MHA_ERROR_INVALID_VALUE, {2}, {}});
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_view(cache.get(), 1, nullptr, error); }, {MHA_ERROR_CACHE_FORMAT, {2}, {}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 0, 2, error); },
+              {MHA_ERROR_INVALID_VALUE, {3}, {}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 1, 0, error); },
+              {MHA_ERROR_INVALID_VALUE, {2}, {}});
+  ExpectFails([&](mha_error *error) { return mha_kv_cache_view(cache.get(), 1, nullptr, error); },
+              {MHA_ERROR_CACHE_FORMAT, {2}, {}});
   mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = 2;
   args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
@@ -1225,7 +1402,9 @@ TEST(CacheErrors, CountOneAsOne) {
   std::vector<float> output(64);
   args.output.data = output.data();
   std::vector<unsigned char> workspace(1 << 20);
-  const auto run = [&](mha_error *error) { return mha_attention(&args, workspace.data(), workspace.size(), error); };
+  const auto run = [&](mha_error *error) {
+    return mha_attention(&args, workspace.data(), workspace.size(), error);
+  };
   mha_sequences given = Zeroed<mha_sequences>();
   args.sequences = &given;
   given.q_lengths = lengths;
@@ -1254,7 +1433,8 @@ TEST(CallErrors, CacheAndCacheReadTogether) {
   for (const Cache *read : {&cache, &other}) {
     Call call(&cache);
     call.Both([&](auto &args) { args.cache_read = read->get(); });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache and cache_read are both given"});
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                     {"cache and cache_read are both given"});
   }
   for (const bool by_forward : {false, true}) ReadingCall(&cache).ExpectSucceeds(by_forward);
   EXPECT_EQ(cache.Length(0), 20);
@@ -1265,10 +1445,12 @@ TEST(CallErrors, CacheReadWithKeysOrValues) {
   ReadingCall call(&cache);
   call.forward.key.data = call.attention.k.data = call.k.data();
   call.forward.n_kv = 2;
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_read", "key.data is given|k.data is given"});
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                   {"cache_read", "key.data is given|k.data is given"});
   call.forward.key.data = call.attention.k.data = nullptr;
   call.forward.value.data = call.attention.v.data = call.v.data();
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_read", "value.data is given|v.data is given"});
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                   {"cache_read", "value.data is given|v.data is given"});
 }
 
 TEST(CallErrors, CacheReadWithRowsOfKeys) {
@@ -1294,7 +1476,9 @@ TEST(CallErrors, CacheReadOfReadOnlyMemoryIsNone) {
     Cache cache = Filled(Config(kind)), copy = cache.Copy(Place::kBeforeGuard);
     copy.buffer().Freeze();
     mha_kv_cache *view = nullptr;
-    ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_view(copy.buffer().data(), copy.buffer().size(), &view, error); });
+    ExpectSucceeds([&](mha_error *error) {
+      return mha_kv_cache_view(copy.buffer().data(), copy.buffer().size(), &view, error);
+    });
     for (const bool by_forward : {false, true}) {
       SCOPED_TRACE(std::to_string(kind) + (by_forward ? ", mha_forward" : ", mha_attention"));
       ReadingCall call(&cache), of_copy(&cache);
@@ -1303,15 +1487,19 @@ TEST(CallErrors, CacheReadOfReadOnlyMemoryIsNone) {
         if (kind == kRing) one->SetWindow(10);
         one->ExpectSucceeds(by_forward);
       }
-      EXPECT_EQ(std::memcmp(call.output.data(), of_copy.output.data(), call.output.size() * sizeof(float)), 0);
-      EXPECT_EQ(std::memcmp(call.lse.data(), of_copy.lse.data(), call.lse.size() * sizeof(float)), 0);
+      EXPECT_EQ(std::memcmp(call.output.data(), of_copy.output.data(),
+                            call.output.size() * sizeof(float)),
+                0);
+      EXPECT_EQ(std::memcmp(call.lse.data(), of_copy.lse.data(), call.lse.size() * sizeof(float)),
+                0);
     }
   }
 }
 
 TEST(CallErrors, LengthsOutsideTheRows) {
   Cache cache = Filled(Config());
-  for (const std::vector<int64_t> &lengths : {std::vector<int64_t>{3, 1}, {1, -1}, {kMax, 0}, {0, kMin}}) {
+  for (const std::vector<int64_t> &lengths :
+       {std::vector<int64_t>{3, 1}, {1, -1}, {kMax, 0}, {0, kMin}}) {
     SCOPED_TRACE(testing::PrintToString(lengths));
     Call call(&cache);
     call.BothSequences([&](auto &given) { given.q_lengths = lengths.data(); });
@@ -1337,7 +1525,8 @@ TEST(CallErrors, LengthsOfKeysThatAreTheRowsOfQuery) {
     Call call(&cache);
     call.of_forward.kv_lengths = lengths;
     if (!with_cache) call.forward.cache = nullptr;
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths is given", "the rows of query"}, false);
+    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                     {"sequences.kv_lengths is given", "the rows of query"}, false);
   }
 }
 
@@ -1360,8 +1549,10 @@ TEST(CallErrors, FlagsAndWindowsThatCannotBe) {
     args.window_right = kMin;
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_right"});
-  call.Both([&](auto &args) { args.flags = MHA_CAUSAL, args.window_right = 3; });  // as if it counted
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_right is 3", "MHA_WINDOW_RIGHT"});
+  call.Both(
+      [&](auto &args) { args.flags = MHA_CAUSAL, args.window_right = 3; });  // as if it counted
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                   {"window_right is 3", "MHA_WINDOW_RIGHT"});
 }
 
 // A query before the first key has no position, where positions count.
@@ -1403,9 +1594,13 @@ TEST(CallErrors, RotationsThatCannotBe) {
       {[](mha_rope &r) { r.offset = -1; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is -1", "4"}},
       {[](mha_rope &r) { r.offset = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is 4", "4"}},
       {[](mha_rope &r) { r.offset = INT64_MAX; }, MHA_ERROR_INVALID_VALUE, {"rope.offset"}},
-      {[](mha_rope &r) { r.num_positions = kMax / 4; }, MHA_ERROR_TOO_LARGE, {"the tables of rope"}},
+      {[](mha_rope &r) { r.num_positions = kMax / 4; },
+       MHA_ERROR_TOO_LARGE,
+       {"the tables of rope"}},
       {[](mha_rope &r) { r.offset = 1; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 3"}},
-      {[](mha_rope &r) { r.offset = 1, r.dims = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 4", "head_dim - offset = 4 - 1"}},
+      {[](mha_rope &r) { r.offset = 1, r.dims = 4; },
+       MHA_ERROR_INVALID_VALUE,
+       {"rope.dims is 4", "head_dim - offset = 4 - 1"}},
       {[](mha_rope &r) { r.table_stride = 1; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
       {[](mha_rope &r) { r.table_stride = -2; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
       {[](mha_rope &r) { r.cos = nullptr; }, MHA_ERROR_NULL_POINTER, {"cos"}},
@@ -1413,10 +1608,26 @@ TEST(CallErrors, RotationsThatCannotBe) {
       {[](mha_rope &r) { r.num_positions = 0; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
       {[](mha_rope &r) { r.num_positions = -1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
       {[](mha_rope &r) { r.num_positions = 1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
-      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_q_positions"}, &mha_sequences::rope_q_positions, negative},
-      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_q_positions", "64"}, &mha_sequences::rope_q_positions, large},
-      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_k_positions"}, &mha_sequences::rope_k_positions, negative},
-      {[](mha_rope &) {}, MHA_ERROR_INVALID_VALUE, {"sequences.rope_k_positions", "64"}, &mha_sequences::rope_k_positions, large},
+      {[](mha_rope &) {},
+       MHA_ERROR_INVALID_VALUE,
+       {"sequences.rope_q_positions"},
+       &mha_sequences::rope_q_positions,
+       negative},
+      {[](mha_rope &) {},
+       MHA_ERROR_INVALID_VALUE,
+       {"sequences.rope_q_positions", "64"},
+       &mha_sequences::rope_q_positions,
+       large},
+      {[](mha_rope &) {},
+       MHA_ERROR_INVALID_VALUE,
+       {"sequences.rope_k_positions"},
+       &mha_sequences::rope_k_positions,
+       negative},
+      {[](mha_rope &) {},
+       MHA_ERROR_INVALID_VALUE,
+       {"sequences.rope_k_positions", "64"},
+       &mha_sequences::rope_k_positions,
+       large},
   };
   const std::vector<float> table(64 * 4, 0.5f);
   for (const auto &row : cases) {
@@ -1432,7 +1643,8 @@ TEST(CallErrors, RotationsThatCannotBe) {
         args.rope = &rope;
         if (!with_cache) args.cache = nullptr;
       });
-      if (row.positions != nullptr) call.BothSequences([&](auto &given) { given.*row.positions = row.numbers; });
+      if (row.positions != nullptr)
+        call.BothSequences([&](auto &given) { given.*row.positions = row.numbers; });
       call.ExpectFailsAndWritesNothing(row.status, row.words);
     }
   }

@@ -1,5 +1,6 @@
-// The memory of calls with lengths, rotations and caches: exactly the bytes that the queries say, nothing beside them, nothing of padding,
-// no allocation, no system call; what only reads a cache leaves it alone, and any number of threads may read one.
+// The memory of calls with lengths, rotations and caches: exactly the bytes that the queries say,
+// nothing beside them, nothing of padding, no allocation, no system call; what only reads a cache
+// leaves it alone, and any number of threads may read one.
 #include <gtest/gtest.h>
 #include <mha.h>
 #include <pthread.h>
@@ -15,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "support/interface_support.h"
 #include "support/instruction_sets.h"
+#include "support/interface_support.h"
 #include "support/rope.h"
 #include "support/schedulers.h"
 #include "support/specify.h"
@@ -39,7 +40,8 @@ struct Shape {
   CacheForm form = {MHA_CACHE_KIND_CONTIGUOUS, 0};
   uint32_t k_type = MHA_TYPE_F32;
   uint32_t v_type = MHA_TYPE_F32;
-  int64_t held = 11;  // positions that the cache holds before, and one less of every second sequence
+  // Positions that the cache holds before, and one less of every second sequence.
+  int64_t held = 11;
   int64_t head_dim = 6;
   int64_t head_dim_v = 5;
   uint32_t num_threads = 0;
@@ -49,18 +51,22 @@ struct Shape {
 };
 
 std::ostream &operator<<(std::ostream &stream, const Shape &s) {
-  return stream << "batch " << s.batch << " n " << s.n << (s.lengths ? " lengths" : "") << (s.padding_left ? " padding left" : "")
-                << (s.window ? " window" : "") << (s.rope ? " rope" : "") << (s.positions ? " positions" : "")
-                << (s.with_cache ? " " + Describe(s.form) : "") << " types " << s.k_type << "/" << s.v_type << " held " << s.held
-                << " head_dim " << s.head_dim << "/" << s.head_dim_v << " threads " << s.num_threads
-                << (s.by_forward ? " mha_forward" : " mha_attention") << (s.values_in_keys ? " values in keys" : "") << " chosen block "
+  return stream << "batch " << s.batch << " n " << s.n << (s.lengths ? " lengths" : "")
+                << (s.padding_left ? " padding left" : "") << (s.window ? " window" : "")
+                << (s.rope ? " rope" : "") << (s.positions ? " positions" : "")
+                << (s.with_cache ? " " + Describe(s.form) : "") << " types " << s.k_type << "/"
+                << s.v_type << " held " << s.held << " head_dim " << s.head_dim << "/"
+                << s.head_dim_v << " threads " << s.num_threads
+                << (s.by_forward ? " mha_forward" : " mha_attention")
+                << (s.values_in_keys ? " values in keys" : "") << " chosen block "
                 << s.chosen_block;
 }
 
 // A call whose every array lies at a guard page, and is read-only where it is an input.
 class GuardedCall {
  public:
-  GuardedCall(const Shape &shape, uint32_t instruction_set, Place place) : scheduler_(std::max(1u, shape.num_threads)) {
+  GuardedCall(const Shape &shape, uint32_t instruction_set, Place place)
+      : scheduler_(std::max(1u, shape.num_threads)) {
     Random random(1);
     LayerProblem problem;
     problem.batch = shape.batch;
@@ -82,16 +88,19 @@ class GuardedCall {
       Pairs<int32_t> &lists = problem.score->chosen;
       lists.columns = 9;
       lists.values.resize(static_cast<size_t>(shape.n * lists.columns));
-      for (int32_t &entry : lists.values) entry = static_cast<int32_t>(random.Between(-1, (shape.held - 2) / shape.chosen_block));
+      for (int32_t &entry : lists.values)
+        entry = static_cast<int32_t>(random.Between(-1, (shape.held - 2) / shape.chosen_block));
     }
     if (shape.lengths) {
-      for (int64_t b = 0; b < shape.batch; b++) problem.q_lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
+      for (int64_t b = 0; b < shape.batch; b++)
+        problem.q_lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
       problem.kv_lengths = problem.q_lengths;
     }
     if (shape.padding_left) PadLeft(shape.rope, &problem);
     if (shape.rope) {
       problem.rope = MakeRope(shape.padding_left, shape.head_dim / 2 * 2, shape.n + shape.held);
-      for (std::vector<int64_t> *positions : {&problem.rope->q_positions, &problem.rope->k_positions}) {
+      for (std::vector<int64_t> *positions :
+           {&problem.rope->q_positions, &problem.rope->k_positions}) {
         if (shape.positions) positions->resize(static_cast<size_t>(shape.batch * shape.n));
         for (int64_t &position : *positions) position = random.Between(0, shape.n + shape.held - 1);
       }
@@ -99,21 +108,25 @@ class GuardedCall {
     CallForm form = Guarded(kAskLse, place);
     if (shape.num_threads > 0) form.scheduler = &scheduler_.scheduler;
     if (shape.with_cache) {
-      cache_.emplace(CacheConfigOf(problem, shape.form, shape.batch + 2, shape.n + shape.held), place, 0xff);
+      cache_.emplace(CacheConfigOf(problem, shape.form, shape.batch + 2, shape.n + shape.held),
+                     place, 0xff);
       form.cache.cache = cache_->get();
       int32_t block = 0;
       for (int64_t b = 0; b < shape.batch; b++) {
         const int64_t sequence = shape.batch + 1 - b, count = shape.held - sequence % 2;
         form.cache.sequences.push_back(sequence);
         if (shape.form.kind == MHA_CACHE_KIND_PAGED) {
-          std::vector<int32_t> blocks(static_cast<size_t>(cache_->config().capacity / cache_->config().block_positions));
+          std::vector<int32_t> blocks(
+              static_cast<size_t>(cache_->config().capacity / cache_->config().block_positions));
           for (int32_t &entry : blocks) entry = block++;
           cache_->SetBlocks(sequence, blocks);
         }
         const Memory k = CopyOf(random.Normals(count * 2 * shape.head_dim), place);
         const Memory v = CopyOf(random.Normals(count * 2 * shape.head_dim_v), place);
         mha_error error;
-        Check(mha_kv_cache_append(cache_->get(), sequence, count, k.floats(), shape.values_in_keys ? nullptr : v.floats(), &error), error);
+        Check(mha_kv_cache_append(cache_->get(), sequence, count, k.floats(),
+                                  shape.values_in_keys ? nullptr : v.floats(), &error),
+              error);
       }
       before_ = cache_->buffer().Bytes();
     }
@@ -122,7 +135,8 @@ class GuardedCall {
       layer_ = Create(LayerData(problem), instruction_set);
       forward = std::make_unique<ForwardData>(layer_.get(), problem, LayerCall{form});
     } else {
-      attention = std::make_unique<AttentionData>(NormalAttention(problem), AttentionCall{form, instruction_set});
+      attention = std::make_unique<AttentionData>(NormalAttention(problem),
+                                                  AttentionCall{form, instruction_set});
     }
     data().FreezeInputs();
   }
@@ -215,7 +229,8 @@ std::vector<Shape> Shapes() {
     shapes.push_back(shape);
     shape.k_type = shape.v_type = MHA_TYPE_BF16;
     shapes.push_back(shape);
-    // The last unit has no next one to prefetch for: behind the last sequence lies other memory, whose tables are nowhere.
+    // The last unit has no next one to prefetch for: behind the last sequence lies other memory,
+    // whose tables are nowhere.
     shape.form = {MHA_CACHE_KIND_PAGED, 16};
     shape.batch = 1;
     shape.held = 40;
@@ -239,7 +254,8 @@ std::vector<Shape> Shapes() {
   return shapes;
 }
 
-// Runs a function on a stack whose every byte is 0xff: numbers that were never written are NaN there, and pointers lead nowhere.
+// Runs a function on a stack whose every byte is 0xff: numbers that were never written are NaN
+// there, and pointers lead nowhere.
 template <typename Function>
 void RunOnSpoiledStack(const Function &function) {
   Memory stack(size_t{1} << 20);
@@ -267,9 +283,11 @@ TEST_P(CacheMemory, NothingIsTouchedBesideWhatWasGiven) {
     SCOPED_TRACE(what.str());
     std::string expected;
     for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
-      GuardedCall call(shape, instruction_set(), place), scalar(shape, MHA_INSTRUCTION_SET_SCALAR, place);
+      GuardedCall call(shape, instruction_set(), place),
+          scalar(shape, MHA_INSTRUCTION_SET_SCALAR, place);
       if (expected.empty()) expected = scalar.Compute(0xff, place);
-      EXPECT_TRUE(call.Compute(0xff, place) == expected) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
+      EXPECT_TRUE(call.Compute(0xff, place) == expected)
+          << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
     }
   }
 }
@@ -280,12 +298,13 @@ TEST_P(CacheMemory, ContentsOfTheWorkspaceDoNotReachTheResult) {
     what << shape;
     GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
     const std::string poisoned = call.Compute(0xff, Place::kBeforeGuard);
-    for (const int fill : {0x00, 0x7f, 0x3f}) EXPECT_TRUE(call.Compute(fill, Place::kAfterGuard) == poisoned) << fill << " " << what.str();
+    for (const int fill : {0x00, 0x7f, 0x3f})
+      EXPECT_TRUE(call.Compute(fill, Place::kAfterGuard) == poisoned) << fill << " " << what.str();
   }
 }
 
-// The last row sees all keys of some blocks of 16, or of a chunk, and no more: a row that a tile lacks must not go on to the next block,
-// whose place nobody has looked up.
+// The last row sees all keys of some blocks of 16, or of a chunk, and no more: a row that a tile
+// lacks must not go on to the next block, whose place nobody has looked up.
 TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
   for (const int64_t keys : {16, 48, 256}) {
     for (int64_t n_q = 1; n_q <= 9; n_q++) {
@@ -330,18 +349,22 @@ TEST_P(CacheMemory, OneByteLessOfWorkspaceIsAnErrorThatWritesNothing) {
     if (bytes == 0) continue;
     Memory workspace(bytes - 1);
     call.Restore();
-    EXPECT_EQ(call.data().Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL) << what.str();
+    EXPECT_EQ(call.data().Run(workspace.data(), workspace.size(), nullptr),
+              MHA_ERROR_BUFFER_TOO_SMALL)
+        << what.str();
     EXPECT_TRUE(call.IsUntouched()) << what.str();
   }
 }
 
-// A window may begin anywhere in the tree of chunks, and then leaves more states waiting than as many keys from the first one on. The rows
-// of a call stand at every distance from the borders of large subtrees.
+// A window may begin anywhere in the tree of chunks, and then leaves more states waiting than as
+// many keys from the first one on. The rows of a call stand at every distance from the borders of
+// large subtrees.
 TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
   AttentionProblem sizes;
   sizes.head_dim = sizes.head_dim_v = 16;
   sizes.k_type = sizes.v_type = Storage::kInt8;
-  for (const auto &[ring, window_left] : {std::pair{1024, 1000}, {512, 300}, {1280, 1100}, {2048, 2047}, {2048, 1800}}) {
+  for (const auto &[ring, window_left] :
+       {std::pair{1024, 1000}, {512, 300}, {1280, 1100}, {2048, 2047}, {2048, 1800}}) {
     Cache cache(CacheConfigOf(sizes, {MHA_CACHE_KIND_RING, ring}, 1, 0));
     Random random(7);
     const std::vector<float> row = random.Normals(16);
@@ -430,14 +453,17 @@ TEST_P(CacheMemory, TheQueryReadsNoArrayAndNothingOfTheSequences) {
     const auto *forbidden = reinterpret_cast<const int64_t *>(page.data());
     mha_sequences &sequences = call.data().sequences;
     for (const int64_t **array :
-         {&sequences.q_lengths, &sequences.kv_lengths, &sequences.q_first_rows, &sequences.kv_first_rows, &sequences.cache_sequences}) {
+         {&sequences.q_lengths, &sequences.kv_lengths, &sequences.q_first_rows,
+          &sequences.kv_first_rows, &sequences.cache_sequences}) {
       if (*array) *array = forbidden;
     }
     if (shape.form.kind != MHA_CACHE_KIND_RING) sequences.q_first_positions = forbidden;
     mha_rope &rope = call.data().rope;
     rope.cos = rope.sin = page.floats();
     sequences.rope_q_positions = sequences.rope_k_positions = forbidden;
-    if (call.attention) call.attention->args.k.data = call.attention->args.v.data = call.attention->args.q.data = page.floats();
+    if (call.attention)
+      call.attention->args.k.data = call.attention->args.v.data = call.attention->args.q.data =
+          page.floats();
     if (call.forward) call.forward->args.query.data = page.floats();
     EXPECT_EQ(call.data().WorkspaceBytes(), expected);
   }
@@ -445,7 +471,9 @@ TEST_P(CacheMemory, TheQueryReadsNoArrayAndNothingOfTheSequences) {
 
 // So one query for the largest call serves all of a sequence's life.
 TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
-  for (const CacheForm &form : {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, {MHA_CACHE_KIND_PAGED, 64}, {MHA_CACHE_KIND_RING, 512}}) {
+  for (const CacheForm &form : {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0},
+                                {MHA_CACHE_KIND_PAGED, 64},
+                                {MHA_CACHE_KIND_RING, 512}}) {
     Random random(3);
     AttentionProblem sizes;
     sizes.num_kv_heads = 2;
@@ -491,14 +519,16 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
   const std::vector<int64_t> zeros(40, 0);
   for (int n = 0; n < 3000; n++) {
     const int which = static_cast<int>(random.Between(0, 2));
-    const bool has_lengths = random.Chance(0.5), has_rope = random.Chance(0.5), has_window = which == 2 || random.Chance(0.5);
+    const bool has_lengths = random.Chance(0.5), has_rope = random.Chance(0.5),
+               has_window = which == 2 || random.Chance(0.5);
     const bool by_forward = random.Chance(0.5);
     struct Sizes {
       int64_t batch, n;
       uint32_t num_threads;
     };
     const auto draw = [&] {
-      return Sizes{random.Between(1, 40), random.Pick<int64_t>({1, 2, 3, 8, 15, 16, 17, 48, 100, 255, 256, 257, 600}),
+      return Sizes{random.Between(1, 40),
+                   random.Pick<int64_t>({1, 2, 3, 8, 15, 16, 17, 48, 100, 255, 256, 257, 600}),
                    random.Pick<uint32_t>({1, 2, 3, 4, 7, 16, 64})};
     };
     const auto query = [&](const Sizes &s) {
@@ -528,17 +558,20 @@ TEST_P(CacheMemory, TheQueryNeverShrinks) {
       attention.instruction_set = instruction_set();
       size_t bytes = 0;
       mha_error error = {};
-      EXPECT_EQ(
-          by_forward ? mha_forward_workspace(layer.get(), &forward, &bytes, &error) : mha_attention_workspace(&attention, &bytes, &error),
-          MHA_OK)
+      EXPECT_EQ(by_forward ? mha_forward_workspace(layer.get(), &forward, &bytes, &error)
+                           : mha_attention_workspace(&attention, &bytes, &error),
+                MHA_OK)
           << error.message;
       return bytes;
     };
     const Sizes small = draw();
     Sizes large = draw();
-    large = {std::max(small.batch, large.batch), std::max(small.n, large.n), std::max(small.num_threads, large.num_threads)};
-    ASSERT_LE(query(small), query(large)) << "batch " << small.batch << " n " << small.n << " threads " << small.num_threads << " and "
-                                          << large.batch << " " << large.n << " " << large.num_threads << " cache " << which;
+    large = {std::max(small.batch, large.batch), std::max(small.n, large.n),
+             std::max(small.num_threads, large.num_threads)};
+    ASSERT_LE(query(small), query(large))
+        << "batch " << small.batch << " n " << small.n << " threads " << small.num_threads
+        << " and " << large.batch << " " << large.n << " " << large.num_threads << " cache "
+        << which;
   }
 }
 
@@ -565,14 +598,19 @@ TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
     mha_error error = {};
     EXPECT_EQ(call.data().Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
     const mha_kv_cache *cache = call.cache().get();
-    std::vector<float> k(static_cast<size_t>(10 * 2 * shape.head_dim)), v(static_cast<size_t>(10 * 2 * shape.head_dim_v));
+    std::vector<float> k(static_cast<size_t>(10 * 2 * shape.head_dim)),
+        v(static_cast<size_t>(10 * 2 * shape.head_dim_v));
     int64_t length = 0;
     mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
     EXPECT_EQ(mha_kv_cache_length(cache, 2, &length, &error), MHA_OK) << error.message;
-    EXPECT_EQ(mha_kv_cache_read(cache, 2, 0, 10, k.data(), v.data(), &error), MHA_OK) << error.message;
+    EXPECT_EQ(mha_kv_cache_read(cache, 2, 0, 10, k.data(), v.data(), &error), MHA_OK)
+        << error.message;
     EXPECT_EQ(mha_kv_cache_shape(cache, &config, &error), MHA_OK) << error.message;
     mha_kv_cache *view = nullptr;
-    EXPECT_EQ(mha_kv_cache_view(call.cache().buffer().data(), call.cache().buffer().size(), &view, &error), MHA_OK) << error.message;
+    EXPECT_EQ(mha_kv_cache_view(call.cache().buffer().data(), call.cache().buffer().size(), &view,
+                                &error),
+              MHA_OK)
+        << error.message;
     call.cache().buffer().Thaw();
   }
 }
@@ -604,14 +642,16 @@ TEST_P(CacheMemory, ACallMakesNoSystemCall) {
     Memory workspace(call.data().WorkspaceBytes());
     call.Restore();
     const CallData &data = call.data();
-    const SystemCalls calls = WatchSystemCalls([&] { return static_cast<int>(data.Run(workspace.data(), workspace.size(), nullptr)); });
+    const SystemCalls calls = WatchSystemCalls(
+        [&] { return static_cast<int>(data.Run(workspace.data(), workspace.size(), nullptr)); });
     EXPECT_EQ(calls.first, -1) << "system call number";
     EXPECT_EQ(calls.exit_code, static_cast<int>(MHA_OK));
   }
 }
 
 // The functions of a cache one after the other; the number of the first one that fails, or 0.
-int UseCache(const mha_kv_cache_config &config, const Memory &buffer, const std::vector<float> &rows, std::vector<float> *read) {
+int UseCache(const mha_kv_cache_config &config, const Memory &buffer,
+             const std::vector<float> &rows, std::vector<float> *read) {
   mha_kv_cache *cache = nullptr;
   size_t bytes = 0;
   int64_t length = 0;
@@ -627,18 +667,22 @@ int UseCache(const mha_kv_cache_config &config, const Memory &buffer, const std:
   if (config.kind == MHA_CACHE_KIND_PAGED) {
     if (mha_kv_cache_set_blocks(cache, 1, others, 3, &error) != MHA_OK) return 5;
   }
-  if (config.kind != MHA_CACHE_KIND_RING && mha_kv_cache_copy_prefix(cache, 0, 1, 30, &error) != MHA_OK) return 6;
+  if (config.kind != MHA_CACHE_KIND_RING &&
+      mha_kv_cache_copy_prefix(cache, 0, 1, 30, &error) != MHA_OK)
+    return 6;
   if (mha_kv_cache_truncate(cache, 0, 20, &error) != MHA_OK) return 7;
   if (mha_kv_cache_length(cache, 0, &length, &error) != MHA_OK || length != 20) return 8;
   if (mha_kv_cache_read(cache, 0, 0, 20, read->data(), read->data(), &error) != MHA_OK) return 9;
   if (mha_kv_cache_view(buffer.data(), buffer.size(), &cache, &error) != MHA_OK) return 10;
   if (mha_kv_cache_shape(cache, &shape, &error) != MHA_OK) return 11;
-  if (mha_kv_cache_append(cache, 0, -1, rows.data(), rows.data(), &error) == MHA_OK) return 12;  // neither does an error
+  if (mha_kv_cache_append(cache, 0, -1, rows.data(), rows.data(), &error) == MHA_OK)
+    return 12;  // neither does an error
   return 0;
 }
 
 TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
-  for (const uint32_t kind : {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
+  for (const uint32_t kind :
+       {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
     for (const Storage type : kStorageTypes) {
       for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
         AttentionProblem sizes;
@@ -646,7 +690,8 @@ TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
         sizes.head_dim = 7;
         sizes.head_dim_v = 19;
         sizes.k_type = sizes.v_type = type;
-        const mha_kv_cache_config config = CacheConfigOf(sizes, {kind, kind == MHA_CACHE_KIND_RING ? 48 : 16}, 2, 48);
+        const mha_kv_cache_config config =
+            CacheConfigOf(sizes, {kind, kind == MHA_CACHE_KIND_RING ? 48 : 16}, 2, 48);
         size_t bytes = 0;
         ASSERT_EQ(mha_kv_cache_size(&config, &bytes, nullptr), MHA_OK);
         const Memory buffer(bytes, place, 64);
@@ -660,7 +705,8 @@ TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
           EXPECT_EQ(failed, 0);
           EXPECT_EQ(watch.allocations(), 0);
         }
-        const SystemCalls calls = WatchSystemCalls([&] { return UseCache(config, buffer, rows, &read); });
+        const SystemCalls calls =
+            WatchSystemCalls([&] { return UseCache(config, buffer, rows, &read); });
         if (!calls.supported) continue;
         EXPECT_EQ(calls.first, -1) << "system call number";
         EXPECT_EQ(calls.exit_code, 0);
@@ -674,7 +720,8 @@ TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
 // A cache that nobody appends to is only read: any number of calls may do so at the same time.
 TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
   constexpr int kThreads = 4;
-  for (const CacheForm &form : {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, {MHA_CACHE_KIND_PAGED, 16}}) {
+  for (const CacheForm &form :
+       {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, {MHA_CACHE_KIND_PAGED, 16}}) {
     Random random(6);
     AttentionProblem problem;
     problem.batch = 2;
@@ -689,7 +736,8 @@ TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
     Cache cache(CacheConfigOf(problem, form, 2, 50));
     SpreadBlocks(&random, &cache);
     for (int64_t b = 0; b < 2; b++) {
-      cache.Append(b, {SliceRows(problem.k, b, 50, 2 * 6, 0, 50), SliceRows(problem.v, b, 50, 2 * 5, 0, 50)});
+      cache.Append(b, {SliceRows(problem.k, b, 50, 2 * 6, 0, 50),
+                       SliceRows(problem.v, b, 50, 2 * 5, 0, 50)});
     }
     AttentionProblem queries = problem;
     queries.n_kv = 0;
@@ -707,7 +755,8 @@ TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
       });
     }
     for (std::thread &thread : threads) thread.join();
-    for (const Outputs &output : outputs) EXPECT_TRUE(SameBits(output, Specify(problem))) << Describe(form);
+    for (const Outputs &output : outputs)
+      EXPECT_TRUE(SameBits(output, Specify(problem))) << Describe(form);
   }
 }
 

@@ -1,5 +1,6 @@
-// Caches of keys and values: a prompt at once, token by token or in any other pieces, in any batch, on any threads and instruction set, in
-// any kind of cache, gives the bits that the specification gives for the whole sequence as it is stored.
+// Caches of keys and values: a prompt at once, token by token or in any other pieces, in any batch,
+// on any threads and instruction set, in any kind of cache, gives the bits that the specification
+// gives for the whole sequence as it is stored.
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -39,7 +40,8 @@ Outputs Collected(Outputs outputs) {
 
 class KvCache : public InstructionSetTest {
  protected:
-  AttentionProblem History(int64_t batch, int64_t n, int64_t head_dim = 6, int64_t head_dim_v = 5, int64_t group = 2) const {
+  AttentionProblem History(int64_t batch, int64_t n, int64_t head_dim = 6, int64_t head_dim_v = 5,
+                           int64_t group = 2) const {
     Random random(static_cast<uint64_t>(batch + 10 * n + 100 * head_dim));
     AttentionProblem history;
     history.batch = batch;
@@ -62,12 +64,14 @@ class KvCache : public InstructionSetTest {
 
   int64_t Width(const AttentionSizes &sizes) const { return sizes.num_heads * sizes.head_dim_v; }
 
-  Replay ReplayOf(const AttentionProblem &history, Cache *cache, std::vector<int64_t> sequences = {}) const {
+  Replay ReplayOf(const AttentionProblem &history, Cache *cache,
+                  std::vector<int64_t> sequences = {}) const {
     return Replay(history, Width(history), cache, std::move(sequences));
   }
 
   // A call over a cache that holds all the keys.
-  AttentionProblem Stored(Storage type, int64_t n_q, int64_t n_kv, int64_t group, int64_t head_dim, int64_t head_dim_v) const {
+  AttentionProblem Stored(Storage type, int64_t n_q, int64_t n_kv, int64_t group, int64_t head_dim,
+                          int64_t head_dim_v) const {
     AttentionProblem problem = History(1, n_kv, head_dim, head_dim_v, group);
     problem.n_q = n_q;
     problem.k_type = problem.v_type = type;
@@ -88,7 +92,8 @@ class KvCache : public InstructionSetTest {
     AttentionCall call = Call();
     call.cache.cache = cache.get();
     call.cache.columns = n_kv;
-    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem))) << Describe(form) << " " << Describe(problem);
+    EXPECT_TRUE(SameBits(Attend(queries, call), Specify(problem)))
+        << Describe(form) << " " << Describe(problem);
   }
 
   // In random pieces, on random numbers of threads.
@@ -126,7 +131,8 @@ TEST_P(KvCache, OfEveryTypeAndKindGivesTheBitsOfTheSpecificationInAnyPieces) {
         SpreadBlocks(&random, &cache);
         Replay replay = ReplayOf(history, &cache, {3, 0, 4});
         Run(&random, history, 280, &replay);
-        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << Describe(form) << " " << Describe(history);
+        EXPECT_TRUE(SameBits(replay.outputs(), expected))
+            << Describe(form) << " " << Describe(history);
         if (HasFailure()) return;
       }
     }
@@ -134,8 +140,9 @@ TEST_P(KvCache, OfEveryTypeAndKindGivesTheBitsOfTheSpecificationInAnyPieces) {
 }
 
 TEST_P(KvCache, APromptAtOnceEqualsTokenByToken) {
-  for (const auto &[k_type, v_type] :
-       {std::pair{Storage::kF32, Storage::kF32}, {Storage::kF16, Storage::kBf16}, {Storage::kInt8, Storage::kInt8}}) {
+  for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
+                                       {Storage::kF16, Storage::kBf16},
+                                       {Storage::kInt8, Storage::kInt8}}) {
     AttentionProblem history = History(1, 530);
     history.k_type = k_type;
     history.v_type = v_type;
@@ -147,7 +154,8 @@ TEST_P(KvCache, APromptAtOnceEqualsTokenByToken) {
         SpreadBlocks(&random, &cache);
         Replay replay = ReplayOf(history, &cache);
         RunEachBy(count, history, &replay);
-        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << count << " at a time, " << Describe(form) << " " << Describe(history);
+        EXPECT_TRUE(SameBits(replay.outputs(), expected))
+            << count << " at a time, " << Describe(form) << " " << Describe(history);
       }
     }
   }
@@ -161,11 +169,13 @@ TEST_P(KvCache, OfF32GivesTheBitsOfACallWithoutOne) {
   EXPECT_TRUE(SameBits(replay.outputs(), Collected(Attend(history, Call()))));
 }
 
-// Rows come in tiles of a few shapes, which depend on how many there are, on how many keys, and on how these are stored.
+// Rows come in tiles of a few shapes, which depend on how many there are, on how many keys, and on
+// how these are stored.
 TEST_P(KvCache, OfAnyTypeGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {
   for (const Storage type : kStorageTypes) {
     for (const int64_t n_kv : {127, 128, 300, 530}) {
-      for (const int64_t n_q : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 30, 60, 96, 97}) {
+      for (const int64_t n_q :
+           {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 30, 60, 96, 97}) {
         if (!sample_.Takes()) continue;
         AttentionProblem problem = Stored(type, n_q, n_kv, 1, 6, 5);
         ExpectTheSpecification(problem, kContiguous);
@@ -177,7 +187,8 @@ TEST_P(KvCache, OfAnyTypeGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys
   }
 }
 
-// One or two rows may go through two or four neighbouring chunks together, where they attend to all their keys, and these have no int8.
+// One or two rows may go through two or four neighbouring chunks together, where they attend to all
+// their keys, and these have no int8.
 TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
   for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
                                        {Storage::kF16, Storage::kF16},
@@ -185,7 +196,8 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
                                        {Storage::kF32, Storage::kBf16},
                                        {Storage::kInt8, Storage::kF32},
                                        {Storage::kF16, Storage::kInt8}}) {
-    // The first key in each of the first five chunks: at the beginning (0, 256, 512, 768, 1024), and behind it.
+    // The first key in each of the first five chunks: at the beginning (0, 256, 512, 768, 1024),
+    // and behind it.
     for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
       for (const int64_t window : {2300, 2047, 1850, 1791, 1535, 1400, 1279, 1100, 1023}) {
         if (!sample_.Takes()) continue;
@@ -201,23 +213,27 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsGivesTheBitsOfTheSpecification) {
 
 // Keys whose score is -infinity take no part, and their values are never read.
 TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
-  const std::vector<int64_t> one = {3}, of_both = {0, 255, 256, 300, 511}, of_the_second = {256, 257, 400}, of_the_fourth = {800, 1023},
-                             none;
+  const std::vector<int64_t> one = {3}, of_both = {0, 255, 256, 300, 511},
+                             of_the_second = {256, 257, 400}, of_the_fourth = {800, 1023}, none;
   std::vector<int64_t> a_whole_chunk;
   for (int64_t j = 256; j < 512; j++) a_whole_chunk.push_back(j);
   constexpr int64_t head_dim = 12, head_dim_v = 20, kv_heads = 2;
   using Types = std::pair<Storage, Storage>;  // of keys and of values
-  for (const auto &[type, v_type] : {Types{Storage::kF32, Storage::kF32}, {Storage::kF16, Storage::kF16},
-                                 {Storage::kBf16, Storage::kInt8}}) {
-    for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {5, 1}, {7, 1}, {1, 8}, {2, 4}}) {
-      for (const std::vector<int64_t> &excluded : {one, of_both, of_the_second, of_the_fourth, a_whole_chunk, none}) {
+  for (const auto &[type, v_type] : {Types{Storage::kF32, Storage::kF32},
+                                     {Storage::kF16, Storage::kF16},
+                                     {Storage::kBf16, Storage::kInt8}}) {
+    for (const auto &[n_q, group] :
+         {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {5, 1}, {7, 1}, {1, 8}, {2, 4}}) {
+      for (const std::vector<int64_t> &excluded :
+           {one, of_both, of_the_second, of_the_fourth, a_whole_chunk, none}) {
         if (!sample_.Takes()) continue;
         const int64_t n_kv = n_q * group > 2 ? 600 : 1100;
         AttentionProblem problem = Stored(type, n_q, n_kv, group, head_dim, head_dim_v);
         problem.v_type = v_type;
         for (int64_t row = 0; row < n_q * kv_heads * group; row++) {
           const bool has_nan = row % group == group - 1 && group > 1;  // 0 * -infinity
-          problem.q[static_cast<size_t>(row * head_dim)] = has_nan ? 0.0f : 1.0f + static_cast<float>(row);
+          problem.q[static_cast<size_t>(row * head_dim)] =
+              has_nan ? 0.0f : 1.0f + static_cast<float>(row);
         }
         for (const int64_t j : excluded) {
           if (j >= n_kv) continue;
@@ -234,12 +250,14 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   }
 }
 
-// So few heads that threads would share out the keys of one. The ring of 624 positions begins anew in the middle of two chunks.
+// So few heads that threads would share out the keys of one. The ring of 624 positions begins anew
+// in the middle of two chunks.
 TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
   constexpr int64_t n = 3300, last = 6;  // of the last rows alone the specification is wanted
   for (const CacheForm &form :
-       {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 48}, CacheForm{MHA_CACHE_KIND_RING, 624},
-        CacheForm{MHA_CACHE_KIND_RING, 1104}, CacheForm{MHA_CACHE_KIND_RING, 2000}}) {
+       {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 48},
+        CacheForm{MHA_CACHE_KIND_RING, 624}, CacheForm{MHA_CACHE_KIND_RING, 1104},
+        CacheForm{MHA_CACHE_KIND_RING, 2000}}) {
     for (const auto &[type, group, rows] : {std::tuple{Storage::kF32, 3, 3},
                                             {Storage::kF32, 1, 1},
                                             {Storage::kF32, 2, 1},
@@ -258,12 +276,15 @@ TEST_P(KvCache, OfManyPositionsAndFewHeadsGivesTheSameBitsOnAnyThreads) {
         Random random(num_threads);
         Cache cache(CacheConfigOf(history, form, 1, n));
         SpreadBlocks(&random, &cache);
-        cache.Append(0, {SliceRows(history.k, 0, n, 2 * 2, 0, n - last), SliceRows(history.v, 0, n, 2 * 1, 0, n - last)});
+        cache.Append(0, {SliceRows(history.k, 0, n, 2 * 2, 0, n - last),
+                         SliceRows(history.v, 0, n, 2 * 1, 0, n - last)});
         Replay replay = ReplayOf(history, &cache);
         replay.SetLength(0, n - last);
         while (!replay.Finished()) replay.Step(history, {{0, rows}}, Call(scheduler.get()));
-        EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, n, Width(history), n - last, last), expected.y))
-            << num_threads << " threads, " << rows << " rows, " << Describe(form) << " " << Describe(history);
+        EXPECT_TRUE(SameBits(
+            "y", SliceRows(replay.outputs().y, 0, n, Width(history), n - last, last), expected.y))
+            << num_threads << " threads, " << rows << " rows, " << Describe(form) << " "
+            << Describe(history);
       }
     }
   }
@@ -278,7 +299,9 @@ TEST_P(KvCache, IsReadByEveryInstructionSetAlike) {
     Replay replay = ReplayOf(history, &cache);
     AttentionCall others = Call();
     for (int64_t n = 0; !replay.Finished(); n++) {
-      others.instruction_set = n % 3 == 0 ? instruction_set() : n % 3 == 1 ? MHA_INSTRUCTION_SET_SCALAR : MHA_INSTRUCTION_SET_AUTO;
+      others.instruction_set = n % 3 == 0   ? instruction_set()
+                               : n % 3 == 1 ? MHA_INSTRUCTION_SET_SCALAR
+                                            : MHA_INSTRUCTION_SET_AUTO;
       replay.Step(history, replay.EachBy(17 + n), others);
     }
     EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(history);
@@ -309,7 +332,7 @@ TEST_P(KvCache, HasTheSameBytesByEveryInstructionSet) {
 TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
   Random random(6);
   for (const Values kind : {Values::kNormal, Values::kWide, Values::kTies, Values::kTiny,
-                                     Values::kHuge, Values::kSpecial}) {
+                            Values::kHuge, Values::kSpecial}) {
     for (const Storage type : kStorageTypes) {
       for (const bool same : {true, false}) {
         AttentionProblem history = History(1, 70, 19, 33);
@@ -317,8 +340,10 @@ TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
         history.v_type = same ? type : static_cast<Storage>(static_cast<uint32_t>(type) % 4 + 1);
         history.k = RandomValues(&random, kind, static_cast<int64_t>(history.k.size()));
         history.v = RandomValues(&random, kind, static_cast<int64_t>(history.v.size()));
-        for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 16}, CacheForm{MHA_CACHE_KIND_RING, 80}}) {
-          Cache appended(CacheConfigOf(history, form, 1, 70)), called(CacheConfigOf(history, form, 1, 70));
+        for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 16},
+                                      CacheForm{MHA_CACHE_KIND_RING, 80}}) {
+          Cache appended(CacheConfigOf(history, form, 1, 70)),
+              called(CacheConfigOf(history, form, 1, 70));
           SpreadBlocks(&random, &appended);
           SpreadBlocks(&random, &called);
           for (int64_t first = 0; first < 70; first += 35) {
@@ -329,11 +354,15 @@ TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
           if (form.kind == MHA_CACHE_KIND_RING) windowed.window_left = 9;
           Replay replay = ReplayOf(windowed, &called);
           Run(&random, windowed, 70, &replay);
-          for (const auto &[first, count] : {std::pair<int64_t, int64_t>{0, 70}, {0, 0}, {3, 1}, {15, 18}, {69, 1}}) {
+          for (const auto &[first, count] :
+               {std::pair<int64_t, int64_t>{0, 70}, {0, 0}, {3, 1}, {15, 18}, {69, 1}}) {
             const KeysAndValues expected = SpecifyStored(history, 0, first, count);
-            const std::string what = std::string(NameOf(kind)) + " " + Describe(form) + " " + Describe(history);
-            EXPECT_TRUE(SameBits(appended.Read(0, first, count), expected)) << what << " from " << first;
-            EXPECT_TRUE(SameBits(called.Read(0, first, count), expected)) << what << " from " << first << ", appended by a call";
+            const std::string what =
+                std::string(NameOf(kind)) + " " + Describe(form) + " " + Describe(history);
+            EXPECT_TRUE(SameBits(appended.Read(0, first, count), expected))
+                << what << " from " << first;
+            EXPECT_TRUE(SameBits(called.Read(0, first, count), expected))
+                << what << " from " << first << ", appended by a call";
           }
           if (HasFailure()) return;
         }
@@ -342,13 +371,23 @@ TEST_P(KvCache, ReadsBackWhatTheContractSaysIsStored) {
   }
 }
 
-// Codes that are halfway between two, rows of the greatest floats and around the border of 0, and some with a number that is not finite.
+// Codes that are halfway between two, rows of the greatest floats and around the border of 0, and
+// some with a number that is not finite.
 TEST_P(KvCache, ReadsBackInt8RowsAtTheirBorders) {
   AttentionProblem history = History(1, 16, 255, 255);
   history.k_type = history.v_type = Storage::kInt8;
-  const float sizes[] = {127, -127, std::numeric_limits<float>::max(), 0x1p-100f, std::nextafter(0x1p-100f, 0.0f), 0x1p-149f, 0, 0x1p127f};
+  const float sizes[] = {127,
+                         -127,
+                         std::numeric_limits<float>::max(),
+                         0x1p-100f,
+                         std::nextafter(0x1p-100f, 0.0f),
+                         0x1p-149f,
+                         0,
+                         0x1p127f};
   for (size_t i = 0; i < history.k.size(); i++) {
-    const float size = sizes[i / 255 % 8], half = static_cast<float>(static_cast<int>(i % 255) - 127) + (i % 255 < 254 ? 0.5f : 0.0f);
+    const float size = sizes[i / 255 % 8],
+                half = static_cast<float>(static_cast<int>(i % 255) - 127) +
+                       (i % 255 < 254 ? 0.5f : 0.0f);
     history.k[i] = size / 127 * half;
     history.v[i] = i % 2 ? size : -size;
   }
@@ -368,8 +407,10 @@ TEST_P(KvCache, ReadsKeysOrValuesAlone) {
   cache.Append(0, {history.k, history.v});
   KeysAndValues rows = {std::vector<float>(history.k.size()), std::vector<float>(history.v.size())};
   mha_error error = {};
-  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, rows.k.data(), nullptr, &error), MHA_OK) << error.message;
-  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, nullptr, rows.v.data(), &error), MHA_OK) << error.message;
+  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, rows.k.data(), nullptr, &error), MHA_OK)
+      << error.message;
+  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 0, 40, nullptr, rows.v.data(), &error), MHA_OK)
+      << error.message;
   EXPECT_TRUE(SameBits(rows, SpecifyStored(history, 0, 0, 40)));
 }
 
@@ -384,12 +425,15 @@ TEST_P(KvCache, SlotsThatHoldNoPositionAreNotRead) {
         Random random(8);
         Cache cache(CacheConfigOf(history, form, 1, 270), Place::kAnywhere, fill);
         SpreadBlocks(&random, &cache);
-        const std::vector<float> spoiled_k(history.k.size(), kNaN), spoiled_v(history.v.size(), kInfinity);
+        const std::vector<float> spoiled_k(history.k.size(), kNaN),
+            spoiled_v(history.v.size(), kInfinity);
         if (fill == 0x7f) cache.Append(0, {spoiled_k, spoiled_v});
         Replay replay = ReplayOf(history, &cache);
         replay.Truncate(0, 0);
-        for (const int64_t count : {1, 3, 9, 17, 40, 100, 270}) replay.Step(history, replay.EachBy(count), Call());
-        EXPECT_TRUE(SameBits(replay.outputs(), expected)) << Describe(form) << " filled with " << fill << " " << Describe(history);
+        for (const int64_t count : {1, 3, 9, 17, 40, 100, 270})
+          replay.Step(history, replay.EachBy(count), Call());
+        EXPECT_TRUE(SameBits(replay.outputs(), expected))
+            << Describe(form) << " filled with " << fill << " " << Describe(history);
       }
     }
   }
@@ -415,16 +459,17 @@ TEST_P(KvCache, TruncatedContinuesAsIfTheRestHadNeverBeen) {
         replay.Step(history, replay.RandomParts(&random, 100), Call());
         if (random.Chance(0.1)) replay.Truncate(0, random.Between(0, replay.length(0)));
       }
-      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
+      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))))
+          << Describe(form) << " " << Describe(history);
     }
   }
 }
 
 // History 1 begins like history 0.
 AttentionProblem WithCommonPrefix(AttentionProblem history, int64_t prefix) {
-  for (auto [x, width] :
-       {std::pair{&history.q, history.num_heads * history.head_dim}, std::pair{&history.k, history.num_kv_heads * history.head_dim},
-        std::pair{&history.v, history.num_kv_heads * history.head_dim_v}}) {
+  for (auto [x, width] : {std::pair{&history.q, history.num_heads * history.head_dim},
+                          std::pair{&history.k, history.num_kv_heads * history.head_dim},
+                          std::pair{&history.v, history.num_kv_heads * history.head_dim_v}}) {
     std::copy_n(x->begin(), prefix * width, x->begin() + history.n_q * width);
   }
   return history;
@@ -437,11 +482,13 @@ TEST_P(KvCache, ACopiedPrefixIsTheSequenceUpToThere) {
       history.k_type = history.v_type = type;
       history = WithCommonPrefix(history, prefix);
       const Outputs expected = Collected(Specify(history));
-      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 16}, CacheForm{MHA_CACHE_KIND_PAGED, 256}}) {
+      for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 16},
+                                    CacheForm{MHA_CACHE_KIND_PAGED, 256}}) {
         Random random(10);
         Cache cache(CacheConfigOf(history, form, 2, 300));
         SpreadBlocks(&random, &cache);
-        cache.Append(1, {std::vector<float>(7 * 2 * history.head_dim, 3.0f), std::vector<float>(7 * 2 * history.head_dim_v, kNaN)});
+        cache.Append(1, {std::vector<float>(7 * 2 * history.head_dim, 3.0f),
+                         std::vector<float>(7 * 2 * history.head_dim_v, kNaN)});
         Replay replay = ReplayOf(history, &cache);
         replay.Step(history, {{0, 300}}, Call());
         cache.CopyPrefix(0, 1, prefix);
@@ -450,9 +497,12 @@ TEST_P(KvCache, ACopiedPrefixIsTheSequenceUpToThere) {
         replay.SetLength(1, prefix);
         Run(&random, history, 300, &replay);
         Outputs outputs = replay.outputs(), all = expected;
-        const int64_t width = Width(history), begin = 300 * width;  // the prefix of sequence 1 was copied, not computed
-        for (std::vector<float> *y : {&outputs.y, &all.y}) y->erase(y->begin() + begin, y->begin() + begin + prefix * width);
-        EXPECT_TRUE(SameBits("y", outputs.y, all.y)) << "prefix " << prefix << " " << Describe(form) << " " << Describe(history);
+        const int64_t width = Width(history),
+                      begin = 300 * width;  // the prefix of sequence 1 was copied, not computed
+        for (std::vector<float> *y : {&outputs.y, &all.y})
+          y->erase(y->begin() + begin, y->begin() + begin + prefix * width);
+        EXPECT_TRUE(SameBits("y", outputs.y, all.y))
+            << "prefix " << prefix << " " << Describe(form) << " " << Describe(history);
       }
     }
   }
@@ -475,11 +525,14 @@ TEST_P(KvCache, SequencesShareTheBlocksThatBothTablesName) {
   replay.SetLength(1, 40);
   RunEachBy(9, history, &replay);
   const int64_t width = Width(history);
-  EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 100, width, 0, 100), SliceRows(expected.y, 0, 100, width, 0, 100)));
-  EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 1, 100, width, 40, 60), SliceRows(expected.y, 1, 100, width, 40, 60)));
+  EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, 100, width, 0, 100),
+                       SliceRows(expected.y, 0, 100, width, 0, 100)));
+  EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 1, 100, width, 40, 60),
+                       SliceRows(expected.y, 1, 100, width, 40, 60)));
 }
 
-// Copy on write: the positions are the same bit for bit, and from there on each sequence goes its own way.
+// Copy on write: the positions are the same bit for bit, and from there on each sequence goes its
+// own way.
 TEST_P(KvCache, SequencesThatShareTheirLastBlockGoOnAfterOneOfThemCopiedIt) {
   for (const Storage type : kStorageTypes) {
     for (const bool values_in_keys : {false, true}) {
@@ -489,7 +542,8 @@ TEST_P(KvCache, SequencesThatShareTheirLastBlockGoOnAfterOneOfThemCopiedIt) {
         history.k_type = history.v_type = type;
         history.values_in_keys = values_in_keys;
         history = WithCommonPrefix(history, prefix);
-        SCOPED_TRACE(std::string(NameOf(type)) + (values_in_keys ? ", values in keys, " : ", ") + std::to_string(block));
+        SCOPED_TRACE(std::string(NameOf(type)) + (values_in_keys ? ", values in keys, " : ", ") +
+                     std::to_string(block));
         const Outputs expected = Collected(Specify(history));
         Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_PAGED, block}, 2, n));
         cache.SetBlocks(0, {7, 2, 5});
@@ -508,12 +562,14 @@ TEST_P(KvCache, SequencesThatShareTheirLastBlockGoOnAfterOneOfThemCopiedIt) {
         }
         replay.SetLength(1, prefix);
         RunEachBy(41, history, &replay);
-        const int64_t width = Width(history), rest = n - prefix;  // the prefix of sequence 1 was copied, not computed
+        const int64_t width = Width(history),
+                      rest = n - prefix;  // the prefix of sequence 1 was copied, not computed
         const auto rows = [&](const Outputs &outputs, int64_t b, int64_t first, int64_t count) {
           return SliceRows(outputs.y, b, n, width, first, count);
         };
         EXPECT_TRUE(SameBits("y", rows(replay.outputs(), 0, 0, n), rows(expected, 0, 0, n)));
-        EXPECT_TRUE(SameBits("y", rows(replay.outputs(), 1, prefix, rest), rows(expected, 1, prefix, rest)));
+        EXPECT_TRUE(SameBits("y", rows(replay.outputs(), 1, prefix, rest),
+                             rows(expected, 1, prefix, rest)));
         EXPECT_TRUE(SameBits(cache.Read(0, 0, prefix), stored));
       }
     }
@@ -529,7 +585,9 @@ TEST_P(KvCache, BlocksAreGivenAsTheSequenceGrows) {
   int32_t next = static_cast<int32_t>(config.num_blocks);
   while (!replay.Finished()) {
     for (int64_t b = 0; b < 2; b++) {
-      while (static_cast<int64_t>(tables[b].size()) * 16 < std::min<int64_t>(100, replay.length(b) + 10)) tables[b].push_back(--next);
+      while (static_cast<int64_t>(tables[b].size()) * 16 <
+             std::min<int64_t>(100, replay.length(b) + 10))
+        tables[b].push_back(--next);
       cache.SetBlocks(b, tables[b]);
     }
     replay.Step(history, replay.EachBy(10), Call());
@@ -556,7 +614,8 @@ TEST_P(KvCache, AViewOfACopiedBufferContinuesWithTheSameBits) {
   for (const Storage type : kStorageTypes) {
     AttentionProblem history = History(2, 300);
     history.k_type = history.v_type = type;
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 64}}) {
+    for (const CacheForm &form :
+         {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 64}}) {
       Random random(11);
       history.window_left.reset();
       if (form.kind == MHA_CACHE_KIND_RING) history.window_left = 40;
@@ -571,10 +630,12 @@ TEST_P(KvCache, AViewOfACopiedBufferContinuesWithTheSameBits) {
       EXPECT_EQ(mha_kv_cache_shape(copy.get(), &config, &error), MHA_OK) << error.message;
       EXPECT_EQ(config.capacity, cache.config().capacity);
       EXPECT_EQ(config.k_type, cache.config().k_type);
-      std::fill_n(cache.buffer().data(), cache.buffer().size(), static_cast<unsigned char>(0xff));  // no pointer leads back
+      std::fill_n(cache.buffer().data(), cache.buffer().size(),
+                  static_cast<unsigned char>(0xff));  // no pointer leads back
       replay.MoveTo(&copy);
       RunEachBy(20, history, &replay);
-      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << Describe(form) << " " << Describe(history);
+      EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))))
+          << Describe(form) << " " << Describe(history);
     }
   }
 }
@@ -605,7 +666,7 @@ TEST_P(KvCache, TellsItsShape) {
 TEST(CacheBytes, AreThoseOfTheirVersion) {
   std::vector<float> rows(2 * 3 * 5);
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i % 7) - 3.0f;
-  rows[4] = FromBits(0xffd23456u);  // of NaNs one is stored
+  rows[4] = FromBits(0xffd23456u);       // of NaNs one is stored
   uint64_t sum = 14695981039346656037u;  // FNV-1a
   for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8}) {
     mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
@@ -633,7 +694,16 @@ TEST(CacheBytes, AreThoseOfTheirVersion) {
 
 TEST_P(KvCache, WithValuesInItsKeysGivesTheBitsOfTheSpecificationForAnyNumberOfRowsAndKeys) {
   for (const Storage type : kStorageTypes) {
-    for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 3}, {1, 6}, {1, 7}, {1, 16}, {1, 17}, {2, 48}, {1, 128}, {9, 1}, {100, 1}}) {
+    for (const auto &[n_q, group] : {std::pair{1, 1},
+                                     {1, 3},
+                                     {1, 6},
+                                     {1, 7},
+                                     {1, 16},
+                                     {1, 17},
+                                     {2, 48},
+                                     {1, 128},
+                                     {9, 1},
+                                     {100, 1}}) {
       for (const int64_t n_kv : {100, 128, 300, 1300}) {
         if (!sample_.Takes()) continue;
         AttentionProblem problem = Stored(type, n_q, n_kv, group, 37, 32);
@@ -651,24 +721,31 @@ TEST_P(KvCache, WithValuesInItsKeysGivesTheBitsOfTheSpecificationForAnyNumberOfR
 // What DeepSeek V2 and V3 have: 576 numbers of a key, of which 512 are the value.
 TEST_P(KvCache, WithValuesInItsKeysEqualsOneThatStoresThemTwice) {
   for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
-    for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 80}}) {
+    for (const CacheForm &form :
+         {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 80}}) {
       AttentionProblem history = History(1, 290, 576, 512, 1);
       history.k_type = history.v_type = type;
       if (form.kind == MHA_CACHE_KIND_RING) history.window_left = 50;
-      for (int64_t row = 0; row < 2 * history.n_kv; row++) std::copy_n(history.k.begin() + row * 576, 512, history.v.begin() + row * 512);
+      for (int64_t row = 0; row < 2 * history.n_kv; row++)
+        std::copy_n(history.k.begin() + row * 576, 512, history.v.begin() + row * 512);
       AttentionProblem latent = history;
       latent.values_in_keys = true;
       Cache twice(CacheConfigOf(history, form, 1, 290)), once(CacheConfigOf(latent, form, 1, 290));
-      EXPECT_GT(static_cast<double>(twice.buffer().size()), 1.85 * static_cast<double>(once.buffer().size()));
+      EXPECT_GT(static_cast<double>(twice.buffer().size()),
+                1.85 * static_cast<double>(once.buffer().size()));
       Random random(1);
       SpreadBlocks(&random, &twice);
       SpreadBlocks(&random, &once);
       const Scheduler scheduler(3, RunBackwards);
       Replay of_twice = ReplayOf(history, &twice), of_once = ReplayOf(latent, &once);
       RunEachBy(29, history, &of_twice);
-      while (!of_once.Finished()) of_once.Step(latent, of_once.EachBy(form.kind == MHA_CACHE_KIND_RING ? 30 : 145), Call(scheduler.get()));
-      EXPECT_TRUE(SameBits(of_once.outputs(), of_twice.outputs())) << Describe(form) << " " << NameOf(type);
-      EXPECT_TRUE(SameBits(once.Read(0, 240, 50), twice.Read(0, 240, 50))) << Describe(form) << " " << NameOf(type);
+      while (!of_once.Finished())
+        of_once.Step(latent, of_once.EachBy(form.kind == MHA_CACHE_KIND_RING ? 30 : 145),
+                     Call(scheduler.get()));
+      EXPECT_TRUE(SameBits(of_once.outputs(), of_twice.outputs()))
+          << Describe(form) << " " << NameOf(type);
+      EXPECT_TRUE(SameBits(once.Read(0, 240, 50), twice.Read(0, 240, 50)))
+          << Describe(form) << " " << NameOf(type);
     }
   }
 }
@@ -694,8 +771,9 @@ TEST_P(KvCache, ACopiedPrefixOfKeysWithValuesIsTheSequenceUpToThere) {
 
 TEST_P(KvCache, ARingEqualsALargeCacheWithTheSameWindow) {
   for (const int64_t capacity : {16, 48, 64, 256, 272}) {
-    for (const auto &[k_type, v_type] :
-         {std::pair{Storage::kF32, Storage::kF32}, {Storage::kF16, Storage::kInt8}, {Storage::kInt8, Storage::kBf16}}) {
+    for (const auto &[k_type, v_type] : {std::pair{Storage::kF32, Storage::kF32},
+                                         {Storage::kF16, Storage::kInt8},
+                                         {Storage::kInt8, Storage::kBf16}}) {
       for (const int64_t left : {int64_t{0}, capacity / 2, capacity - 1}) {
         AttentionProblem history = History(2, 430, 4, 3, 1);
         history.k_type = k_type;
@@ -704,11 +782,15 @@ TEST_P(KvCache, ARingEqualsALargeCacheWithTheSameWindow) {
         Random random(static_cast<uint64_t>(capacity + left));
         Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, capacity}, 2, 430));
         Replay replay = ReplayOf(history, &cache);
-        Run(&random, history, std::max<int64_t>(1, capacity - left), &replay);  // no row is pushed out that the call still needs
-        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history)))) << "ring of " << capacity << " " << Describe(history);
+        Run(&random, history, std::max<int64_t>(1, capacity - left),
+            &replay);  // no row is pushed out that the call still needs
+        EXPECT_TRUE(SameBits(replay.outputs(), Collected(Specify(history))))
+            << "ring of " << capacity << " " << Describe(history);
         EXPECT_EQ(cache.Length(0), 430);
         const int64_t held = std::min<int64_t>(capacity, 430);
-        EXPECT_TRUE(SameBits(cache.Read(1, 430 - held, held), SpecifyStored(history, 1, 430 - held, held))) << "ring of " << capacity;
+        EXPECT_TRUE(
+            SameBits(cache.Read(1, 430 - held, held), SpecifyStored(history, 1, 430 - held, held)))
+            << "ring of " << capacity;
         if (HasFailure()) return;
       }
     }
@@ -725,7 +807,8 @@ TEST_P(KvCache, ARingMayBeTruncatedAsFarAsItStillHoldsTheWindow) {
   Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, 64}, 1, 300));
   Replay replay = ReplayOf(history, &cache);
   while (!replay.Finished()) {
-    const int64_t before = replay.length(0), more = std::min<int64_t>(random.Between(1, 44), 300 - before);
+    const int64_t before = replay.length(0),
+                  more = std::min<int64_t>(random.Between(1, 44), 300 - before);
     replay.Step(other, {{0, more}}, Call());  // 20 + 44 positions fit
     replay.Truncate(0, before);
     // The slots of what was taken back count as used: they are written again first.
@@ -741,8 +824,11 @@ TEST_P(KvCache, OfARingThatWasTruncatedToWhatItHasOverwrittenNothingIsThereToRea
   cache.Truncate(0, 10);
   EXPECT_TRUE(cache.Read(0, 10, 0).k.empty());
   mha_error error;
-  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 9, 1, nullptr, nullptr, &error), MHA_ERROR_INVALID_VALUE);
-  EXPECT_STREQ(error.message, "first is 9 and count is 1, but sequence 0 holds only positions >= 10 and < 10; read within them");
+  EXPECT_EQ(mha_kv_cache_read(cache.get(), 0, 9, 1, nullptr, nullptr, &error),
+            MHA_ERROR_INVALID_VALUE);
+  EXPECT_STREQ(error.message,
+               "first is 9 and count is 1, but sequence 0 holds only positions >= 10 and < 10; "
+               "read within them");
 }
 
 TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
@@ -752,16 +838,19 @@ TEST_P(KvCache, ACopiedPrefixOfARingIsTheSequenceUpToThere) {
   history.k_type = Storage::kInt8;
   const Outputs expected = Specify(history);
   // As much as leaves the window of the next row among the 16 positions before `written`.
-  for (const auto &[written, length] : {std::pair{40, 30}, {40, 31}, {40, 40}, {33, 24}, {16, 10}, {17, 7}}) {
+  for (const auto &[written, length] :
+       {std::pair{40, 30}, {40, 31}, {40, 40}, {33, 24}, {16, 10}, {17, 7}}) {
     SCOPED_TRACE(std::to_string(length) + " of " + std::to_string(written));
     Cache cache(CacheConfigOf(history, {MHA_CACHE_KIND_RING, 16}, 2, n));
-    cache.Append(0, {SliceRows(history.k, 0, n, 2 * 6, 0, written), SliceRows(history.v, 0, n, 2 * 5, 0, written)});
+    cache.Append(0, {SliceRows(history.k, 0, n, 2 * 6, 0, written),
+                     SliceRows(history.v, 0, n, 2 * 5, 0, written)});
     cache.CopyPrefix(0, 1, length);
     EXPECT_TRUE(SameBits(cache.Read(1, length - 6, 6), SpecifyStored(history, 0, length - 6, 6)));
     Replay replay = ReplayOf(history, &cache, {1});
     replay.SetLength(0, length);
     RunEachBy(9, history, &replay);
-    EXPECT_TRUE(SameBits("y", SliceRows(replay.outputs().y, 0, n, Width(history), length, n - length),
+    EXPECT_TRUE(SameBits("y",
+                         SliceRows(replay.outputs().y, 0, n, Width(history), length, n - length),
                          SliceRows(expected.y, 0, n, Width(history), length, n - length)));
   }
 }

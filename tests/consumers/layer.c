@@ -1,4 +1,5 @@
-/* A small layer, computed through the installed library and compared with numbers worked out in double precision; in C99 and in C++. */
+/* A small layer, computed through the installed library and compared with numbers worked out in
+ * double precision; in C99 and in C++. */
 #include <mha.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,8 @@ static void fill(float *values, int count, int step) {
 }
 
 int main(void) {
-  static float x[n * width], w_qkv[width * 3 * width], b_qkv[3 * width], w_o[width * width], y[n * width];
+  static float x[n * width], w_qkv[width * 3 * width], b_qkv[3 * width], w_o[width * width],
+      y[n * width];
   fill(x, n * width, 3);
   fill(w_qkv, width * 3 * width, 7);
   fill(b_qkv, 3 * width, 5);

@@ -1,6 +1,8 @@
-// Close to the exact result: attention and whole layers against the float64 oracle, within the a-priori bound of each element
-// (oracle.cpp has the derivation) and about as good as naive float32 code or better. On the instruction set that is chosen by default;
-// the others give the same bits.
+// Close to the exact result: attention and whole layers against the float64 oracle, within the
+// a-priori bound of each element (oracle.cpp has the derivation) and about as good as naive float32
+// code or better. On the instruction set that is chosen by default; the others give the same bits.
+
+#include "support/accuracy.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "support/accuracy.h"
 #include "support/fixtures.h"
 #include "support/same_bits.h"
 
@@ -103,18 +104,23 @@ TEST(AttentionAccuracy, OneKeyGivesItsValueExactly) {
     }
   }
   EXPECT_TRUE(SameBits("y", outputs.y, expected));
-  EXPECT_TRUE(SameBits("attention_weights", outputs.attention_weights, std::vector<float>(17 * 4, 1.0f)));
+  EXPECT_TRUE(
+      SameBits("attention_weights", outputs.attention_weights, std::vector<float>(17 * 4, 1.0f)));
   ExpectAccurate("one key", problem, outputs);
 }
 
-// Row i's score for key i alone is so much greater that the other weights vanish: 600 keys in three chunks, whose states are merged.
+// Row i's score for key i alone is so much greater that the other weights vanish: 600 keys in three
+// chunks, whose states are merged.
 TEST(AttentionAccuracy, AScoreFarAboveTheOthersGivesItsValueExactly) {
   AttentionProblem problem = RandomAttention(13, 600, 600, 16);
   for (const float scale : {90.0f, 1000.0f, 0x1p100f}) {
     problem.scale = scale;
-    for (std::vector<float> *x : {&problem.q, &problem.k}) {  // row numbers in binary, of -1 and 1: two rows' product is 16 or at most 14
+    for (std::vector<float> *x :
+         {&problem.q, &problem.k}) {  // row numbers in binary, of -1 and 1: two rows' product is 16
+                                      // or at most 14
       const int64_t heads = static_cast<int64_t>(x->size()) / (600 * 16);
-      for (size_t n = 0; n < x->size(); n++) (*x)[n] = static_cast<int64_t>(n) / (heads * 16) >> n % 16 & 1 ? 1.0f : -1.0f;
+      for (size_t n = 0; n < x->size(); n++)
+        (*x)[n] = static_cast<int64_t>(n) / (heads * 16) >> n % 16 & 1 ? 1.0f : -1.0f;
     }
     const Outputs outputs = Attend(problem);
     std::vector<float> expected;
@@ -137,7 +143,8 @@ TEST(AttentionAccuracy, ManyKeys) {
   ExpectAccurateAttention("131072 keys, equal scores", problem);
 }
 
-// Subnormal queries have scores like others where the keys are large. With both subnormal, all products are 0.
+// Subnormal queries have scores like others where the keys are large. With both subnormal, all
+// products are 0.
 TEST(AttentionAccuracy, SubnormalNumbers) {
   AttentionProblem problem = RandomAttention(10, 20, 60, 16);
   Multiply(&problem.v, 0x1p-130f);
@@ -186,13 +193,15 @@ TEST(AttentionAccuracy, NaNExactlyWhereTheExactResultHasIt) {
   const Outputs outputs = Attend(problem);
   int64_t count = 0;
   for (const float value : outputs.y) count += std::isnan(value) ? 1 : 0;
-  // Row 11 of head 0; from row 40 on heads 0 and 1 for the key; from row 30 on one element of heads 2 and 3 for the value.
+  // Row 11 of head 0; from row 40 on heads 0 and 1 for the key; from row 30 on one element of heads
+  // 2 and 3 for the value.
   EXPECT_EQ(count, 8 + 10 * 2 * 8 + 20 * 2);
   ExpectAccurate("NaN in places", problem, outputs);
 }
 
-// The rms error of PyTorch's float32 attention as a share of the naive code's, on the very data of the test below: printed by
-// bench/rivals/accuracy.py, with PyTorch 2.15.0 on one thread of a Zen 3 (AVX2).
+// The rms error of PyTorch's float32 attention as a share of the naive code's, on the very data of
+// the test below: printed by bench/rivals/accuracy.py, with PyTorch 2.15.0 on one thread of a Zen 3
+// (AVX2).
 struct ErrorOfPyTorch {
   int64_t head_dim, n_kv;
   float scale;         // 0: the default
@@ -200,42 +209,18 @@ struct ErrorOfPyTorch {
 };
 
 constexpr ErrorOfPyTorch kErrorsOfPyTorch[] = {
-    {16, 512, 0, {0.75, 0.54}},
-    {16, 512, 1, {0.51, 0.52}},
-    {16, 2048, 0, {0.75, 0.29}},
-    {16, 2048, 1, {0.27, 0.20}},
-    {32, 512, 0, {0.76, 0.56}},
-    {32, 512, 1, {0.47, 0.71}},
-    {32, 2048, 0, {0.77, 0.32}},
-    {32, 2048, 1, {0.25, 0.31}},
-    {64, 512, 0, {0.73, 0.61}},
-    {64, 512, 1, {0.47, 0.91}},
-    {64, 2048, 0, {0.73, 0.36}},
-    {64, 2048, 1, {0.39, 0.77}},
-    {80, 512, 0, {0.73, 0.67}},
-    {80, 512, 1, {0.45, 0.89}},
-    {80, 2048, 0, {0.76, 0.38}},
-    {80, 2048, 1, {0.41, 0.89}},
-    {96, 512, 0, {0.72, 0.69}},
-    {96, 512, 1, {0.36, 0.98}},
-    {96, 2048, 0, {0.76, 0.40}},
-    {96, 2048, 1, {0.37, 1.01}},
-    {128, 512, 0, {0.68, 0.68}},
-    {128, 512, 1, {0.43, 0.96}},
-    {128, 2048, 0, {0.75, 0.42}},
-    {128, 2048, 1, {0.37, 0.99}},
-    {192, 512, 0, {0.66, 0.77}},
-    {192, 512, 1, {0.35, 1.01}},
-    {192, 2048, 0, {0.73, 0.48}},
-    {192, 2048, 1, {0.32, 0.97}},
-    {256, 512, 0, {0.61, 0.54}},
-    {256, 512, 1, {0.37, 0.63}},
-    {256, 2048, 0, {0.70, 0.34}},
-    {256, 2048, 1, {0.39, 0.57}},
-    {512, 512, 0, {0.54, 0.46}},
-    {512, 512, 1, {0.37, 0.48}},
-    {512, 2048, 0, {0.67, 0.34}},
-    {512, 2048, 1, {0.31, 0.33}},
+    {16, 512, 0, {0.75, 0.54}},   {16, 512, 1, {0.51, 0.52}},   {16, 2048, 0, {0.75, 0.29}},
+    {16, 2048, 1, {0.27, 0.20}},  {32, 512, 0, {0.76, 0.56}},   {32, 512, 1, {0.47, 0.71}},
+    {32, 2048, 0, {0.77, 0.32}},  {32, 2048, 1, {0.25, 0.31}},  {64, 512, 0, {0.73, 0.61}},
+    {64, 512, 1, {0.47, 0.91}},   {64, 2048, 0, {0.73, 0.36}},  {64, 2048, 1, {0.39, 0.77}},
+    {80, 512, 0, {0.73, 0.67}},   {80, 512, 1, {0.45, 0.89}},   {80, 2048, 0, {0.76, 0.38}},
+    {80, 2048, 1, {0.41, 0.89}},  {96, 512, 0, {0.72, 0.69}},   {96, 512, 1, {0.36, 0.98}},
+    {96, 2048, 0, {0.76, 0.40}},  {96, 2048, 1, {0.37, 1.01}},  {128, 512, 0, {0.68, 0.68}},
+    {128, 512, 1, {0.43, 0.96}},  {128, 2048, 0, {0.75, 0.42}}, {128, 2048, 1, {0.37, 0.99}},
+    {192, 512, 0, {0.66, 0.77}},  {192, 512, 1, {0.35, 1.01}},  {192, 2048, 0, {0.73, 0.48}},
+    {192, 2048, 1, {0.32, 0.97}}, {256, 512, 0, {0.61, 0.54}},  {256, 512, 1, {0.37, 0.63}},
+    {256, 2048, 0, {0.70, 0.34}}, {256, 2048, 1, {0.39, 0.57}}, {512, 512, 0, {0.54, 0.46}},
+    {512, 512, 1, {0.37, 0.48}},  {512, 2048, 0, {0.67, 0.34}}, {512, 2048, 1, {0.31, 0.33}},
 };
 
 double RmsError(const std::vector<float> &actual, const std::vector<double> &exact) {
@@ -258,20 +243,25 @@ TEST(AttentionAccuracy, RmsErrorIsNearPyTorchs) {
     FillNormal(&random, &problem);
     const AttentionShape shape = ShapeOf(problem, 0);
     const std::vector<double> exact =
-        oracle::AttentionForward<double>(shape, Widen(problem.q), Widen(problem.k), Widen(problem.v)).context;
-    const double naive = RmsError(oracle::AttentionForward<float>(shape, problem.q, problem.k, problem.v).context, exact);
+        oracle::AttentionForward<double>(shape, Widen(problem.q), Widen(problem.k),
+                                         Widen(problem.v))
+            .context;
+    const double naive = RmsError(
+        oracle::AttentionForward<float>(shape, problem.q, problem.k, problem.v).context, exact);
     const double mha = RmsError(Attend(problem).y, exact), limit = pytorch.scale == 0 ? 1.3 : 2;
     for (const double of_naive : pytorch.of_naive) {
-      EXPECT_LE(mha / (of_naive * naive), limit) << "head_dim " << pytorch.head_dim << ", " << pytorch.n_kv << " keys, "
-                                                 << (pytorch.scale == 0 ? "default scale, " : "scale 1, ")
-                                                 << (of_naive == pytorch.of_naive[0] ? "one query" : "64 queries");
+      EXPECT_LE(mha / (of_naive * naive), limit)
+          << "head_dim " << pytorch.head_dim << ", " << pytorch.n_kv << " keys, "
+          << (pytorch.scale == 0 ? "default scale, " : "scale 1, ")
+          << (of_naive == pytorch.of_naive[0] ? "one query" : "64 queries");
     }
   }
 }
 
 // ---- The layer
 
-LayerProblem RandomLayer(uint64_t seed, int64_t n, int64_t query_dim, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+LayerProblem RandomLayer(uint64_t seed, int64_t n, int64_t query_dim, int64_t num_heads,
+                         int64_t num_kv_heads, int64_t head_dim) {
   LayerProblem sizes;
   sizes.n_q = sizes.n_kv = n;
   sizes.query_dim = sizes.key_dim = sizes.value_dim = sizes.output_dim = query_dim;
@@ -294,7 +284,9 @@ TEST(LayerAccuracy, OrdinaryLayers) {
   ExpectAccurateLayer("layer 1025, 2 heads", RandomLayer(23, 9, 1025, 2, 1, 32));
 }
 
-TEST(LayerAccuracy, ManyRows) { ExpectAccurateLayer("layer 24, 600 rows", RandomLayer(24, 600, 24, 2, 1, 12)); }
+TEST(LayerAccuracy, ManyRows) {
+  ExpectAccurateLayer("layer 24, 600 rows", RandomLayer(24, 600, 24, 2, 1, 12));
+}
 
 // With inputs and weights of one sign, sums grow to the end.
 TEST(LayerAccuracy, ManyInputs) {

@@ -1,8 +1,10 @@
-// The results of this contract number (results.h) are those of the table checksums.txt, which is written by
+// The results of this contract number (results.h) are those of the table checksums.txt, which is
+// written by
 //
 //     build/bin/mha_test_checksums --write-checksums
 //
-// That adds what is new, but refuses to change a checksum within a contract number. Then build again, with the table as it is now.
+// That adds what is new, but refuses to change a checksum within a contract number. Then build
+// again, with the table as it is now.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -24,13 +26,18 @@ int WriteFile() {
   const results::Checksums checksums = results::Compute(MHA_INSTRUCTION_SET_AUTO, nullptr);
   for (const auto &[name, sum] : checksums) {
     const auto known = results::Published().find(name);
-    if (results::PublishedContract() != MHA_CONTRACT || known == results::Published().end() || known->second == sum) continue;
-    std::fprintf(stderr, "\"%s\" has other bits than contract %d says; they need a new number, see CONTRIBUTING.md\n", name.c_str(),
-                 MHA_CONTRACT);
+    if (results::PublishedContract() != MHA_CONTRACT || known == results::Published().end() ||
+        known->second == sum)
+      continue;
+    std::fprintf(stderr,
+                 "\"%s\" has other bits than contract %d says; they need a new number, see "
+                 "CONTRIBUTING.md\n",
+                 name.c_str(), MHA_CONTRACT);
     return 1;
   }
   std::ofstream out(MHA_CHECKSUMS);
-  out << "# Checksums of results, written by mha_test_checksums --write-checksums. Within a contract number, none of them ever changes.\n"
+  out << "# Checksums of results, written by mha_test_checksums --write-checksums. Within a "
+         "contract number, none of them ever changes.\n"
       << "contract " << MHA_CONTRACT << "\n";
   for (const auto &[name, sum] : checksums) {
     char digits[17];
@@ -47,7 +54,8 @@ TEST(ChecksumsFile, IsOfThisContract) { EXPECT_EQ(results::PublishedContract(), 
 class ChecksumsOfResults : public InstructionSetTest {
  protected:
   void ExpectThoseOfTheFile(const mha_scheduler *scheduler) const {
-    const results::Checksums expected = results::Published(), actual = results::Compute(instruction_set(), scheduler);
+    const results::Checksums expected = results::Published(),
+                             actual = results::Compute(instruction_set(), scheduler);
     for (const auto &[name, sum] : expected) {
       const auto found = actual.find(name);
       if (found == actual.end())
@@ -55,7 +63,8 @@ class ChecksumsOfResults : public InstructionSetTest {
       else
         EXPECT_EQ(found->second, sum) << name;
     }
-    for (const auto &[name, sum] : actual) EXPECT_EQ(expected.count(name), 1u) << "\"" << name << "\" is not in the file";
+    for (const auto &[name, sum] : actual)
+      EXPECT_EQ(expected.count(name), 1u) << "\"" << name << "\" is not in the file";
   }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ChecksumsOfResults);

@@ -1,6 +1,7 @@
-// One answer: what the library computes are the bits of the specification (tests/spec), on each instruction set, for every way of
-// calling it, at the sizes where kernels change; generated_test.cpp has all options together. The number of random cases is multiplied
-// by the environment variable MHA_TEST_ROUNDS (1 if not set; may be a fraction).
+// One answer: what the library computes are the bits of the specification (tests/spec), on each
+// instruction set, for every way of calling it, at the sizes where kernels change;
+// generated_test.cpp has all options together. The number of random cases is multiplied by the
+// environment variable MHA_TEST_ROUNDS (1 if not set; may be a fraction).
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -24,19 +25,22 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Multiplications of a case; larger ones are drawn again, so that the scalar kernels and emulators get through.
+// Multiplications of a case; larger ones are drawn again, so that the scalar kernels and emulators
+// get through.
 constexpr int64_t kLargestCase = 500'000;
 
 // Around the lanes of each instruction set, the panels of 48 columns, the tiles, and primes.
 int64_t RandomCount(Random *random) {
-  return random->Pick<int64_t>({1,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,  19,  23,  24, 25,
-                                29, 31, 32, 33, 37, 41, 47, 48, 49, 53, 61, 63, 64, 65, 71, 95, 96, 97, 101, 127, 128, 129});
+  return random->Pick<int64_t>({1,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,  12,  13,  14,
+                                15, 16, 17, 18, 19, 23, 24, 25, 29, 31, 32, 33,  37,  41,  47,
+                                48, 49, 53, 61, 63, 64, 65, 71, 95, 96, 97, 101, 127, 128, 129});
 }
 
 int64_t RandomKeys(Random *random) {
   if (random->Chance(0.5)) return RandomCount(random);
-  return random->Pick<int64_t>({0,   191, 192, 193, 239, 240, 241, 254, 255, 256,  257,  258,  271,  272,  273,
-                                383, 511, 512, 513, 514, 600, 767, 768, 769, 1023, 1024, 1025, 1279, 1281, 2049});
+  return random->Pick<int64_t>({0,   191, 192, 193, 239,  240,  241,  254,  255,  256,
+                                257, 258, 271, 272, 273,  383,  511,  512,  513,  514,
+                                600, 767, 768, 769, 1023, 1024, 1025, 1279, 1281, 2049});
 }
 
 int64_t RandomWidth(Random *random) {
@@ -53,7 +57,8 @@ void RandomSizes(Random *random, AttentionSizes *sizes) {
   sizes->n_kv = random->Chance(0.4) ? sizes->n_q : RandomKeys(random);
   sizes->head_dim = RandomWidth(random);
   sizes->head_dim_v = random->Chance(0.6) ? sizes->head_dim : RandomWidth(random);
-  if (random->Chance(0.3)) sizes->scale = random->Pick<float>({1.0f, 0.37f, -0.5f, 3.0f, 1e-3f, 0x1p-140f, 1e30f});
+  if (random->Chance(0.3))
+    sizes->scale = random->Pick<float>({1.0f, 0.37f, -0.5f, 3.0f, 1e-3f, 0x1p-140f, 1e30f});
 }
 
 // To be drawn when n_q and n_kv are final.
@@ -62,14 +67,16 @@ void RandomMask(Random *random, AttentionSizes *sizes) {
   sizes->q_start.clear();
   if (random->Chance(0.5) || (sizes->is_causal && sizes->n_q > sizes->n_kv)) {
     for (int64_t b = 0; b < sizes->batch; b++) {
-      const int64_t border = random->Pick<int64_t>({0, 1, sizes->n_kv / 2, 250, 255, 256, sizes->n_kv, sizes->n_kv + 100});
+      const int64_t border = random->Pick<int64_t>(
+          {0, 1, sizes->n_kv / 2, 250, 255, 256, sizes->n_kv, sizes->n_kv + 100});
       sizes->q_start.push_back(std::max<int64_t>(0, border + random->Between(-2, 2)));
     }
   }
 }
 
 int64_t AttentionCost(const AttentionSizes &sizes) {
-  return sizes.batch * sizes.num_heads * sizes.n_q * sizes.n_kv * (sizes.head_dim + sizes.head_dim_v);
+  return sizes.batch * sizes.num_heads * sizes.n_q * sizes.n_kv *
+         (sizes.head_dim + sizes.head_dim_v);
 }
 
 AttentionProblem RandomAttention(Random *random, std::string *kinds) {
@@ -78,10 +85,14 @@ AttentionProblem RandomAttention(Random *random, std::string *kinds) {
     RandomSizes(random, &problem);
   } while (AttentionCost(problem) > kLargestCase);
   RandomMask(random, &problem);
-  const Values q_kind = RandomKind(random), k_kind = RandomKind(random), v_kind = RandomKind(random);
-  problem.q = RandomValues(random, q_kind, problem.batch * problem.n_q * problem.num_heads * problem.head_dim);
-  problem.k = RandomValues(random, k_kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim);
-  problem.v = RandomValues(random, v_kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
+  const Values q_kind = RandomKind(random), k_kind = RandomKind(random),
+               v_kind = RandomKind(random);
+  problem.q = RandomValues(random, q_kind,
+                           problem.batch * problem.n_q * problem.num_heads * problem.head_dim);
+  problem.k = RandomValues(random, k_kind,
+                           problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim);
+  problem.v = RandomValues(
+      random, v_kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
   *kinds = std::string(" values ") + NameOf(q_kind) + "," + NameOf(k_kind) + "," + NameOf(v_kind);
   return problem;
 }
@@ -89,10 +100,13 @@ AttentionProblem RandomAttention(Random *random, std::string *kinds) {
 std::unique_ptr<Scheduler> RandomScheduler(Random *random) {
   if (random->Chance(0.5)) return nullptr;
   const uint32_t num_threads = static_cast<uint32_t>(random->Between(1, 4));
-  return std::make_unique<Scheduler>(num_threads, random->Chance(0.2) ? RunOnThreads : RunBackwards);
+  return std::make_unique<Scheduler>(num_threads,
+                                     random->Chance(0.2) ? RunOnThreads : RunBackwards);
 }
 
-uint32_t RandomAsked(Random *random) { return random->Chance(0.6) ? kAskAll : static_cast<uint32_t>(random->Next()) & kAskAll; }
+uint32_t RandomAsked(Random *random) {
+  return random->Chance(0.6) ? kAskAll : static_cast<uint32_t>(random->Next()) & kAskAll;
+}
 
 AttentionCall RandomCall(Random *random, const Scheduler *scheduler) {
   AttentionCall call;
@@ -108,8 +122,10 @@ AttentionCall RandomCall(Random *random, const Scheduler *scheduler) {
 }
 
 std::string Describe(const AttentionCall &call) {
-  return "\nq " + Describe(call.q) + "; k " + Describe(call.k) + "; v " + Describe(call.v) + "; output " + Describe(call.output) +
-         "; threads " + std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " + std::to_string(call.asked);
+  return "\nq " + Describe(call.q) + "; k " + Describe(call.k) + "; v " + Describe(call.v) +
+         "; output " + Describe(call.output) + "; threads " +
+         std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " +
+         std::to_string(call.asked);
 }
 
 // ---- The middle stage
@@ -117,7 +133,8 @@ std::string Describe(const AttentionCall &call) {
 class AttentionContract : public AttentionTest {
  protected:
   void ExpectTheSpecification(const AttentionProblem &problem, const AttentionCall &call) {
-    EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem))) << Describe(problem) << Describe(call);
+    EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem)))
+        << Describe(problem) << Describe(call);
   }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(AttentionContract);
@@ -266,8 +283,10 @@ TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
 
 int64_t LayerCost(const LayerProblem &problem) {
   return AttentionCost(problem) +
-         problem.batch * (problem.n_q * (problem.query_dim * problem.q_width() + problem.merged_width() * problem.output_dim) +
-                          problem.n_kv * (problem.key_dim * problem.k_width() + problem.value_dim * problem.v_width()));
+         problem.batch * (problem.n_q * (problem.query_dim * problem.q_width() +
+                                         problem.merged_width() * problem.output_dim) +
+                          problem.n_kv * (problem.key_dim * problem.k_width() +
+                                          problem.value_dim * problem.v_width()));
 }
 
 int64_t RandomInputWidth(Random *random) {
@@ -279,35 +298,44 @@ LayerProblem RandomLayer(Random *random, std::string *kinds) {
   LayerProblem problem;
   do {
     RandomSizes(random, &problem);
-    const int64_t sources = random->Between(0, 3);  // self-attention twice as often as each other kind
+    const int64_t sources =
+        random->Between(0, 3);  // self-attention twice as often as each other kind
     problem.has_key = sources == 2 || (sources == 3 && random->Chance(0.5));
     problem.has_value = sources == 3;
     if (!problem.has_key) problem.n_kv = problem.n_q;
     problem.query_dim = RandomInputWidth(random);
-    problem.key_dim = problem.has_key && random->Chance(0.5) ? RandomInputWidth(random) : problem.query_dim;
-    problem.value_dim = problem.has_value && random->Chance(0.5) ? RandomInputWidth(random) : problem.key_dim;
+    problem.key_dim =
+        problem.has_key && random->Chance(0.5) ? RandomInputWidth(random) : problem.query_dim;
+    problem.value_dim =
+        problem.has_value && random->Chance(0.5) ? RandomInputWidth(random) : problem.key_dim;
     problem.output_dim = random->Chance(0.5) ? problem.query_dim : RandomWidth(random);
   } while (LayerCost(problem) > kLargestCase);
   RandomMask(random, &problem);
-  const uint32_t biases = random->Chance(0.4) ? kAllBiases : static_cast<uint32_t>(random->Between(0, kAllBiases));
+  const uint32_t biases =
+      random->Chance(0.4) ? kAllBiases : static_cast<uint32_t>(random->Between(0, kAllBiases));
   FillNormal(random, biases, random->Chance(0.7), &problem);
 
-  const Values query_kind = RandomKind(random), key_kind = RandomKind(random), weight_kind = RandomKind(random);
+  const Values query_kind = RandomKind(random), key_kind = RandomKind(random),
+               weight_kind = RandomKind(random);
   problem.query = RandomValues(random, query_kind, static_cast<int64_t>(problem.query.size()));
   problem.key = RandomValues(random, key_kind, static_cast<int64_t>(problem.key.size()));
   problem.value = RandomValues(random, key_kind, static_cast<int64_t>(problem.value.size()));
   if (random->Chance(0.2)) {
-    for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o, &problem.b_q, &problem.b_o}) {
-      if (random->Chance(0.3)) *w = RandomValues(random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
+    for (std::vector<float> *w :
+         {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o, &problem.b_q, &problem.b_o}) {
+      if (random->Chance(0.3))
+        *w = RandomValues(random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
     }
   }
-  *kinds = std::string(" values ") + NameOf(query_kind) + "," + NameOf(key_kind) + "," + NameOf(weight_kind);
+  *kinds = std::string(" values ") + NameOf(query_kind) + "," + NameOf(key_kind) + "," +
+           NameOf(weight_kind);
   return problem;
 }
 
 LayerForm RandomForm(Random *random, const LayerProblem &problem) {
   LayerForm form;
-  const bool can_fuse = problem.key_dim == problem.query_dim && problem.value_dim == problem.query_dim;
+  const bool can_fuse =
+      problem.key_dim == problem.query_dim && problem.value_dim == problem.query_dim;
   form.form = can_fuse && random->Coin() ? WeightForm::kFused : WeightForm::kThreeMatrices;
   form.layout = random->Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
   if (random->Chance(0.4)) form.row_gap = random->Between(1, 20);
@@ -331,17 +359,20 @@ LayerCall RandomLayerCall(Random *random, const Scheduler *scheduler) {
 }
 
 std::string Describe(const LayerCall &call) {
-  return "\nquery " + Describe(call.query) + "; key " + Describe(call.key) + "; value " + Describe(call.value) + "; output " +
-         Describe(call.output) + "; threads " + std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " +
+  return "\nquery " + Describe(call.query) + "; key " + Describe(call.key) + "; value " +
+         Describe(call.value) + "; output " + Describe(call.output) + "; threads " +
+         std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " +
          std::to_string(call.asked);
 }
 
 class LayerContract : public AttentionTest {
  protected:
-  void ExpectTheSpecification(const LayerProblem &problem, const LayerForm &form, const LayerCall &call) {
+  void ExpectTheSpecification(const LayerProblem &problem, const LayerForm &form,
+                              const LayerCall &call) {
     const Layer layer = MakeLayer(problem, form);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), Specify(problem))) << Describe(problem) << "\n"
-                                                                                 << Describe(form) << Describe(call);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), Specify(problem)))
+        << Describe(problem) << "\n"
+        << Describe(form) << Describe(call);
   }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(LayerContract);
@@ -360,9 +391,12 @@ TEST_P(LayerContract, RandomCasesEqualTheSpecification) {
   }
 }
 
-// Calls of few rows of a narrow layer with nothing but y asked for, which one function computes as a whole; and some just too large for it.
+// Calls of few rows of a narrow layer with nothing but y asked for, which one function computes as
+// a whole; and some just too large for it.
 TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
-  const auto close_to = [](Random *random, int64_t border) { return random->Between(border - 1, border + 1); };
+  const auto close_to = [](Random *random, int64_t border) {
+    return random->Between(border - 1, border + 1);
+  };
   for (int64_t n = 0; n < Rounds(600) && !HasFailure(); n++) {
     Random random(5000 + static_cast<uint64_t>(n));
     LayerProblem problem;
@@ -370,38 +404,47 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
       problem.num_kv_heads = random.Between(1, 5);
       problem.num_heads = problem.num_kv_heads * random.Between(1, 3);
       problem.head_dim = random.Chance(0.2) ? random.Between(18, 97) : random.Between(1, 17);
-      problem.head_dim_v = random.Chance(0.5) ? problem.head_dim : random.Chance(0.2) ? random.Between(18, 97) : random.Between(1, 17);
+      problem.head_dim_v = random.Chance(0.5)   ? problem.head_dim
+                           : random.Chance(0.2) ? random.Between(18, 97)
+                                                : random.Between(1, 17);
     } while (std::max(problem.q_width(), problem.merged_width()) > 97);
     problem.batch = random.Between(1, 3);
     problem.n_q = problem.n_kv = random.Chance(0.4) ? random.Between(1, 3) : random.Between(1, 17);
-    problem.query_dim = problem.key_dim = problem.value_dim = random.Chance(0.2) ? close_to(&random, 96) : random.Between(1, 96);
+    problem.query_dim = problem.key_dim = problem.value_dim =
+        random.Chance(0.2) ? close_to(&random, 96) : random.Between(1, 96);
     problem.output_dim = random.Chance(0.2) ? close_to(&random, 96) : random.Between(1, 96);
     problem.is_causal = random.Chance(0.5);
     if (random.Chance(0.3)) problem.scale = random.Pick<float>({1.0f, -0.5f, 1e-3f, 1e30f});
-    FillNormal(&random, static_cast<uint32_t>(random.Between(0, kAllBiases)), random.Chance(0.8), &problem);
+    FillNormal(&random, static_cast<uint32_t>(random.Between(0, kAllBiases)), random.Chance(0.8),
+               &problem);
     const Values kind = RandomKind(&random), weight_kind = RandomKind(&random);
     problem.query = RandomValues(&random, kind, static_cast<int64_t>(problem.query.size()));
-    for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o, &problem.b_k, &problem.b_v, &problem.b_o}) {
-      if (random.Chance(0.05)) *w = RandomValues(&random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
+    for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o,
+                                  &problem.b_k, &problem.b_v, &problem.b_o}) {
+      if (random.Chance(0.05))
+        *w = RandomValues(&random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
     }
     LayerForm form;
     form.instruction_set = instruction_set();
     const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
     LayerCall call = RandomLayerCall(&random, scheduler.get());
     call.asked = kAskNothing;
-    SCOPED_TRACE("case " + std::to_string(n) + " values " + NameOf(kind) + "," + NameOf(weight_kind));
+    SCOPED_TRACE("case " + std::to_string(n) + " values " + NameOf(kind) + "," +
+                 NameOf(weight_kind));
     ExpectTheSpecification(problem, form, call);
   }
 }
 
-// Heads of more than 32 columns, whose scores add up in blocks of 32 terms, and scores so large that their last bits show.
+// Heads of more than 32 columns, whose scores add up in blocks of 32 terms, and scores so large
+// that their last bits show.
 TEST_P(LayerContract, WideHeadsOfSmallCallsEqualTheSpecification) {
   Random random(5600);
   for (int64_t head_dim = 31; head_dim <= 97 && !HasFailure(); head_dim++) {
     LayerProblem problem;
     problem.batch = 4;
     problem.n_q = problem.n_kv = 2;
-    problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = problem.head_dim = problem.head_dim_v = head_dim;
+    problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim =
+        problem.head_dim = problem.head_dim_v = head_dim;
     problem.scale = 1.0f;
     FillNormal(&random, kNoBiases, true, &problem);
     LayerCall call;
@@ -444,8 +487,9 @@ TEST_P(LayerContract, AnyFewRowsEqualTheSpecification) {
   }
 }
 
-// Input rows pass under the weights in blocks of up to 144, smaller ones with more threads, in tiles that are as full as can be, one block
-// of 256 terms after the other. Heads of 16 and 48 go straight to where they are wanted, those of 20 do not.
+// Input rows pass under the weights in blocks of up to 144, smaller ones with more threads, in
+// tiles that are as full as can be, one block of 256 terms after the other. Heads of 16 and 48 go
+// straight to where they are wanted, those of 20 do not.
 TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {
   Random random(3004);
   Sample sample;
@@ -465,7 +509,8 @@ TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {
         const Scheduler scheduler(num_threads, RunBackwards);
         LayerCall call;
         call.scheduler = scheduler.get();
-        EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), expected)) << Describe(problem) << Describe(call);
+        EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), expected))
+            << Describe(problem) << Describe(call);
       }
       if (HasFailure()) return;
     }
@@ -507,7 +552,8 @@ LayerProblem SeveralBlocks(int64_t batch) {
   return problem;
 }
 
-// Between few and many: more than 131072 weights to a matrix, which the second level of a cache may not hold.
+// Between few and many: more than 131072 weights to a matrix, which the second level of a cache may
+// not hold.
 TEST_P(LayerContract, AnyFewRowsOfMoreWeightsEqualTheSpecification) {
   Random random(3006);
   for (int64_t n = 1; n <= 9; n++) {
@@ -526,7 +572,8 @@ TEST_P(LayerContract, AnyFewRowsOfMoreWeightsEqualTheSpecification) {
   }
 }
 
-// So many weights are asked for in other ways: they are more than 2 million to a matrix, with a last block of one term.
+// So many weights are asked for in other ways: they are more than 2 million to a matrix, with a
+// last block of one term.
 TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
   LayerProblem problem;
   problem.n_q = problem.n_kv = 24;
@@ -546,11 +593,13 @@ TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
     for (const uint32_t num_threads : {1, 2, 40}) {  // of several threads, each has a few panels
       const bool is_of_few = cases / 3 % 3 == cases % 3;
       cases++;
-      if (support::RoundsFactor() < 1 && !is_of_few) continue;  // of an emulated build, one number of threads to a number of rows
+      if (support::RoundsFactor() < 1 && !is_of_few)
+        continue;  // of an emulated build, one number of threads to a number of rows
       const Scheduler scheduler(num_threads, RunBackwards);
       LayerCall call;
       call.scheduler = num_threads > 1 ? scheduler.get() : nullptr;
-      EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), call), Slice(whole, problem, problem.y_width(), 0, 0, n, n)))
+      EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), call),
+                           Slice(whole, problem, problem.y_width(), 0, 0, n, n)))
           << n << " rows, " << num_threads << " threads";
     }
   }
@@ -566,7 +615,8 @@ TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
         const Scheduler scheduler(num_threads, parallel_for);
         LayerCall call;
         call.scheduler = scheduler.get();
-        EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), alone)) << Describe(problem) << Describe(call);
+        EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), alone))
+            << Describe(problem) << Describe(call);
       }
     }
   }

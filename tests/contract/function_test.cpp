@@ -1,8 +1,9 @@
-// The contract's exp, log, tanh, sigmoid, softplus and rotation: as the specification has them, against float64, and by bits as the kernels
-// of each instruction set have them; so, too, what numbers are rounded to in fewer bits.
+// The contract's exp, log, tanh, sigmoid, softplus and rotation: as the specification has them,
+// against float64, and by bits as the kernels of each instruction set have them; so, too, what
+// numbers are rounded to in fewer bits.
 //
-// Floats are taken in steps, but for those around borders. With the environment variable MHA_TEST_EVERY_FLOAT every one is, of the scalar
-// kernels every 32nd, which takes minutes.
+// Floats are taken in steps, but for those around borders. With the environment variable
+// MHA_TEST_EVERY_FLOAT every one is, of the scalar kernels every 32nd, which takes minutes.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -61,13 +62,16 @@ struct Worst {
   }
 };
 
-// From one float to another of the same sign that is no nearer to 0, in steps of their bits; 0: as for most.
+// From one float to another of the same sign that is no nearer to 0, in steps of their bits; 0: as
+// for most.
 struct Range {
   float first, last;
   uint32_t step = 0;
 
   int64_t Count() const { return (int64_t{Bits(last) - Bits(first)} + step - 1) / step + 1; }
-  float Number(int64_t n) const { return FromBits(static_cast<uint32_t>(std::min(Bits(first) + n * step, int64_t{Bits(last)}))); }
+  float Number(int64_t n) const {
+    return FromBits(static_cast<uint32_t>(std::min(Bits(first) + n * step, int64_t{Bits(last)})));
+  }
 };
 
 Range Around(float x) { return {FromBits(Bits(x) - 300), FromBits(Bits(x) + 300), 1}; }
@@ -75,19 +79,27 @@ Range Around(float x) { return {FromBits(Bits(x) - 300), FromBits(Bits(x) + 300)
 const Range kPositive = {0.0f, kInfinity}, kNegative = {-0.0f, -kInfinity};
 const Range kNaNs = {kNaN, kNaN, 1};  // as results are
 
-double NoExact(double) { return std::numeric_limits<double>::quiet_NaN(); }  // where bits are all that is compared
+double NoExact(double) {
+  return std::numeric_limits<double>::quiet_NaN();
+}  // where bits are all that is compared
 
 template <typename Specified, typename Exact>
-void ExpectOfEach(const char *name, const std::vector<Map *KernelFunctions::*> &kernels, const std::vector<Range> &ranges,
-                  const Specified &specified, double bound, const Exact &exact) {
+void ExpectOfEach(const char *name, const std::vector<Map * KernelFunctions::*> &kernels,
+                  const std::vector<Range> &ranges, const Specified &specified, double bound,
+                  const Exact &exact) {
   constexpr int64_t kBlock = 4096;
-  const uint32_t step = std::getenv("MHA_TEST_EVERY_FLOAT") ? 1 : static_cast<uint32_t>(1021 / std::min(support::RoundsFactor(), 1.0)) | 1;
-  std::vector<std::pair<Range, int64_t>> blocks;  // each with the number of its first float in the range
+  const uint32_t step =
+      std::getenv("MHA_TEST_EVERY_FLOAT")
+          ? 1
+          : static_cast<uint32_t>(1021 / std::min(support::RoundsFactor(), 1.0)) | 1;
+  std::vector<std::pair<Range, int64_t>>
+      blocks;  // each with the number of its first float in the range
   int64_t floats = 0;
   for (Range range : ranges) {
     if (range.step == 0) range.step = step;
     floats += range.Count();
-    for (int64_t first = 0; first < range.Count(); first += kBlock) blocks.emplace_back(range, first);
+    for (int64_t first = 0; first < range.Count(); first += kBlock)
+      blocks.emplace_back(range, first);
   }
   std::mutex mutex;
   Worst worst;
@@ -103,15 +115,19 @@ void ExpectOfEach(const char *name, const std::vector<Map *KernelFunctions::*> &
     for (const KernelFunctions *set : {MHA_TEST_KERNEL_FUNCTIONS}) {
       if (!(mha_instruction_sets() >> set->instruction_set & 1)) continue;
       // An fma of plain operations takes some 50 times as long, and has a test of its own.
-      const int64_t apart = step == 1 && set->instruction_set == MHA_INSTRUCTION_SET_SCALAR ? kBlock / 128 : 1;
+      const int64_t apart =
+          step == 1 && set->instruction_set == MHA_INSTRUCTION_SET_SCALAR ? kBlock / 128 : 1;
       for (int64_t i = 0; i * apart < kBlock; i++) some[i] = x[i * apart];
       for (Map *const KernelFunctions::*kernel : kernels) {
         (set->*kernel)(some, kBlock / apart, y);
         for (int64_t i = 0; i * apart < kBlock; i++) {
           const float of_specification = expected[i * apart];
-          if (Bits(y[i]) == Bits(of_specification) || (y[i] != y[i] && of_specification != of_specification)) continue;
+          if (Bits(y[i]) == Bits(of_specification) ||
+              (y[i] != y[i] && of_specification != of_specification))
+            continue;
           ADD_FAILURE() << name << " of " << HexFloat(some[i]) << " is " << HexFloat(y[i]) << " by "
-                        << mha_instruction_set_name(set->instruction_set) << " instead of " << HexFloat(of_specification);
+                        << mha_instruction_set_name(set->instruction_set) << " instead of "
+                        << HexFloat(of_specification);
           return;
         }
       }
@@ -123,11 +139,13 @@ void ExpectOfEach(const char *name, const std::vector<Map *KernelFunctions::*> &
   std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
   for (std::thread &thread : threads) {
     thread = std::thread([&] {
-      for (size_t i = next++; i < blocks.size() && !testing::Test::HasFailure(); i = next++) compare(blocks[i].first, blocks[i].second);
+      for (size_t i = next++; i < blocks.size() && !testing::Test::HasFailure(); i = next++)
+        compare(blocks[i].first, blocks[i].second);
     });
   }
   for (std::thread &thread : threads) thread.join();
-  std::printf("%s: %.4f ulp at %a, %lld floats\n", name, worst.error, static_cast<double>(worst.x), static_cast<long long>(floats));
+  std::printf("%s: %.4f ulp at %a, %lld floats\n", name, worst.error, static_cast<double>(worst.x),
+              static_cast<long long>(floats));
   EXPECT_LE(worst.error, bound) << name << " at " << HexFloat(worst.x);
 }
 
@@ -135,19 +153,21 @@ void ExpectOfEach(const char *name, const std::vector<Map *KernelFunctions::*> &
 
 TEST(Functions, ExpKeepsTheSpecification) {
   const std::vector<Range> ranges = {kNegative, {0.0f, 0.0f, 1}, Around(kCut), kNaNs};
-  ExpectOfEach("exp", {&KernelFunctions::exp, &KernelFunctions::exp_of_one}, ranges, spec::Fastest().exp, 0.89,
-               [](double x) { return x < kCut ? 0 : std::exp(x); });
+  ExpectOfEach("exp", {&KernelFunctions::exp, &KernelFunctions::exp_of_one}, ranges,
+               spec::Fastest().exp, 0.89, [](double x) { return x < kCut ? 0 : std::exp(x); });
 }
 
 TEST(Functions, LogKeepsTheSpecification) {
-  ExpectOfEach("log", {&KernelFunctions::log}, {{0x1p-126f, kMax}, Around(1.0f), Around(0x1.6a09e6p-1f), kNaNs}, spec::Fastest().log, 0.84,
-               [](double x) { return std::log(x); });
+  ExpectOfEach("log", {&KernelFunctions::log},
+               {{0x1p-126f, kMax}, Around(1.0f), Around(0x1.6a09e6p-1f), kNaNs},
+               spec::Fastest().log, 0.84, [](double x) { return std::log(x); });
 }
 
 const std::vector<Range> kAroundTheCut = {kPositive, kNegative, Around(kCut), Around(-kCut), kNaNs};
 
 TEST(Functions, TanhKeepsTheSpecification) {
-  ExpectOfEach("tanh", {&KernelFunctions::tanh}, {kPositive, kNegative, Around(0x1.333334p-1f), Around(-0x1.333334p-1f), kNaNs},
+  ExpectOfEach("tanh", {&KernelFunctions::tanh},
+               {kPositive, kNegative, Around(0x1.333334p-1f), Around(-0x1.333334p-1f), kNaNs},
                spec::Fastest().tanh, 1.45, [](double x) { return std::tanh(x); });
 }
 
@@ -157,19 +177,23 @@ TEST(Functions, SigmoidKeepsTheSpecification) {
 }
 
 TEST(Functions, SoftplusKeepsTheSpecification) {
-  ExpectOfEach("softplus", {&KernelFunctions::softplus}, kAroundTheCut, spec::Fastest().softplus, 1.97,
-               [](double x) { return x < kCut ? 0 : std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); });
+  ExpectOfEach("softplus", {&KernelFunctions::softplus}, kAroundTheCut, spec::Fastest().softplus,
+               1.97, [](double x) {
+                 return x < kCut ? 0 : std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x)));
+               });
 }
 
 // Of norms.
 TEST(Functions, OneOverTheRootKeepsTheSpecification) {
-  ExpectOfEach("1 / sqrt", {&KernelFunctions::inverse_root}, {{0x1p-149f, kMax}, kNaNs}, [](float x) { return 1 / std::sqrt(x); }, 1.5,
-               [](double x) { return 1 / std::sqrt(x); });
+  ExpectOfEach(
+      "1 / sqrt", {&KernelFunctions::inverse_root}, {{0x1p-149f, kMax}, kNaNs},
+      [](float x) { return 1 / std::sqrt(x); }, 1.5, [](double x) { return 1 / std::sqrt(x); });
 }
 
 // ---- Numbers of fewer bits
 
-// What is read of a stored number; the sign of zero too, which the specification says of the magnitude alone.
+// What is read of a stored number; the sign of zero too, which the specification says of the
+// magnitude alone.
 template <support::Storage type>
 float Stored(float x) {
   const float magnitude = std::fabs(x);
@@ -179,25 +203,39 @@ float Stored(float x) {
 }
 
 TEST(Functions, RoundingTo16BitsKeepsTheSpecification) {
-  const std::vector<Range> ranges = {kPositive, kNegative, Around(65520), Around(-65520), Around(0x1p-14f), Around(0x1p-25f),
-                                     Around(0x1.ffp127f), {FromBits(0x7f800001u), FromBits(0x7fffffffu)}};
+  const std::vector<Range> ranges = {
+      kPositive,           kNegative,
+      Around(65520),       Around(-65520),
+      Around(0x1p-14f),    Around(0x1p-25f),
+      Around(0x1.ffp127f), {FromBits(0x7f800001u), FromBits(0x7fffffffu)}};
   ExpectOfEach("f16", {&KernelFunctions::f16}, ranges, Stored<support::Storage::kF16>, 0, NoExact);
-  ExpectOfEach("bf16", {&KernelFunctions::bf16}, ranges, Stored<support::Storage::kBf16>, 0, NoExact);
+  ExpectOfEach("bf16", {&KernelFunctions::bf16}, ranges, Stored<support::Storage::kBf16>, 0,
+               NoExact);
 }
 
-// A number with the scale 1; and a row's scale and factor by its greatest number, which has the greatest code, no more and no less.
+// A number with the scale 1; and a row's scale and factor by its greatest number, which has the
+// greatest code, no more and no less.
 TEST(Functions, CodesKeepTheSpecification) {
-  ExpectOfEach("codes", {&KernelFunctions::code}, {{0, 32767}, {-0.0f, -32767}, Around(0.5f), Around(126.5f), Around(-126.5f)},
-               [](float x) { return std::nearbyint(x) + 0.0f; }, 0, NoExact);
-  const auto expect = [](const char *name, Map *KernelFunctions::*kernel, float of_odd, const auto &of_greatest) {
-    const auto specified = [&](float x) { return x - x != 0 ? of_odd : std::fabs(x) < 0x1p-100f ? 0 : of_greatest(x); };
-    ExpectOfEach(name, {kernel}, {kPositive, kNegative, Around(0x1p-100f), kNaNs}, specified, 0, NoExact);
+  ExpectOfEach(
+      "codes", {&KernelFunctions::code},
+      {{0, 32767}, {-0.0f, -32767}, Around(0.5f), Around(126.5f), Around(-126.5f)},
+      [](float x) { return std::nearbyint(x) + 0.0f; }, 0, NoExact);
+  const auto expect = [](const char *name, Map *KernelFunctions::*kernel, float of_odd,
+                         const auto &of_greatest) {
+    const auto specified = [&](float x) {
+      return x - x != 0 ? of_odd : std::fabs(x) < 0x1p-100f ? 0 : of_greatest(x);
+    };
+    ExpectOfEach(name, {kernel}, {kPositive, kNegative, Around(0x1p-100f), kNaNs}, specified, 0,
+                 NoExact);
   };
   expect("scales", &KernelFunctions::scale, kNaN, [](float x) { return std::fabs(x) / 127; });
   expect("factors", &KernelFunctions::factor, 0, [](float x) { return 127 / std::fabs(x); });
-  expect("the greatest of int8", &KernelFunctions::greatest8, 0, [](float x) { return std::copysign(127.0f, x); });
-  expect("the greatest of INT16", &KernelFunctions::greatest16, 0, [](float x) { return std::copysign(32767.0f, x); });
-  expect("the greatest of int4", &KernelFunctions::greatest4, 0, [](float) { return -8.0f * 16 + 7; });
+  expect("the greatest of int8", &KernelFunctions::greatest8, 0,
+         [](float x) { return std::copysign(127.0f, x); });
+  expect("the greatest of INT16", &KernelFunctions::greatest16, 0,
+         [](float x) { return std::copysign(32767.0f, x); });
+  expect("the greatest of int4", &KernelFunctions::greatest4, 0,
+         [](float) { return -8.0f * 16 + 7; });
 }
 
 // ---- At certain places
@@ -213,7 +251,8 @@ TEST(Exp, IsNormalDownToTheCutAndZeroBelow) {
   EXPECT_GE(at_cut, std::numeric_limits<float>::min());
   const float below = std::nextafter(kCut, -kInfinity);
   EXPECT_LT(std::exp(static_cast<double>(below)), std::numeric_limits<float>::min() * 1.00001);
-  for (const float x : {below, -88.0f, -104.0f, -1e4f, -1e9f, -0x1p31f, -0x1p32f, -std::numeric_limits<float>::max(), -kInfinity}) {
+  for (const float x : {below, -88.0f, -104.0f, -1e4f, -1e9f, -0x1p31f, -0x1p32f,
+                        -std::numeric_limits<float>::max(), -kInfinity}) {
     EXPECT_EQ(Bits(spec::Fastest().exp(x)), 0u) << "at " << x;
   }
 }
@@ -243,7 +282,8 @@ TEST(Tanh, IsOddAndOneFarFromZeroAndKeepsNaN) {
 
 TEST(Gates, DoNotOverflowAndKeepNaN) {
   const spec::Functions &f = spec::Fastest();
-  for (const float x : {0x1p-149f, 1e-30f, 90.0f, 104.0f, 1e9f, 0x1p31f, 0x1p32f, std::numeric_limits<float>::max(), kInfinity}) {
+  for (const float x : {0x1p-149f, 1e-30f, 90.0f, 104.0f, 1e9f, 0x1p31f, 0x1p32f,
+                        std::numeric_limits<float>::max(), kInfinity}) {
     const bool is_large = x > 1;
     EXPECT_EQ(f.sigmoid(x), is_large ? 1.0f : 0.5f) << x;
     EXPECT_EQ(f.sigmoid(-x), is_large ? 0.0f : 0.5f) << x;
@@ -266,18 +306,21 @@ TEST(Rotation, TurnsEachPairByItsAngle) {
     sin.push_back(static_cast<float>(std::sin(0.7 * static_cast<double>(n))));
   }
   for (const bool is_interleaved : {false, true}) {
-    const support::Rotation rotation = {is_interleaved, kDims, 0, cos.data(), sin.data(), kDims / 2, nullptr, nullptr};
+    const support::Rotation rotation = {is_interleaved, kDims,     0,       cos.data(),
+                                        sin.data(),     kDims / 2, nullptr, nullptr};
     const std::vector<float> x = random.Normals(kHeads * kWidth);
     std::vector<float> y = x;
     spec::Fastest().rotate(rotation, 4, kHeads, kWidth, y.data());
     for (int64_t h = 0; h < kHeads; h++) {
       for (int64_t i = 0; i < kDims / 2; i++) {
-        const int64_t first = h * kWidth + (is_interleaved ? 2 * i : i), second = first + (is_interleaved ? 1 : kDims / 2);
+        const int64_t first = h * kWidth + (is_interleaved ? 2 * i : i),
+                      second = first + (is_interleaved ? 1 : kDims / 2);
         const double angle = 0.7 * static_cast<double>(4 * kDims / 2 + i);
         EXPECT_NEAR(y[first], x[first] * std::cos(angle) - x[second] * std::sin(angle), 1e-6);
         EXPECT_NEAR(y[second], x[second] * std::cos(angle) + x[first] * std::sin(angle), 1e-6);
       }
-      for (int64_t d = kDims; d < kWidth; d++) EXPECT_EQ(Bits(y[h * kWidth + d]), Bits(x[h * kWidth + d]));
+      for (int64_t d = kDims; d < kWidth; d++)
+        EXPECT_EQ(Bits(y[h * kWidth + d]), Bits(x[h * kWidth + d]));
     }
   }
 }

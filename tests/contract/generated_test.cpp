@@ -1,7 +1,8 @@
-// The whole space of options (support/generated_options.h): generated calls, among them every pair of values of any two options, have the
-// bits of the specification on each instruction set. The number of cases is multiplied by the environment variable MHA_TEST_ROUNDS. A case
-// that fails runs alone with MHA_TEST_CASE: its number, or "NUMBER OPTION=VALUE ..." for the same with other options, or
-// "NUMBER plain OPTION=VALUE ..." with these options alone.
+// The whole space of options (support/generated_options.h): generated calls, among them every pair
+// of values of any two options, have the bits of the specification on each instruction set. The
+// number of cases is multiplied by the environment variable MHA_TEST_ROUNDS. A case that fails runs
+// alone with MHA_TEST_CASE: its number, or "NUMBER OPTION=VALUE ..." for the same with other
+// options, or "NUMBER plain OPTION=VALUE ..." with these options alone.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -35,7 +36,8 @@ const std::vector<Choice> &Pairwise() {
 
 // The first cases have every pair of values, all others are random.
 Choice ChoiceOf(int64_t number) {
-  if (number < static_cast<int64_t>(Pairwise().size())) return Pairwise()[static_cast<size_t>(number)];
+  if (number < static_cast<int64_t>(Pairwise().size()))
+    return Pairwise()[static_cast<size_t>(number)];
   return RandomChoice(OptionSpace(), static_cast<uint64_t>(number));
 }
 
@@ -51,8 +53,8 @@ std::vector<uint32_t> SetsOfThisMachine() {
 int64_t case_at_work = -1;
 
 void SayWhichCase(int signal) {
-  std::fprintf(stderr, "a crash in case %lld; again: MHA_TEST_CASE=%lld\n", static_cast<long long>(case_at_work),
-               static_cast<long long>(case_at_work));
+  std::fprintf(stderr, "a crash in case %lld; again: MHA_TEST_CASE=%lld\n",
+               static_cast<long long>(case_at_work), static_cast<long long>(case_at_work));
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -74,7 +76,8 @@ std::string Differences(const Choice &choice, int64_t number, const std::vector<
   std::string text;
   for (const uint32_t set : sets) {
     const std::string differences = CaseRun(c, expected, set).Differences();
-    if (!differences.empty()) text += std::string("on ") + mha_instruction_set_name(set) + " " + differences;
+    if (!differences.empty())
+      text += std::string("on ") + mha_instruction_set_name(set) + " " + differences;
   }
   return text;
 }
@@ -95,15 +98,18 @@ Choice Shrink(Choice choice, int64_t number, const std::vector<uint32_t> &sets) 
   return choice;
 }
 
-void ExpectTheSpecification(const Choice &choice, int64_t number, const std::vector<uint32_t> &sets) {
+void ExpectTheSpecification(const Choice &choice, int64_t number,
+                            const std::vector<uint32_t> &sets) {
   const std::string differences = Differences(choice, number, sets);
   if (differences.empty()) return;
   const Choice simplest = Shrink(choice, number, sets);
   const Case c = MakeCase(simplest, static_cast<uint64_t>(number));
   ADD_FAILURE() << "case " << number << " with " << OptionSpace().Describe(choice) << "\n"
-                << differences << "the least with which it fails: " << OptionSpace().Describe(simplest) << "\n"
-                << Differences(simplest, number, sets) << Describe(c.whole) << "\nagain: MHA_TEST_CASE=" << number
-                << " or MHA_TEST_CASE='" << number << " plain " << OptionSpace().Describe(simplest) << "'";
+                << differences
+                << "the least with which it fails: " << OptionSpace().Describe(simplest) << "\n"
+                << Differences(simplest, number, sets) << Describe(c.whole)
+                << "\nagain: MHA_TEST_CASE=" << number << " or MHA_TEST_CASE='" << number
+                << " plain " << OptionSpace().Describe(simplest) << "'";
 }
 
 // The case that the environment asks for alone. False: for none.
@@ -112,7 +118,8 @@ bool RunsOneCase(const std::vector<uint32_t> &sets) {
   if (!text) return false;
   std::istringstream words(text);
   int64_t number = -1;
-  if (!(words >> number) || number < 0) throw std::runtime_error("MHA_TEST_CASE begins with the number of a case");
+  if (!(words >> number) || number < 0)
+    throw std::runtime_error("MHA_TEST_CASE begins with the number of a case");
   Choice choice = ChoiceOf(number);
   for (std::string word; words >> word;) {
     if (word == "plain") {
@@ -120,11 +127,14 @@ bool RunsOneCase(const std::vector<uint32_t> &sets) {
       continue;
     }
     const size_t equals = word.find('=');
-    if (equals == std::string::npos) throw std::runtime_error("'" + word + "' in MHA_TEST_CASE is no OPTION=VALUE");
+    if (equals == std::string::npos)
+      throw std::runtime_error("'" + word + "' in MHA_TEST_CASE is no OPTION=VALUE");
     const int dimension = OptionSpace().NumberOf(word.substr(0, equals));
-    choice[static_cast<size_t>(dimension)] = OptionSpace().ValueNumber(dimension, word.substr(equals + 1));
+    choice[static_cast<size_t>(dimension)] =
+        OptionSpace().ValueNumber(dimension, word.substr(equals + 1));
   }
-  if (!OptionSpace().Allows(choice)) throw std::runtime_error("the options of MHA_TEST_CASE cannot stand together");
+  if (!OptionSpace().Allows(choice))
+    throw std::runtime_error("the options of MHA_TEST_CASE cannot stand together");
   std::cout << "case " << number << ": " << OptionSpace().Describe(choice) << std::endl;
   ExpectTheSpecification(choice, number, sets);
   return true;
@@ -136,7 +146,8 @@ std::vector<int> InOrder(const Space &space, int dimension) {
   return values;
 }
 
-// What is left out as refused is refused indeed: each value of each line, everything else being plain.
+// What is left out as refused is refused indeed: each value of each line, everything else being
+// plain.
 TEST(GeneratedCases, LeaveOutWhatTheLibraryRefuses) {
   for (const Together &refusal : RefusedByTheLibrary()) {
     const Space space = SpaceWith(Refusals(&refusal));
@@ -155,16 +166,21 @@ TEST(GeneratedCases, LeaveOutWhatTheLibraryRefuses) {
     }
     int calls = 0;
     for (Choice &choice : refused) {
-      if (!space.Complete([&](int dimension, const Choice &) { return InOrder(space, dimension); }, &choice)) continue;
+      if (!space.Complete([&](int dimension, const Choice &) { return InOrder(space, dimension); },
+                          &choice))
+        continue;
       calls++;
       const Case c = MakeCase(choice, 1);
-      EXPECT_NE(CaseRun(c, Outputs(), MHA_INSTRUCTION_SET_SCALAR).Refusal(), "") << space.Describe(choice);
+      EXPECT_NE(CaseRun(c, Outputs(), MHA_INSTRUCTION_SET_SCALAR).Refusal(), "")
+          << space.Describe(choice);
     }
-    EXPECT_GT(calls, 0) << space.Describe(refused[0]) << " cannot stand together for another reason";
+    EXPECT_GT(calls, 0) << space.Describe(refused[0])
+                        << " cannot stand together for another reason";
   }
 }
 
-// On all instruction sets of this machine at once, since the specification takes longer than the library.
+// On all instruction sets of this machine at once, since the specification takes longer than the
+// library.
 class GeneratedPart : public testing::TestWithParam<int64_t> {};
 
 TEST_P(GeneratedPart, EqualsTheSpecification) {
@@ -190,7 +206,8 @@ TEST_P(GeneratedPairs, EqualTheSpecification) {
   }
 }
 
-// Those of them that have a value first, so that each occurs: for emulators that have no time for every pair.
+// Those of them that have a value first, so that each occurs: for emulators that have no time for
+// every pair.
 class GeneratedValues : public InstructionSetTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GeneratedValues);
 
@@ -199,7 +216,8 @@ TEST_P(GeneratedValues, EqualTheSpecification) {
   for (size_t number = 0; number < Pairwise().size() && !HasFailure(); number++) {
     const Choice &choice = Pairwise()[number];
     bool has_new = false;
-    for (size_t d = 0; d < choice.size(); d++) has_new = seen.insert({d, choice[d]}).second || has_new;
+    for (size_t d = 0; d < choice.size(); d++)
+      has_new = seen.insert({d, choice[d]}).second || has_new;
     if (has_new) ExpectTheSpecification(choice, static_cast<int64_t>(number), {instruction_set()});
   }
 }

@@ -45,19 +45,20 @@ using namespace mha;  // NOLINT: this file is about nothing else
   }
 
 extern const KernelFunctions MHA_TESTED_FUNCTIONS;
-constexpr KernelFunctions MHA_TESTED_FUNCTIONS = {MHA_TESTED_SET,
-                                                  MHA_OF_VECTORS(exp_of),
-                                                  MHA_OF_FLOATS(exp_of(x[i])),
-                                                  MHA_OF_VECTORS(tanh_of_one),
-                                                  MHA_OF_VECTORS(sigmoid_of),
-                                                  MHA_OF_VECTORS(softplus_of),
-                                                  MHA_OF_FLOATS(log_of(x[i])),
-                                                  MHA_OF_FLOATS(1.0f / __builtin_sqrtf(x[i])),
-                                                  there_and_back<Storage::f16>,
-                                                  there_and_back<Storage::bf16>,
-                                                  MHA_OF_FLOATS(code_of(x[i], 1.0f)),
-                                                  MHA_OF_FLOATS(scale_of(x[i], 127).scale),
-                                                  MHA_OF_FLOATS(scale_of(x[i], 127).factor),
-                                                  MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 127).factor)),
-                                                  MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 32767).factor)),
-                                                  MHA_OF_FLOATS(greatest_codes4(x[i]))};
+constexpr KernelFunctions MHA_TESTED_FUNCTIONS = {
+    MHA_TESTED_SET,
+    MHA_OF_VECTORS(exp_of),
+    MHA_OF_FLOATS(exp_of(x[i])),
+    MHA_OF_VECTORS(tanh_of_one),
+    MHA_OF_VECTORS(sigmoid_of),
+    MHA_OF_VECTORS(softplus_of),
+    MHA_OF_FLOATS(log_of(x[i])),
+    MHA_OF_FLOATS(1.0f / __builtin_sqrtf(x[i])),
+    there_and_back<Storage::f16>,
+    there_and_back<Storage::bf16>,
+    MHA_OF_FLOATS(code_of(x[i], 1.0f)),
+    MHA_OF_FLOATS(scale_of(x[i], 127).scale),
+    MHA_OF_FLOATS(scale_of(x[i], 127).factor),
+    MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 127).factor)),
+    MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 32767).factor)),
+    MHA_OF_FLOATS(greatest_codes4(x[i]))};

@@ -1,4 +1,5 @@
-// The functions of the kernels over arrays: their own headers, compiled for each instruction set with the flags of its kernels.
+// The functions of the kernels over arrays: their own headers, compiled for each instruction set
+// with the flags of its kernels.
 #ifndef MHA_TESTS_CONTRACT_KERNEL_FUNCTIONS_H
 #define MHA_TESTS_CONTRACT_KERNEL_FUNCTIONS_H
 
@@ -9,10 +10,11 @@ using Map = void(const float *x, int64_t count, float *y);  // count: a multiple
 struct KernelFunctions {
   uint32_t instruction_set;
   Map *exp, *exp_of_one, *tanh, *sigmoid, *softplus, *log, *inverse_root;
-  Map *f16, *bf16;  // there and back
-  Map *code;        // where the scale is 1
-  Map *scale, *factor;  // of an int8 row of which x is the greatest
-  Map *greatest8, *greatest16, *greatest4;  // the code of x where it is the greatest of its row; of int4 16 times that, and the code of -x
+  Map *f16, *bf16;                          // there and back
+  Map *code;                                // where the scale is 1
+  Map *scale, *factor;                      // of an int8 row of which x is the greatest
+  Map *greatest8, *greatest16, *greatest4;  // the code of x where it is the greatest of its row; of
+                                            // int4 16 times that, and the code of -x
 };
 
 extern const KernelFunctions scalar_functions, avx2_functions, avx512_functions, neon_functions;

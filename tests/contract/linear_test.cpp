@@ -1,4 +1,5 @@
-// mha_linear: the product with W_O alone is the specification's, bit for bit, for every kind of weights, rows and threads.
+// mha_linear: the product with W_O alone is the specification's, bit for bit, for every kind of
+// weights, rows and threads.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -8,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "support/interface_support.h"
 #include "spec/spec.h"
 #include "support/accuracy.h"
 #include "support/fixtures.h"
 #include "support/given_weights.h"
 #include "support/instruction_sets.h"
+#include "support/interface_support.h"
 #include "support/numbers.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
@@ -27,7 +28,8 @@ using namespace support;  // NOLINT: this file is about nothing else
 
 // w [in, out] and bias [out], which may be empty, in any form that a layer takes, and nothing else.
 struct LinearData {
-  LinearData(const std::vector<float> &w, const std::vector<float> &bias, int64_t in, int64_t out, const LayerForm &form = {})
+  LinearData(const std::vector<float> &w, const std::vector<float> &bias, int64_t in, int64_t out,
+             const LayerForm &form = {})
       : data(WithHeads(w, bias, in, out), Place::kBeforeGuard, form) {
     const mha_layer_weights given = data.weights;
     data.weights = Zeroed<mha_layer_weights>();
@@ -39,7 +41,8 @@ struct LinearData {
     data.config.weight_type = static_cast<uint32_t>(form.weight_type);
   }
 
-  static LayerProblem WithHeads(const std::vector<float> &w, const std::vector<float> &bias, int64_t in, int64_t out) {
+  static LayerProblem WithHeads(const std::vector<float> &w, const std::vector<float> &bias,
+                                int64_t in, int64_t out) {
     LayerProblem problem;
     problem.head_dim_v = in;
     problem.output_dim = out;
@@ -54,9 +57,12 @@ struct LinearData {
 };
 
 // Rows of a call, [rows, width] with a gap behind each but the last.
-Memory Rows(uint32_t type, const std::vector<float> &x, int64_t rows, int64_t width, int64_t stride) {
-  std::vector<float> strided(static_cast<size_t>(rows == 0 ? 0 : (rows - 1) * stride + width), Unwritten());
-  for (int64_t i = 0; i < rows; i++) std::copy(x.begin() + i * width, x.begin() + (i + 1) * width, strided.begin() + i * stride);
+Memory Rows(uint32_t type, const std::vector<float> &x, int64_t rows, int64_t width,
+            int64_t stride) {
+  std::vector<float> strided(static_cast<size_t>(rows == 0 ? 0 : (rows - 1) * stride + width),
+                             Unwritten());
+  for (int64_t i = 0; i < rows; i++)
+    std::copy(x.begin() + i * width, x.begin() + (i + 1) * width, strided.begin() + i * stride);
   return InType(type, strided.data(), strided.size());
 }
 
@@ -74,51 +80,75 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     form.layout = random.Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
     form.row_gap = random.Chance(0.3) ? random.Between(1, 20) : 0;
     form.use_defaults = random.Chance(0.5);
-    form.weight_type = random.Pick({Stored::kF32, Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4});
+    form.weight_type = random.Pick(
+        {Stored::kF32, Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4});
     const bool has_codes = form.weight_type == Stored::kInt8 || form.weight_type == Stored::kInt4;
-    const Arithmetic arithmetic = has_codes ? random.Pick({Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16}) : Arithmetic::kF32;
+    const Arithmetic arithmetic =
+        has_codes ? random.Pick({Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16})
+                  : Arithmetic::kF32;
     const uint32_t input_type = RandomType(&random), output_type = RandomType(&random);
     const std::vector<float> w = random.Normals(in * out, 1 / std::sqrt(static_cast<float>(in)));
     const std::vector<float> bias = random.Chance(0.5) ? random.Normals(out) : std::vector<float>();
-    const std::vector<float> x = RandomNumbers(&random, input_type, static_cast<size_t>(rows * in), random.Chance(0.2));
-    const int64_t residual_kind = random.Between(0, 2);  // none, an array of its own, what lies in output
-    const std::vector<float> residual = RandomNumbers(&random, output_type, static_cast<size_t>(rows * out), random.Chance(0.2));
+    const std::vector<float> x =
+        RandomNumbers(&random, input_type, static_cast<size_t>(rows * in), random.Chance(0.2));
+    const int64_t residual_kind =
+        random.Between(0, 2);  // none, an array of its own, what lies in output
+    const std::vector<float> residual =
+        RandomNumbers(&random, output_type, static_cast<size_t>(rows * out), random.Chance(0.2));
 
-    std::vector<float> numbers = w, scales(static_cast<size_t>((in + 31) / 32 * out)), y(static_cast<size_t>(rows * out));
-    spec::Fastest().store_weights(form.weight_type, w.data(), in, out, numbers.data(), scales.data());
+    std::vector<float> numbers = w, scales(static_cast<size_t>((in + 31) / 32 * out)),
+                       y(static_cast<size_t>(rows * out));
+    spec::Fastest().store_weights(form.weight_type, w.data(), in, out, numbers.data(),
+                                  scales.data());
     spec::Fastest().linear(form.weight_type, arithmetic, x.data(), numbers.data(), scales.data(),
-                           bias.empty() ? nullptr : bias.data(), residual_kind != 0 ? residual.data() : nullptr, rows, in, out, y.data());
+                           bias.empty() ? nullptr : bias.data(),
+                           residual_kind != 0 ? residual.data() : nullptr, rows, in, out, y.data());
 
     LinearData linear(w, bias, in, out, form);
     linear.data.config.arithmetic = static_cast<uint32_t>(arithmetic);
-    const bool is_stored = form.weight_type != Stored::kF32 && random.Chance(0.3);  // as a quantiser gives it
+    const bool is_stored =
+        form.weight_type != Stored::kF32 && random.Chance(0.3);  // as a quantiser gives it
     const bool has_sgemm = form.weight_type == Stored::kF32 && random.Chance(0.3);
     if (is_stored) {
       mha_layer_weights &weights = linear.data.weights;
-      const int64_t gap = 2 * form.row_gap, width = form.layout == MHA_LAYOUT_IN_OUT && form.weight_type != Stored::kInt4 ? out : in;
+      const int64_t gap = 2 * form.row_gap,
+                    width = form.layout == MHA_LAYOUT_IN_OUT && form.weight_type != Stored::kInt4
+                                ? out
+                                : in;
       if (form.weight_type == Stored::kInt4) weights.layout = MHA_LAYOUT_OUT_IN;
-      linear.data.arrays.push_back(CopyOf(InMemory(form.weight_type, numbers, in, out, weights.layout, gap), Place::kBeforeGuard));
+      linear.data.arrays.push_back(CopyOf(
+          InMemory(form.weight_type, numbers, in, out, weights.layout, gap), Place::kBeforeGuard));
       weights.w_o.data = linear.data.arrays.back().data();
-      weights.w_o.row_stride = gap == 0 ? 0 : (form.weight_type == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
+      weights.w_o.row_stride =
+          gap == 0 ? 0 : (form.weight_type == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + gap;
       weights.type = static_cast<uint32_t>(form.weight_type);
       if (has_codes) {
-        scales.resize(static_cast<size_t>(form.weight_type == Stored::kInt8 ? out : (in + 31) / 32 * out));
-        linear.data.arrays.push_back(CopyOf(ScalesInMemory(form.weight_type, scales, out), Place::kBeforeGuard));
+        scales.resize(
+            static_cast<size_t>(form.weight_type == Stored::kInt8 ? out : (in + 31) / 32 * out));
+        linear.data.arrays.push_back(
+            CopyOf(ScalesInMemory(form.weight_type, scales, out), Place::kBeforeGuard));
         weights.w_o.scales = linear.data.arrays.back().floats();
       }
     }
-    const mha_layer_options options = Options(instruction_set(), has_sgemm ? SgemmOfTheSpecification : nullptr);
+    const mha_layer_options options =
+        Options(instruction_set(), has_sgemm ? SgemmOfTheSpecification : nullptr);
     const Layer layer = Create(linear.data, &options);
-    const auto stride = [&](int64_t width) { return random.Chance(0.5) ? width : width + random.Between(1, 9); };
-    const int64_t x_stride = stride(in), residual_stride = stride(out), output_stride = residual_kind == 2 ? residual_stride : stride(out);
+    const auto stride = [&](int64_t width) {
+      return random.Chance(0.5) ? width : width + random.Between(1, 9);
+    };
+    const int64_t x_stride = stride(in), residual_stride = stride(out),
+                  output_stride = residual_kind == 2 ? residual_stride : stride(out);
     const Memory x_rows = Rows(input_type, x, rows, in, x_stride);
     const Memory residual_rows = Rows(output_type, residual, rows, out, residual_stride);
     Memory output = Rows(output_type, residual, rows, out, output_stride);
     if (residual_kind != 2) output.Fill(0xff);
-    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)), random.Chance(0.5) ? RunBackwards : RunOnThreads);
+    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)),
+                              random.Chance(0.5) ? RunBackwards : RunOnThreads);
     mha_linear_args args = Zeroed<mha_linear_args>();
     args.rows = ExtentOf(rows);
-    const auto type_field = [&](uint32_t type, uint32_t by_default) { return type == by_default && random.Coin() ? 0 : type; };
+    const auto type_field = [&](uint32_t type, uint32_t by_default) {
+      return type == by_default && random.Coin() ? 0 : type;
+    };
     args.x.data = x_rows.data();
     args.x.type = type_field(input_type, MHA_TYPE_F32);
     args.x.strides.row = x_stride == in ? 0 : x_stride;
@@ -136,15 +166,18 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &bytes, &error), MHA_OK) << error.message;
     Memory workspace(bytes, Place::kBeforeGuard);
     workspace.Fill(0xff);
-    ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+    ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK)
+        << error.message;
     // Gaps too, which are not written.
     const Memory expected = Rows(output_type, Rounded(output_type, y), rows, out, output_stride);
     ASSERT_EQ(expected.size(), output.size());
     EXPECT_EQ(std::memcmp(output.data(), expected.data(), expected.size()), 0)
-        << "case " << n << " rows " << rows << " in " << in << " out " << out << " types " << input_type << "/" << output_type
-        << (has_sgemm ? " sgemm" : "") << (is_stored ? " given as stored" : "") << " weights "
-        << static_cast<int>(form.weight_type) << " arithmetic " << static_cast<int>(arithmetic) << " residual " << residual_kind
-        << " threads " << (args.scheduler ? args.scheduler->num_threads : 0);
+        << "case " << n << " rows " << rows << " in " << in << " out " << out << " types "
+        << input_type << "/" << output_type << (has_sgemm ? " sgemm" : "")
+        << (is_stored ? " given as stored" : "") << " weights "
+        << static_cast<int>(form.weight_type) << " arithmetic " << static_cast<int>(arithmetic)
+        << " residual " << residual_kind << " threads "
+        << (args.scheduler ? args.scheduler->num_threads : 0);
   }
 }
 
@@ -164,8 +197,8 @@ TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
   for (const int64_t rows : {73, 150}) {
     const std::vector<float> x = random.Normals(rows * in);
     std::vector<float> y(static_cast<size_t>(rows * out)), expected = y;
-    spec::Fastest().linear(Stored::kInt8, Arithmetic::kInt16, x.data(), codes.data(), scales.data(), nullptr, nullptr, rows, in, out,
-                           expected.data());
+    spec::Fastest().linear(Stored::kInt8, Arithmetic::kInt16, x.data(), codes.data(), scales.data(),
+                           nullptr, nullptr, rows, in, out, expected.data());
     for (const uint32_t threads : {1u, 3u}) {
       const Scheduler scheduler(threads, RunBackwards);
       mha_linear_args args = Zeroed<mha_linear_args>();
@@ -177,26 +210,32 @@ TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
       mha_error error;
       ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &bytes, &error), MHA_OK) << error.message;
       Memory workspace(bytes, Place::kBeforeGuard);
-      ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK) << error.message;
-      EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << rows << " rows, " << threads << " threads";
+      ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK)
+          << error.message;
+      EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
+          << rows << " rows, " << threads << " threads";
     }
   }
 }
 
-// Close to the exact product of the weights as they are kept, and of inputs and a residual as they are given.
+// Close to the exact product of the weights as they are kept, and of inputs and a residual as they
+// are given.
 TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
-  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+  for (const Stored stored :
+       {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
     for (const int64_t in : {1, 33, 300, 1025}) {
       const bool has_residual = in != 33;
       const int64_t rows = 30, out = 70;
       Random random(static_cast<uint64_t>(in));
       LayerForm form;
       form.weight_type = stored;
-      const std::vector<float> w = random.Normals(in * out, 1 / std::sqrt(static_cast<float>(in))), bias = random.Normals(out),
-                               x = random.Normals(rows * in), residual = random.Normals(rows * out);
+      const std::vector<float> w = random.Normals(in * out, 1 / std::sqrt(static_cast<float>(in))),
+                               bias = random.Normals(out), x = random.Normals(rows * in),
+                               residual = random.Normals(rows * out);
       std::vector<float> kept = w, scales(static_cast<size_t>((in + 31) / 32 * out)), y = residual;
       spec::Fastest().store_weights(stored, w.data(), in, out, kept.data(), scales.data());
-      const Layer layer = MakeLayer(LinearData(w, bias, in, out, form).data, MHA_INSTRUCTION_SET_AUTO);
+      const Layer layer =
+          MakeLayer(LinearData(w, bias, in, out, form).data, MHA_INSTRUCTION_SET_AUTO);
       mha_linear_args args = Zeroed<mha_linear_args>();
       args.rows = ExtentOf(rows);
       args.x.data = x.data();
@@ -204,27 +243,35 @@ TEST(LinearAccuracy, OfEveryTypeIsThatOfFloat32) {
       args.output.data = y.data();
       mha_error error;
       ASSERT_EQ(mha_linear(layer.get(), &args, nullptr, 0, &error), MHA_OK) << error.message;
-      // Codes times their scales, rounded once more: one of `in` roundings and more that a bound has room for.
+      // Codes times their scales, rounded once more: one of `in` roundings and more that a bound
+      // has room for.
       const bool has_scales = stored == Stored::kInt8 || stored == Stored::kInt4;
       for (size_t n = 0; n < kept.size() && has_scales; n++) {
         const size_t k = n / static_cast<size_t>(out), column = n % static_cast<size_t>(out);
-        kept[n] *= scales[(stored == Stored::kInt4 ? k / 32 : 0) * static_cast<size_t>(out) + column];
+        kept[n] *=
+            scales[(stored == Stored::kInt4 ? k / 32 : 0) * static_cast<size_t>(out) + column];
       }
       const float *const added = has_residual ? residual.data() : nullptr;
-      const auto exact = oracle::LinearForward<double>(x.data(), kept.data(), bias.data(), added, rows, in, out);
-      const auto naive = oracle::LinearForward<float>(x.data(), kept.data(), bias.data(), added, rows, in, out);
-      const auto bound = oracle::BoundLinear(x.data(), kept.data(), bias.data(), added, rows, in, out);
-      const std::string name = "weights of type " + std::to_string(static_cast<int>(stored)) + ", " + std::to_string(in) + " inputs";
+      const auto exact =
+          oracle::LinearForward<double>(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const auto naive =
+          oracle::LinearForward<float>(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const auto bound =
+          oracle::BoundLinear(x.data(), kept.data(), bias.data(), added, rows, in, out);
+      const std::string name = "weights of type " + std::to_string(static_cast<int>(stored)) +
+                               ", " + std::to_string(in) + " inputs";
       PrintAndExpectAccurate(name, {Accuracy("y", y, naive, exact, bound, out)});
     }
   }
 }
 
-// A layer of 3 inputs and 2 outputs, y = x [[1, 2], [3, 4], [5, 6]] + (0.5, -0.5), and a call with one row.
+// A layer of 3 inputs and 2 outputs, y = x [[1, 2], [3, 4], [5, 6]] + (0.5, -0.5), and a call with
+// one row.
 struct SmallProduct {
   SmallProduct() : SmallProduct(nullptr) {}
   explicit SmallProduct(const mha_layer_options *options)
-      : layer(Create(LinearData({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2).data, options)), args(Zeroed<mha_linear_args>()) {
+      : layer(Create(LinearData({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2).data, options)),
+        args(Zeroed<mha_linear_args>()) {
     args.rows = 1;
     args.x.data = x;
     args.output.data = y;
@@ -239,16 +286,19 @@ TEST(LinearCall, NeedsNoWorkspaceOnOneThread) {
   SmallProduct product;
   size_t bytes = 4711;
   mha_error error;
-  ASSERT_EQ(mha_linear_workspace(product.layer.get(), &product.args, &bytes, &error), MHA_OK) << error.message;
+  ASSERT_EQ(mha_linear_workspace(product.layer.get(), &product.args, &bytes, &error), MHA_OK)
+      << error.message;
   EXPECT_EQ(bytes, 0u);
-  ASSERT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK) << error.message;
+  ASSERT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK)
+      << error.message;
   EXPECT_EQ(product.y[0], 14.5f);
   EXPECT_EQ(product.y[1], 17.5f);
 }
 
 TEST(LinearCall, CostsItsProductAndItsRows) {
   const std::vector<float> w(300 * 70, 0.5f);
-  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+  for (const Stored stored :
+       {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
     LayerForm form;
     form.weight_type = stored;
     const Layer layer = Create(LinearData(w, {}, 300, 70, form).data);
@@ -257,7 +307,8 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
     problem.head_dim_v = 100;
     problem.output_dim = 70;
     const Layer with_heads = MakeLayer(NormalLayer(problem), form);
-    const auto info_of = [](const Layer &of, int64_t rows, uint32_t input_type, uint32_t output_type, bool has_residual) {
+    const auto info_of = [](const Layer &of, int64_t rows, uint32_t input_type,
+                            uint32_t output_type, bool has_residual) {
       mha_linear_args args = Zeroed<mha_linear_args>();
       args.rows = ExtentOf(rows);
       args.x.type = input_type;
@@ -277,14 +328,21 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
     };
     const mha_call_info one = info_of(layer, 1, MHA_TYPE_F32, MHA_TYPE_F32, false);
     EXPECT_EQ(one.operations, 2u * 300 * 70);
-    const uint64_t weights = one.bytes - 4 * (300 + 70);  // two panels of 48 columns with their scales, and as many biases
-    const double elements = stored == Stored::kF32 ? 4 : stored == Stored::kInt8 ? 1 : stored == Stored::kInt4 ? 0.5 : 2;
+    // Two panels of 48 columns with their scales, and as many biases.
+    const uint64_t weights = one.bytes - 4 * (300 + 70);
+    const double elements = stored == Stored::kF32    ? 4
+                            : stored == Stored::kInt8 ? 1
+                            : stored == Stored::kInt4 ? 0.5
+                                                      : 2;
     const int64_t scales = stored == Stored::kInt8 ? 1 : stored == Stored::kInt4 ? 10 : 0;
-    EXPECT_EQ(weights, static_cast<uint64_t>(elements * 300 * 96) + static_cast<uint64_t>(96 * 4 * (scales + 1)));
+    EXPECT_EQ(weights, static_cast<uint64_t>(elements * 300 * 96) +
+                           static_cast<uint64_t>(96 * 4 * (scales + 1)));
     EXPECT_LT(weights, one.packed_bytes);
-    EXPECT_EQ(info_of(layer, 7, MHA_TYPE_F16, MHA_TYPE_BF16, true).bytes, weights + 7 * 2 * (300 + 2 * 70));
+    EXPECT_EQ(info_of(layer, 7, MHA_TYPE_F16, MHA_TYPE_BF16, true).bytes,
+              weights + 7 * 2 * (300 + 2 * 70));
     EXPECT_EQ(info_of(layer, 7, MHA_TYPE_F16, MHA_TYPE_F32, false).operations, 7 * one.operations);
-    EXPECT_EQ(info_of(with_heads, 1, MHA_TYPE_F32, MHA_TYPE_F32, false).bytes, one.bytes) << "W_O alone";
+    EXPECT_EQ(info_of(with_heads, 1, MHA_TYPE_F32, MHA_TYPE_F32, false).bytes, one.bytes)
+        << "W_O alone";
     EXPECT_EQ(info_of(layer, 0, MHA_TYPE_F32, MHA_TYPE_F32, false).bytes, 0u);
     EXPECT_EQ(info_of(layer, 0, MHA_TYPE_F32, MHA_TYPE_F32, false).operations, 0u);
   }
@@ -295,14 +353,21 @@ TEST(LinearCall, WithoutRowsDoesNothing) {
   product.args.rows = MHA_EMPTY;
   product.args.x.data = product.args.output.data = nullptr;
   mha_error error;
-  EXPECT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK) << error.message;
+  EXPECT_EQ(mha_linear(product.layer.get(), &product.args, nullptr, 0, &error), MHA_OK)
+      << error.message;
 }
 
 TEST(LinearCall, WhoseRowsWereNeverSetIsRefused) {
   SmallProduct product;
   product.args.rows = 0;
-  const Expected expected = {MHA_ERROR_INVALID_VALUE, {2}, {"rows is 0; set it to the rows of x, or to MHA_EMPTY for none"}};
-  ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, nullptr, 0, error); }, expected);
+  const Expected expected = {MHA_ERROR_INVALID_VALUE,
+                             {2},
+                             {"rows is 0; set it to the rows of x, or to MHA_EMPTY for none"}};
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_linear(product.layer.get(), &product.args, nullptr, 0, error);
+      },
+      expected);
   EXPECT_EQ(product.y[0], 4711);
 }
 
@@ -313,14 +378,20 @@ TEST(LinearCall, GoesThroughASgemm) {
   product.args.residual.data = residual;
   std::vector<unsigned char> workspace(1 << 16);
   mha_error error;
-  ASSERT_EQ(mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+  ASSERT_EQ(
+      mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error),
+      MHA_OK)
+      << error.message;
   EXPECT_EQ(product.y[0], 114.5f);
   EXPECT_EQ(product.y[1], 217.5f);
   const uint16_t x[3] = {0x3f80, 0x3f80, 0x4000};  // bf16 of 1, 1, 2
   product.args.x.data = x;
   product.args.x.type = MHA_TYPE_BF16;
   product.args.residual.data = nullptr;
-  ASSERT_EQ(mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+  ASSERT_EQ(
+      mha_linear(product.layer.get(), &product.args, workspace.data(), workspace.size(), &error),
+      MHA_OK)
+      << error.message;
   EXPECT_EQ(product.y[0], 14.5f);
   EXPECT_EQ(product.y[1], 17.5f);
 }
@@ -355,7 +426,8 @@ TEST(LinearLayer, ServesEveryFunctionOfLayers) {
   ASSERT_EQ(view.status, MHA_OK) << view.error.message;
   mha_layer_config shape = Zeroed<mha_layer_config>();
   ASSERT_EQ(mha_layer_shape(view.layer, &shape, &error), MHA_OK) << error.message;
-  EXPECT_EQ(std::memcmp(&shape, &data.data.config, sizeof shape), 0) << "the shape makes such a layer once more";
+  EXPECT_EQ(std::memcmp(&shape, &data.data.config, sizeof shape), 0)
+      << "the shape makes such a layer once more";
   SmallProduct product;
   ASSERT_EQ(mha_linear(view.layer, &product.args, nullptr, 0, &error), MHA_OK) << error.message;
   EXPECT_EQ(product.y[0], 14.5f);
@@ -373,9 +445,16 @@ TEST(LinearLayer, IsRefusedByCallsOfWholeLayers) {
   size_t bytes = 4711;
   mha_call_info info = Zeroed<mha_call_info>();
   const Expected expected = {MHA_ERROR_INVALID_VALUE, {1}, {"no heads", "mha_linear"}};
-  ExpectFails([&](mha_error *error) { return mha_forward_workspace(product.layer.get(), &args, &bytes, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_forward(product.layer.get(), &args, nullptr, 0, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_info(product.layer.get(), &args, &info, error); }, expected);
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_forward_workspace(product.layer.get(), &args, &bytes, error);
+      },
+      expected);
+  ExpectFails(
+      [&](mha_error *error) { return mha_forward(product.layer.get(), &args, nullptr, 0, error); },
+      expected);
+  ExpectFails([&](mha_error *error) { return mha_info(product.layer.get(), &args, &info, error); },
+              expected);
   EXPECT_EQ(bytes, 4711u);
   EXPECT_EQ(y[0], 4711.0f);
 }
@@ -391,22 +470,36 @@ TEST(LinearLayer, RefusesWrongWeightsWithASentence) {
     size_t bytes = 4711;
     Memory buffer(4096, Place::kBeforeGuard, 64);
     const Expected expected = {status, {1}, {sentence}};
-    ExpectFails([&](mha_error *error) { return mha_linear_create(&weights, nullptr, &layer, error); }, expected);
-    ExpectFails([&](mha_error *error) { return mha_linear_pack_size(&weights, nullptr, &bytes, error); }, expected);
-    ExpectFails([&](mha_error *error) { return mha_linear_pack(&weights, nullptr, buffer.data(), buffer.size(), error); }, expected);
+    ExpectFails(
+        [&](mha_error *error) { return mha_linear_create(&weights, nullptr, &layer, error); },
+        expected);
+    ExpectFails(
+        [&](mha_error *error) { return mha_linear_pack_size(&weights, nullptr, &bytes, error); },
+        expected);
+    ExpectFails(
+        [&](mha_error *error) {
+          return mha_linear_pack(&weights, nullptr, buffer.data(), buffer.size(), error);
+        },
+        expected);
     EXPECT_EQ(layer, nullptr);
     EXPECT_EQ(bytes, 4711u);
   };
-  expect_refused(MHA_ERROR_STRUCT_SIZE, "set it to sizeof(mha_linear_weights)", [](auto &given) { given.struct_size = 8; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "input_dim is 0; set it to the width of a row of x", [](auto &given) { given.input_dim = 0; });
+  expect_refused(MHA_ERROR_STRUCT_SIZE, "set it to sizeof(mha_linear_weights)",
+                 [](auto &given) { given.struct_size = 8; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "input_dim is 0; set it to the width of a row of x",
+                 [](auto &given) { given.input_dim = 0; });
   expect_refused(MHA_ERROR_INVALID_VALUE, "output_dim is -2; set it to the width of a row of y",
                  [](auto &given) { given.output_dim = -2; });
-  expect_refused(MHA_ERROR_TOO_LARGE, "input_dim is 2147483648", [](auto &given) { given.input_dim = int64_t{1} << 31; });
-  expect_refused(MHA_ERROR_NULL_POINTER, "w.data is NULL; pass the matrix", [](auto &given) { given.w.data = nullptr; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "layout is 2; set MHA_LAYOUT_IN_OUT", [](auto &given) { given.layout = 2; });
+  expect_refused(MHA_ERROR_TOO_LARGE, "input_dim is 2147483648",
+                 [](auto &given) { given.input_dim = int64_t{1} << 31; });
+  expect_refused(MHA_ERROR_NULL_POINTER, "w.data is NULL; pass the matrix",
+                 [](auto &given) { given.w.data = nullptr; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "layout is 2; set MHA_LAYOUT_IN_OUT",
+                 [](auto &given) { given.layout = 2; });
   expect_refused(MHA_ERROR_INVALID_VALUE, "w.row_stride is 1, less than the width of a row, 2",
                  [](auto &given) { given.w.row_stride = 1; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "w.scales is given, but type is 0; set type to MHA_TYPE_INT8 (4)",
+  expect_refused(MHA_ERROR_INVALID_VALUE,
+                 "w.scales is given, but type is 0; set type to MHA_TYPE_INT8 (4)",
                  [&](auto &given) { given.w.scales = w; });
   expect_refused(MHA_ERROR_INVALID_VALUE, "set weight_type to MHA_TYPE_INT8 (4)",
                  [](auto &given) { given.arithmetic = MHA_ARITHMETIC_INT8; });
@@ -418,8 +511,9 @@ TEST(LinearLayer, NeedsItsPointers) {
   ExpectFails([&](mha_error *error) { return mha_linear_create(none, nullptr, &layer, error); },
               {MHA_ERROR_NULL_POINTER, {1}, {"mha_linear_weights is NULL"}});
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
-  ExpectFails([&](mha_error *error) { return mha_linear_create(&weights, nullptr, nullptr, error); },
-              {MHA_ERROR_NULL_POINTER, {3}, {"layer is NULL"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_linear_create(&weights, nullptr, nullptr, error); },
+      {MHA_ERROR_NULL_POINTER, {3}, {"layer is NULL"}});
 }
 
 TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
@@ -429,35 +523,59 @@ TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
     Memory workspace(1 << 16);
     size_t bytes = 4711;
     if (is_of_query) {
-      ExpectFails([&](mha_error *error) { return mha_linear_workspace(product.layer.get(), &product.args, &bytes, error); }, expected);
+      ExpectFails(
+          [&](mha_error *error) {
+            return mha_linear_workspace(product.layer.get(), &product.args, &bytes, error);
+          },
+          expected);
       EXPECT_EQ(bytes, 4711u);
       mha_call_info info = Zeroed<mha_call_info>();
-      ExpectFails([&](mha_error *error) { return mha_linear_info(product.layer.get(), &product.args, &info, error); }, expected);
+      ExpectFails(
+          [&](mha_error *error) {
+            return mha_linear_info(product.layer.get(), &product.args, &info, error);
+          },
+          expected);
       EXPECT_EQ(info.operations, 0u);
     }
-    ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, workspace.data(), 1 << 16, error); },
-                expected);
+    ExpectFails(
+        [&](mha_error *error) {
+          return mha_linear(product.layer.get(), &product.args, workspace.data(), 1 << 16, error);
+        },
+        expected);
     EXPECT_EQ(product.y[0], 4711.0f);
   };
   expect_refused({MHA_ERROR_NULL_POINTER, {1}, {"layer"}}, [](auto &p) { p.layer.reset(); });
-  expect_refused({MHA_ERROR_STRUCT_SIZE, {2}, {"mha_linear_args"}}, [](auto &p) { p.args.struct_size = 8; });
+  expect_refused({MHA_ERROR_STRUCT_SIZE, {2}, {"mha_linear_args"}},
+                 [](auto &p) { p.args.struct_size = 8; });
   expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"rows is -1"}}, [](auto &p) { p.args.rows = -1; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.type is 4"}}, [](auto &p) { p.args.x.type = 4; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.type is 5"}}, [](auto &p) { p.args.output.type = 5; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.type is 4"}},
+                 [](auto &p) { p.args.x.type = 4; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.type is 5"}},
+                 [](auto &p) { p.args.output.type = 5; });
   expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"residual.type is 2", "output.type is 3"}},
-                 [](auto &p) { p.args.residual.data = p.x, p.args.residual.type = MHA_TYPE_F16, p.args.output.type = MHA_TYPE_BF16; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.strides.batch is 3", "0"}}, [](auto &p) { p.args.x.strides.batch = 3; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.head is 2", "0"}}, [](auto &p) { p.args.output.strides.head = 2; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.strides.row is 2", "3"}}, [](auto &p) { p.args.x.strides.row = 2; });
-  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.row is -1"}}, [](auto &p) { p.args.output.strides.row = -1; });
+                 [](auto &p) {
+                   p.args.residual.data = p.x, p.args.residual.type = MHA_TYPE_F16,
+                   p.args.output.type = MHA_TYPE_BF16;
+                 });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.strides.batch is 3", "0"}},
+                 [](auto &p) { p.args.x.strides.batch = 3; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.head is 2", "0"}},
+                 [](auto &p) { p.args.output.strides.head = 2; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"x.strides.row is 2", "3"}},
+                 [](auto &p) { p.args.x.strides.row = 2; });
+  expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.row is -1"}},
+                 [](auto &p) { p.args.output.strides.row = -1; });
   expect_refused({MHA_ERROR_INVALID_VALUE, {2}, {"residual.strides.row is 1"}},
                  [](auto &p) { p.args.residual.data = p.x, p.args.residual.strides.row = 1; });
-  expect_refused({MHA_ERROR_TOO_LARGE, {2}, {"x would exceed the address space"}},
-                 [](auto &p) { p.args.rows = int64_t{1} << 40, p.args.x.strides.row = int64_t{1} << 40; });
+  expect_refused({MHA_ERROR_TOO_LARGE, {2}, {"x would exceed the address space"}}, [](auto &p) {
+    p.args.rows = int64_t{1} << 40, p.args.x.strides.row = int64_t{1} << 40;
+  });
   expect_refused(
-      {MHA_ERROR_NULL_POINTER, {2}, {"x.data is NULL"}}, [](auto &p) { p.args.x.data = nullptr; }, false);
+      {MHA_ERROR_NULL_POINTER, {2}, {"x.data is NULL"}}, [](auto &p) { p.args.x.data = nullptr; },
+      false);
   expect_refused(
-      {MHA_ERROR_NULL_POINTER, {2}, {"output.data is NULL"}}, [](auto &p) { p.args.output.data = nullptr; }, false);
+      {MHA_ERROR_NULL_POINTER, {2}, {"output.data is NULL"}},
+      [](auto &p) { p.args.output.data = nullptr; }, false);
   expect_refused({MHA_ERROR_INVALID_VALUE, {1}, {"no W_O"}}, [](auto &p) {
     LayerProblem problem;
     problem.query_dim = problem.key_dim = problem.value_dim = 3;
@@ -466,14 +584,20 @@ TEST(LinearCall, RefusesWrongArgumentsWithASentence) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, SgemmOfTheSpecification);
   SmallProduct with_sgemm(&options);
   with_sgemm.args.x.strides.row = int64_t{1} << 31;
-  ExpectFails([&](mha_error *error) { return mha_linear(with_sgemm.layer.get(), &with_sgemm.args, nullptr, 0, error); },
-              {MHA_ERROR_TOO_LARGE, {2}, {"x.strides.row is 2147483648", "2147483647"}});
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_linear(with_sgemm.layer.get(), &with_sgemm.args, nullptr, 0, error);
+      },
+      {MHA_ERROR_TOO_LARGE, {2}, {"x.strides.row is 2147483648", "2147483647"}});
   EXPECT_EQ(with_sgemm.y[0], 4711.0f);
   SmallProduct product;
   const Scheduler scheduler(2, RunBackwards);
   product.args.scheduler = scheduler.get();
-  ExpectFails([&](mha_error *error) { return mha_linear(product.layer.get(), &product.args, &product, 8, error); },
-              {MHA_ERROR_BUFFER_TOO_SMALL, {4}, {"mha_linear_workspace"}});
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_linear(product.layer.get(), &product.args, &product, 8, error);
+      },
+      {MHA_ERROR_BUFFER_TOO_SMALL, {4}, {"mha_linear_workspace"}});
 }
 
 // More rows and more threads never need less: a workspace for the largest call serves all.
@@ -482,8 +606,9 @@ TEST(LinearCall, NeedsNoLessWorkspaceForMore) {
   LayerForm form;
   form.weight_type = Stored::kInt8;
   LinearData data(w, {}, 300, 70, form);
-  for (const auto &[type, arithmetic] : {std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_F32}, std::pair{MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
-                                         std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_INT8}}) {
+  for (const auto &[type, arithmetic] :
+       {std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_F32}, std::pair{MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
+        std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_INT8}}) {
     data.data.config.arithmetic = arithmetic;
     const Layer layer = Create(data.data);
     size_t before = 0;

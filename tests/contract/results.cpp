@@ -19,7 +19,8 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr const char *kTypeNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
-constexpr uint32_t kNaN = 0x7fc00000u, kOtherNaN = 0xff812345u, kInfinity = 0x7f800000u, kNegativeInfinity = 0xff800000u;
+constexpr uint32_t kNaN = 0x7fc00000u, kOtherNaN = 0xff812345u, kInfinity = 0x7f800000u,
+                   kNegativeInfinity = 0xff800000u;
 
 // ---- Inputs and checksums
 
@@ -30,7 +31,8 @@ std::vector<uint16_t> Halves(Random *random, int64_t count, uint32_t type) {
   for (uint16_t &value : x) {
     const uint64_t z = random->Next();
     const int exponent = bias - 3 + static_cast<int>(z >> 32 & 3);
-    value = static_cast<uint16_t>((z & 0x8000u) | (z & ((1u << mantissa_bits) - 1)) | static_cast<uint32_t>(exponent << mantissa_bits));
+    value = static_cast<uint16_t>((z & 0x8000u) | (z & ((1u << mantissa_bits) - 1)) |
+                                  static_cast<uint32_t>(exponent << mantissa_bits));
   }
   return x;
 }
@@ -45,7 +47,8 @@ std::vector<unsigned char> RandomBytes(Random *random, int64_t count) {
 class Sum {
  public:
   Sum &Add(const void *data, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) sum_ = (sum_ ^ static_cast<const unsigned char *>(data)[i]) * 1099511628211u;
+    for (size_t i = 0; i < bytes; i++)
+      sum_ = (sum_ ^ static_cast<const unsigned char *>(data)[i]) * 1099511628211u;
     return *this;
   }
   template <typename T>
@@ -58,8 +61,8 @@ class Sum {
   uint64_t sum_ = 14695981039346656037u;
 };
 
-// A packed layer and a cache begin with 8 letters, the byte order and the version of the format, and have a header of 256 bytes, of which
-// the contract number is a part.
+// A packed layer and a cache begin with 8 letters, the byte order and the version of the format,
+// and have a header of 256 bytes, of which the contract number is a part.
 constexpr size_t kHeaderBytes = 256;
 std::string FormatOf(const Memory &buffer) {
   uint32_t version;
@@ -72,7 +75,8 @@ std::string FormatOf(const Memory &buffer) {
 // All cases on one instruction set, by one kind of threads.
 class Cases {
  public:
-  Cases(uint32_t instruction_set, const mha_scheduler *scheduler) : instruction_set_(instruction_set), scheduler_(scheduler) {}
+  Cases(uint32_t instruction_set, const mha_scheduler *scheduler)
+      : instruction_set_(instruction_set), scheduler_(scheduler) {}
 
   Checksums Run() {
     Functions();
@@ -89,17 +93,19 @@ class Cases {
 
  private:
   void Record(const std::string &name, const Sum &sum) {
-    if (!checksums_.emplace(name, sum.value()).second) throw std::logic_error("two cases have the name " + name);
+    if (!checksums_.emplace(name, sum.value()).second)
+      throw std::logic_error("two cases have the name " + name);
   }
 
   void RecordBytes(const std::string &name, const Memory &buffer) {
-    Record(name + FormatOf(buffer), Sum().Add(buffer.data() + kHeaderBytes, buffer.size() - kHeaderBytes));
+    Record(name + FormatOf(buffer),
+           Sum().Add(buffer.data() + kHeaderBytes, buffer.size() - kHeaderBytes));
   }
 
   // ---- mha_attention
 
-  AttentionProblem Sizes(int64_t batch, int64_t n_q, int64_t n_kv, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                         int64_t head_dim_v) const {
+  AttentionProblem Sizes(int64_t batch, int64_t n_q, int64_t n_kv, int64_t heads, int64_t kv_heads,
+                         int64_t head_dim, int64_t head_dim_v) const {
     AttentionProblem problem;
     problem.batch = batch;
     problem.n_q = n_q;
@@ -113,12 +119,16 @@ class Cases {
 
   static AttentionProblem Filled(AttentionProblem problem, uint64_t seed, float factor = 1.0f) {
     Random random(seed);
-    problem.q = random.Uniforms(problem.batch * problem.n_q * problem.num_heads * problem.head_dim, factor);
-    problem.k = random.Uniforms(problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim, factor);
-    problem.v = random.Uniforms(problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
+    problem.q =
+        random.Uniforms(problem.batch * problem.n_q * problem.num_heads * problem.head_dim, factor);
+    problem.k = random.Uniforms(
+        problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim, factor);
+    problem.v =
+        random.Uniforms(problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
     return problem;
   }
-  static AttentionProblem Filled(AttentionProblem problem, const std::string &name, float factor = 1.0f) {
+  static AttentionProblem Filled(AttentionProblem problem, const std::string &name,
+                                 float factor = 1.0f) {
     return Filled(std::move(problem), Sum().Add(name.data(), name.size()).value(), factor);
   }
 
@@ -146,7 +156,8 @@ class Cases {
     RecordOutputs(name, Attend(Filled(sizes, name, factor), Form()));
   }
 
-  // With queries x_i and the keys 0 and -1, weights and context show exp(-x_i); with all scores 0, lse shows log(i + 1).
+  // With queries x_i and the keys 0 and -1, weights and context show exp(-x_i); with all scores 0,
+  // lse shows log(i + 1).
   void Functions() {
     AttentionProblem problem = Sizes(1, 4096, 2, 1, 1, 1, 1);
     problem.scale = 1.0f;
@@ -180,7 +191,8 @@ class Cases {
     Attention("attention of one kv head, narrow values", Sizes(2, 19, 45, 4, 1, 24, 7));
     Attention("attention of wide values", Sizes(1, 9, 33, 2, 2, 5, 50));
     Attention("attention of heads of 600", Sizes(1, 3, 40, 2, 1, 600, 8));
-    problem = Sizes(1, 25, 300, 2, 1, 100, 16);  // scores of four blocks of terms, the last one short
+    problem =
+        Sizes(1, 25, 300, 2, 1, 100, 16);  // scores of four blocks of terms, the last one short
     problem.is_causal = true;
     Attention("attention of heads of 100", problem);
     Attention("attention to nothing", Sizes(2, 5, 0, 2, 1, 4, 4));
@@ -221,8 +233,10 @@ class Cases {
     Attention("attention from before the first key", problem);
     problem = Sizes(1, 60, 700, 2, 1, 8, 8);
     problem.is_causal = true;
-    const std::string name = "attention of packed sequences";  // some without queries, some without keys
-    const PackedSequences packed = {{0, 2, 31, 31, 59, 59, 60}, {0, 0, 40, 50, 699, 700, 700}, {0, 11, 10, 621, 1, 0}};
+    const std::string name =
+        "attention of packed sequences";  // some without queries, some without keys
+    const PackedSequences packed = {
+        {0, 2, 31, 31, 59, 59, 60}, {0, 0, 40, 50, 699, 700, 700}, {0, 11, 10, 621, 1, 0}};
     RecordOutputs(name, Attend(Filled(problem, name, 1.0f), packed, Form()));
 
     problem = Sizes(2, 20, 300, 4, 2, 16, 12);
@@ -254,7 +268,8 @@ class Cases {
       chosen.score->chosen.heads = 2;
       chosen.score->chosen.columns = 9;
       chosen.score->chosen_block = block;
-      for (int32_t n = 0; n < 20 * 9; n++) chosen.score->chosen.values.push_back(n * 77 % (block == 1 ? 300 : 19) - 1);
+      for (int32_t n = 0; n < 20 * 9; n++)
+        chosen.score->chosen.values.push_back(n * 77 % (block == 1 ? 300 : 19) - 1);
       const std::string name = "attention to chosen keys by " + std::to_string(block);
       RecordOutputs(name, Attend(Filled(chosen, name), Form(false)));
     }
@@ -293,9 +308,11 @@ class Cases {
     Attention("attention with head scales", problem);
 
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
-      const std::string name = std::string("attention to keys and values given in ") + kTypeNames[type];
+      const std::string name =
+          std::string("attention to keys and values given in ") + kTypeNames[type];
       Random random(type - 1);
-      const std::vector<uint16_t> k = Halves(&random, 300 * 20, type), v = Halves(&random, 300 * 12, type);
+      const std::vector<uint16_t> k = Halves(&random, 300 * 20, type),
+                                  v = Halves(&random, 300 * 12, type);
       AttentionData data(Filled(Sizes(1, 7, 300, 2, 1, 20, 12), name), Form());
       data.args.k.type = data.args.v.type = type;
       data.args.k.data = k.data();
@@ -303,11 +320,13 @@ class Cases {
       RecordOutputs(name, data.Compute());
     }
     {
-      const std::string name = "attention of queries in bf16 to an output in f16, with a bias in f16";
+      const std::string name =
+          "attention of queries in bf16 to an output in f16, with a bias in f16";
       problem = Filled(Sizes(1, 7, 300, 2, 1, 20, 12), name);
       problem.score.emplace();
       problem.score->bias_is_f16 = true;
-      for (int64_t n = 0; n < 7 * 300; n++) problem.score->bias.values.push_back(static_cast<float>(n * 37 % 65 - 32) / 16);
+      for (int64_t n = 0; n < 7 * 300; n++)
+        problem.score->bias.values.push_back(static_cast<float>(n * 37 % 65 - 32) / 16);
       const std::vector<uint16_t> q = Halves(&random, 7 * 40, MHA_TYPE_BF16);
       AttentionCall call = Form();
       call.output_array = Storage::kF16;
@@ -319,7 +338,8 @@ class Cases {
     std::vector<float> slopes(40);
     Sum alibi;
     mha_error error;
-    for (int64_t heads = 1; heads <= 40; heads++) Check(mha_alibi_slopes(heads, slopes.data(), &error), error), alibi.Add(slopes);
+    for (int64_t heads = 1; heads <= 40; heads++)
+      Check(mha_alibi_slopes(heads, slopes.data(), &error), error), alibi.Add(slopes);
     Record("slopes of ALiBi", alibi);
   }
 
@@ -350,7 +370,10 @@ class Cases {
       Check(data.Run(workspace.data(), workspace.size(), &error), error);
       sum.Add(of_part);
       if (first == 0) states = of_part;
-      if (first > 0) Check(mha_states_merge(rows, 12, states.data(), of_part.data(), states.data(), instruction_set_, &error), error);
+      if (first > 0)
+        Check(mha_states_merge(rows, 12, states.data(), of_part.data(), states.data(),
+                               instruction_set_, &error),
+              error);
     }
     const std::vector<float> sinks = {-1.0f, 0.0f, 1.0f, 2.0f};
     mha_states_args args = Zeroed<mha_states_args>();
@@ -377,7 +400,8 @@ class Cases {
       problem.weights = Random(41).Uniforms(2 * 5 * 6);
       problem.k_type = type;
       Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 2, 700));
-      for (int64_t b = 0; b < 2; b++) cache.Append(b, {SliceRows(problem.k, b, 700, 40, 0, 700), std::vector<float>(700)});
+      for (int64_t b = 0; b < 2; b++)
+        cache.Append(b, {SliceRows(problem.k, b, 700, 40, 0, 700), std::vector<float>(700)});
       AttentionCall call = Form();
       call.cache.cache = cache.get();
       call.cache.columns = 700;
@@ -393,9 +417,11 @@ class Cases {
     constexpr int64_t rows = 30, in = 270, out = 50;
     const struct {
       uint32_t weight_type, arithmetic;
-    } products[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},   {MHA_TYPE_F16, MHA_ARITHMETIC_F32},   {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
-                    {MHA_TYPE_INT8, MHA_ARITHMETIC_F32},  {MHA_TYPE_INT4, MHA_ARITHMETIC_F32},  {MHA_TYPE_INT8, MHA_ARITHMETIC_INT8},
-                    {MHA_TYPE_INT8, MHA_ARITHMETIC_INT16}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT16}};
+    } products[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},    {MHA_TYPE_F16, MHA_ARITHMETIC_F32},
+                    {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},   {MHA_TYPE_INT8, MHA_ARITHMETIC_F32},
+                    {MHA_TYPE_INT4, MHA_ARITHMETIC_F32},   {MHA_TYPE_INT8, MHA_ARITHMETIC_INT8},
+                    {MHA_TYPE_INT8, MHA_ARITHMETIC_INT16}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8},
+                    {MHA_TYPE_INT4, MHA_ARITHMETIC_INT16}};
     for (const auto &[weight_type, arithmetic] : products) {
       Random random(89 + weight_type);
       const std::vector<float> w = random.Uniforms(in * out, 0.0625f), bias = random.Uniforms(out);
@@ -424,10 +450,13 @@ class Cases {
         Check(mha_linear_workspace(layer.get(), &args, &bytes, &error), error);
         std::vector<unsigned char> workspace(bytes);
         Check(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), error);
-        const char *const inputs = arithmetic == MHA_ARITHMETIC_INT8    ? ", in integers, inputs of 8 bits"
-                                   : arithmetic == MHA_ARITHMETIC_INT16 ? ", in integers, inputs of 16 bits"
-                                                                        : "";
-        Record(std::string("product of ") + kTypeNames[type] + " with weights of " + kTypeNames[weight_type] + inputs, Sum().Add(y));
+        const char *const inputs =
+            arithmetic == MHA_ARITHMETIC_INT8    ? ", in integers, inputs of 8 bits"
+            : arithmetic == MHA_ARITHMETIC_INT16 ? ", in integers, inputs of 16 bits"
+                                                 : "";
+        Record(std::string("product of ") + kTypeNames[type] + " with weights of " +
+                   kTypeNames[weight_type] + inputs,
+               Sum().Add(y));
       }
     }
   }
@@ -439,13 +468,15 @@ class Cases {
     const char *const names[] = {"NaN", "another NaN", "infinity", "-infinity"};
     for (int n = 0; n < 4; n++) {
       AttentionProblem problem = Filled(sizes, 77);
-      problem.q[5 * 16 + 3] = problem.k[270 * 8 + 1] = problem.k[290 * 8 + 7] = problem.v[280 * 8 + 2] = FromBits(special[n]);
+      problem.q[5 * 16 + 3] = problem.k[270 * 8 + 1] = problem.k[290 * 8 + 7] =
+          problem.v[280 * 8 + 2] = FromBits(special[n]);
       RecordOutputs(std::string("attention with ") + names[n], Attend(problem, Form()));
     }
     AttentionProblem problem = Filled(sizes, 78);
     for (size_t i = 0; i < 256 * 8; i++) problem.k[i] = std::numeric_limits<float>::quiet_NaN();
     RecordOutputs("attention with a chunk of NaN", Attend(problem, Form()));
-    for (size_t i = 0; i < 300 * 8; i++) problem.k[i] = i % 8 == 0 ? FromBits(kNegativeInfinity) : 0.0f;
+    for (size_t i = 0; i < 300 * 8; i++)
+      problem.k[i] = i % 8 == 0 ? FromBits(kNegativeInfinity) : 0.0f;
     for (size_t i = 0; i < problem.q.size(); i += 8) problem.q[i] = i % 3 == 0 ? 1.0f : -1.0f;
     RecordOutputs("attention with scores of -infinity and infinity alone", Attend(problem, Form()));
 
@@ -542,7 +573,9 @@ class Cases {
     for (size_t n = 0; n < embedding.size(); n++) embedding[n] = static_cast<float>(n);
     for (uint32_t n = 0; n < 2; n++) {
       mha_error error;
-      Check(mha_t5_relative_bias(embedding.data(), 0, 0, n, 3, 200, 200, relative_bias.data() + n * 3 * 401, &error), error);
+      Check(mha_t5_relative_bias(embedding.data(), 0, 0, n, 3, 200, 200,
+                                 relative_bias.data() + n * 3 * 401, &error),
+            error);
     }
     Sum t5;
     Record("relative biases of T5", t5.Add(relative_bias));
@@ -557,7 +590,8 @@ class Cases {
     AttentionProblem problem = Sizes(1, n, n, 4, 2, 18, 10);
     problem.is_causal = true;
     for (const bool is_interleaved : {false, true}) {
-      const std::string name = std::string("attention rotated ") + (is_interleaved ? "interleaved" : "by halves");
+      const std::string name =
+          std::string("attention rotated ") + (is_interleaved ? "interleaved" : "by halves");
       problem.rope = RopeOf(RopeConfig(16, 0, 2 * n), is_interleaved);
       Attention(name, problem);
       problem.rope->q_positions = problem.rope->k_positions = positions;
@@ -573,11 +607,14 @@ class Cases {
 
   // ---- mha_forward
 
-  LayerProblem ModelOf(uint64_t seed, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v,
-                       int64_t output_dim, bool has_biases) const {
+  LayerProblem ModelOf(uint64_t seed, int64_t dim, int64_t heads, int64_t kv_heads,
+                       int64_t head_dim, int64_t head_dim_v, int64_t output_dim,
+                       bool has_biases) const {
     Random random(seed);
     // [in, out], smaller the more of them are added up.
-    const auto matrix = [&](int64_t in, int64_t out) { return random.Uniforms(in * out, in > 128 ? 0.125f : in > 32 ? 0.25f : 0.5f); };
+    const auto matrix = [&](int64_t in, int64_t out) {
+      return random.Uniforms(in * out, in > 128 ? 0.125f : in > 32 ? 0.25f : 0.5f);
+    };
     LayerProblem m;
     m.query_dim = m.key_dim = m.value_dim = dim;
     m.output_dim = output_dim;
@@ -605,13 +642,19 @@ class Cases {
   }
 
   // y, lse and all that lies between, but for the outputs with one number per pair.
-  void Run(const Layer &layer, const LayerProblem &problem, Sum *sum, const CacheUse &cache = {}) const {
+  void Run(const Layer &layer, const LayerProblem &problem, Sum *sum,
+           const CacheUse &cache = {}) const {
     LayerCall call;
     call.asked = kAskQ | kAskK | kAskV | kAskContext | kAskLse;
     call.scheduler = scheduler_;
     call.cache = cache;
     const Outputs outputs = Forward(layer.get(), problem, call);
-    sum->Add(outputs.q).Add(outputs.k).Add(outputs.v).Add(outputs.context).Add(outputs.lse).Add(outputs.y);
+    sum->Add(outputs.q)
+        .Add(outputs.k)
+        .Add(outputs.v)
+        .Add(outputs.context)
+        .Add(outputs.lse)
+        .Add(outputs.y);
   }
 
   // Self-attention of few rows, which widen weights in registers, and of many.
@@ -628,21 +671,25 @@ class Cases {
   }
 
   void Layers() {
-    for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    for (const uint32_t type :
+         {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
       const std::string of_type = std::string(" of ") + kTypeNames[type];
       LayerProblem m = ModelOf(100, 75, 4, 2, 12, 9, 70, true);
       RecordLayer("layer" + of_type, m, DataOf(m, type));
       const Memory packed = DataOf(m, type).Pack();
       RecordBytes("packed layer" + of_type, packed);
-      Record("packed layer" + of_type + " with its header" + FormatOf(packed), Sum().Add(packed.data(), packed.size()));
-      m = ModelOf(101, 517, 2, 1, 24, 24, 0, false);  // three blocks of 256 terms; neither W_O nor biases
+      Record("packed layer" + of_type + " with its header" + FormatOf(packed),
+             Sum().Add(packed.data(), packed.size()));
+      m = ModelOf(101, 517, 2, 1, 24, 24, 0,
+                  false);  // three blocks of 256 terms; neither W_O nor biases
       RecordLayer("layer of width 517" + of_type, m, DataOf(m, type));
       m = ModelOf(102, 40, 2, 2, 8, 8, 40, true);
       m.w_q[3] = FromBits(kNaN);
       m.w_v[5] = FromBits(kInfinity);
       m.w_o[7] = FromBits(kNegativeInfinity);
       m.w_o[11] = FromBits(kOtherNaN);
-      for (size_t i = 0; i < m.w_k.size(); i++) m.w_k[i] = i % 16 < 4 ? m.w_k[i] * 0x1p-110f : i % 16 < 8 ? m.w_k[i] * 0x1p-12f : m.w_k[i];
+      for (size_t i = 0; i < m.w_k.size(); i++)
+        m.w_k[i] = i % 16 < 4 ? m.w_k[i] * 0x1p-110f : i % 16 < 8 ? m.w_k[i] * 0x1p-12f : m.w_k[i];
       RecordLayer("layer with special weights" + of_type, m, DataOf(m, type));
     }
     {
@@ -662,7 +709,9 @@ class Cases {
         norm.weight = gate.Uniforms(is_after_gate ? 36 : 9);
         if (is_after_gate) norm.bias = gate.Uniforms(36);
         m.context_norm = norm;
-        RecordLayer(is_after_gate ? "layer with a norm behind its gate" : "layer with a norm before its gate", m, DataOf(m, MHA_TYPE_F32));
+        RecordLayer(is_after_gate ? "layer with a norm behind its gate"
+                                  : "layer with a norm before its gate",
+                    m, DataOf(m, MHA_TYPE_F32));
       }
     }
     for (const uint32_t type : {MHA_TYPE_INT8, MHA_TYPE_INT4}) {
@@ -672,7 +721,8 @@ class Cases {
         m.gate = GateKind::kSoftplus;
         m.gate_dim = 1;
         m.w_g = Random(107).Uniforms(139 * 4);
-        RecordLayer(std::string("layer of ") + kTypeNames[type] + " with gates of heads, in integers, inputs of " +
+        RecordLayer(std::string("layer of ") + kTypeNames[type] +
+                        " with gates of heads, in integers, inputs of " +
                         (arithmetic == Arithmetic::kInt8 ? "8 bits" : "16 bits"),
                     m, DataOf(m, type));
       }
@@ -696,8 +746,10 @@ class Cases {
           matrices[i]->data = keep(Halves(&random, in[i] * out[i], type));
         } else {
           const bool is_int8 = type == MHA_TYPE_INT8;
-          matrices[i]->data = keep(RandomBytes(&random, out[i] * (is_int8 ? in[i] : (in[i] + 1) / 2)));
-          const std::vector<float> factors = random.Uniforms(out[i] * (is_int8 ? 1 : (in[i] + 31) / 32), is_int8 ? 0x1p-9f : 0x1p-5f);
+          matrices[i]->data =
+              keep(RandomBytes(&random, out[i] * (is_int8 ? in[i] : (in[i] + 1) / 2)));
+          const std::vector<float> factors = random.Uniforms(
+              out[i] * (is_int8 ? 1 : (in[i] + 31) / 32), is_int8 ? 0x1p-9f : 0x1p-5f);
           matrices[i]->scales = reinterpret_cast<const float *>(keep(factors));
         }
       }
@@ -745,7 +797,8 @@ class Cases {
     config.num_kv_heads = 1;
     config.head_dim = 20;
     config.head_dim_v = 12;
-    for (const uint32_t kind : {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
+    for (const uint32_t kind :
+         {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
       const bool is_ring = kind == MHA_CACHE_KIND_RING, is_paged = kind == MHA_CACHE_KIND_PAGED;
       for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
         config.capacity = is_ring ? 64 : 288;
@@ -753,7 +806,11 @@ class Cases {
         config.kind = kind;
         config.block_positions = is_paged ? 32 : 0;
         config.num_blocks = is_paged ? 20 : 0;
-        RecordCache(std::string(is_ring ? "ring" : is_paged ? "paged" : "contiguous") + " cache of " + kTypeNames[type], config);
+        RecordCache(std::string(is_ring    ? "ring"
+                                : is_paged ? "paged"
+                                           : "contiguous") +
+                        " cache of " + kTypeNames[type],
+                    config);
       }
     }
     config.capacity = 270;
@@ -765,7 +822,8 @@ class Cases {
     config.head_dim = 72;  // scores of three blocks of terms
     for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
       config.k_type = type;
-      RecordCache(std::string("contiguous cache of heads of 72, keys of ") + kTypeNames[type], config);
+      RecordCache(std::string("contiguous cache of heads of 72, keys of ") + kTypeNames[type],
+                  config);
     }
     config.kind = MHA_CACHE_KIND_PAGED;
     config.capacity = 288;
@@ -786,7 +844,8 @@ class Cases {
     Sum read;
     for (int64_t s = 0; s < 2; s++) {
       const int64_t length = cache.Length(s), capacity = cache.config().capacity;
-      const int64_t first = cache.config().kind == MHA_CACHE_KIND_RING && length > capacity ? length - capacity : 0;
+      const int64_t first =
+          cache.config().kind == MHA_CACHE_KIND_RING && length > capacity ? length - capacity : 0;
       const KeysAndValues rows = cache.Read(s, first, length - first);
       read.Add(rows.k).Add(rows.v);
     }
@@ -794,7 +853,8 @@ class Cases {
     RecordBytes(name + ", bytes,", cache.buffer());
   }
 
-  // Two sequences of different lengths in pieces of several sizes, rotated, a few numbers of them not finite.
+  // Two sequences of different lengths in pieces of several sizes, rotated, a few numbers of them
+  // not finite.
   void RecordCache(const std::string &name, const mha_kv_cache_config &config) {
     Cache cache(config, Place::kAnywhere, 0);
     if (config.kind == MHA_CACHE_KIND_PAGED) {
@@ -807,7 +867,8 @@ class Cases {
     uint64_t seed = 500;
     for (const int64_t n : {40, 1, 1, 7, 210}) {
       longest += n;
-      AttentionProblem problem = Filled(Sizes(2, n, n, 2, config.num_kv_heads, config.head_dim, config.head_dim_v), ++seed);
+      AttentionProblem problem = Filled(
+          Sizes(2, n, n, 2, config.num_kv_heads, config.head_dim, config.head_dim_v), ++seed);
       if (n == 7) {
         problem.k[3 * 20] = FromBits(kOtherNaN);
         problem.v[4 * 12 + 1] = FromBits(kInfinity);
@@ -860,7 +921,8 @@ class Cases {
     call.cache.cache = cache.get();
     call.cache.read = true;
     const Outputs outputs = Forward(Create(asking, instruction_set_).get(), m, call);
-    Record("layer of W_Q alone, over that cache", Sum().Add(outputs.q).Add(outputs.context).Add(outputs.lse).Add(outputs.y));
+    Record("layer of W_Q alone, over that cache",
+           Sum().Add(outputs.q).Add(outputs.context).Add(outputs.lse).Add(outputs.y));
   }
 
   uint32_t instruction_set_;
@@ -870,7 +932,9 @@ class Cases {
 
 }  // namespace
 
-Checksums Compute(uint32_t instruction_set, const mha_scheduler *scheduler) { return Cases(instruction_set, scheduler).Run(); }
+Checksums Compute(uint32_t instruction_set, const mha_scheduler *scheduler) {
+  return Cases(instruction_set, scheduler).Run();
+}
 
 int PublishedContract() { return MHA_PUBLISHED_CONTRACT; }
 

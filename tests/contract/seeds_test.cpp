@@ -1,5 +1,5 @@
-// The worked examples that this library was made from, with their printed numbers: two walks through attention with weight splits, one
-// in tables, one in a notebook.
+// The worked examples that this library was made from, with their printed numbers: two walks
+// through attention with weight splits, one in tables, one in a notebook.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -18,11 +18,12 @@ using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-// Half a unit of the last of four printed digits: so far is a printed number from the one that was computed.
+// Half a unit of the last of four printed digits: so far is a printed number from the one that was
+// computed.
 constexpr double kHalfDigit = 0.5e-4;
 
-void ExpectPrinted(const char *name, const std::vector<float> &actual, const std::vector<float> &printed,
-                   const std::vector<double> &tolerance) {
+void ExpectPrinted(const char *name, const std::vector<float> &actual,
+                   const std::vector<float> &printed, const std::vector<double> &tolerance) {
   ASSERT_EQ(actual.size(), printed.size()) << name;
   double largest = 0;
   for (size_t n = 0; n < printed.size(); n++) {
@@ -30,21 +31,28 @@ void ExpectPrinted(const char *name, const std::vector<float> &actual, const std
       EXPECT_EQ(actual[n], printed[n]) << name << "[" << n << "]";
       continue;
     }
-    EXPECT_LE(std::fabs(static_cast<double>(actual[n]) - static_cast<double>(printed[n])), tolerance[n]) << name << "[" << n << "]";
-    largest = std::max(largest, std::fabs(static_cast<double>(actual[n]) - static_cast<double>(printed[n])));
+    EXPECT_LE(std::fabs(static_cast<double>(actual[n]) - static_cast<double>(printed[n])),
+              tolerance[n])
+        << name << "[" << n << "]";
+    largest = std::max(largest,
+                       std::fabs(static_cast<double>(actual[n]) - static_cast<double>(printed[n])));
   }
   std::printf("%-14s largest difference to the printed numbers: %.2e\n", name, largest);
 }
 
-void ExpectPrinted(const char *name, const std::vector<float> &actual, const std::vector<float> &printed, double tolerance) {
+void ExpectPrinted(const char *name, const std::vector<float> &actual,
+                   const std::vector<float> &printed, double tolerance) {
   ExpectPrinted(name, actual, printed, std::vector<double>(printed.size(), tolerance));
 }
 
-// Exchanges rows and heads: [heads, n, width] to [n, heads, width], or back with the counts exchanged.
-std::vector<float> ExchangeRowsAndHeads(const std::vector<float> &x, size_t heads, size_t n, size_t width) {
+// Exchanges rows and heads: [heads, n, width] to [n, heads, width], or back with the counts
+// exchanged.
+std::vector<float> ExchangeRowsAndHeads(const std::vector<float> &x, size_t heads, size_t n,
+                                        size_t width) {
   std::vector<float> result;
   for (size_t i = 0; i < n; i++) {
-    for (size_t h = 0; h < heads; h++) result.insert(result.end(), &x[(h * n + i) * width], &x[(h * n + i) * width] + width);
+    for (size_t h = 0; h < heads; h++)
+      result.insert(result.end(), &x[(h * n + i) * width], &x[(h * n + i) * width] + width);
   }
   return result;
 }
@@ -62,8 +70,8 @@ Problem TwoHeadsOfThree() {
 
 // ---- The walk in tables
 
-// Steps 6 to 10. Each step of the page computes with the printed numbers of the one before, so that a little more than half a digit
-// may be missing; 1e-4 is two of its roundings.
+// Steps 6 to 10. Each step of the page computes with the printed numbers of the one before, so that
+// a little more than half a digit may be missing; 1e-4 is two of its roundings.
 TEST(WalkInTables, GroupedHeadsGiveThePrintedScoresWeightsAndContext) {
   const std::vector<float> queries = {
       0.0299f, 0.7057f, 0.1425f, 0.5029f, 0.6294f, 0.3265f, 0.8386f, 0.7803f, 0.8877f,  // head 1
@@ -89,8 +97,8 @@ TEST(WalkInTables, GroupedHeadsGiveThePrintedScoresWeightsAndContext) {
       1.0000f, 0.0000f, 0.0000f, 0.4947f, 0.5053f, 0.0000f, 0.3644f, 0.3956f, 0.2399f,  //
       1.0000f, 0.0000f, 0.0000f, 0.4840f, 0.5160f, 0.0000f, 0.3811f, 0.3939f, 0.2250f,
   };
-  // By token, then head, as in step 10: flattened it is the merged result. (Step 11 of the page prints the heads one after the other
-  // instead of side by side.)
+  // By token, then head, as in step 10: flattened it is the merged result. (Step 11 of the page
+  // prints the heads one after the other instead of side by side.)
   const std::vector<float> merged = {
       0.8375f, 0.7430f, 0.8563f, 0.7458f, 0.6515f, 0.1220f,  // token 1
       0.4757f, 0.4464f, 0.4605f, 0.7119f, 0.5406f, 0.4058f,  // token 2
@@ -102,7 +110,8 @@ TEST(WalkInTables, GroupedHeadsGiveThePrintedScoresWeightsAndContext) {
   problem.k = ExchangeRowsAndHeads(keys, 2, 3, 3);
   problem.v = ExchangeRowsAndHeads(values, 2, 3, 3);
   AttentionCall call;
-  call.q.heads_outside = call.k.heads_outside = call.v.heads_outside = true;  // as the page prints them
+  // As the page prints them.
+  call.q.heads_outside = call.k.heads_outside = call.v.heads_outside = true;
   const Outputs outputs = Attend(problem, call);
   ExpectPrinted("scores", outputs.scores, scores, 1e-4);
   ExpectPrinted("masked scores", outputs.masked_scores, masked_scores, 1e-4);
@@ -124,8 +133,10 @@ TEST(WalkInANotebook, PrintedProjectionsGiveThePrintedScoresAndContext) {
                1.4305f,  -0.4608f, 1.1821f,  1.2324f,  0.0492f, -0.3842f,  //
                -0.3349f, 1.5204f,  -1.7049f, -0.3751f, 0.8196f, 0.6283f};
   const std::vector<float> scores = {
-      -0.0802f, 0.0199f, 0.7182f,  -0.2299f, -0.3512f, -0.2293f, -0.1020f, -0.2557f, 0.0095f,  // head 1
-      0.3275f,  0.1947f, -0.6730f, -0.1775f, -0.9021f, 0.2122f,  -0.1211f, 0.9741f,  0.5378f,  // head 2
+      -0.0802f, 0.0199f,  0.7182f,  -0.2299f, -0.3512f,
+      -0.2293f, -0.1020f, -0.2557f, 0.0095f,  // head 1
+      0.3275f,  0.1947f,  -0.6730f, -0.1775f, -0.9021f,
+      0.2122f,  -0.1211f, 0.9741f,  0.5378f,  // head 2
   };
   const std::vector<float> scaled_scores = {
       -0.0463f, 0.0115f, 0.4146f,  -0.1327f, -0.2028f, -0.1324f, -0.0589f, -0.1476f, 0.0055f,  //
@@ -141,13 +152,16 @@ TEST(WalkInANotebook, PrintedProjectionsGiveThePrintedScoresAndContext) {
       0.0355f,  0.4801f,  -0.2450f, 0.3663f,  0.3066f, 0.0614f,   // token 3
   };
 
-  // The notebook computed with more digits of q and k than it prints. Half a digit of each of them makes so much of a score:
+  // The notebook computed with more digits of q and k than it prints. Half a digit of each of them
+  // makes so much of a score:
   std::vector<double> score_tolerance, scaled_tolerance;
   for (size_t h = 0; h < 2; h++) {
     for (size_t i = 0; i < 3; i++) {
       for (size_t j = 0; j < 3; j++) {
         double magnitudes = 0;
-        for (size_t d = 0; d < 3; d++) magnitudes += std::fabs(problem.q[i * 6 + h * 3 + d]) + std::fabs(problem.k[j * 6 + h * 3 + d]);
+        for (size_t d = 0; d < 3; d++)
+          magnitudes +=
+              std::fabs(problem.q[i * 6 + h * 3 + d]) + std::fabs(problem.k[j * 6 + h * 3 + d]);
         score_tolerance.push_back(kHalfDigit * magnitudes + 1.01 * kHalfDigit);
         scaled_tolerance.push_back(kHalfDigit * magnitudes / std::sqrt(3.0) + 1.01 * kHalfDigit);
       }
@@ -162,7 +176,8 @@ TEST(WalkInANotebook, PrintedProjectionsGiveThePrintedScoresAndContext) {
   // The notebook checks this of its weights.
   for (size_t row = 0; row < 6; row++) {
     double sum = 0;
-    for (size_t j = 0; j < 3; j++) sum += static_cast<double>(outputs.attention_weights[row * 3 + j]);
+    for (size_t j = 0; j < 3; j++)
+      sum += static_cast<double>(outputs.attention_weights[row * 3 + j]);
     EXPECT_NEAR(sum, 1, 3 * 0x1p-23);
   }
 }

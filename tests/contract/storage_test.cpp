@@ -25,14 +25,17 @@ uint32_t Bits(float x) {
 // What a 16-bit format with so many exponent bits means, by its definition.
 double Meaning(uint32_t stored, int exponent_bits) {
   const int mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
-  const uint32_t mantissa = stored & ((1u << mantissa_bits) - 1u), exponent = stored >> mantissa_bits & ((1u << exponent_bits) - 1u);
+  const uint32_t mantissa = stored & ((1u << mantissa_bits) - 1u),
+                 exponent = stored >> mantissa_bits & ((1u << exponent_bits) - 1u);
   double value;
   if (exponent == (1u << exponent_bits) - 1u) {
-    value = mantissa == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+    value = mantissa == 0 ? std::numeric_limits<double>::infinity()
+                          : std::numeric_limits<double>::quiet_NaN();
   } else if (exponent == 0) {
     value = std::ldexp(static_cast<double>(mantissa), 1 - bias - mantissa_bits);
   } else {
-    value = std::ldexp(static_cast<double>(mantissa + (1u << mantissa_bits)), static_cast<int>(exponent) - bias - mantissa_bits);
+    value = std::ldexp(static_cast<double>(mantissa + (1u << mantissa_bits)),
+                       static_cast<int>(exponent) - bias - mantissa_bits);
   }
   return stored & 0x8000u ? -value : value;
 }
@@ -57,7 +60,8 @@ TEST(Storage, WideningGivesTheValueOfEach16BitNumber) {
         ASSERT_TRUE(std::isnan(wide)) << format.name << " " << std::hex << stored;
       } else {
         ASSERT_EQ(static_cast<double>(wide), meaning) << format.name << " " << std::hex << stored;
-        ASSERT_EQ(std::signbit(wide), (stored & 0x8000u) != 0) << format.name << " " << std::hex << stored;
+        ASSERT_EQ(std::signbit(wide), (stored & 0x8000u) != 0)
+            << format.name << " " << std::hex << stored;
       }
     }
   }
@@ -76,19 +80,25 @@ TEST(Storage, NarrowingUndoesWidening) {
 TEST(Storage, NarrowingRoundsToTheNearestAndTiesToEven) {
   for (const Format &format : kFormats) {
     for (uint32_t stored = 0; stored < format.infinity; stored++) {
-      // The largest number's upper neighbour is where the format would go on; from halfway there on it is infinite.
+      // The largest number's upper neighbour is where the format would go on; from halfway there on
+      // it is infinite.
       const double low = Meaning(stored, format.exponent_bits);
-      const double high =
-          stored + 1u < format.infinity ? Meaning(stored + 1u, format.exponent_bits) : 2 * low - Meaning(stored - 1u, format.exponent_bits);
+      const double high = stored + 1u < format.infinity
+                              ? Meaning(stored + 1u, format.exponent_bits)
+                              : 2 * low - Meaning(stored - 1u, format.exponent_bits);
       const float middle = static_cast<float>((low + high) / 2);
       ASSERT_EQ(static_cast<double>(middle), (low + high) / 2) << "a float holds each middle";
       const uint32_t even = stored % 2 == 0 ? stored : stored + 1u;
-      const float below = std::nextafter(middle, 0.0f), above = std::nextafter(middle, std::numeric_limits<float>::infinity());
+      const float below = std::nextafter(middle, 0.0f),
+                  above = std::nextafter(middle, std::numeric_limits<float>::infinity());
       for (const uint32_t sign : {0u, 0x8000u}) {
         const float direction = sign ? -1.0f : 1.0f;
-        ASSERT_EQ(format.narrow(direction * middle), sign | even) << format.name << " " << std::hex << stored;
-        ASSERT_EQ(format.narrow(direction * below), sign | stored) << format.name << " " << std::hex << stored;
-        ASSERT_EQ(format.narrow(direction * above), sign | (stored + 1u)) << format.name << " " << std::hex << stored;
+        ASSERT_EQ(format.narrow(direction * middle), sign | even)
+            << format.name << " " << std::hex << stored;
+        ASSERT_EQ(format.narrow(direction * below), sign | stored)
+            << format.name << " " << std::hex << stored;
+        ASSERT_EQ(format.narrow(direction * above), sign | (stored + 1u))
+            << format.name << " " << std::hex << stored;
       }
     }
     EXPECT_EQ(format.narrow(std::numeric_limits<float>::max()), format.infinity) << format.name;
@@ -113,7 +123,8 @@ TEST(Storage, Int8CodesAreTheRoundedQuotientsByTheScale) {
       ASSERT_EQ(mha::code_of(x, row.factor), static_cast<int>(expected)) << x << " of " << a;
     }
   }
-  for (int n = -127; n < 127; n++) EXPECT_EQ(mha::code_of(static_cast<float>(n) + 0.5f, 1.0f), n % 2 == 0 ? n : n + 1) << "a tie";
+  for (int n = -127; n < 127; n++)
+    EXPECT_EQ(mha::code_of(static_cast<float>(n) + 0.5f, 1.0f), n % 2 == 0 ? n : n + 1) << "a tie";
 }
 
 TEST(Storage, AnInt8RowOfZerosIsZerosAndOneThatIsNotFiniteIsNaN) {
@@ -126,7 +137,8 @@ TEST(Storage, AnInt8RowOfZerosIsZerosAndOneThatIsNotFiniteIsNaN) {
   EXPECT_EQ(smallest.scale, 0x1p-100f / 127.0f);
   EXPECT_EQ(mha::code_of(0x1p-100f, smallest.factor), 127);
 
-  for (const float x : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float x :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     const float row_of_two[] = {1.0f, -x};
     const mha::CodeScale odd = mha::code_scale_of(row_of_two, 127, 2);
     EXPECT_EQ(Bits(odd.scale), 0x7fc00000u) << x;

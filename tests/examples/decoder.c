@@ -1,14 +1,16 @@
 /*
- * decoder.h as a program: a model's file and the tokens of a prompt in, tokens out, each the one with the largest logit.
+ * decoder.h as a program: a model's file and the tokens of a prompt in, tokens out, each the one
+ * with the largest logit.
  *
- *     decoder                    makes a small model with random weights, and shows that all ways to the same tokens give the same bits
- *     decoder write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY
- *                                writes a model with random weights, named and laid out as Hugging Face has Llama's
+ *     decoder                    makes a small model with random weights, and shows that all ways
+ * to the same tokens give the same bits decoder write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN
+ * VOCABULARY writes a model with random weights, named and laid out as Hugging Face has Llama's
  *     decoder run FILE HEADS PROMPT COUNT [THREADS [TYPE [ARITHMETIC [LOGITS]]]]
- *                                reads numbers of tokens from the file PROMPT, and writes COUNT more. TYPE: how weights are kept, f32, f16,
- *                                bf16, int8 or int4 (file: as they are). ARITHMETIC: of products with them, f32, or with int8 or int4
- *                                int16 or int8. LOGITS: a file for the logits that each token was chosen by
- *     decoder check FILE HEADS   shows for this model what the first form shows for its own
+ *                                reads numbers of tokens from the file PROMPT, and writes COUNT
+ * more. TYPE: how weights are kept, f32, f16, bf16, int8 or int4 (file: as they are). ARITHMETIC:
+ * of products with them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for the logits
+ * that each token was chosen by decoder check FILE HEADS   shows for this model what the first form
+ * shows for its own
  */
 #include "decoder.h"
 
@@ -21,12 +23,16 @@ static int32_t largest(const float *logits, int64_t count) {
 }
 
 /* The logits behind the last token; a prompt longer than a call goes in several. */
-static const float *append(struct decoder *d, int64_t sequence, const int32_t *tokens, int64_t count) {
-  for (; count > most_rows; tokens += most_rows, count -= most_rows) decoder_run(d, &(struct piece){sequence, tokens, most_rows, 0}, 1);
+static const float *append(struct decoder *d, int64_t sequence, const int32_t *tokens,
+                           int64_t count) {
+  for (; count > most_rows; tokens += most_rows, count -= most_rows)
+    decoder_run(d, &(struct piece){sequence, tokens, most_rows, 0}, 1);
   return decoder_run(d, &(struct piece){sequence, tokens, count, 1}, 1);
 }
 
-/* ---- A model to try it on ---------------------------------------------------------------------------------------------------------- */
+/* ---- A model to try it on
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 struct writer {
   FILE *file, *header; /* one pass for the header, one for the numbers */
@@ -35,12 +41,15 @@ struct writer {
 };
 
 /* Numbers from -size to size, or 1 for norms; the same on every machine. */
-static void write_tensor(struct writer *w, const char *name, int64_t rows, int64_t columns, float size) {
+static void write_tensor(struct writer *w, const char *name, int64_t rows, int64_t columns,
+                         float size) {
   const int64_t count = rows * (columns ? columns : 1);
   if (w->header) {
-    fprintf(w->header, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", w->offset ? "," : "", name, (long long)rows);
+    fprintf(w->header, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", w->offset ? "," : "", name,
+            (long long)rows);
     if (columns) fprintf(w->header, ",%lld", (long long)columns);
-    fprintf(w->header, "],\"data_offsets\":[%lld,%lld]}", (long long)w->offset, (long long)(w->offset + 4 * count));
+    fprintf(w->header, "],\"data_offsets\":[%lld,%lld]}", (long long)w->offset,
+            (long long)(w->offset + 4 * count));
     w->offset += 4 * count;
     return;
   }
@@ -52,17 +61,30 @@ static void write_tensor(struct writer *w, const char *name, int64_t rows, int64
 }
 
 static void write_model(const char *path, const int64_t *shape) {
-  const int64_t layers = shape[0], width = shape[1], heads = shape[2], kv_heads = shape[3], hidden = shape[4], vocabulary = shape[5];
-  if (layers < 1 || heads < 1 || width % heads || kv_heads < 1 || heads % kv_heads || hidden < 1 || vocabulary < 1 || width / heads % 2) {
-    fail("a model has layers, heads that divide the width evenly, kv heads that divide the heads, a hidden width and a vocabulary");
+  const int64_t layers = shape[0], width = shape[1], heads = shape[2], kv_heads = shape[3],
+                hidden = shape[4], vocabulary = shape[5];
+  if (layers < 1 || heads < 1 || width % heads || kv_heads < 1 || heads % kv_heads || hidden < 1 ||
+      vocabulary < 1 || width / heads % 2) {
+    fail(
+        "a model has layers, heads that divide the width evenly, kv heads that divide the heads, a "
+        "hidden width and a vocabulary");
   }
   const int64_t kv_width = width / heads * kv_heads;
-  const float from_width = sqrtf(3.0f / (float)width), from_hidden = sqrtf(3.0f / (float)hidden); /* rows keep their variance */
-  const struct { const char *name; int64_t rows, columns; float size; } parts[] = {
-      {"self_attn.q_proj", width, width, from_width}, {"self_attn.k_proj", kv_width, width, from_width},
-      {"self_attn.v_proj", kv_width, width, from_width}, {"self_attn.o_proj", width, width, from_width},
-      {"mlp.gate_proj", hidden, width, from_width}, {"mlp.up_proj", hidden, width, from_width},
-      {"mlp.down_proj", width, hidden, from_hidden}, {"input_layernorm", width, 0, 1}, {"post_attention_layernorm", width, 0, 1}};
+  const float from_width = sqrtf(3.0f / (float)width),
+              from_hidden = sqrtf(3.0f / (float)hidden); /* rows keep their variance */
+  const struct {
+    const char *name;
+    int64_t rows, columns;
+    float size;
+  } parts[] = {{"self_attn.q_proj", width, width, from_width},
+               {"self_attn.k_proj", kv_width, width, from_width},
+               {"self_attn.v_proj", kv_width, width, from_width},
+               {"self_attn.o_proj", width, width, from_width},
+               {"mlp.gate_proj", hidden, width, from_width},
+               {"mlp.up_proj", hidden, width, from_width},
+               {"mlp.down_proj", width, hidden, from_hidden},
+               {"input_layernorm", width, 0, 1},
+               {"post_attention_layernorm", width, 0, 1}};
   struct writer w = {.file = fopen(path, "wb"), .random = 1};
   char *header = NULL;
   size_t bytes = 0;
@@ -90,36 +112,51 @@ static void write_model(const char *path, const int64_t *shape) {
   if (ferror(w.file) | fclose(w.file)) fail("%s cannot be written", path);
 }
 
-/* ---- All ways to the same tokens --------------------------------------------------------------------------------------------------- */
+/* ---- All ways to the same tokens
+ * ---------------------------------------------------------------------------------------------------
+ */
 
-enum { prompt_tokens = 75, new_tokens = 24, draft_tokens = 4, positions = 128, all = prompt_tokens + new_tokens };
+enum {
+  prompt_tokens = 75,
+  new_tokens = 24,
+  draft_tokens = 4,
+  positions = 128,
+  all = prompt_tokens + new_tokens
+};
 
 struct result {
   int32_t tokens[all + 1]; /* the prompt, then what the model chose */
   float *logits;           /* [new_tokens][vocabulary] */
 };
 
-static int same(const char *what, const struct decoder *d, const struct result *a, const struct result *b) {
+static int same(const char *what, const struct decoder *d, const struct result *a,
+                const struct result *b) {
   const size_t bytes = new_tokens * (size_t)d->model->vocabulary * sizeof(float);
-  const int is_same = memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0 && memcmp(a->logits, b->logits, bytes) == 0;
+  const int is_same = memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0 &&
+                      memcmp(a->logits, b->logits, bytes) == 0;
   printf("%s: %s\n", what, is_same ? "the same bits" : "other bits");
   return is_same;
 }
 
 /* Chooses token i, from logits, and keeps both. */
 static void choose(const struct decoder *d, struct result *r, int i, const float *logits) {
-  memcpy(r->logits + (i - prompt_tokens) * d->model->vocabulary, logits, (size_t)d->model->vocabulary * sizeof *logits);
+  memcpy(r->logits + (i - prompt_tokens) * d->model->vocabulary, logits,
+         (size_t)d->model->vocabulary * sizeof *logits);
   r->tokens[i] = largest(logits, d->model->vocabulary);
 }
 
-/* Tokens are guessed, by a smaller model say, and the model looks at all guesses in one call: each right one is a token for which the
- * weights need not be read. Those behind the first wrong one are taken back. */
-static void generate_with_drafts(struct decoder *d, int64_t sequence, struct result *r, const struct result *guesses) {
+/* Tokens are guessed, by a smaller model say, and the model looks at all guesses in one call: each
+ * right one is a token for which the weights need not be read. Those behind the first wrong one are
+ * taken back. */
+static void generate_with_drafts(struct decoder *d, int64_t sequence, struct result *r,
+                                 const struct result *guesses) {
   for (int i = prompt_tokens; i < all;) { /* token i is chosen, and not yet in the sequence */
     int32_t piece[1 + draft_tokens] = {r->tokens[i - 1]};
     const int drafts = i + draft_tokens < all ? draft_tokens : all - 1 - i;
-    for (int k = 0; k < drafts; k++) piece[1 + k] = guesses->tokens[i + k] ^ (k == i % 4); /* in most calls one is wrong */
-    const float *const logits = decoder_run(d, &(struct piece){sequence, piece, 1 + drafts, 1 + drafts}, 1);
+    for (int k = 0; k < drafts; k++)
+      piece[1 + k] = guesses->tokens[i + k] ^ (k == i % 4); /* in most calls one is wrong */
+    const float *const logits =
+        decoder_run(d, &(struct piece){sequence, piece, 1 + drafts, 1 + drafts}, 1);
     const int first = i;
     do choose(d, r, i, logits + (i - first) * d->model->vocabulary);
     while (i++ < first + drafts && piece[i - first] == r->tokens[i - 1]);
@@ -133,7 +170,8 @@ static int check_model(const char *path, int64_t heads) {
   struct decoder d;
   model_load(&m, path, heads, 0, MHA_ARITHMETIC_F32);
   pool_start(&pool, 1);
-  const mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
+  const mha_scheduler scheduler = {
+      .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, &scheduler, 4, positions);
   struct result at_once, others[4], *r = others;
   memset(&at_once, 0, sizeof at_once), memset(others, 0, sizeof others);
@@ -151,10 +189,12 @@ static int check_model(const char *path, int64_t heads) {
   printf("\n");
 
   for (int i = 0; i < prompt_tokens; i++) logits = append(&d, 1, &r->tokens[i], 1);
-  for (int i = prompt_tokens; i < all; i++, logits = append(&d, 1, &r->tokens[i - 1], 1)) choose(&d, r, i, logits);
+  for (int i = prompt_tokens; i < all; i++, logits = append(&d, 1, &r->tokens[i - 1], 1))
+    choose(&d, r, i, logits);
   int is_same = same("one token at a time", &d, &at_once, r);
 
-  /* Two sequences share the first 70 tokens of the first one. Both go on in the same calls, which copies the last 6 for each. */
+  /* Two sequences share the first 70 tokens of the first one. Both go on in the same calls, which
+   * copies the last 6 for each. */
   r = &others[1];
   decoder_share(&d, 0, 2, 70), decoder_share(&d, 0, 3, 70);
   int32_t last[2] = {0, 5};
@@ -174,7 +214,8 @@ static int check_model(const char *path, int64_t heads) {
   /* The first sequence goes back into what it shares, while another one goes on with it. */
   decoder_truncate(&d, 0, 40);
   logits = append(&d, 0, others[3].tokens + 40, prompt_tokens - 40);
-  for (int i = prompt_tokens; i < all; i++, logits = append(&d, 0, &others[3].tokens[i - 1], 1)) choose(&d, &others[3], i, logits);
+  for (int i = prompt_tokens; i < all; i++, logits = append(&d, 0, &others[3].tokens[i - 1], 1))
+    choose(&d, &others[3], i, logits);
   is_same &= same("back into a shared prefix", &d, &at_once, &others[3]);
 
   for (int s = 0; s < 4; s++) decoder_truncate(&d, s, 0);
@@ -186,7 +227,9 @@ static int check_model(const char *path, int64_t heads) {
   return is_same ? 0 : 1;
 }
 
-/* ---- The program ------------------------------------------------------------------------------------------------------------------- */
+/* ---- The program
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 static double seconds(void) {
   struct timespec now;
@@ -194,7 +237,8 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static uint32_t index_of(const char *word, const char *const *words, int count, const char *complaint) {
+static uint32_t index_of(const char *word, const char *const *words, int count,
+                         const char *complaint) {
   for (int i = 0; i < count; i++) {
     if (strcmp(words[i], word) == 0) return (uint32_t)i;
   }
@@ -202,28 +246,35 @@ static uint32_t index_of(const char *word, const char *const *words, int count, 
   return 0;
 }
 
-static int run(const char *path, int64_t heads, const char *prompt_path, int count, int threads, const char *type,
-               const char *arithmetic, const char *logits_path) {
-  const char *const types[] = {"file", "f32", "f16", "bf16", "int8", "int4"}; /* 0, then MHA_TYPE_* */
+static int run(const char *path, int64_t heads, const char *prompt_path, int count, int threads,
+               const char *type, const char *arithmetic, const char *logits_path) {
+  const char *const types[] = {"file", "f32",  "f16",
+                               "bf16", "int8", "int4"}; /* 0, then MHA_TYPE_* */
   const char *const arithmetics[] = {"f32", "int8", "int16"};
-  const uint32_t arithmetic_types[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16};
-  const uint32_t weight_type = index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
-  const uint32_t arithmetic_type = arithmetic_types[index_of(arithmetic, arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
+  const uint32_t arithmetic_types[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
+                                       MHA_ARITHMETIC_INT16};
+  const uint32_t weight_type =
+      index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
+  const uint32_t arithmetic_type = arithmetic_types[index_of(
+      arithmetic, arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
   enum { most = 1 << 20 };
   static int32_t tokens[most];
   int prompt = 0;
   FILE *const prompt_file = fopen(prompt_path, "r");
   if (!prompt_file) fail("%s: cannot be read", prompt_path);
   while (prompt < most && fscanf(prompt_file, "%d", &tokens[prompt]) == 1) prompt++;
-  if (prompt == 0 || !feof(prompt_file)) fail("%s: numbers of tokens are expected, one to %d", prompt_path, most);
+  if (prompt == 0 || !feof(prompt_file))
+    fail("%s: numbers of tokens are expected, one to %d", prompt_path, most);
   fclose(prompt_file);
-  if (count < 1 || threads < 1) fail("the number of tokens to write and the number of threads are 1 or more");
+  if (count < 1 || threads < 1)
+    fail("the number of tokens to write and the number of threads are 1 or more");
   struct model m;
   struct decoder d;
   struct pool pool;
   model_load(&m, path, heads, weight_type, arithmetic_type);
   pool_start(&pool, (uint32_t)threads - 1);
-  const mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
+  const mha_scheduler scheduler = {
+      .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, threads > 1 ? &scheduler : NULL, 1, prompt + count);
   FILE *const logits_file = logits_path ? fopen(logits_path, "wb") : NULL;
   if (logits_path && !logits_file) fail("%s cannot be written", logits_path);
@@ -237,7 +288,8 @@ static int run(const char *path, int64_t heads, const char *prompt_path, int cou
     if (i == 0) prompt_seconds = seconds() - start, start = seconds();
     if (i + 1 < count) logits = append(&d, 0, &token, 1);
   }
-  fprintf(stderr, "prompt %.6f s, token %.6f s\n", prompt_seconds, count > 1 ? (seconds() - start) / (count - 1) : 0);
+  fprintf(stderr, "prompt %.6f s, token %.6f s\n", prompt_seconds,
+          count > 1 ? (seconds() - start) / (count - 1) : 0);
   if (logits_file) fclose(logits_file);
   decoder_free(&d), pool_stop(&pool), model_free(&m);
   return 0;
@@ -252,13 +304,16 @@ int main(int count, char **words) {
     return 0;
   }
   if (strcmp(command, "run") == 0 && count >= 6 && count <= 10) {
-    return run(words[2], atoll(words[3]), words[4], atoi(words[5]), count > 6 ? atoi(words[6]) : 1, count > 7 ? words[7] : "file",
-               count > 8 ? words[8] : "f32", count > 9 ? words[9] : NULL);
+    return run(words[2], atoll(words[3]), words[4], atoi(words[5]), count > 6 ? atoi(words[6]) : 1,
+               count > 7 ? words[7] : "file", count > 8 ? words[8] : "f32",
+               count > 9 ? words[9] : NULL);
   }
   if (strcmp(command, "check") == 0 && count == 4) return check_model(words[2], atoll(words[3]));
   if (count > 1) {
-    fail("decoder [write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY | run FILE HEADS PROMPT COUNT "
-         "[THREADS [TYPE [ARITHMETIC [LOGITS]]]] | check FILE HEADS]");
+    fail(
+        "decoder [write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY | run FILE HEADS PROMPT "
+        "COUNT "
+        "[THREADS [TYPE [ARITHMETIC [LOGITS]]]] | check FILE HEADS]");
   }
   char path[] = "/tmp/mha-decoder-XXXXXX";
   const int file = mkstemp(path);

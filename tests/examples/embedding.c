@@ -1,6 +1,7 @@
 /*
- * mha inside of a program that runs for long, in the pieces that src/docs/embedding.md explains: weights mapped from a file, all memory
- * taken in the beginning, errors as values, and a cache that goes on from a file.
+ * mha inside of a program that runs for long, in the pieces that src/docs/embedding.md explains:
+ * weights mapped from a file, all memory taken in the beginning, errors as values, and a cache that
+ * goes on from a file.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
@@ -44,8 +45,8 @@ static mha_status map_weights(struct engine *engine, const char *path) {
   mha_status status = mha_layer_verify(engine->weights, engine->weights_bytes, &engine->error);
   if (status != MHA_OK) return status; /* damaged, or packed by another version: pack it again */
   engine->layer_storage = malloc(mha_layer_view_size());
-  return mha_layer_view(engine->weights, engine->weights_bytes, NULL, engine->layer_storage, mha_layer_view_size(), &engine->layer,
-                        &engine->error);
+  return mha_layer_view(engine->weights, engine->weights_bytes, NULL, engine->layer_storage,
+                        mha_layer_view_size(), &engine->layer, &engine->error);
 }
 
 static mha_status reserve(struct engine *engine) {
@@ -57,12 +58,16 @@ static mha_status reserve(struct engine *engine) {
                               .k_type = MHA_TYPE_F16};
   mha_status status = mha_kv_cache_size(&room, &engine->cache_bytes, &engine->error);
   if (status != MHA_OK) return status;
-  if (posix_memalign(&engine->cache_buffer, 64, engine->cache_bytes)) return MHA_ERROR_OUT_OF_MEMORY;
-  memset(engine->cache_buffer, 0, engine->cache_bytes); /* so that the system has given the pages before it counts */
-  status = mha_kv_cache_init(&room, engine->cache_buffer, engine->cache_bytes, &engine->cache, &engine->error);
+  if (posix_memalign(&engine->cache_buffer, 64, engine->cache_bytes))
+    return MHA_ERROR_OUT_OF_MEMORY;
+  memset(engine->cache_buffer, 0,
+         engine->cache_bytes); /* so that the system has given the pages before it counts */
+  status = mha_kv_cache_init(&room, engine->cache_buffer, engine->cache_bytes, &engine->cache,
+                             &engine->error);
   if (status != MHA_OK) return status;
 
-  engine->args = (mha_forward_args){.struct_size = sizeof engine->args, .flags = MHA_CAUSAL, .batch = 1};
+  engine->args =
+      (mha_forward_args){.struct_size = sizeof engine->args, .flags = MHA_CAUSAL, .batch = 1};
   mha_forward_args largest = engine->args;
   largest.n_q = max_rows, largest.cache = engine->cache;
   status = mha_forward_workspace(engine->layer, &largest, &engine->workspace_bytes, &engine->error);
@@ -76,24 +81,28 @@ static mha_status reserve(struct engine *engine) {
 static mha_status step(struct engine *engine, int64_t rows, const float *x, float *y) {
   mha_forward_args args = engine->args;
   args.n_q = rows, args.query.data = x, args.output.data = y, args.cache = engine->cache;
-  return mha_forward(engine->layer, &args, engine->workspace, engine->workspace_bytes, &engine->error);
+  return mha_forward(engine->layer, &args, engine->workspace, engine->workspace_bytes,
+                     &engine->error);
 }
 
 static int answer(struct engine *engine, int64_t rows, const float *x, float *y) {
   mha_status status = step(engine, rows, x, y);
-  if (status == MHA_ERROR_CACHE_FULL) { /* y and the cache are as they were: the program decides what to forget */
+  if (status == MHA_ERROR_CACHE_FULL) { /* y and the cache are as they were: the program decides
+                                           what to forget */
     status = mha_kv_cache_truncate(engine->cache, 0, 0, &engine->error);
     if (status == MHA_OK) status = step(engine, rows, x, y);
   }
   if (status == MHA_OK) return 1;
-  fprintf(stderr, "%s: %s\n", mha_status_string(status), engine->error.message); /* a mistake of the program, see the sentence */
+  fprintf(stderr, "%s: %s\n", mha_status_string(status),
+          engine->error.message); /* a mistake of the program, see the sentence */
   return 0;
 }
 
 static int save_cache(const struct engine *engine, const char *path) {
   FILE *file = fopen(path, "wb");
   if (!file) return 0;
-  int is_written = fwrite(engine->cache_buffer, 1, engine->cache_bytes, file) == engine->cache_bytes;
+  int is_written =
+      fwrite(engine->cache_buffer, 1, engine->cache_bytes, file) == engine->cache_bytes;
   return (fclose(file) == 0) && is_written;
 }
 
@@ -111,7 +120,8 @@ static void fill(float *values, int count) {
 }
 
 static void check(const struct engine *engine, mha_status status) {
-  if (status != MHA_OK) fprintf(stderr, "%s: %s\n", mha_status_string(status), engine->error.message), exit(1);
+  if (status != MHA_OK)
+    fprintf(stderr, "%s: %s\n", mha_status_string(status), engine->error.message), exit(1);
 }
 
 static void expect(int holds, const char *what) {
@@ -136,11 +146,15 @@ static void pack_to(const char *path) {
   mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   struct engine packing;
   void *packed;
-  check(&packing, mha_layer_pack_size(&config, &weights, NULL, &packing.weights_bytes, &packing.error));
+  check(&packing,
+        mha_layer_pack_size(&config, &weights, NULL, &packing.weights_bytes, &packing.error));
   expect(posix_memalign(&packed, 64, packing.weights_bytes) == 0, "no memory");
-  check(&packing, mha_layer_pack(&config, &weights, NULL, packed, packing.weights_bytes, &packing.error));
+  check(&packing,
+        mha_layer_pack(&config, &weights, NULL, packed, packing.weights_bytes, &packing.error));
   FILE *file = fopen(path, "wb");
-  expect(file && fwrite(packed, 1, packing.weights_bytes, file) == packing.weights_bytes && fclose(file) == 0, path);
+  expect(file && fwrite(packed, 1, packing.weights_bytes, file) == packing.weights_bytes &&
+             fclose(file) == 0,
+         path);
   free(packed);
 }
 
@@ -149,7 +163,8 @@ int main(void) {
   fill(x, max_positions * width);
   char folder[] = "/tmp/mha-embedding-XXXXXX", weights[64], cache[64];
   expect(mkdtemp(folder) != NULL, folder);
-  snprintf(weights, sizeof weights, "%s/layer.mha", folder), snprintf(cache, sizeof cache, "%s/cache", folder);
+  snprintf(weights, sizeof weights, "%s/layer.mha", folder),
+      snprintf(cache, sizeof cache, "%s/cache", folder);
   pack_to(weights);
 
   struct engine first, second;
@@ -164,9 +179,11 @@ int main(void) {
   int equal = memcmp(again, y + 16 * width, 8 * width * sizeof *y) == 0;
   printf("rows 16 to 23 from a saved cache: %s\n", equal ? "the same bits" : "different bits");
 
-  expect(answer(&second, 16, x, again), "a full cache is not emptied"); /* 24 and 16 positions are more than it has */
+  expect(answer(&second, 16, x, again),
+         "a full cache is not emptied"); /* 24 and 16 positions are more than it has */
   int is_anew = memcmp(again, y, 16 * width * sizeof *y) == 0;
-  printf("and from the beginning, after it was full: %s\n", is_anew ? "the same bits" : "different bits");
+  printf("and from the beginning, after it was full: %s\n",
+         is_anew ? "the same bits" : "different bits");
 
   stop(&first), stop(&second);
   unlink(weights), unlink(cache), rmdir(folder);

@@ -1,6 +1,7 @@
 /*
- * A block of a decoder: attention and a feed-forward network, each added to the rows that it reads. All products run on the library's
- * kernels: those of the attention by mha_forward, the others by mha_linear, from layers that have one matrix each.
+ * A block of a decoder: attention and a feed-forward network, each added to the rows that it reads.
+ * All products run on the library's kernels: those of the attention by mha_forward, the others by
+ * mha_linear, from layers that have one matrix each.
  */
 #define _POSIX_C_SOURCE 200112L
 
@@ -24,7 +25,8 @@ static void fill(float *values, int count, int step) {
 static mha_layer *make_linear(int inputs, int outputs, int step) {
   float *const w = malloc(sizeof *w * inputs * outputs);
   fill(w, inputs * outputs, step);
-  mha_linear_weights weights = {.struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs};
+  mha_linear_weights weights = {
+      .struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs};
   weights.layout = MHA_LAYOUT_OUT_IN, weights.w.data = w, weights.weight_type = MHA_TYPE_BF16;
   mha_layer *layer;
   mha_error error;
@@ -33,8 +35,10 @@ static mha_layer *make_linear(int inputs, int outputs, int step) {
   return layer;
 }
 
-/* output = x W^T, and plus the residual, if there is one. On one thread and rows of floats it needs no workspace. */
-static void linear(const mha_layer *layer, int rows, const float *x, const float *residual, float *output) {
+/* output = x W^T, and plus the residual, if there is one. On one thread and rows of floats it needs
+ * no workspace. */
+static void linear(const mha_layer *layer, int rows, const float *x, const float *residual,
+                   float *output) {
   mha_linear_args args = {.struct_size = sizeof args, .rows = rows, .x.data = x};
   args.residual.data = residual, args.output.data = output;
   mha_error error;
@@ -72,11 +76,13 @@ int main(void) {
   memcpy(y, x, sizeof x);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
   mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
-  struct block block = {NULL, make_linear(width, hidden, 3), make_linear(width, hidden, 13), make_linear(hidden, width, 9), NULL};
+  struct block block = {NULL, make_linear(width, hidden, 3), make_linear(width, hidden, 13),
+                        make_linear(hidden, width, 9), NULL};
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &block.attention, &error), &error);
 
-  mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = 1, .capacity = tokens, .num_kv_heads = heads};
+  mha_kv_cache_config room = {
+      .struct_size = sizeof room, .num_sequences = 1, .capacity = tokens, .num_kv_heads = heads};
   room.head_dim = width / heads;
   size_t bytes;
   void *memory;
@@ -87,7 +93,8 @@ int main(void) {
   run(&block, tokens, x); /* all rows at once */
   check(mha_kv_cache_truncate(block.cache, 0, 0, &error), &error);
   for (int i = 0; i < tokens; i++) run(&block, 1, y + i * width); /* and row by row */
-  for (int i = 0; i < tokens; i++) printf("y[%d] = %7.4f %7.4f ...\n", i, y[i * width], y[i * width + 1]);
+  for (int i = 0; i < tokens; i++)
+    printf("y[%d] = %7.4f %7.4f ...\n", i, y[i * width], y[i * width + 1]);
   const int same = memcmp(x, y, sizeof x) == 0;
   printf("row by row: %s\n", same ? "the same bits" : "other bits");
 

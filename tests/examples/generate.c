@@ -5,7 +5,8 @@
 #include <string.h>
 
 enum { prompt = 5, tokens = 9, width = 8, heads = 2, head_dim = width / heads };
-static float x[tokens * width], y[tokens * width], whole[tokens * width], w_qkv[width * 3 * width], w_o[width * width];
+static float x[tokens * width], y[tokens * width], whole[tokens * width], w_qkv[width * 3 * width],
+    w_o[width * width];
 static float cosines[tokens * head_dim / 2], sines[tokens * head_dim / 2];
 
 static void fill(float *values, int count) {
@@ -24,8 +25,10 @@ int main(void) {
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
 
-  mha_rope_config angles = {.struct_size = sizeof angles, .dims = head_dim, .num_positions = tokens};
-  mha_rope rope = {.struct_size = sizeof rope, .num_positions = tokens, .cos = cosines, .sin = sines};
+  mha_rope_config angles = {
+      .struct_size = sizeof angles, .dims = head_dim, .num_positions = tokens};
+  mha_rope rope = {
+      .struct_size = sizeof rope, .num_positions = tokens, .cos = cosines, .sin = sines};
   check(mha_rope_tables(&angles, cosines, sines, &error), &error);
 
   mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = 1, .capacity = tokens};

@@ -1,6 +1,7 @@
 /*
- * A program's own pool of threads drives the library, which starts none: it hands its tasks to parallel_for, and the pool's workers and
- * the calling thread run them. The result is the same bits as without.
+ * A program's own pool of threads drives the library, which starts none: it hands its tasks to
+ * parallel_for, and the pool's workers and the calling thread run them. The result is the same bits
+ * as without.
  */
 #include <mha.h>
 #include <stdio.h>
@@ -22,8 +23,10 @@ static void check(mha_status status, const mha_error *error) {
 }
 
 int main(void) {
-  float *x = random_floats(tokens * width), *w_qkv = random_floats(width * 3 * width), *w_o = random_floats(width * width);
-  float *alone = malloc(sizeof *alone * tokens * width), *together = malloc(sizeof *together * tokens * width);
+  float *x = random_floats(tokens * width), *w_qkv = random_floats(width * 3 * width),
+        *w_o = random_floats(width * width);
+  float *alone = malloc(sizeof *alone * tokens * width),
+        *together = malloc(sizeof *together * tokens * width);
 
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
   mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
@@ -33,7 +36,8 @@ int main(void) {
 
   struct pool pool;
   pool_start(&pool, 3);
-  mha_scheduler scheduler = {.context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
+  mha_scheduler scheduler = {
+      .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
 
   mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query.data = x};
   args.flags = MHA_CAUSAL, args.scheduler = &scheduler;
@@ -52,8 +56,8 @@ int main(void) {
     check(mha_forward(layer, &args, workspace, bytes, &error), &error);
     equal = equal && memcmp(alone, together, sizeof *alone * tokens * width) == 0;
   }
-  printf("the calling thread alone and %d calls with %u workers: %s\n", calls, (unsigned)pool.num_workers,
-         equal ? "the same bits" : "different bits");
+  printf("the calling thread alone and %d calls with %u workers: %s\n", calls,
+         (unsigned)pool.num_workers, equal ? "the same bits" : "different bits");
 
   pool_stop(&pool);
   free(workspace);

@@ -1,7 +1,8 @@
 /*
- * What the examples of models' layers have in common: a stack of attention layers, each of which adds its output to its input. What stands
- * between them in a model is left out. A prompt goes through at once, then token by token over caches; all rows at once, without a cache,
- * have to come out with the same bits.
+ * What the examples of models' layers have in common: a stack of attention layers, each of which
+ * adds its output to its input. What stands between them in a model is left out. A prompt goes
+ * through at once, then token by token over caches; all rows at once, without a cache, have to come
+ * out with the same bits.
  */
 #define _POSIX_C_SOURCE 200112L
 #include <math.h>
@@ -31,18 +32,26 @@ static mha_rope make_rope(mha_rope_config angles) {
   float *cosines = malloc(bytes), *sines = malloc(bytes);
   mha_error error;
   check(mha_rope_tables(&angles, cosines, sines, &error), &error);
-  return (mha_rope){.struct_size = sizeof(mha_rope), .num_positions = angles.num_positions, .cos = cosines, .sin = sines};
+  return (mha_rope){.struct_size = sizeof(mha_rope),
+                    .num_positions = angles.num_positions,
+                    .cos = cosines,
+                    .sin = sines};
 }
 
-/* Matrices as those of nn.Linear: self_attn.q_proj.weight, k_proj, v_proj and o_proj in files of Hugging Face, and their biases. */
+/* Matrices as those of nn.Linear: self_attn.q_proj.weight, k_proj, v_proj and o_proj in files of
+ * Hugging Face, and their biases. */
 static mha_layer *make_layer(const mha_layer_config *config, int has_biases) {
-  const int64_t width = config->query_dim, q = config->num_heads * config->head_dim, kv = config->num_kv_heads * config->head_dim;
-  float *const w[] = {numbers(q * width, 0.2f), numbers(kv * width, 0.2f), numbers(kv * width, 0.2f), numbers(width * q, 0.1f)};
+  const int64_t width = config->query_dim, q = config->num_heads * config->head_dim,
+                kv = config->num_kv_heads * config->head_dim;
+  float *const w[] = {numbers(q * width, 0.2f), numbers(kv * width, 0.2f),
+                      numbers(kv * width, 0.2f), numbers(width * q, 0.1f)};
   float *const b[] = {numbers(q, 0.5f), numbers(kv, 0.5f), numbers(kv, 0.5f), numbers(width, 0.1f)};
   mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN};
-  weights.w_q.data = w[0], weights.w_k.data = w[1], weights.w_v.data = w[2], weights.w_o.data = w[3];
+  weights.w_q.data = w[0], weights.w_k.data = w[1], weights.w_v.data = w[2],
+  weights.w_o.data = w[3];
   if (has_biases) {
-    weights.w_q.bias = b[0], weights.w_k.bias = b[1], weights.w_v.bias = b[2], weights.w_o.bias = b[3];
+    weights.w_q.bias = b[0], weights.w_k.bias = b[1], weights.w_v.bias = b[2],
+    weights.w_o.bias = b[3];
   }
   mha_layer *layer;
   mha_error error;
@@ -57,8 +66,10 @@ static mha_kv_cache *make_cache(const struct model_layer *of, int64_t tokens) {
   mha_error error;
   check(mha_layer_shape(of->layer, &shape, &error), &error);
   mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = 1, .capacity = tokens};
-  room.num_kv_heads = shape.num_kv_heads, room.head_dim = shape.head_dim, room.head_dim_v = shape.head_dim_v;
-  if (of->args.flags & MHA_WINDOW_LEFT) room.kind = MHA_CACHE_KIND_RING, room.capacity = of->args.window_left / 16 * 16 + 32;
+  room.num_kv_heads = shape.num_kv_heads, room.head_dim = shape.head_dim,
+  room.head_dim_v = shape.head_dim_v;
+  if (of->args.flags & MHA_WINDOW_LEFT)
+    room.kind = MHA_CACHE_KIND_RING, room.capacity = of->args.window_left / 16 * 16 + 32;
   mha_kv_cache *cache;
   size_t bytes;
   void *memory;
@@ -69,7 +80,8 @@ static mha_kv_cache *make_cache(const struct model_layer *of, int64_t tokens) {
 }
 
 /* x [rows, width] = x + attention(x) */
-static void run_layer(const struct model_layer *l, float *x, int64_t rows, int64_t width, mha_kv_cache *cache) {
+static void run_layer(const struct model_layer *l, float *x, int64_t rows, int64_t width,
+                      mha_kv_cache *cache) {
   float *y = malloc((size_t)(rows * width) * sizeof *y);
   mha_forward_args args = l->args;
   args.struct_size = sizeof args, args.batch = 1, args.n_q = rows, args.cache = cache;
@@ -84,11 +96,13 @@ static void run_layer(const struct model_layer *l, float *x, int64_t rows, int64
 }
 
 /* 0 if the bits are the same: what main returns. */
-static int run_model(const struct model_layer *layers, int count, int64_t prompt, int64_t tokens, int64_t width) {
+static int run_model(const struct model_layer *layers, int count, int64_t prompt, int64_t tokens,
+                     int64_t width) {
   float *x = numbers(tokens * width, 1), *whole = malloc((size_t)(tokens * width) * sizeof *x);
   memcpy(whole, x, (size_t)(tokens * width) * sizeof *x);
   for (int l = 0; l < count; l++) {
-    mha_kv_cache *cache = make_cache(&layers[l], tokens); /* a model keeps them, and takes a token through all layers */
+    mha_kv_cache *cache = make_cache(
+        &layers[l], tokens); /* a model keeps them, and takes a token through all layers */
     for (int64_t first = 0, rows = prompt; first < tokens; first += rows, rows = 1) {
       run_layer(&layers[l], x + first * width, rows, width, cache);
     }
@@ -96,8 +110,8 @@ static int run_model(const struct model_layer *layers, int count, int64_t prompt
     free(cache);
   }
   const int differ = memcmp(x, whole, (size_t)(tokens * width) * sizeof *x);
-  printf("%d layers, a prompt of %d and %d tokens: %s at once\n", count, (int)prompt, (int)(tokens - prompt),
-         differ ? "different bits from all" : "the same bits as all");
+  printf("%d layers, a prompt of %d and %d tokens: %s at once\n", count, (int)prompt,
+         (int)(tokens - prompt), differ ? "different bits from all" : "the same bits as all");
   free(x), free(whole);
   return differ != 0;
 }

@@ -1,6 +1,7 @@
 /*
- * Weights that are packed once, written to a file, and mapped from there by every process that uses them: nothing is copied when the
- * layer is made, and the processes share the file's memory. Here two of them compute the same rows, as does a layer made from the weights.
+ * Weights that are packed once, written to a file, and mapped from there by every process that uses
+ * them: nothing is copied when the layer is made, and the processes share the file's memory. Here
+ * two of them compute the same rows, as does a layer made from the weights.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
@@ -14,7 +15,8 @@
 #include <unistd.h>
 
 enum { tokens = 5, width = 64, heads = 4, processes = 2 };
-static float x[tokens * width], y[tokens * width], their_y[tokens * width], w_qkv[width * 3 * width], w_o[width * width];
+static float x[tokens * width], y[tokens * width], their_y[tokens * width],
+    w_qkv[width * 3 * width], w_o[width * width];
 
 static void fill(float *values, int count) {
   for (int i = 0; i < count; i++) values[i] = (float)(i * 7 % 11 - 5) / 32;
@@ -40,7 +42,8 @@ static void forward(const mha_layer *layer) {
 }
 
 /* Once, by whoever converts models: packs the weights and writes them. */
-static void write_packed(const mha_layer_config *config, const mha_layer_weights *weights, int file) {
+static void write_packed(const mha_layer_config *config, const mha_layer_weights *weights,
+                         int file) {
   mha_error error;
   size_t bytes;
   void *packed;
@@ -64,8 +67,10 @@ static void run_mapped(const char *path) {
   mha_error error;
   const mha_layer *layer;
   void *storage = malloc(mha_layer_view_size());
-  check(mha_layer_verify(mapped, bytes, &error), &error); /* reads it all; needed only where the file may be damaged */
-  check(mha_layer_view(mapped, bytes, NULL, storage, mha_layer_view_size(), &layer, &error), &error);
+  check(mha_layer_verify(mapped, bytes, &error),
+        &error); /* reads it all; needed only where the file may be damaged */
+  check(mha_layer_view(mapped, bytes, NULL, storage, mha_layer_view_size(), &layer, &error),
+        &error);
   forward(layer);
   free(storage);
   munmap(mapped, bytes);
@@ -94,9 +99,11 @@ static struct process start(const char *path) {
 static void finish(const struct process *process) {
   size_t got = 0;
   int status;
-  for (ssize_t some; (some = read(process->from, (char *)their_y + got, sizeof their_y - got)) > 0;) got += (size_t)some;
+  for (ssize_t some; (some = read(process->from, (char *)their_y + got, sizeof their_y - got)) > 0;)
+    got += (size_t)some;
   close(process->from);
-  expect(waitpid(process->id, &status, 0) == process->id && status == 0 && got == sizeof their_y, "a process that maps the weights");
+  expect(waitpid(process->id, &status, 0) == process->id && status == 0 && got == sizeof their_y,
+         "a process that maps the weights");
 }
 
 int main(void) {
@@ -124,7 +131,8 @@ int main(void) {
     finish(&started[i]);
     equal = equal && memcmp(their_y, y, sizeof y) == 0;
   }
-  printf("packed weights, mapped by %d processes at once: %s\n", processes, equal ? "the same bits" : "different bits");
+  printf("packed weights, mapped by %d processes at once: %s\n", processes,
+         equal ? "the same bits" : "different bits");
   unlink(path);
   return equal ? 0 : 1;
 }

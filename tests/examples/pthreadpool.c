@@ -1,4 +1,5 @@
-/* The target mha::pthreadpool: a layer's tasks on the threads of a pthreadpool. The result is the same bits as without. */
+/* The target mha::pthreadpool: a layer's tasks on the threads of a pthreadpool. The result is the
+ * same bits as without. */
 #include <mha.h>
 #include <mha_pthreadpool.h>
 #include <stdio.h>
@@ -6,7 +7,8 @@
 #include <string.h>
 
 enum { tokens = 200, width = 96, heads = 6 };
-static float x[tokens * width], alone[tokens * width], together[tokens * width], w_qkv[width * 3 * width], w_o[width * width];
+static float x[tokens * width], alone[tokens * width], together[tokens * width],
+    w_qkv[width * 3 * width], w_o[width * width];
 
 static void fill(float *values, int count) {
   for (int i = 0; i < count; i++) values[i] = (float)(i * 7 % 11 - 5) / 32;
@@ -25,7 +27,8 @@ int main(void) {
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
 
-  pthreadpool_t pool = pthreadpool_create(0); /* as many threads as processors; NULL where there is none, and then this thread does all */
+  pthreadpool_t pool = pthreadpool_create(0); /* as many threads as processors; NULL where there is
+                                                 none, and then this thread does all */
   mha_scheduler scheduler;
   mha_pthreadpool_scheduler(pool, &scheduler);
 
@@ -41,7 +44,8 @@ int main(void) {
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
 
   int equal = memcmp(alone, together, sizeof together) == 0;
-  printf("one thread, and a pool of %u: %s\n", (unsigned)scheduler.num_threads, equal ? "the same bits" : "different bits");
+  printf("one thread, and a pool of %u: %s\n", (unsigned)scheduler.num_threads,
+         equal ? "the same bits" : "different bits");
   pthreadpool_destroy(pool);
   free(workspace);
   mha_layer_destroy(layer);

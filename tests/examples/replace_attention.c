@@ -1,6 +1,7 @@
 /*
- * Replacing the attention of an existing model: a block of an encoder (BERT's) with the attention that is written in an afternoon, and
- * the same block with mha in its place. The weights stay as they are: W [out, in] and a bias for each nn.Linear.
+ * Replacing the attention of an existing model: a block of an encoder (BERT's) with the attention
+ * that is written in an afternoon, and the same block with mha in its place. The weights stay as
+ * they are: W [out, in] and a bias for each nn.Linear.
  */
 #include <math.h>
 #include <mha.h>
@@ -17,8 +18,9 @@ struct linear {
 };
 
 struct block {
-  struct linear query, key, value, output; /* BERT: attention.self.query, .key, .value and attention.output.dense */
-  struct linear up, down;                  /* intermediate.dense and output.dense */
+  struct linear query, key, value,
+      output;             /* BERT: attention.self.query, .key, .value and attention.output.dense */
+  struct linear up, down; /* intermediate.dense and output.dense */
 };
 
 /* ---- The model as it was */
@@ -35,18 +37,21 @@ static void linear(const struct linear *layer, const float *x, int in, int out, 
 
 static void naive_attention(const struct block *block, const float *x, float *y) {
   static float q[n * width], k[n * width], v[n * width], context[n * width], scores[n];
-  linear(&block->query, x, width, width, q), linear(&block->key, x, width, width, k), linear(&block->value, x, width, width, v);
+  linear(&block->query, x, width, width, q), linear(&block->key, x, width, width, k),
+      linear(&block->value, x, width, width, v);
   for (int head = 0; head < heads; head++) {
     for (int row = 0; row < n; row++) {
       float sum = 0, *to = context + row * width + head * head_dim;
       for (int key = 0; key < n; key++) {
         float score = 0;
-        for (int i = 0; i < head_dim; i++) score += q[row * width + head * head_dim + i] * k[key * width + head * head_dim + i];
+        for (int i = 0; i < head_dim; i++)
+          score += q[row * width + head * head_dim + i] * k[key * width + head * head_dim + i];
         sum += scores[key] = expf(score / sqrtf(head_dim));
       }
       memset(to, 0, head_dim * sizeof *to);
       for (int key = 0; key < n; key++)
-        for (int i = 0; i < head_dim; i++) to[i] += scores[key] / sum * v[key * width + head * head_dim + i];
+        for (int i = 0; i < head_dim; i++)
+          to[i] += scores[key] / sum * v[key * width + head * head_dim + i];
     }
   }
   linear(&block->output, context, width, width, y);
@@ -61,7 +66,8 @@ static void layer_norm(float *x) {
   }
 }
 
-/* All of the block but the attention, whose output is y: y = norm(x + y), then y = norm(y + down(gelu(up(y)))). */
+/* All of the block but the attention, whose output is y: y = norm(x + y), then y = norm(y +
+ * down(gelu(up(y)))). */
 static void rest_of_block(const struct block *block, const float *x, float *y) {
   static float wide[n * inner], narrow[n * width];
   for (int i = 0; i < n * width; i++) y[i] += x[i];
@@ -79,7 +85,8 @@ static void check(mha_status status, const mha_error *error) {
   if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
 }
 
-/* Once, where the model is loaded. The layer keeps what it needs of the weights, which may be freed. */
+/* Once, where the model is loaded. The layer keeps what it needs of the weights, which may be
+ * freed. */
 static mha_layer *make_attention(const struct block *block) {
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
   mha_layer_weights weights = {
@@ -97,7 +104,8 @@ static mha_layer *make_attention(const struct block *block) {
 }
 
 static void mha_attention_of_block(const mha_layer *layer, const float *x, float *y) {
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = n, .query.data = x, .output.data = y};
+  mha_forward_args args = {
+      .struct_size = sizeof args, .batch = 1, .n_q = n, .query.data = x, .output.data = y};
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
@@ -137,8 +145,10 @@ int main(void) {
   mha_layer_destroy(layer);
 
   for (int i = 0; i < n * width; i++) largest = fmaxf(largest, fabsf(after[i] - before[i]));
-  printf("the block's output, %d x %d: the largest difference of an element is %.1e\n", n, width, largest);
-  struct linear *all[] = {&block.query, &block.key, &block.value, &block.output, &block.up, &block.down};
+  printf("the block's output, %d x %d: the largest difference of an element is %.1e\n", n, width,
+         largest);
+  struct linear *all[] = {&block.query,  &block.key, &block.value,
+                          &block.output, &block.up,  &block.down};
   for (int i = 0; i < 6; i++) free(all[i]->weight), free(all[i]->bias);
   free(x);
   return largest < 1e-5f ? 0 : 1;

@@ -1,6 +1,8 @@
-// Bits as the oracle: any call with any numbers in it, NaN and infinities of all kinds among them, has the bits of the specification
-// on each instruction set of this machine. The bytes choose options of the generated calls (support/generated_options.h), which have
-// threads, cuttings into calls, batches, types and caches of their own; and, for what these lack, products, states and choices of keys.
+// Bits as the oracle: any call with any numbers in it, NaN and infinities of all kinds among them,
+// has the bits of the specification on each instruction set of this machine. The bytes choose
+// options of the generated calls (support/generated_options.h), which have threads, cuttings into
+// calls, batches, types and caches of their own; and, for what these lack, products, states and
+// choices of keys.
 #include <mha.h>
 
 #include <cmath>
@@ -21,18 +23,21 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Those with products of bytes differ from the others in integer arithmetic alone. The scalar kernels take as long as all others.
+// Those with products of bytes differ from the others in integer arithmetic alone. The scalar
+// kernels take as long as all others.
 std::vector<uint32_t> SetsOfThisMachine(bool has_integers, bool has_scalar = true) {
   std::vector<uint32_t> some = {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE}, sets;
   if (has_integers) some = {MHA_ALL_INSTRUCTION_SETS};
   for (const uint32_t set : some) {
-    if ((set != MHA_INSTRUCTION_SET_SCALAR || has_scalar) && (mha_instruction_sets() >> set & 1)) sets.push_back(set);
+    if ((set != MHA_INSTRUCTION_SET_SCALAR || has_scalar) && (mha_instruction_sets() >> set & 1))
+      sets.push_back(set);
   }
   return sets;
 }
 
 void ExpectNone(const std::string &differences, uint32_t set, const std::string &what) {
-  fuzz::Expect(differences.empty(), what.c_str(), (mha_instruction_set_name(set) + (" " + differences)).c_str());
+  fuzz::Expect(differences.empty(), what.c_str(),
+               (mha_instruction_set_name(set) + (" " + differences)).c_str());
 }
 
 // ---- Generated calls
@@ -72,7 +77,8 @@ void CheckGeneratedCall(fuzz::Bytes *bytes) {
   const Case c = MakeCase(choice, seed);
   const Outputs expected = Specify(c);
   for (const uint32_t set : SetsOfThisMachine(!c.Is("arithmetic", "f32"), flags % 5 == 0)) {
-    ExpectNone(CaseRun(c, expected, set).Differences(), set, "seed " + std::to_string(seed) + " " + OptionSpace().Describe(choice));
+    ExpectNone(CaseRun(c, expected, set).Differences(), set,
+               "seed " + std::to_string(seed) + " " + OptionSpace().Describe(choice));
   }
 }
 
@@ -80,17 +86,21 @@ void CheckGeneratedCall(fuzz::Bytes *bytes) {
 
 std::vector<float> Numbers(Random *random, int64_t count) {
   std::vector<float> x = QuickNormals(random, count);
-  if (random->Chance(0.7)) MakeSpecial(random, random->Chance(0.7) ? Values::kAny : RandomKind(random), 1, &x);
+  if (random->Chance(0.7))
+    MakeSpecial(random, random->Chance(0.7) ? Values::kAny : RandomKind(random), 1, &x);
   return x;
 }
 
 void CheckStates(fuzz::Bytes *bytes) {
-  const int64_t rows = bytes->Integer(1, 5), heads = bytes->Integer(1, 3), width = bytes->Integer(1, 70) + 2;
+  const int64_t rows = bytes->Integer(1, 5), heads = bytes->Integer(1, 3),
+                width = bytes->Integer(1, 70) + 2;
   Random random(bytes->Raw(4));
   const std::vector<float> right = Numbers(&random, rows * heads * width);
   std::vector<float> left = Numbers(&random, rows * heads * width);
-  if (bytes->Boolean()) left[0] = right[0] - 0x1.5d589ep+6f;  // the least number of which exp is not 0
-  std::vector<float> sinks = Numbers(&random, heads), scales = Numbers(&random, heads), merged(left.size());
+  // The least number of which exp is not 0.
+  if (bytes->Boolean()) left[0] = right[0] - 0x1.5d589ep+6f;
+  std::vector<float> sinks = Numbers(&random, heads), scales = Numbers(&random, heads),
+                     merged(left.size());
   for (float &sink : sinks) sink = IsLow(sink) ? sink : 1;
   for (float &scale : scales) scale = IsFinite(scale) ? scale : 1;
   const bool has_sinks = bytes->Boolean(), has_scales = bytes->Boolean();
@@ -98,16 +108,21 @@ void CheckStates(fuzz::Bytes *bytes) {
   expected.context.resize(static_cast<size_t>(rows * heads * (width - 2)));
   expected.lse.resize(static_cast<size_t>(rows * heads));
   for (int64_t row = 0; row < rows * heads; row++) {
-    spec::Fastest().merge_states(width - 2, left.data() + row * width, right.data() + row * width, merged.data() + row * width);
+    spec::Fastest().merge_states(width - 2, left.data() + row * width, right.data() + row * width,
+                                 merged.data() + row * width);
     const int64_t h = row / rows, i = row % rows;
     float *const context = expected.context.data() + (i * heads + h) * (width - 2);
-    spec::Fastest().finish_state(width - 2, merged.data() + row * width, has_sinks ? &sinks[static_cast<size_t>(h)] : nullptr,
-                                 has_scales ? &scales[static_cast<size_t>(h)] : nullptr, context, &expected.lse[static_cast<size_t>(row)]);
+    spec::Fastest().finish_state(width - 2, merged.data() + row * width,
+                                 has_sinks ? &sinks[static_cast<size_t>(h)] : nullptr,
+                                 has_scales ? &scales[static_cast<size_t>(h)] : nullptr, context,
+                                 &expected.lse[static_cast<size_t>(row)]);
   }
   for (const uint32_t set : SetsOfThisMachine(false)) {
     std::vector<float> states(left.size());
     mha_error error;
-    Check(mha_states_merge(rows * heads, width - 2, left.data(), right.data(), states.data(), set, &error), error);
+    Check(mha_states_merge(rows * heads, width - 2, left.data(), right.data(), states.data(), set,
+                           &error),
+          error);
     const testing::AssertionResult same = SameBits("merged", states, merged);
     ExpectNone(same.message(), set, "states");
     Outputs outputs = {};
@@ -131,21 +146,30 @@ void CheckStates(fuzz::Bytes *bytes) {
 
 void CheckProduct(fuzz::Bytes *bytes) {
   const int64_t rows = bytes->Integer(1, 30), out = bytes->Integer(1, 70);
-  const int64_t in = bytes->Choice({0, 0, 32, 64, 256, 512}) + bytes->Integer(1, 20);  // beyond a border of groups or blocks of terms
+  const int64_t in = bytes->Choice({0, 0, 32, 64, 256, 512}) +
+                     bytes->Integer(1, 20);  // beyond a border of groups or blocks of terms
   const auto stored = static_cast<Stored>(MHA_TYPE_F32 + bytes->Integer(0, 4));
   const bool has_codes = stored == Stored::kInt8 || stored == Stored::kInt4;
   constexpr std::pair<Arithmetic, uint32_t> arithmetics[] = {
-      {Arithmetic::kF32, MHA_ARITHMETIC_F32}, {Arithmetic::kInt8, MHA_ARITHMETIC_INT8}, {Arithmetic::kInt16, MHA_ARITHMETIC_INT16}};
+      {Arithmetic::kF32, MHA_ARITHMETIC_F32},
+      {Arithmetic::kInt8, MHA_ARITHMETIC_INT8},
+      {Arithmetic::kInt16, MHA_ARITHMETIC_INT16}};
   const auto [arithmetic, arithmetic_field] = arithmetics[has_codes ? bytes->Integer(0, 2) : 0];
   const auto type = [&] { return bytes->Choice({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}); };
   const uint32_t input_type = type(), output_type = type();
-  const bool has_bias = bytes->Boolean(), has_residual = bytes->Boolean(), has_any_scales = has_codes && bytes->Boolean();
+  const bool has_bias = bytes->Boolean(), has_residual = bytes->Boolean(),
+             has_any_scales = has_codes && bytes->Boolean();
   const uint32_t threads = bytes->Choice({1u, 2u, 5u});
   Random random(bytes->Raw(4));
-  std::vector<float> w = Numbers(&random, in * out), scales(static_cast<size_t>((in + 31) / 32 * out)), y(static_cast<size_t>(rows * out));
+  std::vector<float> w = Numbers(&random, in * out),
+                     scales(static_cast<size_t>((in + 31) / 32 * out)),
+                     y(static_cast<size_t>(rows * out));
   for (float &x : w) x = stored == Stored::kF16 && IsFinite(x) && std::fabs(x) >= 65520 ? 1 : x;
-  const std::vector<float> x = Rounded(static_cast<Storage>(input_type), Numbers(&random, rows * in)), bias = Numbers(&random, out),
-                           residual = Rounded(static_cast<Storage>(output_type), Numbers(&random, rows * out));
+  const std::vector<float> x = Rounded(static_cast<Storage>(input_type),
+                                       Numbers(&random, rows * in)),
+                           bias = Numbers(&random, out),
+                           residual = Rounded(static_cast<Storage>(output_type),
+                                              Numbers(&random, rows * out));
   std::vector<float> numbers = w;
   if (stored == Stored::kInt8) scales.resize(static_cast<size_t>(out));
   spec::Fastest().store_weights(stored, w.data(), in, out, numbers.data(), scales.data());
@@ -167,10 +191,12 @@ void CheckProduct(fuzz::Bytes *bytes) {
     weights.w.data = given.data();
     weights.w.scales = reinterpret_cast<const float *>(given_scales.data());
   }
-  spec::Fastest().linear(stored, arithmetic, x.data(), numbers.data(), scales.data(), weights.w.bias,
-                         has_residual ? residual.data() : nullptr, rows, in, out, y.data());
+  spec::Fastest().linear(stored, arithmetic, x.data(), numbers.data(), scales.data(),
+                         weights.w.bias, has_residual ? residual.data() : nullptr, rows, in, out,
+                         y.data());
   const std::vector<float> expected = Rounded(static_cast<Storage>(output_type), y);
-  const Memory x_rows = InType(input_type, x.data(), x.size()), to_add = InType(output_type, residual.data(), residual.size()),
+  const Memory x_rows = InType(input_type, x.data(), x.size()),
+               to_add = InType(output_type, residual.data(), residual.size()),
                as_stored = InType(output_type, expected.data(), expected.size());
   const Scheduler scheduler(threads, RunBackwards);
   for (const uint32_t set : SetsOfThisMachine(has_codes)) {
@@ -194,7 +220,8 @@ void CheckProduct(fuzz::Bytes *bytes) {
     Memory workspace(size);
     Check(mha_linear(layer, &args, workspace.data(), size, &error), error);
     ExpectNone(output.Bytes() == as_stored.Bytes() ? "" : "has other bits", set,
-               "a product of " + std::to_string(rows) + " rows, " + std::to_string(in) + " to " + std::to_string(out));
+               "a product of " + std::to_string(rows) + " rows, " + std::to_string(in) + " to " +
+                   std::to_string(out));
   }
 }
 
@@ -220,7 +247,8 @@ void CheckChoice(fuzz::Bytes *bytes) {
     AttentionCall call;
     call.instruction_set = set;
     call.scheduler = threads > 1 ? scheduler.get() : nullptr;
-    ExpectNone(SameBits(Choose(problem, call), expected).message(), set, "chosen keys of " + Describe(problem));
+    ExpectNone(SameBits(Choose(problem, call), expected).message(), set,
+               "chosen keys of " + Describe(problem));
   }
 }
 

@@ -1,5 +1,6 @@
-// Buffers of exactly so many bytes next to guard pages, mapped once and used for one input after the other, and calls that are watched:
-// what every function of the library promises whatever it is given.
+// Buffers of exactly so many bytes next to guard pages, mapped once and used for one input after
+// the other, and calls that are watched: what every function of the library promises whatever it is
+// given.
 #ifndef MHA_TESTS_FUZZ_BUFFERS_H
 #define MHA_TESTS_FUZZ_BUFFERS_H
 
@@ -30,14 +31,16 @@ class Buffers {
 
   static bool Fits(Wide bytes) { return bytes > 0 && bytes <= static_cast<Wide>(kSlotBytes); }
 
-  // With any contents. Of no bytes, or of more than this is for: none that can be touched, as for a call that must be refused.
+  // With any contents. Of no bytes, or of more than this is for: none that can be touched, as for a
+  // call that must be refused.
   unsigned char *Take(Wide bytes, size_t alignment = 1) {
     if (used_ == slots_.size()) slots_.emplace_back(kSlotBytes, support::Place::kBeforeGuard);
     unsigned char *const first = slots_[used_++].data(), *const end = first + kSlotBytes;
     if (bytes > static_cast<Wide>(kSlotBytes)) is_too_large_ = true;
     if (!Fits(bytes)) return end;
     const size_t size = static_cast<size_t>(bytes);
-    unsigned char *const data = after_guard_ ? first : end - (size + alignment - 1) / alignment * alignment;
+    unsigned char *const data =
+        after_guard_ ? first : end - (size + alignment - 1) / alignment * alignment;
     std::memset(data, 0xA5, size);
     return data;
   }
@@ -51,30 +54,37 @@ class Buffers {
     if (Fits(bytes)) Watch(data, static_cast<size_t>(bytes));
     return data;
   }
-  void Watch(void *data, size_t size) { watched_.push_back({static_cast<unsigned char *>(data), size}); }
+  void Watch(void *data, size_t size) {
+    watched_.push_back({static_cast<unsigned char *>(data), size});
+  }
   bool is_too_large() const { return is_too_large_; }
   void ForgetSizes() { is_too_large_ = false; }
 
-  // Calls function(error) and checks what holds for all: a known status, the same in the error, a sentence if it failed and none if not,
-  // and after a failure no changed byte of what is watched.
+  // Calls function(error) and checks what holds for all: a known status, the same in the error, a
+  // sentence if it failed and none if not, and after a failure no changed byte of what is watched.
   template <typename Function>
   mha_status Call(const Function &function, bool has_error = true) {
     std::string before;
-    for (const Span &span : watched_) before.append(reinterpret_cast<const char *>(span.data), span.size);
+    for (const Span &span : watched_)
+      before.append(reinterpret_cast<const char *>(span.data), span.size);
     mha_error error;
     std::memset(&error, 0x5A, sizeof error);
     const mha_status status = function(has_error ? &error : nullptr);
     Expect(status <= MHA_ERROR_CACHE_FORMAT, "a status that the header does not have");
     if (has_error) {
       Expect(error.status == status, "the error has another status than was returned");
-      Expect(std::memchr(error.message, 0, sizeof error.message) != nullptr, "the message has no end");
-      Expect((error.message[0] != 0) == (status != MHA_OK), "a failure without a message, or a message without a failure", error.message);
-      Expect(error.argument <= 9, "the error names a parameter that no function has", error.message);
+      Expect(std::memchr(error.message, 0, sizeof error.message) != nullptr,
+             "the message has no end");
+      Expect((error.message[0] != 0) == (status != MHA_OK),
+             "a failure without a message, or a message without a failure", error.message);
+      Expect(error.argument <= 9, "the error names a parameter that no function has",
+             error.message);
     }
     if (status == MHA_OK) return status;
     size_t at = 0;
     for (const Span &span : watched_) {
-      Expect(std::memcmp(before.data() + at, span.data, span.size) == 0, "a call that failed has written", has_error ? error.message : "");
+      Expect(std::memcmp(before.data() + at, span.data, span.size) == 0,
+             "a call that failed has written", has_error ? error.message : "");
       at += span.size;
     }
     return status;

@@ -1,5 +1,5 @@
-// The bytes of a fuzzer as choices. Nothing here fails: behind the end all bytes are zero, for which each choice takes its first or least
-// value.
+// The bytes of a fuzzer as choices. Nothing here fails: behind the end all bytes are zero, for
+// which each choice takes its first or least value.
 #ifndef MHA_TESTS_FUZZ_BYTES_H
 #define MHA_TESTS_FUZZ_BYTES_H
 
@@ -38,7 +38,9 @@ class Bytes {
   }
 
   bool Boolean() { return (Byte() & 1) != 0; }
-  bool OneIn(int count) { return Byte() % count == count - 1; }  // rarely true, and never behind the end
+  bool OneIn(int count) {
+    return Byte() % count == count - 1;
+  }  // rarely true, and never behind the end
 
   // low .. high, both included, from as few bytes as the range needs.
   int64_t Integer(int64_t low, int64_t high) {
@@ -60,7 +62,8 @@ class Bytes {
     if (kind < 64) return static_cast<int8_t>(Byte());
     if (kind < 128) return static_cast<int64_t>(Raw(8));
     const uint64_t power = uint64_t{1} << (kind & 63);
-    return static_cast<int64_t>((kind < 192 ? power : uint64_t{0} - power) + static_cast<uint64_t>(static_cast<int8_t>(Byte())));
+    return static_cast<int64_t>((kind < 192 ? power : uint64_t{0} - power) +
+                                static_cast<uint64_t>(static_cast<int8_t>(Byte())));
   }
 
   // Mostly small numbers; now and then NaN, an infinity, a subnormal, a huge one, or any 4 bytes.

@@ -1,6 +1,7 @@
-// Operations on a cache of any kind and type, one after the other, against a model: for each sequence its rows and its table of blocks.
-// After each one the status, the lengths and what is read back are the model's, and attention has the bits of the specification over the
-// model's rows; what is refused changes no byte of the cache and no output.
+// Operations on a cache of any kind and type, one after the other, against a model: for each
+// sequence its rows and its table of blocks. After each one the status, the lengths and what is
+// read back are the model's, and attention has the bits of the specification over the model's rows;
+// what is refused changes no byte of the cache and no output.
 #include <mha.h>
 
 #include <algorithm>
@@ -29,14 +30,19 @@ struct Sequence {
 
 class Caches {
  public:
-  explicit Caches(fuzz::Bytes *bytes) : bytes_(*bytes), sizes_(SizesOf(bytes)), cache_(ConfigOf(sizes_, bytes)), random_(bytes->Raw(3)) {
+  explicit Caches(fuzz::Bytes *bytes)
+      : bytes_(*bytes),
+        sizes_(SizesOf(bytes)),
+        cache_(ConfigOf(sizes_, bytes)),
+        random_(bytes->Raw(3)) {
     sequences_.resize(static_cast<size_t>(config().num_sequences));
   }
 
   void Run() {
     for (int n = 0; n < 30 && !bytes_.AtEnd(); n++) {
       Operate();
-      for (int64_t s = 0; s < config().num_sequences; s++) fuzz::Expect(cache_.Length(s) == At(s).length, "a length is wrong", operation_);
+      for (int64_t s = 0; s < config().num_sequences; s++)
+        fuzz::Expect(cache_.Length(s) == At(s).length, "a length is wrong", operation_);
       ExpectStored(AnySequence(), 20);
     }
     for (int64_t s = 0; s < config().num_sequences; s++) ExpectStored(s, INT64_MAX);
@@ -56,10 +62,13 @@ class Caches {
     return sizes;
   }
   static mha_kv_cache_config ConfigOf(const AttentionSizes &sizes, fuzz::Bytes *bytes) {
-    CacheForm form = {bytes->Choice({MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_PAGED, MHA_CACHE_KIND_RING}), 0};
-    form.positions = form.kind == MHA_CACHE_KIND_RING ? 16 * bytes->Integer(1, bytes->Choice({2, 2, 5, 40}))
-                                                      : bytes->Choice<int64_t>({16, 32, 64, 128, 256, 512});
-    mha_kv_cache_config config = CacheConfigOf(sizes, form, bytes->Integer(1, 4), bytes->Integer(1, 700));
+    CacheForm form = {
+        bytes->Choice({MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_PAGED, MHA_CACHE_KIND_RING}), 0};
+    form.positions = form.kind == MHA_CACHE_KIND_RING
+                         ? 16 * bytes->Integer(1, bytes->Choice({2, 2, 5, 40}))
+                         : bytes->Choice<int64_t>({16, 32, 64, 128, 256, 512});
+    mha_kv_cache_config config =
+        CacheConfigOf(sizes, form, bytes->Integer(1, 4), bytes->Integer(1, 700));
     if (form.kind == MHA_CACHE_KIND_PAGED) config.num_blocks = bytes->Integer(1, 40);
     return config;
   }
@@ -72,31 +81,38 @@ class Caches {
   int64_t k_width() const { return sizes_.num_kv_heads * sizes_.head_dim; }
   int64_t v_width() const { return sizes_.num_kv_heads * sizes_.head_dim_v; }
 
-  // How many rows, mostly so many as lead to a border: of a group of 16, a block, a chunk, the cache.
+  // How many rows, mostly so many as lead to a border: of a group of 16, a block, a chunk, the
+  // cache.
   int64_t Count(int64_t length) {
     const int64_t small = bytes_.Integer(0, 20);
-    const int64_t border = bytes_.Choice<int64_t>({0, 0, 16, 256, config().capacity, std::max<int64_t>(config().block_positions, 16)});
+    const int64_t border = bytes_.Choice<int64_t>(
+        {0, 0, 16, 256, config().capacity, std::max<int64_t>(config().block_positions, 16)});
     return border == 0 ? small : std::max<int64_t>(border - length % border + small - 10, 0);
   }
 
   std::vector<float> Numbers(int64_t count) {
     std::vector<float> x = QuickNormals(&random_, count);
-    if (random_.Chance(0.3)) MakeSpecial(&random_, random_.Coin() ? Values::kAny : RandomKind(&random_), 1, &x);
+    if (random_.Chance(0.3))
+      MakeSpecial(&random_, random_.Coin() ? Values::kAny : RandomKind(&random_), 1, &x);
     return x;
   }
 
   int64_t TablesWith(int32_t block) const {
     return std::count_if(sequences_.begin(), sequences_.end(), [block](const Sequence &sequence) {
-      return std::find(sequence.blocks.begin(), sequence.blocks.end(), block) != sequence.blocks.end();
+      return std::find(sequence.blocks.begin(), sequence.blocks.end(), block) !=
+             sequence.blocks.end();
     });
   }
-  int64_t BlocksOf(int64_t length) const { return (length + config().block_positions - 1) / config().block_positions; }
+  int64_t BlocksOf(int64_t length) const {
+    return (length + config().block_positions - 1) / config().block_positions;
+  }
 
   // ---- What the model says
 
   mha_status ToAppend(const Sequence &sequence, int64_t count) const {
     if (!IsRing() && sequence.length + count > config().capacity) return MHA_ERROR_CACHE_FULL;
-    for (int64_t n = IsPaged() && count > 0 ? sequence.length / config().block_positions : INT64_MAX;
+    for (int64_t n = IsPaged() && count > 0 ? sequence.length / config().block_positions
+                                            : INT64_MAX;
          n < (IsPaged() ? BlocksOf(sequence.length + count) : 0); n++) {
       if (n >= static_cast<int64_t>(sequence.blocks.size())) return MHA_ERROR_CACHE_FULL;
       if (TablesWith(sequence.blocks[static_cast<size_t>(n)]) > 1) return MHA_ERROR_CACHE_SHARED;
@@ -118,19 +134,28 @@ class Caches {
     if (length == 0) sequence->written = 0;
   }
   int64_t OldestOf(const Sequence &sequence, int64_t length) const {
-    return IsRing() ? std::max<int64_t>(std::max(sequence.written, length) - config().capacity, 0) : 0;
+    return IsRing() ? std::max<int64_t>(std::max(sequence.written, length) - config().capacity, 0)
+                    : 0;
   }
 
   // What can be read back; nothing, where a ring was truncated to what it has overwritten.
-  int64_t OldestHeld(const Sequence &sequence) const { return std::min(OldestOf(sequence, sequence.length), sequence.length); }
+  int64_t OldestHeld(const Sequence &sequence) const {
+    return std::min(OldestOf(sequence, sequence.length), sequence.length);
+  }
 
   // ---- What the library says
 
   void ExpectStatus(mha_status status, mha_status expected, const mha_error &error) {
-    const std::string text = std::string(operation_) + ": " + mha_status_string(status) + " instead of " + mha_status_string(expected);
-    fuzz::Expect(status == expected, (text + " in a cache " + Describe(CacheForm{config().kind, config().block_positions})).c_str(),
-                 error.message);
-    if (expected != MHA_OK) fuzz::Expect(cache_.buffer().Bytes() == before_, "a refused operation changed the cache", operation_);
+    const std::string text = std::string(operation_) + ": " + mha_status_string(status) +
+                             " instead of " + mha_status_string(expected);
+    fuzz::Expect(
+        status == expected,
+        (text + " in a cache " + Describe(CacheForm{config().kind, config().block_positions}))
+            .c_str(),
+        error.message);
+    if (expected != MHA_OK)
+      fuzz::Expect(cache_.buffer().Bytes() == before_, "a refused operation changed the cache",
+                   operation_);
   }
   // Before an operation that the model refuses.
   mha_status Refusing(mha_status expected) {
@@ -140,13 +165,15 @@ class Caches {
 
   void ExpectStored(int64_t s, int64_t most) {
     const Sequence &sequence = At(s);
-    const int64_t count = std::min(sequence.length - OldestHeld(sequence), most), first = sequence.length - count;
+    const int64_t count = std::min(sequence.length - OldestHeld(sequence), most),
+                  first = sequence.length - count;
     AttentionProblem history;
     static_cast<AttentionSizes &>(history) = sizes_;
     history.n_kv = count;
     history.k.assign(sequence.k.begin() + first * k_width(), sequence.k.end());
     history.v.assign(sequence.v.begin() + first * v_width(), sequence.v.end());
-    fuzz::Expect(SameBits(cache_.Read(s, first, count), SpecifyStored(history, 0, 0, count)), "other rows are read", operation_);
+    fuzz::Expect(SameBits(cache_.Read(s, first, count), SpecifyStored(history, 0, 0, count)),
+                 "other rows are read", operation_);
   }
 
   // ---- Operations
@@ -180,15 +207,18 @@ class Caches {
     const std::vector<float> k = Numbers(count * k_width()), v = Numbers(count * v_width());
     const mha_status expected = Refusing(ToAppend(At(s), count));
     mha_error error;
-    ExpectStatus(mha_kv_cache_append(cache_.get(), s, count, k.data(), sizes_.values_in_keys ? nullptr : v.data(), &error), expected,
-                 error);
+    ExpectStatus(mha_kv_cache_append(cache_.get(), s, count, k.data(),
+                                     sizes_.values_in_keys ? nullptr : v.data(), &error),
+                 expected, error);
     if (expected == MHA_OK) Grow(s, k, v);
   }
 
   void Truncate() {
     operation_ = "truncate";
-    const int64_t s = AnySequence(), length = bytes_.Choice({0, 1}) * (At(s).length - bytes_.Integer(-1, 40));
-    const mha_status expected = Refusing(length < 0 || length > At(s).length ? MHA_ERROR_INVALID_VALUE : MHA_OK);
+    const int64_t s = AnySequence(),
+                  length = bytes_.Choice({0, 1}) * (At(s).length - bytes_.Integer(-1, 40));
+    const mha_status expected =
+        Refusing(length < 0 || length > At(s).length ? MHA_ERROR_INVALID_VALUE : MHA_OK);
     mha_error error;
     ExpectStatus(mha_kv_cache_truncate(cache_.get(), s, length, &error), expected, error);
     if (expected == MHA_OK) SetLength(&At(s), length);
@@ -197,28 +227,39 @@ class Caches {
   // Blocks of the sequence's own, then some of another's, then any.
   void SetBlocks() {
     operation_ = "set_blocks";
-    const int64_t s = AnySequence(), other = AnySequence(), entries = IsPaged() ? config().capacity / config().block_positions : 3;
+    const int64_t s = AnySequence(), other = AnySequence(),
+                  entries = IsPaged() ? config().capacity / config().block_positions : 3;
     Sequence &sequence = At(s);
     std::vector<int32_t> blocks = sequence.blocks;
-    blocks.resize(std::min(blocks.size(), static_cast<size_t>(IsPaged() ? BlocksOf(sequence.length) : 0) + bytes_.Choice({0u, 1u, 40u})));
+    blocks.resize(
+        std::min(blocks.size(), static_cast<size_t>(IsPaged() ? BlocksOf(sequence.length) : 0) +
+                                    bytes_.Choice({0u, 1u, 40u})));
     if (bytes_.OneIn(10) && !blocks.empty()) blocks.pop_back();
     const auto &of_other = At(other).blocks;
-    for (int64_t n = bytes_.Integer(0, 3); n > 0 && blocks.size() < of_other.size(); n--) blocks.push_back(of_other[blocks.size()]);
-    for (int64_t n = bytes_.Integer(0, 12); n > 0 && static_cast<int64_t>(blocks.size()) < entries; n--) {
-      blocks.push_back(static_cast<int32_t>(bytes_.Byte() % std::max<int64_t>(config().num_blocks, 1)));
-      while (std::count(blocks.begin(), blocks.end(), blocks.back()) > 1 && n > 1) blocks.pop_back();  // seldom twice the same
+    for (int64_t n = bytes_.Integer(0, 3); n > 0 && blocks.size() < of_other.size(); n--)
+      blocks.push_back(of_other[blocks.size()]);
+    for (int64_t n = bytes_.Integer(0, 12); n > 0 && static_cast<int64_t>(blocks.size()) < entries;
+         n--) {
+      blocks.push_back(
+          static_cast<int32_t>(bytes_.Byte() % std::max<int64_t>(config().num_blocks, 1)));
+      while (std::count(blocks.begin(), blocks.end(), blocks.back()) > 1 && n > 1)
+        blocks.pop_back();  // seldom twice the same
     }
     if (bytes_.OneIn(20)) blocks.push_back(bytes_.Choice({-1, 40, 1 << 30}));
-    const int64_t in_use = IsPaged() ? BlocksOf(sequence.length) : 0, count = static_cast<int64_t>(blocks.size());
+    const int64_t in_use = IsPaged() ? BlocksOf(sequence.length) : 0,
+                  count = static_cast<int64_t>(blocks.size());
     std::vector<int32_t> sorted = blocks;
     std::sort(sorted.begin(), sorted.end());
-    const bool is_fine = IsPaged() && count <= entries && count >= in_use &&
-                         (count == 0 || (sorted.front() >= 0 && sorted.back() < config().num_blocks)) &&
-                         std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end() &&
-                         std::equal(blocks.begin(), blocks.begin() + std::min(in_use, count), sequence.blocks.begin());
+    const bool is_fine =
+        IsPaged() && count <= entries && count >= in_use &&
+        (count == 0 || (sorted.front() >= 0 && sorted.back() < config().num_blocks)) &&
+        std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end() &&
+        std::equal(blocks.begin(), blocks.begin() + std::min(in_use, count),
+                   sequence.blocks.begin());
     const mha_status expected = Refusing(is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE);
     mha_error error;
-    ExpectStatus(mha_kv_cache_set_blocks(cache_.get(), s, blocks.data(), count, &error), expected, error);
+    ExpectStatus(mha_kv_cache_set_blocks(cache_.get(), s, blocks.data(), count, &error), expected,
+                 error);
     if (is_fine) sequence.blocks = blocks;
   }
 
@@ -228,11 +269,13 @@ class Caches {
     const Sequence &source = At(from);
     Sequence &target = At(to);
     const int64_t length = source.length - bytes_.Choice({0, 1}) * bytes_.Integer(-1, 60);
-    mha_status expected = length < 0 || length > source.length || from == to ? MHA_ERROR_INVALID_VALUE : MHA_OK;
+    mha_status expected =
+        length < 0 || length > source.length || from == to ? MHA_ERROR_INVALID_VALUE : MHA_OK;
     for (int64_t n = 0; IsPaged() && expected == MHA_OK && n < BlocksOf(length); n++) {
       if (n >= static_cast<int64_t>(target.blocks.size())) {
         expected = MHA_ERROR_CACHE_FULL;
-      } else if (const int32_t block = target.blocks[static_cast<size_t>(n)]; block != source.blocks[static_cast<size_t>(n)]) {
+      } else if (const int32_t block = target.blocks[static_cast<size_t>(n)];
+                 block != source.blocks[static_cast<size_t>(n)]) {
         if (TablesWith(block) > 1) expected = MHA_ERROR_CACHE_SHARED;
       }
     }
@@ -251,16 +294,24 @@ class Caches {
     const int64_t s = AnySequence(), per_block = std::max<int64_t>(config().block_positions, 1);
     Sequence &sequence = At(s);
     int32_t block = static_cast<int32_t>(bytes_.Integer(-1, 40));
-    while (block >= 0 && block < config().num_blocks && TablesWith(block) > 0 && !bytes_.OneIn(4) && !bytes_.AtEnd()) block++;
+    while (block >= 0 && block < config().num_blocks && TablesWith(block) > 0 && !bytes_.OneIn(4) &&
+           !bytes_.AtEnd())
+      block++;
     const size_t last = static_cast<size_t>(sequence.length / per_block);
     const bool is_block = IsPaged() && block >= -1 && block < config().num_blocks;  // or none
-    const bool is_shared = IsPaged() && sequence.length % per_block != 0 && TablesWith(sequence.blocks[last]) > 1;
+    const bool is_shared =
+        IsPaged() && sequence.length % per_block != 0 && TablesWith(sequence.blocks[last]) > 1;
     const bool is_wrong = !is_block || (is_shared && TablesWith(block) > 0);
-    const mha_status expected = Refusing(is_wrong ? MHA_ERROR_INVALID_VALUE : is_shared && block == -1 ? MHA_ERROR_CACHE_FULL : MHA_OK);
+    const mha_status expected = Refusing(is_wrong                   ? MHA_ERROR_INVALID_VALUE
+                                         : is_shared && block == -1 ? MHA_ERROR_CACHE_FULL
+                                                                    : MHA_OK);
     uint32_t used = 7;
     mha_error error;
     ExpectStatus(mha_kv_cache_unshare(cache_.get(), s, block, &used, &error), expected, error);
-    fuzz::Expect(used == (expected != MHA_OK ? 7u : is_shared ? 1u : 0u), "unshare says wrongly whether it used the block");
+    fuzz::Expect(used == (expected != MHA_OK ? 7u
+                          : is_shared        ? 1u
+                                             : 0u),
+                 "unshare says wrongly whether it used the block");
     if (used == 1) sequence.blocks[last] = block;
   }
 
@@ -274,32 +325,38 @@ class Caches {
 
   void Read() {
     operation_ = "read";
-    const int64_t s = AnySequence(), length = At(s).length, first = length - bytes_.Choice({1, 20}) * bytes_.Integer(-1, 40),
+    const int64_t s = AnySequence(), length = At(s).length,
+                  first = length - bytes_.Choice({1, 20}) * bytes_.Integer(-1, 40),
                   count = bytes_.Integer(-1, 60);
     const bool is_fine = first >= OldestHeld(At(s)) && count >= 0 && first + count <= length;
     Refusing(is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE);
     std::vector<float> k(static_cast<size_t>(std::max<int64_t>(count, 0) * k_width()));
     mha_error error;
-    ExpectStatus(mha_kv_cache_read(cache_.get(), s, first, count, k.data(), nullptr, &error), is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE,
-                 error);
+    ExpectStatus(mha_kv_cache_read(cache_.get(), s, first, count, k.data(), nullptr, &error),
+                 is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE, error);
   }
 
-  // A copy with another byte is refused or, behind the header, serves as any cache, whatever it holds.
+  // A copy with another byte is refused or, behind the header, serves as any cache, whatever it
+  // holds.
   void Damage() {
     operation_ = "view of a damaged copy";
     Memory copy(cache_.buffer().size(), Place::kBeforeGuard, 64);
     std::memcpy(copy.data(), cache_.buffer().data(), copy.size());
-    const size_t at = static_cast<size_t>(bytes_.Raw(2)) % std::min<size_t>(copy.size(), bytes_.Choice({1024u, 65536u}));
+    const size_t at = static_cast<size_t>(bytes_.Raw(2)) %
+                      std::min<size_t>(copy.size(), bytes_.Choice({1024u, 65536u}));
     copy.data()[at] = static_cast<unsigned char>(copy.data()[at] ^ (bytes_.Byte() | 1));
     mha_kv_cache *viewed = nullptr;
     mha_error error;
     const mha_status status = mha_kv_cache_view(copy.data(), copy.size(), &viewed, &error);
-    fuzz::Expect(status == MHA_ERROR_CACHE_FORMAT || (status == MHA_OK && at >= 256), "a damaged cache is taken", error.message);
+    fuzz::Expect(status == MHA_ERROR_CACHE_FORMAT || (status == MHA_OK && at >= 256),
+                 "a damaged cache is taken", error.message);
     for (int64_t s = 0; status == MHA_OK && s < config().num_sequences; s++) {
       int64_t length = 0;
-      fuzz::Expect(mha_kv_cache_length(viewed, s, &length, &error) == MHA_OK, "length", error.message);
+      fuzz::Expect(mha_kv_cache_length(viewed, s, &length, &error) == MHA_OK, "length",
+                   error.message);
       std::vector<float> rows(static_cast<size_t>(20 * std::max(k_width(), v_width())));
-      mha_kv_cache_read(viewed, s, std::max<int64_t>(length - 20, 0), std::min<int64_t>(length, 20), rows.data(), rows.data(), &error);
+      mha_kv_cache_read(viewed, s, std::max<int64_t>(length - 20, 0), std::min<int64_t>(length, 20),
+                        rows.data(), rows.data(), &error);
       AttentionProblem problem;
       static_cast<AttentionSizes &>(problem) = sizes_;
       problem.n_kv = 0;
@@ -319,12 +376,14 @@ class Caches {
     bool are_untouched;
   };
 
-  Called CallTo(const AttentionProblem &problem, const std::vector<int64_t> &sequences, mha_kv_cache *cache, bool reads, int64_t columns) {
+  Called CallTo(const AttentionProblem &problem, const std::vector<int64_t> &sequences,
+                mha_kv_cache *cache, bool reads, int64_t columns) {
     static const std::vector<uint32_t> sets = {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE};
     const Scheduler scheduler(bytes_.Choice({1u, 2u, 3u, 9u}), RunBackwards);
     AttentionCall call;
     call.instruction_set = sets[bytes_.Byte() % sets.size()];
-    if (!(mha_instruction_sets() >> call.instruction_set & 1)) call.instruction_set = MHA_INSTRUCTION_SET_AUTO;
+    if (!(mha_instruction_sets() >> call.instruction_set & 1))
+      call.instruction_set = MHA_INSTRUCTION_SET_AUTO;
     call.scheduler = scheduler.get();
     call.place = bytes_.OneIn(4) ? Place::kBeforeGuard : Place::kAnywhere;
     call.asked = kAskLse | (columns > 0 && !IsRing() && bytes_.Boolean() ? kAskWeights : 0);
@@ -350,22 +409,27 @@ class Caches {
     const uint8_t step = bytes_.Byte();
     const bool in_step = (step & 1) != 0, pads_left = step >= 208, keeps_lengths = step < 232;
     call.is_causal = IsRing() ? !bytes_.OneIn(20) : bytes_.Boolean();
-    if (IsRing() || bytes_.OneIn(3)) call.window_left = bytes_.Choice<int64_t>({0, 5, 200, 1 << 20}) + bytes_.Integer(0, 30);
-    if (IsRing() && *call.window_left > config().capacity) *call.window_left %= config().capacity + 1;
+    if (IsRing() || bytes_.OneIn(3))
+      call.window_left = bytes_.Choice<int64_t>({0, 5, 200, 1 << 20}) + bytes_.Integer(0, 30);
+    if (IsRing() && *call.window_left > config().capacity)
+      *call.window_left %= config().capacity + 1;
     std::vector<int64_t> sequences;
     for (int64_t n = AnySequence() + 1; n > 0; n--) {
       const int64_t s = AnySequence();
-      if (std::find(sequences.begin(), sequences.end(), s) == sequences.end()) sequences.push_back(s);
+      if (std::find(sequences.begin(), sequences.end(), s) == sequences.end())
+        sequences.push_back(s);
     }
     call.batch = static_cast<int64_t>(sequences.size());
     for (const int64_t s : sequences) {
-      const int64_t cost = call.batch * sizes_.num_heads * (sizes_.head_dim + sizes_.head_dim_v + 20) * (At(s).length + 20);
+      const int64_t cost = call.batch * sizes_.num_heads *
+                           (sizes_.head_dim + sizes_.head_dim_v + 20) * (At(s).length + 20);
       const int64_t count = std::min(Count(At(s).length), 12 + 400'000 / cost);
       call.kv_lengths.push_back(reads ? 0 : count);
       call.q_lengths.push_back(in_step && !reads ? count : bytes_.Integer(0, 12));
     }
     call.n_kv = *std::max_element(call.kv_lengths.begin(), call.kv_lengths.end());
-    call.n_q = std::max<int64_t>(in_step && !reads ? call.n_kv : 1, *std::max_element(call.q_lengths.begin(), call.q_lengths.end()));
+    call.n_q = std::max<int64_t>(in_step && !reads ? call.n_kv : 1,
+                                 *std::max_element(call.q_lengths.begin(), call.q_lengths.end()));
     call.n_q = std::max<int64_t>(call.n_q, 1);
     call.q = Numbers(call.batch * call.n_q * sizes_.num_heads * sizes_.head_dim);
     call.k = Numbers(call.batch * call.n_kv * k_width());
@@ -376,22 +440,27 @@ class Caches {
     const int64_t at_once = IsRing() ? config().capacity - *call.window_left : INT64_MAX;
     mha_status expected = MHA_OK;
     if (IsRing() && !call.is_causal) expected = MHA_ERROR_INVALID_VALUE;
-    if (expected == MHA_OK && (at_once < 1 || (call.n_kv > at_once && call.n_q != call.n_kv))) expected = MHA_ERROR_SHAPE;
+    if (expected == MHA_OK && (at_once < 1 || (call.n_kv > at_once && call.n_q != call.n_kv)))
+      expected = MHA_ERROR_SHAPE;
     AttentionProblem whole = call;
     whole.n_kv = 0;
     whole.kv_start.clear();
     for (size_t b = 0; b < sequences.size(); b++) {
       const Sequence &sequence = At(sequences[b]);
-      const int64_t rows = call.kv_lengths[b], queries = call.q_lengths[b], length = sequence.length + rows, start = length - queries;
+      const int64_t rows = call.kv_lengths[b], queries = call.q_lengths[b],
+                    length = sequence.length + rows, start = length - queries;
       whole.kv_lengths[b] = length;
       whole.n_kv = std::max(whole.n_kv, length);
       if (expected == MHA_OK) expected = ToAppend(sequence, rows);
-      const bool may_precede_keys = pads_left && !reads;  // queries of a sequence whose first key is given
-      if (expected == MHA_OK && has_positions && start < 0 && !may_precede_keys) expected = MHA_ERROR_SHAPE;
+      // Queries of a sequence whose first key is given.
+      const bool may_precede_keys = pads_left && !reads;
+      if (expected == MHA_OK && has_positions && start < 0 && !may_precede_keys)
+        expected = MHA_ERROR_SHAPE;
       if (expected != MHA_OK || !IsRing() || queries == 0) continue;
       const int64_t needed = std::max<int64_t>(start - *call.window_left, 0);
       if ((rows > at_once && rows != queries) ||
-          (needed < length && needed < OldestOf(sequence, sequence.length + std::min(rows, at_once)))) {
+          (needed < length &&
+           needed < OldestOf(sequence, sequence.length + std::min(rows, at_once)))) {
         expected = MHA_ERROR_SHAPE;
       }
     }
@@ -406,19 +475,25 @@ class Caches {
     if (pads_left && !keeps_lengths) call.q_lengths.clear(), call.kv_lengths.clear();
     const Called called = CallTo(call, sequences, cache_.get(), reads, whole.n_kv);
     ExpectStatus(called.status, expected, called.error);
-    if (expected != MHA_OK) return fuzz::Expect(called.are_untouched, "a refused call wrote", called.error.message);
+    if (expected != MHA_OK)
+      return fuzz::Expect(called.are_untouched, "a refused call wrote", called.error.message);
     whole.k.assign(static_cast<size_t>(whole.batch * whole.n_kv * k_width()), Unwritten());
     whole.v.assign(static_cast<size_t>(whole.batch * whole.n_kv * v_width()), Unwritten());
     for (int64_t b = 0; b < whole.batch; b++) {
-      const int64_t s = sequences[static_cast<size_t>(b)], rows = reads ? 0 : sizes.kv_lengths[static_cast<size_t>(b)],
+      const int64_t s = sequences[static_cast<size_t>(b)],
+                    rows = reads ? 0 : sizes.kv_lengths[static_cast<size_t>(b)],
                     first = reads || !pads_left ? 0 : sizes.kv_start[static_cast<size_t>(b)];
-      Grow(s, SliceRows(call.k, b, call.n_kv, k_width(), first, rows), SliceRows(call.v, b, call.n_kv, v_width(), first, rows));
+      Grow(s, SliceRows(call.k, b, call.n_kv, k_width(), first, rows),
+           SliceRows(call.v, b, call.n_kv, v_width(), first, rows));
       std::copy(At(s).k.begin(), At(s).k.end(), whole.k.begin() + b * whole.n_kv * k_width());
       std::copy(At(s).v.begin(), At(s).v.end(), whole.v.begin() + b * whole.n_kv * v_width());
     }
     const testing::AssertionResult same = SameBits(called.outputs, Specify(whole));
-    fuzz::Expect(same, ("attention over a cache " + Describe(CacheForm{config().kind, config().block_positions})).c_str(),
-                 (Describe(whole) + same.message()).c_str());
+    fuzz::Expect(
+        same,
+        ("attention over a cache " + Describe(CacheForm{config().kind, config().block_positions}))
+            .c_str(),
+        (Describe(whole) + same.message()).c_str());
   }
 
   fuzz::Bytes &bytes_;

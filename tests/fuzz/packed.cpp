@@ -1,5 +1,6 @@
-// Target `packed`: packed layers and caches as a file may hold them, damaged, cut off or made up, with checksums that hold or not, and
-// lists of sequences, rows, blocks and keys that name anything. What the library accepts is then used: nothing is read or written outside.
+// Target `packed`: packed layers and caches as a file may hold them, damaged, cut off or made up,
+// with checksums that hold or not, and lists of sequences, rows, blocks and keys that name
+// anything. What the library accepts is then used: nothing is read or written outside.
 #include <algorithm>
 
 #include "fuzz/buffers.h"
@@ -15,7 +16,8 @@ using fuzz::Wide;
 Bytes in(nullptr, 0);
 fuzz::Buffers buffers;
 
-constexpr size_t kHeader = 256, kBytes = 24, kShape = 40, kKind = 20, kChecksum = 248;  // offsets in either header; of a layer alone
+constexpr size_t kHeader = 256, kBytes = 24, kShape = 40, kKind = 20,
+                 kChecksum = 248;  // offsets in either header; of a layer alone
 
 template <typename T>
 T At(const std::string &stored, size_t offset) {
@@ -25,13 +27,15 @@ T At(const std::string &stored, size_t offset) {
 }
 template <typename T>
 void Set(std::string *stored, size_t offset, T value) {
-  if (offset + sizeof value <= stored->size()) std::memcpy(&(*stored)[offset], &value, sizeof value);
+  if (offset + sizeof value <= stored->size())
+    std::memcpy(&(*stored)[offset], &value, sizeof value);
 }
 
 // Changes some numbers of stored[from, to).
 void Damage(std::string *stored, size_t from, size_t to) {
   for (int count = in.Byte() % 4; count > 0 && from < to && to <= stored->size(); count--) {
-    const size_t at = from + static_cast<size_t>(in.Integer(0, static_cast<int64_t>(to - from) - 1));
+    const size_t at =
+        from + static_cast<size_t>(in.Integer(0, static_cast<int64_t>(to - from) - 1));
     switch (in.Byte() % 6) {
       case 0:
         (*stored)[at] ^= static_cast<char>(1 << in.Byte() % 8);
@@ -56,7 +60,8 @@ void Damage(std::string *stored, size_t from, size_t to) {
 
 void Cut(std::string *stored) {  // by few bytes or by many
   const int64_t size = static_cast<int64_t>(stored->size());
-  stored->resize(static_cast<size_t>(in.Boolean() ? in.Integer(0, size) : std::max<int64_t>(0, size - in.Byte())));
+  stored->resize(static_cast<size_t>(in.Boolean() ? in.Integer(0, size)
+                                                  : std::max<int64_t>(0, size - in.Byte())));
 }
 
 int64_t Wild(int64_t low, int64_t high) {
@@ -67,16 +72,19 @@ int64_t Wild(int64_t low, int64_t high) {
 template <typename T>
 T *List(Wide count, int64_t low, int64_t high) {
   T *const list = buffers.Take<T>(count);
-  for (int64_t i = 0; i < static_cast<int64_t>(count); i++) list[i] = static_cast<T>(in.AtEnd() ? low : Wild(low, high));
+  for (int64_t i = 0; i < static_cast<int64_t>(count); i++)
+    list[i] = static_cast<T>(in.AtEnd() ? low : Wild(low, high));
   return list;
 }
 float *Floats(Wide count) {
   float *const floats = buffers.Take<float>(count);
-  for (int64_t i = 0; buffers.Fits(count * 4) && i < static_cast<int64_t>(count); i++) floats[i] = 0.125f * static_cast<float>(i % 17 - 8);
+  for (int64_t i = 0; buffers.Fits(count * 4) && i < static_cast<int64_t>(count); i++)
+    floats[i] = 0.125f * static_cast<float>(i % 17 - 8);
   return floats;
 }
 
-// Half of the calls, as sizes are large now and then: where arrays would be larger than there is room for, none is made.
+// Half of the calls, as sizes are large now and then: where arrays would be larger than there is
+// room for, none is made.
 template <typename Function>
 mha_status Call(const Function &function) {
   return buffers.is_too_large() ? MHA_OK : buffers.Call(function);
@@ -114,12 +122,15 @@ void Attend(mha_kv_cache *cache) {
   sequences.struct_size = sizeof sequences;
   args.sequences = &sequences;
   if (in.OneIn(2)) sequences.cache_sequences = List<int64_t>(count, 0, shape.num_sequences - 1);
-  if (in.OneIn(3) && shape.kind != MHA_CACHE_KIND_RING) sequences.q_first_positions = List<int64_t>(count, -1, 40);
+  if (in.OneIn(3) && shape.kind != MHA_CACHE_KIND_RING)
+    sequences.q_first_positions = List<int64_t>(count, -1, 40);
   if (in.OneIn(4)) {
     int64_t *const starts = List<int64_t>(Wide{count} + 1, 0, args.n_q);
     sequences.cu_seqlens_q = starts;
-    if (!reads && args.n_kv != args.n_q) sequences.cu_seqlens_kv = List<int64_t>(Wide{count} + 1, 0, args.n_kv);
-    if (in.Boolean()) std::sort(starts, starts + count + 1), starts[0] = 0, starts[count] = args.n_q;
+    if (!reads && args.n_kv != args.n_q)
+      sequences.cu_seqlens_kv = List<int64_t>(Wide{count} + 1, 0, args.n_kv);
+    if (in.Boolean())
+      std::sort(starts, starts + count + 1), starts[0] = 0, starts[count] = args.n_q;
     args.batch = 1, sequences.count = count;
   } else if (in.OneIn(3)) {
     sequences.q_lengths = List<int64_t>(count, 0, args.n_q);
@@ -129,27 +140,38 @@ void Attend(mha_kv_cache *cache) {
   mha_score_arrays arrays = {};
   arrays.struct_size = sizeof arrays;
   if (in.OneIn(2)) {
-    arrays.num_chosen = in.Integer(1, 6), arrays.chosen_block = in.Choice<int64_t>({1, 16, 5, 64, 1 << 20});
+    arrays.num_chosen = in.Integer(1, 6),
+    arrays.chosen_block = in.Choice<int64_t>({1, 16, 5, 64, 1 << 20});
     const Wide lists = Wide{args.batch} * args.num_kv_heads * args.n_q * arrays.num_chosen;
-    arrays.chosen_keys = List<int32_t>(buffers.Fits(lists * 4) ? lists : 0, -1, shape.capacity / arrays.chosen_block);
+    arrays.chosen_keys = List<int32_t>(buffers.Fits(lists * 4) ? lists : 0, -1,
+                                       shape.capacity / arrays.chosen_block);
     args.score_arrays = &arrays;
   }
   mha_rope rope = {};
   rope.struct_size = sizeof rope;
   if (in.OneIn(3)) {
     rope.num_positions = in.Integer(1, 100), rope.dims = args.head_dim / 2 * 2;
-    rope.cos = Floats(Wide{rope.num_positions} * (rope.dims / 2)), rope.sin = Floats(Wide{rope.num_positions} * (rope.dims / 2));
-    if (in.Boolean()) sequences.rope_q_positions = List<int64_t>(Wide{args.batch} * args.n_q, 0, rope.num_positions - 1);
-    if (in.Boolean()) sequences.rope_k_positions = List<int64_t>(Wide{args.batch} * args.n_kv, 0, rope.num_positions - 1);
+    rope.cos = Floats(Wide{rope.num_positions} * (rope.dims / 2)),
+    rope.sin = Floats(Wide{rope.num_positions} * (rope.dims / 2));
+    if (in.Boolean())
+      sequences.rope_q_positions =
+          List<int64_t>(Wide{args.batch} * args.n_q, 0, rope.num_positions - 1);
+    if (in.Boolean())
+      sequences.rope_k_positions =
+          List<int64_t>(Wide{args.batch} * args.n_kv, 0, rope.num_positions - 1);
     args.rope = &rope;
   }
-  const Wide q_rows = Wide{args.batch} * args.n_q * args.num_heads, kv_rows = Wide{args.batch} * args.n_kv * args.num_kv_heads;
+  const Wide q_rows = Wide{args.batch} * args.n_q * args.num_heads,
+             kv_rows = Wide{args.batch} * args.n_kv * args.num_kv_heads;
   args.q.data = Floats(q_rows * args.head_dim);
   if (!reads) args.k.data = Floats(kv_rows * args.head_dim);
-  if (!reads && shape.values == MHA_CACHE_VALUES_OWN) args.v.data = Floats(kv_rows * args.head_dim_v);
+  if (!reads && shape.values == MHA_CACHE_VALUES_OWN)
+    args.v.data = Floats(kv_rows * args.head_dim_v);
   args.output.data = buffers.TakeOutput(q_rows * args.head_dim_v * 4);
   size_t bytes = 0;
-  if (Call([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); }) != MHA_OK) return;
+  if (Call([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); }) !=
+      MHA_OK)
+    return;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
   Call([&](mha_error *error) { return mha_attention(&args, workspace, bytes, error); });
 }
@@ -161,34 +183,44 @@ void Use(mha_kv_cache *cache) {
     int64_t length = 0;
     mha_kv_cache_length(cache, sequence, &length, nullptr);
     const int64_t rows = std::min<int64_t>(std::max<int64_t>(count, 0), 1 << 20);
-    const Wide k_floats = Wide{rows} * shape.num_kv_heads * shape.head_dim, v_floats = Wide{rows} * shape.num_kv_heads * shape.head_dim_v;
+    const Wide k_floats = Wide{rows} * shape.num_kv_heads * shape.head_dim,
+               v_floats = Wide{rows} * shape.num_kv_heads * shape.head_dim_v;
     const uint8_t kind = in.Byte();
     if (kind % 32 == 31) {
       const int32_t block = static_cast<int32_t>(Wild(0, shape.num_blocks - 1));
       uint32_t used = 7;
-      const mha_status status = Call([&](mha_error *error) { return mha_kv_cache_unshare(cache, sequence, block, &used, error); });
-      Expect(buffers.is_too_large() || (status == MHA_OK ? used <= 1 : used == 7), "used is neither 0 nor 1, or a failed call wrote it");
+      const mha_status status = Call([&](mha_error *error) {
+        return mha_kv_cache_unshare(cache, sequence, block, &used, error);
+      });
+      Expect(buffers.is_too_large() || (status == MHA_OK ? used <= 1 : used == 7),
+             "used is neither 0 nor 1, or a failed call wrote it");
     } else if (kind % 8 > 4) {
       Attend(cache);
     } else {
       Call([&](mha_error *error) -> mha_status {
         switch (kind % 8) {
           case 0: {
-            const float *const k = Floats(k_floats), *const v = shape.values ? nullptr : Floats(v_floats);
-            return mha_kv_cache_append(cache, sequence, buffers.is_too_large() ? 0 : rows, k, v, error);
+            const float *const k = Floats(k_floats), *const v =
+                                                         shape.values ? nullptr : Floats(v_floats);
+            return mha_kv_cache_append(cache, sequence, buffers.is_too_large() ? 0 : rows, k, v,
+                                       error);
           }
           case 1:
             return mha_kv_cache_truncate(cache, sequence, Wild(0, length), error);
           case 2: {
             const int64_t blocks = in.Integer(0, 12);
-            return mha_kv_cache_set_blocks(cache, sequence, List<int32_t>(blocks, 0, shape.num_blocks - 1), blocks, error);
+            return mha_kv_cache_set_blocks(
+                cache, sequence, List<int32_t>(blocks, 0, shape.num_blocks - 1), blocks, error);
           }
           case 3:
-            return mha_kv_cache_copy_prefix(cache, sequence, Wild(0, shape.num_sequences - 1), Wild(0, length), error);
+            return mha_kv_cache_copy_prefix(cache, sequence, Wild(0, shape.num_sequences - 1),
+                                            Wild(0, length), error);
           default: {
-            float *const k = buffers.Take<float>(k_floats), *const v = buffers.Take<float>(v_floats);
-            return mha_kv_cache_read(cache, sequence, Wild(std::max<int64_t>(0, length - 40), length), buffers.is_too_large() ? 0 : rows, k,
-                                     v, error);
+            float *const k = buffers.Take<float>(k_floats), *const v =
+                                                                buffers.Take<float>(v_floats);
+            return mha_kv_cache_read(cache, sequence,
+                                     Wild(std::max<int64_t>(0, length - 40), length),
+                                     buffers.is_too_large() ? 0 : rows, k, v, error);
           }
         }
       });
@@ -203,16 +235,20 @@ mha_kv_cache *Empty(size_t *bytes) {
   config.struct_size = sizeof config;
   config.num_sequences = in.Integer(1, 4);
   config.kind = in.Choice({MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED});
-  config.capacity = 16 * in.Integer(1, 5) - (config.kind == MHA_CACHE_KIND_CONTIGUOUS ? in.Byte() % 16 : 0);
-  config.num_kv_heads = in.Integer(1, 2), config.head_dim = in.Integer(1, 20), config.head_dim_v = in.Integer(0, 20);
+  config.capacity =
+      16 * in.Integer(1, 5) - (config.kind == MHA_CACHE_KIND_CONTIGUOUS ? in.Byte() % 16 : 0);
+  config.num_kv_heads = in.Integer(1, 2), config.head_dim = in.Integer(1, 20),
+  config.head_dim_v = in.Integer(0, 20);
   config.k_type = MHA_TYPE_F32 + in.Byte() % 4;
   config.values = in.OneIn(4) ? MHA_CACHE_VALUES_IN_KEYS : MHA_CACHE_VALUES_OWN;
   config.v_type = config.values ? 0 : MHA_TYPE_F32 + in.Byte() % 4;
-  if (config.kind == MHA_CACHE_KIND_PAGED) config.block_positions = 16, config.num_blocks = in.Integer(1, 9);
+  if (config.kind == MHA_CACHE_KIND_PAGED)
+    config.block_positions = 16, config.num_blocks = in.Integer(1, 9);
   if (mha_kv_cache_size(&config, bytes, nullptr) != MHA_OK) return nullptr;
   unsigned char *const buffer = buffers.Take(static_cast<Wide>(*bytes), 64);
   mha_kv_cache *cache = nullptr;
-  Expect(mha_kv_cache_init(&config, buffer, *bytes, &cache, nullptr) == MHA_OK, "an empty cache can't be made");
+  Expect(mha_kv_cache_init(&config, buffer, *bytes, &cache, nullptr) == MHA_OK,
+         "an empty cache can't be made");
   return cache;
 }
 
@@ -233,8 +269,10 @@ void TestCache() {
   const CacheShape shape(cache);
   for (int64_t s = 0; s < shape.num_sequences && shape.kind == MHA_CACHE_KIND_PAGED; s++) {
     int32_t blocks[5];
-    const int64_t count = in.Integer(0, std::min(shape.capacity / 16, shape.num_blocks)), first = in.Byte();
-    for (int64_t i = 0; i < count; i++) blocks[i] = static_cast<int32_t>((first + i) % shape.num_blocks);
+    const int64_t count = in.Integer(0, std::min(shape.capacity / 16, shape.num_blocks)),
+                  first = in.Byte();
+    for (int64_t i = 0; i < count; i++)
+      blocks[i] = static_cast<int32_t>((first + i) % shape.num_blocks);
     mha_kv_cache_set_blocks(cache, s, blocks, count, nullptr);
   }
   Use(cache);
@@ -243,13 +281,18 @@ void TestCache() {
   const auto pages = [](int64_t count) { return static_cast<size_t>((count + 63) / 64 * 64); };
   const size_t tables = kHeader + pages(shape.num_sequences * 16),
                entries = static_cast<size_t>(shape.num_sequences * (shape.capacity / 16));
-  const size_t users = shape.kind == MHA_CACHE_KIND_PAGED ? tables + pages(static_cast<int64_t>(entries) * 4) : tables;
-  Damage(&stored, kHeader, std::min(bytes, users + pages(shape.kind == MHA_CACHE_KIND_PAGED ? shape.num_blocks * 4 : 0)));
+  const size_t users = shape.kind == MHA_CACHE_KIND_PAGED
+                           ? tables + pages(static_cast<int64_t>(entries) * 4)
+                           : tables;
+  Damage(&stored, kHeader,
+         std::min(bytes,
+                  users + pages(shape.kind == MHA_CACHE_KIND_PAGED ? shape.num_blocks * 4 : 0)));
   if (in.OneIn(4)) Damage(&stored, 0, bytes);
   for (size_t i = 0; users > tables && in.Boolean() && i < static_cast<size_t>(shape.num_blocks);
        i++) {  // counts that agree with the tables
     int32_t count = 0;
-    for (size_t entry = 0; entry < entries; entry++) count += At<int32_t>(stored, tables + entry * 4) == static_cast<int32_t>(i);
+    for (size_t entry = 0; entry < entries; entry++)
+      count += At<int32_t>(stored, tables + entry * 4) == static_cast<int32_t>(i);
     Set(&stored, users + i * 4, count);
   }
   if (in.OneIn(4)) Damage(&stored, 0, kHeader);
@@ -267,17 +310,21 @@ void TestCache() {
   std::memcpy(buffer, stored.data(), stored.size());
   buffers.Watch(buffer, stored.size());
   mha_kv_cache *viewed = nullptr;
-  const mha_status status = Call([&](mha_error *error) { return mha_kv_cache_view(buffer, stored.size(), &viewed, error); });
+  const mha_status status = Call(
+      [&](mha_error *error) { return mha_kv_cache_view(buffer, stored.size(), &viewed, error); });
   if (stored == sound) Expect(status == MHA_OK, "a sound cache is refused");
-  if (stored.size() < kHeader || (!is_mended && stored.compare(0, kHeader, sound, 0, kHeader) != 0 && other_bytes == 0)) {
+  if (stored.size() < kHeader ||
+      (!is_mended && stored.compare(0, kHeader, sound, 0, kHeader) != 0 && other_bytes == 0)) {
     Expect(status == MHA_ERROR_CACHE_FORMAT, "a damaged header is taken");
   }
   if (status != MHA_OK) return;
   size_t needed = 0;
   const CacheShape taken(viewed);
-  Expect(mha_kv_cache_size(&taken, &needed, nullptr) == MHA_OK && stored.size() >= needed, "a cache that is cut off is taken");
+  Expect(mha_kv_cache_size(&taken, &needed, nullptr) == MHA_OK && stored.size() >= needed,
+         "a cache that is cut off is taken");
   Use(viewed);
-  Expect(mha_kv_cache_view(buffer, stored.size(), &viewed, nullptr) == MHA_OK, "calls have left a cache that is not sound");
+  Expect(mha_kv_cache_view(buffer, stored.size(), &viewed, nullptr) == MHA_OK,
+         "calls have left a cache that is not sound");
 }
 
 // ---- Layers
@@ -291,9 +338,13 @@ void Run(const mha_layer *layer) {
     mha_linear_args args = {};
     args.struct_size = sizeof args;
     args.rows = in.Integer(1, 6);
-    args.x.data = Floats(Wide{args.rows} * (shape.num_heads > 0 ? Wide{shape.num_heads} * shape.head_dim_v : shape.query_dim));
+    args.x.data =
+        Floats(Wide{args.rows} *
+               (shape.num_heads > 0 ? Wide{shape.num_heads} * shape.head_dim_v : shape.query_dim));
     args.output.data = buffers.TakeOutput(Wide{args.rows} * shape.output_dim * 4);
-    if (Call([&](mha_error *error) { return mha_linear_workspace(layer, &args, &bytes, error); }) != MHA_OK) return;
+    if (Call([&](mha_error *error) { return mha_linear_workspace(layer, &args, &bytes, error); }) !=
+        MHA_OK)
+      return;
     unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
     Call([&](mha_error *error) { return mha_linear(layer, &args, workspace, bytes, error); });
     return;
@@ -302,11 +353,15 @@ void Run(const mha_layer *layer) {
   args.struct_size = sizeof args;
   args.batch = in.Integer(1, 2), args.n_q = in.Integer(1, 6), args.n_kv = in.Integer(1, 6);
   args.query.data = Floats(Wide{args.batch} * args.n_q * shape.query_dim);
-  if (in.OneIn(2) || shape.key_dim != shape.query_dim) args.key.data = Floats(Wide{args.batch} * args.n_kv * shape.key_dim);
+  if (in.OneIn(2) || shape.key_dim != shape.query_dim)
+    args.key.data = Floats(Wide{args.batch} * args.n_kv * shape.key_dim);
   const int64_t values = args.key.data ? args.n_kv : args.n_q;
-  if (shape.value_dim != shape.key_dim) args.value.data = Floats(Wide{args.batch} * values * shape.value_dim);
+  if (shape.value_dim != shape.key_dim)
+    args.value.data = Floats(Wide{args.batch} * values * shape.value_dim);
   args.output.data = buffers.TakeOutput(Wide{args.batch} * args.n_q * shape.output_dim * 4);
-  if (Call([&](mha_error *error) { return mha_forward_workspace(layer, &args, &bytes, error); }) != MHA_OK) return;
+  if (Call([&](mha_error *error) { return mha_forward_workspace(layer, &args, &bytes, error); }) !=
+      MHA_OK)
+    return;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
   Call([&](mha_error *error) { return mha_forward(layer, &args, workspace, bytes, error); });
 }
@@ -315,14 +370,17 @@ void TestLayer() {
   mha_layer_config config = {};
   mha_layer_weights weights = {};
   mha_linear_weights linear = {};
-  config.struct_size = sizeof config, weights.struct_size = sizeof weights, linear.struct_size = sizeof linear;
+  config.struct_size = sizeof config, weights.struct_size = sizeof weights,
+  linear.struct_size = sizeof linear;
   linear.weight_type = config.weight_type = MHA_TYPE_F32 + in.Byte() % 5;
   linear.arithmetic = config.arithmetic = 0;
   if (config.weight_type >= MHA_TYPE_INT8) {
-    linear.arithmetic = config.arithmetic = in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16});
+    linear.arithmetic = config.arithmetic =
+        in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16});
   }
   config.num_kv_heads = in.Integer(1, 2), config.num_heads = config.num_kv_heads * in.Integer(1, 2);
-  linear.output_dim = config.head_dim = in.Integer(1, 20), linear.input_dim = config.query_dim = in.Integer(1, 50);
+  linear.output_dim = config.head_dim = in.Integer(1, 20),
+  linear.input_dim = config.query_dim = in.Integer(1, 50);
   config.head_dim_v = in.Integer(0, 20), config.key_dim = in.OneIn(3) ? in.Integer(1, 20) : 0;
   config.gate = in.OneIn(4) ? 1 : 0;
   const float *const numbers = Floats(10000);
@@ -330,25 +388,32 @@ void TestLayer() {
   if (in.Boolean()) weights.w_o.data = numbers;
   const bool is_linear = in.OneIn(4);
   size_t bytes = 0;
-  const mha_status sized = is_linear ? mha_linear_pack_size(&linear, nullptr, &bytes, nullptr)
-                                     : mha_layer_pack_size(&config, &weights, nullptr, &bytes, nullptr);
+  const mha_status sized = is_linear
+                               ? mha_linear_pack_size(&linear, nullptr, &bytes, nullptr)
+                               : mha_layer_pack_size(&config, &weights, nullptr, &bytes, nullptr);
   unsigned char *const packed = buffers.Take(static_cast<Wide>(bytes), 64);
-  const mha_status status = is_linear ? mha_linear_pack(&linear, nullptr, packed, bytes, nullptr)
-                                      : mha_layer_pack(&config, &weights, nullptr, packed, bytes, nullptr);
+  const mha_status status =
+      is_linear ? mha_linear_pack(&linear, nullptr, packed, bytes, nullptr)
+                : mha_layer_pack(&config, &weights, nullptr, packed, bytes, nullptr);
   Expect(sized == MHA_OK && status == MHA_OK, "a layer can't be packed");
   std::string stored(reinterpret_cast<const char *>(packed), bytes);
   const std::string sound = stored;
   if (in.Boolean()) Damage(&stored, kKind, kShape + sizeof(mha::LayerShape));
   if (in.OneIn(4)) Damage(&stored, 0, bytes);
   mha::LayerShape shape = At<mha::LayerShape>(stored, kShape);
-  int64_t *const dims[] = {&shape.query_dim,    &shape.key_dim,  &shape.value_dim,  &shape.output_dim, &shape.num_heads,
-                           &shape.num_kv_heads, &shape.head_dim, &shape.head_dim_v, &shape.gate_dim};
-  const bool is_small = std::all_of(std::begin(dims), std::end(dims), [](const int64_t *dim) { return *dim >= 0 && *dim < 500; });
+  int64_t *const dims[] = {&shape.query_dim,  &shape.key_dim,    &shape.value_dim,
+                           &shape.output_dim, &shape.num_heads,  &shape.num_kv_heads,
+                           &shape.head_dim,   &shape.head_dim_v, &shape.gate_dim};
+  const bool is_small = std::all_of(std::begin(dims), std::end(dims),
+                                    [](const int64_t *dim) { return *dim >= 0 && *dim < 500; });
   const uint32_t kind = At<uint32_t>(stored, kKind);
   if (in.Boolean() && is_small && kind >= 1 &&
-      kind <= static_cast<uint32_t>(mha::PackedKind::fours_int8)) {  // a buffer of the size that a made-up shape has
+      kind <= static_cast<uint32_t>(
+                  mha::PackedKind::fours_int8)) {  // a buffer of the size that a made-up shape has
     const int64_t made_up = mha::packed_layout(shape, static_cast<mha::PackedKind>(kind)).bytes;
-    if (made_up < 1 << 18) stored.resize(static_cast<size_t>(made_up)), Set(&stored, kBytes, static_cast<uint64_t>(made_up));
+    if (made_up < 1 << 18)
+      stored.resize(static_cast<size_t>(made_up)),
+          Set(&stored, kBytes, static_cast<uint64_t>(made_up));
   }
   const bool is_mended = !in.OneIn(8);
   if (is_mended) {
@@ -369,13 +434,18 @@ void TestLayer() {
   mha_layer_options options = {};
   options.struct_size = sizeof options;
   options.instruction_set = in.Byte() % 9;
-  const mha_status viewed =
-      Call([&](mha_error *error) { return mha_layer_view(buffer, stored.size(), &options, storage, storage_bytes, &layer, error); });
-  const mha_status verified = Call([&](mha_error *error) { return mha_layer_verify(buffer, stored.size(), error); });
+  const mha_status viewed = Call([&](mha_error *error) {
+    return mha_layer_view(buffer, stored.size(), &options, storage, storage_bytes, &layer, error);
+  });
+  const mha_status verified =
+      Call([&](mha_error *error) { return mha_layer_verify(buffer, stored.size(), error); });
   if (stored == sound) Expect(verified == MHA_OK, "a sound layer is refused");
-  const bool is_same_header = stored.size() >= kHeader && stored.compare(0, kHeader, sound, 0, kHeader) == 0;
-  if (is_same_header && stored != sound) Expect(verified != MHA_OK, "damaged weights pass for sound ones");
-  if (!is_same_header && !is_mended) Expect(viewed != MHA_OK && verified != MHA_OK, "a damaged header is taken");
+  const bool is_same_header =
+      stored.size() >= kHeader && stored.compare(0, kHeader, sound, 0, kHeader) == 0;
+  if (is_same_header && stored != sound)
+    Expect(verified != MHA_OK, "damaged weights pass for sound ones");
+  if (!is_same_header && !is_mended)
+    Expect(viewed != MHA_OK && verified != MHA_OK, "a damaged header is taken");
   if (viewed != MHA_OK) return;
   Expect(stored.size() >= At<uint64_t>(stored, kBytes), "a layer that is cut off is taken");
   Run(layer);

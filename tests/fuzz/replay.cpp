@@ -1,7 +1,9 @@
-// Runs a target of tests/fuzz over stored inputs, without a fuzzer: a main for every compiler and machine.
+// Runs a target of tests/fuzz over stored inputs, without a fuzzer: a main for every compiler and
+// machine.
 //
-// replay [--damaged] FILE...      of *.hex each line is an input in hexadecimal digits; any other file is one input
-// --damaged: each input also cut short at each byte, and with one bit of each byte changed
+// replay [--damaged] FILE...      of *.hex each line is an input in hexadecimal digits; any other
+// file is one input --damaged: each input also cut short at each byte, and with one bit of each
+// byte changed
 #include <csignal>
 #include <fstream>
 #include <iterator>
@@ -25,7 +27,8 @@ long count = 0;
 
 void Run(const std::vector<uint8_t> &input) {
   count++;
-  // In memory of its own size, so that a target that reads past its input is found by the address sanitizer.
+  // In memory of its own size, so that a target that reads past its input is found by the address
+  // sanitizer.
   uint8_t *copy = static_cast<uint8_t *>(std::malloc(input.size()));
   if (!input.empty()) std::memcpy(copy, input.data(), input.size());
   LLVMFuzzerTestOneInput(copy, input.size());
@@ -42,7 +45,9 @@ void RunStored(const std::vector<uint8_t> &input) {
   }
 }
 
-int Digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+int Digit(char c) {
+  return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
 
 bool FromHex(const std::string &line, std::vector<uint8_t> *input) {
   if (line.size() % 2 != 0) return false;

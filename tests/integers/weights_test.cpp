@@ -1,5 +1,6 @@
-// Weights kept in fewer bits: the bits of the specification for every type, way of giving them and number of rows; what is refused; the
-// packed format; and how far the results are from those of the weights as given.
+// Weights kept in fewer bits: the bits of the specification for every type, way of giving them and
+// number of rows; what is refused; the packed format; and how far the results are from those of the
+// weights as given.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -14,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "support/interface_support.h"
 #include "oracle/oracle.h"
 #include "spec/spec.h"
 #include "support/fixtures.h"
 #include "support/given_weights.h"
 #include "support/instruction_sets.h"
+#include "support/interface_support.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
@@ -29,13 +30,14 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-constexpr Stored kTypes[] = {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4};
+constexpr Stored kTypes[] = {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8,
+                             Stored::kInt4};
 const char *const kNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
 
 const char *NameOf(Stored stored) { return kNames[static_cast<uint32_t>(stored)]; }
 
-LayerProblem RandomProblem(Random *random, int64_t n, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v,
-                           int64_t output_dim) {
+LayerProblem RandomProblem(Random *random, int64_t n, int64_t dim, int64_t heads, int64_t kv_heads,
+                           int64_t head_dim, int64_t head_dim_v, int64_t output_dim) {
   LayerProblem problem;
   problem.batch = 1;
   problem.n_q = problem.n_kv = n;
@@ -73,28 +75,36 @@ class StoredWeights : public InstructionSetTest {
 TEST_P(StoredWeights, GiveTheBitsOfTheSpecificationForEveryNumberOfRows) {
   Random random(1);
   Sample sample;
-  // Depths around the groups of 32 and the blocks of 256, odd and even; columns that fill panels of 48 and ones that do not.
+  // Depths around the groups of 32 and the blocks of 256, odd and even; columns that fill panels of
+  // 48 and ones that do not.
   const struct {
     int64_t dim, heads, kv_heads, head_dim, head_dim_v, output_dim;
-  } shapes[] = {{1, 1, 1, 1, 1, 1}, {31, 2, 1, 12, 7, 49}, {64, 3, 3, 16, 16, 48}, {257, 2, 2, 24, 31, 100}, {289, 2, 1, 26, 17, 289}};
+  } shapes[] = {{1, 1, 1, 1, 1, 1},
+                {31, 2, 1, 12, 7, 49},
+                {64, 3, 3, 16, 16, 48},
+                {257, 2, 2, 24, 31, 100},
+                {289, 2, 1, 26, 17, 289}};
   for (const auto &shape : shapes) {
     for (int64_t n = 1; n <= 40; n += n < 26 ? 1 : 5) {
       if (!sample.Takes()) continue;
       const LayerProblem problem =
-          RandomProblem(&random, n, shape.dim, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim_v, shape.output_dim);
+          RandomProblem(&random, n, shape.dim, shape.heads, shape.kv_heads, shape.head_dim,
+                        shape.head_dim_v, shape.output_dim);
       ExpectTheSpecificationForEveryType(problem);
       if (HasFailure()) return;
     }
   }
 }
 
-// Some terms are widened at once; what is left of a group, and of a matrix, may be any number of them.
+// Some terms are widened at once; what is left of a group, and of a matrix, may be any number of
+// them.
 TEST_P(StoredWeights, OfAnyDepthGiveTheBitsOfTheSpecification) {
   constexpr int64_t rows[] = {1, 2, 3, 6, 8};
   Random random(5);
   for (int64_t dim = 1; dim <= 70; dim++) {
     for (const int64_t n : rows) {
-      if (support::RoundsFactor() < 1 && n != rows[dim % 5]) continue;  // of an emulated build, one number of rows to a depth
+      if (support::RoundsFactor() < 1 && n != rows[dim % 5])
+        continue;  // of an emulated build, one number of rows to a depth
       const LayerProblem problem = RandomProblem(&random, n, dim, 1, 1, 10, dim, 50);
       ExpectTheSpecificationForEveryType(problem);
       if (HasFailure()) return;
@@ -102,7 +112,8 @@ TEST_P(StoredWeights, OfAnyDepthGiveTheBitsOfTheSpecification) {
   }
 }
 
-// Matrices above 3 MiB, as these are in 8 bits too, may be read in other ways. The last block has one term, the last panel 9 columns.
+// Matrices above 3 MiB, as these are in 8 bits too, may be read in other ways. The last block has
+// one term, the last panel 9 columns.
 TEST_P(StoredWeights, OfLargeMatricesGiveTheBitsOfTheSpecification) {
   Random random(3);
   LayerProblem problem = RandomProblem(&random, 4, 2049, 15, 1, 103, 5, 7);
@@ -111,7 +122,8 @@ TEST_P(StoredWeights, OfLargeMatricesGiveTheBitsOfTheSpecification) {
     const Layer layer = MakeLayer(problem, FormOf(stored, instruction_set()));
     const Outputs expected = Specify(Converted(problem, stored));
     for (const int64_t n : {1, 2, 3, 4}) {
-      EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), {}), Slice(expected, problem, problem.y_width(), 0, 0, n, n)))
+      EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n), {}),
+                           Slice(expected, problem, problem.y_width(), 0, 0, n, n)))
           << NameOf(stored) << ", " << n << " rows";
     }
   }
@@ -130,9 +142,11 @@ TEST_P(StoredWeights, GiveTheSameBitsForManyRowsAndThreads) {
         const Scheduler scheduler(threads, RunBackwards);
         LayerCall call;
         call.scheduler = scheduler.get();
-        call.asked = threads == 1 ? 0u : kAskAll;  // without taps, results go straight to their rows
+        call.asked =
+            threads == 1 ? 0u : kAskAll;  // without taps, results go straight to their rows
         const Outputs outputs = Forward(layer.get(), problem, call);
-        ASSERT_EQ(std::memcmp(outputs.y.data(), expected.y.data(), expected.y.size() * sizeof(float)), 0)
+        ASSERT_EQ(
+            std::memcmp(outputs.y.data(), expected.y.data(), expected.y.size() * sizeof(float)), 0)
             << NameOf(stored) << " " << threads << " threads " << Describe(problem);
       }
     }
@@ -141,14 +155,17 @@ TEST_P(StoredWeights, GiveTheSameBitsForManyRowsAndThreads) {
 
 TEST_P(StoredWeights, HoldEveryKindOfNumber) {
   Random random(4);
-  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
   for (int round = 0; round < 12; round++) {
     LayerProblem problem = RandomProblem(&random, 1 + round % 7, 90, 2, 2, 30, 30, 70);
-    const float odd[] = {nan,       infinity,         -infinity, 0x1p-149f, -0x1p-120f, 65504.0f, -65519.9f,
-                         0x1p-101f, 0x1.fffffep-101f, 0x1p-100f, 3e-8f,     -0x1p-14f,  -0.0f,    0x1p-25f};
+    const float odd[] = {nan,      infinity,  -infinity, 0x1p-149f,        -0x1p-120f,
+                         65504.0f, -65519.9f, 0x1p-101f, 0x1.fffffep-101f, 0x1p-100f,
+                         3e-8f,    -0x1p-14f, -0.0f,     0x1p-25f};
     for (std::vector<float> *w : {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o}) {
       if (round % 3 == 0) {
-        for (int i = 0; i < 40; i++) (*w)[random.Between(0, w->size() - 1)] = random.Pick({nan, infinity, -infinity, 0.0f});
+        for (int i = 0; i < 40; i++)
+          (*w)[random.Between(0, w->size() - 1)] = random.Pick({nan, infinity, -infinity, 0.0f});
       } else if (round % 3 == 1) {  // whole groups of tiny numbers
         for (float &x : *w) x = odd[random.Between(7, 13)] * (random.Chance(0.5) ? 1.0f : -1.0f);
       } else {
@@ -157,7 +174,8 @@ TEST_P(StoredWeights, HoldEveryKindOfNumber) {
     }
     for (const Stored stored : kTypes) {
       const Layer layer = MakeLayer(problem, FormOf(stored, instruction_set()));
-      ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored) << " " << round;
+      ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(problem, stored))))
+          << NameOf(stored) << " " << round;
     }
   }
 }
@@ -165,7 +183,9 @@ TEST_P(StoredWeights, HoldEveryKindOfNumber) {
 // ---- Weights that are not floats when they are given
 
 // The problem given as floats, to be kept as `stored`.
-LayerData GivenAsFloats(const LayerProblem &problem, Stored stored) { return LayerData(problem, Place::kAnywhere, FormOf(stored)); }
+LayerData GivenAsFloats(const LayerProblem &problem, Stored stored) {
+  return LayerData(problem, Place::kAnywhere, FormOf(stored));
+}
 
 TEST_P(StoredWeights, AreTakenAsTheyAreGiven) {
   Random random(5);
@@ -173,19 +193,23 @@ TEST_P(StoredWeights, AreTakenAsTheyAreGiven) {
     LayerProblem problem = RandomProblem(&random, 6, dim, 3, 1, 20, 20, 52);
     for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
       LayerProblem converted = Converted(problem, stored);
-      // What a quantiser may also do: the code -128, and scales that are negative or of its own choice.
+      // What a quantiser may also do: the code -128, and scales that are negative or of its own
+      // choice.
       if (stored == Stored::kInt8) converted.w_q[3] = -128;
       if (!converted.s_k.empty()) converted.s_k[1] = -3.0f * converted.s_k[1];
-      const float scales[] = {std::numeric_limits<float>::infinity(), FromBits(0xffd23456u), FromBits(0x7f812345u), 0x1p-140f, -0.0f};
+      const float scales[] = {std::numeric_limits<float>::infinity(), FromBits(0xffd23456u),
+                              FromBits(0x7f812345u), 0x1p-140f, -0.0f};
       for (size_t i = 0; i < 5 && !converted.s_o.empty(); i++) converted.s_o[9 * i] = scales[i];
       const Outputs expected = Specify(converted);
       for (const uint32_t layout : {MHA_LAYOUT_IN_OUT, MHA_LAYOUT_OUT_IN}) {
         if (stored == Stored::kInt4 && layout == MHA_LAYOUT_IN_OUT) continue;
         for (const bool is_fused : {false, true}) {
           for (const int64_t gap : {0, 6}) {
-            const Layer layer = MakeLayer(GivenAs(converted, layout, is_fused, gap), instruction_set());
+            const Layer layer =
+                MakeLayer(GivenAs(converted, layout, is_fused, gap), instruction_set());
             ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), expected))
-                << NameOf(stored) << " layout " << layout << (is_fused ? " fused" : "") << " gap " << gap << " dim " << dim;
+                << NameOf(stored) << " layout " << layout << (is_fused ? " fused" : "") << " gap "
+                << gap << " dim " << dim;
           }
         }
       }
@@ -202,7 +226,8 @@ TEST_P(StoredWeights, AreConvertedFrom16BitsToEveryType) {
       LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
       given.config.weight_type = static_cast<uint32_t>(to);
       const Layer layer = MakeLayer(std::move(given), instruction_set());
-      ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(narrow, to)))) << NameOf(from) << " to " << NameOf(to);
+      ASSERT_TRUE(SameBits(Forward(layer.get(), problem, {}), Specify(Converted(narrow, to))))
+          << NameOf(from) << " to " << NameOf(to);
     }
   }
 }
@@ -222,7 +247,8 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryType) {
     EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_OK) << NameOf(stored);
     const View view(packed);
     ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-    EXPECT_TRUE(SameBits(Forward(view.layer, problem, {}), Specify(Converted(problem, stored)))) << NameOf(stored);
+    EXPECT_TRUE(SameBits(Forward(view.layer, problem, {}), Specify(Converted(problem, stored))))
+        << NameOf(stored);
 
     mha_layer_config shape = Zeroed<mha_layer_config>();
     ASSERT_EQ(mha_layer_shape(view.layer, &shape, nullptr), MHA_OK);
@@ -234,7 +260,8 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryType) {
     mha_call_info info = Zeroed<mha_call_info>();
     ASSERT_EQ(mha_info(view.layer, &args, &info, nullptr), MHA_OK);
     EXPECT_EQ(info.packed_bytes, packed.size());
-    EXPECT_EQ(info.bytes, packed.size() + sizeof(float) * 3 * (99 + 50)) << "what is read is what is packed";
+    EXPECT_EQ(info.bytes, packed.size() + sizeof(float) * 3 * (99 + 50))
+        << "what is read is what is packed";
   }
 }
 
@@ -282,7 +309,8 @@ TEST(PackedWeights, ThatAreDamagedAreFoundWhereverItIs) {
     for (int64_t at = 256; at < static_cast<int64_t>(packed.size()); at += random.Between(1, 40)) {
       const auto flip = static_cast<unsigned char>(1 << random.Between(0, 7));
       packed.data()[at] ^= flip;
-      ASSERT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_ERROR_PACKED_CHECKSUM) << NameOf(stored) << " byte " << at;
+      ASSERT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_ERROR_PACKED_CHECKSUM)
+          << NameOf(stored) << " byte " << at;
       packed.data()[at] ^= flip;
     }
     EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_OK) << NameOf(stored);
@@ -291,15 +319,20 @@ TEST(PackedWeights, ThatAreDamagedAreFoundWhereverItIs) {
 
 // ---- What is refused
 
-void ExpectRefused(const LayerData &given, const mha_layer_options *options, mha_status status, uint32_t argument,
-                   const std::vector<std::string> &words) {
+void ExpectRefused(const LayerData &given, const mha_layer_options *options, mha_status status,
+                   uint32_t argument, const std::vector<std::string> &words) {
   mha_error error = {};
   std::vector<unsigned char> buffer(1 << 20, 0x5a);
-  auto *const aligned = reinterpret_cast<unsigned char *>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
-  EXPECT_EQ(mha_layer_pack(&given.config, &given.weights, options, aligned, buffer.size() - 64, &error), status) << error.message;
+  auto *const aligned = reinterpret_cast<unsigned char *>(
+      (reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+  EXPECT_EQ(
+      mha_layer_pack(&given.config, &given.weights, options, aligned, buffer.size() - 64, &error),
+      status)
+      << error.message;
   EXPECT_EQ(error.argument, argument) << error.message;
   for (const std::string &word : words) {
-    EXPECT_NE(std::string(error.message).find(word), std::string::npos) << "no \"" << word << "\" in: " << error.message;
+    EXPECT_NE(std::string(error.message).find(word), std::string::npos)
+        << "no \"" << word << "\" in: " << error.message;
   }
   EXPECT_EQ(std::count(buffer.begin(), buffer.end(), 0x5a), 1 << 20) << "something was written";
   auto *layer = reinterpret_cast<mha_layer *>(&error);
@@ -313,20 +346,25 @@ class RefusedWeights : public testing::Test {
     Random random(14);
     problem_ = RandomProblem(&random, 1, 20, 2, 1, 8, 8, 12);
   }
-  LayerData Coded(Stored stored) { return GivenAs(Converted(problem_, stored), MHA_LAYOUT_OUT_IN, false, 0); }
+  LayerData Coded(Stored stored) {
+    return GivenAs(Converted(problem_, stored), MHA_LAYOUT_OUT_IN, false, 0);
+  }
 
   LayerProblem problem_;
 };
 
 TEST_F(RefusedWeights, ThatF16CannotHoldAreNamedAndNothingIsWritten) {
   problem_.w_k[5 * 8 + 3] = -65520.0f;
-  ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_k[5][3]", "-65520", "65504"});
+  ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2,
+                {"w_k[5][3]", "-65520", "65504"});
   problem_.w_k[5 * 8 + 3] = 65519.996f;
   GivenAsFloats(problem_, Stored::kF16).Pack();  // the last one that rounds down
 
   problem_.w_o[7] = 1e9f;  // [in, out], of 12 columns: row 0
-  ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2, {"w_o[0][7]", "1e+09"});
-  for (const Stored stored : {Stored::kF32, Stored::kBf16, Stored::kInt8, Stored::kInt4}) GivenAsFloats(problem_, stored).Pack();
+  ExpectRefused(GivenAsFloats(problem_, Stored::kF16), nullptr, MHA_ERROR_OUT_OF_RANGE, 2,
+                {"w_o[0][7]", "1e+09"});
+  for (const Stored stored : {Stored::kF32, Stored::kBf16, Stored::kInt8, Stored::kInt4})
+    GivenAsFloats(problem_, stored).Pack();
   problem_.w_o[7] = std::numeric_limits<float>::infinity();  // is not finite to begin with
   GivenAsFloats(problem_, Stored::kF16).Pack();
 
@@ -381,34 +419,40 @@ TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
   ExpectRefused(given, nullptr, MHA_ERROR_INVALID_VALUE, 2, {"w_k.row_stride", "21", "even"});
 }
 
-void NoSgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int) {}
+void NoSgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float,
+             float *, int) {}
 
 TEST_F(RefusedWeights, ABlasMultipliesFloats) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, NoSgemm);
   for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
-    ExpectRefused(GivenAsFloats(problem_, stored), &options, MHA_ERROR_INVALID_VALUE, 1, {"weight_type", "sgemm"});
+    ExpectRefused(GivenAsFloats(problem_, stored), &options, MHA_ERROR_INVALID_VALUE, 1,
+                  {"weight_type", "sgemm"});
   }
 }
 
 TEST_F(RefusedWeights, ButABlasTakesThoseGivenIn16Bits) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   const LayerProblem narrow = Converted(problem_, Stored::kF16);
-  LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0), floats = GivenAsFloats(narrow, Stored::kF32);
+  LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0),
+            floats = GivenAsFloats(narrow, Stored::kF32);
   given.config.weight_type = MHA_TYPE_F32;
   const Layer narrow_layer = Create(given, &options), float_layer = Create(floats, &options);
-  EXPECT_TRUE(SameBits(Forward(narrow_layer.get(), problem_, {}), Forward(float_layer.get(), problem_, {})));
+  EXPECT_TRUE(SameBits(Forward(narrow_layer.get(), problem_, {}),
+                       Forward(float_layer.get(), problem_, {})));
 }
 
 // ---- How far the results are from those of the weights as given
 
-// Bounds of what storing changes a weight by, from its definition: half a step, or a whole one where an int4 code would have been 8.
+// Bounds of what storing changes a weight by, from its definition: half a step, or a whole one
+// where an int4 code would have been 8.
 std::vector<double> RoundingOf(const LayerProblem &given, const LayerProblem &stored) {
   const int64_t out = given.q_width();
   std::vector<double> bounds(given.w_q.size());
   for (size_t i = 0; i < bounds.size(); i++) {
     const double w = std::fabs(given.w_q[i]);
     const int64_t k = static_cast<int64_t>(i) / out, n = static_cast<int64_t>(i) % out;
-    // The quotient that is rounded has an error of its own, of a few units in the last place of a float.
+    // The quotient that is rounded has an error of its own, of a few units in the last place of a
+    // float.
     const double half = 0.5 + 0x1p-14;
     if (stored.stored == Stored::kF32) bounds[i] = 0;
     if (stored.stored == Stored::kF16) bounds[i] = std::max(w * 0x1p-11, 0x1p-25);
@@ -433,9 +477,11 @@ TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
       if (has_outliers) {
         for (float &w : problem.w_q) w *= random.Chance(1.0 / 256) ? 20.0f : 1.0f;
       }
-      const oracle::Layer<double> exact = oracle::LayerForward<double>(LayerShapeOf(problem, 0), WeightsOf(problem), problem.query.data(),
-                                                                       problem.query.data(), problem.query.data());
-      std::printf("weights, width %4d, %-8s", static_cast<int>(width), has_outliers ? "outliers" : "normal");
+      const oracle::Layer<double> exact = oracle::LayerForward<double>(
+          LayerShapeOf(problem, 0), WeightsOf(problem), problem.query.data(), problem.query.data(),
+          problem.query.data());
+      std::printf("weights, width %4d, %-8s", static_cast<int>(width),
+                  has_outliers ? "outliers" : "normal");
       for (const Stored stored : kTypes) {
         const Layer layer = MakeLayer(problem, FormOf(stored));
         const LayerProblem converted = Converted(problem, stored);
@@ -447,7 +493,8 @@ TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
           for (int64_t n = 0; n < out; n++) {
             double bound = 0, terms = 0;
             for (int64_t k = 0; k < width; k++) {
-              const double x = std::fabs(problem.query[i * width + k]), w = std::fabs(problem.w_q[k * out + n]), e = rounding[k * out + n];
+              const double x = std::fabs(problem.query[i * width + k]),
+                           w = std::fabs(problem.w_q[k * out + n]), e = rounding[k * out + n];
               bound += x * e;
               terms += x * (w + e);
               variance += x * x * e * e;
@@ -460,9 +507,11 @@ TEST(Accuracy, OfEachTypeIsWhatItsRoundingAllows) {
             size += exact.q[i * out + n] * exact.q[i * out + n];
           }
         }
-        // Independent errors of mean 0 within a bound have at most its square as their variance: the sum's is the sum of these.
+        // Independent errors of mean 0 within a bound have at most its square as their variance:
+        // the sum's is the sum of these.
         const double floats = 0x1p-24 * static_cast<double>(width);
-        EXPECT_LE(std::sqrt(error / size), std::sqrt(variance / size) + floats) << NameOf(stored) << " width " << width;
+        EXPECT_LE(std::sqrt(error / size), std::sqrt(variance / size) + floats)
+            << NameOf(stored) << " width " << width;
         std::printf("  %s %.1e", NameOf(stored), std::sqrt(error / size));
       }
       std::printf("\n");

@@ -1,13 +1,15 @@
 /*
- * The public header as a C99 program and as a C++ program (cxx_test.cpp includes this file): it compiles without a warning,
- * every public struct has the size that programs were compiled against, and a tiny layer computes what it must.
+ * The public header as a C99 program and as a C++ program (cxx_test.cpp includes this file): it
+ * compiles without a warning, every public struct has the size that programs were compiled against,
+ * and a tiny layer computes what it must.
  */
 #include <mha.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Sizes: with the declarations, which tests/package/abi.py compares, they say where each field is ------------------------------ */
+/* ---- Sizes: with the declarations, which tests/package/abi.py compares, they say where each field
+ * is ------------------------------ */
 
 #if defined(__LP64__) || defined(_WIN64)
 
@@ -43,7 +45,8 @@ SIZE(mha_linear_args, 160);
 
 #endif
 
-/* ---- A tiny layer: its weights are identities, so that everything can be worked out by hand -------------------------------------- */
+/* ---- A tiny layer: its weights are identities, so that everything can be worked out by hand
+ * -------------------------------------- */
 
 static const float identity[2 * 2] = {1, 0, 0, 1};
 
@@ -61,7 +64,8 @@ static int near(float a, float b) {
 }
 
 int main(void) {
-  /* Two rows; the causal first row sees itself only, the second one both, with scores 0 and 1 (times a scale of 1). */
+  /* Two rows; the causal first row sees itself only, the second one both, with scores 0 and 1
+   * (times a scale of 1). */
   const float x[2 * 2] = {1, 0, 0, 1};
   const float e = 2.718281828f;
   float y[2 * 2] = {-1, -1, -1, -1};
@@ -106,17 +110,21 @@ int main(void) {
   if (workspace == NULL) return 1;
   expect(mha_forward(layer, &args, workspace, bytes, &error) == MHA_OK, error.message);
   expect(y[0] == 1 && y[1] == 0, "the first row is its own value");
-  expect(near(y[2], 1 / (1 + e)) && near(y[3], e / (1 + e)), "the second row is the softmax of 0 and 1");
+  expect(near(y[2], 1 / (1 + e)) && near(y[3], e / (1 + e)),
+         "the second row is the softmax of 0 and 1");
   expect(near(lse[0], 1), "the first sum is exp(1)");
   expect(near(lse[1], 1.31326169f), "the second sum is 1 + exp(1)");
 
   args.n_q = -1;
-  expect(mha_forward(layer, &args, workspace, bytes, &error) == MHA_ERROR_INVALID_VALUE, "a negative length is an error");
+  expect(mha_forward(layer, &args, workspace, bytes, &error) == MHA_ERROR_INVALID_VALUE,
+         "a negative length is an error");
   expect(error.argument == 2 && error.message[0] != 0, "the error says where");
   free(workspace);
   mha_layer_destroy(layer);
 
-  expect(mha_version() >= 10000 * MHA_VERSION_MAJOR + 100 * MHA_VERSION_MINOR + MHA_VERSION_PATCH, "the library is older than its header");
-  expect(strcmp(mha_status_string(MHA_ERROR_SHAPE), "MHA_ERROR_SHAPE") == 0, "a status has the name of its macro");
+  expect(mha_version() >= 10000 * MHA_VERSION_MAJOR + 100 * MHA_VERSION_MINOR + MHA_VERSION_PATCH,
+         "the library is older than its header");
+  expect(strcmp(mha_status_string(MHA_ERROR_SHAPE), "MHA_ERROR_SHAPE") == 0,
+         "a status has the name of its macro");
   return failures == 0 ? 0 : 1;
 }

@@ -1,6 +1,7 @@
-// Bad input is a sentence, not a crash: both entries, their size queries and their descriptions are called
-// with every kind of wrong argument. Each row of a table takes a valid call and breaks one thing in it; then the status, the parameter that
-// is named and the sentence must fit, and nothing but the error struct may have been written.
+// Bad input is a sentence, not a crash: both entries, their size queries and their descriptions are
+// called with every kind of wrong argument. Each row of a table takes a valid call and breaks one
+// thing in it; then the status, the parameter that is named and the sentence must fit, and nothing
+// but the error struct may have been written.
 
 #include <cmath>
 #include <deque>
@@ -16,7 +17,8 @@ const int32_t kEntry = 0;  // of a list of chosen keys
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// ---- Calls: mha_forward, its workspace query and mha_info --------------------------------------------------------------------------
+// ---- Calls: mha_forward, its workspace query and mha_info
+// --------------------------------------------------------------------------
 
 // Numbers of which the last one of any heads is wrong: the calls here have at most 64 heads.
 const float *WithTheLast(float value) {
@@ -44,7 +46,13 @@ void Pack(const int64_t *q, const int64_t *kv, Call *call) {
 }
 
 // Which functions a row is about. The queries look at no data, mha_info alone at q_start.
-enum : unsigned { kWorkspace = 1, kCall = 2, kInfo = 4, kReadsStarts = kCall | kInfo, kAllOfTheCall = 7 };
+enum : unsigned {
+  kWorkspace = 1,
+  kCall = 2,
+  kInfo = 4,
+  kReadsStarts = kCall | kInfo,
+  kAllOfTheCall = 7
+};
 
 template <typename Call>
 struct CallCase {
@@ -52,7 +60,8 @@ struct CallCase {
   void (*change)(Call &);
   Expected expected;
   unsigned functions = kAllOfTheCall;
-  const std::function<void(Call &)> *other_change = nullptr;  // instead, of one that is put together
+  const std::function<void(Call &)> *other_change =
+      nullptr;  // instead, of one that is put together
 };
 template <typename Call>
 void PrintTo(const CallCase<Call> &row, std::ostream *stream) {
@@ -82,7 +91,9 @@ void ExpectCallFails(const CallCase<Call> &row) {
     SCOPED_TRACE("the call");
     Memory workspace(1 << 20);  // far more than the valid call needs
     workspace.Fill(0x5A);
-    ExpectFails([&](mha_error *error) { return call.data.Run(workspace.data(), workspace.size(), error); }, row.expected);
+    ExpectFails(
+        [&](mha_error *error) { return call.data.Run(workspace.data(), workspace.size(), error); },
+        row.expected);
     EXPECT_TRUE(call.data.OutputsAreUntouched());
     EXPECT_EQ(call.scheduler.calls, 0u) << "work was started";
   }
@@ -97,35 +108,64 @@ void ExpectCallSucceeds(const std::function<void(Call &)> &change) {
   mha_call_info info = Zeroed<mha_call_info>();
   ExpectSucceeds([&](mha_error *error) { return call.data.Info(&info, error); });
   Memory workspace(bytes);
-  ExpectSucceeds([&](mha_error *error) { return call.data.Run(workspace.data(), workspace.size(), error); });
+  ExpectSucceeds(
+      [&](mha_error *error) { return call.data.Run(workspace.data(), workspace.size(), error); });
 }
 
 // Rows about what both entries have. argument: which parameter the arguments are.
 template <typename Call>
 std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
   return {
-      {"BatchIsNegative", [](auto &c) { c.args.batch = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"batch"}}},
-      {"BatchIsNextToTheLeastInteger", [](auto &c) { c.args.batch = kMin + 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"batch"}}},
+      {"BatchIsNegative",
+       [](auto &c) { c.args.batch = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"batch"}}},
+      {"BatchIsNextToTheLeastInteger",
+       [](auto &c) { c.args.batch = kMin + 1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"batch"}}},
       {"BatchWasNeverSet",
        [](auto &c) { c.args.batch = 0; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"batch is 0; set it to the number of sequences, or to MHA_EMPTY for none"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"batch is 0; set it to the number of sequences, or to MHA_EMPTY for none"}}},
       {"NQWasNeverSet",
        [](auto &c) { c.args.n_q = 0; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"n_q is 0; set it to", "per sequence, or to MHA_EMPTY for none"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"n_q is 0; set it to", "per sequence, or to MHA_EMPTY for none"}}},
       {"NKvWasNeverSet",
        [](auto &c) { c.args.n_kv = 0; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv is 0; set it to", "per sequence, or to MHA_EMPTY for none"}}},
-      {"NQIsNegative", [](auto &c) { c.args.n_q = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"n_q"}}},
-      {"NKvIsNegative", [](auto &c) { c.args.n_kv = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv"}}},
-      {"OutputIsNull", [](auto &c) { c.args.output.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {argument}, {"output"}}, kCall},
-      {"UnknownFlagIsSet", [](auto &c) { c.args.flags = 0x100; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"flags", "0x100"}}},
-      {"OutputTypeIsUnknown", [](auto &c) { c.args.output.type = 4; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"output.type is 4"}}},
-      {"ReservedIsSet", [](auto &c) { c.args.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"n_kv is 0; set it to", "per sequence, or to MHA_EMPTY for none"}}},
+      {"NQIsNegative",
+       [](auto &c) { c.args.n_q = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"n_q"}}},
+      {"NKvIsNegative",
+       [](auto &c) { c.args.n_kv = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"n_kv"}}},
+      {"OutputIsNull",
+       [](auto &c) { c.args.output.data = nullptr; },
+       {MHA_ERROR_NULL_POINTER, {argument}, {"output"}},
+       kCall},
+      {"UnknownFlagIsSet",
+       [](auto &c) { c.args.flags = 0x100; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"flags", "0x100"}}},
+      {"OutputTypeIsUnknown",
+       [](auto &c) { c.args.output.type = 4; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"output.type is 4"}}},
+      {"ReservedIsSet",
+       [](auto &c) { c.args.reserved = 1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
       {"NormIsOfNoVersion",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.struct_size = sizeof(mha_norm) - 1; },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1,
+         c.data.norm.struct_size = sizeof(mha_norm) - 1;
+       },
        {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_norm", "struct_size"}}},
       {"NormHasAnUnknownFlag",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.flags = 0x2000; },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.flags = 0x2000;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.flags", "0x2000"}}},
       {"NormEpsilonsAreZero",
        [](auto &c) { c.args.norm = &c.data.norm; },
@@ -134,22 +174,34 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = -1e-6f; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon is -1e-06"}}},
       {"NormEpsilonIsInfinite",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = std::numeric_limits<float>::infinity(); },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = std::numeric_limits<float>::infinity();
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon is inf"}}},
       {"NormEpsilonIsNaN",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = std::numeric_limits<float>::quiet_NaN(); },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = std::numeric_limits<float>::quiet_NaN();
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon is nan"}}},
       {"RmsNormHasABiasOfQueries",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.q_bias = WithTheLast(0); },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.q_bias = WithTheLast(0);
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.q_bias", "MHA_NORM_LAYER"}}},
       {"RmsNormHasABiasOfKeys",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.k_bias = WithTheLast(0); },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.k_bias = WithTheLast(0);
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.k_bias", "MHA_NORM_LAYER"}}},
       {"NormHeadStrideIsNegative",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.head_stride = -1; },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.head_stride = -1;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.head_stride is -1", "head_dim"}}},
       {"NormHeadStrideIsLessThanAHead",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.head_stride = 1; },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.head_stride = 1;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.head_stride is 1;", "head_dim"}}},
       {"NormOfAllHeadsHasAnotherStride",
        [](auto &c) {
@@ -160,7 +212,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.head_stride is 4711", "MHA_NORM_ALL_HEADS"}}},
       {"NormWeightsOverflow",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.head_stride = kMax; },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.head_stride = kMax;
+       },
        {MHA_ERROR_TOO_LARGE, {argument}, {"norm"}}},
       {"NormOfTheContextHasAFlagOfRotation",
        [](auto &c) {
@@ -169,52 +223,82 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_flags", "0x400"}}},
       {"NormOfTheContextHasNoEpsilon",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.epsilon = 1, c.data.norm.context_weight = WithTheLast(0); },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.epsilon = 1,
+         c.data.norm.context_weight = WithTheLast(0);
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_epsilon is 0"}}},
       {"NormOfTheContextHasANegativeEpsilon",
        [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = -1; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_epsilon is -1"}}},
       {"RmsNormOfTheContextHasABias",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.context_bias = WithTheLast(0); },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1,
+         c.data.norm.context_bias = WithTheLast(0);
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_bias", "MHA_NORM_LAYER"}}},
       {"NormOfTheContextHasAStrideLessThanAHead",
-       [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.context_head_stride = 1; },
+       [](auto &c) {
+         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1,
+         c.data.norm.context_head_stride = 1;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_head_stride is 1;", "head_dim_v"}}},
       {"NormOfTheContextOfAllHeadsHasAnotherStride",
        [](auto &c) {
-         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.context_head_stride = 4711;
+         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1,
+         c.data.norm.context_head_stride = 4711;
          c.data.norm.context_flags = MHA_NORM_ALL_HEADS;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.context_head_stride is 4711", "MHA_NORM_ALL_HEADS"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"norm.context_head_stride is 4711", "MHA_NORM_ALL_HEADS"}}},
       {"WeightsOfQueriesBesideANormOfTheContextAlone",
        [](auto &c) {
-         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1, c.data.norm.q_weight = WithTheLast(0);
+         c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1,
+         c.data.norm.q_weight = WithTheLast(0);
          c.data.norm.epsilon = 0;
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"norm.epsilon is 0"}}},
       {"ScoreOptionsOfAnUnknownSize",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.struct_size = sizeof(mha_score_options) - 1; },
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.struct_size = sizeof(mha_score_options) - 1;
+       },
        {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_score_options", "struct_size"}}},
       {"SoftcapIsNegative",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.softcap = -1; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.softcap is -1"}}},
       {"SoftcapIsInfinite",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.softcap = std::numeric_limits<float>::infinity(); },
+       [](auto &c) {
+         c.args.score = &c.data.score,
+         c.data.score.softcap = std::numeric_limits<float>::infinity();
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.softcap is inf"}}},
       {"AnAlibiSlopeIsNaN",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.alibi_slopes = WithTheLast(std::numeric_limits<float>::quiet_NaN()); },
+       [](auto &c) {
+         c.args.score = &c.data.score,
+         c.data.score.alibi_slopes = WithTheLast(std::numeric_limits<float>::quiet_NaN());
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.alibi_slopes", "nan"}},
        kReadsStarts},
       {"ASinkIsInfinite",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.sinks = WithTheLast(std::numeric_limits<float>::infinity()); },
+       [](auto &c) {
+         c.args.score = &c.data.score,
+         c.data.score.sinks = WithTheLast(std::numeric_limits<float>::infinity());
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.sinks", "inf"}},
        kReadsStarts},
       {"ASinkIsNaN",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.sinks = WithTheLast(std::numeric_limits<float>::quiet_NaN()); },
+       [](auto &c) {
+         c.args.score = &c.data.score,
+         c.data.score.sinks = WithTheLast(std::numeric_limits<float>::quiet_NaN());
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.sinks", "nan"}},
        kReadsStarts},
       {"RelativeLeftIsNegative",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.relative_bias = WithTheLast(0.0f), c.data.score.relative_left = -1; },
+       [](auto &c) {
+         c.args.score = &c.data.score, c.data.score.relative_bias = WithTheLast(0.0f),
+         c.data.score.relative_left = -1;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_left is -1"}}},
       {"RelativeRightWithoutTheTable",
        [](auto &c) { c.args.score = &c.data.score, c.data.score.relative_right = 3; },
@@ -230,95 +314,139 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
          c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays,
          c.data.score.relative_bias = c.data.score_arrays.relative_rows = WithTheLast(0.0f);
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score.relative_bias", "score_arrays.relative_rows"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"score.relative_bias", "score_arrays.relative_rows"}}},
       {"RelativeRowsStrideWithoutRows",
        [](auto &c) {
-         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows_strides.head = 4;
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.relative_rows_strides.head = 4;
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows_strides", "NULL"}}},
       {"RelativeRowsStrideIsNegative",
        [](auto &c) {
-         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f);
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.relative_rows = WithTheLast(0.0f);
          c.data.score_arrays.relative_rows_strides.batch = -3;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows_strides.batch is -3", "MHA_BROADCAST"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"score_arrays.relative_rows_strides.batch is -3", "MHA_BROADCAST"}}},
       {"RelativeRowsAreCloserThanTheirDistances",
        [](auto &c) {
-         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f),
-         c.data.score.relative_left = 4;
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.relative_rows = WithTheLast(0.0f), c.data.score.relative_left = 4;
          c.data.score_arrays.relative_rows_strides.row = 4;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows_strides.row is 4", "the width of a row, 5"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"score_arrays.relative_rows_strides.row is 4", "the width of a row, 5"}}},
       {"RelativeRowsWithoutTheirDistances",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f); },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.relative_rows is given", "score", "NULL"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.relative_rows = WithTheLast(0.0f);
+       },
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"score_arrays.relative_rows is given", "score", "NULL"}}},
       {"RelativeRowsHaveTooManyDistances",
        [](auto &c) {
-         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f);
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.relative_rows = WithTheLast(0.0f);
          c.data.score.relative_left = c.data.score.relative_right = kMax;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.relative_rows"}}},
       {"RelativeRowsAreTooLarge",
        [](auto &c) {
-         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.relative_rows = WithTheLast(0.0f),
+         c.args.score = &c.data.score, c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.relative_rows = WithTheLast(0.0f),
          c.data.score_arrays.relative_rows_strides.head = kMax;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.relative_rows"}}},
       {"ChosenKeysWithoutACount",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry; },
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_chosen is 0"}}},
       {"ACountWithoutChosenKeys",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.num_chosen = 3; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_chosen is 3", "chosen_keys is NULL"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.num_chosen = 3;
+       },
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"score_arrays.num_chosen is 3", "chosen_keys is NULL"}}},
       {"ABlockWithoutChosenKeys",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_block = 16; },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.chosen_block is 16", "chosen_keys is NULL"}}},
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_block = 16;
+       },
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"score_arrays.chosen_block is 16", "chosen_keys is NULL"}}},
       {"OutputsPerPairBesideChosenKeys",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 1;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry,
+         c.data.score_arrays.num_chosen = 1;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"outputs.scores has a number for each key", "set it to NULL"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"outputs.scores has a number for each key", "set it to NULL"}}},
       {"ChosenBlockIsNegative",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 1,
-         c.data.score_arrays.chosen_block = -1;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry,
+         c.data.score_arrays.num_chosen = 1, c.data.score_arrays.chosen_block = -1;
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.chosen_block is -1"}}},
       {"ListsOfChosenKeysOverlap",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 4;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry,
+         c.data.score_arrays.num_chosen = 4;
          c.data.score_arrays.chosen_keys_strides.row = 3;
        },
-       {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.chosen_keys_strides.row is 3", "the width of a row, 4"}}},
+       {MHA_ERROR_INVALID_VALUE,
+        {argument},
+        {"score_arrays.chosen_keys_strides.row is 3", "the width of a row, 4"}}},
       {"ListsOfChosenKeysAreTooLarge",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry, c.data.score_arrays.num_chosen = 4;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.chosen_keys = &kEntry,
+         c.data.score_arrays.num_chosen = 4;
          c.data.score_arrays.chosen_keys_strides.row = kMax;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.chosen_keys"}}},
       {"QScalesAreTooLarge",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.q_scales = WithTheLast(0.0f), c.args.n_q = kMax / 128;
+         c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.q_scales = WithTheLast(0.0f), c.args.n_q = kMax / 128;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"AHeadScaleIsNaN",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.head_scales = WithTheLast(std::numeric_limits<float>::quiet_NaN()); },
+       [](auto &c) {
+         c.args.score = &c.data.score,
+         c.data.score.head_scales = WithTheLast(std::numeric_limits<float>::quiet_NaN());
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.head_scales[1] is nan"}},
        kReadsStarts},
       {"AHeadScaleIsInfinite",
-       [](auto &c) { c.args.score = &c.data.score, c.data.score.head_scales = WithTheLast(-std::numeric_limits<float>::infinity()); },
+       [](auto &c) {
+         c.args.score = &c.data.score,
+         c.data.score.head_scales = WithTheLast(-std::numeric_limits<float>::infinity());
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score.head_scales[1] is -inf"}},
        kReadsStarts},
       {"BiasTypeIsUnknown",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.data = &c, c.data.score_arrays.bias.type = MHA_TYPE_INT8;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.data = &c,
+         c.data.score_arrays.bias.type = MHA_TYPE_INT8;
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.bias.type is 4"}}},
       {"BiasTypeWithoutBias",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.type = MHA_TYPE_F16; },
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.type = MHA_TYPE_F16;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.bias.type is 2"}}},
       {"BiasStrideWithoutBias",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.strides.head = 8; },
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.strides.head = 8;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.bias.strides", "NULL"}}},
       {"MaskStrideIsNegative",
        [](auto &c) {
@@ -336,14 +464,18 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.mask_strides.row is 1"}}},
       {"BiasIsTooLarge",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.data = &c, c.data.score_arrays.bias.strides.head = kMax;
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.bias.data = &c,
+         c.data.score_arrays.bias.strides.head = kMax;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.bias"}}},
       {"ColumnsAreUnknown",
        [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.columns = 2; },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.columns is 2"}}},
       {"ColumnsWithoutMaskAndBias",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.columns = MHA_COLUMNS_NEW_KEYS; },
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.columns = MHA_COLUMNS_NEW_KEYS;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.columns"}}},
       {"NumColumnsAreNegative",
        [](auto &c) {
@@ -353,7 +485,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_columns is -1"}}},
       {"NumColumnsWithoutColumns",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.num_columns = 8; },
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.num_columns = 8;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.num_columns is 8"}}},
       {"RowsAreShorterThanNumColumns",
        [](auto &c) {
@@ -365,20 +499,27 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.mask_strides.row is 99", "100"}}},
       {"GroupsAreUnknown",
        [](auto &c) {
-         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.q_groups = reinterpret_cast<int32_t *>(&c),
+         c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.q_groups = reinterpret_cast<int32_t *>(&c),
          c.data.score_arrays.groups = 2;
        },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.groups is 2"}}},
       {"GroupsWithoutNumbers",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.groups = MHA_GROUPS_ALSO; },
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.groups = MHA_GROUPS_ALSO;
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.groups", "q_groups"}}},
       {"GroupsOfKeysWithoutThoseOfQueries",
-       [](auto &c) { c.args.score_arrays = &c.data.score_arrays, c.data.score_arrays.kv_groups = reinterpret_cast<int32_t *>(&c); },
+       [](auto &c) {
+         c.args.score_arrays = &c.data.score_arrays,
+         c.data.score_arrays.kv_groups = reinterpret_cast<int32_t *>(&c);
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"score_arrays.kv_groups", "q_groups"}}},
       {"GroupsAreTooMany",  // 2 sequences of 2^60 groups of 4 bytes
        [](auto &c) {
          c.args.score_arrays = &c.data.score_arrays;
-         c.data.score_arrays.q_groups = c.data.score_arrays.kv_groups = reinterpret_cast<int32_t *>(&c);
+         c.data.score_arrays.q_groups = c.data.score_arrays.kv_groups =
+             reinterpret_cast<int32_t *>(&c);
          c.data.score_arrays.num_columns = int64_t{1} << 60;
        },
        {MHA_ERROR_TOO_LARGE, {argument}, {"score_arrays.kv_groups"}}},
@@ -431,7 +572,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"CountIsNotTheBatch",
        [](auto &c) { c.data.sequences.count = 3; },
        {MHA_ERROR_SHAPE, {argument}, {"sequences.count is 3", "batch is 2"}}},
-      {"CountIsNegative", [](auto &c) { c.data.sequences.count = -1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.count is -1"}}},
+      {"CountIsNegative",
+       [](auto &c) { c.data.sequences.count = -1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.count is -1"}}},
       {"PackedKeysWithoutPackedQueries",
        [](auto &c) { c.data.sequences.cu_seqlens_kv = Rows<0, 2, 4>(); },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.cu_seqlens_kv", "without cu_seqlens_q"}}},
@@ -439,16 +582,24 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        [](auto &c) { Pack(Rows<0, 1, 3>(), nullptr, &c); },
        {MHA_ERROR_SHAPE, {argument}, {"sequences.cu_seqlens_kv is NULL", "n_kv 4", "n_q 3"}}},
       {"PackedSequencesWithQLengths",
-       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.q_lengths = Rows<1, 2>(); },
+       [](auto &c) {
+         Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.q_lengths = Rows<1, 2>();
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_lengths", "cu_seqlens_q"}}},
       {"PackedSequencesWithKvLengths",
-       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.kv_lengths = Rows<1, 2>(); },
+       [](auto &c) {
+         Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.kv_lengths = Rows<1, 2>();
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.kv_lengths", "cu_seqlens_q"}}},
       {"PackedSequencesWithFirstRowsOfQueries",
-       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.q_first_rows = Rows<1, 2>(); },
+       [](auto &c) {
+         Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.q_first_rows = Rows<1, 2>();
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_first_rows", "cu_seqlens_q"}}},
       {"PackedSequencesWithFirstRowsOfKeys",
-       [](auto &c) { Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.kv_first_rows = Rows<1, 2>(); },
+       [](auto &c) {
+         Pack(Rows<0, 1, 3>(), Rows<0, 2, 4>(), &c), c.data.sequences.kv_first_rows = Rows<1, 2>();
+       },
        {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.kv_first_rows", "cu_seqlens_q"}}},
       {"PackedQueriesStartBeforeTheArray",
        [](auto &c) { Pack(Rows<-1, 1, 3>(), Rows<0, 2, 4>(), &c); },
@@ -486,7 +637,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.q_first_rows[0] is 4", "0 to n_q, 3"}},
        kReadsStarts},
       {"QFirstRowAndLengthAreMoreThanThereAre",
-       [](auto &c) { c.data.sequences.q_first_rows = Rows<1, 2>(), c.data.sequences.q_lengths = Rows<2, 2>(); },
+       [](auto &c) {
+         c.data.sequences.q_first_rows = Rows<1, 2>(), c.data.sequences.q_lengths = Rows<2, 2>();
+       },
        {MHA_ERROR_SHAPE, {argument}, {"sequences.q_first_rows[1] is 2", "n_q = 3 rows"}},
        kReadsStarts},
       {"KvFirstRowIsNegative",
@@ -498,7 +651,9 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
        {MHA_ERROR_INVALID_VALUE, {argument}, {"sequences.kv_first_rows[0] is 5", "0 to n_kv, 4"}},
        kReadsStarts},
       {"KvFirstRowAndLengthAreMoreThanThereAre",
-       [](auto &c) { c.data.sequences.kv_first_rows = Rows<1, 2>(), c.data.sequences.kv_lengths = Rows<3, 3>(); },
+       [](auto &c) {
+         c.data.sequences.kv_first_rows = Rows<1, 2>(), c.data.sequences.kv_lengths = Rows<3, 3>();
+       },
        {MHA_ERROR_SHAPE, {argument}, {"sequences.kv_first_rows[1] is 2", "3", "n_kv = 4 rows"}},
        kReadsStarts},
       {"SchedulerWithoutThreads",
@@ -507,14 +662,20 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
       {"SchedulerWithoutParallelFor",
        [](auto &c) { c.scheduler.scheduler.parallel_for = nullptr; },
        {MHA_ERROR_NULL_POINTER, {argument}, {"parallel_for"}}},
-      {"SchedulerReservedIsSet", [](auto &c) { c.scheduler.scheduler.reserved = 1; }, {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
+      {"SchedulerReservedIsSet",
+       [](auto &c) { c.scheduler.scheduler.reserved = 1; },
+       {MHA_ERROR_INVALID_VALUE, {argument}, {"reserved"}}},
       {"OutputsOfAnUnknownSize",
        [](auto &c) { c.data.outputs.struct_size = sizeof(mha_outputs) - 1; },
        {MHA_ERROR_STRUCT_SIZE, {argument}, {"mha_outputs", "struct_size"}}},
-      {"BatchIsTooLarge", [](auto &c) { c.args.batch = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
+      {"BatchIsTooLarge",
+       [](auto &c) { c.args.batch = kMax; },
+       {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"NQIsTooLarge", [](auto &c) { c.args.n_q = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"NKvIsTooLarge", [](auto &c) { c.args.n_kv = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
-      {"EverythingIsTooLarge", [](auto &c) { c.args.batch = c.args.n_q = c.args.n_kv = kMax; }, {MHA_ERROR_TOO_LARGE, {argument}, {}}},
+      {"EverythingIsTooLarge",
+       [](auto &c) { c.args.batch = c.args.n_q = c.args.n_kv = kMax; },
+       {MHA_ERROR_TOO_LARGE, {argument}, {}}},
       {"AttentionWeightsAreTooLarge",  // 2 * 4 heads * 2^30 * 2^30 floats
        [](auto &c) { c.args.n_q = c.args.n_kv = int64_t{1} << 30; },
        {MHA_ERROR_TOO_LARGE, {argument}, {}}},
@@ -523,18 +684,23 @@ std::vector<CallCase<Call>> CommonCases(uint32_t argument) {
 
 // Rows about each stride of an array. A head stride is given with those of rows and sequences.
 template <typename Call, typename Args, typename Array>
-std::vector<CallCase<Call>> StrideCases(uint32_t argument, const std::string &name, Array Args::*array, bool has_heads) {
+std::vector<CallCase<Call>> StrideCases(uint32_t argument, const std::string &name,
+                                        Array Args::*array, bool has_heads) {
   std::vector<CallCase<Call>> cases;
   using Strides = std::vector<int64_t mha_strides::*>;
   const auto add = [&](const std::string &stride, const Strides &fields) {
     for (const int64_t wrong : {int64_t{-1}, kMin + 1, kMax, kMax - 1, kMax / 2}) {
       const Expected expected = wrong > 0 ? Expected{MHA_ERROR_TOO_LARGE, {argument}, {name}}
-                                          : Expected{MHA_ERROR_INVALID_VALUE, {argument}, {name + ".strides." + stride + " is"}};
+                                          : Expected{MHA_ERROR_INVALID_VALUE,
+                                                     {argument},
+                                                     {name + ".strides." + stride + " is"}};
       static std::deque<std::function<void(Call &)>> kept;
       kept.push_back([=](Call &c) {
-        for (int64_t mha_strides::*field : fields) (c.args.*array).strides.*field = wrong > 0 || field == fields.back() ? wrong : 0;
+        for (int64_t mha_strides::*field : fields)
+          (c.args.*array).strides.*field = wrong > 0 || field == fields.back() ? wrong : 0;
       });
-      const char *case_name = Kept(name + "_" + stride + "_" + std::to_string(static_cast<uint64_t>(wrong)));
+      const char *case_name =
+          Kept(name + "_" + stride + "_" + std::to_string(static_cast<uint64_t>(wrong)));
       cases.push_back({case_name, nullptr, expected, kAllOfTheCall, &kept.back()});
     }
   };
@@ -548,15 +714,22 @@ class ForwardErrors : public testing::TestWithParam<CallCase<FullForward>> {};
 TEST_P(ForwardErrors, AreSentencesAndNothingIsWritten) { ExpectCallFails(GetParam()); }
 
 const CallCase<FullForward> kForwardCases[] = {
-    {"InputTypeIsUnknown", [](auto &c) { c.args.query.type = 4; }, {MHA_ERROR_INVALID_VALUE, {2}, {"query.type is 4"}}},
-    {"QueryIsNull", [](auto &c) { c.args.query.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {2}, {"query"}}, kCall},
+    {"InputTypeIsUnknown",
+     [](auto &c) { c.args.query.type = 4; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"query.type is 4"}}},
+    {"QueryIsNull",
+     [](auto &c) { c.args.query.data = nullptr; },
+     {MHA_ERROR_NULL_POINTER, {2}, {"query"}},
+     kCall},
     {"KeyIsNullButHasAnotherWidth",
      [](auto &c) {
        c.args.key.data = nullptr;
        c.args.n_kv = c.args.n_q;
      },
      {MHA_ERROR_SHAPE, {2}, {"key", "7", "10"}}},
-    {"ValueIsNullButHasAnotherWidth", [](auto &c) { c.args.value.data = nullptr; }, {MHA_ERROR_SHAPE, {2}, {"value", "9", "7"}}},
+    {"ValueIsNullButHasAnotherWidth",
+     [](auto &c) { c.args.value.data = nullptr; },
+     {MHA_ERROR_SHAPE, {2}, {"value", "9", "7"}}},
     {"QueryRowStrideIsShorterThanARow",
      [](auto &c) { c.args.query.strides.row = 9; },
      {MHA_ERROR_INVALID_VALUE, {2}, {"query.strides.row", "9", "10"}}},
@@ -576,9 +749,13 @@ const CallCase<FullForward> kForwardCases[] = {
      [](auto &c) { c.args.output.strides.batch = MHA_BROADCAST; },
      {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.batch"}}},
     {"QueryIsBroadcastBeyondMemory",
-     [](auto &c) { c.args.query.strides.batch = kMax / 2, c.args.query.strides.row = MHA_BROADCAST; },
+     [](auto &c) {
+       c.args.query.strides.batch = kMax / 2, c.args.query.strides.row = MHA_BROADCAST;
+     },
      {MHA_ERROR_TOO_LARGE, {2}, {"query"}}},
-    {"OutputSequencesOverlap", [](auto &c) { c.args.output.strides.batch = 11; }, {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.batch"}}},
+    {"OutputSequencesOverlap",
+     [](auto &c) { c.args.output.strides.batch = 11; },
+     {MHA_ERROR_INVALID_VALUE, {2}, {"output.strides.batch"}}},
     {"OutputSequencesOverlapByOneElement",
      [](auto &c) {
        c.args.output.strides.row = 20;
@@ -589,14 +766,21 @@ const CallCase<FullForward> kForwardCases[] = {
      [](auto &c) { c.args.n_q = int64_t{1} << 61; },
      {MHA_ERROR_TOO_LARGE, {2}, {}}},
 };
-INSTANTIATE_TEST_SUITE_P(Common, ForwardErrors, testing::ValuesIn(CommonCases<FullForward>(2)), CaseName<CallCase<FullForward>>);
-INSTANTIATE_TEST_SUITE_P(Args, ForwardErrors, testing::ValuesIn(kForwardCases), CaseName<CallCase<FullForward>>);
+INSTANTIATE_TEST_SUITE_P(Common, ForwardErrors, testing::ValuesIn(CommonCases<FullForward>(2)),
+                         CaseName<CallCase<FullForward>>);
+INSTANTIATE_TEST_SUITE_P(Args, ForwardErrors, testing::ValuesIn(kForwardCases),
+                         CaseName<CallCase<FullForward>>);
 
-#define MHA_FORWARD_STRIDES(array) testing::ValuesIn(StrideCases<FullForward>(2, #array, &mha_forward_args::array, false))
-INSTANTIATE_TEST_SUITE_P(QueryStrides, ForwardErrors, MHA_FORWARD_STRIDES(query), CaseName<CallCase<FullForward>>);
-INSTANTIATE_TEST_SUITE_P(KeyStrides, ForwardErrors, MHA_FORWARD_STRIDES(key), CaseName<CallCase<FullForward>>);
-INSTANTIATE_TEST_SUITE_P(ValueStrides, ForwardErrors, MHA_FORWARD_STRIDES(value), CaseName<CallCase<FullForward>>);
-INSTANTIATE_TEST_SUITE_P(OutputStrides, ForwardErrors, MHA_FORWARD_STRIDES(output), CaseName<CallCase<FullForward>>);
+#define MHA_FORWARD_STRIDES(array) \
+  testing::ValuesIn(StrideCases<FullForward>(2, #array, &mha_forward_args::array, false))
+INSTANTIATE_TEST_SUITE_P(QueryStrides, ForwardErrors, MHA_FORWARD_STRIDES(query),
+                         CaseName<CallCase<FullForward>>);
+INSTANTIATE_TEST_SUITE_P(KeyStrides, ForwardErrors, MHA_FORWARD_STRIDES(key),
+                         CaseName<CallCase<FullForward>>);
+INSTANTIATE_TEST_SUITE_P(ValueStrides, ForwardErrors, MHA_FORWARD_STRIDES(value),
+                         CaseName<CallCase<FullForward>>);
+INSTANTIATE_TEST_SUITE_P(OutputStrides, ForwardErrors, MHA_FORWARD_STRIDES(output),
+                         CaseName<CallCase<FullForward>>);
 
 TEST(ForwardCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<FullForward>([](auto &) {});
@@ -634,8 +818,9 @@ TEST(ForwardCalls, WithSgemmHaveRowStridesOf31Bits) {
   Memory workspace(1 << 20);
   for (mha_input mha_forward_args::*input : {&mha_forward_args::query, &mha_forward_args::value}) {
     (data.args.*input).strides.row = int64_t{1} << 31;
-    ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
-                {MHA_ERROR_TOO_LARGE, {2}, {"2147483648", "2147483647"}});
+    ExpectFails(
+        [&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
+        {MHA_ERROR_TOO_LARGE, {2}, {"2147483648", "2147483647"}});
     EXPECT_TRUE(data.OutputsAreUntouched());
     (data.args.*input).strides.row = 0;
   }
@@ -667,7 +852,9 @@ TEST(ForwardCalls, WithValuesButNoKeysHaveOneValueForEachQuery) {
     size_t bytes = 4711;
     ExpectFails([&](mha_error *error) { return data.Workspace(&bytes, error); }, expected);
     EXPECT_EQ(bytes, 4711u);
-    ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); }, expected);
+    ExpectFails(
+        [&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
+        expected);
     EXPECT_TRUE(data.OutputsAreUntouched());
   }
 }
@@ -676,7 +863,10 @@ TEST(ForwardCalls, WriteNothingWhereThereIsNothingToDo) {
   const LayerProblem problem = SmallLayer();
   const Layer layer = Create(LayerData(problem));
   for (bool empty_batch : {true, false}) {
-    ForwardData data(layer.get(), problem, {Guarded(kAskAll & ~(kAskK | kAskV))});  // these two depend on the keys, of which there are some
+    ForwardData data(
+        layer.get(), problem,
+        {Guarded(kAskAll &
+                 ~(kAskK | kAskV))});  // these two depend on the keys, of which there are some
     (empty_batch ? data.args.batch : data.args.n_q) = MHA_EMPTY;
     Memory workspace(data.WorkspaceBytes());
     mha_error error = UnwrittenError();
@@ -694,24 +884,35 @@ TEST(ForwardCalls, NameThePointerThatIsNull) {
   size_t bytes = 4711;
   mha_call_info info = Zeroed<mha_call_info>();
   const mha_layer *layer = call.layer.get();
-  ExpectFails([&](mha_error *error) { return mha_forward_workspace(nullptr, &call.args, &bytes, error); },
-              {MHA_ERROR_NULL_POINTER, {1}, {"layer"}});
-  ExpectFails([&](mha_error *error) { return mha_forward_workspace(layer, nullptr, &bytes, error); },
-              {MHA_ERROR_NULL_POINTER, {2}, {"args|mha_forward_args"}});
-  ExpectFails([&](mha_error *error) { return mha_forward_workspace(layer, &call.args, nullptr, error); },
-              {MHA_ERROR_NULL_POINTER, {3}, {"bytes"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_forward_workspace(nullptr, &call.args, &bytes, error); },
+      {MHA_ERROR_NULL_POINTER, {1}, {"layer"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_forward_workspace(layer, nullptr, &bytes, error); },
+      {MHA_ERROR_NULL_POINTER, {2}, {"args|mha_forward_args"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_forward_workspace(layer, &call.args, nullptr, error); },
+      {MHA_ERROR_NULL_POINTER, {3}, {"bytes"}});
   EXPECT_EQ(bytes, 4711u);
-  ExpectFails([&](mha_error *error) { return mha_info(nullptr, &call.args, &info, error); }, {MHA_ERROR_NULL_POINTER, {1}, {"layer"}});
+  ExpectFails([&](mha_error *error) { return mha_info(nullptr, &call.args, &info, error); },
+              {MHA_ERROR_NULL_POINTER, {1}, {"layer"}});
   ExpectFails([&](mha_error *error) { return mha_info(layer, nullptr, &info, error); },
               {MHA_ERROR_NULL_POINTER, {2}, {"args|mha_forward_args"}});
   ExpectFails([&](mha_error *error) { return mha_info(layer, &call.args, nullptr, error); },
               {MHA_ERROR_NULL_POINTER, {3}, {"info|mha_call_info"}});
-  ExpectFails([&](mha_error *error) { return mha_forward(nullptr, &call.args, workspace.data(), needed, error); },
-              {MHA_ERROR_NULL_POINTER, {1}, {"layer"}});
-  ExpectFails([&](mha_error *error) { return mha_forward(layer, nullptr, workspace.data(), needed, error); },
-              {MHA_ERROR_NULL_POINTER, {2}, {"args|mha_forward_args"}});
-  ExpectFails([&](mha_error *error) { return mha_forward(layer, &call.args, nullptr, needed + 64, error); },
-              {MHA_ERROR_NULL_POINTER, {3}, {"workspace"}});
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_forward(nullptr, &call.args, workspace.data(), needed, error);
+      },
+      {MHA_ERROR_NULL_POINTER, {1}, {"layer"}});
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_forward(layer, nullptr, workspace.data(), needed, error);
+      },
+      {MHA_ERROR_NULL_POINTER, {2}, {"args|mha_forward_args"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_forward(layer, &call.args, nullptr, needed + 64, error); },
+      {MHA_ERROR_NULL_POINTER, {3}, {"workspace"}});
   EXPECT_TRUE(call.data.OutputsAreUntouched());
 }
 
@@ -722,26 +923,65 @@ const CallCase<FullAttention> kAttentionCases[] = {
     {"NormOfTheContextWithoutWO",
      [](auto &c) { c.args.norm = &c.data.norm, c.data.norm.context_epsilon = 1; },
      {MHA_ERROR_INVALID_VALUE, {1}, {"norm.context_epsilon is 1", "W_O"}}},
-    {"NumHeadsIsZero", [](auto &c) { c.args.num_heads = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
-    {"NumHeadsIsNegative", [](auto &c) { c.args.num_heads = -4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
-    {"NumKvHeadsIsNegative", [](auto &c) { c.args.num_kv_heads = -1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
-    {"HeadDimIsZero", [](auto &c) { c.args.head_dim = 0; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
-    {"HeadDimIsNegative", [](auto &c) { c.args.head_dim = -3; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
-    {"HeadDimVIsNegative", [](auto &c) { c.args.head_dim_v = -5; }, {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
-    {"NumKvHeadsDoesNotDivide", [](auto &c) { c.args.num_kv_heads = 3; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "3", "4"}}},
-    {"MoreKvHeadsThanHeads", [](auto &c) { c.args.num_kv_heads = 8; }, {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "8", "4"}}},
-    {"QIsNull", [](auto &c) { c.args.q.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"q"}}, kCall},
-    {"KIsNull", [](auto &c) { c.args.k.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"k"}}, kCall},
-    {"VIsNull", [](auto &c) { c.args.v.data = nullptr; }, {MHA_ERROR_NULL_POINTER, {1}, {"v"}}, kCall},
-    {"QTypeIsUnknown", [](auto &c) { c.args.q.type = MHA_TYPE_INT8; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q.type is 4"}}},
-    {"KTypeIsUnknown", [](auto &c) { c.args.k.type = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k.type is 4"}}},
-    {"VTypeIsUnknown", [](auto &c) { c.args.v.type = 0x80000000u; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v.type is 2147483648"}}},
-    {"QRowStrideIsShorterThanARow", [](auto &c) { c.args.q.strides.row = 2; }, {MHA_ERROR_INVALID_VALUE, {1}, {"q.strides.row", "2", "3"}}},
-    {"KRowStrideIsShorterThanARow", [](auto &c) { c.args.k.strides.row = 1; }, {MHA_ERROR_INVALID_VALUE, {1}, {"k.strides.row", "1", "3"}}},
+    {"NumHeadsIsZero",
+     [](auto &c) { c.args.num_heads = 0; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
+    {"NumHeadsIsNegative",
+     [](auto &c) { c.args.num_heads = -4; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"num_heads"}}},
+    {"NumKvHeadsIsNegative",
+     [](auto &c) { c.args.num_kv_heads = -1; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"num_kv_heads"}}},
+    {"HeadDimIsZero",
+     [](auto &c) { c.args.head_dim = 0; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
+    {"HeadDimIsNegative",
+     [](auto &c) { c.args.head_dim = -3; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim"}}},
+    {"HeadDimVIsNegative",
+     [](auto &c) { c.args.head_dim_v = -5; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"head_dim_v"}}},
+    {"NumKvHeadsDoesNotDivide",
+     [](auto &c) { c.args.num_kv_heads = 3; },
+     {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "3", "4"}}},
+    {"MoreKvHeadsThanHeads",
+     [](auto &c) { c.args.num_kv_heads = 8; },
+     {MHA_ERROR_SHAPE, {1}, {"num_kv_heads", "8", "4"}}},
+    {"QIsNull",
+     [](auto &c) { c.args.q.data = nullptr; },
+     {MHA_ERROR_NULL_POINTER, {1}, {"q"}},
+     kCall},
+    {"KIsNull",
+     [](auto &c) { c.args.k.data = nullptr; },
+     {MHA_ERROR_NULL_POINTER, {1}, {"k"}},
+     kCall},
+    {"VIsNull",
+     [](auto &c) { c.args.v.data = nullptr; },
+     {MHA_ERROR_NULL_POINTER, {1}, {"v"}},
+     kCall},
+    {"QTypeIsUnknown",
+     [](auto &c) { c.args.q.type = MHA_TYPE_INT8; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"q.type is 4"}}},
+    {"KTypeIsUnknown",
+     [](auto &c) { c.args.k.type = 4; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"k.type is 4"}}},
+    {"VTypeIsUnknown",
+     [](auto &c) { c.args.v.type = 0x80000000u; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"v.type is 2147483648"}}},
+    {"QRowStrideIsShorterThanARow",
+     [](auto &c) { c.args.q.strides.row = 2; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"q.strides.row", "2", "3"}}},
+    {"KRowStrideIsShorterThanARow",
+     [](auto &c) { c.args.k.strides.row = 1; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"k.strides.row", "1", "3"}}},
     {"KHeadsOverlap",
-     [](auto &c) { c.args.k.strides.head = 2, c.args.k.strides.row = 6, c.args.k.strides.batch = 600; },
+     [](auto &c) {
+       c.args.k.strides.head = 2, c.args.k.strides.row = 6, c.args.k.strides.batch = 600;
+     },
      {MHA_ERROR_INVALID_VALUE, {1}, {"k.strides.head is 2", "3"}}},
-    {"VRowStrideIsShorterThanARow", [](auto &c) { c.args.v.strides.row = 4; }, {MHA_ERROR_INVALID_VALUE, {1}, {"v.strides.row", "4", "5"}}},
+    {"VRowStrideIsShorterThanARow",
+     [](auto &c) { c.args.v.strides.row = 4; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"v.strides.row", "4", "5"}}},
     {"OutputRowStrideIsShorterThanARow",
      [](auto &c) {
        c.args.output.strides.row = 4;
@@ -754,17 +994,24 @@ const CallCase<FullAttention> kAttentionCases[] = {
     {"OutputHeadsOverlapRows",  // row 1 of head 0 is row 0 of head 1
      [](auto &c) { c.args.output.strides.row = 5; },
      {MHA_ERROR_INVALID_VALUE, {1}, {}}},
-    {"OutputHeadsOverlapRowsByOneElement",  // [batch, heads, n, width] with heads that are one element too close
+    {"OutputHeadsOverlapRowsByOneElement",  // [batch, heads, n, width] with heads that are one
+                                            // element too close
      [](auto &c) {
        c.args.output.strides.row = 5;
        c.args.output.strides.head = 14;
        c.args.output.strides.batch = 60;
      },
      {MHA_ERROR_INVALID_VALUE, {1}, {}}},
-    {"OutputSequencesOverlap", [](auto &c) { c.args.output.strides.batch = 59; }, {MHA_ERROR_INVALID_VALUE, {1}, {}}},
+    {"OutputSequencesOverlap",
+     [](auto &c) { c.args.output.strides.batch = 59; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {}}},
     {"ScaleIsNan", [](auto &c) { c.args.scale = kNan; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"ScaleIsInfinite", [](auto &c) { c.args.scale = kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
-    {"ScaleIsMinusInfinity", [](auto &c) { c.args.scale = -kInfinity; }, {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
+    {"ScaleIsInfinite",
+     [](auto &c) { c.args.scale = kInfinity; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
+    {"ScaleIsMinusInfinity",
+     [](auto &c) { c.args.scale = -kInfinity; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"scale"}}},
     {"OutputsHaveQ",
      [](auto &c) { c.data.outputs.q = c.data.outputs.context; },
      {MHA_ERROR_INVALID_VALUE, {1}, {"outputs.q is given, but only mha_forward computes it"}}},
@@ -774,34 +1021,50 @@ const CallCase<FullAttention> kAttentionCases[] = {
     {"OutputsHaveV",
      [](auto &c) { c.data.outputs.v = c.data.outputs.context; },
      {MHA_ERROR_INVALID_VALUE, {1}, {"outputs.v is given, but only mha_forward computes it"}}},
-    {"UnknownInstructionSet", [](auto &c) { c.args.instruction_set = 9; }, {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set", "9"}}},
-    {"InstructionSet32", [](auto &c) { c.args.instruction_set = 32; }, {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set", "32"}}},
+    {"UnknownInstructionSet",
+     [](auto &c) { c.args.instruction_set = 9; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set", "9"}}},
+    {"InstructionSet32",
+     [](auto &c) { c.args.instruction_set = 32; },
+     {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set", "32"}}},
     {"InstructionSetWithAllBits",
      [](auto &c) { c.args.instruction_set = 0xFFFFFFFFu; },
      {MHA_ERROR_INVALID_VALUE, {1}, {"instruction_set"}}},
     {"AbsentInstructionSet",
      [](auto &c) { c.args.instruction_set = AbsentInstructionSet(); },
      {MHA_ERROR_INSTRUCTION_SET, {1}, {mha_instruction_set_name(AbsentInstructionSet())}}},
-    {"NumHeadsIsTooLarge", [](auto &c) { c.args.num_heads = c.args.num_kv_heads = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"NumHeadsIsTooLarge",
+     [](auto &c) { c.args.num_heads = c.args.num_kv_heads = kMax; },
+     {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"HeadDimIsTooLarge", [](auto &c) { c.args.head_dim = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
-    {"HeadDimVIsTooLarge", [](auto &c) { c.args.head_dim_v = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {}}},
+    {"HeadDimVIsTooLarge",
+     [](auto &c) { c.args.head_dim_v = kMax; },
+     {MHA_ERROR_TOO_LARGE, {1}, {}}},
     {"HeadDimVOfAllHeadsIsTooLarge",
      [](auto &c) { c.args.head_dim_v = int64_t{1} << 29; },
      {MHA_ERROR_TOO_LARGE, {1}, {"num_heads 4 * head_dim (or * head_dim_v)"}}},
     {"AllOfTheShapeIsTooLarge",
      [](auto &c) {
-       c.args.batch = c.args.n_q = c.args.n_kv = c.args.num_heads = c.args.num_kv_heads = c.args.head_dim = c.args.head_dim_v = kMax;
+       c.args.batch = c.args.n_q = c.args.n_kv = c.args.num_heads = c.args.num_kv_heads =
+           c.args.head_dim = c.args.head_dim_v = kMax;
      },
      {MHA_ERROR_TOO_LARGE, {1}, {}}},
 };
-INSTANTIATE_TEST_SUITE_P(Common, AttentionErrors, testing::ValuesIn(CommonCases<FullAttention>(1)), CaseName<CallCase<FullAttention>>);
-INSTANTIATE_TEST_SUITE_P(Args, AttentionErrors, testing::ValuesIn(kAttentionCases), CaseName<CallCase<FullAttention>>);
+INSTANTIATE_TEST_SUITE_P(Common, AttentionErrors, testing::ValuesIn(CommonCases<FullAttention>(1)),
+                         CaseName<CallCase<FullAttention>>);
+INSTANTIATE_TEST_SUITE_P(Args, AttentionErrors, testing::ValuesIn(kAttentionCases),
+                         CaseName<CallCase<FullAttention>>);
 
-#define MHA_ATTENTION_STRIDES(array) testing::ValuesIn(StrideCases<FullAttention>(1, #array, &mha_attention_args::array, true))
-INSTANTIATE_TEST_SUITE_P(QStrides, AttentionErrors, MHA_ATTENTION_STRIDES(q), CaseName<CallCase<FullAttention>>);
-INSTANTIATE_TEST_SUITE_P(KStrides, AttentionErrors, MHA_ATTENTION_STRIDES(k), CaseName<CallCase<FullAttention>>);
-INSTANTIATE_TEST_SUITE_P(VStrides, AttentionErrors, MHA_ATTENTION_STRIDES(v), CaseName<CallCase<FullAttention>>);
-INSTANTIATE_TEST_SUITE_P(OutputStrides, AttentionErrors, MHA_ATTENTION_STRIDES(output), CaseName<CallCase<FullAttention>>);
+#define MHA_ATTENTION_STRIDES(array) \
+  testing::ValuesIn(StrideCases<FullAttention>(1, #array, &mha_attention_args::array, true))
+INSTANTIATE_TEST_SUITE_P(QStrides, AttentionErrors, MHA_ATTENTION_STRIDES(q),
+                         CaseName<CallCase<FullAttention>>);
+INSTANTIATE_TEST_SUITE_P(KStrides, AttentionErrors, MHA_ATTENTION_STRIDES(k),
+                         CaseName<CallCase<FullAttention>>);
+INSTANTIATE_TEST_SUITE_P(VStrides, AttentionErrors, MHA_ATTENTION_STRIDES(v),
+                         CaseName<CallCase<FullAttention>>);
+INSTANTIATE_TEST_SUITE_P(OutputStrides, AttentionErrors, MHA_ATTENTION_STRIDES(output),
+                         CaseName<CallCase<FullAttention>>);
 
 TEST(AttentionCalls, SucceedBeforeTheyAreBroken) {
   ExpectCallSucceeds<FullAttention>([](auto &) {});
@@ -831,12 +1094,15 @@ TEST(AttentionCalls, SucceedBeforeTheyAreBroken) {
 
 TEST(AttentionCalls, AcceptEveryNestingOfBatchRowsAndHeads) {
   for (const Layout &layout : {kHeadsOutside, kRowsOutside, kGaps}) {
-    AttentionData(NormalAttention(SmallSizes()), {Guarded(), MHA_INSTRUCTION_SET_AUTO, layout, layout, layout, layout}).Compute();
+    AttentionData(NormalAttention(SmallSizes()),
+                  {Guarded(), MHA_INSTRUCTION_SET_AUTO, layout, layout, layout, layout})
+        .Compute();
   }
   // There is nothing to step over in a batch of one.
   AttentionSizes one = SmallSizes();
   one.batch = 1;
-  AttentionData data(NormalAttention(one), {Guarded(), MHA_INSTRUCTION_SET_AUTO, {}, {}, {}, kHeadsOutside});
+  AttentionData data(NormalAttention(one),
+                     {Guarded(), MHA_INSTRUCTION_SET_AUTO, {}, {}, {}, kHeadsOutside});
   data.args.output.strides.batch = 1;
   data.Compute();
 }
@@ -858,14 +1124,17 @@ TEST(AttentionCalls, NameThePointerThatIsNull) {
               {MHA_ERROR_NULL_POINTER, {1}, {"args|mha_attention_args"}});
   ExpectFails([&](mha_error *error) { return mha_attention_info(&call.args, nullptr, error); },
               {MHA_ERROR_NULL_POINTER, {2}, {"info|mha_call_info"}});
-  ExpectFails([&](mha_error *error) { return mha_attention(nullptr, workspace.data(), needed, error); },
-              {MHA_ERROR_NULL_POINTER, {1}, {"args|mha_attention_args"}});
-  ExpectFails([&](mha_error *error) { return mha_attention(&call.args, nullptr, needed + 64, error); },
-              {MHA_ERROR_NULL_POINTER, {2}, {"workspace"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_attention(nullptr, workspace.data(), needed, error); },
+      {MHA_ERROR_NULL_POINTER, {1}, {"args|mha_attention_args"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_attention(&call.args, nullptr, needed + 64, error); },
+      {MHA_ERROR_NULL_POINTER, {2}, {"workspace"}});
   EXPECT_TRUE(call.data.OutputsAreUntouched());
 }
 
-// ---- Workspace ---------------------------------------------------------------------------------------------------------------------
+// ---- Workspace
+// ---------------------------------------------------------------------------------------------------------------------
 
 template <typename Call>
 void ExpectEverySmallerWorkspaceFails(uint32_t argument) {
@@ -885,12 +1154,18 @@ void ExpectEverySmallerWorkspaceFails(uint32_t argument) {
   EXPECT_TRUE(call.data.OutputsAreUntouched());
 }
 
-TEST(Workspace, OfForwardIsRejectedIfItIsSmaller) { ExpectEverySmallerWorkspaceFails<FullForward>(3); }
-TEST(Workspace, OfAttentionIsRejectedIfItIsSmaller) { ExpectEverySmallerWorkspaceFails<FullAttention>(2); }
+TEST(Workspace, OfForwardIsRejectedIfItIsSmaller) {
+  ExpectEverySmallerWorkspaceFails<FullForward>(3);
+}
+TEST(Workspace, OfAttentionIsRejectedIfItIsSmaller) {
+  ExpectEverySmallerWorkspaceFails<FullAttention>(2);
+}
 
-// ---- Time --------------------------------------------------------------------------------------------------------------------------
+// ---- Time
+// --------------------------------------------------------------------------------------------------------------------------
 
-// However many sequences there are said to be, a call without its workspace ends, and so does a description without arrays to be read.
+// However many sequences there are said to be, a call without its workspace ends, and so does a
+// description without arrays to be read.
 template <typename Call>
 void ExpectAnswersForAnyBatch(uint32_t workspace_argument) {
   const std::vector<float> table(8, 0.5f);
@@ -910,10 +1185,12 @@ void ExpectAnswersForAnyBatch(uint32_t workspace_argument) {
     call.args.rope = &rope;
     mha_call_info info = Zeroed<mha_call_info>();
     ExpectSucceeds([&](mha_error *error) { return call.data.Info(&info, error); });
-    ExpectFails([&](mha_error *error) { return call.data.Run(nullptr, info.workspace_bytes, error); },
-                {MHA_ERROR_NULL_POINTER, {workspace_argument}, {"workspace"}});
+    ExpectFails(
+        [&](mha_error *error) { return call.data.Run(nullptr, info.workspace_bytes, error); },
+        {MHA_ERROR_NULL_POINTER, {workspace_argument}, {"workspace"}});
     // Nor are arrays read before there is a workspace; these have fewer elements than are said.
-    call.data.sequences.rope_q_positions = call.data.sequences.q_first_positions = call.data.sequences.q_lengths = positions.data();
+    call.data.sequences.rope_q_positions = call.data.sequences.q_first_positions =
+        call.data.sequences.q_lengths = positions.data();
     size_t bytes = 0;
     ExpectSucceeds([&](mha_error *error) { return call.data.Workspace(&bytes, error); });
     ExpectFails([&](mha_error *error) { return call.data.Run(nullptr, bytes, error); },

@@ -1,4 +1,5 @@
-// Valid calls of both entries, small and with everything that can be given, which the tests of errors and of sizes change.
+// Valid calls of both entries, small and with everything that can be given, which the tests of
+// errors and of sizes change.
 #ifndef MHA_TESTS_INTERFACE_CALLS_H
 #define MHA_TESTS_INTERFACE_CALLS_H
 
@@ -21,8 +22,8 @@ inline LayerProblem FullProblem() {
   return problem;
 }
 
-// Everything that can be given is given: different key and value, first positions, a scheduler, all optional outputs. Tests change batch
-// alone, so count follows it.
+// Everything that can be given is given: different key and value, first positions, a scheduler, all
+// optional outputs. Tests change batch alone, so count follows it.
 struct FullForward {
   FullForward() {
     data.SetScheduler(&scheduler.scheduler);

@@ -18,7 +18,8 @@ constexpr int64_t width = 16;
 
 struct Numbers {
   std::vector<float> weights = std::vector<float>(3 * width * width, 0.0625f);
-  std::vector<float> x = std::vector<float>(64 * width, 1.0f), y = std::vector<float>(64 * width, 7.0f);
+  std::vector<float> x = std::vector<float>(64 * width, 1.0f),
+                     y = std::vector<float>(64 * width, 7.0f);
 };
 
 mha_layer_config Config() {
@@ -50,7 +51,8 @@ class Edges : public testing::Test {
   void Create(const mha_layer_options *options = nullptr) {
     const mha_layer_config config = Config();
     const mha_layer_weights weights = Weights(numbers_);
-    ASSERT_EQ(mha_layer_create(&config, &weights, options, &layer_, &error_), MHA_OK) << error_.message;
+    ASSERT_EQ(mha_layer_create(&config, &weights, options, &layer_, &error_), MHA_OK)
+        << error_.message;
   }
 
   mha_status Forward(const mha_forward_args &args) {
@@ -68,7 +70,8 @@ TEST_F(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
   mha_forward_args args = Args(&numbers_, 3, 1);
   args.query.strides.row = 1;
   EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
-  EXPECT_NE(std::string(error_.message).find("query.strides.row"), std::string::npos) << error_.message;
+  EXPECT_NE(std::string(error_.message).find("query.strides.row"), std::string::npos)
+      << error_.message;
   EXPECT_EQ(numbers_.y[0], 7.0f);
 }
 
@@ -83,7 +86,8 @@ TEST_F(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
 TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
   Create();
   for (const bool without_batch : {true, false}) {
-    const mha_forward_args args = Args(&numbers_, without_batch ? MHA_EMPTY : 3, without_batch ? 3 : MHA_EMPTY);
+    const mha_forward_args args =
+        Args(&numbers_, without_batch ? MHA_EMPTY : 3, without_batch ? 3 : MHA_EMPTY);
     size_t bytes = 1;
     ASSERT_EQ(mha_forward_workspace(layer_, &args, &bytes, &error_), MHA_OK) << error_.message;
     EXPECT_EQ(bytes, 0u);
@@ -92,15 +96,18 @@ TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
   EXPECT_EQ(numbers_.y[0], 7.0f);
 }
 
-// To wake threads for them would take longer. With many sequences it does not. (Scalar kernels have no function for small calls.)
+// To wake threads for them would take longer. With many sequences it does not. (Scalar kernels have
+// no function for small calls.)
 TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
-  if (mha_instruction_sets() == 1u << MHA_INSTRUCTION_SET_SCALAR) GTEST_SKIP() << "this build or machine has scalar kernels only";
+  if (mha_instruction_sets() == 1u << MHA_INSTRUCTION_SET_SCALAR)
+    GTEST_SKIP() << "this build or machine has scalar kernels only";
   ASSERT_NO_FATAL_FAILURE(Create());
   int calls = 0;
   mha_scheduler scheduler = {};
   scheduler.context = &calls;
   scheduler.num_threads = 4;
-  scheduler.parallel_for = [](void *context, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+  scheduler.parallel_for = [](void *context, uint32_t count, void (*task)(void *, uint32_t),
+                              void *task_context) {
     ++*static_cast<int *>(context);
     for (uint32_t i = 0; i < count; ++i) task(task_context, i);
   };
@@ -121,7 +128,8 @@ TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
   mha_forward_args args = Args(&numbers_, 1, 1);
   args.scheduler = &scheduler;
   scheduler.num_threads = 0;
-  EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE) << "a scheduler that is not used is checked, too";
+  EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE)
+      << "a scheduler that is not used is checked, too";
 }
 
 TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
@@ -131,7 +139,8 @@ TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
   for (const uint32_t set : {MHA_INSTRUCTION_SET_AVX512, MHA_INSTRUCTION_SET_NEON}) {
     options.instruction_set = set;
     size_t bytes = 0;
-    EXPECT_EQ(mha_layer_pack_size(&config, &weights, &options, &bytes, &error_), MHA_OK) << error_.message;
+    EXPECT_EQ(mha_layer_pack_size(&config, &weights, &options, &bytes, &error_), MHA_OK)
+        << error_.message;
     EXPECT_GT(bytes, numbers_.weights.size() * sizeof(float));
   }
 }
@@ -144,13 +153,16 @@ TEST_F(Edges, FieldsOfInputsThatAreNotGivenAreErrors) {
     mha_input mha_forward_args::*input;
   } inputs[] = {{"key", &mha_forward_args::key}, {"value", &mha_forward_args::value}};
   for (const auto &[name, input] : inputs) {
-    for (int64_t mha_strides::*stride : {&mha_strides::batch, &mha_strides::row, &mha_strides::head}) {
+    for (int64_t mha_strides::*stride :
+         {&mha_strides::batch, &mha_strides::row, &mha_strides::head}) {
       for (const int64_t value : {int64_t{-1}, int64_t{1}, int64_t{1} << 20, MHA_BROADCAST}) {
         for (const int64_t n : {2, 40}) {  // small calls have checks of their own
           mha_forward_args args = Args(&numbers_, 1, n);
           (args.*input).strides.*stride = value;
           EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
-          EXPECT_NE(std::string(error_.message).find(std::string(name) + ".data is NULL, but"), std::string::npos) << error_.message;
+          EXPECT_NE(std::string(error_.message).find(std::string(name) + ".data is NULL, but"),
+                    std::string::npos)
+              << error_.message;
           EXPECT_EQ(error_.argument, 2u);
         }
       }
@@ -159,7 +171,9 @@ TEST_F(Edges, FieldsOfInputsThatAreNotGivenAreErrors) {
       mha_forward_args args = Args(&numbers_, 1, n);
       (args.*input).type = MHA_TYPE_F32;
       EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE);
-      EXPECT_NE(std::string(error_.message).find(std::string(name) + ".data is NULL, but"), std::string::npos) << error_.message;
+      EXPECT_NE(std::string(error_.message).find(std::string(name) + ".data is NULL, but"),
+                std::string::npos)
+          << error_.message;
     }
   }
 }
@@ -178,7 +192,8 @@ TEST_F(Edges, RowStridesOfMatricesThatAreNotGivenAreErrors) {
     for (const int64_t stride : {int64_t{-1}, int64_t{3}, width, 3 * width}) {
       mha_layer_weights weights = Weights(numbers_);
       (weights.*matrix).row_stride = stride;
-      EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
+      EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_),
+                MHA_ERROR_INVALID_VALUE);
       const std::string begin = std::string(name) + ".row_stride is " + std::to_string(stride);
       EXPECT_EQ(std::string(error_.message).find(begin), 0u) << error_.message;
     }
@@ -190,13 +205,15 @@ TEST_F(Edges, RowStridesShorterThanARowAreErrors) {
   mha_layer_weights weights = Weights(numbers_);
   weights.w_qkv.row_stride = 3;
   size_t bytes = 0;
-  EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_), MHA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error_),
+            MHA_ERROR_INVALID_VALUE);
 }
 
 int sgemm_calls = 0;
 
-void CountingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-                   float beta, float *c, int ldc) {
+void CountingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                   const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                   int ldc) {
   ++sgemm_calls;
   PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
@@ -213,14 +230,18 @@ TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
 }
 
 // x [extents..., width] with its first elements of some dimensions in place of all.
-std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64_t> &extents, const std::vector<bool> &is_repeated) {
+std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64_t> &extents,
+                            const std::vector<bool> &is_repeated) {
   std::vector<float> repeated;
-  const int64_t element_width = static_cast<int64_t>(x.size()) / (extents[0] * extents[1] * extents[2]);
+  const int64_t element_width =
+      static_cast<int64_t>(x.size()) / (extents[0] * extents[1] * extents[2]);
   for (int64_t b = 0; b < extents[0]; b++) {
     for (int64_t n = 0; n < extents[1]; n++) {
       for (int64_t h = 0; h < extents[2]; h++) {
-        const int64_t from[3] = {is_repeated[0] ? 0 : b, is_repeated[1] ? 0 : n, is_repeated[2] ? 0 : h};
-        const auto first = x.begin() + ((from[0] * extents[1] + from[1]) * extents[2] + from[2]) * element_width;
+        const int64_t from[3] = {is_repeated[0] ? 0 : b, is_repeated[1] ? 0 : n,
+                                 is_repeated[2] ? 0 : h};
+        const auto first =
+            x.begin() + ((from[0] * extents[1] + from[1]) * extents[2] + from[2]) * element_width;
         repeated.insert(repeated.end(), first, first + element_width);
       }
     }
@@ -230,7 +251,8 @@ std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64
 
 TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
   AttentionSizes sizes;
-  sizes.batch = 3, sizes.n_q = 5, sizes.n_kv = 40, sizes.num_heads = 4, sizes.num_kv_heads = 2, sizes.head_dim = sizes.head_dim_v = 8;
+  sizes.batch = 3, sizes.n_q = 5, sizes.n_kv = 40, sizes.num_heads = 4, sizes.num_kv_heads = 2,
+  sizes.head_dim = sizes.head_dim_v = 8;
   const AttentionProblem problem = NormalAttention(sizes);
   for (int which = 1; which < 8; which++) {
     const std::vector<bool> is_repeated = {(which & 1) != 0, (which & 2) != 0, (which & 4) != 0};
@@ -241,15 +263,18 @@ TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
       if (input == 2) copied.v = Repeated(problem.v, {3, 40, 2}, is_repeated);
       AttentionData data(problem);
       auto &args = data.args;
-      int64_t *const strides[3][3] = {{&args.q.strides.batch, &args.q.strides.row, &args.q.strides.head},
-                                      {&args.k.strides.batch, &args.k.strides.row, &args.k.strides.head},
-                                      {&args.v.strides.batch, &args.v.strides.row, &args.v.strides.head}};
+      int64_t *const strides[3][3] = {
+          {&args.q.strides.batch, &args.q.strides.row, &args.q.strides.head},
+          {&args.k.strides.batch, &args.k.strides.row, &args.k.strides.head},
+          {&args.v.strides.batch, &args.v.strides.row, &args.v.strides.head}};
       const bool has_queries = input == 0;
-      const int64_t heads = has_queries ? 4 : 2, all[3] = {(has_queries ? 5 : 40) * heads * 8, heads * 8, 8};
+      const int64_t heads = has_queries ? 4 : 2,
+                    all[3] = {(has_queries ? 5 : 40) * heads * 8, heads * 8, 8};
       for (int dimension = 0; dimension < 3; dimension++) {
         *strides[input][dimension] = is_repeated[dimension] ? MHA_BROADCAST : all[dimension];
       }
-      EXPECT_TRUE(SameBits(data.Compute(), Attend(copied))) << "input " << input << " dimensions " << which;
+      EXPECT_TRUE(SameBits(data.Compute(), Attend(copied)))
+          << "input " << input << " dimensions " << which;
     }
   }
 }
@@ -264,10 +289,12 @@ TEST(Broadcast, OfInputsOfMhaForwardIsWhatCopiesAre) {
     copied.key = Repeated(problem.key, {problem.batch, problem.n_kv, 1}, is_repeated);
     copied.value = Repeated(problem.value, {problem.batch, problem.n_kv, 1}, is_repeated);
     ForwardData data(layer.get(), problem);
-    for (int64_t *const stride : {&data.args.query.strides.batch, &data.args.key.strides.batch, &data.args.value.strides.batch}) {
+    for (int64_t *const stride : {&data.args.query.strides.batch, &data.args.key.strides.batch,
+                                  &data.args.value.strides.batch}) {
       if (is_repeated[0]) *stride = MHA_BROADCAST;
     }
-    for (int64_t *const stride : {&data.args.query.strides.row, &data.args.key.strides.row, &data.args.value.strides.row}) {
+    for (int64_t *const stride :
+         {&data.args.query.strides.row, &data.args.key.strides.row, &data.args.value.strides.row}) {
       if (is_repeated[1]) *stride = MHA_BROADCAST;
     }
     if (which == 2) {  // the next sequence is one row further
@@ -285,11 +312,13 @@ TEST(Broadcast, OfRowsLeavesTheSequencesContiguous) {
   problem.batch = 2;
   problem.query.assign(static_cast<size_t>(2 * 3 * problem.query_dim), 0);
   for (int64_t i = 0; i < 2 * 3 * problem.query_dim; i++) {
-    problem.query[i] = static_cast<float>(i % problem.query_dim) - 4 * static_cast<float>(i / (3 * problem.query_dim));
+    problem.query[i] = static_cast<float>(i % problem.query_dim) -
+                       4 * static_cast<float>(i / (3 * problem.query_dim));
   }
   const Layer layer = Create(LayerData(problem));
   std::vector<float> rows(problem.query.begin(), problem.query.begin() + problem.query_dim);
-  rows.insert(rows.end(), problem.query.begin() + 3 * problem.query_dim, problem.query.begin() + 4 * problem.query_dim);
+  rows.insert(rows.end(), problem.query.begin() + 3 * problem.query_dim,
+              problem.query.begin() + 4 * problem.query_dim);
   ForwardData data(layer.get(), problem);
   data.args.query.data = rows.data();
   data.args.query.strides.row = MHA_BROADCAST;
@@ -298,7 +327,8 @@ TEST(Broadcast, OfRowsLeavesTheSequencesContiguous) {
 
 TEST(Scale, OfMhaEqualScoresMakesTheScoresOfAllKeysEqual) {
   AttentionSizes sizes;
-  sizes.n_q = 3, sizes.n_kv = 300, sizes.head_dim = sizes.head_dim_v = 4, sizes.has_equal_scores = true;
+  sizes.n_q = 3, sizes.n_kv = 300, sizes.head_dim = sizes.head_dim_v = 4,
+  sizes.has_equal_scores = true;
   AttentionProblem problem = NormalAttention(sizes);
   for (float &x : problem.k) x *= 0x1p97f;  // the dots are up to about 2^100
   const Outputs outputs = Attend(problem);
@@ -317,7 +347,8 @@ TEST(AttentionEdges, HeadStrideWithoutTheOthersIsAnError) {
   const auto sentence = [&] {
     std::vector<unsigned char> workspace(1 << 20);
     mha_error error;
-    EXPECT_EQ(mha_attention(&args, workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(mha_attention(&args, workspace.data(), workspace.size(), &error),
+              MHA_ERROR_INVALID_VALUE);
     EXPECT_EQ(y[0], 7.0f);
     return std::string(error.message);
   };
@@ -338,7 +369,8 @@ TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {
   EXPECT_GT(info.workspace_bytes, 0u);
 }
 
-TEST(LayerEdges, MatrixOfOneRowMayHaveAnyStride) {  // undefined behaviour once: rows that would follow were prefetched
+TEST(LayerEdges, MatrixOfOneRowMayHaveAnyStride) {  // undefined behaviour once: rows that would
+                                                    // follow were prefetched
   const std::vector<float> row(48, 0.5f);
   const float x = 3.0f;
   std::vector<float> y(row.size());

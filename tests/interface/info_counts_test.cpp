@@ -1,4 +1,5 @@
-// What mha_info and mha_attention_info count - operations, bytes - is what plain loops over the definition count: pair by pair, row by row.
+// What mha_info and mha_attention_info count - operations, bytes - is what plain loops over the
+// definition count: pair by pair, row by row.
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -33,13 +34,25 @@ struct Call {
   std::vector<float> head_scales;                                   // [kHeads]; empty = NULL
   bool has_norm_of_all_heads = false;
 
-  int64_t Queries(int64_t b) const { return q_lengths.empty() ? n_q - FirstOf(q_first_rows, b) : q_lengths[b]; }
-  int64_t NewKeys(int64_t b) const { return is_self ? Queries(b) : kv_lengths.empty() ? n_kv - FirstOf(kv_first_rows, b) : kv_lengths[b]; }
-  static int64_t FirstOf(const std::vector<int64_t> &first_rows, int64_t b) { return first_rows.empty() ? 0 : first_rows[b]; }
-  int64_t Past(int64_t b) const { return cache == nullptr ? 0 : past[cache_sequences.empty() ? b : cache_sequences[b]]; }
+  int64_t Queries(int64_t b) const {
+    return q_lengths.empty() ? n_q - FirstOf(q_first_rows, b) : q_lengths[b];
+  }
+  int64_t NewKeys(int64_t b) const {
+    return is_self              ? Queries(b)
+           : kv_lengths.empty() ? n_kv - FirstOf(kv_first_rows, b)
+                                : kv_lengths[b];
+  }
+  static int64_t FirstOf(const std::vector<int64_t> &first_rows, int64_t b) {
+    return first_rows.empty() ? 0 : first_rows[b];
+  }
+  int64_t Past(int64_t b) const {
+    return cache == nullptr ? 0 : past[cache_sequences.empty() ? b : cache_sequences[b]];
+  }
   int64_t Keys(int64_t b) const { return Past(b) + NewKeys(b); }
 
-  bool Computes(int64_t head) const { return head_scales.empty() || head_scales[static_cast<size_t>(head)] != 0; }
+  bool Computes(int64_t head) const {
+    return head_scales.empty() || head_scales[static_cast<size_t>(head)] != 0;
+  }
   int64_t ComputedHeads() const {
     int64_t heads = 0;
     for (int64_t head = 0; head < kHeads; head++) heads += Computes(head);
@@ -47,7 +60,8 @@ struct Call {
   }
   int64_t AttendedHeads() const {  // of keys and values
     int64_t heads = 0;
-    for (int64_t head = 0; head < kHeads; head += kHeads / kKvHeads) heads += Computes(head) || Computes(head + 1) || Computes(head + 2);
+    for (int64_t head = 0; head < kHeads; head += kHeads / kKvHeads)
+      heads += Computes(head) || Computes(head + 1) || Computes(head + 2);
     return heads;
   }
 
@@ -64,16 +78,21 @@ std::ostream &operator<<(std::ostream &out, const Call &call) {
     out << ", " << name;
     for (const int64_t value : values) out << " " << value;
   };
-  out << "batch " << call.batch << ", n_q " << call.n_q << ", n_kv " << call.n_kv << (call.is_causal ? ", causal" : "")
-      << (call.is_self ? ", self" : "") << ", flags " << call.flags << ", window " << call.window_left << " " << call.window_right;
-  list("q_start", call.q_start), list("q_lengths", call.q_lengths), list("kv_lengths", call.kv_lengths);
+  out << "batch " << call.batch << ", n_q " << call.n_q << ", n_kv " << call.n_kv
+      << (call.is_causal ? ", causal" : "") << (call.is_self ? ", self" : "") << ", flags "
+      << call.flags << ", window " << call.window_left << " " << call.window_right;
+  list("q_start", call.q_start), list("q_lengths", call.q_lengths),
+      list("kv_lengths", call.kv_lengths);
   list("q_first_rows", call.q_first_rows), list("kv_first_rows", call.kv_first_rows);
   if (call.cache != nullptr) list("past", call.past), list("cache_sequences", call.cache_sequences);
-  for (int64_t head = 0; head < kHeads; head++) out << (head == 0 ? ", heads " : "") << call.Computes(head);
-  return out << ", types " << call.k_type << " " << call.v_type << (call.has_norm_of_all_heads ? ", norm of all heads" : "");
+  for (int64_t head = 0; head < kHeads; head++)
+    out << (head == 0 ? ", heads " : "") << call.Computes(head);
+  return out << ", types " << call.k_type << " " << call.v_type
+             << (call.has_norm_of_all_heads ? ", norm of all heads" : "");
 }
 
-// What there is to count, one by one. A position that a cache had before counts if a row attends to it.
+// What there is to count, one by one. A position that a cache had before counts if a row attends to
+// it.
 struct Counts {
   int64_t pairs = 0, queries = 0, new_keys = 0, used_past = 0;
 
@@ -98,7 +117,9 @@ int64_t RowBytes(uint32_t type, int64_t width) {
   return width * (type == MHA_TYPE_F32 ? 4 : 2);
 }
 
-const int64_t *DataOf(const std::vector<int64_t> &values) { return values.empty() ? nullptr : values.data(); }
+const int64_t *DataOf(const std::vector<int64_t> &values) {
+  return values.empty() ? nullptr : values.data();
+}
 
 template <typename Args>
 Args ArgsOf(const Call &call, mha_sequences *sequences) {
@@ -158,13 +179,20 @@ void ExpectAttentionInfo(const Call &call) {
   mha_error error;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message << ": " << call;
   const Counts counts(call);
-  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * call.ComputedHeads() * counts.pairs * (kHeadDim + kHeadDimV))) << call;
+  EXPECT_EQ(info.operations,
+            static_cast<uint64_t>(2 * call.ComputedHeads() * counts.pairs * (kHeadDim + kHeadDimV)))
+      << call;
   // A norm over all heads reads the queries and keys of all. Outputs are written for all.
-  const int64_t heads = call.has_norm_of_all_heads ? kHeads : call.ComputedHeads(), kv_heads = call.AttendedHeads();
+  const int64_t heads = call.has_norm_of_all_heads ? kHeads : call.ComputedHeads(),
+                kv_heads = call.AttendedHeads();
   const int64_t k_heads = call.has_norm_of_all_heads ? kKvHeads : kv_heads;
-  const int64_t array_bytes = counts.new_keys * (k_heads * RowBytes(call.k_type, kHeadDim) + kv_heads * RowBytes(call.v_type, kHeadDimV));
+  const int64_t array_bytes = counts.new_keys * (k_heads * RowBytes(call.k_type, kHeadDim) +
+                                                 kv_heads * RowBytes(call.v_type, kHeadDimV));
   const int64_t key_bytes = call.cache != nullptr ? CacheBytes(call, counts) : array_bytes;
-  EXPECT_EQ(info.bytes, static_cast<uint64_t>(4 * counts.queries * (heads * kHeadDim + kHeads * kHeadDimV) + key_bytes)) << call;
+  EXPECT_EQ(info.bytes,
+            static_cast<uint64_t>(4 * counts.queries * (heads * kHeadDim + kHeads * kHeadDimV) +
+                                  key_bytes))
+      << call;
 }
 
 Layer CreateLayer(bool is_self, bool has_output) {
@@ -190,13 +218,19 @@ void ExpectForwardInfo(const Call &call, bool has_output) {
   mha_error error;
   ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message << ": " << call;
   const Counts counts(call);
-  const int64_t key_dim = call.is_self ? kQueryDim : kKeyDim, value_dim = call.is_self ? kQueryDim : kValueDim;
+  const int64_t key_dim = call.is_self ? kQueryDim : kKeyDim,
+                value_dim = call.is_self ? kQueryDim : kValueDim;
   const int64_t y_dim = has_output ? kOutputDim : kHeads * kHeadDimV;
-  const int64_t projected = counts.queries * kQueryDim * kHeads * kHeadDim +
-                            counts.new_keys * kKvHeads * (key_dim * kHeadDim + value_dim * kHeadDimV) +
-                            (has_output ? counts.queries * kHeads * kHeadDimV * kOutputDim : 0);
-  EXPECT_EQ(info.operations, static_cast<uint64_t>(2 * (projected + call.ComputedHeads() * counts.pairs * (kHeadDim + kHeadDimV)))) << call;
-  const int64_t rows = 4 * (counts.queries * (kQueryDim + y_dim) + (call.is_self ? 0 : counts.new_keys * (kKeyDim + kValueDim)));
+  const int64_t projected =
+      counts.queries * kQueryDim * kHeads * kHeadDim +
+      counts.new_keys * kKvHeads * (key_dim * kHeadDim + value_dim * kHeadDimV) +
+      (has_output ? counts.queries * kHeads * kHeadDimV * kOutputDim : 0);
+  EXPECT_EQ(info.operations,
+            static_cast<uint64_t>(
+                2 * (projected + call.ComputedHeads() * counts.pairs * (kHeadDim + kHeadDimV))))
+      << call;
+  const int64_t rows = 4 * (counts.queries * (kQueryDim + y_dim) +
+                            (call.is_self ? 0 : counts.new_keys * (kKeyDim + kValueDim)));
   const int64_t stored = call.cache != nullptr ? CacheBytes(call, counts) : 0;
   EXPECT_EQ(info.bytes, info.packed_bytes + static_cast<uint64_t>(rows + stored)) << call;
 }
@@ -211,7 +245,8 @@ Call RandomCall(Random *random) {
   call.n_kv = call.is_self ? call.n_q : random->Between(1, 60);
   const auto lengths = [&](int64_t most) {
     std::vector<int64_t> values;
-    for (int64_t b = 0; b < call.batch; b++) values.push_back(random->Chance(0.2) ? 0 : random->Between(0, most));
+    for (int64_t b = 0; b < call.batch; b++)
+      values.push_back(random->Chance(0.2) ? 0 : random->Between(0, most));
     return values;
   };
   if (random->Chance(0.4)) call.q_lengths = lengths(call.n_q);
@@ -226,9 +261,11 @@ Call RandomCall(Random *random) {
     return values;
   };
   const bool are_left = random->Chance(0.3);
-  if (are_left || random->Chance(0.3)) call.q_first_rows = first_rows(are_left && !call.q_lengths.empty(), call.n_q, call.q_lengths);
+  if (are_left || random->Chance(0.3))
+    call.q_first_rows = first_rows(are_left && !call.q_lengths.empty(), call.n_q, call.q_lengths);
   if (!call.is_self && (are_left || random->Chance(0.3))) {
-    call.kv_first_rows = first_rows(are_left && !call.kv_lengths.empty(), call.n_kv, call.kv_lengths);
+    call.kv_first_rows =
+        first_rows(are_left && !call.kv_lengths.empty(), call.n_kv, call.kv_lengths);
   }
   const auto window = [&](uint32_t flag, int64_t *size) {
     if (!random->Chance(0.4)) return;
@@ -248,9 +285,11 @@ Call RandomCall(Random *random) {
 // Positions of the first queries, where the call wants or needs them.
 void AddStarts(Call *call, Random *random) {
   bool is_needed = false;
-  for (int64_t b = 0; b < call->batch; b++) is_needed = is_needed || call->Queries(b) > call->Keys(b);
+  for (int64_t b = 0; b < call->batch; b++)
+    is_needed = is_needed || call->Queries(b) > call->Keys(b);
   if (!is_needed && random->Chance(0.6)) return;
-  const bool is_appended = call->is_self && call->cache != nullptr;  // then there is one place where the rows can be
+  // Then there is one place where the rows can be.
+  const bool is_appended = call->is_self && call->cache != nullptr;
   for (int64_t b = 0; b < call->batch; b++) {
     call->q_start.push_back(is_appended ? call->Past(b) : random->Between(-20, call->Keys(b) + 10));
   }
@@ -269,19 +308,23 @@ Cache MakeCache(Call *call, uint32_t kind, Random *random) {
   config.k_type = call->k_type;
   config.v_type = call->v_type;
   config.kind = kind;
-  if (kind == MHA_CACHE_KIND_PAGED) config.block_positions = 32, config.num_blocks = kSequences * 6 + 1;
+  if (kind == MHA_CACHE_KIND_PAGED)
+    config.block_positions = 32, config.num_blocks = kSequences * 6 + 1;
   Cache cache(config);
   SpreadBlocks(random, &cache);
   for (int64_t sequence = 0; sequence < kSequences; sequence++) {
     int64_t &past = call->past[sequence];
     past = random->Between(0, kind == MHA_CACHE_KIND_RING ? 120 : 100);
-    const auto zeros = [past](int64_t width) { return std::vector<float>(past * kKvHeads * width); };
+    const auto zeros = [past](int64_t width) {
+      return std::vector<float>(past * kKvHeads * width);
+    };
     cache.Append(sequence, {zeros(kHeadDim), zeros(kHeadDimV)});
   }
   call->cache = cache.get();
   if (random->Chance(0.5)) {
     const int64_t first = random->Between(0, kSequences - 1);
-    for (int64_t b = 0; b < call->batch; b++) call->cache_sequences.push_back((first + b) % kSequences);
+    for (int64_t b = 0; b < call->batch; b++)
+      call->cache_sequences.push_back((first + b) % kSequences);
   }
   return cache;
 }
@@ -354,9 +397,13 @@ TEST_P(InfoCountsOfCaches, ThatAreOnlyReadAreThoseOfTheDefinition) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, InfoCountsOfCaches, testing::Values(MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED),
+INSTANTIATE_TEST_SUITE_P(, InfoCountsOfCaches,
+                         testing::Values(MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING,
+                                         MHA_CACHE_KIND_PAGED),
                          [](const testing::TestParamInfo<uint32_t> &info) {
-                           return info.param == MHA_CACHE_KIND_RING ? "Ring" : info.param == MHA_CACHE_KIND_PAGED ? "Paged" : "Contiguous";
+                           return info.param == MHA_CACHE_KIND_RING    ? "Ring"
+                                  : info.param == MHA_CACHE_KIND_PAGED ? "Paged"
+                                                                       : "Contiguous";
                          });
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the library says about itself and about a call: statuses, versions, instruction sets, and the descriptions that mha_info and
-// mha_attention_info give.
+// What the library says about itself and about a call: statuses, versions, instruction sets, and
+// the descriptions that mha_info and mha_attention_info give.
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -14,7 +14,8 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// ---- Names and versions ------------------------------------------------------------------------------------------------------------
+// ---- Names and versions
+// ------------------------------------------------------------------------------------------------------------
 
 TEST(Status, HasTheNameOfItsMacro) {
   EXPECT_STREQ(mha_status_string(MHA_OK), "MHA_OK");
@@ -43,7 +44,8 @@ TEST(Status, HasANameForEveryNumber) {
 }
 
 TEST(Version, IsThatOfTheHeader) {
-  EXPECT_EQ(mha_version(), 10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH);
+  EXPECT_EQ(mha_version(),
+            10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH);
   EXPECT_EQ(mha_contract(), static_cast<uint32_t>(MHA_CONTRACT));
 }
 
@@ -60,7 +62,8 @@ TEST(InstructionSets, HaveNames) {
   for (uint32_t number = MHA_INSTRUCTION_SET_NEON_I8MM + 1; number < 5000; ++number) {
     ASSERT_STREQ(mha_instruction_set_name(number), "unknown") << number;
   }
-  for (uint32_t number : {0x80000000u, 0x80000001u, 0xFFFFFFFFu}) EXPECT_STREQ(mha_instruction_set_name(number), "unknown") << number;
+  for (uint32_t number : {0x80000000u, 0x80000001u, 0xFFFFFFFFu})
+    EXPECT_STREQ(mha_instruction_set_name(number), "unknown") << number;
 }
 
 TEST(InstructionSets, AreThoseOfThisMachine) {
@@ -76,27 +79,30 @@ TEST(InstructionSets, AreThoseOfThisMachine) {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     possible |= bit(MHA_INSTRUCTION_SET_AVX2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
       possible |= bit(MHA_INSTRUCTION_SET_AVX512);
       if (__builtin_cpu_supports("avx512vnni")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
     }
     uint32_t eax = 0, ebx, ecx, edx;
-    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0) possible |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
+    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0)
+      possible |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
   }
 #elif defined(__aarch64__)
   possible |= bit(MHA_INSTRUCTION_SET_NEON);
 #if defined(__linux__)
   if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD);
   if (getauxval(AT_HWCAP2) & HWCAP2_I8MM) possible |= bit(MHA_INSTRUCTION_SET_NEON_I8MM);
-#elif defined(__APPLE__)  // every processor of Apple's computers has DotProd, and from the second generation on the other
+#elif defined(__APPLE__)  // every processor of Apple's computers has DotProd, and from the second
+                          // generation on the other
   possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD) | bit(MHA_INSTRUCTION_SET_NEON_I8MM);
 #endif
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";
 }
 
-// ---- Descriptions of calls ---------------------------------------------------------------------------------------------------------
+// ---- Descriptions of calls
+// ---------------------------------------------------------------------------------------------------------
 
 mha_call_info Info(const CallData &data) {
   mha_call_info info;
@@ -132,7 +138,9 @@ const std::vector<LayerProblem> kCalls = [] {
 
 TEST(AttentionInfo, CountsTheBytesOfOptionalOutputs) {
   const AttentionProblem problem = NormalAttention(SmallSizes());
-  const auto bytes = [&](uint32_t asked) { return Info(AttentionData(problem, {Guarded(asked)})).bytes; };
+  const auto bytes = [&](uint32_t asked) {
+    return Info(AttentionData(problem, {Guarded(asked)})).bytes;
+  };
   const uint64_t without = bytes(kAskNothing);
   EXPECT_EQ(bytes(kAskLse) - without, 4u * 2 * 4 * 3);
   EXPECT_EQ(bytes(kAskWeights) - without, 4u * 2 * 4 * 3 * 4);
@@ -155,13 +163,16 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
     EXPECT_EQ(Info(data).bytes - without, bytes);
   };
   expect_bytes(4 * 2 * 4 * 3 * 4, [&](auto &, auto &arrays) { arrays.bias.data = numbers; });
-  expect_bytes(2 * 2 * 4 * 3 * 4, [&](auto &, auto &arrays) { arrays.bias.data = numbers, arrays.bias.type = MHA_TYPE_F16; });
+  expect_bytes(2 * 2 * 4 * 3 * 4, [&](auto &, auto &arrays) {
+    arrays.bias.data = numbers, arrays.bias.type = MHA_TYPE_F16;
+  });
   expect_bytes(4 * 3 * 4, [&](auto &, auto &arrays) {
     arrays.bias.data = numbers;
     arrays.bias.strides.batch = arrays.bias.strides.head = MHA_BROADCAST;
   });
   expect_bytes(2 * 4 * 3 * 4, [&](auto &, auto &arrays) { arrays.mask = mask; });
-  expect_bytes(2 * 4 * 3 * 3, [&](auto &, auto &arrays) { arrays.mask = mask, arrays.num_columns = 3; });
+  expect_bytes(2 * 4 * 3 * 3,
+               [&](auto &, auto &arrays) { arrays.mask = mask, arrays.num_columns = 3; });
   expect_bytes(2 * 4, [&](auto &, auto &arrays) {
     arrays.mask = mask;
     arrays.mask_strides.head = arrays.mask_strides.row = MHA_BROADCAST;
@@ -170,8 +181,12 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
     arrays.relative_rows = numbers;
     score.relative_left = 3, score.relative_right = 1;
   });
-  expect_bytes(4 * 4 * 5, [&](auto &score, auto &) { score.relative_bias = numbers, score.relative_left = 3, score.relative_right = 1; });
-  expect_bytes(4 * 2 * (3 + 4), [&](auto &, auto &arrays) { arrays.q_groups = q_groups, arrays.kv_groups = kv_groups; });
+  expect_bytes(4 * 4 * 5, [&](auto &score, auto &) {
+    score.relative_bias = numbers, score.relative_left = 3, score.relative_right = 1;
+  });
+  expect_bytes(4 * 2 * (3 + 4), [&](auto &, auto &arrays) {
+    arrays.q_groups = q_groups, arrays.kv_groups = kv_groups;
+  });
 }
 
 // make: CallData of a problem, called in this form.
@@ -185,7 +200,8 @@ void ExpectWorkspaceIsThatOfTheQuery(const Make &make) {
         if (num_threads > 0) form.scheduler = &scheduler.scheduler;
         const auto data = make(problem, form);
         const mha_call_info info = Info(*data);
-        EXPECT_EQ(info.workspace_bytes, data->WorkspaceBytes()) << Describe(problem) << " num_threads " << num_threads;
+        EXPECT_EQ(info.workspace_bytes, data->WorkspaceBytes())
+            << Describe(problem) << " num_threads " << num_threads;
         EXPECT_GE(info.num_threads, 1u);
         EXPECT_LE(info.num_threads, std::max(num_threads, 1u));
       }
@@ -239,7 +255,8 @@ TEST(Info, SaysWhichKernelsRun) {
 
 TEST(Info, NeverSaysAuto) {
   uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
-  for (uint32_t set : InstructionSets()) best = std::max(best, set);  // the numbers of an architecture ascend with its sets
+  for (uint32_t set : InstructionSets())
+    best = std::max(best, set);  // the numbers of an architecture ascend with its sets
   const LayerProblem problem = SmallLayer();
   const LayerData layer_data(problem);
   const Layer layer = Create(layer_data);
@@ -261,7 +278,8 @@ TEST(Info, NamesTheCallersProductAndNoContract) {
   EXPECT_EQ(info.back_end, MHA_BACK_END_SGEMM);
   EXPECT_EQ(info.contract, 0u);
   EXPECT_EQ(info.packed_bytes, layer_data.PackSize(&options));
-  EXPECT_EQ(info.operations, Info(ForwardData(native.get(), problem, {Guarded()})).operations) << "the same work, whoever does it";
+  EXPECT_EQ(info.operations, Info(ForwardData(native.get(), problem, {Guarded()})).operations)
+      << "the same work, whoever does it";
 }
 
 // Only q_start is looked at: everything else may be anywhere, even NULL.
@@ -274,8 +292,9 @@ TEST(Info, ReadsNoDataButTheStarts) {
   forward.args.query.data = forward.args.key.data = forward.args.value.data = forbidden.floats();
   forward.args.output.data = forbidden.floats();
   mha_outputs &outputs = forward.data.outputs;
-  for (float **output : {&outputs.lse, &outputs.attention_weights, &outputs.q, &outputs.k, &outputs.v, &outputs.scores,
-                         &outputs.scaled_scores, &outputs.masked_scores, &outputs.context}) {
+  for (float **output :
+       {&outputs.lse, &outputs.attention_weights, &outputs.q, &outputs.k, &outputs.v,
+        &outputs.scores, &outputs.scaled_scores, &outputs.masked_scores, &outputs.context}) {
     *output = forbidden.floats();
   }
   EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
@@ -291,7 +310,8 @@ TEST(Info, ReadsNoDataButTheStarts) {
   EXPECT_EQ(Info(attention.data).operations, expected_attention.operations);
 }
 
-// The answer takes no time that grows with the lengths or, without starts, with the batch; and it does not wrap around.
+// The answer takes no time that grows with the lengths or, without starts, with the batch; and it
+// does not wrap around.
 TEST(Info, CountsLargeCallsWithoutOverflow) {
   const int64_t n = int64_t{1} << 20;
   mha_attention_args args = Zeroed<mha_attention_args>();

@@ -1,5 +1,5 @@
-// The memory of a call: exactly the bytes that the queries say, nothing beside them, no allocation, no system call, and layers that any
-// number of threads may use.
+// The memory of a call: exactly the bytes that the queries say, nothing beside them, no allocation,
+// no system call, and layers that any number of threads may use.
 
 #include <errno.h>
 #include <limits.h>
@@ -21,10 +21,12 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// ---- Problems ----------------------------------------------------------------------------------------------------------------------
+// ---- Problems
+// ----------------------------------------------------------------------------------------------------------------------
 
 // Widths around the kernels' vectors and panels (16, 48) and the blocks of the sums (256).
-const std::vector<int64_t> kWidths = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 64, 65, 97};
+const std::vector<int64_t> kWidths = {1,  2,  3,  5,  7,  8,  9,  15, 16,
+                                      17, 31, 33, 47, 48, 49, 64, 65, 97};
 const std::vector<int64_t> kLengths = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 31, 33, 48, 65};
 
 LayerProblem RandomSizes(Random &random) {
@@ -42,37 +44,48 @@ LayerProblem RandomSizes(Random &random) {
   sizes.head_dim_v = random.Pick(kWidths);
   sizes.has_key = sizes.has_value = true;
   sizes.is_causal = random.Coin();
-  if (random.Coin() || (sizes.is_causal && sizes.n_q > sizes.n_kv)) sizes.q_start = Starts(sizes.batch);
+  if (random.Coin() || (sizes.is_causal && sizes.n_q > sizes.n_kv))
+    sizes.q_start = Starts(sizes.batch);
   return sizes;
 }
 
-uint32_t RandomAsked(Random &random) { return random.Coin() ? kAskNothing : static_cast<uint32_t>(random.Below(kAskAll + 1)); }
+uint32_t RandomAsked(Random &random) {
+  return random.Coin() ? kAskNothing : static_cast<uint32_t>(random.Below(kAskAll + 1));
+}
 
-Layout RandomOrder(Random &random) { return random.Pick({kDense, kHeadsOutside, kRowsOutside, kGaps}); }
+Layout RandomOrder(Random &random) {
+  return random.Pick({kDense, kHeadsOutside, kRowsOutside, kGaps});
+}
 
-// ---- Nothing is read or written beside what was given ------------------------------------------------------------------------------
+// ---- Nothing is read or written beside what was given
+// ------------------------------------------------------------------------------
 
 class GuardPages : public InstructionSetTest {
  protected:
-  // Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, what is only read in read-only memory. The
-  // bits are those of the scalar kernels.
-  void ExpectNotTouched(const LayerProblem &problem, const LayerForm &form, uint32_t asked, const Layout &layout) {
-    SCOPED_TRACE(Describe(problem) + " " + Describe(form) + " " + Describe(layout) + " asked " + std::to_string(asked));
+  // Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, what
+  // is only read in read-only memory. The bits are those of the scalar kernels.
+  void ExpectNotTouched(const LayerProblem &problem, const LayerForm &form, uint32_t asked,
+                        const Layout &layout) {
+    SCOPED_TRACE(Describe(problem) + " " + Describe(form) + " " + Describe(layout) + " asked " +
+                 std::to_string(asked));
     Outputs expected;
     for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
       LayerData layer_data(problem, place, form);
       layer_data.Freeze();
       Memory packed = layer_data.Pack(nullptr, 0xCC, place);
       packed.Freeze();
-      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR), options = Options(instruction_set());
+      const mha_layer_options scalar_options = Options(MHA_INSTRUCTION_SET_SCALAR),
+                              options = Options(instruction_set());
       const View scalar(packed, &scalar_options), view(packed, &options);
       ASSERT_EQ(scalar.status, MHA_OK) << scalar.error.message;
       ASSERT_EQ(view.status, MHA_OK) << view.error.message;
-      ForwardData data(scalar.layer, problem, {Guarded(asked, place), layout, layout, layout, layout});
+      ForwardData data(scalar.layer, problem,
+                       {Guarded(asked, place), layout, layout, layout, layout});
       data.FreezeInputs();
       if (place == Place::kBeforeGuard) expected = data.Compute();
       data.layer = view.layer;
-      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected)) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected))
+          << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
     }
   }
 };
@@ -82,34 +95,38 @@ TEST_P(GuardPages, AreNotTouchedByForward) {
   for (int i = 0; i < Rounds(60) && !HasFailure(); ++i) {
     const LayerProblem sizes = RandomSizes(random);
     const uint32_t biases = random.Coin() ? kAllBiases : kNoBiases;
-    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {}, RandomAsked(random), RandomOrder(random));
+    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {},
+                     RandomAsked(random), RandomOrder(random));
   }
 }
 
 // Few rows of a narrow layer are computed by a function of their own.
 TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
   // Queries of two panels; keys and values of one, and with these the weights and biases end.
-  ExpectNotTouched(NormalLayer(OfItself(SquareSizes(24, 4, 1, 24), 2), 1, kAllBiases, false), {}, kAskNothing, kDense);
+  ExpectNotTouched(NormalLayer(OfItself(SquareSizes(24, 4, 1, 24), 2), 1, kAllBiases, false), {},
+                   kAskNothing, kDense);
   Random random(24);
   for (int i = 0; i < Rounds(100) && !HasFailure(); ++i) {
-    LayerProblem sizes = SquareSizes(random.Between(1, 96), random.Between(1, 4), 1, random.Between(1, 24));
+    LayerProblem sizes =
+        SquareSizes(random.Between(1, 96), random.Between(1, 4), 1, random.Between(1, 24));
     sizes.head_dim_v = random.Between(1, 24);
     sizes.output_dim = random.Between(1, 96);
     sizes.batch = random.Between(1, 3);
     sizes.is_causal = random.Coin();
     sizes = OfItself(sizes, random.Between(1, 16));
     const uint32_t biases = random.Coin() ? kAllBiases : kNoBiases;
-    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {}, kAskNothing, kDense);
+    ExpectNotTouched(NormalLayer(sizes, random.Next(), biases, random.Below(4) != 0), {},
+                     kAskNothing, kDense);
   }
 }
 
-// Of the matrices of a packed layer the last one ends near the guard page, and with it the scales and biases behind it: those of the
-// output, or without it those of the values. So deep, one panel too many reaches beyond the end. Columns fill panels of 48 or do not.
+// Of the matrices of a packed layer the last one ends near the guard page, and with it the scales
+// and biases behind it: those of the output, or without it those of the values. So deep, one panel
+// too many reaches beyond the end. Columns fill panels of 48 or do not.
 TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
-  const struct {
-    int64_t depth, columns;
-  } matrices[] = {{300, 40}, {300, 96}, {320, 97}};
-  for (const Stored type : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+  const struct { int64_t depth, columns; } matrices[] = {{300, 40}, {300, 96}, {320, 97}};
+  for (const Stored type :
+       {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
     LayerForm form;
     form.weight_type = type;
     for (const auto &matrix : matrices) {
@@ -119,7 +136,8 @@ TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
         sizes.head_dim_v = has_output ? matrix.depth : matrix.columns;
         sizes.output_dim = matrix.columns;
         for (const int64_t rows : {1, 2, 3, 5, 6, 8, 13, 25}) {
-          ExpectNotTouched(NormalLayer(OfItself(sizes, rows), 1, kAllBiases, has_output), form, kAskNothing, kDense);
+          ExpectNotTouched(NormalLayer(OfItself(sizes, rows), 1, kAllBiases, has_output), form,
+                           kAskNothing, kDense);
           if (HasFailure()) return;
         }
       }
@@ -136,16 +154,19 @@ TEST_P(GuardPages, AreNotTouchedByAttention) {
     SCOPED_TRACE(Describe(problem) + " " + Describe(layout) + " asked " + std::to_string(asked));
     Outputs expected;
     for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
-      AttentionData data(problem, {Guarded(asked, place), MHA_INSTRUCTION_SET_SCALAR, layout, layout, layout, layout});
+      AttentionData data(problem, {Guarded(asked, place), MHA_INSTRUCTION_SET_SCALAR, layout,
+                                   layout, layout, layout});
       data.FreezeInputs();
       if (place == Place::kBeforeGuard) expected = data.Compute();
       data.args.instruction_set = instruction_set();
-      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected)) << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
+      EXPECT_TRUE(SameBits(data.Compute(0xFF, place), expected))
+          << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
     }
   }
 }
 
-// The tasks' slices of the workspace: with any number of threads the whole is still exactly as large as the query says.
+// The tasks' slices of the workspace: with any number of threads the whole is still exactly as
+// large as the query says.
 TEST_P(GuardPages, AreNotTouchedByManyTasks) {
   LayerProblem sizes = SmallSizes();
   sizes.n_q = 37;
@@ -193,7 +214,8 @@ TEST(Arguments, AreOnlyRead) {
   Memory workspace(forward.WorkspaceBytes());
   mha_error error;
   EXPECT_EQ(
-      mha_forward(layer.get(), reinterpret_cast<const mha_forward_args *>(forward_args.data()), workspace.data(), workspace.size(), &error),
+      mha_forward(layer.get(), reinterpret_cast<const mha_forward_args *>(forward_args.data()),
+                  workspace.data(), workspace.size(), &error),
       MHA_OK)
       << error.message;
 
@@ -205,7 +227,8 @@ TEST(Arguments, AreOnlyRead) {
   attention.args.sequences = reinterpret_cast<const mha_sequences *>(attention_sequences.data());
   const Memory attention_args = frozen(attention.args);
   workspace = Memory(attention.WorkspaceBytes());
-  EXPECT_EQ(mha_attention(reinterpret_cast<const mha_attention_args *>(attention_args.data()), workspace.data(), workspace.size(), &error),
+  EXPECT_EQ(mha_attention(reinterpret_cast<const mha_attention_args *>(attention_args.data()),
+                          workspace.data(), workspace.size(), &error),
             MHA_OK)
       << error.message;
 }
@@ -218,9 +241,11 @@ TEST(Arguments, AreReusableForAnyNumberOfCalls) {
   EXPECT_EQ(std::memcmp(&before, &call.args, sizeof before), 0);
 }
 
-// ---- The workspace -----------------------------------------------------------------------------------------------------------------
+// ---- The workspace
+// -----------------------------------------------------------------------------------------------------------------
 
-// All entries for attention, with everything asked for and with nothing, for tests of the workspace.
+// All entries for attention, with everything asked for and with nothing, for tests of the
+// workspace.
 template <typename Function>
 void ForEachCall(uint32_t instruction_set, const Function &function) {
   const auto causal = [](LayerProblem sizes) {
@@ -230,7 +255,8 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
   LayerProblem sizes = SmallSizes();
   sizes.n_q = 19;
   sizes.n_kv = 270;  // two chunks
-  const LayerProblem problem = causal(sizes), of_itself = causal(OfItself(SquareSizes(24, 3, 3, 8), 19)),
+  const LayerProblem problem = causal(sizes),
+                     of_itself = causal(OfItself(SquareSizes(24, 3, 3, 8), 19)),
                      of_few_rows = causal(OfItself(SquareSizes(24, 3, 3, 8), 5));
   sizes.batch = 1;
   const LayerProblem together = causal(sizes);
@@ -238,11 +264,13 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
   indexed.num_kv_heads = 1;
   indexed.is_causal = true;
   const PackedSequences sequences = {{0, 3, 3, 4, 19}, {0, 3, 7, 8, 270}, {}};
-  const Layer layer = Create(LayerData(problem), instruction_set), plain = Create(LayerData(of_itself), instruction_set);
+  const Layer layer = Create(LayerData(problem), instruction_set),
+              plain = Create(LayerData(of_itself), instruction_set);
   SerialScheduler scheduler(3);
   for (bool everything : {false, true}) {
     for (bool threads : {false, true}) {
-      SCOPED_TRACE(std::string(everything ? "all outputs" : "one output") + (threads ? ", 3 tasks" : ""));
+      SCOPED_TRACE(std::string(everything ? "all outputs" : "one output") +
+                   (threads ? ", 3 tasks" : ""));
       CallForm form = Guarded(everything ? kAskAll : kAskNothing);
       ForwardData small(plain.get(), of_few_rows, {form});
       function(small);
@@ -257,7 +285,8 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
         choosy.score = ScoreArrays();
         choosy.score->chosen_block = block;
         choosy.score->chosen.columns = 16;
-        for (int64_t i = 0; i < problem.n_q * 16; i++) choosy.score->chosen.values.push_back(static_cast<int32_t>(i * 7 % 271 / block) - 1);
+        for (int64_t i = 0; i < problem.n_q * 16; i++)
+          choosy.score->chosen.values.push_back(static_cast<int32_t>(i * 7 % 271 / block) - 1);
         AttentionCall call = {form, instruction_set};
         call.asked = everything ? kAskLse : kAskNothing;  // the others have a column for each key
         AttentionData chosen(choosy, call);
@@ -265,7 +294,8 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
       }
       PackedData<ForwardData> packed_forward(sequences, layer.get(), together, LayerCall{form});
       function(packed_forward);
-      PackedData<AttentionData> packed_attention(sequences, NormalAttention(together), AttentionCall{form, instruction_set});
+      PackedData<AttentionData> packed_attention(sequences, NormalAttention(together),
+                                                 AttentionCall{form, instruction_set});
       function(packed_attention);
       ChoiceProblem choice;
       static_cast<AttentionProblem &>(choice) = NormalAttention(indexed);
@@ -302,7 +332,8 @@ TEST_P(Workspace, MayHaveAnyAlignment) {
       ASSERT_EQ(data.Run(memory.data() + offset, bytes, &error), MHA_OK) << error.message;
       EXPECT_TRUE(SameBits(data.Results(), expected)) << offset;
       std::memset(memory.data() + offset, 0xA7, bytes);
-      ASSERT_TRUE(memory.Holds(0xA7)) << "something was written beside the workspace, at alignment " << offset;
+      ASSERT_TRUE(memory.Holds(0xA7))
+          << "something was written beside the workspace, at alignment " << offset;
     }
   });
 }
@@ -331,7 +362,8 @@ TEST_P(Workspace, MayBeLargerThanNeeded) {
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Workspace);
 
-// ---- The workspace queries ---------------------------------------------------------------------------------------------------------
+// ---- The workspace queries
+// ---------------------------------------------------------------------------------------------------------
 
 // Points every data pointer at memory that must not be touched.
 struct ForbiddenData {
@@ -349,8 +381,8 @@ struct QuerySizes {
 };
 
 std::ostream &operator<<(std::ostream &stream, const QuerySizes &s) {
-  return stream << "batch " << s.batch << " n_q " << s.n_q << " n_kv " << s.n_kv << " num_threads " << s.num_threads << " asked "
-                << s.asked;
+  return stream << "batch " << s.batch << " n_q " << s.n_q << " n_kv " << s.n_kv << " num_threads "
+                << s.num_threads << " asked " << s.asked;
 }
 
 // How a query is asked, the same for both calls that are compared.
@@ -384,7 +416,8 @@ struct QueryStructs {
 };
 
 template <typename Args>
-void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const QueryStructs &structs, const ForbiddenData &data) {
+void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind,
+               const QueryStructs &structs, const ForbiddenData &data) {
   args.batch = ExtentOf(sizes.batch);
   args.n_q = ExtentOf(sizes.n_q);
   args.n_kv = ExtentOf(sizes.n_kv);
@@ -395,7 +428,8 @@ void SetCommon(Args &args, const QuerySizes &sizes, const QueryKind &kind, const
   if (sizes.num_threads > 0) args.scheduler = &structs.scheduler.scheduler;
 }
 
-size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
+size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const QueryKind &kind,
+                    const ForbiddenData &data) {
   const QueryStructs structs(sizes, data);
   mha_forward_args args = Zeroed<mha_forward_args>();
   SetCommon(args, sizes, kind, structs, data);
@@ -409,7 +443,8 @@ size_t QueryForward(const mha_layer *layer, const QuerySizes &sizes, const Query
   return bytes;
 }
 
-size_t QueryAttention(const AttentionSizes &heads, const QuerySizes &sizes, const QueryKind &kind, const ForbiddenData &data) {
+size_t QueryAttention(const AttentionSizes &heads, const QuerySizes &sizes, const QueryKind &kind,
+                      const ForbiddenData &data) {
   const QueryStructs structs(sizes, data);
   mha_attention_args args = Zeroed<mha_attention_args>();
   SetCommon(args, sizes, kind, structs, data);
@@ -424,13 +459,15 @@ size_t QueryAttention(const AttentionSizes &heads, const QuerySizes &sizes, cons
   return bytes;
 }
 
-const std::vector<int64_t> kQueryLengths = {0,  1,   2,   3,   8,   15,  16,  17,   24,   25,   48,    63,
-                                            64, 100, 255, 256, 257, 511, 513, 1000, 4096, 4097, 100000};
+const std::vector<int64_t> kQueryLengths = {0,   1,   2,   3,    8,    15,   16,    17,
+                                            24,  25,  48,  63,   64,   100,  255,   256,
+                                            257, 511, 513, 1000, 4096, 4097, 100000};
 const std::vector<uint32_t> kQueryThreads = {0, 1, 2, 3, 4, 7, 16, 64, 1000};
 
 QuerySizes RandomQuery(Random &random, uint32_t all) {
-  return {random.Below(4) == 0 ? random.Between(0, 1) : random.Between(1, 40), random.Pick(kQueryLengths), random.Pick(kQueryLengths),
-          random.Pick(kQueryThreads), static_cast<uint32_t>(random.Next()) & static_cast<uint32_t>(random.Next()) & all};
+  return {random.Below(4) == 0 ? random.Between(0, 1) : random.Between(1, 40),
+          random.Pick(kQueryLengths), random.Pick(kQueryLengths), random.Pick(kQueryThreads),
+          static_cast<uint32_t>(random.Next()) & static_cast<uint32_t>(random.Next()) & all};
 }
 
 // At least as large in everything; often equal in some.
@@ -439,12 +476,14 @@ QuerySizes RandomLarger(Random &random, const QuerySizes &than, uint32_t all) {
   larger.batch = random.Coin() ? than.batch : std::max(than.batch, larger.batch);
   larger.n_q = random.Coin() ? than.n_q : std::max(than.n_q, larger.n_q);
   larger.n_kv = random.Coin() ? than.n_kv : std::max(than.n_kv, larger.n_kv);
-  larger.num_threads = random.Coin() ? than.num_threads : std::max(than.num_threads, larger.num_threads);
+  larger.num_threads =
+      random.Coin() ? than.num_threads : std::max(than.num_threads, larger.num_threads);
   larger.asked = random.Coin() ? than.asked : than.asked | larger.asked;
   return larger;
 }
 
-AttentionSizes Heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t head_dim_v) {
+AttentionSizes Heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                     int64_t head_dim_v) {
   AttentionSizes sizes;
   sizes.num_heads = num_heads;
   sizes.num_kv_heads = num_kv_heads;
@@ -453,12 +492,14 @@ AttentionSizes Heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, 
   return sizes;
 }
 
-// The pointers of these queries lead to forbidden memory, so the tests below also show that queries dereference none of them.
+// The pointers of these queries lead to forbidden memory, so the tests below also show that queries
+// dereference none of them.
 TEST(WorkspaceQuery, NeverShrinksForForward) {
   Random random(31);
   const ForbiddenData data;
-  for (const LayerProblem &problem : {SquareLayer(10, 4, 2, 3), SquareLayer(64, 4, 4, 16), SquareLayer(300, 1, 1, 300),
-                                      SquareLayer(1, 6, 1, 1), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24)}) {
+  for (const LayerProblem &problem :
+       {SquareLayer(10, 4, 2, 3), SquareLayer(64, 4, 4, 16), SquareLayer(300, 1, 1, 300),
+        SquareLayer(1, 6, 1, 1), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24)}) {
     const LayerData layer_data(problem);
     for (uint32_t set : InstructionSets()) {
       const Layer layer = Create(layer_data, set);
@@ -466,9 +507,11 @@ TEST(WorkspaceQuery, NeverShrinksForForward) {
         const QuerySizes small = RandomQuery(random, kAskAll);
         const QuerySizes large = RandomLarger(random, small, kAskAll);
         QueryKind kind = {random.Coin(), random.Coin(), random.Coin()};
-        ASSERT_LE(QueryForward(layer.get(), small, kind, data), QueryForward(layer.get(), large, kind, data))
-            << small << " needs more than " << large << " key " << kind.key << " value " << kind.value << " causal " << kind.is_causal
-            << " " << mha_instruction_set_name(set) << " " << Describe(problem);
+        ASSERT_LE(QueryForward(layer.get(), small, kind, data),
+                  QueryForward(layer.get(), large, kind, data))
+            << small << " needs more than " << large << " key " << kind.key << " value "
+            << kind.value << " causal " << kind.is_causal << " " << mha_instruction_set_name(set)
+            << " " << Describe(problem);
       }
     }
   }
@@ -477,14 +520,16 @@ TEST(WorkspaceQuery, NeverShrinksForForward) {
 TEST(WorkspaceQuery, NeverShrinksForAttention) {
   Random random(32);
   const ForbiddenData data;
-  for (const AttentionSizes &heads : {Heads(4, 2, 3, 5), Heads(8, 8, 64, 64), Heads(1, 1, 300, 1), Heads(12, 1, 1, 129)}) {
+  for (const AttentionSizes &heads :
+       {Heads(4, 2, 3, 5), Heads(8, 8, 64, 64), Heads(1, 1, 300, 1), Heads(12, 1, 1, 129)}) {
     for (int i = 0; i < 8000; ++i) {
       const QuerySizes small = RandomQuery(random, kAskAllOfAttention);
       const QuerySizes large = RandomLarger(random, small, kAskAllOfAttention);
       const QueryKind kind = {true, true, random.Coin()};
       ASSERT_LE(QueryAttention(heads, small, kind, data), QueryAttention(heads, large, kind, data))
-          << small << " needs more than " << large << " causal " << kind.is_causal << " num_heads " << heads.num_heads << " head_dim "
-          << heads.head_dim << " head_dim_v " << heads.head_dim_v;
+          << small << " needs more than " << large << " causal " << kind.is_causal << " num_heads "
+          << heads.num_heads << " head_dim " << heads.head_dim << " head_dim_v "
+          << heads.head_dim_v;
     }
   }
 }
@@ -519,11 +564,13 @@ TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
     problem.is_causal = true;
     problem.q_start = Starts(std::max<int64_t>(problem.batch, 1));  // given, also to an empty batch
     FillInputs(&random, &problem);
-    ForwardData data(layer.get(), problem, {Guarded(static_cast<uint32_t>(random.Below(kAskAll + 1)))});
+    ForwardData data(layer.get(), problem,
+                     {Guarded(static_cast<uint32_t>(random.Below(kAskAll + 1)))});
     SerialScheduler scheduler(static_cast<uint32_t>(random.Between(1, kMostThreads)));
     data.SetScheduler(&scheduler.scheduler);
     mha_error error;
-    ASSERT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message << " " << Describe(problem);
+    ASSERT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_OK)
+        << error.message << " " << Describe(problem);
   }
 }
 
@@ -537,15 +584,20 @@ TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
       for (bool is_causal : {false, true}) {
         for (bool key : {false, true}) {
           const QueryKind kind = {key, false, is_causal};
-          const size_t once = QueryForward(layer.get(), {1, 4096, 4096, num_threads, kAskLse}, kind, data);
-          const size_t twice = QueryForward(layer.get(), {1, 8192, 8192, num_threads, kAskLse}, kind, data);
-          EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once)) << mha_instruction_set_name(set);
+          const size_t once =
+              QueryForward(layer.get(), {1, 4096, 4096, num_threads, kAskLse}, kind, data);
+          const size_t twice =
+              QueryForward(layer.get(), {1, 8192, 8192, num_threads, kAskLse}, kind, data);
+          EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once))
+              << mha_instruction_set_name(set);
           EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
         }
         const QueryKind kind = {true, true, is_causal};
         const AttentionSizes heads = Heads(4, 4, 16, 16);
-        const size_t once = QueryAttention(heads, {1, 4096, 4096, num_threads, kAskLse}, kind, data);
-        const size_t twice = QueryAttention(heads, {1, 8192, 8192, num_threads, kAskLse}, kind, data);
+        const size_t once =
+            QueryAttention(heads, {1, 4096, 4096, num_threads, kAskLse}, kind, data);
+        const size_t twice =
+            QueryAttention(heads, {1, 8192, 8192, num_threads, kAskLse}, kind, data);
         EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once));
         EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
       }
@@ -561,8 +613,10 @@ TEST(WorkspaceQuery, NeedsLessThanAMebibytePerThreadBesideTheProjections) {
   for (uint32_t set : InstructionSets()) {
     const Layer layer = Create(layer_data, set);
     for (uint32_t num_threads : {1u, 2u, 64u}) {
-      const size_t bytes = QueryForward(layer.get(), {1, kLength, kLength, num_threads, 0}, {false, false, true}, data);
-      EXPECT_LT(bytes, kProjections + num_threads * (size_t{1} << 20)) << mha_instruction_set_name(set);
+      const size_t bytes = QueryForward(layer.get(), {1, kLength, kLength, num_threads, 0},
+                                        {false, false, true}, data);
+      EXPECT_LT(bytes, kProjections + num_threads * (size_t{1} << 20))
+          << mha_instruction_set_name(set);
     }
   }
 }
@@ -571,12 +625,15 @@ TEST(PackSizeQuery, ReadsNoArray) {
   const ForbiddenData forbidden;
   LayerData data{SmallLayer()};
   const size_t expected = data.PackSize();
-  data.weights.w_q.data = data.weights.w_k.data = data.weights.w_v.data = data.weights.w_o.data = forbidden.floats();
-  data.weights.w_q.bias = data.weights.w_k.bias = data.weights.w_v.bias = data.weights.w_o.bias = forbidden.floats();
+  data.weights.w_q.data = data.weights.w_k.data = data.weights.w_v.data = data.weights.w_o.data =
+      forbidden.floats();
+  data.weights.w_q.bias = data.weights.w_k.bias = data.weights.w_v.bias = data.weights.w_o.bias =
+      forbidden.floats();
   EXPECT_EQ(data.PackSize(), expected);
 }
 
-// ---- No allocation, no system call -------------------------------------------------------------------------------------------------
+// ---- No allocation, no system call
+// -------------------------------------------------------------------------------------------------
 
 TEST(Traps, CountAllocations) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
@@ -595,7 +652,8 @@ TEST(Traps, CountAllocations) {
 TEST(Traps, CatchSystemCalls) {
   SKIP_WITHOUT_SYSTEM_CALL_TRAP();
 #if defined(__linux__)
-  EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(syscall(SYS_getpid)) & 1; }).first, SYS_getpid);
+  EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(syscall(SYS_getpid)) & 1; }).first,
+            SYS_getpid);
   EXPECT_EQ(WatchSystemCalls([] { return static_cast<int>(write(2, "", 0)); }).first, SYS_write);
   EXPECT_EQ(WatchSystemCalls([] { return 5; }).first, -1);
   EXPECT_EQ(WatchSystemCalls([] { return 5; }).exit_code, 5);
@@ -616,7 +674,8 @@ TEST_P(ACall, AllocatesNothing) {
     statuses[0] = data.Workspace(&bytes, &error);
     statuses[1] = data.Info(&info, &error);
     statuses[2] = data.Run(workspace.data(), workspace.size(), &error);
-    statuses[3] = data.Run(workspace.data(), 0, &error);  // an error is no reason to allocate either
+    statuses[3] =
+        data.Run(workspace.data(), 0, &error);  // an error is no reason to allocate either
     watch.Stop();
     EXPECT_EQ(watch.allocations(), 0);
     EXPECT_EQ(watch.releases(), 0);
@@ -657,15 +716,18 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
     Memory workspace(data.WorkspaceBytes());
     mha_error error;
     mha_status status = MHA_OK;
-    EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }), kMostStack);
+    EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }),
+              kMostStack);
     EXPECT_EQ(status, MHA_OK) << error.message;
   };
   const struct {
     uint32_t type, arithmetic;
-  } weights[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},  {MHA_TYPE_F16, MHA_ARITHMETIC_F32},  {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
-                 {MHA_TYPE_INT8, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}};
+  } weights[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},  {MHA_TYPE_F16, MHA_ARITHMETIC_F32},
+                 {MHA_TYPE_BF16, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT8, MHA_ARITHMETIC_F32},
+                 {MHA_TYPE_INT4, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}};
   for (const auto &[type, arithmetic] : weights) {
-    SCOPED_TRACE("weights of type " + std::to_string(type) + ", arithmetic " + std::to_string(arithmetic));
+    SCOPED_TRACE("weights of type " + std::to_string(type) + ", arithmetic " +
+                 std::to_string(arithmetic));
     LayerProblem sizes = SquareSizes(300, 3, 3, 100);
     sizes.is_causal = true;
     LayerData layer_data(NormalLayer(sizes));
@@ -675,7 +737,8 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
     mha_error error;
     mha_status status = MHA_OK;
     const auto pack = [&] {
-      status = mha_layer_pack(&layer_data.config, &layer_data.weights, nullptr, packed.data(), packed.size(), &error);
+      status = mha_layer_pack(&layer_data.config, &layer_data.weights, nullptr, packed.data(),
+                              packed.size(), &error);
     };
     EXPECT_LE(StackOf(pack), kMostStack);
     ASSERT_EQ(status, MHA_OK) << error.message;
@@ -691,7 +754,8 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Stack);
 
-// ---- mha_layer_create and its allocator --------------------------------------------------------------------------------------------
+// ---- mha_layer_create and its allocator
+// --------------------------------------------------------------------------------------------
 
 TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
   const LayerProblem problem = SmallLayer();
@@ -705,9 +769,11 @@ TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
     // The allocator and the options are copied into the layer: these are gone when it is destroyed.
     Memory copy(sizeof recorder.allocator);
     std::memcpy(copy.data(), &recorder.allocator, sizeof recorder.allocator);
-    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, reinterpret_cast<const mha_allocator *>(copy.data()));
+    const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr,
+                                              reinterpret_cast<const mha_allocator *>(copy.data()));
     AllocationWatch watch;
-    const mha_status status = mha_layer_create(&data.config, &data.weights, &options, &layer, &error);
+    const mha_status status =
+        mha_layer_create(&data.config, &data.weights, &options, &layer, &error);
     watch.Stop();
     ASSERT_EQ(status, MHA_OK) << error.message;
     // Memory maps its block and makes it accessible, which is the recorder's own call of mmap.
@@ -735,24 +801,29 @@ TEST(Create, ReportsAFailingAllocator) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   auto *layer = reinterpret_cast<mha_layer *>(&recorder);
   mha_error error = UnwrittenError();
-  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error,
+              {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
   EXPECT_EQ(layer, nullptr);
   EXPECT_EQ(recorder.allocations, 1);
   EXPECT_EQ(recorder.releases, 0);
 }
 
-// The memory is asked for before an array is read, so a layer that is far too large is an error, not a crash.
+// The memory is asked for before an array is read, so a layer that is far too large is an error,
+// not a crash.
 TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
   const ForbiddenData forbidden;
   LayerData data(SquareLayer(4, 2, 2, 2));
-  data.config.query_dim = data.config.key_dim = data.config.value_dim = data.config.output_dim = int64_t{1} << 30;
-  data.weights.w_q.data = data.weights.w_k.data = data.weights.w_v.data = data.weights.w_o.data = forbidden.floats();
+  data.config.query_dim = data.config.key_dim = data.config.value_dim = data.config.output_dim =
+      int64_t{1} << 30;
+  data.weights.w_q.data = data.weights.w_k.data = data.weights.w_v.data = data.weights.w_o.data =
+      forbidden.floats();
   RecordingAllocator recorder;
   recorder.fails = true;
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   auto *layer = reinterpret_cast<mha_layer *>(&recorder);
   mha_error error = UnwrittenError();
-  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error,
+              {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
   EXPECT_EQ(layer, nullptr);
   EXPECT_GE(recorder.bytes, size_t{16} << 32) << "16 columns of 2^30 floats";
 }
@@ -767,7 +838,8 @@ TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   auto *layer = reinterpret_cast<mha_layer *>(&recorder);
   mha_error error = UnwrittenError();
-  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error, {MHA_ERROR_OUT_OF_RANGE, {2}, {}});
+  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error,
+              {MHA_ERROR_OUT_OF_RANGE, {2}, {}});
   EXPECT_EQ(layer, nullptr);
   EXPECT_EQ(recorder.releases, recorder.allocations);
   if (recorder.allocations > 0) {
@@ -781,7 +853,8 @@ TEST(Create, AllocatesNothingIfTheArgumentsAreWrong) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   data.config.num_kv_heads = 3;
   mha_layer *layer = nullptr;
-  EXPECT_EQ(mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr), MHA_ERROR_SHAPE);
+  EXPECT_EQ(mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr),
+            MHA_ERROR_SHAPE);
   EXPECT_EQ(recorder.allocations, recorder.releases);
   EXPECT_EQ(recorder.allocations, 0);
 }
@@ -843,7 +916,8 @@ TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
   {
     const LayerData data{SmallLayer()};
     AllocationWatch watch;
-    const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, nullptr);
+    const mha_status status =
+        mha_layer_create(&data.config, &data.weights, nullptr, &layer, nullptr);
     mha_layer_destroy(layer);
     watch.Stop();
     EXPECT_EQ(status, MHA_OK);
@@ -853,14 +927,16 @@ TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
   RecordingAllocator recorder;
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   AllocationWatch watch;
-  const mha_status status = mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr);
+  const mha_status status =
+      mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr);
   mha_layer_destroy(layer);
   watch.Stop();
   EXPECT_EQ(status, MHA_OK);
   EXPECT_EQ(watch.advice().count, 0);
 }
 
-// Each allocation in turn, once and for good, until all are there. A failure leaves nothing behind, and the next attempt succeeds.
+// Each allocation in turn, once and for good, until all are there. A failure leaves nothing behind,
+// and the next attempt succeeds.
 TEST(Create, IsAStatusAtEachAllocationThatFails) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
   for (const LayerProblem &problem : {SmallLayer(), kLarge}) {
@@ -877,7 +953,8 @@ TEST(Create, IsAStatusAtEachAllocationThatFails) {
       for (const bool for_good : {false, true}) {
         mha_status status = MHA_ERROR_OUT_OF_MEMORY;
         for (int number = 1; status == MHA_ERROR_OUT_OF_MEMORY && number < 10; ++number) {
-          SCOPED_TRACE("allocation " + std::to_string(number) + (for_good ? " and all behind it" : "") + (is_linear ? ", linear" : ""));
+          SCOPED_TRACE("allocation " + std::to_string(number) +
+                       (for_good ? " and all behind it" : "") + (is_linear ? ", linear" : ""));
           auto *layer = reinterpret_cast<mha_layer *>(&linear);
           mha_error error = UnwrittenError();
           errno = 0;
@@ -911,11 +988,13 @@ TEST(Create, KeepsNoPointerIntoTheWeights) {
                        ForwardData(layer.get(), problem, {Guarded()}).Compute()));
 }
 
-// ---- Threads -----------------------------------------------------------------------------------------------------------------------
+// ---- Threads
+// -----------------------------------------------------------------------------------------------------------------------
 
 class SharedLayer : public InstructionSetTest {};
 
-// One layer, four threads at once, each with its own workspace and outputs; the inputs are shared as well.
+// One layer, four threads at once, each with its own workspace and outputs; the inputs are shared
+// as well.
 TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
   LayerProblem sizes = SquareSizes(32, 4, 2, 8);
   sizes.n_q = 21;
@@ -945,9 +1024,12 @@ TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
       for (int i = 0; i < 25; ++i) {
         own.PoisonOutputs();
         mha_error error;
-        if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK || !SameBits(own.Results(), expected)) ++different;
+        if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK ||
+            !SameBits(own.Results(), expected))
+          ++different;
         mha_layer_config config = Zeroed<mha_layer_config>();
-        if (mha_layer_shape(own.layer, &config, &error) != MHA_OK || config.num_heads != 4) ++different;
+        if (mha_layer_shape(own.layer, &config, &error) != MHA_OK || config.num_heads != 4)
+          ++different;
       }
     });
   }

@@ -1,5 +1,6 @@
-// Mistakes that would compute other numbers than were meant: strides of which some were forgotten, sequences that do not cover the rows, a
-// flag in the wrong field. Each is refused, and its field is named. What looks like one of them but is right gives the right numbers.
+// Mistakes that would compute other numbers than were meant: strides of which some were forgotten,
+// sequences that do not cover the rows, a flag in the wrong field. Each is refused, and its field
+// is named. What looks like one of them but is right gives the right numbers.
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -22,22 +23,28 @@ constexpr uint32_t kOfAttention = 1, kOfForward = 2;  // the parameter that the 
 std::string Number(int64_t number) { return std::to_string(number); }
 
 // The call fails as expected and writes nothing.
-void ExpectRefusedByTheCall(CallData *data, uint32_t argument, mha_status status, const Words &words) {
+void ExpectRefusedByTheCall(CallData *data, uint32_t argument, mha_status status,
+                            const Words &words) {
   Memory workspace(1 << 20);
   data->PoisonOutputs();
-  ExpectFails([&](mha_error *error) { return data->Run(workspace.data(), workspace.size(), error); }, {status, {argument}, words});
+  ExpectFails(
+      [&](mha_error *error) { return data->Run(workspace.data(), workspace.size(), error); },
+      {status, {argument}, words});
   EXPECT_TRUE(data->OutputsAreUntouched());
 }
 
 // So does the query for its workspace, which reads no array.
 void ExpectRefused(CallData *data, uint32_t argument, mha_status status, const Words &words) {
   size_t bytes = 4711;
-  ExpectFails([&](mha_error *error) { return data->Workspace(&bytes, error); }, {status, {argument}, words});
+  ExpectFails([&](mha_error *error) { return data->Workspace(&bytes, error); },
+              {status, {argument}, words});
   EXPECT_EQ(bytes, 4711u);
   ExpectRefusedByTheCall(data, argument, status, words);
 }
 
-void ExpectInvalid(CallData *data, uint32_t argument, const Words &words) { ExpectRefused(data, argument, MHA_ERROR_INVALID_VALUE, words); }
+void ExpectInvalid(CallData *data, uint32_t argument, const Words &words) {
+  ExpectRefused(data, argument, MHA_ERROR_INVALID_VALUE, words);
+}
 
 AttentionProblem Middle() { return NormalAttention(SmallSizes()); }
 
@@ -75,13 +82,17 @@ void ExpectPackingIsChecked(CallData *data, uint32_t argument, int64_t *batch) {
     std::vector<int64_t> starts;
     mha_status status;
     Words words;
-  } rows[] = {{1, starts, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[1] is 2", "n_q, 6", "Check count"}},
-              {2, starts, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[2] is 3", "n_q, 6", "Check count"}},
-              {3, {0, 2, 3, 5}, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[3] is 5", "n_q, 6"}},
-              {3, {0, 2, 3, 7}, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[3] is 7", "n_q, 6"}},
-              {3, {1, 2, 3, 6}, MHA_ERROR_INVALID_VALUE, {"sequences.cu_seqlens_q[0] is 1", "0"}},
-              {3, {-1, 2, 3, 6}, MHA_ERROR_INVALID_VALUE, {"sequences.cu_seqlens_q[0] is -1", "0"}},
-              {3, {0, 3, 2, 6}, MHA_ERROR_INVALID_VALUE, {"sequences.cu_seqlens_q[2] is 2", "less than 3"}}};
+  } rows[] = {
+      {1, starts, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[1] is 2", "n_q, 6", "Check count"}},
+      {2, starts, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[2] is 3", "n_q, 6", "Check count"}},
+      {3, {0, 2, 3, 5}, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[3] is 5", "n_q, 6"}},
+      {3, {0, 2, 3, 7}, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_q[3] is 7", "n_q, 6"}},
+      {3, {1, 2, 3, 6}, MHA_ERROR_INVALID_VALUE, {"sequences.cu_seqlens_q[0] is 1", "0"}},
+      {3, {-1, 2, 3, 6}, MHA_ERROR_INVALID_VALUE, {"sequences.cu_seqlens_q[0] is -1", "0"}},
+      {3,
+       {0, 3, 2, 6},
+       MHA_ERROR_INVALID_VALUE,
+       {"sequences.cu_seqlens_q[2] is 2", "less than 3"}}};
   for (const auto &row : rows) {
     SCOPED_TRACE("count " + Number(row.count) + " of " + testing::PrintToString(row.starts));
     pack(1, row.count, row.starts);
@@ -110,11 +121,13 @@ TEST(PackedSequences, OfKeysCoverTheirRows) {
   const std::vector<int64_t> q = {0, 2, 3, 6};
   data.sequences.count = 3;
   data.sequences.cu_seqlens_q = q.data();
-  ExpectRefused(&data, kOfAttention, MHA_ERROR_SHAPE, {"sequences.cu_seqlens_kv is NULL", "n_kv 9"});
+  ExpectRefused(&data, kOfAttention, MHA_ERROR_SHAPE,
+                {"sequences.cu_seqlens_kv is NULL", "n_kv 9"});
   for (const std::vector<int64_t> &kv : {std::vector<int64_t>{0, 4, 5, 8}, {0, 4, 5, 10}}) {
     data.sequences.cu_seqlens_kv = kv.data();
-    ExpectRefusedByTheCall(&data, kOfAttention, MHA_ERROR_SHAPE,
-                           {"sequences.cu_seqlens_kv[3] is " + Number(kv[3]), std::string("n_kv, 9")});
+    ExpectRefusedByTheCall(
+        &data, kOfAttention, MHA_ERROR_SHAPE,
+        {"sequences.cu_seqlens_kv[3] is " + Number(kv[3]), std::string("n_kv, 9")});
   }
   const std::vector<int64_t> kv = {0, 4, 5, 9};
   data.sequences.cu_seqlens_kv = kv.data();
@@ -125,10 +138,12 @@ TEST(PaddedSequences, AreAsManyAsTheBatch) {
   for (const int64_t count : {1, 3, 6}) {
     FullForward forward;
     forward.data.sequences.count = count;
-    ExpectRefused(&forward.data, kOfForward, MHA_ERROR_SHAPE, {"sequences.count is " + Number(count), std::string("batch is 2")});
+    ExpectRefused(&forward.data, kOfForward, MHA_ERROR_SHAPE,
+                  {"sequences.count is " + Number(count), std::string("batch is 2")});
     FullAttention attention;
     attention.data.sequences.count = count;
-    ExpectRefused(&attention.data, kOfAttention, MHA_ERROR_SHAPE, {"sequences.count is " + Number(count), std::string("batch is 2")});
+    ExpectRefused(&attention.data, kOfAttention, MHA_ERROR_SHAPE,
+                  {"sequences.count is " + Number(count), std::string("batch is 2")});
   }
 }
 
@@ -178,14 +193,17 @@ TEST(PartialStrides, OfHeadsRowsOrSequencesThatDoNotStepOverTheOthersAreRefused)
         {{0, 0, width}, {name + "head is " + Number(width), std::string("row is 0")}},
         {{sequence, 0, width}, {name + "head is " + Number(width), std::string("row is 0")}},
         {{0, row, width}, {name + "head is " + Number(width), std::string("batch is 0")}},
-        {{0, width, array.rows * width}, {name + "head is " + Number(array.rows * width), std::string("batch is 0")}},
+        {{0, width, array.rows * width},
+         {name + "head is " + Number(array.rows * width), std::string("batch is 0")}},
     };
     for (const auto &[strides, words] : cases) {
-      SCOPED_TRACE(name + " " + Number(strides.batch) + " " + Number(strides.row) + " " + Number(strides.head));
+      SCOPED_TRACE(name + " " + Number(strides.batch) + " " + Number(strides.row) + " " +
+                   Number(strides.head));
       *array.strides = strides;
       ExpectInvalid(&data, kOfAttention, words);
     }
-    for (const mha_strides &strides : {mha_strides{0, row, 0}, {sequence, 0, 0}, {sequence, row, 0}, {sequence, row, width}}) {
+    for (const mha_strides &strides :
+         {mha_strides{0, row, 0}, {sequence, 0, 0}, {sequence, row, 0}, {sequence, row, width}}) {
       *array.strides = strides;
       EXPECT_TRUE(SameBits(data.Compute(), expected)) << name;
     }
@@ -203,15 +221,19 @@ TEST(PartialStrides, OfSequencesThatDoNotStepOverTheirRowsAreRefusedByMhaForward
     const int64_t width = array.width, sequence = array.rows * width;
     for (const int64_t batch : {int64_t{1}, width, sequence - 1}) {
       *array.strides = {batch, 0, 0};
-      ExpectInvalid(&data, kOfForward, {name + "batch is " + Number(batch), "less than the " + Number(sequence)});
+      ExpectInvalid(&data, kOfForward,
+                    {name + "batch is " + Number(batch), "less than the " + Number(sequence)});
     }
     for (const int64_t row : {int64_t{1}, width - 1}) {
       for (const int64_t batch : {int64_t{0}, sequence}) {
         *array.strides = {batch, row, 0};
-        ExpectInvalid(&data, kOfForward, {name + "row is " + Number(row), "less than the width of a row, " + Number(width)});
+        ExpectInvalid(
+            &data, kOfForward,
+            {name + "row is " + Number(row), "less than the width of a row, " + Number(width)});
       }
     }
-    for (const mha_strides &strides : {mha_strides{0, width, 0}, {sequence, 0, 0}, {sequence, width, 0}}) {
+    for (const mha_strides &strides :
+         {mha_strides{0, width, 0}, {sequence, 0, 0}, {sequence, width, 0}}) {
       *array.strides = strides;
       EXPECT_TRUE(SameBits(data.Compute(), expected)) << name;
     }
@@ -225,9 +247,12 @@ TEST(Strides, ThatAnArrayDoesNotHaveAreRefused) {
   ForwardData data(layer.get(), problem, {Guarded()});
   for (const RowArray &array : ArraysOf(&data)) {
     for (const int64_t head : {int64_t{1}, array.width, int64_t{-1}, MHA_BROADCAST}) {
-      for (const mha_strides &others : {mha_strides{}, {array.rows * array.width, array.width, 0}}) {
+      for (const mha_strides &others :
+           {mha_strides{}, {array.rows * array.width, array.width, 0}}) {
         *array.strides = {others.batch, others.row, head};
-        ExpectInvalid(&data, kOfForward, {array.name + ".strides.head is " + Number(head), std::string("no head dimension")});
+        ExpectInvalid(
+            &data, kOfForward,
+            {array.name + ".strides.head is " + Number(head), std::string("no head dimension")});
       }
     }
     *array.strides = {};
@@ -252,14 +277,17 @@ TEST(Strides, OfMhaLinearAreThoseOfRowsAlone) {
     const char *name;
     mha_strides *strides;
     int64_t width;
-  } arrays[] = {{"x", &args.x.strides, 20}, {"residual", &args.residual.strides, 11}, {"output", &args.output.strides, 11}};
+  } arrays[] = {{"x", &args.x.strides, 20},
+                {"residual", &args.residual.strides, 11},
+                {"output", &args.output.strides, 11}};
   for (const auto &[name, strides, width] : arrays) {
     const std::string prefix = std::string(name) + ".strides.";
     const auto expect_invalid = [&](const Words &words) {
       ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {2}, words});
       size_t bytes = 4711;
-      ExpectFails([&](mha_error *error) { return mha_linear_workspace(layer.get(), &args, &bytes, error); },
-                  {MHA_ERROR_INVALID_VALUE, {2}, words});
+      ExpectFails(
+          [&](mha_error *error) { return mha_linear_workspace(layer.get(), &args, &bytes, error); },
+          {MHA_ERROR_INVALID_VALUE, {2}, words});
       EXPECT_TRUE(std::all_of(y.begin(), y.end(), [](float number) { return number != number; }));
     };
     *strides = {3 * width, 0, 0};
@@ -267,7 +295,8 @@ TEST(Strides, OfMhaLinearAreThoseOfRowsAlone) {
     *strides = {0, width, width};
     expect_invalid({prefix + "head is " + Number(width), std::string("no head dimension")});
     *strides = {0, width - 1, 0};
-    expect_invalid({prefix + "row is " + Number(width - 1), std::string("less than the width of a row")});
+    expect_invalid(
+        {prefix + "row is " + Number(width - 1), std::string("less than the width of a row")});
     *strides = {};
   }
   ExpectSucceeds(run);
@@ -279,7 +308,8 @@ TEST(Strides, OfMhaLinearAreThoseOfRowsAlone) {
 
 TEST(Strides, OfTheWeightsOfAChoiceAreThoseOfSequencesAndRows) {
   ChoiceProblem problem;
-  problem.batch = 2, problem.n_q = 3, problem.n_kv = 20, problem.num_heads = 4, problem.head_dim = 8, problem.num_chosen = 5;
+  problem.batch = 2, problem.n_q = 3, problem.n_kv = 20, problem.num_heads = 4,
+  problem.head_dim = 8, problem.num_chosen = 5;
   Random random(1);
   FillNormal(&random, &problem);
   problem.weights = random.Normals(2 * 3 * 4);
@@ -317,10 +347,12 @@ TEST(PartialStrides, OfTheOutputOfStatesAreRefused) {
   const struct {
     mha_strides strides;
     Words words;
-  } cases[] = {
-      {{0, 5, 0}, {"output.strides.row is 5", "less than the 20"}},     {{20, 0, 0}, {"output.strides.batch is 20", "less than the 60"}},
-      {{59, 0, 0}, {"output.strides.batch is 59", "less than the 60"}}, {{0, 0, 5}, {"output.strides.head is 5", "row is 0"}},
-      {{0, 5, 15}, {"output.strides.head is 15", "batch is 0"}},        {{60, 5, 14}, {"output.strides.head is 14", "overlap"}}};
+  } cases[] = {{{0, 5, 0}, {"output.strides.row is 5", "less than the 20"}},
+               {{20, 0, 0}, {"output.strides.batch is 20", "less than the 60"}},
+               {{59, 0, 0}, {"output.strides.batch is 59", "less than the 60"}},
+               {{0, 0, 5}, {"output.strides.head is 5", "row is 0"}},
+               {{0, 5, 15}, {"output.strides.head is 15", "batch is 0"}},
+               {{60, 5, 14}, {"output.strides.head is 14", "overlap"}}};
   for (const auto &row : cases) {
     args.output.strides = row.strides;
     ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, row.words});
@@ -342,12 +374,16 @@ TEST(InterleavedInputs, OfOneFusedProjectionGiveTheRightNumbers) {
   AttentionSizes sizes = SmallSizes();
   sizes.n_kv = sizes.n_q;
   const AttentionProblem problem = NormalAttention(sizes);
-  const int64_t q_width = 4 * 3, k_width = 2 * 3, v_width = 2 * 5, width = q_width + k_width + v_width, rows = 2 * 3;
+  const int64_t q_width = 4 * 3, k_width = 2 * 3, v_width = 2 * 5,
+                width = q_width + k_width + v_width, rows = 2 * 3;
   std::vector<float> fused;
   for (int64_t row = 0; row < rows; row++) {
-    fused.insert(fused.end(), problem.q.begin() + row * q_width, problem.q.begin() + (row + 1) * q_width);
-    fused.insert(fused.end(), problem.k.begin() + row * k_width, problem.k.begin() + (row + 1) * k_width);
-    fused.insert(fused.end(), problem.v.begin() + row * v_width, problem.v.begin() + (row + 1) * v_width);
+    fused.insert(fused.end(), problem.q.begin() + row * q_width,
+                 problem.q.begin() + (row + 1) * q_width);
+    fused.insert(fused.end(), problem.k.begin() + row * k_width,
+                 problem.k.begin() + (row + 1) * k_width);
+    fused.insert(fused.end(), problem.v.begin() + row * v_width,
+                 problem.v.begin() + (row + 1) * v_width);
   }
   const Memory placed = CopyOf(fused, Place::kBeforeGuard);
   AttentionData data(problem);
@@ -363,11 +399,13 @@ TEST(InterleavedInputs, OfOneFusedProjectionGiveTheRightNumbers) {
   EXPECT_TRUE(SameBits(data.Compute(), Attend(problem)));
 }
 
-// Sequence b begins b rows after the first: windows of one long sequence, of whose rows most are in several of them.
+// Sequence b begins b rows after the first: windows of one long sequence, of whose rows most are in
+// several of them.
 TEST(InterleavedInputs, OfOverlappingSequencesGiveTheRightNumbers) {
   AttentionProblem problem = Middle();
   Random random(4);
-  const std::vector<float> q = random.Normals((3 + 1) * 12), k = random.Normals((4 + 1) * 6), v = random.Normals((4 + 1) * 10);
+  const std::vector<float> q = random.Normals((3 + 1) * 12), k = random.Normals((4 + 1) * 6),
+                           v = random.Normals((4 + 1) * 10);
   for (int64_t b = 0; b < 2; b++) {
     std::copy_n(q.begin() + b * 12, 3 * 12, problem.q.begin() + b * 3 * 12);
     std::copy_n(k.begin() + b * 6, 4 * 6, problem.k.begin() + b * 4 * 6);
@@ -389,7 +427,8 @@ TEST(InterleavedInputs, OfOverlappingSequencesGiveTheRightNumbers) {
 TEST(InterleavedInputs, OfSequencesInsideRowsGiveTheRightNumbers) {
   const LayerProblem problem = SmallLayer();
   const Layer layer = Create(LayerData(problem));
-  ForwardData data(layer.get(), problem, {CallForm(), kRowsOutside, kRowsOutside, kRowsOutside, kRowsOutside});
+  ForwardData data(layer.get(), problem,
+                   {CallForm(), kRowsOutside, kRowsOutside, kRowsOutside, kRowsOutside});
   EXPECT_EQ(data.args.query.strides.batch, 10);
   EXPECT_EQ(data.args.query.strides.row, 20);
   EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), problem)));
@@ -437,7 +476,8 @@ TEST(PartialStrides, OfArraysWithANumberPerPairAreRefused) {
     data.args.score_arrays = &data.score_arrays;
     mha_strides &strides = array.set(&data, zeros.data());
     const std::string name = std::string(array.name) + array.strides_name + ".";
-    const int64_t heads = array.heads, columns = array.columns, head = 3 * columns, sequence = heads * head;
+    const int64_t heads = array.heads, columns = array.columns, head = 3 * columns,
+                  sequence = heads * head;
     const auto less = [&](const char *stride, int64_t is, int64_t than) {
       return Words{name + stride + " is " + Number(is), "less than the " + Number(than)};
     };
@@ -445,21 +485,26 @@ TEST(PartialStrides, OfArraysWithANumberPerPairAreRefused) {
       mha_strides strides;  // batch, row, head
       Words words;
     } cases[] = {
-        {{columns, 0, 0}, less("batch", columns, sequence)},  // of [batch, columns], with the other two forgotten
+        {{columns, 0, 0},
+         less("batch", columns, sequence)},  // of [batch, columns], with the other two forgotten
         {{columns, 0, MHA_BROADCAST}, less("batch", columns, head)},
         {{columns, MHA_BROADCAST, 0}, less("batch", columns, heads * columns)},
         {{sequence - 1, 0, 0}, less("batch", sequence - 1, sequence)},
         {{0, 0, columns}, less("head", columns, head)},
         {{0, 0, head - 1}, less("head", head - 1, head)},
         {{sequence, 0, columns}, less("head", columns, head)},
-        {{0, heads * columns, columns}, {name + "batch is 0", "set every stride"}},  // of [batch, n_q, heads, columns]
+        {{0, heads * columns, columns},
+         {name + "batch is 0", "set every stride"}},  // of [batch, n_q, heads, columns]
         {{0, columns - 1, 0}, less("row", columns - 1, columns)},
     };
     for (const auto &row : cases) {
-      SCOPED_TRACE(name + " " + Number(row.strides.batch) + " " + Number(row.strides.row) + " " + Number(row.strides.head));
+      SCOPED_TRACE(name + " " + Number(row.strides.batch) + " " + Number(row.strides.row) + " " +
+                   Number(row.strides.head));
       strides = row.strides;
       if (row.strides.row == columns - 1) {
-        ExpectInvalid(&data, kOfAttention, {name + "row is " + Number(columns - 1), "less than the width of a row, " + Number(columns)});
+        ExpectInvalid(&data, kOfAttention,
+                      {name + "row is " + Number(columns - 1),
+                       "less than the width of a row, " + Number(columns)});
       } else {
         ExpectInvalid(&data, kOfAttention, row.words);
       }
@@ -473,10 +518,12 @@ TEST(PartialStrides, OfArraysWithANumberPerPairAreRefused) {
                                      {MHA_BROADCAST, 0, MHA_BROADCAST},
                                      {heads * columns, MHA_BROADCAST, columns},
                                      {3 * heads * columns, heads * columns, columns}}) {
-      SCOPED_TRACE(name + " " + Number(right.batch) + " " + Number(right.row) + " " + Number(right.head));
+      SCOPED_TRACE(name + " " + Number(right.batch) + " " + Number(right.row) + " " +
+                   Number(right.head));
       strides = right;
       Memory workspace(1 << 20);
-      ExpectSucceeds([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); });
+      ExpectSucceeds(
+          [&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); });
     }
     strides = {0, 0, 0};
     array.set(&data, nullptr) = {0, 4096, 0};
@@ -494,7 +541,8 @@ TEST(Broadcast, OfAMaskOfKeysIsSetForHeadsAndRows) {
   problem.score->mask.by_sequence = problem.score->mask.by_head = problem.score->mask.by_row = true;
   const uint8_t mask[2][4] = {{1, 1, 0, 1}, {0, 1, 1, 0}};
   for (int64_t b = 0; b < 2; b++) {
-    for (int64_t row = 0; row < 4 * 3; row++) problem.score->mask.values.insert(problem.score->mask.values.end(), mask[b], mask[b] + 4);
+    for (int64_t row = 0; row < 4 * 3; row++)
+      problem.score->mask.values.insert(problem.score->mask.values.end(), mask[b], mask[b] + 4);
   }
   AttentionData data(problem);
   const Outputs expected = data.Compute();
@@ -529,7 +577,8 @@ TEST(PartialStrides, OfAMaskOverACacheAreThoseOfThePositionsItHas) {
   AttentionProblem problem = Middle();
   Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 2, 400));
   Random random(5);
-  for (const int64_t sequence : {0, 1}) cache.Append(sequence, {random.Normals(6 * 2 * 3), random.Normals(6 * 2 * 5)});
+  for (const int64_t sequence : {0, 1})
+    cache.Append(sequence, {random.Normals(6 * 2 * 3), random.Normals(6 * 2 * 5)});
   AttentionCall form = {Guarded(kAskLse)};
   form.cache.cache = cache.get();
   form.cache.columns = 10;
@@ -538,9 +587,11 @@ TEST(PartialStrides, OfAMaskOverACacheAreThoseOfThePositionsItHas) {
   data.args.score_arrays = &data.score_arrays;
   data.score_arrays.mask = mask.data();
   data.score_arrays.mask_strides.batch = 4 * 3 * 10 - 1;
-  ExpectRefusedByTheCall(&data, kOfAttention, MHA_ERROR_INVALID_VALUE, {"score_arrays.mask_strides.batch is 119", "less than the 120"});
+  ExpectRefusedByTheCall(&data, kOfAttention, MHA_ERROR_INVALID_VALUE,
+                         {"score_arrays.mask_strides.batch is 119", "less than the 120"});
   EXPECT_EQ(cache.Length(0), 6);
-  for (const mha_strides &strides : {mha_strides{4 * 3 * 10, 0, 0}, {0, 10, 0}, {0, 0, 3 * 10}, {0, 0, 0}}) {
+  for (const mha_strides &strides :
+       {mha_strides{4 * 3 * 10, 0, 0}, {0, 10, 0}, {0, 0, 3 * 10}, {0, 0, 0}}) {
     SCOPED_TRACE(Number(strides.batch) + " " + Number(strides.row) + " " + Number(strides.head));
     data.score_arrays.mask_strides = strides;
     size_t bytes = 0;
@@ -559,7 +610,8 @@ TEST(Types, OfValuesOfACacheAreThoseOfItsKeysByDefault) {
     config.v_type = 0;
     const Cache cache(config);
     mha_kv_cache_config shape = Zeroed<mha_kv_cache_config>();
-    ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_shape(cache.get(), &shape, error); });
+    ExpectSucceeds(
+        [&](mha_error *error) { return mha_kv_cache_shape(cache.get(), &shape, error); });
     EXPECT_EQ(shape.k_type, type == 0 ? MHA_TYPE_F32 : type);
     EXPECT_EQ(shape.v_type, shape.k_type);
   }
@@ -568,7 +620,8 @@ TEST(Types, OfValuesOfACacheAreThoseOfItsKeysByDefault) {
 TEST(Types, OfKAreThoseOfQAndOfVThoseOfKByDefault) {
   AttentionProblem problem = Middle();
   for (std::vector<float> *x : {&problem.q, &problem.k, &problem.v}) {
-    for (float &number : *x) number = static_cast<float>(static_cast<int>(number * 8)) / 8;  // which all types have
+    for (float &number : *x)
+      number = static_cast<float>(static_cast<int>(number * 8)) / 8;  // which all types have
   }
   const Outputs expected = Attend(problem);
   for (const Storage q_type : {Storage::kF32, Storage::kF16, Storage::kBf16}) {
@@ -625,7 +678,9 @@ TEST(Types, OfTheResidualAreThoseOfTheOutputInMhaLinear) {
   args.x.data = args.residual.data = numbers.data();
   args.output.data = y.data();
   size_t bytes = 0;
-  const auto query = [&](mha_error *error) { return mha_linear_workspace(layer.get(), &args, &bytes, error); };
+  const auto query = [&](mha_error *error) {
+    return mha_linear_workspace(layer.get(), &args, &bytes, error);
+  };
   for (const uint32_t type : {0u, MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}) {
     for (const uint32_t other : {0u, MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}) {
       args.output.type = type;
@@ -633,7 +688,10 @@ TEST(Types, OfTheResidualAreThoseOfTheOutputInMhaLinear) {
       if (other == 0 || other == type || (other == MHA_TYPE_F32 && type == 0)) {
         ExpectSucceeds(query);
       } else {
-        ExpectFails(query, {MHA_ERROR_INVALID_VALUE, {2}, {"residual.type is " + Number(other), "output.type is " + Number(type)}});
+        ExpectFails(query,
+                    {MHA_ERROR_INVALID_VALUE,
+                     {2},
+                     {"residual.type is " + Number(other), "output.type is " + Number(type)}});
       }
     }
   }
@@ -670,26 +728,28 @@ TEST(Flags, OfOtherFieldsAreNoneOfACall) {
   }
 }
 
-// A field takes the numbers of its own family alone: those of calls and of all other fields are refused.
+// A field takes the numbers of its own family alone: those of calls and of all other fields are
+// refused.
 TEST(Flags, OfOneFieldAreNoneOfAnother) {
   enum Family { kCallFlags, kKinds, kValues, kNorms, kGroups, kColumns, kArithmetic };
-  const std::vector<std::pair<Family, uint32_t>> numbers = {{kCallFlags, MHA_CAUSAL},
-                                                            {kCallFlags, MHA_WINDOW_LEFT},
-                                                            {kCallFlags, MHA_WINDOW_RIGHT},
-                                                            {kCallFlags, MHA_EQUAL_SCORES},
-                                                            {kCallFlags, MHA_CAUSAL | MHA_WINDOW_LEFT},
-                                                            {kKinds, MHA_CACHE_KIND_RING},
-                                                            {kKinds, MHA_CACHE_KIND_PAGED},
-                                                            {kValues, MHA_CACHE_VALUES_IN_KEYS},
-                                                            {kNorms, MHA_NORM_LAYER},
-                                                            {kNorms, MHA_NORM_ALL_HEADS},
-                                                            {kNorms, MHA_NORM_AFTER_ROPE},
-                                                            {kNorms, MHA_NORM_VALUES},
-                                                            {kNorms, MHA_NORM_AFTER_GATE},
-                                                            {kGroups, MHA_GROUPS_ALSO},
-                                                            {kColumns, MHA_COLUMNS_NEW_KEYS},
-                                                            {kArithmetic, MHA_ARITHMETIC_INT8},
-                                                            {kArithmetic, MHA_ARITHMETIC_INT16}};
+  const std::vector<std::pair<Family, uint32_t>> numbers = {
+      {kCallFlags, MHA_CAUSAL},
+      {kCallFlags, MHA_WINDOW_LEFT},
+      {kCallFlags, MHA_WINDOW_RIGHT},
+      {kCallFlags, MHA_EQUAL_SCORES},
+      {kCallFlags, MHA_CAUSAL | MHA_WINDOW_LEFT},
+      {kKinds, MHA_CACHE_KIND_RING},
+      {kKinds, MHA_CACHE_KIND_PAGED},
+      {kValues, MHA_CACHE_VALUES_IN_KEYS},
+      {kNorms, MHA_NORM_LAYER},
+      {kNorms, MHA_NORM_ALL_HEADS},
+      {kNorms, MHA_NORM_AFTER_ROPE},
+      {kNorms, MHA_NORM_VALUES},
+      {kNorms, MHA_NORM_AFTER_GATE},
+      {kGroups, MHA_GROUPS_ALSO},
+      {kColumns, MHA_COLUMNS_NEW_KEYS},
+      {kArithmetic, MHA_ARITHMETIC_INT8},
+      {kArithmetic, MHA_ARITHMETIC_INT16}};
   const std::vector<int32_t> groups(8);
   for (const auto &[family, number] : numbers) {
     SCOPED_TRACE(number);
@@ -717,7 +777,9 @@ TEST(Flags, OfOneFieldAreNoneOfAnother) {
     }
     mha_kv_cache_config cache = CacheConfigOf(Middle(), {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 16);
     size_t bytes = 4711;
-    const auto cache_size = [&](mha_error *error) { return mha_kv_cache_size(&cache, &bytes, error); };
+    const auto cache_size = [&](mha_error *error) {
+      return mha_kv_cache_size(&cache, &bytes, error);
+    };
     if (family != kKinds) {
       cache.kind = number;
       ExpectFails(cache_size, {MHA_ERROR_INVALID_VALUE, {1}, {"kind is " + Number(number)}});
@@ -731,8 +793,11 @@ TEST(Flags, OfOneFieldAreNoneOfAnother) {
       LayerData layer{SmallLayer()};
       layer.config.weight_type = MHA_TYPE_INT8;
       layer.config.arithmetic = number;
-      ExpectFails([&](mha_error *error) { return mha_layer_pack_size(&layer.config, &layer.weights, nullptr, &bytes, error); },
-                  {MHA_ERROR_INVALID_VALUE, {1}, {"arithmetic is " + Number(number)}});
+      ExpectFails(
+          [&](mha_error *error) {
+            return mha_layer_pack_size(&layer.config, &layer.weights, nullptr, &bytes, error);
+          },
+          {MHA_ERROR_INVALID_VALUE, {1}, {"arithmetic is " + Number(number)}});
     }
     EXPECT_EQ(bytes, 4711u);
   }
@@ -758,7 +823,8 @@ TEST(EqualScores, AreNotScaled) {
 
 TEST(Reserved, FieldsOfTheInputsAndTheOutputOfACallAre0) {
   const float number = 0;
-  const auto check_input = [&](CallData *data, uint32_t argument, const std::string &name, mha_input *input) {
+  const auto check_input = [&](CallData *data, uint32_t argument, const std::string &name,
+                               mha_input *input) {
     input->reserved = 1;
     ExpectInvalid(data, argument, {name + ".reserved is set"});
     input->reserved = 0;
@@ -784,9 +850,11 @@ TEST(Reserved, FieldsOfTheInputsAndTheOutputOfACallAre0) {
   const std::vector<float> bias(2 * 4 * 3 * 4);
   attention.args.score_arrays = &attention.data.score_arrays;
   attention.data.score_arrays.bias.data = bias.data();
-  check_input(&attention.data, kOfAttention, "score_arrays.bias", &attention.data.score_arrays.bias);
+  check_input(&attention.data, kOfAttention, "score_arrays.bias",
+              &attention.data.score_arrays.bias);
   attention.data.score_arrays.bias = {};
-  check_input(&attention.data, kOfAttention, "score_arrays.bias", &attention.data.score_arrays.bias);  // one that is not given, too
+  check_input(&attention.data, kOfAttention, "score_arrays.bias",
+              &attention.data.score_arrays.bias);  // one that is not given, too
   attention.args.score = &attention.data.score;
   attention.data.score.reserved = 1;
   ExpectInvalid(&attention.data, kOfAttention, {"score.reserved is not 0"});
@@ -801,7 +869,9 @@ TEST(Reserved, FieldsOfMhaLinearOfStatesAndOfAChoiceAre0) {
   mha_linear_args linear = Zeroed<mha_linear_args>();
   linear.rows = 1;
   size_t bytes = 0;
-  const auto query = [&](mha_error *error) { return mha_linear_workspace(layer.get(), &linear, &bytes, error); };
+  const auto query = [&](mha_error *error) {
+    return mha_linear_workspace(layer.get(), &linear, &bytes, error);
+  };
   for (mha_input mha_linear_args::*input : {&mha_linear_args::x, &mha_linear_args::residual}) {
     const std::string name = input == &mha_linear_args::x ? "x" : "residual";
     (linear.*input).reserved = 1;
@@ -851,21 +921,26 @@ TEST(Reserved, FieldsOfMatricesAre0) {
   const struct {
     const char *name;
     mha_matrix mha_layer_weights::*matrix;
-  } matrices[] = {{"w_q", &mha_layer_weights::w_q},     {"w_k", &mha_layer_weights::w_k}, {"w_v", &mha_layer_weights::w_v},
-                  {"w_qkv", &mha_layer_weights::w_qkv}, {"w_o", &mha_layer_weights::w_o}, {"w_g", &mha_layer_weights::w_g}};
+  } matrices[] = {{"w_q", &mha_layer_weights::w_q}, {"w_k", &mha_layer_weights::w_k},
+                  {"w_v", &mha_layer_weights::w_v}, {"w_qkv", &mha_layer_weights::w_qkv},
+                  {"w_o", &mha_layer_weights::w_o}, {"w_g", &mha_layer_weights::w_g}};
   size_t bytes = 4711;
   for (const auto &[name, matrix] : matrices) {
     mha_layer_weights weights = data.weights;
     (weights.*matrix).reserved_pointer = &number;
-    ExpectFails([&](mha_error *error) { return mha_layer_pack_size(&data.config, &weights, nullptr, &bytes, error); },
-                {MHA_ERROR_INVALID_VALUE, {2}, {std::string(name) + ".reserved_pointer is not NULL"}});
+    ExpectFails(
+        [&](mha_error *error) {
+          return mha_layer_pack_size(&data.config, &weights, nullptr, &bytes, error);
+        },
+        {MHA_ERROR_INVALID_VALUE, {2}, {std::string(name) + ".reserved_pointer is not NULL"}});
   }
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
   weights.input_dim = weights.output_dim = 1;
   weights.w.data = &number;
   weights.w.reserved_pointer = &number;
-  ExpectFails([&](mha_error *error) { return mha_linear_pack_size(&weights, nullptr, &bytes, error); },
-              {MHA_ERROR_INVALID_VALUE, {1}, {"w.reserved_pointer is not NULL"}});
+  ExpectFails(
+      [&](mha_error *error) { return mha_linear_pack_size(&weights, nullptr, &bytes, error); },
+      {MHA_ERROR_INVALID_VALUE, {1}, {"w.reserved_pointer is not NULL"}});
   EXPECT_EQ(bytes, 4711u);
 }
 

@@ -1,5 +1,6 @@
-// Packed layers and caches as releases wrote them: packed_files.txt has, on each line, the version, its MHA_CONTRACT, layer or cache, a
-// name, a checksum of results, and the bytes. Lines of a release are never changed. Before a release its own are added by
+// Packed layers and caches as releases wrote them: packed_files.txt has, on each line, the version,
+// its MHA_CONTRACT, layer or cache, a name, a checksum of results, and the bytes. Lines of a
+// release are never changed. Before a release its own are added by
 //
 //     build/bin/mha_test_packed_files --write
 #include <gtest/gtest.h>
@@ -27,8 +28,9 @@ using namespace support;  // NOLINT: this file is about nothing else
 constexpr int64_t kWidth = 20, kHeads = 2, kHeadDim = 8, kRows = 5;
 constexpr const char *kTypes[] = {"", "f32", "f16", "bf16", "int8", "int4"};  // by MHA_TYPE_*
 
-const std::string kVersion =
-    std::to_string(MHA_VERSION_MAJOR) + "." + std::to_string(MHA_VERSION_MINOR) + "." + std::to_string(MHA_VERSION_PATCH);
+const std::string kVersion = std::to_string(MHA_VERSION_MAJOR) + "." +
+                             std::to_string(MHA_VERSION_MINOR) + "." +
+                             std::to_string(MHA_VERSION_PATCH);
 
 void Check(mha_status status, const mha_error &error) {
   if (status != MHA_OK) throw std::runtime_error(error.message);
@@ -36,7 +38,8 @@ void Check(mha_status status, const mha_error &error) {
 
 std::vector<float> Numbers(int64_t count, int first) {
   std::vector<float> x(static_cast<size_t>(count));
-  for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>((static_cast<int>(i) * 7 + first) % 23 - 11) / 13;
+  for (size_t i = 0; i < x.size(); i++)
+    x[i] = static_cast<float>((static_cast<int>(i) * 7 + first) % 23 - 11) / 13;
   return x;
 }
 
@@ -50,7 +53,8 @@ std::string Sum(const std::vector<float> &x) {
   return digits;
 }
 
-// What a packed layer gives: the sum of a causal call's rows. mha_layer_verify has to accept it too.
+// What a packed layer gives: the sum of a causal call's rows. mha_layer_verify has to accept it
+// too.
 mha_status SumOfLayer(const Memory &bytes, uint32_t instruction_set, std::string *sum) {
   mha_error error;
   mha_layer_options options = {};
@@ -58,7 +62,8 @@ mha_status SumOfLayer(const Memory &bytes, uint32_t instruction_set, std::string
   options.instruction_set = instruction_set;
   Memory storage(mha_layer_view_size(), Place::kAnywhere);
   const mha_layer *layer;
-  const mha_status status = mha_layer_view(bytes.data(), bytes.size(), &options, storage.data(), storage.size(), &layer, &error);
+  const mha_status status = mha_layer_view(bytes.data(), bytes.size(), &options, storage.data(),
+                                           storage.size(), &layer, &error);
   if (status != MHA_OK) return status;
   Check(mha_layer_verify(bytes.data(), bytes.size(), &error), error);
   const std::vector<float> x = Numbers(kRows * kWidth, 5);
@@ -101,7 +106,8 @@ struct Line {
   Memory Bytes() const {
     Memory bytes(hex.size() / 2, Place::kAnywhere);
     for (size_t i = 0; i < bytes.size(); i++)
-      static_cast<unsigned char *>(bytes.data())[i] = static_cast<unsigned char>(std::stoul(hex.substr(2 * i, 2), nullptr, 16));
+      static_cast<unsigned char *>(bytes.data())[i] =
+          static_cast<unsigned char>(std::stoul(hex.substr(2 * i, 2), nullptr, 16));
     return bytes;
   }
 };
@@ -112,15 +118,17 @@ std::vector<Line> Lines() {
   for (std::string text, more; std::getline(in, text);) {
     std::istringstream words(text);
     Line line;
-    if (!(words >> line.version >> line.contract >> line.kind >> line.name >> line.sum >> line.hex) || words >> more ||
-        line.hex.size() % 2 != 0 || (line.kind != "layer" && line.kind != "cache"))
+    if (!(words >> line.version >> line.contract >> line.kind >> line.name >> line.sum >>
+          line.hex) ||
+        words >> more || line.hex.size() % 2 != 0 || (line.kind != "layer" && line.kind != "cache"))
       throw std::runtime_error("a line of " MHA_PACKED_FILES " is damaged: " + text.substr(0, 60));
     lines.push_back(line);
   }
   return lines;
 }
 
-void Write(const std::string &kind, const std::string &name, const Memory &bytes, const std::string &sum) {
+void Write(const std::string &kind, const std::string &name, const Memory &bytes,
+           const std::string &sum) {
   for (const Line &line : Lines()) {
     if (line.version == kVersion && line.kind == kind && line.name == name) return;
   }
@@ -128,7 +136,8 @@ void Write(const std::string &kind, const std::string &name, const Memory &bytes
   out << kVersion << " " << MHA_CONTRACT << " " << kind << " " << name << " " << sum << " ";
   for (size_t i = 0; i < bytes.size(); i++) {
     char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<const unsigned char *>(bytes.data())[i]);
+    std::snprintf(digits, sizeof digits, "%02x",
+                  static_cast<const unsigned char *>(bytes.data())[i]);
     out << digits;
   }
   out << "\n";
@@ -145,8 +154,9 @@ void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uin
   config.weight_type = type;
   config.arithmetic = arithmetic;
   config.gate = gate;
-  const std::vector<float> w_q = Numbers(kWidth * kHeads * kHeadDim, 1), w_k = Numbers(kWidth * kHeadDim, 2),
-                           w_v = Numbers(kWidth * kHeadDim, 3), w_o = Numbers(kHeads * kHeadDim * kWidth, 4), b_k = Numbers(kHeadDim, 6),
+  const std::vector<float> w_q = Numbers(kWidth * kHeads * kHeadDim, 1),
+                           w_k = Numbers(kWidth * kHeadDim, 2), w_v = Numbers(kWidth * kHeadDim, 3),
+                           w_o = Numbers(kHeads * kHeadDim * kWidth, 4), b_k = Numbers(kHeadDim, 6),
                            b_o = Numbers(kWidth, 7);
   mha_layer_weights weights = {};
   weights.struct_size = sizeof weights;
@@ -162,7 +172,8 @@ void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uin
   Memory bytes(size, Place::kAnywhere);
   Check(mha_layer_pack(&config, &weights, nullptr, bytes.data(), size, &error), error);
   std::string sum;
-  if (SumOfLayer(bytes, MHA_INSTRUCTION_SET_AUTO, &sum) != MHA_OK) throw std::runtime_error(name + ": what was written cannot be read");
+  if (SumOfLayer(bytes, MHA_INSTRUCTION_SET_AUTO, &sum) != MHA_OK)
+    throw std::runtime_error(name + ": what was written cannot be read");
   Write("layer", name, bytes, sum);
 }
 
@@ -185,12 +196,14 @@ void WriteCache(const std::string &name, uint32_t type, uint32_t kind) {
   const std::vector<float> k = Numbers(kRows * kHeadDim, 8), v = Numbers(kRows * kHeadDim, 9);
   Check(mha_kv_cache_append(cache, 0, kRows, k.data(), v.data(), &error), error);
   std::string sum;
-  if (SumOfCache(&bytes, &sum) != MHA_OK) throw std::runtime_error(name + ": what was written cannot be read");
+  if (SumOfCache(&bytes, &sum) != MHA_OK)
+    throw std::runtime_error(name + ": what was written cannot be read");
   Write("cache", name, bytes, sum);
 }
 
 void WriteAll() {
-  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+  for (const uint32_t type :
+       {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
     WriteLayer(kTypes[type], type, MHA_ARITHMETIC_F32, 0);
     if (type != MHA_TYPE_INT4) WriteCache(kTypes[type], type, MHA_CACHE_KIND_CONTIGUOUS);
   }
@@ -213,7 +226,8 @@ TEST_P(PackedFiles, OfEarlierReleasesGiveTheSameBitsOrAreRefusedForTheirContract
     Memory bytes = line.Bytes();
     const bool is_layer = line.kind == "layer";
     std::string sum;
-    const mha_status status = is_layer ? SumOfLayer(bytes, instruction_set(), &sum) : SumOfCache(&bytes, &sum);
+    const mha_status status =
+        is_layer ? SumOfLayer(bytes, instruction_set(), &sum) : SumOfCache(&bytes, &sum);
     if (line.contract == MHA_CONTRACT) {
       EXPECT_EQ(status, MHA_OK);
       EXPECT_EQ(sum, line.sum);
@@ -222,7 +236,8 @@ TEST_P(PackedFiles, OfEarlierReleasesGiveTheSameBitsOrAreRefusedForTheirContract
     }
   }
   EXPECT_FALSE(types.empty());
-  for (const auto &[version, found] : types) EXPECT_EQ(found.size(), 9u) << version << ": layers of 5 types, caches of 4";
+  for (const auto &[version, found] : types)
+    EXPECT_EQ(found.size(), 9u) << version << ": layers of 5 types, caches of 4";
 }
 
 }  // namespace

@@ -1,23 +1,24 @@
-// Packed layers: bytes that can be copied, written to a file and viewed again, that nothing damaged passes for, and layers whose
-// projections run in the caller's matrix product.
+// Packed layers: bytes that can be copied, written to a file and viewed again, that nothing damaged
+// passes for, and layers whose projections run in the caller's matrix product.
 
 #include <climits>
 #include <thread>
 
 #include "support/cache.h"
-#include "support/interface_support.h"
 #include "support/instruction_sets.h"
+#include "support/interface_support.h"
 #include "support/rounds.h"
 
 namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Widths that are all different and no multiples of anything, grouped heads, all biases; without an output projection; with more than
-// one panel and sum block. In calls of 7 queries and 11 keys.
+// Widths that are all different and no multiples of anything, grouped heads, all biases; without an
+// output projection; with more than one panel and sum block. In calls of 7 queries and 11 keys.
 const std::vector<LayerProblem> kProblems = [] {
   std::vector<LayerProblem> problems;
-  for (LayerProblem sizes : {SmallSizes(), SquareSizes(1, 1, 1, 1), SquareSizes(65, 6, 3, 17), SquareSizes(300, 2, 1, 50)}) {
+  for (LayerProblem sizes : {SmallSizes(), SquareSizes(1, 1, 1, 1), SquareSizes(65, 6, 3, 17),
+                             SquareSizes(300, 2, 1, 50)}) {
     sizes.n_q = 7;
     sizes.n_kv = 11;
     problems.push_back(NormalLayer(sizes));
@@ -26,9 +27,12 @@ const std::vector<LayerProblem> kProblems = [] {
   return problems;
 }();
 
-Outputs Result(const LayerProblem &problem, const mha_layer *layer) { return ForwardData(layer, problem, {Guarded(kAskAll)}).Compute(); }
+Outputs Result(const LayerProblem &problem, const mha_layer *layer) {
+  return ForwardData(layer, problem, {Guarded(kAskAll)}).Compute();
+}
 
-// The bytes at the same offset within 64 as the buffer's, but not at its address; before a guard page.
+// The bytes at the same offset within 64 as the buffer's, but not at its address; before a guard
+// page.
 Memory Copy(const Memory &buffer, size_t bytes) {
   Memory copy(bytes, Place::kBeforeGuard, 64);
   std::memcpy(copy.data(), buffer.data(), bytes);
@@ -43,15 +47,22 @@ mha_status Verify(const void *buffer, size_t bytes) {
 }
 
 // Rejected for what the bytes are, by view and by verify.
-void ExpectNoPackedLayer(const void *buffer, size_t bytes, const mha_layer_options *options = nullptr) {
+void ExpectNoPackedLayer(const void *buffer, size_t bytes,
+                         const mha_layer_options *options = nullptr) {
   Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   const mha_layer *layer = nullptr;
-  ExpectFails([&](mha_error *error) { return mha_layer_view(buffer, bytes, options, storage.data(), storage.size(), &layer, error); },
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_layer_view(buffer, bytes, options, storage.data(), storage.size(), &layer,
+                              error);
+      },
+      {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
+  ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer, bytes, error); },
               {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
-  ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer, bytes, error); }, {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
 }
 
-// ---- Round trips -------------------------------------------------------------------------------------------------------------------
+// ---- Round trips
+// -------------------------------------------------------------------------------------------------------------------
 
 class PackedLayer : public InstructionSetTest {};
 
@@ -95,21 +106,26 @@ TEST(Pack, WritesEveryByteOfThePackedLayerAndNoOther) {
       const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
       const Memory over_zeros = data.Pack(&options, 0x00);
       const Memory over_ones = data.Pack(&options, 0xFF);
-      EXPECT_EQ(over_zeros.Bytes(), over_ones.Bytes()) << "some bytes were not written for " << Describe(problem);
+      EXPECT_EQ(over_zeros.Bytes(), over_ones.Bytes())
+          << "some bytes were not written for " << Describe(problem);
 
       Memory larger(over_zeros.size() + 200, Place::kAfterGuard);
       larger.Fill(0x5A);
-      ASSERT_EQ(mha_layer_pack(&data.config, &data.weights, &options, larger.data(), larger.size(), nullptr), MHA_OK);
+      ASSERT_EQ(mha_layer_pack(&data.config, &data.weights, &options, larger.data(), larger.size(),
+                               nullptr),
+                MHA_OK);
       EXPECT_EQ(larger.Bytes(), over_zeros.Bytes() + std::string(200, 0x5A));
     }
   }
 }
 
 TEST(Pack, OfDifferentWeightsGivesDifferentBytes) {
-  EXPECT_NE(LayerData(NormalLayer(SmallSizes(), 1)).Pack().Bytes(), LayerData(NormalLayer(SmallSizes(), 2)).Pack().Bytes());
+  EXPECT_NE(LayerData(NormalLayer(SmallSizes(), 1)).Pack().Bytes(),
+            LayerData(NormalLayer(SmallSizes(), 2)).Pack().Bytes());
 }
 
-// One matrix in other clothes: transposed, strided, fused; at widths around those of the blocks in which packing works.
+// One matrix in other clothes: transposed, strided, fused; at widths around those of the blocks in
+// which packing works.
 TEST(Pack, GivesTheSameBytesForEveryForm) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
@@ -124,14 +140,16 @@ TEST(Pack, GivesTheSameBytesForEveryForm) {
           form.fused_biases = (which & 4) != 0;
           form.row_gap = which & 8 ? 1 + dim % 5 : 0;
           const LayerData data(problem, Place::kBeforeGuard, form);
-          ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
+          ASSERT_EQ(data.Pack(&options).Bytes(), expected)
+              << Describe(problem) << " " << Describe(form) << (sgemm ? " for sgemm" : "");
         }
       }
     }
   }
 }
 
-// ---- Views -------------------------------------------------------------------------------------------------------------------------
+// ---- Views
+// -------------------------------------------------------------------------------------------------------------------------
 
 TEST(LayerView, AcceptsABufferThatIsLargerThanNeeded) {
   const LayerProblem problem = SmallLayer();
@@ -161,11 +179,14 @@ TEST(LayerView, AcceptsStorageOfAnyAlignment) {
     storage.Fill(0xA7);
     const mha_layer *layer = nullptr;
     mha_error error;
-    ASSERT_EQ(mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data() + offset, mha_layer_view_size(), &layer, &error), MHA_OK)
+    ASSERT_EQ(mha_layer_view(buffer.data(), buffer.size(), nullptr, storage.data() + offset,
+                             mha_layer_view_size(), &layer, &error),
+              MHA_OK)
         << error.message << " offset " << offset;
     EXPECT_TRUE(SameBits(Result(problem, layer), expected)) << offset;
     std::memset(storage.data() + offset, 0xA7, mha_layer_view_size());
-    EXPECT_TRUE(storage.Holds(0xA7)) << "something was written beside the storage at offset " << offset;
+    EXPECT_TRUE(storage.Holds(0xA7))
+        << "something was written beside the storage at offset " << offset;
   }
 }
 
@@ -211,7 +232,8 @@ TEST(LayerView, AndPackMustAgreeOnTheBackEnd) {
   const mha_layer *layer = nullptr;
   const auto view = [&](const Memory &buffer, const mha_layer_options *options) {
     return [&, options](mha_error *error) {
-      return mha_layer_view(buffer.data(), buffer.size(), options, storage.data(), storage.size(), &layer, error);
+      return mha_layer_view(buffer.data(), buffer.size(), options, storage.data(), storage.size(),
+                            &layer, error);
     };
   };
   ExpectSucceeds(view(native_buffer, &native));
@@ -224,9 +246,11 @@ TEST(LayerView, AndPackMustAgreeOnTheBackEnd) {
   EXPECT_EQ(Verify(sgemm_buffer.data(), sgemm_buffer.size()), MHA_OK);
 }
 
-// ---- Damage ------------------------------------------------------------------------------------------------------------------------
+// ---- Damage
+// ------------------------------------------------------------------------------------------------------------------------
 
-// Every byte of a small layer, the header and the padding included: a view may not notice, but must not do harm; verify must notice.
+// Every byte of a small layer, the header and the padding included: a view may not notice, but must
+// not do harm; verify must notice.
 TEST(Damage, OfAnyByteIsFoundByVerify) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const LayerData data(SquareLayer(3, 2, 1, 2));
@@ -236,14 +260,16 @@ TEST(Damage, OfAnyByteIsFoundByVerify) {
     for (size_t i = 0; i < buffer.size(); ++i) {
       const unsigned char good = buffer.data()[i];
       std::vector<int> flips = {0x01, 0x80, 0xFF};
-      if (i < 512) flips = {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF};  // where a header may be
+      if (i < 512)
+        flips = {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF};  // where a header may be
       for (int flip : flips) {
         buffer.data()[i] = static_cast<unsigned char>(good ^ flip);
         const mha_status verified = Verify(buffer.data(), buffer.size());
         EXPECT_TRUE(verified == MHA_ERROR_PACKED_FORMAT || verified == MHA_ERROR_PACKED_CHECKSUM)
             << Name(verified) << " for byte " << i << " of " << buffer.size() << " xor " << flip;
         const View view(buffer, &options);
-        EXPECT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT) << Name(view.status) << " for byte " << i;
+        EXPECT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT)
+            << Name(view.status) << " for byte " << i;
         // What verify calls a bad format, view does not take for a layer.
         if (verified == MHA_ERROR_PACKED_FORMAT) {
           EXPECT_EQ(Name(view.status), Name(MHA_ERROR_PACKED_FORMAT)) << "byte " << i;
@@ -261,11 +287,13 @@ TEST(Damage, OfTheWeightsHasItsOwnStatus) {
   Random random(41);
   for (int i = 0; i < 200; ++i) {
     // Behind the first page there are weights and nothing else.
-    const auto at = static_cast<size_t>(random.Between(4096, static_cast<int64_t>(buffer.size()) - 1));
+    const auto at =
+        static_cast<size_t>(random.Between(4096, static_cast<int64_t>(buffer.size()) - 1));
     const auto flip = static_cast<unsigned char>(1 << random.Below(8));
     buffer.data()[at] ^= flip;
-    ExpectFails([&](mha_error *error) { return mha_layer_verify(buffer.data(), buffer.size(), error); },
-                {MHA_ERROR_PACKED_CHECKSUM, {1}, {}});
+    ExpectFails(
+        [&](mha_error *error) { return mha_layer_verify(buffer.data(), buffer.size(), error); },
+        {MHA_ERROR_PACKED_CHECKSUM, {1}, {}});
     EXPECT_EQ(View(buffer).status, MHA_OK) << "a view reads no weights";
     buffer.data()[at] ^= flip;
   }
@@ -280,12 +308,15 @@ TEST(Damage, ThatCancelsOutInASumIsFound) {
     for (size_t at : {size_t{4096}, size_t{10000}}) {
       buffer.data()[at] ^= 0x10;
       buffer.data()[at + distance] ^= 0x10;
-      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << at << " and " << distance << " behind";
+      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM)
+          << at << " and " << distance << " behind";
       buffer.data()[at] ^= 0x10;
       buffer.data()[at + distance] ^= 0x10;
-      ASSERT_NE(std::memcmp(buffer.data() + at, buffer.data() + at + distance, 4), 0) << "nothing to exchange";
+      ASSERT_NE(std::memcmp(buffer.data() + at, buffer.data() + at + distance, 4), 0)
+          << "nothing to exchange";
       std::swap_ranges(buffer.data() + at, buffer.data() + at + 4, buffer.data() + at + distance);
-      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << at << " exchanged with " << distance << " behind";
+      EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM)
+          << at << " exchanged with " << distance << " behind";
       std::swap_ranges(buffer.data() + at, buffer.data() + at + 4, buffer.data() + at + distance);
     }
   }
@@ -307,18 +338,21 @@ TEST(Damage, OfTheOrderOfTilesIsFound) {
   EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
 }
 
-// The same in every row and at every bit of a word: no bit may drop out of a sum, as the highest ones would.
+// The same in every row and at every bit of a word: no bit may drop out of a sum, as the highest
+// ones would.
 TEST(Damage, OfOneBitInTwoWordsIsFound) {
   const LayerData data(SquareLayer(64, 2, 1, 32));
   Memory buffer = data.Pack();
-  for (size_t distance : {size_t{8}, size_t{16}, size_t{192}, size_t{384}, size_t{3072}, size_t{12288}}) {
+  for (size_t distance :
+       {size_t{8}, size_t{16}, size_t{192}, size_t{384}, size_t{3072}, size_t{12288}}) {
     for (size_t row = 0; row < 16; ++row) {
       for (size_t bit = 0; bit < 64; ++bit) {
         const size_t at = 4096 + row * 192 + bit / 8;
         const auto flip = static_cast<unsigned char>(1 << bit % 8);
         buffer.data()[at] ^= flip;
         buffer.data()[at + distance] ^= flip;
-        ASSERT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM) << "bit " << bit << ", row " << row << ", " << distance;
+        ASSERT_EQ(Verify(buffer.data(), buffer.size()), MHA_ERROR_PACKED_CHECKSUM)
+            << "bit " << bit << ", row " << row << ", " << distance;
         buffer.data()[at] ^= flip;
         buffer.data()[at + distance] ^= flip;
       }
@@ -333,7 +367,8 @@ TEST(Damage, TruncationAtAnyLengthIsAnError) {
     const LayerData data(SquareLayer(20, 2, 1, 5));
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
     const Memory buffer = data.Pack(&options);
-    for (size_t length = 0; length < buffer.size(); length += length < 600 || length + 200 > buffer.size() ? 1 : 61) {
+    for (size_t length = 0; length < buffer.size();
+         length += length < 600 || length + 200 > buffer.size() ? 1 : 61) {
       SCOPED_TRACE(length);
       const Memory cut = Copy(buffer, length);
       ExpectNoPackedLayer(cut.data(), cut.size(), &options);
@@ -344,7 +379,8 @@ TEST(Damage, TruncationAtAnyLengthIsAnError) {
 
 TEST(Damage, ForeignBytesAreNoPackedLayer) {
   Random random(42);
-  for (size_t bytes : {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{256}, size_t{4096}, size_t{100000}}) {
+  for (size_t bytes :
+       {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{256}, size_t{4096}, size_t{100000}}) {
     SCOPED_TRACE(bytes);
     Memory foreign(bytes, Place::kBeforeGuard, 64);
     foreign.Fill(0x00);
@@ -352,7 +388,8 @@ TEST(Damage, ForeignBytesAreNoPackedLayer) {
     foreign.Fill(0xFF);
     ExpectNoPackedLayer(foreign.data(), foreign.size());
     for (int i = 0; i < 20; ++i) {
-      for (size_t b = 0; b < bytes; ++b) foreign.data()[b] = static_cast<unsigned char>(random.Next());
+      for (size_t b = 0; b < bytes; ++b)
+        foreign.data()[b] = static_cast<unsigned char>(random.Next());
       ExpectNoPackedLayer(foreign.data(), foreign.size());
     }
   }
@@ -373,8 +410,9 @@ LayerProblem ProblemOf(const mha_layer_config &config) {
 }
 
 // query_dim, key_dim, value_dim, output_dim, num_heads, num_kv_heads, head_dim, head_dim_v, scale
-mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, int64_t output_dim, int64_t num_heads, int64_t num_kv_heads,
-                        int64_t head_dim, int64_t head_dim_v, float scale) {
+mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, int64_t output_dim,
+                        int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                        int64_t head_dim_v, float scale) {
   mha_layer_config config = Zeroed<mha_layer_config>();
   config.query_dim = query_dim;
   config.key_dim = key_dim;
@@ -388,30 +426,35 @@ mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, i
   return config;
 }
 
-// ---- Headers that somebody made up, with the right checksum --------------------------------------------------------------------------
+// ---- Headers that somebody made up, with the right checksum
+// --------------------------------------------------------------------------
 
-// Where the fields of a header are (PackedHeader in src/pack.cpp), their width, and whether a layer's size may follow from it.
+// Where the fields of a header are (PackedHeader in src/pack.cpp), their width, and whether a
+// layer's size may follow from it.
 struct Field {
   const char *name;
   size_t offset, width;
   bool is_of_shape;
 };
 constexpr size_t kHeaderBytes = 256;
-const Field kFields[] = {{"magic", 0, 8, false},        {"byte_order", 8, 4, false},  {"version", 12, 4, false},
-                         {"contract", 16, 4, false},    {"kind", 20, 4, true},        {"bytes", 24, 8, false},
-                         {"checksum", 32, 8, false},    {"query_dim", 40, 8, true},   {"key_dim", 48, 8, true},
-                         {"value_dim", 56, 8, true},    {"output_dim", 64, 8, true},  {"num_heads", 72, 8, true},
-                         {"num_kv_heads", 80, 8, true}, {"head_dim", 88, 8, true},    {"head_dim_v", 96, 8, true},
-                         {"scale", 104, 4, false},      {"has_output", 108, 4, true}, {"gate", 112, 4, true},
-                         {"arithmetic", 116, 4, true},  {"gate_dim", 120, 8, true},   {"reserved", 128, 8, false}};
+const Field kFields[] = {
+    {"magic", 0, 8, false},        {"byte_order", 8, 4, false},  {"version", 12, 4, false},
+    {"contract", 16, 4, false},    {"kind", 20, 4, true},        {"bytes", 24, 8, false},
+    {"checksum", 32, 8, false},    {"query_dim", 40, 8, true},   {"key_dim", 48, 8, true},
+    {"value_dim", 56, 8, true},    {"output_dim", 64, 8, true},  {"num_heads", 72, 8, true},
+    {"num_kv_heads", 80, 8, true}, {"head_dim", 88, 8, true},    {"head_dim_v", 96, 8, true},
+    {"scale", 104, 4, false},      {"has_output", 108, 4, true}, {"gate", 112, 4, true},
+    {"arithmetic", 116, 4, true},  {"gate_dim", 120, 8, true},   {"reserved", 128, 8, false}};
 const Field &kSize = kFields[5], &kHasOutput = kFields[16];
-const int64_t kEdges[] = {0,         1,         2,         3,       4,       5,       6,         7,         8,
-                          9,         10,        15,        16,      17,      31,      32,        33,        47,
-                          48,        49,        63,        64,      65,      96,      97,        127,       128,
-                          255,       256,       1 << 16,   1 << 17, 1 << 24, 1 << 30, INT32_MAX, 1ll << 31, UINT32_MAX,
-                          1ll << 32, 1ll << 61, 1ll << 62, kMax,    -1,      -2,      INT32_MIN, kMin,      kMin + 1};
+const int64_t kEdges[] = {
+    0,         1,         2,         3,       4,       5,       6,         7,         8,
+    9,         10,        15,        16,      17,      31,      32,        33,        47,
+    48,        49,        63,        64,      65,      96,      97,        127,       128,
+    255,       256,       1 << 16,   1 << 17, 1 << 24, 1 << 30, INT32_MAX, 1ll << 31, UINT32_MAX,
+    1ll << 32, 1ll << 61, 1ll << 62, kMax,    -1,      -2,      INT32_MIN, kMin,      kMin + 1};
 
-// What the format says of 256 bytes: eight lanes, each of which takes 8 bytes of every 64 by an addition and a rotation.
+// What the format says of 256 bytes: eight lanes, each of which takes 8 bytes of every 64 by an
+// addition and a rotation.
 uint64_t ChecksumOfHeader(const unsigned char *header) {
   const auto mix = [](uint64_t sum) {
     sum *= 0x9e3779b97f4a7c15u;
@@ -438,7 +481,8 @@ struct Packed {
 };
 std::vector<Packed> AllKinds() {
   std::vector<Packed> all;
-  const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic, mha_sgemm sgemm = nullptr) {
+  const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic,
+                       mha_sgemm sgemm = nullptr) {
     mha_layer_config config = Config(6, 5, 7, 9, 4, 2, 3, 8, 0);
     config.weight_type = type;
     config.arithmetic = arithmetic;
@@ -497,7 +541,8 @@ class MadeUpHeader : public testing::Test {
     good_bytes_ = bytes;
     room_.Fill(0);
     ASSERT_EQ(is_linear ? mha_linear_pack(&linear, &options_, room_.data(), room_.size(), nullptr)
-                        : mha_layer_pack(&kind.config, &weights, &options_, room_.data(), room_.size(), nullptr),
+                        : mha_layer_pack(&kind.config, &weights, &options_, room_.data(),
+                                         room_.size(), nullptr),
               MHA_OK);
     std::memcpy(good_, room_.data(), kHeaderBytes);
     uint64_t sum = 0;
@@ -506,14 +551,17 @@ class MadeUpHeader : public testing::Test {
     std::memcpy(header_, good_, kHeaderBytes);
   }
   void Reset() { std::memcpy(header_, good_, kHeaderBytes); }
-  void Set(const Field &field, int64_t value) { std::memcpy(header_ + field.offset, &value, field.width); }
+  void Set(const Field &field, int64_t value) {
+    std::memcpy(header_ + field.offset, &value, field.width);
+  }
 
   // The status of a view, which writes nothing of a sentence without one.
   mha_status ViewIt() {
     const uint64_t sum = ChecksumOfHeader(header_);
     std::memcpy(header_ + 248, &sum, 8);
     std::memcpy(room_.data(), header_, kHeaderBytes);
-    const mha_status status = mha_layer_view(room_.data(), room_.size(), &options_, storage_.data(), storage_.size(), &layer_, &error_);
+    const mha_status status = mha_layer_view(room_.data(), room_.size(), &options_, storage_.data(),
+                                             storage_.size(), &layer_, &error_);
     if (status != MHA_OK) {
       EXPECT_EQ(Name(status), Name(MHA_ERROR_PACKED_FORMAT)) << error_.message;
       EXPECT_GT(std::strlen(error_.message), 20u);
@@ -521,11 +569,13 @@ class MadeUpHeader : public testing::Test {
     return status;
   }
 
-  // With the size that it has, and with every one that there is room for: at most one is that of its shape. Then it is a layer.
+  // With the size that it has, and with every one that there is room for: at most one is that of
+  // its shape. Then it is a layer.
   void TryAllSizes(const std::string &what) {
     ViewIt();
     int accepted = 0;
-    for (int64_t bytes = 256; bytes <= static_cast<int64_t>(room_.size()) && accepted < 2; bytes += 64) {
+    for (int64_t bytes = 256; bytes <= static_cast<int64_t>(room_.size()) && accepted < 2;
+         bytes += 64) {
       Set(kSize, bytes);
       if (ViewIt() != MHA_OK) continue;
       ++accepted;
@@ -535,7 +585,8 @@ class MadeUpHeader : public testing::Test {
     EXPECT_LE(accepted, 1) << what;
   }
 
-  // What view takes is a layer like one that the library packs, and stays inside its bytes, behind which there is an inaccessible page.
+  // What view takes is a layer like one that the library packs, and stays inside its bytes, behind
+  // which there is an inaccessible page.
   void Use(size_t bytes, const std::string &what) {
     SCOPED_TRACE(kind_.name + ", " + what);
     const Memory exact = Copy(room_, bytes);
@@ -555,8 +606,9 @@ class MadeUpHeader : public testing::Test {
     size_t packed_bytes = 0;
     mha_error error;
     const mha_linear_weights linear = LinearOf(same, weights);
-    EXPECT_EQ(Name(config.num_heads == 0 ? mha_linear_pack_size(&linear, &options_, &packed_bytes, &error)
-                                         : mha_layer_pack_size(&same, &weights, &options_, &packed_bytes, &error)),
+    EXPECT_EQ(Name(config.num_heads == 0
+                       ? mha_linear_pack_size(&linear, &options_, &packed_bytes, &error)
+                       : mha_layer_pack_size(&same, &weights, &options_, &packed_bytes, &error)),
               Name(MHA_OK))
         << error.message;
     EXPECT_EQ(packed_bytes, bytes);
@@ -661,8 +713,12 @@ TEST_F(MadeUpHeader, WithSeveralFieldsAtTheEdgesIsALayerOrRefused) {
       Reset();
       std::string what;
       for (int64_t changes = random.Between(2, 6); changes > 0; --changes) {
-        const Field &field = kFields[random.Coin() ? random.Between(7, 14) : random.Between(4, 19)];  // dimensions, or any but the first
-        const int64_t value = kEdges[random.Coin() ? random.Below(20) : random.Below(static_cast<int64_t>(std::size(kEdges)))];
+        const Field &field =
+            kFields[random.Coin() ? random.Between(7, 14)
+                                  : random.Between(4, 19)];  // dimensions, or any but the first
+        const int64_t value =
+            kEdges[random.Coin() ? random.Below(20)
+                                 : random.Below(static_cast<int64_t>(std::size(kEdges)))];
         Set(field, value);
         what += field.name + (" = " + std::to_string(value) + " ");
       }
@@ -672,7 +728,8 @@ TEST_F(MadeUpHeader, WithSeveralFieldsAtTheEdgesIsALayerOrRefused) {
   EXPECT_GT(accepted(), tried / 50);
 }
 
-// ---- The shape of a layer ----------------------------------------------------------------------------------------------------------
+// ---- The shape of a layer
+// ----------------------------------------------------------------------------------------------------------
 
 struct ShapeCase {
   const char *name;
@@ -713,12 +770,18 @@ TEST_P(ResolvedShape, IsWhatTheDefaultsMean) {
 }
 
 const ShapeCase kShapeCases[] = {
-    {"TwoNumbersAreEnough", Config(16, 0, 0, 0, 4, 0, 0, 0, 0), true, Config(16, 16, 16, 16, 4, 4, 4, 4, 0.5f)},
-    {"WithoutAnOutputProjection", Config(16, 0, 0, 0, 4, 0, 0, 3, 0), false, Config(16, 16, 16, 12, 4, 4, 4, 3, 0.5f)},
-    {"HeadDimOfItsOwn", Config(6, 0, 0, 0, 4, 0, 9, 0, 0), true, Config(6, 6, 6, 6, 4, 4, 9, 9, 1.0f / 3.0f)},
-    {"KeyDimGivesValueDim", Config(4, 7, 0, 0, 2, 0, 0, 0, 2), true, Config(4, 7, 7, 4, 2, 2, 2, 2, 2)},
-    {"GroupedHeads", Config(16, 0, 0, 5, 4, 2, 0, 0, -1), true, Config(16, 16, 16, 5, 4, 2, 4, 4, -1)},
-    {"NothingLeftOut", Config(2, 3, 5, 7, 9, 3, 11, 13, 0.125f), true, Config(2, 3, 5, 7, 9, 3, 11, 13, 0.125f)},
+    {"TwoNumbersAreEnough", Config(16, 0, 0, 0, 4, 0, 0, 0, 0), true,
+     Config(16, 16, 16, 16, 4, 4, 4, 4, 0.5f)},
+    {"WithoutAnOutputProjection", Config(16, 0, 0, 0, 4, 0, 0, 3, 0), false,
+     Config(16, 16, 16, 12, 4, 4, 4, 3, 0.5f)},
+    {"HeadDimOfItsOwn", Config(6, 0, 0, 0, 4, 0, 9, 0, 0), true,
+     Config(6, 6, 6, 6, 4, 4, 9, 9, 1.0f / 3.0f)},
+    {"KeyDimGivesValueDim", Config(4, 7, 0, 0, 2, 0, 0, 0, 2), true,
+     Config(4, 7, 7, 4, 2, 2, 2, 2, 2)},
+    {"GroupedHeads", Config(16, 0, 0, 5, 4, 2, 0, 0, -1), true,
+     Config(16, 16, 16, 5, 4, 2, 4, 4, -1)},
+    {"NothingLeftOut", Config(2, 3, 5, 7, 9, 3, 11, 13, 0.125f), true,
+     Config(2, 3, 5, 7, 9, 3, 11, 13, 0.125f)},
 };
 INSTANTIATE_TEST_SUITE_P(Layers, ResolvedShape, testing::ValuesIn(kShapeCases),
                          [](const auto &info) { return std::string(info.param.name); });
@@ -729,7 +792,8 @@ TEST(Shape, DefaultScaleIsOneThroughTheRoot) {
     const Layer layer = Create(data);
     mha_layer_config config = Zeroed<mha_layer_config>();
     ASSERT_EQ(mha_layer_shape(layer.get(), &config, nullptr), MHA_OK);
-    EXPECT_EQ(config.scale, 1.0f / std::sqrt(static_cast<float>(head_dim))) << head_dim;  // both operations are correctly rounded
+    EXPECT_EQ(config.scale, 1.0f / std::sqrt(static_cast<float>(head_dim)))
+        << head_dim;  // both operations are correctly rounded
   }
 }
 
@@ -744,7 +808,8 @@ TEST(Shape, CanBeUsedToMakeTheLayerAgain) {
   EXPECT_TRUE(SameBits(Result(problem, second.get()), expected));
 }
 
-// ---- The caller's matrix product ---------------------------------------------------------------------------------------------------
+// ---- The caller's matrix product
+// ---------------------------------------------------------------------------------------------------
 
 // What the library asked for, since the last time this was cleared. One thread uses it.
 struct SgemmRecord {
@@ -754,12 +819,15 @@ struct SgemmRecord {
   bool other_thread = false;
 } g_sgemm;
 
-void RecordingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-                    float beta, float *c, int ldc) {
-  if (g_sgemm.calls++ > 0 && g_sgemm.thread != std::this_thread::get_id()) g_sgemm.other_thread = true;
+void RecordingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                    const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                    int ldc) {
+  if (g_sgemm.calls++ > 0 && g_sgemm.thread != std::this_thread::get_id())
+    g_sgemm.other_thread = true;
   g_sgemm.thread = std::this_thread::get_id();
-  const bool right = order == 101 && trans_a == 111 && trans_b == 111 && alpha == 1.0f && beta == 0.0f && m >= 1 && n >= 1 && k >= 1 &&
-                     lda >= k && ldb >= n && ldc >= n && a != nullptr && b != nullptr && c != nullptr;
+  const bool right = order == 101 && trans_a == 111 && trans_b == 111 && alpha == 1.0f &&
+                     beta == 0.0f && m >= 1 && n >= 1 && k >= 1 && lda >= k && ldb >= n &&
+                     ldc >= n && a != nullptr && b != nullptr && c != nullptr;
   if (!right) ++g_sgemm.wrong;
   PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
@@ -777,7 +845,8 @@ TEST_P(Sgemm, RunsOnTheCallingThread) {
   const Outputs expected = ForwardData(layer.get(), problem, {Guarded()}).Compute();
   mha_scheduler scheduler = {};
   scheduler.num_threads = 3;
-  scheduler.parallel_for = [](void *, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+  scheduler.parallel_for = [](void *, uint32_t count, void (*task)(void *, uint32_t),
+                              void *task_context) {
     for (uint32_t i = 0; i < count; ++i) std::thread(task, task_context, i).join();
   };
   ForwardData threaded(layer.get(), problem, {Guarded()});
@@ -790,7 +859,8 @@ TEST_P(Sgemm, RunsOnTheCallingThread) {
   EXPECT_EQ(g_sgemm.thread, std::this_thread::get_id());
 }
 
-// One that fills its whole result only where it is told to: the library must not expect what it did not ask for.
+// One that fills its whole result only where it is told to: the library must not expect what it did
+// not ask for.
 TEST_P(Sgemm, StaysInsideGuardPages) {
   const mha_layer_options options = Options(instruction_set(), PlainSgemm);
   Random random(52);
@@ -810,13 +880,15 @@ TEST_P(Sgemm, StaysInsideGuardPages) {
         ForwardData run(view.layer, problem, {Guarded(kAskAll, place)});
         run.FreezeInputs();
         const Outputs poisoned = run.Compute(0xFF, place);
-        EXPECT_TRUE(SameBits(run.Compute(0x00, place), poisoned)) << "the workspace's contents reach the result of " << Describe(problem);
+        EXPECT_TRUE(SameBits(run.Compute(0x00, place), poisoned))
+            << "the workspace's contents reach the result of " << Describe(problem);
       }
     }
   }
 }
 
-// It is asked for rows at one distance: for those of each sequence where these lie apart, and for copies where some are padding.
+// It is asked for rows at one distance: for those of each sequence where these lie apart, and for
+// copies where some are padding.
 TEST_P(Sgemm, TakesSequencesThatLieApartAndPadding) {
   const mha_layer_options options = Options(instruction_set(), PlainSgemm);
   LayerProblem problem = OfItself(SquareSizes(12, 4, 2, 3), 5);
@@ -840,7 +912,8 @@ TEST_P(Sgemm, TakesSequencesThatLieApartAndPadding) {
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Sgemm);
 
-// The caller's product counts with int. These layers exist as shapes only; nothing is allocated and no array is read.
+// The caller's product counts with int. These layers exist as shapes only; nothing is allocated and
+// no array is read.
 TEST(SgemmDimensions, BeyondIntAreTooLarge) {
   constexpr int64_t kBeyond = int64_t{INT_MAX} + 1;
   const float number = 0;
@@ -850,19 +923,27 @@ TEST(SgemmDimensions, BeyondIntAreTooLarge) {
   const mha_layer_config small = Config(2, 2, 2, 2, 2, 2, 1, 1, 0);
   const auto expect_too_large = [&](const mha_layer_config &config) {
     size_t bytes = 4711;
-    ExpectFails([&](mha_error *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); },
-                {MHA_ERROR_TOO_LARGE, {1}, {}});
+    ExpectFails(
+        [&](mha_error *error) {
+          return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error);
+        },
+        {MHA_ERROR_TOO_LARGE, {1}, {}});
     EXPECT_EQ(bytes, 4711u);
   };
   const auto expect_fine = [&](const mha_layer_config &config) {
     size_t bytes = 0;
-    ExpectSucceeds([&](mha_error *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); });
+    ExpectSucceeds([&](mha_error *error) {
+      return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error);
+    });
   };
   expect_fine(small);
   mha_layer_config config = small;
-  for (int64_t mha_layer_config::*field : {&mha_layer_config::query_dim, &mha_layer_config::key_dim, &mha_layer_config::value_dim,
-                                           &mha_layer_config::output_dim, &mha_layer_config::head_dim, &mha_layer_config::head_dim_v}) {
-    const bool is_of_heads = field == &mha_layer_config::head_dim || field == &mha_layer_config::head_dim_v;
+  for (int64_t mha_layer_config::*field :
+       {&mha_layer_config::query_dim, &mha_layer_config::key_dim, &mha_layer_config::value_dim,
+        &mha_layer_config::output_dim, &mha_layer_config::head_dim,
+        &mha_layer_config::head_dim_v}) {
+    const bool is_of_heads =
+        field == &mha_layer_config::head_dim || field == &mha_layer_config::head_dim_v;
     config = small;
     config.*field = is_of_heads ? kBeyond / 2 : kBeyond;  // 2 heads of 2^30
     expect_too_large(config);

@@ -1,6 +1,7 @@
-// What a process does not notice of the library: every public function leaves the floating-point environment, errno and the locale as they
-// are, makes no system call and needs little stack; calls work in a forked child, after dlclose, and beside another copy of the library.
-// What the process can do to the library: other rounding, memory that is no layer or cache.
+// What a process does not notice of the library: every public function leaves the floating-point
+// environment, errno and the locale as they are, makes no system call and needs little stack; calls
+// work in a forked child, after dlclose, and beside another copy of the library. What the process
+// can do to the library: other rounding, memory that is no layer or cache.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,7 +26,8 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// ---- Every public function, called with what succeeds ------------------------------------------------------------------------------
+// ---- Every public function, called with what succeeds
+// ------------------------------------------------------------------------------
 
 struct Function {
   const char *name;
@@ -41,13 +43,15 @@ class Everything {
     linear_weights_.arithmetic = MHA_ARITHMETIC_INT8;
     Random random(3);
     for (const Memory *memory : {&keys_, &merged_}) {
-      for (size_t i = 0; i < memory->size() / sizeof(float); i++) memory->floats()[i] = 1.0f + random.Normals(1)[0] / 8;
+      for (size_t i = 0; i < memory->size() / sizeof(float); i++)
+        memory->floats()[i] = 1.0f + random.Normals(1)[0] / 8;
     }
     forward_.SetScheduler(&scheduler_.scheduler);
     attention_.SetScheduler(&scheduler_.scheduler);
     choice_.SetScheduler(&scheduler_.scheduler);
     linear_.scheduler = &scheduler_.scheduler;
-    for (Function &function : functions_) EXPECT_EQ(function.run(), MHA_OK) << function.name << ": " << error.message;
+    for (Function &function : functions_)
+      EXPECT_EQ(function.run(), MHA_OK) << function.name << ": " << error.message;
   }
   Everything(const Everything &) = delete;
   ~Everything() { mha_layer_destroy(created_); }
@@ -56,7 +60,9 @@ class Everything {
     forward_.layer = layer;
     linear_layer_ = layer;
   }
-  void UseCache(mha_kv_cache *cache) { forward_.args.cache = attention_.args.cache = choice_.args.cache = cache_ = cache; }
+  void UseCache(mha_kv_cache *cache) {
+    forward_.args.cache = attention_.args.cache = choice_.args.cache = cache_ = cache;
+  }
 
   const std::vector<Function> &functions() const { return functions_; }
   // What the calls have written: rows of the three kinds of calls, and of the cache.
@@ -105,7 +111,9 @@ class Everything {
     config.num_blocks = 8;
     return config;
   }
-  static Memory Floats(int64_t count) { return Memory(static_cast<size_t>(count) * sizeof(float), Place::kBeforeGuard, 64); }
+  static Memory Floats(int64_t count) {
+    return Memory(static_cast<size_t>(count) * sizeof(float), Place::kBeforeGuard, 64);
+  }
 
   const uint32_t set_;
   SerialScheduler scheduler_;
@@ -126,11 +134,11 @@ class Everything {
   mha_states_args states_ = Zeroed<mha_states_args>();
   mha_kv_cache_config cache_config_ = CacheConfig();
   const int32_t blocks_[2][2] = {{3, 5}, {0, 1}};
-  Memory keys_ = Floats(20 * kDim), read_k_ = Floats(20 * kDim), slopes_ = Floats(kHeads), bias_ = Floats(kHeads * 41),
-         cosines_ = Floats(16 * 8), sines_ = Floats(16 * 8);
+  Memory keys_ = Floats(20 * kDim), read_k_ = Floats(20 * kDim), slopes_ = Floats(kHeads),
+         bias_ = Floats(kHeads * 41), cosines_ = Floats(16 * 8), sines_ = Floats(16 * 8);
   mha_rope_config rope_ = Zeroed<mha_rope_config>();
-  Memory packed_{1 << 20, Place::kBeforeGuard, 64}, storage_{mha_layer_view_size()}, cache_buffer_{1 << 17, Place::kBeforeGuard, 64},
-      workspace_{1 << 20};
+  Memory packed_{1 << 20, Place::kBeforeGuard, 64}, storage_{mha_layer_view_size()},
+      cache_buffer_{1 << 17, Place::kBeforeGuard, 64}, workspace_{1 << 20};
   const mha_layer *viewed_ = nullptr;
   mha_kv_cache *cache_ = nullptr;
   size_t bytes_ = 0;
@@ -145,13 +153,23 @@ class Everything {
       {"mha_contract", [] { return mha_contract() ? MHA_OK : 1u; }},
       {"mha_instruction_sets", [] { return mha_instruction_sets() ? MHA_OK : 1u; }},
       {"mha_instruction_set_name", [] { return mha_instruction_set_name(1) ? MHA_OK : 1u; }},
-      {"mha_layer_pack_size", [this] { return mha_layer_pack_size(&data_.config, &data_.weights, &options_, &bytes_, &error); }},
+      {"mha_layer_pack_size",
+       [this] {
+         return mha_layer_pack_size(&data_.config, &data_.weights, &options_, &bytes_, &error);
+       }},
       {"mha_layer_pack",
-       [this] { return mha_layer_pack(&data_.config, &data_.weights, &options_, packed_.data(), packed_.size(), &error); }},
+       [this] {
+         return mha_layer_pack(&data_.config, &data_.weights, &options_, packed_.data(),
+                               packed_.size(), &error);
+       }},
       {"mha_layer_view_size", [] { return mha_layer_view_size() ? MHA_OK : 1u; }},
       {"mha_layer_view",
-       [this] { return mha_layer_view(packed_.data(), packed_.size(), &options_, storage_.data(), storage_.size(), &viewed_, &error); }},
-      {"mha_layer_verify", [this] { return mha_layer_verify(packed_.data(), packed_.size(), &error); }},
+       [this] {
+         return mha_layer_view(packed_.data(), packed_.size(), &options_, storage_.data(),
+                               storage_.size(), &viewed_, &error);
+       }},
+      {"mha_layer_verify",
+       [this] { return mha_layer_verify(packed_.data(), packed_.size(), &error); }},
       {"mha_layer_shape", [this] { return mha_layer_shape(forward_.layer, &shape_, &error); }},
       {"mha_layer_create",
        [this] {
@@ -172,12 +190,18 @@ class Everything {
       {"mha_attention_info", [this] { return attention_.Info(&info, &error); }},
       {"mha_choose_keys_workspace", [this] { return choice_.Workspace(&bytes_, &error); }},
       {"mha_choose_keys", [this] { return choice_.Run(workspace(), room(), &error); }},
-      {"mha_linear_pack_size", [this] { return mha_linear_pack_size(&linear_weights_, &options_, &bytes_, &error); }},
-      {"mha_linear_pack", [this] { return mha_linear_pack(&linear_weights_, &options_, packed_.data(), packed_.size(), &error); }},
+      {"mha_linear_pack_size",
+       [this] { return mha_linear_pack_size(&linear_weights_, &options_, &bytes_, &error); }},
+      {"mha_linear_pack",
+       [this] {
+         return mha_linear_pack(&linear_weights_, &options_, packed_.data(), packed_.size(),
+                                &error);
+       }},
       {"mha_linear_create",
        [this] {
          mha_layer_destroy(created_);
-         const mha_status status = mha_linear_create(&linear_weights_, &options_, &created_, &error);
+         const mha_status status =
+             mha_linear_create(&linear_weights_, &options_, &created_, &error);
          linear_layer_ = created_;
          return status;
        }},
@@ -188,18 +212,28 @@ class Everything {
          linear_.output.data = product_.data();
          return mha_linear_workspace(linear_layer_, &linear_, &bytes_, &error);
        }},
-      {"mha_linear", [this] { return mha_linear(linear_layer_, &linear_, workspace(), room(), &error); }},
-      {"mha_linear_info", [this] { return mha_linear_info(linear_layer_, &linear_, &info, &error); }},
+      {"mha_linear",
+       [this] { return mha_linear(linear_layer_, &linear_, workspace(), room(), &error); }},
+      {"mha_linear_info",
+       [this] { return mha_linear_info(linear_layer_, &linear_, &info, &error); }},
       {"mha_kv_cache_size", [this] { return mha_kv_cache_size(&cache_config_, &bytes_, &error); }},
       {"mha_kv_cache_init",
-       [this] { return mha_kv_cache_init(&cache_config_, cache_buffer_.data(), cache_buffer_.size(), &cache_, &error); }},
+       [this] {
+         return mha_kv_cache_init(&cache_config_, cache_buffer_.data(), cache_buffer_.size(),
+                                  &cache_, &error);
+       }},
       {"mha_kv_cache_set_blocks",
        [this] {
          const mha_status status = mha_kv_cache_set_blocks(cache_, 0, blocks_[0], 2, &error);
-         return status != MHA_OK ? status : mha_kv_cache_set_blocks(cache_, 1, blocks_[1], 2, &error);
+         return status != MHA_OK ? status
+                                 : mha_kv_cache_set_blocks(cache_, 1, blocks_[1], 2, &error);
        }},
-      {"mha_kv_cache_append", [this] { return mha_kv_cache_append(cache_, 0, 20, keys_.floats(), keys_.floats(), &error); }},
-      {"mha_kv_cache_copy_prefix", [this] { return mha_kv_cache_copy_prefix(cache_, 0, 1, 18, &error); }},
+      {"mha_kv_cache_append",
+       [this] {
+         return mha_kv_cache_append(cache_, 0, 20, keys_.floats(), keys_.floats(), &error);
+       }},
+      {"mha_kv_cache_copy_prefix",
+       [this] { return mha_kv_cache_copy_prefix(cache_, 0, 1, 18, &error); }},
       {"mha_kv_cache_unshare",
        [this] {  // sequence 1 shares the blocks of sequence 0, the last of which is partly filled
          const int32_t free_block = 6;
@@ -211,9 +245,13 @@ class Everything {
          return status == MHA_OK && used != 1 ? MHA_ERROR_INVALID_VALUE : status;
        }},
       {"mha_kv_cache_length", [this] { return mha_kv_cache_length(cache_, 1, &length_, &error); }},
-      {"mha_kv_cache_read", [this] { return mha_kv_cache_read(cache_, 0, 0, 20, read_k_.floats(), nullptr, &error); }},
+      {"mha_kv_cache_read",
+       [this] { return mha_kv_cache_read(cache_, 0, 0, 20, read_k_.floats(), nullptr, &error); }},
       {"mha_kv_cache_shape", [this] { return mha_kv_cache_shape(cache_, &cache_config_, &error); }},
-      {"mha_kv_cache_view", [this] { return mha_kv_cache_view(cache_buffer_.data(), cache_buffer_.size(), &cache_, &error); }},
+      {"mha_kv_cache_view",
+       [this] {
+         return mha_kv_cache_view(cache_buffer_.data(), cache_buffer_.size(), &cache_, &error);
+       }},
       {"mha_kv_cache_truncate", [this] { return mha_kv_cache_truncate(cache_, 0, 0, &error); }},
       {"mha_rope_tables",
        [this] {
@@ -222,9 +260,16 @@ class Everything {
          return mha_rope_tables(&rope_, cosines_.floats(), sines_.floats(), &error);
        }},
       {"mha_alibi_slopes", [this] { return mha_alibi_slopes(kHeads, slopes_.floats(), &error); }},
-      {"mha_t5_relative_bias", [this] { return mha_t5_relative_bias(keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(), &error); }},
+      {"mha_t5_relative_bias",
+       [this] {
+         return mha_t5_relative_bias(keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(),
+                                     &error);
+       }},
       {"mha_states_merge",
-       [this] { return mha_states_merge(kRows * kHeads, kWidth, merged_.floats(), merged_.floats(), merged_.floats(), set_, &error); }},
+       [this] {
+         return mha_states_merge(kRows * kHeads, kWidth, merged_.floats(), merged_.floats(),
+                                 merged_.floats(), set_, &error);
+       }},
       {"mha_states_finish",
        [this] {
          states_.batch = 1;
@@ -248,11 +293,14 @@ TEST(Everything, IsEveryFunctionOfTheHeaders) {
     text << file.rdbuf();
     const std::string all = text.str();
     ASSERT_FALSE(all.empty());
-    for (size_t at = all.find("\nMHA_API "); at != std::string::npos; at = all.find("\nMHA_API ", at + 1)) {
+    for (size_t at = all.find("\nMHA_API "); at != std::string::npos;
+         at = all.find("\nMHA_API ", at + 1)) {
       const size_t end = all.find('(', at), name = all.find_last_of(" *", end) + 1;
       const std::string function = all.substr(name, end - name);
       const auto &known = everything.functions();
-      if (std::none_of(known.begin(), known.end(), [&](const Function &f) { return f.name == function; })) missing += function + " ";
+      if (std::none_of(known.begin(), known.end(),
+                       [&](const Function &f) { return f.name == function; }))
+        missing += function + " ";
     }
   }
   EXPECT_EQ(missing, "");
@@ -307,12 +355,15 @@ TEST_P(EveryFunction, MakesNoSystemCallButCreate) {
   EXPECT_EQ(calls.exit_code, 0);
 }
 
-// ---- The floating-point environment, errno, the locale -----------------------------------------------------------------------------
+// ---- The floating-point environment, errno, the locale
+// -----------------------------------------------------------------------------
 
 // What a thread rounds by, without the flags of what has happened.
 struct FloatingPoint {
   uint64_t control = 0, x87 = 0;
-  bool operator==(const FloatingPoint &other) const { return control == other.control && x87 == other.x87; }
+  bool operator==(const FloatingPoint &other) const {
+    return control == other.control && x87 == other.x87;
+  }
 };
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -391,7 +442,8 @@ TEST_P(EveryFunction, LeavesFloatingPointErrnoAndLocaleAlone) {
   setlocale(LC_ALL, "C");
 }
 
-// In other modes calls say that their bits are not those of the contract. They read and write what they should, and come near.
+// In other modes calls say that their bits are not those of the contract. They read and write what
+// they should, and come near.
 TEST_P(EveryFunction, SaysThatOtherModesOfTheThreadChangeBits) {
   if (With(kUp) == With(0)) GTEST_SKIP() << "modes are not known here";
   Everything everything(instruction_set(), 3);
@@ -404,26 +456,32 @@ TEST_P(EveryFunction, SaysThatOtherModesOfTheThreadChangeBits) {
       In(With(mode), [&] { status = function.run(); });
       EXPECT_EQ(status, MHA_OK) << function.name;
       const bool is_info = std::string(function.name).find("info") != std::string::npos;
-      EXPECT_EQ(everything.info.contract, is_info && mode != 0 ? 0u : MHA_CONTRACT) << function.name;
+      EXPECT_EQ(everything.info.contract, is_info && mode != 0 ? 0u : MHA_CONTRACT)
+          << function.name;
     }
     const std::vector<float> results = everything.Results();
     double most = 0;
-    for (size_t i = 0; i < everything.NumFloatResults(); i++) most = std::max<double>(most, std::fabs(results[i] - expected[i]));
+    for (size_t i = 0; i < everything.NumFloatResults(); i++)
+      most = std::max<double>(most, std::fabs(results[i] - expected[i]));
     EXPECT_LT(most, mode == 0 ? 1e-30 : 1e-4);
   }
 }
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(EveryFunction);
 
-// ---- Memory that is no layer or cache ----------------------------------------------------------------------------------------------
+// ---- Memory that is no layer or cache
+// ----------------------------------------------------------------------------------------------
 
-// All functions that take a layer, or a cache, refuse what is passed in its place, with a sentence that has this word.
-void ExpectRefused(const Everything &everything, const char *what, const char *word, const char *functions) {
+// All functions that take a layer, or a cache, refuse what is passed in its place, with a sentence
+// that has this word.
+void ExpectRefused(const Everything &everything, const char *what, const char *word,
+                   const char *functions) {
   int refused = 0;
   for (const Function &function : everything.functions()) {
     if (!HasWord(functions, function.name)) continue;
     EXPECT_EQ(function.run(), MHA_ERROR_INVALID_VALUE) << function.name << " with " << what;
-    EXPECT_TRUE(HasWord(everything.error.message, word)) << function.name << " with " << what << ": " << everything.error.message;
+    EXPECT_TRUE(HasWord(everything.error.message, word))
+        << function.name << " with " << what << ": " << everything.error.message;
     ++refused;
   }
   EXPECT_EQ(refused, std::count(functions, functions + std::strlen(functions), ' ') + 1);
@@ -433,15 +491,18 @@ void ExpectNoLayer(const void *memory, const char *what) {
   const auto *layer = static_cast<const mha_layer *>(memory);
   everything.UseLayer(layer);
   ExpectRefused(everything, what, "destroyed",
-                "mha_forward_workspace mha_forward mha_info mha_linear_workspace mha_linear mha_linear_info mha_layer_shape");
+                "mha_forward_workspace mha_forward mha_info mha_linear_workspace mha_linear "
+                "mha_linear_info mha_layer_shape");
   mha_layer_destroy(const_cast<mha_layer *>(layer));  // does nothing
 }
 void ExpectNoCache(void *memory, const char *what, const char *word = "cache") {
   Everything everything(MHA_INSTRUCTION_SET_AUTO);
   everything.UseCache(static_cast<mha_kv_cache *>(memory));
   ExpectRefused(everything, what, word,
-                "mha_kv_cache_shape mha_kv_cache_length mha_kv_cache_truncate mha_kv_cache_set_blocks mha_kv_cache_copy_prefix "
-                "mha_kv_cache_append mha_kv_cache_read mha_forward_workspace mha_forward mha_info mha_attention_workspace mha_attention "
+                "mha_kv_cache_shape mha_kv_cache_length mha_kv_cache_truncate "
+                "mha_kv_cache_set_blocks mha_kv_cache_copy_prefix "
+                "mha_kv_cache_append mha_kv_cache_read mha_forward_workspace mha_forward mha_info "
+                "mha_attention_workspace mha_attention "
                 "mha_attention_info mha_choose_keys_workspace mha_choose_keys");
 }
 
@@ -501,7 +562,8 @@ TEST(Handles, OfACacheThatWasMovedAreGoodWhereItIsAligned) {
   ExpectNoCache(cache.get(), "a buffer that was used for something else");
 }
 
-// ---- A child, and other copies of the library --------------------------------------------------------------------------------------
+// ---- A child, and other copies of the library
+// --------------------------------------------------------------------------------------
 
 // Calls with threads in the parent leave nothing behind that a child would miss.
 TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {
@@ -524,7 +586,8 @@ TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {
   const pid_t child = fork();
   if (child == 0) {
     bool is_right = SameBits(call.Compute(), expected[1]) && cache.Length(1) == 40;
-    for (const Function &function : everything.functions()) is_right = function.run() == MHA_OK && is_right;
+    for (const Function &function : everything.functions())
+      is_right = function.run() == MHA_OK && is_right;
     _exit(is_right && everything.Results() == results ? 0 : 1);
   }
   int status = -1;
@@ -572,7 +635,8 @@ struct Footprint {
 Footprint Measure() {
   Footprint now;
   std::ifstream mappings("/proc/self/maps");
-  for (std::string line; std::getline(mappings, line); ++now.mappings) now.of_library += line.find("libmha.so") != std::string::npos;
+  for (std::string line; std::getline(mappings, line); ++now.mappings)
+    now.of_library += line.find("libmha.so") != std::string::npos;
   for (int file = 0; file < 1024; ++file) now.files += fcntl(file, F_GETFD) != -1;
   std::ifstream("/proc/self/statm") >> now.pages >> now.pages;
   return now;
@@ -612,13 +676,16 @@ TEST(Copies, ComeAndGoAThousandTimes) {
 // Two copies of the shared library, and the one that this program is linked with.
 TEST(Copies, WorkSideBySide) {
   const std::string path = testing::TempDir() + "mha_copy_" + std::to_string(getpid()) + ".so";
-  std::ofstream(path, std::ios::binary) << std::ifstream(MHA_SHARED_LIBRARY, std::ios::binary).rdbuf();
+  std::ofstream(path, std::ios::binary)
+      << std::ifstream(MHA_SHARED_LIBRARY, std::ios::binary).rdbuf();
   const Copy one(MHA_SHARED_LIBRARY), other(path);
   unlink(path.c_str());
   ASSERT_NE(one.forward, other.forward);
   ASSERT_NE(&mha_forward, other.forward);
   Calls calls;
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(calls.AreRight(one) && calls.AreRight(other) && SameBits(calls.call.Compute(), calls.expected));
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(calls.AreRight(one) && calls.AreRight(other) &&
+                SameBits(calls.call.Compute(), calls.expected));
   dlclose(one.library);
   EXPECT_TRUE(calls.AreRight(other));
   dlclose(other.library);

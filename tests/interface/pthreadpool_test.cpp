@@ -1,4 +1,5 @@
-// mha::pthreadpool: its schedulers do what mha.h asks of one, and the results on a pool are the bits of those without.
+// mha::pthreadpool: its schedulers do what mha.h asks of one, and the results on a pool are the
+// bits of those without.
 #include <gtest/gtest.h>
 #include <mha.h>
 #include <mha_pthreadpool.h>
@@ -16,8 +17,9 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// The two kinds of scheduler. The first is slow where the pool has more threads than there are free processors: a loop of it may then take
-// as long as the system's time slices, and it gets fewer rounds here.
+// The two kinds of scheduler. The first is slow where the pool has more threads than there are free
+// processors: a loop of it may then take as long as the system's time slices, and it gets fewer
+// rounds here.
 struct Kind {
   const char *name;
   void (*fill)(pthreadpool_t pool, mha_scheduler *scheduler);
@@ -48,7 +50,8 @@ class Pool {
 template <typename Task>
 void ParallelFor(const mha_scheduler *scheduler, uint32_t count, Task task) {
   scheduler->parallel_for(
-      scheduler->context, count, [](void *context, uint32_t index) { (*static_cast<Task *>(context))(index); }, &task);
+      scheduler->context, count,
+      [](void *context, uint32_t index) { (*static_cast<Task *>(context))(index); }, &task);
 }
 
 constexpr size_t kThreadCounts[] = {1, 2, 3, 8};
@@ -79,10 +82,12 @@ TEST(SchedulerOverAPool, RunsEachIndexOnceAndReturnsAfterAll) {
       const Pool pool(kind, num_threads);
       for (uint32_t count = 0; count <= num_threads; count++) {
         for (int round = 0; round < kind.calls / 15; round++) {
-          std::vector<int> runs(num_threads, 0);  // plain numbers: what a task wrote must be visible afterwards
+          std::vector<int> runs(num_threads,
+                                0);  // plain numbers: what a task wrote must be visible afterwards
           ParallelFor(pool.scheduler(), count, [&](uint32_t index) { runs.at(index)++; });
           for (uint32_t index = 0; index < num_threads; index++) {
-            ASSERT_EQ(runs[index], index < count ? 1 : 0) << "index " << index << " of " << count << ", " << kind.name;
+            ASSERT_EQ(runs[index], index < count ? 1 : 0)
+                << "index " << index << " of " << count << ", " << kind.name;
           }
         }
       }
@@ -97,7 +102,8 @@ TEST(SchedulerOverAPool, RunsTasksAtTheSameTime) {
     std::atomic<bool> met[2] = {};
     ParallelFor(pool.scheduler(), 2, [&](uint32_t index) {
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-      for (started++; started < 2 && std::chrono::steady_clock::now() < deadline;) std::this_thread::yield();
+      for (started++; started < 2 && std::chrono::steady_clock::now() < deadline;)
+        std::this_thread::yield();
       met[index] = started == 2;
     });
     EXPECT_TRUE(met[0] && met[1]) << "one task ended before the other began, " << kind.name;
@@ -110,7 +116,8 @@ TEST(SchedulerOverAPool, LeavesSubnormalNumbersAlone) {
     const Pool pool(kind, 2);
     std::vector<float> halves(2, 0);
     const volatile float smallest_normal = 0x1p-126f;
-    ParallelFor(pool.scheduler(), 2, [&](uint32_t index) { halves[index] = smallest_normal * 0.5f; });
+    ParallelFor(pool.scheduler(), 2,
+                [&](uint32_t index) { halves[index] = smallest_normal * 0.5f; });
     for (const float half : halves) EXPECT_EQ(half, 0x1p-127f) << kind.name;
   }
 }
@@ -128,14 +135,16 @@ TEST(SchedulerWithoutAPool, RunsOnTheCallingThread) {
 
 // ---- The results
 
-LayerProblem RandomLayer(uint64_t seed, int64_t batch, int64_t n, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+LayerProblem RandomLayer(uint64_t seed, int64_t batch, int64_t n, int64_t num_heads,
+                         int64_t num_kv_heads, int64_t head_dim) {
   LayerProblem problem;
   problem.batch = batch;
   problem.n_q = problem.n_kv = n;
   problem.num_heads = num_heads;
   problem.num_kv_heads = num_kv_heads;
   problem.head_dim = problem.head_dim_v = head_dim;
-  problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = num_heads * head_dim;
+  problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim =
+      num_heads * head_dim;
   problem.is_causal = seed % 2 == 0;
   return NormalLayer(problem, seed);
 }
@@ -147,7 +156,8 @@ class OnAPool : public AttentionTest {
     call.scheduler = scheduler;
     return Attend(problem, call);
   }
-  static Outputs ForwardOn(const mha_scheduler *scheduler, const mha_layer *layer, const LayerProblem &problem) {
+  static Outputs ForwardOn(const mha_scheduler *scheduler, const mha_layer *layer,
+                           const LayerProblem &problem) {
     LayerCall call;
     call.scheduler = scheduler;
     return Forward(layer, problem, call);
@@ -156,10 +166,11 @@ class OnAPool : public AttentionTest {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(OnAPool);
 
 TEST_P(OnAPool, AttentionGivesTheSameBits) {
-  const AttentionProblem problems[] = {
-      NormalAttention(RandomLayer(1, 1, 1, 1, 1, 8)), NormalAttention(RandomLayer(2, 1, 300, 2, 2, 16)),
-      NormalAttention(RandomLayer(3, 3, 70, 4, 2, 20)), NormalAttention(RandomLayer(4, 1, 270, 1, 1, 33)),
-      NormalAttention(RandomLayer(5, 2, 130, 3, 1, 16))};
+  const AttentionProblem problems[] = {NormalAttention(RandomLayer(1, 1, 1, 1, 1, 8)),
+                                       NormalAttention(RandomLayer(2, 1, 300, 2, 2, 16)),
+                                       NormalAttention(RandomLayer(3, 3, 70, 4, 2, 20)),
+                                       NormalAttention(RandomLayer(4, 1, 270, 1, 1, 33)),
+                                       NormalAttention(RandomLayer(5, 2, 130, 3, 1, 16))};
   for (const AttentionProblem &problem : problems) {
     const Outputs alone = AttendOn(nullptr, problem);
     for (const Kind &kind : kKinds) {
@@ -173,7 +184,8 @@ TEST_P(OnAPool, AttentionGivesTheSameBits) {
 }
 
 TEST_P(OnAPool, ForwardGivesTheSameBits) {
-  const LayerProblem problems[] = {RandomLayer(1, 1, 1, 1, 1, 8), RandomLayer(2, 1, 300, 4, 2, 16), RandomLayer(3, 4, 40, 6, 6, 24)};
+  const LayerProblem problems[] = {RandomLayer(1, 1, 1, 1, 1, 8), RandomLayer(2, 1, 300, 4, 2, 16),
+                                   RandomLayer(3, 4, 40, 6, 6, 24)};
   for (const LayerProblem &problem : problems) {
     const Layer layer = Make(problem);
     const Outputs alone = ForwardOn(nullptr, layer.get(), problem);
@@ -195,7 +207,8 @@ TEST_P(OnAPool, AThousandCallsGiveTheSameBits) {
   for (const Kind &kind : kKinds) {
     const Pool pool(kind, 2);
     for (int call = 0; call < kind.calls; call++) {
-      ASSERT_TRUE(SameBits(ForwardOn(pool.scheduler(), layer.get(), problem), alone)) << "call " << call << ", " << kind.name;
+      ASSERT_TRUE(SameBits(ForwardOn(pool.scheduler(), layer.get(), problem), alone))
+          << "call " << call << ", " << kind.name;
     }
   }
 }
@@ -217,7 +230,8 @@ TEST_P(OnAPool, CallsAtTheSameTimeGiveTheSameBits) {
       });
     }
     for (std::thread &thread : threads) thread.join();
-    EXPECT_EQ(different, 0) << (second == &one ? "calls that share a pool" : "calls with a pool each");
+    EXPECT_EQ(different, 0) << (second == &one ? "calls that share a pool"
+                                               : "calls with a pool each");
   }
 }
 

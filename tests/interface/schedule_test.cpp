@@ -12,7 +12,8 @@
 namespace {
 
 struct Runs {
-  explicit Runs(int64_t units) : count(std::make_unique<std::atomic<uint8_t>[]>(static_cast<size_t>(units))) {}
+  explicit Runs(int64_t units)
+      : count(std::make_unique<std::atomic<uint8_t>[]>(static_cast<size_t>(units))) {}
 
   std::unique_ptr<std::atomic<uint8_t>[]> count;
   std::atomic<int64_t> largest_thread{0};
@@ -24,8 +25,8 @@ struct Runs {
   }
 };
 
-// Units that take no time, so that threads contend for nearly every one: what is not atomic about taking one loses some within
-// milliseconds.
+// Units that take no time, so that threads contend for nearly every one: what is not atomic about
+// taking one loses some within milliseconds.
 TEST(Schedule, RunsEachUnitExactlyOnceHoweverThreadsContend) {
   constexpr int64_t kUnits = 100000;
   for (const uint32_t num_threads : {2u, 3u, 8u}) {
@@ -45,12 +46,14 @@ TEST(Schedule, RunsEachUnitExactlyOnceHoweverThreadsContend) {
 TEST(Schedule, RunsEachUnitExactlyOnceForAnyNumberOfUnitsAndThreads) {
   for (const uint32_t num_threads : {1u, 2u, 3u, 5u}) {
     const support::Scheduler scheduler(num_threads, support::RunTogether);
-    for (const mha_scheduler *given : {static_cast<const mha_scheduler *>(nullptr), scheduler.get()}) {
+    for (const mha_scheduler *given :
+         {static_cast<const mha_scheduler *>(nullptr), scheduler.get()}) {
       for (int64_t units = 0; units < 12; units++) {
         Runs runs(units + 1);
         mha::UnitCounter counter = {3};
         mha::run_units(given, &counter, units, Runs::Unit, &runs);
-        for (int64_t unit = 0; unit <= units; unit++) EXPECT_EQ(runs.count[unit], unit < units) << unit << " of " << units;
+        for (int64_t unit = 0; unit <= units; unit++)
+          EXPECT_EQ(runs.count[unit], unit < units) << unit << " of " << units;
       }
     }
   }

@@ -1,4 +1,5 @@
-// Sizes at the edges of 64 bits: every query about valid numbers has an answer, or they are too large.
+// Sizes at the edges of 64 bits: every query about valid numbers has an answer, or they are too
+// large.
 
 #include "interface/calls.h"
 
@@ -34,9 +35,11 @@ Wide Times(Wide a, int64_t b) {
   return b != 0 && a > limit / static_cast<Wide>(b) ? limit : a * static_cast<Wide>(b);
 }
 
-// A size query about valid numbers has an answer, or they are too large. It can't have one where the arrays of the call (in bytes) can't
-// exist, and must have one where even a generous estimate of what is needed is far from every limit. The answer is at least `least`.
-void ExpectExactOrTooLarge(mha_status status, const mha_error &error, size_t bytes, Wide arrays, Wide generous, Wide least) {
+// A size query about valid numbers has an answer, or they are too large. It can't have one where
+// the arrays of the call (in bytes) can't exist, and must have one where even a generous estimate
+// of what is needed is far from every limit. The answer is at least `least`.
+void ExpectExactOrTooLarge(mha_status status, const mha_error &error, size_t bytes, Wide arrays,
+                           Wide generous, Wide least) {
   EXPECT_EQ(error.status, status);
   if (status == MHA_OK) {
     EXPECT_LE(arrays, kSizeMax) << "the arrays can't exist";
@@ -51,7 +54,9 @@ void ExpectExactOrTooLarge(mha_status status, const mha_error &error, size_t byt
 // A row of more than 2^31 - 1 numbers may be refused although memory could hold it.
 Wide BeyondInt(const std::vector<Wide> &widths) {
   const Wide most = static_cast<Wide>(std::numeric_limits<int32_t>::max());
-  return std::any_of(widths.begin(), widths.end(), [=](Wide width) { return width > most; }) ? kSurelyFine : 0;
+  return std::any_of(widths.begin(), widths.end(), [=](Wide width) { return width > most; })
+             ? kSurelyFine
+             : 0;
 }
 
 TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
@@ -76,27 +81,36 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
       config.output_dim = random.Pick(kMagnitudes);
     }
     if (random.Coin()) weights.w_q.bias = weights.w_k.bias = weights.w_v.bias = &number;
-    Wide elements = Times(Times(static_cast<Wide>(config.query_dim), config.num_heads), config.head_dim);
-    elements += Times(Times(static_cast<Wide>(config.key_dim), config.num_kv_heads), config.head_dim);
-    elements += Times(Times(static_cast<Wide>(config.value_dim), config.num_kv_heads), config.head_dim_v);
-    elements += Times(Times(static_cast<Wide>(config.output_dim), config.num_heads), config.head_dim_v);
-    const std::vector<Wide> widths = {static_cast<Wide>(config.query_dim),
-                                      static_cast<Wide>(config.key_dim),
-                                      static_cast<Wide>(config.value_dim),
-                                      static_cast<Wide>(config.output_dim),
-                                      Times(static_cast<Wide>(config.num_heads), config.head_dim),
-                                      Times(static_cast<Wide>(config.num_heads), config.head_dim_v)};
-    // Whole panels make thin matrices several times as large: "surely fine" counts 64 more columns for each matrix.
-    const Wide rows = static_cast<Wide>(config.query_dim) + static_cast<Wide>(config.key_dim) + static_cast<Wide>(config.value_dim) +
+    Wide elements =
+        Times(Times(static_cast<Wide>(config.query_dim), config.num_heads), config.head_dim);
+    elements +=
+        Times(Times(static_cast<Wide>(config.key_dim), config.num_kv_heads), config.head_dim);
+    elements +=
+        Times(Times(static_cast<Wide>(config.value_dim), config.num_kv_heads), config.head_dim_v);
+    elements +=
+        Times(Times(static_cast<Wide>(config.output_dim), config.num_heads), config.head_dim_v);
+    const std::vector<Wide> widths = {
+        static_cast<Wide>(config.query_dim),
+        static_cast<Wide>(config.key_dim),
+        static_cast<Wide>(config.value_dim),
+        static_cast<Wide>(config.output_dim),
+        Times(static_cast<Wide>(config.num_heads), config.head_dim),
+        Times(static_cast<Wide>(config.num_heads), config.head_dim_v)};
+    // Whole panels make thin matrices several times as large: "surely fine" counts 64 more columns
+    // for each matrix.
+    const Wide rows = static_cast<Wide>(config.query_dim) + static_cast<Wide>(config.key_dim) +
+                      static_cast<Wide>(config.value_dim) +
                       static_cast<Wide>(config.num_heads) * static_cast<Wide>(config.head_dim_v);
     size_t bytes = 4711;
     mha_error error;
     const mha_status status = mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error);
-    ExpectExactOrTooLarge(status, error, bytes, elements * 4, (elements + Times(rows, 64)) * 4 + BeyondInt(widths), elements * 4);
+    ExpectExactOrTooLarge(status, error, bytes, elements * 4,
+                          (elements + Times(rows, 64)) * 4 + BeyondInt(widths), elements * 4);
     if (status == MHA_OK) ++succeeded;
     if (HasFailure()) {
-      FAIL() << "query_dim " << config.query_dim << " key_dim " << config.key_dim << " value_dim " << config.value_dim << " output_dim "
-             << config.output_dim << " num_heads " << config.num_heads << " num_kv_heads " << config.num_kv_heads << " head_dim "
+      FAIL() << "query_dim " << config.query_dim << " key_dim " << config.key_dim << " value_dim "
+             << config.value_dim << " output_dim " << config.output_dim << " num_heads "
+             << config.num_heads << " num_kv_heads " << config.num_kv_heads << " head_dim "
              << config.head_dim << " head_dim_v " << config.head_dim_v;
     }
   }
@@ -115,7 +129,8 @@ TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.key.data = args.value.data = &number;
-    SerialScheduler scheduler(static_cast<uint32_t>(std::min<int64_t>(random.Pick(kMagnitudes), 0xFFFFFFFF)));
+    SerialScheduler scheduler(
+        static_cast<uint32_t>(std::min<int64_t>(random.Pick(kMagnitudes), 0xFFFFFFFF)));
     const bool threads = random.Coin();
     if (threads) args.scheduler = &scheduler.scheduler;
     mha_outputs outputs = Zeroed<mha_outputs>();
@@ -137,8 +152,9 @@ TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     ExpectExactOrTooLarge(status, error, bytes, arrays, generous, 0);
     if (status == MHA_OK) ++succeeded;
     if (HasFailure()) {
-      FAIL() << "batch " << args.batch << " n_q " << args.n_q << " n_kv " << args.n_kv << " attention_weights "
-             << (outputs.attention_weights != nullptr) << " num_threads " << (threads ? scheduler.scheduler.num_threads : 0);
+      FAIL() << "batch " << args.batch << " n_q " << args.n_q << " n_kv " << args.n_kv
+             << " attention_weights " << (outputs.attention_weights != nullptr) << " num_threads "
+             << (threads ? scheduler.scheduler.num_threads : 0);
     }
   }
   EXPECT_GT(succeeded, 100);
@@ -167,22 +183,26 @@ TEST(Sizes, OfAttentionWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     arrays = std::max(arrays, Times(Times(Times(sequences, args.n_kv), args.head_dim_v), 4));
     arrays = std::max(arrays, Times(Times(Times(sequences, args.n_q), args.head_dim_v), 4));
     // Tiles and chunk states may need a few thousand rows of a head whatever the number of rows is.
-    const Wide generous = Times(Times(sequences, static_cast<int64_t>(longest)), static_cast<int64_t>(widest)) * 64 + widest * (1 << 16) +
-                          BeyondInt({Times(static_cast<Wide>(args.num_heads), static_cast<int64_t>(widest))});
+    const Wide generous =
+        Times(Times(sequences, static_cast<int64_t>(longest)), static_cast<int64_t>(widest)) * 64 +
+        widest * (1 << 16) +
+        BeyondInt({Times(static_cast<Wide>(args.num_heads), static_cast<int64_t>(widest))});
     size_t bytes = 4711;
     mha_error error;
     const mha_status status = mha_attention_workspace(&args, &bytes, &error);
     ExpectExactOrTooLarge(status, error, bytes, arrays, generous, 0);
     if (status == MHA_OK) ++succeeded;
     if (HasFailure()) {
-      FAIL() << "batch " << args.batch << " n_q " << args.n_q << " n_kv " << args.n_kv << " num_heads " << args.num_heads << " head_dim "
-             << args.head_dim << " head_dim_v " << args.head_dim_v;
+      FAIL() << "batch " << args.batch << " n_q " << args.n_q << " n_kv " << args.n_kv
+             << " num_heads " << args.num_heads << " head_dim " << args.head_dim << " head_dim_v "
+             << args.head_dim_v;
     }
   }
   EXPECT_GT(succeeded, 100);
 }
 
-// With nothing to do there is no array whose size could overflow; the arithmetic must hold all the same, and the query must end.
+// With nothing to do there is no array whose size could overflow; the arithmetic must hold all the
+// same, and the query must end.
 TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
   for (bool empty_batch : {true, false}) {
     for (int64_t length : {kMax, kMax - 1, kMax - 255, int64_t{1} << 62, int64_t{1} << 40}) {
@@ -201,10 +221,12 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
         forward.args.flags = attention.args.flags = flags;
         size_t bytes = 4711;
         mha_error error = UnwrittenError();
-        ExpectExactOrTooLarge(forward.data.Workspace(&bytes, &error), error, bytes, 0, kSurelyFine + 1, 0);
+        ExpectExactOrTooLarge(forward.data.Workspace(&bytes, &error), error, bytes, 0,
+                              kSurelyFine + 1, 0);
         bytes = 4711;
         error = UnwrittenError();
-        ExpectExactOrTooLarge(attention.data.Workspace(&bytes, &error), error, bytes, 0, kSurelyFine + 1, 0);
+        ExpectExactOrTooLarge(attention.data.Workspace(&bytes, &error), error, bytes, 0,
+                              kSurelyFine + 1, 0);
         mha_call_info info = Zeroed<mha_call_info>();
         error = UnwrittenError();
         EXPECT_EQ(forward.data.Info(&info, &error), error.status);
@@ -215,7 +237,8 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
   }
 }
 
-// Whatever numbers stand in the arguments, a query ends, and says what it says in one voice. (The sanitizers watch the arithmetic.)
+// Whatever numbers stand in the arguments, a query ends, and says what it says in one voice. (The
+// sanitizers watch the arithmetic.)
 TEST(Sizes, QueriesSurviveArbitraryNumbers) {
   Random random(14);
   const LayerData layer_data{SmallLayer()};
@@ -248,7 +271,8 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
     forward.n_q = dimension();
     forward.n_kv = dimension();
     forward.key.data = forward.value.data = &number;
-    for (mha_strides *strides : {&forward.query.strides, &forward.key.strides, &forward.value.strides, &forward.output.strides}) {
+    for (mha_strides *strides : {&forward.query.strides, &forward.key.strides,
+                                 &forward.value.strides, &forward.output.strides}) {
       strides->batch = stride();
       strides->row = stride();
       if (random.Below(20) == 0) strides->head = stride();  // always an error
@@ -271,7 +295,8 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
     attention.num_kv_heads = random.Coin() ? 0 : dimension();
     attention.head_dim = dimension();
     attention.head_dim_v = dimension();
-    for (mha_strides *strides : {&attention.q.strides, &attention.k.strides, &attention.v.strides, &attention.output.strides}) {
+    for (mha_strides *strides : {&attention.q.strides, &attention.k.strides, &attention.v.strides,
+                                 &attention.output.strides}) {
       *strides = {stride(), stride(), stride()};
     }
     attention.flags = random.Coin() ? MHA_CAUSAL : 0;
@@ -291,7 +316,8 @@ TEST(Sizes, QueriesSurviveArbitraryNumbers) {
   }
 }
 
-// A start close to the largest number must not wrap around to a negative position: it sees all keys.
+// A start close to the largest number must not wrap around to a negative position: it sees all
+// keys.
 TEST(Sizes, AStartFarBehindTheKeysSeesAllOfThem) {
   LayerProblem problem = SmallLayer();
   problem.q_start = {0, 0};
@@ -303,7 +329,8 @@ TEST(Sizes, AStartFarBehindTheKeysSeesAllOfThem) {
     data.q_start[0] = data.q_start[1] = start;
     EXPECT_TRUE(SameBits(data.Compute(), all)) << start;
   }
-  // At the very end the last query's position itself does not fit any more: either is right, but nothing in between.
+  // At the very end the last query's position itself does not fit any more: either is right, but
+  // nothing in between.
   data.q_start[0] = data.q_start[1] = kMax;
   data.PoisonOutputs();
   Memory workspace(data.WorkspaceBytes());

@@ -1,4 +1,5 @@
-// Programs that were compiled with an older or a newer header: every struct says its size, and no byte behind it is looked at.
+// Programs that were compiled with an older or a newer header: every struct says its size, and no
+// byte behind it is looked at.
 
 #include "interface/calls.h"
 #include "support/choice.h"
@@ -7,9 +8,10 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Calls with a struct of every size from 0 to 8 bytes more than it has. Only struct_size bytes are accessible, up to the alignment, so
-// that a read beyond them faults. This is the first version, so the least size is the struct as it is; a larger one comes from a newer
-// program, and must be accepted as long as it uses nothing new. call: mha_status(const Struct *, mha_error *).
+// Calls with a struct of every size from 0 to 8 bytes more than it has. Only struct_size bytes are
+// accessible, up to the alignment, so that a read beyond them faults. This is the first version, so
+// the least size is the struct as it is; a larger one comes from a newer program, and must be
+// accepted as long as it uses nothing new. call: mha_status(const Struct *, mha_error *).
 template <typename Struct, typename Call>
 void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &call) {
   const Expected expected = {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}};
@@ -51,8 +53,8 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
   ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
 }
 
-mha_status CreateAndDestroy(const mha_layer_config *config, const mha_layer_weights *weights, const mha_layer_options *options,
-                            mha_error *error) {
+mha_status CreateAndDestroy(const mha_layer_config *config, const mha_layer_weights *weights,
+                            const mha_layer_options *options, mha_error *error) {
   mha_layer *layer = nullptr;
   const mha_status status = mha_layer_create(config, weights, options, &layer, error);
   EXPECT_EQ(layer == nullptr, status != MHA_OK);
@@ -100,14 +102,16 @@ TEST(StructSize, OfTheLayerOptions) {
     return mha_layer_pack_size(&data.config, &data.weights, options, &bytes, error);
   });
   ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
-    return mha_layer_pack(&data.config, &data.weights, options, buffer.data(), buffer.size(), error);
+    return mha_layer_pack(&data.config, &data.weights, options, buffer.data(), buffer.size(),
+                          error);
   });
   ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
     return CreateAndDestroy(&data.config, &data.weights, options, error);
   });
   ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
     const mha_layer *layer;
-    return mha_layer_view(packed.data(), packed.size(), options, storage.data(), storage.size(), &layer, error);
+    return mha_layer_view(packed.data(), packed.size(), options, storage.data(), storage.size(),
+                          &layer, error);
   });
 }
 
@@ -118,8 +122,9 @@ TEST(StructSize, OfTheForwardArguments) {
   ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
   Memory workspace(needed);
   size_t bytes;
-  ExpectStructSizeRule(call.args, 2,
-                       [&](const mha_forward_args *args, mha_error *error) { return mha_forward_workspace(layer, args, &bytes, error); });
+  ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
+    return mha_forward_workspace(layer, args, &bytes, error);
+  });
   ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
     call.data.PoisonOutputs();
     const mha_status status = mha_forward(layer, args, workspace.data(), workspace.size(), error);
@@ -138,8 +143,9 @@ TEST(StructSize, OfTheAttentionArguments) {
   ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
   Memory workspace(needed);
   size_t bytes;
-  ExpectStructSizeRule(call.args, 1,
-                       [&](const mha_attention_args *args, mha_error *error) { return mha_attention_workspace(args, &bytes, error); });
+  ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
+    return mha_attention_workspace(args, &bytes, error);
+  });
   ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
     call.data.PoisonOutputs();
     const mha_status status = mha_attention(args, workspace.data(), workspace.size(), error);
@@ -157,7 +163,9 @@ TEST(StructSize, OfTheRotationTables) {
   mha_rope_config config = Zeroed<mha_rope_config>();
   config.dims = 2;
   config.num_positions = 1;
-  ExpectStructSizeRule(config, 1, [&](const mha_rope_config *given, mha_error *error) { return mha_rope_tables(given, cos, sin, error); });
+  ExpectStructSizeRule(config, 1, [&](const mha_rope_config *given, mha_error *error) {
+    return mha_rope_tables(given, cos, sin, error);
+  });
 }
 
 TEST(StructSize, OfTheStates) {
@@ -178,8 +186,9 @@ TEST(StructSize, OfTheArgumentsOfAChoice) {
   ChoiceData data(problem);
   Memory workspace(data.WorkspaceBytes());
   size_t bytes;
-  ExpectStructSizeRule(data.choice, 1,
-                       [&](const mha_choose_keys_args *args, mha_error *error) { return mha_choose_keys_workspace(args, &bytes, error); });
+  ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
+    return mha_choose_keys_workspace(args, &bytes, error);
+  });
   ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
     data.PoisonOutputs();
     const mha_status status = mha_choose_keys(args, workspace.data(), workspace.size(), error);
@@ -194,7 +203,8 @@ TEST(StructSize, OfTheArgumentsOfAChoice) {
 
 // Of a struct that the arguments point at: the call itself with mha_forward, and both size queries.
 template <typename Struct>
-void ExpectStructSizeRuleOfCalls(const Struct &valid, const Struct *mha_forward_args::*forward_field,
+void ExpectStructSizeRuleOfCalls(const Struct &valid,
+                                 const Struct *mha_forward_args::*forward_field,
                                  const Struct *mha_attention_args::*attention_field) {
   FullForward forward;
   FullAttention attention;
@@ -210,7 +220,8 @@ void ExpectStructSizeRuleOfCalls(const Struct &valid, const Struct *mha_forward_
   ExpectStructSizeRule(valid, 2, [&](const Struct *given, mha_error *error) {
     forward.args.*forward_field = given;
     forward.data.PoisonOutputs();
-    const mha_status status = mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
+    const mha_status status =
+        mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
     EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
     return status;
   });
@@ -231,7 +242,8 @@ TEST(StructSize, OfTheSequences) {
   const std::vector<int64_t> positions = {1, 2};
   mha_sequences sequences = Zeroed<mha_sequences>();
   sequences.q_first_positions = positions.data();
-  ExpectStructSizeRuleOfCalls(sequences, &mha_forward_args::sequences, &mha_attention_args::sequences);
+  ExpectStructSizeRuleOfCalls(sequences, &mha_forward_args::sequences,
+                              &mha_attention_args::sequences);
 }
 
 TEST(StructSize, OfTheScoreOptions) {
@@ -244,7 +256,8 @@ TEST(StructSize, OfTheScoreArrays) {
   const std::vector<float> scales(6, 0.5f);
   mha_score_arrays arrays = Zeroed<mha_score_arrays>();
   arrays.q_scales = scales.data();
-  ExpectStructSizeRuleOfCalls(arrays, &mha_forward_args::score_arrays, &mha_attention_args::score_arrays);
+  ExpectStructSizeRuleOfCalls(arrays, &mha_forward_args::score_arrays,
+                              &mha_attention_args::score_arrays);
 }
 
 TEST(StructSize, OfTheNorm) {
@@ -262,8 +275,9 @@ TEST(StructSize, OfTheRotation) {
   ExpectStructSizeRuleOfCalls(rope, &mha_forward_args::rope, &mha_attention_args::rope);
 }
 
-// A struct that is filled: one that is smaller than its first version is an error that leaves it alone. Else struct_size bytes are filled,
-// none behind them, whatever they held before; what a later version has beyond this one is zero.
+// A struct that is filled: one that is smaller than its first version is an error that leaves it
+// alone. Else struct_size bytes are filled, none behind them, whatever they held before; what a
+// later version has beyond this one is zero.
 template <typename Struct, typename Call>
 void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Call &call) {
   Struct filled = {};
@@ -278,7 +292,8 @@ void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Cal
     const std::string before = memory.Bytes();
     auto *placed = reinterpret_cast<Struct *>(memory.data());
     if (size < first_bytes) {
-      ExpectFails([&](mha_error *error) { return call(placed, error); }, {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}});
+      ExpectFails([&](mha_error *error) { return call(placed, error); },
+                  {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}});
       EXPECT_EQ(memory.Bytes(), before);
     } else {
       ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
@@ -298,11 +313,17 @@ TEST(StructSize, OfStructsThatAreFilled) {
                    first_info = offsetof(mha_call_info, bytes) + sizeof(uint64_t),
                    first_cache_config = offsetof(mha_kv_cache_config, num_blocks) + sizeof(int64_t);
   ExpectFilledStructSizeRule<mha_layer_config>(
-      2, first_config, [&](mha_layer_config *config, mha_error *error) { return mha_layer_shape(forward.layer.get(), config, error); });
+      2, first_config, [&](mha_layer_config *config, mha_error *error) {
+        return mha_layer_shape(forward.layer.get(), config, error);
+      });
   ExpectFilledStructSizeRule<mha_call_info>(
-      3, first_info, [&](mha_call_info *info, mha_error *error) { return mha_info(forward.layer.get(), &forward.args, info, error); });
+      3, first_info, [&](mha_call_info *info, mha_error *error) {
+        return mha_info(forward.layer.get(), &forward.args, info, error);
+      });
   ExpectFilledStructSizeRule<mha_call_info>(
-      2, first_info, [&](mha_call_info *info, mha_error *error) { return mha_attention_info(&attention.args, info, error); });
+      2, first_info, [&](mha_call_info *info, mha_error *error) {
+        return mha_attention_info(&attention.args, info, error);
+      });
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = config.num_kv_heads = config.head_dim = 1;
   config.capacity = 16;
@@ -310,7 +331,9 @@ TEST(StructSize, OfStructsThatAreFilled) {
   mha_kv_cache *cache = nullptr;
   ASSERT_EQ(mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, nullptr), MHA_OK);
   ExpectFilledStructSizeRule<mha_kv_cache_config>(
-      2, first_cache_config, [&](mha_kv_cache_config *shape, mha_error *error) { return mha_kv_cache_shape(cache, shape, error); });
+      2, first_cache_config, [&](mha_kv_cache_config *shape, mha_error *error) {
+        return mha_kv_cache_shape(cache, shape, error);
+      });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Structs of the interface grow at their end, and a program and a library of different versions understand each other. Made-up versions of
-// a struct stand for theirs; the library's own functions read and fill them.
+// Structs of the interface grow at their end, and a program and a library of different versions
+// understand each other. Made-up versions of a struct stand for theirs; the library's own functions
+// read and fill them.
 #include "structs.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +54,8 @@ namespace {
 // A struct of the program's version; nothing behind it can be read or written.
 template <typename Struct>
 struct Given {
-  explicit Given(const Struct &filled) : memory(sizeof(Struct), support::Place::kBeforeGuard, alignof(Struct)) {
+  explicit Given(const Struct &filled)
+      : memory(sizeof(Struct), support::Place::kBeforeGuard, alignof(Struct)) {
     std::memcpy(memory.data(), &filled, sizeof filled);
   }
   // As a library of another version sees it.
@@ -127,7 +129,9 @@ TEST(WriteStruct, OfAnEarlierVersionEndsWhereItEnds) {
 
 TEST(WriteStruct, OfALaterVersionIsZeroWhereTheLibraryEnds) {
   const Given<Third> given(Unwritten<Third>());
-  ExpectSucceeds([&](mha_error *error) { return Write(First{0, 1, 2, 3}, given.As<First>(), error); });
+  ExpectSucceeds([&](mha_error *error) {
+    return Write(First{0, 1, 2, 3}, given.As<First>(), error);
+  });
   const Third *seen = given.As<Third>();
   EXPECT_EQ(seen->struct_size, sizeof(Third));
   EXPECT_EQ(seen->a, 1);
@@ -143,14 +147,17 @@ TEST(Structs, OfASizeThatNoVersionHasAreErrors) {
     Third wrong = Unwritten<Third>(), copy = {};
     wrong.struct_size = size;
     const Third before = wrong;
-    const support::Expected expected = {MHA_ERROR_STRUCT_SIZE, {3}, {"mha_made_up.struct_size", std::to_string(size)}};
+    const support::Expected expected = {
+        MHA_ERROR_STRUCT_SIZE, {3}, {"mha_made_up.struct_size", std::to_string(size)}};
     ExpectFails([&](mha_error *error) { return Read(&wrong, &copy, error); }, expected);
     ExpectFails([&](mha_error *error) { return Write(Third{}, &wrong, error); }, expected);
     EXPECT_EQ(std::memcmp(&wrong, &before, sizeof before), 0);
   }
   Third copy;
-  ExpectFails([&](mha_error *error) { return Read<Third>(nullptr, &copy, error); }, {MHA_ERROR_NULL_POINTER, {3}, {"mha_made_up"}});
-  ExpectFails([&](mha_error *error) { return Write<Third>({}, nullptr, error); }, {MHA_ERROR_NULL_POINTER, {3}, {"mha_made_up"}});
+  ExpectFails([&](mha_error *error) { return Read<Third>(nullptr, &copy, error); },
+              {MHA_ERROR_NULL_POINTER, {3}, {"mha_made_up"}});
+  ExpectFails([&](mha_error *error) { return Write<Third>({}, nullptr, error); },
+              {MHA_ERROR_NULL_POINTER, {3}, {"mha_made_up"}});
 }
 
 }  // namespace

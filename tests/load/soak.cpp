@@ -1,5 +1,6 @@
-// mha_soak: what a server does, for as long as one likes. Sequences come, share prefixes, grow, lose drafted tokens and go, in paged caches
-// of several types, on all cores. tools/soak.sh --help says what is checked.
+// mha_soak: what a server does, for as long as one likes. Sequences come, share prefixes, grow,
+// lose drafted tokens and go, in paged caches of several types, on all cores. tools/soak.sh --help
+// says what is checked.
 
 #include <mha.h>
 #include <unistd.h>
@@ -20,7 +21,8 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-constexpr int64_t kVocabulary = 256, kMostPositions = 512, kSlots = 48, kMostBatch = 8, kMostDrafted = 4, kWidth = 64;
+constexpr int64_t kVocabulary = 256, kMostPositions = 512, kSlots = 48, kMostBatch = 8,
+                  kMostDrafted = 4, kWidth = 64;
 
 // A layer and what its cache keeps.
 struct Kind {
@@ -35,7 +37,8 @@ constexpr Kind kKinds[] = {
     {"int8", Storage::kInt8, Storage::kInt8, Stored::kInt8, kWidth, 6, 3, 16, 24, 64},
     {"chosen keys", Storage::kF32, Storage::kBf16, Stored::kInt8, kWidth, 4, 1, 32, 32, 16, -1, 24},
 };
-constexpr Kind kOfLatency = {"f32", Storage::kF32, Storage::kF32, Stored::kF16, 512, 8, 2, 64, 64, 16};
+constexpr Kind kOfLatency = {"f32", Storage::kF32, Storage::kF32, Stored::kF16, 512, 8, 2, 64, 64,
+                             16};
 
 std::string plant;  // a fault that is to be found
 std::atomic<bool> is_over{false};
@@ -62,7 +65,8 @@ std::thread Start(const Work &work) {
 int64_t ResidentKilobytes() {
   long pages = 0;
   FILE *const file = std::fopen("/proc/self/statm", "r");
-  if (file == nullptr || std::fscanf(file, "%*s %ld", &pages) != 1) Fail("memory cannot be watched: /proc/self/statm is not there");
+  if (file == nullptr || std::fscanf(file, "%*s %ld", &pages) != 1)
+    Fail("memory cannot be watched: /proc/self/statm is not there");
   if (file != nullptr) std::fclose(file);
   return pages * (sysconf(_SC_PAGESIZE) / 1024);
 }
@@ -70,7 +74,8 @@ int64_t ResidentKilobytes() {
 // The layer of a kind, and the rows that tokens stand for.
 struct Model {
   explicit Model(const Kind &the_kind) : kind(the_kind) {
-    sizes.num_heads = kind.heads, sizes.num_kv_heads = kind.kv_heads, sizes.head_dim = kind.head_dim, sizes.head_dim_v = kind.head_dim_v;
+    sizes.num_heads = kind.heads, sizes.num_kv_heads = kind.kv_heads,
+    sizes.head_dim = kind.head_dim, sizes.head_dim_v = kind.head_dim_v;
     sizes.k_type = kind.k_type, sizes.v_type = kind.v_type;
     LayerProblem problem;
     static_cast<AttentionSizes &>(problem) = sizes;
@@ -105,29 +110,37 @@ class Caller {
  public:
   explicit Caller(const mha_scheduler *scheduler = nullptr) : scheduler_(scheduler) {}
 
-  // The last n tokens of these sequences, with a cache (or none) that has those before. Returns their outputs, [batch, n, width].
-  const float *Run(const Model &model, mha_kv_cache *cache, const std::vector<int64_t> &slots, const std::vector<const Sequence *> &of,
-                   int64_t n) {
+  // The last n tokens of these sequences, with a cache (or none) that has those before. Returns
+  // their outputs, [batch, n, width].
+  const float *Run(const Model &model, mha_kv_cache *cache, const std::vector<int64_t> &slots,
+                   const std::vector<const Sequence *> &of, int64_t n) {
     const Kind &kind = model.kind;
     const int64_t width = kind.query_dim, batch = static_cast<int64_t>(of.size());
     for (int64_t row = 0; row < batch * n; row++) {
       const Sequence &sequence = *of[static_cast<size_t>(row / n)];
-      const int64_t position = sequence.length() - n + row % n, token = sequence.tokens[static_cast<size_t>(position)];
+      const int64_t position = sequence.length() - n + row % n,
+                    token = sequence.tokens[static_cast<size_t>(position)];
       std::copy_n(model.rows.data() + token * width, width, query_.data() + row * width);
-      Random random(static_cast<uint64_t>(position * kVocabulary + token));  // a row's choice is its own affair
-      for (int64_t i = 0; i < kind.num_chosen; i++) chosen_[row * kind.num_chosen + i] = static_cast<int32_t>(random.Below(position + 1));
+      // A row's choice is its own affair.
+      Random random(static_cast<uint64_t>(position * kVocabulary + token));
+      for (int64_t i = 0; i < kind.num_chosen; i++)
+        chosen_[row * kind.num_chosen + i] = static_cast<int32_t>(random.Below(position + 1));
     }
     mha_score_arrays arrays = Zeroed<mha_score_arrays>();
-    arrays.chosen_keys = chosen_.data(), arrays.chosen_keys_strides.head = MHA_BROADCAST, arrays.num_chosen = kind.num_chosen;
+    arrays.chosen_keys = chosen_.data(), arrays.chosen_keys_strides.head = MHA_BROADCAST,
+    arrays.num_chosen = kind.num_chosen;
     mha_sequences sequences = Zeroed<mha_sequences>();
     sequences.cache_sequences = slots.data();
     mha_forward_args args = Zeroed<mha_forward_args>();
-    args.batch = batch, args.n_q = n, args.query.data = query_.data(), args.output.data = output_.data(), args.rope = &model.rope;
-    args.flags = MHA_CAUSAL | (kind.window >= 0 ? MHA_WINDOW_LEFT : 0u), args.window_left = std::max<int64_t>(kind.window, 0);
+    args.batch = batch, args.n_q = n, args.query.data = query_.data(),
+    args.output.data = output_.data(), args.rope = &model.rope;
+    args.flags = MHA_CAUSAL | (kind.window >= 0 ? MHA_WINDOW_LEFT : 0u),
+    args.window_left = std::max<int64_t>(kind.window, 0);
     args.cache = cache, args.sequences = &sequences, args.scheduler = scheduler_;
     if (kind.num_chosen > 0) args.score_arrays = &arrays;
     mha_error error;
-    Check(mha_forward(model.layer.get(), &args, workspace_.data(), workspace_.size(), &error), error);
+    Check(mha_forward(model.layer.get(), &args, workspace_.data(), workspace_.size(), &error),
+          error);
     return output_.data();
   }
 
@@ -148,8 +161,10 @@ class Engine {
         random_(seed),
         cache_(ConfigOf(model)),
         alone_(CacheConfigOf(model.sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, kMostPositions)) {
-    for (int64_t b = 0; b < cache_.config().num_blocks; b++) free_.push_back(static_cast<int32_t>(b));
-    for (Sequence &sequence : sequences_) sequence.tokens.reserve(kMostPositions), sequence.blocks.reserve(kMostPositions / 16);
+    for (int64_t b = 0; b < cache_.config().num_blocks; b++)
+      free_.push_back(static_cast<int32_t>(b));
+    for (Sequence &sequence : sequences_)
+      sequence.tokens.reserve(kMostPositions), sequence.blocks.reserve(kMostPositions / 16);
   }
 
   void Step() {
@@ -161,7 +176,8 @@ class Engine {
 
  private:
   static mha_kv_cache_config ConfigOf(const Model &model) {
-    mha_kv_cache_config config = CacheConfigOf(model.sizes, {MHA_CACHE_KIND_PAGED, model.kind.block}, kSlots, kMostPositions);
+    mha_kv_cache_config config = CacheConfigOf(
+        model.sizes, {MHA_CACHE_KIND_PAGED, model.kind.block}, kSlots, kMostPositions);
     config.num_blocks = kSlots * 120 / model.kind.block;
     return config;
   }
@@ -175,20 +191,26 @@ class Engine {
   void Admit() {
     Need(kMostPositions / model_.kind.block);
     const int64_t count = random_.Chance(0.1) ? random_.Between(100, 300) : random_.Between(1, 40);
-    const int64_t slot = PickSlot(true), parent = live_ == 0 || random_.Coin() ? -1 : PickSlot(false);
+    const int64_t slot = PickSlot(true),
+                  parent = live_ == 0 || random_.Coin() ? -1 : PickSlot(false);
     Sequence &sequence = sequences_[slot];
     const bool shares_all = random_.Coin();
-    if (parent >= 0) {  // whole blocks are shared; what is in the next one is copied with the prefix or, if it is shared too, after it
+    // Whole blocks are shared; what is in the next one is copied with the prefix or, if it is
+    // shared too, after it.
+    if (parent >= 0) {
       const Sequence &from = sequences_[parent];
       const int64_t length = random_.Between(1, std::min(from.length(), kMostPositions - count));
       sequence.tokens.assign(from.tokens.begin(), from.tokens.begin() + length);
-      const int64_t shared = (length + (shares_all ? model_.kind.block - 1 : 0)) / model_.kind.block;
+      const int64_t shared =
+          (length + (shares_all ? model_.kind.block - 1 : 0)) / model_.kind.block;
       sequence.blocks.assign(from.blocks.begin(), from.blocks.begin() + shared);
       for (const int32_t block : sequence.blocks) uses_[block]++;
     }
     const int64_t length = sequence.length();
-    for (int64_t i = 0; i < count; i++) sequence.tokens.push_back(static_cast<unsigned char>(random_.Next()));
-    sequence.target = static_cast<size_t>(std::min(sequence.length() + random_.Between(1, 120), kMostPositions - kMostDrafted));
+    for (int64_t i = 0; i < count; i++)
+      sequence.tokens.push_back(static_cast<unsigned char>(random_.Next()));
+    sequence.target = static_cast<size_t>(
+        std::min(sequence.length() + random_.Between(1, 120), kMostPositions - kMostDrafted));
     GiveBlocks(slot);
     if (parent >= 0) cache_.CopyPrefix(parent, slot, length);
     if (parent >= 0 && shares_all) Unshare(slot, length);
@@ -201,7 +223,8 @@ class Engine {
     uint32_t used = 0;
     mha_error error;
     Check(mha_kv_cache_unshare(cache_.get(), slot, free_.back(), &used, &error), error);
-    if ((used != 0) != (length % model_.kind.block != 0)) Fail("a block that is partly filled and shared is copied, and no other one");
+    if ((used != 0) != (length % model_.kind.block != 0))
+      Fail("a block that is partly filled and shared is copied, and no other one");
     if (used == 0) return;
     int32_t &block = sequences_[slot].blocks[static_cast<size_t>(length / model_.kind.block)];
     uses_[block]--, block = free_.back(), uses_[block]++;
@@ -217,13 +240,15 @@ class Engine {
     }
     const int64_t n = random_.Chance(0.8) ? 1 : random_.Between(2, kMostDrafted);
     for (const int64_t slot : slots) {
-      for (int64_t i = 0; i < n; i++) sequences_[slot].tokens.push_back(static_cast<unsigned char>(random_.Next()));
+      for (int64_t i = 0; i < n; i++)
+        sequences_[slot].tokens.push_back(static_cast<unsigned char>(random_.Next()));
       GiveBlocks(slot);
     }
     Call(slots, n);
     for (const int64_t slot : slots) {
       std::vector<unsigned char> &tokens = sequences_[slot].tokens;
-      tokens.resize(tokens.size() - static_cast<size_t>(random_.Below(n)));  // drafted tokens that are rejected
+      // Drafted tokens that are rejected.
+      tokens.resize(tokens.size() - static_cast<size_t>(random_.Below(n)));
       cache_.Truncate(slot, sequences_[slot].length());
       if (tokens.size() >= sequences_[slot].target) Finish(slot);
     }
@@ -242,16 +267,21 @@ class Engine {
     }
   }
 
-  // As the whole sequence at once without a cache, or with an empty one where a cache keeps keys or values in fewer bits.
+  // As the whole sequence at once without a cache, or with an empty one where a cache keeps keys or
+  // values in fewer bits.
   void ExpectSame(const Sequence &sequence, int64_t n, const float *output) {
-    const bool is_cached = model_.kind.k_type != Storage::kF32 || model_.kind.v_type != Storage::kF32;
+    const bool is_cached =
+        model_.kind.k_type != Storage::kF32 || model_.kind.v_type != Storage::kF32;
     alone_.Truncate(0, 0);
-    const float *const all = checker_.Run(model_, is_cached ? alone_.get() : nullptr, {0}, {&sequence}, sequence.length());
+    const float *const all = checker_.Run(model_, is_cached ? alone_.get() : nullptr, {0},
+                                          {&sequence}, sequence.length());
     num_checked++;
     const int64_t width = model_.kind.query_dim;
-    if (std::memcmp(all + (sequence.length() - n) * width, output, static_cast<size_t>(n * width) * sizeof(float)) != 0) {
-      Fail(std::string(model_.kind.name) + ": the last " + std::to_string(n) + " rows of a sequence of " +
-           std::to_string(sequence.length()) + " tokens have other bits than when computed anew");
+    if (std::memcmp(all + (sequence.length() - n) * width, output,
+                    static_cast<size_t>(n * width) * sizeof(float)) != 0) {
+      Fail(std::string(model_.kind.name) + ": the last " + std::to_string(n) +
+           " rows of a sequence of " + std::to_string(sequence.length()) +
+           " tokens have other bits than when computed anew");
     }
   }
 
@@ -262,9 +292,11 @@ class Engine {
 
   void GiveBlocks(int64_t slot) {
     std::vector<int32_t> &blocks = sequences_[slot].blocks;
-    const size_t needed = static_cast<size_t>((sequences_[slot].length() + model_.kind.block - 1) / model_.kind.block);
+    const size_t needed = static_cast<size_t>((sequences_[slot].length() + model_.kind.block - 1) /
+                                              model_.kind.block);
     if (blocks.size() == needed && cache_.Length(slot) > 0) return;
-    for (; blocks.size() < needed; free_.pop_back()) blocks.push_back(free_.back()), uses_[free_.back()]++;
+    for (; blocks.size() < needed; free_.pop_back())
+      blocks.push_back(free_.back()), uses_[free_.back()]++;
     cache_.SetBlocks(slot, blocks);
   }
 
@@ -272,7 +304,8 @@ class Engine {
     cache_.Truncate(slot, 0);
     cache_.SetBlocks(slot, {});
     for (const int32_t block : sequences_[slot].blocks) {
-      if (--uses_[block] == 0 && !(plant == "block" && random_.Chance(0.001))) free_.push_back(block);
+      if (--uses_[block] == 0 && !(plant == "block" && random_.Chance(0.001)))
+        free_.push_back(block);
     }
     sequences_[slot].tokens.clear(), sequences_[slot].blocks.clear(), live_--;
   }
@@ -282,10 +315,13 @@ class Engine {
     std::vector<bool> is_there(static_cast<size_t>(cache_.config().num_blocks));
     for (const int32_t block : free_) is_there[static_cast<size_t>(block)] = true;
     for (int64_t slot = 0; slot < kSlots; slot++) {
-      for (const int32_t block : sequences_[slot].blocks) is_there[static_cast<size_t>(block)] = true;
-      if (cache_.Length(slot) != sequences_[slot].length()) Fail("a sequence in the cache has another length than it was given");
+      for (const int32_t block : sequences_[slot].blocks)
+        is_there[static_cast<size_t>(block)] = true;
+      if (cache_.Length(slot) != sequences_[slot].length())
+        Fail("a sequence in the cache has another length than it was given");
     }
-    if (std::count(is_there.begin(), is_there.end(), false) != 0) Fail("a block is neither free nor a sequence's: it has leaked");
+    if (std::count(is_there.begin(), is_there.end(), false) != 0)
+      Fail("a block is neither free nor a sequence's: it has leaked");
     mha_kv_cache *view = nullptr;
     mha_error error;
     Check(mha_kv_cache_view(cache_.buffer().data(), cache_.buffer().size(), &view, &error), error);
@@ -318,14 +354,18 @@ void MeasureToken(const char *name, const Model &model, double seconds) {
   caller.Run(model, cache.get(), {0}, {&sequence}, 500);
   sequence.tokens.push_back(8);
   std::vector<double> times;
-  for (const auto begin = Clock::now(); Clock::now() - begin < std::chrono::duration<double>(seconds); cache.Truncate(0, 500)) {
+  for (const auto begin = Clock::now();
+       Clock::now() - begin < std::chrono::duration<double>(seconds); cache.Truncate(0, 500)) {
     const auto before = Clock::now();
     caller.Run(model, cache.get(), {0}, {&sequence}, 1);
     times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
   }
   std::sort(times.begin(), times.end());
-  const auto at = [&](double share) { return times[static_cast<size_t>(share * static_cast<double>(times.size() - 1))]; };
-  std::printf("one token %s: p50 %.0f us, p99 %.0f us, p99.9 %.0f us, of %zu\n", name, at(0.5), at(0.99), at(0.999), times.size());
+  const auto at = [&](double share) {
+    return times[static_cast<size_t>(share * static_cast<double>(times.size() - 1))];
+  };
+  std::printf("one token %s: p50 %.0f us, p99 %.0f us, p99.9 %.0f us, of %zu\n", name, at(0.5),
+              at(0.99), at(0.999), times.size());
 }
 
 void Soak(int seconds) {
@@ -348,14 +388,18 @@ void Soak(int seconds) {
   for (const Kind &kind : kKinds) models.push_back(std::make_unique<Model>(kind));
   std::vector<std::thread> threads;
   for (uint32_t thread = 0; thread < cores; thread++) {
-    threads.push_back(Start([&, thread] {  // calls of the first one run on all cores, those of others on theirs
-      bench::Workers workers(thread == 0 ? cores : 1);
-      Caller caller(thread == 0 ? &workers.scheduler() : nullptr), checker;
-      Random random(thread);
-      std::vector<std::unique_ptr<Engine>> engines;
-      for (const auto &model : models) engines.push_back(std::make_unique<Engine>(*model, &caller, &checker, random.Next()));
-      while (!is_over) engines[static_cast<size_t>(random.Below(static_cast<int64_t>(engines.size())))]->Step();
-    }));
+    threads.push_back(
+        Start([&, thread] {  // calls of the first one run on all cores, those of others on theirs
+          bench::Workers workers(thread == 0 ? cores : 1);
+          Caller caller(thread == 0 ? &workers.scheduler() : nullptr), checker;
+          Random random(thread);
+          std::vector<std::unique_ptr<Engine>> engines;
+          for (const auto &model : models)
+            engines.push_back(std::make_unique<Engine>(*model, &caller, &checker, random.Next()));
+          while (!is_over)
+            engines[static_cast<size_t>(random.Below(static_cast<int64_t>(engines.size())))]
+                ->Step();
+        }));
   }
   long long after_warming = 0, resident = 0;
   for (int second = 1; second <= seconds && !is_over; second++) {
@@ -363,9 +407,12 @@ void Soak(int seconds) {
     resident = ResidentKilobytes();
     if (second == warm) after_warming = resident;
     if (second % 10 != 0 && second != seconds) continue;
-    std::printf("%d s: %lld KiB, %lld sequences, %lld of them with a shared prefix, %lld tokens, %lld results, %lld checked\n", second,
-                resident, static_cast<long long>(num_sequences), static_cast<long long>(num_forks), static_cast<long long>(num_tokens),
-                static_cast<long long>(num_results), static_cast<long long>(num_checked));
+    std::printf(
+        "%d s: %lld KiB, %lld sequences, %lld of them with a shared prefix, %lld tokens, %lld "
+        "results, %lld checked\n",
+        second, resident, static_cast<long long>(num_sequences), static_cast<long long>(num_forks),
+        static_cast<long long>(num_tokens), static_cast<long long>(num_results),
+        static_cast<long long>(num_checked));
     std::fflush(stdout);
   }
   is_over = true;
@@ -380,8 +427,11 @@ void Soak(int seconds) {
 int main(int argc, char **argv) {
   const int seconds = argc > 1 ? std::atoi(argv[1]) : 0;
   if (argc > 2) plant = argv[2];
-  if (seconds < 1 || argc > 3 || (argc == 3 && plant != "block" && plant != "table" && plant != "memory")) {
-    std::fprintf(stderr, "mha_soak takes SECONDS, and block, table or memory for a fault to be found; see tools/soak.sh --help\n");
+  if (seconds < 1 || argc > 3 ||
+      (argc == 3 && plant != "block" && plant != "table" && plant != "memory")) {
+    std::fprintf(stderr,
+                 "mha_soak takes SECONDS, and block, table or memory for a fault to be found; see "
+                 "tools/soak.sh --help\n");
     return 2;
   }
   Start([=] { Soak(seconds); }).join();

@@ -1,4 +1,5 @@
-// Layers of W_Q alone, which attend to a cache that others fill: the bits of a layer with any W_K and W_V, without the memory for these.
+// Layers of W_Q alone, which attend to a cache that others fill: the bits of a layer with any W_K
+// and W_V, without the memory for these.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -24,7 +25,8 @@ LayerData WithoutKeys(LayerData data) {
   return data;
 }
 
-LayerProblem Sizes(int64_t n, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v) {
+LayerProblem Sizes(int64_t n, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                   int64_t head_dim_v) {
   LayerProblem problem;
   problem.batch = 2;
   problem.n_q = problem.n_kv = n;
@@ -60,15 +62,17 @@ Cache FilledFor(const LayerProblem &problem, const CacheForm &form) {
   Random random(7);
   if (form.kind == MHA_CACHE_KIND_PAGED) SpreadBlocks(&random, &cache);
   for (int64_t b = 0; b < problem.batch; b++) {
-    cache.Append(b, {random.Normals(kHeld * problem.k_width()), random.Normals(kHeld * problem.v_width())});
+    cache.Append(
+        b, {random.Normals(kHeld * problem.k_width()), random.Normals(kHeld * problem.v_width())});
   }
   return cache;
 }
 
 class AskingTest : public AttentionTest {
  protected:
-  Outputs Ask(const LayerData &data, const LayerProblem &problem, const Cache &cache, uint32_t asked = kAskNothing,
-              const mha_scheduler *scheduler = nullptr, mha_sgemm sgemm = nullptr) const {
+  Outputs Ask(const LayerData &data, const LayerProblem &problem, const Cache &cache,
+              uint32_t asked = kAskNothing, const mha_scheduler *scheduler = nullptr,
+              mha_sgemm sgemm = nullptr) const {
     const mha_layer_options options = Options(instruction_set(), sgemm);
     const Layer layer = Create(data, &options);
     LayerCall call;
@@ -85,7 +89,8 @@ TEST_P(AskingTest, GivesTheBitsOfALayerWithKeysAndValues) {
   for (const LayerProblem &problem : Problems()) {
     SCOPED_TRACE(Describe(problem));
     const LayerData whole(problem), asking = WithoutKeys(LayerData(problem));
-    for (const CacheForm &form : {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, CacheForm{MHA_CACHE_KIND_PAGED, 16}}) {
+    for (const CacheForm &form :
+         {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, CacheForm{MHA_CACHE_KIND_PAGED, 16}}) {
       const Cache cache = FilledFor(problem, form);
       const Outputs expected = Ask(whole, problem, cache);
       EXPECT_TRUE(SameBits(Ask(asking, problem, cache), expected));
@@ -100,17 +105,21 @@ TEST_P(AskingTest, IsTheSameInEveryFormAndTypeOfWeights) {
   for (const LayerProblem &problem : Problems()) {
     if (problem.n_q != 5) continue;
     const Cache cache = FilledFor(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0});
-    for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    for (const Stored stored :
+         {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
       LayerForm form;
       form.weight_type = stored;
       for (int which = 0; which < 8; which++) {
         form.layout = which & 1 ? MHA_LAYOUT_OUT_IN : MHA_LAYOUT_IN_OUT;
         form.row_gap = which & 2 ? 3 : 0;
         form.gate_in_q = (which & 4) != 0;
-        LayerData whole(problem, Place::kBeforeGuard, form), asking = WithoutKeys(LayerData(problem, Place::kBeforeGuard, form));
+        LayerData whole(problem, Place::kBeforeGuard, form),
+            asking = WithoutKeys(LayerData(problem, Place::kBeforeGuard, form));
         const bool is_coded = stored == Stored::kInt8 || stored == Stored::kInt4;
-        whole.config.arithmetic = asking.config.arithmetic = is_coded && which & 2 ? MHA_ARITHMETIC_INT16 : MHA_ARITHMETIC_F32;
-        EXPECT_TRUE(SameBits(Ask(asking, problem, cache), Ask(whole, problem, cache))) << Describe(problem) << " " << Describe(form);
+        whole.config.arithmetic = asking.config.arithmetic =
+            is_coded && which & 2 ? MHA_ARITHMETIC_INT16 : MHA_ARITHMETIC_F32;
+        EXPECT_TRUE(SameBits(Ask(asking, problem, cache), Ask(whole, problem, cache)))
+            << Describe(problem) << " " << Describe(form);
       }
     }
   }
@@ -126,9 +135,11 @@ TEST(AskingLayer, IsPackedWithoutRoomForWhatItLacks) {
       const Memory packed = asking.Pack(&options, 0x00);
       EXPECT_EQ(asking.Pack(&options, 0xff).Bytes(), packed.Bytes());
       const auto panels = [](int64_t columns) { return (columns + 47) / 48 * 48; };
-      const int64_t columns = sgemm ? problem.k_width() + problem.v_width() : panels(problem.k_width()) + panels(problem.v_width());
+      const int64_t columns = sgemm ? problem.k_width() + problem.v_width()
+                                    : panels(problem.k_width()) + panels(problem.v_width());
       const int64_t biases = panels(problem.k_width()) + panels(problem.v_width());
-      const size_t least = static_cast<size_t>(4 * (columns * problem.key_dim + biases) - (sgemm ? 64 : 0));  // but for rounding
+      const size_t least = static_cast<size_t>(4 * (columns * problem.key_dim + biases) -
+                                               (sgemm ? 64 : 0));  // but for rounding
       EXPECT_LE(packed.size() + least, whole.PackSize(&options)) << Describe(problem);
       if (!sgemm) {
         EXPECT_LE(whole.PackSize(&options), packed.size() + least + 2 * 64);
@@ -185,7 +196,8 @@ TEST(AskingLayer, NeedsNoWorkspaceAndNoWorkForKeysAndValues) {
     EXPECT_EQ(of_asking.operations, of_whole.operations);
     EXPECT_EQ(of_whole.bytes - of_asking.bytes, of_whole.packed_bytes - of_asking.packed_bytes);
     EXPECT_EQ(of_asking.packed_bytes, asking.PackSize(&options));
-    const size_t of_sgemm = static_cast<size_t>(4 * problem.batch * problem.n_q * (problem.k_width() + problem.v_width()));
+    const size_t of_sgemm = static_cast<size_t>(4 * problem.batch * problem.n_q *
+                                                (problem.k_width() + problem.v_width()));
     EXPECT_EQ(of_whole.workspace_bytes - of_asking.workspace_bytes, sgemm ? of_sgemm : 0);
   }
 }
@@ -205,7 +217,8 @@ TEST(AskingLayer, RunsOnlyToReadACache) {
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
     EXPECT_EQ(error.argument, 2u);
     EXPECT_EQ(std::string(error.message),
-              "cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a cache; give cache_read");
+              "cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a "
+              "cache; give cache_read");
     EXPECT_TRUE(data.OutputsAreUntouched());
     size_t bytes = 0;
     EXPECT_EQ(data.Workspace(&bytes, &error), MHA_ERROR_INVALID_VALUE);

@@ -1,4 +1,5 @@
-// mha_choose_keys: index scores and chosen keys are the specification's, bit for bit, from plain arrays and caches, in any pieces.
+// mha_choose_keys: index scores and chosen keys are the specification's, bit for bit, from plain
+// arrays and caches, in any pieces.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -25,8 +26,8 @@ using namespace support;  // NOLINT: this file is about nothing else
 const float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 const float kNaN = FromBits(0xffd23456u);
 
-ChoiceProblem Problem(int64_t batch, int64_t n_q, int64_t n_kv, int64_t num_heads, int64_t head_dim, int64_t num_chosen,
-                      uint64_t seed = 1) {
+ChoiceProblem Problem(int64_t batch, int64_t n_q, int64_t n_kv, int64_t num_heads, int64_t head_dim,
+                      int64_t num_chosen, uint64_t seed = 1) {
   Random random(seed);
   ChoiceProblem problem;
   problem.batch = batch;
@@ -59,17 +60,23 @@ class ChooseKeys : public InstructionSetTest {
   }
 
   // The first row of a batch of one.
-  std::vector<int32_t> ChosenBy(const ChoiceProblem &problem) const { return ChosenOf(Choose(problem, Call())); }
+  std::vector<int32_t> ChosenBy(const ChoiceProblem &problem) const {
+    return ChosenOf(Choose(problem, Call()));
+  }
 
-  // A cache that holds the keys of the problem, and whatever values; with it, the problem without keys.
-  AttentionCall Stored(const ChoiceProblem &problem, const CacheForm &form, Cache *cache, AttentionCall call) const {
+  // A cache that holds the keys of the problem, and whatever values; with it, the problem without
+  // keys.
+  AttentionCall Stored(const ChoiceProblem &problem, const CacheForm &form, Cache *cache,
+                       AttentionCall call) const {
     Random random(7);
     *cache = Cache(CacheConfigOf(problem, form, problem.batch, problem.n_kv));
     SpreadBlocks(&random, cache);
     for (int64_t b = 0; b < problem.batch; b++) {
       const ValidRows valid = ValidRowsOf(problem, b);
-      const std::vector<float> k = SliceRows(problem.k, b, problem.n_kv, problem.head_dim, valid.kv_first, valid.n_kv);
-      cache->Append(b, {k, std::vector<float>(static_cast<size_t>(valid.n_kv * problem.head_dim_v), kNaN)});
+      const std::vector<float> k =
+          SliceRows(problem.k, b, problem.n_kv, problem.head_dim, valid.kv_first, valid.n_kv);
+      cache->Append(
+          b, {k, std::vector<float>(static_cast<size_t>(valid.n_kv * problem.head_dim_v), kNaN)});
     }
     call.cache.cache = cache->get();
     call.cache.columns = problem.n_kv;
@@ -88,7 +95,8 @@ TEST_P(ChooseKeys, OfRandomCallsAreThoseOfTheSpecification) {
     const int64_t n_q = random.Pick<int64_t>({1, 1, 2, 5, 9, 20});
     ChoiceProblem problem =
         Problem(random.Between(1, 3), n_q, n_kv, random.Pick<int64_t>({1, 2, 3, 5, 8, 13, 64}),
-                random.Pick<int64_t>({1, 4, 7, 16, 33, 128}), random.Pick<int64_t>({1, 2, 10, 64, 255, 1000}), static_cast<uint64_t>(n));
+                random.Pick<int64_t>({1, 4, 7, 16, 33, 128}),
+                random.Pick<int64_t>({1, 2, 10, 64, 255, 1000}), static_cast<uint64_t>(n));
     const Values kind = RandomKind(&random);
     MakeSpecial(&random, kind, 1, random.Pick({&problem.q, &problem.k, &problem.weights}));
     if (kind == Values::kTies) MakeSpecial(&random, kind, 1, &problem.k);
@@ -97,21 +105,26 @@ TEST_P(ChooseKeys, OfRandomCallsAreThoseOfTheSpecification) {
     if (random.Chance(0.3)) problem.window_left = random.Pick<int64_t>({0, 3, 200, 300});
     if (random.Chance(0.2)) problem.window_right = random.Pick<int64_t>({0, 3, 200});
     if (n_q > n_kv || random.Chance(0.3)) {
-      for (int64_t b = 0; b < problem.batch; b++) problem.q_start.push_back(random.Between(0, n_kv));
+      for (int64_t b = 0; b < problem.batch; b++)
+        problem.q_start.push_back(random.Between(0, n_kv));
     }
     if (!problem.q_start.empty() && random.Coin()) {
       const bool padding_left = random.Coin();
-      for (int64_t b = 0; b < problem.batch; b++) problem.q_lengths.push_back(random.Between(0, n_q));
-      for (int64_t b = 0; b < problem.batch; b++) problem.kv_lengths.push_back(random.Between(0, n_kv));
+      for (int64_t b = 0; b < problem.batch; b++)
+        problem.q_lengths.push_back(random.Between(0, n_q));
+      for (int64_t b = 0; b < problem.batch; b++)
+        problem.kv_lengths.push_back(random.Between(0, n_kv));
       if (padding_left) PadLeft(n_q % 2 == 0, &problem);
       FillPadding(kNaN, &problem);
     }
     if (random.Chance(0.3)) problem.norm = RandomNorm(&random, problem);
     if (problem.norm) problem.norm->is_of_values = false;
     if (problem.head_dim > 1 && random.Chance(0.3)) {
-      problem.rope = MakeRope(random.Coin(), random.Between(1, problem.head_dim / 2) * 2, n_kv + n_q, random.Between(0, 3));
+      problem.rope = MakeRope(random.Coin(), random.Between(1, problem.head_dim / 2) * 2,
+                              n_kv + n_q, random.Between(0, 3));
     }
-    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 5)), random.Coin() ? RunBackwards : RunOnThreads);
+    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 5)),
+                              random.Coin() ? RunBackwards : RunOnThreads);
     AttentionCall call = Call(random.Coin() ? scheduler.get() : nullptr);
     call.q = RandomLayout(&random, true);
     call.k = RandomLayout(&random, true);
@@ -119,7 +132,8 @@ TEST_P(ChooseKeys, OfRandomCallsAreThoseOfTheSpecification) {
     if (!asks) call.asked = kAskNothing;
     ExpectTheSpecification(problem, call);
     // Stored keys are normalised and rotated already.
-    if (problem.norm || problem.rope || !problem.kv_lengths.empty() || !problem.kv_start.empty()) continue;
+    if (problem.norm || problem.rope || !problem.kv_lengths.empty() || !problem.kv_start.empty())
+      continue;
     problem.k_type = random.Pick({Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8});
     problem.values_in_keys = random.Coin();
     const CacheForm form = kContiguousAndPaged[random.Below(5)];
@@ -128,7 +142,8 @@ TEST_P(ChooseKeys, OfRandomCallsAreThoseOfTheSpecification) {
     const AttentionCall stored = Stored(problem, form, &cache, call);
     ChoiceProblem queries = problem;
     queries.n_kv = 0;
-    EXPECT_TRUE(SameBits(Choose(queries, stored), expected)) << Describe(form) << " " << Describe(problem);
+    EXPECT_TRUE(SameBits(Choose(queries, stored), expected))
+        << Describe(form) << " " << Describe(problem);
   }
 }
 
@@ -138,7 +153,8 @@ TEST_P(ChooseKeys, OfLongSequencesAreThoseOfTheSpecification) {
   const Outputs expected = Specify(problem);
   for (const uint32_t threads : {1, 2, 7}) {
     const Scheduler scheduler(threads, RunTogether);
-    EXPECT_TRUE(SameBits(Choose(problem, Call(scheduler.get())), expected)) << threads << " threads";
+    EXPECT_TRUE(SameBits(Choose(problem, Call(scheduler.get())), expected))
+        << threads << " threads";
   }
 }
 
@@ -149,11 +165,14 @@ TEST_P(ChooseKeys, AreTheSameQueryByQuery) {
   for (int64_t b = 0; b < problem.batch; b++) {
     for (int64_t i = 0; i < problem.n_q; i++) {
       ChoiceProblem one = problem;
-      static_cast<AttentionProblem &>(one) = Slice(problem, b, i, 1, problem.n_kv - problem.n_q + i + 1);
+      static_cast<AttentionProblem &>(one) =
+          Slice(problem, b, i, 1, problem.n_kv - problem.n_q + i + 1);
       const int64_t row = b * problem.n_q + i;
       one.weights = SliceRows(problem.weights, 0, 1, problem.num_heads, row, 1);
       const Outputs outputs = Choose(one, Call());
-      EXPECT_TRUE(SameBits("choice", outputs.lse, SliceRows(whole.lse, 0, 1, problem.num_chosen, row, 1))) << row;
+      EXPECT_TRUE(
+          SameBits("choice", outputs.lse, SliceRows(whole.lse, 0, 1, problem.num_chosen, row, 1)))
+          << row;
       std::vector<float> scores = SliceRows(whole.scores, 0, 1, problem.n_kv, row, 1);
       scores.resize(outputs.scores.size());
       EXPECT_TRUE(SameBits("scores", outputs.scores, scores)) << row;
@@ -195,11 +214,13 @@ TEST_P(ChooseKeys, AreTheSameInAnyPiecesOverACache) {
         call.cache.columns = first + count;
         const Outputs outputs = Choose(piece, call);
         for (int64_t b = 0; b < 2; b++) {
-          EXPECT_TRUE(SameBits("choice", SliceRows(outputs.lse, b, count, 40, 0, count), SliceRows(whole.lse, b, 330, 40, first, count)));
+          EXPECT_TRUE(SameBits("choice", SliceRows(outputs.lse, b, count, 40, 0, count),
+                               SliceRows(whole.lse, b, 330, 40, first, count)));
           for (int64_t i = 0; i < count; i++) {
             std::vector<float> expected = SliceRows(whole.scores, b, 330, 330, first + i, 1);
             expected.resize(static_cast<size_t>(first + count));
-            EXPECT_TRUE(SameBits("scores", SliceRows(outputs.scores, b, count, first + count, i, 1), expected));
+            EXPECT_TRUE(SameBits("scores", SliceRows(outputs.scores, b, count, first + count, i, 1),
+                                 expected));
           }
         }
       }
@@ -215,8 +236,12 @@ TEST_P(ChooseKeys, OfPackedSequencesAreThoseOfEachAlone) {
   for (int64_t b = 0; b < packed.count(); b++) {
     const int64_t first = packed.q[b], rows = packed.q[b + 1] - first;
     const Outputs one = Specify(OneOf(problem, packed, b));
-    EXPECT_TRUE(SameBits("choice", SliceRows(all.lse, 0, 1, 12, first, rows), SliceRows(one.lse, 0, 1, 12, first, rows))) << b;
-    EXPECT_TRUE(SameBits("scores", SliceRows(all.scores, 0, 1, 400, first, rows), SliceRows(one.scores, 0, 1, 400, first, rows))) << b;
+    EXPECT_TRUE(SameBits("choice", SliceRows(all.lse, 0, 1, 12, first, rows),
+                         SliceRows(one.lse, 0, 1, 12, first, rows)))
+        << b;
+    EXPECT_TRUE(SameBits("scores", SliceRows(all.scores, 0, 1, 400, first, rows),
+                         SliceRows(one.scores, 0, 1, 400, first, rows)))
+        << b;
   }
 }
 
@@ -236,12 +261,15 @@ TEST_P(ChooseKeys, HaveTheGreatestScores) {
         const int64_t head = i * problem.num_heads + h;
         double product = 0, magnitude = 0;
         for (int64_t d = 0; d < problem.head_dim; d++) {
-          const double term = double{problem.q[head * problem.head_dim + d]} * problem.k[j * problem.head_dim + d];
+          const double term =
+              double{problem.q[head * problem.head_dim + d]} * problem.k[j * problem.head_dim + d];
           product += term;
           magnitude += std::fabs(term);
         }
-        exact[j] += problem.weights[head] * std::max(0.0, product / std::sqrt(static_cast<double>(problem.head_dim)));
-        bound[j] += std::fabs(problem.weights[head]) * magnitude / std::sqrt(static_cast<double>(problem.head_dim));
+        exact[j] += problem.weights[head] *
+                    std::max(0.0, product / std::sqrt(static_cast<double>(problem.head_dim)));
+        bound[j] += std::fabs(problem.weights[head]) * magnitude /
+                    std::sqrt(static_cast<double>(problem.head_dim));
       }
       bound[j] *= 0x1p-24 * static_cast<double>(problem.head_dim + problem.num_heads + 4);
       EXPECT_NEAR(outputs.scores[i * problem.n_kv + j], exact[j], bound[j]) << i << " " << j;
@@ -255,7 +283,8 @@ TEST_P(ChooseKeys, HaveTheGreatestScores) {
       is_chosen[row[c]] = true;
       least = std::min(least, exact[row[c]] + bound[row[c]]);
     }
-    for (int64_t j = 0; j < n; j++) EXPECT_TRUE(is_chosen[j] || exact[j] - bound[j] <= least) << i << " " << j;
+    for (int64_t j = 0; j < n; j++)
+      EXPECT_TRUE(is_chosen[j] || exact[j] - bound[j] <= least) << i << " " << j;
   }
 }
 
@@ -316,7 +345,8 @@ TEST_P(ChoiceOfScores, RanksNaNAsNegativeInfinity) {
   EXPECT_EQ(ChosenBy(problem), (std::vector<int32_t>{0, 1, 2}));
 }
 
-// As sparse attention uses them: each query attends to what it has chosen, and to all keys if it may choose so many.
+// As sparse attention uses them: each query attends to what it has chosen, and to all keys if it
+// may choose so many.
 TEST_P(ChooseKeys, AreAttendedTo) {
   ChoiceProblem index = Problem(2, 9, 300, 6, 16, 40);
   index.is_causal = true;
@@ -334,7 +364,8 @@ TEST_P(ChooseKeys, AreAttendedTo) {
     AttentionCall call = Call();
     call.asked = kAskLse;
     const Outputs outputs = Attend(problem, call);
-    EXPECT_TRUE(SameBits("y", outputs.y, num_chosen < 300 ? Specify(problem).y : all.y)) << num_chosen;
+    EXPECT_TRUE(SameBits("y", outputs.y, num_chosen < 300 ? Specify(problem).y : all.y))
+        << num_chosen;
   }
 }
 
@@ -345,8 +376,12 @@ TEST_P(ChooseKeys, ByARowThatIsNotFiniteReachNoOther) {
   problem.q[6 * 3 * 16] = std::numeric_limits<float>::infinity();
   const Outputs spoiled = Choose(problem, Call());
   for (const int64_t row : {0, 1, 2, 3, 5, 7, 8}) {
-    EXPECT_TRUE(SameBits("choice", SliceRows(spoiled.lse, 0, 1, 20, row, 1), SliceRows(clean.lse, 0, 1, 20, row, 1))) << row;
-    EXPECT_TRUE(SameBits("scores", SliceRows(spoiled.scores, 0, 1, 300, row, 1), SliceRows(clean.scores, 0, 1, 300, row, 1))) << row;
+    EXPECT_TRUE(SameBits("choice", SliceRows(spoiled.lse, 0, 1, 20, row, 1),
+                         SliceRows(clean.lse, 0, 1, 20, row, 1)))
+        << row;
+    EXPECT_TRUE(SameBits("scores", SliceRows(spoiled.scores, 0, 1, 300, row, 1),
+                         SliceRows(clean.scores, 0, 1, 300, row, 1)))
+        << row;
   }
 }
 
@@ -365,7 +400,8 @@ TEST_P(ChooseKeys, OfPaddingAndOfNoKeysAreNone) {
   const std::vector<int32_t> chosen = ChosenOf(outputs);
   for (int64_t row = 0; row < 10; row++) {
     for (int64_t c = 0; c < 6; c++) EXPECT_EQ(chosen[row * 6 + c] < 0, row >= 2) << row;
-    for (int64_t j = 0; j < 40; j++) EXPECT_EQ(outputs.scores[row * 40 + j] == kNegativeInfinity, row >= 2 || j > 38 + row) << row;
+    for (int64_t j = 0; j < 40; j++)
+      EXPECT_EQ(outputs.scores[row * 40 + j] == kNegativeInfinity, row >= 2 || j > 38 + row) << row;
   }
 }
 
@@ -403,7 +439,9 @@ TEST(ChooseKeysErrors, NameWhatIsWrongAndWriteNothing) {
     data.PoisonOutputs();
     change(data);
     std::vector<unsigned char> workspace(1 << 20);
-    ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); }, expected);
+    ExpectFails(
+        [&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
+        expected);
     EXPECT_TRUE(data.OutputsAreUntouched());
   };
   float number = 0;
@@ -413,20 +451,34 @@ TEST(ChooseKeysErrors, NameWhatIsWrongAndWriteNothing) {
   mha_norm norm = Zeroed<mha_norm>();
   norm.epsilon = 1;
   norm.flags = MHA_NORM_VALUES;
-  const auto invalid = [](std::initializer_list<const char *> words) { return Expected{MHA_ERROR_INVALID_VALUE, {1}, words}; };
-  const auto null = [](std::initializer_list<const char *> words) { return Expected{MHA_ERROR_NULL_POINTER, {1}, words}; };
-  expect([&](ChoiceData &data) { data.args.v.data = &number; }, invalid({"attention.v.data", "set it to NULL"}));
-  expect([&](ChoiceData &data) { data.args.output.data = &number; }, invalid({"attention.output.data", "set it to NULL"}));
-  expect([&](ChoiceData &data) { data.args.kv_first_position = 256; }, invalid({"attention.kv_first_position", "256", "set it to 0"}));
-  expect([&](ChoiceData &data) { data.args.outputs = &outputs; }, invalid({"attention.outputs", "set it to NULL"}));
-  expect([&](ChoiceData &data) { data.args.score = &score; }, invalid({"attention.score", "set it to NULL"}));
-  expect([&](ChoiceData &data) { data.args.score_arrays = &score_arrays; }, invalid({"attention.score_arrays", "set it to NULL"}));
-  expect([&](ChoiceData &data) { data.args.norm = &norm; }, invalid({"attention.norm", "MHA_NORM_VALUES"}));
-  expect([&](ChoiceData &data) { data.args.num_kv_heads = 2; }, {MHA_ERROR_SHAPE, {1}, {"attention.num_kv_heads", "2", "1"}});
+  const auto invalid = [](std::initializer_list<const char *> words) {
+    return Expected{MHA_ERROR_INVALID_VALUE, {1}, words};
+  };
+  const auto null = [](std::initializer_list<const char *> words) {
+    return Expected{MHA_ERROR_NULL_POINTER, {1}, words};
+  };
+  expect([&](ChoiceData &data) { data.args.v.data = &number; },
+         invalid({"attention.v.data", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.output.data = &number; },
+         invalid({"attention.output.data", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.kv_first_position = 256; },
+         invalid({"attention.kv_first_position", "256", "set it to 0"}));
+  expect([&](ChoiceData &data) { data.args.outputs = &outputs; },
+         invalid({"attention.outputs", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.score = &score; },
+         invalid({"attention.score", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.score_arrays = &score_arrays; },
+         invalid({"attention.score_arrays", "set it to NULL"}));
+  expect([&](ChoiceData &data) { data.args.norm = &norm; },
+         invalid({"attention.norm", "MHA_NORM_VALUES"}));
+  expect([&](ChoiceData &data) { data.args.num_kv_heads = 2; },
+         {MHA_ERROR_SHAPE, {1}, {"attention.num_kv_heads", "2", "1"}});
   expect([&](ChoiceData &data) { data.args.flags = 1u << 20; }, invalid({"flags"}));
   expect([&](ChoiceData &data) { data.choice.num_chosen = 0; }, invalid({"num_chosen", "0", "1"}));
-  expect([&](ChoiceData &data) { data.choice.num_chosen = -3; }, invalid({"num_chosen", "-3", "1"}));
-  expect([&](ChoiceData &data) { data.choice.num_chosen = kMax; }, {MHA_ERROR_TOO_LARGE, {1}, {"chosen_keys"}});
+  expect([&](ChoiceData &data) { data.choice.num_chosen = -3; },
+         invalid({"num_chosen", "-3", "1"}));
+  expect([&](ChoiceData &data) { data.choice.num_chosen = kMax; },
+         {MHA_ERROR_TOO_LARGE, {1}, {"chosen_keys"}});
   const auto score_many = [&](ChoiceData &data) {
     data.choice.index_scores = &number, data.choice.num_chosen = 1;
     data.args.n_q = int64_t{1} << 40, data.args.n_kv = 1 << 22;
@@ -438,21 +490,30 @@ TEST(ChooseKeysErrors, NameWhatIsWrongAndWriteNothing) {
     data.args.k.strides.batch = MHA_BROADCAST;
   };
   expect(lengthen, {MHA_ERROR_TOO_LARGE, {1}, {"2147483648", "2^31 - 1"}});
-  expect([&](ChoiceData &data) { data.choice.weights.strides.row = 1; }, invalid({"weights.strides.row", "1", "2"}));
-  expect([&](ChoiceData &data) { data.choice.weights.strides.batch = -1; }, invalid({"weights.strides.batch", "-1"}));
-  expect([&](ChoiceData &data) { data.choice.weights.strides.head = 2; }, invalid({"weights.strides.head", "2", "0"}));
-  expect([&](ChoiceData &data) { data.choice.weights.type = MHA_TYPE_F16; }, invalid({"weights.type", "2", "MHA_TYPE_F32"}));
-  expect([&](ChoiceData &data) { data.choice.weights.data = nullptr; }, null({"weights.data", "NULL"}));
-  expect([&](ChoiceData &data) { data.choice.chosen_keys = nullptr; }, null({"chosen_keys", "NULL"}));
+  expect([&](ChoiceData &data) { data.choice.weights.strides.row = 1; },
+         invalid({"weights.strides.row", "1", "2"}));
+  expect([&](ChoiceData &data) { data.choice.weights.strides.batch = -1; },
+         invalid({"weights.strides.batch", "-1"}));
+  expect([&](ChoiceData &data) { data.choice.weights.strides.head = 2; },
+         invalid({"weights.strides.head", "2", "0"}));
+  expect([&](ChoiceData &data) { data.choice.weights.type = MHA_TYPE_F16; },
+         invalid({"weights.type", "2", "MHA_TYPE_F32"}));
+  expect([&](ChoiceData &data) { data.choice.weights.data = nullptr; },
+         null({"weights.data", "NULL"}));
+  expect([&](ChoiceData &data) { data.choice.chosen_keys = nullptr; },
+         null({"chosen_keys", "NULL"}));
   expect([&](ChoiceData &data) { data.args.q.data = nullptr; }, null({"attention.q.data", "NULL"}));
   expect([&](ChoiceData &data) { data.args.k.data = nullptr; }, null({"attention.k.data", "NULL"}));
-  expect([&](ChoiceData &data) { data.choice.attention = nullptr; }, null({"mha_attention_args", "NULL"}));
-  expect([&](ChoiceData &data) { data.choice.struct_size = 8; }, {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_choose_keys_args"}});
+  expect([&](ChoiceData &data) { data.choice.attention = nullptr; },
+         null({"mha_attention_args", "NULL"}));
+  expect([&](ChoiceData &data) { data.choice.struct_size = 8; },
+         {MHA_ERROR_STRUCT_SIZE, {1}, {"mha_choose_keys_args"}});
 }
 
 TEST(ChooseKeysErrors, OfCaches) {
   const ChoiceProblem problem = Problem(1, 3, 20, 2, 8, 4);
-  const auto expect = [&](const CacheForm &form, bool reads, int64_t num_kv_heads, const Expected &expected) {
+  const auto expect = [&](const CacheForm &form, bool reads, int64_t num_kv_heads,
+                          const Expected &expected) {
     ChoiceProblem sizes = problem;
     sizes.num_kv_heads = num_kv_heads;
     const Cache cache(CacheConfigOf(sizes, form, 1, 64));
@@ -462,13 +523,19 @@ TEST(ChooseKeysErrors, OfCaches) {
     call.cache.read = reads;
     ChoiceData data(problem, call);
     std::vector<unsigned char> workspace(1 << 20);
-    ExpectFails([&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); }, expected);
+    ExpectFails(
+        [&](mha_error *error) { return data.Run(workspace.data(), workspace.size(), error); },
+        expected);
     EXPECT_EQ(cache.Length(0), 0);
   };
-  expect({MHA_CACHE_KIND_RING, 64}, true, 1, {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "ring", "contiguous"}});
+  expect({MHA_CACHE_KIND_RING, 64}, true, 1,
+         {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "ring", "contiguous"}});
   expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, false, 1,
-         {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "values", "MHA_CACHE_VALUES_IN_KEYS", "cache_read"}});
-  expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, true, 2, {MHA_ERROR_SHAPE, {1}, {"cache", "num_kv_heads", "2", "1"}});
+         {MHA_ERROR_INVALID_VALUE,
+          {1},
+          {"attention.cache", "values", "MHA_CACHE_VALUES_IN_KEYS", "cache_read"}});
+  expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, true, 2,
+         {MHA_ERROR_SHAPE, {1}, {"cache", "num_kv_heads", "2", "1"}});
 }
 
 TEST(ChooseKeysErrors, OfACallOfNothingAreNone) {

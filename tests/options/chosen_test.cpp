@@ -1,4 +1,5 @@
-// Chosen keys: what generated calls (contract/generated_test.cpp) do not show by comparing with the specification.
+// Chosen keys: what generated calls (contract/generated_test.cpp) do not show by comparing with the
+// specification.
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -21,7 +22,8 @@ using namespace support;  // NOLINT: this file is about nothing else
 
 class ChosenKeys : public AttentionTest {
  protected:
-  // `rows` queries at the end of n keys, each with a list of its own of `count` entries among those of blocks of `block` keys.
+  // `rows` queries at the end of n keys, each with a list of its own of `count` entries among those
+  // of blocks of `block` keys.
   AttentionProblem Problem(int64_t rows, int64_t n, int64_t count, int64_t block = 1) {
     AttentionProblem problem;
     problem.n_q = rows;
@@ -40,7 +42,8 @@ class ChosenKeys : public AttentionTest {
     for (int64_t list = 0; list < 2 * rows; list++) {
       std::vector<int32_t> entries((n + block - 1) / block);
       for (size_t e = 0; e < entries.size(); e++) entries[e] = static_cast<int32_t>(e);
-      for (size_t e = entries.size(); e > 1; e--) std::swap(entries[e - 1], entries[random_.Below(static_cast<int64_t>(e))]);
+      for (size_t e = entries.size(); e > 1; e--)
+        std::swap(entries[e - 1], entries[random_.Below(static_cast<int64_t>(e))]);
       lists.values.insert(lists.values.end(), entries.begin(), entries.begin() + count);
     }
     return problem;
@@ -53,7 +56,8 @@ class ChosenKeys : public AttentionTest {
     return Attend(problem, call);
   }
 
-  // Query `row` of the problem with the keys of its list alone, in ascending order, and without a list.
+  // Query `row` of the problem with the keys of its list alone, in ascending order, and without a
+  // list.
   AttentionProblem Gathered(const AttentionProblem &problem, int64_t row, int64_t kv_head) const {
     const Pairs<int32_t> &lists = problem.score->chosen;
     const auto begin = lists.values.begin() + (kv_head * problem.n_q + row) * lists.columns;
@@ -65,8 +69,10 @@ class ChosenKeys : public AttentionTest {
     gathered.k.clear();
     gathered.v.clear();
     for (const int32_t j : positions) {
-      const auto k = SliceRows(problem.k, 0, problem.n_kv, problem.num_kv_heads * problem.head_dim, j, 1);
-      const auto v = SliceRows(problem.v, 0, problem.n_kv, problem.num_kv_heads * problem.head_dim_v, j, 1);
+      const auto k =
+          SliceRows(problem.k, 0, problem.n_kv, problem.num_kv_heads * problem.head_dim, j, 1);
+      const auto v =
+          SliceRows(problem.v, 0, problem.n_kv, problem.num_kv_heads * problem.head_dim_v, j, 1);
       gathered.k.insert(gathered.k.end(), k.begin(), k.end());
       gathered.v.insert(gathered.v.end(), v.begin(), v.end());
     }
@@ -88,7 +94,8 @@ TEST_P(ChosenKeys, GiveTheBitsOfACallOverTheGatheredKeys) {
           const auto begin = outputs.y.begin() + (at * 6 + kv_head * 3) * 16;
           return std::vector<float>(begin, begin + 3 * 16);
         };
-        EXPECT_TRUE(SameBits("y", of_head(chosen, row), of_head(gathered, 0))) << count << " keys, row " << row;
+        EXPECT_TRUE(SameBits("y", of_head(chosen, row), of_head(gathered, 0)))
+            << count << " keys, row " << row;
       }
     }
   }
@@ -140,7 +147,8 @@ TEST_P(ChosenKeys, OfNoListAreUnread) {
 
 TEST_P(ChosenKeys, AreTheSameFromAnyCacheAndOnAnyThreads) {
   using Case = std::pair<Storage, int64_t>;
-  for (const auto &[type, block] : {Case{Storage::kF32, 1}, {Storage::kInt8, 1}, {Storage::kF16, 16}, {Storage::kInt8, 64}}) {
+  for (const auto &[type, block] :
+       {Case{Storage::kF32, 1}, {Storage::kInt8, 1}, {Storage::kF16, 16}, {Storage::kInt8, 64}}) {
     for (const bool in_keys : {false, true}) {
       AttentionProblem problem = Problem(2, 5000, 4000 / block, block);
       problem.k_type = problem.v_type = type;
@@ -163,24 +171,29 @@ TEST_P(ChosenKeys, AreTheSameFromAnyCacheAndOnAnyThreads) {
           call.cache.cache = cache.get();
           call.cache.read = true;
           const Outputs outputs = Attend(queries, call);
-          EXPECT_TRUE(SameBits("y", outputs.y, expected.y)) << Describe(form) << " " << Describe(problem) << " on " << threads;
-          EXPECT_TRUE(SameBits("lse", outputs.lse, expected.lse)) << Describe(form) << " " << Describe(problem) << " on " << threads;
+          EXPECT_TRUE(SameBits("y", outputs.y, expected.y))
+              << Describe(form) << " " << Describe(problem) << " on " << threads;
+          EXPECT_TRUE(SameBits("lse", outputs.lse, expected.lse))
+              << Describe(form) << " " << Describe(problem) << " on " << threads;
         }
       }
     }
   }
 }
 
-// Keys are rotated by their positions where they are gathered and, with blocks that are chosen twice or more often, packed before.
+// Keys are rotated by their positions where they are gathered and, with blocks that are chosen
+// twice or more often, packed before.
 TEST_P(ChosenKeys, OfPackedSequencesHaveTheBitsOfTheSpecification) {
   for (const int64_t block : {1, 16}) {
     AttentionProblem problem = Problem(8, 80, 2, block);
     problem.rope = MakeRope(false, 20, 80);
-    for (int32_t &entry : problem.score->chosen.values) entry %= static_cast<int32_t>(32 / block);  // which every sequence has
+    for (int32_t &entry : problem.score->chosen.values)
+      entry %= static_cast<int32_t>(32 / block);  // which every sequence has
     const PackedSequences sequences = {{0, 5, 8}, {0, 48, 80}, {}};
     AttentionCall call = PlainCall();
     call.asked = kAskLse;
-    EXPECT_TRUE(SameBits("y", Attend(problem, sequences, call).y, Specify(problem, sequences).y)) << block;
+    EXPECT_TRUE(SameBits("y", Attend(problem, sequences, call).y, Specify(problem, sequences).y))
+        << block;
   }
 }
 
@@ -189,7 +202,8 @@ TEST_P(ChosenKeys, MayBeNaNsOfAnyPayload) {
   for (const int64_t block : {1, 16}) {
     AttentionProblem problem = Problem(3, 96, 4, block);
     for (int64_t kv_head = 0; kv_head < 2; kv_head++) {
-      const int64_t key = problem.score->chosen.values[kv_head * 3 * 4] * block;  // the first of row 0
+      // The first of row 0.
+      const int64_t key = problem.score->chosen.values[kv_head * 3 * 4] * block;
       problem.k[(key * 2 + kv_head) * 20 + 7] = FromBits(0xffd23456u);
     }
     const Outputs outputs = Y(problem), expected = Specify(problem);
@@ -208,13 +222,15 @@ TEST_P(ChosenKeys, ThatAreNoneLeaveARowEmpty) {
 }
 
 TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
-  for (const auto &[block, entry, kv_head, keys, right] : {std::tuple{1, 40, 0, 40, "it must be less than 40, or -1 for unused"},
-                                                           {1, -2, 1, 40, "it must be less than 40, or -1 for unused"},
-                                                           {16, 3, 1, 40, "it must be less than 3, or -1 for unused"},
-                                                           {1, 0, 0, 0, "it must be -1, as the sequence has no keys"}}) {
+  for (const auto &[block, entry, kv_head, keys, right] :
+       {std::tuple{1, 40, 0, 40, "it must be less than 40, or -1 for unused"},
+        {1, -2, 1, 40, "it must be less than 40, or -1 for unused"},
+        {16, 3, 1, 40, "it must be less than 3, or -1 for unused"},
+        {1, 0, 0, 0, "it must be -1, as the sequence has no keys"}}) {
     AttentionProblem problem = Problem(2, 40, 3, block);
     problem.kv_lengths.assign(problem.batch, keys);
-    if (keys == 0) std::fill(problem.score->chosen.values.begin(), problem.score->chosen.values.end(), -1);
+    if (keys == 0)
+      std::fill(problem.score->chosen.values.begin(), problem.score->chosen.values.end(), -1);
     problem.score->chosen.values[(kv_head * 2 + 1) * 3 + 1] = entry;  // of row 1
     AttentionCall call = PlainCall();
     call.asked = kAskLse;
@@ -224,7 +240,8 @@ TEST_P(ChosenKeys, ThatAreNotThereAreNamedBeforeAnythingIsWritten) {
     mha_error error = {};
     EXPECT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_ERROR_INVALID_VALUE);
     EXPECT_EQ(std::string(error.message), "score_arrays.chosen_keys[0, " + std::to_string(kv_head) +
-                                              ", 1, 1] (sequence, kv head, row, entry) is " + std::to_string(entry) + "; " + right);
+                                              ", 1, 1] (sequence, kv head, row, entry) is " +
+                                              std::to_string(entry) + "; " + right);
     EXPECT_TRUE(data.OutputsAreUntouched());
   }
 }

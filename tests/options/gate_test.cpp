@@ -1,5 +1,6 @@
-// Gates: the context times a sigmoid or softplus of a fourth matrix of the layer is as exact as float allows, reaches nothing that it
-// should not, and is the same in every way of giving it. Its bits in every kind of call are those of the generated cases.
+// Gates: the context times a sigmoid or softplus of a fourth matrix of the layer is as exact as
+// float allows, reaches nothing that it should not, and is the same in every way of giving it. Its
+// bits in every kind of call are those of the generated cases.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -11,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "support/interface_support.h"
 #include "oracle/oracle.h"
 #include "support/accuracy.h"
 #include "support/attention_test.h"
+#include "support/interface_support.h"
 
 namespace {
 
@@ -24,8 +25,8 @@ const float kNaN = FromBits(0xffd23456u);
 
 class GateTest : public AttentionTest {
  protected:
-  static LayerProblem Sizes(int64_t n, int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t head_dim_v, GateKind gate,
-                            int64_t gate_dim) {
+  static LayerProblem Sizes(int64_t n, int64_t dim, int64_t heads, int64_t kv_heads,
+                            int64_t head_dim, int64_t head_dim_v, GateKind gate, int64_t gate_dim) {
     LayerProblem problem;
     problem.n_q = problem.n_kv = n;
     problem.query_dim = problem.key_dim = problem.value_dim = dim;
@@ -47,7 +48,8 @@ class GateTest : public AttentionTest {
       layers.push_back(NormalLayer(Sizes(n, 70, 6, 3, 20, 17, kind, 17), 1));
       layers.push_back(NormalLayer(Sizes(n, 70, 6, 6, 9, 24, kind, 1), 2));
       layers.push_back(NormalLayer(Sizes(n, 33, 2, 1, 48, 16, kind, 16), 3, kNoBiases, false));
-      layers.push_back(NormalLayer(Sizes(n, 16, 2, 2, 8, 8, kind, 8), 4));  // a small layer, but for the gate
+      layers.push_back(
+          NormalLayer(Sizes(n, 16, 2, 2, 8, 8, kind, 8), 4));  // a small layer, but for the gate
     }
     return layers;
   }
@@ -59,11 +61,14 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GateTest);
 // Far beyond where exp vanishes, next to it, and around 0.
 TEST_P(GateTest, OfEverySizeOfNumberGivesTheBitsOfTheSpecification) {
   const float infinity = std::numeric_limits<float>::infinity();
-  std::vector<float> numbers = {0.0f, -0.0f, kNaN, FromBits(0x7f812345u), infinity, -infinity, 88.0f, -88.0f, 3e38f, -3e38f, 0x1p-149f};
+  std::vector<float> numbers = {0.0f,     -0.0f,     kNaN,     FromBits(0x7f812345u),
+                                infinity, -infinity, 88.0f,    -88.0f,
+                                3e38f,    -3e38f,    0x1p-149f};
   for (float x = 0x1p-30f; x < 200; x *= 1.03f) numbers.insert(numbers.end(), {x, -x});
   for (const GateKind kind : {GateKind::kSigmoid, GateKind::kSoftplus}) {
     const int64_t width = static_cast<int64_t>(numbers.size());
-    LayerProblem problem = NormalLayer(Sizes(3, 1, 1, 1, 4, width, kind, width), 1, kNoBiases, false);
+    LayerProblem problem =
+        NormalLayer(Sizes(3, 1, 1, 1, 4, width, kind, width), 1, kNoBiases, false);
     std::fill(problem.query.begin(), problem.query.end(), 1.0f);
     problem.w_g = numbers;
     ExpectTheSpecification(problem);
@@ -75,7 +80,8 @@ TEST_P(GateTest, OfEverySizeOfNumberGivesTheBitsOfTheSpecification) {
 TEST(GateWeights, GiveTheSameBytesForEveryForm) {
   for (const mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
-    for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+    for (const Stored stored :
+         {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
       if (sgemm && stored != Stored::kF32) continue;
       for (const int64_t gate_dim : {1, 7, 16}) {
         LayerProblem problem;
@@ -90,7 +96,8 @@ TEST(GateWeights, GiveTheSameBytesForEveryForm) {
         problem = NormalLayer(problem);
         LayerForm form;
         form.weight_type = stored;
-        const std::string expected = LayerData(problem, Place::kBeforeGuard, form).Pack(&options).Bytes();
+        const std::string expected =
+            LayerData(problem, Place::kBeforeGuard, form).Pack(&options).Bytes();
         for (int which = 0; which < 32; which++) {
           form.form = which & 1 ? WeightForm::kFused : WeightForm::kThreeMatrices;
           form.layout = which & 2 ? MHA_LAYOUT_OUT_IN : MHA_LAYOUT_IN_OUT;
@@ -98,7 +105,8 @@ TEST(GateWeights, GiveTheSameBytesForEveryForm) {
           form.gate_in_q = (which & 8) != 0;
           form.fused_biases = (which & 16) != 0;
           const LayerData data(problem, Place::kBeforeGuard, form);
-          ASSERT_EQ(data.Pack(&options).Bytes(), expected) << Describe(form) << (sgemm ? " for sgemm" : "");
+          ASSERT_EQ(data.Pack(&options).Bytes(), expected)
+              << Describe(form) << (sgemm ? " for sgemm" : "");
         }
       }
     }
@@ -130,7 +138,8 @@ TEST(GateWeights, OfAPackedLayerAreALayerWithoutACopyAndWithItsShape) {
     Memory copy(buffer.size(), Place::kBeforeGuard, 64);
     std::memcpy(copy.data(), buffer.data(), buffer.size());
     copy.data()[offset] ^= 3;
-    EXPECT_EQ(mha_layer_verify(copy.data(), copy.size(), nullptr), MHA_ERROR_PACKED_FORMAT) << offset;
+    EXPECT_EQ(mha_layer_verify(copy.data(), copy.size(), nullptr), MHA_ERROR_PACKED_FORMAT)
+        << offset;
   }
 }
 
@@ -141,8 +150,10 @@ TEST_P(GateTest, IsAsExactAsFloatAllows) {
     for (const LayerProblem &problem : Layers(n)) {
       const Outputs actual = Forward(Make(problem).get(), problem);
       const float *const x = problem.query.data();
-      const auto exact = oracle::LayerForward<double>(LayerShapeOf(problem, 0), WeightsOf(problem), x, x, x);
-      const auto bound = oracle::BoundLayer(LayerShapeOf(problem, 0), WeightsOf(problem), x, x, x, exact);
+      const auto exact =
+          oracle::LayerForward<double>(LayerShapeOf(problem, 0), WeightsOf(problem), x, x, x);
+      const auto bound =
+          oracle::BoundLayer(LayerShapeOf(problem, 0), WeightsOf(problem), x, x, x, exact);
       double worst = 0, gated = 0;
       for (size_t i = 0; i < exact.y.size(); i++) {
         worst = std::max(worst, BoundRatio(actual.y[i], exact.y[i], bound.y[i]));
@@ -151,7 +162,10 @@ TEST_P(GateTest, IsAsExactAsFloatAllows) {
       EXPECT_LE(worst, 1.0) << Describe(problem);
       EXPECT_LE(gated, 1e-5) << Describe(problem);
       for (size_t i = 0; i < exact.attention.context.size(); i++) {
-        ASSERT_LE(BoundRatio(actual.context[i], exact.attention.context[i], bound.attention.context[i]), 1.0) << "the tap is not gated";
+        ASSERT_LE(
+            BoundRatio(actual.context[i], exact.attention.context[i], bound.attention.context[i]),
+            1.0)
+            << "the tap is not gated";
       }
     }
   }
@@ -204,7 +218,8 @@ TEST(GateCost, IsThatOfAnotherMatrix) {
   call.asked = kAskNothing;
   const mha_call_info before = info_of(ForwardData(layer.get(), without, call));
   const mha_call_info after = info_of(ForwardData(gated_layer.get(), with, call));
-  EXPECT_EQ(after.operations - before.operations, 2u * static_cast<uint64_t>(plain.batch) * 10 * 64 * 64);
+  EXPECT_EQ(after.operations - before.operations,
+            2u * static_cast<uint64_t>(plain.batch) * 10 * 64 * 64);
   EXPECT_EQ(after.bytes - before.bytes, after.packed_bytes - before.packed_bytes);
   EXPECT_GE(after.packed_bytes - before.packed_bytes, 4u * 64 * 64);
 }

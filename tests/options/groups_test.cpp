@@ -1,4 +1,5 @@
-// Position groups (q_groups and kv_groups of mha_score_options) and num_columns, as far as the generated cases do not have them.
+// Position groups (q_groups and kv_groups of mha_score_options) and num_columns, as far as the
+// generated cases do not have them.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -21,7 +22,8 @@ std::vector<int64_t> RandomGroups(Random *random, int64_t count) {
   for (int64_t left = 0, group = random->Between(-2, 2); count > 0; count--) {
     if (left-- <= 0) {
       left = random->Between(0, longest);
-      group = ascend ? group + 1 : random->Pick<int64_t>({-1, 0, 1, 2, 3, INT32_MAX, INT32_MIN, -1});
+      group =
+          ascend ? group + 1 : random->Pick<int64_t>({-1, 0, 1, 2, 3, INT32_MAX, INT32_MIN, -1});
     }
     groups.push_back(group);
   }
@@ -46,8 +48,8 @@ class GroupsTest : public AttentionTest {
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GroupsTest);
 
-// The keys of earlier calls have no number: all rows attend to them within groups, and what flags leave of them else. The numbers of new
-// keys are those of the rows, unless others are given.
+// The keys of earlier calls have no number: all rows attend to them within groups, and what flags
+// leave of them else. The numbers of new keys are those of the rows, unless others are given.
 TEST_P(GroupsTest, OfNewKeysLeaveEarlierKeysToFlags) {
   for (const bool add_keys : {false, true}) {
     for (const int64_t past : {0, 5, 250, 700}) {
@@ -60,10 +62,12 @@ TEST_P(GroupsTest, OfNewKeysLeaveEarlierKeysToFlags) {
       groups.add_keys = add_keys;
       groups.of_queries = RandomGroups(&random, n);
       groups.of_keys.assign(static_cast<size_t>(past), kNoGroup);
-      groups.of_keys.insert(groups.of_keys.end(), groups.of_queries.begin(), groups.of_queries.end());
+      groups.of_keys.insert(groups.of_keys.end(), groups.of_queries.begin(),
+                            groups.of_queries.end());
       const Outputs expected = Specify(whole);
       Cache cache(CacheConfigOf(whole, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, all));
-      cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past), SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
+      cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past),
+                       SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
       AttentionProblem part = whole;
       part.n_kv = n;
       part.k = SliceRows(whole.k, 0, all, 2 * 6, past, n);
@@ -79,7 +83,8 @@ TEST_P(GroupsTest, OfNewKeysLeaveEarlierKeysToFlags) {
   }
 }
 
-// With a mask for the new keys that is shorter than these, the keys behind it are masked, and those of earlier calls are not.
+// With a mask for the new keys that is shorter than these, the keys behind it are masked, and those
+// of earlier calls are not.
 TEST_P(GroupsTest, NewKeysBeyondTheColumnsAreMasked) {
   const int64_t n = 40, columns = 17;
   for (const int64_t past : {0, 5, 250, 700}) {
@@ -88,14 +93,16 @@ TEST_P(GroupsTest, NewKeysBeyondTheColumnsAreMasked) {
     AttentionProblem part = whole;
     whole.score->mask.by_row = part.score->mask.by_row = false;
     whole.score->mask.values.assign(static_cast<size_t>(all), 1);
-    std::fill(whole.score->mask.values.begin() + past + columns, whole.score->mask.values.end(), uint8_t{0});
+    std::fill(whole.score->mask.values.begin() + past + columns, whole.score->mask.values.end(),
+              uint8_t{0});
     part.n_kv = n;
     part.k = SliceRows(whole.k, 0, all, 2 * 6, past, n);
     part.v = SliceRows(whole.v, 0, all, 2 * 5, past, n);
     part.score->mask.values.assign(static_cast<size_t>(columns), 1);
     part.score->num_columns = columns;
     Cache cache(CacheConfigOf(whole, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, all));
-    cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past), SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
+    cache.Append(0, {SliceRows(whole.k, 0, all, 2 * 6, 0, past),
+                     SliceRows(whole.v, 0, all, 2 * 5, 0, past)});
     AttentionCall call = PlainCall();
     call.asked = kAskNothing;
     call.cache.cache = cache.get();
@@ -117,7 +124,8 @@ TEST_P(GroupsTest, AreAsExactAsFloatAllows) {
   }
 }
 
-// A short mask, bias or array of numbers excludes the keys behind it, as a longer mask with zeros does. Nothing behind its end is read.
+// A short mask, bias or array of numbers excludes the keys behind it, as a longer mask with zeros
+// does. Nothing behind its end is read.
 TEST_P(GroupsTest, KeysBeyondTheColumnsAreMasked) {
   for (const int64_t columns : {1, 16, 100, 256, 290}) {
     for (int kind = 0; kind < 3; kind++) {
@@ -134,10 +142,13 @@ TEST_P(GroupsTest, KeysBeyondTheColumnsAreMasked) {
       const auto count = static_cast<size_t>(columns);
       if (kind == 0) shorter.score->mask.values.assign(count, 1);
       if (kind == 1) shorter.score->bias.values.assign(count, 0.0f);
-      if (kind == 2) shorter.score->groups = {false, std::vector<int64_t>(20, 1), std::vector<int64_t>(count, 1)};
+      if (kind == 2)
+        shorter.score->groups = {false, std::vector<int64_t>(20, 1),
+                                 std::vector<int64_t>(count, 1)};
       AttentionCall call = PlainCall();
       call.place = Place::kBeforeGuard;
-      EXPECT_TRUE(SameBits(Attend(shorter, call), expected)) << columns << " columns, kind " << kind;
+      EXPECT_TRUE(SameBits(Attend(shorter, call), expected))
+          << columns << " columns, kind " << kind;
     }
   }
 }

@@ -1,4 +1,5 @@
-// Head scales, of which 0 leaves a head out of a call: they are exact, and nothing of a head that is left out is read.
+// Head scales, of which 0 leaves a head out of a call: they are exact, and nothing of a head that
+// is left out is read.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -42,7 +43,8 @@ TEST_P(HeadScalesTest, AreAsExactAsFloatAllows) {
   }
 }
 
-// The arrays end where the rows of the last heads would begin, next to memory that nobody may touch.
+// The arrays end where the rows of the last heads would begin, next to memory that nobody may
+// touch.
 TEST_P(HeadScalesTest, OfZeroLeaveQueriesKeysAndValuesUnread) {
   AttentionSizes sizes;
   sizes.n_q = 5;
@@ -64,7 +66,8 @@ TEST_P(HeadScalesTest, OfZeroLeaveQueriesKeysAndValuesUnread) {
     std::memcpy(half.data(), x, half.size());
     return half;
   };
-  const Memory q = first_half(data.args.q.data, 5, 2), k = first_half(data.args.k.data, 270, 1), v = first_half(data.args.v.data, 270, 1);
+  const Memory q = first_half(data.args.q.data, 5, 2), k = first_half(data.args.k.data, 270, 1),
+               v = first_half(data.args.v.data, 270, 1);
   data.args.q.data = q.floats();
   data.args.k.data = k.floats();
   data.args.v.data = v.floats();

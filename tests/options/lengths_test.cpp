@@ -1,4 +1,5 @@
-// Sequences of different lengths in one call: each has the bits that it has alone, whatever the padding around it holds.
+// Sequences of different lengths in one call: each has the bits that it has alone, whatever the
+// padding around it holds.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -25,9 +26,11 @@ struct Lengths {
   int64_t n_q, n_kv;
 };
 
-const std::vector<Lengths> kMixed = {{5, 5}, {0, 7}, {1, 300}, {0, 0}, {23, 257}, {40, 41}, {16, 16}, {3, 512}};
+const std::vector<Lengths> kMixed = {{5, 5},    {0, 7},   {1, 300}, {0, 0},
+                                     {23, 257}, {40, 41}, {16, 16}, {3, 512}};
 
-// Where the valid rows are: first; last, behind padding whose end the lengths say or not; or with padding on both sides.
+// Where the valid rows are: first; last, behind padding whose end the lengths say or not; or with
+// padding on both sides.
 enum class Side { kRight, kLeft, kLeftWithoutLengths, kBoth };
 constexpr Side kSides[] = {Side::kRight, Side::kLeft, Side::kLeftWithoutLengths, Side::kBoth};
 
@@ -59,7 +62,8 @@ AttentionProblem Mixed(const std::vector<Lengths> &lengths, Side side, bool is_c
 }
 
 // Rows of width numbers of x [batch, n, width] that are valid rows of sequence b.
-std::vector<float> ValidQueryRows(const std::vector<float> &x, const AttentionSizes &sizes, int64_t b, int64_t width) {
+std::vector<float> ValidQueryRows(const std::vector<float> &x, const AttentionSizes &sizes,
+                                  int64_t b, int64_t width) {
   const ValidRows valid = ValidRowsOf(sizes, b);
   return SliceRows(x, b, sizes.n_q, width, valid.q_first, valid.n_q);
 }
@@ -75,7 +79,8 @@ TEST_P(Padding, GivesTheBitsOfACallForEachSequence) {
       const AttentionProblem alone = Alone(problem, b);
       const Outputs expected = Attend(alone, PlainCall());
       const int64_t width = problem.num_heads * problem.head_dim_v;
-      EXPECT_TRUE(SameBits("y", ValidQueryRows(outputs.y, problem, b, width), expected.y)) << "sequence " << b << Describe(problem);
+      EXPECT_TRUE(SameBits("y", ValidQueryRows(outputs.y, problem, b, width), expected.y))
+          << "sequence " << b << Describe(problem);
     }
   }
 }
@@ -87,12 +92,16 @@ TEST_P(Padding, RowsAreZeroAndTheirLseMinusInfinity) {
     const int64_t width = problem.num_heads * problem.head_dim_v;
     ForEachPaddingRow(problem, true, [&](int64_t row) {
       if (HasFailure()) return;
-      const std::vector<float> y(outputs.y.begin() + row * width, outputs.y.begin() + (row + 1) * width);
-      EXPECT_TRUE(SameBits("y", y, std::vector<float>(static_cast<size_t>(width), 0.0f))) << "row " << row;
+      const std::vector<float> y(outputs.y.begin() + row * width,
+                                 outputs.y.begin() + (row + 1) * width);
+      EXPECT_TRUE(SameBits("y", y, std::vector<float>(static_cast<size_t>(width), 0.0f)))
+          << "row " << row;
       for (int64_t h = 0; h < problem.num_heads; h++) {
-        const int64_t at = (row / problem.n_q * problem.num_heads + h) * problem.n_q + row % problem.n_q;
+        const int64_t at =
+            (row / problem.n_q * problem.num_heads + h) * problem.n_q + row % problem.n_q;
         EXPECT_EQ(outputs.lse[at], -kInfinity) << "row " << row << " head " << h;
-        for (int64_t j = 0; j < problem.n_kv; j++) EXPECT_EQ(outputs.attention_weights[at * problem.n_kv + j], 0) << "row " << row;
+        for (int64_t j = 0; j < problem.n_kv; j++)
+          EXPECT_EQ(outputs.attention_weights[at * problem.n_kv + j], 0) << "row " << row;
       }
     });
   }
@@ -129,8 +138,9 @@ TEST_P(Padding, FullLengthsAreTheDefault) {
   }
 }
 
-// So few heads that threads share out the keys of one. Of the short sequence only the first part has keys: one thread is busy with it for
-// as long as with a part of the long one, and the states of the others lie where another thread has left one of the long sequence.
+// So few heads that threads share out the keys of one. Of the short sequence only the first part
+// has keys: one thread is busy with it for as long as with a part of the long one, and the states
+// of the others lie where another thread has left one of the long sequence.
 TEST_P(Padding, KeysThatThreadsShareOutReachNoOtherSequence) {
   for (const auto &[num_threads, part] : {std::pair<uint32_t, int64_t>{2, 4096}, {3, 2048}}) {
     AttentionProblem problem;
@@ -149,7 +159,8 @@ TEST_P(Padding, KeysThatThreadsShareOutReachNoOtherSequence) {
     call.scheduler = scheduler.get();
     for (int64_t round = 0; round < Rounds(10); round++) {
       const Outputs outputs = Attend(problem, call);
-      ASSERT_TRUE(SameBits("y", ValidQueryRows(outputs.y, problem, 1, 256), ValidQueryRows(expected.y, problem, 1, 256)));
+      ASSERT_TRUE(SameBits("y", ValidQueryRows(outputs.y, problem, 1, 256),
+                           ValidQueryRows(expected.y, problem, 1, 256)));
       ASSERT_TRUE(SameBits("lse", outputs.lse, expected.lse));
     }
   }
@@ -167,7 +178,8 @@ TEST_P(Padding, OfALayersOutputIsZeroAlsoWithABias) {
     const Layer layer = Make(problem);
     const Outputs outputs = Forward(layer.get(), problem);
     ForEachPaddingRow(problem, true, [&](int64_t row) {
-      const std::vector<float> y(outputs.y.begin() + row * problem.output_dim, outputs.y.begin() + (row + 1) * problem.output_dim);
+      const std::vector<float> y(outputs.y.begin() + row * problem.output_dim,
+                                 outputs.y.begin() + (row + 1) * problem.output_dim);
       EXPECT_TRUE(SameBits("y", y, std::vector<float>(y.size(), 0.0f))) << "row " << row;
     });
     EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
@@ -190,7 +202,8 @@ TEST_P(Padding, KeysThatAreTheArrayOfQueriesHaveLengthsOfTheirOwn) {
   EXPECT_TRUE(SameBits("y", data.Compute().y, Specify(problem).y));
 }
 
-// Left padding, said by one array: the queries that are padding, too, stand before the first key, and see nothing.
+// Left padding, said by one array: the queries that are padding, too, stand before the first key,
+// and see nothing.
 TEST_P(Padding, BeforeTheKeysIsThatOfTheQueriesOfACausalCall) {
   AttentionProblem problem = Mixed({{5, 5}, {0, 0}, {70, 70}, {33, 33}}, Side::kLeft, true);
   problem.n_kv = problem.n_q;
@@ -203,7 +216,8 @@ TEST_P(Padding, BeforeTheKeysIsThatOfTheQueriesOfACausalCall) {
   problem.q_lengths.clear();
   problem.kv_lengths.clear();
   const Outputs outputs = Attend(problem, PlainCall());
-  for (const auto field : {&Outputs::y, &Outputs::lse, &Outputs::attention_weights, &Outputs::masked_scores}) {
+  for (const auto field :
+       {&Outputs::y, &Outputs::lse, &Outputs::attention_weights, &Outputs::masked_scores}) {
     EXPECT_TRUE(SameBits("output", outputs.*field, expected.*field));
   }
 }

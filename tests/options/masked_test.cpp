@@ -1,4 +1,5 @@
-// Masked means unread: what a row does not attend to cannot be seen in it, whatever it is. And what a row with nothing to attend to is.
+// Masked means unread: what a row does not attend to cannot be seen in it, whatever it is. And what
+// a row with nothing to attend to is.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -33,7 +34,8 @@ bool AllFinite(const std::vector<float> &x) {
 }
 
 // Rows first .. first + count of sequence b, without the scores that are handed out masked or not.
-Outputs Rows(const Outputs &outputs, const AttentionSizes &sizes, int64_t y_width, int64_t b, int64_t first, int64_t count) {
+Outputs Rows(const Outputs &outputs, const AttentionSizes &sizes, int64_t y_width, int64_t b,
+             int64_t first, int64_t count) {
   Outputs rows = Slice(outputs, sizes, y_width, b, first, count, sizes.n_kv);
   rows.k.clear();
   rows.v.clear();
@@ -43,7 +45,8 @@ Outputs Rows(const Outputs &outputs, const AttentionSizes &sizes, int64_t y_widt
   return rows;
 }
 
-Outputs Rows(const Outputs &outputs, const AttentionProblem &problem, int64_t b, int64_t first, int64_t count) {
+Outputs Rows(const Outputs &outputs, const AttentionProblem &problem, int64_t b, int64_t first,
+             int64_t count) {
   return Rows(outputs, problem, problem.num_heads * problem.head_dim_v, b, first, count);
 }
 
@@ -68,16 +71,21 @@ class Mask : public AttentionTest {
     return problem;
   }
 
-  // With everything behind position border made useless, the rows that see no further must not change a bit.
-  void ExpectRowsUpToBorderUnchanged(const AttentionProblem &problem, const Outputs &clean, int64_t border) const {
+  // With everything behind position border made useless, the rows that see no further must not
+  // change a bit.
+  void ExpectRowsUpToBorderUnchanged(const AttentionProblem &problem, const Outputs &clean,
+                                     int64_t border) const {
     const int64_t rows = std::min(border - problem.q_start[0] + 1, problem.n_q);
     if (rows <= 0) return;
     for (const float poison : {kNaN, kInfinity}) {
       AttentionProblem poisoned = problem;
-      FillRows(&poisoned.k, problem.num_kv_heads * problem.head_dim, border + 1, problem.n_kv, poison);
-      FillRows(&poisoned.v, problem.num_kv_heads * problem.head_dim_v, border + 1, problem.n_kv, poison);
+      FillRows(&poisoned.k, problem.num_kv_heads * problem.head_dim, border + 1, problem.n_kv,
+               poison);
+      FillRows(&poisoned.v, problem.num_kv_heads * problem.head_dim_v, border + 1, problem.n_kv,
+               poison);
       for (const uint32_t asked : {AttentionCall().asked, kAskWeights | kAskLse}) {
-        EXPECT_TRUE(SameBits(Rows(Run(poisoned, asked), problem, 0, 0, rows), Rows(clean, problem, 0, 0, rows)))
+        EXPECT_TRUE(SameBits(Rows(Run(poisoned, asked), problem, 0, 0, rows),
+                             Rows(clean, problem, 0, 0, rows)))
             << Describe(problem) << ", keys behind " << border << " are " << poison;
       }
     }
@@ -100,7 +108,8 @@ TEST_P(Mask, KeysBehindEveryBorderAreUnread) {
   }
   for (const int64_t n_q : {1, 3, 9}) {
     for (const int64_t first : {0, 246}) {
-      for (int64_t start = first; start < first + 42; start++) all.push_back({n_q, first + 50, start, start, start + n_q});
+      for (int64_t start = first; start < first + 42; start++)
+        all.push_back({n_q, first + 50, start, start, start + n_q});
     }
   }
   Sample sample;
@@ -131,10 +140,11 @@ TEST_P(Mask, LaterInputRowsOfALayerAreUnread) {
     LayerProblem poisoned = problem;
     FillRows(&poisoned.query, problem.query_dim, border + 1, problem.n_q, kNaN);
     const Outputs outputs = Forward(layer.get(), poisoned);
-    EXPECT_TRUE(
-        SameBits(Rows(outputs, problem, problem.y_width(), 0, 0, border + 1), Rows(clean, problem, problem.y_width(), 0, 0, border + 1)))
+    EXPECT_TRUE(SameBits(Rows(outputs, problem, problem.y_width(), 0, 0, border + 1),
+                         Rows(clean, problem, problem.y_width(), 0, 0, border + 1)))
         << "rows behind " << border << " are NaN";
-    EXPECT_TRUE(AllNaN(Rows(outputs, problem, problem.y_width(), 0, border + 1, problem.n_q - border - 1).y));
+    EXPECT_TRUE(AllNaN(
+        Rows(outputs, problem, problem.y_width(), 0, border + 1, problem.n_q - border - 1).y));
   }
 }
 
@@ -155,19 +165,24 @@ AttentionProblem TwoSequences(int64_t n = 21) {
   return problem;
 }
 
-// Of the outputs of a problem whose input was spoiled, expects NaN in the elements (b, i, h, d) of y for which reached says so, and the
-// bits of the clean outputs in all others; likewise in the lse (d = 0) if reaches_lse.
+// Of the outputs of a problem whose input was spoiled, expects NaN in the elements (b, i, h, d) of
+// y for which reached says so, and the bits of the clean outputs in all others; likewise in the lse
+// (d = 0) if reaches_lse.
 template <typename Reached>
-void ExpectNaNOnlyWhere(const AttentionProblem &problem, const Outputs &actual, const Outputs &clean, bool reaches_lse, Reached reached) {
+void ExpectNaNOnlyWhere(const AttentionProblem &problem, const Outputs &actual,
+                        const Outputs &clean, bool reaches_lse, Reached reached) {
   std::vector<float> y = clean.y, lse = clean.lse;
   const float canonical_nan = FromBits(0x7fc00000u);
   for (int64_t b = 0; b < problem.batch; b++) {
     for (int64_t i = 0; i < problem.n_q; i++) {
       for (int64_t h = 0; h < problem.num_heads; h++) {
         for (int64_t d = 0; d < problem.head_dim_v; d++) {
-          if (reached(b, i, h, d)) y[((b * problem.n_q + i) * problem.num_heads + h) * problem.head_dim_v + d] = canonical_nan;
+          if (reached(b, i, h, d))
+            y[((b * problem.n_q + i) * problem.num_heads + h) * problem.head_dim_v + d] =
+                canonical_nan;
         }
-        if (reaches_lse && reached(b, i, h, 0)) lse[(b * problem.num_heads + h) * problem.n_q + i] = canonical_nan;
+        if (reaches_lse && reached(b, i, h, 0))
+          lse[(b * problem.num_heads + h) * problem.n_q + i] = canonical_nan;
       }
     }
   }
@@ -181,8 +196,9 @@ TEST_P(Mask, NaNInAQueryReachesItsRowOnly) {
   for (int64_t row = 0; row < problem.n_q && !HasFailure(); row++) {
     AttentionProblem spoiled = problem;
     spoiled.q[((1 * problem.n_q + row) * problem.num_heads + 2) * problem.head_dim + 3] = kNaN;
-    ExpectNaNOnlyWhere(problem, Run(spoiled), clean, true,
-                       [&](int64_t b, int64_t i, int64_t h, int64_t) { return b == 1 && i == row && h == 2; });
+    ExpectNaNOnlyWhere(
+        problem, Run(spoiled), clean, true,
+        [&](int64_t b, int64_t i, int64_t h, int64_t) { return b == 1 && i == row && h == 2; });
   }
 }
 
@@ -194,7 +210,9 @@ TEST_P(Mask, NaNInAKeyReachesTheRowsThatAttendToItOnly) {
       AttentionProblem spoiled = problem;
       spoiled.k[((0 * n + key) * problem.num_kv_heads + 1) * problem.head_dim + 6] = kNaN;
       ExpectNaNOnlyWhere(problem, Run(spoiled), clean, true,
-                         [&](int64_t b, int64_t i, int64_t h, int64_t) { return b == 0 && i >= key && h / 2 == 1; });
+                         [&](int64_t b, int64_t i, int64_t h, int64_t) {
+                           return b == 0 && i >= key && h / 2 == 1;
+                         });
     }
   }
 }
@@ -204,10 +222,13 @@ TEST_P(Mask, NaNInAValueReachesItsColumnInTheRowsThatAttendToItOnly) {
   const Outputs clean = Run(problem);
   for (int64_t key = 0; key < problem.n_kv && !HasFailure(); key++) {
     AttentionProblem spoiled = problem;
-    spoiled.v[((1 * problem.n_kv + key) * problem.num_kv_heads + 0) * problem.head_dim_v + 8] = kNaN;
+    spoiled.v[((1 * problem.n_kv + key) * problem.num_kv_heads + 0) * problem.head_dim_v + 8] =
+        kNaN;
     const Outputs outputs = Run(spoiled);
     ExpectNaNOnlyWhere(problem, outputs, clean, false,
-                       [&](int64_t b, int64_t i, int64_t h, int64_t d) { return b == 1 && i >= key && h / 2 == 0 && d == 8; });
+                       [&](int64_t b, int64_t i, int64_t h, int64_t d) {
+                         return b == 1 && i >= key && h / 2 == 0 && d == 8;
+                       });
     EXPECT_TRUE(SameBits("attention_weights", outputs.attention_weights, clean.attention_weights));
   }
 }
@@ -252,7 +273,8 @@ TEST_P(Mask, KeyWithScoreMinusInfinityIsUnread) {
     const AttentionProblem problem = PositiveQueries(n_kv);
     for (const int64_t at : {0, 1, 7, 15, 16, 22, 255, 256, 299, 512, 599}) {
       if (at >= n_kv) continue;
-      for (const float key : {-kInfinity, -std::numeric_limits<float>::max()}) {  // the latter overflows to it
+      for (const float key :
+           {-kInfinity, -std::numeric_limits<float>::max()}) {  // the latter overflows to it
         AttentionProblem finite = problem, spoiled = problem;
         SetKeys(&finite, at, at + 1, key, 1);
         SetKeys(&spoiled, at, at + 1, key, kNaN);
@@ -272,7 +294,8 @@ TEST_P(Mask, LastKeysWithScoreMinusInfinityAreAsGoodAsNone) {
     for (const int64_t more : {1, 5, 300}) {
       AttentionProblem problem = PositiveQueries(n_kv + more);
       SetKeys(&problem, n_kv, n_kv + more, -kInfinity, kNaN);
-      const Outputs actual = Run(problem, kAskLse), expected = Run(Slice(problem, 0, 0, problem.n_q, n_kv), kAskLse);
+      const Outputs actual = Run(problem, kAskLse),
+                    expected = Run(Slice(problem, 0, 0, problem.n_q, n_kv), kAskLse);
       EXPECT_TRUE(SameBits(actual, expected)) << n_kv << " + " << more;
     }
   }
@@ -305,10 +328,15 @@ TEST_P(Mask, ScoreOfPlusInfinityGivesARowOfNaN) {
 // ---- Nothing to attend to
 
 void ExpectEmptyRows(const AttentionProblem &problem, const Outputs &outputs) {
-  EXPECT_TRUE(SameBits("y", outputs.y, std::vector<float>(outputs.y.size(), 0.0f))) << Describe(problem);
-  EXPECT_TRUE(SameBits("context", outputs.context, std::vector<float>(outputs.context.size(), 0.0f))) << Describe(problem);
-  EXPECT_TRUE(SameBits("lse", outputs.lse, std::vector<float>(outputs.lse.size(), -kInfinity))) << Describe(problem);
-  EXPECT_TRUE(SameBits("attention_weights", outputs.attention_weights, std::vector<float>(outputs.attention_weights.size(), 0.0f)))
+  EXPECT_TRUE(SameBits("y", outputs.y, std::vector<float>(outputs.y.size(), 0.0f)))
+      << Describe(problem);
+  EXPECT_TRUE(
+      SameBits("context", outputs.context, std::vector<float>(outputs.context.size(), 0.0f)))
+      << Describe(problem);
+  EXPECT_TRUE(SameBits("lse", outputs.lse, std::vector<float>(outputs.lse.size(), -kInfinity)))
+      << Describe(problem);
+  EXPECT_TRUE(SameBits("attention_weights", outputs.attention_weights,
+                       std::vector<float>(outputs.attention_weights.size(), 0.0f)))
       << Describe(problem);
 }
 
@@ -320,7 +348,8 @@ TEST_P(Mask, FullyMaskedRowIsExactlyZero) {
   }
 }
 
-// Row i sees keys 0 .. i, of which the first five have no score: so rows 0 to 4 are empty among others that are not.
+// Row i sees keys 0 .. i, of which the first five have no score: so rows 0 to 4 are empty among
+// others that are not.
 TEST_P(Mask, FullyMaskedRowsAmongOthersAreExactlyZero) {
   AttentionProblem problem = PositiveQueries(30);
   problem.is_causal = true;
@@ -361,7 +390,8 @@ TEST_P(Mask, NoKeysGiveTheBiasOfTheOutputProjection) {
   const Layer layer = Make(problem);
   const Outputs outputs = Forward(layer.get(), problem);
   std::vector<float> expected;
-  for (int64_t i = 0; i < problem.n_q; i++) expected.insert(expected.end(), problem.b_o.begin(), problem.b_o.end());
+  for (int64_t i = 0; i < problem.n_q; i++)
+    expected.insert(expected.end(), problem.b_o.begin(), problem.b_o.end());
   EXPECT_TRUE(SameBits("y", outputs.y, expected));
   EXPECT_TRUE(SameBits("context", outputs.context, std::vector<float>(9 * 6, 0.0f)));
   EXPECT_TRUE(SameBits("lse", outputs.lse, std::vector<float>(2 * 9, -kInfinity)));

@@ -1,5 +1,7 @@
-// Norms of queries, keys, values and the context (mha_norm) are as exact as float allows and reach nothing beside their row. Their bits in
-// every kind of call are those of the generated cases.
+// Norms of queries, keys, values and the context (mha_norm) are as exact as float allows and reach
+// nothing beside their row. Their bits in every kind of call are those of the generated cases.
+#include "support/norm.h"
+
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -13,7 +15,6 @@
 #include "oracle/oracle.h"
 #include "support/accuracy.h"
 #include "support/attention_test.h"
-#include "support/norm.h"
 
 namespace {
 
@@ -40,26 +41,32 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(NormTest);
 
 // ---- Accuracy
 
-// The error of rows x [rows, heads, width] once normalised. With n numbers together, of which u is the largest and s = 1 / r: a mean is
-// off by n roundings of u at most, a difference from it by one more; the sum of their squares by n + 2 roundings, and twice what the
-// differences are off by; the root halves that; five roundings follow.
+// The error of rows x [rows, heads, width] once normalised. With n numbers together, of which u is
+// the largest and s = 1 / r: a mean is off by n roundings of u at most, a difference from it by one
+// more; the sum of their squares by n + 2 roundings, and twice what the differences are off by; the
+// root halves that; five roundings follow.
 template <typename Arrays>
-std::vector<double> BoundNorm(const Arrays &norm, bool is_of_all_heads, bool is_layer, const std::vector<float> &weight,
-                              const std::vector<float> &bias, int64_t heads, int64_t width, const std::vector<float> &x) {
+std::vector<double> BoundNorm(const Arrays &norm, bool is_of_all_heads, bool is_layer,
+                              const std::vector<float> &weight, const std::vector<float> &bias,
+                              int64_t heads, int64_t width, const std::vector<float> &x) {
   const double eps = 0x1p-24;
   const int64_t together = is_of_all_heads ? heads : 1, count = together * width;
   std::vector<double> bound(x.size());
   for (int64_t first = 0; first < static_cast<int64_t>(x.size()); first += count) {
     double u = 0, mean = 0, variance = 0;
-    for (int64_t n = 0; n < count; n++) u = std::max(u, std::fabs(static_cast<double>(x[first + n])));
-    for (int64_t n = 0; n < count && is_layer; n++) mean += x[first + n] / static_cast<double>(count);
-    for (int64_t n = 0; n < count; n++) variance += (x[first + n] - mean) * (x[first + n] - mean) / static_cast<double>(count);
+    for (int64_t n = 0; n < count; n++)
+      u = std::max(u, std::fabs(static_cast<double>(x[first + n])));
+    for (int64_t n = 0; n < count && is_layer; n++)
+      mean += x[first + n] / static_cast<double>(count);
+    for (int64_t n = 0; n < count; n++)
+      variance += (x[first + n] - mean) * (x[first + n] - mean) / static_cast<double>(count);
     const double s = std::sqrt(variance + static_cast<double>(norm.epsilon));
     const double of_difference = is_layer ? eps * static_cast<double>(count + 3) * u : 0;
     const double of_r = eps * (static_cast<double>(count) / 2 + 4) + of_difference / s;
     for (int64_t n = 0; n < count; n++) {
       const int64_t at = (first / width + n / width) % heads * norm.head_stride + n % width;
-      const double w = weight.empty() ? 1 : std::fabs(static_cast<double>(weight[at])), b = bias.empty() ? 0 : std::fabs(bias[at]);
+      const double w = weight.empty() ? 1 : std::fabs(static_cast<double>(weight[at])),
+                   b = bias.empty() ? 0 : std::fabs(bias[at]);
       const double distance = std::fabs(x[first + n] - mean);
       bound[first + n] = w / s * (of_difference + distance * (of_r + 6 * eps)) + eps * b;
     }
@@ -70,26 +77,35 @@ std::vector<double> BoundNorm(const Arrays &norm, bool is_of_all_heads, bool is_
 TEST_P(NormTest, IsAsExactAsFloatAllows) {
   for (uint64_t seed = 0; seed < 60 && !HasFailure(); seed++) {
     Random random(seed);
-    AttentionProblem problem = Problem(9, random.Pick<int64_t>({9, 40}), random.Pick<int64_t>({3, 16, 64, 128}));
+    AttentionProblem problem =
+        Problem(9, random.Pick<int64_t>({9, 40}), random.Pick<int64_t>({3, 16, 64, 128}));
     for (float &x : problem.k) x = x * 3 + static_cast<float>(random.Pick({0, 5}));
     problem.norm = RandomNorm(&random, problem);
     const NormArrays &norm = *problem.norm;
     const support::Norm given = *NormOf(problem);
     AttentionShape shape = ShapeOf(problem, 0);
     shape.norm = &given;
-    const auto wide = [](const std::vector<float> &x) { return std::vector<double>(x.begin(), x.end()); };
-    const oracle::Prepared<double> rows = oracle::PrepareRows<double>(shape, wide(problem.q), wide(problem.k), wide(problem.v));
-    const auto q_bound =
-        BoundNorm(norm, norm.is_of_all_heads, norm.is_layer, norm.q_weight, norm.q_bias, problem.num_heads, problem.head_dim, problem.q);
-    const auto k_bound =
-        BoundNorm(norm, norm.is_of_all_heads, norm.is_layer, norm.k_weight, norm.k_bias, problem.num_kv_heads, problem.head_dim, problem.k);
+    const auto wide = [](const std::vector<float> &x) {
+      return std::vector<double>(x.begin(), x.end());
+    };
+    const oracle::Prepared<double> rows =
+        oracle::PrepareRows<double>(shape, wide(problem.q), wide(problem.k), wide(problem.v));
+    const auto q_bound = BoundNorm(norm, norm.is_of_all_heads, norm.is_layer, norm.q_weight,
+                                   norm.q_bias, problem.num_heads, problem.head_dim, problem.q);
+    const auto k_bound = BoundNorm(norm, norm.is_of_all_heads, norm.is_layer, norm.k_weight,
+                                   norm.k_bias, problem.num_kv_heads, problem.head_dim, problem.k);
     std::vector<double> v_bound(problem.v.size());
-    if (norm.is_of_values) v_bound = BoundNorm(norm, false, false, {}, {}, problem.num_kv_heads, problem.head_dim_v, problem.v);
+    if (norm.is_of_values)
+      v_bound = BoundNorm(norm, false, false, {}, {}, problem.num_kv_heads, problem.head_dim_v,
+                          problem.v);
     const auto exact = oracle::AttentionForward<double>(shape, rows.q, rows.k, rows.v);
-    const auto bound = oracle::BoundAttention(shape, rows.q, rows.k, rows.v, q_bound, k_bound, v_bound, exact);
-    const auto worst = [](const std::vector<float> &x, const std::vector<double> &of, const std::vector<double> &limits) {
+    const auto bound =
+        oracle::BoundAttention(shape, rows.q, rows.k, rows.v, q_bound, k_bound, v_bound, exact);
+    const auto worst = [](const std::vector<float> &x, const std::vector<double> &of,
+                          const std::vector<double> &limits) {
       double ratio = 0;
-      for (size_t n = 0; n < of.size(); n++) ratio = std::max(ratio, BoundRatio(x[n], of[n], limits[n]));
+      for (size_t n = 0; n < of.size(); n++)
+        ratio = std::max(ratio, BoundRatio(x[n], of[n], limits[n]));
       return ratio;
     };
     Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 40));
@@ -124,8 +140,10 @@ TEST_P(NormTest, ARowThatIsNotFiniteReachesTheRowsThatAttendToItAlone) {
         for (int64_t i = 0; i < 30; i++) {
           for (int64_t h = 0; h < 4; h++) {
             const size_t at = static_cast<size_t>((i * 4 + h) * 11);
-            // An infinity of an RMS norm leaves the other heads zeros, which change the result but are finite.
-            const bool is_own = h < 2 || is_of_all_heads, is_nan = h < 2 || (is_of_all_heads && (is_layer || std::isnan(value)));
+            // An infinity of an RMS norm leaves the other heads zeros, which change the result but
+            // are finite.
+            const bool is_own = h < 2 || is_of_all_heads,
+                       is_nan = h < 2 || (is_of_all_heads && (is_layer || std::isnan(value)));
             SCOPED_TRACE("row " + std::to_string(i) + " head " + std::to_string(h));
             if (i < 17 || !is_own) {
               EXPECT_EQ(by_key[at], clean[at]);
@@ -146,7 +164,8 @@ TEST_P(NormTest, ARowThatIsNotFiniteReachesTheRowsThatAttendToItAlone) {
 
 // ---- Special cases that are known otherwise
 
-// A row of normal numbers comes out with a mean square of 1, whatever its size: scores are products of directions.
+// A row of normal numbers comes out with a mean square of 1, whatever its size: scores are products
+// of directions.
 TEST_P(NormTest, TheSizeOfQueriesAndKeysDoesNotMatter) {
   AttentionProblem problem = Problem(9, 40);
   problem.norm = NormArrays();
@@ -159,7 +178,8 @@ TEST_P(NormTest, TheSizeOfQueriesAndKeysDoesNotMatter) {
 
 // ---- The context
 
-// A layer whose W_O is the unit matrix, so that y is what W_O takes. Its gate, if there is one, is 1/2 for each element.
+// A layer whose W_O is the unit matrix, so that y is what W_O takes. Its gate, if there is one, is
+// 1/2 for each element.
 LayerProblem LayerWithUnitOutput(bool has_gate) {
   LayerProblem problem;
   problem.query_dim = 40;
@@ -192,19 +212,24 @@ TEST_P(NormTest, OfTheContextIsAsExactAsFloatAllows) {
     if (norm.is_layer && (which & 4)) norm.bias = NormWeights(&random, 0, 4, 11, norm.head_stride);
     problem.context_norm = norm;
     const Outputs outputs = Forward(Make(problem).get(), problem);
-    const std::vector<double> bound = BoundNorm(norm, norm.is_of_all_heads, norm.is_layer, norm.weight, norm.bias, 4, 11, outputs.context);
+    const std::vector<double> bound = BoundNorm(norm, norm.is_of_all_heads, norm.is_layer,
+                                                norm.weight, norm.bias, 4, 11, outputs.context);
     const int64_t together = norm.is_of_all_heads ? 44 : 11;
     for (int64_t n = 0; n < 30 * 44; n++) {
       const int64_t first = n / together * together, at = n / 11 % 4 * norm.head_stride + n % 11;
       double mean = 0, variance = 0;
-      for (int64_t i = first; i < first + together && norm.is_layer; i++) mean += outputs.context[i] / static_cast<double>(together);
+      for (int64_t i = first; i < first + together && norm.is_layer; i++)
+        mean += outputs.context[i] / static_cast<double>(together);
       for (int64_t i = first; i < first + together; i++) {
-        variance += (outputs.context[i] - mean) * (outputs.context[i] - mean) / static_cast<double>(together);
+        variance += (outputs.context[i] - mean) * (outputs.context[i] - mean) /
+                    static_cast<double>(together);
       }
-      const double exact = (outputs.context[n] - mean) / std::sqrt(variance + static_cast<double>(norm.epsilon)) *
+      const double exact = (outputs.context[n] - mean) /
+                               std::sqrt(variance + static_cast<double>(norm.epsilon)) *
                                (norm.weight.empty() ? 1 : norm.weight[at]) +
                            (norm.bias.empty() ? 0 : norm.bias[at]);
-      ASSERT_LE(BoundRatio(outputs.y[n], exact, bound[n] + 0x1p-126), 1.0) << Describe(problem) << " element " << n;
+      ASSERT_LE(BoundRatio(outputs.y[n], exact, bound[n] + 0x1p-126), 1.0)
+          << Describe(problem) << " element " << n;
     }
   }
 }
@@ -219,7 +244,8 @@ TEST_P(NormTest, OfTheContextComesBeforeTheGateOrBehindIt) {
     LayerProblem gated = LayerWithUnitOutput(true);
     gated.context_norm = problem.context_norm;
     gated.context_norm->is_after_gate = is_after_gate;
-    gated.w_q = problem.w_q, gated.w_k = problem.w_k, gated.w_v = problem.w_v, gated.query = problem.query;
+    gated.w_q = problem.w_q, gated.w_k = problem.w_k, gated.w_v = problem.w_v,
+    gated.query = problem.query;
     std::vector<float> expected = ungated;
     for (float &x : expected) x *= is_after_gate ? 1.0f : 0.5f;
     EXPECT_TRUE(SameBits(Forward(Make(gated).get(), gated).y, expected)) << is_after_gate;
@@ -235,7 +261,8 @@ TEST_P(NormTest, WeightsOfTheContextAreFactorsOfTheRowsOfWO) {
   Random random(4);
   problem.context_norm->weight = random.Normals(44);
   for (size_t n = 0; n < 44; n++) folded.w_o[n * 44 + n] = problem.context_norm->weight[n];
-  EXPECT_TRUE(SameBits(Forward(Make(folded).get(), folded).y, Forward(Make(problem).get(), problem).y));
+  EXPECT_TRUE(
+      SameBits(Forward(Make(folded).get(), folded).y, Forward(Make(problem).get(), problem).y));
 }
 
 TEST_P(NormTest, OfTheContextTakesARowWithoutKeysAsZeros) {

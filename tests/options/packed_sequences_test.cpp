@@ -1,4 +1,5 @@
-// Packed sequences: each has the bits that it has alone, no other one is read, and nothing is computed for the others.
+// Packed sequences: each has the bits that it has alone, no other one is read, and nothing is
+// computed for the others.
 #include "support/packed_sequences.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,8 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-const std::vector<int64_t> kQueries = {5, 0, 1, 0, 23, 40, 16, 3}, kKeys = {5, 7, 300, 0, 257, 41, 16, 512};
+const std::vector<int64_t> kQueries = {5, 0, 1, 0, 23, 40, 16, 3},
+                           kKeys = {5, 7, 300, 0, 257, 41, 16, 512};
 
 struct Packed {
   AttentionProblem problem;  // of batch 1
@@ -53,7 +55,9 @@ TEST_P(PackedSequencesTest, HaveTheBitsThatEachHasInACallOfItsOwn) {
     for (int64_t b = 0; b < packed.sequences.count(); b++) {
       const AttentionProblem one = OneOf(packed.problem, packed.sequences, b);
       const Outputs alone = Attend(Alone(one, 0), PlainCall());
-      EXPECT_TRUE(SameBits("y", SliceRows(outputs.y, 0, one.n_q, width, one.q_first[0], one.q_lengths[0]), alone.y)) << "sequence " << b;
+      EXPECT_TRUE(SameBits(
+          "y", SliceRows(outputs.y, 0, one.n_q, width, one.q_first[0], one.q_lengths[0]), alone.y))
+          << "sequence " << b;
     }
   }
 }
@@ -76,8 +80,8 @@ TEST_P(PackedSequencesTest, WhoseKeysThreadsShareOutHaveTheSameBits) {
   }
 }
 
-LayerProblem MixedLayer(const std::vector<int64_t> &queries, const std::vector<int64_t> &keys, bool has_key, bool has_w_o,
-                        PackedSequences *sequences) {
+LayerProblem MixedLayer(const std::vector<int64_t> &queries, const std::vector<int64_t> &keys,
+                        bool has_key, bool has_w_o, PackedSequences *sequences) {
   const Packed packed = Mixed(queries, keys);
   *sequences = packed.sequences;
   LayerProblem problem;
@@ -98,9 +102,11 @@ TEST_P(PackedSequencesTest, InALayerHaveTheBitsOfTheSpecification) {
   for (const bool has_key : {false, true}) {
     for (const bool has_w_o : {false, true}) {
       PackedSequences sequences;
-      const LayerProblem problem = MixedLayer({5, 0, 1, 23, 40}, {5, 7, 30, 0, 41}, has_key, has_w_o, &sequences);
+      const LayerProblem problem =
+          MixedLayer({5, 0, 1, 23, 40}, {5, 7, 30, 0, 41}, has_key, has_w_o, &sequences);
       const Layer layer = Make(problem);
-      EXPECT_TRUE(SameBits("y", Forward(layer.get(), problem, sequences).y, Specify(problem, sequences).y))
+      EXPECT_TRUE(
+          SameBits("y", Forward(layer.get(), problem, sequences).y, Specify(problem, sequences).y))
           << "key " << has_key << " w_o " << has_w_o;
     }
   }
@@ -114,7 +120,8 @@ TEST_P(PackedSequencesTest, InALayerNeedTheWorkspaceOfTheirRows) {
   const ForwardData plain(layer.get(), problem);
   const PackedData<ForwardData> packed(sequences, layer.get(), problem);
   // For each sequence its description, and keys from the next border of 16 on.
-  const int64_t keys = 16 * problem.num_kv_heads * (problem.head_dim + 16) * static_cast<int64_t>(sizeof(float));
+  const int64_t keys =
+      16 * problem.num_kv_heads * (problem.head_dim + 16) * static_cast<int64_t>(sizeof(float));
   EXPECT_LE(packed.WorkspaceBytes(), plain.WorkspaceBytes() + 64 * static_cast<size_t>(256 + keys));
 }
 
@@ -130,12 +137,14 @@ mha_call_info InfoOf(const CallData &data) {
 TEST(PackedSequences, CostWhatTheyCostAlone) {
   for (const bool is_causal : {false, true}) {
     PackedSequences sequences;
-    LayerProblem problem = MixedLayer({5, 0, 70, 1, 33}, {5, 7, 300, 1, 33}, true, true, &sequences);
+    LayerProblem problem =
+        MixedLayer({5, 0, 70, 1, 33}, {5, 7, 300, 1, 33}, true, true, &sequences);
     problem.is_causal = is_causal;
     const Layer layer = MakeLayer(problem);
     LayerCall call;
     call.asked = kAskNothing;
-    const mha_call_info together = InfoOf(PackedData<ForwardData>(sequences, layer.get(), problem, call));
+    const mha_call_info together =
+        InfoOf(PackedData<ForwardData>(sequences, layer.get(), problem, call));
     uint64_t operations = 0, bytes = 0;
     for (int64_t b = 0; b < sequences.count(); b++) {
       LayerProblem alone = problem;
@@ -191,7 +200,8 @@ TEST(PackedSequences, AreNotReadByTheSizeQuery) {
   PackedData<ForwardData> data(sequences, layer.get(), problem);
   const size_t bytes = data.WorkspaceBytes();
   const Memory guarded(0, Place::kBeforeGuard);
-  data.sequences.cu_seqlens_q = data.sequences.cu_seqlens_kv = reinterpret_cast<const int64_t *>(guarded.data());
+  data.sequences.cu_seqlens_q = data.sequences.cu_seqlens_kv =
+      reinterpret_cast<const int64_t *>(guarded.data());
   EXPECT_EQ(data.WorkspaceBytes(), bytes);
 }
 
@@ -211,19 +221,25 @@ TEST(PackedSequences, AreRefusedWhereTheyContradict) {
   call.asked = kAskNothing;
   PackedData<ForwardData> data(sequences, layer.get(), problem, call);
   data.sequences.cu_seqlens_kv = data.q;
-  EXPECT_EQ(ErrorOf(data), "sequences.cu_seqlens_kv is given, but the keys are the rows of query; leave it NULL");
+  EXPECT_EQ(ErrorOf(data),
+            "sequences.cu_seqlens_kv is given, but the keys are the rows of query; leave it NULL");
   data.sequences.cu_seqlens_kv = nullptr;
   const int64_t starts[] = {-1, 0};
   data.sequences.q_first_positions = starts;
-  EXPECT_NE(ErrorOf(data).find("the queries of sequence 0 begin at position -1, which the tables of rope do not have; set MHA_CAUSAL"),
+  EXPECT_NE(ErrorOf(data).find("the queries of sequence 0 begin at position -1, which the tables "
+                               "of rope do not have; set MHA_CAUSAL"),
             std::string::npos);
 
   data.sequences.q_first_positions = nullptr;
   for (const auto &[at, row, sentence] :
        {std::tuple{0, 1, "sequences.cu_seqlens_q[0] is 1; it must be 0"},
         {1, 76, "sequences.cu_seqlens_q[2] is 75, less than 76 before it; the numbers must ascend"},
-        {2, 74, "sequences.cu_seqlens_q[2] is 74, the end of the last sequence; it must be n_q, 75. Check count, too"},
-        {2, 76, "sequences.cu_seqlens_q[2] is 76, the end of the last sequence; it must be n_q, 75. Check count, too"}}) {
+        {2, 74,
+         "sequences.cu_seqlens_q[2] is 74, the end of the last sequence; it must be n_q, 75. Check "
+         "count, too"},
+        {2, 76,
+         "sequences.cu_seqlens_q[2] is 76, the end of the last sequence; it must be n_q, 75. Check "
+         "count, too"}}) {
     const int64_t right = std::exchange(data.q[at], row);
     EXPECT_EQ(ErrorOf(data), sentence);
     data.q[at] = right;
@@ -233,7 +249,8 @@ TEST(PackedSequences, AreRefusedWhereTheyContradict) {
   data.args.cache_read = cache.get();
   data.args.flags = MHA_CAUSAL;
   data.sequences.cu_seqlens_kv = data.q;
-  EXPECT_EQ(ErrorOf(data), "sequences.cu_seqlens_kv is given, but no keys come with cache_read; leave it NULL");
+  EXPECT_EQ(ErrorOf(data),
+            "sequences.cu_seqlens_kv is given, but no keys come with cache_read; leave it NULL");
   data.sequences.cu_seqlens_kv = nullptr;
 }
 

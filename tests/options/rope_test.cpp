@@ -1,4 +1,7 @@
-// What rotary position embedding is for. Its bits in every way of calling are those of the generated cases.
+// What rotary position embedding is for. Its bits in every way of calling are those of the
+// generated cases.
+#include "support/rope.h"
+
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -6,7 +9,6 @@
 #include <cstdint>
 
 #include "support/attention_test.h"
-#include "support/rope.h"
 
 namespace {
 
@@ -39,14 +41,16 @@ TEST_P(Rope, ByTheAngleZeroChangesNothing) {
   EXPECT_TRUE(SameBits(Run(problem), expected));
 }
 
-// The rest of a head as it would be alone, where the other elements add nothing to the scores; and they are not rotated.
+// The rest of a head as it would be alone, where the other elements add nothing to the scores; and
+// they are not rotated.
 TEST_P(Rope, FromAnOffsetLeavesTheOtherElements) {
   const struct {
     int64_t head_dim, offset, dims;
   } parts[] = {{24, 8, 16}, {21, 5, 6}, {192, 128, 64}, {576, 512, 64}};
   for (const auto &part : parts) {
     for (const bool is_interleaved : {false, true}) {
-      AttentionProblem whole = Problem(20, 20, part.head_dim), alone = Problem(20, 20, part.dims), rest = whole;
+      AttentionProblem whole = Problem(20, 20, part.head_dim), alone = Problem(20, 20, part.dims),
+                       rest = whole;
       whole.scale = alone.scale = 0.125f;
       for (const auto x : {&AttentionProblem::q, &AttentionProblem::k}) {
         for (int64_t i = 0; i < static_cast<int64_t>((whole.*x).size()); i++) {
@@ -67,7 +71,8 @@ TEST_P(Rope, FromAnOffsetLeavesTheOtherElements) {
   }
 }
 
-// What it is for: a score depends on how far apart query and key are. Beside the angles' cosines and sines in float64.
+// What it is for: a score depends on how far apart query and key are. Beside the angles' cosines
+// and sines in float64.
 TEST_P(Rope, ScoresDependOnTheDistanceAlone) {
   constexpr int64_t kDims = 16, kPositions = 2000;
   for (const bool is_interleaved : {false, true}) {
@@ -80,9 +85,11 @@ TEST_P(Rope, ScoresDependOnTheDistanceAlone) {
       problem.v.resize(static_cast<size_t>(problem.head_dim_v));
       double exact = 0, magnitude = 0;
       for (int64_t i = 0; i < kDims / 2; i++) {
-        const int64_t first = is_interleaved ? 2 * i : i, second = is_interleaved ? 2 * i + 1 : i + kDims / 2;
+        const int64_t first = is_interleaved ? 2 * i : i,
+                      second = is_interleaved ? 2 * i + 1 : i + kDims / 2;
         const double angle = RopeAngle(distance, i, kDims);
-        const double qa = problem.q[first], qb = problem.q[second], ka = problem.k[first], kb = problem.k[second];
+        const double qa = problem.q[first], qb = problem.q[second], ka = problem.k[first],
+                     kb = problem.k[second];
         exact += (qa * ka + qb * kb) * std::cos(angle) + (qa * kb - qb * ka) * std::sin(angle);
         magnitude += (std::fabs(qa) + std::fabs(qb)) * (std::fabs(ka) + std::fabs(kb));
       }
@@ -91,7 +98,8 @@ TEST_P(Rope, ScoresDependOnTheDistanceAlone) {
         problem.rope->q_positions = {position + distance};
         problem.rope->k_positions = {position};
         const Outputs outputs = Run(problem);
-        EXPECT_NEAR(outputs.scores[0], exact, magnitude * 1e-6) << "from " << position << " over " << distance;
+        EXPECT_NEAR(outputs.scores[0], exact, magnitude * 1e-6)
+            << "from " << position << " over " << distance;
       }
     }
   }

@@ -1,5 +1,5 @@
-// Attention over keys that lie in several places: states of parts, merged and finished, have the bits of one call; every state has those of
-// the specification.
+// Attention over keys that lie in several places: states of parts, merged and finished, have the
+// bits of one call; every state has those of the specification.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -40,7 +40,8 @@ AttentionProblem Part(const AttentionProblem &whole, int64_t first, int64_t coun
   part.q_start.clear();
   for (int64_t b = 0; b < whole.batch; b++) part.q_start.push_back(ShapeOf(whole, b).q_start);
   for (int64_t &length : part.kv_lengths) length = std::clamp<int64_t>(length - first, 0, count);
-  const int64_t k_width = whole.num_kv_heads * whole.head_dim, v_width = whole.num_kv_heads * whole.head_dim_v;
+  const int64_t k_width = whole.num_kv_heads * whole.head_dim,
+                v_width = whole.num_kv_heads * whole.head_dim_v;
   part.k = Columns(whole.k, whole.n_kv * k_width, first * k_width, count * k_width);
   part.v = Columns(whole.v, whole.n_kv * v_width, first * v_width, count * v_width);
   if (!part.score) return part;
@@ -58,7 +59,8 @@ int64_t RowsOf(const AttentionSizes &sizes) { return sizes.batch * sizes.num_hea
 std::vector<float> SpecifyStates(const AttentionProblem &part) {
   const int64_t width = part.head_dim_v + 2;
   std::vector<float> states(static_cast<size_t>(RowsOf(part) * width));
-  for (int64_t row = 0; row < RowsOf(part); row++) states[static_cast<size_t>(row * width)] = -kInfinity;
+  for (int64_t row = 0; row < RowsOf(part); row++)
+    states[static_cast<size_t>(row * width)] = -kInfinity;
   const std::optional<Norm> norm = NormOf(part);
   for (int64_t b = 0; b < part.batch; b++) {
     const ValidRows valid = ValidRowsOf(part, b);
@@ -73,12 +75,14 @@ std::vector<float> SpecifyStates(const AttentionProblem &part) {
         outputs.states = alone.data();
         spec::Fastest().attend(shape, part.q.data() + b * part.n_q * part.num_heads * part.head_dim,
                                part.k.data() + b * part.n_kv * part.num_kv_heads * part.head_dim,
-                               part.v.data() + b * part.n_kv * part.num_kv_heads * part.head_dim_v, outputs);
+                               part.v.data() + b * part.n_kv * part.num_kv_heads * part.head_dim_v,
+                               outputs);
       });
     });
     for (int64_t h = 0; h < part.num_heads; h++) {
       const auto from = alone.begin() + h * valid.n_q * width;
-      std::copy(from, from + valid.n_q * width, states.begin() + ((b * part.num_heads + h) * part.n_q) * width);
+      std::copy(from, from + valid.n_q * width,
+                states.begin() + ((b * part.num_heads + h) * part.n_q) * width);
     }
   }
   return states;
@@ -106,21 +110,28 @@ class States : public AttentionTest {
     return std::vector<float>(states.floats(), states.floats() + states.size() / sizeof(float));
   }
 
-  std::vector<float> Merge(const std::vector<float> &left, const std::vector<float> &right, int64_t head_dim_v) const {
+  std::vector<float> Merge(const std::vector<float> &left, const std::vector<float> &right,
+                           int64_t head_dim_v) const {
     std::vector<float> result = left;
     mha_error error;
     const int64_t rows = static_cast<int64_t>(left.size()) / (head_dim_v + 2);
-    Check(mha_states_merge(rows, head_dim_v, result.data(), right.data(), result.data(), instruction_set(), &error), error);
+    Check(mha_states_merge(rows, head_dim_v, result.data(), right.data(), result.data(),
+                           instruction_set(), &error),
+          error);
     std::vector<float> in_right = right;
-    Check(mha_states_merge(rows, head_dim_v, left.data(), in_right.data(), in_right.data(), instruction_set(), &error), error);
+    Check(mha_states_merge(rows, head_dim_v, left.data(), in_right.data(), in_right.data(),
+                           instruction_set(), &error),
+          error);
     EXPECT_TRUE(SameBits("the result in place of either", in_right, result));
     return result;
   }
 
   // In the given layout, whose gaps stay as they are.
-  Finished Finish(const AttentionProblem &whole, const std::vector<float> &states, const Layout &layout = kDense) const {
+  Finished Finish(const AttentionProblem &whole, const std::vector<float> &states,
+                  const Layout &layout = kDense) const {
     Finished finished = {{}, std::vector<float>(static_cast<size_t>(RowsOf(whole)), kNan)};
-    Strided output(layout, whole.batch, whole.n_q, whole.num_heads, whole.head_dim_v, Place::kBeforeGuard);
+    Strided output(layout, whole.batch, whole.n_q, whole.num_heads, whole.head_dim_v,
+                   Place::kBeforeGuard);
     mha_states_args args = Zeroed<mha_states_args>();
     args.batch = whole.batch;
     args.num_heads = whole.num_heads;
@@ -128,7 +139,8 @@ class States : public AttentionTest {
     args.head_dim_v = whole.head_dim_v;
     args.states = states.data();
     if (whole.score && !whole.score->sinks.empty()) args.sinks = whole.score->sinks.data();
-    if (whole.score && !whole.score->head_scales.empty()) args.head_scales = whole.score->head_scales.data();
+    if (whole.score && !whole.score->head_scales.empty())
+      args.head_scales = whole.score->head_scales.data();
     args.output.data = output.memory.data();
     args.output.strides = {output.batch_stride(), output.row_stride(), output.head_stride()};
     args.lse = finished.lse.data();
@@ -151,7 +163,8 @@ class States : public AttentionTest {
     while (round.size() > 1) {
       std::vector<std::vector<float>> next;
       for (size_t i = 0; i < round.size(); i += 2) {
-        next.push_back(i + 1 < round.size() ? Merge(round[i], round[i + 1], whole.head_dim_v) : round[i]);
+        next.push_back(i + 1 < round.size() ? Merge(round[i], round[i + 1], whole.head_dim_v)
+                                            : round[i]);
       }
       round = std::move(next);
     }
@@ -161,8 +174,10 @@ class States : public AttentionTest {
   void ExpectTheBitsOfOneCall(const AttentionProblem &whole, int64_t keys) const {
     const Outputs expected = AttentionTest::Run(whole, kAskLse);
     const Finished finished = Finish(whole, RunInParts(whole, keys));
-    EXPECT_TRUE(SameBits("y", finished.y, expected.y)) << Describe(whole) << " in parts of " << keys;
-    EXPECT_TRUE(SameBits("lse", finished.lse, expected.lse)) << Describe(whole) << " in parts of " << keys;
+    EXPECT_TRUE(SameBits("y", finished.y, expected.y))
+        << Describe(whole) << " in parts of " << keys;
+    EXPECT_TRUE(SameBits("lse", finished.lse, expected.lse))
+        << Describe(whole) << " in parts of " << keys;
   }
 };
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(States);
@@ -185,18 +200,23 @@ AttentionProblem RandomProblem(Random *random) {
   const int64_t n_kv = random->Between(200, 1100);
   AttentionProblem problem = Problem(random, random->Pick<int64_t>({1, 1, 3, 40}), n_kv);
   MakeSpecial(random, RandomKind(random), 1, &problem.k);
-  MakeSpecial(random, random->Pick({Values::kNormal, Values::kSpecial, Values::kTies}), 1, &problem.v);
+  MakeSpecial(random, random->Pick({Values::kNormal, Values::kSpecial, Values::kTies}), 1,
+              &problem.v);
   problem.is_causal = random->Coin();
   if (random->Coin()) problem.window_left = random->Pick<int64_t>({0, 30, 256, 700});
   if (random->Chance(0.2)) problem.window_right = random->Pick<int64_t>({0, 30, 256});
   if (random->Coin()) {
-    for (int64_t b = 0; b < problem.batch; b++) problem.q_start.push_back(random->Between(-5, n_kv + 20));
+    for (int64_t b = 0; b < problem.batch; b++)
+      problem.q_start.push_back(random->Between(-5, n_kv + 20));
   }
   if (random->Chance(0.3)) {
-    for (int64_t b = 0; b < problem.batch; b++) problem.kv_lengths.push_back(random->Between(problem.n_q, n_kv));
-    for (int64_t b = 0; b < problem.batch; b++) problem.q_lengths.push_back(random->Between(0, problem.n_q));
+    for (int64_t b = 0; b < problem.batch; b++)
+      problem.kv_lengths.push_back(random->Between(problem.n_q, n_kv));
+    for (int64_t b = 0; b < problem.batch; b++)
+      problem.q_lengths.push_back(random->Between(0, problem.n_q));
   }
-  if (random->Chance(0.3) && problem.head_dim % 2 == 0) problem.rope = MakeRope(random->Coin(), problem.head_dim, n_kv + 100);
+  if (random->Chance(0.3) && problem.head_dim % 2 == 0)
+    problem.rope = MakeRope(random->Coin(), problem.head_dim, n_kv + 100);
   if (problem.rope && !problem.is_causal) problem.q_start.clear();
   if (random->Chance(0.2)) problem.norm = RandomNorm(random, problem);
   if (random->Chance(0.2)) return problem;
@@ -215,14 +235,17 @@ AttentionProblem RandomProblem(Random *random) {
   if (random->Chance(0.3)) score.bias.values = random->Normals(problem.n_q * n_kv);
   if (random->Coin()) {
     while (static_cast<int64_t>(score.mask.values.size()) < problem.n_q * n_kv) {
-      score.mask.values.resize(std::min<size_t>(score.mask.values.size() + static_cast<size_t>(random->Between(1, 400)),
-                                                static_cast<size_t>(problem.n_q * n_kv)),
-                               random->Coin());
+      score.mask.values.resize(
+          std::min<size_t>(score.mask.values.size() + static_cast<size_t>(random->Between(1, 400)),
+                           static_cast<size_t>(problem.n_q * n_kv)),
+          random->Coin());
     }
   }
   if (random->Chance(0.3)) {
-    for (int64_t i = 0; i < problem.batch * problem.n_q; i++) score.groups.of_queries.push_back(random->Between(0, 1));
-    for (int64_t j = 0; j < problem.batch * n_kv; j++) score.groups.of_keys.push_back(j % n_kv / 300);
+    for (int64_t i = 0; i < problem.batch * problem.n_q; i++)
+      score.groups.of_queries.push_back(random->Between(0, 1));
+    for (int64_t j = 0; j < problem.batch * n_kv; j++)
+      score.groups.of_keys.push_back(j % n_kv / 300);
     score.groups.add_keys = random->Coin();
     if (score.groups.add_keys) problem.rope.reset();
   }
@@ -253,7 +276,8 @@ TEST_P(States, OfAnyPartHaveTheBitsOfTheSpecification) {
       part.kv_position += far;
       for (int64_t &start : part.q_start) start += far;
     }
-    EXPECT_TRUE(SameBits("states", Run(part, {}), SpecifyStates(part))) << Describe(part) << " seed " << seed;
+    EXPECT_TRUE(SameBits("states", Run(part, {}), SpecifyStates(part)))
+        << Describe(part) << " seed " << seed;
   }
 }
 
@@ -269,7 +293,8 @@ TEST_P(States, QStartOfNullPutsTheLastQueryAtTheLastKeyOfTheCall) {
   EXPECT_TRUE(SameBits("states", Run(part, {}), expected));
 }
 
-// Entries of a list are numbers of the call's own keys, of which those are left that flags leave by their true positions.
+// Entries of a list are numbers of the call's own keys, of which those are left that flags leave by
+// their true positions.
 TEST_P(States, OfChosenKeysHaveTheBitsOfTheSpecification) {
   for (const int64_t block : {1, 40}) {
     Random random(6);
@@ -283,7 +308,8 @@ TEST_P(States, OfChosenKeysHaveTheBitsOfTheSpecification) {
     for (int64_t n = 0; n < part.n_q * 8; n++) {
       part.score->chosen.values.push_back(static_cast<int32_t>(random.Between(-1, 599 / block)));
     }
-    EXPECT_TRUE(SameBits("states", Run(part, {}), SpecifyStates(part))) << Describe(part) << " blocks of " << block;
+    EXPECT_TRUE(SameBits("states", Run(part, {}), SpecifyStates(part)))
+        << Describe(part) << " blocks of " << block;
   }
 }
 
@@ -294,7 +320,8 @@ TEST_P(States, PositionCountsForACallWithoutStatesToo) {
   whole.window_left = 100;
   whole.score.emplace();
   whole.score->alibi_slopes = random.Normals(whole.num_heads, 0.1f);
-  EXPECT_TRUE(SameBits(AttentionTest::Run(Part(whole, 512, 188), kAskLse), AttentionTest::Run(whole, kAskLse)));
+  EXPECT_TRUE(SameBits(AttentionTest::Run(Part(whole, 512, 188), kAskLse),
+                       AttentionTest::Run(whole, kAskLse)));
 }
 
 // Threads share out the keys of few rows, and merge their states themselves.
@@ -311,10 +338,12 @@ TEST_P(States, AreTheSameForAnyThreadsAndMemory) {
   }
 }
 
-// Two caches with half of the keys each, which are rotated where they stand in the sequence; a window that a ring holds.
+// Two caches with half of the keys each, which are rotated where they stand in the sequence; a
+// window that a ring holds.
 TEST_P(States, OfCachesWithPartsOfTheKeysLeadToTheBitsOfOneCache) {
   const CacheForm contiguous = {MHA_CACHE_KIND_CONTIGUOUS, 0};
-  for (const CacheForm form : {contiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 304}}) {
+  for (const CacheForm form :
+       {contiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 304}}) {
     for (const Storage type : {Storage::kF32, Storage::kInt8, Storage::kF16}) {
       Random random(4);
       AttentionProblem whole = Problem(&random, 4, 800);
@@ -353,8 +382,10 @@ TEST_P(States, OfCachesWithPartsOfTheKeysLeadToTheBitsOfOneCache) {
       }
       const Finished finished = Finish(whole, Merge(states[0], states[1], whole.head_dim_v));
       const Outputs expected = Specify(whole);
-      EXPECT_TRUE(SameBits("y", finished.y, expected.y)) << Describe(form) << " of " << NameOf(type);
-      EXPECT_TRUE(SameBits("lse", finished.lse, expected.lse)) << Describe(form) << " of " << NameOf(type);
+      EXPECT_TRUE(SameBits("y", finished.y, expected.y))
+          << Describe(form) << " of " << NameOf(type);
+      EXPECT_TRUE(SameBits("lse", finished.lse, expected.lse))
+          << Describe(form) << " of " << NameOf(type);
     }
   }
 }
@@ -389,22 +420,30 @@ TEST_P(States, MergedAndFinishedHaveTheBitsOfTheSpecification) {
     problem.score.emplace();
     if (random.Coin()) problem.score->sinks = random.Normals(problem.num_heads, 3);
     if (random.Coin()) problem.score->head_scales = random.Normals(problem.num_heads);
-    if (random.Chance(0.2)) problem.score->head_scales.assign(static_cast<size_t>(problem.num_heads), 0.0f);
+    if (random.Chance(0.2))
+      problem.score->head_scales.assign(static_cast<size_t>(problem.num_heads), 0.0f);
     const int64_t width = problem.head_dim_v, rows = RowsOf(problem);
-    const std::vector<float> left = AnyStates(&random, rows, width), right = AnyStates(&random, rows, width);
+    const std::vector<float> left = AnyStates(&random, rows, width),
+                             right = AnyStates(&random, rows, width);
     std::vector<float> merged(left.size());
-    Finished expected = {std::vector<float>(static_cast<size_t>(rows * width)), std::vector<float>(static_cast<size_t>(rows))};
+    Finished expected = {std::vector<float>(static_cast<size_t>(rows * width)),
+                         std::vector<float>(static_cast<size_t>(rows))};
     for (int64_t row = 0; row < rows; row++) {
-      const int64_t at = row * (width + 2), head = row / problem.n_q % problem.num_heads, query = row % problem.n_q;
-      const int64_t to = (row / problem.n_q / problem.num_heads * problem.n_q + query) * problem.num_heads + head;
+      const int64_t at = row * (width + 2), head = row / problem.n_q % problem.num_heads,
+                    query = row % problem.n_q;
+      const int64_t to =
+          (row / problem.n_q / problem.num_heads * problem.n_q + query) * problem.num_heads + head;
       spec::Fastest().merge_states(width, &left[at], &right[at], &merged[at]);
-      spec::Fastest().finish_state(width, &merged[at], problem.score->sinks.empty() ? nullptr : &problem.score->sinks[head],
-                                   problem.score->head_scales.empty() ? nullptr : &problem.score->head_scales[head],
-                                   &expected.y[to * width], &expected.lse[row]);
+      spec::Fastest().finish_state(
+          width, &merged[at], problem.score->sinks.empty() ? nullptr : &problem.score->sinks[head],
+          problem.score->head_scales.empty() ? nullptr : &problem.score->head_scales[head],
+          &expected.y[to * width], &expected.lse[row]);
     }
     EXPECT_TRUE(SameBits("states", Merge(left, right, width), merged)) << "seed " << seed;
     std::vector<float> in_right = right;
-    ASSERT_EQ(mha_states_merge(rows, width, left.data(), in_right.data(), in_right.data(), instruction_set(), nullptr), MHA_OK);
+    ASSERT_EQ(mha_states_merge(rows, width, left.data(), in_right.data(), in_right.data(),
+                               instruction_set(), nullptr),
+              MHA_OK);
     EXPECT_TRUE(SameBits("states in place of the right ones", in_right, merged)) << "seed " << seed;
     for (const Layout &layout : {kDense, kHeadsOutside, kRowsOutside, kGaps}) {
       const Finished finished = Finish(problem, merged, layout);
@@ -482,20 +521,30 @@ void ExpectRefused(void (*change)(StatesCall &), const Words &words) {
   Memory workspace(1 << 20);
   size_t bytes = 4711;
   const Expected expected = {MHA_ERROR_INVALID_VALUE, {1}, words};
-  ExpectFails([&](mha_error *error) { return mha_attention_workspace(&call.args, &bytes, error); }, expected);
-  ExpectFails([&](mha_error *error) { return mha_attention(&call.args, workspace.data(), workspace.size(), error); }, expected);
+  ExpectFails([&](mha_error *error) { return mha_attention_workspace(&call.args, &bytes, error); },
+              expected);
+  ExpectFails(
+      [&](mha_error *error) {
+        return mha_attention(&call.args, workspace.data(), workspace.size(), error);
+      },
+      expected);
   EXPECT_EQ(bytes, 4711u);
   EXPECT_TRUE(std::all_of(call.states, call.states + 4096, [](float x) { return x == 0; }));
 }
 
 TEST(StatesErrors, WhatIsMadeOfFinishedRowsIsRefusedBesideStates) {
   static float numbers[64];
-  ExpectRefused([](StatesCall &c) { c.args.output.data = numbers; }, {"output.data is given beside outputs.states", "mha_states_finish"});
-  ExpectRefused([](StatesCall &c) { c.args.output.type = MHA_TYPE_F16; }, {"output.type is given beside outputs.states"});
+  ExpectRefused([](StatesCall &c) { c.args.output.data = numbers; },
+                {"output.data is given beside outputs.states", "mha_states_finish"});
+  ExpectRefused([](StatesCall &c) { c.args.output.type = MHA_TYPE_F16; },
+                {"output.type is given beside outputs.states"});
   ExpectRefused([](StatesCall &c) { c.args.output.strides.row = 100; }, {"output.strides"});
-  ExpectRefused([](StatesCall &c) { c.data.outputs.lse = numbers; }, {"outputs.lse is given beside outputs.states"});
-  ExpectRefused([](StatesCall &c) { c.data.outputs.attention_weights = numbers; }, {"an output per pair is given beside outputs.states"});
-  ExpectRefused([](StatesCall &c) { c.data.outputs.scores = numbers; }, {"an output per pair is given beside outputs.states"});
+  ExpectRefused([](StatesCall &c) { c.data.outputs.lse = numbers; },
+                {"outputs.lse is given beside outputs.states"});
+  ExpectRefused([](StatesCall &c) { c.data.outputs.attention_weights = numbers; },
+                {"an output per pair is given beside outputs.states"});
+  ExpectRefused([](StatesCall &c) { c.data.outputs.scores = numbers; },
+                {"an output per pair is given beside outputs.states"});
   ExpectRefused(
       [](StatesCall &c) {
         c.data.score.sinks = numbers;
@@ -512,18 +561,26 @@ TEST(StatesErrors, WhatIsMadeOfFinishedRowsIsRefusedBesideStates) {
 
 TEST(StatesErrors, PositionsThatAreNoneAreRefused) {
   ExpectRefused([](StatesCall &c) { c.args.kv_first_position = -1; }, {"kv_first_position is -1"});
-  ExpectRefused([](StatesCall &c) { c.args.kv_first_position = (int64_t{1} << 62) + 1; }, {"kv_first_position", "2^62"});
+  ExpectRefused([](StatesCall &c) { c.args.kv_first_position = (int64_t{1} << 62) + 1; },
+                {"kv_first_position", "2^62"});
   StatesCall call;
   call.args.kv_first_position = 1000;
   call.args.flags |= MHA_CAUSAL;
   Memory workspace(1 << 20);
   for (const int64_t start : {std::numeric_limits<int64_t>::min(), -(int64_t{1} << 62) + 999}) {
     call.data.q_start[0] = start;
-    ExpectFails([&](mha_error *error) { return mha_attention(&call.args, workspace.data(), workspace.size(), error); },
-                {MHA_ERROR_INVALID_VALUE, {1}, {"sequences.q_first_positions[0]", "kv_first_position -2^62"}});
+    ExpectFails(
+        [&](mha_error *error) {
+          return mha_attention(&call.args, workspace.data(), workspace.size(), error);
+        },
+        {MHA_ERROR_INVALID_VALUE,
+         {1},
+         {"sequences.q_first_positions[0]", "kv_first_position -2^62"}});
   }
   call.data.q_start[0] = -(int64_t{1} << 62) + 1000;
-  ExpectSucceeds([&](mha_error *error) { return mha_attention(&call.args, workspace.data(), workspace.size(), error); });
+  ExpectSucceeds([&](mha_error *error) {
+    return mha_attention(&call.args, workspace.data(), workspace.size(), error);
+  });
 }
 
 TEST(StatesErrors, OfTheMergeNameTheArgument) {
@@ -538,20 +595,43 @@ TEST(StatesErrors, OfTheMergeNameTheArgument) {
       {0, 4, states, states, states, 0, {MHA_ERROR_INVALID_VALUE, {1}, {"rows is 0", "MHA_EMPTY"}}},
       {-1, 4, states, states, states, 0, {MHA_ERROR_INVALID_VALUE, {1}, {"rows is -1"}}},
       {2, 0, states, states, states, 0, {MHA_ERROR_INVALID_VALUE, {2}, {"head_dim_v is 0"}}},
-      {2, int64_t{1} << 31, states, states, states, 0, {MHA_ERROR_INVALID_VALUE, {2}, {"head_dim_v"}}},
-      {int64_t{1} << 60, 4, states, states, states, 0, {MHA_ERROR_TOO_LARGE, {1}, {"address space"}}},
+      {2,
+       int64_t{1} << 31,
+       states,
+       states,
+       states,
+       0,
+       {MHA_ERROR_INVALID_VALUE, {2}, {"head_dim_v"}}},
+      {int64_t{1} << 60,
+       4,
+       states,
+       states,
+       states,
+       0,
+       {MHA_ERROR_TOO_LARGE, {1}, {"address space"}}},
       {2, 4, nullptr, states, states, 0, {MHA_ERROR_NULL_POINTER, {3}, {"left is NULL"}}},
       {2, 4, states, nullptr, states, 0, {MHA_ERROR_NULL_POINTER, {4}, {"right is NULL"}}},
       {2, 4, states, states, nullptr, 0, {MHA_ERROR_NULL_POINTER, {5}, {"result is NULL"}}},
       {2, 4, states, states, states, 99, {MHA_ERROR_INVALID_VALUE, {6}, {"instruction_set 99"}}},
-      {2, 4, states, states, states, AbsentInstructionSet(), {MHA_ERROR_INSTRUCTION_SET, {6}, {"MHA_INSTRUCTION_SET_AUTO"}}},
+      {2,
+       4,
+       states,
+       states,
+       states,
+       AbsentInstructionSet(),
+       {MHA_ERROR_INSTRUCTION_SET, {6}, {"MHA_INSTRUCTION_SET_AUTO"}}},
   };
   for (const auto &c : cases) {
     ExpectFails(
-        [&](mha_error *error) { return mha_states_merge(c.rows, c.head_dim_v, c.left, c.right, c.result, c.instruction_set, error); },
+        [&](mha_error *error) {
+          return mha_states_merge(c.rows, c.head_dim_v, c.left, c.right, c.result,
+                                  c.instruction_set, error);
+        },
         c.expected);
   }
-  ExpectSucceeds([](mha_error *error) { return mha_states_merge(MHA_EMPTY, 4, nullptr, nullptr, nullptr, 0, error); });
+  ExpectSucceeds([](mha_error *error) {
+    return mha_states_merge(MHA_EMPTY, 4, nullptr, nullptr, nullptr, 0, error);
+  });
 }
 
 TEST(StatesErrors, OfFinishingNameTheField) {
@@ -567,18 +647,36 @@ TEST(StatesErrors, OfFinishingNameTheField) {
       {[](auto &a) { a.num_heads = 0; }, MHA_ERROR_INVALID_VALUE, {"num_heads is 0"}},
       {[](auto &a) { a.head_dim_v = -3; }, MHA_ERROR_INVALID_VALUE, {"head_dim_v is -3"}},
       {[](auto &a) { a.batch = int64_t{1} << 60; }, MHA_ERROR_TOO_LARGE, {"states"}},
-      {[](auto &a) { a.output.type = MHA_TYPE_INT8; }, MHA_ERROR_INVALID_VALUE, {"output.type is 4"}},
-      {[](auto &a) { a.output.type = MHA_TYPE_F16, a.output.data = nullptr; }, MHA_ERROR_INVALID_VALUE, {"output.data", "output"}},
-      {[](auto &a) { a.output.strides.row = 8, a.output.data = nullptr; }, MHA_ERROR_INVALID_VALUE, {"output.data", "output"}},
-      {[](auto &a) { a.output.strides.head = 7; }, MHA_ERROR_INVALID_VALUE, {"output.strides.head is 7", "8"}},
-      {[](auto &a) { a.output.strides.row = 15; }, MHA_ERROR_INVALID_VALUE, {"output.strides.row is 15", "16"}},
-      {[](auto &a) { a.output.strides.batch = MHA_BROADCAST; }, MHA_ERROR_INVALID_VALUE, {"output.strides.batch"}},
+      {[](auto &a) { a.output.type = MHA_TYPE_INT8; },
+       MHA_ERROR_INVALID_VALUE,
+       {"output.type is 4"}},
+      {[](auto &a) { a.output.type = MHA_TYPE_F16, a.output.data = nullptr; },
+       MHA_ERROR_INVALID_VALUE,
+       {"output.data", "output"}},
+      {[](auto &a) { a.output.strides.row = 8, a.output.data = nullptr; },
+       MHA_ERROR_INVALID_VALUE,
+       {"output.data", "output"}},
+      {[](auto &a) { a.output.strides.head = 7; },
+       MHA_ERROR_INVALID_VALUE,
+       {"output.strides.head is 7", "8"}},
+      {[](auto &a) { a.output.strides.row = 15; },
+       MHA_ERROR_INVALID_VALUE,
+       {"output.strides.row is 15", "16"}},
+      {[](auto &a) { a.output.strides.batch = MHA_BROADCAST; },
+       MHA_ERROR_INVALID_VALUE,
+       {"output.strides.batch"}},
       {[](auto &a) { a.output.reserved = 1; }, MHA_ERROR_INVALID_VALUE, {"output.reserved"}},
       {[](auto &a) { a.states = nullptr; }, MHA_ERROR_NULL_POINTER, {"states is NULL"}},
-      {[](auto &a) { a.output.data = a.lse = nullptr; }, MHA_ERROR_NULL_POINTER, {"output.data and lse"}},
+      {[](auto &a) { a.output.data = a.lse = nullptr; },
+       MHA_ERROR_NULL_POINTER,
+       {"output.data and lse"}},
       {[](auto &a) { a.instruction_set = 99; }, MHA_ERROR_INVALID_VALUE, {"instruction_set 99"}},
-      {[](auto &a) { numbers[1] = kInfinity, a.sinks = numbers; }, MHA_ERROR_INVALID_VALUE, {"sinks[1] is inf"}},
-      {[](auto &a) { numbers[1] = kNan, a.head_scales = numbers; }, MHA_ERROR_INVALID_VALUE, {"head_scales[1] is nan"}},
+      {[](auto &a) { numbers[1] = kInfinity, a.sinks = numbers; },
+       MHA_ERROR_INVALID_VALUE,
+       {"sinks[1] is inf"}},
+      {[](auto &a) { numbers[1] = kNan, a.head_scales = numbers; },
+       MHA_ERROR_INVALID_VALUE,
+       {"head_scales[1] is nan"}},
   };
   for (const auto &c : cases) {
     float states[40] = {}, output[32] = {}, lse[4] = {};
@@ -590,7 +688,8 @@ TEST(StatesErrors, OfFinishingNameTheField) {
     args.output.data = output;
     args.lse = lse;
     c.change(args);
-    ExpectFails([&](mha_error *error) { return mha_states_finish(&args, error); }, {c.status, {1}, c.words});
+    ExpectFails([&](mha_error *error) { return mha_states_finish(&args, error); },
+                {c.status, {1}, c.words});
     EXPECT_TRUE(std::all_of(output, output + 32, [](float x) { return x == 0; }));
     args = Zeroed<mha_states_args>();
     args.batch = MHA_EMPTY;

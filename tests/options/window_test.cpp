@@ -1,4 +1,5 @@
-// Sliding windows: their limits, and that what no row sees is unread. Who attends to whom is in the generated cases.
+// Sliding windows: their limits, and that what no row sees is unread. Who attends to whom is in the
+// generated cases.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -74,16 +75,19 @@ TEST_P(Window, OfZeroOnBothSidesSeesTheRowsOwnKey) {
   problem.window_left = problem.window_right = 0;
   const Outputs outputs = Run(problem);
   EXPECT_TRUE(SameBits("y", outputs.y, Specify(problem).y));
-  for (size_t n = 0; n < outputs.y.size(); n++) ASSERT_EQ(outputs.y[n], problem.v[n]) << n;  // its weight is exactly 1
+  for (size_t n = 0; n < outputs.y.size(); n++)
+    ASSERT_EQ(outputs.y[n], problem.v[n]) << n;  // its weight is exactly 1
 }
 
 // Positions may be anywhere in the range of their type, and are compared as if it had no ends.
 TEST_P(Window, BordersDoNotOverflow) {
   AttentionProblem problem = Problem(9, 300);
-  for (const int64_t start : {kFirst, kFirst + 1, int64_t{-300}, int64_t{-9}, int64_t{-5}, int64_t{-1}, int64_t{0}, int64_t{150},
-                              int64_t{299}, int64_t{400}, kLargest - 300, kLargest - 8, kLargest}) {
+  for (const int64_t start :
+       {kFirst, kFirst + 1, int64_t{-300}, int64_t{-9}, int64_t{-5}, int64_t{-1}, int64_t{0},
+        int64_t{150}, int64_t{299}, int64_t{400}, kLargest - 300, kLargest - 8, kLargest}) {
     for (const int64_t left : {int64_t{0}, int64_t{200}, kLargest - 1, kLargest}) {
-      for (const int64_t right : {int64_t{0}, int64_t{10}, kLargest / 2, kLargest / 2 + 150, kLargest}) {
+      for (const int64_t right :
+           {int64_t{0}, int64_t{10}, kLargest / 2, kLargest / 2 + 150, kLargest}) {
         problem.q_start = {start};
         problem.window_left = left;
         problem.window_right = right;
@@ -95,7 +99,8 @@ TEST_P(Window, BordersDoNotOverflow) {
   }
 }
 
-// Rows q_start .. q_start + n_q see the keys from q_start - left to the last row's position + right. All others are spoiled.
+// Rows q_start .. q_start + n_q see the keys from q_start - left to the last row's position +
+// right. All others are spoiled.
 TEST_P(Window, KeysOutsideEveryRowsWindowAreUnread) {
   Sample sample;
   for (const int64_t start : {0, 5, 250, 256, 500, 777, 1000}) {
@@ -108,7 +113,8 @@ TEST_P(Window, KeysOutsideEveryRowsWindowAreUnread) {
         problem.window_left = left;
         problem.window_right = left / 2;
         const int64_t begin = std::max<int64_t>(0, start - left);
-        const int64_t end = std::min<int64_t>(problem.n_kv, start + problem.n_q + (is_causal ? 0 : left / 2));
+        const int64_t end =
+            std::min<int64_t>(problem.n_kv, start + problem.n_q + (is_causal ? 0 : left / 2));
         const auto spoil = [&](int64_t j, float value) {
           std::fill_n(problem.k.begin() + j * problem.head_dim, problem.head_dim, value);
           std::fill_n(problem.v.begin() + j * problem.head_dim_v, problem.head_dim_v, value);

@@ -32,14 +32,18 @@ bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   return is_later || is_of_another;
 }
 
-bool HasRelativeBias(const support::ScoreOptions &options) { return options.relative_bias || options.relative_rows; }
+bool HasRelativeBias(const support::ScoreOptions &options) {
+  return options.relative_bias || options.relative_rows;
+}
 
 const float *RelativeBias(const AttentionShape &shape, int64_t h, int64_t i, int64_t j) {
   const support::ScoreOptions &options = *shape.score;
-  const int64_t distance = std::clamp(j - (shape.q_start + i), -options.relative_left, options.relative_right);
+  const int64_t distance =
+      std::clamp(j - (shape.q_start + i), -options.relative_left, options.relative_right);
   const int64_t distances = options.relative_left + 1 + options.relative_right;
   const int64_t row = options.relative_rows ? h * shape.n_q + i : h;
-  return (options.relative_rows ? options.relative_rows : options.relative_bias) + row * distances + options.relative_left + distance;
+  return (options.relative_rows ? options.relative_rows : options.relative_bias) + row * distances +
+         options.relative_left + distance;
 }
 
 // The finished score of row i of head h and key j, of q k^T.
@@ -52,7 +56,8 @@ T FinishedScore(const AttentionShape &shape, int64_t h, int64_t i, int64_t j, T 
     const int64_t at = (h * shape.n_q + i) * shape.n_kv + j;
     if (options.mask && !options.mask[at]) return -std::numeric_limits<T>::infinity();
     if (options.softcap != 0) s = T(options.softcap) * std::tanh(s / T(options.softcap));
-    if (options.alibi_slopes) s -= T(options.alibi_slopes[h]) * std::fabs(T(j - (shape.q_start + i)));
+    if (options.alibi_slopes)
+      s -= T(options.alibi_slopes[h]) * std::fabs(T(j - (shape.q_start + i)));
     if (HasRelativeBias(options)) s += T(*RelativeBias(shape, h, i, j));
     if (options.bias) s += T(options.bias[at]);
   }
@@ -62,7 +67,8 @@ T FinishedScore(const AttentionShape &shape, int64_t h, int64_t i, int64_t j, T 
 // Of the gate's number g.
 template <typename T>
 T GateFactor(support::GateKind kind, T g) {
-  if (kind == support::GateKind::kSigmoid) return g < 0 ? std::exp(g) / (1 + std::exp(g)) : 1 / (1 + std::exp(-g));
+  if (kind == support::GateKind::kSigmoid)
+    return g < 0 ? std::exp(g) / (1 + std::exp(g)) : 1 / (1 + std::exp(-g));
   return std::max(g, T(0)) + std::log1p(std::exp(-std::fabs(g)));
 }
 
@@ -79,7 +85,8 @@ double HeadScale(const AttentionShape &shape, int64_t h) {
 
 // y [rows, out] = x [rows, in] w [in, out] + b [out]
 template <typename T, typename X>
-std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows, int64_t in, int64_t out) {
+std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows, int64_t in,
+                       int64_t out) {
   std::vector<T> y(rows * out);
   for (int64_t i = 0; i < rows; i++) {
     for (int64_t n = 0; n < out; n++) {
@@ -93,8 +100,8 @@ std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows,
 
 // x [rows, heads, width], normalised by the textbook.
 template <typename T>
-void Normalize(const support::Norm &norm, bool is_of_all_heads, bool is_layer, const float *weight, const float *bias, int64_t rows,
-               int64_t heads, int64_t width, std::vector<T> *x) {
+void Normalize(const support::Norm &norm, bool is_of_all_heads, bool is_layer, const float *weight,
+               const float *bias, int64_t rows, int64_t heads, int64_t width, std::vector<T> *x) {
   const int64_t together = is_of_all_heads ? heads : 1, count = together * width;
   for (int64_t first = 0; first < rows * heads; first += together) {
     T *row = x->data() + first * width;
@@ -113,21 +120,29 @@ void Normalize(const support::Norm &norm, bool is_of_all_heads, bool is_layer, c
 // Queries or keys x [rows, heads, head_dim], normalised and rotated.
 template <typename T>
 void Prepare(const AttentionShape &shape, bool are_keys, std::vector<T> *x) {
-  const int64_t rows = are_keys ? shape.n_kv : shape.n_q, heads = are_keys ? shape.num_kv_heads : shape.num_heads;
+  const int64_t rows = are_keys ? shape.n_kv : shape.n_q,
+                heads = are_keys ? shape.num_kv_heads : shape.num_heads;
   const auto normalize = [&](bool is_after) {
     if (!shape.norm || shape.norm->is_after_rotation != is_after) return;
     const support::Norm &norm = *shape.norm;
-    Normalize(norm, norm.is_of_all_heads, norm.is_layer, are_keys ? norm.k_weight : norm.q_weight, are_keys ? norm.k_bias : norm.q_bias,
-              rows, heads, shape.head_dim, x);
+    Normalize(norm, norm.is_of_all_heads, norm.is_layer, are_keys ? norm.k_weight : norm.q_weight,
+              are_keys ? norm.k_bias : norm.q_bias, rows, heads, shape.head_dim, x);
   };
   normalize(false);
   for (int64_t n = 0; shape.rotation && n < rows * heads; n++) {
     const support::Rotation &rotation = *shape.rotation;
-    const int64_t *positions = are_keys ? rotation.k_positions : rotation.q_positions, i = n / heads;
-    const int64_t at = (positions ? positions[i] : are_keys ? i : shape.q_start + i) * rotation.table_stride, half = rotation.dims / 2;
+    const int64_t *positions = are_keys ? rotation.k_positions : rotation.q_positions,
+                  i = n / heads;
+    const int64_t at = (positions  ? positions[i]
+                        : are_keys ? i
+                                   : shape.q_start + i) *
+                       rotation.table_stride,
+                  half = rotation.dims / 2;
     for (int64_t pair = 0; pair < half; pair++) {
-      T &a = (*x)[n * shape.head_dim + rotation.offset + (rotation.is_interleaved ? 2 * pair : pair)];
-      T &b = (*x)[n * shape.head_dim + rotation.offset + (rotation.is_interleaved ? 2 * pair + 1 : pair + half)];
+      T &a =
+          (*x)[n * shape.head_dim + rotation.offset + (rotation.is_interleaved ? 2 * pair : pair)];
+      T &b = (*x)[n * shape.head_dim + rotation.offset +
+                  (rotation.is_interleaved ? 2 * pair + 1 : pair + half)];
       const T cos = rotation.cos[at + pair], sin = rotation.sin[at + pair], old_a = a;
       a = a * cos - b * sin;
       b = b * cos + old_a * sin;
@@ -139,23 +154,27 @@ void Prepare(const AttentionShape &shape, bool are_keys, std::vector<T> *x) {
 }  // namespace
 
 template <typename T>
-Prepared<T> PrepareRows(const AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v) {
+Prepared<T> PrepareRows(const AttentionShape &shape, const std::vector<T> &q,
+                        const std::vector<T> &k, const std::vector<T> &v) {
   Prepared<T> prepared = {q, k, v};
   Prepare(shape, false, &prepared.q);
   Prepare(shape, true, &prepared.k);
   if (shape.norm && shape.norm->is_of_values) {
-    Normalize(*shape.norm, false, false, nullptr, nullptr, shape.n_kv, shape.num_kv_heads, shape.head_dim_v, &prepared.v);
+    Normalize(*shape.norm, false, false, nullptr, nullptr, shape.n_kv, shape.num_kv_heads,
+              shape.head_dim_v, &prepared.v);
   }
   return prepared;
 }
 
-template Prepared<double> PrepareRows(const AttentionShape &, const std::vector<double> &, const std::vector<double> &,
-                                      const std::vector<double> &);
+template Prepared<double> PrepareRows(const AttentionShape &, const std::vector<double> &,
+                                      const std::vector<double> &, const std::vector<double> &);
 
 template <typename T>
-Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v,
+Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> &q,
+                              const std::vector<T> &k, const std::vector<T> &v,
                               const std::vector<T> &gate) {
-  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
+  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads,
+                num_kv_heads = shape.num_kv_heads;
   const int64_t head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const T infinity = std::numeric_limits<T>::infinity();
   Attention<T> result;
@@ -164,7 +183,8 @@ Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> 
   result.lse.resize(num_heads * n_q);
   result.context.resize(n_q * num_heads * head_dim_v);
 
-  std::vector<T> finished(n_kv);  // the scores of one row, scaled; -infinity where a key takes no part
+  std::vector<T> finished(
+      n_kv);  // the scores of one row, scaled; -infinity where a key takes no part
   for (int64_t h = 0; h < num_heads; h++) {
     const int64_t g = h / (num_heads / num_kv_heads);  // the kv head
     for (int64_t i = 0; i < n_q; i++) {
@@ -184,7 +204,8 @@ Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> 
         if (finished[j] > max) max = finished[j];
       }
 
-      // Pass 2: exponentials and their sum, which is 0 only if no key takes part: that of the maximum is 1. A sink joins both.
+      // Pass 2: exponentials and their sum, which is 0 only if no key takes part: that of the
+      // maximum is 1. A sink joins both.
       T sum = 0;
       if (shape.score && shape.score->sinks && max > -infinity) {
         const T sink = T(shape.score->sinks[h]);
@@ -212,7 +233,8 @@ Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> 
     }
   }
   result.gated = result.context;
-  for (int64_t n = 0; shape.gate.kind != support::GateKind::kNone && n < n_q * num_heads * head_dim_v; n++) {
+  for (int64_t n = 0;
+       shape.gate.kind != support::GateKind::kNone && n < n_q * num_heads * head_dim_v; n++) {
     const int64_t i = n / head_dim_v / num_heads, h = n / head_dim_v % num_heads;
     result.gated[n] *= GateFactor<T>(shape.gate.kind, GateOf(shape, gate, i, h, n % head_dim_v));
   }
@@ -220,66 +242,88 @@ Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> 
 }
 
 template <typename T>
-Layer<T> LayerForward(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value) {
+Layer<T> LayerForward(const LayerShape &shape, const LayerWeights &weights, const float *query,
+                      const float *key, const float *value) {
   const AttentionShape &a = shape.attention;
   Layer<T> result;
-  result.q = Project<T>(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim);
-  result.k = Project<T>(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim);
-  result.v = Project<T>(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v);
-  if (weights.w_g) result.gate = Project<T>(query, weights.w_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim);
+  result.q =
+      Project<T>(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim);
+  result.k =
+      Project<T>(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim);
+  result.v = Project<T>(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim,
+                        a.num_kv_heads * a.head_dim_v);
+  if (weights.w_g)
+    result.gate = Project<T>(query, weights.w_g, weights.b_g, a.n_q, shape.query_dim,
+                             a.num_heads * a.gate.dim);
   result.attention = AttentionForward<T>(a, result.q, result.k, result.v, result.gate);
   const std::vector<T> &context = result.attention.gated;
-  result.y =
-      weights.w_o ? Project<T>(context.data(), weights.w_o, weights.b_o, a.n_q, a.num_heads * a.head_dim_v, shape.output_dim) : context;
+  result.y = weights.w_o ? Project<T>(context.data(), weights.w_o, weights.b_o, a.n_q,
+                                      a.num_heads * a.head_dim_v, shape.output_dim)
+                         : context;
   return result;
 }
 
 template <typename T>
-std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in, int64_t out) {
+std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual,
+                             int64_t rows, int64_t in, int64_t out) {
   std::vector<T> y = Project<T>(x, w, b, rows, in, out);
   for (int64_t n = 0; residual && n < rows * out; n++) y[n] += T(residual[n]);
   return y;
 }
 
-template std::vector<float> LinearForward(const float *, const float *, const float *, const float *, int64_t, int64_t, int64_t);
-template std::vector<double> LinearForward(const float *, const float *, const float *, const float *, int64_t, int64_t, int64_t);
-template Attention<float> AttentionForward(const AttentionShape &, const std::vector<float> &, const std::vector<float> &,
-                                           const std::vector<float> &, const std::vector<float> &);
-template Attention<double> AttentionForward(const AttentionShape &, const std::vector<double> &, const std::vector<double> &,
-                                            const std::vector<double> &, const std::vector<double> &);
-template Layer<float> LayerForward(const LayerShape &, const LayerWeights &, const float *, const float *, const float *);
-template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, const float *, const float *, const float *);
+template std::vector<float> LinearForward(const float *, const float *, const float *,
+                                          const float *, int64_t, int64_t, int64_t);
+template std::vector<double> LinearForward(const float *, const float *, const float *,
+                                           const float *, int64_t, int64_t, int64_t);
+template Attention<float> AttentionForward(const AttentionShape &, const std::vector<float> &,
+                                           const std::vector<float> &, const std::vector<float> &,
+                                           const std::vector<float> &);
+template Attention<double> AttentionForward(const AttentionShape &, const std::vector<double> &,
+                                            const std::vector<double> &,
+                                            const std::vector<double> &,
+                                            const std::vector<double> &);
+template Layer<float> LayerForward(const LayerShape &, const LayerWeights &, const float *,
+                                   const float *, const float *);
+template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, const float *,
+                                    const float *, const float *);
 
 // ---- Bounds
 //
-// eps = 2^-23 is twice the unit roundoff u, so that a bound counts n * eps where at most n roundings of relative size u happen, with
-// half of it left for terms of second order, the merging of chunks and the rounded default scale.
+// eps = 2^-23 is twice the unit roundoff u, so that a bound counts n * eps where at most n
+// roundings of relative size u happen, with half of it left for terms of second order, the merging
+// of chunks and the rounded default scale.
 //
-// Projection: a sum of products in any order has at most (in + 1) roundings in each term, the bias included:
+// Projection: a sum of products in any order has at most (in + 1) roundings in each term, the bias
+// included:
 //     |y - y64| <= (in + 1) * eps * (|x| |W| + |b|)  +  x_error |W|
 // A residual r is one more term, added last: its rounding is at most eps * (|x| |W| + |b| + |r|).
 //
-// Score: |s - s64| <= eps * (head_dim + 2) * S + D with S = max over j of scale * |q| . |k_j|, where the 2 stands for the scale and for
-// s - m, and D = max over j of scale * (|q| . k_error_j + q_error . |k_j| + q_error . k_error_j) for what came in.
+// Score: |s - s64| <= eps * (head_dim + 2) * S + D with S = max over j of scale * |q| . |k_j|,
+// where the 2 stands for the scale and for s - m, and D = max over j of scale * (|q| . k_error_j +
+// q_error . |k_j| + q_error . k_error_j) for what came in.
 //
-// Weight: it is exp(s_j - m) / l. The error of s enters twice, above and below the line; so does that of exp (0.89 ulp, also where
-// states are merged). The sum has n_kv terms; 1 / l and the last product are one rounding each. Together, relative to the weight:
+// Weight: it is exp(s_j - m) / l. The error of s enters twice, above and below the line; so does
+// that of exp (0.89 ulp, also where states are merged). The sum has n_kv terms; 1 / l and the last
+// product are one rounding each. Together, relative to the weight:
 //     G = eps * (2 * (head_dim + 2) * S + n_kv + C) + 2 * D,   C = 2 * 0.89 + 1
 //
-// Context: |o - o64| <= G * sum_j p_j |v_j|  +  sum_j p_j v_error_j, the n_kv * eps in G serving the sum of weighted values as well.
+// Context: |o - o64| <= G * sum_j p_j |v_j|  +  sum_j p_j v_error_j, the n_kv * eps in G serving
+// the sum of weighted values as well.
 //
-// Below 2^-126 exp gives 0, and products lose bits or vanish. That is an absolute error in relation to the greatest exponential, which
-// is 1, and therefore to l >= 1.
+// Below 2^-126 exp gives 0, and products lose bits or vanish. That is an absolute error in relation
+// to the greatest exponential, which is 1, and therefore to l >= 1.
 //
-// What score options add: a softcap passes the error of s on at most once, and adds the roundings of a product, of tanh (1.45 ulp) and of
-// another product, of at most |s|; ALiBi and biases are three sums more, whose terms count in S; a factor of the query is one rounding
-// more, and counts in S and D; a sink is a term more of the sum.
+// What score options add: a softcap passes the error of s on at most once, and adds the roundings
+// of a product, of tanh (1.45 ulp) and of another product, of at most |s|; ALiBi and biases are
+// three sums more, whose terms count in S; a factor of the query is one rounding more, and counts
+// in S and D; a sink is a term more of the sum.
 //
-// A head's scale is one product more. So is a gate, whose factor f(g) is off by at most 2.5 ulp, or by the smallest normal number; its
-// slope is at most 1, so an error of g passes on at most once.
+// A head's scale is one product more. So is a gate, whose factor f(g) is off by at most 2.5 ulp, or
+// by the smallest normal number; its slope is at most 1, so an error of g passes on at most once.
 //
-// lse = log of the sum of exp(s_j): an error of all s_j passes on at most once, and that of l relative becomes absolute, together G / 2;
-// then the roundings of log (0.84 ulp) and of m + log(l).
+// lse = log of the sum of exp(s_j): an error of all s_j passes on at most once, and that of l
+// relative becomes absolute, together G / 2; then the roundings of log (0.84 ulp) and of m +
+// log(l).
 namespace {
 
 constexpr double kEps = FLT_EPSILON;
@@ -289,7 +333,8 @@ constexpr double kSmallestNormal = FLT_MIN;
 constexpr double kSmallest = 0x1p-149;
 
 // |x| |w| for x [rows, in], w [in, out]
-std::vector<double> AbsProduct(const std::vector<double> &x, const float *w, int64_t rows, int64_t in, int64_t out) {
+std::vector<double> AbsProduct(const std::vector<double> &x, const float *w, int64_t rows,
+                               int64_t in, int64_t out) {
   std::vector<double> y(rows * out);
   for (int64_t i = 0; i < rows; i++) {
     for (int64_t c = 0; c < in; c++) {
@@ -300,8 +345,9 @@ std::vector<double> AbsProduct(const std::vector<double> &x, const float *w, int
   return y;
 }
 
-std::vector<double> BoundProjection(const std::vector<double> &x, const std::vector<double> &x_error, const float *w, const float *b,
-                                    int64_t rows, int64_t in, int64_t out) {
+std::vector<double> BoundProjection(const std::vector<double> &x,
+                                    const std::vector<double> &x_error, const float *w,
+                                    const float *b, int64_t rows, int64_t in, int64_t out) {
   std::vector<double> computed = x;  // at most so large is what float32 multiplies
   if (!x_error.empty()) {
     for (size_t n = 0; n < x.size(); n++) computed[n] = std::fabs(x[n]) + x_error[n];
@@ -322,14 +368,20 @@ std::vector<double> BoundProjection(const std::vector<double> &x, const std::vec
 
 }  // namespace
 
-AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<double> &q, const std::vector<double> &k,
-                              const std::vector<double> &v, const std::vector<double> &q_error, const std::vector<double> &k_error,
-                              const std::vector<double> &v_error, const Attention<double> &exact, const std::vector<double> &gate,
+AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<double> &q,
+                              const std::vector<double> &k, const std::vector<double> &v,
+                              const std::vector<double> &q_error,
+                              const std::vector<double> &k_error,
+                              const std::vector<double> &v_error, const Attention<double> &exact,
+                              const std::vector<double> &gate,
                               const std::vector<double> &gate_error) {
-  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
+  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, num_heads = shape.num_heads,
+                num_kv_heads = shape.num_kv_heads;
   const int64_t head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
   const double scale = std::fabs(ScaleOf<double>(shape));
-  const auto error_of = [](const std::vector<double> &error, int64_t at) { return error.empty() ? 0.0 : error[at]; };
+  const auto error_of = [](const std::vector<double> &error, int64_t at) {
+    return error.empty() ? 0.0 : error[at];
+  };
   AttentionBound bound;
   bound.weights.resize(exact.weights.size());
   bound.lse.resize(exact.lse.size());
@@ -344,7 +396,8 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
         if (IsMasked(shape, i, j)) continue;
         double S_j = 0, D_j = 0;
         for (int64_t d = 0; d < head_dim; d++) {
-          const int64_t at_q = (i * num_heads + h) * head_dim + d, at_k = (j * num_kv_heads + g) * head_dim + d;
+          const int64_t at_q = (i * num_heads + h) * head_dim + d,
+                        at_k = (j * num_kv_heads + g) * head_dim + d;
           const double q_d = std::fabs(q[at_q]), k_d = std::fabs(k[at_k]);
           const double q_d_error = error_of(q_error, at_q), k_d_error = error_of(k_error, at_k);
           S_j += (q_d + q_d_error) * (k_d + k_d_error);
@@ -352,25 +405,32 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
         }
         double added = 0;
         if (shape.score && shape.score->alibi_slopes) {
-          added += std::fabs(double(shape.score->alibi_slopes[h]) * double(j - (shape.q_start + i)));
+          added +=
+              std::fabs(double(shape.score->alibi_slopes[h]) * double(j - (shape.q_start + i)));
         }
         if (shape.score && shape.score->q_scales) {
           S_j *= std::fabs(double(shape.score->q_scales[i]));
           D_j *= std::fabs(double(shape.score->q_scales[i]));
         }
-        if (shape.score && HasRelativeBias(*shape.score)) added += std::fabs(double(*RelativeBias(shape, h, i, j)));
-        if (shape.score && shape.score->bias) added += std::fabs(double(shape.score->bias[(h * n_q + i) * n_kv + j]));
+        if (shape.score && HasRelativeBias(*shape.score))
+          added += std::fabs(double(*RelativeBias(shape, h, i, j)));
+        if (shape.score && shape.score->bias)
+          added += std::fabs(double(shape.score->bias[(h * n_q + i) * n_kv + j]));
         S = std::max(S, scale * S_j + added);
         D = std::max(D, scale * D_j + head_dim * kSmallest * std::max(scale, 1.0));
       }
-      const double G = kEps * (2 * (head_dim + (shape.score ? 8 : 2)) * S + double(n_kv) + (shape.score ? 1 : 0) + kC) + 2 * D;
+      const double G = kEps * (2 * (head_dim + (shape.score ? 8 : 2)) * S + double(n_kv) +
+                               (shape.score ? 1 : 0) + kC) +
+                       2 * D;
 
       const double *weights_hi = exact.weights.data() + (h * n_q + i) * n_kv;
       for (int64_t j = 0; j < n_kv; j++) {
-        bound.weights[(h * n_q + i) * n_kv + j] = IsMasked(shape, i, j) ? 0 : G * weights_hi[j] + kSmallestNormal;
+        bound.weights[(h * n_q + i) * n_kv + j] =
+            IsMasked(shape, i, j) ? 0 : G * weights_hi[j] + kSmallestNormal;
       }
       const double lse = exact.lse[h * n_q + i];
-      bound.lse[h * n_q + i] = G / 2 + kEps * (std::fabs(lse) + std::log(std::max(double(n_kv), 1.0)));
+      bound.lse[h * n_q + i] =
+          G / 2 + kEps * (std::fabs(lse) + std::log(std::max(double(n_kv), 1.0)));
       for (int64_t d = 0; d < head_dim_v; d++) {
         double sum = 0, passed_on = 0, small = 0;
         for (int64_t j = 0; j < n_kv; j++) {
@@ -383,46 +443,56 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
         }
         const int64_t at = (i * num_heads + h) * head_dim_v + d;
         const double c = std::fabs(exact.context[at]);
-        bound.context[at] = std::fabs(HeadScale(shape, h)) * (G * sum + passed_on + small) + kEps * c;
+        bound.context[at] =
+            std::fabs(HeadScale(shape, h)) * (G * sum + passed_on + small) + kEps * c;
         bound.gated[at] = bound.context[at];
         if (shape.gate.kind == support::GateKind::kNone) continue;
         const double f = GateFactor<double>(shape.gate.kind, GateOf(shape, gate, i, h, d));
-        const int64_t at_gate = (i * num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d);
+        const int64_t at_gate =
+            (i * num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d);
         const double f_error = 3 * kEps * f + kSmallestNormal + error_of(gate_error, at_gate);
-        bound.gated[at] = (c + bound.context[at]) * f_error + bound.context[at] * f + kEps * c * f + kSmallest;
+        bound.gated[at] =
+            (c + bound.context[at]) * f_error + bound.context[at] * f + kEps * c * f + kSmallest;
       }
     }
   }
   return bound;
 }
 
-LayerBound BoundLayer(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value,
-                      const Layer<double> &exact) {
+LayerBound BoundLayer(const LayerShape &shape, const LayerWeights &weights, const float *query,
+                      const float *key, const float *value, const Layer<double> &exact) {
   const AttentionShape &a = shape.attention;
   const int64_t merged_dim = a.num_heads * a.head_dim_v;
-  const auto bound_input = [](const float *x, const float *w, const float *b, int64_t rows, int64_t in, int64_t out) {
+  const auto bound_input = [](const float *x, const float *w, const float *b, int64_t rows,
+                              int64_t in, int64_t out) {
     return BoundProjection(std::vector<double>(x, x + rows * in), {}, w, b, rows, in, out);
   };
   LayerBound bound;
-  bound.q = bound_input(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim);
-  bound.k = bound_input(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim);
-  bound.v = bound_input(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v);
-  if (weights.w_g) bound.gate = bound_input(query, weights.w_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim);
-  bound.attention =
-      BoundAttention(a, exact.q, exact.k, exact.v, bound.q, bound.k, bound.v, exact.attention, exact.gate, bound.gate);
-  bound.y = weights.w_o ? BoundProjection(exact.attention.gated, bound.attention.gated, weights.w_o, weights.b_o, a.n_q, merged_dim,
-                                          shape.output_dim)
+  bound.q = bound_input(query, weights.w_q, weights.b_q, a.n_q, shape.query_dim,
+                        a.num_heads * a.head_dim);
+  bound.k = bound_input(key, weights.w_k, weights.b_k, a.n_kv, shape.key_dim,
+                        a.num_kv_heads * a.head_dim);
+  bound.v = bound_input(value, weights.w_v, weights.b_v, a.n_kv, shape.value_dim,
+                        a.num_kv_heads * a.head_dim_v);
+  if (weights.w_g)
+    bound.gate = bound_input(query, weights.w_g, weights.b_g, a.n_q, shape.query_dim,
+                             a.num_heads * a.gate.dim);
+  bound.attention = BoundAttention(a, exact.q, exact.k, exact.v, bound.q, bound.k, bound.v,
+                                   exact.attention, exact.gate, bound.gate);
+  bound.y = weights.w_o ? BoundProjection(exact.attention.gated, bound.attention.gated, weights.w_o,
+                                          weights.b_o, a.n_q, merged_dim, shape.output_dim)
                         : bound.attention.gated;
   return bound;
 }
 
-std::vector<double> BoundLinear(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in,
-                                int64_t out) {
+std::vector<double> BoundLinear(const float *x, const float *w, const float *b,
+                                const float *residual, int64_t rows, int64_t in, int64_t out) {
   const std::vector<double> wide(x, x + rows * in);
   std::vector<double> bound = BoundProjection(wide, {}, w, b, rows, in, out);
   const std::vector<double> product = AbsProduct(wide, w, rows, in, out);
   for (int64_t n = 0; residual && n < rows * out; n++) {
-    bound[n] += kEps * (product[n] + (b ? std::fabs(double(b[n % out])) : 0.0) + std::fabs(double(residual[n])));
+    bound[n] += kEps * (product[n] + (b ? std::fabs(double(b[n % out])) : 0.0) +
+                        std::fabs(double(residual[n])));
   }
   return bound;
 }

@@ -1,6 +1,7 @@
-// What the library's results are measured against: the textbook's attention and layer, in natural order, as a template over the type
-// that it computes in. In double it is the oracle, taken for exact; in float it is the naive float32 implementation, whose error shows
-// how much rounding the problem itself brings along. One sequence, dense arrays.
+// What the library's results are measured against: the textbook's attention and layer, in natural
+// order, as a template over the type that it computes in. In double it is the oracle, taken for
+// exact; in float it is the naive float32 implementation, whose error shows how much rounding the
+// problem itself brings along. One sequence, dense arrays.
 #ifndef MHA_TESTS_ORACLE_ORACLE_H
 #define MHA_TESTS_ORACLE_ORACLE_H
 
@@ -22,9 +23,9 @@ struct Attention {
 
 template <typename T>
 struct Layer {
-  std::vector<T> q;  // [n_q, num_heads, head_dim]
-  std::vector<T> k;  // [n_kv, num_kv_heads, head_dim]
-  std::vector<T> v;  // [n_kv, num_kv_heads, head_dim_v]
+  std::vector<T> q;     // [n_q, num_heads, head_dim]
+  std::vector<T> k;     // [n_kv, num_kv_heads, head_dim]
+  std::vector<T> v;     // [n_kv, num_kv_heads, head_dim_v]
   std::vector<T> gate;  // [n_q, num_heads, gate.dim]
   Attention<T> attention;
   std::vector<T> y;  // [n_q, output_dim], or [n_q, num_heads * head_dim_v] without w_o
@@ -38,23 +39,28 @@ struct Prepared {
 
 // T is double.
 template <typename T>
-Prepared<T> PrepareRows(const support::AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k, const std::vector<T> &v);
+Prepared<T> PrepareRows(const support::AttentionShape &shape, const std::vector<T> &q,
+                        const std::vector<T> &k, const std::vector<T> &v);
 
-// Of rows that are prepared already. T is float or double. gate: [n_q, num_heads, shape.gate.dim]; empty = that of the shape.
+// Of rows that are prepared already. T is float or double. gate: [n_q, num_heads, shape.gate.dim];
+// empty = that of the shape.
 template <typename T>
-Attention<T> AttentionForward(const support::AttentionShape &shape, const std::vector<T> &q, const std::vector<T> &k,
-                              const std::vector<T> &v, const std::vector<T> &gate = {});
+Attention<T> AttentionForward(const support::AttentionShape &shape, const std::vector<T> &q,
+                              const std::vector<T> &k, const std::vector<T> &v,
+                              const std::vector<T> &gate = {});
 
 template <typename T>
-Layer<T> LayerForward(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
-                      const float *value);
+Layer<T> LayerForward(const support::LayerShape &shape, const support::LayerWeights &weights,
+                      const float *query, const float *key, const float *value);
 
-// What mha_linear is for: y [rows, out] = x [rows, in] w [in, out] + b [out] + residual [rows, out]. b and residual may be null.
+// What mha_linear is for: y [rows, out] = x [rows, in] w [in, out] + b [out] + residual [rows,
+// out]. b and residual may be null.
 template <typename T>
-std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in, int64_t out);
+std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual,
+                             int64_t rows, int64_t in, int64_t out);
 
-// A-priori bounds of the error of each element in float32, in any order of summation, given the exact result. The derivation is in
-// oracle.cpp.
+// A-priori bounds of the error of each element in float32, in any order of summation, given the
+// exact result. The derivation is in oracle.cpp.
 struct AttentionBound {
   std::vector<double> weights;  // [num_heads, n_q, n_kv]
   std::vector<double> lse;      // [num_heads, n_q]
@@ -71,19 +77,23 @@ struct LayerBound {
   std::vector<double> y;
 };
 
-// exact is AttentionForward<double> of the same q, k, v. The errors that q, k, v already have are given by bounds of the same shape;
-// empty = none.
-AttentionBound BoundAttention(const support::AttentionShape &shape, const std::vector<double> &q, const std::vector<double> &k,
-                              const std::vector<double> &v, const std::vector<double> &q_error, const std::vector<double> &k_error,
-                              const std::vector<double> &v_error, const Attention<double> &exact, const std::vector<double> &gate = {},
+// exact is AttentionForward<double> of the same q, k, v. The errors that q, k, v already have are
+// given by bounds of the same shape; empty = none.
+AttentionBound BoundAttention(const support::AttentionShape &shape, const std::vector<double> &q,
+                              const std::vector<double> &k, const std::vector<double> &v,
+                              const std::vector<double> &q_error,
+                              const std::vector<double> &k_error,
+                              const std::vector<double> &v_error, const Attention<double> &exact,
+                              const std::vector<double> &gate = {},
                               const std::vector<double> &gate_error = {});
 
 // exact is LayerForward<double> of the same inputs.
-LayerBound BoundLayer(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
-                      const float *value, const Layer<double> &exact);
+LayerBound BoundLayer(const support::LayerShape &shape, const support::LayerWeights &weights,
+                      const float *query, const float *key, const float *value,
+                      const Layer<double> &exact);
 
-std::vector<double> BoundLinear(const float *x, const float *w, const float *b, const float *residual, int64_t rows, int64_t in,
-                                int64_t out);
+std::vector<double> BoundLinear(const float *x, const float *w, const float *b,
+                                const float *residual, int64_t rows, int64_t in, int64_t out);
 
 }  // namespace oracle
 

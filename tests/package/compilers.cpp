@@ -1,4 +1,5 @@
-// For compilers.py: whether a library that was built without CMake gives the published results, on each instruction set that it has here.
+// For compilers.py: whether a library that was built without CMake gives the published results, on
+// each instruction set that it has here.
 #include <mha.h>
 
 #include <cstdio>
@@ -18,7 +19,8 @@ int main() {
       else
         std::printf("%s: %s has other bits\n", mha_instruction_set_name(set), name.c_str());
     }
-    std::printf("%s: %u of %u\n", mha_instruction_set_name(set), static_cast<unsigned>(same), static_cast<unsigned>(published.size()));
+    std::printf("%s: %u of %u\n", mha_instruction_set_name(set), static_cast<unsigned>(same),
+                static_cast<unsigned>(published.size()));
     is_right = is_right && same == published.size();
   }
   return is_right ? 0 : 1;

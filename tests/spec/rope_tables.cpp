@@ -38,8 +38,11 @@ double Exp2OfMinus(double u) {
 double Clamped(double x, double least, double most) { return std::min(std::max(x, least), most); }
 
 double Yarn(const RopeConfig &config, double i) {
-  const double dims = static_cast<double>(config.dims), original = static_cast<double>(config.original_positions);
-  const auto d = [&](double beta) { return Clamped(dims * Log2(original / (beta * kTwoPi)) / (2 * Log2(config.base)), -1, dims); };
+  const double dims = static_cast<double>(config.dims),
+               original = static_cast<double>(config.original_positions);
+  const auto d = [&](double beta) {
+    return Clamped(dims * Log2(original / (beta * kTwoPi)) / (2 * Log2(config.base)), -1, dims);
+  };
   double low = d(config.yarn_beta_fast), high = d(config.yarn_beta_slow);
   if (!config.yarn_unrounded) {
     low = std::floor(low);
@@ -51,7 +54,8 @@ double Yarn(const RopeConfig &config, double i) {
 }
 
 uint64_t Step(const RopeConfig &config, int64_t pair) {
-  const double dims = static_cast<double>(config.dims), original = static_cast<double>(config.original_positions);
+  const double dims = static_cast<double>(config.dims),
+               original = static_cast<double>(config.original_positions);
   const double i = static_cast<double>(pair);
   double b = Log2(config.base);
   if (config.ntk_factor != 0 && config.ntk_positions > config.original_positions) {
@@ -89,13 +93,13 @@ void Values(uint64_t step, int64_t position, double factor, float *cos, float *s
   const int64_t r = static_cast<int64_t>(angle - (q << 62));
   const double x = static_cast<double>(r) * 0x1.921fb54442d18p-62, z = x * x;
   double c = -0x1.93974a8c07c9dp-37;
-  for (const double v :
-       {0x1.1eed8eff8d898p-29, -0x1.27e4fb7789f5cp-22, 0x1.a01a01a01a01ap-16, -0x1.6c16c16c16c17p-10, 0x1.5555555555555p-5, -0x1p-1, 1.0}) {
+  for (const double v : {0x1.1eed8eff8d898p-29, -0x1.27e4fb7789f5cp-22, 0x1.a01a01a01a01ap-16,
+                         -0x1.6c16c16c16c17p-10, 0x1.5555555555555p-5, -0x1p-1, 1.0}) {
     c = c * z + v;
   }
   double s = 0x1.6124613a86d09p-33;
-  for (const double v :
-       {-0x1.ae64567f544e4p-26, 0x1.71de3a556c734p-19, -0x1.a01a01a01a01ap-13, 0x1.1111111111111p-7, -0x1.5555555555555p-3}) {
+  for (const double v : {-0x1.ae64567f544e4p-26, 0x1.71de3a556c734p-19, -0x1.a01a01a01a01ap-13,
+                         0x1.1111111111111p-7, -0x1.5555555555555p-3}) {
     s = s * z + v;
   }
   s = x + x * (z * s);
@@ -108,12 +112,14 @@ void Values(uint64_t step, int64_t position, double factor, float *cos, float *s
 
 void RopeTables(const RopeConfig &config, float *cos, float *sin) {
   double factor = config.attention_factor;
-  if (factor == 0) factor = config.yarn_factor != 0 ? 0.1 * (kLn2 * Log2(config.yarn_factor)) + 1 : 1;
+  if (factor == 0)
+    factor = config.yarn_factor != 0 ? 0.1 * (kLn2 * Log2(config.yarn_factor)) + 1 : 1;
   const int64_t columns = config.dims / 2;
   for (int64_t i = 0; i < columns; i++) {
     const uint64_t step = Step(config, i);
     for (int64_t row = 0; row < config.num_positions; row++) {
-      Values(step, Position(config, row, i), factor, cos + row * columns + i, sin + row * columns + i);
+      Values(step, Position(config, row, i), factor, cos + row * columns + i,
+             sin + row * columns + i);
     }
   }
 }

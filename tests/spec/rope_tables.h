@@ -1,5 +1,5 @@
-// The specification of mha_rope_tables: src/kernels/CONTRACT.md, "Tables of sines and cosines". A transcription of that page alone, which
-// includes nothing of the library.
+// The specification of mha_rope_tables: src/kernels/CONTRACT.md, "Tables of sines and cosines". A
+// transcription of that page alone, which includes nothing of the library.
 #ifndef MHA_TESTS_SPEC_ROPE_TABLES_H
 #define MHA_TESTS_SPEC_ROPE_TABLES_H
 

@@ -1,9 +1,11 @@
 // To be read beside src/kernels/CONTRACT.md; the numbers of the sections are that page's.
 //
-// The inner loops run over independent results (columns, keys, values), each of which is computed in exactly the order of the page.
-// MHA_SPEC_FUNCTIONS is the name under which this compilation hands out its functions. As one of the compilations is for a larger
-// instruction set, everything else is in an anonymous namespace and nothing of the C++ library is used: an inline function shared
-// with the rest of the program could otherwise end up with instructions that the machine lacks.
+// The inner loops run over independent results (columns, keys, values), each of which is computed
+// in exactly the order of the page. MHA_SPEC_FUNCTIONS is the name under which this compilation
+// hands out its functions. As one of the compilations is for a larger instruction set, everything
+// else is in an anonymous namespace and nothing of the C++ library is used: an inline function
+// shared with the rest of the program could otherwise end up with instructions that the machine
+// lacks.
 #include "spec/spec.h"
 
 #ifdef __FAST_MATH__
@@ -35,7 +37,8 @@ const float kInfinity = __builtin_inff();
 // Memory for the length of a scope.
 class Floats {
  public:
-  explicit Floats(int64_t count) : data_(new float[static_cast<decltype(sizeof 0)>(count > 0 ? count : 1)]) {}
+  explicit Floats(int64_t count)
+      : data_(new float[static_cast<decltype(sizeof 0)>(count > 0 ? count : 1)]) {}
   ~Floats() { delete[] data_; }
   Floats(const Floats &) = delete;
   Floats &operator=(const Floats &) = delete;
@@ -61,10 +64,12 @@ float FromBits(uint32_t bits) {
   return x;
 }
 
-#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || \
+    defined(__riscv_flen)
 float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }  // an instruction
 #else
-// libm's fmaf rounds twice on some systems, so these are integers: a finite float is sign * significand * 2^exponent.
+// libm's fmaf rounds twice on some systems, so these are integers: a finite float is sign *
+// significand * 2^exponent.
 struct Parts {
   explicit Parts(float x) {
     const int32_t biased = static_cast<int32_t>(Bits(x) >> 23 & 0xffu);
@@ -81,13 +86,16 @@ struct Parts {
 float Fma(float a, float b, float c) {
   using Integer = __int128;
   const Parts x(a), y(b), z(c);
-  if (x.is_finite && y.is_finite && !z.is_finite) return c;  // also where the product alone would overflow
+  // Also where the product alone would overflow.
+  if (x.is_finite && y.is_finite && !z.is_finite) return c;
   if (!x.is_finite || !y.is_finite || x.significand == 0 || y.significand == 0) return a * b + c;
 
-  // Both terms as multiples of one power of two. Of a term so small that no bit of it can be rounded to, it counts only that it is there.
+  // Both terms as multiples of one power of two. Of a term so small that no bit of it can be
+  // rounded to, it counts only that it is there.
   constexpr int32_t kFar = 70;
   Integer product = Integer{x.significand} * y.significand, addend = z.significand;
-  const int32_t product_exponent = x.exponent + y.exponent, difference = product_exponent - z.exponent;
+  const int32_t product_exponent = x.exponent + y.exponent,
+                difference = product_exponent - z.exponent;
   int32_t exponent;
   if (difference > kFar) {
     exponent = product_exponent - kFar;
@@ -104,7 +112,8 @@ float Fma(float a, float b, float c) {
     exponent = product_exponent;
     addend <<= -difference;
   }
-  Integer sum = (x.is_negative != y.is_negative ? -product : product) + (z.is_negative ? -addend : addend);
+  Integer sum =
+      (x.is_negative != y.is_negative ? -product : product) + (z.is_negative ? -addend : addend);
   if (sum == 0) return 0.0f;
   const uint32_t sign = sum < 0 ? 0x80000000u : 0u;
   if (sum < 0) sum = -sum;
@@ -112,7 +121,8 @@ float Fma(float a, float b, float c) {
   // Rounded to a multiple of the last place of a float of this size.
   int32_t bits = 0;
   while (sum >> bits != 0) bits++;
-  const int32_t place = exponent + bits - 24 > -149 ? exponent + bits - 24 : -149, shift = place - exponent;
+  const int32_t place = exponent + bits - 24 > -149 ? exponent + bits - 24 : -149,
+                shift = place - exponent;
   Integer count;
   if (shift <= 0) {
     count = sum << -shift;
@@ -123,7 +133,8 @@ float Fma(float a, float b, float c) {
     count = sum >> shift;
     if (rest > half || (rest == half && count % 2 == 1)) count++;
   }
-  // The exponent's field follows the significand's: a count of 2^24 carries into it, and one beyond the largest float gives infinity.
+  // The exponent's field follows the significand's: a count of 2^24 carries into it, and one beyond
+  // the largest float gives infinity.
   if (place > 127 - 23) return FromBits(sign | 0x7f800000u);
   const uint32_t lowest_exponent = static_cast<uint32_t>(place + 149);  // 0 for subnormal numbers
   return FromBits(sign | ((lowest_exponent << 23) + static_cast<uint32_t>(count)));
@@ -134,17 +145,22 @@ float Canon(float x) { return x != x ? FromBits(0x7fc00000u) : x + 0.0f; }
 
 // ---- 2. Stored numbers
 
-// x to the nearest number of 11 significant bits that binary16 holds, by integers: what f16 stores, as f32.
+// x to the nearest number of 11 significant bits that binary16 holds, by integers: what f16 stores,
+// as f32.
 float ThroughF16(float x) {
   const uint32_t sign = Bits(x) & 0x80000000u, magnitude = Bits(x) & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return FromBits(0x7fc00000u);          // 0x7e00
   if (magnitude >= 0x477ff000u) return FromBits(sign | 0x7f800000u);  // 65520
-  // The last place of a binary16 is 2^(exponent - 10), in the subnormal range 2^-24; x is counted in quarters of it or finer, exactly.
+  // The last place of a binary16 is 2^(exponent - 10), in the subnormal range 2^-24; x is counted
+  // in quarters of it or finer, exactly.
   const int32_t exponent = static_cast<int32_t>(magnitude >> 23) - 127;
   const int32_t place = exponent < -14 ? -24 : exponent - 10;
-  const uint32_t significand = magnitude < 0x00800000u ? magnitude : (magnitude & 0x007fffffu) | 0x00800000u;
-  const int32_t shift = place - ((magnitude < 0x00800000u ? -126 : exponent) - 23);  // the bits below the last place
-  if (shift > 25) return FromBits(sign);                                             // below half of it
+  const uint32_t significand =
+      magnitude < 0x00800000u ? magnitude : (magnitude & 0x007fffffu) | 0x00800000u;
+  const int32_t shift =
+      place - ((magnitude < 0x00800000u ? -126 : exponent) - 23);  // the bits below the last place
+  // Below half of it.
+  if (shift > 25) return FromBits(sign);
   uint32_t count = significand >> shift;
   const uint32_t rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
   if (rest > half || (rest == half && count % 2 == 1)) count++;
@@ -165,7 +181,8 @@ float ThroughBf16(float x) {
 double RoundToEven(double x) { return (x + 0x1.8p52) - 0x1.8p52; }
 
 // Codes of `terms` numbers that lie `stride` apart, and their scale.
-void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float *codes, float *scale) {
+void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float *codes,
+            float *scale) {
   float m = 0.0f;
   bool is_finite = true;
   for (int64_t i = 0; i < terms; i++) {
@@ -175,7 +192,10 @@ void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float 
   }
   const float a = __builtin_fabsf(m);
   const bool has_codes = is_finite && a >= 0x1p-100f;
-  *scale = !is_finite ? FromBits(0x7fc00000u) : !has_codes ? 0.0f : stored == Stored::kInt8 ? a / 127.0f : m * -0x1p-3f;
+  *scale = !is_finite                ? FromBits(0x7fc00000u)
+           : !has_codes              ? 0.0f
+           : stored == Stored::kInt8 ? a / 127.0f
+                                     : m * -0x1p-3f;
   const float r = stored == Stored::kInt8 ? 127.0f / a : -8.0f / m;
   const double low = stored == Stored::kInt8 ? -127 : -8, high = stored == Stored::kInt8 ? 127 : 7;
   for (int64_t i = 0; i < terms; i++) {
@@ -184,7 +204,8 @@ void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float 
   }
 }
 
-void StoreWeights(Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales) {
+void StoreWeights(Stored stored, const float *w, int64_t in, int64_t out, float *numbers,
+                  float *scales) {
   for (int64_t i = 0; i < in * out; i++) {
     if (stored == Stored::kF32) numbers[i] = w[i];
     if (stored == Stored::kF16) numbers[i] = ThroughF16(w[i]);
@@ -193,7 +214,8 @@ void StoreWeights(Stored stored, const float *w, int64_t in, int64_t out, float 
   for (int64_t n = 0; n < out; n++) {
     if (stored == Stored::kInt8) Encode(stored, w + n, in, out, numbers + n, scales + n);
     for (int64_t k = 0; stored == Stored::kInt4 && k < in; k += kInt4Group) {
-      Encode(stored, w + k * out + n, Min(kInt4Group, in - k), out, numbers + k * out + n, scales + k / kInt4Group * out + n);
+      Encode(stored, w + k * out + n, Min(kInt4Group, in - k), out, numbers + k * out + n,
+             scales + k / kInt4Group * out + n);
     }
   }
 }
@@ -202,7 +224,9 @@ void StoreWeights(Stored stored, const float *w, int64_t in, int64_t out, float 
 void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float *scale) {
   if (type == Storage::kInt8) return Encode(Stored::kInt8, x, width, 1, numbers, scale);
   for (int64_t d = 0; d < width; d++) {
-    numbers[d] = type == Storage::kF16 ? ThroughF16(x[d]) : type == Storage::kBf16 ? ThroughBf16(x[d]) : x[d];
+    numbers[d] = type == Storage::kF16    ? ThroughF16(x[d])
+                 : type == Storage::kBf16 ? ThroughBf16(x[d])
+                                          : x[d];
   }
 }
 
@@ -211,7 +235,8 @@ void Store(Storage type, const float *x, int64_t rows, int64_t width, float *rea
     float *read_row = read + row * width;
     float scale = 1.0f;
     StoreRow(type, x + row * width, width, read_row, &scale);
-    for (int64_t d = 0; d < width; d++) read_row[d] = Canon(type == Storage::kInt8 ? read_row[d] * scale : read_row[d]);
+    for (int64_t d = 0; d < width; d++)
+      read_row[d] = Canon(type == Storage::kInt8 ? read_row[d] * scale : read_row[d]);
   }
 }
 
@@ -232,7 +257,8 @@ void Dots(int64_t block, const float *x, const float *w, int64_t terms, int64_t 
 
 // ---- 4. Projection
 
-void Project(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y) {
+void Project(const float *x, const float *w, const float *bias, int64_t rows, int64_t in,
+             int64_t out, float *y) {
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
     Dots(kProjectionBlock, x + i * in, w, in, out, y_i);
@@ -241,7 +267,8 @@ void Project(const float *x, const float *w, const float *bias, int64_t rows, in
 }
 
 // Codes of a group of a row, whose largest is that of int8 or 32767, and its scale.
-void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes, float *scale) {
+void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes,
+                 float *scale) {
   const float largest = arithmetic == Arithmetic::kInt8 ? 127.0f : 32767.0f;
   float a = 0.0f;
   bool is_finite = true;
@@ -258,8 +285,9 @@ void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *
   }
 }
 
-void ProjectCodes(Stored stored, Arithmetic arithmetic, const float *x, const float *w, const float *scales, const float *bias,
-                  int64_t rows, int64_t in, int64_t out, float *y) {
+void ProjectCodes(Stored stored, Arithmetic arithmetic, const float *x, const float *w,
+                  const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
+                  float *y) {
   const bool is_int8 = stored == Stored::kInt8;
   const int64_t terms_of_sum = is_int8 ? kCodeGroup : kInt4Group;
   for (int64_t i = 0; i < rows; i++) {
@@ -273,9 +301,11 @@ void ProjectCodes(Stored stored, Arithmetic arithmetic, const float *x, const fl
       for (int64_t part = first; part < end; part += terms_of_sum) {
         for (int64_t n = 0; n < out; n++) {
           int64_t sum = 0;
-          for (int64_t k = part; k < Min(part + terms_of_sum, end); k++) sum += codes[k - first] * static_cast<int64_t>(w[k * out + n]);
+          for (int64_t k = part; k < Min(part + terms_of_sum, end); k++)
+            sum += codes[k - first] * static_cast<int64_t>(w[k * out + n]);
           const float of_sum = static_cast<float>(sum);
-          y_i[n] = Fma(is_int8 ? of_sum : of_sum * scales[part / kInt4Group * out + n], scale, y_i[n]);
+          y_i[n] =
+              Fma(is_int8 ? of_sum : of_sum * scales[part / kInt4Group * out + n], scale, y_i[n]);
         }
       }
     }
@@ -286,10 +316,13 @@ void ProjectCodes(Stored stored, Arithmetic arithmetic, const float *x, const fl
   }
 }
 
-void ProjectStored(Stored stored, Arithmetic arithmetic, const float *x, const float *w, const float *scales, const float *bias,
-                   int64_t rows, int64_t in, int64_t out, float *y) {
-  if (arithmetic != Arithmetic::kF32) return ProjectCodes(stored, arithmetic, x, w, scales, bias, rows, in, out, y);
-  if (stored != Stored::kInt8 && stored != Stored::kInt4) return Project(x, w, bias, rows, in, out, y);
+void ProjectStored(Stored stored, Arithmetic arithmetic, const float *x, const float *w,
+                   const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
+                   float *y) {
+  if (arithmetic != Arithmetic::kF32)
+    return ProjectCodes(stored, arithmetic, x, w, scales, bias, rows, in, out, y);
+  if (stored != Stored::kInt8 && stored != Stored::kInt4)
+    return Project(x, w, bias, rows, in, out, y);
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
     if (stored == Stored::kInt8) {
@@ -300,15 +333,17 @@ void ProjectStored(Stored stored, Arithmetic arithmetic, const float *x, const f
       Floats c(out);
       for (int64_t k = 0; k < in; k += kInt4Group) {
         Dots(kInt4Group, x + i * in + k, w + k * out, Min(kInt4Group, in - k), out, c);
-        for (int64_t n = 0; n < out; n++) y_i[n] = Fma(c[n], scales[k / kInt4Group * out + n], y_i[n]);
+        for (int64_t n = 0; n < out; n++)
+          y_i[n] = Fma(c[n], scales[k / kInt4Group * out + n], y_i[n]);
       }
     }
     for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
   }
 }
 
-void Linear(Stored stored, Arithmetic arithmetic, const float *x, const float *w, const float *scales, const float *bias,
-            const float *residual, int64_t rows, int64_t in, int64_t out, float *y) {
+void Linear(Stored stored, Arithmetic arithmetic, const float *x, const float *w,
+            const float *scales, const float *bias, const float *residual, int64_t rows, int64_t in,
+            int64_t out, float *y) {
   ProjectStored(stored, arithmetic, x, w, scales, bias, rows, in, out, y);
   for (int64_t n = 0; residual && n < rows * out; n++) y[n] = Canon(y[n] + residual[n]);
 }
@@ -324,13 +359,14 @@ float SumPartials(float *t) {
 }
 
 // x [heads, width], which is one row. weight and bias are those of the first head.
-void Normalize(bool is_layer, float epsilon, const float *weight, const float *bias, int64_t head_stride, int64_t heads, int64_t width,
-               float *x) {
+void Normalize(bool is_layer, float epsilon, const float *weight, const float *bias,
+               int64_t head_stride, int64_t heads, int64_t width, float *x) {
   const float count = static_cast<float>(heads * width);
   float mean = 0.0f, squares = 0.0f;
   for (int64_t h = 0; h < heads && is_layer; h++) {
     float t[kPartialSums] = {};
-    for (int64_t d = 0; d < width; d++) t[d % kPartialSums] = t[d % kPartialSums] + x[h * width + d];
+    for (int64_t d = 0; d < width; d++)
+      t[d % kPartialSums] = t[d % kPartialSums] + x[h * width + d];
     const float sum = SumPartials(t);
     mean = h == 0 ? sum : mean + sum;
   }
@@ -347,18 +383,21 @@ void Normalize(bool is_layer, float epsilon, const float *weight, const float *b
   const float r = 1.0f / __builtin_sqrtf(squares / count + epsilon);
   for (int64_t h = 0; h < heads; h++) {
     for (int64_t d = 0; d < width; d++) {
-      const float y = (x[h * width + d] - mean) * r, w = weight ? weight[h * head_stride + d] : 1.0f;
+      const float y = (x[h * width + d] - mean) * r,
+                  w = weight ? weight[h * head_stride + d] : 1.0f;
       x[h * width + d] = bias ? Fma(y, w, bias[h * head_stride + d]) : y * w;
     }
   }
 }
 
 // x [heads, width], each head or all of them together.
-void NormalizeHeads(const Norm &norm, const float *weight, const float *bias, int64_t heads, int64_t width, float *x) {
+void NormalizeHeads(const Norm &norm, const float *weight, const float *bias, int64_t heads,
+                    int64_t width, float *x) {
   const int64_t together = norm.is_of_all_heads ? heads : 1;
   for (int64_t h = 0; h < heads; h += together) {
-    Normalize(norm.is_layer, norm.epsilon, weight ? weight + h * norm.head_stride : nullptr, bias ? bias + h * norm.head_stride : nullptr,
-              norm.head_stride, together, width, x + h * width);
+    Normalize(norm.is_layer, norm.epsilon, weight ? weight + h * norm.head_stride : nullptr,
+              bias ? bias + h * norm.head_stride : nullptr, norm.head_stride, together, width,
+              x + h * width);
   }
 }
 
@@ -380,9 +419,12 @@ void Rotate(const Rotation &rotation, int64_t r, int64_t heads, int64_t width, f
 // ---- 6. Sequences, positions and caches
 
 bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
-  using Integer = __int128;  // positions and windows may be as large as an int64_t, and then their sums are not
-  const Integer largest = __INT64_MAX__, next = Integer{shape.q_start} + i, p = next < largest ? next : largest;
-  const bool is_excluded = (shape.is_causal && j > p) || (shape.has_window_left && j < p - shape.window_left) ||
+  // Positions and windows may be as large as an int64_t, and then their sums are not.
+  using Integer = __int128;
+  const Integer largest = __INT64_MAX__, next = Integer{shape.q_start} + i,
+                p = next < largest ? next : largest;
+  const bool is_excluded = (shape.is_causal && j > p) ||
+                           (shape.has_window_left && j < p - shape.window_left) ||
                            (shape.has_window_right && j > p + shape.window_right);
   if (!shape.score) return is_excluded;
   const support::ScoreOptions &options = *shape.score;
@@ -393,13 +435,15 @@ bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   return is_excluded || (other != support::kNoGroup && own != other);
 }
 
-// Of row i and a kv head with a list, the positions of the ranks 0, 1, 2, ...; returns how many there are.
+// Of row i and a kv head with a list, the positions of the ranks 0, 1, 2, ...; returns how many
+// there are.
 int64_t Ranks(const AttentionShape &shape, int64_t kv_head, int64_t i, int64_t *positions) {
   const support::ScoreOptions &options = *shape.score;
   const int32_t *list = options.chosen + (kv_head * shape.n_q + i) * options.num_chosen;
   int64_t count = 0;
   for (int64_t e = 0; e * options.chosen_block < shape.n_kv; e++) {
-    const int64_t begin = e * options.chosen_block, end = Min(begin + options.chosen_block, shape.n_kv);
+    const int64_t begin = e * options.chosen_block,
+                  end = Min(begin + options.chosen_block, shape.n_kv);
     bool is_listed = false, has_key = false;
     for (int64_t n = 0; n < options.num_chosen; n++) is_listed = is_listed || list[n] == e;
     for (int64_t j = begin; j < end; j++) has_key = has_key || !IsMasked(shape, i, j);
@@ -412,10 +456,13 @@ int64_t Ranks(const AttentionShape &shape, int64_t kv_head, int64_t i, int64_t *
 
 float ScaleOf(const AttentionShape &shape) {
   if (shape.has_equal_scores) return 0.0f;
-  return shape.scale != 0.0f ? shape.scale : 1.0f / __builtin_sqrtf(static_cast<float>(shape.head_dim));
+  return shape.scale != 0.0f ? shape.scale
+                             : 1.0f / __builtin_sqrtf(static_cast<float>(shape.head_dim));
 }
 
-bool TakesPart(const AttentionShape &shape, int64_t i, int64_t j, float s) { return !IsMasked(shape, i, j) && s != -kInfinity; }
+bool TakesPart(const AttentionShape &shape, int64_t i, int64_t j, float s) {
+  return !IsMasked(shape, i, j) && s != -kInfinity;
+}
 
 // ---- 11. exp, for x <= 0 or NaN
 
@@ -491,7 +538,8 @@ float Softplus(float x) {
 
 // ---- 8. Chunks
 
-// A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where scales [n_kv] is not null.
+// A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where
+// scales [n_kv] is not null.
 struct Rows {
   const float *numbers;
   const float *scales;
@@ -507,7 +555,8 @@ struct State {
 bool IsEmpty(const State &state) { return state.l == 0.0f; }
 
 // The state of chunk c of row i. p [n_kv] is scratch.
-void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const Rows &v, float *p, State *state) {
+void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const Rows &v,
+                float *p, State *state) {
   const int64_t begin = kChunk * c;
   const int64_t end = Min(kChunk * (c + 1), shape.n_kv);
 
@@ -557,15 +606,17 @@ void Merge(int64_t head_dim_v, const State &state1, const State &state2, State *
   result->m = m;
 }
 
-// The state of the whole row i: the perfect binary tree over the chunks. o [leaves, head_dim_v] and state [leaves] are scratch;
-// the result is state[0].
-void RowState(const AttentionShape &shape, int64_t i, const float *s, const Rows &v, int64_t leaves, float *p, float *o, State *state) {
+// The state of the whole row i: the perfect binary tree over the chunks. o [leaves, head_dim_v] and
+// state [leaves] are scratch; the result is state[0].
+void RowState(const AttentionShape &shape, int64_t i, const float *s, const Rows &v, int64_t leaves,
+              float *p, float *o, State *state) {
   for (int64_t c = 0; c < leaves; c++) {
     state[c].o = o + c * shape.head_dim_v;
     ChunkState(shape, i, c, s, v, p, &state[c]);  // beyond the last chunk there are no keys: empty
   }
   for (int64_t width = leaves; width > 1; width /= 2) {
-    for (int64_t c = 0; c < width / 2; c++) Merge(shape.head_dim_v, state[2 * c], state[2 * c + 1], &state[c]);
+    for (int64_t c = 0; c < width / 2; c++)
+      Merge(shape.head_dim_v, state[2 * c], state[2 * c + 1], &state[c]);
   }
 }
 
@@ -577,7 +628,8 @@ int64_t Leaves(int64_t n_kv) {
 
 // ---- 10. What is handed out
 
-// What score options make of the scaled scores of row i of head h: softcapped, then with ALiBi, bias and mask.
+// What score options make of the scaled scores of row i of head h: softcapped, then with ALiBi,
+// bias and mask.
 void Cap(const AttentionShape &shape, float *s) {
   if (!shape.score || shape.score->softcap == 0.0f) return;
   const float inverse = 1.0f / shape.score->softcap;
@@ -596,14 +648,18 @@ void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
     const int64_t at = (h * shape.n_q + i) * shape.n_kv + j;
     if (options.alibi_slopes) {
       const float distance = static_cast<float>(j / 16 * 16 - p) + static_cast<float>(j % 16);
-      s[j] = Fma(-options.alibi_slopes[h], distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
+      s[j] = Fma(-options.alibi_slopes[h], distance > 0.0f - distance ? distance : 0.0f - distance,
+                 s[j]);
     }
     if (options.relative_bias || options.relative_rows) {
       const __int128 distance = __int128{j} - p;
       const int64_t left = options.relative_left, right = options.relative_right;
-      const int64_t column = distance < -left ? 0 : distance > right ? left + right : static_cast<int64_t>(distance) + left;
-      const float *rows = options.relative_rows ? options.relative_rows + (h * shape.n_q + i) * (left + 1 + right)
-                                                : options.relative_bias + h * (left + 1 + right);
+      const int64_t column = distance < -left   ? 0
+                             : distance > right ? left + right
+                                                : static_cast<int64_t>(distance) + left;
+      const float *rows = options.relative_rows
+                              ? options.relative_rows + (h * shape.n_q + i) * (left + 1 + right)
+                              : options.relative_bias + h * (left + 1 + right);
       s[j] = AddBias(s[j], rows[column]);
     }
     if (options.bias) s[j] = AddBias(s[j], options.bias[at]);
@@ -626,32 +682,39 @@ void AddSink(int64_t head_dim_v, float sink, State *state) {
 
 // x times the gate of row i.
 float Gated(const AttentionShape &shape, int64_t h, int64_t i, int64_t d, float x) {
-  const float g = shape.gate.values[(i * shape.num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d)];
+  const float g =
+      shape.gate.values[(i * shape.num_heads + h) * shape.gate.dim + (shape.gate.dim == 1 ? 0 : d)];
   return Canon(x * (shape.gate.kind == GateKind::kSigmoid ? Sigmoid(g) : Softplus(g)));
 }
 
-// The rows that W_O takes, x [n_q, num_heads, head_dim_v]: gated or, where the gate comes behind the norm, the context.
+// The rows that W_O takes, x [n_q, num_heads, head_dim_v]: gated or, where the gate comes behind
+// the norm, the context.
 void FinishContext(const AttentionShape &shape, float *x) {
   const support::ContextNorm &norm = *shape.context_norm;
-  const int64_t heads = shape.num_heads, width = shape.head_dim_v, together = norm.is_of_all_heads ? heads : 1;
+  const int64_t heads = shape.num_heads, width = shape.head_dim_v,
+                together = norm.is_of_all_heads ? heads : 1;
   for (int64_t i = 0; i < shape.n_q; i++) {
     for (int64_t h = 0; h < heads; h += together) {
-      Normalize(norm.is_layer, norm.epsilon, norm.weight ? norm.weight + h * norm.head_stride : nullptr,
-                norm.bias ? norm.bias + h * norm.head_stride : nullptr, norm.head_stride, together, width, x + (i * heads + h) * width);
+      Normalize(norm.is_layer, norm.epsilon,
+                norm.weight ? norm.weight + h * norm.head_stride : nullptr,
+                norm.bias ? norm.bias + h * norm.head_stride : nullptr, norm.head_stride, together,
+                width, x + (i * heads + h) * width);
     }
-    for (int64_t n = 0; !norm.is_after_gate && shape.gate.kind != GateKind::kNone && n < heads * width; n++) {
+    for (int64_t n = 0;
+         !norm.is_after_gate && shape.gate.kind != GateKind::kNone && n < heads * width; n++) {
       x[i * heads * width + n] = Gated(shape, n / width, i, n % width, x[i * heads * width + n]);
     }
   }
 }
 
-void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s, const State &state, float *context, float *gated,
-               float *lse, float *weights) {
+void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s,
+               const State &state, float *context, float *gated, float *lse, float *weights) {
   const bool empty = IsEmpty(state);
   const float inv = 1.0f / state.l;
   for (int64_t d = 0; d < shape.head_dim_v; d++) {
     float x = empty ? 0.0f : Canon(state.o[d] * inv);
-    if (!empty && shape.score && shape.score->head_scales) x = Canon(x * shape.score->head_scales[h]);
+    if (!empty && shape.score && shape.score->head_scales)
+      x = Canon(x * shape.score->head_scales[h]);
     if (context) context[d] = x;
     const bool is_late = shape.context_norm && !shape.context_norm->is_after_gate;
     if (!empty && !is_late && shape.gate.kind != GateKind::kNone) x = Gated(shape, h, i, d, x);
@@ -665,18 +728,20 @@ void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s
   }
 }
 
-void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const float *scaled, const float *capped, const float *s, int64_t at,
-            const AttentionOutputs &outputs) {
+void TapRow(const AttentionShape &shape, int64_t i, const float *dots, const float *scaled,
+            const float *capped, const float *s, int64_t at, const AttentionOutputs &outputs) {
   for (int64_t j = 0; j < shape.n_kv; j++) {
     if (outputs.scores) outputs.scores[at + j] = Canon(dots[j]);
     if (outputs.scaled_scores) outputs.scaled_scores[at + j] = Canon(scaled[j]);
     if (outputs.softcapped_scores) outputs.softcapped_scores[at + j] = Canon(capped[j]);
-    if (outputs.masked_scores) outputs.masked_scores[at + j] = IsMasked(shape, i, j) ? -kInfinity : Canon(s[j]);
+    if (outputs.masked_scores)
+      outputs.masked_scores[at + j] = IsMasked(shape, i, j) ? -kInfinity : Canon(s[j]);
   }
 }
 
 // A row of a head of scale 0: as padding.
-void LeaveOutRow(const AttentionShape &shape, int64_t h, int64_t i, const AttentionOutputs &outputs) {
+void LeaveOutRow(const AttentionShape &shape, int64_t h, int64_t i,
+                 const AttentionOutputs &outputs) {
   const int64_t row = h * shape.n_q + i;
   for (int64_t d = 0; d < shape.head_dim_v; d++) {
     const int64_t at = (i * shape.num_heads + h) * shape.head_dim_v + d;
@@ -702,7 +767,8 @@ void MergeStates(int64_t head_dim_v, const float *left, const float *right, floa
   HandOutState(head_dim_v, merged, result);
 }
 
-void FinishState(int64_t head_dim_v, const float *given, const float *sink, const float *head_scale, float *context, float *lse) {
+void FinishState(int64_t head_dim_v, const float *given, const float *sink, const float *head_scale,
+                 float *context, float *lse) {
   Floats o(head_dim_v);
   for (int64_t d = 0; d < head_dim_v; d++) o[d] = given[2 + d];
   State state = {given[0], given[1], o};
@@ -720,37 +786,46 @@ void FinishState(int64_t head_dim_v, const float *given, const float *sink, cons
 
 // The rows of q, or of k.
 void Prepare(const AttentionShape &shape, bool are_keys, float *x) {
-  const int64_t rows = are_keys ? shape.n_kv : shape.n_q, heads = are_keys ? shape.num_kv_heads : shape.num_heads;
+  const int64_t rows = are_keys ? shape.n_kv : shape.n_q,
+                heads = are_keys ? shape.num_kv_heads : shape.num_heads;
   const Rotation *rotation = shape.rotation;
   const Norm *norm = shape.norm;
   for (int64_t i = 0; i < rows; i++) {
     float *row = x + i * heads * shape.head_dim;
     const float *weight = !norm ? nullptr : are_keys ? norm->k_weight : norm->q_weight;
     const float *bias = !norm ? nullptr : are_keys ? norm->k_bias : norm->q_bias;
-    if (norm && !norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
+    if (norm && !norm->is_after_rotation)
+      NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
     if (rotation) {
       const int64_t *positions = are_keys ? rotation->k_positions : rotation->q_positions;
-      const int64_t r = positions ? positions[i] : are_keys ? shape.kv_position + i : shape.q_start + i;
+      const int64_t r = positions  ? positions[i]
+                        : are_keys ? shape.kv_position + i
+                                   : shape.q_start + i;
       if (r >= 0) Rotate(*rotation, r, heads, shape.head_dim, row);
     }
-    if (norm && norm->is_after_rotation) NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
+    if (norm && norm->is_after_rotation)
+      NormalizeHeads(*norm, weight, bias, heads, shape.head_dim, row);
   }
 }
 
 void PrepareKeys(const AttentionShape &shape, float *k, float *v) {
   Prepare(shape, true, k);
-  for (int64_t n = 0; shape.norm && shape.norm->is_of_values && n < shape.n_kv * shape.num_kv_heads; n++) {
-    Normalize(false, shape.norm->epsilon, nullptr, nullptr, 0, 1, shape.head_dim_v, v + n * shape.head_dim_v);
+  for (int64_t n = 0; shape.norm && shape.norm->is_of_values && n < shape.n_kv * shape.num_kv_heads;
+       n++) {
+    Normalize(false, shape.norm->epsilon, nullptr, nullptr, 0, 1, shape.head_dim_v,
+              v + n * shape.head_dim_v);
   }
 }
 
-void Attend(const AttentionShape &given, const float *given_q, const float *given_k, const float *given_v,
-            const AttentionOutputs &outputs) {
+void Attend(const AttentionShape &given, const float *given_q, const float *given_k,
+            const float *given_v, const AttentionOutputs &outputs) {
   AttentionShape shape = given;
-  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim, head_dim_v = shape.head_dim_v;
+  const int64_t n_q = shape.n_q, n_kv = shape.n_kv, head_dim = shape.head_dim,
+                head_dim_v = shape.head_dim_v;
   const int64_t leaves = Leaves(n_kv);
   const float scale = ScaleOf(shape);
-  const int64_t q_count = n_q * shape.num_heads * head_dim, k_count = n_kv * shape.num_kv_heads * head_dim;
+  const int64_t q_count = n_q * shape.num_heads * head_dim,
+                k_count = n_kv * shape.num_kv_heads * head_dim;
   const int64_t v_count = n_kv * shape.num_kv_heads * head_dim_v;
   Floats q(q_count), k(k_count), v(v_count);
   for (int64_t n = 0; n < q_count; n++) q[n] = given_q[n];
@@ -777,17 +852,20 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
   for (int64_t h = 0; h < shape.num_heads; h++) {
     const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
     for (int64_t j = 0; j < n_kv; j++) {
-      StoreRow(shape.k_type, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim, k_row, &k_scales[j]);
+      StoreRow(shape.k_type, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim, k_row,
+               &k_scales[j]);
       for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k_row[d];
       if (shape.values_in_keys) {
         for (int64_t d = 0; d < head_dim_v; d++) v_rows[j * head_dim_v + d] = k_row[d];
         v_scales[j] = k_scales[j];
       } else {
-        StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
+        StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v,
+                 &v_rows[j * head_dim_v], &v_scales[j]);
       }
     }
     const Storage v_type = shape.values_in_keys ? shape.k_type : shape.v_type;
-    const Rows v_head = {v_rows, v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
+    const Rows v_head = {v_rows,
+                         v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
     for (int64_t i = 0; i < n_q; i++) {
       if (shape.score && shape.score->head_scales && shape.score->head_scales[h] == 0.0f) {
         LeaveOutRow(shape, h, i, outputs);
@@ -812,7 +890,8 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
           const int64_t j = positions[r];
           listed_s[r] = IsMasked(shape, i, j) ? -kInfinity : s[j];
           listed_scales[r] = v_scales[j];
-          for (int64_t d = 0; d < head_dim_v; d++) listed_v[r * head_dim_v + d] = v_rows[j * head_dim_v + d];
+          for (int64_t d = 0; d < head_dim_v; d++)
+            listed_v[r * head_dim_v + d] = v_rows[j * head_dim_v + d];
         }
         const Rows rows = {listed_v, v_head.scales ? static_cast<float *>(listed_scales) : nullptr};
         RowState(listed, i, listed_s, rows, Leaves(listed.n_kv), p, o, state);
@@ -820,11 +899,14 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
         RowState(shape, i, s, v_head, leaves, p, o, state);
       }
       const int64_t row = h * n_q + i;
-      if (outputs.states) HandOutState(head_dim_v, state[0], outputs.states + row * (2 + head_dim_v));
+      if (outputs.states)
+        HandOutState(head_dim_v, state[0], outputs.states + row * (2 + head_dim_v));
       if (shape.score && shape.score->sinks) AddSink(head_dim_v, shape.score->sinks[h], &state[0]);
       const int64_t at = (i * shape.num_heads + h) * head_dim_v;
-      FinishRow(shape, h, i, s, state[0], outputs.context ? outputs.context + at : nullptr, outputs.gated ? outputs.gated + at : nullptr,
-                outputs.lse ? outputs.lse + row : nullptr, outputs.weights ? outputs.weights + row * n_kv : nullptr);
+      FinishRow(shape, h, i, s, state[0], outputs.context ? outputs.context + at : nullptr,
+                outputs.gated ? outputs.gated + at : nullptr,
+                outputs.lse ? outputs.lse + row : nullptr,
+                outputs.weights ? outputs.weights + row * n_kv : nullptr);
       TapRow(shape, i, dots, scaled, capped, s, row * n_kv, outputs);
     }
   }
@@ -834,8 +916,8 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
 
 // ---- 17. Choosing keys
 
-void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *k, const float *weights, int64_t num_chosen,
-                float *index_scores, int32_t *chosen) {
+void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *k,
+                const float *weights, int64_t num_chosen, float *index_scores, int32_t *chosen) {
   AttentionShape shape = given_shape;
   shape.num_kv_heads = shape.head_dim_v = 1;
   const int64_t heads = shape.num_heads, n_q = shape.n_q, n_kv = shape.n_kv;
@@ -862,7 +944,8 @@ void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *
       for (int64_t other = 0; other < n_kv; other++) {
         before += is_left[other] != 0.0f && (y[other] > y[j] || (y[other] == y[j] && other < j));
       }
-      if (is_left[j] != 0.0f && before < num_chosen) chosen[i * num_chosen + count++] = static_cast<int32_t>(j);
+      if (is_left[j] != 0.0f && before < num_chosen)
+        chosen[i * num_chosen + count++] = static_cast<int32_t>(j);
     }
     while (count < num_chosen) chosen[i * num_chosen + count++] = -1;
   }
@@ -870,25 +953,32 @@ void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *
 
 // ---- 4 to 10: the layer
 
-void Forward(const LayerShape &shape, const LayerWeights &weights, const float *query, const float *key, const float *value,
-             const LayerOutputs &outputs) {
+void Forward(const LayerShape &shape, const LayerWeights &weights, const float *query,
+             const float *key, const float *value, const LayerOutputs &outputs) {
   AttentionShape a = shape.attention;
   const int64_t merged_dim = a.num_heads * a.head_dim_v;
-  const auto project = [&](const float *x, const float *w, const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
-                           float *y) { ProjectStored(weights.stored, weights.arithmetic, x, w, scales, bias, rows, in, out, y); };
-  project(query, weights.w_q, weights.s_q, weights.b_q, a.n_q, shape.query_dim, a.num_heads * a.head_dim, outputs.q);
-  project(key, weights.w_k, weights.s_k, weights.b_k, a.n_kv, shape.key_dim, a.num_kv_heads * a.head_dim, outputs.k);
-  project(value, weights.w_v, weights.s_v, weights.b_v, a.n_kv, shape.value_dim, a.num_kv_heads * a.head_dim_v, outputs.v);
+  const auto project = [&](const float *x, const float *w, const float *scales, const float *bias,
+                           int64_t rows, int64_t in, int64_t out, float *y) {
+    ProjectStored(weights.stored, weights.arithmetic, x, w, scales, bias, rows, in, out, y);
+  };
+  project(query, weights.w_q, weights.s_q, weights.b_q, a.n_q, shape.query_dim,
+          a.num_heads * a.head_dim, outputs.q);
+  project(key, weights.w_k, weights.s_k, weights.b_k, a.n_kv, shape.key_dim,
+          a.num_kv_heads * a.head_dim, outputs.k);
+  project(value, weights.w_v, weights.s_v, weights.b_v, a.n_kv, shape.value_dim,
+          a.num_kv_heads * a.head_dim_v, outputs.v);
   Floats gate(a.n_q * a.num_heads * a.gate.dim);
   if (a.gate.kind != GateKind::kNone) {
-    project(query, weights.w_g, weights.s_g, weights.b_g, a.n_q, shape.query_dim, a.num_heads * a.gate.dim, gate);
+    project(query, weights.w_g, weights.s_g, weights.b_g, a.n_q, shape.query_dim,
+            a.num_heads * a.gate.dim, gate);
     a.gate.values = gate;
   }
   Attend(a, outputs.q, outputs.k, outputs.v, outputs.attention);
   float *const context = outputs.attention.gated;
   if (a.context_norm) FinishContext(a, context);
   if (weights.w_o) {
-    project(context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim, outputs.y);
+    project(context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim,
+            outputs.y);
   } else {
     for (int64_t n = 0; n < a.n_q * merged_dim; n++) outputs.y[n] = context[n];
   }
@@ -896,7 +986,8 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma,    Exp,         Log,   Tanh,   Sigmoid,     Softplus,    Project,    StoreWeights, Linear,
-                                      Rotate, PrepareKeys, Store, Attend, MergeStates, FinishState, ChooseKeys, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {
+    Fma,    Exp,         Log,   Tanh,   Sigmoid,     Softplus,    Project,    StoreWeights, Linear,
+    Rotate, PrepareKeys, Store, Attend, MergeStates, FinishState, ChooseKeys, Forward};
 
 }  // namespace spec

@@ -1,5 +1,6 @@
-// The specification: src/kernels/CONTRACT.md in scalar code, for one sequence in dense arrays. Every kernel has to equal it bit for
-// bit. It is a transcription of that page alone and includes nothing of the library.
+// The specification: src/kernels/CONTRACT.md in scalar code, for one sequence in dense arrays.
+// Every kernel has to equal it bit for bit. It is a transcription of that page alone and includes
+// nothing of the library.
 #ifndef MHA_TESTS_SPEC_SPEC_H
 #define MHA_TESTS_SPEC_SPEC_H
 
@@ -11,18 +12,19 @@ namespace spec {
 
 // What the middle stage hands out. Each pointer may be null.
 struct AttentionOutputs {
-  float *context;        // [n_q, num_heads, head_dim_v]
-  float *lse;            // [num_heads, n_q]
-  float *weights;        // [num_heads, n_q, n_kv]
-  float *scores;         // [num_heads, n_q, n_kv]
-  float *scaled_scores;  // [num_heads, n_q, n_kv]
+  float *context;            // [n_q, num_heads, head_dim_v]
+  float *lse;                // [num_heads, n_q]
+  float *weights;            // [num_heads, n_q, n_kv]
+  float *scores;             // [num_heads, n_q, n_kv]
+  float *scaled_scores;      // [num_heads, n_q, n_kv]
   float *softcapped_scores;  // [num_heads, n_q, n_kv]
-  float *masked_scores;  // [num_heads, n_q, n_kv]
-  float *gated;          // [n_q, num_heads, head_dim_v], the context behind the gate, if there is one
+  float *masked_scores;      // [num_heads, n_q, n_kv]
+  float *gated;  // [n_q, num_heads, head_dim_v], the context behind the gate, if there is one
   float *states = nullptr;  // [num_heads, n_q, 2 + head_dim_v], without sinks
 };
 
-// What the layer hands out. None of the pointers here may be null, nor may attention.context and attention.gated.
+// What the layer hands out. None of the pointers here may be null, nor may attention.context and
+// attention.gated.
 struct LayerOutputs {
   float *q;  // [n_q, num_heads, head_dim]
   float *k;  // [n_kv, num_kv_heads, head_dim]
@@ -41,48 +43,63 @@ struct Functions {
   float (*softplus)(float x);
 
   // y [rows, out] = x [rows, in] w [in, out] + bias [out]; bias may be null.
-  void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in, int64_t out, float *y);
+  void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in,
+                  int64_t out, float *y);
 
-  // w [in, out] as it is kept: rounded numbers, or codes with their scales, int8: [out], int4: [ceil(in / 32), out].
-  void (*store_weights)(support::Stored stored, const float *w, int64_t in, int64_t out, float *numbers, float *scales);
+  // w [in, out] as it is kept: rounded numbers, or codes with their scales, int8: [out], int4:
+  // [ceil(in / 32), out].
+  void (*store_weights)(support::Stored stored, const float *w, int64_t in, int64_t out,
+                        float *numbers, float *scales);
 
-  // y [rows, out] = x [rows, in] w + bias + residual [rows, out], with w as store_weights leaves it; scales, bias and residual may be null.
-  void (*linear)(support::Stored stored, support::Arithmetic arithmetic, const float *x, const float *w, const float *scales,
-                 const float *bias, const float *residual, int64_t rows, int64_t in, int64_t out, float *y);
+  // y [rows, out] = x [rows, in] w + bias + residual [rows, out], with w as store_weights leaves
+  // it; scales, bias and residual may be null.
+  void (*linear)(support::Stored stored, support::Arithmetic arithmetic, const float *x,
+                 const float *w, const float *scales, const float *bias, const float *residual,
+                 int64_t rows, int64_t in, int64_t out, float *y);
 
   // x [heads, width] at position r of the tables, in place.
-  void (*rotate)(const support::Rotation &rotation, int64_t r, int64_t heads, int64_t width, float *x);
+  void (*rotate)(const support::Rotation &rotation, int64_t r, int64_t heads, int64_t width,
+                 float *x);
 
-  // k [n_kv, num_kv_heads, head_dim] and v [n_kv, num_kv_heads, head_dim_v] as they are to be stored, in place.
+  // k [n_kv, num_kv_heads, head_dim] and v [n_kv, num_kv_heads, head_dim_v] as they are to be
+  // stored, in place.
   void (*prepare_keys)(const support::AttentionShape &shape, float *k, float *v);
 
   // What is read back of x [rows, width] after storing it.
   void (*store)(support::Storage type, const float *x, int64_t rows, int64_t width, float *read);
 
-  // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads, head_dim_v], neither rotated nor stored yet
-  void (*attend)(const support::AttentionShape &shape, const float *q, const float *k, const float *v, const AttentionOutputs &outputs);
+  // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads,
+  // head_dim_v], neither rotated nor stored yet
+  void (*attend)(const support::AttentionShape &shape, const float *q, const float *k,
+                 const float *v, const AttentionOutputs &outputs);
 
-  // Of states [2 + head_dim_v]: merge(left, right), and the row made of one; sink and head_scale may be null.
+  // Of states [2 + head_dim_v]: merge(left, right), and the row made of one; sink and head_scale
+  // may be null.
   void (*merge_states)(int64_t head_dim_v, const float *left, const float *right, float *result);
-  void (*finish_state)(int64_t head_dim_v, const float *state, const float *sink, const float *head_scale, float *context, float *lse);
+  void (*finish_state)(int64_t head_dim_v, const float *state, const float *sink,
+                       const float *head_scale, float *context, float *lse);
 
-  // q [n_q, num_heads, head_dim], k [n_kv, 1, head_dim] and weights [n_q, num_heads] to index_scores [n_q, n_kv] and chosen
-  // [n_q, num_chosen].
-  void (*choose_keys)(const support::AttentionShape &shape, const float *q, const float *k, const float *weights, int64_t num_chosen,
-                      float *index_scores, int32_t *chosen);
+  // q [n_q, num_heads, head_dim], k [n_kv, 1, head_dim] and weights [n_q, num_heads] to
+  // index_scores [n_q, n_kv] and chosen [n_q, num_chosen].
+  void (*choose_keys)(const support::AttentionShape &shape, const float *q, const float *k,
+                      const float *weights, int64_t num_chosen, float *index_scores,
+                      int32_t *chosen);
 
   // query [n_q, query_dim], key [n_kv, key_dim], value [n_kv, value_dim]
-  void (*forward)(const support::LayerShape &shape, const support::LayerWeights &weights, const float *query, const float *key,
-                  const float *value, const LayerOutputs &outputs);
+  void (*forward)(const support::LayerShape &shape, const support::LayerWeights &weights,
+                  const float *query, const float *key, const float *value,
+                  const LayerOutputs &outputs);
 };
 
-// Without the instruction an fma takes some hundred others, so on x86-64 spec.cpp is compiled twice.
+// Without the instruction an fma takes some hundred others, so on x86-64 spec.cpp is compiled
+// twice.
 extern const Functions kBaseline;
 #if defined(__x86_64__)
 extern const Functions kHardwareFma;  // to be called only if HasHardwareFma()
 #endif
 
-bool HasHardwareFma();       // whether this machine has instructions that the baseline of its architecture lacks
+// Whether this machine has instructions that the baseline of its architecture lacks.
+bool HasHardwareFma();
 const Functions &Fastest();  // of those that this machine can run
 
 }  // namespace spec

@@ -1,4 +1,5 @@
-// Computed values against exact ones and their a-priori bound, and against what naive float32 code makes of the same problem.
+// Computed values against exact ones and their a-priori bound, and against what naive float32 code
+// makes of the same problem.
 #ifndef MHA_TESTS_SUPPORT_ACCURACY_H
 #define MHA_TESTS_SUPPORT_ACCURACY_H
 
@@ -13,8 +14,8 @@
 
 namespace support {
 
-// The error in units of its bound, for which at most 1 is right. Infinite where only one of the two is NaN, or where they are different
-// infinities; what is exact in both needs no bound.
+// The error in units of its bound, for which at most 1 is right. Infinite where only one of the two
+// is NaN, or where they are different infinities; what is exact in both needs no bound.
 double BoundRatio(double actual, double exact, double bound);
 
 // The context, lse and weights of a problem of one sequence, as exact as the oracle's bounds say.
@@ -24,15 +25,16 @@ double UlpOf(double x);
 
 // How far one output of a case is off.
 //
-// Against naive code, a case is judged by its worst row and by the root of the mean square over its rows, the error of a row being that
-// of its worst element in ulp of the largest value of the case. Row by row would be unfair either way: where scores are large, a row's
-// error is hardly more than the one rounding error of its largest score, which naive code gets right by chance in some rows and in
-// others not.
+// Against naive code, a case is judged by its worst row and by the root of the mean square over its
+// rows, the error of a row being that of its worst element in ulp of the largest value of the case.
+// Row by row would be unfair either way: where scores are large, a row's error is hardly more than
+// the one rounding error of its largest score, which naive code gets right by chance in some rows
+// and in others not.
 class Accuracy {
  public:
   // actual, naive, exact and bound are [rows, width].
-  Accuracy(std::string name, const std::vector<float> &actual, const std::vector<float> &naive, const std::vector<double> &exact,
-           const std::vector<double> &bound, int64_t width);
+  Accuracy(std::string name, const std::vector<float> &actual, const std::vector<float> &naive,
+           const std::vector<double> &exact, const std::vector<double> &bound, int64_t width);
 
   void Print(const std::string &case_name) const;
   void ExpectWithinBound() const;
@@ -54,10 +56,13 @@ void PrintAndExpectAccurate(const std::string &case_name, const std::vector<Accu
 
 std::vector<double> Widen(const std::vector<float> &x);
 
-// Compares outputs of a batch of 1 with the oracle, and prints a line for each of them. There is no norm and no rotation.
-void ExpectAccurate(const std::string &case_name, const AttentionProblem &problem, const Outputs &actual);
+// Compares outputs of a batch of 1 with the oracle, and prints a line for each of them. There is no
+// norm and no rotation.
+void ExpectAccurate(const std::string &case_name, const AttentionProblem &problem,
+                    const Outputs &actual);
 
-void ExpectAccurate(const std::string &case_name, const LayerProblem &problem, const Outputs &actual);
+void ExpectAccurate(const std::string &case_name, const LayerProblem &problem,
+                    const Outputs &actual);
 
 }  // namespace support
 

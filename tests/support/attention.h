@@ -37,8 +37,8 @@ struct Rope {
   std::vector<int64_t> k_positions;  // [batch, n_kv]; empty = not given
 };
 
-// A norm of queries, keys and values; the struct of mha.h. Weights and biases are [head_dim] where head_stride is 0, else [heads,
-// head_stride], of which head_dim are looked at.
+// A norm of queries, keys and values; the struct of mha.h. Weights and biases are [head_dim] where
+// head_stride is 0, else [heads, head_stride], of which head_dim are looked at.
 struct NormArrays {
   NormArrays();
   NormArrays(const NormArrays &);
@@ -63,21 +63,24 @@ struct ContextNormArrays {
   std::vector<float> weight, bias;
 };
 
-// A number for each pair of row and key, [batch, num_heads, n_q, n_kv], of which the first three extents may be 1 instead.
+// A number for each pair of row and key, [batch, num_heads, n_q, n_kv], of which the first three
+// extents may be 1 instead.
 template <typename T>
 struct Pairs {
   bool by_sequence = false, by_head = false, by_row = true;
   std::vector<T> values;  // empty = not given
-  int64_t columns = 0;    // 0 = n_kv. More where a call is given them: the rest of a row is not looked at
-  int64_t heads = 0;      // 0 = num_heads
+  // 0 = n_kv. More where a call is given them: the rest of a row is not looked at.
+  int64_t columns = 0;
+  int64_t heads = 0;  // 0 = num_heads
   int64_t heads_of(int64_t num_heads) const { return heads != 0 ? heads : num_heads; }
 };
 
 // Position groups.
 struct Groups {
-  bool add_keys = false;             // MHA_GROUPS_ALSO
-  std::vector<int64_t> of_queries;   // [batch, n_q]; empty = none
-  std::vector<int64_t> of_keys;      // [batch, n_kv]; empty = of_queries. For the specification alone also kNoGroup
+  bool add_keys = false;            // MHA_GROUPS_ALSO
+  std::vector<int64_t> of_queries;  // [batch, n_q]; empty = none
+  std::vector<int64_t>
+      of_keys;  // [batch, n_kv]; empty = of_queries. For the specification alone also kNoGroup
 };
 
 // What changes scores; the struct of mha.h.
@@ -97,7 +100,8 @@ struct ScoreArrays {
   Pairs<uint8_t> mask;
   Groups groups;
   int64_t num_columns = 0;  // of bias, mask and groups; 0 = not given
-  std::vector<float> relative_bias;  // [num_heads, relative_left + 1 + relative_right]; empty = not given
+  std::vector<float>
+      relative_bias;  // [num_heads, relative_left + 1 + relative_right]; empty = not given
   int64_t relative_left = 0;
   int64_t relative_right = 0;
   Pairs<float> relative_rows;  // in place of relative_bias, with its distances for keys
@@ -129,7 +133,8 @@ struct AttentionSizes {
   std::vector<int64_t> q_lengths;   // [batch]; empty = not given
   std::vector<int64_t> kv_lengths;  // [batch]; empty = not given
   std::vector<int64_t> kv_start;    // [batch]: row of the first valid key; empty = not given
-  std::vector<int64_t> q_first;     // [batch]: row of the first valid query, in self-attention the same; empty = not given
+  std::vector<int64_t> q_first;     // [batch]: row of the first valid query, in self-attention the
+                                    // same; empty = not given
   std::optional<int64_t> window_left, window_right;
   std::optional<Rope> rope;
   std::optional<NormArrays> norm;
@@ -151,7 +156,8 @@ struct ValidRows {
 
 ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b);
 
-// Moves the valid rows of each sequence to the end, where padding is on the left; lengths need not be given then.
+// Moves the valid rows of each sequence to the end, where padding is on the left; lengths need not
+// be given then.
 void PadLeft(bool keeps_lengths, AttentionSizes *sizes);
 
 struct AttentionProblem : AttentionSizes {
@@ -169,7 +175,8 @@ struct AttentionProblem : AttentionSizes {
 
 std::string Describe(const AttentionSizes &sizes);
 
-// The shape of sequence b, its valid rows alone. The rotation, if there is one, is SpecifySequence's to set.
+// The shape of sequence b, its valid rows alone. The rotation, if there is one, is
+// SpecifySequence's to set.
 AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b);
 
 // Calls function(rotation) with the rotation of sequence b's valid rows, or with null.
@@ -178,14 +185,16 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
   if (!sizes.rope) return function(static_cast<const Rotation *>(nullptr));
   const Rope &rope = *sizes.rope;
   const ValidRows valid = ValidRowsOf(sizes, b);
-  const Rotation rotation = {rope.is_interleaved,
-                             rope.dims,
-                             rope.offset,
-                             rope.cos.data(),
-                             rope.sin.data(),
-                             rope.table_stride,
-                             rope.q_positions.empty() ? nullptr : rope.q_positions.data() + b * sizes.n_q + valid.q_first,
-                             rope.k_positions.empty() ? nullptr : rope.k_positions.data() + b * sizes.n_kv + valid.kv_first};
+  const Rotation rotation = {
+      rope.is_interleaved,
+      rope.dims,
+      rope.offset,
+      rope.cos.data(),
+      rope.sin.data(),
+      rope.table_stride,
+      rope.q_positions.empty() ? nullptr : rope.q_positions.data() + b * sizes.n_q + valid.q_first,
+      rope.k_positions.empty() ? nullptr
+                               : rope.k_positions.data() + b * sizes.n_kv + valid.kv_first};
   function(&rotation);
 }
 
@@ -193,17 +202,22 @@ void WithRotation(const AttentionSizes &sizes, int64_t b, const Function &functi
 std::optional<Norm> NormOf(const AttentionSizes &sizes);
 std::optional<ContextNorm> ContextNormOf(const AttentionSizes &sizes);
 
-// Of the pairs, those of the valid rows of sequence b and of `count` columns from `first` on, of all of them: [num_heads, n_q, count].
+// Of the pairs, those of the valid rows of sequence b and of `count` columns from `first` on, of
+// all of them: [num_heads, n_q, count].
 template <typename T>
-std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t b, int64_t all, int64_t first, int64_t count) {
+std::vector<T> DensePairs(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t b,
+                          int64_t all, int64_t first, int64_t count) {
   std::vector<T> dense;
   if (pairs.values.empty()) return dense;
   const ValidRows valid = ValidRowsOf(sizes, b);
-  const int64_t num_heads = pairs.heads_of(sizes.num_heads), rows = pairs.by_row ? sizes.n_q : 1, heads = pairs.by_head ? num_heads : 1;
+  const int64_t num_heads = pairs.heads_of(sizes.num_heads), rows = pairs.by_row ? sizes.n_q : 1,
+                heads = pairs.by_head ? num_heads : 1;
   for (int64_t h = 0; h < num_heads; h++) {
     for (int64_t i = 0; i < valid.n_q; i++) {
-      const int64_t sequence = pairs.by_sequence ? b : 0, head = pairs.by_head ? h : 0, row = pairs.by_row ? valid.q_first + i : 0;
-      const auto from = pairs.values.begin() + ((sequence * heads + head) * rows + row) * all + first;
+      const int64_t sequence = pairs.by_sequence ? b : 0, head = pairs.by_head ? h : 0,
+                    row = pairs.by_row ? valid.q_first + i : 0;
+      const auto from =
+          pairs.values.begin() + ((sequence * heads + head) * rows + row) * all + first;
       dense.insert(dense.end(), from, from + count);
     }
   }
@@ -225,18 +239,23 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const std::vector<float> bias = DensePairs(sizes, score.bias, b);
   const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
   const int64_t distances = score.relative_left + 1 + score.relative_right;
-  const std::vector<float> relative_rows = DensePairs(sizes, score.relative_rows, b, distances, 0, distances);
-  const std::vector<int32_t> chosen = DensePairs(sizes, score.chosen, b, score.chosen.columns, 0, score.chosen.columns);
+  const std::vector<float> relative_rows =
+      DensePairs(sizes, score.relative_rows, b, distances, 0, distances);
+  const std::vector<int32_t> chosen =
+      DensePairs(sizes, score.chosen, b, score.chosen.columns, 0, score.chosen.columns);
   const auto data = [](const auto &x) { return x.empty() ? nullptr : x.data(); };
-  ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias), data(mask)};
+  ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias),
+                          data(mask)};
   const Groups &groups = score.groups;
   const ValidRows valid = ValidRowsOf(sizes, b);
   if (!groups.of_queries.empty()) {
     options.q_groups = groups.of_queries.data() + b * sizes.n_q + valid.q_first;
-    options.kv_groups = (groups.of_keys.empty() ? groups.of_queries : groups.of_keys).data() + b * sizes.n_kv + valid.kv_first;
+    options.kv_groups = (groups.of_keys.empty() ? groups.of_queries : groups.of_keys).data() +
+                        b * sizes.n_kv + valid.kv_first;
     options.groups_add_keys = groups.add_keys;
   }
-  if (score.num_columns != 0) options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);
+  if (score.num_columns != 0)
+    options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);
   options.relative_bias = data(score.relative_bias);
   options.relative_rows = data(relative_rows);
   options.chosen = data(chosen);
@@ -244,7 +263,8 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   options.chosen_block = score.chosen_block;
   options.relative_left = score.relative_left;
   options.relative_right = score.relative_right;
-  if (!score.q_scales.empty()) options.q_scales = score.q_scales.data() + b * sizes.n_q + valid.q_first;
+  if (!score.q_scales.empty())
+    options.q_scales = score.q_scales.data() + b * sizes.n_q + valid.q_first;
   options.head_scales = data(score.head_scales);
   function(&options);
 }
@@ -255,18 +275,24 @@ void FillNormal(Random *random, AttentionProblem *problem);
 AttentionProblem NormalAttention(const AttentionSizes &sizes, uint64_t seed = 1);
 
 // Rows first .. first + count of x [batch, n, width], of sequence b.
-std::vector<float> SliceRows(const std::vector<float> &x, int64_t b, int64_t n, int64_t width, int64_t first, int64_t count);
+std::vector<float> SliceRows(const std::vector<float> &x, int64_t b, int64_t n, int64_t width,
+                             int64_t first, int64_t count);
 
-// Sequence b's query rows first .. first + n_q with its first n_kv keys. q_start, where needed, is the caller's to set.
-AttentionProblem Slice(const AttentionProblem &problem, int64_t b, int64_t first, int64_t n_q, int64_t n_kv);
+// Sequence b's query rows first .. first + n_q with its first n_kv keys. q_start, where needed, is
+// the caller's to set.
+AttentionProblem Slice(const AttentionProblem &problem, int64_t b, int64_t first, int64_t n_q,
+                       int64_t n_kv);
 
-// Rows first .. first + count and keys 0 .. n_kv of x [batch, num_heads, n_q, all_kv], of sequence b; all_kv = 1 for lse.
-std::vector<float> SliceScores(const std::vector<float> &x, const AttentionSizes &sizes, int64_t all_kv, int64_t b, int64_t first,
-                               int64_t count, int64_t n_kv);
+// Rows first .. first + count and keys 0 .. n_kv of x [batch, num_heads, n_q, all_kv], of sequence
+// b; all_kv = 1 for lse.
+std::vector<float> SliceScores(const std::vector<float> &x, const AttentionSizes &sizes,
+                               int64_t all_kv, int64_t b, int64_t first, int64_t count,
+                               int64_t n_kv);
 
-// What a call of Slice(...) has to give, out of what the whole gave. y_width is the width of a row of y.
-Outputs Slice(const Outputs &whole, const AttentionSizes &sizes, int64_t y_width, int64_t b, int64_t first, int64_t n_q,
-              int64_t n_kv);
+// What a call of Slice(...) has to give, out of what the whole gave. y_width is the width of a row
+// of y.
+Outputs Slice(const Outputs &whole, const AttentionSizes &sizes, int64_t y_width, int64_t b,
+              int64_t first, int64_t n_q, int64_t n_kv);
 
 // Sequence b as a problem of its own, without its padding.
 AttentionProblem Alone(const AttentionProblem &problem, int64_t b);
@@ -276,14 +302,17 @@ template <typename Function>
 void ForEachPaddingRow(const AttentionSizes &sizes, bool of_queries, const Function &function) {
   for (int64_t b = 0; b < sizes.batch; b++) {
     const ValidRows valid = ValidRowsOf(sizes, b);
-    const int64_t n = of_queries ? sizes.n_q : sizes.n_kv, first = of_queries ? valid.q_first : valid.kv_first;
+    const int64_t n = of_queries ? sizes.n_q : sizes.n_kv,
+                  first = of_queries ? valid.q_first : valid.kv_first;
     for (int64_t row = 0; row < n; row++) {
-      if (row < first || row >= first + (of_queries ? valid.n_q : valid.n_kv)) function(b * n + row);
+      if (row < first || row >= first + (of_queries ? valid.n_q : valid.n_kv))
+        function(b * n + row);
     }
   }
 }
 
-void FillPadding(const AttentionSizes &sizes, bool of_queries, int64_t width, float value, std::vector<float> *x);
+void FillPadding(const AttentionSizes &sizes, bool of_queries, int64_t width, float value,
+                 std::vector<float> *x);
 
 void FillPadding(float value, AttentionProblem *problem);
 

@@ -1,4 +1,5 @@
-// Tests of attention and of layers, with an instance for each instruction set (support/instruction_sets.h), which computes all of them.
+// Tests of attention and of layers, with an instance for each instruction set
+// (support/instruction_sets.h), which computes all of them.
 #ifndef MHA_TESTS_SUPPORT_ATTENTION_TEST_H
 #define MHA_TESTS_SUPPORT_ATTENTION_TEST_H
 
@@ -44,13 +45,15 @@ class AttentionTest : public InstructionSetTest {
     ExpectTheSpecification(layer.get(), problem);
   }
 
-  // With all optional outputs, and with none of them: only then a small layer may be computed whole.
+  // With all optional outputs, and with none of them: only then a small layer may be computed
+  // whole.
   void ExpectTheSpecification(const mha_layer *layer, const LayerProblem &problem) const {
     const Outputs expected = Specify(problem);
     EXPECT_TRUE(SameBits(Forward(layer, problem), expected)) << Describe(problem);
     LayerCall alone;
     alone.asked = kAskNothing;
-    EXPECT_TRUE(SameBits(Forward(layer, problem, alone).y, expected.y)) << "without other outputs, " << Describe(problem);
+    EXPECT_TRUE(SameBits(Forward(layer, problem, alone).y, expected.y))
+        << "without other outputs, " << Describe(problem);
   }
 };
 

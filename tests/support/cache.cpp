@@ -28,10 +28,14 @@ int64_t Cache::Length(int64_t sequence) const {
   return length;
 }
 
-void Cache::Truncate(int64_t sequence, int64_t length) { Check(mha_kv_cache_truncate(cache_, sequence, length, &error_), error_); }
+void Cache::Truncate(int64_t sequence, int64_t length) {
+  Check(mha_kv_cache_truncate(cache_, sequence, length, &error_), error_);
+}
 
 void Cache::SetBlocks(int64_t sequence, const std::vector<int32_t> &blocks) {
-  Check(mha_kv_cache_set_blocks(cache_, sequence, blocks.data(), static_cast<int64_t>(blocks.size()), &error_), error_);
+  Check(mha_kv_cache_set_blocks(cache_, sequence, blocks.data(),
+                                static_cast<int64_t>(blocks.size()), &error_),
+        error_);
 }
 
 void Cache::CopyPrefix(int64_t from, int64_t to, int64_t length) {
@@ -39,7 +43,8 @@ void Cache::CopyPrefix(int64_t from, int64_t to, int64_t length) {
 }
 
 void Cache::Append(int64_t sequence, const KeysAndValues &rows) {
-  const int64_t count = static_cast<int64_t>(rows.k.size()) / (config_.num_kv_heads * config_.head_dim);
+  const int64_t count =
+      static_cast<int64_t>(rows.k.size()) / (config_.num_kv_heads * config_.head_dim);
   const float *v = config_.values == MHA_CACHE_VALUES_IN_KEYS ? nullptr : rows.v.data();
   Check(mha_kv_cache_append(cache_, sequence, count, rows.k.data(), v, &error_), error_);
 }
@@ -48,7 +53,8 @@ KeysAndValues Cache::Read(int64_t sequence, int64_t first, int64_t count) const 
   KeysAndValues rows;
   rows.k.assign(static_cast<size_t>(count * config_.num_kv_heads * config_.head_dim), Unwritten());
   rows.v.assign(static_cast<size_t>(count * config_.num_kv_heads * head_dim_v()), Unwritten());
-  Check(mha_kv_cache_read(cache_, sequence, first, count, rows.k.data(), rows.v.data(), &error_), error_);
+  Check(mha_kv_cache_read(cache_, sequence, first, count, rows.k.data(), rows.v.data(), &error_),
+        error_);
   return rows;
 }
 
@@ -61,10 +67,12 @@ size_t Cache::SizeOf(const mha_kv_cache_config &config) {
 
 std::string Describe(const CacheForm &form) {
   if (form.kind == MHA_CACHE_KIND_CONTIGUOUS) return "contiguous";
-  return (form.kind == MHA_CACHE_KIND_RING ? "ring of " : "paged by ") + std::to_string(form.positions);
+  return (form.kind == MHA_CACHE_KIND_RING ? "ring of " : "paged by ") +
+         std::to_string(form.positions);
 }
 
-mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &form, int64_t num_sequences, int64_t n) {
+mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &form,
+                                  int64_t num_sequences, int64_t n) {
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = num_sequences;
   config.num_kv_heads = sizes.num_kv_heads;
@@ -90,10 +98,12 @@ void SpreadBlocks(Random *random, Cache *cache) {
   if (config.kind != MHA_CACHE_KIND_PAGED) return;
   std::vector<int32_t> pool(static_cast<size_t>(config.num_blocks));
   for (size_t n = 0; n < pool.size(); n++) pool[n] = static_cast<int32_t>(n);
-  for (size_t n = pool.size(); n > 1; n--) std::swap(pool[n - 1], pool[random->Between(0, static_cast<int64_t>(n) - 1)]);
+  for (size_t n = pool.size(); n > 1; n--)
+    std::swap(pool[n - 1], pool[random->Between(0, static_cast<int64_t>(n) - 1)]);
   const int64_t count = config.capacity / config.block_positions;
   for (int64_t sequence = 0; sequence < config.num_sequences; sequence++) {
-    cache->SetBlocks(sequence, std::vector<int32_t>(pool.begin() + sequence * count, pool.begin() + (sequence + 1) * count));
+    cache->SetBlocks(sequence, std::vector<int32_t>(pool.begin() + sequence * count,
+                                                    pool.begin() + (sequence + 1) * count));
   }
 }
 

@@ -18,7 +18,8 @@
 
 namespace support {
 
-inline constexpr Storage kStorageTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8};
+inline constexpr Storage kStorageTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
+                                            Storage::kInt8};
 
 struct KeysAndValues {
   std::vector<float> k;  // [count, num_kv_heads, head_dim]
@@ -28,7 +29,8 @@ struct KeysAndValues {
 // A cache in a buffer of its own, exactly as large as asked for.
 class Cache {
  public:
-  explicit Cache(const mha_kv_cache_config &config, Place place = Place::kAnywhere, int fill = 0xa5);
+  explicit Cache(const mha_kv_cache_config &config, Place place = Place::kAnywhere,
+                 int fill = 0xa5);
 
   // The same cache elsewhere: its bytes copied, and viewed there.
   Cache Copy(Place place = Place::kAnywhere) const;
@@ -44,7 +46,9 @@ class Cache {
   void CopyPrefix(int64_t from, int64_t to, int64_t length);
   void Append(int64_t sequence, const KeysAndValues &rows);
   KeysAndValues Read(int64_t sequence, int64_t first, int64_t count) const;
-  int64_t head_dim_v() const { return config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim; }
+  int64_t head_dim_v() const {
+    return config_.head_dim_v != 0 ? config_.head_dim_v : config_.head_dim;
+  }
 
  private:
   Cache() = default;
@@ -72,7 +76,8 @@ inline constexpr CacheForm kContiguousAndPaged[] = {{MHA_CACHE_KIND_CONTIGUOUS, 
                                                     {MHA_CACHE_KIND_PAGED, 512}};
 
 // A cache for so many sequences of n positions of these sizes.
-mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &form, int64_t num_sequences, int64_t n);
+mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &form,
+                                  int64_t num_sequences, int64_t n);
 
 // Gives every sequence of a paged cache all the blocks that it may need, from all over the pool.
 void SpreadBlocks(Random *random, Cache *cache);

@@ -21,7 +21,8 @@
 
 namespace support {
 
-// A cache to append to and attend to. The extent of keys of the outputs that have one number per pair is then columns.
+// A cache to append to and attend to. The extent of keys of the outputs that have one number per
+// pair is then columns.
 struct CacheUse {
   mha_kv_cache *cache = nullptr;
   std::vector<int64_t> sequences = {};  // [batch]; empty = not given
@@ -37,7 +38,7 @@ struct CallForm {
   int workspace_fill = 0xff;
   size_t workspace_misalignment = 0;
   CacheUse cache;
-  Storage output_array = Storage::kF32;                      // the type of the output
+  Storage output_array = Storage::kF32;  // the type of the output
 };
 
 // The types of inputs, which hold the numbers of the problem exactly.
@@ -61,7 +62,8 @@ uint16_t BitsIn16(Storage type, float x);
 // The number with these bits; all of them for all of a float's, which are of no number.
 float FloatOf(Storage type, uint16_t bits);
 
-// What calls of both entries have in common. `args` of the classes below may be changed before the call is made.
+// What calls of both entries have in common. `args` of the classes below may be changed before the
+// call is made.
 class CallData {
  public:
   virtual ~CallData();
@@ -75,7 +77,8 @@ class CallData {
   size_t WorkspaceBytes() const;
 
   // Runs in a workspace of exactly the bytes that are needed.
-  Outputs Compute(int workspace_fill = 0xff, Place place = Place::kBeforeGuard, size_t misalignment = 0);
+  Outputs Compute(int workspace_fill = 0xff, Place place = Place::kBeforeGuard,
+                  size_t misalignment = 0);
 
   // Of the last call.
   Outputs Results() const;
@@ -86,8 +89,9 @@ class CallData {
   void FreezeInputs();
 
   Strided output;
-  // What args points at: sequences and outputs always, the others where the problem has something of them. A call gets NULL for sequences
-  // and outputs that say nothing, as in a program without them, unless gives_empty_structs.
+  // What args points at: sequences and outputs always, the others where the problem has something
+  // of them. A call gets NULL for sequences and outputs that say nothing, as in a program without
+  // them, unless gives_empty_structs.
   mha_sequences sequences = Zeroed<mha_sequences>();
   mha_outputs outputs = Zeroed<mha_outputs>();
   mha_rope rope = Zeroed<mha_rope>();
@@ -106,8 +110,10 @@ class CallData {
     };
     mha_sequences counted = sequences;
     if (counted.count == args.batch) counted.count = 0;
-    if (!gives_empty_structs && args.sequences == &sequences && is_empty(counted)) args.sequences = nullptr;
-    if (!gives_empty_structs && args.outputs == &outputs && is_empty(outputs)) args.outputs = nullptr;
+    if (!gives_empty_structs && args.sequences == &sequences && is_empty(counted))
+      args.sequences = nullptr;
+    if (!gives_empty_structs && args.outputs == &outputs && is_empty(outputs))
+      args.outputs = nullptr;
     return args;
   }
 
@@ -119,7 +125,8 @@ class CallData {
   void SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *args);
 
   template <typename T>
-  mha_strides StridesOf(const AttentionSizes &sizes, const Pairs<T> &pairs, int64_t natural_columns) const;
+  mha_strides StridesOf(const AttentionSizes &sizes, const Pairs<T> &pairs,
+                        int64_t natural_columns) const;
 
   // Null if there are none.
   template <typename T>
@@ -131,13 +138,14 @@ class CallData {
 
   const int32_t *KeepInt32(const std::vector<int64_t> &values);
 
-  // x is [batch, rows, heads, width]; without heads, of which there is one, the array has no stride of them. It becomes an array of the
-  // type, gaps included.
-  void SetInput(const Layout &layout, Storage type, Storage type_by_default, int64_t batch, int64_t rows, int64_t heads, int64_t width,
-                const std::vector<float> &x, mha_input *input, bool has_heads = true);
+  // x is [batch, rows, heads, width]; without heads, of which there is one, the array has no stride
+  // of them. It becomes an array of the type, gaps included.
+  void SetInput(const Layout &layout, Storage type, Storage type_by_default, int64_t batch,
+                int64_t rows, int64_t heads, int64_t width, const std::vector<float> &x,
+                mha_input *input, bool has_heads = true);
 
-  void SetOutput(const Layout &layout, Storage type, int64_t batch, int64_t rows, int64_t heads, int64_t width, mha_output *args_output,
-                 bool has_heads = true);
+  void SetOutput(const Layout &layout, Storage type, int64_t batch, int64_t rows, int64_t heads,
+                 int64_t width, mha_output *args_output, bool has_heads = true);
 
   // The number of the type, or 0 if it is the default and defaults are not written.
   uint32_t TypeField(Storage type, Storage by_default) const;

@@ -1,5 +1,6 @@
-// A space of options: dimensions, each with a few values, and which values cannot stand together. Cases are choices of a value in each
-// dimension: first as few as contain every pair of values that can stand together, then random ones.
+// A space of options: dimensions, each with a few values, and which values cannot stand together.
+// Cases are choices of a value in each dimension: first as few as contain every pair of values that
+// can stand together, then random ones.
 #ifndef MHA_TESTS_SUPPORT_CHOICES_H
 #define MHA_TESTS_SUPPORT_CHOICES_H
 
@@ -18,14 +19,17 @@
 
 namespace support {
 
-// Of a dimension. Random cases take it as often as its weight says, which is for values that take long to compute.
+// Of a dimension. Random cases take it as often as its weight says, which is for values that take
+// long to compute.
 struct Value {
-  Value(const char *its_name, double its_weight = 1) : name(its_name), weight(its_weight) {}  // NOLINT: a name is a value
+  Value(const char *its_name, double its_weight = 1)
+      : name(its_name), weight(its_weight) {}  // NOLINT: a name is a value
   std::string_view name;
   double weight;
 };
 
-// Values that cannot stand together: {{"cache", "ring"}, {"causal", "no"}}. "a|b" is either of two values, "!a|b" any other one.
+// Values that cannot stand together: {{"cache", "ring"}, {"causal", "no"}}. "a|b" is either of two
+// values, "!a|b" any other one.
 using Together = std::vector<std::pair<std::string_view, std::string_view>>;
 
 // The number of a value in each dimension; -1: not chosen yet.
@@ -43,8 +47,10 @@ class Space {
     std::vector<Value> values;
   };
 
-  Space(std::vector<Axis> axes, const std::vector<Together> &refusals) : axes_(std::move(axes)), rules_of_(axes_.size()) {
-    if (axes_.size() > kMost) throw std::runtime_error("more dimensions than a set of them has bits");
+  Space(std::vector<Axis> axes, const std::vector<Together> &refusals)
+      : axes_(std::move(axes)), rules_of_(axes_.size()) {
+    if (axes_.size() > kMost)
+      throw std::runtime_error("more dimensions than a set of them has bits");
     for (size_t d = 0; d < axes_.size(); d++) numbers_[axes_[d].name] = static_cast<int>(d);
     for (const Together &refusal : refusals) {
       Rule rule;
@@ -52,7 +58,8 @@ class Space {
         rule.terms.push_back({NumberOf(dimension), BitsOf(NumberOf(dimension), values)});
         rule.dimensions.set(static_cast<size_t>(rule.terms.back().dimension));
       }
-      for (const Term &term : rule.terms) rules_of_[static_cast<size_t>(term.dimension)].push_back(static_cast<int>(rules_.size()));
+      for (const Term &term : rule.terms)
+        rules_of_[static_cast<size_t>(term.dimension)].push_back(static_cast<int>(rules_.size()));
       rules_.push_back(std::move(rule));
     }
   }
@@ -63,7 +70,8 @@ class Space {
 
   int NumberOf(std::string_view dimension) const {
     const auto found = numbers_.find(dimension);
-    if (found == numbers_.end()) throw std::runtime_error("there is no dimension " + std::string(dimension));
+    if (found == numbers_.end())
+      throw std::runtime_error("there is no dimension " + std::string(dimension));
     return found->second;
   }
 
@@ -85,7 +93,8 @@ class Space {
     for (size_t v = 0; v < values.size(); v++) {
       if (values[v].name == value) return static_cast<int>(v);
     }
-    throw std::runtime_error(std::string(axis(dimension).name) + " has no value " + std::string(value));
+    throw std::runtime_error(std::string(axis(dimension).name) + " has no value " +
+                             std::string(value));
   }
 
   bool Is(const Choice &choice, std::string_view dimension, std::string_view values) const {
@@ -98,11 +107,12 @@ class Space {
 
   // Whether the values that are chosen so far can stand together, as far as one rule tells.
   bool Allows(const Choice &choice) const {
-    return std::none_of(rules_.begin(), rules_.end(), [&](const Rule &rule) { return Refuses(rule, choice); });
+    return std::none_of(rules_.begin(), rules_.end(),
+                        [&](const Rule &rule) { return Refuses(rule, choice); });
   }
 
-  // Chooses values where there are none yet, of each dimension the first in order(dimension, choice) that leads to the end. False: there is
-  // no such choice.
+  // Chooses values where there are none yet, of each dimension the first in order(dimension,
+  // choice) that leads to the end. False: there is no such choice.
   template <typename Order>
   bool Complete(const Order &order, Choice *choice) const {
     if (!Allows(*choice)) return false;
@@ -114,7 +124,8 @@ class Space {
     std::string text;
     for (int d = 0; d < size(); d++) {
       if (choice[static_cast<size_t>(d)] <= 0) continue;
-      text += (text.empty() ? "" : " ") + std::string(axis(d).name) + "=" + std::string(NameOfValue(choice, d));
+      text += (text.empty() ? "" : " ") + std::string(axis(d).name) + "=" +
+              std::string(NameOfValue(choice, d));
     }
     return text;
   }
@@ -142,7 +153,8 @@ class Space {
     });
   }
 
-  // From this dimension on. Where none of its values will do, it goes back to the last dimension that has to do with it.
+  // From this dimension on. Where none of its values will do, it goes back to the last dimension
+  // that has to do with it.
   template <typename Order>
   Outcome Complete(const Order &order, Choice *choice, int dimension) const {
     if (dimension == size()) return {true, {}};
@@ -151,8 +163,9 @@ class Space {
     Dimensions because;
     for (const int value : order(dimension, *choice)) {
       (*choice)[at] = value;
-      const auto refusing = std::find_if(rules_of_[at].begin(), rules_of_[at].end(),
-                                         [&](int rule) { return Refuses(rules_[static_cast<size_t>(rule)], *choice); });
+      const auto refusing = std::find_if(rules_of_[at].begin(), rules_of_[at].end(), [&](int rule) {
+        return Refuses(rules_[static_cast<size_t>(rule)], *choice);
+      });
       if (refusing != rules_of_[at].end()) {
         because |= rules_[static_cast<size_t>(*refusing)].dimensions;
         continue;
@@ -187,7 +200,9 @@ class Pairing {
     seen_.assign(static_cast<size_t>(values_) * static_cast<size_t>(values_), false);
   }
 
-  bool Has(const Pair &pair) const { return seen_[IndexOf(pair.dimension1, pair.value1, pair.dimension2, pair.value2)]; }
+  bool Has(const Pair &pair) const {
+    return seen_[IndexOf(pair.dimension1, pair.value1, pair.dimension2, pair.value2)];
+  }
   void Add(const Choice &choice) {
     for (int d = 0; d < space_.size(); d++) {
       for (int e = d + 1; e < space_.size(); e++) {
@@ -202,7 +217,8 @@ class Pairing {
     for (int e = 0; e < space_.size(); e++) {
       const int other = choice[static_cast<size_t>(e)];
       if (e == dimension || other < 0) continue;
-      gain += !(e < dimension ? Has({e, other, dimension, value}) : Has({dimension, value, e, other}));
+      gain +=
+          !(e < dimension ? Has({e, other, dimension, value}) : Has({dimension, value, e, other}));
     }
     return gain;
   }
@@ -233,10 +249,12 @@ class Pairing {
 };
 
 // The values of a dimension in a random order, those of more weight rather in front.
-inline std::vector<int> RandomOrder(const Space &space, int dimension, Random *random, double chance_of_plain = 0) {
+inline std::vector<int> RandomOrder(const Space &space, int dimension, Random *random,
+                                    double chance_of_plain = 0) {
   const std::vector<Value> &values = space.axis(dimension).values;
   std::vector<std::pair<double, int>> keyed;
-  for (size_t v = 0; v < values.size(); v++) keyed.push_back({random->Unit() / values[v].weight, static_cast<int>(v)});
+  for (size_t v = 0; v < values.size(); v++)
+    keyed.push_back({random->Unit() / values[v].weight, static_cast<int>(v)});
   if (random->Chance(chance_of_plain)) keyed[0].first = -1;
   std::sort(keyed.begin(), keyed.end());
   std::vector<int> order;
@@ -272,15 +290,17 @@ inline std::vector<Choice> EveryPair(const Space &space) {
   return choices;
 }
 
-// A random choice, the same for the same seed. What a dimension gets depends on its name and the others' values only, so that a new
-// dimension changes few cases. A third of all choices is plain in most dimensions. A few dimensions choose before all others, so that
-// values that go with few others are not rare.
+// A random choice, the same for the same seed. What a dimension gets depends on its name and the
+// others' values only, so that a new dimension changes few cases. A third of all choices is plain
+// in most dimensions. A few dimensions choose before all others, so that values that go with few
+// others are not rare.
 inline Choice RandomChoice(const Space &space, uint64_t seed) {
   const double chance_of_plain = seed % 3 == 0 ? 0.8 : 0;
   Choice choice(static_cast<size_t>(space.size()), -1);
   const auto order = [&](int dimension, const Choice &) {
     uint64_t own = seed;
-    for (const char letter : space.axis(dimension).name) own = own * 1099511628211u + static_cast<unsigned char>(letter);
+    for (const char letter : space.axis(dimension).name)
+      own = own * 1099511628211u + static_cast<unsigned char>(letter);
     Random random(own);
     return RandomOrder(space, dimension, &random, chance_of_plain);
   };

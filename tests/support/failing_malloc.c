@@ -1,5 +1,6 @@
-// Preloaded into a program: from its main on, the allocations MHA_FAIL_FIRST to MHA_FAIL_LAST, counted from 1, fail. The first that does
-// makes the file MHA_FAIL_SEEN. With MHA_FAIL_IN, those alone count that a shared library of such a name asks for, if only by libstdc++.
+// Preloaded into a program: from its main on, the allocations MHA_FAIL_FIRST to MHA_FAIL_LAST,
+// counted from 1, fail. The first that does makes the file MHA_FAIL_SEEN. With MHA_FAIL_IN, those
+// alone count that a shared library of such a name asks for, if only by libstdc++.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,8 +29,10 @@ struct search {
 static _Unwind_Reason_Code look(struct _Unwind_Context *context, void *data) {
   struct search *const search = data;
   Dl_info info;
-  if (++search->depth > 12 || !dladdr((void *)_Unwind_GetIP(context), &info) || !info.dli_fname) return _URC_END_OF_STACK;
-  if (strstr(info.dli_fname, "failing_malloc") || strstr(info.dli_fname, "libstdc++")) return _URC_NO_REASON;
+  if (++search->depth > 12 || !dladdr((void *)_Unwind_GetIP(context), &info) || !info.dli_fname)
+    return _URC_END_OF_STACK;
+  if (strstr(info.dli_fname, "failing_malloc") || strstr(info.dli_fname, "libstdc++"))
+    return _URC_NO_REASON;
   search->is_within = strstr(info.dli_fname, within) != NULL;
   return _URC_END_OF_STACK;
 }
@@ -53,8 +56,12 @@ static int fails(void) {
 void *malloc(size_t bytes) { return fails() ? NULL : __libc_malloc(bytes); }
 void *calloc(size_t number, size_t bytes) { return fails() ? NULL : __libc_calloc(number, bytes); }
 void *realloc(void *memory, size_t bytes) { return fails() ? NULL : __libc_realloc(memory, bytes); }
-void *memalign(size_t alignment, size_t bytes) { return fails() ? NULL : __libc_memalign(alignment, bytes); }
-void *aligned_alloc(size_t alignment, size_t bytes) { return fails() ? NULL : __libc_memalign(alignment, bytes); }
+void *memalign(size_t alignment, size_t bytes) {
+  return fails() ? NULL : __libc_memalign(alignment, bytes);
+}
+void *aligned_alloc(size_t alignment, size_t bytes) {
+  return fails() ? NULL : __libc_memalign(alignment, bytes);
+}
 int posix_memalign(void **memory, size_t alignment, size_t bytes) {
   void *const given = fails() ? NULL : __libc_memalign(alignment, bytes);
   if (!given) return ENOMEM;
@@ -78,9 +85,10 @@ static int run(int argc, char **argv, char **environment) {
   return program(argc, argv, environment);
 }
 
-typedef int start(int (*main)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
-int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
-                      void (*end)(void), void *stack) {
+typedef int start(int (*main)(int, char **, char **), int, char **, void (*)(void), void (*)(void),
+                  void (*)(void), void *);
+int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void),
+                      void (*fini)(void), void (*end)(void), void *stack) {
   program = main;
   return ((start *)dlsym(RTLD_NEXT, "__libc_start_main"))(run, argc, argv, init, fini, end, stack);
 }

@@ -1,16 +1,20 @@
-// All options of a call, each in one entry of a table, from which generated_test.cpp makes cases. A new option is
+// All options of a call, each in one entry of a table, from which generated_test.cpp makes cases. A
+// new option is
 //
-//   - an entry of kDimensions: its name, its values, of which the first one is a call without it, and a function that gives a case what
-//     a value stands for. It goes behind what it needs, such as the sizes. Its random numbers are its own: it changes no other option;
-//   - combinations that the library refuses in RefusedByTheLibrary, and those that mean nothing in WithoutMeaning;
-//   - where it has an array with something for each row or key: a line in ProblemOf (generated_case.h), which cuts the arrays of a call
-//     out of those of the whole.
+//   - an entry of kDimensions: its name, its values, of which the first one is a call without it,
+//     and a function that gives a case what a value stands for. It goes behind what it needs, such
+//     as the sizes. Its random numbers are its own: it changes no other option;
+//   - combinations that the library refuses in RefusedByTheLibrary, and those that mean nothing in
+//     WithoutMeaning;
+//   - where it has an array with something for each row or key: a line in ProblemOf
+//     (generated_case.h), which cuts the arrays of a call out of those of the whole.
 //
-// A caller's sgemm is one with the arithmetic of the specification, so that its results are compared to the bit too. mha_linear, which has
-// few options, has random products of its own in linear_test.cpp.
+// A caller's sgemm is one with the arithmetic of the specification, so that its results are
+// compared to the bit too. mha_linear, which has few options, has random products of its own in
+// linear_test.cpp.
 //
-// The rest is as for any test: the field in LayerProblem or what that consists of, which Specify gives to the specification and CallData or
-// LayerData to the library.
+// The rest is as for any test: the field in LayerProblem or what that consists of, which Specify
+// gives to the specification and CallData or LayerData to the library.
 #ifndef MHA_TESTS_SUPPORT_GENERATED_OPTIONS_H
 #define MHA_TESTS_SUPPORT_GENERATED_OPTIONS_H
 
@@ -36,7 +40,8 @@ inline bool IsPositive(float x) { return std::isfinite(x) && x > 0; }
 inline bool IsLow(float x) { return x < std::numeric_limits<float>::infinity(); }
 
 // With values=any other arrays than the inputs hold any bits too, now and then.
-inline void MakeAny(const Case &c, Random *random, std::vector<float> *x, bool (*is_allowed)(float) = IsAny) {
+inline void MakeAny(const Case &c, Random *random, std::vector<float> *x,
+                    bool (*is_allowed)(float) = IsAny) {
   if (!c.Is("values", "any") || random->Coin()) return;
   MakeSpecial(random, Values::kAny, 1, x);
   for (float &value : *x) value = is_allowed(value) ? value : 0.25f;
@@ -73,31 +78,39 @@ inline Size DrawCount(Random *random, std::string_view value) {
   return {0, 0};
 }
 
-// About how many multiply-adds the library has to do, those of the scalar kernels being the slowest.
+// About how many multiply-adds the library has to do, those of the scalar kernels being the
+// slowest.
 inline double CostOf(const Case &c) {
   const auto of = [](const Size &size) { return static_cast<double>(size.value); };
-  const double heads = of(c.num_kv_heads) * of(c.group), widths = of(c.head_dim) + of(c.head_dim_v), keys = of(c.past) + of(c.n_kv);
+  const double heads = of(c.num_kv_heads) * of(c.group), widths = of(c.head_dim) + of(c.head_dim_v),
+               keys = of(c.past) + of(c.n_kv);
   double cost = of(c.n_q) * keys * heads * (widths + 20);
   if (c.is_layer()) {
-    cost += of(c.n_q) * (of(c.query_dim) * heads * of(c.head_dim) + of(c.output_dim) * heads * of(c.head_dim_v));
-    cost += keys * of(c.num_kv_heads) * (of(c.key_dim) * of(c.head_dim) + of(c.value_dim) * of(c.head_dim_v));
+    cost += of(c.n_q) * (of(c.query_dim) * heads * of(c.head_dim) +
+                         of(c.output_dim) * heads * of(c.head_dim_v));
+    cost += keys * of(c.num_kv_heads) *
+            (of(c.key_dim) * of(c.head_dim) + of(c.value_dim) * of(c.head_dim_v));
   }
   return cost * of({c.whole.batch, 1});
 }
 
-// Makes the sizes smaller, towards the least that their values mean, until the case is not too large; then they are final.
+// Makes the sizes smaller, towards the least that their values mean, until the case is not too
+// large; then they are final.
 inline void SettleSizes(Case *c) {
   const bool has_many_keys = c->Is("n_kv", "over_1024") || c->Is("past", "over_1024");
-  const double most = has_many_keys || c->Is("n_q", "over_256") || c->Is("head_dim", "over_100") ? 1e6 : 6e4;
+  const double most =
+      has_many_keys || c->Is("n_q", "over_256") || c->Is("head_dim", "over_100") ? 1e6 : 6e4;
   const bool keys_are_new_queries = c->Is("n_kv", "queries") && !c->reads();
   while (true) {
     if (keys_are_new_queries) c->n_kv.value = c->n_q.value;
     if (CostOf(*c) <= most) break;
     Size *largest = nullptr;
-    for (Size *size : {&c->n_q, &c->n_kv, &c->past, &c->num_kv_heads, &c->group, &c->head_dim, &c->head_dim_v, &c->query_dim, &c->key_dim,
-                       &c->value_dim, &c->output_dim}) {
+    for (Size *size : {&c->n_q, &c->n_kv, &c->past, &c->num_kv_heads, &c->group, &c->head_dim,
+                       &c->head_dim_v, &c->query_dim, &c->key_dim, &c->value_dim, &c->output_dim}) {
       if (size == &c->n_kv && keys_are_new_queries) continue;
-      if (size->value > size->least && (!largest || size->value * largest->least > largest->value * size->least)) largest = size;
+      if (size->value > size->least &&
+          (!largest || size->value * largest->least > largest->value * size->least))
+        largest = size;
     }
     if (!largest) break;
     largest->value = largest->least + (largest->value - largest->least) / 2;
@@ -105,7 +118,8 @@ inline void SettleSizes(Case *c) {
   LayerProblem &whole = c->whole;
   if (!c->Is("rope", "none")) c->head_dim.value = std::max<int64_t>(c->head_dim.value, 2);
   if (c->Is("head_dim_v", "same")) c->head_dim_v = c->head_dim;
-  if (c->Is("cache_values", "in_keys")) c->head_dim_v.value = std::min(c->head_dim_v.value, c->head_dim.value);
+  if (c->Is("cache_values", "in_keys"))
+    c->head_dim_v.value = std::min(c->head_dim_v.value, c->head_dim.value);
   if (c->Is("in_place", "yes")) c->output_dim = c->query_dim;
   whole.num_kv_heads = c->num_kv_heads.value;
   whole.num_heads = whole.num_kv_heads * c->group.value;
@@ -128,7 +142,8 @@ inline void SettleSizes(Case *c) {
   whole.has_key = whole.has_value = true;
 }
 
-inline std::vector<int64_t> DrawLengths(Random *random, std::string_view value, int64_t batch, int64_t n) {
+inline std::vector<int64_t> DrawLengths(Random *random, std::string_view value, int64_t batch,
+                                        int64_t n) {
   std::vector<int64_t> lengths(static_cast<size_t>(batch), n);
   for (int64_t &length : lengths) {
     if (value != "no") length = random->Between(std::min<int64_t>(n, 1), n);
@@ -139,10 +154,12 @@ inline std::vector<int64_t> DrawLengths(Random *random, std::string_view value, 
 
 // Whether queries may stand before the first key, of which the tables of a rotation have no row.
 inline bool MayBeBefore(const Case &c) {
-  return c.Is("rope", "none") || c.Is("rope_positions", "queries|both") || (c.Is("causal", "yes") && !c.Is("groups", "also"));
+  return c.Is("rope", "none") || c.Is("rope_positions", "queries|both") ||
+         (c.Is("causal", "yes") && !c.Is("groups", "also"));
 }
 
-// How many keys each sequence has before the calls, and how many come; then n_kv and the lengths of the whole.
+// How many keys each sequence has before the calls, and how many come; then n_kv and the lengths of
+// the whole.
 inline void SettleKeys(Case *c, std::string_view value, Random *random) {
   LayerProblem &whole = c->whole;
   const auto queries = [&](int64_t b) { return ValidRowsOf(whole, b).n_q; };
@@ -150,10 +167,12 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
   for (int64_t b = 0; b < whole.batch; b++) {
     int64_t &fresh = c->new_keys[static_cast<size_t>(b)];
     if (value == "queries") fresh = queries(b);
-    if (!c->kv_start.empty()) fresh = std::min(fresh, c->n_kv.value - c->kv_start[static_cast<size_t>(b)]);
+    if (!c->kv_start.empty())
+      fresh = std::min(fresh, c->n_kv.value - c->kv_start[static_cast<size_t>(b)]);
     int64_t past = b == 0 ? c->past.value : random->Between(0, c->past.value);
     // Where the last query stands at the last key, there are as many keys as queries.
-    const bool has_one_for_each = c->counts_positions() && c->Is("q_start", "null") && (c->has_cache() || !c->Is("n_kv", "none"));
+    const bool has_one_for_each = c->counts_positions() && c->Is("q_start", "null") &&
+                                  (c->has_cache() || !c->Is("n_kv", "none"));
     if (has_one_for_each && (c->kv_start.empty() || c->has_cache() || !MayBeBefore(*c))) {
       if (c->has_cache()) {
         past = std::max(past, queries(b) - fresh);
@@ -171,7 +190,8 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
   if (c->has_cache()) {
     whole.n_kv = 0;
     for (int64_t b = 0; b < whole.batch; b++) {
-      whole.kv_lengths.push_back(c->pasts[static_cast<size_t>(b)] + c->new_keys[static_cast<size_t>(b)]);
+      whole.kv_lengths.push_back(c->pasts[static_cast<size_t>(b)] +
+                                 c->new_keys[static_cast<size_t>(b)]);
       whole.n_kv = std::max(whole.n_kv, whole.kv_lengths.back());
     }
   } else if (value != "no") {
@@ -182,18 +202,23 @@ inline void SettleKeys(Case *c, std::string_view value, Random *random) {
 // ---- Arrays with a number for each pair
 
 // The columns of mask and bias.
-inline int64_t ColumnsOf(const Case &c) { return c.has_own_columns() ? c.num_own_columns() : c.whole.n_kv; }
+inline int64_t ColumnsOf(const Case &c) {
+  return c.has_own_columns() ? c.num_own_columns() : c.whole.n_kv;
+}
 
-// make(i, j) is drawn for row i and column j, one after the other, of each sequence and head that has its own.
+// make(i, j) is drawn for row i and column j, one after the other, of each sequence and head that
+// has its own.
 template <typename T, typename Make>
-Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, int64_t columns, const Make &make, int64_t heads = 0) {
+Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, int64_t columns, const Make &make,
+                   int64_t heads = 0) {
   const std::string_view extents = c.ValueOf(extents_of);
   Pairs<T> pairs;
   pairs.by_sequence = extents == "all" || extents == "sequence";
   pairs.by_head = extents == "all" || extents == "head";
   pairs.by_row = extents == "all" || extents == "row";
   pairs.heads = heads;
-  const int64_t blocks = (pairs.by_sequence ? c.whole.batch : 1) * (pairs.by_head ? pairs.heads_of(c.whole.num_heads) : 1);
+  const int64_t blocks = (pairs.by_sequence ? c.whole.batch : 1) *
+                         (pairs.by_head ? pairs.heads_of(c.whole.num_heads) : 1);
   for (int64_t n = 0; n < blocks; n++) {
     for (int64_t i = 0; i < (pairs.by_row ? c.whole.n_q : 1); i++) {
       for (int64_t j = 0; j < columns; j++) pairs.values.push_back(make(i, j));
@@ -203,32 +228,40 @@ Pairs<T> DrawPairs(const Case &c, std::string_view extents_of, int64_t columns, 
 }
 
 template <typename T>
-T &PairOf(const LayerProblem &sizes, Pairs<T> *pairs, int64_t columns, int64_t b, int64_t h, int64_t i, int64_t column) {
+T &PairOf(const LayerProblem &sizes, Pairs<T> *pairs, int64_t columns, int64_t b, int64_t h,
+          int64_t i, int64_t column) {
   const int64_t heads = pairs->by_head ? sizes.num_heads : 1, rows = pairs->by_row ? sizes.n_q : 1;
-  const int64_t at = ((pairs->by_sequence ? b : 0) * heads + (pairs->by_head ? h : 0)) * rows + (pairs->by_row ? i : 0);
+  const int64_t at = ((pairs->by_sequence ? b : 0) * heads + (pairs->by_head ? h : 0)) * rows +
+                     (pairs->by_row ? i : 0);
   return pairs->values[static_cast<size_t>(at * columns + column)];
 }
 
-// What an array with columns of its own means for the keys of the whole: those without one have `absent`.
+// What an array with columns of its own means for the keys of the whole: those without one have
+// `absent`.
 template <typename T>
 Pairs<T> OfAllKeys(const Case &c, Pairs<T> pairs, T absent) {
   const LayerProblem &whole = c.whole;
   Pairs<T> all;
   all.by_sequence = all.by_head = all.by_row = true;
-  all.values.assign(static_cast<size_t>(whole.batch * whole.num_heads * whole.n_q * whole.n_kv), absent);
+  all.values.assign(static_cast<size_t>(whole.batch * whole.num_heads * whole.n_q * whole.n_kv),
+                    absent);
   for (size_t n = 0; n + 1 < c.cuts.size(); n++) {
     const CallPart part = PartOf(c, c.cuts[n], c.cuts[n + 1]);
     const bool are_new = c.Is("columns", "new");
     const int64_t first_column = c.KeyColumns(part.begin, part.end).first;
     for (size_t r = 0; r < part.rows.size(); r++) {
       const CallRows &rows = part.rows[r];
-      const int64_t b = c.is_packed() ? 0 : static_cast<int64_t>(r), count = are_new ? rows.kv_count : rows.length;
-      const int64_t to = are_new ? rows.kv_column : c.packed.kv[r], from = are_new ? first_column + rows.kv_first : 0;
-      const int64_t begin = c.is_packed() ? rows.q_first : part.begin, end = c.is_packed() ? rows.q_first + rows.q_count : part.end;
+      const int64_t b = c.is_packed() ? 0 : static_cast<int64_t>(r),
+                    count = are_new ? rows.kv_count : rows.length;
+      const int64_t to = are_new ? rows.kv_column : c.packed.kv[r],
+                    from = are_new ? first_column + rows.kv_first : 0;
+      const int64_t begin = c.is_packed() ? rows.q_first : part.begin,
+                    end = c.is_packed() ? rows.q_first + rows.q_count : part.end;
       for (int64_t h = 0; h < whole.num_heads; h++) {
         for (int64_t i = begin; i < end; i++) {
           for (int64_t j = 0; j < count; j++) {
-            PairOf(whole, &all, whole.n_kv, b, h, i, to + j) = PairOf(whole, &pairs, c.num_own_columns(), b, h, i, from + j);
+            PairOf(whole, &all, whole.n_kv, b, h, i, to + j) =
+                PairOf(whole, &pairs, c.num_own_columns(), b, h, i, from + j);
           }
         }
       }
@@ -248,7 +281,8 @@ inline ScoreArrays &ScoreOf(Case *c) {
 template <typename Function>
 void ForEachView(const Case &c, const Function &function) {
   if (!c.is_packed()) return function(static_cast<const AttentionSizes &>(c.whole));
-  for (int64_t b = 0; b < c.packed.count(); b++) function(OneOf(static_cast<const AttentionSizes &>(c.whole), c.packed, b));
+  for (int64_t b = 0; b < c.packed.count(); b++)
+    function(OneOf(static_cast<const AttentionSizes &>(c.whole), c.packed, b));
 }
 
 // Calls function(b, h, i, j) for each pair of valid rows that attend, j being a column.
@@ -260,20 +294,26 @@ void ForEachAttendingPair(const AttentionSizes &sizes, const Function &function)
     const ScoreArrays score = sizes.score ? *sizes.score : ScoreArrays();
     const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
     const std::vector<int64_t> &q_groups = score.groups.of_queries,
-                               &kv_groups = score.groups.of_keys.empty() ? q_groups : score.groups.of_keys;
+                               &kv_groups =
+                                   score.groups.of_keys.empty() ? q_groups : score.groups.of_keys;
     for (int64_t i = 0; i < valid.n_q; i++) {
-      const int64_t most = std::numeric_limits<int64_t>::max(), p = shape.q_start > most - i ? most : shape.q_start + i;
+      const int64_t most = std::numeric_limits<int64_t>::max(),
+                    p = shape.q_start > most - i ? most : shape.q_start + i;
       for (int64_t j = 0; j < valid.n_kv; j++) {
-        bool attends = !(shape.is_causal && j > p) && !(shape.has_window_left && j < p - shape.window_left) &&
+        bool attends = !(shape.is_causal && j > p) &&
+                       !(shape.has_window_left && j < p - shape.window_left) &&
                        !(shape.has_window_right && j - shape.window_right > p);
         if (!q_groups.empty()) {
           const int64_t own = q_groups[static_cast<size_t>(b * sizes.n_q + valid.q_first + i)];
-          const bool is_same = own == kv_groups[static_cast<size_t>(b * sizes.n_kv + valid.kv_first + j)];
+          const bool is_same =
+              own == kv_groups[static_cast<size_t>(b * sizes.n_kv + valid.kv_first + j)];
           attends = score.groups.add_keys ? attends || (is_same && own >= 0) : attends && is_same;
         }
-        if (!attends || (score.num_columns != 0 && valid.kv_first + j >= score.num_columns)) continue;
+        if (!attends || (score.num_columns != 0 && valid.kv_first + j >= score.num_columns))
+          continue;
         for (int64_t h = 0; h < sizes.num_heads; h++) {
-          if (!mask.empty() && !mask[static_cast<size_t>((h * valid.n_q + i) * valid.n_kv + j)]) continue;
+          if (!mask.empty() && !mask[static_cast<size_t>((h * valid.n_q + i) * valid.n_kv + j)])
+            continue;
           function(b, h, valid.q_first + i, valid.kv_first + j);
         }
       }
@@ -284,7 +324,9 @@ void ForEachAttendingPair(const AttentionSizes &sizes, const Function &function)
 inline void PoisonWhatNobodyAttendsTo(Case *c, float poison) {
   LayerProblem &whole = c->whole;
   std::vector<bool> has_queries(static_cast<size_t>(whole.batch * whole.n_kv));
-  Pairs<float> *bias = whole.score && !whole.score->bias.values.empty() && !c->has_own_columns() ? &whole.score->bias : nullptr;
+  Pairs<float> *bias = whole.score && !whole.score->bias.values.empty() && !c->has_own_columns()
+                           ? &whole.score->bias
+                           : nullptr;
   Pairs<float> poisoned;
   if (bias) {
     poisoned = *bias;
@@ -293,7 +335,9 @@ inline void PoisonWhatNobodyAttendsTo(Case *c, float poison) {
   ForEachView(*c, [&](const AttentionSizes &sizes) {
     ForEachAttendingPair(sizes, [&](int64_t b, int64_t h, int64_t i, int64_t j) {
       has_queries[static_cast<size_t>(b * whole.n_kv + j)] = true;
-      if (bias) PairOf(whole, &poisoned, whole.n_kv, b, h, i, j) = PairOf(whole, bias, whole.n_kv, b, h, i, j);
+      if (bias)
+        PairOf(whole, &poisoned, whole.n_kv, b, h, i, j) =
+            PairOf(whole, bias, whole.n_kv, b, h, i, j);
     });
   });
   if (bias) *bias = poisoned;
@@ -313,15 +357,18 @@ inline void ShareInputs(Case *c) {
   if (c->is_self() && c->has_cache() && c->is_packed()) {
     for (const CallRows &rows : PartOf(*c, 0, whole.n_q).rows) {
       const auto from = whole.key.begin() + rows.kv_column * whole.key_dim;
-      std::copy(from, from + rows.q_count * whole.key_dim, whole.query.begin() + rows.q_first * whole.query_dim);
+      std::copy(from, from + rows.q_count * whole.key_dim,
+                whole.query.begin() + rows.q_first * whole.query_dim);
     }
   } else if (c->is_self() && !c->has_cache()) {
     whole.query = whole.key;
   } else if (c->is_self()) {
     for (int64_t b = 0; b < whole.batch; b++) {
       const ValidRows valid = ValidRowsOf(whole, b);
-      const auto from = whole.key.begin() + (b * whole.n_kv + c->pasts[static_cast<size_t>(b)]) * whole.key_dim;
-      std::copy(from, from + valid.n_q * whole.key_dim, whole.query.begin() + (b * whole.n_q + valid.q_first) * whole.query_dim);
+      const auto from =
+          whole.key.begin() + (b * whole.n_kv + c->pasts[static_cast<size_t>(b)]) * whole.key_dim;
+      std::copy(from, from + valid.n_q * whole.key_dim,
+                whole.query.begin() + (b * whole.n_q + valid.q_first) * whole.query_dim);
     }
   }
   if (c->Is("entry", "self|key")) whole.value = whole.key;
@@ -481,7 +528,8 @@ inline const std::vector<Dimension> &Dimensions() {
          ForEachView(*c, [&](const AttentionSizes &sizes) {
            for (int64_t b = 0; b < sizes.batch; b++) {
              const ValidRows valid = ValidRowsOf(sizes, b);
-             int64_t start = valid.n_kv - valid.n_q;  // last: with more queries than keys, some are before the first one
+             // Last: with more queries than keys, some are before the first one.
+             int64_t start = valid.n_kv - valid.n_q;
              if (value == "last" && !MayBeBefore(*c)) start = std::max<int64_t>(start, 0);
              if (value == "first") start = 0;
              if (value == "within") start = random->Between(0, valid.n_kv);
@@ -975,9 +1023,17 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"cache_values", "in_keys"}, {"entry", "!attention"}, {"cache_read", "no"}},
       {{"cache_values", "in_keys"}, {"norm", "!none"}, {"norm_values", "yes"}},
       {{"cache", "none"}, {"v_type", "int8"}},
-      {{"q_start", "far"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}},  // beyond the tables
-      {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"causal", "no"}},
-      {{"q_start", "before|far_before"}, {"rope", "!none"}, {"rope_positions", "counted|keys"}, {"groups", "also"}},
+      {{"q_start", "far"},
+       {"rope", "!none"},
+       {"rope_positions", "counted|keys"}},  // beyond the tables
+      {{"q_start", "before|far_before"},
+       {"rope", "!none"},
+       {"rope_positions", "counted|keys"},
+       {"causal", "no"}},
+      {{"q_start", "before|far_before"},
+       {"rope", "!none"},
+       {"rope_positions", "counted|keys"},
+       {"groups", "also"}},
       {{"kv_start", "yes"}, {"cache_read", "yes"}},
       {{"context_norm", "!none"}, {"entry", "attention"}},
       {{"context_norm", "!none"}, {"w_o", "no"}},
@@ -1000,7 +1056,10 @@ inline std::vector<Together> MakeRefusedByTheLibrary() {
       {{"cache", "ring"}, {"columns", "all"}, {"bias", "!no"}},
   };
   const Together where_positions_count[] = {
-      {{"entry", "self|value"}, {"cache_read", "no"}, {"cache", "!none"}, {"q_start", "beyond|far|before|far_before"}},
+      {{"entry", "self|value"},
+       {"cache_read", "no"},
+       {"cache", "!none"},
+       {"q_start", "beyond|far|before|far_before"}},
       {{"n_kv", "none"}, {"cache", "none"}, {"q_start", "null"}},
   };
   for (const Together &refusal : where_positions_count) {
@@ -1033,11 +1092,17 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"cache", "!ring"}, {"ring", "roomy"}},
       {{"cache", "none"}, {"cache_values", "in_keys"}},
       {{"cache_values", "in_keys"}, {"v_type", "!f32"}},
-      {{"cache_values", "in_keys"}, {"entry", "!attention"}, {"cache_read", "yes"}, {"past_by", "call"}},  // as a layer cannot append
+      {{"cache_values", "in_keys"},
+       {"entry", "!attention"},
+       {"cache_read", "yes"},
+       {"past_by", "call"}},  // as a layer cannot append
       {{"cache", "none"}, {"entry", "!attention"}, {"k_type", "!f32"}},
       {{"cache", "none"}, {"entry", "!attention"}, {"v_type", "!f32"}},
       // Positions
-      {{"entry", "self|value"}, {"cache", "!none"}, {"cache_read", "no"}, {"q_start", "first|within"}},  // unless they are right
+      {{"entry", "self|value"},
+       {"cache", "!none"},
+       {"cache_read", "no"},
+       {"q_start", "first|within"}},  // unless they are right
       {{"rope", "none"}, {"rope_dims", "!all"}},
       {{"rope", "none"}, {"rope_positions", "!counted"}},
       {{"norm_heads", "together"}, {"norm_weights", "apart"}},
@@ -1046,7 +1111,9 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"context_norm", "none"}, {"context_norm_place", "after"}},
       {{"context_norm", "none"}, {"context_norm_weights", "!none"}},
       {{"kv_start", "yes"}, {"cache", "!none"}, {"calls", "!one"}},
-      {{"kv_start", "yes"}, {"entry", "self|value"}, {"cache_read", "no"}},  // where q_first says it
+      {{"kv_start", "yes"},
+       {"entry", "self|value"},
+       {"cache_read", "no"}},  // where q_first says it
       {{"value_array", "other"}, {"entry", "!attention"}},
       {{"value_array", "other"}, {"cache", "none"}},  // where v_type says it
       {{"value_array", "other"}, {"cache_read", "yes"}},
@@ -1055,7 +1122,9 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"inputs", "one_head"}, {"entry", "!attention"}},
       // An output that is the query has its type, its widths and its strides
       {{"in_place", "yes"}, {"entry", "attention"}, {"head_dim_v", "other"}},
-      {{"in_place", "yes"}, {"entry", "attention"}, {"taps", "scores"}},  // of which some may be none
+      {{"in_place", "yes"},
+       {"entry", "attention"},
+       {"taps", "scores"}},  // of which some may be none
       {{"in_place", "yes"}, {"entry", "!attention"}, {"w_o", "no"}},
       {{"in_place", "yes"}, {"input_type", "f32"}, {"output_type", "!f32"}},
       {{"in_place", "yes"}, {"input_type", "f16"}, {"output_type", "!f16"}},
@@ -1064,15 +1133,22 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"in_place", "yes"}, {"inputs", "gaps"}, {"outputs", "!gaps"}},
       {{"in_place", "yes"}, {"inputs", "heads_outside"}, {"outputs", "!heads_outside"}},
       {{"in_place", "yes"}, {"inputs", "rows_outside"}, {"outputs", "!rows_outside"}},
-      {{"in_place", "yes"}, {"inputs", "gaps"}, {"input_type", "!f32"}},  // of which Results() takes what it finds in gaps
-      {{"packed", "yes"}, {"cache", "!none"}, {"past_by", "append"}},     // as it is always then
-      {{"packed", "yes"}, {"cache", "!none"}, {"num_columns", "short"}},  // of positions, which the whole has in several places
+      {{"in_place", "yes"},
+       {"inputs", "gaps"},
+       {"input_type", "!f32"}},  // of which Results() takes what it finds in gaps
+      {{"packed", "yes"}, {"cache", "!none"}, {"past_by", "append"}},  // as it is always then
+      {{"packed", "yes"},
+       {"cache", "!none"},
+       {"num_columns", "short"}},  // of positions, which the whole has in several places
       {{"packed", "yes"}, {"n_kv", "none"}, {"cache_read", "no"}},
       // Several calls: each has the keys that its rows attend to
       {{"calls", "!one"}, {"cache", "none"}, {"entry", "self|value"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"kv_lengths", "!queries"}},
       {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"causal", "no"}},
-      {{"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}, {"q_start", "within|beyond|far|before|far_before"}},
+      {{"calls", "!one"},
+       {"cache", "!none"},
+       {"n_kv", "queries"},
+       {"q_start", "within|beyond|far|before|far_before"}},
       {{"calls", "!one"}, {"cache", "ring"}, {"n_kv", "!queries"}},
       {{"cache", "ring"}, {"taps", "scores"}},  // of which some may be none
       // Masks and biases
@@ -1083,12 +1159,18 @@ inline std::vector<Together> MakeWithoutMeaning() {
       {{"bias", "no"}, {"bias_values", "!finite"}},
       {{"mask", "no"}, {"mask_extents", "!row"}},
       {{"chosen", "no"}, {"chosen_extents", "!row"}},
-      {{"chosen", "!no"}, {"taps", "scores"}},                                          // of which some may be none
-      {{"chosen", "!no"}, {"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}},  // later keys would not be there yet
+      {{"chosen", "!no"}, {"taps", "scores"}},  // of which some may be none
+      {{"chosen", "!no"},
+       {"calls", "!one"},
+       {"cache", "!none"},
+       {"n_kv", "queries"}},  // later keys would not be there yet
       // Groups
       {{"groups", "no"}, {"groups_of_keys", "!given"}},
       {{"groups", "no"}, {"group_numbers", "!ascending"}},
-      {{"groups", "also"}, {"calls", "!one"}, {"cache", "!none"}, {"n_kv", "queries"}},  // later keys would not be there yet
+      {{"groups", "also"},
+       {"calls", "!one"},
+       {"cache", "!none"},
+       {"n_kv", "queries"}},  // later keys would not be there yet
       {{"num_columns", "short"}, {"groups", "no"}, {"mask", "no"}, {"bias", "no"}},
       {{"num_columns", "short"}, {"columns", "new"}},
       {{"num_columns", "short"}, {"n_kv", "none"}},
@@ -1100,12 +1182,23 @@ inline std::vector<Together> MakeWithoutMeaning() {
   };
   // One value, and those that it cannot stand with
   const std::pair<Together::value_type, Together> with_one[] = {
-      {{"norm", "none"}, {{"norm_heads", "!each"}, {"norm_place", "!before"}, {"norm_values", "!no"}, {"norm_weights", "!none"}}},
-      {{"inputs", "repeated|one_row|one_head"}, {{"cache", "!none"}, {"unread", "!ordinary"}, {"in_place", "yes"}}},
+      {{"norm", "none"},
+       {{"norm_heads", "!each"},
+        {"norm_place", "!before"},
+        {"norm_values", "!no"},
+        {"norm_weights", "!none"}}},
+      {{"inputs", "repeated|one_row|one_head"},
+       {{"cache", "!none"}, {"unread", "!ordinary"}, {"in_place", "yes"}}},
       {{"packed", "yes"},
-       {{"batch", "!1"}, {"calls", "!one"}, {"q_lengths", "!no"}, {"kv_lengths", "ragged|empty"}, {"q_first", "!no"}, {"kv_start", "yes"}}},
+       {{"batch", "!1"},
+        {"calls", "!one"},
+        {"q_lengths", "!no"},
+        {"kv_lengths", "ragged|empty"},
+        {"q_first", "!no"},
+        {"kv_start", "yes"}}},
       {{"groups", "!no"}, {{"cache", "ring"}, {"columns", "new"}, {"n_kv", "none"}}},
-      {{"groups_of_keys", "queries"}, {{"cache", "!none"}, {"n_kv", "!queries"}, {"calls", "!one"}}},
+      {{"groups_of_keys", "queries"},
+       {{"cache", "!none"}, {"n_kv", "!queries"}, {"calls", "!one"}}},
       {{"entry", "attention"},
        {{"weight_type", "!f32"},
         {"weights_given", "stored"},
@@ -1118,7 +1211,8 @@ inline std::vector<Together> MakeWithoutMeaning() {
         {"w_o", "!yes"},
         {"biases", "!no"},
         {"gate", "!no"}}},
-      {{"weights_given", "stored"}, {{"weight_type", "f32"}, {"biases", "fused"}, {"layer_defaults", "left_out"}}},
+      {{"weights_given", "stored"},
+       {{"weight_type", "f32"}, {"biases", "fused"}, {"layer_defaults", "left_out"}}},
   };
   for (const auto &[one, others] : with_one) {
     for (const auto &other : others) refusals.push_back({one, other});
@@ -1126,7 +1220,8 @@ inline std::vector<Together> MakeWithoutMeaning() {
   return refusals;
 }
 
-// Every combination that there is no case of, but for one line of the first table, which can be left out.
+// Every combination that there is no case of, but for one line of the first table, which can be
+// left out.
 inline std::vector<Together> Refusals(const Together *left_out = nullptr) {
   std::vector<Together> all = MakeWithoutMeaning();
   for (const Together &refusal : RefusedByTheLibrary()) {
@@ -1137,7 +1232,8 @@ inline std::vector<Together> Refusals(const Together *left_out = nullptr) {
 
 inline Space SpaceWith(const std::vector<Together> &refusals) {
   std::vector<Space::Axis> axes;
-  for (const Dimension &dimension : Dimensions()) axes.push_back({dimension.name, dimension.values});
+  for (const Dimension &dimension : Dimensions())
+    axes.push_back({dimension.name, dimension.values});
   return Space(std::move(axes), refusals);
 }
 
@@ -1150,7 +1246,8 @@ inline Case MakeCase(const Choice &choice, uint64_t seed) {
   Case c(OptionSpace(), choice);
   for (const Dimension &dimension : Dimensions()) {
     uint64_t own = seed + 1;
-    for (const char letter : dimension.name) own = own * 1099511628211u + static_cast<unsigned char>(letter);
+    for (const char letter : dimension.name)
+      own = own * 1099511628211u + static_cast<unsigned char>(letter);
     Random random(own);
     dimension.apply(&c, c.ValueOf(dimension.name), &random);
   }

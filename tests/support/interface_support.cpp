@@ -59,27 +59,34 @@ std::vector<int64_t> Starts(int64_t batch) {
   return starts;
 }
 
-std::string Name(mha_status status) { return std::string(mha_status_string(status)) + " (" + std::to_string(status) + ")"; }
+std::string Name(mha_status status) {
+  return std::string(mha_status_string(status)) + " (" + std::to_string(status) + ")";
+}
 
 bool IsOfAWord(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
 bool HasWord(const std::string &sentence, const std::string &word) {
   const size_t bar = word.find('|');
-  if (bar != std::string::npos) return HasWord(sentence, word.substr(0, bar)) || HasWord(sentence, word.substr(bar + 1));
+  if (bar != std::string::npos)
+    return HasWord(sentence, word.substr(0, bar)) || HasWord(sentence, word.substr(bar + 1));
   for (size_t at = sentence.find(word); at != std::string::npos; at = sentence.find(word, at + 1)) {
     const size_t end = at + word.size();
-    if ((at == 0 || !IsOfAWord(sentence[at - 1])) && (end == sentence.size() || !IsOfAWord(sentence[end]))) return true;
+    if ((at == 0 || !IsOfAWord(sentence[at - 1])) &&
+        (end == sentence.size() || !IsOfAWord(sentence[end])))
+      return true;
   }
   return false;
 }
 
 bool CountsOneAsMany(const std::string &sentence) {
-  for (const char *noun : {"block", "byte", "column", "element", "head", "key", "number", "position", "querie", "row", "sequence", "table",
-                           "thread", "value"}) {
+  for (const char *noun : {"block", "byte", "column", "element", "head", "key", "number",
+                           "position", "querie", "row", "sequence", "table", "thread", "value"}) {
     const std::string many = "1 " + std::string(noun) + "s";
-    for (size_t at = sentence.find(many); at != std::string::npos; at = sentence.find(many, at + 1)) {
+    for (size_t at = sentence.find(many); at != std::string::npos;
+         at = sentence.find(many, at + 1)) {
       const size_t end = at + many.size();
-      const bool is_whole_number = at == 0 || std::strchr("0123456789.-", sentence[at - 1]) == nullptr;
+      const bool is_whole_number =
+          at == 0 || std::strchr("0123456789.-", sentence[at - 1]) == nullptr;
       const bool is_whole_word = end == sentence.size() || !IsOfAWord(sentence[end]);
       if (is_whole_number && is_whole_word) return true;
     }
@@ -108,7 +115,8 @@ Words::Words(std::initializer_list<std::string> words) : Few() {
 }
 
 void ExpectError(mha_status returned, const mha_error &error, const Expected &expected) {
-  ASSERT_NE(std::memchr(error.message, 0, sizeof error.message), nullptr) << "the message is not 0-terminated";
+  ASSERT_NE(std::memchr(error.message, 0, sizeof error.message), nullptr)
+      << "the message is not 0-terminated";
   const std::string message = error.message;
   EXPECT_EQ(Name(returned), Name(expected.status)) << message;
   EXPECT_EQ(error.status, returned);
@@ -116,12 +124,15 @@ void ExpectError(mha_status returned, const mha_error &error, const Expected &ex
       << "parameter " << error.argument << " is said to be at fault: " << message;
   EXPECT_FALSE(message.empty());
   EXPECT_FALSE(CountsOneAsMany(message)) << message;
-  for (char c : message) EXPECT_TRUE(c >= ' ' && c <= '~') << "code " << int{c} << " in: " << message;
-  for (const char *word : expected.words) EXPECT_TRUE(HasWord(message, word)) << "no \"" << word << "\" in: " << message;
+  for (char c : message)
+    EXPECT_TRUE(c >= ' ' && c <= '~') << "code " << int{c} << " in: " << message;
+  for (const char *word : expected.words)
+    EXPECT_TRUE(HasWord(message, word)) << "no \"" << word << "\" in: " << message;
 }
 
 void ExpectNoError(mha_status returned, const mha_error &error) {
-  ASSERT_NE(std::memchr(error.message, 0, sizeof error.message), nullptr) << "the message is not 0-terminated";
+  ASSERT_NE(std::memchr(error.message, 0, sizeof error.message), nullptr)
+      << "the message is not 0-terminated";
   EXPECT_EQ(Name(returned), Name(MHA_OK)) << error.message;
   EXPECT_EQ(error.status, MHA_OK);
   EXPECT_EQ(error.argument, 0u);

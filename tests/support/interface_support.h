@@ -1,5 +1,5 @@
-// What the interface tests share: calls whose every array lies next to inaccessible memory, and the checks of what every error must look
-// like.
+// What the interface tests share: calls whose every array lies next to inaccessible memory, and the
+// checks of what every error must look like.
 
 #ifndef MHA_TESTS_INTERFACE_SUPPORT_H
 #define MHA_TESTS_INTERFACE_SUPPORT_H
@@ -22,11 +22,13 @@
 #include "support/fixtures.h"
 #include "support/same_bits.h"
 
-// Sanitizers bring their own malloc and make system calls of their own, so the tests that count these can't run under them.
+// Sanitizers bring their own malloc and make system calls of their own, so the tests that count
+// these can't run under them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MHA_TEST_SANITIZED 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
 #define MHA_TEST_SANITIZED 1
 #endif
 #endif
@@ -39,7 +41,8 @@ namespace support {
 inline constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 inline constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 
-// ---- Layers and calls ------------------------------------------------------------------------------------------------------------
+// ---- Layers and calls
+// ------------------------------------------------------------------------------------------------------------
 
 // A layer whose widths all differ, with grouped heads, and a call of it.
 LayerProblem SmallSizes();
@@ -65,11 +68,13 @@ inline CallForm Guarded(uint32_t asked = kAskNothing, Place place = Place::kBefo
   return form;
 }
 
-// ---- Errors ----------------------------------------------------------------------------------------------------------------------
+// ---- Errors
+// ----------------------------------------------------------------------------------------------------------------------
 
 std::string Name(mha_status status);
 
-// A list of a few values that is not to be destroyed: tables of hundreds of rows that have some compile in half the time.
+// A list of a few values that is not to be destroyed: tables of hundreds of rows that have some
+// compile in half the time.
 template <typename T>
 class Few {
  public:
@@ -94,7 +99,8 @@ const char *Kept(const std::string &word);
 
 struct Expected {
   mha_status status;
-  Few<uint32_t> arguments;  // several where two parameters contradict each other: either may be named as the one at fault
+  Few<uint32_t> arguments;  // several where two parameters contradict each other: either may be
+                            // named as the one at fault
   Words words;              // that the sentence must contain, as whole words; "a|b" = one of both
 };
 
@@ -103,7 +109,8 @@ bool IsOfAWord(char c);
 // "6" is no word of "16", and "w_q" is none of "w_qkv".
 bool HasWord(const std::string &sentence, const std::string &word);
 
-// "1 row" and "2 rows", but not "1 rows". (By std::regex, each file that includes this would take 3 s more to compile.)
+// "1 row" and "2 rows", but not "1 rows". (By std::regex, each file that includes this would take 3
+// s more to compile.)
 bool CountsOneAsMany(const std::string &sentence);
 
 void ExpectError(mha_status returned, const mha_error &error, const Expected &expected);
@@ -117,7 +124,8 @@ inline mha_error UnwrittenError() {
   return error;
 }
 
-// Every failing call is made twice, because the error struct is optional. call: mha_status(mha_error *).
+// Every failing call is made twice, because the error struct is optional. call:
+// mha_status(mha_error *).
 template <typename Call>
 void ExpectFails(const Call &call, const Expected &expected) {
   mha_error error = UnwrittenError();
@@ -134,18 +142,20 @@ void ExpectSucceeds(const Call &call) {
   EXPECT_EQ(Name(call(nullptr)), Name(MHA_OK)) << "without an error struct";
 }
 
-// ---- Instruction sets ------------------------------------------------------------------------------------------------------------
+// ---- Instruction sets
+// ------------------------------------------------------------------------------------------------------------
 
 std::vector<uint32_t> InstructionSets();
 
 // One that this machine or build lacks: the other architecture's.
 inline uint32_t AbsentInstructionSet() {
-  return (mha_instruction_sets() >> MHA_INSTRUCTION_SET_NEON & 1u) != 0 ? MHA_INSTRUCTION_SET_AVX2 : MHA_INSTRUCTION_SET_NEON;
+  return (mha_instruction_sets() >> MHA_INSTRUCTION_SET_NEON & 1u) != 0 ? MHA_INSTRUCTION_SET_AVX2
+                                                                        : MHA_INSTRUCTION_SET_NEON;
 }
 
 // The caller's matrix product in its plainest form; checks nothing.
-inline void PlainSgemm(int, int, int, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb, float beta,
-                       float *c, int ldc) {
+inline void PlainSgemm(int, int, int, int m, int n, int k, float alpha, const float *a, int lda,
+                       const float *b, int ldb, float beta, float *c, int ldc) {
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < n; ++j) {
       float sum = 0;
@@ -156,15 +166,18 @@ inline void PlainSgemm(int, int, int, int m, int n, int k, float alpha, const fl
   }
 }
 
-// ---- Threads ---------------------------------------------------------------------------------------------------------------------
+// ---- Threads
+// ---------------------------------------------------------------------------------------------------------------------
 
-// A scheduler that runs every task on the calling thread, the last one first, and remembers whether the library kept the rules.
+// A scheduler that runs every task on the calling thread, the last one first, and remembers whether
+// the library kept the rules.
 struct SerialScheduler {
   explicit SerialScheduler(uint32_t num_threads) {
     scheduler = {};
     scheduler.context = this;
     scheduler.num_threads = num_threads;
-    scheduler.parallel_for = [](void *context, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+    scheduler.parallel_for = [](void *context, uint32_t count, void (*task)(void *, uint32_t),
+                                void *task_context) {
       auto *self = static_cast<SerialScheduler *>(context);
       self->most_tasks = std::max(self->most_tasks, count);
       ++self->calls;

@@ -1,4 +1,5 @@
-// Layers: problems that consist of a layer and the inputs of a call, and how the library is given the weights.
+// Layers: problems that consist of a layer and the inputs of a call, and how the library is given
+// the weights.
 #ifndef MHA_TESTS_SUPPORT_LAYER_H
 #define MHA_TESTS_SUPPORT_LAYER_H
 
@@ -37,12 +38,12 @@ struct LayerProblem : AttentionSizes {
   bool has_value = false;  // else the key is the value
   std::vector<float> w_q, w_k, w_v, w_o, w_g;
   std::vector<float> b_q, b_k, b_v, b_o, b_g;
-  Stored stored = Stored::kF32;                // what the matrices are; the layer keeps them as that
+  Stored stored = Stored::kF32;  // what the matrices are; the layer keeps them as that
   std::vector<float> s_q, s_k, s_v, s_o, s_g;  // scales, where they are codes
   Arithmetic arithmetic = Arithmetic::kF32;
-  std::vector<float> query;               // [batch, n_q, query_dim]
-  std::vector<float> key;                 // [batch, n_kv, key_dim]
-  std::vector<float> value;               // [batch, n_kv, value_dim]
+  std::vector<float> query;  // [batch, n_q, query_dim]
+  std::vector<float> key;    // [batch, n_kv, key_dim]
+  std::vector<float> value;  // [batch, n_kv, value_dim]
 
   int64_t q_width() const { return num_heads * head_dim; }
   int64_t k_width() const { return num_kv_heads * head_dim; }
@@ -61,7 +62,8 @@ LayerShape LayerShapeOf(const LayerProblem &problem, int64_t b);
 LayerWeights WeightsOf(const LayerProblem &problem);
 
 // Which biases a layer has; that of the gate goes with that of the queries.
-inline constexpr uint32_t kBiasQ = 1, kBiasK = 2, kBiasV = 4, kBiasO = 8, kNoBiases = 0, kAllBiases = 15;
+inline constexpr uint32_t kBiasQ = 1, kBiasK = 2, kBiasV = 4, kBiasO = 8, kNoBiases = 0,
+                          kAllBiases = 15;
 
 void FillInputs(Random *random, LayerProblem *problem);
 
@@ -69,10 +71,13 @@ void FillInputs(Random *random, LayerProblem *problem);
 void FillNormal(Random *random, uint32_t biases, bool has_w_o, LayerProblem *problem);
 
 // A problem of these sizes.
-LayerProblem NormalLayer(LayerProblem problem, uint64_t seed = 1, uint32_t biases = kAllBiases, bool has_w_o = true);
+LayerProblem NormalLayer(LayerProblem problem, uint64_t seed = 1, uint32_t biases = kAllBiases,
+                         bool has_w_o = true);
 
-// Sequence b's query rows first .. first + n_q with its first n_kv key and value rows, as inputs of their own.
-LayerProblem Slice(const LayerProblem &problem, int64_t b, int64_t first, int64_t n_q, int64_t n_kv);
+// Sequence b's query rows first .. first + n_q with its first n_kv key and value rows, as inputs of
+// their own.
+LayerProblem Slice(const LayerProblem &problem, int64_t b, int64_t first, int64_t n_q,
+                   int64_t n_kv);
 
 void FillPadding(float value, LayerProblem *problem);
 
@@ -94,21 +99,23 @@ struct LayerForm {
 std::string Describe(const LayerForm &form);
 
 // Columns first .. first + width of w [rows, columns], as they lie in memory in some form.
-std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<float> &w, int64_t rows, int64_t columns, int64_t first,
-                               int64_t width);
+std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<float> &w, int64_t rows,
+                               int64_t columns, int64_t first, int64_t width);
 
 mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults = false);
 
-mha_layer_options Options(uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO, mha_sgemm sgemm = nullptr,
-                          const mha_allocator *allocator = nullptr);
+mha_layer_options Options(uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO,
+                          mha_sgemm sgemm = nullptr, const mha_allocator *allocator = nullptr);
 
 // Each head's columns of the gate behind its columns of queries, of `rows` rows.
-std::vector<float> WithGates(const LayerProblem &problem, const std::vector<float> &q, const std::vector<float> &gate,
-                             int64_t rows);
+std::vector<float> WithGates(const LayerProblem &problem, const std::vector<float> &q,
+                             const std::vector<float> &gate, int64_t rows);
 
-// The structs that give a problem's layer to the library, and the arrays that they point at, each in memory of its own.
+// The structs that give a problem's layer to the library, and the arrays that they point at, each
+// in memory of its own.
 struct LayerData {
-  explicit LayerData(const LayerProblem &problem, Place place = Place::kBeforeGuard, const LayerForm &form = {});
+  explicit LayerData(const LayerProblem &problem, Place place = Place::kBeforeGuard,
+                     const LayerForm &form = {});
   LayerData(LayerData &&) noexcept;
   LayerData &operator=(LayerData &&) noexcept;
   ~LayerData();
@@ -116,7 +123,8 @@ struct LayerData {
   size_t PackSize(const mha_layer_options *options = nullptr) const;
 
   // Packed into memory of exactly the size that it needs, over bytes of a given value.
-  Memory Pack(const mha_layer_options *options = nullptr, int fill = 0xcc, Place place = Place::kBeforeGuard) const;
+  Memory Pack(const mha_layer_options *options = nullptr, int fill = 0xcc,
+              Place place = Place::kBeforeGuard) const;
 
   void Freeze();
 
@@ -145,9 +153,11 @@ Layer MakeLayer(const LayerProblem &problem, const LayerForm &form = {});
 
 // A layer viewed in a packed buffer, its storage exactly as large as asked for.
 struct View {
-  explicit View(const Memory &buffer, const mha_layer_options *options = nullptr, Place place = Place::kBeforeGuard)
+  explicit View(const Memory &buffer, const mha_layer_options *options = nullptr,
+                Place place = Place::kBeforeGuard)
       : storage(mha_layer_view_size(), place, 16) {
-    status = mha_layer_view(buffer.data(), buffer.size(), options, storage.data(), storage.size(), &layer, &error);
+    status = mha_layer_view(buffer.data(), buffer.size(), options, storage.data(), storage.size(),
+                            &layer, &error);
   }
   Memory storage;
   const mha_layer *layer = nullptr;

@@ -1,4 +1,5 @@
-// Memory for what is given to the library: exactly so many bytes, where a test or a benchmark needs them.
+// Memory for what is given to the library: exactly so many bytes, where a test or a benchmark needs
+// them.
 #ifndef MHA_TESTS_SUPPORT_MEMORY_H
 #define MHA_TESTS_SUPPORT_MEMORY_H
 
@@ -24,7 +25,8 @@
 
 namespace support {
 
-// Whole pages, as the system has them. Addresses alone at first: bytes that nobody may touch until they are allowed.
+// Whole pages, as the system has them. Addresses alone at first: bytes that nobody may touch until
+// they are allowed.
 enum class Access { kNone, kRead, kReadAndWrite };
 
 #if defined(_WIN32)
@@ -33,12 +35,19 @@ inline size_t PageBytes() {
   GetSystemInfo(&info);
   return info.dwPageSize;
 }
-inline void *MapPages(size_t bytes) { return VirtualAlloc(nullptr, bytes, MEM_RESERVE, PAGE_NOACCESS); }
+inline void *MapPages(size_t bytes) {
+  return VirtualAlloc(nullptr, bytes, MEM_RESERVE, PAGE_NOACCESS);
+}
 inline void UnmapPages(void *pages, size_t) { VirtualFree(pages, 0, MEM_RELEASE); }
 inline void AllowPages(void *pages, size_t bytes, Access access) {
   DWORD before;
-  if (access == Access::kReadAndWrite) VirtualAlloc(pages, bytes, MEM_COMMIT, PAGE_READWRITE);  // again is no change
-  VirtualProtect(pages, bytes, access == Access::kNone ? PAGE_NOACCESS : access == Access::kRead ? PAGE_READONLY : PAGE_READWRITE, &before);
+  if (access == Access::kReadAndWrite)
+    VirtualAlloc(pages, bytes, MEM_COMMIT, PAGE_READWRITE);  // again is no change
+  VirtualProtect(pages, bytes,
+                 access == Access::kNone   ? PAGE_NOACCESS
+                 : access == Access::kRead ? PAGE_READONLY
+                                           : PAGE_READWRITE,
+                 &before);
 }
 #else
 #ifndef MAP_NORESERVE  // FreeBSD reserves nothing anyway
@@ -51,23 +60,28 @@ inline void *MapPages(size_t bytes) {
 }
 inline void UnmapPages(void *pages, size_t bytes) { munmap(pages, bytes); }
 inline void AllowPages(void *pages, size_t bytes, Access access) {
-  mprotect(pages, bytes, access == Access::kNone ? PROT_NONE : access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE);
+  mprotect(pages, bytes,
+           access == Access::kNone   ? PROT_NONE
+           : access == Access::kRead ? PROT_READ
+                                     : PROT_READ | PROT_WRITE);
 }
 #endif
 
 enum class Place {
-  kAnywhere,     // aligned to 64 bytes
-  kLargePages,   // likewise, and in large pages if it fills one: what is measured is the caches, not the translation of addresses
+  kAnywhere,    // aligned to 64 bytes
+  kLargePages,  // likewise, and in large pages if it fills one: what is measured is the caches, not
+                // the translation of addresses
   kBeforeGuard,  // a read or write past the end faults at once
   kAfterGuard,   // ... before the start
 };
 
-// Zero at first. With an alignment, up to alignment - 1 accessible bytes may lie between the end and the guard. No bytes next to a guard
-// give a pointer that must not be touched at all.
+// Zero at first. With an alignment, up to alignment - 1 accessible bytes may lie between the end
+// and the guard. No bytes next to a guard give a pointer that must not be touched at all.
 class Memory {
  public:
   Memory() = default;
-  explicit Memory(size_t bytes, Place place = Place::kBeforeGuard, size_t alignment = 1) : bytes_(bytes) {
+  explicit Memory(size_t bytes, Place place = Place::kBeforeGuard, size_t alignment = 1)
+      : bytes_(bytes) {
     if (place == Place::kBeforeGuard || place == Place::kAfterGuard) {
       const size_t page = PageBytes();
       inner_bytes_ = (bytes + page - 1) / page * page;
@@ -77,13 +91,15 @@ class Memory {
       inner_ = base_ + page;
       Allow(Access::kReadAndWrite);
       data_ = inner_;
-      if (place == Place::kBeforeGuard) data_ = inner_ + ((inner_bytes_ - bytes) & ~(alignment - 1));
+      if (place == Place::kBeforeGuard)
+        data_ = inner_ + ((inner_bytes_ - bytes) & ~(alignment - 1));
       return;
     }
     constexpr size_t large_page = size_t{2} << 20;
     const bool is_large = place == Place::kLargePages && bytes >= large_page;
     alignment_ = is_large ? large_page : 64;
-    base_ = data_ = static_cast<unsigned char *>(::operator new(std::max<size_t>(bytes, 1), std::align_val_t{alignment_}));
+    base_ = data_ = static_cast<unsigned char *>(
+        ::operator new (std::max<size_t>(bytes, 1), std::align_val_t{alignment_}));
 #if defined(MADV_HUGEPAGE)
     if (is_large) madvise(data_, bytes, MADV_HUGEPAGE);  // a wish: the system may have none
 #endif
@@ -98,7 +114,7 @@ class Memory {
     if (inner_ != nullptr) {
       UnmapPages(base_, inner_bytes_ + 2 * PageBytes());
     } else if (base_ != nullptr) {
-      ::operator delete(base_, std::align_val_t{alignment_});
+      ::operator delete (base_, std::align_val_t{alignment_});
     }
   }
 
@@ -110,7 +126,8 @@ class Memory {
     if (bytes_ > 0) std::memset(data_, byte, bytes_);
   }
   bool Holds(int byte) const {
-    return std::all_of(data_, data_ + bytes_, [byte](unsigned char b) { return b == static_cast<unsigned char>(byte); });
+    return std::all_of(data_, data_ + bytes_,
+                       [byte](unsigned char b) { return b == static_cast<unsigned char>(byte); });
   }
   std::string Bytes() const { return std::string(reinterpret_cast<const char *>(data_), bytes_); }
 

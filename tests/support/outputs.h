@@ -8,8 +8,8 @@
 
 namespace support {
 
-// All dense, in the shapes of mha.h. One that was not asked for is empty. y is what the call's output pointer received, of
-// mha_attention too.
+// All dense, in the shapes of mha.h. One that was not asked for is empty. y is what the call's
+// output pointer received, of mha_attention too.
 struct Outputs {
   Outputs();
   Outputs(const Outputs &);
@@ -44,7 +44,8 @@ inline constexpr uint32_t kAskLse = 1u << 8;
 inline constexpr uint32_t kAskSoftcappedScores = 1u << 9;
 inline constexpr uint32_t kAskNothing = 0;
 inline constexpr uint32_t kAskAll = (1u << 10) - 1;
-inline constexpr uint32_t kAskAllOfAttention = kAskAll & ~(kAskQ | kAskK | kAskV);  // all that mha_attention has
+// All that mha_attention has.
+inline constexpr uint32_t kAskAllOfAttention = kAskAll & ~(kAskQ | kAskK | kAskV);
 
 // What outputs hold before a call, 0xff in every byte: no result has these bits.
 inline float Unwritten() {

@@ -1,4 +1,5 @@
-// Random numbers that are the same on every platform, which the distributions of the C++ library are not.
+// Random numbers that are the same on every platform, which the distributions of the C++ library
+// are not.
 #ifndef MHA_TESTS_SUPPORT_RANDOM_H
 #define MHA_TESTS_SUPPORT_RANDOM_H
 
@@ -15,7 +16,8 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
 
-  // splitmix64. Inlined at every level of optimisation: most inputs of tests come from here, a dozen numbers for each normal one.
+  // splitmix64. Inlined at every level of optimisation: most inputs of tests come from here, a
+  // dozen numbers for each normal one.
   [[gnu::always_inline]] inline uint64_t Next() {
     uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -30,9 +32,12 @@ class Random {
 
   double Unit() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
 
-  float Uniform() { return static_cast<float>(static_cast<int64_t>(Next() >> 40) - (1 << 23)) * 0x1p-23f; }  // [-1, 1)
+  float Uniform() {
+    return static_cast<float>(static_cast<int64_t>(Next() >> 40) - (1 << 23)) * 0x1p-23f;
+  }  // [-1, 1)
 
-  std::vector<float> Uniforms(int64_t count, float factor = 1) {  // factor: for exact results a power of two
+  std::vector<float> Uniforms(int64_t count,
+                              float factor = 1) {  // factor: for exact results a power of two
     std::vector<float> x(count);
     for (float &value : x) value = Uniform() * factor;
     return x;
@@ -52,8 +57,8 @@ class Random {
     return choices[Below(static_cast<int64_t>(choices.size()))];
   }
 
-  // Normal enough: the sum of 12 uniform numbers. Box and Muller's way would need libm, whose last bits differ. In integers, for floating
-  // point is slow where it is emulated.
+  // Normal enough: the sum of 12 uniform numbers. Box and Muller's way would need libm, whose last
+  // bits differ. In integers, for floating point is slow where it is emulated.
   float Normal() {
     uint64_t sum = 0;
     for (int n = 0; n < 12; n++) sum += Next() >> 11;
@@ -78,7 +83,7 @@ enum class Values {
   kTiny,     // subnormal numbers and products
   kHuge,     // some so large that products and scores overflow to either infinity
   kSpecial,  // a few NaN (of any sign and payload) and infinities
-  kAny,      // any bits, one number or all of them: a few that come again and again, or each another
+  kAny,  // any bits, one number or all of them: a few that come again and again, or each another
 };
 
 inline float FromBits(uint32_t bits) {
@@ -91,9 +96,11 @@ inline float SpecialValue(Random *random) {
   const float infinity = std::numeric_limits<float>::infinity();
   switch (random->Between(0, 4)) {
     case 0:
-      return FromBits(0x7fc00000u | static_cast<uint32_t>(random->Next() & 0x803fffffu));  // a quiet NaN
+      // A quiet NaN.
+      return FromBits(0x7fc00000u | static_cast<uint32_t>(random->Next() & 0x803fffffu));
     case 1:
-      return FromBits(0x7f800001u | static_cast<uint32_t>(random->Next() & 0x803ffffeu));  // a signalling NaN
+      // A signalling NaN.
+      return FromBits(0x7f800001u | static_cast<uint32_t>(random->Next() & 0x803ffffeu));
     case 2:
       return infinity;
     default:
@@ -101,7 +108,8 @@ inline float SpecialValue(Random *random) {
   }
 }
 
-// Any bits, rather those at the borders of what the arithmetic tells apart: of types, of codes, of exp, of zero.
+// Any bits, rather those at the borders of what the arithmetic tells apart: of types, of codes, of
+// exp, of zero.
 inline float AnyNumber(Random *random) {
   const float sign = random->Coin() ? 1.0f : -1.0f;
   switch (random->Between(0, 11)) {
@@ -122,9 +130,11 @@ inline float AnyNumber(Random *random) {
     case 7:
       return sign * 0.0f;
     case 8:
-      return sign * random->Pick({0x1p-126f, 0x1p-149f, 0x1p-100f, 0x1.fffffep+127f, 0x1p-14f, 0x1p-24f, 0x1p-25f});
+      return sign * random->Pick({0x1p-126f, 0x1p-149f, 0x1p-100f, 0x1.fffffep+127f, 0x1p-14f,
+                                  0x1p-24f, 0x1p-25f});
     case 9:
-      return sign * random->Pick({65504.0f, 65519.0f, 65520.0f, 0x1.feffffp+127f, 0x1.5d589ep+6f, 0x1.5d58a0p+6f, 0x1.8p+23f});
+      return sign * random->Pick({65504.0f, 65519.0f, 65520.0f, 0x1.feffffp+127f, 0x1.5d589ep+6f,
+                                  0x1.5d58a0p+6f, 0x1.8p+23f});
     default:
       return random->Normal();
   }
@@ -148,7 +158,8 @@ inline void MakeSpecial(Random *random, Values kind, float factor, std::vector<f
       break;
     case Values::kHuge:
       for (float &value : x) {
-        if (random->Chance(0.03)) value = std::ldexp(value, static_cast<int>(random->Between(50, 125)));
+        if (random->Chance(0.03))
+          value = std::ldexp(value, static_cast<int>(random->Between(50, 125)));
       }
       break;
     case Values::kSpecial:
@@ -159,7 +170,8 @@ inline void MakeSpecial(Random *random, Values kind, float factor, std::vector<f
     case Values::kAny: {
       if (count == 0) break;
       const double chance = random->Pick({0.0, 0.02, 0.3, 1.0});
-      const std::vector<float> again = {AnyNumber(random), AnyNumber(random), 0.0f, AnyNumber(random)};
+      const std::vector<float> again = {AnyNumber(random), AnyNumber(random), 0.0f,
+                                        AnyNumber(random)};
       const bool are_few = random->Coin();
       x[random->Below(count)] = again[0];
       for (float &value : x) {
@@ -170,15 +182,17 @@ inline void MakeSpecial(Random *random, Values kind, float factor, std::vector<f
   }
 }
 
-inline std::vector<float> RandomValues(Random *random, Values kind, int64_t count, float factor = 1) {
+inline std::vector<float> RandomValues(Random *random, Values kind, int64_t count,
+                                       float factor = 1) {
   std::vector<float> x = random->Normals(count, factor);
   MakeSpecial(random, kind, factor, &x);
   return x;
 }
 
 inline Values RandomKind(Random *random) {
-  return random->Pick({Values::kNormal, Values::kNormal, Values::kNormal, Values::kWide, Values::kTies, Values::kTiny, Values::kHuge,
-                       Values::kHuge, Values::kSpecial, Values::kSpecial});
+  return random->Pick({Values::kNormal, Values::kNormal, Values::kNormal, Values::kWide,
+                       Values::kTies, Values::kTiny, Values::kHuge, Values::kHuge, Values::kSpecial,
+                       Values::kSpecial});
 }
 
 inline const char *NameOf(Values kind) {

@@ -10,7 +10,8 @@
 
 namespace support {
 
-// Its memory ends on a guard page, aligned as much as malloc promises and no more, and stays there when it is released.
+// Its memory ends on a guard page, aligned as much as malloc promises and no more, and stays there
+// when it is released.
 struct RecordingAllocator {
   static constexpr size_t kMallocAlignment = 16;
   RecordingAllocator() {

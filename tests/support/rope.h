@@ -11,7 +11,8 @@ namespace support {
 
 // The angle by which pair i of dims is turned at a position.
 inline double RopeAngle(int64_t position, int64_t i, int64_t dims) {
-  return static_cast<double>(position) * std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(dims));
+  return static_cast<double>(position) *
+         std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(dims));
 }
 
 // Tables of the usual angles, with so many floats, all NaN, between their rows.

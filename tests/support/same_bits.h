@@ -36,9 +36,11 @@ inline constexpr OutputField kOutputFields[] = {
 
 std::string HexFloat(float x);
 
-testing::AssertionResult SameBits(const char *name, const std::vector<float> &actual, const std::vector<float> &expected);
+testing::AssertionResult SameBits(const char *name, const std::vector<float> &actual,
+                                  const std::vector<float> &expected);
 
-testing::AssertionResult SameBits(const std::vector<float> &actual, const std::vector<float> &expected);
+testing::AssertionResult SameBits(const std::vector<float> &actual,
+                                  const std::vector<float> &expected);
 
 // Compares what both have.
 testing::AssertionResult SameBits(const Outputs &actual, const Outputs &expected);

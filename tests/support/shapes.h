@@ -1,5 +1,6 @@
-// The shapes and weights of one sequence, shared by the specification, the oracle and the tests. Plain data and no functions, so that
-// a file compiled for more than the baseline instruction set can include it.
+// The shapes and weights of one sequence, shared by the specification, the oracle and the tests.
+// Plain data and no functions, so that a file compiled for more than the baseline instruction set
+// can include it.
 #ifndef MHA_TESTS_SUPPORT_SHAPES_H
 #define MHA_TESTS_SUPPORT_SHAPES_H
 
@@ -30,7 +31,7 @@ struct Norm {
   bool is_layer, is_of_all_heads, is_after_rotation, is_of_values;
   float epsilon;
   const float *q_weight, *k_weight, *q_bias, *k_bias;  // null: none
-  int64_t head_stride;                                  // from one head's to the next one's
+  int64_t head_stride;                                 // from one head's to the next one's
 };
 
 // A norm of the context before W_O.
@@ -43,26 +44,29 @@ struct ContextNorm {
 
 constexpr int64_t kNoGroup = INT64_MIN;
 
-// What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null: none.
+// What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null:
+// none.
 struct ScoreOptions {
   float softcap;
-  const float *alibi_slopes;  // [num_heads]
-  const float *sinks;         // [num_heads]
-  const float *bias;          // [num_heads, n_q, n_kv]
-  const uint8_t *mask;        // [num_heads, n_q, n_kv]: 0 = takes no part
-  const int64_t *q_groups = nullptr;   // [n_q]
-  const int64_t *kv_groups = nullptr;  // [n_kv], or kNoGroup for a key without a column; null with q_groups
-  bool groups_add_keys = false;        // MHA_GROUPS_ALSO
-  int64_t num_keys = INT64_MAX;        // the keys from here on are masked, for want of a column
+  const float *alibi_slopes;          // [num_heads]
+  const float *sinks;                 // [num_heads]
+  const float *bias;                  // [num_heads, n_q, n_kv]
+  const uint8_t *mask;                // [num_heads, n_q, n_kv]: 0 = takes no part
+  const int64_t *q_groups = nullptr;  // [n_q]
+  // [n_kv], or kNoGroup for a key without a column; null with q_groups.
+  const int64_t *kv_groups = nullptr;
+  bool groups_add_keys = false;          // MHA_GROUPS_ALSO
+  int64_t num_keys = INT64_MAX;          // the keys from here on are masked, for want of a column
   const float *relative_bias = nullptr;  // [num_heads, relative_left + 1 + relative_right]
   int64_t relative_left = 0;
   int64_t relative_right = 0;
   const int32_t *chosen = nullptr;  // [num_kv_heads, n_q, num_chosen]
   int64_t num_chosen = 0;
   int64_t chosen_block = 1;
-  const float *q_scales = nullptr;  // [n_q]
+  const float *q_scales = nullptr;     // [n_q]
   const float *head_scales = nullptr;  // [num_heads]
-  const float *relative_rows = nullptr;  // [num_heads, n_q, relative_left + 1 + relative_right], in place of relative_bias
+  // [num_heads, n_q, relative_left + 1 + relative_right], in place of relative_bias.
+  const float *relative_rows = nullptr;
 };
 
 // What the context is multiplied by; the numbers of MHA_GATE_*.
@@ -89,15 +93,16 @@ struct AttentionShape {
   int64_t window_left = 0;
   bool has_window_right = false;  // masked where j > q_start + i + window_right
   int64_t window_right = 0;
-  const Rotation *rotation = nullptr;  // null: none
-  const Norm *norm = nullptr;          // null: none
+  const Rotation *rotation = nullptr;         // null: none
+  const Norm *norm = nullptr;                 // null: none
   const ContextNorm *context_norm = nullptr;  // of a layer; null: none
-  const ScoreOptions *score = nullptr;  // null: none
-  Storage k_type = Storage::kF32;      // keys and values are attended to as if stored in these types
+  const ScoreOptions *score = nullptr;        // null: none
+  Storage k_type = Storage::kF32;  // keys and values are attended to as if stored in these types
   Storage v_type = Storage::kF32;
   bool values_in_keys = false;  // a value is the first elements of its key, as stored
-  Gate gate = {};  // of a layer, kind and dim alone
-  int64_t kv_position = 0;  // of the first key; q_start and the rotation count from the sequence's first one
+  Gate gate = {};               // of a layer, kind and dim alone
+  // Of the first key; q_start and the rotation count from the sequence's first one.
+  int64_t kv_position = 0;
   bool has_equal_scores = false;  // the scale is 0, whatever it says
 };
 
@@ -112,7 +117,8 @@ struct LayerShape {
 // How weights are kept; the numbers of MHA_TYPE_*.
 enum class Stored : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
 
-// All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are codes, which have scales.
+// All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are
+// codes, which have scales.
 struct LayerWeights {
   const float *w_q;  // [query_dim, num_heads * head_dim]
   const float *w_k;  // [key_dim, num_kv_heads * head_dim]
@@ -123,7 +129,9 @@ struct LayerWeights {
   const float *b_v;  // [num_kv_heads * head_dim_v]
   const float *b_o;  // [output_dim]
   Stored stored = Stored::kF32;
-  const float *s_q = nullptr;  // int8: [num_heads * head_dim]; int4: [ceil(query_dim / 32), num_heads * head_dim]; likewise below
+  // Int8: [num_heads * head_dim]; int4: [ceil(query_dim / 32), num_heads * head_dim]; likewise
+  // below.
+  const float *s_q = nullptr;
   const float *s_k = nullptr;
   const float *s_v = nullptr;
   const float *s_o = nullptr;

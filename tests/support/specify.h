@@ -9,10 +9,12 @@
 
 namespace support {
 
-Outputs Specify(const AttentionProblem &problem, const spec::Functions &functions = spec::Fastest());
+Outputs Specify(const AttentionProblem &problem,
+                const spec::Functions &functions = spec::Fastest());
 
 // The problem with its matrices as a layer keeps them that converts them to `stored`.
-LayerProblem Converted(const LayerProblem &problem, Stored stored, const spec::Functions &functions = spec::Fastest());
+LayerProblem Converted(const LayerProblem &problem, Stored stored,
+                       const spec::Functions &functions = spec::Fastest());
 
 Outputs Specify(const LayerProblem &problem, const spec::Functions &functions = spec::Fastest());
 

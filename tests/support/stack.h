@@ -20,7 +20,8 @@ inline size_t StackOfThread(void *(*run)(void *), void *argument) {
   pthread_attr_t attributes;
   pthread_t thread;
   pthread_attr_init(&attributes);
-  if (pthread_attr_setstack(&attributes, stack.data(), stack.size()) != 0 || pthread_create(&thread, &attributes, run, argument) != 0) {
+  if (pthread_attr_setstack(&attributes, stack.data(), stack.size()) != 0 ||
+      pthread_create(&thread, &attributes, run, argument) != 0) {
     ADD_FAILURE() << "no thread could be made";
     return 0;
   }

@@ -20,15 +20,20 @@ Layout RandomLayout(Random *random, bool heads) {
 
 std::string Describe(const Layout &layout) {
   if (layout.is_default()) return "contiguous";
-  return std::string(layout.heads_outside ? "[b,h,n,d]" : layout.rows_outside ? "[n,b,h,d]" : "[b,n,h,d]") + " gaps " +
-         std::to_string(layout.batch_gap) + "," + std::to_string(layout.row_gap) + "," + std::to_string(layout.head_gap);
+  return std::string(layout.heads_outside  ? "[b,h,n,d]"
+                     : layout.rows_outside ? "[n,b,h,d]"
+                                           : "[b,n,h,d]") +
+         " gaps " + std::to_string(layout.batch_gap) + "," + std::to_string(layout.row_gap) + "," +
+         std::to_string(layout.head_gap);
 }
 
-Strided::Strided(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width, Place place)
+Strided::Strided(const Layout &layout, int64_t batch, int64_t rows, int64_t heads, int64_t width,
+                 Place place)
     : batch_(batch), rows_(rows), heads_(heads), width_(width), is_default_(layout.is_default()) {
   if (layout.heads_outside) {
     row_stride_ = width + layout.row_gap;
-    head_stride_ = std::max<int64_t>(rows, 1) * row_stride_ + layout.head_gap;  // as if there were a row
+    head_stride_ =
+        std::max<int64_t>(rows, 1) * row_stride_ + layout.head_gap;  // as if there were a row
     batch_stride_ = heads * head_stride_ + layout.batch_gap;
   } else {
     head_stride_ = width + layout.head_gap;
@@ -46,18 +51,24 @@ Strided::Strided(const Layout &layout, int64_t batch, int64_t rows, int64_t head
 }
 
 void Strided::Set(const std::vector<float> &dense) {
-  ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(dense.data() + dense_offset, memory.floats() + offset); });
+  ForEachVector([&](int64_t offset, int64_t dense_offset) {
+    Copy(dense.data() + dense_offset, memory.floats() + offset);
+  });
 }
 
 std::vector<float> Strided::Get() const {
   std::vector<float> dense(batch_ * rows_ * heads_ * width_);
-  ForEachVector([&](int64_t offset, int64_t dense_offset) { Copy(memory.floats() + offset, dense.data() + dense_offset); });
+  ForEachVector([&](int64_t offset, int64_t dense_offset) {
+    Copy(memory.floats() + offset, dense.data() + dense_offset);
+  });
   return dense;
 }
 
 bool Strided::GapsAreUntouched() const {
   std::vector<unsigned char> gaps(memory.data(), memory.data() + memory.size());
-  ForEachVector([&](int64_t offset, int64_t) { std::memset(gaps.data() + offset * sizeof(float), 0xff, width_ * sizeof(float)); });
+  ForEachVector([&](int64_t offset, int64_t) {
+    std::memset(gaps.data() + offset * sizeof(float), 0xff, width_ * sizeof(float));
+  });
   return std::all_of(gaps.begin(), gaps.end(), [](unsigned char byte) { return byte == 0xff; });
 }
 

@@ -1,5 +1,5 @@
-// Traps for what a call must not do: allocate, or call the system. To be included by one source file of a program, whose malloc it
-// replaces.
+// Traps for what a call must not do: allocate, or call the system. To be included by one source
+// file of a program, whose malloc it replaces.
 #ifndef MHA_TESTS_SUPPORT_TRAPS_H
 #define MHA_TESTS_SUPPORT_TRAPS_H
 
@@ -22,9 +22,11 @@
 #include <unistd.h>
 #endif
 
-// ---- The allocation trap -----------------------------------------------------------------------------------------------------------
+// ---- The allocation trap
+// -----------------------------------------------------------------------------------------------------------
 //
-// This program's malloc and its relatives count what is asked of them while somebody watches, and can be told to fail.
+// This program's malloc and its relatives count what is asked of them while somebody watches, and
+// can be told to fail.
 
 #if defined(__GLIBC__) && defined(__LP64__) && !MHA_TEST_SANITIZED
 #define MHA_TEST_HAS_ALLOCATION_TRAP 1
@@ -35,7 +37,8 @@
 namespace {
 
 std::atomic<bool> g_watching{false};
-std::atomic<int> g_first_failing{0}, g_last_failing{0};  // allocations that are to fail, counted from 1; 0 = none
+std::atomic<int> g_first_failing{0},
+    g_last_failing{0};  // allocations that are to fail, counted from 1; 0 = none
 std::atomic<int> g_allocations{0};
 std::atomic<int> g_releases{0};
 
@@ -60,7 +63,8 @@ struct Advice {
   if (memory != nullptr && g_watching.load(std::memory_order_relaxed)) ++g_releases;
 }
 
-// Counts from here on. While one lives, the test itself must not allocate: no EXPECT that may fail, no string.
+// Counts from here on. While one lives, the test itself must not allocate: no EXPECT that may fail,
+// no string.
 class AllocationWatch {
  public:
   explicit AllocationWatch(int first_failing = 0, int last_failing = 0) {
@@ -92,10 +96,18 @@ void *__libc_memalign(size_t alignment, size_t bytes);
 void __libc_free(void *memory);
 
 void *malloc(size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_malloc(bytes); }
-void *calloc(size_t count, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_calloc(count, bytes); }
-void *realloc(void *memory, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_realloc(memory, bytes); }
-void *memalign(size_t alignment, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_memalign(alignment, bytes); }
-void *aligned_alloc(size_t alignment, size_t bytes) noexcept { return CountAllocation() ? nullptr : __libc_memalign(alignment, bytes); }
+void *calloc(size_t count, size_t bytes) noexcept {
+  return CountAllocation() ? nullptr : __libc_calloc(count, bytes);
+}
+void *realloc(void *memory, size_t bytes) noexcept {
+  return CountAllocation() ? nullptr : __libc_realloc(memory, bytes);
+}
+void *memalign(size_t alignment, size_t bytes) noexcept {
+  return CountAllocation() ? nullptr : __libc_memalign(alignment, bytes);
+}
+void *aligned_alloc(size_t alignment, size_t bytes) noexcept {
+  return CountAllocation() ? nullptr : __libc_memalign(alignment, bytes);
+}
 int posix_memalign(void **memory, size_t alignment, size_t bytes) noexcept {
   *memory = CountAllocation() ? nullptr : __libc_memalign(alignment, bytes);
   return *memory == nullptr ? ENOMEM : 0;
@@ -104,12 +116,15 @@ void free(void *memory) noexcept {
   CountRelease(memory);
   __libc_free(memory);
 }
-void *mmap(void *address, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {
+void *mmap(void *address, size_t bytes, int protection, int flags, int file,
+           off_t offset) noexcept {
   if (CountAllocation()) return MAP_FAILED;
-  return reinterpret_cast<void *>(syscall(SYS_mmap, address, bytes, protection, flags, file, offset));
+  return reinterpret_cast<void *>(
+      syscall(SYS_mmap, address, bytes, protection, flags, file, offset));
 }
 int madvise(void *address, size_t bytes, int advice) noexcept {
-  if (!g_watching.load(std::memory_order_relaxed)) return static_cast<int>(syscall(SYS_madvise, address, bytes, advice));
+  if (!g_watching.load(std::memory_order_relaxed))
+    return static_cast<int>(syscall(SYS_madvise, address, bytes, advice));
   g_advice = {g_advice.count + 1, static_cast<unsigned char *>(address), bytes, advice};
   errno = EINVAL;
   return -1;  // as from a kernel without huge pages
@@ -132,7 +147,8 @@ namespace {
 #define SKIP_WITHOUT_ALLOCATION_TRAP() \
   if (!MHA_TEST_HAS_ALLOCATION_TRAP) GTEST_SKIP() << "malloc can't be replaced in this build"
 
-// ---- The system call trap ----------------------------------------------------------------------------------------------------------
+// ---- The system call trap
+// ----------------------------------------------------------------------------------------------------------
 
 struct SystemCalls {
   bool supported = false;
@@ -151,11 +167,13 @@ void OnSystemCall(int, siginfo_t *info, void *) {
   _exit(kStopped);
 }
 
-// Runs a function in a child process in which every system call but the one to exit is trapped. The function returns an exit code.
+// Runs a function in a child process in which every system call but the one to exit is trapped. The
+// function returns an exit code.
 template <typename Function>
 SystemCalls WatchSystemCalls(const Function &function) {
   SystemCalls result;
-  void *shared = mmap(nullptr, support::PageBytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void *shared = mmap(nullptr, support::PageBytes(), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return result;
   g_first_system_call = static_cast<long *>(shared);
   *g_first_system_call = -1;
@@ -172,7 +190,9 @@ SystemCalls WatchSystemCalls(const Function &function) {
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
     };
     sock_fprog program = {sizeof filter / sizeof *filter, filter};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) != 0) _exit(kNoFilter);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) != 0)
+      _exit(kNoFilter);
     _exit(function());
   }
   int status = 0;
@@ -194,8 +214,9 @@ SystemCalls WatchSystemCalls(const Function &) {
 }
 #endif
 
-#define SKIP_WITHOUT_SYSTEM_CALL_TRAP() \
-  if (!WatchSystemCalls([] { return 0; }).supported) GTEST_SKIP() << "system calls can't be trapped here"
+#define SKIP_WITHOUT_SYSTEM_CALL_TRAP()              \
+  if (!WatchSystemCalls([] { return 0; }).supported) \
+  GTEST_SKIP() << "system calls can't be trapped here"
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// The pool of threads of the command, the benchmarks, the performance gate and the comparison (bench/workers.h).
+// The pool of threads of the command, the benchmarks, the performance gate and the comparison
+// (bench/workers.h).
 #include "bench/workers.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +11,8 @@
 
 namespace {
 
-// How often each task ran. Plain numbers: tasks of one index must not run at the same time, and what they wrote is to be seen afterwards.
+// How often each task ran. Plain numbers: tasks of one index must not run at the same time, and
+// what they wrote is to be seen afterwards.
 struct Counts {
   std::vector<int> runs;
 
@@ -46,7 +48,8 @@ TEST(Workers, WakeUpAfterAPause) {
   }
 }
 
-// Tasks that wait for each other, which the library's never do: they end if each has a thread of its own.
+// Tasks that wait for each other, which the library's never do: they end if each has a thread of
+// its own.
 TEST(Workers, AreSeveralThreadsAtOnce) {
   const bench::Workers workers(3);
   std::atomic<int> missing{3};

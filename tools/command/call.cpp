@@ -56,7 +56,8 @@ std::string Call::text() const {
   if (rotation) {
     const char *before = ", rotated (";
     for (const Angle &angle : kAngles) {
-      if (const double number = *rotation.*angle.number; number != 0) out << std::exchange(before, ", ") << angle.key << " " << number;
+      if (const double number = *rotation.*angle.number; number != 0)
+        out << std::exchange(before, ", ") << angle.key << " " << number;
     }
     out << (rotation->dims != 0 ? command::text(", ", rotation->dims, " elements)") : ")");
   }
@@ -83,18 +84,23 @@ std::string packed_call(const Call &call) {
       if (const double number = *call.rotation.*angle.number; number != 0) rope[angle.key] = number;
     }
     if (call.rotation->dims != 0) rope["dims"] = call.rotation->dims;
-    if (call.rotation->original_positions != 0) rope["original_positions"] = call.rotation->original_positions;
+    if (call.rotation->original_positions != 0)
+      rope["original_positions"] = call.rotation->original_positions;
     if (call.rotation->yarn_unrounded != 0) rope["yarn_unrounded"] = 1;
   }
   const std::string bytes = json.dump();
-  const uint64_t sum = checksum(reinterpret_cast<const unsigned char *>(bytes.data()), bytes.size());
+  const uint64_t sum =
+      checksum(reinterpret_cast<const unsigned char *>(bytes.data()), bytes.size());
   return bytes + little_endian(sum) + little_endian(bytes.size()) + kMagic;
 }
 
-Call read_packed_call(const std::string &name, const unsigned char *file, size_t bytes, const mha_layer_config &shape) {
+Call read_packed_call(const std::string &name, const unsigned char *file, size_t bytes,
+                      const mha_layer_config &shape) {
   const unsigned char *tail = file + bytes - std::min(bytes, kTail);
   if (bytes < kTail || memcmp(tail + 16, kMagic, 8) != 0) {
-    fail(name, ": has no call settings (rotation, norm, causal or not); pack the layer with this version of mha pack");
+    fail(name,
+         ": has no call settings (rotation, norm, causal or not); pack the layer with this version "
+         "of mha pack");
   }
   const uint64_t length = little_endian(tail + 8);
   if (length > bytes - kTail || checksum(tail - length, length) != little_endian(tail)) {
@@ -103,7 +109,8 @@ Call read_packed_call(const std::string &name, const unsigned char *file, size_t
   const char *const end = reinterpret_cast<const char *>(tail);
   JsonObject json(name, parse_json(name, end - length, end));
   const std::string advice = "; a later version of mha wrote it";
-  if (json.needed(json.whole_number("version"), "version") != kVersion) fail(name, ": has call settings of another version", advice);
+  if (json.needed(json.whole_number("version"), "version") != kVersion)
+    fail(name, ": has call settings of another version", advice);
   Call call;
   call.source = name;
   call.is_causal = json.needed(json.flag("causal"), "causal");
@@ -118,12 +125,16 @@ Call read_packed_call(const std::string &name, const unsigned char *file, size_t
     call.norm->k_weight = norm->floats("k_weight");
     norm->finish(advice);
     const bool is_of_all = call.norm->is_of_all_heads;
-    const auto width = [&](int64_t heads) { return static_cast<size_t>((is_of_all ? heads : 1) * shape.head_dim); };
-    if (call.norm->q_weight.size() != width(shape.num_heads) || call.norm->k_weight.size() != width(shape.num_kv_heads)) {
+    const auto width = [&](int64_t heads) {
+      return static_cast<size_t>((is_of_all ? heads : 1) * shape.head_dim);
+    };
+    if (call.norm->q_weight.size() != width(shape.num_heads) ||
+        call.norm->k_weight.size() != width(shape.num_kv_heads)) {
       fail(name, ": has norm weights whose number does not match the layer's heads");
     }
   }
-  if (!call.sinks.empty() && call.sinks.size() != static_cast<size_t>(shape.num_heads)) fail(name, ": needs one sink for each head");
+  if (!call.sinks.empty() && call.sinks.size() != static_cast<size_t>(shape.num_heads))
+    fail(name, ": needs one sink for each head");
   if (std::optional<JsonObject> rope = json.object("rope")) {
     mha_rope_config &angles = call.rotation.emplace();
     for (const Angle &angle : kAngles) angles.*angle.number = rope->number(angle.key).value_or(0);
@@ -136,13 +147,15 @@ Call read_packed_call(const std::string &name, const unsigned char *file, size_t
   return call;
 }
 
-PreparedCall::PreparedCall(const Call &call, const mha_layer_config &shape, int64_t num_positions) : call_(call) {
+PreparedCall::PreparedCall(const Call &call, const mha_layer_config &shape, int64_t num_positions)
+    : call_(call) {
   if (call.rotation) {
     mha_rope_config config = *call.rotation;
     config.struct_size = sizeof config;
     if (config.dims == 0) config.dims = shape.head_dim;
     if (config.dims % 2 != 0 || config.dims > shape.head_dim) {
-      fail(call.source, ": ", config.dims, " elements of a head of ", shape.head_dim, " cannot be rotated; an even number of them can");
+      fail(call.source, ": ", config.dims, " elements of a head of ", shape.head_dim,
+           " cannot be rotated; an even number of them can");
     }
     config.num_positions = num_positions;
     cos_.resize(static_cast<size_t>(num_positions * config.dims / 2));

@@ -24,12 +24,14 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// A file that appears under its name only when it is complete: until commit, the bytes go to a temporary file beside it,
-// NAME.partial-XXXXXX, which vanishes with this object, and by signals that end the process; only SIGKILL leaves it. What is no regular
-// file (a pipe, /dev/null) is written directly. There is one at a time.
+// A file that appears under its name only when it is complete: until commit, the bytes go to a
+// temporary file beside it, NAME.partial-XXXXXX, which vanishes with this object, and by signals
+// that end the process; only SIGKILL leaves it. What is no regular file (a pipe, /dev/null) is
+// written directly. There is one at a time.
 class OutputFile {
  public:
-  explicit OutputFile(const std::string &path);  // throws InputError: an output that can't be written is found before the work
+  explicit OutputFile(const std::string &path);  // throws InputError: an output that can't be
+                                                 // written is found before the work
   ~OutputFile();
   OutputFile(const OutputFile &) = delete;
   OutputFile &operator=(const OutputFile &) = delete;
@@ -44,8 +46,8 @@ class OutputFile {
   int file_ = -1;
 };
 
-// From here on signals that end the process remove the temporary file first, and a mapped file that becomes shorter ends it with a
-// sentence.
+// From here on signals that end the process remove the temporary file first, and a mapped file that
+// becomes shorter ends it with a sentence.
 void handle_signals();
 void remove_temporary();  // before the process ends otherwise
 

@@ -14,7 +14,8 @@ namespace command {
 std::string instruction_set_names() {
   std::string names;
   for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set < 32; ++set) {
-    if (mha_instruction_sets() & 1u << set) names += (names.empty() ? "" : ", ") + std::string(mha_instruction_set_name(set));
+    if (mha_instruction_sets() & 1u << set)
+      names += (names.empty() ? "" : ", ") + std::string(mha_instruction_set_name(set));
   }
   return names;
 }
@@ -22,7 +23,9 @@ std::string instruction_set_names() {
 namespace {
 
 void show_info() {
-  const auto line = [](const char *name, const std::string &value) { std::printf("%-18s%s\n", name, value.c_str()); };
+  const auto line = [](const char *name, const std::string &value) {
+    std::printf("%-18s%s\n", name, value.c_str());
+  };
   const uint32_t version = mha_version();
   line("version", text(version / 10000, ".", version / 100 % 100, ".", version % 100));
   line("contract", text(mha_contract()));
@@ -37,7 +40,8 @@ void show_info() {
 }  // namespace
 
 void add_info_command(CLI::App *app) {
-  CLI::App *info_app = app->add_subcommand("info", "Show the build of the library, and what it detects on this machine");
+  CLI::App *info_app = app->add_subcommand(
+      "info", "Show the build of the library, and what it detects on this machine");
   info_app->footer("\nExample:\n  mha info");
   info_app->callback(show_info);
 }

@@ -14,8 +14,9 @@
 
 namespace command {
 
-// Each key stands in its object once, and nothing is nested so deep that copying it takes much of the stack. name begins the sentences.
-// Where this is not JSON, the result is none of the types of JSON.
+// Each key stands in its object once, and nothing is nested so deep that copying it takes much of
+// the stack. name begins the sentences. Where this is not JSON, the result is none of the types of
+// JSON.
 inline nlohmann::json parse_json(const std::string &name, const char *begin, const char *end) {
   using Json = nlohmann::json;
   std::vector<std::set<std::string>> keys;  // of each object around
@@ -42,19 +43,33 @@ class JsonObject {
   }
 
   const std::string &name() const { return name_; }
-  bool has(const std::string &key) const { return object_.contains(key) && !object_[key].is_null(); }
-
-  std::optional<double> number(const std::string &key) { return take<double>(key, "a number from -3.4e38 to 3.4e38", is_number); }
-  std::optional<double> share(const std::string &key) {
-    return take<double>(key, "a number above 0 and up to 1", [](const Json &value) { return is_number(value) && value > 0 && value <= 1; });
+  bool has(const std::string &key) const {
+    return object_.contains(key) && !object_[key].is_null();
   }
-  std::optional<bool> flag(const std::string &key) { return take<bool>(key, "true or false", is_boolean); }
-  std::optional<std::string> string(const std::string &key) { return take<std::string>(key, "a string", is_string); }
+
+  std::optional<double> number(const std::string &key) {
+    return take<double>(key, "a number from -3.4e38 to 3.4e38", is_number);
+  }
+  std::optional<double> share(const std::string &key) {
+    return take<double>(key, "a number above 0 and up to 1", [](const Json &value) {
+      return is_number(value) && value > 0 && value <= 1;
+    });
+  }
+  std::optional<bool> flag(const std::string &key) {
+    return take<bool>(key, "true or false", is_boolean);
+  }
+  std::optional<std::string> string(const std::string &key) {
+    return take<std::string>(key, "a string", is_string);
+  }
   std::optional<int64_t> whole_number(const std::string &key) {
     return take<int64_t>(key, "a whole number of at least 1", is_count);
   }
-  std::vector<float> floats(const std::string &key) { return list<float>(key, "a list of numbers", is_number); }
-  std::vector<std::string> strings(const std::string &key) { return list<std::string>(key, "a list of strings", is_string); }
+  std::vector<float> floats(const std::string &key) {
+    return list<float>(key, "a list of numbers", is_number);
+  }
+  std::vector<std::string> strings(const std::string &key) {
+    return list<std::string>(key, "a list of strings", is_string);
+  }
   std::optional<JsonObject> object(const std::string &key) {
     taken_.insert(key);
     if (!has(key)) return {};
@@ -69,26 +84,35 @@ class JsonObject {
   void ignore(const std::string &key) { taken_.insert(key); }
   void finish(const std::string &advice) const {
     for (const auto &[key, value] : object_.items()) {
-      if (!value.is_null() && taken_.count(key) == 0) fail(name_, ": has ", in_quotes(key), ", which this version does not know", advice);
+      if (!value.is_null() && taken_.count(key) == 0)
+        fail(name_, ": has ", in_quotes(key), ", which this version does not know", advice);
     }
   }
 
  private:
-  static bool is_number(const Json &value) { return value.is_number() && std::abs(value.get<double>()) <= FLT_MAX; }
+  static bool is_number(const Json &value) {
+    return value.is_number() && std::abs(value.get<double>()) <= FLT_MAX;
+  }
   static bool is_boolean(const Json &value) { return value.is_boolean(); }
-  static bool is_count(const Json &value) { return value.is_number_unsigned() && value >= 1 && value < (1u << 31); }
+  static bool is_count(const Json &value) {
+    return value.is_number_unsigned() && value >= 1 && value < (1u << 31);
+  }
   static bool is_string(const Json &value) { return value.is_string(); }
 
   template <typename Value, typename Check>
   std::optional<Value> take(const std::string &key, const char *expected, const Check &is_fine) {
     taken_.insert(key);
     if (!has(key)) return {};
-    if (!is_fine(object_[key])) fail(name_, ": ", in_quotes(key), " is ", in_quotes(object_[key].dump()), "; ", expected, " is expected");
+    if (!is_fine(object_[key]))
+      fail(name_, ": ", in_quotes(key), " is ", in_quotes(object_[key].dump()), "; ", expected,
+           " is expected");
     return object_[key].get<Value>();
   }
   template <typename Value, typename Check>
   std::vector<Value> list(const std::string &key, const char *expected, const Check &is_fine) {
-    const auto is_list = [&](const Json &value) { return value.is_array() && std::all_of(value.begin(), value.end(), is_fine); };
+    const auto is_list = [&](const Json &value) {
+      return value.is_array() && std::all_of(value.begin(), value.end(), is_fine);
+    };
     return take<std::vector<Value>>(key, expected, is_list).value_or(std::vector<Value>());
   }
 

@@ -33,7 +33,8 @@ void check_output(const std::string &output, const LayerOptions &layer);
 // A layer over packed bytes: those of a mapped file, or its own.
 class Layer {
  public:
-  explicit Layer(const LayerOptions &options);  // --packed, or else --weights, which are packed then
+  // --packed, or else --weights, which are packed then.
+  explicit Layer(const LayerOptions &options);
   Layer(const Layer &) = delete;
   Layer &operator=(const Layer &) = delete;
 

@@ -26,7 +26,8 @@ int complain(int status, std::string_view sentence) {
 
 int complain_about_memory() { return complain(kFailure, "there is not enough memory for this"); }
 
-// A JSON document asks for memory to release what it has; if there is none, its destructor ends the program.
+// A JSON document asks for memory to release what it has; if there is none, its destructor ends the
+// program.
 [[noreturn]] void terminate() {
   try {
     if (std::current_exception()) throw;
@@ -40,11 +41,13 @@ int complain_about_memory() { return complain(kFailure, "there is not enough mem
 
 std::string version_text() {
   const uint32_t version = mha_version();
-  return text("mha ", version / 10000, ".", version / 100 % 100, ".", version % 100, " (contract ", mha_contract(), ")");
+  return text("mha ", version / 10000, ".", version / 100 % 100, ".", version % 100, " (contract ",
+              mha_contract(), ")");
 }
 
 int parse_and_run(int argc, char **argv) {
-  CLI::App app("Computes multi-head attention on CPUs: runs layers on files, and packs them.", "mha");
+  CLI::App app("Computes multi-head attention on CPUs: runs layers on files, and packs them.",
+               "mha");
   app.get_formatter()->column_width(24);
   app.set_version_flag("--version", version_text, "Print the version and exit");
   app.footer(R"(
@@ -67,7 +70,8 @@ Exit status: 0 on success, 2 for wrong input or usage (with a one-line message),
   } catch (const CLI::ParseError &error) {
     return complain(kBadInput, text(error.what(), "; see mha --help"));
   }
-  if (app.get_subcommands().empty()) return complain(kBadInput, "run, pack, verify or info is expected; see mha --help");
+  if (app.get_subcommands().empty())
+    return complain(kBadInput, "run, pack, verify or info is expected; see mha --help");
   return 0;
 }
 
@@ -75,9 +79,11 @@ Exit status: 0 on success, 2 for wrong input or usage (with a one-line message),
 
 CLI::Validator whole_number(int64_t most) {
   const auto check = [most](std::string &words) -> std::string {
-    const bool is_number = !words.empty() && words.size() <= 18 && words.find_first_not_of("0123456789") == std::string::npos;
+    const bool is_number = !words.empty() && words.size() <= 18 &&
+                           words.find_first_not_of("0123456789") == std::string::npos;
     if (is_number && std::stoll(words) >= 1 && std::stoll(words) <= most) return "";
-    return text("a whole number ", most == INT64_MAX ? "of at least 1" : text("from 1 to ", most), " is expected, not ", in_quotes(words));
+    return text("a whole number ", most == INT64_MAX ? "of at least 1" : text("from 1 to ", most),
+                " is expected, not ", in_quotes(words));
   };
   return CLI::Validator(check, "");
 }
@@ -99,21 +105,31 @@ void add_layer_options(CLI::App *app, LayerOptions *options) {
   const auto add = [&](const char *name, auto *value, const char *type, const char *description) {
     return app->add_option(name, *value, description)->type_name(type)->group(group);
   };
-  const auto add_flag = [&](const char *name, auto *value, const char *text) { app->add_flag(name, *value, text)->group(group); };
-  add("--weights", &options->weights, "FILE", "The weights of a layer or a whole model (.safetensors; F32, F16, BF16)");
-  add("--layer", &options->layer, "PREFIX", "The layer of a model: its prefix, or a part that no other layer has (h.0)");
-  add("--config", &options->config, "FILE", "Model configuration; default: config.json next to the weights, if it exists");
-  add_flag("--no-config", &options->without_config, "Use the options below, and no config.json next to the weights");
+  const auto add_flag = [&](const char *name, auto *value, const char *text) {
+    app->add_flag(name, *value, text)->group(group);
+  };
+  add("--weights", &options->weights, "FILE",
+      "The weights of a layer or a whole model (.safetensors; F32, F16, BF16)");
+  add("--layer", &options->layer, "PREFIX",
+      "The layer of a model: its prefix, or a part that no other layer has (h.0)");
+  add("--config", &options->config, "FILE",
+      "Model configuration; default: config.json next to the weights, if it exists");
+  add_flag("--no-config", &options->without_config,
+           "Use the options below, and no config.json next to the weights");
   group = "Without a config.json";
   add("--heads", &options->num_heads, "N", "Number of query heads")->check(whole_number());
   add_flag("--causal", &options->is_causal, "Rows do not attend to later rows");
   add_flag("--no-causal", &options->is_not_causal, "Rows also attend to later rows");
-  add("--rope-base", &options->rope_base, "B", "Rotate queries and keys (RoPE) with this base (rope_theta)")->check(CLI::PositiveNumber);
+  add("--rope-base", &options->rope_base, "B",
+      "Rotate queries and keys (RoPE) with this base (rope_theta)")
+      ->check(CLI::PositiveNumber);
   add_flag("--no-rope", &options->without_rope, "Do not rotate queries and keys");
   group = kComputation;
-  add("--weight-type", &options->weight_type, "NAME", "Weights of the packed layer: f32 (default), f16, bf16, int8 or int4")
+  add("--weight-type", &options->weight_type, "NAME",
+      "Weights of the packed layer: f32 (default), f16, bf16, int8 or int4")
       ->check(one_of(type_names, 5));
-  add("--arithmetic", &options->arithmetic, "NAME", "Projections: f32 (default); with int8 or int4 weights also int8 or int16")
+  add("--arithmetic", &options->arithmetic, "NAME",
+      "Projections: f32 (default); with int8 or int4 weights also int8 or int16")
       ->check(one_of(arithmetic_names, 3));
 }
 
@@ -134,7 +150,8 @@ int main(int argc, char **argv) {
     status = complain(kFailure, error.what());
   }
   if (std::fflush(stdout) != 0 && status == 0) {
-    status = complain(kBadInput, text("standard output: cannot be written: ", std::strerror(errno)));
+    status =
+        complain(kBadInput, text("standard output: cannot be written: ", std::strerror(errno)));
   }
   return status;
 }

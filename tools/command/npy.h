@@ -10,7 +10,8 @@
 
 namespace command {
 
-// Mapped: [n, width] or [batch, n, width], in C order, at least one of each. Anything else is an InputError.
+// Mapped: [n, width] or [batch, n, width], in C order, at least one of each. Anything else is an
+// InputError.
 class Rows {
  public:
   explicit Rows(const std::string &path);

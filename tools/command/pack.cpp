@@ -24,16 +24,21 @@ void pack(const PackOptions &options) {
   file.write(layer.bytes(), layer.num_bytes());
   file.write(call.data(), call.size());
   file.commit();
-  if (!options.is_quiet) std::fprintf(stderr, "%s, %.1f MiB\n", layer.text().c_str(), static_cast<double>(layer.num_bytes()) / (1 << 20));
+  if (!options.is_quiet)
+    std::fprintf(stderr, "%s, %.1f MiB\n", layer.text().c_str(),
+                 static_cast<double>(layer.num_bytes()) / (1 << 20));
 }
 
 }  // namespace
 
 void add_pack_command(CLI::App *app) {
   const auto options = std::make_shared<PackOptions>();
-  CLI::App *pack_app = app->add_subcommand("pack", "Pack a layer once, for mha run --packed and mha_layer_view");
+  CLI::App *pack_app =
+      app->add_subcommand("pack", "Pack a layer once, for mha run --packed and mha_layer_view");
   add_layer_options(pack_app, &options->layer);
-  pack_app->add_option("--output", options->output, "The file for the packed layer (.mha)")->type_name("FILE")->group(kInput);
+  pack_app->add_option("--output", options->output, "The file for the packed layer (.mha)")
+      ->type_name("FILE")
+      ->group(kInput);
   pack_app->add_flag("--quiet", options->is_quiet, "Do not print a line about the layer");
   pack_app->footer(R"(
 A packed file works on every machine of this byte order, whatever its instruction sets. After the

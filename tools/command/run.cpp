@@ -22,18 +22,25 @@ struct RunOptions {
 };
 
 void check_options(const RunOptions &options) {
-  if ((options.layer.weights + options.layer.packed).empty()) fail("--weights (or --packed) is needed");
+  if ((options.layer.weights + options.layer.packed).empty())
+    fail("--weights (or --packed) is needed");
   if (options.input.empty()) fail("--input is needed");
   check_output(options.output, options.layer);
-  if (is_same_file(options.output, options.input)) fail("--output: ", options.output, " is also the --input; name another file");
-  const char *const other = options.prompt != 0 ? "--prompt" : !options.cache_type.empty() ? "--cache-type" : nullptr;
-  if (!options.decodes && other != nullptr) fail(other, ": is an option of --decode, which is not given");
+  if (is_same_file(options.output, options.input))
+    fail("--output: ", options.output, " is also the --input; name another file");
+  const char *const other = options.prompt != 0           ? "--prompt"
+                            : !options.cache_type.empty() ? "--cache-type"
+                                                          : nullptr;
+  if (!options.decodes && other != nullptr)
+    fail(other, ": is an option of --decode, which is not given");
 }
 
 // Memory for the library, aligned to 64 bytes.
 struct Memory {
   explicit Memory(size_t bytes) : storage(bytes + 64), bytes(bytes) {}
-  void *get() { return storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64; }
+  void *get() {
+    return storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64;
+  }
   std::vector<unsigned char> storage;
   size_t bytes;
 };
@@ -84,8 +91,12 @@ std::string milliseconds(double seconds) {
 // A prompt at once, then row by row, over a KV cache. Returns what there is to say.
 std::string decode(const RunOptions &options, const Work &work) {
   const int64_t prompt = std::max<int64_t>(options.prompt, 1), rows = work.rows.count();
-  if (!work.layer.call().is_causal) fail("--decode: rows that are fed one by one cannot attend to later rows, but the layer is not causal");
-  if (prompt > rows) fail("--prompt: ", prompt, " rows are more than the ", rows, " of ", work.rows.name());
+  if (!work.layer.call().is_causal)
+    fail(
+        "--decode: rows that are fed one by one cannot attend to later rows, but the layer is not "
+        "causal");
+  if (prompt > rows)
+    fail("--prompt: ", prompt, " rows are more than the ", rows, " of ", work.rows.name());
   mha_kv_cache_config config = {};
   config.struct_size = sizeof config;
   config.num_sequences = work.rows.batch();
@@ -103,13 +114,16 @@ std::string decode(const RunOptions &options, const Work &work) {
 
   const double prompt_seconds = work.forward(work.arguments(0, prompt, cache));
   double seconds = 0;
-  for (int64_t row = prompt; row < rows; ++row) seconds += work.forward(work.arguments(row, 1, cache));
+  for (int64_t row = prompt; row < rows; ++row)
+    seconds += work.forward(work.arguments(row, 1, cache));
   const std::string type = options.cache_type.empty() ? "f32" : options.cache_type;
-  const std::string told = text("cache of ", type, ", prompt of ", count_text(prompt, "row"), " in ", milliseconds(prompt_seconds));
+  const std::string told = text("cache of ", type, ", prompt of ", count_text(prompt, "row"),
+                                " in ", milliseconds(prompt_seconds));
   if (rows == prompt) return told;
   const int64_t tokens = (rows - prompt) * work.rows.batch();
   const double rate = static_cast<double>(tokens) / std::max(seconds, 1e-9);
-  return told + text(", ", count_text(tokens, "token"), " in ", milliseconds(seconds), ", ", static_cast<int64_t>(rate), " tokens/s");
+  return told + text(", ", count_text(tokens, "token"), " in ", milliseconds(seconds), ", ",
+                     static_cast<int64_t>(rate), " tokens/s");
 }
 
 void run(const RunOptions &options) {
@@ -117,7 +131,9 @@ void run(const RunOptions &options) {
   const Layer layer(options.layer);
   const Rows rows(options.input);
   const int64_t width = layer.shape().query_dim;
-  if (rows.width() != width) fail(rows.name(), ": has rows of ", rows.width(), ", but ", layer.name(), " takes rows of ", width);
+  if (rows.width() != width)
+    fail(rows.name(), ": has rows of ", rows.width(), ", but ", layer.name(), " takes rows of ",
+         width);
   std::vector<int64_t> shape = rows.shape();  // of the output
   shape.back() = layer.shape().output_dim;
   OutputFile file(options.output);
@@ -136,15 +152,18 @@ void run(const RunOptions &options) {
     told = decode(options, work);
   } else {
     const double seconds = std::max(work.forward(args), 1e-9);
-    told = text(milliseconds(seconds), ", ", static_cast<int64_t>(static_cast<double>(info.operations) / seconds * 1e-9), " GFLOP/s");
+    told = text(milliseconds(seconds), ", ",
+                static_cast<int64_t>(static_cast<double>(info.operations) / seconds * 1e-9),
+                " GFLOP/s");
   }
   const std::string header = npy_header(shape);
   file.write(header.data(), header.size());
   file.write(output.data(), output.size() * sizeof output[0]);
   file.commit();
   if (options.is_quiet) return;
-  const std::string line = text(shape_text(rows.shape()), " -> ", shape_text(shape), ", ", layer.text(), ", ",
-                                mha_instruction_set_name(info.instruction_set), ", ", count_text(info.num_threads, "thread"), ", ", told);
+  const std::string line = text(shape_text(rows.shape()), " -> ", shape_text(shape), ", ",
+                                layer.text(), ", ", mha_instruction_set_name(info.instruction_set),
+                                ", ", count_text(info.num_threads, "thread"), ", ", told);
   std::fprintf(stderr, "%s\n", line.c_str());
 }
 
@@ -153,19 +172,29 @@ void run(const RunOptions &options) {
 void add_run_command(CLI::App *app) {
   const auto options = std::make_shared<RunOptions>();
   CLI::App *run_app = app->add_subcommand("run", "Run a layer on the rows of a file");
-  const auto add = [&](const char *name, auto *value, const char *type, const char *description, const char *group) {
+  const auto add = [&](const char *name, auto *value, const char *type, const char *description,
+                       const char *group) {
     return run_app->add_option(name, *value, description)->type_name(type)->group(group);
   };
-  add("--packed", &options->layer.packed, "FILE", "A layer from mha pack, instead of the weights below; mapped, not copied", "Packed");
+  add("--packed", &options->layer.packed, "FILE",
+      "A layer from mha pack, instead of the weights below; mapped, not copied", "Packed");
   add_layer_options(run_app, &options->layer);
-  add("--input", &options->input, "FILE", "The rows: (n, width) or (batch, n, width) (.npy; float32, float16, bfloat16)", kInput);
-  add("--output", &options->output, "FILE", "The file for the result (.npy), which has the rank of the input", kInput);
-  add("--threads", &options->num_threads, "N", "Number of threads, default 1; the result has the same bits for any number", kComputation)
+  add("--input", &options->input, "FILE",
+      "The rows: (n, width) or (batch, n, width) (.npy; float32, float16, bfloat16)", kInput);
+  add("--output", &options->output, "FILE",
+      "The file for the result (.npy), which has the rank of the input", kInput);
+  add("--threads", &options->num_threads, "N",
+      "Number of threads, default 1; the result has the same bits for any number", kComputation)
       ->check(whole_number(1024));
-  run_app->add_flag("--decode", options->decodes, "Feed the rows one by one over a KV cache, as in generation; same result")
+  run_app
+      ->add_flag("--decode", options->decodes,
+                 "Feed the rows one by one over a KV cache, as in generation; same result")
       ->group(kComputation);
-  add("--prompt", &options->prompt, "N", "Rows that --decode feeds at once at the start; default 1", kComputation)->check(whole_number());
-  add("--cache-type", &options->cache_type, "NAME", "The type of the cache of --decode: f32 (default), f16, bf16 or int8", kComputation)
+  add("--prompt", &options->prompt, "N", "Rows that --decode feeds at once at the start; default 1",
+      kComputation)
+      ->check(whole_number());
+  add("--cache-type", &options->cache_type, "NAME",
+      "The type of the cache of --decode: f32 (default), f16, bf16 or int8", kComputation)
       ->check(one_of(type_names, 4));
   run_app->add_flag("--quiet", options->is_quiet, "Do not print a line about the run");
   run_app->footer(R"(

@@ -1,4 +1,5 @@
-// Tensors in .safetensors files: 8 bytes with the length of the header, the header in JSON, the data.
+// Tensors in .safetensors files: 8 bytes with the length of the header, the header in JSON, the
+// data.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,8 @@ struct Tensor {
   uint64_t begin = 0, end = 0;  // its bytes, counted from the end of the header
 };
 
-// A mapped file whose header has been checked: each tensor lies inside the file, as long as its shape says.
+// A mapped file whose header has been checked: each tensor lies inside the file, as long as its
+// shape says.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string &path);  // throws InputError
@@ -28,7 +30,8 @@ class SafetensorsFile {
   bool has(const std::string &name) const { return tensors_.count(name) > 0; }
   const Tensor &get(const std::string &name) const;  // throws InputError
 
-  // The values of a tensor of F32, F16 or BF16. F32 is not copied where its alignment allows; else the copy is added to copies.
+  // The values of a tensor of F32, F16 or BF16. F32 is not copied where its alignment allows; else
+  // the copy is added to copies.
   const float *values(const std::string &name, std::vector<std::unique_ptr<float[]>> *copies) const;
 
  private:

@@ -7,28 +7,32 @@
 
 #include "runtime.h"
 
-extern "C" __attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base);
+extern "C" __attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(
+    OrtSessionOptions *options, const OrtApiBase *base);
 
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   using namespace mha_onnx;
   const OrtApi *api = base->GetApi(kApiVersion);
   if (!api) {
-    const std::string sentence =
-        "mha's operators need ONNX Runtime 1." + std::to_string(kApiVersion) + " or newer; this is " + base->GetVersionString();
+    const std::string sentence = "mha's operators need ONNX Runtime 1." +
+                                 std::to_string(kApiVersion) + " or newer; this is " +
+                                 base->GetVersionString();
     return base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED, sentence.c_str());
   }
-  // Domains live as long as the process, as the tables in them do: sessions are made of the options at any later time. One for each ONNX
-  // Runtime that the process has loaded.
+  // Domains live as long as the process, as the tables in them do: sessions are made of the options
+  // at any later time. One for each ONNX Runtime that the process has loaded.
   static std::mutex mutex;
   static std::vector<std::pair<const OrtApi *, OrtCustomOpDomain *>> domains;
   return guarded(*api, "mha: ", [&] {
     const std::lock_guard<std::mutex> lock(mutex);
-    auto found = std::find_if(domains.begin(), domains.end(), [&](const auto &entry) { return entry.first == api; });
+    auto found = std::find_if(domains.begin(), domains.end(),
+                              [&](const auto &entry) { return entry.first == api; });
     if (found == domains.end()) {
       OrtCustomOpDomain *domain;
       check(*api, api->CreateCustomOpDomain("mha", &domain));
       try {
-        for (const OrtCustomOp *op : {attention_operator(), grouped_query_operator(), layer_operator()}) {
+        for (const OrtCustomOp *op :
+             {attention_operator(), grouped_query_operator(), layer_operator()}) {
           check(*api, api->CustomOpDomain_Add(domain, op));
         }
         found = domains.emplace(found, api, domain);

@@ -50,7 +50,8 @@ Tensor tensor_of(const OrtApi &api, const OrtValue *value) {
   api.ReleaseTensorTypeAndShapeInfo(info);
   check(api, status);
   if (!fits) {
-    throw Failure{"a tensor has " + std::to_string(rank) + " dimensions; no input here has more than 4"};
+    throw Failure{"a tensor has " + std::to_string(rank) +
+                  " dimensions; no input here has more than 4"};
   }
   tensor.rank = rank;
   // ONNX Runtime has it so, too: this function does not write.
@@ -83,15 +84,17 @@ void NodeInfo::expect_absent(const char *attribute, const char *wanted) const {
   int64_t integer;
   float number;
   size_t size = 0;
-  const char *const is = succeeds(api_.KernelInfoGetAttribute_int64(info_, attribute, &integer))                 ? "an integer"
-                         : succeeds(api_.KernelInfoGetAttribute_float(info_, attribute, &number))                ? "a float"
-                         : succeeds(api_.KernelInfoGetAttribute_string(info_, attribute, nullptr, &size))        ? "a string"
-                         : succeeds(api_.KernelInfoGetAttributeArray_int64(info_, attribute, nullptr, &size)) ||
-                                 succeeds(api_.KernelInfoGetAttributeArray_float(info_, attribute, nullptr, &size))
-                             ? "an array"
-                             : nullptr;
+  const char *const is =
+      succeeds(api_.KernelInfoGetAttribute_int64(info_, attribute, &integer))  ? "an integer"
+      : succeeds(api_.KernelInfoGetAttribute_float(info_, attribute, &number)) ? "a float"
+      : succeeds(api_.KernelInfoGetAttribute_string(info_, attribute, nullptr, &size)) ? "a string"
+      : succeeds(api_.KernelInfoGetAttributeArray_int64(info_, attribute, nullptr, &size)) ||
+              succeeds(api_.KernelInfoGetAttributeArray_float(info_, attribute, nullptr, &size))
+          ? "an array"
+          : nullptr;
   if (is) {
-    throw Failure{std::string("the attribute ") + attribute + " is " + is + "; it has to be " + wanted};
+    throw Failure{std::string("the attribute ") + attribute + " is " + is + "; it has to be " +
+                  wanted};
   }
 }
 
@@ -127,14 +130,15 @@ std::string NodeInfo::text(const char *attribute, const char *otherwise) const {
 
 void NodeInfo::expect(const char *attribute, int64_t only) const {
   if (const int64_t value = integer(attribute, only); value != only) {
-    throw Failure{std::string("the attribute ") + attribute + " is " + std::to_string(value) + "; this operator has none but " +
-                  std::to_string(only)};
+    throw Failure{std::string("the attribute ") + attribute + " is " + std::to_string(value) +
+                  "; this operator has none but " + std::to_string(only)};
   }
 }
 
 void NodeInfo::expect(const char *attribute, const char *only) const {
   if (const std::string value = text(attribute, only); value != only) {
-    throw Failure{std::string("the attribute ") + attribute + " is '" + value + "'; this operator has none but '" + only + "'"};
+    throw Failure{std::string("the attribute ") + attribute + " is '" + value +
+                  "'; this operator has none but '" + only + "'"};
   }
 }
 
@@ -158,19 +162,23 @@ Tensor NodeInfo::constant(size_t index, const char *input) const {
   check(api_, api_.KernelInfoGetConstantInput_tensor(info_, index, &is_constant, &value));
   if (!is_constant || !value) {
     throw Failure{std::string(input) +
-                  " is computed or given by the caller, but weights are packed when the session is made, and have to be "
+                  " is computed or given by the caller, but weights are packed when the session is "
+                  "made, and have to be "
                   "constant: initialisers that are not inputs of the graph"};
   }
   return tensor_of(api_, value);
 }
 
 uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context, int64_t rows) {
-  // In four calls of the 1st, 2nd, 4th, 8th ..., or of one row from the 16th on: where other programs are at work, a thread may come too
-  // late. One that is missing costs speed alone.
-  const uint32_t cores = std::min(std::thread::hardware_concurrency(), 256u), calls = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+  // In four calls of the 1st, 2nd, 4th, 8th ..., or of one row from the 16th on: where other
+  // programs are at work, a thread may come too late. One that is missing costs speed alone.
+  const uint32_t cores = std::min(std::thread::hardware_concurrency(), 256u),
+                 calls = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
   const bool is_due = (calls & (calls - 1)) == 0 && (rows > 1 || calls >= 16);
-  if (most_.load(std::memory_order_relaxed) < cores && is_due && counts_.fetch_add(1, std::memory_order_relaxed) < 4) {
-    // Tasks that wait for each other, for a millisecond: as many as come together are run by as many threads.
+  if (most_.load(std::memory_order_relaxed) < cores && is_due &&
+      counts_.fetch_add(1, std::memory_order_relaxed) < 4) {
+    // Tasks that wait for each other, for a millisecond: as many as come together are run by as
+    // many threads.
     struct Meeting {
       uint32_t wanted;
       std::chrono::steady_clock::time_point end;
@@ -199,11 +207,13 @@ uint32_t ThreadCount::of(const OrtApi &api, const OrtKernelContext *context, int
   return most_.load(std::memory_order_relaxed);
 }
 
-Call::Call(const OrtApi &api, OrtKernelContext *context, ThreadCount &threads) : api_(api), context_(context), threads_(threads) {
+Call::Call(const OrtApi &api, OrtKernelContext *context, ThreadCount &threads)
+    : api_(api), context_(context), threads_(threads) {
   check(api, api.KernelContext_GetInputCount(context, &inputs_));
   check(api, api.KernelContext_GetOutputCount(context, &outputs_));
   scheduler_.context = this;
-  scheduler_.parallel_for = [](void *self, uint32_t count, void (*task)(void *, uint32_t), void *task_context) {
+  scheduler_.parallel_for = [](void *self, uint32_t count, void (*task)(void *, uint32_t),
+                               void *task_context) {
     struct Tasks {
       void (*task)(void *, uint32_t);
       void *context;
@@ -212,7 +222,8 @@ Call::Call(const OrtApi &api, OrtKernelContext *context, ThreadCount &threads) :
         count,
         [](void *data, size_t index) {
           const DefaultFloatingPoint default_floating_point;
-          static_cast<Tasks *>(data)->task(static_cast<Tasks *>(data)->context, static_cast<uint32_t>(index));
+          static_cast<Tasks *>(data)->task(static_cast<Tasks *>(data)->context,
+                                           static_cast<uint32_t>(index));
         },
         &tasks);
   };
@@ -233,7 +244,8 @@ const mha_scheduler *Call::scheduler(int64_t rows) {
 }
 
 void Call::run(size_t count, void (*task)(void *, size_t), void *data) const {
-  // It fails before it has run anything, if ever: then all runs here, since a scheduler cannot fail.
+  // It fails before it has run anything, if ever: then all runs here, since a scheduler cannot
+  // fail.
   if (OrtStatus *status = api_.KernelContext_ParallelFor(context_, task, count, 0, data)) {
     api_.ReleaseStatus(status);
     for (size_t i = 0; i < count; i++) {
@@ -280,7 +292,8 @@ void *Call::memory(size_t bytes) {
   } catch (...) {  // ONNX Runtime's arena throws
   }
   if (!memory) {
-    throw Failure{"the session's allocator has no " + std::to_string(bytes) + " bytes for the call"};
+    throw Failure{"the session's allocator has no " + std::to_string(bytes) +
+                  " bytes for the call"};
   }
   return memory_[memories_++] = memory;
 }
@@ -289,7 +302,9 @@ void *Call::memory(size_t bytes) {
 DefaultFloatingPoint::DefaultFloatingPoint() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
 DefaultFloatingPoint::~DefaultFloatingPoint() { _mm_setcsr(static_cast<unsigned>(before_)); }
 #elif defined(__aarch64__)
-DefaultFloatingPoint::DefaultFloatingPoint() { asm volatile("mrs %0, fpcr\n\tmsr fpcr, xzr" : "=&r"(before_)); }
+DefaultFloatingPoint::DefaultFloatingPoint() {
+  asm volatile("mrs %0, fpcr\n\tmsr fpcr, xzr" : "=&r"(before_));
+}
 DefaultFloatingPoint::~DefaultFloatingPoint() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
 #else
 DefaultFloatingPoint::DefaultFloatingPoint() : before_(0) {}
@@ -304,7 +319,8 @@ ScoreAttributes::ScoreAttributes(const NodeInfo &node)
       window_right(node.integer("right_window_size", -1)) {}
 
 uint32_t ScoreAttributes::flags() const {
-  return (causal ? MHA_CAUSAL : 0) | (window_left >= 0 ? MHA_WINDOW_LEFT : 0) | (window_right >= 0 ? MHA_WINDOW_RIGHT : 0);
+  return (causal ? MHA_CAUSAL : 0) | (window_left >= 0 ? MHA_WINDOW_LEFT : 0) |
+         (window_right >= 0 ? MHA_WINDOW_RIGHT : 0);
 }
 
 namespace {
@@ -315,11 +331,14 @@ bool is_open(bool attends) { return attends; }
 bool is_closed(bool attends) { return !attends; }
 
 template <typename Number>
-bool find_structure(const Number *mask, int64_t sequences, int64_t rows, int64_t batch, int64_t n_kv, MaskStructure &found) {
+bool find_structure(const Number *mask, int64_t sequences, int64_t rows, int64_t batch,
+                    int64_t n_kv, MaskStructure &found) {
   for (int64_t b = 0; b < sequences; b++) {
-    const auto end_of = [&](int64_t row) {  // of the keys that a row attends to, which begin at the first; 0 = it is not so
+    // Of the keys that a row attends to, which begin at the first; 0 = it is not so.
+    const auto end_of = [&](int64_t row) {
       const Number *const keys = mask + (b * rows + row) * n_kv, *const end = keys + n_kv;
-      const Number *const last = std::find_if_not(keys, end, [](Number key) { return is_open(key); });
+      const Number *const last =
+          std::find_if_not(keys, end, [](Number key) { return is_open(key); });
       return std::all_of(last, end, [](Number key) { return is_closed(key); }) ? last - keys : 0;
     };
     const int64_t first = end_of(0), length = rows == 1 ? first : end_of(rows - 1);
@@ -346,23 +365,27 @@ bool find_structure(const Number *mask, int64_t sequences, int64_t rows, int64_t
 
 }  // namespace
 
-bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv, MaskStructure &found) {
+bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv,
+                    MaskStructure &found) {
   int64_t shape[4] = {1, 1, 1, 1};
   if (!mask || mask.rank > 4 || batch == 0 || n_q == 0 || n_kv == 0) {
     return false;
   }
   std::copy(mask.shape, mask.shape + mask.rank, shape + 4 - mask.rank);
-  if ((shape[0] != 1 && shape[0] != batch) || shape[1] != 1 || (shape[2] != 1 && shape[2] != n_q) || shape[3] != n_kv) {
+  if ((shape[0] != 1 && shape[0] != batch) || shape[1] != 1 || (shape[2] != 1 && shape[2] != n_q) ||
+      shape[3] != n_kv) {
     return false;
   }
   if (mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) {
     return find_structure(mask.floats(), shape[0], shape[2], batch, n_kv, found);
   }
   return mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL &&
-         find_structure(static_cast<const bool *>(mask.data), shape[0], shape[2], batch, n_kv, found);
+         find_structure(static_cast<const bool *>(mask.data), shape[0], shape[2], batch, n_kv,
+                        found);
 }
 
-void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_arrays &arrays) {
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv,
+              int64_t used, mha_score_arrays &arrays) {
   if (!mask) {
     return;
   }
@@ -374,7 +397,8 @@ void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int
   }
   int64_t stride = 1;
   for (int i = 3; i >= 0; i--) {
-    fits = fits && (i == 3 ? shape[i] <= n_kv && (shape[i] > 1 || shape[i] >= used) : shape[i] == full[i] || shape[i] == 1);
+    fits = fits && (i == 3 ? shape[i] <= n_kv && (shape[i] > 1 || shape[i] >= used)
+                           : shape[i] == full[i] || shape[i] == 1);
     strides[i] = shape[i] == 1 ? MHA_BROADCAST : stride;
     stride *= shape[i];
   }
@@ -382,8 +406,9 @@ void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int
     Tensor wanted;
     wanted.rank = 4;
     std::copy(full, full + 4, wanted.shape);
-    throw Failure{"attn_mask is " + shape_of(mask) + ", but has to be " + shape_of(wanted) +
-                  " or to broadcast to it in all dimensions but the last, which may be shorter, not 1"};
+    throw Failure{
+        "attn_mask is " + shape_of(mask) + ", but has to be " + shape_of(wanted) +
+        " or to broadcast to it in all dimensions but the last, which may be shorter, not 1"};
   }
   arrays.num_columns = shape[3] < n_kv ? shape[3] : 0;
   const mha_strides by_array = {strides[0], strides[2], strides[1]};  // batch, row, head
@@ -394,10 +419,12 @@ void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
       arrays.bias.data = mask.data, arrays.bias.strides = by_array;
-      arrays.bias.type = mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ? MHA_TYPE_F32 : MHA_TYPE_F16;
+      arrays.bias.type =
+          mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ? MHA_TYPE_F32 : MHA_TYPE_F16;
       return;
     default:
-      throw Failure{"attn_mask is of type " + std::to_string(mask.type) + "; it has to be of bool (true attends), float or float16"};
+      throw Failure{"attn_mask is of type " + std::to_string(mask.type) +
+                    "; it has to be of bool (true attends), float or float16"};
   }
 }
 

@@ -1,4 +1,5 @@
-// ONNX Runtime's C interface, as the operators use it: failures as exceptions, which each callback turns into a status.
+// ONNX Runtime's C interface, as the operators use it: failures as exceptions, which each callback
+// turns into a status.
 #pragma once
 
 #include <mha.h>
@@ -13,7 +14,8 @@
 
 namespace mha_onnx {
 
-// What is asked for: the version that has all that is used here, of May 2024. Every later one has it too.
+// What is asked for: the version that has all that is used here, of May 2024. Every later one has
+// it too.
 constexpr uint32_t kApiVersion = 18;
 
 // What is wrong, in a sentence.
@@ -26,7 +28,8 @@ void check(const OrtApi &api, OrtStatus *status);
 // Throws an error of mha.
 void check(mha_status status, const mha_error &error);
 
-// Runs `body`; what it throws becomes a status. `node` is said before the sentence, if there is memory for it.
+// Runs `body`; what it throws becomes a status. `node` is said before the sentence, if there is
+// memory for it.
 template <typename Body>
 OrtStatus *guarded(const OrtApi &api, const std::string &node, Body body) try {
   try {
@@ -39,7 +42,8 @@ OrtStatus *guarded(const OrtApi &api, const std::string &node, Body body) try {
   } catch (const std::exception &exception) {  // of ONNX Runtime's own, which is written in C++ too
     return api.CreateStatus(ORT_FAIL, (node + exception.what()).c_str());
   } catch (...) {
-    return api.CreateStatus(ORT_FAIL, (node + "something unknown went wrong in ONNX Runtime").c_str());
+    return api.CreateStatus(ORT_FAIL,
+                            (node + "something unknown went wrong in ONNX Runtime").c_str());
   }
 } catch (const std::bad_alloc &) {
   return api.CreateStatus(ORT_FAIL, "mha: there is no memory");
@@ -66,7 +70,8 @@ class NodeInfo {
   int64_t integer(const char *attribute, int64_t otherwise) const;
   float number(const char *attribute, float otherwise) const;
   std::string text(const char *attribute, const char *otherwise) const;
-  // Attributes that another runtime's operator has and this one has not: throw where they say more than nothing.
+  // Attributes that another runtime's operator has and this one has not: throw where they say more
+  // than nothing.
   void expect(const char *attribute, int64_t only) const;
   void expect(const char *attribute, const char *only) const;
   // A constant input; one that is given but not constant throws.
@@ -74,7 +79,8 @@ class NodeInfo {
   bool has_input(size_t index) const;
 
  private:
-  // Whether a status is good, which it releases. An attribute that is not there is not told from one of another type.
+  // Whether a status is good, which it releases. An attribute that is not there is not told from
+  // one of another type.
   bool succeeds(OrtStatus *status) const;
   // Throws if an attribute that could not be read is there, with another type.
   void expect_absent(const char *attribute, const char *wanted) const;
@@ -83,7 +89,8 @@ class NodeInfo {
   const OrtKernelInfo *info_;
 };
 
-// Floating point as the library needs it, whatever the session has set (session.set_denormal_as_zero), as long as the object lives.
+// Floating point as the library needs it, whatever the session has set
+// (session.set_denormal_as_zero), as long as the object lives.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint();
@@ -93,7 +100,8 @@ class DefaultFloatingPoint {
   uint64_t before_;
 };
 
-// How many threads a session has, which it tells nobody: counted at work, in a few calls. A call of one row is short, and counts late.
+// How many threads a session has, which it tells nobody: counted at work, in a few calls. A call of
+// one row is short, and counts late.
 class ThreadCount {
  public:
   uint32_t of(const OrtApi &api, const OrtKernelContext *context, int64_t rows);
@@ -156,17 +164,21 @@ struct ScoreAttributes {
 // An extent as the library takes it.
 inline int64_t extent_of(int64_t count) { return count == 0 ? MHA_EMPTY : count; }
 
-// Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `arrays`. No row attends beyond the first `used` keys.
-void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv, int64_t used, mha_score_arrays &arrays);
+// Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `arrays`. No row attends
+// beyond the first `used` keys.
+void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv,
+              int64_t used, mha_score_arrays &arrays);
 
-// What a mask array says, if that is no more than this: the query at row i attends to the keys before lengths[b] and, if is_causal, up to
-// starts[b] + i; and each to some. Then no key is computed for nothing. Masks that are added have 0 there, elsewhere -1e30 or less, which
-// takes part in no softmax beside others.
+// What a mask array says, if that is no more than this: the query at row i attends to the keys
+// before lengths[b] and, if is_causal, up to starts[b] + i; and each to some. Then no key is
+// computed for nothing. Masks that are added have 0 there, elsewhere -1e30 or less, which takes
+// part in no softmax beside others.
 struct MaskStructure {
   bool is_causal = false;
   int64_t *starts, *lengths;  // [batch]
 };
-bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv, MaskStructure &found);
+bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv,
+                    MaskStructure &found);
 
 // The operators. Each is a table of callbacks that lives as long as the process.
 const OrtCustomOp *attention_operator();
@@ -174,7 +186,8 @@ const OrtCustomOp *grouped_query_operator();
 const OrtCustomOp *layer_operator();
 
 // The callbacks of an operator whose kernel is Kernel: made of (api, info), run by compute(Call &).
-// Kernel has kName, kInputs, kOutputs, type_of(input) and is_optional(input); all outputs but the first are optional.
+// Kernel has kName, kInputs, kOutputs, type_of(input) and is_optional(input); all outputs but the
+// first are optional.
 template <typename Kernel>
 const OrtCustomOp *operator_of() {
   struct State {
@@ -195,8 +208,12 @@ const OrtCustomOp *operator_of() {
     };
     op.GetInputMemoryType = [](const OrtCustomOp *, size_t) { return OrtMemTypeDefault; };
     op.GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return Kernel::kOutputs; };
-    op.GetOutputType = [](const OrtCustomOp *, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
-    op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t index) { return index ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED; };
+    op.GetOutputType = [](const OrtCustomOp *, size_t) {
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    };
+    op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t index) {
+      return index ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+    };
     op.GetVariadicInputMinArity = [](const OrtCustomOp *) { return 0; };
     op.GetVariadicInputHomogeneity = [](const OrtCustomOp *) { return 0; };
     op.GetVariadicOutputMinArity = [](const OrtCustomOp *) { return 0; };
@@ -207,7 +224,8 @@ const OrtCustomOp *operator_of() {
     op.ReleaseMayInplace = [](int *, int *) {};
     op.GetAliasMap = [](int **, int **) -> size_t { return 0; };
     op.ReleaseAliasMap = [](int *, int *) {};
-    op.CreateKernelV2 = [](const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info, void **made) {
+    op.CreateKernelV2 = [](const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info,
+                           void **made) {
       const NodeInfo node(*api, info);
       std::string name;
       return guarded(*api, name, [&] {
