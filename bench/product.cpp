@@ -2,7 +2,7 @@
 
 #include <initializer_list>
 
-#include "projections.h"
+#include "run/project.h"
 
 namespace bench {
 

@@ -126,7 +126,7 @@ mha_status check_instruction_set(Report report, uint32_t instruction_set) {
 }
 
 mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels) {
-  if (const mha_status status = check_instruction_set(report, instruction_set)) return status;
+  MHA_TRY(check_instruction_set(report, instruction_set));
   bool is_built = false;
   for (const Kernels *built : built_kernels) {
     if (instruction_set != MHA_INSTRUCTION_SET_AUTO && instruction_set != built->instruction_set)

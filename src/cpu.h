@@ -1,8 +1,8 @@
 // Which kernels this machine can run.
 #pragma once
 
+#include "check/report.h"
 #include "kernels/kernels.h"
-#include "status.h"
 
 namespace mha {
 

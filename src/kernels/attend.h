@@ -21,33 +21,34 @@ namespace {
 // A row of the queries that is not taken as it is, prepared, at `to`.
 template <class V>
 MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float *to) {
-  const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row),
-                          row.head};
-  return prepared_row<V>(unit.call.prepare_q, unit.call.q.storage, unit.input(row), place,
-                         unit.call.head_dim, to);
+  const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head,
+                          unit.call.run.q_statistics};
+  return prepared_row<V>(unit.call.request.prepare_q, unit.call.arrays.q.storage, unit.input(row),
+                         place, unit.call.request.head_dim, to);
 }
 
 // Rows [begin, end) of the queries, prepared and scaled, into the unit's scratch memory.
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
-  const int64_t head_dim = call.head_dim,
+  const int64_t head_dim = call.request.head_dim,
                 whole = head_dim - head_dim % static_cast<int64_t>(V::size);
-  const bool needs_preparation = call.prepare_q.is_any || call.q.storage != Storage::f32;
-  const float *const scales = call.options.q_scales;
+  const bool needs_preparation =
+      call.request.prepare_q.is_any || call.arrays.q.storage != Storage::f32;
+  const float *const scales = call.request.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     float *const to = unit.q(row.index);
     // Those of a later tile, which are there when this one is done.
     if (row.query + max_attend_rows < unit.query_begin + unit.queries) {
       const char *const input = static_cast<const char *>(unit.input(row));
-      prefetch_row(element_at(input, call.q.storage, max_attend_rows * call.q.row_stride),
-                   head_dim * bytes_of(call.q.storage));
+      prefetch_row(element_at(input, call.arrays.q.storage, max_attend_rows * call.arrays.q.row_stride),
+                   head_dim * bytes_of(call.arrays.q.storage));
     }
     const float *const from = needs_preparation ? prepared_query<V>(unit, row, to)
                                                 : static_cast<const float *>(unit.input(row));
-    const float scale =
-        scales ? scales[unit.sequence_index * call.options.q_scales_stride + unit.array_row(row)]
-               : 1.0f;
+    const float scale = scales ? scales[unit.sequence_index * call.request.options.q_scales_stride +
+                                        unit.array_row(row)]
+                               : 1.0f;
     const V factor = all<V>(scale);
     for (int64_t k = 0; k < whole; k += V::size)
       store(to + k, canonical_nan(load<V>(from + k) * factor));
@@ -77,11 +78,11 @@ MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
   const Attention &call = unit.call;
   const Sequence *sequence = &unit.sequence;
   int64_t kv_head = unit.kv_head + 1, queries = unit.queries;
-  if (kv_head == call.num_kv_heads) {
-    const bool is_last = sequence + 1 == call.sequences + call.batch;
+  if (kv_head == call.request.num_kv_heads) {
+    const bool is_last = sequence + 1 == call.run.sequences + call.request.batch;
     if (!is_last) ++sequence;
     kv_head = 0;
-    queries = is_last ? 0 : max(0, min(sequence->n_q - unit.query_begin, call.block_queries));
+    queries = is_last ? 0 : max(0, min(sequence->n_q - unit.query_begin, call.run.block_queries));
   }
   return unit_of(call, *sequence, kv_head, unit.query_begin, queries, unit.heads, unit.scratch);
 }
@@ -89,17 +90,17 @@ MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
 // The heads whose scale is 0, as padding.
 MHA_NOINLINE inline void clear_heads(const Unit &unit) {
   unit.for_each_left_out([&](const Row &row) {
-    const size_t width = static_cast<size_t>(unit.call.head_dim_v);
+    const size_t width = static_cast<size_t>(unit.call.request.head_dim_v);
     MHA_MEMSET(unit.output(row), 0,
-               width * static_cast<size_t>(bytes_of(unit.call.output_storage)));
+               width * static_cast<size_t>(bytes_of(unit.call.arrays.output.storage)));
     if (float *const tap = unit.context_tap(row)) MHA_MEMSET(tap, 0, width * sizeof(float));
-    if (unit.call.lse) unit.call.lse[unit.output_row(row)] = -infinity;
+    if (unit.call.request.lse) unit.call.request.lse[unit.output_row(row)] = -infinity;
   });
 }
 
 // The keys of its first chunk.
 MHA_INLINE Range first_keys(const Unit &unit) {
-  if (unit.num_rows == 0 || unit.call.parts.count > 1) return {0, 0};
+  if (unit.num_rows == 0 || unit.call.run.parts.count > 1) return {0, 0};
   const Range keys = keys_of_rows(unit, 0, unit.num_rows);
   return intersection(keys, {keys.begin, keys.begin / chunk_keys * chunk_keys + chunk_keys});
 }
@@ -130,17 +131,18 @@ MHA_NOINLINE inline bool keep_ends(const Unit &unit, Range keys, int64_t c, int6
 // subtree. keys: those of all chunks.
 MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys, int64_t c,
                                   int64_t end) {
-  if (!is_streamed || unit.num_rows > 1 || !unit.call.k.is_packed) return 1;
+  if (!is_streamed || unit.num_rows > 1 || !unit.call.arrays.k.is_packed) return 1;
   int64_t count = max_interleaved_chunks;
   while (count > 1 && (c % count != 0 || end - c < count)) count /= 2;
-  return count > 1 && unit.call.options.limits_pairs && !keep_ends(unit, keys, c, count) ? 1
-                                                                                         : count;
+  return count > 1 && unit.call.request.options.limits_pairs && !keep_ends(unit, keys, c, count)
+             ? 1
+             : count;
 }
 
 // The states of all rows over the keys of `chunks`, in slot 0. all_keys: those of all chunks.
 template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
-  const ScoreOptions &options = unit.call.options;
+  const ScoreOptions &options = unit.call.request.options;
   // With groups later rows need not have later keys: no row is done before the last chunk.
   const auto keys_of_tile = [&](int64_t row, int64_t end) {
     return end - row == unit.num_rows || options.groups.of_rows ? all_keys
@@ -211,14 +213,14 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
 // instead of chunks.
 template <class V>
 inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
-  const KvSplit &parts = unit.call.parts;
+  const KeyParts &parts = unit.call.run.parts;
+  const int64_t stride = unit.call.plan.part_state_stride;
   const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
-  float *const states = parts.states + index * parts.count * parts.state_stride;
-  MHA_MEMCPY(states + part * parts.state_stride, unit.o(0, 0),
-             static_cast<size_t>(floats) * sizeof(float));
+  float *const states = parts.states + index * parts.count * stride;
+  MHA_MEMCPY(states + part * stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
   if (atomic_fetch_add(&parts.unfinished[index], -1) != 1) return false;
   for (int64_t p = 0; p < parts.count; ++p) {
-    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), states + p * parts.state_stride,
+    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), states + p * stride,
                static_cast<size_t>(floats) * sizeof(float));
     merge_chunks<V>(unit, p, 1, 0, 0);
   }
@@ -232,21 +234,23 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
   Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
   if (unit.group != unit.heads && part == 0) clear_heads(unit);
   if (unit.num_rows == 0) return;
-  if (call.options.chosen.lists.base) rank_keys(&unit);
+  if (call.request.options.chosen.lists.base) rank_keys(&unit);
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
-  if (call.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
+  if (call.request.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
   const Range chunks = chunks_of(keys);
-  if (call.parts.count == 1) {
+  if (call.run.parts.count == 1) {
     attend_chunks<V>(unit, keys, chunks);
   } else {
     attend_chunks<V>(
         unit, keys,
-        intersection(chunks, {part * call.parts.chunks, (part + 1) * call.parts.chunks}));
+        intersection(chunks, {part * call.run.parts.chunks, (part + 1) * call.run.parts.chunks}));
     if (!merge_splits<V>(
-            unit, (sequence_index * call.num_kv_heads + kv_head) * call.query_blocks + block, part))
+            unit,
+            (sequence_index * call.request.num_kv_heads + kv_head) * call.run.query_blocks + block,
+            part))
       return;
   }
-  if (call.states) return hand_out_states<V>(unit);
+  if (call.request.states) return hand_out_states<V>(unit);
   finish<V>(unit);
 }
 

@@ -40,7 +40,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
                                 Range groups, const Loops &loops, const float *queries,
                                 int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
   const Groups &keys = chunk.keys;
-  const int64_t head_dim = unit.call.head_dim;
+  const int64_t head_dim = unit.call.request.head_dim;
   const uint32_t most = static_cast<uint32_t>(loops.wide.blocks);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
   // Blocks side by side prefetch all groups of the next chunk in turn.
@@ -138,8 +138,8 @@ MHA_INLINE void leave_out_edges(Range blocks, Range keys, float *products) {
 template <class V>
 MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks,
                                  Range keys, float *products) {
-  const ScoreOptions &options = unit.call.options;
-  float scale = unit.call.scale;
+  const ScoreOptions &options = unit.call.request.options;
+  float scale = unit.call.request.scale;
   // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with
   // the rest.
   if (options.change_scores || chunk.keys.has_scales || !(scale > 0.0f)) {
@@ -166,8 +166,8 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
 template <class V>
 MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks,
                            Range keys, float *products) {
-  const ScoreOptions &options = unit.call.options;
-  const float scale = unit.call.scale;
+  const ScoreOptions &options = unit.call.request.options;
+  const float scale = unit.call.request.scale;
   if (scale > 0.0f && !options.change_scores && !options.limits_pairs && !chunk.keys.has_scales)
     return scale;
   return change_scores<V>(unit, row, chunk, blocks, keys, products);
@@ -388,7 +388,7 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   for (int64_t r = 0; r < rows.count; ++r) {
     const float l = *unit.l(slot, rows.begin + r);
     is_unclear[r] = l == l && has_unclear(keys.some, scores + r * score_stride) &&
-                    has_other_than_finite<V>(unit.o(slot, rows.begin + r), call.head_dim_v);
+                    has_other_than_finite<V>(unit.o(slot, rows.begin + r), call.request.head_dim_v);
     is_any_unclear |= is_unclear[r];
   }
   if (!is_any_unclear) return;
@@ -410,7 +410,7 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
       count += row[j] * factor != -infinity;
     }
     if (count == keys.some.end - keys.some.begin) continue;
-    add_values_of_keys<V>(chunk.values, call.head_dim_v_padded, taking_part, count,
+    add_values_of_keys<V>(chunk.values, call.plan.head_dim_v_padded, taking_part, count,
                           p + r * score_stride, unit.o(slot, rows.begin + r));
   }
 }
@@ -427,8 +427,8 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
                               const PrefetchSource &ahead_of_keys,
                               const PrefetchSource &ahead_of_values) {
   const Attention &call = unit.call;
-  const int64_t width = call.head_dim_v_padded;
-  float *const scores = unit.scratch + call.scratch.scores;
+  const int64_t width = call.plan.head_dim_v_padded;
+  float *const scores = unit.scratch + call.plan.scratch.scores;
   const auto scores_of = [&](int64_t c)
                              MHA_INLINED { return scores + c * rows.count * score_stride; };
 
@@ -446,7 +446,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
   multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some),
                    loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
-                   unit.q(rows.begin), rows.count, rows.count == 1 && call.k.is_packed,
+                   unit.q(rows.begin), rows.count, rows.count == 1 && call.arrays.k.is_packed,
                    ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
@@ -471,12 +471,12 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;
     if (c + 1 < count)
-      ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.v)};
+      ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.arrays.v)};
     float *const o = unit.o(slot + c, rows.begin);
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
     // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v
     // is what a cache held before.)
-    if (!has_other_than_finite<V>(o, call.head_dim_v)) continue;
+    if (!has_other_than_finite<V>(o, call.request.head_dim_v)) continue;
     leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
   }
 }

@@ -10,7 +10,7 @@ namespace {
 // ---- Index scores
 
 MHA_INLINE float *scores_of(const KeyChoice &choice, const Unit &unit, const Row &row) {
-  const int64_t number = (&unit.sequence - unit.call.sequences) * choice.longest_q + row.query;
+  const int64_t number = (&unit.sequence - unit.call.run.sequences) * choice.longest_q + row.query;
   return choice.scores + (number - choice.first_query) * choice.score_stride;
 }
 
@@ -19,7 +19,7 @@ MHA_INLINE float *scores_of(const KeyChoice &choice, const Unit &unit, const Row
 template <class V>
 MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chunk &chunk,
                             Range groups, const TileRows &rows, const float *products) {
-  const V scale = all<V>(unit.call.scale), zero = all<V>(0.0f);
+  const V scale = all<V>(unit.call.request.scale), zero = all<V>(0.0f);
   const bool has_scales = chunk.keys.has_scales;
   Row row = unit.row(rows.begin);
   for (int64_t r = 0; r < rows.count; ++r, unit.advance(&row), products += score_stride) {
@@ -46,7 +46,7 @@ void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, 
   const Range keys = keys_of_rows(unit, 0, unit.num_rows);
   const Range chunks =
       intersection(chunks_of(keys), {part * choice.part_chunks, (part + 1) * choice.part_chunks});
-  float *const products = scratch + call.scratch.scores;
+  float *const products = scratch + call.plan.scratch.scores;
   if (chunks.begin < chunks.end) copy_queries<V>(unit, 0, unit.num_rows);
   for (int64_t c = chunks.begin; c < chunks.end; ++c) {
     const int64_t begin = c * chunk_keys;
@@ -106,14 +106,14 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
 template <class V>
 void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t query) {
   const Attention &call = *choice.attention;
-  const Unit unit =
-      unit_of(call, call.sequences[sequence_index], 0, query, 1, call.num_heads, nullptr);
+  const Unit unit = unit_of(call, call.run.sequences[sequence_index], 0, query, 1,
+                            call.request.num_heads, nullptr);
   const Row row = unit.row(0);
   const Range keys = keys_of_rows(unit, 0, 1);
   if (query >= unit.sequence.n_q || keys.begin >= keys.end) return;
   float *const scores = scores_of(choice, unit, row);
-  const int64_t at = unit.sequence_index * call.n_q + unit.array_row(row);
-  write_pairs(choice.index_scores, at * call.n_kv + unit.sequence.column + keys.begin,
+  const int64_t at = unit.sequence_index * call.request.n_q + unit.array_row(row);
+  write_pairs(choice.index_scores, at * call.run.pair_columns + unit.sequence.column + keys.begin,
               scores + keys.begin, keys.end - keys.begin);
 
   // What is no number, and what lies beside the keys, is as -infinity.

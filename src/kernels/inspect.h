@@ -18,15 +18,16 @@ MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, 
 template <class V>
 inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
-  const PairOutputs &pairs = call.pairs;
+  const PairOutputs &pairs = call.request.pairs;
   const int64_t column = unit.sequence.column + begin,
-                at = unit.output_row(row) * call.n_kv + column;
+                at = unit.output_row(row) * call.run.pair_columns + column;
   const Range range = unit.keys_of(row);
   write_pairs(pairs.scores, at, s, count);
   for (int64_t j = 0; j < count; j += V::size)
-    store(s + j, canonical(load<V>(s + j) * all<V>(call.scale)));
+    store(s + j, canonical(load<V>(s + j) * all<V>(call.request.scale)));
   write_pairs(pairs.scaled_scores, at, s, count);
-  if (call.options.softcap != 0.0f) cap_scores<V>(call.options, groups_of({0, count}), 1.0f, s);
+  if (call.request.options.softcap != 0.0f)
+    cap_scores<V>(call.request.options, groups_of({0, count}), 1.0f, s);
   write_pairs(pairs.softcapped_scores, at, s, count);
   const Range keys = {min(count, max(0, range.begin - begin)),
                       min(count, max(0, range.end - begin))};
@@ -35,8 +36,8 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   for (int64_t j = 0; j < count; ++j)
     s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
   write_pairs(pairs.masked_scores, at, s, count);
-  const float m = call.row_maxima[unit.output_row(row)],
-              inverse = 1.0f / call.row_sums[unit.output_row(row)];
+  const float m = call.run.row_maxima[unit.output_row(row)],
+              inverse = 1.0f / call.run.row_sums[unit.output_row(row)];
   for (int64_t j = 0; j < count; j += V::size) {
     const V x = load<V>(s + j);
     store(s + j,
@@ -48,8 +49,8 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
 // The columns [begin, end), which are no keys of the sequence. Other outputs are 0 from the start.
 MHA_NOINLINE inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin,
                                          int64_t end) {
-  const PairOutputs &pairs = unit.call.pairs;
-  const int64_t at = unit.output_row(row) * unit.call.n_kv;
+  const PairOutputs &pairs = unit.call.request.pairs;
+  const int64_t at = unit.output_row(row) * unit.call.run.pair_columns;
   float *const zero[] = {pairs.scores, pairs.scaled_scores, pairs.softcapped_scores, pairs.weights};
   for (int64_t j = begin; j < end; ++j) {
     for (float *const output : zero) {
@@ -64,9 +65,10 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
              float *scratch) {
   const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
   if (unit.group != unit.heads)
-    unit.for_each_left_out([&](const Row &row) { clear_inspected(unit, row, 0, call.n_kv); });
+    unit.for_each_left_out(
+        [&](const Row &row) { clear_inspected(unit, row, 0, call.run.pair_columns); });
   if (unit.num_rows == 0) return;
-  float *const scores = unit.scratch + call.scratch.scores;
+  float *const scores = unit.scratch + call.plan.scratch.scores;
   copy_queries<V>(unit, 0, unit.num_rows);
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);
@@ -88,7 +90,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
   const int64_t column = unit.sequence.column;
   for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
     clear_inspected(unit, row, 0, column);
-    clear_inspected(unit, row, column + unit.sequence.n_kv, call.n_kv);
+    clear_inspected(unit, row, column + unit.sequence.n_kv, call.run.pair_columns);
   }
 }
 

@@ -182,9 +182,7 @@ struct Norm {
   float count;                 // of the numbers that are normalised together
   const float *weight, *bias;  // null: 1, none
   int64_t head_stride;         // of both
-  float *statistics;  // is_of_all_heads: [batch][rows_per_sequence][2] mean and r by row of the
-                      // caller's array
-  int64_t rows_per_sequence;
+  int64_t rows_per_sequence;   // of the caller's array; is_of_all_heads: statistics go by its rows
 };
 
 // What is done to rows of queries, keys or values on their way.
@@ -206,8 +204,8 @@ struct PairArray {
 struct PositionGroups {
   const int32_t *of_rows, *of_columns;  // at sequence * stride + row or column; null: none
   int64_t row_stride, column_stride;
-  bool add_keys;  // MHA_GROUPS_ALSO: then the windows of Attention leave all keys, and the flags'
-                  // are these
+  bool add_keys;  // MHA_GROUPS_ALSO: then the request's window leaves all keys, and this is the
+                  // window of the flags
   int64_t window_left, window_right;
 };
 
@@ -228,8 +226,7 @@ struct ScoreOptions {
   PairArray relative;  // by distance, -relative_left .. relative_right, in place of the column;
                        // base null: none
   int64_t relative_left, relative_right;
-  const float
-      *q_scales;  // of sequence b and row i of its array at b * q_scales_stride + i; null: none
+  const float *q_scales;  // row i of sequence b: at b * q_scales_stride + i; null: none
   int64_t q_scales_stride;
   const float *head_scales;  // [num_heads] factors of the context, 0 of heads that are not
                              // computed; null: all 1
@@ -238,11 +235,11 @@ struct ScoreOptions {
   ChosenKeys chosen;
 };
 
-// Outputs with a number per pair, and sums of them, made by a pass of their own
-// (kernels/inspect.h); null: not asked for.
+// Outputs with a number per pair of query and key. A second pass over the keys computes them
+// (kernels/inspect.h). Null: not asked for.
 struct PairOutputs {
-  float *scores, *scaled_scores, *softcapped_scores, *masked_scores,
-      *weights;  // [batch, num_heads, n_q, n_kv]
+  // Each is [batch, num_heads, n_q, pair_columns].
+  float *scores, *scaled_scores, *softcapped_scores, *masked_scores, *weights;
 
   bool has_any() const {
     return scores || scaled_scores || softcapped_scores || masked_scores || weights;
@@ -284,56 +281,96 @@ constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
 // No power of two, so that a tile's rows do not fall into the same cache sets.
 constexpr int64_t score_stride = chunk_keys + 16;
 
-// The keys of a unit can be shared out between threads: in parts of 2^n chunks, each of which is a
-// subtree of the contract's tree. The last one to be done merges their states.
-struct KvSplit {
-  bool may_be;     // there is memory for it; not with a ring, which holds a window of a few chunks
-  int64_t count;   // parts of a unit; 1: the keys are not shared out
-  int64_t chunks;  // of a part, a power of two
-  int64_t *unfinished;  // [units] parts still under way
-  float *states;        // [units][count] of state_stride
-  int64_t state_stride;
+// The attention of a call is described by four structs. One stage of the call writes each of them,
+// and later stages only read it:
+//
+//   AttentionRequest   what is asked, with all defaults resolved    check/request.cpp
+//   AttentionPlan      sizes, and offsets in the workspace          plan/attention_plan.cpp
+//   AttentionArrays    where its rows lie                           the entry, in api/
+//   AttentionRun       units of work, and what lies in the workspace    run/attend.cpp
+struct AttentionRequest {
+  int64_t batch;        // sequences
+  int64_t array_batch;  // sequences that the arrays have room for: 1 where they are packed
+  int64_t n_q;          // rows of queries in the arrays, per sequence there
+  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
+  int64_t heads_per_kv;  // query heads that share a kv head
+  int64_t most_queries;  // of one unit of work; 0: as many as its states leave room for
+  float scale;
+  // The query at position p attends to the keys at positions p - window_left .. p + window_right.
+  int64_t window_left, window_right;
+  ScoreOptions options;
+  // Units prepare keys and values only where they read the caller's rows. Others are prepared when
+  // they are stored.
+  Preparation prepare_q, prepare_k, prepare_v;
+  Norm context_norm;     // of the rows that W_O takes, once all their heads are computed
+  bool gates_late;       // the gate follows that norm
+  KeyValues k, v;        // how they are stored; base is null where the call itself writes them
+  float *lse, *context;  // outputs, contiguous as in mha.h; null: not asked for
+  float *states;         // [batch, num_heads, n_q, state_head + head_dim_v] in place of all others
+  PairOutputs pairs;
 };
 
-// One call's attention, the same for all its units of work.
-struct Attention {
-  int64_t batch,
-      array_batch;     // sequences; those that the arrays have, of which packed ones are one
-  int64_t n_q, n_kv;   // rows of queries in the arrays, of each of the sequences there; columns of
-                       // the outputs with a number per pair
-  int64_t longest_kv;  // keys of a sequence at most
-  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
+// Follows from the sizes in the arguments alone, so that a size query computes it too.
+struct AttentionPlan {
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
-  int64_t most_queries;       // of one unit; 0: as many as its states leave room for
-  int64_t block_queries;      // queries of one unit
-  int64_t query_blocks;       // units of the longest sequence, for each kv head
-  int64_t late_rows;  // the most rows of a unit that packs plain keys just before use, a few groups
-                      // of 16 at a time
-  int64_t in_place_rows;  // the most rows of a unit that reads plain values in place
-  float scale;
-  int64_t window_left, window_right;  // the query at position p attends to the keys at p -
-                                      // window_left .. p + window_right
-  ScoreOptions options;
-  Gate gate;
-  Norm context_norm;          // of the rows that W_O takes, when all their heads are there
-  bool gates_late;            // the gate comes behind that norm
-  const Sequence *sequences;  // [batch]
-  StridedRows q;
-  Preparation prepare_q, prepare_k,
-      prepare_v;  // of keys and values only where they are plain, others are prepared already
-  KeyValues k, v;
-  void *output;  // canonical context rows, gated
-  Storage output_storage;
-  bool reworks_context;  // head scales, the output `context`, a gate or the output's type do
-  int64_t output_batch_stride, output_row_stride, output_head_stride;
-  float *lse, *context;  // optional outputs, contiguous as in mha.h
-  float *states;  // [batch, num_heads, n_q, state_head + head_dim_v] in place of all finished
-                  // outputs; null: not asked for
-  PairOutputs pairs;
-  float *row_maxima, *row_sums;  // [batch, num_heads, n_q] m and l of the finished rows; null
-                                 // without outputs per pair
+  int64_t late_rows;          // most rows of a unit that packs plain keys just before it reads them
+  int64_t in_place_rows;      // most rows of a unit that reads plain values in the caller's array
   AttendScratch scratch;
-  KvSplit parts;
+  // The keys of a unit can be split if there is memory for the states of the parts. A ring buffer
+  // holds a window of a few chunks, which are not worth it.
+  bool may_split_keys;
+  int64_t part_state_stride;
+  // Offsets in the workspace, in bytes. Only some calls need the memory from query_extents on.
+  int64_t unit_counter, unit_scratch, sequences;
+  int64_t query_extents, key_extents;     // a pass may leave out rows
+  int64_t q_statistics, k_statistics;     // a norm covers all heads of a row
+  int64_t unfinished_parts, part_states;  // the keys of a unit are split
+  int64_t row_states;                     // outputs per pair: m and l of all rows
+};
+
+struct OutputRows {
+  void *base;
+  Storage storage;  // f32 or 16 bits
+  int64_t batch_stride, row_stride, head_stride;
+};
+
+struct AttentionArrays {
+  StridedRows q;
+  KeyValues k, v;
+  // Rows that come with the call and go to k and v before it attends; base null: none.
+  StridedRows new_keys, new_values;
+  Gate gate;
+  OutputRows output;  // canonical rows of the context, gated
+};
+
+// The keys of a unit, split between threads: each part is 2^n chunks, a subtree of the contract's
+// tree. The thread that finishes a unit's last part merges the states of all of them.
+struct KeyParts {
+  int64_t count;        // of a unit; 1: the keys are not split
+  int64_t chunks;       // of a part, a power of two
+  int64_t *unfinished;  // [units] parts that are not finished yet
+  float *states;        // [units][count] of part_state_stride
+};
+
+// Needs the contents of arrays with lengths and positions, which are checked by then.
+struct AttentionRun {
+  int64_t longest_kv;     // the most keys of a sequence
+  int64_t pair_columns;   // columns of outputs with a number per pair
+  int64_t block_queries;  // queries of one unit of work
+  int64_t query_blocks;   // units of the longest sequence, for each kv head
+  KeyParts parts;
+  const Sequence *sequences;  // [batch], described anew for each pass
+  bool reworks_context;  // head scales, the output `context`, a gate or the output's type do
+  float *q_statistics, *k_statistics;  // [array_batch][rows][2] mean and r, of norms of all heads
+  // [batch, num_heads, n_q] m and l of finished rows, for outputs per pair; null: not needed.
+  float *row_maxima, *row_sums;
+};
+
+struct Attention {
+  AttentionRequest request;
+  AttentionPlan plan;
+  AttentionArrays arrays;
+  AttentionRun run;
 };
 
 // ---- States that are handed out
@@ -378,18 +415,19 @@ struct KeyChoice {
 struct KvStore {
   StridedRows rows;
   Preparation prepare;
-  const Sequence
-      *sequences;  // rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on
+  const float *statistics;  // of the rows, if the norm is of all heads
+  // Rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on.
+  const Sequence *sequences;
   KeyValues to;
   int64_t num_kv_heads, width;
   bool are_keys;
 };
 
-// Rows of queries or keys whose heads are normalised together: their statistics go to where
-// prepare.norm says.
+// Rows of queries or keys whose heads are normalised together, and where their statistics go.
 struct RowMeasure {
   KeyValues rows;  // plain
   Preparation prepare;
+  float *statistics;
   const Sequence *sequences;
   int64_t num_heads, width;
   bool are_keys;

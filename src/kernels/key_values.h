@@ -35,15 +35,15 @@ struct Groups {
 constexpr int64_t max_widened_rows = 16, min_streamed_keys = chunk_keys / 2;
 
 MHA_INLINE bool has_floats(const Attention &call) {
-  return call.k.storage == Storage::f32 && call.v.storage == Storage::f32;
+  return call.arrays.k.storage == Storage::f32 && call.arrays.v.storage == Storage::f32;
 }
 
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
-  if (has_loops_of_floats_alone<V> || !call.v.is_packed || unit.blocks) return false;
+  if (has_loops_of_floats_alone<V> || !call.arrays.v.is_packed || unit.blocks) return false;
   if (!has_floats(call)) return unit.num_rows <= max_widened_rows;
-  return unit.sequence.n_kv >= min_streamed_keys && call.query_blocks == 1;
+  return unit.sequence.n_kv >= min_streamed_keys && call.run.query_blocks == 1;
 }
 
 // ---- Packed storage, and rows that are stored alike
@@ -185,52 +185,56 @@ template <class V>
 MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group, Range keys,
                             float *block) {
   const Attention &call = unit.call;
-  const KeyValues &k = call.k;
+  const KeyValues &k = call.arrays.k;
   const int64_t first = group * key_block, begin = max(keys.begin - first, 0),
                 end = min(keys.end - first, key_block);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
   const int64_t position = unit.position_of_key(chunk_begin + first),
                 array_row = unit.sequence.kv_first + position;
-  const bool needs_preparation = is_plain(k) && call.prepare_k.is_any;
+  const bool needs_preparation = is_plain(k) && call.request.prepare_k.is_any;
   const char *const rows = is_plain(k)
                                ? plain_row(k, unit, array_row)
                                : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
-  if (is_plain(k)) prefetch_rows(rows + key_block * row_bytes, row_bytes, call.head_dim * element);
+  if (is_plain(k))
+    prefetch_rows(rows + key_block * row_bytes, row_bytes, call.request.head_dim * element);
   if (!needs_preparation && k.storage == Storage::f32 && end - begin == key_block) {
-    return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride, call.head_dim,
-                          block);
+    return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride,
+                          call.request.head_dim, block);
   }
-  float *const copies = unit.scratch + call.scratch.prepared;
+  float *const copies = unit.scratch + call.plan.scratch.prepared;
   // A slice at a time, which stays in the first level of the cache.
-  const int64_t slice = min(64, call.head_dim);
-  for (int64_t c = 0; !needs_preparation && c < call.head_dim; c += slice) {
-    const int64_t width = min(slice, call.head_dim - c);
+  const int64_t slice = min(64, call.request.head_dim);
+  for (int64_t c = 0; !needs_preparation && c < call.request.head_dim; c += slice) {
+    const int64_t width = min(slice, call.request.head_dim - c);
     for (int64_t i = begin; i < end; ++i)
       widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
     transpose_rows(copies, slice, width, block + c * key_block);
   }
   if (!needs_preparation) return;
   for (int64_t i = begin; i < end; ++i) {
-    float *const copy = copies + i * call.head_dim;
-    widen<V>(k.storage, rows + i * row_bytes, call.head_dim, copy);
-    prepare<V>(call.prepare_k, {unit.sequence_index, array_row + i, position + i, unit.kv_head},
-               call.head_dim, copy);
+    float *const copy = copies + i * call.request.head_dim;
+    widen<V>(k.storage, rows + i * row_bytes, call.request.head_dim, copy);
+    prepare<V>(
+        call.request.prepare_k,
+        {unit.sequence_index, array_row + i, position + i, unit.kv_head, call.run.k_statistics},
+        call.request.head_dim, copy);
   }
-  transpose_rows(copies, call.head_dim, call.head_dim, block);
+  transpose_rows(copies, call.request.head_dim, call.request.head_dim, block);
 }
 
 template <class V>
 inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float *out) {
   const Attention &call = unit.call;
-  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded,
+  const int64_t width = call.request.head_dim_v, padded = call.plan.head_dim_v_padded,
                 first_row = unit.sequence.kv_first + chunk_begin;
-  const int64_t stride_bytes = call.v.row_stride * bytes_of(call.v.storage);
-  const char *row = plain_row(call.v, unit, first_row + keys.begin);
+  const int64_t stride_bytes = call.arrays.v.row_stride * bytes_of(call.arrays.v.storage);
+  const char *row = plain_row(call.arrays.v, unit, first_row + keys.begin);
   for (int64_t j = keys.begin; j < keys.end; ++j, row += stride_bytes) {
     float *const to = out + j * padded;
-    widen<V>(call.v.storage, row, width, to);
-    if (call.prepare_v.is_any)
-      prepare<V>(call.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head}, width, to);
+    widen<V>(call.arrays.v.storage, row, width, to);
+    if (call.request.prepare_v.is_any)
+      prepare<V>(call.request.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head},
+                 width, to);
     if (width < padded)
       MHA_MEMSET(to + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
   }
@@ -243,13 +247,15 @@ template <class V>
 MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width,
                              float *to, float *scale) {
   const Attention &call = unit.call;
-  const KeyValues &source = are_keys ? call.k : call.v;
+  const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
   if (is_plain(source)) {
     const int64_t array_row = unit.sequence.kv_first + position;
     widen<V>(source.storage, plain_row(source, unit, array_row), width, to);
-    const Preparation &how = are_keys ? call.prepare_k : call.prepare_v;
+    const Preparation &how = are_keys ? call.request.prepare_k : call.request.prepare_v;
     if (how.is_any)
-      prepare<V>(how, {unit.sequence_index, array_row, position, unit.kv_head}, width, to);
+      prepare<V>(how,
+                 {unit.sequence_index, array_row, position, unit.kv_head, call.run.k_statistics},
+                 width, to);
     return;
   }
   Place place = place_of(source, unit.sequence.in_cache, position);
@@ -275,15 +281,15 @@ template <class V>
 MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
                          int64_t width, float *memory, Groups *groups) {
   const Attention &call = unit.call;
-  const KeyValues &source = are_keys ? call.k : call.v;
-  const bool has_own_values = !is_stored(call.k);
+  const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
+  const bool has_own_values = !is_stored(call.arrays.k);
   const Range range = groups_of(keys);
-  float *const scales =
-      unit.scratch + call.scratch.chosen_scales + (are_keys || !has_own_values ? 0 : chunk_keys);
-  const int64_t numbers = are_keys ? width : call.head_dim_v;
-  const int64_t stride = has_own_values ? width : call.k.row_stride;
-  float *const rows =
-      unit.scratch + (are_keys && has_own_values ? call.scratch.prepared : call.scratch.values);
+  float *const scales = unit.scratch + call.plan.scratch.chosen_scales +
+                        (are_keys || !has_own_values ? 0 : chunk_keys);
+  const int64_t numbers = are_keys ? width : call.request.head_dim_v;
+  const int64_t stride = has_own_values ? width : call.arrays.k.row_stride;
+  float *const rows = unit.scratch + (are_keys && has_own_values ? call.plan.scratch.prepared
+                                                                 : call.plan.scratch.values);
   locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end,
                  groups);
   groups->has_scales = source.storage == Storage::int8;
@@ -310,21 +316,22 @@ template <class V>
 MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
                               bool is_streamed, Groups *groups) {
   const Attention &call = unit.call;
-  const KeyValues &source = are_keys ? call.k : call.v;
-  const int64_t width = are_keys ? call.head_dim : call.head_dim_v_padded;
+  const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
+  const int64_t width = are_keys ? call.request.head_dim : call.plan.head_dim_v_padded;
   const Range range = groups_of(keys);
-  float *const memory = unit.scratch + (are_keys ? call.scratch.keys : call.scratch.values);
+  float *const memory =
+      unit.scratch + (are_keys ? call.plan.scratch.keys : call.plan.scratch.values);
   if (unit.gathers_keys() || (unit.blocks && is_plain(source)))
     return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, groups);
   if (!source.is_packed) {
-    if (!are_keys && unit.num_rows <= call.in_place_rows)
+    if (!are_keys && unit.num_rows <= call.plan.in_place_rows)
       return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
     groups->has_scales = false;
     if (!is_plain(source))
       locate(source, unit, chunk_begin, range.begin, range.end, groups);  // for the scales
     locate_scratch(memory, width, range.begin, range.end, groups);
     if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
-    groups->are_late = unit.num_rows <= call.late_rows;
+    groups->are_late = unit.num_rows <= call.plan.late_rows;
     for (int64_t g = range.begin; g < range.end; ++g) {
       if (groups->are_late) {
         groups->at[g] = memory + g % late_groups * key_block * width;
@@ -387,16 +394,16 @@ struct NextChunk {
 
   MHA_INLINE void find(const Unit &unit, Range range) {
     const Attention &call = unit.call;
-    key_bytes = group_bytes_of(call.k);
-    value_bytes = group_bytes_of(call.v);
-    has_own_values = !is_stored(call.k);
+    key_bytes = group_bytes_of(call.arrays.k);
+    value_bytes = group_bytes_of(call.arrays.v);
+    has_own_values = !is_stored(call.arrays.k);
     if (range.begin >= range.end) return;
     const int64_t begin = range.begin / chunk_keys * chunk_keys;
     key_groups = groups_of({range.begin - begin, range.end - begin});
-    locate(call.k, unit, begin, key_groups.begin, key_groups.end, &keys);
+    locate(call.arrays.k, unit, begin, key_groups.begin, key_groups.end, &keys);
     if (!has_own_values) return;
     value_groups = key_groups;
-    locate(call.v, unit, begin, value_groups.begin, value_groups.end, &values);
+    locate(call.arrays.v, unit, begin, value_groups.begin, value_groups.end, &values);
   }
 
   // What tile number `tile` prefetches while it reads the keys of a chunk and while it reads its

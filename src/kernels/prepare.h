@@ -14,6 +14,7 @@ struct RowPlace {
   int64_t array_row;  // of the sequence in the caller's array
   int64_t position;   // where it stands, unless the rotation says otherwise
   int64_t head;
+  const float *statistics = nullptr;  // of all rows of the array, if the norm is of all heads
 };
 
 // ---- Rotation
@@ -122,7 +123,7 @@ MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t wid
   Statistics found;
   if (norm.is_of_all_heads) {
     const float *const of_row =
-        norm.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
+        place.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
     found = {of_row[0], of_row[1]};
   } else {
     found = statistics_of<V>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
@@ -173,7 +174,7 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
     const Statistics found =
         statistics_of<V>(how.norm, measuring.num_heads, measuring.width, row_of);
     float *const to =
-        how.norm.statistics + 2 * (sequence.in_arrays * how.norm.rows_per_sequence + first + row);
+        measuring.statistics + 2 * (sequence.in_arrays * how.norm.rows_per_sequence + first + row);
     to[0] = found.mean;
     to[1] = found.r;
   }

@@ -34,17 +34,17 @@ MHA_INLINE int64_t element_of(const PairArray &array, const Unit &unit, const Ro
 }
 
 MHA_INLINE const uint8_t *mask_of(const Unit &unit, const Row &row, int64_t chunk_begin) {
-  const PairArray &mask = unit.call.options.mask;
+  const PairArray &mask = unit.call.request.options.mask;
   return static_cast<const uint8_t *>(mask.base) + element_of(mask, unit, row, chunk_begin);
 }
 
 MHA_INLINE int32_t group_of(const Unit &unit, const Row &row) {
-  const PositionGroups &groups = unit.call.options.groups;
+  const PositionGroups &groups = unit.call.request.options.groups;
   return groups.of_rows[unit.sequence_index * groups.row_stride + unit.array_row(row)];
 }
 
 MHA_INLINE const int32_t *groups_of_keys(const Unit &unit, int64_t chunk_begin) {
-  const PositionGroups &groups = unit.call.options.groups;
+  const PositionGroups &groups = unit.call.request.options.groups;
   return groups.of_columns + unit.sequence_index * groups.column_stride +
          unit.sequence.option_column + chunk_begin;
 }
@@ -52,7 +52,7 @@ MHA_INLINE const int32_t *groups_of_keys(const Unit &unit, int64_t chunk_begin) 
 // Of some keys of a chunk, those that the flags leave to the rows from `first` to `last`.
 MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &last,
                                int64_t chunk_begin, Range keys) {
-  const PositionGroups &groups = unit.call.options.groups;
+  const PositionGroups &groups = unit.call.request.options.groups;
   const int64_t begin =
       unit.keys_in_window(first, groups.window_left, groups.window_right).begin - chunk_begin;
   const int64_t end =
@@ -76,7 +76,7 @@ MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_
                                         Range keys, float *s) {
   const int32_t own = group_of(unit, row), *const groups = groups_of_keys(unit, chunk_begin);
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
-  if (!unit.call.options.groups.add_keys) return leave_group(groups, own, with_column, s);
+  if (!unit.call.request.options.groups.add_keys) return leave_group(groups, own, with_column, s);
   const Range flags = keys_of_flags(unit, row, row, chunk_begin, keys),
               beside[] = {{keys.begin, flags.begin}, {flags.end, keys.end}};
   const int64_t first = own < 0 ? keys.end : with_column.begin;  // that can be of the group
@@ -100,8 +100,8 @@ MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
 template <class V>
 inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                         float *s) {
-  if (unit.call.options.groups.of_rows) mask_by_groups(unit, row, chunk_begin, keys, s);
-  if (unit.call.options.mask.base)
+  if (unit.call.request.options.groups.of_rows) mask_by_groups(unit, row, chunk_begin, keys, s);
+  if (unit.call.request.options.mask.base)
     mask_scores<V>(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
 }
 
@@ -176,7 +176,7 @@ struct Numbers {
 // them. keys: where to look.
 MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_t end,
                                          int64_t chunk_begin, Range keys) {
-  const bool add_keys = unit.call.options.groups.add_keys;
+  const bool add_keys = unit.call.request.options.groups.add_keys;
   Numbers own = {INT32_MAX, INT32_MIN};
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     const int32_t number = group_of(unit, row);
@@ -233,7 +233,7 @@ MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array
 // All of them.
 MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end,
                                     int64_t chunk_begin, Range keys) {
-  const ScoreOptions &options = unit.call.options;
+  const ScoreOptions &options = unit.call.request.options;
   if (options.groups.of_rows) keys = keys_of_groups(unit, begin, end, chunk_begin, keys);
   if (options.mask.base) keys = keys_of_array(unit, options.mask, begin, end, chunk_begin, keys);
   return options.bias.base ? keys_of_array(unit, options.bias, begin, end, chunk_begin, keys)
@@ -263,14 +263,14 @@ MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range blocks, float sc
 template <class V>
 MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                             float *s) {
-  const V slope = all<V>(-unit.call.options.alibi_slopes[row.head]);
+  const V slope = all<V>(-unit.call.request.options.alibi_slopes[row.head]);
   const int64_t position = unit.position_of(row);
   for (int64_t j = keys.begin; unit.blocks && j < keys.end;
        ++j) {  // any key may be the first of chosen ones
     const int64_t place = place_in_block(chunk_begin + j);
     const float distance =
         static_cast<float>(chunk_begin + j - place - position) + static_cast<float>(place);
-    s[j] = mul_add(-unit.call.options.alibi_slopes[row.head],
+    s[j] = mul_add(-unit.call.request.options.alibi_slopes[row.head],
                    distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
   }
   if (unit.blocks) return;
@@ -313,7 +313,7 @@ MHA_NOINLINE void add_number(float number, Range keys, float *s) {
 template <class V>
 MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t chunk_begin,
                                     Range keys, float *s) {
-  const ScoreOptions &options = unit.call.options;
+  const ScoreOptions &options = unit.call.request.options;
   const int64_t left = options.relative_left, right = options.relative_right,
                 position = unit.position_of(row);
   const float *const numbers =
@@ -336,7 +336,7 @@ MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t ch
 template <class V>
 inline void bias_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                         float *s) {
-  const ScoreOptions &options = unit.call.options;
+  const ScoreOptions &options = unit.call.request.options;
   if (options.alibi_slopes) add_alibi<V>(unit, row, chunk_begin, keys, s);
   if (options.relative.base) add_relative_bias<V>(unit, row, chunk_begin, keys, s);
   if (!options.bias.base) return;

@@ -14,7 +14,7 @@ namespace {
 template <class V>
 MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
   constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
-  const int64_t width = unit.call.head_dim_v_padded;
+  const int64_t width = unit.call.plan.head_dim_v_padded;
   for (int64_t row = begin; row < end; row += rows_at_once) {
     alignas(64) float m[rows_at_once], l[rows_at_once], a[rows_at_once], b[rows_at_once];
     MHA_UNROLL for (int i = 0; i < vectors; ++i) {
@@ -101,8 +101,8 @@ inline void add_sink(const Unit &unit, const Row &row) {
   float *const m = unit.m(0, row.index), *const l = unit.l(0, row.index),
                *const o = unit.o(0, row.index);
   if (*l == 0.0f) return;
-  const float a = join_sink(unit.call.options.sinks[row.head], m, l);
-  for (int64_t c = 0; c < unit.call.head_dim_v_padded; c += V::size)
+  const float a = join_sink(unit.call.request.options.sinks[row.head], m, l);
+  for (int64_t c = 0; c < unit.call.plan.head_dim_v_padded; c += V::size)
     store(o + c, mul_add(load<V>(o + c), all<V>(a), all<V>(0.0f)));
 }
 
@@ -141,16 +141,16 @@ MHA_NOINLINE void apply_gate(const Gate &gate, int64_t sequence, int64_t array_r
 template <class V>
 MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty, float *x) {
   const Attention &call = unit.call;
-  if (call.options.head_scales)
-    scale_context<V>(call.options.head_scales[row.head], call.head_dim_v, x);
+  if (call.request.options.head_scales)
+    scale_context<V>(call.request.options.head_scales[row.head], call.request.head_dim_v, x);
   if (float *const tap = unit.context_tap(row)) {
-    for (int64_t i = 0; i < call.head_dim_v; ++i) tap[i] = x[i];
+    for (int64_t i = 0; i < call.request.head_dim_v; ++i) tap[i] = x[i];
   }
-  if (call.gate.values.base && !call.gates_late && !is_empty)
-    apply_gate<V>(call.gate, unit.sequence_index, unit.array_row(row), row.head, call.head_dim_v,
-                  x);
-  if (call.output_storage != Storage::f32)
-    narrow(call.output_storage, x, call.head_dim_v, unit.output(row));
+  if (call.arrays.gate.values.base && !call.request.gates_late && !is_empty)
+    apply_gate<V>(call.arrays.gate, unit.sequence_index, unit.array_row(row), row.head,
+                  call.request.head_dim_v, x);
+  if (call.arrays.output.storage != Storage::f32)
+    narrow(call.arrays.output.storage, x, call.request.head_dim_v, unit.output(row));
 }
 
 // The finished rows of the unit. (Addresses are kept beside the row: a vector that is stored may be
@@ -158,11 +158,11 @@ MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty
 template <class V>
 inline void finish(const Unit &unit) {
   const Attention &call = unit.call;
-  const int64_t width = call.head_dim_v, padded = call.head_dim_v_padded,
+  const int64_t width = call.request.head_dim_v, padded = call.plan.head_dim_v_padded,
                 whole = width - width % static_cast<int64_t>(V::size);
-  const bool is_narrowed = call.output_storage != Storage::f32, has_sinks = call.options.sinks,
-             reworks = call.reworks_context;
-  const bool keeps_states = call.row_maxima || call.lse;
+  const bool is_narrowed = call.arrays.output.storage != Storage::f32,
+             has_sinks = call.request.options.sinks, reworks = call.run.reworks_context;
+  const bool keeps_states = call.run.row_maxima || call.request.lse;
   float *o = unit.o(0, 0);
   const float *m = unit.m(0, 0), *sums = unit.l(0, 0);
   for (Row row = unit.row(0); row.index < unit.num_rows;
@@ -182,11 +182,12 @@ inline void finish(const Unit &unit) {
     }
     if (reworks) rework_context<V>(unit, row, is_empty, out);
     if (!keeps_states) continue;
-    if (call.row_maxima) {
-      call.row_maxima[unit.output_row(row)] = *m;
-      call.row_sums[unit.output_row(row)] = l;
+    if (call.run.row_maxima) {
+      call.run.row_maxima[unit.output_row(row)] = *m;
+      call.run.row_sums[unit.output_row(row)] = l;
     }
-    if (call.lse) call.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*m + log_of(l));
+    if (call.request.lse)
+      call.request.lse[unit.output_row(row)] = is_empty ? -infinity : canonical(*m + log_of(l));
   }
 }
 
@@ -214,10 +215,10 @@ MHA_NOINLINE void hand_out_state(float m, float l, const float *o, int64_t width
 // Those of the unit's rows, which are not finished.
 template <class V>
 MHA_NOINLINE void hand_out_states(const Unit &unit) {
-  const int64_t width = unit.call.head_dim_v;
+  const int64_t width = unit.call.request.head_dim_v;
   for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
     hand_out_state<V>(*unit.m(0, row.index), *unit.l(0, row.index), unit.o(0, row.index), width,
-                      unit.call.states + unit.output_row(row) * (state_head + width));
+                      unit.call.request.states + unit.output_row(row) * (state_head + width));
   }
 }
 
@@ -290,20 +291,20 @@ void finish_states(const States &given) {
 template <class V>
 void normalize_context(const Attention &call, int64_t sequence_index, int64_t row_begin,
                        int64_t row_end) {
-  const Sequence &sequence = call.sequences[sequence_index];
-  const Norm &norm = call.context_norm;
-  const int64_t width = call.head_dim_v, stride = call.output_head_stride,
-                together = norm.is_of_all_heads ? call.num_heads : 1;
+  const Sequence &sequence = call.run.sequences[sequence_index];
+  const Norm &norm = call.request.context_norm;
+  const int64_t width = call.request.head_dim_v, stride = call.arrays.output.head_stride,
+                together = norm.is_of_all_heads ? call.request.num_heads : 1;
   for (int64_t row = sequence.q_first + row_begin; row < sequence.q_first + row_end; ++row) {
-    float *x = static_cast<float *>(call.output) + sequence.in_arrays * call.output_batch_stride +
-               row * call.output_row_stride;
+    float *x = static_cast<float *>(call.arrays.output.base) +
+               sequence.in_arrays * call.arrays.output.batch_stride + row * call.arrays.output.row_stride;
     Statistics found = {};
-    for (int64_t head = 0; head < call.num_heads; ++head, x += stride) {
+    for (int64_t head = 0; head < call.request.num_heads; ++head, x += stride) {
       const auto row_of = [x, stride](int64_t other) MHA_INLINED { return x + other * stride; };
       if (head % together == 0) found = statistics_of<V>(norm, together, width, row_of);
       scale_normal<V>(norm, found, head, width, x);
-      if (call.gates_late && call.gate.values.base)
-        apply_gate<V>(call.gate, sequence.in_arrays, row, head, width, x);
+      if (call.request.gates_late && call.arrays.gate.values.base)
+        apply_gate<V>(call.arrays.gate, sequence.in_arrays, row, head, width, x);
     }
   }
 }

@@ -84,8 +84,8 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
       const float *rows[4];
       for (int64_t i = 0; i < count; ++i) {
         const StridedRows &from = storing.rows;
-        const RowPlace place = {sequence.in_arrays, sequence.kv_first + row + i, position + i,
-                                head};
+        const RowPlace place = {sequence.in_arrays, sequence.kv_first + row + i, position + i, head,
+                                storing.statistics};
         const void *const given =
             element_at(from.base, from.storage,
                        place.sequence * from.batch_stride + place.array_row * from.row_stride +

@@ -70,7 +70,7 @@ struct Unit {
     }
   }
   MHA_INLINE bool is_computed(int64_t head) const {
-    return !call.options.head_scales || call.options.head_scales[head] != 0.0f;
+    return !call.request.options.head_scales || call.request.options.head_scales[head] != 0.0f;
   }
 
   // Where the row stands in its sequence. Compared before it is added: q_start may be as large as
@@ -88,33 +88,35 @@ struct Unit {
     return {position > left ? min(position - left, end) : 0, end};
   }
   MHA_INLINE Range keys_of(const Row &row) const {
-    return blocks ? ranks : keys_in_window(row, call.window_left, call.window_right);
+    return blocks ? ranks
+                  : keys_in_window(row, call.request.window_left, call.request.window_right);
   }
 
   // The position of a key, and how many keys from it on have the positions behind it.
   MHA_INLINE int64_t position_of_key(int64_t key) const {
     if (!blocks) return key;
-    const int64_t size = call.options.chosen.block, entry = size == 1 ? key : quotient(key, size);
+    const int64_t size = call.request.options.chosen.block,
+                  entry = size == 1 ? key : quotient(key, size);
     return blocks[entry] * size + key - entry * size;
   }
   MHA_INLINE int64_t run_of_keys(int64_t key) const {
     if (!blocks) return max_positions;
-    const int64_t size = call.options.chosen.block;
+    const int64_t size = call.request.options.chosen.block;
     return size == 1 ? 1 : size - key % size;
   }
   // Whether groups of 16 keys need not lie side by side.
   MHA_INLINE bool gathers_keys() const {
-    return blocks && call.options.chosen.block % key_block != 0;
+    return blocks && call.request.options.chosen.block % key_block != 0;
   }
 
   // The queries, row by row.
   MHA_INLINE float *q(int64_t index) const {
-    return scratch + call.scratch.queries + index * call.head_dim;
+    return scratch + call.plan.scratch.queries + index * call.request.head_dim;
   }
 
   MHA_INLINE float *o(int64_t slot, int64_t index) const {
-    return scratch + call.scratch.states + slot * call.scratch.state_stride +
-           index * call.head_dim_v_padded;
+    return scratch + call.plan.scratch.states + slot * call.plan.scratch.state_stride +
+           index * call.plan.head_dim_v_padded;
   }
   MHA_INLINE float *m(int64_t slot, int64_t index) const {
     return o(slot, num_rows + spare_rows) + index;
@@ -126,26 +128,28 @@ struct Unit {
   // The row of the caller's array, and with it of the outputs.
   MHA_INLINE int64_t array_row(const Row &row) const { return sequence.q_first + row.query; }
   MHA_INLINE const void *input(const Row &row) const {
-    return element_at(call.q.base, call.q.storage,
-                      sequence_index * call.q.batch_stride + array_row(row) * call.q.row_stride +
-                          row.head * call.q.head_stride);
+    return element_at(call.arrays.q.base, call.arrays.q.storage,
+                      sequence_index * call.arrays.q.batch_stride +
+                          array_row(row) * call.arrays.q.row_stride +
+                          row.head * call.arrays.q.head_stride);
   }
   MHA_INLINE void *output(const Row &row) const {
-    return element_at(call.output, call.output_storage,
-                      sequence_index * call.output_batch_stride +
-                          array_row(row) * call.output_row_stride +
-                          row.head * call.output_head_stride);
+    return element_at(call.arrays.output.base, call.arrays.output.storage,
+                      sequence_index * call.arrays.output.batch_stride +
+                          array_row(row) * call.arrays.output.row_stride +
+                          row.head * call.arrays.output.head_stride);
   }
   // Null if it was not asked for.
   MHA_INLINE float *context_tap(const Row &row) const {
-    if (!call.context) return nullptr;
-    return call.context +
-           ((sequence_index * call.n_q + array_row(row)) * call.num_heads + row.head) *
-               call.head_dim_v;
+    if (!call.request.context) return nullptr;
+    return call.request.context +
+           ((sequence_index * call.request.n_q + array_row(row)) * call.request.num_heads +
+            row.head) *
+               call.request.head_dim_v;
   }
   // Number of the row in an output [batch, num_heads, n_q].
   MHA_INLINE int64_t output_row(const Row &row) const {
-    return (sequence_index * call.num_heads + row.head) * call.n_q + array_row(row);
+    return (sequence_index * call.request.num_heads + row.head) * call.request.n_q + array_row(row);
   }
 };
 
@@ -164,19 +168,17 @@ MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t
   const int64_t first = kv_head * heads, rows = queries * heads;
   Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads,
                heads, first,    first + heads,      rows,    scratch,     nullptr, {0, 0}};
-  if (call.options.head_scales) leave_out_heads(&unit);
+  if (call.request.options.head_scales) leave_out_heads(&unit);
   return unit;
 }
 
 // It may have no rows.
 MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t kv_head,
                         int64_t block, float *scratch) {
-  const Sequence &sequence = call.sequences[sequence_index];
-  const int64_t query_begin = block * call.block_queries,
-                queries = max(0, min(call.block_queries, sequence.n_q - query_begin));
-  const int64_t heads =
-      call.num_heads == call.num_kv_heads ? 1 : call.num_heads / call.num_kv_heads;
-  return unit_of(call, sequence, kv_head, query_begin, queries, heads, scratch);
+  const Sequence &sequence = call.run.sequences[sequence_index];
+  const int64_t query_begin = block * call.run.block_queries,
+                queries = max(0, min(call.run.block_queries, sequence.n_q - query_begin));
+  return unit_of(call, sequence, kv_head, query_begin, queries, call.request.heads_per_kv, scratch);
 }
 
 // ---- Chosen keys
@@ -187,13 +189,14 @@ MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t k
 // Puts the entries that the flags leave keys of in order, each once, by a bit for each block of
 // keys; then the unit has its ranks.
 MHA_NOINLINE inline void rank_keys(Unit *unit) {
-  const ChosenKeys &chosen = unit->call.options.chosen;
+  const ChosenKeys &chosen = unit->call.request.options.chosen;
   const Row row = unit->row(0);
-  const Range window = unit->keys_in_window(row, unit->call.window_left, unit->call.window_right);
+  const Range window =
+      unit->keys_in_window(row, unit->call.request.window_left, unit->call.request.window_right);
   int32_t *const blocks =
-      reinterpret_cast<int32_t *>(unit->scratch + unit->call.scratch.chosen_blocks);
+      reinterpret_cast<int32_t *>(unit->scratch + unit->call.plan.scratch.chosen_blocks);
   uint64_t *const bits =
-      reinterpret_cast<uint64_t *>(unit->scratch + unit->call.scratch.chosen_bits);
+      reinterpret_cast<uint64_t *>(unit->scratch + unit->call.plan.scratch.chosen_bits);
   unit->blocks = blocks;
   unit->ranks = {0, 0};
   if (window.begin >= window.end) return;

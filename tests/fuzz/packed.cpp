@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "fuzz/buffers.h"
-#include "layer.h"
-#include "tiles.h"
+#include "objects/layer.h"
+#include "objects/tiles.h"
 
 namespace {
 

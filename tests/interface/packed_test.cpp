@@ -429,7 +429,7 @@ mha_layer_config Config(int64_t query_dim, int64_t key_dim, int64_t value_dim, i
 // ---- Headers that somebody made up, with the right checksum
 // --------------------------------------------------------------------------
 
-// Where the fields of a header are (PackedHeader in src/pack.cpp), their width, and whether a
+// Where the fields of a header are (PackedHeader in src/objects/pack.cpp), their width, and whether a
 // layer's size may follow from it.
 struct Field {
   const char *name;

@@ -1,5 +1,5 @@
-// Units of work on threads (src/schedule.cpp): each runs exactly once, whoever takes it.
-#include "schedule.h"
+// Units of work on threads (src/run/schedule.cpp): each runs exactly once, whoever takes it.
+#include "run/schedule.h"
 
 #include <gtest/gtest.h>
 

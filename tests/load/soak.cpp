@@ -327,7 +327,7 @@ class Engine {
     Check(mha_kv_cache_view(cache_.buffer().data(), cache_.buffer().size(), &view, &error), error);
   }
 
-  // The tables lie behind the header and the lengths, as src/cache.h says.
+  // The tables lie behind the header and the lengths, as src/objects/cache.h says.
   void SwapTwoBlocks(int64_t slot) {
     int32_t *const tables = reinterpret_cast<int32_t *>(cache_.buffer().data() + 256 + kSlots * 16);
     int32_t *const table = tables + slot * (kMostPositions / model_.kind.block);

@@ -49,7 +49,7 @@ class Runs(unittest.TestCase):
         """Exit status and output where each fault is caught if `caught` says so of its number."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "list"
-            file.write_text("[src/count.h]\n" + "".join(f"fault {i} ==>\n" for i in range(100)))
+            file.write_text("[src/plan/count.h]\n" + "".join(f"fault {i} ==>\n" for i in range(100)))
             build = mock.Mock()
             build.judge.side_effect = lambda mutant, work: "rope, Rope.Turns" if caught(int(mutant.old.split()[1])) else None
             output = io.StringIO()
@@ -60,7 +60,7 @@ class Runs(unittest.TestCase):
     def test_a_survivor_is_named_and_the_score_has_a_limit(self):
         status, output = self.run_with(lambda i: i > 2)
         self.assertEqual(status, 0)
-        self.assertIn("survivor: src/count.h: fault 2 ==>", output)
+        self.assertIn("survivor: src/plan/count.h: fault 2 ==>", output)
         self.assertIn("score 0.970: 97 of 100 faults are caught", output)
         self.assertEqual(self.run_with(lambda i: i > 3)[0], 1)
 

@@ -1,0 +1,424 @@
+// The KV cache's own functions: its buffer, its sequences, and what goes in and out without a call
+// of the attention.
+
+#include "../check/cache.h"
+
+#include <string.h>
+
+#include "../check/structs.h"
+#include "../cpu.h"
+#include "../storage.h"
+
+namespace mha {
+namespace {
+
+mha_kv_cache_config config_of(const mha_kv_cache &cache) {
+  const bool is_paged = cache.kind == MHA_CACHE_KIND_PAGED;
+  mha_kv_cache_config config = {};
+  config.struct_size = sizeof config;
+  config.num_sequences = cache.num_sequences;
+  config.capacity = cache.capacity;
+  config.num_kv_heads = cache.num_kv_heads;
+  config.head_dim = cache.head_dim;
+  config.head_dim_v = cache.head_dim_v;
+  config.k_type = cache.k_type;
+  config.v_type = cache.v_type;
+  config.kind = cache.kind;
+  config.values = cache.values;
+  config.block_positions = is_paged ? cache.block_positions : 0;
+  config.num_blocks = is_paged ? cache.num_blocks : 0;
+  return config;
+}
+
+// Where a position lies: element 0 of its group of 16, and its number in the scales.
+struct CachedRow {
+  int64_t group, scale;
+};
+
+CachedRow row_in_block(const mha_kv_cache *cache, const KeyValues &source, int64_t block,
+                       int64_t head, int64_t in_block) {
+  return {block * source.batch_stride + head * source.head_stride +
+              in_block / key_block * key_block * source.row_stride,
+          (block * cache->num_kv_heads + head) * cache->block_positions + in_block};
+}
+
+CachedRow row_of(const mha_kv_cache *cache, const KeyValues &source, int64_t sequence, int64_t head,
+                 int64_t position) {
+  const int64_t slot = source.ring_positions ? position % source.ring_positions : position;
+  const int64_t block =
+      source.tables ? source.tables[sequence * source.table_stride + slot / cache->block_positions]
+                    : sequence;
+  return row_in_block(cache, source, block, head, slot % cache->block_positions);
+}
+
+float widened(const KeyValues &source, int64_t element, int64_t scale) {
+  switch (source.storage) {
+    case Storage::f32:
+      return static_cast<const float *>(source.base)[element];
+    case Storage::f16:
+      return f32_of_f16(static_cast<const uint16_t *>(source.base)[element]);
+    case Storage::bf16:
+      return f32_of_bf16(static_cast<const uint16_t *>(source.base)[element]);
+    case Storage::int8:
+    case Storage::int4:
+      break;
+  }
+  return static_cast<float>(static_cast<const int8_t *>(source.base)[element]) *
+         source.scales[scale];
+}
+
+void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys, int64_t width,
+               int64_t sequence, int64_t first, int64_t count, float *out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t lane = (first + i) % key_block;  // a ring is a multiple of 16 as well
+    for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
+      const CachedRow row = row_of(cache, source, sequence, head, first + i);
+      for (int64_t c = 0; c < width; ++c) {
+        const int64_t element =
+            row.group +
+            (are_keys && source.is_packed ? c * key_block + lane : lane * source.row_stride + c);
+        const float x = widened(source, element, row.scale);
+        *out++ = x != x ? MHA_NAN : x + 0.0f;  // canonical
+      }
+    }
+  }
+}
+
+// 16 positions of a head, keys or values with their scales.
+void copy_group(const KeyValues &source, const CachedRow &from, const CachedRow &to) {
+  unsigned char *const base = static_cast<unsigned char *>(const_cast<void *>(source.base));
+  const int64_t bytes = bytes_of(source.storage),
+                group_bytes = key_block * source.row_stride * bytes;
+  memcpy(base + to.group * bytes, base + from.group * bytes, static_cast<size_t>(group_bytes));
+  if (source.scales)
+    memcpy(const_cast<float *>(source.scales) + to.scale, source.scales + from.scale,
+           key_block * sizeof(float));
+}
+
+// Copies the groups of 16 with the positions [first, end) from one sequence to another, except
+// those in a block that both have.
+void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to,
+                 int64_t first, int64_t end) {
+  for (int64_t position = first / key_block * key_block; position < end; position += key_block) {
+    for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
+      const CachedRow a = row_of(cache, source, from, head, position),
+                      b = row_of(cache, source, to, head, position);
+      if (a.group != b.group) copy_group(source, a, b);
+    }
+  }
+}
+
+// Copies the groups of 16 with the first `positions` positions of one block to another block.
+void copy_block(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to,
+                int64_t positions) {
+  for (int64_t first = 0; first < positions; first += key_block) {
+    for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
+      copy_group(source, row_in_block(cache, source, from, head, first),
+                 row_in_block(cache, source, to, head, first));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, mha_error *error) {
+  Report report(error);
+  mha_kv_cache header;
+  MHA_TRY(make_header(report, config, &header));
+  return write_size(report.about(2), static_cast<size_t>(header.bytes), bytes);
+}
+
+mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes,
+                             mha_kv_cache **cache, mha_error *error) {
+  Report report(error);
+  mha_kv_cache header;
+  MHA_TRY(make_header(report, config, &header));
+  MHA_TRY(check_buffer(report.about(2), buffer));
+  if (buffer_bytes < header.bytes) {
+    return report.about(3).fail(
+        MHA_ERROR_BUFFER_TOO_SMALL,
+        "buffer_bytes is %zu, but the cache needs %llu; call mha_kv_cache_size for the size",
+        buffer_bytes, llu(header.bytes));
+  }
+  if (!cache)
+    return report.about(4).fail(MHA_ERROR_NULL_POINTER,
+                                "cache is NULL; pass the address of a pointer to a cache");
+  const CacheLayout layout = layout_of(header);
+  mha_kv_cache *const made = static_cast<mha_kv_cache *>(buffer);
+  memcpy(static_cast<void *>(made), &header, sizeof header);
+  memset(at<void>(made, layout.states), 0, static_cast<size_t>(layout.tables - layout.states));
+  memset(at<void>(made, layout.tables), 0xff,
+         static_cast<size_t>(layout.users - layout.tables));  // no_block
+  memset(at<void>(made, layout.users), 0, static_cast<size_t>(layout.keys - layout.users));
+  *cache = made;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
+                             mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_buffer(report, buffer));
+  if (buffer_bytes < sizeof(mha_kv_cache)) {
+    return report.about(2).fail(
+        MHA_ERROR_CACHE_FORMAT,
+        "buffer_bytes is %zu, less than the %zu of a cache's header; pass the whole cache",
+        buffer_bytes, sizeof(mha_kv_cache));
+  }
+  mha_kv_cache *const viewed = static_cast<mha_kv_cache *>(buffer);
+  if (memcmp(viewed->magic, cache_magic, sizeof cache_magic) != 0)
+    return report.fail(MHA_ERROR_CACHE_FORMAT,
+                       "buffer does not hold a KV cache; pass one that mha_kv_cache_init filled");
+  if (viewed->byte_order != cache_byte_order)
+    return report.fail(MHA_ERROR_CACHE_FORMAT,
+                       "the cache was filled on a machine of the other byte order; fill a new one");
+  if (viewed->version != cache_version) {
+    return report.fail(
+        MHA_ERROR_CACHE_FORMAT,
+        "the cache has version %u of the format, but this library reads version %u; fill a new one",
+        viewed->version, cache_version);
+  }
+  if (viewed->checksum != checksum_of(*viewed))
+    return report.fail(
+        MHA_ERROR_CACHE_FORMAT,
+        "the header of the cache is damaged (its checksum is wrong); fill a new one");
+  if (viewed->contract != MHA_CONTRACT) {
+    return report.fail(MHA_ERROR_CACHE_FORMAT,
+                       "the cache was filled under arithmetic contract %u, but this library has "
+                       "%d; fill a new one",
+                       viewed->contract, MHA_CONTRACT);
+  }
+  // Guards the bounds against a header that was made up: its checksum is no secret.
+  const mha_kv_cache_config config = config_of(*viewed);
+  Report ignored_report(nullptr);
+  mha_kv_cache again;
+  if (make_header(ignored_report, &config, &again) != MHA_OK ||
+      memcmp(&again, viewed, sizeof again) != 0)
+    return report.fail(MHA_ERROR_CACHE_FORMAT,
+                       "the cache's sizes contradict each other; fill a new one");
+  if (buffer_bytes < viewed->bytes) {
+    return report.about(2).fail(
+        MHA_ERROR_CACHE_FORMAT,
+        "buffer_bytes is %zu, but the cache has %llu bytes; pass the whole cache", buffer_bytes,
+        llu(viewed->bytes));
+  }
+  MHA_TRY(check_contents(report, viewed));
+  if (!cache)
+    return report.about(3).fail(MHA_ERROR_NULL_POINTER,
+                                "cache is NULL; pass the address of a pointer to a cache");
+  *cache = viewed;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config,
+                              mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_cache(report, cache));
+  return write_struct(report.about(2), "mha_kv_cache_config", config_of(*cache), config);
+}
+
+mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length,
+                               mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_place(report, cache, sequence));
+  if (!length)
+    return report.about(3).fail(MHA_ERROR_NULL_POINTER,
+                                "length is NULL; pass the address of an int64_t");
+  *length = state_of(cache, sequence).length;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length,
+                                 mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_place(report, cache, sequence));
+  MHA_TRY(check_length(report.about(3), cache, sequence, length));
+  CacheState &state = state_of(cache, sequence);
+  state.length = length;
+  if (length == 0) state.written = 0;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks,
+                                   int64_t count, mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_place(report, cache, sequence));
+  MHA_TRY(check_paged(report, cache));
+  const int64_t entries = table_entries(*cache),
+                in_use = blocks_in_use(*cache, state_of(cache, sequence).length);
+  if (count < 0 || count > entries)
+    return report.about(4).invalid("count is %lld; set it to 0 to capacity / block_positions, %lld",
+                                   lld(count), lld(entries));
+  if (count > 0 && !blocks)
+    return report.about(3).fail(MHA_ERROR_NULL_POINTER, "blocks is NULL; pass the block numbers");
+  int32_t *const table = table_of(cache, sequence);
+  for (int64_t i = 0; i < count; ++i) {
+    if (blocks[i] < 0 || blocks[i] >= cache->num_blocks) {
+      return report.about(3).invalid("blocks[%lld] is %d; set it to a block of the pool, 0 to %lld",
+                                     lld(i), blocks[i], lld(cache->num_blocks - 1));
+    }
+  }
+  // Each block once: the count of one that was seen is negative meanwhile.
+  int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
+  int64_t seen = 0;
+  for (; seen < count && users[blocks[seen]] >= 0; ++seen)
+    users[blocks[seen]] = ~users[blocks[seen]];
+  for (int64_t i = 0; i < seen; ++i) users[blocks[i]] = ~users[blocks[i]];
+  if (seen < count) {
+    int64_t before = 0;
+    while (blocks[before] != blocks[seen]) ++before;
+    return report.about(3).invalid(
+        "blocks[%lld] and blocks[%lld] are both %d; list each block only once", lld(before),
+        lld(seen), blocks[seen]);
+  }
+  for (int64_t i = 0; i < in_use; ++i) {
+    if (i >= count || blocks[i] != table[i]) {
+      return report.about(3).invalid(
+          "block %d holds positions of sequence %lld; keep it as blocks[%lld], or truncate the "
+          "sequence first",
+          table[i], lld(sequence), lld(i));
+    }
+  }
+  for (int64_t i = 0; i < entries; ++i) {
+    const int32_t block = i < count ? blocks[i] : no_block;
+    if (table[i] == block) continue;
+    if (table[i] != no_block) --users[table[i]];
+    if (block != no_block) ++users[block];
+    table[i] = block;
+  }
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t block,
+                                uint32_t *used, mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_place(report, cache, sequence));
+  MHA_TRY(check_paged(report, cache));
+  if (block < no_block || block >= cache->num_blocks)
+    return report.about(3).invalid(
+        "block is %d; set it to a free block of the pool, 0 to %lld, or to -1 for none", block,
+        lld(cache->num_blocks - 1));
+  if (!used)
+    return report.about(4).fail(MHA_ERROR_NULL_POINTER,
+                                "used is NULL; pass the address of a uint32_t");
+  const int64_t length = state_of(cache, sequence).length, last = length / cache->block_positions,
+                filled = length % cache->block_positions;
+  int32_t *const table = table_of(cache, sequence), *const users =
+                                                        at<int32_t>(cache, layout_of(*cache).users);
+  if (filled == 0 || users[table[last]] <= 1) {
+    *used = 0;
+    return MHA_OK;
+  }
+  if (block == no_block) {
+    return report.about(3).fail(
+        MHA_ERROR_CACHE_FULL,
+        "block is -1, but block %d of sequence %lld is shared; pass a free block to copy it to",
+        table[last], lld(sequence));
+  }
+  if (users[block] != 0)
+    return report.about(3).invalid(
+        "block is %d, which is in the block table of a sequence; set it to a free block", block);
+  copy_block(cache, cached_keys(cache), table[last], block, filled);
+  if (has_own_values(*cache)) copy_block(cache, cached_values(cache), table[last], block, filled);
+  --users[table[last]];
+  ++users[block];
+  table[last] = block;
+  *used = 1;
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length,
+                                    mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_place(report, cache, from));
+  MHA_TRY(check_cache_sequence(report.about(3), cache, to));
+  MHA_TRY(check_length(report.about(4), cache, from, length));
+  if (from == to)
+    return report.about(3).invalid(
+        "from and to are both sequence %lld; call mha_kv_cache_truncate instead", lld(from));
+  const CacheState source = state_of(cache, from);
+  const bool is_paged = cache->kind == MHA_CACHE_KIND_PAGED;
+  const int32_t *const table_from = table_of(cache, from), *const table_to = table_of(cache, to);
+  const int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
+  for (int64_t i = 0; is_paged && i < blocks_in_use(*cache, length); ++i) {
+    if (table_to[i] == no_block) {
+      return report.about(3).fail(MHA_ERROR_CACHE_FULL,
+                                  "sequence %lld has no block for position %lld; call "
+                                  "mha_kv_cache_set_blocks with a count of %lld or more",
+                                  lld(to), lld(i * cache->block_positions),
+                                  lld(blocks_in_use(*cache, length)));
+    }
+    if (table_to[i] != table_from[i] && users[table_to[i]] > 1) {
+      return report.about(3).fail(
+          MHA_ERROR_CACHE_SHARED,
+          "block %d of sequence %lld, to which positions would be copied, is shared by %d "
+          "sequences; truncate"
+          " sequence %lld to 0 and give it free blocks with mha_kv_cache_set_blocks",
+          table_to[i], lld(to), users[table_to[i]], lld(to));
+    }
+  }
+  const int64_t first = oldest_position(cache, from, source.length);
+  copy_groups(cache, cached_keys(cache), from, to, first, length);
+  if (has_own_values(*cache)) copy_groups(cache, cached_values(cache), from, to, first, length);
+  state_of(cache, to) = {length, length == 0 ? 0 : source.written};
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k,
+                               const float *v, mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_place(report, cache, sequence));
+  if (count < 0) return report.about(3).invalid("count is %lld; set it to at least 0", lld(count));
+  MHA_TRY(check_append(report.about(3), cache, sequence, count));
+  if (count > 0 && !k)
+    return report.about(4).fail(MHA_ERROR_NULL_POINTER, "k is NULL; pass the keys");
+  MHA_TRY(check_values(report.about(5), cache, count, v));
+  const Kernels *kernels;
+  MHA_TRY(choose_kernels(report, MHA_INSTRUCTION_SET_AUTO, &kernels));
+  Sequence stored = {};
+  stored.past = state_of(cache, sequence).length;
+  stored.kv_rows = count;
+  stored.in_cache = sequence;
+  const struct {
+    const float *rows;
+    KeyValues to;
+    int64_t width;
+    bool are_keys;
+  } both[] = {{k, cached_keys(cache), cache->head_dim, true},
+              {v, cached_values(cache), cache->head_dim_v, false}};
+  for (const auto &one : both) {
+    if (!one.rows) continue;
+    const StridedRows rows = {one.rows, 0, cache->num_kv_heads * one.width, one.width};
+    const KvStore store = {rows,      {},
+                           nullptr,   &stored,
+                           one.to,    cache->num_kv_heads,
+                           one.width, one.are_keys && one.to.is_packed};
+    kernels->store(store, 0, 0, count, nullptr);
+  }
+  grow(cache, sequence, count);
+  return MHA_OK;
+}
+
+mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first,
+                             int64_t count, float *k, float *v, mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_place(report, cache, sequence));
+  const int64_t length = state_of(cache, sequence).length,
+                held = oldest_position(cache, sequence, length);
+  const int64_t oldest =
+      held < length ? held
+                    : length;  // a ring may be truncated to positions that it has overwritten
+  if (first < oldest || count < 0 || count > length - first) {
+    return report.about(first < oldest ? 3 : 4)
+        .invalid(
+            "first is %lld and count is %lld, but sequence %lld holds only positions >= %lld and < "
+            "%lld; read within them",
+            lld(first), lld(count), lld(sequence), lld(oldest), lld(length));
+  }
+  if (k) read_rows(cache, cached_keys(cache), true, cache->head_dim, sequence, first, count, k);
+  if (v)
+    read_rows(cache, cached_values(cache), false, cache->head_dim_v, sequence, first, count, v);
+  return MHA_OK;
+}

@@ -1,0 +1,504 @@
+// mha_forward: the products with W_Q|W_G|W_K|W_V, the attention, the product with W_O.
+//
+// check_rows and finish_call make the call; the first of them checks all that a small call needs
+// (run/small.h), which has no plan and no units of work. `run` goes through the passes: project,
+// attend, project. Only long calls over a ring have more than one pass.
+
+#include "forward.h"
+
+#include <algorithm>
+
+#include "../check/arrays.h"
+#include "../check/cache.h"
+#include "../check/layer.h"
+#include "../check/request.h"
+#include "../check/structs.h"
+#include "../run/small.h"
+
+namespace mha {
+namespace {
+
+int64_t key_blocks(const ForwardCall &call) {
+  return call.is_packed() ? packed_key_blocks(call.args.n_kv, call.stage.sequences.batch)
+                          : blocks_of(call.args.n_kv, key_block);
+}
+
+// Whether keys and values go to rows first, from which they are prepared and stored.
+bool has_key_rows(const ForwardCall &call) {
+  return call.stage.sequences.cache || call.stage.attention.request.prepare_k.is_any;
+}
+bool has_value_rows(const ForwardCall &call) {
+  return call.stage.sequences.cache || call.stage.attention.request.prepare_v.is_any;
+}
+
+// NULL inputs: key = query, value = key. The widths have to agree then, and without key there are
+// as many keys as queries.
+mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
+  const bool has_key = args->key.data != nullptr, has_value = args->value.data != nullptr;
+  MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
+  if (shape.only_asks() && !args->cache_read)
+    return report.invalid(
+        "cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a cache; "
+        "give cache_read");
+  if (args->cache_read) {
+    args->n_kv = 0;
+    if (!has_key && !has_value) return MHA_OK;
+    return report.invalid(
+        "%s.data is given, but no keys come with cache_read; set it to NULL, or give cache to "
+        "append",
+        has_key ? "key" : "value");
+  }
+  if (!has_key && shape.key_dim != shape.query_dim) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "key.data is NULL, but key_dim %lld is not query_dim %lld; give key",
+                       lld(shape.key_dim), lld(shape.query_dim));
+  }
+  if (!has_value && shape.value_dim != shape.key_dim) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "value.data is NULL, but value_dim %lld is not key_dim %lld; give value",
+                       lld(shape.value_dim), lld(shape.key_dim));
+  }
+  if (!has_key && !has_value) {
+    args->n_kv = args->n_q;
+    return MHA_OK;
+  }
+  MHA_TRY(resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv));
+  if (!has_key && args->n_kv != args->n_q) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld "
+                       "rows of query; give key",
+                       lld(args->n_kv), lld(args->n_q));
+  }
+  return MHA_OK;
+}
+
+// The rows of an input, whose strides are resolved here.
+mha_status resolve_rows(Report report, const char *name, const mha_input &input, int64_t batch,
+                        int64_t n, int64_t width, InputRows *rows) {
+  MHA_TRY(check_input_fields(report, name, input));
+  const Storage storage = storage_of_type(input.type);
+  if (is_plain(input.strides, batch, n, width)) {
+    *rows = {input.data, n, n * width, width, nullptr, storage};
+    return MHA_OK;
+  }
+  Array array = array_of(name, input.strides, batch, n, no_extent, width);
+  MHA_TRY(resolve_input(report, &array));
+  *rows = {input.data, n, array.strides[0], array.strides[1], nullptr, storage};
+  return MHA_OK;
+}
+
+// The same for key and value, which have query's type.
+mha_status resolve_other_rows(Report report, const char *name, const mha_forward_args &args,
+                              mha_input input, int64_t width, InputRows *rows) {
+  if (input.type == 0) input.type = args.query.type;
+  if (storage_of_type(input.type) != storage_of_type(args.query.type) &&
+      input.type <= MHA_TYPE_BF16)
+    return report.invalid(
+        "%s.type is %u, but query.type is %u; set it to 0 or to the type of query", name,
+        input.type, args.query.type);
+  return resolve_rows(report, name, input, args.batch, args.n_kv, width, rows);
+}
+
+mha_status resolve_arrays(Report report, const LayerShape &shape, ForwardCall *call) {
+  mha_forward_args &args = call->args;
+  const bool has_key = args.key.data != nullptr, has_value = args.value.data != nullptr;
+  MHA_TRY(resolve_rows(report, "query", args.query, args.batch, args.n_q, shape.query_dim,
+                       &call->query));
+  call->key = args.cache_read ? nullptr : has_key ? &call->own_key : &call->query;
+  call->value = has_value ? &call->own_value : call->key;
+  for (const auto &[name, input] : {std::pair{"key", &args.key}, {"value", &args.value}}) {
+    MHA_TRY(check_input_fields(report, name, *input));
+  }
+  if (!args.cache_read) {
+    MHA_TRY(has_key
+                ? resolve_other_rows(report, "key", args, args.key, shape.key_dim, &call->own_key)
+                : check_absent(report, "key", args.key));
+    MHA_TRY(has_value ? resolve_other_rows(report, "value", args, args.value, shape.value_dim,
+                                           &call->own_value)
+                      : check_absent(report, "value", args.value));
+  }
+  MHA_TRY(check_output_fields(report, "output", args.output));
+  if (is_plain(args.output.strides, args.batch, args.n_q, shape.output_dim)) {
+    args.output.strides = {args.n_q * shape.output_dim, shape.output_dim, 0};
+    return MHA_OK;
+  }
+  Array output =
+      array_of("output", args.output.strides, args.batch, args.n_q, no_extent, shape.output_dim);
+  MHA_TRY(resolve_output(report, &output));
+  args.output.strides = {output.strides[0], output.strides[1], 0};
+  return MHA_OK;
+}
+
+mha_status check_sgemm_strides(Report report, const mha_layer &layer, const ForwardCall &call) {
+  if (!layer.sgemm) return MHA_OK;
+  const InputRows *const inputs[] = {&call.query, call.key, call.value};
+  const char *const names[] = {"query", "key", "value"};
+  for (int i = 0; i < 3; ++i) {
+    if (inputs[i] && inputs[i]->row_stride == 0)
+      return report.invalid(
+          "%s.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows", names[i]);
+    if (inputs[i] && inputs[i]->row_stride > INT32_MAX) {
+      return report.fail(MHA_ERROR_TOO_LARGE,
+                         "%s.strides.row is %lld; the largest that sgemm supports is %d", names[i],
+                         lld(inputs[i]->row_stride), INT32_MAX);
+    }
+  }
+  return MHA_OK;
+}
+
+void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *layout) {
+  const LayerShape &shape = layer.shape;
+  const mha_forward_args &args = call->args;
+  const SequenceArguments &s = call->stage.sequences;
+  Attention &attention = call->stage.attention;
+  const int64_t threads = threads_of(args.scheduler);
+  const Count batch(args.batch), none(0), q_rows = batch * Count(args.n_q),
+                                          kv_rows = batch * Count(args.n_kv),
+                                          kv_heads = batch * Count(shape.num_kv_heads);
+  attention.plan = plan_attention(attention.request, s, threads, layout);
+  const auto take = [&](bool is_needed, Count rows, int64_t width) {
+    return layout->take_floats(is_needed ? rows * Count(width) : none);
+  };
+  const Count key_positions = Count(key_blocks(*call)) * Count(key_block);
+  const Count value_positions = s.is_packed() ? key_positions : Count(args.n_kv);
+  call->q = take(true, q_rows, shape.q_columns());
+  call->gate = take(true, q_rows, shape.g_columns());
+  call->k = take(!s.cache, kv_heads * key_positions, shape.head_dim);
+  call->v = take(!s.cache, kv_heads * value_positions, attention.plan.head_dim_v_padded);
+  call->k_rows = take(has_key_rows(*call), kv_rows, shape.k_columns());
+  call->v_rows = take(has_value_rows(*call), kv_rows, shape.v_columns());
+  call->context = take(shape.has_output, q_rows, shape.context_columns());
+  const int64_t input_width = std::max(shape.query_dim, std::max(shape.key_dim, shape.value_dim));
+  call->inputs = plan_products(layer, call->query.storage, s.is_ragged(),
+                               batch * Count(std::max(args.n_q, args.n_kv)), input_width,
+                               shape.input_columns(), threads, layout);
+  call->output = plan_products(layer, Storage::f32, s.is_ragged(), shape.has_output ? q_rows : none,
+                               shape.context_columns(), shape.output_dim, threads, layout);
+}
+
+// The beginning of every call: counts, arrays and threads.
+mha_status check_rows(Report report, const mha_layer *layer, const mha_forward_args *given,
+                      ForwardCall *call) {
+  MHA_TRY(check_layer(report.about(layer_argument), layer));
+  mha_forward_args &args = call->args;
+  const LayerShape &shape = layer->shape;
+  if (!shape.has_heads()) {
+    return report.about(layer_argument)
+        .invalid(
+            "layer is a linear layer, which has no heads; call mha_linear, or create it with "
+            "mha_layer_create");
+  }
+  MHA_TRY(read_struct(report, "mha_forward_args", given, &args));
+  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
+  MHA_TRY(resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q));
+  MHA_TRY(resolve_inputs(report, shape, &args));
+  MHA_TRY(resolve_arrays(report, shape, call));
+  return check_scheduler(report, args.scheduler);
+}
+
+AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
+  AttentionShape shape;
+  shape.num_heads = layer.num_heads;
+  shape.num_kv_heads = layer.num_kv_heads;
+  shape.head_dim = layer.head_dim;
+  shape.head_dim_v = layer.head_dim_v;
+  shape.scale = layer.scale;
+  shape.has_output_weights = layer.has_output;
+  shape.has_values = true;
+  shape.most_queries = 0;
+  shape.k = cache ? cached_keys(cache) : KeyValues{};
+  shape.v = cache ? cached_values(cache) : KeyValues{};
+  if (!cache) shape.k.is_packed = shape.v.is_packed = true;
+  shape.q_rows = shape.k_rows = shape.v_rows = Storage::f32;
+  return shape;
+}
+
+// The rest of it: whatever can be checked without the data, and the call.
+mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call) {
+  mha_forward_args &args = call->args;
+  AttentionStage &stage = call->stage;
+  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
+  const bool is_self = !args.key.data && !args.cache_read;
+  const CallArguments common(args);
+  MHA_TRY(read_call(report, common, is_self, &stage.sequences, &stage.outputs));
+  if (call->is_packed())  // products count batches by sequence, of which packed ones have no stride
+    call->query.batch_stride = call->own_key.batch_stride = call->own_value.batch_stride =
+        args.output.strides.batch = 0;
+  stage.scheduler = args.scheduler;
+  stage.kernels = layer->kernels;
+  const AttentionShape shape = shape_of(layer->shape, stage.sequences.cache);
+  if (args.cache && is_stored(shape.k)) {
+    return report.invalid(
+        "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or "
+        "append with mha_attention");
+  }
+  if (stage.outputs.states)
+    return report.invalid(
+        "outputs.states is given, but only mha_attention computes it; set it to NULL");
+  MHA_TRY(check_request(report, common, shape, stage.outputs, &stage.sequences,
+                        &stage.attention.request));
+  MHA_TRY(check_sgemm_strides(report, *layer, *call));
+  WorkspaceLayout layout;
+  plan_workspace(*layer, call, &layout);
+  if (is_small(*layer, args)) {
+    call->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
+    return MHA_OK;
+  }
+  return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
+}
+
+mha_status check_pointers(Report report, const mha_forward_args &args) {
+  if (!args.query.data)
+    return report.fail(MHA_ERROR_NULL_POINTER, "query.data is NULL; pass the input rows");
+  if (!args.output.data)
+    return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
+  return MHA_OK;
+}
+
+// ---- The call
+
+// Field by field into its place: to copy a struct that has just been written would have to wait for
+// the writes.
+inline void set_destination(Destination *to, Destination::Kind kind, void *base,
+                            int64_t batch_stride, int64_t row_stride, int64_t head_stride,
+                            int64_t head_width) {
+  to->kind = kind;
+  to->base = base;
+  to->batch_stride = batch_stride;
+  to->row_stride = row_stride;
+  to->head_stride = head_stride;
+  to->head_width = head_width;
+}
+
+// Contiguous, and without heads; not at all if there is no such output. n: rows from one sequence
+// to the next.
+inline void set_destination_of_rows(Destination *to, float *base, int64_t n, int64_t width) {
+  if (base) set_destination(to, Destination::Kind::rows, base, n * width, width, width, width);
+}
+
+// Valid rows of all sequences together.
+int64_t rows_of_extents(const Extent *extents, int64_t batch, int64_t rows) {
+  return extents ? extents[batch - 1].before + extents[batch - 1].count : batch * rows;
+}
+
+bool is_same(const InputRows &a, const InputRows &b) {
+  return a.base == b.base && a.rows_per_sequence == b.rows_per_sequence &&
+         a.batch_stride == b.batch_stride && a.row_stride == b.row_stride && a.extents == b.extents;
+}
+
+// The products of a stage: one for all matrices that have the same input rows. Only what is used is
+// written.
+class Products {
+ public:
+  explicit Products(const mha_layer &layer) : layer_(layer), count_(0) {}
+
+  // One more matrix, whose destination is yet to be set.
+  Projection &add(MatrixName name, const InputRows &x, int64_t rows) {
+    // A BLAS can only take matrices together that are packed side by side.
+    const bool may_share = !layer_.sgemm || layer_.shape.has_one_input_width();
+    if (count_ == 0 || !may_share || !is_same(x, products_[count_ - 1].parts[0].x)) {
+      Product &product = products_[count_++];
+      product.num_parts = 0;
+      product.plain_weights = static_cast<const float *>(layer_.weights(name));
+      product.plain_stride = layer_.layout.matrices[name].stride;
+    }
+    Product &product = products_[count_ - 1];
+    Projection &part = product.parts[product.num_parts++];
+    describe_projection(layer_, name, x, rows, &part);
+    return part;
+  }
+
+  void run(const mha_scheduler *scheduler, UnitCounter *counter, const ProductPlan &memory,
+           unsigned char *workspace) const {
+    run_products(layer_, products_, count_, scheduler, counter, memory, workspace);
+  }
+
+ private:
+  const mha_layer &layer_;
+  int64_t count_;
+  Product products_[max_products];
+};
+
+// Where q, k, v and the context of a call lie: in the workspace, unless they are the caller's or in
+// a cache.
+void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memory,
+           AttentionArrays *arrays) {
+  const LayerShape &shape = layer.shape;
+  const mha_forward_args &args = call.args;
+  const AttentionStage &stage = call.stage;
+  // Rows of all heads, side by side.
+  const auto rows_at = [memory](int64_t offset, int64_t n, int64_t columns, int64_t head_width) {
+    return StridedRows{memory + offset, n * columns, columns, head_width};
+  };
+  arrays->q = rows_at(call.q, args.n_q, shape.q_columns(), shape.head_dim);
+  arrays->k = stage.attention.request.k;
+  arrays->v = stage.attention.request.v;
+  if (!stage.sequences.cache) {
+    const int64_t positions = key_blocks(call) * key_block,
+                  value_positions = call.is_packed() ? positions : args.n_kv;
+    const auto packed = [&](int64_t offset, int64_t width, int64_t positions_of_head) {
+      return packed_floats(reinterpret_cast<float *>(memory + offset), width,
+                           positions_of_head * width, positions, shape.num_kv_heads,
+                           call.is_packed());
+    };
+    arrays->k = packed(call.k, shape.head_dim, positions);
+    arrays->v = packed(call.v, stage.attention.plan.head_dim_v_padded, value_positions);
+  }
+  arrays->new_keys = arrays->new_values = {};
+  if (call.key && has_key_rows(call))
+    arrays->new_keys = rows_at(call.k_rows, args.n_kv, shape.k_columns(), shape.head_dim);
+  if (call.key && has_value_rows(call))
+    arrays->new_values = rows_at(call.v_rows, args.n_kv, shape.v_columns(), shape.head_dim_v);
+  arrays->gate = {};
+  if (shape.gate != MHA_GATE_NONE)
+    arrays->gate = {rows_at(call.gate, args.n_q, shape.g_columns(), shape.gate_dim),
+                    shape.gate == MHA_GATE_SIGMOID, shape.gate_dim == 1};
+  // Without W_O the context is the output.
+  const mha_strides &strides = args.output.strides;
+  arrays->output = {args.output.data, storage_of_type(args.output.type), strides.batch, strides.row,
+                    shape.head_dim_v};
+  if (shape.has_output)
+    arrays->output = {memory + call.context, Storage::f32, args.n_q * shape.context_columns(),
+                      shape.context_columns(), shape.head_dim_v};
+}
+
+// x -> q | gate | k | v. A head is a column range: each is written to where it is stored from, or
+// where the attention reads it.
+void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned char *workspace) {
+  const LayerShape &shape = layer.shape;
+  const mha_forward_args &args = call.args;
+  const AttentionStage &stage = call.stage;
+  const AttentionArrays &arrays = stage.attention.arrays;
+  const mha_outputs &outputs = stage.outputs;
+  // The kernels only read what they are told of; here it is written.
+  const auto written = [](const void *base) {
+    return static_cast<float *>(const_cast<void *>(base));
+  };
+  const int64_t q_rows = rows_of_extents(stage.queries, stage.sequences.batch, args.n_q);
+  const int64_t n_q = call.is_packed() ? 0 : args.n_q, n_kv = call.is_packed() ? 0 : args.n_kv;
+  InputRows query = call.query;
+  query.extents = stage.queries;
+  Products qkv(layer);
+  Projection &to_q = qkv.add(matrix_q, query, q_rows);
+  set_destination_of_rows(&to_q.destination, written(arrays.q.base), n_q, shape.q_columns());
+  set_destination_of_rows(&to_q.tap, outputs.q, n_q, shape.q_columns());
+  if (shape.gate != MHA_GATE_NONE) {
+    Projection &to_gate = qkv.add(matrix_g, query, q_rows);
+    set_destination_of_rows(&to_gate.destination, written(arrays.gate.values.base), n_q,
+                            shape.g_columns());
+  }
+  if (call.key) {
+    const int64_t kv_rows = rows_of_extents(stage.keys, stage.sequences.batch, args.n_kv);
+    InputRows key = *call.key, value = *call.value;
+    key.extents = value.extents = stage.keys;
+    Projection &to_k = qkv.add(matrix_k, key, kv_rows);
+    set_destination_of_rows(&to_k.tap, outputs.k, n_kv, shape.k_columns());
+    if (arrays.new_keys.base)
+      set_destination_of_rows(&to_k.destination, written(arrays.new_keys.base), n_kv,
+                              shape.k_columns());
+    else
+      set_destination(&to_k.destination, Destination::Kind::key_blocks, written(arrays.k.base),
+                      arrays.k.batch_stride, 0, arrays.k.head_stride, shape.head_dim);
+    Projection &to_v = qkv.add(matrix_v, value, kv_rows);
+    set_destination_of_rows(&to_v.tap, outputs.v, n_kv, shape.v_columns());
+    if (arrays.new_values.base)
+      set_destination_of_rows(&to_v.destination, written(arrays.new_values.base), n_kv,
+                              shape.v_columns());
+    else
+      set_destination(&to_v.destination, Destination::Kind::value_rows, written(arrays.v.base),
+                      arrays.v.batch_stride, arrays.v.row_stride, arrays.v.head_stride,
+                      shape.head_dim_v);
+  }
+  qkv.run(args.scheduler, stage.counter, call.inputs, workspace);
+}
+
+// context -> y
+void project_output(const mha_layer &layer, const ForwardCall &call, unsigned char *workspace) {
+  const mha_forward_args &args = call.args;
+  const AttentionStage &stage = call.stage;
+  const AttentionArrays &arrays = stage.attention.arrays;
+  const int64_t batch_stride = call.is_packed() ? 0 : arrays.output.batch_stride;
+  const InputRows context = {arrays.output.base, args.n_q, batch_stride, arrays.output.row_stride,
+                             stage.queries};
+  Products output(layer);
+  Projection &to_output = output.add(
+      matrix_o, context, rows_of_extents(stage.queries, stage.sequences.batch, args.n_q));
+  set_destination(&to_output.destination, Destination::Kind::rows, args.output.data,
+                  args.output.strides.batch, args.output.strides.row, 0, layer.shape.output_dim);
+  to_output.destination.storage = storage_of_type(args.output.type);
+  output.run(args.scheduler, stage.counter, call.output, workspace);
+}
+
+// Nothing here can fail.
+void run(const mha_layer &layer, ForwardCall &call, unsigned char *workspace) {
+  const mha_forward_args &args = call.args;
+  AttentionStage &stage = call.stage;
+  place(layer, call, workspace, &stage.attention.arrays);
+  begin_passes(&stage, workspace);
+  if (stage.has_padding()) {
+    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output.data,
+                  args.output.strides.batch, args.output.strides.row,
+                  storage_of_type(args.output.type));
+  }
+  while (next_pass(&stage)) {
+    project_inputs(layer, call, workspace);
+    attend_pass(stage);
+    if (layer.shape.has_output) project_output(layer, call, workspace);
+  }
+}
+
+// A small call needs no more than the checks of its rows.
+mha_status forward_small(Report report, const mha_layer &layer, const ForwardCall &call,
+                         void *workspace, size_t workspace_bytes) {
+  const mha_forward_args &args = call.args;
+  MHA_TRY(check_pointers(report, args));
+  MHA_TRY(check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes,
+                          small_workspace_bytes(layer.small, args.n_q)));
+  const SmallCall small = {args.batch,
+                           args.n_q,
+                           (args.flags & MHA_CAUSAL) != 0,
+                           {call.query.base, call.query.batch_stride, call.query.row_stride, 0},
+                           static_cast<float *>(args.output.data),
+                           args.output.strides.batch,
+                           args.output.strides.row};
+  layer.kernels->run_small(layer.small, small,
+                           reinterpret_cast<float *>(align_workspace(workspace)));
+  return MHA_OK;
+}
+
+}  // namespace
+
+mha_status make_call(Report report, const mha_layer *layer, const mha_forward_args *given,
+                     ForwardCall *call) {
+  MHA_TRY(check_rows(report, layer, given, call));
+  return finish_call(report, layer, call);
+}
+
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args,
+                                 size_t *bytes, mha_error *error) {
+  Report report(error, args_argument);
+  ForwardCall call;
+  MHA_TRY(make_call(report, layer, args, &call));
+  return write_size(report.about(3), static_cast<size_t>(call.workspace_bytes), bytes);
+}
+
+mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace,
+                       size_t workspace_bytes, mha_error *error) {
+  Report report(error, args_argument);
+  ForwardCall call;
+  MHA_TRY(check_rows(report, layer, args, &call));
+  if (is_small(*layer, call.args))
+    return forward_small(report, *layer, call, workspace, workspace_bytes);
+  MHA_TRY(finish_call(report, layer, &call));
+  MHA_TRY(check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes,
+                          call.workspace_bytes));
+  if (call.stage.sequences.has_no_work()) return MHA_OK;
+  MHA_TRY(check_pointers(report, call.args));
+  MHA_TRY(check_array_contents(report, call.stage.sequences, &call.stage.attention.request));
+  run(*layer, call, align_workspace(workspace));
+  return MHA_OK;
+}

@@ -1,0 +1,266 @@
+// Layers: pack, view, verify and create. A linear layer has a W_O alone.
+
+#include "../objects/layer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "../check/layer.h"
+#include "../check/structs.h"
+#include "../cpu.h"
+#include "../run/small.h"
+
+namespace mha {
+namespace {
+
+// malloc, but on huge pages of 2 MiB where the layer is large: otherwise most of the time of
+// creating one goes into the page faults at the first write to each 4 KiB.
+void *allocate_block(size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr size_t huge_page_bytes = size_t{2} << 20;
+  if (bytes >= 2 * huge_page_bytes) {
+    void *memory;
+    if (posix_memalign(&memory, huge_page_bytes, bytes) != 0) return nullptr;
+    // Whole huge pages only: the rest of the last one is not ours. It is an advice, nothing is lost
+    // if the system does not take it.
+    madvise(memory, bytes / huge_page_bytes * huge_page_bytes, MADV_HUGEPAGE);
+    return memory;
+  }
+#endif
+  return malloc(bytes);
+}
+void *allocate_default(void *, size_t bytes) {
+  const int before = errno;  // which a refusal sets
+  void *const memory = allocate_block(bytes);
+  errno = before;
+  return memory;
+}
+void release_default(void *, void *memory) { free(memory); }
+
+void *align64(void *memory) {
+  return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
+}
+
+mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind,
+                      const PackedLayout &layout, const void *packed,
+                      const mha_layer_options &options, const Kernels *kernels) {
+  mha_layer layer = {};
+  layer.shape = shape;
+  layer.layout = layout;
+  layer.packed = static_cast<const unsigned char *>(packed);
+  layer.storage = storage_of(kind);
+  layer.kernels = kernels;
+  layer.sgemm = options.sgemm;
+  layer.small = small_layer_of(layer);
+  mha_layer *const made = static_cast<mha_layer *>(align64(storage));
+  layer.magic = magic_at(made);
+  memcpy(static_cast<void *>(made), &layer, sizeof layer);
+  return made;
+}
+
+constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
+
+mha_status pack(Report report, const PackJob &job, const char *size_query, void *buffer,
+                size_t buffer_bytes) {
+  if (!buffer)
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "buffer is NULL; pass memory of %s bytes, aligned to 64 bytes", size_query);
+  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
+    return report.invalid(
+        "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
+  if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
+    return report.about(job.arguments.result + 1)
+        .fail(MHA_ERROR_BUFFER_TOO_SMALL,
+              "buffer_bytes is %zu, but the packed layer needs %lld; call %s for the size",
+              buffer_bytes, lld(job.layout.bytes), size_query);
+  }
+  MHA_TRY(check_range(report.about(job.arguments.weights), job.shape, job.kind, job.weights));
+  pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
+  return MHA_OK;
+}
+
+mha_status clear_layer(Report report, const PackArguments &arguments, mha_layer **layer) {
+  if (!layer)
+    return report.about(arguments.result)
+        .fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass the address of a pointer to a layer");
+  *layer = nullptr;
+  return MHA_OK;
+}
+
+mha_status create(Report report, const PackJob &job, mha_layer **layer) {
+  const Kernels *kernels;
+  MHA_TRY(
+      choose_kernels(report.about(job.arguments.options), job.options.instruction_set, &kernels));
+
+  const mha_allocator allocator = job.options.allocator
+                                      ? *job.options.allocator
+                                      : mha_allocator{nullptr, allocate_default, release_default};
+  const Count bytes = Count(job.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
+  if (bytes.overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE,
+                       "the packed layer would exceed the address space; set smaller dimensions");
+  void *const block = allocator.allocate(allocator.context, static_cast<size_t>(bytes.value()));
+  if (!block)
+    return report.about(0).fail(
+        MHA_ERROR_OUT_OF_MEMORY,
+        "the allocator returned NULL for the %lld bytes of the packed layer; free memory",
+        lld(bytes.value()));
+  if (const mha_status status =
+          check_range(report.about(job.arguments.weights), job.shape, job.kind, job.weights)) {
+    allocator.release(allocator.context, block);
+    return status;
+  }
+  unsigned char *const packed = static_cast<unsigned char *>(align64(block)) + layer_bytes;
+  pack_layer(job.shape, job.kind, job.layout, job.weights, packed);
+  mha_layer *const made =
+      make_layer(block, job.shape, job.kind, job.layout, packed, job.options, kernels);
+  made->allocator = allocator;
+  made->block = block;
+  *layer = made;
+  return MHA_OK;
+}
+
+}  // namespace
+
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights,
+                               const mha_layer_options *options, size_t *bytes, mha_error *error) {
+  Report report(error);
+  PackJob job;
+  MHA_TRY(prepare(report, config, weights, options, &job));
+  return write_size(report.about(layer_arguments.result), static_cast<size_t>(job.layout.bytes),
+                    bytes);
+}
+
+mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_layer_options *options,
+                                size_t *bytes, mha_error *error) {
+  Report report(error);
+  PackJob job;
+  MHA_TRY(prepare_linear(report, weights, options, &job));
+  return write_size(report.about(linear_arguments.result), static_cast<size_t>(job.layout.bytes),
+                    bytes);
+}
+
+mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
+                          const mha_layer_options *options, void *buffer, size_t buffer_bytes,
+                          mha_error *error) {
+  Report report(error);
+  PackJob job;
+  MHA_TRY(prepare(report, config, weights, options, &job));
+  return pack(report.about(layer_arguments.result), job, "mha_layer_pack_size", buffer,
+              buffer_bytes);
+}
+
+mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_options *options,
+                           void *buffer, size_t buffer_bytes, mha_error *error) {
+  Report report(error);
+  PackJob job;
+  MHA_TRY(prepare_linear(report, weights, options, &job));
+  return pack(report.about(linear_arguments.result), job, "mha_linear_pack_size", buffer,
+              buffer_bytes);
+}
+
+size_t mha_layer_view_size(void) { return layer_bytes + 63; }
+
+mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_layer_options *options,
+                          void *storage, size_t storage_bytes, const mha_layer **layer,
+                          mha_error *error) {
+  Report report(error);
+  LayerShape shape;
+  PackedKind kind;
+  PackedLayout layout;
+  MHA_TRY(read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout));
+  mha_layer_options read;
+  MHA_TRY(read_options(report.about(3), options, &read));
+  if ((kind == PackedKind::plain_f32) != (read.sgemm != nullptr)) {
+    return report.about(3).fail(MHA_ERROR_PACKED_FORMAT, "options.sgemm is %s",
+                                read.sgemm ? "given, but the layer was packed without one; set it "
+                                             "to NULL, or pack the layer again with it"
+                                           : "NULL, but the layer was packed with one; set it, or "
+                                             "pack the layer again without it");
+  }
+  if (!storage)
+    return report.about(4).fail(MHA_ERROR_NULL_POINTER,
+                                "storage is NULL; pass memory of mha_layer_view_size bytes");
+  if (storage_bytes < mha_layer_view_size()) {
+    return report.about(5).fail(MHA_ERROR_BUFFER_TOO_SMALL,
+                                "storage_bytes is %zu, but the layer object needs %zu; call "
+                                "mha_layer_view_size for the size",
+                                storage_bytes, mha_layer_view_size());
+  }
+  if (!layer)
+    return report.about(6).fail(MHA_ERROR_NULL_POINTER,
+                                "layer is NULL; pass the address of a pointer to a layer");
+  const Kernels *kernels;
+  MHA_TRY(choose_kernels(report.about(3), read.instruction_set, &kernels));
+  *layer = make_layer(storage, shape, kind, layout, buffer, read, kernels);
+  return MHA_OK;
+}
+
+mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error) {
+  Report report(error);
+  LayerShape shape;
+  PackedKind kind;
+  PackedLayout layout;
+  MHA_TRY(read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout));
+  if (!packed_checksum_holds(kind, layout, buffer)) {
+    return report.fail(
+        MHA_ERROR_PACKED_CHECKSUM,
+        "the packed weights are damaged (their checksum is wrong); pack the layer again");
+  }
+  return MHA_OK;
+}
+
+mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights,
+                            const mha_layer_options *options, mha_layer **layer, mha_error *error) {
+  Report report(error);
+  MHA_TRY(clear_layer(report, layer_arguments, layer));
+  PackJob job;
+  MHA_TRY(prepare(report, config, weights, options, &job));
+  return create(report, job, layer);
+}
+
+mha_status mha_linear_create(const mha_linear_weights *weights, const mha_layer_options *options,
+                             mha_layer **layer, mha_error *error) {
+  Report report(error);
+  MHA_TRY(clear_layer(report, linear_arguments, layer));
+  PackJob job;
+  MHA_TRY(prepare_linear(report, weights, options, &job));
+  return create(report, job, layer);
+}
+
+void mha_layer_destroy(mha_layer *layer) {
+  if (!layer || !is_layer(layer) || !layer->block) return;
+  const mha_allocator allocator = layer->allocator;
+  layer->magic = 0;
+  allocator.release(allocator.context, layer->block);
+}
+
+mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error) {
+  Report report(error);
+  MHA_TRY(check_layer(report, layer));
+  mha_layer_config filled = {};
+  const LayerShape &shape = layer->shape;
+  filled.query_dim = shape.query_dim;
+  filled.key_dim = shape.key_dim;
+  filled.value_dim = shape.value_dim;
+  filled.output_dim = shape.output_dim;
+  filled.num_heads = shape.num_heads;
+  filled.num_kv_heads = shape.num_kv_heads;
+  filled.head_dim = shape.head_dim;
+  filled.head_dim_v = shape.head_dim_v;
+  filled.scale = shape.scale;
+  filled.weight_type = type_of(layer->storage);
+  filled.gate = shape.gate;
+  filled.gate_dim = shape.gate_dim;
+  filled.arithmetic = number_of(shape.arithmetic);
+  return write_struct(report.about(2), "mha_layer_config", filled, config);
+}

@@ -1,0 +1,97 @@
+// States of attention over keys that lie in several places: mha_states_merge and mha_states_finish.
+
+#include "../check/arrays.h"
+#include "../check/scores.h"
+#include "../check/structs.h"
+#include "../cpu.h"
+#include "../storage.h"
+
+namespace mha {
+namespace {
+
+mha_status check_width(Report report, int64_t head_dim_v) {
+  if (head_dim_v >= 1 && head_dim_v <= INT32_MAX) return MHA_OK;
+  return report.invalid("head_dim_v is %lld; it must be that of the call, 1 to %d", lld(head_dim_v),
+                        INT32_MAX);
+}
+
+Count bytes_of_states(Count rows, int64_t head_dim_v) {
+  return rows * Count(state_head + head_dim_v) * Count(sizeof(float));
+}
+
+mha_status read_states(Report report, const mha_states_args *given, States *states,
+                       const Kernels **kernels) {
+  mha_states_args args;
+  MHA_TRY(read_struct(report, "mha_states_args", given, &args));
+  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
+  MHA_TRY(resolve_extent(report, "n_q", "the rows of q per sequence", &args.n_q));
+  if (args.num_heads < 1 || args.num_heads > INT32_MAX)
+    return report.invalid("num_heads is %lld; it must be that of the call, 1 to %d",
+                          lld(args.num_heads), INT32_MAX);
+  MHA_TRY(check_width(report, args.head_dim_v));
+  if (bytes_of_states(Count(args.batch) * Count(args.num_heads) * Count(args.n_q), args.head_dim_v)
+          .overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE,
+                       "states would exceed the address space; use smaller dimensions");
+  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
+  MHA_TRY(check_output_fields(report, "output", args.output));
+  if (!args.output.data && (args.output.type != 0 || !is_contiguous(args.output.strides)))
+    return report.invalid(
+        "output.data is NULL, but other fields of output are set; give data, or set them to 0");
+  Array output = array_of("output", args.output.strides, args.batch, args.n_q, args.num_heads,
+                          args.head_dim_v);
+  MHA_TRY(resolve_output(report, &output));
+  MHA_TRY(choose_kernels(report, args.instruction_set, kernels));
+  if (args.batch == 0 || args.n_q == 0) args.batch = args.n_q = 0;
+  if (args.n_q > 0 && !args.states)
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "states is NULL; pass the states that mha_attention computed");
+  if (args.n_q > 0 && !args.output.data && !args.lse)
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "output.data and lse are both NULL; pass an array for at least one");
+  ScoreOptions options = {};
+  options.sinks = args.sinks;
+  options.head_scales = args.head_scales;
+  MHA_TRY(check_head_arrays(report, "", options, args.num_heads));
+  *states = {args.states,       args.batch,        args.num_heads,
+             args.n_q,          args.head_dim_v,   args.sinks,
+             args.head_scales,  args.output.data,  storage_of_type(args.output.type),
+             output.strides[0], output.strides[1], output.strides[2],
+             args.lse};
+  return MHA_OK;
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left, const float *right,
+                            float *result, uint32_t instruction_set, mha_error *error) {
+  Report report(error);
+  const Kernels *kernels;
+  MHA_TRY(resolve_extent(report, "rows", "the rows of left, right and result", &rows));
+  MHA_TRY(check_width(report.about(2), head_dim_v));
+  if (bytes_of_states(Count(rows), head_dim_v).overflows())
+    return report.fail(MHA_ERROR_TOO_LARGE,
+                       "left, right and result would exceed the address space; use fewer rows");
+  const void *const arrays[] = {left, right, result};
+  const char *const names[] = {"left", "right", "result"};
+  for (uint32_t i = 0; rows > 0 && i < 3; ++i) {
+    if (!arrays[i])
+      return report.about(3 + i).fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass an array of states",
+                                      names[i]);
+  }
+  MHA_TRY(choose_kernels(report.about(6), instruction_set, &kernels));
+  kernels->merge_states(left, right, rows, head_dim_v, result);
+  return MHA_OK;
+}
+
+mha_status mha_states_finish(const mha_states_args *args, mha_error *error) {
+  Report report(error);
+  States states;
+  const Kernels *kernels;
+  MHA_TRY(read_states(report, args, &states, &kernels));
+  kernels->finish_states(states);
+  return MHA_OK;
+}

@@ -1,0 +1,290 @@
+// Tables that a program makes once: sines and cosines of RoPE, slopes of ALiBi, relative biases of
+// T5. All are computed in binary64 with the functions of binary64.h, not those of libm, so that
+// every machine computes the same bits (CONTRACT.md, sections 13 to 15).
+
+#include <stdint.h>
+
+#include "../check/rope.h"
+#include "../check/structs.h"
+#include "../plan/count.h"
+#include "binary64.h"
+
+namespace mha {
+namespace {
+
+// ---- Angles
+
+// What the columns have in common.
+struct Angles {
+  const mha_rope_config &config;  // defaults resolved
+  double dims;
+  double log2_base;
+  double first, last;  // YaRN: low and high of docs/rope.md
+};
+
+// YaRN's d(beta), brought into a range whose floor and ceil are integers of 64 bits.
+double correction(const Angles &angles, double beta) {
+  const double turns =
+      log2_of(static_cast<double>(angles.config.original_positions) / (beta * two_pi));
+  const double d = angles.dims * turns / (2.0 * angles.log2_base);
+  return d < -1.0 ? -1.0 : d > angles.dims ? angles.dims : d;
+}
+
+Angles angles_of(const mha_rope_config &config) {
+  Angles angles = {config, static_cast<double>(config.dims), log2_of(config.base), 0.0, 0.0};
+  if (config.ntk_factor != 0 && config.ntk_positions > config.original_positions) {
+    const double more = static_cast<double>(config.ntk_positions - config.original_positions);
+    const double stretch =
+        1.0 + config.ntk_factor * more / static_cast<double>(config.original_positions);
+    angles.log2_base += log2_of(stretch) * angles.dims / (angles.dims - 2.0);
+  }
+  if (config.yarn_factor != 0) {
+    angles.first = correction(angles, config.yarn_beta_fast);
+    angles.last = correction(angles, config.yarn_beta_slow);
+    if (!config.yarn_unrounded) {
+      angles.first = floor_of(angles.first);
+      angles.last = -floor_of(-angles.last);
+    }
+    if (angles.first < 0.0) angles.first = 0.0;
+    if (angles.last > angles.dims - 1.0) angles.last = angles.dims - 1.0;
+  }
+  return angles;
+}
+
+// How much of its stretching a pair gets, 0 to 1.
+double ramp_of(const Angles &angles, int64_t i, double theta) {
+  const mha_rope_config &config = angles.config;
+  double ramp;
+  if (config.yarn_factor != 0) {
+    const double above = static_cast<double>(i) - angles.first, length = angles.last - angles.first;
+    ramp = length != 0.0 ? above / length : above > 0.0 ? 1.0 : 0.0;
+  } else {
+    const double turns = static_cast<double>(config.original_positions) * theta / two_pi;
+    ramp = (config.llama3_high_freq_factor - turns) /
+           (config.llama3_high_freq_factor - config.llama3_low_freq_factor);
+  }
+  return ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
+}
+
+// By how much pair i turns from one position to the next, in turns * 2^64: a product of these
+// integers wraps as often as the pair turns.
+uint64_t step_of(const Angles &angles, int64_t i) {
+  const mha_rope_config &config = angles.config;
+  double theta = exp2_of_minus(static_cast<double>(2 * i) * angles.log2_base / angles.dims);
+  const double factor = config.yarn_factor != 0 ? config.yarn_factor : config.llama3_factor;
+  if (factor != 0) {
+    const double ramp = ramp_of(angles, i, theta);
+    theta = theta * (1.0 - ramp + ramp / factor);
+  }
+  theta = theta / config.linear_factor;
+  if (config.pair_factors) theta = theta / config.pair_factors[i];
+  return static_cast<uint64_t>(theta / two_pi * 0x1p64);
+}
+
+// ---- Values
+
+// Of each row, the position that pair i goes by; null: first_position and those behind it.
+const int64_t *positions_of(const mha_rope_config &config, int64_t i) {
+  const int64_t *const section = config.mrope_section;
+  if (!section) return nullptr;
+  const int64_t in_order = i < section[0]                ? 0
+                           : i < section[0] + section[1] ? 1
+                                                         : 2,
+                in_turn = i < 3 * section[i % 3] ? i % 3 : 0;
+  return config.mrope_positions +
+         (config.mrope_interleaved ? in_turn : in_order) * config.num_positions;
+}
+
+struct Values {
+  float cos, sin;
+};
+
+Values values_at(int64_t position, uint64_t step, double factor) {
+  const uint64_t angle = static_cast<uint64_t>(position) * step;
+  const uint64_t quarters = (angle + (uint64_t{1} << 61)) >> 62;
+  // At most pi / 4.
+  const double x =
+      static_cast<double>(static_cast<int64_t>(angle - (quarters << 62))) * (two_pi * 0x1p-64);
+
+  const double z = x * x;
+  double c = -0x1.93974a8c07c9dp-37;
+  c = c * z + 0x1.1eed8eff8d898p-29;
+  c = c * z + -0x1.27e4fb7789f5cp-22;
+  c = c * z + 0x1.a01a01a01a01ap-16;
+  c = c * z + -0x1.6c16c16c16c17p-10;
+  c = c * z + 0x1.5555555555555p-5;
+  c = c * z + -0x1.0p-1;
+  c = c * z + 1.0;
+  double s = 0x1.6124613a86d09p-33;
+  s = s * z + -0x1.ae64567f544e4p-26;
+  s = s * z + 0x1.71de3a556c734p-19;
+  s = s * z + -0x1.a01a01a01a01ap-13;
+  s = s * z + 0x1.1111111111111p-7;
+  s = s * z + -0x1.5555555555555p-3;
+  s = x + x * (z * s);
+
+  const double cos = quarters == 0 ? c : quarters == 1 ? -s : quarters == 2 ? -c : s;
+  const double sin = quarters == 0 ? s : quarters == 1 ? c : quarters == 2 ? -s : -c;
+  return {static_cast<float>(cos * factor) + 0.0f, static_cast<float>(sin * factor) + 0.0f};
+}
+
+void fill(const mha_rope_config &config, float *cos, float *sin) {
+  const Angles angles = angles_of(config);
+  const double factor = config.attention_factor != 0 ? config.attention_factor
+                        : config.yarn_factor != 0 ? 0.1 * (ln2 * log2_of(config.yarn_factor)) + 1.0
+                                                  : 1.0;
+  const int64_t columns = config.dims / 2;
+  constexpr int64_t block = 128;  // columns at once, row by row
+  uint64_t steps[block];
+  const int64_t *positions[block];
+  for (int64_t first = 0; first < columns; first += block) {
+    const int64_t count = columns - first < block ? columns - first : block;
+    for (int64_t i = 0; i < count; ++i)
+      steps[i] = step_of(angles, first + i), positions[i] = positions_of(config, first + i);
+    for (int64_t row = 0; row < config.num_positions; ++row) {
+      for (int64_t i = 0; i < count; ++i) {
+        const Values values = values_at(
+            positions[i] ? positions[i][row] : config.first_position + row, steps[i], factor);
+        cos[row * columns + first + i] = values.cos;
+        sin[row * columns + first + i] = values.sin;
+      }
+    }
+  }
+}
+
+// ---- Biases by distance
+
+// slopes[i] = 2^(-8 k / n), k = 1 + i * step, for a power of two n: by sqrt and products of
+// binary64, which are the same everywhere. Every n / 8 steps the power is a whole one, and taken
+// anew.
+void fill_slopes(int64_t n, int64_t step, int64_t count, float *slopes) {
+  double root = 0.5, whole = 1.0, power = 1.0;  // root: 2^(-8 / n)
+  for (int64_t i = n; i > 8; i /= 2) root = MHA_SQRT(root);
+  for (int64_t i = n; i < 8; i *= 2) root = root * root;
+  const int64_t steps = n > 8 ? n / 8 : 1;
+  for (int64_t k = 1, i = 0; i < count; ++k) {
+    power = power * root;
+    if (k % steps == 0) power = whole = n > 8 ? whole * 0.5 : power;
+    if ((k - 1) % step == 0) slopes[i++] = static_cast<float>(power);
+  }
+}
+
+// T5's buckets for one direction: each distance below `exact` has one of its own, and the others
+// are shared out by the logarithm of the distance up to max_distance: distance * (max_distance /
+// exact)^(k / (count - exact)) begins bucket exact + k.
+struct T5Buckets {
+  int64_t count, exact, max_distance;
+
+  // Calls function(distance, bucket) for the distances from 0 to `last`. Logarithms that differ by
+  // less than 2^-40 count as equal.
+  template <class Function>
+  void visit(int64_t last, const Function &function) const {
+    const auto log2 = [](int64_t x) { return log2_of(static_cast<double>(x)); };
+    const double first = log2(exact), range = log2(max_distance) - first;
+    int64_t bucket = 0;
+    for (int64_t distance = 0; distance <= last; ++distance) {
+      if (distance < exact || distance >= max_distance) {
+        bucket = distance < exact ? distance : count - 1;
+      } else if (bucket < count - 1) {
+        const double reached =
+            (log2(distance) - first + 0x1p-40) * static_cast<double>(count - exact);
+        bucket = bucket < exact ? exact : bucket;
+        while (bucket < count - 1 && static_cast<double>(bucket + 1 - exact) * range <= reached)
+          ++bucket;
+      }
+      function(distance, bucket);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
+                           mha_error *error) {
+  Report report(error);
+  mha_rope_config known;
+  MHA_TRY(read_struct(report, "mha_rope_config", config, &known));
+  MHA_TRY(check_rope_config(report, known));
+  if (!cos)
+    return report.about(2).fail(MHA_ERROR_NULL_POINTER,
+                                "cos is NULL; pass memory for num_positions * dims / 2 floats");
+  if (!sin)
+    return report.about(3).fail(MHA_ERROR_NULL_POINTER,
+                                "sin is NULL; pass memory for num_positions * dims / 2 floats");
+  fill(known, cos, sin);
+  return MHA_OK;
+}
+
+mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) {
+  Report report(error);
+  if (num_heads < 1 || num_heads > INT32_MAX)
+    return report.invalid("num_heads is %lld; it must be 1 to 2147483647", lld(num_heads));
+  if (!slopes)
+    return report.about(2).fail(MHA_ERROR_NULL_POINTER,
+                                "slopes is NULL; pass an array of num_heads floats");
+  int64_t n = 1;
+  while (2 * n <= num_heads) n *= 2;
+  fill_slopes(n, 1, n, slopes);
+  fill_slopes(2 * n, 2, num_heads - n, slopes + n);
+  return MHA_OK;
+}
+
+mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int64_t max_distance,
+                                uint32_t is_bidirectional, int64_t num_heads, int64_t left,
+                                int64_t right, float *relative_bias, mha_error *error) {
+  Report report(error);
+  if (num_buckets == 0) num_buckets = 32;
+  if (max_distance == 0) max_distance = 128;
+  constexpr int64_t most = 1 << 30;
+  const long long least = is_bidirectional ? 4 : 2;
+  if (num_buckets < least || num_buckets > most)
+    return report.about(2).invalid("num_buckets is %lld; it must be %lld to 2^30, or 0 for 32",
+                                   lld(num_buckets), least);
+  const int64_t count = is_bidirectional ? num_buckets / 2 : num_buckets;
+  const T5Buckets buckets = {count, count / 2, max_distance};
+  if (max_distance <= buckets.exact || max_distance > most) {
+    return report.about(3).invalid(
+        "max_distance is %lld; with these buckets it must be more than %lld, to 2^30, or 0 for 128",
+        lld(max_distance), lld(buckets.exact));
+  }
+  const struct {
+    const char *name;
+    uint32_t argument;
+    int64_t value, least;
+  } sizes[] = {{"num_heads", 5, num_heads, 1}, {"left", 6, left, 0}, {"right", 7, right, 0}};
+  for (const auto &size : sizes) {
+    if (size.value < size.least)
+      return report.about(size.argument)
+          .invalid("%s is %lld; it must be at least %lld", size.name, lld(size.value),
+                   lld(size.least));
+  }
+  const Count width = Count(left) + Count(right) + Count(1);
+  if ((Count(num_heads) * width * Count(sizeof(float))).overflows() ||
+      (Count(num_heads) * Count(num_buckets * 4)).overflows())
+    return report.about(5).fail(
+        MHA_ERROR_TOO_LARGE, "the arrays would exceed the address space; use smaller dimensions");
+  if (!embedding)
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "embedding is NULL; pass an array of num_buckets * num_heads floats");
+  if (!relative_bias)
+    return report.about(8).fail(
+        MHA_ERROR_NULL_POINTER,
+        "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");
+  const auto set = [&](int64_t distance, int64_t bucket) {
+    for (int64_t head = 0; head < num_heads; ++head) {
+      relative_bias[head * width.value() + left + distance] = embedding[bucket * num_heads + head];
+    }
+  };
+  buckets.visit(left, [&](int64_t distance, int64_t bucket) { set(-distance, bucket); });
+  if (is_bidirectional) {
+    buckets.visit(right, [&](int64_t distance, int64_t bucket) {
+      if (distance > 0) set(distance, count + bucket);
+    });
+  } else {
+    for (int64_t distance = 1; distance <= right; ++distance) set(distance, 0);
+  }
+  return MHA_OK;
+}

@@ -1,0 +1,195 @@
+#include "arrays.h"
+
+namespace mha {
+namespace {
+
+constexpr const char *dimension_names[3] = {"batch", "row", "head"},
+                     *neighbour_names[3] = {"sequence", "row", "head"};
+
+// Dimensions from the innermost to the outermost.
+constexpr int rows_outside[3] = {2, 1, 0}, rows_inside[3] = {1, 2, 0};
+
+// Each stride alone: not negative, of a dimension that there is, and at least as wide as a row.
+mha_status check_each(Report report, Array *array, bool may_broadcast) {
+  for (int i = 0; i < 3; ++i) {
+    int64_t &extent = array->extents[i], &stride = array->strides[i];
+    if (extent == no_extent) {
+      if (stride != 0) {
+        return report.invalid("%s%s.%s is %lld, but the array has no %s dimension; set it to 0",
+                              array->name, array->strides_name, dimension_names[i], lld(stride),
+                              dimension_names[i]);
+      }
+      extent = 1;
+    }
+    if (stride == MHA_BROADCAST && may_broadcast) continue;
+    if (stride == MHA_BROADCAST) {
+      return report.invalid(
+          "%s%s.%s is MHA_BROADCAST, which only inputs can have; set it to 0 for contiguous",
+          array->name, array->strides_name, dimension_names[i]);
+    }
+    if (stride < 0) {
+      return report.invalid(
+          "%s%s.%s is %lld; set it to 0 for contiguous, to the elements from one %s to the next%s",
+          array->name, array->strides_name, dimension_names[i], lld(stride), neighbour_names[i],
+          may_broadcast ? ", or to MHA_BROADCAST" : "");
+    }
+    const bool is_checked = i == 1 || (i == 2 && extent > 1);
+    if (is_checked && stride != 0 && stride < array->width) {
+      return report.invalid(
+          "%s%s.%s is %lld, less than the width of a row, %lld; set it to at least that, or to 0 "
+          "for contiguous",
+          array->name, array->strides_name, dimension_names[i], lld(stride), lld(array->width));
+    }
+  }
+  return MHA_OK;
+}
+
+// A head stride says that [batch, rows, heads, width] is laid out in another order, for which zeros
+// do not stand.
+mha_status check_strides_are_complete(Report report, const Array &array) {
+  const bool has_head_stride = array.strides[2] != 0 && array.strides[2] != MHA_BROADCAST;
+  if (array.has_rows_inside_heads || !has_head_stride || array.extents[2] <= 1 ||
+      array.extents[1] == 0)
+    return MHA_OK;
+  for (int i = 1; i >= 0; --i) {
+    if (array.strides[i] != 0 || array.extents[i] <= 1) continue;
+    return report.invalid(
+        "%s%s.head is %lld, but %s is 0; beside a head stride, set row, and batch for several "
+        "sequences",
+        array.name, array.strides_name, lld(array.strides[2]), dimension_names[i]);
+  }
+  return MHA_OK;
+}
+
+// Replaces zeros, from the innermost dimension to the outermost. A stride that was set has to step
+// over all that zeros inside it span, and a zero over all that is inside it.
+mha_status fill_strides(Report report, Array *array, bool may_broadcast) {
+  const int(&order)[3] = array->has_rows_inside_heads ? rows_inside : rows_outside;
+  Count contiguous(array->width), of_zeros(array->width), of_all(array->width);
+  for (const int i : order) {
+    int64_t &stride = array->strides[i];
+    const int64_t extent = array->extents[i];
+    if (stride == MHA_BROADCAST) continue;
+    const bool is_given = stride != 0;
+    if (!is_given) stride = contiguous.overflows() ? INT64_MAX : contiguous.value();
+    if (is_given && extent > 1 && !of_zeros.overflows() && stride < of_zeros.value()) {
+      return report.invalid(
+          "%s%s.%s is %lld, less than the %lld elements that the strides of 0 (contiguous) inside "
+          "it span; set it to at least that, or set"
+          " those, too%s",
+          array->name, array->strides_name, dimension_names[i], lld(stride), lld(of_zeros.value()),
+          may_broadcast ? " (MHA_BROADCAST: one copy serves all)" : "");
+    }
+    if (!is_given && extent > 1 && stride > 0 && !of_all.overflows() && stride < of_all.value()) {
+      return report.invalid(
+          "%s%s.%s is 0, but the strides inside it interleave and span %lld elements; set every "
+          "stride",
+          array->name, array->strides_name, dimension_names[i], lld(of_all.value()));
+    }
+    if (!is_given && extent > 0) of_zeros = of_zeros + Count(extent - 1) * Count(stride);
+    if (extent > 0) of_all = of_all + Count(extent - 1) * Count(stride);
+    contiguous = Count(extent) * Count(stride);
+  }
+  return MHA_OK;
+}
+
+mha_status check_size(Report report, const Array &array) {
+  if (!(span_of(array) * Count(sizeof(float))).overflows()) return MHA_OK;
+  return report.fail(MHA_ERROR_TOO_LARGE,
+                     "%s would exceed the address space; use smaller dimensions", array.name);
+}
+
+// No element is written twice: sorted by stride, each dimension steps over all of the smaller ones.
+mha_status check_overlap(Report report, const Array &array) {
+  int order[3] = {2, 1, 0};  // of two that are equal, the outer one is blamed
+  for (int i = 0; i < 3; ++i) {
+    for (int j = i + 1; j < 3; ++j) {
+      if (array.strides[order[j]] < array.strides[order[i]]) {
+        const int swapped = order[i];
+        order[i] = order[j];
+        order[j] = swapped;
+      }
+    }
+  }
+  Count covered(array.width);
+  for (const int i : order) {
+    if (array.extents[i] <= 1) continue;
+    if (array.strides[i] < covered.value()) {
+      return report.invalid(
+          "%s%s.%s is %lld, so that elements overlap; set it to at least %lld, or to 0 for "
+          "contiguous",
+          array.name, array.strides_name, dimension_names[i], lld(array.strides[i]),
+          lld(covered.value()));
+    }
+    covered = covered + Count(array.extents[i] - 1) * Count(array.strides[i]);
+  }
+  return MHA_OK;
+}
+
+}  // namespace
+
+mha_status resolve_input(Report report, Array *array) {
+  MHA_TRY(check_each(report, array, true));
+  MHA_TRY(check_strides_are_complete(report, *array));
+  MHA_TRY(fill_strides(report, array, true));
+  for (int64_t &stride : array->strides) {
+    if (stride == MHA_BROADCAST) stride = 0;
+  }
+  return check_size(report, *array);
+}
+
+mha_status resolve_output(Report report, Array *array) {
+  MHA_TRY(check_each(report, array, false));
+  MHA_TRY(check_strides_are_complete(report, *array));
+  MHA_TRY(fill_strides(report, array, false));
+  MHA_TRY(check_size(report, *array));
+  for (const int64_t extent : array->extents) {
+    if (extent == 0) return MHA_OK;
+  }
+  return check_overlap(report, *array);
+}
+
+mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32_t reserved) {
+  if (type > MHA_TYPE_BF16)
+    return report.invalid(
+        "%s.type is %u; it must be 0, MHA_TYPE_F32 (1), MHA_TYPE_F16 (2) or MHA_TYPE_BF16 (3)",
+        name, type);
+  return report.invalid("%s.%s is set; initialise the struct with {0}, and leave it 0", name,
+                        reserved != 0 ? "reserved" : "reserved_pointer");
+}
+
+mha_status fail_absent(Report report, const char *name) {
+  return report.invalid("%s.data is NULL, but other fields of %s are set; set them to 0", name,
+                        name);
+}
+
+mha_status check_size(Report report, const WorkspaceLayout &layout, bool has_no_work,
+                      int64_t *workspace_bytes) {
+  *workspace_bytes = has_no_work ? 0 : layout.bytes();
+  if (layout.bytes() >= 0) return MHA_OK;
+  return report.fail(MHA_ERROR_TOO_LARGE,
+                     "the workspace would exceed the address space; use smaller dimensions");
+}
+
+mha_status resolve_empty(Report report, const char *name, const char *what, int64_t *extent) {
+  if (*extent == MHA_EMPTY) {
+    *extent = 0;
+    return MHA_OK;
+  }
+  return report.invalid("%s is %lld; set it to %s, or to MHA_EMPTY for none", name, lld(*extent),
+                        what);
+}
+
+mha_status fail_workspace(Report report, uint32_t argument, const char *query,
+                          size_t workspace_bytes, int64_t needed) {
+  if (workspace_bytes < static_cast<uint64_t>(needed)) {
+    return report.about(argument + 1)
+        .fail(MHA_ERROR_BUFFER_TOO_SMALL,
+              "workspace_bytes is %zu, but this call needs %lld; call %s first", workspace_bytes,
+              lld(needed), query);
+  }
+  return report.about(argument).fail(
+      MHA_ERROR_NULL_POINTER, "workspace is NULL; pass memory of the size that %s returns", query);
+}
+
+}  // namespace mha

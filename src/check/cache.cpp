@@ -1,0 +1,274 @@
+#include "cache.h"
+
+#include <string.h>
+
+#include "../storage.h"
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+mha_status check_dimensions(Report report, const mha_kv_cache_config &config) {
+  const struct {
+    const char *name;
+    int64_t value;
+    int64_t least, most;
+  } dims[] = {{"num_sequences", config.num_sequences, 1, INT32_MAX},
+              {"capacity", config.capacity, 1, INT64_MAX},
+              {"num_kv_heads", config.num_kv_heads, 1, INT32_MAX},
+              {"head_dim", config.head_dim, 1, INT32_MAX},
+              {"head_dim_v", config.head_dim_v, 0, INT32_MAX},
+              {"block_positions", config.block_positions, 0, INT64_MAX},
+              {"num_blocks", config.num_blocks, 0, INT32_MAX}};
+  for (const auto &dim : dims) {
+    if (dim.value < dim.least)
+      return report.invalid("%s is %lld; set it to at least %lld", dim.name, lld(dim.value),
+                            lld(dim.least));
+    if (dim.value > dim.most)
+      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; set it to at most %lld", dim.name,
+                         lld(dim.value), lld(dim.most));
+  }
+  return MHA_OK;
+}
+
+mha_status check_types(Report report, const mha_kv_cache_config &config) {
+  const struct {
+    const char *name;
+    uint32_t type;
+    const char *default_type;
+  } types[] = {{"k_type", config.k_type, "F32"}, {"v_type", config.v_type, "k_type"}};
+  for (const auto &given : types) {
+    if (given.type <= MHA_TYPE_INT8) continue;
+    return report.invalid(
+        "%s is %u; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3) or MHA_TYPE_INT8 (4); "
+        "0 is %s",
+        given.name, given.type, given.default_type);
+  }
+  if (config.values == MHA_CACHE_VALUES_OWN) return MHA_OK;
+  if (config.values != MHA_CACHE_VALUES_IN_KEYS)
+    return report.invalid("values is %u; use MHA_CACHE_VALUES_OWN or MHA_CACHE_VALUES_IN_KEYS",
+                          config.values);
+  const uint32_t k_type = type_of(storage_of_type(config.k_type));
+  if (config.v_type != 0 && config.v_type != k_type) {
+    return report.invalid(
+        "v_type is %u, but values is MHA_CACHE_VALUES_IN_KEYS and keys have type %u; set v_type to "
+        "0 or %u",
+        config.v_type, k_type, k_type);
+  }
+  if (config.head_dim_v > config.head_dim) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v "
+                       "to at most head_dim, %lld",
+                       lld(config.head_dim_v), lld(config.head_dim));
+  }
+  return MHA_OK;
+}
+
+mha_status check_kind(Report report, const mha_kv_cache_config &config) {
+  const bool is_ring = config.kind == MHA_CACHE_KIND_RING,
+             is_paged = config.kind == MHA_CACHE_KIND_PAGED;
+  if (!is_ring && !is_paged && config.kind != MHA_CACHE_KIND_CONTIGUOUS)
+    return report.invalid(
+        "kind is %u; use MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING or MHA_CACHE_KIND_PAGED",
+        config.kind);
+  MHA_TRY(check_types(report, config));
+  if (is_ring && config.capacity % key_block != 0)
+    return report.invalid("capacity is %lld; set that of a ring to a multiple of %d",
+                          lld(config.capacity), static_cast<int>(key_block));
+  const int64_t positions = config.block_positions;
+  if (!is_paged) {
+    if (positions == 0 && config.num_blocks == 0) return MHA_OK;
+    return report.invalid(
+        "%s is %lld, but kind is not MHA_CACHE_KIND_PAGED; set block_positions and num_blocks to 0",
+        positions != 0 ? "block_positions" : "num_blocks",
+        lld(positions != 0 ? positions : config.num_blocks));
+  }
+  const bool fits = positions > 0 && positions % key_block == 0 &&
+                    (chunk_keys % positions == 0 || positions % chunk_keys == 0);
+  if (!fits)
+    return report.invalid("block_positions is %lld; set it to 16, 32, 64, 128 or a multiple of 256",
+                          lld(positions));
+  if (config.num_blocks == 0)
+    return report.invalid(
+        "num_blocks is 0; set it to the number of blocks in the pool, at least 1");
+  if (config.capacity % positions != 0)
+    return report.invalid("capacity is %lld; set it to a multiple of block_positions, %lld",
+                          lld(config.capacity), lld(positions));
+  return MHA_OK;
+}
+
+// A number for each block, such that a sum of them tells which blocks were added up, and how often
+// each.
+uint64_t number_of_block(int64_t block) {
+  const uint64_t product = static_cast<uint64_t>(block + 1) * 0x9e3779b97f4a7c15u;
+  return (product ^ product >> 32) * 0xff51afd7ed558ccdu;
+}
+
+}  // namespace
+
+// ---- The cache
+
+mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_cache *header) {
+  mha_kv_cache_config config;
+  MHA_TRY(read_struct(report, "mha_kv_cache_config", given, &config));
+  MHA_TRY(check_dimensions(report, config));
+  MHA_TRY(check_kind(report, config));
+  const bool is_paged = config.kind == MHA_CACHE_KIND_PAGED;
+  *header = {};
+  memcpy(header->magic, cache_magic, sizeof cache_magic);
+  header->byte_order = cache_byte_order;
+  header->version = cache_version;
+  header->contract = MHA_CONTRACT;
+  header->kind = config.kind;
+  header->k_type = type_of(storage_of_type(config.k_type));
+  header->values = config.values;
+  header->v_type = config.v_type != 0 ? config.v_type : header->k_type;
+  header->num_sequences = config.num_sequences;
+  header->capacity = config.capacity;
+  header->num_kv_heads = config.num_kv_heads;
+  header->head_dim = config.head_dim;
+  header->head_dim_v = config.head_dim_v ? config.head_dim_v : config.head_dim;
+  const Count rounded = round_up(Count(config.capacity), key_block);
+  header->block_positions = is_paged ? config.block_positions : rounded.value();
+  header->num_blocks = is_paged ? config.num_blocks : config.num_sequences;
+  const CacheLayout layout =
+      rounded.overflows() ? CacheLayout{0, 0, 0, 0, 0, 0, 0, -1} : layout_of(*header);
+  if (layout.bytes < 0 || static_cast<uint64_t>(layout.bytes) > PTRDIFF_MAX)
+    return report.fail(MHA_ERROR_TOO_LARGE,
+                       "the cache would exceed the address space; set smaller dimensions");
+  header->bytes = static_cast<uint64_t>(layout.bytes);
+  header->checksum = checksum_of(*header);
+  return MHA_OK;
+}
+
+mha_status check_buffer(Report report, const void *buffer) {
+  if (!buffer)
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "buffer is NULL; pass memory of mha_kv_cache_size bytes");
+  if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
+  return report.invalid(
+      "buffer is not aligned to 64 bytes; place the cache at an address that is a multiple of 64");
+}
+
+// Lengths and tables of a buffer whose header is sound: they have to lie within its bounds, and
+// each block in as many tables as its count says, for a block that is counted once is written to.
+mha_status check_contents(Report report, const mha_kv_cache *cache) {
+  uint64_t entries = 0, users = 0;
+  for (int64_t s = 0; s < cache->num_sequences; ++s) {
+    const CacheState &state = state_of(cache, s);
+    const bool is_ring = cache->kind == MHA_CACHE_KIND_RING;
+    bool is_sound = state.length >= 0 && state.written >= state.length &&
+                    (is_ring || state.written <= cache->capacity);
+    const int32_t *const table = table_of(cache, s);
+    for (int64_t i = 0; is_sound && i < table_entries(*cache); ++i) {
+      is_sound = table[i] < cache->num_blocks &&
+                 table[i] >= (i < blocks_in_use(*cache, state.length) ? 0 : no_block);
+      if (table[i] != no_block) entries += number_of_block(table[i]);
+    }
+    if (!is_sound) {
+      return report.fail(MHA_ERROR_CACHE_FORMAT,
+                         "the length or the blocks of sequence %lld are outside the cache, so the "
+                         "buffer is damaged; fill a new one",
+                         lld(s));
+    }
+  }
+  const int32_t *const counts = at<int32_t>(cache, layout_of(*cache).users);
+  bool is_sound = true;
+  for (int64_t b = 0; cache->kind == MHA_CACHE_KIND_PAGED && b < cache->num_blocks; ++b) {
+    is_sound = is_sound && counts[b] >= 0;
+    users += static_cast<uint64_t>(counts[b]) * number_of_block(b);
+  }
+  if (!is_sound || users != entries)
+    return report.fail(
+        MHA_ERROR_CACHE_FORMAT,
+        "the block tables and block counts disagree, so the buffer is damaged; fill a new one");
+  return MHA_OK;
+}
+
+mha_status check_cache(Report report, const mha_kv_cache *cache, const char *name) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(cache) % 64 == 0;
+  if (cache && is_aligned && memcmp(cache->magic, cache_magic, sizeof cache_magic) == 0)
+    return MHA_OK;
+  if (!cache)
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "%s is NULL; pass one from mha_kv_cache_init or mha_kv_cache_view", name);
+  return report.invalid("%s %s; pass one from mha_kv_cache_init or mha_kv_cache_view", name,
+                        is_aligned ? "does not point to a KV cache" : "is not aligned to 64 bytes");
+}
+
+mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence) {
+  if (sequence >= 0 && sequence < cache->num_sequences) return MHA_OK;
+  return report.invalid("sequence %lld does not exist; the cache has the sequences 0 to %lld",
+                        lld(sequence), lld(cache->num_sequences - 1));
+}
+
+mha_status check_place(Report report, const mha_kv_cache *cache, int64_t sequence) {
+  MHA_TRY(check_cache(report, cache));
+  return check_cache_sequence(report.about(2), cache, sequence);
+}
+
+mha_status check_paged(Report report, const mha_kv_cache *cache) {
+  if (cache->kind == MHA_CACHE_KIND_PAGED) return MHA_OK;
+  return report.invalid("cache has no blocks; pass one of the kind MHA_CACHE_KIND_PAGED");
+}
+
+mha_status check_length(Report report, const mha_kv_cache *cache, int64_t sequence,
+                        int64_t length) {
+  const int64_t most = state_of(cache, sequence).length;
+  if (length >= 0 && length <= most) return MHA_OK;
+  return report.invalid("length is %lld; set it to 0 to %lld, the length of sequence %lld",
+                        lld(length), lld(most), lld(sequence));
+}
+
+// ---- New positions
+
+mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, const void *v,
+                        const char *name) {
+  const bool are_in_keys = cache && !has_own_values(*cache);
+  if (are_in_keys && v)
+    return report.invalid("%s is given, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave it NULL",
+                          name);
+  if (rows > 0 && !v && !are_in_keys)
+    return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass the values", name);
+  return MHA_OK;
+}
+
+mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
+  const int64_t length = state_of(cache, sequence).length;
+  const int64_t most = cache->kind == MHA_CACHE_KIND_RING ? INT64_MAX / 2 : cache->capacity;
+  if (count > most - length) {
+    return report.fail(MHA_ERROR_CACHE_FULL,
+                       "the length of sequence %lld is %lld, with room for %lld more, not for "
+                       "%lld; truncate it, or use a larger cache",
+                       lld(sequence), lld(length), lld(most - length), lld(count));
+  }
+  if (cache->kind != MHA_CACHE_KIND_PAGED || count == 0) return MHA_OK;
+  const int32_t *const table = table_of(cache, sequence), *const users = at<int32_t>(
+                                                              cache, layout_of(*cache).users);
+  for (int64_t i = length / cache->block_positions; i < blocks_in_use(*cache, length + count);
+       ++i) {
+    const int64_t first = i * cache->block_positions;
+    if (table[i] == no_block) {
+      return report.fail(MHA_ERROR_CACHE_FULL,
+                         "sequence %lld has no block for position %lld; call "
+                         "mha_kv_cache_set_blocks with a count of %lld or more",
+                         lld(sequence), lld(first), lld(blocks_in_use(*cache, length + count)));
+    }
+    if (users[table[i]] <= 1) continue;
+    if (first < length) {
+      return report.fail(MHA_ERROR_CACHE_SHARED,
+                         "block %d, to which sequence %lld would append, is in the tables of %d "
+                         "sequences; call mha_kv_cache_unshare(cache, %lld,"
+                         " <free block>) first",
+                         table[i], lld(sequence), users[table[i]], lld(sequence));
+    }
+    return report.fail(MHA_ERROR_CACHE_SHARED,
+                       "block %d, to which sequence %lld would append from position %lld on, is in "
+                       "the tables of %d sequences; put a free"
+                       " block in its place with mha_kv_cache_set_blocks",
+                       table[i], lld(sequence), lld(first), users[table[i]]);
+  }
+  return MHA_OK;
+}
+
+}  // namespace mha

@@ -1,0 +1,53 @@
+// Statuses with their sentence.
+#pragma once
+
+#include <stdarg.h>
+#include <stdint.h>
+
+#include "../compiler.h"
+#include "mha.h"
+
+namespace mha {
+
+// Where a function reports: its mha_error (may be null), and the parameter that it checks, from 1
+// on.
+class Report {
+ public:
+  // Writes success, which stands until fail: what tells it, not the whole message.
+  explicit Report(mha_error *error, uint32_t argument = 1) : error_(error), argument_(argument) {
+    if (!error_) return;
+    error_->status = MHA_OK;
+    error_->argument = 0;
+    error_->message[0] = 0;
+  }
+
+  // For the checks of another parameter; 0: of none.
+  Report about(uint32_t argument) const {
+    Report other = *this;
+    other.argument_ = argument;
+    return other;
+  }
+
+  // Both write the error and return its status: `return report.fail(...)`. invalid:
+  // MHA_ERROR_INVALID_VALUE.
+  mha_status fail(mha_status status, const char *format, ...) const MHA_COLD MHA_FORMAT(3, 4);
+  mha_status invalid(const char *format, ...) const MHA_COLD MHA_FORMAT(2, 3);
+
+ private:
+  mha_status write(mha_status status, const char *format, va_list values) const;
+
+  mha_error *error_;
+  uint32_t argument_;
+};
+
+// Leaves the function with the status of a check that fails.
+#define MHA_TRY(check)                                    \
+  do {                                                    \
+    if (const mha_status failed = (check)) return failed; \
+  } while (0)
+
+// What %lld and %llu print.
+inline long long lld(int64_t x) { return x; }
+inline unsigned long long llu(uint64_t x) { return x; }
+
+}  // namespace mha

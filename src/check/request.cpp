@@ -1,0 +1,120 @@
+#include "request.h"
+
+#include "cache.h"
+#include "norm.h"
+#include "scores.h"
+#include "sequences.h"
+#include "structs.h"
+
+namespace mha {
+
+std::array<OptionalOutput, 11> optional_outputs(const AttentionRequest &r,
+                                                const mha_outputs &outputs,
+                                                const SequenceArguments &s, int64_t columns) {
+  const Count batch(r.array_batch), heads(r.num_heads), q_rows = batch * Count(r.n_q) * heads,
+                                                        pairs = q_rows * Count(columns);
+  const Count kv_rows = batch * Count(s.n_kv) * Count(r.num_kv_heads);
+  return {{{"outputs.lse", outputs.lse, q_rows},
+           {"outputs.states", outputs.states, q_rows * Count(state_head + r.head_dim_v)},
+           {"outputs.q", outputs.q, q_rows * Count(r.head_dim)},
+           {"outputs.k", outputs.k, kv_rows * Count(r.head_dim)},
+           {"outputs.v", outputs.v, kv_rows * Count(r.head_dim_v)},
+           {"outputs.context", outputs.context, q_rows * Count(r.head_dim_v)},
+           {"outputs.scores", outputs.scores, pairs, true},
+           {"outputs.scaled_scores", outputs.scaled_scores, pairs, true},
+           {"outputs.softcapped_scores", outputs.softcapped_scores, pairs, true},
+           {"outputs.masked_scores", outputs.masked_scores, pairs, true},
+           {"outputs.attention_weights", outputs.attention_weights, pairs, true}}};
+}
+
+namespace {
+
+// They fit into the address space, and each key that outputs per pair have a number for exists.
+mha_status check_optional_outputs(Report report, const AttentionRequest &request,
+                                  const mha_outputs &given, const SequenceArguments &s) {
+  const std::array<OptionalOutput, 11> outputs = optional_outputs(request, given, s, max_keys(s));
+  for (const OptionalOutput &output : outputs) {
+    if (output.output && (output.elements * Count(sizeof(float))).overflows())
+      return report.fail(MHA_ERROR_TOO_LARGE,
+                         "%s would exceed the address space; use smaller dimensions", output.name);
+  }
+  for (const OptionalOutput &output : outputs) {
+    if (output.output && output.is_per_pair && request.options.chosen.lists.base)
+      return report.invalid(
+          "%s has a number for each key, but score_arrays.chosen_keys leaves most keys out; set it "
+          "to NULL",
+          output.name);
+    if (!output.output || !output.is_per_pair || !s.is_ring()) continue;
+    return report.invalid(
+        "%s has a number for each position, but a ring has forgotten some; set it to NULL, or use "
+        "another kind of cache",
+        output.name);
+  }
+  return MHA_OK;
+}
+
+// How rows are prepared on their way.
+Preparation preparation_of(const Norm &norm, const Rotation &rotation, Storage rows) {
+  return {norm, rotation, norm.is_given || rotation.cos || rows != Storage::f32};
+}
+
+}  // namespace
+
+mha_status read_call(Report report, const CallArguments &args, bool is_self,
+                     SequenceArguments *sequences, mha_outputs *outputs) {
+  MHA_TRY(check_optional_cache(report, args.cache));
+  MHA_TRY(check_optional_cache(report, args.cache_read, "cache_read"));
+  MHA_TRY(read_sequences(report, args, is_self, sequences));
+  *outputs = {};
+  return args.outputs ? read_struct(report, "mha_outputs", args.outputs, outputs) : MHA_OK;
+}
+
+mha_status check_request(Report report, const CallArguments &args, const AttentionShape &shape,
+                         const mha_outputs &outputs, SequenceArguments *sequences,
+                         AttentionRequest *request) {
+  SequenceArguments &s = *sequences;
+  AttentionRequest &r = *request;
+  MHA_TRY(check_score_options(report, {args.score, args.score_arrays}, shape.num_heads,
+                              shape.num_kv_heads, &s, &r.options));
+  MHA_TRY(check_sequences(report, &s, shape.num_kv_heads, shape.head_dim, shape.head_dim_v));
+  Norms norms;
+  MHA_TRY(check_norm(report, args.norm, s, shape, &norms));
+  r.batch = s.batch;
+  r.array_batch = s.array_batch;
+  r.n_q = s.n_q;
+  r.num_heads = shape.num_heads;
+  r.num_kv_heads = shape.num_kv_heads;
+  r.heads_per_kv = quotient(shape.num_heads, shape.num_kv_heads);
+  r.head_dim = shape.head_dim;
+  r.head_dim_v = shape.has_values ? shape.head_dim_v : 0;
+  r.most_queries = shape.most_queries;
+  r.scale = s.flags & MHA_EQUAL_SCORES ? 0.0f : shape.scale;
+  const Window window = window_of(s);
+  r.window_left = r.options.groups.add_keys ? INT64_MAX : window.left;
+  r.window_right = r.options.groups.add_keys ? INT64_MAX : window.right;
+  r.prepare_q = preparation_of(norms.q, rotation_of(s, false), shape.q_rows);
+  r.prepare_k = preparation_of(norms.k, rotation_of(s, true), shape.k_rows);
+  r.prepare_v = preparation_of(norms.v, {}, shape.v_rows);
+  r.context_norm = norms.context;
+  r.gates_late = norms.gates_late;
+  r.k = shape.k;
+  r.v = shape.v;
+  r.lse = outputs.lse;
+  r.context = outputs.context;
+  r.states = outputs.states;
+  r.pairs = {outputs.scores, outputs.scaled_scores, outputs.softcapped_scores,
+             outputs.masked_scores, outputs.attention_weights};
+  return check_optional_outputs(report, r, outputs, s);
+}
+
+mha_status check_array_contents(Report report, const SequenceArguments &s,
+                                AttentionRequest *request) {
+  ScoreOptions &options = request->options;
+  const int64_t heads = request->num_heads, kv_heads = request->num_kv_heads;
+  MHA_TRY(check_head_arrays(report, "score.", options, heads));
+  MHA_TRY(check_sequence_arrays(report, s));
+  MHA_TRY(resolve_score_strides(report, s, heads, kv_heads, &options));
+  return check_chosen_entries(report, s, options.chosen, kv_heads);
+}
+
+}  // namespace mha

@@ -1,0 +1,296 @@
+#include "scores.h"
+
+#include <algorithm>
+
+#include "../storage.h"
+#include "arrays.h"
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+bool is_finite(float x) { return x - x == 0.0f; }
+
+// What the strides of an array with a number for each pair are called.
+struct PairName {
+  const char *name, *strides_name;
+};
+constexpr PairName bias_name = {"score_arrays.bias", ".strides"},
+                   mask_name = {"score_arrays.mask", "_strides"},
+                   relative_rows_name = {"score_arrays.relative_rows", "_strides"},
+                   chosen_keys_name = {"score_arrays.chosen_keys", "_strides"};
+
+PairArray pair_array(const void *base, Storage storage, const mha_strides &strides) {
+  return {base, storage, strides.batch, strides.head, strides.row};
+}
+
+// Resolves the strides of an array, [batch, heads, rows, columns], if it is there.
+mha_status resolve_strides(Report report, const SequenceArguments &s, const PairName &name,
+                           int64_t num_heads, int64_t columns, PairArray *array) {
+  const mha_strides strides = {array->batch_stride, array->row_stride, array->head_stride};
+  if (!array->base) {
+    if (is_contiguous(strides)) return MHA_OK;
+    return report.invalid("%s%s are set, but the array is NULL; set them to 0", name.name,
+                          name.strides_name);
+  }
+  Array whole = pair_array_of(name.name, name.strides_name, strides, s.array_batch, num_heads,
+                              s.n_q, columns);
+  MHA_TRY(resolve_input(report, &whole));
+  array->batch_stride = whole.strides[0];
+  array->row_stride = whole.strides[1];
+  array->head_stride = whole.strides[2];
+  return MHA_OK;
+}
+
+// The same without a result, for as many columns as there can be.
+mha_status check_strides(Report report, const SequenceArguments &s, const PairName &name,
+                         int64_t num_heads, int64_t columns, PairArray array) {
+  return resolve_strides(report, s, name, num_heads, columns, &array);
+}
+
+mha_status fail_size(Report report, const char *name) {
+  return report.fail(MHA_ERROR_TOO_LARGE,
+                     "%s would exceed the address space; use smaller dimensions", name);
+}
+
+// mask or bias. The columns of a cache are known only with the lengths in it; until then a row may
+// have none, or as many as it has room for.
+mha_status check_pair_array(Report report, const SequenceArguments &s, const PairName &name,
+                            int64_t num_heads, const PairArray &array) {
+  const bool are_known = s.num_columns != INT64_MAX || !s.cache || s.has_new_columns;
+  const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns : are_known ? s.n_kv : 0;
+  MHA_TRY(check_strides(report, s, name, num_heads, columns, array));
+  const bool is_contiguous = (array.batch_stride | array.head_stride | array.row_stride) == 0;
+  return are_known || !is_contiguous
+             ? MHA_OK
+             : check_strides(report, s, name, num_heads, max_keys(s), array);
+}
+
+mha_status check_columns(Report report, const SequenceArguments &s,
+                         const mha_score_arrays &arrays) {
+  if (arrays.columns != MHA_COLUMNS_ALL_KEYS && arrays.columns != MHA_COLUMNS_NEW_KEYS)
+    return report.invalid(
+        "score_arrays.columns is %u; set it to MHA_COLUMNS_ALL_KEYS or MHA_COLUMNS_NEW_KEYS",
+        arrays.columns);
+  const bool has_pairs = arrays.mask || arrays.bias.data,
+             has_columns = has_pairs || arrays.q_groups;
+  if (arrays.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || s.only_reads())) {
+    return report.invalid(
+        "score_arrays.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; set it to "
+        "MHA_COLUMNS_ALL_KEYS",
+        has_columns ? "new key with cache_read" : "mask, bias or q_groups");
+  }
+  if (arrays.num_columns < 0 || (arrays.num_columns > 0 && !has_columns)) {
+    return report.invalid(
+        "score_arrays.num_columns is %lld; %s", lld(arrays.num_columns),
+        has_columns ? "it must be at least 0" : "set it to 0 without mask, bias and q_groups");
+  }
+  if (arrays.num_columns == INT64_MAX)
+    return fail_size(report, "an array of score_arrays.num_columns columns");
+  if (arrays.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring()) {
+    return report.invalid(
+        "score_arrays.%s has a column for each position, but the cache is a ring; set columns to "
+        "MHA_COLUMNS_NEW_KEYS",
+        arrays.mask ? "mask" : "bias.data");
+  }
+  return MHA_OK;
+}
+
+mha_status check_groups(Report report, const SequenceArguments &s, const mha_score_arrays &arrays) {
+  if (!arrays.q_groups) {
+    if (!arrays.kv_groups && arrays.groups == 0) return MHA_OK;
+    return report.invalid(
+        "score_arrays.%s is given without q_groups; give that, too, or leave both out",
+        arrays.kv_groups ? "kv_groups" : "groups");
+  }
+  if (arrays.groups != MHA_GROUPS_WITHIN && arrays.groups != MHA_GROUPS_ALSO)
+    return report.invalid(
+        "score_arrays.groups is %u; set it to MHA_GROUPS_WITHIN or MHA_GROUPS_ALSO", arrays.groups);
+  if (s.is_ring())
+    return report.invalid(
+        "score_arrays.q_groups is given, but the cache is a ring; use another kind of cache");
+  const Count columns(s.num_columns != INT64_MAX ? s.num_columns : max_keys(s));
+  if ((Count(s.array_batch) * Count(s.n_q) * Count(sizeof(int32_t))).overflows())
+    return fail_size(report, "score_arrays.q_groups");
+  if (arrays.kv_groups) {
+    if (!(Count(s.array_batch) * columns * Count(sizeof(int32_t))).overflows()) return MHA_OK;
+    return fail_size(report, "score_arrays.kv_groups");
+  }
+  const bool are_rows_of_query =
+      s.n_kv == s.n_q && !s.only_reads() && (!s.cache || s.has_new_columns);
+  if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
+  return report.invalid(
+      "score_arrays.kv_groups is NULL, but the columns are not the rows of query; give the groups "
+      "of the keys");
+}
+
+// Relative biases, *array: those of a table are the same for all sequences and rows.
+mha_status check_relative_biases(Report report, const SequenceArguments &s,
+                                 const mha_score_options &options, const mha_score_arrays &arrays,
+                                 int64_t num_heads, PairArray *array) {
+  const bool is_table = options.relative_bias != nullptr;
+  *array = pair_array(arrays.relative_rows, Storage::f32, arrays.relative_rows_strides);
+  if (is_table && array->base) {
+    return report.invalid(
+        "score.relative_bias and score_arrays.relative_rows are both given; add the first to each "
+        "row of the second, and set it to NULL");
+  }
+  const struct {
+    const char *name;
+    int64_t value;
+  } reaches[] = {{"left", options.relative_left}, {"right", options.relative_right}};
+  for (const auto &reach : reaches) {
+    if (reach.value < 0 || (!is_table && !array->base && reach.value != 0)) {
+      return report.invalid(
+          "score.relative_%s is %lld; it must be at least 0, and 0 without relative_bias or "
+          "score_arrays.relative_rows",
+          reach.name, lld(reach.value));
+    }
+  }
+  const Count distances = Count(options.relative_left) + Count(options.relative_right) + Count(1);
+  if (distances.overflows())
+    return fail_size(report, is_table ? "score.relative_bias" : "score_arrays.relative_rows");
+  MHA_TRY(check_strides(report, s, relative_rows_name, num_heads, distances.value(), *array));
+  if (!is_table) return MHA_OK;
+  if ((Count(num_heads) * distances * Count(sizeof(float))).overflows())
+    return fail_size(report, "score.relative_bias");
+  *array = {options.relative_bias, Storage::f32, MHA_BROADCAST, 0, MHA_BROADCAST};
+  return MHA_OK;
+}
+
+mha_status check_chosen_keys(Report report, const SequenceArguments &s,
+                             const mha_score_arrays &arrays, int64_t num_kv_heads,
+                             ChosenKeys *chosen) {
+  *chosen = {pair_array(arrays.chosen_keys, Storage::f32, arrays.chosen_keys_strides),
+             arrays.num_chosen, arrays.chosen_block != 0 ? arrays.chosen_block : 1};
+  if (!arrays.chosen_keys) {
+    if (arrays.num_chosen == 0 && arrays.chosen_block == 0)
+      return check_strides(report, s, chosen_keys_name, 0, 0, chosen->lists);
+    return report.invalid(
+        "score_arrays.%s is %lld, but chosen_keys is NULL; give chosen_keys, or set it to 0",
+        arrays.num_chosen ? "num_chosen" : "chosen_block",
+        lld(arrays.num_chosen ? arrays.num_chosen : arrays.chosen_block));
+  }
+  if (arrays.num_chosen < 1 || arrays.num_chosen > INT32_MAX)
+    return report.invalid(
+        "score_arrays.num_chosen is %lld; set it to the entries of a list, 1 to 2^31 - 1",
+        lld(arrays.num_chosen));
+  if (arrays.chosen_block < 0 || arrays.chosen_block > INT32_MAX)
+    return report.invalid(
+        "score_arrays.chosen_block is %lld; set it to the keys per entry, or to 0 for 1",
+        lld(arrays.chosen_block));
+  if (arrays.q_groups)
+    return report.invalid(
+        "score_arrays.chosen_keys and q_groups are both given; leave one out, and choose only keys "
+        "of the row's group");
+  return check_strides(report, s, chosen_keys_name, num_kv_heads, arrays.num_chosen, chosen->lists);
+}
+
+}  // namespace
+
+mha_status check_score_options(Report report, const GivenScore &given, int64_t num_heads,
+                               int64_t num_kv_heads, SequenceArguments *sequences,
+                               ScoreOptions *options) {
+  SequenceArguments &s = *sequences;
+  *options = {};
+  if (!given.options && !given.arrays) return MHA_OK;
+  mha_score_options o = {};
+  mha_score_arrays a = {};
+  if (given.options) {
+    MHA_TRY(read_struct(report, "mha_score_options", given.options, &o));
+  }
+  if (given.arrays) {
+    MHA_TRY(read_struct(report, "mha_score_arrays", given.arrays, &a));
+  }
+  if (a.relative_rows && !given.options) {
+    return report.invalid(
+        "score_arrays.relative_rows is given, but score, whose relative_left and relative_right "
+        "are its width, is NULL;"
+        " give score");
+  }
+  if (!is_finite(o.softcap) || o.softcap < 0.0f)
+    return report.invalid("score.softcap is %g; it must be positive and finite, or 0 for none",
+                          static_cast<double>(o.softcap));
+  if (o.reserved != 0) return report.invalid("score.reserved is not 0; set it to 0");
+  MHA_TRY(check_input_fields(report, "score_arrays.bias", a.bias));
+  if (a.bias.type == MHA_TYPE_BF16)
+    return report.invalid(
+        "score_arrays.bias.type is MHA_TYPE_BF16; it must be MHA_TYPE_F32 or MHA_TYPE_F16");
+  if (!a.bias.data && a.bias.type != 0)
+    return report.invalid(
+        "score_arrays.bias.type is %u, but bias.data is NULL; give the bias, or set the type to 0",
+        a.bias.type);
+  MHA_TRY(check_columns(report, s, a));
+  MHA_TRY(check_relative_biases(report, s, o, a, num_heads, &options->relative));
+  if (a.q_scales && (Count(s.array_batch) * Count(s.n_q) * Count(sizeof(float))).overflows())
+    return fail_size(report, "score_arrays.q_scales");
+  MHA_TRY(check_chosen_keys(report, s, a, num_kv_heads, &options->chosen));
+  options->softcap = o.softcap;
+  options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
+  options->alibi_slopes = o.alibi_slopes;
+  options->sinks = o.sinks;
+  options->head_scales = o.head_scales;
+  options->bias = pair_array(a.bias.data, storage_of_type(a.bias.type), a.bias.strides);
+  options->mask = pair_array(a.mask, Storage::int8, a.mask_strides);
+  const Window window = window_of(s);
+  options->groups = {a.q_groups,
+                     a.kv_groups ? a.kv_groups : a.q_groups,
+                     s.n_q,
+                     a.kv_groups ? 0 : s.n_q,
+                     a.groups == MHA_GROUPS_ALSO,
+                     window.left,
+                     window.right};
+  options->limits_pairs = a.mask || a.q_groups || a.bias.data;
+  options->change_scores =
+      o.softcap != 0.0f || o.alibi_slopes || options->relative.base || a.bias.data;
+  options->relative_left = o.relative_left;
+  options->relative_right = o.relative_right;
+  options->q_scales = a.q_scales;
+  options->q_scales_stride = s.n_q;
+  s.distances = o.alibi_slopes ? "ALiBi" : options->relative.base ? "a relative bias" : nullptr;
+  s.adds_keys = a.groups == MHA_GROUPS_ALSO;
+  s.has_new_columns = a.columns == MHA_COLUMNS_NEW_KEYS;
+  if (a.num_columns != 0) s.num_columns = a.num_columns;
+  MHA_TRY(check_groups(report, s, a));
+  MHA_TRY(check_pair_array(report, s, bias_name, num_heads, options->bias));
+  return check_pair_array(report, s, mask_name, num_heads, options->mask);
+}
+
+mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptions &options,
+                             int64_t num_heads) {
+  const struct {
+    const char *name;
+    const float *numbers;
+    bool may_be_low;  // minus infinity
+  } arrays[] = {{"alibi_slopes", options.alibi_slopes, false},
+                {"sinks", options.sinks, true},
+                {"head_scales", options.head_scales, false}};
+  for (const auto &array : arrays) {
+    for (int64_t head = 0; array.numbers && head < num_heads; ++head) {
+      const float x = array.numbers[head];
+      if (array.may_be_low ? x < MHA_INFINITY : is_finite(x)) continue;
+      return report.invalid("%s%s[%lld] is %g; it must be %s", prefix, array.name, lld(head),
+                            static_cast<double>(x),
+                            array.may_be_low ? "less than infinity" : "finite");
+    }
+  }
+  return MHA_OK;
+}
+
+mha_status resolve_score_strides(Report report, const SequenceArguments &s, int64_t num_heads,
+                                 int64_t num_kv_heads, ScoreOptions *options) {
+  PositionGroups &groups = options->groups;
+  const int64_t distances = options->relative_left + 1 + options->relative_right;
+  MHA_TRY(resolve_strides(report, s, relative_rows_name, num_heads, distances, &options->relative));
+  MHA_TRY(resolve_strides(report, s, chosen_keys_name, num_kv_heads, options->chosen.count,
+                          &options->chosen.lists));
+  if (!options->bias.base && !options->mask.base && !groups.of_rows) return MHA_OK;
+  const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns
+                          : s.has_new_columns        ? s.n_kv
+                                                     : pair_columns(s);
+  if (groups.column_stride == 0) groups.column_stride = columns;
+  MHA_TRY(resolve_strides(report, s, bias_name, num_heads, columns, &options->bias));
+  return resolve_strides(report, s, mask_name, num_heads, columns, &options->mask);
+}
+
+}  // namespace mha

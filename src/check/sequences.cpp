@@ -1,0 +1,459 @@
+#include "sequences.h"
+
+#include <algorithm>
+
+#include "cache.h"
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+constexpr int64_t min_position =
+    -(int64_t{1} << 62);  // so that differences of positions are no overflow
+
+// ---- Checks without arrays
+
+mha_status check_flags(Report report, const SequenceArguments &s) {
+  constexpr uint32_t known_flags =
+      MHA_CAUSAL | MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_EQUAL_SCORES;
+  if (s.flags & ~known_flags)
+    return report.invalid(
+        "flags has the unknown bits 0x%x; set only MHA_CAUSAL, MHA_WINDOW_LEFT, MHA_WINDOW_RIGHT "
+        "and MHA_EQUAL_SCORES",
+        s.flags & ~known_flags);
+  const struct {
+    const char *name, *flag;
+    int64_t value;
+    bool is_set;
+  } windows[] = {
+      {"window_left", "MHA_WINDOW_LEFT", s.window_left, s.has_left()},
+      {"window_right", "MHA_WINDOW_RIGHT", s.window_right, (s.flags & MHA_WINDOW_RIGHT) != 0}};
+  for (const auto &window : windows) {
+    if (window.value < 0) {
+      return report.invalid("%s is %lld; it must be at least 0. Leave out the flag %s for no limit",
+                            window.name, lld(window.value), window.flag);
+    }
+    if (!window.is_set && window.value != 0)
+      return report.invalid("%s is %lld, but flags lacks %s; set the flag, or set %s to 0",
+                            window.name, lld(window.value), window.flag, window.name);
+  }
+  return MHA_OK;
+}
+
+mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
+  if (!s->has_rope()) return MHA_OK;
+  mha_rope &rope = s->rope;
+  MHA_TRY(read_struct(report, "mha_rope", s->given_rope, &rope));
+  if (rope.reserved != 0) return report.invalid("rope.reserved is not 0; set it to 0");
+  if (rope.style > MHA_ROPE_INTERLEAVED)
+    return report.invalid(
+        "rope.style is %u; set it to MHA_ROPE_HALF (0) or MHA_ROPE_INTERLEAVED (1)", rope.style);
+  if (rope.offset < 0 || rope.offset >= head_dim)
+    return report.invalid("rope.offset is %lld; it must be at least 0 and less than head_dim, %lld",
+                          lld(rope.offset), lld(head_dim));
+  if (rope.dims == 0) rope.dims = head_dim - rope.offset;
+  if (rope.dims < 0 || rope.dims > head_dim - rope.offset || rope.dims % 2 != 0) {
+    return report.invalid(
+        "rope.dims is %lld; it must be even and at most head_dim - offset = %lld - %lld",
+        lld(rope.dims), lld(head_dim), lld(rope.offset));
+  }
+  if (!rope.cos || !rope.sin)
+    return report.fail(MHA_ERROR_NULL_POINTER,
+                       "rope.%s is NULL; pass a table, such as mha_rope_tables fills",
+                       rope.cos ? "sin" : "cos");
+  if (rope.num_positions < 1)
+    return report.invalid("rope.num_positions is %lld; set it to the number of rows of the tables",
+                          lld(rope.num_positions));
+  if (rope.table_stride == 0) rope.table_stride = rope.dims / 2;
+  if (rope.table_stride < rope.dims / 2) {
+    return report.invalid(
+        "rope.table_stride is %lld, less than the width of a row, dims / 2 = %lld; set it to at "
+        "least that, or to 0 for contiguous",
+        lld(rope.table_stride), lld(rope.dims / 2));
+  }
+  if ((Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float))).overflows())
+    return report.fail(
+        MHA_ERROR_TOO_LARGE,
+        "the tables of rope would exceed the address space; set a smaller table_stride");
+  return MHA_OK;
+}
+
+mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t num_kv_heads,
+                            int64_t head_dim, int64_t head_dim_v) {
+  const mha_kv_cache *const cache = s.cache;
+  if (!cache) return MHA_OK;
+  const struct {
+    const char *name;
+    int64_t own, of_call;
+  } sizes[] = {{"num_kv_heads", cache->num_kv_heads, num_kv_heads},
+               {"head_dim", cache->head_dim, head_dim},
+               {"head_dim_v", cache->head_dim_v, head_dim_v}};
+  for (const auto &size : sizes) {
+    if (size.own != size.of_call) {
+      return report.fail(
+          MHA_ERROR_SHAPE,
+          "the cache has %s %lld, but this call has %lld; use a cache made for this shape",
+          size.name, lld(size.own), lld(size.of_call));
+    }
+  }
+  if (!s.given.cache_sequences && s.batch > cache->num_sequences) {
+    return report.fail(
+        MHA_ERROR_SHAPE,
+        "the call has %lld sequences, but the cache has num_sequences %lld; use a larger cache",
+        lld(s.batch), lld(cache->num_sequences));
+  }
+  if (!s.is_ring()) return MHA_OK;
+  if (!s.is_causal() || !s.has_left())
+    return report.invalid("flags lacks %s, which a ring needs; set it",
+                          s.is_causal() ? "MHA_WINDOW_LEFT" : "MHA_CAUSAL");
+  if (s.given.q_first_positions)
+    return report.invalid(
+        "sequences.q_first_positions is given, but the cache is a ring; set it to NULL");
+  if (s.window_left >= cache->capacity) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "window_left is %lld, but the ring has a capacity of %lld; set it to at "
+                       "most %lld, or use a larger ring",
+                       lld(s.window_left), lld(cache->capacity), lld(cache->capacity - 1));
+  }
+  if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "n_q %lld and n_kv %lld differ, but the ring takes more than capacity - "
+                       "window_left = %lld rows at once only if they are equal",
+                       lld(s.n_q), lld(s.n_kv), lld(s.rows_per_pass()));
+  }
+  return MHA_OK;
+}
+
+// What packed sequences go with.
+mha_status check_packing(Report report, const SequenceArguments &s) {
+  const mha_sequences &given = s.given;
+  if (!s.is_packed()) {
+    if (!given.cu_seqlens_kv) return MHA_OK;
+    return report.invalid(
+        "sequences.cu_seqlens_kv is given without cu_seqlens_q; give both, or leave both NULL");
+  }
+  const char *const other = given.q_lengths       ? "q_lengths"
+                            : given.kv_lengths    ? "kv_lengths"
+                            : given.q_first_rows  ? "q_first_rows"
+                            : given.kv_first_rows ? "kv_first_rows"
+                                                  : nullptr;
+  if (other)
+    return report.invalid(
+        "sequences.%s is given beside cu_seqlens_q, which says which rows are valid; leave it NULL",
+        other);
+  if (!s.is_self && !given.cu_seqlens_kv && s.n_kv > 0 && s.n_kv != s.n_q) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "sequences.cu_seqlens_kv is NULL, but n_kv %lld is not n_q %lld; give it",
+                       lld(s.n_kv), lld(s.n_q));
+  }
+  return MHA_OK;
+}
+
+// ---- Checks of arrays
+
+// Valid rows within those of the array. rows_name: of `rows`.
+mha_status check_rows(Report report, const char *prefix, const int64_t *lengths,
+                      const int64_t *first_rows, int64_t batch, const char *rows_name,
+                      int64_t rows) {
+  const struct {
+    const char *name;
+    const int64_t *numbers;
+  } arrays[] = {{"lengths", lengths}, {"first_rows", first_rows}};
+  for (const auto &array : arrays) {
+    for (int64_t b = 0; array.numbers && b < batch; ++b) {
+      if (array.numbers[b] >= 0 && array.numbers[b] <= rows) continue;
+      return report.invalid("sequences.%s_%s[%lld] is %lld; it must be 0 to %s, %lld", prefix,
+                            array.name, lld(b), lld(array.numbers[b]), rows_name, lld(rows));
+    }
+  }
+  for (int64_t b = 0; lengths && first_rows && b < batch; ++b) {
+    if (lengths[b] <= rows - first_rows[b]) continue;
+    return report.fail(MHA_ERROR_SHAPE,
+                       "sequences.%s_first_rows[%lld] is %lld and its length %lld, but there are "
+                       "only %s = %lld rows",
+                       prefix, lld(b), lld(first_rows[b]), lld(lengths[b]), rows_name, lld(rows));
+  }
+  return MHA_OK;
+}
+
+// The first rows of packed sequences: they ascend from 0 to the number of rows.
+mha_status check_packed(Report report, const char *name, const int64_t *starts, int64_t batch,
+                        const char *rows_name, int64_t rows) {
+  if (!starts) return MHA_OK;
+  if (starts[0] != 0)
+    return report.invalid("sequences.%s[0] is %lld; it must be 0", name, lld(starts[0]));
+  for (int64_t b = 1; b <= batch; ++b) {
+    if (starts[b] < starts[b - 1]) {
+      return report.invalid(
+          "sequences.%s[%lld] is %lld, less than %lld before it; the numbers must ascend", name,
+          lld(b), lld(starts[b]), lld(starts[b - 1]));
+    }
+  }
+  if (starts[batch] == rows) return MHA_OK;
+  return report.fail(MHA_ERROR_SHAPE,
+                     "sequences.%s[%lld] is %lld, the end of the last sequence; it must be %s, "
+                     "%lld. Check count, too",
+                     name, lld(batch), lld(starts[batch]), rows_name, lld(rows));
+}
+
+// That cache_sequences has each at most once. If they do not ascend, they are gone through for
+// 32768 of the cache's sequences at a time, with a bit for each on the stack: there is no memory
+// for more, and other calls may read the cache meanwhile.
+mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
+  const int64_t *const sequences = s.given.cache_sequences;
+  bool ascend = true;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    if (sequences[b] < 0 || sequences[b] >= s.cache->num_sequences) {
+      return report.invalid(
+          "sequences.cache_sequences[%lld] is %lld; it must be 0 to %lld, a sequence of the cache",
+          lld(b), lld(sequences[b]), lld(s.cache->num_sequences - 1));
+    }
+    ascend = ascend && (b == 0 || sequences[b - 1] < sequences[b]);
+  }
+  constexpr int64_t at_once = 1 << 15;
+  for (int64_t first = 0, next; !ascend && first < s.cache->num_sequences; first = next) {
+    uint64_t seen[at_once / 64] = {};
+    next = INT64_MAX;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      const int64_t at = sequences[b] - first;
+      if (at < 0) continue;
+      if (at >= at_once) {
+        next = std::min(next, sequences[b]);
+        continue;
+      }
+      const uint64_t bit = uint64_t{1} << at % 64;
+      if (seen[at / 64] & bit) {
+        return report.invalid(
+            "sequences.cache_sequences[%lld] and [%lld] are both %lld; a call uses each sequence "
+            "at most once",
+            lld(std::find(sequences, sequences + b, sequences[b]) - sequences), lld(b),
+            lld(sequences[b]));
+      }
+      seen[at / 64] |= bit;
+    }
+  }
+  return MHA_OK;
+}
+
+// That a ring still holds all that the rows attend to, in each pass.
+mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
+  const int64_t sequence = in_cache(s, b), past = past_of(s, b), rows = keys_of(s, b),
+                queries = queries_of(s, b), start = start_of(s, b);
+  if (queries == 0) return MHA_OK;
+  if (rows > s.rows_per_pass() && rows != queries) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "the numbers of queries and keys of sequence %lld, %lld and %lld, differ, "
+                       "but a ring takes more rows than it keeps"
+                       " only if they are equal",
+                       lld(b), lld(queries), lld(rows));
+  }
+  const int64_t needed = start > s.window_left ? start - s.window_left : 0;
+  const int64_t oldest =
+      oldest_position(s.cache, sequence, past + std::min(rows, s.rows_per_pass()));
+  if (needed < oldest) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "the window of sequence %lld begins at position %lld, but the ring holds "
+                       "positions from %lld on; use a larger capacity",
+                       lld(b), lld(needed), lld(oldest));
+  }
+  return MHA_OK;
+}
+
+// The largest position of a row has to have its line in the tables.
+mha_status check_rope_positions(Report report, const SequenceArguments &s, int64_t b,
+                                bool of_keys) {
+  const int64_t *const given = of_keys ? s.given.rope_k_positions : s.given.rope_q_positions;
+  const int64_t rows = of_keys ? keys_of(s, b) : queries_of(s, b),
+                stride = of_keys && !s.is_self ? s.n_kv : s.n_q;
+  const int64_t first_row =
+      (s.is_packed() ? 0 : b * stride) + (of_keys ? first_key(s, b) : first_query(s, b));
+  const int64_t first = capped_sum(of_keys ? past_of(s, b) : start_of(s, b), s.kv_first_position);
+  const char *const name = of_keys ? "k" : "q";
+  for (int64_t i = 0; given && i < rows; ++i) {
+    const int64_t at = first_row + i;
+    if (given[at] < 0 || given[at] >= s.rope.num_positions) {
+      return report.invalid(
+          "sequences.rope_%s_positions[%lld] is %lld; it must be 0 to %lld, the last row of the "
+          "tables",
+          name, lld(at), lld(given[at]), lld(s.rope.num_positions - 1));
+    }
+  }
+  if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys)) {
+    return report.invalid(
+        "the queries of sequence %lld begin at position %lld, which the tables of rope do not "
+        "have; set MHA_CAUSAL without"
+        " MHA_GROUPS_ALSO, so that they attend to nothing, or give sequences.rope_q_positions",
+        lld(b), lld(first));
+  }
+  if (!given && rows > 0 && capped_sum(first, rows) > s.rope.num_positions) {
+    return report.invalid(
+        "the %s of sequence %lld reach position %lld, but rope.num_positions is %lld; make the "
+        "tables longer",
+        of_keys ? "keys" : "queries", lld(b), lld(capped_sum(first, rows) - 1),
+        lld(s.rope.num_positions));
+  }
+  return MHA_OK;
+}
+
+}  // namespace
+
+mha_status read_sequences(Report report, const CallArguments &args, bool is_self,
+                          SequenceArguments *sequences) {
+  SequenceArguments &s = *sequences;
+  s.batch = s.array_batch = args.batch;
+  s.n_q = args.n_q;
+  s.n_kv = args.n_kv;
+  s.is_self = is_self;
+  s.flags = args.flags;
+  s.window_left = args.window_left;
+  s.window_right = args.window_right;
+  s.kv_first_position = 0;
+  s.given = {};
+  s.cache = args.cache_read ? args.cache_read : args.cache;
+  s.growing = args.cache;
+  s.distances = nullptr;
+  s.adds_keys = s.has_new_columns = false;
+  s.num_columns = INT64_MAX;
+  s.given_rope = args.rope;
+  if (!args.sequences) return MHA_OK;
+  mha_sequences &given = s.given;
+  MHA_TRY(read_struct(report, "mha_sequences", args.sequences, &given));
+  if (!s.cache) given.cache_sequences = nullptr;
+  const struct {
+    const char *name;
+    const void *array;
+  } of_keys[] = {{"kv_lengths", given.kv_lengths},
+                 {"kv_first_rows", given.kv_first_rows},
+                 {"cu_seqlens_kv", given.cu_seqlens_kv}};
+  for (const auto &array : of_keys) {
+    if (!array.array || !(is_self || args.cache_read)) continue;
+    return report.invalid(
+        "sequences.%s is given, but %s; leave it NULL", array.name,
+        is_self ? "the keys are the rows of query" : "no keys come with cache_read");
+  }
+  if (given.count < 0)
+    return report.invalid("sequences.count is %lld; set it to the number of sequences",
+                          lld(given.count));
+  if (s.is_packed()) {
+    if (args.batch > 1) {
+      return report.fail(MHA_ERROR_SHAPE,
+                         "batch is %lld, but packed sequences are one batch of rows; set it to 1, "
+                         "and their number in"
+                         " sequences.count",
+                         lld(args.batch));
+    }
+    if (given.count == 0 && args.batch > 0 && args.n_q > 0)
+      return report.invalid(
+          "sequences.count is 0; with cu_seqlens_q, set it to the number of sequences");
+    if (args.batch > 0) s.batch = given.count;
+  } else if (given.count != 0 && given.count != args.batch) {
+    return report.fail(
+        MHA_ERROR_SHAPE,
+        "sequences.count is %lld, but batch is %lld; set it to batch or 0, or give cu_seqlens_q",
+        lld(given.count), lld(args.batch));
+  }
+  return check_packing(report, s);
+}
+
+mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads,
+                           int64_t head_dim, int64_t head_dim_v) {
+  const SequenceArguments &s = *sequences;
+  MHA_TRY(check_flags(report, s));
+  MHA_TRY(check_rope(report, sequences, head_dim));
+  MHA_TRY(check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v));
+  const bool knows_counts = !s.given.q_first_positions && !s.is_ragged() && !s.cache;
+  if (knows_counts && s.n_q > s.n_kv && has_positions(s)) {
+    return report.fail(MHA_ERROR_SHAPE,
+                       "n_q %lld is more than n_kv %lld, so that with %s queries would be before "
+                       "the first key; give"
+                       " sequences.q_first_positions",
+                       lld(s.n_q), lld(s.n_kv),
+                       s.is_causal()    ? "MHA_CAUSAL"
+                       : s.has_window() ? "a window"
+                       : s.distances    ? s.distances
+                                        : "rope");
+  }
+  return MHA_OK;
+}
+
+mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
+  const mha_sequences &given = s.given;
+  const bool is_plain = !given.q_first_positions && !s.is_ragged() && !s.cache && !s.has_rope();
+  if (is_plain) return MHA_OK;
+  MHA_TRY(check_packed(report, "cu_seqlens_q", given.cu_seqlens_q, s.batch, "n_q", s.n_q));
+  MHA_TRY(check_packed(report, "cu_seqlens_kv", given.cu_seqlens_kv, s.batch, "n_kv", s.n_kv));
+  MHA_TRY(check_rows(report, "q", given.q_lengths, given.q_first_rows, s.batch, "n_q", s.n_q));
+  MHA_TRY(check_rows(report, "kv", given.kv_lengths, given.kv_first_rows, s.batch, "n_kv", s.n_kv));
+  const bool has_rope_positions =
+      s.has_rope() && (given.rope_q_positions || given.rope_k_positions);
+  const bool are_alike =
+      !given.q_first_positions && !s.is_ragged() && !s.cache && !has_rope_positions;
+  if (given.cache_sequences) {
+    MHA_TRY(check_cache_sequences(report, s));
+  }
+  for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
+    if (s.growing) {
+      MHA_TRY(check_append(report, s.cache, in_cache(s, b), keys_of(s, b)));
+    }
+    if (s.growing && given.q_first_positions && s.is_self && has_positions(s) &&
+        queries_of(s, b) > 0 && given.q_first_positions[b] != past_of(s, b)) {
+      return report.invalid(
+          "sequences.q_first_positions[%lld] is %lld, but self-attention appends the rows at "
+          "position %lld; leave it NULL",
+          lld(b), lld(given.q_first_positions[b]), lld(past_of(s, b)));
+    }
+    if (start_of(s, b) < min_position) {
+      return report.invalid(
+          "sequences.q_first_positions[%lld] is %lld; it must be at least %s-2^62", lld(b),
+          lld(given.q_first_positions[b]), s.kv_first_position != 0 ? "kv_first_position " : "");
+    }
+    if (start_of(s, b) < 0 && !given.q_first_positions && !given.kv_first_rows) {
+      return report.fail(MHA_ERROR_SHAPE,
+                         "sequence %lld has more queries, %lld, than keys, %lld, so that some "
+                         "would be before the first key; give"
+                         " sequences.q_first_positions",
+                         lld(b), lld(queries_of(s, b)), lld(past_of(s, b) + keys_of(s, b)));
+    }
+    if (s.is_ring()) {
+      MHA_TRY(check_ring(report, s, b));
+    }
+    for (int of_keys = 0; s.has_rope() && of_keys < 2; ++of_keys) {
+      MHA_TRY(check_rope_positions(report, s, b, of_keys != 0));
+    }
+  }
+  return MHA_OK;
+}
+
+mha_status check_chosen_entries(Report report, const SequenceArguments &s, const ChosenKeys &chosen,
+                                int64_t num_kv_heads) {
+  if (!chosen.lists.base) return MHA_OK;
+  const int64_t heads = chosen.lists.head_stride != 0 ? num_kv_heads : 1;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t in_arrays = s.is_packed() ? 0 : b,
+                  entries = blocks_of(past_of(s, b) + keys_of(s, b), chosen.block);
+    for (int64_t at = 0; at < heads * queries_of(s, b); ++at) {
+      const int64_t head = at / queries_of(s, b), row = first_query(s, b) + at % queries_of(s, b);
+      const int32_t *const list = static_cast<const int32_t *>(chosen.lists.base) +
+                                  in_arrays * chosen.lists.batch_stride +
+                                  head * chosen.lists.head_stride + row * chosen.lists.row_stride;
+      const auto is_wrong = [entries](int32_t entry) { return entry < -1 || entry >= entries; };
+      const int64_t wrong = std::find_if(list, list + chosen.count, is_wrong) - list;
+      if (wrong == chosen.count) continue;
+      if (entries == 0) {
+        return report.invalid(
+            "score_arrays.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is "
+            "%d; it must be -1, as the sequence has no "
+            "keys",
+            lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong]);
+      }
+      return report.invalid(
+          "score_arrays.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; "
+          "it must be less than %lld, or -1 for "
+          "unused",
+          lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong], lld(entries));
+    }
+  }
+  return MHA_OK;
+}
+
+}  // namespace mha

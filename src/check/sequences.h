@@ -1,0 +1,26 @@
+// Checks of what a call says of its sequences.
+#pragma once
+
+#include "../plan/sequences.h"
+#include "report.h"
+#include "request.h"
+
+namespace mha {
+
+// Reads mha_sequences and the fields that describe sequences. With cache_read, n_kv is 0.
+mha_status read_sequences(Report report, const CallArguments &args, bool is_self,
+                          SequenceArguments *sequences);
+
+// Checks what needs no array: flags, windows, the shape of the rotation, and that the cache has
+// these heads. Resolves the rotation's defaults.
+mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads,
+                           int64_t head_dim, int64_t head_dim_v);
+
+// Checks the arrays: lengths, positions, sequences of the cache and the room there.
+mha_status check_sequence_arrays(Report report, const SequenceArguments &sequences);
+
+// Checks that the lists of chosen keys name keys that exist. Strides are resolved.
+mha_status check_chosen_entries(Report report, const SequenceArguments &sequences,
+                                const ChosenKeys &chosen, int64_t num_kv_heads);
+
+}  // namespace mha

@@ -1,0 +1,68 @@
+// What is read from the caller and written to them as a whole. Structs of the interface grow at
+// their end: the program and the library may each be of a later version than the other.
+#pragma once
+
+#include <stddef.h>
+#include <string.h>
+
+#include "mha.h"
+#include "report.h"
+
+namespace mha {
+
+// The size of each struct in its first version, which a caller's has at least. It goes by the last
+// field of that version and stays when fields come behind it.
+template <class Struct>
+inline constexpr size_t first_version_bytes = 0;
+
+#define MHA_FIRST_VERSION_ENDS_WITH(Struct, field)      \
+  template <>                                           \
+  inline constexpr size_t first_version_bytes<Struct> = \
+      offsetof(Struct, field) + sizeof(Struct::field)
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_config, gate_dim);
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_g);
+MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
+MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope, table_stride);
+MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, mrope_positions);
+MHA_FIRST_VERSION_ENDS_WITH(mha_norm, context_head_stride);
+MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, relative_right);
+MHA_FIRST_VERSION_ENDS_WITH(mha_score_arrays, chosen_block);
+MHA_FIRST_VERSION_ENDS_WITH(mha_states_args, lse);
+MHA_FIRST_VERSION_ENDS_WITH(mha_outputs, attention_weights);
+MHA_FIRST_VERSION_ENDS_WITH(mha_sequences, rope_k_positions);
+MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, outputs);
+MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, kv_first_position);
+MHA_FIRST_VERSION_ENDS_WITH(mha_choose_keys_args, index_scores);
+MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
+MHA_FIRST_VERSION_ENDS_WITH(mha_linear_weights, arithmetic);
+MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);
+#undef MHA_FIRST_VERSION_ENDS_WITH
+
+mha_status read_struct(Report report, const char *name, const void *given, void *copy,
+                       size_t known_bytes, size_t first_bytes);
+mha_status write_struct(Report report, const char *name, const void *filled, void *to,
+                        size_t known_bytes, size_t first_bytes);
+
+// Copies the fields that the caller's struct has and leaves the others zero. Fields of theirs that
+// this version does not know must be zero.
+template <class Struct>
+inline mha_status read_struct(Report report, const char *name, const Struct *given, Struct *copy) {
+  if (given && given->struct_size == sizeof(Struct)) {  // as most are
+    memcpy(copy, given, sizeof(Struct));
+    return MHA_OK;
+  }
+  return read_struct(report, name, given, copy, sizeof(Struct), first_version_bytes<Struct>);
+}
+
+// Fills the fields that the caller's struct has, those that this version does not know with zero.
+// struct_size stays as the caller set it.
+template <class Struct>
+inline mha_status write_struct(Report report, const char *name, const Struct &filled, Struct *to) {
+  return write_struct(report, name, &filled, to, sizeof(Struct), first_version_bytes<Struct>);
+}
+
+// The answer of a size query.
+mha_status write_size(Report report, size_t size, size_t *bytes);
+
+}  // namespace mha

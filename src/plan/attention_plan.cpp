@@ -1,0 +1,153 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+
+#include "../run/schedule.h"
+#include "../storage.h"
+
+namespace mha {
+namespace {
+
+// The most query rows of one unit, counting all query heads of the kv head, unless a single query
+// has more. Their states fit into a level-2 cache. Keys and values that have to be widened or
+// packed are so once per unit and chunk, which more rows make cheaper.
+constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
+
+// Units with fewer rows keep every thread busy, but wait for keys and values most of the time.
+constexpr int64_t min_unit_rows = 24;
+
+// Units of at most this many rows use each of the caller's plain keys and values once, so packing a
+// whole chunk first would not pay.
+constexpr int64_t max_late_rows = 6;
+
+Count state_floats(Count rows, int64_t head_dim_v_padded) {
+  const Count states = (rows + Count(spare_rows)) * Count(head_dim_v_padded);
+  return round_up(states + rows + rows + Count(2 * merge_rows), 16);
+}
+
+// Whether units read the numbers where they are stored.
+bool is_read_as_stored(const KeyValues &source) {
+  return source.is_packed && source.storage == Storage::f32;
+}
+
+// The scratch memory of one unit. It serves the largest units, whose size does not depend on the
+// number of threads: a workspace for more threads serves fewer, too.
+// Returns its size, which may overflow.
+Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan, int64_t rows,
+                      int64_t max_keys, int64_t slots, AttendScratch *to) {
+  AttendScratch &scratch = *to;
+  Count end(0);
+  const auto take = [&end](Count floats) {
+    const int64_t offset = end.value();
+    end = end + round_up(floats, 16);
+    return offset;
+  };
+  const KeyValues &k = request.k, &v = request.v;
+  const ChosenKeys &chosen = request.options.chosen;
+  const bool has_chosen = chosen.lists.base != nullptr;
+  // Chosen keys that do not come in whole key tiles are gathered one by one.
+  const bool may_gather = has_chosen && (chosen.block % key_block != 0 || is_plain(k));
+  const bool are_late = rows <= plan.late_rows, are_in_place = rows <= plan.in_place_rows;
+  const int64_t head_dim = request.head_dim;
+  scratch.queries = take(Count(rows) * Count(head_dim));
+
+  int64_t key_tiles = chunk_keys / key_block;
+  if (!may_gather && is_read_as_stored(k))
+    key_tiles = 0;
+  else if (!may_gather && are_late)
+    key_tiles = late_groups;
+  scratch.keys = take(Count(key_tiles * key_block) * Count(head_dim));
+
+  // Where values lie in the keys, gathering one brings the whole row of its key.
+  const Count value_width(may_gather && is_stored(k) ? k.row_stride : plan.head_dim_v_padded);
+  const bool needs_values = may_gather || !(is_read_as_stored(v) || are_in_place);
+  scratch.values = take(needs_values ? Count(chunk_keys) * value_width : Count(0));
+
+  const int64_t prepared_keys = k.is_packed && !may_gather ? 4 : key_block;
+  const int64_t prepared =
+      std::max(prepared_keys * head_dim, request.prepare_v.is_any ? request.head_dim_v : 0);
+  const bool has_prepared =
+      request.prepare_k.is_any || request.prepare_v.is_any || !is_read_as_stored(k) || may_gather;
+  scratch.prepared = take(has_prepared ? prepared : 0);
+  scratch.scores = take(max_attend_rows * score_stride);
+  scratch.chosen_blocks = take(has_chosen ? chosen.count : 0);
+  scratch.chosen_bits = take(has_chosen ? 2 * (max_keys / chosen.block / 64 + 2) : 0);
+  scratch.chosen_scales = take(may_gather ? 2 * chunk_keys : 0);
+
+  const Count state = state_floats(rows, plan.head_dim_v_padded);
+  scratch.states = take(Count(slots) * state);
+  scratch.state_stride = state.value();
+  scratch.floats = end.value();
+  return end;
+}
+
+// Slots for states: merging `chunks` chunks takes as many as a binary counter up to that number has
+// digits (CONTRACT.md, section 9).
+int64_t slots_of(const AttentionRequest &request, int64_t max_keys, int64_t chunks) {
+  int64_t slots = request.window_left < max_keys ? 2 : 1;  // a window may begin within a subtree
+  for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;
+  // Chunks in step (kernels/attend.h) have one slot each before they are merged.
+  const bool is_packed = request.k.is_packed && request.v.is_packed;
+  return chunks >= max_interleaved_chunks && is_packed ? slots + 1 : slots;
+}
+
+}  // namespace
+
+int64_t largest_block(int64_t longest_q, const AttentionRequest &request) {
+  if (request.options.chosen.lists.base) return 1;  // each query has its own keys
+  const bool are_floats = is_read_as_stored(request.k) && is_read_as_stored(request.v);
+  const int64_t rows = are_floats || is_stored(request.k) ? packed_unit_rows : plain_unit_rows;
+  const int64_t most =
+      request.most_queries != 0 ? request.most_queries : quotient(rows, request.heads_per_kv);
+  return std::min(std::max<int64_t>(1, longest_q), std::max<int64_t>(1, most));
+}
+
+int64_t smallest_block(const AttentionRequest &request) {
+  return std::max<int64_t>(1, min_unit_rows / request.heads_per_kv);
+}
+
+AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArguments &s,
+                             int64_t num_threads, WorkspaceLayout *layout) {
+  AttentionPlan plan;
+  plan.unit_counter = layout->take(1, sizeof(UnitCounter));
+  const bool has_statistics = request.prepare_q.norm.is_of_all_heads;
+  const Count statistics = has_statistics ? Count(2) * Count(request.array_batch) : Count(0);
+  plan.q_statistics = layout->take_floats(statistics * Count(request.n_q));
+  plan.k_statistics = layout->take_floats(statistics * Count(s.n_kv));
+
+  plan.head_dim_v_padded = blocks_of(request.head_dim_v, key_block) * key_block;
+  // Values that are read in place are floats, and whole vectors.
+  const KeyValues &k = request.k, &v = request.v;
+  const bool can_be_in_place = !v.is_packed && v.storage == Storage::f32 &&
+                               !request.prepare_v.is_any && request.head_dim_v % key_block == 0;
+  plan.late_rows = k.is_packed ? 0 : max_late_rows;
+  plan.in_place_rows = can_be_in_place ? max_late_rows : 0;
+
+  const int64_t most_keys = max_keys(s), chunks = blocks_of(most_keys, chunk_keys);
+  const int64_t largest = largest_block(request.n_q, request);
+  const Count scratch = lay_out_scratch(request, plan, largest * request.heads_per_kv, most_keys,
+                                        slots_of(request, most_keys, chunks), &plan.scratch);
+
+  // Where keys are split, units are as small as they come.
+  plan.may_split_keys = num_threads > 1 && chunks >= 2 * min_part_chunks && k.ring_positions == 0;
+  const int64_t splitting_threads = plan.may_split_keys ? num_threads : 0;
+  const int64_t part_rows = std::min(smallest_block(request), largest) * request.heads_per_kv;
+  const Count part_state =
+      plan.may_split_keys ? state_floats(part_rows, plan.head_dim_v_padded) : Count(0);
+  plan.part_state_stride = part_state.value();
+
+  const Count batch(request.batch), extents(s.is_ragged() ? request.batch : 0);
+  plan.sequences = layout->take(batch, sizeof(Sequence));
+  plan.query_extents = layout->take(extents, sizeof(Extent));
+  plan.key_extents = layout->take(extents, sizeof(Extent));
+  const Count threads(splitting_threads);
+  plan.unfinished_parts = layout->take(threads * Count(units_per_thread), sizeof(int64_t));
+  plan.part_states = layout->take_floats(threads * Count(part_units_per_thread) * part_state);
+  const Count row_states = Count(request.pairs.has_any() ? 2 : 0) * Count(request.array_batch) *
+                           Count(request.num_heads) * Count(request.n_q);
+  plan.row_states = layout->take_floats(row_states);
+  plan.unit_scratch = layout->take_floats(scratch * Count(num_threads));
+  return plan;
+}
+
+}  // namespace mha

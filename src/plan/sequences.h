@@ -1,0 +1,112 @@
+// The sequences of a call: how many of its rows are valid, at which positions they stand, which
+// keys they attend to, and what a cache adds. Positions count from the sequence's first key, unless
+// a comment says otherwise.
+#pragma once
+
+#include "../kernels/kernels.h"
+#include "../objects/cache.h"
+#include "count.h"
+#include "mha.h"
+
+namespace mha {
+
+// What a call says of its sequences. check/sequences.cpp fills it in.
+struct SequenceArguments {
+  int64_t batch;        // sequences of the call
+  int64_t array_batch;  // sequences that the arrays have room for: 1 where they are packed
+  int64_t n_q;
+  int64_t n_kv;  // rows of keys that come with the call
+  bool is_self;  // they are the rows of the queries
+  uint32_t flags;
+  int64_t window_left, window_right;
+  // The position of the first key, from 0. The caller's positions and those of the rotation count
+  // from 0 too.
+  int64_t kv_first_position;
+  mha_sequences given;        // zeros where the caller gives none
+  const mha_kv_cache *cache;  // attended to; null: none
+  mha_kv_cache *growing;      // the same where the call appends to it
+  const char *distances;      // what makes scores depend on them, for errors; null: nothing does
+  bool adds_keys;             // position groups leave keys to a row that flags do not
+  bool has_new_columns;       // mask, bias and groups have columns only for the call's own keys
+  int64_t num_columns;        // keys after this many columns are masked; INT64_MAX: no limit
+  const mha_rope *given_rope;
+  mha_rope rope;  // as given, all defaults resolved by check_sequences
+
+  bool has_rope() const { return given_rope != nullptr; }
+  bool has_no_work() const { return batch == 0 || n_q == 0; }
+  bool is_causal() const { return (flags & MHA_CAUSAL) != 0; }
+  bool has_left() const { return (flags & MHA_WINDOW_LEFT) != 0; }
+  bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
+  bool is_packed() const { return given.cu_seqlens_q != nullptr; }
+  bool is_ring() const { return cache && cache->kind == MHA_CACHE_KIND_RING; }
+  bool only_reads() const { return cache && !growing; }
+  // Rows that one pass over a ring may append, so that no row loses a key that it needs.
+  int64_t rows_per_pass() const { return is_ring() ? cache->capacity - window_left : INT64_MAX; }
+  // Whether a pass may leave out some rows: padding, or rows of another pass.
+  bool is_ragged() const {
+    return given.q_lengths || given.kv_lengths || given.q_first_rows || given.kv_first_rows ||
+           is_packed() || is_ring();
+  }
+};
+
+// a + b for b >= 0, at most INT64_MAX.
+inline int64_t capped_sum(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
+
+// ---- One sequence, b
+
+// The first valid row of queries and of keys in the arrays, and the number of valid rows.
+int64_t first_query(const SequenceArguments &sequences, int64_t b);
+int64_t first_key(const SequenceArguments &sequences, int64_t b);
+int64_t queries_of(const SequenceArguments &sequences, int64_t b);
+int64_t keys_of(const SequenceArguments &sequences, int64_t b);
+
+// Its number in the cache, and the positions that it has there before the call.
+int64_t in_cache(const SequenceArguments &sequences, int64_t b);
+int64_t past_of(const SequenceArguments &sequences, int64_t b);
+
+// How many of its first n_kv keys have a column in mask, bias and groups; the others are masked.
+int64_t keys_with_columns(const SequenceArguments &sequences, int64_t b, int64_t n_kv);
+
+// Whether results depend on the positions of queries.
+bool has_positions(const SequenceArguments &sequences);
+
+// The position of its first query; 0 if results do not depend on it.
+int64_t start_of(const SequenceArguments &sequences, int64_t b);
+
+// ---- All sequences
+
+// The most keys that a sequence can have, for planning.
+int64_t max_keys(const SequenceArguments &sequences);
+
+// The most queries, the most keys, and the most rows of either that a sequence has in this call.
+int64_t longest_queries(const SequenceArguments &sequences);
+int64_t longest_keys(const SequenceArguments &sequences);
+int64_t longest_rows(const SequenceArguments &sequences);
+
+// Columns of the outputs with a number per pair.
+int64_t pair_columns(const SequenceArguments &sequences);
+
+// Blocks of 16 positions that the keys of packed sequences need: no block serves two sequences.
+int64_t packed_key_blocks(int64_t n_kv, int64_t batch);
+
+// Causality and windows as one window around the position of a query.
+struct Window {
+  int64_t left, right;
+};
+Window window_of(const SequenceArguments &sequences);
+
+Rotation rotation_of(const SequenceArguments &sequences, bool of_keys);
+
+// Valid rows of queries, and of the keys that come with the call.
+uint64_t valid_queries(const SequenceArguments &sequences);
+uint64_t valid_keys(const SequenceArguments &sequences);
+
+// Describes the rows [first_row, first_row + rows) of each sequence: queries and the keys that come
+// with the call. Extents may be null.
+void fill_sequences(const SequenceArguments &sequences, int64_t first_row, int64_t rows,
+                    Sequence *filled, Extent *queries, Extent *keys);
+
+// After the call: the cache counts the new rows.
+void grow_cache(const SequenceArguments &sequences);
+
+}  // namespace mha

@@ -1,0 +1,333 @@
+#include "attend.h"
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "../storage.h"
+
+namespace mha {
+namespace {
+
+// ---- Units of the attention
+
+// Cuts the queries of the longest sequence into blocks as equal as possible. Few blocks make
+// packing keys cheap; several for each thread keep all threads busy.
+void cut_queries(const AttentionRequest &request, int64_t longest_q, int64_t num_threads,
+                 AttentionRun *run) {
+  const int64_t largest = largest_block(longest_q, request);
+  int64_t block = largest;
+  const int64_t heads = request.batch * request.num_kv_heads,
+                wanted = num_threads * units_per_thread;
+  if (num_threads > 1 && heads * blocks_of(longest_q, block) < wanted) {
+    const int64_t per_head = blocks_of(wanted, std::max<int64_t>(1, heads));
+    block = std::min(std::max(blocks_of(longest_q, per_head), smallest_block(request)), largest);
+  }
+  run->block_queries = longest_q > 0 ? blocks_of(longest_q, blocks_of(longest_q, block)) : 1;
+  run->query_blocks = blocks_of(longest_q, run->block_queries);
+}
+
+int64_t whole_units(const Attention &attention) {
+  return attention.request.batch * attention.request.num_kv_heads * attention.run.query_blocks;
+}
+
+// If threads outnumber the units, their keys are split too, in powers of two of chunks.
+void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
+                AttentionRun *run) {
+  run->parts.count = run->parts.chunks = 1;
+  const int64_t units = request.batch * request.num_kv_heads * run->query_blocks;
+  const int64_t wanted = num_threads * units_per_thread;
+  const int64_t chunks = blocks_of(run->longest_kv, chunk_keys);
+  // Only states of the smallest units have a place in the workspace.
+  const bool are_small = run->block_queries <= smallest_block(request);
+  if (!plan.may_split_keys || !are_small || units == 0 || units >= wanted ||
+      chunks < 2 * min_part_chunks)
+    return;
+  const int64_t parts_wanted = blocks_of(wanted, units);
+  int64_t part = min_part_chunks;
+  while (blocks_of(chunks, 2 * part) >= parts_wanted) part *= 2;
+  run->parts.chunks = part;
+  run->parts.count = blocks_of(chunks, part);
+}
+
+struct AttendWork {
+  const Kernels *kernels;
+  const Attention *attention;
+  float *scratch;
+  bool is_shared;  // between threads
+};
+
+// The last query blocks come first: under a causal mask they have the most keys, and what comes at
+// the end is small enough to share out evenly. One thread takes all blocks of a head in turn, whose
+// keys and values stay in its cache; several threads take the largest blocks of all heads first.
+void run_unit(const void *context, int64_t unit, int64_t thread) {
+  const AttendWork &work = *static_cast<const AttendWork *>(context);
+  const Attention &attention = *work.attention;
+  const int64_t parts = attention.run.parts.count, kv_heads = attention.request.num_kv_heads;
+  const int64_t whole = quotient(unit, parts), part = unit - whole * parts;
+  const int64_t blocks = attention.run.query_blocks, heads = attention.request.batch * kv_heads;
+  const int64_t row = quotient(whole, work.is_shared ? heads : blocks),
+                column = whole - row * (work.is_shared ? heads : blocks);
+  const int64_t head = work.is_shared ? column : row,
+                block = blocks - 1 - (work.is_shared ? row : column);
+  const int64_t sequence = quotient(head, kv_heads);
+  work.kernels->attend(attention, sequence, head - sequence * kv_heads, block, part,
+                       work.scratch + thread * attention.plan.scratch.floats);
+}
+
+// Outputs per pair, in the same units.
+void run_inspection(const void *context, int64_t unit, int64_t thread) {
+  const AttendWork &work = *static_cast<const AttendWork *>(context);
+  const Attention &attention = *work.attention;
+  const int64_t blocks = attention.run.query_blocks, heads = attention.request.num_kv_heads;
+  work.kernels->inspect(attention, unit / blocks / heads, unit / blocks % heads, unit % blocks,
+                        work.scratch + thread * attention.plan.scratch.floats);
+}
+
+void run_attention(const AttentionStage &stage) {
+  const Attention &attention = stage.attention;
+  const AttendWork work = {stage.kernels, &attention, stage.scratch,
+                           threads_of(stage.scheduler) > 1};
+  const int64_t units = whole_units(attention), parts = attention.run.parts.count;
+  if (parts > 1) std::fill_n(attention.run.parts.unfinished, units, parts);
+  run_units(stage.scheduler, stage.counter, units * parts, run_unit, &work);
+  if (attention.request.pairs.has_any() && units > 0)
+    run_units(stage.scheduler, stage.counter, units, run_inspection, &work);
+}
+
+// ---- Rows on their way: stored, measured, normalised
+
+constexpr int64_t prepared_rows = 64;  // of a unit
+
+struct PrepareWork {
+  const Kernels *kernels;
+  const KvStore *kv_stores;
+  const RowMeasure *measures;
+  const Attention *attention;
+  float *scratch;
+  int64_t batch, blocks;
+};
+
+// The most rows of one sequence in this pass, in units.
+int64_t row_blocks(const Attention &attention, bool of_queries, bool of_keys) {
+  int64_t longest = 0;
+  for (int64_t b = 0; b < attention.request.batch; ++b) {
+    const Sequence &sequence = attention.run.sequences[b];
+    longest =
+        std::max(longest, std::max(of_queries ? sequence.n_q : 0, of_keys ? sequence.kv_rows : 0));
+  }
+  return blocks_of(longest, prepared_rows);
+}
+
+// Keys are measured by the unit that stores them.
+void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
+  const PrepareWork &work = *static_cast<const PrepareWork *>(context);
+  const int64_t block = unit % work.blocks, index = unit / work.blocks % work.batch,
+                kind = unit / work.blocks / work.batch;
+  const Sequence &sequence = work.attention->run.sequences[index];
+  const int64_t begin = block * prepared_rows, rows = kind < 2 ? sequence.kv_rows : sequence.n_q;
+  const int64_t end = std::min(begin + prepared_rows, rows);
+  if (begin >= rows) return;
+  float *const scratch = work.scratch + thread * work.attention->plan.scratch.floats +
+                         work.attention->plan.scratch.prepared;
+  const RowMeasure &measure = work.measures[kind == 0 ? 0 : 1];
+  if (kind != 1 && measure.rows.base) work.kernels->measure(measure, index, begin, end, scratch);
+  if (kind < 2 && work.kv_stores[kind].rows.base)
+    work.kernels->store(work.kv_stores[kind], index, begin, end, scratch);
+}
+
+// The norm of the context, in place, once all heads are there.
+void run_context_norm(const AttentionStage &stage) {
+  const Attention &attention = stage.attention;
+  const PrepareWork work = {stage.kernels,
+                            nullptr,
+                            nullptr,
+                            &attention,
+                            nullptr,
+                            attention.request.batch,
+                            row_blocks(attention, true, false)};
+  const auto run = [](const void *context, int64_t unit, int64_t) {
+    const PrepareWork &of = *static_cast<const PrepareWork *>(context);
+    const int64_t index = unit / of.blocks, begin = unit % of.blocks * prepared_rows;
+    of.kernels->normalize_context(
+        *of.attention, index, begin,
+        std::min(begin + prepared_rows, of.attention->run.sequences[index].n_q));
+  };
+  run_units(stage.scheduler, stage.counter, work.batch * work.blocks, run, &work);
+}
+
+// ---- Padding
+
+// What the rows of padding have in the optional outputs: zeros, and no key takes part in them.
+void clear_padding_of_outputs(const AttentionStage &stage) {
+  const AttentionRequest &r = stage.attention.request;
+  const mha_outputs &outputs = stage.outputs;
+  const Extent *const queries = stage.queries, *const keys = stage.keys;
+  const int64_t batch = r.array_batch, n_q = r.n_q, n_kv = stage.attention.run.pair_columns,
+                own_n_kv = stage.sequences.n_kv;
+  const int64_t q_width = r.num_heads * r.head_dim, k_width = r.num_kv_heads * r.head_dim,
+                v_width = r.num_kv_heads * r.head_dim_v;
+  const int64_t width = r.num_heads * r.head_dim_v;
+  clear_padding(queries, batch, n_q, q_width, outputs.q, n_q * q_width, q_width);
+  clear_padding(keys, batch, own_n_kv, k_width, outputs.k, own_n_kv * k_width, k_width);
+  clear_padding(keys, batch, own_n_kv, v_width, outputs.v, own_n_kv * v_width, v_width);
+  clear_padding(queries, batch, n_q, width, r.context, n_q * width, width);
+  float *const pairs[] = {r.pairs.weights, r.pairs.scores, r.pairs.scaled_scores,
+                          r.pairs.softcapped_scores};
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t row = 0; row < n_q; ++row) {
+      if (row >= queries[b].first && row < queries[b].first + queries[b].count) continue;
+      for (int64_t head = 0; head < r.num_heads; ++head) {
+        const int64_t at = (b * r.num_heads + head) * n_q + row;
+        if (r.lse) r.lse[at] = -MHA_INFINITY;
+        if (r.states) {
+          float *const state = r.states + at * (state_head + r.head_dim_v);
+          memset(state, 0, static_cast<size_t>(state_head + r.head_dim_v) * sizeof(float));
+          state[0] = -MHA_INFINITY;
+        }
+        for (float *const output : pairs) {
+          if (output) memset(output + at * n_kv, 0, static_cast<size_t>(n_kv) * sizeof(float));
+        }
+        for (int64_t j = 0; r.pairs.masked_scores && j < n_kv; ++j)
+          r.pairs.masked_scores[at * n_kv + j] = -MHA_INFINITY;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base,
+                   int64_t batch_stride, int64_t row_stride, Storage storage) {
+  const int64_t element = bytes_of(storage);
+  for (int64_t b = 0; base && b < batch; ++b) {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (row >= extents[b].first && row < extents[b].first + extents[b].count) continue;
+      memset(static_cast<char *>(base) + (b * batch_stride + row * row_stride) * element, 0,
+             static_cast<size_t>(width * element));
+    }
+  }
+}
+
+// ---- Passes
+
+void begin_passes(AttentionStage *stage, unsigned char *workspace) {
+  const SequenceArguments &s = stage->sequences;
+  const AttentionRequest &request = stage->attention.request;
+  const AttentionPlan &plan = stage->attention.plan;
+  const AttentionArrays &arrays = stage->attention.arrays;
+  const auto floats_at = [workspace](int64_t offset) {
+    return reinterpret_cast<float *>(workspace + offset);
+  };
+  AttentionRun &run = stage->attention.run;
+  run.longest_kv = longest_keys(s);
+  const ChosenKeys &chosen = request.options.chosen;
+  if (chosen.lists.base && chosen.count < run.longest_kv / chosen.block)
+    run.longest_kv = chosen.count * chosen.block;
+  run.pair_columns = pair_columns(s);
+  const int64_t num_threads = threads_of(stage->scheduler);
+  cut_queries(request, longest_queries(s), num_threads, &run);
+  split_keys(request, plan, num_threads, &run);
+  run.parts.unfinished = reinterpret_cast<int64_t *>(workspace + plan.unfinished_parts);
+  run.parts.states = floats_at(plan.part_states);
+  run.reworks_context = request.options.head_scales || request.context || arrays.gate.values.base ||
+                        arrays.output.storage != Storage::f32;
+  run.q_statistics = floats_at(plan.q_statistics);
+  run.k_statistics = floats_at(plan.k_statistics);
+  run.row_maxima = request.pairs.has_any() ? floats_at(plan.row_states) : nullptr;
+  run.row_sums = floats_at(plan.row_states) + request.array_batch * request.num_heads * request.n_q;
+  stage->in_pass = reinterpret_cast<Sequence *>(workspace + plan.sequences);
+  run.sequences = stage->in_pass;
+
+  stage->counter = reinterpret_cast<UnitCounter *>(workspace + plan.unit_counter);
+  stage->scratch = floats_at(plan.unit_scratch);
+  const bool is_ragged = s.is_ragged();
+  stage->queries = is_ragged ? reinterpret_cast<Extent *>(workspace + plan.query_extents) : nullptr;
+  stage->keys = is_ragged ? reinterpret_cast<Extent *>(workspace + plan.key_extents) : nullptr;
+  stage->next_row = 0;
+  if (!stage->has_padding()) return;
+  fill_sequences(s, 0, INT64_MAX, stage->in_pass, stage->queries, stage->keys);
+  clear_padding_of_outputs(*stage);
+}
+
+bool next_pass(AttentionStage *stage) {
+  const SequenceArguments &s = stage->sequences;
+  const int64_t rows = s.rows_per_pass(), row = stage->next_row;
+  const int64_t longest = longest_rows(s);
+  if (row >= longest) {
+    grow_cache(s);
+    return false;
+  }
+  fill_sequences(s, row, rows, stage->in_pass, stage->queries, stage->keys);
+  stage->next_row = longest - row > rows ? row + rows : longest;
+  return true;
+}
+
+void prepare_pass(const AttentionStage &stage) {
+  const AttentionRequest &request = stage.attention.request;
+  const AttentionArrays &arrays = stage.attention.arrays;
+  const AttentionRun &run = stage.attention.run;
+  const bool is_measured = request.prepare_q.norm.is_of_all_heads;
+  if (!arrays.new_keys.base && !is_measured) return;
+  const int64_t kv_heads = request.num_kv_heads;
+  const KvStore stores[2] = {{arrays.new_keys, request.prepare_k, run.k_statistics, run.sequences,
+                              arrays.k, kv_heads, request.head_dim, arrays.k.is_packed},
+                             {arrays.new_values, request.prepare_v, nullptr, run.sequences,
+                              arrays.v, kv_heads, request.head_dim_v, false}};
+  RowMeasure measures[2] = {};
+  if (is_measured) {
+    const KeyValues k = is_plain(arrays.k) ? arrays.k : plain_rows(arrays.new_keys);
+    measures[0] = {
+        k, request.prepare_k, run.k_statistics, run.sequences, kv_heads, request.head_dim, true};
+    measures[1] = {plain_rows(arrays.q),
+                   request.prepare_q,
+                   run.q_statistics,
+                   run.sequences,
+                   request.num_heads,
+                   request.head_dim,
+                   false};
+  }
+  const PrepareWork work = {stage.kernels,
+                            stores,
+                            measures,
+                            &stage.attention,
+                            stage.scratch,
+                            request.batch,
+                            row_blocks(stage.attention, is_measured, true)};
+  run_units(stage.scheduler, stage.counter, (is_measured ? 3 : 2) * work.batch * work.blocks,
+            run_preparing_unit, &work);
+}
+
+void attend_pass(const AttentionStage &stage) {
+  prepare_pass(stage);
+  run_attention(stage);
+  if (stage.attention.request.context_norm.is_given) run_context_norm(stage);
+}
+
+// ---- Keys and values
+
+KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions,
+                        int64_t num_kv_heads, bool counts_blocks) {
+  KeyValues packed = {};
+  packed.base = base;
+  packed.is_packed = true;
+  packed.row_stride = width;
+  packed.head_stride = head_floats;
+  packed.batch_stride = counts_blocks
+                            ? key_block * width
+                            : num_kv_heads * head_floats;  // packed sequences: numbers count blocks
+  packed.block_positions = positions;
+  return packed;
+}
+
+KeyValues plain_rows(const StridedRows &rows) {
+  KeyValues plain = {};
+  plain.base = rows.base;
+  plain.storage = rows.storage;
+  plain.batch_stride = rows.batch_stride;
+  plain.row_stride = rows.row_stride;
+  plain.head_stride = rows.head_stride;
+  return plain;
+}
+
+}  // namespace mha

@@ -1,0 +1,58 @@
+// Runs the attention of a call, from q, k and v to the context. Both entries use it:
+//
+//   begin_passes    cuts the work into units and finds the memory in the workspace
+//   next_pass       describes the rows of the next pass: all rows, but for long calls over a ring
+//   attend_pass     stores new keys and values, then attends; mha_forward has its products before
+//                   and after it
+//
+// Nothing here can fail: check/request.cpp has checked everything, arrays too.
+#pragma once
+
+#include "../plan/attention_plan.h"
+#include "schedule.h"
+
+namespace mha {
+
+struct AttentionStage {
+  SequenceArguments sequences;
+  const mha_scheduler *scheduler;
+  const Kernels *kernels;
+  mha_outputs outputs;  // all NULL where none are given
+  Attention attention;
+  // The workspace.
+  UnitCounter *counter;
+  float *scratch;
+  Sequence *in_pass;       // [batch] the rows of this pass
+  Extent *queries, *keys;  // [batch] the same for the products; null: all rows
+  int64_t next_row;
+
+  // Whether rows of the arrays may belong to no sequence. Each row of packed arrays belongs to one.
+  bool has_padding() const { return queries && !sequences.is_packed(); }
+};
+
+// attention.request, plan and arrays are set. Writes what padding has in the optional outputs.
+void begin_passes(AttentionStage *stage, unsigned char *workspace);
+
+// All rows of the call or, with a ring, as many as it can take at once. Returns false after the
+// last ones, when the cache counts all new positions.
+bool next_pass(AttentionStage *stage);
+
+// Stores new rows of keys and values, and measures rows whose heads are normalised together.
+void prepare_pass(const AttentionStage &stage);
+
+// The same, and attends.
+void attend_pass(const AttentionStage &stage);
+
+// Keys or values in the workspace, packed: positions of one head lie side by side. counts_blocks:
+// sequences are packed, and their numbers are those of blocks of 16 positions.
+KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions,
+                        int64_t num_kv_heads, bool counts_blocks);
+
+// Rows of keys or values as units read them in place.
+KeyValues plain_rows(const StridedRows &rows);
+
+// Writes +0 to the rows of an array [batch][rows][width] that belong to no extent.
+void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base,
+                   int64_t batch_stride, int64_t row_stride, Storage storage = Storage::f32);
+
+}  // namespace mha

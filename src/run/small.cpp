@@ -1,0 +1,67 @@
+#include "small.h"
+
+#include <algorithm>
+
+#include "../check/request.h"
+#include "schedule.h"
+
+namespace mha {
+
+SmallLayer small_layer_of(const mha_layer &layer) {
+  const LayerShape &shape = layer.shape;
+  const int64_t max_columns =
+      std::max(shape.q_columns(), std::max(shape.k_columns(), shape.v_columns()));
+  const bool is_small = shape.has_heads() && shape.gate == MHA_GATE_NONE &&
+                        layer.kernels->run_small && !layer.sgemm && layer.storage == Storage::f32 &&
+                        shape.has_one_input_width() && shape.query_dim <= small_columns &&
+                        shape.output_dim <= small_columns && max_columns <= small_columns &&
+                        shape.context_columns() <= small_columns;
+  SmallLayer small = {};
+  if (!is_small) return small;
+  small.stride = blocks_of(max_columns, key_block) * key_block;
+  small.context_stride =
+      blocks_of(std::max(max_columns, shape.context_columns()), key_block) * key_block + key_block;
+  // For more rows the larger tiles of the stages are faster.
+  small.max_rows = small.stride <= 64 ? small_rows : small.stride <= 96 ? 4 : 2;
+  const auto describe = [&](MatrixName name) {
+    const PackedMatrix &matrix = layer.layout.matrices[name];
+    return SmallMatrix{static_cast<const float *>(layer.weights(name)), layer.bias(name),
+                       matrix.depth * panel_columns, panels_of(matrix.columns) - 1};
+  };
+  small.qkv[0] = describe(matrix_q);
+  small.qkv[1] = describe(matrix_k);
+  small.qkv[2] = describe(matrix_v);
+  small.o = describe(matrix_o);
+  small.depth = shape.query_dim;
+  small.max_columns = max_columns;
+  small.num_kv_heads = shape.num_kv_heads;
+  small.group = shape.num_heads / shape.num_kv_heads;
+  small.head_dim = shape.head_dim;
+  small.head_dim_v = shape.head_dim_v;
+  small.k_columns = shape.k_columns();
+  small.context_columns = shape.context_columns();
+  small.output_dim = shape.output_dim;
+  small.has_output = shape.has_output;
+  small.scale = shape.scale;
+  return small;
+}
+
+bool is_small(const mha_layer &layer, const mha_forward_args &args) {
+  const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.max_rows && args.batch > 0;
+  // Waking threads takes longer than computing max_rows rows: fewer rows in all stay on the calling
+  // thread.
+  const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 &&
+                             args.batch > layer.small.max_rows / args.n_q;
+  const bool is_self = !args.key.data && !args.value.data;
+  const bool has_floats = args.query.type <= MHA_TYPE_F32 && args.output.type <= MHA_TYPE_F32;
+  return has_few_rows && !is_shared_out && is_self && has_floats && args.reserved == 0 &&
+         CallArguments(args).are_plain();
+}
+
+int64_t small_workspace_bytes(const SmallLayer &layer, int64_t n) {
+  const int64_t rows = 2 * n * layer.stride, keys = layer.k_columns * key_block,
+                contexts = 2 * layer.context_stride;
+  return (rows + keys + contexts) * static_cast<int64_t>(sizeof(float)) + 63;
+}
+
+}  // namespace mha
