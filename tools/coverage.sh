@@ -10,8 +10,8 @@ Builds with g++ in build-coverage/, with coverage counters in the library except
 command and in the operators for ONNX Runtime. Runs the tests with the labels bits, cache, interface
 and command on one instruction set. Prints for each file how many lines and branches ran, and which
 lines did not run, or not with each of their branches. Exception branches do not count; the library
-has none. The operators are tested if build/python has ONNX Runtime (tools/python/setup.sh) and its
-headers are installed (tools/onnx/headers.sh).
+has none. The operators are tested if build/python has ONNX Runtime (tools/bindings/python/setup.sh) and its
+headers are installed (tools/adapters/onnx/headers.sh).
 
 Installs gcovr from PyPI in build-coverage/venv (Debian: python3-venv). Takes 3 minutes on 2 cores
 once the kernels are compiled.
@@ -62,8 +62,8 @@ tests() {
   find "$build/bin" -name 'mha_test_*' | grep -vE '_(accuracy|cache_accuracy|fma|function|workers)$'
   echo "python3 tests/tools/command_test.py $build/bin/mha"
   echo "python3 tests/tools/decoder_test.py $build/bin/mha_example_decoder"
-  [[ ! -e $build/tools/onnx/libmha_onnx.so || ! -x build/python/bin/python ]] || echo "build/python/bin/python tests/adapters/onnx_runtime_test.py \
-operators --library $build/src/libmha.so --operators $build/tools/onnx/libmha_onnx.so"
+  [[ ! -e $build/tools/adapters/onnx/libmha_onnx.so || ! -x build/python/bin/python ]] || echo "build/python/bin/python tests/adapters/onnx_runtime_test.py \
+operators --library $build/src/libmha.so --operators $build/tools/adapters/onnx/libmha_onnx.so"
 }
 tests | xargs -P "$(nproc)" -d '\n' -I{} bash -c 'run {}' || status=1
 
@@ -72,8 +72,8 @@ report() {  # NAME OPTION...: of the files that the options select
   "$gcovr" --root . --object-directory "$build" --json-add-tracefile "$build/counts.json" --merge-lines "${@:2}" || status=1
 }
 "$gcovr" --root . "$build" --exclude-throw-branches --merge-lines -j "$(nproc)" --filter 'src/[^/]*$' --filter src/openblas/ \
-  --filter src/pthreadpool/ --filter tools/command/ --filter tools/onnx/ --json "$build/counts.json" "${html[@]}" >/dev/null
-report "tools/onnx: lines" --filter tools/onnx/
+  --filter src/pthreadpool/ --filter tools/command/ --filter tools/adapters/onnx/ --json "$build/counts.json" "${html[@]}" >/dev/null
+report "tools/adapters/onnx: lines" --filter tools/adapters/onnx/
 report "tools/command: lines" --filter tools/command/
 report "src: branches" --filter src/ --txt-metric branch
 report "src: lines" --filter src/ --fail-under-line 99 --fail-under-branch 96

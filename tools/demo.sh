@@ -47,7 +47,7 @@ cmake --build build --parallel "$(nproc)" --target mha_shared mha_command mha_be
 
 say "Python packages for the next steps, in build/python: numpy, matplotlib (once)"
 explained=yes
-if [[ $setup == yes ]]; then tools/python/setup.sh --explain || explained=no; fi
+if [[ $setup == yes ]]; then tools/bindings/python/setup.sh --explain || explained=no; fi
 python=build/python/bin/python
 [[ -x $python ]] || python=python3
 "$python" -c 'import numpy, matplotlib' 2>/dev/null || explained=no
@@ -57,7 +57,7 @@ files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
 python3 tools/demo_files.py "$files"
 if [[ $explained == yes ]]; then
-  export PYTHONPATH=tools/python
+  export PYTHONPATH=tools/bindings/python
   say "A small layer, step by step"
   show "$python" -m mha explain
   say "What six hand-made heads attend to in a sentence: open build/explained.html in a browser"

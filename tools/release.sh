@@ -70,7 +70,7 @@ says() {  # WHERE VERSION
 says include/mha.h "$(awk '/^#define MHA_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $3; dot = "." }' include/mha.h)"
 while IFS=: read -r file line; do
   says "$file" "$(grep -o '[0-9][0-9.]*' <<<"$line" | head -n 1)"
-done < <(git grep -E '^(version|mha|mha-sys) = .*"[0-9]' -- 'tools/rust/*Cargo.toml')
+done < <(git grep -E '^(version|mha|mha-sys) = .*"[0-9]' -- 'tools/bindings/rust/*Cargo.toml' tools/adapters/candle/Cargo.toml)
 grep -qE "^## ${version//./\\.} \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md || refuse "CHANGELOG.md has no heading '## $version (YEAR-MONTH-DAY)'"
 
 grep -q "^${version//./\\.} " tests/interface/packed_files.txt ||
@@ -137,7 +137,7 @@ cat <<TEXT
 $output contains version $version. Nothing was uploaded. To publish it:
   git push origin v$version
   twine upload $output/*.whl $output/sdist/*
-  (cd tools/rust && cargo publish -p mha-sys && cargo publish -p mha) && (cd tools/rust/mha-candle && cargo publish)
+  (cd tools/bindings/rust && cargo publish -p mha-sys && cargo publish -p mha) && (cd tools/adapters/candle && cargo publish)
   reprepro --basedir REPOSITORY includedeb bookworm $output/*+deb12_*.deb    (trixie: deb13; sources by includedsc)
   copy $output, with SHA256SUMS and its signature, to $place; then submit from recipes/:
   vcpkg/ as ports/mha, conan/ as recipes/mha/all with the config.yml required there, homebrew/mha.rb as a formula

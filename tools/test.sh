@@ -6,7 +6,7 @@ usage() {
   cat <<'TEXT'
 tools/test.sh [--quick | --all] [--no-setup]
 
-Installs missing packages (tools/setup.sh --all, tools/python/setup.sh), builds, and runs the tests.
+Installs missing packages (tools/setup.sh --all, tools/bindings/python/setup.sh), builds, and runs the tests.
 Exits with 0 only if every build and every test succeeded. The tests of the g++ build come last, so
 that their summary is at the end; only an emulated machine that ran in parallel reports after them.
 
@@ -26,7 +26,7 @@ Before them, and with nothing else running, tools/perf_gate.sh compares build/ w
 before HEAD (or, if MHA_PERF_GATE_BASE names a revision, with its merge base with HEAD) by
 instructions and by time, and by time with the floor for this processor in bench/floor.txt. A
 regression fails. The line "Perf-Gate: expected" at the end of a commit message since the base
-excuses a regression against the base, but never one against the floor. tools/rust/test.sh tests the
+excuses a regression against the base, but never one against the floor. tools/bindings/rust/test.sh tests the
 Rust crates with the library in build/; it is skipped without a recent cargo or without network. The
 last lines list what was skipped, including comparisons that were too noisy, and what failed.
 
@@ -134,7 +134,7 @@ part_ended() {  # NAME STATUS
 
 if [[ $setup == yes ]]; then
   if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
-  [[ $matrix == quick ]] || tools/onnx/headers.sh || skip "tests python.onnx_runtime_*, without ONNX Runtime's headers; see above for the reason"
+  [[ $matrix == quick ]] || tools/adapters/onnx/headers.sh || skip "tests onnx_runtime.*, without ONNX Runtime's headers; see above for the reason"
 fi
 
 # Tests build the library again, as users do, and so does the gate: what one compiler has compiled once is not compiled again.
@@ -197,7 +197,7 @@ perf_gates() {
 
 # PyTorch and transformers come from PyPI beside what follows: 3 GB, which is waiting for the most part.
 if [[ $setup == yes && $matrix != quick ]]; then
-  nice -n 5 tools/python/setup.sh --runtimes >"$logs/runtimes" 2>&1 &
+  nice -n 5 tools/bindings/python/setup.sh --runtimes >"$logs/runtimes" 2>&1 &
   runtimes=$!
 fi
 
@@ -287,14 +287,14 @@ other_parts() {
   say "testing the Rust crates"
   local more=()
   [[ $matrix != all ]] || more=(--all)
-  MHA_BUILD=build run_part "the Rust crates" tools/rust/test.sh "${more[@]}"
+  MHA_BUILD=build run_part "the Rust crates" tools/bindings/rust/test.sh "${more[@]}"
   [[ $matrix != all ]] || run_part "the packages of the Rust crates" tools/release/crates.sh --test
   [[ $matrix != all ]] || run_part "the packages for Debian" tools/release/debian.sh --test
   [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh --test
-  # Packages for the tests of tools/python. Where PyPI is not to be reached, ctest shows these as skipped.
+  # Packages for the tests of tools/bindings/python. Where PyPI is not to be reached, ctest shows these as skipped.
   if [[ $setup == yes ]]; then
     say "installing Python packages in build/python and build/runtimes"
-    tools/python/setup.sh || skip "tests python.*, which need packages that could not be installed; see above for the reason"
+    tools/bindings/python/setup.sh || skip "tests python.*, which need packages that could not be installed; see above for the reason"
     wait "$runtimes" || { cat "$logs/runtimes" && skip "the tests of PyTorch and transformers, which could not be installed; see above for the reason"; }
   fi
 }

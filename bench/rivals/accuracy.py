@@ -12,7 +12,7 @@ the rms error of PyTorch's attention on one thread, divided by that of plain flo
 of one query and of 64. The plain code is tests/oracle in float: sums in natural order, multiplied
 and added in two roundings. Data, shapes and seeds are those of the test.
 
-Examples, after tools/python/setup.sh --rivals:
+Examples, after tools/bindings/python/setup.sh --rivals:
   MHA_TEST_EVERY_FLOAT=1 build/bin/mha_test_function --gtest_filter='Functions.*' > functions.txt
                                                             takes minutes
   build/rivals/venv/bin/python bench/rivals/accuracy.py --functions functions.txt
@@ -31,7 +31,7 @@ import warnings
 import numpy as np
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bindings" / "python"))
 sys.dont_write_bytecode = True
 import mha  # noqa: E402
 from libraries import OnnxRuntime  # noqa: E402

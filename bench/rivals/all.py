@@ -21,7 +21,7 @@ sys.dont_write_bytecode = True
 from session import build, commit, load, root, say, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals                                 installs some gigabytes of packages
+  tools/bindings/python/setup.sh --rivals                                 installs some gigabytes of packages
                                                                  in build/rivals/venv
   build/rivals/venv/bin/python bench/rivals/all.py               everything
   build/rivals/venv/bin/python bench/rivals/all.py --list        the parts, and the commits with
@@ -66,7 +66,7 @@ def prepared():
     """Whether what is measured is there, of the sources as they are."""
     commands = [["cmake", "-S", root, "-B", build, "--log-level=NOTICE", "-DCMAKE_BUILD_TYPE=Release", "-DMHA_ONNX=ON"],
                 ["cmake", "--build", build, "--parallel", os.cpu_count(), "--target", "mha_shared", "mha_static", "mha_openmp", "mha_onnx"]]
-    return all(subprocess.run(list(map(str, command)), stdout=sys.stderr).returncode == 0 for command in [[root / "tools/onnx/headers.sh"], *commands])
+    return all(subprocess.run(list(map(str, command)), stdout=sys.stderr).returncode == 0 for command in [[root / "tools/adapters/onnx/headers.sh"], *commands])
 
 
 def main(arguments=None):

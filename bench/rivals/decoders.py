@@ -26,7 +26,7 @@ sys.dont_write_bytecode = True
 from session import Failed, about, build, keep, root, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals                                      installs the packages in
+  tools/bindings/python/setup.sh --rivals                                      installs the packages in
                                                                       build/rivals/venv
   build/rivals/venv/bin/python bench/rivals/decoders.py --prepare     makes llama.cpp and the models
                                                                       in build/rivals, in some 15

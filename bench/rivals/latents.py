@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bindings" / "python"))
 sys.dont_write_bytecode = True
 
 

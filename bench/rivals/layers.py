@@ -32,7 +32,7 @@ sys.dont_write_bytecode = True
 from session import Failed, about, build, keep, root, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals                                  installs some gigabytes of
+  tools/bindings/python/setup.sh --rivals                                  installs some gigabytes of
                                                                   libraries in build/rivals/venv
   build/rivals/venv/bin/python bench/rivals/layers.py layers      the 12 shapes on one thread; with
                                                                   --threads 2 on two

@@ -29,12 +29,12 @@ import time
 import warnings
 
 root = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(root / "tools" / "python"), str(root / "bench" / "rivals")]
+sys.path[:0] = [str(root / "tools" / "bindings" / "python"), str(root / "bench" / "rivals")]
 sys.dont_write_bytecode = True
 from session import Failed, about, keep, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals             installs the packages in build/rivals/venv
+  tools/bindings/python/setup.sh --rivals             installs the packages in build/rivals/venv
   build/rivals/venv/bin/python bench/rivals/models.py --models minilm --threads 1
   build/rivals/venv/bin/python bench/rivals/models.py --models llama --tokens 4 --rounds 1 --busy 1
 

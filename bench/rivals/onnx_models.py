@@ -12,13 +12,13 @@ import sys
 import time
 
 root = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(root / "tools" / "python"), str(root / "bench" / "rivals")]
+sys.path[:0] = [str(root / "tools" / "bindings" / "python"), str(root / "bench" / "rivals")]
 sys.dont_write_bytecode = True
 from session import Failed, about, keep, median, ratio, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/python/setup.sh --rivals             installs the packages in build/rivals/venv
-  tools/onnx/headers.sh && cmake -S . -B build && cmake --build build --target mha_shared mha_onnx
+  tools/bindings/python/setup.sh --rivals             installs the packages in build/rivals/venv
+  tools/adapters/onnx/headers.sh && cmake -S . -B build && cmake --build build --target mha_shared mha_onnx
   build/rivals/venv/bin/python bench/rivals/onnx_models.py               everything; some minutes
   build/rivals/venv/bin/python bench/rivals/onnx_models.py --only MiniLM --threads 1 --rounds 5
 

@@ -37,7 +37,7 @@ def run_main(main):
     try:
         sys.exit(main())
     except (Failed, OSError, ImportError) as error:
-        say(f"{pathlib.Path(sys.argv[0]).name}: {error}; tools/python/setup.sh --rivals installs what is needed")
+        say(f"{pathlib.Path(sys.argv[0]).name}: {error}; tools/bindings/python/setup.sh --rivals installs what is needed")
         sys.exit(4)
 
 

@@ -60,7 +60,7 @@ macro(mha_find_TOOLS)
   endif()
 endmacro()
 
-# The headers are those of Debian 13's package; tools/onnx/headers.sh puts them where it is the second place. The operators are linked by options
+# The headers are those of Debian 13's package; tools/adapters/onnx/headers.sh puts them where it is the second place. The operators are linked by options
 # of Linux's linkers.
 macro(mha_find_ONNX)
   find_path(MHA_ONNXRUNTIME_INCLUDE_DIR onnxruntime_c_api.h PATHS ${PROJECT_SOURCE_DIR}/build/onnxruntime/include PATH_SUFFIXES onnxruntime

@@ -4,7 +4,7 @@
     onnx_runtime_test.py operators | models --library LIBMHA.SO --operators LIBMHA_ONNX.SO [--venv FOLDER]
 
 operators has the forms of attention in models of one node, refusals and what stays; models has MiniLM and attention as exporters write it. Runs with
-the packages of the interpreter that it is started by, or those that tools/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as
+the packages of the interpreter that it is started by, or those that tools/bindings/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as
 skipped, where they are in neither.
 """
 
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bindings"))
 import python_support
 
 parser = python_support.parser(__doc__, ["operators", "models"])
@@ -752,7 +753,7 @@ class Operators(Case):
         from unittest import mock
         with mock.patch.dict(os.environ), mock.patch.object(mha.onnx, "_file_name", "libmissing.so"):
             del os.environ["MHA_ONNX_LIBRARY"]
-            with self.assertRaisesRegex(ImportError, "libmissing.so was not found: .*tools/onnx/headers.sh"):
+            with self.assertRaisesRegex(ImportError, "libmissing.so was not found: .*tools/adapters/onnx/headers.sh"):
                 mha.onnx.library_path()
 
 

@@ -121,7 +121,7 @@ def check_layout(arguments):
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 100 and "https://" not in line:
                 failures.append(f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text should have at most 100.")
-    # Cargo builds in tools/rust/target.
+    # Cargo builds in tools/bindings/rust/target.
     wide = [path for folder in ("src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
             for path in (arguments.source / folder).rglob(f"*.{ending}") if "target" not in path.relative_to(arguments.source).parts]
     for path, most in sorted([(path, 100) for path in narrow] + [(path, 140) for path in wide]):

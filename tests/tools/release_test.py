@@ -18,8 +18,8 @@ class Release(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name) / "mha"
-        for path in [*source.glob("include/*.h"), *source.glob("tools/rust/*/Cargo.toml"),
-                     *(source / name for name in ("CHANGELOG.md", "tools/rust/Cargo.toml", "tools/release.sh", "tests/package/abi.py", "tests/package/interface.txt",
+        for path in [*source.glob("include/*.h"), *source.glob("tools/*/**/Cargo.toml"),
+                     *(source / name for name in ("CHANGELOG.md", "tools/release.sh", "tests/package/abi.py", "tests/package/interface.txt",
                                                "tests/interface/packed_files.txt"))]:
             target = self.root / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Release(unittest.TestCase):
         self.refused(f"include/mha.h says version {self.version}, not 9.8.7", "9.8.7")
 
     def test_a_crate_of_another_version(self):
-        for name in ("tools/rust/Cargo.toml", "tools/rust/mha-candle/Cargo.toml"):
+        for name in ("tools/bindings/rust/Cargo.toml", "tools/adapters/candle/Cargo.toml"):
             self.spoil(name, f'version = "{self.version}"', 'version = "9.8.7"')
             self.commit()
             self.refused(f"{name} says version 9.8.7, not {self.version}")

@@ -1,7 +1,7 @@
 """bench/rivals without any other library: what it computes and times for mha, how it treats results that are wrong and libraries that die,
 and what it writes.
 
-Usage: rivals_test.py LIBMHA VENV      VENV: the environment that tools/python/setup.sh makes
+Usage: rivals_test.py LIBMHA VENV      VENV: the environment that tools/bindings/python/setup.sh makes
 """
 
 import contextlib
@@ -20,7 +20,7 @@ root = pathlib.Path(__file__).resolve().parents[2]
 libmha, venv = (pathlib.Path(word).absolute() for word in sys.argv[1:3])
 if pathlib.Path(sys.prefix).resolve() != venv.resolve():
     if not (venv / "bin" / "python").exists():
-        print(f"{venv} is not there; tools/python/setup.sh makes it")
+        print(f"{venv} is not there; tools/bindings/python/setup.sh makes it")
         sys.exit(77)
     os.execv(venv / "bin" / "python", [str(venv / "bin" / "python"), *sys.argv])
 sys.path.insert(0, str(root / "bench" / "rivals"))

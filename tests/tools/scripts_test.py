@@ -61,7 +61,7 @@ class HalfAnEnvironment(InAFolder):
         self.assertTrue((self.folder / "bin" / "pip").exists())
 
     def test_setup_makes_it_whole(self):
-        self.made_whole_by(tools / "python" / "setup.sh", self.folder, status=1)
+        self.made_whole_by(tools / "bindings" / "python" / "setup.sh", self.folder, status=1)
 
     def test_a_folder_of_another_kind_keeps_what_is_in_it(self):
         notes = self.folder / "notes"
@@ -69,7 +69,7 @@ class HalfAnEnvironment(InAFolder):
         without_venv = self.folder / "python3"
         without_venv.write_text("#!/bin/sh\nexit 1\n")
         without_venv.chmod(0o755)
-        done = subprocess.run([tools / "python" / "setup.sh", self.folder], env={**no_network, "PATH": f"{self.folder}:{os.environ['PATH']}"},
+        done = subprocess.run([tools / "bindings" / "python" / "setup.sh", self.folder], env={**no_network, "PATH": f"{self.folder}:{os.environ['PATH']}"},
                               stderr=subprocess.PIPE, text=True)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("needs the package python3-venv", done.stderr)

@@ -76,7 +76,7 @@ class Lint(unittest.TestCase):
 
     def test_each_check_finds_what_is_not(self):
         for change, said in [(("src/check/report.cpp", "int  badly_formed ;\n"), "clang-format"), (("tools/mutate.py", "import inspect\n"), "ruff"),
-                             (("tools/rust/mha/src/lib.rs", "fn  badly_formed() { }\n"), "rustfmt"), (("tools/fuzz.sh", "cd $1/sub\n[ -z ]] \n"), "shellcheck"),
+                             (("tools/bindings/rust/mha/src/lib.rs", "fn  badly_formed() { }\n"), "rustfmt"), (("tools/fuzz.sh", "cd $1/sub\n[ -z ]] \n"), "shellcheck"),
                              ((".github/workflows/ci.yml", "  nothing:\n    runs-on: nowhere\n"), "nowhere"),
                              ((".github/ISSUE_TEMPLATE/bug.yml", "  - { type: input, id: shape }\n"), "bug.yml")]:
             with self.subTest(check=said):

@@ -27,7 +27,7 @@ printf '%s\n' 1.90 "${cargo:-0}" | sort --check=quiet --version-sort ||
 unset MHA_LIB_DIR MHA_INCLUDE_DIR MHA_STATIC MHA_XSIMD_INCLUDE_DIR DOCS_RS CARGO_NET_OFFLINE
 export CARGO_TARGET_DIR=$work/target MHA_NO_PKG_CONFIG=1
 git clone --quiet . "$work/clone"
-rust=$work/clone/tools/rust registry=$work/registry
+rust=$work/clone/tools/bindings/rust candle=$work/clone/tools/adapters/candle registry=$work/registry
 
 # The programs of --test are what builds the packages: cargo's own check would build each once more.
 package() {  # ARGUMENT...
@@ -36,7 +36,7 @@ package() {  # ARGUMENT...
   ! grep '^warning' "$work/log" | grep -q -v -e 'last-use data' -e 'auto-clean cache data' || fail "cargo package warns; see above"
 }
 package --manifest-path "$rust/Cargo.toml" --workspace --exclude systest
-cargo vendor --quiet --locked --versioned-dirs --manifest-path "$rust/mha-candle/Cargo.toml" --sync "$rust/Cargo.toml" "$registry" >/dev/null
+cargo vendor --quiet --locked --versioned-dirs --manifest-path "$candle/Cargo.toml" --sync "$rust/Cargo.toml" "$registry" >/dev/null
 publish() {  # CRATE
   local file=$CARGO_TARGET_DIR/package/$1-$version.crate
   tar -C "$registry" -xzf "$file"
@@ -49,7 +49,7 @@ for part in include src/kernels; do
   diff -r "$work/clone/$part" "$registry/mha-sys-$version/vendor/$part" || fail "the package of mha-sys has another $part, as shown above"
 done
 printf '[source.crates-io]\nreplace-with = "release"\n[source.release]\ndirectory = "%s"\n' "$registry" >"$work/offline.toml"
-package --config "$work/offline.toml" --offline --manifest-path "$rust/mha-candle/Cargo.toml"
+package --config "$work/offline.toml" --offline --manifest-path "$candle/Cargo.toml"
 publish mha-candle
 [[ $test == yes ]] || exit 0
 
@@ -59,7 +59,7 @@ says() {  # SENTENCE COMMAND...
   grep -qF "$1" "$work/log" || { cat "$work/log" >&2 && fail "no sentence '$1' above, from ${*:2}"; }
 }
 git clone --quiet --config core.symlinks=false . "$work/without_links"
-says "type: git config core.symlinks true" cargo package --quiet --manifest-path "$work/without_links/tools/rust/mha-sys/Cargo.toml"
+says "type: git config core.symlinks true" cargo package --quiet --manifest-path "$work/without_links/tools/bindings/rust/mha-sys/Cargo.toml"
 
 # A program in an empty folder, of standard input.
 program() {  # CRATE DEPENDENCY...

@@ -54,7 +54,7 @@ machine=$(uname -m)
 if [[ $(uname -s) != Linux ]]; then
   wheel "$machine"
 else
-  tools/onnx/headers.sh
+  tools/adapters/onnx/headers.sh
   headers=$PWD/build/onnxruntime/include
   [[ -e $headers ]] || headers=/usr/include/onnxruntime
   wheel "$machine" "-Ccmake.define.MHA_ONNXRUNTIME_INCLUDE_DIR=$headers"

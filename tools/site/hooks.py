@@ -15,8 +15,8 @@ root = pathlib.Path(__file__).resolve().parent.parent.parent
 places = {
     "README.md": "overview.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
     "src/kernels/CONTRACT.md": "contract.md", "tests/examples/README.md": "examples.md", "tests/examples": "examples.md",
-    "tools/rust/mha/README.md": "rust.md", "tools/rust/mha": "rust.md", "tools/rust/mha-candle/README.md": "candle.md",
-    "tools/rust/mha-candle": "candle.md", "include/mha.h": "api/mha_8h.html", "include/mha_options.h": "api/mha__options_8h.html",
+    "tools/bindings/rust/mha/README.md": "rust.md", "tools/bindings/rust/mha": "rust.md", "tools/adapters/candle/README.md": "candle.md",
+    "tools/adapters/candle": "candle.md", "include/mha.h": "api/mha_8h.html", "include/mha_options.h": "api/mha__options_8h.html",
     "include/mha_extra.h": "api/mha__extra_8h.html",
 }
 places.update({f"src/docs/{path.name}": path.name for path in sorted((root / "src" / "docs").iterdir())})
@@ -80,7 +80,7 @@ def on_page_markdown(markdown, page, config, files):
 
 def attention_maps():
     """The weights of the demonstration's sentence: [head][query][key], in thousandths, as the library computes them."""
-    sys.path[:0] = [str(root / "tools"), str(root / "tools" / "python")]
+    sys.path[:0] = [str(root / "tools"), str(root / "tools" / "bindings" / "python")]
     import random
 
     import demo_files

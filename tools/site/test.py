@@ -162,10 +162,10 @@ class Programs(unittest.TestCase):
             folder = pathlib.Path(name)
             (folder / "src").mkdir()
             (folder / "Cargo.toml").write_text('[package]\nname = "program"\nversion = "0.1.0"\nedition = "2021"\n'
-                                               f'[dependencies]\nmha = {{ path = "{root}/tools/rust/mha" }}\n[workspace]\n')
+                                               f'[dependencies]\nmha = {{ path = "{root}/tools/bindings/rust/mha" }}\n[workspace]\n')
             ways = {"Python": ("main.py", [sys.executable, "main.py"], None), "Rust": ("src/main.rs", ["cargo", "run", "--quiet"], None),
                     "C": ("main.c", ["cc", "-std=c99", "main.c", *link], ["./program"]), "C++": ("main.cpp", ["c++", "-std=c++17", "main.cpp", *link], ["./program"])}
-            environment = {**os.environ, "PYTHONPATH": str(root / "tools" / "python"), "MHA_LIB_DIR": str(library), "MHA_INCLUDE_DIR": str(root / "include"),
+            environment = {**os.environ, "PYTHONPATH": str(root / "tools" / "bindings" / "python"), "MHA_LIB_DIR": str(library), "MHA_INCLUDE_DIR": str(root / "include"),
                            "LD_LIBRARY_PATH": str(library), "CARGO_TARGET_DIR": str(root / "build" / "site_cargo")}
             for language, program in programs:
                 with self.subTest(language=language):

@@ -12,7 +12,7 @@ use candle_core::{DType, Device, IndexOp, Result, Tensor};
 use candle_transformers::models::{llama as published, quantized_llama as quantized};
 use patched_transformers::models::{llama as patched, mha::Arithmetic};
 
-#[path = "../../../tools/rust/mha-candle/examples/models/mod.rs"]
+#[path = "../../../tools/adapters/candle/examples/models/mod.rs"]
 #[allow(dead_code)]
 mod shapes;
 

@@ -3,7 +3,7 @@
 engine generates with what the published one does. With --rounds it also measures both, in turns.
 
   candle        Llama of candle-transformers, by cargo
-  onnxruntime   ONNX Runtime's Python package with all-MiniLM-L6-v2, of a Python that has onnx, onnxruntime and what tools/python/setup.sh installs
+  onnxruntime   ONNX Runtime's Python package with all-MiniLM-L6-v2, of a Python that has onnx, onnxruntime and what tools/bindings/python/setup.sh installs
   transformers  a Llama of Hugging Face transformers, of a Python that has torch and transformers
 """
 
@@ -24,7 +24,7 @@ import warnings
 
 here = pathlib.Path(__file__).resolve().parent
 root = here.parents[2]
-sys.path[:0] = [str(root / "tools" / "python"), str(root / "tests" / "adapters")]
+sys.path[:0] = [str(root / "tools" / "bindings" / "python"), str(root / "tests" / "bindings")]
 sys.dont_write_bytecode = True
 import python_support  # noqa: E402
 
@@ -61,7 +61,7 @@ serde_json = "1"
 codegen-units = 16
 
 [patch.crates-io]
-mha-candle = {{ path = "{root}/tools/rust/mha-candle" }}
+mha-candle = {{ path = "{root}/tools/adapters/candle" }}
 
 [workspace]
 exclude = ["patched"]
@@ -92,7 +92,7 @@ def run_candle(options):
         skip("there is no cargo")
     work, cargo_home = options.work / "candle", pathlib.Path(os.environ.get("CARGO_HOME", pathlib.Path.home() / ".cargo"))
     work.mkdir(parents=True, exist_ok=True)
-    locked = root / "tools" / "rust" / "mha-candle"
+    locked = root / "tools" / "adapters" / "candle"
     fetched = subprocess.run(["cargo", "fetch", "--quiet", "--locked", "--manifest-path", locked / "Cargo.toml"], stderr=subprocess.PIPE, text=True)
     if fetched.returncode:
         skip(f"the crates cannot be fetched: {fetched.stderr.strip()}")
@@ -130,7 +130,7 @@ def by_what(seconds):
 def run_package(name, options):
     """In this Python the published package; in another process one that lies before it on the path and links to its files, but for the patched."""
     options.library = str(options.build / "src" / "libmha.so")
-    python_support.need(needs[name], options, "tools/python/setup.sh" + " --runtimes" * (name == "transformers"))
+    python_support.need(needs[name], options, "tools/bindings/python/setup.sh" + " --runtimes" * (name == "transformers"))
     (version, file, checksum), installed = packages[name], importlib.metadata.version(name)
     if installed != version:
         skip(f"{name} is {installed}; the patch is for {version}")
@@ -142,9 +142,9 @@ def run_package(name, options):
     (overlay / name / file).unlink()
     shutil.copy(package / file, overlay / name / file)
     patch(name, overlay)
-    environment = {**os.environ, "MHA_ONNX_LIBRARY": str(options.build / "tools" / "onnx" / "libmha_onnx.so")}
+    environment = {**os.environ, "MHA_ONNX_LIBRARY": str(options.build / "tools" / "adapters" / "onnx" / "libmha_onnx.so")}
     if name == "onnxruntime" and not pathlib.Path(environment["MHA_ONNX_LIBRARY"]).exists():
-        skip("the operators are not built, which takes ONNX Runtime's headers (tools/onnx/headers.sh)")
+        skip("the operators are not built, which takes ONNX Runtime's headers (tools/adapters/onnx/headers.sh)")
 
     def child(rounds, threads, **more):
         command = [sys.executable, __file__, name, "--child", str(rounds), str(threads), "--work", str(options.work)]
