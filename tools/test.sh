@@ -26,12 +26,11 @@ Before them, and with nothing else running, tools/perf_gate.sh compares build/ w
 before HEAD (or, if MHA_PERF_GATE_BASE names a revision, with its merge base with HEAD) by
 instructions and by time, and by time with the floor for this processor in bench/floor.txt. A
 regression fails. The line "Perf-Gate: expected" at the end of a commit message since the base
-excuses a regression against the base, but never one against the floor. tools/bindings/rust/test.sh tests the
-Rust crates with the library in build/; it is skipped without a recent cargo or without network. The
-last lines list what was skipped, including comparisons that were too noisy, and what failed.
+excuses a regression against the base, but never one against the floor. The last lines list what was
+skipped, including comparisons that were too noisy, and what failed.
 
   --quick      test only build/, without its long tests and with a third of the random cases; run no
-               performance gate and no Rust tests
+               performance gate
   --all        also test
                - the objects of build-debug/ and build-minsizerel/, and the bits and the size of the
                  latter
@@ -284,10 +283,6 @@ if [[ $matrix == all ]]; then
 fi
 
 other_parts() {
-  say "testing the Rust crates"
-  local more=()
-  [[ $matrix != all ]] || more=(--all)
-  MHA_BUILD=build run_part "the Rust crates" tools/bindings/rust/test.sh "${more[@]}"
   [[ $matrix != all ]] || run_part "the packages of the Rust crates" tools/release/crates.sh --test
   [[ $matrix != all ]] || run_part "the packages for Debian" tools/release/debian.sh --test
   [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh --test
