@@ -43,7 +43,7 @@ for argument in "$@"; do
     --mpi) needed+=(libopenmpi-dev openmpi-bin) ;;
     --release)
       needed+=(abigail-tools mmdebstrap openssh-client)
-      useful+=(chromium doxygen ruby)
+      useful+=(doxygen ruby)
       ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
