@@ -62,7 +62,7 @@ cd ..
 lintian --allow-root --display-info --fail-on error,warning *.changes
 rm -r mha-$version *.buildinfo *.changes
 TEXT
-  in_root "$suite" build-essential,debhelper,cmake,ninja-build,libcli11-dev,libxsimd-dev,nlohmann-json3-dev,lintian "$folder" build
+  in_root "$suite" build-essential,debhelper,cmake,help2man,ninja-build,libcli11-dev,libxsimd-dev,nlohmann-json3-dev,lintian "$folder" build
   cp "$folder"/*.{deb,dsc,tar.*} "$output"
   [[ $test == yes ]] || continue
   mkdir "$folder/test"
