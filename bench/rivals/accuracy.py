@@ -190,7 +190,7 @@ ordinary = [
       for type in ("f16", "bf16", "int8")]]
 hard = [
     Case("all scores equal, 131,072 keys", 131072, 64, 8, 2, 2, change=larger(q_factor=0)),
-    Case("likewise, values 100 larger", 131072, 64, 8, 2, 2, change=larger(q_factor=0, v_add=100)),
+    Case("all scores equal, values 100 larger", 131072, 64, 8, 2, 2, change=larger(q_factor=0, v_add=100)),
     *[Case(f"scores up to about {size:,}", 1024, change=larger(factor, factor)) for size, factor in ((100, 5), (1000, 16), (10000, 50))],
     Case("scores around 300, apart by some units", 1024, 64, change=lambda q, k, v: (q.__iadd__(6), k.__imul__(0.05), k.__iadd__(6))),
     Case("q and k subnormal", 256, change=larger(2.0**-130, 2.0**-130)), Case("values subnormal", 256, change=larger(v_factor=2.0**-135)),

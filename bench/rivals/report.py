@@ -11,7 +11,7 @@ import onnx_models  # noqa: E402
 from decoders import forms as decoder_forms, shapes as decoder_shapes  # noqa: E402
 from layers import forms, shapes, work_of  # noqa: E402
 from models import models, ways  # noqa: E402
-from session import digits, load, median, milliseconds, pages, ratio, root, run_main, say, source, table, work, wrapped, write_block  # noqa: E402
+from session import digits, load, median, milliseconds, pages, ratio, root, run_main, say, source, source_in_short, table, work, wrapped, write_block  # noqa: E402
 
 docs = root / "src" / "docs"
 colours = {"mha": "#e8590c", "PyTorch": "#4263eb", "ONNX Runtime": "#0ca678", "OpenVINO": "#ae6ad8", "llama.cpp": "#868e96"}
@@ -95,7 +95,7 @@ def decoder_tables(results):
         return "" if prompt is None else f"{prompt:.2f}, {1e3 * token:.1f}"
 
     lines = wrapped(source(results))
-    lines += table(["Prompt of 512, s; token behind it, ms", *columns, *(f"error, {name}" for name in errors)],
+    lines += table(["Prompt of 512, s; token after it, ms", *columns, *(f"error, {name}" for name in errors)],
                    [[form, *(times(result, form) for result in results), *(f"{each.get(form, 0):.0e}".replace("e-0", "e-") for each in errors.values())]
                     for form in decoder_forms])
     lines += table(["Times as fast: prompt, token", *columns],
@@ -145,9 +145,9 @@ def layers_summary(results):
     parts = []
     for threads, some in by_threads(results).items():
         gains = [gain(result)[0] for result in some if gain(result)]
-        parts.append(f"{span(gains)} times as fast as the best of the others on {threads_name(threads).lower()}, and ahead at "
-                     f"{sum(round(each, 2) > 1 for each in gains)} of {len(gains)} shapes")
-    return wrapped(f"mha is {'; '.join(parts)}. Measured: {source(results)}")
+        parts.append(f"{span(gains)} times as fast on {threads_name(threads).lower()} (faster at "
+                     f"{sum(round(each, 2) > 1 for each in gains)} of {len(gains)} shapes)")
+    return wrapped(f"Compared with the fastest other library, mha is {' and '.join(parts)}. {source_in_short(results)}")
 
 
 def arithmetic_summary(results):
@@ -158,9 +158,9 @@ def arithmetic_summary(results):
 
     int16, int8 = of("mha int16"), of("mha int8")
     others = of("PyTorch int8", "ONNX Runtime quantize_dynamic", "ONNX Runtime QAttention", "OpenVINO int8")
-    return wrapped(f"With int8 weights, causal layers take {int16[0]} of float32's time in `MHA_ARITHMETIC_INT16` and {int8[0]} in "
-                   f"`MHA_ARITHMETIC_INT8` on one thread, with rms errors of {int16[1]} and {int8[1]}. The others' int8 takes {others[0]}, with "
-                   f"{others[1]}. Measured: {source(results)}")
+    return wrapped(f"With int8 weights on one thread, causal layers take {int16[0]} of the float32 time in `MHA_ARITHMETIC_INT16` (rms error "
+                   f"{int16[1]}) and {int8[0]} in `MHA_ARITHMETIC_INT8` ({int8[1]}). int8 in the other libraries takes {others[0]} of it "
+                   f"({others[1]}). {source_in_short(results)}")
 
 
 def storage_summary(results):
@@ -169,7 +169,7 @@ def storage_summary(results):
         return span((ratio(result, name, "mha f32") for result in results if median(result, name)), "{:.1f}")
 
     return table(["Weights, times as fast as float32", "int16", "int8"], [[w, cell(w, "int16"), cell(w, "int8")] for w in ("int8", "int4")]) + wrapped(
-        source(results))
+        source_in_short(results))
 
 
 def decode_summary(results):
@@ -182,7 +182,7 @@ def decode_summary(results):
                      f"{gain(result)[0]:.2f}x" if gain(result) else ""])
         rows[-1] += [f"{share(other):.0%}, {gain(other)[0]:.2f}x" for some in more for other in some if other["key"][1] == result["key"][1] and gain(other)]
     return table(["Width, heads, kv heads, cached rows", "mha", *libraries, "gain", *(f"on {some[0]['key'][2]} cores" for some in more)],
-                 rows) + wrapped(f"Measured: {source(results)}")
+                 rows) + wrapped(source_in_short(results))
 
 
 def models_summary(results):
@@ -191,13 +191,11 @@ def models_summary(results):
               if median(result, "sdpa", what)]
     chosen = [way for way in ways if way != "mha"]
     llama = some[0]
-    lines = wrapped(f"Attention is {span(shares, '{:.0%}')} of the time of three models in PyTorch. Linear layers of int8 weights save more; tokens a "
-                    f"second, {source(results)}")
-    lines += table(["", *chosen], [[f"{result['key'][1].split(',')[0]}, {threads_name(result['key'][2]).lower()}",
-                                    *(digits(1 / median(result, way, "token")) for way in chosen)] for result in some])
-    return lines + wrapped(f"Errors of the logits of {llama['key'][1].split(',')[0]} are "
-                           + ", ".join(f"{llama['errors'][way]:.1%} ({way})" for way in chosen[1:]) + "; its prompt of 512 takes "
-                           + ", ".join(f"{milliseconds(median(llama, way))} ms ({way})" for way in chosen) + f" on {threads_name(llama['key'][2]).lower()}.")
+    name, threads = llama["key"][1].split(",")[0], threads_name(llama["key"][2]).lower()
+    return wrapped(f"Attention takes {span(shares, '{:.0%}')} of the time of three models in PyTorch; int8 weights in linear layers save more. "
+                   f"Tokens per second of {name} on {threads}, and rms errors of its logits: {digits(1 / median(llama, 'sdpa', 'token'))} (sdpa), "
+                   + ", ".join(f"{digits(1 / median(llama, way, 'token'))} with {llama['errors'][way]:.1%} ({way})" for way in chosen[1:])
+                   + f". {source_in_short(results)}")
 
 
 # ---- pictures
@@ -235,7 +233,7 @@ def layers_picture(results):
         axes.xaxis.set_major_formatter(ticker.PercentFormatter(1))
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.suptitle(f"One attention layer, float32 (batch, rows, width, heads): share of the multiply-add peak\nmha at commit "
-                    f"{results[0]['about']['commit']}; behind its bars, times as fast as the best of the others", fontsize=10)
+                    f"{results[0]['about']['commit']}; after its bars, the speed relative to the fastest other library", fontsize=10)
     save(figure, "compare.png")
 
 
@@ -272,7 +270,7 @@ def decoder_picture(results):
         axes.set_yticks(range(len(pairs)), [f"{own[4:]}\nto {other[10:]}" for own, other in pairs], fontsize=8)
         axes.invert_yaxis()
         axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_title("Prompt of 512 tokens" if what == "prompt" else "Each token behind it", fontsize=9)
+        axes.set_title("Prompt of 512 tokens" if what == "prompt" else "Each token after it", fontsize=9)
     figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.suptitle(f"A whole decoder: times as fast as llama.cpp, mha at commit {results[0]['about']['commit']}", fontsize=10)
     save(figure, "decoder.png")

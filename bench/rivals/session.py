@@ -162,14 +162,21 @@ def wrapped(text):
     return [*textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False), ""]
 
 
-def source(results):
-    """The sentence that says of what the figures are."""
-    def of(name):
-        return " and ".join(sorted({str(result["about"][name]) for result in results}))
+def all_of(results, name):
+    return " and ".join(sorted({str(result["about"][name]) for result in results}))
 
+
+def source(results):
+    """The sentence that names what was measured: versions, machine, number of runs."""
     versions = {name: version for result in results for name, version in result["about"]["versions"].items()}
-    return (f"mha at commit {of('commit')}, {of('date')}, {of('machine')}; medians of {of('rounds')} rounds in turns; "
-            + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+    return (f"mha at commit {all_of(results, 'commit')}, {all_of(results, 'date')}, {all_of(results, 'machine')}; "
+            f"medians of {all_of(results, 'rounds')} interleaved runs; " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+
+
+def source_in_short(results):
+    """The sentence for summaries, whose pages link to the tables with everything else."""
+    machines = " and ".join(sorted({result["about"]["machine"].rsplit(", ", 1)[0] for result in results}))
+    return f"Measured at commit {all_of(results, 'commit')} on {machines}."
 
 
 begin, end = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"

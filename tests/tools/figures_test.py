@@ -11,7 +11,7 @@ import sys
 root = pathlib.Path(__file__).resolve().parents[2]
 pages = [root / "README.md", *sorted((root / "src" / "docs").glob("*.md")), root / "src" / "kernels" / "SPECIAL_FORMS.md"]
 has_figures = re.compile(r"<!-- figures: |\d (?:us|GB/s|GFLOP/s)\b|\d times as fast|% of the (?:peak|time)")
-commit = re.compile(r"\bcommits? ([0-9a-f]{7,40}(?: and [0-9a-f]{7,40})*)")
+commit = re.compile(r"\bcommits?\s([0-9a-f]{7,40}(?:\sand\s[0-9a-f]{7,40})*)")
 
 
 def git(*arguments):
