@@ -87,14 +87,14 @@ static mha_status step(struct engine *engine, int64_t rows, const float *x, floa
 
 static int answer(struct engine *engine, int64_t rows, const float *x, float *y) {
   mha_status status = step(engine, rows, x, y);
-  if (status == MHA_ERROR_CACHE_FULL) { /* y and the cache are as they were: the program decides
-                                           what to forget */
+  if (status == MHA_ERROR_CACHE_FULL) {
+    /* y and the cache are unchanged. This program forgets the whole sequence. */
     status = mha_kv_cache_truncate(engine->cache, 0, 0, &engine->error);
     if (status == MHA_OK) status = step(engine, rows, x, y);
   }
   if (status == MHA_OK) return 1;
-  fprintf(stderr, "%s: %s\n", mha_status_string(status),
-          engine->error.message); /* a mistake of the program, see the sentence */
+  /* This is a bug in the program, which the message explains. */
+  fprintf(stderr, "%s: %s\n", mha_status_string(status), engine->error.message);
   return 0;
 }
 

@@ -109,8 +109,8 @@ static struct layer make_layer(const struct weights *w) {
   for (int h = 0; h < heads; h++) {
     const float *keys = w->matrices[kv_b] + (int64_t)h * (nope + value) * latent,
                 *values = keys + nope * latent;
-    l.to_latent[h] = make_linear(keys, nope, latent,
-                                 MHA_LAYOUT_IN_OUT); /* the other way: q^T (W c) = (W^T q)^T c */
+    /* The other layout, since q^T (W c) = (W^T q)^T c. */
+    l.to_latent[h] = make_linear(keys, nope, latent, MHA_LAYOUT_IN_OUT);
     l.from_latent[h] = make_linear(values, latent, value, MHA_LAYOUT_OUT_IN);
   }
   l.rope = l.index_rope =
