@@ -10,7 +10,7 @@ Exits with 0, or with 1 if a family's results are wrong.
 
 Examples:
   families.py llama gemma3 bert                  these alone, with what was compared
-  families.py --jobs 2 --write                   all of them, and the table in src/docs/transformers.md
+  families.py --jobs 2 --write                   all of them, families.txt, and the table in src/docs/transformers.md
 """
 
 import argparse
@@ -34,6 +34,7 @@ import warnings
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
 page = pathlib.Path(__file__).resolve().parents[3] / "src" / "docs" / "transformers.md"
+names_file = pathlib.Path(__file__).resolve().with_suffix(".txt")
 tolerance = 1e-4
 tokens = 32
 seconds = 60  # of the processor, for a family
@@ -511,7 +512,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="FAMILY", help="model types of transformers, or folders (default: all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="families at once (default: 1)")
-    parser.add_argument("--write", action="store_true", help=f"write the table in {page.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the table in {page.name}, and {names_file.name}")
     arguments = parser.parse_args()
     import mha.transformers  # noqa: F401  before the processes are forked
     found, names = families(), set(arguments.names)
@@ -546,18 +547,18 @@ def main():
 
 
 meanings = {
-    "passes": "all that are not named below: logits equal to those of eager attention within 1e-4 of the largest, or of 1 if that is less",
-    "passes in part": "equal too; some calls go to the model's own attention",
-    "own attention": "have attention of their own, which no backend reaches",
-    "no attention": "have no softmax attention",
-    "refused": "all their calls go to the model's own attention",
-    "not compared": "the script made no tiny model; run by name, it says why",
-    "wrong": "other results",
-    "not run": "left out when this was written"}
+    "passes": "logits equal those of eager attention within 1e-4 of the largest, or of 1 if that is less",
+    "passes in part": "equal too, but some calls go to the model's own attention",
+    "own attention": "the model does not use transformers' attention interface",
+    "no attention": "the model has no softmax attention",
+    "refused": "all calls go to the model's own attention",
+    "not compared": "the script could not build a tiny model; `families.py NAME` says why",
+    "wrong": "results differ",
+    "not run": "left out of this run"}
 
 
 def write_table(results):
-    """The part of the page between its two marks."""
+    """The part of the page between its two marks, and the names of all families that do not pass."""
     import transformers
     best = {}
     ranks = list(meanings)
@@ -573,12 +574,14 @@ def write_table(results):
         groups[kind].append((folder, result))
     commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=page.parent, capture_output=True, text=True).stdout.strip()
     lines = [f"transformers {transformers.__version__} has {len(best)} families, folders of models that an Auto class knows. At commit {commit}:", "",
-             "| | families | |", "|---|---|---|"]
+             "| Result | Families | |", "|---|---|---|"]
     lines += [f"| {kind} | {len(groups[kind])} | {meaning} |" for kind, meaning in meanings.items() if groups[kind] or kind == "wrong"]
+    named = [f"Families of transformers {transformers.__version__} that do not pass, by result; src/docs/transformers.md explains these."]
     for kind in [kind for kind in meanings if kind != "passes"]:
         reasons = {folder: " ".join(result["why"].split())[:160] for folder, result in groups[kind] if kind in ("passes in part", "refused", "wrong")}
         names = [folder + (f" ({reasons[folder]})" if folder in reasons else "") for folder, _ in groups[kind]]
-        lines += ["", *textwrap.wrap(f"**{kind[0].upper() + kind[1:]}**: " + ", ".join(names) + ".", 98, break_on_hyphens=False)] if names else []
+        named += ["", *textwrap.wrap(f"{kind}: " + ", ".join(names), 98, break_on_hyphens=False)] if names else []
+    names_file.write_text("\n".join(named) + "\n")
     begin, end = "<!-- families -->\n", "<!-- end of families -->\n"
     text = page.read_text()
     page.write_text(text[:text.index(begin) + len(begin)] + "\n" + "\n".join(lines) + "\n\n" + text[text.index(end):])
