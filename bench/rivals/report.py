@@ -159,7 +159,7 @@ def arithmetic_summary(results):
     int16, int8 = of("mha int16"), of("mha int8")
     others = of("PyTorch int8", "ONNX Runtime quantize_dynamic", "ONNX Runtime QAttention", "OpenVINO int8")
     return wrapped(f"With int8 weights on one thread, causal layers take {int16[0]} of the float32 time in `MHA_ARITHMETIC_INT16` (rms error "
-                   f"{int16[1]}) and {int8[0]} in `MHA_ARITHMETIC_INT8` ({int8[1]}). int8 in the other libraries takes {others[0]} of it "
+                   f"{int16[1]}) and {int8[0]} in `MHA_ARITHMETIC_INT8` ({int8[1]}). int8 in the other libraries takes {others[0]} of that time "
                    f"({others[1]}). {source_in_short(results)}")
 
 

@@ -176,7 +176,7 @@ def source(results):
 def source_in_short(results):
     """The sentence for summaries, whose pages link to the tables with everything else."""
     machines = " and ".join(sorted({result["about"]["machine"].rsplit(", ", 1)[0] for result in results}))
-    return f"Measured at commit {all_of(results, 'commit')} on {machines}."
+    return f"Measured at commit {all_of(results, 'commit')}, {machines}."
 
 
 begin, end = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"

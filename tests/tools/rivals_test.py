@@ -181,7 +181,7 @@ class Reports(unittest.TestCase):
                       " ".join(report.layers_summary(layer)))
         few = [result_of({"mha f32": [4], "mha int16": [2], "mha int8": [1], "mha int4_int16": [2], "mha int4_int8": [2], "PyTorch int8": [3]},
                          "arithmetic", errors=errors)]
-        self.assertIn("int8 in the other libraries takes 0.75 to 0.75 of it (1.0% to 2.0%).", " ".join(report.arithmetic_summary(few)))
+        self.assertIn("int8 in the other libraries takes 0.75 to 0.75 of that time (1.0% to 2.0%).", " ".join(report.arithmetic_summary(few)))
         self.assertIn("| int8 | 2.0 to 2.0 | 4.0 to 4.0 |", report.storage_summary(few))
         rows = [result_of({"mha f32": [1], "PyTorch scaled_dot_product_attention": [2 * threads]}, "decode", (1, 1, 64, 4, 2, 1, 9), threads)
                 for threads in (1, 2)]
