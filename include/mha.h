@@ -85,12 +85,12 @@ typedef uint32_t mha_status;
 #define MHA_ERROR_BUFFER_TOO_SMALL 6u /* a buffer is smaller than the size query says */
 #define MHA_ERROR_OUT_OF_MEMORY 7u    /* the allocator returned NULL */
 #define MHA_ERROR_INSTRUCTION_SET 8u  /* this machine or build lacks the requested one */
-#define MHA_ERROR_PACKED_FORMAT 9u    /* no packed layer of this format, or another sgemm setting */
+#define MHA_ERROR_PACKED_FORMAT 9u    /* not a layer of this format, or another sgemm setting */
 #define MHA_ERROR_PACKED_CHECKSUM 10u /* the contents of a packed layer are damaged */
 #define MHA_ERROR_OUT_OF_RANGE 11u    /* a finite weight is too large for f16 */
 #define MHA_ERROR_CACHE_FULL 12u      /* a cache has no room or no block for new rows */
 #define MHA_ERROR_CACHE_SHARED 13u    /* a call would write to a block that sequences share */
-#define MHA_ERROR_CACHE_FORMAT 14u    /* no cache of this format, or a damaged one */
+#define MHA_ERROR_CACHE_FORMAT 14u    /* not a cache of this format, or damaged */
 
 /* Describes an error. Every function that takes one fills it. This struct is frozen. */
 typedef struct mha_error {
@@ -363,9 +363,9 @@ struct mha_outputs;
  * first group stay the same from call to call; a program can fill them once and copy the struct.
  *
  * With cache, the call first appends the rows of key and value to its sequences, and then attends
- * to everything that these hold, as stored. With cache_read, it attends to the cache as it is; key,
- * value and the kv_ fields of sequences are not given. The cache's num_kv_heads, head_dim and
- * head_dim_v are the layer's.
+ * to everything that these hold, as stored. With cache_read, it attends to the cache without
+ * appending; key, value and the kv_ fields of sequences must not be given. The cache's
+ * num_kv_heads, head_dim and head_dim_v are the layer's.
  */
 typedef struct mha_forward_args {
   size_t struct_size;
@@ -389,7 +389,7 @@ typedef struct mha_forward_args {
   mha_input key;     /* [batch, n_kv, key_dim], type 0 = query's; data NULL = self-attention */
   mha_input value;   /* [batch, n_kv, value_dim], type 0 = query's; data NULL = key */
   mha_output output; /* [batch, n_q, width of y] (mha_layer_shape) */
-  const mha_sequences *sequences;               /* NULL = batch whole sequences */
+  const mha_sequences *sequences;               /* NULL = batch unpadded sequences */
   const struct mha_score_arrays *score_arrays;  /* masks, biases, chosen keys; NULL = none */
   mha_kv_cache *cache;                          /* appended to, then attended to; NULL = none */
   const mha_kv_cache *cache_read;               /* attended to, in place of cache; NULL = none */
@@ -456,7 +456,7 @@ typedef struct mha_attention_args {
   mha_input v;   /* [batch, n_kv, num_kv_heads, head_dim_v], type 0 = k's; with
                     MHA_CACHE_VALUES_IN_KEYS data is NULL */
   mha_output output; /* [batch, n_q, num_heads, head_dim_v] */
-  const mha_sequences *sequences;               /* NULL = batch whole sequences */
+  const mha_sequences *sequences;               /* NULL = batch unpadded sequences */
   const struct mha_score_arrays *score_arrays;  /* masks, biases, chosen keys; NULL = none */
   mha_kv_cache *cache;                          /* appended to, then attended to; NULL = none */
   const mha_kv_cache *cache_read;               /* attended to, in place of cache; NULL = none */
@@ -507,7 +507,7 @@ typedef struct mha_linear_args {
 /* Sets *bytes to the size of workspace that mha_linear needs, which is often 0. */
 MHA_API mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args,
                                         size_t *bytes, mha_error *error);
-/* Runs a linear layer. A row has the same bits whatever other rows there are. */
+/* Runs a linear layer. The bits of a row do not depend on the other rows. */
 MHA_API mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace,
                               size_t workspace_bytes, mha_error *error);
 

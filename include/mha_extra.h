@@ -1,11 +1,11 @@
 /*
- * mha: what fewer programs need. mha.h includes this header; its rules hold here too.
+ * mha: functions for rarer needs. mha.h includes this header; its rules hold here too.
  *
  *     mha_layer_options          instruction set, BLAS and memory of a layer
  *     mha_layer_pack, _view      layers in the caller's memory or in files
  *     mha_kv_cache_*             rings, paged caches, saved caches, appending and reading
  *     mha_outputs                lse, attention weights and every intermediate result
- *     mha_states_merge           attention over keys that are in several places
+ *     mha_states_merge           attention over distributed keys
  *     mha_choose_keys            the keys with the greatest index scores (DeepSeek V3.2)
  *     mha_info                   how a call will run, and what it costs
  */
@@ -22,7 +22,7 @@ extern "C" {
 
 /* ---- How a layer computes ------------------------------------------------------------------- */
 
-/* Instruction sets. The last four differ from the first ones only in integer arithmetic. */
+/* Instruction sets. The last four differ from the earlier ones only in integer arithmetic. */
 #define MHA_INSTRUCTION_SET_AUTO 0u          /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u        /* plain C++, on any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u          /* x86-64 with AVX2, FMA and F16C */
@@ -54,7 +54,7 @@ typedef void (*mha_sgemm)(int order, int trans_a, int trans_b, int m, int n, int
 /* Supplies the memory of mha_layer_create. This struct is frozen. */
 typedef struct mha_allocator {
   void *context; /* passed to both functions unchanged */
-  /* Returns memory aligned for any type, or NULL. A create calls it once, on its thread. */
+  /* Returns memory aligned for any type, or NULL. A create calls it once, on the same thread. */
   void *(*allocate)(void *context, size_t bytes);
   /* Releases that memory, in mha_layer_destroy or in a create that fails. */
   void (*release)(void *context, void *memory);
@@ -72,8 +72,8 @@ typedef struct mha_layer_options {
 /* ---- Layers in the caller's memory or in a file --------------------------------------------- */
 
 /*
- * Sets *bytes to the size of buffer that mha_layer_pack needs. It depends on config, sgemm and on
- * which matrices there are. Checks everything but the contents of arrays, and reads no array.
+ * Sets *bytes to the size of buffer that mha_layer_pack needs. It depends on config, sgemm and the
+ * matrices that are given. Checks everything except the contents of arrays, and reads no array.
  */
 MHA_API mha_status mha_layer_pack_size(const mha_layer_config *config,
                                        const mha_layer_weights *weights,
@@ -106,11 +106,11 @@ MHA_API mha_status mha_layer_view(const void *buffer, size_t buffer_bytes,
 
 /* Checks what mha_layer_view checks, and the checksum of all weights. Reads the whole buffer. */
 MHA_API mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error);
-/* As mha_layer_pack_size, for a linear layer. */
+/* Like mha_layer_pack_size, for a linear layer. */
 MHA_API mha_status mha_linear_pack_size(const mha_linear_weights *weights,
                                         const mha_layer_options *options, size_t *bytes,
                                         mha_error *error);
-/* As mha_layer_pack, for a linear layer. */
+/* Like mha_layer_pack, for a linear layer. */
 MHA_API mha_status mha_linear_pack(const mha_linear_weights *weights,
                                    const mha_layer_options *options, void *buffer,
                                    size_t buffer_bytes, mha_error *error);
@@ -217,10 +217,10 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
 /* ---- Optional outputs ----------------------------------------------------------------------- */
 
 /*
- * Optional outputs of a call, contiguous; NULL = not computed. Requesting one changes no other. q,
- * k and v belong to mha_forward, states to mha_attention. With a cache, n_kv of the outputs per
- * pair is the longest length that the call's sequences have after it. In padding, masked_scores and
- * lse are -infinity and everything else is 0.
+ * Optional outputs of a call, contiguous; NULL = not computed. Requesting one does not affect the
+ * others. q, k and v belong to mha_forward, states to mha_attention. With a cache, n_kv of the
+ * outputs per pair is the longest length that the call's sequences have after it. In padding,
+ * masked_scores and lse are -infinity and everything else is 0.
  */
 typedef struct mha_outputs {
   size_t struct_size;
@@ -239,10 +239,10 @@ typedef struct mha_outputs {
   float *attention_weights; /* the softmax. Rows sum to 1; less with sinks; 0 if all is masked. */
 } mha_outputs;
 
-/* ---- States: keys in several places --------------------------------------------------------- */
+/* ---- States: distributed keys --------------------------------------------------------------- */
 
 /*
- * The keys of a sequence may be in several places: processes, machines, caches. One call per part
+ * The keys of a sequence may be distributed over processes, machines or caches. One call per part
  * computes the states of all queries over the keys of that part (mha_outputs.states);
  * mha_states_merge joins the states of neighbouring parts, and mha_states_finish computes context
  * from the states over all keys. src/docs/machines.md shows how, and in which order merged parts
@@ -293,8 +293,8 @@ MHA_API mha_status mha_states_finish(const mha_states_args *args, mha_error *err
  *
  *     sum over heads h of weights[b, i, h] * max(0, scale * q[b, i, h] k[b, j]^T)
  *
- * Only keys that flags and lengths leave to the query are candidates. Of equal scores, the first
- * keys are chosen; NaN counts as -infinity.
+ * Only keys that flags and lengths allow are candidates. Of equal scores, the first keys are
+ * chosen; NaN counts as -infinity.
  */
 typedef struct mha_choose_keys_args {
   size_t struct_size;
@@ -333,8 +333,8 @@ typedef struct mha_call_info {
   uint32_t num_threads;     /* the most tasks at once */
   size_t workspace_bytes;   /* as mha_forward_workspace or mha_attention_workspace says */
   size_t packed_bytes;      /* of the packed layer, scales and biases included; 0 without a layer */
-  uint64_t operations;      /* multiplications and additions, only for pairs of query and key that
-                               flags, lengths and head_scales leave */
+  uint64_t operations;      /* multiplications and additions, without pairs of query and key that
+                               flags, lengths or head_scales exclude */
   uint64_t bytes;           /* inputs, weights, outputs, and what is appended to and read from a
                                cache, each once and as stored. Padding counts only in optional
                                outputs. */
@@ -347,10 +347,10 @@ typedef struct mha_call_info {
  */
 MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args,
                             mha_call_info *info, mha_error *error);
-/* As mha_info, for mha_attention(args, ...). */
+/* Like mha_info, for mha_attention(args, ...). */
 MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info,
                                       mha_error *error);
-/* As mha_info, for mha_linear(layer, args, ...). Of a layer with heads, bytes counts only W_O. */
+/* Like mha_info, for mha_linear(layer, args, ...). Of a layer with heads, only W_O counts. */
 MHA_API mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args,
                                    mha_call_info *info, mha_error *error);
 

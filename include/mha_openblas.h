@@ -8,7 +8,7 @@
  * newer than OpenBLAS, it may choose very old ones (mha_openblas_core_name returns "Prescott" or
  * another name without AVX2). Setting OPENBLAS_CORETYPE=SkylakeX in the environment (Haswell for
  * AVX2) then makes it several times as fast. OpenBLAS allocates memory at its first call and cannot
- * report that there is none: version 0.3.21 then never returns.
+ * report failure: version 0.3.21 then never returns.
  */
 #ifndef MHA_OPENBLAS_H
 #define MHA_OPENBLAS_H

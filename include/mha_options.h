@@ -1,5 +1,5 @@
 /*
- * mha: what models vary. mha.h includes this header; its rules hold here too.
+ * mha: options of models. mha.h includes this header; its rules hold here too.
  *
  *     MHA_ARITHMETIC_*     weights in fewer bits and integer arithmetic
  *     MHA_GATE_*           gates
@@ -41,7 +41,7 @@ extern "C" {
  */
 
 /*
- * What projections compute in. Integer arithmetic needs weights of INT8 or INT4. It converts each
+ * The arithmetic of projections. Integer arithmetic needs INT8 or INT4 weights. It converts each
  * input row to integers: every 64 numbers share a scale, their largest magnitude divided by 127
  * (INT8) or 32767 (INT16). Products of integers are summed exactly. An input number that is not
  * finite makes its row NaN.
@@ -122,7 +122,7 @@ typedef struct mha_rope_config {
 
 /*
  * Fills cos and sin, both [num_positions, dims / 2]. Row r is position first_position + r or, with
- * M-RoPE, the positions in column r of mrope_positions. Threads can fill a part of the rows each.
+ * M-RoPE, the positions in column r of mrope_positions. Several threads may fill parts of the rows.
  *
  * The values have the same bits on every machine: the formulas' results rounded to float, for
  * angles off by at most position * 2^-51 (more if a ramp is steep). Up to position 2^20 this adds
@@ -214,7 +214,7 @@ typedef struct mha_score_options {
 #define MHA_COLUMNS_NEW_KEYS 0x301u /* the rows of key that come with the call */
 
 /* What position groups do. */
-#define MHA_GROUPS_WITHIN 0u   /* a query sees, of the keys that flags leave, those of its group */
+#define MHA_GROUPS_WITHIN 0u   /* of the keys that flags allow, a query sees those of its group */
 #define MHA_GROUPS_ALSO 0x401u /* a query also sees all keys of its group (image blocks) */
 
 /*
@@ -227,13 +227,13 @@ typedef struct mha_score_options {
  * the last of num_columns are masked. Columns that flags and lengths exclude are not read, except
  * with MHA_GROUPS_ALSO.
  *
- * Chosen keys. Each query attends only to the keys of its list that flags and mask leave to it
- * (DeepSeek V3.2, MiniMax). Entries are positions or, with chosen_block, numbers of blocks of
- * chosen_block keys, in any order; -1 marks an unused entry and duplicates are ignored. The cost
- * grows with the keys of the lists. When values are stored separately, reading one chosen key of a
- * cache costs reading its block of 16. With chosen_block 0 or 1, bits are those of a call over the
- * keys gathered in ascending order. Chosen keys cannot be combined with groups or with outputs that
- * have a number per pair.
+ * Chosen keys. Each query attends only to the keys of its list that flags and mask allow (DeepSeek
+ * V3.2, MiniMax). Entries are positions or, with chosen_block, numbers of blocks of chosen_block
+ * keys, in any order; -1 marks an unused entry and duplicates are ignored. The cost grows with the
+ * keys of the lists. When values are stored separately, reading one chosen key of a cache costs
+ * reading its block of 16. With chosen_block 0 or 1, bits are those of a call over the keys
+ * gathered in ascending order. Chosen keys cannot be combined with groups or with outputs that have
+ * a number per pair.
  */
 typedef struct mha_score_arrays {
   size_t struct_size;
