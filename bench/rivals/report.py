@@ -193,8 +193,9 @@ def models_summary(results):
     llama = some[0]
     name, threads = llama["key"][1].split(",")[0], threads_name(llama["key"][2]).lower()
     return wrapped(f"Attention takes {span(shares, '{:.0%}')} of the time of three models in PyTorch; int8 weights in linear layers save more. "
-                   f"Tokens per second of {name} on {threads}, and rms errors of its logits: {digits(1 / median(llama, 'sdpa', 'token'))} (sdpa), "
-                   + ", ".join(f"{digits(1 / median(llama, way, 'token'))} with {llama['errors'][way]:.1%} ({way})" for way in chosen[1:])
+                   f"On {threads}, {name} generates {digits(1 / median(llama, 'sdpa', 'token'))} tokens per second with sdpa, "
+                   + ", ".join(f"{digits(1 / median(llama, way, 'token'))} with {way if way.startswith('PyTorch') else f'mha {way}'} "
+                               f"({'' if number else 'rms error of the logits '}{llama['errors'][way]:.1%})" for number, way in enumerate(chosen[1:]))
                    + f". {source_in_short(results)}")
 
 

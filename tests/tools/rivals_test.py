@@ -191,7 +191,7 @@ class Reports(unittest.TestCase):
                                                                        for way in report.ways}
         summary = " ".join(report.models_summary([models]))
         self.assertIn("Attention takes 10% to 50% of the time", summary)
-        self.assertIn("Tokens per second of llama on one thread, and rms errors of its logits: 2 (sdpa), 2 with 25.0% (PyTorch int8)", summary)
+        self.assertIn("On one thread, llama generates 2 tokens per second with sdpa, 2 with PyTorch int8 (rms error of the logits 25.0%), 2 with mha int16 (25.0%)", summary)
         self.assertIn("| llama, prompt of 512 | 1 | 2 | 2 | 2 | 2 | 2 |", report.model_tables([models]))
         onnx = result_of({"unchanged": [3], "rewritten": [2]}, "onnx", threads=2)
         onnx["key"][1] = "a model"
