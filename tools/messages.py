@@ -12,12 +12,12 @@ import glob
 import re
 import sys
 
-CALL = re.compile(r"\.(?:invalid|fail)\(", re.S)
+CALL = re.compile(r"\.(?:invalid|null|shape|too_large|fail)\(", re.S)
 STRING = re.compile(r'\s*"((?:[^"\\]|\\.)*)"')
 
 
 def messages(path):
-    """(line, text) of each message: the string literals that follow a call of Report::fail or ::invalid."""
+    """(line, text) of each message: the string literals that follow a call of Report."""
     text = open(path, encoding="utf-8").read()
     for call in CALL.finditer(text):
         at = call.end()

@@ -25,22 +25,20 @@ mha_status check_dimensions(Report report, mha_attention_args *args) {
     if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero))
       return report.invalid("%s is %lld; set it to at least 1", dim.name, lld(dim.value));
     if (dim.value > INT32_MAX)
-      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; the largest dimension is %d", dim.name,
-                         lld(dim.value), INT32_MAX);
+      return report.too_large("%s is %lld; the largest dimension is %d", dim.name, lld(dim.value),
+                              INT32_MAX);
   }
   if (args->num_kv_heads == 0) args->num_kv_heads = args->num_heads;
   if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
-  if (args->num_heads % args->num_kv_heads != 0) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or "
-                       "to a divisor for grouped queries",
-                       lld(args->num_kv_heads), lld(args->num_heads));
-  }
+  if (args->num_heads % args->num_kv_heads != 0)
+    return report.shape(
+        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or "
+        "to a divisor for grouped queries",
+        lld(args->num_kv_heads), lld(args->num_heads));
   if (args->num_heads * args->head_dim > INT32_MAX ||
       args->num_heads * args->head_dim_v > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
-                       lld(args->num_heads), INT32_MAX);
+    return report.too_large("num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
+                            lld(args->num_heads), INT32_MAX);
   }
   return MHA_OK;
 }
@@ -242,16 +240,14 @@ namespace {
 mha_status check_pointers(Report report, const AttentionCall &call) {
   const mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.request.pairs;
-  if (!args.q.data) return report.fail(MHA_ERROR_NULL_POINTER, "q.data is NULL; pass the queries");
+  if (!args.q.data) return report.null("q.data is NULL; pass the queries");
   if (!args.output.data && !call.stage.outputs.states)
-    return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
-  if (args.output.data == args.q.data && pairs.has_any()) {
+    return report.null("output.data is NULL; pass an array for the result");
+  if (args.output.data == args.q.data && pairs.has_any())
     return report.invalid(
         "output.data is q.data, but outputs per pair are computed from q after output is written; "
         "give output another array");
-  }
-  if (args.n_kv > 0 && !args.k.data)
-    return report.fail(MHA_ERROR_NULL_POINTER, "k.data is NULL; pass the keys");
+  if (args.n_kv > 0 && !args.k.data) return report.null("k.data is NULL; pass the keys");
   return check_values(report, args.cache, args.n_kv, args.v.data, "v.data");
 }
 

@@ -112,10 +112,9 @@ void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t fro
 void copy_block(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to,
                 int64_t positions) {
   for (int64_t first = 0; first < positions; first += key_block) {
-    for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
+    for (int64_t head = 0; head < cache->num_kv_heads; ++head)
       copy_group(source, row_in_block(cache, source, from, head, first),
                  row_in_block(cache, source, to, head, first));
-    }
   }
 }
 
@@ -137,15 +136,13 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
   mha_kv_cache header;
   MHA_TRY(make_header(report, config, &header));
   MHA_TRY(check_buffer(report.about(2), buffer));
-  if (buffer_bytes < header.bytes) {
+  if (buffer_bytes < header.bytes)
     return report.about(3).fail(
         MHA_ERROR_BUFFER_TOO_SMALL,
         "buffer_bytes is %zu, but the cache needs %llu; call mha_kv_cache_size for the size",
         buffer_bytes, llu(header.bytes));
-  }
   if (!cache)
-    return report.about(4).fail(MHA_ERROR_NULL_POINTER,
-                                "cache is NULL; pass the address of a pointer to a cache");
+    return report.about(4).null("cache is NULL; pass the address of a pointer to a cache");
   const CacheLayout layout = layout_of(header);
   mha_kv_cache *const made = static_cast<mha_kv_cache *>(buffer);
   memcpy(static_cast<void *>(made), &header, sizeof header);
@@ -161,12 +158,11 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
                              mha_error *error) {
   Report report(error);
   MHA_TRY(check_buffer(report, buffer));
-  if (buffer_bytes < sizeof(mha_kv_cache)) {
+  if (buffer_bytes < sizeof(mha_kv_cache))
     return report.about(2).fail(
         MHA_ERROR_CACHE_FORMAT,
         "buffer_bytes is %zu, less than the %zu of a cache's header; pass the whole cache",
         buffer_bytes, sizeof(mha_kv_cache));
-  }
   mha_kv_cache *const viewed = static_cast<mha_kv_cache *>(buffer);
   if (memcmp(viewed->magic, cache_magic, sizeof cache_magic) != 0)
     return report.fail(MHA_ERROR_CACHE_FORMAT,
@@ -174,22 +170,20 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
   if (viewed->byte_order != cache_byte_order)
     return report.fail(MHA_ERROR_CACHE_FORMAT,
                        "the cache was filled on a machine of the other byte order; fill a new one");
-  if (viewed->version != cache_version) {
+  if (viewed->version != cache_version)
     return report.fail(
         MHA_ERROR_CACHE_FORMAT,
         "the cache has version %u of the format, but this library reads version %u; fill a new one",
         viewed->version, cache_version);
-  }
   if (viewed->checksum != checksum_of(*viewed))
     return report.fail(
         MHA_ERROR_CACHE_FORMAT,
         "the header of the cache is damaged (its checksum is wrong); fill a new one");
-  if (viewed->contract != MHA_CONTRACT) {
+  if (viewed->contract != MHA_CONTRACT)
     return report.fail(MHA_ERROR_CACHE_FORMAT,
                        "the cache was filled under arithmetic contract %u, but this library has "
                        "%d; fill a new one",
                        viewed->contract, MHA_CONTRACT);
-  }
   // Guards the bounds against a header that was made up: its checksum is no secret.
   const mha_kv_cache_config config = config_of(*viewed);
   Report ignored_report(nullptr);
@@ -198,16 +192,14 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
       memcmp(&again, viewed, sizeof again) != 0)
     return report.fail(MHA_ERROR_CACHE_FORMAT,
                        "the cache's sizes contradict each other; fill a new one");
-  if (buffer_bytes < viewed->bytes) {
+  if (buffer_bytes < viewed->bytes)
     return report.about(2).fail(
         MHA_ERROR_CACHE_FORMAT,
         "buffer_bytes is %zu, but the cache has %llu bytes; pass the whole cache", buffer_bytes,
         llu(viewed->bytes));
-  }
   MHA_TRY(check_contents(report, viewed));
   if (!cache)
-    return report.about(3).fail(MHA_ERROR_NULL_POINTER,
-                                "cache is NULL; pass the address of a pointer to a cache");
+    return report.about(3).null("cache is NULL; pass the address of a pointer to a cache");
   *cache = viewed;
   return MHA_OK;
 }
@@ -223,9 +215,7 @@ mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int6
                                mha_error *error) {
   Report report(error);
   MHA_TRY(check_place(report, cache, sequence));
-  if (!length)
-    return report.about(3).fail(MHA_ERROR_NULL_POINTER,
-                                "length is NULL; pass the address of an int64_t");
+  if (!length) return report.about(3).null("length is NULL; pass the address of an int64_t");
   *length = state_of(cache, sequence).length;
   return MHA_OK;
 }
@@ -251,14 +241,12 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
   if (count < 0 || count > entries)
     return report.about(4).invalid("count is %lld; set it to 0 to capacity / block_positions, %lld",
                                    lld(count), lld(entries));
-  if (count > 0 && !blocks)
-    return report.about(3).fail(MHA_ERROR_NULL_POINTER, "blocks is NULL; pass the block numbers");
+  if (count > 0 && !blocks) return report.about(3).null("blocks is NULL; pass the block numbers");
   int32_t *const table = table_of(cache, sequence);
   for (int64_t i = 0; i < count; ++i) {
-    if (blocks[i] < 0 || blocks[i] >= cache->num_blocks) {
+    if (blocks[i] < 0 || blocks[i] >= cache->num_blocks)
       return report.about(3).invalid("blocks[%lld] is %d; set it to a block of the pool, 0 to %lld",
                                      lld(i), blocks[i], lld(cache->num_blocks - 1));
-    }
   }
   // Each block once: the count of one that was seen is negative meanwhile.
   int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
@@ -274,12 +262,11 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
         lld(seen), blocks[seen]);
   }
   for (int64_t i = 0; i < in_use; ++i) {
-    if (i >= count || blocks[i] != table[i]) {
+    if (i >= count || blocks[i] != table[i])
       return report.about(3).invalid(
           "block %d holds positions of sequence %lld; keep it as blocks[%lld], or truncate the "
           "sequence first",
           table[i], lld(sequence), lld(i));
-    }
   }
   for (int64_t i = 0; i < entries; ++i) {
     const int32_t block = i < count ? blocks[i] : no_block;
@@ -300,9 +287,7 @@ mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t b
     return report.about(3).invalid(
         "block is %d; set it to a free block of the pool, 0 to %lld, or to -1 for none", block,
         lld(cache->num_blocks - 1));
-  if (!used)
-    return report.about(4).fail(MHA_ERROR_NULL_POINTER,
-                                "used is NULL; pass the address of a uint32_t");
+  if (!used) return report.about(4).null("used is NULL; pass the address of a uint32_t");
   const int64_t length = state_of(cache, sequence).length, last = length / cache->block_positions,
                 filled = length % cache->block_positions;
   int32_t *const table = table_of(cache, sequence), *const users =
@@ -311,12 +296,11 @@ mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t b
     *used = 0;
     return MHA_OK;
   }
-  if (block == no_block) {
+  if (block == no_block)
     return report.about(3).fail(
         MHA_ERROR_CACHE_FULL,
         "block is -1, but block %d of sequence %lld is shared; pass a free block to copy it to",
         table[last], lld(sequence));
-  }
   if (users[block] != 0)
     return report.about(3).invalid(
         "block is %d, which is in the block table of a sequence; set it to a free block", block);
@@ -343,21 +327,19 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
   const int32_t *const table_from = table_of(cache, from), *const table_to = table_of(cache, to);
   const int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
   for (int64_t i = 0; is_paged && i < blocks_in_use(*cache, length); ++i) {
-    if (table_to[i] == no_block) {
+    if (table_to[i] == no_block)
       return report.about(3).fail(MHA_ERROR_CACHE_FULL,
                                   "sequence %lld has no block for position %lld; call "
                                   "mha_kv_cache_set_blocks with a count of %lld or more",
                                   lld(to), lld(i * cache->block_positions),
                                   lld(blocks_in_use(*cache, length)));
-    }
-    if (table_to[i] != table_from[i] && users[table_to[i]] > 1) {
+    if (table_to[i] != table_from[i] && users[table_to[i]] > 1)
       return report.about(3).fail(
           MHA_ERROR_CACHE_SHARED,
           "block %d of sequence %lld, to which positions would be copied, is shared by %d "
           "sequences; truncate"
           " sequence %lld to 0 and give it free blocks with mha_kv_cache_set_blocks",
           table_to[i], lld(to), users[table_to[i]], lld(to));
-    }
   }
   const int64_t first = oldest_position(cache, from, source.length);
   copy_groups(cache, cached_keys(cache), from, to, first, length);
@@ -372,8 +354,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
   MHA_TRY(check_place(report, cache, sequence));
   if (count < 0) return report.about(3).invalid("count is %lld; set it to at least 0", lld(count));
   MHA_TRY(check_append(report.about(3), cache, sequence, count));
-  if (count > 0 && !k)
-    return report.about(4).fail(MHA_ERROR_NULL_POINTER, "k is NULL; pass the keys");
+  if (count > 0 && !k) return report.about(4).null("k is NULL; pass the keys");
   MHA_TRY(check_values(report.about(5), cache, count, v));
   const Kernels *kernels;
   MHA_TRY(choose_kernels(report, MHA_INSTRUCTION_SET_AUTO, &kernels));
@@ -410,13 +391,12 @@ mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_
   const int64_t oldest =
       held < length ? held
                     : length;  // a ring may be truncated to positions that it has overwritten
-  if (first < oldest || count < 0 || count > length - first) {
+  if (first < oldest || count < 0 || count > length - first)
     return report.about(first < oldest ? 3 : 4)
         .invalid(
             "first is %lld and count is %lld, but sequence %lld holds only positions >= %lld and < "
             "%lld; read within them",
             lld(first), lld(count), lld(sequence), lld(oldest), lld(length));
-  }
   if (k) read_rows(cache, cached_keys(cache), true, cache->head_dim, sequence, first, count, k);
   if (v)
     read_rows(cache, cached_values(cache), false, cache->head_dim_v, sequence, first, count, v);

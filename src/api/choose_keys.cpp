@@ -49,18 +49,15 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
       return report.invalid(
           "attention.%s is given, but mha_choose_keys does not use it; set it to NULL", array.name);
   }
-  if (args.kv_first_position != 0) {
+  if (args.kv_first_position != 0)
     return report.invalid(
         "attention.kv_first_position is %lld, but all keys to choose from are the call's; set it "
         "to 0",
         lld(args.kv_first_position));
-  }
-  if (args.num_kv_heads < 0 || args.num_kv_heads > 1) {
-    return report.fail(
-        MHA_ERROR_SHAPE,
+  if (args.num_kv_heads < 0 || args.num_kv_heads > 1)
+    return report.shape(
         "attention.num_kv_heads is %lld, but index heads share one key head; set it to 1",
         lld(args.num_kv_heads));
-  }
   for (const mha_kv_cache *cache : caches_of(args)) {
     MHA_TRY(check_optional_cache(report, cache));
     if (cache && cache->kind == MHA_CACHE_KIND_RING)
@@ -88,23 +85,20 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   const AttentionRequest &request = attention.request;
   const int64_t heads = request.num_heads, batch = call.args.batch, n_q = request.n_q,
                 n_kv = max_keys(stage.sequences);
-  if (call.args.cache && call.args.n_kv > 0 && call.args.cache->values == MHA_CACHE_VALUES_OWN) {
+  if (call.args.cache && call.args.n_kv > 0 && call.args.cache->values == MHA_CACHE_VALUES_OWN)
     return report.invalid(
         "attention.cache stores values, but only keys are appended; use a cache with "
         "MHA_CACHE_VALUES_IN_KEYS, or give cache_read");
-  }
   if (request.prepare_v.norm.is_given)
     return report.invalid(
         "attention.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the flag "
         "out");
   if (args.num_chosen < 1)
     return report.invalid("num_chosen is %lld; set it to at least 1", lld(args.num_chosen));
-  if (n_kv > INT32_MAX) {
-    return report.fail(
-        MHA_ERROR_TOO_LARGE,
+  if (n_kv > INT32_MAX)
+    return report.too_large(
         "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
         lld(n_kv));
-  }
   MHA_TRY(check_input_fields(report, "weights", args.weights));
   if (storage_of_type(args.weights.type) != Storage::f32)
     return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)",
@@ -113,11 +107,9 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   MHA_TRY(resolve_input(report, &weights));
   const Count rows = Count(batch) * Count(n_q);
   if ((rows * Count(args.num_chosen) * Count(sizeof(int32_t))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "chosen_keys would exceed the address space; use smaller dimensions");
+    return report.too_large("chosen_keys would exceed the address space; use smaller dimensions");
   if (args.index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "index_scores would exceed the address space; use smaller dimensions");
+    return report.too_large("index_scores would exceed the address space; use smaller dimensions");
 
   WorkspaceLayout layout;
   attention.plan = plan_attention(request, stage.sequences, threads_of(stage.scheduler), &layout);
@@ -148,8 +140,7 @@ mha_status check_pointers(Report report, const ChoiceCall &made) {
                 {"weights.data", "the weights of the index heads", made.args.weights.data},
                 {"chosen_keys", "an array for the choice", made.args.chosen_keys}};
   for (const auto &array : arrays) {
-    if (!array.given)
-      return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass %s", array.name, array.what);
+    if (!array.given) return report.null("%s is NULL; pass %s", array.name, array.what);
   }
   return MHA_OK;
 }

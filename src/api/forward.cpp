@@ -48,27 +48,22 @@ mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_ar
         "append",
         has_key ? "key" : "value");
   }
-  if (!has_key && shape.key_dim != shape.query_dim) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "key.data is NULL, but key_dim %lld is not query_dim %lld; give key",
-                       lld(shape.key_dim), lld(shape.query_dim));
-  }
-  if (!has_value && shape.value_dim != shape.key_dim) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "value.data is NULL, but value_dim %lld is not key_dim %lld; give value",
-                       lld(shape.value_dim), lld(shape.key_dim));
-  }
+  if (!has_key && shape.key_dim != shape.query_dim)
+    return report.shape("key.data is NULL, but key_dim %lld is not query_dim %lld; give key",
+                        lld(shape.key_dim), lld(shape.query_dim));
+  if (!has_value && shape.value_dim != shape.key_dim)
+    return report.shape("value.data is NULL, but value_dim %lld is not key_dim %lld; give value",
+                        lld(shape.value_dim), lld(shape.key_dim));
   if (!has_key && !has_value) {
     args->n_kv = args->n_q;
     return MHA_OK;
   }
   MHA_TRY(resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv));
-  if (!has_key && args->n_kv != args->n_q) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld "
-                       "rows of query; give key",
-                       lld(args->n_kv), lld(args->n_q));
-  }
+  if (!has_key && args->n_kv != args->n_q)
+    return report.shape(
+        "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld "
+        "rows of query; give key",
+        lld(args->n_kv), lld(args->n_q));
   return MHA_OK;
 }
 
@@ -137,11 +132,9 @@ mha_status check_sgemm_strides(Report report, const mha_layer &layer, const Forw
     if (inputs[i] && inputs[i]->row_stride == 0)
       return report.invalid(
           "%s.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows", names[i]);
-    if (inputs[i] && inputs[i]->row_stride > INT32_MAX) {
-      return report.fail(MHA_ERROR_TOO_LARGE,
-                         "%s.strides.row is %lld; the largest that sgemm supports is %d", names[i],
-                         lld(inputs[i]->row_stride), INT32_MAX);
-    }
+    if (inputs[i] && inputs[i]->row_stride > INT32_MAX)
+      return report.too_large("%s.strides.row is %lld; the largest that sgemm supports is %d",
+                              names[i], lld(inputs[i]->row_stride), INT32_MAX);
   }
   return MHA_OK;
 }
@@ -182,12 +175,11 @@ mha_status check_rows(Report report, const mha_layer *layer, const mha_forward_a
   MHA_TRY(check_layer(report.about(layer_argument), layer));
   mha_forward_args &args = call->args;
   const LayerShape &shape = layer->shape;
-  if (!shape.has_heads()) {
+  if (!shape.has_heads())
     return report.about(layer_argument)
         .invalid(
             "layer is a linear layer, which has no heads; call mha_linear, or create it with "
             "mha_layer_create");
-  }
   MHA_TRY(read_struct(report, "mha_forward_args", given, &args));
   MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
   MHA_TRY(resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q));
@@ -227,11 +219,10 @@ mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call)
   stage.scheduler = args.scheduler;
   stage.kernels = layer->kernels;
   const AttentionShape shape = shape_of(layer->shape, stage.sequences.cache);
-  if (args.cache && is_stored(shape.k)) {
+  if (args.cache && is_stored(shape.k))
     return report.invalid(
         "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or "
         "append with mha_attention");
-  }
   if (stage.outputs.states)
     return report.invalid(
         "outputs.states is given, but only mha_attention computes it; set it to NULL");
@@ -248,10 +239,8 @@ mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call)
 }
 
 mha_status check_pointers(Report report, const mha_forward_args &args) {
-  if (!args.query.data)
-    return report.fail(MHA_ERROR_NULL_POINTER, "query.data is NULL; pass the input rows");
-  if (!args.output.data)
-    return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
+  if (!args.query.data) return report.null("query.data is NULL; pass the input rows");
+  if (!args.output.data) return report.null("output.data is NULL; pass an array for the result");
   return MHA_OK;
 }
 
@@ -435,11 +424,10 @@ void run(const mha_layer &layer, ForwardCall &call, unsigned char *workspace) {
   AttentionStage &stage = call.stage;
   place(layer, call, workspace, &stage.attention.arrays);
   begin_passes(&stage, workspace);
-  if (stage.has_padding()) {
+  if (stage.has_padding())
     clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output.data,
                   args.output.strides.batch, args.output.strides.row,
                   storage_of_type(args.output.type));
-  }
   while (next_pass(&stage)) {
     project_inputs(layer, call, workspace);
     attend_pass(stage);

@@ -68,17 +68,15 @@ constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 mha_status pack(Report report, const PackJob &job, const char *size_query, void *buffer,
                 size_t buffer_bytes) {
   if (!buffer)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "buffer is NULL; pass memory of %s bytes, aligned to 64 bytes", size_query);
+    return report.null("buffer is NULL; pass memory of %s bytes, aligned to 64 bytes", size_query);
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
     return report.invalid(
         "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
-  if (buffer_bytes < static_cast<size_t>(job.layout.bytes)) {
+  if (buffer_bytes < static_cast<size_t>(job.layout.bytes))
     return report.about(job.arguments.result + 1)
         .fail(MHA_ERROR_BUFFER_TOO_SMALL,
               "buffer_bytes is %zu, but the packed layer needs %lld; call %s for the size",
               buffer_bytes, lld(job.layout.bytes), size_query);
-  }
   MHA_TRY(check_range(report.about(job.arguments.weights), job.shape, job.kind, job.weights));
   pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
   return MHA_OK;
@@ -87,7 +85,7 @@ mha_status pack(Report report, const PackJob &job, const char *size_query, void 
 mha_status clear_layer(Report report, const PackArguments &arguments, mha_layer **layer) {
   if (!layer)
     return report.about(arguments.result)
-        .fail(MHA_ERROR_NULL_POINTER, "layer is NULL; pass the address of a pointer to a layer");
+        .null("layer is NULL; pass the address of a pointer to a layer");
   *layer = nullptr;
   return MHA_OK;
 }
@@ -102,8 +100,8 @@ mha_status create(Report report, const PackJob &job, mha_layer **layer) {
                                       : mha_allocator{nullptr, allocate_default, release_default};
   const Count bytes = Count(job.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
   if (bytes.overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "the packed layer would exceed the address space; set smaller dimensions");
+    return report.too_large(
+        "the packed layer would exceed the address space; set smaller dimensions");
   void *const block = allocator.allocate(allocator.context, static_cast<size_t>(bytes.value()));
   if (!block)
     return report.about(0).fail(
@@ -180,25 +178,21 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   MHA_TRY(read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout));
   mha_layer_options read;
   MHA_TRY(read_options(report.about(3), options, &read));
-  if ((kind == PackedKind::plain_f32) != (read.sgemm != nullptr)) {
+  if ((kind == PackedKind::plain_f32) != (read.sgemm != nullptr))
     return report.about(3).fail(MHA_ERROR_PACKED_FORMAT, "options.sgemm is %s",
                                 read.sgemm ? "given, but the layer was packed without one; set it "
                                              "to NULL, or pack the layer again with it"
                                            : "NULL, but the layer was packed with one; set it, or "
                                              "pack the layer again without it");
-  }
   if (!storage)
-    return report.about(4).fail(MHA_ERROR_NULL_POINTER,
-                                "storage is NULL; pass memory of mha_layer_view_size bytes");
-  if (storage_bytes < mha_layer_view_size()) {
+    return report.about(4).null("storage is NULL; pass memory of mha_layer_view_size bytes");
+  if (storage_bytes < mha_layer_view_size())
     return report.about(5).fail(MHA_ERROR_BUFFER_TOO_SMALL,
                                 "storage_bytes is %zu, but the layer object needs %zu; call "
                                 "mha_layer_view_size for the size",
                                 storage_bytes, mha_layer_view_size());
-  }
   if (!layer)
-    return report.about(6).fail(MHA_ERROR_NULL_POINTER,
-                                "layer is NULL; pass the address of a pointer to a layer");
+    return report.about(6).null("layer is NULL; pass the address of a pointer to a layer");
   const Kernels *kernels;
   MHA_TRY(choose_kernels(report.about(3), read.instruction_set, &kernels));
   *layer = make_layer(storage, shape, kind, layout, buffer, read, kernels);
@@ -211,11 +205,10 @@ mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *
   PackedKind kind;
   PackedLayout layout;
   MHA_TRY(read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout));
-  if (!packed_checksum_holds(kind, layout, buffer)) {
+  if (!packed_checksum_holds(kind, layout, buffer))
     return report.fail(
         MHA_ERROR_PACKED_CHECKSUM,
         "the packed weights are damaged (their checksum is wrong); pack the layer again");
-  }
   return MHA_OK;
 }
 

@@ -53,12 +53,11 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_linear_arg
                      LinearCall *call) {
   MHA_TRY(check_layer(report.about(layer_argument), layer));
   const LayerShape &shape = layer->shape;
-  if (!shape.has_output) {
+  if (!shape.has_output)
     return report.about(layer_argument)
         .invalid(
             "layer has no W_O, which mha_linear multiplies by; create it with w_o, or with "
             "mha_linear_create");
-  }
   mha_linear_args &args = call->args;
   MHA_TRY(read_struct(report, "mha_linear_args", given, &args));
   MHA_TRY(resolve_extent(report, "rows", "the rows of x", &args.rows));
@@ -67,11 +66,9 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_linear_arg
   if (layer->sgemm && args.x.strides.row == 0)
     return report.invalid(
         "x.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows");
-  if (layer->sgemm && args.x.strides.row > INT32_MAX) {
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "x.strides.row is %lld; the largest that sgemm supports is %d",
-                       lld(args.x.strides.row), INT32_MAX);
-  }
+  if (layer->sgemm && args.x.strides.row > INT32_MAX)
+    return report.too_large("x.strides.row is %lld; the largest that sgemm supports is %d",
+                            lld(args.x.strides.row), INT32_MAX);
   const int64_t threads = threads_of(args.scheduler);
   const Storage input = storage_of_type(args.x.type);
   WorkspaceLayout layout;
@@ -85,10 +82,8 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_linear_arg
 }
 
 mha_status check_pointers(Report report, const mha_linear_args &args) {
-  if (!args.x.data)
-    return report.fail(MHA_ERROR_NULL_POINTER, "x.data is NULL; pass the input rows");
-  if (!args.output.data)
-    return report.fail(MHA_ERROR_NULL_POINTER, "output.data is NULL; pass an array for the result");
+  if (!args.x.data) return report.null("x.data is NULL; pass the input rows");
+  if (!args.output.data) return report.null("output.data is NULL; pass an array for the result");
   return MHA_OK;
 }
 

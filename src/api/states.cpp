@@ -31,8 +31,7 @@ mha_status read_states(Report report, const mha_states_args *given, States *stat
   MHA_TRY(check_width(report, args.head_dim_v));
   if (bytes_of_states(Count(args.batch) * Count(args.num_heads) * Count(args.n_q), args.head_dim_v)
           .overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "states would exceed the address space; use smaller dimensions");
+    return report.too_large("states would exceed the address space; use smaller dimensions");
   if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
   MHA_TRY(check_output_fields(report, "output", args.output));
   if (!args.output.data && (args.output.type != 0 || !is_contiguous(args.output.strides)))
@@ -44,11 +43,9 @@ mha_status read_states(Report report, const mha_states_args *given, States *stat
   MHA_TRY(choose_kernels(report, args.instruction_set, kernels));
   if (args.batch == 0 || args.n_q == 0) args.batch = args.n_q = 0;
   if (args.n_q > 0 && !args.states)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "states is NULL; pass the states that mha_attention computed");
+    return report.null("states is NULL; pass the states that mha_attention computed");
   if (args.n_q > 0 && !args.output.data && !args.lse)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "output.data and lse are both NULL; pass an array for at least one");
+    return report.null("output.data and lse are both NULL; pass an array for at least one");
   ScoreOptions options = {};
   options.sinks = args.sinks;
   options.head_scales = args.head_scales;
@@ -73,14 +70,13 @@ mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left,
   MHA_TRY(resolve_extent(report, "rows", "the rows of left, right and result", &rows));
   MHA_TRY(check_width(report.about(2), head_dim_v));
   if (bytes_of_states(Count(rows), head_dim_v).overflows())
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "left, right and result would exceed the address space; use fewer rows");
+    return report.too_large(
+        "left, right and result would exceed the address space; use fewer rows");
   const void *const arrays[] = {left, right, result};
   const char *const names[] = {"left", "right", "result"};
   for (uint32_t i = 0; rows > 0 && i < 3; ++i) {
     if (!arrays[i])
-      return report.about(3 + i).fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass an array of states",
-                                      names[i]);
+      return report.about(3 + i).null("%s is NULL; pass an array of states", names[i]);
   }
   MHA_TRY(choose_kernels(report.about(6), instruction_set, &kernels));
   kernels->merge_states(left, right, rows, head_dim_v, result);

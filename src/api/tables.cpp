@@ -209,11 +209,9 @@ mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin
   MHA_TRY(read_struct(report, "mha_rope_config", config, &known));
   MHA_TRY(check_rope_config(report, known));
   if (!cos)
-    return report.about(2).fail(MHA_ERROR_NULL_POINTER,
-                                "cos is NULL; pass memory for num_positions * dims / 2 floats");
+    return report.about(2).null("cos is NULL; pass memory for num_positions * dims / 2 floats");
   if (!sin)
-    return report.about(3).fail(MHA_ERROR_NULL_POINTER,
-                                "sin is NULL; pass memory for num_positions * dims / 2 floats");
+    return report.about(3).null("sin is NULL; pass memory for num_positions * dims / 2 floats");
   fill(known, cos, sin);
   return MHA_OK;
 }
@@ -222,9 +220,7 @@ mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) 
   Report report(error);
   if (num_heads < 1 || num_heads > INT32_MAX)
     return report.invalid("num_heads is %lld; it must be 1 to 2147483647", lld(num_heads));
-  if (!slopes)
-    return report.about(2).fail(MHA_ERROR_NULL_POINTER,
-                                "slopes is NULL; pass an array of num_heads floats");
+  if (!slopes) return report.about(2).null("slopes is NULL; pass an array of num_heads floats");
   int64_t n = 1;
   while (2 * n <= num_heads) n *= 2;
   fill_slopes(n, 1, n, slopes);
@@ -245,11 +241,10 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
                                    lld(num_buckets), least);
   const int64_t count = is_bidirectional ? num_buckets / 2 : num_buckets;
   const T5Buckets buckets = {count, count / 2, max_distance};
-  if (max_distance <= buckets.exact || max_distance > most) {
+  if (max_distance <= buckets.exact || max_distance > most)
     return report.about(3).invalid(
         "max_distance is %lld; with these buckets it must be more than %lld, to 2^30, or 0 for 128",
         lld(max_distance), lld(buckets.exact));
-  }
   const struct {
     const char *name;
     uint32_t argument;
@@ -264,19 +259,16 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
   const Count width = Count(left) + Count(right) + Count(1);
   if ((Count(num_heads) * width * Count(sizeof(float))).overflows() ||
       (Count(num_heads) * Count(num_buckets * 4)).overflows())
-    return report.about(5).fail(
-        MHA_ERROR_TOO_LARGE, "the arrays would exceed the address space; use smaller dimensions");
+    return report.about(5).too_large(
+        "the arrays would exceed the address space; use smaller dimensions");
   if (!embedding)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "embedding is NULL; pass an array of num_buckets * num_heads floats");
+    return report.null("embedding is NULL; pass an array of num_buckets * num_heads floats");
   if (!relative_bias)
-    return report.about(8).fail(
-        MHA_ERROR_NULL_POINTER,
+    return report.about(8).null(
         "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");
   const auto set = [&](int64_t distance, int64_t bucket) {
-    for (int64_t head = 0; head < num_heads; ++head) {
+    for (int64_t head = 0; head < num_heads; ++head)
       relative_bias[head * width.value() + left + distance] = embedding[bucket * num_heads + head];
-    }
   };
   buckets.visit(left, [&](int64_t distance, int64_t bucket) { set(-distance, bucket); });
   if (is_bidirectional) {

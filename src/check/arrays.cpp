@@ -14,32 +14,28 @@ mha_status check_each(Report report, Array *array, bool may_broadcast) {
   for (int i = 0; i < 3; ++i) {
     int64_t &extent = array->extents[i], &stride = array->strides[i];
     if (extent == no_extent) {
-      if (stride != 0) {
+      if (stride != 0)
         return report.invalid("%s%s.%s is %lld, but the array has no %s dimension; set it to 0",
                               array->name, array->strides_name, dimension_names[i], lld(stride),
                               dimension_names[i]);
-      }
       extent = 1;
     }
     if (stride == MHA_BROADCAST && may_broadcast) continue;
-    if (stride == MHA_BROADCAST) {
+    if (stride == MHA_BROADCAST)
       return report.invalid(
           "%s%s.%s is MHA_BROADCAST, which only inputs can have; set it to 0 for contiguous",
           array->name, array->strides_name, dimension_names[i]);
-    }
-    if (stride < 0) {
+    if (stride < 0)
       return report.invalid(
           "%s%s.%s is %lld; set it to 0 for contiguous, to the elements from one %s to the next%s",
           array->name, array->strides_name, dimension_names[i], lld(stride), neighbour_names[i],
           may_broadcast ? ", or to MHA_BROADCAST" : "");
-    }
     const bool is_checked = i == 1 || (i == 2 && extent > 1);
-    if (is_checked && stride != 0 && stride < array->width) {
+    if (is_checked && stride != 0 && stride < array->width)
       return report.invalid(
           "%s%s.%s is %lld, less than the width of a row, %lld; set it to at least that, or to 0 "
           "for contiguous",
           array->name, array->strides_name, dimension_names[i], lld(stride), lld(array->width));
-    }
   }
   return MHA_OK;
 }
@@ -72,20 +68,18 @@ mha_status fill_strides(Report report, Array *array, bool may_broadcast) {
     if (stride == MHA_BROADCAST) continue;
     const bool is_given = stride != 0;
     if (!is_given) stride = contiguous.overflows() ? INT64_MAX : contiguous.value();
-    if (is_given && extent > 1 && !of_zeros.overflows() && stride < of_zeros.value()) {
+    if (is_given && extent > 1 && !of_zeros.overflows() && stride < of_zeros.value())
       return report.invalid(
           "%s%s.%s is %lld, less than the %lld elements that the strides of 0 (contiguous) inside "
           "it span; set it to at least that, or set"
           " those, too%s",
           array->name, array->strides_name, dimension_names[i], lld(stride), lld(of_zeros.value()),
           may_broadcast ? " (MHA_BROADCAST: one copy serves all)" : "");
-    }
-    if (!is_given && extent > 1 && stride > 0 && !of_all.overflows() && stride < of_all.value()) {
+    if (!is_given && extent > 1 && stride > 0 && !of_all.overflows() && stride < of_all.value())
       return report.invalid(
           "%s%s.%s is 0, but the strides inside it interleave and span %lld elements; set every "
           "stride",
           array->name, array->strides_name, dimension_names[i], lld(of_all.value()));
-    }
     if (!is_given && extent > 0) of_zeros = of_zeros + Count(extent - 1) * Count(stride);
     if (extent > 0) of_all = of_all + Count(extent - 1) * Count(stride);
     contiguous = Count(extent) * Count(stride);
@@ -95,8 +89,7 @@ mha_status fill_strides(Report report, Array *array, bool may_broadcast) {
 
 mha_status check_size(Report report, const Array &array) {
   if (!(span_of(array) * Count(sizeof(float))).overflows()) return MHA_OK;
-  return report.fail(MHA_ERROR_TOO_LARGE,
-                     "%s would exceed the address space; use smaller dimensions", array.name);
+  return report.too_large("%s would exceed the address space; use smaller dimensions", array.name);
 }
 
 // No element is written twice: sorted by stride, each dimension steps over all of the smaller ones.
@@ -114,13 +107,12 @@ mha_status check_overlap(Report report, const Array &array) {
   Count covered(array.width);
   for (const int i : order) {
     if (array.extents[i] <= 1) continue;
-    if (array.strides[i] < covered.value()) {
+    if (array.strides[i] < covered.value())
       return report.invalid(
           "%s%s.%s is %lld, so that elements overlap; set it to at least %lld, or to 0 for "
           "contiguous",
           array.name, array.strides_name, dimension_names[i], lld(array.strides[i]),
           lld(covered.value()));
-    }
     covered = covered + Count(array.extents[i] - 1) * Count(array.strides[i]);
   }
   return MHA_OK;
@@ -167,8 +159,7 @@ mha_status check_size(Report report, const WorkspaceLayout &layout, bool has_no_
                       int64_t *workspace_bytes) {
   *workspace_bytes = has_no_work ? 0 : layout.bytes();
   if (layout.bytes() >= 0) return MHA_OK;
-  return report.fail(MHA_ERROR_TOO_LARGE,
-                     "the workspace would exceed the address space; use smaller dimensions");
+  return report.too_large("the workspace would exceed the address space; use smaller dimensions");
 }
 
 mha_status resolve_empty(Report report, const char *name, const char *what, int64_t *extent) {
@@ -182,14 +173,13 @@ mha_status resolve_empty(Report report, const char *name, const char *what, int6
 
 mha_status fail_workspace(Report report, uint32_t argument, const char *query,
                           size_t workspace_bytes, int64_t needed) {
-  if (workspace_bytes < static_cast<uint64_t>(needed)) {
+  if (workspace_bytes < static_cast<uint64_t>(needed))
     return report.about(argument + 1)
         .fail(MHA_ERROR_BUFFER_TOO_SMALL,
               "workspace_bytes is %zu, but this call needs %lld; call %s first", workspace_bytes,
               lld(needed), query);
-  }
-  return report.about(argument).fail(
-      MHA_ERROR_NULL_POINTER, "workspace is NULL; pass memory of the size that %s returns", query);
+  return report.about(argument).null("workspace is NULL; pass memory of the size that %s returns",
+                                     query);
 }
 
 }  // namespace mha

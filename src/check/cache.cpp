@@ -25,8 +25,8 @@ mha_status check_dimensions(Report report, const mha_kv_cache_config &config) {
       return report.invalid("%s is %lld; set it to at least %lld", dim.name, lld(dim.value),
                             lld(dim.least));
     if (dim.value > dim.most)
-      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; set it to at most %lld", dim.name,
-                         lld(dim.value), lld(dim.most));
+      return report.too_large("%s is %lld; set it to at most %lld", dim.name, lld(dim.value),
+                              lld(dim.most));
   }
   return MHA_OK;
 }
@@ -49,18 +49,16 @@ mha_status check_types(Report report, const mha_kv_cache_config &config) {
     return report.invalid("values is %u; use MHA_CACHE_VALUES_OWN or MHA_CACHE_VALUES_IN_KEYS",
                           config.values);
   const uint32_t k_type = type_of(storage_of_type(config.k_type));
-  if (config.v_type != 0 && config.v_type != k_type) {
+  if (config.v_type != 0 && config.v_type != k_type)
     return report.invalid(
         "v_type is %u, but values is MHA_CACHE_VALUES_IN_KEYS and keys have type %u; set v_type to "
         "0 or %u",
         config.v_type, k_type, k_type);
-  }
-  if (config.head_dim_v > config.head_dim) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v "
-                       "to at most head_dim, %lld",
-                       lld(config.head_dim_v), lld(config.head_dim));
-  }
+  if (config.head_dim_v > config.head_dim)
+    return report.shape(
+        "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v "
+        "to at most head_dim, %lld",
+        lld(config.head_dim_v), lld(config.head_dim));
   return MHA_OK;
 }
 
@@ -134,17 +132,14 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   const CacheLayout layout =
       rounded.overflows() ? CacheLayout{0, 0, 0, 0, 0, 0, 0, -1} : layout_of(*header);
   if (layout.bytes < 0 || static_cast<uint64_t>(layout.bytes) > PTRDIFF_MAX)
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "the cache would exceed the address space; set smaller dimensions");
+    return report.too_large("the cache would exceed the address space; set smaller dimensions");
   header->bytes = static_cast<uint64_t>(layout.bytes);
   header->checksum = checksum_of(*header);
   return MHA_OK;
 }
 
 mha_status check_buffer(Report report, const void *buffer) {
-  if (!buffer)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "buffer is NULL; pass memory of mha_kv_cache_size bytes");
+  if (!buffer) return report.null("buffer is NULL; pass memory of mha_kv_cache_size bytes");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
   return report.invalid(
       "buffer is not aligned to 64 bytes; place the cache at an address that is a multiple of 64");
@@ -165,12 +160,11 @@ mha_status check_contents(Report report, const mha_kv_cache *cache) {
                  table[i] >= (i < blocks_in_use(*cache, state.length) ? 0 : no_block);
       if (table[i] != no_block) entries += number_of_block(table[i]);
     }
-    if (!is_sound) {
+    if (!is_sound)
       return report.fail(MHA_ERROR_CACHE_FORMAT,
                          "the length or the blocks of sequence %lld are outside the cache, so the "
                          "buffer is damaged; fill a new one",
                          lld(s));
-    }
   }
   const int32_t *const counts = at<int32_t>(cache, layout_of(*cache).users);
   bool is_sound = true;
@@ -190,8 +184,7 @@ mha_status check_cache(Report report, const mha_kv_cache *cache, const char *nam
   if (cache && is_aligned && memcmp(cache->magic, cache_magic, sizeof cache_magic) == 0)
     return MHA_OK;
   if (!cache)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "%s is NULL; pass one from mha_kv_cache_init or mha_kv_cache_view", name);
+    return report.null("%s is NULL; pass one from mha_kv_cache_init or mha_kv_cache_view", name);
   return report.invalid("%s %s; pass one from mha_kv_cache_init or mha_kv_cache_view", name,
                         is_aligned ? "does not point to a KV cache" : "is not aligned to 64 bytes");
 }
@@ -228,40 +221,36 @@ mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, 
   if (are_in_keys && v)
     return report.invalid("%s is given, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave it NULL",
                           name);
-  if (rows > 0 && !v && !are_in_keys)
-    return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass the values", name);
+  if (rows > 0 && !v && !are_in_keys) return report.null("%s is NULL; pass the values", name);
   return MHA_OK;
 }
 
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
   const int64_t length = state_of(cache, sequence).length;
   const int64_t most = cache->kind == MHA_CACHE_KIND_RING ? INT64_MAX / 2 : cache->capacity;
-  if (count > most - length) {
+  if (count > most - length)
     return report.fail(MHA_ERROR_CACHE_FULL,
                        "the length of sequence %lld is %lld, with room for %lld more, not for "
                        "%lld; truncate it, or use a larger cache",
                        lld(sequence), lld(length), lld(most - length), lld(count));
-  }
   if (cache->kind != MHA_CACHE_KIND_PAGED || count == 0) return MHA_OK;
   const int32_t *const table = table_of(cache, sequence), *const users = at<int32_t>(
                                                               cache, layout_of(*cache).users);
   for (int64_t i = length / cache->block_positions; i < blocks_in_use(*cache, length + count);
        ++i) {
     const int64_t first = i * cache->block_positions;
-    if (table[i] == no_block) {
+    if (table[i] == no_block)
       return report.fail(MHA_ERROR_CACHE_FULL,
                          "sequence %lld has no block for position %lld; call "
                          "mha_kv_cache_set_blocks with a count of %lld or more",
                          lld(sequence), lld(first), lld(blocks_in_use(*cache, length + count)));
-    }
     if (users[table[i]] <= 1) continue;
-    if (first < length) {
+    if (first < length)
       return report.fail(MHA_ERROR_CACHE_SHARED,
                          "block %d, to which sequence %lld would append, is in the tables of %d "
                          "sequences; call mha_kv_cache_unshare(cache, %lld,"
                          " <free block>) first",
                          table[i], lld(sequence), users[table[i]], lld(sequence));
-    }
     return report.fail(MHA_ERROR_CACHE_SHARED,
                        "block %d, to which sequence %lld would append from position %lld on, is in "
                        "the tables of %d sequences; put a free"

@@ -19,12 +19,11 @@ struct NamedValue {
 
 // How weights are kept, and what they are multiplied in.
 mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) {
-  if (weight_type > MHA_TYPE_INT4) {
+  if (weight_type > MHA_TYPE_INT4)
     return report.invalid(
         "weight_type is %u; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3), "
         "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5); 0 is F32",
         weight_type);
-  }
   if (number_of(arithmetic_of(arithmetic)) != arithmetic)
     return report.invalid(
         "arithmetic is %u; set MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8 or MHA_ARITHMETIC_INT16",
@@ -49,12 +48,11 @@ mha_status check_config(Report report, const mha_layer_config &config) {
   if (config.query_dim < 1)
     return report.invalid("query_dim is %lld; set it to the width of a row of query, at least 1",
                           lld(config.query_dim));
-  if (config.num_heads < 1) {
+  if (config.num_heads < 1)
     return report.invalid(
         "num_heads is %lld; set it to the number of query heads, at least 1, or call "
         "mha_linear_create for a single matrix",
         lld(config.num_heads));
-  }
   const NamedValue values[] = {
       {"query_dim", config.query_dim}, {"key_dim", config.key_dim},
       {"value_dim", config.value_dim}, {"output_dim", config.output_dim},
@@ -66,14 +64,13 @@ mha_status check_config(Report report, const mha_layer_config &config) {
       return report.invalid("%s is %lld; set it to at least 1, or to 0 for its default", value.name,
                             lld(value.value));
     if (value.value > INT32_MAX)
-      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; set it to at most %d", value.name,
-                         lld(value.value), INT32_MAX);
+      return report.too_large("%s is %lld; set it to at most %d", value.name, lld(value.value),
+                              INT32_MAX);
   }
   MHA_TRY(check_kept(report, config.weight_type, config.arithmetic));
-  if (config.scale - config.scale != 0.0f) {
+  if (config.scale - config.scale != 0.0f)
     return report.invalid("scale is %g; set it to a finite number, or to 0 for 1 / sqrt(head_dim)",
                           static_cast<double>(config.scale));
-  }
   if (config.gate > MHA_GATE_SOFTPLUS)
     return report.invalid(
         "gate is %u; set MHA_GATE_NONE (0), MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)",
@@ -87,33 +84,30 @@ mha_status resolve_gate(Report report, const mha_layer_config &config, LayerShap
       config.gate == MHA_GATE_NONE || config.gate_dim != 0 ? config.gate_dim : shape->head_dim_v;
   if (config.gate == MHA_GATE_NONE) {
     if (config.gate_dim == 0) return MHA_OK;
-    return report.fail(
-        MHA_ERROR_SHAPE,
+    return report.shape(
         "gate_dim is %lld, but gate is MHA_GATE_NONE (0); set gate_dim to 0, or set gate",
         lld(config.gate_dim));
   }
   if (shape->gate_dim == 1 || shape->gate_dim == shape->head_dim_v) return MHA_OK;
-  return report.fail(MHA_ERROR_SHAPE, "gate_dim is %lld; set it to 1 or to head_dim_v (%lld)",
-                     lld(config.gate_dim), lld(shape->head_dim_v));
+  return report.shape("gate_dim is %lld; set it to 1 or to head_dim_v (%lld)", lld(config.gate_dim),
+                      lld(shape->head_dim_v));
 }
 
 mha_status resolve_heads(Report report, const mha_layer_config &config, LayerShape *shape) {
   shape->num_heads = config.num_heads;
   shape->num_kv_heads = config.num_kv_heads ? config.num_kv_heads : config.num_heads;
-  if (shape->num_heads % shape->num_kv_heads != 0) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "num_kv_heads is %lld, which does not divide num_heads, %lld; set it to "
-                       "num_heads or to a divisor of num_heads",
-                       lld(shape->num_kv_heads), lld(shape->num_heads));
-  }
+  if (shape->num_heads % shape->num_kv_heads != 0)
+    return report.shape(
+        "num_kv_heads is %lld, which does not divide num_heads, %lld; set it to "
+        "num_heads or to a divisor of num_heads",
+        lld(shape->num_kv_heads), lld(shape->num_heads));
   shape->head_dim = config.head_dim;
   if (shape->head_dim == 0) {
-    if (config.query_dim % config.num_heads != 0) {
-      return report.fail(MHA_ERROR_SHAPE,
-                         "num_heads is %lld, which does not divide query_dim, %lld; set num_heads "
-                         "to a divisor of it, or set head_dim",
-                         lld(config.num_heads), lld(config.query_dim));
-    }
+    if (config.query_dim % config.num_heads != 0)
+      return report.shape(
+          "num_heads is %lld, which does not divide query_dim, %lld; set num_heads "
+          "to a divisor of it, or set head_dim",
+          lld(config.num_heads), lld(config.query_dim));
     shape->head_dim = config.query_dim / config.num_heads;
   }
   shape->head_dim_v = config.head_dim_v ? config.head_dim_v : shape->head_dim;
@@ -121,9 +115,8 @@ mha_status resolve_heads(Report report, const mha_layer_config &config, LayerSha
                                  {"head_dim_v", shape->num_heads * shape->head_dim_v}};
   for (const NamedValue &product : products) {
     if (product.value <= INT32_MAX) continue;
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "num_heads * %s is %lld; set them to a product of at most %d", product.name,
-                       lld(product.value), INT32_MAX);
+    return report.too_large("num_heads * %s is %lld; set them to a product of at most %d",
+                            product.name, lld(product.value), INT32_MAX);
   }
   return MHA_OK;
 }
@@ -133,48 +126,41 @@ mha_status check_weight_forms(Report report, const mha_layer_weights &weights,
   const bool has_q = weights.w_q.data, has_k = weights.w_k.data, has_v = weights.w_v.data,
              has_qkv = weights.w_qkv.data;
   const bool has_any_matrix = has_q || has_k || has_v, has_q_alone = has_q && !has_k && !has_v;
-  if (!has_any_matrix && !has_qkv) {
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "w_q.data, w_k.data, w_v.data and w_qkv.data are NULL; set the first three, "
-                       "or w_qkv.data, or w_q.data alone");
-  }
-  if (has_any_matrix && has_qkv) {
+  if (!has_any_matrix && !has_qkv)
+    return report.null(
+        "w_q.data, w_k.data, w_v.data and w_qkv.data are NULL; set the first three, "
+        "or w_qkv.data, or w_q.data alone");
+  if (has_any_matrix && has_qkv)
     return report.invalid(
         "w_qkv.data is given together with %s.data; set either w_q.data, w_k.data and w_v.data, or "
         "w_qkv.data",
         has_q   ? "w_q"
         : has_k ? "w_k"
                 : "w_v");
-  }
-  if (has_any_matrix && !(has_q && has_k && has_v) && !has_q_alone) {
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "%s.data is NULL; set w_q.data, w_k.data and w_v.data, or w_q.data alone",
+  if (has_any_matrix && !(has_q && has_k && has_v) && !has_q_alone)
+    return report.null("%s.data is NULL; set w_q.data, w_k.data and w_v.data, or w_q.data alone",
                        !has_q   ? "w_q"
                        : !has_k ? "w_k"
                                 : "w_v");
-  }
-  if (has_qkv && !shape.has_one_input_width()) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "w_qkv.data is given, but query_dim %lld, key_dim %lld and value_dim %lld "
-                       "differ; give w_q, w_k and w_v instead",
-                       lld(shape.query_dim), lld(shape.key_dim), lld(shape.value_dim));
-  }
-  if (weights.w_qkv.bias && (weights.w_q.bias || weights.w_k.bias || weights.w_v.bias)) {
+  if (has_qkv && !shape.has_one_input_width())
+    return report.shape(
+        "w_qkv.data is given, but query_dim %lld, key_dim %lld and value_dim %lld "
+        "differ; give w_q, w_k and w_v instead",
+        lld(shape.query_dim), lld(shape.key_dim), lld(shape.value_dim));
+  if (weights.w_qkv.bias && (weights.w_q.bias || weights.w_k.bias || weights.w_v.bias))
     return report.invalid(
         "w_qkv.bias is given together with %s.bias; set either w_qkv.bias, or the biases of w_q, "
         "w_k and w_v",
         weights.w_q.bias   ? "w_q"
         : weights.w_k.bias ? "w_k"
                            : "w_v");
-  }
-  if (has_q_alone && (weights.w_k.bias || weights.w_v.bias || weights.w_qkv.bias)) {
+  if (has_q_alone && (weights.w_k.bias || weights.w_v.bias || weights.w_qkv.bias))
     return report.invalid(
         "%s.bias is given, but w_k.data and w_v.data are NULL; set both matrices, or leave the "
         "bias NULL",
         weights.w_k.bias   ? "w_k"
         : weights.w_v.bias ? "w_v"
                            : "w_qkv");
-  }
   if (weights.w_o.bias && !weights.w_o.data)
     return report.invalid(
         "w_o.bias is given, but w_o.data is NULL; set the matrix, or leave the bias NULL");
@@ -182,12 +168,11 @@ mha_status check_weight_forms(Report report, const mha_layer_weights &weights,
     return report.invalid(
         "w_g.data is given, but mha_layer_config.gate is MHA_GATE_NONE (0); set gate, or leave "
         "w_g.data NULL");
-  if (weights.w_g.bias && !weights.w_g.data) {
+  if (weights.w_g.bias && !weights.w_g.data)
     return report.invalid(
         "w_g.bias is given, but w_g.data is NULL; leave the bias NULL: without w_g, the gate's "
         "biases follow each head's in w_q.bias or"
         " w_qkv.bias");
-  }
   return MHA_OK;
 }
 
@@ -202,12 +187,11 @@ bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_
 
 // The type of the matrices as given, and what it can be converted to.
 mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint32_t weight_type) {
-  if (type > MHA_TYPE_INT4) {
+  if (type > MHA_TYPE_INT4)
     return report.invalid(
         "type is %u; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3), MHA_TYPE_INT8 (4) "
         "or MHA_TYPE_INT4 (5); 0 is F32",
         type);
-  }
   if (is_coded(type) && weight_type != type) {
     const char *const name = type == MHA_TYPE_INT8 ? "INT8" : "INT4";
     return report.invalid(
@@ -215,31 +199,27 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
         "weight_type to MHA_TYPE_%s (%u), too",
         name, type, weight_type, name, type);
   }
-  if (type == MHA_TYPE_INT4 && layout != MHA_LAYOUT_OUT_IN) {
+  if (type == MHA_TYPE_INT4 && layout != MHA_LAYOUT_OUT_IN)
     return report.invalid(
         "layout is MHA_LAYOUT_IN_OUT (0), but bytes of MHA_TYPE_INT4 hold pairs of inputs; set "
         "layout to MHA_LAYOUT_OUT_IN (1)");
-  }
   return MHA_OK;
 }
 
 mha_status check_scales(Report report, uint32_t type, const GivenMatrix &given) {
   const bool has_data = given.matrix.data;
-  if (is_coded(type) && has_data && !given.matrix.scales) {
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "%s.scales is NULL, but type is MHA_TYPE_%s; pass the scales of the matrix",
+  if (is_coded(type) && has_data && !given.matrix.scales)
+    return report.null("%s.scales is NULL, but type is MHA_TYPE_%s; pass the scales of the matrix",
                        given.name, type == MHA_TYPE_INT8 ? "INT8 (4)" : "INT4 (5)");
-  }
   if (given.matrix.scales && !has_data)
     return report.invalid(
         "%s.scales is given, but %s.data is NULL; set the matrix, or leave the scales NULL",
         given.name, given.name);
-  if (given.matrix.scales && !is_coded(type)) {
+  if (given.matrix.scales && !is_coded(type))
     return report.invalid(
         "%s.scales is given, but type is %u; set type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), "
         "or leave the scales NULL",
         given.name, type);
-  }
   return MHA_OK;
 }
 
@@ -247,35 +227,30 @@ mha_status check_stride(Report report, uint32_t type, uint32_t layout, const Giv
   const bool in_out = layout == MHA_LAYOUT_IN_OUT;
   const int64_t width = in_out ? given.out : given.in, rows = in_out ? given.in : given.out,
                 stride = given.matrix.row_stride;
-  if (stride < 0) {
+  if (stride < 0)
     return report.invalid(
         "%s.row_stride is %lld; set it to at least the width of a row, or to 0 for contiguous rows",
         given.name, lld(stride));
-  }
   if (!given.matrix.data) {
     if (stride == 0) return MHA_OK;
     return report.invalid(
         "%s.row_stride is %lld, but %s.data is NULL; set the matrix, or set the stride to 0",
         given.name, lld(stride), given.name);
   }
-  if (stride != 0 && stride < width) {
+  if (stride != 0 && stride < width)
     return report.invalid(
         "%s.row_stride is %lld, less than the width of a row, %lld; set it to at least that, or to "
         "0 for contiguous rows",
         given.name, lld(stride), lld(width));
-  }
-  if (type == MHA_TYPE_INT4 && stride % 2 != 0) {
+  if (type == MHA_TYPE_INT4 && stride % 2 != 0)
     return report.invalid(
         "%s.row_stride is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set it to an even "
         "number, or to 0 for contiguous rows",
         given.name, lld(stride));
-  }
-  if ((Count(stride) * Count(rows) * Count(sizeof(float))).overflows()) {
-    return report.fail(
-        MHA_ERROR_TOO_LARGE,
+  if ((Count(stride) * Count(rows) * Count(sizeof(float))).overflows())
+    return report.too_large(
         "%s.row_stride is %lld, with which %lld rows exceed the address space; set it to less",
         given.name, lld(stride), lld(rows));
-  }
   return MHA_OK;
 }
 
@@ -330,21 +305,19 @@ mha_status resolve_shape(Report report, const mha_layer_config *config,
   const bool only_asks = w.w_q.data && !w.w_k.data && !w.w_v.data && !w.w_qkv.data;
   shape->key_dim = given.key_dim || only_asks ? given.key_dim : given.query_dim;
   shape->value_dim = given.value_dim ? given.value_dim : shape->key_dim;
-  if (only_asks && shape->value_dim != 0) {
+  if (only_asks && shape->value_dim != 0)
     return report.invalid(
         "key_dim is %lld and value_dim is %lld, but w_k.data and w_v.data are NULL; set both "
         "dimensions to 0, or both matrices",
         lld(given.key_dim), lld(given.value_dim));
-  }
   shape->has_output = read_weights->w_o.data != nullptr;
   shape->output_dim = !shape->has_output ? shape->context_columns()
                       : given.output_dim ? given.output_dim
                                          : given.query_dim;
-  if (!shape->has_output && given.output_dim != 0) {
+  if (!shape->has_output && given.output_dim != 0)
     return report.invalid(
         "output_dim is %lld, but w_o.data is NULL; set output_dim to 0, or set the matrix",
         lld(given.output_dim));
-  }
   // Both operations correctly rounded.
   shape->scale =
       given.scale != 0.0f ? given.scale : 1.0f / MHA_SQRTF(static_cast<float>(shape->head_dim));
@@ -356,25 +329,23 @@ mha_status resolve_shape(Report report, const mha_layer_config *config,
 mha_status finish_job(Report report, const mha_layer_options *options, PackJob *job) {
   const PackArguments &arguments = job->arguments;
   MHA_TRY(read_options(report.about(arguments.options), options, &job->options));
-  if (job->options.sgemm && job->storage != Storage::f32) {
+  if (job->options.sgemm && job->storage != Storage::f32)
     return report.invalid(
         "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 "
         "(1), or options.sgemm to NULL",
         type_of(job->storage));
-  }
   job->kind =
       job->options.sgemm ? PackedKind::plain_f32 : kind_of(job->storage, job->shape.arithmetic);
   job->layout = packed_layout(job->shape, job->kind);
   if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX)
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "the packed layer would exceed the address space; set smaller dimensions");
-  if (job->options.sgemm && !job->shape.fits_sgemm()) {
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "w_q, w_k, w_v and w_g have %lld columns together, but options.sgemm takes "
-                       "at most %d columns; set fewer heads, or"
-                       " options.sgemm to NULL",
-                       lld(job->shape.input_columns()), INT32_MAX);
-  }
+    return report.too_large(
+        "the packed layer would exceed the address space; set smaller dimensions");
+  if (job->options.sgemm && !job->shape.fits_sgemm())
+    return report.too_large(
+        "w_q, w_k, w_v and w_g have %lld columns together, but options.sgemm takes "
+        "at most %d columns; set fewer heads, or"
+        " options.sgemm to NULL",
+        lld(job->shape.input_columns()), INT32_MAX);
   return MHA_OK;
 }
 
@@ -412,12 +383,12 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
       return report.invalid("%s is %lld; set it to the width of a row of %s, at least 1", dim.name,
                             lld(dim.value), dim.what);
     if (dim.value > INT32_MAX)
-      return report.fail(MHA_ERROR_TOO_LARGE, "%s is %lld; set it to at most %d", dim.name,
-                         lld(dim.value), INT32_MAX);
+      return report.too_large("%s is %lld; set it to at most %d", dim.name, lld(dim.value),
+                              INT32_MAX);
   }
   MHA_TRY(check_kept(report, given.weight_type, given.arithmetic));
   MHA_TRY(check_layout(report, given.layout));
-  if (!given.w.data) return report.fail(MHA_ERROR_NULL_POINTER, "w.data is NULL; pass the matrix");
+  if (!given.w.data) return report.null("w.data is NULL; pass the matrix");
   const GivenMatrix matrices[] = {{"w", given.w, given.input_dim, given.output_dim}};
   MHA_TRY(check_matrices(report, given.type, given.layout, given.weight_type, matrices));
   job->storage = storage_of_type(given.weight_type);
@@ -435,8 +406,7 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
 
 mha_status fail_no_layer(Report report, const mha_layer *layer) {
   if (!layer)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "layer is NULL; pass a layer from mha_layer_create or mha_layer_view");
+    return report.null("layer is NULL; pass a layer from mha_layer_create or mha_layer_view");
   return report.invalid(
       "layer does not point to a layer, or the layer was destroyed or moved; pass one from "
       "mha_layer_create or mha_layer_view");
@@ -448,11 +418,9 @@ mha_status read_options(Report report, const mha_layer_options *options, mha_lay
   MHA_TRY(read_struct(report, "mha_layer_options", options, read));
   if (read->reserved != 0)
     return report.invalid("options.reserved is %u; set it to 0", read->reserved);
-  if (read->allocator && (!read->allocator->allocate || !read->allocator->release)) {
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "options.allocator->%s is NULL; set both functions of the allocator",
+  if (read->allocator && (!read->allocator->allocate || !read->allocator->release))
+    return report.null("options.allocator->%s is NULL; set both functions of the allocator",
                        read->allocator->allocate ? "release" : "allocate");
-  }
   return check_instruction_set(report, read->instruction_set);
 }
 

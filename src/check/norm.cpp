@@ -17,36 +17,30 @@ struct GivenNorm {
 };
 
 mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
-  if (given.flags & ~given.known_flags) {
+  if (given.flags & ~given.known_flags)
     return report.invalid(
         "norm.%sflags has the unknown bits 0x%x; set only MHA_NORM_* flags that apply there",
         given.prefix, given.flags & ~given.known_flags);
-  }
-  if (!(given.epsilon > 0.0f) || given.epsilon - given.epsilon != 0.0f) {
+  if (!(given.epsilon > 0.0f) || given.epsilon - given.epsilon != 0.0f)
     return report.invalid("norm.%sepsilon is %g; set it to a positive finite number, such as 1e-6",
                           given.prefix, static_cast<double>(given.epsilon));
-  }
-  if (!(given.flags & MHA_NORM_LAYER) && given.bias_name) {
+  if (!(given.flags & MHA_NORM_LAYER) && given.bias_name)
     return report.invalid(
         "norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or set it to NULL",
         given.bias_name);
-  }
   const int64_t stride = given.head_stride, width = given.width;
-  if ((given.flags & MHA_NORM_ALL_HEADS) && stride != 0 && stride != width) {
+  if ((given.flags & MHA_NORM_ALL_HEADS) && stride != 0 && stride != width)
     return report.invalid(
         "norm.%shead_stride is %lld, but with MHA_NORM_ALL_HEADS the weights are contiguous; set "
         "it to %s, %lld, or to 0",
         given.prefix, lld(stride), given.width_name, lld(width));
-  }
-  if (stride < 0 || (stride != 0 && stride < width)) {
+  if (stride < 0 || (stride != 0 && stride < width))
     return report.invalid(
         "norm.%shead_stride is %lld; set it to at least %s, %lld, or to 0 if all heads share the "
         "weights",
         given.prefix, lld(stride), given.width_name, lld(width));
-  }
   if ((Count(num_heads) * Count(stride) * Count(sizeof(float))).overflows())
-    return report.fail(
-        MHA_ERROR_TOO_LARGE,
+    return report.too_large(
         "the weights of norm would exceed the address space; set a smaller head_stride");
   return MHA_OK;
 }

@@ -21,13 +21,20 @@ mha_status Report::fail(mha_status status, const char *format, ...) const {
   return status;
 }
 
-mha_status Report::invalid(const char *format, ...) const {
-  va_list values;
-  va_start(values, format);
-  write(MHA_ERROR_INVALID_VALUE, format, values);
-  va_end(values);
-  return MHA_ERROR_INVALID_VALUE;
-}
+// Functions with the attribute `format` cannot be templates.
+#define MHA_REPORT(name, status)                           \
+  mha_status Report::name(const char *format, ...) const { \
+    va_list values;                                        \
+    va_start(values, format);                              \
+    write(status, format, values);                         \
+    va_end(values);                                        \
+    return status;                                         \
+  }
+MHA_REPORT(invalid, MHA_ERROR_INVALID_VALUE)
+MHA_REPORT(null, MHA_ERROR_NULL_POINTER)
+MHA_REPORT(shape, MHA_ERROR_SHAPE)
+MHA_REPORT(too_large, MHA_ERROR_TOO_LARGE)
+#undef MHA_REPORT
 
 }  // namespace mha
 

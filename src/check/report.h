@@ -28,10 +28,13 @@ class Report {
     return other;
   }
 
-  // Both write the error and return its status: `return report.fail(...)`. invalid:
-  // MHA_ERROR_INVALID_VALUE.
+  // Each writes the error and returns its status, for `return report.invalid(...)`. The last four
+  // have the status in their name: MHA_ERROR_INVALID_VALUE, _NULL_POINTER, _SHAPE, _TOO_LARGE.
   mha_status fail(mha_status status, const char *format, ...) const MHA_COLD MHA_FORMAT(3, 4);
   mha_status invalid(const char *format, ...) const MHA_COLD MHA_FORMAT(2, 3);
+  mha_status null(const char *format, ...) const MHA_COLD MHA_FORMAT(2, 3);
+  mha_status shape(const char *format, ...) const MHA_COLD MHA_FORMAT(2, 3);
+  mha_status too_large(const char *format, ...) const MHA_COLD MHA_FORMAT(2, 3);
 
  private:
   mha_status write(mha_status status, const char *format, va_list values) const;

@@ -35,8 +35,8 @@ mha_status check_optional_outputs(Report report, const AttentionRequest &request
   const std::array<OptionalOutput, 11> outputs = optional_outputs(request, given, s, max_keys(s));
   for (const OptionalOutput &output : outputs) {
     if (output.output && (output.elements * Count(sizeof(float))).overflows())
-      return report.fail(MHA_ERROR_TOO_LARGE,
-                         "%s would exceed the address space; use smaller dimensions", output.name);
+      return report.too_large("%s would exceed the address space; use smaller dimensions",
+                              output.name);
   }
   for (const OptionalOutput &output : outputs) {
     if (output.output && output.is_per_pair && request.options.chosen.lists.base)

@@ -51,11 +51,10 @@ mha_status check_yarn(Report report, mha_rope_config &config) {
                        factors));
   MHA_TRY(check_number(report, "yarn_beta_slow", config.yarn_beta_slow, 0x1p-31, largest_factor,
                        factors));
-  if (config.yarn_beta_slow > config.yarn_beta_fast) {
+  if (config.yarn_beta_slow > config.yarn_beta_fast)
     return report.invalid(
         "yarn_beta_slow is %g, greater than yarn_beta_fast, %g; set it to at most that",
         config.yarn_beta_slow, config.yarn_beta_fast);
-  }
   if (config.yarn_unrounded > 1)
     return report.invalid("yarn_unrounded is %u; set it to 0 or 1", config.yarn_unrounded);
   return MHA_OK;
@@ -86,11 +85,10 @@ mha_status check_ntk(Report report, const mha_rope_config &config) {
   MHA_TRY(check_number(report, "ntk_factor", config.ntk_factor, 1.0, largest_factor,
                        "1 to 2^31, or 0 for none"));
   MHA_TRY(check_original_positions(report, config, "ntk_factor"));
-  if (config.ntk_positions < 1 || config.ntk_positions > end_of_positions) {
+  if (config.ntk_positions < 1 || config.ntk_positions > end_of_positions)
     return report.invalid(
         "ntk_positions is %lld; with ntk_factor, set it to the current context length, 1 to 2^31",
         lld(config.ntk_positions));
-  }
   if (config.dims == 2)
     return report.invalid("dims is 2; with ntk_factor, set it to an even number, 4 or more");
   return MHA_OK;
@@ -139,8 +137,7 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
     return check_unset(report, "mrope_interleaved", config.mrope_interleaved != 0, "mrope_section");
   }
   if (!config.mrope_positions)
-    return report.fail(
-        MHA_ERROR_NULL_POINTER,
+    return report.null(
         "mrope_positions is NULL; with mrope_section, pass 3 * num_positions positions");
   if (config.first_position != 0)
     return report.invalid(
@@ -155,12 +152,11 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
                !(config.mrope_interleaved && k > 0 && section[k] > (pairs + 2 - k) / 3);
     if (is_sound) rest -= section[k];
   }
-  if (!is_sound || rest != 0) {
+  if (!is_sound || rest != 0)
     return report.invalid(
         "mrope_section is %lld, %lld, %lld; set numbers of pairs whose sum is dims / 2, %lld%s",
         lld(section[0]), lld(section[1]), lld(section[2]), lld(pairs),
         config.mrope_interleaved ? ", the second and the third at most a third of it" : "");
-  }
   for (int64_t i = 0; i < 3 * config.num_positions; ++i) {
     const int64_t position = config.mrope_positions[i];
     if (position >= 0 && position < end_of_positions) continue;
@@ -175,8 +171,7 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
 
 mha_status check_rope_config(Report report, mha_rope_config &config) {
   if (config.dims > INT32_MAX)
-    return report.fail(MHA_ERROR_TOO_LARGE, "dims is %lld; set it to at most 2^31 - 2",
-                       lld(config.dims));
+    return report.too_large("dims is %lld; set it to at most 2^31 - 2", lld(config.dims));
   if (config.dims < 2 || config.dims % 2 != 0)
     return report.invalid("dims is %lld; set it to an even number, 2 or more", lld(config.dims));
   if (config.first_position < 0)
@@ -188,10 +183,10 @@ mha_status check_rope_config(Report report, mha_rope_config &config) {
   // With dims as above, the tables then have less than 2^63 bytes.
   if (config.first_position > end_of_positions ||
       config.num_positions > end_of_positions - config.first_position) {
-    return report.fail(MHA_ERROR_TOO_LARGE,
-                       "first_position is %lld and num_positions is %lld; set them so that their "
-                       "sum is at most 2^31",
-                       lld(config.first_position), lld(config.num_positions));
+    return report.too_large(
+        "first_position is %lld and num_positions is %lld; set them so that their "
+        "sum is at most 2^31",
+        lld(config.first_position), lld(config.num_positions));
   }
   if (config.base == 0) config.base = 10000.0;
   if (config.linear_factor == 0) config.linear_factor = 1.0;

@@ -49,8 +49,7 @@ mha_status check_strides(Report report, const SequenceArguments &s, const PairNa
 }
 
 mha_status fail_size(Report report, const char *name) {
-  return report.fail(MHA_ERROR_TOO_LARGE,
-                     "%s would exceed the address space; use smaller dimensions", name);
+  return report.too_large("%s would exceed the address space; use smaller dimensions", name);
 }
 
 // mask or bias. The columns of a cache are known only with the lengths in it; until then a row may
@@ -74,25 +73,22 @@ mha_status check_columns(Report report, const SequenceArguments &s,
         arrays.columns);
   const bool has_pairs = arrays.mask || arrays.bias.data,
              has_columns = has_pairs || arrays.q_groups;
-  if (arrays.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || s.only_reads())) {
+  if (arrays.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || s.only_reads()))
     return report.invalid(
         "score_arrays.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; set it to "
         "MHA_COLUMNS_ALL_KEYS",
         has_columns ? "new key with cache_read" : "mask, bias or q_groups");
-  }
-  if (arrays.num_columns < 0 || (arrays.num_columns > 0 && !has_columns)) {
+  if (arrays.num_columns < 0 || (arrays.num_columns > 0 && !has_columns))
     return report.invalid(
         "score_arrays.num_columns is %lld; %s", lld(arrays.num_columns),
         has_columns ? "it must be at least 0" : "set it to 0 without mask, bias and q_groups");
-  }
   if (arrays.num_columns == INT64_MAX)
     return fail_size(report, "an array of score_arrays.num_columns columns");
-  if (arrays.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring()) {
+  if (arrays.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring())
     return report.invalid(
         "score_arrays.%s has a column for each position, but the cache is a ring; set columns to "
         "MHA_COLUMNS_NEW_KEYS",
         arrays.mask ? "mask" : "bias.data");
-  }
   return MHA_OK;
 }
 
@@ -130,22 +126,20 @@ mha_status check_relative_biases(Report report, const SequenceArguments &s,
                                  int64_t num_heads, PairArray *array) {
   const bool is_table = options.relative_bias != nullptr;
   *array = pair_array(arrays.relative_rows, Storage::f32, arrays.relative_rows_strides);
-  if (is_table && array->base) {
+  if (is_table && array->base)
     return report.invalid(
         "score.relative_bias and score_arrays.relative_rows are both given; add the first to each "
         "row of the second, and set it to NULL");
-  }
   const struct {
     const char *name;
     int64_t value;
   } reaches[] = {{"left", options.relative_left}, {"right", options.relative_right}};
   for (const auto &reach : reaches) {
-    if (reach.value < 0 || (!is_table && !array->base && reach.value != 0)) {
+    if (reach.value < 0 || (!is_table && !array->base && reach.value != 0))
       return report.invalid(
           "score.relative_%s is %lld; it must be at least 0, and 0 without relative_bias or "
           "score_arrays.relative_rows",
           reach.name, lld(reach.value));
-    }
   }
   const Count distances = Count(options.relative_left) + Count(options.relative_right) + Count(1);
   if (distances.overflows())
@@ -202,12 +196,11 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   if (given.arrays) {
     MHA_TRY(read_struct(report, "mha_score_arrays", given.arrays, &a));
   }
-  if (a.relative_rows && !given.options) {
+  if (a.relative_rows && !given.options)
     return report.invalid(
         "score_arrays.relative_rows is given, but score, whose relative_left and relative_right "
         "are its width, is NULL;"
         " give score");
-  }
   if (!is_finite(o.softcap) || o.softcap < 0.0f)
     return report.invalid("score.softcap is %g; it must be positive and finite, or 0 for none",
                           static_cast<double>(o.softcap));

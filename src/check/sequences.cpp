@@ -29,10 +29,9 @@ mha_status check_flags(Report report, const SequenceArguments &s) {
       {"window_left", "MHA_WINDOW_LEFT", s.window_left, s.has_left()},
       {"window_right", "MHA_WINDOW_RIGHT", s.window_right, (s.flags & MHA_WINDOW_RIGHT) != 0}};
   for (const auto &window : windows) {
-    if (window.value < 0) {
+    if (window.value < 0)
       return report.invalid("%s is %lld; it must be at least 0. Leave out the flag %s for no limit",
                             window.name, lld(window.value), window.flag);
-    }
     if (!window.is_set && window.value != 0)
       return report.invalid("%s is %lld, but flags lacks %s; set the flag, or set %s to 0",
                             window.name, lld(window.value), window.flag, window.name);
@@ -52,28 +51,24 @@ mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
     return report.invalid("rope.offset is %lld; it must be at least 0 and less than head_dim, %lld",
                           lld(rope.offset), lld(head_dim));
   if (rope.dims == 0) rope.dims = head_dim - rope.offset;
-  if (rope.dims < 0 || rope.dims > head_dim - rope.offset || rope.dims % 2 != 0) {
+  if (rope.dims < 0 || rope.dims > head_dim - rope.offset || rope.dims % 2 != 0)
     return report.invalid(
         "rope.dims is %lld; it must be even and at most head_dim - offset = %lld - %lld",
         lld(rope.dims), lld(head_dim), lld(rope.offset));
-  }
   if (!rope.cos || !rope.sin)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "rope.%s is NULL; pass a table, such as mha_rope_tables fills",
+    return report.null("rope.%s is NULL; pass a table, such as mha_rope_tables fills",
                        rope.cos ? "sin" : "cos");
   if (rope.num_positions < 1)
     return report.invalid("rope.num_positions is %lld; set it to the number of rows of the tables",
                           lld(rope.num_positions));
   if (rope.table_stride == 0) rope.table_stride = rope.dims / 2;
-  if (rope.table_stride < rope.dims / 2) {
+  if (rope.table_stride < rope.dims / 2)
     return report.invalid(
         "rope.table_stride is %lld, less than the width of a row, dims / 2 = %lld; set it to at "
         "least that, or to 0 for contiguous",
         lld(rope.table_stride), lld(rope.dims / 2));
-  }
   if ((Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float))).overflows())
-    return report.fail(
-        MHA_ERROR_TOO_LARGE,
+    return report.too_large(
         "the tables of rope would exceed the address space; set a smaller table_stride");
   return MHA_OK;
 }
@@ -89,19 +84,15 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
                {"head_dim", cache->head_dim, head_dim},
                {"head_dim_v", cache->head_dim_v, head_dim_v}};
   for (const auto &size : sizes) {
-    if (size.own != size.of_call) {
-      return report.fail(
-          MHA_ERROR_SHAPE,
+    if (size.own != size.of_call)
+      return report.shape(
           "the cache has %s %lld, but this call has %lld; use a cache made for this shape",
           size.name, lld(size.own), lld(size.of_call));
-    }
   }
-  if (!s.given.cache_sequences && s.batch > cache->num_sequences) {
-    return report.fail(
-        MHA_ERROR_SHAPE,
+  if (!s.given.cache_sequences && s.batch > cache->num_sequences)
+    return report.shape(
         "the call has %lld sequences, but the cache has num_sequences %lld; use a larger cache",
         lld(s.batch), lld(cache->num_sequences));
-  }
   if (!s.is_ring()) return MHA_OK;
   if (!s.is_causal() || !s.has_left())
     return report.invalid("flags lacks %s, which a ring needs; set it",
@@ -109,18 +100,16 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
   if (s.given.q_first_positions)
     return report.invalid(
         "sequences.q_first_positions is given, but the cache is a ring; set it to NULL");
-  if (s.window_left >= cache->capacity) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "window_left is %lld, but the ring has a capacity of %lld; set it to at "
-                       "most %lld, or use a larger ring",
-                       lld(s.window_left), lld(cache->capacity), lld(cache->capacity - 1));
-  }
-  if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "n_q %lld and n_kv %lld differ, but the ring takes more than capacity - "
-                       "window_left = %lld rows at once only if they are equal",
-                       lld(s.n_q), lld(s.n_kv), lld(s.rows_per_pass()));
-  }
+  if (s.window_left >= cache->capacity)
+    return report.shape(
+        "window_left is %lld, but the ring has a capacity of %lld; set it to at "
+        "most %lld, or use a larger ring",
+        lld(s.window_left), lld(cache->capacity), lld(cache->capacity - 1));
+  if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv)
+    return report.shape(
+        "n_q %lld and n_kv %lld differ, but the ring takes more than capacity - "
+        "window_left = %lld rows at once only if they are equal",
+        lld(s.n_q), lld(s.n_kv), lld(s.rows_per_pass()));
   return MHA_OK;
 }
 
@@ -141,11 +130,9 @@ mha_status check_packing(Report report, const SequenceArguments &s) {
     return report.invalid(
         "sequences.%s is given beside cu_seqlens_q, which says which rows are valid; leave it NULL",
         other);
-  if (!s.is_self && !given.cu_seqlens_kv && s.n_kv > 0 && s.n_kv != s.n_q) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "sequences.cu_seqlens_kv is NULL, but n_kv %lld is not n_q %lld; give it",
-                       lld(s.n_kv), lld(s.n_q));
-  }
+  if (!s.is_self && !given.cu_seqlens_kv && s.n_kv > 0 && s.n_kv != s.n_q)
+    return report.shape("sequences.cu_seqlens_kv is NULL, but n_kv %lld is not n_q %lld; give it",
+                        lld(s.n_kv), lld(s.n_q));
   return MHA_OK;
 }
 
@@ -168,10 +155,10 @@ mha_status check_rows(Report report, const char *prefix, const int64_t *lengths,
   }
   for (int64_t b = 0; lengths && first_rows && b < batch; ++b) {
     if (lengths[b] <= rows - first_rows[b]) continue;
-    return report.fail(MHA_ERROR_SHAPE,
-                       "sequences.%s_first_rows[%lld] is %lld and its length %lld, but there are "
-                       "only %s = %lld rows",
-                       prefix, lld(b), lld(first_rows[b]), lld(lengths[b]), rows_name, lld(rows));
+    return report.shape(
+        "sequences.%s_first_rows[%lld] is %lld and its length %lld, but there are "
+        "only %s = %lld rows",
+        prefix, lld(b), lld(first_rows[b]), lld(lengths[b]), rows_name, lld(rows));
   }
   return MHA_OK;
 }
@@ -183,17 +170,16 @@ mha_status check_packed(Report report, const char *name, const int64_t *starts, 
   if (starts[0] != 0)
     return report.invalid("sequences.%s[0] is %lld; it must be 0", name, lld(starts[0]));
   for (int64_t b = 1; b <= batch; ++b) {
-    if (starts[b] < starts[b - 1]) {
+    if (starts[b] < starts[b - 1])
       return report.invalid(
           "sequences.%s[%lld] is %lld, less than %lld before it; the numbers must ascend", name,
           lld(b), lld(starts[b]), lld(starts[b - 1]));
-    }
   }
   if (starts[batch] == rows) return MHA_OK;
-  return report.fail(MHA_ERROR_SHAPE,
-                     "sequences.%s[%lld] is %lld, the end of the last sequence; it must be %s, "
-                     "%lld. Check count, too",
-                     name, lld(batch), lld(starts[batch]), rows_name, lld(rows));
+  return report.shape(
+      "sequences.%s[%lld] is %lld, the end of the last sequence; it must be %s, "
+      "%lld. Check count, too",
+      name, lld(batch), lld(starts[batch]), rows_name, lld(rows));
 }
 
 // That cache_sequences has each at most once. If they do not ascend, they are gone through for
@@ -203,11 +189,10 @@ mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
   const int64_t *const sequences = s.given.cache_sequences;
   bool ascend = true;
   for (int64_t b = 0; b < s.batch; ++b) {
-    if (sequences[b] < 0 || sequences[b] >= s.cache->num_sequences) {
+    if (sequences[b] < 0 || sequences[b] >= s.cache->num_sequences)
       return report.invalid(
           "sequences.cache_sequences[%lld] is %lld; it must be 0 to %lld, a sequence of the cache",
           lld(b), lld(sequences[b]), lld(s.cache->num_sequences - 1));
-    }
     ascend = ascend && (b == 0 || sequences[b - 1] < sequences[b]);
   }
   constexpr int64_t at_once = 1 << 15;
@@ -222,13 +207,12 @@ mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
         continue;
       }
       const uint64_t bit = uint64_t{1} << at % 64;
-      if (seen[at / 64] & bit) {
+      if (seen[at / 64] & bit)
         return report.invalid(
             "sequences.cache_sequences[%lld] and [%lld] are both %lld; a call uses each sequence "
             "at most once",
             lld(std::find(sequences, sequences + b, sequences[b]) - sequences), lld(b),
             lld(sequences[b]));
-      }
       seen[at / 64] |= bit;
     }
   }
@@ -240,22 +224,20 @@ mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
   const int64_t sequence = in_cache(s, b), past = past_of(s, b), rows = keys_of(s, b),
                 queries = queries_of(s, b), start = start_of(s, b);
   if (queries == 0) return MHA_OK;
-  if (rows > s.rows_per_pass() && rows != queries) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "the numbers of queries and keys of sequence %lld, %lld and %lld, differ, "
-                       "but a ring takes more rows than it keeps"
-                       " only if they are equal",
-                       lld(b), lld(queries), lld(rows));
-  }
+  if (rows > s.rows_per_pass() && rows != queries)
+    return report.shape(
+        "the numbers of queries and keys of sequence %lld, %lld and %lld, differ, "
+        "but a ring takes more rows than it keeps"
+        " only if they are equal",
+        lld(b), lld(queries), lld(rows));
   const int64_t needed = start > s.window_left ? start - s.window_left : 0;
   const int64_t oldest =
       oldest_position(s.cache, sequence, past + std::min(rows, s.rows_per_pass()));
-  if (needed < oldest) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "the window of sequence %lld begins at position %lld, but the ring holds "
-                       "positions from %lld on; use a larger capacity",
-                       lld(b), lld(needed), lld(oldest));
-  }
+  if (needed < oldest)
+    return report.shape(
+        "the window of sequence %lld begins at position %lld, but the ring holds "
+        "positions from %lld on; use a larger capacity",
+        lld(b), lld(needed), lld(oldest));
   return MHA_OK;
 }
 
@@ -271,27 +253,24 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
   const char *const name = of_keys ? "k" : "q";
   for (int64_t i = 0; given && i < rows; ++i) {
     const int64_t at = first_row + i;
-    if (given[at] < 0 || given[at] >= s.rope.num_positions) {
+    if (given[at] < 0 || given[at] >= s.rope.num_positions)
       return report.invalid(
           "sequences.rope_%s_positions[%lld] is %lld; it must be 0 to %lld, the last row of the "
           "tables",
           name, lld(at), lld(given[at]), lld(s.rope.num_positions - 1));
-    }
   }
-  if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys)) {
+  if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys))
     return report.invalid(
         "the queries of sequence %lld begin at position %lld, which the tables of rope do not "
         "have; set MHA_CAUSAL without"
         " MHA_GROUPS_ALSO, so that they attend to nothing, or give sequences.rope_q_positions",
         lld(b), lld(first));
-  }
-  if (!given && rows > 0 && capped_sum(first, rows) > s.rope.num_positions) {
+  if (!given && rows > 0 && capped_sum(first, rows) > s.rope.num_positions)
     return report.invalid(
         "the %s of sequence %lld reach position %lld, but rope.num_positions is %lld; make the "
         "tables longer",
         of_keys ? "keys" : "queries", lld(b), lld(capped_sum(first, rows) - 1),
         lld(s.rope.num_positions));
-  }
   return MHA_OK;
 }
 
@@ -335,20 +314,18 @@ mha_status read_sequences(Report report, const CallArguments &args, bool is_self
     return report.invalid("sequences.count is %lld; set it to the number of sequences",
                           lld(given.count));
   if (s.is_packed()) {
-    if (args.batch > 1) {
-      return report.fail(MHA_ERROR_SHAPE,
-                         "batch is %lld, but packed sequences are one batch of rows; set it to 1, "
-                         "and their number in"
-                         " sequences.count",
-                         lld(args.batch));
-    }
+    if (args.batch > 1)
+      return report.shape(
+          "batch is %lld, but packed sequences are one batch of rows; set it to 1, "
+          "and their number in"
+          " sequences.count",
+          lld(args.batch));
     if (given.count == 0 && args.batch > 0 && args.n_q > 0)
       return report.invalid(
           "sequences.count is 0; with cu_seqlens_q, set it to the number of sequences");
     if (args.batch > 0) s.batch = given.count;
   } else if (given.count != 0 && given.count != args.batch) {
-    return report.fail(
-        MHA_ERROR_SHAPE,
+    return report.shape(
         "sequences.count is %lld, but batch is %lld; set it to batch or 0, or give cu_seqlens_q",
         lld(given.count), lld(args.batch));
   }
@@ -362,17 +339,16 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
   MHA_TRY(check_rope(report, sequences, head_dim));
   MHA_TRY(check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v));
   const bool knows_counts = !s.given.q_first_positions && !s.is_ragged() && !s.cache;
-  if (knows_counts && s.n_q > s.n_kv && has_positions(s)) {
-    return report.fail(MHA_ERROR_SHAPE,
-                       "n_q %lld is more than n_kv %lld, so that with %s queries would be before "
-                       "the first key; give"
-                       " sequences.q_first_positions",
-                       lld(s.n_q), lld(s.n_kv),
-                       s.is_causal()    ? "MHA_CAUSAL"
-                       : s.has_window() ? "a window"
-                       : s.distances    ? s.distances
-                                        : "rope");
-  }
+  if (knows_counts && s.n_q > s.n_kv && has_positions(s))
+    return report.shape(
+        "n_q %lld is more than n_kv %lld, so that with %s queries would be before "
+        "the first key; give"
+        " sequences.q_first_positions",
+        lld(s.n_q), lld(s.n_kv),
+        s.is_causal()    ? "MHA_CAUSAL"
+        : s.has_window() ? "a window"
+        : s.distances    ? s.distances
+                         : "rope");
   return MHA_OK;
 }
 
@@ -402,18 +378,16 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
           "position %lld; leave it NULL",
           lld(b), lld(given.q_first_positions[b]), lld(past_of(s, b)));
     }
-    if (start_of(s, b) < min_position) {
+    if (start_of(s, b) < min_position)
       return report.invalid(
           "sequences.q_first_positions[%lld] is %lld; it must be at least %s-2^62", lld(b),
           lld(given.q_first_positions[b]), s.kv_first_position != 0 ? "kv_first_position " : "");
-    }
-    if (start_of(s, b) < 0 && !given.q_first_positions && !given.kv_first_rows) {
-      return report.fail(MHA_ERROR_SHAPE,
-                         "sequence %lld has more queries, %lld, than keys, %lld, so that some "
-                         "would be before the first key; give"
-                         " sequences.q_first_positions",
-                         lld(b), lld(queries_of(s, b)), lld(past_of(s, b) + keys_of(s, b)));
-    }
+    if (start_of(s, b) < 0 && !given.q_first_positions && !given.kv_first_rows)
+      return report.shape(
+          "sequence %lld has more queries, %lld, than keys, %lld, so that some "
+          "would be before the first key; give"
+          " sequences.q_first_positions",
+          lld(b), lld(queries_of(s, b)), lld(past_of(s, b) + keys_of(s, b)));
     if (s.is_ring()) {
       MHA_TRY(check_ring(report, s, b));
     }
@@ -439,13 +413,12 @@ mha_status check_chosen_entries(Report report, const SequenceArguments &s, const
       const auto is_wrong = [entries](int32_t entry) { return entry < -1 || entry >= entries; };
       const int64_t wrong = std::find_if(list, list + chosen.count, is_wrong) - list;
       if (wrong == chosen.count) continue;
-      if (entries == 0) {
+      if (entries == 0)
         return report.invalid(
             "score_arrays.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is "
             "%d; it must be -1, as the sequence has no "
             "keys",
             lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong]);
-      }
       return report.invalid(
           "score_arrays.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; "
           "it must be less than %lld, or -1 for "

@@ -8,14 +8,12 @@ namespace {
 // struct_size is one that some version has.
 mha_status check_size(Report report, const char *name, const void *given, size_t first_bytes,
                       size_t *bytes) {
-  if (!given)
-    return report.fail(MHA_ERROR_NULL_POINTER, "%s is NULL; pass a struct %s", name, name);
+  if (!given) return report.null("%s is NULL; pass a struct %s", name, name);
   memcpy(bytes, given, sizeof *bytes);
-  if (*bytes < first_bytes) {
+  if (*bytes < first_bytes)
     return report.fail(MHA_ERROR_STRUCT_SIZE,
                        "%s.struct_size is %zu, less than %zu; set it to sizeof(%s)", name, *bytes,
                        first_bytes, name);
-  }
   // Far beyond any version: a struct_size that was never set would lead far outside the struct.
   constexpr size_t max_bytes = 1 << 16;
   if (*bytes > max_bytes)
@@ -33,12 +31,11 @@ mha_status read_struct(Report report, const char *name, const void *given, void 
   MHA_TRY(check_size(report, name, given, first_bytes, &bytes));
   const unsigned char *const fields = static_cast<const unsigned char *>(given);
   for (size_t i = known_bytes; i < bytes; ++i) {
-    if (fields[i] != 0) {
+    if (fields[i] != 0)
       return report.fail(MHA_ERROR_STRUCT_SIZE,
                          "%s.struct_size is %zu, and fields after the %zu bytes that this version "
                          "knows are set; set them to 0",
                          name, bytes, known_bytes);
-    }
   }
   memset(copy, 0, known_bytes);
   memcpy(copy, given, std::min(bytes, known_bytes));
@@ -56,9 +53,7 @@ mha_status write_struct(Report report, const char *name, const void *filled, voi
 }
 
 mha_status write_size(Report report, size_t size, size_t *bytes) {
-  if (!bytes)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "bytes is NULL; pass a pointer to where the size is written");
+  if (!bytes) return report.null("bytes is NULL; pass a pointer to where the size is written");
   *bytes = size;
   return MHA_OK;
 }

@@ -408,10 +408,9 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind
         if (kind == PackedKind::plain_f32) {
           float *const to = reinterpret_cast<float *>(buffer + matrix.weights_offset) +
                             k * matrix.stride + panel * panel_columns;
-          for (int64_t i = 0; i < block.terms; ++i) {
+          for (int64_t i = 0; i < block.terms; ++i)
             memcpy(to + i * matrix.stride, block.rows[i],
                    static_cast<size_t>(block.columns) * sizeof(float));
-          }
         } else if (storage == Storage::f32) {
           store_block(
               block, [](float x, int64_t) { return x; },
@@ -587,19 +586,16 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
 
 mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, LayerShape *shape,
                        PackedKind *kind, PackedLayout *layout) {
-  if (!buffer)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "buffer is NULL; pass the buffer that mha_layer_pack filled");
+  if (!buffer) return report.null("buffer is NULL; pass the buffer that mha_layer_pack filled");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
     return report.invalid(
         "buffer is not aligned to 64 bytes; place the packed layer at an address that is a "
         "multiple of 64");
-  if (buffer_bytes < sizeof(PackedHeader)) {
+  if (buffer_bytes < sizeof(PackedHeader))
     return report.about(2).fail(
         MHA_ERROR_PACKED_FORMAT,
         "buffer_bytes is %zu, less than the %zu of a packed layer's header; pass the whole layer",
         buffer_bytes, sizeof(PackedHeader));
-  }
   PackedHeader header;
   memcpy(&header, buffer, sizeof header);
   if (memcmp(header.magic, packed_magic, sizeof header.magic) != 0)
@@ -609,29 +605,26 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
     return report.fail(
         MHA_ERROR_PACKED_FORMAT,
         "the layer was packed on a machine of the other byte order; pack it again on this machine");
-  if (header.version != packed_version) {
+  if (header.version != packed_version)
     return report.fail(MHA_ERROR_PACKED_FORMAT,
                        "the layer was packed in version %u of the format, but this library reads "
                        "version %u; pack it again",
                        header.version, packed_version);
-  }
   if (header.header_checksum != header_checksum(header))
     return report.fail(
         MHA_ERROR_PACKED_FORMAT,
         "the header of the packed layer is damaged (its checksum is wrong); pack it again");
-  if (header.contract != MHA_CONTRACT) {
+  if (header.contract != MHA_CONTRACT)
     return report.fail(
         MHA_ERROR_PACKED_FORMAT,
         "the layer was packed for arithmetic contract %u, but this library has %d; pack it again",
         header.contract, MHA_CONTRACT);
-  }
   *kind = static_cast<PackedKind>(header.kind);
-  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8) {
+  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8)
     return report.fail(
         MHA_ERROR_PACKED_FORMAT,
         "the packed layer is of kind %u, which this version does not know; pack it again",
         header.kind);
-  }
   *shape = header.shape;
   // Guards the bounds against a header that was made up: its checksum is no secret.
   const LayerShape &s = *shape;
@@ -661,12 +654,11 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
   if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes)
     return report.fail(MHA_ERROR_PACKED_FORMAT,
                        "the packed layer's sizes contradict each other; pack it again");
-  if (buffer_bytes < header.bytes) {
+  if (buffer_bytes < header.bytes)
     return report.about(2).fail(
         MHA_ERROR_PACKED_FORMAT,
         "buffer_bytes is %zu, but the packed layer has %llu bytes; pass the whole layer",
         buffer_bytes, llu(header.bytes));
-  }
   return MHA_OK;
 }
 

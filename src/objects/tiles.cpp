@@ -113,9 +113,8 @@ Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *ro
     // point: addresses are numbers here.
     const uintptr_t first = reinterpret_cast<uintptr_t>(lines.first),
                     row_bytes = static_cast<uintptr_t>(lines.stride) * sizeof(float);
-    for (uintptr_t row = tile_rows; row < 2 * tile_rows; ++row) {
+    for (uintptr_t row = tile_rows; row < 2 * tile_rows; ++row)
       MHA_PREFETCH_L2(reinterpret_cast<const void *>(first + row * row_bytes));
-    }
     return lines;
   }
   if (columns.k_stride == 1 && columns.count == tile_columns && num_rows == tile_rows) {

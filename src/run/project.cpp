@@ -198,8 +198,8 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *re
 }  // namespace
 
 ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows,
-                            int64_t input_width, int64_t columns, int64_t num_threads,
-                            WorkspaceLayout *layout) {
+                          int64_t input_width, int64_t columns, int64_t num_threads,
+                          WorkspaceLayout *layout) {
   ProductPlan memory = {};
   const int64_t most = rows.overflows() ? INT32_MAX : rows.value();
   const Count width(input_width);

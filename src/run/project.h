@@ -29,8 +29,8 @@ struct ProductPlan {
 // Of `rows` rows at most, `input_width` numbers each, and so many columns together. `input`: how
 // the rows are stored. has_padding: whether there may be padding between them.
 ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows,
-                            int64_t input_width, int64_t columns, int64_t num_threads,
-                            WorkspaceLayout *layout);
+                          int64_t input_width, int64_t columns, int64_t num_threads,
+                          WorkspaceLayout *layout);
 
 // The product of some rows with one of the layer's matrices. Its destination and its tap are yet to
 // be set.

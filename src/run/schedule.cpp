@@ -26,8 +26,7 @@ void take_units(void *task_context, uint32_t index) {
 mha_status check_scheduler(Report report, const mha_scheduler *scheduler) {
   if (!scheduler) return MHA_OK;
   if (!scheduler->parallel_for)
-    return report.fail(MHA_ERROR_NULL_POINTER,
-                       "scheduler.parallel_for is NULL; set it, or set scheduler to NULL");
+    return report.null("scheduler.parallel_for is NULL; set it, or set scheduler to NULL");
   if (scheduler->num_threads == 0)
     return report.invalid("scheduler.num_threads is 0; set it to at least 1");
   if (scheduler->reserved != 0) return report.invalid("scheduler.reserved is not 0; set it to 0");
