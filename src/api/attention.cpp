@@ -32,8 +32,8 @@ mha_status check_dimensions(Report report, mha_attention_args *args) {
   if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
   if (args->num_heads % args->num_kv_heads != 0)
     return report.shape(
-        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or "
-        "to a divisor for grouped queries",
+        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor "
+        "for grouped queries",
         lld(args->num_kv_heads), lld(args->num_heads));
   if (args->num_heads * args->head_dim > INT32_MAX ||
       args->num_heads * args->head_dim_v > INT32_MAX) {

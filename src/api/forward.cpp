@@ -61,8 +61,8 @@ mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_ar
   MHA_TRY(resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv));
   if (!has_key && args->n_kv != args->n_q)
     return report.shape(
-        "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld "
-        "rows of query; give key",
+        "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld rows of query; "
+        "give key",
         lld(args->n_kv), lld(args->n_q));
   return MHA_OK;
 }

@@ -199,8 +199,7 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   if (a.relative_rows && !given.options)
     return report.invalid(
         "score_arrays.relative_rows is given, but score, whose relative_left and relative_right "
-        "are its width, is NULL;"
-        " give score");
+        "are its width, is NULL; give score");
   if (!is_finite(o.softcap) || o.softcap < 0.0f)
     return report.invalid("score.softcap is %g; it must be positive and finite, or 0 for none",
                           static_cast<double>(o.softcap));

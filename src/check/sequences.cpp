@@ -102,13 +102,13 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
         "sequences.q_first_positions is given, but the cache is a ring; set it to NULL");
   if (s.window_left >= cache->capacity)
     return report.shape(
-        "window_left is %lld, but the ring has a capacity of %lld; set it to at "
-        "most %lld, or use a larger ring",
+        "window_left is %lld, but the ring has a capacity of %lld; set it to at most %lld, or use "
+        "a larger ring",
         lld(s.window_left), lld(cache->capacity), lld(cache->capacity - 1));
   if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv)
     return report.shape(
-        "n_q %lld and n_kv %lld differ, but the ring takes more than capacity - "
-        "window_left = %lld rows at once only if they are equal",
+        "n_q %lld and n_kv %lld differ, but the ring takes more than capacity - window_left = %lld "
+        "rows at once only if they are equal",
         lld(s.n_q), lld(s.n_kv), lld(s.rows_per_pass()));
   return MHA_OK;
 }
@@ -156,8 +156,8 @@ mha_status check_rows(Report report, const char *prefix, const int64_t *lengths,
   for (int64_t b = 0; lengths && first_rows && b < batch; ++b) {
     if (lengths[b] <= rows - first_rows[b]) continue;
     return report.shape(
-        "sequences.%s_first_rows[%lld] is %lld and its length %lld, but there are "
-        "only %s = %lld rows",
+        "sequences.%s_first_rows[%lld] is %lld and its length %lld, but there are only %s = %lld "
+        "rows",
         prefix, lld(b), lld(first_rows[b]), lld(lengths[b]), rows_name, lld(rows));
   }
   return MHA_OK;
@@ -177,8 +177,8 @@ mha_status check_packed(Report report, const char *name, const int64_t *starts, 
   }
   if (starts[batch] == rows) return MHA_OK;
   return report.shape(
-      "sequences.%s[%lld] is %lld, the end of the last sequence; it must be %s, "
-      "%lld. Check count, too",
+      "sequences.%s[%lld] is %lld, the end of the last sequence; it must be %s, %lld. Check count, "
+      "too",
       name, lld(batch), lld(starts[batch]), rows_name, lld(rows));
 }
 
@@ -226,17 +226,16 @@ mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
   if (queries == 0) return MHA_OK;
   if (rows > s.rows_per_pass() && rows != queries)
     return report.shape(
-        "the numbers of queries and keys of sequence %lld, %lld and %lld, differ, "
-        "but a ring takes more rows than it keeps"
-        " only if they are equal",
+        "the numbers of queries and keys of sequence %lld, %lld and %lld, differ, but a ring takes "
+        "more rows than it keeps only if they are equal",
         lld(b), lld(queries), lld(rows));
   const int64_t needed = start > s.window_left ? start - s.window_left : 0;
   const int64_t oldest =
       oldest_position(s.cache, sequence, past + std::min(rows, s.rows_per_pass()));
   if (needed < oldest)
     return report.shape(
-        "the window of sequence %lld begins at position %lld, but the ring holds "
-        "positions from %lld on; use a larger capacity",
+        "the window of sequence %lld begins at position %lld, but the ring holds positions from "
+        "%lld on; use a larger capacity",
         lld(b), lld(needed), lld(oldest));
   return MHA_OK;
 }
@@ -262,8 +261,8 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
   if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys))
     return report.invalid(
         "the queries of sequence %lld begin at position %lld, which the tables of rope do not "
-        "have; set MHA_CAUSAL without"
-        " MHA_GROUPS_ALSO, so that they attend to nothing, or give sequences.rope_q_positions",
+        "have; set MHA_CAUSAL without MHA_GROUPS_ALSO, so that they attend to nothing, or give "
+        "sequences.rope_q_positions",
         lld(b), lld(first));
   if (!given && rows > 0 && capped_sum(first, rows) > s.rope.num_positions)
     return report.invalid(
@@ -316,9 +315,8 @@ mha_status read_sequences(Report report, const CallArguments &args, bool is_self
   if (s.is_packed()) {
     if (args.batch > 1)
       return report.shape(
-          "batch is %lld, but packed sequences are one batch of rows; set it to 1, "
-          "and their number in"
-          " sequences.count",
+          "batch is %lld, but packed sequences are one batch of rows; set it to 1, and their "
+          "number in sequences.count",
           lld(args.batch));
     if (given.count == 0 && args.batch > 0 && args.n_q > 0)
       return report.invalid(
@@ -341,9 +339,8 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
   const bool knows_counts = !s.given.q_first_positions && !s.is_ragged() && !s.cache;
   if (knows_counts && s.n_q > s.n_kv && has_positions(s))
     return report.shape(
-        "n_q %lld is more than n_kv %lld, so that with %s queries would be before "
-        "the first key; give"
-        " sequences.q_first_positions",
+        "n_q %lld is more than n_kv %lld, so that with %s queries would be before the first key; "
+        "give sequences.q_first_positions",
         lld(s.n_q), lld(s.n_kv),
         s.is_causal()    ? "MHA_CAUSAL"
         : s.has_window() ? "a window"
@@ -384,9 +381,8 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
           lld(given.q_first_positions[b]), s.kv_first_position != 0 ? "kv_first_position " : "");
     if (start_of(s, b) < 0 && !given.q_first_positions && !given.kv_first_rows)
       return report.shape(
-          "sequence %lld has more queries, %lld, than keys, %lld, so that some "
-          "would be before the first key; give"
-          " sequences.q_first_positions",
+          "sequence %lld has more queries, %lld, than keys, %lld, so that some would be before the "
+          "first key; give sequences.q_first_positions",
           lld(b), lld(queries_of(s, b)), lld(past_of(s, b) + keys_of(s, b)));
     if (s.is_ring()) {
       MHA_TRY(check_ring(report, s, b));
@@ -416,13 +412,11 @@ mha_status check_chosen_entries(Report report, const SequenceArguments &s, const
       if (entries == 0)
         return report.invalid(
             "score_arrays.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is "
-            "%d; it must be -1, as the sequence has no "
-            "keys",
+            "%d; it must be -1, as the sequence has no keys",
             lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong]);
       return report.invalid(
           "score_arrays.chosen_keys[%lld, %lld, %lld, %lld] (sequence, kv head, row, entry) is %d; "
-          "it must be less than %lld, or -1 for "
-          "unused",
+          "it must be less than %lld, or -1 for unused",
           lld(in_arrays), lld(head), lld(row), lld(wrong), list[wrong], lld(entries));
     }
   }
