@@ -4,6 +4,7 @@
 
 #include "../check/arrays.h"
 #include "../check/cache.h"
+#include "../check/entries.h"
 #include "../check/request.h"
 #include "../check/structs.h"
 #include "../cpu.h"
@@ -11,106 +12,6 @@
 
 namespace mha {
 namespace {
-
-mha_status check_dimensions(Report report, mha_attention_args *args) {
-  const struct {
-    const char *name;
-    int64_t value;
-    bool may_be_zero;
-  } dims[] = {{"num_heads", args->num_heads, false},
-              {"num_kv_heads", args->num_kv_heads, true},
-              {"head_dim", args->head_dim, false},
-              {"head_dim_v", args->head_dim_v, true}};
-  for (const auto &dim : dims) {
-    if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero))
-      return report.invalid("%s is %lld; set it to at least 1", dim.name, lld(dim.value));
-    if (dim.value > INT32_MAX)
-      return report.too_large("%s is %lld; the largest dimension is %d", dim.name, lld(dim.value),
-                              INT32_MAX);
-  }
-  if (args->num_kv_heads == 0) args->num_kv_heads = args->num_heads;
-  if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
-  if (args->num_heads % args->num_kv_heads != 0)
-    return report.shape(
-        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor "
-        "for grouped queries",
-        lld(args->num_kv_heads), lld(args->num_heads));
-  if (args->num_heads * args->head_dim > INT32_MAX ||
-      args->num_heads * args->head_dim_v > INT32_MAX) {
-    return report.too_large("num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
-                            lld(args->num_heads), INT32_MAX);
-  }
-  return MHA_OK;
-}
-
-// Checks the arrays and resolves their types and strides.
-mha_status check_arrays(Report report, mha_attention_args *args) {
-  if (args->k.type == 0) args->k.type = args->q.type;
-  if (args->v.type == 0) args->v.type = args->k.type;
-  struct {
-    const char *name;
-    mha_input *input;
-    int64_t rows, heads, width;
-  } inputs[] = {{"q", &args->q, args->n_q, args->num_heads, args->head_dim},
-                {"k", &args->k, args->n_kv, args->num_kv_heads, args->head_dim},
-                {"v", &args->v, args->n_kv, args->num_kv_heads, args->head_dim_v}};
-  const auto take = [](const Array &array, mha_strides *strides) {
-    *strides = {array.strides[0], array.strides[1], array.strides[2]};
-  };
-  for (const auto &of : inputs) {
-    MHA_TRY(check_input_fields(report, of.name, *of.input));
-    Array array = array_of(of.name, of.input->strides, args->batch, of.rows, of.heads, of.width);
-    MHA_TRY(resolve_input(report, &array));
-    take(array, &of.input->strides);
-  }
-  MHA_TRY(check_output_fields(report, "output", args->output));
-  Array output = array_of("output", args->output.strides, args->batch, args->n_q, args->num_heads,
-                          args->head_dim_v);
-  MHA_TRY(resolve_output(report, &output));
-  take(output, &args->output.strides);
-  return MHA_OK;
-}
-
-mha_status check_options(Report report, const mha_attention_args &args) {
-  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
-  if (args.kv_first_position < 0 || args.kv_first_position > int64_t{1} << 62)
-    return report.invalid(
-        "kv_first_position is %lld; it must be 0 to 2^62, the number of keys before those of the "
-        "call",
-        lld(args.kv_first_position));
-  if (args.scale - args.scale != 0.0f)
-    return report.invalid(
-        "scale is not finite; set it to a number, or to 0 for 1 / sqrt(head_dim)");
-  if (args.scale != 0.0f && (args.flags & MHA_EQUAL_SCORES))
-    return report.invalid("scale is %g beside MHA_EQUAL_SCORES, which makes it 0; leave one out",
-                          static_cast<double>(args.scale));
-  return MHA_OK;
-}
-
-// States are not finished, so what would be made of finished rows must not be given beside them.
-mha_status check_states(Report report, const AttentionCall &call) {
-  const mha_attention_args &args = call.args;
-  const mha_outputs &outputs = call.stage.outputs;
-  const AttentionRequest &request = call.stage.attention.request;
-  if (!outputs.states) return MHA_OK;
-  const struct {
-    const char *name;
-    bool is_given;
-  } others[] = {{"output.data", args.output.data != nullptr},
-                {"output.type", args.output.type != 0},
-                {"outputs.lse", outputs.lse != nullptr},
-                {"outputs.context", outputs.context != nullptr},
-                {"an output per pair", request.pairs.has_any()},
-                {"score.sinks", request.options.sinks != nullptr},
-                {"score.head_scales", request.options.head_scales != nullptr}};
-  for (const auto &other : others) {
-    if (other.is_given)
-      return report.invalid(
-          "%s is given beside outputs.states; leave it out, and give it to mha_states_finish",
-          other.name);
-  }
-  return MHA_OK;
-}
 
 StridedRows rows_of(const mha_input &input) {
   return {input.data, input.strides.batch, input.strides.row, input.strides.head,
@@ -144,51 +45,21 @@ AttentionShape shape_of(const AttentionCall &call, const AttentionUse &use) {
   return shape;
 }
 
-// With cache_read, no keys come with the call.
-mha_status check_cache_read(Report report, mha_attention_args *args) {
-  MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
-  if (!args->cache_read)
-    return resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args->n_kv);
-  args->n_kv = 0;
-  const char *const given = args->k.data ? "k" : args->v.data ? "v" : nullptr;
-  return given ? report.invalid(
-                     "%s.data is given, but no keys come with cache_read; set it to NULL, or give "
-                     "cache to append",
-                     given)
-               : MHA_OK;
-}
-
 }  // namespace
 
 mha_status check_attention(Report report, const AttentionUse &use, AttentionCall *call) {
   mha_attention_args &args = call->args;
   AttentionStage &stage = call->stage;
   SequenceArguments &s = stage.sequences;
-  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
-  MHA_TRY(resolve_extent(report, "n_q", "the rows of q per sequence", &args.n_q));
-  MHA_TRY(check_cache_read(report, &args));
-  MHA_TRY(check_dimensions(report, &args));
+  AttentionRequest &request = stage.attention.request;
+  MHA_TRY(check_attention_shape(report, &args));
   const CallArguments common(args);
   MHA_TRY(read_call(report, common, false, &s, &stage.outputs));
-  if (stage.outputs.states && !is_contiguous(args.output.strides))
-    return report.invalid(
-        "output.strides are set beside outputs.states, which are written in place of output; set "
-        "them to 0");
-  MHA_TRY(check_arrays(report, &args));
-  MHA_TRY(check_options(report, args));
-  MHA_TRY(check_scheduler(report, args.scheduler));
+  MHA_TRY(check_attention_arrays(report, stage.outputs, &args));
   stage.scheduler = args.scheduler;
   s.kv_first_position = args.kv_first_position;
-  MHA_TRY(check_request(report, common, shape_of(*call, use), stage.outputs, &s,
-                        &stage.attention.request));
-  MHA_TRY(check_states(report, *call));
-  const char *const of_forward = stage.outputs.q   ? "q"
-                                 : stage.outputs.k ? "k"
-                                 : stage.outputs.v ? "v"
-                                                   : nullptr;
-  if (of_forward)
-    return report.invalid("outputs.%s is given, but only mha_forward computes it; set it to NULL",
-                          of_forward);
+  MHA_TRY(check_request(report, common, shape_of(*call, use), stage.outputs, &s, &request));
+  MHA_TRY(check_attention_outputs(report, args, stage.outputs, request));
   return choose_kernels(report, args.instruction_set, &stage.kernels);
 }
 

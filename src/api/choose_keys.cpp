@@ -7,10 +7,9 @@
 #include <string.h>
 
 #include <algorithm>
-#include <array>
 
 #include "../check/arrays.h"
-#include "../check/cache.h"
+#include "../check/entries.h"
 #include "../check/request.h"
 #include "../check/structs.h"
 #include "../storage.h"
@@ -30,98 +29,27 @@ struct ChoiceCall {
   int64_t first_block, parts;  // of the blocks under way, and how many units each is
 };
 
-std::array<const mha_kv_cache *, 2> caches_of(const mha_attention_args &args) {
-  return {args.cache, args.cache_read};
-}
-
-// What of mha_attention has no meaning here.
-mha_status check_left_out(Report report, const mha_attention_args &args) {
-  const struct {
-    const char *name;
-    const void *given;
-  } arrays[] = {{"v.data", args.v.data},
-                {"output.data", args.output.data},
-                {"score", args.score},
-                {"score_arrays", args.score_arrays},
-                {"outputs", args.outputs}};
-  for (const auto &array : arrays) {
-    if (array.given)
-      return report.invalid(
-          "attention.%s is given, but mha_choose_keys does not use it; set it to NULL", array.name);
-  }
-  if (args.kv_first_position != 0)
-    return report.invalid(
-        "attention.kv_first_position is %lld, but all keys to choose from are the call's; set it "
-        "to 0",
-        lld(args.kv_first_position));
-  if (args.num_kv_heads < 0 || args.num_kv_heads > 1)
-    return report.shape(
-        "attention.num_kv_heads is %lld, but index heads share one key head; set it to 1",
-        lld(args.num_kv_heads));
-  for (const mha_kv_cache *cache : caches_of(args)) {
-    MHA_TRY(check_optional_cache(report, cache));
-    if (cache && cache->kind == MHA_CACHE_KIND_RING)
-      return report.invalid(
-          "attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or "
-          "paged cache");
-  }
-  return MHA_OK;
-}
-
 mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCall *made) {
   mha_choose_keys_args &args = made->args;
   AttentionCall &call = made->call;
   AttentionStage &stage = call.stage;
-  MHA_TRY(read_struct(report, "mha_choose_keys_args", given, &args));
-  MHA_TRY(read_struct(report, "mha_attention_args", args.attention, &call.args));
-  MHA_TRY(check_left_out(report, call.args));
-  call.args.num_kv_heads = 1;
-  call.args.head_dim_v = 0;
-  for (const mha_kv_cache *cache : caches_of(call.args)) {
-    if (cache) call.args.head_dim_v = cache->head_dim_v;
-  }
-  MHA_TRY(check_attention(report, {false, queries_per_thread}, &call));
   Attention &attention = stage.attention;
   const AttentionRequest &request = attention.request;
-  const int64_t heads = request.num_heads, batch = call.args.batch, n_q = request.n_q,
-                n_kv = max_keys(stage.sequences);
-  if (call.args.cache && call.args.n_kv > 0 && call.args.cache->values == MHA_CACHE_VALUES_OWN)
-    return report.invalid(
-        "attention.cache stores values, but only keys are appended; use a cache with "
-        "MHA_CACHE_VALUES_IN_KEYS, or give cache_read");
-  if (request.prepare_v.norm.is_given)
-    return report.invalid(
-        "attention.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the flag "
-        "out");
-  if (args.num_chosen < 1)
-    return report.invalid("num_chosen is %lld; set it to at least 1", lld(args.num_chosen));
-  if (n_kv > INT32_MAX)
-    return report.too_large(
-        "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
-        lld(n_kv));
-  MHA_TRY(check_input_fields(report, "weights", args.weights));
-  if (storage_of_type(args.weights.type) != Storage::f32)
-    return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)",
-                          args.weights.type);
-  Array weights = array_of("weights", args.weights.strides, batch, n_q, no_extent, heads);
-  MHA_TRY(resolve_input(report, &weights));
-  const Count rows = Count(batch) * Count(n_q);
-  if ((rows * Count(args.num_chosen) * Count(sizeof(int32_t))).overflows())
-    return report.too_large("chosen_keys would exceed the address space; use smaller dimensions");
-  if (args.index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())
-    return report.too_large("index_scores would exceed the address space; use smaller dimensions");
-
+  MHA_TRY(check_choice(report, given, &args, &call.args));
+  MHA_TRY(check_attention(report, {false, queries_per_thread}, &call));
+  const int64_t n_kv = max_keys(stage.sequences);
+  MHA_TRY(check_choice_arrays(report, call.args, request, n_kv, &args));
   WorkspaceLayout layout;
   attention.plan = plan_attention(request, stage.sequences, threads_of(stage.scheduler), &layout);
-  const Count queries = Count(request.batch) * Count(n_q);
+  const Count queries = Count(request.batch) * Count(request.n_q);
   const int64_t at_once = threads_of(stage.scheduler) * queries_per_thread;
   const Count most_rows = queries.overflows() ? at_once : std::min(queries.value(), at_once);
   made->choice = {};
   KeyChoice &choice = made->choice;
   choice.attention = &attention;
   choice.weights = static_cast<const float *>(args.weights.data);
-  choice.weights_batch_stride = weights.strides[0];
-  choice.weights_row_stride = weights.strides[1];
+  choice.weights_batch_stride = args.weights.strides.batch;
+  choice.weights_row_stride = args.weights.strides.row;
   choice.num_chosen = args.num_chosen;
   choice.chosen = args.chosen_keys;
   choice.index_scores = args.index_scores;

@@ -1,6 +1,6 @@
 // mha_forward: the products with W_Q|W_G|W_K|W_V, the attention, the product with W_O.
 //
-// check_rows and finish_call make the call; the first of them checks all that a small call needs
+// check_forward and finish_call make the call; the first of them checks all that a small call needs
 // (run/small.h), which has no plan and no units of work. `run` goes through the passes: project,
 // attend, project. Only long calls over a ring have more than one pass.
 
@@ -9,8 +9,7 @@
 #include <algorithm>
 
 #include "../check/arrays.h"
-#include "../check/cache.h"
-#include "../check/layer.h"
+#include "../check/entries.h"
 #include "../check/request.h"
 #include "../check/structs.h"
 #include "../run/small.h"
@@ -29,114 +28,6 @@ bool has_key_rows(const ForwardCall &call) {
 }
 bool has_value_rows(const ForwardCall &call) {
   return call.stage.sequences.cache || call.stage.attention.request.prepare_v.is_any;
-}
-
-// NULL inputs: key = query, value = key. The widths have to agree then, and without key there are
-// as many keys as queries.
-mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
-  const bool has_key = args->key.data != nullptr, has_value = args->value.data != nullptr;
-  MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
-  if (shape.only_asks() && !args->cache_read)
-    return report.invalid(
-        "cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a cache; "
-        "give cache_read");
-  if (args->cache_read) {
-    args->n_kv = 0;
-    if (!has_key && !has_value) return MHA_OK;
-    return report.invalid(
-        "%s.data is given, but no keys come with cache_read; set it to NULL, or give cache to "
-        "append",
-        has_key ? "key" : "value");
-  }
-  if (!has_key && shape.key_dim != shape.query_dim)
-    return report.shape("key.data is NULL, but key_dim %lld is not query_dim %lld; give key",
-                        lld(shape.key_dim), lld(shape.query_dim));
-  if (!has_value && shape.value_dim != shape.key_dim)
-    return report.shape("value.data is NULL, but value_dim %lld is not key_dim %lld; give value",
-                        lld(shape.value_dim), lld(shape.key_dim));
-  if (!has_key && !has_value) {
-    args->n_kv = args->n_q;
-    return MHA_OK;
-  }
-  MHA_TRY(resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv));
-  if (!has_key && args->n_kv != args->n_q)
-    return report.shape(
-        "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld rows of query; "
-        "give key",
-        lld(args->n_kv), lld(args->n_q));
-  return MHA_OK;
-}
-
-// The rows of an input, whose strides are resolved here.
-mha_status resolve_rows(Report report, const char *name, const mha_input &input, int64_t batch,
-                        int64_t n, int64_t width, InputRows *rows) {
-  MHA_TRY(check_input_fields(report, name, input));
-  const Storage storage = storage_of_type(input.type);
-  if (is_plain(input.strides, batch, n, width)) {
-    *rows = {input.data, n, n * width, width, nullptr, storage};
-    return MHA_OK;
-  }
-  Array array = array_of(name, input.strides, batch, n, no_extent, width);
-  MHA_TRY(resolve_input(report, &array));
-  *rows = {input.data, n, array.strides[0], array.strides[1], nullptr, storage};
-  return MHA_OK;
-}
-
-// The same for key and value, which have query's type.
-mha_status resolve_other_rows(Report report, const char *name, const mha_forward_args &args,
-                              mha_input input, int64_t width, InputRows *rows) {
-  if (input.type == 0) input.type = args.query.type;
-  if (storage_of_type(input.type) != storage_of_type(args.query.type) &&
-      input.type <= MHA_TYPE_BF16)
-    return report.invalid(
-        "%s.type is %u, but query.type is %u; set it to 0 or to the type of query", name,
-        input.type, args.query.type);
-  return resolve_rows(report, name, input, args.batch, args.n_kv, width, rows);
-}
-
-mha_status resolve_arrays(Report report, const LayerShape &shape, ForwardCall *call) {
-  mha_forward_args &args = call->args;
-  const bool has_key = args.key.data != nullptr, has_value = args.value.data != nullptr;
-  MHA_TRY(resolve_rows(report, "query", args.query, args.batch, args.n_q, shape.query_dim,
-                       &call->query));
-  call->key = args.cache_read ? nullptr : has_key ? &call->own_key : &call->query;
-  call->value = has_value ? &call->own_value : call->key;
-  for (const auto &[name, input] : {std::pair{"key", &args.key}, {"value", &args.value}}) {
-    MHA_TRY(check_input_fields(report, name, *input));
-  }
-  if (!args.cache_read) {
-    MHA_TRY(has_key
-                ? resolve_other_rows(report, "key", args, args.key, shape.key_dim, &call->own_key)
-                : check_absent(report, "key", args.key));
-    MHA_TRY(has_value ? resolve_other_rows(report, "value", args, args.value, shape.value_dim,
-                                           &call->own_value)
-                      : check_absent(report, "value", args.value));
-  }
-  MHA_TRY(check_output_fields(report, "output", args.output));
-  if (is_plain(args.output.strides, args.batch, args.n_q, shape.output_dim)) {
-    args.output.strides = {args.n_q * shape.output_dim, shape.output_dim, 0};
-    return MHA_OK;
-  }
-  Array output =
-      array_of("output", args.output.strides, args.batch, args.n_q, no_extent, shape.output_dim);
-  MHA_TRY(resolve_output(report, &output));
-  args.output.strides = {output.strides[0], output.strides[1], 0};
-  return MHA_OK;
-}
-
-mha_status check_sgemm_strides(Report report, const mha_layer &layer, const ForwardCall &call) {
-  if (!layer.sgemm) return MHA_OK;
-  const InputRows *const inputs[] = {&call.query, call.key, call.value};
-  const char *const names[] = {"query", "key", "value"};
-  for (int i = 0; i < 3; ++i) {
-    if (inputs[i] && inputs[i]->row_stride == 0)
-      return report.invalid(
-          "%s.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows", names[i]);
-    if (inputs[i] && inputs[i]->row_stride > INT32_MAX)
-      return report.too_large("%s.strides.row is %lld; the largest that sgemm supports is %d",
-                              names[i], lld(inputs[i]->row_stride), INT32_MAX);
-  }
-  return MHA_OK;
 }
 
 void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *layout) {
@@ -162,30 +53,17 @@ void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *
   call->v_rows = take(has_value_rows(*call), kv_rows, shape.v_columns());
   call->context = take(shape.has_output, q_rows, shape.context_columns());
   const int64_t input_width = std::max(shape.query_dim, std::max(shape.key_dim, shape.value_dim));
-  call->inputs = plan_products(layer, call->query.storage, s.is_ragged(),
+  call->inputs = plan_products(layer, storage_of_type(args.query.type), s.is_ragged(),
                                batch * Count(std::max(args.n_q, args.n_kv)), input_width,
                                shape.input_columns(), threads, layout);
   call->output = plan_products(layer, Storage::f32, s.is_ragged(), shape.has_output ? q_rows : none,
                                shape.context_columns(), shape.output_dim, threads, layout);
 }
 
-// The beginning of every call: counts, arrays and threads.
-mha_status check_rows(Report report, const mha_layer *layer, const mha_forward_args *given,
-                      ForwardCall *call) {
-  MHA_TRY(check_layer(report.about(layer_argument), layer));
-  mha_forward_args &args = call->args;
-  const LayerShape &shape = layer->shape;
-  if (!shape.has_heads())
-    return report.about(layer_argument)
-        .invalid(
-            "layer is a linear layer, which has no heads; call mha_linear, or create it with "
-            "mha_layer_create");
-  MHA_TRY(read_struct(report, "mha_forward_args", given, &args));
-  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
-  MHA_TRY(resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q));
-  MHA_TRY(resolve_inputs(report, shape, &args));
-  MHA_TRY(resolve_arrays(report, shape, call));
-  return check_scheduler(report, args.scheduler);
+// Rows of packed sequences have no batch stride.
+InputRows rows_of(const mha_input &input, int64_t n, bool is_packed, const Extent *extents) {
+  return {input.data,        n,       is_packed ? 0 : input.strides.batch,
+          input.strides.row, extents, storage_of_type(input.type)};
 }
 
 AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
@@ -213,9 +91,8 @@ mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call)
   const bool is_self = !args.key.data && !args.cache_read;
   const CallArguments common(args);
   MHA_TRY(read_call(report, common, is_self, &stage.sequences, &stage.outputs));
-  if (call->is_packed())  // products count batches by sequence, of which packed ones have no stride
-    call->query.batch_stride = call->own_key.batch_stride = call->own_value.batch_stride =
-        args.output.strides.batch = 0;
+  // Products count batches by sequence, of which packed ones have no stride.
+  if (call->is_packed()) args.output.strides.batch = 0;
   stage.scheduler = args.scheduler;
   stage.kernels = layer->kernels;
   const AttentionShape shape = shape_of(layer->shape, stage.sequences.cache);
@@ -228,7 +105,7 @@ mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call)
         "outputs.states is given, but only mha_attention computes it; set it to NULL");
   MHA_TRY(check_request(report, common, shape, stage.outputs, &stage.sequences,
                         &stage.attention.request));
-  MHA_TRY(check_sgemm_strides(report, *layer, *call));
+  MHA_TRY(check_sgemm_inputs(report, *layer, args));
   WorkspaceLayout layout;
   plan_workspace(*layer, call, &layout);
   if (is_small(*layer, args)) {
@@ -334,9 +211,9 @@ void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memor
     arrays->v = packed(call.v, stage.attention.plan.head_dim_v_padded, value_positions);
   }
   arrays->new_keys = arrays->new_values = {};
-  if (call.key && has_key_rows(call))
+  if (!args.cache_read && has_key_rows(call))
     arrays->new_keys = rows_at(call.k_rows, args.n_kv, shape.k_columns(), shape.head_dim);
-  if (call.key && has_value_rows(call))
+  if (!args.cache_read && has_value_rows(call))
     arrays->new_values = rows_at(call.v_rows, args.n_kv, shape.v_columns(), shape.head_dim_v);
   arrays->gate = {};
   if (shape.gate != MHA_GATE_NONE)
@@ -365,8 +242,7 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
   };
   const int64_t q_rows = rows_of_extents(stage.queries, stage.sequences.batch, args.n_q);
   const int64_t n_q = call.is_packed() ? 0 : args.n_q, n_kv = call.is_packed() ? 0 : args.n_kv;
-  InputRows query = call.query;
-  query.extents = stage.queries;
+  const InputRows query = rows_of(args.query, args.n_q, call.is_packed(), stage.queries);
   Products qkv(layer);
   Projection &to_q = qkv.add(matrix_q, query, q_rows);
   set_destination_of_rows(&to_q.destination, written(arrays.q.base), n_q, shape.q_columns());
@@ -376,10 +252,12 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
     set_destination_of_rows(&to_gate.destination, written(arrays.gate.values.base), n_q,
                             shape.g_columns());
   }
-  if (call.key) {
+  if (!args.cache_read) {
     const int64_t kv_rows = rows_of_extents(stage.keys, stage.sequences.batch, args.n_kv);
-    InputRows key = *call.key, value = *call.value;
-    key.extents = value.extents = stage.keys;
+    const mha_input &k = args.key.data ? args.key : args.query,
+                    &v = args.value.data ? args.value : k;
+    const InputRows key = rows_of(k, args.n_kv, call.is_packed(), stage.keys),
+                    value = rows_of(v, args.n_kv, call.is_packed(), stage.keys);
     Projection &to_k = qkv.add(matrix_k, key, kv_rows);
     set_destination_of_rows(&to_k.tap, outputs.k, n_kv, shape.k_columns());
     if (arrays.new_keys.base)
@@ -445,7 +323,7 @@ mha_status forward_small(Report report, const mha_layer &layer, const ForwardCal
   const SmallCall small = {args.batch,
                            args.n_q,
                            (args.flags & MHA_CAUSAL) != 0,
-                           {call.query.base, call.query.batch_stride, call.query.row_stride, 0},
+                           {args.query.data, args.query.strides.batch, args.query.strides.row, 0},
                            static_cast<float *>(args.output.data),
                            args.output.strides.batch,
                            args.output.strides.row};
@@ -458,7 +336,7 @@ mha_status forward_small(Report report, const mha_layer &layer, const ForwardCal
 
 mha_status make_call(Report report, const mha_layer *layer, const mha_forward_args *given,
                      ForwardCall *call) {
-  MHA_TRY(check_rows(report, layer, given, call));
+  MHA_TRY(check_forward(report, layer, given, &call->args));
   return finish_call(report, layer, call);
 }
 
@@ -478,7 +356,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
                        size_t workspace_bytes, mha_error *error) {
   Report report(error, args_argument);
   ForwardCall call;
-  MHA_TRY(check_rows(report, layer, args, &call));
+  MHA_TRY(check_forward(report, layer, args, &call.args));
   if (is_small(*layer, call.args))
     return forward_small(report, *layer, call, workspace, workspace_bytes);
   MHA_TRY(finish_call(report, layer, &call));

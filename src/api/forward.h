@@ -7,13 +7,9 @@
 
 namespace mha {
 
-constexpr uint32_t layer_argument = 1, args_argument = 2;  // of mha_forward and its queries
-
 // A call of mha_forward: its arguments, with all defaults resolved, and its workspace.
 struct ForwardCall {
   mha_forward_args args;
-  InputRows query, own_key, own_value;
-  const InputRows *key, *value;  // own_key and own_value, or the rows of query or key; null: none
   AttentionStage stage;
   // Offsets in the workspace. k_rows and v_rows hold keys and values as projected, if they have to
   // be prepared or go to a cache.

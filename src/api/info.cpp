@@ -1,13 +1,15 @@
-// mha_info and mha_attention_info: how a call will run, and what it costs.
+// mha_info, mha_attention_info and mha_linear_info: how a call will run, and what it costs.
 
 #include <algorithm>
 
-#include "../check/arrays.h"
+#include "../check/entries.h"
 #include "../check/request.h"
 #include "../check/structs.h"
 #include "../cpu.h"
+#include "../storage.h"
 #include "attention.h"
 #include "forward.h"
+#include "linear.h"
 
 namespace mha {
 namespace {
@@ -121,7 +123,15 @@ uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int6
   return bytes;
 }
 
-// ---- The attention
+// ---- The parts of a call
+
+// Which kernels run the products, and from which layer.
+void describe_projections(const mha_layer &layer, mha_call_info *info) {
+  const bool has_sgemm = layer.sgemm != nullptr;
+  info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
+  info->contract = has_sgemm ? 0 : contract_of_thread();
+  info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
+}
 
 void describe_run(const AttentionStage &stage, mha_call_info *info) {
   info->instruction_set = stage.kernels->instruction_set;
@@ -176,7 +186,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
                        output_weights) +
              kv_rows * (product(shape.key_dim, shape.k_columns()) +
                         product(shape.value_dim, shape.v_columns())));
-    const uint64_t of_inputs = static_cast<uint64_t>(bytes_of(call.query.storage));
+    const uint64_t of_inputs = static_cast<uint64_t>(bytes_of(storage_of_type(read.query.type)));
     // Inputs that are the same rows count once.
     filled.bytes =
         filled.packed_bytes +
@@ -213,4 +223,36 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
     add_attention_cost(call.stage, &filled);
   }
   return write_struct(report.about(2), "mha_call_info", filled, info);
+}
+
+mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, mha_call_info *info,
+                           mha_error *error) {
+  Report report(error, args_argument);
+  LinearCall call;
+  MHA_TRY(make_call(report, layer, args, &call));
+  const mha_linear_args &read = call.args;
+  const LayerShape &shape = layer->shape;
+  mha_call_info filled = {};
+  filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
+  filled.instruction_set = layer->kernels->instruction_set;
+  filled.num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
+  describe_projections(*layer, &filled);
+  if (read.rows != 0) {
+    // The packed layer has all weights, then all scales, then all biases, those of W_O last each
+    // time.
+    const PackedMatrix &first = layer->layout.matrices[matrix_q],
+                       &last = layer->layout.matrices[matrix_o];
+    const int64_t of_scales = last.scales_offset ? first.bias_offset - last.scales_offset : 0;
+    const int64_t of_weights =
+        (last.scales_offset ? first.scales_offset : first.bias_offset) - last.weights_offset;
+    const int64_t of_bias = layer->layout.bytes - last.bias_offset;
+    const int64_t of_output = shape.output_dim * bytes_of(storage_of_type(read.output.type)) *
+                              (read.residual.data ? 2 : 1);
+    const int64_t of_input = shape.output_depth() * bytes_of(storage_of_type(read.x.type));
+    filled.operations =
+        2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
+    filled.bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) +
+                   product(read.rows, of_input + of_output);
+  }
+  return write_struct(report.about(3), "mha_call_info", filled, info);
 }

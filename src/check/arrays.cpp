@@ -141,6 +141,32 @@ mha_status resolve_output(Report report, Array *array) {
   return check_overlap(report, *array);
 }
 
+mha_status resolve_array(Report report, const char *name, const Extents &e, mha_input *input) {
+  MHA_TRY(check_input_fields(report, name, *input));
+  mha_strides &strides = input->strides;
+  if (e.heads == no_extent && is_plain(strides, e.batch, e.rows, e.width)) {
+    strides = {e.rows * e.width, e.width, 0};
+    return MHA_OK;
+  }
+  Array array = array_of(name, strides, e.batch, e.rows, e.heads, e.width);
+  MHA_TRY(resolve_input(report, &array));
+  strides = {array.strides[0], array.strides[1], array.strides[2]};
+  return MHA_OK;
+}
+
+mha_status resolve_array(Report report, const char *name, const Extents &e, mha_output *output) {
+  MHA_TRY(check_output_fields(report, name, *output));
+  mha_strides &strides = output->strides;
+  if (e.heads == no_extent && is_plain(strides, e.batch, e.rows, e.width)) {
+    strides = {e.rows * e.width, e.width, 0};
+    return MHA_OK;
+  }
+  Array array = array_of(name, strides, e.batch, e.rows, e.heads, e.width);
+  MHA_TRY(resolve_output(report, &array));
+  strides = {array.strides[0], array.strides[1], array.strides[2]};
+  return MHA_OK;
+}
+
 mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32_t reserved) {
   if (type > MHA_TYPE_BF16)
     return report.invalid(

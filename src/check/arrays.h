@@ -77,6 +77,14 @@ inline mha_status check_output_fields(Report report, const char *name, const mha
   return is_sound ? MHA_OK : fail_row_array(report, name, output.type, output.reserved);
 }
 
+// Check the fields of an array of these extents, and resolve its strides in place.
+struct Extents {
+  int64_t batch, rows, heads, width;  // no_extent: the array does not have this dimension
+};
+mha_status resolve_array(Report report, const char *name, const Extents &extents, mha_input *input);
+mha_status resolve_array(Report report, const char *name, const Extents &extents,
+                         mha_output *output);
+
 // An input that is not there has no other fields.
 mha_status fail_absent(Report report, const char *name);
 

@@ -243,13 +243,6 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
   }
 }
 
-void describe_projections(const mha_layer &layer, mha_call_info *info) {
-  const bool has_sgemm = layer.sgemm != nullptr;
-  info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
-  info->contract = has_sgemm ? 0 : contract_of_thread();
-  info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
-}
-
 void run_products(const mha_layer &layer, const Product *products, int64_t num_products,
                   const mha_scheduler *scheduler, UnitCounter *counter, const ProductPlan &memory,
                   unsigned char *workspace) {

@@ -37,9 +37,6 @@ ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_paddin
 void describe_projection(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t rows,
                          Projection *projection);
 
-// Which kernels run them, and from which layer.
-void describe_projections(const mha_layer &layer, mha_call_info *info);
-
 // Runs all products: on the layer's kernels, or through its sgemm.
 void run_products(const mha_layer &layer, const Product *products, int64_t num_products,
                   const mha_scheduler *scheduler, UnitCounter *counter, const ProductPlan &memory,

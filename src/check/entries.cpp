@@ -1,0 +1,338 @@
+#include "entries.h"
+
+#include "../run/schedule.h"
+#include "../storage.h"
+#include "arrays.h"
+#include "cache.h"
+#include "layer.h"
+#include "structs.h"
+
+namespace mha {
+namespace {
+
+// Sizes of sgemm are int, and rows that are one copy have no stride there.
+mha_status check_sgemm_rows(Report report, const char *name, int64_t row_stride) {
+  if (row_stride == 0)
+    return report.invalid(
+        "%s.strides.row is MHA_BROADCAST, which sgemm does not support; copy the rows", name);
+  if (row_stride <= INT32_MAX) return MHA_OK;
+  return report.too_large("%s.strides.row is %lld; the largest that sgemm supports is %d", name,
+                          lld(row_stride), INT32_MAX);
+}
+
+// ---- mha_forward
+
+// NULL inputs: key = query, value = key. The widths have to agree then, and without key there are
+// as many keys as queries.
+mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
+  const bool has_key = args->key.data != nullptr, has_value = args->value.data != nullptr;
+  MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
+  if (shape.only_asks() && !args->cache_read)
+    return report.invalid(
+        "cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a cache; "
+        "give cache_read");
+  if (args->cache_read) {
+    args->n_kv = 0;
+    if (!has_key && !has_value) return MHA_OK;
+    return report.invalid(
+        "%s.data is given, but no keys come with cache_read; set it to NULL, or give cache to "
+        "append",
+        has_key ? "key" : "value");
+  }
+  if (!has_key && shape.key_dim != shape.query_dim)
+    return report.shape("key.data is NULL, but key_dim %lld is not query_dim %lld; give key",
+                        lld(shape.key_dim), lld(shape.query_dim));
+  if (!has_value && shape.value_dim != shape.key_dim)
+    return report.shape("value.data is NULL, but value_dim %lld is not key_dim %lld; give value",
+                        lld(shape.value_dim), lld(shape.key_dim));
+  if (!has_key && !has_value) {
+    args->n_kv = args->n_q;
+    return MHA_OK;
+  }
+  MHA_TRY(resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv));
+  if (!has_key && args->n_kv != args->n_q)
+    return report.shape(
+        "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld rows of query; "
+        "give key",
+        lld(args->n_kv), lld(args->n_q));
+  return MHA_OK;
+}
+
+// key and value have query's type.
+mha_status resolve_other_rows(Report report, const char *name, const mha_forward_args &args,
+                              int64_t width, mha_input *input) {
+  if (!input->data) return check_absent(report, name, *input);
+  if (input->type == 0) input->type = args.query.type;
+  if (storage_of_type(input->type) != storage_of_type(args.query.type))
+    return report.invalid(
+        "%s.type is %u, but query.type is %u; set it to 0 or to the type of query", name,
+        input->type, args.query.type);
+  return resolve_array(report, name, {args.batch, args.n_kv, no_extent, width}, input);
+}
+
+}  // namespace
+
+mha_status check_forward(Report report, const mha_layer *layer, const mha_forward_args *given,
+                         mha_forward_args *read) {
+  MHA_TRY(check_layer(report.about(layer_argument), layer));
+  mha_forward_args &args = *read;
+  const LayerShape &shape = layer->shape;
+  if (!shape.has_heads())
+    return report.about(layer_argument)
+        .invalid(
+            "layer is a linear layer, which has no heads; call mha_linear, or create it with "
+            "mha_layer_create");
+  MHA_TRY(read_struct(report, "mha_forward_args", given, &args));
+  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
+  MHA_TRY(resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q));
+  MHA_TRY(resolve_inputs(report, shape, &args));
+  const Extents of_query = {args.batch, args.n_q, no_extent, shape.query_dim};
+  MHA_TRY(resolve_array(report, "query", of_query, &args.query));
+  MHA_TRY(check_input_fields(report, "key", args.key));
+  MHA_TRY(check_input_fields(report, "value", args.value));
+  if (!args.cache_read) {
+    MHA_TRY(resolve_other_rows(report, "key", args, shape.key_dim, &args.key));
+    MHA_TRY(resolve_other_rows(report, "value", args, shape.value_dim, &args.value));
+  }
+  const Extents of_output = {args.batch, args.n_q, no_extent, shape.output_dim};
+  MHA_TRY(resolve_array(report, "output", of_output, &args.output));
+  return check_scheduler(report, args.scheduler);
+}
+
+mha_status check_sgemm_inputs(Report report, const mha_layer &layer, const mha_forward_args &args) {
+  if (!layer.sgemm) return MHA_OK;
+  MHA_TRY(check_sgemm_rows(report, "query", args.query.strides.row));
+  if (args.key.data) MHA_TRY(check_sgemm_rows(report, "key", args.key.strides.row));
+  return args.value.data ? check_sgemm_rows(report, "value", args.value.strides.row) : MHA_OK;
+}
+
+// ---- mha_attention
+
+namespace {
+
+mha_status check_dimensions(Report report, mha_attention_args *args) {
+  const struct {
+    const char *name;
+    int64_t value;
+    bool may_be_zero;
+  } dims[] = {{"num_heads", args->num_heads, false},
+              {"num_kv_heads", args->num_kv_heads, true},
+              {"head_dim", args->head_dim, false},
+              {"head_dim_v", args->head_dim_v, true}};
+  for (const auto &dim : dims) {
+    if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero))
+      return report.invalid("%s is %lld; set it to at least 1", dim.name, lld(dim.value));
+    if (dim.value > INT32_MAX)
+      return report.too_large("%s is %lld; the largest dimension is %d", dim.name, lld(dim.value),
+                              INT32_MAX);
+  }
+  if (args->num_kv_heads == 0) args->num_kv_heads = args->num_heads;
+  if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
+  if (args->num_heads % args->num_kv_heads != 0)
+    return report.shape(
+        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor "
+        "for grouped queries",
+        lld(args->num_kv_heads), lld(args->num_heads));
+  if (args->num_heads * args->head_dim > INT32_MAX ||
+      args->num_heads * args->head_dim_v > INT32_MAX) {
+    return report.too_large("num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
+                            lld(args->num_heads), INT32_MAX);
+  }
+  return MHA_OK;
+}
+
+// With cache_read, no keys come with the call.
+mha_status check_cache_read(Report report, mha_attention_args *args) {
+  MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
+  if (!args->cache_read)
+    return resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args->n_kv);
+  args->n_kv = 0;
+  const char *const given = args->k.data ? "k" : args->v.data ? "v" : nullptr;
+  return given ? report.invalid(
+                     "%s.data is given, but no keys come with cache_read; set it to NULL, or give "
+                     "cache to append",
+                     given)
+               : MHA_OK;
+}
+
+}  // namespace
+
+mha_status check_attention_shape(Report report, mha_attention_args *args) {
+  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args->batch));
+  MHA_TRY(resolve_extent(report, "n_q", "the rows of q per sequence", &args->n_q));
+  MHA_TRY(check_cache_read(report, args));
+  return check_dimensions(report, args);
+}
+
+mha_status check_attention_arrays(Report report, const mha_outputs &outputs,
+                                  mha_attention_args *read) {
+  mha_attention_args &args = *read;
+  if (outputs.states && !is_contiguous(args.output.strides))
+    return report.invalid(
+        "output.strides are set beside outputs.states, which are written in place of output; set "
+        "them to 0");
+  if (args.k.type == 0) args.k.type = args.q.type;
+  if (args.v.type == 0) args.v.type = args.k.type;
+  const int64_t batch = args.batch, n_q = args.n_q, n_kv = args.n_kv, heads = args.num_heads,
+                kv_heads = args.num_kv_heads;
+  MHA_TRY(resolve_array(report, "q", {batch, n_q, heads, args.head_dim}, &args.q));
+  MHA_TRY(resolve_array(report, "k", {batch, n_kv, kv_heads, args.head_dim}, &args.k));
+  MHA_TRY(resolve_array(report, "v", {batch, n_kv, kv_heads, args.head_dim_v}, &args.v));
+  MHA_TRY(resolve_array(report, "output", {batch, n_q, heads, args.head_dim_v}, &args.output));
+  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
+  if (args.kv_first_position < 0 || args.kv_first_position > int64_t{1} << 62)
+    return report.invalid(
+        "kv_first_position is %lld; it must be 0 to 2^62, the number of keys before those of the "
+        "call",
+        lld(args.kv_first_position));
+  if (args.scale - args.scale != 0.0f)
+    return report.invalid(
+        "scale is not finite; set it to a number, or to 0 for 1 / sqrt(head_dim)");
+  if (args.scale != 0.0f && (args.flags & MHA_EQUAL_SCORES))
+    return report.invalid("scale is %g beside MHA_EQUAL_SCORES, which makes it 0; leave one out",
+                          static_cast<double>(args.scale));
+  return check_scheduler(report, args.scheduler);
+}
+
+mha_status check_attention_outputs(Report report, const mha_attention_args &args,
+                                   const mha_outputs &outputs, const AttentionRequest &request) {
+  const struct {
+    const char *name;
+    bool is_given;
+  } others[] = {{"output.data", args.output.data != nullptr},
+                {"output.type", args.output.type != 0},
+                {"outputs.lse", outputs.lse != nullptr},
+                {"outputs.context", outputs.context != nullptr},
+                {"an output per pair", request.pairs.has_any()},
+                {"score.sinks", request.options.sinks != nullptr},
+                {"score.head_scales", request.options.head_scales != nullptr}};
+  for (const auto &other : others) {
+    if (outputs.states && other.is_given)
+      return report.invalid(
+          "%s is given beside outputs.states; leave it out, and give it to mha_states_finish",
+          other.name);
+  }
+  const char *const of_forward = outputs.q ? "q" : outputs.k ? "k" : outputs.v ? "v" : nullptr;
+  if (!of_forward) return MHA_OK;
+  return report.invalid("outputs.%s is given, but only mha_forward computes it; set it to NULL",
+                        of_forward);
+}
+
+// ---- mha_choose_keys
+
+namespace {
+
+// What of mha_attention has no meaning here.
+mha_status check_left_out(Report report, const mha_attention_args &args) {
+  const struct {
+    const char *name;
+    const void *given;
+  } arrays[] = {{"v.data", args.v.data},
+                {"output.data", args.output.data},
+                {"score", args.score},
+                {"score_arrays", args.score_arrays},
+                {"outputs", args.outputs}};
+  for (const auto &array : arrays) {
+    if (array.given)
+      return report.invalid(
+          "attention.%s is given, but mha_choose_keys does not use it; set it to NULL", array.name);
+  }
+  if (args.kv_first_position != 0)
+    return report.invalid(
+        "attention.kv_first_position is %lld, but all keys to choose from are the call's; set it "
+        "to 0",
+        lld(args.kv_first_position));
+  if (args.num_kv_heads < 0 || args.num_kv_heads > 1)
+    return report.shape(
+        "attention.num_kv_heads is %lld, but index heads share one key head; set it to 1",
+        lld(args.num_kv_heads));
+  const mha_kv_cache *const caches[] = {args.cache, args.cache_read};
+  for (const mha_kv_cache *cache : caches) {
+    MHA_TRY(check_optional_cache(report, cache));
+    if (cache && cache->kind == MHA_CACHE_KIND_RING)
+      return report.invalid(
+          "attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or "
+          "paged cache");
+  }
+  return MHA_OK;
+}
+
+}  // namespace
+
+mha_status check_choice(Report report, const mha_choose_keys_args *given,
+                        mha_choose_keys_args *args, mha_attention_args *attention) {
+  MHA_TRY(read_struct(report, "mha_choose_keys_args", given, args));
+  MHA_TRY(read_struct(report, "mha_attention_args", args->attention, attention));
+  MHA_TRY(check_left_out(report, *attention));
+  attention->num_kv_heads = 1;
+  const mha_kv_cache *const cache = attention->cache ? attention->cache : attention->cache_read;
+  attention->head_dim_v = cache ? cache->head_dim_v : 0;
+  return MHA_OK;
+}
+
+mha_status check_choice_arrays(Report report, const mha_attention_args &attention,
+                               const AttentionRequest &request, int64_t n_kv,
+                               mha_choose_keys_args *args) {
+  if (attention.cache && attention.n_kv > 0 && attention.cache->values == MHA_CACHE_VALUES_OWN)
+    return report.invalid(
+        "attention.cache stores values, but only keys are appended; use a cache with "
+        "MHA_CACHE_VALUES_IN_KEYS, or give cache_read");
+  if (request.prepare_v.norm.is_given)
+    return report.invalid(
+        "attention.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the flag "
+        "out");
+  if (args->num_chosen < 1)
+    return report.invalid("num_chosen is %lld; set it to at least 1", lld(args->num_chosen));
+  if (n_kv > INT32_MAX)
+    return report.too_large(
+        "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
+        lld(n_kv));
+  MHA_TRY(check_input_fields(report, "weights", args->weights));
+  if (storage_of_type(args->weights.type) != Storage::f32)
+    return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)",
+                          args->weights.type);
+  const Extents of_weights = {attention.batch, request.n_q, no_extent, request.num_heads};
+  MHA_TRY(resolve_array(report, "weights", of_weights, &args->weights));
+  const Count rows = Count(attention.batch) * Count(request.n_q);
+  if ((rows * Count(args->num_chosen) * Count(sizeof(int32_t))).overflows())
+    return report.too_large("chosen_keys would exceed the address space; use smaller dimensions");
+  if (args->index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())
+    return report.too_large("index_scores would exceed the address space; use smaller dimensions");
+  return MHA_OK;
+}
+
+// ---- mha_linear
+
+mha_status check_linear(Report report, const mha_layer *layer, const mha_linear_args *given,
+                        mha_linear_args *read) {
+  MHA_TRY(check_layer(report.about(layer_argument), layer));
+  const LayerShape &shape = layer->shape;
+  if (!shape.has_output)
+    return report.about(layer_argument)
+        .invalid(
+            "layer has no W_O, which mha_linear multiplies by; create it with w_o, or with "
+            "mha_linear_create");
+  mha_linear_args &args = *read;
+  MHA_TRY(read_struct(report, "mha_linear_args", given, &args));
+  MHA_TRY(resolve_extent(report, "rows", "the rows of x", &args.rows));
+  mha_input &residual = args.residual;
+  const Extents of_x = {no_extent, args.rows, no_extent, shape.output_depth()},
+                of_output = {no_extent, args.rows, no_extent, shape.output_dim};
+  MHA_TRY(resolve_array(report, "x", of_x, &args.x));
+  MHA_TRY(resolve_array(report, "output", of_output, &args.output));
+  if (residual.data) {
+    if (residual.type == 0) residual.type = args.output.type;
+    MHA_TRY(resolve_array(report, "residual", of_output, &residual));
+    if (storage_of_type(residual.type) != storage_of_type(args.output.type))
+      return report.invalid(
+          "residual.type is %u, but output.type is %u; set it to 0 or to the type of output",
+          residual.type, args.output.type);
+  } else {
+    MHA_TRY(check_input_fields(report, "residual", residual));
+    MHA_TRY(check_absent(report, "residual", residual));
+  }
+  MHA_TRY(check_scheduler(report, args.scheduler));
+  return layer->sgemm ? check_sgemm_rows(report, "x", args.x.strides.row) : MHA_OK;
+}
+
+}  // namespace mha
