@@ -18,11 +18,12 @@ StridedRows rows_of(const mha_input &input) {
           storage_of_type(input.type)};
 }
 
-// With a cache, keys and values of the call are rows to be stored there.
+// With a cache, the keys and values of the call are stored there before it attends.
 bool stores_rows(const AttentionCall &call) {
   return call.stage.sequences.cache && call.args.n_kv > 0;
 }
 
+// Without a cache, units read keys and values in the arrays of the caller.
 AttentionShape shape_of(const AttentionCall &call, const AttentionUse &use) {
   const mha_attention_args &args = call.args;
   const mha_kv_cache *const cache = call.stage.sequences.cache;
@@ -124,6 +125,8 @@ mha_status check_pointers(Report report, const AttentionCall &call) {
 
 }  // namespace
 
+// Where the rows lie: in the arrays of the caller and in the cache, except for keys that are packed
+// first.
 void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays *arrays) {
   const mha_attention_args &args = call.args;
   const AttentionStage &stage = call.stage;

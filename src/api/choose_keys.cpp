@@ -1,8 +1,9 @@
 // mha_choose_keys: index scores of queries and keys as mha_attention multiplies them, and the keys
 // with the greatest ones.
 //
-// Some blocks of queries at a time: units, each a block with a part of its keys, write scores to
-// the workspace; then each query chooses.
+// The call goes through blocks of queries, a few at a time, so that their scores fit into the
+// workspace. For each, units (a block with a part of its keys) write scores; then each query
+// chooses.
 
 #include <string.h>
 

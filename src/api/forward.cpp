@@ -17,6 +17,8 @@
 namespace mha {
 namespace {
 
+// Key tiles of 16 positions that the keys of one sequence need; of all sequences where these are
+// packed.
 int64_t key_blocks(const ForwardCall &call) {
   return call.is_packed() ? packed_key_blocks(call.args.n_kv, call.stage.sequences.batch)
                           : blocks_of(call.args.n_kv, key_block);
@@ -30,6 +32,8 @@ bool has_value_rows(const ForwardCall &call) {
   return call.stage.sequences.cache || call.stage.attention.request.prepare_v.is_any;
 }
 
+// Memory of a call, in the order in which it is used: the attention, then what the products write,
+// then what the products need themselves.
 void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *layout) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = call->args;
@@ -66,6 +70,8 @@ InputRows rows_of(const mha_input &input, int64_t n, bool is_packed, const Exten
           input.strides.row, extents, storage_of_type(input.type)};
 }
 
+// Projections are float32, whatever the types of the inputs. Without a cache they write keys and
+// values in the packed form.
 AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
   AttentionShape shape;
   shape.num_heads = layer.num_heads;
@@ -83,7 +89,8 @@ AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
   return shape;
 }
 
-// The rest of it: whatever can be checked without the data, and the call.
+// The rest of a call that is not small: all checks that need no array, and the layout of the
+// workspace. The size query of a small call comes here too, because its arguments get all checks.
 mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call) {
   mha_forward_args &args = call->args;
   AttentionStage &stage = call->stage;
@@ -93,6 +100,7 @@ mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call)
   MHA_TRY(read_call(report, common, is_self, &stage.sequences, &stage.outputs));
   // Products count batches by sequence, of which packed ones have no stride.
   if (call->is_packed()) args.output.strides.batch = 0;
+  // The layer has chosen its kernels when it was created.
   stage.scheduler = args.scheduler;
   stage.kernels = layer->kernels;
   const AttentionShape shape = shape_of(layer->shape, stage.sequences.cache);
@@ -123,8 +131,8 @@ mha_status check_pointers(Report report, const mha_forward_args &args) {
 
 // ---- The call
 
-// Field by field into its place: to copy a struct that has just been written would have to wait for
-// the writes.
+// Writes field by field into the struct in place: a copy of a struct that has just been written
+// would wait for the writes.
 inline void set_destination(Destination *to, Destination::Kind kind, void *base,
                             int64_t batch_stride, int64_t row_stride, int64_t head_stride,
                             int64_t head_width) {
@@ -152,8 +160,8 @@ bool is_same(const InputRows &a, const InputRows &b) {
          a.batch_stride == b.batch_stride && a.row_stride == b.row_stride && a.extents == b.extents;
 }
 
-// The products of a stage: one for all matrices that have the same input rows. Only what is used is
-// written.
+// Collects products, and runs matrices that have the same input rows as one product: for
+// self-attention that is W_Q|W_G|W_K|W_V, in one pass over the rows.
 class Products {
  public:
   explicit Products(const mha_layer &layer) : layer_(layer), count_(0) {}
@@ -228,8 +236,9 @@ void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memor
                       shape.context_columns(), shape.head_dim_v};
 }
 
-// x -> q | gate | k | v. A head is a column range: each is written to where it is stored from, or
-// where the attention reads it.
+// x -> q | gate | k | v. A head is a range of columns. The products write each head to where the
+// attention reads it, so nothing is copied to split the heads. Keys and values that a norm, a
+// rotation or a cache still has to process go to rows first.
 void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned char *workspace) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = call.args;
@@ -313,7 +322,7 @@ void run(const mha_layer &layer, ForwardCall &call, unsigned char *workspace) {
   }
 }
 
-// A small call needs no more than the checks of its rows.
+// A small call needs no checks but those of its rows.
 mha_status forward_small(Report report, const mha_layer &layer, const ForwardCall &call,
                          void *workspace, size_t workspace_bytes) {
   const mha_forward_args &args = call.args;

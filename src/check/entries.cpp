@@ -10,7 +10,7 @@
 namespace mha {
 namespace {
 
-// Sizes of sgemm are int, and rows that are one copy have no stride there.
+// sgemm takes strides as int, and none of 0.
 mha_status check_sgemm_rows(Report report, const char *name, int64_t row_stride) {
   if (row_stride == 0)
     return report.invalid(
@@ -22,8 +22,8 @@ mha_status check_sgemm_rows(Report report, const char *name, int64_t row_stride)
 
 // ---- mha_forward
 
-// NULL inputs: key = query, value = key. The widths have to agree then, and without key there are
-// as many keys as queries.
+// NULL inputs mean key = query and value = key. Then the widths have to agree, and without key
+// there are as many keys as queries. With cache_read the call brings no keys at all.
 mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
   const bool has_key = args->key.data != nullptr, has_value = args->value.data != nullptr;
   MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
@@ -58,7 +58,7 @@ mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_ar
   return MHA_OK;
 }
 
-// key and value have query's type.
+// key and value have the type of query, and widths of their own.
 mha_status resolve_other_rows(Report report, const char *name, const mha_forward_args &args,
                               int64_t width, mha_input *input) {
   if (!input->data) return check_absent(report, name, *input);
@@ -110,6 +110,7 @@ mha_status check_sgemm_inputs(Report report, const mha_layer &layer, const mha_f
 
 namespace {
 
+// Heads and widths. An int must hold every number of columns.
 mha_status check_dimensions(Report report, mha_attention_args *args) {
   const struct {
     const char *name;
@@ -223,6 +224,8 @@ mha_status check_attention_outputs(Report report, const mha_attention_args &args
 namespace {
 
 // What of mha_attention has no meaning here.
+// mha_choose_keys takes the arguments of mha_attention for queries, keys and sequences. Everything
+// that serves values, the softmax or outputs has no meaning there.
 mha_status check_left_out(Report report, const mha_attention_args &args) {
   const struct {
     const char *name;

@@ -8,11 +8,12 @@
 namespace mha {
 namespace {
 
-constexpr int64_t min_position =
-    -(int64_t{1} << 62);  // so that differences of positions are no overflow
+// Positions are at least this, so that no difference of two of them overflows.
+constexpr int64_t min_position = -(int64_t{1} << 62);
 
 // ---- Checks without arrays
 
+// Windows have a flag each, because 0 is an ordinary width.
 mha_status check_flags(Report report, const SequenceArguments &s) {
   constexpr uint32_t known_flags =
       MHA_CAUSAL | MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_EQUAL_SCORES;
@@ -39,6 +40,7 @@ mha_status check_flags(Report report, const SequenceArguments &s) {
   return MHA_OK;
 }
 
+// The shape of the rotation, with its defaults resolved. The tables themselves may hold anything.
 mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
   if (!s->has_rope()) return MHA_OK;
   mha_rope &rope = s->rope;
@@ -73,6 +75,9 @@ mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
   return MHA_OK;
 }
 
+// A cache has the heads of the call, and room for its sequences. A ring needs more: it keeps only a
+// window of positions, so the call must be causal, look back no further, and count positions by
+// itself.
 mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t num_kv_heads,
                             int64_t head_dim, int64_t head_dim_v) {
   const mha_kv_cache *const cache = s.cache;
@@ -113,7 +118,7 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
   return MHA_OK;
 }
 
-// What packed sequences go with.
+// cu_seqlens_q alone says which rows are valid, so other arrays that say so cannot stand beside it.
 mha_status check_packing(Report report, const SequenceArguments &s) {
   const mha_sequences &given = s.given;
   if (!s.is_packed()) {
@@ -138,7 +143,7 @@ mha_status check_packing(Report report, const SequenceArguments &s) {
 
 // ---- Checks of arrays
 
-// Valid rows within those of the array. rows_name: of `rows`.
+// Lengths and first rows keep the valid rows within the array. rows_name is the field with `rows`.
 mha_status check_rows(Report report, const char *prefix, const int64_t *lengths,
                       const int64_t *first_rows, int64_t batch, const char *rows_name,
                       int64_t rows) {
@@ -163,7 +168,8 @@ mha_status check_rows(Report report, const char *prefix, const int64_t *lengths,
   return MHA_OK;
 }
 
-// The first rows of packed sequences: they ascend from 0 to the number of rows.
+// cu_seqlens ascend from 0 to the number of rows: row starts[b] is the first one of sequence b, and
+// row starts[b + 1] the first one of the next.
 mha_status check_packed(Report report, const char *name, const int64_t *starts, int64_t batch,
                         const char *rows_name, int64_t rows) {
   if (!starts) return MHA_OK;
@@ -182,9 +188,10 @@ mha_status check_packed(Report report, const char *name, const int64_t *starts, 
       name, lld(batch), lld(starts[batch]), rows_name, lld(rows));
 }
 
-// That cache_sequences has each at most once. If they do not ascend, they are gone through for
-// 32768 of the cache's sequences at a time, with a bit for each on the stack: there is no memory
-// for more, and other calls may read the cache meanwhile.
+// A call uses each sequence of the cache at most once. Numbers that ascend show it at once. Others
+// are marked in a set of bits on the stack, for 32768 sequences of the cache at a time: the
+// workspace has no room for more, and the cache cannot hold marks, because other calls may read it
+// meanwhile.
 mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
   const int64_t *const sequences = s.given.cache_sequences;
   bool ascend = true;
@@ -219,7 +226,8 @@ mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
   return MHA_OK;
 }
 
-// That a ring still holds all that the rows attend to, in each pass.
+// A ring overwrites its oldest positions. Each pass over it must still find every key that its
+// rows attend to.
 mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
   const int64_t sequence = in_cache(s, b), past = past_of(s, b), rows = keys_of(s, b),
                 queries = queries_of(s, b), start = start_of(s, b);
@@ -240,7 +248,8 @@ mha_status check_ring(Report report, const SequenceArguments &s, int64_t b) {
   return MHA_OK;
 }
 
-// The largest position of a row has to have its line in the tables.
+// The tables of rope need a line for every position. Positions are the caller's, or count up from
+// the position of the first row; then only the first and the last one can be out of range.
 mha_status check_rope_positions(Report report, const SequenceArguments &s, int64_t b,
                                 bool of_keys) {
   const int64_t *const given = of_keys ? s.given.rope_k_positions : s.given.rope_q_positions;
@@ -296,6 +305,7 @@ mha_status read_sequences(Report report, const CallArguments &args, bool is_self
   if (!args.sequences) return MHA_OK;
   mha_sequences &given = s.given;
   MHA_TRY(read_struct(report, "mha_sequences", args.sequences, &given));
+  // Ignored without a cache, as mha.h says.
   if (!s.cache) given.cache_sequences = nullptr;
   const struct {
     const char *name;
@@ -336,6 +346,8 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
   MHA_TRY(check_flags(report, s));
   MHA_TRY(check_rope(report, sequences, head_dim));
   MHA_TRY(check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v));
+  // Without a cache and without lengths the counts of rows are known already, so that a query
+  // before the first key is found without reading an array.
   const bool knows_counts = !s.given.q_first_positions && !s.is_ragged() && !s.cache;
   if (knows_counts && s.n_q > s.n_kv && has_positions(s))
     return report.shape(
@@ -351,6 +363,7 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
 
 mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   const mha_sequences &given = s.given;
+  // Most calls have no such array.
   const bool is_plain = !given.q_first_positions && !s.is_ragged() && !s.cache && !s.has_rope();
   if (is_plain) return MHA_OK;
   MHA_TRY(check_packed(report, "cu_seqlens_q", given.cu_seqlens_q, s.batch, "n_q", s.n_q));
@@ -359,15 +372,13 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   MHA_TRY(check_rows(report, "kv", given.kv_lengths, given.kv_first_rows, s.batch, "n_kv", s.n_kv));
   const bool has_rope_positions =
       s.has_rope() && (given.rope_q_positions || given.rope_k_positions);
+  // Where no array tells sequences apart, the checks of the first one hold for all.
   const bool are_alike =
       !given.q_first_positions && !s.is_ragged() && !s.cache && !has_rope_positions;
-  if (given.cache_sequences) {
-    MHA_TRY(check_cache_sequences(report, s));
-  }
+  if (given.cache_sequences) MHA_TRY(check_cache_sequences(report, s));
   for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
-    if (s.growing) {
-      MHA_TRY(check_append(report, s.cache, in_cache(s, b), keys_of(s, b)));
-    }
+    if (s.growing) MHA_TRY(check_append(report, s.cache, in_cache(s, b), keys_of(s, b)));
+    // Self-attention appends its rows to the cache, so their positions follow from its length.
     if (s.growing && given.q_first_positions && s.is_self && has_positions(s) &&
         queries_of(s, b) > 0 && given.q_first_positions[b] != past_of(s, b)) {
       return report.invalid(
@@ -384,9 +395,7 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
           "sequence %lld has more queries, %lld, than keys, %lld, so that some would be before the "
           "first key; give sequences.q_first_positions",
           lld(b), lld(queries_of(s, b)), lld(past_of(s, b) + keys_of(s, b)));
-    if (s.is_ring()) {
-      MHA_TRY(check_ring(report, s, b));
-    }
+    if (s.is_ring()) MHA_TRY(check_ring(report, s, b));
     for (int of_keys = 0; s.has_rope() && of_keys < 2; ++of_keys) {
       MHA_TRY(check_rope_positions(report, s, b, of_keys != 0));
     }
