@@ -51,16 +51,14 @@ AttentionShape shape_of(const AttentionCall &call, const AttentionUse &use) {
 mha_status check_attention(Report report, const AttentionUse &use, AttentionCall *call) {
   mha_attention_args &args = call->args;
   AttentionStage &stage = call->stage;
-  SequenceArguments &s = stage.sequences;
-  AttentionRequest &request = stage.attention.request;
   MHA_TRY(check_attention_shape(report, &args));
-  const CallArguments common(args);
-  MHA_TRY(read_call(report, common, false, &s, &stage.outputs));
+  const CallArguments common(args, args.kv_first_position);
+  MHA_TRY(read_call(report, common, false, &stage.sequences, &stage.outputs));
   MHA_TRY(check_attention_arrays(report, stage.outputs, &args));
   stage.scheduler = args.scheduler;
-  s.kv_first_position = args.kv_first_position;
-  MHA_TRY(check_request(report, common, shape_of(*call, use), stage.outputs, &s, &request));
-  MHA_TRY(check_attention_outputs(report, args, stage.outputs, request));
+  MHA_TRY(check_request(report, common, shape_of(*call, use), stage.outputs, &stage.sequences,
+                        &stage.attention.request));
+  MHA_TRY(check_attention_outputs(report, args, stage.outputs, stage.attention.request));
   return choose_kernels(report, args.instruction_set, &stage.kernels);
 }
 

@@ -15,6 +15,7 @@ struct CallArguments {
   uint32_t flags;
   int64_t window_left, window_right;
   int64_t batch, n_q, n_kv;
+  int64_t kv_first_position;  // of mha_attention
   const mha_rope *rope;
   const mha_norm *norm;
   const mha_score_options *score;
@@ -25,13 +26,14 @@ struct CallArguments {
   const mha_outputs *outputs;
 
   template <class Args>
-  explicit CallArguments(const Args &args)
+  explicit CallArguments(const Args &args, int64_t kv_first_position_ = 0)
       : flags(args.flags),
         window_left(args.window_left),
         window_right(args.window_right),
         batch(args.batch),
         n_q(args.n_q),
         n_kv(args.n_kv),
+        kv_first_position(kv_first_position_),
         rope(args.rope),
         norm(args.norm),
         score(args.score),

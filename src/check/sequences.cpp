@@ -294,7 +294,7 @@ mha_status read_sequences(Report report, const CallArguments &args, bool is_self
   s.flags = args.flags;
   s.window_left = args.window_left;
   s.window_right = args.window_right;
-  s.kv_first_position = 0;
+  s.kv_first_position = args.kv_first_position;
   s.given = {};
   s.cache = args.cache_read ? args.cache_read : args.cache;
   s.growing = args.cache;

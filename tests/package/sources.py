@@ -141,9 +141,28 @@ def check_layout(arguments):
         failures.append(f"c99_test.c has SIZE({name}, ...), which is no struct of the headers.")
 
 
+# What describes a call, and the files that write it (without their ending).
+writers = {"SequenceArguments": ["check/request", "check/scores", "check/sequences"], "AttentionRequest": ["check/request"],
+           "AttentionPlan": ["plan/attention_plan"], "AttentionArrays": ["api/attention", "api/forward"], "AttentionRun": ["run/attend"]}
+members = {"sequences": "SequenceArguments", "request": "AttentionRequest", "plan": "AttentionPlan", "arrays": "AttentionArrays", "run": "AttentionRun"}
+
+
+def check_stages(arguments):
+    """Only its own stage of a call writes a struct that describes the call; all other files take it as const."""
+    names = "|".join(writers)
+    for path in sorted([*(arguments.source / "src").rglob("*.h"), *(arguments.source / "src").rglob("*.cpp")]):
+        stem = path.relative_to(arguments.source / "src").with_suffix("").as_posix()
+        text = without_comments(path.read_text())
+        written = [found[1] for found in re.finditer(rf"(?<!const )\b({names}) [*&]", text)]
+        written += [members[found[1]] for found in re.finditer(rf"(?:\.|->)({'|'.join(members)})(?:\.\w+)+ (?:[-+*|&]?=) ", text)]
+        for name in sorted(set(written)):
+            if stem not in writers[name]:
+                failures.append(f"src/{stem} writes to {name}, which only {' and '.join(writers[name])} should do; take it as const.")
+
+
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent.parent, help="the root of the sources")
-commands = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout")
+commands = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout|stages")
 command = commands.add_parser("operations", help=check_operations.__doc__)
 command.set_defaults(check=check_operations)
 command = commands.add_parser("extensions", help=check_extensions.__doc__)
@@ -156,6 +175,8 @@ command = commands.add_parser("promises", help=check_promises.__doc__)
 command.set_defaults(check=check_promises)
 command = commands.add_parser("layout", help=check_layout.__doc__)
 command.set_defaults(check=check_layout)
+command = commands.add_parser("stages", help=check_stages.__doc__)
+command.set_defaults(check=check_stages)
 
 arguments = parser.parse_args()
 arguments.check(arguments)
