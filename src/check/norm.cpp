@@ -5,7 +5,8 @@
 namespace mha {
 namespace {
 
-// One of the two norms of mha_norm, and what its fields are called: norm.<prefix>flags and so on.
+// mha_norm describes two norms, of rows and of the context, by fields whose names differ in a
+// prefix: norm.epsilon and norm.context_epsilon. Each of them becomes one of these.
 struct GivenNorm {
   const char *prefix;
   uint32_t flags, known_flags;
@@ -16,6 +17,7 @@ struct GivenNorm {
   bool is_given;  // one of its fields is
 };
 
+// Everything about one of the two norms but where it applies.
 mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
   if (given.flags & ~given.known_flags)
     return report.invalid(
@@ -116,6 +118,7 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
     return report.invalid(
         "norm.flags has MHA_NORM_VALUES, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave the "
         "flag out");
+  // Values have an RMS norm without weights, of each head.
   if (norm.flags & MHA_NORM_VALUES) {
     Norm &of_values = norms->v;
     of_values.is_given = true;

@@ -8,6 +8,7 @@
 
 namespace mha {
 
+// Names and sizes of all optional outputs, for checks and costs.
 std::array<OptionalOutput, 11> optional_outputs(const AttentionRequest &r,
                                                 const mha_outputs &outputs,
                                                 const SequenceArguments &s, int64_t columns) {
@@ -79,6 +80,7 @@ mha_status check_request(Report report, const CallArguments &args, const Attenti
   MHA_TRY(check_sequences(report, &s, shape.num_kv_heads, shape.head_dim, shape.head_dim_v));
   Norms norms;
   MHA_TRY(check_norm(report, args.norm, s, shape, &norms));
+  // From here on everything is sound that needs no array, and the request is written.
   r.batch = s.batch;
   r.array_batch = s.array_batch;
   r.n_q = s.n_q;

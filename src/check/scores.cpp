@@ -65,6 +65,9 @@ mha_status check_pair_array(Report report, const SequenceArguments &s, const Pai
              : check_strides(report, s, name, num_heads, max_keys(s), array);
 }
 
+// Mask, bias and groups have a column for each key: for all keys from the first one on, or only for
+// the keys that come with the call. num_columns limits them, and a ring allows only the latter,
+// because it forgets positions.
 mha_status check_columns(Report report, const SequenceArguments &s,
                          const mha_score_arrays &arrays) {
   if (arrays.columns != MHA_COLUMNS_ALL_KEYS && arrays.columns != MHA_COLUMNS_NEW_KEYS)
@@ -92,6 +95,7 @@ mha_status check_columns(Report report, const SequenceArguments &s,
   return MHA_OK;
 }
 
+// Groups limit a row to the keys of its own group, or add these keys to what flags leave.
 mha_status check_groups(Report report, const SequenceArguments &s, const mha_score_arrays &arrays) {
   if (!arrays.q_groups) {
     if (!arrays.kv_groups && arrays.groups == 0) return MHA_OK;
@@ -152,6 +156,7 @@ mha_status check_relative_biases(Report report, const SequenceArguments &s,
   return MHA_OK;
 }
 
+// Lists of chosen keys, and the number of keys that an entry stands for.
 mha_status check_chosen_keys(Report report, const SequenceArguments &s,
                              const mha_score_arrays &arrays, int64_t num_kv_heads,
                              ChosenKeys *chosen) {
@@ -190,12 +195,8 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   if (!given.options && !given.arrays) return MHA_OK;
   mha_score_options o = {};
   mha_score_arrays a = {};
-  if (given.options) {
-    MHA_TRY(read_struct(report, "mha_score_options", given.options, &o));
-  }
-  if (given.arrays) {
-    MHA_TRY(read_struct(report, "mha_score_arrays", given.arrays, &a));
-  }
+  if (given.options) MHA_TRY(read_struct(report, "mha_score_options", given.options, &o));
+  if (given.arrays) MHA_TRY(read_struct(report, "mha_score_arrays", given.arrays, &a));
   if (a.relative_rows && !given.options)
     return report.invalid(
         "score_arrays.relative_rows is given, but score, whose relative_left and relative_right "
@@ -217,6 +218,7 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   if (a.q_scales && (Count(s.array_batch) * Count(s.n_q) * Count(sizeof(float))).overflows())
     return fail_size(report, "score_arrays.q_scales");
   MHA_TRY(check_chosen_keys(report, s, a, num_kv_heads, &options->chosen));
+  // Everything was checked that stands alone; now it becomes what the kernels read.
   options->softcap = o.softcap;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
   options->alibi_slopes = o.alibi_slopes;
@@ -271,6 +273,8 @@ mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptio
 
 mha_status resolve_score_strides(Report report, const SequenceArguments &s, int64_t num_heads,
                                  int64_t num_kv_heads, ScoreOptions *options) {
+  // Strides of 0 stand for contiguous rows, whose width is known by now: the arrays with lengths
+  // have been checked.
   PositionGroups &groups = options->groups;
   const int64_t distances = options->relative_left + 1 + options->relative_right;
   MHA_TRY(resolve_strides(report, s, relative_rows_name, num_heads, distances, &options->relative));

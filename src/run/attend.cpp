@@ -11,8 +11,10 @@ namespace {
 
 // ---- Units of the attention
 
-// Cuts the queries of the longest sequence into blocks as equal as possible. Few blocks make
-// packing keys cheap; several for each thread keep all threads busy.
+// Cuts the queries of the longest sequence into blocks as equal as possible; a unit of work is one
+// block of queries with all query heads of one kv head. Large blocks use each key and value for
+// many rows. Several units for each thread keep all threads busy, so that a late thread does not
+// hold up the others.
 void cut_queries(const AttentionRequest &request, int64_t longest_q, int64_t num_threads,
                  AttentionRun *run) {
   const int64_t largest = largest_block(longest_q, request);
@@ -31,7 +33,9 @@ int64_t whole_units(const Attention &attention) {
   return attention.request.batch * attention.request.num_kv_heads * attention.run.query_blocks;
 }
 
-// If threads outnumber the units, their keys are split too, in powers of two of chunks.
+// One token of one sequence has as many units as kv heads, which may be fewer than threads. Then
+// the keys of each unit are split too. A part is a power of two of chunks, hence a subtree of the
+// contract's tree of states, so that results keep their bits.
 void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
                 AttentionRun *run) {
   run->parts.count = run->parts.chunks = 1;
@@ -50,6 +54,7 @@ void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int6
   run->parts.count = blocks_of(chunks, part);
 }
 
+// What a unit of work needs besides its number.
 struct AttendWork {
   const Kernels *kernels;
   const Attention *attention;
@@ -89,6 +94,7 @@ void run_attention(const AttentionStage &stage) {
   const AttendWork work = {stage.kernels, &attention, stage.scratch,
                            threads_of(stage.scheduler) > 1};
   const int64_t units = whole_units(attention), parts = attention.run.parts.count;
+  // The thread that brings the counter of a unit to 0 merges the parts.
   if (parts > 1) std::fill_n(attention.run.parts.unfinished, units, parts);
   run_units(stage.scheduler, stage.counter, units * parts, run_unit, &work);
   if (attention.request.pairs.has_any() && units > 0)
@@ -119,7 +125,8 @@ int64_t row_blocks(const Attention &attention, bool of_queries, bool of_keys) {
   return blocks_of(longest, prepared_rows);
 }
 
-// Keys are measured by the unit that stores them.
+// Kinds of units: 0 stores keys, 1 stores values, 2 measures queries. The unit that stores keys
+// measures them first, because storing them needs the statistics.
 void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
   const PrepareWork &work = *static_cast<const PrepareWork *>(context);
   const int64_t block = unit % work.blocks, index = unit / work.blocks % work.batch,
@@ -136,7 +143,7 @@ void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
     work.kernels->store(work.kv_stores[kind], index, begin, end, scratch);
 }
 
-// The norm of the context, in place, once all heads are there.
+// Normalises the context in place. The norm needs all heads of a row, which several units write.
 void run_context_norm(const AttentionStage &stage) {
   const Attention &attention = stage.attention;
   const PrepareWork work = {stage.kernels,
@@ -158,7 +165,8 @@ void run_context_norm(const AttentionStage &stage) {
 
 // ---- Padding
 
-// What the rows of padding have in the optional outputs: zeros, and no key takes part in them.
+// No key takes part in rows of padding: their outputs are 0, and -infinity where an output is a
+// logarithm or a masked score.
 void clear_padding_of_outputs(const AttentionStage &stage) {
   const AttentionRequest &r = stage.attention.request;
   const mha_outputs &outputs = stage.outputs;
@@ -220,6 +228,7 @@ void begin_passes(AttentionStage *stage, unsigned char *workspace) {
     return reinterpret_cast<float *>(workspace + offset);
   };
   AttentionRun &run = stage->attention.run;
+  // How the work is cut.
   run.longest_kv = longest_keys(s);
   const ChosenKeys &chosen = request.options.chosen;
   if (chosen.lists.base && chosen.count < run.longest_kv / chosen.block)
@@ -228,6 +237,7 @@ void begin_passes(AttentionStage *stage, unsigned char *workspace) {
   const int64_t num_threads = threads_of(stage->scheduler);
   cut_queries(request, longest_queries(s), num_threads, &run);
   split_keys(request, plan, num_threads, &run);
+  // Where the memory lies.
   run.parts.unfinished = reinterpret_cast<int64_t *>(workspace + plan.unfinished_parts);
   run.parts.states = floats_at(plan.part_states);
   run.reworks_context = request.options.head_scales || request.context || arrays.gate.values.base ||
@@ -250,6 +260,7 @@ void begin_passes(AttentionStage *stage, unsigned char *workspace) {
   clear_padding_of_outputs(*stage);
 }
 
+// The cache grows at the end, when nothing reads the old lengths any more.
 bool next_pass(AttentionStage *stage) {
   const SequenceArguments &s = stage->sequences;
   const int64_t rows = s.rows_per_pass(), row = stage->next_row;
@@ -270,6 +281,7 @@ void prepare_pass(const AttentionStage &stage) {
   const bool is_measured = request.prepare_q.norm.is_of_all_heads;
   if (!arrays.new_keys.base && !is_measured) return;
   const int64_t kv_heads = request.num_kv_heads;
+  // Rows that are stored keep nothing but their values: norms and rotations are applied on the way.
   const KvStore stores[2] = {{arrays.new_keys, request.prepare_k, run.k_statistics, run.sequences,
                               arrays.k, kv_heads, request.head_dim, arrays.k.is_packed},
                              {arrays.new_values, request.prepare_v, nullptr, run.sequences,
@@ -313,9 +325,7 @@ KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, i
   packed.is_packed = true;
   packed.row_stride = width;
   packed.head_stride = head_floats;
-  packed.batch_stride = counts_blocks
-                            ? key_block * width
-                            : num_kv_heads * head_floats;  // packed sequences: numbers count blocks
+  packed.batch_stride = counts_blocks ? key_block * width : num_kv_heads * head_floats;
   packed.block_positions = positions;
   return packed;
 }

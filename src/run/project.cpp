@@ -32,15 +32,15 @@ void group_panels(const Product &product, int64_t panels, Cut *cut) {
   }
 }
 
-// A block of input rows stays in a level-2 cache beside the weights that pass it: the more rows,
-// the less often these come from the memory. (Measured with 2 MiB of it: 4096 columns take up to 6%
-// less time in blocks of 72 rows than in blocks of 48; still larger ones take more.) Blocks are as
-// equal as whole tiles allow: a small one at the end would have the weights come from the memory
-// for little.
+// A block of input rows stays in the level-2 cache while the weights stream past it. The more rows
+// a block has, the less often the weights are read from memory. (Measured with 2 MiB of level-2
+// cache: 4096 columns take up to 6% less time in blocks of 72 rows than in blocks of 48; still
+// larger ones take more.) Blocks are as equal as whole tiles allow, because a small block at the
+// end would read all weights for little arithmetic.
 constexpr int64_t block_floats = 288 * 1024, whole_tiles = 8, min_block = 48;
 
 int64_t block_rows_of(int64_t rows, int64_t depth) {
-  // Without the divisions, which take as long as a small layer's arithmetic.
+  // The divisions below take as long as the arithmetic of a small layer.
   if (rows <= min_block) return min_block;
   int64_t block_rows = std::min(std::max(block_floats / depth, min_block), project_block_rows);
   if (rows > block_rows)
@@ -48,12 +48,13 @@ int64_t block_rows_of(int64_t rows, int64_t depth) {
   return block_rows;
 }
 
+// Several threads need about three units each.
 Cut cut_of(const Product &product, int64_t num_threads) {
   constexpr int64_t min_shared = 24;
   const Projection &first = product.parts[0];
   int64_t block_rows = block_rows_of(first.rows, first.depth);
-  // One or two rows need several panels at once to fill the registers, and few keep one busy for a
-  // short time only.
+  // One or two rows need several panels at once to fill the registers, and a panel keeps a thread
+  // busy for a short time only if the rows are few.
   Cut cut = {};
   cut_rows(first.rows, block_rows, &cut);
   group_panels(product, first.rows <= 8 ? 4 : 1, &cut);
@@ -68,8 +69,8 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   return cut;
 }
 
-// A thread's copy of a block of input rows, which many panels are multiplied with: those of 16 bits
-// as floats, in integer arithmetic all as codes.
+// A thread's copy of a block of input rows, in the form that the kernels multiply: rows of 16 bits
+// become floats; for integer arithmetic all rows become codes. Many panels use the same copy.
 struct alignas(64) ReadyRows {
   int64_t product, row_begin;  // which block it is; product -1: none yet
 
@@ -89,8 +90,8 @@ struct Readying {
       of_thread(thread).product = -1;
   }
 
-  // These rows of a product, unless they are taken as they are: made ready now, or before for other
-  // panels.
+  // These rows of a product, made ready now, or earlier for other panels. Null: the kernels read
+  // them where they are.
   const void *rows_of(const Kernels &kernels, const Projection &first, int64_t product,
                       int64_t row_begin, int64_t row_end, int64_t thread) const {
     const bool is_float = first.arithmetic == Arithmetic::f32;
@@ -116,11 +117,13 @@ struct ProjectWork {
   Cut cuts[max_products];
 };
 
+// Which of the two functions of the kernels multiplies.
 auto project_of(const Kernels &kernels, const Projection &projection) {
   return projection.arithmetic == Arithmetic::f32 ? kernels.project : kernels.codes->project;
 }
 
-// Row block by row block, all panels of all parts under it: the rows stay in the cache.
+// Units are numbered block of rows by block of rows, and within a block panel by panel of all
+// parts, so that the threads work on the same rows at about the same time.
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const ProjectWork &work = *static_cast<const ProjectWork *>(context);
   int64_t i = 0;
@@ -140,7 +143,7 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
                                         panel_end);
 }
 
-// One thread: nothing is to be shared out.
+// A single thread needs no units.
 void run_alone(const Kernels &kernels, const Product &product, int64_t number,
                const Readying &readying) {
   const int64_t rows = product.parts[0].rows,
@@ -156,8 +159,9 @@ void run_alone(const Kernels &kernels, const Product &product, int64_t number,
   }
 }
 
-// sgemm wants floats, in rows at one distance: those of one sequence, or of all sequences if they
-// follow each other; or else copies.
+// sgemm takes float rows at one stride. Rows of one sequence have one, and so have those of all
+// sequences if these follow each other; other rows are copied first. The product goes to the
+// workspace, and the kernels add the bias and write it where it belongs.
 void run_through_sgemm(const mha_layer &layer, const Product &product, float *results,
                        float *widened) {
   const Projection &first = product.parts[0];
@@ -197,6 +201,7 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *re
 
 }  // namespace
 
+// Nothing, if the kernels read the rows where they are.
 ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows,
                           int64_t input_width, int64_t columns, int64_t num_threads,
                           WorkspaceLayout *layout) {
@@ -208,8 +213,8 @@ ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_paddin
     memory.results = layout->take_floats(at_once * Count(columns));
     if (input != Storage::f32 || has_padding) memory.widened = layout->take_floats(at_once * width);
   } else if (input != Storage::f32 || layer.shape.arithmetic != Arithmetic::f32) {
-    // As many rows as block_rows_of says at most, whose number falls as they become wider: so more
-    // and wider rows never need less.
+    // Memory for the largest block. block_rows_of returns fewer rows for wider ones; the sum here
+    // is monotonic all the same, so that more or wider rows never need less.
     const bool is_float = layer.shape.arithmetic == Arithmetic::f32;
     const int64_t row_floats =
         is_float ? input_width : coded_bytes<int16_t>(layer.storage, input_width) / 4;
