@@ -17,7 +17,7 @@ list; 2 wrong usage; 4 the unchanged tests cannot be built or run.
 
 Examples:
   tools/mutate.py --check                         check that each fault of the list still matches
-                                                  one place; ctest runs this as mutants
+                                                  one place, as every run does before it begins
   tools/mutate.py --sample 10                     ten faults, drawn by the last commit; CI runs this
   tools/mutate.py --sample 10 --commit 1234abcd   the faults that CI drew for another commit
   tools/mutate.py --only 'states|softcap'         faults with a word in their file or change
