@@ -7,11 +7,12 @@ usage() {
 tools/fuzz.sh TARGET SECONDS [--jobs N] [--all-instrumented] [-- OPTION...]
 tools/fuzz.sh all SECONDS
 tools/fuzz.sh TARGET --replay FILE...
+tools/fuzz.sh TARGET --keep FILE...
 tools/fuzz.sh TARGET --minimise
 
 Builds tests/fuzz/TARGET.cpp in build-fuzz/ with clang and its address and undefined behaviour
 sanitizers, and searches for SECONDS seconds for inputs that make the library misbehave. The search
-starts from the inputs in tests/fuzz/corpus/TARGET.hex and those of earlier runs. The kernels are
+starts from the inputs in tests/fuzz/corpus/TARGET.corpus and those of earlier runs. The kernels are
 not instrumented: reads and writes outside their arrays fault at guard pages. "all" runs every
 target, one at a time on each processor. Requires Debian's clang and libclang-rt-14-dev
 (tools/setup.sh --all), and what the tests require.
@@ -21,8 +22,10 @@ target, one at a time on each processor. Requires Debian's clang and libclang-rt
                        input takes longer
   -- OPTION...         pass options to libFuzzer, such as -print_pcs=1 or -only_ascii=1
   --replay FILE...     run only these inputs
-  --minimise           write tests/fuzz/corpus/TARGET.hex: of all inputs so far, the shortest ones
-                       that reach the same code, at most 300,000 bytes
+  --keep FILE...       add these inputs to tests/fuzz/corpus/TARGET.corpus
+  --minimise           write tests/fuzz/corpus/TARGET.corpus: of all inputs so far, the shortest
+                       ones that reach the same code, as many as leave the files of all targets at
+                       300,000 bytes or less
   --help               show this text
 
   build-fuzz/TARGET/corpus/     inputs found so far
@@ -31,9 +34,9 @@ target, one at a time on each processor. Requires Debian's clang and libclang-rt
 Exit status: 0 nothing was found; 1 something was found; 2 wrong arguments; 3 a requirement is
 missing.
 
-Every build runs the stored inputs as the test fuzz.TARGET, which names the failing line of
-TARGET.hex. To keep an input that failed as a test, append it:
-xxd -p -c 0 FILE >> tests/fuzz/corpus/TARGET.hex
+Every build runs the stored inputs as the test fuzz.TARGET, which names a failing input by its
+number: the name of its file in build-fuzz/TARGET/stored/. --keep makes a test of an input that
+failed.
 
 Examples:
   tools/fuzz.sh interface 60
@@ -63,7 +66,7 @@ while (($#)); do
       ;;
     --all-instrumented) build='build-fuzz-all' ;;
     --minimise) do=minimise ;;
-    --replay) do=replay && shift && files=("$@") && break ;;
+    --replay | --keep) do=${1#--} && shift && files=("$@") && break ;;
     --) shift && options=("$@") && break ;;
     *)
       [[ $1 =~ ^[1-9][0-9]*$ && ! $seconds ]] || fail "'$1' is not an option"
@@ -73,9 +76,21 @@ while (($#)); do
   shift
 done
 [[ $do != fuzz || $seconds ]] || fail "SECONDS is missing"
-[[ $do != replay ]] || ((${#files[@]})) || fail "--replay needs files of inputs"
+[[ $do != replay && $do != keep ]] || ((${#files[@]})) || fail "--$do needs files of inputs"
 [[ $target != all || $do == fuzz ]] || fail "'all' takes only SECONDS"
 [[ $target == all ]] || targets=$target
+
+unpack() {  # TARGET: into its folder stored
+  mkdir -p "$build/$1"/{stored,corpus,crashes,shortest}
+  find "$build/$1/stored" -type f -delete
+  [[ ! -e tests/fuzz/corpus/$1.corpus ]] || tests/fuzz/corpus.py unpack "tests/fuzz/corpus/$1.corpus" "$build/$1/stored"
+}
+if [[ $do == keep ]]; then
+  unpack "$target"
+  cp -- "${files[@]}" "$build/$target/stored/"
+  tests/fuzz/corpus.py pack "$build/$target/stored" "tests/fuzz/corpus/$target.corpus"
+  exit
+fi
 
 command -v clang++ > /dev/null || lacks "clang++ is not installed (Debian: apt-get install clang libclang-rt-14-dev)"
 # Without the values of comparisons, which take a third of the time and find nothing here that the targets do not choose themselves.
@@ -89,31 +104,6 @@ cmake -S . -B "$build" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=R
   "${settings[@]}" -DMHA_FUZZING_ENGINE=-fsanitize=fuzzer > /dev/null || lacks "the build could not be configured; see above"
 mapfile -t programs < <(printf 'mha_fuzz_%s\n' $targets)
 cmake --build "$build" --target "${programs[@]}" > "$build/log.txt" || { cat "$build/log.txt" && lacks "$target does not build; see above"; }
-
-unpack() {  # TARGET: into its folder stored
-  mkdir -p "$build/$1"/{stored,corpus,crashes,shortest}
-  find "$build/$1/stored" -type f -delete
-  [[ -e tests/fuzz/corpus/$1.hex ]] || return 0
-  python3 - "tests/fuzz/corpus/$1.hex" "$build/$1/stored" <<'PYTHON'
-import pathlib, sys
-for number, line in enumerate(pathlib.Path(sys.argv[1]).read_text().splitlines()):
-    (pathlib.Path(sys.argv[2]) / f"{number:05}").write_bytes(bytes.fromhex(line))
-PYTHON
-}
-
-pack() {  # TARGET: its folder shortest
-  python3 - "$build/$1/shortest" "tests/fuzz/corpus/$1.hex" <<'PYTHON'
-import pathlib, sys
-inputs = sorted({path.read_bytes() for path in pathlib.Path(sys.argv[1]).iterdir()}, key=lambda data: (len(data), data))
-lines, bytes_left = [], 300000
-for data in inputs:
-    bytes_left -= 2 * len(data) + 1
-    if bytes_left >= 0:
-        lines.append(data.hex() + "\n")
-pathlib.Path(sys.argv[2]).write_text("".join(lines))
-print(f"{sys.argv[2]}: {len(lines)} of {len(inputs)} inputs, {sum(map(len, lines)):,} bytes")
-PYTHON
-}
 
 run() {  # TARGET OPTION...
   "$build/bin/mha_fuzz_$1" -artifact_prefix="$build/$1/crashes/" -timeout=20 -print_final_stats=1 -len_control=0 -entropic=0 "${@:2}"
@@ -138,7 +128,7 @@ case $do-$target in
     unpack "$target"
     find "$build/$target/shortest" -type f -delete
     run "$target" -merge=1 "$build/$target"/{shortest,stored,corpus} || exit 1
-    pack "$target"
+    tests/fuzz/corpus.py pack "$build/$target/shortest" "tests/fuzz/corpus/$target.corpus" 300000
     ;;
   fuzz-all)
     rm -f "$build/found"

@@ -274,7 +274,7 @@ if [[ $matrix == all ]]; then
   for program in build/bin/mha_fuzz_*; do
     target=${program##*/mha_fuzz_}
     say "testing the inputs of fuzz.$target under valgrind"
-    run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" "tests/fuzz/corpus/$target.hex"
+    run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" "tests/fuzz/corpus/$target.corpus"
   done
   say "a soak of 3 minutes"
   run_part "soak" tools/soak.sh 3

@@ -1,9 +1,10 @@
 // Runs a target of tests/fuzz over stored inputs, without a fuzzer: a main for every compiler and
 // machine.
 //
-// replay [--damaged] FILE...      of *.hex each line is an input in hexadecimal digits; any other
-// file is one input --damaged: each input also cut short at each byte, and with one bit of each
-// byte changed
+// replay [--damaged] FILE...
+//
+// A file *.corpus holds the inputs that corpus.py packed; any other file is one input. --damaged
+// also runs each input cut short at each byte, and with one bit of each byte changed.
 #include <csignal>
 #include <fstream>
 #include <iterator>
@@ -45,17 +46,14 @@ void RunStored(const std::vector<uint8_t> &input) {
   }
 }
 
-int Digit(char c) {
-  return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-bool FromHex(const std::string &line, std::vector<uint8_t> *input) {
-  if (line.size() % 2 != 0) return false;
-  for (size_t i = 0; i < line.size(); i += 2) {
-    if (Digit(line[i]) < 0 || Digit(line[i + 1]) < 0) return false;
-    input->push_back(static_cast<uint8_t>(Digit(line[i]) * 16 + Digit(line[i + 1])));
-  }
-  return true;
+// The input after `input` in a file that corpus.py packs: how many first bytes they share, the
+// length of the rest in two bytes, the rest.
+bool ReadNext(std::istream &file, std::vector<uint8_t> *input) {
+  const int shared = file.get(), low = file.get(), high = file.get();
+  if (high < 0 || static_cast<size_t>(shared) > input->size()) return false;
+  const int rest = low + 256 * high;
+  input->resize(static_cast<size_t>(shared + rest));
+  return rest == 0 || file.read(reinterpret_cast<char *>(input->data()) + shared, rest);
 }
 
 }  // namespace
@@ -73,14 +71,14 @@ int main(int argc, char **argv) {
       std::fprintf(stderr, "%s cannot be read\n", argv[i]);
       return 2;
     }
-    if (name.size() > 4 && name.compare(name.size() - 4, 4, ".hex") == 0) {
-      std::string line;
-      for (long number = 1; std::getline(file, line); number++) {
-        std::vector<uint8_t> input;
-        if (!line.empty() && line.back() == '\r') line.pop_back();
-        std::snprintf(current, sizeof current, "%s, line %ld,", argv[i], number);
-        if (!FromHex(line, &input)) {
-          std::fprintf(stderr, "%s is not pairs of hexadecimal digits\n", current);
+    const std::string ending = ".corpus";
+    if (name.size() > ending.size() &&
+        name.compare(name.size() - ending.size(), ending.size(), ending) == 0) {
+      std::vector<uint8_t> input;
+      for (long number = 0; file.peek() != EOF; number++) {
+        std::snprintf(current, sizeof current, "%s, input %ld,", argv[i], number);
+        if (!ReadNext(file, &input)) {
+          std::fprintf(stderr, "%s is damaged\n", current);
           return 2;
         }
         RunStored(input);

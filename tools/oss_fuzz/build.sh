@@ -23,10 +23,7 @@ for target in ${TARGETS:-$targets}; do
   cmake --build "$WORK/build" --target "mha_fuzz_$target"
   cp "$WORK/build/bin/mha_fuzz_$target" "$OUT/$target"
   cp tools/oss_fuzz/numbers.dict "$OUT/$target.dict"
-  [[ ! -e tests/fuzz/corpus/$target.hex ]] || python3 - "tests/fuzz/corpus/$target.hex" "$OUT/${target}_seed_corpus.zip" <<'PYTHON'
-import sys, zipfile
-with zipfile.ZipFile(sys.argv[2], "w", zipfile.ZIP_DEFLATED) as seeds:
-    for number, line in enumerate(open(sys.argv[1])):
-        seeds.writestr(f"{number:05}", bytes.fromhex(line))
-PYTHON
+  seeds=$WORK/$target && mkdir -p "$seeds"
+  tests/fuzz/corpus.py unpack "tests/fuzz/corpus/$target.corpus" "$seeds"
+  python3 -m zipfile -c "$OUT/${target}_seed_corpus.zip" "$seeds"/*
 done
