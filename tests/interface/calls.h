@@ -1,7 +1,9 @@
 // Valid calls of both entries, small and with everything that can be given, which the tests of
-// errors and of sizes change.
+// errors and of sizes change, and tables of such changes.
 #ifndef MHA_TESTS_INTERFACE_CALLS_H
 #define MHA_TESTS_INTERFACE_CALLS_H
+
+#include <deque>
 
 #include "support/interface_support.h"
 
@@ -10,11 +12,32 @@ namespace support {
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Names the tests of a table.
-template <typename Case>
-std::string CaseName(const testing::TestParamInfo<Case> &info) {
-  return info.param.name;
-}
+inline constexpr mha_status kNull = MHA_ERROR_NULL_POINTER, kStructSize = MHA_ERROR_STRUCT_SIZE,
+                            kInvalid = MHA_ERROR_INVALID_VALUE, kShape = MHA_ERROR_SHAPE,
+                            kTooLarge = MHA_ERROR_TOO_LARGE;
+
+// ---- Tables of wrong arguments
+
+struct Refusal {
+  mha_status status;
+  Words words;
+  unsigned functions = ~0u;  // that refuse it, as bits of which each test has its own
+};
+
+template <typename Call>
+struct Wrong {
+  const char *text;  // of the change
+  void (*change)(Call &);
+  Refusal refusal;
+};
+
+// WRONG(CHANGE of the valid call c, STATUS, {WORD...}, FUNCTIONS): a row of a table.
+#define WRONG(change, ...)                            \
+  {                                                   \
+#change, [](auto &c) { change; }, { __VA_ARGS__ } \
+  }
+
+// ---- Calls to change
 
 inline LayerProblem FullProblem() {
   LayerProblem problem = SmallLayer();
@@ -22,9 +45,80 @@ inline LayerProblem FullProblem() {
   return problem;
 }
 
+// What tests change in a call. Each function gives the call one of the structs or arrays that it
+// is without, and returns it.
+template <typename Call>
+class Changes {
+ public:
+  mha_norm &Norm() {
+    if (call().args.norm == nullptr) call().data.norm.epsilon = 1;
+    call().args.norm = &call().data.norm;
+    return call().data.norm;
+  }
+  mha_norm &ContextNorm() {
+    call().args.norm = &call().data.norm;
+    call().data.norm.context_epsilon = 1;
+    return call().data.norm;
+  }
+  mha_score_options &Score() {
+    call().args.score = &call().data.score;
+    return call().data.score;
+  }
+  mha_score_arrays &Arrays() {
+    call().args.score_arrays = &call().data.score_arrays;
+    return call().data.score_arrays;
+  }
+  mha_score_arrays &Bias() {
+    Arrays().bias.data = numbers_;
+    return Arrays();
+  }
+  mha_score_arrays &Mask() {
+    Arrays().mask = reinterpret_cast<const uint8_t *>(numbers_);
+    return Arrays();
+  }
+  mha_score_arrays &Groups() {
+    Arrays().q_groups = Arrays().kv_groups = reinterpret_cast<const int32_t *>(numbers_);
+    return Arrays();
+  }
+  mha_score_arrays &RelativeRows() {
+    Score();
+    Arrays().relative_rows = numbers_;
+    return Arrays();
+  }
+  mha_score_arrays &ChosenKeys(int64_t count) {
+    Arrays().chosen_keys = reinterpret_cast<const int32_t *>(numbers_);
+    Arrays().num_chosen = count;
+    return Arrays();
+  }
+  // The sequences lie behind one another in one batch of rows.
+  mha_sequences &Pack(std::initializer_list<int64_t> q, std::initializer_list<int64_t> kv) {
+    call().args.batch = 1;
+    call().data.sequences.count = static_cast<int64_t>(q.size()) - 1;
+    call().data.sequences.cu_seqlens_q = Rows(q);
+    if (kv.size() != 0) call().data.sequences.cu_seqlens_kv = Rows(kv);
+    return call().data.sequences;
+  }
+  const int64_t *Rows(std::initializer_list<int64_t> rows) {
+    kept_rows_.emplace_back(rows);
+    return kept_rows_.back().data();
+  }
+  const float *Zeros() const { return numbers_; }
+  // A number for each head, of which all but the first one are this.
+  const float *ZeroAnd(float number) {
+    std::fill(std::begin(numbers_) + 1, std::end(numbers_), number);
+    return numbers_;
+  }
+
+ private:
+  Call &call() { return static_cast<Call &>(*this); }
+
+  std::deque<std::vector<int64_t>> kept_rows_;
+  float numbers_[64] = {};
+};
+
 // Everything that can be given is given: different key and value, first positions, a scheduler, all
 // optional outputs. Tests change batch alone, so count follows it.
-struct FullForward {
+struct FullForward : Changes<FullForward> {
   FullForward() {
     data.SetScheduler(&scheduler.scheduler);
     data.sequences.count = 0;
@@ -37,7 +131,7 @@ struct FullForward {
   mha_forward_args &args = data.args;
 };
 
-struct FullAttention {
+struct FullAttention : Changes<FullAttention> {
   FullAttention() {
     data.SetScheduler(&scheduler.scheduler);
     data.sequences.count = 0;

@@ -1,5 +1,5 @@
-// Programs that were compiled with an older or a newer header: every struct says its size, and no
-// byte behind it is looked at.
+// Programs that were compiled with an older or a newer header: every struct states its size, and
+// no byte after it is read.
 
 #include "interface/calls.h"
 #include "support/choice.h"
@@ -53,8 +53,17 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
   ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
 }
 
-mha_status CreateAndDestroy(const mha_layer_config *config, const mha_layer_weights *weights,
-                            const mha_layer_options *options, mha_error *error) {
+// ---- Structs that a function takes
+
+// Each function that makes a layer.
+constexpr int kMakers = 3;
+mha_status MakeLayer(int function, const mha_layer_config *config, const mha_layer_weights *weights,
+                     const mha_layer_options *options, mha_error *error) {
+  static const Memory buffer(1 << 16, Place::kBeforeGuard, 64);
+  size_t bytes;
+  if (function == 0) return mha_layer_pack_size(config, weights, options, &bytes, error);
+  if (function == 1)
+    return mha_layer_pack(config, weights, options, buffer.data(), buffer.size(), error);
   mha_layer *layer = nullptr;
   const mha_status status = mha_layer_create(config, weights, options, &layer, error);
   EXPECT_EQ(layer == nullptr, status != MHA_OK);
@@ -62,52 +71,21 @@ mha_status CreateAndDestroy(const mha_layer_config *config, const mha_layer_weig
   return status;
 }
 
-TEST(StructSize, OfTheLayerConfig) {
+TEST(StructSize, OfStructsOfALayerIsChecked) {
   const LayerData data{SmallLayer()};
-  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
-  size_t bytes;
-  ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
-    return mha_layer_pack_size(config, &data.weights, nullptr, &bytes, error);
-  });
-  ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
-    return mha_layer_pack(config, &data.weights, nullptr, buffer.data(), buffer.size(), error);
-  });
-  ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
-    return CreateAndDestroy(config, &data.weights, nullptr, error);
-  });
-}
-
-TEST(StructSize, OfTheLayerWeights) {
-  const LayerData data{SmallLayer()};
-  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
-  size_t bytes;
-  ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
-    return mha_layer_pack_size(&data.config, weights, nullptr, &bytes, error);
-  });
-  ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
-    return mha_layer_pack(&data.config, weights, nullptr, buffer.data(), buffer.size(), error);
-  });
-  ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
-    return CreateAndDestroy(&data.config, weights, nullptr, error);
-  });
-}
-
-TEST(StructSize, OfTheLayerOptions) {
-  const LayerData data{SmallLayer()};
-  Memory buffer(data.PackSize(), Place::kBeforeGuard, 64);
-  const Memory packed = data.Pack();
-  Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
-  size_t bytes;
-  ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
-    return mha_layer_pack_size(&data.config, &data.weights, options, &bytes, error);
-  });
-  ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
-    return mha_layer_pack(&data.config, &data.weights, options, buffer.data(), buffer.size(),
-                          error);
-  });
-  ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
-    return CreateAndDestroy(&data.config, &data.weights, options, error);
-  });
+  for (int f = 0; f < kMakers; f++) {
+    SCOPED_TRACE(f);
+    ExpectStructSizeRule(data.config, 1, [&](const mha_layer_config *config, mha_error *error) {
+      return MakeLayer(f, config, &data.weights, nullptr, error);
+    });
+    ExpectStructSizeRule(data.weights, 2, [&](const mha_layer_weights *weights, mha_error *error) {
+      return MakeLayer(f, &data.config, weights, nullptr, error);
+    });
+    ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
+      return MakeLayer(f, &data.config, &data.weights, options, error);
+    });
+  }
+  const Memory packed = data.Pack(), storage(mha_layer_view_size());
   ExpectStructSizeRule(Options(), 3, [&](const mha_layer_options *options, mha_error *error) {
     const mha_layer *layer;
     return mha_layer_view(packed.data(), packed.size(), options, storage.data(), storage.size(),
@@ -115,50 +93,63 @@ TEST(StructSize, OfTheLayerOptions) {
   });
 }
 
-TEST(StructSize, OfTheForwardArguments) {
-  FullForward call;
-  const mha_layer *layer = call.layer.get();
-  size_t needed = 0;
-  ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
-  Memory workspace(needed);
+// Runs the call with these arguments; it writes its outputs unless it fails.
+template <typename Run>
+mha_status WritesUnlessItFails(CallData *data, const Run &run) {
+  data->PoisonOutputs();
+  const mha_status status = run();
+  EXPECT_EQ(data->OutputsAreUntouched(), status != MHA_OK);
+  return status;
+}
+
+TEST(StructSize, OfTheArgumentsOfACallIsChecked) {
   size_t bytes;
-  ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
+  mha_call_info info = Zeroed<mha_call_info>();
+  const Memory workspace(1 << 20);
+  FullForward forward;
+  const mha_layer *layer = forward.layer.get();
+  ExpectStructSizeRule(forward.args, 2, [&](const mha_forward_args *args, mha_error *error) {
     return mha_forward_workspace(layer, args, &bytes, error);
   });
-  ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
-    call.data.PoisonOutputs();
-    const mha_status status = mha_forward(layer, args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(call.data.OutputsAreUntouched(), status != MHA_OK);
-    return status;
-  });
-  ExpectStructSizeRule(call.args, 2, [&](const mha_forward_args *args, mha_error *error) {
-    mha_call_info info = Zeroed<mha_call_info>();
+  ExpectStructSizeRule(forward.args, 2, [&](const mha_forward_args *args, mha_error *error) {
     return mha_info(layer, args, &info, error);
   });
-}
-
-TEST(StructSize, OfTheAttentionArguments) {
-  FullAttention call;
-  size_t needed = 0;
-  ASSERT_EQ(call.data.Workspace(&needed, nullptr), MHA_OK);
-  Memory workspace(needed);
-  size_t bytes;
-  ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
+  ExpectStructSizeRule(forward.args, 2, [&](const mha_forward_args *args, mha_error *error) {
+    return WritesUnlessItFails(&forward.data, [&] {
+      return mha_forward(layer, args, workspace.data(), workspace.size(), error);
+    });
+  });
+  FullAttention attention;
+  ExpectStructSizeRule(attention.args, 1, [&](const mha_attention_args *args, mha_error *error) {
     return mha_attention_workspace(args, &bytes, error);
   });
-  ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
-    call.data.PoisonOutputs();
-    const mha_status status = mha_attention(args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(call.data.OutputsAreUntouched(), status != MHA_OK);
-    return status;
-  });
-  ExpectStructSizeRule(call.args, 1, [&](const mha_attention_args *args, mha_error *error) {
-    mha_call_info info = Zeroed<mha_call_info>();
+  ExpectStructSizeRule(attention.args, 1, [&](const mha_attention_args *args, mha_error *error) {
     return mha_attention_info(args, &info, error);
+  });
+  ExpectStructSizeRule(attention.args, 1, [&](const mha_attention_args *args, mha_error *error) {
+    return WritesUnlessItFails(&attention.data, [&] {
+      return mha_attention(args, workspace.data(), workspace.size(), error);
+    });
+  });
+  ChoiceProblem problem;
+  problem.n_kv = 20;
+  static_cast<AttentionProblem &>(problem) = NormalAttention(problem);
+  problem.weights = {1.0f};
+  ChoiceData choice(problem);
+  ExpectStructSizeRule(choice.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
+    return mha_choose_keys_workspace(args, &bytes, error);
+  });
+  ExpectStructSizeRule(choice.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
+    return WritesUnlessItFails(
+        &choice, [&] { return mha_choose_keys(args, workspace.data(), workspace.size(), error); });
+  });
+  ExpectStructSizeRule(choice.args, 1, [&](const mha_attention_args *args, mha_error *error) {
+    choice.choice.attention = args;
+    return mha_choose_keys_workspace(&choice.choice, &bytes, error);
   });
 }
 
-TEST(StructSize, OfTheRotationTables) {
+TEST(StructSize, OfRotationTablesAndStatesIsChecked) {
   float cos[1], sin[1];
   mha_rope_config config = Zeroed<mha_rope_config>();
   config.dims = 2;
@@ -166,9 +157,6 @@ TEST(StructSize, OfTheRotationTables) {
   ExpectStructSizeRule(config, 1, [&](const mha_rope_config *given, mha_error *error) {
     return mha_rope_tables(given, cos, sin, error);
   });
-}
-
-TEST(StructSize, OfTheStates) {
   float states[6] = {}, lse[1];
   mha_states_args args = Zeroed<mha_states_args>();
   args.batch = args.num_heads = args.n_q = 1;
@@ -178,40 +166,16 @@ TEST(StructSize, OfTheStates) {
   ExpectStructSizeRule(args, 1, mha_states_finish);
 }
 
-TEST(StructSize, OfTheArgumentsOfAChoice) {
-  ChoiceProblem problem;
-  problem.n_kv = 20;
-  static_cast<AttentionProblem &>(problem) = NormalAttention(problem);
-  problem.weights = {1.0f};
-  ChoiceData data(problem);
-  Memory workspace(data.WorkspaceBytes());
-  size_t bytes;
-  ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
-    return mha_choose_keys_workspace(args, &bytes, error);
-  });
-  ExpectStructSizeRule(data.choice, 1, [&](const mha_choose_keys_args *args, mha_error *error) {
-    data.PoisonOutputs();
-    const mha_status status = mha_choose_keys(args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(data.OutputsAreUntouched(), status != MHA_OK);
-    return status;
-  });
-  ExpectStructSizeRule(data.args, 1, [&](const mha_attention_args *args, mha_error *error) {
-    data.choice.attention = args;
-    return mha_choose_keys_workspace(&data.choice, &bytes, error);
-  });
-}
+// ---- Structs that the arguments point at
 
-// Of a struct that the arguments point at: the call itself with mha_forward, and both size queries.
+// The call itself with mha_forward, and both size queries.
 template <typename Struct>
 void ExpectStructSizeRuleOfCalls(const Struct &valid,
                                  const Struct *mha_forward_args::*forward_field,
                                  const Struct *mha_attention_args::*attention_field) {
   FullForward forward;
   FullAttention attention;
-  forward.args.*forward_field = &valid;
-  size_t needed = 0;
-  ASSERT_EQ(forward.data.Workspace(&needed, nullptr), MHA_OK);
-  Memory workspace(needed);
+  const Memory workspace(1 << 20);
   size_t bytes;
   ExpectStructSizeRule(valid, 2, [&](const Struct *given, mha_error *error) {
     forward.args.*forward_field = given;
@@ -219,11 +183,10 @@ void ExpectStructSizeRuleOfCalls(const Struct &valid,
   });
   ExpectStructSizeRule(valid, 2, [&](const Struct *given, mha_error *error) {
     forward.args.*forward_field = given;
-    forward.data.PoisonOutputs();
-    const mha_status status =
-        mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(), error);
-    EXPECT_EQ(forward.data.OutputsAreUntouched(), status != MHA_OK);
-    return status;
+    return WritesUnlessItFails(&forward.data, [&] {
+      return mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(),
+                         error);
+    });
   });
   ExpectStructSizeRule(valid, 1, [&](const Struct *given, mha_error *error) {
     attention.args.*attention_field = given;
@@ -231,49 +194,35 @@ void ExpectStructSizeRuleOfCalls(const Struct &valid,
   });
 }
 
-TEST(StructSize, OfTheOutputs) {
+TEST(StructSize, OfStructsThatTheArgumentsPointAtIsChecked) {
+  const float numbers[8] = {0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f};
+  const int64_t positions[2] = {1, 2};
   const FullForward forward;
   mha_outputs outputs = forward.data.outputs;
   outputs.q = outputs.k = outputs.v = nullptr;  // which mha_attention does not have
   ExpectStructSizeRuleOfCalls(outputs, &mha_forward_args::outputs, &mha_attention_args::outputs);
-}
-
-TEST(StructSize, OfTheSequences) {
-  const std::vector<int64_t> positions = {1, 2};
   mha_sequences sequences = Zeroed<mha_sequences>();
-  sequences.q_first_positions = positions.data();
+  sequences.q_first_positions = positions;
   ExpectStructSizeRuleOfCalls(sequences, &mha_forward_args::sequences,
                               &mha_attention_args::sequences);
-}
-
-TEST(StructSize, OfTheScoreOptions) {
   mha_score_options options = Zeroed<mha_score_options>();
   options.softcap = 3;
   ExpectStructSizeRuleOfCalls(options, &mha_forward_args::score, &mha_attention_args::score);
-}
-
-TEST(StructSize, OfTheScoreArrays) {
-  const std::vector<float> scales(6, 0.5f);
   mha_score_arrays arrays = Zeroed<mha_score_arrays>();
-  arrays.q_scales = scales.data();
+  arrays.q_scales = numbers;
   ExpectStructSizeRuleOfCalls(arrays, &mha_forward_args::score_arrays,
                               &mha_attention_args::score_arrays);
-}
-
-TEST(StructSize, OfTheNorm) {
   mha_norm norm = Zeroed<mha_norm>();
   norm.epsilon = 1;
   ExpectStructSizeRuleOfCalls(norm, &mha_forward_args::norm, &mha_attention_args::norm);
-}
-
-TEST(StructSize, OfTheRotation) {
-  const std::vector<float> table(8, 0.5f);
   mha_rope rope = Zeroed<mha_rope>();
   rope.dims = 2;
   rope.num_positions = 8;
-  rope.cos = rope.sin = table.data();
+  rope.cos = rope.sin = numbers;
   ExpectStructSizeRuleOfCalls(rope, &mha_forward_args::rope, &mha_attention_args::rope);
 }
+
+// ---- Structs that a function fills
 
 // A struct that is filled: one that is smaller than its first version is an error that leaves it
 // alone. Else struct_size bytes are filled, none behind them, whatever they held before; what a
@@ -306,7 +255,7 @@ void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Cal
 }
 
 // The last fields are those of the first versions, whatever comes behind them later.
-TEST(StructSize, OfStructsThatAreFilled) {
+TEST(StructSize, OfStructsThatAreFilledIsChecked) {
   FullForward forward;
   FullAttention attention;
   constexpr size_t first_config = offsetof(mha_layer_config, gate_dim) + sizeof(int64_t),

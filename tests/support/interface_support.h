@@ -131,7 +131,8 @@ void ExpectFails(const Call &call, const Expected &expected) {
   mha_error error = UnwrittenError();
   const mha_status returned = call(&error);
   ExpectError(returned, error, expected);
-  EXPECT_EQ(Name(call(nullptr)), Name(expected.status)) << "without an error struct";
+  EXPECT_EQ(Name(call(static_cast<mha_error *>(nullptr))), Name(expected.status))
+      << "without an error struct";
 }
 
 template <typename Call>
@@ -139,7 +140,8 @@ void ExpectSucceeds(const Call &call) {
   mha_error error = UnwrittenError();
   const mha_status returned = call(&error);
   ExpectNoError(returned, error);
-  EXPECT_EQ(Name(call(nullptr)), Name(MHA_OK)) << "without an error struct";
+  EXPECT_EQ(Name(call(static_cast<mha_error *>(nullptr))), Name(MHA_OK))
+      << "without an error struct";
 }
 
 // ---- Instruction sets
