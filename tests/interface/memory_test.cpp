@@ -1,10 +1,11 @@
-// The memory of a call: exactly the bytes that the queries say, nothing beside them, no allocation,
-// no system call, and layers that any number of threads may use.
+// The memory of a call: it uses exactly the bytes that the queries return, makes no allocation and
+// no system call, and any number of threads may use a layer.
 
 #include <errno.h>
 #include <limits.h>
 
 #include <atomic>
+#include <deque>
 #include <thread>
 
 #include "interface/calls.h"
@@ -193,44 +194,40 @@ TEST_P(GuardPages, AreNotTouchedByManyTasks) {
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GuardPages);
 
+// Runs the call with its arguments, and with all structs they point at, in read-only memory.
+template <typename Args, typename Run>
+void ExpectArgumentsAreOnlyRead(CallData *data, Args *args, const Run &run) {
+  std::deque<Memory> kept;
+  const auto freeze = [&](auto *given) {
+    const Memory &memory = kept.emplace_back(sizeof *given);
+    std::memcpy(memory.data(), given, sizeof *given);
+    kept.back().Freeze();
+    return reinterpret_cast<decltype(given)>(memory.data());
+  };
+  SerialScheduler scheduler(2);
+  args->scheduler = freeze(&scheduler.scheduler);
+  args->outputs = freeze(&data->outputs);
+  args->sequences = freeze(&data->sequences);
+  const Memory workspace(data->WorkspaceBytes());
+  mha_error error;
+  EXPECT_EQ(run(freeze(args), workspace, &error), MHA_OK) << error.message;
+}
+
 TEST(Arguments, AreOnlyRead) {
   const LayerProblem problem = SmallLayer();
   const Layer layer = Create(LayerData(problem));
-  SerialScheduler scheduler(2);
-  const auto frozen = [](const auto &value) {
-    Memory memory(sizeof value);
-    std::memcpy(memory.data(), &value, sizeof value);
-    memory.Freeze();
-    return memory;
-  };
   ForwardData forward(layer.get(), problem, {Guarded(kAskAll)});
-  const Memory frozen_scheduler = frozen(scheduler.scheduler);
-  const Memory forward_outputs = frozen(forward.outputs);
-  forward.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
-  forward.args.outputs = reinterpret_cast<const mha_outputs *>(forward_outputs.data());
-  const Memory forward_sequences = frozen(forward.sequences);
-  forward.args.sequences = reinterpret_cast<const mha_sequences *>(forward_sequences.data());
-  const Memory forward_args = frozen(forward.args);
-  Memory workspace(forward.WorkspaceBytes());
-  mha_error error;
-  EXPECT_EQ(
-      mha_forward(layer.get(), reinterpret_cast<const mha_forward_args *>(forward_args.data()),
-                  workspace.data(), workspace.size(), &error),
-      MHA_OK)
-      << error.message;
-
+  ExpectArgumentsAreOnlyRead(
+      &forward, &forward.args,
+      [&](const mha_forward_args *args, const Memory &workspace, mha_error *error) {
+        return mha_forward(layer.get(), args, workspace.data(), workspace.size(), error);
+      });
   AttentionData attention(NormalAttention(problem), {Guarded(kAskAll)});
-  const Memory attention_outputs = frozen(attention.outputs);
-  attention.args.scheduler = reinterpret_cast<const mha_scheduler *>(frozen_scheduler.data());
-  attention.args.outputs = reinterpret_cast<const mha_outputs *>(attention_outputs.data());
-  const Memory attention_sequences = frozen(attention.sequences);
-  attention.args.sequences = reinterpret_cast<const mha_sequences *>(attention_sequences.data());
-  const Memory attention_args = frozen(attention.args);
-  workspace = Memory(attention.WorkspaceBytes());
-  EXPECT_EQ(mha_attention(reinterpret_cast<const mha_attention_args *>(attention_args.data()),
-                          workspace.data(), workspace.size(), &error),
-            MHA_OK)
-      << error.message;
+  ExpectArgumentsAreOnlyRead(
+      &attention, &attention.args,
+      [](const mha_attention_args *args, const Memory &workspace, mha_error *error) {
+        return mha_attention(args, workspace.data(), workspace.size(), error);
+      });
 }
 
 TEST(Arguments, AreReusableForAnyNumberOfCalls) {
@@ -309,10 +306,14 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
 
 class Workspace : public InstructionSetTest {};
 
-TEST_P(Workspace, ContentsDoNotReachTheResult) {
+TEST_P(Workspace, ContentsAndMoreBytesDoNotReachTheResult) {
   ForEachCall(instruction_set(), [](CallData &data) {
     const Outputs poisoned = data.Compute(0xFF);
     for (int fill : {0x00, 0x7F, 0x3F}) EXPECT_TRUE(SameBits(data.Compute(fill), poisoned)) << fill;
+    const Memory larger(data.WorkspaceBytes() + 12345);
+    data.PoisonOutputs();
+    EXPECT_EQ(data.Run(larger.data(), larger.size(), nullptr), MHA_OK);
+    EXPECT_TRUE(SameBits(data.Results(), poisoned));
   });
 }
 
@@ -335,28 +336,6 @@ TEST_P(Workspace, MayHaveAnyAlignment) {
       ASSERT_TRUE(memory.Holds(0xA7))
           << "something was written beside the workspace, at alignment " << offset;
     }
-  });
-}
-
-TEST_P(Workspace, OneByteLessIsAnErrorThatWritesNothing) {
-  ForEachCall(instruction_set(), [](CallData &data) {
-    const size_t bytes = data.WorkspaceBytes();
-    if (bytes == 0) return;
-    Memory workspace(bytes - 1);
-    data.PoisonOutputs();
-    EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_ERROR_BUFFER_TOO_SMALL);
-    EXPECT_TRUE(data.OutputsAreUntouched());
-  });
-}
-
-TEST_P(Workspace, MayBeLargerThanNeeded) {
-  ForEachCall(instruction_set(), [](CallData &data) {
-    const Outputs expected = data.Compute();
-    Memory workspace(data.WorkspaceBytes() + 12345);
-    workspace.Fill(0xFF);
-    data.PoisonOutputs();
-    EXPECT_EQ(data.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
-    EXPECT_TRUE(SameBits(data.Results(), expected));
   });
 }
 
@@ -392,15 +371,16 @@ struct QueryKind {
 
 mha_outputs Asked(uint32_t asked, float *data) {
   mha_outputs outputs = Zeroed<mha_outputs>();
-  if ((asked & kAskLse) != 0) outputs.lse = data;
-  if ((asked & kAskWeights) != 0) outputs.attention_weights = data;
-  if ((asked & kAskQ) != 0) outputs.q = data;
-  if ((asked & kAskK) != 0) outputs.k = data;
-  if ((asked & kAskV) != 0) outputs.v = data;
-  if ((asked & kAskScores) != 0) outputs.scores = data;
-  if ((asked & kAskScaledScores) != 0) outputs.scaled_scores = data;
-  if ((asked & kAskMaskedScores) != 0) outputs.masked_scores = data;
-  if ((asked & kAskContext) != 0) outputs.context = data;
+  const std::pair<uint32_t, float **> all[] = {{kAskLse, &outputs.lse},
+                                               {kAskWeights, &outputs.attention_weights},
+                                               {kAskQ, &outputs.q},
+                                               {kAskK, &outputs.k},
+                                               {kAskV, &outputs.v},
+                                               {kAskScores, &outputs.scores},
+                                               {kAskScaledScores, &outputs.scaled_scores},
+                                               {kAskMaskedScores, &outputs.masked_scores},
+                                               {kAskContext, &outputs.context}};
+  for (const auto &[bit, output] : all) *output = (asked & bit) != 0 ? data : nullptr;
   return outputs;
 }
 
@@ -577,29 +557,28 @@ TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
 // Tiles, chunk states and rows: never a matrix of n by n.
 TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
   const LayerData layer_data(SquareLayer(64, 4, 4, 16));
+  const AttentionSizes heads = Heads(4, 4, 16, 16);
   const ForbiddenData data;
+  const auto expect_linear = [](const auto &bytes_of) {
+    const size_t once = bytes_of(4096), twice = bytes_of(8192);
+    EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once));
+    EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
+  };
   for (uint32_t set : InstructionSets()) {
+    SCOPED_TRACE(mha_instruction_set_name(set));
     const Layer layer = Create(layer_data, set);
     for (uint32_t num_threads : {0u, 8u}) {
       for (bool is_causal : {false, true}) {
         for (bool key : {false, true}) {
-          const QueryKind kind = {key, false, is_causal};
-          const size_t once =
-              QueryForward(layer.get(), {1, 4096, 4096, num_threads, kAskLse}, kind, data);
-          const size_t twice =
-              QueryForward(layer.get(), {1, 8192, 8192, num_threads, kAskLse}, kind, data);
-          EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once))
-              << mha_instruction_set_name(set);
-          EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
+          expect_linear([&](int64_t n) {
+            return QueryForward(layer.get(), {1, n, n, num_threads, kAskLse},
+                                {key, false, is_causal}, data);
+          });
         }
-        const QueryKind kind = {true, true, is_causal};
-        const AttentionSizes heads = Heads(4, 4, 16, 16);
-        const size_t once =
-            QueryAttention(heads, {1, 4096, 4096, num_threads, kAskLse}, kind, data);
-        const size_t twice =
-            QueryAttention(heads, {1, 8192, 8192, num_threads, kAskLse}, kind, data);
-        EXPECT_LE(static_cast<double>(twice), 2.1 * static_cast<double>(once));
-        EXPECT_LT(once, size_t{4096} * 4096) << "a matrix of bytes would fit";
+        expect_linear([&](int64_t n) {
+          return QueryAttention(heads, {1, n, n, num_threads, kAskLse}, {true, true, is_causal},
+                                data);
+        });
       }
     }
   }
@@ -794,18 +773,27 @@ TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
   EXPECT_EQ(recorder.released, recorder.memory);
 }
 
-TEST(Create, ReportsAFailingAllocator) {
-  const LayerData data{SmallLayer()};
-  RecordingAllocator recorder;
-  recorder.fails = true;
-  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
-  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
+// mha_layer_create fails, and what it has allocated is released.
+void ExpectCreateFails(const LayerData &data, RecordingAllocator *recorder,
+                       const Expected &expected) {
+  const mha_layer_options options =
+      Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder->allocator);
+  auto *layer = reinterpret_cast<mha_layer *>(recorder);
   mha_error error = UnwrittenError();
   ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error,
-              {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
+              expected);
   EXPECT_EQ(layer, nullptr);
+  EXPECT_EQ(recorder->releases, recorder->fails ? 0 : recorder->allocations);
+  if (recorder->releases > 0) {
+    EXPECT_EQ(recorder->released, recorder->memory);
+  }
+}
+
+TEST(Create, ReportsAFailingAllocator) {
+  RecordingAllocator recorder;
+  recorder.fails = true;
+  ExpectCreateFails(LayerData{SmallLayer()}, &recorder, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
   EXPECT_EQ(recorder.allocations, 1);
-  EXPECT_EQ(recorder.releases, 0);
 }
 
 // The memory is asked for before an array is read, so a layer that is far too large is an error,
@@ -819,12 +807,7 @@ TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
       forbidden.floats();
   RecordingAllocator recorder;
   recorder.fails = true;
-  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
-  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
-  mha_error error = UnwrittenError();
-  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error,
-              {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
-  EXPECT_EQ(layer, nullptr);
+  ExpectCreateFails(data, &recorder, {MHA_ERROR_OUT_OF_MEMORY, {0}, {}});
   EXPECT_GE(recorder.bytes, size_t{16} << 32) << "16 columns of 2^30 floats";
 }
 
@@ -835,46 +818,15 @@ TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
   LayerData data(problem);
   data.config.weight_type = MHA_TYPE_F16;
   RecordingAllocator recorder;
-  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
-  auto *layer = reinterpret_cast<mha_layer *>(&recorder);
-  mha_error error = UnwrittenError();
-  ExpectError(mha_layer_create(&data.config, &data.weights, &options, &layer, &error), error,
-              {MHA_ERROR_OUT_OF_RANGE, {2}, {}});
-  EXPECT_EQ(layer, nullptr);
-  EXPECT_EQ(recorder.releases, recorder.allocations);
-  if (recorder.allocations > 0) {
-    EXPECT_EQ(recorder.released, recorder.memory);
-  }
+  ExpectCreateFails(data, &recorder, {MHA_ERROR_OUT_OF_RANGE, {2}, {}});
 }
 
 TEST(Create, AllocatesNothingIfTheArgumentsAreWrong) {
   LayerData data{SmallLayer()};
-  RecordingAllocator recorder;
-  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
   data.config.num_kv_heads = 3;
-  mha_layer *layer = nullptr;
-  EXPECT_EQ(mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr),
-            MHA_ERROR_SHAPE);
-  EXPECT_EQ(recorder.allocations, recorder.releases);
+  RecordingAllocator recorder;
+  ExpectCreateFails(data, &recorder, {MHA_ERROR_SHAPE, {1}, {}});
   EXPECT_EQ(recorder.allocations, 0);
-}
-
-TEST(Create, UsesMallocOnceWithoutAnAllocator) {
-  SKIP_WITHOUT_ALLOCATION_TRAP();
-  const LayerData data{SmallLayer()};
-  mha_layer *layer = nullptr;
-  mha_error error;
-  AllocationWatch watch;
-  const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
-  const int allocations = watch.allocations();
-  const int early = watch.releases();
-  mha_layer_destroy(layer);
-  watch.Stop();
-  EXPECT_EQ(status, MHA_OK) << error.message;
-  EXPECT_EQ(allocations, 1);
-  EXPECT_EQ(early, 0);
-  EXPECT_EQ(watch.allocations(), 1);
-  EXPECT_EQ(watch.releases(), 1);
 }
 
 // A layer of more than 4 MiB.
@@ -910,29 +862,27 @@ TEST(Create, AsksForHugePagesForALargeLayer) {
   EXPECT_EQ(end.releases(), 1);
 }
 
-TEST(Create, GivesNoAdviceAboutSmallLayersNorTheCallersMemory) {
+TEST(Create, UsesMallocOnceAndGivesNoAdviceForSmallLayersNorTheCallersMemory) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
-  mha_layer *layer = nullptr;
-  {
-    const LayerData data{SmallLayer()};
+  const LayerData small{SmallLayer()}, large{kLarge};
+  RecordingAllocator recorder;
+  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
+  for (const LayerData *data : {&small, &large}) {
+    mha_layer *layer = nullptr;
     AllocationWatch watch;
-    const mha_status status =
-        mha_layer_create(&data.config, &data.weights, nullptr, &layer, nullptr);
+    const mha_status status = mha_layer_create(
+        &data->config, &data->weights, data == &small ? nullptr : &options, &layer, nullptr);
+    const int allocations = watch.allocations(), early = watch.releases();
     mha_layer_destroy(layer);
     watch.Stop();
     EXPECT_EQ(status, MHA_OK);
     EXPECT_EQ(watch.advice().count, 0);
+    if (data != &small) continue;
+    EXPECT_EQ(allocations, 1);
+    EXPECT_EQ(early, 0);
+    EXPECT_EQ(watch.allocations(), 1);
+    EXPECT_EQ(watch.releases(), 1);
   }
-  const LayerData data{kLarge};
-  RecordingAllocator recorder;
-  const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
-  AllocationWatch watch;
-  const mha_status status =
-      mha_layer_create(&data.config, &data.weights, &options, &layer, nullptr);
-  mha_layer_destroy(layer);
-  watch.Stop();
-  EXPECT_EQ(status, MHA_OK);
-  EXPECT_EQ(watch.advice().count, 0);
 }
 
 // Each allocation in turn, once and for good, until all are there. A failure leaves nothing behind,

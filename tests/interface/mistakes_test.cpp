@@ -643,22 +643,6 @@ TEST(Flags, OfOneFieldAreRefusedByAnother) {
   }
 }
 
-// ---- A scale beside scores that are equal
-
-TEST(EqualScores, AreNotScaled) {
-  FullAttention call;
-  call.args.flags = MHA_EQUAL_SCORES;
-  for (const float scale : {1.0f, -0.5f, 1e-45f}) {
-    call.args.scale = scale;
-    ExpectInvalid(&call.data, kOfAttention, {"scale is", "MHA_EQUAL_SCORES"});
-  }
-  call.args.scale = 0;
-  for (const float weight : call.data.Compute().attention_weights) ASSERT_EQ(weight, 0.25f);
-  FullForward forward;
-  forward.args.flags = MHA_EQUAL_SCORES;
-  for (const float weight : forward.data.Compute().attention_weights) ASSERT_EQ(weight, 0.25f);
-}
-
 // ---- Reserved fields
 
 TEST(Reserved, FieldsOfMhaLinearOfStatesAndOfAChoiceAre0) {
