@@ -11,7 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "support/attention_test.h"
+#include "support/fixtures.h"
+#include "support/same_bits.h"
 
 namespace {
 
@@ -149,60 +150,55 @@ LayerProblem RandomLayer(uint64_t seed, int64_t batch, int64_t n, int64_t num_he
   return NormalLayer(problem, seed);
 }
 
-class OnAPool : public AttentionTest {
- protected:
-  Outputs AttendOn(const mha_scheduler *scheduler, const AttentionProblem &problem) const {
-    AttentionCall call = PlainCall();
-    call.scheduler = scheduler;
-    return Attend(problem, call);
-  }
-  static Outputs ForwardOn(const mha_scheduler *scheduler, const mha_layer *layer,
-                           const LayerProblem &problem) {
-    LayerCall call;
-    call.scheduler = scheduler;
-    return Forward(layer, problem, call);
-  }
-};
-MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(OnAPool);
+Outputs AttendOn(const mha_scheduler *scheduler, const AttentionProblem &problem) {
+  AttentionCall call;
+  call.scheduler = scheduler;
+  return Attend(problem, call);
+}
+Outputs ForwardOn(const mha_scheduler *scheduler, const mha_layer *layer,
+                  const LayerProblem &problem) {
+  LayerCall call;
+  call.scheduler = scheduler;
+  return Forward(layer, problem, call);
+}
 
-TEST_P(OnAPool, AttentionGivesTheSameBits) {
-  const AttentionProblem problems[] = {NormalAttention(RandomLayer(1, 1, 1, 1, 1, 8)),
-                                       NormalAttention(RandomLayer(2, 1, 300, 2, 2, 16)),
-                                       NormalAttention(RandomLayer(3, 3, 70, 4, 2, 20)),
-                                       NormalAttention(RandomLayer(4, 1, 270, 1, 1, 33)),
-                                       NormalAttention(RandomLayer(5, 2, 130, 3, 1, 16))};
-  for (const AttentionProblem &problem : problems) {
-    const Outputs alone = AttendOn(nullptr, problem);
-    for (const Kind &kind : kKinds) {
-      for (const size_t num_threads : kThreadCounts) {
-        const Pool pool(kind, num_threads);
-        EXPECT_TRUE(SameBits(AttendOn(pool.scheduler(), problem), alone))
-            << Describe(problem) << " threads " << num_threads << ", " << kind.name;
-      }
+// compute(scheduler) gives the same on every kind and size of pool as without one.
+template <typename Compute>
+void ExpectSameOnPools(const LayerProblem &problem, const Compute &compute) {
+  const Outputs alone = compute(static_cast<const mha_scheduler *>(nullptr));
+  for (const Kind &kind : kKinds) {
+    for (const size_t num_threads : kThreadCounts) {
+      const Pool pool(kind, num_threads);
+      EXPECT_TRUE(SameBits(compute(pool.scheduler()), alone))
+          << Describe(problem) << " threads " << num_threads << ", " << kind.name;
     }
   }
 }
 
-TEST_P(OnAPool, ForwardGivesTheSameBits) {
-  const LayerProblem problems[] = {RandomLayer(1, 1, 1, 1, 1, 8), RandomLayer(2, 1, 300, 4, 2, 16),
-                                   RandomLayer(3, 4, 40, 6, 6, 24)};
-  for (const LayerProblem &problem : problems) {
-    const Layer layer = Make(problem);
-    const Outputs alone = ForwardOn(nullptr, layer.get(), problem);
-    for (const Kind &kind : kKinds) {
-      for (const size_t num_threads : kThreadCounts) {
-        const Pool pool(kind, num_threads);
-        EXPECT_TRUE(SameBits(ForwardOn(pool.scheduler(), layer.get(), problem), alone))
-            << Describe(problem) << " threads " << num_threads << ", " << kind.name;
-      }
-    }
+TEST(OnAPool, AttentionGivesTheSameBits) {
+  for (const LayerProblem &problem :
+       {RandomLayer(1, 1, 1, 1, 1, 8), RandomLayer(2, 1, 300, 2, 2, 16),
+        RandomLayer(3, 3, 70, 4, 2, 20), RandomLayer(4, 1, 270, 1, 1, 33),
+        RandomLayer(5, 2, 130, 3, 1, 16)}) {
+    const AttentionProblem middle = NormalAttention(problem);
+    ExpectSameOnPools(problem, [&](auto *scheduler) { return AttendOn(scheduler, middle); });
+  }
+}
+
+TEST(OnAPool, ForwardGivesTheSameBits) {
+  for (const LayerProblem &problem :
+       {RandomLayer(1, 1, 1, 1, 1, 8), RandomLayer(2, 1, 300, 4, 2, 16),
+        RandomLayer(3, 4, 40, 6, 6, 24)}) {
+    const Layer layer = MakeLayer(problem);
+    ExpectSameOnPools(problem,
+                      [&](auto *scheduler) { return ForwardOn(scheduler, layer.get(), problem); });
   }
 }
 
 // One scheduler for a thousand calls: what one loop leaves behind in the pool meets the next one.
-TEST_P(OnAPool, AThousandCallsGiveTheSameBits) {
+TEST(OnAPool, AThousandCallsGiveTheSameBits) {
   const LayerProblem problem = RandomLayer(10, 2, 30, 2, 1, 8);
-  const Layer layer = Make(problem);
+  const Layer layer = MakeLayer(problem);
   const Outputs alone = ForwardOn(nullptr, layer.get(), problem);
   for (const Kind &kind : kKinds) {
     const Pool pool(kind, 2);
@@ -214,9 +210,9 @@ TEST_P(OnAPool, AThousandCallsGiveTheSameBits) {
 }
 
 // Two threads that call one layer, each with a pool of its own, or both with the same one.
-TEST_P(OnAPool, CallsAtTheSameTimeGiveTheSameBits) {
+TEST(OnAPool, CallsAtTheSameTimeGiveTheSameBits) {
   const LayerProblem problem = RandomLayer(12, 1, 100, 4, 4, 16);
-  const Layer layer = Make(problem);
+  const Layer layer = MakeLayer(problem);
   const Outputs alone = ForwardOn(nullptr, layer.get(), problem);
   const Pool one(kYielding, 2), another(kYielding, 3);
   for (const Pool *second : {&another, &one}) {

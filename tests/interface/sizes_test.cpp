@@ -1,5 +1,5 @@
-// Sizes at the edges of 64 bits: every query about valid numbers has an answer, or they are too
-// large.
+// Sizes at the edges of 64 bits: every query about valid numbers returns a size, or says that they
+// are too large.
 
 #include "interface/calls.h"
 
@@ -11,28 +11,35 @@ using Wide = unsigned __int128;
 constexpr Wide kSizeMax = std::numeric_limits<size_t>::max();
 constexpr Wide kSurelyFine = Wide{1} << 40;  // bytes: far from every limit
 
+constexpr int64_t Power(int exponent) { return int64_t{1} << exponent; }
+
 const std::vector<int64_t> kMagnitudes = {1,
                                           2,
                                           3,
                                           48,
                                           1000,
-                                          (int64_t{1} << 16) + 1,
-                                          (int64_t{1} << 31) - 1,
-                                          int64_t{1} << 31,
-                                          (int64_t{1} << 32) + 1,
-                                          int64_t{1} << 40,
-                                          int64_t{1} << 52,
-                                          (int64_t{1} << 60) - 1,
-                                          (int64_t{1} << 61) + 1,
-                                          int64_t{1} << 62,
+                                          Power(16) + 1,
+                                          Power(31) - 1,
+                                          Power(31),
+                                          Power(32) + 1,
+                                          Power(40),
+                                          Power(52),
+                                          Power(60) - 1,
+                                          Power(61) + 1,
+                                          Power(62),
                                           kMax - 64,
                                           kMax - 1,
                                           kMax};
 
-// A product that sticks at a value far beyond every limit instead of overflowing, even in 128 bits.
-Wide Times(Wide a, int64_t b) {
-  const Wide limit = Wide{1} << 120;
-  return b != 0 && a > limit / static_cast<Wide>(b) ? limit : a * static_cast<Wide>(b);
+// A product of numbers that are not negative. It sticks at a value far beyond every limit instead
+// of overflowing, even in 128 bits.
+template <typename... Numbers>
+Wide Product(Numbers... numbers) {
+  Wide product = 1;
+  for (const Wide number : {static_cast<Wide>(numbers)...})
+    product =
+        number != 0 && product > (Wide{1} << 120) / number ? Wide{1} << 120 : product * number;
+  return product;
 }
 
 // A size query about valid numbers has an answer, or they are too large. It can't have one where
@@ -52,11 +59,8 @@ void ExpectExactOrTooLarge(mha_status status, const mha_error &error, size_t byt
 }
 
 // A row of more than 2^31 - 1 numbers may be refused although memory could hold it.
-Wide BeyondInt(const std::vector<Wide> &widths) {
-  const Wide most = static_cast<Wide>(std::numeric_limits<int32_t>::max());
-  return std::any_of(widths.begin(), widths.end(), [=](Wide width) { return width > most; })
-             ? kSurelyFine
-             : 0;
+Wide BeyondInt(std::initializer_list<Wide> widths) {
+  return std::max(widths) > INT32_MAX ? kSurelyFine : 0;
 }
 
 TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
@@ -64,63 +68,50 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
   const float number = 0;
   int succeeded = 0;
   for (int i = 0; i < 20000; ++i) {
-    mha_layer_config config = Zeroed<mha_layer_config>();
-    config.query_dim = random.Pick(kMagnitudes);
-    config.key_dim = random.Pick(kMagnitudes);
-    config.value_dim = random.Pick(kMagnitudes);
-    config.num_kv_heads = random.Coin() ? 1 : random.Pick(kMagnitudes);
-    config.num_heads = random.Coin() ? config.num_kv_heads : random.Pick(kMagnitudes);
-    if (config.num_heads % config.num_kv_heads != 0) config.num_kv_heads = config.num_heads;
-    config.head_dim = random.Coin() ? 1 : random.Pick(kMagnitudes);
-    config.head_dim_v = random.Coin() ? 1 : random.Pick(kMagnitudes);
-    if (random.Coin()) config.query_dim = config.key_dim = config.value_dim = random.Between(1, 64);
+    mha_layer_config c = Zeroed<mha_layer_config>();
+    c.query_dim = random.Pick(kMagnitudes);
+    c.key_dim = random.Pick(kMagnitudes);
+    c.value_dim = random.Pick(kMagnitudes);
+    c.num_kv_heads = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    c.num_heads = random.Coin() ? c.num_kv_heads : random.Pick(kMagnitudes);
+    if (c.num_heads % c.num_kv_heads != 0) c.num_kv_heads = c.num_heads;
+    c.head_dim = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    c.head_dim_v = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    if (random.Coin()) c.query_dim = c.key_dim = c.value_dim = random.Between(1, 64);
     mha_layer_weights weights = Zeroed<mha_layer_weights>();
     weights.w_q.data = weights.w_k.data = weights.w_v.data = &number;
     if (random.Coin()) {
       weights.w_o.data = &number;
-      config.output_dim = random.Pick(kMagnitudes);
+      c.output_dim = random.Pick(kMagnitudes);
     }
     if (random.Coin()) weights.w_q.bias = weights.w_k.bias = weights.w_v.bias = &number;
-    Wide elements =
-        Times(Times(static_cast<Wide>(config.query_dim), config.num_heads), config.head_dim);
-    elements +=
-        Times(Times(static_cast<Wide>(config.key_dim), config.num_kv_heads), config.head_dim);
-    elements +=
-        Times(Times(static_cast<Wide>(config.value_dim), config.num_kv_heads), config.head_dim_v);
-    elements +=
-        Times(Times(static_cast<Wide>(config.output_dim), config.num_heads), config.head_dim_v);
-    const std::vector<Wide> widths = {
-        static_cast<Wide>(config.query_dim),
-        static_cast<Wide>(config.key_dim),
-        static_cast<Wide>(config.value_dim),
-        static_cast<Wide>(config.output_dim),
-        Times(static_cast<Wide>(config.num_heads), config.head_dim),
-        Times(static_cast<Wide>(config.num_heads), config.head_dim_v)};
+    const Wide elements = Product(c.query_dim, c.num_heads, c.head_dim) +
+                          Product(c.key_dim, c.num_kv_heads, c.head_dim) +
+                          Product(c.value_dim, c.num_kv_heads, c.head_dim_v) +
+                          Product(c.output_dim, c.num_heads, c.head_dim_v);
     // Whole panels make thin matrices several times as large: "surely fine" counts 64 more columns
     // for each matrix.
-    const Wide rows = static_cast<Wide>(config.query_dim) + static_cast<Wide>(config.key_dim) +
-                      static_cast<Wide>(config.value_dim) +
-                      static_cast<Wide>(config.num_heads) * static_cast<Wide>(config.head_dim_v);
+    const Wide more = Product(c.query_dim, 64) + Product(c.key_dim, 64) + Product(c.value_dim, 64) +
+                      Product(c.num_heads, c.head_dim_v, 64);
+    const Wide beyond_int = BeyondInt(
+        {Product(c.query_dim), Product(c.key_dim), Product(c.value_dim), Product(c.output_dim),
+         Product(c.num_heads, c.head_dim), Product(c.num_heads, c.head_dim_v)});
     size_t bytes = 4711;
     mha_error error;
-    const mha_status status = mha_layer_pack_size(&config, &weights, nullptr, &bytes, &error);
-    ExpectExactOrTooLarge(status, error, bytes, elements * 4,
-                          (elements + Times(rows, 64)) * 4 + BeyondInt(widths), elements * 4);
-    if (status == MHA_OK) ++succeeded;
-    if (HasFailure()) {
-      FAIL() << "query_dim " << config.query_dim << " key_dim " << config.key_dim << " value_dim "
-             << config.value_dim << " output_dim " << config.output_dim << " num_heads "
-             << config.num_heads << " num_kv_heads " << config.num_kv_heads << " head_dim "
-             << config.head_dim << " head_dim_v " << config.head_dim_v;
-    }
+    const mha_status status = mha_layer_pack_size(&c, &weights, nullptr, &bytes, &error);
+    ExpectExactOrTooLarge(status, error, bytes, elements * 4, (elements + more) * 4 + beyond_int,
+                          elements * 4);
+    succeeded += status == MHA_OK;
+    ASSERT_FALSE(HasFailure()) << testing::PrintToString(
+        std::vector<int64_t>{c.query_dim, c.key_dim, c.value_dim, c.output_dim, c.num_heads,
+                             c.num_kv_heads, c.head_dim, c.head_dim_v});
   }
   EXPECT_GT(succeeded, 100);
 }
 
 TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
   Random random(12);
-  const LayerData layer_data{SmallLayer()};
-  const Layer layer = Create(layer_data);
+  const Layer layer = Create(LayerData{SmallLayer()});
   float number = 0;
   int succeeded = 0;
   for (int i = 0; i < 20000; ++i) {
@@ -131,31 +122,25 @@ TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     args.key.data = args.value.data = &number;
     SerialScheduler scheduler(
         static_cast<uint32_t>(std::min<int64_t>(random.Pick(kMagnitudes), 0xFFFFFFFF)));
-    const bool threads = random.Coin();
-    if (threads) args.scheduler = &scheduler.scheduler;
+    const uint32_t threads = random.Coin() ? scheduler.scheduler.num_threads : 0;
+    if (threads != 0) args.scheduler = &scheduler.scheduler;
     mha_outputs outputs = Zeroed<mha_outputs>();
     if (random.Coin()) outputs.attention_weights = &number;
     args.outputs = &outputs;
-    const Wide batch = static_cast<Wide>(args.batch);
     // The largest arrays of the call: inputs, output and, where asked for, the attention weights.
-    Wide arrays = std::max(Times(Times(batch, args.n_q), 44), Times(Times(batch, args.n_kv), 36));
-    Wide generous = Times(Times(batch, args.n_q), 1000) + Times(Times(batch, args.n_kv), 1000);
-    if (outputs.attention_weights != nullptr) {
-      const Wide weights = Times(Times(Times(batch, args.n_q), args.n_kv), 16);
-      arrays = std::max(arrays, weights);
-      generous += weights;
-    }
-    if (threads) generous += Times(scheduler.scheduler.num_threads, 1 << 16);
+    const Wide q_rows = Product(args.batch, args.n_q), kv_rows = Product(args.batch, args.n_kv),
+               weights = outputs.attention_weights != nullptr ? Product(q_rows, args.n_kv, 16) : 0;
+    const Wide arrays = std::max({Product(q_rows, 44), Product(kv_rows, 36), weights});
+    const Wide generous =
+        Product(q_rows, 1000) + Product(kv_rows, 1000) + weights + Product(threads, 1 << 16);
     size_t bytes = 4711;
     mha_error error;
     const mha_status status = mha_forward_workspace(layer.get(), &args, &bytes, &error);
     ExpectExactOrTooLarge(status, error, bytes, arrays, generous, 0);
-    if (status == MHA_OK) ++succeeded;
-    if (HasFailure()) {
-      FAIL() << "batch " << args.batch << " n_q " << args.n_q << " n_kv " << args.n_kv
-             << " attention_weights " << (outputs.attention_weights != nullptr) << " num_threads "
-             << (threads ? scheduler.scheduler.num_threads : 0);
-    }
+    succeeded += status == MHA_OK;
+    ASSERT_FALSE(HasFailure()) << "batch " << args.batch << " n_q " << args.n_q << " n_kv "
+                               << args.n_kv << " threads " << threads << " attention_weights "
+                               << (outputs.attention_weights != nullptr);
   }
   EXPECT_GT(succeeded, 100);
 }
@@ -175,28 +160,19 @@ TEST(Sizes, OfAttentionWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
     mha_outputs outputs = Zeroed<mha_outputs>();
     if (random.Coin()) outputs.lse = &number;
     args.outputs = &outputs;
-    const Wide sequences = Times(static_cast<Wide>(args.batch), args.num_heads);
-    const Wide widest = static_cast<Wide>(std::max(args.head_dim, args.head_dim_v));
-    const Wide longest = static_cast<Wide>(std::max(args.n_q, args.n_kv));
-    Wide arrays = Times(Times(Times(sequences, args.n_q), args.head_dim), 4);
-    arrays = std::max(arrays, Times(Times(Times(sequences, args.n_kv), args.head_dim), 4));
-    arrays = std::max(arrays, Times(Times(Times(sequences, args.n_kv), args.head_dim_v), 4));
-    arrays = std::max(arrays, Times(Times(Times(sequences, args.n_q), args.head_dim_v), 4));
+    const int64_t widest = std::max(args.head_dim, args.head_dim_v),
+                  longest = std::max(args.n_q, args.n_kv);
+    const Wide arrays = Product(args.batch, args.num_heads, longest, widest, 4);
     // Tiles and chunk states may need a few thousand rows of a head whatever the number of rows is.
     const Wide generous =
-        Times(Times(sequences, static_cast<int64_t>(longest)), static_cast<int64_t>(widest)) * 64 +
-        widest * (1 << 16) +
-        BeyondInt({Times(static_cast<Wide>(args.num_heads), static_cast<int64_t>(widest))});
+        arrays * 16 + Product(widest, 1 << 16) + BeyondInt({Product(args.num_heads, widest)});
     size_t bytes = 4711;
     mha_error error;
     const mha_status status = mha_attention_workspace(&args, &bytes, &error);
     ExpectExactOrTooLarge(status, error, bytes, arrays, generous, 0);
-    if (status == MHA_OK) ++succeeded;
-    if (HasFailure()) {
-      FAIL() << "batch " << args.batch << " n_q " << args.n_q << " n_kv " << args.n_kv
-             << " num_heads " << args.num_heads << " head_dim " << args.head_dim << " head_dim_v "
-             << args.head_dim_v;
-    }
+    succeeded += status == MHA_OK;
+    ASSERT_FALSE(HasFailure()) << testing::PrintToString(std::vector<int64_t>{
+        args.batch, args.n_q, args.n_kv, args.num_heads, args.head_dim, args.head_dim_v});
   }
   EXPECT_GT(succeeded, 100);
 }

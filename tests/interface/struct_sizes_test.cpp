@@ -27,14 +27,14 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
     Memory memory(std::max(size, sizeof size), Place::kBeforeGuard, alignof(Struct));
     const Struct *placed = place(memory, size);
     if (size < sizeof(Struct)) {
-      ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+      ExpectFails([&](auto *error) { return call(placed, error); }, expected);
       continue;
     }
-    ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
+    ExpectSucceeds([&](auto *error) { return call(placed, error); });
     for (size_t byte = sizeof(Struct); byte < size; ++byte) {
       for (int bit : {0x01, 0x80}) {
         memory.data()[byte] = static_cast<unsigned char>(bit);
-        ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+        ExpectFails([&](auto *error) { return call(placed, error); }, expected);
         memory.data()[byte] = 0;
       }
     }
@@ -43,14 +43,14 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
   for (const size_t size : {size_t{65537}, SIZE_MAX}) {
     Memory memory(sizeof(Struct), Place::kBeforeGuard, alignof(Struct));
     const Struct *placed = place(memory, size);
-    ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+    ExpectFails([&](auto *error) { return call(placed, error); }, expected);
   }
   // A tail longer than a few bytes is looked at to its end as well.
   Memory memory(sizeof(Struct) + 4096);
   const Struct *placed = place(memory, memory.size());
-  ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
+  ExpectSucceeds([&](auto *error) { return call(placed, error); });
   memory.data()[memory.size() - 1] = 1;
-  ExpectFails([&](mha_error *error) { return call(placed, error); }, expected);
+  ExpectFails([&](auto *error) { return call(placed, error); }, expected);
 }
 
 // ---- Structs that a function takes
@@ -231,7 +231,7 @@ template <typename Struct, typename Call>
 void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Call &call) {
   Struct filled = {};
   filled.struct_size = sizeof filled;
-  ExpectSucceeds([&](mha_error *error) { return call(&filled, error); });
+  ExpectSucceeds([&](auto *error) { return call(&filled, error); });
   const std::string whole(reinterpret_cast<const char *>(&filled), sizeof filled);
   for (size_t size = 0; size <= sizeof(Struct) + 24; ++size) {
     SCOPED_TRACE("struct_size " + std::to_string(size));
@@ -241,11 +241,11 @@ void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Cal
     const std::string before = memory.Bytes();
     auto *placed = reinterpret_cast<Struct *>(memory.data());
     if (size < first_bytes) {
-      ExpectFails([&](mha_error *error) { return call(placed, error); },
+      ExpectFails([&](auto *error) { return call(placed, error); },
                   {MHA_ERROR_STRUCT_SIZE, {argument}, {"struct_size"}});
       EXPECT_EQ(memory.Bytes(), before);
     } else {
-      ExpectSucceeds([&](mha_error *error) { return call(placed, error); });
+      ExpectSucceeds([&](auto *error) { return call(placed, error); });
       EXPECT_EQ(placed->struct_size, size);
       std::string expected = whole;
       expected.resize(size);  // with zeros

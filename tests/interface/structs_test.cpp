@@ -89,14 +89,14 @@ mha_status Write(const Struct &filled, Struct *to, mha_error *error) {
 TEST(ReadStruct, OfAnEarlierVersionLeavesNewFieldsZero) {
   const Given<First> first({sizeof(First), 1, 2, 3});
   Third copy = Unwritten<Third>();
-  ExpectSucceeds([&](mha_error *error) { return Read(first.As<Third>(), &copy, error); });
+  ExpectSucceeds([&](auto *error) { return Read(first.As<Third>(), &copy, error); });
   EXPECT_EQ(copy.a, 1);
   EXPECT_EQ(copy.b, 2u);
   EXPECT_EQ(copy.c, 3u);
   EXPECT_EQ(copy.d, 0);
   EXPECT_EQ(copy.e, 0.0);
   const Given<Second> second({sizeof(Second), 1, 2, 3, 4});
-  ExpectSucceeds([&](mha_error *error) { return Read(second.As<Third>(), &copy, error); });
+  ExpectSucceeds([&](auto *error) { return Read(second.As<Third>(), &copy, error); });
   EXPECT_EQ(copy.d, 4);
   EXPECT_EQ(copy.e, 0.0);
 }
@@ -104,34 +104,32 @@ TEST(ReadStruct, OfAnEarlierVersionLeavesNewFieldsZero) {
 TEST(ReadStruct, OfALaterVersionIsAcceptedIfItUsesNothingNew) {
   First copy = Unwritten<First>();
   const Given<Third> plain({sizeof(Third), 1, 2, 3, 0, 0.0});
-  ExpectSucceeds([&](mha_error *error) { return Read(plain.As<First>(), &copy, error); });
+  ExpectSucceeds([&](auto *error) { return Read(plain.As<First>(), &copy, error); });
   EXPECT_EQ(copy.a, 1);
   EXPECT_EQ(copy.c, 3u);
   const Given<Third> modern({sizeof(Third), 1, 2, 3, 0, 1.0});
-  ExpectFails([&](mha_error *error) { return Read(modern.As<First>(), &copy, error); },
+  ExpectFails([&](auto *error) { return Read(modern.As<First>(), &copy, error); },
               {MHA_ERROR_STRUCT_SIZE, {3}, {"mha_made_up.struct_size", "40", "24"}});
 }
 
 TEST(WriteStruct, OfAnEarlierVersionEndsWhereItEnds) {
   const Third filled = {0, 1, 2, 3, 4, 5.0};
   const Given<First> first(Unwritten<First>());
-  ExpectSucceeds([&](mha_error *error) { return Write(filled, first.As<Third>(), error); });
+  ExpectSucceeds([&](auto *error) { return Write(filled, first.As<Third>(), error); });
   const First *seen = first.As<First>();
   EXPECT_EQ(seen->struct_size, sizeof(First));
   EXPECT_EQ(seen->a, 1);
   EXPECT_EQ(seen->b, 2u);
   EXPECT_EQ(seen->c, 3u);
   const Given<Second> second(Unwritten<Second>());
-  ExpectSucceeds([&](mha_error *error) { return Write(filled, second.As<Third>(), error); });
+  ExpectSucceeds([&](auto *error) { return Write(filled, second.As<Third>(), error); });
   EXPECT_EQ(second.As<Second>()->struct_size, sizeof(Second));
   EXPECT_EQ(second.As<Second>()->d, 4);
 }
 
 TEST(WriteStruct, OfALaterVersionIsZeroWhereTheLibraryEnds) {
   const Given<Third> given(Unwritten<Third>());
-  ExpectSucceeds([&](mha_error *error) {
-    return Write(First{0, 1, 2, 3}, given.As<First>(), error);
-  });
+  ExpectSucceeds([&](auto *error) { return Write(First{0, 1, 2, 3}, given.As<First>(), error); });
   const Third *seen = given.As<Third>();
   EXPECT_EQ(seen->struct_size, sizeof(Third));
   EXPECT_EQ(seen->a, 1);
@@ -149,14 +147,14 @@ TEST(Structs, OfASizeThatNoVersionHasAreErrors) {
     const Third before = wrong;
     const support::Expected expected = {
         MHA_ERROR_STRUCT_SIZE, {3}, {"mha_made_up.struct_size", std::to_string(size)}};
-    ExpectFails([&](mha_error *error) { return Read(&wrong, &copy, error); }, expected);
-    ExpectFails([&](mha_error *error) { return Write(Third{}, &wrong, error); }, expected);
+    ExpectFails([&](auto *error) { return Read(&wrong, &copy, error); }, expected);
+    ExpectFails([&](auto *error) { return Write(Third{}, &wrong, error); }, expected);
     EXPECT_EQ(std::memcmp(&wrong, &before, sizeof before), 0);
   }
   Third copy;
-  ExpectFails([&](mha_error *error) { return Read<Third>(nullptr, &copy, error); },
+  ExpectFails([&](auto *error) { return Read<Third>(nullptr, &copy, error); },
               {MHA_ERROR_NULL_POINTER, {3}, {"mha_made_up"}});
-  ExpectFails([&](mha_error *error) { return Write<Third>({}, nullptr, error); },
+  ExpectFails([&](auto *error) { return Write<Third>({}, nullptr, error); },
               {MHA_ERROR_NULL_POINTER, {3}, {"mha_made_up"}});
 }
 
