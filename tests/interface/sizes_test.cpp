@@ -11,25 +11,14 @@ using Wide = unsigned __int128;
 constexpr Wide kSizeMax = std::numeric_limits<size_t>::max();
 constexpr Wide kSurelyFine = Wide{1} << 40;  // bytes: far from every limit
 
-constexpr int64_t Power(int exponent) { return int64_t{1} << exponent; }
-
-const std::vector<int64_t> kMagnitudes = {1,
-                                          2,
-                                          3,
-                                          48,
-                                          1000,
-                                          Power(16) + 1,
-                                          Power(31) - 1,
-                                          Power(31),
-                                          Power(32) + 1,
-                                          Power(40),
-                                          Power(52),
-                                          Power(60) - 1,
-                                          Power(61) + 1,
-                                          Power(62),
-                                          kMax - 64,
-                                          kMax - 1,
-                                          kMax};
+const std::vector<int64_t> kMagnitudes = [] {
+  std::vector<int64_t> all = {1, 2, 3, 48, 1000, kMax - 64, kMax - 1, kMax};
+  for (const int exponent : {16, 31, 32, 40, 52, 60, 61, 62}) {
+    const int64_t power = int64_t{1} << exponent;
+    all.insert(all.end(), {power - 1, power, power + 1});
+  }
+  return all;
+}();
 
 // A product of numbers that are not negative. It sticks at a value far beyond every limit instead
 // of overflowing, even in 128 bits.
