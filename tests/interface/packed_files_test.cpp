@@ -1,11 +1,10 @@
-// Packed layers and caches as releases wrote them: packed_files.txt has, on each line, the version,
-// its MHA_CONTRACT, layer or cache, a name, a checksum of results, and the bytes. Lines of a
-// release are never changed. Before a release its own are added by
+// Packed layers and caches that releases wrote: each line of packed_files.txt has the version, its
+// MHA_CONTRACT, layer or cache, a name, a checksum of results, and the bytes. Lines of a release
+// are never changed. Before a release, this adds its lines:
 //
 //     build/bin/mha_test_packed_files --write
 #include <gtest/gtest.h>
 #include <mha.h>
-#include <mha_options.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -18,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "support/fixtures.h"
 #include "support/instruction_sets.h"
-#include "support/memory.h"
 
 namespace {
 
@@ -31,10 +30,6 @@ constexpr const char *kTypes[] = {"", "f32", "f16", "bf16", "int8", "int4"};  //
 const std::string kVersion = std::to_string(MHA_VERSION_MAJOR) + "." +
                              std::to_string(MHA_VERSION_MINOR) + "." +
                              std::to_string(MHA_VERSION_PATCH);
-
-void Check(mha_status status, const mha_error &error) {
-  if (status != MHA_OK) throw std::runtime_error(error.message);
-}
 
 std::vector<float> Numbers(int64_t count, int first) {
   std::vector<float> x(static_cast<size_t>(count));
@@ -53,33 +48,32 @@ std::string Sum(const std::vector<float> &x) {
   return digits;
 }
 
-// What a packed layer gives: the sum of a causal call's rows. mha_layer_verify has to accept it
-// too.
+// The layer whose packed bytes are in the file, and a causal call of it.
+LayerProblem Problem() {
+  LayerProblem problem;
+  problem.n_q = problem.n_kv = kRows;
+  problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = kWidth;
+  problem.num_heads = kHeads;
+  problem.head_dim = problem.head_dim_v = kHeadDim;
+  problem.is_causal = true;
+  problem.query = Numbers(kRows * kWidth, 5);
+  problem.w_q = Numbers(kWidth * kHeads * kHeadDim, 1);
+  problem.w_k = Numbers(kWidth * kHeadDim, 2);
+  problem.w_v = Numbers(kWidth * kHeadDim, 3);
+  problem.w_o = Numbers(kHeads * kHeadDim * kWidth, 4);
+  problem.b_k = Numbers(kHeadDim, 6);
+  problem.b_o = Numbers(kWidth, 7);
+  return problem;
+}
+
+// What a packed layer gives: the sum of the call's rows. mha_layer_verify has to accept it too.
 mha_status SumOfLayer(const Memory &bytes, uint32_t instruction_set, std::string *sum) {
+  const mha_layer_options options = Options(instruction_set);
+  const View view(bytes, &options);
+  if (view.status != MHA_OK) return view.status;
   mha_error error;
-  mha_layer_options options = {};
-  options.struct_size = sizeof options;
-  options.instruction_set = instruction_set;
-  Memory storage(mha_layer_view_size(), Place::kAnywhere);
-  const mha_layer *layer;
-  const mha_status status = mha_layer_view(bytes.data(), bytes.size(), &options, storage.data(),
-                                           storage.size(), &layer, &error);
-  if (status != MHA_OK) return status;
   Check(mha_layer_verify(bytes.data(), bytes.size(), &error), error);
-  const std::vector<float> x = Numbers(kRows * kWidth, 5);
-  std::vector<float> y(x.size());
-  mha_forward_args args = {};
-  args.struct_size = sizeof args;
-  args.batch = 1;
-  args.n_q = kRows;
-  args.query.data = x.data();
-  args.output.data = y.data();
-  args.flags = MHA_CAUSAL;
-  size_t room;
-  Check(mha_forward_workspace(layer, &args, &room, &error), error);
-  Memory workspace(room, Place::kAnywhere);
-  Check(mha_forward(layer, &args, workspace.data(), room, &error), error);
-  *sum = Sum(y);
+  *sum = Sum(ForwardData(view.layer, Problem()).Compute().y);
   return MHA_OK;
 }
 
@@ -144,33 +138,12 @@ void Write(const std::string &kind, const std::string &name, const Memory &bytes
 }
 
 void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uint32_t gate) {
-  mha_error error;
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
-  config.query_dim = kWidth;
-  config.num_heads = kHeads;
-  config.num_kv_heads = 1;
-  config.head_dim = kHeadDim;
-  config.weight_type = type;
-  config.arithmetic = arithmetic;
-  config.gate = gate;
-  const std::vector<float> w_q = Numbers(kWidth * kHeads * kHeadDim, 1),
-                           w_k = Numbers(kWidth * kHeadDim, 2), w_v = Numbers(kWidth * kHeadDim, 3),
-                           w_o = Numbers(kHeads * kHeadDim * kWidth, 4), b_k = Numbers(kHeadDim, 6),
-                           b_o = Numbers(kWidth, 7);
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
-  weights.w_q.data = w_q.data();
-  weights.w_k.data = w_k.data();
-  weights.w_v.data = w_v.data();
-  weights.w_o.data = w_o.data();
-  weights.w_g.data = gate ? w_q.data() : nullptr;
-  weights.w_k.bias = b_k.data();
-  weights.w_o.bias = b_o.data();
-  size_t size;
-  Check(mha_layer_pack_size(&config, &weights, nullptr, &size, &error), error);
-  Memory bytes(size, Place::kAnywhere);
-  Check(mha_layer_pack(&config, &weights, nullptr, bytes.data(), size, &error), error);
+  LayerData layer(Problem());
+  layer.config.weight_type = type;
+  layer.config.arithmetic = arithmetic;
+  layer.config.gate = gate;
+  layer.weights.w_g.data = gate ? layer.weights.w_q.data : nullptr;
+  const Memory bytes = layer.Pack();
   std::string sum;
   if (SumOfLayer(bytes, MHA_INSTRUCTION_SET_AUTO, &sum) != MHA_OK)
     throw std::runtime_error(name + ": what was written cannot be read");
@@ -178,27 +151,19 @@ void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uin
 }
 
 void WriteCache(const std::string &name, uint32_t type, uint32_t kind) {
-  mha_error error;
-  mha_kv_cache_config config = {};
-  config.struct_size = sizeof config;
+  mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = 1;
   config.capacity = 16;
   config.num_kv_heads = 1;
   config.head_dim = kHeadDim;
   config.k_type = config.v_type = type;
   config.kind = kind;
-  size_t size;
-  Check(mha_kv_cache_size(&config, &size, &error), error);
-  Memory bytes(size, Place::kAnywhere);
-  bytes.Fill(0);
-  mha_kv_cache *cache;
-  Check(mha_kv_cache_init(&config, bytes.data(), size, &cache, &error), error);
-  const std::vector<float> k = Numbers(kRows * kHeadDim, 8), v = Numbers(kRows * kHeadDim, 9);
-  Check(mha_kv_cache_append(cache, 0, kRows, k.data(), v.data(), &error), error);
+  Cache cache(config, Place::kAnywhere, 0);
+  cache.Append(0, {Numbers(kRows * kHeadDim, 8), Numbers(kRows * kHeadDim, 9)});
   std::string sum;
-  if (SumOfCache(&bytes, &sum) != MHA_OK)
+  if (SumOfCache(&cache.buffer(), &sum) != MHA_OK)
     throw std::runtime_error(name + ": what was written cannot be read");
-  Write("cache", name, bytes, sum);
+  Write("cache", name, cache.buffer(), sum);
 }
 
 void WriteAll() {

@@ -1,7 +1,7 @@
-// What a process does not notice of the library: every public function leaves the floating-point
-// environment, errno and the locale as they are, makes no system call and needs little stack; calls
-// work in a forked child, after dlclose, and beside another copy of the library. What the process
-// can do to the library: other rounding, memory that is no layer or cache.
+// The library as a part of a process: every public function leaves the floating-point environment,
+// errno and the locale as they are, makes no system call and needs little stack; calls work in a
+// forked child, after dlclose, and beside another copy of the library. They also work in other
+// rounding modes, and refuse memory that is not a layer or cache.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -147,30 +147,25 @@ class Everything {
   void *workspace() { return workspace_.data(); }
   size_t room() { return workspace_.size(); }
 
+// The function of this name with these arguments.
+#define CALL(function, ...)                             \
+  {                                                     \
+#function, [this] { return function(__VA_ARGS__); } \
+  }
   std::vector<Function> functions_ = {
       {"mha_status_string", [] { return mha_status_string(MHA_ERROR_SHAPE) ? MHA_OK : 1u; }},
       {"mha_version", [] { return mha_version() ? MHA_OK : 1u; }},
       {"mha_contract", [] { return mha_contract() ? MHA_OK : 1u; }},
       {"mha_instruction_sets", [] { return mha_instruction_sets() ? MHA_OK : 1u; }},
       {"mha_instruction_set_name", [] { return mha_instruction_set_name(1) ? MHA_OK : 1u; }},
-      {"mha_layer_pack_size",
-       [this] {
-         return mha_layer_pack_size(&data_.config, &data_.weights, &options_, &bytes_, &error);
-       }},
-      {"mha_layer_pack",
-       [this] {
-         return mha_layer_pack(&data_.config, &data_.weights, &options_, packed_.data(),
-                               packed_.size(), &error);
-       }},
+      CALL(mha_layer_pack_size, &data_.config, &data_.weights, &options_, &bytes_, &error),
+      CALL(mha_layer_pack, &data_.config, &data_.weights, &options_, packed_.data(), packed_.size(),
+           &error),
       {"mha_layer_view_size", [] { return mha_layer_view_size() ? MHA_OK : 1u; }},
-      {"mha_layer_view",
-       [this] {
-         return mha_layer_view(packed_.data(), packed_.size(), &options_, storage_.data(),
-                               storage_.size(), &viewed_, &error);
-       }},
-      {"mha_layer_verify",
-       [this] { return mha_layer_verify(packed_.data(), packed_.size(), &error); }},
-      {"mha_layer_shape", [this] { return mha_layer_shape(forward_.layer, &shape_, &error); }},
+      CALL(mha_layer_view, packed_.data(), packed_.size(), &options_, storage_.data(),
+           storage_.size(), &viewed_, &error),
+      CALL(mha_layer_verify, packed_.data(), packed_.size(), &error),
+      CALL(mha_layer_shape, forward_.layer, &shape_, &error),
       {"mha_layer_create",
        [this] {
          mha_layer_destroy(created_);
@@ -190,13 +185,8 @@ class Everything {
       {"mha_attention_info", [this] { return attention_.Info(&info, &error); }},
       {"mha_choose_keys_workspace", [this] { return choice_.Workspace(&bytes_, &error); }},
       {"mha_choose_keys", [this] { return choice_.Run(workspace(), room(), &error); }},
-      {"mha_linear_pack_size",
-       [this] { return mha_linear_pack_size(&linear_weights_, &options_, &bytes_, &error); }},
-      {"mha_linear_pack",
-       [this] {
-         return mha_linear_pack(&linear_weights_, &options_, packed_.data(), packed_.size(),
-                                &error);
-       }},
+      CALL(mha_linear_pack_size, &linear_weights_, &options_, &bytes_, &error),
+      CALL(mha_linear_pack, &linear_weights_, &options_, packed_.data(), packed_.size(), &error),
       {"mha_linear_create",
        [this] {
          mha_layer_destroy(created_);
@@ -212,28 +202,19 @@ class Everything {
          linear_.output.data = product_.data();
          return mha_linear_workspace(linear_layer_, &linear_, &bytes_, &error);
        }},
-      {"mha_linear",
-       [this] { return mha_linear(linear_layer_, &linear_, workspace(), room(), &error); }},
-      {"mha_linear_info",
-       [this] { return mha_linear_info(linear_layer_, &linear_, &info, &error); }},
-      {"mha_kv_cache_size", [this] { return mha_kv_cache_size(&cache_config_, &bytes_, &error); }},
-      {"mha_kv_cache_init",
-       [this] {
-         return mha_kv_cache_init(&cache_config_, cache_buffer_.data(), cache_buffer_.size(),
-                                  &cache_, &error);
-       }},
+      CALL(mha_linear, linear_layer_, &linear_, workspace(), room(), &error),
+      CALL(mha_linear_info, linear_layer_, &linear_, &info, &error),
+      CALL(mha_kv_cache_size, &cache_config_, &bytes_, &error),
+      CALL(mha_kv_cache_init, &cache_config_, cache_buffer_.data(), cache_buffer_.size(), &cache_,
+           &error),
       {"mha_kv_cache_set_blocks",
        [this] {
          const mha_status status = mha_kv_cache_set_blocks(cache_, 0, blocks_[0], 2, &error);
          return status != MHA_OK ? status
                                  : mha_kv_cache_set_blocks(cache_, 1, blocks_[1], 2, &error);
        }},
-      {"mha_kv_cache_append",
-       [this] {
-         return mha_kv_cache_append(cache_, 0, 20, keys_.floats(), keys_.floats(), &error);
-       }},
-      {"mha_kv_cache_copy_prefix",
-       [this] { return mha_kv_cache_copy_prefix(cache_, 0, 1, 18, &error); }},
+      CALL(mha_kv_cache_append, cache_, 0, 20, keys_.floats(), keys_.floats(), &error),
+      CALL(mha_kv_cache_copy_prefix, cache_, 0, 1, 18, &error),
       {"mha_kv_cache_unshare",
        [this] {  // sequence 1 shares the blocks of sequence 0, the last of which is partly filled
          const int32_t free_block = 6;
@@ -244,32 +225,22 @@ class Everything {
          if (status == MHA_OK) status = mha_kv_cache_unshare(cache_, 1, free_block, &used, &error);
          return status == MHA_OK && used != 1 ? MHA_ERROR_INVALID_VALUE : status;
        }},
-      {"mha_kv_cache_length", [this] { return mha_kv_cache_length(cache_, 1, &length_, &error); }},
-      {"mha_kv_cache_read",
-       [this] { return mha_kv_cache_read(cache_, 0, 0, 20, read_k_.floats(), nullptr, &error); }},
-      {"mha_kv_cache_shape", [this] { return mha_kv_cache_shape(cache_, &cache_config_, &error); }},
-      {"mha_kv_cache_view",
-       [this] {
-         return mha_kv_cache_view(cache_buffer_.data(), cache_buffer_.size(), &cache_, &error);
-       }},
-      {"mha_kv_cache_truncate", [this] { return mha_kv_cache_truncate(cache_, 0, 0, &error); }},
+      CALL(mha_kv_cache_length, cache_, 1, &length_, &error),
+      CALL(mha_kv_cache_read, cache_, 0, 0, 20, read_k_.floats(), nullptr, &error),
+      CALL(mha_kv_cache_shape, cache_, &cache_config_, &error),
+      CALL(mha_kv_cache_view, cache_buffer_.data(), cache_buffer_.size(), &cache_, &error),
+      CALL(mha_kv_cache_truncate, cache_, 0, 0, &error),
       {"mha_rope_tables",
        [this] {
          rope_.dims = 16;
          rope_.num_positions = 16;
          return mha_rope_tables(&rope_, cosines_.floats(), sines_.floats(), &error);
        }},
-      {"mha_alibi_slopes", [this] { return mha_alibi_slopes(kHeads, slopes_.floats(), &error); }},
-      {"mha_t5_relative_bias",
-       [this] {
-         return mha_t5_relative_bias(keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(),
-                                     &error);
-       }},
-      {"mha_states_merge",
-       [this] {
-         return mha_states_merge(kRows * kHeads, kWidth, merged_.floats(), merged_.floats(),
-                                 merged_.floats(), set_, &error);
-       }},
+      CALL(mha_alibi_slopes, kHeads, slopes_.floats(), &error),
+      CALL(mha_t5_relative_bias, keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(),
+           &error),
+      CALL(mha_states_merge, kRows *kHeads, kWidth, merged_.floats(), merged_.floats(),
+           merged_.floats(), set_, &error),
       {"mha_states_finish",
        [this] {
          states_.batch = 1;
@@ -514,7 +485,7 @@ mha_kv_cache_config SmallCache() {
   return config;
 }
 
-TEST(Handles, ThatAreNoneAreErrors) {
+TEST(Handles, MemoryThatIsNoLayerOrCacheIsRefused) {
   const LayerData data(SmallLayer());
   const Layer layer = Create(data);
   Cache cache(SmallCache());
@@ -528,7 +499,7 @@ TEST(Handles, ThatAreNoneAreErrors) {
   ExpectNoCache(layer.get(), "a layer");
 }
 
-TEST(Handles, OfALayerThatWasDestroyedOrMovedAreErrors) {
+TEST(Handles, ALayerThatWasDestroyedOrMovedIsRefused) {
   const LayerData data(SmallLayer());
   RecordingAllocator recorder;  // whose memory stays
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, nullptr, &recorder.allocator);
@@ -546,7 +517,7 @@ TEST(Handles, OfALayerThatWasDestroyedOrMovedAreErrors) {
 }
 
 // A cache has no address in it. Its bytes can be used at any other that is aligned to 64.
-TEST(Handles, OfACacheThatWasMovedAreGoodWhereItIsAligned) {
+TEST(Handles, ACacheThatWasMovedWorksWhereItIsAligned) {
   Cache cache(SmallCache());
   const std::vector<float> rows = Random(1).Normals(3 * 2 * 16);
   ASSERT_EQ(mha_kv_cache_append(cache.get(), 1, 3, rows.data(), rows.data(), nullptr), MHA_OK);
