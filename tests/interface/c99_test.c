@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Sizes: with the declarations, which tests/package/abi.py compares, they say where each field
- * is ------------------------------ */
+/* ---- Sizes, which fix where each field is, with the declarations that abi.py compares */
 
 #if defined(__LP64__) || defined(_WIN64)
 
@@ -45,8 +44,7 @@ SIZE(mha_linear_args, 160);
 
 #endif
 
-/* ---- A tiny layer: its weights are identities, so that everything can be worked out by hand
- * -------------------------------------- */
+/* ---- A tiny layer: its weights are identities, so that everything can be worked out by hand */
 
 static const float identity[2 * 2] = {1, 0, 0, 1};
 

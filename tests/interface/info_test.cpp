@@ -15,7 +15,6 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 // ---- Names and versions
-// ------------------------------------------------------------------------------------------------------------
 
 #define NAMED(number) \
   { number, #number }
@@ -99,7 +98,6 @@ TEST(InstructionSets, AreThoseOfThisMachine) {
 }
 
 // ---- Descriptions of calls
-// ---------------------------------------------------------------------------------------------------------
 
 mha_call_info Info(const CallData &data) {
   mha_call_info info;

@@ -23,7 +23,6 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 // ---- Problems
-// ----------------------------------------------------------------------------------------------------------------------
 
 // Widths around the kernels' vectors and panels (16, 48) and the blocks of the sums (256).
 const std::vector<int64_t> kWidths = {1,  2,  3,  5,  7,  8,  9,  15, 16,
@@ -59,7 +58,6 @@ Layout RandomOrder(Random &random) {
 }
 
 // ---- Nothing is read or written beside what was given
-// ------------------------------------------------------------------------------
 
 class GuardPages : public InstructionSetTest {
  protected:
@@ -239,7 +237,6 @@ TEST(Arguments, AreReusableForAnyNumberOfCalls) {
 }
 
 // ---- The workspace
-// -----------------------------------------------------------------------------------------------------------------
 
 // All entries for attention, with everything asked for and with nothing, for tests of the
 // workspace.
@@ -342,7 +339,6 @@ TEST_P(Workspace, MayHaveAnyAlignment) {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Workspace);
 
 // ---- The workspace queries
-// ---------------------------------------------------------------------------------------------------------
 
 // Points every data pointer at memory that must not be touched.
 struct ForbiddenData {
@@ -612,7 +608,6 @@ TEST(PackSizeQuery, ReadsNoArray) {
 }
 
 // ---- No allocation, no system call
-// -------------------------------------------------------------------------------------------------
 
 TEST(Traps, CountAllocations) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
@@ -734,7 +729,6 @@ TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Stack);
 
 // ---- mha_layer_create and its allocator
-// --------------------------------------------------------------------------------------------
 
 TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
   const LayerProblem problem = SmallLayer();
@@ -939,7 +933,6 @@ TEST(Create, KeepsNoPointerIntoTheWeights) {
 }
 
 // ---- Threads
-// -----------------------------------------------------------------------------------------------------------------------
 
 class SharedLayer : public InstructionSetTest {};
 

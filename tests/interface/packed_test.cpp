@@ -63,7 +63,6 @@ void ExpectNoPackedLayer(const void *buffer, size_t bytes,
 }
 
 // ---- Round trips
-// -------------------------------------------------------------------------------------------------------------------
 
 class PackedLayer : public InstructionSetTest {};
 
@@ -150,7 +149,6 @@ TEST(Pack, GivesTheSameBytesForEveryForm) {
 }
 
 // ---- Views
-// -------------------------------------------------------------------------------------------------------------------------
 
 class LayerView : public testing::Test {
  protected:
@@ -244,7 +242,6 @@ TEST_F(LayerView, AndPackMustAgreeOnTheBackEnd) {
 }
 
 // ---- Damage
-// ------------------------------------------------------------------------------------------------------------------------
 
 // Every byte of a small layer, the header and the padding included: a view may not notice, but must
 // not do harm; verify must notice.
@@ -418,7 +415,6 @@ mha_layer_config Config(std::array<int64_t, 8> dimensions, float scale = 0) {
 }
 
 // ---- Headers that somebody made up, with the right checksum
-// --------------------------------------------------------------------------
 
 // Where the fields of a header are (PackedHeader in src/objects/pack.cpp), their width, and whether a
 // layer's size may follow from it.
@@ -694,7 +690,6 @@ TEST_F(MadeUpHeader, WithWhatThisVersionDoesNotKnowIsRefused) {
 }
 
 // ---- The shape of a layer
-// ----------------------------------------------------------------------------------------------------------
 
 TEST(Shape, IsWhatTheDefaultsMean) {
   const struct {
@@ -755,7 +750,6 @@ TEST(Shape, CanBeUsedToMakeTheLayerAgain) {
 }
 
 // ---- The caller's matrix product
-// ---------------------------------------------------------------------------------------------------
 
 // What the library asked for, since the last time this was cleared. One thread uses it.
 struct SgemmRecord {

@@ -27,7 +27,6 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 // ---- Every public function, called with what succeeds
-// ------------------------------------------------------------------------------
 
 struct Function {
   const char *name;
@@ -327,7 +326,6 @@ TEST_P(EveryFunction, MakesNoSystemCallButCreate) {
 }
 
 // ---- The floating-point environment, errno, the locale
-// -----------------------------------------------------------------------------
 
 // What a thread rounds by, without the flags of what has happened.
 struct FloatingPoint {
@@ -441,7 +439,6 @@ TEST_P(EveryFunction, SaysThatOtherModesOfTheThreadChangeBits) {
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(EveryFunction);
 
 // ---- Memory that is no layer or cache
-// ----------------------------------------------------------------------------------------------
 
 // All functions that take a layer, or a cache, refuse what is passed in its place, with a sentence
 // that has this word.
@@ -534,7 +531,6 @@ TEST(Handles, ACacheThatWasMovedWorksWhereItIsAligned) {
 }
 
 // ---- A child, and other copies of the library
-// --------------------------------------------------------------------------------------
 
 // Calls with threads in the parent leave nothing behind that a child would miss.
 TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {

@@ -42,7 +42,6 @@ inline constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 inline constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 
 // ---- Layers and calls
-// ------------------------------------------------------------------------------------------------------------
 
 // A layer whose widths all differ, with grouped heads, and a call of it.
 LayerProblem SmallSizes();
@@ -69,7 +68,6 @@ inline CallForm Guarded(uint32_t asked = kAskNothing, Place place = Place::kBefo
 }
 
 // ---- Errors
-// ----------------------------------------------------------------------------------------------------------------------
 
 std::string Name(mha_status status);
 
@@ -145,7 +143,6 @@ void ExpectSucceeds(const Call &call) {
 }
 
 // ---- Instruction sets
-// ------------------------------------------------------------------------------------------------------------
 
 std::vector<uint32_t> InstructionSets();
 
@@ -169,7 +166,6 @@ inline void PlainSgemm(int, int, int, int m, int n, int k, float alpha, const fl
 }
 
 // ---- Threads
-// ---------------------------------------------------------------------------------------------------------------------
 
 // A scheduler that runs every task on the calling thread, the last one first, and remembers whether
 // the library kept the rules.

@@ -23,7 +23,6 @@
 #endif
 
 // ---- The allocation trap
-// -----------------------------------------------------------------------------------------------------------
 //
 // This program's malloc and its relatives count what is asked of them while somebody watches, and
 // can be told to fail.
@@ -148,7 +147,6 @@ namespace {
   if (!MHA_TEST_HAS_ALLOCATION_TRAP) GTEST_SKIP() << "malloc can't be replaced in this build"
 
 // ---- The system call trap
-// ----------------------------------------------------------------------------------------------------------
 
 struct SystemCalls {
   bool supported = false;
