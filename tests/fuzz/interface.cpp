@@ -18,9 +18,9 @@ Bytes in(nullptr, 0);
 fuzz::Buffers buffers;
 bool has_error;  // calls are given an mha_error
 
-template <typename Function>
-mha_status Call(const Function &function) {
-  return buffers.Call(function, has_error);
+template <typename Function, typename... Args>
+mha_status Call(const Function &function, Args... args) {
+  return buffers.Call([&](mha_error *error) { return function(args..., error); }, has_error);
 }
 
 // ---- Numbers: mostly sensible ones, so that not every call is refused at once
@@ -186,17 +186,16 @@ const mha_scheduler *Scheduler() {
   return scheduler;
 }
 
-// The query and the call agree. Behind the workspace, of any alignment, are some bytes that no call
-// may change, and then a guard page.
-template <class Query, class Run, class Info>
-void QueryAndCall(const Query &query, const Run &run, const Info &info) {
+// The query and the call agree, which begin with the same arguments. Behind the workspace, of any
+// alignment, are some bytes that no call may change, and then a guard page.
+template <class Query, class Run, class Info, class... Args>
+void QueryAndCall(const Query &query, const Run &run, const Info &info, Args... args) {
   size_t needed = 0;
-  const mha_status asked = Call([&](mha_error *error) { return query(&needed, error); });
+  const mha_status asked = Call(query, args..., &needed);
   const size_t behind = in.Byte() % 64;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(needed) + behind);
   const auto call = [&](size_t bytes) {
-    const mha_status status =
-        Call([&](mha_error *error) { return run(bytes > 0 ? workspace : nullptr, bytes, error); });
+    const mha_status status = Call(run, args..., bytes > 0 ? workspace : nullptr, bytes);
     for (size_t i = 0; i < behind && !buffers.is_too_large(); i++)
       Expect(workspace[needed + i] == 0xA5, "a call wrote behind its workspace");
     return status;
@@ -212,8 +211,7 @@ void QueryAndCall(const Query &query, const Run &run, const Info &info) {
          "a workspace of the size that the query said was too small");
   mha_call_info filled = {};
   filled.struct_size = sizeof filled;
-  const mha_status described = Call([&](mha_error *error) { return info(&filled, error); });
-  if (described == MHA_OK)
+  if (Call(info, args..., &filled) == MHA_OK)
     Expect(filled.workspace_bytes == needed,
            "the workspace has other sizes in mha_call_info and in the query");
 }
@@ -254,12 +252,10 @@ mha_kv_cache *Cache(const Heads &heads) {
   const mha_kv_cache_config *const placed = Placed(config);
   size_t bytes = 0;
   mha_kv_cache *cache = nullptr;
-  const mha_status sized =
-      Call([&](mha_error *error) { return mha_kv_cache_size(placed, &bytes, error); });
+  const mha_status sized = Call(mha_kv_cache_size, placed, &bytes);
   unsigned char *const buffer = buffers.Take(static_cast<Wide>(bytes), 64);
   const auto make = [&](size_t size) {
-    return Call(
-        [&](mha_error *error) { return mha_kv_cache_init(placed, buffer, size, &cache, error); });
+    return Call(mha_kv_cache_init, placed, buffer, size, &cache);
   };
   if (sized == MHA_OK)
     Expect(bytes % 64 == 0 && make(bytes - 1) == MHA_ERROR_BUFFER_TOO_SMALL,
@@ -279,16 +275,11 @@ mha_kv_cache *Cache(const Heads &heads) {
                   rows = in.Integer(0, 40);
     const int32_t *const numbers = Integers<int32_t>(blocks, 0, shape.num_blocks - 1);
     if (shape.kind == MHA_CACHE_KIND_PAGED)
-      Call([&](mha_error *error) {
-        return mha_kv_cache_set_blocks(cache, sequence, numbers, blocks, error);
-      });
+      Call(mha_kv_cache_set_blocks, cache, sequence, numbers, blocks);
     const float *const k = Floats(Elements(shape.head_dim, {{rows}, {shape.num_kv_heads}}));
     const float *const v =
         shape.values ? nullptr : Floats(Elements(shape.head_dim_v, {{rows}, {shape.num_kv_heads}}));
-    if (!buffers.is_too_large())
-      Call([&](mha_error *error) {
-        return mha_kv_cache_append(cache, sequence, rows, k, v, error);
-      });
+    if (!buffers.is_too_large()) Call(mha_kv_cache_append, cache, sequence, rows, k, v);
     buffers.ForgetSizes();
   }
   return cache;
@@ -303,9 +294,8 @@ void Unshare() {
   mha_kv_cache_length(given.cache, sequence, &before, nullptr);
   uint32_t used = 7;
   uint32_t *const to = in.OneIn(32) ? nullptr : &used;
-  const mha_status status = Call([&](mha_error *error) {
-    return mha_kv_cache_unshare(given.cache, sequence, static_cast<int32_t>(block), to, error);
-  });
+  const mha_status status =
+      Call(mha_kv_cache_unshare, given.cache, sequence, static_cast<int32_t>(block), to);
   Expect(status == MHA_OK ? used <= 1 : used == 7,
          "used is neither 0 nor 1, or it was written by a call that failed");
   mha_kv_cache_length(given.cache, sequence, &after, nullptr);
@@ -637,14 +627,7 @@ void TestAttention() {
   FillAttention(&args, &heads, false);
   SetReserved({&args.q, &args.k, &args.v}, &args.output, true);
   const mha_attention_args *const placed = Finish(&args);
-  QueryAndCall([&](size_t *bytes,
-                   mha_error *error) { return mha_attention_workspace(placed, bytes, error); },
-               [&](void *workspace, size_t bytes, mha_error *error) {
-                 return mha_attention(placed, workspace, bytes, error);
-               },
-               [&](mha_call_info *info, mha_error *error) {
-                 return mha_attention_info(placed, info, error);
-               });
+  QueryAndCall(mha_attention_workspace, mha_attention, mha_attention_info, placed);
   Unshare();
 }
 
@@ -668,14 +651,12 @@ void TestChooseKeys() {
     args.index_scores = Result(Elements(attention.n_kv, {{rows}, {attention.n_q}}));
   SetReserved({&args.weights}, &attention.output, false);
   const mha_choose_keys_args *const placed = Placed(args);
-  QueryAndCall([&](size_t *bytes,
-                   mha_error *error) { return mha_choose_keys_workspace(placed, bytes, error); },
-               [&](void *workspace, size_t bytes, mha_error *error) {
-                 return mha_choose_keys(placed, workspace, bytes, error);
-               },
-               [&](mha_call_info *, mha_error *error) {
-                 return mha_choose_keys_workspace(nullptr, nullptr, error);
-               });
+  QueryAndCall(
+      mha_choose_keys_workspace, mha_choose_keys,
+      [](const mha_choose_keys_args *, mha_call_info *, mha_error *error) {
+        return mha_choose_keys_workspace(nullptr, nullptr, error);  // there is none
+      },
+      placed);
   Unshare();
 }
 
@@ -801,9 +782,7 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
     Expect(mha_layer_verify(buffer, bytes, nullptr) == MHA_OK, "a packed layer is not sound");
     const size_t storage_bytes = mha_layer_view_size();
     void *const storage = buffers.Take(static_cast<Wide>(storage_bytes));
-    Call([&](mha_error *error) {
-      return mha_layer_view(buffer, bytes, o, storage, storage_bytes, &layer, error);
-    });
+    Call(mha_layer_view, buffer, bytes, o, storage, storage_bytes, &layer);
   } else {
     mha_layer *created = nullptr;
     Call([&](mha_error *error) {
@@ -814,7 +793,7 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
     layer = created;
   }
   shape->struct_size = sizeof *shape;
-  Call([&](mha_error *error) { return mha_layer_shape(layer, shape, error); });
+  Call(mha_layer_shape, layer, shape);
   buffers.ForgetSizes();
   return layer;
 }
@@ -844,14 +823,7 @@ void TestForward() {
   for (mha_input *const input : {&args.key, &args.value})
     input->type = in.OneIn(4) ? Type(3) : 0;  // another one is refused
   const mha_forward_args *const placed = Finish(&args);
-  QueryAndCall(
-      [&](size_t *bytes, mha_error *error) {
-        return mha_forward_workspace(layer, placed, bytes, error);
-      },
-      [&](void *workspace, size_t bytes, mha_error *error) {
-        return mha_forward(layer, placed, workspace, bytes, error);
-      },
-      [&](mha_call_info *info, mha_error *error) { return mha_info(layer, placed, info, error); });
+  QueryAndCall(mha_forward_workspace, mha_forward, mha_info, layer, placed);
   Unshare();
 }
 
@@ -877,14 +849,7 @@ void TestLinear() {
   SetReserved({&args.x, &args.residual}, &args.output, false, false);
   args.residual.type = in.OneIn(4) ? Type(3) : 0;  // another one than that of output is refused
   const mha_linear_args *const placed = Placed(args);
-  QueryAndCall([&](size_t *bytes,
-                   mha_error *error) { return mha_linear_workspace(layer, placed, bytes, error); },
-               [&](void *workspace, size_t bytes, mha_error *error) {
-                 return mha_linear(layer, placed, workspace, bytes, error);
-               },
-               [&](mha_call_info *info, mha_error *error) {
-                 return mha_linear_info(layer, placed, info, error);
-               });
+  QueryAndCall(mha_linear_workspace, mha_linear, mha_linear_info, layer, placed);
 }
 
 void TestStates() {
@@ -893,10 +858,7 @@ void TestStates() {
   const float *const left = Floats(count), *const right = in.OneIn(64) ? nullptr : Floats(count);
   float *const result = Result(count);
   const uint32_t set = Kind(9);
-  if (!buffers.is_too_large())
-    Call([&](mha_error *error) {
-      return mha_states_merge(rows, width, left, right, result, set, error);
-    });
+  if (!buffers.is_too_large()) Call(mha_states_merge, rows, width, left, right, result, set);
   buffers.ForgetSizes();
   mha_states_args args = {};
   args.batch = Number(1, 3), args.num_heads = Number(1, 4), args.n_q = Number(1, 10),
@@ -921,8 +883,7 @@ void TestStates() {
     args.reserved = in.OneIn(16), args.output.reserved = in.OneIn(16);
     placed = Placed(args);
   }
-  if (!buffers.is_too_large())
-    Call([&](mha_error *error) { return mha_states_finish(placed, error); });
+  if (!buffers.is_too_large()) Call(mha_states_finish, placed);
 }
 
 void TestTables() {
@@ -971,11 +932,9 @@ void TestTables() {
                                                ? 0
                                                : Elements(Wide{left} + 1 + right, {{heads}}));
   if (buffers.is_too_large()) return;
-  Call([&](mha_error *error) { return mha_alibi_slopes(heads, slopes, error); });
-  Call([&](mha_error *error) {
-    return mha_t5_relative_bias(embedding, num_buckets, max_distance, is_bidirectional, heads, left,
-                                right, bias, error);
-  });
+  Call(mha_alibi_slopes, heads, slopes);
+  Call(mha_t5_relative_bias, embedding, num_buckets, max_distance, is_bidirectional, heads, left,
+       right, bias);
 }
 
 }  // namespace

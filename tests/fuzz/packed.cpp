@@ -85,9 +85,10 @@ float *Floats(Wide count) {
 
 // Half of the calls, as sizes are large now and then: where arrays would be larger than there is
 // room for, none is made.
-template <typename Function>
-mha_status Call(const Function &function) {
-  return buffers.is_too_large() ? MHA_OK : buffers.Call(function);
+template <typename Function, typename... Args>
+mha_status Call(const Function &function, Args... args) {
+  if (buffers.is_too_large()) return MHA_OK;
+  return buffers.Call([&](mha_error *error) { return function(args..., error); });
 }
 
 // ---- Caches
@@ -169,11 +170,9 @@ void Attend(mha_kv_cache *cache) {
     args.v.data = Floats(kv_rows * args.head_dim_v);
   args.output.data = buffers.TakeOutput(q_rows * args.head_dim_v * 4);
   size_t bytes = 0;
-  if (Call([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); }) !=
-      MHA_OK)
-    return;
+  if (Call(mha_attention_workspace, &args, &bytes) != MHA_OK) return;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
-  Call([&](mha_error *error) { return mha_attention(&args, workspace, bytes, error); });
+  Call(mha_attention, &args, workspace, bytes);
 }
 
 void Use(mha_kv_cache *cache) {
@@ -189,9 +188,7 @@ void Use(mha_kv_cache *cache) {
     if (kind % 32 == 31) {
       const int32_t block = static_cast<int32_t>(Wild(0, shape.num_blocks - 1));
       uint32_t used = 7;
-      const mha_status status = Call([&](mha_error *error) {
-        return mha_kv_cache_unshare(cache, sequence, block, &used, error);
-      });
+      const mha_status status = Call(mha_kv_cache_unshare, cache, sequence, block, &used);
       Expect(buffers.is_too_large() || (status == MHA_OK ? used <= 1 : used == 7),
              "used is neither 0 nor 1, or a failed call wrote it");
     } else if (kind % 8 > 4) {
@@ -310,8 +307,7 @@ void TestCache() {
   std::memcpy(buffer, stored.data(), stored.size());
   buffers.Watch(buffer, stored.size());
   mha_kv_cache *viewed = nullptr;
-  const mha_status status = Call(
-      [&](mha_error *error) { return mha_kv_cache_view(buffer, stored.size(), &viewed, error); });
+  const mha_status status = Call(mha_kv_cache_view, buffer, stored.size(), &viewed);
   if (stored == sound) Expect(status == MHA_OK, "a sound cache is refused");
   if (stored.size() < kHeader ||
       (!is_mended && stored.compare(0, kHeader, sound, 0, kHeader) != 0 && other_bytes == 0)) {
@@ -342,11 +338,9 @@ void Run(const mha_layer *layer) {
         Floats(Wide{args.rows} *
                (shape.num_heads > 0 ? Wide{shape.num_heads} * shape.head_dim_v : shape.query_dim));
     args.output.data = buffers.TakeOutput(Wide{args.rows} * shape.output_dim * 4);
-    if (Call([&](mha_error *error) { return mha_linear_workspace(layer, &args, &bytes, error); }) !=
-        MHA_OK)
-      return;
+    if (Call(mha_linear_workspace, layer, &args, &bytes) != MHA_OK) return;
     unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
-    Call([&](mha_error *error) { return mha_linear(layer, &args, workspace, bytes, error); });
+    Call(mha_linear, layer, &args, workspace, bytes);
     return;
   }
   mha_forward_args args = {};
@@ -359,11 +353,9 @@ void Run(const mha_layer *layer) {
   if (shape.value_dim != shape.key_dim)
     args.value.data = Floats(Wide{args.batch} * values * shape.value_dim);
   args.output.data = buffers.TakeOutput(Wide{args.batch} * args.n_q * shape.output_dim * 4);
-  if (Call([&](mha_error *error) { return mha_forward_workspace(layer, &args, &bytes, error); }) !=
-      MHA_OK)
-    return;
+  if (Call(mha_forward_workspace, layer, &args, &bytes) != MHA_OK) return;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
-  Call([&](mha_error *error) { return mha_forward(layer, &args, workspace, bytes, error); });
+  Call(mha_forward, layer, &args, workspace, bytes);
 }
 
 void TestLayer() {
@@ -434,11 +426,9 @@ void TestLayer() {
   mha_layer_options options = {};
   options.struct_size = sizeof options;
   options.instruction_set = in.Byte() % 9;
-  const mha_status viewed = Call([&](mha_error *error) {
-    return mha_layer_view(buffer, stored.size(), &options, storage, storage_bytes, &layer, error);
-  });
-  const mha_status verified =
-      Call([&](mha_error *error) { return mha_layer_verify(buffer, stored.size(), error); });
+  const mha_status viewed =
+      Call(mha_layer_view, buffer, stored.size(), &options, storage, storage_bytes, &layer);
+  const mha_status verified = Call(mha_layer_verify, buffer, stored.size());
   if (stored == sound) Expect(verified == MHA_OK, "a sound layer is refused");
   const bool is_same_header =
       stored.size() >= kHeader && stored.compare(0, kHeader, sound, 0, kHeader) == 0;

@@ -187,11 +187,8 @@ TEST_F(Edges, RowStridesOfMatricesThatAreNotGivenAreErrors) {
     for (const int64_t stride : {int64_t{-1}, int64_t{3}, width, 3 * width}) {
       mha_layer_weights weights = Weights(numbers_);
       (weights.*matrix).row_stride = stride;
-      ExpectFails(
-          [&](auto *error) {
-            return mha_layer_pack_size(&config, &weights, nullptr, &bytes, error);
-          },
-          {kInvalid, {2}, {name + ".row_stride is " + std::to_string(stride)}});
+      ExpectFails({kInvalid, {2}, {name + ".row_stride is " + std::to_string(stride)}},
+                  mha_layer_pack_size, &config, &weights, nullptr, &bytes);
     }
   }
 }

@@ -258,8 +258,8 @@ TEST(LayerErrors, NameTheStrideOrReservedFieldOfAMatrix) {
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
   weights.input_dim = weights.output_dim = 1;
   weights.w.data = weights.w.reserved_pointer = &number;
-  ExpectFails([&](auto *error) { return mha_linear_pack_size(&weights, nullptr, &bytes, error); },
-              {kInvalid, {1}, {"w.reserved_pointer is not NULL"}});
+  ExpectFails({kInvalid, {1}, {"w.reserved_pointer is not NULL"}}, mha_linear_pack_size, &weights,
+              nullptr, &bytes);
   EXPECT_EQ(bytes, 4711u);
 }
 
@@ -298,12 +298,8 @@ TEST(Pack, RejectsEveryMisalignedBuffer) {
   Memory memory((1 << 16) + 64, Place::kAfterGuard);
   memory.Fill(0x5A);
   for (size_t offset = 1; offset < 64; ++offset) {
-    ExpectFails(
-        [&](auto *error) {
-          return mha_layer_pack(&call.config, &call.weights, nullptr, memory.data() + offset,
-                                1 << 16, error);
-        },
-        {kInvalid, {4}, {"buffer", "64"}});
+    ExpectFails({kInvalid, {4}, {"buffer", "64"}}, mha_layer_pack, &call.config, &call.weights,
+                nullptr, memory.data() + offset, 1 << 16);
   }
   EXPECT_TRUE(memory.Holds(0x5A));
 }
@@ -314,12 +310,8 @@ TEST(Pack, RejectsEverySmallerBufferAndLeavesItUntouched) {
   for (size_t smaller = 0; smaller < bytes; smaller += smaller + 130 < bytes ? 61 : 1) {
     Memory buffer(smaller, Place::kBeforeGuard, 64);
     buffer.Fill(0x5A);
-    ExpectFails(
-        [&](auto *error) {
-          return mha_layer_pack(&data.config, &data.weights, nullptr, buffer.data(), smaller,
-                                error);
-        },
-        {MHA_ERROR_BUFFER_TOO_SMALL, {4, 5}, {std::to_string(bytes)}});
+    ExpectFails({MHA_ERROR_BUFFER_TOO_SMALL, {4, 5}, {std::to_string(bytes)}}, mha_layer_pack,
+                &data.config, &data.weights, nullptr, buffer.data(), smaller);
     EXPECT_TRUE(buffer.Holds(0x5A)) << smaller;
   }
 }
@@ -345,8 +337,7 @@ TEST_F(LayerViews, RejectEveryMisalignedBuffer) {
     unsigned char *const moved = memory.data() + offset;
     std::memcpy(moved, buffer_.data(), buffer_.size());
     ExpectFails([&](auto *error) { return View(moved, storage_, error); }, {kInvalid, {1}, {"64"}});
-    ExpectFails([&](auto *error) { return mha_layer_verify(moved, buffer_.size(), error); },
-                {kInvalid, {1}, {"64"}});
+    ExpectFails({kInvalid, {1}, {"64"}}, mha_layer_verify, moved, buffer_.size());
   }
 }
 

@@ -193,9 +193,7 @@ TEST(PartialStrides, OfMhaLinearAreThoseOfRowsAlone) {
       *strides = wrong;
       ExpectFails(run, {kInvalid, {2}, words});
       size_t bytes = 4711;
-      ExpectFails(
-          [&](auto *error) { return mha_linear_workspace(layer.get(), &args, &bytes, error); },
-          {kInvalid, {2}, words});
+      ExpectFails({kInvalid, {2}, words}, mha_linear_workspace, layer.get(), &args, &bytes);
       EXPECT_TRUE(IsUntouched(y));
     }
     *strides = {};
@@ -479,7 +477,7 @@ TEST(Types, OfValuesOfACacheAreThoseOfItsKeysByDefault) {
     config.v_type = 0;
     const Cache cache(config);
     mha_kv_cache_config shape = Zeroed<mha_kv_cache_config>();
-    ExpectSucceeds([&](auto *error) { return mha_kv_cache_shape(cache.get(), &shape, error); });
+    ExpectSucceeds(mha_kv_cache_shape, cache.get(), &shape);
     EXPECT_EQ(shape.k_type, type == 0 ? MHA_TYPE_F32 : type);
     EXPECT_EQ(shape.v_type, shape.k_type);
   }
@@ -633,11 +631,8 @@ TEST(Flags, OfOneFieldAreRefusedByAnother) {
       LayerData layer{SmallLayer()};
       layer.config.weight_type = MHA_TYPE_INT8;
       layer.config.arithmetic = number;
-      ExpectFails(
-          [&](auto *error) {
-            return mha_layer_pack_size(&layer.config, &layer.weights, nullptr, &bytes, error);
-          },
-          {kInvalid, {1}, {"arithmetic is " + Number(number)}});
+      ExpectFails({kInvalid, {1}, {"arithmetic is " + Number(number)}}, mha_layer_pack_size,
+                  &layer.config, &layer.weights, nullptr, &bytes);
     }
     EXPECT_EQ(bytes, 4711u);
   }

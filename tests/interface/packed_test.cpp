@@ -52,14 +52,9 @@ void ExpectNoPackedLayer(const void *buffer, size_t bytes,
                          const mha_layer_options *options = nullptr) {
   Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
   const mha_layer *layer = nullptr;
-  ExpectFails(
-      [&](auto *error) {
-        return mha_layer_view(buffer, bytes, options, storage.data(), storage.size(), &layer,
-                              error);
-      },
-      {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
-  ExpectFails([&](auto *error) { return mha_layer_verify(buffer, bytes, error); },
-              {MHA_ERROR_PACKED_FORMAT, {1, 2}, {}});
+  ExpectFails({MHA_ERROR_PACKED_FORMAT, {1, 2}, {}}, mha_layer_view, buffer, bytes, options,
+              storage.data(), storage.size(), &layer);
+  ExpectFails({MHA_ERROR_PACKED_FORMAT, {1, 2}, {}}, mha_layer_verify, buffer, bytes);
 }
 
 // ---- Round trips
@@ -279,8 +274,7 @@ TEST(Damage, OfAnyByteIsFoundByVerify) {
 template <typename Change>
 void ExpectDamageIsFound(const Memory &buffer, const Change &change) {
   change();
-  ExpectFails([&](auto *error) { return mha_layer_verify(buffer.data(), buffer.size(), error); },
-              {MHA_ERROR_PACKED_CHECKSUM, {1}, {}});
+  ExpectFails({MHA_ERROR_PACKED_CHECKSUM, {1}, {}}, mha_layer_verify, buffer.data(), buffer.size());
   change();
 }
 
@@ -717,7 +711,7 @@ TEST(Shape, IsWhatTheDefaultsMean) {
       mha_layer_config config;
       std::memset(&config, 0xFF, sizeof config);
       config.struct_size = sizeof config;
-      ExpectSucceeds([&](auto *error) { return mha_layer_shape(layer, &config, error); });
+      ExpectSucceeds(mha_layer_shape, layer, &config);
       EXPECT_EQ(config.struct_size, sizeof config);
       for (const auto &dimension : kDimensions)
         EXPECT_EQ(config.*dimension.of_config, resolved.*dimension.of_config);
@@ -863,15 +857,13 @@ TEST(SgemmDimensions, BeyondIntAreTooLarge) {
   const mha_layer_config small = Config({2, 2, 2, 2, 2, 2, 1, 1});
   const auto expect_too_large = [&](const mha_layer_config &config) {
     size_t bytes = 4711;
-    ExpectFails(
-        [&](auto *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); },
-        {MHA_ERROR_TOO_LARGE, {1}, {}});
+    ExpectFails({MHA_ERROR_TOO_LARGE, {1}, {}}, mha_layer_pack_size, &config, &weights, &sgemm,
+                &bytes);
     EXPECT_EQ(bytes, 4711u);
   };
   const auto expect_fine = [&](const mha_layer_config &config) {
     size_t bytes = 0;
-    ExpectSucceeds(
-        [&](auto *error) { return mha_layer_pack_size(&config, &weights, &sgemm, &bytes, error); });
+    ExpectSucceeds(mha_layer_pack_size, &config, &weights, &sgemm, &bytes);
   };
   expect_fine(small);
   mha_layer_config config = small;

@@ -133,6 +133,12 @@ void ExpectFails(const Call &call, const Expected &expected) {
       << "without an error struct";
 }
 
+// function(args..., error) fails.
+template <typename Function, typename... Args>
+void ExpectFails(const Expected &expected, const Function &function, const Args &...args) {
+  ExpectFails([&](mha_error *error) { return function(args..., error); }, expected);
+}
+
 template <typename Call>
 void ExpectSucceeds(const Call &call) {
   mha_error error = UnwrittenError();
@@ -140,6 +146,10 @@ void ExpectSucceeds(const Call &call) {
   ExpectNoError(returned, error);
   EXPECT_EQ(Name(call(static_cast<mha_error *>(nullptr))), Name(MHA_OK))
       << "without an error struct";
+}
+template <typename Function, typename Arg, typename... Args>
+void ExpectSucceeds(const Function &function, const Arg &arg, const Args &...args) {
+  ExpectSucceeds([&](mha_error *error) { return function(arg, args..., error); });
 }
 
 // ---- Instruction sets
