@@ -14,9 +14,8 @@ recomputes every tenth result, the whole sequence at once without a cache (where
 bits: with an empty one), and compares with memcmp. It counts blocks, and prints counts and memory
 every 10 seconds.
 
-Before that, it measures the latency of one token of a layer of width 512 after 500 others, alone
-and next to prompts on another core; and it plants a leaked block, wrong block tables and leaked
-memory for 6 seconds each, which it must find.
+Before that, it plants a leaked block, wrong block tables and leaked memory for 6 seconds each,
+which it must find.
 
 Exit status: 0 success; 1 a result has a wrong bit, a call failed, a block was lost, or the process
 ended more than 1 MiB larger than it was after the first minute; 2 wrong arguments.

@@ -1,4 +1,4 @@
-// mha_soak: what a server does, for as long as one likes. Sequences come, share prefixes, grow,
+// mha_soak does what a server does, for as long as one likes. Sequences come, share prefixes, grow,
 // lose drafted tokens and go, in paged caches of several types, on all cores. tools/soak.sh --help
 // says what is checked.
 
@@ -29,16 +29,14 @@ struct Kind {
   const char *name;
   Storage k_type, v_type;
   Stored weight_type;
-  int64_t query_dim, heads, kv_heads, head_dim, head_dim_v, block, window = -1, num_chosen = 0;
+  int64_t heads, kv_heads, head_dim, head_dim_v, block, window = -1, num_chosen = 0;
 };
 constexpr Kind kKinds[] = {
-    {"f32", Storage::kF32, Storage::kF32, Stored::kF32, kWidth, 8, 2, 16, 16, 16},
-    {"f16 with a window", Storage::kF16, Storage::kF16, Stored::kF16, kWidth, 4, 4, 32, 32, 32, 40},
-    {"int8", Storage::kInt8, Storage::kInt8, Stored::kInt8, kWidth, 6, 3, 16, 24, 64},
-    {"chosen keys", Storage::kF32, Storage::kBf16, Stored::kInt8, kWidth, 4, 1, 32, 32, 16, -1, 24},
+    {"f32", Storage::kF32, Storage::kF32, Stored::kF32, 8, 2, 16, 16, 16},
+    {"f16 with a window", Storage::kF16, Storage::kF16, Stored::kF16, 4, 4, 32, 32, 32, 40},
+    {"int8", Storage::kInt8, Storage::kInt8, Stored::kInt8, 6, 3, 16, 24, 64},
+    {"chosen keys", Storage::kF32, Storage::kBf16, Stored::kInt8, 4, 1, 32, 32, 16, -1, 24},
 };
-constexpr Kind kOfLatency = {"f32", Storage::kF32, Storage::kF32, Stored::kF16, 512, 8, 2, 64, 64,
-                             16};
 
 std::string plant;  // a fault that is to be found
 std::atomic<bool> is_over{false};
@@ -79,7 +77,7 @@ struct Model {
     sizes.k_type = kind.k_type, sizes.v_type = kind.v_type;
     LayerProblem problem;
     static_cast<AttentionSizes &>(problem) = sizes;
-    problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = kind.query_dim;
+    problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = kWidth;
     LayerForm form;
     form.weight_type = kind.weight_type;
     layer = MakeLayer(NormalLayer(problem), form);
@@ -92,7 +90,7 @@ struct Model {
 
   const Kind kind;
   AttentionSizes sizes;
-  const std::vector<float> rows = Random(5).Uniforms(kVocabulary * kind.query_dim, 2);
+  const std::vector<float> rows = Random(5).Uniforms(kVocabulary * kWidth, 2);
   std::vector<float> cosines = std::vector<float>(kMostPositions * 64), sines = cosines;
   Layer layer;
   mha_rope rope = Zeroed<mha_rope>();
@@ -115,7 +113,7 @@ class Caller {
   const float *Run(const Model &model, mha_kv_cache *cache, const std::vector<int64_t> &slots,
                    const std::vector<const Sequence *> &of, int64_t n) {
     const Kind &kind = model.kind;
-    const int64_t width = kind.query_dim, batch = static_cast<int64_t>(of.size());
+    const int64_t width = kWidth, batch = static_cast<int64_t>(of.size());
     for (int64_t row = 0; row < batch * n; row++) {
       const Sequence &sequence = *of[static_cast<size_t>(row / n)];
       const int64_t position = sequence.length() - n + row % n,
@@ -146,7 +144,7 @@ class Caller {
 
  private:
   const mha_scheduler *const scheduler_;
-  std::vector<float> query_ = std::vector<float>(kMostPositions * 512), output_ = query_;
+  std::vector<float> query_ = std::vector<float>(kMostPositions * kWidth), output_ = query_;
   std::vector<int32_t> chosen_ = std::vector<int32_t>(kMostPositions * 24);
   Memory workspace_{size_t{16} << 20, Place::kAnywhere};
 };
@@ -263,7 +261,7 @@ class Engine {
     for (const Sequence *sequence : of) {
       num_results++;
       if (random_.Chance(0.1)) ExpectSame(*sequence, n, output);
-      output += n * model_.kind.query_dim;
+      output += n * kWidth;
     }
   }
 
@@ -276,7 +274,7 @@ class Engine {
     const float *const all = checker_.Run(model_, is_cached ? alone_.get() : nullptr, {0},
                                           {&sequence}, sequence.length());
     num_checked++;
-    const int64_t width = model_.kind.query_dim;
+    const int64_t width = kWidth;
     if (std::memcmp(all + (sequence.length() - n) * width, output,
                     static_cast<size_t>(n * width) * sizeof(float)) != 0) {
       Fail(std::string(model_.kind.name) + ": the last " + std::to_string(n) +
@@ -344,46 +342,9 @@ class Engine {
   int64_t live_ = 0, steps_ = 0;
 };
 
-// One token behind 500 others, again and again.
-void MeasureToken(const char *name, const Model &model, double seconds) {
-  using Clock = std::chrono::steady_clock;
-  Cache cache(CacheConfigOf(model.sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, kMostPositions));
-  Caller caller;
-  Sequence sequence;
-  sequence.tokens.assign(500, 7);
-  caller.Run(model, cache.get(), {0}, {&sequence}, 500);
-  sequence.tokens.push_back(8);
-  std::vector<double> times;
-  for (const auto begin = Clock::now();
-       Clock::now() - begin < std::chrono::duration<double>(seconds); cache.Truncate(0, 500)) {
-    const auto before = Clock::now();
-    caller.Run(model, cache.get(), {0}, {&sequence}, 1);
-    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
-  }
-  std::sort(times.begin(), times.end());
-  const auto at = [&](double share) {
-    return times[static_cast<size_t>(share * static_cast<double>(times.size() - 1))];
-  };
-  std::printf("one token %s: p50 %.0f us, p99 %.0f us, p99.9 %.0f us, of %zu\n", name, at(0.5),
-              at(0.99), at(0.999), times.size());
-}
-
 void Soak(int seconds) {
   const int warm = std::min(60, (seconds + 2) / 3);
   const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const Model of_latency(kOfLatency);
-  MeasureToken("alone", of_latency, seconds / 40.0);
-  std::atomic<bool> is_measured{false};
-  std::thread prompts = Start([&] {
-    Caller caller;
-    Sequence sequence;
-    sequence.tokens.assign(256, 7);
-    while (!is_measured) caller.Run(of_latency, nullptr, {}, {&sequence}, 256);
-  });
-  MeasureToken("beside prompts of 256 tokens", of_latency, seconds / 40.0);
-  is_measured = true;
-  prompts.join();
-
   std::vector<std::unique_ptr<Model>> models;
   for (const Kind &kind : kKinds) models.push_back(std::make_unique<Model>(kind));
   std::vector<std::thread> threads;
