@@ -102,32 +102,22 @@ TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
   if (mha_instruction_sets() == 1u << MHA_INSTRUCTION_SET_SCALAR)
     GTEST_SKIP() << "this build or machine has scalar kernels only";
   ASSERT_NO_FATAL_FAILURE(Create());
-  int calls = 0;
-  mha_scheduler scheduler = {};
-  scheduler.context = &calls;
-  scheduler.num_threads = 4;
-  scheduler.parallel_for = [](void *context, uint32_t count, void (*task)(void *, uint32_t),
-                              void *task_context) {
-    ++*static_cast<int *>(context);
-    for (uint32_t i = 0; i < count; ++i) task(task_context, i);
+  SerialScheduler serial(4);
+  const auto calls_for = [&](int64_t batch, int64_t n) {
+    mha_forward_args args = Args(&numbers_, batch, n);
+    args.scheduler = &serial.scheduler;
+    serial.calls = 0;
+    EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+    return serial.calls;
   };
-  for (const auto &[batch, n] : {std::pair{1, 1}, {1, 16}, {16, 1}, {4, 4}, {5, 3}}) {
-    mha_forward_args args = Args(&numbers_, batch, n);
-    args.scheduler = &scheduler;
-    EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
-    EXPECT_EQ(calls, 0) << batch << " sequences of " << n;
-  }
-  for (const auto &[batch, n] : {std::pair{17, 1}, {6, 3}, {16, 4}}) {
-    mha_forward_args args = Args(&numbers_, batch, n);
-    args.scheduler = &scheduler;
-    calls = 0;
-    EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
-    EXPECT_GT(calls, 0) << batch << " sequences of " << n;
-  }
+  for (const auto &[batch, n] : {std::pair{1, 1}, {1, 16}, {16, 1}, {4, 4}, {5, 3}})
+    EXPECT_EQ(calls_for(batch, n), 0u) << batch << " sequences of " << n;
+  for (const auto &[batch, n] : {std::pair{17, 1}, {6, 3}, {16, 4}})
+    EXPECT_GT(calls_for(batch, n), 0u) << batch << " sequences of " << n;
 
   mha_forward_args args = Args(&numbers_, 1, 1);
-  args.scheduler = &scheduler;
-  scheduler.num_threads = 0;
+  args.scheduler = &serial.scheduler;
+  serial.scheduler.num_threads = 0;
   EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE)
       << "a scheduler that is not used is checked, too";
 }
