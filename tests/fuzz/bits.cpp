@@ -1,8 +1,7 @@
-// Bits as the oracle: any call with any numbers in it, NaN and infinities of all kinds among them,
-// has the bits of the specification on each instruction set of this machine. The bytes choose
-// options of the generated calls (support/generated_options.h), which have threads, cuttings into
-// calls, batches, types and caches of their own; and, for what these lack, products, states and
-// choices of keys.
+// The oracle is bits: any call with any numbers, including NaNs and infinities of all kinds, has
+// the bits of the specification on each instruction set of this machine. The input chooses options
+// of the generated calls (support/generated_options.h), which have their own threads, cuttings,
+// batches, types and caches; and products, states and choices of keys, which these calls lack.
 #include <mha.h>
 
 #include <cmath>
@@ -23,8 +22,8 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Those with products of bytes differ from the others in integer arithmetic alone. The scalar
-// kernels take as long as all others.
+// Sets with products of bytes differ from the others only in integer arithmetic. The scalar kernels
+// take as long as all others together.
 std::vector<uint32_t> SetsOfThisMachine(bool has_integers, bool has_scalar = true) {
   std::vector<uint32_t> some = {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE}, sets;
   if (has_integers) some = {MHA_ALL_INSTRUCTION_SETS};
@@ -42,7 +41,7 @@ void ExpectNone(const std::string &differences, uint32_t set, const std::string 
 
 // ---- Generated calls
 
-// Values as the bytes say; the other dimensions are plain, or random.
+// The bytes choose values of some dimensions; the others are plain, or random.
 Choice ChoiceOf(fuzz::Bytes *bytes, uint64_t seed, uint8_t flags) {
   const Space &space = OptionSpace();
   Choice choice(static_cast<size_t>(space.size()), -1);

@@ -1,6 +1,5 @@
-// Buffers of exactly so many bytes next to guard pages, mapped once and used for one input after
-// the other, and calls that are watched: what every function of the library promises whatever it is
-// given.
+// Buffers of an exact size next to guard pages, which are mapped once and reused for each input;
+// and calls that are watched for what every function promises for any arguments.
 #ifndef MHA_TESTS_FUZZ_BUFFERS_H
 #define MHA_TESTS_FUZZ_BUFFERS_H
 
@@ -31,8 +30,8 @@ class Buffers {
 
   static bool Fits(Wide bytes) { return bytes > 0 && bytes <= static_cast<Wide>(kSlotBytes); }
 
-  // With any contents. Of no bytes, or of more than this is for: none that can be touched, as for a
-  // call that must be refused.
+  // A buffer with any contents. For no bytes, or too many, it is memory that must not be touched,
+  // for a call that must be refused.
   unsigned char *Take(Wide bytes, size_t alignment = 1) {
     if (used_ == slots_.size()) slots_.emplace_back(kSlotBytes, support::Place::kBeforeGuard);
     unsigned char *const first = slots_[used_++].data(), *const end = first + kSlotBytes;
@@ -48,7 +47,7 @@ class Buffers {
   T *Take(Wide count) {
     return reinterpret_cast<T *>(Take(count * static_cast<Wide>(sizeof(T))));
   }
-  // What a call may write to if it succeeds alone.
+  // A buffer that a call may write to only if it succeeds.
   unsigned char *TakeOutput(Wide bytes, size_t alignment = 1) {
     unsigned char *const data = Take(bytes, alignment);
     if (Fits(bytes)) Watch(data, static_cast<size_t>(bytes));

@@ -1,5 +1,5 @@
-// The bytes of a fuzzer as choices. Nothing here fails: behind the end all bytes are zero, for
-// which each choice takes its first or least value.
+// Reads choices from the bytes of a fuzzer. Reading never fails: all bytes after the end are zero,
+// for which each choice takes its first or least value.
 #ifndef MHA_TESTS_FUZZ_BYTES_H
 #define MHA_TESTS_FUZZ_BYTES_H
 
@@ -11,12 +11,12 @@
 #include <initializer_list>
 #include <limits>
 
-// What every target defines, as libFuzzer calls it.
+// Every target defines this function, which libFuzzer calls.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 namespace fuzz {
 
-// What a target finds wrong by itself. libFuzzer keeps the input, replay.cpp names it.
+// Fails where a target finds something wrong. libFuzzer keeps the input, replay.cpp names it.
 inline void Expect(bool holds, const char *what, const char *detail = "") {
   if (holds) return;
   std::fprintf(stderr, "%s%s%s\n", what, *detail == '\0' ? "" : ": ", detail);

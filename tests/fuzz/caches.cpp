@@ -1,7 +1,7 @@
-// Operations on a cache of any kind and type, one after the other, against a model: for each
-// sequence its rows and its table of blocks. After each one the status, the lengths and what is
-// read back are the model's, and attention has the bits of the specification over the model's rows;
-// what is refused changes no byte of the cache and no output.
+// Runs operations on a cache of any kind and type against a model, which has the rows and the table
+// of blocks of each sequence. After each operation the status, the lengths and what is read back
+// equal the model's, and attention has the bits of the specification over the model's rows. A
+// refused operation changes no byte of the cache and no output.
 #include <mha.h>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ class Caches {
   int64_t k_width() const { return sizes_.num_kv_heads * sizes_.head_dim; }
   int64_t v_width() const { return sizes_.num_kv_heads * sizes_.head_dim_v; }
 
-  // How many rows, mostly so many as lead to a border: of a group of 16, a block, a chunk, the
+  // A number of rows, mostly one that ends near a border: of a group of 16, a block, a chunk or the
   // cache.
   int64_t Count(int64_t length) {
     const int64_t small = bytes_.Integer(0, 20);
@@ -138,7 +138,8 @@ class Caches {
                     : 0;
   }
 
-  // What can be read back; nothing, where a ring was truncated to what it has overwritten.
+  // The oldest position that can be read back. A ring that was truncated to positions it has
+  // overwritten has none.
   int64_t OldestHeld(const Sequence &sequence) const {
     return std::min(OldestOf(sequence, sequence.length), sequence.length);
   }
@@ -157,7 +158,7 @@ class Caches {
       fuzz::Expect(cache_.buffer().Bytes() == before_, "a refused operation changed the cache",
                    operation_);
   }
-  // Before an operation that the model refuses.
+  // Called before an operation that the model refuses.
   mha_status Refusing(mha_status expected) {
     if (expected != MHA_OK) before_ = cache_.buffer().Bytes();
     return expected;
@@ -315,7 +316,7 @@ class Caches {
     if (used == 1) sequence.blocks[last] = block;
   }
 
-  // Nothing leads back to where the buffer was.
+  // Moves the cache to another buffer, and overwrites the old one.
   void Move() {
     operation_ = "view of a copy";
     Cache copy = cache_.Copy(bytes_.OneIn(4) ? Place::kBeforeGuard : Place::kAnywhere);
@@ -336,8 +337,8 @@ class Caches {
                  is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE, error);
   }
 
-  // A copy with another byte is refused or, behind the header, serves as any cache, whatever it
-  // holds.
+  // A copy with a changed byte is refused, or, where the byte is after the header, works as any
+  // cache does, whatever it holds.
   void Damage() {
     operation_ = "view of a damaged copy";
     Memory copy(cache_.buffer().size(), Place::kBeforeGuard, 64);

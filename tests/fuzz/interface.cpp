@@ -1,8 +1,7 @@
-// Target `interface`: every public function with arbitrary arguments. Pointers are NULL or good
-// ones: each array has a buffer of its own, next to a guard page and exactly as large as the
-// headers say for the other arguments. Where that is more than there is memory for here, or the
-// call would take too long, its workspace is too small, which must be noticed before any array is
-// read.
+// Target `interface`: calls every public function with arbitrary arguments. Pointers are NULL or
+// valid: each array has its own buffer, next to a guard page and exactly as large as the headers
+// say for the other arguments. Where that does not fit in memory here, or the call would take too
+// long, the workspace is too small, which must be noticed before any array is read.
 #include <algorithm>
 #include <memory>
 
@@ -186,18 +185,18 @@ const mha_scheduler *Scheduler() {
   return scheduler;
 }
 
-// The query and the call agree, which begin with the same arguments. Behind the workspace, of any
-// alignment, are some bytes that no call may change, and then a guard page.
+// The size query, the call and its description begin with the same arguments and must agree. After
+// the workspace, of any alignment, come some bytes that no call may change, and then a guard page.
 template <class Query, class Run, class Info, class... Args>
 void QueryAndCall(const Query &query, const Run &run, const Info &info, Args... args) {
   size_t needed = 0;
   const mha_status asked = Call(query, args..., &needed);
-  const size_t behind = in.Byte() % 64;
-  unsigned char *const workspace = buffers.Take(static_cast<Wide>(needed) + behind);
+  const size_t spare = in.Byte() % 64;
+  unsigned char *const workspace = buffers.Take(static_cast<Wide>(needed) + spare);
   const auto call = [&](size_t bytes) {
     const mha_status status = Call(run, args..., bytes > 0 ? workspace : nullptr, bytes);
-    for (size_t i = 0; i < behind && !buffers.is_too_large(); i++)
-      Expect(workspace[needed + i] == 0xA5, "a call wrote behind its workspace");
+    for (size_t i = 0; i < spare && !buffers.is_too_large(); i++)
+      Expect(workspace[needed + i] == 0xA5, "a call wrote past its workspace");
     return status;
   };
   if (asked == MHA_OK && needed > 0)

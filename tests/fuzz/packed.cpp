@@ -1,6 +1,6 @@
-// Target `packed`: packed layers and caches as a file may hold them, damaged, cut off or made up,
-// with checksums that hold or not, and lists of sequences, rows, blocks and keys that name
-// anything. What the library accepts is then used: nothing is read or written outside.
+// Target `packed`: packed layers and caches as a file may hold them (damaged, cut off or made up,
+// with checksums that hold or not), and lists of sequences, rows, blocks and keys with any entries.
+// What the library accepts is then used, and must not read or write outside.
 #include <algorithm>
 
 #include "fuzz/buffers.h"
@@ -83,8 +83,7 @@ float *Floats(Wide count) {
   return floats;
 }
 
-// Half of the calls, as sizes are large now and then: where arrays would be larger than there is
-// room for, none is made.
+// Makes no call where sizes are so large that the arrays do not fit.
 template <typename Function, typename... Args>
 mha_status Call(const Function &function, Args... args) {
   if (buffers.is_too_large()) return MHA_OK;
@@ -226,7 +225,7 @@ void Use(mha_kv_cache *cache) {
   }
 }
 
-// An empty cache of some shape, in a buffer of its own. Not there where the shape is none.
+// An empty cache of some shape in its own buffer, or NULL if the shape is invalid.
 mha_kv_cache *Empty(size_t *bytes) {
   mha_kv_cache_config config = {};
   config.struct_size = sizeof config;

@@ -28,8 +28,7 @@ long count = 0;
 
 void Run(const std::vector<uint8_t> &input) {
   count++;
-  // In memory of its own size, so that a target that reads past its input is found by the address
-  // sanitizer.
+  // The copy has exactly the input's size, so that the address sanitizer finds reads past it.
   uint8_t *copy = static_cast<uint8_t *>(std::malloc(input.size()));
   if (!input.empty()) std::memcpy(copy, input.data(), input.size());
   LLVMFuzzerTestOneInput(copy, input.size());

@@ -301,7 +301,7 @@ TYPED_TEST(CallErrors, NameThePackedSequencesThatDoNotCoverTheRows) {
   });
 }
 
-// Any stride, of any array of a call. One of heads is given with those of rows and sequences.
+// Sets each stride of an array. A stride of heads is given with those of rows and sequences.
 template <typename Call, typename Args, typename Array>
 void ExpectWrongStridesRefused(const std::string &name, Array Args::*array, bool has_heads) {
   const struct {
@@ -333,8 +333,8 @@ void ExpectReservedFieldsRefused(const std::string &name, mha_input Args::*input
                       {kInvalid, {name + ".reserved_pointer is set"}});
 }
 
-// However many sequences there are said to be, a call without its workspace ends, and so does a
-// description without arrays to be read.
+// With any number of sequences, a call without its workspace ends at once, and so does a
+// description without arrays to read.
 TYPED_TEST(CallErrors, TakeNoTimeThatGrowsWithTheBatch) {
   const Expected no_workspace = {kNull, {kArgs<TypeParam> + 1}, {"workspace"}};
   const std::vector<float> table(8, 0.5f);
@@ -353,7 +353,8 @@ TYPED_TEST(CallErrors, TakeNoTimeThatGrowsWithTheBatch) {
     ExpectSucceeds([&](auto *error) { return call.data.Info(&info, error); });
     ExpectFails([&](auto *error) { return call.data.Run(nullptr, info.workspace_bytes, error); },
                 no_workspace);
-    // Nor are arrays read before there is a workspace; these have fewer elements than are said.
+    // No array is read before there is a workspace; these have fewer elements than the call has
+    // sequences.
     call.data.sequences.rope_q_positions = call.data.sequences.q_first_positions =
         call.data.sequences.q_lengths = call.Rows({0, 0});
     size_t bytes = 0;
@@ -375,12 +376,12 @@ TYPED_TEST(CallErrors, NameAWorkspaceThatIsTooSmall) {
                  {std::to_string(needed)}});
     ASSERT_TRUE(call.data.OutputsAreUntouched()) << smaller << " of " << needed;
   }
-  // Too small is too small, also where there is nothing at all.
+  // No workspace at all is too small as well.
   EXPECT_NE(call.data.Run(nullptr, 0, nullptr), MHA_OK);
   EXPECT_TRUE(call.data.OutputsAreUntouched());
 }
 
-TYPED_TEST(CallErrors, AreNoneInTheCallThatTablesChange) {
+TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
   ExpectAllSucceed<TypeParam>({
       [](auto &) {},
       [](auto &c) { c.args.flags = MHA_CAUSAL; },
@@ -468,7 +469,7 @@ TEST(ForwardCalls, AcceptOutputSequencesThatInterleaveWithoutOverlap) {
     ForwardData(layer.get(), problem, {Guarded(), layout, layout, layout, layout}).Compute();
 }
 
-// The query's rows serve as keys then: there are n_q of them, and a value for each.
+// The query's rows then serve as keys: there are n_q of them, and a value for each.
 TEST(ForwardCalls, WithValuesButNoKeysHaveOneValueForEachQuery) {
   LayerProblem problem = SquareLayer(10, 4, 2, 3);
   const Layer layer = Create(LayerData(problem));
@@ -591,7 +592,7 @@ TEST(AttentionCalls, AcceptEveryNestingOfBatchRowsAndHeads) {
                   {Guarded(), MHA_INSTRUCTION_SET_AUTO, layout, layout, layout, layout})
         .Compute();
   }
-  // There is nothing to step over in a batch of one.
+  // A batch of one may have any stride of sequences.
   AttentionSizes one = SmallSizes();
   one.batch = 1;
   AttentionData data(NormalAttention(one),

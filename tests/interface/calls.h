@@ -90,7 +90,7 @@ class Changes {
     Arrays().num_chosen = count;
     return Arrays();
   }
-  // The sequences lie behind one another in one batch of rows.
+  // Packs the sequences one after another into one batch of rows.
   mha_sequences &Pack(std::initializer_list<int64_t> q, std::initializer_list<int64_t> kv) {
     call().args.batch = 1;
     call().data.sequences.count = static_cast<int64_t>(q.size()) - 1;

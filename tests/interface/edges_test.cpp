@@ -1,4 +1,4 @@
-// Calls at the edges of what the header allows, most of which once went wrong.
+// Calls at the edges of what the header allows. Most of them were bugs once.
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -96,8 +96,8 @@ TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
   EXPECT_EQ(numbers_.y[0], 7.0f);
 }
 
-// To wake threads for them would take longer. With many sequences it does not. (Scalar kernels have
-// no function for small calls.)
+// Waking threads would take longer than the call. With many sequences it does not. (The scalar
+// kernels have no function for small calls.)
 TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
   if (mha_instruction_sets() == 1u << MHA_INSTRUCTION_SET_SCALAR)
     GTEST_SKIP() << "this build or machine has scalar kernels only";
@@ -135,7 +135,8 @@ TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
   }
 }
 
-// An array that is not given has no other field, so that one whose data was forgotten is noticed.
+// An array whose data is NULL must leave its other fields 0, so that data which was forgotten is
+// noticed.
 TEST_F(Edges, FieldsOfInputsThatAreNotGivenAreErrors) {
   Create();
   const struct {
@@ -203,7 +204,7 @@ TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
   EXPECT_FLOAT_EQ(numbers_.y[0], 1.0f);  // 16 values of 1 times 0.0625
 }
 
-// x [extents..., width] with its first elements of some dimensions in place of all.
+// x [extents..., width], where the first elements of the repeated dimensions replace all others.
 std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64_t> &extents,
                             const std::vector<bool> &is_repeated) {
   std::vector<float> repeated;
@@ -223,7 +224,7 @@ std::vector<float> Repeated(const std::vector<float> &x, const std::vector<int64
   return repeated;
 }
 
-TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
+TEST(Broadcast, AttentionInputsGiveTheBitsOfCopies) {
   AttentionSizes sizes;
   sizes.batch = 3, sizes.n_q = 5, sizes.n_kv = 40, sizes.num_heads = 4, sizes.num_kv_heads = 2,
   sizes.head_dim = sizes.head_dim_v = 8;
@@ -253,7 +254,7 @@ TEST(Broadcast, OfInputsOfMhaAttentionIsWhatCopiesAre) {
   }
 }
 
-TEST(Broadcast, OfInputsOfMhaForwardIsWhatCopiesAre) {
+TEST(Broadcast, ForwardInputsGiveTheBitsOfCopies) {
   LayerProblem problem = SmallLayer();
   const Layer layer = Create(LayerData(problem));
   for (int which = 1; which < 4; which++) {
@@ -280,8 +281,8 @@ TEST(Broadcast, OfInputsOfMhaForwardIsWhatCopiesAre) {
   }
 }
 
-// What is in memory once is stepped over once: the next sequence's row lies behind it.
-TEST(Broadcast, OfRowsLeavesTheSequencesContiguous) {
+// A row that all rows of a sequence share is in memory once: the next sequence's row follows it.
+TEST(Broadcast, SharedRowsLeaveSequencesContiguous) {
   LayerProblem problem = OfItself(SquareLayer(10, 4, 2, 3), 3);
   problem.batch = 2;
   problem.query.assign(static_cast<size_t>(2 * 3 * problem.query_dim), 0);
@@ -299,7 +300,7 @@ TEST(Broadcast, OfRowsLeavesTheSequencesContiguous) {
   EXPECT_TRUE(SameBits(data.Compute(), Forward(layer.get(), problem)));
 }
 
-TEST(AttentionEdges, CountsThatWrapAreNoUndefinedBehaviour) {
+TEST(AttentionEdges, LargeCountsDoNotOverflow) {
   mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = args.n_kv = int64_t{1} << 40;
   args.n_q = args.num_heads = args.head_dim = 1;

@@ -1,5 +1,5 @@
-// What mha_info and mha_attention_info count - operations, bytes - is what plain loops over the
-// definition count: pair by pair, row by row.
+// mha_info and mha_attention_info count the operations and bytes that plain loops over the
+// definition count, pair by pair and row by row.
 
 #include <gtest/gtest.h>
 #include <mha.h>
@@ -91,8 +91,7 @@ std::ostream &operator<<(std::ostream &out, const Call &call) {
              << (call.has_norm_of_all_heads ? ", norm of all heads" : "");
 }
 
-// What there is to count, one by one. A position that a cache had before counts if a row attends to
-// it.
+// Counts one by one. A position that a cache already had counts if a row attends to it.
 struct Counts {
   int64_t pairs = 0, queries = 0, new_keys = 0, used_past = 0;
 
@@ -146,7 +145,7 @@ Args ArgsOf(const Call &call, mha_sequences *sequences) {
   return args;
 }
 
-// What a call is given beside its sizes.
+// The options of a call, besides its sizes.
 template <typename Args>
 struct Options {
   explicit Options(const Call &call, Args *args) {
@@ -160,7 +159,7 @@ struct Options {
   mha_norm norm = Zeroed<mha_norm>();
 };
 
-// Keys and values of a cache: what is appended, of all heads, and what is attended to.
+// The bytes of a cache that a call touches: rows it appends, of all heads, and rows it attends to.
 int64_t CacheBytes(const Call &call, const Counts &counts) {
   const int64_t rows = kKvHeads * counts.new_keys + call.AttendedHeads() * counts.used_past;
   return rows * (RowBytes(call.k_type, kHeadDim) + RowBytes(call.v_type, kHeadDimV));
@@ -182,7 +181,8 @@ void ExpectAttentionInfo(const Call &call) {
   EXPECT_EQ(info.operations,
             static_cast<uint64_t>(2 * call.ComputedHeads() * counts.pairs * (kHeadDim + kHeadDimV)))
       << call;
-  // A norm over all heads reads the queries and keys of all. Outputs are written for all.
+  // A norm over all heads reads the queries and keys of all heads. Outputs are written for all
+  // heads.
   const int64_t heads = call.has_norm_of_all_heads ? kHeads : call.ComputedHeads(),
                 kv_heads = call.AttendedHeads();
   const int64_t k_heads = call.has_norm_of_all_heads ? kKvHeads : kv_heads;
@@ -235,7 +235,7 @@ void ExpectForwardInfo(const Call &call, bool has_output) {
   EXPECT_EQ(info.bytes, info.packed_bytes + static_cast<uint64_t>(rows + stored)) << call;
 }
 
-// Lengths, masks and positions of all kinds, within what the cache's past allows.
+// Random lengths, masks and positions, within what the cache's past allows.
 Call RandomCall(Random *random) {
   Call call;
   call.batch = random->Between(1, kSequences);
@@ -251,7 +251,7 @@ Call RandomCall(Random *random) {
   };
   if (random->Chance(0.4)) call.q_lengths = lengths(call.n_q);
   if (!call.is_self && random->Chance(0.4)) call.kv_lengths = lengths(call.n_kv);
-  // The first valid rows: those of padding on the left, or any.
+  // The first valid rows: after padding on the left, or any.
   const auto first_rows = [&](bool are_left, int64_t n, const std::vector<int64_t> &of_lengths) {
     std::vector<int64_t> values;
     for (int64_t b = 0; b < call.batch; b++) {
@@ -282,13 +282,13 @@ Call RandomCall(Random *random) {
   return call;
 }
 
-// Positions of the first queries, where the call wants or needs them.
+// Adds positions of the first queries where the call needs them, and often where it does not.
 void AddStarts(Call *call, Random *random) {
   bool is_needed = false;
   for (int64_t b = 0; b < call->batch; b++)
     is_needed = is_needed || call->Queries(b) > call->Keys(b);
   if (!is_needed && random->Chance(0.6)) return;
-  // Then there is one place where the rows can be.
+  // Appended rows have only one possible position.
   const bool is_appended = call->is_self && call->cache != nullptr;
   for (int64_t b = 0; b < call->batch; b++) {
     call->q_start.push_back(is_appended ? call->Past(b) : random->Between(-20, call->Keys(b) + 10));
@@ -329,7 +329,7 @@ Cache MakeCache(Call *call, uint32_t kind, Random *random) {
   return cache;
 }
 
-TEST(InfoCounts, OfCallsWithoutACacheAreThoseOfTheDefinition) {
+TEST(InfoCounts, EqualTheDefinitionWithoutACache) {
   Random random(1);
   for (int round = 0; round < 2000 && !testing::Test::HasFailure(); round++) {
     Call call = RandomCall(&random);
@@ -343,7 +343,7 @@ TEST(InfoCounts, OfCallsWithoutACacheAreThoseOfTheDefinition) {
 
 class InfoCountsOfCaches : public testing::TestWithParam<uint32_t> {};
 
-TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
+TEST_P(InfoCountsOfCaches, EqualTheDefinition) {
   Random random(2);
   const bool is_ring = GetParam() == MHA_CACHE_KIND_RING;
   for (int round = 0; round < 1000 && !testing::Test::HasFailure(); round++) {
@@ -370,7 +370,7 @@ TEST_P(InfoCountsOfCaches, AreThoseOfTheDefinition) {
   }
 }
 
-TEST_P(InfoCountsOfCaches, ThatAreOnlyReadAreThoseOfTheDefinition) {
+TEST_P(InfoCountsOfCaches, EqualTheDefinitionInCallsThatOnlyRead) {
   Random random(3);
   const bool is_ring = GetParam() == MHA_CACHE_KIND_RING;
   for (int round = 0; round < 1000 && !testing::Test::HasFailure(); round++) {

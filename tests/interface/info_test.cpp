@@ -46,7 +46,7 @@ TEST(Status, HasTheNameOfItsMacro) {
     EXPECT_STREQ(mha_status_string(number), "unknown mha_status") << number;
 }
 
-TEST(Version, IsThatOfTheHeader) {
+TEST(Version, MatchesTheHeader) {
   EXPECT_EQ(mha_version(),
             10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH);
   EXPECT_EQ(mha_contract(), static_cast<uint32_t>(MHA_CONTRACT));
@@ -63,7 +63,7 @@ TEST(InstructionSets, HaveNames) {
     EXPECT_STREQ(mha_instruction_set_name(number), "unknown") << number;
 }
 
-TEST(InstructionSets, AreThoseOfThisMachine) {
+TEST(InstructionSets, AreOnlyThoseThatThisMachineRuns) {
   const auto bit = [](uint32_t set) { return 1u << set; };
   const uint32_t sets = mha_instruction_sets();
   EXPECT_EQ(sets, mha_instruction_sets());
@@ -120,7 +120,7 @@ TEST(AttentionInfo, CountsTheBytesOfOptionalOutputs) {
   EXPECT_EQ(bytes(kAskScores | kAskMaskedScores) - without, 2u * 4 * 2 * 4 * 3 * 4);
 }
 
-// An array that is broadcast is read once. Batch 2, 4 heads, 3 queries, 4 keys.
+// An array that is broadcast is read once. The call has batch 2, 4 heads, 3 queries and 4 keys.
 TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
   AttentionData data(NormalAttention(SmallSizes()), {Guarded()});
   const uint64_t without = Info(data).bytes;
@@ -162,7 +162,6 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
   });
 }
 
-// With work enough for all, all threads are used.
 TEST(Info, UsesAllThreadsForALargeCallAndNoMoreThanThereAre) {
   for (const int64_t n : {1, 40, 1024}) {
     const LayerProblem problem = NormalLayer(OfItself(SquareSizes(64, 4, 4, 16), n));
@@ -230,7 +229,8 @@ TEST(Info, NamesTheCallersProductAndNoContract) {
       << "the same work, whoever does it";
 }
 
-// Only q_start is looked at: everything else may be anywhere, even NULL.
+// mha_info reads the positions of first queries and no other array; all other pointers may be
+// invalid.
 TEST(Info, ReadsNoDataButTheStarts) {
   Memory forbidden(64);
   forbidden.Forbid();
@@ -258,8 +258,8 @@ TEST(Info, ReadsNoDataButTheStarts) {
   EXPECT_EQ(Info(attention.data).operations, expected_attention.operations);
 }
 
-// The answer takes no time that grows with the lengths or, without starts, with the batch; and it
-// does not wrap around.
+// The answer takes the same time for any lengths and, without positions, for any batch; and it does
+// not overflow.
 TEST(Info, CountsLargeCallsWithoutOverflow) {
   const int64_t n = int64_t{1} << 20;
   mha_attention_args args = Zeroed<mha_attention_args>();

@@ -269,7 +269,7 @@ TEST(LayerErrors, NameTheOption) {
       {
           WRONG(c.options.reserved = 1, kInvalid, {"reserved"}),
           WRONG(c.options.instruction_set = 9, kInvalid, {"instruction_set", "9"}, kCreate),
-          // It must not end up in a shift by 32.
+          // A shift by this would be undefined.
           WRONG(c.options.instruction_set = 32, kInvalid, {"instruction_set", "32"}, kCreate),
           WRONG(c.options.instruction_set = 0xFFFFFFFFu, kInvalid, {"instruction_set"}, kCreate),
           WRONG(c.options.instruction_set = AbsentInstructionSet(), MHA_ERROR_INSTRUCTION_SET,
@@ -445,7 +445,7 @@ TEST(NullPointers, AreNamedByEveryFunctionThatNeedsThem) {
   EXPECT_TRUE(forward.data.OutputsAreUntouched() && attention.data.OutputsAreUntouched());
 }
 
-TEST(NullPointers, AreNullPointersAlsoWhereAllAre) {
+TEST(NullPointers, AreRefusedWhereAllArgumentsAreNull) {
   EXPECT_EQ(mha_layer_pack_size(nullptr, nullptr, nullptr, nullptr, nullptr), kNull);
   EXPECT_EQ(mha_layer_pack(nullptr, nullptr, nullptr, nullptr, 0, nullptr), kNull);
   EXPECT_EQ(mha_layer_create(nullptr, nullptr, nullptr, nullptr, nullptr), kNull);

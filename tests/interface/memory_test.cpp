@@ -53,8 +53,8 @@ LayerProblem RandomSizes(Random &random) {
 
 class GuardPages : public InstructionSetTest {
  protected:
-  // Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, what
-  // is only read in read-only memory. The bits are those of the scalar kernels.
+  // Weights, packed weights, inputs, outputs and workspace all lie next to inaccessible pages, and
+  // what the call may only read is in read-only memory. The bits are those of the scalar kernels.
   void ExpectNotTouched(const LayerProblem &problem, const LayerForm &form, uint32_t asked,
                         const Layout &layout) {
     SCOPED_TRACE(Describe(problem) + " " + Describe(form) + " " + Describe(layout) + " asked " +
@@ -94,9 +94,9 @@ TEST_P(GuardPages, AreNotTouchedByForward) {
   }
 }
 
-// Few rows of a narrow layer are computed by a function of their own.
+// A separate function computes few rows of a narrow layer.
 TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
-  // Queries of two panels; keys and values of one, and with these the weights and biases end.
+  // Queries fill two panels, keys and values one; the weights and biases end with these.
   ExpectNotTouched(NormalLayer(OfItself(SquareSizes(24, 4, 1, 24), 2), 1, kAllBiases, false), {},
                    kAskNothing, kDense);
   Random random(24);
@@ -114,9 +114,9 @@ TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
   }
 }
 
-// Of the matrices of a packed layer the last one ends near the guard page, and with it the scales
-// and biases behind it: those of the output, or without it those of the values. So deep, one panel
-// too many reaches beyond the end. Columns fill panels of 48 or do not.
+// The last matrix of a packed layer ends near the guard page, and so do the scales and biases after
+// it: those of the output or, without it, those of the values. The matrices are so deep that one
+// panel too many reaches beyond the end. Their columns fill panels of 48 or do not.
 TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
   const struct { int64_t depth, columns; } matrices[] = {{300, 40}, {300, 96}, {320, 97}};
   for (const Stored type :
@@ -139,8 +139,8 @@ TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
   }
 }
 
-// The tasks' slices of the workspace: with any number of threads the whole is still exactly as
-// large as the query says.
+// Tasks have slices of the workspace, which is exactly as large as the query says for any number of
+// threads.
 TEST_P(GuardPages, AreNotTouchedByManyTasks) {
   LayerProblem sizes = SmallSizes();
   sizes.n_q = 37;
@@ -214,8 +214,7 @@ TEST(Arguments, AreReusableForAnyNumberOfCalls) {
 
 // ---- The workspace
 
-// All entries for attention, with everything asked for and with nothing, for tests of the
-// workspace.
+// Calls function(data) for all entries and kinds of calls, with all optional outputs and with none.
 template <typename Function>
 void ForEachCall(uint32_t instruction_set, const Function &function) {
   const auto causal = [](LayerProblem sizes) {
@@ -279,7 +278,7 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
 
 class Workspace : public InstructionSetTest {};
 
-TEST_P(Workspace, ContentsAndMoreBytesDoNotReachTheResult) {
+TEST_P(Workspace, ContentsAndSizeDoNotChangeResults) {
   ForEachCall(instruction_set(), [](CallData &data) {
     const Outputs poisoned = data.Compute(0xFF);
     for (int fill : {0x00, 0x7F, 0x3F}) EXPECT_TRUE(SameBits(data.Compute(fill), poisoned)) << fill;
@@ -324,7 +323,7 @@ struct ForbiddenData {
   Memory page;
 };
 
-// What a query's answer must grow with.
+// The sizes that a query's answer must not shrink with.
 struct QuerySizes {
   int64_t batch, n_q, n_kv;
   uint32_t num_threads;
@@ -411,7 +410,7 @@ QuerySizes RandomQuery(Random &random, uint32_t all) {
           static_cast<uint32_t>(random.Next()) & static_cast<uint32_t>(random.Next()) & all};
 }
 
-// At least as large in everything; often equal in some.
+// At least as large in every size, and often equal in some.
 QuerySizes RandomLarger(Random &random, const QuerySizes &than, uint32_t all) {
   QuerySizes larger = RandomQuery(random, all);
   larger.batch = random.Coin() ? than.batch : std::max(than.batch, larger.batch);
@@ -490,7 +489,7 @@ TEST(WorkspaceQuery, AcceptsNullInPlaceOfEveryDataPointer) {
   EXPECT_EQ(attention.WorkspaceBytes(), attention_bytes);
 }
 
-TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
+TEST(WorkspaceQuery, AnswerForTheMaximaServesSmallerCalls) {
   LayerProblem problem = SquareLayer(10, 4, 2, 3);
   const Layer layer = Create(LayerData(problem));
   constexpr uint32_t kMostThreads = 4;
@@ -515,7 +514,7 @@ TEST(WorkspaceQuery, AtTheMaximaServesAllSmallerCalls) {
   }
 }
 
-// Tiles, chunk states and rows: never a matrix of n by n.
+// A workspace has tiles, chunk states and rows, but never a matrix of n by n.
 TEST(WorkspaceQuery, DoesNotGrowWithTheSquareOfTheLength) {
   const LayerData layer_data(SquareLayer(64, 4, 4, 16));
   const AttentionSizes heads = Heads(4, 4, 16, 16);
@@ -649,7 +648,7 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ACall);
 
 class Stack : public InstructionSetTest {};
 
-TEST_P(Stack, HasRoomEnoughInWhatTheHeaderSays) {
+TEST_P(Stack, CallsAndPackingNeedAtMostWhatTheHeaderStates) {
   if (MHA_TEST_SANITIZED) GTEST_SKIP() << "instrumented code needs more";
   const auto check = [](CallData &data) {
     Memory workspace(data.WorkspaceBytes());
@@ -732,7 +731,7 @@ TEST(Create, AllocatesOneBlockAndReleasesItOnce) {
   EXPECT_EQ(recorder.released, recorder.memory);
 }
 
-// mha_layer_create fails, and what it has allocated is released.
+// mha_layer_create fails and releases what it has allocated.
 void ExpectCreateFails(const LayerData &data, RecordingAllocator *recorder,
                        const Expected &expected) {
   const mha_layer_options options =
@@ -770,7 +769,7 @@ TEST(Create, AsksForMemoryBeforeItReadsTheWeights) {
   EXPECT_GE(recorder.bytes, size_t{16} << 32) << "16 columns of 2^30 floats";
 }
 
-// That the weights do not fit is known when there is memory for them already.
+// Only when the memory is allocated does it turn out that a weight is out of range.
 TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
   LayerProblem problem = SmallLayer();
   problem.w_q[3] = 1e6f;
@@ -800,7 +799,7 @@ TEST(Create, AsksForHugePagesForALargeLayer) {
   AllocationWatch watch;
   const mha_status status = mha_layer_create(&data.config, &data.weights, nullptr, &layer, &error);
   watch.Stop();
-  // The advice is refused, which is no error.
+  // The system refuses the advice, which is not an error.
   ASSERT_EQ(status, MHA_OK) << error.message;
   EXPECT_EQ(watch.allocations(), 1);
   const Advice advice = watch.advice();
@@ -844,9 +843,9 @@ TEST(Create, UsesMallocOnceAndGivesNoAdviceForSmallLayersNorTheCallersMemory) {
   }
 }
 
-// Each allocation in turn, once and for good, until all are there. A failure leaves nothing behind,
-// and the next attempt succeeds.
-TEST(Create, IsAStatusAtEachAllocationThatFails) {
+// Lets each allocation fail in turn, alone and with all that follow. A failure leaks nothing, and
+// the next attempt succeeds.
+TEST(Create, ReturnsOutOfMemoryForEachAllocationThatFails) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
   for (const LayerProblem &problem : {SmallLayer(), kLarge}) {
     const LayerData data{problem};
@@ -901,8 +900,7 @@ TEST(Create, KeepsNoPointerIntoTheWeights) {
 
 class SharedLayer : public InstructionSetTest {};
 
-// One layer, four threads at once, each with its own workspace and outputs; the inputs are shared
-// as well.
+// Four threads use one layer and the same inputs at once, each with its own workspace and outputs.
 TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
   LayerProblem sizes = SquareSizes(32, 4, 2, 8);
   sizes.n_q = 21;
@@ -945,7 +943,7 @@ TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
   EXPECT_EQ(different, 0);
 }
 
-// The tasks of one call on threads, several such calls at once.
+// Several calls at once, the tasks of each on threads.
 TEST_P(SharedLayer, GivesTheSameBitsFromTasksOnThreads) {
   LayerProblem sizes = SquareSizes(32, 4, 2, 8);
   sizes.n_q = 40;

@@ -32,7 +32,7 @@ void ExpectInvalidCall(CallData *data, uint32_t argument, const Words &words) {
   EXPECT_TRUE(data->OutputsAreUntouched());
 }
 
-// So does the query for its workspace, which reads no array.
+// The size query, which reads no array, fails as well.
 void ExpectInvalid(CallData *data, uint32_t argument, const Words &words) {
   size_t bytes = 4711;
   ExpectFails([&](auto *error) { return data->Workspace(&bytes, error); },
@@ -45,7 +45,7 @@ std::string Describe(const mha_strides &strides) {
   return Number(strides.batch) + ", " + Number(strides.row) + ", " + Number(strides.head);
 }
 
-// What a call gives with each of these strides of an array.
+// The call gives the same results with each of these strides of an array.
 template <typename Data>
 void ExpectSameResults(Data *data, mha_strides *strides, const Outputs &expected,
                        const std::vector<mha_strides> &all) {
@@ -57,7 +57,7 @@ void ExpectSameResults(Data *data, mha_strides *strides, const Outputs &expected
   *strides = {};
 }
 
-// The strides batch, row and head that are wrong, and what is said.
+// Wrong strides (batch, row, head), and the message about them.
 struct WrongStrides {
   mha_strides strides;
   Words words;
@@ -97,7 +97,7 @@ std::vector<RowArray> ArraysOf(ForwardData *data) {
           {"output", &args.output.strides, 3, 0, 11}};
 }
 
-TEST(PartialStrides, OfMhaAttentionStepOverSmallerOnesOrAreRefused) {
+TEST(PartialStrides, AttentionRefusesStridesThatOverlap) {
   AttentionData data(Middle(), {Guarded()});
   const Outputs expected = data.Compute();
   for (const RowArray &array : ArraysOf(&data)) {
@@ -127,7 +127,7 @@ TEST(PartialStrides, OfMhaAttentionStepOverSmallerOnesOrAreRefused) {
   }
 }
 
-TEST(PartialStrides, OfMhaForwardStepOverRowsAndHaveNoHeads) {
+TEST(PartialStrides, ForwardRefusesStridesThatOverlapOrOfHeads) {
   const LayerProblem problem = SmallLayer();
   const Layer layer = Create(LayerData(problem));
   ForwardData data(layer.get(), problem, {Guarded()});
@@ -160,7 +160,7 @@ TEST(PartialStrides, OfMhaForwardStepOverRowsAndHaveNoHeads) {
   }
 }
 
-TEST(PartialStrides, OfMhaLinearAreThoseOfRowsAlone) {
+TEST(PartialStrides, LinearRefusesStridesOfSequencesAndHeads) {
   const LayerProblem problem = SmallLayer();  // W_O is [20, 11]
   const Layer layer = Create(LayerData(problem));
   const std::vector<float> x(3 * 20, 0.5f), residual(3 * 11, 0.25f);
@@ -205,7 +205,7 @@ TEST(PartialStrides, OfMhaLinearAreThoseOfRowsAlone) {
   EXPECT_EQ(y, expected);
 }
 
-TEST(PartialStrides, OfTheWeightsOfAChoiceAreThoseOfSequencesAndRows) {
+TEST(PartialStrides, ChoiceRefusesHeadStridesOfWeights) {
   ChoiceProblem problem;
   problem.batch = 2, problem.n_q = 3, problem.n_kv = 20, problem.num_heads = 4,
   problem.head_dim = 8, problem.num_chosen = 5;
@@ -230,7 +230,7 @@ TEST(PartialStrides, OfTheWeightsOfAChoiceAreThoseOfSequencesAndRows) {
   ExpectInvalid(&data, kOfAttention, {"weights.type is 3"});
 }
 
-TEST(PartialStrides, OfTheOutputOfStatesAreRefused) {
+TEST(PartialStrides, StatesRefuseOutputsThatOverlap) {
   const std::vector<float> states(2 * 4 * 3 * (5 + 2), 1.0f);
   std::vector<float> y(2 * 3 * 4 * 5, kNan);
   mha_states_args args = Zeroed<mha_states_args>();
@@ -249,7 +249,7 @@ TEST(PartialStrides, OfTheOutputOfStatesAreRefused) {
     ExpectFails(run, {kInvalid, {1}, wrong.words});
     EXPECT_TRUE(IsUntouched(y));
   }
-  // A field of an output that is not given.
+  // A stride without an output.
   args.output = {};
   args.lse = y.data();
   args.output.strides.row = 20;
@@ -261,7 +261,7 @@ TEST(PartialStrides, OfTheOutputOfStatesAreRefused) {
 // ---- Inputs that interleave, with every stride set
 
 // q, k and v as one projection writes them: the heads of all three side by side in a row.
-TEST(InterleavedInputs, OfOneFusedProjectionGiveTheRightNumbers) {
+TEST(InterleavedInputs, FusedProjectionGivesTheBitsOfSeparateArrays) {
   AttentionSizes sizes = SmallSizes();
   sizes.n_kv = sizes.n_q;
   const AttentionProblem problem = NormalAttention(sizes);
@@ -285,14 +285,14 @@ TEST(InterleavedInputs, OfOneFusedProjectionGiveTheRightNumbers) {
   data.args.k.strides = {3 * width, width, 3};
   data.args.v.strides = {3 * width, width, 5};
   EXPECT_TRUE(SameBits(data.Compute(), Attend(problem)));
-  // Rows and heads are where they would be without the strides that are left 0 here.
+  // Strides of 0 mean the same here.
   data.args.q.strides = data.args.k.strides = data.args.v.strides = {0, width, 0};
   EXPECT_TRUE(SameBits(data.Compute(), Attend(problem)));
 }
 
-// Sequence b begins b rows after the first: windows of one long sequence, of whose rows most are in
-// several of them.
-TEST(InterleavedInputs, OfOverlappingSequencesGiveTheRightNumbers) {
+// Sequence b begins b rows after the first one: the sequences are overlapping windows of a long
+// one.
+TEST(InterleavedInputs, OverlappingSequencesGiveTheBitsOfCopies) {
   AttentionProblem problem = Middle();
   Random random(4);
   const std::vector<float> q = random.Normals((3 + 1) * 12), k = random.Normals((4 + 1) * 6),
@@ -349,7 +349,7 @@ const PairCase kPairCases[] = {
      }},
 };
 
-TEST(PartialStrides, OfArraysWithANumberPerPairAreRefused) {
+TEST(PartialStrides, PairArraysRefuseStridesThatOverlap) {
   const std::vector<float> zeros(1024);
   for (const PairCase &array : kPairCases) {
     AttentionData data(Middle(), {Guarded(kAskLse)});
@@ -401,8 +401,8 @@ TEST(PartialStrides, OfArraysWithANumberPerPairAreRefused) {
   }
 }
 
-// A mask of keys, which each sequence has for all of its heads and rows.
-TEST(Broadcast, OfAMaskOfKeysIsSetForHeadsAndRows) {
+// A mask of keys that all heads and rows of a sequence share.
+TEST(Broadcast, KeyMaskIsSharedByHeadsAndRows) {
   AttentionProblem problem = Middle();
   problem.score = ScoreArrays();
   problem.score->mask.by_sequence = problem.score->mask.by_head = problem.score->mask.by_row = true;
@@ -421,7 +421,7 @@ TEST(Broadcast, OfAMaskOfKeysIsSetForHeadsAndRows) {
 }
 
 // [batch, n_q, heads, columns], with every stride set.
-TEST(InterleavedInputs, OfABiasWithHeadsInsideRowsGiveTheRightNumbers) {
+TEST(InterleavedInputs, BiasWithHeadsInsideRowsGivesTheBitsOfADenseOne) {
   AttentionProblem problem = Middle();
   problem.score = ScoreArrays();
   Pairs<float> &bias = problem.score->bias;
@@ -439,8 +439,8 @@ TEST(InterleavedInputs, OfABiasWithHeadsInsideRowsGiveTheRightNumbers) {
   EXPECT_TRUE(SameBits(data.Compute(), expected));
 }
 
-// How many columns there are is known only with the lengths in the cache, which has room for more.
-TEST(PartialStrides, OfAMaskOverACacheAreThoseOfThePositionsItHas) {
+// The number of columns depends on the lengths in the cache, which has room for more.
+TEST(PartialStrides, MaskOverACacheHasTheColumnsOfItsPositions) {
   AttentionProblem problem = Middle();
   Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 2, 400));
   Random random(5);
@@ -470,7 +470,7 @@ TEST(PartialStrides, OfAMaskOverACacheAreThoseOfThePositionsItHas) {
 
 // ---- Types that follow others
 
-TEST(Types, OfValuesOfACacheAreThoseOfItsKeysByDefault) {
+TEST(Types, CacheValuesDefaultToTheTypeOfKeys) {
   for (const uint32_t type : {0u, MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
     mha_kv_cache_config config = CacheConfigOf(Middle(), {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 16);
     config.k_type = type;
@@ -483,7 +483,7 @@ TEST(Types, OfValuesOfACacheAreThoseOfItsKeysByDefault) {
   }
 }
 
-TEST(Types, OfKAreThoseOfQAndOfVThoseOfKByDefault) {
+TEST(Types, KeysDefaultToTheTypeOfQueriesAndValuesToThatOfKeys) {
   AttentionProblem problem = Middle();
   for (std::vector<float> *x : {&problem.q, &problem.k, &problem.v}) {
     for (float &number : *x)
@@ -511,7 +511,7 @@ TEST(Types, OfKAreThoseOfQAndOfVThoseOfKByDefault) {
   }
 }
 
-TEST(Types, OfKeysAndValuesAreThoseOfTheQueryInMhaForward) {
+TEST(Types, ForwardKeysAndValuesHaveTheTypeOfTheQuery) {
   LayerProblem problem = SmallLayer();
   for (std::vector<float> *x : {&problem.query, &problem.key, &problem.value}) {
     for (float &number : *x) number = static_cast<float>(static_cast<int>(number * 8)) / 8;
@@ -534,7 +534,7 @@ TEST(Types, OfKeysAndValuesAreThoseOfTheQueryInMhaForward) {
   }
 }
 
-TEST(Types, OfTheResidualAreThoseOfTheOutputInMhaLinear) {
+TEST(Types, LinearResidualHasTheTypeOfTheOutput) {
   const LayerProblem problem = SmallLayer();
   const Layer layer = Create(LayerData(problem));
   const std::vector<float> numbers(64);
@@ -565,9 +565,8 @@ TEST(Types, OfTheResidualAreThoseOfTheOutputInMhaLinear) {
 
 // ---- Flags in the wrong field
 
-// A field takes the numbers of its own family alone: those of calls and of all other fields are
-// refused.
-TEST(Flags, OfOneFieldAreRefusedByAnother) {
+// A field takes flags of its own family only: those of calls and of all other fields are refused.
+TEST(Flags, FlagsOfOneFieldAreRefusedByOthers) {
   enum Family { kCallFlags, kKinds, kValues, kNorms, kGroups, kColumns, kArithmetic };
   const std::vector<std::pair<Family, uint32_t>> numbers = {
       {kCallFlags, MHA_CAUSAL},
@@ -640,7 +639,7 @@ TEST(Flags, OfOneFieldAreRefusedByAnother) {
 
 // ---- Reserved fields
 
-TEST(Reserved, FieldsOfMhaLinearOfStatesAndOfAChoiceAre0) {
+TEST(Reserved, FieldsOfLinearStatesAndChoiceMustBeZero) {
   const float number = 0;
   const Layer layer = Create(LayerData(SmallLayer()));
   mha_linear_args linear = Zeroed<mha_linear_args>();

@@ -14,8 +14,8 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Widths that are all different and no multiples of anything, grouped heads, all biases; without an
-// output projection; with more than one panel and sum block. In calls of 7 queries and 11 keys.
+// Widths that all differ and are multiples of nothing, grouped heads and all biases; no output
+// projection; several panels and sum blocks. The calls have 7 queries and 11 keys.
 const std::vector<LayerProblem> kProblems = [] {
   std::vector<LayerProblem> problems;
   for (LayerProblem sizes : {SmallSizes(), SquareSizes(1, 1, 1, 1), SquareSizes(65, 6, 3, 17),
@@ -32,8 +32,7 @@ Outputs Result(const LayerProblem &problem, const mha_layer *layer) {
   return ForwardData(layer, problem, {Guarded(kAskAll)}).Compute();
 }
 
-// The bytes at the same offset within 64 as the buffer's, but not at its address; before a guard
-// page.
+// A copy of the bytes at another address, with the same alignment, before a guard page.
 Memory Copy(const Memory &buffer, size_t bytes) {
   Memory copy(bytes, Place::kBeforeGuard, 64);
   std::memcpy(copy.data(), buffer.data(), bytes);
@@ -47,7 +46,7 @@ mha_status Verify(const void *buffer, size_t bytes) {
   return status;
 }
 
-// Rejected for what the bytes are, by view and by verify.
+// View and verify reject these bytes.
 void ExpectNoPackedLayer(const void *buffer, size_t bytes,
                          const mha_layer_options *options = nullptr) {
   Memory storage(mha_layer_view_size(), Place::kBeforeGuard, 16);
@@ -119,8 +118,8 @@ TEST(Pack, OfDifferentWeightsGivesDifferentBytes) {
             LayerData(NormalLayer(SmallSizes(), 2)).Pack().Bytes());
 }
 
-// One matrix in other clothes: transposed, strided, fused; at widths around those of the blocks in
-// which packing works.
+// One matrix, stored transposed, strided and fused, with widths around those of the blocks that
+// packing uses.
 TEST(Pack, GivesTheSameBytesForEveryForm) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
@@ -166,7 +165,7 @@ TEST_F(LayerView, AcceptsABufferThatIsLargerThanNeeded) {
   }
 }
 
-// A pointer to void has no alignment, so neither has the storage.
+// Storage is a pointer to void, so it may have any alignment.
 TEST_F(LayerView, AcceptsStorageOfAnyAlignment) {
   for (size_t offset = 0; offset < 64; ++offset) {
     Memory storage(mha_layer_view_size() + 64, Place::kAfterGuard);
@@ -195,7 +194,7 @@ TEST_F(LayerView, LiesInItsStorageAndBorrowsTheBuffer) {
   EXPECT_EQ(buffer_.Bytes() + view.storage.Bytes(), before) << "destroying it is nothing";
 }
 
-// No header is larger than a page; what lies behind is not looked at, however large it is.
+// A header is smaller than a page, and a view reads nothing after it.
 TEST_F(LayerView, ReadsTheHeaderOnly) {
   const LayerProblem problem = SquareLayer(300, 2, 1, 50);
   const LayerData data(problem);
@@ -214,7 +213,7 @@ TEST_F(LayerView, ReadsTheHeaderOnly) {
   EXPECT_TRUE(SameBits(Result(problem, view.layer), Result(problem, created.get())));
 }
 
-TEST_F(LayerView, AndPackMustAgreeOnTheBackEnd) {
+TEST_F(LayerView, RefusesALayerPackedForAnotherBackEnd) {
   const mha_layer_options native = Options();
   const mha_layer_options sgemm = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   const Memory sgemm_buffer = data_.Pack(&sgemm), storage(mha_layer_view_size());
@@ -238,9 +237,9 @@ TEST_F(LayerView, AndPackMustAgreeOnTheBackEnd) {
 
 // ---- Damage
 
-// Every byte of a small layer, the header and the padding included: a view may not notice, but must
-// not do harm; verify must notice.
-TEST(Damage, OfAnyByteIsFoundByVerify) {
+// Changes every byte of a small layer, header and padding included. Verify must notice; a view may
+// not notice, but must do no harm.
+TEST(Damage, VerifyFindsDamageOfAnyByte) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const LayerData data(SquareLayer(3, 2, 1, 2));
     const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, sgemm);
@@ -259,7 +258,7 @@ TEST(Damage, OfAnyByteIsFoundByVerify) {
         const View view(buffer, &options);
         EXPECT_TRUE(view.status == MHA_OK || view.status == MHA_ERROR_PACKED_FORMAT)
             << Name(view.status) << " for byte " << i;
-        // What verify calls a bad format, view does not take for a layer.
+        // A view rejects what verify calls a bad format.
         if (verified == MHA_ERROR_PACKED_FORMAT) {
           EXPECT_EQ(Name(view.status), Name(MHA_ERROR_PACKED_FORMAT)) << "byte " << i;
         }
@@ -270,7 +269,7 @@ TEST(Damage, OfAnyByteIsFoundByVerify) {
   }
 }
 
-// Calls change(), which damages the weights, and again, which mends them.
+// Calls change() to damage the weights, and again to restore them.
 template <typename Change>
 void ExpectDamageIsFound(const Memory &buffer, const Change &change) {
   change();
@@ -278,12 +277,12 @@ void ExpectDamageIsFound(const Memory &buffer, const Change &change) {
   change();
 }
 
-TEST(Damage, OfTheWeightsHasItsOwnStatus) {
+TEST(Damage, DamagedWeightsHaveTheirOwnStatus) {
   const LayerData data(SquareLayer(300, 2, 1, 50));
   const Memory buffer = data.Pack();
   Random random(41);
   for (int i = 0; i < 200; ++i) {
-    // Behind the first page there are weights and nothing else.
+    // After the first page there are only weights.
     const auto at =
         static_cast<size_t>(random.Between(4096, static_cast<int64_t>(buffer.size()) - 1));
     const auto flip = static_cast<unsigned char>(1 << random.Below(8));
@@ -296,7 +295,7 @@ TEST(Damage, OfTheWeightsHasItsOwnStatus) {
 }
 
 // Two equal flips, or two blocks that changed places, cancel out in a sum or an exclusive or.
-TEST(Damage, ThatCancelsOutInASumIsFound) {
+TEST(Damage, VerifyFindsDamageThatCancelsOutInASum) {
   const LayerData data(SquareLayer(300, 2, 1, 50));
   const Memory buffer = data.Pack();
   const auto expect_exchange_is_found = [&](size_t at, size_t distance, size_t count) {
@@ -321,9 +320,8 @@ TEST(Damage, ThatCancelsOutInASumIsFound) {
   EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
 }
 
-// The same in every row and at every bit of a word: no bit may drop out of a sum, as the highest
-// ones would.
-TEST(Damage, OfOneBitInTwoWordsIsFound) {
+// No bit of a word may drop out of a sum, as the highest ones could, in any row.
+TEST(Damage, VerifyFindsOneBitFlippedInTwoWords) {
   const LayerData data(SquareLayer(64, 2, 1, 32));
   const Memory buffer = data.Pack();
   for (size_t distance :
@@ -345,7 +343,7 @@ TEST(Damage, OfOneBitInTwoWordsIsFound) {
   EXPECT_EQ(Verify(buffer.data(), buffer.size()), MHA_OK);
 }
 
-// A file that was cut off: the copy ends at an inaccessible page.
+// The copy of a file that was cut off ends at an inaccessible page.
 TEST(Damage, TruncationAtAnyLengthIsAnError) {
   for (mha_sgemm sgemm : {mha_sgemm{nullptr}, mha_sgemm{PlainSgemm}}) {
     const LayerData data(SquareLayer(20, 2, 1, 5));
@@ -434,7 +432,7 @@ const int64_t kEdges[] = {
     255,       256,       1 << 16,   1 << 17, 1 << 24, 1 << 30, INT32_MAX, 1ll << 31, UINT32_MAX,
     1ll << 32, 1ll << 61, 1ll << 62, kMax,    -1,      -2,      INT32_MIN, kMin,      kMin + 1};
 
-// What the format says of 256 bytes: eight lanes, each of which takes 8 bytes of every 64 by an
+// The format's checksum of 256 bytes: eight lanes, each of which takes 8 bytes of every 64 by an
 // addition and a rotation.
 uint64_t ChecksumOfHeader(const unsigned char *header) {
   const auto mix = [](uint64_t sum) {
@@ -452,7 +450,7 @@ uint64_t ChecksumOfHeader(const unsigned char *header) {
   return mix(sum);
 }
 
-// A small layer of each kind, gates and layers of W_O and of W_Q alone among them.
+// A small layer of each kind, including gates and layers of only W_O or only W_Q.
 struct Packed {
   std::string name;
   mha_layer_config config;
@@ -507,7 +505,7 @@ mha_layer_weights WeightsOf(const mha_layer_config &config, bool has_output, boo
 
 class MadeUpHeader : public testing::Test {
  public:
-  // Changes nothing but the header; the memory behind it stays that of the good layer, and zeros.
+  // Only the header changes; the memory after it keeps the bytes of the good layer, and zeros.
   void Begin(const Packed &kind) {
     kind_ = kind;
     options_ = Options(MHA_INSTRUCTION_SET_AUTO, kind.sgemm);
@@ -536,7 +534,7 @@ class MadeUpHeader : public testing::Test {
     std::memcpy(header_ + field.offset, &value, field.width);
   }
 
-  // The status of a view, which writes nothing of a sentence without one.
+  // The status of a view. A failure must have a message.
   mha_status ViewIt() {
     const uint64_t sum = ChecksumOfHeader(header_);
     std::memcpy(header_ + 248, &sum, 8);
@@ -550,8 +548,8 @@ class MadeUpHeader : public testing::Test {
     return status;
   }
 
-  // With the size that it has, and with every one that there is room for: at most one is that of
-  // its shape. Then it is a layer.
+  // Tries the given size and every size that there is room for. At most one of them is that of the
+  // shape, and it makes a layer.
   void TryAllSizes(const std::string &what) {
     ViewIt();
     int accepted = 0;
@@ -566,8 +564,8 @@ class MadeUpHeader : public testing::Test {
     EXPECT_LE(accepted, 1) << what;
   }
 
-  // What view takes is a layer like one that the library packs, and stays inside its bytes, behind
-  // which there is an inaccessible page.
+  // What a view accepts is a layer like one that the library packs, and no call reads beyond its
+  // bytes, which end at an inaccessible page.
   void Use(size_t bytes, const std::string &what) {
     SCOPED_TRACE(kind_.name + ", " + what);
     const Memory exact = Copy(room_, bytes);
@@ -634,7 +632,7 @@ class MadeUpHeader : public testing::Test {
   size_t good_bytes_ = 0;
 };
 
-TEST_F(MadeUpHeader, WithAnyFieldAtTheEdgesIsALayerOrRefused) {
+TEST_F(MadeUpHeader, IsALayerOrRefusedForAnyFieldAtTheEdges) {
   for (const Packed &kind : AllKinds()) {
     ASSERT_NO_FATAL_FAILURE(Begin(kind));
     const int before = accepted();
@@ -659,7 +657,7 @@ TEST_F(MadeUpHeader, WithAnyFieldAtTheEdgesIsALayerOrRefused) {
   EXPECT_GT(accepted(), 1000);  // dimensions of other layers that are as small
 }
 
-TEST_F(MadeUpHeader, OfAnUnknownKindIsRefused) {
+TEST_F(MadeUpHeader, UnknownKindIsRefused) {
   for (const Packed &kind : AllKinds()) {
     for (const int64_t number : {0, 9}) {
       ASSERT_NO_FATAL_FAILURE(Begin(kind));
@@ -669,8 +667,8 @@ TEST_F(MadeUpHeader, OfAnUnknownKindIsRefused) {
   }
 }
 
-// A later version may give these a meaning.
-TEST_F(MadeUpHeader, WithWhatThisVersionDoesNotKnowIsRefused) {
+// A later version may give meaning to these fields.
+TEST_F(MadeUpHeader, FieldsThatThisVersionDoesNotKnowAreRefused) {
   for (const Packed &kind : AllKinds()) {
     ASSERT_NO_FATAL_FAILURE(Begin(kind));
     Set(kHasOutput, 2);
@@ -685,7 +683,7 @@ TEST_F(MadeUpHeader, WithWhatThisVersionDoesNotKnowIsRefused) {
 
 // ---- The shape of a layer
 
-TEST(Shape, IsWhatTheDefaultsMean) {
+TEST(Shape, DefaultsAreResolved) {
   const struct {
     mha_layer_config given;
     bool has_output;
@@ -721,7 +719,7 @@ TEST(Shape, IsWhatTheDefaultsMean) {
   }
 }
 
-TEST(Shape, DefaultScaleIsOneThroughTheRoot) {
+TEST(Shape, DefaultScaleIsOneOverTheSquareRoot) {
   for (int64_t head_dim : {1, 2, 3, 5, 7, 16, 33, 64, 100, 128, 256}) {
     const LayerData data(SquareLayer(4, 1, 1, head_dim));
     const Layer layer = Create(data);
@@ -733,7 +731,7 @@ TEST(Shape, DefaultScaleIsOneThroughTheRoot) {
 }
 
 // A resolved shape describes the same layer.
-TEST(Shape, CanBeUsedToMakeTheLayerAgain) {
+TEST(Shape, ResolvedShapeMakesTheSameLayer) {
   const LayerProblem problem = SmallLayer();
   LayerData data(problem);
   const Layer first = Create(data);
@@ -745,7 +743,7 @@ TEST(Shape, CanBeUsedToMakeTheLayerAgain) {
 
 // ---- The caller's matrix product
 
-// What the library asked for, since the last time this was cleared. One thread uses it.
+// The calls since this was last cleared. One thread uses it.
 struct SgemmRecord {
   int calls = 0;
   int wrong = 0;
@@ -768,7 +766,7 @@ void RecordingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, fl
 
 class Sgemm : public InstructionSetTest {};
 
-// On a scheduler too, the caller's product runs on the thread that called mha_forward.
+// With a scheduler too, the caller's product runs on the thread that called mha_forward.
 TEST_P(Sgemm, RunsOnTheCallingThread) {
   const mha_layer_options options = Options(instruction_set(), RecordingSgemm);
   LayerProblem sizes = SquareSizes(65, 6, 3, 17);
@@ -793,8 +791,7 @@ TEST_P(Sgemm, RunsOnTheCallingThread) {
   EXPECT_EQ(g_sgemm.thread, std::this_thread::get_id());
 }
 
-// One that fills its whole result only where it is told to: the library must not expect what it did
-// not ask for.
+// The caller's product writes exactly what it is asked for; the library must not expect more.
 TEST_P(Sgemm, StaysInsideGuardPages) {
   const mha_layer_options options = Options(instruction_set(), PlainSgemm);
   Random random(52);
@@ -821,8 +818,8 @@ TEST_P(Sgemm, StaysInsideGuardPages) {
   }
 }
 
-// It is asked for rows at one distance: for those of each sequence where these lie apart, and for
-// copies where some are padding.
+// The product takes rows at one stride: a call for each sequence where sequences lie apart, and
+// copies where some rows are padding.
 TEST_P(Sgemm, TakesSequencesThatLieApartAndPadding) {
   const mha_layer_options options = Options(instruction_set(), PlainSgemm);
   LayerProblem problem = OfItself(SquareSizes(12, 4, 2, 3), 5);
@@ -846,9 +843,9 @@ TEST_P(Sgemm, TakesSequencesThatLieApartAndPadding) {
 
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Sgemm);
 
-// The caller's product counts with int. These layers exist as shapes only; nothing is allocated and
-// no array is read.
-TEST(SgemmDimensions, BeyondIntAreTooLarge) {
+// The caller's product counts with int. These layers are only shapes: nothing is allocated and no
+// array is read.
+TEST(SgemmDimensions, DimensionsBeyondIntAreTooLarge) {
   constexpr int64_t kBeyond = int64_t{INT_MAX} + 1;
   const float number = 0;
   mha_layer_weights weights = Zeroed<mha_layer_weights>();
@@ -877,7 +874,7 @@ TEST(SgemmDimensions, BeyondIntAreTooLarge) {
     config.*field = is_of_heads ? kBeyond / 2 : kBeyond;  // 2 heads of 2^30
     expect_too_large(config);
   }
-  // Far below, a large layer is fine.
+  // A large layer far below that is fine.
   config = small;
   config.query_dim = config.key_dim = config.value_dim = config.output_dim = 1 << 20;
   expect_fine(config);

@@ -64,7 +64,7 @@ class Everything {
   }
 
   const std::vector<Function> &functions() const { return functions_; }
-  // What the calls have written: rows of the three kinds of calls, and of the cache.
+  // What the calls have written: rows of three kinds of calls, and of the cache.
   std::vector<float> Results() const {
     std::vector<float> all;
     for (const CallData *call : std::initializer_list<const CallData *>{&forward_, &attention_}) {
@@ -76,7 +76,7 @@ class Everything {
     }
     return all;
   }
-  // Those that no integers take part in come first.
+  // Results of float arithmetic come first.
   size_t NumFloatResults() const { return 2 * static_cast<size_t>(problem_.batch * kRows * kDim); }
   mha_error error;
   mha_call_info info = Zeroed<mha_call_info>();
@@ -254,7 +254,7 @@ class Everything {
   };
 };
 
-TEST(Everything, IsEveryFunctionOfTheHeaders) {
+TEST(Everything, ListsEveryFunctionOfTheHeaders) {
   const Everything everything(MHA_INSTRUCTION_SET_AUTO);
   std::string missing;
   for (const char *header : {"/mha.h", "/mha_options.h", "/mha_extra.h"}) {
@@ -309,7 +309,7 @@ TEST_P(EveryFunction, AllocatesNothingButCreate) {
   }
 }
 
-// So none is a point at which a thread is cancelled, or at which a signal interrupts anything.
+// So no call is a cancellation point, and a signal interrupts none.
 TEST_P(EveryFunction, MakesNoSystemCallButCreate) {
   SKIP_WITHOUT_SYSTEM_CALL_TRAP();
   const Everything everything(instruction_set(), 3);
@@ -327,7 +327,7 @@ TEST_P(EveryFunction, MakesNoSystemCallButCreate) {
 
 // ---- The floating-point environment, errno, the locale
 
-// What a thread rounds by, without the flags of what has happened.
+// The rounding modes of a thread, without the flags of past exceptions.
 struct FloatingPoint {
   uint64_t control = 0, x87 = 0;
   bool operator==(const FloatingPoint &other) const {
@@ -364,7 +364,7 @@ void Set(const FloatingPoint &) {}
 FloatingPoint With(uint64_t) { return {}; }
 #endif
 
-// Runs a function in an environment of its own.
+// Runs a function in another floating-point environment.
 template <typename Run>
 void In(const FloatingPoint &environment, const Run &run) {
   const FloatingPoint before = Get();
@@ -393,7 +393,7 @@ TEST_P(EveryFunction, LeavesFloatingPointErrnoAndLocaleAlone) {
       EXPECT_EQ(error, 1234) << function.name;
       EXPECT_EQ(locale, setlocale(LC_ALL, nullptr)) << function.name;
     }
-    // What fails, with a number in its sentence.
+    // A call that fails, with a number in its message.
     const float large[1] = {1e30f};
     mha_linear_weights weights = Zeroed<mha_linear_weights>();
     weights.input_dim = weights.output_dim = 1;
@@ -411,8 +411,8 @@ TEST_P(EveryFunction, LeavesFloatingPointErrnoAndLocaleAlone) {
   setlocale(LC_ALL, "C");
 }
 
-// In other modes calls say that their bits are not those of the contract. They read and write what
-// they should, and come near.
+// In other modes, mha_info reports that the bits are not those of the contract. Calls still read
+// and write what they should, and come near.
 TEST_P(EveryFunction, SaysThatOtherModesOfTheThreadChangeBits) {
   if (With(kUp) == With(0)) GTEST_SKIP() << "modes are not known here";
   Everything everything(instruction_set(), 3);
@@ -440,8 +440,8 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(EveryFunction);
 
 // ---- Memory that is no layer or cache
 
-// All functions that take a layer, or a cache, refuse what is passed in its place, with a sentence
-// that has this word.
+// All functions that take a layer or a cache refuse what is passed in its place, with a message
+// that contains this word.
 void ExpectRefused(const Everything &everything, const char *what, const char *word,
                    const char *functions) {
   int refused = 0;
@@ -513,7 +513,7 @@ TEST(Handles, ALayerThatWasDestroyedOrMovedIsRefused) {
   ExpectNoLayer(elsewhere.data(), "a layer that was moved");
 }
 
-// A cache has no address in it. Its bytes can be used at any other that is aligned to 64.
+// A cache contains no address, so its bytes work at any other that is aligned to 64.
 TEST(Handles, ACacheThatWasMovedWorksWhereItIsAligned) {
   Cache cache(SmallCache());
   const std::vector<float> rows = Random(1).Normals(3 * 2 * 16);
@@ -532,7 +532,7 @@ TEST(Handles, ACacheThatWasMovedWorksWhereItIsAligned) {
 
 // ---- A child, and other copies of the library
 
-// Calls with threads in the parent leave nothing behind that a child would miss.
+// Calls with threads in the parent leave no state that a child would need.
 TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {
   const Scheduler threads(3, RunTogether);
   const Everything everything(MHA_INSTRUCTION_SET_AUTO, 3);
@@ -565,7 +565,7 @@ TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {
 }
 
 #if defined(MHA_SHARED_LIBRARY)
-// What a program does with a copy of the library of its own.
+// What a program does with its own copy of the library.
 struct Copy {
   explicit Copy(const std::string &path) : library(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (library == nullptr) throw std::runtime_error(dlerror());
@@ -595,7 +595,7 @@ struct Copy {
   decltype(&mha_forward) forward;
 };
 
-// Mappings, of them those of the library, open files and pages in memory of this process.
+// Mappings, those of the library among them, open files and resident pages of this process.
 struct Footprint {
   int64_t mappings = 0, of_library = 0, files = 0, pages = 0;
 };
@@ -609,7 +609,7 @@ Footprint Measure() {
   return now;
 }
 
-// What the tests of copies run: a layer, and a call of it.
+// A layer and a call of it, which the tests of copies run.
 struct Calls {
   const LayerProblem problem = NormalLayer(OfItself(SquareSizes(48, 3, 3, 16), 5));
   const LayerData data{problem};

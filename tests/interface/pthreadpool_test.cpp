@@ -1,5 +1,5 @@
-// mha::pthreadpool: its schedulers do what mha.h asks of one, and the results on a pool are the
-// bits of those without.
+// The schedulers of mha::pthreadpool keep the rules of mha.h, and a call on a pool has the bits of
+// one without.
 #include <gtest/gtest.h>
 #include <mha.h>
 #include <mha_pthreadpool.h>
@@ -18,9 +18,8 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// The two kinds of scheduler. The first is slow where the pool has more threads than there are free
-// processors: a loop of it may then take as long as the system's time slices, and it gets fewer
-// rounds here.
+// The two kinds of schedulers. The first one is slow where the pool has more threads than there are
+// free processors: a loop may take as long as the system's time slices, so it gets fewer rounds.
 struct Kind {
   const char *name;
   void (*fill)(pthreadpool_t pool, mha_scheduler *scheduler);
@@ -111,7 +110,7 @@ TEST(SchedulerOverAPool, RunsTasksAtTheSameTime) {
   }
 }
 
-// To flush them to zero, as pthreadpool can, would change bits.
+// Flushing them to zero, as pthreadpool can, would change bits.
 TEST(SchedulerOverAPool, LeavesSubnormalNumbersAlone) {
   for (const Kind &kind : kKinds) {
     const Pool pool(kind, 2);
@@ -195,7 +194,8 @@ TEST(OnAPool, ForwardGivesTheSameBits) {
   }
 }
 
-// One scheduler for a thousand calls: what one loop leaves behind in the pool meets the next one.
+// One scheduler serves a thousand calls: state that a loop leaves in the pool would affect the next
+// one.
 TEST(OnAPool, AThousandCallsGiveTheSameBits) {
   const LayerProblem problem = RandomLayer(10, 2, 30, 2, 1, 8);
   const Layer layer = MakeLayer(problem);
@@ -209,7 +209,7 @@ TEST(OnAPool, AThousandCallsGiveTheSameBits) {
   }
 }
 
-// Two threads that call one layer, each with a pool of its own, or both with the same one.
+// Two threads call one layer, each with its own pool or both with the same one.
 TEST(OnAPool, CallsAtTheSameTimeGiveTheSameBits) {
   const LayerProblem problem = RandomLayer(12, 1, 100, 4, 4, 16);
   const Layer layer = MakeLayer(problem);

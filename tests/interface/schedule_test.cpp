@@ -1,4 +1,4 @@
-// Units of work on threads (src/run/schedule.cpp): each runs exactly once, whoever takes it.
+// Threads share units of work (src/run/schedule.cpp): each unit runs exactly once.
 #include "run/schedule.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ struct Runs {
   }
 };
 
-// Units that take no time, so that threads contend for nearly every one: what is not atomic about
-// taking one loses some within milliseconds.
+// Units that take no time make threads contend for nearly every one. If taking one were not atomic,
+// some would be lost within milliseconds.
 TEST(Schedule, RunsEachUnitExactlyOnceHoweverThreadsContend) {
   constexpr int64_t kUnits = 100000;
   for (const uint32_t num_threads : {2u, 3u, 8u}) {

@@ -20,8 +20,8 @@ const std::vector<int64_t> kMagnitudes = [] {
   return all;
 }();
 
-// A product of numbers that are not negative. It sticks at a value far beyond every limit instead
-// of overflowing, even in 128 bits.
+// A product of numbers that are not negative. It stays at a value far beyond every limit instead of
+// overflowing, even in 128 bits.
 template <typename... Numbers>
 Wide Product(Numbers... numbers) {
   Wide product = 1;
@@ -52,7 +52,7 @@ Wide BeyondInt(std::initializer_list<Wide> widths) {
   return std::max(widths) > INT32_MAX ? kSurelyFine : 0;
 }
 
-TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
+TEST(Sizes, PackedLayerSizesAreExactOrTooLarge) {
   Random random(11);
   const float number = 0;
   int succeeded = 0;
@@ -98,7 +98,7 @@ TEST(Sizes, OfPackedLayersAreExactOrTooLargeForEveryMagnitude) {
   EXPECT_GT(succeeded, 100);
 }
 
-TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
+TEST(Sizes, ForwardWorkspacesAreAnsweredOrTooLarge) {
   Random random(12);
   const Layer layer = Create(LayerData{SmallLayer()});
   float number = 0;
@@ -134,7 +134,7 @@ TEST(Sizes, OfForwardWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
   EXPECT_GT(succeeded, 100);
 }
 
-TEST(Sizes, OfAttentionWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
+TEST(Sizes, AttentionWorkspacesAreAnsweredOrTooLarge) {
   Random random(13);
   float number = 0;
   int succeeded = 0;
@@ -166,9 +166,9 @@ TEST(Sizes, OfAttentionWorkspacesAreAnsweredOrTooLargeForEveryMagnitude) {
   EXPECT_GT(succeeded, 100);
 }
 
-// With nothing to do there is no array whose size could overflow; the arithmetic must hold all the
-// same, and the query must end.
-TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
+// With nothing to do no array has a size that could overflow, but the arithmetic must still hold,
+// and the query must end.
+TEST(Sizes, EmptyCallsAreAnsweredForEveryLength) {
   for (bool empty_batch : {true, false}) {
     for (int64_t length : {kMax, kMax - 1, kMax - 255, int64_t{1} << 62, int64_t{1} << 40}) {
       SCOPED_TRACE(length);
@@ -204,7 +204,7 @@ TEST(Sizes, OfCallsWithNothingToDoAreAnsweredOrTooLargeForEveryLength) {
 
 // A start close to the largest number must not wrap around to a negative position: it sees all
 // keys.
-TEST(Sizes, AStartFarBehindTheKeysSeesAllOfThem) {
+TEST(Sizes, QueriesFarAfterTheKeysSeeAllOfThem) {
   LayerProblem problem = SmallLayer();
   problem.q_start = {0, 0};
   const Layer layer = Create(LayerData(problem));
@@ -215,8 +215,8 @@ TEST(Sizes, AStartFarBehindTheKeysSeesAllOfThem) {
     data.q_start[0] = data.q_start[1] = start;
     EXPECT_TRUE(SameBits(data.Compute(), all)) << start;
   }
-  // At the very end the last query's position itself does not fit any more: either is right, but
-  // nothing in between.
+  // At the very end, the last query's position itself no longer fits: the call may fail or see all
+  // keys.
   data.q_start[0] = data.q_start[1] = kMax;
   data.PoisonOutputs();
   Memory workspace(data.WorkspaceBytes());

@@ -55,7 +55,7 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
 
 // ---- Structs that a function takes
 
-// Each function that makes a layer.
+// Calls one of the functions that make a layer.
 constexpr int kMakers = 3;
 mha_status MakeLayer(int function, const mha_layer_config *config, const mha_layer_weights *weights,
                      const mha_layer_options *options, mha_error *error) {
@@ -71,7 +71,7 @@ mha_status MakeLayer(int function, const mha_layer_config *config, const mha_lay
   return status;
 }
 
-TEST(StructSize, OfStructsOfALayerIsChecked) {
+TEST(StructSize, IsCheckedInStructsOfALayer) {
   const LayerData data{SmallLayer()};
   for (int f = 0; f < kMakers; f++) {
     SCOPED_TRACE(f);
@@ -102,7 +102,7 @@ mha_status WritesUnlessItFails(CallData *data, const Run &run) {
   return status;
 }
 
-TEST(StructSize, OfTheArgumentsOfACallIsChecked) {
+TEST(StructSize, IsCheckedInArgumentsOfACall) {
   size_t bytes;
   mha_call_info info = Zeroed<mha_call_info>();
   const Memory workspace(1 << 20);
@@ -149,7 +149,7 @@ TEST(StructSize, OfTheArgumentsOfACallIsChecked) {
   });
 }
 
-TEST(StructSize, OfRotationTablesAndStatesIsChecked) {
+TEST(StructSize, IsCheckedInRopeConfigAndStates) {
   float cos[1], sin[1];
   mha_rope_config config = Zeroed<mha_rope_config>();
   config.dims = 2;
@@ -168,7 +168,7 @@ TEST(StructSize, OfRotationTablesAndStatesIsChecked) {
 
 // ---- Structs that the arguments point at
 
-// The call itself with mha_forward, and both size queries.
+// Checks the call itself with mha_forward, and both size queries.
 template <typename Struct>
 void ExpectStructSizeRuleOfCalls(const Struct &valid,
                                  const Struct *mha_forward_args::*forward_field,
@@ -194,7 +194,7 @@ void ExpectStructSizeRuleOfCalls(const Struct &valid,
   });
 }
 
-TEST(StructSize, OfStructsThatTheArgumentsPointAtIsChecked) {
+TEST(StructSize, IsCheckedInStructsThatArgumentsPointAt) {
   const float numbers[8] = {0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f};
   const int64_t positions[2] = {1, 2};
   const FullForward forward;
@@ -224,9 +224,9 @@ TEST(StructSize, OfStructsThatTheArgumentsPointAtIsChecked) {
 
 // ---- Structs that a function fills
 
-// A struct that is filled: one that is smaller than its first version is an error that leaves it
-// alone. Else struct_size bytes are filled, none behind them, whatever they held before; what a
-// later version has beyond this one is zero.
+// A function that fills a struct refuses one that is smaller than its first version and leaves it
+// alone. Otherwise it fills exactly struct_size bytes, whatever they held before, and zeroes what a
+// later version has beyond this one.
 template <typename Struct, typename Call>
 void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Call &call) {
   Struct filled = {};
@@ -254,8 +254,8 @@ void ExpectFilledStructSizeRule(uint32_t argument, size_t first_bytes, const Cal
   }
 }
 
-// The last fields are those of the first versions, whatever comes behind them later.
-TEST(StructSize, OfStructsThatAreFilledIsChecked) {
+// These are the last fields of the first versions.
+TEST(StructSize, IsCheckedInStructsThatAreFilled) {
   FullForward forward;
   FullAttention attention;
   constexpr size_t first_config = offsetof(mha_layer_config, gate_dim) + sizeof(int64_t),

@@ -51,7 +51,7 @@ template <>
 
 namespace {
 
-// A struct of the program's version; nothing behind it can be read or written.
+// A struct of the program's version, which ends at an inaccessible page.
 template <typename Struct>
 struct Given {
   explicit Given(const Struct &filled)
@@ -86,7 +86,7 @@ mha_status Write(const Struct &filled, Struct *to, mha_error *error) {
   return mha::write_struct(report, "mha_made_up", filled, to);
 }
 
-TEST(ReadStruct, OfAnEarlierVersionLeavesNewFieldsZero) {
+TEST(ReadStruct, LeavesNewFieldsOfAnEarlierVersionZero) {
   const Given<First> first({sizeof(First), 1, 2, 3});
   Third copy = Unwritten<Third>();
   ExpectSucceeds([&](auto *error) { return Read(first.As<Third>(), &copy, error); });
@@ -101,7 +101,7 @@ TEST(ReadStruct, OfAnEarlierVersionLeavesNewFieldsZero) {
   EXPECT_EQ(copy.e, 0.0);
 }
 
-TEST(ReadStruct, OfALaterVersionIsAcceptedIfItUsesNothingNew) {
+TEST(ReadStruct, AcceptsALaterVersionThatUsesNothingNew) {
   First copy = Unwritten<First>();
   const Given<Third> plain({sizeof(Third), 1, 2, 3, 0, 0.0});
   ExpectSucceeds([&](auto *error) { return Read(plain.As<First>(), &copy, error); });
@@ -112,7 +112,7 @@ TEST(ReadStruct, OfALaterVersionIsAcceptedIfItUsesNothingNew) {
               {MHA_ERROR_STRUCT_SIZE, {3}, {"mha_made_up.struct_size", "40", "24"}});
 }
 
-TEST(WriteStruct, OfAnEarlierVersionEndsWhereItEnds) {
+TEST(WriteStruct, EndsWhereAnEarlierVersionEnds) {
   const Third filled = {0, 1, 2, 3, 4, 5.0};
   const Given<First> first(Unwritten<First>());
   ExpectSucceeds([&](auto *error) { return Write(filled, first.As<Third>(), error); });
@@ -127,7 +127,7 @@ TEST(WriteStruct, OfAnEarlierVersionEndsWhereItEnds) {
   EXPECT_EQ(second.As<Second>()->d, 4);
 }
 
-TEST(WriteStruct, OfALaterVersionIsZeroWhereTheLibraryEnds) {
+TEST(WriteStruct, ZeroesFieldsOfALaterVersion) {
   const Given<Third> given(Unwritten<Third>());
   ExpectSucceeds([&](auto *error) { return Write(First{0, 1, 2, 3}, given.As<First>(), error); });
   const Third *seen = given.As<Third>();
@@ -138,8 +138,8 @@ TEST(WriteStruct, OfALaterVersionIsZeroWhereTheLibraryEnds) {
   EXPECT_EQ(seen->e, 0.0);
 }
 
-// Neither reading nor writing goes by a size that no version has.
-TEST(Structs, OfASizeThatNoVersionHasAreErrors) {
+// Reading and writing refuse a size that no version has.
+TEST(Structs, SizesThatNoVersionHasAreRefused) {
   for (const size_t size : {size_t{0}, sizeof(First) - 1, size_t{1} << 32, ~size_t{0}}) {
     SCOPED_TRACE(size);
     Third wrong = Unwritten<Third>(), copy = {};

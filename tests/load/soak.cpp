@@ -48,7 +48,7 @@ void Fail(const std::string &what) {
   is_over = true;
 }
 
-// On a thread of its own, until it ends or throws what the library said.
+// Runs the work on a thread. An exception, which has the library's message, is a failure.
 template <typename Work>
 std::thread Start(const Work &work) {
   return std::thread([=] {
@@ -119,7 +119,7 @@ class Caller {
       const int64_t position = sequence.length() - n + row % n,
                     token = sequence.tokens[static_cast<size_t>(position)];
       std::copy_n(model.rows.data() + token * width, width, query_.data() + row * width);
-      // A row's choice is its own affair.
+      // Each row has its own choice.
       Random random(static_cast<uint64_t>(position * kVocabulary + token));
       for (int64_t i = 0; i < kind.num_chosen; i++)
         chosen_[row * kind.num_chosen + i] = static_cast<int32_t>(random.Below(position + 1));
@@ -325,7 +325,7 @@ class Engine {
     Check(mha_kv_cache_view(cache_.buffer().data(), cache_.buffer().size(), &view, &error), error);
   }
 
-  // The tables lie behind the header and the lengths, as src/objects/cache.h says.
+  // The tables come after the header and the lengths, see src/cache.h.
   void SwapTwoBlocks(int64_t slot) {
     int32_t *const tables = reinterpret_cast<int32_t *>(cache_.buffer().data() + 256 + kSlots * 16);
     int32_t *const table = tables + slot * (kMostPositions / model_.kind.block);
