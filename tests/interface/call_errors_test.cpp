@@ -174,7 +174,8 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
 TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
   ExpectAllRefused<TypeParam>({
       WRONG((c.Score(), c.Arrays().relative_rows_strides.head = 4), kInvalid,
-            {"score_arrays.relative_rows_strides", "NULL"}),
+            {"score_arrays.relative_rows_strides", "is NULL"}),
+      WRONG(c.Arrays().mask_strides.row = 4096, kInvalid, {"score_arrays.mask_strides", "is NULL"}),
       WRONG(c.RelativeRows().relative_rows_strides.batch = -3, kInvalid,
             {"score_arrays.relative_rows_strides.batch is -3", "MHA_BROADCAST"}),
       WRONG((c.RelativeRows().relative_rows_strides.row = 4, c.Score().relative_left = 4), kInvalid,
@@ -196,7 +197,7 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
       WRONG((c.Arrays().q_scales = c.Zeros(), c.args.n_q = kMax / 128), kTooLarge, {}),
       WRONG(c.Bias().bias.type = MHA_TYPE_INT8, kInvalid, {"score_arrays.bias.type is 4"}),
       WRONG(c.Arrays().bias.type = MHA_TYPE_F16, kInvalid, {"score_arrays.bias.type is 2"}),
-      WRONG(c.Arrays().bias.strides.head = 8, kInvalid, {"score_arrays.bias.strides", "NULL"}),
+      WRONG(c.Arrays().bias.strides.head = 8, kInvalid, {"score_arrays.bias.strides", "is NULL"}),
       WRONG(c.Bias().bias.strides.head = kMax, kTooLarge, {"score_arrays.bias"}),
       WRONG(c.Bias().bias.reserved = 1, kInvalid, {"score_arrays.bias.reserved is set"}),
       WRONG(c.Arrays().bias.reserved = 1, kInvalid, {"score_arrays.bias.reserved is set"}),

@@ -113,7 +113,7 @@ class Changes {
   Call &call() { return static_cast<Call &>(*this); }
 
   std::deque<std::vector<int64_t>> kept_rows_;
-  float numbers_[64] = {};
+  float numbers_[512] = {};
 };
 
 // Everything that can be given is given: different key and value, first positions, a scheduler, all

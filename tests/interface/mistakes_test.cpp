@@ -316,46 +316,34 @@ TEST(InterleavedInputs, OverlappingSequencesGiveTheBitsOfCopies) {
 
 // ---- Strides of arrays with a number per pair of query and key
 
-// An array [batch, heads, n_q, columns] in a call of batch 2 and n_q 3.
-struct PairCase {
-  const char *name, *strides_name;
+// The strides of an array [batch, heads, n_q, columns] in a call of batch 2 and n_q 3.
+struct PairArray {
+  std::string name;
   int64_t heads, columns;
-  mha_strides &(*set)(AttentionData *data, const void *numbers);
+  mha_strides &(*strides)(FullAttention &call);
 };
 
-const PairCase kPairCases[] = {
-    {"score_arrays.bias", ".strides", 4, 4,
-     [](AttentionData *data, const void *numbers) -> mha_strides & {
-       data->score_arrays.bias.data = numbers;
-       return data->score_arrays.bias.strides;
+const PairArray kPairArrays[] = {
+    {"score_arrays.bias.strides.", 4, 4,
+     [](auto &c) -> mha_strides & { return c.Bias().bias.strides; }},
+    {"score_arrays.mask_strides.", 4, 4,
+     [](auto &c) -> mha_strides & { return c.Mask().mask_strides; }},
+    {"score_arrays.relative_rows_strides.", 4, 6,
+     [](auto &c) -> mha_strides & {
+       c.Score().relative_left = 3, c.Score().relative_right = 2;
+       return c.RelativeRows().relative_rows_strides;
      }},
-    {"score_arrays.mask", "_strides", 4, 4,
-     [](AttentionData *data, const void *numbers) -> mha_strides & {
-       data->score_arrays.mask = static_cast<const uint8_t *>(numbers);
-       return data->score_arrays.mask_strides;
-     }},
-    {"score_arrays.relative_rows", "_strides", 4, 6,
-     [](AttentionData *data, const void *numbers) -> mha_strides & {
-       data->score.relative_left = 3, data->score.relative_right = 2;
-       data->args.score = &data->score;
-       data->score_arrays.relative_rows = static_cast<const float *>(numbers);
-       return data->score_arrays.relative_rows_strides;
-     }},
-    {"score_arrays.chosen_keys", "_strides", 2, 3,
-     [](AttentionData *data, const void *numbers) -> mha_strides & {
-       data->score_arrays.chosen_keys = static_cast<const int32_t *>(numbers);
-       data->score_arrays.num_chosen = 3;
-       return data->score_arrays.chosen_keys_strides;
-     }},
+    {"score_arrays.chosen_keys_strides.", 2, 3,
+     [](auto &c) -> mha_strides & { return c.ChosenKeys(3).chosen_keys_strides; }},
 };
 
 TEST(PartialStrides, PairArraysRefuseStridesThatOverlap) {
-  const std::vector<float> zeros(1024);
-  for (const PairCase &array : kPairCases) {
-    AttentionData data(Middle(), {Guarded(kAskLse)});
-    data.args.score_arrays = &data.score_arrays;
-    mha_strides &strides = array.set(&data, zeros.data());
-    const std::string name = std::string(array.name) + array.strides_name + ".";
+  for (const PairArray &array : kPairArrays) {
+    FullAttention call;
+    call.args.outputs = nullptr;
+    AttentionData &data = call.data;
+    mha_strides &strides = array.strides(call);
+    const std::string &name = array.name;
     const int64_t heads = array.heads, columns = array.columns, row = heads * columns,
                   head = 3 * columns, sequence = heads * head;
     const std::string batch = name + "batch";
@@ -392,31 +380,6 @@ TEST(PartialStrides, PairArraysRefuseStridesThatOverlap) {
       Memory workspace(1 << 20);
       ExpectSucceeds([&](auto *error) { return data.Run(workspace.data(), 1 << 20, error); });
     }
-    strides = {0, 0, 0};
-    array.set(&data, nullptr) = {0, 4096, 0};
-    if (data.score_arrays.num_chosen == 0) {
-      data.score.relative_left = data.score.relative_right = 0;
-      ExpectInvalid(&data, kOfAttention, {name.substr(0, name.size() - 1), std::string("is NULL")});
-    }
-  }
-}
-
-// A mask of keys that all heads and rows of a sequence share.
-TEST(Broadcast, KeyMaskIsSharedByHeadsAndRows) {
-  AttentionProblem problem = Middle();
-  problem.score = ScoreArrays();
-  problem.score->mask.by_sequence = problem.score->mask.by_head = problem.score->mask.by_row = true;
-  const uint8_t mask[2][4] = {{1, 1, 0, 1}, {0, 1, 1, 0}};
-  for (int64_t b = 0; b < 2; b++) {
-    for (int64_t row = 0; row < 4 * 3; row++)
-      problem.score->mask.values.insert(problem.score->mask.values.end(), mask[b], mask[b] + 4);
-  }
-  AttentionData data(problem);
-  const Outputs expected = data.Compute();
-  data.score_arrays.mask = mask[0];
-  for (const int64_t batch : {0, 4}) {
-    data.score_arrays.mask_strides = {batch, MHA_BROADCAST, MHA_BROADCAST};
-    EXPECT_TRUE(SameBits(data.Compute(), expected));
   }
 }
 
