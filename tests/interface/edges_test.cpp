@@ -14,100 +14,62 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-constexpr int64_t width = 16;
-
-struct Numbers {
-  std::vector<float> weights = std::vector<float>(3 * width * width, 0.0625f);
-  std::vector<float> x = std::vector<float>(64 * width, 1.0f),
-                     y = std::vector<float>(64 * width, 7.0f);
+// A call of a narrow layer without an output projection. With few rows it is a small call, which
+// has its own checks.
+struct NarrowCall {
+  NarrowCall(int64_t batch, int64_t n, const mha_layer_options *options = nullptr)
+      : problem(Problem(batch, n)), layer(Create(LayerData(problem), options)) {}
+  static LayerProblem Problem(int64_t batch, int64_t n) {
+    LayerProblem sizes = OfItself(SquareSizes(16, 2, 2, 8), n);
+    sizes.batch = batch;
+    return NormalLayer(sizes, 1, kNoBiases, false);
+  }
+  mha_status Run(mha_error *error) const {
+    const Memory workspace(1 << 20);
+    return data.Run(workspace.data(), workspace.size(), error);
+  }
+  const LayerProblem problem;
+  const Layer layer;
+  ForwardData data{layer.get(), problem, {Guarded()}};
+  mha_forward_args &args = data.args;
 };
 
-mha_layer_config Config() {
-  mha_layer_config config = Zeroed<mha_layer_config>();
-  config.query_dim = width;
-  config.num_heads = 2;
-  return config;
+TEST(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
+  NarrowCall call(3, 1);
+  call.args.query.strides.row = 1;
+  call.data.PoisonOutputs();
+  ExpectFails([&](auto *error) { return call.Run(error); }, {kInvalid, {2}, {"query.strides.row"}});
+  EXPECT_TRUE(call.data.OutputsAreUntouched());
 }
 
-mha_layer_weights Weights(const Numbers &numbers) {
-  mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  weights.w_qkv.data = numbers.weights.data();
-  return weights;
+TEST(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
+  NarrowCall call(1, 2);
+  const Outputs expected = call.data.Compute();
+  call.args.n_kv = -5;
+  EXPECT_TRUE(SameBits(call.data.Compute(), expected));
 }
 
-mha_forward_args Args(Numbers *numbers, int64_t batch, int64_t n) {
-  mha_forward_args args = Zeroed<mha_forward_args>();
-  args.batch = batch;
-  args.n_q = n;
-  args.query.data = numbers->x.data();
-  args.output.data = numbers->y.data();
-  return args;
-}
-
-class Edges : public testing::Test {
- protected:
-  ~Edges() override { mha_layer_destroy(layer_); }
-
-  void Create(const mha_layer_options *options = nullptr) {
-    const mha_layer_config config = Config();
-    const mha_layer_weights weights = Weights(numbers_);
-    ASSERT_EQ(mha_layer_create(&config, &weights, options, &layer_, &error_), MHA_OK)
-        << error_.message;
-  }
-
-  mha_status Forward(const mha_forward_args &args, mha_error *error) {
-    std::vector<unsigned char> workspace(1 << 20);
-    return mha_forward(layer_, &args, workspace.data(), workspace.size(), error);
-  }
-  mha_status Forward(const mha_forward_args &args) { return Forward(args, &error_); }
-
-  Numbers numbers_;
-  mha_layer *layer_ = nullptr;
-  mha_error error_;
-};
-
-TEST_F(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
-  Create();
-  mha_forward_args args = Args(&numbers_, 3, 1);
-  args.query.strides.row = 1;
-  ExpectFails([&](auto *error) { return Forward(args, error); },
-              {kInvalid, {2}, {"query.strides.row"}});
-  EXPECT_EQ(numbers_.y[0], 7.0f);
-}
-
-TEST_F(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
-  Create();
-  mha_forward_args args = Args(&numbers_, 1, 2);
-  args.n_kv = -5;
-  EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
-  EXPECT_NE(numbers_.y[0], 7.0f);
-}
-
-TEST_F(Edges, NothingToDoNeedsNoWorkspace) {
-  Create();
+TEST(Edges, NothingToDoNeedsNoWorkspace) {
   for (const bool without_batch : {true, false}) {
-    const mha_forward_args args =
-        Args(&numbers_, without_batch ? MHA_EMPTY : 3, without_batch ? 3 : MHA_EMPTY);
-    size_t bytes = 1;
-    ASSERT_EQ(mha_forward_workspace(layer_, &args, &bytes, &error_), MHA_OK) << error_.message;
-    EXPECT_EQ(bytes, 0u);
-    EXPECT_EQ(mha_forward(layer_, &args, nullptr, 0, &error_), MHA_OK) << error_.message;
+    NarrowCall call(3, 3);
+    (without_batch ? call.args.batch : call.args.n_q) = MHA_EMPTY;
+    EXPECT_EQ(call.data.WorkspaceBytes(), 0u);
+    call.data.PoisonOutputs();
+    ExpectSucceeds([&](auto *error) { return call.data.Run(nullptr, 0, error); });
+    EXPECT_TRUE(call.data.OutputsAreUntouched());
   }
-  EXPECT_EQ(numbers_.y[0], 7.0f);
 }
 
 // Waking threads would take longer than the call. With many sequences it does not. (The scalar
 // kernels have no function for small calls.)
-TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
+TEST(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
   if (mha_instruction_sets() == 1u << MHA_INSTRUCTION_SET_SCALAR)
     GTEST_SKIP() << "this build or machine has scalar kernels only";
-  ASSERT_NO_FATAL_FAILURE(Create());
-  SerialScheduler serial(4);
-  const auto calls_for = [&](int64_t batch, int64_t n) {
-    mha_forward_args args = Args(&numbers_, batch, n);
-    args.scheduler = &serial.scheduler;
-    serial.calls = 0;
-    EXPECT_EQ(Forward(args), MHA_OK) << error_.message;
+  const auto calls_for = [](int64_t batch, int64_t n) {
+    SerialScheduler serial(4);
+    NarrowCall call(batch, n);
+    call.args.scheduler = &serial.scheduler;
+    call.data.Compute();
     return serial.calls;
   };
   for (const auto &[batch, n] : {std::pair{1, 1}, {1, 16}, {16, 1}, {4, 4}, {5, 3}})
@@ -115,57 +77,50 @@ TEST_F(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
   for (const auto &[batch, n] : {std::pair{17, 1}, {6, 3}, {16, 4}})
     EXPECT_GT(calls_for(batch, n), 0u) << batch << " sequences of " << n;
 
-  mha_forward_args args = Args(&numbers_, 1, 1);
-  args.scheduler = &serial.scheduler;
-  serial.scheduler.num_threads = 0;
-  EXPECT_EQ(Forward(args), MHA_ERROR_INVALID_VALUE)
-      << "a scheduler that is not used is checked, too";
+  SerialScheduler unused(0);
+  NarrowCall call(1, 1);
+  call.args.scheduler = &unused.scheduler;
+  ExpectFails([&](auto *error) { return call.Run(error); }, {kInvalid, {2}, {"num_threads"}});
 }
 
-TEST_F(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
-  const mha_layer_config config = Config();
-  const mha_layer_weights weights = Weights(numbers_);
-  mha_layer_options options = Options();
+TEST(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
+  const LayerData data(SmallLayer());
   for (const uint32_t set : {MHA_INSTRUCTION_SET_AVX512, MHA_INSTRUCTION_SET_NEON}) {
-    options.instruction_set = set;
-    size_t bytes = 0;
-    EXPECT_EQ(mha_layer_pack_size(&config, &weights, &options, &bytes, &error_), MHA_OK)
-        << error_.message;
-    EXPECT_GT(bytes, numbers_.weights.size() * sizeof(float));
+    const mha_layer_options options = Options(set);
+    EXPECT_EQ(data.PackSize(&options), data.PackSize());
   }
 }
 
 // An array whose data is NULL must leave its other fields 0, so that data which was forgotten is
 // noticed.
-TEST_F(Edges, FieldsOfInputsThatAreNotGivenAreErrors) {
-  Create();
+TEST(Edges, FieldsOfInputsThatAreNotGivenAreErrors) {
   const struct {
     const char *message;
     mha_input mha_forward_args::*input;
   } inputs[] = {{"key.data is NULL, but", &mha_forward_args::key},
                 {"value.data is NULL, but", &mha_forward_args::value}};
   for (const auto &[message, input] : inputs) {
-    for (const int64_t n : {2, 40}) {  // small calls have checks of their own
-      const auto expect_invalid = [&, message = message](const mha_forward_args &args) {
-        ExpectFails([&](auto *error) { return Forward(args, error); }, {kInvalid, {2}, {message}});
+    for (const int64_t n : {2, 40}) {
+      NarrowCall call(1, n);
+      const auto expect_invalid = [&, message = message] {
+        ExpectFails([&](auto *error) { return call.Run(error); }, {kInvalid, {2}, {message}});
       };
-      mha_forward_args args = Args(&numbers_, 1, n);
+      mha_input &not_given = call.args.*input;
       for (int64_t mha_strides::*stride :
            {&mha_strides::batch, &mha_strides::row, &mha_strides::head}) {
         for (const int64_t value : {int64_t{-1}, int64_t{1}, int64_t{1} << 20, MHA_BROADCAST}) {
-          (args.*input).strides.*stride = value;
-          expect_invalid(args);
-          (args.*input).strides = {};
+          not_given.strides.*stride = value;
+          expect_invalid();
+          not_given.strides = {};
         }
       }
-      (args.*input).type = MHA_TYPE_F32;
-      expect_invalid(args);
+      not_given.type = MHA_TYPE_F32;
+      expect_invalid();
     }
   }
 }
 
-TEST_F(Edges, RowStridesOfMatricesThatAreNotGivenAreErrors) {
-  const mha_layer_config config = Config();
+TEST(Edges, RowStridesOfMatricesThatAreNotGivenAreErrors) {
   const struct {
     std::string name;
     mha_matrix mha_layer_weights::*matrix;
@@ -173,13 +128,15 @@ TEST_F(Edges, RowStridesOfMatricesThatAreNotGivenAreErrors) {
                   {"w_k", &mha_layer_weights::w_k},
                   {"w_v", &mha_layer_weights::w_v},
                   {"w_o", &mha_layer_weights::w_o}};
+  LayerForm form;
+  form.form = WeightForm::kFused;
   size_t bytes = 0;
   for (const auto &[name, matrix] : matrices) {
-    for (const int64_t stride : {int64_t{-1}, int64_t{3}, width, 3 * width}) {
-      mha_layer_weights weights = Weights(numbers_);
-      (weights.*matrix).row_stride = stride;
+    for (const int64_t stride : {-1, 3, 16, 48}) {
+      LayerData data(NarrowCall::Problem(1, 1), Place::kAnywhere, form);
+      (data.weights.*matrix).row_stride = stride;
       ExpectFails({kInvalid, {2}, {name + ".row_stride is " + std::to_string(stride)}},
-                  mha_layer_pack_size, &config, &weights, nullptr, &bytes);
+                  mha_layer_pack_size, &data.config, &data.weights, nullptr, &bytes);
     }
   }
 }
@@ -193,15 +150,16 @@ void CountingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, flo
   PlainSgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-TEST_F(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
+TEST(Edges, SequencesOfOneRowGoThroughSgemmTogetherAtAnyBatchStride) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, CountingSgemm);
-  Create(&options);
-  mha_forward_args args = Args(&numbers_, 20, 1);
-  args.query.strides.batch = 3 * width;
+  const NarrowCall call(20, 1, &options);
+  const Outputs expected = Forward(call.layer.get(), call.problem);
+  LayerCall apart = {Guarded()};
+  apart.query.batch_gap = 2 * 16;
   sgemm_calls = 0;
-  ASSERT_EQ(Forward(args), MHA_OK) << error_.message;
+  const Outputs outputs = ForwardData(call.layer.get(), call.problem, apart).Compute();
+  EXPECT_TRUE(SameBits("y", outputs.y, expected.y));
   EXPECT_EQ(sgemm_calls, 1);
-  EXPECT_FLOAT_EQ(numbers_.y[0], 1.0f);  // 16 values of 1 times 0.0625
 }
 
 // x [extents..., width], where the first elements of the repeated dimensions replace all others.
@@ -311,8 +269,8 @@ TEST(AttentionEdges, LargeCountsDoNotOverflow) {
   EXPECT_GT(info.workspace_bytes, 0u);
 }
 
-TEST(LayerEdges, MatrixOfOneRowMayHaveAnyStride) {  // undefined behaviour once: rows that would
-                                                    // follow were prefetched
+// Prefetching rows that would follow was undefined behaviour once.
+TEST(LayerEdges, MatrixOfOneRowMayHaveAnyStride) {
   const std::vector<float> row(48, 0.5f);
   const float x = 3.0f;
   std::vector<float> y(row.size());
