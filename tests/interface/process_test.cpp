@@ -295,9 +295,9 @@ TEST_P(EveryFunction, NeedsAtMostTheStackOfTheHeader) {
   }
 }
 
-TEST_P(EveryFunction, AllocatesNothingButCreate) {
+TEST(Everything, AllocatesNothingButCreate) {
   SKIP_WITHOUT_ALLOCATION_TRAP();
-  const Everything everything(instruction_set(), 3);
+  const Everything everything(MHA_INSTRUCTION_SET_AUTO, 3);
   for (const Function &function : everything.functions()) {
     AllocationWatch watch;
     const mha_status status = function.run();
@@ -310,9 +310,9 @@ TEST_P(EveryFunction, AllocatesNothingButCreate) {
 }
 
 // So no call is a cancellation point, and a signal interrupts none.
-TEST_P(EveryFunction, MakesNoSystemCallButCreate) {
+TEST(Everything, MakesNoSystemCallButCreate) {
   SKIP_WITHOUT_SYSTEM_CALL_TRAP();
-  const Everything everything(instruction_set(), 3);
+  const Everything everything(MHA_INSTRUCTION_SET_AUTO, 3);
   const SystemCalls calls = WatchSystemCalls([&] {
     int failures = 0;
     for (const Function &function : everything.functions()) {
