@@ -146,22 +146,22 @@ class Caches {
 
   // ---- What the library says
 
-  void ExpectStatus(mha_status status, mha_status expected, const mha_error &error) {
+  // call(&error) has this status. If it fails, it changes nothing.
+  template <typename Call>
+  void Expect(mha_status expected, const Call &call) {
+    const std::string before = expected != MHA_OK ? cache_.buffer().Bytes() : "";
+    mha_error error;
+    const mha_status status = call(&error);
     const std::string text = std::string(operation_) + ": " + mha_status_string(status) +
-                             " instead of " + mha_status_string(expected);
-    fuzz::Expect(
-        status == expected,
-        (text + " in a cache " + Describe(CacheForm{config().kind, config().block_positions}))
-            .c_str(),
-        error.message);
-    if (expected != MHA_OK)
-      fuzz::Expect(cache_.buffer().Bytes() == before_, "a refused operation changed the cache",
-                   operation_);
+                             " instead of " + mha_status_string(expected) + " in a cache " +
+                             Describe(CacheForm{config().kind, config().block_positions});
+    fuzz::Expect(status == expected, text.c_str(), error.message);
+    fuzz::Expect(expected == MHA_OK || cache_.buffer().Bytes() == before,
+                 "a refused operation changed the cache", operation_);
   }
-  // Called before an operation that the model refuses.
-  mha_status Refusing(mha_status expected) {
-    if (expected != MHA_OK) before_ = cache_.buffer().Bytes();
-    return expected;
+  template <typename Function, typename Arg, typename... Args>
+  void Expect(mha_status expected, const Function &function, Arg arg, Args... args) {
+    Expect(expected, [&](mha_error *error) { return function(arg, args..., error); });
   }
 
   void ExpectStored(int64_t s, int64_t most) {
@@ -206,11 +206,9 @@ class Caches {
     operation_ = "append";
     const int64_t s = AnySequence(), count = Count(At(s).length);
     const std::vector<float> k = Numbers(count * k_width()), v = Numbers(count * v_width());
-    const mha_status expected = Refusing(ToAppend(At(s), count));
-    mha_error error;
-    ExpectStatus(mha_kv_cache_append(cache_.get(), s, count, k.data(),
-                                     sizes_.values_in_keys ? nullptr : v.data(), &error),
-                 expected, error);
+    const mha_status expected = ToAppend(At(s), count);
+    Expect(expected, mha_kv_cache_append, cache_.get(), s, count, k.data(),
+           sizes_.values_in_keys ? nullptr : v.data());
     if (expected == MHA_OK) Grow(s, k, v);
   }
 
@@ -219,9 +217,8 @@ class Caches {
     const int64_t s = AnySequence(),
                   length = bytes_.Choice({0, 1}) * (At(s).length - bytes_.Integer(-1, 40));
     const mha_status expected =
-        Refusing(length < 0 || length > At(s).length ? MHA_ERROR_INVALID_VALUE : MHA_OK);
-    mha_error error;
-    ExpectStatus(mha_kv_cache_truncate(cache_.get(), s, length, &error), expected, error);
+        length < 0 || length > At(s).length ? MHA_ERROR_INVALID_VALUE : MHA_OK;
+    Expect(expected, mha_kv_cache_truncate, cache_.get(), s, length);
     if (expected == MHA_OK) SetLength(&At(s), length);
   }
 
@@ -257,10 +254,8 @@ class Caches {
         std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end() &&
         std::equal(blocks.begin(), blocks.begin() + std::min(in_use, count),
                    sequence.blocks.begin());
-    const mha_status expected = Refusing(is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE);
-    mha_error error;
-    ExpectStatus(mha_kv_cache_set_blocks(cache_.get(), s, blocks.data(), count, &error), expected,
-                 error);
+    const mha_status expected = is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE;
+    Expect(expected, mha_kv_cache_set_blocks, cache_.get(), s, blocks.data(), count);
     if (is_fine) sequence.blocks = blocks;
   }
 
@@ -280,9 +275,7 @@ class Caches {
         if (TablesWith(block) > 1) expected = MHA_ERROR_CACHE_SHARED;
       }
     }
-    Refusing(expected);
-    mha_error error;
-    ExpectStatus(mha_kv_cache_copy_prefix(cache_.get(), from, to, length, &error), expected, error);
+    Expect(expected, mha_kv_cache_copy_prefix, cache_.get(), from, to, length);
     if (expected != MHA_OK) return;
     target.k = source.k;
     target.v = source.v;
@@ -303,12 +296,11 @@ class Caches {
     const bool is_shared =
         IsPaged() && sequence.length % per_block != 0 && TablesWith(sequence.blocks[last]) > 1;
     const bool is_wrong = !is_block || (is_shared && TablesWith(block) > 0);
-    const mha_status expected = Refusing(is_wrong                   ? MHA_ERROR_INVALID_VALUE
-                                         : is_shared && block == -1 ? MHA_ERROR_CACHE_FULL
-                                                                    : MHA_OK);
+    const mha_status expected = is_wrong                   ? MHA_ERROR_INVALID_VALUE
+                                : is_shared && block == -1 ? MHA_ERROR_CACHE_FULL
+                                                           : MHA_OK;
     uint32_t used = 7;
-    mha_error error;
-    ExpectStatus(mha_kv_cache_unshare(cache_.get(), s, block, &used, &error), expected, error);
+    Expect(expected, mha_kv_cache_unshare, cache_.get(), s, block, &used);
     fuzz::Expect(used == (expected != MHA_OK ? 7u
                           : is_shared        ? 1u
                                              : 0u),
@@ -330,11 +322,9 @@ class Caches {
                   first = length - bytes_.Choice({1, 20}) * bytes_.Integer(-1, 40),
                   count = bytes_.Integer(-1, 60);
     const bool is_fine = first >= OldestHeld(At(s)) && count >= 0 && first + count <= length;
-    Refusing(is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE);
     std::vector<float> k(static_cast<size_t>(std::max<int64_t>(count, 0) * k_width()));
-    mha_error error;
-    ExpectStatus(mha_kv_cache_read(cache_.get(), s, first, count, k.data(), nullptr, &error),
-                 is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE, error);
+    Expect(is_fine ? MHA_OK : MHA_ERROR_INVALID_VALUE, mha_kv_cache_read, cache_.get(), s, first,
+           count, k.data(), nullptr);
   }
 
   // A copy with a changed byte is refused, or, where the byte is after the header, works as any
@@ -465,7 +455,6 @@ class Caches {
         expected = MHA_ERROR_SHAPE;
       }
     }
-    Refusing(expected);
     if (reads) {
       call.k.clear();
       call.v.clear();
@@ -474,8 +463,12 @@ class Caches {
     }
     const AttentionSizes sizes = call;
     if (pads_left && !keeps_lengths) call.q_lengths.clear(), call.kv_lengths.clear();
-    const Called called = CallTo(call, sequences, cache_.get(), reads, whole.n_kv);
-    ExpectStatus(called.status, expected, called.error);
+    Called called;
+    Expect(expected, [&](mha_error *error) {
+      called = CallTo(call, sequences, cache_.get(), reads, whole.n_kv);
+      *error = called.error;
+      return called.status;
+    });
     if (expected != MHA_OK)
       return fuzz::Expect(called.are_untouched, "a refused call wrote", called.error.message);
     whole.k.assign(static_cast<size_t>(whole.batch * whole.n_kv * k_width()), Unwritten());
@@ -503,7 +496,6 @@ class Caches {
   Random random_;
   std::vector<Sequence> sequences_;
   const char *operation_ = "nothing";
-  std::string before_;  // the bytes of the cache
 };
 
 }  // namespace
