@@ -10,11 +10,12 @@ root = pathlib.Path(__file__).resolve().parents[2]
 
 def source_files():
     """The files of the repository; in an archive of it, the files outside folders of builds."""
+    files = []
     if (root / ".git").exists():
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.check_output(command, cwd=root, text=True).split("\0")[:-1]
-        files = [root / name for name in names]
-    else:
+        listed = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True)
+        files = [root / name for name in listed.stdout.split("\0")[:-1]]
+    if not files:
         built = re.compile(r"build.*|target|__pycache__")
         files = [path for path in root.rglob("*")
                  if not any(map(built.fullmatch, path.relative_to(root).parts[:-1]))]
