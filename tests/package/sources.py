@@ -162,21 +162,13 @@ def check_stages(arguments):
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent.parent, help="the root of the sources")
-commands = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout|stages")
-command = commands.add_parser("operations", help=check_operations.__doc__)
-command.set_defaults(check=check_operations)
-command = commands.add_parser("extensions", help=check_extensions.__doc__)
-command.set_defaults(check=check_extensions)
-command = commands.add_parser("versions", help=check_versions.__doc__)
-command.add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
-command.add_argument("--package", type=pathlib.Path, help="where the build has put the package files")
-command.set_defaults(check=check_versions)
-command = commands.add_parser("promises", help=check_promises.__doc__)
-command.set_defaults(check=check_promises)
-command = commands.add_parser("layout", help=check_layout.__doc__)
-command.set_defaults(check=check_layout)
-command = commands.add_parser("stages", help=check_stages.__doc__)
-command.set_defaults(check=check_stages)
+commands, parsers = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout"), {}
+for check in (check_operations, check_extensions, check_versions, check_promises, check_layout):
+    name = check.__name__.removeprefix("check_")
+    parsers[name] = commands.add_parser(name, help=check.__doc__)
+    parsers[name].set_defaults(check=check)
+parsers["versions"].add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
+parsers["versions"].add_argument("--package", type=pathlib.Path, help="where the build has put the package files")
 
 arguments = parser.parse_args()
 arguments.check(arguments)
