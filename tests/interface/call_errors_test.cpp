@@ -79,8 +79,14 @@ void ExpectAllSucceed(const std::vector<void (*)(Call &)> &changes) {
 
 template <typename Call>
 class CallErrors : public testing::Test {};
+struct Entry {
+  template <typename Call>
+  static std::string GetName(int) {
+    return std::is_same_v<Call, FullForward> ? "Forward" : "Attention";
+  }
+};
 using BothCalls = testing::Types<FullForward, FullAttention>;
-TYPED_TEST_SUITE(CallErrors, BothCalls);
+TYPED_TEST_SUITE(CallErrors, BothCalls, Entry);
 
 TYPED_TEST(CallErrors, NameExtentsFlagsAndSchedulers) {
   ExpectAllRefused<TypeParam>({
