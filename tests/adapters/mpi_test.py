@@ -1,4 +1,4 @@
-"""mha_mpi: any number of processes gives the bits of one call, and no failure makes a process wait for ever.
+"""Tests mha_mpi: any number of processes gives the bits of one call, and no failure makes a process wait forever.
 
 Usage: mpi_test.py MHA_MPI MPIRUN
 """

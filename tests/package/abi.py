@@ -1,4 +1,5 @@
-"""The declarations of the public headers against those that programs were compiled with, tests/package/interface.txt. See abi.py --help.
+"""Compares the declarations of the public headers with those that programs were compiled with,
+tests/package/interface.txt. See abi.py --help.
 
 check   fails with what changed if a program compiled before would break, and, where something was only added, until that is written down
 keeps   fails only with what would break, as for the file of an earlier version

@@ -1,4 +1,4 @@
-"""How large the kernels of an instruction set are, and whether their loops keep sums in registers.
+"""Measures how large the kernels of an instruction set are, and whether loops keep sums in registers.
 
 For each object: the bytes that `size` calls text, the packed multiply-adds, and the loads and stores of vectors on the stack in loops: what lies
 between a branch back and its target without another branch, with 8 multiply-adds or more. Fails above a budget."""

@@ -1,4 +1,4 @@
-"""The library built without CMake, by one compiler: c++ -O2 -std=c++17 -I include src/*.cpp src/*/*.cpp. See compilers.py --help.
+"""Builds the library without CMake, with one compiler: c++ -O2 -std=c++17 -I include src/*.cpp src/*/*.cpp. See compilers.py --help.
 
 Where its programs run here, the library must give the published results on each instruction set that it should have. Elsewhere it is linked into
 a program, or its syntax is checked. Ends with 77 where the compiler is missing.
@@ -18,7 +18,8 @@ x86, arm = ["scalar", "avx2", "avx512"], ["scalar", "neon"]
 native, built = [], None
 qemu = ["qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu"]
 wine = ["env", "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml=", "wine"]
-# What Microsoft's compiler is given: no extension of GCC. -mxsave is for _xgetbv, which it has without.
+# Flags that make clang accept what Microsoft's compiler does: no extension of GCC. -mxsave is for
+# _xgetbv, which Microsoft's compiler has without a flag.
 plain = ["-DMHA_WITHOUT_EXTENSIONS", "-pedantic-errors", "-mxsave"]
 # name: command, how its programs run, the instruction sets that they should have where the processor has them
 known = {
@@ -46,7 +47,7 @@ targets = {"avx2": avx2, "avx2_vnni": avx2 + ["-mavxvnni"], "avx512": avx512, "a
 
 
 def run(*command, refused=None):
-    """Prints what a failing command says and ends; with `refused`, the command must fail and say that."""
+    """Runs a command, and ends with its output if it fails; with `refused`, it must fail and print that."""
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if (done.returncode != 0 and not refused) or (refused and (done.returncode == 0 or refused not in done.stdout)):
         sys.exit(f"{' '.join(map(str, command))} ends with {done.returncode}{f'; it should say: {refused}' if refused else ''}:\n{done.stdout}")

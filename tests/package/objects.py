@@ -1,4 +1,4 @@
-"""What the compiled library may contain: exported symbols, undefined symbols, sections. See linking_objects.py --help."""
+"""Checks what the compiled library contains: exported and undefined symbols, and sections. See objects.py --help."""
 
 import argparse
 import collections
@@ -126,7 +126,7 @@ def check_exports(arguments):
 
 
 def check_archive(arguments):
-    """The static library needs libc only, has no writable data but the instruction sets of the machine, and keeps to names of its own."""
+    """The static library needs libc only, has no writable data but the instruction sets of the machine, and defines only names that begin with mha."""
     all_symbols = list(symbols(arguments.nm, "--extern-only", arguments.library))
     if not any(symbol.name == "mha_forward" for symbol in all_symbols):
         sys.exit(f"mha_forward is not in {arguments.library}: has the output of {arguments.nm} another form?")

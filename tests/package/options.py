@@ -1,4 +1,4 @@
-"""The options of the build. See linking_options.py --help.
+"""Checks the options of the build. See options.py --help.
 
 A machine with nothing but a compiler, CMake and xsimd's headers is played by telling CMake to look into none of the system's folders.
 """
@@ -41,7 +41,7 @@ class Build:
         self.common = [f"-DCMAKE_C_COMPILER={self.cc}", f"-DCMAKE_CXX_COMPILER={self.cxx}", f"-DCMAKE_MAKE_PROGRAM={self.make}"]
 
     def configure(self, *settings):
-        """The exit status and what CMake says, in one line, for it breaks long ones."""
+        """The exit status of CMake and its messages in one line, as CMake breaks long ones."""
         (self.folder / "CMakeCache.txt").unlink(missing_ok=True)  # what it found out about the compilers stays
         status, output = run(self.cmake, "-S", tests.parent, "-B", self.folder, "-G", self.generator, *self.common, *settings)
         return status, " ".join(output.split())
@@ -64,7 +64,7 @@ class Build:
     # ---- What ctest runs
 
     def nothing(self):
-        """With nothing installed the library is built alone, and what is left out is said, with the package that would bring it."""
+        """With nothing installed, the library alone is built; messages name each part left out and the package it needs."""
         bare = [*nothing_installed, f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}", "-DMHA_GOOGLETEST_SOURCE_DIR=", "-DMHA_ONNXRUNTIME_INCLUDE_DIR="]
         said = self.configured(*bare)
         if "MHA_STATIC=ON" in said:
@@ -81,7 +81,7 @@ class Build:
         self.expect_error(*nothing_installed, says="apt-get install libxsimd-dev")
 
     def choices(self):
-        """Each part can be left out, and what contradicts itself is an error."""
+        """Each part can be left out, and contradictions are errors."""
         self.configured(*(f"-DMHA_{part}=OFF" for part in parts))
         if self.targets() & set(targets.values()):
             sys.exit(f"Parts that are OFF are built: {' '.join(self.targets() & set(targets.values()))}")
@@ -102,7 +102,7 @@ class Build:
         self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
 
     def no_build_type(self):
-        """As a part of a build without a build type the library is optimised all the same, unless the build says otherwise; the rest is not."""
+        """Inside a build without a build type, the library is optimised unless that build says otherwise; the rest is not."""
         def optimised(*settings):
             """source -> the last of its options -O..."""
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Two builds of the same sources, in different folders and at different times, give the same bytes: libraries and packages.
+"""Compares the bytes of libraries and packages from two builds of the same sources, in different folders and at different times.
 
     reproducible.py WORK CMAKE SETTING...
 
-The builds have the scalar kernels alone, optimised for size, and debug information, in which most could differ. No compiler cache takes part,
-for it would compare a build with itself.
+The builds have only the scalar kernels, optimised for size, and debug information, which is most likely to differ. They use no compiler cache,
+which would compare a build with itself.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What the sources may say: operations in the kernels, no extensions of C++, one version everywhere, and what the layout of structs is. See linking_sources.py --help."""
+"""Checks the text of the sources: operations in the kernels, extensions of C++, versions, promises and layout. See sources.py --help."""
 
 import argparse
 import pathlib
@@ -7,12 +7,12 @@ import sys
 
 failures = []
 
-# What CONTRACT.md, section 1, rules out in the kernels: the vector library's words and approximate instructions that round differently
-# from machine to machine, and libm. The kernels have functions of their own in ops.h and functions.h.
+# CONTRACT.md, section 1, rules these out in the kernels: operations of the vector library and approximate instructions that round differently
+# from machine to machine, and libm. The kernels use the functions of ops.h and functions.h.
 ruled_out = [
     (r"xsimd::(fma|fms|fnma|fnms)\b", "xsimd's fused operations round twice on some instruction sets. Use mul_add of ops.h."),
     (r"xsimd::f?(max|min)\b", "xsimd's max and min treat NaN differently from machine to machine. Use compare and select."),
-    (r"xsimd::(reduce\w*|haddp?|hadd)\b|\breduce_(add|max|min)\s*\(", "xsimd adds lanes in an order of its own. Use sum16 of ops.h."),
+    (r"xsimd::(reduce\w*|haddp?|hadd)\b|\breduce_(add|max|min)\s*\(", "xsimd adds lanes in an order that the contract does not define. Use sum16 of ops.h."),
     (r"xsimd::(exp\w*|log\w*|sinh?|cosh?|tanh?|sincos|a(sin|cos|tan)\w*|erfc?|\w*gamma|pow|cbrt|hypot)\b",
      "xsimd's functions differ from machine to machine. Use those of functions.h."),
     (r"xsimd::(sqrt|rsqrt|reciprocal|fast_\w+)\b", "xsimd's roots and reciprocals are approximate on some machines."),
@@ -23,7 +23,7 @@ ruled_out = [
     (r"(?<![\w:.>])(__builtin_)?(exp|exp2|expm1|log|log2|log1p|tanh|pow|fmax|fmin|rint|nearbyint|round|floor|ceil)f\s*\(|(?<!\w)sqrtf\s*\(",
      "No function of libm takes part in the kernels' arithmetic. __builtin_sqrtf is an instruction here, correctly rounded."),
     (r"#\s*pragma\s+(STDC\s+FP_CONTRACT\s+ON|GCC\s+optimize)|__attribute__\s*\(\(\s*optimize",
-     "This changes the arithmetic behind the contract's back."),
+     "This changes the arithmetic that the contract defines."),
 ]
 
 
@@ -48,12 +48,12 @@ def check_operations(arguments):
             failures.append(f"{path.relative_to(arguments.source)} has {flag}, which no build of this library is to use.")
 
 
-# What Microsoft's compiler refuses and -pedantic-errors (compilers.py, without_extensions) does not.
+# Microsoft's compiler refuses these, and -pedantic-errors (compilers.py, without_extensions) does not.
 extensions = [r"\b__(attribute|asm|extension|typeof|restrict|builtin_\w+|(atomic|sync)_\w+)\b", r"\b(asm|typeof)\b(?!/)", r"\b(_Pragma|vector_size|alloca)\b", r"#\s*pragma (?!once)"]
 
 
 def check_extensions(arguments):
-    """Extensions of C++ stand in src/compiler.h alone, and every file of the library includes it."""
+    """Only src/compiler.h has extensions of C++, and every file of the library includes it."""
     files = [path for path in sorted((arguments.source / "src").rglob("*")) if path.suffix in (".h", ".cpp") and path.name != "compiler.h"]
     if len(files) < 50:
         sys.exit(f"There are {len(files)} sources in src.")
@@ -63,7 +63,7 @@ def check_extensions(arguments):
             for pattern in extensions:
                 found = re.search(pattern, line)
                 if found:
-                    failures.append(f"{path.relative_to(arguments.source)}:{number}: {found.group()} is not C++; put it behind a name in src/compiler.h.")
+                    failures.append(f"{path.relative_to(arguments.source)}:{number}: {found.group()} is not C++; give it a name in src/compiler.h.")
         included = [name for name in re.findall(r'#include "([^"]+)"', text) if not name.startswith("mha")]
         if not included and path.parent.name != "openblas":
             failures.append(f"{path.relative_to(arguments.source)} includes no header of src; it should include compiler.h.")
@@ -87,7 +87,7 @@ def check_versions(arguments):
 
 
 def check_promises(arguments):
-    """Every test, file and option that promises.md names beside a promise is there."""
+    """Every test, file and option that promises.md names exists."""
     folder = arguments.source / "tests"
     lists = [arguments.source / "CMakeLists.txt", *folder.rglob("CMakeLists.txt")]
     words = {word for path in lists for word in re.findall(r"[\w+-]+", path.read_text())}

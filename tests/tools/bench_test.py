@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mha_bench: exit statuses, sentences, and results without figures that were not measured.
+"""Tests mha_bench: exit statuses, messages, and that results contain only figures that were measured.
 
     bench_test.py MHA_BENCH
 """
@@ -19,7 +19,7 @@ COUNTERS = {"of_limit", "drift", "GFLOP/s", "GB/s", "peak", "bandwidth", "comput
 
 
 def counts_of(figures):
-    """Operations and bytes of a call. Each is the quotient of figures that one time is in, so that a noisy machine is not in it."""
+    """Operations and bytes of a call. Each is a quotient of figures from the same time, so that noise cancels out."""
     operations = 1e3 * figures["compute_us"] * figures["peak"]
     return operations, operations * figures["GB/s"] / figures["GFLOP/s"]
 
@@ -72,7 +72,7 @@ class MhaBench(unittest.TestCase):
         self.assertEqual(len(names), len(set(names)))
 
     def figures(self, name, *flags):
-        """Of the one benchmark of this name, in a single call."""
+        """The figures of the benchmark of this name, from a single call."""
         result = self.bench(f"--benchmark_filter=^{name}$", *NOISE, "--benchmark_format=json", "--benchmark_min_time=1e-6", *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
         figures, = json.loads(result.stdout)["benchmarks"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command mha: what it computes, what packed files keep, what it takes from config.json, and what it refuses. Needs nothing but Python.
+"""Tests the command mha: what it computes, what packed files keep, what it takes from config.json, and what it refuses. Needs only Python.
 
     command_test.py MHA [unittest arguments]
 
@@ -42,7 +42,7 @@ def npy(values, descr="<f4", encode=floats, shape=None, order="False"):
 
 
 class Layer:
-    """A layer of a model, and what it gives; matrices are [in, out]."""
+    """A layer of a model, and its results; matrices are [in, out]."""
 
     def __init__(self, kv_heads=heads, has_bias=True, q_norm=0):
         self.kv_heads = kv_heads
@@ -165,7 +165,7 @@ class Packed(Command):
     """A packed file keeps what is needed to run the layer."""
 
     def check(self, layer, tensors, settings, said, **expected):
-        """run --weights and run --packed give this result, and the same bits, with nothing said by options."""
+        """run --weights and run --packed, without options, give this result and the same bits."""
         self.write("config.json", settings)
         self.write("model.safetensors", safetensors(tensors))
         y, told = self.run_it("--weights", "model.safetensors")
@@ -280,7 +280,7 @@ class Packed(Command):
         self.refused(self.changed(bytes[:100] + b"!" + bytes[101:]), "broken.mha")
 
     def with_call(self, bytes, length, call):
-        """The packed bytes with another call behind them, its checksum right."""
+        """The packed bytes followed by another call with the right checksum."""
         text, total = json.dumps(call).encode(), 0xcbf29ce484222325
         for byte in text:
             total = (total ^ byte) * 0x100000001b3 % 2**64
@@ -485,7 +485,7 @@ class Running(Command):
             self.assertEqual((out.read_bytes(), sorted(os.listdir(self.folder))), (b"old", ["model.safetensors", "x.npy", "y.npy"]))
 
     def started(self):
-        """A run that has begun its temporary file, and computes for long."""
+        """A long run that has begun its temporary file."""
         self.write("x.npy", npy([[0.0] * width], shape=f"({2**16}, {width})", encode=lambda values: bytes(2**18 * width)))
         run = subprocess.Popen([MHA, "run", "--weights", "model.safetensors", *map(str, self.options), "--input", "x.npy", "--output", "y.npy"], cwd=self.folder,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -570,7 +570,7 @@ class BadFiles(Command):
 
 
     def test_damaged_files_are_read_or_refused_by_name(self):
-        """Some of the files that are cut short, and some with a byte changed in the header; mha_fuzz_files reads many more."""
+        """Some files that are cut short or have a changed byte in the header; mha_fuzz_files reads many more."""
         self.write("config.json", {**llama, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
         weights = self.write("model.safetensors", safetensors(Layer().llama())).read_bytes()
         self.ok("pack", "--weights", "model.safetensors", "--output", "layer.mha")

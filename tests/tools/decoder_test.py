@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The example decoder.c, as a user runs it: files of weights that are written here, tokens, and its logits beside a decoder in plain Python.
+"""Runs the example decoder.c as a user does, with files of weights written here, and compares its logits with a decoder in plain Python.
 
     decoder_test.py DECODER [unittest arguments]
 """
@@ -69,7 +69,7 @@ class Model:
         return row
 
     def logits(self, tokens):
-        """Behind each token."""
+        """The logits after each token."""
         x = [self.w["model.embed_tokens.weight"][token] for token in tokens]
         for layer in range(self.layers):
             w = lambda name: self.w[f"model.layers.{layer}.{name}.weight"]  # noqa: E731
@@ -107,7 +107,7 @@ class Decoder(unittest.TestCase):
 
 class Computes(Decoder):
     def check(self, model, prompt, count, threads, weight_type="file", arithmetic="f32", most=1e-4):
-        """Its tokens are each the largest of its logits, and these are at most `most` from those in plain Python: how far is returned."""
+        """Each token has the largest logit, and logits differ from those in plain Python by less than `most`. Returns the difference."""
         tokens = [(i * i + 3 * i) % 47 for i in range(prompt)]
         self.write("model", model.file())
         done = self.run_it("run", "model", model.heads, self.write("prompt", "\n".join(map(str, tokens))), count, threads, weight_type, arithmetic, "logits")

@@ -1,4 +1,4 @@
-"""The reference that Doxygen makes of the headers: it warns of nothing, and each comment stands in it, word by word.
+"""Checks the reference that Doxygen makes from the headers: there are no warnings, and it contains each comment word by word.
 
 Exits with 77, which ctest shows as skipped, where there is no Doxygen.
 """

@@ -1,4 +1,4 @@
-"""Of which commit the figures of the pages are: each page with figures names it, and this prints how many commits have touched src/ since.
+"""Checks that each page with figures names their commit, and prints how many commits have touched src/ since.
 
 A page has figures where it has the marks of bench/rivals, or says how fast something is.
 """
@@ -20,7 +20,7 @@ def git(*arguments):
 
 
 def complaints(name, text):
-    """What is wrong with a page that has figures; of its tables, each block between marks has a commit of its own."""
+    """What is wrong with a page that has figures. Each block of tables between marks names its commit."""
     blocks = re.findall(r"<!-- figures: (\w+) -->\n(.*?)<!-- end of figures -->", text, re.DOTALL)
     found = [f"{name}: the tables '{block}' name no commit" for block, inside in blocks if not commit.search(inside)]
     if has_figures.search(text) and not commit.search(text):

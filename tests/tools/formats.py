@@ -1,4 +1,4 @@
-"""Numbers as files have them, and .safetensors; numbers are nested lists. The tests run where numbers are little-endian."""
+"""Encodes numbers, which are nested lists, as files have them, and writes .safetensors. The tests need a little-endian machine."""
 
 import array
 import json
@@ -30,7 +30,7 @@ def float16(values):
 
 
 def safetensors(tensors, dtype="F32", encode=floats):
-    """Of tensors by name: numbers, or (dtype, shape, bytes)."""
+    """A file of tensors by name: numbers, or (dtype, shape, bytes)."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, values in tensors.items():
         kind, shape, encoded = values if isinstance(values, tuple) else (dtype, shape_of(values), encode(values))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/mutate.py without compiling anything: its list, its samples, and what it says of survivors."""
+"""Tests tools/mutate.py without compiling anything: its list, its samples, and its report of survivors."""
 
 import contextlib
 import importlib.util

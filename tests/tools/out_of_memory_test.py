@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The command mha without memory: each of its allocations fails in turn, alone and with all behind it.
+"""Runs the command mha without memory: each of its allocations fails in turn, alone and with all later ones.
 
     out_of_memory_test.py MHA LIBMHA_FAILING_MALLOC.SO [--all]
 
-It ends with status 1 and one sentence, leaves no file behind, and changes none that is there; or it succeeds all the same. Without --all,
-each 29th of the allocations behind the 30th fails.
+The command ends with status 1 and one sentence, leaves no file and changes none; or it succeeds despite the failure. Without --all,
+only each 29th allocation after the 30th fails.
 """
 
 import os
@@ -57,7 +57,7 @@ class OutOfMemory(unittest.TestCase):
                 files = set(os.listdir(self.folder))
                 done = self.run_it(words, LD_PRELOAD=SHIM, MHA_FAIL_FIRST=str(number), MHA_FAIL_LAST=str(last_of_all if for_good else number),
                                    MHA_FAIL_SEEN=str(seen))
-                what = f"allocation {number}{' and all behind it' if for_good else ''}: {done.stderr}"
+                what = f"allocation {number}{' and all later ones' if for_good else ''}: {done.stderr}"
                 written = (self.folder / output).read_bytes() if output else b""
                 if not seen.exists():
                     break

@@ -1,6 +1,6 @@
-"""That the performance gate sees what is slower, lets equals pass, and says so when it cannot measure. See --help.
+"""Tests that the performance gate finds a slower library, passes equal ones, and says when it cannot measure. See --help.
 
-Most of it is asked with libraries that compute nothing, to show the gate what no real one does at will.
+Most tests use libraries that compute nothing, whose times can be chosen.
 """
 
 import argparse
@@ -72,7 +72,7 @@ work, result = arguments.work.resolve(), arguments.work.resolve() / "result.json
 
 
 def gate(expected, *words, says=""):
-    """Runs the gate, which has to end with the expected status and to say something."""
+    """Runs the gate, which has to end with the expected status and to print `says`."""
     result.unlink(missing_ok=True)
     done = subprocess.run([root / "tools" / "perf_gate.sh", "--build", work / "build", "--json", result, *map(str, words)],
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -89,7 +89,7 @@ def gate(expected, *words, says=""):
 def library(name, include=root / "include", version=100, sets="~0u", output="1.0f", even=6.4, odd=6.4, work_done=0):
     source, path = work / f"{name}.c", include.parent / "lib" / f"{name}.so" if include != root / "include" else work / f"{name}.so"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Those that are never called have no declarations: each is defined behind a name that mha.h does not have.
+    # Functions that are never called have no declarations: each is defined under a name that mha.h does not have.
     names = [f'int unused_{each}(void) __asm__("mha_{each}");\nint unused_{each}(void) {{ return 3; }}' for each in unused]
     source.write_text("\n".join([stub, *names, ""]))
     done = subprocess.run([arguments.cc, "-shared", "-fPIC", "-I", include, f"-DVERSION={version}", f"-DOUTPUT={output}", f"-DSETS={sets}",
@@ -106,7 +106,7 @@ def shapes(*lines):
 
 
 def moved_fields():
-    """Headers in which fields of the arguments changed places: a gate that gave both libraries the same bytes would find another function."""
+    """Headers in which fields of the arguments changed places. A gate that gave both libraries the same bytes would find different results."""
     include = work / "moved" / "include"
     shutil.copytree(root / "include", include)
     header = include / "mha.h"

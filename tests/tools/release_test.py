@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tools/release.sh refuses: a small repository has what its checks read, and each test spoils one thing."""
+"""Tests what tools/release.sh refuses: a small repository has the files that it checks, and each test spoils one of them."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""bench/rivals without any other library: what it computes and times for mha, how it treats results that are wrong and libraries that die,
+"""Tests bench/rivals without any other library: what it computes and times for mha, how it treats wrong results and libraries that crash,
 and what it writes.
 
 Usage: rivals_test.py LIBMHA VENV      VENV: the environment that tools/bindings/python/setup.sh makes
@@ -87,7 +87,7 @@ class Mha(unittest.TestCase):
 
 
 class StandIn:
-    """A library whose errors and times are given; "dies" ends its process, so to say."""
+    """A library with given errors and times. The answer "dies" stands for a crash."""
 
     errors, answers = {}, {}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The scripts of tools/ on a machine that has little: their help, the files of the demonstration in a new folder, and virtual environments
-that were left half-made. Asks no network. Exits with 77, which ctest shows as skipped, if all is well but for tests that this Python cannot run.
+"""Runs the scripts of tools/ on a machine with little installed: their help, the files of the demonstration in a new folder, and virtual
+environments that are incomplete. Uses no network. Exits with 77, which ctest shows as skipped, if all pass but those this Python cannot run.
 """
 
 import importlib.util
@@ -50,10 +50,10 @@ class Scripts(InAFolder):
 
 @unittest.skipUnless(importlib.util.find_spec("ensurepip"), "this Python makes no virtual environments (Debian: python3-venv)")
 class HalfAnEnvironment(InAFolder):
-    """What a Python without ensurepip leaves, as Debian's does without the package python3-venv."""
+    """The environment that a Python without ensurepip makes, such as Debian's without the package python3-venv."""
 
     def made_whole_by(self, *command, status):
-        """All that is missing in the end are the packages, which cannot be fetched here."""
+        """The command completes it, but for packages that cannot be fetched here."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.folder], check=True)
         done = subprocess.run(command, env=no_network, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(done.returncode, status, done.stdout)

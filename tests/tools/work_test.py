@@ -1,4 +1,4 @@
-"""That kernels compute nothing twice, which no result would tell: what a call executes is at most a multiple of its multiply-adds.
+"""Checks that kernels compute nothing twice, which no result shows: a call executes at most a multiple of its multiply-adds.
 
 Valgrind counts the instructions of calls that the program of the performance gate makes, with the instruction sets that valgrind knows.
 """
@@ -11,9 +11,9 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "gate"))
 import perf_gate  # noqa: E402
 
-# One row alone, a few and many; heads that share keys and values; keys and values of a cache and of the call; numbers of fewer bits; layers.
-# With the most instructions that a multiply-add may take with the scalar kernels, to which an fma is some ten operations, and with AVX2, which
-# does eight at once: a third more than g++ 12 needs, for loads, softmax, widened numbers and the rest too.
+# One row, a few and many; heads that share keys and values; keys and values of a cache and of the call; narrow types; layers. The numbers are
+# the most instructions for each multiply-add with the scalar kernels, where an fma takes some ten operations, and with AVX2, which does eight
+# at once. They are a third more than g++ 12 needs, which includes loads, softmax and widening.
 shapes = {
     "attention n=1 past=512 H=4 head_dim=64": (22, 0.52),
     "attention n=1 past=2000 H=1 head_dim=64": (22, 0.52),
@@ -32,7 +32,7 @@ shapes = {
 
 
 def multiply_adds(shape):
-    """Of a call whose rows attend to all keys."""
+    """The multiply-adds of a call whose rows attend to all keys."""
     size = shape.size
     return size["n"] * (2 * (size["past"] or size["n_kv"]) * size["H"] * size["head_dim"] + 4 * size["D"] ** 2)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What runs in a forge: workflows call nothing but pinned actions and scripts of the tree, and can read only. With --lint also tools/lint.sh:
-all is well formed, and each of its checks finds a file that is not. Exits with 77, which ctest shows as skipped, where one of its tools is missing.
+"""Checks the workflows of CI: they call only pinned actions and scripts of the tree, and can only read. With --lint also runs tools/lint.sh:
+all files are well formed, and each of its checks finds one that is not. Exits with 77, which ctest shows as skipped, where one of its tools is missing.
 """
 
 import os
@@ -52,7 +52,7 @@ class Workflows(unittest.TestCase):
 
 
 class Lint(unittest.TestCase):
-    """In a copy of the commit and of what has changed since."""
+    """Runs tools/lint.sh in a copy of the commit with the changes since."""
 
     def lint(self, change=None):
         with tempfile.TemporaryDirectory() as folder:
