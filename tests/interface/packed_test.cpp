@@ -494,35 +494,18 @@ std::vector<Packed> AllKinds() {
 
 const float kNumbers[4096] = {0.5f, -0.25f, 1.0f};
 
-mha_layer_weights WeightsOf(const mha_layer_config &config, bool has_output, bool only_asks) {
-  mha_layer_weights weights = Zeroed<mha_layer_weights>();
-  if (config.num_heads != 0) weights.w_q.data = kNumbers;
-  if (config.num_heads != 0 && !only_asks) weights.w_k.data = weights.w_v.data = kNumbers;
-  if (config.gate != MHA_GATE_NONE) weights.w_g.data = kNumbers;
-  if (has_output) weights.w_o.data = kNumbers;
-  return weights;
-}
-
 class MadeUpHeader : public testing::Test {
  public:
   // Only the header changes; the memory after it keeps the bytes of the good layer, and zeros.
   void Begin(const Packed &kind) {
     kind_ = kind;
     options_ = Options(MHA_INSTRUCTION_SET_AUTO, kind.sgemm);
-    const mha_layer_weights weights = WeightsOf(kind.config, kind.has_output, kind.only_asks);
-    size_t bytes = 0;
-    const mha_linear_weights linear = LinearOf(kind.config, weights);
-    const bool is_linear = kind.config.num_heads == 0;
-    ASSERT_EQ(is_linear ? mha_linear_pack_size(&linear, &options_, &bytes, nullptr)
-                        : mha_layer_pack_size(&kind.config, &weights, &options_, &bytes, nullptr),
-              MHA_OK);
-    ASSERT_LE(bytes, room_.size()) << kind.name;
-    good_bytes_ = bytes;
+    SetLayer(kind.config, kind.has_output, kind.only_asks);
+    const Memory packed = data_.Pack(&options_);
+    good_bytes_ = packed.size();
+    ASSERT_LE(good_bytes_, room_.size()) << kind.name;
     room_.Fill(0);
-    ASSERT_EQ(is_linear ? mha_linear_pack(&linear, &options_, room_.data(), room_.size(), nullptr)
-                        : mha_layer_pack(&kind.config, &weights, &options_, room_.data(),
-                                         room_.size(), nullptr),
-              MHA_OK);
+    std::memcpy(room_.data(), packed.data(), good_bytes_);
     std::memcpy(good_, room_.data(), kHeaderBytes);
     uint64_t sum = 0;
     std::memcpy(&sum, good_ + 248, 8);
@@ -581,16 +564,8 @@ class MadeUpHeader : public testing::Test {
     if (!has_output) same.output_dim = 0;
     if (same.scale == 0.0f) same.scale = 0.0f;  // -0, too
     const bool only_asks = config.num_heads != 0 && config.key_dim == 0;
-    const mha_layer_weights weights = WeightsOf(same, has_output != 0, only_asks);
-    size_t packed_bytes = 0;
-    mha_error error;
-    const mha_linear_weights linear = LinearOf(same, weights);
-    EXPECT_EQ(Name(config.num_heads == 0
-                       ? mha_linear_pack_size(&linear, &options_, &packed_bytes, &error)
-                       : mha_layer_pack_size(&same, &weights, &options_, &packed_bytes, &error)),
-              Name(MHA_OK))
-        << error.message;
-    EXPECT_EQ(packed_bytes, bytes);
+    SetLayer(same, has_output != 0, only_asks);
+    EXPECT_EQ(data_.PackSize(&options_), bytes);
     Random random(7);
     if (config.num_heads == 0) {
       Memory x(static_cast<size_t>(3 * config.query_dim) * 4, Place::kBeforeGuard),
@@ -621,7 +596,19 @@ class MadeUpHeader : public testing::Test {
   size_t good_bytes() const { return good_bytes_; }
 
  private:
+  void SetLayer(const mha_layer_config &config, bool has_output, bool only_asks) {
+    static const float numbers[4096] = {0.5f, -0.25f, 1.0f};
+    data_.config = config;
+    data_.weights = Zeroed<mha_layer_weights>();
+    if (config.num_heads != 0) data_.weights.w_q.data = numbers;
+    if (config.num_heads != 0 && !only_asks)
+      data_.weights.w_k.data = data_.weights.w_v.data = numbers;
+    if (config.gate != MHA_GATE_NONE) data_.weights.w_g.data = numbers;
+    if (has_output) data_.weights.w_o.data = numbers;
+  }
+
   Packed kind_;
+  LayerData data_{SmallLayer()};
   mha_layer_options options_;
   Memory room_{16384, Place::kBeforeGuard, 64};
   Memory storage_{mha_layer_view_size(), Place::kBeforeGuard, 16};

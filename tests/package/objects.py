@@ -126,7 +126,7 @@ def check_exports(arguments):
 
 
 def check_archive(arguments):
-    """The static library needs libc only, has no writable data but the instruction sets of the machine, and defines only names that begin with mha."""
+    """The static library needs libc only, has no writable data but the instruction sets of the machine, and defines only mha_* and names in the namespace mha."""
     all_symbols = list(symbols(arguments.nm, "--extern-only", arguments.library))
     if not any(symbol.name == "mha_forward" for symbol in all_symbols):
         sys.exit(f"mha_forward is not in {arguments.library}: has the output of {arguments.nm} another form?")
