@@ -30,9 +30,7 @@ static const float *append(struct decoder *d, int64_t sequence, const int32_t *t
   return decoder_run(d, &(struct piece){sequence, tokens, count, 1}, 1);
 }
 
-/* ---- A model to try it on
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- A model to try it on */
 
 struct writer {
   FILE *file, *header; /* one pass for the header, one for the numbers */
@@ -112,9 +110,7 @@ static void write_model(const char *path, const int64_t *shape) {
   if (ferror(w.file) | fclose(w.file)) fail("%s cannot be written", path);
 }
 
-/* ---- All ways to the same tokens
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- All ways to the same tokens */
 
 enum {
   prompt_tokens = 75,
@@ -227,9 +223,7 @@ static int check_model(const char *path, int64_t heads) {
   return is_same ? 0 : 1;
 }
 
-/* ---- The program
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- The program */
 
 static double seconds(void) {
   struct timespec now;

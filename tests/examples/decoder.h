@@ -51,8 +51,7 @@ static void *allocate(int64_t count, size_t size) {
   return memory;
 }
 
-/* ---- The model: nothing changes once it is loaded, so that any number of threads may use it
- * ---------------------------------------- */
+/* ---- The model: nothing changes once it is loaded, so that any number of threads may use it */
 
 struct model {
   struct safetensors file; /* stays open for the rows of the embedding */
@@ -202,8 +201,7 @@ static void model_free(struct model *m) {
   safetensors_close(&m->file);
 }
 
-/* ---- The decoder: sequences under way, and the memory of a call
- * -------------------------------------------------------------------- */
+/* ---- The decoder: sequences under way, and the memory of a call */
 
 struct sequence {
   int64_t length, num_blocks;
@@ -323,9 +321,7 @@ static void decoder_free(struct decoder *d) {
   free(d->x), free(d->normed), free(d->attended), free(d->gate), free(d->up), free(d->logits);
 }
 
-/* ---- Sequences: who has which blocks
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- Sequences: who has which blocks */
 
 static int32_t take_free_block(struct decoder *d) {
   int32_t b = 0;
@@ -387,9 +383,7 @@ static void decoder_share(struct decoder *d, int64_t from, int64_t to, int64_t l
   s->length = length;
 }
 
-/* ---- Tokens through the model
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- Tokens through the model */
 
 /* A loop over rows on the library's threads: what is computed beside it need not run on one alone.
  */
