@@ -49,6 +49,14 @@ LayerProblem RandomSizes(Random &random) {
   return sizes;
 }
 
+// A causal call of n_q queries and n_kv keys.
+LayerProblem Causal(LayerProblem sizes, int64_t n_q, int64_t n_kv) {
+  sizes.n_q = n_q;
+  sizes.n_kv = n_kv;
+  sizes.is_causal = true;
+  return NormalLayer(sizes);
+}
+
 // ---- Nothing is read or written beside what was given
 
 class GuardPages : public InstructionSetTest {
@@ -142,15 +150,11 @@ TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
 // Tasks have slices of the workspace, which is exactly as large as the query says for any number of
 // threads.
 TEST_P(GuardPages, AreNotTouchedByManyTasks) {
-  LayerProblem sizes = SmallSizes();
-  sizes.n_q = 37;
-  sizes.n_kv = 41;
-  sizes.is_causal = true;
-  const LayerProblem problem = NormalLayer(sizes);
+  const LayerProblem problem = Causal(SmallSizes(), 37, 41);
   const Layer layer = Create(LayerData(problem), instruction_set());
   ForwardData forward(layer.get(), problem, {Guarded(kAskAll)});
   const Outputs expected_forward = forward.Compute();
-  AttentionData attention(NormalAttention(sizes), {Guarded(kAskAll), instruction_set()});
+  AttentionData attention(NormalAttention(problem), {Guarded(kAskAll), instruction_set()});
   const Outputs expected_attention = attention.Compute();
   for (uint32_t num_threads : {1u, 2u, 3u, 7u, 64u, 1000u}) {
     SCOPED_TRACE(num_threads);
@@ -217,21 +221,14 @@ TEST(Arguments, AreReusableForAnyNumberOfCalls) {
 // Calls function(data) for all entries and kinds of calls, with all optional outputs and with none.
 template <typename Function>
 void ForEachCall(uint32_t instruction_set, const Function &function) {
-  const auto causal = [](LayerProblem sizes) {
-    sizes.is_causal = true;
-    return NormalLayer(sizes);
-  };
+  const LayerProblem problem = Causal(SmallSizes(), 19, 270),  // two chunks
+      of_itself = Causal(OfItself(SquareSizes(24, 3, 3, 8), 19), 19, 19),
+                     of_few_rows = Causal(OfItself(SquareSizes(24, 3, 3, 8), 5), 5, 5);
   LayerProblem sizes = SmallSizes();
-  sizes.n_q = 19;
-  sizes.n_kv = 270;  // two chunks
-  const LayerProblem problem = causal(sizes),
-                     of_itself = causal(OfItself(SquareSizes(24, 3, 3, 8), 19)),
-                     of_few_rows = causal(OfItself(SquareSizes(24, 3, 3, 8), 5));
   sizes.batch = 1;
-  const LayerProblem together = causal(sizes);
-  LayerProblem indexed = sizes;
-  indexed.num_kv_heads = 1;
-  indexed.is_causal = true;
+  const LayerProblem together = Causal(sizes, 19, 270);
+  sizes.num_kv_heads = 1;
+  const LayerProblem indexed = Causal(sizes, 19, 270);
   const PackedSequences sequences = {{0, 3, 3, 4, 19}, {0, 3, 7, 8, 270}, {}};
   const Layer layer = Create(LayerData(problem), instruction_set),
               plain = Create(LayerData(of_itself), instruction_set);
@@ -891,11 +888,7 @@ class SharedLayer : public InstructionSetTest {};
 
 // Four threads use one layer and the same inputs at once, each with its own workspace and outputs.
 TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
-  LayerProblem sizes = SquareSizes(32, 4, 2, 8);
-  sizes.n_q = 21;
-  sizes.n_kv = 30;
-  sizes.is_causal = true;
-  const LayerProblem problem = NormalLayer(sizes);
+  const LayerProblem problem = Causal(SquareSizes(32, 4, 2, 8), 21, 30);
   const LayerData layer_data(problem);
   const Layer layer = Create(layer_data, instruction_set());
   const Memory packed = layer_data.Pack();
@@ -934,11 +927,7 @@ TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
 
 // Several calls at once, the tasks of each on threads.
 TEST_P(SharedLayer, GivesTheSameBitsFromTasksOnThreads) {
-  LayerProblem sizes = SquareSizes(32, 4, 2, 8);
-  sizes.n_q = 40;
-  sizes.n_kv = 300;
-  sizes.is_causal = true;
-  const LayerProblem problem = NormalLayer(sizes);
+  const LayerProblem problem = Causal(SquareSizes(32, 4, 2, 8), 40, 300);
   const Layer layer = Create(LayerData(problem), instruction_set());
   const Outputs expected = ForwardData(layer.get(), problem, {Guarded(kAskAll)}).Compute();
   const Scheduler scheduler(3, RunOnThreads);
