@@ -48,7 +48,18 @@ class Everything {
     forward_.SetScheduler(&scheduler_.scheduler);
     attention_.SetScheduler(&scheduler_.scheduler);
     choice_.SetScheduler(&scheduler_.scheduler);
+    linear_.rows = problem_.batch * kRows;
+    linear_.x.data = forward_.args.query.data;
+    linear_.output.data = product_.data();
     linear_.scheduler = &scheduler_.scheduler;
+    rope_.dims = rope_.num_positions = 16;
+    states_.batch = 1;
+    states_.num_heads = kHeads;
+    states_.n_q = kRows;
+    states_.head_dim_v = kWidth;
+    states_.states = merged_.floats();
+    states_.output.data = finished_.data();
+    states_.instruction_set = set_;
     for (Function &function : functions_)
       EXPECT_EQ(function.run(), MHA_OK) << function.name << ": " << error.message;
   }
@@ -194,13 +205,7 @@ class Everything {
          linear_layer_ = created_;
          return status;
        }},
-      {"mha_linear_workspace",
-       [this] {
-         linear_.rows = problem_.batch * kRows;
-         linear_.x.data = forward_.args.query.data;
-         linear_.output.data = product_.data();
-         return mha_linear_workspace(linear_layer_, &linear_, &bytes_, &error);
-       }},
+      CALL(mha_linear_workspace, linear_layer_, &linear_, &bytes_, &error),
       CALL(mha_linear, linear_layer_, &linear_, workspace(), room(), &error),
       CALL(mha_linear_info, linear_layer_, &linear_, &info, &error),
       CALL(mha_kv_cache_size, &cache_config_, &bytes_, &error),
@@ -229,28 +234,13 @@ class Everything {
       CALL(mha_kv_cache_shape, cache_, &cache_config_, &error),
       CALL(mha_kv_cache_view, cache_buffer_.data(), cache_buffer_.size(), &cache_, &error),
       CALL(mha_kv_cache_truncate, cache_, 0, 0, &error),
-      {"mha_rope_tables",
-       [this] {
-         rope_.dims = 16;
-         rope_.num_positions = 16;
-         return mha_rope_tables(&rope_, cosines_.floats(), sines_.floats(), &error);
-       }},
+      CALL(mha_rope_tables, &rope_, cosines_.floats(), sines_.floats(), &error),
       CALL(mha_alibi_slopes, kHeads, slopes_.floats(), &error),
       CALL(mha_t5_relative_bias, keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(),
            &error),
-      CALL(mha_states_merge, kRows *kHeads, kWidth, merged_.floats(), merged_.floats(),
+      CALL(mha_states_merge, (kRows * kHeads), kWidth, merged_.floats(), merged_.floats(),
            merged_.floats(), set_, &error),
-      {"mha_states_finish",
-       [this] {
-         states_.batch = 1;
-         states_.num_heads = kHeads;
-         states_.n_q = kRows;
-         states_.head_dim_v = kWidth;
-         states_.states = merged_.floats();
-         states_.output.data = finished_.data();
-         states_.instruction_set = set_;
-         return mha_states_finish(&states_, &error);
-       }},
+      CALL(mha_states_finish, &states_, &error),
   };
 };
 
