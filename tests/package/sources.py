@@ -113,21 +113,20 @@ def check_promises(arguments):
 
 
 def check_layout(arguments):
-    """c99_test.c asserts the size of every public struct; lines of the headers, of README.md and of building.md have at most 100 columns, as has
-    the text of the other pages, those of C and C++ 140."""
-    narrow = [*(arguments.source / "include").glob("*.h"), arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
+    """c99_test.c asserts the size of every public struct. Lines of C and C++, of README.md and of building.md have at most 100 columns, as has the
+    text of the other pages."""
     for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/**/*.md"), *arguments.source.glob("tests/**/*.md")]:
         text = re.sub(r"^(```.*?^```|    .*?|\|.*?)$", lambda code: "\n" * code.group().count("\n"), page.read_text(), flags=re.DOTALL | re.MULTILINE)
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 100 and "https://" not in line:
                 failures.append(f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text should have at most 100.")
     # Cargo builds in tools/bindings/rust/target.
-    wide = [path for folder in ("src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
-            for path in (arguments.source / folder).rglob(f"*.{ending}") if "target" not in path.relative_to(arguments.source).parts]
-    for path, most in sorted([(path, 100) for path in narrow] + [(path, 140) for path in wide]):
+    files = [path for folder in ("include", "src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
+             for path in (arguments.source / folder).rglob(f"*.{ending}") if "target" not in path.relative_to(arguments.source).parts]
+    for path in sorted([*files, arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if len(line) > most:
-                failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most {most}.")
+            if len(line) > 100:
+                failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most 100.")
     header = without_comments("".join((arguments.source / "include" / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h")))
     asserted = (arguments.source / "tests" / "interface" / "c99_test.c").read_text()
     structs = re.findall(r"typedef struct (\w+) \{.*?\n\} \1;", header, re.DOTALL)
