@@ -41,8 +41,9 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     // Those of a later tile, which are there when this one is done.
     if (row.query + max_attend_rows < unit.query_begin + unit.queries) {
       const char *const input = static_cast<const char *>(unit.input(row));
-      prefetch_row(element_at(input, call.arrays.q.storage, max_attend_rows * call.arrays.q.row_stride),
-                   head_dim * bytes_of(call.arrays.q.storage));
+      prefetch_row(
+          element_at(input, call.arrays.q.storage, max_attend_rows * call.arrays.q.row_stride),
+          head_dim * bytes_of(call.arrays.q.storage));
     }
     const float *const from = needs_preparation ? prepared_query<V>(unit, row, to)
                                                 : static_cast<const float *>(unit.input(row));

@@ -471,7 +471,8 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;
     if (c + 1 < count)
-      ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0, group_bytes_of(call.arrays.v)};
+      ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0,
+               group_bytes_of(call.arrays.v)};
     float *const o = unit.o(slot + c, rows.begin);
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
     // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v

@@ -297,7 +297,8 @@ void normalize_context(const Attention &call, int64_t sequence_index, int64_t ro
                 together = norm.is_of_all_heads ? call.request.num_heads : 1;
   for (int64_t row = sequence.q_first + row_begin; row < sequence.q_first + row_end; ++row) {
     float *x = static_cast<float *>(call.arrays.output.base) +
-               sequence.in_arrays * call.arrays.output.batch_stride + row * call.arrays.output.row_stride;
+               sequence.in_arrays * call.arrays.output.batch_stride +
+               row * call.arrays.output.row_stride;
     Statistics found = {};
     for (int64_t head = 0; head < call.request.num_heads; ++head, x += stride) {
       const auto row_of = [x, stride](int64_t other) MHA_INLINED { return x + other * stride; };

@@ -408,8 +408,8 @@ mha_layer_config Config(std::array<int64_t, 8> dimensions, float scale = 0) {
 
 // ---- Headers that somebody made up, with the right checksum
 
-// Where the fields of a header are (PackedHeader in src/objects/pack.cpp), their width, and whether a
-// layer's size may follow from it.
+// Where the fields of a header are (PackedHeader in src/objects/pack.cpp), their width, and whether
+// a layer's size may follow from it.
 struct Field {
   const char *name;
   size_t offset, width;

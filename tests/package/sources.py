@@ -161,8 +161,8 @@ def check_stages(arguments):
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent.parent, help="the root of the sources")
-commands, parsers = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout"), {}
-for check in (check_operations, check_extensions, check_versions, check_promises, check_layout):
+commands, parsers = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout|stages"), {}
+for check in (check_operations, check_extensions, check_versions, check_promises, check_layout, check_stages):
     name = check.__name__.removeprefix("check_")
     parsers[name] = commands.add_parser(name, help=check.__doc__)
     parsers[name].set_defaults(check=check)
