@@ -16,7 +16,7 @@ that their summary is at the end; only an emulated machine that ran in parallel 
                      processor, under emulation
   build-windows/     cross-compiled for Windows with MinGW-w64: the library; under Wine, the bits of
                      its DLL and the edge cases of its interface
-  build-fuzz/        clang: each fuzz target for 12 seconds (tools/fuzz.sh)
+  build-fuzz/        clang: each fuzz target for 6 seconds (tools/fuzz.sh)
   build/mutate/      ten small faults, planted one at a time, each of which a test must find
                      (tools/mutate.py)
   build/avx512/      on a processor without AVX-512 or its VNNI, the bits of these kernels under
@@ -139,6 +139,7 @@ fi
 # Tests build the library again, as users do, and so does the gate: what one compiler has compiled once is not compiled again.
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_DIR=${CCACHE_DIR:-$PWD/build/ccache}
+  export CCACHE_DEPEND=1  # most files are compiled once: no extra run of the preprocessor for each
 fi
 
 # All that a user's own settings in build/ may have left out.
@@ -194,10 +195,11 @@ perf_gates() {
 
 [[ $matrix == quick ]] || perf_gates  # alone, before anything runs beside
 
-# PyTorch and transformers come from PyPI beside what follows: 3 GB, which is waiting for the most part.
+# Packages for the tests of Python come from PyPI in parallel with what follows. PyTorch and transformers are 3 GB.
+python_packages() { nice -n 5 tools/bindings/python/setup.sh && nice -n 5 tools/bindings/python/setup.sh --runtimes; }
 if [[ $setup == yes && $matrix != quick ]]; then
-  nice -n 5 tools/bindings/python/setup.sh --runtimes >"$logs/runtimes" 2>&1 &
-  runtimes=$!
+  python_packages >"$logs/python" 2>&1 &
+  python=$!
 fi
 
 # The emulator takes one processor for some ten minutes. It has what the parts that follow leave idle, and a little more, so that none waits for
@@ -227,8 +229,8 @@ if [[ $matrix != quick ]]; then
   fi
 fi
 [[ $matrix == quick ]] || {
-  say "fuzzing each target for 12 s, in build-fuzz"
-  run_part "fuzzing" tools/fuzz.sh all 12
+  say "fuzzing each target for 6 s, in build-fuzz"
+  run_part "fuzzing" tools/fuzz.sh all 6
   say "planting faults, in build/mutate"
   if [[ $matrix == all ]]; then run_part "mutants" tools/mutate.py; else run_part "ten mutants" tools/mutate.py --sample 10; fi
 }
@@ -286,11 +288,10 @@ other_parts() {
   [[ $matrix != all ]] || run_part "the packages of the Rust crates" tools/release/crates.sh --test
   [[ $matrix != all ]] || run_part "the packages for Debian" tools/release/debian.sh --test
   [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh --test
-  # Packages for the tests of tools/bindings/python. Where PyPI is not to be reached, ctest shows these as skipped.
+  # If PyPI cannot be reached, ctest shows the tests that need it as skipped.
   if [[ $setup == yes ]]; then
-    say "installing Python packages in build/python and build/runtimes"
-    tools/bindings/python/setup.sh || skip "tests python.*, which need packages that could not be installed; see above for the reason"
-    wait "$runtimes" || { cat "$logs/runtimes" && skip "the tests of PyTorch and transformers, which could not be installed; see above for the reason"; }
+    say "waiting for the Python packages"
+    wait "$python" || { cat "$logs/python" && skip "tests python.* that lack packages; see above for the reason"; }
   fi
 }
 [[ $matrix == quick ]] || other_parts
