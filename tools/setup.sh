@@ -31,7 +31,7 @@ for argument in "$@"; do
   case $argument in
     --all)
       needed+=(ccache clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
-      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev doxygen)
+      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev)
       # What tools/test_avx512.sh needs. (Debian's busybox-static would take the place of busybox.)
       if [[ $(uname -m) == x86_64 ]]; then
         useful+=(bochs bochs-term bochsbios vgabios cpio isolinux syslinux-common xorriso)
@@ -43,7 +43,7 @@ for argument in "$@"; do
     --mpi) needed+=(libopenmpi-dev openmpi-bin) ;;
     --release)
       needed+=(abigail-tools mmdebstrap openssh-client)
-      useful+=(doxygen ruby)
+      useful+=(ruby)
       ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;

@@ -8,11 +8,10 @@ case ${1-} in
 tools/site/build.sh [FOLDER]
 
 Builds the site in FOLDER (build/site) by MkDocs: the pages of the tree, the sources that they link
-to, and Doxygen's reference of the headers. A dead link is an error. MkDocs and its theme come from
-PyPI, into build/site_tools.
+to, and the headers. A dead link is an error. MkDocs and its theme come from PyPI, into
+build/site_tools.
 
-Exit codes: 0 the site is built; 1 a page has an error; 2 wrong arguments; 3 Doxygen or MkDocs is
-missing.
+Exit codes: 0 the site is built; 1 a page has an error; 2 wrong arguments; 3 MkDocs is missing.
 
 Examples:
   tools/site/build.sh
@@ -24,15 +23,14 @@ esac
 folder=$(realpath -m "${1:-$(dirname "${BASH_SOURCE[0]}")/../../build/site}")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 lacks() { echo "tools/site/build.sh: $*" >&2 && exit 3; }
-command -v doxygen >/dev/null || lacks "there is no doxygen (Debian: apt-get install doxygen)"
 tools=build/site_tools pages=build/site_pages
 [[ -x $tools/bin/pip ]] || python3 -m venv "$tools" || lacks "python3 makes no virtual environment (Debian: apt-get install python3-venv)"
 "$tools/bin/pip" install --quiet --disable-pip-version-check mkdocs-material==9.8.2 || lacks "pip cannot install MkDocs; see above"
 
-cmake -S . -B build --log-level=NOTICE
-cmake --build build --target doc
 rm -rf "$pages"
 mkdir -p "$pages"
 git ls-files -z LICENSE '*.md' '*.png' '*.h' '*.c' '*.cpp' '*.py' '*.rs' '*.patch' | xargs -0 cp --parents -t "$pages"
-cp -r build/doc/html "$pages/api"
+for header in mha mha_options mha_extra; do  # as pages
+  { printf '# %s.h\n\n~~~~c\n' "$header" && cat "include/$header.h" && echo '~~~~'; } >"$pages/$header.md"
+done
 NO_MKDOCS_2_WARNING=1 "$tools/bin/mkdocs" --quiet build --strict --config-file tools/site/mkdocs.yml --site-dir "$folder"
