@@ -23,44 +23,54 @@ namespace {
 enum Exit { exit_fine = 0, exit_usage = 2, exit_void = 3, exit_not_measured = 4 };
 
 void print_help() {
-  std::cout
-      << R"(mha_bench [--instruction_set=NAME] [--max_of_limit=X] [--max_drift=X] [--max_rotated_mb=X] [flags of Google Benchmark]
+  std::cout << R"(mha_bench [--instruction_set=NAME] [--max_of_limit=X] [--max_drift=X]
+          [--max_rotated_mb=X] [flags of Google Benchmark]
 
-Measures mha as a share of what this machine can do. Every benchmark reports
+Measures the speed of mha as a share of what this machine can do. Every benchmark reports
 
-  of_limit              sum over its stages of max(operations / peak, bytes / bandwidth), divided by the time it took
-  drift                 by what share the limit was different before and after; above 0.1, measure again on a quieter machine
-  GFLOP/s               multiplications and additions; causal work counts only the pairs that attend
+  of_limit              the sum over its stages of max(operations / peak, bytes / bandwidth),
+                        divided by the time it took
+  drift                 by what share the limit changed during the run; above 0.1, measure again on
+                        a quieter machine
+  GFLOP/s               multiplications and additions; causal work counts only pairs that attend
   GB/s                  weights, inputs and outputs, each once
-  peak, bandwidth       the limit, in GFLOP/s and GB/s: multiply-adds on registers; reads of a buffer as large as the working set
+  peak, bandwidth       the limit, in GFLOP/s and GB/s: multiply-adds on registers; reads of a
+                        buffer as large as the working set
   compute_us,memory_us  the time that the operations, and that the bytes, would take at the limit
 
-Peak and bandwidth are measured right before and right after each run, with the same instruction set and number of threads, and the
-better one counts. One thread is timed by processor time, on the last of the cores that mha_bench may use; the group threads by the
-clock, with one thread on each core.
+The limit is measured right before and right after each run, with the same instruction set and
+number of threads, and the better measurement counts. One thread is timed by processor time, on the
+last of the cores that mha_bench may use; the group threads by the clock, with one thread on each
+core.
 
-Groups: layer_prefill, attention_prefill, projection, latency, decode, decode_hot, decode_batch, decode_tokens, decode_attention, storage,
-arithmetic, choose_keys, latent, latent_chosen, latent_prompt, chosen_blocks, threads, instruction_set. Names end in arguments: B batch,
-n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a product.
+Groups: layer_prefill, attention_prefill, projection, latency, decode, decode_hot, decode_batch,
+decode_tokens, decode_attention, storage, arithmetic, choose_keys, latent, latent_chosen,
+latent_prompt, chosen_blocks, threads, instruction_set. Names end in arguments: B batch, n rows,
+D width, H heads, Hkv kv heads, past positions in the cache before, T threads; M rows, K and N of a
+product.
 
-Decoding, but for decode_hot, takes turns through as many equal layers and caches as are together 4 times the largest cache, so that all
-is read from memory, and the limit is the bandwidth at that size. A benchmark that was not given the memory for it says so in its label.
-Some are called in turns with another one: times_f32, times_ungrouped and so on are the time that took, divided by their own.
+Decoding, except for decode_hot, cycles through equal layers and caches of 4 times the size of the
+largest cache, so that everything is read from memory. A benchmark that was not given the memory for
+it says so in its label. Some benchmarks alternate with another one: times_f32, times_ungrouped and
+so on are the time of the other one divided by their own.
 
-  --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512, neon,
-                          and those that end in _vnni, _dotprod or _i8mm
+  --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512,
+                          neon, or one of these with _vnni, _dotprod or _i8mm
   --max_of_limit=X        a run above this is void, since its limit is wrong (1.03)
-  --max_drift=X           a run with more drift is not measured, since the machine is too noisy (1)
-  --max_rotated_mb=X      what a benchmark of decoding may take turns through (a quarter of the memory that is available)
-  --help                  this text, and the flags of Google Benchmark
+  --max_drift=X           a run with more drift is not measured (1)
+  --max_rotated_mb=X      the memory that a benchmark of decoding may cycle through (a quarter of
+                          the memory that is available)
+  --help                  show this text, and the flags of Google Benchmark
 
-Exit status: 0 all was measured, 2 wrong flags or a filter that no benchmark matches, 3 runs were void, 4 something could not be
-measured. A benchmark with a run that was void or not measured has no more figures but an error, and a sentence at the end.
+Exit status: 0 everything was measured; 2 wrong flags, or a filter that matches no benchmark; 3 runs
+were void; 4 something could not be measured. A benchmark that is void or not measured has an error
+in place of figures, and a sentence at the end.
 
 Examples:
   mha_bench --benchmark_list_tests
   mha_bench --benchmark_filter='^layer_prefill/' --benchmark_repetitions=5
-  mha_bench --instruction_set=avx2 --benchmark_filter='^attention_prefill/.*head_dim:64' --benchmark_out=build/avx2.json
+  mha_bench --instruction_set=avx2 --benchmark_filter='^attention_prefill/.*head_dim:64' \
+            --benchmark_out=build/avx2.json
 
 Google Benchmark's:
 

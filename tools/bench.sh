@@ -4,34 +4,20 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-tools/bench.sh [--no-setup] [--instruction_set=NAME] [Google Benchmark flags]
+tools/bench.sh [--no-setup] [FLAG OF MHA_BENCH...]
 
-Installs missing packages (tools/setup.sh), builds build/bin/mha_bench, and runs it. It reports the
-speed of mha as a fraction of what this machine can do (of_limit), measured right before and right
-after each run. Results go to stdout in the requested format, and everything else to stderr.
-Single-threaded benchmarks run on the last core, those of the group threads on every core; `taskset
--c CORES tools/bench.sh` restricts both. With --benchmark_repetitions=3, the whole set takes about 6
-minutes of processor time (measured on one AVX-512 core, and so without threads on several).
-Decoding cycles through more memory than the largest cache holds, up to a quarter of the available
-memory; --max_rotated_mb=1000 limits that. Any other load on the machine falsifies the results.
+Installs missing packages (tools/setup.sh), builds build/bin/mha_bench, and runs it; mha_bench
+--help explains its figures, flags and exit status. Results go to stdout, everything else to stderr.
+Any other load on the machine falsifies the results; `taskset -c CORES tools/bench.sh` restricts the
+cores. With --benchmark_repetitions=3 the whole set takes about 6 minutes of one core.
 
-  --no-setup               install nothing
-  --instruction_set=NAME   the instruction set that the library uses: auto (the best; default),
-                           scalar, avx2, avx2_vnni, avx512, avx512_vnni, neon, neon_dotprod or
-                           neon_i8mm
-  --benchmark_...          any Google Benchmark flag; the defaults here are
-                           --benchmark_repetitions=5 --benchmark_min_time=0.1
-                           --benchmark_display_aggregates_only=true
-                           --benchmark_counters_tabular=true
-  --help                   show this text; `build/bin/mha_bench --help` explains the figures and
-                           all flags
+  --no-setup      install nothing
+  --benchmark_... any flag of Google Benchmark; the defaults here are --benchmark_repetitions=5
+                  --benchmark_min_time=0.1 --benchmark_display_aggregates_only=true
+                  --benchmark_counters_tabular=true
+  --help          show this text
 
-A benchmark keeps its arrays across repetitions and measures its limit with each of them, so
---benchmark_enable_random_interleaving, which would rebuild the arrays each time, gains nothing.
-
-Exit status: 0 everything was measured; 1 the benchmarks could not be built; 2 wrong flags, or a
-filter that matches no benchmark; 3 some runs were void (above 1.03 of the limit, which is then
-wrong); 4 something could not be measured.
+Exit status: that of mha_bench, or 1 if it could not be built.
 
 Examples:
   tools/bench.sh                                                           everything

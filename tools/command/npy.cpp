@@ -43,8 +43,8 @@ Rows::Rows(const std::string &path) : file_(path) {
     fail(path, ": has a header of ", length, " bytes, too long for an array of numbers");
 
   const std::string header(bytes.substr(front, length));
-  static const std::regex form(
-      R"(\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,18}, ?)*\d{0,18})\),? ?\} *\n?)");
+  static const std::regex form(R"(\{'descr': '([^']*)', 'fortran_order': (True|False), )"
+                               R"('shape': \(((?:\d{1,18}, ?)*\d{0,18})\),? ?\} *\n?)");
   std::smatch found;
   if (!std::regex_match(header, found, form))
     fail(path, ": has a header that numpy.save does not write: ", in_quotes(header));

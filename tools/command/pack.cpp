@@ -47,7 +47,8 @@ mha_layer_view takes the whole file, and reads only the layer.
 
 Examples:
   mha pack --weights model.safetensors --layer layers.0 --output layer.mha   (reads config.json)
-  mha pack --weights layer.safetensors --heads 12 --causal --weight-type int8 --arithmetic int16 --output layer.mha
+  mha pack --weights layer.safetensors --heads 12 --causal --weight-type int8 \
+    --arithmetic int16 --output layer.mha
   mha verify layer.mha
   mha run --packed layer.mha --input x.npy --output y.npy)");
   pack_app->callback([options] { pack(*options); });
