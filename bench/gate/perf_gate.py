@@ -400,10 +400,6 @@ def report(arguments, base, new, results):
                        "outputs_difference": max(0, result.difference)} for result in results]
             pathlib.Path(arguments.json).write_text(json.dumps({"base": base.name, "new": new.name, "threshold": arguments.threshold,
                                                                 "sentence": sentence, "shapes": shapes}, indent=2) + "\n")
-        if arguments.markdown:
-            rows.insert(1, ["---"] * len(rows[0]))
-            with open(arguments.markdown, "a", encoding="utf-8") as file:
-                file.write("\n".join(["### mha perf gate", "", sentence, "", heading, "", *(f"| {' | '.join(row)} |" for row in rows), "", ""]))
     except OSError as error:
         raise cannot_measure(f"the report cannot be written to '{error.filename}': {error.strerror}") from error
     return status
@@ -436,7 +432,6 @@ def parse():
     parser.add_argument("--threshold", metavar="P", type=percent, help="the slowdown that is a regression (default: 5%%; with --count, 1%%)")
     parser.add_argument("--rounds", metavar="N", type=rounds, default=15, help="the number of rounds, at least 7 (default: 15)")
     parser.add_argument("--json", metavar="FILE", help="write all results, with the times of every round")
-    parser.add_argument("--markdown", metavar="FILE", help="append the table, for a job summary")
     parser.add_argument("--build", metavar="FOLDER", type=pathlib.Path, default=ROOT / "build" / "perf_gate",
                         help="the folder to build in, which keeps builds for the next run (default: build/perf_gate)")
     arguments = parser.parse_args()
