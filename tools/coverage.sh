@@ -8,22 +8,16 @@ tools/coverage.sh [--html FOLDER]
 
 Builds with g++ in build-coverage/, with coverage counters in the library except its kernels, in the
 command and in the operators for ONNX Runtime. Runs the tests with the labels bits, cache, interface
-and command on one instruction set. Prints for each file how many lines and branches ran, and which
-lines did not run, or not with each of their branches. Exception branches do not count; the library
-has none. The operators are tested if build/python has ONNX Runtime (tools/bindings/python/setup.sh) and its
-headers are installed (tools/adapters/onnx/headers.sh).
-
-Installs gcovr from PyPI in build-coverage/venv (Debian: python3-venv). Takes 3 minutes on 2 cores
-once the kernels are compiled.
+and command on one instruction set, and those of the operators where ONNX Runtime and its headers
+are there. Prints for each file how many lines and branches ran, and those that did not. Installs
+gcovr from PyPI in build-coverage/venv. Takes 3 minutes on 2 cores once the kernels are compiled.
 
   --html FOLDER   also write pages that show the code
   --help          show this text
 MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
-These parts do not run: in src/cpu.cpp, instruction sets that this machine lacks, and the answer for
-sets that no system can be asked about; in src/openblas, the product, of which the package tests
-link a copy; some branches for sizes larger than any memory, and second halves of conditions that
-the first half decides.
+These lines cannot run: instruction sets that this machine lacks (src/cpu.cpp); the product in
+src/openblas, of which tests link a copy; some branches for sizes larger than any memory.
 
 Exit status: 0 if at least 99% of the lines and 96% of the branches of src ran; 1 if fewer did, or a
 test failed; 2 wrong arguments.

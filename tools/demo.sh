@@ -6,17 +6,15 @@ usage() {
   cat <<'TEXT'
 tools/demo.sh [--no-setup]
 
-Installs missing packages (tools/setup.sh; Python packages go to build/python), builds what it needs
-in build/, and shows three things: `python -m mha explain`, which walks through a small layer step
-by step; the same as a page with heat maps of what heads attend to in a sentence,
-build/explained.html; and `mha run` on a layer as large as one of the smallest GPT-2 (1024 tokens of
-width 768, 12 heads, causal) with random weights. Then it measures that layer against the limit of
+Installs missing packages, builds what it needs in build/, and shows three things: a small layer
+step by step (python -m mha explain); heat maps of what heads attend to in a sentence
+(build/explained.html); and a layer of GPT-2's size, by mha run, with its speed against the limit of
 this machine.
-
-Exit status: 0 if everything was shown, 1 with an error message otherwise.
 
   --no-setup   install nothing
   --help       show this text
+
+Exit status: 0 if everything was shown; 1 otherwise.
 
 Examples:
   tools/demo.sh

@@ -7,18 +7,13 @@ usage() {
 tools/soak.sh [MINUTES]
 
 Builds mha_soak (tests/load/soak.cpp) in build/ and runs it for MINUTES minutes (default: 30). It
-behaves like a server, with a thread per core: sequences arrive with a new prompt or after the
-prefix of another one, grow by one to four tokens in batches, lose drafted tokens, and leave. They
-are in paged caches of f32, f16, bf16 and int8, with grouped heads, windows and chosen keys. It
-recomputes every tenth result, the whole sequence at once without a cache (where the cache has fewer
-bits: with an empty one), and compares with memcmp. It counts blocks, and prints counts and memory
-every 10 seconds.
-
-Before that, it plants a leaked block, wrong block tables and leaked memory for 6 seconds each,
-which it must find.
+behaves like a server with a thread per core: sequences arrive, grow, lose drafted tokens and leave,
+in paged caches of several types. It recomputes every tenth result without a cache and compares with
+memcmp, and prints counts of blocks and the memory every 10 seconds. Before that, it measures
+latencies, and plants faults for 6 seconds each, which it must find.
 
 Exit status: 0 success; 1 a result has a wrong bit, a call failed, a block was lost, or the process
-ended more than 1 MiB larger than it was after the first minute; 2 wrong arguments.
+grew by more than 1 MiB after the first minute; 2 wrong arguments.
 
 Examples:
   tools/soak.sh

@@ -8,32 +8,28 @@ tools/test_avx512.sh [--build FOLDER] [--machines COUNT] [--time-limit SECONDS] 
                      [SELECTION...]
 
 Runs tests of the AVX-512 kernels in Bochs, a PC emulator that has these instructions, under
-Debian's Linux kernel for cloud machines. Each processor of this machine boots one emulated machine
-(20 s), and these share the tests. An instruction takes about 100 times as long as on a processor
-that has it. Requires programs built by tools/test.sh, and the Debian packages that tools/setup.sh
---all installs. apt downloads the kernel (30 MB) into FOLDER/avx512, which also keeps the output of
-the machines. Installs nothing, and needs no root.
+Debian's Linux kernel for cloud machines, which apt downloads (30 MB) into FOLDER/avx512. Each
+processor of this machine boots one emulated machine (20 s), and these share the tests. An
+instruction takes about 100 times as long as on a processor that has it. Requires the programs of
+tools/test.sh and the Debian packages of tools/setup.sh --all; needs no root.
+
+  SELECTION...           ctest options, such as -R and -L, that select from the tests that name
+                         AVX-512 (default: -L '^wide$', what only vectors of another width get
+                         wrong)
+  --build FOLDER         the folder of the programs (default: build)
+  --machines COUNT       the number of emulated machines (default: one for each processor)
+  --time-limit SECONDS   the time that a machine may take (default: 1200)
+  --without-vnni         emulate a processor without VNNI, and run no tests of kernels that need it
+  --help                 show this text
+MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
 
 Exit status: 0 all tests passed; 1 not all tests passed; 2 wrong arguments; 3 a requirement is
 missing.
 
-  SELECTION...           ctest options, such as -R and -L, that select from the tests that name
-                         AVX-512 (default: -L '^wide$', what only vectors of another width get
-                         wrong; -L '^wide' also selects all generated calls with every pair of
-                         options)
-  --build FOLDER         the folder of the programs, relative to the project root (default: build)
-  --machines COUNT       the number of emulated machines (default: one for each processor)
-  --time-limit SECONDS   the time that a machine may take (default: 1200)
-  --without-vnni         emulate a processor without VNNI (Skylake instead of Ice Lake), and run no
-                         tests of kernels that need it
-  --help                 show this text
-MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
-
 Examples:
   tools/test_avx512.sh
-  tools/test_avx512.sh -L '^wide'
+  tools/test_avx512.sh -L '^wide'    also all generated calls with every pair of options
   tools/test_avx512.sh -R 'cache.*Ring'
-  tools/test_avx512.sh --time-limit 7200 -R '^(contract|checksums|cache|weights|types|rope)[.]'
 TEXT
 }
 

@@ -7,17 +7,16 @@ usage() {
 tools/test_cpus.sh [--build FOLDER] [SELECTION...]
 
 Runs tests with qemu-x86_64 on two emulated processors: Nehalem, which has no AVX, and Haswell,
-which has AVX2 but nothing newer. An instruction that the processor lacks ends the test. First
-checks that the library detects the right instruction sets, also on a Haswell without fma or F16C.
-Skips GeneratedPairs on Haswell, because QEMU 7.2 reads beyond the operand of a scalar fma. Requires
-programs built by tools/test.sh and Debian's package qemu-user.
-
-Exit status: 0 all tests passed; 1 a test failed; 2 wrong arguments; 3 qemu is missing.
+which has AVX2 but nothing newer. First checks that the library detects the right instruction sets,
+also on a Haswell without fma or F16C. Requires the programs of tools/test.sh and Debian's package
+qemu-user.
 
   SELECTION...       options of ctest, such as -R and -L (default: -L '^brief$')
   --build FOLDER     the folder of the programs (default: build)
   --help             show this text
 MHA_TEST_ROUNDS multiplies the number of random cases (default here: 0.1).
+
+Exit status: 0 all tests passed; 1 a test failed; 2 wrong arguments; 3 qemu is missing.
 
 Examples:
   tools/test_cpus.sh

@@ -4,13 +4,14 @@ usage() {
   cat <<'TEXT'
 tools/release/debian.sh [--test] [OUTPUT_FOLDER]
 
-Builds the source package and libmha0, libmha-dev and mha of what HEAD has, for Debian 12 and 13, each in a new root of that release that
-mmdebstrap makes; lintian must find no error and no warning. Roots are kept for a day in ~/.cache/mha-release. MHA_DEBIAN_SUITES names other releases,
-DEBFULLNAME and DEBEMAIL the maintainer (default: the author of HEAD).
+Builds the source package and libmha0, libmha-dev and mha of HEAD for Debian 12 and 13, each in a
+new root of that release that mmdebstrap makes. lintian must find no error and no warning. Roots are
+kept for a day in ~/.cache/mha-release. MHA_DEBIAN_SUITES names other releases, DEBFULLNAME and
+DEBEMAIL the maintainer (default: the author of HEAD).
 
   OUTPUT_FOLDER  default: build/release
-  --test         also install them where nothing of mha was, beside a C compiler and pkg-config, and run README's program, its output compared,
-                 linked with the shared and the static library, and compare the command's results with the published ones
+  --test         also install the packages in a new root, run README's program with the shared and
+                 with the static library, and compare the command's results with the published ones
   --help         this text
 
 Examples:

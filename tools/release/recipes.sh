@@ -4,14 +4,15 @@ usage() {
   cat <<'TEXT'
 tools/release/recipes.sh [--test] [OUTPUT_FOLDER]
 
-Writes the source archive mha-VERSION.tar.gz and, with its place and checksum, the port of vcpkg, the recipe of Conan, the formula of Homebrew
-and the lines for CMake's FetchContent into OUTPUT_FOLDER/recipes.
+Writes the source archive mha-VERSION.tar.gz, and into OUTPUT_FOLDER/recipes the port of vcpkg, the
+recipe of Conan, the formula of Homebrew and the lines for CMake's FetchContent, with its URL and
+checksum.
 
   OUTPUT_FOLDER     default: build/release
-  MHA_URL           where the archive's folder will be published; default: the output folder, as a file: URL
-  MHA_HOMEPAGE      what the recipes name as the project's page; default: MHA_URL
-  --test            also check the port's JSON and the formula's Ruby, and run README's program, its output compared, with what is built
-                    from the archive by FetchContent, by Conan (from PyPI) static, and by Conan shared
+  MHA_URL           the URL of the archive's folder; default: the output folder, as a file: URL
+  MHA_HOMEPAGE      the project's page; default: MHA_URL
+  --test            also check the port's JSON and the formula's Ruby, and run README's program with
+                    the library that FetchContent and Conan (static and shared) build
   --help            this text
 
 Examples:

@@ -4,15 +4,17 @@ usage() {
   cat <<'TEXT'
 tools/release/wheels.sh [--test] [OUTPUT_FOLDER]
 
-Makes the Python packages of what HEAD has: the source distribution, and a wheel with the shared library in it, for Python 3.9 and newer of any kind
-and any processor of this architecture; on Linux with the operators for ONNX Runtime. On x86-64 Linux also the wheel for AArch64, if its compiler is
-there. On Linux auditwheel names the systems that a wheel is for. The same bytes wherever and whenever one compiler makes them.
+Makes the Python packages of HEAD: the source distribution, and a wheel with the shared library for
+Python 3.9 and newer, on Linux with the operators for ONNX Runtime. On x86-64 Linux also the wheel
+for AArch64, if its compiler is there. One compiler makes the same bytes everywhere.
 
-Needs a C and C++ compiler, the headers of xsimd (Debian: g++ libxsimd-dev; g++-aarch64-linux-gnu), python3 with venv, and PyPI.
+Needs a C and C++ compiler, the headers of xsimd (Debian: g++ libxsimd-dev; g++-aarch64-linux-gnu),
+python3 with venv, and PyPI.
 
   OUTPUT_FOLDER  default: build/release
-  --test         also install each, with NumPy alone, where nothing of mha was, and compare what it computes: the wheel, a wheel that pip builds of the
-                 source distribution, and under emulation (Debian: qemu-user) that for AArch64, by a Python that apt-get downloads
+  --test         also install each package with NumPy alone and compare what it computes: the wheel,
+                 a wheel that pip builds from the source distribution, and, under emulation (Debian:
+                 qemu-user), the wheel for AArch64
   --help         this text
 
 Examples:

@@ -6,17 +6,14 @@ usage() {
   cat <<'TEXT'
 tools/adapters/onnx/headers.sh [FOLDER]
 
-Puts the headers of ONNX Runtime 1.21, which the operators for it are built with (src/docs/onnx.md), into FOLDER/include (build/onnxruntime,
-where the build looks for them). Does nothing if they are there, or if Debian's package libonnxruntime-dev is installed.
+Puts the headers of ONNX Runtime 1.21 into FOLDER/include (build/onnxruntime, where the build looks
+for them), unless they are there or Debian's libonnxruntime-dev is installed. apt-get downloads that
+package of Debian 13, also on Debian 12, and installs nothing.
 
-They come from Debian 13's package libonnxruntime-dev, also on Debian 12: apt-get downloads it, and its list of packages (10 MB), from where
-the system's own packages come from, and nothing is installed. Needs apt-get and dpkg-deb, on Debian.
-
-Exits with 0 if the headers are there, with 1 and a sentence if they cannot be had, with 2 for wrong usage.
+Exit status: 0 the headers are there; 1 they could not be downloaded; 2 wrong usage.
 
 Example:
-  tools/adapters/onnx/headers.sh
-  cmake -S . -B build && cmake --build build --target mha_onnx
+  tools/adapters/onnx/headers.sh && cmake -S . -B build && cmake --build build --target mha_onnx
 TEXT
 }
 

