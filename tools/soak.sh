@@ -9,8 +9,8 @@ tools/soak.sh [MINUTES]
 Builds mha_soak (tests/load/soak.cpp) in build/ and runs it for MINUTES minutes (default: 30). It
 behaves like a server with a thread per core: sequences arrive, grow, lose drafted tokens and leave,
 in paged caches of several types. It recomputes every tenth result without a cache and compares with
-memcmp, and prints counts of blocks and the memory every 10 seconds. Before that, it measures
-latencies, and plants faults for 6 seconds each, which it must find.
+memcmp, and prints counts of blocks and the memory every 10 seconds. Before that, it plants
+faults for 6 seconds each, which it must find.
 
 Exit status: 0 success; 1 a result has a wrong bit, a call failed, a block was lost, or the process
 grew by more than 1 MiB after the first minute; 2 wrong arguments.
