@@ -185,10 +185,10 @@ MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum,
   static_assert(count % at_once == 0, "no vector is left over");
   MHA_UNROLL for (int first = 0; first < count; first += at_once) {
     V p[at_once];
-    MHA_UNROLL for (int i = 0; i < at_once; ++i) p[i] =
-        load<V>(s + (first + i) * static_cast<int>(V::size)) * factor - maximum;
+    MHA_EACH(i, at_once)
+      p[i] = load<V>(s + (first + i) * static_cast<int>(V::size)) * factor - maximum;
     exp_of(p);
-    MHA_UNROLL for (int i = 0; i < at_once; ++i) {
+    MHA_EACH(i, at_once) {
       store(s + (first + i) * static_cast<int>(V::size), p[i]);
       partial_sums[(first + i) % vectors] = partial_sums[(first + i) % vectors] + p[i];
     }
@@ -208,9 +208,9 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
     if (keys[r].begin > blocks.begin * key_block || keys[r].end < blocks.end * key_block)
       leave_out_edges<V>(blocks, keys[r], row);
     V greatest_yet[vectors];
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) greatest_yet[i] = all<V>(-infinity);
+    MHA_EACH(i, vectors) greatest_yet[i] = all<V>(-infinity);
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-      MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+      MHA_EACH(i, vectors) {
         greatest_yet[i] = max_of(load<V>(row + block * key_block + i * lanes), greatest_yet[i]);
       }
     }
@@ -225,7 +225,7 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
     // and NaN for a NaN.
     const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]);
     V partial_sums[vectors];
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) partial_sums[i] = all<V>(0.0f);
+    MHA_EACH(i, vectors) partial_sums[i] = all<V>(0.0f);
     int64_t block = blocks.begin;
     for (; block + at_once <= blocks.end; block += at_once) {
       exp_of_blocks<V, at_once>(scores + block * key_block, every_factor, maximum, partial_sums);
@@ -282,18 +282,17 @@ MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const i
                                     int64_t count, const float *p, float *o) {
   constexpr int vectors = columns / static_cast<int>(V::size);
   V sums[vectors];
-  MHA_UNROLL for (int i = 0; i < vectors; ++i) sums[i] = all<V>(0.0f);
+  MHA_EACH(i, vectors) sums[i] = all<V>(0.0f);
   for (int64_t n = 0; n < count; ++n) {
     const int64_t j = keys[n];
     const Element *const value = static_cast<const Element *>(values.at[block_of(j)]) +
                                  place_in_block(j) * values.row_stride + first;
     const V multiplier = all<V>(p[j]);
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+    MHA_EACH(i, vectors) {
       sums[i] = mul_add(multiplier, load<V>(value + i * static_cast<int>(V::size)), sums[i]);
     }
   }
-  MHA_UNROLL for (int i = 0; i < vectors; ++i)
-      store(o + first + i * static_cast<int>(V::size), sums[i]);
+  MHA_EACH(i, vectors) store(o + first + i * static_cast<int>(V::size), sums[i]);
 }
 
 // Floats have columns enough at once for the additions to hide how long each takes. Other types do

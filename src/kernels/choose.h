@@ -90,9 +90,9 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
   int64_t count = 0;
   for (int64_t first = begin; first < end; first += at_once) {
     V counts[vectors];
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) counts[i] = zero;
+    MHA_EACH(i, vectors) counts[i] = zero;
     for (int64_t j = first; j < min(end, first + at_once); j += key_block) {
-      MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+      MHA_EACH(i, vectors) {
         counts[i] = counts[i] + value_if_less(load<V>(scores + j + i * static_cast<int>(V::size)),
                                               limit, zero, one);
       }

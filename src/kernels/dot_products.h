@@ -239,7 +239,7 @@ struct DotProducts<int16_t> {
     return {{same, same, same, same}};
   }
   static MHA_INLINE Sum add(Sum sum, const Terms &w, RowTerms x) {
-    MHA_UNROLL for (int i = 0; i < 4; ++i) sum.of[i] = vmlal_s16(sum.of[i], w.of[i], x);
+    MHA_EACH(i, 4) sum.of[i] = vmlal_s16(sum.of[i], w.of[i], x);
     return sum;
   }
   static MHA_INLINE Vector sums_of(const Sum &s) {

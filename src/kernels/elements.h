@@ -208,7 +208,7 @@ MHA_INLINE void halves_of_codes(const Int4 *p, F16 *even, F16 *odd, int64_t apar
   const __m256i codes[2] = {_mm256_and_si256(both, low_half),
                             _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
   F16 *const to[2] = {even, odd};
-  MHA_UNROLL for (int i = 0; i < 2; ++i) {
+  MHA_EACH(i, 2) {
     const __m256i high_bytes = _mm256_shuffle_epi8(table, codes[i]);
     _mm256_store_si256(reinterpret_cast<__m256i *>(to[i]), _mm256_unpacklo_epi8(zero, high_bytes));
     _mm256_store_si256(reinterpret_cast<__m256i *>(to[i] + apart),
@@ -262,8 +262,7 @@ MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float 
   visit_storage(storage, [&](auto stored) MHA_INLINED {
     const auto *const numbers = static_cast<const typename decltype(stored)::Element *>(from);
     int64_t i = 0;
-    for (; i + static_cast<int64_t>(V::size) <= count; i += V::size)
-      store(to + i, load<V>(numbers + i));
+    for (; i + V::size <= count; i += V::size) store(to + i, load<V>(numbers + i));
     for (; i < count; ++i) store(to + i, load<Scalar>(numbers + i));
   });
 }

@@ -16,8 +16,6 @@ MHA_INLINE V canonical(V x) {
 
 MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x + 0.0f; }
 
-#define MHA_EACH MHA_UNROLL for (int i = 0; i < N; ++i)
-
 // x[i] = exp(x[i]), for x[i] <= 0 or NaN: N vectors step by step beside each other.
 //
 // A NaN comes out as a NaN as long as the low 9 bits of its payload are 0, which times_power may
@@ -26,17 +24,17 @@ MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x 
 template <class V, int N>
 MHA_INLINE void exp_of(V (&x)[N]) {
   V t[N], n[N], r[N], p[N];
-  MHA_EACH t[i] = mul_add(x[i], all<V>(0x1.715476p+0f), all<V>(0x1.8p+23f));
-  MHA_EACH n[i] = t[i] - all<V>(0x1.8p+23f);
-  MHA_EACH r[i] = mul_add(n[i], all<V>(-0x1.62e43p-1f), x[i]);
-  MHA_EACH r[i] = mul_add(n[i], all<V>(0x1.05c61p-29f), r[i]);
-  MHA_EACH p[i] = mul_add(all<V>(0x1.6a23d0p-10f), r[i], all<V>(0x1.123a20p-7f));
-  MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(0x1.5558f2p-5f));
-  MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(0x1.555492p-3f));
-  MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(0x1.fffffcp-2f));
-  MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(1.0f));
-  MHA_EACH p[i] = mul_add(p[i], r[i], all<V>(1.0f));
-  MHA_EACH x[i] = zero_if_less(x[i], all<V>(-0x1.5d589ep+6f), times_power(p[i], n[i], t[i]));
+  MHA_EACH(i, N) t[i] = mul_add(x[i], all<V>(0x1.715476p+0f), all<V>(0x1.8p+23f));
+  MHA_EACH(i, N) n[i] = t[i] - all<V>(0x1.8p+23f);
+  MHA_EACH(i, N) r[i] = mul_add(n[i], all<V>(-0x1.62e43p-1f), x[i]);
+  MHA_EACH(i, N) r[i] = mul_add(n[i], all<V>(0x1.05c61p-29f), r[i]);
+  MHA_EACH(i, N) p[i] = mul_add(all<V>(0x1.6a23d0p-10f), r[i], all<V>(0x1.123a20p-7f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], r[i], all<V>(0x1.5558f2p-5f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], r[i], all<V>(0x1.555492p-3f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], r[i], all<V>(0x1.fffffcp-2f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], r[i], all<V>(1.0f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], r[i], all<V>(1.0f));
+  MHA_EACH(i, N) x[i] = zero_if_less(x[i], all<V>(-0x1.5d589ep+6f), times_power(p[i], n[i], t[i]));
 }
 
 template <class V>
@@ -53,18 +51,18 @@ template <class V, int N>
 MHA_INLINE void tanh_of(V (&x)[N]) {
   const V zero = all<V>(0.0f), one = all<V>(1.0f);
   V p[N], e[N];
-  MHA_EACH e[i] = all<V>(-2.0f) * max_of(x[i], zero - x[i]);
+  MHA_EACH(i, N) e[i] = all<V>(-2.0f) * max_of(x[i], zero - x[i]);
   exp_of(e);
-  MHA_EACH e[i] = one - quotient_of(e[i] + e[i], one + e[i]);
-  MHA_EACH e[i] = value_if_less(x[i], zero, zero - e[i], e[i]);
-  MHA_EACH p[i] = mul_add(all<V>(-0x1.82585ap-8f), x[i] * x[i], all<V>(0x1.54b8a2p-6f));
-  MHA_EACH p[i] = mul_add(p[i], x[i] * x[i], all<V>(-0x1.b898dep-5f));
-  MHA_EACH p[i] = mul_add(p[i], x[i] * x[i], all<V>(0x1.1109aep-3f));
-  MHA_EACH p[i] = mul_add(p[i], x[i] * x[i], all<V>(-0x1.55553ep-2f));
-  MHA_EACH p[i] = mul_add(x[i] * (x[i] * x[i]), p[i], x[i]);
-  MHA_EACH x[i] = value_if_less(max_of(x[i], zero - x[i]), all<V>(0x1.333334p-1f), p[i], e[i]);
+  MHA_EACH(i, N) e[i] = one - quotient_of(e[i] + e[i], one + e[i]);
+  MHA_EACH(i, N) e[i] = value_if_less(x[i], zero, zero - e[i], e[i]);
+  MHA_EACH(i, N) p[i] = mul_add(all<V>(-0x1.82585ap-8f), x[i] * x[i], all<V>(0x1.54b8a2p-6f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], x[i] * x[i], all<V>(-0x1.b898dep-5f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], x[i] * x[i], all<V>(0x1.1109aep-3f));
+  MHA_EACH(i, N) p[i] = mul_add(p[i], x[i] * x[i], all<V>(-0x1.55553ep-2f));
+  MHA_EACH(i, N) p[i] = mul_add(x[i] * (x[i] * x[i]), p[i], x[i]);
+  MHA_EACH(i, N)
+    x[i] = value_if_less(max_of(x[i], zero - x[i]), all<V>(0x1.333334p-1f), p[i], e[i]);
 }
-#undef MHA_EACH
 
 // 1 / (1 + exp(-x)) of a canonical x
 template <class V>

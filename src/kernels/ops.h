@@ -31,6 +31,7 @@
 #else
 #define MHA_UNROLL MHA_UNROLL_AT_MOST(64)
 #endif
+#define MHA_EACH(i, count) MHA_UNROLL for (int i = 0; i < (count); ++i)
 
 namespace mha {
 namespace {
@@ -403,7 +404,7 @@ MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64
     float *to = out + first;
     for (c = 0; c + 4 <= width; c += 4, from += 4, to += 64) {
       Vector row[4];
-      MHA_UNROLL for (int i = 0; i < 4; ++i) row[i] = load_fours(from + i * stride, 4 * stride);
+      MHA_EACH(i, 4) row[i] = load_fours(from + i * stride, 4 * stride);
       const Vector even_low = zip_low(row[0], row[2]), even_high = zip_high(row[0], row[2]);
       const Vector odd_low = zip_low(row[1], row[3]), odd_high = zip_high(row[1], row[3]);
       store(to, zip_low(even_low, odd_low));

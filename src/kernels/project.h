@@ -104,7 +104,7 @@ inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_
 template <class V>
 MHA_INLINE void copy(const float *from, float *to, int64_t count) {
   int64_t i = 0;
-  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) store(to + i, load<V>(from + i));
+  for (; i + V::size <= count; i += V::size) store(to + i, load<V>(from + i));
   for (; i < count; ++i) to[i] = from[i];
 }
 
@@ -160,7 +160,7 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
                element_at(to.residual, to.storage, row * to.residual_row_stride + column + done),
                number, sums);
       int64_t i = 0;
-      for (; i + static_cast<int64_t>(V::size) <= number; i += V::size)
+      for (; i + V::size <= number; i += V::size)
         store(sums + i, canonical(load<V>(from + i) + load<V>(sums + i)));
       for (; i < number; ++i) sums[i] = canonical(from[i] + sums[i]);
       from = sums;

@@ -60,7 +60,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
                 place_step = is_in_step ? step / panels_in_step : step;
   const int64_t panels = are_few ? tile.panels : 1, sums_stride = panels * panel_columns;
   const char *rows[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
+  MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
   int64_t first_scale = 0, at = 0;
   for (int64_t left = tile.terms; left > 0;
@@ -77,9 +77,9 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
       for (int64_t column = 0; column < panel_columns; column += C * lanes) {
         const uint8_t *w = of_panel + column * terms_together, *place = first_place;
         typename Dots::Sum acc[R][C];
-        MHA_UNROLL for (int r = 0; r < R; ++r) {
+        MHA_EACH(r, R) {
           const typename Dots::Sum begin = Dots::begin(tail_of(r).begin);
-          MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] = begin;
+          MHA_EACH(c, C) acc[r][c] = begin;
         }
         const int64_t codes_end = at + min(left, chain) * static_cast<int64_t>(sizeof(Code));
         for (int64_t codes = at; codes < codes_end; codes += fours * row_step, w += step) {
@@ -93,7 +93,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
                                : Dots::load_terms(bytes, pass);
           };
           if constexpr (are_few) {
-            MHA_UNROLL for (int i = 0; i < places; ++i) MHA_PREFETCH_L2(place + i * apart);
+            MHA_EACH(i, places) MHA_PREFETCH_L2(place + i * apart);
             place += place_step;
           } else {
             MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64)
@@ -101,37 +101,34 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           }
           if constexpr (are_few || (R == 4 && Dots::passes == 1 && V::size == 16)) {
             typename Dots::RowTerms x[R][fours][Dots::passes];
-            MHA_UNROLL for (int r = 0; r < R; ++r) {
-              MHA_UNROLL for (int four = 0; four < fours; ++four) {
-                MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) x[r][four][pass] =
-                    row_terms(r, four, pass);
+            MHA_EACH(r, R) {
+              MHA_EACH(four, fours) {
+                MHA_EACH(pass, Dots::passes) x[r][four][pass] = row_terms(r, four, pass);
               }
             }
-            MHA_UNROLL for (int c = 0; c < C; ++c) {
-              MHA_UNROLL for (int four = 0; four < fours; ++four) {
-                MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
+            MHA_EACH(c, C) {
+              MHA_EACH(four, fours) {
+                MHA_EACH(pass, Dots::passes) {
                   const typename Dots::Terms terms = terms_of(c, four, pass);
-                  MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][c] =
-                      Dots::add(acc[r][c], terms, x[r][four][pass]);
+                  MHA_EACH(r, R) acc[r][c] = Dots::add(acc[r][c], terms, x[r][four][pass]);
                 }
               }
             }
           } else {
             static_assert(!are_nibbles, "one four of terms in each step");
-            MHA_UNROLL for (int pass = 0; pass < Dots::passes; ++pass) {
+            MHA_EACH(pass, Dots::passes) {
               typename Dots::Terms terms[C];
-              MHA_UNROLL for (int c = 0; c < C; ++c) terms[c] = terms_of(c, 0, pass);
-              MHA_UNROLL for (int r = 0; r < R; ++r) {
+              MHA_EACH(c, C) terms[c] = terms_of(c, 0, pass);
+              MHA_EACH(r, R) {
                 const typename Dots::RowTerms x = row_terms(r, 0, pass);
-                MHA_UNROLL for (int c = 0; c < C; ++c) acc[r][c] =
-                    Dots::add(acc[r][c], terms[c], x);
+                MHA_EACH(c, C) acc[r][c] = Dots::add(acc[r][c], terms[c], x);
               }
             }
           }
         }
-        MHA_UNROLL for (int r = 0; r < R; ++r) {
+        MHA_EACH(r, R) {
           const V row_scale = all<V>(tail_of(r).scale);
-          MHA_UNROLL for (int c = 0; c < C; ++c) {
+          MHA_EACH(c, C) {
             V sum = Dots::sums_of(acc[r][c]);
             if (is_int4) sum = sum * load<V>(scales + c * lanes);
             float *const at_sum = to + r * sums_stride + c * lanes;
@@ -163,7 +160,7 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
                     step = terms_together * panel_columns;
   const int64_t ahead = tile.ahead;
   const char *rows[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
+  MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
   const float *scales = tile.scales;
   int64_t at = 0;
@@ -180,7 +177,7 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
       MHA_UNROLL for (int r = 0; r < R; r += 2) {
         const int32x2_t begin =
             vset_lane_s32(tail_of(r + 1).begin, vdup_n_s32(tail_of(r).begin), 1);
-        MHA_UNROLL for (int c = 0; c < 2 * C; ++c) acc[r / 2][c] = vcombine_s32(begin, begin);
+        MHA_EACH(c, 2 * C) acc[r / 2][c] = vcombine_s32(begin, begin);
       }
       for (int64_t codes = at; codes < codes_end; codes += 2 * terms_together, w += 2 * step) {
         // Where the number of fours is odd, the last one twice: after it, the codes of a row are 0.
@@ -196,21 +193,21 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
           };
           x[r / 2] = vcombine_s8(row_terms(r), row_terms(r + 1));
         }
-        MHA_UNROLL for (int c = 0; c < C; ++c) {
+        MHA_EACH(c, C) {
           const int64_t bytes = c * lanes * terms_together;
           const uint32x4x2_t both = vzipq_u32(vreinterpretq_u32_u8(vld1q_u8(w + bytes)),
                                               vreinterpretq_u32_u8(vld1q_u8(second + bytes)));
-          MHA_UNROLL for (int i = 0; i < 2; ++i) {
-            MHA_UNROLL for (int r = 0; r < R / 2; ++r) {
+          MHA_EACH(i, 2) {
+            MHA_EACH(r, R / 2) {
               acc[r][2 * c + i] =
                   vusmmlaq_s32(acc[r][2 * c + i], vreinterpretq_u8_u32(both.val[i]), x[r]);
             }
           }
         }
       }
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_EACH(r, R) {
         const V row_scale = all<V>(tail_of(r).scale);
-        MHA_UNROLL for (int c = 0; c < C; ++c) {
+        MHA_EACH(c, C) {
           const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
           V sum = vcvtq_f32_s32(r % 2 == 0 ? vuzp1q_s32(first, second) : vuzp2q_s32(first, second));
           if (is_int4) sum = sum * load<V>(scales + column + c * lanes);

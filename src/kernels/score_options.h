@@ -251,10 +251,9 @@ MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range blocks, float sc
           inverse = all<V>(options.softcap_inverse);
   for (int64_t j = blocks.begin * key_block; j < blocks.end * key_block; j += at_once * lanes) {
     V x[at_once];
-    MHA_UNROLL for (int i = 0; i < at_once; ++i) x[i] =
-        load<V>(s + j + i * lanes) * factor * inverse;
+    MHA_EACH(i, at_once) x[i] = load<V>(s + j + i * lanes) * factor * inverse;
     tanh_of(x);
-    MHA_UNROLL for (int i = 0; i < at_once; ++i) store(s + j + i * lanes, x[i] * softcap);
+    MHA_EACH(i, at_once) store(s + j + i * lanes, x[i] * softcap);
   }
 }
 

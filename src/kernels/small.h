@@ -38,7 +38,7 @@ struct SmallColumns {
   int64_t panel = 0, in_panel = 0;
 
   MHA_INLINE explicit SmallColumns(const SmallMatrix *given) : matrices(given) {
-    MHA_UNROLL for (int m = 0; m < M; ++m) {
+    MHA_EACH(m, M) {
       w[m] = given[m].panels;
       bias[m] = given[m].bias;
     }
@@ -50,7 +50,7 @@ struct SmallColumns {
       ++panel;
       in_panel = 0;
     }
-    MHA_UNROLL for (int m = 0; m < M; ++m) {
+    MHA_EACH(m, M) {
       const bool stays = ends && panel > matrices[m].last_panel;
       w[m] += key_block + (stays  ? -panel_columns
                            : ends ? matrices[m].panel_floats - panel_columns
@@ -67,9 +67,9 @@ MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth,
   constexpr int C = small_vectors<V>;
   clear(y);
   for (int64_t k = 0; k < depth; ++k) add_term<C>(rows, k, columns.w, k * panel_columns, y);
-  MHA_UNROLL for (int i = 0; i < M * C; ++i) {
-    const V b = load<V>(columns.bias[i / C] + i % C * static_cast<int>(V::size));
-    MHA_UNROLL for (int r = 0; r < R; ++r) y[r][i] = canonical(y[r][i] + b);
+  MHA_EACH(i, M * C) {
+    const V b = load<V>(columns.bias[i / C] + i % C * V::size);
+    MHA_EACH(r, R) y[r][i] = canonical(y[r][i] + b);
   }
 }
 
@@ -81,7 +81,7 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   constexpr int C = small_vectors<V>;
   const float *rows[R];
   int64_t number[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
+  MHA_EACH(r, R) {
     number[r] = min(row + r, call.n - 1);
     rows[r] = x + number[r] * call.x.row_stride;
   }
@@ -89,9 +89,9 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   for (int64_t column = 0; column < layer.max_columns; column += key_block, columns.advance()) {
     V y[R][3 * C];
     project_small<V>(rows, layer.depth, columns, y);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < C; ++i) {
-        const int64_t at = column + i * static_cast<int>(V::size);
+    MHA_EACH(r, R) {
+      MHA_EACH(i, C) {
+        const int64_t at = column + i * V::size;
         store(memory.q + number[r] * memory.stride + at, y[r][i]);
         store(memory.context + r * memory.context_stride + at, y[r][C + i]);
         store(memory.v + number[r] * memory.stride + at, y[r][2 * C + i]);
@@ -103,9 +103,8 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
     // The first key fills all lanes: those without a key are computed with too, which takes long if
     // they happen to be subnormal.
     for (int i = 0; row == 0 && i < C; ++i)
-      store(keys + i * static_cast<int>(V::size), all<V>(memory.context[column]));
-    MHA_UNROLL for (int r = 0; r < R; ++r) keys[number[r]] =
-        memory.context[r * memory.context_stride + column];
+      store(keys + i * V::size, all<V>(memory.context[column]));
+    MHA_EACH(r, R) keys[number[r]] = memory.context[r * memory.context_stride + column];
   }
 }
 
@@ -127,9 +126,8 @@ MHA_NOINLINE void add_small_blocks(const SmallLayer &layer, const float *const (
   for (int64_t d = score_block; d < layer.head_dim; d += score_block) {
     V s[R][C];
     multiply_small_keys(q, d, min(layer.head_dim, d + score_block), k, s);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < C; ++i)
-          store(scores[r] + i * lanes, load<V>(scores[r] + i * lanes) + s[r][i]);
+    MHA_EACH(r, R) {
+      MHA_EACH(i, C) store(scores[r] + i * lanes, load<V>(scores[r] + i * lanes) + s[r][i]);
     }
   }
 }
@@ -146,32 +144,31 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   V s[R][C], p[R * C];
   multiply_small_keys(q, 0, min(layer.head_dim, score_block), k, s);
   if (layer.head_dim > score_block) {
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < C; ++i) store(scores[r] + i * lanes, s[r][i]);
+    MHA_EACH(r, R) {
+      MHA_EACH(i, C) store(scores[r] + i * lanes, s[r][i]);
     }
     const float *rows[R];
-    MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = q[r];
+    MHA_EACH(r, R) rows[r] = q[r];
     add_small_blocks<V, R>(layer, rows, k, scores);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < C; ++i) s[r][i] = load<V>(scores[r] + i * lanes);
+    MHA_EACH(r, R) {
+      MHA_EACH(i, C) s[r][i] = load<V>(scores[r] + i * lanes);
     }
   }
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
+  MHA_EACH(r, R) {
     V most = all<V>(-infinity);
-    MHA_UNROLL for (int i = 0; i < C; ++i) {
+    MHA_EACH(i, C) {
       s[r][i] = first_lanes(s[r][i] * all<V>(layer.scale), keys[r] - i * lanes, all<V>(-infinity));
       most = max_of(s[r][i], most);
       store(scores[r] + i * lanes, s[r][i]);
     }
     // Without a score above -infinity any finite number will do.
     const float m = greatest(most);
-    MHA_UNROLL for (int i = 0; i < C; ++i) p[r * C + i] =
-        s[r][i] - all<V>(m == -infinity ? 0.0f : m);
+    MHA_EACH(i, C) p[r * C + i] = s[r][i] - all<V>(m == -infinity ? 0.0f : m);
   }
   exp_of(p);
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
+  MHA_EACH(r, R) {
     V parts[C];
-    MHA_UNROLL for (int i = 0; i < C; ++i) {
+    MHA_EACH(i, C) {
       parts[i] = p[r * C + i];
       store(weights[r] + i * lanes, parts[i]);
     }
@@ -179,14 +176,14 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   }
   for (int64_t c = 0; c < layer.head_dim_v; c += lanes) {
     V o[R];
-    MHA_UNROLL for (int r = 0; r < R; ++r) o[r] = all<V>(0.0f);
+    MHA_EACH(r, R) o[r] = all<V>(0.0f);
     for (int64_t j = 0; j < keys[R - 1]; ++j) {
       const V value = load<V>(v + j * memory.stride + c);
-      MHA_UNROLL for (int r = 0; r < R; ++r) {
+      MHA_EACH(r, R) {
         if (scores[r][j] != -infinity) o[r] = mul_add(all<V>(weights[r][j]), value, o[r]);
       }
     }
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_EACH(r, R) {
       store(context + r * memory.context_stride + c,
             l[r] == 0.0f ? o[r] : canonical(o[r] * all<V>(1.0f / l[r])));
     }
@@ -199,14 +196,14 @@ MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory 
                                      float *const (&to)[R]) {
   constexpr int C = small_vectors<V>;
   const float *rows[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = memory.context + r * memory.context_stride;
+  MHA_EACH(r, R) rows[r] = memory.context + r * memory.context_stride;
   SmallColumns<1> columns(&layer.o);
   for (int64_t column = 0; column < layer.output_dim; column += key_block, columns.advance()) {
     V y[R][C];
     project_small<V>(rows, layer.context_columns, columns, y);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
-      MHA_UNROLL for (int i = 0; i < C; ++i) {
-        const int64_t at = column + i * static_cast<int>(V::size);
+    MHA_EACH(r, R) {
+      MHA_EACH(i, C) {
+        const int64_t at = column + i * V::size;
         store_first(to[r] + at, y[r][i], layer.output_dim - at);
       }
     }
@@ -222,7 +219,7 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
   const float *q[R];
   int64_t keys[R];
   float *context = memory.context, *to[R];
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
+  MHA_EACH(r, R) {
     const int64_t number = min(row + r, call.n - 1);
     q[r] = memory.q + number * memory.stride;
     keys[r] = call.is_causal ? number + 1 : call.n;
@@ -232,13 +229,12 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
        ++kv_head, k += layer.head_dim * key_block, v += layer.head_dim_v) {
     for (int64_t i = 0; i < layer.group; ++i, context += layer.head_dim_v) {
       attend_small<V, R>(layer, memory, q, k, v, keys, context);
-      MHA_UNROLL for (int r = 0; r < R; ++r) q[r] += layer.head_dim;
+      MHA_EACH(r, R) q[r] += layer.head_dim;
     }
   }
   if (!layer.has_output) {
     for (int64_t i = 0; i < layer.output_dim; ++i) {
-      MHA_UNROLL for (int r = 0; r < R; ++r) to[r][i] =
-          memory.context[r * memory.context_stride + i];
+      MHA_EACH(r, R) to[r][i] = memory.context[r * memory.context_stride + i];
     }
   } else {
     project_small_output<V, R>(layer, memory, to);

@@ -17,7 +17,7 @@ MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t b
   const int64_t width = unit.call.plan.head_dim_v_padded;
   for (int64_t row = begin; row < end; row += rows_at_once) {
     alignas(64) float m[rows_at_once], l[rows_at_once], a[rows_at_once], b[rows_at_once];
-    MHA_UNROLL for (int i = 0; i < vectors; ++i) {
+    MHA_EACH(i, vectors) {
       const int64_t at = i * V::size;
       const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(right, row) + at);
       const V most = max_of(m2, m1);

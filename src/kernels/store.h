@@ -45,7 +45,7 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   }
   const auto codes_of = [&](int64_t c) MHA_INLINED {
     uint32_t codes = 0;
-    MHA_UNROLL for (int r = 0; r < count; ++r) {
+    MHA_EACH(r, count) {
       codes |= (static_cast<uint32_t>(code_of(x[r][c], factors[r])) & 255)
                << 8 * (is_lowest_first ? r : count - 1 - r);
     }
@@ -60,7 +60,7 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
     if (stride == 1) {
       MHA_MEMCPY(first + c, codes, sizeof codes);
     } else {
-      MHA_UNROLL for (int64_t i = 0; i < block; ++i) first[(c + i) * stride] = codes[i];
+      MHA_EACH(i, block) first[(c + i) * stride] = codes[i];
     }
   }
   for (; c < width; ++c) first[c * stride] = codes_of(c);

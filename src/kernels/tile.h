@@ -100,20 +100,19 @@ template <class V, int C, bool has_register, int count, class Element>
 MHA_INLINE void read_columns(const Element *p, V (&column)[count]) {
   if constexpr (is_even_odd<V, Element, C>) {
     MHA_UNROLL for (int i = 0; i < count; i += 2) {
-      const Two<V> two = load_even_odd<V, has_register>(p + i * static_cast<int>(V::size));
+      const Two<V> two = load_even_odd<V, has_register>(p + i * V::size);
       column[i] = two.even;
       column[i + 1] = two.odd;
     }
   } else {
-    MHA_UNROLL for (int i = 0; i < count; ++i) column[i] =
-        load<V>(p + i * static_cast<int>(V::size));
+    MHA_EACH(i, count) column[i] = load<V>(p + i * V::size);
   }
 }
 
 template <class Element, int C, int R, int N, class V>
 MHA_INLINE void put_in_order(V (&acc)[R][N]) {
   if constexpr (is_even_odd<V, Element, C>) {
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_EACH(r, R) {
       MHA_UNROLL for (int i = 0; i < N; i += 2) join_even_odd(&acc[r][i], &acc[r][i + 1]);
     }
   }
@@ -122,7 +121,7 @@ MHA_INLINE void put_in_order(V (&acc)[R][N]) {
 template <class Element, int C, int R, int N, class V>
 MHA_INLINE void put_out_of_order(V (&acc)[R][N]) {
   if constexpr (is_even_odd<V, Element, C>) {
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_EACH(r, R) {
       MHA_UNROLL for (int i = 0; i < N; i += 2) split_even_odd(&acc[r][i], &acc[r][i + 1]);
     }
   }
@@ -130,8 +129,8 @@ MHA_INLINE void put_out_of_order(V (&acc)[R][N]) {
 
 template <int R, int N, class V>
 MHA_INLINE void clear(V (&acc)[R][N]) {
-  MHA_UNROLL for (int r = 0; r < R; ++r) {
-    MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = all<V>(0.0f);
+  MHA_EACH(r, R) {
+    MHA_EACH(i, N) acc[r][i] = all<V>(0.0f);
   }
 }
 
@@ -145,27 +144,23 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
   constexpr int registers = TileShape<V::size>::registers;
   if constexpr (R > 1 && R * N + N < registers) {
     V column[B][C];
-    MHA_UNROLL for (int b = 0; b < B; ++b)
-        read_columns<V, C, R * N + N + 2 <= registers>(columns[b] + place, column[b]);
-    MHA_UNROLL for (int i = 0; i < N; ++i) column[i / C][i % C] =
-        kept_in_register(column[i / C][i % C]);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_EACH(b, B) read_columns<V, C, R * N + N + 2 <= registers>(columns[b] + place, column[b]);
+    MHA_EACH(i, N) column[i / C][i % C] = kept_in_register(column[i / C][i % C]);
+    MHA_EACH(r, R) {
       const V multiplier = all<V>(rows[r][k]);
-      MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] =
-          mul_add(multiplier, column[i / C][i % C], acc[r][i]);
+      MHA_EACH(i, N) acc[r][i] = mul_add(multiplier, column[i / C][i % C], acc[r][i]);
     }
   } else {
     constexpr int at_once = C % 2 == 0 ? 2 : 1;
     V multiplier[R];
-    MHA_UNROLL for (int r = 0; r < R; ++r) multiplier[r] = all<V>(rows[r][k]);
+    MHA_EACH(r, R) multiplier[r] = all<V>(rows[r][k]);
     MHA_UNROLL for (int first = 0; first < N; first += at_once) {
       V column[at_once];
       read_columns<V, C, R * N + R + at_once + 1 <= registers>(
-          columns[first / C] + place + first % C * static_cast<int>(V::size), column);
-      MHA_UNROLL for (int i = 0; i < at_once; ++i) column[i] = kept_in_pair(column[i]);
-      MHA_UNROLL for (int i = 0; i < at_once; ++i) {
-        MHA_UNROLL for (int r = 0; r < R; ++r) acc[r][first + i] =
-            mul_add(multiplier[r], column[i], acc[r][first + i]);
+          columns[first / C] + place + first % C * V::size, column);
+      MHA_EACH(i, at_once) column[i] = kept_in_pair(column[i]);
+      MHA_EACH(i, at_once) {
+        MHA_EACH(r, R) acc[r][first + i] = mul_add(multiplier[r], column[i], acc[r][first + i]);
       }
     }
   }
@@ -182,8 +177,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   const float *rows[R];
   const Element *columns[B];
   float *sums[B];
-  MHA_UNROLL for (int r = 0; r < R; ++r) rows[r] = tile.rows[r];
-  MHA_UNROLL for (int b = 0; b < B; ++b) {
+  MHA_EACH(r, R) rows[r] = tile.rows[r];
+  MHA_EACH(b, B) {
     columns[b] = static_cast<const Element *>(tile.columns[b]);
     sums[b] = tile.sums[b];
   }
@@ -198,10 +193,10 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   // are no registers for them in the loop.
   const auto for_each_row = [](float *const(&first)[B], int64_t stride, auto visit) MHA_INLINED {
     float *row[B];
-    MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = opaque(first[b]);
-    MHA_UNROLL for (int r = 0; r < R; ++r) {
+    MHA_EACH(b, B) row[b] = opaque(first[b]);
+    MHA_EACH(r, R) {
       visit(r, row);
-      MHA_UNROLL for (int b = 0; b < B; ++b) row[b] = opaque(row[b] + stride);
+      MHA_EACH(b, B) row[b] = opaque(row[b] + stride);
     }
   };
   for (int64_t repeat = 0; repeat < tile.repeats; ++repeat) {
@@ -210,12 +205,11 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       const int64_t end = min(terms, k + tile.chain);
       V acc[R][N];
       float *start[B];
-      MHA_UNROLL for (int b = 0; b < B; ++b) start[b] =
-          extends ? sums[b] : const_cast<float *>(zeros);
-      for_each_row(
-          start, extends ? sums_stride : 0, [&](int r, float *const(&from)[B]) MHA_INLINED {
-            MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] = load<V>(from[i / C] + i % C * lanes);
-          });
+      MHA_EACH(b, B) start[b] = extends ? sums[b] : const_cast<float *>(zeros);
+      for_each_row(start, extends ? sums_stride : 0,
+                   [&](int r, float *const(&from)[B]) MHA_INLINED {
+                     MHA_EACH(i, N) acc[r][i] = load<V>(from[i / C] + i % C * lanes);
+                   });
       put_out_of_order<Element, C>(acc);
       const int64_t begin = k;
       for (; k < end; ++k, at += column_stride) {
@@ -240,20 +234,19 @@ MHA_NOCLONE void multiply(const Tile &tile) {
         const float *const scales =
             tile.scales + begin / int4_group * panel_columns + (sums[0] - tile.sums[0]);
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
-          MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] =
-              mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
+          MHA_EACH(i, N)
+            acc[r][i] = mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
         });
       } else if (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0)) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
-          MHA_UNROLL for (int i = 0; i < N; ++i) acc[r][i] =
-              load<V>(to[i / C] + i % C * lanes) + acc[r][i];
+          MHA_EACH(i, N) acc[r][i] = load<V>(to[i / C] + i % C * lanes) + acc[r][i];
         });
       }
       for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
-        MHA_UNROLL for (int i = 0; i < N; ++i) store(to[i / C] + i % C * lanes, acc[r][i]);
+        MHA_EACH(i, N) store(to[i / C] + i % C * lanes, acc[r][i]);
       });
     } while (k < terms);
-    MHA_UNROLL for (int b = 0; b < B; ++b) {
+    MHA_EACH(b, B) {
       columns[b] += tile.next_columns;
       sums[b] += tile.next_sums;
     }
@@ -298,7 +291,7 @@ template <class V, int R, int B, int C, Prefetching prefetching, bool only_float
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
   constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V>;
   constexpr int places = prefetch_places(R, B);
-  Loop loop = {nullptr, R, B, C * static_cast<int64_t>(V::size), places};
+  Loop loop = {nullptr, R, B, C * V::size, places};
   visit_storage(has_one_type ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     constexpr bool is_float = is_same<Element, float>, is_of_int4 = is_same<Element, Int4Number<V>>;
@@ -318,7 +311,7 @@ MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
 
 // 16 columns, the fewest that a loop is made for, are so many vectors.
 template <class V>
-constexpr int min_vectors = V::size == 1 ? 4 : key_block / static_cast<int>(V::size);
+constexpr int min_vectors = V::size == 1 ? 4 : key_block / V::size;
 
 // How many rows and vectors a tile has: as many accumulators as the registers hold besides the
 // operands, and never fewer than the 8 independent chains that two fma units with a latency of 4
