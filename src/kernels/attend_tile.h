@@ -41,7 +41,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
                                 int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
   const Groups &keys = chunk.keys;
   const int64_t head_dim = unit.call.request.head_dim;
-  const uint32_t most = static_cast<uint32_t>(loops.wide.blocks);
+  const uint32_t most = static_cast<uint32_t>(loops.wide.strips);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
   // Blocks side by side prefetch all groups of the next chunk in turn.
   const int64_t groups_ahead =
@@ -58,8 +58,8 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
   tile.next_columns = key_block * head_dim;
   tile.next_sums = key_block;
   for (int64_t i = 0, step, end = interleaves ? apart : blocks.count; i < end; i += step) {
-    const Loop &loop = !interleaves && end - i < loops.wide.blocks ? loops.narrow : loops.wide;
-    for (int64_t b = 0; b < loop.blocks; ++b) {
+    const Loop &loop = !interleaves && end - i < loops.wide.strips ? loops.narrow : loops.wide;
+    for (int64_t b = 0; b < loop.strips; ++b) {
       const int64_t block = min(i + b * apart, blocks.count - 1);
       tile.columns[b] = blocks.at[block];
       tile.sums[b] = blocks.to[block];
@@ -67,12 +67,12 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
     const int64_t group = groups.begin + i * groups_ahead;
     const bool is_ahead = ahead.has(group);
     tile.repeats = 1;
-    if (loop.blocks == 1 && !interleaves) {
-      tile.repeats = min(end - i, block_of(keys.run_end[group]) - group);
+    if (loop.strips == 1 && !interleaves) {
+      tile.repeats = min(end - i, key_tile_of(keys.run_end[group]) - group);
       if (is_ahead)
-        tile.repeats = min(tile.repeats, block_of(ahead.groups->run_end[group]) - group);
+        tile.repeats = min(tile.repeats, key_tile_of(ahead.groups->run_end[group]) - group);
     }
-    step = interleaves ? 1 : loop.blocks * tile.repeats;
+    step = interleaves ? 1 : loop.strips * tile.repeats;
     const int64_t ahead_bytes = step * groups_ahead * ahead.bytes;
     const char *const first_ahead =
         is_ahead ? ahead.at(group) + ahead.share * ahead_bytes : nullptr;
@@ -111,8 +111,7 @@ template <class V>
 MHA_NOINLINE void scale_products(const Groups &groups, Range blocks, float scale, float *products) {
   for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += V::size) {
     V score = load<V>(products + key);
-    if (groups.has_scales)
-      score = score * load<V>(groups.scales[block_of(key)] + place_in_block(key));
+    if (groups.has_scales) score = score * load<V>(groups.scales[key_tile_of(key)] + lane_of(key));
     store(products + key, score * all<V>(scale));
   }
 }
@@ -251,18 +250,18 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
   tile.sums_stride = width;
   tile.chain = chunk_keys;
   for (int64_t j = keys.begin, end; j < keys.end; j = end) {
-    const int64_t group = block_of(j);
+    const int64_t group = key_tile_of(j);
     end = min(values.run_end[group], keys.end);
     const bool is_ahead = ahead.has(group) && width >= columns;
     if (is_ahead) end = min(end, ahead.groups->run_end[group]);
     // In a tile with more rows than there are, the last ones are nobody's.
     for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = p + r * score_stride + j;
-    tile.columns[0] = static_cast<const char *>(values.at[group]) +
-                      place_in_block(j) * values.row_stride * element;
+    tile.columns[0] =
+        static_cast<const char *>(values.at[group]) + lane_of(j) * values.row_stride * element;
     tile.sums[0] = o;
     tile.terms = end - j;
     tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
-    const int64_t ahead_bytes = ahead.bytes * (block_of(end + key_block - 1) - group);
+    const int64_t ahead_bytes = ahead.bytes * (key_tile_of(end + key_block - 1) - group);
     tile.prefetch = no_prefetch(p);
     if (is_ahead) {
       const char *const first = ahead.at(group) + ahead.share * ahead_bytes;
@@ -285,8 +284,8 @@ MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const i
   MHA_EACH(i, vectors) sums[i] = all<V>(0.0f);
   for (int64_t n = 0; n < count; ++n) {
     const int64_t j = keys[n];
-    const Element *const value = static_cast<const Element *>(values.at[block_of(j)]) +
-                                 place_in_block(j) * values.row_stride + first;
+    const Element *const value = static_cast<const Element *>(values.at[key_tile_of(j)]) +
+                                 lane_of(j) * values.row_stride + first;
     const V multiplier = all<V>(p[j]);
     MHA_EACH(i, vectors) {
       sums[i] = mul_add(multiplier, load<V>(value + i * static_cast<int>(V::size)), sums[i]);
@@ -333,7 +332,7 @@ MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
 template <class V>
 MHA_NOINLINE void scale_by_values(const Groups &values, int64_t block, int64_t end, float *p) {
   for (int64_t key = block * key_block; key < end * key_block; key += V::size) {
-    store(p + key, load<V>(p + key) * load<V>(values.scales[block_of(key)] + place_in_block(key)));
+    store(p + key, load<V>(p + key) * load<V>(values.scales[key_tile_of(key)] + lane_of(key)));
   }
 }
 

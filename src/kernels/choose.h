@@ -29,7 +29,7 @@ MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chu
     float *const sums = scores_of(choice, unit, row) + chunk.begin;
     for (int64_t key = groups.begin * key_block; key < groups.end * key_block; key += V::size) {
       V s = load<V>(products + key);
-      if (has_scales) s = s * load<V>(chunk.keys.scales[block_of(key)] + place_in_block(key));
+      if (has_scales) s = s * load<V>(chunk.keys.scales[key_tile_of(key)] + lane_of(key));
       s = s * scale;
       store(sums + key, mul_add(weight, value_if_less(s, zero, zero, s),
                                 row.head == 0 ? zero : load<V>(sums + key)));

@@ -81,8 +81,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
       const Range groups = groups_of({0, count});
       multiply_row<V>(unit, chunk, groups, row.index, scores);
       for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
-        store(scores + j,
-              load<V>(scores + j) * load<V>(keys.scales[block_of(j)] + place_in_block(j)));
+        store(scores + j, load<V>(scores + j) * load<V>(keys.scales[key_tile_of(j)] + lane_of(j)));
       }
       inspect_row<V>(unit, row, begin, count, scores);
     }

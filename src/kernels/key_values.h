@@ -13,7 +13,7 @@ constexpr int64_t chunk_groups = chunk_keys / key_block;  // groups of 16 positi
 
 // Groups of 16 positions that hold some of these.
 MHA_INLINE Range groups_of(Range keys) {
-  return {block_of(keys.begin), block_of(keys.end + key_block - 1)};
+  return {key_tile_of(keys.begin), key_tile_of(keys.end + key_block - 1)};
 }
 
 // One of the two, of a chunk. Group g holds the positions from begin + 16 g on.
@@ -81,7 +81,7 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
     const Place place = place_of(source, unit.sequence.in_cache, unit.position_of_key(key));
     const char *at = stored_at(source, unit, place);
     const int64_t in_block =
-        block_of(min(source.block_positions - place.position, unit.run_of_keys(key)));
+        key_tile_of(min(source.block_positions - place.position, unit.run_of_keys(key)));
     const int64_t end_of_block = min(end, g + in_block);
     if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
       for (; run < g; ++run) groups->run_end[run] = g * key_block;
@@ -264,7 +264,7 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
                            unit.kv_head * source.block_positions + place.position];
   if (!are_keys || !source.is_packed)
     return widen<V>(source.storage, stored_at(source, unit, place), width, to);
-  const int64_t lane = place_in_block(place.position);
+  const int64_t lane = lane_of(place.position);
   place.position -= lane;
   const char *const group = stored_at(source, unit, place);
   visit_storage(source.storage, [&](auto stored) MHA_INLINED {
@@ -298,7 +298,7 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
   for (int64_t g = range.begin; g < range.end; ++g) {
     float *const of_group = rows + (are_keys && has_own_values ? 0 : g * key_block * stride);
     for (int64_t j = max(keys.begin, g * key_block); j < min(keys.end, (g + 1) * key_block); ++j) {
-      float *const to = of_group + place_in_block(j) * stride;
+      float *const to = of_group + lane_of(j) * stride;
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
       if (!are_keys && numbers < width)
         MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));

@@ -196,7 +196,7 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
         copy<V>(from, static_cast<float *>(to.base) + start + in_destination * to.row_stride + c,
                 count);
       } else {
-        const int64_t lane = place_in_block(at.position);
+        const int64_t lane = lane_of(at.position);
         float *const block = static_cast<float *>(to.base) + start +
                              (at.position - lane) * to.head_width + c * key_block + lane;
         int64_t i = 0;
@@ -360,7 +360,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
   constexpr int64_t last_columns =
-      TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::score_blocks(1) * key_block : 0;
+      TileShape<V::size>::reads_in_step ? TileShape<V::size>::key_tiles(1) * key_block : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const int64_t left = p.columns - panel * panel_columns;
     const bool ends = rows.count == 1 && left % panel_columns != 0 && left <= last_columns &&
@@ -398,7 +398,7 @@ template <class V>
 MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, int64_t panel,
                                      int64_t panel_end) {
   constexpr int64_t in_step = 4, stride = in_step * panel_columns, slice = 32;
-  static_assert(prefetch_places(2, 1) == in_step && prefetch_places(4, 1) == in_step,
+  static_assert(prefetch_streams(2, 1) == in_step && prefetch_streams(4, 1) == in_step,
                 "one place in each panel");
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
   const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true, false).wide;
@@ -484,7 +484,7 @@ void project(const Projection &p, const void *ready, int64_t row_begin, int64_t 
           p.storage != Storage::f32 &&
           (has_loops_of_floats_alone<V> || rows.count > max_rows_widened_in_registers);
       int64_t panel = panel_begin;
-      if constexpr (TileShape<V::size>::has_few_row_forms) {
+      if constexpr (TileShape<V::size>::reads_in_step) {
         const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
         if (is_far && rows.count >= 2 && rows.count <= 4) {
           panel = project_in_step<V>(p, rows, panel, panel_end);

@@ -266,7 +266,7 @@ MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begi
   const int64_t position = unit.position_of(row);
   for (int64_t j = keys.begin; unit.blocks && j < keys.end;
        ++j) {  // any key may be the first of chosen ones
-    const int64_t place = place_in_block(chunk_begin + j);
+    const int64_t place = lane_of(chunk_begin + j);
     const float distance =
         static_cast<float>(chunk_begin + j - place - position) + static_cast<float>(place);
     s[j] = mul_add(-unit.call.request.options.alibi_slopes[row.head],

@@ -100,11 +100,11 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
       }
       const Place place = place_of(to, sequence.in_cache, position);
       const int64_t group_at = place.block * to.batch_stride + head * to.head_stride +
-                               block_of(place.position) * key_block * to.row_stride;
+                               key_tile_of(place.position) * key_block * to.row_stride;
       char *const group =
           const_cast<char *>(static_cast<const char *>(to.base)) + group_at * element;
       const int64_t stride = storing.are_keys ? key_block : 1;
-      const int64_t first = place_in_block(position) * (storing.are_keys ? 1 : to.row_stride);
+      const int64_t first = lane_of(position) * (storing.are_keys ? 1 : to.row_stride);
       if (to.storage == Storage::int8) {
         float *const scales = const_cast<float *>(to.scales) + place.block * to.scale_batch_stride +
                               head * to.block_positions + place.position;
