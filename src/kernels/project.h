@@ -322,32 +322,6 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   }
 }
 
-// sums of one row and the last columns of a matrix, as many blocks of 16 side by side as the loop
-// over keys takes.
-template <class V>
-MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *row, int64_t depth,
-                                        int64_t columns, float *sums) {
-  const Loop loop = loops_over_keys<V>(1, stored.storage, false).wide;
-  const int64_t element = bytes_of(stored.storage);
-  Tile tile;
-  tile.rows[0] = row;
-  for (int64_t b = 0; b < loop.blocks; ++b) {  // where there are fewer, the last one again
-    const int64_t column = min(b * key_block, columns - 1) / key_block * key_block,
-                  panel = column / panel_columns;
-    tile.columns[b] =
-        stored.first + panel * stored.bytes + (column - panel * panel_columns) * element;
-    tile.sums[b] = sums + column;
-  }
-  tile.column_stride = panel_columns;
-  tile.terms = depth;
-  tile.chain = dot_block;
-  tile.mode = Sums::replace;
-  tile.sums_stride = tile.next_columns = tile.next_sums = 0;
-  tile.repeats = 1;
-  tile.prefetch = no_prefetch(sums);
-  loop.run(tile);
-}
-
 // Rows times panels of floats, or of numbers that are widened in registers, or of such that are
 // widened to memory, once for all rows.
 template <class V>
@@ -359,20 +333,12 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
-  constexpr int64_t last_columns =
-      TileShape<V::size>::reads_in_step ? TileShape<V::size>::key_tiles(1) * key_block : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const int64_t left = p.columns - panel * panel_columns;
-    const bool ends = rows.count == 1 && left % panel_columns != 0 && left <= last_columns &&
-                      panel_end * panel_columns >= p.columns;
     panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
-    if (ends) panels = panel_end - panel;
     const StoredPanel stored(p, panel);
     const int64_t stride = panels * panel_columns, columns = min(stride, left);
-    if constexpr (last_columns > 0) {
-      if (ends) multiply_last_columns<V>(stored, rows.in[0], p.depth, columns, sums);
-    }
-    for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
+    for (int64_t k = 0, end; k < p.depth; k = end) {
       end = min(p.depth, k + dot_block);
       if (is_widened) widen<V>(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
       const PanelTerms terms = {
