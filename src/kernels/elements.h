@@ -1,5 +1,8 @@
-// Stored numbers as vectors of floats, widened in registers: load<V>(p) for a pointer to each type
-// of element.
+// Stored numbers as vectors of floats. load<V>(p) widens V::size neighbours in registers, for a
+// pointer p to each type of element; widen and narrow convert whole rows in memory.
+//
+// f16 and bf16 widen exactly, but a NaN may become quiet. A code of int8 or int4 widens to the
+// integer that it is, and whoever loads it applies the scale.
 #pragma once
 
 #include "../storage.h"
@@ -12,16 +15,16 @@ namespace {
 struct F16 {
   uint16_t bits;
 };
-
 struct Bf16 {
   uint16_t bits;
 };
-
+// Two codes, each with 8 added: that of an even term in the low half, and that of the next term.
 struct Int4 {
-  uint8_t bits;  // two codes, each + 8: that of an even term in the low half
+  uint8_t bits;
 };
 
-// Calls visit(Stored<the type of an element>{}).
+// Calls visit(Stored<Element>{}) with the type of a stored element. Only weights have int4, which
+// project.h widens before.
 template <class Type>
 struct Stored {
   using Element = Type;
@@ -39,12 +42,10 @@ MHA_INLINE void visit_storage(Storage storage, Visit visit) {
     case Storage::int8:
       return visit(Stored<int8_t>{});
     case Storage::int4:
-      return;  // weights alone
+      return;
   }
 }
 
-// V::size neighbours. f16 and bf16 widen exactly (a NaN may become quiet), int8 to the number that
-// it is.
 template <class V>
 MHA_INLINE V load(const F16 *p);
 template <class V>
@@ -52,7 +53,7 @@ MHA_INLINE V load(const Bf16 *p);
 template <class V>
 MHA_INLINE V load(const int8_t *p);
 
-// The codes of two terms, or the numbers at even and at odd places.
+// Two vectors: the codes of two terms, or the numbers at even and at odd places.
 template <class V>
 struct Two {
   V even, odd;
@@ -60,27 +61,25 @@ struct Two {
 template <class V>
 MHA_INLINE Two<V> load(const Int4 *p);
 
-// With AVX2, two vectors of neighbouring bf16 numbers are widened by one instruction each, not two,
-// if the numbers at even places become one vector and those at odd places the other. Loops keep
-// their sums so, and put them in order when they are done. (Measured on Zen 3 beside vectors of
-// neighbours: one row of weights takes 0.72 to 0.82 of the time from the caches, 0.95 to 1 from the
-// memory; 1 to 4 rows over a cache 0.86 to 0.93 and 0.93 to 1.)
+// Whether a loop over these elements keeps the numbers at even places in one vector and those at
+// odd places in the next. With AVX2 each of the two takes one instruction for bf16, where a vector
+// of neighbours takes two; the loop puts its sums in order when it is done (SPECIAL_FORMS.md).
 template <class V, class Element>
 constexpr bool widens_even_odd = false;
 
-// has_register: whether one is free for the mask.
+// has_register: whether a register is free for the mask.
 template <class V, bool has_register>
 MHA_INLINE Two<V> load_even_odd(const Bf16 *p);
-// Two vectors with the numbers at even and at odd places become two vectors of neighbours; and
-// back.
+// join makes two vectors of neighbours out of the numbers at even and at odd places; split does the
+// reverse.
 template <class V>
 MHA_INLINE void join_even_odd(V *even, V *odd);
 template <class V>
 MHA_INLINE void split_even_odd(V *first, V *last);
 
-// What int4 codes are widened to, once for all rows that are multiplied with them: with AVX2 f16,
-// many of them by one look into a table of bytes, since one instruction loads and widens these to
-// floats. (AVX-512 has one that makes floats of 16 codes at once.)
+// What codes of int4 are widened to, once for all rows that are multiplied by them. With AVX2 that
+// is f16: one look into a table of bytes widens 32 codes, and one instruction loads f16 as floats.
+// AVX-512 has an instruction that makes floats of 16 codes at once.
 template <class V>
 struct Int4Widened {
   using Number = float;
@@ -129,7 +128,7 @@ MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 }
-// A permutation looks at the low 4 bits of each index only.
+// The float of each code, for a permutation, which looks at the low 4 bits of each index only.
 alignas(64) constexpr float int4_codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
                                               0,  1,  2,  3,  4,  5,  6,  7};
 template <>
@@ -195,9 +194,9 @@ struct Int4Widened<Vector> {
   using Number = F16;
 };
 
-// 32 bytes, of which each holds the codes of two terms, as f16: those in the low halves to `even`,
-// the others to `odd`; the first 16 of each there, the last 16 `apart` numbers further on. Only the
-// upper 8 bits of a code's f16 can be other than zero: they are byte number code + 8 of a table.
+// Widens 32 bytes of codes to f16: the codes in the low halves to `even`, the others to `odd`. The
+// first 16 of each go there and the last 16 `apart` numbers further on. Only the upper byte of a
+// code's f16 can be other than 0, and it is byte number code + 8 of the table.
 MHA_INLINE void halves_of_codes(const Int4 *p, F16 *even, F16 *odd, int64_t apart) {
   const __m256i table = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(-0x38, -0x39, -0x3a, -0x3b, -0x3c, -0x3e, -0x40, -0x44,  // -8 .. -1
@@ -226,7 +225,7 @@ template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
-// Four bytes; the other half of the vector is zero.
+// Loads four bytes; the other half of the vector is zero.
 MHA_INLINE uint8x8_t load_4x8(const void *p) {
   uint32_t four;
   MHA_MEMCPY(&four, p, sizeof four);
@@ -240,8 +239,9 @@ template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return vcvtq_f32_s32(integers_of(load_4x8(p)));
 }
-// A code + 8 is the code itself in 4 bits but for the highest of them. The even one is taken from
-// the upper end of an integer, as a number with 28 bits behind the point.
+// Flipping the highest of its 4 bits turns code + 8 into the code in two's complement. The even
+// code then stands at the upper end of an integer and converts as a number with 28 bits after the
+// point.
 template <>
 MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   const int32x4_t both = integers_of(veor_u8(load_4x8(p), vdup_n_u8(0x88)));
@@ -252,7 +252,7 @@ MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
 
 // ---- Rows of such numbers as floats, and back
 
-// Of any type but int4; codes of int8 without their scales.
+// Widens a row of any type but int4. Codes of int8 come without their scales.
 template <class V>
 MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float *to) {
   if (storage == Storage::f32) {
@@ -261,37 +261,36 @@ MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float 
   }
   visit_storage(storage, [&](auto stored) MHA_INLINED {
     const auto *const numbers = static_cast<const typename decltype(stored)::Element *>(from);
-    int64_t i = 0;
-    for (; i + V::size <= count; i += V::size) store(to + i, load<V>(numbers + i));
-    for (; i < count; ++i) store(to + i, load<Scalar>(numbers + i));
+    in_vectors<V>(count, [&](auto vector, int64_t i)
+                             MHA_INLINED { store(to + i, load<decltype(vector)>(numbers + i)); });
   });
 }
 
-// Blocks of a fixed size, of which a compiler makes vectors.
+// Calls narrow in loops of a fixed length, which a compiler turns into vectors.
 template <class Narrow>
-MHA_INLINE void narrow_blocks(const float *from, int64_t count, uint16_t *to, Narrow narrow) {
-  constexpr int64_t block = 16;
+MHA_INLINE void narrow_each(const float *from, int64_t count, uint16_t *to, Narrow narrow) {
+  constexpr int64_t at_once = 16;
   int64_t i = 0;
-  for (; i + block <= count; i += block) {
-    for (int64_t j = 0; j < block; ++j) to[i + j] = narrow(from[i + j]);
+  for (; i + at_once <= count; i += at_once) {
+    for (int64_t j = 0; j < at_once; ++j) to[i + j] = narrow(from[i + j]);
   }
   for (; i < count; ++i) to[i] = narrow(from[i]);
 }
 
-// To f16 or bf16.
+// Rounds a row to f16 or bf16.
 MHA_NOINLINE inline void narrow(Storage storage, const float *from, int64_t count, void *to) {
   uint16_t *const bits = static_cast<uint16_t *>(to);
   if (storage == Storage::f16)
-    return narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return f16_of(x); });
-  narrow_blocks(from, count, bits, [](float x) MHA_INLINED { return bf16_of(x); });
+    return narrow_each(from, count, bits, [](float x) MHA_INLINED { return f16_of(x); });
+  narrow_each(from, count, bits, [](float x) MHA_INLINED { return bf16_of(x); });
 }
 
-// Rows that lie apart: the processor's own prefetching needs help.
+// Prefetches a row of an array whose rows lie apart, which the processor does not do by itself.
 MHA_INLINE void prefetch_row(const char *row, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += 64) MHA_PREFETCH_L2(row + b);
 }
 
-// The number at `index` of an array of the caller's, f32 or of 16 bits.
+// The address of number `index` in an array of the caller's, of 32 or 16 bits.
 MHA_INLINE char *element_at(void *base, Storage storage, int64_t index) {
   return static_cast<char *>(base) + (storage == Storage::f32 ? 2 * index : index) * 2;
 }

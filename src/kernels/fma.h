@@ -29,11 +29,11 @@ inline uint64_t bits_of_double(double x) {
   return bits;
 }
 
-// product + addend rounded once, for sums that may lie in the middle of two floats: few do, so this
-// is apart from the loops.
+// Returns product + addend rounded once, also if the sum lies in the middle of two floats. Few sums
+// do, so this is a function apart from the loops.
 MHA_NOINLINE float narrowed_sum(double product, double addend) {
   double sum = product + addend;
-  // What rounding took away, exactly (Knuth's TwoSum); NaN if something is not finite.
+  // The error of that rounding, exactly (Knuth's TwoSum), or NaN if something is not finite.
   const double addend_of_sum = sum - product;
   const double error = (product - (sum - addend_of_sum)) + (addend - addend_of_sum);
   if (error < 0.0 || error > 0.0) {

@@ -1,5 +1,9 @@
-// exp, tanh, log, sigmoid, softplus and the canonical form: CONTRACT.md, sections 1, 11, 12, 14 and
-// 16, operation by operation.
+// exp, tanh, log, sigmoid, softplus and the canonical form.
+//
+// Each function is the sequence of operations in CONTRACT.md (sections 1, 11, 12, 14 and 16), one
+// line here for one line there, because the contract fixes its bits. Functions of several vectors
+// take one step for all of them before the next: the steps of one vector depend on each other,
+// those of different vectors run side by side.
 #pragma once
 
 #include "ops.h"
@@ -9,6 +13,7 @@ namespace {
 
 constexpr float infinity = MHA_INFINITY;
 
+// A NaN becomes the one NaN of the contract, and -0 becomes +0. All results have this form.
 template <class V>
 MHA_INLINE V canonical(V x) {
   return value_if_nan(x + all<V>(0.0f), all<V>(MHA_NAN));
@@ -16,11 +21,11 @@ MHA_INLINE V canonical(V x) {
 
 MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x + 0.0f; }
 
-// x[i] = exp(x[i]), for x[i] <= 0 or NaN: N vectors step by step beside each other.
+// x[i] = exp(x[i]), for x[i] <= 0 or NaN.
 //
-// A NaN comes out as a NaN as long as the low 9 bits of its payload are 0, which times_power may
-// add to the exponent. So it is with canonical NaNs, with those that an operation makes of numbers,
-// and with what any operation makes of these.
+// A NaN comes out as a NaN if the low 9 bits of its payload are 0, since times_power may add them
+// to the exponent. That holds for canonical NaNs, for those that an operation makes of numbers, and
+// for what any operation makes of these.
 template <class V, int N>
 MHA_INLINE void exp_of(V (&x)[N]) {
   V t[N], n[N], r[N], p[N];
@@ -46,7 +51,7 @@ MHA_INLINE V exp_of(V x) {
 
 MHA_INLINE float exp_of(float x) { return exp_of(Scalar{x}).x; }
 
-// x[i] = tanh(x[i]): by a polynomial near 0, by exp elsewhere.
+// x[i] = tanh(x[i]), by a polynomial near 0 and by exp elsewhere.
 template <class V, int N>
 MHA_INLINE void tanh_of(V (&x)[N]) {
   const V zero = all<V>(0.0f), one = all<V>(1.0f);
@@ -64,14 +69,14 @@ MHA_INLINE void tanh_of(V (&x)[N]) {
     x[i] = value_if_less(max_of(x[i], zero - x[i]), all<V>(0x1.333334p-1f), p[i], e[i]);
 }
 
-// 1 / (1 + exp(-x)) of a canonical x
+// 1 / (1 + exp(-x)), for a canonical x.
 template <class V>
 MHA_INLINE V sigmoid_of(V x) {
   const V zero = all<V>(0.0f), one = all<V>(1.0f), e = exp_of(zero - max_of(x, zero - x));
   return quotient_of(value_if_less(x, zero, e, one), one + e);
 }
 
-// log(1 + exp(x)) of a canonical x
+// log(1 + exp(x)), for a canonical x.
 template <class V>
 MHA_INLINE V softplus_of(V x) {
   const V zero = all<V>(0.0f), e = exp_of(zero - max_of(x, zero - x));
@@ -84,7 +89,7 @@ MHA_INLINE V softplus_of(V x) {
   return max_of(x, zero) + (e - (h - s * (h + r)));
 }
 
-// log(x) for normal x > 0 or NaN
+// log(x), for a normal x > 0 or NaN.
 MHA_INLINE float log_of(float x) {
   const uint32_t i = bits_of(x);
   const int32_t k = static_cast<int32_t>(i - 0x3f3504f3u) >> 23;

@@ -36,7 +36,7 @@
 namespace mha {
 namespace {
 
-// Built with -Os: then some kernels serve for what others would do a little faster.
+// With -Os some kernels also serve for calls that others would compute a little faster.
 #if defined(__OPTIMIZE_SIZE__)
 constexpr bool is_small_code = true;
 #else
@@ -63,11 +63,11 @@ MHA_INLINE float mul_add(float a, float b, float c) { return MHA_FMAF(a, b, c); 
 MHA_INLINE float mul_add(float a, float b, float c) { return fma_in_binary64(a, b, c); }
 #endif
 
-// x itself, a NaN with the one payload that exp wants.
+// x itself, but for a NaN, which gets the one payload that exp_of expects.
 MHA_INLINE float canonical_nan(float x) { return x == x ? x : MHA_NAN; }
 
-// One lane: the vector of the scalar kernels, and in every kernel the carrier of exp for single
-// values.
+// A vector of one float: that of the scalar kernels, and in all kernels the one for what is left
+// after whole vectors.
 struct Scalar {
   static constexpr int size = 1;
   float x;
@@ -118,9 +118,8 @@ MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 MHA_INLINE Scalar kept_in_register(Scalar x) { return x; }
 MHA_INLINE Scalar kept_in_pair(Scalar x) { return x; }
 
-// The same address or number, opaque to the optimizer: it neither computes what follows from it in
-// front of a loop, which would take registers that are not there, nor makes a copy of the loop for
-// each value.
+// Returns p, but hides from the optimizer what it is. Otherwise g++ would compute what follows from
+// it before a loop, in registers that are not free, or make a copy of the loop for each value.
 template <class T>
 MHA_INLINE T opaque(T p) {
   MHA_HOLD(p, "r");
@@ -395,6 +394,8 @@ MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm256_unpackhi_ps(a, b)
 #endif
 #endif
 
+// Transposes four columns of as many rows at once as a vector has lanes. The rest of the columns
+// moves one number at a time.
 MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64_t width,
                                         float *out) {
   int64_t c = 0;
@@ -417,6 +418,15 @@ MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64
   for (; c < width; ++c) {
     for (int r = 0; r < 16; ++r) out[c * 16 + r] = rows[r * stride + c];
   }
+}
+
+// Calls put(V{}, i) for i = 0, V::size, ... as long as a whole vector is left of `count` elements,
+// and put(Scalar{}, i) for each element after that.
+template <class V, class Put>
+MHA_INLINE void in_vectors(int64_t count, const Put &put) {
+  int64_t i = 0;
+  for (; i + V::size <= count; i += V::size) put(V{}, i);
+  for (; i < count; ++i) put(Scalar{}, i);
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
-// Projections: input rows times packed panels, plus bias, and each column to where the next stage
-// reads it.
+// Projections: input rows times packed panels of weights, plus bias, with each column written where
+// the next stage reads it.
 //
-// For each block of rows, panel by panel; for each block of 256 terms (CONTRACT.md, section 3),
-// tile by tile. These 48 KiB of weights stay in the cache while the rows pass. Sums lie in memory,
-// [row][column of the panels]; they are finished and written to their destination when all terms
-// are done.
+// project cuts the input rows into blocks. For each block it passes the panels one by one, for each
+// panel its terms by 256 (CONTRACT.md, section 3), and for these the rows tile by tile. The 48 KiB
+// of weights of one such step stay in the cache while the rows pass. The sums lie in memory,
+// [row][column of the panels]; finish_sums adds the bias and write_results moves them to their
+// destination. Reading the weights limits a call of few rows, which therefore have ways of their
+// own through the panels.
 #pragma once
 
 #include "elements.h"
@@ -14,14 +16,14 @@
 namespace mha {
 namespace {
 
-// ---- Packed panels, of floats or of numbers of fewer bits
+// ---- Packed panels
 
-// A panel as it is stored.
+// Where one panel lies, in the form that kernels.h describes at Projection.
 struct StoredPanel {
   Storage storage;
   int64_t bytes_of_two_terms;
-  int64_t bytes;   // of all terms: the next panel is so far away
-  int64_t groups;  // that have scales of their own
+  int64_t bytes;   // of all its terms, and from one panel to the next
+  int64_t groups;  // of terms, each with scales of its own
   const unsigned char *first;
   const float *scales, *bias;
 
@@ -38,17 +40,17 @@ struct StoredPanel {
     bias = p.bias + panel * panel_columns;
   }
 
-  // The terms from k, an even number, on.
+  // The terms from k on, which is even.
   template <class Element>
   MHA_INLINE const Element *at(int64_t k) const {
     return reinterpret_cast<const Element *>(first + k / 2 * bytes_of_two_terms);
   }
 };
 
-constexpr int64_t code_prefetch_bytes = 4096;  // so far ahead codes of int4 are prefetched
+constexpr int64_t code_prefetch_bytes = 4096;  // how far ahead codes of int4 are prefetched
 
-// Terms of int4, from an even one on, [term][48]; an odd last one brings a neighbour, which is
-// nobody's.
+// Widens terms of int4, the first of them even, to [term][48]. If the number of terms is odd, the
+// last one brings a term along that is not used.
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
   for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
@@ -62,17 +64,17 @@ inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
 }
 
 #if defined(MHA_KERNELS_AVX2)
-// The codes of two rows of bytes, which are four terms.
+// Widens two rows of bytes, which are four terms.
 MHA_INLINE void halves_of_terms(const Int4 *from, F16 *to) {
   constexpr int64_t columns = panel_columns, half = 16;
   halves_of_codes(from, to, to + columns, half);
-  // The last 16 columns of two terms, and the first 16 of the next two.
+  // The last 16 columns of two terms, then the first 16 of the next two.
   halves_of_codes(from + 2 * half, to + 2 * half, to + columns + 2 * half, 2 * columns - 2 * half);
   halves_of_codes(from + 4 * half, to + 2 * columns + half, to + 3 * columns + half, half);
 }
 
-// Four at a time: behind the last term that is there come numbers that are nobody's, of the next
-// panel or of the scales.
+// Widens four terms at a time. Terms after the last one are read from the next panel or from the
+// scales, and not used.
 template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
   for (int64_t k = 0; k < terms; k += 4, from += 2 * panel_columns, to += 4 * panel_columns) {
@@ -83,8 +85,8 @@ inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
 }
 #endif
 
-// What is left to do to the finished sums of columns, from those of a panel on: int8 has a scale,
-// and all have a bias.
+// Makes results of sums: int8 has a scale for each column, and all storage types have a bias. The
+// columns may be those of several panels, from this one on.
 template <class V>
 inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns,
                         float *sums, int64_t stride) {
@@ -103,20 +105,19 @@ inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_
 
 template <class V>
 MHA_INLINE void copy(const float *from, float *to, int64_t count) {
-  int64_t i = 0;
-  for (; i + V::size <= count; i += V::size) store(to + i, load<V>(from + i));
-  for (; i < count; ++i) to[i] = from[i];
+  in_vectors<V>(count, [&](auto vector, int64_t i)
+                           MHA_INLINED { store(to + i, load<decltype(vector)>(from + i)); });
 }
 
-// The row of a sequence that a row of a projection is.
+// A row of a projection as a row of one sequence.
 struct Cursor {
   int64_t sequence;
-  int64_t block;     // its number in the destination
-  int64_t row;       // of the caller's array
-  int64_t position;  // among the valid rows
+  int64_t to_sequence;  // the number of the sequence in the destination
+  int64_t row;          // in the caller's array
+  int64_t position;     // among the valid rows of the sequence
 };
 
-// Row number `row` of all sequences together.
+// The cursor at row number `row` of all sequences together.
 MHA_INLINE Cursor cursor_at(const InputRows &x, int64_t row) {
   if (!x.extents) {
     const int64_t sequence = quotient(row, x.rows_per_sequence),
@@ -133,7 +134,8 @@ MHA_INLINE int64_t rows_left(const InputRows &x, const Cursor &at) {
   return (x.extents ? x.extents[at.sequence].count : x.rows_per_sequence) - at.position;
 }
 
-// `step` rows on, where there are more.
+// Moves on by `step` rows of one sequence, and to the next sequence that has rows if there are
+// more.
 MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_more) {
   at->row += step;
   at->position += step;
@@ -142,11 +144,11 @@ MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_m
   while (x.extents && x.extents[at->sequence].count == 0);
   at->position = 0;
   at->row = x.extents ? x.extents[at->sequence].first : 0;
-  at->block = x.extents ? x.extents[at->sequence].block : at->sequence;
+  at->to_sequence = x.extents ? x.extents[at->sequence].block : at->sequence;
 }
 
-// Part of an output row: to `at` elements from the start, with a residual added or in 16 bits. The
-// residual may lie where the output does.
+// Writes a part of an output row that has a residual or 16 bits, from number `at` of the
+// destination on. The residual may be the array that is written.
 template <class V>
 MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t column, int64_t at,
                                   const float *values, int64_t count) {
@@ -159,10 +161,10 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
       widen<V>(to.storage,
                element_at(to.residual, to.storage, row * to.residual_row_stride + column + done),
                number, sums);
-      int64_t i = 0;
-      for (; i + V::size <= number; i += V::size)
-        store(sums + i, canonical(load<V>(from + i) + load<V>(sums + i)));
-      for (; i < number; ++i) sums[i] = canonical(from[i] + sums[i]);
+      in_vectors<V>(number, [&](auto vector, int64_t i) MHA_INLINED {
+        using T = decltype(vector);
+        store(sums + i, canonical(load<T>(from + i) + load<T>(sums + i)));
+      });
       from = sums;
     }
     void *const written = element_at(to.base, to.storage, at + done);
@@ -173,8 +175,9 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
   }
 }
 
-// Finished values, rows `row`, row + 1, ... of the output and columns first_column, ..., to one
-// destination.
+// Writes finished values, which are rows from `row` on and columns from first_column on, to one
+// destination. Columns go head by head. A row of keys becomes one lane of a tile of 16 keys: four
+// rows that are neighbours in a tile are transposed together.
 template <class V>
 inline void write_columns(const Destination &to, const InputRows &x, int64_t row, int64_t num_rows,
                           const float *values, int64_t values_stride, int64_t first_column,
@@ -187,7 +190,7 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
     Cursor at = first;
     for (int64_t r = 0; r < num_rows;) {
       const float *const from = values + r * values_stride + done;
-      const int64_t start = head * to.head_stride + at.block * to.batch_stride;
+      const int64_t start = head * to.head_stride + at.to_sequence * to.batch_stride;
       int64_t step = 1;
       if (is_converted) {
         write_converted<V>(to, at.row, c, start + at.row * to.row_stride + c, from, count);
@@ -219,7 +222,8 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
   }
 }
 
-// Finished values in rows of `stride` floats to where they are wanted.
+// Writes the finished values of some panels to the destination, and to the caller's copy if there
+// is one.
 template <class V>
 MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows,
                               const float *results, int64_t stride, int64_t panel, int64_t panels) {
@@ -230,14 +234,14 @@ MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows
     write_columns<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
-// Up to project_block_rows input rows.
+// The addresses of up to project_block_rows input rows. A tile may take more rows than are left:
+// the last row then stands in for those that are missing.
 struct RowBlock {
   static constexpr int spare = 3;
   int64_t first, count;
-  // A tile may have more rows than there are: the last one again.
   const float *in[project_block_rows + spare];
 
-  // given: all of them, one after the other; null: they lie where the projection says.
+  // given: the rows, one after the other; null: they lie where the projection says.
   MHA_INLINE RowBlock(const Projection &p, const float *given, int64_t begin, int64_t end)
       : first(begin), count(min(project_block_rows, end - begin)) {
     const float *const base = static_cast<const float *>(p.x.base);
@@ -253,8 +257,8 @@ struct RowBlock {
 
 // ---- Products
 
-// How many rows the next tile has: a full one, but none that leaves so few that they have too few
-// chains to keep the machine busy.
+// How many of the rows that are left the next tile takes: a full tile, unless the tile after it
+// would have too few sums to keep the multiply-adds busy.
 template <class V>
 MHA_INLINE int64_t next_tile_rows(int64_t left) {
   constexpr int64_t most = TileShape<V::size>::max_rows,
@@ -262,25 +266,25 @@ MHA_INLINE int64_t next_tile_rows(int64_t left) {
   return left > most && left <= most + too_few ? 4 : min(left, most);
 }
 
-constexpr int64_t min_prefetch_bytes = 256 << 10;  // fewer weights lie in a near cache,
-constexpr int64_t level3_weight_bytes = int64_t{3}
-                                        << 20;  // and fewer than these maybe in the third level
-// So far ahead two rows prefetch the block that they read.
-constexpr int64_t own_prefetch_terms = 24;
+// Weights of up to so many bytes lie in a near cache, and of up to so many in the third level.
+constexpr int64_t min_prefetch_bytes = 256 << 10, level3_weight_bytes = 3 << 20;
+constexpr int64_t own_prefetch_terms = 24;  // how far ahead two rows prefetch their own weights
 
-// Some terms of one panel, and what becomes of their products.
+// Some terms of a panel, and what becomes of their products.
 struct PanelTerms {
-  const void *w;  // of the first of these terms
+  const void *w;  // the first of these terms
   Storage storage;
   int64_t begin, terms, columns;
-  const float *scales;  // of an int4 group
+  const float *scales;  // add_scaled: of the first int4 group
   Sums mode;
 };
 
-// sums [count][sums_stride] of some rows with these terms of `panels` panels side by side,
-// panel_bytes apart. The loops prefetch the next block of weights; those of two rows, and of
-// weights that may lie in the level-3 cache, a later part of the same block. One row leaves it to
-// the processor.
+// Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, tile by
+// tile, into sums [count][sums_stride].
+//
+// The tiles prefetch the terms of the panel that come next, each its share of them. Two rows of
+// weights that may lie in the level-3 cache (is_far is false) prefetch a later part of the terms
+// that they read themselves. One row leaves it to the processor.
 template <class V>
 MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes,
                                 const float *const *rows, int64_t count, float *sums,
@@ -322,8 +326,8 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   }
 }
 
-// Rows times panels of floats, or of numbers that are widened in registers, or of such that are
-// widened to memory, once for all rows.
+// Multiplies rows by panels of floats, f16, bf16 or int8. Numbers of fewer bits are widened to
+// memory once for all rows (is_widened), or else in registers by every tile.
 template <class V>
 MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool is_widened,
                                  int64_t panel_begin, int64_t panel_end) {
@@ -357,9 +361,9 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
   }
 }
 
-// Two to four rows and weights from the memory. A loop over one panel reads one stretch of the
-// memory; here four panels advance in step, in slices of a few terms, and the loops prefetch the
-// next slices of all four. Panels from `panel` on; returns the first that is left.
+// Multiplies two to four rows by weights that come from memory. A loop over one panel reads one
+// stretch of memory; here four panels advance in step, a slice of 32 terms of each, while the loops
+// prefetch the next slices of all four. Starts at `panel` and returns the first panel that is left.
 template <class V>
 MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, int64_t panel,
                                      int64_t panel_end) {
@@ -406,7 +410,8 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
   return panel;
 }
 
-// Int4: some groups of 32 terms at a time, which are widened once for all rows.
+// Multiplies rows by panels of int4. Four groups of 32 terms at a time are widened once for all
+// rows, and the sums of each group are added times its scales.
 template <class V>
 MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_t panel_begin,
                                int64_t panel_end) {
@@ -433,10 +438,11 @@ MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_
   }
 }
 
-// Under up to so many rows, numbers of fewer bits are widened in registers, by each tile anew. For
-// more it is better to widen them to memory.
+// Up to so many rows widen numbers of fewer bits in registers, again in each tile. More rows are
+// faster if the numbers are widened to memory once.
 constexpr int64_t max_rows_widened_in_registers = 24;
 
+// The kernels' `project`: passes blocks of rows through the panels.
 template <class V>
 void project(const Projection &p, const void *ready, int64_t row_begin, int64_t row_end,
              int64_t panel_begin, int64_t panel_end) {
@@ -461,6 +467,8 @@ void project(const Projection &p, const void *ready, int64_t row_begin, int64_t 
   }
 }
 
+// The kernels' `widen_rows`: copies input rows of 16 bits as floats, so that they are widened once
+// and not again for each panel.
 template <class V>
 void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to) {
   Cursor at = cursor_at(x, row_begin);
@@ -472,7 +480,7 @@ void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t 
   }
 }
 
-// The second half of project, for a product that a BLAS has made.
+// The kernels' `finish_rows`: the second half of project, for a product that a BLAS has made.
 template <class V>
 void finish_rows(const Projection &p, const float *product, int64_t product_stride,
                  int64_t row_begin, int64_t row_end) {

@@ -193,14 +193,6 @@ inline void finish(const Unit &unit) {
 
 // ---- States that are handed out
 
-// Calls put(T{}, c) for the elements [0, count) from c on, vectors first.
-template <class V, class Put>
-MHA_INLINE void in_vectors(int64_t count, const Put &put) {
-  int64_t c = 0;
-  for (; c + static_cast<int64_t>(V::size) <= count; c += V::size) put(V{}, c);
-  for (; c < count; ++c) put(Scalar{}, c);
-}
-
 // A state, canonical. o may be that of `state`.
 template <class V>
 MHA_NOINLINE void hand_out_state(float m, float l, const float *o, int64_t width, float *state) {
