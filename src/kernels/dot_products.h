@@ -1,26 +1,26 @@
-// Exact sums of products of codes, four terms side by side: bytes of Vector::size columns,
+// Exact sums of products of codes: the instructions of each set for bytes of Vector::size columns,
 // [column][4], times four codes of a row.
 //
-// The bytes are codes with something added so that none is negative. DotProducts<Code> has the
-// operations; Code is how a row's codes are stored: int16_t, or for those of 8 bits what stands
-// below.
+// The bytes are codes with a number added that makes them positive. Code is the type of a row's
+// codes: int16_t, or SmallCode or NibbleCode for codes of 8 bits. DotProducts<Code> has
 //
-//   vectors(rows)          of columns that a tile of so many rows has: as many sums as there are
-//                          registers for; they divide a panel
-//   passes                 the products of four terms are added in so many steps, each of which
-//                          takes some of the four
-//   swaps_codes            the codes of a row lie in the order 0, 2, 1, 3
-//   Sum                    sums of products with Vector::size columns
-//   load_terms, load_row_terms   what a pass takes of the bytes, and of a row's codes
-//   load_nibbles           of bytes that hold two codes each, of the first four terms (0) or of the
-//                          second (1)
-//   begin(value)           a sum with this value in each of the lanes_of_sum lanes that the sum of
-//                          a column is spread over
+//   vectors(rows)      how many vectors of columns a tile of so many rows has: as many sums as
+//   there
+//                      are registers for; they divide a panel
+//   passes             the steps in which products of four terms are added; each takes some of the
+//                      four
+//   swaps_codes        whether the codes of a row lie in the order 0, 2, 1, 3
+//   Sum                sums of products with Vector::size columns, each spread over lanes_of_sum
+//   lanes load_terms, load_row_terms   what a pass takes of the bytes, and of the codes of a row
+//   load_nibbles       the same of bytes that hold two codes each: of the first four terms (0), or
+//   of
+//                      the second (1)
+//   begin(value)       a sum with this value in each of its lanes
 //   add(sum, terms, row)
-//   sums_of(sum)           as floats
+//   sums_of(sum)       the sums as floats
 //
-// What is multiplied may be greater than a code: by what was added to its byte, and by load_adds.
-// All sums therefore begin with what begin_of makes of the sum of the row's codes.
+// What is multiplied exceeds the codes by the number added to the bytes and by load_adds. Therefore
+// all sums start with the number that begin_of computes from the sum of the codes of the row.
 #pragma once
 
 #include "elements.h"
@@ -28,18 +28,18 @@
 namespace mha {
 namespace {
 
-constexpr int64_t terms_together = 4;  // of a column, side by side
+constexpr int64_t terms_together = 4;  // terms of a column that lie side by side
 
 template <class Code>
 struct DotProducts;
 
-// How codes of 8 bits are stored.
+// How codes of 8 bits are stored: as bytes where the set multiplies bytes.
 #if defined(MHA_KERNELS_VNNI) || defined(MHA_KERNELS_DOTPROD)
 using SmallCode = int8_t;
 #else
 using SmallCode = int16_t;
 #endif
-// And where weights are nibbles: their products with bytes may add up in 16 bits.
+// The same where weights are nibbles, whose products with bytes may be added in 16 bits.
 #if defined(MHA_KERNELS_SCALAR) || defined(__OPTIMIZE_SIZE__)
 using NibbleCode = SmallCode;
 #else
@@ -60,8 +60,8 @@ using Integers = __m256i;
 constexpr int vectors_of_one_row = 6, vectors_of_many_rows = 2;
 #endif
 
-// Written out, since g++ would add to another register than that of the sum, for which there is
-// none, and copy it back.
+// These are written in assembly, since g++ would add into another register than that of the sum,
+// for which there is none, and copy the result back.
 MHA_INLINE Integers added_in_place(Integers sum, Integers products) {
   MHA_ADD_IN_PLACE("vpaddd", sum, products, MHA_MM(add_epi32)(sum, products));
   return sum;
@@ -70,14 +70,14 @@ MHA_INLINE Integers words_added_in_place(Integers sum, Integers products) {
   MHA_ADD_IN_PLACE("vpaddw", sum, products, MHA_MM(add_epi16)(sum, products));
   return sum;
 }
-// Or g++ would load and unpack them once for each row.
+// Holds terms in a register, or g++ would load and unpack them once for each row.
 MHA_INLINE Integers kept(Integers terms) {
   MHA_HOLD(terms, "v");
   return terms;
 }
 
 #if defined(MHA_EMULATES_VNNI)
-// For tests on machines that have AVX2 alone.
+// For tests on machines that only have AVX2.
 MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {
   return added_in_place(sum, _mm256_madd_epi16(w, x));
 }
@@ -87,7 +87,7 @@ MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) 
   return add_products_of_words(sum, _mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
 }
 #elif defined(MHA_KERNELS_VNNI)
-// Written out likewise.
+// In assembly for the same reason.
 #if defined(MHA_KERNELS_AVX512)
 #define MHA_VNNI ""
 #define MHA_MM_VNNI(operation) MHA_MM(operation##_epi32)
@@ -114,7 +114,7 @@ MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) 
 MHA_INLINE Integers load_bytes(const uint8_t *p) {
   return MHA_MM_SI(loadu)(reinterpret_cast<const Integers *>(p));
 }
-// Of a row, to every column.
+// Four codes of a row, for every column.
 MHA_INLINE Integers load_dword(const void *p) {
   int32_t dword;
   MHA_MEMCPY(&dword, p, sizeof dword);
@@ -122,7 +122,8 @@ MHA_INLINE Integers load_dword(const void *p) {
 }
 MHA_INLINE Vector floats_of_dwords(Integers x) { return MHA_MM(cvtepi32_ps)(x); }
 
-// Words: of each column the terms 0 and 2, which are the even bytes, and then 1 and 3.
+// Words times words: of each column first the terms 0 and 2, which are the even bytes, then 1
+// and 3.
 template <>
 struct DotProducts<int16_t> {
   static constexpr int passes = 2, lanes_of_sum = 1;
@@ -187,9 +188,9 @@ struct DotProducts<int8_t> {
   }
   static MHA_INLINE Vector sums_of(Sum s) { return floats_of_dwords(s); }
 #else
-  // Of nibbles. Two sums in 16 bits for each column, of 32 terms at most. They never overflow: a
-  // sum has x * (w + 4) of each of its 16 terms, or x * -4 as long as that is to come, and x * -4
-  // of the other sum's terms, in all at most 16 * 127 * (11 + 4) = 30480.
+  // Nibbles times bytes, with two sums in 16 bits for each column, of at most 32 terms. They never
+  // overflow: a sum has x * (w + 4) of each of its 16 terms, or x * -4 as long as that is to come,
+  // and x * -4 of the other sum's terms, in all at most 16 * 127 * (11 + 4) = 30480.
   static constexpr int lanes_of_sum = 2;
   static constexpr int vectors(int rows) { return DotProducts<int16_t>::vectors(rows); }
   static MHA_INLINE Sum begin(int32_t value) {
@@ -248,7 +249,7 @@ struct DotProducts<int16_t> {
 };
 
 #if defined(MHA_KERNELS_DOTPROD)
-// Signed bytes times signed ones; with FEAT_I8MM unsigned ones times signed ones.
+// Signed bytes times signed bytes, or with FEAT_I8MM unsigned bytes times signed bytes.
 template <>
 struct DotProducts<int8_t> {
   static constexpr int passes = 1, lanes_of_sum = 1;
@@ -273,7 +274,7 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Terms load_terms(const uint8_t *p, int) {
     return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)));
   }
-  // Less by 128, as bytes that load_terms loads are.
+  // Less by 128, as what load_terms loads.
   static MHA_INLINE Terms load_nibbles(const uint8_t *p, int four, int) {
     const uint8x16_t bytes = vld1q_u8(p);
     return vreinterpretq_s8_u8(vorrq_u8(
@@ -291,7 +292,7 @@ struct DotProducts<int8_t> {
 };
 
 #else
-// Nibbles times bytes. Four sums in 16 bits for each column, of 32 terms at most. They never
+// Nibbles times bytes, with four sums in 16 bits for each column, of at most 32 terms. They never
 // overflow: a sum has x * (w + 6) of each of its 8 terms, or x * -2 as long as that is to come, and
 // x * -2 of the other sums' terms, in all at most 127 * (8 * 13 + 24 * 2) = 19304.
 template <>
@@ -368,8 +369,9 @@ struct DotProducts<int16_t> {
 #error "write the products of codes for this instruction set"
 #endif
 
-// What a sum begins with, in each of its lanes, so that it ends as that of the products of codes:
-// where bytes are codes + added, a multiple of 8, and a row's codes add up to row_sum.
+// The number that a sum starts with in each of its lanes, so that it ends as the sum of the
+// products of codes. The bytes are codes + added, a multiple of 8; the codes of the row add up to
+// row_sum.
 template <class Code>
 MHA_INLINE int32_t begin_of(int32_t row_sum, int32_t added) {
   using Dots = DotProducts<Code>;
@@ -378,8 +380,8 @@ MHA_INLINE int32_t begin_of(int32_t row_sum, int32_t added) {
       static_cast<uint32_t>(-((added + Dots::load_adds) / Dots::lanes_of_sum)));
 }
 
-// The order in which DotProducts<Code> takes the codes of a row, or the numbers that they are made
-// of.
+// Brings the codes of a row, or the numbers that they are made of, into the order in which
+// DotProducts<Code> takes them.
 template <class Code, class Number>
 MHA_INLINE void put_in_order_of_passes(Number *numbers, int64_t count) {
   if (!DotProducts<Code>::swaps_codes) return;

@@ -1,11 +1,12 @@
 // Projections in integers: rows of codes times panels of codes, with exact sums (CONTRACT.md,
 // section 4).
 //
-// For each panel, block of 256 terms and tile of rows: four terms of each column lie side by side
-// in the panel, and are multiplied with the same four terms of a row by one instruction, which also
-// adds up products. Sums of 64 terms (32 of int4) become floats and are added, times their scales,
-// to sums that lie in memory, [row][column of the panel]. One or two rows, for which reading the
-// weights is what takes the time, pass four panels in step.
+// encode_rows turns input rows into codes with a scale for each group of 64 numbers. project_codes
+// then passes the panels one by one, for each panel blocks of 256 terms, and for these the rows
+// tile by tile. Four terms of a column lie side by side in a panel; one instruction multiplies them
+// by the same four terms of a row and adds up the products (dot_products.h). The sum of a chain, 64
+// terms or 32 of int4, becomes a float and is added, times its scales, to sums in memory,
+// [row][column of the panel].
 #pragma once
 
 #include "dot_products.h"
@@ -16,48 +17,48 @@ namespace {
 
 // ---- Tiles
 
-// For up to so many rows, reading the weights is what takes the time. Codes of int4 become bytes in
-// registers, by each tile anew; for more rows, in memory, once for all.
+// Reading the weights limits a call of up to so many rows. Their tiles turn nibbles of int4 into
+// bytes in registers, where more rows find the bytes in memory, made once for all.
 constexpr int max_few_rows = 2;
 
-// Of a panel that stay in the cache while all rows pass them.
+// Terms of a panel that stay in the cache while all rows pass them.
 constexpr int64_t block_terms = dot_block;
 
-// Few rows, up to max_few_rows, take so many panels in step: a chain of terms of each in turn, and
-// meanwhile they prefetch the next chains of all, a line of each in turn. The processor follows
-// several streams of memory by itself, and faster than one.
+// Few rows take so many panels in step, one chain of each in turn, and meanwhile prefetch the next
+// chains of all panels, one line of each in turn. The processor follows several streams of memory
+// by itself, and reads them faster than one.
 constexpr int panels_in_step = 4;
 
+// What a loop is told: some rows, and the terms of one panel or of several panels in step.
 struct CodeTile {
-  const char *rows[max_tile_rows];  // as storage.h says, by chains
+  const char *rows[max_tile_rows];  // chains of codes, each followed by a CodesTail
   const uint8_t *columns;           // of the first panel, [term / 4][48][4]
   int64_t terms;
-  int64_t panels, panel_bytes;  // 1, or panels_in_step; so far apart
+  int64_t panels, panel_bytes;  // how many, and from one to the next
   const float *scales;          // int4: of the columns, for each group
-  int64_t panel_scales;         // so far apart are those of two panels
+  int64_t panel_scales;         // from the scales of one panel to those of the next
   float *sums;                  // [row][panel][48]
-  int64_t ahead;  // so many bytes ahead columns are prefetched: 0 where they lie in a cache
+  int64_t ahead;                // how far ahead columns are prefetched: 0 if they lie in a cache
 };
 
-// sums[row][column] += the products of some terms with weights of this type.
+// The inner loop: adds the products of R rows with all chains of a tile to its sums. Few rows hold
+// their own numbers in registers while the columns pass by; more rows hold the columns.
 template <class V, class Code, Storage storage, bool are_nibbles, int R>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
   constexpr bool is_int4 = storage == Storage::int4;
-  constexpr int C = Dots::vectors(R), lanes = V::size,
-                fours = are_nibbles ? 2 : 1;  // fours: of terms, in the bytes of one step
-  constexpr int64_t chain =
-      is_int4 ? int4_group : code_group;  // terms that are added up before they are scaled
+  constexpr int C = Dots::vectors(R), lanes = V::size;
+  constexpr int fours = are_nibbles ? 2 : 1;  // of terms, in the bytes of one step
+  constexpr int64_t chain = is_int4 ? int4_group : code_group;
   constexpr int64_t step = terms_together * panel_columns,
                     row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   constexpr int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
   constexpr bool are_few = R <= max_few_rows;
-  // That few rows prefetch with each step.
-  constexpr int places = panels_in_step * C * lanes / panel_columns;
+  constexpr int streams = panels_in_step * C * lanes / panel_columns;
   constexpr int64_t chain_bytes = chain / fours * panel_columns;
   const bool is_in_step = are_few && tile.panels > 1;
   const int64_t ahead = tile.ahead, apart = is_in_step ? tile.panel_bytes : 64,
-                place_step = is_in_step ? step / panels_in_step : step;
+                stream_step = is_in_step ? step / panels_in_step : step;
   const int64_t panels = are_few ? tile.panels : 1, sums_stride = panels * panel_columns;
   const char *rows[R];
   MHA_EACH(r, R) rows[r] = tile.rows[r];
@@ -73,9 +74,9 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
     const float *scales = is_int4 ? tile.scales + first_scale : nullptr;
     float *to = tile.sums;
     for (int64_t panel = 0; panel < panels; ++panel) {
-      const uint8_t *first_place = later;
+      const uint8_t *first_stream = later;
       for (int64_t column = 0; column < panel_columns; column += C * lanes) {
-        const uint8_t *w = of_panel + column * terms_together, *place = first_place;
+        const uint8_t *w = of_panel + column * terms_together, *stream = first_stream;
         typename Dots::Sum acc[R][C];
         MHA_EACH(r, R) {
           const typename Dots::Sum begin = Dots::begin(tail_of(r).begin);
@@ -93,8 +94,8 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
                                : Dots::load_terms(bytes, pass);
           };
           if constexpr (are_few) {
-            MHA_EACH(i, places) MHA_PREFETCH_L2(place + i * apart);
-            place += place_step;
+            MHA_EACH(i, streams) MHA_PREFETCH_L2(stream + i * apart);
+            stream += stream_step;
           } else {
             MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64)
                 MHA_PREFETCH(w + ahead + line);
@@ -137,7 +138,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
         }
         to += C * lanes;
         if (is_int4) scales += C * lanes;
-        first_place += places * apart;
+        first_stream += streams * apart;
       }
       of_panel += tile.panel_bytes;
       if (is_int4) scales += tile.panel_scales - panel_columns;
@@ -150,8 +151,8 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
 
 #if defined(MHA_KERNELS_I8MM)
 
-// The same for more rows, bytes alone, by products of matrices: eight terms of two columns with the
-// same terms of two rows.
+// The same for more than a few rows of bytes, by products of matrices: each instruction multiplies
+// eight terms of two columns by the same terms of two rows.
 template <class V, Storage storage, int R>
 MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
   constexpr bool is_int4 = storage == Storage::int4;
@@ -172,7 +173,7 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
     const int64_t codes_end = at + min(left, chain);
     for (int64_t column = 0; column < panel_columns; column += C * lanes) {
       const uint8_t *w = columns + column * terms_together;
-      // Of two rows and two columns: those of the first column, and those of the second.
+      // A vector has the sums of two rows with one column, then with the next.
       int32x4_t acc[R / 2][2 * C];
       MHA_UNROLL for (int r = 0; r < R; r += 2) {
         const int32x2_t begin =
@@ -180,7 +181,8 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
         MHA_EACH(c, 2 * C) acc[r / 2][c] = vcombine_s32(begin, begin);
       }
       for (int64_t codes = at; codes < codes_end; codes += 2 * terms_together, w += 2 * step) {
-        // Where the number of fours is odd, the last one twice: after it, the codes of a row are 0.
+        // If the number of fours is odd, the last one comes twice: the codes of a row after it are
+        // 0.
         const uint8_t *const second = codes_end - codes > terms_together ? w + step : w;
         MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64) {
           MHA_PREFETCH(w + ahead + line);
@@ -223,23 +225,24 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
 
 #endif
 
-// int4: so many terms as bytes, still 8 greater than the codes.
+// Turns terms of int4 into bytes, which are still 8 greater than the codes.
 MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms, uint8_t *to) {
-  using Bytes = MHA_VECTOR(unsigned char);
-  constexpr int64_t block = terms_together * panel_columns;
-  for (int64_t k = 0; k < terms; k += 2 * terms_together, from += block, to += 2 * block) {
-    for (int64_t i = 0; i < block; i += static_cast<int64_t>(sizeof(Bytes))) {
+  constexpr int64_t step = terms_together * panel_columns;
+  constexpr uint64_t low_halves = 0x0f0f0f0f0f0f0f0f;
+  for (int64_t k = 0; k < terms; k += 2 * terms_together, from += step, to += 2 * step) {
+    for (int64_t i = 0; i < step; i += 64) {
       MHA_PREFETCH(from + i + code_prefetch_bytes);
-      Bytes both;
-      MHA_MEMCPY(&both, from + i, sizeof both);
-      const Bytes first = both & 15, second = both >> 4;
-      MHA_MEMCPY(to + i, &first, sizeof first);
-      MHA_MEMCPY(to + block + i, &second, sizeof second);
+      uint64_t first[8], second[8];
+      MHA_MEMCPY(first, from + i, sizeof first);
+      for (int word = 0; word < 8; ++word) second[word] = first[word] >> 4 & low_halves;
+      for (int word = 0; word < 8; ++word) first[word] &= low_halves;
+      MHA_MEMCPY(to + i, first, sizeof first);
+      MHA_MEMCPY(to + step + i, second, sizeof second);
     }
   }
 }
 
-// visit(a code as those of the rows are stored)
+// Calls visit(Code{}) with the type that codes of rows are stored in.
 template <class Visit>
 MHA_INLINE void visit_code(const Projection &p, Visit visit) {
   if (p.arithmetic == Arithmetic::int16)
@@ -250,7 +253,7 @@ MHA_INLINE void visit_code(const Projection &p, Visit visit) {
     visit(SmallCode());
 }
 
-// Of a row.
+// The bytes of the codes of a row of so many terms.
 MHA_INLINE int64_t bytes_of_codes(const Projection &p, int64_t terms) {
   int64_t bytes = 0;
   visit_code(p,
@@ -260,7 +263,7 @@ MHA_INLINE int64_t bytes_of_codes(const Projection &p, int64_t terms) {
 
 using PanelLoop = void (*)(const CodeTile &);
 
-// For a tile of so many rows; of up to max_few_rows, int4 has nibbles.
+// The loop for a tile of so many rows. Up to max_few_rows it reads int4 as nibbles.
 template <class V>
 MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   PanelLoop loop = nullptr;
@@ -286,6 +289,7 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   return loop;
 }
 
+// The kernels' `project` in integers. rows: what encode_rows has made of the input rows.
 template <class V>
 MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t row_begin,
                                 int64_t row_end, int64_t panel_begin, int64_t panel_end) {
@@ -324,7 +328,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
         tile.columns = is_widened ? widened : columns;
         tile.ahead = is_widened ? 0 : terms_ahead * panel_columns / codes_in_byte;
         tile.sums = sums + r * panel_columns;
-        // Where there are fewer, the last one again.
+        // The last row stands in for rows that are missing.
         for (int64_t i = 0; i < most; ++i) tile.rows[i] = first + min(r + i, count - 1) * row_bytes;
         (is_last ? last : whole)(tile);
       }
@@ -336,6 +340,8 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
 
 // ---- Rows
 
+// The kernels' `encode_rows`. Each chain of codes is followed by its scale and by the number that
+// the sums of its products start with.
 template <class V>
 MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end,
                               void *coded) {

@@ -1,5 +1,7 @@
-// Stores keys and values: normalised and rotated, rounded to the storage type, and put where the
-// kernels read them. CONTRACT.md, sections 2 and 5.
+// Stores keys and values in a cache or in the workspace, in the form that the attention reads.
+//
+// A row is normalised and rotated (prepare.h), rounded to the storage type, and put in its place:
+// values as rows, keys as one lane of a tile of 16 keys. CONTRACT.md, sections 2 and 5.
 #pragma once
 
 #include "functions.h"
@@ -10,26 +12,25 @@ namespace {
 
 template <class V>
 MHA_INLINE void store_floats(const float *x, int64_t width, float *to) {
-  int64_t c = 0;
-  for (; c + static_cast<int64_t>(V::size) <= width; c += V::size)
-    store(to + c, canonical_nan(load<V>(x + c)));
-  for (; c < width; ++c) to[c] = canonical_nan(x[c]);
+  in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
+    store(to + c, canonical_nan(load<decltype(vector)>(x + c)));
+  });
 }
 
-// As f16 or bf16.
+// Stores a row as f16 or bf16, its numbers `stride` apart.
 MHA_INLINE void store_halves(Storage storage, const float *x, int64_t width, uint16_t *first,
                              int64_t stride) {
-  constexpr int64_t block = 64;
-  for (int64_t c = 0; c < width; c += block) {
-    uint16_t numbers[block];
-    const int64_t count = min(block, width - c);
+  constexpr int64_t at_once = 64;
+  for (int64_t c = 0; c < width; c += at_once) {
+    uint16_t numbers[at_once];
+    const int64_t count = min(at_once, width - c);
     narrow(storage, x + c, count, numbers);
     for (int64_t i = 0; i < count; ++i) first[(c + i) * stride] = numbers[i];
   }
 }
 
-// As codes: a row, or four of neighbouring positions, the codes of whose terms c are the bytes of
-// an Element.
+// Stores the codes of one row, or of four rows at neighbouring positions whose codes are the bytes
+// of an Element.
 template <class Element>
 MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *first,
                               int64_t stride, float *scales) {
@@ -51,23 +52,24 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
     }
     return static_cast<Element>(codes);
   };
-  // Of which a compiler makes vectors, if it does not optimise for size.
-  constexpr int64_t block = 16;
+  // Loops of a fixed length, which a compiler turns into vectors unless it optimises for size.
+  constexpr int at_once = 16;
   int64_t c = 0;
-  for (; !is_small_code && c + block <= width; c += block) {
-    Element codes[block];
-    for (int64_t i = 0; i < block; ++i) codes[i] = codes_of(c + i);
+  for (; !is_small_code && c + at_once <= width; c += at_once) {
+    Element codes[at_once];
+    for (int i = 0; i < at_once; ++i) codes[i] = codes_of(c + i);
     if (stride == 1) {
       MHA_MEMCPY(first + c, codes, sizeof codes);
     } else {
-      MHA_EACH(i, block) first[(c + i) * stride] = codes[i];
+      MHA_EACH(i, at_once) first[(c + i) * stride] = codes[i];
     }
   }
   for (; c < width; ++c) first[c * stride] = codes_of(c);
 }
 
-// Rows of a sequence, of one kv head after the other. Only those to be prepared go through
-// `scratch`. Keys that are stored as floats or codes go by fours, from a border of 4 positions on.
+// The kernels' `store`: rows of a sequence, of one kv head after the other. Rows that need
+// preparation go through `scratch`. Keys that are stored as floats or codes go four at a time, from
+// a position on that 4 divides.
 template <class V>
 void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end,
            float *scratch) {
