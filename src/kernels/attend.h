@@ -85,7 +85,8 @@ MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
     kv_head = 0;
     queries = is_last ? 0 : max(0, min(sequence->n_q - unit.query_begin, call.run.block_queries));
   }
-  return unit_of(call, *sequence, kv_head, unit.query_begin, queries, unit.heads, unit.scratch);
+  return unit_of(call, *sequence, kv_head, unit.query_begin, queries, unit.heads_per_kv,
+                 unit.scratch);
 }
 
 // The heads whose scale is 0, as padding.
@@ -233,7 +234,7 @@ template <class V>
 void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block,
             int64_t part, float *scratch) {
   Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
-  if (unit.group != unit.heads && part == 0) clear_heads(unit);
+  if (unit.computed_heads != unit.heads_per_kv && part == 0) clear_heads(unit);
   if (unit.num_rows == 0) return;
   if (call.request.options.chosen.lists.base) rank_keys(&unit);
   Range keys = keys_of_rows(unit, 0, unit.num_rows);

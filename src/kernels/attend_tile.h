@@ -17,35 +17,35 @@ namespace {
 
 // Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if
 // a row takes several chunks side by side.
-struct KeyBlocks {
-  static constexpr int64_t most = max_interleaved_chunks * chunk_groups;
+struct KeyTileList {
+  static constexpr int64_t most = max_interleaved_chunks * chunk_tiles;
   const void *at[most];
   float *to[most];  // where their products go, of the first row
   int64_t count = 0;
 
-  MHA_INLINE void add(const Groups &keys, Range groups, float *products) {
-    for (int64_t g = groups.begin; g < groups.end; ++g, ++count) {
+  MHA_INLINE void add(const KeyTiles &keys, Range tiles, float *products) {
+    for (int64_t g = tiles.begin; g < tiles.end; ++g, ++count) {
       at[count] = keys.at[g];
       to[count] = products + g * key_block;
     }
   }
 };
 
-// Products of `num_rows` queries with all blocks, as many at a time as the loop takes. Where fewer
-// are left they come one by one, or, where the loop for one block takes several too, the last one
-// is computed again. `groups` are those of the first chunk. interleaves: blocks that are taken
+// Products of `num_rows` queries with all tiles, as many at a time as the loop takes. Where fewer
+// are left they come one by one, or, where the loop for one key_tile takes several too, the last
+// one is computed again. `tiles` are those of the first chunk. interleaves: tiles that are taken
 // together come from as many places, which advance side by side.
 template <class V>
-MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyBlocks &blocks,
-                                Range groups, const Loops &loops, const float *queries,
+MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyTileList &list,
+                                Range tiles, const Loops &loops, const float *queries,
                                 int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
-  const Groups &keys = chunk.keys;
+  const KeyTiles &keys = chunk.keys;
   const int64_t head_dim = unit.call.request.head_dim;
   const uint32_t most = static_cast<uint32_t>(loops.wide.strips);
-  const int64_t apart = interleaves ? (static_cast<uint32_t>(blocks.count) + most - 1) / most : 1;
-  // Blocks side by side prefetch all groups of the next chunk in turn.
-  const int64_t groups_ahead =
-      interleaves ? static_cast<uint32_t>(groups.end - groups.begin) / static_cast<uint32_t>(apart)
+  const int64_t apart = interleaves ? (static_cast<uint32_t>(list.count) + most - 1) / most : 1;
+  // Blocks side by side prefetch all tiles of the next chunk in turn.
+  const int64_t tiles_ahead =
+      interleaves ? static_cast<uint32_t>(tiles.end - tiles.begin) / static_cast<uint32_t>(apart)
                   : 1;
   Tile tile;
   for (int64_t r = 0; r < loops.wide.rows; ++r)
@@ -57,46 +57,46 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyB
   tile.mode = Sums::replace;
   tile.next_columns = key_block * head_dim;
   tile.next_sums = key_block;
-  for (int64_t i = 0, step, end = interleaves ? apart : blocks.count; i < end; i += step) {
+  for (int64_t i = 0, step, end = interleaves ? apart : list.count; i < end; i += step) {
     const Loop &loop = !interleaves && end - i < loops.wide.strips ? loops.narrow : loops.wide;
     for (int64_t b = 0; b < loop.strips; ++b) {
-      const int64_t block = min(i + b * apart, blocks.count - 1);
-      tile.columns[b] = blocks.at[block];
-      tile.sums[b] = blocks.to[block];
+      const int64_t key_tile = min(i + b * apart, list.count - 1);
+      tile.columns[b] = list.at[key_tile];
+      tile.sums[b] = list.to[key_tile];
     }
-    const int64_t group = groups.begin + i * groups_ahead;
-    const bool is_ahead = ahead.has(group);
+    const int64_t key_tile = tiles.begin + i * tiles_ahead;
+    const bool is_ahead = ahead.has(key_tile);
     tile.repeats = 1;
     if (loop.strips == 1 && !interleaves) {
-      tile.repeats = min(end - i, key_tile_of(keys.run_end[group]) - group);
+      tile.repeats = min(end - i, key_tile_of(keys.run_end[key_tile]) - key_tile);
       if (is_ahead)
-        tile.repeats = min(tile.repeats, key_tile_of(ahead.groups->run_end[group]) - group);
+        tile.repeats = min(tile.repeats, key_tile_of(ahead.tiles->run_end[key_tile]) - key_tile);
     }
     step = interleaves ? 1 : loop.strips * tile.repeats;
-    const int64_t ahead_bytes = step * groups_ahead * ahead.bytes;
+    const int64_t ahead_bytes = step * tiles_ahead * ahead.bytes;
     const char *const first_ahead =
-        is_ahead ? ahead.at(group) + ahead.share * ahead_bytes : nullptr;
+        is_ahead ? ahead.at(key_tile) + ahead.share * ahead_bytes : nullptr;
     tile.prefetch = is_ahead
                         ? prefetch_stretch(first_ahead, ahead_bytes, loop, head_dim, tile.repeats)
                         : no_prefetch(queries);
     for (int64_t b = i; keys.are_late && b < min(end, i + step); ++b) {
-      pack_keys<V>(unit, chunk.begin, groups.begin + b, chunk.needed,
-                   static_cast<float *>(const_cast<void *>(blocks.at[b])));
+      pack_keys<V>(unit, chunk.begin, tiles.begin + b, chunk.needed,
+                   static_cast<float *>(const_cast<void *>(list.at[b])));
     }
     loop.run(tile);
   }
   if (!keys.are_late) return;
   for (int64_t r = 0; r < num_rows; ++r)
-    make_canonical<V>(blocks.to[0] + r * score_stride, blocks.count * key_block);
+    make_canonical<V>(list.to[0] + r * score_stride, list.count * key_block);
 }
 
 // Products of one row.
 template <class V>
-MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range groups, int64_t row,
+MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range tiles, int64_t row,
                                float *products) {
-  KeyBlocks blocks;
-  blocks.add(chunk.keys, groups, products);
-  multiply_keys<V>(unit, chunk, blocks, groups, loops_over_keys<V>(1, chunk.keys.storage, false),
+  KeyTileList list;
+  list.add(chunk.keys, tiles, products);
+  multiply_keys<V>(unit, chunk, list, tiles, loops_over_keys<V>(1, chunk.keys.storage, false),
                    unit.q(row), 1, false, no_prefetch_source);
 }
 
@@ -108,34 +108,34 @@ struct Attending {
 };
 
 template <class V>
-MHA_NOINLINE void scale_products(const Groups &groups, Range blocks, float scale, float *products) {
-  for (int64_t key = blocks.begin * key_block; key < blocks.end * key_block; key += V::size) {
+MHA_NOINLINE void scale_products(const KeyTiles &keys, Range tiles, float scale, float *products) {
+  for (int64_t key = tiles.begin * key_block; key < tiles.end * key_block; key += V::size) {
     V score = load<V>(products + key);
-    if (groups.has_scales) score = score * load<V>(groups.scales[key_tile_of(key)] + lane_of(key));
+    if (keys.has_scales) score = score * load<V>(keys.scales[key_tile_of(key)] + lane_of(key));
     store(products + key, score * all<V>(scale));
   }
 }
 
-// -infinity for the keys of some blocks outside of `keys`.
+// -infinity for the keys of some tiles outside of `keys`.
 template <class V>
-MHA_INLINE void leave_out_edges(Range blocks, Range keys, float *products) {
+MHA_INLINE void leave_out_edges(Range tiles, Range keys, float *products) {
   constexpr int64_t lanes = V::size;
   const V none = all<V>(-infinity);
-  for (int64_t key = blocks.begin * key_block; key < keys.begin; key += lanes) {
+  for (int64_t key = tiles.begin * key_block; key < keys.begin; key += lanes) {
     store(products + key, first_lanes(none, keys.begin - key, load<V>(products + key)));
   }
-  const int64_t end = blocks.end * key_block;
-  for (int64_t key = max(blocks.begin * key_block, keys.end / lanes * lanes); key < end;
+  const int64_t end = tiles.end * key_block;
+  for (int64_t key = max(tiles.begin * key_block, keys.end / lanes * lanes); key < end;
        key += lanes) {
     store(products + key, first_lanes(load<V>(products + key), keys.end - key, none));
   }
 }
 
-// Makes scores of the products of row number `row` of the unit with the keys of some blocks of a
+// Makes scores of the products of row number `row` of the unit with the keys of some tiles of a
 // chunk, but for a factor that is left, the same for all rows: the softmax multiplies by it, so
 // that nothing need be stored before.
 template <class V>
-MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks,
+MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range tiles,
                                  Range keys, float *products) {
   const ScoreOptions &options = unit.call.request.options;
   float scale = unit.call.request.scale;
@@ -143,8 +143,8 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
   // the rest.
   if (options.change_scores || chunk.keys.has_scales || !(scale > 0.0f)) {
     const bool has_cap = options.softcap != 0.0f, is_separate = !has_cap || chunk.keys.has_scales;
-    if (is_separate) scale_products<V>(chunk.keys, blocks, scale, products);
-    if (has_cap) cap_scores<V>(options, blocks, is_separate ? 1.0f : scale, products);
+    if (is_separate) scale_products<V>(chunk.keys, tiles, scale, products);
+    if (has_cap) cap_scores<V>(options, tiles, is_separate ? 1.0f : scale, products);
     scale = 1.0f;
   }
   if (options.change_scores || options.limits_pairs) {
@@ -163,23 +163,23 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
 }
 
 template <class V>
-MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range blocks,
+MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range tiles,
                            Range keys, float *products) {
   const ScoreOptions &options = unit.call.request.options;
   const float scale = unit.call.request.scale;
   if (scale > 0.0f && !options.change_scores && !options.limits_pairs && !chunk.keys.has_scales)
     return scale;
-  return change_scores<V>(unit, row, chunk, blocks, keys, products);
+  return change_scores<V>(unit, row, chunk, tiles, keys, products);
 }
 
 // ---- Softmax
 
-// p = exp(score - m) of some blocks, and their sums: as many vectors side by side as the registers
+// p = exp(score - m) of some tiles, and their sums: as many vectors side by side as the registers
 // have room for, since an exp is a long chain of operations.
-template <class V, int blocks>
-MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum,
-                              V (&partial_sums)[key_block / V::size]) {
-  constexpr int vectors = key_block / V::size, count = vectors * blocks;
+template <class V, int tiles>
+MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
+                             V (&partial_sums)[key_block / V::size]) {
+  constexpr int vectors = key_block / V::size, count = vectors * tiles;
   constexpr int at_once = static_cast<int>(min(count, TileShape<V::size>::exp_vectors));
   static_assert(count % at_once == 0, "no vector is left over");
   MHA_UNROLL for (int first = 0; first < count; first += at_once) {
@@ -194,23 +194,23 @@ MHA_INLINE void exp_of_blocks(float *s, V factor, V maximum,
   }
 }
 
-// Turns the scores of some rows with some blocks of keys, times a factor, into p = exp(score - m);
+// Turns the scores of some rows with some tiles of keys, times a factor, into p = exp(score - m);
 // m and the sums l of p. keys: those of each row; others have p = 0. All maxima come first, so that
 // no exp waits for one.
 template <class V>
-MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t rows,
-                          float *scores, float *m, float *l) {
+MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t rows, float *scores,
+                          float *m, float *l) {
   constexpr int lanes = V::size, vectors = key_block / lanes;
   constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
   for (int64_t r = 0; r < rows; ++r) {
     float *const row = scores + r * score_stride;
-    if (keys[r].begin > blocks.begin * key_block || keys[r].end < blocks.end * key_block)
-      leave_out_edges<V>(blocks, keys[r], row);
+    if (keys[r].begin > tiles.begin * key_block || keys[r].end < tiles.end * key_block)
+      leave_out_edges<V>(tiles, keys[r], row);
     V greatest_yet[vectors];
     MHA_EACH(i, vectors) greatest_yet[i] = all<V>(-infinity);
-    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+    for (int64_t key_tile = tiles.begin; key_tile < tiles.end; ++key_tile) {
       MHA_EACH(i, vectors) {
-        greatest_yet[i] = max_of(load<V>(row + block * key_block + i * lanes), greatest_yet[i]);
+        greatest_yet[i] = max_of(load<V>(row + key_tile * key_block + i * lanes), greatest_yet[i]);
       }
     }
     MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] =
@@ -225,13 +225,13 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
     const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]);
     V partial_sums[vectors];
     MHA_EACH(i, vectors) partial_sums[i] = all<V>(0.0f);
-    int64_t block = blocks.begin;
-    for (; block + at_once <= blocks.end; block += at_once) {
-      exp_of_blocks<V, at_once>(scores + block * key_block, every_factor, maximum, partial_sums);
+    int64_t key_tile = tiles.begin;
+    for (; key_tile + at_once <= tiles.end; key_tile += at_once) {
+      exp_of_tiles<V, at_once>(scores + key_tile * key_block, every_factor, maximum, partial_sums);
     }
     if constexpr (at_once > 1) {
-      for (; block < blocks.end; ++block)
-        exp_of_blocks<V, 1>(scores + block * key_block, every_factor, maximum, partial_sums);
+      for (; key_tile < tiles.end; ++key_tile)
+        exp_of_tiles<V, 1>(scores + key_tile * key_block, every_factor, maximum, partial_sums);
     }
     l[r] = sum16(partial_sums);
   }
@@ -240,7 +240,7 @@ MHA_NOINLINE void softmax(Range blocks, const Range *keys, float factor, int64_t
 // ---- Context: p, the exps of scores, times the values of a chunk
 
 // o[r] = p[r][j] * value j over `keys`.
-MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range keys,
+MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range keys,
                                     const Loops &loops, const float *p, float *o,
                                     const PrefetchSource &ahead) {
   const int64_t columns = loops.wide.columns;
@@ -250,21 +250,21 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
   tile.sums_stride = width;
   tile.chain = chunk_keys;
   for (int64_t j = keys.begin, end; j < keys.end; j = end) {
-    const int64_t group = key_tile_of(j);
-    end = min(values.run_end[group], keys.end);
-    const bool is_ahead = ahead.has(group) && width >= columns;
-    if (is_ahead) end = min(end, ahead.groups->run_end[group]);
+    const int64_t key_tile = key_tile_of(j);
+    end = min(values.run_end[key_tile], keys.end);
+    const bool is_ahead = ahead.has(key_tile) && width >= columns;
+    if (is_ahead) end = min(end, ahead.tiles->run_end[key_tile]);
     // In a tile with more rows than there are, the last ones are nobody's.
     for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = p + r * score_stride + j;
     tile.columns[0] =
-        static_cast<const char *>(values.at[group]) + lane_of(j) * values.row_stride * element;
+        static_cast<const char *>(values.at[key_tile]) + lane_of(j) * values.row_stride * element;
     tile.sums[0] = o;
     tile.terms = end - j;
     tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
-    const int64_t ahead_bytes = ahead.bytes * (key_tile_of(end + key_block - 1) - group);
+    const int64_t ahead_bytes = ahead.bytes * (key_tile_of(end + key_block - 1) - key_tile);
     tile.prefetch = no_prefetch(p);
     if (is_ahead) {
-      const char *const first = ahead.at(group) + ahead.share * ahead_bytes;
+      const char *const first = ahead.at(key_tile) + ahead.share * ahead_bytes;
       tile.prefetch = prefetch_stretch(first, ahead_bytes, loops.wide, tile.terms, width / columns);
     } else if (values.are_rows) {
       const int64_t row_bytes = values.row_stride * element;
@@ -277,7 +277,7 @@ MHA_NOINLINE inline void add_values(const Groups &values, int64_t width, Range k
 
 // The same for one row and some of its columns, with `count` keys alone.
 template <class V, int columns, class Element>
-MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const int32_t *keys,
+MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const int32_t *keys,
                                     int64_t count, const float *p, float *o) {
   constexpr int vectors = columns / static_cast<int>(V::size);
   V sums[vectors];
@@ -297,7 +297,7 @@ MHA_INLINE void add_columns_of_keys(const Groups &values, int64_t first, const i
 // Floats have columns enough at once for the additions to hide how long each takes. Other types do
 // without, for they would take long code.
 template <class V>
-MHA_NOINLINE void add_values_of_keys(const Groups &values, int64_t width, const int32_t *keys,
+MHA_NOINLINE void add_values_of_keys(const KeyTiles &values, int64_t width, const int32_t *keys,
                                      int64_t count, const float *p, float *o) {
   visit_storage(values.storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
@@ -330,8 +330,8 @@ MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
 
 // Values of int8 have their scales multiplied to p.
 template <class V>
-MHA_NOINLINE void scale_by_values(const Groups &values, int64_t block, int64_t end, float *p) {
-  for (int64_t key = block * key_block; key < end * key_block; key += V::size) {
+MHA_NOINLINE void scale_by_values(const KeyTiles &values, int64_t key_tile, int64_t end, float *p) {
+  for (int64_t key = key_tile * key_block; key < end * key_block; key += V::size) {
     store(p + key, load<V>(p + key) * load<V>(values.scales[key_tile_of(key)] + lane_of(key)));
   }
 }
@@ -380,7 +380,7 @@ template <class V>
 MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const Attending &keys,
                                    const TileRows &rows, int64_t slot, float *scores) {
   const Attention &call = unit.call;
-  const Range groups = groups_of(keys.some);
+  const Range tiles = tiles_of(keys.some);
   alignas(64) float p[max_attend_rows * score_stride];
   bool is_unclear[max_attend_rows], is_any_unclear = false;
   for (int64_t r = 0; r < rows.count; ++r) {
@@ -391,16 +391,16 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   }
   if (!is_any_unclear) return;
   MHA_MEMCPY(p, scores, static_cast<size_t>(rows.count * score_stride) * sizeof(float));
-  KeyBlocks blocks;
-  blocks.add(chunk.keys, groups, scores);
-  multiply_keys<V>(unit, chunk, blocks, groups,
+  KeyTileList list;
+  list.add(chunk.keys, tiles, scores);
+  multiply_keys<V>(unit, chunk, list, tiles,
                    loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(rows.begin),
                    rows.count, false, no_prefetch_source);
   for (int64_t r = 0; r < rows.count; ++r) {
     if (!is_unclear[r]) continue;
     float *const row = scores + r * score_stride;
     const Range own = keys.of_row[r];
-    const float factor = score_row<V>(unit, rows.begin + r, chunk, groups, own, row);
+    const float factor = score_row<V>(unit, rows.begin + r, chunk, tiles, own, row);
     int32_t taking_part[chunk_keys];
     int64_t count = 0;
     for (int64_t j = own.begin; j < own.end; ++j) {
@@ -433,33 +433,32 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   // 1. Products. In a tile with more rows than there are, the last one stands in for those that are
   //    missing.
   Attending keys[max_interleaved_chunks];
-  KeyBlocks blocks;
+  KeyTileList list;
   for (int64_t c = 0; c < count; ++c) {
     const int64_t before = c * chunk_keys;
     find_attending(unit, chunks[c].begin,
                    {max(0, needed.begin - before), min(chunk_keys, needed.end - before)}, rows,
                    &keys[c]);
-    blocks.add(chunks[c].keys, groups_of(keys[c].some), scores_of(c));
+    list.add(chunks[c].keys, tiles_of(keys[c].some), scores_of(c));
   }
-  const bool prefetches = ahead_of_keys.groups || ahead_of_values.groups;
-  multiply_keys<V>(unit, chunks[0], blocks, groups_of(keys[0].some),
+  const bool prefetches = ahead_of_keys.tiles || ahead_of_values.tiles;
+  multiply_keys<V>(unit, chunks[0], list, tiles_of(keys[0].some),
                    loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
                    unit.q(rows.begin), rows.count, rows.count == 1 && call.arrays.k.is_packed,
                    ahead_of_keys);
 
   // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
   for (int64_t c = 0; c < count; ++c) {
-    const Range groups = groups_of(keys[c].some);
+    const Range tiles = tiles_of(keys[c].some);
     float factor = 1.0f;
     for (int64_t r = 0; r < rows.count; ++r) {
-      factor = score_row<V>(unit, rows.begin + r, chunks[c], groups, keys[c].of_row[r],
+      factor = score_row<V>(unit, rows.begin + r, chunks[c], tiles, keys[c].of_row[r],
                             scores_of(c) + r * score_stride);
     }
-    softmax<V>(groups, keys[c].of_row, factor, rows.count, scores_of(c),
+    softmax<V>(tiles, keys[c].of_row, factor, rows.count, scores_of(c),
                unit.m(slot + c, rows.begin), unit.l(slot + c, rows.begin));
     for (int64_t r = 0; chunks[c].values.has_scales && r < rows.count; ++r) {
-      scale_by_values<V>(chunks[c].values, groups.begin, groups.end,
-                         scores_of(c) + r * score_stride);
+      scale_by_values<V>(chunks[c].values, tiles.begin, tiles.end, scores_of(c) + r * score_stride);
     }
   }
 
@@ -469,8 +468,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;
     if (c + 1 < count)
-      ahead = {&chunks[c + 1].values, groups_of(keys[c + 1].some), 0,
-               group_bytes_of(call.arrays.v)};
+      ahead = {&chunks[c + 1].values, tiles_of(keys[c + 1].some), 0, tile_bytes_of(call.arrays.v)};
     float *const o = unit.o(slot + c, rows.begin);
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
     // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v

@@ -14,11 +14,11 @@ MHA_INLINE float *scores_of(const KeyChoice &choice, const Unit &unit, const Row
   return choice.scores + (number - choice.first_query) * choice.score_stride;
 }
 
-// From products of some rows with some groups of keys of a chunk to w * relu(score), added to the
+// From products of some rows with some tiles of keys of a chunk to w * relu(score), added to the
 // scores of the rows' queries.
 template <class V>
 MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chunk &chunk,
-                            Range groups, const TileRows &rows, const float *products) {
+                            Range tiles, const TileRows &rows, const float *products) {
   const V scale = all<V>(unit.call.request.scale), zero = all<V>(0.0f);
   const bool has_scales = chunk.keys.has_scales;
   Row row = unit.row(rows.begin);
@@ -27,7 +27,7 @@ MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chu
                             unit.array_row(row) * choice.weights_row_stride;
     const V weight = all<V>(choice.weights[weights + row.head]);
     float *const sums = scores_of(choice, unit, row) + chunk.begin;
-    for (int64_t key = groups.begin * key_block; key < groups.end * key_block; key += V::size) {
+    for (int64_t key = tiles.begin * key_block; key < tiles.end * key_block; key += V::size) {
       V s = load<V>(products + key);
       if (has_scales) s = s * load<V>(chunk.keys.scales[key_tile_of(key)] + lane_of(key));
       s = s * scale;
@@ -52,19 +52,19 @@ void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, 
     const int64_t begin = c * chunk_keys;
     const Range here = intersection(keys, {begin, begin + chunk_keys}),
                 needed = {here.begin - begin, here.end - begin};
-    const Range groups = groups_of(needed);
+    const Range tiles = tiles_of(needed);
     Chunk chunk;
     chunk.begin = begin;
     chunk.needed = needed;
-    read_groups<V>(unit, true, begin, needed, false, &chunk.keys);
-    KeyBlocks blocks;
-    blocks.add(chunk.keys, groups, products);
+    read_tiles<V>(unit, true, begin, needed, false, &chunk.keys);
+    KeyTileList list;
+    list.add(chunk.keys, tiles, products);
     for (int64_t row = 0; row < unit.num_rows; row += TileShape<V::size>::attend_rows) {
       const TileRows rows = {row, min(unit.num_rows - row, TileShape<V::size>::attend_rows)};
-      multiply_keys<V>(unit, chunk, blocks, groups,
+      multiply_keys<V>(unit, chunk, list, tiles,
                        loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(row),
                        rows.count, false, no_prefetch_source);
-      add_heads<V>(choice, unit, chunk, groups, rows, products);
+      add_heads<V>(choice, unit, chunk, tiles, rows, products);
     }
   }
 }
@@ -117,9 +117,9 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
               scores + keys.begin, keys.end - keys.begin);
 
   // What is no number, and what lies beside the keys, is as -infinity.
-  const Range groups = groups_of(keys);
+  const Range tiles = tiles_of(keys);
   const V none = all<V>(-infinity);
-  for (int64_t j = groups.begin * key_block; j < groups.end * key_block; j += V::size) {
+  for (int64_t j = tiles.begin * key_block; j < tiles.end * key_block; j += V::size) {
     const V x = first_lanes(value_if_nan(load<V>(scores + j), none), keys.end - j, none);
     store(scores + j, first_lanes(none, keys.begin - j, x));
   }
@@ -130,7 +130,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
   while (choice.num_chosen < keys.end - keys.begin && high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
     const int64_t count =
-        count_from<V>(scores, groups.begin * key_block, groups.end * key_block, number_of(middle));
+        count_from<V>(scores, tiles.begin * key_block, tiles.end * key_block, number_of(middle));
     if (count >= choice.num_chosen) {
       low = middle;
     } else {

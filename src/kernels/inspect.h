@@ -27,7 +27,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
     store(s + j, canonical(load<V>(s + j) * all<V>(call.request.scale)));
   write_pairs(pairs.scaled_scores, at, s, count);
   if (call.request.options.softcap != 0.0f)
-    cap_scores<V>(call.request.options, groups_of({0, count}), 1.0f, s);
+    cap_scores<V>(call.request.options, tiles_of({0, count}), 1.0f, s);
   write_pairs(pairs.softcapped_scores, at, s, count);
   const Range keys = {min(count, max(0, range.begin - begin)),
                       min(count, max(0, range.end - begin))};
@@ -64,7 +64,7 @@ template <class V>
 void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block,
              float *scratch) {
   const Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
-  if (unit.group != unit.heads)
+  if (unit.computed_heads != unit.heads_per_kv)
     unit.for_each_left_out(
         [&](const Row &row) { clear_inspected(unit, row, 0, call.run.pair_columns); });
   if (unit.num_rows == 0) return;
@@ -75,12 +75,12 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
     Chunk chunk;
     chunk.begin = begin;
     chunk.needed = {0, count};
-    read_groups<V>(unit, true, begin, chunk.needed, false, &chunk.keys);
-    const Groups &keys = chunk.keys;
+    read_tiles<V>(unit, true, begin, chunk.needed, false, &chunk.keys);
+    const KeyTiles &keys = chunk.keys;
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
-      const Range groups = groups_of({0, count});
-      multiply_row<V>(unit, chunk, groups, row.index, scores);
-      for (int64_t j = 0; keys.has_scales && j < groups.end * key_block; j += V::size) {
+      const Range tiles = tiles_of({0, count});
+      multiply_row<V>(unit, chunk, tiles, row.index, scores);
+      for (int64_t j = 0; keys.has_scales && j < tiles.end * key_block; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[key_tile_of(j)] + lane_of(j)));
       }
       inspect_row<V>(unit, row, begin, count, scores);

@@ -1,5 +1,11 @@
-// Where a chunk's keys and values lie, in the form that the kernels read: pointers to 16 positions
-// each, into the packed storage, or into a unit's scratch memory to which they are brought.
+// Where the keys and values of a chunk lie, in the form that the loops read: a pointer to each tile
+// of 16 positions, into packed storage or into the scratch memory of the unit.
+//
+// read_chunk decides between four ways for keys and for values. Packed storage is located: only
+// addresses are computed. Packed storage of fewer bits that many rows read is widened to scratch
+// memory first. Rows of the caller's are packed into scratch memory or, values for few rows, read
+// in place. Chosen keys that are no neighbours are gathered one by one. At the end of the file
+// NextChunk says what to prefetch meanwhile.
 #pragma once
 
 #include "elements.h"
@@ -9,35 +15,36 @@
 namespace mha {
 namespace {
 
-constexpr int64_t chunk_groups = chunk_keys / key_block;  // groups of 16 positions
+constexpr int64_t chunk_tiles = chunk_keys / key_block;
 
-// Groups of 16 positions that hold some of these.
-MHA_INLINE Range groups_of(Range keys) {
+// The key tiles that hold some of these keys.
+MHA_INLINE Range tiles_of(Range keys) {
   return {key_tile_of(keys.begin), key_tile_of(keys.end + key_block - 1)};
 }
 
-// One of the two, of a chunk. Group g holds the positions from begin + 16 g on.
-struct Groups {
-  const void *at[chunk_groups];
-  const float *scales[chunk_groups];  // of int8
-  int64_t run_end[chunk_groups];  // in keys of the chunk: so far the memory goes on without a gap
-  Storage storage;                // of what the pointers point to
+// The keys or the values of a chunk by tiles of 16: tile g holds those from begin + 16 g on.
+struct KeyTiles {
+  const void *at[chunk_tiles];
+  const float *scales[chunk_tiles];  // of int8
+  int64_t run_end[chunk_tiles];  // the key of the chunk up to which memory goes on without a gap
+  Storage storage;               // of what the pointers point to
   bool has_scales;
   bool are_late;       // keys that multiply_keys packs before it reads them
   bool are_rows;       // values that are read where the caller has them
   int64_t row_stride;  // from one value to the next
 };
 
-// A unit is streamed if it waits for the memory: its loops fetch what comes next, and numbers of
-// fewer bits are widened in registers, for each tile anew. Others find keys and values in a cache,
-// where the block of queries before left them, or widen them once for many rows, into the scratch
-// memory. With a handful of keys there is nothing to gain.
+// A unit is streamed if it waits for memory. Its loops then prefetch what comes next, and each tile
+// of rows widens numbers of fewer bits in registers. Other units find keys and values in a cache,
+// where the block of queries before left them, or widen them to scratch memory once for many rows.
+// A handful of keys gains nothing by streaming.
 constexpr int64_t max_widened_rows = 16, min_streamed_keys = chunk_keys / 2;
 
 MHA_INLINE bool has_floats(const Attention &call) {
   return call.arrays.k.storage == Storage::f32 && call.arrays.v.storage == Storage::f32;
 }
 
+// Whether the unit is streamed. Floats are if no other block of queries reads the same cache.
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
@@ -48,10 +55,12 @@ MHA_INLINE bool is_streamed(const Unit &unit) {
 
 // ---- Packed storage, and rows that are stored alike
 
+// A position in the cache: the number of the block of memory, and the position in that block.
 struct Place {
-  int64_t block, position;  // within the block
+  int64_t block, position;
 };
 
+// Finds a position of a sequence, by way of the ring and of the block table if there are any.
 MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t position) {
   if (source.ring_positions != 0)
     position = position < source.ring_positions ? position : position % source.ring_positions;
@@ -61,20 +70,23 @@ MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t pos
           position - index * source.block_positions};
 }
 
+// The address of a place for the kv head of the unit.
 MHA_INLINE const char *stored_at(const KeyValues &source, const Unit &unit, const Place &place) {
   const int64_t at = place.block * source.batch_stride + unit.kv_head * source.head_stride +
                      place.position * source.row_stride;
   return static_cast<const char *>(source.base) + at * bytes_of(source.storage);
 }
 
-// The groups [first, end) of the chunk that begins at `begin`; nothing of them is read.
+// Finds the tiles [first, end) of the chunk that starts at `begin` in packed storage, without
+// reading anything of them. Block by block of the cache, it fills in the addresses, the scales and
+// how far memory goes on without a gap.
 MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64_t begin,
-                                int64_t first, int64_t end, Groups *groups) {
-  groups->storage = source.storage;
-  groups->has_scales = source.storage == Storage::int8;
-  groups->are_late = groups->are_rows = false;
-  groups->row_stride = source.row_stride;
-  const int64_t group_bytes = key_block * source.row_stride * bytes_of(source.storage);
+                                int64_t first, int64_t end, KeyTiles *tiles) {
+  tiles->storage = source.storage;
+  tiles->has_scales = source.storage == Storage::int8;
+  tiles->are_late = tiles->are_rows = false;
+  tiles->row_stride = source.row_stride;
+  const int64_t tile_bytes = key_block * source.row_stride * bytes_of(source.storage);
   int64_t run = first;
   for (int64_t g = first; g < end;) {
     const int64_t key = begin + g * key_block;
@@ -83,52 +95,52 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
     const int64_t in_block =
         key_tile_of(min(source.block_positions - place.position, unit.run_of_keys(key)));
     const int64_t end_of_block = min(end, g + in_block);
-    if (g > first && at != static_cast<const char *>(groups->at[g - 1]) + group_bytes) {
-      for (; run < g; ++run) groups->run_end[run] = g * key_block;
+    if (g > first && at != static_cast<const char *>(tiles->at[g - 1]) + tile_bytes) {
+      for (; run < g; ++run) tiles->run_end[run] = g * key_block;
     }
-    if (groups->has_scales) {
+    if (tiles->has_scales) {
       const int64_t scales_at = place.block * source.scale_batch_stride +
                                 unit.kv_head * source.block_positions + place.position;
       const float *scales = source.scales + scales_at;
-      for (int64_t i = g; i < end_of_block; ++i, scales += key_block) groups->scales[i] = scales;
+      for (int64_t i = g; i < end_of_block; ++i, scales += key_block) tiles->scales[i] = scales;
     }
-    for (; g < end_of_block; ++g, at += group_bytes) groups->at[g] = at;
+    for (; g < end_of_block; ++g, at += tile_bytes) tiles->at[g] = at;
   }
-  for (; run < end; ++run) groups->run_end[run] = end * key_block;
+  for (; run < end; ++run) tiles->run_end[run] = end * key_block;
 }
 
-// ---- What has to be brought into the form
+// ---- Bringing keys and values into that form
 
-// The groups [first, end) lie one after the other in the unit's scratch memory. (Widened codes keep
-// their scales.)
+// The tiles [first, end) lie one after the other in scratch memory. Widened codes keep their
+// scales.
 MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first, int64_t end,
-                               Groups *groups) {
-  groups->storage = Storage::f32;
-  groups->are_late = groups->are_rows = false;
-  groups->row_stride = width;
+                               KeyTiles *tiles) {
+  tiles->storage = Storage::f32;
+  tiles->are_late = tiles->are_rows = false;
+  tiles->row_stride = width;
   for (int64_t g = first; g < end; ++g) {
-    groups->at[g] = memory + g * key_block * width;
-    groups->run_end[g] = end * key_block;
+    tiles->at[g] = memory + g * key_block * width;
+    tiles->run_end[g] = end * key_block;
   }
 }
 
-// Packed storage of fewer bits, as floats.
+// Widens tiles of packed storage to floats in scratch memory.
 template <class V>
-inline void widen_groups(int64_t width, int64_t first, int64_t end, float *memory, Groups *groups) {
-  // Rows of values may be parts of longer ones.
-  const int64_t rows = groups->row_stride == width ? 1 : key_block,
+inline void widen_tiles(int64_t width, int64_t first, int64_t end, float *memory, KeyTiles *tiles) {
+  // Rows of values may be parts of longer rows.
+  const int64_t rows = tiles->row_stride == width ? 1 : key_block,
                 numbers = key_block * width / rows;
-  const int64_t row_bytes = groups->row_stride * bytes_of(groups->storage);
+  const int64_t row_bytes = tiles->row_stride * bytes_of(tiles->storage);
   for (int64_t g = first; g < end; ++g) {
-    const char *from = static_cast<const char *>(groups->at[g]);
+    const char *from = static_cast<const char *>(tiles->at[g]);
     float *to = memory + g * key_block * width;
     for (int64_t row = 0; row < rows; ++row, from += row_bytes, to += numbers)
-      widen<V>(groups->storage, from, numbers, to);
+      widen<V>(tiles->storage, from, numbers, to);
   }
-  locate_scratch(memory, width, first, end, groups);
+  locate_scratch(memory, width, first, end, tiles);
 }
 
-// Up to 4 rows of keys to their lanes of a block.
+// Copies up to 4 rows of keys to their lanes of a tile.
 inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t head_dim,
                           float *block) {
   int64_t c = 0;
@@ -143,50 +155,51 @@ inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t 
   }
 }
 
-// Row number array_row of the caller's keys or values, of the unit's kv head.
+// The address of a row of the caller's keys or values for the kv head of the unit.
 MHA_INLINE const char *plain_row(const KeyValues &source, const Unit &unit, int64_t array_row) {
   return element_at(source.base, source.storage,
                     unit.sequence_index * source.batch_stride + unit.kv_head * source.head_stride +
                         array_row * source.row_stride);
 }
 
-// The groups [first, end) of the chunk that begins at `begin`, where the caller has them.
+// The tiles [first, end) of the chunk lie where the caller has them.
 MHA_INLINE void locate_rows(const KeyValues &source, const Unit &unit, int64_t begin, int64_t first,
-                            int64_t end, Groups *groups) {
-  groups->storage = source.storage;
-  groups->has_scales = groups->are_late = false;
-  groups->are_rows = true;
-  groups->row_stride = source.row_stride;
+                            int64_t end, KeyTiles *tiles) {
+  tiles->storage = source.storage;
+  tiles->has_scales = tiles->are_late = false;
+  tiles->are_rows = true;
+  tiles->row_stride = source.row_stride;
   for (int64_t g = first; g < end; ++g) {
-    groups->at[g] = plain_row(source, unit, unit.sequence.kv_first + begin + g * key_block);
-    groups->run_end[g] = end * key_block;
+    tiles->at[g] = plain_row(source, unit, unit.sequence.kv_first + begin + g * key_block);
+    tiles->run_end[g] = end * key_block;
   }
 }
 
-// NaNs of one payload, which exp wants, in whole vectors.
+// Gives all NaNs of whole vectors the payload that exp_of expects.
 template <class V>
 MHA_INLINE void make_canonical(float *p, int64_t count) {
   for (int64_t i = 0; i < count; i += V::size) store(p + i, canonical_nan(load<V>(p + i)));
 }
 
-// Plain rows lie apart, or are read in another order than they lie in: the processor's own
-// prefetching needs help. The next 16 rows are asked for, line by line, when 16 are packed.
-// (Values, when they are copied, take longer with this.)
+// Prefetches the 16 rows of keys that come after those being packed. The processor does not do this
+// by itself for rows that lie apart or are read in another order. (Copying values takes longer with
+// it.)
 MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
   for (int64_t i = 0; i < key_block; ++i, row += row_bytes) {
     prefetch_row(row, bytes);
   }
 }
 
-// Rows of keys to a block, but for make_canonical, which can as well be done to their products: a
-// group, of which `keys` are needed and others need not be there. Rows to be widened or prepared,
-// and those of a group that is not whole, go through the scratch memory.
+// Packs 16 rows of keys into a tile. Only `keys` of the chunk are needed, and others need not
+// exist. Rows that are to be widened or prepared, and those of a tile that is not whole, pass
+// through the scratch memory. NaNs are not made canonical: whoever calls does it here or to the
+// products.
 template <class V>
-MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group, Range keys,
+MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile, Range keys,
                             float *block) {
   const Attention &call = unit.call;
   const KeyValues &k = call.arrays.k;
-  const int64_t first = group * key_block, begin = max(keys.begin - first, 0),
+  const int64_t first = tile * key_block, begin = max(keys.begin - first, 0),
                 end = min(keys.end - first, key_block);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
   const int64_t position = unit.position_of_key(chunk_begin + first),
@@ -202,7 +215,7 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group
                           call.request.head_dim, block);
   }
   float *const copies = unit.scratch + call.plan.scratch.prepared;
-  // A slice at a time, which stays in the first level of the cache.
+  // Slices of 64 numbers stay in the first level of the cache.
   const int64_t slice = min(64, call.request.head_dim);
   for (int64_t c = 0; !needs_preparation && c < call.request.head_dim; c += slice) {
     const int64_t width = min(slice, call.request.head_dim - c);
@@ -222,6 +235,7 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t group
   transpose_rows(copies, call.request.head_dim, call.request.head_dim, block);
 }
 
+// Copies rows of values as floats, prepared, and fills them up with zeros to the padded width.
 template <class V>
 inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float *out) {
   const Attention &call = unit.call;
@@ -242,7 +256,7 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 
 // ---- Chosen keys, one by one
 
-// A row of keys or values from where it lies, as floats, prepared if it was not; and its scale.
+// Copies one key or value as floats from wherever it lies, prepared if it was not, and its scale.
 template <class V>
 MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width,
                              float *to, float *scale) {
@@ -266,24 +280,24 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
     return widen<V>(source.storage, stored_at(source, unit, place), width, to);
   const int64_t lane = lane_of(place.position);
   place.position -= lane;
-  const char *const group = stored_at(source, unit, place);
+  const char *const tile = stored_at(source, unit, place);
   visit_storage(source.storage, [&](auto stored) MHA_INLINED {
     const auto *const numbers =
-        reinterpret_cast<const typename decltype(stored)::Element *>(group) + lane;
+        reinterpret_cast<const typename decltype(stored)::Element *>(tile) + lane;
     for (int64_t c = 0; c < width; ++c) to[c] = load<Scalar>(numbers + c * key_block).x;
   });
 }
 
-// Keys [keys.begin, keys.end) of a chunk, or their values, one after the other in the unit's
-// scratch memory: keys in blocks of 16. Where values are in the keys, the rows of these stay there
-// for them.
+// Gathers the keys of a chunk, or their values, into scratch memory: values as rows, keys as tiles
+// of
+// 16. Where the values are parts of the keys, the rows of the keys stay there and serve as values.
 template <class V>
 MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
-                         int64_t width, float *memory, Groups *groups) {
+                         int64_t width, float *memory, KeyTiles *tiles) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
   const bool has_own_values = !is_stored(call.arrays.k);
-  const Range range = groups_of(keys);
+  const Range range = tiles_of(keys);
   float *const scales = unit.scratch + call.plan.scratch.chosen_scales +
                         (are_keys || !has_own_values ? 0 : chunk_keys);
   const int64_t numbers = are_keys ? width : call.request.head_dim_v;
@@ -291,51 +305,52 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
   float *const rows = unit.scratch + (are_keys && has_own_values ? call.plan.scratch.prepared
                                                                  : call.plan.scratch.values);
   locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end,
-                 groups);
-  groups->has_scales = source.storage == Storage::int8;
-  for (int64_t g = range.begin; g < range.end; ++g) groups->scales[g] = scales + g * key_block;
+                 tiles);
+  tiles->has_scales = source.storage == Storage::int8;
+  for (int64_t g = range.begin; g < range.end; ++g) tiles->scales[g] = scales + g * key_block;
   if (!are_keys && !has_own_values) return;
   for (int64_t g = range.begin; g < range.end; ++g) {
-    float *const of_group = rows + (are_keys && has_own_values ? 0 : g * key_block * stride);
+    float *const of_tile = rows + (are_keys && has_own_values ? 0 : g * key_block * stride);
     for (int64_t j = max(keys.begin, g * key_block); j < min(keys.end, (g + 1) * key_block); ++j) {
-      float *const to = of_group + lane_of(j) * stride;
+      float *const to = of_tile + lane_of(j) * stride;
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
       if (!are_keys && numbers < width)
         MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
     }
     if (!are_keys) continue;
-    transpose_rows(of_group, stride, width, memory + g * key_block * width);
+    transpose_rows(of_tile, stride, width, memory + g * key_block * width);
     make_canonical<V>(memory + g * key_block * width, key_block * width);
   }
 }
 
 // ---- A chunk
 
-// Keys or values [keys.begin, keys.end) of the chunk are needed.
+// Brings the needed keys of a chunk, or their values, into the form that the loops read. See the
+// start of the file for the ways to do it.
 template <class V>
-MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
-                              bool is_streamed, Groups *groups) {
+MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
+                             bool is_streamed, KeyTiles *tiles) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
   const int64_t width = are_keys ? call.request.head_dim : call.plan.head_dim_v_padded;
-  const Range range = groups_of(keys);
+  const Range range = tiles_of(keys);
   float *const memory =
       unit.scratch + (are_keys ? call.plan.scratch.keys : call.plan.scratch.values);
   if (unit.gathers_keys() || (unit.blocks && is_plain(source)))
-    return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, groups);
+    return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, tiles);
   if (!source.is_packed) {
     if (!are_keys && unit.num_rows <= call.plan.in_place_rows)
-      return locate_rows(source, unit, chunk_begin, range.begin, range.end, groups);
-    groups->has_scales = false;
+      return locate_rows(source, unit, chunk_begin, range.begin, range.end, tiles);
+    tiles->has_scales = false;
     if (!is_plain(source))
-      locate(source, unit, chunk_begin, range.begin, range.end, groups);  // for the scales
-    locate_scratch(memory, width, range.begin, range.end, groups);
+      locate(source, unit, chunk_begin, range.begin, range.end, tiles);  // for the scales
+    locate_scratch(memory, width, range.begin, range.end, tiles);
     if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
-    groups->are_late = unit.num_rows <= call.plan.late_rows;
+    tiles->are_late = unit.num_rows <= call.plan.late_rows;
     for (int64_t g = range.begin; g < range.end; ++g) {
-      if (groups->are_late) {
-        groups->at[g] = memory + g % late_groups * key_block * width;
-        groups->run_end[g] = (g + 1) * key_block;
+      if (tiles->are_late) {
+        tiles->at[g] = memory + g % late_groups * key_block * width;
+        tiles->run_end[g] = (g + 1) * key_block;
       } else {
         float *const block = memory + g * key_block * width;
         pack_keys<V>(unit, chunk_begin, g, keys, block);
@@ -344,15 +359,16 @@ MHA_NOINLINE void read_groups(const Unit &unit, bool are_keys, int64_t chunk_beg
     }
     return;
   }
-  locate(source, unit, chunk_begin, range.begin, range.end, groups);
+  locate(source, unit, chunk_begin, range.begin, range.end, tiles);
   const bool stays = source.storage == Storage::f32 || is_streamed;
-  if (!stays) widen_groups<V>(width, range.begin, range.end, memory, groups);
+  if (!stays) widen_tiles<V>(width, range.begin, range.end, memory, tiles);
 }
 
+// A chunk of 256 keys. Its keys count from its first one.
 struct Chunk {
-  int64_t begin;  // position of its first key
-  Range needed;   // of its keys
-  Groups keys, values;
+  int64_t begin;  // the position of its first key, or with chosen keys its rank
+  Range needed;   // the keys that are read
+  KeyTiles keys, values;
 };
 
 template <class V>
@@ -360,64 +376,64 @@ MHA_INLINE void read_chunk(const Unit &unit, int64_t begin, Range needed, bool i
                            Chunk *chunk) {
   chunk->begin = begin;
   chunk->needed = needed;
-  read_groups<V>(unit, true, begin, needed, is_streamed, &chunk->keys);
-  read_groups<V>(unit, false, begin, needed, is_streamed, &chunk->values);
+  read_tiles<V>(unit, true, begin, needed, is_streamed, &chunk->keys);
+  read_tiles<V>(unit, false, begin, needed, is_streamed, &chunk->values);
 }
 
-// ---- What is fetched from the memory while something else is computed
+// ---- Prefetching
 
-// Keys or values that are needed next: loops over a group of 16 keys fetch the group of the same
-// number, or a share of it where several tiles read the same keys.
+// Keys or values that are needed next. While a loop reads the tile of 16 keys number g, it
+// prefetches tile g of these, or a share of it if several tiles of rows read the same keys.
 struct PrefetchSource {
-  const Groups *groups;
-  Range range;           // of groups that are there
-  int64_t share, bytes;  // the share of a tile, counted from 0, is so many bytes of each
+  const KeyTiles *tiles;
+  Range range;           // the tiles that exist
+  int64_t share, bytes;  // number of the share, and its bytes of each tile
 
-  MHA_INLINE bool has(int64_t group) const { return group >= range.begin && group < range.end; }
-  MHA_INLINE const char *at(int64_t group) const {
-    return static_cast<const char *>(groups->at[group]);
+  MHA_INLINE bool has(int64_t tile) const { return tile >= range.begin && tile < range.end; }
+  MHA_INLINE const char *at(int64_t tile) const {
+    return static_cast<const char *>(tiles->at[tile]);
   }
 };
 
-MHA_INLINE int64_t group_bytes_of(const KeyValues &source) {
+MHA_INLINE int64_t tile_bytes_of(const KeyValues &source) {
   return key_block * source.row_stride * bytes_of(source.storage);
 }
 
 constexpr PrefetchSource no_prefetch_source = {nullptr, {0, 0}, 0, 0};
 
-// The chunk that comes next, as far as it is packed.
+// The chunk that the unit, or the unit after it, reads next, as far as it is packed.
 struct NextChunk {
-  Groups keys, values;
-  Range key_groups = {0, 0}, value_groups = {0, 0};
-  int64_t key_bytes, value_bytes;  // of a group
+  KeyTiles keys, values;
+  Range key_tiles = {0, 0}, value_tiles = {0, 0};
+  int64_t key_bytes, value_bytes;  // of a tile
   bool has_own_values;             // else they come with the keys
 
   MHA_INLINE void find(const Unit &unit, Range range) {
     const Attention &call = unit.call;
-    key_bytes = group_bytes_of(call.arrays.k);
-    value_bytes = group_bytes_of(call.arrays.v);
+    key_bytes = tile_bytes_of(call.arrays.k);
+    value_bytes = tile_bytes_of(call.arrays.v);
     has_own_values = !is_stored(call.arrays.k);
     if (range.begin >= range.end) return;
     const int64_t begin = range.begin / chunk_keys * chunk_keys;
-    key_groups = groups_of({range.begin - begin, range.end - begin});
-    locate(call.arrays.k, unit, begin, key_groups.begin, key_groups.end, &keys);
+    key_tiles = tiles_of({range.begin - begin, range.end - begin});
+    locate(call.arrays.k, unit, begin, key_tiles.begin, key_tiles.end, &keys);
     if (!has_own_values) return;
-    value_groups = key_groups;
-    locate(call.arrays.v, unit, begin, value_groups.begin, value_groups.end, &values);
+    value_tiles = key_tiles;
+    locate(call.arrays.v, unit, begin, value_tiles.begin, value_tiles.end, &values);
   }
 
-  // What tile number `tile` prefetches while it reads the keys of a chunk and while it reads its
-  // values. A tile that is alone prefetches what it comes to next: the values of the chunk, then
-  // the keys of the next one. Several tiles find in the cache what the first one has read, and
-  // share in fetching the next chunk.
+  // What tile of rows number `tile` prefetches while it reads the keys of a chunk, and while it
+  // reads the values. A tile that is alone prefetches what it comes to next: the values of the
+  // chunk, then the keys of the next chunk. Of several tiles, the first brings the chunk into the
+  // cache, and all share in prefetching the next one.
   MHA_INLINE void share(const Chunk &here, int64_t tile, int64_t tiles, PrefetchSource *of_keys,
                         PrefetchSource *of_values) const {
     if (tiles == 1) {
-      if (has_own_values) *of_keys = {&here.values, groups_of(here.needed), 0, value_bytes};
-      *of_values = {&keys, key_groups, 0, key_bytes};
+      if (has_own_values) *of_keys = {&here.values, tiles_of(here.needed), 0, value_bytes};
+      *of_values = {&keys, key_tiles, 0, key_bytes};
     } else {
-      *of_keys = {&keys, key_groups, tile, key_bytes / tiles};
-      *of_values = {&values, value_groups, tile, value_bytes / tiles};
+      *of_keys = {&keys, key_tiles, tile, key_bytes / tiles};
+      *of_values = {&values, value_tiles, tile, value_bytes / tiles};
     }
   }
 };

@@ -245,11 +245,11 @@ MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end
 // softcap * tanh(s / softcap), s times `scale` before. Two vectors side by side, since each is a
 // long chain of operations.
 template <class V>
-MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range blocks, float scale, float *s) {
+MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range tiles, float scale, float *s) {
   constexpr int lanes = V::size, at_once = static_cast<int>(min(key_block / lanes, 2));
   const V factor = all<V>(scale), softcap = all<V>(options.softcap),
           inverse = all<V>(options.softcap_inverse);
-  for (int64_t j = blocks.begin * key_block; j < blocks.end * key_block; j += at_once * lanes) {
+  for (int64_t j = tiles.begin * key_block; j < tiles.end * key_block; j += at_once * lanes) {
     V x[at_once];
     MHA_EACH(i, at_once) x[i] = load<V>(s + j + i * lanes) * factor * inverse;
     tanh_of(x);
@@ -273,12 +273,12 @@ MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begi
                    distance > 0.0f - distance ? distance : 0.0f - distance, s[j]);
   }
   if (unit.blocks) return;
-  const Range blocks = groups_of(keys);
-  for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-    const V first = all<V>(static_cast<float>(chunk_begin + block * key_block - position));
+  const Range tiles = tiles_of(keys);
+  for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    const V first = all<V>(static_cast<float>(chunk_begin + tile * key_block - position));
     for (int64_t lane = 0; lane < key_block; lane += V::size) {
       const V distance = first + load<V>(lane_numbers + lane);
-      float *const at = s + block * key_block + lane;
+      float *const at = s + tile * key_block + lane;
       store(at, mul_add(slope, max_of(distance, all<V>(0.0f) - distance), load<V>(at)));
     }
   }

@@ -101,27 +101,26 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
                                   scratch ? scratch + i * width : nullptr);
       }
       const Place place = place_of(to, sequence.in_cache, position);
-      const int64_t group_at = place.block * to.batch_stride + head * to.head_stride +
-                               key_tile_of(place.position) * key_block * to.row_stride;
-      char *const group =
-          const_cast<char *>(static_cast<const char *>(to.base)) + group_at * element;
+      const int64_t tile_at = place.block * to.batch_stride + head * to.head_stride +
+                              key_tile_of(place.position) * key_block * to.row_stride;
+      char *const tile = const_cast<char *>(static_cast<const char *>(to.base)) + tile_at * element;
       const int64_t stride = storing.are_keys ? key_block : 1;
       const int64_t first = lane_of(position) * (storing.are_keys ? 1 : to.row_stride);
       if (to.storage == Storage::int8) {
         float *const scales = const_cast<float *>(to.scales) + place.block * to.scale_batch_stride +
                               head * to.block_positions + place.position;
-        int8_t *const codes = reinterpret_cast<int8_t *>(group) + first;
+        int8_t *const codes = reinterpret_cast<int8_t *>(tile) + first;
         if (by_fours)
           store_codes(rows, width, reinterpret_cast<uint32_t *>(codes), key_block / 4, scales);
         else
           store_codes(rows, width, codes, stride, scales);
       } else if (to.storage != Storage::f32) {
-        store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(group) + first,
+        store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(tile) + first,
                      stride);
       } else if (storing.are_keys) {
-        pack_key_rows(rows, count, width, reinterpret_cast<float *>(group) + first);
+        pack_key_rows(rows, count, width, reinterpret_cast<float *>(tile) + first);
       } else {
-        store_floats<V>(rows[0], width, reinterpret_cast<float *>(group) + first);
+        store_floats<V>(rows[0], width, reinterpret_cast<float *>(tile) + first);
       }
       row += count;
     }

@@ -1,5 +1,10 @@
-// A unit of the attention: a block of queries of all the query heads that share one kv head, and
-// the keys that its rows attend to.
+// A unit of work of the attention: a block of queries of all the query heads that share one kv
+// head, and the keys that its rows attend to.
+//
+// Unit says where everything of such a unit lies: its rows, their positions, the keys that window
+// and causal mask leave to each row, the queries and states in scratch memory, and the places in
+// the outputs. It is built at the start of a call of `attend` and const from then on, and nearly
+// every function of the attention takes it first.
 #pragma once
 
 #include "elements.h"
@@ -10,62 +15,67 @@ namespace {
 
 constexpr int64_t max_positions = INT64_MAX;
 
-// A row of a unit: one query of one query head.
+// One row of a unit: one query of one query head. Its numbers are kept together because dividing
+// the index anew for each use would cost more than stepping from row to row.
 struct Row {
   int64_t index;  // within the unit
   int64_t query;  // within the sequence
   int64_t head;
 };
 
-// Positions of keys, or of chunks.
+// Keys, chunks or tiles from `begin` up to, but without, `end`.
 struct Range {
   int64_t begin, end;
 };
 
-// Row r is query query_begin + r / group of query head first_head + r % group, so that neighbours
-// have almost the same keys to attend to. Where head scales of 0 leave heads out, it is that of the
-// heads that are computed.
+// Rows go query by query, and for each query head by head: row r is query query_begin + r /
+// computed_heads of query head first_head + r % computed_heads. Neighbours therefore have almost
+// the same keys to attend to, and later rows never have earlier keys. Heads whose scale is 0 are
+// left out; `computed_heads` counts the rest.
 struct Unit {
   const Attention &call;
   const Sequence &sequence;
   int64_t sequence_index;  // in the caller's arrays and the outputs
   int64_t kv_head, query_begin, queries;
-  int64_t heads;                 // query heads of the kv head
-  int64_t group;                 // those of them that are computed
-  int64_t first_head, end_head;  // the first of these, and behind the last of all
+  int64_t heads_per_kv;          // query heads that share the kv head
+  int64_t computed_heads;        // those of them that are computed
+  int64_t first_head, end_head;  // the first of these, and the end of all
   int64_t num_rows;
   float *scratch;
-  // Chosen keys, of the one query: the entries of its list, in order. Keys then count by rank, and
-  // these are left. Null: by position.
+  // With chosen keys the unit has one query, and this is its list: the numbers of the blocks of
+  // keys in ascending order. Its keys then count by rank, their place in the list, and `ranks` are
+  // the keys of the query. Null: keys count by position.
   const int32_t *blocks;
   Range ranks;
 
+  // The row with this index. The division has 32 bits, which is faster.
   MHA_INLINE Row row(int64_t index) const {
-    if (group == 1) return {index, query_begin + index, first_head};
-    // A quicker division than that of 64 bits.
-    const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(group);
-    const int64_t place = index - query * group;
+    if (computed_heads == 1) return {index, query_begin + index, first_head};
+    const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(computed_heads);
+    const int64_t place = index - query * computed_heads;
     return {index, query_begin + query,
-            group == heads ? first_head + place : computed_head(first_head, place)};
+            computed_heads == heads_per_kv ? first_head + place : computed_head(first_head, place)};
   }
+  // Steps to the next row.
   MHA_INLINE void advance(Row *row) const {
     ++row->index;
     ++row->head;
-    if (group != heads) row->head = computed_head(row->head, 0);
+    if (computed_heads != heads_per_kv) row->head = computed_head(row->head, 0);
     if (row->head < end_head) return;
     row->head = first_head;
     ++row->query;
   }
-  // From a head on the one with so many computed ones before it, or end_head.
+  // The computed head that follows `before` other computed ones from `head` on, or end_head.
   MHA_NOINLINE int64_t computed_head(int64_t head, int64_t before) const {
     while (head < end_head && (!is_computed(head) || before-- != 0)) ++head;
     return head;
   }
-  // Calls function(row) for the rows of the other heads.
+  // Calls function(row) for the rows of the heads that are left out.
   template <class Function>
   MHA_INLINE void for_each_left_out(const Function &function) const {
-    for (int64_t i = 0; i < queries * heads; ++i) {
-      const Row row = {0, query_begin + i / heads, end_head - heads + i % heads};
+    for (int64_t i = 0; i < queries * heads_per_kv; ++i) {
+      const Row row = {0, query_begin + i / heads_per_kv,
+                       end_head - heads_per_kv + i % heads_per_kv};
       if (!is_computed(row.head)) function(row);
     }
   }
@@ -73,26 +83,28 @@ struct Unit {
     return !call.request.options.head_scales || call.request.options.head_scales[head] != 0.0f;
   }
 
-  // Where the row stands in its sequence. Compared before it is added: q_start may be as large as
-  // an int64_t can be.
+  // The position of the row in its sequence, at most max_positions: q_start may be as large as an
+  // int64_t can be, so it is compared before anything is added.
   MHA_INLINE int64_t position_of(const Row &row) const {
     const int64_t start = sequence.q_start;
     return start > max_positions - row.query ? max_positions : start + row.query;
   }
 
-  // The keys that a window leaves to a row; later rows have later ones. The window, too, may be as
-  // large as can be.
+  // The keys that a window leaves to a row; later rows have later ones. The limits of the window
+  // may be as large as an int64_t can be, too.
   MHA_INLINE Range keys_in_window(const Row &row, int64_t left, int64_t right) const {
     const int64_t n = sequence.end_of_columns, position = position_of(row);
     const int64_t end = position >= n - 1 - right ? n : position + right + 1;  // negative: none
     return {position > left ? min(position - left, end) : 0, end};
   }
+  // The keys that positions leave to a row. Masks, segments and biases may leave fewer.
   MHA_INLINE Range keys_of(const Row &row) const {
     return blocks ? ranks
                   : keys_in_window(row, call.request.window_left, call.request.window_right);
   }
 
-  // The position of a key, and how many keys from it on have the positions behind it.
+  // The position of a key, and how many keys from this one on have positions that follow each
+  // other.
   MHA_INLINE int64_t position_of_key(int64_t key) const {
     if (!blocks) return key;
     const int64_t size = call.request.options.chosen.block,
@@ -104,16 +116,18 @@ struct Unit {
     const int64_t size = call.request.options.chosen.block;
     return size == 1 ? 1 : size - key % size;
   }
-  // Whether groups of 16 keys need not lie side by side.
+  // Whether a tile of 16 keys may hold keys that are no neighbours, which then come one by one.
   MHA_INLINE bool gathers_keys() const {
     return blocks && call.request.options.chosen.block % key_block != 0;
   }
 
-  // The queries, row by row.
+  // The query of a row, prepared and scaled, in scratch memory.
   MHA_INLINE float *q(int64_t index) const {
     return scratch + call.plan.scratch.queries + index * call.request.head_dim;
   }
 
+  // The state of a row in one of the slots: o, its unnormalised context; m, its greatest score; and
+  // l, its sum of exp(score - m).
   MHA_INLINE float *o(int64_t slot, int64_t index) const {
     return scratch + call.plan.scratch.states + slot * call.plan.scratch.state_stride +
            index * call.plan.head_dim_v_padded;
@@ -125,7 +139,7 @@ struct Unit {
     return m(slot, num_rows) + merge_rows + index;
   }
 
-  // The row of the caller's array, and with it of the outputs.
+  // The row's number in the caller's array of queries and in the outputs, and where it lies there.
   MHA_INLINE int64_t array_row(const Row &row) const { return sequence.q_first + row.query; }
   MHA_INLINE const void *input(const Row &row) const {
     return element_at(call.arrays.q.base, call.arrays.q.storage,
@@ -139,7 +153,7 @@ struct Unit {
                           array_row(row) * call.arrays.output.row_stride +
                           row.head * call.arrays.output.head_stride);
   }
-  // Null if it was not asked for.
+  // The row in the output `context`; null if that was not asked for.
   MHA_INLINE float *context_tap(const Row &row) const {
     if (!call.request.context) return nullptr;
     return call.request.context +
@@ -147,22 +161,22 @@ struct Unit {
             row.head) *
                call.request.head_dim_v;
   }
-  // Number of the row in an output [batch, num_heads, n_q].
+  // The number of the row in an output [batch, num_heads, n_q].
   MHA_INLINE int64_t output_row(const Row &row) const {
     return (sequence_index * call.request.num_heads + row.head) * call.request.n_q + array_row(row);
   }
 };
 
-// The same unit without the heads whose scale is 0.
+// Leaves out the heads whose scale is 0.
 MHA_NOINLINE inline void leave_out_heads(Unit *unit) {
-  unit->group = 0;
+  unit->computed_heads = 0;
   for (int64_t head = unit->first_head; head < unit->end_head; ++head)
-    unit->group += unit->is_computed(head);
-  unit->num_rows = unit->queries * unit->group;
+    unit->computed_heads += unit->is_computed(head);
+  unit->num_rows = unit->queries * unit->computed_heads;
   unit->first_head = unit->computed_head(unit->first_head, 0);
 }
 
-// heads: query heads of each kv head.
+// The unit of some queries of a sequence. heads: query heads of each kv head.
 MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head,
                         int64_t query_begin, int64_t queries, int64_t heads, float *scratch) {
   const int64_t first = kv_head * heads, rows = queries * heads;
@@ -172,7 +186,7 @@ MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t
   return unit;
 }
 
-// It may have no rows.
+// The unit of a block of queries. It has no rows if the sequence is shorter.
 MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t kv_head,
                         int64_t block, float *scratch) {
   const Sequence &sequence = call.run.sequences[sequence_index];
@@ -183,11 +197,11 @@ MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t k
 
 // ---- Chosen keys
 
-// The list of a unit's query put in order. From then on the unit counts its keys by their ranks
-// (CONTRACT.md, section 6), by which key_values.h finds them.
-
-// Puts the entries that the flags leave keys of in order, each once, by a bit for each block of
-// keys; then the unit has its ranks.
+// Puts the list of a unit's query in order, after which the unit counts its keys by their ranks
+// (CONTRACT.md, section 6); key_values.h finds the keys by these.
+//
+// Each entry of the list that the window leaves keys of sets one bit of a field with a bit for each
+// block of keys. Reading the field in order gives the entries in order, each once.
 MHA_NOINLINE inline void rank_keys(Unit *unit) {
   const ChosenKeys &chosen = unit->call.request.options.chosen;
   const Row row = unit->row(0);
@@ -209,7 +223,7 @@ MHA_NOINLINE inline void rank_keys(Unit *unit) {
                               unit->kv_head * chosen.lists.head_stride +
                               unit->array_row(row) * chosen.lists.row_stride;
   for (int64_t i = 0; i < chosen.count; ++i) {
-    // Of -1, which is none, too large.
+    // An entry of -1 means no key: as an unsigned number it is too large.
     const uint64_t at = static_cast<uint64_t>(list[i]) - static_cast<uint64_t>(first);
     if (at < static_cast<uint64_t>(count)) bits[at / 64] |= uint64_t{1} << at % 64;
   }
