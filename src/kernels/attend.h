@@ -1,12 +1,15 @@
-// Attention: scores -> scale -> mask -> max, exp, sum -> context, chunk of keys by chunk of keys,
-// and the states of the chunks merged.
+// Attention, unit by unit: attend computes the rows of one unit over one part of its keys.
 //
-// A unit of work is a block of queries of all the query heads that share one kv head. Its rows are
-// cut into tiles of a few rows; for each chunk of keys, each tile computes the chunk's state (m, l,
-// o), which then is merged with the states before it as CONTRACT.md section 9 says: slot i of the
-// states holds a subtree, like the digits of a binary counter. A unit of one row may take two or
-// four chunks at a time, each with a slot of its own: then its keys are read in several places side
-// by side.
+// attend_chunks passes the keys chunk by chunk, 256 at a time, and for each chunk the rows of the
+// unit tile by tile. attend_tile (attend_tile.h) computes the state (m, l, o) of the rows over the
+// chunk, and merge_chunks (states.h) merges it with the states before it as CONTRACT.md, section 9,
+// says: slot i of the states holds a subtree of chunks, like a digit of a binary counter. After the
+// last chunk, finish (states.h) makes rows of the context out of the merged states.
+//
+// Queries are copied to scratch memory when the first chunk needs them, prepared and scaled. Keys
+// and values are found, or brought into the form of the loops, by read_chunk (key_values.h). A unit
+// of one row may take two or four chunks at a time, each with a slot of its own, so that its keys
+// are read in several streams side by side.
 #pragma once
 
 #include "attend_tile.h"
@@ -18,7 +21,7 @@ namespace {
 
 // ---- Queries
 
-// A row of the queries that is not taken as it is, prepared, at `to`.
+// Copies a query that is not taken as it is to `to`, widened and prepared.
 template <class V>
 MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float *to) {
   const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head,
@@ -27,7 +30,7 @@ MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float
                          place, unit.call.request.head_dim, to);
 }
 
-// Rows [begin, end) of the queries, prepared and scaled, into the unit's scratch memory.
+// Copies the queries of rows [begin, end) to scratch memory, prepared and scaled.
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
@@ -38,7 +41,7 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const float *const scales = call.request.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     float *const to = unit.q(row.index);
-    // Those of a later tile, which are there when this one is done.
+    // Prefetches a query of a later tile, which arrives while this tile is computed.
     if (row.query + max_attend_rows < unit.query_begin + unit.queries) {
       const char *const input = static_cast<const char *>(unit.input(row));
       prefetch_row(
@@ -59,6 +62,7 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
 
 // ---- One unit
 
+// The chunks that hold some of these keys.
 MHA_INLINE Range chunks_of(Range keys) {
   return {keys.begin / chunk_keys, keys.end > keys.begin ? (keys.end + chunk_keys - 1) / chunk_keys
                                                          : keys.begin / chunk_keys};
@@ -69,12 +73,13 @@ MHA_INLINE Range intersection(Range a, Range b) {
   return {begin, max(begin, min(a.end, b.end))};
 }
 
-// The keys that some of the rows [begin, end) attend to.
+// The keys that positions leave to some of the rows [begin, end).
 MHA_INLINE Range keys_of_rows(const Unit &unit, int64_t begin, int64_t end) {
   return {unit.keys_of(unit.row(begin)).begin, unit.keys_of(unit.row(end - 1)).end};
 }
 
-// The unit of the next kv head, or of the next sequence: it may have no rows.
+// The unit that probably comes next: that of the next kv head, or of the next sequence. It only
+// serves to prefetch, and may have no rows.
 MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
   const Attention &call = unit.call;
   const Sequence *sequence = &unit.sequence;
@@ -89,7 +94,7 @@ MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
                  unit.scratch);
 }
 
-// The heads whose scale is 0, as padding.
+// Writes the outputs of heads whose scale is 0, which are those of padding.
 MHA_NOINLINE inline void clear_heads(const Unit &unit) {
   unit.for_each_left_out([&](const Row &row) {
     const size_t width = static_cast<size_t>(unit.call.request.head_dim_v);
@@ -100,15 +105,15 @@ MHA_NOINLINE inline void clear_heads(const Unit &unit) {
   });
 }
 
-// The keys of its first chunk.
+// The keys of the first chunk of a unit.
 MHA_INLINE Range first_keys(const Unit &unit) {
   if (unit.num_rows == 0 || unit.call.run.parts.count > 1) return {0, 0};
   const Range keys = keys_of_rows(unit, 0, unit.num_rows);
   return intersection(keys, {keys.begin, keys.begin / chunk_keys * chunk_keys + chunk_keys});
 }
 
-// Rows of a tile, but for the last one. Numbers of fewer bits that come from the memory have tiles
-// of 4.
+// The rows of every tile but the last. Units that are streamed have tiles of 4 for numbers of fewer
+// bits, whose loops are made for that, and for 7 or 8 rows, which are two equal tiles.
 template <class V>
 MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
   constexpr int64_t most = TileShape<V::size>::attend_rows;
@@ -117,8 +122,8 @@ MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
              : most;
 }
 
-// Whether masks and biases leave both ends of the keys of each of `count` chunks to the only row of
-// a unit.
+// Whether masks and biases leave the first and the last key of each of `count` chunks to the only
+// row of a unit. Then the chunks can be computed in step, since none of them is shorter.
 MHA_NOINLINE inline bool keep_ends(const Unit &unit, Range keys, int64_t c, int64_t count) {
   for (int64_t begin = c * chunk_keys; begin < (c + count) * chunk_keys; begin += chunk_keys) {
     const Range range = intersection(keys, {begin, begin + chunk_keys}),
@@ -129,8 +134,8 @@ MHA_NOINLINE inline bool keep_ends(const Unit &unit, Range keys, int64_t c, int6
   return true;
 }
 
-// How many of the chunks from c on are attended to in step: two or four of them, which are a
-// subtree. keys: those of all chunks.
+// How many of the chunks from c on are computed in step: one, or two or four that are a subtree.
+// keys: those of all chunks.
 MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys, int64_t c,
                                   int64_t end) {
   if (!is_streamed || unit.num_rows > 1 || !unit.call.arrays.k.is_packed) return 1;
@@ -141,11 +146,12 @@ MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys
              : count;
 }
 
-// The states of all rows over the keys of `chunks`, in slot 0. all_keys: those of all chunks.
+// Computes the states of all rows over the keys of `chunks`, merged, in slot 0. all_keys: those of
+// all chunks. A tile of rows leaves out chunks in which it has no keys.
 template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const ScoreOptions &options = unit.call.request.options;
-  // With groups later rows need not have later keys: no row is done before the last chunk.
+  // With groups later rows may have earlier keys, so no row is done before the last chunk.
   const auto keys_of_tile = [&](int64_t row, int64_t end) {
     return end - row == unit.num_rows || options.groups.of_rows ? all_keys
                                                                 : keys_of_rows(unit, row, end);
@@ -174,7 +180,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       end = min(unit.num_rows, row + tile_rows);
       if (c == first) copy_queries<V>(unit, row, end);
       const Range keys = keys_of_tile(row, end);
-      // These rows are done: later ones have later keys.
+      // These rows have no more keys; later rows may.
       if (keys.end <= begin && c > first) continue;
       first_row = min(first_row, row);
       Range needed = {max(0, keys.begin - begin), min(next, keys.end) - begin};
@@ -211,8 +217,9 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   }
 }
 
-// The parts of a unit's keys come together in the last one that is done: the same tree, over parts
-// instead of chunks.
+// Merges the parts of a unit whose keys are shared out between threads. Each part leaves its states
+// in memory; the last one to finish merges them by the same tree, over parts in place of chunks,
+// and returns true.
 template <class V>
 inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
   const KeyParts &parts = unit.call.run.parts;
@@ -230,6 +237,8 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
   return true;
 }
 
+// The kernels' `attend`: one unit over one part of its keys, and the finished rows if that was the
+// last part.
 template <class V>
 void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block,
             int64_t part, float *scratch) {

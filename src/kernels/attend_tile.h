@@ -1,10 +1,14 @@
-// What a tile makes of a chunk of keys: its states (m, l, o). A tile is some rows of a unit; one
-// row may take several chunks in step.
+// What a tile of rows makes of a chunk of keys: the states (m, l, o) of its rows.
 //
-// In order: products of the queries with the keys, scores, softmax, context. Storage types, the
-// number of rows and what is fetched meanwhile are parameters of the loops. Scores lie in rows of
-// score_stride floats, one for each query of the tile and chunk: that of key j of the chunk is
-// number j.
+// A tile is some rows of a unit. attend_tile at the end of the file takes four steps, and the
+// sections before it have their functions in this order: products of the queries with the keys,
+// scores (scale and options), softmax, and context (products with the values). Keys and values have
+// any storage type, for which each step picks a loop of tile.h. One row may take several chunks
+// side by side, each with a state of its own, because it waits for memory and more streams arrive
+// faster.
+//
+// Scores lie in rows of score_stride floats, one row for each query and chunk: the score of key j
+// of the chunk is number j.
 #pragma once
 
 #include "key_values.h"
@@ -15,8 +19,8 @@ namespace {
 
 // ---- Products
 
-// Blocks of 16 keys to multiply with: those of a chunk, and behind them those of the next ones, if
-// a row takes several chunks side by side.
+// The key tiles to multiply with, and where their products go: those of one chunk, followed by
+// those of other chunks if a row takes several side by side.
 struct KeyTileList {
   static constexpr int64_t most = max_interleaved_chunks * chunk_tiles;
   const void *at[most];
@@ -31,10 +35,13 @@ struct KeyTileList {
   }
 };
 
-// Products of `num_rows` queries with all tiles, as many at a time as the loop takes. Where fewer
-// are left they come one by one, or, where the loop for one key_tile takes several too, the last
-// one is computed again. `tiles` are those of the first chunk. interleaves: tiles that are taken
-// together come from as many places, which advance side by side.
+// Multiplies `num_rows` queries by all key tiles of a list, as many tiles at a time as the loop
+// takes. What is left at the end comes tile by tile, or, with a loop for one or two rows, with the
+// last tile computed again. `tiles` are those of the first chunk.
+//
+// interleaves: tiles that are computed together do not follow each other in the list, but come from
+// equal parts of it, which advance side by side: memory is read in as many streams. Keys that are
+// packed late are packed here, right before the loop reads them.
 template <class V>
 MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyTileList &list,
                                 Range tiles, const Loops &loops, const float *queries,
@@ -43,7 +50,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
   const int64_t head_dim = unit.call.request.head_dim;
   const uint32_t most = static_cast<uint32_t>(loops.wide.strips);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(list.count) + most - 1) / most : 1;
-  // Blocks side by side prefetch all tiles of the next chunk in turn.
+  // Tiles side by side prefetch all tiles of the next chunk in turn.
   const int64_t tiles_ahead =
       interleaves ? static_cast<uint32_t>(tiles.end - tiles.begin) / static_cast<uint32_t>(apart)
                   : 1;
@@ -90,7 +97,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
     make_canonical<V>(list.to[0] + r * score_stride, list.count * key_block);
 }
 
-// Products of one row.
+// Multiplies one row by some tiles of a chunk.
 template <class V>
 MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range tiles, int64_t row,
                                float *products) {
@@ -102,11 +109,12 @@ MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range tiles
 
 // ---- Scores
 
-// The keys of the chunk that the mask leaves to each row of a tile; none has one outside of `some`.
+// The keys of a chunk that positions leave to each row of a tile, and the range that contains them.
 struct Attending {
   Range of_row[max_attend_rows], some;
 };
 
+// Multiplies products by the scale, and before that by the scales of keys of int8.
 template <class V>
 MHA_NOINLINE void scale_products(const KeyTiles &keys, Range tiles, float scale, float *products) {
   for (int64_t key = tiles.begin * key_block; key < tiles.end * key_block; key += V::size) {
@@ -116,7 +124,7 @@ MHA_NOINLINE void scale_products(const KeyTiles &keys, Range tiles, float scale,
   }
 }
 
-// -infinity for the keys of some tiles outside of `keys`.
+// Sets the scores of those keys of some tiles that lie outside of `keys` to -infinity.
 template <class V>
 MHA_INLINE void leave_out_edges(Range tiles, Range keys, float *products) {
   constexpr int64_t lanes = V::size;
@@ -131,16 +139,15 @@ MHA_INLINE void leave_out_edges(Range tiles, Range keys, float *products) {
   }
 }
 
-// Makes scores of the products of row number `row` of the unit with the keys of some tiles of a
-// chunk, but for a factor that is left, the same for all rows: the softmax multiplies by it, so
-// that nothing need be stored before.
+// Makes scores of the products of one row with some tiles of a chunk, in the order of CONTRACT.md,
+// section 7. Returns a factor that is still to be applied, the same for all rows: if nothing but
+// the scale changes scores, the softmax multiplies by it, which saves a pass over the scores.
 template <class V>
 MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chunk, Range tiles,
                                  Range keys, float *products) {
   const ScoreOptions &options = unit.call.request.options;
   float scale = unit.call.request.scale;
-  // Under a positive scale -infinity stays what it is: then what is masked can be scaled along with
-  // the rest.
+  // A positive scale leaves -infinity as it is, so masked scores can be scaled with the rest later.
   if (options.change_scores || chunk.keys.has_scales || !(scale > 0.0f)) {
     const bool has_cap = options.softcap != 0.0f, is_separate = !has_cap || chunk.keys.has_scales;
     if (is_separate) scale_products<V>(chunk.keys, tiles, scale, products);
@@ -150,9 +157,9 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
   if (options.change_scores || options.limits_pairs) {
     const Row at = unit.row(row);
     for (Range run = keys; run.begin < keys.end;
-         run.begin = run.end) {  // keys of neighbouring positions
+         run.begin = run.end) {  // keys whose positions follow each other
       const int64_t first = chunk.begin + run.begin;
-      // Of key 0, if it were one of them.
+      // The position that key 0 would have in this run.
       const int64_t position = unit.position_of_key(first) - run.begin;
       run.end = min(keys.end - run.begin, unit.run_of_keys(first)) + run.begin;
       bias_scores<V>(unit, at, position, run, products);
@@ -162,6 +169,7 @@ MHA_NOINLINE float change_scores(const Unit &unit, int64_t row, const Chunk &chu
   return scale;
 }
 
+// The same, without a call where the products need no change.
 template <class V>
 MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Range tiles,
                            Range keys, float *products) {
@@ -174,8 +182,8 @@ MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Ra
 
 // ---- Softmax
 
-// p = exp(score - m) of some tiles, and their sums: as many vectors side by side as the registers
-// have room for, since an exp is a long chain of operations.
+// Computes p = exp(score - m) of some tiles and adds up p. As many vectors run side by side as the
+// registers have room for, because exp is a long chain of operations.
 template <class V, int tiles>
 MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
                              V (&partial_sums)[key_block / V::size]) {
@@ -194,9 +202,9 @@ MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
   }
 }
 
-// Turns the scores of some rows with some tiles of keys, times a factor, into p = exp(score - m);
-// m and the sums l of p. keys: those of each row; others have p = 0. All maxima come first, so that
-// no exp waits for one.
+// Turns the scores of some rows with some tiles, times a factor, into p = exp(score - m), and
+// computes m and the sum l of p. keys: those of each row; other keys get p = 0. The maxima of all
+// rows come first, so that no exp waits for one.
 template <class V>
 MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t rows, float *scores,
                           float *m, float *l) {
@@ -220,8 +228,8 @@ MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t 
   }
   const V every_factor = all<V>(factor);
   for (int64_t r = 0; r < rows; ++r, scores += score_stride) {
-    // Without a score above -infinity any finite number will do: exp gives 0 for the keys left out,
-    // and NaN for a NaN.
+    // If no score is above -infinity, any finite maximum will do: exp gives 0 for the keys that are
+    // left out, and NaN for a NaN.
     const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]);
     V partial_sums[vectors];
     MHA_EACH(i, vectors) partial_sums[i] = all<V>(0.0f);
@@ -237,9 +245,11 @@ MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t 
   }
 }
 
-// ---- Context: p, the exps of scores, times the values of a chunk
+// ---- Context
 
-// o[r] = p[r][j] * value j over `keys`.
+// o[r] = the sum of p[r][j] * value j over `keys`, all columns of the values. Values that follow
+// each other in memory without a gap are one call of the loop, which continues the sums of the call
+// before.
 MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range keys,
                                     const Loops &loops, const float *p, float *o,
                                     const PrefetchSource &ahead) {
@@ -254,7 +264,7 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
     end = min(values.run_end[key_tile], keys.end);
     const bool is_ahead = ahead.has(key_tile) && width >= columns;
     if (is_ahead) end = min(end, ahead.tiles->run_end[key_tile]);
-    // In a tile with more rows than there are, the last ones are nobody's.
+    // Rows past the last are computed and discarded.
     for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = p + r * score_stride + j;
     tile.columns[0] =
         static_cast<const char *>(values.at[key_tile]) + lane_of(j) * values.row_stride * element;
@@ -275,7 +285,7 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
   }
 }
 
-// The same for one row and some of its columns, with `count` keys alone.
+// The same for one row and some columns, with only those keys that a list names.
 template <class V, int columns, class Element>
 MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const int32_t *keys,
                                     int64_t count, const float *p, float *o) {
@@ -294,8 +304,8 @@ MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const
   MHA_EACH(i, vectors) store(o + first + i * static_cast<int>(V::size), sums[i]);
 }
 
-// Floats have columns enough at once for the additions to hide how long each takes. Other types do
-// without, for they would take long code.
+// The same for all columns. Floats take 64 columns at once, which hides how long an addition takes;
+// for other types that would be much code for a rare case.
 template <class V>
 MHA_NOINLINE void add_values_of_keys(const KeyTiles &values, int64_t width, const int32_t *keys,
                                      int64_t count, const float *p, float *o) {
@@ -312,7 +322,7 @@ MHA_NOINLINE void add_values_of_keys(const KeyTiles &values, int64_t width, cons
   });
 }
 
-// Whether one of the count numbers of o is NaN or infinite.
+// Whether one of `count` numbers of o is NaN or infinite: then 0 times it is not 0.
 template <class V>
 MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
   constexpr int64_t at_once = V::size;
@@ -328,7 +338,7 @@ MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
   return sum != 0.0f;  // NaN is not 0
 }
 
-// Values of int8 have their scales multiplied to p.
+// Multiplies p by the scales of values of int8, so that the loop can read their codes.
 template <class V>
 MHA_NOINLINE void scale_by_values(const KeyTiles &values, int64_t key_tile, int64_t end, float *p) {
   for (int64_t key = key_tile * key_block; key < end * key_block; key += V::size) {
@@ -343,7 +353,7 @@ struct TileRows {
   int64_t begin, count;
 };
 
-// Of the keys `needed` of a chunk, those that each row attends to.
+// Finds the keys of each row among those that are needed of a chunk.
 MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, Range needed,
                                const TileRows &rows, Attending *keys) {
   Row at = unit.row(rows.begin);
@@ -352,13 +362,13 @@ MHA_INLINE void find_attending(const Unit &unit, int64_t chunk_begin, Range need
     keys->of_row[r] = {min(needed.end, max(needed.begin, range.begin - chunk_begin)),
                        min(needed.end, max(needed.begin, range.end - chunk_begin))};
   }
-  // Later rows have later keys.
+  // Later rows never have earlier keys.
   const int64_t begin = keys->of_row[0].begin;
   keys->some = {begin, max(begin, keys->of_row[rows.count - 1].end)};
 }
 
-// Whether p of one of the keys, times the scale of its value, leaves open whether the key takes
-// part: 0, NaN or infinite.
+// Whether p of one of the keys is 0, NaN or infinite. Such a p does not tell whether the key takes
+// part in the row.
 MHA_NOINLINE inline bool has_unclear(Range keys, const float *p) {
   const auto is_unclear = [&](int64_t j) MHA_INLINED {
     return (bits_of(p[j]) & 0x7fffffffu) - 1u >= 0x7f7fffffu;
@@ -373,9 +383,10 @@ MHA_NOINLINE inline bool has_unclear(Range keys, const float *p) {
   return j < keys.end;
 }
 
-// Computes o over a chunk again, without the values of keys that take no part, for those rows of a
-// tile in which such a value may have left a NaN. A row whose sum l is NaN has NaN throughout o in
-// any case. p has replaced the scores, so they are computed again.
+// Computes o of a chunk again without the values of keys that take no part, for rows in which such
+// a value may have left a NaN: 0 times infinity is NaN, but a key that is masked must not count. p
+// has replaced the scores, which are therefore computed again. A row whose sum l is NaN is NaN
+// anyway.
 template <class V>
 MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const Attending &keys,
                                    const TileRows &rows, int64_t slot, float *scores) {
@@ -413,12 +424,13 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   }
 }
 
-// The states of the rows over each of `count` chunks, in slots from `slot` on. needed: keys of the
-// first chunk and those behind it.
+// Computes the states of some rows over each of `count` chunks, in slots from `slot` on. needed:
+// keys of the first chunk and of those after it.
 //
-// Each row is multiplied with the values of all keys that some row attends to. p is 0 where a key
-// takes no part in the row, which changes nothing but the sign of a zero, which the finished row
-// does not show, unless the value is not finite: then rows are computed once more.
+// Each row is multiplied by the values of all keys that any row of the tile attends to. For other
+// keys p is 0, which changes at most the sign of a zero in o, and the finished row does not show
+// it. Only a value that is not finite makes a difference; then leave_out_values computes the row
+// again.
 template <class V>
 MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t count, Range needed,
                               const TileRows &rows, int64_t slot,
@@ -430,8 +442,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   const auto scores_of = [&](int64_t c)
                              MHA_INLINED { return scores + c * rows.count * score_stride; };
 
-  // 1. Products. In a tile with more rows than there are, the last one stands in for those that are
-  //    missing.
+  // 1. Products. The last row stands in for rows that are missing.
   Attending keys[max_interleaved_chunks];
   KeyTileList list;
   for (int64_t c = 0; c < count; ++c) {
@@ -447,7 +458,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
                    unit.q(rows.begin), rows.count, rows.count == 1 && call.arrays.k.is_packed,
                    ahead_of_keys);
 
-  // 2. Scores, their maximum, and p = exp(score - maximum), whose sum is l.
+  // 2. and 3. Scores; then their maximum m, p = exp(score - m), and its sum l.
   for (int64_t c = 0; c < count; ++c) {
     const Range tiles = tiles_of(keys[c].some);
     float factor = 1.0f;
@@ -462,7 +473,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     }
   }
 
-  // 3. Context.
+  // 4. Context: o is the sum of p times the values.
   const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage,
                                            prefetches || count > 1 || chunks[0].values.are_rows);
   for (int64_t c = 0; c < count; ++c) {
@@ -471,8 +482,8 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
       ahead = {&chunks[c + 1].values, tiles_of(keys[c + 1].some), 0, tile_bytes_of(call.arrays.v)};
     float *const o = unit.o(slot + c, rows.begin);
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
-    // A value that is not finite shows in the first row, too: 0 times it is NaN. (Behind head_dim_v
-    // is what a cache held before.)
+    // A value that is not finite shows in the first row, too, since 0 times it is NaN. (Columns
+    // after head_dim_v may hold anything.)
     if (!has_other_than_finite<V>(o, call.request.head_dim_v)) continue;
     leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
   }

@@ -1,8 +1,13 @@
-// What happens to the scores of a row between the products and the softmax: which keys mask arrays
-// and position groups leave to it, and the options that change its scores beyond the scale, in the
-// order of CONTRACT.md, section 7: softcap, ALiBi, biases, masks.
+// What happens to the scores of a row between the products and the softmax, beyond the scale.
 //
-// Keys of a chunk count from its first one; the score of key j of the chunk is number j of the row.
+// Options change scores in the order of CONTRACT.md, section 7: softcap, ALiBi, relative bias,
+// bias, then groups and mask. bias_scores and mask_scores do that to one row. Before a chunk is
+// computed, keys_left finds the range of keys that masks and biases leave to any row of a tile, so
+// that chunks which are masked as a whole cost next to nothing.
+//
+// Keys of a chunk count from its first one; the score of key j is number j of the row. Arrays of
+// the caller's have a column for each key, but the keys of a cache may come before the first
+// column.
 #pragma once
 
 #include "elements.h"
@@ -13,21 +18,20 @@
 namespace mha {
 namespace {
 
-// ---- Arrays of the caller's, by column
+// ---- The caller's arrays
 
-// Of the keys of a chunk, those that have a column in mask, bias and groups.
+// Those keys of a chunk that have a column in mask, bias and groups.
 MHA_INLINE Range keys_with_column(const Unit &unit, int64_t chunk_begin, Range keys) {
   return {max(keys.begin, min(keys.end, unit.sequence.first_in_columns - chunk_begin)), keys.end};
 }
 
-// Number of the first element of an array for the row.
+// The number of the first element of an array for a row.
 MHA_INLINE int64_t row_of(const PairArray &array, const Unit &unit, const Row &row) {
   return unit.sequence_index * array.batch_stride + row.head * array.head_stride +
          unit.array_row(row) * array.row_stride;
 }
 
-// Number of the element of an array for the row and the first key of the chunk, which need not have
-// one.
+// The number of the element for a row and the first key of the chunk, which need not have a column.
 MHA_INLINE int64_t element_of(const PairArray &array, const Unit &unit, const Row &row,
                               int64_t chunk_begin) {
   return row_of(array, unit, row) + unit.sequence.option_column + chunk_begin;
@@ -38,6 +42,7 @@ MHA_INLINE const uint8_t *mask_of(const Unit &unit, const Row &row, int64_t chun
   return static_cast<const uint8_t *>(mask.base) + element_of(mask, unit, row, chunk_begin);
 }
 
+// The group of a row, and the groups of the keys of a chunk.
 MHA_INLINE int32_t group_of(const Unit &unit, const Row &row) {
   const PositionGroups &groups = unit.call.request.options.groups;
   return groups.of_rows[unit.sequence_index * groups.row_stride + unit.array_row(row)];
@@ -49,7 +54,7 @@ MHA_INLINE const int32_t *groups_of_keys(const Unit &unit, int64_t chunk_begin) 
          unit.sequence.option_column + chunk_begin;
 }
 
-// Of some keys of a chunk, those that the flags leave to the rows from `first` to `last`.
+// Those of some keys of a chunk that the flags leave to the rows from `first` to `last`.
 MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &last,
                                int64_t chunk_begin, Range keys) {
   const PositionGroups &groups = unit.call.request.options.groups;
@@ -60,9 +65,9 @@ MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &la
   return {min(keys.end, max(keys.begin, begin)), min(keys.end, max(keys.begin, end))};
 }
 
-// ---- Mask array and groups, key by key
+// ---- Masks, key by key
 
-// -infinity for the keys that have another number than `own`.
+// Sets the scores of keys that are in another group than `own` to -infinity.
 MHA_NOINLINE inline void leave_group(const int32_t *groups, int32_t own, Range keys, float *s) {
   int64_t j = keys.begin;
   for (; j + key_block <= keys.end; j += key_block) {
@@ -71,7 +76,7 @@ MHA_NOINLINE inline void leave_group(const int32_t *groups, int32_t own, Range k
   for (; j < keys.end; ++j) s[j] = groups[j] == own ? s[j] : -infinity;
 }
 
-// -infinity for those of the row's own keys that its group does not leave.
+// Sets the scores of those of the row's own keys that its group does not leave to -infinity.
 MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_t chunk_begin,
                                         Range keys, float *s) {
   const int32_t own = group_of(unit, row), *const groups = groups_of_keys(unit, chunk_begin);
@@ -86,6 +91,7 @@ MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_
   }
 }
 
+// Sets the scores of keys whose byte in the mask is 0 to -infinity.
 template <class V>
 MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
   int64_t j = keys.begin;
@@ -96,7 +102,7 @@ MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
   for (; j < keys.end; ++j) s[j] = mask[j] != 0 ? s[j] : -infinity;
 }
 
-// -infinity for those of the row's own keys that groups or the mask exclude.
+// Sets the scores of those of the row's own keys that groups or the mask exclude to -infinity.
 template <class V>
 inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                         float *s) {
@@ -105,7 +111,7 @@ inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, R
     mask_scores<V>(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
 }
 
-// ---- Ranges
+// ---- Which keys masks leave to a tile of rows
 
 // Whether 32 bytes are other than `excluded` throughout.
 MHA_INLINE bool has_other(const void *bytes, uint64_t excluded) {
@@ -115,8 +121,8 @@ MHA_INLINE bool has_other(const void *bytes, uint64_t excluded) {
           (eights[3] ^ excluded)) != 0;
 }
 
-// A row of the mask array or of biases, whose numbers have 1, 2 or 4 bytes, and the number that
-// excludes a key, side by side.
+// A row of the mask or of biases, whose elements have 1, 2 or 4 bytes, and the element that
+// excludes a key, repeated through 8 bytes.
 struct Exclusions {
   const char *row;
   int64_t bytes;
@@ -138,8 +144,8 @@ struct Exclusions {
   }  // of 32 bytes
 };
 
-// Makes `left` reach from the first to the last of the keys that a row leaves, as far as it does
-// not yet. keys: where to look.
+// Extends `left` to the first and the last key that a row leaves. keys: where to look. It looks
+// from both ends inwards, 32 bytes at a time, and no further than to keys that `left` has already.
 MHA_NOINLINE inline void extend_to_left(const Exclusions &excluded, Range keys, Range *left) {
   const int64_t at_once = excluded.bytes == 1 ? 32 : excluded.bytes == 2 ? 16 : 8;
   int64_t begin = keys.begin, end = keys.end;
@@ -156,7 +162,7 @@ MHA_NOINLINE inline void extend_to_left(const Exclusions &excluded, Range keys, 
   *left = {min(begin, left->begin), max(end, left->end)};
 }
 
-// Group numbers from one to another.
+// The groups from one number to another.
 struct Numbers {
   int32_t least, greatest;
   MHA_INLINE bool have(int32_t number) const {
@@ -171,9 +177,9 @@ struct Numbers {
   }
 };
 
-// The keys from the first to the last that groups and flags leave to some of the rows [begin, end),
-// or a few more, where groups between the least and the greatest number of the rows lie around
-// them. keys: where to look.
+// The keys from the first to the last that groups and flags leave to some of the rows [begin, end).
+// keys: where to look. The result may have a few more keys at its ends, of groups between the least
+// and the greatest of the rows.
 MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_t end,
                                          int64_t chunk_begin, Range keys) {
   const bool add_keys = unit.call.request.options.groups.add_keys;
@@ -194,15 +200,15 @@ MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_
   while (left.begin + key_block <= left.end && !own.have_some(groups + left.end - key_block))
     left.end -= key_block;
   while (left.begin < left.end && !own.have(groups[left.end - 1])) --left.end;
-  // Left whatever the number is:
+  // The keys that are left whatever their group is.
   const Range always = {of_flags.begin, add_keys ? of_flags.end : with_column.begin};
   if (always.begin >= always.end) return left;
   return left.begin >= left.end ? always
                                 : Range{min(left.begin, always.begin), max(left.end, always.end)};
 }
 
-// The keys from the first to the last that the mask array, or biases that are not -infinity, leave
-// to some of the rows [begin, end). keys: those that are left to them otherwise.
+// The keys from the first to the last that the mask, or biases other than -infinity, leave to some
+// of the rows [begin, end). keys: those that are left to them otherwise.
 MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array, int64_t begin,
                                         int64_t end, int64_t chunk_begin, Range keys) {
   const bool is_mask = array.storage == Storage::int8, is_f16 = array.storage == Storage::f16;
@@ -217,7 +223,7 @@ MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array
     const char *const numbers = static_cast<const char *>(array.base) +
                                 element_of(array, unit, row, chunk_begin) * excluded.bytes;
     const Range own = unit.keys_of(row);
-    // The same for all heads.
+    // Heads that share a row of the array give the same keys.
     if (numbers == excluded.row && own.begin == last_own.begin && own.end == last_own.end) continue;
     excluded.row = numbers;
     last_own = own;
@@ -230,7 +236,8 @@ MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array
   return {left.begin, max(left.begin, left.end)};
 }
 
-// All of them.
+// The keys from the first to the last that groups, mask and bias together leave to some of the
+// rows.
 MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end,
                                     int64_t chunk_begin, Range keys) {
   const ScoreOptions &options = unit.call.request.options;
@@ -242,8 +249,8 @@ MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end
 
 // ---- Softcap, ALiBi and biases
 
-// softcap * tanh(s / softcap), s times `scale` before. Two vectors side by side, since each is a
-// long chain of operations.
+// softcap * tanh(s / softcap), where s is the product times `scale`. Two vectors run side by side,
+// since each is a long chain of operations.
 template <class V>
 MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range tiles, float scale, float *s) {
   constexpr int lanes = V::size, at_once = static_cast<int>(min(key_block / lanes, 2));
@@ -257,8 +264,8 @@ MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range tiles, float sca
   }
 }
 
-// s - slope * distance. The distance of the keys of a block is computed from that of its first one,
-// so that no lane can round differently.
+// s - slope * distance. The distance of a key is computed from that of the first key of its tile, so
+// that no lane can round differently.
 template <class V>
 MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                             float *s) {
@@ -284,12 +291,13 @@ MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begi
   }
 }
 
-// s + bias. A bias of -infinity gives -infinity whatever s is, even NaN, as if s were 0.
+// s + bias. A bias of -infinity gives -infinity whatever s is, even for NaN.
 template <class V>
 MHA_INLINE V with_bias(V s, V bias) {
   return canonical_nan(zero_if_equal(bias, all<V>(-infinity), s) + bias);
 }
 
+// Adds a bias to each score.
 template <class V, class Element>
 MHA_NOINLINE void add_bias(const Element *bias, Range keys, float *s) {
   int64_t j = keys.begin;
@@ -298,7 +306,7 @@ MHA_NOINLINE void add_bias(const Element *bias, Range keys, float *s) {
   for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, load<Scalar>(bias + j)).x;
 }
 
-// s + number, for keys that all have the same bias.
+// Adds the same bias to each score.
 template <class V>
 MHA_NOINLINE void add_number(float number, Range keys, float *s) {
   int64_t j = keys.begin;
@@ -307,8 +315,8 @@ MHA_NOINLINE void add_number(float number, Range keys, float *s) {
   for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, Scalar{number}).x;
 }
 
-// The keys from `first` to `last` have a number of their own; those before have the first one,
-// those behind the last one.
+// Adds the bias of each distance. Distances from -left to right have numbers of their own; keys
+// before have the first one, and keys after the last one.
 template <class V>
 MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t chunk_begin,
                                     Range keys, float *s) {
@@ -331,7 +339,7 @@ MHA_NOINLINE void add_relative_bias(const Unit &unit, const Row &row, int64_t ch
   if (own_end < end) add_number<V>(numbers[left + right], {own_end - chunk_begin, keys.end}, s);
 }
 
-// ALiBi, relative bias and bias of the row's own keys.
+// Adds ALiBi, relative bias and bias to the scores of the row's own keys.
 template <class V>
 inline void bias_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                         float *s) {
