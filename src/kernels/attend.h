@@ -34,8 +34,7 @@ MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
-  const int64_t head_dim = call.request.head_dim,
-                whole = head_dim - head_dim % static_cast<int64_t>(V::size);
+  const int64_t head_dim = call.request.head_dim, whole = head_dim - head_dim % V::size;
   const bool needs_preparation =
       call.request.prepare_q.is_any || call.arrays.q.storage != Storage::f32;
   const float *const scales = call.request.options.q_scales;

@@ -192,11 +192,10 @@ MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
   static_assert(count % at_once == 0, "no vector is left over");
   MHA_UNROLL for (int first = 0; first < count; first += at_once) {
     V p[at_once];
-    MHA_EACH(i, at_once)
-      p[i] = load<V>(s + (first + i) * static_cast<int>(V::size)) * factor - maximum;
+    MHA_EACH(i, at_once) p[i] = load<V>(s + (first + i) * V::size) * factor - maximum;
     exp_of(p);
     MHA_EACH(i, at_once) {
-      store(s + (first + i) * static_cast<int>(V::size), p[i]);
+      store(s + (first + i) * V::size, p[i]);
       partial_sums[(first + i) % vectors] = partial_sums[(first + i) % vectors] + p[i];
     }
   }
@@ -289,7 +288,7 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
 template <class V, int columns, class Element>
 MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const int32_t *keys,
                                     int64_t count, const float *p, float *o) {
-  constexpr int vectors = columns / static_cast<int>(V::size);
+  constexpr int vectors = columns / V::size;
   V sums[vectors];
   MHA_EACH(i, vectors) sums[i] = all<V>(0.0f);
   for (int64_t n = 0; n < count; ++n) {
@@ -298,10 +297,10 @@ MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const
                                  lane_of(j) * values.row_stride + first;
     const V multiplier = all<V>(p[j]);
     MHA_EACH(i, vectors) {
-      sums[i] = mul_add(multiplier, load<V>(value + i * static_cast<int>(V::size)), sums[i]);
+      sums[i] = mul_add(multiplier, load<V>(value + i * V::size), sums[i]);
     }
   }
-  MHA_EACH(i, vectors) store(o + first + i * static_cast<int>(V::size), sums[i]);
+  MHA_EACH(i, vectors) store(o + first + i * V::size, sums[i]);
 }
 
 // The same for all columns. Floats take 64 columns at once, which hides how long an addition takes;

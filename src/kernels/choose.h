@@ -1,5 +1,9 @@
-// Choosing keys (CONTRACT.md, section 17): index scores of the queries of a unit, chunk of keys by
-// chunk of keys, and then, for each query, the greatest of them.
+// Choosing keys (CONTRACT.md, section 17), in two passes: score_keys computes index scores for the
+// queries of a unit, chunk of keys by chunk of keys, and choose_greatest then finds the greatest
+// scores of one query.
+//
+// Index heads share one key head, so that a unit is one of the attention: products come from
+// multiply_keys, and add_heads adds up those of all heads of a query.
 #pragma once
 
 #include "inspect.h"
@@ -9,13 +13,14 @@ namespace {
 
 // ---- Index scores
 
+// The memory for the scores of a query.
 MHA_INLINE float *scores_of(const KeyChoice &choice, const Unit &unit, const Row &row) {
   const int64_t number = (&unit.sequence - unit.call.run.sequences) * choice.longest_q + row.query;
   return choice.scores + (number - choice.first_query) * choice.score_stride;
 }
 
-// From products of some rows with some tiles of keys of a chunk to w * relu(score), added to the
-// scores of the rows' queries.
+// Adds w * relu(score) to the scores of the queries, for products of some rows with some tiles of
+// keys. Head 0 of a query comes first and starts the sum.
 template <class V>
 MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chunk &chunk,
                             Range tiles, const TileRows &rows, const float *products) {
@@ -37,6 +42,7 @@ MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chu
   }
 }
 
+// The kernels' `score_keys`.
 template <class V>
 void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, int64_t part,
                 float *scratch) {
@@ -93,8 +99,7 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
     MHA_EACH(i, vectors) counts[i] = zero;
     for (int64_t j = first; j < min(end, first + at_once); j += key_block) {
       MHA_EACH(i, vectors) {
-        counts[i] = counts[i] + value_if_less(load<V>(scores + j + i * static_cast<int>(V::size)),
-                                              limit, zero, one);
+        counts[i] = counts[i] + value_if_less(load<V>(scores + j + i * V::size), limit, zero, one);
       }
     }
     count += static_cast<int64_t>(sum16(counts));
@@ -102,7 +107,9 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
   return count;
 }
 
-// By halving the numbers between which the least chosen score lies, in at most 32 steps.
+// The kernels' `choose_greatest`. It finds the least score that is chosen by halving the range of
+// floats that it can be in, in at most 32 steps, each of which counts the scores from the middle
+// on. Floats are compared as integers that have the same order.
 template <class V>
 void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t query) {
   const Attention &call = *choice.attention;
@@ -116,15 +123,15 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
   write_pairs(choice.index_scores, at * call.run.pair_columns + unit.sequence.column + keys.begin,
               scores + keys.begin, keys.end - keys.begin);
 
-  // What is no number, and what lies beside the keys, is as -infinity.
+  // NaN and what lies before or after the keys count as -infinity.
   const Range tiles = tiles_of(keys);
   const V none = all<V>(-infinity);
   for (int64_t j = tiles.begin * key_block; j < tiles.end * key_block; j += V::size) {
     const V x = first_lanes(value_if_nan(load<V>(scores + j), none), keys.end - j, none);
     store(scores + j, first_lanes(none, keys.begin - j, x));
   }
-  // As many scores as are wanted, or more, are `low` at least, and `above`, which are fewer, `high`
-  // at least.
+  // At least as many scores as are wanted are not less than `low`; fewer, `above`, are not less
+  // than `high`.
   uint32_t low = order_of(-infinity), high = order_of(infinity) + 1;
   int64_t above = 0;
   while (choice.num_chosen < keys.end - keys.begin && high - low > 1) {
@@ -140,7 +147,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
     if (count == choice.num_chosen) break;  // also all that are equal to the least
   }
   const float least = number_of(low);
-  int64_t ties = choice.num_chosen - above;  // so many of the least score
+  int64_t ties = choice.num_chosen - above;  // how many of the least score are chosen
   int32_t *to = choice.chosen + at * choice.num_chosen;
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     if (scores[j] > least || (scores[j] == least && ties-- > 0)) *to++ = static_cast<int32_t>(j);

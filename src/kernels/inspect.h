@@ -1,8 +1,8 @@
-// Looking inside: a second pass over the keys for those who asked for outputs per pair, when m and
-// l of all rows are known.
+// Outputs with a number for each pair of query and key: a second pass over the keys for callers
+// that ask for scores or weights, when m and l of all rows are known.
 //
-// A unit is the attention's. Its scores are computed once more, chunk by chunk and row by row, and
-// go through the steps of section 7 of CONTRACT.md with an output behind each.
+// A unit is the same as that of `attend`. Its scores are computed once more, chunk by chunk and row
+// by row, and pass through the steps of CONTRACT.md, section 7, with an output after each step.
 #pragma once
 
 #include "attend.h"
@@ -10,11 +10,12 @@
 namespace mha {
 namespace {
 
-// s as an output, if it is asked for, from number `at` on.
+// Writes s to an output from number `at` on, if the output is asked for.
 MHA_NOINLINE inline void write_pairs(float *output, int64_t at, const float *s, int64_t count) {
   for (int64_t j = 0; output && j < count; ++j) output[at + j] = canonical(s[j]);
 }
 
+// Takes the products of one row with `count` keys from `begin` on through all steps.
 template <class V>
 inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t count, float *s) {
   const Attention &call = unit.call;
@@ -46,7 +47,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   write_pairs(pairs.weights, at, s, count);
 }
 
-// The columns [begin, end), which are no keys of the sequence. Other outputs are 0 from the start.
+// Clears the columns [begin, end), which are no keys of the sequence.
 MHA_NOINLINE inline void clear_inspected(const Unit &unit, const Row &row, int64_t begin,
                                          int64_t end) {
   const PairOutputs &pairs = unit.call.request.pairs;
@@ -60,6 +61,7 @@ MHA_NOINLINE inline void clear_inspected(const Unit &unit, const Row &row, int64
   }
 }
 
+// The kernels' `inspect`.
 template <class V>
 void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block,
              float *scratch) {

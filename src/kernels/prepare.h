@@ -1,5 +1,9 @@
-// What is done to rows of queries, keys and values on their way: norms and rotation. CONTRACT.md,
-// section 5.
+// Norms and rotation: what is done to rows of queries, keys and values before they are used or
+// stored. CONTRACT.md, section 5.
+//
+// prepared_row is what other files call. A row that needs nothing is used where it lies; any other
+// is copied, as floats, and changed in place. `measure` computes norms over all heads of a row
+// before, in a pass of its own, since a unit sees the heads of one kv head only.
 #pragma once
 
 #include "elements.h"
@@ -8,7 +12,7 @@
 namespace mha {
 namespace {
 
-// A head's row that is prepared.
+// Which row is prepared.
 struct RowPlace {
   int64_t sequence;
   int64_t array_row;  // of the sequence in the caller's array
@@ -19,8 +23,8 @@ struct RowPlace {
 
 // ---- Rotation
 
-// Rotates the 2 * pairs elements of x from offset on. A position before the first key has no line
-// in the tables: the row attends to nothing.
+// Rotates 2 * pairs elements of x from the offset on, by the line of the tables for the position of
+// the row. A position before the first key has no line: such a row attends to nothing.
 template <class V>
 MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float *x) {
   const int64_t position =
@@ -36,7 +40,7 @@ MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float 
   const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1,
                 second = rotation.is_interleaved ? 1 : pairs;
   int64_t i = 0;
-  for (; !rotation.is_interleaved && i + static_cast<int64_t>(V::size) <= pairs; i += V::size) {
+  for (; !rotation.is_interleaved && i + V::size <= pairs; i += V::size) {
     const V a = load<V>(x + i), b = load<V>(x + pairs + i), c = load<V>(cos + i),
             s = load<V>(sin + i);
     store(x + i, mul_add(a, c, all<V>(-0.0f) - b * s));
@@ -51,13 +55,13 @@ MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float 
 
 // ---- Norm
 
-// The mean that is subtracted, and what is multiplied by.
+// The mean to subtract, and the factor r to multiply by after that.
 struct Statistics {
   float mean, r;
 };
 
-// The sum of a head's numbers, or of the squares of their distances from `mean`. (A number times 1
-// is added as if it were alone.)
+// The sum of a head's numbers, or of the squares of their distances from `mean`. One fused
+// multiply-add serves both, since a number times 1 is added as if it were alone.
 template <class V>
 MHA_NOINLINE float sum_of_head(const float *x, int64_t width, float mean, bool of_squares) {
   constexpr int lanes = V::size, vectors = 16 / lanes;
@@ -79,7 +83,7 @@ MHA_NOINLINE float sum_of_head(const float *x, int64_t width, float mean, bool o
   return sum16(sums);
 }
 
-// row_of(head): a row of floats.
+// The statistics of the heads of one row together. row_of(head) returns a row of floats.
 template <class V, class RowOf>
 MHA_INLINE Statistics statistics_of(const Norm &norm, int64_t num_heads, int64_t width,
                                     const RowOf &row_of) {
@@ -99,25 +103,23 @@ alignas(64) constexpr float minus_zeros[16] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f
                                                -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
                                                -0.0f, -0.0f, -0.0f, -0.0f};
 
-// A head's row, whose statistics, or those of all heads, are known.
+// Normalises a head's row by statistics that are known, which may be those of all heads.
 template <class V>
 MHA_NOINLINE void scale_normal(const Norm &norm, const Statistics &found, int64_t head,
                                int64_t width, float *x) {
-  // Where there are none, the same numbers again and again.
+  // Without weight or bias, the loop reads the same numbers again and again.
   const float *const weight = norm.weight ? norm.weight + head * norm.head_stride : ones;
   const float *const bias = norm.bias ? norm.bias + head * norm.head_stride : minus_zeros;
   const int64_t weight_step = norm.weight ? 1 : 0, bias_step = norm.bias ? 1 : 0;
-  const auto put = [&](auto vector, int64_t d) MHA_INLINED {
+  in_vectors<V>(width, [&](auto vector, int64_t d) MHA_INLINED {
     using T = decltype(vector);
     const T centred = (load<T>(x + d) - all<T>(found.mean)) * all<T>(found.r);
     store(x + d,
           mul_add(centred, load<T>(weight + d * weight_step), load<T>(bias + d * bias_step)));
-  };
-  int64_t d = 0;
-  for (; d + static_cast<int64_t>(V::size) <= width; d += V::size) put(V{}, d);
-  for (; d < width; ++d) put(Scalar{}, d);
+  });
 }
 
+// Normalises a head's row by its own statistics, or by those that `measure` has computed.
 template <class V>
 MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t width, float *x) {
   Statistics found;
@@ -133,6 +135,7 @@ MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t wid
 
 // ---- Both
 
+// Applies norm and rotation in the order that the layer asks for.
 template <class V>
 MHA_NOINLINE void prepare(const Preparation &how, const RowPlace &place, int64_t width, float *x) {
   if (how.norm.is_given && !how.norm.is_after_rotation) normalize<V>(how.norm, place, width, x);
@@ -140,7 +143,7 @@ MHA_NOINLINE void prepare(const Preparation &how, const RowPlace &place, int64_t
   if (how.norm.is_given && how.norm.is_after_rotation) normalize<V>(how.norm, place, width, x);
 }
 
-// A row as floats, prepared: where it lies, if it is used as it is, otherwise at `copy`.
+// Returns a row as prepared floats: where it lies if it is used as it is, otherwise in `copy`.
 template <class V>
 MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, const void *row,
                                      const RowPlace &place, int64_t width, float *copy) {
@@ -150,7 +153,7 @@ MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, co
   return copy;
 }
 
-// The statistics of rows of one sequence whose heads are normalised together.
+// The kernels' `measure`: statistics of rows of one sequence whose heads are normalised together.
 template <class V>
 void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_begin,
              int64_t row_end, float *scratch) {
@@ -160,7 +163,7 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
   const int64_t first = measuring.are_keys ? sequence.kv_first : sequence.q_first;
   const int64_t start = measuring.are_keys ? sequence.past : sequence.q_start;
   for (int64_t row = row_begin; row < row_end; ++row) {
-    // A start that is too large to be added to is not looked at.
+    // This wraps around only if the start is too large to matter.
     const int64_t position =
         static_cast<int64_t>(static_cast<uint64_t>(start) + static_cast<uint64_t>(row));
     const auto row_of = [&](int64_t head) {

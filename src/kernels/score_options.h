@@ -95,7 +95,7 @@ MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_
 template <class V>
 MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
   int64_t j = keys.begin;
-  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) {
+  for (; j + V::size <= keys.end; j += V::size) {
     const V attends = load<V>(reinterpret_cast<const int8_t *>(mask + j));  // of any sign
     store(s + j, value_if_less(all<V>(0.0f), attends * attends, load<V>(s + j), all<V>(-infinity)));
   }
@@ -264,8 +264,8 @@ MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range tiles, float sca
   }
 }
 
-// s - slope * distance. The distance of a key is computed from that of the first key of its tile, so
-// that no lane can round differently.
+// s - slope * distance. The distance of a key is computed from that of the first key of its tile,
+// so that no lane can round differently.
 template <class V>
 MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                             float *s) {
@@ -300,19 +300,21 @@ MHA_INLINE V with_bias(V s, V bias) {
 // Adds a bias to each score.
 template <class V, class Element>
 MHA_NOINLINE void add_bias(const Element *bias, Range keys, float *s) {
-  int64_t j = keys.begin;
-  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size)
-    store(s + j, with_bias(load<V>(s + j), load<V>(bias + j)));
-  for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, load<Scalar>(bias + j)).x;
+  in_vectors<V>(keys.end - keys.begin, [&](auto vector, int64_t i) MHA_INLINED {
+    using T = decltype(vector);
+    const int64_t j = keys.begin + i;
+    store(s + j, with_bias(load<T>(s + j), load<T>(bias + j)));
+  });
 }
 
 // Adds the same bias to each score.
 template <class V>
 MHA_NOINLINE void add_number(float number, Range keys, float *s) {
-  int64_t j = keys.begin;
-  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size)
-    store(s + j, with_bias(load<V>(s + j), all<V>(number)));
-  for (; j < keys.end; ++j) s[j] = with_bias(Scalar{s[j]}, Scalar{number}).x;
+  in_vectors<V>(keys.end - keys.begin, [&](auto vector, int64_t i) MHA_INLINED {
+    using T = decltype(vector);
+    const int64_t j = keys.begin + i;
+    store(s + j, with_bias(load<T>(s + j), all<T>(number)));
+  });
 }
 
 // Adds the bias of each distance. Distances from -left to right have numbers of their own; keys

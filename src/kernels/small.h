@@ -1,5 +1,11 @@
 // A whole layer at once, for calls so small that a plan of stages and units would take longer than
 // their arithmetic.
+//
+// run_small computes one sequence after the other, two rows at a time: their q, k and v by one pass
+// over the weights, then for each head scores, softmax and context, and then the output. A sequence
+// has at most 16 keys, which are one tile, and no sum has more than 256 terms. So no state is
+// merged, and each step is add_term of tile.h on a few registers. Results have the bits of the
+// other path.
 #pragma once
 
 #include "functions.h"
@@ -8,12 +14,12 @@
 namespace mha {
 namespace {
 
-// 16 columns are so many vectors.
+// The vectors of 16 columns.
 template <class V>
 constexpr int small_vectors = key_block / V::size;
 
-// What lies where in the scratch memory. Vectors are read and written beyond the end of a head,
-// into the next row or what lies behind.
+// The parts of the scratch memory. Vectors are read and written beyond the end of a head, into the
+// next row or the next part.
 struct SmallMemory {
   int64_t stride, context_stride;
   float *q, *v;    // [n][stride]
@@ -29,8 +35,8 @@ struct SmallMemory {
   }
 };
 
-// The same 16 columns of some matrices, from the first ones on. Where a matrix has no such panel,
-// its last one stands in.
+// The same 16 columns of some matrices, from the first ones on. A matrix with fewer panels than the
+// others repeats its last panel.
 template <int M>
 struct SmallColumns {
   const SmallMatrix *matrices;
@@ -60,7 +66,7 @@ struct SmallColumns {
   }
 };
 
-// y[r] = these columns for R rows: dot(rows[r], columns) + bias.
+// y[r] = dot(rows[r], these columns) + bias, for R rows.
 template <class V, int R, int M>
 MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth,
                               const SmallColumns<M> &columns, V (&y)[R][M * small_vectors<V>]) {
@@ -73,8 +79,8 @@ MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth,
   }
 }
 
-// R rows of q, k and v, from `row` on. Where there are fewer, the last one is computed twice, as
-// below.
+// Projects R rows from `row` on to q, k and v. A last row without a partner is computed twice, here
+// and below. Keys go from the context's memory to lanes of their tile.
 template <class V, int R>
 MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &memory,
                                    const SmallCall &call, const float *x, int64_t row) {
@@ -100,15 +106,15 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   }
   for (int64_t column = 0; column < layer.k_columns; ++column) {
     float *const keys = memory.k + column * key_block;
-    // The first key fills all lanes: those without a key are computed with too, which takes long if
-    // they happen to be subnormal.
+    // The first key fills all lanes. Lanes without a key take part in the arithmetic, which is slow
+    // if they happen to be subnormal.
     for (int i = 0; row == 0 && i < C; ++i)
       store(keys + i * V::size, all<V>(memory.context[column]));
     MHA_EACH(r, R) keys[number[r]] = memory.context[r * memory.context_stride + column];
   }
 }
 
-// The products of terms [begin, end) of R query rows with a block of keys, which are one chain.
+// The products of terms [begin, end) of R queries with a tile of keys, which are one chain.
 template <class V, int R>
 MHA_INLINE void multiply_small_keys(const float *const (&q)[R], int64_t begin, int64_t end,
                                     const float *k, V (&s)[R][small_vectors<V>]) {
@@ -118,9 +124,10 @@ MHA_INLINE void multiply_small_keys(const float *const (&q)[R], int64_t begin, i
     add_term<small_vectors<V>>(q, d, keys_of_head, d * key_block, s);
 }
 
-// Adds those of all chains but the first, which few heads have.
+// Adds the products of all chains but the first. Few heads are so wide that they have more than
+// one.
 template <class V, int R>
-MHA_NOINLINE void add_small_blocks(const SmallLayer &layer, const float *const (&q)[R],
+MHA_NOINLINE void add_small_chains(const SmallLayer &layer, const float *const (&q)[R],
                                    const float *k, float (&scores)[R][key_block]) {
   constexpr int C = small_vectors<V>, lanes = V::size;
   for (int64_t d = score_block; d < layer.head_dim; d += score_block) {
@@ -132,8 +139,7 @@ MHA_NOINLINE void add_small_blocks(const SmallLayer &layer, const float *const (
   }
 }
 
-// One head of R query rows: scores, softmax and context over the first keys[r] keys, which are one
-// block.
+// Computes one head of R rows: scores, softmax and context over the first keys[r] keys.
 template <class V, int R>
 MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
                              const float *const (&q)[R], const float *k, const float *v,
@@ -149,7 +155,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
     }
     const float *rows[R];
     MHA_EACH(r, R) rows[r] = q[r];
-    add_small_blocks<V, R>(layer, rows, k, scores);
+    add_small_chains<V, R>(layer, rows, k, scores);
     MHA_EACH(r, R) {
       MHA_EACH(i, C) s[r][i] = load<V>(scores[r] + i * lanes);
     }
@@ -161,7 +167,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
       most = max_of(s[r][i], most);
       store(scores[r] + i * lanes, s[r][i]);
     }
-    // Without a score above -infinity any finite number will do.
+    // If no score is above -infinity, any finite maximum will do.
     const float m = greatest(most);
     MHA_EACH(i, C) p[r * C + i] = s[r][i] - all<V>(m == -infinity ? 0.0f : m);
   }
@@ -190,7 +196,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   }
 }
 
-// The output of R rows.
+// Multiplies R rows of the context by W_O.
 template <class V, int R>
 MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory &memory,
                                      float *const (&to)[R]) {
@@ -210,8 +216,8 @@ MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory 
   }
 }
 
-// R rows of the context and the output. What a vector has beyond the end of a head is overwritten
-// by the next one.
+// Computes R rows of the context and of the output. What a vector writes beyond the end of a head,
+// the next head overwrites.
 template <class V, int R>
 MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &memory,
                                   const SmallCall &call, float *output, int64_t row) {
@@ -241,6 +247,7 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
   }
 }
 
+// The kernels' `run_small`.
 template <class V>
 void run_small(const SmallLayer &layer, const SmallCall &call, float *scratch) {
   const SmallMemory memory(layer, call.n, scratch);

@@ -1,5 +1,10 @@
-// The states (m, l, o) of chunks: merged as CONTRACT.md section 9 says, and finished rows made of
-// them.
+// The states (m, l, o) of rows: m is the greatest score, l the sum of exp(score - m), and o the sum
+// of exp(score - m) * value.
+//
+// In this order: merging states of chunks by the tree that CONTRACT.md, section 9, fixes; finishing
+// rows, o / l with sinks, head scales and gates (section 10); states that are handed out to the
+// caller, merged and finished by calls of their own; and the norm of the context before W_O. The
+// tree makes results independent of how chunks are shared out between threads.
 #pragma once
 
 #include "functions.h"
@@ -9,8 +14,8 @@
 namespace mha {
 namespace {
 
-// Slot `left` becomes merge(left, right), for rows [begin, end). The factors of 16 rows are
-// computed side by side.
+// Merges slot `right` into slot `left`, for rows [begin, end). A state without a key that takes
+// part (l is 0) leaves the other one as it is. The factors of 16 rows are computed side by side.
 template <class V>
 MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
   constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
@@ -46,18 +51,18 @@ MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t b
   }
 }
 
-// The states before chunk c, when chunk `first` was the first, as a binary counter: those subtrees
-// that hold a chunk, one for each 1 among the digits of c but for the leading ones that c has in
-// common with `first`.
+// How many slots are in use before chunk c, if `first` was the first chunk. The slots count chunks
+// in binary: each holds a subtree of 1, 2, 4, ... chunks, one for each digit 1 of c, without the
+// leading digits that c has in common with `first`.
 MHA_INLINE int64_t slots_before(int64_t c, int64_t first) {
   if (c == first) return 0;
   const int digit = highest_bit(static_cast<uint64_t>(c ^ first));
   return count_bits(static_cast<uint64_t>(c) & ((uint64_t{2} << digit) - 1));
 }
 
-// After chunks [c, c + count), which are a subtree of one, two or four, each in a slot of its own
-// from slots_before(c, first) on: merges them, and the subtree with the one before it as long as
-// both are halves of a larger one. For the rows from first_row on.
+// Merges after chunks [c, c + count), which are one, two or four in slots of their own. First these
+// become one subtree, and then two subtrees become one as long as they are the halves of a larger
+// one, like the carry when a binary counter counts on. Rows before first_row are done.
 template <class V>
 MHA_NOINLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64_t first,
                                int64_t first_row) {
@@ -71,7 +76,7 @@ MHA_NOINLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64
     merge<V>(unit, slot - 1, slot, first_row, unit.num_rows);
 }
 
-// After the last chunk, c: what is left, starting at the right.
+// Merges the subtrees that are left after the last chunk, c, from the right to the left.
 template <class V>
 MHA_NOINLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin,
                              int64_t end) {
@@ -79,6 +84,7 @@ MHA_NOINLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t
     merge<V>(unit, left, left + 1, begin, end);
 }
 
+// The states of rows without a key.
 inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     *unit.m(slot, row) = -infinity;
@@ -86,8 +92,8 @@ inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t 
   }
 }
 
-// A sink, a score without a value, joins m and l of a state that is not empty. What o is to be
-// multiplied by.
+// Adds a sink, which is a score without a value, to m and l of a state that is not empty. Returns
+// the factor for o.
 MHA_INLINE float join_sink(float sink, float *m, float *l) {
   const float most = sink > *m ? sink : *m, a = exp_of(*m - most);
   *l = mul_add(*l, a, exp_of(sink - most));
@@ -95,7 +101,7 @@ MHA_INLINE float join_sink(float sink, float *m, float *l) {
   return a;
 }
 
-// The sink of a row's head joins the finished state of the row, unless that is empty.
+// Adds the sink of a row's head to the merged state of the row, unless that is empty.
 template <class V>
 inline void add_sink(const Unit &unit, const Row &row) {
   float *const m = unit.m(0, row.index), *const l = unit.l(0, row.index),
@@ -109,19 +115,20 @@ inline void add_sink(const Unit &unit, const Row &row) {
 // x = canon(x * factor)
 template <class V>
 MHA_NOINLINE void scale_context(float factor, int64_t count, float *x) {
-  int64_t c = 0;
-  for (; c + static_cast<int64_t>(V::size) <= count; c += V::size)
-    store(x + c, canonical(load<V>(x + c) * all<V>(factor)));
-  for (; c < count; ++c) x[c] = canonical(x[c] * factor);
+  in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {
+    using T = decltype(vector);
+    store(x + c, canonical(load<T>(x + c) * all<T>(factor)));
+  });
 }
 
+// The function of a gate: what its numbers multiply the context by.
 template <class V>
 MHA_NOINLINE V factor_of(const Gate &gate, V g) {
   g = canonical_nan(g);
   return gate.is_sigmoid ? sigmoid_of(g) : softplus_of(g);
 }
 
-// A head's row of the context times the function of its gate.
+// Multiplies a head's row of the context by its gate.
 template <class V>
 MHA_NOINLINE void apply_gate(const Gate &gate, int64_t sequence, int64_t array_row, int64_t head,
                              int64_t width, float *x) {
@@ -129,15 +136,14 @@ MHA_NOINLINE void apply_gate(const Gate &gate, int64_t sequence, int64_t array_r
                          sequence * gate.values.batch_stride + array_row * gate.values.row_stride +
                          head * gate.values.head_stride;
   if (gate.is_single) return scale_context<V>(factor_of(gate, Scalar{g[0]}).x, width, x);
-  int64_t c = 0;
-  for (; c + static_cast<int64_t>(V::size) <= width; c += V::size) {
-    store(x + c, canonical(load<V>(x + c) * factor_of(gate, load<V>(g + c))));
-  }
-  for (; c < width; ++c) x[c] = canonical(x[c] * factor_of(gate, Scalar{g[c]}).x);
+  in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
+    using T = decltype(vector);
+    store(x + c, canonical(load<T>(x + c) * factor_of(gate, load<T>(g + c))));
+  });
 }
 
-// What becomes of a row of the context in options that most calls do without. x: the output, unless
-// that is to be narrowed.
+// Applies the options to a finished row that most calls do without: head scale, the output
+// `context`, gate, and 16 bits. x is the output, or scratch memory if the output has 16 bits.
 template <class V>
 MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty, float *x) {
   const Attention &call = unit.call;
@@ -153,13 +159,14 @@ MHA_NOINLINE void rework_context(const Unit &unit, const Row &row, bool is_empty
     narrow(call.arrays.output.storage, x, call.request.head_dim_v, unit.output(row));
 }
 
-// The finished rows of the unit. (Addresses are kept beside the row: a vector that is stored may be
-// anything's, so that they would be made anew for each row.)
+// Finishes the rows of a unit: o / l, or 0 without a key, to the output, and lse and other sums
+// where they are asked for. Addresses are stepped from row to row beside the row: a vector that is
+// stored might change anything, so that they would be computed anew for each row.
 template <class V>
 inline void finish(const Unit &unit) {
   const Attention &call = unit.call;
   const int64_t width = call.request.head_dim_v, padded = call.plan.head_dim_v_padded,
-                whole = width - width % static_cast<int64_t>(V::size);
+                whole = width - width % V::size;
   const bool is_narrowed = call.arrays.output.storage != Storage::f32,
              has_sinks = call.request.options.sinks, reworks = call.run.reworks_context;
   const bool keeps_states = call.run.row_maxima || call.request.lse;
@@ -193,7 +200,7 @@ inline void finish(const Unit &unit) {
 
 // ---- States that are handed out
 
-// A state, canonical. o may be that of `state`.
+// Writes a state in canonical form. o may be the one of `state`.
 template <class V>
 MHA_NOINLINE void hand_out_state(float m, float l, const float *o, int64_t width, float *state) {
   state[0] = l == 0.0f ? -infinity : canonical(m);
@@ -204,7 +211,7 @@ MHA_NOINLINE void hand_out_state(float m, float l, const float *o, int64_t width
   });
 }
 
-// Those of the unit's rows, which are not finished.
+// Writes the states of the unit's rows, which are not finished.
 template <class V>
 MHA_NOINLINE void hand_out_states(const Unit &unit) {
   const int64_t width = unit.call.request.head_dim_v;
@@ -214,7 +221,8 @@ MHA_NOINLINE void hand_out_states(const Unit &unit) {
   }
 }
 
-// The caller's states: a NaN may have any payload, but not in exp_of.
+// The kernels' `merge_states`: merges rows of the caller's states. Their NaNs may have any payload,
+// but not in exp_of.
 template <class V>
 void merge_states(const float *left, const float *right, int64_t rows, int64_t width,
                   float *result) {
@@ -240,6 +248,8 @@ void merge_states(const float *left, const float *right, int64_t rows, int64_t w
   }
 }
 
+// Finishes one row of the caller's states, as `finish` does for rows of a unit. A factor of 1
+// changes nothing.
 template <class V>
 MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, int64_t at) {
   constexpr int64_t block = 64;
@@ -256,7 +266,7 @@ MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, i
     const bool is_narrowed = given.output_storage != Storage::f32;
     float *const x = is_narrowed ? numbers : static_cast<float *>(output);
     const int64_t count = min(block, given.head_dim_v - done);
-    in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {  // a factor of 1 changes nothing
+    in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {
       using T = decltype(vector);
       const T context =
           canonical(mul_add(load<T>(state + state_head + done + c), all<T>(factor), all<T>(0.0f)) *
@@ -267,6 +277,7 @@ MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, i
   }
 }
 
+// The kernels' `finish_states`.
 template <class V>
 void finish_states(const States &given) {
   const int64_t heads = given.num_heads, n_q = given.n_q;
@@ -280,6 +291,7 @@ void finish_states(const States &given) {
 
 // ---- The norm of the context before W_O, and the gate after it (CONTRACT.md, section 10)
 
+// The kernels' `normalize_context`: rows of the context of one sequence, whose heads are all there.
 template <class V>
 void normalize_context(const Attention &call, int64_t sequence_index, int64_t row_begin,
                        int64_t row_end) {

@@ -1,4 +1,5 @@
-// The table of one instruction set: included last by the file that instantiates the kernels.
+// The table of functions of one instruction set, which the library calls kernels by (kernels.h).
+// The file that instantiates the kernels of a set includes it last.
 #pragma once
 
 #include "attend.h"
@@ -13,7 +14,8 @@
 namespace mha {
 namespace {
 
-// One number at a time, 16 keys at once are too many for a small call.
+// The scalar kernels have no small path: one number at a time, 16 keys are too many for a small
+// call.
 template <class V>
 constexpr auto small_function() {
   if constexpr (V::size > 1)
