@@ -135,9 +135,11 @@ MHA_PRAGMA_OF(GCC target(MHA_TARGET))
 #define MHA_END_OF_KERNELS
 #endif
 
-// ---- Functions
+// ---- Extensions of C++
 
+// Of GCC and clang; Microsoft's compiler, and any other, gets what comes nearest below.
 #if defined(MHA_EXTENSIONS)
+
 #define MHA_INLINED __attribute__((always_inline))  // of a lambda
 #define MHA_INLINE inline MHA_INLINED
 #define MHA_NOINLINE __attribute__((noinline))  // once, however many callers there are
@@ -147,30 +149,87 @@ MHA_PRAGMA_OF(GCC target(MHA_TARGET))
 #define MHA_NOCLONE __attribute__((noinline, noclone))  // nor once for each kind of argument
 #endif
 #define MHA_COLD __attribute__((cold))
-#if defined(MHA_X86_64)
-#define MHA_READS_XCR __attribute__((target("xsave")))  // may use _xgetbv
-#endif
 #if defined(__MINGW32__)  // where `printf` means Microsoft's, which once lacked %zu
 #define MHA_FORMAT(format_at, first) __attribute__((format(gnu_printf, format_at, first)))
 #else
 #define MHA_FORMAT(format_at, first) __attribute__((format(printf, format_at, first)))
 #endif
-#elif defined(_MSC_VER)
+
+#define MHA_UNROLL_AT_MOST(times) MHA_PRAGMA(GCC unroll times)
+#define MHA_LIKELY(condition) __builtin_expect(condition, true)
+#define MHA_MEMCPY __builtin_memcpy
+#define MHA_MEMSET __builtin_memset
+#define MHA_PREFETCH(p) __builtin_prefetch(p)           // into the first level of the cache
+#define MHA_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)  // into the second
+
+#define MHA_INFINITY __builtin_inff()
+#define MHA_NAN __builtin_nanf("")
+#define MHA_SQRTF __builtin_sqrtf
+#define MHA_SQRT __builtin_sqrt
+#define MHA_FMAF __builtin_fmaf
+
+// Vectors of 16 bytes where no instruction set is chosen.
+#define MHA_VECTOR(T) T __attribute__((vector_size(16)))
+#define MHA_SHUFFLE(a, b, first, second, third, last) \
+  __builtin_shufflevector(a, b, first, second, third, last)
+
+// Single instructions where g++ would choose others. MHA_HOLD keeps x in a register of a kind, and
+// the optimizer does not know what it is afterwards. The next two add x, or w * x, in the register
+// of sum, and the last one reads the mask from memory; `otherwise` is the same as an expression.
+#define MHA_HOLD(x, kind) __asm__("" : "+" kind(x))
+#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) \
+  __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
+#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) \
+  __asm__(instruction " {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x))
+#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) \
+  __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(result) : "x"(x), "m"(*mask))
+
+#else
+
+#include <math.h>
+
+#include <limits>
 #define MHA_INLINED
+#if defined(_MSC_VER)
 #define MHA_INLINE __forceinline
 #define MHA_NOINLINE __declspec(noinline)
-#define MHA_NOCLONE MHA_NOINLINE
 #else
-#define MHA_INLINED
 #define MHA_INLINE inline
 #define MHA_NOINLINE
-#define MHA_NOCLONE
 #endif
-#if !defined(MHA_EXTENSIONS)
+#define MHA_NOCLONE MHA_NOINLINE
 #define MHA_COLD
 #define MHA_FORMAT(format_at, first)
+
+#define MHA_UNROLL_AT_MOST(times)
+#define MHA_LIKELY(condition) (condition)
+#define MHA_MEMCPY memcpy
+#define MHA_MEMSET memset
+
+#define MHA_INFINITY std::numeric_limits<float>::infinity()
+#define MHA_NAN std::numeric_limits<float>::quiet_NaN()
+#define MHA_SQRTF sqrtf
+#define MHA_SQRT sqrt
+#if defined(MHA_X86_64)
+#include <immintrin.h>
+#define MHA_PREFETCH(p) _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0)
+#define MHA_PREFETCH_L2(p) _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1)
+#define MHA_FMAF(a, b, c) _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)))
+#else
+#define MHA_PREFETCH(p) static_cast<void>(p)
+#define MHA_PREFETCH_L2(p) static_cast<void>(p)
+#define MHA_FMAF fmaf
 #endif
-#if !defined(MHA_READS_XCR)
+
+#define MHA_HOLD(x, kind) static_cast<void>(x)
+#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) sum = otherwise
+#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) sum = otherwise
+#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) result = otherwise
+
+#endif
+#if defined(MHA_EXTENSIONS) && defined(MHA_X86_64)
+#define MHA_READS_XCR __attribute__((target("xsave")))  // may use _xgetbv
+#else
 #define MHA_READS_XCR
 #endif
 
@@ -178,19 +237,18 @@ MHA_PRAGMA_OF(GCC target(MHA_TARGET))
 
 namespace mha {
 #if defined(_MSC_VER) && !defined(__clang__)
-// Plain reads and writes of a volatile number are single ones on every processor that Windows runs
-// on.
+// Reads and writes of a volatile number are single ones on every processor that Windows runs on.
 MHA_INLINE uint32_t atomic_load(const uint32_t *x) {
   return *static_cast<const volatile uint32_t *>(x);
 }
 MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) {
   *static_cast<volatile uint32_t *>(x) = value;
 }
-// What *x was before. Threads that add after this one see what it wrote.
+// Returns what *x was before. Threads that add after this one see what it wrote.
 MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) {
   return _InterlockedExchangeAdd64(x, term);
 }
-#else  // std::atomic has functions of the C++ library where its assertions are on
+#else  // std::atomic needs functions of the C++ library where its assertions are on
 MHA_INLINE uint32_t atomic_load(const uint32_t *x) { return __atomic_load_n(x, __ATOMIC_RELAXED); }
 MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) {
   __atomic_store_n(x, value, __ATOMIC_RELAXED);
@@ -201,58 +259,7 @@ MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) {
 #endif
 }  // namespace mha
 
-// ---- Loops and memory
-
-#if defined(MHA_EXTENSIONS)
-#define MHA_UNROLL_AT_MOST(times) MHA_PRAGMA(GCC unroll times)
-#define MHA_LIKELY(condition) __builtin_expect(condition, true)
-#define MHA_MEMCPY __builtin_memcpy
-#define MHA_MEMSET __builtin_memset
-#define MHA_PREFETCH(p) __builtin_prefetch(p)           // into the first level
-#define MHA_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)  // into the second
-#else
-#define MHA_UNROLL_AT_MOST(times)
-#define MHA_LIKELY(condition) (condition)
-#define MHA_MEMCPY memcpy
-#define MHA_MEMSET memset
-#if defined(MHA_X86_64)
-#include <xmmintrin.h>
-#define MHA_PREFETCH(p) _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0)
-#define MHA_PREFETCH_L2(p) _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1)
-#else
-#define MHA_PREFETCH(p) static_cast<void>(p)
-#define MHA_PREFETCH_L2(p) static_cast<void>(p)
-#endif
-#endif
-
-// ---- Numbers
-
-#if defined(MHA_EXTENSIONS)
-#define MHA_INFINITY __builtin_inff()
-#define MHA_NAN __builtin_nanf("")
-#define MHA_SQRTF __builtin_sqrtf
-#define MHA_SQRT __builtin_sqrt
-#else
-#include <math.h>
-
-#include <limits>
-#define MHA_INFINITY std::numeric_limits<float>::infinity()
-#define MHA_NAN std::numeric_limits<float>::quiet_NaN()
-#define MHA_SQRTF sqrtf
-#define MHA_SQRT sqrt
-#endif
-
-// Where it is an instruction.
-#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || \
-    defined(__riscv_flen)
-#if defined(MHA_EXTENSIONS)
-#define MHA_FMAF __builtin_fmaf
-#elif defined(MHA_X86_64)
-#define MHA_FMAF(a, b, c) _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)))
-#else
-#define MHA_FMAF fmaf
-#endif
-#endif
+// ---- Integers
 
 namespace mha {
 namespace {
@@ -264,12 +271,12 @@ inline bool mul_overflows(int64_t a, int64_t b, int64_t *product) {
 inline bool add_overflows(int64_t a, int64_t b, int64_t *sum) {
   return __builtin_add_overflow(a, b, sum);
 }
-// Of numbers that are not 0.
+// highest_bit and lowest_bit are of numbers other than 0.
 MHA_INLINE int highest_bit(uint64_t x) { return 63 - __builtin_clzll(x); }
 MHA_INLINE int lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
 MHA_INLINE int count_bits(uint64_t x) { return __builtin_popcountll(x); }
 #else
-// Of counts that are not negative.
+// The counts are not negative.
 inline bool mul_overflows(int64_t a, int64_t b, int64_t *product) {
   if (b != 0 && a > INT64_MAX / b) return true;
   *product = a * b;
@@ -294,71 +301,4 @@ MHA_INLINE int highest_bit(uint64_t x) {
 #endif
 
 }  // namespace
-
-// ---- Vectors of 16 bytes, where no instruction set is chosen
-
-#if defined(MHA_EXTENSIONS)
-#define MHA_VECTOR(T) T __attribute__((vector_size(16)))
-#define MHA_SHUFFLE(a, b, first, second, third, last) \
-  __builtin_shufflevector(a, b, first, second, third, last)
-#else
-namespace {  // each instruction set has its own
-template <class T>
-struct Lanes {
-  static constexpr int count = 16 / sizeof(T);
-  T of[count];
-
-  T operator[](int i) const { return of[i]; }
-  template <class Operation>
-  Lanes each(Operation operation) const {
-    Lanes result;
-    for (int i = 0; i < count; ++i) result.of[i] = static_cast<T>(operation(i));
-    return result;
-  }
-  friend Lanes operator+(const Lanes &a, const Lanes &b) {
-    return a.each([&](int i) { return a[i] + b[i]; });
-  }
-  friend Lanes operator|(const Lanes &a, const Lanes &b) {
-    return a.each([&](int i) { return a[i] | b[i]; });
-  }
-  friend Lanes operator&(const Lanes &a, int b) {
-    return a.each([&](int i) { return a[i] & b; });
-  }
-  friend Lanes operator<<(const Lanes &a, int b) {
-    return a.each([&](int i) { return a[i] << b; });
-  }
-  friend Lanes operator>>(const Lanes &a, int b) {
-    return a.each([&](int i) { return a[i] >> b; });
-  }
-};
-}  // namespace
-#define MHA_VECTOR(T) mha::Lanes<T>
-#define MHA_SHUFFLE(a, b, first, second, third, last)         \
-  {                                                           \
-    (first) < 4 ? (a)[(first) % 4] : (b)[(first) % 4],        \
-        (second) < 4 ? (a)[(second) % 4] : (b)[(second) % 4], \
-        (third) < 4 ? (a)[(third) % 4] : (b)[(third) % 4],    \
-        (last) < 4 ? (a)[(last) % 4] : (b)[(last) % 4]        \
-  }
-#endif
 }  // namespace mha
-
-// ---- Single instructions, where g++ would choose others
-
-#if defined(MHA_EXTENSIONS)
-// Whatever x is, it is in a register of this kind, and the optimizer does not know what it is.
-#define MHA_HOLD(x, kind) __asm__("" : "+" kind(x))
-// sum += x, or w * x, in the register of sum; `otherwise` is the same as an expression.
-#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) \
-  __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
-#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) \
-  __asm__(instruction " {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x))
-// result = x & *mask, which stays in the memory.
-#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) \
-  __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(result) : "x"(x), "m"(*mask))
-#else
-#define MHA_HOLD(x, kind) static_cast<void>(x)
-#define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) sum = otherwise
-#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) sum = otherwise
-#define MHA_AND_OF_MEMORY(result, x, mask, otherwise) result = otherwise
-#endif

@@ -57,7 +57,8 @@ MHA_INLINE float float_of(uint32_t bits) {
   return x;
 }
 
-#if defined(MHA_FMAF)
+#if !defined(MHA_KERNELS_SCALAR) || defined(__FP_FAST_FMAF) || defined(__FMA__) || \
+    defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
 MHA_INLINE float mul_add(float a, float b, float c) { return MHA_FMAF(a, b, c); }
 #else
 MHA_INLINE float mul_add(float a, float b, float c) { return fma_in_binary64(a, b, c); }

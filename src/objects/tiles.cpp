@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include <initializer_list>
-
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -11,28 +9,12 @@
 namespace mha {
 namespace {
 
-using Quad = MHA_VECTOR(float);
-using Pair = MHA_VECTOR(uint64_t);
-
-Quad load(const float *from) {
-  Quad quad;
-  memcpy(&quad, from, sizeof quad);
-  return quad;
-}
-
-Pair pair_of(Quad quad) {
-  Pair pair;
-  memcpy(&pair, &quad, sizeof pair);
-  return pair;
-}
-
-void store(float *to, Quad quad) { memcpy(to, &quad, sizeof quad); }
-
-void stream(float *to, Quad quad) {
-#if defined(__SSE2__) && defined(MHA_EXTENSIONS)
-  _mm_stream_ps(to, quad);
+// Copies four floats past the caches.
+void stream(float *to, const float *from) {
+#if defined(__SSE2__)
+  _mm_stream_ps(to, _mm_loadu_ps(from));
 #else
-  store(to, quad);
+  memcpy(to, from, 4 * sizeof(float));
 #endif
 }
 
@@ -42,51 +24,73 @@ void stream(float *to, Quad quad) {
 // tells the rows apart; it would come round after 64.
 class TileSum {
  public:
-  void add(int i, Quad quad) {
-    const Pair word = lanes_[i] + pair_of(quad);
-    lanes_[i] = word << 25 | word >> 39;
+  void add(const float *row) {
+    MHA_UNROLL_AT_MOST(8)
+    for (int i = 0; i < words; ++i) {
+      Word word;
+      memcpy(&word, row + i * (tile_columns / words), sizeof word);
+      word += lanes_[i];
+      lanes_[i] = word << 25 | word >> 39;
+    }
   }
 
   // The offset tells tiles apart, so that their sums can be added in any order.
   uint64_t value(uint64_t offset) const {
-    uint64_t sum = mix(offset);
-    for (int i = 0; i < 8; ++i) sum = mix(sum ^ lanes_[i / 2][i % 2]);
+    uint64_t sum = mix(offset), lanes[8];
+    memcpy(lanes, lanes_, sizeof lanes);
+    for (const uint64_t lane : lanes) sum = mix(sum ^ lane);
     return mix(sum);
   }
 
  private:
+#if defined(MHA_VECTOR)
+  using Word = MHA_VECTOR(uint64_t);
+#else
+  using Word = uint64_t;
+#endif
+  static constexpr int words = 8 * sizeof(uint64_t) / sizeof(Word);
+
   static uint64_t mix(uint64_t sum) {
     sum *= 0x9e3779b97f4a7c15u;
     return sum ^ sum >> 32;
   }
 
-  Pair lanes_[4] = {};
+  Word lanes_[words] = {};
 };
 
 using Rows = float[tile_rows][tile_columns];
+
+// Four columns of four rows each, to rows[.][c] and the three after it.
+void transpose4x4(const float *const (&columns)[4], int64_t row, int64_t c, Rows *rows) {
+#if defined(MHA_SHUFFLE)
+  MHA_VECTOR(float) column[4], even_low, even_high, odd_low, odd_high;
+  for (int i = 0; i < 4; ++i) memcpy(&column[i], columns[i] + row, sizeof column[i]);
+  even_low = MHA_SHUFFLE(column[0], column[2], 0, 4, 1, 5);
+  even_high = MHA_SHUFFLE(column[0], column[2], 2, 6, 3, 7);
+  odd_low = MHA_SHUFFLE(column[1], column[3], 0, 4, 1, 5);
+  odd_high = MHA_SHUFFLE(column[1], column[3], 2, 6, 3, 7);
+  column[0] = MHA_SHUFFLE(even_low, odd_low, 0, 4, 1, 5);
+  column[1] = MHA_SHUFFLE(even_low, odd_low, 2, 6, 3, 7);
+  column[2] = MHA_SHUFFLE(even_high, odd_high, 0, 4, 1, 5);
+  column[3] = MHA_SHUFFLE(even_high, odd_high, 2, 6, 3, 7);
+  for (int i = 0; i < 4; ++i) memcpy(&(*rows)[row + i][c], &column[i], sizeof column[i]);
+#else
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) (*rows)[row + i][c + j] = columns[j][row + i];
+  }
+#endif
+}
 
 // 16 columns that are contiguous in memory. They lie far apart and often in the same set of the
 // first-level cache, so a line is asked for early, into the second level, and used up at once.
 void transpose(const float *const *columns, int64_t k, Rows *rows) {
   constexpr int64_t ahead = 12 * tile_rows;
   for (int64_t c = 0; c < tile_columns; c += 4) {
-    const float *const column0 = columns[c] + k, *const column1 = columns[c + 1] + k;
-    const float *const column2 = columns[c + 2] + k, *const column3 = columns[c + 3] + k;
-    for (const float *column : {column0, column1, column2, column3})
-      MHA_PREFETCH_L2(column + ahead);
+    const float *const four[4] = {columns[c] + k, columns[c + 1] + k, columns[c + 2] + k,
+                                  columns[c + 3] + k};
+    for (const float *column : four) MHA_PREFETCH_L2(column + ahead);
     MHA_UNROLL_AT_MOST(4)
-    for (int64_t row = 0; row < tile_rows; row += 4) {
-      const Quad c0 = load(column0 + row), c1 = load(column1 + row), c2 = load(column2 + row),
-                 c3 = load(column3 + row);
-      const Quad even_low = MHA_SHUFFLE(c0, c2, 0, 4, 1, 5),
-                 even_high = MHA_SHUFFLE(c0, c2, 2, 6, 3, 7);
-      const Quad odd_low = MHA_SHUFFLE(c1, c3, 0, 4, 1, 5),
-                 odd_high = MHA_SHUFFLE(c1, c3, 2, 6, 3, 7);
-      store(&(*rows)[row][c], MHA_SHUFFLE(even_low, odd_low, 0, 4, 1, 5));
-      store(&(*rows)[row + 1][c], MHA_SHUFFLE(even_low, odd_low, 2, 6, 3, 7));
-      store(&(*rows)[row + 2][c], MHA_SHUFFLE(even_high, odd_high, 0, 4, 1, 5));
-      store(&(*rows)[row + 3][c], MHA_SHUFFLE(even_high, odd_high, 2, 6, 3, 7));
-    }
+    for (int64_t row = 0; row < tile_rows; row += 4) transpose4x4(four, row, c, rows);
   }
 }
 
@@ -132,10 +136,11 @@ void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *t
   Rows rows;
   const Lines lines = lines_of(columns, k, num_rows, &rows);
   const float *from = lines.first;
-  const bool can_stream = reinterpret_cast<uintptr_t>(to) % sizeof(Quad) == 0 && to_stride % 4 == 0;
+  const bool can_stream =
+      reinterpret_cast<uintptr_t>(to) % (4 * sizeof(float)) == 0 && to_stride % 4 == 0;
   for (int64_t row = 0; row < num_rows; ++row, from += lines.stride, to += to_stride) {
     int64_t c = 0;
-    for (; can_stream && c + 4 <= columns.count; c += 4) stream(to + c, load(from + c));
+    for (; can_stream && c + 4 <= columns.count; c += 4) stream(to + c, from + c);
     for (; c < columns.count; ++c) to[c] = from[c];
   }
 }
@@ -148,12 +153,8 @@ uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows
   TileSum sum;
   MHA_UNROLL_AT_MOST(4)
   for (int64_t row = 0; row < num_rows; ++row, from += lines.stride, to += to_stride) {
-    MHA_UNROLL_AT_MOST(4)
-    for (int i = 0; i < 4; ++i) {
-      const Quad quad = load(from + 4 * i);
-      sum.add(i, quad);
-      stream(to + 4 * i, quad);
-    }
+    sum.add(from);
+    for (int i = 0; i < tile_columns; i += 4) stream(to + i, from + i);
   }
   return sum.value(offset);
 }
@@ -166,10 +167,7 @@ void finish_copying() {
 
 uint64_t tile_checksum(const float *rows, int64_t row_stride, int64_t num_rows, uint64_t offset) {
   TileSum sum;
-  for (int64_t row = 0; row < num_rows; ++row) {
-    MHA_UNROLL_AT_MOST(4)
-    for (int i = 0; i < 4; ++i) sum.add(i, load(rows + row * row_stride + 4 * i));
-  }
+  for (int64_t row = 0; row < num_rows; ++row) sum.add(rows + row * row_stride);
   return sum.value(offset);
 }
 
