@@ -155,6 +155,8 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
     return end - row == unit.num_rows || options.groups.of_rows ? all_keys
                                                                 : keys_of_rows(unit, row, end);
   };
+  // What the whole unit has in common: whether it waits for memory, how its rows are cut into
+  // tiles, and which unit to prefetch at the end.
   const int64_t first = chunks.begin;
   const bool streams = is_streamed<V>(unit),
              prefetches = streams && (unit.num_rows > 1 || !has_floats(unit.call));
@@ -163,6 +165,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const Unit next_unit = prefetches ? unit_after(unit) : unit;
   const Range keys_of_next = prefetches ? first_keys(next_unit) : Range{0, 0};
   for (int64_t c = chunks.begin, count; c < chunks.end; c += count) {
+    // One chunk, or several in step, and what is read after it.
     count = chunks_at_once(unit, streams, all_keys, c, chunks.end);
     Chunk here[max_interleaved_chunks];
     bool is_read = false;
@@ -174,6 +177,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       upcoming.find(is_last ? next_unit : unit,
                     is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
     }
+    // Each tile of rows computes its states. The first tile that has keys here reads the chunk.
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end, tile = 0; row < unit.num_rows; row = end, ++tile) {
       end = min(unit.num_rows, row + tile_rows);
@@ -204,6 +208,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
     merge_chunks<V>(unit, c, count, first, first_row);
   }
 
+  // Rows whose keys ended earlier have fewer subtrees to merge.
   for (int64_t row = 0, end; row < unit.num_rows; row = end) {
     end = min(unit.num_rows, row + tile_rows);
     const Range own = intersection(chunks_of(keys_of_tile(row, end)), chunks);
@@ -248,6 +253,7 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
   if (call.request.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
   const Range chunks = chunks_of(keys);
+  // Without shared keys the unit is done after its chunks; else the last part continues.
   if (call.run.parts.count == 1) {
     attend_chunks<V>(unit, keys, chunks);
   } else {

@@ -118,6 +118,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
   const Row row = unit.row(0);
   const Range keys = keys_of_rows(unit, 0, 1);
   if (query >= unit.sequence.n_q || keys.begin >= keys.end) return;
+  // The scores as an output, before they are changed.
   float *const scores = scores_of(choice, unit, row);
   const int64_t at = unit.sequence_index * call.request.n_q + unit.array_row(row);
   write_pairs(choice.index_scores, at * call.run.pair_columns + unit.sequence.column + keys.begin,
@@ -146,6 +147,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
     }
     if (count == choice.num_chosen) break;  // also all that are equal to the least
   }
+  // All scores above the least one are chosen, and of those equal to it the first ones.
   const float least = number_of(low);
   int64_t ties = choice.num_chosen - above;  // how many of the least score are chosen
   int32_t *to = choice.chosen + at * choice.num_chosen;

@@ -210,6 +210,8 @@ struct DotProducts<int8_t> {
 
 #elif defined(MHA_KERNELS_NEON)
 
+// Words times words. A vector of a sum has the four terms of one column in its lanes, which sums_of
+// adds up.
 template <>
 struct DotProducts<int16_t> {
   static constexpr int passes = 1, lanes_of_sum = 4;
@@ -334,6 +336,7 @@ struct DotProducts<int8_t> {
 
 #elif defined(MHA_KERNELS_SCALAR)
 
+// One number at a time.
 template <>
 struct DotProducts<int16_t> {
   static constexpr int passes = 1, lanes_of_sum = 1;

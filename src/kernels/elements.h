@@ -92,6 +92,8 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+// ---- One number at a time
+
 template <>
 MHA_INLINE Scalar load<Scalar>(const F16 *p) {
   return {f32_of_f16(p->bits)};
@@ -108,6 +110,8 @@ template <>
 MHA_INLINE Two<Scalar> load<Scalar>(const Int4 *p) {
   return {{static_cast<float>((p->bits & 15) - 8)}, {static_cast<float>((p->bits >> 4) - 8)}};
 }
+
+// ---- Vectors of each instruction set
 
 #if defined(MHA_KERNELS_AVX512)
 
@@ -161,6 +165,8 @@ MHA_INLINE Vector load<Vector>(const int8_t *p) {
 template <>
 constexpr bool widens_even_odd<Vector, Bf16> = true;
 
+// The numbers at even places are shifted to the upper half of each 32 bits, where those at odd
+// places stand already; the other half is cleared.
 alignas(32) constexpr uint32_t upper_halves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
                                                   0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
 template <class V, bool has_register>

@@ -37,6 +37,7 @@ inline void inspect_row(const Unit &unit, const Row &row, int64_t begin, int64_t
   for (int64_t j = 0; j < count; ++j)
     s[j] = j < keys.begin || j >= keys.end ? -infinity : canonical(s[j]);
   write_pairs(pairs.masked_scores, at, s, count);
+  // The weights: exp(score - m) / l, with m and l of the finished row.
   const float m = call.run.row_maxima[unit.output_row(row)],
               inverse = 1.0f / call.run.row_sums[unit.output_row(row)];
   for (int64_t j = 0; j < count; j += V::size) {
@@ -72,6 +73,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
   if (unit.num_rows == 0) return;
   float *const scores = unit.scratch + call.plan.scratch.scores;
   copy_queries<V>(unit, 0, unit.num_rows);
+  // All keys of the sequence, also those that no row of the unit attends to.
   for (int64_t begin = 0; begin < unit.sequence.n_kv; begin += chunk_keys) {
     const int64_t count = min(chunk_keys, unit.sequence.n_kv - begin);
     Chunk chunk;
@@ -88,6 +90,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
       inspect_row<V>(unit, row, begin, count, scores);
     }
   }
+  // Columns before and after the keys of the sequence.
   const int64_t column = unit.sequence.column;
   for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
     clear_inspected(unit, row, 0, column);

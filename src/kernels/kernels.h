@@ -360,7 +360,7 @@ struct AttentionRun {
   int64_t query_blocks;   // units of the longest sequence, for each kv head
   KeyParts parts;
   const Sequence *sequences;  // [batch], described anew for each pass
-  bool reworks_context;  // head scales, the output `context`, a gate or the output's type do
+  bool reworks_context;       // head scales, the output `context`, a gate or the output's type do
   float *q_statistics, *k_statistics;  // [array_batch][rows][2] mean and r, of norms of all heads
   // [batch, num_heads, n_q] m and l of finished rows, for outputs per pair; null: not needed.
   float *row_maxima, *row_sums;

@@ -215,6 +215,7 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile,
                           call.request.head_dim, block);
   }
   float *const copies = unit.scratch + call.plan.scratch.prepared;
+  // Widened only: a slice of each row at a time is transposed into the tile.
   // Slices of 64 numbers stay in the first level of the cache.
   const int64_t slice = min(64, call.request.head_dim);
   for (int64_t c = 0; !needs_preparation && c < call.request.head_dim; c += slice) {
@@ -223,6 +224,7 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile,
       widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
     transpose_rows(copies, slice, width, block + c * key_block);
   }
+  // Prepared: whole rows, since norms and rotation need all of them.
   if (!needs_preparation) return;
   for (int64_t i = begin; i < end; ++i) {
     float *const copy = copies + i * call.request.head_dim;
@@ -336,8 +338,10 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
   const Range range = tiles_of(keys);
   float *const memory =
       unit.scratch + (are_keys ? call.plan.scratch.keys : call.plan.scratch.values);
+  // Chosen keys that are no neighbours, and any chosen rows of the caller's, come one by one.
   if (unit.gathers_keys() || (unit.blocks && is_plain(source)))
     return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, tiles);
+  // Rows: those of the caller's, or those of a cache whose keys contain the values.
   if (!source.is_packed) {
     if (!are_keys && unit.num_rows <= call.plan.in_place_rows)
       return locate_rows(source, unit, chunk_begin, range.begin, range.end, tiles);
@@ -360,6 +364,7 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
     return;
   }
   locate(source, unit, chunk_begin, range.begin, range.end, tiles);
+  // Packed storage stays where it is, or is widened once for all rows of the unit.
   const bool stays = source.storage == Storage::f32 || is_streamed;
   if (!stays) widen_tiles<V>(width, range.begin, range.end, memory, tiles);
 }

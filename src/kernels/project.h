@@ -186,6 +186,7 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
   const bool is_converted = to.residual || to.storage != Storage::f32;
   int64_t head = quotient(first_column, to.head_width), c = first_column - head * to.head_width;
   for (int64_t done = 0; done < num_columns; ++head, c = 0) {
+    // The columns of one head, for all rows.
     const int64_t count = min(to.head_width - c, num_columns - done);
     Cursor at = first;
     for (int64_t r = 0; r < num_rows;) {
@@ -333,6 +334,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
                                  int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
       widened[dot_block * panel_columns];
+  // How far away the weights are decides what is worth prefetching.
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
@@ -342,6 +344,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
     panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
     const StoredPanel stored(p, panel);
     const int64_t stride = panels * panel_columns, columns = min(stride, left);
+    // All terms of the panel, 256 at a time; from the second time on they are added.
     for (int64_t k = 0, end; k < p.depth; k = end) {
       end = min(p.depth, k + dot_block);
       if (is_widened) widen<V>(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
@@ -371,6 +374,8 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
   static_assert(prefetch_streams(2, 1) == in_step && prefetch_streams(4, 1) == in_step,
                 "one place in each panel");
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
+  // A pass computes as many columns of each of the four panels as the loop takes, and prefetches
+  // its share of the next slices.
   const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true, false).wide;
   const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;
   const int64_t step = panel_columns * element / (passes * in_step),
@@ -398,6 +403,7 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
         tile.prefetch = {next + pass * pass_bytes, stored.bytes, step, 0};
         loop.run(tile);
       }
+      // After 256 terms the chains end and are added to the sums of the chains before.
       if (end < p.depth && end % dot_block != 0) continue;
       for (int64_t i = 0; i < rows.count * stride; i += V::size) {
         const V sum = load<V>(block_sums + i);
@@ -422,6 +428,7 @@ MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     const int64_t columns = min(panel_columns, p.columns - panel * panel_columns);
+    // Sums start with +0, since each group of terms is added with its scale.
     for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size)
       store(sums + i, all<V>(0.0f));
     for (int64_t k = 0; k < p.depth; k += terms_at_once) {
@@ -449,6 +456,7 @@ void project(const Projection &p, const void *ready, int64_t row_begin, int64_t 
   const float *const given = static_cast<const float *>(ready);
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, given ? given + (row - row_begin) * p.depth : nullptr, row, row_end);
+    // Int4 has a way of its own. Other weights may leave some panels to project_in_step first.
     if (p.storage == Storage::int4) {
       project_int4<V>(p, rows, panel_begin, panel_end);
     } else {

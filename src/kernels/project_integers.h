@@ -64,11 +64,13 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
   int64_t first_scale = 0, at = 0;
+  // Chain by chain; in each, panel by panel, and C vectors of columns at a time.
   for (int64_t left = tile.terms; left > 0;
        left -= chain, at += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
     const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
       return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes);
     };
+    // After the last chain of the tile, the next terms are those of the panels that follow.
     const uint8_t *of_panel = columns,
                   *later = columns + ahead + (left > chain ? 0 : (panels - 1) * tile.panel_bytes);
     const float *scales = is_int4 ? tile.scales + first_scale : nullptr;
@@ -78,6 +80,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
       for (int64_t column = 0; column < panel_columns; column += C * lanes) {
         const uint8_t *w = of_panel + column * terms_together, *stream = first_stream;
         typename Dots::Sum acc[R][C];
+        // Sums start with what makes up for the numbers that were added to the codes.
         MHA_EACH(r, R) {
           const typename Dots::Sum begin = Dots::begin(tail_of(r).begin);
           MHA_EACH(c, C) acc[r][c] = begin;
@@ -93,6 +96,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
             return are_nibbles ? Dots::load_nibbles(bytes, four, pass)
                                : Dots::load_terms(bytes, pass);
           };
+          // Prefetches the next terms: one line of each stream, or the columns of one step.
           if constexpr (are_few) {
             MHA_EACH(i, streams) MHA_PREFETCH_L2(stream + i * apart);
             stream += stream_step;
@@ -127,6 +131,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
             }
           }
         }
+        // The chain is complete: its sums become floats and are added, times both scales.
         MHA_EACH(r, R) {
           const V row_scale = all<V>(tail_of(r).scale);
           MHA_EACH(c, C) {
@@ -301,6 +306,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
   const char *const coded = static_cast<const char *>(rows);
   const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth),
                 codes_in_byte = is_int4 ? 2 : 1;
+  // All tiles but the last one have all their rows, so that two loops serve for all.
   const int64_t num_last = (count - 1) % most + 1;
   const PanelLoop whole = panel_loop_of<V>(p, most), last = panel_loop_of<V>(p, num_last);
   const bool are_few = count <= max_few_rows;
@@ -354,6 +360,7 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
   for (int64_t row = row_begin; row < row_end; ++row) {
     const char *const from =
         element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride);
+    // Group by group: find the scale, and store the codes chain by chain.
     for (int64_t k = 0; k < p.depth; k += code_group) {
       alignas(64) float group[code_group];
       const int64_t terms = min(code_group, p.depth - k);

@@ -194,6 +194,7 @@ MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_
   const int32_t *const groups = groups_of_keys(unit, chunk_begin);
   Range left = with_column;
   if (own.least > own.greatest) left.end = left.begin;
+  // From both ends inwards, 16 keys at a time and then one by one.
   while (left.begin + key_block <= left.end && !own.have_some(groups + left.begin))
     left.begin += key_block;
   while (left.begin < left.end && !own.have(groups[left.begin])) ++left.begin;
@@ -216,6 +217,7 @@ MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array
                          is_mask  ? 0u
                          : is_f16 ? 0xfc00fc00fc00fc00u
                                   : 0xff800000ff800000u};
+  // Keys without a column are left to all rows.
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
   Range left = {with_column.end, with_column.begin};  // none yet
   Range last_own = {0, 0};

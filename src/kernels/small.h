@@ -91,6 +91,7 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
     number[r] = min(row + r, call.n - 1);
     rows[r] = x + number[r] * call.x.row_stride;
   }
+  // The three matrices are read side by side: 16 columns of each, for all R rows.
   SmallColumns<3> columns(layer.qkv);
   for (int64_t column = 0; column < layer.max_columns; column += key_block, columns.advance()) {
     V y[R][3 * C];
@@ -104,6 +105,7 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
       }
     }
   }
+  // Keys go to their lanes, one number at a time.
   for (int64_t column = 0; column < layer.k_columns; ++column) {
     float *const keys = memory.k + column * key_block;
     // The first key fills all lanes. Lanes without a key take part in the arithmetic, which is slow
@@ -160,6 +162,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
       MHA_EACH(i, C) s[r][i] = load<V>(scores[r] + i * lanes);
     }
   }
+  // Scores, with -infinity for the keys that the row does not see, and the greatest of them.
   MHA_EACH(r, R) {
     V most = all<V>(-infinity);
     MHA_EACH(i, C) {
@@ -171,6 +174,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
     const float m = greatest(most);
     MHA_EACH(i, C) p[r * C + i] = s[r][i] - all<V>(m == -infinity ? 0.0f : m);
   }
+  // All rows go through exp together.
   exp_of(p);
   MHA_EACH(r, R) {
     V parts[C];
@@ -180,6 +184,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
     }
     l[r] = sum16(parts);
   }
+  // The context, one vector of columns at a time. A key with a score of -infinity takes no part.
   for (int64_t c = 0; c < layer.head_dim_v; c += lanes) {
     V o[R];
     MHA_EACH(r, R) o[r] = all<V>(0.0f);

@@ -22,6 +22,8 @@ MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t b
   const int64_t width = unit.call.plan.head_dim_v_padded;
   for (int64_t row = begin; row < end; row += rows_at_once) {
     alignas(64) float m[rows_at_once], l[rows_at_once], a[rows_at_once], b[rows_at_once];
+    // m and l of 16 rows, and the factors of their o. Rows past the last read memory that is not
+    // used.
     MHA_EACH(i, vectors) {
       const int64_t at = i * V::size;
       const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(right, row) + at);
@@ -34,6 +36,7 @@ MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t b
       store(a + at, factors[0]);
       store(b + at, factors[1]);
     }
+    // Then o, row by row.
     for (int64_t i = 0; i < min(rows_at_once, end - row); ++i) {
       float *const o1 = unit.o(left, row + i);
       const float *const o2 = unit.o(right, row + i);

@@ -100,6 +100,7 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
         rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width,
                                   scratch ? scratch + i * width : nullptr);
       }
+      // Where the row goes: a tile of 16 positions, and the lane or the row in it.
       const Place place = place_of(to, sequence.in_cache, position);
       const int64_t tile_at = place.block * to.batch_stride + head * to.head_stride +
                               key_tile_of(place.position) * key_block * to.row_stride;

@@ -129,6 +129,7 @@ MHA_INLINE void reorder(V (&acc)[R][N]) {
   }
 }
 
+// Sets all sums to +0.
 template <int R, int N, class V>
 MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_EACH(r, R) {
@@ -169,6 +170,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
   }
 }
 
+// What chains that start with +0 load: as many zeros as the widest strip has columns.
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
 // The inner loop: all chains of a tile. streams: how many it prefetches; 0: none.
@@ -207,6 +209,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   for (int64_t repeat = 0; repeat < tile.repeats; ++repeat) {
     int64_t k = 0, at = 0;
     do {
+      // One chain: load what the sums start with, add its terms, and store the sums.
       const int64_t end = min(terms, k + tile.chain);
       V acc[R][N];
       float *start[B];
@@ -234,6 +237,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
         add_term<C>(rows, k, columns, at, acc);
       }
       reorder<Element, C, false>(acc);
+      // What the mode says happens to the finished chain. Int4 alone has scales, and one strip.
       const Sums mode = opaque(tile.mode);
       if (is_same<Element, Int4Number<V>> && B == 1 && mode == Sums::add_scaled) {
         const float *const scales =
@@ -295,6 +299,7 @@ constexpr bool has_loops_of_floats_alone = V::size == 1;
 // The loop for R rows and B strips of C vectors. prefetches: whether a loop that may choose does.
 template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
+  // With the scalar kernels, and for the large tiles of the attention, all columns are floats.
   constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V>;
   constexpr int streams = prefetch_streams(R, B);
   Loop loop = {nullptr, R, B, C * V::size, streams};
@@ -332,8 +337,9 @@ constexpr int min_vectors = V::size == 1 ? 4 : key_block / V::size;
 //                        which are one line of the cache
 //   reads_in_step        whether 2 to 4 rows read several panels in step (project.h)
 //   exp_vectors          vectors side by side through exp, whose constants take registers too
+// AVX-512 has 32 registers of 16 floats: 8 rows times the 3 vectors of a panel are 24 sums.
 template <>
-struct TileShape<16> {  // AVX-512
+struct TileShape<16> {
   static constexpr int registers = 32;
   static constexpr int max_rows = 8, attend_rows = 6, exp_vectors = 4;
   static constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
@@ -344,8 +350,10 @@ struct TileShape<16> {  // AVX-512
   static constexpr bool reads_in_step = false;
 };
 
+// AVX2 has 16 registers of 8 floats: 6 rows times 2 vectors are 12 sums, and two vectors of columns
+// and a number of a row pass by.
 template <>
-struct TileShape<8> {  // AVX2
+struct TileShape<8> {
   static constexpr int registers = 16;
   static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
   static constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
@@ -356,8 +364,9 @@ struct TileShape<8> {  // AVX2
   static constexpr bool reads_in_step = !is_small_code;
 };
 
+// NEON has 32 registers of 4 floats: 6 rows times 4 vectors are 24 sums.
 template <>
-struct TileShape<4> {  // NEON
+struct TileShape<4> {
   static constexpr int registers = 32;
   static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
   static constexpr int panels_at_once(int) { return 1; }
@@ -368,8 +377,9 @@ struct TileShape<4> {  // NEON
   static constexpr bool reads_in_step = false;
 };
 
+// The scalar kernels take 4 rows times 4 columns, which compilers may make vectors of.
 template <>
-struct TileShape<1> {  // scalar
+struct TileShape<1> {
   static constexpr int registers = 32;
   static constexpr int max_rows = 4, attend_rows = 2, exp_vectors = 16;
   static constexpr int panels_at_once(int) { return 1; }
@@ -404,6 +414,7 @@ MHA_INLINE void visit_rows(int64_t rows, Visit visit) {
 // widened to memory.
 constexpr int max_rows_of_fewer_bits = 4;
 
+// The two loops for a number of rows.
 struct Loops {
   Loop wide;    // as many columns at once as the registers have room for
   Loop narrow;  // 16 columns, for what is left
