@@ -69,7 +69,7 @@ namespace {
 // fewer keys never need more.
 bool may_pack_keys(const AttentionCall &call) {
   const ChosenKeys &chosen = call.stage.attention.request.options.chosen;
-  return chosen.lists.base && chosen.block % key_block == 0 && !call.stage.sequences.cache &&
+  return chosen.lists.base && chosen.block % tile_keys == 0 && !call.stage.sequences.cache &&
          call.args.n_q > 1;
 }
 
@@ -83,8 +83,8 @@ bool packs_keys(const AttentionCall &call) {
 Count key_positions(const AttentionCall &call) {
   const SequenceArguments &s = call.stage.sequences;
   const int64_t n_kv = call.args.n_kv;
-  return Count(s.is_packed() ? packed_key_blocks(n_kv, s.batch) : blocks_of(n_kv, key_block)) *
-         Count(key_block);
+  return Count(s.is_packed() ? packed_key_blocks(n_kv, s.batch) : blocks_of(n_kv, tile_keys)) *
+         Count(tile_keys);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ struct CachedRow {
 CachedRow row_in_block(const mha_kv_cache *cache, const KeyValues &source, int64_t block,
                        int64_t head, int64_t in_block) {
   return {block * source.batch_stride + head * source.head_stride +
-              in_block / key_block * key_block * source.row_stride,
+              in_block / tile_keys * tile_keys * source.row_stride,
           (block * cache->num_kv_heads + head) * cache->block_positions + in_block};
 }
 
@@ -70,13 +70,13 @@ float widened(const KeyValues &source, int64_t element, int64_t scale) {
 void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys, int64_t width,
                int64_t sequence, int64_t first, int64_t count, float *out) {
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t lane = (first + i) % key_block;  // a ring is a multiple of 16 as well
+    const int64_t lane = (first + i) % tile_keys;  // a ring is a multiple of 16 as well
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
       const CachedRow row = row_of(cache, source, sequence, head, first + i);
       for (int64_t c = 0; c < width; ++c) {
         const int64_t element =
             row.group +
-            (are_keys && source.is_packed ? c * key_block + lane : lane * source.row_stride + c);
+            (are_keys && source.is_packed ? c * tile_keys + lane : lane * source.row_stride + c);
         const float x = widened(source, element, row.scale);
         *out++ = x != x ? MHA_NAN : x + 0.0f;  // canonical
       }
@@ -88,18 +88,18 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
 void copy_group(const KeyValues &source, const CachedRow &from, const CachedRow &to) {
   unsigned char *const base = static_cast<unsigned char *>(const_cast<void *>(source.base));
   const int64_t bytes = bytes_of(source.storage),
-                group_bytes = key_block * source.row_stride * bytes;
+                group_bytes = tile_keys * source.row_stride * bytes;
   memcpy(base + to.group * bytes, base + from.group * bytes, static_cast<size_t>(group_bytes));
   if (source.scales)
     memcpy(const_cast<float *>(source.scales) + to.scale, source.scales + from.scale,
-           key_block * sizeof(float));
+           tile_keys * sizeof(float));
 }
 
 // Copies the groups of 16 with the positions [first, end) from one sequence to another, except
 // those in a block that both have.
 void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to,
                  int64_t first, int64_t end) {
-  for (int64_t position = first / key_block * key_block; position < end; position += key_block) {
+  for (int64_t position = first / tile_keys * tile_keys; position < end; position += tile_keys) {
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
       const CachedRow a = row_of(cache, source, from, head, position),
                       b = row_of(cache, source, to, head, position);

@@ -54,7 +54,7 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   choice.num_chosen = args.num_chosen;
   choice.chosen = args.chosen_keys;
   choice.index_scores = args.index_scores;
-  choice.score_stride = blocks_of(n_kv, key_block) * key_block;
+  choice.score_stride = blocks_of(n_kv, tile_keys) * tile_keys;
   made->scores = layout.take_floats(most_rows * Count(choice.score_stride));
   return check_size(report, layout, stage.sequences.has_no_work(), &call.workspace_bytes);
 }

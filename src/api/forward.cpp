@@ -19,9 +19,9 @@ namespace {
 
 // Key tiles of 16 positions that the keys of one sequence need; of all sequences where these are
 // packed.
-int64_t key_blocks(const ForwardCall &call) {
+int64_t key_tiles(const ForwardCall &call) {
   return call.is_packed() ? packed_key_blocks(call.args.n_kv, call.stage.sequences.batch)
-                          : blocks_of(call.args.n_kv, key_block);
+                          : blocks_of(call.args.n_kv, tile_keys);
 }
 
 // Whether keys and values go to rows first, from which they are prepared and stored.
@@ -47,7 +47,7 @@ void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *
   const auto take = [&](bool is_needed, Count rows, int64_t width) {
     return layout->take_floats(is_needed ? rows * Count(width) : none);
   };
-  const Count key_positions = Count(key_blocks(*call)) * Count(key_block);
+  const Count key_positions = Count(key_tiles(*call)) * Count(tile_keys);
   const Count value_positions = s.is_packed() ? key_positions : Count(args.n_kv);
   call->q = take(true, q_rows, shape.q_columns());
   call->gate = take(true, q_rows, shape.g_columns());
@@ -208,7 +208,7 @@ void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memor
   arrays->k = stage.attention.request.k;
   arrays->v = stage.attention.request.v;
   if (!stage.sequences.cache) {
-    const int64_t positions = key_blocks(call) * key_block,
+    const int64_t positions = key_tiles(call) * tile_keys,
                   value_positions = call.is_packed() ? positions : args.n_kv;
     const auto packed = [&](int64_t offset, int64_t width, int64_t positions_of_head) {
       return packed_floats(reinterpret_cast<float *>(memory + offset), width,
@@ -273,7 +273,7 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
       set_destination_of_rows(&to_k.destination, written(arrays.new_keys.base), n_kv,
                               shape.k_columns());
     else
-      set_destination(&to_k.destination, Destination::Kind::key_blocks, written(arrays.k.base),
+      set_destination(&to_k.destination, Destination::Kind::key_tiles, written(arrays.k.base),
                       arrays.k.batch_stride, 0, arrays.k.head_stride, shape.head_dim);
     Projection &to_v = qkv.add(matrix_v, value, kv_rows);
     set_destination_of_rows(&to_v.tap, outputs.v, n_kv, shape.v_columns());

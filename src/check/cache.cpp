@@ -70,9 +70,9 @@ mha_status check_kind(Report report, const mha_kv_cache_config &config) {
         "kind is %u; use MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING or MHA_CACHE_KIND_PAGED",
         config.kind);
   MHA_TRY(check_types(report, config));
-  if (is_ring && config.capacity % key_block != 0)
+  if (is_ring && config.capacity % tile_keys != 0)
     return report.invalid("capacity is %lld; set that of a ring to a multiple of %d",
-                          lld(config.capacity), static_cast<int>(key_block));
+                          lld(config.capacity), static_cast<int>(tile_keys));
   const int64_t positions = config.block_positions;
   if (!is_paged) {
     if (positions == 0 && config.num_blocks == 0) return MHA_OK;
@@ -81,7 +81,7 @@ mha_status check_kind(Report report, const mha_kv_cache_config &config) {
         positions != 0 ? "block_positions" : "num_blocks",
         lld(positions != 0 ? positions : config.num_blocks));
   }
-  const bool fits = positions > 0 && positions % key_block == 0 &&
+  const bool fits = positions > 0 && positions % tile_keys == 0 &&
                     (chunk_keys % positions == 0 || positions % chunk_keys == 0);
   if (!fits)
     return report.invalid("block_positions is %lld; set it to 16, 32, 64, 128 or a multiple of 256",
@@ -126,7 +126,7 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   header->num_kv_heads = config.num_kv_heads;
   header->head_dim = config.head_dim;
   header->head_dim_v = config.head_dim_v ? config.head_dim_v : config.head_dim;
-  const Count rounded = round_up(Count(config.capacity), key_block);
+  const Count rounded = round_up(Count(config.capacity), tile_keys);
   header->block_positions = is_paged ? config.block_positions : rounded.value();
   header->num_blocks = is_paged ? config.num_blocks : config.num_sequences;
   const CacheLayout layout =

@@ -24,10 +24,10 @@ namespace {
 // Copies a query that is not taken as it is to `to`, widened and prepared.
 template <class V>
 MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float *to) {
-  const RowPlace place = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head,
-                          unit.call.run.q_statistics};
+  const RowId id = {unit.sequence_index, unit.array_row(row), unit.position_of(row), row.head,
+                    unit.call.run.q_statistics};
   return prepared_row<V>(unit.call.request.prepare_q, unit.call.arrays.q.storage, unit.input(row),
-                         place, unit.call.request.head_dim, to);
+                         id, unit.call.request.head_dim, to);
 }
 
 // Copies the queries of rows [begin, end) to scratch memory, prepared and scaled.

@@ -30,7 +30,7 @@ struct KeyTileList {
   MHA_INLINE void add(const KeyTiles &keys, Range tiles, float *products) {
     for (int64_t g = tiles.begin; g < tiles.end; ++g, ++count) {
       at[count] = keys.at[g];
-      to[count] = products + g * key_block;
+      to[count] = products + g * tile_keys;
     }
   }
 };
@@ -57,13 +57,13 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
   Tile tile;
   for (int64_t r = 0; r < loops.wide.rows; ++r)
     tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
-  tile.column_stride = key_block;
+  tile.column_stride = tile_keys;
   tile.terms = head_dim;
   tile.chain = score_block;
   tile.sums_stride = score_stride;
   tile.mode = Sums::replace;
-  tile.next_columns = key_block * head_dim;
-  tile.next_sums = key_block;
+  tile.next_columns = tile_keys * head_dim;
+  tile.next_sums = tile_keys;
   for (int64_t i = 0, step, end = interleaves ? apart : list.count; i < end; i += step) {
     const Loop &loop = !interleaves && end - i < loops.wide.strips ? loops.narrow : loops.wide;
     for (int64_t b = 0; b < loop.strips; ++b) {
@@ -94,7 +94,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
   }
   if (!keys.are_late) return;
   for (int64_t r = 0; r < num_rows; ++r)
-    make_canonical<V>(list.to[0] + r * score_stride, list.count * key_block);
+    make_canonical<V>(list.to[0] + r * score_stride, list.count * tile_keys);
 }
 
 // Multiplies one row by some tiles of a chunk.
@@ -117,7 +117,7 @@ struct Attending {
 // Multiplies products by the scale, and before that by the scales of keys of int8.
 template <class V>
 MHA_NOINLINE void scale_products(const KeyTiles &keys, Range tiles, float scale, float *products) {
-  for (int64_t key = tiles.begin * key_block; key < tiles.end * key_block; key += V::size) {
+  for (int64_t key = tiles.begin * tile_keys; key < tiles.end * tile_keys; key += V::size) {
     V score = load<V>(products + key);
     if (keys.has_scales) score = score * load<V>(keys.scales[key_tile_of(key)] + lane_of(key));
     store(products + key, score * all<V>(scale));
@@ -129,11 +129,11 @@ template <class V>
 MHA_INLINE void leave_out_edges(Range tiles, Range keys, float *products) {
   constexpr int64_t lanes = V::size;
   const V none = all<V>(-infinity);
-  for (int64_t key = tiles.begin * key_block; key < keys.begin; key += lanes) {
+  for (int64_t key = tiles.begin * tile_keys; key < keys.begin; key += lanes) {
     store(products + key, first_lanes(none, keys.begin - key, load<V>(products + key)));
   }
-  const int64_t end = tiles.end * key_block;
-  for (int64_t key = max(tiles.begin * key_block, keys.end / lanes * lanes); key < end;
+  const int64_t end = tiles.end * tile_keys;
+  for (int64_t key = max(tiles.begin * tile_keys, keys.end / lanes * lanes); key < end;
        key += lanes) {
     store(products + key, first_lanes(load<V>(products + key), keys.end - key, none));
   }
@@ -186,8 +186,8 @@ MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Ra
 // registers have room for, because exp is a long chain of operations.
 template <class V, int tiles>
 MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
-                             V (&partial_sums)[key_block / V::size]) {
-  constexpr int vectors = key_block / V::size, count = vectors * tiles;
+                             V (&partial_sums)[tile_keys / V::size]) {
+  constexpr int vectors = tile_keys / V::size, count = vectors * tiles;
   constexpr int at_once = static_cast<int>(min(count, TileShape<V::size>::exp_vectors));
   static_assert(count % at_once == 0, "no vector is left over");
   MHA_UNROLL for (int first = 0; first < count; first += at_once) {
@@ -207,17 +207,17 @@ MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
 template <class V>
 MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t rows, float *scores,
                           float *m, float *l) {
-  constexpr int lanes = V::size, vectors = key_block / lanes;
+  constexpr int lanes = V::size, vectors = tile_keys / lanes;
   constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
   for (int64_t r = 0; r < rows; ++r) {
     float *const row = scores + r * score_stride;
-    if (keys[r].begin > tiles.begin * key_block || keys[r].end < tiles.end * key_block)
+    if (keys[r].begin > tiles.begin * tile_keys || keys[r].end < tiles.end * tile_keys)
       leave_out_edges<V>(tiles, keys[r], row);
     V greatest_yet[vectors];
     MHA_EACH(i, vectors) greatest_yet[i] = all<V>(-infinity);
     for (int64_t key_tile = tiles.begin; key_tile < tiles.end; ++key_tile) {
       MHA_EACH(i, vectors) {
-        greatest_yet[i] = max_of(load<V>(row + key_tile * key_block + i * lanes), greatest_yet[i]);
+        greatest_yet[i] = max_of(load<V>(row + key_tile * tile_keys + i * lanes), greatest_yet[i]);
       }
     }
     MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] =
@@ -234,11 +234,11 @@ MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t 
     MHA_EACH(i, vectors) partial_sums[i] = all<V>(0.0f);
     int64_t key_tile = tiles.begin;
     for (; key_tile + at_once <= tiles.end; key_tile += at_once) {
-      exp_of_tiles<V, at_once>(scores + key_tile * key_block, every_factor, maximum, partial_sums);
+      exp_of_tiles<V, at_once>(scores + key_tile * tile_keys, every_factor, maximum, partial_sums);
     }
     if constexpr (at_once > 1) {
       for (; key_tile < tiles.end; ++key_tile)
-        exp_of_tiles<V, 1>(scores + key_tile * key_block, every_factor, maximum, partial_sums);
+        exp_of_tiles<V, 1>(scores + key_tile * tile_keys, every_factor, maximum, partial_sums);
     }
     l[r] = sum16(partial_sums);
   }
@@ -270,14 +270,14 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
     tile.sums[0] = o;
     tile.terms = end - j;
     tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
-    const int64_t ahead_bytes = ahead.bytes * (key_tile_of(end + key_block - 1) - key_tile);
+    const int64_t ahead_bytes = ahead.bytes * (key_tile_of(end + tile_keys - 1) - key_tile);
     tile.prefetch = no_prefetch(p);
     if (is_ahead) {
       const char *const first = ahead.at(key_tile) + ahead.share * ahead_bytes;
       tile.prefetch = prefetch_stretch(first, ahead_bytes, loops.wide, tile.terms, width / columns);
     } else if (values.are_rows) {
       const int64_t row_bytes = values.row_stride * element;
-      const char *const later = static_cast<const char *>(tile.columns[0]) + key_block * row_bytes;
+      const char *const later = static_cast<const char *>(tile.columns[0]) + tile_keys * row_bytes;
       tile.prefetch = prefetch_columns(later, row_bytes, columns * element, loops.wide, tile.terms);
     }
     run_over_columns(loops, width, &tile, element);
@@ -316,8 +316,8 @@ MHA_NOINLINE void add_values_of_keys(const KeyTiles &values, int64_t width, cons
       for (; c + wide <= width; c += wide)
         add_columns_of_keys<V, wide, Element>(values, c, keys, count, p, o);
     }
-    for (; c < width; c += key_block)
-      add_columns_of_keys<V, key_block, Element>(values, c, keys, count, p, o);
+    for (; c < width; c += tile_keys)
+      add_columns_of_keys<V, tile_keys, Element>(values, c, keys, count, p, o);
   });
 }
 
@@ -340,7 +340,7 @@ MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
 // Multiplies p by the scales of values of int8, so that the loop can read their codes.
 template <class V>
 MHA_NOINLINE void scale_by_values(const KeyTiles &values, int64_t key_tile, int64_t end, float *p) {
-  for (int64_t key = key_tile * key_block; key < end * key_block; key += V::size) {
+  for (int64_t key = key_tile * tile_keys; key < end * tile_keys; key += V::size) {
     store(p + key, load<V>(p + key) * load<V>(values.scales[key_tile_of(key)] + lane_of(key)));
   }
 }
@@ -373,9 +373,9 @@ MHA_NOINLINE inline bool has_unclear(Range keys, const float *p) {
     return (bits_of(p[j]) & 0x7fffffffu) - 1u >= 0x7f7fffffu;
   };
   int64_t j = keys.begin;
-  for (; j + key_block <= keys.end; j += key_block) {
+  for (; j + tile_keys <= keys.end; j += tile_keys) {
     uint32_t some = 0;
-    for (int64_t i = 0; i < key_block; ++i) some |= is_unclear(j + i);
+    for (int64_t i = 0; i < tile_keys; ++i) some |= is_unclear(j + i);
     if (some != 0) return true;
   }
   while (j < keys.end && !is_unclear(j)) ++j;

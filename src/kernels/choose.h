@@ -32,7 +32,7 @@ MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chu
                             unit.array_row(row) * choice.weights_row_stride;
     const V weight = all<V>(choice.weights[weights + row.head]);
     float *const sums = scores_of(choice, unit, row) + chunk.begin;
-    for (int64_t key = tiles.begin * key_block; key < tiles.end * key_block; key += V::size) {
+    for (int64_t key = tiles.begin * tile_keys; key < tiles.end * tile_keys; key += V::size) {
       V s = load<V>(products + key);
       if (has_scales) s = s * load<V>(chunk.keys.scales[key_tile_of(key)] + lane_of(key));
       s = s * scale;
@@ -90,14 +90,14 @@ MHA_INLINE float number_of(uint32_t order) {
 // How many of the scores, which are no NaN, are `least` or more. begin and end are multiples of 16.
 template <class V>
 MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end, float least) {
-  constexpr int vectors = key_block / V::size;
+  constexpr int vectors = tile_keys / V::size;
   constexpr int64_t at_once = int64_t{1} << 20;  // what a float counts exactly
   const V limit = all<V>(least), zero = all<V>(0.0f), one = all<V>(1.0f);
   int64_t count = 0;
   for (int64_t first = begin; first < end; first += at_once) {
     V counts[vectors];
     MHA_EACH(i, vectors) counts[i] = zero;
-    for (int64_t j = first; j < min(end, first + at_once); j += key_block) {
+    for (int64_t j = first; j < min(end, first + at_once); j += tile_keys) {
       MHA_EACH(i, vectors) {
         counts[i] = counts[i] + value_if_less(load<V>(scores + j + i * V::size), limit, zero, one);
       }
@@ -127,7 +127,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
   // NaN and what lies before or after the keys count as -infinity.
   const Range tiles = tiles_of(keys);
   const V none = all<V>(-infinity);
-  for (int64_t j = tiles.begin * key_block; j < tiles.end * key_block; j += V::size) {
+  for (int64_t j = tiles.begin * tile_keys; j < tiles.end * tile_keys; j += V::size) {
     const V x = first_lanes(value_if_nan(load<V>(scores + j), none), keys.end - j, none);
     store(scores + j, first_lanes(none, keys.begin - j, x));
   }
@@ -138,7 +138,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
   while (choice.num_chosen < keys.end - keys.begin && high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
     const int64_t count =
-        count_from<V>(scores, tiles.begin * key_block, tiles.end * key_block, number_of(middle));
+        count_from<V>(scores, tiles.begin * tile_keys, tiles.end * tile_keys, number_of(middle));
     if (count >= choice.num_chosen) {
       low = middle;
     } else {

@@ -84,7 +84,7 @@ void inspect(const Attention &call, int64_t sequence_index, int64_t kv_head, int
     for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
       const Range tiles = tiles_of({0, count});
       multiply_row<V>(unit, chunk, tiles, row.index, scores);
-      for (int64_t j = 0; keys.has_scales && j < tiles.end * key_block; j += V::size) {
+      for (int64_t j = 0; keys.has_scales && j < tiles.end * tile_keys; j += V::size) {
         store(scores + j, load<V>(scores + j) * load<V>(keys.scales[key_tile_of(j)] + lane_of(j)));
       }
       inspect_row<V>(unit, row, begin, count, scores);

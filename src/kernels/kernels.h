@@ -1,6 +1,10 @@
-// What the kernels are asked to do: plain descriptions, and the table of functions that each
-// instruction set provides. Both the library and the kernels include it; it holds no code for a
-// linker to share. Besides, they share storage.h alone, of which each has a copy of its own.
+// What the kernels are asked to do: plain structs that describe it, and the table of functions that
+// each instruction set provides.
+//
+// This is the border between the library and the kernels. The library is compiled once, for any
+// processor; kernels are compiled once for each instruction set, and reached only through the
+// table. This header therefore holds no function that a linker could share between them. The only
+// other header that both include is storage.h, of which each file has a copy of its own.
 #pragma once
 
 #include <stddef.h>
@@ -10,16 +14,18 @@
 
 namespace mha {
 
-// Columns of a weight panel: a multiple of every vector width, 3 registers of AVX-512.
+// Columns of a weight panel: a multiple of every vector width, and 3 registers of AVX-512.
 constexpr int64_t panel_columns = 48;
-// Terms of one chain of a projection (CONTRACT.md, sections 3 and 4).
+// Keys of a key tile, which lie side by side in memory, one per lane.
+constexpr int64_t tile_keys = 16;
+
+// The contract fixes these, with its section: terms of one chain of a projection (3, 4) and of a
+// score (7), keys of a chunk (8), terms of int4 that share a scale (2), and terms of an input row
+// that share a scale in integer arithmetic (4).
 constexpr int64_t dot_block = 256;
-constexpr int64_t score_block = 32;  // terms of one chain of a score (CONTRACT.md, section 7)
-constexpr int64_t chunk_keys = 256;  // keys of one chunk (CONTRACT.md, section 8)
-// Keys that lie side by side, one per lane, in a block of keys.
-constexpr int64_t key_block = 16;
-constexpr int64_t int4_group = 32;  // terms that have one scale (CONTRACT.md, section 2)
-// Terms of an input row that have one scale in integer arithmetic (section 4).
+constexpr int64_t score_block = 32;
+constexpr int64_t chunk_keys = 256;
+constexpr int64_t int4_group = 32;
 constexpr int64_t code_group = 64;
 
 // How numbers are stored: the MHA_TYPE_* of mha.h.
@@ -30,14 +36,15 @@ enum class Arithmetic : uint32_t { f32, int8, int16 };
 
 // ---- Projection
 
-constexpr int64_t project_block_rows = 144;  // input rows that pass under a block of weights
+// Input rows that one block of weights serves before it is replaced in the cache.
+constexpr int64_t project_block_rows = 144;
 
-// The valid rows of one sequence among those that its array has room for: the others are padding,
-// or those of other sequences.
+// The valid rows of one sequence in its array. Other rows are padding, or belong to other
+// sequences.
 struct Extent {
   int64_t first, count;
   int64_t before;  // valid rows of the sequences before it
-  int64_t block;   // number of the sequence where it is written to
+  int64_t block;   // number of the sequence in the destination
 };
 
 // Input rows: row i of sequence b is at base + b * batch_stride + i * row_stride.
@@ -50,15 +57,17 @@ struct InputRows {
   Storage storage = Storage::f32;  // or 16 bits
 };
 
-// Where column n of the output for row i of sequence b goes; n falls into head h = n / head_width
-// at column c = n % head_width, and the row is the j-th valid one of its sequence. With extents, b
-// is the `block` of the sequence.
-//   rows:       base + b * batch_stride + i * row_stride + h * head_stride + c
-//   value_rows: base + b * batch_stride + j * row_stride + h * head_stride + c
-//   key_blocks: base + b * batch_stride + h * head_stride + (j / 16) * 16 * head_width + c * 16 + j
-//   % 16
+// Where results of a projection go. Column n belongs to head h = n / head_width, as its column c =
+// n % head_width. For row i of sequence b, which is the j-th valid one of the sequence, it goes to
+//
+//   rows         base + b * batch_stride + i * row_stride + h * head_stride + c
+//   value_rows   base + b * batch_stride + j * row_stride + h * head_stride + c
+//   key_tiles    base + b * batch_stride + h * head_stride
+//                  + (j / 16) * 16 * head_width + c * 16 + j % 16
+//
+// With extents, b is the `block` of the sequence.
 struct Destination {
-  enum class Kind : uint32_t { none, rows, value_rows, key_blocks };
+  enum class Kind : uint32_t { none, rows, value_rows, key_tiles };
   Kind kind;
   Storage storage;  // of rows; f32 or 16 bits
   void *base;
@@ -66,24 +75,28 @@ struct Destination {
   int64_t row_stride;
   int64_t head_stride;
   int64_t head_width;
-  const void *residual;  // rows, in the same storage, of one sequence, that the rows are added to;
-                         // null: none
+  // Rows of one sequence, in the same storage, that are added to the results; null: none.
+  const void *residual;
   int64_t residual_row_stride;
 };
 
-// y = canon(dot(x, W) + bias), one product of input rows with one packed matrix. Panels are zero
-// beyond the last column.
-//   f32, f16, bf16: panels [ceil(columns / 48)][depth][48] of these
-//   int8:           the same of codes, scales [ceil(columns / 48)][48]
-//   int4:           panels [ceil(columns / 48)][ceil(depth / 2)][48] of bytes: the code of an even
-//                   term + 8 in the low half, that of the next one in the upper half; scales
-//                   [ceil(columns / 48)][ceil(depth / 32)][48] 48 bytes behind the last panel may
-//                   be read too
-// In integer arithmetic four terms lie side by side, and what is behind the last term may be
-// anything, since codes of rows are 0 there:
-//   int8:           panels [ceil(columns / 48)][ceil(depth / 4)][48][4] of bytes, the code + 128
-//   int4:           panels [ceil(columns / 48)][ceil(depth / 8)][48][4] of bytes, the upper half
-//                   for the term four on
+// y = canon(dot(x, W) + bias): one product of input rows with one packed matrix. Columns after the
+// last one of W are zero. The panels are
+//
+//   f32, f16, bf16   [ceil(columns / 48)][depth][48] numbers
+//   int8             [ceil(columns / 48)][depth][48] codes; scales [ceil(columns / 48)][48]
+//   int4             [ceil(columns / 48)][ceil(depth / 2)][48] bytes: the code + 8 of an even term
+//   in
+//                    the low half, that of the next term in the upper half;
+//                    scales [ceil(columns / 48)][ceil(depth / 32)][48]
+//
+// and 48 bytes after the last panel of int4 may be read too. In integer arithmetic four terms lie
+// side by side, and bytes after the last term may be anything, since the codes of rows are 0 there:
+//
+//   int8             [ceil(columns / 48)][ceil(depth / 4)][48][4] bytes, the code + 128
+//   int4             [ceil(columns / 48)][ceil(depth / 8)][48][4] bytes: in the low half the code +
+//   8,
+//                    in the upper half that of the term four further on
 struct Projection {
   InputRows x;
   int64_t rows;     // of all sequences together
@@ -102,48 +115,52 @@ struct Projection {
 
 // One sequence of a call. Positions count from the sequence's first key.
 struct Sequence {
-  int64_t n_q;       // queries
-  int64_t n_kv;      // keys to attend to, those in the cache among them
-  int64_t q_start;   // position of the first query
-  int64_t q_first;   // row of the first query in the caller's arrays
-  int64_t kv_first;  // row of the first key that comes with the call in the caller's arrays
-  int64_t past;      // position of that key
-  int64_t kv_rows;   // how many come with the call
-  int64_t in_cache;  // number of the sequence in the cache; without a cache, of its packed keys and
-                     // values
-  int64_t in_arrays;      // number of the sequence in the caller's arrays and in the outputs
-  int64_t column;         // of the first key in the outputs with a number per pair
-  int64_t option_column;  // of the first key in mask, bias and groups; negative where that key has
-                          // no column
-  int64_t first_in_columns;  // the first position that has a column in mask, bias and groups
-  int64_t end_of_columns;    // the keys from here on are masked: n_kv, or less where rows of mask,
-                             // bias and groups are short
+  int64_t n_q;      // queries
+  int64_t n_kv;     // keys to attend to, with those in the cache
+  int64_t q_start;  // position of the first query
+
+  // In the caller's arrays: rows of the first query and of the first key that comes with the call.
+  int64_t q_first, kv_first;
+  int64_t past;     // position of that key
+  int64_t kv_rows;  // keys that come with the call
+
+  // The number of the sequence in the cache, or without a cache among the keys and values that the
+  // call packs; and its number in the caller's arrays and in the outputs.
+  int64_t in_cache, in_arrays;
+
+  // The column of the first key in outputs with a number per pair; and in mask, bias and groups,
+  // where it is negative if the first key has no column. first_in_columns is the first position
+  // that has one. Keys from end_of_columns on are masked: that is n_kv, or less where rows of these
+  // arrays are short.
+  int64_t column, option_column;
+  int64_t first_in_columns, end_of_columns;
 };
 
 // Keys or values of all sequences and kv heads, in one of three forms. Strides count elements.
-//   packed: as the kernels read them, 16 positions by 16; keys in blocks [position /
-//   16][head_dim][16], values in rows of
-//   head_dim_v_padded.
-//           A sequence's positions lie in blocks of the memory: block number n at base + n *
-//           batch_stride.
-//           Values may be a part of longer rows: those of the keys.
-//   stored: keys as such rows, whose first elements are the values. They are brought into the
-//   packed form chunk by chunk, likewise
-//   plain:  rows of the caller's; see late_rows and in_place_rows
+//
+//   packed   As the loops read them, 16 positions by 16: keys in tiles [position /
+//   16][head_dim][16],
+//            values in rows of head_dim_v_padded, which may be parts of longer rows. The positions
+//            of a sequence lie in blocks of memory, block number n at base + n * batch_stride.
+//   stored   Keys as rows, whose first elements are the values, in the same blocks. Units bring
+//   them
+//            into the packed form chunk by chunk.
+//   plain    Rows of the caller's, which units bring into the packed form as well, or read in place
+//            (late_rows and in_place_rows of AttentionPlan).
 struct KeyValues {
   const void *base;
   Storage storage;
   bool is_packed;
-  int64_t batch_stride, row_stride,
-      head_stride;  // row_stride: of rows; of packed keys the width, 16 of which are 16 positions
-  // Packed and stored only:
-  const int32_t *tables;  // [sequence][table_stride] number of the block that holds block_positions
-                          // positions; null: the sequence's number
+  int64_t batch_stride, head_stride;
+  int64_t row_stride;  // of packed keys the width of a key: a tile has 16 times as many numbers
+
+  // For packed and stored ones.
+  const int32_t *tables;  // [sequence][table_stride] numbers of blocks; null: the sequence's number
   int64_t table_stride;
-  int64_t block_positions;  // a multiple of 16
-  int64_t ring_positions;   // position p lies where p % ring_positions would; 0: no ring
-  const float *scales;      // int8: [block][kv head][block_positions], blocks so many apart
-  int64_t scale_batch_stride;
+  int64_t block_positions;     // positions of a block, a multiple of 16
+  int64_t ring_positions;      // position p lies where p % ring_positions would; 0: no ring
+  const float *scales;         // int8: [block][kv head][block_positions]
+  int64_t scale_batch_stride;  // of blocks
 };
 
 // Static: each instruction set has its own, or the linker would keep one of them for all.
@@ -253,32 +270,32 @@ struct Gate {
   bool is_single;      // one number for a head, else head_dim_v
 };
 
-// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has so
-// many rows: block_queries * (query heads per kv head).
+// The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has
+// block_queries * heads_per_kv rows.
 struct AttendScratch {
-  int64_t queries;   // [rows][head_dim]
-  int64_t keys;      // [16 or late_groups][head_dim][16], for keys to be brought into this form
-  int64_t values;    // [256][head_dim_v_padded], likewise
-  int64_t prepared;  // [4][head_dim], of plain keys [16][head_dim], and at least [head_dim_v]: rows
-                     // on their way, prepared or widened
-  int64_t scores;    // [max_attend_rows][score_stride]
-  // With chosen keys: the entries of a list in order; a bit for each entry that there can be;
-  // scales of gathered keys and values, [2][256]
+  int64_t queries;  // [rows][head_dim]
+  int64_t keys;     // [16 or late_tiles][head_dim][16], for keys to be brought into this form
+  int64_t values;   // [256][head_dim_v_padded], for the same
+  // Rows that are being prepared or widened: [4][head_dim], of plain keys [16][head_dim], and at
+  // least [head_dim_v].
+  int64_t prepared;
+  int64_t scores;  // [max_attend_rows][score_stride]
+  // With chosen keys: the entries of a list in order; a bit for each entry that there can be; and
+  // scales of gathered keys and values, [2][256].
   int64_t chosen_blocks, chosen_bits, chosen_scales;
-  int64_t states;  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows], l
-                   // [rows]; up to merge_rows floats may be read and written behind m and l
+  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows] and l [rows]. Up to
+  // merge_rows floats after m and l may be read and written.
+  int64_t states;
   int64_t state_stride;
   int64_t floats;  // all of it
 };
 
-constexpr int64_t max_attend_rows = 8;
-// Of plain keys that are packed late: so many at a time, at most.
-constexpr int64_t late_groups = 8;
-constexpr int64_t max_interleaved_chunks = 4;  // each with a state of its own
-// Rows a tile may compute beyond the last one; their results are discarded.
-constexpr int64_t spare_rows = 1;
+constexpr int64_t max_attend_rows = 8;         // rows of a tile
+constexpr int64_t late_tiles = 8;              // plain keys that are packed late: tiles at a time
+constexpr int64_t max_interleaved_chunks = 4;  // computed in step, each with a state of its own
+constexpr int64_t spare_rows = 1;   // rows after the last one that a tile may compute and discard
 constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
-// No power of two, so that a tile's rows do not fall into the same cache sets.
+// Not a power of two, so that the rows of a tile do not fall into the same sets of a cache.
 constexpr int64_t score_stride = chunk_keys + 16;
 
 // The attention of a call is described by four structs. One stage of the call writes each of them,
@@ -435,31 +452,32 @@ struct RowMeasure {
 
 // ---- Small layers
 
-// Of every matrix at most, so that each sum is one chain of at most dot_block terms.
+// The most columns of a matrix, so that each sum is one chain of at most dot_block terms; and the
+// most rows of a sequence, so that its keys are one tile.
 constexpr int64_t small_columns = 128;
-constexpr int64_t small_rows = key_block;  // of a sequence at most, so that its keys are one block
+constexpr int64_t small_rows = tile_keys;
 
-// As in Projection.
+// A matrix of a small layer, packed as Projection says.
 struct SmallMatrix {
   const float *panels, *bias;
   int64_t panel_floats, last_panel;
 };
 
-// A layer of so few columns, for calls of so few rows.
+// What the kernels need to know of a small layer.
 struct SmallLayer {
   int64_t max_rows;  // of a sequence; 0: the layer is not small
   SmallMatrix qkv[3], o;
-  int64_t depth;                // width of an input row
-  int64_t max_columns;          // of W_Q, W_K and W_V
-  int64_t stride;               // of rows of q and v in the scratch memory
-  int64_t context_stride;       // of rows of context, with room for 16 more
-  int64_t num_kv_heads, group;  // query heads per kv head
+  int64_t depth;           // width of an input row
+  int64_t max_columns;     // of W_Q, W_K and W_V
+  int64_t stride;          // of rows of q and v in the scratch memory
+  int64_t context_stride;  // of rows of context, with room for 16 more
+  int64_t num_kv_heads, heads_per_kv;
   int64_t head_dim, head_dim_v, k_columns, context_columns, output_dim;
   bool has_output;
   float scale;
 };
 
-// Self-attention of whole sequences of n rows each.
+// A small call: self-attention of whole sequences of n rows each.
 struct SmallCall {
   int64_t batch, n;
   bool is_causal;

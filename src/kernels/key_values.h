@@ -15,11 +15,11 @@
 namespace mha {
 namespace {
 
-constexpr int64_t chunk_tiles = chunk_keys / key_block;
+constexpr int64_t chunk_tiles = chunk_keys / tile_keys;
 
 // The key tiles that hold some of these keys.
 MHA_INLINE Range tiles_of(Range keys) {
-  return {key_tile_of(keys.begin), key_tile_of(keys.end + key_block - 1)};
+  return {key_tile_of(keys.begin), key_tile_of(keys.end + tile_keys - 1)};
 }
 
 // The keys or the values of a chunk by tiles of 16: tile g holds those from begin + 16 g on.
@@ -86,27 +86,27 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
   tiles->has_scales = source.storage == Storage::int8;
   tiles->are_late = tiles->are_rows = false;
   tiles->row_stride = source.row_stride;
-  const int64_t tile_bytes = key_block * source.row_stride * bytes_of(source.storage);
+  const int64_t tile_bytes = tile_keys * source.row_stride * bytes_of(source.storage);
   int64_t run = first;
   for (int64_t g = first; g < end;) {
-    const int64_t key = begin + g * key_block;
+    const int64_t key = begin + g * tile_keys;
     const Place place = place_of(source, unit.sequence.in_cache, unit.position_of_key(key));
     const char *at = stored_at(source, unit, place);
     const int64_t in_block =
         key_tile_of(min(source.block_positions - place.position, unit.run_of_keys(key)));
     const int64_t end_of_block = min(end, g + in_block);
     if (g > first && at != static_cast<const char *>(tiles->at[g - 1]) + tile_bytes) {
-      for (; run < g; ++run) tiles->run_end[run] = g * key_block;
+      for (; run < g; ++run) tiles->run_end[run] = g * tile_keys;
     }
     if (tiles->has_scales) {
       const int64_t scales_at = place.block * source.scale_batch_stride +
                                 unit.kv_head * source.block_positions + place.position;
       const float *scales = source.scales + scales_at;
-      for (int64_t i = g; i < end_of_block; ++i, scales += key_block) tiles->scales[i] = scales;
+      for (int64_t i = g; i < end_of_block; ++i, scales += tile_keys) tiles->scales[i] = scales;
     }
     for (; g < end_of_block; ++g, at += tile_bytes) tiles->at[g] = at;
   }
-  for (; run < end; ++run) tiles->run_end[run] = end * key_block;
+  for (; run < end; ++run) tiles->run_end[run] = end * tile_keys;
 }
 
 // ---- Bringing keys and values into that form
@@ -119,8 +119,8 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
   tiles->are_late = tiles->are_rows = false;
   tiles->row_stride = width;
   for (int64_t g = first; g < end; ++g) {
-    tiles->at[g] = memory + g * key_block * width;
-    tiles->run_end[g] = end * key_block;
+    tiles->at[g] = memory + g * tile_keys * width;
+    tiles->run_end[g] = end * tile_keys;
   }
 }
 
@@ -128,12 +128,12 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
 template <class V>
 inline void widen_tiles(int64_t width, int64_t first, int64_t end, float *memory, KeyTiles *tiles) {
   // Rows of values may be parts of longer rows.
-  const int64_t rows = tiles->row_stride == width ? 1 : key_block,
-                numbers = key_block * width / rows;
+  const int64_t rows = tiles->row_stride == width ? 1 : tile_keys,
+                numbers = tile_keys * width / rows;
   const int64_t row_bytes = tiles->row_stride * bytes_of(tiles->storage);
   for (int64_t g = first; g < end; ++g) {
     const char *from = static_cast<const char *>(tiles->at[g]);
-    float *to = memory + g * key_block * width;
+    float *to = memory + g * tile_keys * width;
     for (int64_t row = 0; row < rows; ++row, from += row_bytes, to += numbers)
       widen<V>(tiles->storage, from, numbers, to);
   }
@@ -146,12 +146,12 @@ inline void pack_key_rows(const float *const (&rows)[4], int64_t count, int64_t 
   int64_t c = 0;
   if (count == 4) {
     for (; c + 4 <= head_dim; c += 4) {
-      transpose4x4(rows[0] + c, rows[1] + c, rows[2] + c, rows[3] + c, block + c * key_block,
-                   key_block);
+      transpose4x4(rows[0] + c, rows[1] + c, rows[2] + c, rows[3] + c, block + c * tile_keys,
+                   tile_keys);
     }
   }
   for (; c < head_dim; ++c) {
-    for (int64_t i = 0; i < count; ++i) block[c * key_block + i] = canonical_nan(rows[i][c]);
+    for (int64_t i = 0; i < count; ++i) block[c * tile_keys + i] = canonical_nan(rows[i][c]);
   }
 }
 
@@ -170,8 +170,8 @@ MHA_INLINE void locate_rows(const KeyValues &source, const Unit &unit, int64_t b
   tiles->are_rows = true;
   tiles->row_stride = source.row_stride;
   for (int64_t g = first; g < end; ++g) {
-    tiles->at[g] = plain_row(source, unit, unit.sequence.kv_first + begin + g * key_block);
-    tiles->run_end[g] = end * key_block;
+    tiles->at[g] = plain_row(source, unit, unit.sequence.kv_first + begin + g * tile_keys);
+    tiles->run_end[g] = end * tile_keys;
   }
 }
 
@@ -185,7 +185,7 @@ MHA_INLINE void make_canonical(float *p, int64_t count) {
 // by itself for rows that lie apart or are read in another order. (Copying values takes longer with
 // it.)
 MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
-  for (int64_t i = 0; i < key_block; ++i, row += row_bytes) {
+  for (int64_t i = 0; i < tile_keys; ++i, row += row_bytes) {
     prefetch_row(row, bytes);
   }
 }
@@ -199,8 +199,8 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile,
                             float *block) {
   const Attention &call = unit.call;
   const KeyValues &k = call.arrays.k;
-  const int64_t first = tile * key_block, begin = max(keys.begin - first, 0),
-                end = min(keys.end - first, key_block);
+  const int64_t first = tile * tile_keys, begin = max(keys.begin - first, 0),
+                end = min(keys.end - first, tile_keys);
   const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
   const int64_t position = unit.position_of_key(chunk_begin + first),
                 array_row = unit.sequence.kv_first + position;
@@ -209,8 +209,8 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile,
                                ? plain_row(k, unit, array_row)
                                : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
   if (is_plain(k))
-    prefetch_rows(rows + key_block * row_bytes, row_bytes, call.request.head_dim * element);
-  if (!needs_preparation && k.storage == Storage::f32 && end - begin == key_block) {
+    prefetch_rows(rows + tile_keys * row_bytes, row_bytes, call.request.head_dim * element);
+  if (!needs_preparation && k.storage == Storage::f32 && end - begin == tile_keys) {
     return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride,
                           call.request.head_dim, block);
   }
@@ -222,7 +222,7 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile,
     const int64_t width = min(slice, call.request.head_dim - c);
     for (int64_t i = begin; i < end; ++i)
       widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
-    transpose_rows(copies, slice, width, block + c * key_block);
+    transpose_rows(copies, slice, width, block + c * tile_keys);
   }
   // Prepared: whole rows, since norms and rotation need all of them.
   if (!needs_preparation) return;
@@ -286,7 +286,7 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
   visit_storage(source.storage, [&](auto stored) MHA_INLINED {
     const auto *const numbers =
         reinterpret_cast<const typename decltype(stored)::Element *>(tile) + lane;
-    for (int64_t c = 0; c < width; ++c) to[c] = load<Scalar>(numbers + c * key_block).x;
+    for (int64_t c = 0; c < width; ++c) to[c] = load<Scalar>(numbers + c * tile_keys).x;
   });
 }
 
@@ -309,19 +309,19 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
   locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end,
                  tiles);
   tiles->has_scales = source.storage == Storage::int8;
-  for (int64_t g = range.begin; g < range.end; ++g) tiles->scales[g] = scales + g * key_block;
+  for (int64_t g = range.begin; g < range.end; ++g) tiles->scales[g] = scales + g * tile_keys;
   if (!are_keys && !has_own_values) return;
   for (int64_t g = range.begin; g < range.end; ++g) {
-    float *const of_tile = rows + (are_keys && has_own_values ? 0 : g * key_block * stride);
-    for (int64_t j = max(keys.begin, g * key_block); j < min(keys.end, (g + 1) * key_block); ++j) {
+    float *const of_tile = rows + (are_keys && has_own_values ? 0 : g * tile_keys * stride);
+    for (int64_t j = max(keys.begin, g * tile_keys); j < min(keys.end, (g + 1) * tile_keys); ++j) {
       float *const to = of_tile + lane_of(j) * stride;
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
       if (!are_keys && numbers < width)
         MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
     }
     if (!are_keys) continue;
-    transpose_rows(of_tile, stride, width, memory + g * key_block * width);
-    make_canonical<V>(memory + g * key_block * width, key_block * width);
+    transpose_rows(of_tile, stride, width, memory + g * tile_keys * width);
+    make_canonical<V>(memory + g * tile_keys * width, tile_keys * width);
   }
 }
 
@@ -353,12 +353,12 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
     tiles->are_late = unit.num_rows <= call.plan.late_rows;
     for (int64_t g = range.begin; g < range.end; ++g) {
       if (tiles->are_late) {
-        tiles->at[g] = memory + g % late_groups * key_block * width;
-        tiles->run_end[g] = (g + 1) * key_block;
+        tiles->at[g] = memory + g % late_tiles * tile_keys * width;
+        tiles->run_end[g] = (g + 1) * tile_keys;
       } else {
-        float *const block = memory + g * key_block * width;
+        float *const block = memory + g * tile_keys * width;
         pack_keys<V>(unit, chunk_begin, g, keys, block);
-        make_canonical<V>(block, key_block * width);
+        make_canonical<V>(block, tile_keys * width);
       }
     }
     return;
@@ -401,7 +401,7 @@ struct PrefetchSource {
 };
 
 MHA_INLINE int64_t tile_bytes_of(const KeyValues &source) {
-  return key_block * source.row_stride * bytes_of(source.storage);
+  return tile_keys * source.row_stride * bytes_of(source.storage);
 }
 
 constexpr PrefetchSource no_prefetch_source = {nullptr, {0, 0}, 0, 0};

@@ -13,7 +13,7 @@ namespace mha {
 namespace {
 
 // Which row is prepared.
-struct RowPlace {
+struct RowId {
   int64_t sequence;
   int64_t array_row;  // of the sequence in the caller's array
   int64_t position;   // where it stands, unless the rotation says otherwise
@@ -26,11 +26,11 @@ struct RowPlace {
 // Rotates 2 * pairs elements of x from the offset on, by the line of the tables for the position of
 // the row. A position before the first key has no line: such a row attends to nothing.
 template <class V>
-MHA_NOINLINE void rotate(const Rotation &rotation, const RowPlace &place, float *x) {
+MHA_NOINLINE void rotate(const Rotation &rotation, const RowId &id, float *x) {
   const int64_t position =
       rotation.positions
-          ? rotation.positions[place.sequence * rotation.rows_per_sequence + place.array_row]
-          : rotation.origin + place.position;
+          ? rotation.positions[id.sequence * rotation.rows_per_sequence + id.array_row]
+          : rotation.origin + id.position;
   if (position < 0) return;
   const float *const cos = rotation.cos + position * rotation.stride, *const sin =
                                                                           rotation.sin +
@@ -121,35 +121,35 @@ MHA_NOINLINE void scale_normal(const Norm &norm, const Statistics &found, int64_
 
 // Normalises a head's row by its own statistics, or by those that `measure` has computed.
 template <class V>
-MHA_NOINLINE void normalize(const Norm &norm, const RowPlace &place, int64_t width, float *x) {
+MHA_NOINLINE void normalize(const Norm &norm, const RowId &id, int64_t width, float *x) {
   Statistics found;
   if (norm.is_of_all_heads) {
     const float *const of_row =
-        place.statistics + 2 * (place.sequence * norm.rows_per_sequence + place.array_row);
+        id.statistics + 2 * (id.sequence * norm.rows_per_sequence + id.array_row);
     found = {of_row[0], of_row[1]};
   } else {
     found = statistics_of<V>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
   }
-  scale_normal<V>(norm, found, place.head, width, x);
+  scale_normal<V>(norm, found, id.head, width, x);
 }
 
 // ---- Both
 
 // Applies norm and rotation in the order that the layer asks for.
 template <class V>
-MHA_NOINLINE void prepare(const Preparation &how, const RowPlace &place, int64_t width, float *x) {
-  if (how.norm.is_given && !how.norm.is_after_rotation) normalize<V>(how.norm, place, width, x);
-  if (how.rotation.cos) rotate<V>(how.rotation, place, x);
-  if (how.norm.is_given && how.norm.is_after_rotation) normalize<V>(how.norm, place, width, x);
+MHA_NOINLINE void prepare(const Preparation &how, const RowId &id, int64_t width, float *x) {
+  if (how.norm.is_given && !how.norm.is_after_rotation) normalize<V>(how.norm, id, width, x);
+  if (how.rotation.cos) rotate<V>(how.rotation, id, x);
+  if (how.norm.is_given && how.norm.is_after_rotation) normalize<V>(how.norm, id, width, x);
 }
 
 // Returns a row as prepared floats: where it lies if it is used as it is, otherwise in `copy`.
 template <class V>
 MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, const void *row,
-                                     const RowPlace &place, int64_t width, float *copy) {
+                                     const RowId &id, int64_t width, float *copy) {
   if (storage == Storage::f32 && !how.is_any) return static_cast<const float *>(row);
   widen<V>(storage, row, width, copy);
-  prepare<V>(how, place, width, copy);
+  prepare<V>(how, id, width, copy);
   return copy;
 }
 
@@ -170,8 +170,8 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
       const int64_t at = sequence.in_arrays * rows.batch_stride + (first + row) * rows.row_stride +
                          head * rows.head_stride;
       widen<V>(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
-      const RowPlace place = {sequence.in_arrays, first + row, position, head};
-      if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, place, scratch);
+      const RowId id = {sequence.in_arrays, first + row, position, head};
+      if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, id, scratch);
       return static_cast<const float *>(scratch);
     };
     const Statistics found =

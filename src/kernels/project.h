@@ -195,25 +195,25 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
       int64_t step = 1;
       if (is_converted) {
         write_converted<V>(to, at.row, c, start + at.row * to.row_stride + c, from, count);
-      } else if (to.kind != Destination::Kind::key_blocks) {
+      } else if (to.kind != Destination::Kind::key_tiles) {
         const int64_t in_destination = to.kind == Destination::Kind::rows ? at.row : at.position;
         copy<V>(from, static_cast<float *>(to.base) + start + in_destination * to.row_stride + c,
                 count);
       } else {
         const int64_t lane = lane_of(at.position);
         float *const block = static_cast<float *>(to.base) + start +
-                             (at.position - lane) * to.head_width + c * key_block + lane;
+                             (at.position - lane) * to.head_width + c * tile_keys + lane;
         int64_t i = 0;
-        if (r + 4 <= num_rows && lane + 4 <= key_block && rows_left(x, at) >= 4) {
+        if (r + 4 <= num_rows && lane + 4 <= tile_keys && rows_left(x, at) >= 4) {
           step = 4;
           const float *const row1 = from + values_stride, *const row2 = row1 + values_stride,
                              *const row3 = row2 + values_stride;
           for (; i + 4 <= count; i += 4)
-            transpose4x4(from + i, row1 + i, row2 + i, row3 + i, block + i * key_block, key_block);
+            transpose4x4(from + i, row1 + i, row2 + i, row3 + i, block + i * tile_keys, tile_keys);
         }
         for (int64_t s = 0; s < step; ++s) {
           for (int64_t rest = i; rest < count; ++rest)
-            block[rest * key_block + s] = from[s * values_stride + rest];
+            block[rest * tile_keys + s] = from[s * values_stride + rest];
         }
       }
       r += step;

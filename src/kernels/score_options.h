@@ -70,8 +70,8 @@ MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &la
 // Sets the scores of keys that are in another group than `own` to -infinity.
 MHA_NOINLINE inline void leave_group(const int32_t *groups, int32_t own, Range keys, float *s) {
   int64_t j = keys.begin;
-  for (; j + key_block <= keys.end; j += key_block) {
-    for (int64_t i = 0; i < key_block; ++i) s[j + i] = groups[j + i] == own ? s[j + i] : -infinity;
+  for (; j + tile_keys <= keys.end; j += tile_keys) {
+    for (int64_t i = 0; i < tile_keys; ++i) s[j + i] = groups[j + i] == own ? s[j + i] : -infinity;
   }
   for (; j < keys.end; ++j) s[j] = groups[j] == own ? s[j] : -infinity;
 }
@@ -172,7 +172,7 @@ struct Numbers {
   // Whether they have one of 16.
   MHA_INLINE bool have_some(const int32_t *numbers) const {
     uint32_t some = 0;
-    for (int64_t i = 0; i < key_block; ++i) some |= have(numbers[i]);
+    for (int64_t i = 0; i < tile_keys; ++i) some |= have(numbers[i]);
     return some != 0;
   }
 };
@@ -195,11 +195,11 @@ MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_
   Range left = with_column;
   if (own.least > own.greatest) left.end = left.begin;
   // From both ends inwards, 16 keys at a time and then one by one.
-  while (left.begin + key_block <= left.end && !own.have_some(groups + left.begin))
-    left.begin += key_block;
+  while (left.begin + tile_keys <= left.end && !own.have_some(groups + left.begin))
+    left.begin += tile_keys;
   while (left.begin < left.end && !own.have(groups[left.begin])) ++left.begin;
-  while (left.begin + key_block <= left.end && !own.have_some(groups + left.end - key_block))
-    left.end -= key_block;
+  while (left.begin + tile_keys <= left.end && !own.have_some(groups + left.end - tile_keys))
+    left.end -= tile_keys;
   while (left.begin < left.end && !own.have(groups[left.end - 1])) --left.end;
   // The keys that are left whatever their group is.
   const Range always = {of_flags.begin, add_keys ? of_flags.end : with_column.begin};
@@ -255,10 +255,10 @@ MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end
 // since each is a long chain of operations.
 template <class V>
 MHA_NOINLINE void cap_scores(const ScoreOptions &options, Range tiles, float scale, float *s) {
-  constexpr int lanes = V::size, at_once = static_cast<int>(min(key_block / lanes, 2));
+  constexpr int lanes = V::size, at_once = static_cast<int>(min(tile_keys / lanes, 2));
   const V factor = all<V>(scale), softcap = all<V>(options.softcap),
           inverse = all<V>(options.softcap_inverse);
-  for (int64_t j = tiles.begin * key_block; j < tiles.end * key_block; j += at_once * lanes) {
+  for (int64_t j = tiles.begin * tile_keys; j < tiles.end * tile_keys; j += at_once * lanes) {
     V x[at_once];
     MHA_EACH(i, at_once) x[i] = load<V>(s + j + i * lanes) * factor * inverse;
     tanh_of(x);
@@ -284,10 +284,10 @@ MHA_NOINLINE void add_alibi(const Unit &unit, const Row &row, int64_t chunk_begi
   if (unit.blocks) return;
   const Range tiles = tiles_of(keys);
   for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-    const V first = all<V>(static_cast<float>(chunk_begin + tile * key_block - position));
-    for (int64_t lane = 0; lane < key_block; lane += V::size) {
+    const V first = all<V>(static_cast<float>(chunk_begin + tile * tile_keys - position));
+    for (int64_t lane = 0; lane < tile_keys; lane += V::size) {
       const V distance = first + load<V>(lane_numbers + lane);
-      float *const at = s + tile * key_block + lane;
+      float *const at = s + tile * tile_keys + lane;
       store(at, mul_add(slope, max_of(distance, all<V>(0.0f) - distance), load<V>(at)));
     }
   }

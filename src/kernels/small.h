@@ -16,14 +16,14 @@ namespace {
 
 // The vectors of 16 columns.
 template <class V>
-constexpr int small_vectors = key_block / V::size;
+constexpr int small_vectors = tile_keys / V::size;
 
 // The parts of the scratch memory. Vectors are read and written beyond the end of a head, into the
 // next row or the next part.
 struct SmallMemory {
   int64_t stride, context_stride;
   float *q, *v;    // [n][stride]
-  float *k;        // [head_dim of all kv heads][key_block]: the keys side by side
+  float *k;        // [head_dim of all kv heads][tile_keys]: the keys side by side
   float *context;  // [2][context_stride], or keys on their way
 
   MHA_INLINE SmallMemory(const SmallLayer &layer, int64_t n, float *scratch)
@@ -31,7 +31,7 @@ struct SmallMemory {
     q = scratch;
     v = q + n * stride;
     k = v + n * stride;
-    context = k + layer.k_columns * key_block;
+    context = k + layer.k_columns * tile_keys;
   }
 };
 
@@ -50,7 +50,7 @@ struct SmallColumns {
     }
   }
   MHA_INLINE void advance() {
-    in_panel += key_block;
+    in_panel += tile_keys;
     const bool ends = in_panel == panel_columns;
     if (ends) {
       ++panel;
@@ -58,10 +58,10 @@ struct SmallColumns {
     }
     MHA_EACH(m, M) {
       const bool stays = ends && panel > matrices[m].last_panel;
-      w[m] += key_block + (stays  ? -panel_columns
+      w[m] += tile_keys + (stays  ? -panel_columns
                            : ends ? matrices[m].panel_floats - panel_columns
                                   : 0);
-      bias[m] += key_block - (stays ? panel_columns : 0);
+      bias[m] += tile_keys - (stays ? panel_columns : 0);
     }
   }
 };
@@ -93,7 +93,7 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   }
   // The three matrices are read side by side: 16 columns of each, for all R rows.
   SmallColumns<3> columns(layer.qkv);
-  for (int64_t column = 0; column < layer.max_columns; column += key_block, columns.advance()) {
+  for (int64_t column = 0; column < layer.max_columns; column += tile_keys, columns.advance()) {
     V y[R][3 * C];
     project_small<V>(rows, layer.depth, columns, y);
     MHA_EACH(r, R) {
@@ -107,7 +107,7 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   }
   // Keys go to their lanes, one number at a time.
   for (int64_t column = 0; column < layer.k_columns; ++column) {
-    float *const keys = memory.k + column * key_block;
+    float *const keys = memory.k + column * tile_keys;
     // The first key fills all lanes. Lanes without a key take part in the arithmetic, which is slow
     // if they happen to be subnormal.
     for (int i = 0; row == 0 && i < C; ++i)
@@ -123,14 +123,14 @@ MHA_INLINE void multiply_small_keys(const float *const (&q)[R], int64_t begin, i
   const float *const keys_of_head[1] = {k};
   clear(s);
   for (int64_t d = begin; d < end; ++d)
-    add_term<small_vectors<V>>(q, d, keys_of_head, d * key_block, s);
+    add_term<small_vectors<V>>(q, d, keys_of_head, d * tile_keys, s);
 }
 
 // Adds the products of all chains but the first. Few heads are so wide that they have more than
 // one.
 template <class V, int R>
 MHA_NOINLINE void add_small_chains(const SmallLayer &layer, const float *const (&q)[R],
-                                   const float *k, float (&scores)[R][key_block]) {
+                                   const float *k, float (&scores)[R][tile_keys]) {
   constexpr int C = small_vectors<V>, lanes = V::size;
   for (int64_t d = score_block; d < layer.head_dim; d += score_block) {
     V s[R][C];
@@ -147,7 +147,7 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
                              const float *const (&q)[R], const float *k, const float *v,
                              const int64_t (&keys)[R], float *context) {
   constexpr int C = small_vectors<V>, lanes = V::size;
-  alignas(64) float scores[R][key_block], weights[R][key_block];
+  alignas(64) float scores[R][tile_keys], weights[R][tile_keys];
   float l[R];
   V s[R][C], p[R * C];
   multiply_small_keys(q, 0, min(layer.head_dim, score_block), k, s);
@@ -209,7 +209,7 @@ MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory 
   const float *rows[R];
   MHA_EACH(r, R) rows[r] = memory.context + r * memory.context_stride;
   SmallColumns<1> columns(&layer.o);
-  for (int64_t column = 0; column < layer.output_dim; column += key_block, columns.advance()) {
+  for (int64_t column = 0; column < layer.output_dim; column += tile_keys, columns.advance()) {
     V y[R][C];
     project_small<V>(rows, layer.context_columns, columns, y);
     MHA_EACH(r, R) {
@@ -237,8 +237,8 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
     to[r] = output + number * call.output_row_stride;
   }
   for (int64_t kv_head = 0; kv_head < layer.num_kv_heads;
-       ++kv_head, k += layer.head_dim * key_block, v += layer.head_dim_v) {
-    for (int64_t i = 0; i < layer.group; ++i, context += layer.head_dim_v) {
+       ++kv_head, k += layer.head_dim * tile_keys, v += layer.head_dim_v) {
+    for (int64_t i = 0; i < layer.heads_per_kv; ++i, context += layer.head_dim_v) {
       attend_small<V, R>(layer, memory, q, k, v, keys, context);
       MHA_EACH(r, R) q[r] += layer.head_dim;
     }

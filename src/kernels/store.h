@@ -86,33 +86,33 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
       const float *rows[4];
       for (int64_t i = 0; i < count; ++i) {
         const StridedRows &from = storing.rows;
-        const RowPlace place = {sequence.in_arrays, sequence.kv_first + row + i, position + i, head,
-                                storing.statistics};
+        const RowId id = {sequence.in_arrays, sequence.kv_first + row + i, position + i, head,
+                          storing.statistics};
         const void *const given =
             element_at(from.base, from.storage,
-                       place.sequence * from.batch_stride + place.array_row * from.row_stride +
+                       id.sequence * from.batch_stride + id.array_row * from.row_stride +
                            head * from.head_stride);
         if (row + 8 < row_end) {
           prefetch_row(
               element_at(static_cast<const char *>(given), from.storage, 8 * from.row_stride),
               width * bytes_of(from.storage));
         }
-        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, place, width,
+        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, id, width,
                                   scratch ? scratch + i * width : nullptr);
       }
       // Where the row goes: a tile of 16 positions, and the lane or the row in it.
       const Place place = place_of(to, sequence.in_cache, position);
       const int64_t tile_at = place.block * to.batch_stride + head * to.head_stride +
-                              key_tile_of(place.position) * key_block * to.row_stride;
+                              key_tile_of(place.position) * tile_keys * to.row_stride;
       char *const tile = const_cast<char *>(static_cast<const char *>(to.base)) + tile_at * element;
-      const int64_t stride = storing.are_keys ? key_block : 1;
+      const int64_t stride = storing.are_keys ? tile_keys : 1;
       const int64_t first = lane_of(position) * (storing.are_keys ? 1 : to.row_stride);
       if (to.storage == Storage::int8) {
         float *const scales = const_cast<float *>(to.scales) + place.block * to.scale_batch_stride +
                               head * to.block_positions + place.position;
         int8_t *const codes = reinterpret_cast<int8_t *>(tile) + first;
         if (by_fours)
-          store_codes(rows, width, reinterpret_cast<uint32_t *>(codes), key_block / 4, scales);
+          store_codes(rows, width, reinterpret_cast<uint32_t *>(codes), tile_keys / 4, scales);
         else
           store_codes(rows, width, codes, stride, scales);
       } else if (to.storage != Storage::f32) {

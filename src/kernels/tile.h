@@ -26,10 +26,10 @@ MHA_INLINE int64_t quotient(int64_t a, int64_t b) { return a < b ? 0 : a / b; }
 // The tile of 16 keys that a key is in, and its lane there. Neither is negative, which spares the
 // corrections of a signed division.
 MHA_INLINE int64_t key_tile_of(int64_t key) {
-  return static_cast<int64_t>(static_cast<uint64_t>(key) / key_block);
+  return static_cast<int64_t>(static_cast<uint64_t>(key) / tile_keys);
 }
 MHA_INLINE int64_t lane_of(int64_t key) {
-  return static_cast<int64_t>(static_cast<uint64_t>(key) % key_block);
+  return static_cast<int64_t>(static_cast<uint64_t>(key) % tile_keys);
 }
 
 template <int lanes>
@@ -322,7 +322,7 @@ MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
 
 // The vectors of 16 columns, or of 4 for one number at a time: the fewest that a loop is made for.
 template <class V>
-constexpr int min_vectors = V::size == 1 ? 4 : key_block / V::size;
+constexpr int min_vectors = V::size == 1 ? 4 : tile_keys / V::size;
 
 // How many rows and vectors the register tiles have. There are as many sums as the registers hold
 // besides the operands, and at least the 8 independent chains that keep two fma units with a
@@ -426,7 +426,7 @@ MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, bool prefetche
   Loops loops = {};
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = TileShape<V::size>::key_tiles(R),
-                  C = key_block / V::size;
+                  C = tile_keys / V::size;
     constexpr bool only_floats = R > max_rows_of_fewer_bits;
     constexpr Prefetching prefetching = R == 1 ? Prefetching::fewer_bits : Prefetching::all;
     loops.wide = loop_of<V, R, B, C, prefetching, only_floats>(storage, prefetches);

@@ -118,7 +118,7 @@ struct Unit {
   }
   // Whether a tile of 16 keys may hold keys that are no neighbours, which then come one by one.
   MHA_INLINE bool gathers_keys() const {
-    return blocks && call.request.options.chosen.block % key_block != 0;
+    return blocks && call.request.options.chosen.block % tile_keys != 0;
   }
 
   // The query of a row, prepared and scaled, in scratch memory.

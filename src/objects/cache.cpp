@@ -11,7 +11,7 @@ namespace {
 static_assert(sizeof(mha_kv_cache) == 256 && offsetof(mha_kv_cache, checksum) == 248,
               "the header is 4 cache lines");
 
-int64_t padded(int64_t width) { return blocks_of(width, key_block) * key_block; }
+int64_t padded(int64_t width) { return blocks_of(width, tile_keys) * tile_keys; }
 
 int64_t key_width(const mha_kv_cache &cache) {
   return has_own_values(cache) ? cache.head_dim : padded(cache.head_dim);

@@ -46,24 +46,24 @@ Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan
   const ChosenKeys &chosen = request.options.chosen;
   const bool has_chosen = chosen.lists.base != nullptr;
   // Chosen keys that do not come in whole key tiles are gathered one by one.
-  const bool may_gather = has_chosen && (chosen.block % key_block != 0 || is_plain(k));
+  const bool may_gather = has_chosen && (chosen.block % tile_keys != 0 || is_plain(k));
   const bool are_late = rows <= plan.late_rows, are_in_place = rows <= plan.in_place_rows;
   const int64_t head_dim = request.head_dim;
   scratch.queries = take(Count(rows) * Count(head_dim));
 
-  int64_t key_tiles = chunk_keys / key_block;
+  int64_t key_tiles = chunk_keys / tile_keys;
   if (!may_gather && is_read_as_stored(k))
     key_tiles = 0;
   else if (!may_gather && are_late)
-    key_tiles = late_groups;
-  scratch.keys = take(Count(key_tiles * key_block) * Count(head_dim));
+    key_tiles = late_tiles;
+  scratch.keys = take(Count(key_tiles * tile_keys) * Count(head_dim));
 
   // Where values lie in the keys, gathering one brings the whole row of its key.
   const Count value_width(may_gather && is_stored(k) ? k.row_stride : plan.head_dim_v_padded);
   const bool needs_values = may_gather || !(is_read_as_stored(v) || are_in_place);
   scratch.values = take(needs_values ? Count(chunk_keys) * value_width : Count(0));
 
-  const int64_t prepared_keys = k.is_packed && !may_gather ? 4 : key_block;
+  const int64_t prepared_keys = k.is_packed && !may_gather ? 4 : tile_keys;
   const int64_t prepared =
       std::max(prepared_keys * head_dim, request.prepare_v.is_any ? request.head_dim_v : 0);
   const bool has_prepared =
@@ -115,11 +115,11 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
   plan.q_statistics = layout->take_floats(statistics * Count(request.n_q));
   plan.k_statistics = layout->take_floats(statistics * Count(s.n_kv));
 
-  plan.head_dim_v_padded = blocks_of(request.head_dim_v, key_block) * key_block;
+  plan.head_dim_v_padded = blocks_of(request.head_dim_v, tile_keys) * tile_keys;
   // Values that are read in place are floats, and whole vectors.
   const KeyValues &k = request.k, &v = request.v;
   const bool can_be_in_place = !v.is_packed && v.storage == Storage::f32 &&
-                               !request.prepare_v.is_any && request.head_dim_v % key_block == 0;
+                               !request.prepare_v.is_any && request.head_dim_v % tile_keys == 0;
   plan.late_rows = k.is_packed ? 0 : max_late_rows;
   plan.in_place_rows = can_be_in_place ? max_late_rows : 0;
 

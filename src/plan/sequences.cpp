@@ -101,7 +101,7 @@ int64_t longest_rows(const SequenceArguments &s) {
 // Sequence b, with `before` rows of keys before it, begins with block before / 16 + b: the one
 // after the last block of the previous sequence.
 int64_t packed_key_blocks(int64_t n_kv, int64_t batch) {
-  return capped_sum(n_kv / key_block, batch);
+  return capped_sum(n_kv / tile_keys, batch);
 }
 
 Window window_of(const SequenceArguments &s) {
@@ -126,7 +126,7 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     sequence.kv_first = first_key(s, b) + kv_begin;
     sequence.past = past + kv_begin;
     sequence.kv_rows = kv_end - kv_begin;
-    sequence.in_cache = s.is_packed() && !s.cache ? kv_before / key_block + b : in_cache(s, b);
+    sequence.in_cache = s.is_packed() && !s.cache ? kv_before / tile_keys + b : in_cache(s, b);
     sequence.in_arrays = s.is_packed() ? 0 : b;
     sequence.column = s.cache ? 0 : sequence.kv_first;
     sequence.option_column =

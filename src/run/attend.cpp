@@ -325,7 +325,7 @@ KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, i
   packed.is_packed = true;
   packed.row_stride = width;
   packed.head_stride = head_floats;
-  packed.batch_stride = counts_blocks ? key_block * width : num_kv_heads * head_floats;
+  packed.batch_stride = counts_blocks ? tile_keys * width : num_kv_heads * head_floats;
   packed.block_positions = positions;
   return packed;
 }

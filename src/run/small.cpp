@@ -74,9 +74,9 @@ SmallLayer small_layer_of(const mha_layer &layer) {
                         shape.context_columns() <= small_columns;
   SmallLayer small = {};
   if (!is_small) return small;
-  small.stride = blocks_of(max_columns, key_block) * key_block;
+  small.stride = blocks_of(max_columns, tile_keys) * tile_keys;
   small.context_stride =
-      blocks_of(std::max(max_columns, shape.context_columns()), key_block) * key_block + key_block;
+      blocks_of(std::max(max_columns, shape.context_columns()), tile_keys) * tile_keys + tile_keys;
   // For more rows the larger tiles of the stages are faster.
   small.max_rows = small.stride <= 64 ? small_rows : small.stride <= 96 ? 4 : 2;
   const auto describe = [&](MatrixName name) {
@@ -91,7 +91,7 @@ SmallLayer small_layer_of(const mha_layer &layer) {
   small.depth = shape.query_dim;
   small.max_columns = max_columns;
   small.num_kv_heads = shape.num_kv_heads;
-  small.group = shape.num_heads / shape.num_kv_heads;
+  small.heads_per_kv = shape.num_heads / shape.num_kv_heads;
   small.head_dim = shape.head_dim;
   small.head_dim_v = shape.head_dim_v;
   small.k_columns = shape.k_columns();
@@ -111,7 +111,7 @@ bool is_small(const mha_layer &layer, const mha_forward_args &args) {
 }
 
 int64_t small_workspace_bytes(const SmallLayer &layer, int64_t n) {
-  const int64_t rows = 2 * n * layer.stride, keys = layer.k_columns * key_block,
+  const int64_t rows = 2 * n * layer.stride, keys = layer.k_columns * tile_keys,
                 contexts = 2 * layer.context_stride;
   return (rows + keys + contexts) * static_cast<int64_t>(sizeof(float)) + 63;
 }
