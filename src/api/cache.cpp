@@ -111,7 +111,7 @@ void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t fro
 // Copies the groups of 16 with the first `positions` positions of one block to another block.
 void copy_block(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to,
                 int64_t positions) {
-  for (int64_t first = 0; first < positions; first += key_block) {
+  for (int64_t first = 0; first < positions; first += tile_keys) {
     for (int64_t head = 0; head < cache->num_kv_heads; ++head)
       copy_group(source, row_in_block(cache, source, from, head, first),
                  row_in_block(cache, source, to, head, first));

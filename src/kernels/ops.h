@@ -426,7 +426,7 @@ MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64
 template <class V, class Put>
 MHA_INLINE void in_vectors(int64_t count, const Put &put) {
   int64_t i = 0;
-  for (; i + V::size <= count; i += V::size) put(V{}, i);
+  for (; i + static_cast<int64_t>(V::size) <= count; i += V::size) put(V{}, i);
   for (; i < count; ++i) put(Scalar{}, i);
 }
 

@@ -40,7 +40,7 @@ MHA_NOINLINE void rotate(const Rotation &rotation, const RowId &id, float *x) {
   const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1,
                 second = rotation.is_interleaved ? 1 : pairs;
   int64_t i = 0;
-  for (; !rotation.is_interleaved && i + V::size <= pairs; i += V::size) {
+  for (; !rotation.is_interleaved && i + static_cast<int64_t>(V::size) <= pairs; i += V::size) {
     const V a = load<V>(x + i), b = load<V>(x + pairs + i), c = load<V>(cos + i),
             s = load<V>(sin + i);
     store(x + i, mul_add(a, c, all<V>(-0.0f) - b * s));

@@ -95,7 +95,7 @@ MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_
 template <class V>
 MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
   int64_t j = keys.begin;
-  for (; j + V::size <= keys.end; j += V::size) {
+  for (; j + static_cast<int64_t>(V::size) <= keys.end; j += V::size) {
     const V attends = load<V>(reinterpret_cast<const int8_t *>(mask + j));  // of any sign
     store(s + j, value_if_less(all<V>(0.0f), attends * attends, load<V>(s + j), all<V>(-infinity)));
   }
