@@ -2,8 +2,8 @@
 // of C++ are here alone, and elsewhere by the names that are defined here (tests/package/sources.py
 // extensions).
 //
-// CMake's build gives flags and says so by MHA_FLAGS_GIVEN. Without them this file does what they
-// do, and c++ needs -O2 -std=c++17, the folder include, and that of xsimd's headers.
+// CMake's build gives flags and says so by MHA_FLAGS_GIVEN. Other builds (docs/building.md) give a
+// few of them, and this file sees to the rest.
 #pragma once
 
 #include <stdint.h>
@@ -57,83 +57,21 @@
 #define MHA_HAS_NEON_I8MM
 #endif
 
-// A file of kernels says which set it is for (MHA_KERNELS_*). Behind these lines its functions are
-// compiled for that, until MHA_END_OF_KERNELS. The macros are those that a compiler with flags
-// would define, by which xsimd and arm_neon.h know the instructions.
-#if !defined(MHA_FLAGS_GIVEN) && ((defined(MHA_KERNELS_AVX2) && defined(MHA_HAS_AVX2)) ||     \
-                                  (defined(MHA_KERNELS_AVX512) && defined(MHA_HAS_AVX512)) || \
-                                  (defined(MHA_KERNELS_NEON) && defined(MHA_HAS_NEON)))
-#if !defined(__OPTIMIZE__) && !defined(_MSC_VER)
-#error \
-    "without optimisation the kernels would share inline functions, which not every processor runs: compile with -O2"
-#endif
-// What xsimd includes: these are functions for any processor, or have targets of their own.
-#include <complex>
-#include <functional>
-#include <memory>
-#include <numeric>
-#include <ostream>
-#include <stdexcept>
-#include <string_view>
-#if defined(MHA_X86_64)
-#include <immintrin.h>
-#define __SSE3__ 1
-#define __SSSE3__ 1
-#define __SSE4_1__ 1
-#define __SSE4_2__ 1
-#define __AVX__ 1
-#define __AVX2__ 1
-#define __FMA__ 1
-#if defined(MHA_KERNELS_AVX512)
-#define __AVX512F__ 1
-#define __AVX512CD__ 1
-#define __AVX512BW__ 1
-#define __AVX512DQ__ 1
-#define MHA_TARGET_WITHOUT_VNNI "avx2,fma,f16c,avx512f,avx512cd,avx512bw,avx512vl,avx512dq"
-#define MHA_TARGET_VNNI ",avx512vnni"
-#else
-#define MHA_TARGET_WITHOUT_VNNI "avx2,fma,f16c"
-#define MHA_TARGET_VNNI ",avxvnni"
-#endif
-#if defined(MHA_KERNELS_VNNI)
-#define MHA_TARGET MHA_TARGET_WITHOUT_VNNI MHA_TARGET_VNNI
-#else
-#define MHA_TARGET MHA_TARGET_WITHOUT_VNNI
-#endif
-#elif defined(MHA_KERNELS_DOTPROD)
-#define __ARM_FEATURE_DOTPROD 1
-#if defined(MHA_KERNELS_I8MM)
-#define __ARM_FEATURE_MATMUL_INT8 1
-#define MHA_TARGET_I8MM "+i8mm"
-#else
-#define MHA_TARGET_I8MM
-#endif
-#if !defined(__clang__)
-#define MHA_TARGET "arch=armv8.2-a+dotprod" MHA_TARGET_I8MM
-#elif defined(MHA_KERNELS_I8MM)
-#define MHA_TARGET "dotprod,i8mm"
-#else
-#define MHA_TARGET "dotprod"
-#endif
+// A file of kernels says which set it is for (MHA_KERNELS_*), and is compiled with the flags of
+// that set: src/CMakeLists.txt and docs/building.md have them. Without optimisation its inline
+// functions would become symbols that other files share, whose processors may lack the
+// instructions.
+#if defined(MHA_EXTENSIONS) && !defined(MHA_FLAGS_GIVEN)
+#if defined(MHA_KERNELS_AVX2) && !(defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
+#error "compile this file with -mavx2 -mfma -mf16c"
+#elif defined(MHA_KERNELS_AVX512) && !(defined(__AVX512F__) && defined(__AVX512DQ__))
+#error "compile this file with -mavx2 -mfma -mf16c -mavx512{f,cd,bw,dq,vl}"
+#elif (defined(MHA_KERNELS_AVX2) || defined(MHA_KERNELS_AVX512)) && !defined(__OPTIMIZE__)
+#error "compile this file with -O2"
 #endif
 #endif
 
 #define MHA_PRAGMA(words) _Pragma(#words)
-#define MHA_PRAGMA_OF(words) MHA_PRAGMA(words)
-#if defined(MHA_TARGET) && defined(__clang__)
-MHA_PRAGMA_OF(clang attribute push(__attribute__((target(MHA_TARGET))), apply_to = function))
-#define MHA_END_OF_KERNELS _Pragma("clang attribute pop")
-#else
-#if defined(MHA_TARGET) && defined(__GNUC__)
-MHA_PRAGMA_OF(GCC target(MHA_TARGET))
-// Friends that are defined in a class would get no target, and the functions that they call would
-// not be inlined.
-#define friend friend __attribute__((target(MHA_TARGET)))
-#include <xsimd/xsimd.hpp>
-#undef friend
-#endif
-#define MHA_END_OF_KERNELS
-#endif
 
 // ---- Extensions of C++
 

@@ -14,5 +14,4 @@ constexpr Kernels kernels_avx2_vnni =
     make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX2_VNNI, &codes_avx2_vnni);
 #endif
 }  // namespace mha
-MHA_END_OF_KERNELS
 #endif

@@ -14,5 +14,4 @@ constexpr Kernels kernels_avx512_vnni =
     make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_VNNI, &codes_avx512_vnni);
 #endif
 }  // namespace mha
-MHA_END_OF_KERNELS
 #endif

@@ -10,5 +10,4 @@
 namespace mha {
 constexpr CodeKernels codes_avx512_vnni = {encode_rows<Vector>, project_codes<Vector>};
 }  // namespace mha
-MHA_END_OF_KERNELS
 #endif

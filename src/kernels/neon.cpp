@@ -18,5 +18,4 @@ constexpr Kernels kernels_neon_i8mm =
     make_kernels<Vector>(MHA_INSTRUCTION_SET_NEON_I8MM, &codes_neon_i8mm);
 #endif
 }  // namespace mha
-MHA_END_OF_KERNELS
 #endif

@@ -11,5 +11,4 @@
 namespace mha {
 constexpr CodeKernels codes_neon_i8mm = {encode_rows<Vector>, project_codes<Vector>};
 }  // namespace mha
-MHA_END_OF_KERNELS
 #endif

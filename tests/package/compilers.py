@@ -1,4 +1,4 @@
-"""Builds the library without CMake, with one compiler: c++ -O2 -std=c++17 -I include src/*.cpp src/*/*.cpp. See compilers.py --help.
+"""Builds the library without CMake, with one compiler, as docs/building.md says. See compilers.py --help.
 
 Where its programs run here, the library must give the published results on each instruction set that it should have. Elsewhere it is linked into
 a program, or its syntax is checked. Ends with 77 where the compiler is missing.
@@ -34,7 +34,6 @@ for target, runs, sets in [("x86_64-windows-gnu", wine, x86), ("aarch64-windows-
     known[f"zig/{target}"] = ([sys.executable, "-m", "ziglang", "c++", "-target", target, "-fno-sanitize=undefined"], runs, sets)
 
 # The code for Microsoft's compiler, by clang, which knows its keywords. The headers of the system come first, then the macros of Microsoft's compiler.
-# That allows any instruction in any function; clang needs a flag for each set.
 microsoft = "zig/x86_64-windows-gnu/microsoft"
 known[microsoft] = ([*known["zig/x86_64-windows-gnu"][0], "-fms-extensions", "-mxsave"], wine, x86)
 headers = ["algorithm", "cmath", "complex", "cstdio", "cstring", "functional", "map", "memory", "sstream", "stdexcept", "string", "vector",
@@ -43,7 +42,8 @@ prelude = "".join(f"#include <{name}>\n" for name in headers) + "#define _MSC_VE
     f"#undef {name}\n" for name in ("__GNUC__", "__clang__", "__MINGW32__", "__MINGW64__"))
 avx2 = ["-mavx2", "-mfma", "-mf16c"]
 avx512 = avx2 + [f"-mavx512{part}" for part in ("f", "cd", "bw", "dq", "vl")]
-targets = {"avx2": avx2, "avx2_vnni": avx2 + ["-mavxvnni"], "avx512": avx512, "avx512_vnni": avx512 + ["-mavx512vnni"]}
+targets = {"avx2": avx2, "avx2_vnni": avx2 + ["-mavxvnni"], "avx512": avx512, "avx512_vnni": avx512 + ["-mavx512vnni"],
+           "neon_dotprod": ["-march=armv8.2-a+dotprod"], "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
 
 
 def run(*command, refused=None):
@@ -93,7 +93,7 @@ of_program = ["-ffp-contract=off", "-I", tests, "-I", arguments.work, f"-DMHA_PU
 
 def compiled(path):
     object_file = arguments.work / f"{'_'.join(path.relative_to(source).parts)}.o"
-    for_kernels = targets.get(path.stem, []) if arguments.compiler == microsoft and path.parent.name == "kernels" else []
+    for_kernels = targets.get(path.stem, []) if path.stem.split("_")[0] in sets else []
     run(*arguments.launcher.split(), *command, *flags, *for_kernels, *(of_program if path in program else xsimd), "-c", path, "-o", object_file)
     return object_file
 
@@ -104,7 +104,8 @@ run(*command, *objects, "-o", arguments.work / "results.exe")
 
 kernels = source / "src" / "kernels" / "avx2.cpp"
 if runs == native:
-    run(*command, *flags[1:], *xsimd, "-fsyntax-only", kernels, refused="compile with -O2")
+    run(*command, *flags[1:], *avx2, *xsimd, "-fsyntax-only", kernels, refused="compile this file with -O2")
+    run(*command, *flags, *xsimd, "-fsyntax-only", kernels, refused="compile this file with -mavx2")
     run(*command, *flags, *xsimd, "-ffast-math", "-fsyntax-only", source / "src" / "api" / "tables.cpp", refused="needs IEEE binary32 semantics")
 if runs is built:
     sys.exit(0)
