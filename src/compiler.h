@@ -26,8 +26,7 @@
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
     defined(__NO_SIGNED_ZEROS__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0) || defined(_M_FP_FAST)
-#error \
-    "the arithmetic contract needs IEEE binary32 semantics: compile without -ffast-math (/fp:fast) and its parts, and without x87"
+#error "the contract needs IEEE binary32 semantics: compile without -ffast-math (/fp:fast) and x87"
 #endif
 
 // A product and a sum stay two operations.
