@@ -327,6 +327,32 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   }
 }
 
+// Multiplies one row by the last columns of a matrix, as many strips of 16 side by side as the loop
+// over keys takes. Where fewer are left, the last strip is computed again.
+template <class V>
+MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *row, int64_t depth,
+                                        int64_t columns, float *sums) {
+  const Loop loop = loops_over_keys<V>(1, stored.storage, false).wide;
+  const int64_t element = bytes_of(stored.storage);
+  Tile tile;
+  tile.rows[0] = row;
+  for (int64_t s = 0; s < loop.strips; ++s) {
+    const int64_t column = min(s * tile_keys, columns - 1) / tile_keys * tile_keys,
+                  panel = column / panel_columns;
+    tile.columns[s] =
+        stored.first + panel * stored.bytes + (column - panel * panel_columns) * element;
+    tile.sums[s] = sums + column;
+  }
+  tile.column_stride = panel_columns;
+  tile.terms = depth;
+  tile.chain = dot_block;
+  tile.mode = Sums::replace;
+  tile.sums_stride = tile.next_columns = tile.next_sums = 0;
+  tile.repeats = 1;
+  tile.prefetch = no_prefetch(sums);
+  loop.run(tile);
+}
+
 // Multiplies rows by panels of floats, f16, bf16 or int8. Numbers of fewer bits are widened to
 // memory once for all rows (is_widened), or else in registers by every tile.
 template <class V>
@@ -339,13 +365,21 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
   const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
+  constexpr int64_t last_columns =
+      TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::key_tiles(1) * tile_keys : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const int64_t left = p.columns - panel * panel_columns;
+    const bool ends = rows.count == 1 && left % panel_columns != 0 && left <= last_columns &&
+                      panel_end * panel_columns >= p.columns;
     panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
+    if (ends) panels = panel_end - panel;
     const StoredPanel stored(p, panel);
     const int64_t stride = panels * panel_columns, columns = min(stride, left);
+    if constexpr (last_columns > 0) {
+      if (ends) multiply_last_columns<V>(stored, rows.in[0], p.depth, columns, sums);
+    }
     // All terms of the panel, 256 at a time; from the second time on they are added.
-    for (int64_t k = 0, end; k < p.depth; k = end) {
+    for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
       end = min(p.depth, k + dot_block);
       if (is_widened) widen<V>(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
       const PanelTerms terms = {
@@ -464,7 +498,7 @@ void project(const Projection &p, const void *ready, int64_t row_begin, int64_t 
           p.storage != Storage::f32 &&
           (has_loops_of_floats_alone<V> || rows.count > max_rows_widened_in_registers);
       int64_t panel = panel_begin;
-      if constexpr (TileShape<V::size>::reads_in_step) {
+      if constexpr (TileShape<V::size>::has_few_row_forms) {
         const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
         if (is_far && rows.count >= 2 && rows.count <= 4) {
           panel = project_in_step<V>(p, rows, panel, panel_end);

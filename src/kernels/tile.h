@@ -335,7 +335,8 @@ constexpr int min_vectors = V::size == 1 ? 4 : tile_keys / V::size;
 //   context_vectors(R)   vectors of values at once; columns that are left come 16 at a time
 //   prefetches_own_line  whether loops of many rows that prefetch also prefetch their own columns,
 //                        which are one line of the cache
-//   reads_in_step        whether 2 to 4 rows read several panels in step (project.h)
+//   has_few_row_forms    whether few rows have ways of their own through weights, which take much
+//                        code (project.h)
 //   exp_vectors          vectors side by side through exp, whose constants take registers too
 // AVX-512 has 32 registers of 16 floats: 8 rows times the 3 vectors of a panel are 24 sums.
 template <>
@@ -347,7 +348,7 @@ struct TileShape<16> {
   static constexpr int key_tiles(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr bool prefetches_own_line = false;
-  static constexpr bool reads_in_step = false;
+  static constexpr bool has_few_row_forms = false;
 };
 
 // AVX2 has 16 registers of 8 floats: 6 rows times 2 vectors are 12 sums, and two vectors of columns
@@ -361,7 +362,7 @@ struct TileShape<8> {
   static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
   static constexpr bool prefetches_own_line = true;
-  static constexpr bool reads_in_step = !is_small_code;
+  static constexpr bool has_few_row_forms = !is_small_code;
 };
 
 // NEON has 32 registers of 4 floats: 6 rows times 4 vectors are 24 sums.
@@ -374,7 +375,7 @@ struct TileShape<4> {
   static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr bool prefetches_own_line = false;
-  static constexpr bool reads_in_step = false;
+  static constexpr bool has_few_row_forms = false;
 };
 
 // The scalar kernels take 4 rows times 4 columns, which compilers may make vectors of.
@@ -387,7 +388,7 @@ struct TileShape<1> {
   static constexpr int key_tiles(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
   static constexpr bool prefetches_own_line = false;
-  static constexpr bool reads_in_step = false;
+  static constexpr bool has_few_row_forms = false;
 };
 
 // ---- The choice of a loop
