@@ -116,7 +116,7 @@ MHA_INLINE Range first_keys(const Unit &unit) {
 template <class V>
 MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
   constexpr int64_t most = TileShape<V::size>::attend_rows;
-  return is_streamed && (!has_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8))
+  return is_streamed && (!stores_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8))
              ? 4
              : most;
 }
@@ -159,7 +159,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   // tiles, and which unit to prefetch at the end.
   const int64_t first = chunks.begin;
   const bool streams = is_streamed<V>(unit),
-             prefetches = streams && (unit.num_rows > 1 || !has_floats(unit.call));
+             prefetches = streams && (unit.num_rows > 1 || !stores_floats(unit.call));
   const int64_t tile_rows = rows_of_tiles<V>(unit, streams),
                 tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
   const Unit next_unit = prefetches ? unit_after(unit) : unit;

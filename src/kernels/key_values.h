@@ -40,7 +40,8 @@ struct KeyTiles {
 // A handful of keys gains nothing by streaming.
 constexpr int64_t max_widened_rows = 16, min_streamed_keys = chunk_keys / 2;
 
-MHA_INLINE bool has_floats(const Attention &call) {
+// Whether keys and values are stored as floats.
+MHA_INLINE bool stores_floats(const Attention &call) {
   return call.arrays.k.storage == Storage::f32 && call.arrays.v.storage == Storage::f32;
 }
 
@@ -49,7 +50,7 @@ template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
   if (has_loops_of_floats_alone<V> || !call.arrays.v.is_packed || unit.blocks) return false;
-  if (!has_floats(call)) return unit.num_rows <= max_widened_rows;
+  if (!stores_floats(call)) return unit.num_rows <= max_widened_rows;
   return unit.sequence.n_kv >= min_streamed_keys && call.run.query_blocks == 1;
 }
 
