@@ -10,10 +10,10 @@
 namespace bench {
 
 struct Setting {
-  uint32_t instruction_set;    // what the library computes with, not AUTO
-  bool all_instruction_sets;   // none was chosen: the group instruction_set has them all
-  int64_t most_rotated_bytes;  // of the layers and caches that a benchmark of decoding takes turns
-                               // through
+  uint32_t instruction_set;   // what the library computes with, not AUTO
+  bool all_instruction_sets;  // none was chosen: the group instruction_set has them all
+  int64_t
+      most_rotated_bytes;  // of the layers and caches that a benchmark of decoding cycles through
 };
 
 void register_layer_benchmarks(const Setting &setting);

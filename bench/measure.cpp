@@ -140,9 +140,9 @@ void run(benchmark::State &state, const std::string &name,
               " of the limit that was measured right before and after, so the limit is wrong");
     }
     if (drift > tolerance.drift) {
-      return fail(Failure::Kind::not_measured, "not measured: the machine's limit changed by " +
-                                                   percent(drift) +
-                                                   " during the run; it is too noisy");
+      const std::string sentence = "not measured: the machine's limit changed by " +
+                                   percent(drift) + " during the run; it is too noisy";
+      return fail(Failure::Kind::not_measured, sentence);
     }
     report_counters(state, test, best_of(before, after), seconds, drift);
     if (test.rival) state.counters[test.rival_counter] = times.rival_share;

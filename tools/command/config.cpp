@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <sstream>
 
 #include "files.h"
 #include "json.h"
@@ -11,13 +12,9 @@
 namespace command {
 namespace {
 
+// Which layers have a window, without 'layer_types'.
+enum class Windows { kNone, kAll, kAlternate, kListed };
 // The attention of a model_type, as far as its configuration does not say it.
-enum class Windows {
-  kNone,
-  kAll,
-  kAlternate,
-  kListed
-};  // which layers have one, without 'layer_types'
 struct Type {
   bool is_causal, rotates, has_norm, norm_adds_one, has_sinks;
   Windows windows;
@@ -38,68 +35,20 @@ const std::map<std::string, Type> kTypes = {
 };
 
 // What changes nothing in the attention, or what the tensors show.
-constexpr const char *kHarmless[] = {"_name_or_path",
-                                     "activation_function",
-                                     "architectures",
-                                     "attention_bias",
-                                     "attention_dropout",
-                                     "attention_probs_dropout_prob",
-                                     "attn_pdrop",
-                                     "bos_token_id",
-                                     "cache_implementation",
-                                     "classifier_dropout",
-                                     "cls_token_id",
-                                     "dtype",
-                                     "embd_pdrop",
-                                     "eos_token_id",
-                                     "experts_per_token",
-                                     "final_logit_softcapping",
-                                     "gradient_checkpointing",
-                                     "hidden_act",
-                                     "hidden_activation",
-                                     "hidden_dropout_prob",
-                                     "id2label",
-                                     "initial_context_length",
-                                     "initializer_range",
-                                     "intermediate_size",
-                                     "label2id",
-                                     "layer_norm_eps",
-                                     "layer_norm_epsilon",
-                                     "mask_token_id",
-                                     "max_position_embeddings",
-                                     "max_window_layers",
-                                     "mlp_bias",
-                                     "n_ctx",
-                                     "n_inner",
-                                     "n_layer",
-                                     "n_positions",
-                                     "num_experts_per_tok",
-                                     "num_hidden_layers",
-                                     "num_local_experts",
-                                     "output_past",
-                                     "output_router_logits",
-                                     "pad_token_id",
-                                     "pretraining_tp",
-                                     "problem_type",
-                                     "reorder_and_upcast_attn",
-                                     "resid_pdrop",
-                                     "rms_norm_eps",
-                                     "router_aux_loss_coef",
-                                     "sep_token_id",
-                                     "summary_activation",
-                                     "summary_first_dropout",
-                                     "summary_proj_to_labels",
-                                     "summary_type",
-                                     "summary_use_proj",
-                                     "swiglu_limit",
-                                     "task_specific_params",
-                                     "tie_word_embeddings",
-                                     "torch_dtype",
-                                     "transformers_version",
-                                     "type_vocab_size",
-                                     "unk_token_id",
-                                     "use_cache",
-                                     "vocab_size"};
+constexpr char kHarmless[] =
+    "_name_or_path activation_function architectures attention_bias attention_dropout "
+    "attention_probs_dropout_prob attn_pdrop bos_token_id cache_implementation "
+    "classifier_dropout cls_token_id dtype embd_pdrop eos_token_id experts_per_token "
+    "final_logit_softcapping gradient_checkpointing hidden_act hidden_activation "
+    "hidden_dropout_prob id2label initial_context_length initializer_range intermediate_size "
+    "label2id layer_norm_eps layer_norm_epsilon mask_token_id max_position_embeddings "
+    "max_window_layers mlp_bias n_ctx n_inner n_layer n_positions num_experts_per_tok "
+    "num_hidden_layers num_local_experts output_past output_router_logits pad_token_id "
+    "pretraining_tp problem_type reorder_and_upcast_attn resid_pdrop rms_norm_eps "
+    "router_aux_loss_coef sep_token_id summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj swiglu_limit task_specific_params "
+    "tie_word_embeddings torch_dtype transformers_version type_vocab_size unk_token_id "
+    "use_cache vocab_size";
 const std::string kAdvice =
     "; if it does not affect attention, remove it from a copy and pass the copy with --config";
 
@@ -210,10 +159,10 @@ Model read_model(const std::string &path, int64_t layer) {
   }
   const Type &type = found->second;
   const bool is_gpt2 = type_name == "gpt2";
-  const char *const heads = is_gpt2 ? "n_head" : "num_attention_heads", *const width =
-                                                                            is_gpt2 ? "n_embd"
-                                                                                    : "hidden_size";
-  for (const char *key : kHarmless) config.ignore(key);
+  const char *const heads = is_gpt2 ? "n_head" : "num_attention_heads";
+  const char *const width = is_gpt2 ? "n_embd" : "hidden_size";
+  std::istringstream harmless(kHarmless);
+  for (std::string key; harmless >> key;) config.ignore(key);
   Model model;
   model.name = model.call.source = path;
   model.has_norm = type.has_norm;

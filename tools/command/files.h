@@ -30,8 +30,8 @@ class MappedFile {
 // written directly. There is one at a time.
 class OutputFile {
  public:
-  explicit OutputFile(const std::string &path);  // throws InputError: an output that can't be
-                                                 // written is found before the work
+  // Throws InputError, so that an output that can't be written is found before the work.
+  explicit OutputFile(const std::string &path);
   ~OutputFile();
   OutputFile(const OutputFile &) = delete;
   OutputFile &operator=(const OutputFile &) = delete;

@@ -15,39 +15,24 @@ namespace {
 // How a family names the tensors of a layer: queries, keys and values, or one matrix of all three.
 // Biases lie beside the weights.
 struct Family {
-  const char *q, *k, *v;  // k = NULL: q is of all three
-  std::vector<const char *>
-      outputs;      // the first one that is there; "" = the merged heads are the output
-  bool is_in_out;   // how the matrices lie
-  bool may_rotate;  // models that rotate and that do not share the names
+  const char *q, *k, *v;              // k = NULL: q is of all three
+  std::vector<const char *> outputs;  // the first one that is there; "" = no W_O
+  bool is_in_out = false;             // how the matrices lie
+  bool may_rotate = false;            // some models of these names rotate, others do not
 };
+const std::vector<const char *> kLlamasOutputs = {"o_proj.weight", "out_proj.weight",
+                                                  "dense.weight"};
 const std::vector<Family> kFamilies = {
-    {"W_query.weight",
-     "W_key.weight",
-     "W_value.weight",
-     {"out_proj.weight", "out_proj", ""},
-     false,
-     false},
-    {"W_query", "W_key", "W_value", {"out_proj.weight", "out_proj", ""}, true, false},
-    {"in_proj_weight",
-     nullptr,
-     nullptr,
-     {"out_proj.weight"},
-     false,
-     false},  // nn.MultiheadAttention
-    {"q_proj.weight",
-     "k_proj.weight",
-     "v_proj.weight",
-     {"o_proj.weight", "out_proj.weight", "dense.weight"},
-     false,
-     true},  // Llama
-    {"self.query.weight",
-     "self.key.weight",
-     "self.value.weight",
-     {"output.dense.weight"},
-     false,
-     false},                                                              // BERT
-    {"c_attn.weight", nullptr, nullptr, {"c_proj.weight"}, true, false},  // GPT-2
+    {"W_query.weight", "W_key.weight", "W_value.weight", {"out_proj.weight", "out_proj", ""}},
+    {"W_query", "W_key", "W_value", {"out_proj.weight", "out_proj", ""}, true},
+    // nn.MultiheadAttention
+    {"in_proj_weight", nullptr, nullptr, {"out_proj.weight"}},
+    // Llama
+    {"q_proj.weight", "k_proj.weight", "v_proj.weight", kLlamasOutputs, false, true},
+    // BERT
+    {"self.query.weight", "self.key.weight", "self.value.weight", {"output.dense.weight"}},
+    // GPT-2
+    {"c_attn.weight", nullptr, nullptr, {"c_proj.weight"}, true},
 };
 
 // Tensors beside a layer that change what it computes, in a way that the command has no word for.
@@ -127,12 +112,12 @@ void refuse_options(const LayerOptions &options, const std::string &source, bool
   }
 }
 
-// The config.json that is found beside the weights; "" = none, or none is to be.
+// The config.json beside the weights; "" = there is none, or the options exclude it.
 std::string beside(const LayerOptions &options) {
   const std::string path =
       options.weights.substr(0, options.weights.rfind('/') + 1) + "config.json";
-  return !options.weights.empty() && !options.without_config && is_same_file(path, path) ? path
-                                                                                         : "";
+  if (options.weights.empty() || options.without_config || !is_same_file(path, path)) return "";
+  return path;
 }
 
 // What the options say in place of a config.json.
@@ -332,8 +317,8 @@ Layer::Layer(const LayerOptions &options)
     file_ = std::make_unique<const MappedFile>(name_);
     bytes_ = file_->data();
     num_bytes_ = file_->size();
-    const bool is_packed = num_bytes_ >= 8 && memcmp(bytes_, "mha pack", 8) ==
-                                                  0;  // all else is the library's to check
+    // The library checks everything else.
+    const bool is_packed = num_bytes_ >= 8 && !memcmp(bytes_, "mha pack", 8);
     if (!is_packed) fail(name_, ": is not a packed layer; mha pack writes one");
   }
   storage_.resize(mha_layer_view_size() / sizeof storage_[0] + 1);

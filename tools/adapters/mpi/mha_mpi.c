@@ -167,8 +167,8 @@ static mha_kv_cache *make_cache(int64_t first, int64_t count, int64_t first_head
   mha_kv_cache *cache;
   check(mha_kv_cache_size(&config, &bytes, &error), &error);
   check(mha_kv_cache_init(&config, allocate(bytes), bytes, &cache, &error), &error);
-  float *const k = floats(num_heads * size[head_dim]), *const v =
-                                                           floats(num_heads * size[head_dim_v]);
+  float *const k = floats(num_heads * size[head_dim]);
+  float *const v = floats(num_heads * size[head_dim_v]);
   for (int64_t j = first; j < first + count; ++j) {
     fill((j * size[kv_heads] + first_head) * size[head_dim], num_heads * size[head_dim], k);
     fill(((j + size[keys]) * size[kv_heads] + first_head) * size[head_dim_v],
@@ -179,8 +179,7 @@ static mha_kv_cache *make_cache(int64_t first, int64_t count, int64_t first_head
   return cache;
 }
 
-/* The call over a cache that begins at key `first`, for some of the heads: to states, or to output.
- */
+/* Attention over a cache that begins at key `first`, for some heads, to states or to output. */
 static void attend(const mha_kv_cache *cache, int64_t first, int64_t first_head, int64_t num_heads,
                    const float *q, float *to_states, const mha_score_options *score,
                    float *output) {
@@ -284,8 +283,8 @@ static void run_job(void) {
                 out_floats = rows * size[head_dim_v];
   float *const q = floats(q_floats), *const sinks = floats(size[heads]);
   float *const results = floats(out_floats * (size[repeats] + 1)), *const once = floats(out_floats);
-  double time = 1e9, beside = 0, alone = 1e9; /* the least of a step, what it takes beside the keys
-                                                 of rank 0, the least of one call */
+  /* The least of a step, what it takes besides the keys of rank 0, the least of one call. */
+  double time = 1e9, beside = 0, alone = 1e9;
   for (int level = 0; level < 16; ++level) states[level] = floats(state_floats());
   fill(1 << 20, size[heads], sinks);
   if (rank != 0) {

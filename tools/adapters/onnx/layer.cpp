@@ -63,9 +63,9 @@ class Layer {
     config.scale = scores_.scale;
     constexpr uint32_t arithmetics[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
                                         MHA_ARITHMETIC_INT16};
-    config.weight_type = MHA_TYPE_F32 + choice(node, "weight_type",
-                                               {"f32", "f16", "bf16", "int8",
-                                                "int4"});  // in the order of MHA_TYPE_*
+    // In the order of MHA_TYPE_*.
+    config.weight_type =
+        MHA_TYPE_F32 + choice(node, "weight_type", {"f32", "f16", "bf16", "int8", "int4"});
     config.arithmetic = arithmetics[choice(node, "arithmetic", {"f32", "int8", "int16"})];
     if (fused) {
       config.head_dim = width(weights[kWq], config.num_heads + 2 * config.num_kv_heads, "w_q");
@@ -158,8 +158,8 @@ class Layer {
       if (std::any_of(structure.lengths, structure.lengths + args.batch,
                       [&](int64_t length) { return length < args.n_kv; })) {
         sequences.kv_lengths = structure.lengths;
-        args.key.data = key ? key.data : query.data;  // in self-attention, all queries would need
-                                                      // lengths too, and they have a result
+        // In self-attention all queries would need lengths too, although they have a result.
+        args.key.data = key ? key.data : query.data;
       }
     } else {
       set_mask(mask, args.batch, shape_.num_heads, args.n_q, args.n_kv, args.n_kv, arrays);
