@@ -31,7 +31,7 @@ double weight_bytes(double rows, double columns, uint32_t type) {
                     (type == MHA_TYPE_INT8 ? sizeof(float) : 0));
 }
 
-// Layers (or none) and caches, all with the same content and each in memory of its own.
+// Layers (or none) and caches, all with the same content and each in separate memory.
 class DecodeCase : public Case {
  protected:
   struct Copy {

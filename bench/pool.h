@@ -1,4 +1,4 @@
-// Threads for the benchmarks: a small pool, one thread on each core, behind the library's
+// Threads for the benchmarks: a small pool, one thread on each core, as the library's
 // mha_scheduler.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A pool of threads behind the library's mha_scheduler: that of the benchmarks, of the command, of
+// A pool of threads as an mha_scheduler: that of the benchmarks, of the command, of
 // the performance gate, and of the comparison with other libraries.
 #pragma once
 
@@ -31,8 +31,8 @@ class Workers {
  public:
   using Task = void (*)(void *task_context, uint32_t index);
 
-  // num_threads with the calling one, or as many as are to be had. Where pin is given, thread i of
-  // the others begins with pin(i), which keeps it on a core of its own.
+  // num_threads with the calling one, or as many as the system can start. Where pin is given,
+  // thread i of the others begins with pin(i), which pins it to a core.
   explicit Workers(uint32_t num_threads, const std::function<void(uint32_t)> &pin = {})
       : scheduler_{this, num_threads, 0, parallel_for},
         spins_(pin || num_threads <= std::thread::hardware_concurrency() ? kSpins : 0) {
@@ -44,7 +44,7 @@ class Workers {
         });
       }
     } catch (const std::system_error &) {
-      // No thread more is to be had: those that there are do all tasks.
+      // The system starts no more threads: the existing ones do all tasks.
     }
   }
   ~Workers() {

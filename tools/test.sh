@@ -257,7 +257,7 @@ test_objects() {  # BUILD_TYPE
 }
 if [[ $matrix == all ]]; then
   test_objects MinSizeRel
-  build build-minsizerel --target mha_test_checksums  # this build has loops of its own
+  build build-minsizerel --target mha_test_checksums  # the compiler makes other loops for this build
   run_tests build-minsizerel -R '^checksums\.'
   test_objects Debug
   sanitize="-fsanitize=address,undefined,unsigned-integer-overflow -fsanitize-ignorelist=$PWD/tests/unsigned_wraps.txt -fno-sanitize-recover=all"

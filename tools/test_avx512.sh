@@ -155,7 +155,7 @@ TEXT
   cp "$kernel" "$isolinux" "$ldlinux" "$machine/cd/"
   # notests: without the kernel's tests of its cryptography, a third of the time to boot
   # clearcpuid: without xsavec and xsaves (323, 321), about whose sizes this kernel and this emulator disagree, upon which the kernel switches AVX
-  # off. nopku, 515: likewise. 514 UMIP, 528 LA57, 534 RDPID, 580 FSRM: with them the kernel does not come up; only one may be the reason.
+  # off. nopku, 515: for the same reason. 514 UMIP, 528 LA57, 534 RDPID, 580 FSRM: with them the kernel does not come up; only one may be the reason.
   cat >"$machine/cd/isolinux.cfg" <<'TEXT'
 default tests
 prompt 0

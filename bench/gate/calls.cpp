@@ -256,7 +256,7 @@ double Calls::difference() {
   const float *const output = output_.floats();
   std::vector<float> results[2];
   for (size_t index = 0; index < 2; ++index) {
-    memset(output_.data(), 0xff, count * sizeof(float));  // NaN, which no call leaves behind
+    memset(output_.data(), 0xff, count * sizeof(float));  // NaN, which every call overwrites
     use(index);
     call();
     results[index].assign(output, output + count);

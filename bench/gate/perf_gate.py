@@ -135,7 +135,7 @@ class Shape:
         return " ".join(map(str, [*numbers, self.text]))
 
     def bytes(self):
-        """About so many, with both libraries' packed weights and caches."""
+        """An estimate, with the packed weights and caches of both libraries."""
         size = self.size
         q_width, kv_width = (size[key] * size["head_dim"] for key in ("H", "kv_heads"))
         rows = size["B"] * (size["n"] * 4 * (q_width + size["D"]) + (size["n_kv"] + 3 * size["past"]) * 4 * kv_width)

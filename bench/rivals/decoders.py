@@ -154,7 +154,7 @@ def run(form, name, threads, tokens):
 
 
 def errors_of(name, chosen):
-    """Of the logits behind the prompt: of fewer bits from the same program's float32, of float32 from mha's."""
+    """Of the logits after the prompt: of fewer bits from the same program's float32, of float32 from mha's."""
     import numpy
     found, path = {}, work / "logits"
     first = {"mha": "mha f32", "llama": "llama.cpp F32"}

@@ -70,7 +70,7 @@ patience_seconds = 300  # for an answer of a library
 
 
 class Worker:
-    """A library in a process of its own, which runs only while it has something to answer."""
+    """A library in a separate process, which runs only while it answers."""
 
     def __init__(self, library, cores, helper, log):
         command = [sys.executable, pathlib.Path(__file__).with_name("libraries.py"), library, len(cores), ",".join(map(str, cores)), helper]

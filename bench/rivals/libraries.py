@@ -86,7 +86,7 @@ def processor_flags():
     return {word for line in open("/proc/cpuinfo") if line.startswith(("flags", "Features")) for word in line.split()}
 
 
-# ---- the libraries: each load_FORM returns (a function that runs so many calls, one that gives y)
+# ---- the libraries: each load_FORM returns (a function that runs a number of calls, one that returns y)
 
 
 class Mha:
@@ -119,7 +119,7 @@ class Mha:
         return run, lambda: numpy.ctypeslib.as_array(self.helper.rivals_output(layer), arrays[0].shape)
 
     def limit(self, size):
-        """GFLOP/s, or where calls read so many bytes, GB/s."""
+        """GFLOP/s, or GB/s where the number of bytes that a call reads is given."""
         return self.helper.rivals_bandwidth(self.threads, ctypes.c_int64(size)) if size else self.helper.rivals_peak(self.threads)
 
 
@@ -325,7 +325,7 @@ class Worker:
         return self.library.limit(size)
 
     def load(self, form, shape, inputs, exact, copies):
-        """Makes the layer, so often, each with weights and a cache of its own; runs each once, and returns the error of the last one."""
+        """Makes copies of the layer, each with weights and a cache; runs each once, and returns the error of the last one."""
         shape = Shape(*shape)
         arrays = read(shape, inputs)
         made = [getattr(self.library, f"load_{form}")(shape, *arrays) for _ in range(copies)]

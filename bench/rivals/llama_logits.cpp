@@ -1,4 +1,4 @@
-// The logits of llama.cpp behind a prompt, which its bench tool does not give:
+// The logits of llama.cpp after a prompt, which its bench tool does not give:
 //
 //     llama_logits MODEL PROMPT LOGITS        PROMPT: a file of numbers of tokens; LOGITS: a file
 //     of float32

@@ -105,7 +105,7 @@ def session(model, threads):
 
 
 def seconds(run, inputs, count):
-    """Of a run, out of so many."""
+    """The time of one run, averaged over count runs."""
     start = time.perf_counter()
     for _ in range(count):
         run.run(None, inputs)

@@ -1,5 +1,5 @@
 // How a layer is called, which its weights do not say: rotation, norms, masks. A packed file keeps
-// it behind the packed layer.
+// it after the packed layer.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct Call {
   std::string text() const;  // "causal, rotated (base 10000), softcap 50"
 };
 
-// What stands behind the packed layer in a file, in which mha_layer_view looks at the layer alone:
+// What follows the packed layer in a file, in which mha_layer_view looks at the layer alone:
 // the call as JSON, a checksum of that, its length, and "mha call".
 std::string packed_call(const Call &call);
 Call read_packed_call(const std::string &name, const unsigned char *file, size_t bytes,

@@ -36,7 +36,7 @@ class SafetensorsFile {
 
  private:
   MappedFile file_;
-  const unsigned char *data_ = nullptr;  // behind the header
+  const unsigned char *data_ = nullptr;  // after the header
   std::map<std::string, Tensor> tensors_;
 };
 

@@ -1,6 +1,6 @@
 // mha.Attention: ONNX's Attention (opset 23 to 25), and mha.GroupQueryAttention: com.microsoft's.
-// Both attend to the caller's keys and values, or to those of the past and of the call behind them,
-// which they put together in present_key and present_value.
+// Both attend to the caller's keys and values, or to those of the past followed by those of the
+// call, which they put together in present_key and present_value.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -33,7 +33,7 @@ Rows in_rows(const float *data, int64_t batch, int64_t rows, int64_t row, int64_
   return {data, batch, heads, rows, width, {std::max<int64_t>(rows, 1) * row, row, width}};
 }
 
-// `rows` of past and of new ones behind them, put together in `present`. `starts`: how many past
+// `rows` of the past followed by new ones, put together in `present`. `starts`: how many past
 // rows come before the new ones, for each sequence; of the past, as many as these are copied, and
 // the rest of present is 0.
 void append(const Call &call, const Tensor &past, const Rows &fresh, const int64_t *starts,

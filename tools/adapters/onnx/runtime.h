@@ -124,7 +124,7 @@ class Call {
   float *output(size_t index, const int64_t *shape, size_t rank) const;
   // Memory of the session's allocator, until the call ends; at most five times. NULL for 0 bytes.
   void *memory(size_t bytes);
-  // The session's threads, for a call of so many rows; NULL where there is one.
+  // The session's threads, for a call of this many rows; NULL if one thread suffices.
   const mha_scheduler *scheduler(int64_t rows);
   // Runs task(i) for 0 <= i < count on them.
   template <typename Task>

@@ -4,7 +4,7 @@
 Each model is made tiny, with random weights that let attention count, and runs prompts without padding, padded left and right, packed, and 32
 generated tokens. Its logits must equal those of eager attention within 1e-4; with attention that is wrong on purpose they must not, nor with
 all keys where a model chooses some, or the comparison says nothing. Rows that eager attention itself moves as far, once its weights are off by
-a rounding, are not compared: there a router finds two experts equal. Each runs in a process of its own.
+a rounding, are not compared: there a router finds two experts equal. Each runs in a separate process.
 
 Exits with 0, or with 1 if a family's results are wrong.
 

@@ -62,7 +62,7 @@ impl AttentionConfig {
     }
 
     setters! {
-        /// A row attends to so many rows before it at most.
+        /// The number of earlier rows that a row attends to at most.
         window_left: usize;
         /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
         scale: f32;

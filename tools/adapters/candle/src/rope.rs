@@ -30,7 +30,7 @@ impl Rope {
         Ok(Self { tables: Arc::new(tables), style: RopeStyle::Half })
     }
 
-    /// Tables for so many positions, of Llama's angles or any of their scalings.
+    /// Tables for a number of positions, with Llama's angles or any of their scalings.
     pub fn new(config: &RopeConfig, positions: usize) -> Result<Self> {
         let tables = config.tables(positions).map_err(Error::wrap)?;
         let dims = 2 * tables.cos().len() / positions.max(1);

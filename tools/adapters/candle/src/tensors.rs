@@ -26,7 +26,7 @@ fn refusal(name: &str, location: DeviceLocation, dtype: DType, has_gradient: boo
     has_gradient.then(|| format!("{name} needs a gradient, which mha does not compute: detach() it, or load weights that are no Var"))
 }
 
-/// The tensor, or a copy of it unless its rows, as wide as the last dimension, lie one behind the other or farther apart.
+/// The tensor, or a copy of it unless its rows, as wide as the last dimension, are contiguous or farther apart.
 pub(crate) fn readable(tensor: &Tensor) -> Result<Tensor> {
     let (dims, strides) = (tensor.dims(), tensor.stride());
     let last = dims.len() - 1;

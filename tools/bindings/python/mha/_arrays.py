@@ -147,7 +147,7 @@ def _integers(values, name, shape, dtype=np.int64):
 
 
 def aligned(bytes: int) -> np.ndarray:
-    """An array of so many bytes on a border of 64, as packed layers and caches need it."""
+    """An array of this many bytes, aligned to 64, as packed layers and caches need it."""
     if not hasattr(bytes, "__index__"):
         raise TypeError(f"bytes is a {type(bytes).__name__}; it must be an integer")
     bytes = operator.index(bytes)

@@ -115,7 +115,7 @@ def attention_info(n_q: int, n_kv: int, num_heads: int, head_dim: int, *, batch:
                    norm: Norm | None = None, rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
                    cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
                    instruction_set: str = "auto", kv_first_position: int = 0, want: Want = ()) -> Info:
-    """How attention would run on so many rows, and what it costs: the fields of mha_call_info by name. Values have the type of keys if v_type is None.
+    """How attention would run on this many rows, and what it costs: the fields of mha_call_info by name. Values have the type of keys if v_type is None.
     All else is as in Layer.info."""
     args = _new(_AttentionArgs, batch=batch or _empty, n_q=n_q or _empty, n_kv=n_kv or _empty, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                 head_dim_v=head_dim_v, k=_Input(type=_named(_row_names, k_type, "k_type")), v=_Input(type=0 if v_type is None else _named(_row_names, v_type, "v_type")),

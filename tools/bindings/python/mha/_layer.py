@@ -40,7 +40,7 @@ class Layer(_NotCopied):
     b_qkv; b_o and b_g.
 
     gate is "sigmoid" or "softplus" of x W_G, w_g [query_dim, num_heads * gate_dim] with a bias b_g; without w_g, the columns of each head's gate are
-    behind its own in w_q.
+    after its own in w_q.
 
     Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
     two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. Scales are float32: of int8 [out], one for
@@ -152,7 +152,7 @@ class Layer(_NotCopied):
              rope: Rope | None = None, score: ScoreOptions | None = None, cache: KvCache | None = None,
              cache_sequences: Integers | None = None, cache_read: bool = False, scheduler: Scheduler | None = None,
              want: Want = ()) -> Info:
-        """How forward would run on so many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
+        """How forward would run on this many rows, and what it costs: the fields of mha_call_info by name. n_kv=None is self-attention; want names
         what would be asked for. All else is as in forward."""
         args = _new(_ForwardArgs, batch=batch or _empty, n_q=n_q or _empty)
         if n_kv is not None:
@@ -205,7 +205,7 @@ class Linear(_NotCopied):
 
     def info(self, rows: int, *, input_type: str = "f32", output_type: str = "f32", has_residual: bool = False,
              scheduler: Scheduler | None = None) -> Info:
-        """How a call on so many rows would run, and what it costs: the fields of mha_call_info by name."""
+        """How a call on this many rows would run, and what it costs: the fields of mha_call_info by name."""
         args, info = _new(_LinearArgs, rows=rows or _empty, x=_Input(type=_named(_row_names, input_type, "input_type"))), _new(_CallInfo)
         args.output = _Output(type=_named(_row_names, output_type, "output_type"))
         if has_residual:

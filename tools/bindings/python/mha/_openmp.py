@@ -32,7 +32,7 @@ def _address(function):
 
 
 def scheduler(num_threads):
-    """The address of a scheduler over so many threads of OpenMP; 0 is the calling thread alone: for one thread, or where there is no OpenMP."""
+    """The address of a scheduler over this many threads of OpenMP; 0 is the calling thread alone: for one thread, or without OpenMP."""
     global _functions
     if num_threads not in _schedulers:
         _functions, struct = _functions or _load(), None

@@ -30,12 +30,12 @@ class ScoreOptions:
 
     mask, bool or uint8, and bias, float32 or float16, are [batch, num_heads, n_q, columns]; what broadcasts to that will do. Columns are the rows
     of key or, with a cache, the positions in it after the call; with columns="new_keys" always the rows of key that come with the call.
-    With num_columns, arrays have so many columns, and keys behind them are masked. q_groups, int32, are [n_q] or [batch, n_q], kv_groups [columns]
+    With num_columns, arrays have this many columns, and keys after them are masked. q_groups, int32, are [n_q] or [batch, n_q], kv_groups [columns]
     or [batch, columns]; None: those of the queries, where keys are their rows.
     relative_bias [num_heads, distances] begins at a distance of -relative_left; None: in its middle is that of 0. relative_rows, in its place, are
     [batch, num_heads, n_q, distances], numbers of each query, or broadcast to that. q_scales are [n_q] or [batch, n_q].
     chosen_keys, int32 [batch, num_kv_heads, n_q, entries] or broadcast to that, are the positions that each query attends to, in any order, -1 for none;
-    with chosen_block, numbers of blocks of so many keys.
+    with chosen_block, numbers of blocks of this many keys.
     """
 
     def __init__(self, *, softcap: float = 0.0, alibi_slopes: np.ndarray | None = None, sinks: np.ndarray | None = None, bias: np.ndarray | None = None,
@@ -96,7 +96,7 @@ class ScoreOptions:
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The slopes of ALiBi for so many heads, float32 (mha_alibi_slopes)."""
+    """The slopes of ALiBi for this many heads, float32 (mha_alibi_slopes)."""
     slopes = np.empty(max(num_heads, 0), np.float32)
     _call("mha_alibi_slopes", num_heads, slopes)
     return slopes
@@ -120,7 +120,7 @@ class ContextNorm:
         norm = mha.Norm(epsilon=0, context=mha.ContextNorm(weight, bias=bias, layer=True, all_heads=True))     # Kosmos-2
 
     weight and bias, float32, are [head_dim_v] for all heads, or else [num_heads, head_dim_v]; with all_heads [num_heads * head_dim_v] will do. The
-    norm comes before the layer's gate, or with after_gate behind it.
+    norm comes before the layer's gate, or with after_gate after it.
     """
 
     def __init__(self, weight: np.ndarray | None = None, *, bias: np.ndarray | None = None, epsilon: float = 1e-6, layer: bool = False,
@@ -149,7 +149,7 @@ class Norm:
         norm = mha.Norm(layer=True, epsilon=1e-5, q_weight=q_weight, k_weight=k_weight)    # Cohere: layer norm
 
     Weights and biases, float32, are [head_dim] for all heads, or else all of them [heads, head_dim]; with all_heads [heads * head_dim] will do.
-    The norm comes before the rotation, or with after_rope behind it. values normalises values too, without weights. context is a norm of the
+    The norm comes before the rotation, or with after_rope after it. values normalises values too, without weights. context is a norm of the
     context too; with epsilon=0 it is the only one.
     """
 

@@ -129,7 +129,7 @@ class Page:
 
 
 def shown_indices(count, most, first, last):
-    """All if they are at most so many, else the first and last ones with None in between."""
+    """All if they are at most this many, else the first and last ones with None in between."""
     return list(range(count)) if count <= most else [*range(first), None, *range(count - last, count)]
 
 
@@ -223,7 +223,7 @@ def read_rows(path, dtypes=("float32", "float16"), ranks=(2, 3)):
 
 
 def read_packed(path):
-    """A mapped layer, and how it is called: the description that mha pack wrote behind it."""
+    """A mapped layer, and how it is called: the description that mha pack wrote after it."""
     try:
         packed = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:

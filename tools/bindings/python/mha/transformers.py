@@ -593,7 +593,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               scaling: float | None = None, dropout: float = 0.0, position_bias: torch.Tensor | None = None, softcap: float | None = None,
               s_aux: torch.Tensor | None = None, indices: torch.Tensor | None = None, block_indices: torch.Tensor | None = None,
               is_strict: bool = False, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What AttentionInterface calls for "mha": query [batch, heads, n_q, width], key and value likewise. Returns [batch, n_q, heads, width of
+    """What AttentionInterface calls for "mha": query [batch, heads, n_q, width]; key and value have the same form. Returns [batch, n_q, heads, width of
     value], and None for the weights, as "sdpa" does; output_attentions=True is worth a warning, also as there.
 
     A mask of None is none, as for eager attention, whatever is_causal says: where a model is causal, `mask` has made one.

@@ -44,7 +44,7 @@ impl Bert {
         })
     }
 
-    /// The hidden rows of texts `[batch, rows]`, of which each has so many tokens. The rows of padding are not those of candle's model.
+    /// The hidden rows of texts `[batch, rows]`, with the number of tokens of each. The rows of padding are not those of candle's model.
     pub fn forward(&self, tokens: &Tensor, types: &Tensor, lengths: &[usize]) -> Result<Tensor> {
         let positions = Tensor::arange(0, tokens.dim(1)? as u32, &Device::Cpu)?;
         let x = (self.words.forward(tokens)? + self.types.forward(types)?)?;

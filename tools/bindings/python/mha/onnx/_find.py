@@ -50,7 +50,7 @@ class Projection:
     x: str
     weight: str
     first: int
-    last: int  # behind the last column
+    last: int  # after the last column
     bias: np.ndarray | None
     nodes: set
 

@@ -193,7 +193,7 @@ class Graph:
         self.update()
 
     def sort(self):
-        """Puts nodes behind what they take, each as early as it may be and otherwise in the order that they had."""
+        """Puts nodes after what they take, each as early as it may be and otherwise in the order that they had."""
         nodes, made = list(self.graph.node), set()
         result, waiting = [], {}
         missing = {}

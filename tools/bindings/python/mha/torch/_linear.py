@@ -75,7 +75,7 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
     """Puts a Linear in the place of each torch.nn.Linear in a model, and of each Conv1D of transformers; the options are those of
     Linear.from_module. Returns the names of what it replaced.
 
-    What stays: modules whose name, or the end of it behind a dot, is in skip, with all inside of them; subclasses, which may compute something
+    What stays: modules whose name, or the end of it after a dot, is in skip, with all inside of them; subclasses, which may compute something
     else; modules with hooks, or with a forward of their own; and with a warning, or with strict=True an error that leaves the model as it was,
     weights that mha does not take. A module at several places is packed once. With strict=True the model keeps no other weights of what is
     replaced, unless an embedding, say, shares them. Code that asks a layer's weight for its device finds "meta": skip such layers.

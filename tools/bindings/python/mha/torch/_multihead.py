@@ -111,7 +111,7 @@ def _is_same(one, other):
 
 
 def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causal=False, weights=0):
-    """query [batch, n_q, query_dim], key and value likewise; weights: 0 none, 1 their mean over the heads, 2 those of all heads."""
+    """query [batch, n_q, query_dim]; key and value have the same form; weights: 0 none, 1 their mean over the heads, 2 those of all heads."""
     functions = _library._library or _library._loaded()
     layer, shape, packed = view(functions, packed)
     query, key, value = neighbours(query), neighbours(key), neighbours(value)

@@ -26,7 +26,7 @@ struct Block {
     down: Vec<f32>, // [WIDTH, HIDDEN]
 }
 
-/// What each thread has of its own.
+/// The state of each thread.
 struct Session<'m> {
     model: &'m Model,
     caches: Vec<KvCache>, // one for each block

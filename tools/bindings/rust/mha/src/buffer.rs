@@ -74,14 +74,14 @@ impl Deref for AlignedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: len bytes behind start are in the block, and all are initialised.
+        // SAFETY: len bytes from start on are in the block, and all are initialised.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: likewise.
+        // SAFETY: as above.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -266,7 +266,7 @@ impl KvCache {
     /// [`unshare(to, free)`](Self::unshare), then `set_blocks` with free blocks after these.
     pub fn set_blocks(&mut self, sequence: usize, blocks: &[i32]) -> Result<()> {
         let (start, count) = (blocks.as_ptr(), int(blocks.len()));
-        // SAFETY: likewise; an array of this length.
+        // SAFETY: as above; an array of this length.
         check(|error| unsafe { sys::mha_kv_cache_set_blocks(self.raw.as_ptr(), int(sequence), start, count, error) })
     }
 
@@ -275,7 +275,7 @@ impl KvCache {
     /// no block is free and nothing has to be copied.
     pub fn unshare(&mut self, sequence: usize, block: i32) -> Result<bool> {
         let mut used = 0;
-        // SAFETY: likewise.
+        // SAFETY: as above.
         check(|error| unsafe { sys::mha_kv_cache_unshare(self.raw.as_ptr(), int(sequence), block, &mut used, error) })?;
         Ok(used != 0)
     }
@@ -283,7 +283,7 @@ impl KvCache {
     /// Replaces the contents of sequence `to` by the first `length` positions of sequence `from`, which is another one. Paged: `to` must already
     /// have blocks for them; a block that both have is not copied.
     pub fn copy_prefix(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
-        // SAFETY: likewise.
+        // SAFETY: as above.
         check(|error| unsafe { sys::mha_kv_cache_copy_prefix(self.raw.as_ptr(), int(from), int(to), int(length), error) })
     }
 
@@ -294,7 +294,7 @@ impl KvCache {
         let has_values = !(self.shape.values_in_keys && v.is_empty());
         self.check_rows(count, Some(k.len()), has_values.then_some(v.len()))?;
         let (cache, count, v) = (self.raw.as_ptr(), int(count), if has_values { v.as_ptr() } else { null() });
-        // SAFETY: likewise; arrays of these lengths.
+        // SAFETY: as above; arrays of these lengths.
         check(|error| unsafe { sys::mha_kv_cache_append(cache, int(sequence), count, k.as_ptr(), v, error) })
     }
 

@@ -200,7 +200,7 @@ impl UnwindSafe for Layer<'_> {}
 impl RefUnwindSafe for Layer<'_> {}
 
 impl<'a> Layer<'a> {
-    /// Packs the weights into memory of its own. They may be freed afterwards.
+    /// Copies the weights into packed memory. They may be freed afterwards.
     pub fn new(config: &LayerConfig, weights: &Weights<'_>) -> Result<Self> {
         Self::with_instruction_set(config, weights, InstructionSet::AUTO)
     }
