@@ -1,4 +1,9 @@
-// A layer: its shape, and where in the packed buffer its matrices lie.
+// A layer: its shape, and where in the packed buffer its matrices are.
+//
+// A packed buffer (pack.cpp) holds the weights of a layer in the order in which the kernels read
+// them. An mha_layer refers to a packed buffer and adds what belongs to one process: the kernels,
+// the caller's BLAS and allocator. mha_layer_create puts both into one block of memory.
+// mha_layer_view makes the object alone, for a buffer that the caller keeps.
 #pragma once
 
 #include <string.h>
@@ -11,46 +16,55 @@
 
 namespace mha {
 
-// All dimensions resolved: nothing is 0 or derived any more. It stands so in the header of a packed
-// buffer.
+// The dimensions of a layer after all defaults are resolved. The header of a packed buffer contains
+// this struct, so its fields and their order are part of the format.
+//
+// A linear layer has a W_O and nothing else: num_heads is 0, query_dim is the width of its input.
 struct LayerShape {
   int64_t query_dim;
-  int64_t key_dim, value_dim;  // 0 without W_K and W_V: such a layer only asks a cache
+  int64_t key_dim, value_dim;  // 0 without W_K and W_V, for a layer that reads another one's cache
   int64_t output_dim;          // width of y; num_heads * head_dim_v without W_O
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   float scale;
-  uint32_t has_output;  // there is a W_O
+  uint32_t has_output;  // 1 with a W_O
   uint32_t gate;        // MHA_GATE_*
   Arithmetic arithmetic;
   int64_t gate_dim;  // 0 without a gate
 
+  bool has_heads() const { return num_heads != 0; }
+  bool only_asks() const { return has_heads() && key_dim == 0; }
+  bool has_one_input_width() const { return key_dim == query_dim && value_dim == query_dim; }
+
+  // Columns of the packed matrices, and of W_Q, W_G, W_K and W_V side by side.
   int64_t q_columns() const { return num_heads * head_dim; }
+  int64_t g_columns() const { return num_heads * gate_dim; }
   int64_t k_columns() const { return num_kv_heads * head_dim; }
   int64_t v_columns() const { return num_kv_heads * head_dim_v; }
-  int64_t context_columns() const { return num_heads * head_dim_v; }
-  // A linear layer has no heads, and a W_O alone.
-  bool has_heads() const { return num_heads != 0; }
-  int64_t output_depth() const { return has_heads() ? context_columns() : query_dim; }
-  int64_t g_columns() const { return num_heads * gate_dim; }
-  bool only_asks() const { return has_heads() && key_dim == 0; }
   int64_t input_columns() const {
     return q_columns() + g_columns() + (only_asks() ? 0 : k_columns() + v_columns());
   }
-  // W_Q|W_G|W_K|W_V side by side can be asked of a BLAS, whose sizes are int.
+  // A BLAS has sizes of type int.
   bool fits_sgemm() const { return input_columns() <= INT32_MAX; }
-  bool has_one_input_width() const { return key_dim == query_dim && value_dim == query_dim; }
+
+  // The width of a row of the context, and the depth of W_O, which multiplies it.
+  int64_t context_columns() const { return num_heads * head_dim_v; }
+  int64_t output_depth() const { return has_heads() ? context_columns() : query_dim; }
 };
 
-// How the weights of a packed buffer are laid out.
+// How the weights of a packed buffer are laid out. The header stores the number.
+//
+// In a panel, 48 columns of a matrix are side by side and the terms of the products follow each
+// other, [columns / 48][depth][48]; Projection in kernels.h describes the layouts of fewer bits.
+// "fours" are panels for integer arithmetic, which reads four terms of a column at once. A plain
+// matrix is [depth, columns], and W_Q|W_G|W_K|W_V are one matrix if the inputs have one width.
 enum class PackedKind : uint32_t {
-  panels_f32 = 1,  // for the library's kernels: [columns / 48][depth][48]
-  plain_f32 = 2,   // for a BLAS: [depth, columns]; W_Q|W_G|W_K|W_V is one matrix where the inputs
-                   // have one width
-  panels_f16 = 3,  // as Projection says, likewise below
+  panels_f32 = 1,
+  plain_f32 = 2,  // for a BLAS
+  panels_f16 = 3,
   panels_bf16 = 4,
   panels_int8 = 5,
   panels_int4 = 6,
-  fours_int4 = 7,  // for integer arithmetic
+  fours_int4 = 7,
   fours_int8 = 8,
 };
 
@@ -73,53 +87,58 @@ inline bool has_fours(PackedKind kind) {
   return kind == PackedKind::fours_int8 || kind == PackedKind::fours_int4;
 }
 
-// Of a panel of a matrix. No sum can overflow: depths are below 2^31.
+// The size of one panel of a matrix. It cannot overflow, because depths are below 2^31.
 inline int64_t panel_bytes(int64_t depth, PackedKind kind) {
   return panel_bytes(depth, storage_of(kind), has_fours(kind));
 }
 
-// Those of the query input are neighbours.
+inline int64_t panels_of(int64_t columns) { return blocks_of(columns, panel_columns); }
+
+// The matrices in the order of the packed buffer. W_Q and W_G are neighbours because they multiply
+// the same input, and W_K and W_V follow for layers whose inputs are all the same.
 enum MatrixName { matrix_q, matrix_g, matrix_k, matrix_v, matrix_o, num_matrices };
 
-// One weight matrix of the layer in the packed buffer; offsets in bytes from the buffer's start.
+// The place of one weight matrix. Offsets count bytes from the start of the buffer.
 struct PackedMatrix {
   int64_t depth, columns;
-  int64_t stride;  // of a plain matrix, in floats
-  int64_t weights_offset, bias_offset;
-  int64_t scales_offset;  // 0 where there are none
+  int64_t stride = 0;  // of a plain matrix, in floats
+  int64_t weights_offset = 0, bias_offset = 0;
+  int64_t scales_offset = 0;  // 0 without scales
 };
 
 struct PackedLayout {
-  PackedMatrix matrices[num_matrices];  // those that the layer lacks without columns
-  int64_t bytes;                        // -1 if it overflows
+  PackedMatrix matrices[num_matrices];  // a matrix that the layer lacks has 0 columns
+  int64_t bytes;                        // -1 if the size overflows
 };
 
+// Computes the layout, which the shape and the kind determine.
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind);
 
-// No finite weight is beyond what `kind` can hold. Reads the arrays.
+// Reads the weights, and reports the first finite one that is too large for f16, the only kind
+// with a smaller range than the types of the caller's weights.
 mha_status check_range(Report report, const LayerShape &shape, PackedKind kind,
                        const mha_layer_weights &weights);
 
-// Writes header, weights and biases. The buffer has layout.bytes.
+// Writes all layout.bytes of the buffer.
 void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout,
                 const mha_layer_weights &weights, void *buffer);
 
-// Checks the header of a packed buffer in constant time.
+// Checks the header of a packed buffer, in constant time, and reads what it says. After that, all
+// parts of the layout are within buffer_bytes, whoever wrote the header.
 mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, LayerShape *shape,
                        PackedKind *kind, PackedLayout *layout);
 
-// Of a buffer that read_packed has accepted.
+// Whether everything after the header is as it was packed. read_packed has to come first.
 bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const void *buffer);
 
-inline int64_t panels_of(int64_t columns) { return blocks_of(columns, panel_columns); }
-
-// What tells a layer from other memory, and from one that was destroyed or moved.
+// A layer starts with a number that depends on its address. It tells a layer from other memory, and
+// from a layer that was destroyed or moved. The pointer may be any, so it may not even be aligned.
 inline uint64_t magic_at(const mha_layer *layer) {
   return 0x6d68612d6c617972u ^ reinterpret_cast<uintptr_t>(layer);
 }
 inline bool is_layer(const mha_layer *layer) {
   uint64_t magic;
-  memcpy(&magic, layer, sizeof magic);  // which may not even be aligned
+  memcpy(&magic, layer, sizeof magic);
   return magic == magic_at(layer);
 }
 
@@ -132,10 +151,10 @@ struct mha_layer {
   const unsigned char *packed;
   mha::Storage storage;
   const mha::Kernels *kernels;
-  mha_sgemm sgemm;  // null: native
+  mha_sgemm sgemm;  // null for a layer in panels
   mha_allocator allocator;
   mha::SmallLayer small;
-  void *block;  // what the allocator gave; null for a view
+  void *block;  // the memory from the allocator; null for a view
 
   const void *weights(mha::MatrixName name) const {
     return packed + layout.matrices[name].weights_offset;

@@ -1,7 +1,20 @@
-// The packed buffer: header, weights in panels (or plain, for a BLAS), biases, checksums.
+// Packing copies the caller's weight matrices into the one buffer that a layer consists of.
+//
+// A packed buffer holds these parts, each of which begins at a multiple of 64 bytes:
+//   header     PackedHeader: what the layer is, and checksums
+//   weights    W_Q, W_G, W_K, W_V and W_O, in panels of 48 columns or plain for a BLAS
+//   scales     of int8, one for each column; of int4, one for each 32 terms of a column
+//   biases     one float for each column, zero where the caller passes none
+// It contains no pointers, so that a file of it can be mapped and used (mha_layer_view).
+//
+// This file describes the header and its checksums first, then the caller's matrices (Source).
+// Two ways of packing follow: tiles copy floats that stay floats, and blocks convert all other
+// weights. The functions of layer.h come last.
 
 #include <stddef.h>
 #include <string.h>
+
+#include <algorithm>
 
 #include "../storage.h"
 #include "layer.h"
@@ -15,12 +28,10 @@ constexpr uint32_t packed_version = 1;
 constexpr uint32_t packed_byte_order = 0x01020304u;
 
 constexpr int64_t float_bytes = sizeof(float);
-constexpr int64_t lines_per_row = panel_columns / tile_columns;  // of a panel
+constexpr int64_t tiles_across = panel_columns / tile_columns;  // of a panel
 
-int64_t at_most(int64_t limit, int64_t count) { return count < limit ? count : limit; }
-
-// The first bytes of a packed buffer. Everything is position-independent; offsets follow from the
-// shape.
+// The first bytes of a packed buffer. The offsets of all other parts follow from the shape and the
+// kind, so the header does not store them.
 struct PackedHeader {
   char magic[8];
   uint32_t byte_order;
@@ -28,16 +39,18 @@ struct PackedHeader {
   uint32_t contract;
   uint32_t kind;
   uint64_t bytes;             // of the whole buffer
-  uint64_t payload_checksum;  // of everything behind the header
+  uint64_t payload_checksum;  // of everything after the header
   LayerShape shape;
   unsigned char reserved[256 - 136];
-  uint64_t header_checksum;  // of the header with 0 here
+  uint64_t header_checksum;  // of the header, with 0 in this field
 };
 static_assert(sizeof(PackedHeader) == 256 && offsetof(PackedHeader, header_checksum) == 248,
               "the header is 4 cache lines");
 
-// The checksum of rows of whole cache lines, tile by tile; `offset` is that of their first byte in
-// the buffer.
+// ---- Checksums
+
+// The checksum of rows of whole cache lines, tile by tile. `offset` is the place of their first
+// byte in the buffer, which the sum depends on: parts that change places change it.
 uint64_t checksum(const void *buffer, int64_t offset, int64_t num_rows, int64_t lines_per_row) {
   const float *const first =
       reinterpret_cast<const float *>(static_cast<const unsigned char *>(buffer) + offset);
@@ -46,7 +59,7 @@ uint64_t checksum(const void *buffer, int64_t offset, int64_t num_rows, int64_t 
   for (int64_t row = 0; row < num_rows; row += tile_rows) {
     for (int64_t column = 0; column < stride; column += tile_columns) {
       const int64_t at = row * stride + column;
-      sum += tile_checksum(first + at, stride, at_most(tile_rows, num_rows - row),
+      sum += tile_checksum(first + at, stride, std::min(tile_rows, num_rows - row),
                            static_cast<uint64_t>(offset + at * float_bytes));
     }
   }
@@ -58,152 +71,159 @@ uint64_t header_checksum(PackedHeader header) {
   return checksum(&header, 0, sizeof header / 64, 1);
 }
 
-// The columns of a packed matrix at the caller's. Heads lie one after the other; with a gate in
-// W_Q, it lies behind each of them.
-struct HeadMap {
-  int64_t first;   // place of the first number of the first head
-  int64_t stride;  // from one head to the next
-  int64_t width;   // numbers of a packed head
+// Panels of floats are summed by the tiles in which they are packed, so that pack_floats computes
+// this sum while the weights pass through its registers. It is 0 for all other kinds.
+uint64_t panels_checksum(const PackedLayout &layout, PackedKind kind, const void *buffer) {
+  uint64_t sum = 0;
+  if (kind != PackedKind::panels_f32) return sum;
+  for (const PackedMatrix &matrix : layout.matrices) {
+    for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
+      const int64_t at = panel * matrix.depth * panel_columns;
+      sum += checksum(buffer, matrix.weights_offset + at * float_bytes, matrix.depth, tiles_across);
+    }
+  }
+  return sum;
+}
 
-  int64_t place(int64_t i) const { return first + i / width * stride + i % width; }
+// The checksum of what panels_checksum leaves out: the biases after panels of floats, and
+// everything after the header for all other kinds.
+uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *buffer) {
+  const int64_t first = kind == PackedKind::panels_f32 ? layout.matrices[0].bias_offset
+                                                       : static_cast<int64_t>(sizeof(PackedHeader));
+  return checksum(buffer, first, (layout.bytes - first) / 64, 1);
+}
+
+// ---- The caller's matrices
+
+// Which column of the caller's matrix a packed column comes from. The heads of a matrix follow each
+// other at a stride, which exceeds the width where each head of W_Q is followed by its gate.
+struct HeadMap {
+  int64_t first;   // column of the first head
+  int64_t stride;  // from one head to the next
+  int64_t width;   // columns of a head that are packed together
+
+  int64_t column_of(int64_t i) const { return first + i / width * stride + i % width; }
 };
 
-// The caller's matrix, column by column: element (k, column) is k * k_stride behind start(column).
+// One of the caller's matrices, seen as the packed matrix that it becomes. Element (k, column) is
+// k * k_stride elements after start(column), whatever the caller's layout is.
 struct Source {
-  const char *name;
+  const char *name;  // for messages
   const void *matrix;
-  HeadMap columns;
-  int64_t depth;
+  const float *bias;       // null: none
+  const float *scales;     // of the matrix's first column; null unless the weights are codes
+  int64_t depth, columns;  // of the packed matrix
+  HeadMap heads;
+  int64_t columns_before;  // columns of W_QKV before this matrix
   int64_t k_stride, column_stride;
-  uint32_t type;
-  const float *scales;  // of the first column of the caller's matrix, if it has codes
+  uint32_t type;  // MHA_TYPE_*
+
+  // The column of the caller's matrix, as messages name it.
+  int64_t column_of(int64_t column) const { return columns_before + heads.column_of(column); }
 
   template <class Element = float>
   const Element *start(int64_t column) const {
-    return static_cast<const Element *>(matrix) + columns.place(column) * column_stride;
+    return static_cast<const Element *>(matrix) + column_of(column) * column_stride;
   }
 
-  // Those of a tile of floats; none behind the last of num_columns.
-  TileColumns tile(int64_t first, int64_t num_columns) const {
+  // The columns of a tile of floats from column `first` on: 16, or those up to the matrix's end.
+  TileColumns tile(int64_t first) const {
     TileColumns tile = {};
     tile.k_stride = k_stride;
-    tile.has_contiguous_rows = true;
-    for (; tile.count < tile_columns && first + tile.count < num_columns; ++tile.count) {
-      tile.start[tile.count] = start(first + tile.count);
-      tile.has_contiguous_rows =
-          tile.has_contiguous_rows && tile.start[tile.count] == tile.start[0] + tile.count;
+    tile.count = std::max<int64_t>(0, std::min(tile_columns, columns - first));
+    tile.has_contiguous_rows = tile.count == tile_columns;
+    for (int64_t i = 0; i < tile.count; ++i) {
+      tile.start[i] = start(first + i);
+      tile.has_contiguous_rows = tile.has_contiguous_rows && tile.start[i] == tile.start[0] + i;
     }
-    tile.has_contiguous_rows = tile.has_contiguous_rows && tile.count == tile_columns;
     return tile;
   }
 };
 
-// Without a matrix of its own, a head's gate lies behind its queries.
-bool has_gate_in_q(const LayerShape &shape, const mha_layer_weights &weights) {
-  return shape.gate != MHA_GATE_NONE && !weights.w_g.data;
-}
-
-// The columns of a matrix as if W_Q, W_K and W_V were matrices of their own, which is how the
-// biases lie, too.
-HeadMap columns_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
-  const bool is_in_q = has_gate_in_q(shape, weights);
-  const int64_t q_stride = shape.head_dim + (is_in_q ? shape.gate_dim : 0);
-  switch (name) {
-    case matrix_q:
-      return {0, q_stride, shape.head_dim};
-    case matrix_g:
-      return {is_in_q ? shape.head_dim : 0, is_in_q ? q_stride : shape.gate_dim, shape.gate_dim};
-    case matrix_k:
-      return {0, shape.head_dim, shape.head_dim};
-    case matrix_v:
-      return {0, shape.head_dim_v, shape.head_dim_v};
-    default:
-      return {0, 0, shape.output_dim};
-  }
-}
-
-// Columns before those of a matrix where W_Q, W_K and W_V, or their biases, are one.
-int64_t columns_before(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
-  const int64_t of_q = shape.num_heads * columns_of(shape, weights, matrix_q).stride;
-  return name == matrix_k ? of_q : name == matrix_v ? of_q + shape.k_columns() : 0;
-}
-
-Source source_of(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name) {
-  const struct {
+// Finds where the caller keeps a matrix. W_Q, W_K and W_V may be one matrix, W_QKV, and so may
+// their biases, independently. Without a matrix W_G, the gate of each head follows its queries in
+// W_Q or W_QKV.
+Source source_of(const LayerShape &shape, const mha_layer_weights &weights,
+                 const PackedLayout &layout, MatrixName name) {
+  const bool is_gate_in_q = !weights.w_g.data;
+  const int64_t q_head = shape.head_dim + (is_gate_in_q ? shape.gate_dim : 0),
+                before_k = shape.num_heads * q_head, before_v = before_k + shape.k_columns();
+  struct Origin {
     const char *name;
     const mha_matrix &matrix;
-    int64_t heads, depth;
-  } own[] = {{"w_q", weights.w_q, shape.num_heads, shape.query_dim},
-             {"w_g", weights.w_g, shape.num_heads, shape.query_dim},
-             {"w_k", weights.w_k, shape.num_kv_heads, shape.key_dim},
-             {"w_v", weights.w_v, shape.num_kv_heads, shape.value_dim},
-             {shape.has_heads() ? "w_o" : "w", weights.w_o, 1, shape.output_depth()}};
-  const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
-  const auto &from = own[is_in_q ? matrix_q : name];
-  const bool is_fused = weights.w_qkv.data && name != matrix_o && (name != matrix_g || is_in_q);
-  const mha_matrix &matrix = is_fused ? weights.w_qkv : from.matrix;
-  Source source = {is_fused ? "w_qkv" : from.name,
-                   matrix.data,
-                   columns_of(shape, weights, name),
-                   from.depth,
-                   0,
-                   0,
-                   weights.type,
-                   matrix.scales};
-  int64_t width = name == matrix_o ? shape.output_dim : from.heads * source.columns.stride;
-  if (is_fused) {
-    source.columns.first += columns_before(shape, weights, name);
-    width = columns_before(shape, weights, matrix_v) + shape.v_columns();
-  }
-  if (weights.layout == MHA_LAYOUT_IN_OUT) {
-    source.k_stride = matrix.row_stride ? matrix.row_stride : width;
-    source.column_stride = 1;
-  } else {
-    source.k_stride = 1;
-    source.column_stride = matrix.row_stride ? matrix.row_stride : from.depth;
-  }
-  if (weights.type == MHA_TYPE_INT4)
-    source.column_stride = blocks_of(source.column_stride, 2);  // bytes
+    int64_t columns;         // of the caller's matrix
+    int64_t columns_before;  // in W_QKV
+    HeadMap heads;
+  };
+  const Origin gate_in_q = {
+      "w_q", weights.w_q, before_k, 0, {shape.head_dim, q_head, shape.gate_dim}};
+  const Origin own_gate = {
+      "w_g", weights.w_g, shape.g_columns(), 0, {0, shape.gate_dim, shape.gate_dim}};
+  const Origin origins[] = {
+      {"w_q", weights.w_q, before_k, 0, {0, q_head, shape.head_dim}},
+      is_gate_in_q ? gate_in_q : own_gate,
+      {"w_k", weights.w_k, shape.k_columns(), before_k, {0, shape.head_dim, shape.head_dim}},
+      {"w_v", weights.w_v, shape.v_columns(), before_v, {0, shape.head_dim_v, shape.head_dim_v}},
+      {shape.has_heads() ? "w_o" : "w", weights.w_o, shape.output_dim, 0, {0, 0, shape.output_dim}},
+  };
+  const Origin &origin = origins[name];
+  const bool may_be_in_qkv = &origin.matrix != &weights.w_o && &origin.matrix != &weights.w_g;
+  const bool is_in_qkv = may_be_in_qkv && weights.w_qkv.data;
+  const mha_matrix &matrix = is_in_qkv ? weights.w_qkv : origin.matrix;
+
+  Source source = {};
+  source.name = is_in_qkv ? "w_qkv" : origin.name;
+  source.matrix = matrix.data;
+  source.scales = matrix.scales;
+  source.bias = may_be_in_qkv && weights.w_qkv.bias ? weights.w_qkv.bias + origin.columns_before
+                                                    : origin.matrix.bias;
+  source.depth = layout.matrices[name].depth;
+  source.columns = layout.matrices[name].columns;
+  source.heads = origin.heads;
+  source.columns_before = is_in_qkv ? origin.columns_before : 0;
+  source.type = weights.type;
+  const bool is_in_out = weights.layout == MHA_LAYOUT_IN_OUT;
+  const int64_t columns = is_in_qkv ? before_v + shape.v_columns() : origin.columns;
+  const int64_t width = is_in_out ? columns : source.depth,
+                row_stride = matrix.row_stride ? matrix.row_stride : width;
+  source.k_stride = is_in_out ? row_stride : 1;
+  source.column_stride = is_in_out ? 1 : row_stride;
+  // Rows of int4 hold two codes in a byte, and int4 is never stored in the other layout.
+  if (weights.type == MHA_TYPE_INT4) source.column_stride = blocks_of(row_stride, 2);
   return source;
 }
 
-// The biases of a matrix, zeros where there are none.
-void pack_bias(const LayerShape &shape, const mha_layer_weights &weights, MatrixName name,
-               const PackedMatrix &matrix, unsigned char *buffer) {
-  const bool is_in_q = name == matrix_g && has_gate_in_q(shape, weights);
-  const bool is_fused = weights.w_qkv.bias && name != matrix_o && (name != matrix_g || is_in_q);
-  const float *const single[] = {weights.w_q.bias, is_in_q ? weights.w_q.bias : weights.w_g.bias,
-                                 weights.w_k.bias, weights.w_v.bias, weights.w_o.bias};
-  const float *const from =
-      is_fused ? weights.w_qkv.bias + columns_before(shape, weights, name) : single[name];
-  const HeadMap columns = columns_of(shape, weights, name);
+void pack_bias(const Source &source, const PackedMatrix &matrix, unsigned char *buffer) {
   float *const bias = reinterpret_cast<float *>(buffer + matrix.bias_offset);
   memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
-  for (int64_t column = 0; from && column < matrix.columns; ++column)
-    bias[column] = from[columns.place(column)];
+  for (int64_t column = 0; source.bias && column < matrix.columns; ++column)
+    bias[column] = source.bias[source.heads.column_of(column)];
 }
 
-// Floats that stay floats. Returns the part of the checksum if the matrix is packed in panels.
+// ---- Floats that stay floats
+
+// Copies a matrix tile by tile, and returns its part of panels_checksum if it is packed in panels.
+//
+// A panel takes three tiles side by side. Where the caller's rows are contiguous, the tiles of
+// several panels are copied in turn, because more of each row is then read while its page of memory
+// is at hand.
 uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKind kind,
                      unsigned char *buffer) {
-  // Tiles side by side: a panel's; but several panels' where rows are contiguous, so that more of
-  // each is read while its page is at hand.
-  constexpr int64_t max_at_once = 8 * lines_per_row;
-  const int64_t at_once = source.column_stride == 1 ? max_at_once : lines_per_row;
-  const int64_t across = panels_of(matrix.columns) * lines_per_row;
+  constexpr int64_t max_at_once = 8 * tiles_across;
+  const int64_t at_once = source.column_stride == 1 ? max_at_once : tiles_across;
+  const int64_t across = panels_of(matrix.columns) * tiles_across;
   float *const weights = reinterpret_cast<float *>(buffer + matrix.weights_offset);
   uint64_t sum = 0;
   for (int64_t first = 0; first < across; first += at_once) {
-    const int64_t count = at_most(at_once, across - first);
+    const int64_t count = std::min(at_once, across - first);
     TileColumns columns[max_at_once];
-    for (int64_t i = 0; i < count; ++i)
-      columns[i] = source.tile((first + i) * tile_columns, matrix.columns);
+    for (int64_t i = 0; i < count; ++i) columns[i] = source.tile((first + i) * tile_columns);
     for (int64_t k = 0; k < matrix.depth; k += tile_rows) {
-      const int64_t num_rows = at_most(tile_rows, matrix.depth - k);
+      const int64_t num_rows = std::min(tile_rows, matrix.depth - k);
       for (int64_t i = 0; i < count; ++i) {
         if (kind == PackedKind::panels_f32) {
-          const int64_t panel = (first + i) / lines_per_row, line = (first + i) % lines_per_row;
-          const int64_t at = (panel * matrix.depth + k) * panel_columns + line * tile_columns;
+          const int64_t panel = (first + i) / tiles_across, tile = (first + i) % tiles_across;
+          const int64_t at = (panel * matrix.depth + k) * panel_columns + tile * tile_columns;
           const uint64_t offset = static_cast<uint64_t>(matrix.weights_offset + at * float_bytes);
           sum += copy_panel_tile(columns[i], k, num_rows, weights + at, panel_columns, offset);
         } else if (columns[i].count > 0) {
@@ -218,16 +238,18 @@ uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKin
 
 // ---- Weights that are converted
 
+// Conversion reads blocks of a panel as floats, whatever their type is, and stores them as the
+// packed type. A block is small enough to stay in the cache in between.
 constexpr int64_t block_terms = 256;
 static_assert(block_terms % int4_group == 0, "blocks hold whole groups");
 
-// Columns of the caller's matrix side by side, as floats: a part of a panel, zero behind the last
-// column.
 struct FloatBlock {
-  int64_t terms, columns;
-  alignas(64) float rows[block_terms][panel_columns];
+  int64_t terms, columns;                              // how many the matrix has here
+  alignas(64) float rows[block_terms][panel_columns];  // zero after the last column
 };
 
+// The loops follow the caller's memory: down the columns where they are contiguous, else along the
+// rows.
 template <class Element, class Widen>
 void read_block(const Source &source, int64_t k, int64_t column, Widen widen, FloatBlock *block) {
   const Element *starts[panel_columns];
@@ -244,11 +266,10 @@ void read_block(const Source &source, int64_t k, int64_t column, Widen widen, Fl
   }
 }
 
-// The block from term k and column `column` on.
-void read_block(const Source &source, const PackedMatrix &matrix, int64_t k, int64_t column,
-                FloatBlock *block) {
-  block->terms = at_most(block_terms, matrix.depth - k);
-  block->columns = at_most(panel_columns, matrix.columns - column);
+// Reads the block that begins at term k and at column `column`.
+void read_block(const Source &source, int64_t k, int64_t column, FloatBlock *block) {
+  block->terms = std::min(block_terms, source.depth - k);
+  block->columns = std::min(panel_columns, source.columns - column);
   if (block->columns < panel_columns) memset(block->rows, 0, sizeof block->rows);
   if (source.type == MHA_TYPE_F16)
     read_block<uint16_t>(source, k, column, f32_of_f16, block);
@@ -259,64 +280,102 @@ void read_block(const Source &source, const PackedMatrix &matrix, int64_t k, int
         source, k, column, [](float x) { return x; }, block);
 }
 
-template <class Element, class Narrow>
-void store_block(const FloatBlock &block, Narrow narrow, Element *to) {
-  for (int64_t i = 0; i < block.terms; ++i) {
-    for (int64_t c = 0; c < panel_columns; ++c)
-      to[i * panel_columns + c] = narrow(block.rows[i][c], c);
+float magnitude_of(float x) { return x < 0.0f ? -x : x; }
+
+// How many scales a column has: int8 has one, int4 one for each group of 32 terms.
+int64_t scales_per_column(PackedKind kind, int64_t depth) {
+  switch (storage_of(kind)) {
+    case Storage::int8:
+      return 1;
+    case Storage::int4:
+      return blocks_of(depth, int4_group);
+    default:
+      return 0;
   }
 }
 
-// Where panel number `panel` of a matrix begins.
-template <class Element>
-Element *panel_at(const PackedMatrix &matrix, PackedKind kind, int64_t panel,
-                  unsigned char *buffer) {
-  return reinterpret_cast<Element *>(buffer + matrix.weights_offset +
-                                     panel * panel_bytes(matrix.depth, kind));
-}
+// A panel of a matrix and its place in the buffer.
+struct Panel {
+  const Source &source;
+  const PackedMatrix &matrix;
+  PackedKind kind;
+  int64_t first;  // its first column in the packed matrix
+  unsigned char *buffer;
 
-float *scales_at(const PackedMatrix &matrix, int64_t panel, int64_t per_column,
-                 unsigned char *buffer) {
-  return reinterpret_cast<float *>(buffer + matrix.scales_offset) +
-         panel * per_column * panel_columns;
-}
+  template <class Element>
+  Element *weights() const {
+    return reinterpret_cast<Element *>(buffer + matrix.weights_offset +
+                                       first / panel_columns * panel_bytes(matrix.depth, kind));
+  }
+  float *scales() const {
+    return reinterpret_cast<float *>(buffer + matrix.scales_offset) +
+           first * scales_per_column(kind, matrix.depth);
+  }
+};
 
-float magnitude_of(float x) { return x < 0.0f ? -x : x; }
-
-void pack_panel_int8(const Source &source, const PackedMatrix &matrix, PackedKind kind,
-                     int64_t panel, FloatBlock *block, unsigned char *buffer) {
-  float factor[panel_columns], *const scales = scales_at(matrix, panel, 1, buffer);
-  uint32_t most_bits[panel_columns] = {};
+// Numbers of 16 bits that become floats, in a panel or in a plain matrix.
+void pack_widened(const Panel &panel, FloatBlock *block) {
+  const PackedMatrix &matrix = panel.matrix;
+  const bool is_plain = panel.kind == PackedKind::plain_f32;
+  float *to = is_plain
+                  ? reinterpret_cast<float *>(panel.buffer + matrix.weights_offset) + panel.first
+                  : panel.weights<float>();
   for (int64_t k = 0; k < matrix.depth; k += block_terms) {
-    read_block(source, matrix, k, panel * panel_columns, block);
+    read_block(panel.source, k, panel.first, block);
+    // A row of a plain matrix goes on with the next matrix, where a panel has zeros.
+    const int64_t columns = is_plain ? block->columns : panel_columns;
+    for (int64_t i = 0; i < block->terms; ++i, to += is_plain ? matrix.stride : panel_columns)
+      memcpy(to, block->rows[i], static_cast<size_t>(columns) * sizeof(float));
+  }
+}
+
+template <uint16_t narrow(float)>
+void pack_16_bits(const Panel &panel, FloatBlock *block) {
+  uint16_t *to = panel.weights<uint16_t>();
+  for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
+    read_block(panel.source, k, panel.first, block);
+    for (int64_t i = 0; i < block->terms; ++i, to += panel_columns) {
+      for (int64_t c = 0; c < panel_columns; ++c) to[c] = narrow(block->rows[i][c]);
+    }
+  }
+}
+
+// Reads the panel twice: the scale of a column follows from its largest magnitude, and the codes
+// follow from the scale.
+void pack_int8(const Panel &panel, FloatBlock *block) {
+  uint32_t most_bits[panel_columns] = {};
+  for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
+    read_block(panel.source, k, panel.first, block);
     for (int64_t i = 0; i < block->terms; ++i) {
       for (int64_t c = 0; c < panel_columns; ++c)
         most_bits[c] = most_bits_of(&block->rows[i][c], 1, most_bits[c]);
     }
   }
+  float factor[panel_columns], *const scales = panel.scales();
   for (int64_t c = 0; c < panel_columns; ++c) {
     const CodeScale found = code_scale_of(most_bits[c], 127);
     scales[c] = found.scale;
     factor[c] = found.factor;
   }
-  int8_t *const to = panel_at<int8_t>(matrix, kind, panel, buffer);
-  for (int64_t k = 0; k < matrix.depth; k += block_terms) {
-    read_block(source, matrix, k, panel * panel_columns, block);
-    store_block(
-        *block, [&](float x, int64_t c) { return static_cast<int8_t>(code_of(x, factor[c])); },
-        to + k * panel_columns);
+  int8_t *to = panel.weights<int8_t>();
+  for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
+    read_block(panel.source, k, panel.first, block);
+    for (int64_t i = 0; i < block->terms; ++i, to += panel_columns) {
+      for (int64_t c = 0; c < panel_columns; ++c)
+        to[c] = static_cast<int8_t>(code_of(block->rows[i][c], factor[c]));
+    }
   }
 }
 
-void pack_panel_int4(const Source &source, const PackedMatrix &matrix, PackedKind kind,
-                     int64_t panel, FloatBlock *block, unsigned char *buffer) {
-  const int64_t groups = blocks_of(matrix.depth, int4_group);
-  float *scales = scales_at(matrix, panel, groups, buffer);
-  unsigned char *to = panel_at<unsigned char>(matrix, kind, panel, buffer);
-  for (int64_t k = 0; k < matrix.depth; k += block_terms) {
-    read_block(source, matrix, k, panel * panel_columns, block);
+// A group of 32 terms of a column has a scale, which its number of the largest magnitude decides.
+// Two neighbouring terms share a byte, the earlier one in its low half.
+void pack_int4(const Panel &panel, FloatBlock *block) {
+  float *scales = panel.scales();
+  unsigned char *to = panel.weights<unsigned char>();
+  for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
+    read_block(panel.source, k, panel.first, block);
     for (int64_t first = 0; first < block->terms; first += int4_group, scales += panel_columns) {
-      const int64_t end = at_most(block->terms, first + int4_group);
+      const int64_t end = std::min(block->terms, first + int4_group);
       float factor[panel_columns];
       for (int64_t c = 0; c < panel_columns; ++c) {
         float extreme = 0.0f;
@@ -341,49 +400,51 @@ void pack_panel_int4(const Source &source, const PackedMatrix &matrix, PackedKin
   }
 }
 
-// Codes that a quantiser has made, as they are.
-void pack_panel_of_codes(const Source &source, const PackedMatrix &matrix, PackedKind kind,
-                         int64_t panel, unsigned char *buffer) {
+// Copies codes and scales that a quantiser has made. Only their order changes.
+void pack_codes(const Panel &panel) {
+  const Source &source = panel.source;
   const bool is_int4 = source.type == MHA_TYPE_INT4;
-  const int64_t terms = is_int4 ? 2 : 1;  // of a byte
-  const int64_t rows = blocks_of(matrix.depth, terms);
-  const int64_t scales_per_column = is_int4 ? blocks_of(matrix.depth, int4_group) : 1;
-  unsigned char *const to = panel_at<unsigned char>(matrix, kind, panel, buffer);
-  float *const scales = scales_at(matrix, panel, scales_per_column, buffer);
+  const int64_t rows = blocks_of(source.depth, is_int4 ? 2 : 1);  // of bytes
+  const int64_t num_scales = scales_per_column(panel.kind, source.depth);
+  unsigned char *const to = panel.weights<unsigned char>();
+  float *const scales = panel.scales();
+  // Columns after the last one have codes of 0, which int4 stores as 8.
   memset(to, is_int4 ? 0x88 : 0, static_cast<size_t>(rows * panel_columns));
-  for (int64_t c = 0; c < panel_columns && panel * panel_columns + c < matrix.columns; ++c) {
-    const int64_t column = panel * panel_columns + c;
-    const unsigned char *const from = source.start<unsigned char>(column);
+  const int64_t columns = std::min(panel_columns, source.columns - panel.first);
+  for (int64_t c = 0; c < columns; ++c) {
+    const unsigned char *const from = source.start<unsigned char>(panel.first + c);
     for (int64_t row = 0; row < rows; ++row)
       to[row * panel_columns + c] = from[row * source.k_stride];
-    // The half of a byte behind the last term is nobody's.
+    // An odd depth leaves half of the last byte unused, and the caller may have anything there.
     unsigned char &last = to[(rows - 1) * panel_columns + c];
-    if (is_int4 && matrix.depth % 2 != 0) last = static_cast<unsigned char>((last & 15u) | 0x80u);
-    const float *const of_column = source.scales + source.columns.place(column) * scales_per_column;
-    for (int64_t i = 0; i < scales_per_column; ++i) scales[i * panel_columns + c] = of_column[i];
+    if (is_int4 && source.depth % 2 != 0) last = static_cast<unsigned char>((last & 15u) | 0x80u);
+    const float *const of_column = source.scales + source.column_of(panel.first + c) * num_scales;
+    for (int64_t i = 0; i < num_scales; ++i) scales[i * panel_columns + c] = of_column[i];
   }
 }
 
-// Puts four terms of a column side by side, in place: rows of 48 codes, of int4 of two codes each,
-// become [48][4]; those of int8 with byte_added.
-void put_fours_together(const PackedMatrix &matrix, PackedKind kind, int64_t panel,
-                        unsigned char *buffer) {
+// Reorders a panel in place for integer arithmetic, whose instructions multiply four terms of a
+// column at once: four rows of 48 codes become [48][4], and byte_added makes codes of int8
+// unsigned. Four rows of int4 hold eight terms; terms i and i + 4 share a byte afterwards.
+void put_fours_together(const Panel &panel) {
   constexpr int64_t fours = 4, columns = panel_columns;
-  unsigned char *const first = panel_at<unsigned char>(matrix, kind, panel, buffer),
-                       *const end = first + panel_bytes(matrix.depth, kind);
+  unsigned char *const first = panel.weights<unsigned char>(), *const end =
+                                                                   first +
+                                                                   panel_bytes(panel.matrix.depth,
+                                                                               panel.kind);
   for (unsigned char *at = first; at < end; at += fours * columns) {
     unsigned char rows[fours * columns];
     memcpy(rows, at, sizeof rows);
     for (int64_t c = 0; c < columns; ++c) {
       for (int64_t i = 0; i < fours; ++i) {
-        if (kind == PackedKind::fours_int8) {
-          at[c * fours + i] = static_cast<unsigned char>(rows[i * columns + c] + byte_added);
-        } else {  // terms i and i + 4, of which two neighbours were in a byte
+        unsigned char &code = at[c * fours + i];
+        if (panel.kind == PackedKind::fours_int8) {
+          code = static_cast<unsigned char>(rows[i * columns + c] + byte_added);
+        } else {
           const unsigned char low = rows[i / 2 * columns + c],
                               high = rows[(2 + i / 2) * columns + c];
           const int shift = i % 2 * 4;
-          at[c * fours + i] =
-              static_cast<unsigned char>((low >> shift & 15) | (high >> shift & 15) << 4);
+          code = static_cast<unsigned char>((low >> shift & 15) | (high >> shift & 15) << 4);
         }
       }
     }
@@ -394,75 +455,55 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind
                     unsigned char *buffer) {
   FloatBlock block;
   const Storage storage = storage_of(kind);
-  for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
-    if (source.scales) {
-      pack_panel_of_codes(source, matrix, kind, panel, buffer);
-    } else if (storage == Storage::int8) {
-      pack_panel_int8(source, matrix, kind, panel, &block, buffer);
-    } else if (storage == Storage::int4) {
-      pack_panel_int4(source, matrix, kind, panel, &block, buffer);
-    } else {
-      for (int64_t k = 0; k < matrix.depth; k += block_terms) {
-        read_block(source, matrix, k, panel * panel_columns, &block);
-        const int64_t at = k * panel_columns;
-        if (kind == PackedKind::plain_f32) {
-          float *const to = reinterpret_cast<float *>(buffer + matrix.weights_offset) +
-                            k * matrix.stride + panel * panel_columns;
-          for (int64_t i = 0; i < block.terms; ++i)
-            memcpy(to + i * matrix.stride, block.rows[i],
-                   static_cast<size_t>(block.columns) * sizeof(float));
-        } else if (storage == Storage::f32) {
-          store_block(
-              block, [](float x, int64_t) { return x; },
-              panel_at<float>(matrix, kind, panel, buffer) + at);
-        } else if (storage == Storage::f16) {
-          store_block(
-              block, [](float x, int64_t) { return f16_of(x); },
-              panel_at<uint16_t>(matrix, kind, panel, buffer) + at);
-        } else {
-          store_block(
-              block, [](float x, int64_t) { return bf16_of(x); },
-              panel_at<uint16_t>(matrix, kind, panel, buffer) + at);
-        }
-      }
-    }
-    if (has_fours(kind)) put_fours_together(matrix, kind, panel, buffer);
+  for (int64_t first = 0; first < matrix.columns; first += panel_columns) {
+    const Panel panel = {source, matrix, kind, first, buffer};
+    if (source.scales)
+      pack_codes(panel);
+    else if (storage == Storage::int8)
+      pack_int8(panel, &block);
+    else if (storage == Storage::int4)
+      pack_int4(panel, &block);
+    else if (storage == Storage::f16)
+      pack_16_bits<f16_of>(panel, &block);
+    else if (storage == Storage::bf16)
+      pack_16_bits<bf16_of>(panel, &block);
+    else
+      pack_widened(panel, &block);
+    if (has_fours(kind)) put_fours_together(panel);
   }
 }
 
-uint64_t panels_checksum(const PackedLayout &layout, const void *buffer) {
-  uint64_t sum = 0;
-  for (const PackedMatrix &matrix : layout.matrices) {
-    for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
-      const int64_t at = panel * matrix.depth * panel_columns;
-      sum +=
-          checksum(buffer, matrix.weights_offset + at * float_bytes, matrix.depth, lines_per_row);
-    }
+// Whether a float becomes infinite as an f16, and is not infinite or NaN itself.
+bool exceeds_f16(float x) { return (magnitude_of(x) >= 65520.0f) & (x - x == 0.0f); }
+
+// Guards the bounds against a header that was made up, for its checksum is no secret. Dimensions
+// are bounded before they are multiplied.
+bool is_sound(const LayerShape &s, PackedKind kind) {
+  const auto is_dim = [](int64_t dim) { return dim > 0 && dim <= INT32_MAX; };
+  if (!is_dim(s.query_dim) || !is_dim(s.output_dim) || s.has_output > 1) return false;
+  if (s.gate > MHA_GATE_SOFTPLUS || s.arithmetic > Arithmetic::int16) return false;
+  if (has_fours(kind) != (s.arithmetic != Arithmetic::f32)) return false;
+  if (!s.has_heads()) {
+    // A linear layer consists of its W_O. Nothing else is set.
+    const int64_t unused = s.key_dim | s.value_dim | s.num_kv_heads | s.head_dim | s.head_dim_v;
+    return unused == 0 && s.has_output && s.scale == 0.0f && s.gate == MHA_GATE_NONE &&
+           s.gate_dim == 0;
   }
-  return sum;
+  if (!is_dim(s.num_heads) || !is_dim(s.num_kv_heads) || s.num_heads % s.num_kv_heads != 0)
+    return false;
+  if (!is_dim(s.head_dim) || !is_dim(s.head_dim_v)) return false;
+  if (s.q_columns() > INT32_MAX || s.context_columns() > INT32_MAX) return false;
+  if (s.only_asks() ? s.value_dim != 0 : !is_dim(s.key_dim) || !is_dim(s.value_dim)) return false;
+  if (s.gate == MHA_GATE_NONE ? s.gate_dim != 0 : s.gate_dim != 1 && s.gate_dim != s.head_dim_v)
+    return false;
+  const bool is_finite = s.scale - s.scale == 0.0f;
+  return is_finite && (s.has_output || s.output_dim == s.context_columns()) &&
+         (kind != PackedKind::plain_f32 || s.fits_sgemm());
 }
-
-// Of all that lies behind the panels of floats: biases; else of all that lies behind the header.
-uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *buffer) {
-  const int64_t first = kind == PackedKind::panels_f32 ? layout.matrices[0].bias_offset
-                                                       : static_cast<int64_t>(sizeof(PackedHeader));
-  return checksum(buffer, first, (layout.bytes - first) / 64, 1);
-}
-
-// Element (k, column) of the matrix, in the words of the caller: in rows as they are stored.
-mha_status fail_range(Report report, const Source &source, bool is_in_out, int64_t k,
-                      int64_t column, float x) {
-  const int64_t place = source.columns.place(column);
-  return report.fail(MHA_ERROR_OUT_OF_RANGE,
-                     "%s[%lld][%lld] is %g, but the largest f16 is 65504; scale the weights down, "
-                     "or set weight_type to MHA_TYPE_BF16 (3)",
-                     source.name, lld(is_in_out ? k : place), lld(is_in_out ? place : k),
-                     static_cast<double>(x));
-}
-
-Count aligned_floats(Count floats) { return round_up(floats, 16) * Count(sizeof(float)); }
 
 }  // namespace
+
+// ---- The functions of layer.h
 
 mha_status check_range(Report report, const LayerShape &shape, PackedKind kind,
                        const mha_layer_weights &weights) {
@@ -470,22 +511,25 @@ mha_status check_range(Report report, const LayerShape &shape, PackedKind kind,
   const PackedLayout layout = packed_layout(shape, kind);
   FloatBlock block;
   for (int name = 0; name < num_matrices; ++name) {
-    const PackedMatrix &matrix = layout.matrices[name];
-    const Source source =
-        matrix.columns > 0 ? source_of(shape, weights, static_cast<MatrixName>(name)) : Source{};
-    for (int64_t column = 0; column < matrix.columns; column += panel_columns) {
-      for (int64_t k = 0; k < matrix.depth; k += block_terms) {
-        read_block(source, matrix, k, column, &block);
+    const Source source = source_of(shape, weights, layout, static_cast<MatrixName>(name));
+    for (int64_t column = 0; column < source.columns; column += panel_columns) {
+      for (int64_t k = 0; k < source.depth; k += block_terms) {
+        read_block(source, k, column, &block);
         for (int64_t i = 0; i < block.terms; ++i) {
-          bool is_too_large = false;  // one of the row, which is found without a branch
-          for (const float x : block.rows[i])
-            is_too_large |= (magnitude_of(x) >= 65520.0f) & (x - x == 0.0f);
-          for (int64_t c = 0; is_too_large; ++c) {
-            const float x = block.rows[i][c];
-            if (magnitude_of(x) < 65520.0f || x - x != 0.0f) continue;
-            return fail_range(report, source, weights.layout == MHA_LAYOUT_IN_OUT, k + i,
-                              column + c, x);
-          }
+          // The row is tested without a branch first, which takes vectors.
+          bool is_too_large = false;
+          for (const float x : block.rows[i]) is_too_large |= exceeds_f16(x);
+          if (!is_too_large) continue;
+          int64_t c = 0;
+          while (!exceeds_f16(block.rows[i][c])) ++c;
+          const bool is_in_out = weights.layout == MHA_LAYOUT_IN_OUT;
+          const int64_t out = source.column_of(column + c), in = k + i;
+          return report.fail(
+              MHA_ERROR_OUT_OF_RANGE,
+              "%s[%lld][%lld] is %g, but the largest f16 is 65504; scale the weights down, "
+              "or set weight_type to MHA_TYPE_BF16 (3)",
+              source.name, lld(is_in_out ? in : out), lld(is_in_out ? out : in),
+              static_cast<double>(block.rows[i][c]));
         }
       }
     }
@@ -494,81 +538,82 @@ mha_status check_range(Report report, const LayerShape &shape, PackedKind kind,
 }
 
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
+  const bool has_keys = !shape.only_asks();
   PackedLayout layout = {};
-  layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns(), 0, 0, 0, 0};
-  layout.matrices[matrix_g] = {shape.query_dim, shape.g_columns(), 0, 0, 0, 0};
-  layout.matrices[matrix_k] = {
-      shape.key_dim, shape.only_asks() ? 0 : shape.k_columns(), 0, 0, 0, 0};
-  layout.matrices[matrix_v] = {
-      shape.value_dim, shape.only_asks() ? 0 : shape.v_columns(), 0, 0, 0, 0};
-  layout.matrices[matrix_o] = {
-      shape.output_depth(), shape.has_output ? shape.output_dim : 0, 0, 0, 0, 0};
+  layout.matrices[matrix_q] = {shape.query_dim, shape.q_columns()};
+  layout.matrices[matrix_g] = {shape.query_dim, shape.g_columns()};
+  layout.matrices[matrix_k] = {shape.key_dim, has_keys ? shape.k_columns() : 0};
+  layout.matrices[matrix_v] = {shape.value_dim, has_keys ? shape.v_columns() : 0};
+  layout.matrices[matrix_o] = {shape.output_depth(), shape.has_output ? shape.output_dim : 0};
 
-  Count at(static_cast<int64_t>(sizeof(PackedHeader)));
+  Count end(static_cast<int64_t>(sizeof(PackedHeader)));
+  const auto take = [&end](Count bytes) {
+    const int64_t offset = end.value();
+    end = end + round_up(bytes, 64);
+    return offset;
+  };
+  const bool is_plain = kind == PackedKind::plain_f32;
   for (PackedMatrix &matrix : layout.matrices) {
-    matrix.weights_offset = at.value();
-    if (kind != PackedKind::plain_f32) {
-      at = at +
-           round_up(Count(panels_of(matrix.columns)) * Count(panel_bytes(matrix.depth, kind)), 64);
-    } else if (shape.has_one_input_width() && &matrix <= &layout.matrices[matrix_v]) {
-      // W_Q|W_G|W_K|W_V side by side, one product.
-      int64_t column = 0;
-      const int64_t columns = shape.input_columns();
-      for (const PackedMatrix *before = layout.matrices; before < &matrix; ++before)
-        column += before->columns;
-      const int64_t start = layout.matrices[matrix_q].weights_offset;
-      matrix.weights_offset = start + column * static_cast<int64_t>(sizeof(float));
-      matrix.stride = columns;
-      at = Count(start) + aligned_floats(Count(columns) * Count(matrix.depth));
-    } else {
-      matrix.stride = matrix.columns;
-      at = at + aligned_floats(Count(matrix.columns) * Count(matrix.depth));
+    const bool is_input = &matrix != &layout.matrices[matrix_o],
+               is_first = &matrix == layout.matrices;
+    if (!is_plain) {
+      matrix.weights_offset =
+          take(Count(panels_of(matrix.columns)) * Count(panel_bytes(matrix.depth, kind)));
+      continue;
     }
-    if (at.overflows()) break;
+    // Inputs of one width share one product with W_Q|W_G|W_K|W_V side by side: rows of all their
+    // columns, which matrix_q takes the memory for.
+    const bool is_joined = is_input && shape.has_one_input_width();
+    matrix.stride = is_joined ? shape.input_columns() : matrix.columns;
+    const PackedMatrix &before = is_first ? matrix : *(&matrix - 1);
+    matrix.weights_offset =
+        is_joined && !is_first
+            ? before.weights_offset + before.columns * float_bytes
+            : take(Count(matrix.stride) * Count(matrix.depth) * Count(float_bytes));
   }
   for (PackedMatrix &matrix : layout.matrices) {
-    const Storage storage = storage_of(kind);
-    if (storage != Storage::int8 && storage != Storage::int4) break;
-    const int64_t per_column = storage == Storage::int4 ? blocks_of(matrix.depth, int4_group) : 1;
-    matrix.scales_offset = at.value();
-    at = at + Count(panels_of(matrix.columns)) * Count(per_column) *
-                  Count(panel_columns * sizeof(float));
+    const int64_t count = scales_per_column(kind, matrix.depth);
+    if (count == 0) continue;
+    matrix.scales_offset =
+        take(Count(panels_of(matrix.columns)) * Count(count) * Count(panel_columns * float_bytes));
   }
-  for (PackedMatrix &matrix : layout.matrices) {
-    matrix.bias_offset = at.value();
-    at = at + Count(panels_of(matrix.columns)) * Count(panel_columns * sizeof(float));
-  }
-  layout.bytes = at.value();
+  for (PackedMatrix &matrix : layout.matrices)
+    matrix.bias_offset =
+        take(Count(panels_of(matrix.columns)) * Count(panel_columns * float_bytes));
+  layout.bytes = end.value();
   return layout;
 }
 
 void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout,
                 const mha_layer_weights &weights, void *buffer) {
   unsigned char *const bytes = static_cast<unsigned char *>(buffer);
-  // Plain matrices are rounded up to whole cache lines. Clear what might be the last line of each
-  // before anything is copied.
+  // Every byte of the buffer is defined, because the checksum reads it. Plain matrices may end
+  // within a cache line: the last line of each is cleared before anything is copied. But there is
+  // no gap between the parts of W_Q|W_G|W_K|W_V.
   for (int i = 1; kind == PackedKind::plain_f32 && i <= num_matrices; ++i) {
     const int64_t end =
         i < num_matrices ? layout.matrices[i].weights_offset : layout.matrices[0].bias_offset;
-    const bool is_line_border = end % 64 == 0;  // not between the parts of W_Q|W_G|W_K|W_V
+    const bool is_line_border = end % 64 == 0;
     if (is_line_border) memset(bytes + end - 64, 0, 64);
   }
+  // Panels of fewer bits may have gaps after them, and scales exist for columns that the caller
+  // does not have.
+  if (storage_of(kind) != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
+
   const bool stays_float =
       storage_of(kind) == Storage::f32 && storage_of_type(weights.type) == Storage::f32;
-  // Behind the panels of fewer bits there may be gaps, and behind the scales columns that the
-  // caller does not have.
-  if (storage_of(kind) != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
   uint64_t sum = 0;
   for (int i = 0; i < num_matrices; ++i) {
-    const MatrixName name = static_cast<MatrixName>(i);
     const PackedMatrix &matrix = layout.matrices[i];
-    if (matrix.columns > 0 && stays_float)
-      sum += pack_floats(source_of(shape, weights, name), matrix, kind, bytes);
-    else if (matrix.columns > 0)
-      pack_converted(source_of(shape, weights, name), matrix, kind, bytes);
-    pack_bias(shape, weights, name, matrix, bytes);
+    const Source source = source_of(shape, weights, layout, static_cast<MatrixName>(i));
+    if (stays_float)
+      sum += pack_floats(source, matrix, kind, bytes);
+    else
+      pack_converted(source, matrix, kind, bytes);
+    pack_bias(source, matrix, bytes);
   }
   finish_copying();
+  if (!stays_float) sum = panels_checksum(layout, kind, bytes);
 
   PackedHeader header = {};
   memcpy(header.magic, packed_magic, sizeof header.magic);
@@ -577,7 +622,6 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   header.contract = MHA_CONTRACT;
   header.kind = static_cast<uint32_t>(kind);
   header.bytes = static_cast<uint64_t>(layout.bytes);
-  if (!stays_float && kind == PackedKind::panels_f32) sum = panels_checksum(layout, bytes);
   header.payload_checksum = sum + rest_checksum(layout, kind, bytes);
   header.shape = shape;
   header.header_checksum = header_checksum(header);
@@ -626,32 +670,10 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
         "the packed layer is of kind %u, which this version does not know; pack it again",
         header.kind);
   *shape = header.shape;
-  // Guards the bounds against a header that was made up: its checksum is no secret.
-  const LayerShape &s = *shape;
-  const int64_t dims[] = {s.query_dim, s.key_dim,      s.value_dim, s.output_dim,
-                          s.num_heads, s.num_kv_heads, s.head_dim,  s.head_dim_v};
-  bool is_sound = s.has_heads() ? s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0
-                                : s.has_output && s.scale == 0.0f;
-  for (const int64_t &dim : dims) {
-    const bool is_of_keys = &dim == &dims[1] || &dim == &dims[2];
-    // All but query_dim and output_dim.
-    const bool is_of_heads = &dim != &dims[0] && &dim != &dims[3];
-    const bool is_zero = s.has_heads() ? is_of_keys && s.only_asks() : is_of_heads;
-    is_sound = is_sound && (is_zero ? dim == 0 : dim > 0 && dim <= INT32_MAX);
-  }
-  is_sound = is_sound && s.q_columns() <= INT32_MAX && s.context_columns() <= INT32_MAX;
-  is_sound = is_sound && s.scale - s.scale == 0.0f && s.has_output <= 1 &&
-             (s.has_output || s.output_dim == s.context_columns());
-  for (const unsigned char byte : header.reserved) is_sound = is_sound && byte == 0;
-  is_sound =
-      is_sound && s.gate <= MHA_GATE_SOFTPLUS &&
-      (s.gate == MHA_GATE_NONE ? s.gate_dim == 0
-                               : s.has_heads() && (s.gate_dim == 1 || s.gate_dim == s.head_dim_v));
-  is_sound = is_sound && s.arithmetic <= Arithmetic::int16 &&
-             has_fours(*kind) == (s.arithmetic != Arithmetic::f32);
-  is_sound = is_sound && (*kind != PackedKind::plain_f32 || s.fits_sgemm());
-  if (is_sound) *layout = packed_layout(*shape, *kind);
-  if (!is_sound || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes)
+  bool is_valid = is_sound(*shape, *kind);
+  for (const unsigned char byte : header.reserved) is_valid = is_valid && byte == 0;
+  if (is_valid) *layout = packed_layout(*shape, *kind);
+  if (!is_valid || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes)
     return report.fail(MHA_ERROR_PACKED_FORMAT,
                        "the packed layer's sizes contradict each other; pack it again");
   if (buffer_bytes < header.bytes)
@@ -665,8 +687,8 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
 bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const void *buffer) {
   PackedHeader header;
   memcpy(&header, buffer, sizeof header);
-  const uint64_t of_panels = kind == PackedKind::panels_f32 ? panels_checksum(layout, buffer) : 0;
-  return of_panels + rest_checksum(layout, kind, buffer) == header.payload_checksum;
+  return panels_checksum(layout, kind, buffer) + rest_checksum(layout, kind, buffer) ==
+         header.payload_checksum;
 }
 
 }  // namespace mha
