@@ -1,4 +1,9 @@
-// Layers: pack, view, verify and create. A linear layer has a W_O alone.
+// The functions of layers: pack, view, verify, create, destroy.
+//
+// pack_size, pack and create begin with a PackJob (check/layer.h), which holds everything about a
+// layer but its packed weights. pack writes those to the caller's buffer. create takes memory from
+// an allocator for the object and the packed weights after it. view makes an object for a buffer
+// that the caller keeps. A linear layer is a layer that has a W_O alone.
 
 #include "../objects/layer.h"
 
@@ -18,24 +23,27 @@
 namespace mha {
 namespace {
 
-// malloc, but on huge pages of 2 MiB where the layer is large: otherwise most of the time of
-// creating one goes into the page faults at the first write to each 4 KiB.
+// malloc, but with huge pages of 2 MiB for a large layer. Most of the time of creating one would
+// otherwise be spent on page faults, one at the first write to each 4 KiB.
 void *allocate_block(size_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr size_t huge_page_bytes = size_t{2} << 20;
   if (bytes >= 2 * huge_page_bytes) {
     void *memory;
     if (posix_memalign(&memory, huge_page_bytes, bytes) != 0) return nullptr;
-    // Whole huge pages only: the rest of the last one is not ours. It is an advice, nothing is lost
-    // if the system does not take it.
+    // Only whole huge pages are ours; the rest of the last one may have other use. The system may
+    // ignore the advice.
     madvise(memory, bytes / huge_page_bytes * huge_page_bytes, MADV_HUGEPAGE);
     return memory;
   }
 #endif
   return malloc(bytes);
 }
+
+// The allocator of a layer for which the caller sets none. errno stays as it was, because the
+// library reports a failure by its own means.
 void *allocate_default(void *, size_t bytes) {
-  const int before = errno;  // which a refusal sets
+  const int before = errno;
   void *const memory = allocate_block(bytes);
   errno = before;
   return memory;
@@ -46,14 +54,17 @@ void *align64(void *memory) {
   return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
 }
 
-mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind,
-                      const PackedLayout &layout, const void *packed,
+// Both kinds of memory for an object may begin at any address: `storage` is aligned here, and sizes
+// allow for it.
+constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
+
+mha_layer *make_layer(void *storage, const PackedForm &form, const void *packed,
                       const mha_layer_options &options, const Kernels *kernels) {
   mha_layer layer = {};
-  layer.shape = shape;
-  layer.layout = layout;
+  layer.shape = form.shape;
+  layer.layout = form.layout;
   layer.packed = static_cast<const unsigned char *>(packed);
-  layer.storage = storage_of(kind);
+  layer.storage = storage_of(form.kind);
   layer.kernels = kernels;
   layer.sgemm = options.sgemm;
   layer.small = small_layer_of(layer);
@@ -63,25 +74,32 @@ mha_layer *make_layer(void *storage, const LayerShape &shape, PackedKind kind,
   return made;
 }
 
-constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
+mha_status pack_size(Report report, const PackJob &job, size_t *bytes) {
+  return write_size(report.about(job.arguments.result), static_cast<size_t>(job.form.layout.bytes),
+                    bytes);
+}
 
-mha_status pack(Report report, const PackJob &job, const char *size_query, void *buffer,
+// Packs into the caller's buffer, which stays as it is after an error. `size_query` is the function
+// that tells its size.
+mha_status pack(Report caller, const PackJob &job, const char *size_query, void *buffer,
                 size_t buffer_bytes) {
+  const Report report = caller.about(job.arguments.result);
   if (!buffer)
     return report.null("buffer is NULL; pass memory of %s bytes, aligned to 64 bytes", size_query);
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
     return report.invalid(
         "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
-  if (buffer_bytes < static_cast<size_t>(job.layout.bytes))
+  if (buffer_bytes < static_cast<size_t>(job.form.layout.bytes))
     return report.about(job.arguments.result + 1)
         .fail(MHA_ERROR_BUFFER_TOO_SMALL,
               "buffer_bytes is %zu, but the packed layer needs %lld; call %s for the size",
-              buffer_bytes, lld(job.layout.bytes), size_query);
-  MHA_TRY(check_range(report.about(job.arguments.weights), job.shape, job.kind, job.weights));
-  pack_layer(job.shape, job.kind, job.layout, job.weights, buffer);
+              buffer_bytes, lld(job.form.layout.bytes), size_query);
+  MHA_TRY(check_range(report.about(job.arguments.weights), job.form, job.weights));
+  pack_layer(job.form, job.weights, buffer);
   return MHA_OK;
 }
 
+// The first step of create: no error leaves a pointer that looks like a layer.
 mha_status clear_layer(Report report, const PackArguments &arguments, mha_layer **layer) {
   if (!layer)
     return report.about(arguments.result)
@@ -98,7 +116,8 @@ mha_status create(Report report, const PackJob &job, mha_layer **layer) {
   const mha_allocator allocator = job.options.allocator
                                       ? *job.options.allocator
                                       : mha_allocator{nullptr, allocate_default, release_default};
-  const Count bytes = Count(job.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
+  // One block holds the object and, at the next multiple of 64 bytes, its packed weights.
+  const Count bytes = Count(job.form.layout.bytes) + Count(static_cast<int64_t>(layer_bytes + 63));
   if (bytes.overflows())
     return report.too_large(
         "the packed layer would exceed the address space; set smaller dimensions");
@@ -108,15 +127,15 @@ mha_status create(Report report, const PackJob &job, mha_layer **layer) {
         MHA_ERROR_OUT_OF_MEMORY,
         "the allocator returned NULL for the %lld bytes of the packed layer; free memory",
         lld(bytes.value()));
+  // Reading all weights takes time, so their values are checked only once there is memory.
   if (const mha_status status =
-          check_range(report.about(job.arguments.weights), job.shape, job.kind, job.weights)) {
+          check_range(report.about(job.arguments.weights), job.form, job.weights)) {
     allocator.release(allocator.context, block);
     return status;
   }
   unsigned char *const packed = static_cast<unsigned char *>(align64(block)) + layer_bytes;
-  pack_layer(job.shape, job.kind, job.layout, job.weights, packed);
-  mha_layer *const made =
-      make_layer(block, job.shape, job.kind, job.layout, packed, job.options, kernels);
+  pack_layer(job.form, job.weights, packed);
+  mha_layer *const made = make_layer(block, job.form, packed, job.options, kernels);
   made->allocator = allocator;
   made->block = block;
   *layer = made;
@@ -124,7 +143,6 @@ mha_status create(Report report, const PackJob &job, mha_layer **layer) {
 }
 
 }  // namespace
-
 }  // namespace mha
 
 using namespace mha;
@@ -134,8 +152,7 @@ mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_w
   Report report(error);
   PackJob job;
   MHA_TRY(prepare(report, config, weights, options, &job));
-  return write_size(report.about(layer_arguments.result), static_cast<size_t>(job.layout.bytes),
-                    bytes);
+  return pack_size(report, job, bytes);
 }
 
 mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_layer_options *options,
@@ -143,8 +160,7 @@ mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_lay
   Report report(error);
   PackJob job;
   MHA_TRY(prepare_linear(report, weights, options, &job));
-  return write_size(report.about(linear_arguments.result), static_cast<size_t>(job.layout.bytes),
-                    bytes);
+  return pack_size(report, job, bytes);
 }
 
 mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
@@ -153,8 +169,7 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
   Report report(error);
   PackJob job;
   MHA_TRY(prepare(report, config, weights, options, &job));
-  return pack(report.about(layer_arguments.result), job, "mha_layer_pack_size", buffer,
-              buffer_bytes);
+  return pack(report, job, "mha_layer_pack_size", buffer, buffer_bytes);
 }
 
 mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_options *options,
@@ -162,8 +177,7 @@ mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_op
   Report report(error);
   PackJob job;
   MHA_TRY(prepare_linear(report, weights, options, &job));
-  return pack(report.about(linear_arguments.result), job, "mha_linear_pack_size", buffer,
-              buffer_bytes);
+  return pack(report, job, "mha_linear_pack_size", buffer, buffer_bytes);
 }
 
 size_t mha_layer_view_size(void) { return layer_bytes + 63; }
@@ -172,13 +186,12 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
                           void *storage, size_t storage_bytes, const mha_layer **layer,
                           mha_error *error) {
   Report report(error);
-  LayerShape shape;
-  PackedKind kind;
-  PackedLayout layout;
-  MHA_TRY(read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout));
+  PackedForm form;
+  MHA_TRY(read_packed(report, buffer, buffer_bytes, &form));
   mha_layer_options read;
   MHA_TRY(read_options(report.about(3), options, &read));
-  if ((kind == PackedKind::plain_f32) != (read.sgemm != nullptr))
+  // A buffer in panels does not suit a BLAS, nor the other way round.
+  if ((form.kind == PackedKind::plain_f32) != (read.sgemm != nullptr))
     return report.about(3).fail(MHA_ERROR_PACKED_FORMAT, "options.sgemm is %s",
                                 read.sgemm ? "given, but the layer was packed without one; set it "
                                              "to NULL, or pack the layer again with it"
@@ -195,17 +208,15 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
     return report.about(6).null("layer is NULL; pass the address of a pointer to a layer");
   const Kernels *kernels;
   MHA_TRY(choose_kernels(report.about(3), read.instruction_set, &kernels));
-  *layer = make_layer(storage, shape, kind, layout, buffer, read, kernels);
+  *layer = make_layer(storage, form, buffer, read, kernels);
   return MHA_OK;
 }
 
 mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error) {
   Report report(error);
-  LayerShape shape;
-  PackedKind kind;
-  PackedLayout layout;
-  MHA_TRY(read_packed(report, buffer, buffer_bytes, &shape, &kind, &layout));
-  if (!packed_checksum_holds(kind, layout, buffer))
+  PackedForm form;
+  MHA_TRY(read_packed(report, buffer, buffer_bytes, &form));
+  if (!packed_checksum_holds(form, buffer))
     return report.fail(
         MHA_ERROR_PACKED_CHECKSUM,
         "the packed weights are damaged (their checksum is wrong); pack the layer again");
@@ -230,6 +241,8 @@ mha_status mha_linear_create(const mha_linear_weights *weights, const mha_layer_
   return create(report, job, layer);
 }
 
+// The caller owns the memory of a view, so there is nothing to destroy. A layer that was destroyed
+// before is recognised as long as its memory has no other use.
 void mha_layer_destroy(mha_layer *layer) {
   if (!layer || !is_layer(layer) || !layer->block) return;
   const mha_allocator allocator = layer->allocator;
@@ -237,6 +250,7 @@ void mha_layer_destroy(mha_layer *layer) {
   allocator.release(allocator.context, layer->block);
 }
 
+// All dimensions with their defaults resolved, as the caller might have set them.
 mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error) {
   Report report(error);
   MHA_TRY(check_layer(report, layer));

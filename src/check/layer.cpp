@@ -1,4 +1,10 @@
+// The checks of a layer go from its configuration (check_config, resolve_heads, resolve_gate) to
+// the combination of matrices that the caller gives (check_combination), and then to each matrix
+// (check_matrix). No array is read. Weights that are too large for their type are found when they
+// are packed (check_range).
 #include "layer.h"
+
+#include <initializer_list>
 
 #include "../cpu.h"
 #include "structs.h"
@@ -17,7 +23,8 @@ struct NamedValue {
   int64_t value;
 };
 
-// How weights are kept, and what they are multiplied in.
+// The type in which weights are kept, and the arithmetic in which they are multiplied. Integer
+// arithmetic needs integer weights; integer weights can also be multiplied in float32.
 mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) {
   if (weight_type > MHA_TYPE_INT4)
     return report.invalid(
@@ -44,6 +51,8 @@ mha_status check_layout(Report report, uint32_t layout) {
   return report.invalid("layout is %u; set MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)", layout);
 }
 
+// Each field of the configuration by itself. Two of them have no default, and the message for these
+// says what they mean.
 mha_status check_config(Report report, const mha_layer_config &config) {
   if (config.query_dim < 1)
     return report.invalid("query_dim is %lld; set it to the width of a row of query, at least 1",
@@ -78,21 +87,23 @@ mha_status check_config(Report report, const mha_layer_config &config) {
   return MHA_OK;
 }
 
+// A gate scales each head of the context as a whole (gate_dim 1) or each of its columns.
 mha_status resolve_gate(Report report, const mha_layer_config &config, LayerShape *shape) {
-  shape->gate = config.gate;
-  shape->gate_dim =
-      config.gate == MHA_GATE_NONE || config.gate_dim != 0 ? config.gate_dim : shape->head_dim_v;
   if (config.gate == MHA_GATE_NONE) {
     if (config.gate_dim == 0) return MHA_OK;
     return report.shape(
         "gate_dim is %lld, but gate is MHA_GATE_NONE (0); set gate_dim to 0, or set gate",
         lld(config.gate_dim));
   }
+  shape->gate = config.gate;
+  shape->gate_dim = config.gate_dim != 0 ? config.gate_dim : shape->head_dim_v;
   if (shape->gate_dim == 1 || shape->gate_dim == shape->head_dim_v) return MHA_OK;
   return report.shape("gate_dim is %lld; set it to 1 or to head_dim_v (%lld)", lld(config.gate_dim),
                       lld(shape->head_dim_v));
 }
 
+// The heads and their widths. Query heads share kv heads in groups of equal size, and all queries
+// of a row have at most 2^31 - 1 columns, as all contexts have.
 mha_status resolve_heads(Report report, const mha_layer_config &config, LayerShape *shape) {
   shape->num_heads = config.num_heads;
   shape->num_kv_heads = config.num_kv_heads ? config.num_kv_heads : config.num_heads;
@@ -121,8 +132,15 @@ mha_status resolve_heads(Report report, const mha_layer_config &config, LayerSha
   return MHA_OK;
 }
 
-mha_status check_weight_forms(Report report, const mha_layer_weights &weights,
-                              const LayerShape &shape) {
+// The name of the first of three matrices for which a condition holds, for messages.
+const char *first_of(bool holds_for_q, bool holds_for_k) {
+  return holds_for_q ? "w_q" : holds_for_k ? "w_k" : "w_v";
+}
+
+// Which matrices are given together. A layer has either W_Q, W_K and W_V, or W_QKV for all three,
+// or W_Q alone if it reads another layer's cache. Biases belong to matrices that are given.
+mha_status check_combination(Report report, const mha_layer_weights &weights,
+                             const LayerShape &shape) {
   const bool has_q = weights.w_q.data, has_k = weights.w_k.data, has_v = weights.w_v.data,
              has_qkv = weights.w_qkv.data;
   const bool has_any_matrix = has_q || has_k || has_v, has_q_alone = has_q && !has_k && !has_v;
@@ -134,14 +152,10 @@ mha_status check_weight_forms(Report report, const mha_layer_weights &weights,
     return report.invalid(
         "w_qkv.data is given together with %s.data; set either w_q.data, w_k.data and w_v.data, or "
         "w_qkv.data",
-        has_q   ? "w_q"
-        : has_k ? "w_k"
-                : "w_v");
+        first_of(has_q, has_k));
   if (has_any_matrix && !(has_q && has_k && has_v) && !has_q_alone)
     return report.null("%s.data is NULL; set w_q.data, w_k.data and w_v.data, or w_q.data alone",
-                       !has_q   ? "w_q"
-                       : !has_k ? "w_k"
-                                : "w_v");
+                       first_of(!has_q, !has_k));
   if (has_qkv && !shape.has_one_input_width())
     return report.shape(
         "w_qkv.data is given, but query_dim %lld, key_dim %lld and value_dim %lld "
@@ -151,9 +165,7 @@ mha_status check_weight_forms(Report report, const mha_layer_weights &weights,
     return report.invalid(
         "w_qkv.bias is given together with %s.bias; set either w_qkv.bias, or the biases of w_q, "
         "w_k and w_v",
-        weights.w_q.bias   ? "w_q"
-        : weights.w_k.bias ? "w_k"
-                           : "w_v");
+        first_of(weights.w_q.bias, weights.w_k.bias));
   if (has_q_alone && (weights.w_k.bias || weights.w_v.bias || weights.w_qkv.bias))
     return report.invalid(
         "%s.bias is given, but w_k.data and w_v.data are NULL; set both matrices, or leave the "
@@ -176,16 +188,17 @@ mha_status check_weight_forms(Report report, const mha_layer_weights &weights,
   return MHA_OK;
 }
 
-// A matrix of the caller's, under the name of its field, with the dimensions that it should have.
+// One of the caller's matrices, with the name of its field and the dimensions that it should have.
 struct GivenMatrix {
   const char *name;
   const mha_matrix &matrix;
   int64_t in, out;
 };
 
+// Weights of these types are codes that a quantiser has made, and come with scales.
 bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_INT4; }
 
-// The type of the matrices as given, and what it can be converted to.
+// The type of the caller's matrices. Floats can be packed as any type, codes only as they are.
 mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint32_t weight_type) {
   if (type > MHA_TYPE_INT4)
     return report.invalid(
@@ -207,7 +220,7 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
 }
 
 mha_status check_scales(Report report, uint32_t type, const GivenMatrix &given) {
-  const bool has_data = given.matrix.data;
+  const bool has_data = given.matrix.data != nullptr;
   if (is_coded(type) && has_data && !given.matrix.scales)
     return report.null("%s.scales is NULL, but type is MHA_TYPE_%s; pass the scales of the matrix",
                        given.name, type == MHA_TYPE_INT8 ? "INT8 (4)" : "INT4 (5)");
@@ -223,6 +236,7 @@ mha_status check_scales(Report report, uint32_t type, const GivenMatrix &given) 
   return MHA_OK;
 }
 
+// The stride has to step over a row, and the whole matrix has to fit into memory.
 mha_status check_stride(Report report, uint32_t type, uint32_t layout, const GivenMatrix &given) {
   const bool in_out = layout == MHA_LAYOUT_IN_OUT;
   const int64_t width = in_out ? given.out : given.in, rows = in_out ? given.in : given.out,
@@ -254,54 +268,24 @@ mha_status check_stride(Report report, uint32_t type, uint32_t layout, const Giv
   return MHA_OK;
 }
 
-template <size_t count>
+// All matrices of a layer, which have one type and one layout.
 mha_status check_matrices(Report report, uint32_t type, uint32_t layout, uint32_t weight_type,
-                          const GivenMatrix (&matrices)[count]) {
+                          std::initializer_list<GivenMatrix> matrices) {
+  MHA_TRY(check_given_type(report, type, layout, weight_type));
   for (const GivenMatrix &given : matrices) {
     if (given.matrix.reserved_pointer)
       return report.invalid("%s.reserved_pointer is not NULL; set it to NULL", given.name);
-  }
-  MHA_TRY(check_given_type(report, type, layout, weight_type));
-  for (const GivenMatrix &given : matrices) {
     MHA_TRY(check_scales(report, type, given));
-  }
-  for (const GivenMatrix &given : matrices) {
     MHA_TRY(check_stride(report, type, layout, given));
   }
   return MHA_OK;
 }
 
-mha_status check_layer_matrices(Report report, const mha_layer_weights &w, const LayerShape &shape,
-                                uint32_t weight_type) {
-  const int64_t q_head = shape.head_dim + (w.w_g.data ? 0 : shape.gate_dim),
-                q_columns = shape.num_heads * q_head;
-  const GivenMatrix matrices[] = {
-      {"w_q", w.w_q, shape.query_dim, q_columns},
-      {"w_k", w.w_k, shape.key_dim, shape.k_columns()},
-      {"w_v", w.w_v, shape.value_dim, shape.v_columns()},
-      {"w_qkv", w.w_qkv, shape.query_dim, q_columns + shape.k_columns() + shape.v_columns()},
-      {"w_o", w.w_o, shape.output_depth(), shape.output_dim},
-      {"w_g", w.w_g, shape.query_dim, shape.g_columns()}};
-  return check_matrices(report, w.type, w.layout, weight_type, matrices);
-}
-
-// Checks config and the pointers of weights (but reads no array), and resolves the shape.
-mha_status resolve_shape(Report report, const mha_layer_config *config,
-                         const mha_layer_weights *weights, PackJob *job) {
-  LayerShape *const shape = &job->shape;
-  mha_layer_weights *const read_weights = &job->weights;
-  mha_layer_config given;
-  MHA_TRY(read_struct(report, "mha_layer_config", config, &given));
-  MHA_TRY(check_config(report, given));
-  MHA_TRY(read_struct(report.about(weights_argument), "mha_layer_weights", weights, read_weights));
-  MHA_TRY(check_layout(report.about(weights_argument), read_weights->layout));
-  job->storage = storage_of_type(given.weight_type);
-  *shape = {};
-  shape->arithmetic = arithmetic_of(given.arithmetic);
-  MHA_TRY(resolve_heads(report, given, shape));
-  MHA_TRY(resolve_gate(report, given, shape));
+// The widths of inputs and output. Their defaults depend on which matrices are given: inputs are as
+// wide as the query, and without W_O the output is the context.
+mha_status resolve_widths(Report report, const mha_layer_config &given, const mha_layer_weights &w,
+                          LayerShape *shape) {
   shape->query_dim = given.query_dim;
-  const mha_layer_weights &w = *read_weights;
   const bool only_asks = w.w_q.data && !w.w_k.data && !w.w_v.data && !w.w_qkv.data;
   shape->key_dim = given.key_dim || only_asks ? given.key_dim : given.query_dim;
   shape->value_dim = given.value_dim ? given.value_dim : shape->key_dim;
@@ -310,42 +294,40 @@ mha_status resolve_shape(Report report, const mha_layer_config *config,
         "key_dim is %lld and value_dim is %lld, but w_k.data and w_v.data are NULL; set both "
         "dimensions to 0, or both matrices",
         lld(given.key_dim), lld(given.value_dim));
-  shape->has_output = read_weights->w_o.data != nullptr;
-  shape->output_dim = !shape->has_output ? shape->context_columns()
-                      : given.output_dim ? given.output_dim
-                                         : given.query_dim;
+  shape->has_output = w.w_o.data != nullptr;
   if (!shape->has_output && given.output_dim != 0)
     return report.invalid(
         "output_dim is %lld, but w_o.data is NULL; set output_dim to 0, or set the matrix",
         lld(given.output_dim));
-  // Both operations correctly rounded.
-  shape->scale =
-      given.scale != 0.0f ? given.scale : 1.0f / MHA_SQRTF(static_cast<float>(shape->head_dim));
-  MHA_TRY(check_weight_forms(report.about(weights_argument), *read_weights, *shape));
-  return check_layer_matrices(report.about(weights_argument), *read_weights, *shape,
-                              given.weight_type);
+  shape->output_dim = given.output_dim ? given.output_dim : given.query_dim;
+  if (!shape->has_output) shape->output_dim = shape->context_columns();
+  return MHA_OK;
 }
 
-mha_status finish_job(Report report, const mha_layer_options *options, PackJob *job) {
-  const PackArguments &arguments = job->arguments;
-  MHA_TRY(read_options(report.about(arguments.options), options, &job->options));
-  if (job->options.sgemm && job->storage != Storage::f32)
+// The last step of both kinds of layers: the options, and then the layout of the packed buffer.
+mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_options *options,
+                      PackJob *job) {
+  const LayerShape &shape = job->form.shape;
+  const Storage storage = storage_of_type(weight_type);
+  MHA_TRY(read_options(report.about(job->arguments.options), options, &job->options));
+  const bool has_sgemm = job->options.sgemm != nullptr;
+  if (has_sgemm && storage != Storage::f32)
     return report.invalid(
         "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 "
         "(1), or options.sgemm to NULL",
-        type_of(job->storage));
-  job->kind =
-      job->options.sgemm ? PackedKind::plain_f32 : kind_of(job->storage, job->shape.arithmetic);
-  job->layout = packed_layout(job->shape, job->kind);
-  if (job->layout.bytes < 0 || static_cast<uint64_t>(job->layout.bytes) > PTRDIFF_MAX)
+        weight_type);
+  job->form.kind = has_sgemm ? PackedKind::plain_f32 : kind_of(storage, shape.arithmetic);
+  job->form.layout = packed_layout(shape, job->form.kind);
+  const int64_t bytes = job->form.layout.bytes;
+  if (bytes < 0 || static_cast<uint64_t>(bytes) > PTRDIFF_MAX)
     return report.too_large(
         "the packed layer would exceed the address space; set smaller dimensions");
-  if (job->options.sgemm && !job->shape.fits_sgemm())
+  if (has_sgemm && !shape.fits_sgemm())
     return report.too_large(
         "w_q, w_k, w_v and w_g have %lld columns together, but options.sgemm takes "
         "at most %d columns; set fewer heads, or"
         " options.sgemm to NULL",
-        lld(job->shape.input_columns()), INT32_MAX);
+        lld(shape.input_columns()), INT32_MAX);
   return MHA_OK;
 }
 
@@ -364,13 +346,41 @@ uint32_t number_of(Arithmetic arithmetic) {
 
 mha_status prepare(Report report, const mha_layer_config *config, const mha_layer_weights *weights,
                    const mha_layer_options *options, PackJob *job) {
+  *job = {};
   job->arguments = layer_arguments;
-  MHA_TRY(resolve_shape(report, config, weights, job));
-  return finish_job(report, options, job);
+  LayerShape &shape = job->form.shape;
+  mha_layer_weights &w = job->weights;
+  mha_layer_config given;
+  const Report of_weights = report.about(layer_arguments.weights);
+  MHA_TRY(read_struct(report, "mha_layer_config", config, &given));
+  MHA_TRY(check_config(report, given));
+  MHA_TRY(read_struct(of_weights, "mha_layer_weights", weights, &w));
+  MHA_TRY(check_layout(of_weights, w.layout));
+  MHA_TRY(resolve_heads(report, given, &shape));
+  MHA_TRY(resolve_gate(report, given, &shape));
+  MHA_TRY(resolve_widths(report, given, w, &shape));
+  shape.arithmetic = arithmetic_of(given.arithmetic);
+  // The scale is the same on every machine, for both operations are correctly rounded.
+  shape.scale =
+      given.scale != 0.0f ? given.scale : 1.0f / MHA_SQRTF(static_cast<float>(shape.head_dim));
+  MHA_TRY(check_combination(of_weights, w, shape));
+  // Without W_G, each head of W_Q is followed by its gate.
+  const int64_t q_head = shape.head_dim + (w.w_g.data ? 0 : shape.gate_dim),
+                q_columns = shape.num_heads * q_head,
+                kv_columns = shape.k_columns() + shape.v_columns();
+  MHA_TRY(check_matrices(of_weights, w.type, w.layout, given.weight_type,
+                         {{"w_q", w.w_q, shape.query_dim, q_columns},
+                          {"w_k", w.w_k, shape.key_dim, shape.k_columns()},
+                          {"w_v", w.w_v, shape.value_dim, shape.v_columns()},
+                          {"w_qkv", w.w_qkv, shape.query_dim, q_columns + kv_columns},
+                          {"w_o", w.w_o, shape.output_depth(), shape.output_dim},
+                          {"w_g", w.w_g, shape.query_dim, shape.g_columns()}}));
+  return finish_job(report, given.weight_type, options, job);
 }
 
 mha_status prepare_linear(Report report, const mha_linear_weights *weights,
                           const mha_layer_options *options, PackJob *job) {
+  *job = {};
   job->arguments = linear_arguments;
   mha_linear_weights given;
   MHA_TRY(read_struct(report, "mha_linear_weights", weights, &given));
@@ -389,19 +399,17 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
   MHA_TRY(check_kept(report, given.weight_type, given.arithmetic));
   MHA_TRY(check_layout(report, given.layout));
   if (!given.w.data) return report.null("w.data is NULL; pass the matrix");
-  const GivenMatrix matrices[] = {{"w", given.w, given.input_dim, given.output_dim}};
-  MHA_TRY(check_matrices(report, given.type, given.layout, given.weight_type, matrices));
-  job->storage = storage_of_type(given.weight_type);
-  job->shape = {};
-  job->shape.arithmetic = arithmetic_of(given.arithmetic);
-  job->shape.query_dim = given.input_dim;
-  job->shape.output_dim = given.output_dim;
-  job->shape.has_output = true;
-  job->weights = {};
+  MHA_TRY(check_matrices(report, given.type, given.layout, given.weight_type,
+                         {{"w", given.w, given.input_dim, given.output_dim}}));
+  LayerShape &shape = job->form.shape;
+  shape.arithmetic = arithmetic_of(given.arithmetic);
+  shape.query_dim = given.input_dim;
+  shape.output_dim = given.output_dim;
+  shape.has_output = true;
   job->weights.layout = given.layout;
   job->weights.type = given.type;
   job->weights.w_o = given.w;
-  return finish_job(report, options, job);
+  return finish_job(report, given.weight_type, options, job);
 }
 
 mha_status fail_no_layer(Report report, const mha_layer *layer) {

@@ -114,22 +114,26 @@ struct PackedLayout {
 // Computes the layout, which the shape and the kind determine.
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind);
 
+// What a packed buffer holds, and where.
+struct PackedForm {
+  LayerShape shape;
+  PackedKind kind;
+  PackedLayout layout;
+};
+
 // Reads the weights, and reports the first finite one that is too large for f16, the only kind
 // with a smaller range than the types of the caller's weights.
-mha_status check_range(Report report, const LayerShape &shape, PackedKind kind,
-                       const mha_layer_weights &weights);
+mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights);
 
 // Writes all layout.bytes of the buffer.
-void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout,
-                const mha_layer_weights &weights, void *buffer);
+void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *buffer);
 
 // Checks the header of a packed buffer, in constant time, and reads what it says. After that, all
 // parts of the layout are within buffer_bytes, whoever wrote the header.
-mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, LayerShape *shape,
-                       PackedKind *kind, PackedLayout *layout);
+mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, PackedForm *form);
 
 // Whether everything after the header is as it was packed. read_packed has to come first.
-bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const void *buffer);
+bool packed_checksum_holds(const PackedForm &form, const void *buffer);
 
 // A layer starts with a number that depends on its address. It tells a layer from other memory, and
 // from a layer that was destroyed or moved. The pointer may be any, so it may not even be aligned.

@@ -73,10 +73,10 @@ uint64_t header_checksum(PackedHeader header) {
 
 // Panels of floats are summed by the tiles in which they are packed, so that pack_floats computes
 // this sum while the weights pass through its registers. It is 0 for all other kinds.
-uint64_t panels_checksum(const PackedLayout &layout, PackedKind kind, const void *buffer) {
+uint64_t panels_checksum(const PackedForm &form, const void *buffer) {
   uint64_t sum = 0;
-  if (kind != PackedKind::panels_f32) return sum;
-  for (const PackedMatrix &matrix : layout.matrices) {
+  if (form.kind != PackedKind::panels_f32) return sum;
+  for (const PackedMatrix &matrix : form.layout.matrices) {
     for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
       const int64_t at = panel * matrix.depth * panel_columns;
       sum += checksum(buffer, matrix.weights_offset + at * float_bytes, matrix.depth, tiles_across);
@@ -87,10 +87,10 @@ uint64_t panels_checksum(const PackedLayout &layout, PackedKind kind, const void
 
 // The checksum of what panels_checksum leaves out: the biases after panels of floats, and
 // everything after the header for all other kinds.
-uint64_t rest_checksum(const PackedLayout &layout, PackedKind kind, const void *buffer) {
-  const int64_t first = kind == PackedKind::panels_f32 ? layout.matrices[0].bias_offset
-                                                       : static_cast<int64_t>(sizeof(PackedHeader));
-  return checksum(buffer, first, (layout.bytes - first) / 64, 1);
+uint64_t rest_checksum(const PackedForm &form, const void *buffer) {
+  int64_t first = sizeof(PackedHeader);
+  if (form.kind == PackedKind::panels_f32) first = form.layout.matrices[0].bias_offset;
+  return checksum(buffer, first, (form.layout.bytes - first) / 64, 1);
 }
 
 // ---- The caller's matrices
@@ -143,8 +143,8 @@ struct Source {
 // Finds where the caller keeps a matrix. W_Q, W_K and W_V may be one matrix, W_QKV, and so may
 // their biases, independently. Without a matrix W_G, the gate of each head follows its queries in
 // W_Q or W_QKV.
-Source source_of(const LayerShape &shape, const mha_layer_weights &weights,
-                 const PackedLayout &layout, MatrixName name) {
+Source source_of(const PackedForm &form, const mha_layer_weights &weights, int name) {
+  const LayerShape &shape = form.shape;
   const bool is_gate_in_q = !weights.w_g.data;
   const int64_t q_head = shape.head_dim + (is_gate_in_q ? shape.gate_dim : 0),
                 before_k = shape.num_heads * q_head, before_v = before_k + shape.k_columns();
@@ -177,8 +177,8 @@ Source source_of(const LayerShape &shape, const mha_layer_weights &weights,
   source.scales = matrix.scales;
   source.bias = may_be_in_qkv && weights.w_qkv.bias ? weights.w_qkv.bias + origin.columns_before
                                                     : origin.matrix.bias;
-  source.depth = layout.matrices[name].depth;
-  source.columns = layout.matrices[name].columns;
+  source.depth = form.layout.matrices[name].depth;
+  source.columns = form.layout.matrices[name].columns;
   source.heads = origin.heads;
   source.columns_before = is_in_qkv ? origin.columns_before : 0;
   source.type = weights.type;
@@ -505,13 +505,11 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
 
 // ---- The functions of layer.h
 
-mha_status check_range(Report report, const LayerShape &shape, PackedKind kind,
-                       const mha_layer_weights &weights) {
-  if (kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
-  const PackedLayout layout = packed_layout(shape, kind);
+mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights) {
+  if (form.kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   FloatBlock block;
   for (int name = 0; name < num_matrices; ++name) {
-    const Source source = source_of(shape, weights, layout, static_cast<MatrixName>(name));
+    const Source source = source_of(form, weights, name);
     for (int64_t column = 0; column < source.columns; column += panel_columns) {
       for (int64_t k = 0; k < source.depth; k += block_terms) {
         read_block(source, k, column, &block);
@@ -584,8 +582,9 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   return layout;
 }
 
-void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &layout,
-                const mha_layer_weights &weights, void *buffer) {
+void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *buffer) {
+  const PackedKind kind = form.kind;
+  const PackedLayout &layout = form.layout;
   unsigned char *const bytes = static_cast<unsigned char *>(buffer);
   // Every byte of the buffer is defined, because the checksum reads it. Plain matrices may end
   // within a cache line: the last line of each is cleared before anything is copied. But there is
@@ -605,7 +604,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   uint64_t sum = 0;
   for (int i = 0; i < num_matrices; ++i) {
     const PackedMatrix &matrix = layout.matrices[i];
-    const Source source = source_of(shape, weights, layout, static_cast<MatrixName>(i));
+    const Source source = source_of(form, weights, i);
     if (stays_float)
       sum += pack_floats(source, matrix, kind, bytes);
     else
@@ -613,7 +612,7 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
     pack_bias(source, matrix, bytes);
   }
   finish_copying();
-  if (!stays_float) sum = panels_checksum(layout, kind, bytes);
+  if (!stays_float) sum = panels_checksum(form, bytes);
 
   PackedHeader header = {};
   memcpy(header.magic, packed_magic, sizeof header.magic);
@@ -622,14 +621,13 @@ void pack_layer(const LayerShape &shape, PackedKind kind, const PackedLayout &la
   header.contract = MHA_CONTRACT;
   header.kind = static_cast<uint32_t>(kind);
   header.bytes = static_cast<uint64_t>(layout.bytes);
-  header.payload_checksum = sum + rest_checksum(layout, kind, bytes);
-  header.shape = shape;
+  header.payload_checksum = sum + rest_checksum(form, bytes);
+  header.shape = form.shape;
   header.header_checksum = header_checksum(header);
   memcpy(bytes, &header, sizeof header);
 }
 
-mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, LayerShape *shape,
-                       PackedKind *kind, PackedLayout *layout) {
+mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, PackedForm *form) {
   if (!buffer) return report.null("buffer is NULL; pass the buffer that mha_layer_pack filled");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
     return report.invalid(
@@ -663,17 +661,17 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
         MHA_ERROR_PACKED_FORMAT,
         "the layer was packed for arithmetic contract %u, but this library has %d; pack it again",
         header.contract, MHA_CONTRACT);
-  *kind = static_cast<PackedKind>(header.kind);
-  if (*kind < PackedKind::panels_f32 || *kind > PackedKind::fours_int8)
+  const PackedKind kind = static_cast<PackedKind>(header.kind);
+  if (kind < PackedKind::panels_f32 || kind > PackedKind::fours_int8)
     return report.fail(
         MHA_ERROR_PACKED_FORMAT,
         "the packed layer is of kind %u, which this version does not know; pack it again",
         header.kind);
-  *shape = header.shape;
-  bool is_valid = is_sound(*shape, *kind);
+  bool is_valid = is_sound(header.shape, kind);
   for (const unsigned char byte : header.reserved) is_valid = is_valid && byte == 0;
-  if (is_valid) *layout = packed_layout(*shape, *kind);
-  if (!is_valid || layout->bytes < 0 || static_cast<uint64_t>(layout->bytes) != header.bytes)
+  if (is_valid) *form = {header.shape, kind, packed_layout(header.shape, kind)};
+  if (!is_valid || form->layout.bytes < 0 ||
+      static_cast<uint64_t>(form->layout.bytes) != header.bytes)
     return report.fail(MHA_ERROR_PACKED_FORMAT,
                        "the packed layer's sizes contradict each other; pack it again");
   if (buffer_bytes < header.bytes)
@@ -684,11 +682,10 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, L
   return MHA_OK;
 }
 
-bool packed_checksum_holds(PackedKind kind, const PackedLayout &layout, const void *buffer) {
+bool packed_checksum_holds(const PackedForm &form, const void *buffer) {
   PackedHeader header;
   memcpy(&header, buffer, sizeof header);
-  return panels_checksum(layout, kind, buffer) + rest_checksum(layout, kind, buffer) ==
-         header.payload_checksum;
+  return panels_checksum(form, buffer) + rest_checksum(form, buffer) == header.payload_checksum;
 }
 
 }  // namespace mha
