@@ -1,5 +1,10 @@
-// The KV cache's own functions: its buffer, its sequences, and what goes in and out without a call
-// of the attention.
+// The functions of the KV cache.
+//
+// size, init, view and shape are about its buffer. length, truncate, set_blocks, unshare and
+// copy_prefix are about its sequences: set_blocks gives one its blocks of the pool, and the last
+// two serve programs whose sequences have a common beginning. append and read move keys and values
+// between a cache and plain arrays. Calls of the attention do not come here: they append through
+// the kernels (run/attend.cpp).
 
 #include "../check/cache.h"
 
@@ -12,6 +17,7 @@
 namespace mha {
 namespace {
 
+// The configuration that makes a given cache.
 mha_kv_cache_config config_of(const mha_kv_cache &cache) {
   const bool is_paged = cache.kind == MHA_CACHE_KIND_PAGED;
   mha_kv_cache_config config = {};
@@ -30,25 +36,26 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
   return config;
 }
 
-// Where a position lies: element 0 of its group of 16, and its number in the scales.
-struct CachedRow {
-  int64_t group, scale;
+// The place of a position: the number of its block, and the position within that block.
+struct Place {
+  int64_t block, position;
 };
 
-CachedRow row_in_block(const mha_kv_cache *cache, const KeyValues &source, int64_t block,
-                       int64_t head, int64_t in_block) {
-  return {block * source.batch_stride + head * source.head_stride +
-              in_block / tile_keys * tile_keys * source.row_stride,
-          (block * cache->num_kv_heads + head) * cache->block_positions + in_block};
+Place place_of(const mha_kv_cache *cache, const KeyValues &source, int64_t sequence,
+               int64_t position) {
+  const int64_t slot = source.ring_positions ? position % source.ring_positions : position;
+  const int64_t entry = slot / cache->block_positions;
+  return {source.tables ? source.tables[sequence * source.table_stride + entry] : sequence,
+          slot % cache->block_positions};
 }
 
-CachedRow row_of(const mha_kv_cache *cache, const KeyValues &source, int64_t sequence, int64_t head,
-                 int64_t position) {
-  const int64_t slot = source.ring_positions ? position % source.ring_positions : position;
-  const int64_t block =
-      source.tables ? source.tables[sequence * source.table_stride + slot / cache->block_positions]
-                    : sequence;
-  return row_in_block(cache, source, block, head, slot % cache->block_positions);
+// Element 0 of the group of 16 positions that a place is in, and the number of its scale.
+int64_t group_of(const KeyValues &source, const Place &place, int64_t head) {
+  return place.block * source.batch_stride + head * source.head_stride +
+         place.position / tile_keys * tile_keys * source.row_stride;
+}
+int64_t scale_of(const KeyValues &source, const Place &place, int64_t head) {
+  return place.block * source.scale_batch_stride + head * source.block_positions + place.position;
 }
 
 float widened(const KeyValues &source, int64_t element, int64_t scale) {
@@ -59,62 +66,49 @@ float widened(const KeyValues &source, int64_t element, int64_t scale) {
       return f32_of_f16(static_cast<const uint16_t *>(source.base)[element]);
     case Storage::bf16:
       return f32_of_bf16(static_cast<const uint16_t *>(source.base)[element]);
-    case Storage::int8:
-    case Storage::int4:
-      break;
+    default:
+      return static_cast<float>(static_cast<const int8_t *>(source.base)[element]) *
+             source.scales[scale];
   }
-  return static_cast<float>(static_cast<const int8_t *>(source.base)[element]) *
-         source.scales[scale];
 }
 
+// Writes positions as float32, [count, num_kv_heads, width]. NaN and zero get the bits that the
+// contract gives them.
 void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys, int64_t width,
                int64_t sequence, int64_t first, int64_t count, float *out) {
+  const bool are_transposed = are_keys && source.is_packed;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t lane = (first + i) % tile_keys;  // a ring is a multiple of 16 as well
+    const Place place = place_of(cache, source, sequence, first + i);
+    const int64_t lane = place.position % tile_keys;
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
-      const CachedRow row = row_of(cache, source, sequence, head, first + i);
+      const int64_t group = group_of(source, place, head), scale = scale_of(source, place, head);
       for (int64_t c = 0; c < width; ++c) {
-        const int64_t element =
-            row.group +
-            (are_keys && source.is_packed ? c * tile_keys + lane : lane * source.row_stride + c);
-        const float x = widened(source, element, row.scale);
-        *out++ = x != x ? MHA_NAN : x + 0.0f;  // canonical
+        const int64_t in_group =
+            are_transposed ? c * tile_keys + lane : lane * source.row_stride + c;
+        const float x = widened(source, group + in_group, scale);
+        *out++ = x != x ? MHA_NAN : x + 0.0f;
       }
     }
   }
 }
 
-// 16 positions of a head, keys or values with their scales.
-void copy_group(const KeyValues &source, const CachedRow &from, const CachedRow &to) {
-  unsigned char *const base = static_cast<unsigned char *>(const_cast<void *>(source.base));
-  const int64_t bytes = bytes_of(source.storage),
-                group_bytes = tile_keys * source.row_stride * bytes;
-  memcpy(base + to.group * bytes, base + from.group * bytes, static_cast<size_t>(group_bytes));
-  if (source.scales)
-    memcpy(const_cast<float *>(source.scales) + to.scale, source.scales + from.scale,
-           tile_keys * sizeof(float));
-}
-
-// Copies the groups of 16 with the positions [first, end) from one sequence to another, except
-// those in a block that both have.
-void copy_groups(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to,
-                 int64_t first, int64_t end) {
-  for (int64_t position = first / tile_keys * tile_keys; position < end; position += tile_keys) {
+// Copies the group of 16 positions at one place to another, for all heads: keys, values and the
+// scales of both.
+void copy_group(const mha_kv_cache *cache, const Place &from, const Place &to) {
+  const KeyValues both[] = {cached_keys(cache), cached_values(cache)};
+  for (const KeyValues &source : both) {
+    if (&source == &both[1] && !has_own_values(*cache)) continue;
+    char *const base = static_cast<char *>(const_cast<void *>(source.base));
+    float *const scales = const_cast<float *>(source.scales);
+    const int64_t bytes = bytes_of(source.storage);
+    const size_t group_bytes = static_cast<size_t>(tile_keys * source.row_stride * bytes);
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
-      const CachedRow a = row_of(cache, source, from, head, position),
-                      b = row_of(cache, source, to, head, position);
-      if (a.group != b.group) copy_group(source, a, b);
+      memcpy(base + group_of(source, to, head) * bytes, base + group_of(source, from, head) * bytes,
+             group_bytes);
+      if (scales)
+        memcpy(scales + scale_of(source, to, head), scales + scale_of(source, from, head),
+               tile_keys * sizeof(float));
     }
-  }
-}
-
-// Copies the groups of 16 with the first `positions` positions of one block to another block.
-void copy_block(const mha_kv_cache *cache, const KeyValues &source, int64_t from, int64_t to,
-                int64_t positions) {
-  for (int64_t first = 0; first < positions; first += tile_keys) {
-    for (int64_t head = 0; head < cache->num_kv_heads; ++head)
-      copy_group(source, row_in_block(cache, source, from, head, first),
-                 row_in_block(cache, source, to, head, first));
   }
 }
 
@@ -143,17 +137,20 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
         buffer_bytes, llu(header.bytes));
   if (!cache)
     return report.about(4).null("cache is NULL; pass the address of a pointer to a cache");
+  // Lengths are 0, tables name no block (-1, all bits set) and blocks have no users. Keys and
+  // values stay as they are, for nothing reads them before they are written.
   const CacheLayout layout = layout_of(header);
   mha_kv_cache *const made = static_cast<mha_kv_cache *>(buffer);
   memcpy(static_cast<void *>(made), &header, sizeof header);
   memset(at<void>(made, layout.states), 0, static_cast<size_t>(layout.tables - layout.states));
-  memset(at<void>(made, layout.tables), 0xff,
-         static_cast<size_t>(layout.users - layout.tables));  // no_block
+  memset(at<void>(made, layout.tables), 0xff, static_cast<size_t>(layout.users - layout.tables));
   memset(at<void>(made, layout.users), 0, static_cast<size_t>(layout.keys - layout.users));
   *cache = made;
   return MHA_OK;
 }
 
+// The buffer may come from a file or from another process, so that everything is checked on which
+// the bounds of later reads and writes depend. The keys and values are just numbers.
 mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
                              mha_error *error) {
   Report report(error);
@@ -184,7 +181,8 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
                        "the cache was filled under arithmetic contract %u, but this library has "
                        "%d; fill a new one",
                        viewed->contract, MHA_CONTRACT);
-  // Guards the bounds against a header that was made up: its checksum is no secret.
+  // A header that was made up may have the right checksum, which is no secret. But only sound ones
+  // are equal to the header that their own configuration makes.
   const mha_kv_cache_config config = config_of(*viewed);
   Report ignored_report(nullptr);
   mha_kv_cache again;
@@ -231,6 +229,7 @@ mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t 
   return MHA_OK;
 }
 
+// Replaces the table of a sequence. Blocks that hold its positions have to stay in their places.
 mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks,
                                    int64_t count, mha_error *error) {
   Report report(error);
@@ -248,8 +247,9 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
       return report.about(3).invalid("blocks[%lld] is %d; set it to a block of the pool, 0 to %lld",
                                      lld(i), blocks[i], lld(cache->num_blocks - 1));
   }
-  // Each block once: the count of one that was seen is negative meanwhile.
-  int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
+  // A block may be listed once. The count of a block that was seen is negative meanwhile, which
+  // needs no other memory.
+  int32_t *const users = users_of(cache);
   int64_t seen = 0;
   for (; seen < count && users[blocks[seen]] >= 0; ++seen)
     users[blocks[seen]] = ~users[blocks[seen]];
@@ -278,6 +278,8 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
   return MHA_OK;
 }
 
+// Copies the last block of a sequence to a free one if it is partly filled and shared, so that the
+// sequence can be appended to.
 mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t block,
                                 uint32_t *used, mha_error *error) {
   Report report(error);
@@ -290,8 +292,7 @@ mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t b
   if (!used) return report.about(4).null("used is NULL; pass the address of a uint32_t");
   const int64_t length = state_of(cache, sequence).length, last = length / cache->block_positions,
                 filled = length % cache->block_positions;
-  int32_t *const table = table_of(cache, sequence), *const users =
-                                                        at<int32_t>(cache, layout_of(*cache).users);
+  int32_t *const table = table_of(cache, sequence), *const users = users_of(cache);
   if (filled == 0 || users[table[last]] <= 1) {
     *used = 0;
     return MHA_OK;
@@ -304,8 +305,8 @@ mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t b
   if (users[block] != 0)
     return report.about(3).invalid(
         "block is %d, which is in the block table of a sequence; set it to a free block", block);
-  copy_block(cache, cached_keys(cache), table[last], block, filled);
-  if (has_own_values(*cache)) copy_block(cache, cached_values(cache), table[last], block, filled);
+  for (int64_t first = 0; first < filled; first += tile_keys)
+    copy_group(cache, {table[last], first}, {block, first});
   --users[table[last]];
   ++users[block];
   table[last] = block;
@@ -313,6 +314,8 @@ mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t b
   return MHA_OK;
 }
 
+// Makes one sequence begin like another. Blocks that both tables name need no copy. Of a ring, only
+// positions that are still stored are copied.
 mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length,
                                     mha_error *error) {
   Report report(error);
@@ -325,7 +328,7 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
   const CacheState source = state_of(cache, from);
   const bool is_paged = cache->kind == MHA_CACHE_KIND_PAGED;
   const int32_t *const table_from = table_of(cache, from), *const table_to = table_of(cache, to);
-  const int32_t *const users = at<int32_t>(cache, layout_of(*cache).users);
+  const int32_t *const users = users_of(cache);
   for (int64_t i = 0; is_paged && i < blocks_in_use(*cache, length); ++i) {
     if (table_to[i] == no_block)
       return report.about(3).fail(MHA_ERROR_CACHE_FULL,
@@ -341,9 +344,12 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
           " sequence %lld to 0 and give it free blocks with mha_kv_cache_set_blocks",
           table_to[i], lld(to), users[table_to[i]], lld(to));
   }
+  const KeyValues keys = cached_keys(cache);
   const int64_t first = oldest_position(cache, from, source.length);
-  copy_groups(cache, cached_keys(cache), from, to, first, length);
-  if (has_own_values(*cache)) copy_groups(cache, cached_values(cache), from, to, first, length);
+  for (int64_t position = first / tile_keys * tile_keys; position < length; position += tile_keys) {
+    const Place a = place_of(cache, keys, from, position), b = place_of(cache, keys, to, position);
+    if (a.block != b.block) copy_group(cache, a, b);
+  }
   state_of(cache, to) = {length, length == 0 ? 0 : source.written};
   return MHA_OK;
 }
@@ -358,6 +364,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
   MHA_TRY(check_values(report.about(5), cache, count, v));
   const Kernels *kernels;
   MHA_TRY(choose_kernels(report, MHA_INSTRUCTION_SET_AUTO, &kernels));
+  // The kernels store new positions as a call of the attention does, so the bits are the same.
   Sequence stored = {};
   stored.past = state_of(cache, sequence).length;
   stored.kv_rows = count;
@@ -388,9 +395,8 @@ mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_
   MHA_TRY(check_place(report, cache, sequence));
   const int64_t length = state_of(cache, sequence).length,
                 held = oldest_position(cache, sequence, length);
-  const int64_t oldest =
-      held < length ? held
-                    : length;  // a ring may be truncated to positions that it has overwritten
+  // A ring may be truncated to positions that it has overwritten. Then it holds none.
+  const int64_t oldest = held < length ? held : length;
   if (first < oldest || count < 0 || count > length - first)
     return report.about(first < oldest ? 3 : 4)
         .invalid(

@@ -8,6 +8,7 @@
 namespace mha {
 namespace {
 
+// Each number of the configuration by itself. 0 is the default of the last three.
 mha_status check_dimensions(Report report, const mha_kv_cache_config &config) {
   const struct {
     const char *name;
@@ -31,6 +32,8 @@ mha_status check_dimensions(Report report, const mha_kv_cache_config &config) {
   return MHA_OK;
 }
 
+// The types of keys and values, and how both are stored. Values in the keys have no type of their
+// own, and are at most as wide as the keys.
 mha_status check_types(Report report, const mha_kv_cache_config &config) {
   const struct {
     const char *name;
@@ -62,6 +65,8 @@ mha_status check_types(Report report, const mha_kv_cache_config &config) {
   return MHA_OK;
 }
 
+// What each kind of cache demands of its capacity. Blocks hold whole groups of 16 positions, and a
+// chunk of 256 keys, which is what a kernel takes at once, has whole blocks or is within one.
 mha_status check_kind(Report report, const mha_kv_cache_config &config) {
   const bool is_ring = config.kind == MHA_CACHE_KIND_RING,
              is_paged = config.kind == MHA_CACHE_KIND_PAGED;
@@ -95,8 +100,8 @@ mha_status check_kind(Report report, const mha_kv_cache_config &config) {
   return MHA_OK;
 }
 
-// A number for each block, such that a sum of them tells which blocks were added up, and how often
-// each.
+// A number for each block. The sum of many such numbers tells which blocks were added and how often
+// each was, except for collisions too rare to matter. So check_contents needs no memory for counts.
 uint64_t number_of_block(int64_t block) {
   const uint64_t product = static_cast<uint64_t>(block + 1) * 0x9e3779b97f4a7c15u;
   return (product ^ product >> 32) * 0xff51afd7ed558ccdu;
@@ -126,14 +131,14 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   header->num_kv_heads = config.num_kv_heads;
   header->head_dim = config.head_dim;
   header->head_dim_v = config.head_dim_v ? config.head_dim_v : config.head_dim;
+  // A cache that is not paged has one block for each sequence.
   const Count rounded = round_up(Count(config.capacity), tile_keys);
   header->block_positions = is_paged ? config.block_positions : rounded.value();
   header->num_blocks = is_paged ? config.num_blocks : config.num_sequences;
-  const CacheLayout layout =
-      rounded.overflows() ? CacheLayout{0, 0, 0, 0, 0, 0, 0, -1} : layout_of(*header);
-  if (layout.bytes < 0 || static_cast<uint64_t>(layout.bytes) > PTRDIFF_MAX)
+  const int64_t bytes = rounded.overflows() ? -1 : layout_of(*header).bytes;
+  if (bytes < 0 || static_cast<uint64_t>(bytes) > PTRDIFF_MAX)
     return report.too_large("the cache would exceed the address space; set smaller dimensions");
-  header->bytes = static_cast<uint64_t>(layout.bytes);
+  header->bytes = static_cast<uint64_t>(bytes);
   header->checksum = checksum_of(*header);
   return MHA_OK;
 }
@@ -145,17 +150,18 @@ mha_status check_buffer(Report report, const void *buffer) {
       "buffer is not aligned to 64 bytes; place the cache at an address that is a multiple of 64");
 }
 
-// Lengths and tables of a buffer whose header is sound: they have to lie within its bounds, and
-// each block in as many tables as its count says, for a block that is counted once is written to.
+// Goes through all tables, then through the counts, and compares the sums of both.
 mha_status check_contents(Report report, const mha_kv_cache *cache) {
   uint64_t entries = 0, users = 0;
   for (int64_t s = 0; s < cache->num_sequences; ++s) {
     const CacheState &state = state_of(cache, s);
+    // Only a ring may have written more positions than it holds.
     const bool is_ring = cache->kind == MHA_CACHE_KIND_RING;
     bool is_sound = state.length >= 0 && state.written >= state.length &&
                     (is_ring || state.written <= cache->capacity);
     const int32_t *const table = table_of(cache, s);
     for (int64_t i = 0; is_sound && i < table_entries(*cache); ++i) {
+      // Entries for positions that the sequence has name a block; later ones may be empty.
       is_sound = table[i] < cache->num_blocks &&
                  table[i] >= (i < blocks_in_use(*cache, state.length) ? 0 : no_block);
       if (table[i] != no_block) entries += number_of_block(table[i]);
@@ -166,7 +172,7 @@ mha_status check_contents(Report report, const mha_kv_cache *cache) {
                          "buffer is damaged; fill a new one",
                          lld(s));
   }
-  const int32_t *const counts = at<int32_t>(cache, layout_of(*cache).users);
+  const int32_t *const counts = users_of(cache);
   bool is_sound = true;
   for (int64_t b = 0; cache->kind == MHA_CACHE_KIND_PAGED && b < cache->num_blocks; ++b) {
     is_sound = is_sound && counts[b] >= 0;
@@ -225,6 +231,9 @@ mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, 
   return MHA_OK;
 }
 
+// A ring is never full. A paged cache needs a block for each new position, and must not write to
+// one that other sequences read: that is either the last block, partly filled before it was shared,
+// or a block that was put into the table for new positions.
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
   const int64_t length = state_of(cache, sequence).length;
   const int64_t most = cache->kind == MHA_CACHE_KIND_RING ? INT64_MAX / 2 : cache->capacity;
@@ -234,8 +243,7 @@ mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequen
                        "%lld; truncate it, or use a larger cache",
                        lld(sequence), lld(length), lld(most - length), lld(count));
   if (cache->kind != MHA_CACHE_KIND_PAGED || count == 0) return MHA_OK;
-  const int32_t *const table = table_of(cache, sequence), *const users = at<int32_t>(
-                                                              cache, layout_of(*cache).users);
+  const int32_t *const table = table_of(cache, sequence), *const users = users_of(cache);
   for (int64_t i = length / cache->block_positions; i < blocks_in_use(*cache, length + count);
        ++i) {
     const int64_t first = i * cache->block_positions;

@@ -1,4 +1,9 @@
-// Checks of caches: their configuration, their buffer, and what calls do with them.
+// Checks of KV caches: their configuration, their buffer, and what a call reads or appends.
+//
+// Two different questions are asked of a buffer. mha_kv_cache_view trusts nothing, because the
+// buffer may come from a file: it checks the header and then check_contents. All other functions
+// get a cache that was initialised or viewed, and check_cache only finds mistakes, such as a
+// pointer to something else.
 #pragma once
 
 #include "../objects/cache.h"
@@ -6,25 +11,27 @@
 
 namespace mha {
 
-// Reads a configuration and makes the header of a cache of it, with all defaults resolved.
+// Checks a configuration and makes the header of its cache, with all defaults resolved.
 mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_cache *header);
 
+// The memory for a cache, whose size is checked elsewhere.
 mha_status check_buffer(Report report, const void *buffer);
 
-// Lengths and tables of a buffer whose header is sound: they have to lie within its bounds, and
-// each block in as many tables as its count says, for a block that is counted once is written to.
+// The lengths and tables of a buffer whose header is sound. They have to lie within its bounds, and
+// each block has to be in as many tables as its count says, because a block that is counted once is
+// written to.
 mha_status check_contents(Report report, const mha_kv_cache *cache);
 
-// The first two parameters of functions for one sequence.
+// The first two parameters of the functions for one sequence.
 mha_status check_place(Report report, const mha_kv_cache *cache, int64_t sequence);
 
 mha_status check_paged(Report report, const mha_kv_cache *cache);
 
-// That `length` is at most the sequence's.
+// A length is at most that of the sequence.
 mha_status check_length(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t length);
 
-// New rows come with values, unless the cache (which may be null) has them in its keys. name: of v,
-// for the message.
+// New keys come with values, unless the cache has the values in its keys. The cache may be null,
+// and `name` is that of v, for the message.
 mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, const void *v,
                         const char *name = "v");
 
@@ -32,7 +39,7 @@ mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, 
 // that no other sequence shares.
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count);
 
-// That it is a cache: what tells one from other memory, not all that mha_kv_cache_view checks.
+// The pointer refers to a cache and not to other memory.
 mha_status check_cache(Report report, const mha_kv_cache *cache, const char *name = "cache");
 inline mha_status check_optional_cache(Report report, const mha_kv_cache *cache,
                                        const char *name = "cache") {
@@ -40,7 +47,7 @@ inline mha_status check_optional_cache(Report report, const mha_kv_cache *cache,
 }
 mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence);
 
-// Of the caches of a call, the one to append to and the one to read, at most one is given.
+// A call either appends to a cache and reads it, or reads one without appending.
 inline mha_status check_one_cache(Report report, const mha_kv_cache *cache,
                                   const mha_kv_cache *cache_read) {
   return cache && cache_read

@@ -1,3 +1,5 @@
+// Where the parts of a cache are. Nothing here checks anything: check/cache.h does that when a
+// cache is made or viewed, and before anything is written to it.
 #include "cache.h"
 
 #include <stddef.h>
@@ -11,12 +13,15 @@ namespace {
 static_assert(sizeof(mha_kv_cache) == 256 && offsetof(mha_kv_cache, checksum) == 248,
               "the header is 4 cache lines");
 
+// Rows of values end at a multiple of 16 numbers, so that kernels read whole vectors.
 int64_t padded(int64_t width) { return blocks_of(width, tile_keys) * tile_keys; }
 
 int64_t key_width(const mha_kv_cache &cache) {
   return has_own_values(cache) ? cache.head_dim : padded(cache.head_dim);
 }
 
+// What keys and values have in common. The strides of heads and sequences are those of blocks,
+// whose numbers the tables give if the cache is paged.
 KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, int64_t offset,
                  int64_t scales_offset) {
   KeyValues source = {};
@@ -39,6 +44,8 @@ KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, int64_
 
 }  // namespace
 
+// Puts one part after the other, in the order of the comment in cache.h. A part that a cache does
+// not have takes 0 bytes.
 CacheLayout layout_of(const mha_kv_cache &cache) {
   const bool is_paged = cache.kind == MHA_CACHE_KIND_PAGED;
   Count end(static_cast<int64_t>(sizeof(mha_kv_cache)));
@@ -68,6 +75,15 @@ int32_t *table_of(const mha_kv_cache *cache, int64_t sequence) {
   return at<int32_t>(cache, layout_of(*cache).tables) + sequence * table_entries(*cache);
 }
 
+int32_t *users_of(const mha_kv_cache *cache) { return at<int32_t>(cache, layout_of(*cache).users); }
+
+// The states are first, so their place does not depend on anything.
+CacheState &state_of(const mha_kv_cache *cache, int64_t sequence) {
+  return at<CacheState>(cache, static_cast<int64_t>(sizeof(mha_kv_cache)))[sequence];
+}
+
+// Each word goes through a multiplication and a shift that can be undone, so that a change of one
+// word always changes the sum.
 uint64_t checksum_of(mha_kv_cache header) {
   header.checksum = 0;
   uint64_t words[sizeof header / 8], sum = 0x9e3779b97f4a7c15u;
@@ -77,13 +93,6 @@ uint64_t checksum_of(mha_kv_cache header) {
     sum ^= sum >> 32;
   }
   return sum;
-}
-
-const CacheState &state_of(const mha_kv_cache *cache, int64_t sequence) {
-  return at<const CacheState>(cache, static_cast<int64_t>(sizeof(mha_kv_cache)))[sequence];
-}
-CacheState &state_of(mha_kv_cache *cache, int64_t sequence) {
-  return at<CacheState>(cache, static_cast<int64_t>(sizeof(mha_kv_cache)))[sequence];
 }
 
 int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t length) {
@@ -98,6 +107,8 @@ KeyValues cached_keys(const mha_kv_cache *cache) {
   keys.is_packed = has_own_values(*cache);
   return keys;
 }
+
+// Values that are in the keys have the keys' type and the width of their rows.
 KeyValues cached_values(const mha_kv_cache *cache) {
   const CacheLayout layout = layout_of(*cache);
   if (!has_own_values(*cache))

@@ -1,25 +1,31 @@
 // The KV cache: one buffer of the caller's, whose first bytes are the object.
+//
+// A cache holds keys and values of several sequences. A sequence is a row of positions, which are
+// stored in blocks: contiguous and ring caches have one block for each sequence, and paged caches
+// have a pool of blocks with a table for each sequence. Sequences can share blocks of the pool;
+// a block that several tables name is not written to.
+//
+// Within a block, 16 positions of a head form a group. Groups of keys are transposed,
+// [head_dim][16], so that a kernel multiplies a query with 16 keys at once.
 #pragma once
 
 #include "../kernels/kernels.h"
 #include "../plan/count.h"
 #include "mha.h"
 
-// Position-independent, the same on every machine of one byte order. Behind it lie, each on a
-// border of 64 bytes, in this order:
+// The header of a cache, the same on every machine of one byte order. These parts follow it, each
+// at a multiple of 64 bytes:
 //   states    [num_sequences] CacheState
-//   tables    [num_sequences][capacity / block_positions] int32_t, -1 where there is no block
-//             (paged)
-//   users     [num_blocks] int32_t, in how many tables a block stands
-//             (paged)
+//   tables    [num_sequences][capacity / block_positions] int32_t, -1 for no block (only paged)
+//   users     [num_blocks] int32_t, the number of tables that name the block (only paged)
 //   keys      [block][kv head][positions / 16][head_dim][16]
-//   k scales  [block][kv head][positions] float
-//             (int8)
+//   k scales  [block][kv head][positions] float (only int8)
 //   values    [block][kv head][positions][head_dim_v rounded up to 16]
-//   v scales  likewise
-// Where values are in the keys, there are no values and v scales, and keys are [block][kv
-// head][positions][head_dim rounded up to 16]. Where not paged, a sequence is one block, of
-// capacity positions rounded up to 16.
+//   v scales  [block][kv head][positions] float (only int8)
+// With MHA_CACHE_VALUES_IN_KEYS, as for latent attention, the first columns of a key are its value:
+// keys are not transposed but [block][kv head][positions][head_dim rounded up to 16], and there are
+// no values and v scales. The block of a sequence that is not paged has capacity positions, rounded
+// up to 16.
 struct mha_kv_cache {
   char magic[8];
   uint32_t byte_order;
@@ -30,18 +36,20 @@ struct mha_kv_cache {
   uint64_t bytes;
   int64_t num_sequences, capacity;
   int64_t num_kv_heads, head_dim, head_dim_v;
-  int64_t block_positions, num_blocks;  // resolved: also where not paged
+  int64_t block_positions, num_blocks;  // of a cache that is not paged, too
   uint32_t values;                      // MHA_CACHE_VALUES_*
   unsigned char reserved[256 - 108];
-  uint64_t checksum;  // of all this, with 0 here
+  uint64_t checksum;  // of the header, with 0 in this field
 };
 
 namespace mha {
 
+// How far a sequence has got. Truncating it lowers its length alone; `written` is the greatest
+// length since the sequence was last empty, because a ring has overwritten the positions before
+// written - capacity for good.
 struct CacheState {
-  int64_t length;   // positions that the sequence has
-  int64_t written;  // the most it has had since it was last empty: a ring holds those from written
-                    // - capacity on
+  int64_t length;
+  int64_t written;
 };
 
 constexpr char cache_magic[8] = {'m', 'h', 'a', ' ', 'k', 'v', 'c', 0};
@@ -49,13 +57,15 @@ constexpr uint32_t cache_version = 1;
 constexpr uint32_t cache_byte_order = 0x01020304u;
 constexpr int32_t no_block = -1;  // in a table
 
-// Offsets of the parts, in bytes; -1 for `bytes` if they overflow.
+// Offsets of the parts in bytes, and the size of the whole cache, which is -1 if it overflows.
 struct CacheLayout {
   int64_t states, tables, users, keys, k_scales, values, v_scales, bytes;
 };
 CacheLayout layout_of(const mha_kv_cache &cache);
 uint64_t checksum_of(mha_kv_cache header);
 
+// The memory at an offset. The same functions serve those who read and those who write: the caller
+// passes a cache that is not const to every function that writes.
 template <class T>
 T *at(const mha_kv_cache *cache, int64_t offset) {
   return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(cache) + static_cast<uintptr_t>(offset));
@@ -65,7 +75,8 @@ inline bool has_own_values(const mha_kv_cache &cache) {
   return cache.values == MHA_CACHE_VALUES_OWN;
 }
 
-// Entries of a table, and how many of them name blocks for the positions below `length`.
+// The entries of a sequence's table, and how many of them name blocks for the positions below
+// `length`. A cache that is not paged has no tables.
 inline int64_t table_entries(const mha_kv_cache &cache) {
   return cache.kind == MHA_CACHE_KIND_PAGED ? quotient(cache.capacity, cache.block_positions) : 0;
 }
@@ -73,17 +84,18 @@ inline int64_t blocks_in_use(const mha_kv_cache &cache, int64_t length) {
   return blocks_of(length, cache.block_positions);
 }
 int32_t *table_of(const mha_kv_cache *cache, int64_t sequence);
+int32_t *users_of(const mha_kv_cache *cache);
+CacheState &state_of(const mha_kv_cache *cache, int64_t sequence);
 
-CacheState &state_of(mha_kv_cache *cache, int64_t sequence);
-const CacheState &state_of(const mha_kv_cache *cache, int64_t sequence);
-
-// The first position of a sequence that a cache still holds when its length becomes `length`.
+// The first position of a sequence that is still stored when its length becomes `length`. It is 0
+// unless a ring has overwritten positions.
 int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t length);
 
+// The keys and values as the kernels address them.
 KeyValues cached_keys(const mha_kv_cache *cache);
 KeyValues cached_values(const mha_kv_cache *cache);
 
-// After the call: the sequence has `count` more positions.
+// Counts `count` new positions of a sequence, after they are written.
 void grow(mha_kv_cache *cache, int64_t sequence, int64_t count);
 
 }  // namespace mha
