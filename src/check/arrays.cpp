@@ -1,15 +1,26 @@
+// Strides are checked in three steps: each by itself (check_each), then together with the zeros
+// that stand for contiguous dimensions (check_completeness, fill_strides), and those of outputs
+// also for overlap (check_overlap).
+//
+// Most mistakes are strides that count something else, such as bytes, or that forget a dimension.
+// They would not crash at once but read or write the wrong elements. So a stride has to step over
+// whatever the dimensions inside it reach.
 #include "arrays.h"
+
+#include <utility>
 
 namespace mha {
 namespace {
 
+// The dimensions in the order of mha_strides, and what a stride leads from and to, for messages.
 constexpr const char *dimension_names[3] = {"batch", "row", "head"},
                      *neighbour_names[3] = {"sequence", "row", "head"};
 
-// Dimensions from the innermost to the outermost.
-constexpr int rows_outside[3] = {2, 1, 0}, rows_inside[3] = {1, 2, 0};
+// The dimensions of both kinds of arrays from the innermost to the outermost.
+constexpr int row_major[3] = {2, 1, 0}, head_major[3] = {1, 2, 0};
 
-// Each stride alone: not negative, of a dimension that there is, and at least as wide as a row.
+// Each stride by itself: it is not negative, the array has the dimension, and it steps over a row.
+// A dimension that the array does not have gets the extent 1.
 mha_status check_each(Report report, Array *array, bool may_broadcast) {
   for (int i = 0; i < 3; ++i) {
     int64_t &extent = array->extents[i], &stride = array->strides[i];
@@ -40,12 +51,12 @@ mha_status check_each(Report report, Array *array, bool may_broadcast) {
   return MHA_OK;
 }
 
-// A head stride says that [batch, rows, heads, width] is laid out in another order, for which zeros
-// do not stand.
-mha_status check_strides_are_complete(Report report, const Array &array) {
+// A head stride of [batch, rows, heads, width] usually means that the caller's array has another
+// order of dimensions. A zero beside it would mean the default order, so it is more likely to have
+// been forgotten.
+mha_status check_completeness(Report report, const Array &array) {
   const bool has_head_stride = array.strides[2] != 0 && array.strides[2] != MHA_BROADCAST;
-  if (array.has_rows_inside_heads || !has_head_stride || array.extents[2] <= 1 ||
-      array.extents[1] == 0)
+  if (array.is_head_major || !has_head_stride || array.extents[2] <= 1 || array.extents[1] == 0)
     return MHA_OK;
   for (int i = 1; i >= 0; --i) {
     if (array.strides[i] != 0 || array.extents[i] <= 1) continue;
@@ -57,52 +68,61 @@ mha_status check_strides_are_complete(Report report, const Array &array) {
   return MHA_OK;
 }
 
-// Replaces zeros, from the innermost dimension to the outermost. A stride that was set has to step
-// over all that zeros inside it span, and a zero over all that is inside it.
+// Replaces zeros, from the innermost dimension to the outermost.
+//
+// A zero becomes the size of the dimension inside it. That must step over everything inside, which
+// it does not if strides inside it were set so that dimensions interleave. A stride that was set
+// may interleave with other ones that were set, as the two of a transposed array do, but must step
+// over the dimensions inside it that are contiguous.
 mha_status fill_strides(Report report, Array *array, bool may_broadcast) {
-  const int(&order)[3] = array->has_rows_inside_heads ? rows_inside : rows_outside;
-  Count contiguous(array->width), of_zeros(array->width), of_all(array->width);
+  const int(&order)[3] = array->is_head_major ? head_major : row_major;
+  Count contiguous(array->width);  // the stride that a zero stands for
+  // Elements that the dimensions inside the current one span: those whose stride was 0, and all.
+  Count of_zeros(array->width), of_all(array->width);
   for (const int i : order) {
     int64_t &stride = array->strides[i];
     const int64_t extent = array->extents[i];
     if (stride == MHA_BROADCAST) continue;
     const bool is_given = stride != 0;
     if (!is_given) stride = contiguous.overflows() ? INT64_MAX : contiguous.value();
-    if (is_given && extent > 1 && !of_zeros.overflows() && stride < of_zeros.value())
+    // Overflows are left to check_size, and a stride of 0 at this point to arrays without elements.
+    const Count &inside = is_given ? of_zeros : of_all;
+    const bool is_too_small =
+        extent > 1 && stride > 0 && !inside.overflows() && stride < inside.value();
+    if (is_too_small && is_given)
       return report.invalid(
           "%s%s.%s is %lld, less than the %lld elements that the strides of 0 (contiguous) inside "
           "it span; set it to at least that, or set"
           " those, too%s",
           array->name, array->strides_name, dimension_names[i], lld(stride), lld(of_zeros.value()),
           may_broadcast ? " (MHA_BROADCAST: one copy serves all)" : "");
-    if (!is_given && extent > 1 && stride > 0 && !of_all.overflows() && stride < of_all.value())
+    if (is_too_small)
       return report.invalid(
           "%s%s.%s is 0, but the strides inside it interleave and span %lld elements; set every "
           "stride",
           array->name, array->strides_name, dimension_names[i], lld(of_all.value()));
-    if (!is_given && extent > 0) of_zeros = of_zeros + Count(extent - 1) * Count(stride);
-    if (extent > 0) of_all = of_all + Count(extent - 1) * Count(stride);
     contiguous = Count(extent) * Count(stride);
+    if (extent == 0) continue;
+    const Count span = Count(extent - 1) * Count(stride);
+    if (!is_given) of_zeros = of_zeros + span;
+    of_all = of_all + span;
   }
   return MHA_OK;
 }
 
+// Elements of 16 bits are counted as floats, so that a type does not decide what fits.
 mha_status check_size(Report report, const Array &array) {
   if (!(span_of(array) * Count(sizeof(float))).overflows()) return MHA_OK;
   return report.too_large("%s would exceed the address space; use smaller dimensions", array.name);
 }
 
-// No element is written twice: sorted by stride, each dimension steps over all of the smaller ones.
+// No element is written twice if each dimension, in the order of their strides, steps over
+// everything that the smaller ones reach.
 mha_status check_overlap(Report report, const Array &array) {
-  int order[3] = {2, 1, 0};  // of two that are equal, the outer one is blamed
-  for (int i = 0; i < 3; ++i) {
-    for (int j = i + 1; j < 3; ++j) {
-      if (array.strides[order[j]] < array.strides[order[i]]) {
-        const int swapped = order[i];
-        order[i] = order[j];
-        order[j] = swapped;
-      }
-    }
+  // Exchanging neighbours keeps the order of equal strides, so that the outer one is blamed.
+  int order[3] = {2, 1, 0};
+  for (const int i : {0, 1, 0}) {
+    if (array.strides[order[i + 1]] < array.strides[order[i]]) std::swap(order[i], order[i + 1]);
   }
   Count covered(array.width);
   for (const int i : order) {
@@ -118,23 +138,22 @@ mha_status check_overlap(Report report, const Array &array) {
   return MHA_OK;
 }
 
-}  // namespace
-
-mha_status resolve_input(Report report, Array *array) {
-  MHA_TRY(check_each(report, array, true));
-  MHA_TRY(check_strides_are_complete(report, *array));
-  MHA_TRY(fill_strides(report, array, true));
+mha_status resolve(Report report, Array *array, bool may_broadcast) {
+  MHA_TRY(check_each(report, array, may_broadcast));
+  MHA_TRY(check_completeness(report, *array));
+  MHA_TRY(fill_strides(report, array, may_broadcast));
   for (int64_t &stride : array->strides) {
     if (stride == MHA_BROADCAST) stride = 0;
   }
   return check_size(report, *array);
 }
 
+}  // namespace
+
+mha_status resolve_input(Report report, Array *array) { return resolve(report, array, true); }
+
 mha_status resolve_output(Report report, Array *array) {
-  MHA_TRY(check_each(report, array, false));
-  MHA_TRY(check_strides_are_complete(report, *array));
-  MHA_TRY(fill_strides(report, array, false));
-  MHA_TRY(check_size(report, *array));
+  MHA_TRY(resolve(report, array, false));
   for (const int64_t extent : array->extents) {
     if (extent == 0) return MHA_OK;
   }

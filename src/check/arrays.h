@@ -1,4 +1,12 @@
-// Checks that mha_forward and mha_attention have in common.
+// Checks of the arrays of a call: their extents, their strides, their types, and the workspace.
+//
+// The caller may leave strides 0, which stands for contiguous, and set those of inputs to
+// MHA_BROADCAST. Resolving an array replaces both, so that everything after it multiplies an index
+// with a stride and needs no exception.
+//
+// A call of a small layer takes a few microseconds, and its checks must not take as long. So the
+// checks that each call makes are inline and consist of a few comparisons. What exactly is wrong is
+// found out by the functions that they call in case of an error.
 #pragma once
 
 #include "../plan/count.h"
@@ -8,21 +16,20 @@
 
 namespace mha {
 
-// One of the caller's arrays: its name, its extents and its strides as mha_strides has them. The
-// innermost extent, `width`, has a stride of 1.
+// The extent of a dimension that an array does not have.
+constexpr int64_t no_extent = -1;
+
+// One of the caller's arrays. Extents and strides have the order of mha_strides: batch, rows,
+// heads. The innermost dimension has `width` elements and a stride of 1.
 struct Array {
   const char *name;
   int64_t width;
-  int64_t extents[3];  // batch, rows, heads; no_extent for a dimension that the array does not have
-  int64_t strides[3];  // in the same order; resolved: without zeros that stand for something else,
-                       // and 0 for MHA_BROADCAST
-  bool
-      has_rows_inside_heads;  // [batch, heads, rows, width] rather than [batch, rows, heads, width]
-  const char *strides_name;  // follows the name in messages: ".strides" of mha_input, "_strides" of
-                             // a typed pointer
+  int64_t extents[3];
+  int64_t strides[3];  // after resolving, 0 means that all indices share one element
+  bool is_head_major;  // [batch, heads, rows, width] and not [batch, rows, heads, width]
+  // Follows the name in messages: ".strides" for mha_input, "_strides" for a typed pointer.
+  const char *strides_name;
 };
-
-constexpr int64_t no_extent = -1;
 
 inline Array array_of(const char *name, const mha_strides &strides, int64_t batch, int64_t rows,
                       int64_t heads, int64_t width) {
@@ -30,7 +37,7 @@ inline Array array_of(const char *name, const mha_strides &strides, int64_t batc
           false, ".strides"};
 }
 
-// An array with a number for each pair of row and key or the like, [batch, heads, rows, width].
+// An array with a number for each pair of a row and a key, [batch, heads, rows, width].
 inline Array pair_array_of(const char *name, const char *strides_name, const mha_strides &strides,
                            int64_t batch, int64_t heads, int64_t rows, int64_t width) {
   return {name, width,       {batch, rows, heads}, {strides.batch, strides.row, strides.head},
@@ -41,7 +48,8 @@ inline bool is_contiguous(const mha_strides &strides) {
   return (strides.batch | strides.row | strides.head) == 0;
 }
 
-// Elements from the first to the last, or an overflow. Strides are resolved.
+// The number of elements from the first to the last one of an array that is resolved, or an
+// overflow.
 inline Count span_of(const Array &array) {
   Count span(array.width);
   for (int i = 0; i < 3; ++i) {
@@ -51,20 +59,20 @@ inline Count span_of(const Array &array) {
   return span;
 }
 
-// Whether an array is contiguous and so small that its size cannot overflow: then there is nothing
-// to resolve.
+// Whether an array is contiguous and so small that its size cannot overflow. Such an array needs no
+// resolving, and small calls skip it.
 inline bool is_plain(const mha_strides &strides, int64_t batch, int64_t rows, int64_t width) {
   return is_contiguous(strides) && static_cast<uint64_t>(batch | rows | width) < uint64_t{1} << 19;
 }
 
-// Checks the strides of an array and resolves them: 0 becomes the contiguous stride, MHA_BROADCAST
-// (of inputs only) 0. Then no element of an output is written twice, and the array fits into
-// memory.
+// Check the strides of an array and resolve them: 0 becomes the contiguous stride, and the
+// MHA_BROADCAST of an input becomes 0. An array that is accepted fits into memory, and no element
+// of an output is written twice.
 mha_status resolve_input(Report report, Array *array);
 mha_status resolve_output(Report report, Array *array);
 
-// The fields of mha_input and mha_output that are the same for all arrays: type and reserved
-// fields.
+// The fields of mha_input and mha_output that are checked alike for all arrays: the type and the
+// reserved fields.
 mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32_t reserved);
 
 inline mha_status check_input_fields(Report report, const char *name, const mha_input &input) {
@@ -77,15 +85,7 @@ inline mha_status check_output_fields(Report report, const char *name, const mha
   return is_sound ? MHA_OK : fail_row_array(report, name, output.type, output.reserved);
 }
 
-// Check the fields of an array of these extents, and resolve its strides in place.
-struct Extents {
-  int64_t batch, rows, heads, width;  // no_extent: the array does not have this dimension
-};
-mha_status resolve_array(Report report, const char *name, const Extents &extents, mha_input *input);
-mha_status resolve_array(Report report, const char *name, const Extents &extents,
-                         mha_output *output);
-
-// An input that is not there has no other fields.
+// An input without data has no other fields set.
 mha_status fail_absent(Report report, const char *name);
 
 inline mha_status check_absent(Report report, const char *name, const mha_input &input) {
@@ -94,22 +94,22 @@ inline mha_status check_absent(Report report, const char *name, const mha_input 
   return is_absent ? MHA_OK : fail_absent(report, name);
 }
 
-// The size of the workspace, which is 0 where there is nothing to do.
+// Reports the size of the workspace, which is 0 for a call that has nothing to do.
 mha_status check_size(Report report, const WorkspaceLayout &layout, bool has_no_work,
                       int64_t *workspace_bytes);
 
-// The checks of a small layer must not take longer than its arithmetic. So each of those below is a
-// few comparisons where it is called, and what exactly is wrong is found out elsewhere.
+// An extent is at least 1, or MHA_EMPTY, which becomes 0. A plain 0 was never set. `what` says what
+// to set it to.
 mha_status resolve_empty(Report report, const char *name, const char *what, int64_t *extent);
-mha_status fail_workspace(Report report, uint32_t argument, const char *query,
-                          size_t workspace_bytes, int64_t needed);
 
-// An extent is at least 1, or MHA_EMPTY, which becomes 0. A plain 0 is one that was never set.
-// what: what to set it to.
 inline mha_status resolve_extent(Report report, const char *name, const char *what,
                                  int64_t *extent) {
   return *extent > 0 ? MHA_OK : resolve_empty(report, name, what, extent);
 }
+
+// The workspace has the size that the function `query` returns. `argument` is its parameter.
+mha_status fail_workspace(Report report, uint32_t argument, const char *query,
+                          size_t workspace_bytes, int64_t needed);
 
 inline mha_status check_workspace(Report report, uint32_t argument, const char *query,
                                   const void *workspace, size_t workspace_bytes, int64_t needed) {

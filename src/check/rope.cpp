@@ -1,4 +1,13 @@
+// A configuration has the numbers of plain RoPE, at most one kind of scaling for contexts that are
+// longer than those in training (YaRN, Llama 3, factors for each pair, NTK), and sections for
+// positions of several dimensions (M-RoPE). check_rope_config begins with the plain numbers,
+// because the other checks use them.
+//
+// All bounds are powers of two so large that no model needs more, and so small that no intermediate
+// result of tables.cpp overflows.
 #include "rope.h"
+
+#include <initializer_list>
 
 #include "../plan/count.h"
 
@@ -8,21 +17,34 @@ namespace {
 constexpr int64_t end_of_positions = int64_t{1} << 31;
 constexpr double largest_factor = 0x1p31;
 
-// A number of config from smallest to largest, the names of which are for the sentence. NaN is
-// outside of every range.
+// `range` says in words what smallest and largest are. NaN is outside of every range.
 mha_status check_number(Report report, const char *name, double value, double smallest,
                         double largest, const char *range) {
   if (value >= smallest && value <= largest) return MHA_OK;
   return report.invalid("%s is %g; set it to a number from %s", name, value, range);
 }
 
-// What has to be left out where there is nothing that it belongs to.
-mha_status check_unset(Report report, const char *name, bool is_set, const char *needed) {
-  if (!is_set) return MHA_OK;
-  return report.invalid("%s is set without %s; set %s, too, or leave %s unset", name, needed,
-                        needed, name);
+mha_status check_factor(Report report, const char *name, double value) {
+  return check_number(report, name, value, 0x1p-31, largest_factor,
+                      "2^-31 to 2^31, or 0 for the default");
 }
 
+struct Field {
+  const char *name;
+  bool is_set;
+};
+
+// Fields that have no meaning without another one, `needed`, which is not set.
+mha_status check_unset(Report report, const char *needed, std::initializer_list<Field> fields) {
+  for (const Field &field : fields) {
+    if (field.is_set)
+      return report.invalid("%s is set without %s; set %s, too, or leave %s unset", field.name,
+                            needed, needed, field.name);
+  }
+  return MHA_OK;
+}
+
+// Each kind of scaling stretches the context that a model was trained with. `factor` is its field.
 mha_status check_original_positions(Report report, const mha_rope_config &config,
                                     const char *factor) {
   if (config.original_positions >= 1 && config.original_positions <= end_of_positions)
@@ -32,14 +54,14 @@ mha_status check_original_positions(Report report, const mha_rope_config &config
       lld(config.original_positions), factor);
 }
 
-constexpr const char *factors = "2^-31 to 2^31, or 0 for the default";
-
+// YaRN stretches pairs that turn slowly and leaves fast ones alone. The betas are the numbers of
+// turns, within the original context, between which it goes from one to the other.
 mha_status check_yarn(Report report, mha_rope_config &config) {
-  if (config.yarn_factor == 0) {
-    MHA_TRY(check_unset(report, "yarn_beta_fast", config.yarn_beta_fast != 0, "yarn_factor"));
-    MHA_TRY(check_unset(report, "yarn_beta_slow", config.yarn_beta_slow != 0, "yarn_factor"));
-    return check_unset(report, "yarn_unrounded", config.yarn_unrounded != 0, "yarn_factor");
-  }
+  if (config.yarn_factor == 0)
+    return check_unset(report, "yarn_factor",
+                       {{"yarn_beta_fast", config.yarn_beta_fast != 0},
+                        {"yarn_beta_slow", config.yarn_beta_slow != 0},
+                        {"yarn_unrounded", config.yarn_unrounded != 0}});
   MHA_TRY(check_number(report, "yarn_factor", config.yarn_factor, 1.0, largest_factor,
                        "1 to 2^31, or 0 for no YaRN"));
   MHA_TRY(check_original_positions(report, config, "yarn_factor"));
@@ -47,10 +69,8 @@ mha_status check_yarn(Report report, mha_rope_config &config) {
     return report.invalid("base is %g; with yarn_factor, set it to more than 1", config.base);
   if (config.yarn_beta_fast == 0) config.yarn_beta_fast = 32.0;
   if (config.yarn_beta_slow == 0) config.yarn_beta_slow = 1.0;
-  MHA_TRY(check_number(report, "yarn_beta_fast", config.yarn_beta_fast, 0x1p-31, largest_factor,
-                       factors));
-  MHA_TRY(check_number(report, "yarn_beta_slow", config.yarn_beta_slow, 0x1p-31, largest_factor,
-                       factors));
+  MHA_TRY(check_factor(report, "yarn_beta_fast", config.yarn_beta_fast));
+  MHA_TRY(check_factor(report, "yarn_beta_slow", config.yarn_beta_slow));
   if (config.yarn_beta_slow > config.yarn_beta_fast)
     return report.invalid(
         "yarn_beta_slow is %g, greater than yarn_beta_fast, %g; set it to at most that",
@@ -60,28 +80,31 @@ mha_status check_yarn(Report report, mha_rope_config &config) {
   return MHA_OK;
 }
 
+// Llama 3 does the same as YaRN by another formula, which divides by the difference of both
+// frequency factors.
 mha_status check_llama3(Report report, mha_rope_config &config) {
   double &low = config.llama3_low_freq_factor, &high = config.llama3_high_freq_factor;
-  if (config.llama3_factor == 0) {
-    MHA_TRY(check_unset(report, "llama3_low_freq_factor", low != 0, "llama3_factor"));
-    return check_unset(report, "llama3_high_freq_factor", high != 0, "llama3_factor");
-  }
+  if (config.llama3_factor == 0)
+    return check_unset(
+        report, "llama3_factor",
+        {{"llama3_low_freq_factor", low != 0}, {"llama3_high_freq_factor", high != 0}});
   if (low == 0) low = 1.0;
   if (high == 0) high = 4.0;
   MHA_TRY(check_number(report, "llama3_factor", config.llama3_factor, 1.0, largest_factor,
                        "1 to 2^31, or 0 for none"));
   MHA_TRY(check_original_positions(report, config, "llama3_factor"));
-  MHA_TRY(check_number(report, "llama3_low_freq_factor", low, 0x1p-31, largest_factor, factors));
-  MHA_TRY(check_number(report, "llama3_high_freq_factor", high, 0x1p-31, largest_factor, factors));
+  MHA_TRY(check_factor(report, "llama3_low_freq_factor", low));
+  MHA_TRY(check_factor(report, "llama3_high_freq_factor", high));
   if (high > low) return MHA_OK;
   return report.invalid(
       "llama3_high_freq_factor is %g, not greater than llama3_low_freq_factor, %g; set it to more",
       high, low);
 }
 
+// NTK raises the base with the length of the context, to a power of dims / (dims - 2).
 mha_status check_ntk(Report report, const mha_rope_config &config) {
   if (config.ntk_factor == 0)
-    return check_unset(report, "ntk_positions", config.ntk_positions != 0, "ntk_factor");
+    return check_unset(report, "ntk_factor", {{"ntk_positions", config.ntk_positions != 0}});
   MHA_TRY(check_number(report, "ntk_factor", config.ntk_factor, 1.0, largest_factor,
                        "1 to 2^31, or 0 for none"));
   MHA_TRY(check_original_positions(report, config, "ntk_factor"));
@@ -94,32 +117,27 @@ mha_status check_ntk(Report report, const mha_rope_config &config) {
   return MHA_OK;
 }
 
-// Of the kinds of scaling at most one is asked for, and it is complete.
+// At most one kind of scaling is asked for, and all its fields are set.
 mha_status check_scaling(Report report, mha_rope_config &config) {
-  const struct {
-    const char *name;
-    bool is_set;
-  } kinds[] = {{"yarn_factor", config.yarn_factor != 0},
-               {"llama3_factor", config.llama3_factor != 0},
-               {"pair_factors", config.pair_factors != nullptr},
-               {"ntk_factor", config.ntk_factor != 0}};
+  const Field kinds[] = {{"yarn_factor", config.yarn_factor != 0},
+                         {"llama3_factor", config.llama3_factor != 0},
+                         {"pair_factors", config.pair_factors != nullptr},
+                         {"ntk_factor", config.ntk_factor != 0}};
   const char *chosen = nullptr;
-  for (const auto &kind : kinds) {
+  for (const Field &kind : kinds) {
     if (!kind.is_set) continue;
     if (chosen)
       return report.invalid("%s and %s are both set; set only one of them", chosen, kind.name);
     chosen = kind.name;
   }
-  if (!chosen || config.pair_factors) {
-    MHA_TRY(check_unset(report, "original_positions", config.original_positions != 0,
-                        "yarn_factor, llama3_factor or ntk_factor"));
-  }
+  if (!chosen || config.pair_factors)
+    MHA_TRY(check_unset(report, "yarn_factor, llama3_factor or ntk_factor",
+                        {{"original_positions", config.original_positions != 0}}));
   MHA_TRY(check_yarn(report, config));
   MHA_TRY(check_llama3(report, config));
   MHA_TRY(check_ntk(report, config));
   if (config.attention_factor != 0)
-    MHA_TRY(check_number(report, "attention_factor", config.attention_factor, 0x1p-31,
-                         largest_factor, factors));
+    MHA_TRY(check_factor(report, "attention_factor", config.attention_factor));
   for (int64_t i = 0; config.pair_factors && i < config.dims / 2; ++i) {
     const double factor = config.pair_factors[i];
     if (factor >= 0.5 && factor <= largest_factor) continue;
@@ -129,13 +147,15 @@ mha_status check_scaling(Report report, mha_rope_config &config) {
   return MHA_OK;
 }
 
+// M-RoPE gives a row three positions (time, height, width), and each pair goes by one of them. The
+// sections say how many pairs go by each. They follow each other or take turns; in turns, section k
+// takes every third pair from pair k on, and the first section also has all pairs that are left.
 mha_status check_mrope(Report report, const mha_rope_config &config) {
   const int64_t *const section = config.mrope_section, pairs = config.dims / 2;
-  if (!section) {
-    MHA_TRY(
-        check_unset(report, "mrope_positions", config.mrope_positions != nullptr, "mrope_section"));
-    return check_unset(report, "mrope_interleaved", config.mrope_interleaved != 0, "mrope_section");
-  }
+  if (!section)
+    return check_unset(report, "mrope_section",
+                       {{"mrope_positions", config.mrope_positions != nullptr},
+                        {"mrope_interleaved", config.mrope_interleaved != 0}});
   if (!config.mrope_positions)
     return report.null(
         "mrope_positions is NULL; with mrope_section, pass 3 * num_positions positions");
@@ -180,7 +200,7 @@ mha_status check_rope_config(Report report, mha_rope_config &config) {
   if (config.num_positions < 1)
     return report.invalid("num_positions is %lld; set it to the rows of cos and sin, at least 1",
                           lld(config.num_positions));
-  // With dims as above, the tables then have less than 2^63 bytes.
+  // Together with the bound on dims, this keeps the tables below 2^63 bytes.
   if (config.first_position > end_of_positions ||
       config.num_positions > end_of_positions - config.first_position) {
     return report.too_large(

@@ -1,11 +1,12 @@
-// Checks of mha_rope_config.
+// Checks of mha_rope_config, from which mha_rope_tables makes its tables.
 #pragma once
 
 #include "report.h"
 
 namespace mha {
 
-// Checks every field and resolves the defaults.
+// Checks every field, also that fields are set together which need each other, and replaces zeros
+// by their defaults.
 mha_status check_rope_config(Report report, mha_rope_config &config);
 
 }  // namespace mha

@@ -5,7 +5,8 @@
 namespace mha {
 namespace {
 
-// struct_size is one that some version has.
+// Reads struct_size and checks that some version may have it. The struct is not looked at
+// otherwise.
 mha_status check_size(Report report, const char *name, const void *given, size_t first_bytes,
                       size_t *bytes) {
   if (!given) return report.null("%s is NULL; pass a struct %s", name, name);
@@ -14,7 +15,8 @@ mha_status check_size(Report report, const char *name, const void *given, size_t
     return report.fail(MHA_ERROR_STRUCT_SIZE,
                        "%s.struct_size is %zu, less than %zu; set it to sizeof(%s)", name, *bytes,
                        first_bytes, name);
-  // Far beyond any version: a struct_size that was never set would lead far outside the struct.
+  // This is far beyond any version. A struct_size that was never set could be any number, and
+  // looking for fields that are set would lead far outside the struct.
   constexpr size_t max_bytes = 1 << 16;
   if (*bytes > max_bytes)
     return report.fail(MHA_ERROR_STRUCT_SIZE,
@@ -29,6 +31,7 @@ mha_status read_struct(Report report, const char *name, const void *given, void 
                        size_t known_bytes, size_t first_bytes) {
   size_t bytes = 0;
   MHA_TRY(check_size(report, name, given, first_bytes, &bytes));
+  // The caller asks for something that this version cannot do.
   const unsigned char *const fields = static_cast<const unsigned char *>(given);
   for (size_t i = known_bytes; i < bytes; ++i) {
     if (fields[i] != 0)
