@@ -1,3 +1,9 @@
+// Detects the processor and chooses the kernels.
+//
+// A build contains kernels for several instruction sets, each in its own file with its own compiler
+// flags. Which of them can run is asked of the processor and of the operating system, because
+// registers that the system does not save are lost when it switches threads. An instruction set may
+// need several features; all of them are checked, for virtual machines can hide single ones.
 #include "cpu.h"
 
 #if defined(MHA_X86_64)
@@ -15,7 +21,7 @@
 namespace mha {
 namespace {
 
-// Best first. Each entry is there if this build contains its kernels.
+// The best kernels come first. CMake defines MHA_HAS_* for those that it builds.
 constexpr const Kernels *built_kernels[] = {
 #if defined(MHA_HAS_AVX512_VNNI)
     &kernels_avx512_vnni,
@@ -41,6 +47,7 @@ constexpr const Kernels *built_kernels[] = {
     &kernels_scalar,
 };
 
+// Sets of instruction sets have a bit for each number, as mha_instruction_sets returns them.
 constexpr uint32_t bit(uint32_t instruction_set) { return 1u << instruction_set; }
 
 #if defined(MHA_X86_64)
@@ -65,8 +72,12 @@ bool has_feature(const char *name) {
 }
 #endif
 
-// The sets, as bits, whose instructions the processor has and whose registers the system saves. On
-// a system that is not named here, AArch64 has what all its processors have.
+// The sets whose instructions the processor has and whose registers the system saves.
+//
+// On x86, detection stops where a level is missing. XCR0, which _xgetbv reads, has bits
+// for the registers that the system saves: 0x6 for those of AVX, and 0xe6 with the masks and the
+// upper registers of AVX-512. AArch64 always has NEON, and its systems tell of the extensions. On a
+// system that is not named here, the extensions count as missing.
 MHA_READS_XCR uint32_t ask_machine() {
   uint32_t sets = bit(MHA_INSTRUCTION_SET_SCALAR);
 #if defined(MHA_X86_64)
@@ -107,13 +118,17 @@ MHA_READS_XCR uint32_t ask_machine() {
   return sets;
 }
 
-// The machine is asked once per process: that took 0.04 ms in a virtual machine, and on macOS it is
-// a system call. 0: not yet. Threads that ask at the same time keep the same answer.
+// The machine is asked once in each process, because that takes 0.04 ms in a virtual machine and is
+// a system call on macOS. 0 stands for an answer that is not there yet. Threads that ask at the
+// same time store the same answer, so the order does not matter.
 uint32_t sets_of_machine = 0;
 
 bool machine_has(uint32_t instruction_set) {
   uint32_t sets = atomic_load(&sets_of_machine);
-  if (sets == 0) atomic_store(&sets_of_machine, sets = ask_machine());
+  if (sets == 0) {
+    sets = ask_machine();
+    atomic_store(&sets_of_machine, sets);
+  }
   return (sets & bit(instruction_set)) != 0;
 }
 
@@ -125,6 +140,7 @@ mha_status check_instruction_set(Report report, uint32_t instruction_set) {
                         instruction_set);
 }
 
+// The message tells kernels that this build lacks from instructions that the machine lacks.
 mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels) {
   MHA_TRY(check_instruction_set(report, instruction_set));
   bool is_built = false;
@@ -143,8 +159,9 @@ mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels
       mha_instruction_set_name(instruction_set));
 }
 
-// By what numbers come to, which is the same on every machine. volatile: the compiler rounds to
-// nearest always.
+// Tries out how the thread computes, which works on every machine, where reading its control
+// register would need code for each. The numbers are volatile because a compiler computes constants
+// as if the thread rounded to nearest.
 uint32_t contract_of_thread() {
   const volatile float one = 1.0f, half = 0.5f, most_of_a_place = 0x1.8p-24f, little = 0x1p-26f,
                        least_normal = 0x1p-126f;

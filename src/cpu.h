@@ -1,4 +1,4 @@
-// Which kernels this machine can run.
+// Which kernels this build has and this machine can run.
 #pragma once
 
 #include "check/report.h"
@@ -6,14 +6,14 @@
 
 namespace mha {
 
-// The number is that of an instruction set, whether this machine has it or not.
+// Checks that the number is that of an instruction set, whether this machine has it or not.
 mha_status check_instruction_set(Report report, uint32_t instruction_set);
 
-// The kernels of a set that was asked for, or the best ones for MHA_INSTRUCTION_SET_AUTO.
+// Finds the kernels of an instruction set, or the best ones for MHA_INSTRUCTION_SET_AUTO.
 mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels);
 
-// MHA_CONTRACT; 0 on a thread that does not round to nearest, or that takes subnormal numbers for
-// 0.
+// MHA_CONTRACT, or 0 on a thread whose arithmetic differs from the contract: one that does not
+// round to nearest, or that takes subnormal numbers for 0.
 uint32_t contract_of_thread();
 
 }  // namespace mha

@@ -1,6 +1,11 @@
-// Tables that a program makes once: sines and cosines of RoPE, slopes of ALiBi, relative biases of
-// T5. All are computed in binary64 with the functions of binary64.h, not those of libm, so that
-// every machine computes the same bits (CONTRACT.md, sections 13 to 15).
+// Tables that a program makes once: sines and cosines for RoPE, slopes for ALiBi, and relative
+// biases for T5.
+//
+// Angles of RoPE grow to 2^31 radians, where float has no digits after the point, and libraries
+// that compute them in float get other results on each machine. Here everything is computed in
+// binary64 with the functions of binary64.h and not those of libm, so that every machine gets the
+// same bits (CONTRACT.md, sections 13 to 15). docs/rope.md has the formulas of each kind of
+// scaling.
 
 #include <stdint.h>
 
@@ -12,17 +17,18 @@
 namespace mha {
 namespace {
 
-// ---- Angles
+// ---- Angles of RoPE
 
-// What the columns have in common.
+// What all columns of a table have in common.
 struct Angles {
-  const mha_rope_config &config;  // defaults resolved
+  const mha_rope_config &config;  // with its defaults
   double dims;
   double log2_base;
-  double first, last;  // YaRN: low and high of docs/rope.md
+  double first, last;  // of YaRN: the pairs between which stretching sets in, low and high
 };
 
-// YaRN's d(beta), brought into a range whose floor and ceil are integers of 64 bits.
+// The pair that turns `beta` times within the original context, YaRN's d(beta). It is limited to
+// the range of pairs and one more on each side, whose floor and ceil are integers of 64 bits.
 double correction(const Angles &angles, double beta) {
   const double turns =
       log2_of(static_cast<double>(angles.config.original_positions) / (beta * two_pi));
@@ -30,6 +36,7 @@ double correction(const Angles &angles, double beta) {
   return d < -1.0 ? -1.0 : d > angles.dims ? angles.dims : d;
 }
 
+// NTK changes the base, and YaRN needs the pairs at which its ramp begins and ends.
 Angles angles_of(const mha_rope_config &config) {
   Angles angles = {config, static_cast<double>(config.dims), log2_of(config.base), 0.0, 0.0};
   if (config.ntk_factor != 0 && config.ntk_positions > config.original_positions) {
@@ -51,7 +58,8 @@ Angles angles_of(const mha_rope_config &config) {
   return angles;
 }
 
-// How much of its stretching a pair gets, 0 to 1.
+// How much of its stretching pair i gets, from 0 to 1, under YaRN or Llama 3. theta is its angle
+// from one position to the next.
 double ramp_of(const Angles &angles, int64_t i, double theta) {
   const mha_rope_config &config = angles.config;
   double ramp;
@@ -66,8 +74,9 @@ double ramp_of(const Angles &angles, int64_t i, double theta) {
   return ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
 }
 
-// By how much pair i turns from one position to the next, in turns * 2^64: a product of these
-// integers wraps as often as the pair turns.
+// By how much pair i turns from one position to the next, in units of 2^-64 turns. The product of a
+// position and this integer wraps around as often as the pair turns, which leaves exactly the
+// fraction of a turn that sine and cosine depend on.
 uint64_t step_of(const Angles &angles, int64_t i) {
   const mha_rope_config &config = angles.config;
   double theta = exp2_of_minus(static_cast<double>(2 * i) * angles.log2_base / angles.dims);
@@ -81,9 +90,10 @@ uint64_t step_of(const Angles &angles, int64_t i) {
   return static_cast<uint64_t>(theta / two_pi * 0x1p64);
 }
 
-// ---- Values
+// ---- Sines and cosines
 
-// Of each row, the position that pair i goes by; null: first_position and those behind it.
+// The positions that pair i goes by, one for each row. Null stands for first_position and those
+// after it.
 const int64_t *positions_of(const mha_rope_config &config, int64_t i) {
   const int64_t *const section = config.mrope_section;
   if (!section) return nullptr;
@@ -95,56 +105,62 @@ const int64_t *positions_of(const mha_rope_config &config, int64_t i) {
          (config.mrope_interleaved ? in_turn : in_order) * config.num_positions;
 }
 
+// The series of cos x and of (sin x / x - 1) / x^2 in powers of x^2, the highest power first:
+// 1 / 14!, 1 / 12! and so on, and 1 / 13!, 1 / 11! and so on, with alternating signs.
+constexpr double cos_series[] = {-0x1.93974a8c07c9dp-37,
+                                 0x1.1eed8eff8d898p-29,
+                                 -0x1.27e4fb7789f5cp-22,
+                                 0x1.a01a01a01a01ap-16,
+                                 -0x1.6c16c16c16c17p-10,
+                                 0x1.5555555555555p-5,
+                                 -0x1.0p-1,
+                                 1.0};
+constexpr double sin_series[] = {0x1.6124613a86d09p-33, -0x1.ae64567f544e4p-26,
+                                 0x1.71de3a556c734p-19, -0x1.a01a01a01a01ap-13,
+                                 0x1.1111111111111p-7,  -0x1.5555555555555p-3};
+
 struct Values {
   float cos, sin;
 };
 
+// The angle is rounded to the nearest quarter of a turn, which decides between cos and sin and
+// their signs. What is left is at most pi / 4 and goes into the series.
 Values values_at(int64_t position, uint64_t step, double factor) {
   const uint64_t angle = static_cast<uint64_t>(position) * step;
   const uint64_t quarters = (angle + (uint64_t{1} << 61)) >> 62;
-  // At most pi / 4.
   const double x =
       static_cast<double>(static_cast<int64_t>(angle - (quarters << 62))) * (two_pi * 0x1p-64);
-
   const double z = x * x;
-  double c = -0x1.93974a8c07c9dp-37;
-  c = c * z + 0x1.1eed8eff8d898p-29;
-  c = c * z + -0x1.27e4fb7789f5cp-22;
-  c = c * z + 0x1.a01a01a01a01ap-16;
-  c = c * z + -0x1.6c16c16c16c17p-10;
-  c = c * z + 0x1.5555555555555p-5;
-  c = c * z + -0x1.0p-1;
-  c = c * z + 1.0;
-  double s = 0x1.6124613a86d09p-33;
-  s = s * z + -0x1.ae64567f544e4p-26;
-  s = s * z + 0x1.71de3a556c734p-19;
-  s = s * z + -0x1.a01a01a01a01ap-13;
-  s = s * z + 0x1.1111111111111p-7;
-  s = s * z + -0x1.5555555555555p-3;
+  double c = 0.0, s = 0.0;
+  for (const double term : cos_series) c = c * z + term;
+  for (const double term : sin_series) s = s * z + term;
   s = x + x * (z * s);
-
   const double cos = quarters == 0 ? c : quarters == 1 ? -s : quarters == 2 ? -c : s;
   const double sin = quarters == 0 ? s : quarters == 1 ? c : quarters == 2 ? -s : -c;
   return {static_cast<float>(cos * factor) + 0.0f, static_cast<float>(sin * factor) + 0.0f};
 }
 
+// Fills both tables, [num_positions, dims / 2]. Blocks of columns keep the angles and positions of
+// pairs on the stack, so that the library needs no memory for them.
 void fill(const mha_rope_config &config, float *cos, float *sin) {
   const Angles angles = angles_of(config);
   const double factor = config.attention_factor != 0 ? config.attention_factor
                         : config.yarn_factor != 0 ? 0.1 * (ln2 * log2_of(config.yarn_factor)) + 1.0
                                                   : 1.0;
   const int64_t columns = config.dims / 2;
-  constexpr int64_t block = 128;  // columns at once, row by row
+  constexpr int64_t block = 128;
   uint64_t steps[block];
   const int64_t *positions[block];
   for (int64_t first = 0; first < columns; first += block) {
     const int64_t count = columns - first < block ? columns - first : block;
-    for (int64_t i = 0; i < count; ++i)
-      steps[i] = step_of(angles, first + i), positions[i] = positions_of(config, first + i);
+    for (int64_t i = 0; i < count; ++i) {
+      steps[i] = step_of(angles, first + i);
+      positions[i] = positions_of(config, first + i);
+    }
     for (int64_t row = 0; row < config.num_positions; ++row) {
       for (int64_t i = 0; i < count; ++i) {
-        const Values values = values_at(
-            positions[i] ? positions[i][row] : config.first_position + row, steps[i], factor);
+        const int64_t position = positions[i] ? positions[i][row] : config.first_position + row;
+        const Values values = values_at(position, steps[i], factor);
         cos[row * columns + first + i] = values.cos;
         sin[row * columns + first + i] = values.sin;
       }
@@ -154,11 +170,12 @@ void fill(const mha_rope_config &config, float *cos, float *sin) {
 
 // ---- Biases by distance
 
-// slopes[i] = 2^(-8 k / n), k = 1 + i * step, for a power of two n: by sqrt and products of
-// binary64, which are the same everywhere. Every n / 8 steps the power is a whole one, and taken
-// anew.
+// Slopes of ALiBi: slopes[i] = 2^(-8 k / n) with k = 1 + i * step, for a power of two n. The root
+// 2^(-8 / n) is found by square roots, and its powers by products, both of which are correctly
+// rounded everywhere. Every n / 8 steps the power is a power of two; taking that exactly keeps
+// rounding errors from adding up.
 void fill_slopes(int64_t n, int64_t step, int64_t count, float *slopes) {
-  double root = 0.5, whole = 1.0, power = 1.0;  // root: 2^(-8 / n)
+  double root = 0.5, whole = 1.0, power = 1.0;
   for (int64_t i = n; i > 8; i /= 2) root = MHA_SQRT(root);
   for (int64_t i = n; i < 8; i *= 2) root = root * root;
   const int64_t steps = n > 8 ? n / 8 : 1;
@@ -169,14 +186,16 @@ void fill_slopes(int64_t n, int64_t step, int64_t count, float *slopes) {
   }
 }
 
-// T5's buckets for one direction: each distance below `exact` has one of its own, and the others
-// are shared out by the logarithm of the distance up to max_distance: distance * (max_distance /
-// exact)^(k / (count - exact)) begins bucket exact + k.
+// T5's buckets of distances in one direction. Each distance below `exact` has its own bucket. The
+// others have logarithmic ones: bucket exact + k begins at exact * (max_distance / exact)^(k /
+// (count
+// - exact)), and the last one has all distances from max_distance on.
 struct T5Buckets {
   int64_t count, exact, max_distance;
 
   // Calls function(distance, bucket) for the distances from 0 to `last`. Logarithms that differ by
-  // less than 2^-40 count as equal.
+  // less than 2^-40 count as equal, because a distance at which a bucket begins exactly must not
+  // end up in the bucket before it by a rounding error.
   template <class Function>
   void visit(int64_t last, const Function &function) const {
     const auto log2 = [](int64_t x) { return log2_of(static_cast<double>(x)); };
@@ -216,6 +235,8 @@ mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin
   return MHA_OK;
 }
 
+// For a number of heads that is not a power of two, the first ones get the slopes of the next
+// smaller power n, and the others every second slope of 2n heads, as in the paper.
 mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) {
   Report report(error);
   if (num_heads < 1 || num_heads > INT32_MAX)
@@ -228,6 +249,9 @@ mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) 
   return MHA_OK;
 }
 
+// Relative biases are [head][left + 1 + right], by the position of the key minus that of the query.
+// Keys after the query have the upper half of the buckets, or bucket 0 in a model that does not
+// look at them.
 mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int64_t max_distance,
                                 uint32_t is_bidirectional, int64_t num_heads, int64_t left,
                                 int64_t right, float *relative_bias, mha_error *error) {

@@ -44,14 +44,16 @@ mha_status check_unset(Report report, const char *needed, std::initializer_list<
   return MHA_OK;
 }
 
-// Each kind of scaling stretches the context that a model was trained with. `factor` is its field.
-mha_status check_original_positions(Report report, const mha_rope_config &config,
-                                    const char *factor) {
+// Three kinds of scaling stretch the context that a model was trained with by a factor, whose field
+// is `name`.
+mha_status check_stretch(Report report, const mha_rope_config &config, const char *name,
+                         double factor, const char *range = "1 to 2^31, or 0 for none") {
+  MHA_TRY(check_number(report, name, factor, 1.0, largest_factor, range));
   if (config.original_positions >= 1 && config.original_positions <= end_of_positions)
     return MHA_OK;
   return report.invalid(
       "original_positions is %lld; with %s, set it to the context length in training, 1 to 2^31",
-      lld(config.original_positions), factor);
+      lld(config.original_positions), name);
 }
 
 // YaRN stretches pairs that turn slowly and leaves fast ones alone. The betas are the numbers of
@@ -62,9 +64,8 @@ mha_status check_yarn(Report report, mha_rope_config &config) {
                        {{"yarn_beta_fast", config.yarn_beta_fast != 0},
                         {"yarn_beta_slow", config.yarn_beta_slow != 0},
                         {"yarn_unrounded", config.yarn_unrounded != 0}});
-  MHA_TRY(check_number(report, "yarn_factor", config.yarn_factor, 1.0, largest_factor,
-                       "1 to 2^31, or 0 for no YaRN"));
-  MHA_TRY(check_original_positions(report, config, "yarn_factor"));
+  MHA_TRY(check_stretch(report, config, "yarn_factor", config.yarn_factor,
+                        "1 to 2^31, or 0 for no YaRN"));
   if (!(config.base > 1.0))
     return report.invalid("base is %g; with yarn_factor, set it to more than 1", config.base);
   if (config.yarn_beta_fast == 0) config.yarn_beta_fast = 32.0;
@@ -90,9 +91,7 @@ mha_status check_llama3(Report report, mha_rope_config &config) {
         {{"llama3_low_freq_factor", low != 0}, {"llama3_high_freq_factor", high != 0}});
   if (low == 0) low = 1.0;
   if (high == 0) high = 4.0;
-  MHA_TRY(check_number(report, "llama3_factor", config.llama3_factor, 1.0, largest_factor,
-                       "1 to 2^31, or 0 for none"));
-  MHA_TRY(check_original_positions(report, config, "llama3_factor"));
+  MHA_TRY(check_stretch(report, config, "llama3_factor", config.llama3_factor));
   MHA_TRY(check_factor(report, "llama3_low_freq_factor", low));
   MHA_TRY(check_factor(report, "llama3_high_freq_factor", high));
   if (high > low) return MHA_OK;
@@ -105,9 +104,7 @@ mha_status check_llama3(Report report, mha_rope_config &config) {
 mha_status check_ntk(Report report, const mha_rope_config &config) {
   if (config.ntk_factor == 0)
     return check_unset(report, "ntk_factor", {{"ntk_positions", config.ntk_positions != 0}});
-  MHA_TRY(check_number(report, "ntk_factor", config.ntk_factor, 1.0, largest_factor,
-                       "1 to 2^31, or 0 for none"));
-  MHA_TRY(check_original_positions(report, config, "ntk_factor"));
+  MHA_TRY(check_stretch(report, config, "ntk_factor", config.ntk_factor));
   if (config.ntk_positions < 1 || config.ntk_positions > end_of_positions)
     return report.invalid(
         "ntk_positions is %lld; with ntk_factor, set it to the current context length, 1 to 2^31",
