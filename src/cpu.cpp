@@ -51,6 +51,7 @@ constexpr const Kernels *built_kernels[] = {
 constexpr uint32_t bit(uint32_t instruction_set) { return 1u << instruction_set; }
 
 #if defined(MHA_X86_64)
+// What the instruction cpuid returns for a leaf and a part of it.
 struct Registers {
   int eax, ebx, ecx, edx;
 };
@@ -171,6 +172,7 @@ uint32_t contract_of_thread() {
 
 }  // namespace mha
 
+// The sets that this build has kernels for and this machine can run.
 uint32_t mha_instruction_sets(void) {
   uint32_t sets = 0;
   for (const mha::Kernels *built : mha::built_kernels) {
@@ -179,6 +181,7 @@ uint32_t mha_instruction_sets(void) {
   return sets;
 }
 
+// Messages name instruction sets like this, too.
 const char *mha_instruction_set_name(uint32_t instruction_set) {
   static constexpr const char *names[] = {"auto",        "scalar",       "avx2",
                                           "avx512",      "neon",         "avx2_vnni",

@@ -58,6 +58,7 @@ int64_t scale_of(const KeyValues &source, const Place &place, int64_t head) {
   return place.block * source.scale_batch_stride + head * source.block_positions + place.position;
 }
 
+// One number of a cache as a float.
 float widened(const KeyValues &source, int64_t element, int64_t scale) {
   switch (source.storage) {
     case Storage::f32:
@@ -117,6 +118,8 @@ void copy_group(const mha_kv_cache *cache, const Place &from, const Place &to) {
 
 using namespace mha;
 
+// ---- The buffer
+
 mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, mha_error *error) {
   Report report(error);
   mha_kv_cache header;
@@ -124,6 +127,7 @@ mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, m
   return write_size(report.about(2), static_cast<size_t>(header.bytes), bytes);
 }
 
+// Nothing is written before all parameters are checked, here and in all functions below.
 mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes,
                              mha_kv_cache **cache, mha_error *error) {
   Report report(error);
@@ -202,12 +206,15 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
   return MHA_OK;
 }
 
+// All fields as the caller might have set them, with defaults resolved.
 mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config,
                               mha_error *error) {
   Report report(error);
   MHA_TRY(check_cache(report, cache));
   return write_struct(report.about(2), "mha_kv_cache_config", config_of(*cache), config);
 }
+
+// ---- Sequences
 
 mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length,
                                mha_error *error) {
@@ -218,6 +225,8 @@ mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int6
   return MHA_OK;
 }
 
+// The positions after the new length stay stored until others are written over them, and blocks
+// stay in the table. An empty sequence of a ring starts anew.
 mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length,
                                  mha_error *error) {
   Report report(error);
@@ -268,6 +277,7 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
           "sequence first",
           table[i], lld(sequence), lld(i));
   }
+  // Now nothing can fail. The table and the counts of users change together.
   for (int64_t i = 0; i < entries; ++i) {
     const int32_t block = i < count ? blocks[i] : no_block;
     if (table[i] == block) continue;
@@ -293,6 +303,7 @@ mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t b
   const int64_t length = state_of(cache, sequence).length, last = length / cache->block_positions,
                 filled = length % cache->block_positions;
   int32_t *const table = table_of(cache, sequence), *const users = users_of(cache);
+  // Only a last block that is partly filled would be appended to.
   if (filled == 0 || users[table[last]] <= 1) {
     *used = 0;
     return MHA_OK;
@@ -325,6 +336,7 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
   if (from == to)
     return report.about(3).invalid(
         "from and to are both sequence %lld; call mha_kv_cache_truncate instead", lld(from));
+  // The other sequence needs a block for each position, which no third one reads.
   const CacheState source = state_of(cache, from);
   const bool is_paged = cache->kind == MHA_CACHE_KIND_PAGED;
   const int32_t *const table_from = table_of(cache, from), *const table_to = table_of(cache, to);
@@ -337,12 +349,11 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
                                   lld(to), lld(i * cache->block_positions),
                                   lld(blocks_in_use(*cache, length)));
     if (table_to[i] != table_from[i] && users[table_to[i]] > 1)
-      return report.about(3).fail(
-          MHA_ERROR_CACHE_SHARED,
-          "block %d of sequence %lld, to which positions would be copied, is shared by %d "
-          "sequences; truncate"
-          " sequence %lld to 0 and give it free blocks with mha_kv_cache_set_blocks",
-          table_to[i], lld(to), users[table_to[i]], lld(to));
+      return report.about(3).fail(MHA_ERROR_CACHE_SHARED,
+                                  "block %d of sequence %lld, to which positions would be copied, "
+                                  "is shared by %d sequences; truncate sequence %lld to 0 and give "
+                                  "it free blocks with mha_kv_cache_set_blocks",
+                                  table_to[i], lld(to), users[table_to[i]], lld(to));
   }
   const KeyValues keys = cached_keys(cache);
   const int64_t first = oldest_position(cache, from, source.length);
@@ -350,10 +361,16 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
     const Place a = place_of(cache, keys, from, position), b = place_of(cache, keys, to, position);
     if (a.block != b.block) copy_group(cache, a, b);
   }
+  // A ring that is copied has lost the same positions as the original.
   state_of(cache, to) = {length, length == 0 ? 0 : source.written};
   return MHA_OK;
 }
 
+// ---- Keys and values
+
+// Appends without a call of the attention, for example keys that another library has computed. Both
+// arrays are [count, num_kv_heads, head_dim or head_dim_v]; values that are in the keys come with
+// them.
 mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k,
                                const float *v, mha_error *error) {
   Report report(error);
@@ -369,26 +386,20 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
   stored.past = state_of(cache, sequence).length;
   stored.kv_rows = count;
   stored.in_cache = sequence;
-  const struct {
-    const float *rows;
-    KeyValues to;
-    int64_t width;
-    bool are_keys;
-  } both[] = {{k, cached_keys(cache), cache->head_dim, true},
-              {v, cached_values(cache), cache->head_dim_v, false}};
-  for (const auto &one : both) {
-    if (!one.rows) continue;
-    const StridedRows rows = {one.rows, 0, cache->num_kv_heads * one.width, one.width};
-    const KvStore store = {rows,      {},
-                           nullptr,   &stored,
-                           one.to,    cache->num_kv_heads,
-                           one.width, one.are_keys && one.to.is_packed};
-    kernels->store(store, 0, 0, count, nullptr);
-  }
+  const auto store = [&](const float *rows, const KeyValues &to, int64_t width, bool are_keys) {
+    const StridedRows from = {rows, 0, cache->num_kv_heads * width, width};
+    const KvStore job = {
+        from, {}, nullptr, &stored, to, cache->num_kv_heads, width, are_keys && to.is_packed};
+    kernels->store(job, 0, 0, count, nullptr);
+  };
+  if (k) store(k, cached_keys(cache), cache->head_dim, true);
+  if (v) store(v, cached_values(cache), cache->head_dim_v, false);
   grow(cache, sequence, count);
   return MHA_OK;
 }
 
+// The inverse of append, for tests, for moving a cache to another configuration, and for looking
+// into it. Either array may be null.
 mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first,
                              int64_t count, float *k, float *v, mha_error *error) {
   Report report(error);

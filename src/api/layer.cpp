@@ -147,6 +147,8 @@ mha_status create(Report report, const PackJob &job, mha_layer **layer) {
 
 using namespace mha;
 
+// ---- Packing
+
 mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights,
                                const mha_layer_options *options, size_t *bytes, mha_error *error) {
   Report report(error);
@@ -180,8 +182,13 @@ mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_op
   return pack(report, job, "mha_linear_pack_size", buffer, buffer_bytes);
 }
 
+// ---- Layers
+
+// The object is aligned to 64 bytes within memory that may begin anywhere.
 size_t mha_layer_view_size(void) { return layer_bytes + 63; }
 
+// The buffer is checked first, then the options, and then the memory for the object. Nothing is
+// allocated, and the weights stay where they are: a layer of a mapped file takes no time to load.
 mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_layer_options *options,
                           void *storage, size_t storage_bytes, const mha_layer **layer,
                           mha_error *error) {
@@ -212,6 +219,7 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   return MHA_OK;
 }
 
+// Reads the whole buffer, unlike view, to find damage in the weights themselves.
 mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error) {
   Report report(error);
   PackedForm form;

@@ -105,19 +105,12 @@ const int64_t *positions_of(const mha_rope_config &config, int64_t i) {
          (config.mrope_interleaved ? in_turn : in_order) * config.num_positions;
 }
 
-// The series of cos x and of (sin x / x - 1) / x^2 in powers of x^2, the highest power first:
-// 1 / 14!, 1 / 12! and so on, and 1 / 13!, 1 / 11! and so on, with alternating signs.
-constexpr double cos_series[] = {-0x1.93974a8c07c9dp-37,
-                                 0x1.1eed8eff8d898p-29,
-                                 -0x1.27e4fb7789f5cp-22,
-                                 0x1.a01a01a01a01ap-16,
-                                 -0x1.6c16c16c16c17p-10,
-                                 0x1.5555555555555p-5,
-                                 -0x1.0p-1,
-                                 1.0};
-constexpr double sin_series[] = {0x1.6124613a86d09p-33, -0x1.ae64567f544e4p-26,
-                                 0x1.71de3a556c734p-19, -0x1.a01a01a01a01ap-13,
-                                 0x1.1111111111111p-7,  -0x1.5555555555555p-3};
+// The series of cos x and of (sin x / x - 1) / x^2 in powers of x^2, the highest power first. The
+// denominators are factorials from 14! down to 2!, and from 13! down to 3!.
+constexpr double cos_series[] = {-1.0 / 87178291200, 1.0 / 479001600, -1.0 / 3628800, 1.0 / 40320,
+                                 -1.0 / 720,         1.0 / 24,        -1.0 / 2,       1.0};
+constexpr double sin_series[] = {1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880,
+                                 -1.0 / 5040,      1.0 / 120,       -1.0 / 6};
 
 struct Values {
   float cos, sin;

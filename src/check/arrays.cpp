@@ -92,8 +92,7 @@ mha_status fill_strides(Report report, Array *array, bool may_broadcast) {
     if (is_too_small && is_given)
       return report.invalid(
           "%s%s.%s is %lld, less than the %lld elements that the strides of 0 (contiguous) inside "
-          "it span; set it to at least that, or set"
-          " those, too%s",
+          "it span; set it to at least that, or set those, too%s",
           array->name, array->strides_name, dimension_names[i], lld(stride), lld(of_zeros.value()),
           may_broadcast ? " (MHA_BROADCAST: one copy serves all)" : "");
     if (is_too_small)

@@ -1,3 +1,5 @@
+// The checks of a cache: those of its configuration, from which the header is made, those of a
+// buffer that comes from outside, and those of single calls.
 #include "cache.h"
 
 #include <string.h>
@@ -59,8 +61,8 @@ mha_status check_types(Report report, const mha_kv_cache_config &config) {
         config.v_type, k_type, k_type);
   if (config.head_dim_v > config.head_dim)
     return report.shape(
-        "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v "
-        "to at most head_dim, %lld",
+        "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v to at most "
+        "head_dim, %lld",
         lld(config.head_dim_v), lld(config.head_dim));
   return MHA_OK;
 }
@@ -109,8 +111,10 @@ uint64_t number_of_block(int64_t block) {
 
 }  // namespace
 
-// ---- The cache
+// ---- The configuration and the buffer
 
+// The header follows from the configuration alone, byte for byte. mha_kv_cache_view relies on that:
+// it makes the header again and compares.
 mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_cache *header) {
   mha_kv_cache_config config;
   MHA_TRY(read_struct(report, "mha_kv_cache_config", given, &config));
@@ -143,6 +147,7 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   return MHA_OK;
 }
 
+// Keys and values are aligned to cache lines if the buffer is.
 mha_status check_buffer(Report report, const void *buffer) {
   if (!buffer) return report.null("buffer is NULL; pass memory of mha_kv_cache_size bytes");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
@@ -185,6 +190,10 @@ mha_status check_contents(Report report, const mha_kv_cache *cache) {
   return MHA_OK;
 }
 
+// ---- Calls
+
+// A pointer that is not aligned to 64 bytes cannot be a cache. The first bytes tell a cache from
+// other memory.
 mha_status check_cache(Report report, const mha_kv_cache *cache, const char *name) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(cache) % 64 == 0;
   if (cache && is_aligned && memcmp(cache->magic, cache_magic, sizeof cache_magic) == 0)
@@ -211,6 +220,7 @@ mha_status check_paged(Report report, const mha_kv_cache *cache) {
   return report.invalid("cache has no blocks; pass one of the kind MHA_CACHE_KIND_PAGED");
 }
 
+// 0 is a length, too: it empties a sequence or copies nothing.
 mha_status check_length(Report report, const mha_kv_cache *cache, int64_t sequence,
                         int64_t length) {
   const int64_t most = state_of(cache, sequence).length;
@@ -219,8 +229,7 @@ mha_status check_length(Report report, const mha_kv_cache *cache, int64_t sequen
                         lld(length), lld(most), lld(sequence));
 }
 
-// ---- New positions
-
+// With no rows, v may be null in any case.
 mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, const void *v,
                         const char *name) {
   const bool are_in_keys = cache && !has_own_values(*cache);
@@ -256,14 +265,13 @@ mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequen
     if (first < length)
       return report.fail(MHA_ERROR_CACHE_SHARED,
                          "block %d, to which sequence %lld would append, is in the tables of %d "
-                         "sequences; call mha_kv_cache_unshare(cache, %lld,"
-                         " <free block>) first",
+                         "sequences; call mha_kv_cache_unshare(cache, %lld, <free block>) first",
                          table[i], lld(sequence), users[table[i]], lld(sequence));
-    return report.fail(MHA_ERROR_CACHE_SHARED,
-                       "block %d, to which sequence %lld would append from position %lld on, is in "
-                       "the tables of %d sequences; put a free"
-                       " block in its place with mha_kv_cache_set_blocks",
-                       table[i], lld(sequence), lld(first), users[table[i]]);
+    return report.fail(
+        MHA_ERROR_CACHE_SHARED,
+        "block %d, to which sequence %lld would append from position %lld on, is in the tables of "
+        "%d sequences; put a free block in its place with mha_kv_cache_set_blocks",
+        table[i], lld(sequence), lld(first), users[table[i]]);
   }
   return MHA_OK;
 }

@@ -12,12 +12,15 @@
 namespace mha {
 namespace {
 
+// The kernels have enums of their own, because they do not include mha.h. Here the numbers of both
+// are compared, and storage.h converts between them.
 static_assert(type_of(Storage::f32) == MHA_TYPE_F32 && type_of(Storage::f16) == MHA_TYPE_F16 &&
                   type_of(Storage::bf16) == MHA_TYPE_BF16 &&
                   type_of(Storage::int8) == MHA_TYPE_INT8 &&
                   type_of(Storage::int4) == MHA_TYPE_INT4,
               "the kernels' names for the types of mha.h");
 
+// A field and its value, for checks that are the same for several fields.
 struct NamedValue {
   const char *name;
   int64_t value;
@@ -39,13 +42,13 @@ mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) 
       weight_type != MHA_TYPE_INT4) {
     return report.invalid(
         "arithmetic is %u, which needs integer weights, but weight_type is %u; set weight_type to "
-        "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5),"
-        " or arithmetic to MHA_ARITHMETIC_F32 (0)",
+        "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or arithmetic to MHA_ARITHMETIC_F32 (0)",
         arithmetic, weight_type);
   }
   return MHA_OK;
 }
 
+// Whether the caller's matrices are [inputs, outputs] or [outputs, inputs] (as in PyTorch).
 mha_status check_layout(Report report, uint32_t layout) {
   if (layout <= MHA_LAYOUT_OUT_IN) return MHA_OK;
   return report.invalid("layout is %u; set MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)", layout);
@@ -77,6 +80,7 @@ mha_status check_config(Report report, const mha_layer_config &config) {
                               INT32_MAX);
   }
   MHA_TRY(check_kept(report, config.weight_type, config.arithmetic));
+  // The difference is NaN for numbers that are not finite. 0 is the default.
   if (config.scale - config.scale != 0.0f)
     return report.invalid("scale is %g; set it to a finite number, or to 0 for 1 / sqrt(head_dim)",
                           static_cast<double>(config.scale));
@@ -109,19 +113,22 @@ mha_status resolve_heads(Report report, const mha_layer_config &config, LayerSha
   shape->num_kv_heads = config.num_kv_heads ? config.num_kv_heads : config.num_heads;
   if (shape->num_heads % shape->num_kv_heads != 0)
     return report.shape(
-        "num_kv_heads is %lld, which does not divide num_heads, %lld; set it to "
-        "num_heads or to a divisor of num_heads",
+        "num_kv_heads is %lld, which does not divide num_heads, %lld; set it to num_heads or to a "
+        "divisor of num_heads",
         lld(shape->num_kv_heads), lld(shape->num_heads));
+  // The heads share the width of the query unless their own width is set.
   shape->head_dim = config.head_dim;
   if (shape->head_dim == 0) {
     if (config.query_dim % config.num_heads != 0)
       return report.shape(
-          "num_heads is %lld, which does not divide query_dim, %lld; set num_heads "
-          "to a divisor of it, or set head_dim",
+          "num_heads is %lld, which does not divide query_dim, %lld; set num_heads to a divisor of "
+          "it, or set head_dim",
           lld(config.num_heads), lld(config.query_dim));
     shape->head_dim = config.query_dim / config.num_heads;
   }
   shape->head_dim_v = config.head_dim_v ? config.head_dim_v : shape->head_dim;
+  // All heads side by side have the bound of every dimension. The products are exact, because both
+  // factors are below 2^31.
   const NamedValue products[] = {{"head_dim", shape->num_heads * shape->head_dim},
                                  {"head_dim_v", shape->num_heads * shape->head_dim_v}};
   for (const NamedValue &product : products) {
@@ -146,8 +153,8 @@ mha_status check_combination(Report report, const mha_layer_weights &weights,
   const bool has_any_matrix = has_q || has_k || has_v, has_q_alone = has_q && !has_k && !has_v;
   if (!has_any_matrix && !has_qkv)
     return report.null(
-        "w_q.data, w_k.data, w_v.data and w_qkv.data are NULL; set the first three, "
-        "or w_qkv.data, or w_q.data alone");
+        "w_q.data, w_k.data, w_v.data and w_qkv.data are NULL; set the first three, or w_qkv.data, "
+        "or w_q.data alone");
   if (has_any_matrix && has_qkv)
     return report.invalid(
         "w_qkv.data is given together with %s.data; set either w_q.data, w_k.data and w_v.data, or "
@@ -156,11 +163,14 @@ mha_status check_combination(Report report, const mha_layer_weights &weights,
   if (has_any_matrix && !(has_q && has_k && has_v) && !has_q_alone)
     return report.null("%s.data is NULL; set w_q.data, w_k.data and w_v.data, or w_q.data alone",
                        first_of(!has_q, !has_k));
+  // One matrix has one input.
   if (has_qkv && !shape.has_one_input_width())
     return report.shape(
-        "w_qkv.data is given, but query_dim %lld, key_dim %lld and value_dim %lld "
-        "differ; give w_q, w_k and w_v instead",
+        "w_qkv.data is given, but query_dim %lld, key_dim %lld and value_dim %lld differ; give "
+        "w_q, w_k and w_v instead",
         lld(shape.query_dim), lld(shape.key_dim), lld(shape.value_dim));
+  // Biases may be separate even if the matrices are one, and the other way round, but not both. A
+  // matrix may lack a bias, but not a bias its matrix.
   if (weights.w_qkv.bias && (weights.w_q.bias || weights.w_k.bias || weights.w_v.bias))
     return report.invalid(
         "w_qkv.bias is given together with %s.bias; set either w_qkv.bias, or the biases of w_q, "
@@ -176,6 +186,7 @@ mha_status check_combination(Report report, const mha_layer_weights &weights,
   if (weights.w_o.bias && !weights.w_o.data)
     return report.invalid(
         "w_o.bias is given, but w_o.data is NULL; set the matrix, or leave the bias NULL");
+  // The gate's matrix is optional even if there is a gate: it may be a part of W_Q.
   if (weights.w_g.data && shape.gate == MHA_GATE_NONE)
     return report.invalid(
         "w_g.data is given, but mha_layer_config.gate is MHA_GATE_NONE (0); set gate, or leave "
@@ -183,8 +194,7 @@ mha_status check_combination(Report report, const mha_layer_weights &weights,
   if (weights.w_g.bias && !weights.w_g.data)
     return report.invalid(
         "w_g.bias is given, but w_g.data is NULL; leave the bias NULL: without w_g, the gate's "
-        "biases follow each head's in w_q.bias or"
-        " w_qkv.bias");
+        "biases follow each head's in w_q.bias or w_qkv.bias");
   return MHA_OK;
 }
 
@@ -219,6 +229,7 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
   return MHA_OK;
 }
 
+// Codes need scales, and other types must not have any, for they would be ignored.
 mha_status check_scales(Report report, uint32_t type, const GivenMatrix &given) {
   const bool has_data = given.matrix.data != nullptr;
   if (is_coded(type) && has_data && !given.matrix.scales)
@@ -245,6 +256,7 @@ mha_status check_stride(Report report, uint32_t type, uint32_t layout, const Giv
     return report.invalid(
         "%s.row_stride is %lld; set it to at least the width of a row, or to 0 for contiguous rows",
         given.name, lld(stride));
+  // A stride of a matrix that is not given hints at a mistake.
   if (!given.matrix.data) {
     if (stride == 0) return MHA_OK;
     return report.invalid(
@@ -261,6 +273,7 @@ mha_status check_stride(Report report, uint32_t type, uint32_t layout, const Giv
         "%s.row_stride is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set it to an even "
         "number, or to 0 for contiguous rows",
         given.name, lld(stride));
+  // Elements are counted as floats here, whatever their type is.
   if ((Count(stride) * Count(rows) * Count(sizeof(float))).overflows())
     return report.too_large(
         "%s.row_stride is %lld, with which %lld rows exceed the address space; set it to less",
@@ -310,6 +323,7 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
   const LayerShape &shape = job->form.shape;
   const Storage storage = storage_of_type(weight_type);
   MHA_TRY(read_options(report.about(job->arguments.options), options, &job->options));
+  // A BLAS multiplies plain matrices of floats.
   const bool has_sgemm = job->options.sgemm != nullptr;
   if (has_sgemm && storage != Storage::f32)
     return report.invalid(
@@ -324,15 +338,15 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
         "the packed layer would exceed the address space; set smaller dimensions");
   if (has_sgemm && !shape.fits_sgemm())
     return report.too_large(
-        "w_q, w_k, w_v and w_g have %lld columns together, but options.sgemm takes "
-        "at most %d columns; set fewer heads, or"
-        " options.sgemm to NULL",
+        "w_q, w_k, w_v and w_g have %lld columns together, but options.sgemm takes at most %d "
+        "columns; set fewer heads, or options.sgemm to NULL",
         lld(shape.input_columns()), INT32_MAX);
   return MHA_OK;
 }
 
 }  // namespace
 
+// Numbers that name no arithmetic become f32, which check_kept finds out by converting them back.
 Arithmetic arithmetic_of(uint32_t number) {
   return number == MHA_ARITHMETIC_INT8    ? Arithmetic::int8
          : number == MHA_ARITHMETIC_INT16 ? Arithmetic::int16
@@ -344,6 +358,8 @@ uint32_t number_of(Arithmetic arithmetic) {
   return numbers[static_cast<int>(arithmetic)];
 }
 
+// Fields are checked in the order in which they depend on each other: the heads, the gate, the
+// widths, and then the matrices, whose sizes follow from all of these.
 mha_status prepare(Report report, const mha_layer_config *config, const mha_layer_weights *weights,
                    const mha_layer_options *options, PackJob *job) {
   *job = {};
@@ -378,12 +394,14 @@ mha_status prepare(Report report, const mha_layer_config *config, const mha_laye
   return finish_job(report, given.weight_type, options, job);
 }
 
+// A linear layer is a layer that has a W_O alone. Its messages use the names of its own struct.
 mha_status prepare_linear(Report report, const mha_linear_weights *weights,
                           const mha_layer_options *options, PackJob *job) {
   *job = {};
   job->arguments = linear_arguments;
   mha_linear_weights given;
   MHA_TRY(read_struct(report, "mha_linear_weights", weights, &given));
+  // Both dimensions have to be set; there is no default.
   const struct {
     const char *name, *what;
     int64_t value;
@@ -412,6 +430,7 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
   return finish_job(report, given.weight_type, options, job);
 }
 
+// Called if the number at the beginning of the memory is not that of a layer at this address.
 mha_status fail_no_layer(Report report, const mha_layer *layer) {
   if (!layer)
     return report.null("layer is NULL; pass a layer from mha_layer_create or mha_layer_view");
@@ -420,6 +439,7 @@ mha_status fail_no_layer(Report report, const mha_layer *layer) {
       "mha_layer_create or mha_layer_view");
 }
 
+// NULL stands for options that are all 0.
 mha_status read_options(Report report, const mha_layer_options *options, mha_layer_options *read) {
   *read = {};
   if (!options) return MHA_OK;

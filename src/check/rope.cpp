@@ -24,11 +24,13 @@ mha_status check_number(Report report, const char *name, double value, double sm
   return report.invalid("%s is %g; set it to a number from %s", name, value, range);
 }
 
+// Most factors have these bounds and a default.
 mha_status check_factor(Report report, const char *name, double value) {
   return check_number(report, name, value, 0x1p-31, largest_factor,
                       "2^-31 to 2^31, or 0 for the default");
 }
 
+// A field of the configuration, and whether the caller set it.
 struct Field {
   const char *name;
   bool is_set;
@@ -109,6 +111,7 @@ mha_status check_ntk(Report report, const mha_rope_config &config) {
     return report.invalid(
         "ntk_positions is %lld; with ntk_factor, set it to the current context length, 1 to 2^31",
         lld(config.ntk_positions));
+  // The exponent dims / (dims - 2) would be infinite.
   if (config.dims == 2)
     return report.invalid("dims is 2; with ntk_factor, set it to an even number, 4 or more");
   return MHA_OK;
@@ -135,6 +138,7 @@ mha_status check_scaling(Report report, mha_rope_config &config) {
   MHA_TRY(check_ntk(report, config));
   if (config.attention_factor != 0)
     MHA_TRY(check_factor(report, "attention_factor", config.attention_factor));
+  // Models give these factors as a table, one for each pair, so each is checked by itself.
   for (int64_t i = 0; config.pair_factors && i < config.dims / 2; ++i) {
     const double factor = config.pair_factors[i];
     if (factor >= 0.5 && factor <= largest_factor) continue;
@@ -162,6 +166,8 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
         lld(config.first_position));
   if (config.mrope_interleaved > 1)
     return report.invalid("mrope_interleaved is %u; set it to 0 or 1", config.mrope_interleaved);
+  // The sections have to add up to all pairs. In turns, the second and the third take at most every
+  // third pair.
   bool is_sound = true;
   int64_t rest = pairs;
   for (int k = 0; k < 3 && is_sound; ++k) {
@@ -201,8 +207,8 @@ mha_status check_rope_config(Report report, mha_rope_config &config) {
   if (config.first_position > end_of_positions ||
       config.num_positions > end_of_positions - config.first_position) {
     return report.too_large(
-        "first_position is %lld and num_positions is %lld; set them so that their "
-        "sum is at most 2^31",
+        "first_position is %lld and num_positions is %lld; set them so that their sum is at most "
+        "2^31",
         lld(config.first_position), lld(config.num_positions));
   }
   if (config.base == 0) config.base = 10000.0;

@@ -16,6 +16,7 @@ static_assert(sizeof(mha_kv_cache) == 256 && offsetof(mha_kv_cache, checksum) ==
 // Rows of values end at a multiple of 16 numbers, so that kernels read whole vectors.
 int64_t padded(int64_t width) { return blocks_of(width, tile_keys) * tile_keys; }
 
+// The numbers of a key. Transposed groups of keys need no padding.
 int64_t key_width(const mha_kv_cache &cache) {
   return has_own_values(cache) ? cache.head_dim : padded(cache.head_dim);
 }
@@ -71,6 +72,7 @@ CacheLayout layout_of(const mha_kv_cache &cache) {
   return layout;
 }
 
+// All tables are side by side, so that kernels find that of any sequence from the first.
 int32_t *table_of(const mha_kv_cache *cache, int64_t sequence) {
   return at<int32_t>(cache, layout_of(*cache).tables) + sequence * table_entries(*cache);
 }
@@ -95,6 +97,7 @@ uint64_t checksum_of(mha_kv_cache header) {
   return sum;
 }
 
+// Truncating does not bring back what a ring has overwritten, so the greatest length counts.
 int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t length) {
   const int64_t written = state_of(cache, sequence).written,
                 most = written > length ? written : length;

@@ -108,7 +108,7 @@ struct HeadMap {
 // One of the caller's matrices, seen as the packed matrix that it becomes. Element (k, column) is
 // k * k_stride elements after start(column), whatever the caller's layout is.
 struct Source {
-  const char *name;  // for messages
+  const char *name;  // the caller's field, for messages
   const void *matrix;
   const float *bias;       // null: none
   const float *scales;     // of the matrix's first column; null unless the weights are codes
@@ -145,6 +145,7 @@ struct Source {
 // W_Q or W_QKV.
 Source source_of(const PackedForm &form, const mha_layer_weights &weights, int name) {
   const LayerShape &shape = form.shape;
+  // Without a gate, its width is 0, and it does not matter where it would be.
   const bool is_gate_in_q = !weights.w_g.data;
   const int64_t q_head = shape.head_dim + (is_gate_in_q ? shape.gate_dim : 0),
                 before_k = shape.num_heads * q_head, before_v = before_k + shape.k_columns();
@@ -171,6 +172,8 @@ Source source_of(const PackedForm &form, const mha_layer_weights &weights, int n
   const bool is_in_qkv = may_be_in_qkv && weights.w_qkv.data;
   const mha_matrix &matrix = is_in_qkv ? weights.w_qkv : origin.matrix;
 
+  // Rows of the caller's matrix are contiguous unless a stride is set, and either a row or a column
+  // of the packed matrix, as the layout says.
   Source source = {};
   source.name = is_in_qkv ? "w_qkv" : origin.name;
   source.matrix = matrix.data;
@@ -193,6 +196,8 @@ Source source_of(const PackedForm &form, const mha_layer_weights &weights, int n
   return source;
 }
 
+// Biases follow the columns of the caller's matrix, so that gates in W_Q have theirs in the bias of
+// W_Q. The kernels read a whole panel of them.
 void pack_bias(const Source &source, const PackedMatrix &matrix, unsigned char *buffer) {
   float *const bias = reinterpret_cast<float *>(buffer + matrix.bias_offset);
   memset(bias, 0, static_cast<size_t>(panels_of(matrix.columns) * panel_columns) * sizeof(float));
@@ -248,8 +253,8 @@ struct FloatBlock {
   alignas(64) float rows[block_terms][panel_columns];  // zero after the last column
 };
 
-// The loops follow the caller's memory: down the columns where they are contiguous, else along the
-// rows.
+// Reads numbers of one type. The loops follow the caller's memory: down the columns where they are
+// contiguous, else along the rows.
 template <class Element, class Widen>
 void read_block(const Source &source, int64_t k, int64_t column, Widen widen, FloatBlock *block) {
   const Element *starts[panel_columns];
@@ -313,7 +318,8 @@ struct Panel {
   }
 };
 
-// Numbers of 16 bits that become floats, in a panel or in a plain matrix.
+// Numbers of 16 bits that become floats, in a panel or in a plain matrix. Both are rows of floats;
+// a plain matrix has others beside it.
 void pack_widened(const Panel &panel, FloatBlock *block) {
   const PackedMatrix &matrix = panel.matrix;
   const bool is_plain = panel.kind == PackedKind::plain_f32;
@@ -329,13 +335,15 @@ void pack_widened(const Panel &panel, FloatBlock *block) {
   }
 }
 
-template <uint16_t narrow(float)>
-void pack_16_bits(const Panel &panel, FloatBlock *block) {
-  uint16_t *to = panel.weights<uint16_t>();
+// Numbers that become elements of a panel one by one: narrow(x, c) is that of a number x in column
+// c of the panel.
+template <class Element, class Narrow>
+void pack_elements(const Panel &panel, FloatBlock *block, Narrow narrow) {
+  Element *to = panel.weights<Element>();
   for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
     read_block(panel.source, k, panel.first, block);
     for (int64_t i = 0; i < block->terms; ++i, to += panel_columns) {
-      for (int64_t c = 0; c < panel_columns; ++c) to[c] = narrow(block->rows[i][c]);
+      for (int64_t c = 0; c < panel_columns; ++c) to[c] = narrow(block->rows[i][c], c);
     }
   }
 }
@@ -357,14 +365,8 @@ void pack_int8(const Panel &panel, FloatBlock *block) {
     scales[c] = found.scale;
     factor[c] = found.factor;
   }
-  int8_t *to = panel.weights<int8_t>();
-  for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
-    read_block(panel.source, k, panel.first, block);
-    for (int64_t i = 0; i < block->terms; ++i, to += panel_columns) {
-      for (int64_t c = 0; c < panel_columns; ++c)
-        to[c] = static_cast<int8_t>(code_of(block->rows[i][c], factor[c]));
-    }
-  }
+  pack_elements<int8_t>(
+      panel, block, [&](float x, int64_t c) { return static_cast<int8_t>(code_of(x, factor[c])); });
 }
 
 // A group of 32 terms of a column has a scale, which its number of the largest magnitude decides.
@@ -451,6 +453,7 @@ void put_fours_together(const Panel &panel) {
   }
 }
 
+// Packs a matrix panel by panel, whatever is read and whatever is stored.
 void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind kind,
                     unsigned char *buffer) {
   FloatBlock block;
@@ -464,9 +467,9 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind
     else if (storage == Storage::int4)
       pack_int4(panel, &block);
     else if (storage == Storage::f16)
-      pack_16_bits<f16_of>(panel, &block);
+      pack_elements<uint16_t>(panel, &block, [](float x, int64_t) { return f16_of(x); });
     else if (storage == Storage::bf16)
-      pack_16_bits<bf16_of>(panel, &block);
+      pack_elements<uint16_t>(panel, &block, [](float x, int64_t) { return bf16_of(x); });
     else
       pack_widened(panel, &block);
     if (has_fours(kind)) put_fours_together(panel);
@@ -505,6 +508,8 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
 
 // ---- The functions of layer.h
 
+// Codes have scales, and bf16 has the range of float, so that only f16 is too small for some
+// weights. Numbers that are infinite or NaN are accepted, for they are stored as they are.
 mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights) {
   if (form.kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   FloatBlock block;
@@ -522,12 +527,11 @@ mha_status check_range(Report report, const PackedForm &form, const mha_layer_we
           while (!exceeds_f16(block.rows[i][c])) ++c;
           const bool is_in_out = weights.layout == MHA_LAYOUT_IN_OUT;
           const int64_t out = source.column_of(column + c), in = k + i;
-          return report.fail(
-              MHA_ERROR_OUT_OF_RANGE,
-              "%s[%lld][%lld] is %g, but the largest f16 is 65504; scale the weights down, "
-              "or set weight_type to MHA_TYPE_BF16 (3)",
-              source.name, lld(is_in_out ? in : out), lld(is_in_out ? out : in),
-              static_cast<double>(block.rows[i][c]));
+          return report.fail(MHA_ERROR_OUT_OF_RANGE,
+                             "%s[%lld][%lld] is %g, but the largest f16 is 65504; scale the "
+                             "weights down, or set weight_type to MHA_TYPE_BF16 (3)",
+                             source.name, lld(is_in_out ? in : out), lld(is_in_out ? out : in),
+                             static_cast<double>(block.rows[i][c]));
         }
       }
     }
@@ -535,6 +539,7 @@ mha_status check_range(Report report, const PackedForm &form, const mha_layer_we
   return MHA_OK;
 }
 
+// Puts the parts of the buffer one after the other, in the order of the comment at the top.
 PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   const bool has_keys = !shape.only_asks();
   PackedLayout layout = {};
@@ -614,6 +619,7 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
   finish_copying();
   if (!stays_float) sum = panels_checksum(form, bytes);
 
+  // The header comes last, because it has the checksum of everything else.
   PackedHeader header = {};
   memcpy(header.magic, packed_magic, sizeof header.magic);
   header.byte_order = packed_byte_order;
@@ -627,6 +633,10 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
   memcpy(bytes, &header, sizeof header);
 }
 
+// The buffer may come from a file that is damaged, of another version, or made up. The checks go
+// from what identifies the format to the checksum of the header and then to what it says, so that
+// the message names the most likely cause. The weights are not read; packed_checksum_holds does
+// that.
 mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, PackedForm *form) {
   if (!buffer) return report.null("buffer is NULL; pass the buffer that mha_layer_pack filled");
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)

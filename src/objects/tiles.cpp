@@ -15,6 +15,7 @@
 namespace mha {
 namespace {
 
+// Four floats, and the same 16 bytes as two integers.
 using Quad = MHA_VECTOR(float);
 using Pair = MHA_VECTOR(uint64_t);
 
