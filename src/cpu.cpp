@@ -47,7 +47,8 @@ constexpr const Kernels *built_kernels[] = {
     &kernels_scalar,
 };
 
-// Sets of instruction sets have a bit for each number, as mha_instruction_sets returns them.
+// Sets of instruction sets are masks that have a bit for each number, as mha_instruction_sets
+// returns them.
 constexpr uint32_t bit(uint32_t instruction_set) { return 1u << instruction_set; }
 
 #if defined(MHA_X86_64)
@@ -64,6 +65,7 @@ Registers cpuid(int leaf, int part) {
 #endif
   return {r[0], r[1], r[2], r[3]};
 }
+// Whether all of the bits are set.
 bool has_bits(uint64_t x, uint64_t bits) { return (x & bits) == bits; }
 #elif defined(__aarch64__) && defined(__APPLE__)
 bool has_feature(const char *name) {
@@ -75,13 +77,15 @@ bool has_feature(const char *name) {
 
 // The sets whose instructions the processor has and whose registers the system saves.
 //
-// On x86, detection stops where a level is missing. XCR0, which _xgetbv reads, has bits
-// for the registers that the system saves: 0x6 for those of AVX, and 0xe6 with the masks and the
+// On x86, detection stops where a level is missing. XCR0, which _xgetbv reads, has bits for the
+// registers that the system saves: 0x6 for those of AVX, and 0xe6 with the masks and the
 // upper registers of AVX-512. AArch64 always has NEON, and its systems tell of the extensions. On a
 // system that is not named here, the extensions count as missing.
 MHA_READS_XCR uint32_t ask_machine() {
   uint32_t sets = bit(MHA_INSTRUCTION_SET_SCALAR);
 #if defined(MHA_X86_64)
+  // Bits of ecx of leaf 1, of ebx and ecx of leaf 7, and of eax of leaf 7 part 1. OSXSAVE allows
+  // reading XCR0.
   constexpr int fma_osxsave_f16c = 1 << 12 | 1 << 27 | 1 << 29, avx2 = 1 << 5, vnni = 1 << 11,
                 avx_vnni = 1 << 4;
   constexpr unsigned avx512_f_dq_cd_bw_vl = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
@@ -95,7 +99,8 @@ MHA_READS_XCR uint32_t ask_machine() {
 #endif
   if (leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni))
     sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
-#if defined(__APPLE__)  // macOS 10.15.6 to 12.1 change the mask registers of AVX-512 at a signal
+#if defined(__APPLE__)
+  // macOS 10.15.6 to 12.1 change the mask registers of AVX-512 at a signal.
   return sets;
 #endif
   if (!has_bits(saved, 0xe6) || !has_bits(leaf7.ebx, avx512_f_dq_cd_bw_vl)) return sets;
@@ -191,6 +196,7 @@ const char *mha_instruction_set_name(uint32_t instruction_set) {
   return instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM ? names[instruction_set] : "unknown";
 }
 
+// One number that can be compared, as 10203 for version 1.2.3.
 uint32_t mha_version(void) {
   return 10000u * MHA_VERSION_MAJOR + 100u * MHA_VERSION_MINOR + MHA_VERSION_PATCH;
 }

@@ -1,10 +1,14 @@
 // The functions of the KV cache.
 //
 // size, init, view and shape are about its buffer. length, truncate, set_blocks, unshare and
-// copy_prefix are about its sequences: set_blocks gives one its blocks of the pool, and the last
-// two serve programs whose sequences have a common beginning. append and read move keys and values
-// between a cache and plain arrays. Calls of the attention do not come here: they append through
-// the kernels (run/attend.cpp).
+// copy_prefix are about its sequences. append and read move keys and values between a cache and
+// plain arrays. Calls of the attention do not come here: they append through the kernels
+// (run/attend.cpp).
+//
+// To share a beginning, a program gives the second sequence the blocks of the first one with
+// set_blocks, and copy_prefix then copies nothing but the length. Before one of them appends to a
+// block that is partly filled, unshare copies that block. Sequences of a cache that is not paged
+// get copies of keys and values from copy_prefix.
 
 #include "../check/cache.h"
 
@@ -244,6 +248,7 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
   Report report(error);
   MHA_TRY(check_place(report, cache, sequence));
   MHA_TRY(check_paged(report, cache));
+  // All of the new table is checked before anything changes.
   const int64_t entries = table_entries(*cache),
                 in_use = blocks_in_use(*cache, state_of(cache, sequence).length);
   if (count < 0 || count > entries)
@@ -263,6 +268,7 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
   for (; seen < count && users[blocks[seen]] >= 0; ++seen)
     users[blocks[seen]] = ~users[blocks[seen]];
   for (int64_t i = 0; i < seen; ++i) users[blocks[i]] = ~users[blocks[i]];
+  // The block that stopped the loop was seen before. The message names both places.
   if (seen < count) {
     int64_t before = 0;
     while (blocks[before] != blocks[seen]) ++before;

@@ -50,14 +50,16 @@ void *allocate_default(void *, size_t bytes) {
 }
 void release_default(void *, void *memory) { free(memory); }
 
+// The first address from `memory` on that is a multiple of 64.
 void *align64(void *memory) {
   return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
 }
 
-// Both kinds of memory for an object may begin at any address: `storage` is aligned here, and sizes
-// allow for it.
+// The size of the object, rounded up so that packed weights can follow it.
 constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 
+// Makes the object in memory of layer_bytes + 63 bytes, which may begin at any address. It is made
+// on the stack and copied, because small_layer_of reads it.
 mha_layer *make_layer(void *storage, const PackedForm &form, const void *packed,
                       const mha_layer_options &options, const Kernels *kernels) {
   mha_layer layer = {};
@@ -74,6 +76,7 @@ mha_layer *make_layer(void *storage, const PackedForm &form, const void *packed,
   return made;
 }
 
+// Answers the size queries of both kinds of layers.
 mha_status pack_size(Report report, const PackJob &job, size_t *bytes) {
   return write_size(report.about(job.arguments.result), static_cast<size_t>(job.form.layout.bytes),
                     bytes);
@@ -108,6 +111,8 @@ mha_status clear_layer(Report report, const PackArguments &arguments, mha_layer 
   return MHA_OK;
 }
 
+// Allocates, checks the weights, packs them, and makes the object. Everything that can fail comes
+// before the caller's pointer is set.
 mha_status create(Report report, const PackJob &job, mha_layer **layer) {
   const Kernels *kernels;
   MHA_TRY(
@@ -219,7 +224,7 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   return MHA_OK;
 }
 
-// Reads the whole buffer, unlike view, to find damage in the weights themselves.
+// Reads the whole buffer, unlike mha_layer_view, to find damage in the weights themselves.
 mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error) {
   Report report(error);
   PackedForm form;

@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#include <algorithm>
+
 #include "../check/rope.h"
 #include "../check/structs.h"
 #include "../plan/count.h"
@@ -19,7 +21,8 @@ namespace {
 
 // ---- Angles of RoPE
 
-// What all columns of a table have in common.
+// Pair i turns by theta = base^(-2i / dims) from one position to the next, which scaling changes.
+// These are the numbers that all pairs of a table have in common.
 struct Angles {
   const mha_rope_config &config;  // with its defaults
   double dims;
@@ -186,26 +189,19 @@ void fill_slopes(int64_t n, int64_t step, int64_t count, float *slopes) {
 struct T5Buckets {
   int64_t count, exact, max_distance;
 
-  // Calls function(distance, bucket) for the distances from 0 to `last`. Logarithms that differ by
-  // less than 2^-40 count as equal, because a distance at which a bucket begins exactly must not
-  // end up in the bucket before it by a rounding error.
-  template <class Function>
-  void visit(int64_t last, const Function &function) const {
+  // The bucket of a distance, from that of the distance before. Logarithms that differ by less than
+  // 2^-40 count as equal, because a distance at which a bucket begins exactly must not end up in
+  // the bucket before it by a rounding error.
+  int64_t bucket_of(int64_t distance, int64_t bucket) const {
+    if (distance < exact) return distance;
+    if (distance >= max_distance || bucket == count - 1) return count - 1;
     const auto log2 = [](int64_t x) { return log2_of(static_cast<double>(x)); };
     const double first = log2(exact), range = log2(max_distance) - first;
-    int64_t bucket = 0;
-    for (int64_t distance = 0; distance <= last; ++distance) {
-      if (distance < exact || distance >= max_distance) {
-        bucket = distance < exact ? distance : count - 1;
-      } else if (bucket < count - 1) {
-        const double reached =
-            (log2(distance) - first + 0x1p-40) * static_cast<double>(count - exact);
-        bucket = bucket < exact ? exact : bucket;
-        while (bucket < count - 1 && static_cast<double>(bucket + 1 - exact) * range <= reached)
-          ++bucket;
-      }
-      function(distance, bucket);
-    }
+    const double reached = (log2(distance) - first + 0x1p-40) * static_cast<double>(count - exact);
+    bucket = std::max(bucket, exact);
+    while (bucket < count - 1 && static_cast<double>(bucket + 1 - exact) * range <= reached)
+      ++bucket;
+    return bucket;
   }
 };
 
@@ -262,6 +258,7 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
     return report.about(3).invalid(
         "max_distance is %lld; with these buckets it must be more than %lld, to 2^30, or 0 for 128",
         lld(max_distance), lld(buckets.exact));
+  // `argument` is the number of the parameter, which the error names.
   const struct {
     const char *name;
     uint32_t argument;
@@ -283,17 +280,16 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
   if (!relative_bias)
     return report.about(8).null(
         "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");
+  // embedding is [num_buckets, num_heads], as models store it, so the copy transposes it.
   const auto set = [&](int64_t distance, int64_t bucket) {
     for (int64_t head = 0; head < num_heads; ++head)
       relative_bias[head * width.value() + left + distance] = embedding[bucket * num_heads + head];
   };
-  buckets.visit(left, [&](int64_t distance, int64_t bucket) { set(-distance, bucket); });
-  if (is_bidirectional) {
-    buckets.visit(right, [&](int64_t distance, int64_t bucket) {
-      if (distance > 0) set(distance, count + bucket);
-    });
-  } else {
-    for (int64_t distance = 1; distance <= right; ++distance) set(distance, 0);
+  int64_t bucket = 0;
+  for (int64_t distance = 0; distance <= std::max(left, right); ++distance) {
+    bucket = buckets.bucket_of(distance, bucket);
+    if (distance <= left) set(-distance, bucket);
+    if (distance > 0 && distance <= right) set(distance, is_bidirectional ? count + bucket : 0);
   }
   return MHA_OK;
 }

@@ -2,6 +2,10 @@
 // that stand for contiguous dimensions (check_completeness, fill_strides), and those of outputs
 // also for overlap (check_overlap).
 //
+// For example, q with 2 sequences of 10 rows and 4 heads of width 64 has the strides 2560, 256 and
+// 64 if all are 0. If each row is followed by those of k and v, the caller sets row to 768; head
+// stays 64, and batch becomes 7680.
+//
 // Most mistakes are strides that count something else, such as bytes, or that forget a dimension.
 // They would not crash at once but read or write the wrong elements. So a stride has to step over
 // whatever the dimensions inside it reach.
@@ -24,6 +28,7 @@ constexpr int row_major[3] = {2, 1, 0}, head_major[3] = {1, 2, 0};
 mha_status check_each(Report report, Array *array, bool may_broadcast) {
   for (int i = 0; i < 3; ++i) {
     int64_t &extent = array->extents[i], &stride = array->strides[i];
+    // A stride of a dimension that does not exist would never be used.
     if (extent == no_extent) {
       if (stride != 0)
         return report.invalid("%s%s.%s is %lld, but the array has no %s dimension; set it to 0",
@@ -41,6 +46,8 @@ mha_status check_each(Report report, Array *array, bool may_broadcast) {
           "%s%s.%s is %lld; set it to 0 for contiguous, to the elements from one %s to the next%s",
           array->name, array->strides_name, dimension_names[i], lld(stride), neighbour_names[i],
           may_broadcast ? ", or to MHA_BROADCAST" : "");
+    // Rows always step over each other. Heads do if there are several, and sequences are left to
+    // fill_strides.
     const bool is_checked = i == 1 || (i == 2 && extent > 1);
     if (is_checked && stride != 0 && stride < array->width)
       return report.invalid(
@@ -153,38 +160,14 @@ mha_status resolve_input(Report report, Array *array) { return resolve(report, a
 
 mha_status resolve_output(Report report, Array *array) {
   MHA_TRY(resolve(report, array, false));
+  // Nothing overlaps in an array without elements.
   for (const int64_t extent : array->extents) {
     if (extent == 0) return MHA_OK;
   }
   return check_overlap(report, *array);
 }
 
-mha_status resolve_array(Report report, const char *name, const Extents &e, mha_input *input) {
-  MHA_TRY(check_input_fields(report, name, *input));
-  mha_strides &strides = input->strides;
-  if (e.heads == no_extent && is_plain(strides, e.batch, e.rows, e.width)) {
-    strides = {e.rows * e.width, e.width, 0};
-    return MHA_OK;
-  }
-  Array array = array_of(name, strides, e.batch, e.rows, e.heads, e.width);
-  MHA_TRY(resolve_input(report, &array));
-  strides = {array.strides[0], array.strides[1], array.strides[2]};
-  return MHA_OK;
-}
-
-mha_status resolve_array(Report report, const char *name, const Extents &e, mha_output *output) {
-  MHA_TRY(check_output_fields(report, name, *output));
-  mha_strides &strides = output->strides;
-  if (e.heads == no_extent && is_plain(strides, e.batch, e.rows, e.width)) {
-    strides = {e.rows * e.width, e.width, 0};
-    return MHA_OK;
-  }
-  Array array = array_of(name, strides, e.batch, e.rows, e.heads, e.width);
-  MHA_TRY(resolve_output(report, &array));
-  strides = {array.strides[0], array.strides[1], array.strides[2]};
-  return MHA_OK;
-}
-
+// The type is named first, because a struct that is not initialised has any number there.
 mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32_t reserved) {
   if (type > MHA_TYPE_BF16)
     return report.invalid(
@@ -215,6 +198,7 @@ mha_status resolve_empty(Report report, const char *name, const char *what, int6
                         what);
 }
 
+// The size comes before the pointer: a caller who passes neither has not asked for the size.
 mha_status fail_workspace(Report report, uint32_t argument, const char *query,
                           size_t workspace_bytes, int64_t needed) {
   if (workspace_bytes < static_cast<uint64_t>(needed))

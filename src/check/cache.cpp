@@ -53,6 +53,7 @@ mha_status check_types(Report report, const mha_kv_cache_config &config) {
   if (config.values != MHA_CACHE_VALUES_IN_KEYS)
     return report.invalid("values is %u; use MHA_CACHE_VALUES_OWN or MHA_CACHE_VALUES_IN_KEYS",
                           config.values);
+  // From here on, values are in the keys.
   const uint32_t k_type = type_of(storage_of_type(config.k_type));
   if (config.v_type != 0 && config.v_type != k_type)
     return report.invalid(
@@ -77,9 +78,11 @@ mha_status check_kind(Report report, const mha_kv_cache_config &config) {
         "kind is %u; use MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING or MHA_CACHE_KIND_PAGED",
         config.kind);
   MHA_TRY(check_types(report, config));
+  // A position is at position % capacity, so groups stay whole where a ring begins anew.
   if (is_ring && config.capacity % tile_keys != 0)
     return report.invalid("capacity is %lld; set that of a ring to a multiple of %d",
                           lld(config.capacity), static_cast<int>(tile_keys));
+  // Fields for blocks that are set for another kind hint at a mistake.
   const int64_t positions = config.block_positions;
   if (!is_paged) {
     if (positions == 0 && config.num_blocks == 0) return MHA_OK;
@@ -157,6 +160,7 @@ mha_status check_buffer(Report report, const void *buffer) {
 
 // Goes through all tables, then through the counts, and compares the sums of both.
 mha_status check_contents(Report report, const mha_kv_cache *cache) {
+  // Both sums are equal if each block is in as many tables as its count says.
   uint64_t entries = 0, users = 0;
   for (int64_t s = 0; s < cache->num_sequences; ++s) {
     const CacheState &state = state_of(cache, s);
@@ -204,6 +208,7 @@ mha_status check_cache(Report report, const mha_kv_cache *cache, const char *nam
                         is_aligned ? "does not point to a KV cache" : "is not aligned to 64 bytes");
 }
 
+// The number of a sequence, which counts from 0.
 mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_t sequence) {
   if (sequence >= 0 && sequence < cache->num_sequences) return MHA_OK;
   return report.invalid("sequence %lld does not exist; the cache has the sequences 0 to %lld",
@@ -215,6 +220,7 @@ mha_status check_place(Report report, const mha_kv_cache *cache, int64_t sequenc
   return check_cache_sequence(report.about(2), cache, sequence);
 }
 
+// Other kinds have no tables, and their sequences cannot share anything.
 mha_status check_paged(Report report, const mha_kv_cache *cache) {
   if (cache->kind == MHA_CACHE_KIND_PAGED) return MHA_OK;
   return report.invalid("cache has no blocks; pass one of the kind MHA_CACHE_KIND_PAGED");
@@ -245,6 +251,8 @@ mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, 
 // or a block that was put into the table for new positions.
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
   const int64_t length = state_of(cache, sequence).length;
+  // Positions of a ring are counted on for ever; the bound keeps sums of two of them from
+  // overflowing.
   const int64_t most = cache->kind == MHA_CACHE_KIND_RING ? INT64_MAX / 2 : cache->capacity;
   if (count > most - length)
     return report.fail(MHA_ERROR_CACHE_FULL,
@@ -261,6 +269,8 @@ mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequen
                          "sequence %lld has no block for position %lld; call "
                          "mha_kv_cache_set_blocks with a count of %lld or more",
                          lld(sequence), lld(first), lld(blocks_in_use(*cache, length + count)));
+    // A shared block that the sequence has filled in part can be copied by unshare. One that is all
+    // new to the sequence should not be in its table.
     if (users[table[i]] <= 1) continue;
     if (first < length)
       return report.fail(MHA_ERROR_CACHE_SHARED,

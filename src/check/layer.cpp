@@ -1,7 +1,17 @@
 // The checks of a layer go from its configuration (check_config, resolve_heads, resolve_gate) to
 // the combination of matrices that the caller gives (check_combination), and then to each matrix
-// (check_matrix). No array is read. Weights that are too large for their type are found when they
+// (check_matrices). No array is read. Weights that are too large for their type are found when they
 // are packed (check_range).
+//
+// Defaults depend on other fields, which have to be resolved before:
+//   num_kv_heads   num_heads
+//   head_dim       query_dim / num_heads
+//   head_dim_v     head_dim
+//   gate_dim       head_dim_v, if there is a gate
+//   key_dim        query_dim, but 0 if W_Q is given alone
+//   value_dim      key_dim
+//   output_dim     query_dim, but the width of the context without W_O
+//   scale          1 / sqrt(head_dim)
 #include "layer.h"
 
 #include <initializer_list>
@@ -39,12 +49,11 @@ mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) 
         "arithmetic is %u; set MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8 or MHA_ARITHMETIC_INT16",
         arithmetic);
   if (arithmetic != MHA_ARITHMETIC_F32 && weight_type != MHA_TYPE_INT8 &&
-      weight_type != MHA_TYPE_INT4) {
+      weight_type != MHA_TYPE_INT4)
     return report.invalid(
         "arithmetic is %u, which needs integer weights, but weight_type is %u; set weight_type to "
         "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or arithmetic to MHA_ARITHMETIC_F32 (0)",
         arithmetic, weight_type);
-  }
   return MHA_OK;
 }
 
@@ -65,6 +74,7 @@ mha_status check_config(Report report, const mha_layer_config &config) {
         "num_heads is %lld; set it to the number of query heads, at least 1, or call "
         "mha_linear_create for a single matrix",
         lld(config.num_heads));
+  // Dimensions are below 2^31, so that the product of two of them fits into 64 bits everywhere.
   const NamedValue values[] = {
       {"query_dim", config.query_dim}, {"key_dim", config.key_dim},
       {"value_dim", config.value_dim}, {"output_dim", config.output_dim},
@@ -215,6 +225,7 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
         "type is %u; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3), MHA_TYPE_INT8 (4) "
         "or MHA_TYPE_INT4 (5); 0 is F32",
         type);
+  // Another type would need numbers to round, and codes have lost these.
   if (is_coded(type) && weight_type != type) {
     const char *const name = type == MHA_TYPE_INT8 ? "INT8" : "INT4";
     return report.invalid(
@@ -299,6 +310,7 @@ mha_status check_matrices(Report report, uint32_t type, uint32_t layout, uint32_
 mha_status resolve_widths(Report report, const mha_layer_config &given, const mha_layer_weights &w,
                           LayerShape *shape) {
   shape->query_dim = given.query_dim;
+  // A layer that only asks reads keys and values from another layer's cache.
   const bool only_asks = w.w_q.data && !w.w_k.data && !w.w_v.data && !w.w_qkv.data;
   shape->key_dim = given.key_dim || only_asks ? given.key_dim : given.query_dim;
   shape->value_dim = given.value_dim ? given.value_dim : shape->key_dim;
@@ -331,6 +343,8 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
         "(1), or options.sgemm to NULL",
         weight_type);
   job->form.kind = has_sgemm ? PackedKind::plain_f32 : kind_of(storage, shape.arithmetic);
+  // The size may overflow even for dimensions that are allowed. PTRDIFF_MAX matters where pointers
+  // have 32 bits.
   job->form.layout = packed_layout(shape, job->form.kind);
   const int64_t bytes = job->form.layout.bytes;
   if (bytes < 0 || static_cast<uint64_t>(bytes) > PTRDIFF_MAX)
@@ -401,7 +415,7 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
   job->arguments = linear_arguments;
   mha_linear_weights given;
   MHA_TRY(read_struct(report, "mha_linear_weights", weights, &given));
-  // Both dimensions have to be set; there is no default.
+  // Both dimensions have to be set, because there is nothing that a default could follow from.
   const struct {
     const char *name, *what;
     int64_t value;

@@ -3,6 +3,10 @@
 // positions of several dimensions (M-RoPE). check_rope_config begins with the plain numbers,
 // because the other checks use them.
 //
+// Each pair of columns turns by an angle theta from one position to the next. Linear scaling
+// divides all of them, factors for pairs divide each by its own, and YaRN and Llama 3 divide those
+// of slow pairs. NTK changes the base from which all of them follow.
+//
 // All bounds are powers of two so large that no model needs more, and so small that no intermediate
 // result of tables.cpp overflows.
 #include "rope.h"
@@ -180,6 +184,7 @@ mha_status check_mrope(Report report, const mha_rope_config &config) {
         "mrope_section is %lld, %lld, %lld; set numbers of pairs whose sum is dims / 2, %lld%s",
         lld(section[0]), lld(section[1]), lld(section[2]), lld(pairs),
         config.mrope_interleaved ? ", the second and the third at most a third of it" : "");
+  // Positions are [3, num_positions]. Plain ones were bounded by first_position and num_positions.
   for (int64_t i = 0; i < 3 * config.num_positions; ++i) {
     const int64_t position = config.mrope_positions[i];
     if (position >= 0 && position < end_of_positions) continue;
@@ -211,6 +216,7 @@ mha_status check_rope_config(Report report, mha_rope_config &config) {
         "2^31",
         lld(config.first_position), lld(config.num_positions));
   }
+  // 0 stands for the default of each of these.
   if (config.base == 0) config.base = 10000.0;
   if (config.linear_factor == 0) config.linear_factor = 1.0;
   MHA_TRY(check_number(report, "base", config.base, 1.0, 0x1p64, "1 to 2^64, or 0 for 10000"));

@@ -1,3 +1,5 @@
+// The parts of reading and writing structs that do not depend on their type. structs.h calls them
+// with the size that this version knows and the size of the first version.
 #include "structs.h"
 
 #include <algorithm>
@@ -40,11 +42,13 @@ mha_status read_struct(Report report, const char *name, const void *given, void 
                          "knows are set; set them to 0",
                          name, bytes, known_bytes);
   }
+  // Fields that the caller's version does not have yet get their defaults.
   memset(copy, 0, known_bytes);
   memcpy(copy, given, std::min(bytes, known_bytes));
   return MHA_OK;
 }
 
+// The caller's struct may be shorter or longer than the one of this version.
 mha_status write_struct(Report report, const char *name, const void *filled, void *to,
                         size_t known_bytes, size_t first_bytes) {
   size_t bytes = 0;

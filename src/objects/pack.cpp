@@ -23,6 +23,8 @@
 namespace mha {
 namespace {
 
+// What every packed buffer begins with. The version changes with the format, and layers of other
+// versions are refused.
 constexpr char packed_magic[8] = {'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'};
 constexpr uint32_t packed_version = 1;
 constexpr uint32_t packed_byte_order = 0x01020304u;
@@ -142,7 +144,9 @@ struct Source {
 
 // Finds where the caller keeps a matrix. W_Q, W_K and W_V may be one matrix, W_QKV, and so may
 // their biases, independently. Without a matrix W_G, the gate of each head follows its queries in
-// W_Q or W_QKV.
+// W_Q or W_QKV:
+//   W_Q     head 0 | gate 0 | head 1 | gate 1 | ...
+//   W_QKV   W_Q | W_K | W_V
 Source source_of(const PackedForm &form, const mha_layer_weights &weights, int name) {
   const LayerShape &shape = form.shape;
   // Without a gate, its width is 0, and it does not matter where it would be.
@@ -151,26 +155,25 @@ Source source_of(const PackedForm &form, const mha_layer_weights &weights, int n
                 before_k = shape.num_heads * q_head, before_v = before_k + shape.k_columns();
   struct Origin {
     const char *name;
-    const mha_matrix &matrix;
+    const mha_matrix *matrix;
     int64_t columns;         // of the caller's matrix
     int64_t columns_before;  // in W_QKV
     HeadMap heads;
+  } origins[] = {
+      {"w_q", &weights.w_q, before_k, 0, {0, q_head, shape.head_dim}},
+      {"w_g", &weights.w_g, shape.g_columns(), 0, {0, shape.gate_dim, shape.gate_dim}},
+      {"w_k", &weights.w_k, shape.k_columns(), before_k, {0, shape.head_dim, shape.head_dim}},
+      {"w_v", &weights.w_v, shape.v_columns(), before_v, {0, shape.head_dim_v, shape.head_dim_v}},
+      {"w_o", &weights.w_o, shape.output_dim, 0, {0, 0, shape.output_dim}},
   };
-  const Origin gate_in_q = {
-      "w_q", weights.w_q, before_k, 0, {shape.head_dim, q_head, shape.gate_dim}};
-  const Origin own_gate = {
-      "w_g", weights.w_g, shape.g_columns(), 0, {0, shape.gate_dim, shape.gate_dim}};
-  const Origin origins[] = {
-      {"w_q", weights.w_q, before_k, 0, {0, q_head, shape.head_dim}},
-      is_gate_in_q ? gate_in_q : own_gate,
-      {"w_k", weights.w_k, shape.k_columns(), before_k, {0, shape.head_dim, shape.head_dim}},
-      {"w_v", weights.w_v, shape.v_columns(), before_v, {0, shape.head_dim_v, shape.head_dim_v}},
-      {shape.has_heads() ? "w_o" : "w", weights.w_o, shape.output_dim, 0, {0, 0, shape.output_dim}},
-  };
+  if (is_gate_in_q)
+    origins[matrix_g] = {
+        "w_q", &weights.w_q, before_k, 0, {shape.head_dim, q_head, shape.gate_dim}};
+  if (!shape.has_heads()) origins[matrix_o].name = "w";
   const Origin &origin = origins[name];
-  const bool may_be_in_qkv = &origin.matrix != &weights.w_o && &origin.matrix != &weights.w_g;
+  const bool may_be_in_qkv = origin.matrix != &weights.w_o && origin.matrix != &weights.w_g;
   const bool is_in_qkv = may_be_in_qkv && weights.w_qkv.data;
-  const mha_matrix &matrix = is_in_qkv ? weights.w_qkv : origin.matrix;
+  const mha_matrix &matrix = is_in_qkv ? weights.w_qkv : *origin.matrix;
 
   // Rows of the caller's matrix are contiguous unless a stride is set, and either a row or a column
   // of the packed matrix, as the layout says.
@@ -179,7 +182,7 @@ Source source_of(const PackedForm &form, const mha_layer_weights &weights, int n
   source.matrix = matrix.data;
   source.scales = matrix.scales;
   source.bias = may_be_in_qkv && weights.w_qkv.bias ? weights.w_qkv.bias + origin.columns_before
-                                                    : origin.matrix.bias;
+                                                    : origin.matrix->bias;
   source.depth = form.layout.matrices[name].depth;
   source.columns = form.layout.matrices[name].columns;
   source.heads = origin.heads;
@@ -244,7 +247,12 @@ uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKin
 // ---- Weights that are converted
 
 // Conversion reads blocks of a panel as floats, whatever their type is, and stores them as the
-// packed type. A block is small enough to stay in the cache in between.
+// packed type. A block is small enough to stay in the cache in between. Element (k, column) of a
+// matrix is in panel column / 48, in its column c = column % 48:
+//   f32, f16, bf16, int8   [k][c]
+//   int4                   [k / 2][c], two terms in a byte
+//   fours of int8          [k / 4][c][k % 4]
+//   fours of int4          [k / 8][c][k % 4], terms k and k + 4 in a byte
 constexpr int64_t block_terms = 256;
 static_assert(block_terms % int4_group == 0, "blocks hold whole groups");
 
@@ -299,7 +307,8 @@ int64_t scales_per_column(PackedKind kind, int64_t depth) {
   }
 }
 
-// A panel of a matrix and its place in the buffer.
+// A panel of a matrix and its place in the buffer. The functions below pack one panel each, and
+// differ in what they make of the blocks that they read.
 struct Panel {
   const Source &source;
   const PackedMatrix &matrix;
@@ -378,6 +387,7 @@ void pack_int4(const Panel &panel, FloatBlock *block) {
     read_block(panel.source, k, panel.first, block);
     for (int64_t first = 0; first < block->terms; first += int4_group, scales += panel_columns) {
       const int64_t end = std::min(block->terms, first + int4_group);
+      // The scales of this group first, and then its codes.
       float factor[panel_columns];
       for (int64_t c = 0; c < panel_columns; ++c) {
         float extreme = 0.0f;
@@ -476,11 +486,14 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind
   }
 }
 
-// Whether a float becomes infinite as an f16, and is not infinite or NaN itself.
+// Whether a float becomes infinite as an f16, and is not infinite or NaN itself. The largest f16 is
+// 65504, and numbers below 65520 are rounded to it.
 bool exceeds_f16(float x) { return (magnitude_of(x) >= 65520.0f) & (x - x == 0.0f); }
 
-// Guards the bounds against a header that was made up, for its checksum is no secret. Dimensions
-// are bounded before they are multiplied.
+// Whether a layer can have this shape. The header's checksum finds damage, but it is no secret, so
+// a header that was made up may have the right one. What the header says must then not lead out of
+// the buffer, and it must be as a packer would have written it. Dimensions are bounded before they
+// are multiplied.
 bool is_sound(const LayerShape &s, PackedKind kind) {
   const auto is_dim = [](int64_t dim) { return dim > 0 && dim <= INT32_MAX; };
   if (!is_dim(s.query_dim) || !is_dim(s.output_dim) || s.has_output > 1) return false;

@@ -139,6 +139,7 @@ Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *ro
 
 }  // namespace
 
+// Columns after the last one belong to the next matrix, so exactly columns.count are written.
 void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to,
                int64_t to_stride) {
   Rows rows;
@@ -153,6 +154,7 @@ void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *t
   }
 }
 
+// The sum is that of tile_checksum over the rows just written, without reading them again.
 uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to,
                          int64_t to_stride, uint64_t offset) {
   Rows rows;
