@@ -110,10 +110,10 @@ const int64_t *positions_of(const mha_rope_config &config, int64_t i) {
 
 // The series of cos x and of (sin x / x - 1) / x^2 in powers of x^2, the highest power first. The
 // denominators are factorials from 14! down to 2!, and from 13! down to 3!.
-constexpr double cos_series[] = {-1.0 / 87178291200, 1.0 / 479001600, -1.0 / 3628800, 1.0 / 40320,
-                                 -1.0 / 720,         1.0 / 24,        -1.0 / 2,       1.0};
-constexpr double sin_series[] = {1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880,
-                                 -1.0 / 5040,      1.0 / 120,       -1.0 / 6};
+constexpr double cos_series[8] = {-1.0 / 87178291200, 1.0 / 479001600, -1.0 / 3628800, 1.0 / 40320,
+                                  -1.0 / 720,         1.0 / 24,        -1.0 / 2,       1.0};
+constexpr double sin_series[6] = {1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880,
+                                  -1.0 / 5040,      1.0 / 120,       -1.0 / 6};
 
 struct Values {
   float cos, sin;
@@ -127,9 +127,9 @@ Values values_at(int64_t position, uint64_t step, double factor) {
   const double x =
       static_cast<double>(static_cast<int64_t>(angle - (quarters << 62))) * (two_pi * 0x1p-64);
   const double z = x * x;
-  double c = 0.0, s = 0.0;
-  for (const double term : cos_series) c = c * z + term;
-  for (const double term : sin_series) s = s * z + term;
+  double c = cos_series[0], s = sin_series[0];
+  for (int i = 1; i < 8; ++i) c = c * z + cos_series[i];
+  for (int i = 1; i < 6; ++i) s = s * z + sin_series[i];
   s = x + x * (z * s);
   const double cos = quarters == 0 ? c : quarters == 1 ? -s : quarters == 2 ? -c : s;
   const double sin = quarters == 0 ? s : quarters == 1 ? c : quarters == 2 ? -s : -c;
