@@ -85,6 +85,14 @@ inline mha_status check_output_fields(Report report, const char *name, const mha
   return is_sound ? MHA_OK : fail_row_array(report, name, output.type, output.reserved);
 }
 
+// Checks the fields of one array with these extents, and resolves its strides in place.
+struct Extents {
+  int64_t batch, rows, heads, width;  // no_extent: the array does not have this dimension
+};
+mha_status resolve_array(Report report, const char *name, const Extents &extents, mha_input *input);
+mha_status resolve_array(Report report, const char *name, const Extents &extents,
+                         mha_output *output);
+
 // An input without data has no other fields set.
 mha_status fail_absent(Report report, const char *name);
 

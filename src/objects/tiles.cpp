@@ -1,9 +1,3 @@
-// Reads a tile, transposes it if the caller's columns are contiguous, and writes it.
-//
-// Packing is limited by memory, so the code here serves the memory: it asks for lines ahead of
-// time, writes whole lines past the caches, and computes the checksum while the numbers are in
-// registers. MHA_VECTOR and MHA_SHUFFLE (compiler.h) are vectors of 16 bytes, which every processor
-// has.
 #include "tiles.h"
 
 #include <string.h>
@@ -15,37 +9,19 @@
 namespace mha {
 namespace {
 
-// Four floats, and the same 16 bytes as two integers.
-using Quad = MHA_VECTOR(float);
-using Pair = MHA_VECTOR(uint64_t);
-
-Quad load(const float *from) {
-  Quad quad;
-  memcpy(&quad, from, sizeof quad);
-  return quad;
-}
-
-Pair pair_of(Quad quad) {
-  Pair pair;
-  memcpy(&pair, &quad, sizeof pair);
-  return pair;
-}
-
-void store(float *to, Quad quad) { memcpy(to, &quad, sizeof quad); }
-
-// Writes past the caches, to an address that is aligned to 16 bytes.
-void stream(float *to, Quad quad) {
-#if defined(__SSE2__) && defined(MHA_EXTENSIONS)
-  _mm_stream_ps(to, quad);
+// Copies four floats past the caches.
+void stream(float *to, const float *from) {
+#if defined(__SSE2__)
+  _mm_stream_ps(to, _mm_loadu_ps(from));
 #else
   memcpy(to, from, 4 * sizeof(float));
 #endif
 }
 
-// The checksum of a tile. It has 8 lanes, each of which takes 8 bytes of every row by an addition
-// and a rotation; that costs less than copying them, which multiplications would not. Every step
-// can be undone, so any change within one lane's bytes of one row changes the sum. The rotation
-// tells the rows apart. It repeats after 64 rows, and a tile has 16.
+// The checksum of a tile: 8 lanes, each of which takes 8 bytes of every row by an addition and a
+// rotation. That costs less than copying them, which multiplications would not. Every step can be
+// undone, so whatever changes within one lane's bytes of one row changes the sum. The rotation
+// tells the rows apart; it would come round after 64.
 class TileSum {
  public:
   void add(const float *row) {
@@ -58,8 +34,7 @@ class TileSum {
     }
   }
 
-  // The offset makes sums of equal tiles differ, so that the total, in which they can be added in
-  // any order, tells where each tile is.
+  // The offset tells tiles apart, so that their sums can be added in any order.
   uint64_t value(uint64_t offset) const {
     uint64_t sum = mix(offset), lanes[8];
     memcpy(lanes, lanes_, sizeof lanes);
@@ -83,12 +58,31 @@ class TileSum {
   Word lanes_[words] = {};
 };
 
-// A tile on the stack, for columns that have to be brought together.
 using Rows = float[tile_rows][tile_columns];
 
-// Transposes 16 columns that are each contiguous in memory, 4 by 4 numbers at a time. The columns
-// are far apart and often in the same set of the first-level cache. So each line is asked for 12
-// tiles early, into the second level, and used up at once when its turn comes.
+// Four columns of four rows each, to rows[.][c] and the three after it.
+void transpose4x4(const float *const (&columns)[4], int64_t row, int64_t c, Rows *rows) {
+#if defined(MHA_SHUFFLE)
+  MHA_VECTOR(float) column[4], even_low, even_high, odd_low, odd_high;
+  for (int i = 0; i < 4; ++i) memcpy(&column[i], columns[i] + row, sizeof column[i]);
+  even_low = MHA_SHUFFLE(column[0], column[2], 0, 4, 1, 5);
+  even_high = MHA_SHUFFLE(column[0], column[2], 2, 6, 3, 7);
+  odd_low = MHA_SHUFFLE(column[1], column[3], 0, 4, 1, 5);
+  odd_high = MHA_SHUFFLE(column[1], column[3], 2, 6, 3, 7);
+  column[0] = MHA_SHUFFLE(even_low, odd_low, 0, 4, 1, 5);
+  column[1] = MHA_SHUFFLE(even_low, odd_low, 2, 6, 3, 7);
+  column[2] = MHA_SHUFFLE(even_high, odd_high, 0, 4, 1, 5);
+  column[3] = MHA_SHUFFLE(even_high, odd_high, 2, 6, 3, 7);
+  for (int i = 0; i < 4; ++i) memcpy(&(*rows)[row + i][c], &column[i], sizeof column[i]);
+#else
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) (*rows)[row + i][c + j] = columns[j][row + i];
+  }
+#endif
+}
+
+// 16 columns that are contiguous in memory. They lie far apart and often in the same set of the
+// first-level cache, so a line is asked for early, into the second level, and used up at once.
 void transpose(const float *const *columns, int64_t k, Rows *rows) {
   constexpr int64_t ahead = 12 * tile_rows;
   for (int64_t c = 0; c < tile_columns; c += 4) {
@@ -100,8 +94,7 @@ void transpose(const float *const *columns, int64_t k, Rows *rows) {
   }
 }
 
-// Brings any columns together: those at the edges of a matrix, and those of two heads that are not
-// side by side in the caller's matrix.
+// Any columns: at the edges, and where a tile has columns of two heads' matrices.
 void gather(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *rows) {
   memset(rows, 0, sizeof *rows);
   for (int64_t c = 0; c < columns.count; ++c) {
@@ -110,19 +103,18 @@ void gather(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *rows)
   }
 }
 
-// Rows of a tile that can be read one after the other.
+// Where the rows of a tile can be read: at the caller's, or in `rows`, which is filled.
 struct Lines {
   const float *first;
   int64_t stride;
 };
 
-// Finds the rows in the caller's matrix if they are contiguous there, and otherwise fills `rows`.
 Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *rows) {
   if (columns.has_contiguous_rows) {
     const Lines lines = {columns.start[0] + k * columns.k_stride, columns.k_stride};
-    // Rows may be a multiple of 4 KiB apart and so in the same set of the first-level cache. The
-    // next tile is therefore asked for into the second level. It may be past the end of the matrix,
-    // where C++ allows no pointer, so addresses are numbers here.
+    // Rows may be a multiple of 4 KiB apart, in the same set of the first-level cache: the next
+    // tile goes into the second level. These may lie behind the matrix, where a pointer must not
+    // point: addresses are numbers here.
     const uintptr_t first = reinterpret_cast<uintptr_t>(lines.first),
                     row_bytes = static_cast<uintptr_t>(lines.stride) * sizeof(float);
     for (uintptr_t row = tile_rows; row < 2 * tile_rows; ++row)
@@ -139,14 +131,13 @@ Lines lines_of(const TileColumns &columns, int64_t k, int64_t num_rows, Rows *ro
 
 }  // namespace
 
-// Columns after the last one belong to the next matrix, so exactly columns.count are written.
 void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to,
                int64_t to_stride) {
   Rows rows;
   const Lines lines = lines_of(columns, k, num_rows, &rows);
   const float *from = lines.first;
-  // Rows of a plain matrix may begin anywhere, and streaming needs whole vectors at aligned places.
-  const bool can_stream = reinterpret_cast<uintptr_t>(to) % sizeof(Quad) == 0 && to_stride % 4 == 0;
+  const bool can_stream =
+      reinterpret_cast<uintptr_t>(to) % (4 * sizeof(float)) == 0 && to_stride % 4 == 0;
   for (int64_t row = 0; row < num_rows; ++row, from += lines.stride, to += to_stride) {
     int64_t c = 0;
     for (; can_stream && c + 4 <= columns.count; c += 4) stream(to + c, from + c);
@@ -154,7 +145,6 @@ void copy_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *t
   }
 }
 
-// The sum is that of tile_checksum over the rows just written, without reading them again.
 uint64_t copy_panel_tile(const TileColumns &columns, int64_t k, int64_t num_rows, float *to,
                          int64_t to_stride, uint64_t offset) {
   Rows rows;
