@@ -167,32 +167,12 @@ mha_status resolve_output(Report report, Array *array) {
   return check_overlap(report, *array);
 }
 
-namespace {
-
-mha_status resolve_strides(Report report, const char *name, const Extents &e, bool is_output,
-                           mha_strides *strides) {
-  if (e.heads == no_extent && is_plain(*strides, e.batch, e.rows, e.width)) {
-    *strides = {e.rows * e.width, e.width, 0};
-    return MHA_OK;
-  }
+mha_status resolve_set_strides(Report report, const char *name, const Extents &e, bool is_output,
+                               mha_strides *strides) {
   Array array = array_of(name, *strides, e.batch, e.rows, e.heads, e.width);
   MHA_TRY(is_output ? resolve_output(report, &array) : resolve_input(report, &array));
   *strides = {array.strides[0], array.strides[1], array.strides[2]};
   return MHA_OK;
-}
-
-}  // namespace
-
-mha_status resolve_array(Report report, const char *name, const Extents &extents,
-                         mha_input *input) {
-  MHA_TRY(check_input_fields(report, name, *input));
-  return resolve_strides(report, name, extents, false, &input->strides);
-}
-
-mha_status resolve_array(Report report, const char *name, const Extents &extents,
-                         mha_output *output) {
-  MHA_TRY(check_output_fields(report, name, *output));
-  return resolve_strides(report, name, extents, true, &output->strides);
 }
 
 // The type is named first, because a struct that is not initialised has any number there.

@@ -89,9 +89,26 @@ inline mha_status check_output_fields(Report report, const char *name, const mha
 struct Extents {
   int64_t batch, rows, heads, width;  // no_extent: the array does not have this dimension
 };
-mha_status resolve_array(Report report, const char *name, const Extents &extents, mha_input *input);
-mha_status resolve_array(Report report, const char *name, const Extents &extents,
-                         mha_output *output);
+mha_status resolve_set_strides(Report report, const char *name, const Extents &extents,
+                               bool is_output, mha_strides *strides);
+
+inline mha_status resolve_strides(Report report, const char *name, const Extents &e, bool is_output,
+                                  mha_strides *strides) {
+  if (e.heads != no_extent || !is_plain(*strides, e.batch, e.rows, e.width))
+    return resolve_set_strides(report, name, e, is_output, strides);
+  *strides = {e.rows * e.width, e.width, 0};
+  return MHA_OK;
+}
+inline mha_status resolve_array(Report report, const char *name, const Extents &extents,
+                                mha_input *input) {
+  MHA_TRY(check_input_fields(report, name, *input));
+  return resolve_strides(report, name, extents, false, &input->strides);
+}
+inline mha_status resolve_array(Report report, const char *name, const Extents &extents,
+                                mha_output *output) {
+  MHA_TRY(check_output_fields(report, name, *output));
+  return resolve_strides(report, name, extents, true, &output->strides);
+}
 
 // An input without data has no other fields set.
 mha_status fail_absent(Report report, const char *name);

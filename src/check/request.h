@@ -42,6 +42,12 @@ struct CallArguments {
         cache(args.cache),
         cache_read(args.cache_read),
         outputs(args.outputs) {}
+
+  // Whether the call asks for nothing but all of its rows, with MHA_CAUSAL at most.
+  bool are_plain() const {
+    return (flags & ~MHA_CAUSAL) == 0 && (window_left | window_right) == 0 && !rope && !norm &&
+           !score && !sequences && !score_arrays && !cache && !cache_read && !outputs;
+  }
 };
 
 // What the entry knows of heads and storage.
