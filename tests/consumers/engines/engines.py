@@ -278,10 +278,10 @@ def say(sentence):
 
 
 def table(name, threads, seconds):
-    """Lines of the table in README.md: milliseconds as median and range, and gains as the median of the rounds."""
+    """Lines of the table in README.md: milliseconds as medians, and gains as the median of the rounds."""
     def time_of(values):
-        median, least, most = (f"{1e3 * value:.0f}" if value >= 0.1 else f"{1e3 * value:.3g}" for value in (statistics.median(values), min(values), max(values)))
-        return f"{median} ({least} to {most})"
+        median = statistics.median(values)
+        return f"{1e3 * median:.0f}" if median >= 0.1 else f"{1e3 * median:.3g}"
 
     def gain(before, after):
         return f"{statistics.median(a / b for a, b in zip(before, after)):.2f}"
