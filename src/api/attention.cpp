@@ -13,6 +13,7 @@
 namespace mha {
 namespace {
 
+// An input as the kernels see it.
 StridedRows rows_of(const mha_input &input) {
   return {input.data, input.strides.batch, input.strides.row, input.strides.head,
           storage_of_type(input.type)};
@@ -48,6 +49,8 @@ AttentionShape shape_of(const AttentionCall &call, const AttentionUse &use) {
 
 }  // namespace
 
+// The order matters: the shape comes first, because sequences and arrays depend on it, and the
+// request last, because it depends on all of them.
 mha_status check_attention(Report report, const AttentionUse &use, AttentionCall *call) {
   mha_attention_args &args = call->args;
   AttentionStage &stage = call->stage;
@@ -107,6 +110,7 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
 
 namespace {
 
+// What a size query does not need: the data.
 mha_status check_pointers(Report report, const AttentionCall &call) {
   const mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.request.pairs;

@@ -30,6 +30,8 @@ struct ChoiceCall {
   int64_t first_block, parts;  // of the blocks under way, and how many units each is
 };
 
+// The attention's own checks and plan serve queries and keys; the choice adds its arrays, and
+// memory for the scores of queries_per_thread queries for each thread.
 mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCall *made) {
   mha_choose_keys_args &args = made->args;
   AttentionCall &call = made->call;
@@ -74,6 +76,7 @@ mha_status check_pointers(Report report, const ChoiceCall &made) {
   return MHA_OK;
 }
 
+// Scores of one block of queries with one part of the keys.
 void run_scores(const void *context, int64_t unit, int64_t thread) {
   const ChoiceCall &made = *static_cast<const ChoiceCall *>(context);
   const AttentionStage &stage = made.call.stage;
@@ -84,6 +87,7 @@ void run_scores(const void *context, int64_t unit, int64_t thread) {
                             scratch);
 }
 
+// The choice of one query, once all of its scores are in the workspace.
 void run_choice(const void *context, int64_t unit, int64_t) {
   const ChoiceCall &made = *static_cast<const ChoiceCall *>(context);
   const int64_t query = made.choice.first_query + unit;

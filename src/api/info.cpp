@@ -16,7 +16,8 @@ namespace {
 
 // ---- Pairs of query and key
 
-// The sum of `first` + i, each at least 0 and at most `most`, over i in [0, count).
+// Adds up first + i for i in [0, count), each term at least 0 and at most `most`: the terms that
+// are 0, then those that grow by 1, then those that have reached `most`.
 uint64_t clamped_sum(int64_t first, int64_t count, int64_t most) {
   const int64_t below = first < 0 ? std::min(count, -first) : 0;  // terms that are 0
   const int64_t start = first < 0 ? 0 : first;
@@ -27,7 +28,8 @@ uint64_t clamped_sum(int64_t first, int64_t count, int64_t most) {
          static_cast<uint64_t>(count - below - growing) * static_cast<uint64_t>(most);
 }
 
-// Pairs that attend, over all sequences and one head.
+// Counts the pairs of query and key that attend, over all sequences and one head. The window of a
+// query moves by one key from row to row, so both of its ends are sums of that kind.
 uint64_t attending_pairs(const SequenceArguments &s) {
   const Window window = window_of(s);
   uint64_t pairs = 0;
@@ -35,7 +37,7 @@ uint64_t attending_pairs(const SequenceArguments &s) {
     const int64_t n_q = queries_of(s, b),
                   n_kv = keys_with_columns(s, b, past_of(s, b) + keys_of(s, b)),
                   start = start_of(s, b);
-    // Each query all keys that come after its first one.
+    // Then the window of every query reaches the last key.
     const bool sees_all = start >= n_kv - 1 - window.right;
     const uint64_t ends =
         sees_all ? product(n_q, n_kv) : clamped_sum(start + window.right + 1, n_q, n_kv);
@@ -56,6 +58,7 @@ uint64_t attending_pairs(const SequenceArguments &s) {
 struct ReadHeads {
   int64_t computed, queries, attended, new_keys;
 };
+// Head scales of 0 leave heads out. Norms of all heads read them all the same.
 ReadHeads read_heads(const AttentionRequest &request) {
   const float *const scales = request.options.head_scales;
   const int64_t heads = request.num_heads, kv_heads = request.num_kv_heads,

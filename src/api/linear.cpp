@@ -9,6 +9,8 @@
 
 namespace mha {
 
+// One product, which the layer's W_O multiplies. Several threads share its units by a counter in
+// the workspace.
 mha_status make_call(Report report, const mha_layer *layer, const mha_linear_args *given,
                      LinearCall *call) {
   MHA_TRY(check_linear(report, layer, given, &call->args));
@@ -20,6 +22,7 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_linear_arg
   call->counter = layout.take(Count(threads > 1 ? 1 : 0), sizeof(UnitCounter));
   call->product = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(),
                                 shape.output_dim, threads, &layout);
+  // The kernels read float rows where they are, so that a call on one thread needs no workspace.
   const bool are_taken_as_given =
       input == Storage::f32 && layer->shape.arithmetic == Arithmetic::f32;
   const bool needs_nothing = threads == 1 && !layer->sgemm && are_taken_as_given;

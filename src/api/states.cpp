@@ -19,6 +19,7 @@ Count bytes_of_states(Count rows, int64_t head_dim_v) {
   return rows * Count(state_head + head_dim_v) * Count(sizeof(float));
 }
 
+// Reads, checks and resolves the arguments of mha_states_finish. An empty call has no arrays.
 mha_status read_states(Report report, const mha_states_args *given, States *states,
                        const Kernels **kernels) {
   mha_states_args args;

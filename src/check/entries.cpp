@@ -1,3 +1,6 @@
+// Checks of mha_forward, mha_attention, mha_choose_keys and mha_linear, in this order. Each entry
+// has counts and arrays that the others lack; what they share is in request.cpp.
+
 #include "entries.h"
 
 #include "../run/schedule.h"
@@ -195,6 +198,8 @@ mha_status check_attention_arrays(Report report, const mha_outputs &outputs,
   return check_scheduler(report, args.scheduler);
 }
 
+// States take the place of finished outputs, and some outputs exist only where the layer projects
+// queries, keys and values.
 mha_status check_attention_outputs(Report report, const mha_attention_args &args,
                                    const mha_outputs &outputs, const AttentionRequest &request) {
   const struct {
@@ -262,6 +267,8 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
 
 }  // namespace
 
+// Index heads share one key head. Their values are not read, but the cache has a width for them,
+// which must agree.
 mha_status check_choice(Report report, const mha_choose_keys_args *given,
                         mha_choose_keys_args *args, mha_attention_args *attention) {
   MHA_TRY(read_struct(report, "mha_choose_keys_args", given, args));
@@ -306,6 +313,7 @@ mha_status check_choice_arrays(Report report, const mha_attention_args &attentio
 
 // ---- mha_linear
 
+// The residual has the shape of the output, and its type unless it says otherwise.
 mha_status check_linear(Report report, const mha_layer *layer, const mha_linear_args *given,
                         mha_linear_args *read) {
   MHA_TRY(check_layer(report.about(layer_argument), layer));

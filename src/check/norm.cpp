@@ -1,3 +1,5 @@
+// mha_norm: norms of queries, keys and values before the attention, and of the context after it.
+
 #include "norm.h"
 
 #include "structs.h"
@@ -47,6 +49,7 @@ mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
   return MHA_OK;
 }
 
+// A norm of all heads covers num_heads rows of weights side by side; others may share one row.
 Norm norm_of(const GivenNorm &given, int64_t num_heads, const float *weight, const float *bias) {
   Norm norm = {};
   norm.is_given = true;

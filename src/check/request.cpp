@@ -1,3 +1,7 @@
+// Everything that calls of the attention have in common is checked here, in the order in which its
+// parts depend on each other: scores decide whether positions matter, sequences need to know that,
+// and norms and outputs need the shape.
+
 #include "request.h"
 
 #include "cache.h"

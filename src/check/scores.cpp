@@ -1,3 +1,8 @@
+// mha_score_options and mha_score_arrays become a ScoreOptions for the kernels in two steps.
+// check_score_options does all that needs no array; resolve_score_strides fills in strides that
+// depend on lengths in a cache. A new option of the scores is a field there, a check and an
+// assignment here, and a function in kernels/score_options.h.
+
 #include "scores.h"
 
 #include <algorithm>
@@ -11,7 +16,7 @@ namespace {
 
 bool is_finite(float x) { return x - x == 0.0f; }
 
-// What the strides of an array with a number for each pair are called.
+// How messages call an array with a number for each pair of row and key, and its strides.
 struct PairName {
   const char *name, *strides_name;
 };
@@ -42,7 +47,7 @@ mha_status resolve_strides(Report report, const SequenceArguments &s, const Pair
   return MHA_OK;
 }
 
-// The same without a result, for as many columns as there can be.
+// Checks strides for the most columns that there can be, without resolving them.
 mha_status check_strides(Report report, const SequenceArguments &s, const PairName &name,
                          int64_t num_heads, int64_t columns, PairArray array) {
   return resolve_strides(report, s, name, num_heads, columns, &array);
@@ -116,6 +121,8 @@ mha_status check_groups(Report report, const SequenceArguments &s, const mha_sco
     if (!(Count(s.array_batch) * columns * Count(sizeof(int32_t))).overflows()) return MHA_OK;
     return fail_size(report, "score_arrays.kv_groups");
   }
+  // Without kv_groups the groups of the rows serve as those of the columns, which must be the same
+  // rows then.
   const bool are_rows_of_query =
       s.n_kv == s.n_q && !s.only_reads() && (!s.cache || s.has_new_columns);
   if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
@@ -124,10 +131,12 @@ mha_status check_groups(Report report, const SequenceArguments &s, const mha_sco
       "of the keys");
 }
 
-// Relative biases, *array: those of a table are the same for all sequences and rows.
+// Biases by the distance of a key from the query, from relative_left before it to relative_right
+// after it. A table is the same for all sequences and rows, so both strides become 0.
 mha_status check_relative_biases(Report report, const SequenceArguments &s,
                                  const mha_score_options &options, const mha_score_arrays &arrays,
                                  int64_t num_heads, PairArray *array) {
+  // A table has one row of numbers for each head; arrays have one for each head and row.
   const bool is_table = options.relative_bias != nullptr;
   *array = pair_array(arrays.relative_rows, Storage::f32, arrays.relative_rows_strides);
   if (is_table && array->base)
@@ -250,6 +259,7 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   return check_pair_array(report, s, mask_name, num_heads, options->mask);
 }
 
+// Numbers of each head must be finite; a sink may be -infinity, which is none.
 mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptions &options,
                              int64_t num_heads) {
   const struct {

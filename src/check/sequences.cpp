@@ -1,3 +1,10 @@
+// A call says of its sequences how many rows are valid, where they begin, at which positions they
+// stand, and which sequences of a cache they extend. Some of that is in numbers, some in arrays.
+//
+// read_sequences and check_sequences look at the numbers, which a size query has too;
+// check_sequence_arrays and check_chosen_entries read the arrays, once the size of the workspace is
+// settled. Nothing in run/ and the kernels checks a position or a length again.
+
 #include "sequences.h"
 
 #include <algorithm>
@@ -361,6 +368,8 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
   return MHA_OK;
 }
 
+// From the general to the particular: cu_seqlens, lengths and first rows, the sequences of the
+// cache, then sequence by sequence the room there and the positions.
 mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   const mha_sequences &given = s.given;
   // Most calls have no such array.
@@ -403,6 +412,7 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   return MHA_OK;
 }
 
+// An entry names a key, or a block of keys, of its own sequence.
 mha_status check_chosen_entries(Report report, const SequenceArguments &s, const ChosenKeys &chosen,
                                 int64_t num_kv_heads) {
   if (!chosen.lists.base) return MHA_OK;

@@ -46,6 +46,8 @@ MHA_INLINE void visit_storage(Storage storage, Visit visit) {
   }
 }
 
+// Loads as floats. Every instruction set defines these below for its vector; the compiler names
+// what a new one lacks.
 template <class V>
 MHA_INLINE V load(const F16 *p);
 template <class V>
@@ -87,6 +89,7 @@ struct Int4Widened {
 template <class V>
 using Int4Number = typename Int4Widened<V>::Number;
 
+// std::is_same without a header of the C++ library, whose functions kernels must not share.
 template <class A, class B>
 constexpr bool is_same = false;
 template <class A>

@@ -23,6 +23,11 @@ MHA_INLINE float canonical(float x) { return x != x ? float_of(0x7fc00000u) : x 
 
 // x[i] = exp(x[i]), for x[i] <= 0 or NaN.
 //
+// exp(x) is 2^n exp(r) with n = x / ln 2 rounded to an integer and r = x - n ln 2, which is small
+// enough for a polynomial. Adding 1.5 * 2^23 rounds to an integer, which then stands in the low
+// bits of the sum; ln 2 has two parts, so that r is exact enough. Several vectors go through the
+// steps side by side, because each step waits for the one before.
+//
 // A NaN comes out as a NaN if the low 9 bits of its payload are 0, since times_power may add them
 // to the exponent. That holds for canonical NaNs, for those that an operation makes of numbers, and
 // for what any operation makes of these.
@@ -51,7 +56,8 @@ MHA_INLINE V exp_of(V x) {
 
 MHA_INLINE float exp_of(float x) { return exp_of(Scalar{x}).x; }
 
-// x[i] = tanh(x[i]), by a polynomial near 0 and by exp elsewhere.
+// x[i] = tanh(x[i]), by a polynomial near 0 and by exp elsewhere. Both are computed for every
+// number, and the right one is taken: vectors cannot branch.
 template <class V, int N>
 MHA_INLINE void tanh_of(V (&x)[N]) {
   const V zero = all<V>(0.0f), one = all<V>(1.0f);

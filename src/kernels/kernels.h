@@ -499,6 +499,9 @@ struct CodeKernels {
                   int64_t row_end, int64_t panel_begin, int64_t panel_end);
 };
 
+// All that the library calls of one instruction set. A unit of work is one call of such a function,
+// so that the call through a pointer costs nothing beside it; the functions call each other inline.
+// Each takes plain descriptions and writes to memory that is described there.
 struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
   const CodeKernels *codes;

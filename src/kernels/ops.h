@@ -165,6 +165,7 @@ using Arch = xsimd::neon64;
 
 using Vector = xsimd::batch<float, Arch>;
 
+// xsimd has these operations for every instruction set, and rounds them as the contract says.
 template <>
 MHA_INLINE Vector load<Vector>(const float *p) {
   return Vector::load_unaligned(p);

@@ -24,8 +24,12 @@ constexpr auto small_function() {
     return nullptr;
 }
 
+// Products of integers by the instructions that every processor of the set has. Files such as
+// avx2_vnni.cpp compile them once more for newer processors.
 constexpr CodeKernels own_codes = {encode_rows<Vector>, project_codes<Vector>};
 
+// The table of one instruction set, whose vector V is. Every function is a template over V, and
+// this is the only place that instantiates them.
 template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {
   return {instruction_set,    codes,

@@ -18,6 +18,7 @@
 namespace mha {
 namespace {
 
+// Small functions of integers that kernels need and would otherwise take from the C++ library.
 MHA_INLINE constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 MHA_INLINE constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 // a / b, without the slow division where the result is 0.

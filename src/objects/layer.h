@@ -148,6 +148,8 @@ inline bool is_layer(const mha_layer *layer) {
 
 }  // namespace mha
 
+// What a pointer to a layer points to. The packed buffer may be the caller's, or be allocated with
+// the layer.
 struct mha_layer {
   uint64_t magic;  // mha::magic_at its address, until it is destroyed
   mha::LayerShape shape;

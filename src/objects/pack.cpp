@@ -600,6 +600,8 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   return layout;
 }
 
+// Each matrix goes to its panels, then scales and biases follow, and the header comes last, with
+// the checksums of what it describes.
 void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *buffer) {
   const PackedKind kind = form.kind;
   const PackedLayout &layout = form.layout;

@@ -1,3 +1,8 @@
+// The attention of a unit of work goes through the keys chunk by chunk. Its scratch memory holds
+// the queries of the unit, one chunk of keys and values if they are not read in place, the scores
+// of a few rows, and the states of rows: one for each level of the tree in which the contract
+// merges chunks.
+
 #include "attention_plan.h"
 
 #include <algorithm>
@@ -20,6 +25,8 @@ constexpr int64_t min_unit_rows = 24;
 // whole chunk first would not pay.
 constexpr int64_t max_late_rows = 6;
 
+// The states of some rows: o for each row and a spare one, then m and l, with room for merging rows
+// side by side.
 Count state_floats(Count rows, int64_t head_dim_v_padded) {
   const Count states = (rows + Count(spare_rows)) * Count(head_dim_v_padded);
   return round_up(states + rows + rows + Count(2 * merge_rows), 16);
@@ -93,6 +100,7 @@ int64_t slots_of(const AttentionRequest &request, int64_t max_keys, int64_t chun
 
 }  // namespace
 
+// The states of the rows must stay in the level-2 cache, and plain keys are packed once per unit.
 int64_t largest_block(int64_t longest_q, const AttentionRequest &request) {
   if (request.options.chosen.lists.base) return 1;  // each query has its own keys
   const bool are_floats = is_read_as_stored(request.k) && is_read_as_stored(request.v);
@@ -102,10 +110,13 @@ int64_t largest_block(int64_t longest_q, const AttentionRequest &request) {
   return std::min(std::max<int64_t>(1, longest_q), std::max<int64_t>(1, most));
 }
 
+// Below this, threads wait for keys and values more than they compute.
 int64_t smallest_block(const AttentionRequest &request) {
   return std::max<int64_t>(1, min_unit_rows / request.heads_per_kv);
 }
 
+// The order of the parts is the order in which memory is taken; none of it depends on contents of
+// arrays.
 AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArguments &s,
                              int64_t num_threads, WorkspaceLayout *layout) {
   AttentionPlan plan;
@@ -136,6 +147,7 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
       plan.may_split_keys ? state_floats(part_rows, plan.head_dim_v_padded) : Count(0);
   plan.part_state_stride = part_state.value();
 
+  // The rest depends on what the call asks for.
   const Count batch(request.batch), extents(s.is_ragged() ? request.batch : 0);
   plan.sequences = layout->take(batch, sizeof(Sequence));
   plan.query_extents = layout->take(extents, sizeof(Extent));

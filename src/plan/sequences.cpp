@@ -51,6 +51,7 @@ int64_t past_of(const SequenceArguments &s, int64_t b) {
   return s.cache ? state_of(s.cache, in_cache(s, b)).length : 0;
 }
 
+// Columns count from the first key of the arrays, or from the first new key.
 int64_t keys_with_columns(const SequenceArguments &s, int64_t b, int64_t n_kv) {
   const int64_t row = first_key(s, b), past = past_of(s, b);
   int64_t end = s.num_columns;
@@ -109,6 +110,7 @@ Window window_of(const SequenceArguments &s) {
   return {s.has_left() ? s.window_left : INT64_MAX, s.is_causal() ? 0 : right};
 }
 
+// A pass over a ring takes some rows of each sequence; other calls take all of them at once.
 void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows, Sequence *filled,
                     Extent *queries, Extent *keys) {
   int64_t q_before = 0, kv_before = 0;

@@ -1,5 +1,6 @@
-// Lays out the caller's workspace. The same calls that compute the size give the offsets, so that
-// they can't disagree.
+// Lays out the caller's workspace. A call makes the same layout as the size query for it, so that
+// both agree: each part takes its memory in turn and keeps its offset, and the end is the size.
+// Offsets become pointers when the call runs.
 #pragma once
 
 #include <stdint.h>

@@ -219,6 +219,7 @@ void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t w
 
 // ---- Passes
 
+// From here on lengths are known, so the units can be cut and offsets become pointers.
 void begin_passes(AttentionStage *stage, unsigned char *workspace) {
   const SequenceArguments &s = stage->sequences;
   const AttentionRequest &request = stage->attention.request;
@@ -274,6 +275,8 @@ bool next_pass(AttentionStage *stage) {
   return true;
 }
 
+// Keys and values become what units read; queries are prepared by the units themselves, so only
+// their statistics are taken here.
 void prepare_pass(const AttentionStage &stage) {
   const AttentionRequest &request = stage.attention.request;
   const AttentionArrays &arrays = stage.attention.arrays;

@@ -77,6 +77,7 @@ struct alignas(64) ReadyRows {
   void *rows() { return this + 1; }
 };
 
+// Where the copies of all threads lie.
 struct Readying {
   unsigned char *memory;
   int64_t bytes_per_thread;
@@ -229,6 +230,7 @@ ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_paddin
   return memory;
 }
 
+// Written field by field into a struct that is read soon after.
 void describe_projection(const mha_layer &layer, MatrixName name, const InputRows &x, int64_t rows,
                          Projection *projection) {
   const PackedMatrix &matrix = layer.layout.matrices[name];
@@ -248,6 +250,7 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
   }
 }
 
+// A BLAS takes one product after the other, and one thread needs no units.
 void run_products(const mha_layer &layer, const Product *products, int64_t num_products,
                   const mha_scheduler *scheduler, UnitCounter *counter, const ProductPlan &memory,
                   unsigned char *workspace) {

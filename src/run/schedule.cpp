@@ -1,8 +1,13 @@
+// All work of a call that several threads share goes through run_units. The library starts no
+// thread: the caller's scheduler runs take_units on as many threads as it has, and these take the
+// numbers of units from a counter.
+
 #include "schedule.h"
 
 namespace mha {
 namespace {
 
+// What the threads of one run_units share.
 struct Share {
   UnitCounter *counter;
   int64_t units;
@@ -41,6 +46,7 @@ void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t uni
     for (int64_t unit = 0; unit < units; ++unit) run(context, unit, 0);
     return;
   }
+  // The counter lies in the workspace, on a cache line that nothing else uses.
   counter->next = 0;
   Share share = {counter, units, run, context};
   scheduler->parallel_for(scheduler->context,

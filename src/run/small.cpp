@@ -21,6 +21,8 @@ bool has_small_options(LayerShape shape) {
 
 }  // namespace
 
+// Every sum of a small layer is one chain of at most dot_block terms, and the keys of a sequence
+// are one tile: then one function without blocks and units computes the same bits.
 SmallLayer small_layer_of(const mha_layer &layer) {
   const LayerShape &shape = layer.shape;
   const int64_t max_columns =
@@ -60,6 +62,7 @@ SmallLayer small_layer_of(const mha_layer &layer) {
   return small;
 }
 
+// Everything that the small path does not compute must be absent from the call.
 bool is_small(const mha_layer &layer, const mha_forward_args &args) {
   static_assert(sizeof args == 312, "a small call ignores the new field: refuse it here");
   const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.max_rows && args.batch > 0;
