@@ -1,3 +1,5 @@
+// Messages are written into the caller's mha_error, which is all that an error leaves behind: the
+// library prints nothing and allocates nothing. A message that is too long ends early.
 #include "report.h"
 
 #include <stdio.h>

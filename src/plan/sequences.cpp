@@ -1,5 +1,6 @@
 // The geometry of a call's sequences: which rows are valid, where they stand, and which keys they
-// attend to. check/sequences.cpp has made sure that all of this is sound.
+// attend to. check/sequences.cpp has made sure that all of this is sound. Sequences are batches of
+// the arrays, or lie one after the other in one batch (packed, by cu_seqlens).
 
 #include "sequences.h"
 
