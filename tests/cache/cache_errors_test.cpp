@@ -1,5 +1,5 @@
-// Wrong use of a cache is a sentence: after each error the cache's bytes, the outputs and what a
-// query would write are as before.
+// Wrong use of a cache returns an error message: the cache's bytes, the outputs and what a query
+// would write stay as they were.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -119,7 +119,7 @@ void ExpectNoCache(const mha_kv_cache_config &config, const Expected &expected) 
   EXPECT_EQ(cache, untouched);
 }
 
-TEST(CacheErrors, ConfigsThatCannotBeAreSentencesAndNothingIsWritten) {
+TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
   using Field = mha_kv_cache_config;
   const struct {
     uint32_t kind;
@@ -240,98 +240,63 @@ TEST(CacheErrors, InitWritesNothingWhereKeysAndValuesGo) {
   }
 }
 
-TEST(CacheErrors, InitRejectsEveryMisalignedBuffer) {
+TEST(CacheErrors, EveryMisalignedBufferIsRefused) {
   const mha_kv_cache_config config = Config();
-  Memory buffer(1 << 16, Place::kAnywhere);
-  buffer.Fill(0x5a);
-  const std::string before = buffer.Bytes();
-  mha_kv_cache *cache = nullptr;
+  const Cache made = Filled(config);
+  const size_t size = made.buffer().size();
+  const Expected expected = {MHA_ERROR_INVALID_VALUE, {1, 2}, {"64"}};
   for (size_t offset = 1; offset < 64; offset++) {
-    ExpectFails(
-        [&](mha_error *error) {
-          return mha_kv_cache_init(&config, buffer.data() + offset, buffer.size() - 64, &cache,
-                                   error);
-        },
-        {MHA_ERROR_INVALID_VALUE, {2}, {"64"}});
+    Memory buffer(size + 64, Place::kAnywhere);
+    unsigned char *const bytes = buffer.data() + offset;
+    std::memcpy(bytes, made.buffer().data(), size);
+    const std::string before = buffer.Bytes();
+    mha_kv_cache *cache = nullptr;
+    ExpectFails([&](mha_error *e) { return mha_kv_cache_init(&config, bytes, size, &cache, e); },
+                expected);
+    ExpectFails([&](mha_error *e) { return mha_kv_cache_view(bytes, size, &cache, e); }, expected);
+    EXPECT_TRUE(buffer.Bytes() == before);
+    EXPECT_EQ(cache, nullptr);
   }
-  EXPECT_TRUE(buffer.Bytes() == before);
 }
 
 TEST(CacheErrors, NullPointersAreNamed) {
   const mha_kv_cache_config config = Config(kPaged);
   Cache cache = Filled(config);
-  mha_kv_cache *handle = cache.get(), *made = nullptr;
+  mha_kv_cache *c = cache.get(), *made = nullptr;
   Memory buffer(1 << 16, Place::kAnywhere);
-  buffer.Fill(0x5a);
-  const KeysAndValues rows = Rows(1);
-  std::vector<float> k(8), v(6);
+  void *const bytes = buffer.data();
+  const size_t size = buffer.size();
+  float k[8], v[6];
   const int32_t block = 3;
-  size_t bytes = 0;
+  size_t needed = 0;
   int64_t length = 0;
   uint32_t used = 4711;
   mha_kv_cache_config shape = config;
-  const struct {
-    const char *what;
-    std::function<mha_status(mha_error *)> call;
-    uint32_t argument;
-  } cases[] = {
-      {"size config", [&](mha_error *e) { return mha_kv_cache_size(nullptr, &bytes, e); }, 1},
-      {"size bytes", [&](mha_error *e) { return mha_kv_cache_size(&config, nullptr, e); }, 2},
-      {"init config",
-       [&](mha_error *e) {
-         return mha_kv_cache_init(nullptr, buffer.data(), buffer.size(), &made, e);
-       },
-       1},
-      {"init buffer",
-       [&](mha_error *e) { return mha_kv_cache_init(&config, nullptr, buffer.size(), &made, e); },
-       2},
-      {"init cache",
-       [&](mha_error *e) {
-         return mha_kv_cache_init(&config, buffer.data(), buffer.size(), nullptr, e);
-       },
-       4},
-      {"view buffer",
-       [&](mha_error *e) { return mha_kv_cache_view(nullptr, buffer.size(), &made, e); }, 1},
-      {"view cache",
-       [&](mha_error *e) {
-         return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), nullptr, e);
-       },
-       3},
-      {"shape cache", [&](mha_error *e) { return mha_kv_cache_shape(nullptr, &shape, e); }, 1},
-      {"shape config", [&](mha_error *e) { return mha_kv_cache_shape(handle, nullptr, e); }, 2},
-      {"length cache", [&](mha_error *e) { return mha_kv_cache_length(nullptr, 0, &length, e); },
-       1},
-      {"length length", [&](mha_error *e) { return mha_kv_cache_length(handle, 0, nullptr, e); },
-       3},
-      {"truncate cache", [&](mha_error *e) { return mha_kv_cache_truncate(nullptr, 0, 0, e); }, 1},
-      {"unshare cache", [&](mha_error *e) { return mha_kv_cache_unshare(nullptr, 0, 3, &used, e); },
-       1},
-      {"unshare used", [&](mha_error *e) { return mha_kv_cache_unshare(handle, 0, 3, nullptr, e); },
-       4},
-      {"set_blocks cache",
-       [&](mha_error *e) { return mha_kv_cache_set_blocks(nullptr, 2, &block, 1, e); }, 1},
-      {"set_blocks blocks",
-       [&](mha_error *e) { return mha_kv_cache_set_blocks(handle, 2, nullptr, 1, e); }, 3},
-      {"copy_prefix cache",
-       [&](mha_error *e) { return mha_kv_cache_copy_prefix(nullptr, 0, 1, 0, e); }, 1},
-      {"append cache",
-       [&](mha_error *e) {
-         return mha_kv_cache_append(nullptr, 0, 1, rows.k.data(), rows.v.data(), e);
-       },
-       1},
-      {"append k",
-       [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, nullptr, rows.v.data(), e); },
-       4},
-      {"append v",
-       [&](mha_error *e) { return mha_kv_cache_append(handle, 0, 1, rows.k.data(), nullptr, e); },
-       5},
-      {"read cache",
-       [&](mha_error *e) { return mha_kv_cache_read(nullptr, 0, 0, 1, k.data(), v.data(), e); }, 1},
+  const auto expect = [&](uint32_t argument, const auto &call) {
+    ExpectFailsAndLeaves(cache, call, {MHA_ERROR_NULL_POINTER, {argument}, {}});
   };
-  for (const auto &row : cases) {
-    SCOPED_TRACE(row.what);
-    ExpectFailsAndLeaves(cache, row.call, {MHA_ERROR_NULL_POINTER, {row.argument}, {}});
-  }
+  using E = mha_error;
+  expect(1, [&](E *e) { return mha_kv_cache_size(nullptr, &needed, e); });
+  expect(2, [&](E *e) { return mha_kv_cache_size(&config, nullptr, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_init(nullptr, bytes, size, &made, e); });
+  expect(2, [&](E *e) { return mha_kv_cache_init(&config, nullptr, size, &made, e); });
+  expect(4, [&](E *e) { return mha_kv_cache_init(&config, bytes, size, nullptr, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_view(nullptr, size, &made, e); });
+  expect(3, [&](E *e) { return mha_kv_cache_view(cache.buffer().data(), size, nullptr, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_shape(nullptr, &shape, e); });
+  expect(2, [&](E *e) { return mha_kv_cache_shape(c, nullptr, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_length(nullptr, 0, &length, e); });
+  expect(3, [&](E *e) { return mha_kv_cache_length(c, 0, nullptr, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_truncate(nullptr, 0, 0, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_unshare(nullptr, 0, 3, &used, e); });
+  expect(4, [&](E *e) { return mha_kv_cache_unshare(c, 0, 3, nullptr, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_set_blocks(nullptr, 2, &block, 1, e); });
+  expect(3, [&](E *e) { return mha_kv_cache_set_blocks(c, 2, nullptr, 1, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_copy_prefix(nullptr, 0, 1, 0, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_append(nullptr, 0, 1, k, v, e); });
+  expect(4, [&](E *e) { return mha_kv_cache_append(c, 0, 1, nullptr, v, e); });
+  expect(5, [&](E *e) { return mha_kv_cache_append(c, 0, 1, k, nullptr, e); });
+  expect(1, [&](E *e) { return mha_kv_cache_read(nullptr, 0, 0, 1, k, v, e); });
   EXPECT_EQ(made, nullptr);
   EXPECT_EQ(used, 4711u);
 }
@@ -375,21 +340,6 @@ TEST_P(CacheViewErrors, ALongerBufferIsAccepted) {
   ExpectSucceeds([&](mha_error *error) {
     return mha_kv_cache_view(longer.data(), longer.size(), &view, error);
   });
-}
-
-TEST_P(CacheViewErrors, AMisalignedBufferIsRejected) {
-  const Cache cache = Filled(Config(GetParam()));
-  Memory other(cache.buffer().size() + 64, Place::kAnywhere);
-  for (size_t offset = 1; offset < 64; offset++) {
-    std::memcpy(other.data() + offset, cache.buffer().data(), cache.buffer().size());
-    mha_kv_cache *view = nullptr;
-    ExpectFails(
-        [&](mha_error *error) {
-          return mha_kv_cache_view(other.data() + offset, cache.buffer().size(), &view, error);
-        },
-        {MHA_ERROR_INVALID_VALUE, {1}, {"64"}});
-    EXPECT_EQ(view, nullptr);
-  }
 }
 
 TEST_P(CacheViewErrors, ABufferThatIsNoCacheIsRejected) {
@@ -496,7 +446,7 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
 
 // ---- Sequences, positions, blocks
 
-TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
+TEST(CacheErrors, SequencesThatDoNotExistAreNamed) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
     const Cache cache = Filled(Config(kind));
     std::vector<float> k(8), v(6);
@@ -525,7 +475,7 @@ TEST(CacheErrors, SequencesThatAreNotThereAreNamed) {
   }
 }
 
-TEST(CacheErrors, TruncatingBeyondTheLengthIsOne) {
+TEST(CacheErrors, TruncatingBeyondTheLengthIsRefused) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
     const Cache cache = Filled(Config(kind));
     for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax, kMin}) {
@@ -535,7 +485,7 @@ TEST(CacheErrors, TruncatingBeyondTheLengthIsOne) {
   }
 }
 
-TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
+TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsRefused) {
   for (const uint32_t kind : {kContiguous, kPaged}) {
     Cache cache = Filled(Config(kind));
     const int64_t room = cache.config().capacity - 20;
@@ -551,7 +501,7 @@ TEST(CacheErrors, AppendingMoreThanThereIsRoomForIsOne) {
   }
 }
 
-TEST(CacheErrors, AppendingBeyondTheTableOfBlocksIsOne) {
+TEST(CacheErrors, AppendingBeyondTheTableOfBlocksIsRefused) {
   Cache cache = Filled(Config(kPaged));
   const Expected full = {MHA_ERROR_CACHE_FULL, {2, 3}, {}};
   ExpectNoAppend(cache, 2, 1, full);
@@ -561,7 +511,7 @@ TEST(CacheErrors, AppendingBeyondTheTableOfBlocksIsOne) {
   EXPECT_EQ(cache.Length(2), 16);
 }
 
-TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
+TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsRefused) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
     Cache cache = Filled(Config(kind));
     std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
@@ -583,19 +533,6 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsOne) {
     expect_rejected(kMax, 1);
     expect_rejected(1, kMax);
     expect_rejected(kMin, kMin);
-    if (kind == kRing) {
-      cache.Append(0, Rows(40));  // holds 12 .. 59
-      expect_rejected(11, 1);
-      expect_rejected(0, 60);
-      ExpectSucceeds([&](mha_error *e) {
-        return mha_kv_cache_read(cache.get(), 0, 12, 48, k.data(), v.data(), e);
-      });
-      std::fill(k.begin(), k.end(), kNan);
-      std::fill(v.begin(), v.end(), kNan);
-      cache.Truncate(0, 50);
-      expect_rejected(11, 1);
-      expect_rejected(50, 1);
-    }
   }
 }
 
@@ -644,7 +581,7 @@ TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
   }
 }
 
-TEST(CacheErrors, TablesThatCannotBeAreRejected) {
+TEST(CacheErrors, WrongTablesOfBlocksAreRefused) {
   Cache cache = Filled(Config(kPaged));
   const Expected entry = {MHA_ERROR_INVALID_VALUE, {3}, {}},
                  either = {MHA_ERROR_INVALID_VALUE, {3, 4}, {}};
@@ -664,7 +601,7 @@ TEST(CacheErrors, TablesThatCannotBeAreRejected) {
   cache.SetBlocks(0, {4, 3});
 }
 
-TEST(CacheErrors, ABlockThatIsTwiceInATableIsOne) {
+TEST(CacheErrors, ABlockTwiceInATableIsRefused) {
   Cache cache = Filled(Config(kPaged));
   for (const std::vector<int32_t> &blocks :
        {std::vector<int32_t>{3, 3}, {3, 5, 3}, {5, 3, 3}, {4, 7, 4}, {4, 7, 7}, {4, 4, 7}}) {
@@ -684,7 +621,7 @@ TEST(CacheErrors, BlocksAreForPagedCaches) {
     ExpectNoBlocks(Filled(Config(kind)), 2, {0}, {MHA_ERROR_INVALID_VALUE, {1}, {}});
 }
 
-TEST(CacheErrors, WritingIntoASharedBlockIsOne) {
+TEST(CacheErrors, WritingIntoASharedBlockIsRefused) {
   Cache cache = Filled(Config(kPaged));
   cache.SetBlocks(2, {4, 7, 3});
   cache.CopyPrefix(0, 2, 20);
@@ -853,7 +790,7 @@ TEST(Unshare, WithoutAFreeBlockIsAnErrorOnlyIfOneIsNeeded) {
   }
 }
 
-TEST(Unshare, IsForPagedCachesAndSequencesThatAreThere) {
+TEST(Unshare, IsForPagedCachesAndSequencesThatExist) {
   for (const uint32_t kind : {kContiguous, kRing})
     ExpectNoUnsharing(Filled(Config(kind)), 0, 0,
                       {MHA_ERROR_INVALID_VALUE, {1}, {"no blocks", "MHA_CACHE_KIND_PAGED"}});
@@ -866,7 +803,7 @@ TEST(Unshare, IsForPagedCachesAndSequencesThatAreThere) {
 
 // ---- Copying a prefix
 
-TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsOne) {
+TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsRefused) {
   for (const uint32_t kind : {kContiguous, kPaged}) {
     const Cache cache = Filled(Config(kind));
     for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax}) {
@@ -972,7 +909,7 @@ struct Call {
   mha_sequences of_attention = Zeroed<mha_sequences>(), of_forward = Zeroed<mha_sequences>();
 };
 
-TEST(CallErrors, TheValidCallIsNone) {
+TEST(CallErrors, TheValidCallSucceeds) {
   for (const uint32_t kind : {kContiguous, kPaged, kRing}) {
     for (const bool by_forward : {false, true}) {
       Cache cache = Filled(Config(kind));
@@ -1026,7 +963,7 @@ TEST(CallErrors, AFullCache) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_CACHE_FULL, {});
 }
 
-TEST(CallErrors, SequencesThatAreNotThereOrTwice) {
+TEST(CallErrors, SequencesThatDoNotExistOrOccurTwice) {
   Cache cache = Filled(Config());
   Call call(&cache);
   for (const std::vector<int64_t> &sequences : {std::vector<int64_t>{0, 3},
@@ -1064,7 +1001,7 @@ mha_kv_cache_config ManyConfig(uint32_t kind) {
 
 template <typename Number>
 std::vector<Number> Descending(int64_t count) {
-  std::vector<Number> numbers(static_cast<size_t>(count));
+  std::vector<Number> numbers(count);
   for (size_t i = 0; i < numbers.size(); i++)
     numbers[i] = static_cast<Number>(count - 1 - static_cast<int64_t>(i));
   return numbers;
@@ -1358,7 +1295,7 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
 }
 
 // One of something is one, in the sentences too.
-TEST(CacheErrors, CountOneAsOne) {
+TEST(CacheErrors, UseTheSingularForOne) {
   mha_kv_cache_config config = Config(kPaged);
   config.num_sequences = config.num_kv_heads = 1;
   config.head_dim = config.head_dim_v = 1;
@@ -1470,32 +1407,6 @@ TEST(CallErrors, CacheReadWithRowsOfKeys) {
   }
 }
 
-// As of a mapped file: viewed where nothing can be written.
-TEST(CallErrors, CacheReadOfReadOnlyMemoryIsNone) {
-  for (const uint32_t kind : {kContiguous, kPaged, kRing}) {
-    Cache cache = Filled(Config(kind)), copy = cache.Copy(Place::kBeforeGuard);
-    copy.buffer().Freeze();
-    mha_kv_cache *view = nullptr;
-    ExpectSucceeds([&](mha_error *error) {
-      return mha_kv_cache_view(copy.buffer().data(), copy.buffer().size(), &view, error);
-    });
-    for (const bool by_forward : {false, true}) {
-      SCOPED_TRACE(std::to_string(kind) + (by_forward ? ", mha_forward" : ", mha_attention"));
-      ReadingCall call(&cache), of_copy(&cache);
-      of_copy.Both([&](auto &args) { args.cache_read = view; });
-      for (ReadingCall *one : {&call, &of_copy}) {
-        if (kind == kRing) one->SetWindow(10);
-        one->ExpectSucceeds(by_forward);
-      }
-      EXPECT_EQ(std::memcmp(call.output.data(), of_copy.output.data(),
-                            call.output.size() * sizeof(float)),
-                0);
-      EXPECT_EQ(std::memcmp(call.lse.data(), of_copy.lse.data(), call.lse.size() * sizeof(float)),
-                0);
-    }
-  }
-}
-
 TEST(CallErrors, LengthsOutsideTheRows) {
   Cache cache = Filled(Config());
   for (const std::vector<int64_t> &lengths :
@@ -1530,7 +1441,7 @@ TEST(CallErrors, LengthsOfKeysThatAreTheRowsOfQuery) {
   }
 }
 
-TEST(CallErrors, FlagsAndWindowsThatCannotBe) {
+TEST(CallErrors, FlagsAndWindowsThatDoNotExist) {
   Cache cache = Filled(Config());
   for (const uint32_t flags : {16u, 32u, 0x80000000u, ~15u}) {
     Call call(&cache);
@@ -1576,66 +1487,13 @@ TEST(CallErrors, MoreQueriesThanKeysWithoutAStart) {
 
 // ---- Rotation
 
-TEST(CallErrors, RotationsThatCannotBe) {
-  const int64_t negative[] = {0, 1, -1, 0}, large[] = {0, 64, 0, 0};
-  const struct {
-    std::function<void(mha_rope &)> change;
-    mha_status status;
-    Words words;
-    const int64_t *mha_sequences::*positions = nullptr;  // with these numbers
-    const int64_t *numbers = nullptr;
-  } cases[] = {
-      {[](mha_rope &r) { r.struct_size = 8; }, MHA_ERROR_STRUCT_SIZE, {"struct_size"}},
-      {[](mha_rope &r) { r.style = 2; }, MHA_ERROR_INVALID_VALUE, {"style"}},
-      {[](mha_rope &r) { r.reserved = 1; }, MHA_ERROR_INVALID_VALUE, {"reserved"}},
-      {[](mha_rope &r) { r.dims = 3; }, MHA_ERROR_INVALID_VALUE, {"dims"}},
-      {[](mha_rope &r) { r.dims = -2; }, MHA_ERROR_INVALID_VALUE, {"dims"}},
-      {[](mha_rope &r) { r.dims = 6; }, MHA_ERROR_INVALID_VALUE, {"dims", "6", "4"}},
-      {[](mha_rope &r) { r.offset = -1; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is -1", "4"}},
-      {[](mha_rope &r) { r.offset = 4; }, MHA_ERROR_INVALID_VALUE, {"rope.offset is 4", "4"}},
-      {[](mha_rope &r) { r.offset = INT64_MAX; }, MHA_ERROR_INVALID_VALUE, {"rope.offset"}},
-      {[](mha_rope &r) { r.num_positions = kMax / 4; },
-       MHA_ERROR_TOO_LARGE,
-       {"the tables of rope"}},
-      {[](mha_rope &r) { r.offset = 1; }, MHA_ERROR_INVALID_VALUE, {"rope.dims is 3"}},
-      {[](mha_rope &r) { r.offset = 1, r.dims = 4; },
-       MHA_ERROR_INVALID_VALUE,
-       {"rope.dims is 4", "head_dim - offset = 4 - 1"}},
-      {[](mha_rope &r) { r.table_stride = 1; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
-      {[](mha_rope &r) { r.table_stride = -2; }, MHA_ERROR_INVALID_VALUE, {"table_stride"}},
-      {[](mha_rope &r) { r.cos = nullptr; }, MHA_ERROR_NULL_POINTER, {"cos"}},
-      {[](mha_rope &r) { r.sin = nullptr; }, MHA_ERROR_NULL_POINTER, {"sin"}},
-      {[](mha_rope &r) { r.num_positions = 0; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
-      {[](mha_rope &r) { r.num_positions = -1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
-      {[](mha_rope &r) { r.num_positions = 1; }, MHA_ERROR_INVALID_VALUE, {"num_positions"}},
-      {[](mha_rope &) {},
-       MHA_ERROR_INVALID_VALUE,
-       {"sequences.rope_q_positions"},
-       &mha_sequences::rope_q_positions,
-       negative},
-      {[](mha_rope &) {},
-       MHA_ERROR_INVALID_VALUE,
-       {"sequences.rope_q_positions", "64"},
-       &mha_sequences::rope_q_positions,
-       large},
-      {[](mha_rope &) {},
-       MHA_ERROR_INVALID_VALUE,
-       {"sequences.rope_k_positions"},
-       &mha_sequences::rope_k_positions,
-       negative},
-      {[](mha_rope &) {},
-       MHA_ERROR_INVALID_VALUE,
-       {"sequences.rope_k_positions", "64"},
-       &mha_sequences::rope_k_positions,
-       large},
-  };
+TEST(CallErrors, RotationsThatDoNotFit) {
   const std::vector<float> table(64 * 4, 0.5f);
-  for (const auto &row : cases) {
+  const auto expect_refused = [&](const auto &change, const Words &words,
+                                  mha_status status = MHA_ERROR_INVALID_VALUE) {
     mha_rope rope = Zeroed<mha_rope>();
     rope.num_positions = 64;
     rope.cos = rope.sin = table.data();
-    row.change(rope);
-    SCOPED_TRACE(&row - cases);
     for (const bool with_cache : {false, true}) {
       Cache cache = Filled(Config());
       Call call(&cache);
@@ -1643,15 +1501,54 @@ TEST(CallErrors, RotationsThatCannotBe) {
         args.rope = &rope;
         if (!with_cache) args.cache = nullptr;
       });
-      if (row.positions != nullptr)
-        call.BothSequences([&](auto &given) { given.*row.positions = row.numbers; });
-      call.ExpectFailsAndWritesNothing(row.status, row.words);
+      change(call, rope);
+      call.ExpectFailsAndWritesNothing(status, words);
     }
+  };
+  const struct {
+    void (*change)(mha_rope &);
+    Words words;
+    mha_status status = MHA_ERROR_INVALID_VALUE;
+  } rows[] = {
+      {[](auto &r) { r.struct_size = 8; }, {"struct_size"}, MHA_ERROR_STRUCT_SIZE},
+      {[](auto &r) { r.style = 2; }, {"style"}},
+      {[](auto &r) { r.reserved = 1; }, {"reserved"}},
+      {[](auto &r) { r.dims = 3; }, {"dims"}},
+      {[](auto &r) { r.dims = -2; }, {"dims"}},
+      {[](auto &r) { r.dims = 6; }, {"dims", "6", "4"}},
+      {[](auto &r) { r.offset = -1; }, {"rope.offset is -1", "4"}},
+      {[](auto &r) { r.offset = 4; }, {"rope.offset is 4", "4"}},
+      {[](auto &r) { r.offset = INT64_MAX; }, {"rope.offset"}},
+      {[](auto &r) { r.num_positions = kMax / 4; }, {"the tables of rope"}, MHA_ERROR_TOO_LARGE},
+      {[](auto &r) { r.offset = 1; }, {"rope.dims is 3"}},
+      {[](auto &r) { r.offset = 1, r.dims = 4; }, {"rope.dims is 4", "head_dim - offset = 4 - 1"}},
+      {[](auto &r) { r.table_stride = 1; }, {"table_stride"}},
+      {[](auto &r) { r.table_stride = -2; }, {"table_stride"}},
+      {[](auto &r) { r.cos = nullptr; }, {"cos"}, MHA_ERROR_NULL_POINTER},
+      {[](auto &r) { r.sin = nullptr; }, {"sin"}, MHA_ERROR_NULL_POINTER},
+      {[](auto &r) { r.num_positions = 0; }, {"num_positions"}},
+      {[](auto &r) { r.num_positions = -1; }, {"num_positions"}},
+      {[](auto &r) { r.num_positions = 1; }, {"num_positions"}},
+  };
+  for (const auto &row : rows) {
+    SCOPED_TRACE(&row - rows);
+    expect_refused([&](Call &, mha_rope &rope) { row.change(rope); }, row.words, row.status);
+  }
+  const int64_t negative[] = {0, 1, -1, 0}, large[] = {0, 64, 0, 0};
+  for (const int64_t *numbers : {negative, large}) {
+    const char *const number = numbers == large ? "64" : "-1";
+    const auto set = [&](const int64_t *mha_sequences::*positions) {
+      return [=](Call &call, mha_rope &) {
+        call.BothSequences([=](auto &given) { given.*positions = numbers; });
+      };
+    };
+    expect_refused(set(&mha_sequences::rope_q_positions), {"sequences.rope_q_positions", number});
+    expect_refused(set(&mha_sequences::rope_k_positions), {"sequences.rope_k_positions", number});
   }
 }
 
 // By default the position of a row grows with what the cache holds.
-TEST(CallErrors, RotationBeyondTheTablesOfALongSequence) {
+TEST(CallErrors, RotationsBeyondTheTablesOfALongSequence) {
   const std::vector<float> table(21 * 2, 0.5f);
   mha_rope rope = Zeroed<mha_rope>();
   rope.num_positions = 21;

@@ -1,142 +1,49 @@
-// One answer: what the library computes are the bits of the specification (tests/spec), on each
-// instruction set, for every way of calling it, at the sizes where kernels change;
-// generated_test.cpp has all options together. The number of random cases is multiplied by the
-// environment variable MHA_TEST_ROUNDS (1 if not set; may be a fraction).
+// Every kernel matches the specification bit for bit at the sizes where kernels change: remainders
+// of tiles, borders of chunks, blocks and units. generated_test.cpp has all options and ways of
+// calling, edges_test.cpp what is too large or too rare for it.
 #include <gtest/gtest.h>
 #include <mha.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
-#include "spec/spec.h"
 #include "support/attention_test.h"
-#include "support/fixtures.h"
-#include "support/instruction_sets.h"
 #include "support/interface_support.h"
 #include "support/rounds.h"
-#include "support/same_bits.h"
 #include "support/schedulers.h"
-#include "support/specify.h"
 
 namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Multiplications of a case; larger ones are drawn again, so that the scalar kernels and emulators
-// get through.
-constexpr int64_t kLargestCase = 500'000;
-
-// Around the lanes of each instruction set, the panels of 48 columns, the tiles, and primes.
-int64_t RandomCount(Random *random) {
-  return random->Pick<int64_t>({1,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,  12,  13,  14,
-                                15, 16, 17, 18, 19, 23, 24, 25, 29, 31, 32, 33,  37,  41,  47,
-                                48, 49, 53, 61, 63, 64, 65, 71, 95, 96, 97, 101, 127, 128, 129});
-}
-
-int64_t RandomKeys(Random *random) {
-  if (random->Chance(0.5)) return RandomCount(random);
-  return random->Pick<int64_t>({0,   191, 192, 193, 239,  240,  241,  254,  255,  256,
-                                257, 258, 271, 272, 273,  383,  511,  512,  513,  514,
-                                600, 767, 768, 769, 1023, 1024, 1025, 1279, 1281, 2049});
-}
-
-int64_t RandomWidth(Random *random) {
-  if (random->Chance(0.9)) return RandomCount(random);
-  return random->Pick<int64_t>({160, 192, 255, 256, 257, 258, 272, 300});
-}
-
-void RandomSizes(Random *random, AttentionSizes *sizes) {
-  const int64_t group = random->Pick<int64_t>({1, 1, 1, 2, 3, 4, 5, 8});
-  sizes->num_kv_heads = random->Pick<int64_t>({1, 1, 2, 3, 4, 7});
-  sizes->num_heads = sizes->num_kv_heads * group;
-  sizes->batch = random->Pick<int64_t>({1, 1, 1, 2, 3, 5});
-  sizes->n_q = RandomCount(random);
-  sizes->n_kv = random->Chance(0.4) ? sizes->n_q : RandomKeys(random);
-  sizes->head_dim = RandomWidth(random);
-  sizes->head_dim_v = random->Chance(0.6) ? sizes->head_dim : RandomWidth(random);
-  if (random->Chance(0.3))
-    sizes->scale = random->Pick<float>({1.0f, 0.37f, -0.5f, 3.0f, 1e-3f, 0x1p-140f, 1e30f});
-}
-
-// To be drawn when n_q and n_kv are final.
-void RandomMask(Random *random, AttentionSizes *sizes) {
-  sizes->is_causal = random->Chance(0.6);
-  sizes->q_start.clear();
-  if (random->Chance(0.5) || (sizes->is_causal && sizes->n_q > sizes->n_kv)) {
-    for (int64_t b = 0; b < sizes->batch; b++) {
-      const int64_t border = random->Pick<int64_t>(
-          {0, 1, sizes->n_kv / 2, 250, 255, 256, sizes->n_kv, sizes->n_kv + 100});
-      sizes->q_start.push_back(std::max<int64_t>(0, border + random->Between(-2, 2)));
-    }
-  }
-}
-
-int64_t AttentionCost(const AttentionSizes &sizes) {
-  return sizes.batch * sizes.num_heads * sizes.n_q * sizes.n_kv *
-         (sizes.head_dim + sizes.head_dim_v);
-}
-
-AttentionProblem RandomAttention(Random *random, std::string *kinds) {
+// Sizes of one sequence.
+AttentionProblem Sizes(int64_t n_q, int64_t n_kv, int64_t num_heads, int64_t num_kv_heads,
+                       int64_t head_dim, int64_t head_dim_v) {
   AttentionProblem problem;
-  do {
-    RandomSizes(random, &problem);
-  } while (AttentionCost(problem) > kLargestCase);
-  RandomMask(random, &problem);
-  const Values q_kind = RandomKind(random), k_kind = RandomKind(random),
-               v_kind = RandomKind(random);
-  problem.q = RandomValues(random, q_kind,
-                           problem.batch * problem.n_q * problem.num_heads * problem.head_dim);
-  problem.k = RandomValues(random, k_kind,
-                           problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim);
-  problem.v = RandomValues(
-      random, v_kind, problem.batch * problem.n_kv * problem.num_kv_heads * problem.head_dim_v);
-  *kinds = std::string(" values ") + NameOf(q_kind) + "," + NameOf(k_kind) + "," + NameOf(v_kind);
+  problem.n_q = n_q;
+  problem.n_kv = n_kv;
+  problem.num_heads = num_heads;
+  problem.num_kv_heads = num_kv_heads;
+  problem.head_dim = head_dim;
+  problem.head_dim_v = head_dim_v;
   return problem;
 }
 
-std::unique_ptr<Scheduler> RandomScheduler(Random *random) {
-  if (random->Chance(0.5)) return nullptr;
-  const uint32_t num_threads = static_cast<uint32_t>(random->Between(1, 4));
-  return std::make_unique<Scheduler>(num_threads,
-                                     random->Chance(0.2) ? RunOnThreads : RunBackwards);
-}
-
-uint32_t RandomAsked(Random *random) {
-  return random->Chance(0.6) ? kAskAll : static_cast<uint32_t>(random->Next()) & kAskAll;
-}
-
-AttentionCall RandomCall(Random *random, const Scheduler *scheduler) {
-  AttentionCall call;
-  call.q = RandomLayout(random, true);
-  call.k = RandomLayout(random, true);
-  call.v = RandomLayout(random, true);
-  call.output = RandomLayout(random, true);
-  call.scheduler = scheduler ? scheduler->get() : nullptr;
-  call.asked = RandomAsked(random) & ~(kAskQ | kAskK | kAskV);
-  call.workspace_fill = random->Pick<unsigned char>({0xff, 0x00, 0x7f});
-  call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
-  return call;
-}
-
-std::string Describe(const AttentionCall &call) {
-  return "\nq " + Describe(call.q) + "; k " + Describe(call.k) + "; v " + Describe(call.v) +
-         "; output " + Describe(call.output) + "; threads " +
-         std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " +
-         std::to_string(call.asked);
+// Those of a layer in self-attention.
+LayerProblem LayerSizes(int64_t n, int64_t dim, int64_t num_heads, int64_t num_kv_heads,
+                        int64_t head_dim, int64_t head_dim_v, int64_t output_dim) {
+  LayerProblem problem;
+  static_cast<AttentionSizes &>(problem) =
+      Sizes(n, n, num_heads, num_kv_heads, head_dim, head_dim_v);
+  problem.query_dim = problem.key_dim = problem.value_dim = dim;
+  problem.output_dim = output_dim;
+  return problem;
 }
 
 // ---- The middle stage
 
-class AttentionContract : public AttentionTest {
- protected:
-  void ExpectTheSpecification(const AttentionProblem &problem, const AttentionCall &call) {
-    EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem)))
-        << Describe(problem) << Describe(call);
-  }
-};
+class AttentionContract : public AttentionTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(AttentionContract);
 
 TEST_P(AttentionContract, RunsOnTheInstructionSetAskedFor) {
@@ -150,37 +57,18 @@ TEST_P(AttentionContract, RunsOnTheInstructionSetAskedFor) {
   EXPECT_EQ(info.contract, static_cast<uint32_t>(MHA_CONTRACT));
 }
 
-TEST_P(AttentionContract, RandomCasesEqualTheSpecification) {
-  for (int64_t n = 0; n < Rounds(400) && !HasFailure(); n++) {
-    Random random(1000 + static_cast<uint64_t>(n));
-    std::string kinds;
-    const AttentionProblem problem = RandomAttention(&random, &kinds);
-    const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
-    AttentionCall call = RandomCall(&random, scheduler.get());
-    call.instruction_set = instruction_set();
-    SCOPED_TRACE("case " + std::to_string(n) + kinds);
-    ExpectTheSpecification(problem, call);
-  }
-}
-
 TEST_P(AttentionContract, BordersOfChunksEqualTheSpecification) {
   Random random(2000);
   for (const int64_t n_kv : {255, 256, 257, 511, 512, 513, 767, 768, 769, 1023, 1024, 1025, 1281}) {
     for (const int64_t n_q : {1, 3, 8}) {
-      AttentionProblem problem;
-      problem.n_q = n_q;
-      problem.n_kv = n_kv;
-      problem.num_heads = 2;
-      problem.num_kv_heads = 1;
-      problem.head_dim = 5;
-      problem.head_dim_v = 3;
+      AttentionProblem problem = Sizes(n_q, n_kv, 2, 1, 5, 3);
       FillNormal(&random, &problem);
-      ExpectTheSpecification(problem, PlainCall());
+      ExpectTheSpecification(problem);
       problem.is_causal = true;
-      ExpectTheSpecification(problem, PlainCall());
+      ExpectTheSpecification(problem);
       for (const int64_t q_start : {253, 255, 256, 510, 512, 767, 1023}) {
         problem.q_start = {q_start};
-        ExpectTheSpecification(problem, PlainCall());
+        ExpectTheSpecification(problem);
       }
       if (HasFailure()) return;
     }
@@ -191,13 +79,10 @@ TEST_P(AttentionContract, BordersOfDotBlocksEqualTheSpecification) {
   Random random(2001);
   for (const int64_t head_dim : {255, 256, 257, 300, 511, 512, 513}) {
     for (const int64_t n : {1, 2, 7, 17, 33}) {
-      AttentionProblem problem;
-      problem.n_q = problem.n_kv = n;
-      problem.head_dim = head_dim;
-      problem.head_dim_v = head_dim + 1;
+      AttentionProblem problem = Sizes(n, n, 1, 1, head_dim, head_dim + 1);
       problem.is_causal = true;
       FillNormal(&random, &problem);
-      ExpectTheSpecification(problem, PlainCall());
+      ExpectTheSpecification(problem);
       if (HasFailure()) return;
     }
   }
@@ -207,23 +92,13 @@ TEST_P(AttentionContract, BordersOfDotBlocksEqualTheSpecification) {
 TEST_P(AttentionContract, EverySmallSizeEqualsTheSpecification) {
   Random random(2002);
   for (int64_t n = 1; n <= 70 && !HasFailure(); n++) {
-    AttentionProblem problem;
-    problem.is_causal = n % 2 == 0;
-    problem.n_q = n;
-    problem.n_kv = 71;
-    problem.head_dim = problem.head_dim_v = 19;
-    FillNormal(&random, &problem);
-    ExpectTheSpecification(problem, PlainCall());
-    problem.n_q = 13;
-    problem.n_kv = n;
-    problem.q_start = {n / 2};
-    FillNormal(&random, &problem);
-    ExpectTheSpecification(problem, PlainCall());
-    problem.n_kv = 21;
-    problem.head_dim = n;
-    problem.head_dim_v = 71 - n;
-    FillNormal(&random, &problem);
-    ExpectTheSpecification(problem, PlainCall());
+    for (AttentionProblem problem :
+         {Sizes(n, 71, 1, 1, 19, 19), Sizes(13, n, 1, 1, 19, 19), Sizes(13, 21, 1, 1, n, 71 - n)}) {
+      problem.is_causal = n % 2 == 0;
+      if (problem.n_q == 13) problem.q_start = {n / 2};
+      FillNormal(&random, &problem);
+      ExpectTheSpecification(problem);
+    }
   }
 }
 
@@ -232,40 +107,27 @@ TEST_P(AttentionContract, BordersOfUnitsEqualTheSpecification) {
   Random random(2005);
   for (const int64_t n_q : {97, 767, 768, 769}) {
     for (const int64_t num_heads : {1, 3}) {
-      AttentionProblem problem;
-      problem.n_q = n_q;
-      problem.n_kv = 20;
-      problem.num_heads = num_heads;
-      problem.head_dim = problem.head_dim_v = 5;
+      AttentionProblem problem = Sizes(n_q, 20, num_heads, 1, 5, 5);
       FillNormal(&random, &problem);
+      const Outputs expected = Specify(problem);
       for (const uint32_t num_threads : {1, 2, 5, 64}) {
         const Scheduler scheduler(num_threads, RunBackwards);
         AttentionCall call = PlainCall();
         call.scheduler = scheduler.get();
-        ExpectTheSpecification(problem, call);
+        EXPECT_TRUE(SameBits(Attend(problem, call), expected)) << Describe(problem);
       }
     }
   }
 }
 
 // Large enough for several chunks, blocks of rows and tasks.
-AttentionProblem SeveralChunks(int64_t batch) {
-  Random random(2004);
-  AttentionProblem problem;
-  problem.batch = batch;
-  problem.n_q = problem.n_kv = 530;
-  problem.num_heads = 4;
-  problem.num_kv_heads = 2;
-  problem.head_dim = 7;
-  problem.head_dim_v = 5;
-  problem.is_causal = true;
-  FillNormal(&random, &problem);
-  return problem;
-}
-
 TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
+  Random random(2004);
   for (const int64_t batch : {1, 3}) {
-    const AttentionProblem problem = SeveralChunks(batch);
+    AttentionProblem problem = Sizes(530, 530, 4, 2, 7, 5);
+    problem.batch = batch;
+    problem.is_causal = true;
+    FillNormal(&random, &problem);
     const Outputs alone = Attend(problem, PlainCall());
     EXPECT_TRUE(SameBits(alone, Specify(problem)));
     for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
@@ -273,7 +135,8 @@ TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
         const Scheduler scheduler(num_threads, parallel_for);
         AttentionCall call = PlainCall();
         call.scheduler = scheduler.get();
-        EXPECT_TRUE(SameBits(Attend(problem, call), alone)) << Describe(problem) << Describe(call);
+        EXPECT_TRUE(SameBits(Attend(problem, call), alone))
+            << Describe(problem) << " " << num_threads << " threads";
       }
     }
   }
@@ -281,115 +144,8 @@ TEST_P(AttentionContract, AnySchedulerGivesTheSameBits) {
 
 // ---- The layer
 
-int64_t LayerCost(const LayerProblem &problem) {
-  return AttentionCost(problem) +
-         problem.batch * (problem.n_q * (problem.query_dim * problem.q_width() +
-                                         problem.merged_width() * problem.output_dim) +
-                          problem.n_kv * (problem.key_dim * problem.k_width() +
-                                          problem.value_dim * problem.v_width()));
-}
-
-int64_t RandomInputWidth(Random *random) {
-  if (random->Chance(0.7)) return RandomCount(random);
-  return random->Pick<int64_t>({160, 192, 255, 256, 257, 258, 300, 511, 512, 513, 769});
-}
-
-LayerProblem RandomLayer(Random *random, std::string *kinds) {
-  LayerProblem problem;
-  do {
-    RandomSizes(random, &problem);
-    const int64_t sources =
-        random->Between(0, 3);  // self-attention twice as often as each other kind
-    problem.has_key = sources == 2 || (sources == 3 && random->Chance(0.5));
-    problem.has_value = sources == 3;
-    if (!problem.has_key) problem.n_kv = problem.n_q;
-    problem.query_dim = RandomInputWidth(random);
-    problem.key_dim =
-        problem.has_key && random->Chance(0.5) ? RandomInputWidth(random) : problem.query_dim;
-    problem.value_dim =
-        problem.has_value && random->Chance(0.5) ? RandomInputWidth(random) : problem.key_dim;
-    problem.output_dim = random->Chance(0.5) ? problem.query_dim : RandomWidth(random);
-  } while (LayerCost(problem) > kLargestCase);
-  RandomMask(random, &problem);
-  const uint32_t biases =
-      random->Chance(0.4) ? kAllBiases : static_cast<uint32_t>(random->Between(0, kAllBiases));
-  FillNormal(random, biases, random->Chance(0.7), &problem);
-
-  const Values query_kind = RandomKind(random), key_kind = RandomKind(random),
-               weight_kind = RandomKind(random);
-  problem.query = RandomValues(random, query_kind, static_cast<int64_t>(problem.query.size()));
-  problem.key = RandomValues(random, key_kind, static_cast<int64_t>(problem.key.size()));
-  problem.value = RandomValues(random, key_kind, static_cast<int64_t>(problem.value.size()));
-  if (random->Chance(0.2)) {
-    for (std::vector<float> *w :
-         {&problem.w_q, &problem.w_k, &problem.w_v, &problem.w_o, &problem.b_q, &problem.b_o}) {
-      if (random->Chance(0.3))
-        *w = RandomValues(random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
-    }
-  }
-  *kinds = std::string(" values ") + NameOf(query_kind) + "," + NameOf(key_kind) + "," +
-           NameOf(weight_kind);
-  return problem;
-}
-
-LayerForm RandomForm(Random *random, const LayerProblem &problem) {
-  LayerForm form;
-  const bool can_fuse =
-      problem.key_dim == problem.query_dim && problem.value_dim == problem.query_dim;
-  form.form = can_fuse && random->Coin() ? WeightForm::kFused : WeightForm::kThreeMatrices;
-  form.layout = random->Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
-  if (random->Chance(0.4)) form.row_gap = random->Between(1, 20);
-  const bool all_biases = !problem.b_q.empty() && !problem.b_k.empty() && !problem.b_v.empty();
-  form.fused_biases = all_biases && random->Chance(0.5);
-  form.use_defaults = random->Chance(0.5);
-  return form;
-}
-
-LayerCall RandomLayerCall(Random *random, const Scheduler *scheduler) {
-  LayerCall call;
-  call.query = RandomLayout(random, false);
-  call.key = RandomLayout(random, false);
-  call.value = RandomLayout(random, false);
-  call.output = RandomLayout(random, false);
-  call.scheduler = scheduler ? scheduler->get() : nullptr;
-  call.asked = RandomAsked(random);
-  call.workspace_fill = random->Pick<unsigned char>({0xff, 0x00, 0x7f});
-  call.workspace_misalignment = static_cast<size_t>(random->Between(0, 63));
-  return call;
-}
-
-std::string Describe(const LayerCall &call) {
-  return "\nquery " + Describe(call.query) + "; key " + Describe(call.key) + "; value " +
-         Describe(call.value) + "; output " + Describe(call.output) + "; threads " +
-         std::to_string(call.scheduler ? call.scheduler->num_threads : 0) + "; asked " +
-         std::to_string(call.asked);
-}
-
-class LayerContract : public AttentionTest {
- protected:
-  void ExpectTheSpecification(const LayerProblem &problem, const LayerForm &form,
-                              const LayerCall &call) {
-    const Layer layer = MakeLayer(problem, form);
-    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), Specify(problem)))
-        << Describe(problem) << "\n"
-        << Describe(form) << Describe(call);
-  }
-};
+class LayerContract : public AttentionTest {};
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(LayerContract);
-
-TEST_P(LayerContract, RandomCasesEqualTheSpecification) {
-  for (int64_t n = 0; n < Rounds(400) && !HasFailure(); n++) {
-    Random random(4000 + static_cast<uint64_t>(n));
-    std::string kinds;
-    const LayerProblem problem = RandomLayer(&random, &kinds);
-    LayerForm form = RandomForm(&random, problem);
-    form.instruction_set = instruction_set();
-    const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
-    const LayerCall call = RandomLayerCall(&random, scheduler.get());
-    SCOPED_TRACE("case " + std::to_string(n) + kinds);
-    ExpectTheSpecification(problem, form, call);
-  }
-}
 
 // Calls of few rows of a narrow layer with nothing but y asked for, which one function computes as
 // a whole; and some just too large for it.
@@ -424,14 +180,20 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
       if (random.Chance(0.05))
         *w = RandomValues(&random, weight_kind, static_cast<int64_t>(w->size()), 0.2f);
     }
-    LayerForm form;
-    form.instruction_set = instruction_set();
-    const std::unique_ptr<Scheduler> scheduler = RandomScheduler(&random);
-    LayerCall call = RandomLayerCall(&random, scheduler.get());
+    const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 4)),
+                              random.Chance(0.2) ? RunOnThreads : RunBackwards);
+    LayerCall call;
+    call.query = RandomLayout(&random, false);
+    call.output = RandomLayout(&random, false);
+    call.scheduler = random.Coin() ? scheduler.get() : nullptr;
     call.asked = kAskNothing;
-    SCOPED_TRACE("case " + std::to_string(n) + " values " + NameOf(kind) + "," +
-                 NameOf(weight_kind));
-    ExpectTheSpecification(problem, form, call);
+    call.workspace_fill = random.Pick<unsigned char>({0xff, 0x00, 0x7f});
+    call.workspace_misalignment = static_cast<size_t>(random.Between(0, 63));
+    const Layer layer = Make(problem);
+    EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call).y, Specify(problem).y))
+        << "case " << n << " values " << NameOf(kind) << "," << NameOf(weight_kind) << " "
+        << Describe(problem) << " query " << Describe(call.query) << " output "
+        << Describe(call.output);
   }
 }
 
@@ -440,16 +202,11 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
 TEST_P(LayerContract, WideHeadsOfSmallCallsEqualTheSpecification) {
   Random random(5600);
   for (int64_t head_dim = 31; head_dim <= 97 && !HasFailure(); head_dim++) {
-    LayerProblem problem;
+    LayerProblem problem = LayerSizes(2, head_dim, 1, 1, head_dim, head_dim, head_dim);
     problem.batch = 4;
-    problem.n_q = problem.n_kv = 2;
-    problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim =
-        problem.head_dim = problem.head_dim_v = head_dim;
     problem.scale = 1.0f;
     FillNormal(&random, kNoBiases, true, &problem);
-    LayerCall call;
-    call.asked = kAskNothing;
-    ExpectTheSpecification(problem, PlainForm(), call);
+    ExpectTheSpecification(problem);
   }
 }
 
@@ -457,13 +214,9 @@ TEST_P(LayerContract, BordersOfDotBlocksAndPanelsEqualTheSpecification) {
   Random random(3001);
   for (const int64_t query_dim : {255, 256, 257, 511, 512, 513, 769}) {
     for (const int64_t width : {1, 15, 16, 17, 47, 48, 49, 95, 96, 97}) {
-      LayerProblem problem;
-      problem.n_q = problem.n_kv = random.Between(1, 10);
-      problem.query_dim = problem.key_dim = problem.value_dim = query_dim;
-      problem.head_dim = problem.head_dim_v = width;
-      problem.output_dim = 5;
+      LayerProblem problem = LayerSizes(random.Between(1, 10), query_dim, 1, 1, width, width, 5);
       FillNormal(&random, kAllBiases, true, &problem);
-      ExpectTheSpecification(problem, PlainForm(), LayerCall());
+      ExpectTheSpecification(problem);
       if (HasFailure()) return;
     }
   }
@@ -474,14 +227,9 @@ TEST_P(LayerContract, AnyFewRowsEqualTheSpecification) {
   Random random(3005);
   for (int64_t n = 1; n <= 20; n++) {
     for (const int64_t head_dim : {9, 16, 40}) {
-      LayerProblem problem;
-      problem.n_q = problem.n_kv = n;
-      problem.query_dim = problem.key_dim = problem.value_dim = 260 + n;
-      problem.head_dim = problem.head_dim_v = head_dim;
-      problem.num_heads = problem.num_kv_heads = 3;
-      problem.output_dim = 64 + 7 * n;
+      LayerProblem problem = LayerSizes(n, 260 + n, 3, 3, head_dim, head_dim, 64 + 7 * n);
       FillNormal(&random, kAllBiases, true, &problem);
-      ExpectTheSpecification(problem, PlainForm(), LayerCall());
+      ExpectTheSpecification(problem);
     }
     if (HasFailure()) return;
   }
@@ -496,12 +244,7 @@ TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {
   for (const int64_t n : {104, 105, 143, 144, 145, 146, 151, 289}) {
     for (const int64_t head_dim : {16, 20, 48}) {
       if (!sample.Takes()) continue;
-      LayerProblem problem;
-      problem.n_q = problem.n_kv = n;
-      problem.query_dim = problem.key_dim = problem.value_dim = 260;
-      problem.head_dim = problem.head_dim_v = head_dim;
-      problem.num_heads = problem.num_kv_heads = 2;
-      problem.output_dim = 33;
+      LayerProblem problem = LayerSizes(n, 260, 2, 2, head_dim, head_dim, 33);
       FillNormal(&random, kAllBiases, true, &problem);
       const Layer layer = Make(problem);
       const Outputs expected = Specify(problem);
@@ -510,7 +253,7 @@ TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {
         LayerCall call;
         call.scheduler = scheduler.get();
         EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), expected))
-            << Describe(problem) << Describe(call);
+            << Describe(problem) << " " << num_threads << " threads";
       }
       if (HasFailure()) return;
     }
@@ -521,35 +264,14 @@ TEST_P(LayerContract, BordersOfRowBlocksEqualTheSpecification) {
 TEST_P(LayerContract, EverySmallSizeEqualsTheSpecification) {
   Random random(3002);
   for (int64_t n = 1; n <= 100 && !HasFailure(); n++) {
-    for (const int64_t what : {0, 1, 2, 3}) {
-      LayerProblem problem;
-      problem.n_q = problem.n_kv = what == 0 ? n : 7;
-      problem.query_dim = problem.key_dim = problem.value_dim = what == 1 ? n : 11;
-      problem.head_dim = what == 2 ? n : 3;
-      problem.head_dim_v = what == 2 ? 101 - n : 2;
-      problem.output_dim = what == 3 ? n : 13;
+    for (LayerProblem problem :
+         {LayerSizes(n, 11, 1, 1, 3, 2, 13), LayerSizes(7, n, 1, 1, 3, 2, 13),
+          LayerSizes(7, 11, 1, 1, n, 101 - n, 13), LayerSizes(7, 11, 1, 1, 3, 2, n)}) {
       problem.is_causal = true;
       FillNormal(&random, n % 2 == 0 ? kAllBiases : kNoBiases, true, &problem);
-      ExpectTheSpecification(problem, PlainForm(), LayerCall());
+      ExpectTheSpecification(problem);
     }
   }
-}
-
-// More rows than one block of them, more columns than one panel, more keys than one chunk.
-LayerProblem SeveralBlocks(int64_t batch) {
-  Random random(3003);
-  LayerProblem problem;
-  problem.batch = batch;
-  problem.n_q = problem.n_kv = 290;
-  problem.query_dim = problem.key_dim = problem.value_dim = 33;
-  problem.output_dim = 50;
-  problem.num_heads = 4;
-  problem.num_kv_heads = 2;
-  problem.head_dim = 9;
-  problem.head_dim_v = 6;
-  problem.is_causal = true;
-  FillNormal(&random, kAllBiases, true, &problem);
-  return problem;
 }
 
 // Between few and many: more than 131072 weights to a matrix, which the second level of a cache may
@@ -557,30 +279,19 @@ LayerProblem SeveralBlocks(int64_t batch) {
 TEST_P(LayerContract, AnyFewRowsOfMoreWeightsEqualTheSpecification) {
   Random random(3006);
   for (int64_t n = 1; n <= 9; n++) {
-    LayerProblem problem;
-    problem.batch = n % 2 == 0 ? 2 : 1;
-    problem.n_q = problem.n_kv = n / problem.batch;
-    problem.query_dim = problem.key_dim = problem.value_dim = 605;
-    problem.num_heads = 6;
-    problem.num_kv_heads = 3;
-    problem.head_dim = 37 + n;
-    problem.head_dim_v = 32;
-    problem.output_dim = 720 + n;
+    const int64_t batch = n % 2 == 0 ? 2 : 1;
+    LayerProblem problem = LayerSizes(n / batch, 605, 6, 3, 37 + n, 32, 720 + n);
+    problem.batch = batch;
     FillNormal(&random, kAllBiases, true, &problem);
     ASSERT_GT(problem.query_dim * problem.q_width(), int64_t{1} << 17);
-    ExpectTheSpecification(problem, PlainForm(), LayerCall());
+    ExpectTheSpecification(problem);
   }
 }
 
-// So many weights are asked for in other ways: they are more than 2 million to a matrix, with a
-// last block of one term.
+// Matrices of more than 2 million weights are prefetched in other ways. The last block has one
+// term.
 TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
-  LayerProblem problem;
-  problem.n_q = problem.n_kv = 24;
-  problem.query_dim = problem.key_dim = problem.value_dim = 2049;
-  problem.num_heads = 10;
-  problem.head_dim = 103;
-  problem.head_dim_v = 5;
+  LayerProblem problem = LayerSizes(24, 2049, 10, 1, 103, 5, 1);
   problem.is_causal = true;
   Random random(3004);
   FillNormal(&random, kAllBiases, true, &problem);
@@ -605,9 +316,14 @@ TEST_P(LayerContract, AnyFewRowsOfManyWeightsEqualTheSpecification) {
   }
 }
 
+// More rows than one block of them, more columns than one panel, more keys than one chunk.
 TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
+  Random random(3003);
   for (const int64_t batch : {1, 2}) {
-    const LayerProblem problem = SeveralBlocks(batch);
+    LayerProblem problem = LayerSizes(290, 33, 4, 2, 9, 6, 50);
+    problem.batch = batch;
+    problem.is_causal = true;
+    FillNormal(&random, kAllBiases, true, &problem);
     const Layer layer = Make(problem);
     const Outputs alone = Forward(layer.get(), problem);
     for (uint32_t num_threads = 1; num_threads <= 4; num_threads++) {
@@ -616,17 +332,14 @@ TEST_P(LayerContract, AnySchedulerGivesTheSameBits) {
         LayerCall call;
         call.scheduler = scheduler.get();
         EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call), alone))
-            << Describe(problem) << Describe(call);
+            << Describe(problem) << " " << num_threads << " threads";
       }
     }
   }
 }
 
 TEST(InPlace, IsRefusedWithOutputsPerPair) {
-  AttentionProblem problem;
-  problem.n_q = problem.n_kv = 2;
-  Random random(1);
-  FillNormal(&random, &problem);
+  const AttentionProblem problem = NormalAttention(Sizes(2, 2, 1, 1, 1, 1));
   AttentionCall call;
   call.asked = kAskWeights;
   AttentionData data(problem, call);

@@ -179,20 +179,19 @@ TEST(Fma, EqualsTheInstructionNearTheMiddleOfTwoFloats) {
 TEST(Fma, EqualsTheInstructionForAllEdgesCrossed) {
   std::vector<float> edges;
   const uint32_t kMagnitudes[] = {
-      0x00000000u, 0x00000001u, 0x00000002u, 0x00000003u,
-      0x00000100u, 0x00400000u, 0x007fffffu,  // zero, subnormal numbers
+      0x00000000u, 0x00000001u, 0x00000002u, 0x00000003u, 0x00000100u,
+      0x00400000u, 0x007fffffu,  // zero, subnormal numbers
       0x00800000u, 0x00800001u, 0x00ffffffu, 0x01000000u,
       0x0c000000u,                                         // from the least normal number on
       0x1a000000u, 0x1fffffffu, 0x20000000u, 0x20000001u,  // about 2^-63
       0x33800000u, 0x33ffffffu, 0x34000000u,               // last places of 1
-      0x3effffffu, 0x3f000000u, 0x3f7fffffu, 0x3f800000u,
-      0x3f800001u, 0x3f800002u, 0x3fc00000u, 0x3fffffffu,
-      0x40000000u, 0x40400000u, 0x4b000000u, 0x4b000001u,
-      0x4b7fffffu, 0x4b800000u, 0x4b800001u,               // about 2^24
-      0x5effffffu, 0x5f000000u, 0x5f000001u, 0x5f7fffffu,  // about 2^63
+      0x3effffffu, 0x3f000000u, 0x3f7fffffu, 0x3f800000u, 0x3f800001u,
+      0x3f800002u, 0x3fc00000u, 0x3fffffffu, 0x40000000u, 0x40400000u,
+      0x4b000000u, 0x4b000001u, 0x4b7fffffu, 0x4b800000u, 0x4b800001u,  // about 2^24
+      0x5effffffu, 0x5f000000u, 0x5f000001u, 0x5f7fffffu,               // about 2^63
       0x72ffffffu, 0x73000000u, 0x73000001u, 0x73800000u,  // half a last place of the largest
-      0x7e800000u, 0x7effffffu, 0x7f000000u, 0x7f000001u,
-      0x7f7ffffeu, 0x7f7fffffu,                             // up to the largest
+      0x7e800000u, 0x7effffffu, 0x7f000000u, 0x7f000001u, 0x7f7ffffeu,
+      0x7f7fffffu,                                          // up to the largest
       0x7f800000u, 0x7f800001u, 0x7fc00000u, 0x7fffffffu};  // infinity, NaN
   for (const uint32_t bits : kMagnitudes) {
     edges.push_back(FromBits(bits));

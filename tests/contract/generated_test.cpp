@@ -36,8 +36,7 @@ const std::vector<Choice> &Pairwise() {
 
 // The first cases have every pair of values, all others are random.
 Choice ChoiceOf(int64_t number) {
-  if (number < static_cast<int64_t>(Pairwise().size()))
-    return Pairwise()[static_cast<size_t>(number)];
+  if (number < static_cast<int64_t>(Pairwise().size())) return Pairwise()[number];
   return RandomChoice(OptionSpace(), static_cast<uint64_t>(number));
 }
 
@@ -88,8 +87,8 @@ Choice Shrink(Choice choice, int64_t number, const std::vector<uint32_t> &sets) 
     has_changed = false;
     for (int d = OptionSpace().size(); d-- > 0;) {
       Choice simpler = choice;
-      if (simpler[static_cast<size_t>(d)] == 0) continue;
-      simpler[static_cast<size_t>(d)] = 0;
+      if (simpler[d] == 0) continue;
+      simpler[d] = 0;
       if (!OptionSpace().Allows(simpler) || Differences(simpler, number, sets).empty()) continue;
       choice = simpler;
       has_changed = true;
@@ -122,16 +121,12 @@ bool RunsOneCase(const std::vector<uint32_t> &sets) {
     throw std::runtime_error("MHA_TEST_CASE begins with the number of a case");
   Choice choice = ChoiceOf(number);
   for (std::string word; words >> word;) {
-    if (word == "plain") {
-      std::fill(choice.begin(), choice.end(), 0);
-      continue;
+    if (word == "plain") std::fill(choice.begin(), choice.end(), 0);
+    if (word == "plain") continue;
+    for (const auto &[name, value] : TermsOf(word)) {
+      const int dimension = OptionSpace().NumberOf(name);
+      choice[dimension] = OptionSpace().ValueNumber(dimension, value);
     }
-    const size_t equals = word.find('=');
-    if (equals == std::string::npos)
-      throw std::runtime_error("'" + word + "' in MHA_TEST_CASE is no OPTION=VALUE");
-    const int dimension = OptionSpace().NumberOf(word.substr(0, equals));
-    choice[static_cast<size_t>(dimension)] =
-        OptionSpace().ValueNumber(dimension, word.substr(equals + 1));
   }
   if (!OptionSpace().Allows(choice))
     throw std::runtime_error("the options of MHA_TEST_CASE cannot stand together");
@@ -149,17 +144,17 @@ std::vector<int> InOrder(const Space &space, int dimension) {
 // What is left out as refused is refused indeed: each value of each line, everything else being
 // plain.
 TEST(GeneratedCases, LeaveOutWhatTheLibraryRefuses) {
-  for (const Together &refusal : RefusedByTheLibrary()) {
-    const Space space = SpaceWith(Refusals(&refusal));
+  for (const std::string &refusal : RefusedByTheLibrary()) {
+    const Space space = SpaceWith(Refusals(refusal));
     std::vector<Choice> refused = {Choice(static_cast<size_t>(space.size()), -1)};
-    for (const auto &[name, values] : refusal) {
+    for (const auto &[name, values] : TermsOf(refusal)) {
       const int dimension = space.NumberOf(name);
       std::vector<Choice> more;
       for (const Choice &choice : refused) {
         for (int v = 0; v < space.CountOf(dimension); v++) {
           if ((space.BitsOf(dimension, values) >> v & 1) == 0) continue;
           more.push_back(choice);
-          more.back()[static_cast<size_t>(dimension)] = v;
+          more.back()[dimension] = v;
         }
       }
       refused = more;

@@ -27,7 +27,7 @@ constexpr uint32_t kNaN = 0x7fc00000u, kOtherNaN = 0xff812345u, kInfinity = 0x7f
 // Numbers of 16 bits between 2^-3 and 2 in magnitude.
 std::vector<uint16_t> Halves(Random *random, int64_t count, uint32_t type) {
   const int mantissa_bits = type == MHA_TYPE_F16 ? 10 : 7, bias = type == MHA_TYPE_F16 ? 15 : 127;
-  std::vector<uint16_t> x(static_cast<size_t>(count));
+  std::vector<uint16_t> x(count);
   for (uint16_t &value : x) {
     const uint64_t z = random->Next();
     const int exponent = bias - 3 + static_cast<int>(z >> 32 & 3);
@@ -38,7 +38,7 @@ std::vector<uint16_t> Halves(Random *random, int64_t count, uint32_t type) {
 }
 
 std::vector<unsigned char> RandomBytes(Random *random, int64_t count) {
-  std::vector<unsigned char> x(static_cast<size_t>(count));
+  std::vector<unsigned char> x(count);
   for (unsigned char &value : x) value = static_cast<unsigned char>(random->Next() >> 56);
   return x;
 }
@@ -511,7 +511,7 @@ class Cases {
     rope.dims = config.dims;
     rope.num_positions = config.num_positions;
     rope.table_stride = config.dims / 2;
-    rope.cos.resize(static_cast<size_t>(config.num_positions * config.dims / 2));
+    rope.cos.resize(config.num_positions * config.dims / 2);
     rope.sin = rope.cos;
     mha_error error;
     Check(mha_rope_tables(&config, rope.cos.data(), rope.sin.data(), &error), error);

@@ -15,7 +15,6 @@
 #include "support/generated_options.h"
 #include "support/given_weights.h"
 #include "support/instruction_sets.h"
-#include "support/numbers.h"
 #include "support/schedulers.h"
 
 namespace {

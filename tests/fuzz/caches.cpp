@@ -15,7 +15,7 @@
 #include "support/cache.h"
 #include "support/generated_case.h"
 #include "support/instruction_sets.h"
-#include "support/replay.h"
+#include "support/stored.h"
 
 namespace {
 

@@ -22,14 +22,25 @@ T ScaleOf(const AttentionShape &shape) {
   return shape.scale != 0 ? T(shape.scale) : T(1) / std::sqrt(T(shape.head_dim));
 }
 
-bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
-  const bool is_later = shape.is_causal && j - i > shape.q_start;
-  if (!shape.score) return is_later;
+// Whether key j lies in a block that row i of head h has chosen, where there are lists.
+bool IsChosen(const AttentionShape &shape, int64_t h, int64_t i, int64_t j) {
+  if (!shape.score || !shape.score->chosen) return true;
+  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
+  const int32_t *list = shape.score->chosen + (kv_head * shape.n_q + i) * shape.score->num_chosen;
+  return std::count(list, list + shape.score->num_chosen, j / shape.score->chosen_block) > 0;
+}
+
+// Whether the pair is excluded by its position. Mask and bias arrays are in the score.
+bool IsMasked(const AttentionShape &shape, int64_t h, int64_t i, int64_t j) {
+  const bool is_outside = (shape.is_causal && j - i > shape.q_start) ||
+                          (shape.has_window_left && j - i < shape.q_start - shape.window_left) ||
+                          (shape.has_window_right && j - i - shape.window_right > shape.q_start);
+  if (!shape.score) return is_outside;
   const int64_t *rows = shape.score->q_groups, *keys = shape.score->kv_groups;
-  if (j >= shape.score->num_keys) return true;
-  if (shape.score->groups_add_keys) return is_later && (rows[i] < 0 || keys[j] != rows[i]);
+  if (j >= shape.score->num_keys || !IsChosen(shape, h, i, j)) return true;
+  if (shape.score->groups_add_keys) return is_outside && (rows[i] < 0 || keys[j] != rows[i]);
   const bool is_of_another = rows && keys[j] != support::kNoGroup && keys[j] != rows[i];
-  return is_later || is_of_another;
+  return is_outside || is_of_another;
 }
 
 bool HasRelativeBias(const support::ScoreOptions &options) {
@@ -61,7 +72,7 @@ T FinishedScore(const AttentionShape &shape, int64_t h, int64_t i, int64_t j, T 
     if (HasRelativeBias(options)) s += T(*RelativeBias(shape, h, i, j));
     if (options.bias) s += T(options.bias[at]);
   }
-  return IsMasked(shape, i, j) ? -std::numeric_limits<T>::infinity() : s;
+  return IsMasked(shape, h, i, j) ? -std::numeric_limits<T>::infinity() : s;
 }
 
 // Of the gate's number g.
@@ -100,19 +111,19 @@ std::vector<T> Project(const X *x, const float *w, const float *b, int64_t rows,
 
 // x [rows, heads, width], normalised by the textbook.
 template <typename T>
-void Normalize(const support::Norm &norm, bool is_of_all_heads, bool is_layer, const float *weight,
-               const float *bias, int64_t rows, int64_t heads, int64_t width, std::vector<T> *x) {
-  const int64_t together = is_of_all_heads ? heads : 1, count = together * width;
-  for (int64_t first = 0; first < rows * heads; first += together) {
+void Normalize(const support::ContextNorm &norm, int64_t heads, int64_t width, std::vector<T> *x) {
+  const int64_t rows_and_heads = static_cast<int64_t>(x->size()) / width,
+                together = norm.is_of_all_heads ? heads : 1, count = together * width;
+  for (int64_t first = 0; first < rows_and_heads; first += together) {
     T *row = x->data() + first * width;
     T mean = 0, variance = 0;
-    for (int64_t n = 0; n < count && is_layer; n++) mean += row[n] / T(count);
+    for (int64_t n = 0; n < count && norm.is_layer; n++) mean += row[n] / T(count);
     for (int64_t n = 0; n < count; n++) variance += (row[n] - mean) * (row[n] - mean) / T(count);
     for (int64_t n = 0; n < count; n++) {
       const int64_t at = (first % heads + n / width) * norm.head_stride + n % width;
       row[n] = (row[n] - mean) / std::sqrt(variance + T(norm.epsilon));
-      if (weight) row[n] *= T(weight[at]);
-      if (bias) row[n] += T(bias[at]);
+      if (norm.weight) row[n] *= T(norm.weight[at]);
+      if (norm.bias) row[n] += T(norm.bias[at]);
     }
   }
 }
@@ -123,10 +134,9 @@ void Prepare(const AttentionShape &shape, bool are_keys, std::vector<T> *x) {
   const int64_t rows = are_keys ? shape.n_kv : shape.n_q,
                 heads = are_keys ? shape.num_kv_heads : shape.num_heads;
   const auto normalize = [&](bool is_after) {
-    if (!shape.norm || shape.norm->is_after_rotation != is_after) return;
-    const support::Norm &norm = *shape.norm;
-    Normalize(norm, norm.is_of_all_heads, norm.is_layer, are_keys ? norm.k_weight : norm.q_weight,
-              are_keys ? norm.k_bias : norm.q_bias, rows, heads, shape.head_dim, x);
+    if (shape.norm && shape.norm->is_after_rotation == is_after)
+      Normalize(are_keys ? NormOfKeys(*shape.norm) : NormOfQueries(*shape.norm), heads,
+                shape.head_dim, x);
   };
   normalize(false);
   for (int64_t n = 0; shape.rotation && n < rows * heads; n++) {
@@ -153,21 +163,33 @@ void Prepare(const AttentionShape &shape, bool are_keys, std::vector<T> *x) {
 
 }  // namespace
 
-template <typename T>
-Prepared<T> PrepareRows(const AttentionShape &shape, const std::vector<T> &q,
-                        const std::vector<T> &k, const std::vector<T> &v) {
-  Prepared<T> prepared = {q, k, v};
-  Prepare(shape, false, &prepared.q);
-  Prepare(shape, true, &prepared.k);
-  if (shape.norm && shape.norm->is_of_values) {
-    Normalize(*shape.norm, false, false, nullptr, nullptr, shape.n_kv, shape.num_kv_heads,
-              shape.head_dim_v, &prepared.v);
-  }
-  return prepared;
+support::ContextNorm NormOfQueries(const support::Norm &norm) {
+  return {norm.is_layer, norm.is_of_all_heads, false,           norm.epsilon,
+          norm.q_weight, norm.q_bias,          norm.head_stride};
+}
+support::ContextNorm NormOfKeys(const support::Norm &norm) {
+  return {norm.is_layer, norm.is_of_all_heads, false,           norm.epsilon,
+          norm.k_weight, norm.k_bias,          norm.head_stride};
+}
+support::ContextNorm NormOfValues(const support::Norm &norm) {
+  return {false, false, false, norm.epsilon, nullptr, nullptr, 0};
 }
 
-template Prepared<double> PrepareRows(const AttentionShape &, const std::vector<double> &,
-                                      const std::vector<double> &, const std::vector<double> &);
+std::vector<double> Normalized(const support::ContextNorm &norm, int64_t heads, int64_t width,
+                               std::vector<double> x) {
+  Normalize(norm, heads, width, &x);
+  return x;
+}
+
+Prepared PrepareRows(const AttentionShape &shape, const std::vector<double> &q,
+                     const std::vector<double> &k, const std::vector<double> &v) {
+  Prepared prepared = {q, k, v};
+  Prepare(shape, false, &prepared.q);
+  Prepare(shape, true, &prepared.k);
+  if (shape.norm && shape.norm->is_of_values)
+    Normalize(NormOfValues(*shape.norm), shape.num_kv_heads, shape.head_dim_v, &prepared.v);
+  return prepared;
+}
 
 template <typename T>
 Attention<T> AttentionForward(const AttentionShape &shape, const std::vector<T> &q,
@@ -263,18 +285,6 @@ Layer<T> LayerForward(const LayerShape &shape, const LayerWeights &weights, cons
   return result;
 }
 
-template <typename T>
-std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual,
-                             int64_t rows, int64_t in, int64_t out) {
-  std::vector<T> y = Project<T>(x, w, b, rows, in, out);
-  for (int64_t n = 0; residual && n < rows * out; n++) y[n] += T(residual[n]);
-  return y;
-}
-
-template std::vector<float> LinearForward(const float *, const float *, const float *,
-                                          const float *, int64_t, int64_t, int64_t);
-template std::vector<double> LinearForward(const float *, const float *, const float *,
-                                           const float *, int64_t, int64_t, int64_t);
 template Attention<float> AttentionForward(const AttentionShape &, const std::vector<float> &,
                                            const std::vector<float> &, const std::vector<float> &,
                                            const std::vector<float> &);
@@ -296,7 +306,6 @@ template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, co
 // Projection: a sum of products in any order has at most (in + 1) roundings in each term, the bias
 // included:
 //     |y - y64| <= (in + 1) * eps * (|x| |W| + |b|)  +  x_error |W|
-// A residual r is one more term, added last: its rounding is at most eps * (|x| |W| + |b| + |r|).
 //
 // Score: |s - s64| <= eps * (head_dim + 2) * S + D with S = max over j of scale * |q| . |k_j|,
 // where the 2 stands for the scale and for s - m, and D = max over j of scale * (|q| . k_error_j +
@@ -393,7 +402,7 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
     for (int64_t i = 0; i < n_q; i++) {
       double S = 0, D = 0;
       for (int64_t j = 0; j < n_kv; j++) {
-        if (IsMasked(shape, i, j)) continue;
+        if (IsMasked(shape, h, i, j)) continue;
         double S_j = 0, D_j = 0;
         for (int64_t d = 0; d < head_dim; d++) {
           const int64_t at_q = (i * num_heads + h) * head_dim + d,
@@ -426,7 +435,7 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
       const double *weights_hi = exact.weights.data() + (h * n_q + i) * n_kv;
       for (int64_t j = 0; j < n_kv; j++) {
         bound.weights[(h * n_q + i) * n_kv + j] =
-            IsMasked(shape, i, j) ? 0 : G * weights_hi[j] + kSmallestNormal;
+            IsMasked(shape, h, i, j) ? 0 : G * weights_hi[j] + kSmallestNormal;
       }
       const double lse = exact.lse[h * n_q + i];
       bound.lse[h * n_q + i] =
@@ -434,7 +443,7 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
       for (int64_t d = 0; d < head_dim_v; d++) {
         double sum = 0, passed_on = 0, small = 0;
         for (int64_t j = 0; j < n_kv; j++) {
-          if (IsMasked(shape, i, j)) continue;
+          if (IsMasked(shape, h, i, j)) continue;
           const int64_t at_v = (j * num_kv_heads + g) * head_dim_v + d;
           const double v_d_error = error_of(v_error, at_v);
           sum += weights_hi[j] * (std::fabs(v[at_v]) + v_d_error);
@@ -454,6 +463,35 @@ AttentionBound BoundAttention(const AttentionShape &shape, const std::vector<dou
         bound.gated[at] =
             (c + bound.context[at]) * f_error + bound.context[at] * f + kEps * c * f + kSmallest;
       }
+    }
+  }
+  return bound;
+}
+
+// With n numbers together, of which u is the largest and s the root: a mean is off by n roundings
+// of u at most, a difference from it by one more; the sum of their squares by n + 2 roundings, and
+// twice what the differences are off by; the root halves that; five roundings follow.
+std::vector<double> BoundNorm(const support::ContextNorm &norm, int64_t heads, int64_t width,
+                              const std::vector<double> &x) {
+  constexpr double eps = 0x1p-24;
+  const int64_t count = (norm.is_of_all_heads ? heads : 1) * width;
+  std::vector<double> bound(x.size());
+  for (int64_t first = 0; first < static_cast<int64_t>(x.size()); first += count) {
+    double u = 0, mean = 0, variance = 0;
+    for (int64_t n = 0; n < count; n++) u = std::max(u, std::fabs(x[first + n]));
+    for (int64_t n = 0; n < count && norm.is_layer; n++) mean += x[first + n] / double(count);
+    for (int64_t n = 0; n < count; n++)
+      variance += (x[first + n] - mean) * (x[first + n] - mean) / double(count);
+    const double s = std::sqrt(variance + double(norm.epsilon));
+    const double of_difference = norm.is_layer ? eps * double(count + 3) * u : 0;
+    const double of_root = eps * (double(count) / 2 + 4) + of_difference / s;
+    for (int64_t n = 0; n < count; n++) {
+      const int64_t at = (first / width + n / width) % heads * norm.head_stride + n % width;
+      const double w = norm.weight ? std::fabs(double(norm.weight[at])) : 1,
+                   b = norm.bias ? std::fabs(double(norm.bias[at])) : 0;
+      const double distance = std::fabs(x[first + n] - mean);
+      bound[first + n] =
+          w / s * (of_difference + distance * (of_root + 6 * eps)) + eps * b + kSmallestNormal;
     }
   }
   return bound;
@@ -482,18 +520,6 @@ LayerBound BoundLayer(const LayerShape &shape, const LayerWeights &weights, cons
   bound.y = weights.w_o ? BoundProjection(exact.attention.gated, bound.attention.gated, weights.w_o,
                                           weights.b_o, a.n_q, merged_dim, shape.output_dim)
                         : bound.attention.gated;
-  return bound;
-}
-
-std::vector<double> BoundLinear(const float *x, const float *w, const float *b,
-                                const float *residual, int64_t rows, int64_t in, int64_t out) {
-  const std::vector<double> wide(x, x + rows * in);
-  std::vector<double> bound = BoundProjection(wide, {}, w, b, rows, in, out);
-  const std::vector<double> product = AbsProduct(wide, w, rows, in, out);
-  for (int64_t n = 0; residual && n < rows * out; n++) {
-    bound[n] += kEps * (product[n] + (b ? std::fabs(double(b[n % out])) : 0.0) +
-                        std::fabs(double(residual[n])));
-  }
   return bound;
 }
 

@@ -31,16 +31,22 @@ struct Layer {
   std::vector<T> y;  // [n_q, output_dim], or [n_q, num_heads * head_dim_v] without w_o
 };
 
+// The norms that a struct describes, of queries, keys and values, in the form of that of a context.
+support::ContextNorm NormOfQueries(const support::Norm &norm);
+support::ContextNorm NormOfKeys(const support::Norm &norm);
+support::ContextNorm NormOfValues(const support::Norm &norm);
+
+// x [rows, heads, width], normalised.
+std::vector<double> Normalized(const support::ContextNorm &norm, int64_t heads, int64_t width,
+                               std::vector<double> x);
+
 // Queries, keys and values as they are attended to, after the norm and the rotation of the shape.
-template <typename T>
 struct Prepared {
-  std::vector<T> q, k, v;
+  std::vector<double> q, k, v;
 };
 
-// T is double.
-template <typename T>
-Prepared<T> PrepareRows(const support::AttentionShape &shape, const std::vector<T> &q,
-                        const std::vector<T> &k, const std::vector<T> &v);
+Prepared PrepareRows(const support::AttentionShape &shape, const std::vector<double> &q,
+                     const std::vector<double> &k, const std::vector<double> &v);
 
 // Of rows that are prepared already. T is float or double. gate: [n_q, num_heads, shape.gate.dim];
 // empty = that of the shape.
@@ -52,12 +58,6 @@ Attention<T> AttentionForward(const support::AttentionShape &shape, const std::v
 template <typename T>
 Layer<T> LayerForward(const support::LayerShape &shape, const support::LayerWeights &weights,
                       const float *query, const float *key, const float *value);
-
-// What mha_linear is for: y [rows, out] = x [rows, in] w [in, out] + b [out] + residual [rows,
-// out]. b and residual may be null.
-template <typename T>
-std::vector<T> LinearForward(const float *x, const float *w, const float *b, const float *residual,
-                             int64_t rows, int64_t in, int64_t out);
 
 // A-priori bounds of the error of each element in float32, in any order of summation, given the
 // exact result. The derivation is in oracle.cpp.
@@ -87,13 +87,14 @@ AttentionBound BoundAttention(const support::AttentionShape &shape, const std::v
                               const std::vector<double> &gate = {},
                               const std::vector<double> &gate_error = {});
 
+// The error of rows x [rows, heads, width] once they are normalised.
+std::vector<double> BoundNorm(const support::ContextNorm &norm, int64_t heads, int64_t width,
+                              const std::vector<double> &x);
+
 // exact is LayerForward<double> of the same inputs.
 LayerBound BoundLayer(const support::LayerShape &shape, const support::LayerWeights &weights,
                       const float *query, const float *key, const float *value,
                       const Layer<double> &exact);
-
-std::vector<double> BoundLinear(const float *x, const float *w, const float *b,
-                                const float *residual, int64_t rows, int64_t in, int64_t out);
 
 }  // namespace oracle
 

@@ -18,49 +18,26 @@ namespace support {
 // is NaN, or where they are different infinities; what is exact in both needs no bound.
 double BoundRatio(double actual, double exact, double bound);
 
-// The context, lse and weights of a problem of one sequence, as exact as the oracle's bounds say.
-void ExpectTheErrorBound(const AttentionProblem &problem, const Outputs &actual);
-
-double UlpOf(double x);
-
-// How far one output of a case is off.
+// Prints how far an output [rows, width] of a case is off, and expects it within the bound and
+// about as good as naive code.
 //
 // Against naive code, a case is judged by its worst row and by the root of the mean square over its
 // rows, the error of a row being that of its worst element in ulp of the largest value of the case.
 // Row by row would be unfair either way: where scores are large, a row's error is hardly more than
 // the one rounding error of its largest score, which naive code gets right by chance in some rows
 // and in others not.
-class Accuracy {
- public:
-  // actual, naive, exact and bound are [rows, width].
-  Accuracy(std::string name, const std::vector<float> &actual, const std::vector<float> &naive,
-           const std::vector<double> &exact, const std::vector<double> &bound, int64_t width);
-
-  void Print(const std::string &case_name) const;
-  void ExpectWithinBound() const;
-  void ExpectAboutAsGoodAsNaive() const;
-
- private:
-  std::string name_;
-  std::string worst_;
-  double max_ratio_ = 0;
-  double max_ = 0;
-  double naive_max_ = 0;
-  double rms_ = 0;
-  double naive_rms_ = 0;
-};
-
-void PrintAndExpectAccurate(const std::string &case_name, const std::vector<Accuracy> &outputs);
+void ExpectAccurate(const std::string &case_name, const char *name,
+                    const std::vector<float> &actual, const std::vector<float> &naive,
+                    const std::vector<double> &exact, const std::vector<double> &bound,
+                    int64_t width);
 
 // ---- Whole cases
 
 std::vector<double> Widen(const std::vector<float> &x);
 
-// Compares outputs of a batch of 1 with the oracle, and prints a line for each of them. There is no
-// norm and no rotation.
+// Compares outputs of a batch of 1, without norm and rotation, with the oracle.
 void ExpectAccurate(const std::string &case_name, const AttentionProblem &problem,
                     const Outputs &actual);
-
 void ExpectAccurate(const std::string &case_name, const LayerProblem &problem,
                     const Outputs &actual);
 

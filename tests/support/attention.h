@@ -19,13 +19,6 @@ const char *NameOf(Storage type);
 
 // A rotation of queries and keys.
 struct Rope {
-  Rope();
-  Rope(const Rope &);
-  Rope(Rope &&) noexcept;
-  Rope &operator=(const Rope &);
-  Rope &operator=(Rope &&) noexcept;
-  ~Rope();
-
   bool is_interleaved = false;
   bool use_defaults = false;  // give 0 for dims = head_dim - offset and table_stride = dims / 2
   int64_t dims = 0;
@@ -40,13 +33,6 @@ struct Rope {
 // A norm of queries, keys and values; the struct of mha.h. Weights and biases are [head_dim] where
 // head_stride is 0, else [heads, head_stride], of which head_dim are looked at.
 struct NormArrays {
-  NormArrays();
-  NormArrays(const NormArrays &);
-  NormArrays(NormArrays &&) noexcept;
-  NormArrays &operator=(const NormArrays &);
-  NormArrays &operator=(NormArrays &&) noexcept;
-  ~NormArrays();
-
   bool is_layer = false, is_of_all_heads = false, is_after_rotation = false, is_of_values = false;
   bool use_defaults = false;  // give 0 for the stride of all heads
   float epsilon = 1e-6f;
@@ -54,7 +40,7 @@ struct NormArrays {
   std::vector<float> q_weight, k_weight, q_bias, k_bias;  // empty = not given
 };
 
-// Likewise of the context.
+// A norm of the context.
 struct ContextNormArrays {
   bool is_layer = false, is_of_all_heads = false, is_after_gate = false;
   bool use_defaults = false;
@@ -85,16 +71,8 @@ struct Groups {
 
 // What changes scores; the struct of mha.h.
 struct ScoreArrays {
-  ScoreArrays();
-  ScoreArrays(const ScoreArrays &);
-  ScoreArrays(ScoreArrays &&) noexcept;
-  ScoreArrays &operator=(const ScoreArrays &);
-  ScoreArrays &operator=(ScoreArrays &&) noexcept;
-  ~ScoreArrays();
-
   float softcap = 0;
-  std::vector<float> alibi_slopes, sinks;  // [num_heads]; empty = not given
-  std::vector<float> head_scales;          // likewise
+  std::vector<float> alibi_slopes, sinks, head_scales;  // [num_heads]; empty = not given
   Pairs<float> bias;
   bool bias_is_f16 = false;  // it is given so; the numbers are exact in f16
   Pairs<uint8_t> mask;
@@ -112,13 +90,6 @@ struct ScoreArrays {
 
 // The sizes that the layer and its middle stage have in common, and who attends to whom.
 struct AttentionSizes {
-  AttentionSizes();
-  AttentionSizes(const AttentionSizes &);
-  AttentionSizes(AttentionSizes &&) noexcept;
-  AttentionSizes &operator=(const AttentionSizes &);
-  AttentionSizes &operator=(AttentionSizes &&) noexcept;
-  ~AttentionSizes();
-
   int64_t batch = 1;
   int64_t n_q = 1;
   int64_t n_kv = 1;
@@ -161,13 +132,6 @@ ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b);
 void PadLeft(bool keeps_lengths, AttentionSizes *sizes);
 
 struct AttentionProblem : AttentionSizes {
-  AttentionProblem();
-  AttentionProblem(const AttentionProblem &);
-  AttentionProblem(AttentionProblem &&) noexcept;
-  AttentionProblem &operator=(const AttentionProblem &);
-  AttentionProblem &operator=(AttentionProblem &&) noexcept;
-  ~AttentionProblem();
-
   std::vector<float> q;  // [batch, n_q, num_heads, head_dim]
   std::vector<float> k;  // [batch, n_kv, num_kv_heads, head_dim]
   std::vector<float> v;  // [batch, n_kv, num_kv_heads, head_dim_v]
@@ -283,19 +247,10 @@ std::vector<float> SliceRows(const std::vector<float> &x, int64_t b, int64_t n, 
 AttentionProblem Slice(const AttentionProblem &problem, int64_t b, int64_t first, int64_t n_q,
                        int64_t n_kv);
 
-// Rows first .. first + count and keys 0 .. n_kv of x [batch, num_heads, n_q, all_kv], of sequence
-// b; all_kv = 1 for lse.
-std::vector<float> SliceScores(const std::vector<float> &x, const AttentionSizes &sizes,
-                               int64_t all_kv, int64_t b, int64_t first, int64_t count,
-                               int64_t n_kv);
-
 // What a call of Slice(...) has to give, out of what the whole gave. y_width is the width of a row
 // of y.
 Outputs Slice(const Outputs &whole, const AttentionSizes &sizes, int64_t y_width, int64_t b,
               int64_t first, int64_t n_q, int64_t n_kv);
-
-// Sequence b as a problem of its own, without its padding.
-AttentionProblem Alone(const AttentionProblem &problem, int64_t b);
 
 // Calls function(row) with each row of x [batch, n, width] that is padding.
 template <typename Function>

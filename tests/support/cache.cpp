@@ -51,8 +51,8 @@ void Cache::Append(int64_t sequence, const KeysAndValues &rows) {
 
 KeysAndValues Cache::Read(int64_t sequence, int64_t first, int64_t count) const {
   KeysAndValues rows;
-  rows.k.assign(static_cast<size_t>(count * config_.num_kv_heads * config_.head_dim), Unwritten());
-  rows.v.assign(static_cast<size_t>(count * config_.num_kv_heads * head_dim_v()), Unwritten());
+  rows.k.assign(count * config_.num_kv_heads * config_.head_dim, Unwritten());
+  rows.v.assign(count * config_.num_kv_heads * head_dim_v(), Unwritten());
   Check(mha_kv_cache_read(cache_, sequence, first, count, rows.k.data(), rows.v.data(), &error_),
         error_);
   return rows;
@@ -96,7 +96,7 @@ mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &
 void SpreadBlocks(Random *random, Cache *cache) {
   const mha_kv_cache_config &config = cache->config();
   if (config.kind != MHA_CACHE_KIND_PAGED) return;
-  std::vector<int32_t> pool(static_cast<size_t>(config.num_blocks));
+  std::vector<int32_t> pool(config.num_blocks);
   for (size_t n = 0; n < pool.size(); n++) pool[n] = static_cast<int32_t>(n);
   for (size_t n = pool.size(); n > 1; n--)
     std::swap(pool[n - 1], pool[random->Between(0, static_cast<int64_t>(n) - 1)]);

@@ -42,8 +42,7 @@ class ChoiceData : public AttentionData {
     output = {};
     const int64_t rows = problem.batch * problem.n_q, heads = problem.num_heads,
                   stride = heads + weights_gap;
-    std::vector<float> weights(static_cast<size_t>(rows > 0 ? (rows - 1) * stride + heads : 0),
-                               FromBits(0x7fc0dead));
+    std::vector<float> weights(rows > 0 ? (rows - 1) * stride + heads : 0, FromBits(0x7fc0dead));
     for (int64_t row = 0; row < rows; row++) {
       std::copy(problem.weights.begin() + row * heads, problem.weights.begin() + (row + 1) * heads,
                 weights.begin() + row * stride);
@@ -87,16 +86,15 @@ inline Outputs Choose(const ChoiceProblem &problem, const AttentionCall &call = 
 inline Outputs Specify(const ChoiceProblem &problem) {
   const int64_t heads = problem.num_heads, count = problem.num_chosen,
                 rows = problem.batch * problem.n_q;
-  std::vector<int32_t> all_chosen(static_cast<size_t>(rows * count), -1);
+  std::vector<int32_t> all_chosen(rows * count, -1);
   Outputs outputs;
-  outputs.scores.assign(static_cast<size_t>(rows * problem.n_kv),
-                        -std::numeric_limits<float>::infinity());
+  outputs.scores.assign(rows * problem.n_kv, -std::numeric_limits<float>::infinity());
   const std::optional<Norm> norm = NormOf(problem);
   for (int64_t b = 0; b < problem.batch; b++) {
     const ValidRows valid = ValidRowsOf(problem, b);
     const int64_t q_row = b * problem.n_q + valid.q_first,
                   kv_row = b * problem.n_kv + valid.kv_first;
-    std::vector<float> scores(static_cast<size_t>(valid.n_q * valid.n_kv));
+    std::vector<float> scores(valid.n_q * valid.n_kv);
     WithRotation(problem, b, [&](const Rotation *rotation) {
       AttentionShape shape = ShapeOf(problem, b);
       shape.norm = norm ? &*norm : nullptr;

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <bitset>
 #include <cstdint>
-#include <set>
+#include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,15 +23,26 @@ namespace support {
 // Of a dimension. Random cases take it as often as its weight says, which is for values that take
 // long to compute.
 struct Value {
-  Value(const char *its_name, double its_weight = 1)
-      : name(its_name), weight(its_weight) {}  // NOLINT: a name is a value
-  std::string_view name;
+  std::string name;
   double weight;
 };
 
-// Values that cannot stand together: {{"cache", "ring"}, {"causal", "no"}}. "a|b" is either of two
-// values, "!a|b" any other one.
-using Together = std::vector<std::pair<std::string_view, std::string_view>>;
+inline std::vector<std::string> WordsOf(const std::string &text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+// Values that occur together, "cache=ring causal=no", as dimensions and values. "a|b" is either of
+// two values, "!a|b" any other one.
+inline std::vector<std::pair<std::string, std::string>> TermsOf(const std::string &together) {
+  std::vector<std::pair<std::string, std::string>> terms;
+  for (const std::string &word : WordsOf(together)) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos) throw std::runtime_error("'" + word + "' is no OPTION=VALUE");
+    terms.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+  }
+  return terms;
+}
 
 // The number of a value in each dimension; -1: not chosen yet.
 using Choice = std::vector<int>;
@@ -47,25 +59,26 @@ class Space {
     std::vector<Value> values;
   };
 
-  Space(std::vector<Axis> axes, const std::vector<Together> &refusals)
+  // refusals: values that cannot stand together.
+  Space(std::vector<Axis> axes, const std::vector<std::string> &refusals)
       : axes_(std::move(axes)), rules_of_(axes_.size()) {
     if (axes_.size() > kMost)
       throw std::runtime_error("more dimensions than a set of them has bits");
     for (size_t d = 0; d < axes_.size(); d++) numbers_[axes_[d].name] = static_cast<int>(d);
-    for (const Together &refusal : refusals) {
+    for (const std::string &refusal : refusals) {
       Rule rule;
-      for (const auto &[dimension, values] : refusal) {
+      for (const auto &[dimension, values] : TermsOf(refusal)) {
         rule.terms.push_back({NumberOf(dimension), BitsOf(NumberOf(dimension), values)});
         rule.dimensions.set(static_cast<size_t>(rule.terms.back().dimension));
       }
       for (const Term &term : rule.terms)
-        rules_of_[static_cast<size_t>(term.dimension)].push_back(static_cast<int>(rules_.size()));
+        rules_of_[term.dimension].push_back(static_cast<int>(rules_.size()));
       rules_.push_back(std::move(rule));
     }
   }
 
   int size() const { return static_cast<int>(axes_.size()); }
-  const Axis &axis(int dimension) const { return axes_[static_cast<size_t>(dimension)]; }
+  const Axis &axis(int dimension) const { return axes_[dimension]; }
   int CountOf(int dimension) const { return static_cast<int>(axis(dimension).values.size()); }
 
   int NumberOf(std::string_view dimension) const {
@@ -99,10 +112,10 @@ class Space {
 
   bool Is(const Choice &choice, std::string_view dimension, std::string_view values) const {
     const int d = NumberOf(dimension);
-    return (BitsOf(d, values) >> choice[static_cast<size_t>(d)] & 1) != 0;
+    return (BitsOf(d, values) >> choice[d] & 1) != 0;
   }
   std::string_view NameOfValue(const Choice &choice, int dimension) const {
-    return axis(dimension).values[static_cast<size_t>(choice[static_cast<size_t>(dimension)])].name;
+    return axis(dimension).values[choice[static_cast<size_t>(dimension)]].name;
   }
 
   // Whether the values that are chosen so far can stand together, as far as one rule tells.
@@ -123,7 +136,7 @@ class Space {
   std::string Describe(const Choice &choice) const {
     std::string text;
     for (int d = 0; d < size(); d++) {
-      if (choice[static_cast<size_t>(d)] <= 0) continue;
+      if (choice[d] <= 0) continue;
       text += (text.empty() ? "" : " ") + std::string(axis(d).name) + "=" +
               std::string(NameOfValue(choice, d));
     }
@@ -148,7 +161,7 @@ class Space {
 
   static bool Refuses(const Rule &rule, const Choice &choice) {
     return std::all_of(rule.terms.begin(), rule.terms.end(), [&](const Term &term) {
-      const int value = choice[static_cast<size_t>(term.dimension)];
+      const int value = choice[term.dimension];
       return value >= 0 && (term.values >> value & 1) != 0;
     });
   }
@@ -163,11 +176,10 @@ class Space {
     Dimensions because;
     for (const int value : order(dimension, *choice)) {
       (*choice)[at] = value;
-      const auto refusing = std::find_if(rules_of_[at].begin(), rules_of_[at].end(), [&](int rule) {
-        return Refuses(rules_[static_cast<size_t>(rule)], *choice);
-      });
+      const auto refusing = std::find_if(rules_of_[at].begin(), rules_of_[at].end(),
+                                         [&](int rule) { return Refuses(rules_[rule], *choice); });
       if (refusing != rules_of_[at].end()) {
-        because |= rules_[static_cast<size_t>(*refusing)].dimensions;
+        because |= rules_[*refusing].dimensions;
         continue;
       }
       const Outcome outcome = Complete(order, choice, dimension + 1);
@@ -206,7 +218,7 @@ class Pairing {
   void Add(const Choice &choice) {
     for (int d = 0; d < space_.size(); d++) {
       for (int e = d + 1; e < space_.size(); e++) {
-        seen_[IndexOf(d, choice[static_cast<size_t>(d)], e, choice[static_cast<size_t>(e)])] = true;
+        seen_[IndexOf(d, choice[d], e, choice[e])] = true;
       }
     }
   }
@@ -215,7 +227,7 @@ class Pairing {
   int Gain(const Choice &choice, int dimension, int value) const {
     int gain = 0;
     for (int e = 0; e < space_.size(); e++) {
-      const int other = choice[static_cast<size_t>(e)];
+      const int other = choice[e];
       if (e == dimension || other < 0) continue;
       gain +=
           !(e < dimension ? Has({e, other, dimension, value}) : Has({dimension, value, e, other}));
@@ -238,8 +250,8 @@ class Pairing {
 
  private:
   size_t IndexOf(int d, int v, int e, int w) const {
-    return static_cast<size_t>(first_[static_cast<size_t>(d)] + v) * static_cast<size_t>(values_) +
-           static_cast<size_t>(first_[static_cast<size_t>(e)] + w);
+    return static_cast<size_t>(first_[d] + v) * static_cast<size_t>(values_) +
+           static_cast<size_t>(first_[e] + w);
   }
 
   const Space &space_;
@@ -270,13 +282,13 @@ inline std::vector<Choice> EveryPair(const Space &space) {
   done.ForEachMissing([&](const Pair &pair) { missing.push_back(pair); });
   Random random(1);
   for (size_t n = missing.size(); n > 1; n--) {
-    std::swap(missing[n - 1], missing[static_cast<size_t>(random.Below(static_cast<int64_t>(n)))]);
+    std::swap(missing[n - 1], missing[random.Below(static_cast<int64_t>(n))]);
   }
   for (const Pair &pair : missing) {
     if (done.Has(pair)) continue;
     Choice choice(static_cast<size_t>(space.size()), -1);
-    choice[static_cast<size_t>(pair.dimension1)] = pair.value1;
-    choice[static_cast<size_t>(pair.dimension2)] = pair.value2;
+    choice[pair.dimension1] = pair.value1;
+    choice[pair.dimension2] = pair.value2;
     const auto most_new_pairs_first = [&](int dimension, const Choice &so_far) {
       std::vector<int> order = RandomOrder(space, dimension, &random);
       const auto gain = [&](int value) { return done.Gain(so_far, dimension, value); };
@@ -308,7 +320,7 @@ inline Choice RandomChoice(const Space &space, uint64_t seed) {
   std::vector<int> first;
   for (int n = 0; n < 6; n++) {
     const int dimension = static_cast<int>(random.Below(space.size()));
-    int &value = choice[static_cast<size_t>(dimension)];
+    int &value = choice[dimension];
     if (value >= 0) continue;
     value = order(dimension, choice)[0];
     if (space.Allows(choice)) {
@@ -319,7 +331,7 @@ inline Choice RandomChoice(const Space &space, uint64_t seed) {
   }
   while (!space.Complete(order, &choice)) {
     if (first.empty()) throw std::runtime_error("no values can stand together");
-    choice[static_cast<size_t>(first.back())] = -1;
+    choice[first.back()] = -1;
     first.pop_back();
   }
   return choice;

@@ -3,8 +3,7 @@
 // error. A test begins with a problem: sizes, who attends to whom, and the arrays,
 //
 //     support::Random random(1);
-//     support::LayerProblem problem;                      // or AttentionProblem, for mha_attention
-//     (layer.h, attention.h)
+//     support::LayerProblem problem;  // or AttentionProblem, for mha_attention
 //     problem.n_q = problem.n_kv = 20;
 //     problem.query_dim = problem.key_dim = problem.value_dim = problem.output_dim = 64;
 //     problem.num_heads = problem.num_kv_heads = 4;
@@ -16,16 +15,12 @@
 // or called (LayerCall in call.h):
 //
 //     const support::Layer layer = MakeLayer(problem);
-//     EXPECT_TRUE(SameBits(Forward(layer.get(), problem), Specify(problem)));        //
-//     same_bits.h, specify.h
+//     EXPECT_TRUE(SameBits(Forward(layer.get(), problem), Specify(problem)));  // specify.h
 //
 // What lies between is there too: LayerData has the structs of a layer, ForwardData and
 // AttentionData those of a call, to be changed before they are used. Every array is in memory of
-// its own (memory.h), next to inaccessible pages if asked for. Cache is a cache (cache.h), and
-// replay.h feeds one; attention_test.h repeats tests for every instruction set.
-//
-// What many programs use is compiled once, in a .cpp file beside its header, the copying of large
-// structs included.
+// its own (memory.h), next to inaccessible pages if asked for. Cache is a cache (cache.h);
+// attention_test.h repeats tests for every instruction set.
 #ifndef MHA_TESTS_SUPPORT_FIXTURES_H
 #define MHA_TESTS_SUPPORT_FIXTURES_H
 

@@ -21,7 +21,6 @@
 
 #include "support/choices.h"
 #include "support/fixtures.h"
-#include "support/given_weights.h"
 #include "support/packed_sequences.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
@@ -38,11 +37,12 @@ struct Size {
 inline Size Draw(Random *random, int64_t least, int64_t most) {
   return {random->Between(least, most), least};
 }
+inline Size Fixed(int64_t size) { return {size, size}; }
 
 // Normal numbers, quickly: from somewhere in a long list of them.
 inline std::vector<float> QuickNormals(Random *random, int64_t count, float factor = 1) {
   static const std::vector<float> all = Random(1).Normals(1 << 16);
-  std::vector<float> x(static_cast<size_t>(count));
+  std::vector<float> x(count);
   size_t at = static_cast<size_t>(random->Below(static_cast<int64_t>(all.size())));
   for (float &value : x) {
     value = all[at] * factor;
@@ -52,13 +52,9 @@ inline std::vector<float> QuickNormals(Random *random, int64_t count, float fact
 }
 
 // With which options it counts where queries stand: one of these lines.
-inline const std::vector<Together> &PositionsCount() {
-  static const std::vector<Together> kLines = {
-      {{"causal", "yes"}},        {{"window_left", "!no"}},
-      {{"window_right", "!no"}},  {{"alibi", "yes"}},
-      {{"relative_bias", "!no"}}, {{"rope", "!none"}, {"rope_positions", "counted|keys"}},
-  };
-  return kLines;
+inline std::vector<std::string> PositionsCount() {
+  return {"causal=yes", "window_left=!no",   "window_right=!no",
+          "alibi=yes",  "relative_bias=!no", "rope=!none rope_positions=counted|keys"};
 }
 
 struct Case {
@@ -71,7 +67,7 @@ struct Case {
     return space->Is(choice, dimension, values);
   }
   int NumberOf(std::string_view dimension) const {
-    return choice[static_cast<size_t>(space->NumberOf(dimension))];
+    return choice[space->NumberOf(dimension)];
   }  // of its value
   // Of a dimension whose values are those of mha.h's types, in their order.
   Storage TypeOf(std::string_view dimension) const {
@@ -144,11 +140,12 @@ struct Case {
     return has_cache() && Is("n_kv", "queries") && Is("kv_lengths", "queries");
   }
   bool counts_positions() const {
-    return std::any_of(
-        PositionsCount().begin(), PositionsCount().end(), [&](const Together &counts) {
-          return std::all_of(counts.begin(), counts.end(),
-                             [&](const auto &is) { return Is(is.first, is.second); });
-        });
+    const std::vector<std::string> lines = PositionsCount();
+    return std::any_of(lines.begin(), lines.end(), [&](const std::string &line) {
+      const auto terms = TermsOf(line);
+      return std::all_of(terms.begin(), terms.end(),
+                         [&](const auto &term) { return Is(term.first, term.second); });
+    });
   }
   // Rows of new keys, with their padding, that come with the call of rows begin .. end of query.
   std::pair<int64_t, int64_t> KeyColumns(int64_t begin, int64_t end) const {
@@ -202,17 +199,10 @@ inline CallPart PartOf(const Case &c, int64_t begin, int64_t end) {
       rows.length = c.whole.n_kv;
     } else {
       const bool in_step = c.keys_come_with_queries() && c.kv_start.empty();
-      const int64_t before = in_step     ? rows.q_before
-                             : begin > 0 ? c.new_keys[static_cast<size_t>(b)]
-                                         : 0;
-      rows.kv_count = c.reads()   ? 0
-                      : in_step   ? rows.q_count
-                      : begin > 0 ? 0
-                                  : c.new_keys[static_cast<size_t>(b)];
-      rows.kv_first = in_step               ? rows.q_first
-                      : !c.kv_start.empty() ? c.kv_start[static_cast<size_t>(b)]
-                                            : 0;
-      rows.kv_column = c.pasts[static_cast<size_t>(b)] + before;
+      const int64_t before = in_step ? rows.q_before : begin > 0 ? c.new_keys[b] : 0;
+      rows.kv_count = c.reads() ? 0 : in_step ? rows.q_count : begin > 0 ? 0 : c.new_keys[b];
+      rows.kv_first = in_step ? rows.q_first : !c.kv_start.empty() ? c.kv_start[b] : 0;
+      rows.kv_column = c.pasts[b] + before;
       rows.length = rows.kv_column + rows.kv_count;
       part.columns = std::max(part.columns, rows.length);
     }
@@ -226,7 +216,7 @@ inline CallPart PartOf(const Case &c, int64_t begin, int64_t end) {
 template <typename T, typename Function>
 std::vector<T> PlaceRows(const std::vector<T> &x, const Case &c, const CallPart &part, int64_t n,
                          int64_t n_of_x, int64_t width, T padding, const Function &place) {
-  std::vector<T> rows(static_cast<size_t>(c.whole.batch * n * width), padding);
+  std::vector<T> rows(c.whole.batch * n * width, padding);
   for (size_t r = 0; r < part.rows.size(); r++) {
     const int64_t b = c.is_packed() ? 0 : static_cast<int64_t>(r);
     const auto [from, to, count] = place(part.rows[r]);
@@ -348,7 +338,7 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
   const bool starts_by_default =
       c.Is("q_start", "null") && (c.cuts.size() == 2 || c.keys_come_with_queries());
   for (int64_t b = 0; b < whole.batch; b++) {
-    const CallRows &rows = part.rows[static_cast<size_t>(b)];
+    const CallRows &rows = part.rows[b];
     const bool has_q_lengths = !c.Is("q_lengths", "no"), has_q_first = !c.Is("q_first", "no");
     if (has_q_lengths) problem.q_lengths.push_back(rows.q_count);
     if (has_q_first) problem.q_first.push_back(rows.q_first);
@@ -422,17 +412,6 @@ inline Outputs Specify(const Case &c) {
                                                     : Converted(c.whole, c.form.weight_type));
 }
 
-// Numbers to the nearest of a type of 16 bits.
-inline std::vector<float> Rounded(Storage type, const std::vector<float> &x) {
-  std::vector<float> rounded = x;
-  const Stored stored = type == Storage::kF16    ? Stored::kF16
-                        : type == Storage::kBf16 ? Stored::kBf16
-                                                 : Stored::kF32;
-  spec::Fastest().store_weights(stored, x.data(), 1, static_cast<int64_t>(x.size()), rounded.data(),
-                                nullptr);
-  return rounded;
-}
-
 // What a call has to give, out of that.
 inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &whole) {
   const LayerProblem &sizes = c.whole;
@@ -453,12 +432,11 @@ inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &wh
         {&Outputs::softcapped_scores, 0.0f},
         {&Outputs::masked_scores, -std::numeric_limits<float>::infinity()},
         {&Outputs::attention_weights, 0.0f}}) {
-    (expected.*field)
-        .assign(static_cast<size_t>(sizes.batch * sizes.num_heads * n_q * part.columns), padding);
+    (expected.*field).assign(sizes.batch * sizes.num_heads * n_q * part.columns, padding);
   }
   // Which columns of the whole a row has, from its first one on.
   const auto columns_of = [&](int64_t b, int64_t i) -> std::pair<int64_t, int64_t> {
-    if (!c.is_packed() || !c.has_cache()) return {0, part.rows[static_cast<size_t>(b)].length};
+    if (!c.is_packed() || !c.has_cache()) return {0, part.rows[b].length};
     for (size_t r = 0; r < part.rows.size(); r++) {
       if (i >= part.rows[r].q_first && i < part.rows[r].q_first + part.rows[r].q_count)
         return {c.packed.kv[r], part.rows[r].length};
@@ -470,7 +448,7 @@ inline Outputs ExpectedOf(const Case &c, const CallPart &part, const Outputs &wh
       const int64_t to = (b * sizes.num_heads + h) * n_q,
                     from = (b * sizes.num_heads + h) * sizes.n_q + part.begin;
       for (int64_t i = 0; i < n_q; i++) {
-        expected.lse.push_back(whole.lse[static_cast<size_t>(from + i)]);
+        expected.lse.push_back(whole.lse[from + i]);
         for (const auto field :
              {&Outputs::scores, &Outputs::scaled_scores, &Outputs::softcapped_scores,
               &Outputs::masked_scores, &Outputs::attention_weights}) {
@@ -523,24 +501,22 @@ class CaseRun {
 
  private:
   void Begin() {
-    if (c_.is_layer()) {
-      MakeTheLayer();
-    }
+    if (c_.is_layer()) MakeTheLayer();
     if (c_.has_cache()) FillCache();
   }
 
   void MakeTheLayer() {
-    const LayerForm &form = c_.form;
-    if (c_.Is("weights_given", "stored")) {
-      const LayerProblem stored = Converted(c_.whole, form.weight_type);
-      layer_ = MakeLayer(GivenAs(stored, form.layout, form.form == WeightForm::kFused,
-                                 2 * form.row_gap, form.gate_in_q),
-                         instruction_set_);
-      return;
+    const bool is_stored = c_.Is("weights_given", "stored");
+    LayerForm form = c_.form;
+    if (is_stored) form.row_gap *= 2;  // int4 is given in whole bytes
+    LayerData data(is_stored ? Converted(c_.whole, form.weight_type) : c_.whole, Place::kAnywhere,
+                   form);
+    if (c_.Is("kv_weights", "none")) {
+      data.weights.w_k = data.weights.w_v = {};
+      data.config.key_dim = data.config.value_dim = 0;
     }
     const mha_layer_options options =
         Options(instruction_set_, c_.Is("sgemm", "yes") ? SgemmOfTheSpecification : nullptr);
-    LayerData data(c_.whole, Place::kAnywhere, form);
     layer_ = Create(data, &options);
     for (Memory &array : data.arrays) array.Fill(0xff);
   }
@@ -656,7 +632,8 @@ class CaseRun {
     SpreadBlocks(&random, &*cache_);
     const int64_t longest = *std::max_element(c_.pasts.begin(), c_.pasts.end());
     if (longest == 0) return;
-    if (c_.Is("past_by", "append") || c_.is_packed()) return AppendPast();
+    if (c_.Is("past_by", "append") || c_.is_packed() || c_.Is("kv_weights", "none"))
+      return AppendPast();
     // A call in which each row sees its own key alone: what is stored does not depend on who
     // attends to it.
     CallPart part = {0, longest, longest, 0, {}};
@@ -678,10 +655,8 @@ class CaseRun {
     problem.has_value = c_.Is("entry", "attention|value|key_value");
     problem.key = RowsOfKeys(whole.key, c_, part, whole.key_dim, 0.0f);
     problem.value = RowsOfKeys(whole.value, c_, part, whole.value_dim, 0.0f);
-    problem.query =
-        keys_are_queries
-            ? problem.key
-            : std::vector<float>(static_cast<size_t>(whole.batch * longest * whole.query_dim));
+    problem.query = keys_are_queries ? problem.key
+                                     : std::vector<float>(whole.batch * longest * whole.query_dim);
     if (whole.rope) {
       problem.rope->q_positions.clear();
       std::vector<int64_t> &k_positions = problem.rope->k_positions;
@@ -699,7 +674,7 @@ class CaseRun {
     const LayerProblem &whole = c_.whole;
     const std::optional<Norm> norm = NormOf(whole);
     for (int64_t b = 0; b < static_cast<int64_t>(c_.pasts.size()); b++) {
-      const int64_t past = c_.pasts[static_cast<size_t>(b)], in_whole = c_.is_packed() ? 0 : b;
+      const int64_t past = c_.pasts[b], in_whole = c_.is_packed() ? 0 : b;
       const int64_t first = c_.is_packed() ? c_.packed.kv[b] : 0;
       const AttentionSizes &all = whole, sizes = c_.is_packed() ? OneOf(all, c_.packed, b) : all;
       KeysAndValues rows;
@@ -714,8 +689,7 @@ class CaseRun {
         shape.rotation = rotation;
         spec::Fastest().prepare_keys(shape, rows.k.data(), rows.v.data());
       });
-      cache_->Append(c_.cache_sequences.empty() ? b : c_.cache_sequences[static_cast<size_t>(b)],
-                     rows);
+      cache_->Append(c_.cache_sequences.empty() ? b : c_.cache_sequences[b], rows);
     }
   }
 

@@ -2,18 +2,14 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <sstream>
 #include <string>
 #include <vector>
 
-namespace support {
+#include "support/call.h"
 
-LayerProblem::LayerProblem() = default;
-LayerProblem::LayerProblem(const LayerProblem &) = default;
-LayerProblem::LayerProblem(LayerProblem &&) noexcept = default;
-LayerProblem &LayerProblem::operator=(const LayerProblem &) = default;
-LayerProblem &LayerProblem::operator=(LayerProblem &&) noexcept = default;
-LayerProblem::~LayerProblem() = default;
+namespace support {
 
 std::string Describe(const LayerProblem &problem) {
   std::ostringstream text;
@@ -108,17 +104,72 @@ std::string Describe(const LayerForm &form) {
   return text.str();
 }
 
-std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<float> &w, int64_t rows,
-                               int64_t columns, int64_t first, int64_t width) {
-  const bool in_out = form.layout == MHA_LAYOUT_IN_OUT;
-  const int64_t stride = (in_out ? width : rows) + form.row_gap;
-  std::vector<float> stored((in_out ? rows : width) * stride, FromBits(0x7fc0dead));
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t c = 0; c < width; c++)
-      stored[in_out ? r * stride + c : c * stride + r] = w[r * columns + first + c];
+namespace {
+
+template <typename Number>
+std::vector<unsigned char> BytesOf(const std::vector<Number> &numbers) {
+  std::vector<unsigned char> bytes(numbers.size() * sizeof(Number));
+  if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
+  return bytes;
+}
+
+// Rows of at(row, i), with `filler` in the gaps between them.
+template <typename Number, typename At>
+std::vector<unsigned char> RowsInMemory(int64_t rows, int64_t width, int64_t gap, Number filler,
+                                        const At &at) {
+  std::vector<Number> stored(rows * (width + gap) - gap, filler);
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t i = 0; i < width; i++)
+      stored[row * (width + gap) + i] = static_cast<Number>(at(row, i));
   }
-  stored.resize(stored.size() - form.row_gap);
-  return stored;
+  return BytesOf(stored);
+}
+
+// Rows of several matrices side by side.
+std::vector<float> Beside(int64_t rows, const std::vector<const std::vector<float> *> &parts) {
+  std::vector<float> all;
+  for (int64_t r = 0; r < rows; r++) {
+    for (const std::vector<float> *part : parts) {
+      const int64_t columns = static_cast<int64_t>(part->size()) / rows;
+      all.insert(all.end(), part->begin() + r * columns, part->begin() + (r + 1) * columns);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<unsigned char> InMemory(Stored stored, const std::vector<float> &w, int64_t in,
+                                    int64_t out, uint32_t layout, int64_t gap) {
+  const bool in_out = layout == MHA_LAYOUT_IN_OUT;
+  const int64_t rows = in_out ? in : out, width = in_out ? out : in;
+  const auto at = [&](int64_t row, int64_t i) {
+    return in_out ? w[row * out + i] : w[i * out + row];
+  };
+  const auto code = [&](int64_t row, int64_t i) {
+    return i < width ? static_cast<unsigned>(static_cast<int>(at(row, i)) + 8) : 15u;
+  };
+  switch (stored) {
+    case Stored::kF32:
+      return RowsInMemory(rows, width, gap, FromBits(0x7fc0dead), at);
+    case Stored::kInt8:
+      return RowsInMemory(rows, width, gap, int8_t{99}, at);
+    case Stored::kInt4:
+      return RowsInMemory(
+          rows, (width + 1) / 2, gap / 2, uint8_t{0xff},
+          [&](int64_t row, int64_t i) { return code(row, 2 * i) | code(row, 2 * i + 1) << 4; });
+    default:
+      return RowsInMemory(rows, width, gap, uint16_t{0x7e01}, [&](int64_t row, int64_t i) {
+        return BitsIn16(static_cast<Storage>(stored), at(row, i));
+      });
+  }
+}
+
+std::vector<unsigned char> ScalesInMemory(Stored stored, const std::vector<float> &scales,
+                                          int64_t out) {
+  const int64_t groups = static_cast<int64_t>(scales.size()) / out;
+  if (stored == Stored::kInt8) return BytesOf(scales);
+  return InMemory(Stored::kF32, scales, groups, out, MHA_LAYOUT_OUT_IN, 0);
 }
 
 mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults) {
@@ -202,72 +253,53 @@ Layer MakeLayer(const LayerProblem &problem, const LayerForm &form) {
 
 LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &form)
     : config(ConfigOf(problem, form.use_defaults)), weights(Zeroed<mha_layer_weights>()) {
-  config.weight_type = static_cast<uint32_t>(form.weight_type);
-  const auto keep = [&](const std::vector<float> &values) {
+  const Stored stored = problem.stored;
+  const bool is_stored = stored != Stored::kF32, are_fused = form.form == WeightForm::kFused;
+  config.weight_type = static_cast<uint32_t>(is_stored ? stored : form.weight_type);
+  weights.type = is_stored ? static_cast<uint32_t>(stored) : 0;
+  weights.layout = form.layout;
+  const auto keep = [&](const auto &values) {
     arrays.push_back(CopyOf(values, place));
     return arrays.back().floats();
   };
-  const auto keep_bias = [&](const std::vector<float> &bias) -> const float * {
-    return bias.empty() ? nullptr : keep(bias);
+  const auto give = [&](mha_matrix *matrix, const std::vector<float> &w,
+                        const std::vector<float> &scales, const std::vector<float> &bias,
+                        int64_t rows) {
+    if (!bias.empty()) matrix->bias = keep(bias);
+    if (w.empty()) return;
+    const int64_t columns = static_cast<int64_t>(w.size()) / rows,
+                  width = form.layout == MHA_LAYOUT_IN_OUT ? columns : rows;
+    matrix->data = keep(InMemory(stored, w, rows, columns, form.layout, form.row_gap));
+    if (!scales.empty()) matrix->scales = keep(ScalesInMemory(stored, scales, columns));
+    if (form.row_gap != 0)
+      matrix->row_stride = (stored == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + form.row_gap;
   };
-  const auto stride_of = [&](int64_t rows, int64_t columns) {
-    return form.row_gap == 0 ? 0
-                             : (form.layout == MHA_LAYOUT_IN_OUT ? columns : rows) + form.row_gap;
-  };
-  weights.layout = form.layout;
-  const bool has_gate = problem.gate != GateKind::kNone, gate_in_q = has_gate && form.gate_in_q;
-  const std::vector<float> w_q =
-      gate_in_q ? WithGates(problem, problem.w_q, problem.w_g, problem.query_dim) : problem.w_q;
-  const std::vector<float> b_q = gate_in_q && !problem.b_q.empty()
-                                     ? WithGates(problem, problem.b_q, problem.b_g, 1)
-                                     : problem.b_q;
-  const int64_t q_head = problem.head_dim + (gate_in_q ? problem.gate_dim : 0),
-                q_width = problem.num_heads * q_head;
-  if (has_gate && !gate_in_q) {
-    weights.w_g.data = keep(StoreMatrix(form, problem.w_g, problem.query_dim, problem.gate_width(),
-                                        0, problem.gate_width()));
-    weights.w_g.row_stride = stride_of(problem.query_dim, problem.gate_width());
-    weights.w_g.bias = keep_bias(problem.b_g);
+  std::vector<float> w_q = problem.w_q, s_q = problem.s_q, b_q = problem.b_q, b_k = problem.b_k,
+                     b_v = problem.b_v, fused, fused_scales, fused_bias;
+  const int64_t dim = problem.query_dim,
+                s_rows = static_cast<int64_t>(s_q.size()) / problem.q_width();
+  if (problem.gate != GateKind::kNone && form.gate_in_q) {
+    w_q = WithGates(problem, w_q, problem.w_g, dim);
+    s_q = WithGates(problem, s_q, problem.s_g, s_rows);
+    if (!b_q.empty()) b_q = WithGates(problem, b_q, problem.b_g, 1);
+  } else if (problem.gate != GateKind::kNone) {
+    give(&weights.w_g, problem.w_g, problem.s_g, problem.b_g, dim);
   }
-  if (form.form == WeightForm::kThreeMatrices) {
-    weights.w_q.data = keep(StoreMatrix(form, w_q, problem.query_dim, q_width, 0, q_width));
-    weights.w_k.data = keep(
-        StoreMatrix(form, problem.w_k, problem.key_dim, problem.k_width(), 0, problem.k_width()));
-    weights.w_v.data = keep(
-        StoreMatrix(form, problem.w_v, problem.value_dim, problem.v_width(), 0, problem.v_width()));
-    weights.w_q.row_stride = stride_of(problem.query_dim, q_width);
-    weights.w_k.row_stride = stride_of(problem.key_dim, problem.k_width());
-    weights.w_v.row_stride = stride_of(problem.value_dim, problem.v_width());
-  } else {
-    const int64_t width = q_width + problem.k_width() + problem.v_width();
-    std::vector<float> fused;
-    for (int64_t r = 0; r < problem.query_dim; r++) {
-      const auto append_row = [&](const std::vector<float> &w, int64_t columns) {
-        fused.insert(fused.end(), w.begin() + r * columns, w.begin() + (r + 1) * columns);
-      };
-      append_row(w_q, q_width);
-      append_row(problem.w_k, problem.k_width());
-      append_row(problem.w_v, problem.v_width());
-    }
-    weights.w_qkv.data = keep(StoreMatrix(form, fused, problem.query_dim, width, 0, width));
-    weights.w_qkv.row_stride = stride_of(problem.query_dim, width);
+  if (form.fused_biases && !b_q.empty()) {
+    fused_bias = Beside(1, {&b_q, &b_k, &b_v});
+    b_q.clear(), b_k.clear(), b_v.clear();
   }
-  if (form.fused_biases && !problem.b_q.empty()) {
-    std::vector<float> fused = b_q;
-    fused.insert(fused.end(), problem.b_k.begin(), problem.b_k.end());
-    fused.insert(fused.end(), problem.b_v.begin(), problem.b_v.end());
-    weights.w_qkv.bias = keep(fused);
-  } else {
-    weights.w_q.bias = keep_bias(b_q);
-    weights.w_k.bias = keep_bias(problem.b_k);
-    weights.w_v.bias = keep_bias(problem.b_v);
+  if (are_fused) {
+    fused = Beside(dim, {&w_q, &problem.w_k, &problem.w_v});
+    fused_scales = Beside(s_rows, {&s_q, &problem.s_k, &problem.s_v});
   }
-  if (!problem.w_o.empty()) {
-    weights.w_o.data = keep(StoreMatrix(form, problem.w_o, problem.merged_width(),
-                                        problem.output_dim, 0, problem.output_dim));
-    weights.w_o.row_stride = stride_of(problem.merged_width(), problem.output_dim);
-    weights.w_o.bias = keep_bias(problem.b_o);
-  }
+  const std::vector<float> none;
+  give(&weights.w_qkv, fused, fused_scales, fused_bias, dim);
+  give(&weights.w_q, are_fused ? none : w_q, s_q, b_q, dim);
+  give(&weights.w_k, are_fused ? none : problem.w_k, problem.s_k, b_k, problem.key_dim);
+  give(&weights.w_v, are_fused ? none : problem.w_v, problem.s_v, b_v, problem.value_dim);
+  if (!problem.w_o.empty())
+    give(&weights.w_o, problem.w_o, problem.s_o, problem.b_o, problem.merged_width());
 }
 
 LayerData::LayerData(LayerData &&) noexcept = default;

@@ -23,13 +23,6 @@ namespace support {
 
 // All dense, matrices [in, out]. Empty: no bias, no output projection.
 struct LayerProblem : AttentionSizes {
-  LayerProblem();
-  LayerProblem(const LayerProblem &);
-  LayerProblem(LayerProblem &&) noexcept;
-  LayerProblem &operator=(const LayerProblem &);
-  LayerProblem &operator=(LayerProblem &&) noexcept;
-  ~LayerProblem();
-
   int64_t query_dim = 1;
   int64_t key_dim = 1;
   int64_t value_dim = 1;
@@ -98,9 +91,14 @@ struct LayerForm {
 
 std::string Describe(const LayerForm &form);
 
-// Columns first .. first + width of w [rows, columns], as they lie in memory in some form.
-std::vector<float> StoreMatrix(const LayerForm &form, const std::vector<float> &w, int64_t rows,
-                               int64_t columns, int64_t first, int64_t width);
+// w [in, out] of numbers or codes, in memory as the type and layout say, with `gap` elements, of
+// int4 an even number, between rows.
+std::vector<unsigned char> InMemory(Stored stored, const std::vector<float> &w, int64_t in,
+                                    int64_t out, uint32_t layout, int64_t gap);
+
+// Scales as they are given: int4 has those of a column side by side.
+std::vector<unsigned char> ScalesInMemory(Stored stored, const std::vector<float> &scales,
+                                          int64_t out);
 
 mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults = false);
 
@@ -111,8 +109,8 @@ mha_layer_options Options(uint32_t instruction_set = MHA_INSTRUCTION_SET_AUTO,
 std::vector<float> WithGates(const LayerProblem &problem, const std::vector<float> &q,
                              const std::vector<float> &gate, int64_t rows);
 
-// The structs that give a problem's layer to the library, and the arrays that they point at, each
-// in memory of its own.
+// The structs that give a problem's layer to the library, as floats or, if it is stored as another
+// type, in that, and the arrays that they point at, each in memory of its own.
 struct LayerData {
   explicit LayerData(const LayerProblem &problem, Place place = Place::kBeforeGuard,
                      const LayerForm &form = {});

@@ -14,11 +14,10 @@ namespace support {
 inline std::vector<float> NormWeights(Random *random, float around, int64_t heads, int64_t head_dim,
                                       int64_t head_stride) {
   if (head_stride == 0) heads = 1;
-  std::vector<float> weights(static_cast<size_t>((heads - 1) * head_stride + head_dim),
-                             FromBits(0x7fc0dead));
+  std::vector<float> weights((heads - 1) * head_stride + head_dim, FromBits(0x7fc0dead));
   for (int64_t h = 0; h < heads; h++) {
     for (int64_t d = 0; d < head_dim; d++)
-      weights[static_cast<size_t>(h * head_stride + d)] = around + 0.3f * random->Normal();
+      weights[h * head_stride + d] = around + 0.3f * random->Normal();
   }
   return weights;
 }

@@ -11,13 +11,6 @@ namespace support {
 // All dense, in the shapes of mha.h. One that was not asked for is empty. y is what the call's
 // output pointer received, of mha_attention too.
 struct Outputs {
-  Outputs();
-  Outputs(const Outputs &);
-  Outputs(Outputs &&) noexcept;
-  Outputs &operator=(const Outputs &);
-  Outputs &operator=(Outputs &&) noexcept;
-  ~Outputs();
-
   std::vector<float> q;
   std::vector<float> k;
   std::vector<float> v;

@@ -196,23 +196,8 @@ inline Values RandomKind(Random *random) {
 }
 
 inline const char *NameOf(Values kind) {
-  switch (kind) {
-    case Values::kNormal:
-      return "normal";
-    case Values::kWide:
-      return "wide";
-    case Values::kTies:
-      return "ties";
-    case Values::kTiny:
-      return "tiny";
-    case Values::kHuge:
-      return "huge";
-    case Values::kSpecial:
-      return "special";
-    case Values::kAny:
-      return "any";
-  }
-  return "?";
+  constexpr const char *names[] = {"normal", "wide", "ties", "tiny", "huge", "special", "any"};
+  return names[static_cast<int>(kind)];
 }
 
 }  // namespace support

@@ -9,12 +9,6 @@
 
 namespace support {
 
-// The angle by which pair i of dims is turned at a position.
-inline double RopeAngle(int64_t position, int64_t i, int64_t dims) {
-  return static_cast<double>(position) *
-         std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(dims));
-}
-
 // Tables of the usual angles, with so many floats, all NaN, between their rows.
 inline Rope MakeRope(bool is_interleaved, int64_t dims, int64_t num_positions, int64_t gap = 0) {
   Rope rope;
@@ -26,7 +20,9 @@ inline Rope MakeRope(bool is_interleaved, int64_t dims, int64_t num_positions, i
   rope.sin = rope.cos;
   for (int64_t r = 0; r < num_positions; r++) {
     for (int64_t i = 0; i < dims / 2; i++) {
-      const double angle = RopeAngle(r, i, dims);
+      const double angle =
+          static_cast<double>(r) *
+          std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(dims));
       rope.cos[r * rope.table_stride + i] = static_cast<float>(std::cos(angle));
       rope.sin[r * rope.table_stride + i] = static_cast<float>(std::sin(angle));
     }
