@@ -302,7 +302,7 @@ MHA_API mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *bu
  * Says which rows of the arrays are sequences, and where they are in a cache. One struct can serve
  * all layers of a step. Without it, every sequence of the batch has n_q queries and n_kv keys.
  *
- *   Padded     Sequence s is row s of the batch. Its valid rows are q_lengths[s] rows from
+ *   Padded     Sequence s is batch entry s. Its valid rows are q_lengths[s] rows from
  *              q_first_rows[s] on: set the lengths for padding on the right, the first rows for
  *              padding on the left. kv_lengths and kv_first_rows do the same for key and value.
  *   Packed     The arrays have a batch of 1, and sequence s is the rows cu_seqlens_q[s] ..

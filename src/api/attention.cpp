@@ -1,8 +1,8 @@
 // mha_attention: the attention alone, on the caller's arrays.
 //
 // make_call checks the arguments and plans the call; mha_attention_info and the size query need no
-// more. `run` says where the rows lie and goes through the passes. mha_choose_keys shares all of
-// this but the passes.
+// more. `run` says where the rows lie and goes through the passes. mha_choose_keys shares the
+// checks, the plan and the places of rows, but does not attend.
 
 #include "attention.h"
 

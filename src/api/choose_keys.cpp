@@ -20,7 +20,7 @@ namespace mha {
 namespace {
 
 constexpr int64_t queries_per_thread = 8;  // whose scores are in the workspace at once
-constexpr int64_t units_per_thread = 4;
+constexpr int64_t scoring_units_per_thread = 4;
 
 struct ChoiceCall {
   mha_choose_keys_args args;
@@ -123,7 +123,8 @@ void run(ChoiceCall *made, unsigned char *workspace) {
   for (int64_t block = 0; block < blocks && chunks > 0; block += at_once) {
     const int64_t here = std::min(at_once, blocks - block);
     made->first_block = block;
-    made->parts = threads == 1 ? 1 : std::min(chunks, blocks_of(threads * units_per_thread, here));
+    made->parts =
+        threads == 1 ? 1 : std::min(chunks, blocks_of(threads * scoring_units_per_thread, here));
     choice.part_chunks = blocks_of(chunks, made->parts);
     choice.first_query = first_query_of(block);
     run_units(stage.scheduler, stage.counter, here * made->parts, run_scores, made);

@@ -1,8 +1,8 @@
 // mha_forward: the products with W_Q|W_G|W_K|W_V, the attention, the product with W_O.
 //
-// check_forward and finish_call make the call; the first of them checks all that a small call needs
-// (run/small.h), which has no plan and no units of work. `run` goes through the passes: project,
-// attend, project. Only long calls over a ring have more than one pass.
+// check_forward and check_and_plan make the call; the first of them checks all that a small call
+// needs (run/small.h), which has no plan and no units of work. `run` goes through the passes:
+// project, attend, project. Only long calls over a ring have more than one pass.
 
 #include "forward.h"
 
@@ -32,8 +32,8 @@ bool has_value_rows(const ForwardCall &call) {
   return call.stage.sequences.cache || call.stage.attention.request.prepare_v.is_any;
 }
 
-// Memory of a call, in the order in which it is used: the attention, then what the products write,
-// then what the products need themselves.
+// Takes the memory of a call: first for the attention, then for what the products write, then for
+// what the products need themselves.
 void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *layout) {
   const LayerShape &shape = layer.shape;
   const mha_forward_args &args = call->args;
@@ -89,9 +89,9 @@ AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
   return shape;
 }
 
-// The rest of a call that is not small: all checks that need no array, and the layout of the
-// workspace. The size query of a small call comes here too, because its arguments get all checks.
-mha_status finish_call(Report report, const mha_layer *layer, ForwardCall *call) {
+// Checks everything that needs no array, and plans the workspace. mha_forward skips this for small
+// calls; size queries and mha_info do not, so that arguments get the same checks there.
+mha_status check_and_plan(Report report, const mha_layer *layer, ForwardCall *call) {
   mha_forward_args &args = call->args;
   AttentionStage &stage = call->stage;
   if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
@@ -245,7 +245,7 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
   const AttentionStage &stage = call.stage;
   const AttentionArrays &arrays = stage.attention.arrays;
   const mha_outputs &outputs = stage.outputs;
-  // The kernels only read what they are told of; here it is written.
+  // AttentionArrays points to const, since the attention only reads q, k and v. The products write.
   const auto written = [](const void *base) {
     return static_cast<float *>(const_cast<void *>(base));
   };
@@ -346,7 +346,7 @@ mha_status forward_small(Report report, const mha_layer &layer, const ForwardCal
 mha_status make_call(Report report, const mha_layer *layer, const mha_forward_args *given,
                      ForwardCall *call) {
   MHA_TRY(check_forward(report, layer, given, &call->args));
-  return finish_call(report, layer, call);
+  return check_and_plan(report, layer, call);
 }
 
 }  // namespace mha
@@ -368,7 +368,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
   MHA_TRY(check_forward(report, layer, args, &call.args));
   if (is_small(*layer, call.args))
     return forward_small(report, *layer, call, workspace, workspace_bytes);
-  MHA_TRY(finish_call(report, layer, &call));
+  MHA_TRY(check_and_plan(report, layer, &call));
   MHA_TRY(check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes,
                           call.workspace_bytes));
   if (call.stage.sequences.has_no_work()) return MHA_OK;

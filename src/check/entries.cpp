@@ -228,7 +228,6 @@ mha_status check_attention_outputs(Report report, const mha_attention_args &args
 
 namespace {
 
-// What of mha_attention has no meaning here.
 // mha_choose_keys takes the arguments of mha_attention for queries, keys and sequences. Everything
 // that serves values, the softmax or outputs has no meaning there.
 mha_status check_left_out(Report report, const mha_attention_args &args) {

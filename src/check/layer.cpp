@@ -22,8 +22,8 @@
 namespace mha {
 namespace {
 
-// The kernels have enums of their own, because they do not include mha.h. Here the numbers of both
-// are compared, and storage.h converts between them.
+// The kernels have enums of their own, because their headers do not include mha.h. Here the numbers
+// of both are compared, and storage.h converts between them.
 static_assert(type_of(Storage::f32) == MHA_TYPE_F32 && type_of(Storage::f16) == MHA_TYPE_F16 &&
                   type_of(Storage::bf16) == MHA_TYPE_BF16 &&
                   type_of(Storage::int8) == MHA_TYPE_INT8 &&

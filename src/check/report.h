@@ -9,11 +9,11 @@
 
 namespace mha {
 
-// Where a function reports: its mha_error (may be null), and the parameter that it checks, from 1
-// on.
+// Where a function reports errors: its mha_error, which may be null, and the number of the
+// parameter that it checks, from 1 on.
 class Report {
  public:
-  // Writes success, which stands until fail: what tells it, not the whole message.
+  // Sets success, which holds until fail. Of the message only the terminator is written.
   explicit Report(mha_error *error, uint32_t argument = 1) : error_(error), argument_(argument) {
     if (!error_) return;
     error_->status = MHA_OK;

@@ -34,7 +34,8 @@ std::array<OptionalOutput, 11> optional_outputs(const AttentionRequest &r,
 
 namespace {
 
-// They fit into the address space, and each key that outputs per pair have a number for exists.
+// Optional outputs fit into the address space. Outputs per pair have a number for every key, which
+// lists of chosen keys and rings do not keep.
 mha_status check_optional_outputs(Report report, const AttentionRequest &request,
                                   const mha_outputs &given, const SequenceArguments &s) {
   const std::array<OptionalOutput, 11> outputs = optional_outputs(request, given, s, max_keys(s));

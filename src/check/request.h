@@ -71,8 +71,8 @@ mha_status check_request(Report report, const CallArguments &args, const Attenti
                          const mha_outputs &outputs, SequenceArguments *sequences,
                          AttentionRequest *request);
 
-// Checks lengths, positions, sequences of a cache, slopes, sinks, head scales and chosen keys. Then
-// the strides of the score arrays are known too.
+// Checks lengths, positions, sequences of a cache, slopes, sinks, head scales and chosen keys, and
+// then resolves the strides of the score arrays in `request`.
 mha_status check_array_contents(Report report, const SequenceArguments &sequences,
                                 AttentionRequest *request);
 

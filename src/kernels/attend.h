@@ -93,7 +93,7 @@ MHA_NOINLINE inline Unit unit_after(const Unit &unit) {
                  unit.scratch);
 }
 
-// Writes the outputs of heads whose scale is 0, which are those of padding.
+// Writes the outputs of heads whose scale is 0: the same numbers as rows of padding get.
 MHA_NOINLINE inline void clear_heads(const Unit &unit) {
   unit.for_each_left_out([&](const Row &row) {
     const size_t width = static_cast<size_t>(unit.call.request.head_dim_v);
@@ -150,7 +150,8 @@ MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys
 template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const ScoreOptions &options = unit.call.request.options;
-  // With groups later rows may have earlier keys, so no row is done before the last chunk.
+  // Windows never give later rows earlier keys, but groups may: with them no row is done before the
+  // last chunk.
   const auto keys_of_tile = [&](int64_t row, int64_t end) {
     return end - row == unit.num_rows || options.groups.of_rows ? all_keys
                                                                 : keys_of_rows(unit, row, end);
@@ -190,7 +191,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       const bool may_be_less = options.limits_pairs && !unit.blocks && count == 1;
       if (may_be_less && needed.begin < needed.end)
         needed = keys_left(unit, row, end, begin, needed);
-      if (needed.begin >= needed.end) {  // not of chunks in step
+      if (needed.begin >= needed.end) {  // never so for chunks in step
         clear_states(unit, slot, row, end);
         continue;
       }
@@ -221,7 +222,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   }
 }
 
-// Merges the parts of a unit whose keys are shared out between threads. Each part leaves its states
+// Merges the parts of a unit whose keys are split between threads. Each part leaves its states
 // in memory; the last one to finish merges them by the same tree, over parts in place of chunks,
 // and returns true.
 template <class V>
@@ -253,7 +254,8 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
   if (call.request.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
   const Range chunks = chunks_of(keys);
-  // Without shared keys the unit is done after its chunks; else the last part continues.
+  // If the keys are not split, the unit is done after its chunks. Otherwise the part that finishes
+  // last continues.
   if (call.run.parts.count == 1) {
     attend_chunks<V>(unit, keys, chunks);
   } else {

@@ -3,8 +3,8 @@
 //
 // This is the border between the library and the kernels. The library is compiled once, for any
 // processor; kernels are compiled once for each instruction set, and reached only through the
-// table. This header therefore holds no function that a linker could share between them. The only
-// other header that both include is storage.h, of which each file has a copy of its own.
+// table. This header therefore holds no function that a linker could share between them. Both also
+// include compiler.h and storage.h, whose functions every file compiles for itself.
 #pragma once
 
 #include <stddef.h>
@@ -85,18 +85,16 @@ struct Destination {
 //
 //   f32, f16, bf16   [ceil(columns / 48)][depth][48] numbers
 //   int8             [ceil(columns / 48)][depth][48] codes; scales [ceil(columns / 48)][48]
-//   int4             [ceil(columns / 48)][ceil(depth / 2)][48] bytes: the code + 8 of an even term
-//   in
-//                    the low half, that of the next term in the upper half;
+//   int4             [ceil(columns / 48)][ceil(depth / 2)][48] bytes: in the low half the code + 8
+//                    of an even term, in the upper half that of the next term;
 //                    scales [ceil(columns / 48)][ceil(depth / 32)][48]
 //
 // and 48 bytes after the last panel of int4 may be read too. In integer arithmetic four terms lie
 // side by side, and bytes after the last term may be anything, since the codes of rows are 0 there:
 //
 //   int8             [ceil(columns / 48)][ceil(depth / 4)][48][4] bytes, the code + 128
-//   int4             [ceil(columns / 48)][ceil(depth / 8)][48][4] bytes: in the low half the code +
-//   8,
-//                    in the upper half that of the term four further on
+//   int4             [ceil(columns / 48)][ceil(depth / 8)][48][4] bytes: in the low half the
+//                    code + 8, in the upper half that of the term four further on
 struct Projection {
   InputRows x;
   int64_t rows;     // of all sequences together
@@ -124,8 +122,8 @@ struct Sequence {
   int64_t past;     // position of that key
   int64_t kv_rows;  // keys that come with the call
 
-  // The number of the sequence in the cache, or without a cache among the keys and values that the
-  // call packs; and its number in the caller's arrays and in the outputs.
+  // The number of the sequence in the cache or, without one, of its first block among the keys and
+  // values that the call packs; and its number in the caller's arrays and in the outputs.
   int64_t in_cache, in_arrays;
 
   // The column of the first key in outputs with a number per pair; and in mask, bias and groups,
@@ -138,13 +136,12 @@ struct Sequence {
 
 // Keys or values of all sequences and kv heads, in one of three forms. Strides count elements.
 //
-//   packed   As the loops read them, 16 positions by 16: keys in tiles [position /
-//   16][head_dim][16],
+//   packed   As the loops read them, 16 positions by 16: keys in tiles, [position /
+//   16][head_dim][16];
 //            values in rows of head_dim_v_padded, which may be parts of longer rows. The positions
 //            of a sequence lie in blocks of memory, block number n at base + n * batch_stride.
 //   stored   Keys as rows, whose first elements are the values, in the same blocks. Units bring
-//   them
-//            into the packed form chunk by chunk.
+//            them into the packed form chunk by chunk.
 //   plain    Rows of the caller's, which units bring into the packed form as well, or read in place
 //            (late_rows and in_place_rows of AttentionPlan).
 struct KeyValues {
@@ -236,8 +233,8 @@ struct ChosenKeys {
 
 // What changes scores (CONTRACT.md, section 7); see mha_score_options and mha_score_arrays.
 struct ScoreOptions {
-  bool change_scores;                 // all but sinks, mask and groups does
-  bool limits_pairs;                  // mask, groups and biases of -infinity do
+  bool change_scores;                 // softcap, ALiBi, relative biases or biases do
+  bool limits_pairs;                  // mask, groups or biases may leave keys out
   float softcap, softcap_inverse;     // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   PairArray relative;  // by distance, -relative_left .. relative_right, in place of the column;
@@ -299,7 +296,8 @@ constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
 constexpr int64_t score_stride = chunk_keys + 16;
 
 // The attention of a call is described by four structs. One stage of the call writes each of them,
-// and later stages only read it:
+// and later stages only read it. (Strides of ScoreOptions follow once lengths in a cache are
+// checked, and each pass describes the sequences anew.)
 //
 //   AttentionRequest   what is asked, with all defaults resolved    check/request.cpp
 //   AttentionPlan      sizes, and offsets in the workspace          plan/attention_plan.cpp
@@ -499,9 +497,9 @@ struct CodeKernels {
                   int64_t row_end, int64_t panel_begin, int64_t panel_end);
 };
 
-// All that the library calls of one instruction set. A unit of work is one call of such a function,
-// so that the call through a pointer costs nothing beside it; the functions call each other inline.
-// Each takes plain descriptions and writes to memory that is described there.
+// All that the library calls of one instruction set. Units of work call these functions, which take
+// long enough that a call through a pointer costs nothing beside them. Each takes plain
+// descriptions and writes to memory that is described there.
 struct Kernels {
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
   const CodeKernels *codes;
@@ -516,8 +514,8 @@ struct Kernels {
                      float *to);
 
   // One unit of attention: the queries from block * block_queries on of all query heads of one kv
-  // head of one sequence, with the keys of one part. scratch: attention.scratch.floats floats,
-  // aligned to 64 bytes.
+  // head of one sequence, with the keys of one part. scratch: attention.plan.scratch.floats
+  // floats, aligned to 64 bytes.
   void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block,
                  int64_t part, float *scratch);
 

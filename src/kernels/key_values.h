@@ -291,9 +291,9 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
   });
 }
 
-// Gathers the keys of a chunk, or their values, into scratch memory: values as rows, keys as tiles
-// of
-// 16. Where the values are parts of the keys, the rows of the keys stay there and serve as values.
+// Gathers the keys of a chunk, or their values, into scratch memory: values as rows, keys as key
+// tiles. Where the values are parts of the keys, the rows of the keys stay there and serve as
+// values.
 template <class V>
 MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
                          int64_t width, float *memory, KeyTiles *tiles) {

@@ -1,4 +1,4 @@
-// The table of functions of one instruction set, which the library calls kernels by (kernels.h).
+// The table through which the library calls the kernels of one instruction set (kernels.h).
 // The file that instantiates the kernels of a set includes it last.
 #pragma once
 

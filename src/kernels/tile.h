@@ -1,5 +1,6 @@
-// The one inner loop of the library: some rows times some columns of a matrix, with all sums in
-// registers.
+// The inner loop of projections in float32, of scores and of the context: some rows times some
+// columns of a matrix, with all sums in registers. (Integers and small layers have loops of their
+// own.)
 //
 // Projections, scores and context vectors are the same computation: R rows of multipliers, read one
 // number at a time, times a matrix whose columns lie side by side in memory. For weights the
@@ -69,11 +70,11 @@ enum class Prefetching {
   weights,  // as `all`; but int4, which is widened into a cache before, counts as floats
 };
 
-// What becomes of the sums of a tile. They
-//   replace      the sums in memory, to which the chains after the first are added
-//   add          are added to the sums in memory
-//   add_scaled   are multiplied by a scale for each column and added, by a fused multiply-add
-//   extend       continue the sums in memory: each chain starts with the sum in place of +0
+// What becomes of the sums of a tile:
+//   replace      the first chain overwrites the sums in memory, later chains are added to it
+//   add          all chains are added to the sums in memory
+//   add_scaled   the same, each multiplied by a scale for its column, by a fused multiply-add
+//   extend       each chain starts with the sum in memory in place of +0
 enum class Sums { replace, add, add_scaled, extend };
 
 constexpr int max_tile_rows = 8, max_tile_strips = 8;

@@ -8,7 +8,7 @@
 namespace mha {
 
 // A non-negative count that remembers an overflow on its way: then it is as large as can be, and
-// stays it.
+// stays so.
 class Count {
  public:
   Count(int64_t value) : value_(value) {}
@@ -33,8 +33,8 @@ class Count {
   int64_t value_;  // INT64_MAX after an overflow
 };
 
-// a / b for a >= 0 and b > 0, without the division, which is slow, where small calls have none to
-// do.
+// a / b for a >= 0 and b > 0. Avoids the division, which is slow, where the result is obvious, as
+// it mostly is in small calls.
 inline int64_t quotient(int64_t a, int64_t b) {
   return a < b ? 0 : b == 1 ? a : a == b ? 1 : a / b;
 }

@@ -10,7 +10,8 @@
 
 namespace mha {
 
-// What a call says of its sequences. check/sequences.cpp fills it in.
+// What a call says of its sequences. check/sequences.cpp fills it in; what score options say of
+// keys and columns (distances to num_columns below) comes from check/scores.cpp.
 struct SequenceArguments {
   int64_t batch;        // sequences of the call
   int64_t array_batch;  // sequences that the arrays have room for: 1 where they are packed

@@ -284,7 +284,7 @@ void prepare_pass(const AttentionStage &stage) {
   const bool is_measured = request.prepare_q.norm.is_of_all_heads;
   if (!arrays.new_keys.base && !is_measured) return;
   const int64_t kv_heads = request.num_kv_heads;
-  // Rows that are stored keep nothing but their values: norms and rotations are applied on the way.
+  // Norms and rotations are applied while rows are stored, so stored rows need none.
   const KvStore stores[2] = {{arrays.new_keys, request.prepare_k, run.k_statistics, run.sequences,
                               arrays.k, kv_heads, request.head_dim, arrays.k.is_packed},
                              {arrays.new_values, request.prepare_v, nullptr, run.sequences,

@@ -202,7 +202,7 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *re
 
 }  // namespace
 
-// Nothing, if the kernels read the rows where they are.
+// Takes no memory if the kernels read the input rows where they are.
 ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows,
                           int64_t input_width, int64_t columns, int64_t num_threads,
                           WorkspaceLayout *layout) {

@@ -21,13 +21,14 @@ struct Product {
 // What a product needs in the workspace: offsets in bytes from its start.
 struct ProductPlan {
   int64_t results;  // of sgemm
-  int64_t widened;  // input rows as floats, where they are not, and for sgemm one after the other
-  int64_t ready,
-      ready_per_thread;  // input rows as the kernels take them, where they do not take the caller's
+  int64_t widened;  // of sgemm: input rows as contiguous floats, unless the caller's rows serve
+  // Input rows as the kernels take them, unless they take the caller's.
+  int64_t ready, ready_per_thread;
 };
 
-// Of `rows` rows at most, `input_width` numbers each, and so many columns together. `input`: how
-// the rows are stored. has_padding: whether there may be padding between them.
+// Plans a product of at most `rows` rows of `input_width` numbers with matrices of `columns`
+// columns together. `input`: how the rows are stored. has_padding: there may be padding between
+// them.
 ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows,
                           int64_t input_width, int64_t columns, int64_t num_threads,
                           WorkspaceLayout *layout);
