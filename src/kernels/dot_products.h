@@ -4,16 +4,13 @@
 // The bytes are codes with a number added that makes them positive. Code is the type of a row's
 // codes: int16_t, or SmallCode or NibbleCode for codes of 8 bits. DotProducts<Code> has
 //
-//   vectors(rows)      how many vectors of columns a tile of so many rows has: as many sums as
-//   there
-//                      are registers for; they divide a panel
-//   passes             the steps in which products of four terms are added; each takes some of the
-//                      four
+//   vectors(rows)      vectors of columns in a tile of that many rows: as many sums as there are
+//                      registers for; they divide a panel
+//   passes             steps in which products of four terms are added, each for some of the four
 //   swaps_codes        whether the codes of a row lie in the order 0, 2, 1, 3
-//   Sum                sums of products with Vector::size columns, each spread over lanes_of_sum
-//   lanes load_terms, load_row_terms   what a pass takes of the bytes, and of the codes of a row
-//   load_nibbles       the same of bytes that hold two codes each: of the first four terms (0), or
-//   of
+//   Sum                sums of products with Vector::size columns, each over lanes_of_sum lanes
+//   load_terms, load_row_terms   what a pass takes of the bytes, and of the codes of a row
+//   load_nibbles       the same of bytes with two codes each: of the first four terms (0), or of
 //                      the second (1)
 //   begin(value)       a sum with this value in each of its lanes
 //   add(sum, terms, row)

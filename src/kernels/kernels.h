@@ -136,10 +136,10 @@ struct Sequence {
 
 // Keys or values of all sequences and kv heads, in one of three forms. Strides count elements.
 //
-//   packed   As the loops read them, 16 positions by 16: keys in tiles, [position /
-//   16][head_dim][16];
-//            values in rows of head_dim_v_padded, which may be parts of longer rows. The positions
-//            of a sequence lie in blocks of memory, block number n at base + n * batch_stride.
+//   packed   As the loops read them, 16 positions by 16: keys in tiles,
+//            [position / 16][head_dim][16]; values in rows of head_dim_v_padded, which may be parts
+//            of longer rows. The positions of a sequence lie in blocks of memory, block number n at
+//            base + n * batch_stride.
 //   stored   Keys as rows, whose first elements are the values, in the same blocks. Units bring
 //            them into the packed form chunk by chunk.
 //   plain    Rows of the caller's, which units bring into the packed form as well, or read in place
