@@ -325,7 +325,7 @@ class Engine {
     Check(mha_kv_cache_view(cache_.buffer().data(), cache_.buffer().size(), &view, &error), error);
   }
 
-  // The tables come after the header and the lengths, see src/cache.h.
+  // The tables come after the header and the lengths, see src/objects/cache.h.
   void SwapTwoBlocks(int64_t slot) {
     int32_t *const tables = reinterpret_cast<int32_t *>(cache_.buffer().data() + 256 + kSlots * 16);
     int32_t *const table = tables + slot * (kMostPositions / model_.kind.block);
