@@ -492,8 +492,6 @@ std::vector<Packed> AllKinds() {
   return all;
 }
 
-const float kNumbers[4096] = {0.5f, -0.25f, 1.0f};
-
 class MadeUpHeader : public testing::Test {
  public:
   // Only the header changes; the memory after it keeps the bytes of the good layer, and zeros.
