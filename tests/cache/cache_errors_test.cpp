@@ -61,39 +61,34 @@ void ExpectFailsAndLeaves(const Cache &cache, const Call &call, const Expected &
   EXPECT_TRUE(cache.buffer().Bytes() == before) << "the cache was written";
 }
 
+// The same for a function of the library and its arguments, of which the last one is the error.
+template <typename Function, typename... Args>
+void ExpectFailsAndLeaves(const Cache &cache, const Expected &expected, const Function &function,
+                          const Args &...args) {
+  ExpectFailsAndLeaves(
+      cache, [&](mha_error *error) { return function(args..., error); }, expected);
+}
+
 // The same of the functions that change or read a cache.
 void ExpectNoAppend(const Cache &cache, int64_t sequence, int64_t count, const Expected &expected) {
   const KeysAndValues rows = Rows(64);
-  ExpectFailsAndLeaves(
-      cache,
-      [&](mha_error *e) {
-        return mha_kv_cache_append(cache.get(), sequence, count, rows.k.data(), rows.v.data(), e);
-      },
-      expected);
+  ExpectFailsAndLeaves(cache, expected, mha_kv_cache_append, cache.get(), sequence, count,
+                       rows.k.data(), rows.v.data());
 }
 void ExpectNoTruncation(const Cache &cache, int64_t sequence, int64_t length,
                         const Expected &expected) {
-  ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_truncate(cache.get(), sequence, length, e); },
-      expected);
+  ExpectFailsAndLeaves(cache, expected, mha_kv_cache_truncate, cache.get(), sequence, length);
 }
 void ExpectNoCopy(const Cache &cache, int64_t from, int64_t to, int64_t length,
                   const Expected &expected) {
-  ExpectFailsAndLeaves(
-      cache,
-      [&](mha_error *e) { return mha_kv_cache_copy_prefix(cache.get(), from, to, length, e); },
-      expected);
+  ExpectFailsAndLeaves(cache, expected, mha_kv_cache_copy_prefix, cache.get(), from, to, length);
 }
 void ExpectNoBlocks(const Cache &cache, int64_t sequence, const std::vector<int32_t> &blocks,
                     const Expected &expected) {
   SCOPED_TRACE(testing::PrintToString(blocks));
   const int64_t count = static_cast<int64_t>(blocks.size());
-  ExpectFailsAndLeaves(
-      cache,
-      [&](mha_error *e) {
-        return mha_kv_cache_set_blocks(cache.get(), sequence, blocks.data(), count, e);
-      },
-      expected);
+  ExpectFailsAndLeaves(cache, expected, mha_kv_cache_set_blocks, cache.get(), sequence,
+                       blocks.data(), count);
 }
 
 // ---- Making a cache: mha_kv_cache_size and mha_kv_cache_init
@@ -103,18 +98,13 @@ constexpr uint32_t kContiguous = MHA_CACHE_KIND_CONTIGUOUS, kRing = MHA_CACHE_KI
 
 void ExpectNoCache(const mha_kv_cache_config &config, const Expected &expected) {
   size_t bytes = 4711;
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&config, &bytes, error); },
-              expected);
+  ExpectFails(expected, mha_kv_cache_size, &config, &bytes);
   EXPECT_EQ(bytes, 4711u);
   Memory buffer(1 << 16, Place::kAnywhere);
   buffer.Fill(0x5a);
   mha_kv_cache *const untouched = reinterpret_cast<mha_kv_cache *>(&bytes);
   mha_kv_cache *cache = untouched;
-  ExpectFails(
-      [&](mha_error *error) {
-        return mha_kv_cache_init(&config, buffer.data(), buffer.size(), &cache, error);
-      },
-      expected);
+  ExpectFails(expected, mha_kv_cache_init, &config, buffer.data(), buffer.size(), &cache);
   EXPECT_TRUE(buffer.Holds(0x5a));
   EXPECT_EQ(cache, untouched);
 }
@@ -197,8 +187,8 @@ TEST(CacheErrors, AConfigOfALaterVersionMayBeLongerIfTheRestIsZero) {
   ExpectSucceeds(
       [&](mha_error *error) { return mha_kv_cache_size(&longer.config, &bytes, error); });
   longer.more = 1;
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_size(&longer.config, &bytes, error); },
-              {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}});
+  ExpectFails({MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}}, mha_kv_cache_size, &longer.config,
+              &bytes);
 }
 
 TEST(CacheErrors, InitNeedsAsManyBytesAsTheSizeQuerySays) {
@@ -211,11 +201,8 @@ TEST(CacheErrors, InitNeedsAsManyBytesAsTheSizeQuerySays) {
     const std::string before = buffer.Bytes();
     mha_kv_cache *cache = nullptr;
     for (const size_t too_few : {bytes - 1, size_t{256}, size_t{0}}) {
-      ExpectFails(
-          [&](mha_error *error) {
-            return mha_kv_cache_init(&config, buffer.data(), too_few, &cache, error);
-          },
-          {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {std::to_string(bytes)}});
+      ExpectFails({MHA_ERROR_BUFFER_TOO_SMALL, {3}, {std::to_string(bytes)}}, mha_kv_cache_init,
+                  &config, buffer.data(), too_few, &cache);
     }
     EXPECT_TRUE(buffer.Bytes() == before);
     EXPECT_EQ(cache, nullptr);
@@ -251,9 +238,8 @@ TEST(CacheErrors, EveryMisalignedBufferIsRefused) {
     std::memcpy(bytes, made.buffer().data(), size);
     const std::string before = buffer.Bytes();
     mha_kv_cache *cache = nullptr;
-    ExpectFails([&](mha_error *e) { return mha_kv_cache_init(&config, bytes, size, &cache, e); },
-                expected);
-    ExpectFails([&](mha_error *e) { return mha_kv_cache_view(bytes, size, &cache, e); }, expected);
+    ExpectFails(expected, mha_kv_cache_init, &config, bytes, size, &cache);
+    ExpectFails(expected, mha_kv_cache_view, bytes, size, &cache);
     EXPECT_TRUE(buffer.Bytes() == before);
     EXPECT_EQ(cache, nullptr);
   }
@@ -308,8 +294,7 @@ class CacheViewErrors : public testing::TestWithParam<uint32_t> {
   static void ExpectRejected(void *buffer, size_t bytes, uint32_t argument = 1) {
     mha_kv_cache *cache = nullptr;
     const Few<uint32_t> arguments = {1, argument};
-    ExpectFails([&](mha_error *error) { return mha_kv_cache_view(buffer, bytes, &cache, error); },
-                {MHA_ERROR_CACHE_FORMAT, arguments, {}});
+    ExpectFails({MHA_ERROR_CACHE_FORMAT, arguments, {}}, mha_kv_cache_view, buffer, bytes, &cache);
     EXPECT_EQ(cache, nullptr);
   }
 };
@@ -454,16 +439,9 @@ TEST(CacheErrors, SequencesThatDoNotExistAreNamed) {
     for (const int64_t sequence : {int64_t{-1}, int64_t{3}, kMax, kMin}) {
       SCOPED_TRACE(sequence);
       const Expected second = {MHA_ERROR_INVALID_VALUE, {2}, {std::to_string(sequence)}};
-      ExpectFailsAndLeaves(
-          cache,
-          [&](mha_error *e) { return mha_kv_cache_length(cache.get(), sequence, &length, e); },
-          second);
-      ExpectFailsAndLeaves(
-          cache,
-          [&](mha_error *e) {
-            return mha_kv_cache_read(cache.get(), sequence, 0, 0, k.data(), v.data(), e);
-          },
-          second);
+      ExpectFailsAndLeaves(cache, second, mha_kv_cache_length, cache.get(), sequence, &length);
+      ExpectFailsAndLeaves(cache, second, mha_kv_cache_read, cache.get(), sequence, 0, 0, k.data(),
+                           v.data());
       ExpectNoTruncation(cache, sequence, 0, second);
       ExpectNoAppend(cache, sequence, 1, second);
       ExpectNoCopy(cache, sequence, 1, 0, second);
@@ -517,12 +495,8 @@ TEST(CacheErrors, ReadingPositionsThatAreNotHeldIsRefused) {
     std::vector<float> k(64 * 8, kNan), v(64 * 6, kNan);
     const auto expect_rejected = [&](int64_t first, int64_t count) {
       SCOPED_TRACE(std::to_string(first) + " + " + std::to_string(count));
-      ExpectFailsAndLeaves(cache,
-                           [&](mha_error *e) {
-                             return mha_kv_cache_read(cache.get(), 0, first, count, k.data(),
-                                                      v.data(), e);
-                           },
-                           {MHA_ERROR_INVALID_VALUE, {3, 4}, {}});
+      ExpectFailsAndLeaves(cache, {MHA_ERROR_INVALID_VALUE, {3, 4}, {}}, mha_kv_cache_read,
+                           cache.get(), 0, first, count, k.data(), v.data());
       EXPECT_TRUE(std::all_of(k.begin(), k.end(), [](float x) { return x != x; }));
       EXPECT_TRUE(std::all_of(v.begin(), v.end(), [](float x) { return x != x; }));
     };
@@ -589,9 +563,8 @@ TEST(CacheErrors, WrongTablesOfBlocksAreRefused) {
   ExpectNoBlocks(cache, 2, {3, -1}, entry);
   ExpectNoBlocks(cache, 2, {3, std::numeric_limits<int32_t>::max()}, entry);
   ExpectNoBlocks(cache, 2, {3, 5, 6, 8}, either);  // more than capacity / block_positions
-  ExpectFailsAndLeaves(
-      cache, [&](mha_error *e) { return mha_kv_cache_set_blocks(cache.get(), 2, nullptr, -1, e); },
-      {MHA_ERROR_INVALID_VALUE, {4}, {}});
+  ExpectFailsAndLeaves(cache, {MHA_ERROR_INVALID_VALUE, {4}, {}}, mha_kv_cache_set_blocks,
+                       cache.get(), 2, nullptr, -1);
   // Sequence 0 holds 20 positions, in the first two of its blocks.
   for (const std::vector<int32_t> &moved : {std::vector<int32_t>{4}, {}, {4, 5, 1}, {7, 4}})
     ExpectNoBlocks(cache, 0, moved, either);
@@ -681,12 +654,7 @@ void ExpectNoUnsharing(const Cache &cache, int64_t sequence, int32_t block,
                        const Expected &expected) {
   SCOPED_TRACE(block);
   uint32_t used = 4711;
-  ExpectFailsAndLeaves(
-      cache,
-      [&](mha_error *error) {
-        return mha_kv_cache_unshare(cache.get(), sequence, block, &used, error);
-      },
-      expected);
+  ExpectFailsAndLeaves(cache, expected, mha_kv_cache_unshare, cache.get(), sequence, block, &used);
   EXPECT_EQ(used, 4711u);
 }
 
@@ -1041,16 +1009,16 @@ TEST(CallErrors, AMillionSequencesInAnyOrderAreFoundToBeOnceInNoTime) {
   for (const size_t place : {size_t{0}, size_t{40000}, sequences.size() - 2}) {
     const int64_t before = sequences[place];
     sequences[place] = sequences.back();
-    ExpectFails([&](mha_error *error) { return mha_attention_info(&args, &info, error); },
-                {MHA_ERROR_INVALID_VALUE,
+    ExpectFails({MHA_ERROR_INVALID_VALUE,
                  {1},
-                 {std::to_string(place), std::to_string(sequences.size() - 1)}});
+                 {std::to_string(place), std::to_string(sequences.size() - 1)}},
+                mha_attention_info, &args, &info);
     sequences[place] = before;
   }
   std::reverse(sequences.begin(), sequences.end());
   sequences[sequences.size() - 2] = 40000;
-  ExpectFails([&](mha_error *error) { return mha_attention_info(&args, &info, error); },
-              {MHA_ERROR_INVALID_VALUE, {1}, {"40000", "are both 40000"}});
+  ExpectFails({MHA_ERROR_INVALID_VALUE, {1}, {"40000", "are both 40000"}}, mha_attention_info,
+              &args, &info);
 }
 
 TEST(CacheErrors, AMillionBlocksInAnyOrderAreFoundToBeOnceInNoTime) {
@@ -1225,9 +1193,8 @@ TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                      {"sequences.q_first_positions", length, "NULL"}, false);
     mha_call_info info = Zeroed<mha_call_info>();
-    ExpectFails(
-        [&](mha_error *error) { return mha_info(call.layer.get(), &call.forward, &info, error); },
-        {MHA_ERROR_INVALID_VALUE, {2}, {"sequences.q_first_positions"}});
+    ExpectFails({MHA_ERROR_INVALID_VALUE, {2}, {"sequences.q_first_positions"}}, mha_info,
+                call.layer.get(), &call.forward, &info);
     call.forward.flags = 0;  // then no position counts
     call.ExpectSucceeds(true);
     restore();
@@ -1309,28 +1276,23 @@ TEST(CacheErrors, UseTheSingularForOne) {
   };
   ExpectFails(append(1), {MHA_ERROR_CACHE_FULL, {3}, {"block"}});
   const int32_t blocks[] = {0, 1};
-  ExpectFails(
-      [&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, blocks, 2, error); },
-      {MHA_ERROR_INVALID_VALUE, {4}, {"count"}});
-  ExpectFails(
-      [&](mha_error *error) { return mha_kv_cache_set_blocks(cache.get(), 0, nullptr, 1, error); },
-      {MHA_ERROR_NULL_POINTER, {3}, {"blocks"}});
+  ExpectFails({MHA_ERROR_INVALID_VALUE, {4}, {"count"}}, mha_kv_cache_set_blocks, cache.get(), 0,
+              blocks, 2);
+  ExpectFails({MHA_ERROR_NULL_POINTER, {3}, {"blocks"}}, mha_kv_cache_set_blocks, cache.get(), 0,
+              nullptr, 1);
   cache.SetBlocks(0, {0});
   ASSERT_EQ(append(1)(nullptr), MHA_OK);
   ExpectFails(append(17), {MHA_ERROR_CACHE_FULL, {3}, {"16|15"}});
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 0, 2, error); },
-              {MHA_ERROR_INVALID_VALUE, {3}, {}});
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_truncate(cache.get(), 1, 0, error); },
-              {MHA_ERROR_INVALID_VALUE, {2}, {}});
-  ExpectFails([&](mha_error *error) { return mha_kv_cache_view(cache.get(), 1, nullptr, error); },
-              {MHA_ERROR_CACHE_FORMAT, {2}, {}});
+  ExpectFails({MHA_ERROR_INVALID_VALUE, {3}, {}}, mha_kv_cache_truncate, cache.get(), 0, 2);
+  ExpectFails({MHA_ERROR_INVALID_VALUE, {2}, {}}, mha_kv_cache_truncate, cache.get(), 1, 0);
+  ExpectFails({MHA_ERROR_CACHE_FORMAT, {2}, {}}, mha_kv_cache_view, cache.get(), 1, nullptr);
   mha_attention_args args = Zeroed<mha_attention_args>();
   args.batch = 2;
   args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
   args.cache = cache.get();
   size_t bytes = 0;
-  ExpectFails([&](mha_error *error) { return mha_attention_workspace(&args, &bytes, error); },
-              {MHA_ERROR_SHAPE, {1}, {"2 sequences", "num_sequences", "1"}});
+  ExpectFails({MHA_ERROR_SHAPE, {1}, {"2 sequences", "num_sequences", "1"}},
+              mha_attention_workspace, &args, &bytes);
   // Lengths of a call, and of its sequences.
   const int64_t lengths[] = {2}, one[] = {1}, zero[] = {0};
   args = Zeroed<mha_attention_args>();
@@ -1350,8 +1312,8 @@ TEST(CacheErrors, UseTheSingularForOne) {
   given.kv_lengths = zero;
   args.flags |= MHA_CAUSAL;
   ExpectFails(run, {MHA_ERROR_SHAPE, {1}, {"1", "0"}});
-  ExpectFails([&](mha_error *error) { return mha_attention(&args, workspace.data(), 1, error); },
-              {MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}});
+  ExpectFails({MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}}, mha_attention,
+              &args, workspace.data(), 1);
 }
 
 // A cache that is only read takes the place of one to append to, and no keys come with the call.
