@@ -60,13 +60,19 @@
 // that set: src/CMakeLists.txt and docs/building.md have them. Without optimisation its inline
 // functions would become symbols that other files share, whose processors may lack the
 // instructions.
-#if defined(MHA_EXTENSIONS) && !defined(MHA_FLAGS_GIVEN)
-#if defined(MHA_KERNELS_AVX2) && !(defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
+#if !defined(MHA_FLAGS_GIVEN) && !defined(_MSC_VER)
+#if defined(MHA_KERNELS_AVX2) && defined(MHA_HAS_AVX2)
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
 #error "compile this file with -mavx2 -mfma -mf16c"
-#elif defined(MHA_KERNELS_AVX512) && !(defined(__AVX512F__) && defined(__AVX512DQ__))
-#error "compile this file with -mavx2 -mfma -mf16c -mavx512{f,cd,bw,dq,vl}"
-#elif (defined(MHA_KERNELS_AVX2) || defined(MHA_KERNELS_AVX512)) && !defined(__OPTIMIZE__)
+#elif !defined(__OPTIMIZE__)
 #error "compile this file with -O2"
+#endif
+#elif defined(MHA_KERNELS_AVX512) && defined(MHA_HAS_AVX512)
+#if !defined(__AVX512F__) || !defined(__AVX512DQ__)
+#error "compile this file with -mavx2 -mfma -mf16c -mavx512{f,cd,bw,dq,vl}"
+#elif !defined(__OPTIMIZE__)
+#error "compile this file with -O2"
+#endif
 #endif
 #endif
 
