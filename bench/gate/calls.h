@@ -20,7 +20,7 @@ struct CannotMeasure : std::runtime_error {  // what() is one sentence
 
 struct Library {
   std::string name;  // for people: a revision, or the path
-  const Structs *structs;
+  Structs structs;
   decltype(&::mha_version) version;
   decltype(&::mha_instruction_sets) instruction_sets;
   decltype(&::mha_layer_pack_size) layer_pack_size;
@@ -53,8 +53,9 @@ class Calls {
   // they are read, so those of the library in use are always copied to one and the same place.
   void use(size_t index);
   void call() const;
-  // The largest difference of an element of what libraries 0 and 1 compute, as a share of the
-  // largest element; -1: not a bit differs. Throws CannotMeasure if it is not the same function.
+  // The largest difference of an element of what the last library and another one compute, as a
+  // share of the largest element; -1: not a bit differs. Throws CannotMeasure if it is not the same
+  // function.
   double difference();
 
  private:

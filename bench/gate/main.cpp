@@ -1,19 +1,23 @@
 // The measuring program of the performance gate. perf_gate.py runs it, and judges what it says.
-//   mha_gate times ROUNDS BASE.so NAME NEW.so NAME SHAPE...  a line for each shape: the difference
-//   of the outputs, and for each round the
-//                                                            seconds of a call of both
-//   mha_gate call base|new LIBRARY.so SHAPE...               one call of each shape, whose
-//   instructions valgrind counts
+//   mha_gate times ROUNDS LIBRARY.so NAME... SHAPE...
+//     A line for each shape: the difference of the outputs; then of each sample the number of the
+//     library, the seconds of a call and the rates of bench/slots.h before and after. There are as
+//     many libraries as MHA_GATE_INCLUDES of CMakeLists.txt has folders.
+//   mha_gate call INDEX LIBRARY.so SHAPE...
+//     One call of each shape, whose instructions valgrind counts, with the headers of that index.
 // A SHAPE is numbers and a text, as read_shape has them. Exit status: 0, or 4 with a sentence where
 // it cannot measure.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 #include <sstream>
+#include <utility>
 
 #include "bench/clock.h"
+#include "bench/slots.h"
 #include "calls.h"
 
 // valgrind counts from where this function begins to where it ends. It has a name that valgrind can
@@ -29,6 +33,12 @@ namespace {
 constexpr double sample_seconds = 5e-3;
 constexpr int samples_per_round = 4;  // of each library
 
+template <size_t... indices>
+std::vector<Structs> structs_of(std::index_sequence<indices...>) {
+  return {structs<indices>()...};
+}
+const std::vector<Structs> all_structs = structs_of(std::make_index_sequence<MHA_GATE_LIBRARIES>());
+
 Shape read_shape(const char *text) {
   std::istringstream words(text);
   Shape shape;
@@ -39,27 +49,37 @@ Shape read_shape(const char *text) {
   return shape;
 }
 
+struct Sample {
+  size_t library;
+  double seconds;  // of a call
+  bench::SlotRates before, after;
+};
+
 // One shape while it is measured.
 struct Measurement {
   std::unique_ptr<Calls> calls;
   double difference;
   int64_t count = 1;  // of the calls of one sample
-  std::vector<double> seconds[2];
+  std::vector<Sample> samples;
 
-  double sample(size_t library) const {
+  Sample sample(size_t library) const {
     // Several threads wait for each other, which is a part of what they take.
     const bench::Clock clock =
         calls->shape().threads == 1 ? bench::Clock::processor : bench::Clock::wall;
     calls->use(library);
+    const bench::SlotRates before = bench::slot_rates();
     const double begin = bench::seconds_now(clock);
     for (int64_t i = 0; i < count; ++i) calls->call();
-    return (bench::seconds_now(clock) - begin) / static_cast<double>(count);
+    const double taken = bench::seconds_now(clock) - begin;
+    return {library, taken / static_cast<double>(count), before, bench::slot_rates()};
   }
 
-  // As many calls as fill a sample, by the faster library.
+  // As many calls as fill a sample, by the fastest library.
   void calibrate() {
     for (;; count *= 2) {
-      const double taken = std::min(sample(0), sample(1)) * static_cast<double>(count);
+      double taken = INFINITY;
+      for (size_t library = 0; library < all_structs.size(); ++library)
+        taken = std::min(taken, sample(library).seconds * static_cast<double>(count));
       if (taken < sample_seconds / 2) continue;
       count =
           std::max<int64_t>(1, std::llround(static_cast<double>(count) * sample_seconds / taken));
@@ -67,23 +87,21 @@ struct Measurement {
     }
   }
 
-  // The libraries take turns, each as often first as second: base new new base, or the other way
-  // round. What disturbs a machine only ever adds time, so the fastest sample of a library stands
-  // for the round.
-  void run_round(bool new_begins) {
-    double fastest[2] = {INFINITY, INFINITY};
-    for (int i = 0; i < 2 * samples_per_round; ++i) {
-      const size_t library = ((i + 1) / 2 % 2 == 1) != new_begins;
-      fastest[library] = std::min(fastest[library], sample(library));
+  // The libraries take turns in one order and then in the reverse, so that each is as often early
+  // as late.
+  void run_round(std::mt19937 &random) {
+    std::vector<size_t> order(all_structs.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (int i = 0; i < samples_per_round; ++i) {
+      for (const size_t library : order) samples.push_back(sample(library));
+      std::reverse(order.begin(), order.end());
     }
-    for (size_t library = 0; library < 2; ++library) seconds[library].push_back(fastest[library]);
   }
 };
 
 void measure_times(int rounds, const std::vector<Library> &libraries,
                    const std::vector<Shape> &shapes) {
-  if (libraries[0].forward == libraries[1].forward)
-    throw CannotMeasure("the loader gave one library for both files");
   std::vector<Measurement> measurements(shapes.size());
   std::vector<Measurement *> in_turns;
   for (size_t i = 0; i < shapes.size(); ++i) {
@@ -103,34 +121,39 @@ void measure_times(int rounds, const std::vector<Library> &libraries,
   std::mt19937 random{std::random_device{}()};
   for (int round = 0; round < rounds; ++round) {
     std::shuffle(in_turns.begin(), in_turns.end(), random);
-    for (Measurement *measurement : in_turns) measurement->run_round(random() & 1);
+    for (Measurement *measurement : in_turns) measurement->run_round(random);
   }
   for (const Measurement &measurement : measurements) {
     printf("%.3g", measurement.difference);
-    for (size_t i = 0; i < measurement.seconds[0].size(); ++i)
-      printf(" %.9g %.9g", measurement.seconds[0][i], measurement.seconds[1][i]);
+    for (const Sample &sample : measurement.samples)
+      printf(" %zu %.9g %.4g %.4g %.4g %.4g", sample.library, sample.seconds, sample.before.alone,
+             sample.before.with_no_ops, sample.after.alone, sample.after.with_no_ops);
     printf("\n");
   }
 }
 
 int run(const std::vector<std::string> &words) {
   const bool is_count = words.size() > 2 && words[0] == "call";
-  if (!is_count && (words.size() < 7 || words[0] != "times"))
+  const size_t first_shape = is_count ? 3 : 2 + 2 * all_structs.size();
+  if (words.size() <= first_shape || (!is_count && words[0] != "times"))
     throw CannotMeasure("mha_gate is run by tools/perf_gate.sh");
   std::vector<Shape> shapes;
-  for (size_t i = is_count ? 3 : 6; i < words.size(); ++i)
+  for (size_t i = first_shape; i < words.size(); ++i)
     shapes.push_back(read_shape(words[i].c_str()));
+  std::vector<Library> libraries;
   if (!is_count) {
-    measure_times(atoi(words[1].c_str()),
-                  {load_library(words[2], words[3], base_structs),
-                   load_library(words[4], words[5], new_structs)},
-                  shapes);
+    for (size_t i = 0; i < all_structs.size(); ++i) {
+      libraries.push_back(load_library(words[2 + 2 * i], words[3 + 2 * i], all_structs[i]));
+      if (i > 0 && libraries[i].forward == libraries[i - 1].forward)
+        throw CannotMeasure("the loader gave one library for two files");
+    }
+    measure_times(atoi(words[1].c_str()), libraries, shapes);
     return 0;
   }
-  const std::vector<Library> library = {
-      load_library(words[2], words[2], words[1] == "base" ? base_structs : new_structs)};
+  libraries.push_back(
+      load_library(words[2], words[2], all_structs.at(strtoul(words[1].c_str(), nullptr, 10))));
   for (const Shape &shape : shapes) {
-    Calls calls(shape, library);
+    Calls calls(shape, libraries);
     calls.use(0);
     mha_gate_counted_call(calls);
   }

@@ -16,6 +16,12 @@ is slower but the ranges overlap, or if the 95% interval of the median reaches t
 wider than it, more rounds follow, up to four times as many; if that does not help, it is too noisy
 to say. One thread is timed by its processor time, several threads by the clock.
 
+A virtual machine does not show who else uses its cores. So before and after each sample, the calling
+thread runs a loop that is slow only where another hardware thread shares its core. A sample is
+quiet, busy, or mixed (where that thread comes or goes, or does little). Only samples in one state
+are compared: quiet ones if 7 rounds have some of each library, or else busy ones, or else mixed
+ones. The table names the state, and the ratio of busy samples, even if quiet ones decide.
+
 With --count, valgrind counts the instructions of one call of each shape, without noise. It knows
 AVX2 but not AVX-512.
 """
@@ -43,9 +49,11 @@ Examples:
 """
 
 import argparse
+import collections
 import fcntl
 import json
 import math
+import operator
 import os
 import pathlib
 import re
@@ -57,9 +65,12 @@ import tempfile
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import slots  # noqa: E402
+
 SETS = ["auto", "scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"]  # MHA_INSTRUCTION_SET_*
 KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_* from MHA_TYPE_F32 on
-LEAST_ROUNDS = 7
+LEAST_ROUNDS, IN_ROUND = 7, 4  # samples of each version, as main.cpp takes them
 
 
 class Stop(Exception):
@@ -166,7 +177,7 @@ def read_shapes(path):
 # ---- What is compared
 
 def floor_of(path):
-    """The commit that a file of floors names for this processor."""
+    """The commits that a file of floors names for this processor."""
     try:
         lines = [line.split("#")[0].split() for line in pathlib.Path(path).read_text().splitlines()]
         found = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE))
@@ -174,21 +185,17 @@ def floor_of(path):
         raise cannot_measure(f"'{error.filename}' cannot be read: {error.strerror}") from error
     for words in filter(None, lines):
         if len(words) != 5:
-            raise cannot_measure(f"{path}: a line has a kind, a vendor, a family, models and a commit, not '{' '.join(words)}'")
-        _, vendor, family, models, commit = words
+            raise cannot_measure(f"{path}: a line has a kind, a vendor, a family, models and commits, not '{' '.join(words)}'")
+        _, vendor, family, models, commits = words
         if (vendor, family) == (found.get("vendor_id"), found.get("cpu family")):
             for part in models.split(","):
                 low, _, high = part.partition("-")
                 if int(low) <= int(found["model"]) <= int(high or low):
-                    return commit
+                    return commits.split(",")
     raise Stop(5, f"not checked: {path} has no floor for this processor")
 
 
-class Version:
-    """A library, the folder of its headers, and what to call it."""
-
-    def __init__(self, library, include, name):
-        self.library, self.include, self.name = library, include, name
+Version = collections.namedtuple("Version", "library include name")  # the folder of its headers; what to call it
 
 
 class Builder:
@@ -259,23 +266,29 @@ class Builder:
             (folder / "part").rename(folder / "libmha.so")
         return Version(folder / "libmha.so", folder / "include", name)
 
-    def program(self, base, new):
+    def program(self, versions):
         folder = self.folder / f"program-{self.compiler}"
-        self.cmake(ROOT / "bench" / "gate", folder, "mha_gate", [f"-DMHA_BASE_INCLUDE={base.include}", f"-DMHA_NEW_INCLUDE={new.include}"],
+        self.cmake(ROOT / "bench" / "gate", folder, "mha_gate", ["-DMHA_GATE_INCLUDES=" + ";".join(str(version.include) for version in versions)],
                    "the measuring program")
         return folder / "mha_gate"
 
 
 # ---- Measuring
 
-def run_times(program, rounds, base, new, shapes):
-    """Of each shape: the difference of the outputs, and the seconds of a call by base and by new in each round."""
-    done = subprocess.run([program, "times", str(rounds), base.library, base.name, new.library, new.name, *(shape.argument() for shape in shapes)],
-                          capture_output=True, text=True)
+def run_times(program, rounds, versions, shapes):
+    """Of each shape: the difference of the outputs, and of each round the samples of each version: (seconds of a call, its state)."""
+    libraries = [word for version in versions for word in (version.library, version.name)]
+    done = subprocess.run([program, "times", str(rounds), *libraries, *(shape.argument() for shape in shapes)], capture_output=True, text=True)
     if done.returncode:
         raise cannot_measure(done.stderr.strip() or f"the measuring program ended with status {done.returncode}")
     lines = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
-    return [(line[0], line[1::2], line[2::2]) for line in lines]
+    best = slots.best_of([line[i:i + 2] for line in lines for i in (*range(3, len(line), 6), *range(5, len(line), 6))])
+    found = []
+    for line in lines:
+        samples = [(line[i], (line[i + 1], slots.state_of(line[i + 2:i + 4], line[i + 4:i + 6], best))) for i in range(1, len(line), 6)]
+        rounds = [samples[i:i + IN_ROUND * len(versions)] for i in range(0, len(samples), IN_ROUND * len(versions))]
+        found.append((line[0], [[[sample for number, sample in each if number == i] for i in range(len(versions))] for each in rounds]))
+    return found
 
 
 def median_interval(values):
@@ -286,31 +299,56 @@ def median_interval(values):
     return values[k], values[n - 1 - k]
 
 
+def times_in(state, rounds):
+    """For each version, the fastest sample of each round in this state: the fastest stands for the round because disturbances only ever add
+    time, and is one of as many samples for each version."""
+    found = []
+    for samples in rounds:
+        times = [[seconds for seconds, sample_state in each if state in (sample_state, "any")] for each in samples]
+        count = min(map(len, times))
+        found += [[min(each[:count]) for each in times]] if count else []
+    return [list(each) for each in zip(*found)]
+
+
 class Result:
-    def __init__(self, shape, difference, base, new):
-        self.shape, self.difference, self.base, self.new = shape, difference, base, new  # lists: times of rounds, or one number of instructions
+    def __init__(self, shape):
+        self.shape, self.rounds = shape, []
+
+    def choose(self, names):
+        """The times that are compared: of the state that has enough of them, and of the fastest base."""
+        for self.state in (*slots.STATES, "any"):
+            *bases, self.new = times_in(self.state, self.rounds) or [[]]
+            if len(self.new) >= LEAST_ROUNDS:
+                break
+        fastest = min(range(len(bases)), key=lambda index: statistics.median(bases[index]))
+        self.base, self.base_name = bases[fastest], names[fastest]
+        busy = times_in("busy", self.rounds)
+        self.busy_ratio = statistics.median(map(operator.truediv, busy[-1], busy[fastest])) if busy else None
+        self.states = [state for versions in self.rounds for samples in versions for _, state in samples]
 
     def judge(self, threshold):
         ratios = [new / base for base, new in zip(self.base, self.new)]
         self.ratio, self.interval = statistics.median(ratios), median_interval(ratios)
         self.ranges = [(min(each), statistics.median(each)) for each in (self.base, self.new)]
         low, high = self.interval
-        if self.ratio >= 1 + threshold:
+        if self.state == "any":
+            self.verdict = "too_noisy"
+        elif self.ratio >= 1 + threshold:
             self.verdict = "regression" if self.ranges[1][0] > self.ranges[0][1] else "too_noisy"
         else:
             self.verdict = "ok" if high < 1 + threshold or high - low < threshold else "too_noisy"
 
 
-def measure_times(program, base, new, shapes, threshold, rounds):
-    results = {shape: Result(shape, None, [], []) for shape in shapes}
+def measure_times(program, versions, shapes, threshold, rounds):
+    results = {shape: Result(shape) for shape in shapes}
     undecided = shapes
     for more in (rounds, rounds, 2 * rounds):
         print(f"perf gate: {more} rounds of {len(undecided)} shape{'s'[:len(undecided) > 1]}", file=sys.stderr)
-        for shape, (difference, of_base, of_new) in zip(undecided, run_times(program, more, base, new, undecided)):
+        for shape, (difference, found) in zip(undecided, run_times(program, more, versions, undecided)):
             result = results[shape]
             result.difference = difference
-            result.base += of_base
-            result.new += of_new
+            result.rounds += found
+            result.choose([version.name for version in versions])
             result.judge(threshold)
         undecided = [shape for shape in undecided if results[shape].verdict == "too_noisy"]
         if not undecided:
@@ -318,14 +356,14 @@ def measure_times(program, base, new, shapes, threshold, rounds):
     return list(results.values())
 
 
-def counted(program, name, library, arguments):
-    """Instructions of one call of each shape."""
+def counted(program, index, library, arguments):
+    """Instructions of one call of each shape, with the headers of this index."""
     if not shutil.which("valgrind"):
         raise cannot_measure("valgrind, which counts the instructions, is not installed (Debian: apt-get install valgrind)")
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(["valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=mha_gate_counted_call",
                                "--dump-after=mha_gate_counted_call", "--combine-dumps=yes", f"--callgrind-out-file={folder}/profile", program, "call",
-                               name, library, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                               str(index), library, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         profile = pathlib.Path(folder, "profile")
         counts = [int(line.split()[1]) for line in profile.read_text().splitlines() if line.startswith("totals: ")] if profile.exists() else []
     counts = counts[:len(arguments)]  # then comes what is between the last call and the end
@@ -334,7 +372,7 @@ def counted(program, name, library, arguments):
     return counts
 
 
-def count_instructions(program, base, new, shapes, threshold):
+def count_instructions(program, versions, shapes, threshold):
     for shape in shapes:
         shape.use_set("avx2")
         if shape.size["threads"] > 1:
@@ -342,11 +380,12 @@ def count_instructions(program, base, new, shapes, threshold):
         if shape.names["instruction_set"] not in ("scalar", "avx2"):
             raise cannot_measure(f"the shape '{shape.text}' needs what valgrind does not know; leave instruction_set out for AVX2")
     arguments = [shape.argument() for shape in shapes]
-    differences = [line[0] for line in run_times(program, 0, base, new, shapes)]
+    differences = [line[0] for line in run_times(program, 0, versions, shapes)]
     print(f"perf gate: counting the instructions of {len(shapes)} calls of both", file=sys.stderr)
-    counts = [counted(program, *version, arguments) for version in (("base", base.library), ("new", new.library))]
-    results = [Result(shape, difference, [old], [now]) for shape, difference, old, now in zip(shapes, differences, *counts)]
-    for result in results:
+    counts = [counted(program, index, version.library, arguments) for index, version in enumerate(versions)]
+    results = list(map(Result, shapes))
+    for result, result.difference, old, now in zip(results, differences, *counts):
+        result.base, result.new = [old], [now]
         result.ratio = result.new[0] / result.base[0]
         result.verdict = "regression" if result.ratio > 1 + threshold else "ok"
     return results
@@ -354,18 +393,20 @@ def count_instructions(program, base, new, shapes, threshold):
 
 # ---- What is said
 
-def table(results, is_count):
+def table(results, is_count, has_bases):
     if is_count:
         rows = [["shape", "base instructions", "new instructions", "new / base", "outputs", "verdict"]]
     else:
-        rows = [["shape", "base", "new", "new / base", "95% interval", "rounds", "outputs", "verdict"]]
+        rows = [["shape", "base", "new", "new / base", "95% interval", "rounds", "state", "busy", "outputs", "verdict"]]
     for result in results:
         outputs = "same bits" if result.difference < 0 else f"differ by {result.difference:.1e}"
         if is_count:
             figures = [str(result.base[0]), str(result.new[0]), f"{result.ratio:.4f}"]
         else:
             figures = [*(f"{low * 1e3:.4g} - {high * 1e3:.4g} ms" for low, high in result.ranges), f"{result.ratio:.3f}",
-                       "{:.3f} - {:.3f}".format(*result.interval), str(len(result.base))]
+                       "{:.3f} - {:.3f}".format(*result.interval), str(len(result.base)), result.state,
+                       f"{result.busy_ratio:.3f}" if result.busy_ratio else ""]
+            figures[0] += f", {result.base_name}" * has_bases
         verdict = {"ok": "ok", "regression": "SLOWER", "too_noisy": "too noisy"}[result.verdict]
         rows.append([result.shape.text, *figures, outputs, verdict])
     return rows
@@ -387,18 +428,25 @@ def conclude(results, threshold, is_count):
     return 0, f"No regression: no shape takes {threshold * 100:g}% more {unit}."
 
 
-def report(arguments, base, new, results):
+def report(arguments, bases, new, results):
     status, sentence = conclude(results, arguments.threshold, arguments.count)
-    heading = (f"{'instructions of one call' if arguments.count else 'time of one call, fastest - median round'}: base = {base.name}, "
+    base = ", ".join(version.name for version in bases) + ", for each shape the fastest" * (len(bases) > 1)
+    heading = (f"{'instructions of one call' if arguments.count else 'time of one call, fastest - median round'}: base = {base}, "
                f"new = {new.name}, threshold {arguments.threshold * 100:g}%")
-    rows = table(results, arguments.count)
+    rows = table(results, arguments.count, len(bases) > 1)
+    if not arguments.count:
+        states = slots.shares_of([state for result in results for state in result.states])
+        sentence = f"Samples: {', '.join(f'{share:.0%} {state}' for state, share in states.items())}. {sentence}"
     widths = [max(map(len, column)) for column in zip(*rows)]
     print(heading, "", *("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows), "", sentence, sep="\n")
     try:
         if arguments.json:
             shapes = [{"shape": result.shape.text, "verdict": result.verdict, "ratio": result.ratio, "base": result.base, "new": result.new,
-                       "outputs_difference": max(0, result.difference)} for result in results]
-            pathlib.Path(arguments.json).write_text(json.dumps({"base": base.name, "new": new.name, "threshold": arguments.threshold,
+                       "outputs_difference": max(0, result.difference),
+                       **({} if arguments.count else {"fastest_base": result.base_name, "state": result.state, "busy_ratio": result.busy_ratio,
+                                                      "states": slots.shares_of(result.states)})}
+                      for result in results]
+            pathlib.Path(arguments.json).write_text(json.dumps({"base": base, "new": new.name, "threshold": arguments.threshold,
                                                                 "sentence": sentence, "shapes": shapes}, indent=2) + "\n")
     except OSError as error:
         raise cannot_measure(f"the report cannot be written to '{error.filename}': {error.strerror}") from error
@@ -426,12 +474,13 @@ def parse():
     parser = Parser(usage=usage.replace("\n", "\n       "), description=description, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--count", action="store_true", help="count instructions instead of measuring time")
-    parser.add_argument("--floor", metavar="FILE", help="use as BASE the commit that FILE (bench/floor.txt) names for this processor")
+    parser.add_argument("--floor", metavar="FILE", help="use as BASE what FILE (bench/floor.txt) names for this processor: a commit, "
+                        "or several, of which the fastest counts for each shape")
     parser.add_argument("--shapes", metavar="FILE", help="the shapes to measure, one per line (default: bench/gate/shapes.txt; "
                         "with --count, bench/gate/counted_shapes.txt)")
     parser.add_argument("--threshold", metavar="P", type=percent, help="the slowdown that is a regression (default: 5%%; with --count, 1%%)")
     parser.add_argument("--rounds", metavar="N", type=rounds, default=15, help="the number of rounds, at least 7 (default: 15)")
-    parser.add_argument("--json", metavar="FILE", help="write all results, with the times of every round")
+    parser.add_argument("--json", metavar="FILE", help="write all results, with the times of every round that was compared")
     parser.add_argument("--build", metavar="FOLDER", type=pathlib.Path, default=ROOT / "build" / "perf_gate",
                         help="the folder to build in, which keeps builds for the next run (default: build/perf_gate)")
     arguments = parser.parse_args()
@@ -450,16 +499,16 @@ def main():
     try:
         arguments = parse()
         shapes = read_shapes(arguments.shapes)
-        versions = [floor_of(arguments.floor), *arguments.versions] if arguments.floor else arguments.versions
+        bases = floor_of(arguments.floor) if arguments.floor else arguments.versions[:1]
+        new = arguments.versions[not arguments.floor:]
         builder = Builder(arguments.build)
-        base = builder.version(versions[0])
-        new = builder.version(versions[1]) if len(versions) > 1 else builder.working_tree()
-        program = builder.program(base, new)
+        versions = [*map(builder.version, bases), builder.version(new[0]) if new else builder.working_tree()]
+        program = builder.program(versions)
         if arguments.count:
-            results = count_instructions(program, base, new, shapes, arguments.threshold)
+            results = count_instructions(program, versions, shapes, arguments.threshold)
         else:
-            results = measure_times(program, base, new, shapes, arguments.threshold, arguments.rounds)
-        sys.exit(report(arguments, base, new, results))
+            results = measure_times(program, versions, shapes, arguments.threshold, arguments.rounds)
+        sys.exit(report(arguments, versions[:-1], versions[-1], results))
     except Stop as stop:
         print(f"perf gate: {stop}", file=sys.stderr)
         sys.exit(stop.status)

@@ -5,8 +5,9 @@
 #include <cstring>
 #include <type_traits>
 
-// Compiled as base_structs and as new_structs. It names fields of every version that the gate may
-// compare. MHA_EQUAL_SCORES tells the structs of 0.1.0 from those before it.
+// Compiled as structs<0>, structs<1> and so on. It names fields of every version that the gate may
+// compare: MHA_CAUSAL and MHA_EQUAL_SCORES tell the structs since d596f14 and since 0.1.0 from
+// those before them.
 namespace gate {
 namespace {
 
@@ -35,7 +36,11 @@ Args *start_call(const Shape &shape, const mha_scheduler *scheduler, Struct *mem
   Args *const args = start<Args>(memory);
   args->batch = shape.batch;
   args->n_q = shape.n;
+#ifdef MHA_CAUSAL
   args->flags = shape.is_causal ? MHA_CAUSAL : 0;
+#else
+  args->is_causal = static_cast<uint32_t>(shape.is_causal);
+#endif
   args->scheduler = scheduler;
   return args;
 }
@@ -95,13 +100,17 @@ void set_cache(const Shape &shape, mha_kv_cache *cache, Struct *memory) {
   args->cache_read = cache;
 #else
   args->cache = cache;
+#ifdef MHA_CAUSAL  // and before, n_kv = 0 says it
   args->flags |= MHA_CACHE_READ;
+#endif
 #endif
 }
 
 }  // namespace
 
-extern const Structs MHA_GATE_STRUCTS = {fill_layer, fill_cache, fill_forward, fill_attention,
-                                         set_cache};
+template <>
+Structs structs<MHA_GATE_LIBRARY>() {
+  return {fill_layer, fill_cache, fill_forward, fill_attention, set_cache};
+}
 
 }  // namespace gate

@@ -30,8 +30,8 @@ struct Struct {
   }
 };
 
-// Fields move, and change, from version to version of mha.h. So there are two of these, for the two
-// libraries: structs.cpp is compiled once for each, with the header that the library came with.
+// Fields move, and change, from version to version of mha.h. So each library has its own of these:
+// structs.cpp is compiled once for each, with the header that the library came with.
 struct Structs {
   void (*fill_layer)(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config,
                      Struct *weights, Struct *options);
@@ -43,6 +43,7 @@ struct Structs {
   void (*set_cache)(const Shape &shape, mha_kv_cache *cache, Struct *args);
 };
 
-extern const Structs base_structs, new_structs;
+template <size_t library>
+Structs structs();
 
 }  // namespace gate

@@ -5,6 +5,7 @@ Most tests use libraries that compute nothing, whose times can be chosen.
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -12,6 +13,11 @@ import subprocess
 import sys
 
 root = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(root / "bench"), str(root / "bench" / "gate")]
+sys.dont_write_bytecode = True
+import perf_gate  # noqa: E402
+import slots  # noqa: E402
+
 # Its attention is called once for the comparison of the outputs and once to calibrate; then it takes longer than a sample is meant to be, so that
 # there are 4 calls a round.
 stub = """
@@ -131,6 +137,55 @@ def old_headers(commit="494eeafa36"):
     return include
 
 
+def check(what, found, expected):
+    if found != expected:
+        sys.exit(f"{what}: {found} instead of {expected}.")
+
+
+def states():
+    """Of made-up rates, alone and with no-ops, since no test can make another machine's thread run on this core."""
+    quiet, slow, busy, little = (100, 100), (80, 79), (100, 66), (100, 94)
+    for before, after, expected in ((quiet, quiet, "quiet"), (quiet, slow, "quiet"), (busy, busy, "busy"), (quiet, busy, "mixed"),
+                                    (busy, quiet, "mixed"), (little, little, "mixed"), (little, busy, "mixed"),
+                                    ((50, 50), (50, 33), "busy")):  # the other thread multiplies, too
+        check(f"the state between {before} and {after}", slots.state_of(before, after, (100, 1)), expected)
+    for what, rates, best in (("a core, once undisturbed", [quiet, busy, (98, 100)], (100, 1)),
+                              ("a core that is always busy", [busy, (90, 60)], (100, 6 / 7)),
+                              ("a core of few slots", [(100, 88), (100, 60)], (100, 0.88)), ("no loop for this core", [(0, 0)], (0, 6 / 7))):
+        check(what, slots.best_of(rates), best)
+    check("a core of few slots", slots.state_of((100, 88), (100, 88), (100, 0.88)), "quiet")
+    check("no loop for this core", slots.state_of((0, 0), (0, 0), (0, 6 / 7)), "unknown")
+
+
+def verdict(*rounds, names=("base", "new")):
+    """Of a shape whose rounds have these samples, (seconds, state) of each version."""
+    found = perf_gate.Result(None)
+    found.rounds = [[samples * 4 for samples in versions] for versions in rounds]
+    found.choose(names)
+    found.judge(0.05)
+    return found
+
+
+def like_with_like():
+    quiet, slow, busy, mixed = ([(1, "quiet")], [(1.2, "quiet")], [(1.5, "busy")], [(1.3, "mixed")])
+    for what, rounds, expected in (
+            ("quiet against busy samples", [[quiet, busy]] * 20, ("any", "too_noisy", None)),
+            ("equal in quiet, which are enough", [[quiet, quiet]] * 7 + [[busy, [(2, "busy")]]] * 20, ("quiet", "ok", 2 / 1.5)),
+            ("slower in quiet", [[quiet + busy, busy + slow]] * 7, ("quiet", "regression", 1)),
+            ("equal in busy, quiet ones too few", [[quiet, slow]] * 6 + [[busy, busy]] * 7, ("busy", "ok", 1)),
+            ("slower in busy", [[quiet, slow]] * 6 + [[busy, [(1.6, "busy")]]] * 7, ("busy", "regression", 1.6 / 1.5)),
+            ("neither quiet nor busy", [[quiet, busy], [mixed, mixed], [mixed + quiet, mixed + busy]] * 7, ("mixed", "ok", None)),
+            ("an architecture without such rates", [[[(1, "unknown")]] * 2] * 7, ("unknown", "ok", None))):
+        found = verdict(*rounds)
+        check(what, (found.state, found.verdict, found.busy_ratio), expected)
+    # Of more samples, the fastest would be faster: as many of each count.
+    check("as many samples of each", perf_gate.times_in("quiet", [[[(3, "quiet"), (1, "quiet")], [(3, "quiet"), (1, "busy")]]]), [[3], [3]])
+    found = verdict(*[[slow, quiet, [(1.06, "quiet")]]] * 7, names=("older", "old", "new"))
+    check("the fastest base", (found.base_name, found.verdict, found.ratio), ("old", "regression", 1.06))
+
+
+states()
+like_with_like()
 shutil.rmtree(work, ignore_errors=True)
 work.mkdir(parents=True)
 small = "attention B=2 n=3 H=1 head_dim=16  # small"
@@ -144,8 +199,9 @@ steady = library("steady")
 # Verdicts.
 gate(0, "--shapes", shapes(small), steady, steady, says="No regression")
 gate(1, "--shapes", shapes(small), steady, library("slower", even=7.04, odd=7.04), says="Regression in 1 of 1 shapes")
-if [shape["verdict"] for shape in json.loads(result.read_text())["shapes"]] != ["regression"]:
-    sys.exit(f"The results in JSON are not those that were printed:\n{result.read_text()}")
+shape, = json.loads(result.read_text())["shapes"]
+check("results in JSON", (shape["verdict"], shape["state"] in slots.STATES, "unknown" in shape["states"], round(sum(shape["states"].values()), 6)),
+      ("regression", True, os.uname().machine != "x86_64", 1))
 gate(0, "--threshold", "20%", "--shapes", shapes(small), steady, work / "slower.so", says="No regression")
 # One round a quarter faster, one a quarter slower.
 gate(3, "--shapes", shapes(small), steady, library("unsteady", even=5, odd=8), says="Too noisy to say")
@@ -173,6 +229,10 @@ if "vendor_id" in this:
                                      (this["cpu family"], 4, "'no-such-floor' is neither a file nor a revision")):
         floor.write_text(f"# kind\nthis {this['vendor_id']} {family} 0,1-999 no-such-floor\n")
         gate(status, "--floor", floor, steady, says=sentence)
+    fast, faster = (os.path.relpath(library(f"fast{i}", even=6.4 - i, odd=6.4 - i)) for i in range(2))  # a path without spaces
+    floor.write_text(f"this {this['vendor_id']} {this['cpu family']} 0-999 {fast},{faster}\n")
+    gate(1, "--floor", floor, "--shapes", shapes(small), steady, says=f"ms, {faster}  ")
+    gate(0, "--floor", floor, "--shapes", shapes(small), work / "fast1.so", says="Samples: ")
 gate(2, "--floor", floor, steady, steady, says="at most one version")
 gate(2, "--floor", floor, "--count", steady, says="cannot be combined with --count")
 floor.write_text("zen3 4581ea6\n")

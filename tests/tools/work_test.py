@@ -48,7 +48,7 @@ def main():
     too_many = False
     for i, name in enumerate(("scalar", "avx2")):
         calls = [perf_gate.Shape(f"{line} instruction_set={name}") for line in shapes]
-        counts = perf_gate.counted(arguments.program, "new", arguments.library, [call.argument() for call in calls])
+        counts = perf_gate.counted(arguments.program, 0, arguments.library, [call.argument() for call in calls])
         for call, limits, count in zip(calls, shapes.values(), counts):
             share, limit = count / multiply_adds(call), limits[i]
             print(f"{share:6.2f} of at most {limit:<5} {call.text}: {count} instructions" + (" -- too many" if share > limit else ""))
