@@ -73,7 +73,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="list the parts and the existing results; measure nothing")
     parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help="measure only these parts; the first run must include prepare")
-    parser.add_argument("--rounds", type=int, metavar="N", help="the rounds of each part (default: 5; decoders and models: 3, ONNX models: 7)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="the rounds of each part (default: 15; decoders and models: 3, ONNX models: 7)")
     parser.add_argument("--busy", type=float, metavar="SHARE", help="the share of the processors that others may use (default: 0.05; not for layers)")
     options = parser.parse_args(arguments)
     if options.rounds is not None and options.rounds < 1:

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <thread>
+#include <future>
 #include <vector>
 
 #include "clock.h"
 #include "memory.h"
 #include "mha.h"
 #include "probes.h"
+#include "slots.h"
 #include "workers.h"
 
 namespace {
@@ -66,15 +67,11 @@ double read_rate(const char *part, int64_t bytes) {
 // What num_threads threads reach together; rate(thread) is that of one.
 template <class Rate>
 double rate_of_all(uint32_t num_threads, const Rate &rate) {
-  std::vector<double> rates(num_threads);
-  std::vector<std::thread> threads;
+  std::vector<std::future<double>> rates;
   for (uint32_t i = 0; i < num_threads; ++i)
-    threads.emplace_back([&rates, &rate, i] { rates[i] = rate(i); });
+    rates.push_back(std::async(std::launch::async, rate, i));
   double sum = 0;
-  for (uint32_t i = 0; i < num_threads; ++i) {
-    threads[i].join();
-    sum += rates[i];
-  }
+  for (std::future<double> &each : rates) sum += each.get();
   return sum;
 }
 
@@ -150,6 +147,9 @@ mha_status rivals_forward(Layer *self, uint32_t calls) {
 }
 
 const float *rivals_output(const Layer *self) { return self->y.data(); }
+
+// Of the core that the calling thread is on.
+void rivals_slot_rates(bench::SlotRates *rates) { *rates = bench::slot_rates(); }
 
 const char *rivals_instruction_set() {
   return mha_instruction_set_name(bench::best_instruction_set());

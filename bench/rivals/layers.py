@@ -13,6 +13,8 @@ OpenVINO.
 Each library runs in a separate process, which is stopped while another one works; in each round,
 each computes the shape once. A form whose result differs from the layer in double precision by more
 than its bound is not measured, and the exit status is 1.
+
+Samples are sorted by the state of the calling thread's core (bench/slots.py).
 """
 
 import argparse
@@ -23,13 +25,15 @@ import pathlib
 import select
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path[:0] = [str(folder) for folder in pathlib.Path(__file__).resolve().parents[:2]]
 sys.dont_write_bytecode = True
 from session import Failed, about, build, keep, root, run_main, say, take_turns, work  # noqa: E402
+import slots  # noqa: E402
 
 examples = """Examples:
   tools/bindings/python/setup.sh --rivals                                  installs some gigabytes of
@@ -165,7 +169,7 @@ def measure(kind, shape, cores, names, rounds, helper, folder):
             errors = prepare(kind, shape, workers, rows, reasons, folder)
 
             def run(library, form):
-                return lambda: {"call": workers[library].ask("time", form=form, shape=shape, seconds=cell_seconds)}
+                return lambda: {"samples": workers[library].ask("time", form=form, shape=shape, seconds=cell_seconds)}
 
             size = copies_of(shape) * work_of(shape)[1] if kind == "decode" else 0
             runs = {name: run(library, form) for name, (library, form, _) in rows.items() if name not in reasons}
@@ -173,8 +177,25 @@ def measure(kind, shape, cores, names, rounds, helper, folder):
         finally:
             for worker in workers.values():
                 worker.end()
-    return {"key": [kind, list(shape), len(cores)], "about": about(rounds, versions), "errors": errors, "seconds": seconds,
-            "reasons": {**reasons, **more}}
+    return {"key": [kind, list(shape), len(cores)], "about": about(rounds, versions), "errors": errors, "states": by_state(seconds),
+            "seconds": seconds, "reasons": {**reasons, **more}}
+
+
+def by_state(seconds):
+    """Puts the medians of rounds in the place of their samples, and returns {state: the same of the rounds in which each has samples in it}: at
+    least a tenth."""
+    samples = {name: what.pop("samples") for name, what in seconds.items() if "samples" in what}
+    best = slots.best_of([rates for rounds in samples.values() for some in rounds for _, *both in some for rates in both])
+    found = {}
+    for state in ("", *slots.STATES):
+        some = {name: [[taken for taken, *rates in each if not state or slots.state_of(*rates, best) == state] for each in rounds]
+                for name, rounds in samples.items()}
+        kept = [i for i in range(max(map(len, some.values()), default=0)) if all(10 * len(some[name][i]) >= len(samples[name][i]) for name in some)]
+        if kept:
+            found[state] = {name: {"call": [statistics.median(some[name][i]) if name in some else what["call"][i] for i in kept]}
+                            for name, what in seconds.items() if name in some or what}
+    seconds.update(found.pop("", {}))
+    return found
 
 
 def parse_shape(kind, text):
@@ -196,7 +217,7 @@ def parse(arguments):
     parser.add_argument("kind", choices=forms)
     parser.add_argument("--shapes", nargs="+", help="BATCH,N,WIDTH,HEADS[,uncausal], or for decode WIDTH,HEADS,KV_HEADS,PAST (default: those of the page)")
     parser.add_argument("--threads", type=int, default=1, help="threads on as many of the last cores (default: 1)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--libraries", nargs="+", choices=forms["layers"], metavar="LIBRARY", help=", ".join(forms["layers"]) + " (default: all)")
     parser.add_argument("--mha", type=pathlib.Path, default=build / "src" / "libmha.so", metavar="FILE", help="the libmha.so to measure")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="the file of results (default: build/rivals/KIND.json)")

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -314,7 +313,7 @@ libraries = {"mha": Mha, "PyTorch": PyTorch, "ONNX Runtime": OnnxRuntime, "OpenV
 
 class Worker:
     def __init__(self, name, threads, helper):
-        self.library, self.layers = libraries[name](threads, helper), {}
+        self.library, self.layers, self.helper = libraries[name](threads, helper), {}, ctypes.CDLL(helper)
         # One thread: processor time, which leaves out what others did on this core meanwhile.
         self.clock = time.process_time if threads == 1 else time.perf_counter
 
@@ -335,18 +334,24 @@ class Worker:
         self.layers[form, shape] = made[0][0] if copies == 1 else repeated(lambda: next(turns)(1))
         return error_of(made[-1][1](), numpy.fromfile(exact))
 
+    def rates(self):
+        rates = (ctypes.c_double * 2)()
+        self.helper.rivals_slot_rates(rates)
+        return list(rates)
+
     def time(self, form, shape, seconds):
-        """The median time of a call."""
+        """Samples: the time of a call, and the rates of bench/slots.h before and after."""
         run, end = self.layers[form, Shape(*shape)], time.perf_counter() + seconds
         begin = self.clock()
         run(1)
         calls = max(1, round(sample_seconds / max(self.clock() - begin, 1e-7)))
-        samples = []
+        samples, after = [], self.rates()
         while not samples or time.perf_counter() < end:
-            begin = self.clock()
+            before, begin = after, self.clock()
             run(calls)
-            samples.append((self.clock() - begin) / calls)
-        return statistics.median(samples)
+            taken, after = self.clock() - begin, self.rates()
+            samples.append([taken / calls, before, after])
+        return samples
 
 
 def main():

@@ -11,7 +11,8 @@ import onnx_models  # noqa: E402
 from decoders import forms as decoder_forms, shapes as decoder_shapes  # noqa: E402
 from layers import forms, shapes, work_of  # noqa: E402
 from models import models, ways  # noqa: E402
-from session import digits, load, median, milliseconds, pages, ratio, root, run_main, say, source, source_in_short, table, work, wrapped, write_block  # noqa: E402
+from session import (digits, in_states, load, median, milliseconds, pages, ratio, root, run_main, say, source, source_in_short,  # noqa: E402
+                     table, work, wrapped, write_block)
 
 docs = root / "src" / "docs"
 colours = {"mha": "#e8590c", "PyTorch": "#4263eb", "ONNX Runtime": "#0ca678", "OpenVINO": "#ae6ad8", "llama.cpp": "#868e96"}
@@ -45,6 +46,21 @@ def share(result, name="mha f32"):
     return statistics.median(needed / 1e9 / limit / taken for limit, taken in zip(result["seconds"]["limit"]["call"], result["seconds"][name]["call"]))
 
 
+def by_state(results):
+    """{state: results of the rounds in it}: quiet and busy; or all rounds of a result, if it has neither."""
+    found = {"quiet": [], "busy": [], "in any state": []}
+    for result in results:
+        states = {state: seconds for state, seconds in result.get("states", {}).items() if state in found} or {"in any state": result["seconds"]}
+        for state, seconds in states.items():
+            found[state].append({**result, "state": state, "seconds": seconds})
+    return {state: some for state, some in found.items() if some}
+
+
+def chosen(results):
+    """Each in one state: quiet if it can be. Some comparisons do not know states."""
+    return [next(iter(by_state([result]).values()))[0] if "states" in result else result for result in results]
+
+
 def by_threads(results):
     return {threads: [result for result in results if result["key"][2] == threads] for threads in sorted({result["key"][2] for result in results})}
 
@@ -61,13 +77,17 @@ def reasons(results):
 
 def layer_tables(results):
     lines, libraries = wrapped(source(results)), [library for library in forms[results[0]["key"][0]] if library != "mha"]
-    for threads, some in by_threads(results).items():
-        rows = []
-        for result in some:
-            lead, rival = gain(result) or (None, "")
-            rows.append([name_of(result["key"][1]), milliseconds(median(result, "mha f32")), f"{share(result):.0%}",
-                         *(milliseconds(median(result, best(result, library))) for library in libraries), lead and f"{lead:.2f}", rival])
-        lines += table([f"{threads_name(threads)}, ms", "mha", "its share", *libraries, "gain", "over"], rows)
+    for threads, of_threads in by_threads(results).items():
+        for state, some in by_state(of_threads).items():
+            rows = []
+            for result in some:
+                lead, rival = gain(result) or (None, "")
+                rows.append([name_of(result["key"][1]), milliseconds(median(result, "mha f32")), f"{share(result):.0%}",
+                             *(milliseconds(median(result, best(result, library))) for library in libraries), lead and f"{lead:.2f}", rival,
+                             len(result["seconds"]["mha f32"]["call"])])
+            lines += table([f"{threads_name(threads)}, core {state}, ms", "mha", "its share", *libraries, "gain", "over", "rounds"], rows)
+        absent = [state for state in ("quiet", "busy") if state not in by_state(of_threads)]
+        lines += wrapped(f"{threads_name(threads)}: no round was {' or '.join(absent)} throughout.") if absent else []
     return lines + reasons(results)
 
 
@@ -142,12 +162,14 @@ def span(values, form="{:.2f}"):
 
 
 def layers_summary(results):
-    parts = []
-    for threads, some in by_threads(results).items():
-        gains = [gain(result)[0] for result in some if gain(result)]
-        parts.append(f"{span(gains)} times as fast on {threads_name(threads).lower()} (faster at "
-                     f"{sum(round(each, 2) > 1 for each in gains)} of {len(gains)} shapes)")
-    return wrapped(f"Compared with the fastest other library, mha is {' and '.join(parts)}. {source_in_short(results)}")
+    parts = {}
+    for state, of_state in by_state(results).items():
+        for threads, some in by_threads(of_state).items():
+            gains = [gain(result)[0] for result in some if gain(result)]
+            parts.setdefault(state, []).append(f"{span(gains)} times as fast on {threads_name(threads).lower()} (faster at "
+                                               f"{sum(round(each, 2) > 1 for each in gains)} of {len(gains)} shapes)")
+    said = "; with the core ".join(f"{state} {' and '.join(some)}" for state, some in parts.items())
+    return wrapped(f"Compared with the fastest other library, mha is with the core {said}. {source_in_short(results)}")
 
 
 def arithmetic_summary(results):
@@ -233,7 +255,7 @@ def layers_picture(results):
         axes.set_xlim(0, 1.15)
         axes.xaxis.set_major_formatter(ticker.PercentFormatter(1))
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"One attention layer, float32 (batch, rows, width, heads): share of the multiply-add peak\nmha at commit "
+    figure.suptitle(f"One attention layer, float32 (batch, rows, width, heads){in_states(results)}: share of the multiply-add peak\nmha at commit "
                     f"{results[0]['about']['commit']}; after its bars, the speed relative to the fastest other library", fontsize=10)
     save(figure, "compare.png")
 
@@ -256,7 +278,8 @@ def arithmetic_picture(results):
         axes.set_title(name_of(result["key"][1]), fontsize=9)
     panels[0][0].set_ylabel("error (dot), with outliers (end of line)")
     figure.supxlabel("time of a call, of that of mha in float32; orange mha, blue PyTorch, green ONNX Runtime, purple OpenVINO", fontsize=8)
-    figure.suptitle(f"Fewer bits in one causal layer (batch, rows, width, heads), mha at commit {results[0]['about']['commit']}", fontsize=10)
+    figure.suptitle(f"Fewer bits in one causal layer (batch, rows, width, heads){in_states(results)}, mha at commit {results[0]['about']['commit']}",
+                    fontsize=10)
     save(figure, "compare_arithmetic.png")
 
 
@@ -304,9 +327,9 @@ def main():
         if not results:
             say(f"{name}: build/rivals/{kind}.json has no results; the page stays as it is")
             continue
-        write_block(name, tables(results), pages())
+        write_block(name, tables(results if tables in (layer_tables, layers_summary) else chosen(results)), pages())
         if picture:
-            picture(results)
+            picture(chosen(results))
     return 0
 
 

@@ -170,13 +170,20 @@ def source(results):
     """The sentence that names what was measured: versions, machine, number of runs."""
     versions = {name: version for result in results for name, version in result["about"]["versions"].items()}
     return (f"mha at commit {all_of(results, 'commit')}, {all_of(results, 'date')}, {all_of(results, 'machine')}; "
-            f"medians of {all_of(results, 'rounds')} interleaved runs; " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+            f"medians of {all_of(results, 'rounds')} interleaved runs{in_states(results)}; "
+            + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
 
 
 def source_in_short(results):
     """The sentence for summaries, whose pages link to the tables with everything else."""
     machines = " and ".join(sorted({result["about"]["machine"].rsplit(", ", 1)[0] for result in results}))
-    return f"Measured at commit {all_of(results, 'commit')}, {machines}."
+    return f"Measured at commit {all_of(results, 'commit')}, {machines}{in_states(results)}."
+
+
+def in_states(results):
+    """Of the core, where report.py chose rounds by that."""
+    states = " and ".join(sorted({result["state"] for result in results if "state" in result}))
+    return states and f", the core {states}"
 
 
 begin, end = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"
