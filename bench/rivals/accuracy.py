@@ -14,9 +14,7 @@ and added in two roundings. Data, shapes and seeds are those of the test.
 
 Examples, after tools/bindings/python/setup.sh --rivals:
   MHA_TEST_EVERY_FLOAT=1 build/bin/mha_test_function --gtest_filter='Functions.*' > functions.txt
-                                                            takes minutes
   build/rivals/venv/bin/python bench/rivals/accuracy.py --functions functions.txt
-                                                            all tables
   build/rivals/venv/bin/python bench/rivals/accuracy.py     all tables but that of functions
 """
 

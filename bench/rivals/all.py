@@ -21,11 +21,9 @@ sys.dont_write_bytecode = True
 from session import build, commit, load, root, say, work  # noqa: E402
 
 examples = """Examples:
-  tools/bindings/python/setup.sh --rivals                                 installs some gigabytes of packages
-                                                                 in build/rivals/venv
+  tools/bindings/python/setup.sh --rivals                        installs gigabytes of packages
   build/rivals/venv/bin/python bench/rivals/all.py               everything
-  build/rivals/venv/bin/python bench/rivals/all.py --list        the parts, and the commits with
-                                                                 results
+  build/rivals/venv/bin/python bench/rivals/all.py --list        the parts; commits with results
   build/rivals/venv/bin/python bench/rivals/all.py --only prepare layers-1-small report
   build/rivals/venv/bin/python bench/rivals/all.py --rounds 1    quickly
 

@@ -13,7 +13,6 @@ prompt are compared with those of the same program in float32, to show what fewe
 models.py measures a decoder of the same shape with PyTorch.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -23,14 +22,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
-from session import Failed, about, build, keep, root, run_main, say, take_turns, work  # noqa: E402
+from session import Failed, about, build, keep, parser_for, root, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  tools/bindings/python/setup.sh --rivals                                      installs the packages in
-                                                                      build/rivals/venv
-  build/rivals/venv/bin/python bench/rivals/decoders.py --prepare     makes llama.cpp and the models
-                                                                      in build/rivals, in some 15
-                                                                      minutes
+  tools/bindings/python/setup.sh --rivals                             installs the packages
+  build/rivals/venv/bin/python bench/rivals/decoders.py --prepare     makes programs and models
   build/rivals/venv/bin/python bench/rivals/decoders.py --shapes 768 --threads 1
 
 Results go to build/rivals/decoders.json.
@@ -177,15 +173,11 @@ def wrong(errors):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__, examples, 3, "decoders")
     parser.add_argument("--shapes", nargs="+", choices=shapes, default=["768", "2048"])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--forms", nargs="+", choices=forms, default=list(forms), metavar="FORM", help=", ".join(forms))
     parser.add_argument("--tokens", type=int, default=64, help="the tokens after the prompt (default: 64)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that other programs may use; 1 = repeat no run")
     parser.add_argument("--prepare", action="store_true", help="make programs and models, and measure nothing")
-    parser.add_argument("--json", type=pathlib.Path, default=work / "decoders.json")
     options = parser.parse_args()
     prepare(options.shapes)
     is_wrong = False

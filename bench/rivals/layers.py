@@ -36,10 +36,8 @@ from session import Failed, about, build, keep, root, run_main, say, take_turns,
 import slots  # noqa: E402
 
 examples = """Examples:
-  tools/bindings/python/setup.sh --rivals                                  installs some gigabytes of
-                                                                  libraries in build/rivals/venv
-  build/rivals/venv/bin/python bench/rivals/layers.py layers      the 12 shapes on one thread; with
-                                                                  --threads 2 on two
+  tools/bindings/python/setup.sh --rivals                         installs gigabytes of libraries
+  build/rivals/venv/bin/python bench/rivals/layers.py layers      12 shapes on one thread
   build/rivals/venv/bin/python bench/rivals/layers.py layers --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha PyTorch
   build/rivals/venv/bin/python bench/rivals/layers.py decode --shapes 768,12,12,1024
 

@@ -19,7 +19,6 @@ One process runs all ways in turn, round after round:
 The logits after the prompt, or the embeddings, are compared with those of sdpa.
 """
 
-import argparse
 import copy
 import os
 import pathlib
@@ -31,7 +30,7 @@ import warnings
 root = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(root / "tools" / "bindings" / "python"), str(root / "bench" / "rivals")]
 sys.dont_write_bytecode = True
-from session import Failed, about, keep, run_main, say, take_turns, work  # noqa: E402
+from session import Failed, about, keep, parser_for, run_main, say, take_turns  # noqa: E402
 
 examples = """Examples:
   tools/bindings/python/setup.sh --rivals             installs the packages in build/rivals/venv
@@ -163,13 +162,9 @@ def measure(model, threads, options):
 
 def main():
     global attention, mha, torch, transformers
-    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__, examples, 3, "models")
     parser.add_argument("--models", nargs="+", default=list(models), choices=models)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--tokens", type=int, default=32, help="the tokens after a prompt (default: 32)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that other programs may use; 1 = repeat no run")
-    parser.add_argument("--json", type=pathlib.Path, default=work / "models.json", metavar="FILE")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     import torch

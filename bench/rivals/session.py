@@ -5,6 +5,7 @@ A file of results keeps the newest of each key, so that a comparison can be meas
 the marks <!-- figures: NAME --> and <!-- end of figures -->, and each block begins with the commit that it is of.
 """
 
+import argparse
 import contextlib
 import datetime
 import json
@@ -39,6 +40,16 @@ def run_main(main):
     except (Failed, OSError, ImportError) as error:
         say(f"{pathlib.Path(sys.argv[0]).name}: {error}; tools/bindings/python/setup.sh --rivals installs what is needed")
         sys.exit(4)
+
+
+def parser_for(description, examples, rounds, kind):
+    """The options of the comparisons of whole models."""
+    parser = argparse.ArgumentParser(description=description, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that other programs may use; 1 = repeat no run")
+    parser.add_argument("--json", type=pathlib.Path, default=work / f"{kind}.json", metavar="FILE")
+    return parser
 
 
 # ---- measuring
