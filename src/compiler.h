@@ -124,6 +124,8 @@
   __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
 #define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) \
   __asm__(instruction " {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x))
+#define MHA_ADD_PRODUCTS_OF_LANE(sum, w, x, lane) \
+  __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(w), "w"(x))
 #define MHA_AND_OF_MEMORY(result, x, mask, otherwise) \
   __asm__("vpand {%2, %1, %0|%0, %1, %2}" : "=x"(result) : "x"(x), "m"(*mask))
 
@@ -167,6 +169,7 @@
 #define MHA_HOLD(x, kind) static_cast<void>(x)
 #define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) sum = otherwise
 #define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) sum = otherwise
+#define MHA_ADD_PRODUCTS_OF_LANE(sum, w, x, lane) sum = vfmaq_laneq_f32(sum, w, x, lane)
 #define MHA_AND_OF_MEMORY(result, x, mask, otherwise) result = otherwise
 
 #endif

@@ -54,9 +54,11 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
   const int64_t tiles_ahead =
       interleaves ? static_cast<uint32_t>(tiles.end - tiles.begin) / static_cast<uint32_t>(apart)
                   : 1;
+  const float *rows[max_tile_rows];
+  for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = queries + min(r, num_rows - 1) * head_dim;
   Tile tile;
-  for (int64_t r = 0; r < loops.wide.rows; ++r)
-    tile.rows[r] = queries + min(r, num_rows - 1) * head_dim;
+  tile.rows = rows;
+  tile.next_rows = 0;
   tile.column_stride = tile_keys;
   tile.terms = head_dim;
   tile.chain = score_block;
@@ -254,7 +256,10 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
                                     const PrefetchSource &ahead) {
   const int64_t columns = loops.wide.columns;
   const int64_t element = bytes_of(values.storage);
+  const float *rows[max_tile_rows];
   Tile tile;
+  tile.rows = rows;
+  tile.next_rows = 0;
   tile.column_stride = values.row_stride;
   tile.sums_stride = width;
   tile.chain = chunk_keys;
@@ -264,7 +269,7 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
     const bool is_ahead = ahead.has(key_tile) && width >= columns;
     if (is_ahead) end = min(end, ahead.tiles->run_end[key_tile]);
     // Rows past the last are computed and discarded.
-    for (int64_t r = 0; r < loops.wide.rows; ++r) tile.rows[r] = p + r * score_stride + j;
+    for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = p + r * score_stride + j;
     tile.columns[0] =
         static_cast<const char *>(values.at[key_tile]) + lane_of(j) * values.row_stride * element;
     tile.sums[0] = o;

@@ -118,6 +118,8 @@ MHA_INLINE void store(float *p, Scalar v) { *p = v.x; }
 // neighbours by one instruction only if it is made to hold both.
 MHA_INLINE Scalar kept_in_register(Scalar x) { return x; }
 MHA_INLINE Scalar kept_in_pair(Scalar x) { return x; }
+template <class V>
+constexpr bool multiplies_by_lanes = false;
 
 // Returns p, but hides from the optimizer what it is. Otherwise g++ would compute what follows from
 // it before a loop, in registers that are not free, or make a copy of the loop for each value.
@@ -201,6 +203,12 @@ MHA_INLINE Vector kept_in_pair(Vector x) { return x; }
 #else
 #error "say what the compiler has to be made to hold in registers of this instruction set"
 #endif
+#if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
+// *sum += a * b, in the register of the sum. All lanes of b are the same number.
+MHA_INLINE void add_product(Vector a, Vector b, int, Vector *sum) {
+  MHA_ADD_PRODUCTS_IN_PLACE("vfmadd231ps", sum->data, a.data, b.data, mul_add(a, b, *sum).data);
+}
+#endif
 
 MHA_INLINE Vector value_if_less(Vector x, Vector limit, Vector value, Vector y) {
   return xsimd::select(x < limit, value, y);
@@ -266,6 +274,15 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 
 MHA_INLINE Vector quotient_of(Vector a, Vector b) { return vdivq_f32(a, b); }
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+template <>
+constexpr bool multiplies_by_lanes<Vector> = true;
+// *sum += a * one lane of b, in the register of the sum.
+MHA_INLINE void add_product(Vector a, Vector b, int lane, Vector *sum) {
+  if (lane == 0) MHA_ADD_PRODUCTS_OF_LANE(sum->data, a.data, b.data, 0);
+  if (lane == 1) MHA_ADD_PRODUCTS_OF_LANE(sum->data, a.data, b.data, 1);
+  if (lane == 2) MHA_ADD_PRODUCTS_OF_LANE(sum->data, a.data, b.data, 2);
+  if (lane == 3) MHA_ADD_PRODUCTS_OF_LANE(sum->data, a.data, b.data, 3);
+}
 MHA_INLINE Vector max_of(Vector s, Vector m) { return vbslq_f32(vcgtq_f32(s, m), s, m); }
 MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));

@@ -280,8 +280,9 @@ struct PanelTerms {
   Sums mode;
 };
 
-// Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, tile by
-// tile, into sums [count][sums_stride].
+// Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, into sums
+// [count][sums_stride]. The rows pass the columns strip by strip, since a strip stays in the first
+// level of the cache.
 //
 // The tiles prefetch the terms of the panel that come next, each its share of them. Two rows of
 // weights that may lie in the level-3 cache (is_far is false) prefetch a later part of the terms
@@ -291,39 +292,50 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
                                 const float *const *rows, int64_t count, float *sums,
                                 int64_t sums_stride, bool prefetches, bool is_far) {
   constexpr int64_t most = TileShape<V::size>::max_rows;
-  const int64_t row_bytes = panel_columns * bytes_of(panel.storage),
+  const int64_t element = bytes_of(panel.storage), row_bytes = panel_columns * element,
                 bytes = panel.terms * row_bytes;
   const int64_t share = bytes / ((count + most - 1) / most),
                 columns = (panel.columns + 15) / 16 * 16;
-  const char *ahead = static_cast<const char *>(panel.w) + bytes;
+  const char *const first = static_cast<const char *>(panel.w), *ahead = first + bytes;
+  const float *from[project_block_rows + RowBlock::spare];
+  for (int64_t r = 0; r < count + RowBlock::spare; ++r) from[r] = rows[r] + panel.begin;
   Tile tile;
   tile.column_stride = panel_columns;
   tile.terms = panel.terms;
   tile.chain = panel.mode == Sums::add_scaled ? int4_group : dot_block;
   tile.sums_stride = sums_stride;
   tile.mode = panel.mode;
-  Loops loops = {};
-  for (int64_t r = 0, size, last = 0; r < count; r += size, ahead += share, last = size) {
-    size = next_tile_rows<V>(count - r);
-    if (size != last)
-      loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches,
-                                    is_far && count <= 2 * most);
-    const Loop &loop = loops.wide;
-    for (int64_t i = 0; i < loop.rows; ++i) tile.rows[i] = rows[r + i] + panel.begin;
-    for (int64_t b = 0; b < panels; ++b) {
-      tile.columns[b] = static_cast<const char *>(panel.w) + b * panel_bytes;
-      tile.sums[b] = sums + r * sums_stride + b * panel_columns;
-    }
-    tile.scales = panel.scales;
-    if (prefetches && !is_far && count == 2) {
-      tile.prefetch = {static_cast<const char *>(panel.w) + own_prefetch_terms * row_bytes, 64,
-                       row_bytes, 0};
-    } else if (prefetches && panels == 1 && columns >= loop.columns) {
-      tile.prefetch = prefetch_stretch(ahead, share, loop, panel.terms, columns / loop.columns);
-    } else {
+  tile.next_columns = 0;
+  for (int64_t r = 0; r < count; r += tile.repeats * tile.next_rows) {
+    // All tiles of one size together.
+    const int64_t size = next_tile_rows<V>(count - r);
+    tile.rows = from + r;
+    tile.next_rows = size;
+    tile.next_sums = size * sums_stride;
+    tile.repeats = 1;
+    while (next_tile_rows<V>(count - r - tile.repeats * size) == size) ++tile.repeats;
+    const Loops loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches,
+                                              is_far && count <= 2 * most);
+    const int64_t strips = panels == 1 ? quotient(columns, loops.wide.columns) : 1;
+    for (int64_t column = 0; column < columns;) {
+      const bool is_wide = panels > 1 || columns - column >= loops.wide.columns;
+      const Loop &loop = is_wide ? loops.wide : loops.narrow;
+      for (int64_t b = 0; b < panels; ++b) {
+        tile.columns[b] = first + b * panel_bytes + column * element;
+        tile.sums[b] = sums + r * sums_stride + b * panel_columns + column;
+      }
+      tile.scales = panel.scales ? panel.scales + column : nullptr;
       tile.prefetch = no_prefetch(sums);
+      if (prefetches && !is_far && count == 2) {
+        tile.prefetch = {first + own_prefetch_terms * row_bytes, 64, row_bytes, 0};
+      } else if (prefetches && panels == 1 && is_wide) {
+        const int64_t part = tile.repeats * share / strips;
+        tile.prefetch = prefetch_stretch(ahead, part, loop, panel.terms, tile.repeats);
+        ahead += part;
+      }
+      loop.run(tile);
+      column += panels > 1 ? columns : loop.columns;
     }
-    run_over_columns(loops, panels == 1 ? columns : loop.columns, &tile, bytes_of(panel.storage));
   }
 }
 
@@ -335,7 +347,8 @@ MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *
   const Loop loop = loops_over_keys<V>(1, stored.storage, false).wide;
   const int64_t element = bytes_of(stored.storage);
   Tile tile;
-  tile.rows[0] = row;
+  tile.rows = &row;
+  tile.next_rows = 0;
   for (int64_t s = 0; s < loop.strips; ++s) {
     const int64_t column = min(s * tile_keys, columns - 1) / tile_keys * tile_keys,
                   panel = column / panel_columns;
@@ -415,10 +428,13 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
   const int64_t step = panel_columns * element / (passes * in_step),
                 pass_bytes = slice * in_step * step;
   Tile tile;
+  const float *from[4];
+  tile.rows = from;
   tile.column_stride = panel_columns;
   tile.chain = dot_block;
   tile.sums_stride = stride;
   tile.repeats = in_step;
+  tile.next_rows = 0;
   tile.next_sums = panel_columns;
   for (; panel + in_step <= panel_end && (panel + in_step) * panel_columns <= p.columns;
        panel += in_step) {
@@ -430,7 +446,7 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
           end < p.depth ? stored.at<char>(end) : stored.at<char>(0) + in_step * stored.bytes;
       tile.terms = end - k;
       tile.mode = k % dot_block == 0 ? Sums::replace : Sums::extend;
-      for (int64_t r = 0; r < loop.rows; ++r) tile.rows[r] = rows.in[r] + k;
+      for (int64_t r = 0; r < loop.rows; ++r) from[r] = rows.in[r] + k;
       for (int64_t pass = 0; pass < passes; ++pass) {
         tile.columns[0] = stored.at<char>(k) + pass * loop.columns * element;
         tile.sums[0] = block_sums + pass * loop.columns;

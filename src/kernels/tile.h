@@ -57,9 +57,7 @@ MHA_INLINE constexpr int prefetch_streams(int64_t rows, int64_t strips) {
   return rows > 4 || (rows == 1 && strips > 1) ? 1 : 4;
 }
 
-// A loop of many rows prefetches its own columns this many terms ahead, from the second level of
-// the cache into the first.
-constexpr int64_t own_line_terms = 8;
+constexpr int64_t cache_line_bytes = 64;
 
 // Which loops of a shape prefetch. Numbers of fewer bits come from memory, so that their loops
 // always do if any does; loops over floats do if the caller asks for it.
@@ -79,12 +77,12 @@ enum class Sums { replace, add, add_scaled, extend };
 
 constexpr int max_tile_rows = 8, max_tile_strips = 8;
 
-// R rows times B strips of columns, `repeats` times with columns further on. A strip is C vectors
-// of adjacent columns; the loop fixes R, B and C. The element of term k in column c of strip b is
-// columns[b][k * column_stride + c], and its sum for row r is sums[b][r * sums_stride + c]. Terms
-// are cut into chains of `chain` terms, whose sums are added (CONTRACT.md, section 3).
+// R rows times B strips of columns, `repeats` times with other rows or columns. A strip is C
+// vectors of adjacent columns; the loop fixes R, B and C. The element of term k in column c of
+// strip b is columns[b][k * column_stride + c], and its sum for row r is sums[b][r * sums_stride +
+// c]. Terms are cut into chains of `chain` terms, whose sums are added (CONTRACT.md, section 3).
 struct Tile {
-  const float *rows[max_tile_rows];  // term k of row r is rows[r][k]
+  const float *const *rows;  // term k of row r is rows[r][k]
   const void *columns[max_tile_strips];
   int64_t column_stride;
   int64_t terms, chain;
@@ -92,7 +90,7 @@ struct Tile {
   int64_t sums_stride;
   Sums mode;
   const float *scales;  // add_scaled: for each int4 group, the scales of the columns of strip 0
-  int64_t repeats, next_columns, next_sums;  // how far each repeat advances, in elements
+  int64_t repeats, next_rows, next_columns, next_sums;  // how far each advances, in elements
   Prefetch prefetch;
 };
 
@@ -172,6 +170,41 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
   }
 }
 
+// Loops over floats with rows enough add so many terms in one pass. Fewer instructions around the
+// multiply-adds leave more of the core to a second thread on it (SPECIAL_FORMS.md). Loops with four
+// streams wait for the memory, which wants their prefetches one by one.
+constexpr int terms_in_pass = 4;
+template <class V, int R, class Element, int streams>
+constexpr bool adds_in_passes = V::size > 1 && R >= 4 && is_same<Element, float> &&streams < 4;
+
+// Adds the terms of a pass, from k on.
+template <int C, int R, int B, int N, class V>
+MHA_INLINE void add_terms(const float *const (&rows)[R], int64_t k,
+                          const float *const (&columns)[B], int64_t offset, int64_t stride,
+                          V (&acc)[R][N]) {
+  V multiplier[R], column[N];
+  if constexpr (multiplies_by_lanes<V>) {
+    MHA_EACH(r, R) multiplier[r] = load<V>(rows[r] + k);
+  }
+  MHA_EACH(u, terms_in_pass) {
+    const auto read = [&](int i) MHA_INLINED {
+      column[i] = load<V>(columns[i / C] + offset + u * stride + i % C * V::size);
+    };
+    if constexpr (multiplies_by_lanes<V>) {
+      MHA_EACH(i, N) {
+        read(i);
+        MHA_EACH(r, R) add_product(column[i], multiplier[r], u, &acc[r][i]);
+      }
+    } else {
+      MHA_EACH(i, N) read(i);
+      MHA_EACH(r, R) {
+        multiplier[r] = all<V>(rows[r][k + u]);
+        MHA_EACH(i, N) add_product(column[i], multiplier[r], u, &acc[r][i]);
+      }
+    }
+  }
+}
+
 // What chains that start with +0 load: as many zeros as the widest strip has columns.
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
@@ -184,20 +217,30 @@ template <class V, int R, int B, int C, class Element, int streams>
 MHA_NOCLONE void multiply(const Tile &tile) {
   static_assert(R <= max_tile_rows && B <= max_tile_strips, "a tile has room for them");
   static_assert(C * V::size <= panel_columns + 16, "there are zeros enough");
-  using Shape = TileShape<V::size>;
   constexpr int N = B * C, lanes = V::size;
-  const float *rows[R];
+  // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
+  // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
+  constexpr int64_t stride = C % 3 == 0 ? panel_columns : R > 1 && B > 1 ? tile_keys : 0;
+  const int64_t column_stride = stride > 0 ? stride : tile.column_stride;
   const Element *columns[B];
   float *sums[B];
-  MHA_EACH(r, R) rows[r] = tile.rows[r];
   MHA_EACH(b, B) {
     columns[b] = static_cast<const Element *>(tile.columns[b]);
     sums[b] = tile.sums[b];
   }
   const char *ahead = tile.prefetch.address, *ahead2 = ahead + 2 * tile.prefetch.apart;
   const int64_t step = tile.prefetch.step, apart = tile.prefetch.apart;
-  const int64_t terms = tile.terms, column_stride = tile.column_stride,
-                sums_stride = tile.sums_stride;
+  const auto prefetch = [&](int64_t terms) MHA_INLINED {
+    MHA_PREFETCH_L2(ahead);
+    if constexpr (streams == 4) {
+      MHA_PREFETCH_L2(ahead + apart);
+      MHA_PREFETCH_L2(ahead2);
+      MHA_PREFETCH_L2(ahead2 + apart);
+      ahead2 += terms * step;
+    }
+    ahead += terms * step;
+  };
+  const int64_t terms = tile.terms, sums_stride = tile.sums_stride;
   const bool extends = tile.mode == Sums::extend;
   // Calls visit(r, sums of row r in each strip).
   const auto for_each_row = [](float *const(&first)[B], int64_t stride, auto visit) MHA_INLINED {
@@ -208,7 +251,10 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       MHA_EACH(b, B) row[b] = opaque(row[b] + stride);
     }
   };
-  for (int64_t repeat = 0; repeat < tile.repeats; ++repeat) {
+  const float *const *list = tile.rows;
+  for (int64_t repeat = 0; repeat < tile.repeats; ++repeat, list += tile.next_rows) {
+    const float *rows[R];
+    MHA_EACH(r, R) rows[r] = list[r];
     int64_t k = 0, at = 0;
     do {
       // One chain: load what the sums start with, add its terms, and store the sums.
@@ -222,28 +268,25 @@ MHA_NOCLONE void multiply(const Tile &tile) {
                    });
       reorder<Element, C, true>(acc);
       const int64_t begin = k;
-      for (; k < end; ++k, at += column_stride) {
-        if constexpr (streams > 0) {
-          MHA_PREFETCH_L2(ahead);
-          if constexpr (streams == 4) {
-            MHA_PREFETCH_L2(ahead + apart);
-            MHA_PREFETCH_L2(ahead2);
-            MHA_PREFETCH_L2(ahead2 + apart);
-            ahead2 += step;
+      if constexpr (adds_in_passes<V, R, Element, streams>) {
+        // One line to prefetch in a pass; where that is not enough, a line with each term.
+        if (terms_in_pass * step <= cache_line_bytes) {
+          for (; k + terms_in_pass <= end;
+               k += terms_in_pass, at += terms_in_pass * column_stride) {
+            if constexpr (streams > 0) prefetch(terms_in_pass);
+            add_terms<C>(rows, k, columns, at, column_stride, acc);
           }
-          if constexpr (R > 4 && Shape::prefetches_own_line) {
-            MHA_PREFETCH(columns[0] + at + own_line_terms * column_stride);
-          }
-          ahead += step;
         }
+      }
+      for (; k < end; ++k, at += column_stride) {
+        if constexpr (streams > 0) prefetch(1);
         add_term<C>(rows, k, columns, at, acc);
       }
       reorder<Element, C, false>(acc);
       // What the mode says happens to the finished chain. Int4 alone has scales, and one strip.
       const Sums mode = opaque(tile.mode);
       if (is_same<Element, Int4Number<V>> && B == 1 && mode == Sums::add_scaled) {
-        const float *const scales =
-            tile.scales + begin / int4_group * panel_columns + (sums[0] - tile.sums[0]);
+        const float *const scales = tile.scales + begin / int4_group * panel_columns;
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N)
             acc[r][i] = mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
@@ -335,8 +378,6 @@ constexpr int min_vectors = V::size == 1 ? 4 : tile_keys / V::size;
 //   project_vectors(R)   vectors of a panel at once; they divide a panel
 //   key_tiles(R)         tiles of 16 keys at once
 //   context_vectors(R)   vectors of values at once; columns that are left come 16 at a time
-//   prefetches_own_line  whether loops of many rows that prefetch also prefetch their own columns,
-//                        which are one line of the cache
 //   has_few_row_forms    whether few rows have ways of their own through weights, which take much
 //                        code (project.h)
 //   exp_vectors          vectors side by side through exp, whose constants take registers too
@@ -349,7 +390,6 @@ struct TileShape<16> {
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int key_tiles(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
-  static constexpr bool prefetches_own_line = false;
   static constexpr bool has_few_row_forms = false;
 };
 
@@ -363,7 +403,6 @@ struct TileShape<8> {
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
-  static constexpr bool prefetches_own_line = true;
   static constexpr bool has_few_row_forms = !is_small_code;
 };
 
@@ -376,7 +415,6 @@ struct TileShape<4> {
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
-  static constexpr bool prefetches_own_line = false;
   static constexpr bool has_few_row_forms = false;
 };
 
@@ -389,7 +427,6 @@ struct TileShape<1> {
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int key_tiles(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
-  static constexpr bool prefetches_own_line = false;
   static constexpr bool has_few_row_forms = false;
 };
 
@@ -498,11 +535,10 @@ MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile
   if (done >= columns) return;
   tile->columns[0] = static_cast<const char *>(tile->columns[0]) + done * element_bytes;
   tile->sums[0] += done;
-  if (tile->mode == Sums::add_scaled) tile->scales += done;
   tile->repeats = static_cast<uint32_t>(columns - done + rest.columns - 1) /
                   static_cast<uint32_t>(rest.columns);
   tile->next_columns = tile->next_sums = rest.columns;
-  tile->prefetch = no_prefetch(tile->rows[0]);
+  tile->prefetch = no_prefetch(tile->sums[0]);
   rest.run(*tile);
 }
 
