@@ -35,34 +35,17 @@ struct SmallMemory {
   }
 };
 
-// The same 16 columns of some matrices, from the first ones on. A matrix with fewer panels than the
-// others repeats its last panel.
+// Strips of 16 columns of panels, and their biases.
 template <int M>
 struct SmallColumns {
-  const SmallMatrix *matrices;
   const float *w[M], *bias[M];
-  int64_t panel = 0, in_panel = 0;
 
-  MHA_INLINE explicit SmallColumns(const SmallMatrix *given) : matrices(given) {
-    MHA_EACH(m, M) {
-      w[m] = given[m].panels;
-      bias[m] = given[m].bias;
-    }
-  }
-  MHA_INLINE void advance() {
-    in_panel += tile_keys;
-    const bool ends = in_panel == panel_columns;
-    if (ends) {
-      ++panel;
-      in_panel = 0;
-    }
-    MHA_EACH(m, M) {
-      const bool stays = ends && panel > matrices[m].last_panel;
-      w[m] += tile_keys + (stays  ? -panel_columns
-                           : ends ? matrices[m].panel_floats - panel_columns
-                                  : 0);
-      bias[m] += tile_keys - (stays ? panel_columns : 0);
-    }
+  // Strip m begins at this column of a matrix. Columns after its last panel are others of it.
+  MHA_INLINE void put(int m, const SmallMatrix &matrix, int64_t column) {
+    const int64_t panel = min(quotient(column, panel_columns), matrix.last_panel),
+                  in_panel = column % panel_columns;
+    w[m] = matrix.panels + panel * matrix.panel_floats + in_panel;
+    bias[m] = matrix.bias + panel * panel_columns + in_panel;
   }
 };
 
@@ -72,7 +55,7 @@ MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth,
                               const SmallColumns<M> &columns, V (&y)[R][M * small_vectors<V>]) {
   constexpr int C = small_vectors<V>;
   clear(y);
-  for (int64_t k = 0; k < depth; ++k) add_term<C>(rows, k, columns.w, k * panel_columns, y);
+  for (int64_t k = 0; k < depth; ++k) add_term<C, true>(rows, k, columns.w, k * panel_columns, y);
   MHA_EACH(i, M * C) {
     const V b = load<V>(columns.bias[i / C] + i % C * V::size);
     MHA_EACH(r, R) y[r][i] = canonical(y[r][i] + b);
@@ -92,8 +75,9 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
     rows[r] = x + number[r] * call.x.row_stride;
   }
   // The three matrices are read side by side: 16 columns of each, for all R rows.
-  SmallColumns<3> columns(layer.qkv);
-  for (int64_t column = 0; column < layer.max_columns; column += tile_keys, columns.advance()) {
+  for (int64_t column = 0; column < layer.max_columns; column += tile_keys) {
+    SmallColumns<3> columns;
+    MHA_EACH(m, 3) columns.put(m, layer.qkv[m], column);
     V y[R][3 * C];
     project_small<V>(rows, layer.depth, columns, y);
     MHA_EACH(r, R) {
@@ -201,24 +185,35 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   }
 }
 
-// Multiplies R rows of the context by W_O.
+// Multiplies R rows of the context by M strips of W_O, and writes the results.
+template <class V, int R, int M>
+MHA_INLINE void project_small_strips(const SmallLayer &layer, const float *const (&rows)[R],
+                                     int64_t column, float *const (&to)[R]) {
+  constexpr int C = small_vectors<V>;
+  SmallColumns<M> columns;
+  MHA_EACH(m, M) columns.put(m, layer.o, column + m * tile_keys);
+  V y[R][M * C];
+  project_small<V>(rows, layer.context_columns, columns, y);
+  MHA_EACH(r, R) {
+    MHA_EACH(i, M * C) {
+      const int64_t at = column + i * V::size;
+      store_first(to[r] + at, y[r][i], layer.output_dim - at);
+    }
+  }
+}
+
+// Multiplies R rows of the context by W_O. One strip has too few sums to keep the multiply-adds
+// busy where its vectors are few.
 template <class V, int R>
 MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory &memory,
                                      float *const (&to)[R]) {
-  constexpr int C = small_vectors<V>;
+  constexpr int M = small_vectors<V> < 4 ? 2 : 1;
   const float *rows[R];
   MHA_EACH(r, R) rows[r] = memory.context + r * memory.context_stride;
-  SmallColumns<1> columns(&layer.o);
-  for (int64_t column = 0; column < layer.output_dim; column += tile_keys, columns.advance()) {
-    V y[R][C];
-    project_small<V>(rows, layer.context_columns, columns, y);
-    MHA_EACH(r, R) {
-      MHA_EACH(i, C) {
-        const int64_t at = column + i * V::size;
-        store_first(to[r] + at, y[r][i], layer.output_dim - at);
-      }
-    }
-  }
+  int64_t column = 0;
+  for (; column + (M - 1) * tile_keys < layer.output_dim; column += M * tile_keys)
+    project_small_strips<V, R, M>(layer, rows, column, to);
+  if (M > 1 && column < layer.output_dim) project_small_strips<V, R, 1>(layer, rows, column, to);
 }
 
 // Computes R rows of the context and of the output. What a vector writes beyond the end of a head,

@@ -140,8 +140,9 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
 // Adds one term to all sums: acc[r][i] += rows[r][k] * the columns of each strip from `offset` on.
 // Where the registers allow it, the columns stay in registers besides the sums, and the numbers of
 // the rows pass by. For one row, or with fewer registers, the numbers of the rows stay, and the
-// columns pass by in pairs.
-template <int C, int R, int B, int N, class Element, class V>
+// columns pass by in pairs; are_near says that they come from a near cache, so that loading them
+// once for each row would take longer than the arithmetic.
+template <int C, bool are_near = false, int R, int B, int N, class Element, class V>
 MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
                          const Element *const (&columns)[B], int64_t offset, V (&acc)[R][N]) {
   static_assert(N == B * C, "all vectors belong to a strip");
@@ -164,6 +165,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
           columns[first / C] + offset + first % C * V::size, column);
       MHA_EACH(i, at_once) column[i] = kept_in_pair(column[i]);
       MHA_EACH(i, at_once) {
+        if (R > 1 && are_near) column[i] = kept_in_register(column[i]);
         MHA_EACH(r, R) acc[r][first + i] = mul_add(multiplier[r], column[i], acc[r][first + i]);
       }
     }
