@@ -238,7 +238,7 @@ MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows
 // The addresses of up to project_block_rows input rows. A tile may take more rows than are left:
 // the last row then stands in for those that are missing.
 struct RowBlock {
-  static constexpr int spare = 3;
+  static constexpr int spare = 1;
   int64_t first, count;
   const float *in[project_block_rows + spare];
 
@@ -258,13 +258,13 @@ struct RowBlock {
 
 // ---- Products
 
-// How many of the rows that are left the next tile takes: a full tile, unless the tile after it
-// would have too few sums to keep the multiply-adds busy.
+// How many of the rows that are left the next tile takes: as many as the largest loop that they
+// fill, or, if may_lack_row, that they would fill with one more.
 template <class V>
-MHA_INLINE int64_t next_tile_rows(int64_t left) {
-  constexpr int64_t most = TileShape<V::size>::max_rows,
-                    too_few = 2 * TileShape<V::size>::project_vectors(2) < 8 ? 2 : 1;
-  return left > most && left <= most + too_few ? 4 : min(left, most);
+MHA_INLINE int64_t next_tile_rows(int64_t left, bool may_lack_row) {
+  constexpr int64_t most = TileShape<V::size>::max_rows;
+  if (left >= most || (may_lack_row && (left == 3 || left == most - 1))) return min(left, most);
+  return left >= 4 ? 4 : min(left, 2);
 }
 
 // Weights of up to so many bytes lie in a near cache, and of up to so many in the third level.
@@ -286,16 +286,18 @@ struct PanelTerms {
 //
 // The tiles prefetch the terms of the panel that come next, each its share of them. Two rows of
 // weights that may lie in the level-3 cache (is_far is false) prefetch a later part of the terms
-// that they read themselves. One row leaves it to the processor.
+// that they read themselves. One row leaves it to the processor, as do two rows of two panels, or
+// to the tile before it. A small tile has no time for that if the weights are floats from afar:
+// then the row after it is computed as two.
 template <class V>
 MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes,
                                 const float *const *rows, int64_t count, float *sums,
                                 int64_t sums_stride, bool prefetches, bool is_far) {
   constexpr int64_t most = TileShape<V::size>::max_rows;
   const int64_t element = bytes_of(panel.storage), row_bytes = panel_columns * element,
-                bytes = panel.terms * row_bytes;
-  const int64_t share = bytes / ((count + most - 1) / most),
                 columns = (panel.columns + 15) / 16 * 16;
+  const bool are_far_floats = is_far && panel.storage == Storage::f32;
+  int64_t bytes = panel.terms * row_bytes;  // that are still to be prefetched
   const char *const first = static_cast<const char *>(panel.w), *ahead = first + bytes;
   const float *from[project_block_rows + RowBlock::spare];
   for (int64_t r = 0; r < count + RowBlock::spare; ++r) from[r] = rows[r] + panel.begin;
@@ -308,14 +310,19 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   tile.next_columns = 0;
   for (int64_t r = 0; r < count; r += tile.repeats * tile.next_rows) {
     // All tiles of one size together.
-    const int64_t size = next_tile_rows<V>(count - r);
+    const int64_t left = count - r, size = next_tile_rows<V>(left, true);
     tile.rows = from + r;
     tile.next_rows = size;
     tile.next_sums = size * sums_stride;
     tile.repeats = 1;
-    while (next_tile_rows<V>(count - r - tile.repeats * size) == size) ++tile.repeats;
-    const Loops loops = loops_over_weights<V>(size, panel.storage, panels == 1, prefetches,
-                                              is_far && count <= 2 * most);
+    while (next_tile_rows<V>(left - tile.repeats * size, true) == size) ++tile.repeats;
+    const int64_t after = left - tile.repeats * size;
+    const int64_t share =
+        after == 1 && (size == most || !are_far_floats) ? bytes : bytes * (left - after) / left;
+    bytes -= share;
+    const Loops loops = loops_over_weights<V>(
+        size < count && share > 0 ? max(size, 2) : size, panel.storage, panels == 1, prefetches,
+        are_far_floats && share > tile.repeats * panel.terms * cache_line_bytes);
     const int64_t strips = panels == 1 ? quotient(columns, loops.wide.columns) : 1;
     for (int64_t column = 0; column < columns;) {
       const bool is_wide = panels > 1 || columns - column >= loops.wide.columns;
@@ -326,10 +333,10 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
       }
       tile.scales = panel.scales ? panel.scales + column : nullptr;
       tile.prefetch = no_prefetch(sums);
-      if (prefetches && !is_far && count == 2) {
+      if (prefetches && !is_far && count == 2 && panels == 1) {
         tile.prefetch = {first + own_prefetch_terms * row_bytes, 64, row_bytes, 0};
       } else if (prefetches && panels == 1 && is_wide) {
-        const int64_t part = tile.repeats * share / strips;
+        const int64_t part = share / strips;
         tile.prefetch = prefetch_stretch(ahead, part, loop, panel.terms, tile.repeats);
         ahead += part;
       }
@@ -377,7 +384,7 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
-  const int64_t at_once = is_widened || rows.count > 1 ? 1 : TileShape<V::size>::panels_at_once(1);
+  const int64_t at_once = TileShape<V::size>::panels_at_once(rows.count);
   constexpr int64_t last_columns =
       TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::key_tiles(1) * tile_keys : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {

@@ -306,9 +306,8 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
   const char *const coded = static_cast<const char *>(rows);
   const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth),
                 codes_in_byte = is_int4 ? 2 : 1;
-  // All tiles but the last one have all their rows, so that two loops serve for all.
-  const int64_t num_last = (count - 1) % most + 1;
-  const PanelLoop whole = panel_loop_of<V>(p, most), last = panel_loop_of<V>(p, num_last);
+  PanelLoop loops[most + 1] = {};  // by the rows of the tile
+  constexpr bool multiplies_bytes = sizeof(SmallCode) == 1;
   const bool are_few = count <= max_few_rows;
   const int64_t num_sums = are_few ? count : (count + most - 1) / most * most;
   const int64_t most_terms = are_few ? p.depth : block_terms,
@@ -328,15 +327,17 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
       if (is_int4) tile.scales = stored.scales + k / int4_group * panel_columns;
       if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
-      for (int64_t r = 0; r < count; r += most) {
-        const bool is_last = count - r <= most,
-                   is_widened = is_int4 && !(is_last && num_last <= max_few_rows);
+      for (int64_t r = 0, size; r < count; r += size) {
+        size =
+            is_small_code ? min(count - r, most) : next_tile_rows<V>(count - r, multiplies_bytes);
+        if (!loops[size]) loops[size] = panel_loop_of<V>(p, size);
+        const bool is_widened = is_int4 && size > max_few_rows;
         tile.columns = is_widened ? widened : columns;
         tile.ahead = is_widened ? 0 : terms_ahead * panel_columns / codes_in_byte;
         tile.sums = sums + r * panel_columns;
         // The last row stands in for rows that are missing.
         for (int64_t i = 0; i < most; ++i) tile.rows[i] = first + min(r + i, count - 1) * row_bytes;
-        (is_last ? last : whole)(tile);
+        loops[size](tile);
       }
     }
     finish_sums<V>(stored, count, min(stride, p.columns - panel * panel_columns), sums, stride);

@@ -388,7 +388,7 @@ template <>
 struct TileShape<16> {
   static constexpr int registers = 32;
   static constexpr int max_rows = 8, attend_rows = 6, exp_vectors = 4;
-  static constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int panels_at_once(int64_t rows) { return rows <= 2 ? 2 : 1; }
   static constexpr int project_vectors(int) { return 3; }
   static constexpr int key_tiles(int rows) { return rows == 1 ? 8 : 4; }
   static constexpr int context_vectors(int) { return 4; }
@@ -401,7 +401,7 @@ template <>
 struct TileShape<8> {
   static constexpr int registers = 16;
   static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
-  static constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int panels_at_once(int64_t rows) { return rows == 1 ? 2 : 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
   static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
@@ -413,7 +413,7 @@ template <>
 struct TileShape<4> {
   static constexpr int registers = 32;
   static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
-  static constexpr int panels_at_once(int) { return 1; }
+  static constexpr int panels_at_once(int64_t) { return 1; }
   static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
   static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int context_vectors(int) { return 4; }
@@ -425,7 +425,7 @@ template <>
 struct TileShape<1> {
   static constexpr int registers = 32;
   static constexpr int max_rows = 4, attend_rows = 2, exp_vectors = 16;
-  static constexpr int panels_at_once(int) { return 1; }
+  static constexpr int panels_at_once(int64_t) { return 1; }
   static constexpr int project_vectors(int) { return 4; }
   static constexpr int key_tiles(int) { return 1; }
   static constexpr int context_vectors(int) { return 4; }
@@ -497,9 +497,9 @@ MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetc
   return loops;
 }
 
-// Loops over the columns of a panel, or of several panels side by side. prefetches_more: the whole
-// input is a tile or two, which have more than one line to prefetch for each term; the loop over
-// whole rows of a panel (AVX-512) then prefetches four streams.
+// Loops over the columns of a panel, or of several panels side by side. prefetches_more: the panel
+// is of floats, and the tile has more than one line to prefetch for each term; the loop over whole
+// rows of a panel (AVX-512) then prefetches four streams.
 template <class V>
 MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel,
                                       bool prefetches, bool prefetches_more) {
@@ -508,11 +508,12 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
     using Shape = TileShape<V::size>;
     constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R),
                   panels = Shape::panels_at_once(R), least = min_vectors<V>;
-    constexpr Prefetching prefetching = R == 1 ? Prefetching::never : Prefetching::weights;
-    loops.wide = is_one_panel ? loop_of<V, R, 1, C, prefetching>(storage, prefetches)
-                              : loop_of<V, R, panels, C, prefetching>(storage, prefetches);
+    constexpr Prefetching of_one = R == 1 ? Prefetching::never : Prefetching::weights,
+                          of_more = panels > 1 ? Prefetching::never : of_one;
+    loops.wide = is_one_panel ? loop_of<V, R, 1, C, of_one>(storage, prefetches)
+                              : loop_of<V, R, panels, C, of_more>(storage, prefetches);
     if constexpr (R > 4 && C * V::size == panel_columns) {
-      if (prefetches_more && storage == Storage::f32) {
+      if (prefetches_more) {
         loops.wide.run = multiply<V, R, 1, C, float, 4>;
         loops.wide.streams = 4;
       }
