@@ -231,18 +231,19 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
 #endif
 
 // Turns terms of int4 into bytes, which are still 8 greater than the codes.
-MHA_NOINLINE inline void widen_nibbles(const unsigned char *from, int64_t terms, uint8_t *to) {
+MHA_NOINLINE inline void widen_nibbles(const unsigned char *__restrict from, int64_t terms,
+                                       uint8_t *__restrict to) {
   constexpr int64_t step = terms_together * panel_columns;
   constexpr uint64_t low_halves = 0x0f0f0f0f0f0f0f0f;
   for (int64_t k = 0; k < terms; k += 2 * terms_together, from += step, to += 2 * step) {
-    for (int64_t i = 0; i < step; i += 64) {
-      MHA_PREFETCH(from + i + code_prefetch_bytes);
-      uint64_t first[8], second[8];
-      MHA_MEMCPY(first, from + i, sizeof first);
-      for (int word = 0; word < 8; ++word) second[word] = first[word] >> 4 & low_halves;
-      for (int word = 0; word < 8; ++word) first[word] &= low_halves;
-      MHA_MEMCPY(to + i, first, sizeof first);
-      MHA_MEMCPY(to + step + i, second, sizeof second);
+    for (int64_t i = 0; i < step; i += 64) MHA_PREFETCH(from + i + code_prefetch_bytes);
+    for (int64_t i = 0; i < step; i += 8) {
+      uint64_t word, first, second;
+      MHA_MEMCPY(&word, from + i, sizeof word);
+      first = word & low_halves;
+      second = word >> 4 & low_halves;
+      MHA_MEMCPY(to + i, &first, sizeof first);
+      MHA_MEMCPY(to + step + i, &second, sizeof second);
     }
   }
 }
@@ -307,7 +308,8 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
   const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth),
                 codes_in_byte = is_int4 ? 2 : 1;
   PanelLoop loops[most + 1] = {};  // by the rows of the tile
-  constexpr bool multiplies_bytes = sizeof(SmallCode) == 1;
+  // Loops over words with vectors of many lanes are as busy with fewer rows.
+  constexpr bool may_lack_row = sizeof(SmallCode) == 1 || V::size < 8;
   const bool are_few = count <= max_few_rows;
   const int64_t num_sums = are_few ? count : (count + most - 1) / most * most;
   const int64_t most_terms = are_few ? p.depth : block_terms,
@@ -328,8 +330,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
       if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0, size; r < count; r += size) {
-        size =
-            is_small_code ? min(count - r, most) : next_tile_rows<V>(count - r, multiplies_bytes);
+        size = is_small_code ? min(count - r, most) : next_tile_rows<V>(count - r, may_lack_row);
         if (!loops[size]) loops[size] = panel_loop_of<V>(p, size);
         const bool is_widened = is_int4 && size > max_few_rows;
         tile.columns = is_widened ? widened : columns;
