@@ -37,7 +37,8 @@ class ProductCase : public Case {
 
 void register_projection_benchmarks(const Setting &setting) {
   for (const int64_t depth : {256, 768, 2048, 4096}) {
-    for (const int64_t rows : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024}) {
+    for (const int64_t rows :
+         {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 128, 256, 1024}) {
       const std::string shape = "/M:" + std::to_string(rows) + "/K:" + std::to_string(depth) +
                                 "/N:" + std::to_string(3 * depth);
       add("projection" + shape,
