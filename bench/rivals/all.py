@@ -37,7 +37,8 @@ parts = {"prepare": ["decoders.py", "--prepare"]}
 for threads in "12":
     parts[f"layers-{threads}-small"] = ["layers.py", "layers", "--threads", threads, "--shapes", *small]
     parts[f"layers-{threads}-large"] = ["layers.py", "layers", "--threads", threads, "--shapes", *large]
-    parts[f"decode-{threads}"] = ["layers.py", "decode", "--threads", threads]
+    for kind in ("decode", "attention", "attention_decode"):
+        parts[f"{kind}-{threads}"] = ["layers.py", kind, "--threads", threads]
 for name, shapes in {"768": ["1,128,768,12", "8,128,768,12", "1,1024,768,12"], "2048": ["1,1024,2048,16"], "4096": ["1,512,4096,32"]}.items():
     parts[f"arithmetic-{name}"] = ["layers.py", "arithmetic", "--shapes", *shapes]
 for threads in "12":
@@ -47,7 +48,7 @@ for threads in "12":
         parts[f"models-{threads}-{model}"] = ["models.py", "--models", model, "--threads", threads]
     parts[f"onnx-{threads}"] = ["onnx_models.py", "--threads", threads]
 parts["report"] = ["report.py"]
-kinds = ["layers", "decode", "arithmetic", "decoders", "models", "onnx"]
+kinds = ["layers", "decode", "attention", "attention_decode", "arithmetic", "decoders", "models", "onnx"]
 
 
 def show():

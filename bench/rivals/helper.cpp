@@ -1,6 +1,7 @@
-// mha as libraries.py calls it, through ctypes: a layer that runs many times in one call, so that
-// no Python lies between, on a pool of threads of its own; and the limits that figures are a share
-// of. Everything is for one process with one number of threads, and never freed.
+// mha as libraries.py calls it, through ctypes: a layer, or attention alone, that runs many times
+// in one call, so that no Python lies between, on a pool of threads of its own; and the limits that
+// figures are a share of. Everything is for one process with one number of threads, and never
+// freed.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,13 +19,49 @@
 namespace {
 
 struct Layer {
-  mha_layer *layer = nullptr;
+  mha_layer *layer = nullptr;  // null: attention alone
   mha_forward_args args = {};
+  mha_attention_args attention = {};
   std::vector<float> y;
   std::vector<unsigned char> workspace;
   bench::Array<unsigned char> cache;
   int64_t past = 0;
+  mha_kv_cache *kv = nullptr;
+
+  // Fills the cache with `past` rows, and leaves room for one more.
+  mha_status fill_cache(int64_t kv_heads, int64_t head_dim, const float *k, const float *v,
+                        mha_error *error) {
+    mha_kv_cache_config config = {};
+    config.struct_size = sizeof config;
+    config.num_sequences = 1;
+    config.capacity = past + 1;
+    config.num_kv_heads = kv_heads;
+    config.head_dim = head_dim;
+    size_t bytes = 0;
+    mha_status status = mha_kv_cache_size(&config, &bytes, error);
+    if (!status) {
+      cache = bench::make_array<unsigned char>(static_cast<int64_t>(bytes));
+      status = mha_kv_cache_init(&config, cache.get(), bytes, &kv, error);
+    }
+    return status ? status : mha_kv_cache_append(kv, 0, past, k, v, error);
+  }
 };
+
+// The threads of all calls; null: the calling thread alone.
+const mha_scheduler *scheduler_of(uint32_t num_threads) {
+  static const bench::Workers *const workers =
+      num_threads > 1 ? new bench::Workers(num_threads) : nullptr;
+  return workers ? &workers->scheduler() : nullptr;
+}
+
+// What rivals_layer and rivals_attention return.
+Layer *layer_or_message(Layer *self, size_t workspace_bytes, mha_status status,
+                        const mha_error &error, char *message) {
+  self->workspace.resize(workspace_bytes);
+  if (!status) return self;
+  std::memcpy(message, error.message, sizeof error.message);
+  return nullptr;
+}
 
 double now() { return bench::seconds_now(bench::Clock::wall); }
 
@@ -85,8 +122,6 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
                     uint32_t is_causal, uint32_t weight_type, uint32_t arithmetic, const float *x,
                     const float *w_qkv, const float *w_o, int64_t past, const float *k,
                     const float *v, uint32_t num_threads, char *message) {
-  static const bench::Workers *const workers =
-      num_threads > 1 ? new bench::Workers(num_threads) : nullptr;
   Layer *const self = new Layer;
   self->past = past;
   self->y.resize(static_cast<size_t>(batch * n * width));
@@ -108,36 +143,54 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
   args.query.data = x;
   args.output.data = self->y.data();
   args.flags = is_causal ? MHA_CAUSAL : 0;
-  args.scheduler = workers ? &workers->scheduler() : nullptr;
+  args.scheduler = scheduler_of(num_threads);
 
   mha_error error;
   mha_status status = mha_layer_create(&config, &weights, nullptr, &self->layer, &error);
-  if (!status && past) {
-    mha_kv_cache_config cache = {};
-    cache.struct_size = sizeof cache;
-    cache.num_sequences = 1;
-    cache.capacity = past + 1;
-    cache.num_kv_heads = kv_heads;
-    cache.head_dim = width / heads;
-    size_t bytes = 0;
-    status = mha_kv_cache_size(&cache, &bytes, &error);
-    if (!status) {
-      self->cache = bench::make_array<unsigned char>(static_cast<int64_t>(bytes));
-      status = mha_kv_cache_init(&cache, self->cache.get(), bytes, &args.cache, &error);
-    }
-    if (!status) status = mha_kv_cache_append(args.cache, 0, past, k, v, &error);
-  }
+  if (!status && past) status = self->fill_cache(kv_heads, width / heads, k, v, &error);
+  args.cache = self->kv;
   size_t bytes = 0;
   if (!status) status = mha_forward_workspace(self->layer, &args, &bytes, &error);
-  self->workspace.resize(bytes);
-  if (!status) return self;
-  std::memcpy(message, error.message, sizeof error.message);
-  return nullptr;
+  return layer_or_message(self, bytes, status, error, message);
+}
+
+// mha_attention on q, k and v [batch, n, heads, head_dim], which must stay; with `past` rows of k
+// and v, one row over a cache of its own that holds them.
+Layer *rivals_attention(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads,
+                        uint32_t is_causal, const float *q, const float *k, const float *v,
+                        int64_t past, uint32_t num_threads, char *message) {
+  Layer *const self = new Layer;
+  self->past = past;
+  self->y.resize(static_cast<size_t>(batch * n * width));
+  mha_attention_args &args = self->attention;
+  args.struct_size = sizeof args;
+  args.num_heads = heads;
+  args.num_kv_heads = kv_heads;
+  args.head_dim = width / heads;
+  args.flags = is_causal ? MHA_CAUSAL : 0;
+  args.scheduler = scheduler_of(num_threads);
+  args.batch = batch;
+  args.n_q = args.n_kv = n;
+  args.q.data = q;
+  args.k.data = past ? nullptr : k;
+  args.v.data = past ? nullptr : v;
+  args.output.data = self->y.data();
+  mha_error error;
+  mha_status status = past ? self->fill_cache(kv_heads, args.head_dim, k, v, &error) : MHA_OK;
+  args.cache_read = self->kv;
+  size_t bytes = 0;
+  if (!status) status = mha_attention_workspace(&args, &bytes, &error);
+  return layer_or_message(self, bytes, status, error, message);
 }
 
 mha_status rivals_forward(Layer *self, uint32_t calls) {
   mha_status status = MHA_OK;
   for (uint32_t i = 0; i < calls && !status; ++i) {
+    if (!self->layer) {
+      status =
+          mha_attention(&self->attention, self->workspace.data(), self->workspace.size(), nullptr);
+      continue;
+    }
     status = mha_forward(self->layer, &self->args, self->workspace.data(), self->workspace.size(),
                          nullptr);
     if (self->cache && !status)

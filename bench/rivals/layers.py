@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compares one attention layer of mha, from input rows to output rows, with PyTorch, ONNX Runtime and
-OpenVINO.
+OpenVINO; and its attention alone with PyTorch, vLLM and llama.cpp.
 
   layers       float32; speed is a share of what the multiply-add units of the same cores do in the
                same round
@@ -9,9 +9,11 @@ OpenVINO.
                and the whole cache
   arithmetic   causal layers in floats and in integers: the time, and the errors on normal rows and
                on rows with outliers
+  attention    float32, from queries, keys and values to context; prompts
+  attention_decode  the same for one query over a cache that each library made in its own form
 
 Each library runs in a separate process, which is stopped while another one works; in each round,
-each computes the shape once. A form whose result differs from the layer in double precision by more
+each computes the shape once. A form whose result differs from that in double precision by more
 than its bound is not measured, and the exit status is 1.
 
 Samples are sorted by the state of the calling thread's core (bench/slots.py).
@@ -40,6 +42,9 @@ examples = """Examples:
   build/rivals/venv/bin/python bench/rivals/layers.py layers      12 shapes on one thread
   build/rivals/venv/bin/python bench/rivals/layers.py layers --shapes 1,1024,768,12 1,1500,512,8,uncausal --libraries mha PyTorch
   build/rivals/venv/bin/python bench/rivals/layers.py decode --shapes 768,12,12,1024
+  build/rivals/venv/bin/python bench/rivals/layers.py attention --threads 2
+                                                                  with llama.cpp, which decoders.py
+                                                                  --prepare builds
 
 Results go to build/rivals/KIND.json and replace older ones of the same shape; report.py writes
 tables and pictures of them.
@@ -53,18 +58,23 @@ forms = {
     "layers": {"mha": {"f32": exact}, "PyTorch": {"scaled_dot_product_attention": exact, "MultiheadAttention": exact},
                "ONNX Runtime": {"Attention": exact, "MultiHeadAttention": exact}, "OpenVINO": {"scaled_dot_product_attention": exact}},
     "decode": {"mha": {"f32": exact}, "PyTorch": {"scaled_dot_product_attention": exact}, "ONNX Runtime": {"GroupQueryAttention": exact}},
+    **dict.fromkeys(("attention", "attention_decode"), {"mha": {"f32": exact}, "PyTorch": {"attention": exact}, "vLLM": {"attention": exact},
+                                                        "llama.cpp": {"flash_attn_ext": exact}}),
     "arithmetic": {
         "mha": {"f32": exact, "int16": 0.04, "int8": 0.05, "int4_int16": 0.3, "int4_int8": 0.3},
         "PyTorch": {"scaled_dot_product_attention": exact, "bf16": 0.02, "int8": 0.3},
         "ONNX Runtime": {"Attention": exact, "MultiHeadAttention": exact, "quantize_dynamic": 0.15, "QAttention": 0.15},
         "OpenVINO": {"scaled_dot_product_attention": exact, "bf16": 0.02, "int8": 0.12}}}
-# (batch, n, width, heads, kv heads, causal, past), as Shape of libraries.py
+all_libraries = list(dict.fromkeys(name for some in forms.values() for name in some))
+# (batch, n, width, heads, kv heads, causal, past, and 1 for attention alone), as Shape of libraries.py
 shapes = {
     "layers": [(*shape, shape[3], causal, 0) for causal, some in (
         (1, [(1, 128, 256, 4), (1, 128, 768, 12), (1, 512, 768, 12), (1, 1024, 768, 12), (1, 2048, 1024, 16), (8, 128, 768, 12),
              (1, 1024, 2048, 16), (1, 512, 4096, 32)]),
         (0, [(1, 197, 768, 12), (1, 77, 768, 12), (1, 1500, 512, 8), (1, 49, 96, 3)])) for shape in some],
     "decode": [(1, 1, *shape[:3], 1, shape[3]) for shape in [(768, 12, 12, 1024), (2048, 32, 8, 4096), (4096, 32, 8, 8192)]],
+    "attention": [(1, n, width, heads, heads, causal, 0, 1) for causal in (1, 0) for width, heads in ((768, 12), (1024, 8)) for n in (197, 512, 1024)],
+    "attention_decode": [(1, 1, *heads, 1, past, 1) for heads in ((768, 12, 12), (4096, 32, 8)) for past in (1024, 4096, 8192)],
     "arithmetic": [(*shape, shape[3], 1, 0) for shape in [(1, 128, 768, 12), (8, 128, 768, 12), (1, 1024, 768, 12), (1, 1024, 2048, 16),
                                                           (1, 512, 4096, 32)]]}
 cell_seconds = 0.1  # for one form in one round; a call that takes longer is made twice
@@ -117,10 +127,11 @@ def build_helper(library, folder):
 
 def work_of(shape):
     """(operations, bytes) of one call: nobody is credited with computing masked pairs, and all weights and keys are read once."""
-    batch, n, width, heads, kv_heads, causal, past = shape
+    batch, n, width, heads, kv_heads, causal, past, alone = (*shape, 0)[:8]
     kv_width = width // heads * kv_heads
-    pairs = n * (n + 1) / 2 if causal and not past else n * (n + past)
-    return batch * (4 * n * width * (width + kv_width) + 4 * pairs * width), 4 * (2 * width * (width + kv_width) + 2 * (past + 1) * kv_width)
+    weights, keys = (0, past or n) if alone else (2 * width * (width + kv_width), past + n)
+    pairs = n * (n + 1) / 2 if causal and not past else n * keys
+    return batch * (2 * n * weights + 4 * pairs * width), 4 * (weights + 2 * keys * kv_width)
 
 
 def copies_of(shape):
@@ -146,7 +157,7 @@ def prepare(kind, shape, workers, rows, reasons, folder):
                 continue
             errors.setdefault(name, {})[data] = error
             if data == "normal" and not error <= bound:  # NaN too
-                reasons[name] = f"WRONG: its y differs from the layer in double precision by {error:.1g}, more than {bound:g}"
+                reasons[name] = f"WRONG: its result differs from that in double precision by {error:.1g}, more than {bound:g}"
     return errors
 
 
@@ -169,7 +180,7 @@ def measure(kind, shape, cores, names, rounds, helper, folder):
             def run(library, form):
                 return lambda: {"samples": workers[library].ask("time", form=form, shape=shape, seconds=cell_seconds)}
 
-            size = copies_of(shape) * work_of(shape)[1] if kind == "decode" else 0
+            size = copies_of(shape) * work_of(shape)[1] if shape[6] else 0
             runs = {name: run(library, form) for name, (library, form, _) in rows.items() if name not in reasons}
             seconds, more = take_turns({"limit": lambda: {"call": workers["mha"].ask("limit", size=size)}, **runs}, rounds)
         finally:
@@ -197,14 +208,14 @@ def by_state(seconds):
 
 
 def parse_shape(kind, text):
-    fields, causal = text.split(","), 1
-    if kind == "layers" and fields[4:] == ["uncausal"]:
+    fields, causal, has_past = text.split(","), 1, kind.endswith("decode")
+    if kind in ("layers", "attention") and fields[4:] == ["uncausal"]:
         fields, causal = fields[:4], 0
-    names = "WIDTH,HEADS,KV_HEADS,PAST" if kind == "decode" else "BATCH,N,WIDTH,HEADS" + "[,uncausal]" * (kind == "layers")
+    names = "WIDTH,HEADS,KV_HEADS,PAST" if has_past else "BATCH,N,WIDTH,HEADS" + "[,uncausal]" * (kind != "arithmetic")
     if len(fields) != 4 or not all(field.isdecimal() and int(field) for field in fields):
         raise Failed(f"'{text}' is not a shape of {kind}; write {names}")
     a, b, c, d = map(int, fields)
-    shape = (1, 1, a, b, c, 1, d) if kind == "decode" else (a, b, c, d, d, causal, 0)
+    shape = ((1, 1, a, b, c, 1, d) if has_past else (a, b, c, d, d, causal, 0)) + (1,) * kind.startswith("attention")
     if shape[2] % shape[3] or shape[3] % shape[4]:
         raise Failed(f"'{text}': heads must divide the width, and kv heads the heads")
     return shape
@@ -213,10 +224,10 @@ def parse_shape(kind, text):
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=forms)
-    parser.add_argument("--shapes", nargs="+", help="BATCH,N,WIDTH,HEADS[,uncausal], or for decode WIDTH,HEADS,KV_HEADS,PAST (default: those of the page)")
+    parser.add_argument("--shapes", nargs="+", help="BATCH,N,WIDTH,HEADS[,uncausal], or over a cache WIDTH,HEADS,KV_HEADS,PAST (default: those of the page)")
     parser.add_argument("--threads", type=int, default=1, help="threads on as many of the last cores (default: 1)")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--libraries", nargs="+", choices=forms["layers"], metavar="LIBRARY", help=", ".join(forms["layers"]) + " (default: all)")
+    parser.add_argument("--libraries", nargs="+", choices=all_libraries, metavar="LIBRARY", help=", ".join(all_libraries) + " (default: all)")
     parser.add_argument("--mha", type=pathlib.Path, default=build / "src" / "libmha.so", metavar="FILE", help="the libmha.so to measure")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="the file of results (default: build/rivals/KIND.json)")
     options = parser.parse_args(arguments)

