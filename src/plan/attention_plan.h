@@ -16,7 +16,7 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
 // Units that a thread should have, so that none is left without work at the end.
 constexpr int64_t units_per_thread = 3;
 // Limits when a unit's keys are split: units per thread at most, chunks per part at least.
-constexpr int64_t part_units_per_thread = 2 * units_per_thread, min_part_chunks = 2;
+constexpr int64_t part_units_per_thread = 2 * units_per_thread, min_part_chunks = 1;
 
 // The most and the fewest queries of one unit, for sequences of up to longest_q queries.
 int64_t largest_block(int64_t longest_q, const AttentionRequest &request);

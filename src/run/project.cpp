@@ -58,9 +58,12 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   Cut cut = {};
   cut_rows(first.rows, block_rows, &cut);
   group_panels(product, first.rows <= 8 ? 4 : 1, &cut);
-  // Smaller units leave no thread without work.
+  // Smaller units leave no thread without work, and fewer threads idle while the last ones run.
   const int64_t wanted = num_threads > 1 ? 3 * num_threads : 1;
-  while (cut.units() < wanted && cut.group_panels > 1)
+  const auto has_idle = [&cut, num_threads] {
+    return 10 * cut.units() < 9 * num_threads * blocks_of(cut.units(), num_threads);
+  };
+  while (cut.group_panels > 1 && (cut.units() < wanted || has_idle()))
     group_panels(product, cut.group_panels / 2, &cut);
   for (block_rows = std::min(block_rows, first.rows) / 2;
        cut.units() < wanted && block_rows >= min_shared; block_rows /= 2) {
