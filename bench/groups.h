@@ -19,7 +19,6 @@ struct Setting {
 void register_layer_benchmarks(const Setting &setting);
 void register_attention_benchmarks(const Setting &setting);
 void register_projection_benchmarks(const Setting &setting);
-void register_latency_benchmarks(const Setting &setting);
 void register_decode_benchmarks(const Setting &setting);
 void register_storage_benchmarks(const Setting &setting);
 void register_choice_benchmarks(const Setting &setting);

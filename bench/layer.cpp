@@ -1,5 +1,5 @@
-// layer_prefill: the whole layer, from x to y. threads: on one core and on all. instruction_set: a
-// few shapes with each that the machine has.
+// layer_prefill: the whole layer, from x to y. latency: small ones, where other things than the
+// arithmetic count. threads: on one core and on all. instruction_set: a few shapes with each.
 
 #include "groups.h"
 #include "layer_case.h"
@@ -8,21 +8,9 @@
 namespace bench {
 namespace {
 
-constexpr LayerShape shapes[] = {
-    // decoders
-    {1, 128, 256, 4, true},
-    {1, 128, 768, 12, true},
-    {1, 512, 768, 12, true},
-    {1, 1024, 768, 12, true},
-    {1, 2048, 1024, 16, true},
-    {8, 128, 768, 12, true},
-    {1, 1024, 2048, 16, true},
-    {1, 512, 4096, 32, true},
-    // what runs at the edge: ViT-B/16, CLIP's text, Whisper base's encoder, a window of Swin-T
-    {1, 197, 768, 12, false},
-    {1, 77, 768, 12, false},
-    {1, 1500, 512, 8, false},
-    {1, 49, 96, 3, false},
+constexpr LayerShape small_layers[] = {
+    {1, 1, 8, 2, true},   {1, 1, 64, 4, true},  {1, 3, 6, 2, true},
+    {1, 16, 64, 4, true}, {1, 8, 128, 4, true},
 };
 
 // Lasts over 1 ms on one core of 250 GFLOP/s.
@@ -40,9 +28,11 @@ void add_layer(const std::string &group, const LayerShape &shape, const LayerOpt
 }  // namespace
 
 void register_layer_benchmarks(const Setting &setting) {
-  for (const LayerShape &shape : shapes)
+  for (const LayerShape &shape : page_layers)
     add_layer("layer_prefill", shape, {setting.instruction_set});
-  for (const LayerShape &shape : shapes) {
+  for (const LayerShape &shape : small_layers)
+    add_layer("latency", shape, {setting.instruction_set});
+  for (const LayerShape &shape : page_layers) {
     if (!is_long(shape)) continue;
     for (const uint32_t threads : {uint32_t{1}, num_cores()}) {
       const LayerOptions options = {setting.instruction_set, threads};
@@ -59,7 +49,7 @@ void register_layer_benchmarks(const Setting &setting) {
       continue;
     const std::string group = std::string("instruction_set/") + mha_instruction_set_name(set);
     for (const LayerShape &shape :
-         {LayerShape{1, 16, 64, 4, true}, shapes[0], shapes[1], shapes[3]}) {
+         {LayerShape{1, 16, 64, 4, true}, page_layers[0], page_layers[1], page_layers[3]}) {
       // Seconds, and nobody's choice.
       if (set == MHA_INSTRUCTION_SET_SCALAR && is_long(shape)) continue;
       add_layer(group, shape, {set});

@@ -20,6 +20,24 @@ struct LayerShape {
   std::string name() const;  // "B:1/n:128/..."
 };
 
+// Those of src/docs/compare.md.
+constexpr LayerShape page_layers[] = {
+    // decoders
+    {1, 128, 256, 4, true},
+    {1, 128, 768, 12, true},
+    {1, 512, 768, 12, true},
+    {1, 1024, 768, 12, true},
+    {1, 2048, 1024, 16, true},
+    {8, 128, 768, 12, true},
+    {1, 1024, 2048, 16, true},
+    {1, 512, 4096, 32, true},
+    // what runs at the edge: ViT-B/16, CLIP's text, Whisper base's encoder, a window of Swin-T
+    {1, 197, 768, 12, false},
+    {1, 77, 768, 12, false},
+    {1, 1500, 512, 8, false},
+    {1, 49, 96, 3, false},
+};
+
 // Self-attention of random rows, with random weights that keep the variance of the rows, and no
 // biases.
 support::LayerProblem random_layer(int64_t batch, int64_t n, int64_t width, int64_t heads,

@@ -196,7 +196,6 @@ int run(int argc, char **argv) {
   bench::register_layer_benchmarks(options.setting);
   bench::register_attention_benchmarks(options.setting);
   bench::register_projection_benchmarks(options.setting);
-  bench::register_latency_benchmarks(options.setting);
   bench::register_decode_benchmarks(options.setting);
   bench::register_storage_benchmarks(options.setting);
   bench::register_choice_benchmarks(options.setting);

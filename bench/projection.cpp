@@ -4,10 +4,33 @@
 #include "layer_case.h"
 #include "measure.h"
 #include "memory.h"
-#include "product.h"
+#include "run/project.h"
 
 namespace bench {
 namespace {
+
+// y [rows, q | k | v columns] = x [rows, query_dim] * W_Q|W_K|W_V, as a layer computes them; no
+// public function does this alone.
+void run_qkv_product(const mha_layer &layer, const float *x, int64_t rows, float *y) {
+  const mha::LayerShape &shape = layer.shape;
+  const int64_t columns = shape.q_columns() + shape.k_columns() + shape.v_columns();
+  const mha::InputRows input = {
+      x, rows, rows * shape.query_dim, shape.query_dim, nullptr, mha::Storage::f32};
+  mha::Product product = {};
+  for (const mha::MatrixName name : {mha::matrix_q, mha::matrix_k, mha::matrix_v}) {
+    mha::Projection &part = product.parts[product.num_parts++];
+    describe_projection(layer, name, input, rows, &part);
+    mha::Destination &destination = part.destination;
+    destination.kind = mha::Destination::Kind::rows;
+    destination.storage = mha::Storage::f32;
+    destination.base = y;
+    destination.batch_stride = rows * columns;
+    destination.row_stride = columns;
+    destination.head_width = part.columns;
+    y += part.columns;
+  }
+  mha::run_products(layer, &product, 1, nullptr, nullptr, {}, nullptr);
+}
 
 // [rows, depth] x [depth, 3 * depth], the matrices of a layer of width `depth`.
 class ProductCase : public Case {

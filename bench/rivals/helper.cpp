@@ -54,15 +54,6 @@ const mha_scheduler *scheduler_of(uint32_t num_threads) {
   return workers ? &workers->scheduler() : nullptr;
 }
 
-// What rivals_layer and rivals_attention return.
-Layer *layer_or_message(Layer *self, size_t workspace_bytes, mha_status status,
-                        const mha_error &error, char *message) {
-  self->workspace.resize(workspace_bytes);
-  if (!status) return self;
-  std::memcpy(message, error.message, sizeof error.message);
-  return nullptr;
-}
-
 double now() { return bench::seconds_now(bench::Clock::wall); }
 
 // GFLOP/s of one thread that does nothing but multiply-adds on registers: the best of a few tries.
@@ -117,7 +108,8 @@ double rate_of_all(uint32_t num_threads, const Rate &rate) {
 extern "C" {
 
 // The layer on x [batch, n, width], which must stay; with `past` rows of k and v, one row over a
-// cache of its own. NULL: message, of 248 bytes, says why.
+// cache of its own. Without w_qkv, attention alone: x are queries, and k and v must stay too. NULL:
+// message, of 248 bytes, says why.
 Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads,
                     uint32_t is_causal, uint32_t weight_type, uint32_t arithmetic, const float *x,
                     const float *w_qkv, const float *w_o, int64_t past, const float *k,
@@ -125,62 +117,54 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
   Layer *const self = new Layer;
   self->past = past;
   self->y.resize(static_cast<size_t>(batch * n * width));
-  mha_layer_config config = {};
-  config.struct_size = sizeof config;
-  config.query_dim = width;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.weight_type = weight_type;
-  config.arithmetic = arithmetic;
-  mha_layer_weights weights = {};
-  weights.struct_size = sizeof weights;
-  weights.w_qkv.data = w_qkv;
-  weights.w_o.data = w_o;
-  mha_forward_args &args = self->args;
-  args.struct_size = sizeof args;
-  args.batch = batch;
-  args.n_q = n;
-  args.query.data = x;
-  args.output.data = self->y.data();
-  args.flags = is_causal ? MHA_CAUSAL : 0;
-  args.scheduler = scheduler_of(num_threads);
-
+  const uint32_t flags = is_causal ? MHA_CAUSAL : 0;
   mha_error error;
-  mha_status status = mha_layer_create(&config, &weights, nullptr, &self->layer, &error);
-  if (!status && past) status = self->fill_cache(kv_heads, width / heads, k, v, &error);
-  args.cache = self->kv;
   size_t bytes = 0;
-  if (!status) status = mha_forward_workspace(self->layer, &args, &bytes, &error);
-  return layer_or_message(self, bytes, status, error, message);
-}
-
-// mha_attention on q, k and v [batch, n, heads, head_dim], which must stay; with `past` rows of k
-// and v, one row over a cache of its own that holds them.
-Layer *rivals_attention(int64_t batch, int64_t n, int64_t width, int64_t heads, int64_t kv_heads,
-                        uint32_t is_causal, const float *q, const float *k, const float *v,
-                        int64_t past, uint32_t num_threads, char *message) {
-  Layer *const self = new Layer;
-  self->past = past;
-  self->y.resize(static_cast<size_t>(batch * n * width));
-  mha_attention_args &args = self->attention;
-  args.struct_size = sizeof args;
-  args.num_heads = heads;
-  args.num_kv_heads = kv_heads;
-  args.head_dim = width / heads;
-  args.flags = is_causal ? MHA_CAUSAL : 0;
-  args.scheduler = scheduler_of(num_threads);
-  args.batch = batch;
-  args.n_q = args.n_kv = n;
-  args.q.data = q;
-  args.k.data = past ? nullptr : k;
-  args.v.data = past ? nullptr : v;
-  args.output.data = self->y.data();
-  mha_error error;
-  mha_status status = past ? self->fill_cache(kv_heads, args.head_dim, k, v, &error) : MHA_OK;
-  args.cache_read = self->kv;
-  size_t bytes = 0;
-  if (!status) status = mha_attention_workspace(&args, &bytes, &error);
-  return layer_or_message(self, bytes, status, error, message);
+  mha_status status = past ? self->fill_cache(kv_heads, width / heads, k, v, &error) : MHA_OK;
+  if (w_qkv) {
+    mha_layer_config config = {};
+    config.struct_size = sizeof config;
+    config.query_dim = width;
+    config.num_heads = heads;
+    config.num_kv_heads = kv_heads;
+    config.weight_type = weight_type;
+    config.arithmetic = arithmetic;
+    mha_layer_weights weights = {};
+    weights.struct_size = sizeof weights;
+    weights.w_qkv.data = w_qkv;
+    weights.w_o.data = w_o;
+    mha_forward_args &args = self->args;
+    args.struct_size = sizeof args;
+    args.batch = batch;
+    args.n_q = n;
+    args.query.data = x;
+    args.output.data = self->y.data();
+    args.cache = self->kv;
+    args.flags = flags;
+    args.scheduler = scheduler_of(num_threads);
+    if (!status) status = mha_layer_create(&config, &weights, nullptr, &self->layer, &error);
+    if (!status) status = mha_forward_workspace(self->layer, &args, &bytes, &error);
+  } else {
+    mha_attention_args &args = self->attention;
+    args.struct_size = sizeof args;
+    args.num_heads = heads;
+    args.num_kv_heads = kv_heads;
+    args.head_dim = width / heads;
+    args.batch = batch;
+    args.n_q = args.n_kv = n;
+    args.q.data = x;
+    args.k.data = past ? nullptr : k;
+    args.v.data = past ? nullptr : v;
+    args.output.data = self->y.data();
+    args.cache_read = self->kv;
+    args.flags = flags;
+    args.scheduler = scheduler_of(num_threads);
+    if (!status) status = mha_attention_workspace(&args, &bytes, &error);
+  }
+  self->workspace.resize(bytes);
+  if (!status) return self;
+  std::memcpy(message, error.message, sizeof error.message);
+  return nullptr;
 }
 
 mha_status rivals_forward(Layer *self, uint32_t calls) {

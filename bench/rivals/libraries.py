@@ -100,7 +100,7 @@ class Mha:
 
     def __init__(self, threads, helper):
         self.threads, self.helper = threads, ctypes.CDLL(helper)
-        self.helper.rivals_layer.restype = self.helper.rivals_attention.restype = ctypes.c_void_p
+        self.helper.rivals_layer.restype = ctypes.c_void_p
         self.helper.rivals_output.restype = ctypes.POINTER(ctypes.c_float)
         self.helper.rivals_peak.restype = self.helper.rivals_bandwidth.restype = ctypes.c_double
         self.helper.rivals_instruction_set.restype = ctypes.c_char_p
@@ -111,10 +111,11 @@ class Mha:
     def loaded(self, form, shape, *arrays):
         numbers = map(ctypes.c_int64, (shape.batch, shape.n, shape.width, shape.heads, shape.kv_heads))
         pointers = [values.ctypes.data_as(ctypes.c_void_p) for values in arrays] + [None] * (5 - len(arrays))
-        message, past = ctypes.create_string_buffer(248), ctypes.c_int64(shape.past)
-        layer = ctypes.c_void_p(
-            self.helper.rivals_attention(*numbers, shape.causal, *pointers[:3], past, self.threads, message) if shape.alone else
-            self.helper.rivals_layer(*numbers, shape.causal, *self.forms[form], *pointers[:3], past, *pointers[3:], self.threads, message))
+        if shape.alone:
+            pointers = [pointers[0], None, None, *pointers[1:3]]
+        message = ctypes.create_string_buffer(248)
+        layer = ctypes.c_void_p(self.helper.rivals_layer(*numbers, shape.causal, *self.forms[form], *pointers[:3], ctypes.c_int64(shape.past),
+                                                         *pointers[3:], self.threads, message))
         if not layer:
             raise RuntimeError(message.value.decode())
 

@@ -187,6 +187,15 @@ class MhaBench(unittest.TestCase):
         self.assertEqual(result.returncode, 4, result.stderr)
         self.assertIn("could not be written", result.stderr)
 
+    def test_units_of_a_call(self):
+        def units(*words):
+            return subprocess.run([f"{MHA_BENCH}_units", *words], capture_output=True, text=True, timeout=300, check=False)
+
+        cell = r" (0\.\d\d|1\.00) \(\d+ [\d.]+%, \d+ [\d.]+%, \d+ [\d.]+%\) \|"
+        self.assertRegex(units("layer/B:1/n:49/").stdout.splitlines()[-1], rf"^\| layer/B:1/n:49/\S+ \|({cell}){{3}}$")
+        self.assertRegex(units("--check", "layer/B:1/n:49/").stdout.splitlines()[-1], r"^\| \S+ \| [12]\.\d\d \| \d\.\d\d \| \d\.\d\d \|$")
+        self.assertEqual([units(word).returncode for word in ("--help", "--no", "nobody")], [0, 2, 2])
+
 
 if __name__ == "__main__":
     unittest.main()

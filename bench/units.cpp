@@ -1,0 +1,243 @@
+// mha_bench_units: how evenly the library cuts calls into units of work for many threads. Its
+// run_units takes the place of the library's: the linker needs nothing of schedule.cpp then.
+
+#define run_units run_units_on_threads
+#include "run/schedule.cpp"
+#undef run_units
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+#include "decode_case.h"
+#include "layer_case.h"
+#include "machine.h"
+#include "pool.h"
+#include "probes.h"
+
+namespace bench {
+namespace {
+
+constexpr char help[] = R"(mha_bench_units [--check] [TEXT...]
+
+Prints how evenly calls are cut into units of work for 4, 16 and 64 threads. The library cuts each
+call for that many threads; one thread runs the units and takes the least of several times for each.
+In the model, the thread that is free first takes the next unit. What threads cost each other is
+left out: bandwidth, caches, waking up.
+
+A cell is the efficiency: all work divided by threads * the time until the last thread is done. What
+lies between the stages is the work of one thread. In brackets: for each stage of the call (input
+projections; over a cache, storing the new row; attention; output projection), the number of units
+and the share of the largest in the stage.
+
+  --check  print the speed-up that the model predicts for two threads, that of two real ones, and
+           that of two calls at once, one on each, which is what the cores can give
+  TEXT     only calls whose names contain one of these texts
+  --help   show this text
+
+Exit status: 0 everything was measured; 1 something could not be; 2 wrong usage.
+
+Examples:
+  mha_bench_units layer/B:1/n:128/ decode
+  mha_bench_units --check D:768
+)";
+
+constexpr int rounds = 5;
+
+double now() { return seconds_now(Clock::wall); }
+
+// The thread that is free first.
+size_t first_free(const std::vector<double> &busy) {
+  return static_cast<size_t>(std::min_element(busy.begin(), busy.end()) - busy.begin());
+}
+
+// What is known of a call that is cut for a number of threads.
+struct Recording {
+  bool is_on = false;
+  uint32_t threads = 1;
+  std::vector<std::vector<double>> stages;  // the least seconds of each unit
+  double between = HUGE_VAL;                // stages, the least of all calls
+  size_t next_stage = 0;                    // of the call that runs
+  double in_stages = 0;                     // seconds of the call that runs
+
+  void run(int64_t units, void (*run)(const void *, int64_t, int64_t), const void *context) {
+    if (next_stage == stages.size()) stages.emplace_back(units, HUGE_VAL);
+    std::vector<double> &seconds = stages[next_stage++];
+    // Units use what their thread has prepared, so each runs as one of its thread in the model.
+    const double start = now();
+    std::vector<double> busy(threads);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      const size_t thread = first_free(busy);
+      const double begin = now();
+      run(context, unit, static_cast<int64_t>(thread));
+      const double taken = now() - begin;
+      busy[thread] += taken;
+      seconds[unit] = std::min(seconds[unit], taken);
+    }
+    in_stages += now() - start;
+  }
+
+  double efficiency() const {
+    double total = between, span = between;
+    for (const std::vector<double> &units : stages) {
+      std::vector<double> busy(threads);
+      for (const double unit : units) busy[first_free(busy)] += unit;
+      total += std::accumulate(units.begin(), units.end(), 0.0);
+      span += *std::max_element(busy.begin(), busy.end());
+    }
+    return total / (threads * span);
+  }
+};
+Recording recording;
+
+struct Call {
+  std::string name;
+  std::function<std::unique_ptr<Case>(uint32_t threads)> make;
+};
+
+std::vector<Call> calls() {
+  std::vector<Call> all;
+  const uint32_t set = best_instruction_set();
+  const int64_t bytes = rotated_bytes();
+  const auto add_layer = [&](const LayerShape &shape) {
+    all.push_back({"layer/" + shape.name(), [=](uint32_t threads) {
+                     return make_layer_case(shape, {set, threads});
+                   }});
+  };
+  const auto add_decode = [&](const DecodeShape &shape) {
+    all.push_back({"decode/B:" + std::to_string(shape.batch) + "/" + shape.layer_name(),
+                   [=](uint32_t threads) {
+                     return make_decode_layer(shape, {set, bytes, bytes, threads});
+                   }});
+  };
+  for (const LayerShape &shape : page_layers) add_layer(shape);
+  add_layer({1, 8192, 256, 2, true});
+  add_decode({12, 12, 64, 1024});
+  add_decode({32, 8, 64, 4096});
+  add_decode({32, 8, 128, 8192});
+  for (const int64_t batch : {1, 8})
+    for (const int64_t past : {1024, 4096, 32768}) add_decode({32, 8, 128, past, batch});
+  return all;
+}
+
+void record(const Call &call, uint32_t threads) {
+  const std::unique_ptr<Case> test = call.make(threads);
+  test->call();  // which waits for pages of memory
+  recording = {};
+  recording.threads = threads;
+  recording.is_on = true;
+  for (int i = 0; i < rounds; ++i) {
+    recording.next_stage = 0;
+    recording.in_stages = 0;
+    const double begin = now();
+    test->call();
+    recording.between = std::min(recording.between, now() - begin - recording.in_stages);
+  }
+  recording.is_on = false;
+}
+
+void print_cuts(const Call &call) {
+  std::printf("| %s |", call.name.c_str());
+  for (const uint32_t threads : {4, 16, 64}) {
+    record(call, threads);
+    std::printf(" %.2f (", recording.efficiency());
+    for (const std::vector<double> &units : recording.stages) {
+      const double sum = std::accumulate(units.begin(), units.end(), 0.0);
+      std::printf("%s%zu %.1f%%", &units == recording.stages.data() ? "" : ", ", units.size(),
+                  100 * *std::max_element(units.begin(), units.end()) / sum);
+    }
+    std::printf(") |");
+  }
+  std::printf("\n");
+}
+
+void call_one(void *both, uint32_t index) {
+  (*static_cast<std::unique_ptr<Case> *>(both)[index]).call();
+}
+
+void print_check(const Call &call) {
+  record(call, 2);
+  std::unique_ptr<Case> one[] = {call.make(1), call.make(1)};
+  const std::unique_ptr<Case> shared = call.make(2);
+  const mha_scheduler pool = pool_scheduler(2);
+  double alone = HUGE_VAL, together = HUGE_VAL, both = HUGE_VAL;
+  for (int i = 0; i < 2 * rounds; ++i) {
+    const double begin = now();
+    one[0]->call();
+    const double second = now();
+    shared->call();
+    const double third = now();
+    pool.parallel_for(pool.context, 2, call_one, one);
+    alone = std::min(alone, second - begin);
+    together = std::min(together, third - second);
+    both = std::min(both, now() - third);
+  }
+  std::printf("| %s | %.2f | %.2f | %.2f |\n", call.name.c_str(), 2 * recording.efficiency(),
+              alone / together, 2 * alone / both);
+}
+
+int run(const std::vector<std::string> &words) {
+  void (*print)(const Call &) = print_cuts;
+  std::vector<std::string> texts;
+  for (const std::string &word : words) {
+    if (word == "--help" || word == "-h") return std::fputs(help, stdout) < 0;
+    if (word == "--check") {
+      print = print_check;
+    } else if (word[0] != '-') {
+      texts.push_back(word);
+    } else {
+      std::fprintf(stderr, "mha_bench_units: '%s' is no option; see --help\n", word.c_str());
+      return 2;
+    }
+  }
+  pin_main_thread();
+  std::printf(print == print_check ? "| Call | predicted | measured | two calls |\n"
+                                     "| --- | --- | --- | --- |\n"
+                                   : "| Call | 4 threads | 16 threads | 64 threads |\n"
+                                     "| --- | --- | --- | --- |\n");
+  bool is_any = false;
+  for (const Call &call : calls()) {
+    const auto is_in_name = [&call](const std::string &text) {
+      return call.name.find(text) != std::string::npos;
+    };
+    if (!texts.empty() && std::none_of(texts.begin(), texts.end(), is_in_name)) continue;
+    is_any = true;
+    print(call);
+    std::fflush(stdout);
+  }
+  if (is_any) return 0;
+  std::fprintf(stderr, "mha_bench_units: no call has such a name; without TEXT it prints all\n");
+  return 2;
+}
+
+}  // namespace
+}  // namespace bench
+
+namespace mha {
+
+void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units,
+               void (*run)(const void *context, int64_t unit, int64_t thread),
+               const void *context) {
+  if (bench::recording.is_on)
+    bench::recording.run(units, run, context);
+  else
+    run_units_on_threads(scheduler, counter, units, run, context);
+}
+
+}  // namespace mha
+
+int main(int argc, char **argv) {
+  try {
+    return bench::run({argv + 1, argv + argc});
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, "mha_bench_units: %s\n", error.what());
+    return 1;
+  }
+}
