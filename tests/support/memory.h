@@ -98,10 +98,13 @@ class Memory {
     constexpr size_t large_page = size_t{2} << 20;
     const bool is_large = place == Place::kLargePages && bytes >= large_page;
     alignment_ = is_large ? large_page : 64;
-    base_ = data_ = static_cast<unsigned char *>(
-        ::operator new (std::max<size_t>(bytes, 1), std::align_val_t{alignment_}));
+    // The end of a large page that is not whole would lie in small ones.
+    const size_t taken =
+        is_large ? (bytes + large_page - 1) / large_page * large_page : std::max<size_t>(bytes, 1);
+    base_ = data_ =
+        static_cast<unsigned char *>(::operator new (taken, std::align_val_t{alignment_}));
 #if defined(MADV_HUGEPAGE)
-    if (is_large) madvise(data_, bytes, MADV_HUGEPAGE);  // a wish: the system may have none
+    if (is_large) madvise(data_, taken, MADV_HUGEPAGE);  // a wish: the system may have none
 #endif
     Fill(0);
   }
