@@ -161,7 +161,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const int64_t first = chunks.begin;
   const bool streams = is_streamed<V>(unit),
              prefetches = streams && (unit.num_rows > 1 || !stores_floats(unit.call));
-  const int64_t tile_rows = rows_of_tiles<V>(unit, streams),
+  const int64_t tile_rows = unit.rows_per_kv != 0 ? unit.num_rows : rows_of_tiles<V>(unit, streams),
                 tiles = (unit.num_rows + tile_rows - 1) / tile_rows;
   const Unit next_unit = prefetches ? unit_after(unit) : unit;
   const Range keys_of_next = prefetches ? first_keys(next_unit) : Range{0, 0};
@@ -193,6 +193,10 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
         needed = keys_left(unit, row, end, begin, needed);
       if (needed.begin >= needed.end) {  // never so for chunks in step
         clear_states(unit, slot, row, end);
+        continue;
+      }
+      if (unit.rows_per_kv != 0) {
+        attend_rows<V>(unit, begin, needed, slot);
         continue;
       }
       for (int64_t i = 0; i < count && !is_read; ++i) {
@@ -245,11 +249,12 @@ inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
 // The kernels' `attend`: one unit over one part of its keys, and the finished rows if that was the
 // last part.
 template <class V>
-void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int64_t block,
+void attend(const Attention &call, int64_t sequence_index, int64_t group, int64_t block,
             int64_t part, float *scratch) {
-  Unit unit = unit_of(call, sequence_index, kv_head, block, scratch);
+  Unit unit = unit_of(call, sequence_index, group * call.run.unit_kv_heads, block, scratch);
   if (unit.computed_heads != unit.heads_per_kv && part == 0) clear_heads(unit);
   if (unit.num_rows == 0) return;
+  if (call.plan.reads_rows && unit.num_rows <= max_few_rows) take_rows(&unit);
   if (call.request.options.chosen.lists.base) rank_keys(&unit);
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
   if (call.request.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
@@ -262,10 +267,10 @@ void attend(const Attention &call, int64_t sequence_index, int64_t kv_head, int6
     attend_chunks<V>(
         unit, keys,
         intersection(chunks, {part * call.run.parts.chunks, (part + 1) * call.run.parts.chunks}));
-    if (!merge_splits<V>(
-            unit,
-            (sequence_index * call.request.num_kv_heads + kv_head) * call.run.query_blocks + block,
-            part))
+    const int64_t kv_heads = call.run.unit_kv_heads,
+                  groups = (call.request.num_kv_heads + kv_heads - 1) / kv_heads;
+    if (!merge_splits<V>(unit, (sequence_index * groups + group) * call.run.query_blocks + block,
+                         part))
       return;
   }
   if (call.request.states) return hand_out_states<V>(unit);

@@ -428,6 +428,20 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   }
 }
 
+// Turns the products of some rows into p, and computes their m and l.
+template <class V>
+MHA_NOINLINE void weigh(const Unit &unit, const Chunk &chunk, const Attending &keys,
+                        const TileRows &rows, int64_t slot, float *scores) {
+  const Range tiles = tiles_of(keys.some);
+  float factor = 1.0f;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    factor =
+        score_row<V>(unit, rows.begin + r, chunk, tiles, keys.of_row[r], scores + r * score_stride);
+  }
+  softmax<V>(tiles, keys.of_row, factor, rows.count, scores, unit.m(slot, rows.begin),
+             unit.l(slot, rows.begin));
+}
+
 // Computes the states of some rows over each of `count` chunks, in slots from `slot` on. needed:
 // keys of the first chunk and of those after it.
 //
@@ -465,13 +479,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   // 2. and 3. Scores; then their maximum m, p = exp(score - m), and its sum l.
   for (int64_t c = 0; c < count; ++c) {
     const Range tiles = tiles_of(keys[c].some);
-    float factor = 1.0f;
-    for (int64_t r = 0; r < rows.count; ++r) {
-      factor = score_row<V>(unit, rows.begin + r, chunks[c], tiles, keys[c].of_row[r],
-                            scores_of(c) + r * score_stride);
-    }
-    softmax<V>(tiles, keys[c].of_row, factor, rows.count, scores_of(c),
-               unit.m(slot + c, rows.begin), unit.l(slot + c, rows.begin));
+    weigh<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
     for (int64_t r = 0; chunks[c].values.has_scales && r < rows.count; ++r) {
       scale_by_values<V>(chunks[c].values, tiles.begin, tiles.end, scores_of(c) + r * score_stride);
     }
@@ -490,6 +498,177 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     // after head_dim_v may hold anything.)
     if (!has_other_than_finite<V>(o, call.request.head_dim_v)) continue;
     leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
+  }
+}
+
+// ---- Few rows over the caller's keys and values
+
+// Multiplies R queries by 16 rows of keys, which are transposed in registers, four numbers of each
+// at a time, and prefetches `step` bytes meanwhile.
+template <class V, int R>
+MHA_NOCLONE void multiply_key_rows(const KeyRows &keys, int64_t head_dim, const float *queries,
+                                   float *products, const char *ahead, int64_t step) {
+  constexpr int lanes = V::size, all_strips = static_cast<int>(tile_keys) / lanes,
+                strips = static_cast<int>(min(all_strips, max(1, 4 / R)));
+  step = step * strips / all_strips;
+  for (int64_t first = 0; first < tile_keys; first += strips * lanes) {
+    const float *const from = keys.at + first * keys.stride;
+    for (int64_t begin = 0, k = 0; begin < head_dim; begin = k) {
+      const int64_t end = min(head_dim, begin + score_block);
+      V acc[R][strips];
+      clear(acc);
+      const auto add = [&](const V &column, int64_t term, int s) MHA_INLINED {
+        MHA_EACH(r, R) acc[r][s] = mul_add(all<V>(queries[r * head_dim + term]), column, acc[r][s]);
+      };
+      for (; k + 4 <= end; k += 4) {
+        for (const char *const part = ahead + step; ahead < part; ahead += 64)
+          MHA_PREFETCH_L2(ahead);
+        MHA_EACH(s, strips) {
+          V column[4];
+          transpose_four(from + s * lanes * keys.stride + k, keys.stride, column);
+          MHA_EACH(i, 4) add(column[i], k + i, s);
+        }
+      }
+      for (; k < end; ++k) {
+        MHA_EACH(s, strips) {
+          alignas(64) float column[lanes];
+          for (int i = 0; i < lanes; ++i) column[i] = from[(s * lanes + i) * keys.stride + k];
+          add(load<V>(column), k, s);
+        }
+      }
+      MHA_EACH(r, R) {
+        MHA_EACH(s, strips) {
+          float *const to = products + r * score_stride + first + s * lanes;
+          store(to, begin == 0 ? acc[r][s] : load<V>(to) + acc[r][s]);
+        }
+      }
+    }
+  }
+}
+
+// Memory is prefetched at least so far ahead.
+constexpr int64_t bytes_ahead = 8192;
+
+// Computes the states of all rows of a unit that reads plain rows over a chunk.
+//
+// All kv heads of the unit take 16 positions before any takes the next 16, so that memory is read
+// in the order in which it lies. Where the rows have no gaps, each tile of rows prefetches its
+// share of later rows, whosever they are.
+template <class V>
+MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int64_t slot) {
+  const Attention &call = unit.call;
+  const KeyValues &k = call.arrays.k, &v = call.arrays.v;
+  const int64_t head_dim = call.request.head_dim, width = call.plan.head_dim_v_padded,
+                first_row = unit.sequence.kv_first + begin;
+  float *const scores = unit.scratch + call.plan.scratch.scores;
+  const Range tiles = tiles_of(needed);
+  const TileRows rows = {0, min(unit.rows_per_kv, min(TileShape<V::size>::attend_rows, 4))};
+  const int64_t count = rows.count, shares = unit.num_rows / count;
+  Unit of_head = unit;
+  const auto find_head = [&](int64_t row) MHA_INLINED {
+    of_head.kv_head = unit.kv_head + row / unit.rows_per_kv;
+  };
+  // What is prefetched while keys or values of a tile are read: the address for a tile of rows;
+  // null where rows have gaps.
+  const int64_t tile_bytes = tile_bytes_of(k), apart = bytes_ahead / max(tile_bytes, 1) + 1;
+  const int64_t kv_heads = unit.num_rows / unit.rows_per_kv;
+  const auto find_ahead = [&](bool are_values, int64_t tile, int64_t row,
+                              int64_t *bytes) MHA_INLINED {
+    tile += apart;
+    const bool is_past = tile >= tiles.end, of_values = are_values != is_past;
+    const KeyValues &source = of_values ? v : k;
+    if (is_past && of_values) tile -= tiles.end - tiles.begin;
+    *bytes = tile_bytes_of(source) / shares;
+    const char *const at = plain_row(source, unit, first_row + tile * tile_keys);
+    return source.row_stride == kv_heads * (of_values ? call.request.head_dim_v : head_dim)
+               ? at + row / count * *bytes
+               : nullptr;
+  };
+
+  // 1. Products.
+  for (int64_t g = tiles.begin; g < tiles.end; ++g) {
+    KeyRows keys = {};
+    for (int64_t row = 0; row < unit.num_rows; row += count) {
+      find_head(row);
+      if (row % unit.rows_per_kv == 0) keys = rows_of_keys<V>(of_head, begin, g, needed);
+      int64_t bytes;
+      const char *ahead = find_ahead(false, g, row, &bytes);
+      const int64_t row_bytes = k.row_stride * bytes_of(k.storage);
+      if (!ahead) {
+        prefetch_rows(plain_row(k, of_head, first_row + (g + apart) * tile_keys), row_bytes,
+                      head_dim * bytes_of(k.storage));
+        bytes = 0;
+      }
+      float *const to = scores + row * score_stride + g * tile_keys;
+      const int64_t step = bytes / static_cast<int64_t>(static_cast<uint32_t>(head_dim + 3) / 4);
+      visit_rows<4>(count, [&](auto tile) MHA_INLINED {
+        multiply_key_rows<V, decltype(tile)::count>(keys, head_dim, unit.q(row), to, ahead, step);
+      });
+    }
+  }
+
+  // 2. and 3. Scores, and p.
+  Chunk chunk;
+  chunk.begin = begin;
+  chunk.needed = needed;
+  chunk.keys.has_scales = false;
+  for (int64_t row = 0; row < unit.num_rows; row += count) {
+    find_head(row);
+    Attending keys;
+    find_attending(of_head, begin, needed, {row, count}, &keys);
+    keys.some = needed;
+    float *const of_tile = scores + row * score_stride;
+    for (int64_t r = 0; r < count; ++r)
+      make_canonical<V>(of_tile + r * score_stride + tiles.begin * tile_keys,
+                        (tiles.end - tiles.begin) * tile_keys);
+    weigh<V>(of_head, chunk, keys, {row, count}, slot, of_tile);
+  }
+
+  // 4. Context.
+  const bool is_in_place = reads_in_place<V>(unit);
+  const Loops loops = loops_over_values<V>(count, is_in_place ? v.storage : Storage::f32, true);
+  float *const memory = unit.scratch + call.plan.scratch.values;
+  for (int64_t g = tiles.begin; g < tiles.end; ++g) {
+    const Range keys = {max(needed.begin, g * tile_keys), min(needed.end, (g + 1) * tile_keys)};
+    for (int64_t row = 0; row < unit.num_rows; row += count) {
+      find_head(row);
+      Tile tile;
+      tile.columns[0] = plain_row(v, of_head, first_row + keys.begin);
+      tile.column_stride = v.row_stride;
+      int64_t bytes;
+      const char *const ahead = find_ahead(true, g, row, &bytes);
+      const int64_t row_bytes = v.row_stride * bytes_of(v.storage);
+      tile.terms = keys.end - keys.begin;
+      if (!is_in_place) {
+        if (row % unit.rows_per_kv == 0) pack_values<V>(of_head, begin, keys, memory);
+        tile.columns[0] = memory + keys.begin * width;
+        tile.column_stride = width;
+      }
+      const int64_t element = is_in_place ? bytes_of(v.storage) : 4, columns = loops.wide.columns;
+      if (ahead && width >= columns)
+        tile.prefetch = prefetch_stretch(ahead, bytes, loops.wide, tile.terms, width / columns);
+      else
+        tile.prefetch = prefetch_columns(
+            static_cast<const char *>(plain_row(v, of_head, first_row + keys.begin)) +
+                apart * tile_keys * row_bytes,
+            row_bytes, columns * element, loops.wide, tile.terms);
+      for (int64_t r = 0; r < loops.wide.rows; ++r)
+        tile.rows[r] = scores + (row + r) * score_stride + keys.begin;
+      tile.sums[0] = unit.o(slot, row);
+      tile.sums_stride = width;
+      tile.chain = chunk_keys;
+      tile.mode = g > tiles.begin ? Sums::extend : Sums::replace;
+      run_over_columns(loops, width, &tile, element);
+    }
+  }
+  for (int64_t row = 0; row < unit.num_rows; row += count) {
+    if (!has_other_than_finite<V>(unit.o(slot, row), call.request.head_dim_v)) continue;
+    find_head(row);
+    read_chunk<V>(of_head, begin, needed, false, &chunk);
+    Attending keys;
+    find_attending(of_head, begin, needed, {row, count}, &keys);
+    keys.some = needed;
+    leave_out_values<V>(of_head, chunk, keys, {row, count}, slot, scores + row * score_stride);
   }
 }
 

@@ -276,7 +276,7 @@ struct AttendScratch {
   // Rows that are being prepared or widened: [4][head_dim], of plain keys [16][head_dim], and at
   // least [head_dim_v].
   int64_t prepared;
-  int64_t scores;  // [max_attend_rows][score_stride]
+  int64_t scores;  // [max_attend_rows, or rows of few][score_stride]
   // With chosen keys: the entries of a list in order; a bit for each entry that there can be; and
   // scales of gathered keys and values, [2][256].
   int64_t chosen_blocks, chosen_bits, chosen_scales;
@@ -288,10 +288,14 @@ struct AttendScratch {
 };
 
 constexpr int64_t max_attend_rows = 8;         // rows of a tile
+constexpr int64_t max_few_rows = 8;            // of one kv head, over plain keys and values
+constexpr int64_t max_group_rows = 64;         // of several kv heads, likewise
 constexpr int64_t late_tiles = 8;              // plain keys that are packed late: tiles at a time
 constexpr int64_t max_interleaved_chunks = 4;  // computed in step, each with a state of its own
 constexpr int64_t spare_rows = 1;   // rows after the last one that a tile may compute and discard
 constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
+// How many rows stand for so few.
+constexpr int64_t padded_rows(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : 8; }
 // Not a power of two, so that the rows of a tile do not fall into the same sets of a cache.
 constexpr int64_t score_stride = chunk_keys + 16;
 
@@ -330,6 +334,7 @@ struct AttentionPlan {
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
   int64_t late_rows;          // most rows of a unit that packs plain keys just before it reads them
   int64_t in_place_rows;      // most rows of a unit that reads plain values in the caller's array
+  bool reads_rows;            // units of few rows read plain keys and values 16 positions at a time
   AttendScratch scratch;
   // The keys of a unit can be split if there is memory for the states of the parts. A ring buffer
   // holds a window of a few chunks, which are not worth it.
@@ -373,6 +378,7 @@ struct AttentionRun {
   int64_t pair_columns;   // columns of outputs with a number per pair
   int64_t block_queries;  // queries of one unit of work
   int64_t query_blocks;   // units of the longest sequence, for each kv head
+  int64_t unit_kv_heads;  // kv heads of a unit
   KeyParts parts;
   const Sequence *sequences;  // [batch], described anew for each pass
   bool reworks_context;       // head scales, the output `context`, a gate or the output's type do
@@ -513,10 +519,10 @@ struct Kernels {
   void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width,
                      float *to);
 
-  // One unit of attention: the queries from block * block_queries on of all query heads of one kv
-  // head of one sequence, with the keys of one part. scratch: attention.plan.scratch.floats
-  // floats, aligned to 64 bytes.
-  void (*attend)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block,
+  // One unit of attention: the queries from block * block_queries on of all query heads of
+  // unit_kv_heads kv heads, group number `group` of one sequence, with the keys of one part.
+  // scratch: attention.plan.scratch.floats floats, aligned to 64 bytes.
+  void (*attend)(const Attention &attention, int64_t sequence, int64_t group, int64_t block,
                  int64_t part, float *scratch);
 
   // Norm, and a gate behind it, of rows [row_begin, row_end) of a sequence's context, which are

@@ -54,6 +54,16 @@ MHA_INLINE bool is_streamed(const Unit &unit) {
   return unit.sequence.n_kv >= min_streamed_keys && call.run.query_blocks == 1;
 }
 
+// Whether the caller's values are read where they are. Only tiles of few rows widen them.
+template <class V>
+MHA_INLINE bool reads_in_place(const Unit &unit) {
+  const AttentionPlan &plan = unit.call.plan;
+  if (unit.rows_per_kv == 0 || has_loops_of_floats_alone<V>)
+    return unit.call.arrays.v.storage == Storage::f32 &&
+           (unit.rows_per_kv != 0 ? plan.in_place_rows != 0 : unit.num_rows <= plan.in_place_rows);
+  return plan.in_place_rows != 0;
+}
+
 // ---- Packed storage, and rows that are stored alike
 
 // A position in the cache: the number of the block of memory, and the position in that block.
@@ -189,6 +199,37 @@ MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes)
   for (int64_t i = 0; i < tile_keys; ++i, row += row_bytes) {
     prefetch_row(row, bytes);
   }
+}
+
+// The rows of a tile of the caller's keys as floats: where they lie, or else copied to the scratch
+// memory, widened and prepared. Only `keys` of the chunk are needed, and others need not exist.
+struct KeyRows {
+  const float *at;
+  int64_t stride;
+};
+
+template <class V>
+MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t tile, Range keys) {
+  const Attention &call = unit.call;
+  const KeyValues &k = call.arrays.k;
+  const int64_t first = tile * tile_keys, begin = max(keys.begin - first, 0),
+                end = min(keys.end - first, tile_keys), head_dim = call.request.head_dim;
+  const int64_t position = chunk_begin + first, array_row = unit.sequence.kv_first + position;
+  const char *const rows = plain_row(k, unit, array_row);
+  const Preparation &how = call.request.prepare_k;
+  if (!how.is_any && k.storage == Storage::f32 && end - begin == tile_keys)
+    return {reinterpret_cast<const float *>(rows), k.row_stride};
+  float *const copies = unit.scratch + call.plan.scratch.prepared;
+  for (int64_t i = begin; i < end; ++i) {
+    float *const copy = copies + i * head_dim;
+    widen<V>(k.storage, element_at(rows, k.storage, i * k.row_stride), head_dim, copy);
+    if (how.is_any)
+      prepare<V>(
+          how,
+          {unit.sequence_index, array_row + i, position + i, unit.kv_head, call.run.k_statistics},
+          head_dim, copy);
+  }
+  return {copies, head_dim};
 }
 
 // Packs 16 rows of keys into a tile. Only `keys` of the chunk are needed, and others need not
@@ -344,14 +385,14 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
     return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, tiles);
   // Rows: those of the caller's, or those of a cache whose keys contain the values.
   if (!source.is_packed) {
-    if (!are_keys && unit.num_rows <= call.plan.in_place_rows)
+    if (!are_keys && reads_in_place<V>(unit))
       return locate_rows(source, unit, chunk_begin, range.begin, range.end, tiles);
     tiles->has_scales = false;
     if (!is_plain(source))
       locate(source, unit, chunk_begin, range.begin, range.end, tiles);  // for the scales
     locate_scratch(memory, width, range.begin, range.end, tiles);
     if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
-    tiles->are_late = unit.num_rows <= call.plan.late_rows;
+    tiles->are_late = unit.rows_per_kv != 0 || unit.num_rows <= call.plan.late_rows;
     for (int64_t g = range.begin; g < range.end; ++g) {
       if (tiles->are_late) {
         tiles->at[g] = memory + g % late_tiles * tile_keys * width;

@@ -41,6 +41,9 @@ struct Unit {
   int64_t computed_heads;        // those of them that are computed
   int64_t first_head, end_head;  // the first of these, and the end of all
   int64_t num_rows;
+  // Units that read plain rows may have several kv heads, one after the other, with so many rows of
+  // each. The last row stands in for rows that are missing to 1, 2, 4 or 8. 0: all other units.
+  int64_t rows_per_kv;
   float *scratch;
   // With chosen keys the unit has one query, and this is its list: the numbers of the blocks of
   // keys in ascending order. Its keys then count by rank, their place in the list, and `ranks` are
@@ -50,15 +53,24 @@ struct Unit {
 
   // The row with this index. The division has 32 bits, which is faster.
   MHA_INLINE Row row(int64_t index) const {
+    if (rows_per_kv != 0) return row_of_group(index);
     if (computed_heads == 1) return {index, query_begin + index, first_head};
     const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(computed_heads);
     const int64_t place = index - query * computed_heads;
     return {index, query_begin + query,
             computed_heads == heads_per_kv ? first_head + place : computed_head(first_head, place)};
   }
+  MHA_NOINLINE Row row_of_group(int64_t index) const {
+    const int64_t group = index / rows_per_kv,
+                  place = min(index - group * rows_per_kv, queries * heads_per_kv - 1),
+                  query = place / heads_per_kv;
+    return {index, query_begin + query,
+            first_head + group * heads_per_kv + place - query * heads_per_kv};
+  }
   // Steps to the next row.
   MHA_INLINE void advance(Row *row) const {
     ++row->index;
+    if (rows_per_kv != 0) return static_cast<void>(*row = row_of_group(row->index));
     ++row->head;
     if (computed_heads != heads_per_kv) row->head = computed_head(row->head, 0);
     if (row->head < end_head) return;
@@ -181,7 +193,8 @@ MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t
                         int64_t query_begin, int64_t queries, int64_t heads, float *scratch) {
   const int64_t first = kv_head * heads, rows = queries * heads;
   Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads,
-               heads, first,    first + heads,      rows,    scratch,     nullptr, {0, 0}};
+               heads, first,    first + heads,      rows,    0,           scratch, nullptr,
+               {0, 0}};
   if (call.request.options.head_scales) leave_out_heads(&unit);
   return unit;
 }
@@ -193,6 +206,15 @@ MHA_INLINE Unit unit_of(const Attention &call, int64_t sequence_index, int64_t k
   const int64_t query_begin = block * call.run.block_queries,
                 queries = max(0, min(call.run.block_queries, sequence.n_q - query_begin));
   return unit_of(call, sequence, kv_head, query_begin, queries, call.request.heads_per_kv, scratch);
+}
+
+// Makes the unit one that reads plain rows, of some more kv heads.
+MHA_INLINE void take_rows(Unit *unit) {
+  const AttentionRequest &request = unit->call.request;
+  const int64_t kv_heads = min(unit->call.run.unit_kv_heads, request.num_kv_heads - unit->kv_head);
+  unit->rows_per_kv = padded_rows(unit->num_rows);
+  unit->num_rows = unit->rows_per_kv * kv_heads;
+  unit->end_head = unit->first_head + kv_heads * unit->heads_per_kv;
 }
 
 // ---- Chosen keys

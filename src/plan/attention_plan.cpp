@@ -67,7 +67,8 @@ Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan
 
   // Where values lie in the keys, gathering one brings the whole row of its key.
   const Count value_width(may_gather && is_stored(k) ? k.row_stride : plan.head_dim_v_padded);
-  const bool needs_values = may_gather || !(is_read_as_stored(v) || are_in_place);
+  const bool needs_values =
+      may_gather || !(is_read_as_stored(v) || (are_in_place && v.storage == Storage::f32));
   scratch.values = take(needs_values ? Count(chunk_keys) * value_width : Count(0));
 
   const int64_t prepared_keys = k.is_packed && !may_gather ? 4 : tile_keys;
@@ -76,7 +77,7 @@ Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan
   const bool has_prepared =
       request.prepare_k.is_any || request.prepare_v.is_any || !is_read_as_stored(k) || may_gather;
   scratch.prepared = take(has_prepared ? prepared : 0);
-  scratch.scores = take(max_attend_rows * score_stride);
+  scratch.scores = take(std::max(max_attend_rows, plan.reads_rows ? rows : 0) * score_stride);
   scratch.chosen_blocks = take(has_chosen ? chosen.count : 0);
   scratch.chosen_bits = take(has_chosen ? 2 * (max_keys / chosen.block / 64 + 2) : 0);
   scratch.chosen_scales = take(may_gather ? 2 * chunk_keys : 0);
@@ -98,7 +99,21 @@ int64_t slots_of(const AttentionRequest &request, int64_t max_keys, int64_t chun
   return chunks >= max_interleaved_chunks && is_packed ? slots + 1 : slots;
 }
 
+// The most rows of a unit that reads rows.
+int64_t few_rows(const AttentionRequest &request, const AttentionPlan &plan, int64_t n_q) {
+  if (!plan.reads_rows || n_q == 0) return 0;
+  const int64_t rows =
+      padded_rows(std::min(max_few_rows, std::min(max_few_rows, n_q) * request.heads_per_kv));
+  return rows * most_kv_heads(request, rows);
+}
+
 }  // namespace
+
+// Heads are read together where they lie side by side in each row.
+int64_t most_kv_heads(const AttentionRequest &request, int64_t rows) {
+  if (request.k.head_stride >= request.k.row_stride) return 1;
+  return std::min(request.num_kv_heads, max_group_rows / rows);
+}
 
 // The states of the rows must stay in the level-2 cache, and plain keys are packed once per unit.
 int64_t largest_block(int64_t longest_q, const AttentionRequest &request) {
@@ -127,22 +142,27 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
   plan.k_statistics = layout->take_floats(statistics * Count(s.n_kv));
 
   plan.head_dim_v_padded = blocks_of(request.head_dim_v, tile_keys) * tile_keys;
-  // Values that are read in place are floats, and whole vectors.
+  // Values that are read in place are whole vectors.
   const KeyValues &k = request.k, &v = request.v;
-  const bool can_be_in_place = !v.is_packed && v.storage == Storage::f32 &&
-                               !request.prepare_v.is_any && request.head_dim_v % tile_keys == 0;
+  const bool can_be_in_place =
+      !v.is_packed && !request.prepare_v.is_any && request.head_dim_v % tile_keys == 0;
   plan.late_rows = k.is_packed ? 0 : max_late_rows;
   plan.in_place_rows = can_be_in_place ? max_late_rows : 0;
+  plan.reads_rows = is_plain(k) && is_plain(v) && !request.options.chosen.lists.base &&
+                    !request.options.head_scales;
 
   const int64_t most_keys = max_keys(s), chunks = blocks_of(most_keys, chunk_keys);
   const int64_t largest = largest_block(request.n_q, request);
-  const Count scratch = lay_out_scratch(request, plan, largest * request.heads_per_kv, most_keys,
-                                        slots_of(request, most_keys, chunks), &plan.scratch);
+  const int64_t few = few_rows(request, plan, request.n_q);
+  const Count scratch =
+      lay_out_scratch(request, plan, std::max(largest * request.heads_per_kv, few), most_keys,
+                      slots_of(request, most_keys, chunks), &plan.scratch);
 
   // Where keys are split, units are as small as they come.
   plan.may_split_keys = num_threads > 1 && chunks >= 2 * min_part_chunks && k.ring_positions == 0;
   const int64_t splitting_threads = plan.may_split_keys ? num_threads : 0;
-  const int64_t part_rows = std::min(smallest_block(request), largest) * request.heads_per_kv;
+  const int64_t part_rows =
+      std::max(std::min(smallest_block(request), largest) * request.heads_per_kv, few);
   const Count part_state =
       plan.may_split_keys ? state_floats(part_rows, plan.head_dim_v_padded) : Count(0);
   plan.part_state_stride = part_state.value();

@@ -29,8 +29,27 @@ void cut_queries(const AttentionRequest &request, int64_t longest_q, int64_t num
   run->query_blocks = blocks_of(longest_q, run->block_queries);
 }
 
+// Units of few rows have several kv heads, or all, if the keys can be split between threads.
+void cut_heads(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
+               AttentionRun *run) {
+  run->unit_kv_heads = 1;
+  const int64_t rows = run->block_queries * request.heads_per_kv;
+  if (!plan.reads_rows || rows > max_few_rows) return;
+  const int64_t parts = plan.may_split_keys ? run->longest_kv / (min_part_chunks * chunk_keys) : 1;
+  const int64_t wanted = num_threads > 1 ? num_threads * units_per_thread : 1;
+  const int64_t groups = blocks_of(wanted, std::max<int64_t>(1, request.batch * run->query_blocks *
+                                                                    std::max<int64_t>(1, parts)));
+  run->unit_kv_heads = std::min(most_kv_heads(request, padded_rows(rows)),
+                                std::max<int64_t>(1, request.num_kv_heads / groups));
+}
+
+int64_t kv_groups(const AttentionRequest &request, const AttentionRun &run) {
+  return blocks_of(request.num_kv_heads, run.unit_kv_heads);
+}
+
 int64_t whole_units(const Attention &attention) {
-  return attention.request.batch * attention.request.num_kv_heads * attention.run.query_blocks;
+  return attention.request.batch * kv_groups(attention.request, attention.run) *
+         attention.run.query_blocks;
 }
 
 // One token of one sequence has as many units as kv heads, which may be fewer than threads. Then
@@ -39,7 +58,7 @@ int64_t whole_units(const Attention &attention) {
 void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
                 AttentionRun *run) {
   run->parts.count = run->parts.chunks = 1;
-  const int64_t units = request.batch * request.num_kv_heads * run->query_blocks;
+  const int64_t units = request.batch * kv_groups(request, *run) * run->query_blocks;
   const int64_t wanted = num_threads * units_per_thread;
   const int64_t chunks = blocks_of(run->longest_kv, chunk_keys);
   // Only states of the smallest units have a place in the workspace.
@@ -68,7 +87,8 @@ struct AttendWork {
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const AttendWork &work = *static_cast<const AttendWork *>(context);
   const Attention &attention = *work.attention;
-  const int64_t parts = attention.run.parts.count, kv_heads = attention.request.num_kv_heads;
+  const int64_t parts = attention.run.parts.count,
+                kv_heads = kv_groups(attention.request, attention.run);
   const int64_t whole = quotient(unit, parts), part = unit - whole * parts;
   const int64_t blocks = attention.run.query_blocks, heads = attention.request.batch * kv_heads;
   const int64_t row = quotient(whole, work.is_shared ? heads : blocks),
@@ -98,7 +118,9 @@ void run_attention(const AttentionStage &stage) {
   if (parts > 1) std::fill_n(attention.run.parts.unfinished, units, parts);
   run_units(stage.scheduler, stage.counter, units * parts, run_unit, &work);
   if (attention.request.pairs.has_any() && units > 0)
-    run_units(stage.scheduler, stage.counter, units, run_inspection, &work);
+    run_units(stage.scheduler, stage.counter,
+              attention.request.batch * attention.request.num_kv_heads * attention.run.query_blocks,
+              run_inspection, &work);
 }
 
 // ---- Rows on their way: stored, measured, normalised
@@ -237,6 +259,7 @@ void begin_passes(AttentionStage *stage, unsigned char *workspace) {
   run.pair_columns = pair_columns(s);
   const int64_t num_threads = threads_of(stage->scheduler);
   cut_queries(request, longest_queries(s), num_threads, &run);
+  cut_heads(request, plan, num_threads, &run);
   split_keys(request, plan, num_threads, &run);
   // Where the memory lies.
   run.parts.unfinished = reinterpret_cast<int64_t *>(workspace + plan.unfinished_parts);
