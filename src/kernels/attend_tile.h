@@ -505,14 +505,14 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
 
 // Multiplies R queries by 16 rows of keys, which are transposed in registers, four numbers of each
 // at a time, and prefetches `step` bytes meanwhile.
-template <class V, int R>
+template <class V, int R, class Element>
 MHA_NOCLONE void multiply_key_rows(const KeyRows &keys, int64_t head_dim, const float *queries,
                                    float *products, const char *ahead, int64_t step) {
   constexpr int lanes = V::size, all_strips = static_cast<int>(tile_keys) / lanes,
                 strips = static_cast<int>(min(all_strips, max(1, 4 / R)));
   step = step * strips / all_strips;
   for (int64_t first = 0; first < tile_keys; first += strips * lanes) {
-    const float *const from = keys.at + first * keys.stride;
+    const Element *const from = static_cast<const Element *>(keys.at) + first * keys.stride;
     for (int64_t begin = 0, k = 0; begin < head_dim; begin = k) {
       const int64_t end = min(head_dim, begin + score_block);
       V acc[R][strips];
@@ -520,20 +520,13 @@ MHA_NOCLONE void multiply_key_rows(const KeyRows &keys, int64_t head_dim, const 
       const auto add = [&](const V &column, int64_t term, int s) MHA_INLINED {
         MHA_EACH(r, R) acc[r][s] = mul_add(all<V>(queries[r * head_dim + term]), column, acc[r][s]);
       };
-      for (; k + 4 <= end; k += 4) {
+      for (; k < end; k += 4) {
         for (const char *const part = ahead + step; ahead < part; ahead += 64)
           MHA_PREFETCH_L2(ahead);
         MHA_EACH(s, strips) {
           V column[4];
           transpose_four(from + s * lanes * keys.stride + k, keys.stride, column);
           MHA_EACH(i, 4) add(column[i], k + i, s);
-        }
-      }
-      for (; k < end; ++k) {
-        MHA_EACH(s, strips) {
-          alignas(64) float column[lanes];
-          for (int i = 0; i < lanes; ++i) column[i] = from[(s * lanes + i) * keys.stride + k];
-          add(load<V>(column), k, s);
         }
       }
       MHA_EACH(r, R) {
@@ -546,6 +539,42 @@ MHA_NOCLONE void multiply_key_rows(const KeyRows &keys, int64_t head_dim, const 
   }
 }
 
+// The loop for 1, 2 or 4 queries and keys of f32 or f16.
+template <class V>
+MHA_NOINLINE auto key_loop(int64_t rows, Storage storage) {
+  auto loop = &multiply_key_rows<V, 1, float>;
+  visit_rows<4>(rows, [&](auto tile) MHA_INLINED {
+    constexpr int R = decltype(tile)::count;
+    loop =
+        storage == Storage::f32 ? &multiply_key_rows<V, R, float> : &multiply_key_rows<V, R, F16>;
+  });
+  return loop;
+}
+
+// The caller's keys or values for a unit, from the first position of a chunk on.
+struct ChunkRows {
+  const char *base;  // of the unit's first kv head
+  int64_t row_bytes, tile_bytes, head_bytes;
+  int64_t share;  // what each row of the unit prefetches of a tile; 0: there are gaps
+};
+
+MHA_NOINLINE inline ChunkRows rows_of_chunk(const Unit &unit, const KeyValues &source,
+                                            int64_t begin, int64_t width) {
+  const int64_t element = bytes_of(source.storage), tile_bytes = tile_bytes_of(source);
+  const bool has_gaps = source.row_stride * unit.rows_per_kv != unit.num_rows * width;
+  return {plain_row(source, unit, unit.sequence.kv_first + begin), source.row_stride * element,
+          tile_bytes, source.head_stride * element, has_gaps ? 0 : tile_bytes / unit.num_rows};
+}
+
+// Finds the keys of some rows, which are multiplied by all that the unit needs.
+MHA_NOINLINE inline Attending attending_of(const Unit &unit, int64_t begin, Range needed,
+                                           const TileRows &rows) {
+  Attending keys;
+  find_attending(unit, begin, needed, rows, &keys);
+  keys.some = needed;
+  return keys;
+}
+
 // Memory is prefetched at least so far ahead.
 constexpr int64_t bytes_ahead = 8192;
 
@@ -553,58 +582,54 @@ constexpr int64_t bytes_ahead = 8192;
 //
 // All kv heads of the unit take 16 positions before any takes the next 16, so that memory is read
 // in the order in which it lies. Where the rows have no gaps, each tile of rows prefetches its
-// share of later rows, whosever they are.
+// share of a later tile of positions, of whatever head: the last keys prefetch the first values,
+// and the last values the next keys.
 template <class V>
 MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int64_t slot) {
   const Attention &call = unit.call;
   const KeyValues &k = call.arrays.k, &v = call.arrays.v;
-  const int64_t head_dim = call.request.head_dim, width = call.plan.head_dim_v_padded,
-                first_row = unit.sequence.kv_first + begin;
-  float *const scores = unit.scratch + call.plan.scratch.scores;
+  const int64_t head_dim = call.request.head_dim, width = call.plan.head_dim_v_padded;
   const Range tiles = tiles_of(needed);
-  const TileRows rows = {0, min(unit.rows_per_kv, min(TileShape<V::size>::attend_rows, 4))};
-  const int64_t count = rows.count, shares = unit.num_rows / count;
+  const ChunkRows of_keys = rows_of_chunk(unit, k, begin, head_dim),
+                  of_values = rows_of_chunk(unit, v, begin, call.request.head_dim_v);
+  const int64_t apart = bytes_ahead / max(of_keys.tile_bytes, 1) + 1;
+  float *const scores = unit.scratch + call.plan.scratch.scores;
+  constexpr int64_t most = min(TileShape<V::size>::attend_rows, 4);
+  // Calls visit(row, count, at) for each tile of rows, with its kv head in of_head; `at` is what
+  // lies there for that head.
   Unit of_head = unit;
-  const auto find_head = [&](int64_t row) MHA_INLINED {
-    of_head.kv_head = unit.kv_head + row / unit.rows_per_kv;
-  };
-  // What is prefetched while keys or values of a tile are read: the address for a tile of rows;
-  // null where rows have gaps.
-  const int64_t tile_bytes = tile_bytes_of(k), apart = bytes_ahead / max(tile_bytes, 1) + 1;
-  const int64_t kv_heads = unit.num_rows / unit.rows_per_kv;
-  const auto find_ahead = [&](bool are_values, int64_t tile, int64_t row,
-                              int64_t *bytes) MHA_INLINED {
-    tile += apart;
-    const bool is_past = tile >= tiles.end, of_values = are_values != is_past;
-    const KeyValues &source = of_values ? v : k;
-    if (is_past && of_values) tile -= tiles.end - tiles.begin;
-    *bytes = tile_bytes_of(source) / shares;
-    const char *const at = plain_row(source, unit, first_row + tile * tile_keys);
-    return source.row_stride == kv_heads * (of_values ? call.request.head_dim_v : head_dim)
-               ? at + row / count * *bytes
-               : nullptr;
+  const auto for_each_tile = [&](const char *at, int64_t head_bytes, auto visit) MHA_INLINED {
+    of_head.kv_head = unit.kv_head;
+    for (int64_t row = 0; row < unit.num_rows; ++of_head.kv_head, at += head_bytes) {
+      for (const int64_t end = row + unit.rows_per_kv; row < end; row += min(most, end - row))
+        visit(TileRows{row, min(most, end - row)}, at);
+    }
   };
 
   // 1. Products.
   for (int64_t g = tiles.begin; g < tiles.end; ++g) {
+    const bool is_last = g + apart >= tiles.end;
+    const ChunkRows &later = is_last ? of_values : of_keys;
+    const char *const ahead =
+        later.base + (g + apart - (is_last ? tiles.end - tiles.begin : 0)) * later.tile_bytes;
+    // For each four numbers of 16 keys.
+    const int64_t step = static_cast<uint32_t>(later.share) * 4 / static_cast<uint32_t>(head_dim);
     KeyRows keys = {};
-    for (int64_t row = 0; row < unit.num_rows; row += count) {
-      find_head(row);
-      if (row % unit.rows_per_kv == 0) keys = rows_of_keys<V>(of_head, begin, g, needed);
-      int64_t bytes;
-      const char *ahead = find_ahead(false, g, row, &bytes);
-      const int64_t row_bytes = k.row_stride * bytes_of(k.storage);
-      if (!ahead) {
-        prefetch_rows(plain_row(k, of_head, first_row + (g + apart) * tile_keys), row_bytes,
-                      head_dim * bytes_of(k.storage));
-        bytes = 0;
-      }
-      float *const to = scores + row * score_stride + g * tile_keys;
-      const int64_t step = bytes / static_cast<int64_t>(static_cast<uint32_t>(head_dim + 3) / 4);
-      visit_rows<4>(count, [&](auto tile) MHA_INLINED {
-        multiply_key_rows<V, decltype(tile)::count>(keys, head_dim, unit.q(row), to, ahead, step);
-      });
-    }
+    int64_t kv_head = -1;
+    for_each_tile(of_keys.base + (g + apart) * of_keys.tile_bytes, of_keys.head_bytes,
+                  [&](const TileRows &rows, const char *own) MHA_INLINED {
+                    if (of_head.kv_head != kv_head) {
+                      kv_head = of_head.kv_head;
+                      keys = rows_of_keys<V>(of_head, begin, g, needed, 0, head_dim,
+                                             k.storage == Storage::bf16);
+                      if (of_keys.share == 0)
+                        prefetch_rows(own, of_keys.row_bytes, head_dim * bytes_of(k.storage));
+                    }
+                    key_loop<V>(rows.count, keys.storage)(
+                        keys, head_dim, unit.q(rows.begin),
+                        scores + rows.begin * score_stride + g * tile_keys,
+                        ahead + rows.begin * later.share, rows.count * step);
+                  });
   }
 
   // 2. and 3. Scores, and p.
@@ -612,64 +637,59 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
   chunk.begin = begin;
   chunk.needed = needed;
   chunk.keys.has_scales = false;
-  for (int64_t row = 0; row < unit.num_rows; row += count) {
-    find_head(row);
-    Attending keys;
-    find_attending(of_head, begin, needed, {row, count}, &keys);
-    keys.some = needed;
-    float *const of_tile = scores + row * score_stride;
-    for (int64_t r = 0; r < count; ++r)
-      make_canonical<V>(of_tile + r * score_stride + tiles.begin * tile_keys,
+  for_each_tile(nullptr, 0, [&](const TileRows &rows, const char *) MHA_INLINED {
+    float *const of_rows = scores + rows.begin * score_stride;
+    for (int64_t r = 0; r < rows.count; ++r)
+      make_canonical<V>(of_rows + r * score_stride + tiles.begin * tile_keys,
                         (tiles.end - tiles.begin) * tile_keys);
-    weigh<V>(of_head, chunk, keys, {row, count}, slot, of_tile);
-  }
+    weigh<V>(of_head, chunk, attending_of(of_head, begin, needed, rows), rows, slot, of_rows);
+  });
 
   // 4. Context.
   const bool is_in_place = reads_in_place<V>(unit);
-  const Loops loops = loops_over_values<V>(count, is_in_place ? v.storage : Storage::f32, true);
+  const Storage storage = is_in_place ? v.storage : Storage::f32;
+  const Loops loops[] = {loops_over_values<V>(unit.rows_per_kv % most, storage, true),
+                         loops_over_values<V>(min(most, unit.rows_per_kv), storage, true)};
   float *const memory = unit.scratch + call.plan.scratch.values;
+  Tile tile;
+  tile.column_stride = is_in_place ? v.row_stride : width;
+  tile.sums_stride = width;
+  tile.chain = chunk_keys;
   for (int64_t g = tiles.begin; g < tiles.end; ++g) {
-    const Range keys = {max(needed.begin, g * tile_keys), min(needed.end, (g + 1) * tile_keys)};
-    for (int64_t row = 0; row < unit.num_rows; row += count) {
-      find_head(row);
-      Tile tile;
-      tile.columns[0] = plain_row(v, of_head, first_row + keys.begin);
-      tile.column_stride = v.row_stride;
-      int64_t bytes;
-      const char *const ahead = find_ahead(true, g, row, &bytes);
-      const int64_t row_bytes = v.row_stride * bytes_of(v.storage);
-      tile.terms = keys.end - keys.begin;
-      if (!is_in_place) {
-        if (row % unit.rows_per_kv == 0) pack_values<V>(of_head, begin, keys, memory);
-        tile.columns[0] = memory + keys.begin * width;
-        tile.column_stride = width;
-      }
-      const int64_t element = is_in_place ? bytes_of(v.storage) : 4, columns = loops.wide.columns;
-      if (ahead && width >= columns)
-        tile.prefetch = prefetch_stretch(ahead, bytes, loops.wide, tile.terms, width / columns);
-      else
-        tile.prefetch = prefetch_columns(
-            static_cast<const char *>(plain_row(v, of_head, first_row + keys.begin)) +
-                apart * tile_keys * row_bytes,
-            row_bytes, columns * element, loops.wide, tile.terms);
-      for (int64_t r = 0; r < loops.wide.rows; ++r)
-        tile.rows[r] = scores + (row + r) * score_stride + keys.begin;
-      tile.sums[0] = unit.o(slot, row);
-      tile.sums_stride = width;
-      tile.chain = chunk_keys;
-      tile.mode = g > tiles.begin ? Sums::extend : Sums::replace;
-      run_over_columns(loops, width, &tile, element);
-    }
+    const int64_t first = max(needed.begin, g * tile_keys);
+    const ChunkRows &later = g + apart < tiles.end ? of_values : of_keys;
+    const char *const ahead = later.base + (g + apart) * later.tile_bytes;
+    tile.terms = min(needed.end, (g + 1) * tile_keys) - first;
+    tile.mode = g > tiles.begin ? Sums::extend : Sums::replace;
+    for_each_tile(
+        of_values.base + first * of_values.row_bytes, of_values.head_bytes,
+        [&](const TileRows &rows, const char *own) MHA_INLINED {
+          const Loops &loop = loops[rows.count == min(most, unit.rows_per_kv)];
+          tile.columns[0] = own;
+          if (!is_in_place) {
+            pack_values<V>(of_head, begin, {first, first + tile.terms}, memory);
+            tile.columns[0] = memory + first * width;
+          }
+          for (int64_t r = 0; r < rows.count; ++r)
+            tile.rows[r] = scores + (rows.begin + r) * score_stride + first;
+          tile.sums[0] = unit.o(slot, rows.begin);
+          const int64_t columns = loop.wide.columns;
+          tile.prefetch =
+              later.share != 0 && width >= columns
+                  ? prefetch_stretch(ahead + rows.begin * later.share, rows.count * later.share,
+                                     loop.wide, tile.terms,
+                                     static_cast<uint32_t>(width) / static_cast<uint32_t>(columns))
+                  : prefetch_columns(own + of_values.tile_bytes, of_values.row_bytes,
+                                     columns * bytes_of(v.storage), loop.wide, tile.terms);
+          run_over_columns(loop, width, &tile, bytes_of(storage));
+        });
   }
-  for (int64_t row = 0; row < unit.num_rows; row += count) {
-    if (!has_other_than_finite<V>(unit.o(slot, row), call.request.head_dim_v)) continue;
-    find_head(row);
+  for_each_tile(nullptr, 0, [&](const TileRows &rows, const char *) MHA_INLINED {
+    if (!has_other_than_finite<V>(unit.o(slot, rows.begin), call.request.head_dim_v)) return;
     read_chunk<V>(of_head, begin, needed, false, &chunk);
-    Attending keys;
-    find_attending(of_head, begin, needed, {row, count}, &keys);
-    keys.some = needed;
-    leave_out_values<V>(of_head, chunk, keys, {row, count}, slot, scores + row * score_stride);
-  }
+    leave_out_values<V>(of_head, chunk, attending_of(of_head, begin, needed, rows), rows, slot,
+                        scores + rows.begin * score_stride);
+  });
 }
 
 }  // namespace

@@ -295,7 +295,7 @@ constexpr int64_t max_interleaved_chunks = 4;  // computed in step, each with a 
 constexpr int64_t spare_rows = 1;   // rows after the last one that a tile may compute and discard
 constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
 // How many rows stand for so few.
-constexpr int64_t padded_rows(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : 8; }
+constexpr int64_t padded_rows(int64_t rows) { return rows <= 2 ? rows : (rows + 1) / 2 * 2; }
 // Not a power of two, so that the rows of a tile do not fall into the same sets of a cache.
 constexpr int64_t score_stride = chunk_keys + 16;
 

@@ -54,14 +54,14 @@ MHA_INLINE bool is_streamed(const Unit &unit) {
   return unit.sequence.n_kv >= min_streamed_keys && call.run.query_blocks == 1;
 }
 
-// Whether the caller's values are read where they are. Only tiles of few rows widen them.
+// Whether the caller's values are read where they are. Only units that read rows widen them there.
 template <class V>
 MHA_INLINE bool reads_in_place(const Unit &unit) {
   const AttentionPlan &plan = unit.call.plan;
-  if (unit.rows_per_kv == 0 || has_loops_of_floats_alone<V>)
-    return unit.call.arrays.v.storage == Storage::f32 &&
-           (unit.rows_per_kv != 0 ? plan.in_place_rows != 0 : unit.num_rows <= plan.in_place_rows);
-  return plan.in_place_rows != 0;
+  if (unit.call.arrays.v.storage != Storage::f32 &&
+      (unit.rows_per_kv == 0 || has_loops_of_floats_alone<V>))
+    return false;
+  return plan.in_place_rows != 0 && (unit.rows_per_kv != 0 || unit.num_rows <= plan.in_place_rows);
 }
 
 // ---- Packed storage, and rows that are stored alike
@@ -195,88 +195,77 @@ MHA_INLINE void make_canonical(float *p, int64_t count) {
 // Prefetches the 16 rows of keys that come after those being packed. The processor does not do this
 // by itself for rows that lie apart or are read in another order. (Copying values takes longer with
 // it.)
-MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
+MHA_NOINLINE inline void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
   for (int64_t i = 0; i < tile_keys; ++i, row += row_bytes) {
     prefetch_row(row, bytes);
   }
 }
 
-// The rows of a tile of the caller's keys as floats: where they lie, or else copied to the scratch
-// memory, widened and prepared. Only `keys` of the chunk are needed, and others need not exist.
+// 16 rows of keys, or a slice of each: where they lie, or copies that are floats.
 struct KeyRows {
-  const float *at;
+  const void *at;
+  Storage storage;
   int64_t stride;
 };
 
+// Finds the rows of a tile, `width` numbers of each from number c on. Only `keys` of the chunk are
+// needed, and others need not exist. Rows of a tile that is not whole are copied to the scratch
+// memory, and so are those that are to be prepared or, with as_floats, widened. NaNs are not made
+// canonical: whoever calls does it here or to the products.
 template <class V>
-MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t tile, Range keys) {
+MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t tile, Range keys,
+                                  int64_t c, int64_t width, bool as_floats) {
   const Attention &call = unit.call;
   const KeyValues &k = call.arrays.k;
   const int64_t first = tile * tile_keys, begin = max(keys.begin - first, 0),
-                end = min(keys.end - first, tile_keys), head_dim = call.request.head_dim;
-  const int64_t position = chunk_begin + first, array_row = unit.sequence.kv_first + position;
-  const char *const rows = plain_row(k, unit, array_row);
-  const Preparation &how = call.request.prepare_k;
-  if (!how.is_any && k.storage == Storage::f32 && end - begin == tile_keys)
-    return {reinterpret_cast<const float *>(rows), k.row_stride};
+                end = min(keys.end - first, tile_keys);
+  const int64_t row_bytes = k.row_stride * bytes_of(k.storage);
+  const int64_t position = unit.position_of_key(chunk_begin + first),
+                array_row = unit.sequence.kv_first + position;
+  const bool needs_preparation = is_plain(k) && call.request.prepare_k.is_any;
+  const char *const rows =
+      (is_plain(k) ? plain_row(k, unit, array_row)
+                   : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position))) +
+      c * bytes_of(k.storage);
+  // 16 lines that lie a multiple of 4 KB apart fall into one set of the first level of the cache,
+  // which holds 8.
+  const bool share_a_set = V::size == tile_keys && !as_floats && row_bytes % 4096 == 0;
+  if (!needs_preparation && end - begin == tile_keys && !share_a_set &&
+      (k.storage == Storage::f32 || !as_floats))
+    return {rows, k.storage, k.row_stride};
   float *const copies = unit.scratch + call.plan.scratch.prepared;
   for (int64_t i = begin; i < end; ++i) {
-    float *const copy = copies + i * head_dim;
-    widen<V>(k.storage, element_at(rows, k.storage, i * k.row_stride), head_dim, copy);
-    if (how.is_any)
+    float *const copy = copies + i * width;
+    widen<V>(k.storage, rows + i * row_bytes, width, copy);
+    if (needs_preparation)
       prepare<V>(
-          how,
+          call.request.prepare_k,
           {unit.sequence_index, array_row + i, position + i, unit.kv_head, call.run.k_statistics},
-          head_dim, copy);
+          width, copy);
   }
-  return {copies, head_dim};
+  return {copies, Storage::f32, width};
 }
 
-// Packs 16 rows of keys into a tile. Only `keys` of the chunk are needed, and others need not
-// exist. Rows that are to be widened or prepared, and those of a tile that is not whole, pass
-// through the scratch memory. NaNs are not made canonical: whoever calls does it here or to the
-// products.
+// Packs 16 rows of keys into a tile. Rows that are only widened come in slices of 64 numbers, which
+// stay in the first level of the cache; norms and rotation need whole rows.
 template <class V>
 MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile, Range keys,
                             float *block) {
   const Attention &call = unit.call;
   const KeyValues &k = call.arrays.k;
-  const int64_t first = tile * tile_keys, begin = max(keys.begin - first, 0),
-                end = min(keys.end - first, tile_keys);
-  const int64_t element = bytes_of(k.storage), row_bytes = k.row_stride * element;
-  const int64_t position = unit.position_of_key(chunk_begin + first),
-                array_row = unit.sequence.kv_first + position;
-  const bool needs_preparation = is_plain(k) && call.request.prepare_k.is_any;
-  const char *const rows = is_plain(k)
-                               ? plain_row(k, unit, array_row)
-                               : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position));
-  if (is_plain(k))
-    prefetch_rows(rows + tile_keys * row_bytes, row_bytes, call.request.head_dim * element);
-  if (!needs_preparation && k.storage == Storage::f32 && end - begin == tile_keys) {
-    return transpose_rows(reinterpret_cast<const float *>(rows), k.row_stride,
-                          call.request.head_dim, block);
+  const int64_t head_dim = call.request.head_dim, element = bytes_of(k.storage);
+  if (is_plain(k)) {
+    const int64_t later =
+        unit.sequence.kv_first + unit.position_of_key(chunk_begin + tile * tile_keys) + tile_keys;
+    prefetch_rows(plain_row(k, unit, later), k.row_stride * element, head_dim * element);
   }
-  float *const copies = unit.scratch + call.plan.scratch.prepared;
-  // Widened only: a slice of each row at a time is transposed into the tile.
-  // Slices of 64 numbers stay in the first level of the cache.
-  const int64_t slice = min(64, call.request.head_dim);
-  for (int64_t c = 0; !needs_preparation && c < call.request.head_dim; c += slice) {
-    const int64_t width = min(slice, call.request.head_dim - c);
-    for (int64_t i = begin; i < end; ++i)
-      widen<V>(k.storage, rows + i * row_bytes + c * element, width, copies + i * slice);
-    transpose_rows(copies, slice, width, block + c * tile_keys);
+  const bool needs_all = is_plain(k) && call.request.prepare_k.is_any;
+  const int64_t slice = k.storage == Storage::f32 || needs_all ? head_dim : min(64, head_dim);
+  for (int64_t c = 0; c < head_dim; c += slice) {
+    const int64_t width = min(slice, head_dim - c);
+    const KeyRows rows = rows_of_keys<V>(unit, chunk_begin, tile, keys, c, width, true);
+    transpose_rows(static_cast<const float *>(rows.at), rows.stride, width, block + c * tile_keys);
   }
-  // Prepared: whole rows, since norms and rotation need all of them.
-  if (!needs_preparation) return;
-  for (int64_t i = begin; i < end; ++i) {
-    float *const copy = copies + i * call.request.head_dim;
-    widen<V>(k.storage, rows + i * row_bytes, call.request.head_dim, copy);
-    prepare<V>(
-        call.request.prepare_k,
-        {unit.sequence_index, array_row + i, position + i, unit.kv_head, call.run.k_statistics},
-        call.request.head_dim, copy);
-  }
-  transpose_rows(copies, call.request.head_dim, call.request.head_dim, block);
 }
 
 // Copies rows of values as floats, prepared, and fills them up with zeros to the padded width.

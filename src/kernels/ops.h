@@ -415,11 +415,13 @@ MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm256_unpackhi_ps(a, b)
 
 // Four columns of as many rows as a vector has lanes: column[i] has number i of each row.
 #if defined(MHA_KERNELS_SCALAR)
-MHA_INLINE void transpose_four(const float *row, int64_t, Scalar (&column)[4]) {
-  MHA_EACH(i, 4) column[i] = {row[i]};
+template <class Element>
+MHA_INLINE void transpose_four(const Element *row, int64_t, Scalar (&column)[4]) {
+  MHA_EACH(i, 4) column[i] = load<Scalar>(row + i);
 }
 #else
-MHA_INLINE void transpose_four(const float *rows, int64_t stride, Vector (&column)[4]) {
+template <class Element>
+MHA_INLINE void transpose_four(const Element *rows, int64_t stride, Vector (&column)[4]) {
   Vector row[4];
   MHA_EACH(i, 4) row[i] = load_fours(rows + i * stride, 4 * stride);
   const Vector even_low = zip_low(row[0], row[2]), even_high = zip_high(row[0], row[2]);

@@ -148,8 +148,8 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
       !v.is_packed && !request.prepare_v.is_any && request.head_dim_v % tile_keys == 0;
   plan.late_rows = k.is_packed ? 0 : max_late_rows;
   plan.in_place_rows = can_be_in_place ? max_late_rows : 0;
-  plan.reads_rows = is_plain(k) && is_plain(v) && !request.options.chosen.lists.base &&
-                    !request.options.head_scales;
+  plan.reads_rows = is_plain(k) && is_plain(v) && request.head_dim % 4 == 0 &&
+                    !request.options.chosen.lists.base && !request.options.head_scales;
 
   const int64_t most_keys = max_keys(s), chunks = blocks_of(most_keys, chunk_keys);
   const int64_t largest = largest_block(request.n_q, request);
