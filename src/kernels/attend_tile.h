@@ -539,14 +539,16 @@ MHA_NOCLONE void multiply_key_rows(const KeyRows &keys, int64_t head_dim, const 
   }
 }
 
-// The loop for 1, 2 or 4 queries and keys of f32 or f16.
+// The loop for 1, 2, 4 or 6 queries and keys of f32 or, up to 4 queries, f16.
 template <class V>
 MHA_NOINLINE auto key_loop(int64_t rows, Storage storage) {
   auto loop = &multiply_key_rows<V, 1, float>;
-  visit_rows<4>(rows, [&](auto tile) MHA_INLINED {
+  visit_rows<6>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count;
-    loop =
-        storage == Storage::f32 ? &multiply_key_rows<V, R, float> : &multiply_key_rows<V, R, F16>;
+    loop = &multiply_key_rows<V, R, float>;
+    if constexpr (R <= max_rows_of_fewer_bits) {
+      if (storage == Storage::f16) loop = &multiply_key_rows<V, R, F16>;
+    }
   });
   return loop;
 }
@@ -594,8 +596,13 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
                   of_values = rows_of_chunk(unit, v, begin, call.request.head_dim_v);
   const int64_t apart = bytes_ahead / max(of_keys.tile_bytes, 1) + 1;
   float *const scores = unit.scratch + call.plan.scratch.scores;
-  constexpr int64_t most = min(TileShape<V::size>::attend_rows, 4);
-  // Calls visit(row, count, at) for each tile of rows, with its kv head in of_head; `at` is what
+  const bool is_in_place = reads_in_place<V>(unit);
+  const Storage storage = is_in_place ? v.storage : Storage::f32;
+  // Tiles of six rows read floats.
+  constexpr int64_t attend_rows = TileShape<V::size>::attend_rows;
+  const int64_t most = min(
+      attend_rows, storage == Storage::f32 && unit.rows_per_kv == 6 ? 6 : max_rows_of_fewer_bits);
+  // Calls visit(rows, at) for each tile of rows, with its kv head in of_head; `at` is what
   // lies there for that head.
   Unit of_head = unit;
   const auto for_each_tile = [&](const char *at, int64_t head_bytes, auto visit) MHA_INLINED {
@@ -621,7 +628,7 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
                     if (of_head.kv_head != kv_head) {
                       kv_head = of_head.kv_head;
                       keys = rows_of_keys<V>(of_head, begin, g, needed, 0, head_dim,
-                                             k.storage == Storage::bf16);
+                                             k.storage == Storage::bf16 || rows.count > 4);
                       if (of_keys.share == 0)
                         prefetch_rows(own, of_keys.row_bytes, head_dim * bytes_of(k.storage));
                     }
@@ -646,8 +653,6 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
   });
 
   // 4. Context.
-  const bool is_in_place = reads_in_place<V>(unit);
-  const Storage storage = is_in_place ? v.storage : Storage::f32;
   const Loops loops[] = {loops_over_values<V>(unit.rows_per_kv % most, storage, true),
                          loops_over_values<V>(min(most, unit.rows_per_kv), storage, true)};
   float *const memory = unit.scratch + call.plan.scratch.values;

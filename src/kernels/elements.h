@@ -130,23 +130,17 @@ MHA_INLINE __m256i load_16x16(const void *p) {
   return _mm256_loadu_si256(static_cast<const __m256i *>(p));
 }
 
-MHA_INLINE Vector widened(__m256i x, const F16 *) { return _mm512_cvtph_ps(x); }
-MHA_INLINE Vector widened(__m256i x, const Bf16 *) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
 template <>
 MHA_INLINE Vector load<Vector>(const F16 *p) {
-  return widened(load_16x16(p), p);
+  return _mm512_cvtph_ps(load_16x16(p));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
-  return widened(load_16x16(p), p);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_16x16(p)), 16));
 }
-template <class Element>
-MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
-  return widened(_mm256_inserti128_si256(_mm256_castsi128_si256(load_2x4x16(p, p + apart)),
-                                         load_2x4x16(p + 2 * apart, p + 3 * apart), 1),
-                 p);
+MHA_INLINE Vector load_fours(const F16 *p, int64_t apart) {
+  return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(load_2x4x16(p, p + apart)),
+                                                 load_2x4x16(p + 2 * apart, p + 3 * apart), 1));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
@@ -170,21 +164,16 @@ MHA_INLINE __m128i load_8x16(const void *p) {
   return _mm_loadu_si128(static_cast<const __m128i *>(p));
 }
 
-MHA_INLINE Vector widened(__m128i x, const F16 *) { return _mm256_cvtph_ps(x); }
-MHA_INLINE Vector widened(__m128i x, const Bf16 *) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-}
 template <>
 MHA_INLINE Vector load<Vector>(const F16 *p) {
-  return widened(load_8x16(p), p);
+  return _mm256_cvtph_ps(load_8x16(p));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
-  return widened(load_8x16(p), p);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_8x16(p)), 16));
 }
-template <class Element>
-MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
-  return widened(load_2x4x16(p, p + apart), p);
+MHA_INLINE Vector load_fours(const F16 *p, int64_t apart) {
+  return _mm256_cvtph_ps(load_2x4x16(p, p + apart));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
@@ -260,10 +249,7 @@ template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
-template <class Element>
-MHA_INLINE Vector load_fours(const Element *p, int64_t) {
-  return load<Vector>(p);
-}
+MHA_INLINE Vector load_fours(const F16 *p, int64_t) { return load<Vector>(p); }
 // Loads four bytes; the other half of the vector is zero.
 MHA_INLINE uint8x8_t load_4x8(const void *p) {
   uint32_t four;
