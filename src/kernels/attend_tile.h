@@ -5,7 +5,8 @@
 // scores (scale and options), softmax, and context (products with the values). Keys and values have
 // any storage type, for which each step picks a loop of tile.h. One row may take several chunks
 // side by side, each with a state of its own, because it waits for memory and more streams arrive
-// faster.
+// faster. attend_rows, behind attend_tile, takes the same steps for all rows of a unit that reads
+// the caller's keys and values row by row.
 //
 // Scores lie in rows of score_stride floats, one row for each query and chunk: the score of key j
 // of the chunk is number j.

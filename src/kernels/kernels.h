@@ -143,7 +143,7 @@ struct Sequence {
 //   stored   Keys as rows, whose first elements are the values, in the same blocks. Units bring
 //            them into the packed form chunk by chunk.
 //   plain    Rows of the caller's, which units bring into the packed form as well, or read in place
-//            (late_rows and in_place_rows of AttentionPlan).
+//            (reads_rows, late_rows and in_place_rows of AttentionPlan).
 struct KeyValues {
   const void *base;
   Storage storage;

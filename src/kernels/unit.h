@@ -1,5 +1,5 @@
 // A unit of work of the attention: a block of queries of all the query heads that share one kv
-// head, and the keys that its rows attend to.
+// head, and the keys that its rows attend to. Of few rows it may have several kv heads.
 //
 // Unit says where everything of such a unit lies: its rows, their positions, the keys that window
 // and causal mask leave to each row, the queries and states in scratch memory, and the places in
@@ -42,7 +42,7 @@ struct Unit {
   int64_t first_head, end_head;  // the first of these, and the end of all
   int64_t num_rows;
   // Units that read plain rows may have several kv heads, one after the other, with so many rows of
-  // each. The last row stands in for rows that are missing to 1, 2, 4 or 8. 0: all other units.
+  // each. The last row stands in for one that is missing to an even number. 0: all other units.
   int64_t rows_per_kv;
   float *scratch;
   // With chosen keys the unit has one query, and this is its list: the numbers of the blocks of
