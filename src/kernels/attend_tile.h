@@ -657,7 +657,10 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
   const Loops loops[] = {loops_over_values<V>(unit.rows_per_kv % most, storage, true),
                          loops_over_values<V>(min(most, unit.rows_per_kv), storage, true)};
   float *const memory = unit.scratch + call.plan.scratch.values;
+  const float *of_rows[max_tile_rows];
   Tile tile;
+  tile.rows = of_rows;
+  tile.next_rows = 0;
   tile.column_stride = is_in_place ? v.row_stride : width;
   tile.sums_stride = width;
   tile.chain = chunk_keys;
@@ -677,7 +680,7 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
             tile.columns[0] = memory + first * width;
           }
           for (int64_t r = 0; r < rows.count; ++r)
-            tile.rows[r] = scores + (rows.begin + r) * score_stride + first;
+            of_rows[r] = scores + (rows.begin + r) * score_stride + first;
           tile.sums[0] = unit.o(slot, rows.begin);
           const int64_t columns = loop.wide.columns;
           tile.prefetch =
