@@ -48,7 +48,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
                                 Range tiles, const Loops &loops, const float *queries,
                                 int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
   const KeyTiles &keys = chunk.keys;
-  const int64_t head_dim = unit.call.request.head_dim;
+  const int64_t head_dim = unit.call.request.head_dim, slice = late_width(unit.call);
   const uint32_t most = static_cast<uint32_t>(loops.wide.strips);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(list.count) + most - 1) / most : 1;
   // Tiles side by side prefetch all tiles of the next chunk in turn.
@@ -89,11 +89,23 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
     tile.prefetch = is_ahead
                         ? prefetch_stretch(first_ahead, ahead_bytes, loop, head_dim, tile.repeats)
                         : no_prefetch(queries);
-    for (int64_t b = i; keys.are_late && b < min(end, i + step); ++b) {
-      pack_keys<V>(unit, chunk.begin, tiles.begin + b, chunk.needed,
-                   static_cast<float *>(const_cast<void *>(list.at[b])));
+    if (!keys.are_late) {
+      loop.run(tile);
+      continue;
     }
-    loop.run(tile);
+    // Slices are whole blocks of a dot product, whose results are added in order.
+    for (int64_t c = 0, slice_end; c < head_dim; c = slice_end) {
+      slice_end = min(head_dim, c + slice);
+      for (int64_t b = i; b < min(end, i + step); ++b) {
+        pack_keys<V>(unit, chunk.begin, tiles.begin + b, chunk.needed, {c, slice_end}, step,
+                     static_cast<float *>(const_cast<void *>(list.at[b])));
+      }
+      for (int64_t r = 0; r < loop.rows; ++r)
+        rows[r] = queries + min(r, num_rows - 1) * head_dim + c;
+      tile.terms = slice_end - c;
+      tile.mode = c > 0 ? Sums::add : Sums::replace;
+      loop.run(tile);
+    }
   }
   if (!keys.are_late) return;
   for (int64_t r = 0; r < num_rows; ++r)

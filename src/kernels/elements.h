@@ -117,10 +117,16 @@ MHA_INLINE Two<Scalar> load<Scalar>(const Int4 *p) {
 // ---- Vectors of each instruction set
 
 #if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
-// Four numbers of each of two rows.
-MHA_INLINE __m128i load_2x4x16(const void *a, const void *b) {
-  return _mm_unpacklo_epi64(_mm_loadl_epi64(static_cast<const __m128i *>(a)),
-                            _mm_loadl_epi64(static_cast<const __m128i *>(b)));
+// Four numbers of 16 or 8 bits at a, followed by four at b.
+template <class Element>
+MHA_INLINE __m128i load_two_fours(const Element *a, const Element *b) {
+  if constexpr (sizeof(Element) == 2)
+    return _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(a)),
+                              _mm_loadl_epi64(reinterpret_cast<const __m128i *>(b)));
+  int32_t four[2];
+  MHA_MEMCPY(&four[0], a, sizeof four[0]);
+  MHA_MEMCPY(&four[1], b, sizeof four[1]);
+  return _mm_insert_epi32(_mm_cvtsi32_si128(four[0]), four[1], 1);
 }
 #endif
 
@@ -130,22 +136,34 @@ MHA_INLINE __m256i load_16x16(const void *p) {
   return _mm256_loadu_si256(static_cast<const __m256i *>(p));
 }
 
+MHA_INLINE Vector widened(Stored<F16>, __m256i x) { return _mm512_cvtph_ps(x); }
+MHA_INLINE Vector widened(Stored<Bf16>, __m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+MHA_INLINE Vector widened(Stored<int8_t>, __m128i x) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
+}
+
 template <>
 MHA_INLINE Vector load<Vector>(const F16 *p) {
-  return _mm512_cvtph_ps(load_16x16(p));
+  return widened(Stored<F16>{}, load_16x16(p));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_16x16(p)), 16));
-}
-MHA_INLINE Vector load_fours(const F16 *p, int64_t apart) {
-  return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(load_2x4x16(p, p + apart)),
-                                                 load_2x4x16(p + 2 * apart, p + 3 * apart), 1));
+  return widened(Stored<Bf16>{}, load_16x16(p));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
-  return _mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+  return widened(Stored<int8_t>{}, _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+template <class Element>
+MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
+  const __m128i low = load_two_fours(p, p + apart),
+                high = load_two_fours(p + 2 * apart, p + 3 * apart);
+  if constexpr (sizeof(Element) == 2)
+    return widened(Stored<Element>{}, _mm256_set_m128i(high, low));
+  else
+    return widened(Stored<Element>{}, _mm_unpacklo_epi64(low, high));
 }
 // The float of each code, for a permutation, which looks at the low 4 bits of each index only.
 alignas(64) constexpr float int4_codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
@@ -164,21 +182,29 @@ MHA_INLINE __m128i load_8x16(const void *p) {
   return _mm_loadu_si128(static_cast<const __m128i *>(p));
 }
 
+MHA_INLINE Vector widened(Stored<F16>, __m128i x) { return _mm256_cvtph_ps(x); }
+MHA_INLINE Vector widened(Stored<Bf16>, __m128i x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+MHA_INLINE Vector widened(Stored<int8_t>, __m128i x) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
+}
+
 template <>
 MHA_INLINE Vector load<Vector>(const F16 *p) {
-  return _mm256_cvtph_ps(load_8x16(p));
+  return widened(Stored<F16>{}, load_8x16(p));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_8x16(p)), 16));
-}
-MHA_INLINE Vector load_fours(const F16 *p, int64_t apart) {
-  return _mm256_cvtph_ps(load_2x4x16(p, p + apart));
+  return widened(Stored<Bf16>{}, load_8x16(p));
 }
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
-  return _mm256_cvtepi32_ps(
-      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+  return widened(Stored<int8_t>{}, _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+}
+template <class Element>
+MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
+  return widened(Stored<Element>{}, load_two_fours(p, p + apart));
 }
 template <>
 constexpr bool widens_even_odd<Vector, Bf16> = true;
@@ -249,7 +275,6 @@ template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
-MHA_INLINE Vector load_fours(const F16 *p, int64_t) { return load<Vector>(p); }
 // Loads four bytes; the other half of the vector is zero.
 MHA_INLINE uint8x8_t load_4x8(const void *p) {
   uint32_t four;
@@ -263,6 +288,10 @@ MHA_INLINE int32x4_t integers_of(uint8x8_t four) {
 template <>
 MHA_INLINE Vector load<Vector>(const int8_t *p) {
   return vcvtq_f32_s32(integers_of(load_4x8(p)));
+}
+template <class Element>
+MHA_INLINE Vector load_fours(const Element *p, int64_t) {
+  return load<Vector>(p);
 }
 // Flipping the highest of its 4 bits turns code + 8 into the code in two's complement. The even
 // code then stands at the upper end of an integer and converts as a number with 28 bits after the
@@ -289,6 +318,45 @@ MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float 
     in_vectors<V>(count, [&](auto vector, int64_t i)
                              MHA_INLINED { store(to + i, load<decltype(vector)>(numbers + i)); });
   });
+}
+
+// Four columns of as many rows as a vector has lanes: column[i] has number i of each row.
+#if defined(MHA_KERNELS_SCALAR)
+template <class Element>
+MHA_INLINE void transpose_four(const Element *row, int64_t, Scalar (&column)[4]) {
+  MHA_EACH(i, 4) column[i] = load<Scalar>(row + i);
+}
+#else
+template <class Element>
+MHA_INLINE void transpose_four(const Element *rows, int64_t stride, Vector (&column)[4]) {
+  Vector row[4];
+  MHA_EACH(i, 4) row[i] = load_fours(rows + i * stride, 4 * stride);
+  const Vector even_low = zip_low(row[0], row[2]), even_high = zip_high(row[0], row[2]);
+  const Vector odd_low = zip_low(row[1], row[3]), odd_high = zip_high(row[1], row[3]);
+  column[0] = zip_low(even_low, odd_low);
+  column[1] = zip_high(even_low, odd_low);
+  column[2] = zip_low(even_high, odd_high);
+  column[3] = zip_high(even_high, odd_high);
+}
+#endif
+
+// Transposes 16 rows of so many columns, widened, four columns at a time. The rest moves one number
+// at a time.
+template <class Element>
+MHA_NOINLINE void transpose_rows(const Element *rows, int64_t stride, int64_t width, float *out) {
+  int64_t c = 0;
+  for (int first = 0; first < 16; first += static_cast<int>(Vector::size)) {
+    const Element *from = rows + first * stride;
+    float *to = out + first;
+    for (c = 0; c + 4 <= width; c += 4, from += 4, to += 64) {
+      Vector column[4];
+      transpose_four(from, stride, column);
+      MHA_EACH(i, 4) store(to + i * 16, column[i]);
+    }
+  }
+  for (int r = 0; r < 16; ++r, rows += stride) {
+    for (int64_t i = c; i < width; ++i) out[i * 16 + r] = load<Scalar>(rows + i).x;
+  }
 }
 
 // Calls narrow in loops of a fixed length, which a compiler turns into vectors.

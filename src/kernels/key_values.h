@@ -208,6 +208,16 @@ struct KeyRows {
   int64_t stride;
 };
 
+// The first of the rows of a tile, from number c on.
+MHA_INLINE const char *first_key_row(const Unit &unit, int64_t chunk_begin, int64_t tile,
+                                     int64_t c) {
+  const KeyValues &k = unit.call.arrays.k;
+  const int64_t position = unit.position_of_key(chunk_begin + tile * tile_keys);
+  return (is_plain(k) ? plain_row(k, unit, unit.sequence.kv_first + position)
+                      : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position))) +
+         c * bytes_of(k.storage);
+}
+
 // Finds the rows of a tile, `width` numbers of each from number c on. Only `keys` of the chunk are
 // needed, and others need not exist. Rows of a tile that is not whole are copied to the scratch
 // memory, and so are those that are to be prepared or, with as_floats, widened. NaNs are not made
@@ -223,10 +233,7 @@ MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t
   const int64_t position = unit.position_of_key(chunk_begin + first),
                 array_row = unit.sequence.kv_first + position;
   const bool needs_preparation = is_plain(k) && call.request.prepare_k.is_any;
-  const char *const rows =
-      (is_plain(k) ? plain_row(k, unit, array_row)
-                   : stored_at(k, unit, place_of(k, unit.sequence.in_cache, position))) +
-      c * bytes_of(k.storage);
+  const char *const rows = first_key_row(unit, chunk_begin, tile, c);
   // 16 lines that lie a multiple of 4 KB apart fall into one set of the first level of the cache,
   // which holds 8.
   const bool share_a_set = V::size == tile_keys && !as_floats && row_bytes % 4096 == 0;
@@ -246,26 +253,33 @@ MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t
   return {copies, Storage::f32, width};
 }
 
-// Packs 16 rows of keys into a tile. Rows that are only widened come in slices of 64 numbers, which
-// stay in the first level of the cache; norms and rotation need whole rows.
+// How many numbers of each key are packed at a time where keys are packed late: so many tiles stay
+// in the first level of the cache. Norms and rotation need whole rows.
+constexpr int64_t late_numbers = 64;
+static_assert(late_numbers % score_block == 0, "slices are whole blocks of a dot product");
+MHA_INLINE int64_t late_width(const Attention &call) {
+  return is_plain(call.arrays.k) && call.request.prepare_k.is_any
+             ? call.request.head_dim
+             : min(late_numbers, call.request.head_dim);
+}
+
+// Packs some of the numbers of 16 rows of keys into a tile of that width, as rows_of_keys finds
+// them. ahead: prefetches rows of so many tiles later; 0: none.
 template <class V>
 MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile, Range keys,
-                            float *block) {
-  const Attention &call = unit.call;
-  const KeyValues &k = call.arrays.k;
-  const int64_t head_dim = call.request.head_dim, element = bytes_of(k.storage);
-  if (is_plain(k)) {
-    const int64_t later =
-        unit.sequence.kv_first + unit.position_of_key(chunk_begin + tile * tile_keys) + tile_keys;
-    prefetch_rows(plain_row(k, unit, later), k.row_stride * element, head_dim * element);
+                            Range numbers, int64_t ahead, float *block) {
+  const KeyValues &k = unit.call.arrays.k;
+  const int64_t width = numbers.end - numbers.begin, row_bytes = k.row_stride * bytes_of(k.storage);
+  if (ahead > 0) {
+    prefetch_rows(
+        first_key_row(unit, chunk_begin, tile, numbers.begin) + ahead * tile_keys * row_bytes,
+        row_bytes, width * bytes_of(k.storage));
   }
-  const bool needs_all = is_plain(k) && call.request.prepare_k.is_any;
-  const int64_t slice = k.storage == Storage::f32 || needs_all ? head_dim : min(64, head_dim);
-  for (int64_t c = 0; c < head_dim; c += slice) {
-    const int64_t width = min(slice, head_dim - c);
-    const KeyRows rows = rows_of_keys<V>(unit, chunk_begin, tile, keys, c, width, true);
-    transpose_rows(static_cast<const float *>(rows.at), rows.stride, width, block + c * tile_keys);
-  }
+  const KeyRows rows = rows_of_keys<V>(unit, chunk_begin, tile, keys, numbers.begin, width, false);
+  visit_storage(rows.storage, [&](auto stored) MHA_INLINED {
+    using Element = typename decltype(stored)::Element;
+    transpose_rows(static_cast<const Element *>(rows.at), rows.stride, width, block);
+  });
 }
 
 // Copies rows of values as floats, prepared, and fills them up with zeros to the padded width.
@@ -289,6 +303,56 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 
 // ---- Chosen keys, one by one
 
+// Finds a chosen key or value, and its scale.
+MHA_NOINLINE inline Place find_chosen(const KeyValues &source, const Unit &unit, int64_t position,
+                                      float *scale) {
+  const Place place = place_of(source, unit.sequence.in_cache, position);
+  if (source.scales)
+    *scale = source.scales[place.block * source.scale_batch_stride +
+                           unit.kv_head * source.block_positions + place.position];
+  return place;
+}
+
+// Copies keys of packed storage, lanes of any tiles, to the lanes of a tile. It reads four at a
+// time, because memory that is read in several places at once arrives faster.
+template <class Bits>
+MHA_NOINLINE void gather_lanes(const void *const (&keys)[tile_keys], int64_t head_dim, void *tile) {
+  constexpr int at_once = 4;
+  for (int64_t first = 0; first < tile_keys; first += at_once) {
+    const Bits *from[at_once];
+    MHA_EACH(i, at_once) from[i] = static_cast<const Bits *>(keys[first + i]);
+    Bits *to = static_cast<Bits *>(tile) + first;
+    for (int64_t k = 0; k < head_dim * tile_keys; k += tile_keys) {
+      Bits lanes[at_once];
+      MHA_EACH(i, at_once) lanes[i] = from[i][k];
+      MHA_EACH(i, at_once) to[k + i] = lanes[i];
+    }
+  }
+}
+
+// Gathers 16 chosen keys of packed storage as a tile of floats, and their scales.
+template <class V>
+MHA_NOINLINE void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys, float *block,
+                              float *scales) {
+  const KeyValues &k = unit.call.arrays.k, &v = unit.call.arrays.v;
+  const int64_t head_dim = unit.call.request.head_dim, element = bytes_of(k.storage);
+  const void *from[tile_keys];
+  for (int64_t i = 0; i < tile_keys; ++i) {
+    // Lanes without a key hold one of the others.
+    const int64_t key = min(max(keys.begin / tile_keys * tile_keys + i, keys.begin), keys.end - 1);
+    Place place = find_chosen(k, unit, unit.position_of_key(chunk_begin + key), scales + i);
+    // Its value is prefetched, since the processor does not expect it.
+    prefetch_row(stored_at(v, unit, place), unit.call.request.head_dim_v * bytes_of(v.storage));
+    const int64_t lane = lane_of(place.position);
+    place.position -= lane;
+    from[i] = stored_at(k, unit, place) + lane * element;
+  }
+  float *const codes = unit.scratch + unit.call.plan.scratch.prepared;
+  if (element == 4) return gather_lanes<uint32_t>(from, head_dim, block);
+  (element == 2 ? gather_lanes<uint16_t> : gather_lanes<uint8_t>)(from, head_dim, codes);
+  widen<V>(k.storage, codes, tile_keys * head_dim, block);
+}
+
 // Copies one key or value as floats from wherever it lies, prepared if it was not, and its scale.
 template <class V>
 MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width,
@@ -305,20 +369,8 @@ MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, 
                  width, to);
     return;
   }
-  Place place = place_of(source, unit.sequence.in_cache, position);
-  if (source.scales)
-    *scale = source.scales[place.block * source.scale_batch_stride +
-                           unit.kv_head * source.block_positions + place.position];
-  if (!are_keys || !source.is_packed)
-    return widen<V>(source.storage, stored_at(source, unit, place), width, to);
-  const int64_t lane = lane_of(place.position);
-  place.position -= lane;
-  const char *const tile = stored_at(source, unit, place);
-  visit_storage(source.storage, [&](auto stored) MHA_INLINED {
-    const auto *const numbers =
-        reinterpret_cast<const typename decltype(stored)::Element *>(tile) + lane;
-    for (int64_t c = 0; c < width; ++c) to[c] = load<Scalar>(numbers + c * tile_keys).x;
-  });
+  const Place place = find_chosen(source, unit, position, scale);
+  widen<V>(source.storage, stored_at(source, unit, place), width, to);
 }
 
 // Gathers the keys of a chunk, or their values, into scratch memory: values as rows, keys as key
@@ -343,9 +395,20 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
   for (int64_t g = range.begin; g < range.end; ++g) tiles->scales[g] = scales + g * tile_keys;
   if (!are_keys && !has_own_values) return;
   for (int64_t g = range.begin; g < range.end; ++g) {
+    if (are_keys && source.is_packed) {
+      const Range here = {max(keys.begin, g * tile_keys), min(keys.end, (g + 1) * tile_keys)};
+      gather_tile<V>(unit, chunk_begin, here, memory + g * tile_keys * width,
+                     scales + g * tile_keys);
+      continue;
+    }
     float *const of_tile = rows + (are_keys && has_own_values ? 0 : g * tile_keys * stride);
     for (int64_t j = max(keys.begin, g * tile_keys); j < min(keys.end, (g + 1) * tile_keys); ++j) {
       float *const to = of_tile + lane_of(j) * stride;
+      if (are_keys && !is_plain(source)) {  // rows of a cache
+        const int64_t later = unit.position_of_key(chunk_begin + min(j + 4, keys.end - 1));
+        prefetch_row(stored_at(source, unit, place_of(source, unit.sequence.in_cache, later)),
+                     numbers * bytes_of(source.storage));
+      }
       gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
       if (!are_keys && numbers < width)
         MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
@@ -384,11 +447,11 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
     tiles->are_late = unit.rows_per_kv != 0 || unit.num_rows <= call.plan.late_rows;
     for (int64_t g = range.begin; g < range.end; ++g) {
       if (tiles->are_late) {
-        tiles->at[g] = memory + g % late_tiles * tile_keys * width;
+        tiles->at[g] = memory + g % late_tiles * tile_keys * late_width(call);
         tiles->run_end[g] = (g + 1) * tile_keys;
       } else {
         float *const block = memory + g * tile_keys * width;
-        pack_keys<V>(unit, chunk_begin, g, keys, block);
+        pack_keys<V>(unit, chunk_begin, g, keys, {0, width}, is_plain(source) ? 1 : 0, block);
         make_canonical<V>(block, tile_keys * width);
       }
     }

@@ -413,44 +413,6 @@ MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm256_unpackhi_ps(a, b)
 #endif
 #endif
 
-// Four columns of as many rows as a vector has lanes: column[i] has number i of each row.
-#if defined(MHA_KERNELS_SCALAR)
-template <class Element>
-MHA_INLINE void transpose_four(const Element *row, int64_t, Scalar (&column)[4]) {
-  MHA_EACH(i, 4) column[i] = load<Scalar>(row + i);
-}
-#else
-template <class Element>
-MHA_INLINE void transpose_four(const Element *rows, int64_t stride, Vector (&column)[4]) {
-  Vector row[4];
-  MHA_EACH(i, 4) row[i] = load_fours(rows + i * stride, 4 * stride);
-  const Vector even_low = zip_low(row[0], row[2]), even_high = zip_high(row[0], row[2]);
-  const Vector odd_low = zip_low(row[1], row[3]), odd_high = zip_high(row[1], row[3]);
-  column[0] = zip_low(even_low, odd_low);
-  column[1] = zip_high(even_low, odd_low);
-  column[2] = zip_low(even_high, odd_high);
-  column[3] = zip_high(even_high, odd_high);
-}
-#endif
-
-// The rest of the columns moves one number at a time.
-MHA_NOINLINE inline void transpose_rows(const float *rows, int64_t stride, int64_t width,
-                                        float *out) {
-  int64_t c = 0;
-  for (int first = 0; first < 16; first += static_cast<int>(Vector::size)) {
-    const float *from = rows + first * stride;
-    float *to = out + first;
-    for (c = 0; c + 4 <= width; c += 4, from += 4, to += 64) {
-      Vector column[4];
-      transpose_four(from, stride, column);
-      MHA_EACH(i, 4) store(to + i * 16, column[i]);
-    }
-  }
-  for (; c < width; ++c) {
-    for (int r = 0; r < 16; ++r) out[c * 16 + r] = rows[r * stride + c];
-  }
-}
-
 // Calls put(V{}, i) for i = 0, V::size, ... as long as a whole vector is left of `count` elements,
 // and put(Scalar{}, i) for each element after that.
 template <class V, class Put>
