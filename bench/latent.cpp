@@ -1,9 +1,10 @@
 // latent: queries over a cache of multi-head latent attention, 576 numbers a position whose first
 // 512 are its value, in turns with the same over a cache that stores these twice. latent_chosen:
-// over 2048 chosen positions of many, in turns with a cache of 2048. latent_prompt: with the
-// products that absorb, in turns with a call that makes keys and values of all heads from the
-// latents. chosen_blocks: prompts whose queries choose 5% of the blocks, in turns with all keys.
-// Caches take turns, so that they come from memory.
+// over 2048 chosen positions of many, in turns with a cache of 2048. chosen_positions: the same
+// with separate keys and values of 128, which with 8192 positions come from the processor's caches.
+// latent_prompt: with the products that absorb, in turns with a call that makes keys and values of
+// all heads from the latents. chosen_blocks: prompts whose queries choose 5% of the blocks, in
+// turns with all keys. Caches take turns, so that they come from memory.
 
 #include <algorithm>
 #include <cstring>
@@ -27,13 +28,16 @@ class LatentCase : public Case {
     int64_t heads, past, n = 1, num_chosen = 0;
     uint32_t type = MHA_TYPE_F32;
     bool stored_twice = false;
+    int64_t width = key, value_width = latent;
   };
 
   LatentCase(const Shape &shape, const Setting &setting) {
     const int64_t keys = shape.num_chosen ? shape.num_chosen : shape.past;
     bytes = static_cast<double>(keys) * bytes_of(shape.type) *
-            (shape.stored_twice ? key + latent : key);
-    stages = {{2 * static_cast<double>(shape.n * shape.heads * keys) * (key + latent), bytes}};
+            static_cast<double>(shape.width + (shape.stored_twice ? shape.value_width : 0));
+    stages = {{2 * static_cast<double>(shape.n * shape.heads * keys) *
+                   static_cast<double>(shape.width + shape.value_width),
+               bytes}};
     mha_kv_cache_config config = support::Zeroed<mha_kv_cache_config>();
     config.num_sequences = 1;
     if (!shape.num_chosen)
@@ -41,27 +45,27 @@ class LatentCase : public Case {
           static_cast<double>(std::min(rotated_bytes(), setting.most_rotated_bytes)) / bytes);
     config.capacity = shape.past;
     config.num_kv_heads = 1;
-    config.head_dim = key;
-    config.head_dim_v = latent;
+    config.head_dim = shape.width;
+    config.head_dim_v = shape.value_width;
     config.k_type = shape.type;
     config.values = shape.stored_twice ? MHA_CACHE_VALUES_OWN : MHA_CACHE_VALUES_IN_KEYS;
     working_set_bytes =
         bytes * static_cast<double>(shape.num_chosen ? shape.past / keys : config.num_sequences);
     cache_ = std::make_unique<support::Cache>(config, support::Place::kLargePages, 0);
     support::Random random(1);
-    const std::vector<float> rows = random.Uniforms(256 * key, 1.7f);
+    const std::vector<float> rows = random.Uniforms(256 * shape.width, 1.7f);
     for (int64_t sequence = 0; sequence < config.num_sequences; ++sequence)
       for (int64_t first = 0; first < shape.past; first += 256)
         check(mha_kv_cache_append(cache_->get(), sequence, 256, rows.data(),
                                   shape.stored_twice ? rows.data() : nullptr, &error_));
-    q_ = random.Uniforms(shape.n * shape.heads * key, 1.7f);
-    output_.resize(static_cast<size_t>(shape.n * shape.heads * latent));
+    q_ = random.Uniforms(shape.n * shape.heads * shape.width, 1.7f);
+    output_.resize(static_cast<size_t>(shape.n * shape.heads * shape.value_width));
     args_.batch = 1;
     args_.n_q = shape.n;
     args_.num_heads = shape.heads;
     args_.num_kv_heads = 1;
-    args_.head_dim = key;
-    args_.head_dim_v = latent;
+    args_.head_dim = shape.width;
+    args_.head_dim_v = shape.value_width;
     args_.q.data = q_.data();
     args_.output.data = output_.data();
     args_.cache_read = cache_->get();
@@ -270,6 +274,20 @@ void register_latent_benchmarks(const Setting &setting) {
     const LatentCase::Shape chosen = {heads, 131072, 1, 2048}, few = {heads, 2048};
     add_in_turns<LatentCase, LatentCase>("latent_chosen" + end + "131072/chosen:2048", chosen, few,
                                          "times_few", setting);
+  }
+  Setting in_caches = setting;
+  in_caches.most_rotated_bytes = 0;
+  for (const int64_t heads : {1, 4, 16}) {
+    for (const int64_t past : {8192, 131072}) {
+      for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8}) {
+        const LatentCase::Shape chosen = {heads, past, 1, 2048, type, true, 128, 128},
+                                few = {heads, 2048, 1, 0, type, true, 128, 128};
+        add_in_turns<LatentCase, LatentCase>(
+            "chosen_positions/H:" + std::to_string(heads) + "/past:" + std::to_string(past) +
+                "/chosen:2048/" + types[type - MHA_TYPE_F32],
+            chosen, few, "times_few", past == 8192 ? in_caches : setting);
+      }
+    }
   }
   for (const int64_t n : {1, 64, 128, 256, 512}) {
     const LatentCase::Shape shape = {16, 8192, n};
