@@ -105,6 +105,8 @@
 #define MHA_PREFETCH(p) __builtin_prefetch(p)           // into the first level of the cache
 #define MHA_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)  // into the second
 
+#define MHA_RESTRICT __restrict  // nothing else in the function points there
+
 #define MHA_INFINITY __builtin_inff()
 #define MHA_NAN __builtin_nanf("")
 #define MHA_SQRTF __builtin_sqrtf
@@ -117,8 +119,9 @@
   __builtin_shufflevector(a, b, first, second, third, last)
 
 // Single instructions where g++ would choose others. MHA_HOLD keeps x in a register of a kind, and
-// the optimizer does not know what it is afterwards. The next two add x, or w * x, in the register
-// of sum, and the last one reads the mask from memory; `otherwise` is the same as an expression.
+// the optimizer does not know what it is afterwards. The next three add x, w * x, or w times a lane
+// of x, in the register of sum, and the last one reads the mask from memory; `otherwise` is the
+// same as an expression.
 #define MHA_HOLD(x, kind) __asm__("" : "+" kind(x))
 #define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) \
   __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
@@ -166,6 +169,7 @@
 #define MHA_FMAF fmaf
 #endif
 
+#define MHA_RESTRICT
 #define MHA_HOLD(x, kind) static_cast<void>(x)
 #define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) sum = otherwise
 #define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) sum = otherwise

@@ -195,6 +195,8 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
         clear_states(unit, slot, row, end);
         continue;
       }
+      // Few rows over the caller's arrays take all kv heads of the unit position by position, chunk
+      // after chunk.
       if (unit.rows_per_kv != 0) {
         attend_rows<V>(unit, begin, needed, slot);
         continue;

@@ -517,7 +517,11 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
 // ---- Few rows over the caller's keys and values
 
 // Multiplies R queries by 16 rows of keys, which are transposed in registers, four numbers of each
-// at a time, and prefetches `step` bytes meanwhile.
+// at a time. The lanes of a vector are keys, as in a tile, so that a product has the same bits as
+// one of packed keys: its terms are added in order, in chains of score_block. Few rows spend more
+// time on the transposition than on the multiply-adds, but less than on a tile written and read.
+//
+// ahead: where the loop prefetches, `step` bytes for each four numbers of all 16 keys.
 template <class V, int R, class Element>
 MHA_NOCLONE void multiply_key_rows(const KeyRows &keys, int64_t head_dim, const float *queries,
                                    float *products, const char *ahead, int64_t step) {
@@ -593,7 +597,9 @@ MHA_NOINLINE inline Attending attending_of(const Unit &unit, int64_t begin, Rang
 // Memory is prefetched at least so far ahead.
 constexpr int64_t bytes_ahead = 8192;
 
-// Computes the states of all rows of a unit that reads plain rows over a chunk.
+// Computes the states of all rows of a unit that reads plain rows over a chunk. The steps are those
+// of attend_tile, and so are the bits: products are complete before anything else is done to them,
+// and values are added in the order of their positions.
 //
 // All kv heads of the unit take 16 positions before any takes the next 16, so that memory is read
 // in the order in which it lies. Where the rows have no gaps, each tile of rows prefetches its
@@ -626,7 +632,8 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
     }
   };
 
-  // 1. Products.
+  // 1. Products. What is prefetched meanwhile lies `apart` tiles of positions later, or, for the
+  // last keys, at the same place among the values.
   for (int64_t g = tiles.begin; g < tiles.end; ++g) {
     const bool is_last = g + apart >= tiles.end;
     const ChunkRows &later = is_last ? of_values : of_keys;
@@ -665,7 +672,8 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
     weigh<V>(of_head, chunk, attending_of(of_head, begin, needed, rows), rows, slot, of_rows);
   });
 
-  // 4. Context.
+  // 4. Context. The last tile of a kv head may have fewer rows than the others, and a loop of its
+  // own. Values go on from the sums of the positions before, 16 at a time.
   const Loops loops[] = {loops_over_values<V>(unit.rows_per_kv % most, storage, true),
                          loops_over_values<V>(min(most, unit.rows_per_kv), storage, true)};
   float *const memory = unit.scratch + call.plan.scratch.values;

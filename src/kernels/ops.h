@@ -203,12 +203,6 @@ MHA_INLINE Vector kept_in_pair(Vector x) { return x; }
 #else
 #error "say what the compiler has to be made to hold in registers of this instruction set"
 #endif
-#if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
-// *sum += a * b, in the register of the sum. All lanes of b are the same number.
-MHA_INLINE void add_product(Vector a, Vector b, int, Vector *sum) {
-  MHA_ADD_PRODUCTS_IN_PLACE("vfmadd231ps", sum->data, a.data, b.data, mul_add(a, b, *sum).data);
-}
-#endif
 
 MHA_INLINE Vector value_if_less(Vector x, Vector limit, Vector value, Vector y) {
   return xsimd::select(x < limit, value, y);
@@ -276,7 +270,7 @@ MHA_INLINE Vector quotient_of(Vector a, Vector b) { return vdivq_f32(a, b); }
 MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 template <>
 constexpr bool multiplies_by_lanes<Vector> = true;
-// *sum += a * one lane of b, in the register of the sum.
+// *sum += a * one lane of b, in the register of the sum. Four numbers of a row take one load then.
 MHA_INLINE void add_product(Vector a, Vector b, int lane, Vector *sum) {
   if (lane == 0) MHA_ADD_PRODUCTS_OF_LANE(sum->data, a.data, b.data, 0);
   if (lane == 1) MHA_ADD_PRODUCTS_OF_LANE(sum->data, a.data, b.data, 1);
@@ -294,6 +288,13 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 
 #else
 #error "write quotient_of, mul_add, max_of, zero_if_less and times_power for this instruction set"
+#endif
+#if defined(MHA_KERNELS_AVX512) || defined(MHA_KERNELS_AVX2)
+// *sum += a * b, in the register of the sum. All lanes of b are the same number. The optimizer
+// would move sums from one register to another in loops of many terms.
+MHA_INLINE void add_product(Vector a, Vector b, int, Vector *sum) {
+  MHA_ADD_PRODUCTS_IN_PLACE("vfmadd231ps", sum->data, a.data, b.data, mul_add(a, b, *sum).data);
+}
 #endif
 
 // From 8 lanes (x86) or 4 lanes (NEON) down to one, by the contract's tree; and the greatest lane,

@@ -2,11 +2,12 @@
 // the next stage reads it.
 //
 // project cuts the input rows into blocks. For each block it passes the panels one by one, for each
-// panel its terms by 256 (CONTRACT.md, section 3), and for these the rows tile by tile. The 48 KiB
-// of weights of one such step stay in the cache while the rows pass. The sums lie in memory,
-// [row][column of the panels]; finish_sums adds the bias and write_results moves them to their
-// destination. Reading the weights limits a call of few rows, which therefore have ways of their
-// own through the panels.
+// panel its terms by 256 (CONTRACT.md, section 3), for these the panel's columns strip by strip,
+// and for each strip the rows tile by tile. The 48 KiB of weights of 256 terms stay in the second
+// level of the cache while the rows pass, and a strip of 16 columns, 16 KiB, stays in the first
+// level. The sums lie in memory, [row][column of the panels]; finish_sums adds the bias and
+// write_results moves them to their destination. Reading the weights limits a call of few rows,
+// which therefore have ways of their own through the panels.
 #pragma once
 
 #include "elements.h"
@@ -281,8 +282,8 @@ struct PanelTerms {
 };
 
 // Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, into sums
-// [count][sums_stride]. The rows pass the columns strip by strip, since a strip stays in the first
-// level of the cache.
+// [count][sums_stride]. All tiles of one size pass a strip of columns before any passes the next
+// strip, so that only the first of them waits for the weights.
 //
 // The tiles prefetch the terms of the panel that come next, each its share of them. Two rows of
 // weights that may lie in the level-3 cache (is_far is false) prefetch a later part of the terms
@@ -309,7 +310,6 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   tile.mode = panel.mode;
   tile.next_columns = 0;
   for (int64_t r = 0; r < count; r += tile.repeats * tile.next_rows) {
-    // All tiles of one size together.
     const int64_t left = count - r, size = next_tile_rows<V>(left, true);
     tile.rows = from + r;
     tile.next_rows = size;

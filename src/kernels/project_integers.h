@@ -231,8 +231,8 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
 #endif
 
 // Turns terms of int4 into bytes, which are still 8 greater than the codes.
-MHA_NOINLINE inline void widen_nibbles(const unsigned char *__restrict from, int64_t terms,
-                                       uint8_t *__restrict to) {
+MHA_NOINLINE inline void widen_nibbles(const unsigned char *MHA_RESTRICT from, int64_t terms,
+                                       uint8_t *MHA_RESTRICT to) {
   constexpr int64_t step = terms_together * panel_columns;
   constexpr uint64_t low_halves = 0x0f0f0f0f0f0f0f0f;
   for (int64_t k = 0; k < terms; k += 2 * terms_together, from += step, to += 2 * step) {

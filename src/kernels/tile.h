@@ -179,7 +179,8 @@ constexpr int terms_in_pass = 4;
 template <class V, int R, class Element, int streams>
 constexpr bool adds_in_passes = V::size > 1 && R >= 4 && is_same<Element, float> &&streams < 4;
 
-// Adds the terms of a pass, from k on.
+// Adds the terms of a pass, from k on: for each term the columns stay in registers, and the numbers
+// of the rows pass by, or, where a lane can be multiplied by, the other way round.
 template <int C, int R, int B, int N, class V>
 MHA_INLINE void add_terms(const float *const (&rows)[R], int64_t k,
                           const float *const (&columns)[B], int64_t offset, int64_t stride,
@@ -210,7 +211,8 @@ MHA_INLINE void add_terms(const float *const (&rows)[R], int64_t k,
 // What chains that start with +0 load: as many zeros as the widest strip has columns.
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
-// The inner loop: all chains of a tile. streams: how many it prefetches; 0: none.
+// The inner loop: all chains of a tile. streams: how many it prefetches; 0: none. A chain is as
+// many passes as there are terms for, and then single terms, or single terms alone.
 //
 // Chains that start with +0 load it from memory, and the mode is hidden from the optimizer, so that
 // all modes share one loop. Addresses of sums are computed where they are needed, since the loop

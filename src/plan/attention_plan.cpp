@@ -99,7 +99,8 @@ int64_t slots_of(const AttentionRequest &request, int64_t max_keys, int64_t chun
   return chunks >= max_interleaved_chunks && is_packed ? slots + 1 : slots;
 }
 
-// The most rows of a unit that reads rows.
+// The most rows of a unit that reads rows: those of as many kv heads as such a unit may have. An
+// odd number of rows of one kv head is filled up to an even one.
 int64_t few_rows(const AttentionRequest &request, const AttentionPlan &plan, int64_t n_q) {
   if (!plan.reads_rows || n_q == 0) return 0;
   const int64_t rows =
@@ -109,7 +110,8 @@ int64_t few_rows(const AttentionRequest &request, const AttentionPlan &plan, int
 
 }  // namespace
 
-// Heads are read together where they lie side by side in each row.
+// Heads are read together where they lie side by side in each row. Elsewhere each head has its own
+// stretch of memory, and several of them would only take turns.
 int64_t most_kv_heads(const AttentionRequest &request, int64_t rows) {
   if (request.k.head_stride >= request.k.row_stride) return 1;
   return std::min(request.num_kv_heads, max_group_rows / rows);

@@ -29,7 +29,9 @@ void cut_queries(const AttentionRequest &request, int64_t longest_q, int64_t num
   run->query_blocks = blocks_of(longest_q, run->block_queries);
 }
 
-// Units of few rows have several kv heads, or all, if the keys can be split between threads.
+// Units of few rows over the caller's own arrays have several kv heads, whose rows of one position
+// lie side by side in memory, or all of them if the keys can be split between threads. Several
+// threads need units for each of them, for which heads are divided first.
 void cut_heads(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
                AttentionRun *run) {
   run->unit_kv_heads = 1;
@@ -43,6 +45,7 @@ void cut_heads(const AttentionRequest &request, const AttentionPlan &plan, int64
                                 std::max<int64_t>(1, request.num_kv_heads / groups));
 }
 
+// How many units the kv heads of one block of queries make.
 int64_t kv_groups(const AttentionRequest &request, const AttentionRun &run) {
   return blocks_of(request.num_kv_heads, run.unit_kv_heads);
 }
