@@ -315,15 +315,15 @@ MHA_NOINLINE inline Place find_chosen(const KeyValues &source, const Unit &unit,
 
 // Copies keys of packed storage, lanes of any tiles, to the lanes of a tile. It reads four at a
 // time, because memory that is read in several places at once arrives faster.
-template <class Bits>
+template <class Number>
 MHA_NOINLINE void gather_lanes(const void *const (&keys)[tile_keys], int64_t head_dim, void *tile) {
   constexpr int at_once = 4;
   for (int64_t first = 0; first < tile_keys; first += at_once) {
-    const Bits *from[at_once];
-    MHA_EACH(i, at_once) from[i] = static_cast<const Bits *>(keys[first + i]);
-    Bits *to = static_cast<Bits *>(tile) + first;
+    const Number *from[at_once];
+    MHA_EACH(i, at_once) from[i] = static_cast<const Number *>(keys[first + i]);
+    Number *to = static_cast<Number *>(tile) + first;
     for (int64_t k = 0; k < head_dim * tile_keys; k += tile_keys) {
-      Bits lanes[at_once];
+      Number lanes[at_once];
       MHA_EACH(i, at_once) lanes[i] = from[i][k];
       MHA_EACH(i, at_once) to[k + i] = lanes[i];
     }
@@ -348,7 +348,7 @@ MHA_NOINLINE void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys,
     from[i] = stored_at(k, unit, place) + lane * element;
   }
   float *const codes = unit.scratch + unit.call.plan.scratch.prepared;
-  if (element == 4) return gather_lanes<uint32_t>(from, head_dim, block);
+  if (element == 4) return gather_lanes<float>(from, head_dim, block);
   (element == 2 ? gather_lanes<uint16_t> : gather_lanes<uint8_t>)(from, head_dim, codes);
   widen<V>(k.storage, codes, tile_keys * head_dim, block);
 }
