@@ -194,8 +194,8 @@ MHA_INLINE void make_canonical(float *p, int64_t count) {
 
 // Prefetches the 16 rows of keys that come after those being packed. The processor does not do this
 // by itself for rows that lie apart or are read in another order. (Copying values takes longer with
-// it.)
-MHA_NOINLINE inline void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
+// it.) It has to be inlined: g++ leaves out calls of a function that does nothing but prefetch.
+MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
   for (int64_t i = 0; i < tile_keys; ++i, row += row_bytes) {
     prefetch_row(row, bytes);
   }

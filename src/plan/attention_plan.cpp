@@ -38,10 +38,13 @@ bool is_read_as_stored(const KeyValues &source) {
 }
 
 // The scratch memory of one unit. It serves the largest units, whose size does not depend on the
-// number of threads: a workspace for more threads serves fewer, too.
+// number of threads: a workspace for more threads serves fewer, too. few: the most rows of one that
+// reads rows.
 // Returns its size, which may overflow.
-Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan, int64_t rows,
-                      int64_t max_keys, int64_t slots, AttendScratch *to) {
+Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan,
+                      int64_t block_rows, int64_t few, int64_t max_keys, int64_t slots,
+                      AttendScratch *to) {
+  const int64_t rows = std::max(block_rows, few);
   AttendScratch &scratch = *to;
   Count end(0);
   const auto take = [&end](Count floats) {
@@ -77,7 +80,7 @@ Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan
   const bool has_prepared =
       request.prepare_k.is_any || request.prepare_v.is_any || !is_read_as_stored(k) || may_gather;
   scratch.prepared = take(has_prepared ? prepared : 0);
-  scratch.scores = take(std::max(max_attend_rows, plan.reads_rows ? rows : 0) * score_stride);
+  scratch.scores = take(std::max(max_attend_rows, few) * score_stride);
   scratch.chosen_blocks = take(has_chosen ? chosen.count : 0);
   scratch.chosen_bits = take(has_chosen ? 2 * (max_keys / chosen.block / 64 + 2) : 0);
   scratch.chosen_scales = take(may_gather ? 2 * chunk_keys : 0);
@@ -157,7 +160,7 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
   const int64_t largest = largest_block(request.n_q, request);
   const int64_t few = few_rows(request, plan, request.n_q);
   const Count scratch =
-      lay_out_scratch(request, plan, std::max(largest * request.heads_per_kv, few), most_keys,
+      lay_out_scratch(request, plan, largest * request.heads_per_kv, few, most_keys,
                       slots_of(request, most_keys, chunks), &plan.scratch);
 
   // Where keys are split, units are as small as they come.
