@@ -618,9 +618,9 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
   const bool is_in_place = reads_in_place<V>(unit);
   const Storage storage = is_in_place ? v.storage : Storage::f32;
   // Tiles of six rows read floats.
-  constexpr int64_t attend_rows = TileShape<V::size>::attend_rows;
-  const int64_t most = min(
-      attend_rows, storage == Storage::f32 && unit.rows_per_kv == 6 ? 6 : max_rows_of_fewer_bits);
+  constexpr int64_t tile_rows = TileShape<V::size>::attend_rows;
+  const int64_t most =
+      min(tile_rows, storage == Storage::f32 && unit.rows_per_kv == 6 ? 6 : max_rows_of_fewer_bits);
   // Calls visit(rows, at) for each tile of rows, with its kv head in of_head; `at` is what
   // lies there for that head.
   Unit of_head = unit;

@@ -340,7 +340,7 @@ MHA_INLINE void transpose_four(const Element *rows, int64_t stride, Vector (&col
 }
 #endif
 
-// Transposes 16 rows of so many columns, widened, four columns at a time. The rest moves one number
+// Transposes 16 rows of `width` columns, widened, four columns at a time. The rest moves one number
 // at a time.
 template <class Element>
 MHA_NOINLINE void transpose_rows(const Element *rows, int64_t stride, int64_t width, float *out) {

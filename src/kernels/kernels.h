@@ -288,13 +288,13 @@ struct AttendScratch {
 };
 
 constexpr int64_t max_attend_rows = 8;         // rows of a tile
-constexpr int64_t max_few_rows = 8;            // of one kv head, over plain keys and values
-constexpr int64_t max_group_rows = 64;         // of several kv heads, likewise
+constexpr int64_t max_few_rows = 8;            // of a kv head in a unit that reads plain rows
+constexpr int64_t max_group_rows = 64;         // of all kv heads in such a unit
 constexpr int64_t late_tiles = 8;              // plain keys that are packed late: tiles at a time
 constexpr int64_t max_interleaved_chunks = 4;  // computed in step, each with a state of its own
 constexpr int64_t spare_rows = 1;   // rows after the last one that a tile may compute and discard
 constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
-// How many rows stand for so few.
+// The rows that such a unit computes for each kv head. Loops take 1, 2, 4 or 6.
 constexpr int64_t padded_rows(int64_t rows) { return rows <= 2 ? rows : (rows + 1) / 2 * 2; }
 // Not a power of two, so that the rows of a tile do not fall into the same sets of a cache.
 constexpr int64_t score_stride = chunk_keys + 16;

@@ -253,8 +253,8 @@ MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t
   return {copies, Storage::f32, width};
 }
 
-// How many numbers of each key are packed at a time where keys are packed late: so many tiles stay
-// in the first level of the cache. Norms and rotation need whole rows.
+// How many numbers of each key are packed at a time where keys are packed late. The slices of all
+// late tiles stay in the first level of the cache. Norms and rotation need whole rows.
 constexpr int64_t late_numbers = 64;
 static_assert(late_numbers % score_block == 0, "slices are whole blocks of a dot product");
 MHA_INLINE int64_t late_width(const Attention &call) {
@@ -264,7 +264,7 @@ MHA_INLINE int64_t late_width(const Attention &call) {
 }
 
 // Packs some of the numbers of 16 rows of keys into a tile of that width, as rows_of_keys finds
-// them. ahead: prefetches rows of so many tiles later; 0: none.
+// them. ahead: how many tiles later the rows that it prefetches are; 0: none.
 template <class V>
 MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile, Range keys,
                             Range numbers, int64_t ahead, float *block) {

@@ -172,9 +172,9 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
   }
 }
 
-// Loops over floats with rows enough add so many terms in one pass. Fewer instructions around the
-// multiply-adds leave more of the core to a second thread on it (SPECIAL_FORMS.md). Loops with four
-// streams wait for the memory, which wants their prefetches one by one.
+// Loops over floats of four rows and more add these terms in one pass. Fewer instructions around
+// the multiply-adds leave more of the core to a second thread on it (SPECIAL_FORMS.md). Loops with
+// four streams wait for the memory, which wants their prefetches one by one.
 constexpr int terms_in_pass = 4;
 template <class V, int R, class Element, int streams>
 constexpr bool adds_in_passes = V::size > 1 && R >= 4 && is_same<Element, float> &&streams < 4;

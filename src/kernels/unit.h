@@ -41,8 +41,8 @@ struct Unit {
   int64_t computed_heads;        // those of them that are computed
   int64_t first_head, end_head;  // the first of these, and the end of all
   int64_t num_rows;
-  // Units that read plain rows may have several kv heads, one after the other, with so many rows of
-  // each. The last row stands in for one that is missing to an even number. 0: all other units.
+  // Units that read plain rows may have several kv heads, one after the other, with this many rows
+  // of each. The last row stands in for one that is missing to an even number. 0: all other units.
   int64_t rows_per_kv;
   float *scratch;
   // With chosen keys the unit has one query, and this is its list: the numbers of the blocks of

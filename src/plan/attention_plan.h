@@ -22,7 +22,7 @@ constexpr int64_t part_units_per_thread = 2 * units_per_thread, min_part_chunks 
 int64_t largest_block(int64_t longest_q, const AttentionRequest &request);
 int64_t smallest_block(const AttentionRequest &request);
 
-// The most kv heads of a unit that reads plain keys and values row by row, with so many rows of
+// The most kv heads of a unit that reads plain keys and values row by row, if it has `rows` rows of
 // each.
 int64_t most_kv_heads(const AttentionRequest &request, int64_t rows);
 
