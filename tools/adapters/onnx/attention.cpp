@@ -187,7 +187,7 @@ class Attention {
     score.softcap = scores_.softcap;
     mha_score_arrays arrays = {};
     arrays.struct_size = sizeof arrays;
-    const Tensor mask = call.input(kMask);
+    const Tensor mask = mask_of(call, call.input(kMask), q.batch, total, scores_.mask_filter);
     MaskStructure structure = {false, starts, starts + q.batch};
     if (args.flags == 0 && !lengths && find_structure(mask, q.batch, q.rows, total, structure)) {
       args.flags = structure.is_causal ? MHA_CAUSAL : 0;

@@ -148,7 +148,8 @@ class Layer {
     arrays.struct_size = sizeof arrays;
     mha_sequences sequences = {};
     sequences.struct_size = sizeof sequences;
-    const Tensor mask = call.input(kMask);
+    const Tensor mask =
+        mask_of(call, call.input(kMask), args.batch, args.n_kv, scores_.mask_filter);
     int64_t *starts =
         static_cast<int64_t *>(call.memory(2 * static_cast<size_t>(args.batch) * sizeof(int64_t)));
     MaskStructure structure = {false, starts, starts + args.batch};

@@ -316,7 +316,8 @@ ScoreAttributes::ScoreAttributes(const NodeInfo &node)
       softcap(node.number("softcap", 0)),
       causal(node.integer("is_causal", 0) != 0),
       window_left(node.integer("left_window_size", -1)),
-      window_right(node.integer("right_window_size", -1)) {}
+      window_right(node.integer("right_window_size", -1)),
+      mask_filter(node.number("mask_filter_value", -10000.0f)) {}
 
 uint32_t ScoreAttributes::flags() const {
   return (causal ? MHA_CAUSAL : 0) | (window_left >= 0 ? MHA_WINDOW_LEFT : 0) |
@@ -382,6 +383,28 @@ bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv
   return mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL &&
          find_structure(static_cast<const bool *>(mask.data), shape[0], shape[2], batch, n_kv,
                         found);
+}
+
+Tensor mask_of(Call &call, const Tensor &mask, int64_t batch, int64_t n_kv, float filter) {
+  if (mask.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 || mask.rank != 1) {
+    return mask;
+  }
+  const int64_t count = mask.shape[0];
+  if (count != batch && count != 2 * batch && count != 3 * batch + 2) {
+    throw Failure{"attn_mask is " + shape_of(mask) + "; as lengths it has to be [" +
+                  std::to_string(batch) + "], [" + std::to_string(2 * batch) + "] or [" +
+                  std::to_string(3 * batch + 2) + "]"};
+  }
+  const int32_t *const ends = static_cast<const int32_t *>(mask.data);
+  float *added =
+      static_cast<float *>(call.memory(static_cast<size_t>(batch * n_kv) * sizeof(float)));
+  for (int64_t b = 0; b < batch; b++) {
+    const int64_t first = count == 2 * batch ? ends[batch + b] : 0;
+    for (int64_t key = 0; key < n_kv; key++) {
+      added[b * n_kv + key] = key >= first && key < ends[b] ? 0.0f : filter;
+    }
+  }
+  return {added, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4, {batch, 1, 1, n_kv}};
 }
 
 void set_mask(const Tensor &mask, int64_t batch, int64_t heads, int64_t n_q, int64_t n_kv,

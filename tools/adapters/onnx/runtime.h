@@ -157,12 +157,19 @@ struct ScoreAttributes {
   float scale, softcap;
   bool causal;
   int64_t window_left, window_right;  // -1 = none
+  float mask_filter;  // what a mask of lengths adds to the scores of keys that it leaves out
 
   uint32_t flags() const;
 };
 
 // An extent as the library takes it.
 inline int64_t extent_of(int64_t count) { return count == 0 ? MHA_EMPTY : count; }
+
+// A mask of int32 with one dimension has the lengths of sequences, as com.microsoft's operators
+// take them: [batch], or [2 * batch] with each sequence's first key behind them, or [3 * batch +
+// 2], of which the rest says nothing more. This makes [batch, 1, 1, n_kv] of it, in memory of the
+// call: 0 or, where a key is left out, `filter`. Other masks are returned as they are.
+Tensor mask_of(Call &call, const Tensor &mask, int64_t batch, int64_t n_kv, float filter);
 
 // Puts attn_mask, [batch, heads, n_q, n_kv] or what broadcasts to it, into `arrays`. No row attends
 // beyond the first `used` keys.

@@ -70,7 +70,8 @@ class Attention:
     softcap: float = 0.0
     is_causal: bool = False
     windows: tuple = (-1, -1)
-    masks: list = dataclasses.field(default_factory=list)  # ("add", value), ("drop" or "keep", where, number), ("padding", value, number)
+    # ("add", value), ("drop" or "keep", where, number), ("padding", value, number, dimensions), or alone ("lengths", value, number)
+    masks: list = dataclasses.field(default_factory=list)
     past: tuple = ("", "")
     lengths: str = ""
     present: tuple = ("", "")
@@ -177,13 +178,19 @@ class Finder:
                          windows=(attribute(node, "left_window_size", -1), attribute(node, "right_window_size", -1)), masks=masks,
                          past=(inputs[4], inputs[5]), lengths=inputs[6], present=(outputs[1], outputs[2]), nodes={key(node)})
 
-    def padding(self, name, filter_value):
-        shape = self.mask_shape(name)
-        if len(shape) not in (2, 3):
-            raise Left(f"its mask '{name}' has {len(shape)} dimension{'s'[:len(shape) != 1]}; of masks of numbers, those of 2 and 3 are rewritten")
-        if self.graph.type(name) != TensorProto.INT32:
-            raise Left(f"its mask '{name}' is not of int32")
-        return "padding", name, filter_value, len(shape)
+    def masks(self, node, padding, added):
+        """What com.microsoft's operators leave out, by a mask of numbers or the lengths of sequences, and what they add to the scores."""
+        masks = []
+        if padding:
+            rank, filter_value = len(self.mask_shape(padding)), attribute(node, "mask_filter_value", -10000.0)
+            if rank not in (1, 2, 3):
+                raise Left(f"its mask '{padding}' has {rank} dimensions; of masks of numbers, those of 1 to 3 are rewritten")
+            if self.graph.type(padding) != TensorProto.INT32:
+                raise Left(f"its mask '{padding}' is not of int32")
+            if rank == 1 and added:
+                raise Left(f"its mask '{padding}' of one dimension has another beside it")
+            masks.append(("padding", padding, filter_value, rank) if rank > 1 else ("lengths", padding, filter_value))
+        return masks + [self.added(added)] if added else masks
 
     def fused(self, node):
         """com.microsoft.Attention."""
@@ -202,15 +209,12 @@ class Finder:
         self.expect_float(inputs[1])
         heads = attribute(node, "num_heads", 0)
         sizes = attribute(node, "qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
-        filter_value = attribute(node, "mask_filter_value", -10000.0)
-        masks = [self.padding(inputs[3], filter_value)] if inputs[3] else []
-        if inputs[5]:
-            masks.append(self.added(inputs[5]))
         ends = np.cumsum([0, *sizes])
         projections = tuple(Projection(inputs[0], inputs[1], int(first), int(last), bias[first:last] if bias is not None else None, set())
                             for first, last in zip(ends, ends[1:]))
         return Attention(node, "", "", "", heads=heads, kv_heads=heads, scale=attribute(node, "scale", 0.0), output=outputs[0], is_rows=True,
-                         is_causal=attribute(node, "unidirectional", 0) == 1, masks=masks, projections=projections, nodes={key(node)})
+                         is_causal=attribute(node, "unidirectional", 0) == 1, masks=self.masks(node, inputs[3], inputs[5]), projections=projections,
+                         nodes={key(node)})
 
     def multi_head(self, node):
         inputs = list(node.input) + [""] * (10 - len(node.input))
@@ -236,11 +240,8 @@ class Finder:
             biases = tuple(np.split(array, np.cumsum(widths)[:2]))
         self.expect_float(query)
         heads = attribute(node, "num_heads", 0)
-        masks = [self.padding(padding, attribute(node, "mask_filter_value", -10000.0))] if padding else []
-        if added:
-            masks.append(self.added(added))
         return Attention(node, query, name_k, value, heads=heads, kv_heads=heads, scale=attribute(node, "scale", 0.0), output=outputs[0], is_rows=True,
-                         is_causal=attribute(node, "unidirectional", 0) == 1, masks=masks, past=(past_key, past_value),
+                         is_causal=attribute(node, "unidirectional", 0) == 1, masks=self.masks(node, padding, added), past=(past_key, past_value),
                          present=(outputs[1], outputs[2]), biases=biases, nodes={key(node)})
 
     def group_query(self, node):

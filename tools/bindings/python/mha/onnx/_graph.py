@@ -69,6 +69,9 @@ class Graph:
                 self.shapes[value.name] = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
         for name, tensor in self.initializers.items():
             self.shapes[name], self.types[name] = list(tensor.dims), tensor.data_type
+        for node in self.graph.node:  # the lengths of sequences, of which inference knows nothing
+            if node.op_type == "EmbedLayerNormalization" and len(node.output) > 1:
+                self.shapes[node.output[1]], self.types[node.output[1]] = [None], TensorProto.INT32
 
     def shape(self, name):
         """A number for each dimension, a name where it is the same as others of that name, None where nothing is known; None without a rank."""

@@ -121,6 +121,8 @@ class Rewriter:
         """The name of one mask in place of all."""
         if not masks:
             return ""
+        if masks[0][0] == "lengths":  # the only one
+            return masks[0][1]
         if len(masks) == 1 and masks[0][0] != "padding" and masks[0][-1] == -math.inf:  # a boolean one
             return masks[0][1] if masks[0][0] == "keep" else self.made(("not", masks[0][1]), lambda: self.make("Not", [masks[0][1]]))
         total = ""
@@ -188,8 +190,9 @@ class Rewriter:
 
     def common(self, found):
         attributes = {"softcap": found.softcap, "is_causal": int(found.is_causal), "scale": float(np.float32(found.scale)),
-                      "left_window_size": found.windows[0], "right_window_size": found.windows[1]}
-        defaults = {"softcap": 0.0, "is_causal": 0, "scale": 0.0, "left_window_size": -1, "right_window_size": -1}
+                      "left_window_size": found.windows[0], "right_window_size": found.windows[1],
+                      "mask_filter_value": next((mask[2] for mask in found.masks if mask[0] == "lengths"), -10000.0)}
+        defaults = {"softcap": 0.0, "is_causal": 0, "scale": 0.0, "left_window_size": -1, "right_window_size": -1, "mask_filter_value": -10000.0}
         return {name: value for name, value in attributes.items() if value != defaults[name]}
 
     def attention(self, found):
