@@ -254,6 +254,53 @@ class Operators(Case):
                                     **({"softcap": 3.0, "smooth_softmax": 1} if extra else {}))
                 self.compare(model, *y, into=["GroupQueryAttention"])
 
+    def group_query(self, n, past, packed=False, tables=False):
+        """A model with the first nine inputs of GroupQueryAttention with 4 heads over 2 of 16 numbers, and their names."""
+        model, batch = Model(), 1 if past and n > 1 else 2
+        names = [model.input("q", normal(batch, n, (4 + 4 * packed) * 16)), *("" if packed else model.input(name, normal(batch, n, 32)) for name in "kv"),
+                 *(model.input(name, normal(batch, 2, past, 16)) for name in ("pk", "pv"))]
+        lengths = [past + n, past + n - (2 if past else 0)][:batch]
+        names += [model.input("lengths", np.array(lengths, np.int32) - 1), model.input("total", np.array(past + n, np.int32))]
+        return model, names + [model.input(name, normal(32, 8)) if tables else "" for name in ("cos", "sin")]
+
+    def test_windows_of_group_queries_have_as_many_keys_as_they_say(self):
+        older = tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 24)  # which take one more
+        for window, (n, past), smooth in itertools.product((-1, 1, 2, 5, 6, 7, 9, 10, 11), ((6, 0), (1, 9), (3, 7)), (-1, 1)):
+            with self.subTest(window=window, n=n, past=past, smooth=smooth):
+                model, names = self.group_query(n, past, tables=True)
+                bias = model.input("bias", normal(1, 1, n, past + n))
+                more = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, "smooth_softmax": smooth, "outputs": 3}
+                y = model.microsoft("GroupQueryAttention", *names, "", bias, local_window_size=window, **more)
+                new, report = rewritten(model.done(*y))
+                self.assertEqual(operators_of(new), ["GroupQueryAttention"], report)
+                del model.nodes[:]
+                y = model.microsoft("GroupQueryAttention", *names, "", bias, local_window_size=window - (older and window > 0), **more)
+                for a, b in zip(session(model.done(*y)).run(None, model.inputs), session(new).run(None, model.inputs)):
+                    np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance)
+
+    def test_queries_and_keys_that_are_normalised_are_those_of_a_norm_before(self):
+        for packed, rotary, epsilons in itertools.product((False, True), (0, 1), ({}, {"qk_norm_epsilon": 0.5}, {"qk_norm_epsilon": 2.0, "k_norm_epsilon": 0.5})):
+            with self.subTest(packed=packed, rotary=rotary, epsilons=epsilons):
+                model, names = self.group_query(6, 0, packed, rotary)
+                weights = [model.constant(normal(16)) for _ in "qk"]
+                more = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": rotary, "outputs": 3}
+                y = model.microsoft("GroupQueryAttention", *names, *[""] * 5, *weights, **more, **epsilons)
+                new, report = rewritten(model.done(*y))
+                self.assertEqual(operators_of(new), ["GroupQueryAttention"], report)
+                computed = session(new).run(None, model.inputs)
+                del new.graph.output[1:], new.graph.node[0].output[1:]  # its present is memory of the call then
+                self.assertEqual(session(new).run(None, model.inputs)[0].tobytes(), computed[0].tobytes())
+                del model.nodes[:]
+                parts = model.add("Split", "q", np.array([64, 32, 32]), outputs=3, axis=-1) if packed else names[:3]
+                for i, (heads, name) in enumerate(((4, "q"), (2, "k"))):
+                    epsilon = epsilons.get(f"{name}_norm_epsilon", epsilons.get("qk_norm_epsilon", 1e-6))
+                    by_head = model.add("Reshape", parts[i], np.array([0, 0, heads, 16]))
+                    normed = model.add("SimplifiedLayerNormalization", by_head, weights[i], axis=-1, epsilon=epsilon, stash_type=1)
+                    parts[i] = model.add("Reshape", normed, np.array([0, 0, heads * 16]))
+                z = model.microsoft("GroupQueryAttention", *parts, *names[3:], **more)
+                for a, b in zip(session(model.done(*z)).run(None, model.inputs), computed):
+                    np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance)
+
     @staticmethod
     def lengths(form, total):
         """A mask of one dimension for 3 sequences, of which the second is all padding; and what leaves it out."""
@@ -564,16 +611,19 @@ class Operators(Case):
         with self.subTest("value without key"):
             self.refused(model, "value has 5 rows and query, which the keys are made of, 3", y)
 
-        def grouped(length, total, **attributes):
+        def grouped(length, total, *norms, **attributes):
             model = Model()
             return model, model.mha("GroupQueryAttention", *[model.input(n, normal(1, 2, 16)) for n in "qkv"], "", "", np.array([length], np.int32),
-                                    np.array(total, np.int32), num_heads=2, kv_num_heads=2, outputs=3, **attributes)[0]
+                                    np.array(total, np.int32), *[""] * 5, *norms, num_heads=2, kv_num_heads=2, outputs=3, **attributes)[0]
 
         for (model, y), sentence in (
                 (grouped(9, 4), "sequence 0 has seqlens_k 9 and total_sequence_length is 4"),
                 (grouped(3, 9), "sequence 0 has seqlens_k 3 and total_sequence_length is 9"),
                 (grouped(1, []), "total_sequence_length is [0]; it has to be one number"),
-                (grouped(1, 2, local_window_size=4), "the attribute local_window_size is 4; this operator has none but -1"),
+                (grouped(1, 2, normal(8), normal(16)), "k_norm_weight is [16]; it has to be [8]"),
+                (grouped(1, 2, local_window_size=0), "the attribute local_window_size is 0; it has to be at least 1, a row's own key, or -1 for no window"),
+                (grouped(1, 2, causal=0), "the attribute causal is 0; this operator has none but 1"),
+                (grouped(1, 2, sliding_window_cache=1), "the attribute sliding_window_cache is 1; this operator has none but 0"),
                 (grouped(1, 2, left_window_size=1), "the attribute left_window_size is 1; this operator has none but -1"),
                 (grouped(1, 2, kv_cache_bit_width=8), "the attribute kv_cache_bit_width is 8; this operator has none but 0"),
                 (grouped(1, 2, k_quant_type="PER_TENSOR"), "the attribute k_quant_type is 'PER_TENSOR'; this operator has none but 'NONE'")):
@@ -636,10 +686,10 @@ class Operators(Case):
                                 num_heads=4, **more)
             return model, y
 
-        def grouped(**more):
+        def grouped(*scales, **more):
             model = Model()
             y = model.microsoft("GroupQueryAttention", *[model.input(n, normal(1, 2, 16)) for n in "qkv"], "", "", np.array([1], np.int32),
-                                np.array(2, np.int32), outputs=3, num_heads=2, kv_num_heads=2, **more)
+                                np.array(2, np.int32), *[""] * 5, *scales, outputs=3, num_heads=2, kv_num_heads=2, **more)
             return model, y[0]
 
         def standard(dtype=np.float32, outputs=1, **more):
@@ -682,7 +732,13 @@ class Operators(Case):
             (microsoft(constant=False), "its weights are not constant"),
             (microsoft(past=True), "past or a present"),
             (microsoft(do_rotary=1), "rotates"),
-            (grouped(local_window_size=4), "local window"),
+            (grouped(local_window_size=0), "its local_window_size is 0; mha's operator takes 1 or more, or -1 for no window"),
+            (grouped(k_quant_type="PER_TENSOR", v_quant_type="PER_CHANNEL"),
+             "keeps keys and values in 8 bits .k_quant_type is 'PER_TENSOR' and v_quant_type is 'PER_CHANNEL'.; mha's operator keeps them as float"),
+            (grouped(kv_cache_bit_width=4, k_quant_type="PER_TENSOR"), "in 4 bits .k_quant_type is 'PER_TENSOR'.;"),
+            (grouped(np.array([0.1], np.float32)), "in 8 bits .with scales.;"),
+            (grouped(sliding_window_cache=1, local_window_size=4), "keeps the rows of a window only"),
+            (grouped(causal=0), "not causal"),
             (standard(np.float16), "'q' is of type float16; mha's operators take float"),
             (standard(outputs=4), "its scores are an output"),
             (pattern(inner_used), "is used elsewhere"),
@@ -736,14 +792,14 @@ class Operators(Case):
 
         def one_more(node):
             if node.op_type != "Softmax" and node.op_type != "MatMul":
-                node.input.extend([""] * (14 - len(node.input)) + [node.input[0]])
+                node.input.extend([""] * (16 - len(node.input)) + [node.input[0]])
 
         self.assertEqual(len(made(lambda node: None).rewritten), 5)
         self.assertEqual([entry.into for entry in made(attribute)], [None] * 5)
         self.assertEqual({entry.reason.split(" of ")[0] for entry in made(attribute)}, {"the attribute 'made_up'"})
         self.assertEqual([entry.reason for entry in made(one_more).left],
-                         [f"its input {count} is not known" for count in (7, 10, 7)] + ["its past is kept in fewer bits"])
-        for operator, most in ("Attention", 7), ("Layer", 12), ("GroupQueryAttention", 12):
+                         [f"its input {count} is not known" for count in (7, 10, 7, 16)])
+        for operator, most in ("Attention", 7), ("Layer", 12), ("GroupQueryAttention", 14):
             model = Model()
             y = model.mha(operator, *[model.input(f"i{i}", normal(1, 2, 3, 8)) for i in range(most + 1)], num_heads=2, kv_num_heads=2)
             self.refused(model, "input", y)

@@ -2,6 +2,7 @@
 // Both attend to the caller's keys and values, or to those of the past followed by those of the
 // call, which they put together in present_key and present_value.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -280,6 +281,38 @@ void rotate(const Call &call, const Rows &rows, const int64_t *starts, const int
   });
 }
 
+// Divides each head of `rows` by the root of its mean square, and multiplies it by weights, if they
+// are given.
+void normalise(Call &call, const Tensor &weights, const char *name, float epsilon, Rows &rows) {
+  if (!weights) {
+    return;
+  }
+  if (weights.rank != 1 || weights.shape[0] != rows.width) {
+    throw Failure{std::string(name) + " is " + shape_of(weights) + "; it has to be [" +
+                  std::to_string(rows.width) + "]"};
+  }
+  const int64_t row_width = rows.heads * rows.width, count = rows.batch * rows.rows;
+  float *to =
+      static_cast<float *>(call.memory(static_cast<size_t>(count * row_width) * sizeof(float)));
+  call.parallel(static_cast<size_t>(count), [&](size_t index) {
+    const int64_t b = static_cast<int64_t>(index) / rows.rows,
+                  row = static_cast<int64_t>(index) % rows.rows;
+    for (int64_t head = 0; head < rows.heads; head++) {
+      const float *x = rows.at(b, head, row);
+      float *y = to + static_cast<int64_t>(index) * row_width + head * rows.width;
+      float squares = 0;
+      for (int64_t i = 0; i < rows.width; i++) {
+        squares += x[i] * x[i];
+      }
+      const float root = std::sqrt(squares / static_cast<float>(rows.width) + epsilon);
+      for (int64_t i = 0; i < rows.width; i++) {
+        y[i] = x[i] / root * weights.floats()[i];
+      }
+    }
+  });
+  rows = in_rows(to, rows.batch, rows.rows, row_width, rows.heads, rows.width);
+}
+
 class GroupQuery {
  public:
   static constexpr const char *kName = "GroupQueryAttention";
@@ -296,6 +329,8 @@ class GroupQuery {
     kPositions,
     kBias,
     kSink,
+    kQueryNorm,
+    kKeyNorm,
     kInputs
   };
   static constexpr size_t kOutputs = 3;
@@ -313,23 +348,32 @@ class GroupQuery {
         heads_(node.integer("num_heads", 0)),
         kv_heads_(node.integer("kv_num_heads", 0)),
         rotary_(node.integer("do_rotary", 0) != 0),
-        interleaved_(node.integer("rotary_interleaved", 0) != 0) {
+        interleaved_(node.integer("rotary_interleaved", 0) != 0),
+        window_(node.integer("local_window_size", -1)),
+        q_epsilon_(node.number("q_norm_epsilon", node.number("qk_norm_epsilon", 1e-6f))),
+        k_epsilon_(node.number("k_norm_epsilon", node.number("qk_norm_epsilon", 1e-6f))) {
     if (heads_ < 1 || kv_heads_ < 1 || heads_ > INT32_MAX || heads_ % kv_heads_ != 0) {
       throw Failure{"num_heads is " + std::to_string(heads_) + " and kv_num_heads " +
                     std::to_string(kv_heads_) +
                     "; both have to be at least 1, and num_heads a multiple of kv_num_heads"};
     }
-    for (const char *window : {"local_window_size", "left_window_size", "right_window_size"}) {
+    if (window_ == 0 || window_ < -1) {
+      throw Failure{"the attribute local_window_size is " + std::to_string(window_) +
+                    "; it has to be at least 1, a row's own key, or -1 for no window"};
+    }
+    for (const char *window : {"left_window_size", "right_window_size"}) {
       node.expect(window, -1);
     }
-    node.expect("is_causal", 1);
-    for (const char *number : {"qk_output", "kv_cache_bit_width"}) {
+    for (const char *causal : {"causal", "is_causal"}) {
+      node.expect(causal, 1);
+    }
+    for (const char *number : {"qk_output", "kv_cache_bit_width", "sliding_window_cache"}) {
       node.expect(number, int64_t{0});
     }
     for (const char *type : {"k_quant_type", "v_quant_type"}) {
       node.expect(type, "NONE");
     }
-    if (node.integer("smooth_softmax", 0) != 0) {
+    if (node.integer("smooth_softmax", 0) == 1) {  // -1 is the default
       zeros_.resize(static_cast<size_t>(heads_));
     }
   }
@@ -405,6 +449,8 @@ class GroupQuery {
             "; seqlens_k is the length with these rows, less 1, and no more than there is"};
       }
     }
+    normalise(call, call.input(kQueryNorm), "q_norm_weight", q_epsilon_, q);
+    normalise(call, call.input(kKeyNorm), "k_norm_weight", k_epsilon_, k);
     if (rotary_) {
       rotate_both(call, starts, q, k);
     }
@@ -416,7 +462,8 @@ class GroupQuery {
     args.n_q = extent_of(n);
     const int64_t shape[] = {batch, n, heads_ * width};
     args.output.data = call.output(0, shape, 3);
-    args.flags = MHA_CAUSAL;
+    args.flags = MHA_CAUSAL | (window_ > 0 ? MHA_WINDOW_LEFT : 0);
+    args.window_left = std::max<int64_t>(window_ - 1, 0);  // keys before the row's own
     args.scale = scores_.scale;
     mha_sequences sequences = {};
     sequences.struct_size = sizeof sequences;
@@ -491,6 +538,8 @@ class GroupQuery {
   ScoreAttributes scores_;
   int64_t heads_, kv_heads_;
   bool rotary_, interleaved_;
+  int64_t window_;  // keys of a row, its own included; -1 = none
+  float q_epsilon_, k_epsilon_;
   std::vector<float> zeros_;  // smooth_softmax: a sink of 0 for each head
 };
 

@@ -122,7 +122,7 @@ class Call {
   size_t outputs() const { return outputs_; }
   // NULL where the node has no such output.
   float *output(size_t index, const int64_t *shape, size_t rank) const;
-  // Memory of the session's allocator, until the call ends; at most five times. NULL for 0 bytes.
+  // Memory of the session's allocator, until the call ends; at most seven times. NULL for 0 bytes.
   void *memory(size_t bytes);
   // The session's threads, for a call of this many rows; NULL if one thread suffices.
   const mha_scheduler *scheduler(int64_t rows);
@@ -146,7 +146,7 @@ class Call {
   ThreadCount &threads_;
   size_t inputs_ = 0, outputs_ = 0;
   OrtAllocator *allocator_ = nullptr;
-  void *memory_[5] = {};
+  void *memory_[7] = {};
   size_t memories_ = 0;
   mha_scheduler scheduler_ = {};
 };

@@ -20,12 +20,13 @@ known_attributes = {
     ("", "Attention"): "is_causal kv_num_heads left_window_size q_num_heads qk_matmul_output_mode right_window_size scale softcap softmax_precision",
     ("com.microsoft", "Attention"): "do_rotary mask_filter_value num_heads past_present_share_buffer qkv_hidden_sizes rotary_embedding_dim scale unidirectional",
     ("com.microsoft", "MultiHeadAttention"): "mask_filter_value num_heads scale unidirectional",
-    ("com.microsoft", "GroupQueryAttention"): "do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads qk_output "
-                                              "rotary_interleaved scale smooth_softmax softcap v_quant_type",
+    ("com.microsoft", "GroupQueryAttention"): "causal do_rotary k_norm_epsilon k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads "
+                                              "q_norm_epsilon qk_norm_epsilon qk_output rotary_interleaved scale sliding_window_cache smooth_softmax "
+                                              "softcap v_quant_type",
     ("", "Gemm"): "alpha beta transA transB", ("", "Reshape"): "allowzero", ("", "Softmax"): "axis", ("", "Split"): "axis num_outputs split",
     ("", "Transpose"): "perm", ("", "Unsqueeze"): "axes"}
 known_sizes = {("", "Attention"): (7, 4), ("com.microsoft", "Attention"): (7, 2), ("com.microsoft", "MultiHeadAttention"): (10, 4),
-               ("com.microsoft", "GroupQueryAttention"): (14, 4)}
+               ("com.microsoft", "GroupQueryAttention"): (16, 4)}
 
 
 def unknown(node):
@@ -245,17 +246,23 @@ class Finder:
                          present=(outputs[1], outputs[2]), biases=biases, nodes={key(node)})
 
     def group_query(self, node):
-        inputs = list(node.input) + [""] * (14 - len(node.input))
-        if attribute(node, "local_window_size", -1) != -1:
-            raise Left("it has a local window, which versions of ONNX Runtime take for one key more or less")
-        if any(inputs[12:]) or attribute(node, "kv_cache_bit_width", 0) or attribute(node, "k_quant_type", "NONE") != "NONE" or \
-                attribute(node, "v_quant_type", "NONE") != "NONE":
-            raise Left("its past is kept in fewer bits")
+        inputs = list(node.input) + [""] * (16 - len(node.input))
+        bits = attribute(node, "kv_cache_bit_width", 0)
+        kinds = [f"{name} is '{kind}'" for name in ("k_quant_type", "v_quant_type") if (kind := attribute(node, name, "NONE")) != "NONE"]
+        if bits or kinds or any(inputs[12:14]):
+            raise Left(f"it keeps keys and values in {bits or 8} bits ({' and '.join(kinds) or 'with scales'}); mha's operator keeps them as float")
+        window = attribute(node, "local_window_size", -1)
+        if window == 0 or window < -1:
+            raise Left(f"its local_window_size is {window}; mha's operator takes 1 or more, or -1 for no window")
+        if attribute(node, "sliding_window_cache", 0):
+            raise Left("its past keeps the rows of a window only (sliding_window_cache), which mha's operator does not")
+        if attribute(node, "causal", 1) != 1:
+            raise Left("it is not causal (causal is 0), which mha's operator always is")
         if attribute(node, "qk_output", 0) or len(node.output) > 3:
             raise Left("its scores are an output, which mha's operator has not")
         if inputs[1] and not self.has_rows(inputs[1], inputs[0]):
             raise Left("its keys may have no rows, which stands for those of another layer")
-        self.expect_float(inputs[0], inputs[3])
+        self.expect_float(inputs[0], inputs[3], inputs[14], inputs[15])
         return Attention(node, *inputs[:3], heads=attribute(node, "num_heads", 0), kv_heads=attribute(node, "kv_num_heads", 0), scale=0.0,
                          output=node.output[0], swap=True, nodes={key(node)})
 

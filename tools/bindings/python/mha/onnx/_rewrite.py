@@ -161,9 +161,9 @@ class Rewriter:
             # The same inputs, outputs and attributes; those that mha's operator has not are at their defaults.
             self.report.append(Entry(named(found.node), "mha.GroupQueryAttention", ", ".join(self.said(found) + self.without)))
             found.node.domain = "mha"
-            del found.node.input[12:]  # empty ones
+            del found.node.input[16:], found.node.input[12:14]  # empty ones
             for i in reversed(range(len(found.node.attribute))):
-                if found.node.attribute[i].name in ("local_window_size", "qk_output", "kv_cache_bit_width", "k_quant_type", "v_quant_type"):
+                if found.node.attribute[i].name in ("causal", "qk_output", "kv_cache_bit_width", "k_quant_type", "sliding_window_cache", "v_quant_type"):
                     del found.node.attribute[i]
             return
         what = self.layer(found) or self.attention(found)
