@@ -20,6 +20,7 @@ void register_layer_benchmarks(const Setting &setting);
 void register_attention_benchmarks(const Setting &setting);
 void register_projection_benchmarks(const Setting &setting);
 void register_decode_benchmarks(const Setting &setting);
+void register_plain_benchmarks(const Setting &setting);
 void register_storage_benchmarks(const Setting &setting);
 void register_choice_benchmarks(const Setting &setting);
 void register_latent_benchmarks(const Setting &setting);

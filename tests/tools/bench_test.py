@@ -67,8 +67,8 @@ class MhaBench(unittest.TestCase):
         names = self.bench("--benchmark_list_tests").stdout.split()
         groups = {name.split("/")[0] for name in names}
         self.assertLessEqual({"layer_prefill", "attention_prefill", "projection", "latency", "threads", "instruction_set", "decode",
-                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "storage", "arithmetic",
-                              "latent", "latent_chosen", "latent_prompt", "chosen_blocks"}, groups)
+                              "decode_hot", "decode_batch", "decode_tokens", "decode_attention", "plain_arrays",
+                              "storage", "arithmetic", "latent", "latent_chosen", "latent_prompt", "chosen_blocks"}, groups)
         self.assertEqual(len(names), len(set(names)))
 
     def figures(self, name, *flags):
@@ -113,7 +113,8 @@ class MhaBench(unittest.TestCase):
 
     def test_what_is_measured_in_turns_tells_how_many_times_as_fast_it_is(self):
         for name, counter in (("storage/cache:int8/H:16/Hkv:16/head_dim:128/past:4096", "times_f32"),
-                              ("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", "times_ungrouped")):
+                              ("decode_attention/H:32/Hkv:8/head_dim:64/past:4096", "times_ungrouped"),
+                              ("plain_arrays/f16/n:2/H:9/Hkv:3/head_dim:64/past:4000/head_first/T:1", "times_cache")):
             self.assertGreater(self.figures(name, "--max_rotated_mb=1")[counter], 0)
         self.assertGreater(self.figures("arithmetic/int16/B:1/n:16/D:768/H:12/causal:1")["times_f32"], 0)
         # Integers may pass the limit of floats: that voids nothing.
