@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "support/attention_test.h"
@@ -98,6 +99,39 @@ TEST_P(AttentionContract, EverySmallSizeEqualsTheSpecification) {
       if (problem.n_q == 13) problem.q_start = {n / 2};
       FillNormal(&random, &problem);
       ExpectTheSpecification(problem);
+    }
+  }
+}
+
+// Few rows over keys and values of the caller, which lie side by side for all kv heads: units have
+// several of these heads, and take 16 positions of all of them at a time.
+TEST_P(AttentionContract, GroupsOfKvHeadsEqualTheSpecification) {
+  Random random(2006);
+  const Scheduler scheduler(3, RunBackwards);
+  const struct {
+    int64_t n_q, heads_per_kv, kv_heads, head_dim, head_dim_v;
+  } sizes[] = {{1, 1, 2, 4, 16},   {1, 3, 3, 64, 64}, {2, 1, 33, 36, 5}, {1, 4, 8, 128, 16},
+               {2, 2, 13, 12, 48}, {3, 1, 5, 40, 32}, {5, 1, 4, 8, 16},  {2, 4, 9, 16, 17}};
+  for (const auto &size : sizes) {
+    for (const int64_t n_kv : {1, 16, 37, 256, 275, 1290}) {
+      AttentionProblem problem = Sizes(size.n_q, n_kv, size.heads_per_kv * size.kv_heads,
+                                       size.kv_heads, size.head_dim, size.head_dim_v);
+      problem.is_causal = n_kv > 16 && n_kv % 2 != 0;
+      if (problem.is_causal) problem.q_start = {n_kv - size.n_q};
+      FillNormal(&random, &problem);
+      AttentionCall call = PlainCall();
+      call.k_array = random.Pick({Storage::kF32, Storage::kF16, Storage::kBf16});
+      call.v_array = random.Pick({Storage::kF32, Storage::kF16, Storage::kBf16});
+      call.k = random.Pick({kDense, kGaps});
+      call.v = random.Pick({kDense, kGaps});
+      problem.k = Rounded(call.k_array, problem.k);
+      problem.v = Rounded(call.v_array, problem.v);
+      if (random.Coin()) problem.v.back() = std::numeric_limits<float>::infinity();
+      const Outputs expected = Specify(problem);
+      for (const mha_scheduler *const threads : {call.scheduler, scheduler.get()}) {
+        call.scheduler = threads;
+        EXPECT_TRUE(SameBits(Attend(problem, call), expected)) << Describe(problem);
+      }
     }
   }
 }
