@@ -59,12 +59,6 @@ inline Count span_of(const Array &array) {
   return span;
 }
 
-// Whether an array is contiguous and so small that its size cannot overflow. Such an array needs no
-// resolving, and small calls skip it.
-inline bool is_plain(const mha_strides &strides, int64_t batch, int64_t rows, int64_t width) {
-  return is_contiguous(strides) && static_cast<uint64_t>(batch | rows | width) < uint64_t{1} << 19;
-}
-
 // Check the strides of an array and resolve them: 0 becomes the contiguous stride, and the
 // MHA_BROADCAST of an input becomes 0. An array that is accepted fits into memory, and no element
 // of an output is written twice.
@@ -92,11 +86,13 @@ struct Extents {
 mha_status resolve_set_strides(Report report, const char *name, const Extents &extents,
                                bool is_output, mha_strides *strides);
 
+// An array that is contiguous, and so small that its size cannot overflow, needs no checks.
 inline mha_status resolve_strides(Report report, const char *name, const Extents &e, bool is_output,
                                   mha_strides *strides) {
-  if (e.heads != no_extent || !is_plain(*strides, e.batch, e.rows, e.width))
+  const int64_t heads = e.heads == no_extent ? 1 : e.heads;
+  if (!is_contiguous(*strides) || ((e.batch | e.rows | heads | e.width) >> 15) != 0)
     return resolve_set_strides(report, name, e, is_output, strides);
-  *strides = {e.rows * e.width, e.width, 0};
+  *strides = {e.rows * heads * e.width, heads * e.width, e.width};
   return MHA_OK;
 }
 inline mha_status resolve_array(Report report, const char *name, const Extents &extents,

@@ -111,7 +111,7 @@ mha_status check_request(Report report, const CallArguments &args, const Attenti
   r.states = outputs.states;
   r.pairs = {outputs.scores, outputs.scaled_scores, outputs.softcapped_scores,
              outputs.masked_scores, outputs.attention_weights};
-  return check_optional_outputs(report, r, outputs, s);
+  return args.outputs ? check_optional_outputs(report, r, outputs, s) : MHA_OK;
 }
 
 mha_status check_array_contents(Report report, const SequenceArguments &s,

@@ -44,6 +44,7 @@ struct Unit {
   // Units that read plain rows may have several kv heads, one after the other, with this many rows
   // of each. The last row stands in for one that is missing to an even number. 0: all other units.
   int64_t rows_per_kv;
+  bool has_groups;  // its rows are not just those of one kv head
   float *scratch;
   // With chosen keys the unit has one query, and this is its list: the numbers of the blocks of
   // keys in ascending order. Its keys then count by rank, their place in the list, and `ranks` are
@@ -53,7 +54,7 @@ struct Unit {
 
   // The row with this index. The division has 32 bits, which is faster.
   MHA_INLINE Row row(int64_t index) const {
-    if (rows_per_kv != 0) return row_of_group(index);
+    if (has_groups) return row_of_group(index);
     if (computed_heads == 1) return {index, query_begin + index, first_head};
     const uint32_t query = static_cast<uint32_t>(index) / static_cast<uint32_t>(computed_heads);
     const int64_t place = index - query * computed_heads;
@@ -70,7 +71,7 @@ struct Unit {
   // Steps to the next row.
   MHA_INLINE void advance(Row *row) const {
     ++row->index;
-    if (rows_per_kv != 0) return static_cast<void>(*row = row_of_group(row->index));
+    if (has_groups) return static_cast<void>(*row = row_of_group(row->index));
     ++row->head;
     if (computed_heads != heads_per_kv) row->head = computed_head(row->head, 0);
     if (row->head < end_head) return;
@@ -192,9 +193,9 @@ MHA_NOINLINE inline void leave_out_heads(Unit *unit) {
 MHA_INLINE Unit unit_of(const Attention &call, const Sequence &sequence, int64_t kv_head,
                         int64_t query_begin, int64_t queries, int64_t heads, float *scratch) {
   const int64_t first = kv_head * heads, rows = queries * heads;
-  Unit unit = {call,  sequence, sequence.in_arrays, kv_head, query_begin, queries, heads,
-               heads, first,    first + heads,      rows,    0,           scratch, nullptr,
-               {0, 0}};
+  Unit unit = {call,    sequence, sequence.in_arrays, kv_head, query_begin, queries, heads,
+               heads,   first,    first + heads,      rows,    0,           false,   scratch,
+               nullptr, {0, 0}};
   if (call.request.options.head_scales) leave_out_heads(&unit);
   return unit;
 }
@@ -214,6 +215,7 @@ MHA_INLINE void take_rows(Unit *unit) {
   const int64_t kv_heads = min(unit->call.run.unit_kv_heads, request.num_kv_heads - unit->kv_head);
   unit->rows_per_kv = padded_rows(unit->num_rows);
   unit->num_rows = unit->rows_per_kv * kv_heads;
+  unit->has_groups = unit->num_rows != unit->queries * unit->heads_per_kv;
   unit->end_head = unit->first_head + kv_heads * unit->heads_per_kv;
 }
 
