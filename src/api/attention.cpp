@@ -183,7 +183,7 @@ using namespace mha;
 
 mha_status mha_attention_workspace(const mha_attention_args *args, size_t *bytes,
                                    mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   AttentionCall call;
   MHA_TRY(make_call(report, args, &call));
   return write_size(report.about(2), static_cast<size_t>(call.workspace_bytes), bytes);
@@ -191,7 +191,7 @@ mha_status mha_attention_workspace(const mha_attention_args *args, size_t *bytes
 
 mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t workspace_bytes,
                          mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   AttentionCall call;
   MHA_TRY(make_call(report, args, &call));
   MHA_TRY(check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes,

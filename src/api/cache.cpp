@@ -125,7 +125,7 @@ using namespace mha;
 // ---- The buffer
 
 mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   mha_kv_cache header;
   MHA_TRY(make_header(report, config, &header));
   return write_size(report.about(2), static_cast<size_t>(header.bytes), bytes);
@@ -134,7 +134,7 @@ mha_status mha_kv_cache_size(const mha_kv_cache_config *config, size_t *bytes, m
 // Nothing is written before all parameters are checked, here and in all functions below.
 mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, size_t buffer_bytes,
                              mha_kv_cache **cache, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   mha_kv_cache header;
   MHA_TRY(make_header(report, config, &header));
   MHA_TRY(check_buffer(report.about(2), buffer));
@@ -161,7 +161,7 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
 // the bounds of later reads and writes depend. The keys and values are just numbers.
 mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
                              mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_buffer(report, buffer));
   if (buffer_bytes < sizeof(mha_kv_cache))
     return report.about(2).fail(
@@ -192,7 +192,7 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
   // A header that was made up may have the right checksum, which is no secret. But only sound ones
   // are equal to the header that their own configuration makes.
   const mha_kv_cache_config config = config_of(*viewed);
-  Report ignored_report(nullptr);
+  Reporter ignored_report(nullptr);
   mha_kv_cache again;
   if (make_header(ignored_report, &config, &again) != MHA_OK ||
       memcmp(&again, viewed, sizeof again) != 0)
@@ -213,7 +213,7 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
 // All fields as the caller might have set them, with defaults resolved.
 mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *config,
                               mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_cache(report, cache));
   return write_struct(report.about(2), "mha_kv_cache_config", config_of(*cache), config);
 }
@@ -222,7 +222,7 @@ mha_status mha_kv_cache_shape(const mha_kv_cache *cache, mha_kv_cache_config *co
 
 mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int64_t *length,
                                mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_place(report, cache, sequence));
   if (!length) return report.about(3).null("length is NULL; pass the address of an int64_t");
   *length = state_of(cache, sequence).length;
@@ -233,7 +233,7 @@ mha_status mha_kv_cache_length(const mha_kv_cache *cache, int64_t sequence, int6
 // stay in the table. An empty sequence of a ring starts anew.
 mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t length,
                                  mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_place(report, cache, sequence));
   MHA_TRY(check_length(report.about(3), cache, sequence, length));
   CacheState &state = state_of(cache, sequence);
@@ -245,7 +245,7 @@ mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t sequence, int64_t 
 // Replaces the table of a sequence. Blocks that hold its positions have to stay in their places.
 mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const int32_t *blocks,
                                    int64_t count, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_place(report, cache, sequence));
   MHA_TRY(check_paged(report, cache));
   // All of the new table is checked before anything changes.
@@ -298,7 +298,7 @@ mha_status mha_kv_cache_set_blocks(mha_kv_cache *cache, int64_t sequence, const 
 // sequence can be appended to.
 mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t block,
                                 uint32_t *used, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_place(report, cache, sequence));
   MHA_TRY(check_paged(report, cache));
   if (block < no_block || block >= cache->num_blocks)
@@ -335,7 +335,7 @@ mha_status mha_kv_cache_unshare(mha_kv_cache *cache, int64_t sequence, int32_t b
 // positions that are still stored are copied.
 mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length,
                                     mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_place(report, cache, from));
   MHA_TRY(check_cache_sequence(report.about(3), cache, to));
   MHA_TRY(check_length(report.about(4), cache, from, length));
@@ -379,7 +379,7 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
 // them.
 mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t count, const float *k,
                                const float *v, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_place(report, cache, sequence));
   if (count < 0) return report.about(3).invalid("count is %lld; set it to at least 0", lld(count));
   MHA_TRY(check_append(report.about(3), cache, sequence, count));
@@ -408,7 +408,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
 // into it. Either array may be null.
 mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_t first,
                              int64_t count, float *k, float *v, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_place(report, cache, sequence));
   const int64_t length = state_of(cache, sequence).length,
                 held = oldest_position(cache, sequence, length);

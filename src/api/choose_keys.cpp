@@ -141,7 +141,7 @@ using namespace mha;
 
 mha_status mha_choose_keys_workspace(const mha_choose_keys_args *args, size_t *bytes,
                                      mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   ChoiceCall made;
   MHA_TRY(make_call(report, args, &made));
   return write_size(report.about(2), static_cast<size_t>(made.call.workspace_bytes), bytes);
@@ -149,7 +149,7 @@ mha_status mha_choose_keys_workspace(const mha_choose_keys_args *args, size_t *b
 
 mha_status mha_choose_keys(const mha_choose_keys_args *args, void *workspace,
                            size_t workspace_bytes, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   ChoiceCall made;
   MHA_TRY(make_call(report, args, &made));
   AttentionCall &call = made.call;

@@ -355,7 +355,7 @@ using namespace mha;
 
 mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args,
                                  size_t *bytes, mha_error *error) {
-  Report report(error, args_argument);
+  Reporter report(error, args_argument);
   ForwardCall call;
   MHA_TRY(make_call(report, layer, args, &call));
   return write_size(report.about(3), static_cast<size_t>(call.workspace_bytes), bytes);
@@ -363,7 +363,7 @@ mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args 
 
 mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace,
                        size_t workspace_bytes, mha_error *error) {
-  Report report(error, args_argument);
+  Reporter report(error, args_argument);
   ForwardCall call;
   MHA_TRY(check_forward(report, layer, args, &call.args));
   if (is_small(*layer, call.args))

@@ -169,7 +169,7 @@ using namespace mha;
 
 mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_call_info *info,
                     mha_error *error) {
-  Report report(error, args_argument);
+  Reporter report(error, args_argument);
   ForwardCall call;
   MHA_TRY(make_call(report, layer, args, &call));
   mha_call_info filled = {};
@@ -204,7 +204,7 @@ mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_ca
 
 mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info,
                               mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   AttentionCall call;
   MHA_TRY(make_call(report, args, &call));
   mha_call_info filled = {};
@@ -230,7 +230,7 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
 
 mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, mha_call_info *info,
                            mha_error *error) {
-  Report report(error, args_argument);
+  Reporter report(error, args_argument);
   LinearCall call;
   MHA_TRY(make_call(report, layer, args, &call));
   const mha_linear_args &read = call.args;

@@ -86,7 +86,7 @@ mha_status pack_size(Report report, const PackJob &job, size_t *bytes) {
 // that tells its size.
 mha_status pack(Report caller, const PackJob &job, const char *size_query, void *buffer,
                 size_t buffer_bytes) {
-  const Report report = caller.about(job.arguments.result);
+  const Reporter report = caller.about(job.arguments.result);
   if (!buffer)
     return report.null("buffer is NULL; pass memory of %s bytes, aligned to 64 bytes", size_query);
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
@@ -156,7 +156,7 @@ using namespace mha;
 
 mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights,
                                const mha_layer_options *options, size_t *bytes, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   PackJob job;
   MHA_TRY(prepare(report, config, weights, options, &job));
   return pack_size(report, job, bytes);
@@ -164,7 +164,7 @@ mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_w
 
 mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_layer_options *options,
                                 size_t *bytes, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   PackJob job;
   MHA_TRY(prepare_linear(report, weights, options, &job));
   return pack_size(report, job, bytes);
@@ -173,7 +173,7 @@ mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_lay
 mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
                           const mha_layer_options *options, void *buffer, size_t buffer_bytes,
                           mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   PackJob job;
   MHA_TRY(prepare(report, config, weights, options, &job));
   return pack(report, job, "mha_layer_pack_size", buffer, buffer_bytes);
@@ -181,7 +181,7 @@ mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weight
 
 mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_options *options,
                            void *buffer, size_t buffer_bytes, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   PackJob job;
   MHA_TRY(prepare_linear(report, weights, options, &job));
   return pack(report, job, "mha_linear_pack_size", buffer, buffer_bytes);
@@ -197,7 +197,7 @@ size_t mha_layer_view_size(void) { return layer_bytes + 63; }
 mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_layer_options *options,
                           void *storage, size_t storage_bytes, const mha_layer **layer,
                           mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   PackedForm form;
   MHA_TRY(read_packed(report, buffer, buffer_bytes, &form));
   mha_layer_options read;
@@ -226,7 +226,7 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
 
 // Reads the whole buffer, unlike mha_layer_view, to find damage in the weights themselves.
 mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   PackedForm form;
   MHA_TRY(read_packed(report, buffer, buffer_bytes, &form));
   if (!packed_checksum_holds(form, buffer))
@@ -238,7 +238,7 @@ mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *
 
 mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights,
                             const mha_layer_options *options, mha_layer **layer, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(clear_layer(report, layer_arguments, layer));
   PackJob job;
   MHA_TRY(prepare(report, config, weights, options, &job));
@@ -247,7 +247,7 @@ mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weig
 
 mha_status mha_linear_create(const mha_linear_weights *weights, const mha_layer_options *options,
                              mha_layer **layer, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(clear_layer(report, linear_arguments, layer));
   PackJob job;
   MHA_TRY(prepare_linear(report, weights, options, &job));
@@ -265,7 +265,7 @@ void mha_layer_destroy(mha_layer *layer) {
 
 // All dimensions with their defaults resolved, as the caller might have set them.
 mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   MHA_TRY(check_layer(report, layer));
   mha_layer_config filled = {};
   const LayerShape &shape = layer->shape;

@@ -67,7 +67,7 @@ using namespace mha;
 
 mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args, size_t *bytes,
                                 mha_error *error) {
-  Report report(error, args_argument);
+  Reporter report(error, args_argument);
   LinearCall call;
   MHA_TRY(make_call(report, layer, args, &call));
   return write_size(report.about(3), static_cast<size_t>(call.workspace_bytes), bytes);
@@ -75,7 +75,7 @@ mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *a
 
 mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace,
                       size_t workspace_bytes, mha_error *error) {
-  Report report(error, args_argument);
+  Reporter report(error, args_argument);
   LinearCall call;
   MHA_TRY(make_call(report, layer, args, &call));
   MHA_TRY(check_workspace(report, 3, "mha_linear_workspace", workspace, workspace_bytes,

@@ -66,7 +66,7 @@ using namespace mha;
 
 mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left, const float *right,
                             float *result, uint32_t instruction_set, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   const Kernels *kernels;
   MHA_TRY(resolve_extent(report, "rows", "the rows of left, right and result", &rows));
   MHA_TRY(check_width(report.about(2), head_dim_v));
@@ -85,7 +85,7 @@ mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left,
 }
 
 mha_status mha_states_finish(const mha_states_args *args, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   States states;
   const Kernels *kernels;
   MHA_TRY(read_states(report, args, &states, &kernels));

@@ -212,7 +212,7 @@ using namespace mha;
 
 mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin,
                            mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   mha_rope_config known;
   MHA_TRY(read_struct(report, "mha_rope_config", config, &known));
   MHA_TRY(check_rope_config(report, known));
@@ -227,7 +227,7 @@ mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin
 // For a number of heads that is not a power of two, the first ones get the slopes of the next
 // smaller power n, and the others every second slope of 2n heads, as in the paper.
 mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   if (num_heads < 1 || num_heads > INT32_MAX)
     return report.invalid("num_heads is %lld; it must be 1 to 2147483647", lld(num_heads));
   if (!slopes) return report.about(2).null("slopes is NULL; pass an array of num_heads floats");
@@ -244,7 +244,7 @@ mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) 
 mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int64_t max_distance,
                                 uint32_t is_bidirectional, int64_t num_heads, int64_t left,
                                 int64_t right, float *relative_bias, mha_error *error) {
-  Report report(error);
+  Reporter report(error);
   if (num_buckets == 0) num_buckets = 32;
   if (max_distance == 0) max_distance = 128;
   constexpr int64_t most = 1 << 30;

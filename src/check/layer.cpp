@@ -381,7 +381,7 @@ mha_status prepare(Report report, const mha_layer_config *config, const mha_laye
   LayerShape &shape = job->form.shape;
   mha_layer_weights &w = job->weights;
   mha_layer_config given;
-  const Report of_weights = report.about(layer_arguments.weights);
+  const Reporter of_weights = report.about(layer_arguments.weights);
   MHA_TRY(read_struct(report, "mha_layer_config", config, &given));
   MHA_TRY(check_config(report, given));
   MHA_TRY(read_struct(of_weights, "mha_layer_weights", weights, &w));

@@ -6,7 +6,7 @@
 
 namespace mha {
 
-mha_status Report::write(mha_status status, const char *format, va_list values) const {
+mha_status Reporter::write(mha_status status, const char *format, va_list values) const {
   if (error_) {
     error_->status = status;
     error_->argument = argument_;
@@ -15,7 +15,7 @@ mha_status Report::write(mha_status status, const char *format, va_list values) 
   return status;
 }
 
-mha_status Report::fail(mha_status status, const char *format, ...) const {
+mha_status Reporter::fail(mha_status status, const char *format, ...) const {
   va_list values;
   va_start(values, format);
   write(status, format, values);
@@ -24,13 +24,13 @@ mha_status Report::fail(mha_status status, const char *format, ...) const {
 }
 
 // Functions with the attribute `format` cannot be templates.
-#define MHA_REPORT(name, status)                           \
-  mha_status Report::name(const char *format, ...) const { \
-    va_list values;                                        \
-    va_start(values, format);                              \
-    write(status, format, values);                         \
-    va_end(values);                                        \
-    return status;                                         \
+#define MHA_REPORT(name, status)                             \
+  mha_status Reporter::name(const char *format, ...) const { \
+    va_list values;                                          \
+    va_start(values, format);                                \
+    write(status, format, values);                           \
+    va_end(values);                                          \
+    return status;                                           \
   }
 MHA_REPORT(invalid, MHA_ERROR_INVALID_VALUE)
 MHA_REPORT(null, MHA_ERROR_NULL_POINTER)

@@ -11,10 +11,10 @@ namespace mha {
 
 // Where a function reports errors: its mha_error, which may be null, and the number of the
 // parameter that it checks, from 1 on.
-class Report {
+class Reporter {
  public:
   // Sets success, which holds until fail. Of the message only the terminator is written.
-  explicit Report(mha_error *error, uint32_t argument = 1) : error_(error), argument_(argument) {
+  explicit Reporter(mha_error *error, uint32_t argument = 1) : error_(error), argument_(argument) {
     if (!error_) return;
     error_->status = MHA_OK;
     error_->argument = 0;
@@ -22,8 +22,8 @@ class Report {
   }
 
   // For the checks of another parameter; 0: of none.
-  Report about(uint32_t argument) const {
-    Report other = *this;
+  Reporter about(uint32_t argument) const {
+    Reporter other = *this;
     other.argument_ = argument;
     return other;
   }
@@ -42,6 +42,9 @@ class Report {
   mha_error *error_;
   uint32_t argument_;
 };
+
+// How functions take it: copies go through memory in small calls, too.
+using Report = const Reporter &;
 
 // Leaves the function with the status of a check that fails.
 #define MHA_TRY(check)                                    \

@@ -373,8 +373,7 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
 mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   const mha_sequences &given = s.given;
   // Most calls have no such array.
-  const bool is_plain = !given.q_first_positions && !s.is_ragged() && !s.cache && !s.has_rope();
-  if (is_plain) return MHA_OK;
+  if (!given.q_first_positions && !s.is_ragged() && !s.cache && !s.has_rope()) return MHA_OK;
   MHA_TRY(check_packed(report, "cu_seqlens_q", given.cu_seqlens_q, s.batch, "n_q", s.n_q));
   MHA_TRY(check_packed(report, "cu_seqlens_kv", given.cu_seqlens_kv, s.batch, "n_kv", s.n_kv));
   MHA_TRY(check_rows(report, "q", given.q_lengths, given.q_first_rows, s.batch, "n_q", s.n_q));

@@ -76,13 +76,13 @@ Struct Unwritten() {
 
 template <typename Struct>
 mha_status Read(const Struct *given, Struct *copy, mha_error *error) {
-  mha::Report report(error, 3);
+  mha::Reporter report(error, 3);
   return mha::read_struct(report, "mha_made_up", given, copy);
 }
 
 template <typename Struct>
 mha_status Write(const Struct &filled, Struct *to, mha_error *error) {
-  mha::Report report(error, 3);
+  mha::Reporter report(error, 3);
   return mha::write_struct(report, "mha_made_up", filled, to);
 }
 
