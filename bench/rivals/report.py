@@ -163,14 +163,14 @@ def span(values, form="{:.2f}"):
 
 
 def layers_summary(results):
-    parts = {}
-    for state, of_state in by_state(results).items():
-        for threads, some in by_threads(of_state).items():
-            gains = [gain(result)[0] for result in some if gain(result)]
-            parts.setdefault(state, []).append(f"{span(gains)} times as fast on {threads_name(threads).lower()} (faster at "
-                                               f"{sum(round(each, 2) > 1 for each in gains)} of {len(gains)} shapes)")
-    said = "; with the core ".join(f"{state} {' and '.join(some)}" for state, some in parts.items())
-    return wrapped(f"Compared with the fastest other library, mha is with the core {said}. {source_in_short(results)}")
+    def said(results):
+        gains = {threads: [gain(result)[0] for result in some if gain(result)] for threads, some in by_threads(results).items()}
+        return " and ".join(f"{span(some)} times as fast on {threads_name(threads).lower()} (faster at {sum(round(each, 2) > 1 for each in some)} of "
+                            f"{len(some)} shapes)" for threads, some in gains.items())
+
+    busy = by_state(results).get("busy")
+    return wrapped(f"Compared with the fastest other library, mha is {said(chosen(results))}{busy and f'; with the core busy {said(busy)}' or ''}. "
+                   f"{source_in_short(chosen(results))}")
 
 
 def arithmetic_summary(results):
