@@ -7,11 +7,12 @@
  *     context = softmax(scale * q k^T) v, head by head  [batch, n, num_heads * head_dim_v]
  *     y       = context W_O                             [batch, n, output_dim]
  *
- * (Vaswani et al., arXiv:1706.03762.) There are three headers; programs include this one alone:
+ * (Vaswani et al., arXiv:1706.03762.) There are four headers; programs include this one alone:
  *
  *     mha.h            layers, KV caches, sequences; mha_forward, mha_attention and mha_linear
  *     mha_options.h    integer weights, gates, RoPE, norms, score options
  *     mha_extra.h      packed files, cache tools, states, chosen keys, optional outputs, costs
+ *     mha_recurrent.h  attention with a recurrent state (linear attention), causal convolution
  *
  * The library allocates memory only in mha_layer_create and mha_linear_create. It starts no
  * thread, takes no lock, never prints and never aborts. Results have the same bits for any batch,
@@ -517,5 +518,6 @@ MHA_API mha_status mha_linear(const mha_layer *layer, const mha_linear_args *arg
 
 #include "mha_options.h"
 #include "mha_extra.h"
+#include "mha_recurrent.h"
 
 #endif /* MHA_H */

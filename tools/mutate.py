@@ -48,7 +48,7 @@ LEAST_SCORE = 0.97
 TEST_SECONDS = 60  # of processor time, which no program takes for three tenths of its random cases
 # All that can see the library, the quickest first. What the list names for a fault comes before.
 PROGRAMS = """interface_errors interface_info info_counts interface_packed process structs schedule cache_errors fma storage seeds states
-  options bias_tables specification chosen_keys linear weights rope_tables interface_edges interface_memory cache_memory cache checksums contract
+  options bias_tables specification chosen_keys linear recurrent weights rope_tables interface_edges interface_memory cache_memory cache checksums contract
   generated cache_accuracy accuracy function""".split()
 WITH_SOURCES = "structs schedule fma storage function".split()  # these hold files of the library themselves
 

@@ -368,15 +368,20 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
   return MHA_OK;
 }
 
+mha_status check_query_rows(Report report, const SequenceArguments &s, const char *rows_name) {
+  const mha_sequences &given = s.given;
+  MHA_TRY(check_packed(report, "cu_seqlens_q", given.cu_seqlens_q, s.batch, rows_name, s.n_q));
+  return check_rows(report, "q", given.q_lengths, given.q_first_rows, s.batch, rows_name, s.n_q);
+}
+
 // From the general to the particular: cu_seqlens, lengths and first rows, the sequences of the
 // cache, then sequence by sequence the room there and the positions.
 mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   const mha_sequences &given = s.given;
   // Most calls have no such array.
   if (!given.q_first_positions && !s.is_ragged() && !s.cache && !s.has_rope()) return MHA_OK;
-  MHA_TRY(check_packed(report, "cu_seqlens_q", given.cu_seqlens_q, s.batch, "n_q", s.n_q));
+  MHA_TRY(check_query_rows(report, s, "n_q"));
   MHA_TRY(check_packed(report, "cu_seqlens_kv", given.cu_seqlens_kv, s.batch, "n_kv", s.n_kv));
-  MHA_TRY(check_rows(report, "q", given.q_lengths, given.q_first_rows, s.batch, "n_q", s.n_q));
   MHA_TRY(check_rows(report, "kv", given.kv_lengths, given.kv_first_rows, s.batch, "n_kv", s.n_kv));
   const bool has_rope_positions =
       s.has_rope() && (given.rope_q_positions || given.rope_k_positions);

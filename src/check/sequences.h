@@ -16,6 +16,11 @@ mha_status read_sequences(Report report, const CallArguments &args, bool is_self
 mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads,
                            int64_t head_dim, int64_t head_dim_v);
 
+// Checks the arrays that say which rows of queries are valid. rows_name is the field with their
+// number.
+mha_status check_query_rows(Report report, const SequenceArguments &sequences,
+                            const char *rows_name);
+
 // Checks the arrays: lengths, positions, sequences of the cache and the room there.
 mha_status check_sequence_arrays(Report report, const SequenceArguments &sequences);
 

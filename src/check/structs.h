@@ -41,6 +41,8 @@ MHA_FIRST_VERSION_ENDS_WITH(mha_choose_keys_args, index_scores);
 MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_weights, arithmetic);
 MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);
+MHA_FIRST_VERSION_ENDS_WITH(mha_recurrent_args, num_snapshots);
+MHA_FIRST_VERSION_ENDS_WITH(mha_causal_conv_args, state_out);
 #undef MHA_FIRST_VERSION_ENDS_WITH
 
 mha_status read_struct(Report report, const char *name, const void *given, void *copy,

@@ -19,7 +19,7 @@ set(xsimd [[${MHA_XSIMD_INCLUDE_DIR}]])\nset(parts ${parts})\ninclude([[${PROJEC
 install(DIRECTORY ${pages_dir}/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages)
 install(FILES LICENSE src/cmake/NOTICES.txt CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pages OPTIONAL)  # not in every copy of the sources
 
-install(FILES include/mha.h include/mha_options.h include/mha_extra.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+install(FILES include/mha.h include/mha_options.h include/mha_extra.h include/mha_recurrent.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 foreach(library mha_static mha_shared)
   if(TARGET ${library})
     install(TARGETS ${library} EXPORT mhaTargets

@@ -378,6 +378,12 @@ MHA_NOINLINE inline void narrow(Storage storage, const float *from, int64_t coun
   narrow_each(from, count, bits, [](float x) MHA_INLINED { return bf16_of(x); });
 }
 
+// Writes a row of floats to an array of the caller's, of 32 or 16 bits.
+MHA_INLINE void write_row(Storage storage, const float *from, int64_t count, void *to) {
+  if (storage != Storage::f32) return narrow(storage, from, count, to);
+  for (int64_t i = 0; i < count; ++i) static_cast<float *>(to)[i] = from[i];
+}
+
 // Prefetches a row of an array whose rows lie apart, which the processor does not do by itself.
 MHA_INLINE void prefetch_row(const char *row, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += 64) MHA_PREFETCH_L2(row + b);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include "attend.h"
+#include "causal_conv.h"
 #include "choose.h"
 #include "inspect.h"
 #include "project.h"
 #include "project_integers.h"
+#include "recurrent.h"
 #include "small.h"
 #include "states.h"
 #include "store.h"
@@ -39,6 +41,7 @@ constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *code
           choose_greatest<V>, store<V>,
           measure<V>,         finish_rows<V>,
           merge_states<V>,    finish_states<V>,
+          advance_state<V>,   convolve<V>,
           small_function<V>()};
 }
 

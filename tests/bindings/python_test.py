@@ -65,7 +65,7 @@ def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
 
 
 def header_text():
-    return "".join((pathlib.Path(arguments.include) / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h"))
+    return "".join((pathlib.Path(arguments.include) / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h", "mha_recurrent.h"))
 
 
 class Mha(unittest.TestCase):

@@ -12,6 +12,7 @@
 #include "support/choice.h"
 #include "support/fixtures.h"
 #include "support/packed_sequences.h"
+#include "support/recurrent.h"
 
 namespace results {
 namespace {
@@ -88,6 +89,7 @@ class Cases {
     Products();
     Choices();
     States();
+    Recurrences();
     return std::move(checksums_);
   }
 
@@ -923,6 +925,64 @@ class Cases {
     const Outputs outputs = Forward(Create(asking, instruction_set_).get(), m, call);
     Record("layer of W_Q alone, over that cache",
            Sum().Add(outputs.q).Add(outputs.context).Add(outputs.lse).Add(outputs.y));
+  }
+
+  // ---- mha_recurrent_attention and mha_causal_conv
+
+  template <typename Problem>
+  void RecordStateful(const std::string &name, const Problem &problem) {
+    const StatefulResults results = support::Compute(problem, {instruction_set_, scheduler_});
+    Record(name, Sum().Add(results.y).Add(results.state).Add(results.snapshots));
+  }
+
+  // The gates of the problem are functions of what is given.
+  static RecurrentProblem WithRawGates(RecurrentProblem problem, uint64_t seed) {
+    Random random(seed);
+    problem.norm_epsilon = 1e-6f;
+    problem.a_log = random.Uniforms(problem.v.extents[2]);
+    problem.dt_bias = random.Uniforms(problem.v.extents[2] * problem.decay.width);
+    problem.beta_is_raw = !problem.beta.x.empty();
+    return problem;
+  }
+
+  void Recurrences() {
+    Random random(700);
+    RecordStateful("linear attention", MakeRecurrent(&random, 2, 9, 2, 2, 2, 24, 40, 0, false));
+    RecordStateful("delta rule", MakeRecurrent(&random, 2, 9, 2, 2, 2, 33, 17, 0, true));
+    RecordStateful("gated rule of 6 heads that share 2 keys, raw",
+                   WithRawGates(MakeRecurrent(&random, 1, 30, 2, 2, 6, 64, 48, 1, false), 701));
+    RecurrentProblem delta =
+        WithRawGates(MakeRecurrent(&random, 1, 70, 2, 2, 4, 128, 128, 1, true), 702);
+    delta.state = random.Uniforms(3 * delta.state_size());
+    delta.cu_seqlens = {0, 20, 20, 70};
+    delta.num_snapshots = 4;
+    RecordStateful("gated delta rule of packed sequences, raw", delta);
+    RecordStateful("gated delta rule of key dimensions, raw",
+                   WithRawGates(MakeRecurrent(&random, 1, 40, 3, 3, 3, 64, 64, 64, true), 703));
+    RecurrentProblem grows = MakeRecurrent(&random, 1, 12, 6, 1, 2, 16, 20, 1, true);
+    for (float &decay : grows.decay.x) decay = 0 - decay;
+    grows.scale = 0.5f;
+    grows.k.x[16 * 5] = FromBits(kOtherNaN);
+    grows.v.x[20] = FromBits(kInfinity);
+    RecordStateful("gated delta rule that grows, of 3 queries for a state, not finite", grows);
+    delta = MakeRecurrent(&random, 2, 5, 2, 2, 2, 32, 32, 1, true);
+    delta.first_rows = {0, 3};
+    for (Tensor *x : {&delta.q, &delta.k, &delta.v, &delta.output}) {
+      x->type = x == &delta.output ? Storage::kF16 : Storage::kBf16;
+      for (float &number : x->x) {
+        uint32_t bits;
+        std::memcpy(&bits, &number, sizeof bits);
+        number = FromBits(bits & 0xffff0000u);
+      }
+    }
+    RecordStateful("gated delta rule of padded sequences, from bf16 to f16", delta);
+    for (const int64_t kernel_size : {2, 4, 8}) {
+      ConvolutionProblem conv = MakeConvolution(&random, 2, 9, 70, kernel_size);
+      if (kernel_size > 2) conv.bias = random.Uniforms(70);
+      if (kernel_size > 2) conv.state = random.Uniforms(2 * conv.state_size());
+      conv.is_silu = kernel_size != 8;
+      RecordStateful("causal convolution of " + std::to_string(kernel_size) + " rows", conv);
+    }
   }
 
   uint32_t instruction_set_;

@@ -1,7 +1,8 @@
 // The oracle is bits: any call with any numbers, including NaNs and infinities of all kinds, has
 // the bits of the specification on each instruction set of this machine. The input chooses options
 // of the generated calls (support/generated_options.h), which have their own threads, cuttings,
-// batches, types and caches; and products, states and choices of keys, which these calls lack.
+// batches, types and caches; and what these calls lack: products, states, choices of keys,
+// recurrent attention and its convolution.
 #include <mha.h>
 
 #include <cmath>
@@ -15,6 +16,7 @@
 #include "support/generated_options.h"
 #include "support/given_weights.h"
 #include "support/instruction_sets.h"
+#include "support/recurrent.h"
 #include "support/schedulers.h"
 
 namespace {
@@ -250,11 +252,27 @@ void CheckChoice(fuzz::Bytes *bytes) {
   }
 }
 
+// A call with states, of any numbers.
+template <typename Problem>
+void CheckStateful(const Problem &problem, uint32_t threads) {
+  const StatefulResults expected = Specify(problem);
+  const Scheduler scheduler(threads, RunBackwards);
+  for (const uint32_t set : SetsOfThisMachine(false)) {
+    const StatefulResults results =
+        Compute(problem, {set, threads > 1 ? scheduler.get() : nullptr});
+    ExpectNone(SameBits("output", results.y, expected.y).message(), set, Describe(problem));
+    ExpectNone(SameBits("state_out", results.state, expected.state).message(), set,
+               Describe(problem));
+    ExpectNone(SameBits("snapshots", results.snapshots, expected.snapshots).message(), set,
+               Describe(problem));
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz::Bytes bytes(data, size);
-  switch (bytes.Choice({0, 0, 0, 0, 0, 0, 0, 1, 2, 3})) {
+  switch (bytes.Choice({0, 0, 0, 4, 0, 0, 0, 1, 2, 3})) {
     case 1:
       CheckStates(&bytes);
       break;
@@ -264,6 +282,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     case 3:
       CheckChoice(&bytes);
       break;
+    case 4: {
+      const bool is_convolution = bytes.Boolean();
+      const uint32_t threads = bytes.Choice({1u, 3u});
+      Random random(bytes.Raw(4));
+      if (is_convolution) {
+        CheckStateful(RandomConvolution(&random), threads);
+      } else {
+        CheckStateful(RandomRecurrent(&random), threads);
+      }
+      break;
+    }
     default:
       CheckGeneratedCall(&bytes);
   }

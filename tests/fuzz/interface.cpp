@@ -659,6 +659,114 @@ void TestChooseKeys() {
   Unshare();
 }
 
+// Sequences of a call that has rows alone, and how many there are.
+int64_t FillRows(int64_t *batch, int64_t rows, const mha_sequences **placed) {
+  mha_sequences s = {};
+  const int64_t count = *batch;
+  if (in.OneIn(4)) {
+    s.cu_seqlens_q = Starts(count, rows);
+    s.count = in.OneIn(16) ? std::min(Number(0, 4), count) : count;
+    *batch = Odd(1);
+    *placed = Placed(s);
+    return s.count;
+  }
+  if (in.OneIn(4)) s.q_lengths = Integers<int64_t>(count, 0, rows);
+  if (in.OneIn(4)) s.q_first_rows = PaddedLeft(s.q_lengths, count, rows);
+  if (in.OneIn(32)) s.kv_lengths = s.q_lengths;
+  if (!IsEmpty(s) || in.OneIn(4)) *placed = Placed(s);
+  return count;
+}
+
+template <class Args>
+void FillStates(Args *args, Wide width, std::initializer_list<Axis> axes) {
+  const Wide all = Elements(width, axes);
+  if (in.OneIn(2)) args->state = Floats(all);
+  if (in.OneIn(2)) args->state_out = Result(all);
+  if (in.OneIn(4) && args->state_out) args->state = args->state_out;
+}
+
+void TestRecurrent() {
+  mha_recurrent_args args = {};
+  args.batch = Number(1, 3), args.rows = Number(1, 9);
+  args.num_v_heads = Number(1, 4);
+  args.num_k_heads = in.OneIn(2) ? Odd(1) : 0;
+  const int64_t v_heads = args.num_v_heads, k_heads = args.num_k_heads ? args.num_k_heads : v_heads;
+  args.num_q_heads = in.OneIn(2) ? in.Choice<int64_t>({v_heads, 1, 2, 3, 8}) : 0;
+  const int64_t q_heads = args.num_q_heads ? args.num_q_heads : k_heads;
+  args.head_dim = Number(1, in.OneIn(4) ? 130 : 20);
+  args.head_dim_v = in.OneIn(3) ? Number(1, 40) : 0;
+  const int64_t width = args.head_dim_v ? args.head_dim_v : args.head_dim;
+  args.decay_dim = in.OneIn(3) ? Odd(args.head_dim) : 0;
+  args.scale = Fraction(), args.norm_epsilon = Fraction();
+  args.beta_function = in.OneIn(2) ? Kind(2) : 0;
+  args.instruction_set = in.OneIn(2) ? Kind(9) : 0;
+  args.scheduler = Scheduler();
+  const int64_t count = FillRows(&args.batch, args.rows, &args.sequences);
+  const int64_t decay_dim = args.decay_dim ? args.decay_dim : 1;
+  if (in.OneIn(3)) args.a_log = Floats(v_heads);
+  if (in.OneIn(3)) args.dt_bias = Floats(Elements(decay_dim, {{v_heads}}));
+  args.q.type = Type(3), args.k.type = Type(3), args.v.type = Type(3), args.output.type = Type(3);
+  args.decay.type = Type(3), args.beta.type = Type(3);
+  const auto array = [&](int64_t heads, Wide of_head, mha_strides *strides) {
+    if (in.OneIn(4)) {
+      Elements(
+          of_head,
+          {{args.batch, &strides->batch}, {heads, &strides->head}, {args.rows, &strides->row}});
+    } else {
+      Elements(
+          of_head,
+          {{args.batch, &strides->batch}, {args.rows, &strides->row}, {heads, &strides->head}});
+    }
+    return Span(of_head, *strides, args.batch, args.rows, heads);
+  };
+  const uint32_t k_type = args.k.type != 0 ? args.k.type : args.q.type,
+                 v_type = args.v.type != 0 ? args.v.type : k_type;
+  args.q.data = Input(array(q_heads, args.head_dim, &args.q.strides), args.q.type);
+  args.k.data = Input(array(k_heads, args.head_dim, &args.k.strides), k_type);
+  args.v.data = Input(array(v_heads, width, &args.v.strides), v_type);
+  if (in.OneIn(2))
+    args.decay.data = Input(array(v_heads, decay_dim, &args.decay.strides), args.decay.type);
+  if (in.OneIn(2)) args.beta.data = Input(array(v_heads, 1, &args.beta.strides), args.beta.type);
+  args.output.data =
+      Output(array(std::max(q_heads, v_heads), width, &args.output.strides), args.output.type);
+  FillStates(&args, width, {{count}, {v_heads}, {args.head_dim}});
+  if (in.OneIn(3)) {
+    args.num_snapshots = Number(1, 16);
+    args.snapshots =
+        Result(Elements(width, {{count}, {args.num_snapshots}, {v_heads}, {args.head_dim}}));
+  }
+  SetReserved({&args.q, &args.k, &args.v, &args.decay, &args.beta}, &args.output, true);
+  const mha_recurrent_args *const placed = Placed(args);
+  QueryAndCall(mha_recurrent_attention_workspace, mha_recurrent_attention,
+               mha_recurrent_attention_info, placed);
+}
+
+void TestCausalConv() {
+  mha_causal_conv_args args = {};
+  args.batch = Number(1, 3), args.rows = Number(1, 9);
+  args.channels = Number(1, in.OneIn(4) ? 300 : 40), args.kernel_size = Number(2, 8);
+  args.activation = Kind({MHA_ACTIVATION_NONE, MHA_ACTIVATION_SILU});
+  args.instruction_set = in.OneIn(2) ? Kind(9) : 0;
+  args.scheduler = Scheduler();
+  const int64_t count = FillRows(&args.batch, args.rows, &args.sequences);
+  const int64_t channels = args.channels;
+  if (!in.OneIn(16)) args.weights = Floats(Elements(args.kernel_size, {{channels}}));
+  if (in.OneIn(2)) args.bias = Floats(channels);
+  args.x.type = Type(3), args.output.type = Type(3);
+  args.x.data = Input(Rows(channels, &args.x.strides, args.batch, args.rows), args.x.type);
+  args.output.data =
+      Output(Rows(channels, &args.output.strides, args.batch, args.rows), args.output.type);
+  FillStates(&args, channels, {{count}, {std::max<int64_t>(args.kernel_size, 1) - 1}});
+  SetReserved({&args.x}, &args.output, false);
+  const mha_causal_conv_args *const placed = Placed(args);
+  QueryAndCall(
+      mha_causal_conv_workspace, mha_causal_conv,
+      [](const mha_causal_conv_args *, mha_call_info *, mha_error *error) {
+        return mha_causal_conv_workspace(nullptr, nullptr, error);  // there is none
+      },
+      placed);
+}
+
 struct Destroy {
   void operator()(mha_layer *layer) const { mha_layer_destroy(layer); }
 };
@@ -943,9 +1051,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const uint8_t kind = in.Byte();
   buffers.Reset((kind & 128) != 0);
   has_error = (kind & 112) != 112;
-  static void (*const tests[])() = {TestAttention, TestForward,    TestAttention, TestForward,
-                                    TestLinear,    TestChooseKeys, TestStates,    TestTables};
-  tests[kind % 8]();
+  static void (*const tests[])() = {TestAttention, TestForward,    TestAttention,  TestForward,
+                                    TestLinear,    TestChooseKeys, TestStates,     TestTables,
+                                    TestAttention, TestForward,    TestRecurrent,  TestForward,
+                                    TestLinear,    TestChooseKeys, TestCausalConv, TestTables};
+  tests[kind % 16]();
   made.reset();
   return 0;
 }

@@ -41,6 +41,8 @@ SIZE(mha_choose_keys_args, 88);
 SIZE(mha_call_info, 56);
 SIZE(mha_linear_weights, 80);
 SIZE(mha_linear_args, 160);
+SIZE(mha_recurrent_args, 432);
+SIZE(mha_causal_conv_args, 184);
 
 #endif
 

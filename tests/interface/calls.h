@@ -4,6 +4,7 @@
 #define MHA_TESTS_INTERFACE_CALLS_H
 
 #include <deque>
+#include <functional>
 
 #include "support/interface_support.h"
 
@@ -141,6 +142,69 @@ struct FullAttention : Changes<FullAttention> {
   AttentionData data{NormalAttention(FullProblem()), {Guarded(kAskAll)}};
   mha_attention_args &args = data.args;
 };
+
+// ---- Calls with one wrong argument
+
+// Which functions refuse the call. The size query looks at no data, mha_info alone at sequences.
+enum : unsigned { kWorkspace = 1, kCall = 2, kInfo = 4, kReadsArrays = kCall | kInfo, kAll = 7 };
+
+// Which parameter the arguments are.
+template <typename Call>
+inline constexpr uint32_t kArgs = std::is_same_v<Call, FullForward> ? 2 : 1;
+
+template <typename Call>
+void ExpectRefused(const std::function<void(Call &)> &change, const Refusal &refusal) {
+  const Expected expected = {refusal.status, {kArgs<Call>}, refusal.words};
+  Call call;
+  change(call);
+  if ((refusal.functions & kWorkspace) != 0) {
+    SCOPED_TRACE("the workspace query");
+    size_t bytes = 4711;
+    ExpectFails([&](auto *error) { return call.data.Workspace(&bytes, error); }, expected);
+    EXPECT_EQ(bytes, 4711u);
+  }
+  if ((refusal.functions & kInfo) != 0) {
+    SCOPED_TRACE("the description");
+    mha_call_info info;
+    std::memset(&info, 0x5A, sizeof info);
+    info.struct_size = sizeof info;
+    const mha_call_info before = info;
+    ExpectFails([&](auto *error) { return call.data.Info(&info, error); }, expected);
+    EXPECT_EQ(std::memcmp(&info, &before, sizeof info), 0) << "info was written";
+  }
+  if ((refusal.functions & kCall) != 0) {
+    SCOPED_TRACE("the call");
+    Memory workspace(1 << 20);  // far more than the valid call needs
+    workspace.Fill(0x5A);
+    call.data.PoisonOutputs();
+    ExpectFails([&](auto *error) { return call.data.Run(workspace.data(), 1 << 20, error); },
+                expected);
+    EXPECT_TRUE(call.data.OutputsAreUntouched());
+    EXPECT_EQ(call.scheduler.calls, 0u) << "work was started";
+  }
+}
+
+template <typename Call>
+void ExpectAllRefused(const std::vector<Wrong<Call>> &table) {
+  for (const Wrong<Call> &row : table) {
+    SCOPED_TRACE(row.text);
+    ExpectRefused<Call>(row.change, row.refusal);
+  }
+}
+
+template <typename Call>
+void ExpectAllSucceed(const std::vector<void (*)(Call &)> &changes) {
+  for (const auto &change : changes) {
+    Call call;
+    change(call);
+    size_t bytes = 0;
+    ExpectSucceeds([&](auto *error) { return call.data.Workspace(&bytes, error); });
+    mha_call_info info = Zeroed<mha_call_info>();
+    ExpectSucceeds([&](auto *error) { return call.data.Info(&info, error); });
+    Memory workspace(bytes);
+    ExpectSucceeds([&](auto *error) { return call.data.Run(workspace.data(), bytes, error); });
+  }
+}
 
 }  // namespace support
 

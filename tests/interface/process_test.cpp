@@ -18,6 +18,7 @@
 #include "support/choice.h"
 #include "support/instruction_sets.h"
 #include "support/recording_allocator.h"
+#include "support/recurrent.h"
 #include "support/schedulers.h"
 #include "support/stack.h"
 #include "support/traps.h"
@@ -48,6 +49,7 @@ class Everything {
     forward_.SetScheduler(&scheduler_.scheduler);
     attention_.SetScheduler(&scheduler_.scheduler);
     choice_.SetScheduler(&scheduler_.scheduler);
+    recurrent_.args.scheduler = convolution_.args.scheduler = &scheduler_.scheduler;
     linear_.rows = problem_.batch * kRows;
     linear_.x.data = forward_.args.query.data;
     linear_.output.data = product_.data();
@@ -136,6 +138,9 @@ class Everything {
   ForwardData forward_{layer_.get(), problem_, {Guarded()}};
   AttentionData attention_{NormalAttention(problem_), {Guarded(), set_}};
   ChoiceData choice_{Choice(), {Guarded(), set_}};
+  Random random_{4};
+  RecurrentData recurrent_{MakeRecurrent(&random_, 2, kRows, 2, 2, 4, 40, 70, 40, true), {set_}};
+  ConvolutionData convolution_{MakeConvolution(&random_, 2, kRows, 200, 4), {set_}};
   mha_layer_config shape_ = Zeroed<mha_layer_config>();
   mha_linear_weights linear_weights_ = Zeroed<mha_linear_weights>();
   Memory product_ = Floats(problem_.batch * kRows * kDim), finished_ = Floats(kRows * kDim),
@@ -195,6 +200,12 @@ class Everything {
       {"mha_attention_info", [this] { return attention_.Info(&info, &error); }},
       {"mha_choose_keys_workspace", [this] { return choice_.Workspace(&bytes_, &error); }},
       {"mha_choose_keys", [this] { return choice_.Run(workspace(), room(), &error); }},
+      {"mha_recurrent_attention_workspace",
+       [this] { return recurrent_.Workspace(&bytes_, &error); }},
+      {"mha_recurrent_attention", [this] { return recurrent_.Run(workspace(), room(), &error); }},
+      {"mha_recurrent_attention_info", [this] { return recurrent_.Info(&info, &error); }},
+      {"mha_causal_conv_workspace", [this] { return convolution_.Workspace(&bytes_, &error); }},
+      {"mha_causal_conv", [this] { return convolution_.Run(workspace(), room(), &error); }},
       CALL(mha_linear_pack_size, &linear_weights_, &options_, &bytes_, &error),
       CALL(mha_linear_pack, &linear_weights_, &options_, packed_.data(), packed_.size(), &error),
       {"mha_linear_create",
@@ -247,7 +258,7 @@ class Everything {
 TEST(Everything, ListsEveryFunctionOfTheHeaders) {
   const Everything everything(MHA_INSTRUCTION_SET_AUTO);
   std::string missing;
-  for (const char *header : {"/mha.h", "/mha_options.h", "/mha_extra.h"}) {
+  for (const char *header : {"/mha.h", "/mha_options.h", "/mha_extra.h", "/mha_recurrent.h"}) {
     std::ifstream file(std::string(MHA_INCLUDE) + header);
     std::stringstream text;
     text << file.rdbuf();

@@ -3,6 +3,7 @@
 
 #include "interface/calls.h"
 #include "support/choice.h"
+#include "support/recurrent.h"
 
 namespace {
 
@@ -94,8 +95,8 @@ TEST(StructSize, IsCheckedInStructsOfALayer) {
 }
 
 // Runs the call with these arguments; it writes its outputs unless it fails.
-template <typename Run>
-mha_status WritesUnlessItFails(CallData *data, const Run &run) {
+template <typename Data, typename Run>
+mha_status WritesUnlessItFails(Data *data, const Run &run) {
   data->PoisonOutputs();
   const mha_status status = run();
   EXPECT_EQ(data->OutputsAreUntouched(), status != MHA_OK);
@@ -147,6 +148,41 @@ TEST(StructSize, IsCheckedInArgumentsOfACall) {
     choice.choice.attention = args;
     return mha_choose_keys_workspace(&choice.choice, &bytes, error);
   });
+}
+
+TEST(StructSize, IsCheckedInArgumentsOfCallsWithStates) {
+  const Memory workspace(1 << 20);
+  size_t bytes;
+  mha_call_info info = Zeroed<mha_call_info>();
+  Random random(1);
+  RecurrentData recurrent(MakeRecurrent(&random, 1, 2, 1, 1, 1, 3, 4, 1, true));
+  const auto run = [&](const mha_recurrent_args *args, mha_error *error) {
+    return mha_recurrent_attention(args, workspace.data(), workspace.size(), error);
+  };
+  ExpectStructSizeRule(recurrent.args, 1, [&](const mha_recurrent_args *args, mha_error *error) {
+    return mha_recurrent_attention_workspace(args, &bytes, error);
+  });
+  ExpectStructSizeRule(recurrent.args, 1, [&](const mha_recurrent_args *args, mha_error *error) {
+    return mha_recurrent_attention_info(args, &info, error);
+  });
+  ExpectStructSizeRule(recurrent.args, 1, [&](const mha_recurrent_args *args, mha_error *error) {
+    return WritesUnlessItFails(&recurrent, [&] { return run(args, error); });
+  });
+  ExpectStructSizeRule(recurrent.sequences, 1, [&](const mha_sequences *given, mha_error *error) {
+    recurrent.args.sequences = given;
+    return run(&recurrent.args, error);
+  });
+  ConvolutionData convolution(MakeConvolution(&random, 1, 2, 5, 3));
+  ExpectStructSizeRule(convolution.args, 1,
+                       [&](const mha_causal_conv_args *args, mha_error *error) {
+                         return mha_causal_conv_workspace(args, &bytes, error);
+                       });
+  ExpectStructSizeRule(convolution.args, 1,
+                       [&](const mha_causal_conv_args *args, mha_error *error) {
+                         return WritesUnlessItFails(&convolution, [&] {
+                           return mha_causal_conv(args, workspace.data(), workspace.size(), error);
+                         });
+                       });
 }
 
 TEST(StructSize, IsCheckedInRopeConfigAndStates) {

@@ -127,7 +127,7 @@ def check_layout(arguments):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if len(line) > 100:
                 failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most 100.")
-    header = without_comments("".join((arguments.source / "include" / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h")))
+    header = without_comments("".join((arguments.source / "include" / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h", "mha_recurrent.h")))
     asserted = (arguments.source / "tests" / "interface" / "c99_test.c").read_text()
     structs = re.findall(r"typedef struct (\w+) \{.*?\n\} \1;", header, re.DOTALL)
     if len(structs) != len(re.findall(r"\bstruct \w+ \{", header)):
@@ -141,7 +141,7 @@ def check_layout(arguments):
 
 
 # What describes a call, and the files that write it (without their ending).
-writers = {"SequenceArguments": ["check/request", "check/scores", "check/sequences"], "AttentionRequest": ["check/request"],
+writers = {"SequenceArguments": ["check/recurrent", "check/request", "check/scores", "check/sequences"], "AttentionRequest": ["check/request"],
            "AttentionPlan": ["plan/attention_plan"], "AttentionArrays": ["api/attention", "api/forward"], "AttentionRun": ["run/attend"]}
 members = {"sequences": "SequenceArguments", "request": "AttentionRequest", "plan": "AttentionPlan", "arrays": "AttentionArrays", "run": "AttentionRun"}
 

@@ -951,6 +951,100 @@ void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *
   }
 }
 
+// ---- 18. Recurrent attention
+
+float ExpOfAny(float x) { return x > 0.0f ? 1.0f / Exp(0.0f - x) : Exp(x); }
+
+float SumOfProducts(const float *x, const float *y, int64_t width) {
+  float t[kPartialSums] = {};
+  for (int64_t i = 0; i < width; i++) t[i % kPartialSums] = Fma(x[i], y[i], t[i % kPartialSums]);
+  return SumPartials(t);
+}
+
+// x [width] as it takes part.
+void Unit(float epsilon, const float *x, int64_t width, float *unit) {
+  const float factor =
+      epsilon > 0.0f ? 1.0f / __builtin_sqrtf(SumOfProducts(x, x, width) + epsilon) : 1.0f;
+  for (int64_t i = 0; i < width; i++) unit[i] = epsilon > 0.0f ? x[i] * factor : x[i];
+}
+
+// Row t of state h, s [head_dim, head_dim_v], and its outputs.
+void RecurOneRow(const Recurrence &a, int64_t t, int64_t h, float *s, float *output) {
+  const int64_t width = a.head_dim, columns = a.head_dim_v,
+                heads = a.num_q_heads > a.num_v_heads ? a.num_q_heads : a.num_v_heads,
+                outputs = heads / a.num_v_heads;
+  Floats k(width), q(width), own(width), r(columns), p(columns), u(columns);
+  Unit(a.norm_epsilon, a.k + (t * a.num_k_heads + h / (a.num_v_heads / a.num_k_heads)) * width,
+       width, k);
+  float b = 1.0f;
+  for (int64_t i = 0; i < width; i++) own[i] = 1.0f;  // A
+  for (int64_t i = 0; a.decay && i < a.decay_dim; i++) {
+    float g = a.decay[(t * a.num_v_heads + h) * a.decay_dim + i];
+    if (a.dt_bias) g = g + a.dt_bias[h * a.decay_dim + i];
+    if (a.a_log) g = (0.0f - ExpOfAny(a.a_log[h])) * Softplus(g);
+    (a.decay_dim == 1 ? b : own[i]) = ExpOfAny(g);
+  }
+  for (int64_t j = 0; j < columns; j++) r[j] = 0.0f;
+  for (int64_t i = 0; i < width; i++) {
+    for (int64_t j = 0; j < columns; j++) r[j] = Fma(k[i] * own[i], s[i * columns + j], r[j]);
+  }
+  float beta = a.beta ? a.beta[t * a.num_v_heads + h] : 0.0f;
+  if (a.beta_is_raw) beta = Sigmoid(beta);
+  for (int64_t j = 0; j < columns; j++) {
+    u[j] = a.v[(t * a.num_v_heads + h) * columns + j];
+    if (a.beta) u[j] = beta * Fma(0.0f - b, r[j], u[j]);
+  }
+  const float scale = a.scale != 0.0f ? a.scale : 1.0f / __builtin_sqrtf(static_cast<float>(width));
+  for (int64_t o = h * outputs; o < (h + 1) * outputs; o++) {
+    Unit(a.norm_epsilon, a.q + (t * a.num_q_heads + o / (heads / a.num_q_heads)) * width, width, q);
+    const float c = SumOfProducts(q, k, width);
+    for (int64_t j = 0; j < columns; j++) p[j] = 0.0f;
+    for (int64_t i = 0; i < width; i++) {
+      for (int64_t j = 0; j < columns; j++) p[j] = Fma(q[i] * own[i], s[i * columns + j], p[j]);
+    }
+    for (int64_t j = 0; j < columns; j++)
+      output[(t * heads + o) * columns + j] = Canon(scale * Fma(c, u[j], b * p[j]));
+  }
+  for (int64_t i = 0; i < width; i++) {
+    for (int64_t j = 0; j < columns; j++)
+      s[i * columns + j] = Fma(k[i], u[j], (b * own[i]) * s[i * columns + j]);
+  }
+}
+
+void Recur(const Recurrence &a, const float *state, float *output, float *state_out,
+           float *snapshots) {
+  const int64_t size = a.head_dim * a.head_dim_v, all = a.num_v_heads * size;
+  Floats s(all);
+  for (int64_t n = 0; n < all; n++) s[n] = state ? state[n] : 0.0f;
+  for (int64_t t = 0; t <= a.rows; t++) {
+    for (int64_t m = 0; m < a.num_snapshots; m++) {
+      if (t != (a.rows > m ? a.rows - m - 1 : 0)) continue;
+      for (int64_t n = 0; n < all; n++) snapshots[m * all + n] = Canon(s[n]);
+    }
+    for (int64_t h = 0; t < a.rows && h < a.num_v_heads; h++)
+      RecurOneRow(a, t, h, s + h * size, output);
+  }
+  for (int64_t n = 0; n < all; n++) state_out[n] = Canon(s[n]);
+}
+
+// ---- 19. Causal convolution
+
+void Convolve(const Convolution &a, const float *state, float *output, float *state_out) {
+  const int64_t before = a.kernel_size - 1;
+  Floats x((before + a.rows) * a.channels);
+  for (int64_t n = 0; n < before * a.channels; n++) x[n] = state ? state[n] : 0.0f;
+  for (int64_t n = 0; n < a.rows * a.channels; n++) x[before * a.channels + n] = a.x[n];
+  for (int64_t n = 0; n < a.rows * a.channels; n++) {
+    const int64_t c = n % a.channels;
+    float y = a.bias ? a.bias[c] : 0.0f;
+    for (int64_t j = 0; j < a.kernel_size; j++)
+      y = Fma(a.weights[c * a.kernel_size + j], x[n + j * a.channels], y);
+    output[n] = Canon(a.is_silu ? y * Sigmoid(y) : y);
+  }
+  for (int64_t n = 0; n < before * a.channels; n++)
+    state_out[n] = Canon(x[a.rows * a.channels + n]);
+}
+
 // ---- 4 to 10: the layer
 
 void Forward(const LayerShape &shape, const LayerWeights &weights, const float *query,
@@ -986,8 +1080,9 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {
-    Fma,    Exp,         Log,   Tanh,   Sigmoid,     Softplus,    Project,    StoreWeights, Linear,
-    Rotate, PrepareKeys, Store, Attend, MergeStates, FinishState, ChooseKeys, Forward};
+const Functions MHA_SPEC_FUNCTIONS = {Fma,         Exp,     Log,          Tanh,        Sigmoid,
+                                      Softplus,    Project, StoreWeights, Linear,      Rotate,
+                                      PrepareKeys, Store,   Attend,       MergeStates, FinishState,
+                                      ChooseKeys,  Recur,   Convolve,     Forward};
 
 }  // namespace spec

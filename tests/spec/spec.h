@@ -33,6 +33,29 @@ struct LayerOutputs {
   float *y;  // [n_q, output_dim], or [n_q, num_heads * head_dim_v] without w_o
 };
 
+// One sequence of mha_recurrent_attention, dense, its defaults resolved. decay, a_log, dt_bias and
+// beta may be null. Sections 18 and 19.
+struct Recurrence {
+  int64_t rows, num_q_heads, num_k_heads, num_v_heads, head_dim, head_dim_v, decay_dim;
+  float scale, norm_epsilon;  // scale 0: the default
+  bool beta_is_raw;           // sigmoid(beta) is taken
+  const float *a_log;         // [num_v_heads]
+  const float *dt_bias;       // [num_v_heads, decay_dim]
+  const float *q, *k, *v;     // [rows, heads, width]
+  const float *decay;         // [rows, num_v_heads, decay_dim]
+  const float *beta;          // [rows, num_v_heads]
+  int64_t num_snapshots;
+};
+
+// One sequence of mha_causal_conv. bias may be null.
+struct Convolution {
+  int64_t rows, channels, kernel_size;
+  bool is_silu;
+  const float *weights;  // [channels, kernel_size]
+  const float *bias;     // [channels]
+  const float *x;        // [rows, channels]
+};
+
 // The functions of one compilation of spec.cpp.
 struct Functions {
   float (*fma)(float a, float b, float c);
@@ -84,6 +107,12 @@ struct Functions {
   void (*choose_keys)(const support::AttentionShape &shape, const float *q, const float *k,
                       const float *weights, int64_t num_chosen, float *index_scores,
                       int32_t *chosen);
+
+  // State and snapshots as in mha.h, of one sequence; state may be null.
+  void (*recur)(const Recurrence &recurrence, const float *state, float *output, float *state_out,
+                float *snapshots);
+  void (*convolve)(const Convolution &convolution, const float *state, float *output,
+                   float *state_out);
 
   // query [n_q, query_dim], key [n_kv, key_dim], value [n_kv, value_dim]
   void (*forward)(const support::LayerShape &shape, const support::LayerWeights &weights,

@@ -1,0 +1,85 @@
+// mha_causal_conv: a depthwise convolution of rows. A unit of work is some channels of all rows of
+// a sequence.
+
+#include "../check/arrays.h"
+#include "../check/recurrent.h"
+#include "../check/sequences.h"
+#include "../check/structs.h"
+#include "../cpu.h"
+#include "../run/rows.h"
+#include "../run/schedule.h"
+
+namespace mha {
+namespace {
+
+struct ConvCall {
+  mha_causal_conv_args args;
+  SequenceArguments sequences;
+  const Kernels *kernels;
+  Convolution convolution;
+  int64_t workspace_bytes;
+};
+
+// Units need no memory, and several threads share their numbers.
+mha_status make_call(Report report, const mha_causal_conv_args *given, ConvCall *call) {
+  mha_causal_conv_args &args = call->args;
+  MHA_TRY(check_causal_conv(report, given, &args, &call->sequences));
+  MHA_TRY(choose_kernels(report, args.instruction_set, &call->kernels));
+  call->convolution = {args.channels,
+                       args.kernel_size,
+                       args.weights,
+                       args.bias,
+                       args.activation == MHA_ACTIVATION_SILU,
+                       rows_of(args.x),
+                       rows_of(args.output),
+                       args.state,
+                       args.state_out};
+  WorkspaceLayout layout;
+  const bool has_threads = threads_of(args.scheduler) > 1;
+  if (has_threads) layout.take(Count(1), sizeof(UnitCounter));
+  return check_size(report, layout, call->sequences.has_no_work() || !has_threads,
+                    &call->workspace_bytes);
+}
+
+mha_status check_pointers(Report report, const mha_causal_conv_args &args) {
+  if (!args.weights) return report.null("weights is NULL; pass the weights of each channel");
+  if (!args.x.data) return report.null("x.data is NULL; pass the input rows");
+  if (!args.output.data) return report.null("output.data is NULL; pass an array for the result");
+  return MHA_OK;
+}
+
+void run_unit(const void *context, int64_t unit, int64_t) {
+  const ConvCall &call = *static_cast<const ConvCall *>(context);
+  const int64_t blocks = blocks_of(call.args.channels, conv_channels);
+  call.kernels->convolve(call.convolution, rows_of(call.sequences, unit / blocks),
+                         unit % blocks * conv_channels);
+}
+
+}  // namespace
+}  // namespace mha
+
+using namespace mha;
+
+mha_status mha_causal_conv_workspace(const mha_causal_conv_args *args, size_t *bytes,
+                                     mha_error *error) {
+  Reporter report(error);
+  ConvCall call;
+  MHA_TRY(make_call(report, args, &call));
+  return write_size(report.about(2), static_cast<size_t>(call.workspace_bytes), bytes);
+}
+
+mha_status mha_causal_conv(const mha_causal_conv_args *args, void *workspace,
+                           size_t workspace_bytes, mha_error *error) {
+  Reporter report(error);
+  ConvCall call;
+  MHA_TRY(make_call(report, args, &call));
+  MHA_TRY(check_workspace(report, 2, "mha_causal_conv_workspace", workspace, workspace_bytes,
+                          call.workspace_bytes));
+  if (call.sequences.has_no_work()) return MHA_OK;
+  MHA_TRY(check_pointers(report, call.args));
+  MHA_TRY(check_query_rows(report, call.sequences, "rows"));
+  clear_padding(call.sequences, call.convolution.output, 1, call.args.channels);
+  run_units(call.args.scheduler, reinterpret_cast<UnitCounter *>(align_workspace(workspace)),
+            call.sequences.batch * blocks_of(call.args.channels, conv_channels), run_unit, &call);
+  return MHA_OK;
+}
