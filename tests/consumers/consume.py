@@ -260,23 +260,25 @@ class Consumer:
 
     def examples(self):
         """The examples run. README.md shows minimal.c and a piece of generate.c, each with what it prints, and a piece of gpt_oss.c; the C
-        blocks of embedding.md and latent.md are pieces of embedding.c and latent.c, those of decoder.md of decoder.h; the index names every example.
+        blocks of embedding.md and latent.md are pieces of embedding.c and latent.c, of decoder.md of decoder.h, of recurrent.md of
+        hybrid.c; the index names every example.
 
         pthreadpool.c needs the optional target of that name: it is what pkg_config_pthreadpool and find_package_pthreadpool run.
         """
         sources = sorted((here.parent / "examples").glob("*.c"))
         text = {source.stem: source.read_text() for source in sources}
         text["decoder"] = (here.parent / "examples" / "decoder.h").read_text()
+        text["recurrent"] = text["hybrid"]
         readme = self.pieces("README.md")
-        pages = {name: self.pieces(f"src/docs/{name}.md") for name in ("embedding", "decoder", "latent")}
+        pages = {name: self.pieces(f"src/docs/{name}.md") for name in ("embedding", "decoder", "latent", "recurrent")}
         if len(readme) != 3 or not all(pages.values()):
-            sys.exit("README.md has to have three ```c blocks, minimal.c and pieces of generate.c and gpt_oss.c, and three pages of src/docs some.")
+            sys.exit("README.md has to have three ```c blocks, minimal.c and pieces of generate.c and gpt_oss.c, and four pages of src/docs some.")
         (minimal, _), *_ = readme
         if minimal != text["minimal"]:
             sys.exit("The C program in README.md and tests/examples/minimal.c differ. Copy the one to the other.")
         for name, (piece, _) in [("generate", readme[1]), ("gpt_oss", readme[2]), *((name, block) for name in pages for block in pages[name])]:
             if piece not in text[name]:
-                sys.exit(f"This piece does not stand in tests/examples/{name}.c (of decoder.md, decoder.h); copy the one to the other:\n{piece}")
+                sys.exit(f"This piece does not stand in tests/examples/{name}.c (of decoder.md, decoder.h; of recurrent.md, hybrid.c); copy the one to the other:\n{piece}")
         printed = dict(zip(["minimal", "generate"], [after for _, after in readme]))
         index = (here.parent / "examples" / "README.md").read_text()
         for source in sources:
