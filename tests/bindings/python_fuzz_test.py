@@ -181,6 +181,14 @@ class Calls(unittest.TestCase):
             lambda **given: mha.attention_info(**given): lambda: {"n_q": 3, "n_kv": 3, "num_heads": 2, "head_dim": 4, "batch": 2, **some(sequences(), 2)},
             lambda **given: mha.choose_keys(**given): lambda: {"q": q(), "weights": floats(2, 3, 2), "num_chosen": 2, "k": floats(2, 3, 4), **some(sequences(), 2),
                                                                **some({"out": guarded(np.zeros((2, 3, 2), np.int32)), "index_scores": floats(2, 3, 3), "rope": rope}, 2)},
+            lambda **given: mha.recurrent_attention(**given): lambda: {
+                "q": q(), "k": k(), "v": q(), **some({"decay": floats(2, 3, 2), "beta": floats(2, 3, 2), "state": floats(2, 2, 4, 4), "state_out": floats(2, 2, 4, 4),
+                                                      "snapshots": floats(2, 2, 2, 4, 4), "norm_epsilon": 1e-6, "a_log": floats(2), "dt_bias": floats(2), "scale": 0.5,
+                                                      "beta_function": "sigmoid"}, 5), **some({"q_lengths": [2, 3], "q_first_rows": [1, 0], "padding": "left", "scheduler": threads,
+                                                                                               "out": q(), "output_type": "f32", "bf16": False}, 2)},
+            lambda **given: mha.causal_conv(**given): lambda: {
+                "x": floats(2, 3, 8), "weights": floats(8, 3), **some({"bias": floats(8), "activation": "silu", "state": floats(2, 2, 8), "state_out": floats(2, 2, 8),
+                                                                       "q_lengths": [2, 3], "padding": "left", "scheduler": threads, "out": floats(2, 3, 8)}, 3)},
             lambda **given: mha.KvCache(**given): lambda: {**shape, **some({"buffer": guarded(np.zeros(4096, np.uint8), 64), "values": "own", "block_positions": 16, "num_blocks": 2}, 2)},
             lambda **given: cache().append(**given): lambda: {"sequence": 0, "k": floats(2, 1, 4), "v": floats(2, 1, 4)},
             lambda **given: cache().read(**given): lambda: {"sequence": 0, "first": 1, "count": 2},

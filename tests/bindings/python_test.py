@@ -156,14 +156,15 @@ class Mha(unittest.TestCase):
         others = set(re.findall(r"MHA_API [^;(]*\b(mha_\w+)\(", header)) - set(declared)
         self.assertEqual({*mha._library._others, "mha_instruction_set_name"}, others)  # for that one there is the table of names
         program = "".join(module.read_text() for module in sorted((tools / "mha").glob("_*.py")))
-        for name in {*declared, *others} - {"mha_forward_workspace", "mha_attention_workspace", "mha_choose_keys_workspace", "mha_linear_workspace", "mha_instruction_set_name"}:
+        asked_by_run = {name for name in declared if name.endswith("_workspace")}
+        for name in {*declared, *others} - {*asked_by_run, "mha_instruction_set_name"}:
             self.assertGreater(program.count(f'"{name}"') + program.count(f".{name}"), 1, f"{name} is declared and never called")
 
     def test_names_have_the_numbers_of_the_header(self):
         header = header_text()
         for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
                               ("CACHE_KIND", mha.cache_kinds), ("CACHE_VALUES", mha.cache_values), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
-                              ("GROUPS", mha.score_groups), ("GATE", mha.gates), ("ARITHMETIC", mha.arithmetics)):
+                              ("GROUPS", mha.score_groups), ("GATE", mha.gates), ("ARITHMETIC", mha.arithmetics), ("ACTIVATION", mha.activations)):
             for name, number in table.items():
                 self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} ({number}|{number:#x})u\b")
         for name in "causal", "window_left", "window_right", "equal_scores", *(f"norm_{flag}" for flag in ("layer", "all_heads", "after_rope", "values", "after_gate")):
@@ -543,6 +544,119 @@ class Mha(unittest.TestCase):
                 mha.choose_keys(**{"q": q, "weights": weights, "num_chosen": 4, "k": k, **wrong})
         with self.assertRaisesRegex(mha.Error, "num_chosen is 0"):
             mha.choose_keys(q, weights, 0, k)
+
+    @staticmethod
+    def plain_recurrence(q, k, v, decay=None, beta=None, state=None, scale=0.0, norm_epsilon=0.0):
+        """Recurrent attention of one sequence in double precision: its output, and the states before the first row and after each."""
+        q, k, v = (x.astype(np.float64) for x in (q, k, v))
+        if norm_epsilon:
+            q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + norm_epsilon) for x in (q, k))
+        heads, count = v.shape[1], max(q.shape[1], v.shape[1])
+        k = np.repeat(k, heads // k.shape[1], axis=1)
+        states = [np.zeros((heads, q.shape[2], v.shape[2])) if state is None else state.astype(np.float64)]
+        outputs = []
+        for t in range(len(q)):
+            s = states[-1] if decay is None else states[-1] * np.exp(decay[t].astype(np.float64).reshape(heads, -1, 1))
+            u = v[t] if beta is None else beta[t].astype(np.float64)[:, None] * (v[t] - np.einsum("hi,hij->hj", k[t], s))
+            states.append(s + k[t][:, :, None] * u[:, None])
+            q_t, s_t = (np.repeat(x, count // len(x), axis=0) for x in (q[t], states[-1]))
+            outputs.append((scale or q.shape[2] ** -0.5) * np.einsum("hi,hij->hj", q_t, s_t))
+        return np.array(outputs), np.array(states)
+
+    def test_recurrent_attention_is_what_numpy_computes(self):
+        threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
+        for (q_heads, k_heads, heads), has_decay, has_beta in itertools.product(((4, 4, 4), (2, 2, 4), (4, 1, 2)), (0, 1, 5), (False, True)):
+            q, k, v, state = floats(2, 7, q_heads, 5), floats(2, 7, k_heads, 5), floats(2, 7, heads, 3), floats(2, heads, 5, 3)
+            decay = -np.abs(floats(*((2, 7, heads, 5) if has_decay == 5 else (2, 7, heads)))) if has_decay else None
+            beta = np.abs(floats(2, 7, heads)) / 2 if has_beta else None
+            how = {"norm_epsilon": 1e-6} if has_beta else {"scale": 0.5}
+            snapshots = np.empty((2, 8, heads, 5, 3), np.float32)
+            with self.subTest(heads=(q_heads, k_heads, heads), decay=has_decay, beta=has_beta):
+                y, after = mha.recurrent_attention(q, k, v, decay, beta, state=state, snapshots=snapshots, **how)
+                self.assertEqual((y.shape, after.shape), ((2, 7, max(q_heads, heads), 3), state.shape))
+                for b in range(2):
+                    expected, states = self.plain_recurrence(*(None if x is None else x[b] for x in (q, k, v, decay, beta, state)), **how)
+                    np.testing.assert_allclose(y[b], expected, rtol=0, atol=2e-5)
+                    np.testing.assert_allclose(after[b], states[-1], rtol=0, atol=2e-5)
+                    np.testing.assert_allclose(snapshots[b], [*states[-2::-1], state[b]], rtol=0, atol=2e-5)
+                kept, rows = state.copy(), []
+                for first, end in (0, 3), (3, 4), (4, 7):  # cut, on two threads, the states in place
+                    part = (None if x is None else x[:, first:end] for x in (q, k, v, decay, beta))
+                    rows.append(mha.recurrent_attention(*part, state=kept, state_out=kept, scheduler=threads, **how)[0])
+                    if end == 4:
+                        self.assert_same(kept, snapshots[:, 2])
+                self.assert_same(np.concatenate(rows, axis=1), y)
+                self.assert_same(kept, after)
+                packed = (None if x is None else x.reshape(1, 14, *x.shape[2:])[:, 3:] for x in (q, k, v, decay, beta))
+                short, of_packed = mha.recurrent_attention(*packed, cu_seqlens_q=[0, 4, 4, 11], **how)
+                self.assertEqual(len(of_packed), 3)
+                self.assertEqual(np.count_nonzero(of_packed[1]), 0)
+                padded, of_padded = mha.recurrent_attention(q, k, v, decay, beta, q_lengths=[4, 7], padding="left", **how)
+                self.assert_same(short, np.concatenate([padded[:1, 3:], padded[1:]], axis=1))
+                self.assert_same(of_packed[::2], of_padded)
+                self.assertEqual(np.count_nonzero(padded[0, :3]), 0)
+
+    def test_raw_gates_shared_betas_views_and_types_of_recurrent_attention(self):
+        rows = floats(2, 6, 4 * 8 + 4 + 4)
+        q, k, v = (rows[..., first:first + 8].reshape(2, 6, 2, 4) if first < 16 else rows[..., 16:32].reshape(2, 6, 4, 4) for first in (0, 8, 16))
+        raw, b, a_log, dt_bias = rows[..., 32:36], rows[..., 36:], floats(4), floats(4)
+        y, state = mha.recurrent_attention(q, k, v, raw, b, a_log=a_log, dt_bias=dt_bias, beta_function="sigmoid", norm_epsilon=1e-6)
+        decay, beta = -np.exp(a_log) * np.log1p(np.exp(raw + dt_bias)), 1 / (1 + np.exp(-b))
+        np.testing.assert_allclose(y, mha.recurrent_attention(q, k, v, decay, beta, norm_epsilon=1e-6)[0], rtol=0, atol=1e-5)
+        one = beta[..., :1].copy()
+        self.assert_same(mha.recurrent_attention(q, k, v, decay, one)[0], mha.recurrent_attention(q, k, v, decay, np.repeat(one, 4, axis=2))[0])
+        halves = [x.astype(np.float16) for x in (q, k, v, decay, beta)]
+        wide, of_wide = mha.recurrent_attention(*(x.astype(np.float32) for x in halves))
+        out = np.empty(wide.shape, np.float16)
+        narrow, of_halves = mha.recurrent_attention(*halves, out=out, output_type="f16")
+        self.assertIs(narrow, out)
+        self.assert_same(of_halves, of_wide)
+        self.assert_same(narrow, wide.astype(np.float16))
+        info = mha.recurrent_attention_info(q, k, v, decay, beta)
+        self.assertGreater(info["operations"], 2 * 12 * 4 * 4 * 4)
+        twice = mha.recurrent_attention_info(*(np.concatenate([x, x], axis=1) for x in (q, k, v, decay, beta)))
+        self.assertEqual((twice["operations"], twice["workspace_bytes"]), (2 * info["operations"], info["workspace_bytes"]))
+        for empty in (q[:0], k[:0], v[:0]), (q[:, :0], k[:, :0], v[:, :0]):
+            y, after = mha.recurrent_attention(*empty, state=state[:len(empty[0])])
+            self.assertEqual(y.size, 0)
+            self.assert_same(after, state[:len(empty[0])])
+        for wrong, sentence in (({"k": k[:, :5]}, "k is float32"), ({"v": v[:1]}, "v is float32"), ({"decay": decay[..., :3]}, "decay is float32"),
+                                ({"beta": beta[..., :2]}, "beta is float32"), ({"state": state[:1]}, "state is float32"),
+                                ({"state_out": state[:, :2]}, "state_out is float32"), ({"snapshots": state}, "snapshots is float32"),
+                                ({"a_log": a_log[:3]}, "a_log is float32"), ({"dt_bias": dt_bias[:3]}, "dt_bias is float32"),
+                                ({"out": y}, "out is float32"), ({"q_lengths": [1]}, "q_lengths is int64"), ({"beta_function": "tanh"}, "beta_function is 'tanh'")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                mha.recurrent_attention(**{"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "a_log": a_log, **wrong})
+        with self.assertRaisesRegex(mha.Error, "num_k_heads"):
+            mha.recurrent_attention(floats(1, 2, 3, 4), floats(1, 2, 2, 4), floats(1, 2, 3, 4))
+
+    def test_a_causal_convolution_is_what_numpy_computes(self):
+        x, weights, bias, state = floats(2, 9, 6), floats(6, 4), floats(6), floats(2, 3, 6)
+        whole = np.concatenate([state, x], axis=1)
+        expected = sum(whole[:, j:j + 9] * weights[:, j] for j in range(4)) + bias
+        y, after = mha.causal_conv(x, weights, bias=bias, state=state)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+        self.assert_same(after, x[:, -3:])
+        silu, _ = mha.causal_conv(x, weights, bias=bias, state=state, activation="silu")
+        np.testing.assert_allclose(silu, expected / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
+        kept = state.copy()
+        parts = [mha.causal_conv(x[:, first:end], weights, bias=bias, state=kept, state_out=kept)[0] for first, end in ((0, 1), (1, 7), (7, 9))]
+        self.assert_same(np.concatenate(parts, axis=1), y)
+        self.assert_same(kept, after)
+        wide = floats(2, 9, 10)
+        wide[..., 2:8] = x
+        self.assert_same(mha.causal_conv(wide[..., 2:8], weights, bias=bias, state=state)[0], y)
+        packed, of_packed = mha.causal_conv(x.reshape(1, 18, 6)[:, 5:], weights, cu_seqlens_q=[0, 4, 13])
+        padded, of_padded = mha.causal_conv(x, weights, q_first_rows=[5, 0])
+        self.assert_same(packed, np.concatenate([padded[:1, 5:], padded[1:]], axis=1))
+        self.assert_same(of_packed, of_padded)
+        self.assert_same(mha.causal_conv(x[:, :0], weights, state=state)[1], state)
+        for wrong, sentence in (({"weights": weights[:5]}, "weights is float32"), ({"bias": bias[:5]}, "bias is float32"), ({"state": state[:, :2]}, "state is float32"),
+                                ({"activation": "relu"}, "activation is 'relu'"), ({"weights": weights[:, ::2]}, "weights is not contiguous")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                mha.causal_conv(**{"x": x, "weights": weights, **wrong})
+        with self.assertRaisesRegex(mha.Error, "kernel_size is 1"):
+            mha.causal_conv(x, weights[:, :1].copy())
 
     def test_attention_over_what_a_cache_has(self):
         q, k, v = floats(2, 3, 4, 8), floats(2, 5, 2, 8), floats(2, 5, 2, 4)
@@ -1041,8 +1155,12 @@ class Mha(unittest.TestCase):
                  (np.zeros((2, 5, 5), np.float32), lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], index_scores=out)),
                  (mha.aligned(mha.pack_size(width, heads, **self.w)), lambda out: mha.pack(width, heads, **self.w, out=out)),
                  (mha.aligned(mha.KvCache.size(**shape)), lambda out: mha.KvCache(buffer=out, **shape))]
+        recurrent, (conv, kernel) = functools.partial(mha.recurrent_attention, q, q, q), (floats(1, 5, 4), floats(4, 2))
+        calls += [(np.zeros_like(q), lambda out: recurrent(out=out)), (np.zeros((len(q), *q.shape[2:], q.shape[3]), np.float32), lambda out: recurrent(state_out=out)),
+                  (np.zeros((len(q), 1, *q.shape[2:], q.shape[3]), np.float32), lambda out: recurrent(snapshots=out)),
+                  (np.zeros_like(conv), lambda out: mha.causal_conv(conv, kernel, out=out)), (np.zeros((1, 1, 4), np.float32), lambda out: mha.causal_conv(conv, kernel, state_out=out))]
         room = np.zeros(1 << 20, np.uint8)
-        calls += [(room, lambda out: mha.attention(q, q, q, workspace=out)), (room, lambda out: self.layer.forward(x, workspace=out)),
+        calls += [(room, lambda out: recurrent(workspace=out)), (room, lambda out: mha.causal_conv(conv, kernel, workspace=out)), (room, lambda out: mha.attention(q, q, q, workspace=out)), (room, lambda out: self.layer.forward(x, workspace=out)),
                   (room, lambda out: linear(x[0], workspace=out)), (room, lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], workspace=out))]
         calls += [(array, lambda out, name=name: self.layer.forward(x, want={name: out})) for name, array in looks.items()]
         for number, (array, call) in enumerate(calls):
@@ -1264,7 +1382,7 @@ class Mha(unittest.TestCase):
                 call()
 
     def test_what_is_said_about_a_function_names_arguments_that_it_has(self):
-        for name in ("attention", "attention_info", "choose_keys", "states_merge", "states_finish", "pack"):
+        for name in ("attention", "attention_info", "causal_conv", "choose_keys", "recurrent_attention", "recurrent_attention_info", "states_merge", "states_finish", "pack"):
             function = getattr(mha, name)
             taken = {*inspect.signature(function).parameters, *inspect.signature(self.layer.forward).parameters}
             self.assertEqual({word for word in re.findall(r"(\w+)=", function.__doc__) if word not in taken}, set(), name)
@@ -1558,6 +1676,8 @@ class Types(unittest.TestCase):
         call: mha.Prepared = mha.attention(floats, floats, floats, prepare=True)
         call(floats, floats, floats, out=y)
         layer = mha.Layer(16, 2, w_qkv=np.zeros((16, 48), np.float32), w_o=np.zeros((16, 16), np.float32), weight_type="int8", arithmetic="int16")
+        y, state = mha.recurrent_attention(floats, floats, floats, beta=floats[..., 0], norm_epsilon=1e-6)
+        y, state = mha.causal_conv(floats[0], floats[0, 0].T.copy(), state=state, q_lengths=[2, 3, 1, 2], activation="silu")
         cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=2, head_dim=8, k_type="int8")
         y = layer.forward(floats[0, :, 0], cache=cache, rope=mha.Rope.tables(8, 64), norm=mha.Norm(epsilon=1e-5))
         operations: int = layer.info(4)["operations"] + mha.attention_info(4, 4, 2, 8)["operations"]
@@ -1581,7 +1701,8 @@ class Types(unittest.TestCase):
 
     def test_strict_programs_pass_and_wrong_ones_do_not(self):
         wrong = {"mha.attention(floats, is_casual=True)": "is_casual", "mha.Layer(16, 2, w_qkv=[1.0])": "w_qkv", "call + 1": "Unsupported operand",
-                 "layer.forward(floats, q_first_positions='a').lse": "lse", "mha.KvCache(kind=3)": "kind"}
+                 "layer.forward(floats, q_first_positions='a').lse": "lse", "mha.KvCache(kind=3)": "kind",
+                 "mha.causal_conv(y)": "weights"}
         program = textwrap.dedent(self.program)
         found = self.checked("--strict", "--follow-imports", "silent", "-c", program + "\n".join(wrong))
         first = program.count("\n") + 1

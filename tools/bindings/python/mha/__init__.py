@@ -32,12 +32,13 @@ from ._choose import choose_keys
 from ._layer import Layer, Linear, pack, pack_size, verify
 from ._library import __version__, Error, contract, instruction_sets, load, version
 from ._options import ContextNorm, Norm, Rope, ScoreOptions, alibi_slopes, t5_relative_bias
+from ._recurrent import causal_conv, recurrent_attention, recurrent_attention_info
 from ._states import states_finish, states_merge
-from ._structs import arithmetics, cache_kinds, cache_values, gates, instruction_set_names, layouts, rope_styles, score_columns, score_groups, structs, types
+from ._structs import activations, arithmetics, cache_kinds, cache_values, gates, instruction_set_names, layouts, rope_styles, score_columns, score_groups, structs, types
 
 __all__ = ["__version__", "ContextNorm", "Error", "KvCache", "Layer", "Linear", "Norm", "Prepared", "Rope", "Scheduler", "ScoreOptions",
-           "alibi_slopes", "aligned", "arithmetics", "attention", "attention_info", "cache_kinds", "cache_values", "choose_keys", "contract", "gates",
+           "activations", "alibi_slopes", "aligned", "arithmetics", "attention", "attention_info", "cache_kinds", "cache_values", "causal_conv", "choose_keys", "contract", "gates",
            "instruction_set_names", "instruction_sets",
-           "layouts", "load", "pack", "pack_size", "rope_styles", "score_columns", "score_groups", "states_finish", "states_merge", "structs",
+           "layouts", "load", "pack", "pack_size", "recurrent_attention", "recurrent_attention_info", "rope_styles", "score_columns", "score_groups", "states_finish", "states_merge", "structs",
            "t5_relative_bias", "types",
            "verify", "version"]

@@ -20,7 +20,9 @@ _signatures = {  # of the functions that return a status, without the mha_error:
     "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_t5_relative_bias": "piiuiiip", "mha_info": "ppp", "mha_forward_workspace": "ppp",
     "mha_forward": "ppps", "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp",
     "mha_states_merge": "iipppu", "mha_states_finish": "p", "mha_choose_keys_workspace": "pp", "mha_choose_keys": "pps",
-    "mha_linear_workspace": "ppp", "mha_linear": "ppps", "mha_linear_info": "ppp"}
+    "mha_linear_workspace": "ppp", "mha_linear": "ppps", "mha_linear_info": "ppp",
+    "mha_recurrent_attention_workspace": "pp", "mha_recurrent_attention": "pps", "mha_recurrent_attention_info": "pp",
+    "mha_causal_conv_workspace": "pp", "mha_causal_conv": "pps"}
 _others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
 _kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "n": ctypes.c_int32, "u": ctypes.c_uint32}
 _limited = {name: [(i, {"i": "i64", "n": "i32", "u": "u32"}[kind]) for i, kind in enumerate(kinds) if kind in "inu"] for name, kinds in _signatures.items()}

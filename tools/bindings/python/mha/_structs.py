@@ -151,12 +151,19 @@ _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set ba
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
 _LinearWeights = _struct("mha_linear_weights", "size struct_size", "i64 input_dim output_dim", "matrix w", "u32 layout type weight_type arithmetic")
 _LinearArgs = _struct("mha_linear_args", "size struct_size", "i64 rows", "input x residual", "output output", "ptr scheduler")
+_RecurrentArgs = _struct("mha_recurrent_args", "size struct_size", "i64 num_q_heads num_k_heads num_v_heads head_dim head_dim_v decay_dim",
+                         "f32 scale norm_epsilon", "ptr a_log dt_bias", "u32 beta_function instruction_set", "ptr scheduler", "i64 batch rows",
+                         "input q k v decay beta", "output output", "ptr sequences state", "out state_out snapshots", "i64 num_snapshots")
+_CausalConvArgs = _struct("mha_causal_conv_args", "size struct_size", "i64 channels kernel_size", "ptr weights bias", "u32 activation instruction_set",
+                          "ptr scheduler", "i64 batch rows", "input x", "output output", "ptr sequences state", "out state_out")
 structs = [*_nested.values(), _Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Sequences, _Rope, _RopeConfig, _Norm,
-           _ScoreOptions, _ScoreArrays, _Outputs, _ForwardArgs, _AttentionArgs, _StatesArgs, _ChooseKeysArgs, _CallInfo, _LinearWeights, _LinearArgs]
+           _ScoreOptions, _ScoreArrays, _Outputs, _ForwardArgs, _AttentionArgs, _StatesArgs, _ChooseKeysArgs, _CallInfo, _LinearWeights, _LinearArgs,
+           _RecurrentArgs, _CausalConvArgs]
 
 types = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5}
 layouts = {"in_out": 0, "out_in": 1}
 gates = {"none": 0, "sigmoid": 1, "softplus": 2}
+activations = {"none": 0, "silu": 0x701}
 arithmetics = {"f32": 0, "int8": 0x501, "int16": 0x502}
 score_columns = {"all_keys": 0, "new_keys": 0x301}
 score_groups = {"within": 0, "also": 0x401}
