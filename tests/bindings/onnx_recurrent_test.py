@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""The node tests of ONNX's LinearAttention and CausalConvWithState (opset 27), as the onnx package has them, through the Python binding.
+
+    onnx_recurrent_test.py --library LIBMHA.SO [--venv FOLDER]
+
+Also the operators of ONNX Runtime on random shapes. Runs with the packages of the interpreter that it is started by, or those that
+tools/bindings/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither, or onnx is older than 1.23.
+"""
+
+import sys
+import unittest
+
+import python_support
+
+arguments = python_support.parser(__doc__).parse_args()
+python_support.need(["numpy", "onnx", "onnxruntime"], arguments)
+
+import numpy as np  # noqa: E402
+import onnx.helper  # noqa: E402
+import onnxruntime  # noqa: E402
+
+try:
+    from onnx.backend.test.case.node import causal_conv_with_state, linear_attention
+except ImportError:
+    print(f"skipped: onnx {onnx.__version__} has no LinearAttention; 1.23 has")
+    sys.exit(77)
+
+import mha  # noqa: E402
+
+tolerances = {"float32": (1e-5, 1e-5), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}  # in 16 bits the reference rounds after each step
+left_out = {"test_causal_conv_with_state_kernel_size_one": "a product without rows before it; kernel_size is 2 to 8"}  # name -> why mha lacks it
+types = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def cases(module, exporter):
+    """(name, attributes, inputs by the operator's names, expected outputs) of each node test."""
+    found, names = [], [one.name for one in onnx.defs.get_schema(exporter.__name__, 27).inputs]
+
+    def record(node, inputs, outputs, name, **_):
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        given = iter(inputs)
+        found.append((name, attributes, {to: next(given) for to, own in zip(names, node.input) if own}, outputs))
+
+    module.expect = record
+    for name in dir(exporter):
+        if name.startswith("export"):
+            getattr(exporter, name)()
+    return found
+
+
+def bits(array):
+    """The array as mha takes it."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def linear(attributes, query, key, value, past_state=None, decay=None, beta=None):
+    q_heads, heads = attributes["q_num_heads"], attributes["kv_num_heads"]
+    q, k, v = (bits(x).reshape(*x.shape[:2], count, -1) for x, count in ((query, q_heads), (key, heads), (value, heads)))
+    if decay is not None:
+        decay = bits(decay) if decay.shape[2] == heads else bits(decay).reshape(*decay.shape[:2], heads, -1)
+    kind = query.dtype
+    y, state = mha.recurrent_attention(q, k, v, decay, None if beta is None else bits(beta), scale=attributes.get("scale", 0.0), bf16=True,
+                                       state=None if past_state is None else past_state.astype(np.float32), output_type=types[kind.name])
+    return y.view(kind).reshape(*y.shape[:2], -1), state.astype(kind if past_state is None else past_state.dtype)
+
+
+def convolve(attributes, input, weight, bias=None, past_state=None):
+    wide = {name: None if x is None else np.ascontiguousarray(x.astype(np.float32)) for name, x in (("weight", weight[:, 0]), ("bias", bias))}
+    state = None if past_state is None else np.ascontiguousarray(past_state.astype(np.float32).transpose(0, 2, 1))
+    y, state = mha.causal_conv(np.ascontiguousarray(bits(input).transpose(0, 2, 1)), wide["weight"], bias=wide["bias"], bf16=True, state=state,
+                               output_type=types[input.dtype.name], activation={b"none": "none"}.get(attributes.get("activation", b"none"), "silu"))
+    return y.view(input.dtype).transpose(0, 2, 1), state.transpose(0, 2, 1).astype(input.dtype)
+
+
+class Operators(unittest.TestCase):
+    def check(self, module, exporter, compute, count):
+        found = cases(module, exporter)
+        self.assertGreaterEqual(len(found), count)
+        self.assertLessEqual({name for name in left_out if module.__name__.rsplit(".", 1)[1] in name}, {name for name, *_ in found}, "no such cases any more")
+        for name, attributes, given, expected in found:
+            if name in left_out:
+                continue
+            with self.subTest(name):
+                for own, theirs in zip(compute(attributes, **given), expected, strict=True):
+                    self.assertEqual((own.shape, own.dtype), (theirs.shape, theirs.dtype))
+                    np.testing.assert_allclose(own.astype(np.float32), theirs.astype(np.float32), *tolerances[theirs.dtype.name])
+
+    def test_every_case_of_linear_attention_has_the_operators_result(self):
+        self.check(linear_attention, linear_attention.LinearAttention, linear, 14)
+
+    def test_every_case_of_the_convolution_has_the_operators_result(self):
+        self.check(causal_conv_with_state, causal_conv_with_state.CausalConvWithState, convolve, 13)
+
+    def test_onnx_runtime_has_the_same_results_on_random_shapes(self):
+        random = np.random.default_rng(3)
+
+        def floats(*shape):
+            return random.standard_normal(shape).astype(np.float32)
+
+        for number in range(24):
+            batch, rows, heads, group, d_k, d_v = (int(random.integers(1, most + 1)) for most in (3, 40, 4, 3, 24, 24))
+            rule, is_wide = ("linear", "gated", "delta", "gated_delta")[number % 4], number % 8 > 3
+            given = {"query": floats(batch, rows, heads * group * d_k), "key": floats(batch, rows, heads * d_k) / d_k, "value": floats(batch, rows, heads * d_v),
+                     "past_state": floats(batch, heads, d_k, d_v)}
+            if "gated" in rule:
+                given["decay"] = -np.abs(floats(batch, rows, heads * (d_k if is_wide else 1)))
+            if "delta" in rule:
+                given["beta"] = np.abs(floats(batch, rows, 1 if number % 3 else heads)) / 2
+            attributes = {"q_num_heads": heads * group, "kv_num_heads": heads, "update_rule": rule}
+            with self.subTest(number=number, **attributes):
+                self.compare("LinearAttention", attributes, given, linear)
+            channels, size = heads * d_k, 2 + number % 7
+            given = {"input": floats(batch, channels, rows), "weight": floats(channels, 1, size), "bias": floats(channels), "past_state": floats(batch, channels, size - 1)}
+            with self.subTest(number=number, size=size):
+                self.compare("CausalConvWithState", {"activation": ("none", "silu")[number % 2]}, given, convolve)
+
+    def compare(self, operator, attributes, given, compute):
+        names = [one.name for one in onnx.defs.get_schema(operator, 27).inputs]
+        node = onnx.helper.make_node(operator, [name if name in given else "" for name in names], ["y", "state"], **attributes)
+        values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, x.shape) for name, x in given.items()]
+        outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("y", "state")]
+        model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", values, outputs), opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=11)
+        try:
+            session = onnxruntime.InferenceSession(model.SerializeToString())
+        except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
+            self.skipTest(f"ONNX Runtime {onnxruntime.__version__} lacks it: {error}")
+        in_bytes = {name: value.encode() if isinstance(value, str) else value for name, value in attributes.items()}
+        for own, theirs in zip(compute(in_bytes, **given), session.run(None, given), strict=True):
+            np.testing.assert_allclose(own, theirs, rtol=0, atol=1e-4 * max(1, np.abs(theirs).max(initial=0)))
+
+
+if __name__ == "__main__":
+    python_support.run(Operators)
