@@ -66,6 +66,8 @@ pub const MHA_CACHE_VALUES_OWN: u32 = 0;
 pub const MHA_CACHE_VALUES_IN_KEYS: u32 = 513;
 pub const MHA_BACK_END_NATIVE: u32 = 0;
 pub const MHA_BACK_END_SGEMM: u32 = 1;
+pub const MHA_ACTIVATION_NONE: u32 = 0;
+pub const MHA_ACTIVATION_SILU: u32 = 1793;
 pub type mha_status = u32;
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -451,6 +453,56 @@ pub struct mha_call_info {
     pub operations: u64,
     pub bytes: u64,
 }
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_recurrent_args {
+    pub struct_size: usize,
+    pub num_q_heads: i64,
+    pub num_k_heads: i64,
+    pub num_v_heads: i64,
+    pub head_dim: i64,
+    pub head_dim_v: i64,
+    pub decay_dim: i64,
+    pub scale: f32,
+    pub norm_epsilon: f32,
+    pub a_log: *const f32,
+    pub dt_bias: *const f32,
+    pub beta_function: u32,
+    pub instruction_set: u32,
+    pub scheduler: *const mha_scheduler,
+    pub batch: i64,
+    pub rows: i64,
+    pub q: mha_input,
+    pub k: mha_input,
+    pub v: mha_input,
+    pub decay: mha_input,
+    pub beta: mha_input,
+    pub output: mha_output,
+    pub sequences: *const mha_sequences,
+    pub state: *const f32,
+    pub state_out: *mut f32,
+    pub snapshots: *mut f32,
+    pub num_snapshots: i64,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_causal_conv_args {
+    pub struct_size: usize,
+    pub channels: i64,
+    pub kernel_size: i64,
+    pub weights: *const f32,
+    pub bias: *const f32,
+    pub activation: u32,
+    pub instruction_set: u32,
+    pub scheduler: *const mha_scheduler,
+    pub batch: i64,
+    pub rows: i64,
+    pub x: mha_input,
+    pub output: mha_output,
+    pub sequences: *const mha_sequences,
+    pub state: *const f32,
+    pub state_out: *mut f32,
+}
 extern "C" {
     pub fn mha_status_string(status: mha_status) -> *const core::ffi::c_char;
     pub fn mha_version() -> u32;
@@ -545,5 +597,14 @@ extern "C" {
     pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
     pub fn mha_linear_info(
         layer: *const mha_layer, args: *const mha_linear_args, info: *mut mha_call_info, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_recurrent_attention_workspace(args: *const mha_recurrent_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_recurrent_attention(
+        args: *const mha_recurrent_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_recurrent_attention_info(args: *const mha_recurrent_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
+    pub fn mha_causal_conv_workspace(args: *const mha_causal_conv_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_causal_conv(
+        args: *const mha_causal_conv_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
     ) -> mha_status;
 }

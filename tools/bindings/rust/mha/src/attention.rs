@@ -201,9 +201,9 @@ struct Choice<'a> {
 
 /// Heads of input rows, where they are given.
 #[derive(Default)]
-struct Array<'a> {
-    data: Option<Elements<'a>>,
-    strides: Option<Strides>,
+pub(crate) struct Array<'a> {
+    pub data: Option<Elements<'a>>,
+    pub strides: Option<Strides>,
 }
 
 impl<'a> AttentionCall<'a> {
@@ -269,8 +269,8 @@ impl<'a> AttentionCall<'a> {
             let message = format!("{keys} is not given; give it, or cache_read to attend to a cache alone, or set n_kv to 0 for no keys");
             return Err(Error::new(ErrorKind::NullPointer, message));
         }
-        let n_q = rows("q", self.n_q, &self.q, self.batch, num_heads.saturating_mul(head_dim))?;
-        let n_kv = rows("k", self.n_kv, &self.k, self.batch, num_kv_heads.saturating_mul(head_dim))?;
+        let n_q = rows("q", "n_q", self.n_q, &self.q, self.batch, num_heads.saturating_mul(head_dim))?;
+        let n_kv = rows("k", "n_kv", self.n_kv, &self.k, self.batch, num_kv_heads.saturating_mul(head_dim))?;
         if self.options.only_reads_cache() && n_kv != 0 {
             let message = "a cache that is only read takes no keys and values; give it by cache() to append them";
             return Err(Error::new(ErrorKind::InvalidValue, message));
@@ -339,26 +339,25 @@ impl<'a> AttentionCall<'a> {
 }
 
 /// The rows of each sequence, as they were given or as the length of a contiguous array says; 0 without an array.
-fn rows(name: &str, given: Option<usize>, array: &Array, batch: usize, width: usize) -> Result<usize> {
+pub(crate) fn rows(name: &str, count: &str, given: Option<usize>, array: &Array, batch: usize, width: usize) -> Result<usize> {
     match (given, array) {
         (Some(given), _) => Ok(given),
         (None, Array { data: None, .. }) => Ok(0),
         (None, Array { data: Some(data), strides: None }) => rows_of(name, data.len(), batch, width),
         (None, _) => {
-            let rows = if name == "q" { "n_q" } else { "n_kv" };
-            Err(Error::new(ErrorKind::InvalidValue, format!("{name} has strides, so that its length does not tell the rows; set {rows}")))
+            Err(Error::new(ErrorKind::InvalidValue, format!("{name} has strides, so that its length does not tell the rows; set {count}")))
         }
     }
 }
 
-fn check_array(name: &str, array: &Array, shape: &[Extent; 4]) -> Result<()> {
+pub(crate) fn check_array(name: &str, array: &Array, shape: &[Extent; 4]) -> Result<()> {
     match &array.data {
         Some(data) => check_lengths(name, data.len(), array.strides, shape),
         None => Ok(()),
     }
 }
 
-fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4]) -> Result<()> {
+pub(crate) fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4]) -> Result<()> {
     let Some(Strides { batch, row, head }) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, heads), (_, width)] = *shape;
     let head = if head == 0 { width } else { head };
@@ -367,11 +366,11 @@ fn check_lengths(name: &str, len: usize, strides: Option<Strides>, shape: &[Exte
     check_strided(name, len, shape, &[batch, row, head])
 }
 
-fn raw_strides(strides: Option<Strides>) -> sys::mha_strides {
+pub(crate) fn raw_strides(strides: Option<Strides>) -> sys::mha_strides {
     let Strides { batch, row, head } = strides.unwrap_or_default();
     sys::mha_strides { batch: int(batch), row: int(row), head: int(head) }
 }
 
-fn raw_array(array: &Array) -> sys::mha_input {
+pub(crate) fn raw_array(array: &Array) -> sys::mha_input {
     raw_input(array.data, raw_strides(array.strides))
 }

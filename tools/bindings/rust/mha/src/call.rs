@@ -13,6 +13,8 @@ pub(crate) enum Call<'a> {
     Attention(&'a sys::mha_attention_args),
     ChooseKeys(&'a sys::mha_choose_keys_args),
     Linear(*const sys::mha_layer, &'a sys::mha_linear_args),
+    Recurrent(&'a sys::mha_recurrent_args),
+    CausalConv(&'a sys::mha_causal_conv_args),
 }
 
 impl Call<'_> {
@@ -26,6 +28,8 @@ impl Call<'_> {
                 Self::Attention(args) => sys::mha_attention(args, start, len, error),
                 Self::ChooseKeys(args) => sys::mha_choose_keys(args, start, len, error),
                 Self::Linear(layer, args) => sys::mha_linear(layer, args, start, len, error),
+                Self::Recurrent(args) => sys::mha_recurrent_attention(args, start, len, error),
+                Self::CausalConv(args) => sys::mha_causal_conv(args, start, len, error),
             }
         })
     }
@@ -39,14 +43,17 @@ impl Call<'_> {
                 Self::Attention(args) => sys::mha_attention_workspace(args, &mut bytes, error),
                 Self::ChooseKeys(args) => sys::mha_choose_keys_workspace(args, &mut bytes, error),
                 Self::Linear(layer, args) => sys::mha_linear_workspace(layer, args, &mut bytes, error),
+                Self::Recurrent(args) => sys::mha_recurrent_attention_workspace(args, &mut bytes, error),
+                Self::CausalConv(args) => sys::mha_causal_conv_workspace(args, &mut bytes, error),
             }
         })?;
         Ok(bytes)
     }
 
     pub fn info(&self) -> Result<CallInfo> {
-        if let Self::ChooseKeys(_) = self {
-            return Err(Error::new(ErrorKind::InvalidValue, "what choosing keys costs is not told; ask for its workspace_bytes"));
+        if let Self::ChooseKeys(_) | Self::CausalConv(_) = self {
+            let message = "what choosing keys or a convolution costs is not told; ask for its workspace_bytes";
+            return Err(Error::new(ErrorKind::InvalidValue, message));
         }
         // SAFETY: numbers.
         let mut info: sys::mha_call_info = unsafe { zeroed() };
@@ -56,8 +63,9 @@ impl Call<'_> {
             match *self {
                 Self::Forward(layer, args) => sys::mha_info(layer, args, &mut info, error),
                 Self::Attention(args) => sys::mha_attention_info(args, &mut info, error),
-                Self::ChooseKeys(_) => unreachable!("refused above"),
+                Self::ChooseKeys(_) | Self::CausalConv(_) => unreachable!("refused above"),
                 Self::Linear(layer, args) => sys::mha_linear_info(layer, args, &mut info, error),
+                Self::Recurrent(args) => sys::mha_recurrent_attention_info(args, &mut info, error),
             }
         })?;
         Ok(CallInfo::of_raw(&info))

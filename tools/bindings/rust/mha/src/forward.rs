@@ -56,9 +56,9 @@ pub struct Forward<'a> {
 
 /// Input rows, where they are given, and the strides of sequences and rows, where they are not contiguous.
 #[derive(Default)]
-struct Rows<'a> {
-    data: Option<Elements<'a>>,
-    strides: Option<[usize; 2]>,
+pub(crate) struct Rows<'a> {
+    pub data: Option<Elements<'a>>,
+    pub strides: Option<[usize; 2]>,
 }
 
 impl<'a> Forward<'a> {
@@ -171,7 +171,7 @@ impl<'a> Forward<'a> {
 }
 
 /// The rows of each sequence, as the length of a contiguous array says; 0 without an array.
-fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Result<usize> {
+pub(crate) fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Result<usize> {
     match rows {
         Rows { data: None, .. } => Ok(0),
         Rows { data: Some(data), strides: None } => rows_of(name, data.len(), batch, width),
@@ -181,14 +181,14 @@ fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Res
     }
 }
 
-fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result<()> {
+pub(crate) fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result<()> {
     match &rows.data {
         Some(data) => check_lengths(name, data.len(), rows.strides, shape),
         None => Ok(()),
     }
 }
 
-fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3]) -> Result<()> {
+pub(crate) fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3]) -> Result<()> {
     let Some([batch, row]) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, width)] = *shape;
     let row = if row == 0 { width } else { row };
@@ -196,11 +196,11 @@ fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[E
     check_strided(name, len, shape, &[batch, row])
 }
 
-fn raw_strides(strides: Option<[usize; 2]>) -> sys::mha_strides {
+pub(crate) fn raw_strides(strides: Option<[usize; 2]>) -> sys::mha_strides {
     let [batch, row] = strides.unwrap_or_default().map(int);
     sys::mha_strides { batch, row, head: 0 }
 }
 
-fn raw_rows(rows: &Rows) -> sys::mha_input {
+pub(crate) fn raw_rows(rows: &Rows) -> sys::mha_input {
     raw_input(rows.data, raw_strides(rows.strides))
 }

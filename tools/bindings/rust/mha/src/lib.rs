@@ -7,6 +7,7 @@
 //! | `mha_layer_create`, `_pack`, `_view`, `_verify`, `_shape` | [`Layer::new`], [`pack`](Layer::pack), [`from_packed`](Layer::from_packed), [`verify`](Layer::verify), [`shape`](Layer::shape) |
 //! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`Layer::with_instruction_set`] |
 //! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`], then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
+//! | `mha_recurrent_attention`, `mha_causal_conv` and their workspace and info | [`RecurrentAttention::call`], [`CausalConv::call`], and the same methods |
 //! | `mha_choose_keys` | [`Attention::choose_keys`] |
 //! | `mha_attention`, `mha_linear` and their workspace and info | [`Attention::call`], [`Layer::linear`], and the same methods |
 //! | `mha_allocator`, `mha_sgemm` | not here: memory is Rust's, and the projections are the library's own |
@@ -57,6 +58,7 @@ mod layer;
 mod linear;
 mod norm;
 mod options;
+mod recurrent;
 mod rope;
 mod scheduler;
 mod score;
@@ -75,6 +77,7 @@ pub use layer::{Layer, LayerConfig};
 pub use linear::Linear;
 pub use norm::{ContextNorm, Norm};
 pub use options::Outputs;
+pub use recurrent::{CausalConv, CausalConvCall, RecurrentAttention, RecurrentCall};
 pub use rope::{Rope, RopeConfig, RopeStyle};
 #[cfg(feature = "rayon")]
 pub use scheduler::Rayon;

@@ -353,7 +353,7 @@ impl<'a> Options<'a> {
     }
 
     /// The sequences of the call: those of the arrays, unless these are packed in the arrays' only one.
-    fn sequences(&self, of: &Dimensions) -> usize {
+    pub fn sequences(&self, of: &Dimensions) -> usize {
         self.cu_seqlens_q.map_or(of.batch, |starts| starts.len().saturating_sub(1))
     }
 

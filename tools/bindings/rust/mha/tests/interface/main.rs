@@ -6,6 +6,7 @@ mod layer;
 mod linear;
 mod norm;
 mod random;
+mod recurrent;
 mod score;
 mod slices;
 mod support;
