@@ -7,6 +7,7 @@ Runs with the packages of the interpreter that it is started by, or with those i
 torch and transformers are in neither.
 """
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -20,6 +21,7 @@ import textwrap
 import types
 import unittest
 import warnings
+from unittest import mock
 
 import python_support
 from python_support import tools
@@ -31,8 +33,10 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
+import families  # noqa: E402
 import mha  # noqa: E402
 import mha.transformers as mt  # noqa: E402
+from mha import _delta  # noqa: E402
 from transformers import masking_utils as masks  # noqa: E402
 from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer  # noqa: E402
 
@@ -570,6 +574,107 @@ class Latents(unittest.TestCase):
             mt.LatentCache(model, 64)
 
 
+class Recurrent(unittest.TestCase):
+    """recurrent_layers: delta rules and convolutions."""
+
+    hybrids = {"qwen3_next": {}, "qwen3_5_text": {}, "qwen3_5_moe_text": {}, "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 16}, "glm5_next": {}, "olmo_hybrid": {},
+               "qwen4_exp_text": dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=8, indexer_compress_ratio=2),
+               "bailing_hybrid": {}, "lara_mini": {}}
+
+    def model(self, name="qwen3_next"):
+        kind = transformers.AutoModelForImageTextToText if name == "glm5_next" else transformers.AutoModelForCausalLM
+        config_class = type(transformers.AutoConfig.for_model(name))
+        config = config_class(**{**families.shrunk(config_class, (), {**families.numbers, "num_key_value_heads": 4}), **self.hybrids[name]})
+        torch.manual_seed(0)
+        model = kind.from_config(config, attn_implementation="eager").eval()
+        families.weigh(model)
+        return model
+
+    def results(self, model, padding):
+        """Logits of a prompt at once, of tokens, and of the prompt in parts over a cache; and the tokens."""
+        mask = padding.long()
+        with torch.no_grad():
+            whole, made = model(input_ids=ids, attention_mask=mask), generate(model, padding)
+            cache, parts = transformers.DynamicCache(config=model.config), []
+            for first, last in (0, 13), (13, 14), (14, 20):
+                parts.append(model(input_ids=ids[:, first:last], attention_mask=mask[:, :last], past_key_values=cache).logits)
+        return [whole.logits[padding], torch.stack(made.logits), torch.cat(parts, 1)[padding]], made.sequences
+
+    def test_prompts_tokens_and_caches_of_nine_families_are_those_of_eager(self):
+        for name in self.hybrids:
+            model, calls = self.model(name), []
+            run = _delta._run
+            with mt.recurrent_layers(model):  # which checks the functions once
+                pass
+            for padding in torch.ones_like(padded), padded:
+                with self.subTest(model=name, is_padded=not padding.all()):
+                    expected, sequences = self.results(model, padding)
+                    with mock.patch.object(_delta, "_run", lambda function, args: (calls.append(function), run(function, args))), mt.recurrent_layers(model, strict=True):
+                        ours, own_sequences = self.results(model, padding)
+                    self.assertTrue(torch.equal(own_sequences, sequences))
+                    for mine, theirs in zip(ours, expected):
+                        self.assertLess((mine - theirs).abs().max(), 1e-4 * theirs.abs().max())
+            recurrent = model.config.get_text_config().layer_types.count("linear_attention")
+            self.assertEqual(calls.count("mha_recurrent_attention"), 2 * recurrent * (1 + 12 + 3))
+            self.assertEqual(calls.count("mha_causal_conv"), calls.count("mha_recurrent_attention"))
+
+    def test_16_bits_are_near_eager(self):
+        model = self.model()
+        with torch.no_grad():
+            exact = model(input_ids=ids).logits
+            model.to(torch.bfloat16)
+            with mt.recurrent_layers(model, strict=True):
+                ours = model(input_ids=ids).logits
+            self.assertEqual(ours.dtype, torch.bfloat16)
+            error, eager = ((x.float() - exact).norm() for x in (ours, model(input_ids=ids).logits))
+        self.assertLess(error, 1.2 * eager)
+
+    def test_functions_are_put_back_and_those_of_another_version_are_refused(self):
+        from transformers.models.qwen3_next import modeling_qwen3_next as file
+        model, names = self.model(), ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn", "causal_conv1d_update")
+        before = [getattr(file, name) for name in names]
+        with self.assertRaisesRegex(KeyError, "inside"), mt.recurrent_layers(model):
+            self.assertTrue(all(getattr(file, name) is not function for name, function in zip(names, before)))
+            raise KeyError("inside")
+        self.assertEqual([getattr(file, name) for name in names], before)
+
+        def other_arguments(q, k):
+            pass
+
+        def other_sums(*arguments, **options):
+            y, state = before[1](*arguments, **options)
+            return y * 1.1, state
+
+        for changes, sentence in (({names[0]: other_arguments}, f"{names[0]} takes q k, not query key"), ({names[2]: None}, "it has no causal_conv1d_fn"),
+                                  ({names[1]: functools.wraps(before[1])(other_sums)}, f"{names[1]} computes something else")):
+            with mock.patch.multiple(file, **changes) if None not in changes.values() else self.without(file, names[2]):
+                _delta._check_functions.cache_clear()
+                with self.assertRaisesRegex(ValueError, f"modeling_qwen3_next of transformers {transformers.__version__} is unlike .*{sentence}"):
+                    with mt.recurrent_layers(model):
+                        pass
+        self.assertEqual([getattr(file, name) for name in names], before)
+        with self.assertRaisesRegex(ValueError, "LlamaForCausalLM has no delta rule"), mt.recurrent_layers(tiny_model(transformers.LlamaConfig)):
+            pass
+
+    @contextlib.contextmanager
+    def without(self, file, name):
+        kept = getattr(file, name)
+        delattr(file, name)
+        try:
+            yield
+        finally:
+            setattr(file, name, kept)
+
+    def test_what_mha_does_not_serve_is_computed_by_the_model_with_a_warning(self):
+        model = self.model()
+        with torch.no_grad():
+            expected = model(input_ids=ids).logits
+        with mt.recurrent_layers(model), self.assertWarnsRegex(mha.torch.NotServedWarning, "a convolution is computed by PyTorch.*gradient"):
+            self.assertTrue(torch.allclose(model(input_ids=ids).logits, expected, atol=1e-6))
+        with mt.recurrent_layers(model, strict=True), self.assertRaisesRegex(mha.torch.NotServed, "a convolution is not computed by mha: .*gradient"):
+            model(input_ids=ids)
+
+
 class Linears(unittest.TestCase):
     """mha.torch.pack_linears on models of transformers."""
 
@@ -674,5 +779,5 @@ class Families(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    cases = {"backend": [Masks, Attention, Cache, Latents, Linears, Rotations, Versions], "families": [Families]}
+    cases = {"backend": [Masks, Attention, Cache, Latents, Recurrent, Linears, Rotations, Versions], "families": [Families]}
     python_support.run(*cases[arguments.test])

@@ -12,6 +12,9 @@ How a model describes its mask decides how it arrives here. What transformers bu
 packed and padded, becomes flags, lengths and groups of mha.h, and no array of queries by keys is ever made; a function of anybody else's
 becomes exactly the mask that the eager attention has. A `Mask` is a tensor to everybody else: whatever looks into it finds the eager mask.
 
+    with mha.transformers.recurrent_layers(model):  # delta rules and short convolutions of Qwen3-Next, Qwen3.5, Kimi Linear and others
+        model.generate(**inputs)
+
 What mha does not serve goes to the model's own eager attention, with one warning that says why: tensors that need a gradient, lie on
 another device or have a type other than float32, float16 and bfloat16, dropout, and arguments that are not known here. So does what
 torch.compile compiles, without a warning.
@@ -37,6 +40,7 @@ except ImportError as error:
 from . import _openmp
 from ._arrays import aligned
 from ._cache import KvCache as _Cache
+from ._delta import recurrent_layers as recurrent_layers
 from ._library import Error, _loaded
 from ._structs import (_AttentionArgs, _ScoreArrays, _ScoreOptions, _Sequences, _Strides, _broadcast, _causal, _empty, _equal_scores, _new, _packer,
                        _window_left, _window_right, score_groups)
