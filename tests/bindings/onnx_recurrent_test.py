@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """The node tests of ONNX's LinearAttention and CausalConvWithState (opset 27), as the onnx package has them, through the Python binding.
 
-    onnx_recurrent_test.py --library LIBMHA.SO [--venv FOLDER]
+    onnx_recurrent_test.py --library LIBMHA.SO [--operators LIBMHA_ONNX.SO] [--venv FOLDER]
 
-Also the operators of ONNX Runtime on random shapes. Runs with the packages of the interpreter that it is started by, or those that
+Also the operators of ONNX Runtime on random shapes; with --operators instead models of these cases, rewritten to mha's operators. Runs with the packages of the interpreter that it is started by, or those that
 tools/bindings/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither, or onnx is older than 1.23.
 """
 
+import os
 import sys
 import unittest
 
 import python_support
 
-arguments = python_support.parser(__doc__).parse_args()
+parser = python_support.parser(__doc__)
+parser.add_argument("--operators", type=os.path.abspath)
+arguments = parser.parse_args()
+os.environ["MHA_ONNX_LIBRARY"] = arguments.operators or ""
 python_support.need(["numpy", "onnx", "onnxruntime"], arguments)
 
 import numpy as np  # noqa: E402
@@ -26,7 +30,9 @@ except ImportError:
     sys.exit(77)
 
 import mha  # noqa: E402
+import mha.onnx  # noqa: E402
 
+onnxruntime.set_default_logger_severity(4)  # what is wrong comes as an exception too
 tolerances = {"float32": (1e-5, 1e-5), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}  # in 16 bits the reference rounds after each step
 left_out = {"test_causal_conv_with_state_kernel_size_one": "a product without rows before it; kernel_size is 2 to 8"}  # name -> why mha lacks it
 types = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -72,6 +78,61 @@ def convolve(attributes, input, weight, bias=None, past_state=None):
     return y.view(input.dtype).transpose(0, 2, 1), state.transpose(0, 2, 1).astype(input.dtype)
 
 
+def model_of(operator, attributes, given):
+    names = [one.name for one in onnx.defs.get_schema(operator, 27).inputs]
+    kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in given.items()}
+    node = onnx.helper.make_node(operator, [name if name in given else "" for name in names], ["y", "state"], name="it", **attributes)
+    values = [onnx.helper.make_tensor_value_info(name, kinds[name], x.shape) for name, x in given.items()]
+    outputs = [onnx.helper.make_tensor_value_info(name, next(iter(kinds.values())), None) for name in ("y", "state")]
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "g", values, outputs), opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=11)
+
+
+class Rewritten(unittest.TestCase):
+    """Models whose operators mha.onnx.rewrite makes mha's."""
+
+    def test_cases_of_floats_are_rewritten_and_the_others_left_with_a_reason(self):
+        done, left = [], []
+        for module, exporter in (linear_attention, linear_attention.LinearAttention), (causal_conv_with_state, causal_conv_with_state.CausalConvWithState):
+            for name, attributes, given, expected in cases(module, exporter):
+                with self.subTest(name):
+                    model, report = mha.onnx.rewrite(model_of(exporter.__name__, attributes, given))
+                    if not report.rewritten:
+                        self.assertRegex(str(report[0]), f"left: {exporter.__name__} 'it': (.* is not known to be float|its kernel is not known to have 2 to 8)")
+                        self.assertTrue(expected[0].dtype != np.float32 or name in left_out)
+                        left.append(name)
+                        continue
+                    done.append(name)
+                    for own, theirs in zip(mha.onnx.session(model).run(None, given), expected, strict=True):
+                        np.testing.assert_allclose(own, theirs, *tolerances["float32"])
+        self.assertEqual(len(done) + len(left), 27)
+        self.assertGreater(len(done), 18)
+
+    def test_a_prompt_has_the_bits_of_its_parts(self):
+        random = np.random.default_rng(3)
+        given = {name: random.standard_normal(shape).astype(np.float32) for name, shape in (("query", (2, 9, 24)), ("key", (2, 9, 12)), ("value", (2, 9, 10)),
+                                                                                           ("past_state", (2, 2, 6, 5)), ("decay", (2, 9, 2)), ("beta", (2, 9, 1)))}
+        attributes = {"q_num_heads": 4, "kv_num_heads": 2}
+
+        def run(part):
+            return mha.onnx.session(mha.onnx.rewrite(model_of("LinearAttention", attributes, part))[0]).run(None, part)
+
+        whole, state = run(given)
+        first, past = run({name: x if name == "past_state" else x[:, :4] for name, x in given.items()})
+        second, last = run({**{name: x[:, 4:] for name, x in given.items()}, "past_state": past})
+        np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
+        np.testing.assert_array_equal(last, state)
+        self.assertEqual(run({name: x if name == "past_state" else x[:, :0] for name, x in given.items()})[1].tobytes(), given["past_state"].tobytes())
+        for wrong, sentence in (({"key": given["key"][..., :11]}, r"key is \[2, 9, 11\]; it has to be \[2, 9, 12\]"), ({"beta": given["decay"][:, :8]}, "beta is"),
+                                ({"past_state": given["past_state"][:1]}, "past_state is")):
+            model, _ = mha.onnx.rewrite(model_of("LinearAttention", attributes, given))
+            for value in model.graph.input:  # of any extents, or ONNX Runtime itself would refuse them
+                value.type.tensor_type.ClearField("shape")
+            with self.assertRaisesRegex(Exception, f"mha.LinearAttention 'it': {sentence}"):
+                mha.onnx.session(model).run(None, {**given, **wrong})
+        with self.assertRaisesRegex(Exception, "update_rule is linear, which takes no decay and no beta"):
+            mha.onnx.session(mha.onnx.rewrite(model_of("LinearAttention", {**attributes, "update_rule": "linear"}, given))[0])
+
+
 class Operators(unittest.TestCase):
     def check(self, module, exporter, compute, count):
         found = cases(module, exporter)
@@ -115,11 +176,7 @@ class Operators(unittest.TestCase):
                 self.compare("CausalConvWithState", {"activation": ("none", "silu")[number % 2]}, given, convolve)
 
     def compare(self, operator, attributes, given, compute):
-        names = [one.name for one in onnx.defs.get_schema(operator, 27).inputs]
-        node = onnx.helper.make_node(operator, [name if name in given else "" for name in names], ["y", "state"], **attributes)
-        values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, x.shape) for name, x in given.items()]
-        outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("y", "state")]
-        model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", values, outputs), opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=11)
+        model = model_of(operator, attributes, given)
         try:
             session = onnxruntime.InferenceSession(model.SerializeToString())
         except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
@@ -130,4 +187,4 @@ class Operators(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    python_support.run(Operators)
+    python_support.run(Rewritten if arguments.operators else Operators)

@@ -32,7 +32,8 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
       check(*api, api->CreateCustomOpDomain("mha", &domain));
       try {
         for (const OrtCustomOp *op :
-             {attention_operator(), grouped_query_operator(), layer_operator()}) {
+             {attention_operator(), grouped_query_operator(), layer_operator(),
+              linear_attention_operator(), causal_conv_operator()}) {
           check(*api, api->CustomOpDomain_Add(domain, op));
         }
         found = domains.emplace(found, api, domain);

@@ -191,6 +191,8 @@ bool find_structure(const Tensor &mask, int64_t batch, int64_t n_q, int64_t n_kv
 const OrtCustomOp *attention_operator();
 const OrtCustomOp *grouped_query_operator();
 const OrtCustomOp *layer_operator();
+const OrtCustomOp *linear_attention_operator();
+const OrtCustomOp *causal_conv_operator();
 
 // The callbacks of an operator whose kernel is Kernel: made of (api, info), run by compute(Call &).
 // Kernel has kName, kInputs, kOutputs, type_of(input) and is_optional(input); all outputs but the

@@ -33,7 +33,7 @@ def recurrent_layers(model: torch.nn.Module, strict: bool = False) -> Iterator[N
     What mha does not serve, such as tensors that need a gradient, is computed by these functions, with one warning; strict=True makes it an error.
     A model without such functions is a ValueError, as is a version of transformers whose functions are others.
     """
-    files = {sys.modules[type(module).__module__] for module in model.modules()}
+    files = {sys.modules.get(type(module).__module__) for module in model.modules()}
     found = [(file, names) for file in files for names in _rules if any(hasattr(file, name) for name in names)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no delta rule that mha.transformers knows, in transformers {transformers.__version__}: a family's file "
@@ -125,7 +125,8 @@ def _convolution(original, strict):
             return original(hidden_states, weight, bias, activation=activation, **kwargs)
         x = neighbours(hidden_states.transpose(1, 2))
         (batch, rows, channels), output = x.shape, torch.empty(x.shape, dtype=x.dtype, device="cpu")
-        kernel, offset = (None if one is None else one.detach().to(torch.float32).contiguous() for one in (weight, bias))
+        kernel = weight.detach().to(torch.float32).contiguous()
+        offset = None if bias is None else bias.detach().to(torch.float32).contiguous()
         args = _CausalConvArgs()
         _pack_conv(args, 0, ctypes.sizeof(args), channels, weight.shape[-1], kernel.data_ptr(), 0 if offset is None else offset.data_ptr(),
                    activations["silu" if activation else "none"], 0, _openmp.scheduler(torch.get_num_threads()), batch or _empty, rows or _empty,

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from ._find import Finder, Left, attention_types
 from ._graph import Graph
+from ._recurrent import take
 
 
 @dataclasses.dataclass
@@ -78,6 +79,12 @@ class Rewriter:
             self.look_inside(node)
         for node in nodes:
             try:
+                before, said = named(node), take(node, self.graph)
+                if said is not None:
+                    for output in filter(None, node.output):
+                        self.keep_shape(output)
+                    self.report.append(Entry(before, f"mha.{node.op_type}", said))
+                    continue
                 found = self.finder.find(node)
             except Left as left:
                 self.report.append(Entry(named(node), None, str(left)))
