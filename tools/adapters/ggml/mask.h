@@ -1,18 +1,17 @@
-// What ggml's additive mask means: which keys each query attends to, said as mha_attention reads it
-// fastest. The mask is read once per call, and each form gives the same weights as adding it.
-#ifndef MHA_GGML_MASK_H
-#define MHA_GGML_MASK_H
+// What ggml's additive mask means: which keys each query attends to, as mha_attention takes it
+// fastest. Each operation reads its mask once.
+#pragma once
+
+#include <mha.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "mha.h"
-
 namespace mha_ggml {
 
-// Binary16 numbers, [streams, heads, rows, keys], that are added to scores; -infinity masks. Strides
-// count numbers. There may be more rows than queries, which are not read.
+// Binary16 numbers, [streams, heads, rows, keys], that are added to scores; -infinity masks.
+// Strides count numbers. Rows after those of the queries are not read.
 struct AdditiveMask {
   const uint16_t *data = nullptr;  // nullptr: every query attends to every key
   int64_t row_stride = 0;
@@ -20,55 +19,70 @@ struct AdditiveMask {
   int64_t stream_stride = 0;  // 0: one for all streams
 };
 
-// Says how the queries of an operation attend to its keys, as one call of mha_attention or several.
-// Each thread or context that calls has its own; memory is kept from call to call.
+// Cuts an operation into calls of mha_attention, mostly into one. An object keeps its memory for
+// the next operation; only one thread at a time uses it.
 class MaskedCalls {
  public:
-  // The forms, cheapest first. kRanges: from one key to another, perhaps with MHA_CAUSAL and
-  // MHA_WINDOW_LEFT.
-  enum class Form { kRanges, kLists, kBytes, kBias };
+  // How a call masks keys. The mask itself as a bias of binary16 is as fast as bytes made of it.
+  enum class Form {
+    kRanges,  // each query attends to all keys from one to another: flags and lengths
+    kLists,   // each query attends to few keys: chosen_keys
+    kBias     // anything else, also numbers other than 0 and -infinity
+  };
 
-  // Reads a mask, with the scheduler's threads if that is worth it (NULL: on the calling one).
-  // Heads are those of queries. Throws std::bad_alloc.
+  // Reads a mask, with the scheduler's threads if it is large; NULL: on the calling thread. Throws
+  // std::bad_alloc. The mask stays as it is until the last call has run.
   void read(const AdditiveMask &mask, int64_t streams, int64_t heads, int64_t n_q, int64_t n_kv,
             const mha_scheduler *scheduler);
 
   size_t count() const { return calls_.size(); }
   Form form(size_t call) const { return calls_[call].form; }
-  // Keys from here on have no query in any stream.
+  // No query of any stream attends to keys from here on.
   int64_t end_of_keys() const { return end_of_keys_; }
 
-  // Turns the arguments of the whole operation, [batch = streams, n_q, ...], into those of a call.
-  // All strides of q, k, v and output are set, those of batch too, and none is MHA_BROADCAST.
-  // Overwrites flags, windows, batch, n_q, n_kv, sequences and score_arrays; these point into this
-  // object until the next read().
+  // Turns the arguments of the operation, [batch = streams, n_q, ...], into those of a call. The
+  // types and strides of q, k, v and output are set, those of batch too. Sets flags, windows,
+  // batch, n_q, n_kv, sequences and score_arrays, which are valid until the next apply or read.
   void apply(size_t call, mha_attention_args &args);
 
  private:
-  // What a row of the mask says: keys begin .. end - 1, of which `open` are attended to; all are if
-  // there are no others. Only biased rows add anything else than 0 and -infinity.
+  // What a row of the mask says. Keys before begin and from end on are masked; of those between,
+  // `open` are not. An empty row begins and ends at 0.
   struct Row {
     int32_t begin = 0, end = 0, open = 0;
-    bool is_biased = false;
+    bool is_biased = false;  // adds something else than 0 and -infinity
 
     bool is_range() const { return !is_biased && open == end - begin; }
-    bool operator==(const Row &) const;
   };
-
-  // `batch` sequences of `rows` queries, from a row of a stream on: neighbours in one stream, which
-  // share its keys, or streams from their first rows on.
+  // `batch` sequences of `rows` queries: neighbours in a stream, which share its keys, or streams.
   struct Call {
     Form form = Form::kRanges;
     bool is_of_streams = false;
-    int64_t stream = 0, row = 0, rows = 0, batch = 1;
     uint32_t flags = 0;
-    int64_t window_left = 0;
-    int64_t n_kv = 0, num_chosen = 0, begin = 0, at = 0;
-    mha_sequences sequences = {};
-    mha_score_arrays arrays = {};
+    int64_t stream = 0, row = 0, rows = 0, batch = 1, window_left = 0;
+    int64_t begin = 0, n_kv = 0;  // keys of all sequences
+    size_t entry = 0;             // in the arrays below
+    int64_t num_chosen = 0;
+    size_t list = 0;  // in lists_
+
+    bool is_like(const Call &other) const;
   };
+
+  static Row read_row(const uint16_t *row, int64_t n_kv);
+  const uint16_t *row_of_mask(int64_t stream, int64_t head, int64_t row) const;
+  void plan_stream(int64_t stream);
+  void add(Call call, int64_t begin, int64_t end, int64_t position);
+  void settle(Call &call);
+  void write_lists(Call &call, const mha_scheduler *scheduler);
+
+  AdditiveMask mask_;
+  int64_t n_q_ = 0, end_of_keys_ = 0;
+  std::vector<Row> rows_;
+  std::vector<Call> calls_;
+  std::vector<int64_t> kv_first_rows_, kv_lengths_, q_first_positions_;  // of each call's sequences
+  std::vector<int32_t> lists_;
+  mha_sequences sequences_ = {};
+  mha_score_arrays arrays_ = {};
 };
 
 }  // namespace mha_ggml
-
-#endif  // MHA_GGML_MASK_H
