@@ -46,10 +46,10 @@ class MaskedCalls {
   void apply(size_t call, mha_attention_args &args);
 
  private:
-  // What a row of the mask says. Keys before begin and from end on are masked; of those between,
-  // `open` are not. An empty row begins and ends at 0.
+  // What a row says: keys before begin and from end on are masked, and `open` of the others are
+  // not. Without any, both ends are 0.
   struct Row {
-    int32_t begin = 0, end = 0, open = 0;
+    int64_t begin = 0, end = 0, open = 0;
     bool is_biased = false;  // adds something else than 0 and -infinity
 
     bool is_range() const { return !is_biased && open == end - begin; }
@@ -60,26 +60,27 @@ class MaskedCalls {
     bool is_of_streams = false;
     uint32_t flags = 0;
     int64_t stream = 0, row = 0, rows = 0, batch = 1, window_left = 0;
-    int64_t begin = 0, n_kv = 0;  // keys of all sequences
-    size_t entry = 0;             // in the arrays below
-    int64_t num_chosen = 0;
-    size_t list = 0;  // in lists_
+    int64_t begin = 0, n_kv = 0, num_chosen = 0;  // keys of all sequences
+    size_t entry = 0, list = 0;                   // in the arrays below
 
-    bool is_like(const Call &other) const;
+    bool is_like(const Call &other) const {
+      return form == other.form && rows == other.rows && flags == other.flags &&
+             window_left == other.window_left;
+    }
   };
 
-  static Row read_row(const uint16_t *row, int64_t n_kv);
-  const uint16_t *row_of_mask(int64_t stream, int64_t head, int64_t row) const;
+  static Row read_row(const uint16_t *keys, int64_t n_kv);
+  const uint16_t *row_of_mask(int64_t row) const {  // row n_q is the first one of stream 1
+    return mask_.data + row / n_q_ * mask_.stream_stride + row % n_q_ * mask_.row_stride;
+  }
   void plan_stream(int64_t stream);
-  void add(Call call, int64_t begin, int64_t end, int64_t position);
-  void settle(Call &call);
   void write_lists(Call &call, const mha_scheduler *scheduler);
 
   AdditiveMask mask_;
   int64_t n_q_ = 0, end_of_keys_ = 0;
   std::vector<Row> rows_;
   std::vector<Call> calls_;
-  std::vector<int64_t> kv_first_rows_, kv_lengths_, q_first_positions_;  // of each call's sequences
+  std::vector<int64_t> kv_first_rows_, kv_lengths_, q_first_positions_;  // of each sequence
   std::vector<int32_t> lists_;
   mha_sequences sequences_ = {};
   mha_score_arrays arrays_ = {};
