@@ -69,7 +69,7 @@ for argument in "$@"; do
 done
 
 jobs=$(nproc)
-library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
+library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
 failed=() skipped=()
 
 say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }

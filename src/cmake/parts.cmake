@@ -71,6 +71,13 @@ macro(mha_find_ONNX)
   endif()
 endmacro()
 
+# The module's functions of ggml are found in the program that loads it, which is the rule of Linux's linkers.
+macro(mha_find_GGML)
+  if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    set(found ON)
+  endif()
+endmacro()
+
 macro(mha_find_BENCH)
   find_package(benchmark QUIET)
   if(benchmark_FOUND)

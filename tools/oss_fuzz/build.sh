@@ -18,7 +18,7 @@ cd "$(dirname "$0")/../.."
 mkdir -p "$WORK" "$OUT"
 targets=$(cd tests/fuzz && ls -- *.cpp | sed 's/\.cpp$//' | grep -v '^replay$')
 cmake -S . -B "$WORK/build" -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_SHARED=OFF -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF \
-  -DMHA_ONNX=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=ON -DMHA_FUZZING_ENGINE="$LIB_FUZZING_ENGINE"
+  -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=ON -DMHA_FUZZING_ENGINE="$LIB_FUZZING_ENGINE"
 for target in ${TARGETS:-$targets}; do
   cmake --build "$WORK/build" --target "mha_fuzz_$target"
   cp "$WORK/build/bin/mha_fuzz_$target" "$OUT/$target"
