@@ -1,0 +1,419 @@
+// The backend for llama.cpp, loaded as llama.cpp loads it, by a program that has the functions of
+// ggml which it needs, and compared with attention in double precision.
+#include <dlfcn.h>
+#include <ggml-parts.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "support/call.h"
+#include "support/random.h"
+
+struct ggml_cgraph {
+  std::vector<ggml_tensor *> nodes;
+};
+
+namespace {
+
+using support::Random;
+
+// ---- What this ggml says
+
+const char *version = "0.25.3";
+size_t tensor_overhead = 32 + sizeof(ggml_tensor);
+std::string renamed;  // the operation or type that has another name here
+std::string logged;
+ggml_backend_buffer_type host_memory, other_memory;
+
+void Log(ggml_log_level level, const char *text, void *) {
+  EXPECT_EQ(level, GGML_LOG_LEVEL_ERROR);
+  logged += text;
+}
+
+// q8_0: 32 codes after their factor.
+struct Block {
+  uint16_t factor;  // 1/64 throughout
+  int8_t codes[32];
+};
+constexpr uint16_t kFactor = 0x2400;
+
+void BlocksToFloats(const void *blocks, float *floats, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    floats[i] = static_cast<float>(static_cast<const Block *>(blocks)[i / 32].codes[i % 32]) / 64;
+  }
+}
+
+const ggml_type_traits kFloat = {"f32", 1, 0, 4, false, nullptr, nullptr},
+                       kHalf = {"f16", 1, 0, 2, false, nullptr, nullptr},
+                       kBrain = {"bf16", 1, 0, 2, false, nullptr, nullptr},
+                       kInteger = {"i32", 1, 0, 4, false, nullptr, nullptr},
+                       kBlocks = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr};
+
+const char *NameOf(const char *name) { return name == renamed ? "another" : name; }
+
+}  // namespace
+
+extern "C" {
+const char *ggml_version() { return version; }
+size_t ggml_tensor_overhead() { return tensor_overhead; }
+const char *ggml_op_name(ggml_op op) {
+  return NameOf(op == GGML_OP_FLASH_ATTN_EXT ? "FLASH_ATTN_EXT" : "NONE");
+}
+const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
+  return type == GGML_TYPE_F32    ? &kFloat
+         : type == GGML_TYPE_F16  ? &kHalf
+         : type == GGML_TYPE_BF16 ? &kBrain
+         : type == GGML_TYPE_Q8_0 ? &kBlocks
+                                  : &kInteger;
+}
+const char *ggml_type_name(ggml_type type) { return NameOf(ggml_get_type_traits(type)->type_name); }
+bool ggml_is_contiguous(const ggml_tensor *t) {
+  const ggml_type_traits &traits = *ggml_get_type_traits(t->type);
+  size_t bytes = traits.type_size;
+  for (int i = 0; i < GGML_MAX_DIMS; i++) {
+    if (t->ne[i] != 1 && t->nb[i] != bytes) return false;
+    bytes *= static_cast<size_t>(i == 0 ? t->ne[0] / traits.blck_size : t->ne[i]);
+  }
+  return true;
+}
+ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i]; }
+int ggml_graph_n_nodes(ggml_cgraph *graph) { return static_cast<int>(graph->nodes.size()); }
+void ggml_log_get(ggml_log_callback *callback, void **user_data) {
+  *callback = Log, *user_data = nullptr;
+}
+bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) { return type == &host_memory; }
+ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() { return &host_memory; }
+ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void *, size_t) { return nullptr; }
+ggml_backend_dev_t ggml_backend_dev_by_type(ggml_backend_dev_type) { return nullptr; }
+ggml_backend_reg_t ggml_backend_dev_backend_reg(ggml_backend_dev_t) { return nullptr; }
+void *ggml_backend_reg_get_proc_address(ggml_backend_reg_t, const char *) { return nullptr; }
+}
+
+namespace {
+
+ggml_backend_reg_t Register() {
+  static void *const module = dlopen(MHA_GGML_MODULE, RTLD_NOW | RTLD_LOCAL);
+  if (!module) ADD_FAILURE() << dlerror();
+  const auto init = reinterpret_cast<ggml_backend_reg_t (*)()>(dlsym(module, "ggml_backend_init"));
+  return init();
+}
+
+ggml_backend_dev_t Device() {
+  const ggml_backend_reg_t registry = Register();
+  EXPECT_EQ(registry->api_version, GGML_BACKEND_API_VERSION);
+  EXPECT_EQ(registry->iface.get_device_count(registry), 1u);
+  return registry->iface.get_device(registry, 0);
+}
+
+// What a context of llama.cpp has.
+struct Backend {
+  explicit Backend(int threads)
+      : device(Device()), it(device->iface.init_backend(device, nullptr)) {
+    const ggml_backend_reg_t registry = device->reg;
+    reinterpret_cast<void (*)(ggml_backend_t, int)>(
+        registry->iface.get_proc_address(registry, "ggml_backend_set_n_threads"))(it, threads);
+  }
+  ~Backend() { it->iface.free(it); }
+  Backend(const Backend &) = delete;
+
+  ggml_status Compute(ggml_tensor *op) {
+    ggml_tensor other = {};
+    ggml_cgraph graph{{&other, op}};
+    it->iface.graph_optimize(it, &graph, nullptr);
+    return it->iface.graph_compute(it, &graph);
+  }
+
+  ggml_backend_dev_t device;
+  ggml_backend_t it;
+};
+
+// ---- An operation
+
+// A tensor, [streams, heads, rows, width], and its numbers. They are n/64, which every type holds.
+struct Tensor {
+  ggml_tensor ggml = {};
+  std::vector<float> numbers;
+  std::vector<char> bytes;
+
+  // by_rows: the heads of a row lie beside each other, as in a cache.
+  Tensor(ggml_type type, int64_t width, int64_t rows, int64_t heads, int64_t streams, bool by_rows,
+         Random *random)
+      : numbers(width * rows * heads * streams) {
+    const ggml_type_traits &traits = *ggml_get_type_traits(type);
+    const size_t bytes_of_row = traits.type_size * width / traits.blck_size;
+    ggml.type = type;
+    const int64_t ne[] = {width, rows, heads, streams};
+    const size_t nb[] = {traits.type_size, bytes_of_row * (by_rows ? heads : 1),
+                         bytes_of_row * (by_rows ? 1 : rows), bytes_of_row * rows * heads};
+    std::copy_n(ne, 4, ggml.ne), std::copy_n(nb, 4, ggml.nb);
+    bytes.resize(nb[3] * streams);
+    ggml.data = bytes.data();
+    for (float &number : numbers) number = static_cast<float>(random->Between(-64, 64)) / 64;
+    for (int64_t i = 0; i < rows * heads * streams; i++) {
+      const float *const from = &numbers[i * width];
+      char *const to =
+          &bytes[i / (rows * heads) * nb[3] + i / rows % heads * nb[2] + i % rows * nb[1]];
+      for (int64_t d = 0; d < width; d++) {
+        Block &block = reinterpret_cast<Block *>(to)[d / 32];
+        if (type == GGML_TYPE_F32) {
+          std::memcpy(to + 4 * d, from + d, 4);
+        } else if (type == GGML_TYPE_Q8_0) {
+          block.factor = kFactor, block.codes[d % 32] = static_cast<int8_t>(from[d] * 64);
+        } else {
+          const uint16_t bits = support::BitsIn16(
+              type == GGML_TYPE_F16 ? support::Storage::kF16 : support::Storage::kBf16, from[d]);
+          std::memcpy(to + 2 * d, &bits, 2);
+        }
+      }
+    }
+  }
+
+  const float *row(int64_t stream, int64_t head, int64_t row) const {
+    return &numbers[(((stream * ggml.ne[2]) + head) * ggml.ne[1] + row) * ggml.ne[0]];
+  }
+};
+
+enum class Mask { kNone, kCausal, kNumbers, kOfHeads };
+
+struct Shape {
+  ggml_type k_type = GGML_TYPE_F16, v_type = GGML_TYPE_F16;
+  int64_t width = 64, width_v = 64, n_q = 7, n_kv = 40, heads = 4, kv_heads = 2, streams = 1;
+  Mask mask = Mask::kCausal;
+  bool has_sinks = false, by_rows = true;
+  float softcap = 0, scale = 0.125f;
+};
+
+struct Operation {
+  Shape shape;
+  Random random{7};
+  Tensor q, k, v, mask, sinks;
+  std::vector<float> output;
+  ggml_tensor op = {};
+
+  explicit Operation(const Shape &s)
+      : shape(s),
+        q(GGML_TYPE_F32, s.width, s.n_q, s.heads, s.streams, s.by_rows, &random),
+        k(s.k_type, s.width, s.n_kv, s.kv_heads, s.streams, s.by_rows, &random),
+        v(s.v_type, s.width_v, s.n_kv, s.kv_heads, s.streams, s.by_rows, &random),
+        mask(GGML_TYPE_F16, s.n_kv, s.n_q, s.mask == Mask::kOfHeads ? s.heads : 1, s.streams, false,
+             &random),
+        sinks(GGML_TYPE_F32, s.heads, 1, 1, 1, false, &random),
+        output(s.width_v * s.heads * s.n_q * s.streams, NAN) {
+    for (size_t i = 0; i < mask.numbers.size(); i++) {
+      const int64_t key = static_cast<int64_t>(i) % s.n_kv,
+                    query = static_cast<int64_t>(i) / s.n_kv % s.n_q;
+      const bool is_masked = key > s.n_kv - 6 - s.n_q + query;
+      if (is_masked || s.mask == Mask::kCausal) mask.numbers[i] = is_masked ? -INFINITY : 0;
+      const uint16_t bits =
+          is_masked ? 0xFC00 : support::BitsIn16(support::Storage::kF16, mask.numbers[i]);
+      std::memcpy(&mask.bytes[2 * i], &bits, 2);
+    }
+    op.type = GGML_TYPE_F32, op.op = GGML_OP_FLASH_ATTN_EXT, op.flags = GGML_TENSOR_FLAG_COMPUTE;
+    const int64_t ne[] = {s.width_v, s.heads, s.n_q, s.streams};
+    for (int i = 0; i < 4; i++) {
+      op.ne[i] = ne[i];
+      op.nb[i] = i == 0 ? 4 : op.nb[i - 1] * ne[i - 1];
+    }
+    const float parameters[] = {s.scale, 0, s.softcap};
+    std::memcpy(op.op_params, parameters, sizeof parameters);
+    op.src[0] = &q.ggml, op.src[1] = &k.ggml, op.src[2] = &v.ggml;
+    if (s.mask != Mask::kNone) op.src[3] = &mask.ggml;
+    if (s.has_sinks) op.src[4] = &sinks.ggml;
+    op.data = output.data();
+  }
+
+  bool IsSupported() {
+    const ggml_backend_dev_t device = Device();
+    return device->iface.supports_op(device, &op);
+  }
+
+  std::vector<double> Expected() const {
+    const Shape &s = shape;
+    std::vector<double> expected;
+    for (int64_t stream = 0; stream < s.streams; stream++) {
+      for (int64_t i = 0; i < s.n_q; i++) {
+        for (int64_t head = 0; head < s.heads; head++) {
+          double sum = s.has_sinks ? std::exp(static_cast<double>(sinks.numbers[head])) : 0;
+          std::vector<double> context(s.width_v);
+          const int64_t kv_head = head / (s.heads / s.kv_heads);
+          for (int64_t j = 0; j < s.n_kv; j++) {
+            double score = 0;
+            for (int64_t d = 0; d < s.width; d++) {
+              score +=
+                  static_cast<double>(q.row(stream, head, i)[d]) * k.row(stream, kv_head, j)[d];
+            }
+            score *= s.scale;
+            if (s.softcap != 0) score = s.softcap * std::tanh(score / s.softcap);
+            if (s.mask != Mask::kNone)
+              score += mask.row(stream, s.mask == Mask::kOfHeads ? head : 0, i)[j];
+            const double weight = std::exp(score);
+            sum += weight;
+            for (int64_t d = 0; d < s.width_v; d++)
+              context[d] += weight * v.row(stream, kv_head, j)[d];
+          }
+          for (const double number : context) expected.push_back(number / sum);
+        }
+      }
+    }
+    return expected;
+  }
+};
+
+void ExpectExpected(const Operation &operation) {
+  const std::vector<double> expected = operation.Expected();
+  for (size_t i = 0; i < expected.size(); i++)
+    ASSERT_NEAR(operation.output[i], expected[i], 2e-6) << "number " << i;
+}
+
+std::string Check(const Shape &shape, int threads = 1) {
+  Operation operation(shape);
+  if (!operation.IsSupported()) return "is declined";
+  if (Backend(threads).Compute(&operation.op) != GGML_STATUS_SUCCESS) return "failed: " + logged;
+  ExpectExpected(operation);
+  return testing::Test::HasFatalFailure() ? "is wrong" : "";
+}
+
+Shape With(void (*change)(Shape *)) {
+  Shape shape;
+  change(&shape);
+  return shape;
+}
+
+TEST(Ggml, TakesEveryOption) {
+  EXPECT_EQ(Check({}), "");
+  for (const ggml_type k : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0}) {
+    for (const ggml_type v : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0}) {
+      Shape shape;
+      shape.k_type = k, shape.v_type = v, shape.streams = 2;
+      EXPECT_EQ(Check(shape), "") << ggml_type_name(k) << ", " << ggml_type_name(v);
+      shape.by_rows = false, shape.n_q = 1;
+      EXPECT_EQ(Check(shape, 3), "") << ggml_type_name(k) << ", " << ggml_type_name(v);
+    }
+  }
+  EXPECT_EQ(Check(With([](Shape *s) { s->has_sinks = true, s->softcap = 3; })), "");
+  EXPECT_EQ(Check(With([](Shape *s) { s->width = 96, s->width_v = 32; })), "");
+  EXPECT_EQ(Check(With([](Shape *s) { s->mask = Mask::kNone, s->n_q = 50; })), "");
+  EXPECT_EQ(Check(With([](Shape *s) { s->mask = Mask::kNumbers, s->streams = 3; })), "");
+  EXPECT_EQ(Check(With([](Shape *s) { s->mask = Mask::kOfHeads, s->streams = 3, s->heads = 6; })),
+            "");
+  EXPECT_EQ(Check(With([](Shape *s) { s->scale = 0; })), "");
+  EXPECT_EQ(
+      Check(With([](Shape *s) { s->n_q = 200, s->n_kv = 700, s->k_type = GGML_TYPE_Q8_0; }), 3),
+      "");
+}
+
+TEST(Ggml, DeclinesWhatItDoesNotKnow) {
+  const auto is_supported = [](void (*change)(Operation *)) {
+    Operation operation{Shape{}};
+    change(&operation);
+    return operation.IsSupported();
+  };
+  EXPECT_TRUE(is_supported([](Operation *) {}));
+  EXPECT_FALSE(is_supported([](Operation *o) { o->op.op = GGML_OP_ADD; }));
+  EXPECT_FALSE(is_supported([](Operation *o) { o->op.op_params[1] = 0x3F800000; })) << "ALiBi";
+  EXPECT_FALSE(is_supported([](Operation *o) { o->op.op_params[5] = 1; }))
+      << "an unknown parameter";
+  EXPECT_FALSE(is_supported([](Operation *o) { o->op.src[5] = &o->sinks.ggml; }))
+      << "an unknown source";
+  EXPECT_FALSE(is_supported([](Operation *o) { o->q.ggml.type = GGML_TYPE_F16; }));
+  EXPECT_FALSE(is_supported([](Operation *o) { o->k.ggml.type = GGML_TYPE_I32; }));
+  EXPECT_FALSE(is_supported([](Operation *o) { o->v.ggml.nb[0] *= 2; })) << "transposed values";
+  EXPECT_FALSE(is_supported([](Operation *o) { o->k.ggml.nb[1]++; }))
+      << "half a number between rows";
+  EXPECT_FALSE(is_supported([](Operation *o) { o->mask.ggml.type = GGML_TYPE_F32; }));
+  EXPECT_FALSE(is_supported([](Operation *o) { o->mask.ggml.ne[2] = 2; }))
+      << "a mask for every other head";
+  EXPECT_FALSE(is_supported([](Operation *o) { o->mask.ggml.ne[1] = 6; }))
+      << "less rows than queries";
+  EXPECT_FALSE(is_supported([](Operation *o) { o->v.ggml.ne[1]--; }));
+  EXPECT_FALSE(is_supported([](Operation *o) { o->op.op_params[0] = 0x7F800000; }))
+      << "an infinite scale";
+  const ggml_backend_dev_t device = Device();
+  EXPECT_TRUE(device->iface.supports_buft(device, &host_memory));
+  EXPECT_FALSE(device->iface.supports_buft(device, &other_memory));
+}
+
+// -fa auto: see backend.cpp.
+TEST(Ggml, LeavesTheFirstGraphOfAContextToTheCpu) {
+  Operation operation{Shape{}};
+  const ggml_backend_dev_t device = Device();
+  {
+    Backend backend(1);
+    EXPECT_TRUE(operation.IsSupported()) << "before the scheduler is made";
+    device->iface.supports_buft(device, &host_memory);
+    EXPECT_FALSE(operation.IsSupported());
+    std::thread([&] { EXPECT_TRUE(operation.IsSupported()); }).join();
+    backend.it->iface.synchronize(backend.it);
+    EXPECT_TRUE(operation.IsSupported());
+  }
+  {
+    Backend backend(1);
+    device->iface.supports_buft(device, &host_memory);
+  }
+  EXPECT_TRUE(operation.IsSupported()) << "after a context that was given up";
+}
+
+TEST(Ggml, FailsWithASentence) {
+  Operation operation{Shape{}};
+  std::strcpy(operation.op.name, "fattn-3");
+  operation.op.op_params[0] = 0x7F800000;
+  logged.clear();
+  EXPECT_EQ(Backend(1).Compute(&operation.op), GGML_STATUS_FAILED);
+  EXPECT_NE(logged.find("mha: attention \"fattn-3\" failed: "), std::string::npos) << logged;
+  EXPECT_NE(logged.find("scale"), std::string::npos) << logged;
+  operation.op.flags = 0;
+  EXPECT_EQ(Backend(1).Compute(&operation.op), GGML_STATUS_SUCCESS) << "not to be computed";
+}
+
+TEST(Ggml, HasTheSameBitsInContextsAtOnce) {
+  Shape shape;
+  shape.n_q = 64, shape.n_kv = 3000, shape.v_type = GGML_TYPE_Q8_0;
+  const auto run = [&](int threads, std::vector<float> *output) {
+    Operation operation(shape);
+    Backend backend(threads);
+    for (int times = 0; times < 2; times++) {
+      EXPECT_EQ(backend.Compute(&operation.op), GGML_STATUS_SUCCESS);
+    }
+    *output = operation.output;
+  };
+  std::vector<float> alone, outputs[3];
+  run(1, &alone);
+  std::vector<std::thread> threads;
+  for (std::vector<float> &output : outputs) threads.emplace_back(run, 3, &output);
+  for (std::thread &thread : threads) thread.join();
+  for (const std::vector<float> &output : outputs) {
+    EXPECT_EQ(std::memcmp(output.data(), alone.data(), sizeof(float) * alone.size()), 0);
+  }
+}
+
+TEST(Ggml, RefusesAnotherGgml) {
+  const auto refusal = [] {
+    logged.clear();
+    EXPECT_EQ(Register(), nullptr);
+    return logged;
+  };
+  const auto expect = [](const std::string &said, const char *part) {
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+  };
+  for (const char *other : {"0.14.9", "0.26.0", "1.20.0", "unknown"}) {
+    version = other;
+    expect(refusal(), other);
+  }
+  version = "0.15.0";
+  EXPECT_NE(Register(), nullptr);
+  version = "0.25.3";
+  tensor_overhead += 8;
+  expect(refusal(), "ggml_tensor_overhead() is ");
+  tensor_overhead -= 8;
+  for (const char *name : {"FLASH_ATTN_EXT", "f32", "f16", "bf16", "q8_0"}) {
+    renamed = name;
+    expect(refusal(), (std::string("another where this module expects ") + name).c_str());
+  }
+  renamed.clear();
+  EXPECT_NE(Register(), nullptr);
+}
+
+}  // namespace
