@@ -1,7 +1,5 @@
-// The backend for llama.cpp, loaded as llama.cpp loads it, by a program that has the functions of
-// ggml which it needs, and compared with attention in double precision.
-#include <dlfcn.h>
-#include <ggml-parts.h>
+// The backend for llama.cpp, loaded as llama.cpp loads it, by a program with a stub of ggml, and
+// compared with attention in double precision.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,96 +7,24 @@
 #include <string>
 #include <thread>
 
+#include "ggml_stub.h"
 #include "support/call.h"
 #include "support/random.h"
-
-struct ggml_cgraph {
-  std::vector<ggml_tensor *> nodes;
-};
 
 namespace {
 
 using support::Random;
 
-// ---- What this ggml says
-
-const char *version = "0.25.3";
-size_t tensor_overhead = 32 + sizeof(ggml_tensor);
-std::string renamed;  // the operation or type that has another name here
 std::string logged;
-ggml_backend_buffer_type host_memory, other_memory;
 
 void Log(ggml_log_level level, const char *text, void *) {
   EXPECT_EQ(level, GGML_LOG_LEVEL_ERROR);
   logged += text;
 }
 
-// q8_0: 32 codes after their factor.
-struct Block {
-  uint16_t factor;  // 1/64 throughout
-  int8_t codes[32];
-};
-constexpr uint16_t kFactor = 0x2400;
-
-void BlocksToFloats(const void *blocks, float *floats, int64_t count) {
-  for (int64_t i = 0; i < count; i++) {
-    floats[i] = static_cast<float>(static_cast<const Block *>(blocks)[i / 32].codes[i % 32]) / 64;
-  }
-}
-
-const ggml_type_traits kFloat = {"f32", 1, 0, 4, false, nullptr, nullptr},
-                       kHalf = {"f16", 1, 0, 2, false, nullptr, nullptr},
-                       kBrain = {"bf16", 1, 0, 2, false, nullptr, nullptr},
-                       kInteger = {"i32", 1, 0, 4, false, nullptr, nullptr},
-                       kBlocks = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr};
-
-const char *NameOf(const char *name) { return name == renamed ? "another" : name; }
-
-}  // namespace
-
-extern "C" {
-const char *ggml_version() { return version; }
-size_t ggml_tensor_overhead() { return tensor_overhead; }
-const char *ggml_op_name(ggml_op op) {
-  return NameOf(op == GGML_OP_FLASH_ATTN_EXT ? "FLASH_ATTN_EXT" : "NONE");
-}
-const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
-  return type == GGML_TYPE_F32    ? &kFloat
-         : type == GGML_TYPE_F16  ? &kHalf
-         : type == GGML_TYPE_BF16 ? &kBrain
-         : type == GGML_TYPE_Q8_0 ? &kBlocks
-                                  : &kInteger;
-}
-const char *ggml_type_name(ggml_type type) { return NameOf(ggml_get_type_traits(type)->type_name); }
-bool ggml_is_contiguous(const ggml_tensor *t) {
-  const ggml_type_traits &traits = *ggml_get_type_traits(t->type);
-  size_t bytes = traits.type_size;
-  for (int i = 0; i < GGML_MAX_DIMS; i++) {
-    if (t->ne[i] != 1 && t->nb[i] != bytes) return false;
-    bytes *= static_cast<size_t>(i == 0 ? t->ne[0] / traits.blck_size : t->ne[i]);
-  }
-  return true;
-}
-ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i]; }
-int ggml_graph_n_nodes(ggml_cgraph *graph) { return static_cast<int>(graph->nodes.size()); }
-void ggml_log_get(ggml_log_callback *callback, void **user_data) {
-  *callback = Log, *user_data = nullptr;
-}
-bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) { return type == &host_memory; }
-ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() { return &host_memory; }
-ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void *, size_t) { return nullptr; }
-ggml_backend_dev_t ggml_backend_dev_by_type(ggml_backend_dev_type) { return nullptr; }
-ggml_backend_reg_t ggml_backend_dev_backend_reg(ggml_backend_dev_t) { return nullptr; }
-void *ggml_backend_reg_get_proc_address(ggml_backend_reg_t, const char *) { return nullptr; }
-}
-
-namespace {
-
 ggml_backend_reg_t Register() {
-  static void *const module = dlopen(MHA_GGML_MODULE, RTLD_NOW | RTLD_LOCAL);
-  if (!module) ADD_FAILURE() << dlerror();
-  const auto init = reinterpret_cast<ggml_backend_reg_t (*)()>(dlsym(module, "ggml_backend_init"));
-  return init();
+  ggml_log_set(Log, nullptr);
+  return ggml_backend_load(MHA_GGML_MODULE);
 }
 
 ggml_backend_dev_t Device() {
@@ -161,7 +87,7 @@ struct Tensor {
         if (type == GGML_TYPE_F32) {
           std::memcpy(to + 4 * d, from + d, 4);
         } else if (type == GGML_TYPE_Q8_0) {
-          block.factor = kFactor, block.codes[d % 32] = static_cast<int8_t>(from[d] * 64);
+          block.factor = Block().factor, block.codes[d % 32] = static_cast<int8_t>(from[d] * 64);
         } else {
           const uint16_t bits = support::BitsIn16(
               type == GGML_TYPE_F16 ? support::Storage::kF16 : support::Storage::kBf16, from[d]);
@@ -332,8 +258,8 @@ TEST(Ggml, DeclinesWhatItDoesNotKnow) {
   EXPECT_FALSE(is_supported([](Operation *o) { o->op.op_params[0] = 0x7F800000; }))
       << "an infinite scale";
   const ggml_backend_dev_t device = Device();
-  EXPECT_TRUE(device->iface.supports_buft(device, &host_memory));
-  EXPECT_FALSE(device->iface.supports_buft(device, &other_memory));
+  EXPECT_TRUE(device->iface.supports_buft(device, &stub_host_memory));
+  EXPECT_FALSE(device->iface.supports_buft(device, &stub_other_memory));
 }
 
 // -fa auto: see backend.cpp.
@@ -343,7 +269,7 @@ TEST(Ggml, LeavesTheFirstGraphOfAContextToTheCpu) {
   {
     Backend backend(1);
     EXPECT_TRUE(operation.IsSupported()) << "before the scheduler is made";
-    device->iface.supports_buft(device, &host_memory);
+    device->iface.supports_buft(device, &stub_host_memory);
     EXPECT_FALSE(operation.IsSupported());
     std::thread([&] { EXPECT_TRUE(operation.IsSupported()); }).join();
     backend.it->iface.synchronize(backend.it);
@@ -351,7 +277,7 @@ TEST(Ggml, LeavesTheFirstGraphOfAContextToTheCpu) {
   }
   {
     Backend backend(1);
-    device->iface.supports_buft(device, &host_memory);
+    device->iface.supports_buft(device, &stub_host_memory);
   }
   EXPECT_TRUE(operation.IsSupported()) << "after a context that was given up";
 }
@@ -399,20 +325,20 @@ TEST(Ggml, RefusesAnotherGgml) {
     EXPECT_NE(said.find(part), std::string::npos) << said;
   };
   for (const char *other : {"0.14.9", "0.26.0", "1.20.0", "unknown"}) {
-    version = other;
+    stub_set_version(other);
     expect(refusal(), other);
   }
-  version = "0.15.0";
+  stub_set_version("0.15.0");
   EXPECT_NE(Register(), nullptr);
-  version = "0.25.3";
-  tensor_overhead += 8;
+  stub_set_version("0.25.3");
+  stub_set_tensor_overhead(ggml_tensor_overhead() + 8);
   expect(refusal(), "ggml_tensor_overhead() is ");
-  tensor_overhead -= 8;
+  stub_set_tensor_overhead(ggml_tensor_overhead() - 8);
   for (const char *name : {"FLASH_ATTN_EXT", "f32", "f16", "bf16", "q8_0"}) {
-    renamed = name;
+    stub_rename(name);
     expect(refusal(), (std::string("another where this module expects ") + name).c_str());
   }
-  renamed.clear();
+  stub_rename("");
   EXPECT_NE(Register(), nullptr);
 }
 

@@ -1,0 +1,88 @@
+#include "ggml_stub.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <string>
+
+namespace {
+
+std::string version = "0.25.3", renamed;
+size_t tensor_overhead = 32 + sizeof(ggml_tensor);
+ggml_backend_reg_t loaded;
+
+void Print(ggml_log_level, const char *text, void *) { std::fputs(text, stderr); }
+ggml_log_callback log_callback = Print;
+void *log_data;
+
+void BlocksToFloats(const void *blocks, float *floats, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    floats[i] = static_cast<float>(static_cast<const Block *>(blocks)[i / 32].codes[i % 32]) / 64;
+  }
+}
+
+const ggml_type_traits kF32 = {"f32", 1, 0, 4, false, nullptr, nullptr},
+                       kF16 = {"f16", 1, 0, 2, false, nullptr, nullptr},
+                       kBf16 = {"bf16", 1, 0, 2, false, nullptr, nullptr},
+                       kI32 = {"i32", 1, 0, 4, false, nullptr, nullptr},
+                       kQ8 = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr};
+
+const char *NameOf(const char *name) { return name == renamed ? "another" : name; }
+
+}  // namespace
+
+extern "C" {
+ggml_backend_buffer_type stub_host_memory, stub_other_memory;
+void stub_set_version(const char *given) { version = given; }
+void stub_set_tensor_overhead(size_t bytes) { tensor_overhead = bytes; }
+void stub_rename(const char *name) { renamed = name; }
+
+const char *ggml_version() { return version.c_str(); }
+size_t ggml_tensor_overhead() { return tensor_overhead; }
+const char *ggml_op_name(ggml_op op) {
+  return NameOf(op == GGML_OP_FLASH_ATTN_EXT ? "FLASH_ATTN_EXT" : "NONE");
+}
+const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
+  return type == GGML_TYPE_F32    ? &kF32
+         : type == GGML_TYPE_F16  ? &kF16
+         : type == GGML_TYPE_BF16 ? &kBf16
+         : type == GGML_TYPE_Q8_0 ? &kQ8
+                                  : &kI32;
+}
+const char *ggml_type_name(ggml_type type) { return NameOf(ggml_get_type_traits(type)->type_name); }
+bool ggml_is_contiguous(const ggml_tensor *t) {
+  const ggml_type_traits &traits = *ggml_get_type_traits(t->type);
+  size_t bytes = traits.type_size;
+  for (int i = 0; i < GGML_MAX_DIMS; i++) {
+    if (t->ne[i] != 1 && t->nb[i] != bytes) return false;
+    bytes *= static_cast<size_t>(i == 0 ? t->ne[0] / traits.blck_size : t->ne[i]);
+  }
+  return true;
+}
+ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i]; }
+int ggml_graph_n_nodes(ggml_cgraph *graph) { return static_cast<int>(graph->nodes.size()); }
+void ggml_log_get(ggml_log_callback *callback, void **user_data) {
+  *callback = log_callback, *user_data = log_data;
+}
+void ggml_log_set(ggml_log_callback callback, void *user_data) {
+  log_callback = callback ? callback : Print, log_data = user_data;
+}
+bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) {
+  return type == &stub_host_memory;
+}
+ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() { return &stub_host_memory; }
+ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void *, size_t) { return nullptr; }
+ggml_backend_dev_t ggml_backend_dev_by_type(ggml_backend_dev_type) { return nullptr; }
+ggml_backend_reg_t ggml_backend_dev_backend_reg(ggml_backend_dev_t) { return nullptr; }
+void *ggml_backend_reg_get_proc_address(ggml_backend_reg_t, const char *) { return nullptr; }
+ggml_backend_reg_t ggml_backend_load(const char *path) {
+  void *const module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!module) {
+    log_callback(GGML_LOG_LEVEL_ERROR, dlerror(), log_data);
+    return nullptr;
+  }
+  const auto init = reinterpret_cast<ggml_backend_reg_t (*)()>(dlsym(module, "ggml_backend_init"));
+  return loaded = init();
+}
+ggml_backend_reg_t ggml_backend_reg_by_name(const char *) { return loaded; }
+}
