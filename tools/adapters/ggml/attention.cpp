@@ -34,12 +34,8 @@ mha_strides strides_of(const ggml_tensor *t) {
 // Whether mha's strides can say how it lies. Blocks of widened types are read row by row.
 bool can_read(const ggml_tensor *t) {
   const ggml_type_traits *const traits = ggml_get_type_traits(t->type);
-  if (t->nb[0] != traits->type_size || t->ne[0] % traits->blck_size != 0) {
-    return false;
-  }
-  if (is_widened(t)) {
-    return traits->is_quantized && traits->to_float;
-  }
+  if (t->nb[0] != traits->type_size || t->ne[0] % traits->blck_size != 0) return false;
+  if (is_widened(t)) return traits->is_quantized && traits->to_float;
   return std::all_of(t->nb + 1, t->nb + 4, [&](size_t bytes) { return bytes % t->nb[0] == 0; });
 }
 
@@ -138,9 +134,7 @@ unsigned char *Memory::get(size_t bytes) {
 }
 
 bool Attention::supports(const ggml_tensor *op) {
-  if (op->op != GGML_OP_FLASH_ATTN_EXT) {
-    return false;
-  }
+  if (op->op != GGML_OP_FLASH_ATTN_EXT) return false;
   const ggml_tensor *const q = op->src[kQ], *const k = op->src[kK], *const v = op->src[kV],
                            *const mask = op->src[kMask], *const sinks = op->src[kSinks];
   const auto is_none = [](const void *source) { return !source; };
@@ -170,9 +164,7 @@ void Attention::reserve(const ggml_tensor *op, const mha_scheduler *scheduler) {
   Arguments arguments(op);
   arguments.args.scheduler = scheduler;
   size_t bytes;
-  if (mha_attention_workspace(&arguments.args, &bytes, nullptr) == MHA_OK) {
-    workspace_.get(bytes);
-  }
+  if (mha_attention_workspace(&arguments.args, &bytes, nullptr) == MHA_OK) workspace_.get(bytes);
   widened_.get(bytes_of_widened(op->src[kK]) + bytes_of_widened(op->src[kV]));
 }
 
@@ -192,9 +184,7 @@ const char *Attention::compute(const ggml_tensor *op, const mha_scheduler *sched
   const size_t k_bytes = bytes_of_widened(k), bytes_in_all = k_bytes + bytes_of_widened(v);
   if (bytes_in_all > 0) {
     unsigned char *const memory = widened_.get(bytes_in_all);
-    if (!memory) {
-      return "there is no memory for keys and values as floats";
-    }
+    if (!memory) return "there is no memory for keys and values as floats";
     const auto place = [&](const ggml_tensor *t, unsigned char *at, mha_input &input) {
       if (is_widened(t)) {
         widen(t, calls_.end_of_keys(), reinterpret_cast<float *>(at), scheduler);
@@ -209,16 +199,10 @@ const char *Attention::compute(const ggml_tensor *op, const mha_scheduler *sched
     calls_.apply(i, args);
     args.flags |= arguments.args.flags;
     size_t bytes;
-    if (mha_attention_workspace(&args, &bytes, &error_) != MHA_OK) {
-      return error_.message;
-    }
+    if (mha_attention_workspace(&args, &bytes, &error_) != MHA_OK) return error_.message;
     unsigned char *const workspace = workspace_.get(std::max<size_t>(bytes, 1));
-    if (!workspace) {
-      return "there is no memory for the workspace";
-    }
-    if (mha_attention(&args, workspace, bytes, &error_) != MHA_OK) {
-      return error_.message;
-    }
+    if (!workspace) return "there is no memory for the workspace";
+    if (mha_attention(&args, workspace, bytes, &error_) != MHA_OK) return error_.message;
   }
   return nullptr;
 }

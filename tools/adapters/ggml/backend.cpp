@@ -57,9 +57,7 @@ template <class Body>
 bool for_each_operation(ggml_cgraph *graph, const Body &body) {
   for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
     const ggml_tensor *const node = ggml_graph_node(graph, i);
-    if (node->op == GGML_OP_FLASH_ATTN_EXT && !body(node)) {
-      return false;
-    }
+    if (node->op == GGML_OP_FLASH_ATTN_EXT && !body(node)) return false;
   }
   return true;
 }
@@ -78,18 +76,14 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph *graph) {
   stage = Stage::kReady;
   Backend &self = *backend_of(backend);
   const bool is_done = for_each_operation(graph, [&](const ggml_tensor *op) {
-    if ((op->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) {
-      return true;
-    }
+    if ((op->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return true;
     const char *reason;
     try {
       reason = self.attention.compute(op, self.threads.scheduler());
     } catch (const std::bad_alloc &) {
       reason = "there is no memory to read the mask";
     }
-    if (reason) {
-      log(GGML_LOG_LEVEL_ERROR, "mha: attention \"%s\" failed: %s\n", op->name, reason);
-    }
+    if (reason) log(GGML_LOG_LEVEL_ERROR, "mha: attention \"%s\" failed: %s\n", op->name, reason);
     return !reason;
   });
   return is_done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
@@ -125,11 +119,8 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char *) {
   static ggml_guid guid = {0x6d, 0x68, 0x61, 0x2d, 0x67, 0x67, 0x6d, 0x6c,
                            0x2d, 0x62, 0x61, 0x63, 0x6b, 0x65, 0x6e, 0x64};
   ggml_backend_i table = {};
-  table.get_name = name_of_backend;
-  table.free = free_backend;
-  table.synchronize = synchronize;
-  table.graph_compute = compute_graph;
-  table.graph_optimize = prepare_graph;
+  table.get_name = name_of_backend, table.free = free_backend, table.synchronize = synchronize;
+  table.graph_compute = compute_graph, table.graph_optimize = prepare_graph;
   Backend *backend = nullptr;
   try {
     backend = new Backend{{&guid, table, device, nullptr}, {}, {}};
@@ -151,13 +142,20 @@ ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void *data, size_
 }
 
 bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) {
-  return stage != Stage::kAsked && Attention::supports(op);
+  switch (op->op) {
+    case GGML_OP_NONE:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_VIEW:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+      return true;  // nothing to compute
+    default:
+      return stage != Stage::kAsked && Attention::supports(op);
+  }
 }
 
 bool supports_buffer_type(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
-  if (stage == Stage::kMade) {
-    stage = Stage::kAsked;
-  }
+  if (stage == Stage::kMade) stage = Stage::kAsked;
   return ggml_backend_buft_is_host(type);
 }
 
@@ -169,16 +167,11 @@ size_t count_devices(ggml_backend_reg_t) { return 1; }
 ggml_backend_dev_t device_of(ggml_backend_reg_t registry, size_t) {
   static ggml_backend_device device = [registry] {
     ggml_backend_device_i table = {};
-    table.get_name = name_of_device;
-    table.get_description = describe_device;
-    table.get_memory = memory_of_device;
-    table.get_type = type_of_device;
-    table.get_props = properties_of_device;
-    table.init_backend = make_backend;
-    table.get_buffer_type = buffer_type;
-    table.buffer_from_host_ptr = buffer_from_host_ptr;
-    table.supports_op = supports_op;
-    table.supports_buft = supports_buffer_type;
+    table.get_name = name_of_device, table.get_description = describe_device;
+    table.get_memory = memory_of_device, table.get_type = type_of_device;
+    table.get_props = properties_of_device, table.init_backend = make_backend;
+    table.get_buffer_type = buffer_type, table.buffer_from_host_ptr = buffer_from_host_ptr;
+    table.supports_op = supports_op, table.supports_buft = supports_buffer_type;
     return ggml_backend_device{table, registry, nullptr};
   }();
   return &device;
@@ -208,15 +201,19 @@ std::string difference() {
   }
   const struct {
     const char *found, *expected;
-  } names[] = {{ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT"},
+  } names[] = {{ggml_op_name(GGML_OP_NONE), "NONE"},
+               {ggml_op_name(GGML_OP_RESHAPE), "RESHAPE"},
+               {ggml_op_name(GGML_OP_VIEW), "VIEW"},
+               {ggml_op_name(GGML_OP_PERMUTE), "PERMUTE"},
+               {ggml_op_name(GGML_OP_TRANSPOSE), "TRANSPOSE"},
+               {ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT"},
                {ggml_type_name(GGML_TYPE_F32), "f32"},
                {ggml_type_name(GGML_TYPE_F16), "f16"},
                {ggml_type_name(GGML_TYPE_BF16), "bf16"},
                {ggml_type_name(GGML_TYPE_Q8_0), "q8_0"}};
   for (const auto &name : names) {
-    if (std::strcmp(name.found, name.expected) != 0) {
+    if (std::strcmp(name.found, name.expected) != 0)
       return std::string("ggml has ") + name.found + " where this module expects " + name.expected;
-    }
   }
   return "";
 }

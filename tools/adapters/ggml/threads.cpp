@@ -26,9 +26,7 @@ struct Loop {
   std::atomic<uint32_t> next{0};
 
   void run() {
-    for (uint32_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      task(context, i);
-    }
+    for (uint32_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(context, i);
   }
 };
 
@@ -41,15 +39,12 @@ OpenMp openmp_of_ggml() {
   const ggml_backend_reg_t reg = cpu ? ggml_backend_dev_backend_reg(cpu) : nullptr;
   void *const function =
       reg ? ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features") : nullptr;
-  if (!function) {
-    return nullptr;
-  }
+  if (!function) return nullptr;
   const ggml_backend_feature *feature =
       reinterpret_cast<ggml_backend_get_features_t>(function)(reg);
   for (; feature->name; feature++) {
-    if (std::strcmp(feature->name, "OPENMP") == 0) {
+    if (std::strcmp(feature->name, "OPENMP") == 0)
       return reinterpret_cast<OpenMp>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    }
   }
   return nullptr;
 }
@@ -60,16 +55,12 @@ OpenMp openmp() {
 }
 
 void run_alone(void *, uint32_t count, Task task, void *context) {
-  for (uint32_t i = 0; i < count; i++) {
-    task(context, i);
-  }
+  for (uint32_t i = 0; i < count; i++) task(context, i);
 }
 
 // Always asks for all threads: with fewer, GCC's OpenMP would end the others.
 void run_in_openmp(void *threads, uint32_t count, Task task, void *context) {
-  if (count == 1) {
-    return task(context, 0);
-  }
+  if (count == 1) return task(context, 0);
   Loop loop{task, context, count};
   openmp()([](void *data) { static_cast<Loop *>(data)->run(); }, &loop,
            static_cast<mha_scheduler *>(threads)->num_threads, 0);
@@ -95,9 +86,7 @@ class Pool {
       ends_ = true;
     }
     wake_.notify_all();
-    for (std::thread &thread : threads_) {
-      thread.join();
-    }
+    for (std::thread &thread : threads_) thread.join();
   }
 
   uint32_t workers() const { return static_cast<uint32_t>(threads_.size()); }
@@ -108,9 +97,7 @@ class Pool {
 
  private:
   void run(uint32_t count, Task task, void *context) {
-    if (count == 1) {
-      return task(context, 0);
-    }
+    if (count == 1) return task(context, 0);
     Loop loop{task, context, count};
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -129,18 +116,14 @@ class Pool {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [&] { return ends_ || (loop_ && number_ != seen); });
-      if (ends_) {
-        return;
-      }
+      if (ends_) return;
       seen = number_;
       running_++;
       Loop *const loop = loop_;
       lock.unlock();
       loop->run();
       lock.lock();
-      if (--running_ == 0) {
-        done_.notify_one();
-      }
+      if (--running_ == 0) done_.notify_one();
     }
   }
 
@@ -162,9 +145,7 @@ Threads::~Threads() = default;
 
 void Threads::set_count(int count) {
   const uint32_t wanted = static_cast<uint32_t>(std::max(count, 1));
-  if (wanted == scheduler_.num_threads) {
-    return;
-  }
+  if (wanted == scheduler_.num_threads) return;
   pool_.reset();
   scheduler_ = {nullptr, 1, 0, run_alone};
   if (wanted > 1 && openmp()) {

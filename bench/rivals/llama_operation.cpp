@@ -1,0 +1,93 @@
+// Times FLASH_ATTN_EXT on a backend of ggml, or MUL_MAT with weights of a type, for llama.py:
+//
+//     llama_operation DEVICE THREADS ROUNDS HEADS KV_HEADS WIDTH QUERIES KEYS TYPE
+//     llama_operation DEVICE THREADS ROUNDS ROWS INPUTS OUTPUTS TYPE
+//
+// Prints the seconds of each round. TYPE is a number of ggml_type.
+
+#include <ggml-alloc.h>
+#include <ggml-backend.h>
+#include <ggml-cpp.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+namespace {
+
+void fill(ggml_tensor *tensor) {
+  const int64_t count = ggml_nelements(tensor);
+  std::vector<float> values(static_cast<size_t>(count));
+  uint32_t state = 1;
+  for (float &value : values) {
+    state = state * 1664525 + 1013904223;
+    value = static_cast<float>(state >> 8) / (1 << 23) - 1;
+  }
+  if (tensor->type == GGML_TYPE_F32) {
+    ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
+    return;
+  }
+  std::vector<char> stored(ggml_nbytes(tensor));
+  ggml_quantize_chunk(tensor->type, values.data(), stored.data(), 0, count / tensor->ne[0],
+                      tensor->ne[0], nullptr);
+  ggml_backend_tensor_set(tensor, stored.data(), 0, stored.size());
+}
+
+}  // namespace
+
+int main(int count, char **words) {
+  if (count != 8 && count != 10) return 2;
+  const auto number = [&](int i) { return std::atoll(words[i]); };
+  ggml_backend_load_all();
+  ggml_backend_dev_t device = ggml_backend_dev_by_name(words[1]);
+  if (!device) return 3;
+  ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
+  const auto set_threads =
+      reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+          ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads"));
+  set_threads(backend.get(), static_cast<int>(number(2)));
+  ggml_context_ptr context(
+      ggml_init({ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true}));
+  ggml_context *const c = context.get();
+  ggml_tensor *result, *mask = nullptr;
+  if (count == 10) {
+    const int64_t heads = number(4), kv_heads = number(5), width = number(6), queries = number(7),
+                  keys = number(8);
+    const ggml_type type = static_cast<ggml_type>(number(9));
+    const auto rows = [&](ggml_type t, int64_t n, int64_t h) {  // as llama.cpp's caches lie
+      return ggml_permute(c, ggml_new_tensor_3d(c, t, width, h, n), 0, 2, 1, 3);
+    };
+    mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, keys, queries);
+    result = ggml_flash_attn_ext(c, rows(GGML_TYPE_F32, queries, heads), rows(type, keys, kv_heads),
+                                 rows(type, keys, kv_heads), mask,
+                                 1 / std::sqrt(static_cast<float>(width)), 0, 0);
+  } else {
+    const int64_t rows = number(4), inputs = number(5), outputs = number(6);
+    result =
+        ggml_mul_mat(c, ggml_new_tensor_2d(c, static_cast<ggml_type>(number(7)), inputs, outputs),
+                     ggml_new_tensor_2d(c, GGML_TYPE_F32, inputs, rows));
+  }
+  ggml_cgraph *const graph = ggml_new_graph(c);
+  ggml_build_forward_expand(graph, result);
+  ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(c, backend.get()));
+  for (ggml_tensor *t = ggml_get_first_tensor(c); t; t = ggml_get_next_tensor(c, t)) {
+    if (t->op == GGML_OP_NONE && t != mask) fill(t);
+  }
+  if (mask) {  // causal; the queries are the last rows
+    const int64_t keys = mask->ne[0], queries = mask->ne[1];
+    std::vector<ggml_fp16_t> values(static_cast<size_t>(keys * queries));
+    for (int64_t i = 0; i < keys * queries; i++) {
+      values[static_cast<size_t>(i)] =
+          ggml_fp32_to_fp16(i % keys <= keys - queries + i / keys ? 0.0f : -INFINITY);
+    }
+    ggml_backend_tensor_set(mask, values.data(), 0, ggml_nbytes(mask));
+  }
+  for (int64_t round = -1; round < number(3); round++) {
+    const auto begin = std::chrono::steady_clock::now();
+    if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) return 1;
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    if (round >= 0) std::printf("%.9f\n", seconds.count());
+  }
+}

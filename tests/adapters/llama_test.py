@@ -1,0 +1,144 @@
+"""Whole models under llama.cpp with and without the module mha, and llama.cpp's own tests of the operation. Takes a llama.cpp that is built.
+
+    llama_test.py --llama BUILD --source SOURCE --module libggml-mha.so [--smollm2 GGUF --text FILE] [--work FOLDER]
+
+Models with random weights are those of llama.cpp's test-llama-archs. Each scenario is run without flash attention, which is the reference; with
+llama.cpp's flash attention; and with that of mha, whose logits have to be as close to the reference as llama.cpp's are (or closer than 1e-5 of
+their norm). Exit status: 0 all is as it should be; 1 something is not.
+"""
+
+import argparse
+import array
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+# Softcap and sliding window: gemma2; sliding window: gemma3, phi3; sinks: gpt-oss; latent attention: deepseek2; ALiBi, which is declined: mpt
+architectures = ("llama", "qwen3", "gemma2", "gemma3", "phi3", "gpt-oss", "deepseek2", "mpt")
+scenarios = ("one", "four", "unified", "prefix", "shift", "together")
+failures = []
+
+
+def check(is_right, sentence):
+    print(("ok    " if is_right else "WRONG ") + sentence, flush=True)
+    if not is_right:
+        failures.append(sentence)
+
+
+def call(command, module=None, **variables):
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    environment.pop("GGML_BACKEND_PATH", None)
+    if module:
+        environment["GGML_BACKEND_PATH"] = str(module)
+    return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+                          errors="replace")
+
+
+def operations(arguments):
+    """Every case of test-backend-ops that the device takes; those that it declines are ALiBi's."""
+    said = call([arguments.llama / "bin" / "test-backend-ops", "test", "-b", "MHA", "-o", "FLASH_ATTN_EXT"], arguments.module).stdout
+    cases = re.findall(r"^.*FLASH_ATTN_EXT\((.*)\): (.*)$", re.sub("\x1b\\[[0-9;]*m", "", said), re.MULTILINE)
+    passed = [case for case, result in cases if result.startswith("OK")]
+    declined = [case for case, result in cases if result.startswith("not supported")]
+    with_alibi = [case for case in declined if "max_bias=0.0" not in case]
+    check(len(passed) > 500 and len(passed) + len(declined) == len(cases) and with_alibi == declined,
+          f"test-backend-ops -o FLASH_ATTN_EXT: {len(passed)} passed, {len(with_alibi)} with ALiBi and {len(declined) - len(with_alibi)} others "
+          f"were declined, {len(cases) - len(passed) - len(declined)} failed")
+
+
+def logits(arguments, model, flash, scenario, module=None, **variables):
+    path = arguments.work / "logits"
+    done = call([arguments.work / "llama_models", model, flash, scenario, path], module, **variables)
+    values = array.array("f")
+    if done.returncode == 0:
+        values.frombytes(path.read_bytes())
+    return values, done.stdout
+
+
+def error(values, expected):
+    """The norm of the difference, of that of what is expected."""
+    if len(values) != len(expected) or not expected:
+        return math.inf
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(values, expected)) / sum(b * b for b in expected))
+
+
+def models(arguments):
+    folder = arguments.work / "models"
+    folder.mkdir(exist_ok=True)
+    for name in architectures:
+        if not list(folder.glob(f"{name}-*.gguf")):
+            call([arguments.llama / "bin" / "test-llama-archs", "-a", f"^{name}$", "-o", folder])
+        path = next(iter(sorted(folder.glob(f"{name}-*.gguf"))), None)
+        if not path:
+            check(False, f"{name}: test-llama-archs wrote no model")
+            continue
+        for scenario in scenarios:
+            off, _ = logits(arguments, path, "off", scenario)
+            on, _ = logits(arguments, path, "on", scenario)
+            mha, said = logits(arguments, path, "on", scenario, arguments.module)
+            found, limit = error(mha, off), max(1e-5, 1.1 * error(on, off))
+            check(found <= limit, f"{name}, {scenario}: error {found:.1e}, of ggml's flash attention {error(on, off):.1e}{said if not mha else ''}")
+
+
+def settings(arguments, model):
+    """auto and on are mha, whatever the threads; off is llama.cpp's, bit by bit."""
+    off, _ = logits(arguments, model, "off", "one")
+    on, _ = logits(arguments, model, "on", "one")
+    with_off, _ = logits(arguments, model, "off", "one", arguments.module)
+    with_on, _ = logits(arguments, model, "on", "one", arguments.module)
+    with_auto, said = logits(arguments, model, "auto", "one", arguments.module)
+    check(with_off == off, "-fa off is as without the module")
+    check(with_on != on and with_on != off, "-fa on is not as without it")
+    check(with_auto == with_on and "Flash Attention enabled" in said, "-fa auto is -fa on")
+    for threads in (1, 4):
+        of_threads, _ = logits(arguments, model, "on", "one", arguments.module, LLAMA_MODELS_THREADS=threads)
+        check(error(of_threads, off) < 2 * error(on, off), f"{threads} threads: error {error(of_threads, off):.1e}")
+    for types in (1, 8, 30):  # f16, q8_0, bf16
+        of_ggml, _ = logits(arguments, model, "on", "one", LLAMA_MODELS_TYPES=types)
+        of_mha, _ = logits(arguments, model, "on", "one", arguments.module, LLAMA_MODELS_TYPES=types)
+        found = error(of_mha, off), error(of_ggml, off)
+        check(found[0] < 1.1 * found[1] + 1e-5, f"keys and values of type {types}: error {found[0]:.1e}, of ggml's flash attention {found[1]:.1e}")
+
+
+def perplexity(arguments):
+    """Of a real model and text: 4,608 tokens."""
+    found = {}
+    for name, flash, module in (("off", "off", None), ("ggml's flash attention", "on", None), ("mha", "on", arguments.module)):
+        said = call([arguments.llama / "bin" / "llama-perplexity", "-m", arguments.smollm2, "-f", arguments.text, "-fa", flash, "-c", 1536, "-t", 2,
+                     "--chunks", 3], module).stdout
+        value = re.search(r"Final estimate: PPL = ([\d.]+)", said)
+        found[name] = float(value[1]) if value else math.nan
+    check(abs(found["mha"] - found["off"]) <= 0.01 * found["off"], "perplexity: " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("llama", "source", "module"):
+        parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
+    for name in ("smollm2", "text"):
+        parser.add_argument(f"--{name}", type=pathlib.Path)
+    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("build/llama_test"))
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    libraries, source = arguments.llama / "bin", arguments.source
+    done = call(["c++", "-O1", pathlib.Path(__file__).with_name("llama_models.cpp"), "-I", source / "include", "-I", source / "ggml" / "include",
+                 "-L", libraries, f"-Wl,-rpath,{libraries.resolve()}", "-lllama", "-lggml", "-lggml-base", "-pthread",
+                 "-o", arguments.work / "llama_models"])
+    if done.returncode:
+        sys.exit(f"llama_models.cpp does not compile: {done.stdout}")
+    operations(arguments)
+    models(arguments)
+    first = next(iter(sorted((arguments.work / "models").glob("llama-*.gguf"))), None)
+    if arguments.smollm2 or first:
+        settings(arguments, arguments.smollm2 or first)
+    if arguments.smollm2:
+        perplexity(arguments)
+    print(f"{len(failures)} of the checks failed" if failures else "all is as it should be")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
