@@ -84,7 +84,7 @@ std::string FormsOf(Operation operation, uint32_t threads = 1, bool by_heads = f
   args.output = {output.data(), MHA_TYPE_F32, 0, of_rows};
   const support::Scheduler scheduler(threads, support::RunBackwards);
 
-  MaskedCalls calls;
+  static MaskedCalls calls;  // which keeps its memory
   calls.read(operation.view(), streams, heads, n_q, n_kv, scheduler.get());
   std::string forms;
   for (size_t call = 0; call < calls.count(); call++) {
@@ -170,6 +170,12 @@ TEST(GgmlMask, OfWindows) {
   EXPECT_EQ(FormsOf(Open({1, 2, 30, 100}, window(0, 7, 200))), "window 30");
   const auto blocks = [](int64_t, int64_t i, int64_t j) { return j <= i && j >= i / 8 * 8; };
   EXPECT_EQ(FormsOf(Open({1, 2, 20, 32}, blocks)), "causal 16, causal 4") << "windows that jump";
+  const auto stops = [](int64_t, int64_t i, int64_t j) {
+    return j >= std::min<int64_t>(i, 4) && j <= i + 9;
+  };
+  EXPECT_EQ(FormsOf(Open({1, 2, 8, 32}, stops)), "causal window 5, causal 3");
+  const auto goes_on = [](int64_t, int64_t i, int64_t j) { return j <= (i < 4 ? 9 : i + 6); };
+  EXPECT_EQ(FormsOf(Open({1, 2, 8, 32}, goes_on)), "all 4, causal 4");
 }
 
 // Sequences of a cache that all share, and streams, which have keys of their own.
@@ -287,10 +293,12 @@ TEST(GgmlMask, Random) {
                if (j == 0) {
                  begin += begin_by, end += end_by;
                  if (i == 0 || random.Chance(jump)) {
-                   begin = random.Between(0, shape.n_kv), end = random.Between(begin, shape.n_kv),
-                   begin_by = random.Between(0, 1), end_by = random.Between(0, 1);
+                   begin = random.Between(0, shape.n_kv), end = random.Between(begin, shape.n_kv);
                    has_holes = random.Chance(chance_of_holes),
                    has_numbers = random.Chance(chance_of_numbers);
+                 }
+                 if (i == 0 || random.Chance(jump)) {
+                   begin_by = random.Between(0, 1), end_by = random.Between(0, 1);
                  }
                }
                if (j < begin || j >= end || (has_holes && random.Chance(0.9))) return kMasked;

@@ -138,7 +138,7 @@ void MaskedCalls::plan_stream(int64_t stream) {
     }
     kv_first_rows_.push_back(keys.begin), kv_lengths_.push_back(keys.end - keys.begin);
     q_first_positions_.push_back(position - keys.begin);
-    if (is_range && from > 0 && call.is_like(calls_.back())) {
+    if (from > 0 && call.is_like(calls_.back())) {
       calls_.back().batch++;
     } else {
       calls_.push_back(call);
