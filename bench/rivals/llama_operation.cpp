@@ -1,4 +1,6 @@
-// Times FLASH_ATTN_EXT on a backend of ggml, or MUL_MAT with weights of a type, for llama.py:
+// Times FLASH_ATTN_EXT on a backend of ggml, or MUL_MAT with weights of a type, for llama.py.
+// Weights lie in the first buffer type of the device that is made for them: repacked where there is
+// one.
 //
 //     llama_operation DEVICE THREADS ROUNDS HEADS KV_HEADS WIDTH QUERIES KEYS TYPE
 //     llama_operation DEVICE THREADS ROUNDS ROWS INPUTS OUTPUTS TYPE
@@ -35,6 +37,14 @@ void fill(ggml_tensor *tensor) {
   ggml_backend_tensor_set(tensor, stored.data(), 0, stored.size());
 }
 
+ggml_backend_buffer_type_t type_of_weights(ggml_backend_dev_t device) {
+  const auto extra =
+      reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
+          ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
+  ggml_backend_buffer_type_t *const types = extra ? extra(device) : nullptr;
+  return types && *types ? *types : ggml_backend_dev_buffer_type(device);
+}
+
 }  // namespace
 
 int main(int count, char **words) {
@@ -51,7 +61,9 @@ int main(int count, char **words) {
   ggml_context_ptr context(
       ggml_init({ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true}));
   ggml_context *const c = context.get();
-  ggml_tensor *result, *mask = nullptr;
+  ggml_context_ptr weights_context;
+  ggml_backend_buffer_ptr weights_buffer;
+  ggml_tensor *result, *weights, *mask = nullptr;
   if (count == 10) {
     const int64_t heads = number(4), kv_heads = number(5), width = number(6), queries = number(7),
                   keys = number(8);
@@ -64,10 +76,16 @@ int main(int count, char **words) {
                                  rows(type, keys, kv_heads), mask,
                                  1 / std::sqrt(static_cast<float>(width)), 0, 0);
   } else {
-    const int64_t rows = number(4), inputs = number(5), outputs = number(6);
-    result =
-        ggml_mul_mat(c, ggml_new_tensor_2d(c, static_cast<ggml_type>(number(7)), inputs, outputs),
-                     ggml_new_tensor_2d(c, GGML_TYPE_F32, inputs, rows));
+    const int64_t inputs = number(5);
+    weights_context.reset(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+    weights = ggml_new_tensor_2d(weights_context.get(), static_cast<ggml_type>(number(7)), inputs,
+                                 number(6));
+    result = ggml_mul_mat(c, weights, ggml_new_tensor_2d(c, GGML_TYPE_F32, inputs, number(4)));
+    weights_buffer.reset(
+        ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), type_of_weights(device)));
+    ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    fill(weights);
+    if (!ggml_backend_supports_op(backend.get(), result)) return 4;
   }
   ggml_cgraph *const graph = ggml_new_graph(c);
   ggml_build_forward_expand(graph, result);

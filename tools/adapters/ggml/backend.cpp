@@ -1,6 +1,9 @@
-// The module that ggml loads (GGML_BACKEND_PATH): one registry with one device. The device is an
-// accelerator in the CPU's memory, so that the scheduler of ggml moves operations which it supports
-// from the CPU to it.
+// The module that ggml loads (GGML_BACKEND_PATH): one registry with two devices, accelerators that
+// share the CPU's memory, so that the scheduler of ggml moves operations to them without copies.
+//
+//     MHA         attention. What it supports is moved from the CPU to it.
+//     MHA_Q4_0    products. llama.cpp puts weights into its buffers, and the operations follow
+//     them.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +13,7 @@
 
 #include "attention.h"
 #include "ggml-parts.h"
+#include "products.h"
 #include "threads.h"
 
 namespace mha_ggml {
@@ -25,17 +29,29 @@ void log(ggml_log_level level, const char *format, Arguments... arguments) {
   callback(level, text, user_data);
 }
 
+// What a device is for. Backends of kWeights belong to a device that is not registered, kProducts,
+// whose results lie in the CPU's buffers.
+enum class Kind { kAttention, kWeights, kProducts };
+
+Kind kind_of(ggml_backend_dev_t device);
+ggml_backend_dev_t device_of(Kind kind);
+
 // ---- The backend: what a context of llama.cpp has of its own
 
 struct Backend {
   ggml_backend base;  // ggml's part; context is this
   Threads threads;
   Attention attention;
+  Products products;
 };
 
 Backend *backend_of(ggml_backend_t backend) { return static_cast<Backend *>(backend->context); }
 
-const char *name_of_backend(ggml_backend_t) { return "MHA"; }
+const char *name_of_device(ggml_backend_dev_t device) {
+  return kind_of(device) == Kind::kAttention ? "MHA" : "MHA_Q4_0";
+}
+
+const char *name_of_backend(ggml_backend_t backend) { return name_of_device(backend->device); }
 
 // `-fa auto` of llama.cpp turns flash attention off if the operation is not computed by the device
 // of its layer, the CPU. It asks while it makes a context: it makes the backends, a scheduler,
@@ -52,41 +68,39 @@ void free_backend(ggml_backend_t backend) {
   delete backend_of(backend);
 }
 
-// Of each split of a graph, before it is computed.
-template <class Body>
-bool for_each_operation(ggml_cgraph *graph, const Body &body) {
-  for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-    const ggml_tensor *const node = ggml_graph_node(graph, i);
-    if (node->op == GGML_OP_FLASH_ATTN_EXT && !body(node)) return false;
-  }
-  return true;
-}
-
-// Older versions of ggml have no third parameter.
+// Of each part of a graph that is to run on this backend, before it runs. Older versions of ggml
+// have no third parameter.
 void prepare_graph(ggml_backend_t backend, ggml_cgraph *graph,
                    ggml_backend_graph_optimize_params *) {
   Backend &self = *backend_of(backend);
-  for_each_operation(graph, [&](const ggml_tensor *op) {
-    self.attention.reserve(op, self.threads.scheduler());
-    return true;
-  });
+  for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+    const ggml_tensor *const op = ggml_graph_node(graph, i);
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) self.attention.reserve(op, self.threads.scheduler());
+  }
+}
+
+const char *compute(Backend &self, const ggml_tensor *op) {
+  try {
+    return op->op == GGML_OP_FLASH_ATTN_EXT ? self.attention.compute(op, self.threads.scheduler())
+           : op->op == GGML_OP_MUL_MAT      ? self.products.compute(op, self.threads.scheduler())
+                                            : nullptr;
+  } catch (const std::bad_alloc &) {
+    return "there is no memory to read the mask";
+  }
 }
 
 ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph *graph) {
   stage = Stage::kReady;
-  Backend &self = *backend_of(backend);
-  const bool is_done = for_each_operation(graph, [&](const ggml_tensor *op) {
-    if ((op->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return true;
-    const char *reason;
-    try {
-      reason = self.attention.compute(op, self.threads.scheduler());
-    } catch (const std::bad_alloc &) {
-      reason = "there is no memory to read the mask";
+  for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+    const ggml_tensor *const op = ggml_graph_node(graph, i);
+    if ((op->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
+    if (const char *const reason = compute(*backend_of(backend), op)) {
+      log(GGML_LOG_LEVEL_ERROR, "mha: %s \"%s\" failed: %s\n", ggml_op_name(op->op), op->name,
+          reason);
+      return GGML_STATUS_FAILED;
     }
-    if (reason) log(GGML_LOG_LEVEL_ERROR, "mha: attention \"%s\" failed: %s\n", op->name, reason);
-    return !reason;
-  });
-  return is_done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+  }
+  return GGML_STATUS_SUCCESS;
 }
 
 void set_n_threads(ggml_backend_t backend, int n_threads) {
@@ -96,10 +110,12 @@ void set_n_threads(ggml_backend_t backend, int n_threads) {
   }
 }
 
-// ---- The device
+// ---- The devices
 
-const char *name_of_device(ggml_backend_dev_t) { return "MHA"; }
-const char *describe_device(ggml_backend_dev_t) { return "multi-head attention of mha"; }
+const char *describe_device(ggml_backend_dev_t device) {
+  return kind_of(device) == Kind::kAttention ? "mha: attention" : "mha: products with Q4_0 weights";
+}
+
 ggml_backend_dev_type type_of_device(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
 
 void memory_of_device(ggml_backend_dev_t, size_t *free, size_t *total) {
@@ -107,12 +123,14 @@ void memory_of_device(ggml_backend_dev_t, size_t *free, size_t *total) {
 }
 
 void properties_of_device(ggml_backend_dev_t device, ggml_backend_dev_props *properties) {
-  properties->name = name_of_device(device);
-  properties->description = describe_device(device);
-  properties->memory_free = properties->memory_total = 0;
-  properties->type = type_of_device(device);
-  properties->device_id = nullptr;
-  properties->caps = {false, false, true, false, true};
+  const bool maps_files = kind_of(device) != Kind::kWeights;  // packed weights are not as in files
+  *properties = {name_of_device(device),
+                 describe_device(device),
+                 0,
+                 0,
+                 type_of_device(device),
+                 nullptr,
+                 {false, false, maps_files, false, true}};
 }
 
 ggml_backend_t make_backend(ggml_backend_dev_t device, const char *) {
@@ -121,9 +139,10 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char *) {
   ggml_backend_i table = {};
   table.get_name = name_of_backend, table.free = free_backend, table.synchronize = synchronize;
   table.graph_compute = compute_graph, table.graph_optimize = prepare_graph;
+  if (kind_of(device) == Kind::kWeights) device = device_of(Kind::kProducts);
   Backend *backend = nullptr;
   try {
-    backend = new Backend{{&guid, table, device, nullptr}, {}, {}};
+    backend = new Backend{{&guid, table, device, nullptr}, {}, {}, {}};
   } catch (const std::bad_alloc &) {
     log(GGML_LOG_LEVEL_ERROR, "mha: there is no memory for a backend\n");
     return nullptr;
@@ -133,15 +152,18 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char *) {
   return &backend->base;
 }
 
-ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t) {
-  return ggml_backend_cpu_buffer_type();
+ggml_backend_buffer_type_t packed_type() { return type_of_weights(device_of(Kind::kWeights)); }
+
+ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
+  return kind_of(device) == Kind::kWeights ? packed_type() : ggml_backend_cpu_buffer_type();
 }
 
 ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void *data, size_t bytes, size_t) {
   return ggml_backend_cpu_buffer_from_ptr(data, bytes);
 }
 
-bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) {
+bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
+  const bool is_attention = kind_of(device) == Kind::kAttention;
   switch (op->op) {
     case GGML_OP_NONE:
     case GGML_OP_RESHAPE:
@@ -149,32 +171,28 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) {
     case GGML_OP_PERMUTE:
     case GGML_OP_TRANSPOSE:
       return true;  // nothing to compute
+    case GGML_OP_FLASH_ATTN_EXT:
+      return is_attention && stage != Stage::kAsked && Attention::supports(op);
+    case GGML_OP_MUL_MAT:
+      return !is_attention && Products::supports(op, packed_type());
     default:
-      return stage != Stage::kAsked && Attention::supports(op);
+      return false;
   }
 }
 
-bool supports_buffer_type(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+bool supports_buffer_type(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
   if (stage == Stage::kMade) stage = Stage::kAsked;
-  return ggml_backend_buft_is_host(type);
+  return ggml_backend_buft_is_host(type) ||
+         (kind_of(device) != Kind::kAttention && type == packed_type());
 }
 
 // ---- The registry
 
 const char *name_of_registry(ggml_backend_reg_t) { return "MHA"; }
-size_t count_devices(ggml_backend_reg_t) { return 1; }
+size_t count_devices(ggml_backend_reg_t) { return 2; }
 
-ggml_backend_dev_t device_of(ggml_backend_reg_t registry, size_t) {
-  static ggml_backend_device device = [registry] {
-    ggml_backend_device_i table = {};
-    table.get_name = name_of_device, table.get_description = describe_device;
-    table.get_memory = memory_of_device, table.get_type = type_of_device;
-    table.get_props = properties_of_device, table.init_backend = make_backend;
-    table.get_buffer_type = buffer_type, table.buffer_from_host_ptr = buffer_from_host_ptr;
-    table.supports_op = supports_op, table.supports_buft = supports_buffer_type;
-    return ggml_backend_device{table, registry, nullptr};
-  }();
-  return &device;
+ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) {
+  return device_of(static_cast<Kind>(index));
 }
 
 void *function_of(ggml_backend_reg_t, const char *name) {
@@ -182,6 +200,28 @@ void *function_of(ggml_backend_reg_t, const char *name) {
              ? reinterpret_cast<void *>(set_n_threads)
              : nullptr;
 }
+
+ggml_backend_reg registry = {
+    GGML_BACKEND_API_VERSION, {name_of_registry, count_devices, get_device, function_of}, nullptr};
+
+// One for each Kind
+ggml_backend_device *devices() {
+  static const ggml_backend_device_i table = [] {
+    ggml_backend_device_i t = {};
+    t.get_name = name_of_device, t.get_description = describe_device;
+    t.get_memory = memory_of_device, t.get_type = type_of_device;
+    t.get_props = properties_of_device, t.init_backend = make_backend;
+    t.get_buffer_type = buffer_type, t.buffer_from_host_ptr = buffer_from_host_ptr;
+    t.supports_op = supports_op, t.supports_buft = supports_buffer_type;
+    return t;
+  }();
+  static ggml_backend_device all[] = {
+      {table, &registry, nullptr}, {table, &registry, nullptr}, {table, &registry, nullptr}};
+  return all;
+}
+
+Kind kind_of(ggml_backend_dev_t device) { return static_cast<Kind>(device - devices()); }
+ggml_backend_dev_t device_of(Kind kind) { return devices() + static_cast<int>(kind); }
 
 // ---- Compatibility. The version of ggml's interface for backends covers neither the numbers of
 // operations and types nor the layout of tensors, so they are compared with those of the header.
@@ -207,10 +247,12 @@ std::string difference() {
                {ggml_op_name(GGML_OP_PERMUTE), "PERMUTE"},
                {ggml_op_name(GGML_OP_TRANSPOSE), "TRANSPOSE"},
                {ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT"},
+               {ggml_op_name(GGML_OP_MUL_MAT), "MUL_MAT"},
                {ggml_type_name(GGML_TYPE_F32), "f32"},
                {ggml_type_name(GGML_TYPE_F16), "f16"},
                {ggml_type_name(GGML_TYPE_BF16), "bf16"},
-               {ggml_type_name(GGML_TYPE_Q8_0), "q8_0"}};
+               {ggml_type_name(GGML_TYPE_Q8_0), "q8_0"},
+               {ggml_type_name(GGML_TYPE_Q4_0), "q4_0"}};
   for (const auto &name : names) {
     if (std::strcmp(name.found, name.expected) != 0)
       return std::string("ggml has ") + name.found + " where this module expects " + name.expected;
@@ -230,7 +272,5 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
         why.c_str());
     return nullptr;
   }
-  static ggml_backend_reg registry = {
-      GGML_BACKEND_API_VERSION, {name_of_registry, count_devices, device_of, function_of}, nullptr};
   return &registry;
 }
