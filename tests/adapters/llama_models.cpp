@@ -76,7 +76,7 @@ class Run {
 };
 
 void one(Run &run) {
-  run.prompt(0, 0, 300);
+  run.prompt(0, 0, 300);  // in three parts, of which two have no logits
   run.step(0, 300, 8);
   run.prompt(0, 308, 330);
 }

@@ -142,6 +142,7 @@ const char *Products::compute(const ggml_tensor *op, const mha_scheduler *schedu
   mha_linear_args args = {};
   args.struct_size = sizeof args;
   args.rows = x->ne[1] * x->ne[2] * x->ne[3];
+  if (args.rows == 0) return nullptr;  // the last layer of a part whose logits nobody wants
   args.x.data = x->data;
   args.output.data = op->data;
   args.scheduler = scheduler;
