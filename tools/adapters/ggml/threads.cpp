@@ -37,16 +37,18 @@ using OpenMp = void (*)(void (*body)(void *), void *data, unsigned num_threads, 
 OpenMp openmp_of_ggml() {
   const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
   const ggml_backend_reg_t reg = cpu ? ggml_backend_dev_backend_reg(cpu) : nullptr;
-  void *const function =
+  void *const features =
       reg ? ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features") : nullptr;
-  if (!function) return nullptr;
+  if (!features) return nullptr;
   const ggml_backend_feature *feature =
-      reinterpret_cast<ggml_backend_get_features_t>(function)(reg);
-  for (; feature->name; feature++) {
-    if (std::strcmp(feature->name, "OPENMP") == 0)
-      return reinterpret_cast<OpenMp>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-  }
-  return nullptr;
+      reinterpret_cast<ggml_backend_get_features_t>(features)(reg);
+  while (feature->name && std::strcmp(feature->name, "OPENMP") != 0) feature++;
+  if (!feature->name) return nullptr;
+  // The CPU's backend may be a module, whose libraries are found by their names alone.
+  void *function = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+  void *const library = function ? nullptr : dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (library) function = dlsym(library, "GOMP_parallel");
+  return reinterpret_cast<OpenMp>(function);
 }
 
 OpenMp openmp() {
