@@ -200,7 +200,7 @@ TEST(GgmlMask, OfSeveralSequences) {
   EXPECT_EQ(FormsOf(Open({3, 2, 1, 64, 1, 3}, streams)), "all 3");
   EXPECT_EQ(FormsOf(Open({3, 2, 6, 64, 1, 3}, streams)), "causal 18");
   EXPECT_EQ(FormsOf(Open({3, 2, 6, 64, 1, 1}, streams)), "causal 18") << "one mask for all";
-  const auto sparse = [](int64_t s, int64_t i, int64_t j) { return j % (8 + s) == i; };
+  const auto sparse = [](int64_t s, int64_t i, int64_t j) { return j % (10 - s) == i; };
   EXPECT_EQ(FormsOf(Open({3, 2, 5, 99, 1, 3}, sparse)), "lists 15");
   EXPECT_EQ(FormsOf(Open({3, 2, 5, 99, 1, 1}, sparse)), "lists 15");
   const auto dense = [](int64_t s, int64_t i, int64_t j) { return j != i + s + 1; };
@@ -256,6 +256,10 @@ TEST(GgmlMask, OfHeads) {
     return j % 9 == i + h ? uint16_t{0} : kMasked;
   };
   EXPECT_EQ(FormsOf(Make({1, 3, 4, 64, 3, 1}, holes)), "bias 4");
+  const auto same_ends = [=](int64_t s, int64_t h, int64_t i, int64_t j) {
+    return j == 0 || j == 63 ? uint16_t{0} : holes(s, h, i, j);
+  };
+  EXPECT_EQ(FormsOf(Make({1, 3, 4, 64, 3, 1}, same_ends)), "bias 4");
 }
 
 TEST(GgmlMask, IsReadByThreads) {
