@@ -40,7 +40,22 @@ void stub_rename(const char *name) { renamed = name; }
 const char *ggml_version() { return version.c_str(); }
 size_t ggml_tensor_overhead() { return tensor_overhead; }
 const char *ggml_op_name(ggml_op op) {
-  return NameOf(op == GGML_OP_FLASH_ATTN_EXT ? "FLASH_ATTN_EXT" : "NONE");
+  switch (op) {
+    case GGML_OP_NONE:
+      return NameOf("NONE");
+    case GGML_OP_RESHAPE:
+      return NameOf("RESHAPE");
+    case GGML_OP_VIEW:
+      return NameOf("VIEW");
+    case GGML_OP_PERMUTE:
+      return NameOf("PERMUTE");
+    case GGML_OP_TRANSPOSE:
+      return NameOf("TRANSPOSE");
+    case GGML_OP_FLASH_ATTN_EXT:
+      return NameOf("FLASH_ATTN_EXT");
+    default:
+      return NameOf("OTHER");
+  }
 }
 const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
   return type == GGML_TYPE_F32    ? &kF32
