@@ -134,7 +134,7 @@ struct Operation {
     for (size_t i = 0; i < mask.numbers.size(); i++) {
       const int64_t key = static_cast<int64_t>(i) % s.n_kv,
                     query = static_cast<int64_t>(i) / s.n_kv % s.n_q;
-      const bool is_masked = key > s.n_kv - 6 - s.n_q + query;
+      const bool is_masked = key < 3 || key > s.n_kv - 6 - s.n_q + query;
       if (is_masked || s.mask == Mask::kCausal) mask.numbers[i] = is_masked ? -INFINITY : 0;
       const uint16_t bits =
           is_masked ? 0xFC00 : support::BitsIn16(support::Storage::kF16, mask.numbers[i]);

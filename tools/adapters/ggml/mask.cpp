@@ -75,7 +75,7 @@ void MaskedCalls::read(const AdditiveMask &mask, int64_t streams, int64_t heads,
     plan_stream(stream);
   }
   // Streams of which each would have a call of the same kind share one.
-  bool is_of_streams = static_cast<int64_t>(calls_.size()) == streams;
+  bool is_of_streams = true;
   int64_t num_chosen = 0;
   for (const Call &call : calls_) {
     is_of_streams = is_of_streams && call.batch == 1 && call.is_like(calls_[0]);
