@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <string>
 
@@ -21,11 +23,20 @@ void BlocksToFloats(const void *blocks, float *floats, int64_t count) {
   }
 }
 
+void HalvesToFloats(const void *halves, float *floats, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    const uint16_t half = static_cast<const uint16_t *>(halves)[i];
+    const int exponent = half >> 10 & 31, digits = (half & 1023) | (exponent ? 1024 : 0);
+    floats[i] = std::ldexp(half >> 15 ? -1.0f : 1.0f, std::max(exponent, 1) - 25) * digits;
+  }
+}
+
 const ggml_type_traits kF32 = {"f32", 1, 0, 4, false, nullptr, nullptr},
-                       kF16 = {"f16", 1, 0, 2, false, nullptr, nullptr},
+                       kF16 = {"f16", 1, 0, 2, false, HalvesToFloats, nullptr},
                        kBf16 = {"bf16", 1, 0, 2, false, nullptr, nullptr},
                        kI32 = {"i32", 1, 0, 4, false, nullptr, nullptr},
-                       kQ8 = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr};
+                       kQ8 = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr},
+                       kQ4 = {"q4_0", 32, 0, 18, true, nullptr, nullptr};
 
 const char *NameOf(const char *name) { return name == renamed ? "another" : name; }
 
@@ -53,6 +64,8 @@ const char *ggml_op_name(ggml_op op) {
       return NameOf("TRANSPOSE");
     case GGML_OP_FLASH_ATTN_EXT:
       return NameOf("FLASH_ATTN_EXT");
+    case GGML_OP_MUL_MAT:
+      return NameOf("MUL_MAT");
     default:
       return NameOf("OTHER");
   }
@@ -62,6 +75,7 @@ const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
          : type == GGML_TYPE_F16  ? &kF16
          : type == GGML_TYPE_BF16 ? &kBf16
          : type == GGML_TYPE_Q8_0 ? &kQ8
+         : type == GGML_TYPE_Q4_0 ? &kQ4
                                   : &kI32;
 }
 const char *ggml_type_name(ggml_type type) { return NameOf(ggml_get_type_traits(type)->type_name); }
@@ -74,6 +88,12 @@ bool ggml_is_contiguous(const ggml_tensor *t) {
   }
   return true;
 }
+size_t ggml_nbytes(const ggml_tensor *t) {
+  size_t bytes =
+      t->nb[0] * static_cast<size_t>(t->ne[0] / ggml_get_type_traits(t->type)->blck_size);
+  for (int i = 1; i < GGML_MAX_DIMS; i++) bytes += t->nb[i] * static_cast<size_t>(t->ne[i] - 1);
+  return bytes;
+}
 ggml_tensor *ggml_graph_node(ggml_cgraph *graph, int i) { return graph->nodes[i]; }
 int ggml_graph_n_nodes(ggml_cgraph *graph) { return static_cast<int>(graph->nodes.size()); }
 void ggml_log_get(ggml_log_callback *callback, void **user_data) {
@@ -84,6 +104,11 @@ void ggml_log_set(ggml_log_callback callback, void *user_data) {
 }
 bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) {
   return type == &stub_host_memory;
+}
+ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t type,
+                                               ggml_backend_buffer_i table, void *context,
+                                               size_t size) {
+  return new ggml_backend_buffer{table, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
 }
 ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() { return &stub_host_memory; }
 ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void *, size_t) { return nullptr; }

@@ -2,6 +2,7 @@
 // compared with attention in double precision.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -29,18 +30,18 @@ ggml_backend_reg_t Register() {
   return ggml_backend_load(MHA_GGML_MODULE);
 }
 
-ggml_backend_dev_t Device() {
+ggml_backend_dev_t Device(size_t index = 0) {
   const ggml_backend_reg_t registry = Register();
   if (!registry) std::fprintf(stderr, "%s\n", logged.c_str()), std::abort();
   EXPECT_EQ(registry->api_version, GGML_BACKEND_API_VERSION);
-  EXPECT_EQ(registry->iface.get_device_count(registry), 1u);
-  return registry->iface.get_device(registry, 0);
+  EXPECT_EQ(registry->iface.get_device_count(registry), 2u);
+  return registry->iface.get_device(registry, index);
 }
 
 // What a context of llama.cpp has.
 struct Backend {
-  explicit Backend(int threads)
-      : device(Device()), it(device->iface.init_backend(device, nullptr)) {
+  explicit Backend(int threads, size_t index = 0)
+      : device(Device(index)), it(device->iface.init_backend(device, nullptr)) {
     const ggml_backend_reg_t registry = device->reg;
     reinterpret_cast<void (*)(ggml_backend_t, int)>(
         registry->iface.get_proc_address(registry, "ggml_backend_set_n_threads"))(it, threads);
@@ -291,7 +292,7 @@ TEST(Ggml, FailsWithASentence) {
   operation.op.op_params[0] = 0x7F800000;
   logged.clear();
   EXPECT_EQ(Backend(1).Compute(&operation.op), GGML_STATUS_FAILED);
-  EXPECT_NE(logged.find("mha: attention \"fattn-3\" failed: "), std::string::npos) << logged;
+  EXPECT_NE(logged.find("mha: FLASH_ATTN_EXT \"fattn-3\" failed: "), std::string::npos) << logged;
   EXPECT_NE(logged.find("scale"), std::string::npos) << logged;
   operation.op.flags = 0;
   EXPECT_EQ(Backend(1).Compute(&operation.op), GGML_STATUS_SUCCESS) << "not to be computed";
@@ -318,6 +319,82 @@ TEST(Ggml, HasTheSameBitsInContextsAtOnce) {
   }
 }
 
+TEST(Ggml, MultipliesByPackedWeights) {
+  constexpr int64_t kInputs = 96, kOutputs = 40;
+  struct BlockOf4Bits {
+    uint16_t scale;
+    uint8_t codes[16];
+  };
+  Random random{5};
+  std::vector<BlockOf4Bits> blocks(kInputs / 32 * kOutputs);
+  std::vector<double> weights;
+  for (BlockOf4Bits &block : blocks) {
+    const float scale = static_cast<float>(random.Between(-64, 64)) / 512;
+    block.scale = support::BitsIn16(support::Storage::kF16, scale);
+    for (uint8_t &codes : block.codes) codes = static_cast<uint8_t>(random.Below(256));
+    for (int i = 0; i < 32; i++) {
+      weights.push_back(scale * ((block.codes[i % 16] >> i / 16 * 4 & 15) - 8));
+    }
+  }
+  ggml_tensor w = {};
+  w.type = GGML_TYPE_Q4_0;
+  w.ne[0] = kInputs, w.ne[1] = kOutputs, w.ne[2] = w.ne[3] = 1;
+  w.nb[0] = 18, w.nb[1] = 18 * kInputs / 32, w.nb[2] = w.nb[3] = w.nb[1] * kOutputs;
+  const ggml_backend_dev_t device = Device(1);
+  const ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
+  EXPECT_TRUE(device->iface.supports_buft(device, type));
+  EXPECT_FALSE(Device()->iface.supports_buft(Device(), type));
+  ggml_backend_buffer_t buffer =
+      type->iface.alloc_buffer(type, type->iface.get_alloc_size(type, &w));
+  w.buffer = buffer, w.data = buffer->iface.get_base(buffer);
+  buffer->iface.set_tensor(buffer, &w, blocks.data(), 0, ggml_nbytes(&w));
+
+  ggml_tensor op = {};
+  op.op = GGML_OP_MUL_MAT, op.flags = GGML_TENSOR_FLAG_COMPUTE, op.src[0] = &w;
+  std::vector<float> output;
+  const auto check = [&](const Tensor &x) {
+    const int64_t *const ne = x.ggml.ne;
+    op.src[1] = const_cast<ggml_tensor *>(&x.ggml);
+    output.assign(kOutputs * ne[1] * ne[2] * ne[3] + 1, NAN);
+    op.data = output.data();
+    EXPECT_TRUE(device->iface.supports_op(device, &op));
+    EXPECT_EQ(Backend(2, 1).Compute(&op), GGML_STATUS_SUCCESS) << logged;
+    std::vector<double> expected(output.size() - 1);
+    double largest = 0;
+    for (size_t i = 0; i < expected.size(); i++) {
+      const float *const row = &x.numbers[i / kOutputs * kInputs];
+      for (int64_t j = 0; j < kInputs; j++) {
+        expected[i] += row[j] * weights[i % kOutputs * kInputs + j];
+      }
+      largest = std::max(largest, std::abs(expected[i]));
+    }
+    for (size_t i = 0; i < expected.size(); i++) {
+      ASSERT_NEAR(output[i], expected[i], 1e-2 * largest) << "number " << i;
+    }
+    EXPECT_TRUE(std::isnan(output.back()));
+  };
+  for (const int64_t rows : {0, 1, 33}) check({GGML_TYPE_F32, kInputs, rows, 1, 1, true, &random});
+  check({GGML_TYPE_F32, kInputs, 7, 3, 2, true, &random});
+  Tensor apart(GGML_TYPE_F32, kInputs, 7, 3, 1, true, &random);
+  apart.ggml.ne[2] = 1;  // the first of three beside each other
+  check(apart);
+
+  EXPECT_FALSE(Device()->iface.supports_op(Device(), &op)) << "the device for attention";
+  ggml_backend_buffer elsewhere = {};
+  elsewhere.buft = &stub_host_memory;
+  for (ggml_backend_buffer_t other : {ggml_backend_buffer_t{}, &elsewhere}) {
+    w.buffer = other;
+    EXPECT_FALSE(device->iface.supports_op(device, &op));
+  }
+  logged.clear();
+  buffer->iface.set_tensor(buffer, &w, blocks.data(), 0, ggml_nbytes(&w) / 2);
+  EXPECT_EQ(Backend(1, 1).Compute(&op), GGML_STATUS_FAILED);
+  EXPECT_NE(logged.find("mha: MUL_MAT \"\" failed: its weights were not packed"), std::string::npos)
+      << logged;
+  buffer->iface.free_buffer(buffer);
+  delete buffer;
+}
+
 TEST(Ggml, RefusesAnotherGgml) {
   const auto refusal = [] {
     logged.clear();
@@ -337,7 +414,8 @@ TEST(Ggml, RefusesAnotherGgml) {
   stub_set_tensor_overhead(ggml_tensor_overhead() + 8);
   expect(refusal(), "ggml_tensor_overhead() is ");
   stub_set_tensor_overhead(ggml_tensor_overhead() - 8);
-  for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "f32", "f16", "bf16", "q8_0"}) {
+  for (const char *name :
+       {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "f32", "f16", "bf16", "q8_0", "q4_0"}) {
     stub_rename(name);
     expect(refusal(), (std::string("another where this module expects ") + name).c_str());
   }
