@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures llama.cpp with and without the module libggml-mha.so: its flash attention as one operation,
-and prompts and tokens of whole models.
+"""Measures llama.cpp with and without the module libggml-mha.so: its flash attention and products with Q4_0
+weights as one operation each, and prompts and tokens of whole models.
 
 llama.cpp is that of decoders.py, built from the source in the package llama-cpp-python. Models: those
 of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate process:
@@ -20,7 +20,7 @@ from decoders import call, files, llama, prepare, shapes, source, versions  # no
 from session import Failed, about, build, keep, parser_for, run_main, say, take_turns, work  # noqa: E402
 
 examples = """Examples:
-  build/rivals/venv/bin/python bench/rivals/llama.py                              all figures of the page
+  build/rivals/venv/bin/python bench/rivals/llama.py --models 768.F16 768.Q4_0 SmolLM2.gguf   all figures of the page
   build/rivals/venv/bin/python bench/rivals/llama.py --parts operation --threads 1
   build/rivals/venv/bin/python bench/rivals/llama.py --models SmolLM2.gguf --depths 0 4096
 
@@ -33,6 +33,8 @@ settings = {"off": (0, None), "on": (1, None), "mha": (1, module)}
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
 operations = [(heads, kv_heads, width, queries, 4096, kind) for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128)) for queries in (512, 1)
               for kind in (1, 8)]
+# rows, inputs, outputs, type (2: q4_0)
+products = [(rows, 2048, 5632, 2) for rows in (512, 1)]
 
 
 def pinned(threads):
@@ -45,7 +47,7 @@ def environment(path):
 
 
 def time_operation(device, threads, shape):
-    rounds = 5 if shape[3] > 1 else 200
+    rounds = 200 if 1 in shape[:-1] else 5
     said = call(work / "llama_operation", device, threads, rounds, *shape, env=environment(module), **pinned(threads)).stdout
     return {"call": min(map(float, said.split()))}
 
@@ -80,8 +82,9 @@ def main():
     call("c++", "-std=c++17", "-O2", pathlib.Path(__file__).with_name("llama_operation.cpp"), "-I", source / "ggml" / "include", "-L", llama,
          f"-Wl,-rpath,{llama}", "-lggml", "-lggml-base", "-o", work / "llama_operation")
     for threads in options.threads:
-        for shape in operations if "operation" in options.parts else ():
-            runs = {name: lambda device=device: time_operation(device, threads, shape) for name, device in (("on", "CPU"), ("mha", "MHA"))}
+        for shape in operations + products if "operation" in options.parts else ():
+            devices = {"on": "CPU", "mha": "MHA_Q4_0" if shape in products else "MHA"}
+            runs = {name: lambda device=device: time_operation(device, threads, shape) for name, device in devices.items()}
             finish(options, ["llama operation", list(shape), threads], runs)
         for name in options.models if "models" in options.parts else ():
             model = files(names[name][0])[1][names[name][1]] if name in names else pathlib.Path(name)
