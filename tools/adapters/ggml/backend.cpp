@@ -2,8 +2,7 @@
 // share the CPU's memory, so that the scheduler of ggml moves operations to them without copies.
 //
 //     MHA         attention. What it supports is moved from the CPU to it.
-//     MHA_Q4_0    products. llama.cpp puts weights into its buffers, and the operations follow
-//     them.
+//     MHA_Q4_0    products. llama.cpp puts weights into its buffers, and operations follow them.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
