@@ -144,24 +144,6 @@ void run(RecurrentCall *call, unsigned char *workspace) {
 
 }  // namespace
 
-void clear_padding(const SequenceArguments &s, const OutputRows &output, int64_t heads,
-                   int64_t width) {
-  if (s.is_packed()) return;
-  const int64_t element = bytes_of(output.storage);
-  for (int64_t b = 0; b < s.batch; ++b) {
-    const SequenceRows valid = rows_of(s, b);
-    for (int64_t row = 0; row < s.n_q; ++row) {
-      if (row == valid.first) row += valid.count;
-      for (int64_t head = 0; row < s.n_q && head < heads; ++head) {
-        const int64_t at =
-            b * output.batch_stride + row * output.row_stride + head * output.head_stride;
-        memset(static_cast<char *>(output.base) + at * element, 0,
-               static_cast<size_t>(width * element));
-      }
-    }
-  }
-}
-
 }  // namespace mha
 
 using namespace mha;

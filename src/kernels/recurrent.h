@@ -181,7 +181,7 @@ MHA_INLINE void prepare_nothing(const RecurrentUnit &unit) {
 
 // ---- Passes over a block of a state
 
-// The columns of a block with so many queries, of which the sums of a pass stay in registers.
+// The columns of a block of which the sums of a pass stay in registers, with this many queries.
 template <class V>
 constexpr int columns_with(int64_t queries) {
   return queries == 1 || V::size == 16 ? 32 : 16;
@@ -320,8 +320,8 @@ MHA_NOINLINE void finish_row(const RecurrentUnit &unit, const RecurrentBlock &bl
 }
 
 // Prefetches row t of q, k and v, as far as the unit reads it: neighbouring rows of a head lie far
-// apart.
-MHA_NOINLINE void prefetch_inputs(const RecurrentUnit &unit, int64_t t) {
+// apart. Inline, because g++ drops calls of a function that only prefetches.
+MHA_INLINE void prefetch_inputs(const RecurrentUnit &unit, int64_t t) {
   const Recurrence &call = unit.call;
   const int64_t queries = call.state_queries, column = unit.column_begin;
   const auto prefetch = [&](const StridedRows &array, int64_t head, int64_t begin, int64_t count)

@@ -13,7 +13,7 @@ namespace mha_ggml {
 // Memory that only grows.
 class Memory {
  public:
-  // At least so many bytes, aligned to 64, or NULL. What was in it is lost if it grows.
+  // Returns at least this many bytes, aligned to 64, or NULL. Growing loses the contents.
   unsigned char *get(size_t bytes);
 
  private:

@@ -35,7 +35,7 @@ enum class Kind { kAttention, kWeights, kProducts };
 Kind kind_of(ggml_backend_dev_t device);
 ggml_backend_dev_t device_of(Kind kind);
 
-// ---- The backend: what a context of llama.cpp has of its own
+// ---- The backend: one for each context of llama.cpp
 
 struct Backend {
   ggml_backend base;  // ggml's part; context is this

@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint16_t kMasked = 0xFC00;  // -infinity
 
-// Runs body(begin, end) for parts of `count` rows, which have so many numbers in all.
+// Runs body(begin, end) for parts of `count` rows, which have `numbers` numbers together.
 template <class Body>
 void in_parts(const mha_scheduler *scheduler, int64_t count, int64_t numbers, const Body &body) {
   const int64_t threads = scheduler ? scheduler->num_threads : 1,
