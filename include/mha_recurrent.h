@@ -23,7 +23,7 @@ extern "C" {
  * cache, so that the cost of a token does not grow with the length of its sequence. Row t of a
  * sequence, in order, does
  *
- *     S = exp(decay) * S               by rows of S if decay_dim is head_dim
+ *     S = exp(decay) * S               each row of S by its own decay if decay_dim is head_dim
  *     S = S + k^T v                    without beta
  *     S = S + k^T (beta * (v - k S))   with beta: the delta rule
  *     output = scale * q S
@@ -39,9 +39,10 @@ extern "C" {
  * has max(num_q_heads, num_v_heads) heads: head o uses query head o / (output heads / num_q_heads)
  * and state o / (output heads / num_v_heads).
  *
- * Results have the same bits for a prompt at once, in parts and token by token. NaN or infinity in
- * k, v, decay or beta reaches the row's output and, through the state, the later rows of the same
- * sequence, in the heads that use it; in q it reaches only the row's output.
+ * exp(decay) is 0 below about -87.3 and infinite above 87.3. Results have the same bits for a
+ * prompt at once, in parts and token by token. NaN or infinity in k, v, decay or beta reaches the
+ * row's output and, through the state, the later rows of the same sequence, in the heads that use
+ * it; in q it reaches only the row's output.
  */
 typedef struct mha_recurrent_args {
   size_t struct_size;
@@ -64,13 +65,14 @@ typedef struct mha_recurrent_args {
 
   /* The rows of this call */
   int64_t batch;     /* sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do */
-  int64_t rows;      /* rows per sequence; >= 1, or MHA_EMPTY = nothing to do */
+  int64_t rows;      /* rows per sequence; >= 1, or MHA_EMPTY = none: state_out becomes state */
   mha_input q;       /* [batch, rows, num_q_heads, head_dim] */
   mha_input k;       /* [batch, rows, num_k_heads, head_dim], type 0 = q's */
   mha_input v;       /* [batch, rows, num_v_heads, head_dim_v], type 0 = k's */
-  mha_input decay;   /* [batch, rows, num_v_heads, decay_dim]; data NULL = 0: exp(decay) is 1 */
-  mha_input beta;    /* [batch, rows, num_v_heads]; strides.head MHA_BROADCAST = shared by all
-                        heads; data NULL = no delta rule */
+  mha_input decay;   /* [batch, rows, num_v_heads, decay_dim], type 0 = F32; data NULL = 0, a
+                        factor of 1 */
+  mha_input beta;    /* [batch, rows, num_v_heads], type 0 = F32; strides.head MHA_BROADCAST =
+                        shared by all heads; data NULL = no delta rule */
   mha_output output; /* [batch, rows, max(num_q_heads, num_v_heads), head_dim_v] */
   const mha_sequences *sequences; /* count, cu_seqlens_q, q_lengths and q_first_rows; the other
                                      fields are NULL. NULL = batch unpadded sequences */
@@ -80,8 +82,8 @@ typedef struct mha_recurrent_args {
   const float *state; /* before the first row; NULL = 0 */
   float *state_out;   /* after the last row; may be state; NULL = not computed */
   float *snapshots;   /* [count, num_snapshots, num_v_heads, head_dim, head_dim_v]: entry i is the
-                         state before the last i + 1 rows, to drop rejected tokens; the state before
-                         the first row where a sequence has fewer; NULL = not computed */
+                         state before the last i + 1 rows, to drop rejected tokens. A sequence with
+                         fewer rows has the state before its first row there. NULL = not computed */
   int64_t num_snapshots; /* 1 .. 16 with snapshots; otherwise 0 */
 } mha_recurrent_args;
 
@@ -92,8 +94,8 @@ MHA_API mha_status mha_recurrent_attention_workspace(const mha_recurrent_args *a
 /* Computes recurrent attention. Rows that are not valid are not read; their outputs are 0. */
 MHA_API mha_status mha_recurrent_attention(const mha_recurrent_args *args, void *workspace,
                                            size_t workspace_bytes, mha_error *error);
-/* Like mha_info, for mha_recurrent_attention(args, ...). bytes counts each state once for each
-   pointer that is given. */
+/* Like mha_info, for mha_recurrent_attention(args, ...). bytes counts the states once for each of
+   state and state_out, and num_snapshots times for snapshots. */
 MHA_API mha_status mha_recurrent_attention_info(const mha_recurrent_args *args,
                                                 struct mha_call_info *info, mha_error *error);
 
@@ -125,7 +127,7 @@ typedef struct mha_causal_conv_args {
 
   /* The rows of this call */
   int64_t batch;     /* sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do */
-  int64_t rows;      /* rows per sequence; >= 1, or MHA_EMPTY = nothing to do */
+  int64_t rows;      /* rows per sequence; >= 1, or MHA_EMPTY = none: state_out becomes state */
   mha_input x;       /* [batch, rows, channels] */
   mha_output output; /* [batch, rows, channels] */
   const mha_sequences *sequences; /* as in mha_recurrent_args */

@@ -142,7 +142,7 @@ bool machine_has(uint32_t instruction_set) {
 
 mha_status check_instruction_set(Report report, uint32_t instruction_set) {
   if (instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM) return MHA_OK;
-  return report.invalid("instruction_set %u is none; use one of MHA_INSTRUCTION_SET_*",
+  return report.invalid("instruction_set is %u; set it to one of MHA_INSTRUCTION_SET_*",
                         instruction_set);
 }
 

@@ -20,6 +20,11 @@ struct ConvCall {
   int64_t workspace_bytes;
 };
 
+// Without rows, the state is still handed on.
+bool has_no_work(const ConvCall &call) {
+  return call.sequences.batch == 0 || (call.sequences.n_q == 0 && !call.args.state_out);
+}
+
 // Units need no memory, and several threads share their numbers.
 mha_status make_call(Report report, const mha_causal_conv_args *given, ConvCall *call) {
   mha_causal_conv_args &args = call->args;
@@ -37,12 +42,12 @@ mha_status make_call(Report report, const mha_causal_conv_args *given, ConvCall 
   WorkspaceLayout layout;
   const bool has_threads = threads_of(args.scheduler) > 1;
   if (has_threads) layout.take(Count(1), sizeof(UnitCounter));
-  return check_size(report, layout, call->sequences.has_no_work() || !has_threads,
-                    &call->workspace_bytes);
+  return check_size(report, layout, has_no_work(*call) || !has_threads, &call->workspace_bytes);
 }
 
 mha_status check_pointers(Report report, const mha_causal_conv_args &args) {
   if (!args.weights) return report.null("weights is NULL; pass the weights of each channel");
+  if (args.rows == 0) return MHA_OK;
   if (!args.x.data) return report.null("x.data is NULL; pass the input rows");
   if (!args.output.data) return report.null("output.data is NULL; pass an array for the result");
   return MHA_OK;
@@ -75,7 +80,7 @@ mha_status mha_causal_conv(const mha_causal_conv_args *args, void *workspace,
   MHA_TRY(make_call(report, args, &call));
   MHA_TRY(check_workspace(report, 2, "mha_causal_conv_workspace", workspace, workspace_bytes,
                           call.workspace_bytes));
-  if (call.sequences.has_no_work()) return MHA_OK;
+  if (has_no_work(call)) return MHA_OK;
   MHA_TRY(check_pointers(report, call.args));
   MHA_TRY(check_query_rows(report, call.sequences, "rows"));
   clear_padding(call.sequences, call.convolution.output, 1, call.args.channels);

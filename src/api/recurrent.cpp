@@ -65,6 +65,12 @@ void plan_scratch(Recurrence *call, Count *floats) {
   at.floats = floats->value();
 }
 
+// Without rows, states are still handed on.
+bool has_no_work(const RecurrentCall &call) {
+  return call.sequences.batch == 0 ||
+         (call.sequences.n_q == 0 && !call.args.state_out && !call.args.snapshots);
+}
+
 mha_status make_call(Report report, const mha_recurrent_args *given, RecurrentCall *call) {
   mha_recurrent_args &args = call->args;
   MHA_TRY(check_recurrent(report, given, &args, &call->sequences));
@@ -99,7 +105,7 @@ mha_status make_call(Report report, const mha_recurrent_args *given, RecurrentCa
   WorkspaceLayout layout;
   call->counter = layout.take(Count(threads > 1 ? 1 : 0), sizeof(UnitCounter));
   call->scratch = layout.take_floats(Count(threads) * floats);
-  return check_size(report, layout, call->sequences.has_no_work(), &call->workspace_bytes);
+  return check_size(report, layout, has_no_work(*call), &call->workspace_bytes);
 }
 
 mha_status check_pointers(Report report, const mha_recurrent_args &args) {
@@ -111,7 +117,8 @@ mha_status check_pointers(Report report, const mha_recurrent_args &args) {
                 {"v.data", "the values", args.v.data},
                 {"output.data", "an array for the result", args.output.data}};
   for (const auto &array : arrays) {
-    if (!array.given) return report.null("%s is NULL; pass %s", array.name, array.what);
+    if (!array.given && args.rows > 0)
+      return report.null("%s is NULL; pass %s", array.name, array.what);
   }
   return MHA_OK;
 }
@@ -163,7 +170,7 @@ mha_status mha_recurrent_attention(const mha_recurrent_args *args, void *workspa
   MHA_TRY(make_call(report, args, &call));
   MHA_TRY(check_workspace(report, 2, "mha_recurrent_attention_workspace", workspace,
                           workspace_bytes, call.workspace_bytes));
-  if (call.sequences.has_no_work()) return MHA_OK;
+  if (has_no_work(call)) return MHA_OK;
   MHA_TRY(check_pointers(report, call.args));
   MHA_TRY(check_query_rows(report, call.sequences, "rows"));
   run(&call, align_workspace(workspace));
@@ -183,7 +190,7 @@ mha_status mha_recurrent_attention_info(const mha_recurrent_args *args, mha_call
   filled.contract = contract_of_thread();
   filled.num_threads = static_cast<uint32_t>(threads_of(call.args.scheduler));
   filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
-  if (!call.sequences.has_no_work()) {
+  if (!has_no_work(call)) {
     MHA_TRY(check_query_rows(report, call.sequences, "rows"));
     const Recurrence &r = call.recurrence;
     const uint64_t rows = valid_queries(call.sequences);

@@ -34,8 +34,8 @@ mha_status read_rows(Report report, const mha_sequences *given, int64_t *batch, 
     for (const auto &other : others) {
       if (other.array)
         return report.invalid(
-            "sequences.%s is given, but this call has neither keys of their own, positions nor a "
-            "cache; set it to NULL",
+            "sequences.%s is given, but recurrent attention and convolutions do not use it; set it "
+            "to NULL",
             other.name);
     }
   }
@@ -92,21 +92,23 @@ mha_status check_options(Report report, const mha_recurrent_args &args) {
         "norm_epsilon is %g; set it to a positive finite number, or to 0 for no norm",
         static_cast<double>(args.norm_epsilon));
   if (args.a_log && !args.decay.data)
-    return report.invalid("a_log is given, but decay.data is NULL; give decay, or set it to NULL");
+    return report.invalid(
+        "a_log is given, but decay.data is NULL; give decay, or set a_log to NULL");
   if (args.dt_bias && !args.a_log)
-    return report.invalid("dt_bias is given without a_log; give a_log, or set it to NULL");
+    return report.invalid("dt_bias is given without a_log; give a_log, or set dt_bias to NULL");
   if (args.beta_function != MHA_GATE_NONE && args.beta_function != MHA_GATE_SIGMOID)
     return report.invalid("beta_function is %u; set it to MHA_GATE_SIGMOID (1) or to 0",
                           args.beta_function);
   if (args.beta_function != MHA_GATE_NONE && !args.beta.data)
     return report.invalid(
-        "beta_function is %u, but beta.data is NULL; give beta, or set it to MHA_GATE_NONE (0)",
+        "beta_function is %u, but beta.data is NULL; give beta, or set beta_function to 0",
         args.beta_function);
   if (args.snapshots)
     return check_number(report, "num_snapshots", args.num_snapshots, 1, max_snapshots);
   if (args.num_snapshots == 0) return MHA_OK;
-  return report.invalid("num_snapshots is %lld, but snapshots is NULL; give it, or set it to 0",
-                        lld(args.num_snapshots));
+  return report.invalid(
+      "num_snapshots is %lld, but snapshots is NULL; give snapshots, or set num_snapshots to 0",
+      lld(args.num_snapshots));
 }
 
 mha_status resolve_optional(Report report, const char *name, const Extents &extents,

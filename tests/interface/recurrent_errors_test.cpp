@@ -25,6 +25,10 @@ struct FullRecurrent : Changes<FullRecurrent> {
   SerialScheduler scheduler{3};
   RecurrentData data{Problem(), {0, &scheduler.scheduler}};
   mha_recurrent_args &args = data.args;
+  void LeaveOutStates() {
+    args.state_out = args.snapshots = nullptr;
+    args.num_snapshots = 0;
+  }
   mha_input &Input() { return args.q; }
 };
 
@@ -41,6 +45,7 @@ struct FullConvolution : Changes<FullConvolution> {
   SerialScheduler scheduler{3};
   ConvolutionData data{Problem(), {0, &scheduler.scheduler}};
   mha_causal_conv_args &args = data.args;
+  void LeaveOutStates() { args.state_out = nullptr; }
   mha_input &Input() { return args.x; }
 };
 
@@ -214,11 +219,13 @@ TEST(RecurrentErrors, NameNullArguments) {
               static_cast<mha_call_info *>(nullptr));
 }
 
-// Without pointers to arrays. The query reads none, and an empty call does nothing.
+// Without pointers to arrays. The query reads none, and an empty call does nothing, but that a call
+// with sequences hands their states on.
 TYPED_TEST(RecurrentCalls, DoNotComeFromEmptyCalls) {
   for (const bool has_batch : {false, true}) {
     TypeParam call;
     (has_batch ? call.args.rows : call.args.batch) = MHA_EMPTY;
+    if (has_batch) call.LeaveOutStates();
     call.args.sequences = nullptr;
     call.Input().data = call.args.output.data = nullptr;
     size_t bytes = 1;
@@ -262,7 +269,11 @@ TEST(RecurrentInfo, CountsEachArrayOfValidRowsAndEachState) {
   call.args.rows = MHA_EMPTY;
   call.args.sequences = nullptr;
   ExpectSucceeds([&](auto *error) { return call.data.Info(&info, error); });
-  EXPECT_EQ(info.bytes + info.operations, 0u);
+  EXPECT_EQ(info.operations, 0u);
+  EXPECT_EQ(info.bytes, 4 * (gates + 2 * 4 * 4 * 5 * 6));  // states are handed on
+  call.LeaveOutStates();
+  ExpectSucceeds([&](auto *error) { return call.data.Info(&info, error); });
+  EXPECT_EQ(info.bytes, 0u);
 }
 
 }  // namespace

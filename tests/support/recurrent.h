@@ -184,7 +184,7 @@ class StatefulData {
     args.instruction_set = call.instruction_set;
     args.scheduler = call.scheduler;
     args.batch = rows.batch;
-    args.rows = rows.rows;
+    args.rows = rows.rows ? rows.rows : MHA_EMPTY;
     args.state = Keep(state);
     in_place = in_place && !state.empty();
     state_out_ = in_place ? CopyOf(state, Place::kBeforeGuard) : Memory(state_size * sizeof(float));

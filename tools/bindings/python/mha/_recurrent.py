@@ -9,12 +9,13 @@ import numpy as np
 from ._arrays import _check, _contiguous, _input, _integers, _must_be, _named, _output, _output_struct, _row_types, _some
 from ._callbacks import Scheduler, _raising
 from ._calls import _arrays_of_sequences, _info, _left, _no_arrays, _paddings, _run, _set_packed
-from ._structs import _CausalConvArgs, _RecurrentArgs, _Sequences, _empty, _new, _writeable, activations, gates, instruction_set_names
+from ._structs import _CausalConvArgs, _RecurrentArgs, _Sequences, _empty, _new, _writeable, activations, instruction_set_names
 
 if TYPE_CHECKING:
     from ._typing import Array, Info, Integers
 
 _f32 = [np.dtype(np.float32)]
+_beta_functions = {"none": 0, "sigmoid": 1}
 
 
 def recurrent_attention(q: Array, k: Array, v: Array, decay: Array | None = None, beta: Array | None = None, *, state: Array | None = None,
@@ -29,7 +30,7 @@ def recurrent_attention(q: Array, k: Array, v: Array, decay: Array | None = None
     [batch, rows, v's heads], or that and [..., q's width]; beta [batch, rows, v's heads], or [batch, rows, 1] for all heads. The state [sequences,
     v's heads, q's width, v's width], float32, is that before the first row, or zeros; the one after the last row is a new array, or state_out, which may
     be state. snapshots, float32 [sequences, 1 to 16, ...], is filled with the states before the last row, before the last two, and so on.
-    beta_function="sigmoid" takes beta as it comes of a product; with a_log, decay is -exp(a_log) * softplus(decay + dt_bias). All else is as in
+    beta_function="sigmoid" takes beta as projected; with a_log, decay is -exp(a_log) * softplus(decay + dt_bias). All else is as in
     attention and in mha_recurrent_args.
     """
     args, out, state_out = _recurrent_args(q, k, v, decay, beta, state, state_out, snapshots, scale, norm_epsilon, a_log, dt_bias, beta_function, q_lengths,
@@ -83,8 +84,8 @@ def _recurrent_args(q, k, v, decay, beta, state, state_out, snapshots, scale, no
     heads, head_dim_v = v.shape[2:]
     decay_dim = 1
     if decay is not None:
-        decay = decay[..., None] if np.ndim(decay) == 3 else decay
-        _check(decay, "decay", stored, (batch, rows, heads, _some))
+        _check(decay, "decay", stored, (batch, rows, heads) if np.ndim(decay) == 3 else (batch, rows, heads, _some))
+        decay = decay[..., None] if decay.ndim == 3 else decay
         decay_dim = decay.shape[3]
     if beta is not None:
         _check(beta, "beta", stored, (batch, rows, 1 if np.shape(beta)[2:] == (1,) else heads))
@@ -94,7 +95,7 @@ def _recurrent_args(q, k, v, decay, beta, state, state_out, snapshots, scale, no
     out = _output(out, (batch, rows, max(q_heads, heads), head_dim_v), output_type)
     args = _new(_RecurrentArgs, num_q_heads=q_heads, num_k_heads=k.shape[2], num_v_heads=heads, head_dim=head_dim, head_dim_v=head_dim_v, decay_dim=decay_dim,
                 scale=scale, norm_epsilon=norm_epsilon, a_log=_contiguous(a_log, "a_log", _f32, (heads,)), dt_bias=dt_bias,
-                beta_function=_named(gates, beta_function, "beta_function"), q=_input(q, "q"), k=_input(k, "k"), v=_input(v, "v"),
+                beta_function=_named(_beta_functions, beta_function, "beta_function"), q=_input(q, "q"), k=_input(k, "k"), v=_input(v, "v"),
                 decay=_input(decay, "decay"), beta=_input(beta, "beta"), output=_output_struct(out))
     count = _set_rows(args, batch, rows, q_lengths, q_first_rows, cu_seqlens_q, padding, scheduler, instruction_set)
     shape = heads, head_dim, head_dim_v
@@ -126,12 +127,10 @@ def _set_rows(args, batch, rows, q_lengths, q_first_rows, cu_seqlens_q, padding,
 
 
 def _set_state(args, state, state_out, shape):
-    """Sets the states before and after, and returns the second one. Without rows it is the first one."""
+    """Sets the states before and after, and returns the second one."""
     args.state = _contiguous(state, "state", _f32, shape)
     state_out = np.empty(shape, np.float32) if state_out is None else _writeable(state_out, "state_out")
     args.state_out = _contiguous(state_out, "state_out", _f32, shape, True)
-    if _empty in (args.batch, args.rows):
-        state_out[...] = 0 if state is None else state
     return state_out
 
 
