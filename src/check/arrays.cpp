@@ -51,9 +51,10 @@ mha_status check_each(Report report, Array *array, bool may_broadcast) {
     const bool is_checked = i == 1 || (i == 2 && extent > 1);
     if (is_checked && stride != 0 && stride < array->width)
       return report.invalid(
-          "%s%s.%s is %lld, less than the width of a row, %lld; set it to at least that, or to 0 "
+          "%s%s.%s is %lld, less than the width of a %s, %lld; set it to at least that, or to 0 "
           "for contiguous",
-          array->name, array->strides_name, dimension_names[i], lld(stride), lld(array->width));
+          array->name, array->strides_name, dimension_names[i], lld(stride),
+          !array->is_head_major && array->extents[2] > 1 ? "head" : "row", lld(array->width));
   }
   return MHA_OK;
 }

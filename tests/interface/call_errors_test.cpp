@@ -467,7 +467,7 @@ TEST(AttentionErrors, NameTheArgument) {
       WRONG(c.args.q.type = MHA_TYPE_INT8, kInvalid, {"q.type is 4"}),
       WRONG(c.args.k.type = 4, kInvalid, {"k.type is 4"}),
       WRONG(c.args.v.type = 0x80000000u, kInvalid, {"v.type is 2147483648"}),
-      WRONG(c.args.q.strides.row = 2, kInvalid, {"q.strides.row", "2", "3"}),
+      WRONG(c.args.q.strides.row = 2, kInvalid, {"q.strides.row", "2", "width of a head, 3"}),
       WRONG(c.args.k.strides.row = 1, kInvalid, {"k.strides.row", "1", "3"}),
       WRONG(c.args.v.strides.row = 4, kInvalid, {"v.strides.row", "4", "5"}),
       WRONG((c.args.k.strides = {600, 6, 2}), kInvalid, {"k.strides.head is 2", "3"}),
