@@ -172,9 +172,9 @@ typedef struct mha_output {
 typedef struct mha_matrix {
   const void *data;     /* the first weight; NULL = no matrix */
   const float *bias;    /* [out]; NULL = 0 */
-  const float *scales;  /* int8: [out]; int4: [out, ceil(in / 32)]; other types NULL */
+  const float *scales;  /* of codes: [out], in groups [out, ceil(in / group_size)]; else NULL */
+  const float *offsets; /* of codes in groups, of the shape of scales; NULL = none */
   int64_t row_stride;   /* elements from one row to the next; 0 = contiguous */
-  const void *reserved_pointer;
 } mha_matrix;
 
 /* The layout of a weight matrix. A row of OUT_IN has "in" elements. */
@@ -209,6 +209,8 @@ typedef struct mha_layer_config {
 
   /* Weights and gate (mha_options.h) */
   uint32_t weight_type; /* MHA_TYPE_*: how the packed layer stores weights; 0 = F32 */
+  uint32_t group_size;  /* inputs that share a scale: 16, 32, 64, 128; 0 = all (INT8), 32 (INT4) */
+  uint32_t scale_type;  /* MHA_TYPE_F32 or F16: how scales and offsets of groups are; 0 = F32 */
   uint32_t arithmetic;  /* MHA_ARITHMETIC_* of the projections; 0 = F32 */
   uint32_t gate;        /* MHA_GATE_* that multiplies the context before W_O; 0 = none */
   int64_t gate_dim;     /* numbers of a head's gate: 1, or head_dim_v; 0 = head_dim_v */
@@ -486,6 +488,8 @@ typedef struct mha_linear_weights {
   uint32_t layout;      /* MHA_LAYOUT_* of w; 0 = IN_OUT */
   uint32_t type;        /* MHA_TYPE_* of w; 0 = F32 */
   uint32_t weight_type; /* MHA_TYPE_*: how the packed layer stores weights; 0 = F32 */
+  uint32_t group_size;  /* as in mha_layer_config */
+  uint32_t scale_type;  /* as in mha_layer_config */
   uint32_t arithmetic;  /* MHA_ARITHMETIC_* of the product; 0 = F32 */
 } mha_linear_weights;
 

@@ -29,15 +29,18 @@ extern "C" {
  *     F16     2 bytes per weight, 11 significant bits. Finite weights of 65520 and more are
  *             rejected.
  *     BF16    2 bytes per weight, 8 significant bits, the range of float.
- *     INT8    1 byte per weight and a scale per output column: the column's largest magnitude
- *             divided by 127. A quantiser's codes are int8_t, its scales [out].
- *     INT4    5/8 of a byte per weight: a scale per output column and group of 32 inputs (the last
- *             group may be shorter). The group's weight of the largest magnitude is -8 times the
- *             scale. A quantiser's weights need MHA_LAYOUT_OUT_IN; scales are [out, ceil(in / 32)].
- *             A row is ceil(in / 2) bytes; a byte is two codes + 8, the earlier input in the low
- *             half. Strides count elements and are even.
+ *     INT8    1 byte per weight, and scales: the largest magnitude divided by 127. A quantiser's
+ *             codes are int8_t.
+ *     INT4    1/2 byte per weight, and scales: the weight of the largest magnitude is -8 times the
+ *             scale. A quantiser's weights need MHA_LAYOUT_OUT_IN. A row is ceil(in / 2) bytes; a
+ *             byte is two codes + 8, the earlier input in the low half, and with offsets two
+ *             codes, 0 .. 15. Strides count elements and are even.
  *
- * A column or group whose largest magnitude is less than 2^-100 becomes 0.
+ * A weight is code * scale, where group_size inputs of an output share a scale (the last group may
+ * be shorter), INT8 by default all of them. A quantiser may also give offsets, for each matrix: a
+ * weight is then code * scale + offset. Scales and offsets are packed as float or, with scale_type
+ * F16, as F16, which must hold those of the quantiser exactly. A column or group whose largest
+ * magnitude is less than 2^-100 becomes 0.
  */
 
 /*

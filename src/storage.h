@@ -145,8 +145,8 @@ MHA_NOINLINE inline CodeScale code_scale_of(const float *x, int32_t most_code, i
   int64_t i = 0;
   for (; i + code_group <= count; i += code_group)
     most_bits = most_bits_of(x + i, code_group, most_bits);
-  for (; i + int4_group <= count; i += int4_group)
-    most_bits = most_bits_of(x + i, int4_group, most_bits);
+  for (; i + int4_chain <= count; i += int4_chain)
+    most_bits = most_bits_of(x + i, int4_chain, most_bits);
   return code_scale_of(most_bits_of(x + i, count - i, most_bits), most_code);
 }
 
@@ -171,10 +171,11 @@ inline int32_t int4_of(float x, float factor) {
 // unsigned with signed numbers.
 constexpr int32_t byte_added = 128, nibble_added = 8;
 
-// A chain is as many terms as are added up in integers before a scale is applied. It depends on the
-// weights' scales, and a group of the row has whole chains.
-inline int64_t terms_of_chain(Storage storage) {
-  return storage == Storage::int4 ? int4_group : code_group;
+// A chain is as many terms as are added up in integers before a scale is applied: the contract's
+// piece. A group of the row has whole chains, and so has a group of the weights (0: all of them).
+inline int64_t terms_of_chain(Storage storage, int64_t group) {
+  const int64_t most = storage == Storage::int4 ? int4_chain : code_group;
+  return group != 0 && group < most ? group : most;
 }
 
 // What follows the codes of each chain in memory. Sums of products with these codes begin with
@@ -188,10 +189,9 @@ struct CodesTail {
 // The size of a row of `width` numbers as codes, whose last group is filled up with 0. Code is
 // int16_t, or int8_t for kernels that take codes of 8 bits in that form.
 template <class Code>
-inline int64_t coded_bytes(Storage storage, int64_t width) {
+inline int64_t coded_bytes(int64_t chain, int64_t width) {
   constexpr int64_t tail = sizeof(CodesTail), code = sizeof(Code);
-  return (width + code_group - 1) / code_group *
-         (code_group * code + code_group / terms_of_chain(storage) * tail);
+  return (width + code_group - 1) / code_group * (code_group * code + code_group / chain * tail);
 }
 
 // Writes codes and returns their sum. The inner loop has a fixed length, so that it becomes
@@ -199,8 +199,8 @@ inline int64_t coded_bytes(Storage storage, int64_t width) {
 template <class Code>
 inline int32_t encode(const float *x, int64_t count, const CodeScale &scale, Code *codes) {
   int32_t sum = 0;
-  for (int64_t i = 0; i < count; i += int4_group) {
-    for (int64_t j = i; j < i + int4_group; ++j) {
+  for (int64_t i = 0; i < count; i += min_group) {
+    for (int64_t j = i; j < i + min_group; ++j) {
       const int32_t code = code_of(x[j], scale.factor);
       codes[j] = static_cast<Code>(code);
       sum += code;

@@ -22,10 +22,8 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_linear_arg
   call->counter = layout.take(Count(threads > 1 ? 1 : 0), sizeof(UnitCounter));
   call->product = plan_products(*layer, input, false, Count(args.rows), shape.output_depth(),
                                 shape.output_dim, threads, &layout);
-  // The kernels read float rows where they are, so that a call on one thread needs no workspace.
-  const bool are_taken_as_given =
-      input == Storage::f32 && layer->shape.arithmetic == Arithmetic::f32;
-  const bool needs_nothing = threads == 1 && !layer->sgemm && are_taken_as_given;
+  // A call on one thread whose rows are read where they are needs no workspace.
+  const bool needs_nothing = threads == 1 && !layer->sgemm && takes_rows_as_given(*layer, input);
   return check_size(report, layout, needs_nothing || args.rows == 0, &call->workspace_bytes);
 }
 

@@ -36,6 +36,9 @@ struct NamedValue {
   int64_t value;
 };
 
+// Weights of these types are codes, with scales.
+bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_INT4; }
+
 // The type in which weights are kept, and the arithmetic in which they are multiplied. Integer
 // arithmetic needs integer weights; integer weights can also be multiplied in float32.
 mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) {
@@ -54,6 +57,27 @@ mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) 
         "arithmetic is %u, which needs integer weights, but weight_type is %u; set weight_type to "
         "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or arithmetic to MHA_ARITHMETIC_F32 (0)",
         arithmetic, weight_type);
+  return MHA_OK;
+}
+
+// Weights of integers that are in groups, and how the scales of groups are kept.
+mha_status check_groups(Report report, uint32_t weight_type, uint32_t group_size,
+                        uint32_t scale_type) {
+  if (group_size != 0 && !is_group_size(group_size))
+    return report.invalid("group_size is %u; set it to 16, 32, 64 or 128, or to 0 for its default",
+                          group_size);
+  if (group_size != 0 && !is_coded(weight_type))
+    return report.invalid(
+        "group_size is %u, but weight_type is %u; set weight_type to MHA_TYPE_INT8 (4) or "
+        "MHA_TYPE_INT4 (5), or group_size to 0",
+        group_size, weight_type);
+  if (scale_type > MHA_TYPE_F16)
+    return report.invalid("scale_type is %u; set MHA_TYPE_F32 (1) or MHA_TYPE_F16 (2); 0 is F32",
+                          scale_type);
+  if (scale_type == MHA_TYPE_F16 && group_size == 0 && weight_type != MHA_TYPE_INT4)
+    return report.invalid(
+        "scale_type is MHA_TYPE_F16 (2), but the weights are not in groups; set group_size, or "
+        "scale_type to 0");
   return MHA_OK;
 }
 
@@ -90,6 +114,7 @@ mha_status check_config(Report report, const mha_layer_config &config) {
                               INT32_MAX);
   }
   MHA_TRY(check_kept(report, config.weight_type, config.arithmetic));
+  MHA_TRY(check_groups(report, config.weight_type, config.group_size, config.scale_type));
   // The difference is NaN for numbers that are not finite. 0 is the default.
   if (config.scale - config.scale != 0.0f)
     return report.invalid("scale is %g; set it to a finite number, or to 0 for 1 / sqrt(head_dim)",
@@ -215,9 +240,6 @@ struct GivenMatrix {
   int64_t in, out;
 };
 
-// Weights of these types are codes that a quantiser has made, and come with scales.
-bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_INT4; }
-
 // The type of the caller's matrices. Floats can be packed as any type, codes only as they are.
 mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint32_t weight_type) {
   if (type > MHA_TYPE_INT4)
@@ -292,14 +314,29 @@ mha_status check_stride(Report report, uint32_t type, uint32_t layout, const Giv
   return MHA_OK;
 }
 
-// All matrices of a layer, which have one type and one layout.
-mha_status check_matrices(Report report, uint32_t type, uint32_t layout, uint32_t weight_type,
+// All matrices of a layer, which have one type and one layout. Config is the struct that says how
+// they are kept.
+template <class Config>
+mha_status check_matrices(Report report, uint32_t type, uint32_t layout, const Config &kept,
                           std::initializer_list<GivenMatrix> matrices) {
-  MHA_TRY(check_given_type(report, type, layout, weight_type));
+  MHA_TRY(check_given_type(report, type, layout, kept.weight_type));
+  if (kept.scale_type == MHA_TYPE_F16 && !is_coded(type))
+    return report.invalid(
+        "type is %u, whose scales are found in packing and need MHA_TYPE_F32 (1), but scale_type "
+        "is "
+        "MHA_TYPE_F16 (2); set scale_type to 0",
+        type);
   for (const GivenMatrix &given : matrices) {
-    if (given.matrix.reserved_pointer)
-      return report.invalid("%s.reserved_pointer is not NULL; set it to NULL", given.name);
     MHA_TRY(check_scales(report, type, given));
+    if (given.matrix.offsets && !given.matrix.scales)
+      return report.invalid("%s.offsets is given, but %s.scales is NULL; set both, or neither",
+                            given.name, given.name);
+    if (given.matrix.offsets && type == MHA_TYPE_INT8 && kept.group_size == 0)
+      return report.invalid(
+          "%s.offsets is given, but group_size is 0, with which INT8 has no groups; set "
+          "group_size, "
+          "or leave the offsets NULL",
+          given.name);
     MHA_TRY(check_stride(report, type, layout, given));
   }
   return MHA_OK;
@@ -327,6 +364,15 @@ mha_status resolve_widths(Report report, const mha_layer_config &given, const mh
   shape->output_dim = given.output_dim ? given.output_dim : given.query_dim;
   if (!shape->has_output) shape->output_dim = shape->context_columns();
   return MHA_OK;
+}
+
+// How the layer keeps groups, of which the default of int4 is stored as 0.
+template <class Config>
+void set_groups(const Config &given, LayerShape *shape) {
+  const bool is_default =
+      given.weight_type == MHA_TYPE_INT4 && given.group_size == static_cast<uint32_t>(int4_chain);
+  shape->group = is_default ? 0 : given.group_size;
+  shape->scale_storage = storage_of_type(given.scale_type);
 }
 
 // The last step of both kinds of layers: the options, and then the layout of the packed buffer.
@@ -398,13 +444,20 @@ mha_status prepare(Report report, const mha_layer_config *config, const mha_laye
   const int64_t q_head = shape.head_dim + (w.w_g.data ? 0 : shape.gate_dim),
                 q_columns = shape.num_heads * q_head,
                 kv_columns = shape.k_columns() + shape.v_columns();
-  MHA_TRY(check_matrices(of_weights, w.type, w.layout, given.weight_type,
+  MHA_TRY(check_matrices(of_weights, w.type, w.layout, given,
                          {{"w_q", w.w_q, shape.query_dim, q_columns},
                           {"w_k", w.w_k, shape.key_dim, shape.k_columns()},
                           {"w_v", w.w_v, shape.value_dim, shape.v_columns()},
                           {"w_qkv", w.w_qkv, shape.query_dim, q_columns + kv_columns},
                           {"w_o", w.w_o, shape.output_depth(), shape.output_dim},
                           {"w_g", w.w_g, shape.query_dim, shape.g_columns()}}));
+  set_groups(given, &shape);
+  const bool in_q = w.w_q.offsets || w.w_qkv.offsets;
+  shape.offsets =
+      in_q << matrix_q |
+      (shape.gate_dim != 0 && (w.w_g.data ? w.w_g.offsets != nullptr : in_q)) << matrix_g |
+      (w.w_k.offsets || w.w_qkv.offsets) << matrix_k |
+      (w.w_v.offsets || w.w_qkv.offsets) << matrix_v | (w.w_o.offsets != nullptr) << matrix_o;
   return finish_job(report, given.weight_type, options, job);
 }
 
@@ -429,15 +482,18 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
                               INT32_MAX);
   }
   MHA_TRY(check_kept(report, given.weight_type, given.arithmetic));
+  MHA_TRY(check_groups(report, given.weight_type, given.group_size, given.scale_type));
   MHA_TRY(check_layout(report, given.layout));
   if (!given.w.data) return report.null("w.data is NULL; pass the matrix");
-  MHA_TRY(check_matrices(report, given.type, given.layout, given.weight_type,
+  MHA_TRY(check_matrices(report, given.type, given.layout, given,
                          {{"w", given.w, given.input_dim, given.output_dim}}));
   LayerShape &shape = job->form.shape;
   shape.arithmetic = arithmetic_of(given.arithmetic);
   shape.query_dim = given.input_dim;
   shape.output_dim = given.output_dim;
   shape.has_output = true;
+  set_groups(given, &shape);
+  shape.offsets = (given.w.offsets != nullptr) << matrix_o;
   job->weights.layout = given.layout;
   job->weights.type = given.type;
   job->weights.w_o = given.w;

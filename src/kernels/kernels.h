@@ -20,13 +20,18 @@ constexpr int64_t panel_columns = 48;
 constexpr int64_t tile_keys = 16;
 
 // The contract fixes these, with its section: terms of one chain of a projection (3, 4) and of a
-// score (7), keys of a chunk (8), terms of int4 that share a scale (2), and terms of an input row
-// that share a scale in integer arithmetic (4).
+// score (7), keys of a chunk (8), the most terms of int4 whose products are added as integers (4),
+// terms of an input row that share a scale in integer arithmetic (4), and groups of weights whose
+// offsets are multiplied in one chain (4).
 constexpr int64_t dot_block = 256;
 constexpr int64_t score_block = 32;
 constexpr int64_t chunk_keys = 256;
-constexpr int64_t int4_group = 32;
+constexpr int64_t int4_chain = 32;
 constexpr int64_t code_group = 64;
+constexpr int64_t offset_block = 64;
+
+// Weights that share a scale: a power of two of inputs of one output.
+constexpr int64_t min_group = 16, max_group = 128;
 
 // How numbers are stored: the MHA_TYPE_* of mha.h.
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
@@ -84,12 +89,13 @@ struct Destination {
 // last one of W are zero. The panels are
 //
 //   f32, f16, bf16   [ceil(columns / 48)][depth][48] numbers
-//   int8             [ceil(columns / 48)][depth][48] codes; scales [ceil(columns / 48)][48]
+//   int8             [ceil(columns / 48)][depth][48] codes
 //   int4             [ceil(columns / 48)][ceil(depth / 2)][48] bytes: in the low half the code + 8
-//                    of an even term, in the upper half that of the next term;
-//                    scales [ceil(columns / 48)][ceil(depth / 32)][48]
+//                    of an even term, in the upper half that of the next term
 //
-// and 48 bytes after the last panel of int4 may be read too. In integer arithmetic four terms lie
+// and 48 bytes after the last panel of int4 may be read too. Scales of columns are
+// [ceil(columns / 48)][48] floats; scales and offsets of groups
+// [ceil(columns / 48)][ceil(depth / group)][48] numbers. In integer arithmetic four terms lie
 // side by side, and bytes after the last term may be anything, since the codes of rows are 0 there:
 //
 //   int8             [ceil(columns / 48)][ceil(depth / 4)][48][4] bytes, the code + 128
@@ -102,9 +108,12 @@ struct Projection {
   int64_t columns;  // of W
   Storage storage;
   Arithmetic arithmetic;
+  Storage scale_storage;  // of groups: f32 or f16
+  int64_t group;          // terms of a column that share a scale; 0: all of them
+  int64_t sums;           // X of the contract that follow each row made ready; 0: without offsets
   const void *panels;
-  const float *scales;
-  const float *bias;  // [ceil(columns / 48) * 48], zero where there is none
+  const void *scales, *offsets;  // null: none
+  const float *bias;             // [ceil(columns / 48) * 48], zero where there is none
   Destination destination;
   Destination tap;  // a second copy for mha_outputs, or none
 };
@@ -557,8 +566,8 @@ struct Convolution {
 
 // Products of codes: what differs between instruction sets with and without products of bytes.
 struct CodeKernels {
-  // Input rows [row_begin, row_end) of a projection as codes, coded_bytes<int16_t>(storage, depth)
-  // each at most.
+  // Input rows [row_begin, row_end) of a projection as codes, each followed by its sums:
+  // coded_bytes<int16_t> and 4 bytes for each sum at most.
   void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, void *to);
 
   // As Kernels::project. rows: what encode_rows has made of these input rows.
@@ -578,9 +587,10 @@ struct Kernels {
   void (*project)(const Projection &projection, const void *rows, int64_t row_begin,
                   int64_t row_end, int64_t panel_begin, int64_t panel_end);
 
-  // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other.
+  // Input rows [row_begin, row_end), `width` numbers each, as floats, one after the other. Unless
+  // group is 0, the sums of the groups of each row follow it.
   void (*widen_rows)(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width,
-                     float *to);
+                     int64_t group, float *to);
 
   // One unit of attention: the queries from block * block_queries on of all query heads of
   // unit_kv_heads kv heads, group number `group` of one sequence, with the keys of one part.

@@ -12,6 +12,7 @@
 
 #include "elements.h"
 #include "functions.h"
+#include "prepare.h"
 #include "tile.h"
 
 namespace mha {
@@ -25,19 +26,28 @@ struct StoredPanel {
   int64_t bytes_of_two_terms;
   int64_t bytes;   // of all its terms, and from one panel to the next
   int64_t groups;  // of terms, each with scales of its own
+  Storage scale_storage;
   const unsigned char *first;
-  const float *scales, *bias;
+  const char *scales, *offsets;  // of groups; null: none
+  const float *column_scales;    // null: none
+  const float *bias;
 
-  MHA_INLINE StoredPanel(const Projection &p, int64_t panel) : storage(p.storage) {
+  MHA_INLINE StoredPanel(const Projection &p, int64_t panel)
+      : storage(p.storage), scale_storage(p.scale_storage) {
     const bool is_int4 = p.storage == Storage::int4;
     bytes_of_two_terms = panel_columns * (is_int4                      ? 1
                                           : p.storage == Storage::int8 ? 2
                                           : p.storage == Storage::f32  ? 8
                                                                        : 4);
     bytes = panel_bytes(p.depth, p.storage, p.arithmetic != Arithmetic::f32);
-    groups = is_int4 ? (p.depth + int4_group - 1) / int4_group : 1;
+    groups = p.group ? (p.depth + p.group - 1) / p.group : 1;
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
-    scales = p.scales ? p.scales + panel * groups * panel_columns : nullptr;
+    const auto at_panel = [&](const void *numbers) MHA_INLINED {
+      return numbers ? element_at(numbers, scale_storage, panel * groups * panel_columns) : nullptr;
+    };
+    scales = at_panel(p.scales);
+    offsets = at_panel(p.offsets);
+    column_scales = p.group ? nullptr : reinterpret_cast<const float *>(scales);
     bias = p.bias + panel * panel_columns;
   }
 
@@ -47,6 +57,13 @@ struct StoredPanel {
     return reinterpret_cast<const Element *>(first + k / 2 * bytes_of_two_terms);
   }
 };
+
+// Numbers of groups: their scales or offsets from number i on.
+template <class V>
+MHA_INLINE V load_of_groups(const void *numbers, Storage storage, int64_t i) {
+  if (storage == Storage::f16) return load<V>(static_cast<const F16 *>(numbers) + i);
+  return load<V>(static_cast<const float *>(numbers) + i);
+}
 
 constexpr int64_t code_prefetch_bytes = 4096;  // how far ahead codes of int4 are prefetched
 
@@ -86,8 +103,8 @@ inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
 }
 #endif
 
-// Makes results of sums: int8 has a scale for each column, and all storage types have a bias. The
-// columns may be those of several panels, from this one on.
+// Makes results of sums: int8 may have a scale for each column, and all storage types have a bias.
+// The columns may be those of several panels, from this one on.
 template <class V>
 inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns,
                         float *sums, int64_t stride) {
@@ -96,7 +113,7 @@ inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_
     for (int64_t i = 0; i < num_columns; i += lanes) {
       float *const at = sums + r * stride + i;
       V y = load<V>(at);
-      if (panel.storage == Storage::int8) y = y * load<V>(panel.scales + i);
+      if (panel.column_scales) y = y * load<V>(panel.column_scales + i);
       store(at, canonical(y + load<V>(panel.bias + i)));
     }
   }
@@ -249,7 +266,7 @@ struct RowBlock {
     const float *const base = static_cast<const float *>(p.x.base);
     Cursor at = cursor_at(p.x, begin);
     for (int64_t r = 0; r < count; ++r) {
-      in[r] = given ? given + r * p.depth
+      in[r] = given ? given + r * (p.depth + p.sums)
                     : base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
       advance(p.x, &at, 1, r + 1 < count);
     }
@@ -277,8 +294,9 @@ struct PanelTerms {
   const void *w;  // the first of these terms
   Storage storage;
   int64_t begin, terms, columns;
-  const float *scales;  // add_scaled: of the first int4 group
   Sums mode;
+  int64_t chain;
+  const float *scales;  // add_scaled: of the first group
 };
 
 // Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, into sums
@@ -305,7 +323,7 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   Tile tile;
   tile.column_stride = panel_columns;
   tile.terms = panel.terms;
-  tile.chain = panel.mode == Sums::add_scaled ? int4_group : dot_block;
+  tile.chain = panel.chain;
   tile.sums_stride = sums_stride;
   tile.mode = panel.mode;
   tile.next_columns = 0;
@@ -412,8 +430,9 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
           k,
           end - k,
           columns,
-          nullptr,
-          k > 0 ? Sums::add : Sums::replace};
+          k > 0 ? Sums::add : Sums::replace,
+          dot_block,
+          nullptr};
       multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
                        is_far);
     }
@@ -477,30 +496,86 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
   return panel;
 }
 
-// Multiplies rows by panels of int4. Four groups of 32 terms at a time are widened once for all
-// rows, and the sums of each group are added times its scales.
+// Adds the products of one, two or four rows of sums of groups with some groups of offsets of a
+// panel, as one chain. Rows that are missing are the last one, whose products nobody reads.
+template <class V, int R>
+MHA_INLINE void add_products_of_sums(const float *const (&x)[R], int64_t groups,
+                                     const float *offsets, float *sums, int64_t stride) {
+  constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
+  for (int64_t column = 0; column < panel_columns; column += C * lanes) {
+    const float *const columns[1] = {offsets + column};
+    V acc[R][C];
+    clear(acc);
+    for (int64_t g = 0; g < groups; ++g) add_term<C>(x, g, columns, g * panel_columns, acc);
+    MHA_EACH(r, R) {
+      MHA_EACH(c, C) {
+        float *const to = sums + r * stride + column + c * lanes;
+        store(to, load<V>(to) + acc[r][c]);
+      }
+    }
+  }
+}
+
+// Adds the offsets of a panel to the sums of its columns: x has the sums of groups of `count` rows.
 template <class V>
-MHA_NOINLINE void project_int4(const Projection &p, const RowBlock &rows, int64_t panel_begin,
-                               int64_t panel_end) {
-  constexpr int64_t terms_at_once = 4 * int4_group;
-  alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns];
-  alignas(64) Int4Number<V> codes[terms_at_once * panel_columns];
-  constexpr Storage storage = sizeof *codes == sizeof(float) ? Storage::f32 : Storage::f16;
+MHA_NOINLINE void add_offsets(const StoredPanel &panel, const float *x, int64_t x_stride,
+                              int64_t count, float *sums, int64_t stride) {
+  alignas(64) float offsets[offset_block * panel_columns];
+  for (int64_t g = 0; g < panel.groups; g += offset_block, x += offset_block) {
+    const int64_t groups = min(offset_block, panel.groups - g), first = g * panel_columns;
+    for (int64_t i = 0; i < groups * panel_columns; i += V::size) {
+      V offset = load_of_groups<V>(panel.offsets, panel.scale_storage, first + i);
+      // The codes of int4 count from 8 here.
+      if (panel.storage == Storage::int4) {
+        const V scale = load_of_groups<V>(panel.scales, panel.scale_storage, first + i);
+        offset = mul_add(all<V>(8.0f), scale, offset);
+      }
+      store(offsets + i, offset);
+    }
+    for (int64_t r = 0; r < count; r += 4) {
+      visit_rows<4>(count - r, [&](auto rows) MHA_INLINED {
+        constexpr int R = decltype(rows)::count;
+        const float *of_rows[R];
+        MHA_EACH(i, R) of_rows[i] = x + min(r + i, count - 1) * x_stride;
+        add_products_of_sums<V>(of_rows, groups, offsets, sums + r * stride, stride);
+      });
+    }
+  }
+}
+
+// Multiplies rows by panels of codes in groups. 128 terms at a time are widened once for all rows,
+// and the sums of each group are added times its scales.
+template <class V>
+MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int64_t panel_begin,
+                                 int64_t panel_end) {
+  constexpr int64_t terms_at_once = max_group;
+  alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
+      scales[terms_at_once / min_group * panel_columns], codes[terms_at_once * panel_columns];
+  const bool is_int4 = p.storage == Storage::int4;
+  constexpr Storage of_int4 = sizeof(Int4Number<V>) == sizeof(float) ? Storage::f32 : Storage::f16;
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     const int64_t columns = min(panel_columns, p.columns - panel * panel_columns);
     // Sums start with +0, since each group of terms is added with its scale.
     for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size)
       store(sums + i, all<V>(0.0f));
-    for (int64_t k = 0; k < p.depth; k += terms_at_once) {
+    const int64_t numbers = terms_at_once / p.group * panel_columns;  // of groups, at once
+    for (int64_t k = 0, first = 0; k < p.depth; k += terms_at_once, first += numbers) {
       const int64_t terms = min(terms_at_once, p.depth - k);
-      widen_codes<V>(stored.at<Int4>(k), terms, codes);
+      if (is_int4)
+        widen_codes<V>(stored.at<Int4>(k), terms, reinterpret_cast<Int4Number<V> *>(codes));
+      else
+        widen<V>(Storage::int8, stored.at<int8_t>(k), terms * panel_columns, codes);
+      for (int64_t i = 0; i < numbers && first + i < stored.groups * panel_columns; i += V::size)
+        store(scales + i, load_of_groups<V>(stored.scales, stored.scale_storage, first + i));
       const PanelTerms groups = {
-          codes,           storage, k,
-          terms,           columns, stored.scales + k / int4_group * panel_columns,
-          Sums::add_scaled};
+          codes, is_int4 ? of_int4 : Storage::f32, k, terms, columns, Sums::add_scaled, p.group,
+          scales};
       multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, false, false);
     }
+    if (stored.offsets)
+      add_offsets<V>(stored, rows.in[0] + p.depth, p.depth + p.sums, rows.count, sums,
+                     panel_columns);
     finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
     write_results<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
   }
@@ -516,10 +591,11 @@ void project(const Projection &p, const void *ready, int64_t row_begin, int64_t 
              int64_t panel_begin, int64_t panel_end) {
   const float *const given = static_cast<const float *>(ready);
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
-    const RowBlock rows(p, given ? given + (row - row_begin) * p.depth : nullptr, row, row_end);
-    // Int4 has a way of its own. Other weights may leave some panels to project_in_step first.
-    if (p.storage == Storage::int4) {
-      project_int4<V>(p, rows, panel_begin, panel_end);
+    const RowBlock rows(p, given ? given + (row - row_begin) * (p.depth + p.sums) : nullptr, row,
+                        row_end);
+    // Groups have a way of their own. Other weights may leave some panels to project_in_step first.
+    if (p.group != 0) {
+      project_groups<V>(p, rows, panel_begin, panel_end);
     } else {
       const bool is_widened =
           p.storage != Storage::f32 &&
@@ -536,15 +612,20 @@ void project(const Projection &p, const void *ready, int64_t row_begin, int64_t 
   }
 }
 
-// The kernels' `widen_rows`: copies input rows of 16 bits as floats, so that they are widened once
+// The kernels' `widen_rows`: copies input rows as floats, so that those of 16 bits are widened once
 // and not again for each panel.
 template <class V>
-void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width, float *to) {
+void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width,
+                int64_t group, float *to) {
   Cursor at = cursor_at(x, row_begin);
-  for (int64_t row = row_begin; row < row_end; ++row, to += width) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    float *const first = to;
     widen<V>(x.storage,
              element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride),
              width, to);
+    to += width;
+    for (int64_t k = 0; group != 0 && k < width; k += group)
+      *to++ = sum_of_head<V>(first + k, min(group, width - k), 0.0f, false);
     advance(x, &at, 1, row + 1 < row_end);
   }
 }

@@ -4,8 +4,8 @@
 // encode_rows turns input rows into codes with a scale for each group of 64 numbers. project_codes
 // then passes the panels one by one, for each panel blocks of 256 terms, and for these the rows
 // tile by tile. Four terms of a column lie side by side in a panel; one instruction multiplies them
-// by the same four terms of a row and adds up the products (dot_products.h). The sum of a chain, 64
-// terms or 32 of int4, becomes a float and is added, times its scales, to sums in memory,
+// by the same four terms of a row and adds up the products (dot_products.h). The sum of a chain, at
+// most 64 terms or 32 of int4, becomes a float and is added, times its scales, to sums in memory,
 // [row][column of the panel].
 #pragma once
 
@@ -35,27 +35,39 @@ struct CodeTile {
   const uint8_t *columns;           // of the first panel, [term / 4][48][4]
   int64_t terms;
   int64_t panels, panel_bytes;  // how many, and from one to the next
-  const float *scales;          // int4: of the columns, for each group
-  int64_t panel_scales;         // from the scales of one panel to those of the next
-  float *sums;                  // [row][panel][48]
-  int64_t ahead;                // how far ahead columns are prefetched: 0 if they lie in a cache
+  int64_t chain;                // terms of a chain
+  const void *scales;           // of the columns, for each group of 2^group_bits terms
+  Storage scale_storage;
+  int group_bits;
+  int64_t panel_scales;  // from the scales of one panel to those of the next
+  float *sums;           // [row][panel][48]
+  int64_t ahead;         // how far ahead columns are prefetched: 0 if they lie in a cache
 };
+
+// The scales of C vectors of columns, from number i on.
+template <class V, int C>
+MHA_INLINE void load_scales(const CodeTile &tile, int64_t i, V (&scales)[C]) {
+  if (tile.scale_storage == Storage::f16) {
+    MHA_EACH(c, C) scales[c] = load<V>(static_cast<const F16 *>(tile.scales) + i + c * V::size);
+  } else {
+    MHA_EACH(c, C) scales[c] = load<V>(static_cast<const float *>(tile.scales) + i + c * V::size);
+  }
+}
 
 // The inner loop: adds the products of R rows with all chains of a tile to its sums. Few rows hold
 // their own numbers in registers while the columns pass by; more rows hold the columns.
-template <class V, class Code, Storage storage, bool are_nibbles, int R>
+template <class V, class Code, bool has_groups, bool are_nibbles, int R>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
-  constexpr bool is_int4 = storage == Storage::int4;
   constexpr int C = Dots::vectors(R), lanes = V::size;
   constexpr int fours = are_nibbles ? 2 : 1;  // of terms, in the bytes of one step
-  constexpr int64_t chain = is_int4 ? int4_group : code_group;
+  const int64_t chain = has_groups ? tile.chain : code_group;
   constexpr int64_t step = terms_together * panel_columns,
                     row_step = terms_together * static_cast<int64_t>(sizeof(Code));
-  constexpr int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
+  const int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
   constexpr bool are_few = R <= max_few_rows;
   constexpr int streams = panels_in_step * C * lanes / panel_columns;
-  constexpr int64_t chain_bytes = chain / fours * panel_columns;
+  const int64_t chain_bytes = chain / fours * panel_columns;
   const bool is_in_step = are_few && tile.panels > 1;
   const int64_t ahead = tile.ahead, apart = is_in_step ? tile.panel_bytes : 64,
                 stream_step = is_in_step ? step / panels_in_step : step;
@@ -63,7 +75,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   const char *rows[R];
   MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
-  int64_t first_scale = 0, at = 0;
+  int64_t at = 0;
   // Chain by chain; in each, panel by panel, and C vectors of columns at a time.
   for (int64_t left = tile.terms; left > 0;
        left -= chain, at += codes_bytes + static_cast<int64_t>(sizeof(CodesTail))) {
@@ -73,7 +85,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
     // After the last chain of the tile, the next terms are those of the panels that follow.
     const uint8_t *of_panel = columns,
                   *later = columns + ahead + (left > chain ? 0 : (panels - 1) * tile.panel_bytes);
-    const float *scales = is_int4 ? tile.scales + first_scale : nullptr;
+    int64_t scale = ((tile.terms - left) >> tile.group_bits) * panel_columns;
     float *to = tile.sums;
     for (int64_t panel = 0; panel < panels; ++panel) {
       const uint8_t *first_stream = later;
@@ -132,25 +144,26 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           }
         }
         // The chain is complete: its sums become floats and are added, times both scales.
+        V scales[C];
+        if (has_groups) load_scales(tile, scale, scales);
         MHA_EACH(r, R) {
           const V row_scale = all<V>(tail_of(r).scale);
           MHA_EACH(c, C) {
             V sum = Dots::sums_of(acc[r][c]);
-            if (is_int4) sum = sum * load<V>(scales + c * lanes);
+            if (has_groups) sum = sum * scales[c];
             float *const at_sum = to + r * sums_stride + c * lanes;
             store(at_sum, mul_add(sum, row_scale, load<V>(at_sum)));
           }
         }
         to += C * lanes;
-        if (is_int4) scales += C * lanes;
+        scale += C * lanes;
         first_stream += streams * apart;
       }
       of_panel += tile.panel_bytes;
-      if (is_int4) scales += tile.panel_scales - panel_columns;
+      scale += tile.panel_scales - panel_columns;
       later += chain_bytes / panels_in_step;
     }
     columns += chain_bytes;
-    first_scale += panel_columns;
   }
 }
 
@@ -158,24 +171,22 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
 
 // The same for more than a few rows of bytes, by products of matrices: each instruction multiplies
 // eight terms of two columns by the same terms of two rows.
-template <class V, Storage storage, int R>
+template <class V, bool has_groups, int R>
 MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
-  constexpr bool is_int4 = storage == Storage::int4;
   constexpr int C = DotProducts<int8_t>::vectors(R), lanes = V::size;
-  constexpr int64_t chain = is_int4 ? int4_group : code_group,
-                    step = terms_together * panel_columns;
-  const int64_t ahead = tile.ahead;
+  constexpr int64_t step = terms_together * panel_columns;
+  const int64_t ahead = tile.ahead, chain = has_groups ? tile.chain : code_group;
   const char *rows[R];
   MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
-  const float *scales = tile.scales;
   int64_t at = 0;
   for (int64_t left = tile.terms; left > 0;
        left -= chain, at += chain + static_cast<int64_t>(sizeof(CodesTail))) {
     const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
       return *reinterpret_cast<const CodesTail *>(rows[r] + at + chain);
     };
-    const int64_t codes_end = at + min(left, chain);
+    const int64_t codes_end = at + min(left, chain),
+                  scale = ((tile.terms - left) >> tile.group_bits) * panel_columns;
     for (int64_t column = 0; column < panel_columns; column += C * lanes) {
       const uint8_t *w = columns + column * terms_together;
       // A vector has the sums of two rows with one column, then with the next.
@@ -212,19 +223,20 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
           }
         }
       }
+      V scales[C];
+      if (has_groups) load_scales(tile, scale + column, scales);
       MHA_EACH(r, R) {
         const V row_scale = all<V>(tail_of(r).scale);
         MHA_EACH(c, C) {
           const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
           V sum = vcvtq_f32_s32(r % 2 == 0 ? vuzp1q_s32(first, second) : vuzp2q_s32(first, second));
-          if (is_int4) sum = sum * load<V>(scales + column + c * lanes);
+          if (has_groups) sum = sum * scales[c];
           float *const at_sum = tile.sums + r * panel_columns + column + c * lanes;
           store(at_sum, mul_add(sum, row_scale, load<V>(at_sum)));
         }
       }
     }
     columns += chain * panel_columns;
-    if (is_int4) scales += panel_columns;
   }
 }
 
@@ -262,9 +274,16 @@ MHA_INLINE void visit_code(const Projection &p, Visit visit) {
 // The bytes of the codes of a row of so many terms.
 MHA_INLINE int64_t bytes_of_codes(const Projection &p, int64_t terms) {
   int64_t bytes = 0;
-  visit_code(p,
-             [&](auto code) MHA_INLINED { bytes = coded_bytes<decltype(code)>(p.storage, terms); });
+  const int64_t chain = terms_of_chain(p.storage, p.group);
+  visit_code(p, [&](auto code) MHA_INLINED { bytes = coded_bytes<decltype(code)>(chain, terms); });
   return bytes;
+}
+
+// The logarithm of the terms of a group, 0 without groups.
+MHA_INLINE int group_bits_of(const Projection &p) {
+  int bits = 0;
+  while (p.group >> bits > 1) ++bits;
+  return bits;
 }
 
 using PanelLoop = void (*)(const CodeTile &);
@@ -281,15 +300,16 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
           is_small_code && decltype(rows)::count > max_few_rows ? most : decltype(rows)::count;
 #if defined(MHA_KERNELS_I8MM)
       if constexpr (R > max_few_rows && sizeof(Code) == 1) {
-        loop = p.storage == Storage::int4 ? multiply_code_matrices<V, Storage::int4, R>
-                                          : multiply_code_matrices<V, Storage::int8, R>;
+        loop =
+            p.group != 0 ? multiply_code_matrices<V, true, R> : multiply_code_matrices<V, false, R>;
         return;
       }
 #endif
-      if constexpr (sizeof(Code) >= sizeof(SmallCode))
-        loop = multiply_codes<V, Code, Storage::int8, false, R>;
       if (p.storage == Storage::int4)
-        loop = multiply_codes<V, Code, Storage::int4, R <= max_few_rows, R>;
+        loop = multiply_codes<V, Code, true, R <= max_few_rows, R>;
+      else if constexpr (sizeof(Code) >= sizeof(SmallCode))
+        loop = p.group != 0 ? multiply_codes<V, Code, true, false, R>
+                            : multiply_codes<V, Code, false, false, R>;
     });
   });
   return loop;
@@ -305,7 +325,8 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
   alignas(64) uint8_t widened[block_terms * panel_columns];
   const bool is_int4 = p.storage == Storage::int4;
   const char *const coded = static_cast<const char *>(rows);
-  const int64_t count = row_end - row_begin, row_bytes = bytes_of_codes(p, p.depth),
+  const int64_t count = row_end - row_begin, codes_bytes = bytes_of_codes(p, p.depth),
+                row_bytes = codes_bytes + p.sums * static_cast<int64_t>(sizeof(float)),
                 codes_in_byte = is_int4 ? 2 : 1;
   PanelLoop loops[most + 1] = {};  // by the rows of the tile
   // Loops over words with vectors of many lanes are as busy with fewer rows.
@@ -315,18 +336,23 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
   const int64_t most_terms = are_few ? p.depth : block_terms,
                 full_panels = min(panel_end, p.columns / panel_columns);
   CodeTile tile;
+  tile.chain = terms_of_chain(p.storage, p.group);
+  tile.scale_storage = p.scale_storage;
+  tile.group_bits = group_bits_of(p);
   for (int64_t panel = panel_begin; panel < panel_end; panel += tile.panels) {
     const StoredPanel stored(p, panel);
     tile.panels = are_few && panel + panels_in_step <= full_panels ? panels_in_step : 1;
     tile.panel_bytes = stored.bytes;
     tile.panel_scales = stored.groups * panel_columns;
     const int64_t stride = tile.panels * panel_columns,
-                  terms_ahead = tile.panels > 1 ? terms_of_chain(p.storage) : block_terms;
+                  terms_ahead = tile.panels > 1 ? tile.chain : block_terms;
     MHA_MEMSET(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);
       const uint8_t *const columns = stored.first + k * panel_columns / codes_in_byte;
-      if (is_int4) tile.scales = stored.scales + k / int4_group * panel_columns;
+      if (p.group != 0)
+        tile.scales =
+            element_at(stored.scales, p.scale_storage, (k >> tile.group_bits) * panel_columns);
       if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0, size; r < count; r += size) {
@@ -341,6 +367,10 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
         loops[size](tile);
       }
     }
+    for (int64_t b = 0; stored.offsets && b < tile.panels; ++b)
+      add_offsets<V>(
+          StoredPanel(p, panel + b), reinterpret_cast<const float *>(coded + codes_bytes),
+          row_bytes / static_cast<int64_t>(sizeof(float)), count, sums + b * panel_columns, stride);
     finish_sums<V>(stored, count, min(stride, p.columns - panel * panel_columns), sums, stride);
     write_results<V>(p, row_begin, count, sums, stride, panel, tile.panels);
   }
@@ -349,19 +379,23 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
 // ---- Rows
 
 // The kernels' `encode_rows`. Each chain of codes is followed by its scale and by the number that
-// the sums of its products start with.
+// the sums of its products start with, and all of them by the sums of the groups of weights.
 template <class V>
 MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end,
                               void *coded) {
   const InputRows &x = p.x;
   const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767,
                 added = p.storage == Storage::int8 ? byte_added : nibble_added;
-  const int64_t chain = terms_of_chain(p.storage);
+  const int64_t chain = terms_of_chain(p.storage, p.group),
+                codes_bytes = bytes_of_codes(p, p.depth);
+  const int group_bits = group_bits_of(p);
   char *to = static_cast<char *>(coded);
   Cursor at = cursor_at(x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const char *const from =
         element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride);
+    float *const sums = reinterpret_cast<float *>(to + codes_bytes);
+    for (int64_t g = 0; g < p.sums; ++g) sums[g] = 0.0f;
     // Group by group: find the scale, and store the codes chain by chain.
     for (int64_t k = 0; k < p.depth; k += code_group) {
       alignas(64) float group[code_group];
@@ -374,13 +408,18 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
         put_in_order_of_passes<Code>(group, code_group);
         for (int64_t i = 0; i < code_group; i += chain) {
           Code *const codes = reinterpret_cast<Code *>(to);
-          const CodesTail tail = {
-              scale.scale, begin_of<Code>(encode(group + i, chain, scale, codes), added), {}};
+          const int32_t sum = encode(group + i, chain, scale, codes);
+          const CodesTail tail = {scale.scale, begin_of<Code>(sum, added), {}};
+          if (p.sums != 0 && i < terms) {
+            float &of_group = sums[(k + i) >> group_bits];
+            of_group = mul_add(static_cast<float>(sum), scale.scale, of_group);
+          }
           MHA_MEMCPY(codes + chain, &tail, sizeof tail);
           to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof tail);
         }
       });
     }
+    to += p.sums * static_cast<int64_t>(sizeof(float));
     advance(x, &at, 1, row + 1 < row_end);
   }
 }

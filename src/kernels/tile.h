@@ -89,7 +89,7 @@ struct Tile {
   float *sums[max_tile_strips];
   int64_t sums_stride;
   Sums mode;
-  const float *scales;  // add_scaled: for each int4 group, the scales of the columns of strip 0
+  const float *scales;  // add_scaled: for each chain, the scales of the columns of strip 0
   int64_t repeats, next_rows, next_columns, next_sums;  // how far each advances, in elements
   Prefetch prefetch;
 };
@@ -222,6 +222,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   static_assert(R <= max_tile_rows && B <= max_tile_strips, "a tile has room for them");
   static_assert(C * V::size <= panel_columns + 16, "there are zeros enough");
   constexpr int N = B * C, lanes = V::size;
+  constexpr bool may_be_scaled =
+      B == 1 && streams == 0 && (is_same<Element, Int4Number<V>> || is_same<Element, float>);
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
   constexpr int64_t stride = C % 3 == 0 ? panel_columns : R > 1 && B > 1 ? tile_keys : 0;
@@ -260,6 +262,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
     const float *rows[R];
     MHA_EACH(r, R) rows[r] = list[r];
     int64_t k = 0, at = 0;
+    const float *scales = tile.scales;
     do {
       // One chain: load what the sums start with, add its terms, and store the sums.
       const int64_t end = min(terms, k + tile.chain);
@@ -292,14 +295,15 @@ MHA_NOCLONE void multiply(const Tile &tile) {
         add_term<C>(rows, k, columns, at, acc);
       }
       reorder<Element, C, false>(acc);
-      // What the mode says happens to the finished chain. Int4 alone has scales, and one strip.
+      // What the mode says happens to the finished chain. Codes in groups, which are widened to
+      // memory, alone have scales, and one strip.
       const Sums mode = opaque(tile.mode);
-      if (is_same<Element, Int4Number<V>> && B == 1 && mode == Sums::add_scaled) {
-        const float *const scales = tile.scales + begin / int4_group * panel_columns;
+      if (may_be_scaled && mode == Sums::add_scaled) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N)
             acc[r][i] = mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
         });
+        scales += panel_columns;
       } else if (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0)) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N) acc[r][i] = load<V>(to[i / C] + i % C * lanes) + acc[r][i];

@@ -30,6 +30,13 @@ struct LayerShape {
   uint32_t gate;        // MHA_GATE_*
   Arithmetic arithmetic;
   int64_t gate_dim;  // 0 without a gate
+  int64_t group;     // inputs that share a scale; 0: all of them, or int4_chain where it is int4
+  Storage scale_storage;
+  uint32_t offsets;  // a bit, 1 << MatrixName, for each matrix that has them
+
+  int64_t group_of(Storage storage) const {
+    return group == 0 && storage == Storage::int4 ? int4_chain : group;
+  }
 
   bool has_heads() const { return num_heads != 0; }
   bool only_asks() const { return has_heads() && key_dim == 0; }
@@ -83,6 +90,11 @@ inline Storage storage_of(PackedKind kind) {
   return storages[static_cast<int>(kind) - 1];
 }
 
+// Whether so many inputs may share a scale.
+inline bool is_group_size(int64_t group) {
+  return group >= min_group && group <= max_group && (group & (group - 1)) == 0;
+}
+
 inline bool has_fours(PackedKind kind) {
   return kind == PackedKind::fours_int8 || kind == PackedKind::fours_int4;
 }
@@ -103,7 +115,7 @@ struct PackedMatrix {
   int64_t depth, columns;
   int64_t stride = 0;  // of a plain matrix, in floats
   int64_t weights_offset = 0, bias_offset = 0;
-  int64_t scales_offset = 0;  // 0 without scales
+  int64_t scales_offset = 0, offsets_offset = 0;  // 0 without them
 };
 
 struct PackedLayout {
@@ -121,8 +133,8 @@ struct PackedForm {
   PackedLayout layout;
 };
 
-// Reads the weights, and reports the first finite one that is too large for f16, the only kind
-// with a smaller range than the types of the caller's weights.
+// Reads what is stored as f16, and reports the first weight that is finite and too large for it, or
+// the first scale or offset that it does not hold exactly.
 mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights);
 
 // Writes all layout.bytes of the buffer.
@@ -165,9 +177,13 @@ struct mha_layer {
   const void *weights(mha::MatrixName name) const {
     return packed + layout.matrices[name].weights_offset;
   }
-  const float *scales(mha::MatrixName name) const {
+  const void *scales(mha::MatrixName name) const {
     const int64_t offset = layout.matrices[name].scales_offset;
-    return offset ? reinterpret_cast<const float *>(packed + offset) : nullptr;
+    return offset ? packed + offset : nullptr;
+  }
+  const void *offsets(mha::MatrixName name) const {
+    const int64_t offset = layout.matrices[name].offsets_offset;
+    return offset ? packed + offset : nullptr;
   }
   const float *bias(mha::MatrixName name) const {
     return reinterpret_cast<const float *>(packed + layout.matrices[name].bias_offset);

@@ -3,7 +3,7 @@
 // A packed buffer holds these parts, each of which begins at a multiple of 64 bytes:
 //   header     PackedHeader: what the layer is, and checksums
 //   weights    W_Q, W_G, W_K, W_V and W_O, in panels of 48 columns or plain for a BLAS
-//   scales     of int8, one for each column; of int4, one for each 32 terms of a column
+//   scales     of codes, one for each column or for each group of terms of a column; and offsets
 //   biases     one float for each column, zero where the caller passes none
 // It contains no pointers, so that a file of it can be mapped and used (mha_layer_view).
 //
@@ -43,7 +43,7 @@ struct PackedHeader {
   uint64_t bytes;             // of the whole buffer
   uint64_t payload_checksum;  // of everything after the header
   LayerShape shape;
-  unsigned char reserved[256 - 136];
+  unsigned char reserved[256 - 152];
   uint64_t header_checksum;  // of the header, with 0 in this field
 };
 static_assert(sizeof(PackedHeader) == 256 && offsetof(PackedHeader, header_checksum) == 248,
@@ -114,6 +114,7 @@ struct Source {
   const void *matrix;
   const float *bias;       // null: none
   const float *scales;     // of the matrix's first column; null unless the weights are codes
+  const float *offsets;    // likewise; null: none
   int64_t depth, columns;  // of the packed matrix
   HeadMap heads;
   int64_t columns_before;  // columns of W_QKV before this matrix
@@ -181,6 +182,7 @@ Source source_of(const PackedForm &form, const mha_layer_weights &weights, int n
   source.name = is_in_qkv ? "w_qkv" : origin.name;
   source.matrix = matrix.data;
   source.scales = matrix.scales;
+  source.offsets = matrix.offsets;
   source.bias = may_be_in_qkv && weights.w_qkv.bias ? weights.w_qkv.bias + origin.columns_before
                                                     : origin.matrix->bias;
   source.depth = form.layout.matrices[name].depth;
@@ -254,7 +256,7 @@ uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKin
 //   fours of int8          [k / 4][c][k % 4]
 //   fours of int4          [k / 8][c][k % 4], terms k and k + 4 in a byte
 constexpr int64_t block_terms = 256;
-static_assert(block_terms % int4_group == 0, "blocks hold whole groups");
+static_assert(block_terms % max_group == 0, "blocks hold whole groups");
 
 struct FloatBlock {
   int64_t terms, columns;                              // how many the matrix has here
@@ -295,16 +297,11 @@ void read_block(const Source &source, int64_t k, int64_t column, FloatBlock *blo
 
 float magnitude_of(float x) { return x < 0.0f ? -x : x; }
 
-// How many scales a column has: int8 has one, int4 one for each group of 32 terms.
-int64_t scales_per_column(PackedKind kind, int64_t depth) {
-  switch (storage_of(kind)) {
-    case Storage::int8:
-      return 1;
-    case Storage::int4:
-      return blocks_of(depth, int4_group);
-    default:
-      return 0;
-  }
+// How many scales a column has: one for each group, or one for all terms of int8.
+int64_t scales_per_column(const LayerShape &shape, PackedKind kind, int64_t depth) {
+  const Storage storage = storage_of(kind);
+  const int64_t group = shape.group_of(storage);
+  return group != 0 ? blocks_of(depth, group) : storage == Storage::int8 ? 1 : 0;
 }
 
 // A panel of a matrix and its place in the buffer. The functions below pack one panel each, and
@@ -312,6 +309,7 @@ int64_t scales_per_column(PackedKind kind, int64_t depth) {
 struct Panel {
   const Source &source;
   const PackedMatrix &matrix;
+  const LayerShape &shape;
   PackedKind kind;
   int64_t first;  // its first column in the packed matrix
   unsigned char *buffer;
@@ -321,10 +319,12 @@ struct Panel {
     return reinterpret_cast<Element *>(buffer + matrix.weights_offset +
                                        first / panel_columns * panel_bytes(matrix.depth, kind));
   }
-  float *scales() const {
-    return reinterpret_cast<float *>(buffer + matrix.scales_offset) +
-           first * scales_per_column(kind, matrix.depth);
+  int64_t num_scales() const { return scales_per_column(shape, kind, matrix.depth); }
+  // Scales, or offsets, as the layer stores them, at one of these places of the matrix.
+  unsigned char *of_groups(int64_t offset) const {
+    return buffer + offset + first * num_scales() * bytes_of(shape.scale_storage);
   }
+  float *scales() const { return reinterpret_cast<float *>(of_groups(matrix.scales_offset)); }
 };
 
 // Numbers of 16 bits that become floats, in a panel or in a plain matrix. Both are rows of floats;
@@ -378,48 +378,55 @@ void pack_int8(const Panel &panel, FloatBlock *block) {
       panel, block, [&](float x, int64_t c) { return static_cast<int8_t>(code_of(x, factor[c])); });
 }
 
-// A group of 32 terms of a column has a scale, which its number of the largest magnitude decides.
-// Two neighbouring terms share a byte, the earlier one in its low half.
-void pack_int4(const Panel &panel, FloatBlock *block) {
+// Codes of a column's terms in groups, whose numbers decide the scale of each: as an int8 row or an
+// int4 group. Two neighbouring terms of int4 share a byte, the earlier one in its low half.
+void pack_groups(const Panel &panel, FloatBlock *block) {
+  const bool is_int4 = storage_of(panel.kind) == Storage::int4;
+  const int64_t group = panel.shape.group_of(storage_of(panel.kind));
   float *scales = panel.scales();
   unsigned char *to = panel.weights<unsigned char>();
   for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
     read_block(panel.source, k, panel.first, block);
-    for (int64_t first = 0; first < block->terms; first += int4_group, scales += panel_columns) {
-      const int64_t end = std::min(block->terms, first + int4_group);
+    for (int64_t first = 0; first < block->terms; first += group, scales += panel_columns) {
+      const int64_t end = std::min(block->terms, first + group);
       // The scales of this group first, and then its codes.
       float factor[panel_columns];
       for (int64_t c = 0; c < panel_columns; ++c) {
         float extreme = 0.0f;
-        bool is_finite = true;
+        uint32_t most_bits = 0;
         for (int64_t i = first; i < end; ++i) {
           const float x = block->rows[i][c];
           if (magnitude_of(x) > magnitude_of(extreme)) extreme = x;
-          is_finite = is_finite && x - x == 0.0f;
+          most_bits = most_bits_of(&x, 1, most_bits);
         }
-        const CodeScale found = int4_scale_of(extreme, is_finite);
+        const CodeScale found = is_int4 ? int4_scale_of(extreme, most_bits < 0x7f800000u)
+                                        : code_scale_of(most_bits, 127);
         scales[c] = found.scale;
         factor[c] = found.factor;
       }
-      for (int64_t i = first; i < end; i += 2, to += panel_columns) {
+      for (int64_t i = first; i < end; i += is_int4 ? 2 : 1, to += panel_columns) {
         for (int64_t c = 0; c < panel_columns; ++c) {
-          const int32_t even = int4_of(block->rows[i][c], factor[c]),
-                        odd = i + 1 < end ? int4_of(block->rows[i + 1][c], factor[c]) : 0;
-          to[c] = static_cast<unsigned char>((even + 8) | (odd + 8) << 4);
+          const float x = block->rows[i][c];
+          if (!is_int4) {
+            to[c] = static_cast<unsigned char>(code_of(x, factor[c]));
+            continue;
+          }
+          const int32_t odd = i + 1 < end ? int4_of(block->rows[i + 1][c], factor[c]) : 0;
+          to[c] = static_cast<unsigned char>((int4_of(x, factor[c]) + 8) | (odd + 8) << 4);
         }
       }
     }
   }
 }
 
-// Copies codes and scales that a quantiser has made. Only their order changes.
+// Copies codes, scales and offsets that a quantiser has made. Only their order changes, and the
+// type of scales and offsets, which check_range has found to hold them.
 void pack_codes(const Panel &panel) {
   const Source &source = panel.source;
   const bool is_int4 = source.type == MHA_TYPE_INT4;
   const int64_t rows = blocks_of(source.depth, is_int4 ? 2 : 1);  // of bytes
-  const int64_t num_scales = scales_per_column(panel.kind, source.depth);
+  const int64_t num_scales = panel.num_scales();
   unsigned char *const to = panel.weights<unsigned char>();
-  float *const scales = panel.scales();
   // Columns after the last one have codes of 0, which int4 stores as 8.
   memset(to, is_int4 ? 0x88 : 0, static_cast<size_t>(rows * panel_columns));
   const int64_t columns = std::min(panel_columns, source.columns - panel.first);
@@ -430,8 +437,19 @@ void pack_codes(const Panel &panel) {
     // An odd depth leaves half of the last byte unused, and the caller may have anything there.
     unsigned char &last = to[(rows - 1) * panel_columns + c];
     if (is_int4 && source.depth % 2 != 0) last = static_cast<unsigned char>((last & 15u) | 0x80u);
-    const float *const of_column = source.scales + source.column_of(panel.first + c) * num_scales;
-    for (int64_t i = 0; i < num_scales; ++i) scales[i * panel_columns + c] = of_column[i];
+    const int64_t of_column = source.column_of(panel.first + c) * num_scales;
+    const auto copy = [&](const float *given, unsigned char *numbers) {
+      for (int64_t i = 0; given && i < num_scales; ++i) {
+        const float x = given[of_column + i];
+        const int64_t at = i * panel_columns + c;
+        if (panel.shape.scale_storage == Storage::f16)
+          reinterpret_cast<uint16_t *>(numbers)[at] = f16_of(x);
+        else
+          reinterpret_cast<float *>(numbers)[at] = x;
+      }
+    };
+    copy(source.scales, panel.of_groups(panel.matrix.scales_offset));
+    copy(source.offsets, panel.of_groups(panel.matrix.offsets_offset));
   }
 }
 
@@ -464,18 +482,19 @@ void put_fours_together(const Panel &panel) {
 }
 
 // Packs a matrix panel by panel, whatever is read and whatever is stored.
-void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind kind,
+void pack_converted(const Source &source, const PackedMatrix &matrix, const PackedForm &form,
                     unsigned char *buffer) {
   FloatBlock block;
+  const PackedKind kind = form.kind;
   const Storage storage = storage_of(kind);
   for (int64_t first = 0; first < matrix.columns; first += panel_columns) {
-    const Panel panel = {source, matrix, kind, first, buffer};
+    const Panel panel = {source, matrix, form.shape, kind, first, buffer};
     if (source.scales)
       pack_codes(panel);
+    else if (form.shape.group_of(storage) != 0)
+      pack_groups(panel, &block);
     else if (storage == Storage::int8)
       pack_int8(panel, &block);
-    else if (storage == Storage::int4)
-      pack_int4(panel, &block);
     else if (storage == Storage::f16)
       pack_elements<uint16_t>(panel, &block, [](float x, int64_t) { return f16_of(x); });
     else if (storage == Storage::bf16)
@@ -490,6 +509,23 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, PackedKind
 // 65504, and numbers below 65520 are rounded to it.
 bool exceeds_f16(float x) { return (magnitude_of(x) >= 65520.0f) & (x - x == 0.0f); }
 
+// The same of what a layer has of groups. Those of 32 terms of int4 are a 0, and offsets are of
+// matrices that there are.
+bool has_sound_groups(const LayerShape &s, Storage storage) {
+  const bool has_codes = storage == Storage::int8 || storage == Storage::int4;
+  if (s.group != 0 &&
+      !(has_codes && is_group_size(s.group) && (storage == Storage::int8 || s.group != int4_chain)))
+    return false;
+  const bool has_groups = s.group_of(storage) != 0;
+  if (s.scale_storage != Storage::f32 && !(has_groups && s.scale_storage == Storage::f16))
+    return false;
+  uint32_t matrices = s.has_output << matrix_o;
+  if (s.has_heads()) matrices |= 1 << matrix_q;
+  if (s.gate_dim != 0) matrices |= 1 << matrix_g;
+  if (s.has_heads() && !s.only_asks()) matrices |= 1 << matrix_k | 1 << matrix_v;
+  return (s.offsets & ~(has_groups ? matrices : 0)) == 0;
+}
+
 // Whether a layer can have this shape. The header's checksum finds damage, but it is no secret, so
 // a header that was made up may have the right one. What the header says must then not lead out of
 // the buffer, and it must be as a packer would have written it. Dimensions are bounded before they
@@ -499,6 +535,7 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
   if (!is_dim(s.query_dim) || !is_dim(s.output_dim) || s.has_output > 1) return false;
   if (s.gate > MHA_GATE_SOFTPLUS || s.arithmetic > Arithmetic::int16) return false;
   if (has_fours(kind) != (s.arithmetic != Arithmetic::f32)) return false;
+  if (!has_sound_groups(s, storage_of(kind))) return false;
   if (!s.has_heads()) {
     // A linear layer consists of its W_O. Nothing else is set.
     const int64_t unused = s.key_dim | s.value_dim | s.num_kv_heads | s.head_dim | s.head_dim_v;
@@ -517,6 +554,27 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
          (kind != PackedKind::plain_f32 || s.fits_sgemm());
 }
 
+// Finds the first scale or offset of groups that would change as an f16. All NaN are one.
+mha_status check_scales(Report report, const PackedForm &form, const mha_layer_weights &weights) {
+  for (int name = 0; name < num_matrices; ++name) {
+    const Source source = source_of(form, weights, name);
+    const int64_t groups = scales_per_column(form.shape, form.kind, source.depth);
+    for (const float *const numbers : {source.scales, source.offsets}) {
+      for (int64_t i = 0; numbers && i < source.columns * groups; ++i) {
+        const int64_t out = source.column_of(i / groups), group = i % groups;
+        const float x = numbers[out * groups + group];
+        if (f32_of_f16(f16_of(x)) == x || x != x) continue;
+        return report.fail(
+            MHA_ERROR_OUT_OF_RANGE,
+            "%s.%s[%lld][%lld] is %.9g, which is no f16; set scale_type to MHA_TYPE_F32 (1)",
+            source.name, numbers == source.scales ? "scales" : "offsets", lld(out), lld(group),
+            static_cast<double>(x));
+      }
+    }
+  }
+  return MHA_OK;
+}
+
 }  // namespace
 
 // ---- The functions of layer.h
@@ -524,6 +582,7 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
 // Codes have scales, and bf16 has the range of float, so that only f16 is too small for some
 // weights. Numbers that are infinite or NaN are accepted, for they are stored as they are.
 mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights) {
+  if (form.shape.scale_storage == Storage::f16) return check_scales(report, form, weights);
   if (form.kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   FloatBlock block;
   for (int name = 0; name < num_matrices; ++name) {
@@ -588,10 +647,12 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
             : take(Count(matrix.stride) * Count(matrix.depth) * Count(float_bytes));
   }
   for (PackedMatrix &matrix : layout.matrices) {
-    const int64_t count = scales_per_column(kind, matrix.depth);
+    const int64_t count = scales_per_column(shape, kind, matrix.depth);
     if (count == 0) continue;
-    matrix.scales_offset =
-        take(Count(panels_of(matrix.columns)) * Count(count) * Count(panel_columns * float_bytes));
+    const Count bytes = Count(panels_of(matrix.columns)) * Count(count) *
+                        Count(panel_columns * bytes_of(shape.scale_storage));
+    matrix.scales_offset = take(bytes);
+    if (shape.offsets >> (&matrix - layout.matrices) & 1) matrix.offsets_offset = take(bytes);
   }
   for (PackedMatrix &matrix : layout.matrices)
     matrix.bias_offset =
@@ -628,7 +689,7 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
     if (stays_float)
       sum += pack_floats(source, matrix, kind, bytes);
     else
-      pack_converted(source, matrix, kind, bytes);
+      pack_converted(source, matrix, form, bytes);
     pack_bias(source, matrix, bytes);
   }
   finish_copying();

@@ -73,7 +73,8 @@ Cut cut_of(const Product &product, int64_t num_threads) {
 }
 
 // A thread's copy of a block of input rows, in the form that the kernels multiply: rows of 16 bits
-// become floats; for integer arithmetic all rows become codes. Many panels use the same copy.
+// become floats; for integer arithmetic all rows become codes; for offsets, sums follow each row.
+// Many panels use the same copy.
 struct alignas(64) ReadyRows {
   int64_t product, row_begin;  // which block it is; product -1: none yet
 
@@ -99,11 +100,11 @@ struct Readying {
   const void *rows_of(const Kernels &kernels, const Projection &first, int64_t product,
                       int64_t row_begin, int64_t row_end, int64_t thread) const {
     const bool is_float = first.arithmetic == Arithmetic::f32;
-    if (is_float && first.x.storage == Storage::f32) return nullptr;
+    if (is_float && first.x.storage == Storage::f32 && first.sums == 0) return nullptr;
     ReadyRows &ready = of_thread(thread);
     if (ready.product != product || ready.row_begin != row_begin) {
       if (is_float)
-        kernels.widen_rows(first.x, row_begin, row_end, first.depth,
+        kernels.widen_rows(first.x, row_begin, row_end, first.depth, first.sums ? first.group : 0,
                            static_cast<float *>(ready.rows()));
       else
         kernels.codes->encode_rows(first, row_begin, row_end, ready.rows());
@@ -187,7 +188,7 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *re
                   rows = std::min(sgemm_rows, run_rows - in_run);
     const float *a = widened;
     if (is_widened)
-      layer.kernels->widen_rows(x, row, row + rows, first.depth, widened);
+      layer.kernels->widen_rows(x, row, row + rows, first.depth, 0, widened);
     else
       a = static_cast<const float *>(x.base) + run * x.batch_stride + in_run * row_stride;
     layer.sgemm(101, 111, 111, static_cast<int>(rows), static_cast<int>(columns),
@@ -205,6 +206,11 @@ void run_through_sgemm(const mha_layer &layer, const Product &product, float *re
 
 }  // namespace
 
+bool takes_rows_as_given(const mha_layer &layer, Storage input) {
+  return input == Storage::f32 && layer.shape.arithmetic == Arithmetic::f32 &&
+         layer.shape.offsets == 0;
+}
+
 // Takes no memory if the kernels read the input rows where they are.
 ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_padding, Count rows,
                           int64_t input_width, int64_t columns, int64_t num_threads,
@@ -216,12 +222,15 @@ ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_paddin
     const Count at_once(std::min(most, sgemm_rows));
     memory.results = layout->take_floats(at_once * Count(columns));
     if (input != Storage::f32 || has_padding) memory.widened = layout->take_floats(at_once * width);
-  } else if (input != Storage::f32 || layer.shape.arithmetic != Arithmetic::f32) {
+  } else if (!takes_rows_as_given(layer, input)) {
     // Memory for the largest block. block_rows_of returns fewer rows for wider ones; the sum here
     // is monotonic all the same, so that more or wider rows never need less.
     const bool is_float = layer.shape.arithmetic == Arithmetic::f32;
+    const int64_t group = layer.shape.group_of(layer.storage),
+                  chain = terms_of_chain(layer.storage, group),
+                  sums = layer.shape.offsets ? blocks_of(input_width, group) : 0;
     const int64_t row_floats =
-        is_float ? input_width : coded_bytes<int16_t>(layer.storage, input_width) / 4;
+        sums + (is_float ? input_width : coded_bytes<int16_t>(chain, input_width) / 4);
     const int64_t fewest =
         std::max(block_floats + whole_tiles * row_floats, min_block * row_floats);
     const int64_t floats = std::min(
@@ -244,7 +253,11 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
   projection->storage = layer.storage;
   projection->arithmetic = layer.shape.arithmetic;
   projection->panels = layer.weights(name);
+  projection->scale_storage = layer.shape.scale_storage;
+  projection->group = layer.shape.group_of(layer.storage);
+  projection->sums = layer.shape.offsets != 0 ? blocks_of(matrix.depth, projection->group) : 0;
   projection->scales = layer.scales(name);
+  projection->offsets = layer.offsets(name);
   projection->bias = layer.bias(name);
   for (Destination *const to : {&projection->destination, &projection->tap}) {
     to->kind = Destination::Kind::none;

@@ -26,6 +26,9 @@ struct ProductPlan {
   int64_t ready, ready_per_thread;
 };
 
+// Whether the kernels read rows of such numbers where they are.
+bool takes_rows_as_given(const mha_layer &layer, Storage input);
+
 // Plans a product of at most `rows` rows of `input_width` numbers with matrices of `columns`
 // columns together. `input`: how the rows are stored. has_padding: there may be padding between
 // them.

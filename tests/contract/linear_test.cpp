@@ -49,6 +49,8 @@ LayerData LinearOf(LayerData data, const LayerProblem &problem) {
   data.config.query_dim = problem.merged_width();
   data.config.output_dim = problem.output_dim;
   data.config.weight_type = config.weight_type;
+  data.config.group_size = config.group_size;
+  data.config.scale_type = config.scale_type;
   data.config.arithmetic = config.arithmetic;
   return data;
 }
@@ -337,7 +339,8 @@ TEST(LinearCall, OfALayerWithHeadsIsItsProjectionOfTheContext) {
 }
 
 TEST(LinearLayer, ServesEveryFunctionOfLayers) {
-  const LayerData data = LinearData({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2);
+  LayerData data = LinearData({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2);
+  data.config.scale_type = MHA_TYPE_F32;
   Memory packed = data.Pack();
   mha_error error;
   EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), &error), MHA_OK) << error.message;

@@ -290,6 +290,111 @@ TEST_P(StoredWeights, OfManyTermsAndTheGreatestScalesEqualTheSpecification) {
   }
 }
 
+// ---- Groups
+
+constexpr int64_t kGroups[] = {16, 32, 64, 128};
+
+// Codes in groups of a quantiser. Of the matrices q, k, v and o those have offsets whose bits are
+// set.
+LayerProblem InGroups(Random *random, LayerProblem problem, Stored stored, int64_t group,
+                      uint32_t offsets, bool are_f16) {
+  problem.group = group;
+  LayerProblem given = Converted(problem, stored);
+  given.has_f16_scales = are_f16;
+  const struct {
+    std::vector<float> *w, *scales, *offsets;
+  } matrices[] = {{&given.w_q, &given.s_q, &given.o_q},
+                  {&given.w_k, &given.s_k, &given.o_k},
+                  {&given.w_v, &given.s_v, &given.o_v},
+                  {&given.w_o, &given.s_o, &given.o_o}};
+  for (const auto &m : matrices) {
+    if (offsets & 1) {
+      *m.offsets = random->Normals(static_cast<int64_t>(m.scales->size()), 0.1f);
+      for (float &code : *m.w) code += stored == Stored::kInt4 ? 8.0f : 0.0f;
+    }
+    offsets >>= 1;
+    if (are_f16) *m.scales = Rounded(Storage::kF16, *m.scales);
+    if (are_f16) *m.offsets = Rounded(Storage::kF16, *m.offsets);
+  }
+  return given;
+}
+
+// Depths of one group and of many, whose last group is short or not; more than the 64 groups whose
+// offsets are one chain.
+TEST_P(StoredWeights, InGroupsEqualTheSpecification) {
+  Random random(15);
+  Sample sample;
+  int round = 0;
+  for (const int64_t dim : {1, 15, 17, 33, 66, 95, 127, 128, 129, 257, 1100}) {
+    for (const Kind &kind : kKinds) {
+      if (kind.stored < Stored::kInt8) continue;
+      for (const int64_t group : kGroups) {
+        if (!sample.Takes()) continue;
+        const int64_t n = dim > 300 ? 3 : round % 3 == 0 ? 1 + round % 2 : random.Between(1, 40);
+        LayerProblem problem = RandomProblem(&random, n, dim, 2, 1, 11, dim > 300 ? 9 : 25, 61);
+        problem.arithmetic = kind.arithmetic;
+        problem.group = group;
+        const Layer layer = Make(problem, kind.stored);
+        ASSERT_TRUE(
+            SameBits(Forward(layer.get(), problem), Specify(Converted(problem, kind.stored))))
+            << kind.name << " group " << group << " " << Describe(problem);
+        const bool is_fused = round++ % 4 == 0;
+        const auto offsets =
+            static_cast<uint32_t>(is_fused ? 7 + random.Between(0, 1) * 8 : random.Between(0, 15));
+        LayerProblem given = InGroups(&random, problem, kind.stored, group, offsets, random.Coin());
+        for (std::vector<float> *numbers : {&given.s_q, &given.o_o}) {
+          if (random.Chance(0.2)) MakeSpecial(&random, Values::kAny, 1, numbers);
+          if (given.has_f16_scales) *numbers = Rounded(Storage::kF16, *numbers);
+        }
+        ExpectTheSpecificationAsGiven(given, MHA_LAYOUT_OUT_IN, is_fused, 2 * (round % 2));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Sums as large as they can be, in groups too.
+TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
+  Random random(16);
+  for (const int64_t n : {1, 9}) {
+    LayerProblem problem = RandomProblem(&random, n, 256, 2, 1, 24, 24, 64);
+    for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = i / 300 % 2 ? 3.0f : -3.0f;
+    for (const Kind &kind : kKinds) {
+      if (!kind.is_of_integers()) continue;
+      problem.arithmetic = kind.arithmetic;
+      for (const int64_t group : kGroups) {
+        LayerProblem given = InGroups(&random, problem, kind.stored, group, 5, false);
+        const bool is_int8 = kind.stored == Stored::kInt8;
+        std::fill(given.w_q.begin(), given.w_q.end(), is_int8 ? -128.0f : 0.0f);
+        std::fill(given.w_k.begin(), given.w_k.end(), is_int8 ? -128.0f : -8.0f);
+        std::fill(given.w_v.begin(), given.w_v.end(), is_int8 ? 127.0f : 15.0f);
+        ExpectTheSpecificationAsGiven(given, MHA_LAYOUT_OUT_IN, false, 0);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(StoredWeights, InGroupsOfManyRowsAndThreadsEqualTheSpecification) {
+  Random random(17);
+  for (const Kind &kind : kKinds) {
+    if (kind.stored < Stored::kInt8) continue;
+    LayerProblem problem = RandomProblem(&random, 150, 70, 2, 1, 40, 33, 60);
+    problem.arithmetic = kind.arithmetic;
+    const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, true);
+    const Layer layer = MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
+    const std::vector<float> expected = Specify(given).y;
+    for (const uint32_t threads : {1u, 3u}) {
+      const Scheduler scheduler(threads, RunBackwards);
+      LayerCall call;
+      call.scheduler = scheduler.get();
+      call.asked = kAskNothing;
+      ASSERT_TRUE(SameBits("y", Forward(layer.get(), given, call).y, expected))
+          << kind.name << " " << threads << " threads";
+    }
+  }
+}
+
 // ---- Weights that are not floats when they are given
 
 // What a quantiser may also give: the code -128, and scales that are negative or of its own choice.
@@ -380,6 +485,37 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryKind) {
     EXPECT_EQ(info.packed_bytes, packed.size());
     EXPECT_EQ(info.bytes, packed.size() + sizeof(float) * 3 * (99 + 50))
         << "what is read is what is packed";
+  }
+}
+
+TEST(PackedWeights, InGroupsAreALayerWithoutACopy) {
+  Random random(18);
+  LayerProblem problem = RandomProblem(&random, 3, 99, 3, 1, 21, 20, 50);
+  for (const Kind &kind : kKinds) {
+    if (kind.stored < Stored::kInt8) continue;
+    problem.arithmetic = kind.arithmetic;
+    for (const int64_t group : kGroups) {
+      for (const bool are_f16 : {false, true}) {
+        SCOPED_TRACE(kind.name + std::string(" group ") + std::to_string(group));
+        const LayerProblem stored = InGroups(&random, problem, kind.stored, group, 9, are_f16);
+        const LayerData given = GivenAs(stored, MHA_LAYOUT_OUT_IN, false, 0);
+        const Memory packed = given.Pack(nullptr, 0x11), again = given.Pack(nullptr, 0xee);
+        EXPECT_EQ(packed.Bytes(), again.Bytes()) << "bytes that nobody wrote";
+        EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_OK);
+        const View view(packed);
+        ASSERT_EQ(view.status, MHA_OK) << view.error.message;
+        EXPECT_TRUE(SameBits(Forward(view.layer, stored), Specify(stored)));
+        mha_layer_config shape = Zeroed<mha_layer_config>();
+        ASSERT_EQ(mha_layer_shape(view.layer, &shape, nullptr), MHA_OK);
+        EXPECT_EQ(shape.group_size, group);
+        EXPECT_EQ(shape.scale_type, are_f16 ? MHA_TYPE_F16 : MHA_TYPE_F32);
+        LayerCall call;
+        call.asked = kAskNothing;
+        mha_call_info info = Zeroed<mha_call_info>();
+        ASSERT_EQ(ForwardData(view.layer, stored, call).Info(&info, nullptr), MHA_OK);
+        EXPECT_EQ(info.bytes, packed.size() + sizeof(float) * 3 * (99 + 50));
+      }
+    }
   }
 }
 
@@ -530,6 +666,49 @@ TEST_F(RefusedWeights, CodesNeedTheirScalesAndOnlyTheyHaveSome) {
   LayerData given = GivenAsFloats(problem_, Stored::kInt8);
   given.weights.w_q.scales = &scale;
   ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_q.scales"}});
+}
+
+TEST_F(RefusedWeights, GroupsHaveASizeAndCodes) {
+  for (const uint32_t size : {1u, 8u, 24u, 256u, 0xffffffffu}) {
+    LayerData given = GivenAsFloats(problem_, Stored::kInt8);
+    given.config.group_size = size;
+    ExpectRefused(given, nullptr,
+                  {MHA_ERROR_INVALID_VALUE, {1}, {"group_size is", std::to_string(size), "128"}});
+  }
+  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16}) {
+    LayerData given = GivenAsFloats(problem_, stored);
+    given.config.group_size = 32;
+    ExpectRefused(given, nullptr,
+                  {MHA_ERROR_INVALID_VALUE, {1}, {"group_size is 32", "MHA_TYPE_INT8"}});
+  }
+  LayerData given = Coded(Stored::kInt8);
+  const float offset = 0;
+  given.weights.w_k.offsets = &offset;
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.offsets", "group_size is 0"}});
+}
+
+TEST_F(RefusedWeights, ScalesAreF16IfTheyAreOfGroupsAndOfAQuantiserAndExact) {
+  LayerData given = GivenAsFloats(problem_, Stored::kInt4);
+  given.config.scale_type = MHA_TYPE_BF16;
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"scale_type is 3"}});
+  given.config.scale_type = MHA_TYPE_F16;
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"scale_type is MHA_TYPE_F16"}});
+  given = GivenAsFloats(problem_, Stored::kInt8);
+  given.config.scale_type = MHA_TYPE_F16;
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"not in groups"}});
+
+  Random random(19);
+  LayerProblem stored = InGroups(&random, problem_, Stored::kInt4, 16, 15, true);
+  stored.s_k[1] = 65504, stored.s_k[2] = kNaN, stored.s_k[3] = -kInfinity;
+  GivenAs(stored, MHA_LAYOUT_OUT_IN, false, 0).Pack();
+  stored.o_v[8 + 5] = 0x1.002p0f;  // of the second group
+  ExpectRefused(GivenAs(stored, MHA_LAYOUT_OUT_IN, false, 0), nullptr,
+                {MHA_ERROR_OUT_OF_RANGE, {2}, {"w_v.offsets[5][1] is 1.00048828", "MHA_TYPE_F32"}});
+  stored.s_q[3] = 65505;
+  ExpectRefused(GivenAs(stored, MHA_LAYOUT_OUT_IN, false, 0), nullptr,
+                {MHA_ERROR_OUT_OF_RANGE, {2}, {"w_q.scales[3][0] is 65505"}});
+  ExpectRefused(GivenAs(stored, MHA_LAYOUT_OUT_IN, true, 0), nullptr,
+                {MHA_ERROR_OUT_OF_RANGE, {2}, {"w_qkv.scales[3][0] is 65505"}});
 }
 
 TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {

@@ -185,7 +185,7 @@ void CheckProduct(fuzz::Bytes *bytes) {
     MakeSpecial(&random, Values::kAny, 1, &scales);
     for (float &code : numbers) code = stored == Stored::kInt8 && random.Chance(0.1) ? -128 : code;
     given = InMemory(stored, numbers, in, out, MHA_LAYOUT_OUT_IN, 0);
-    given_scales = ScalesInMemory(stored, scales, out);
+    given_scales = ScalesInMemory(scales, out);
     weights.type = weights.weight_type;
     weights.layout = MHA_LAYOUT_OUT_IN;
     weights.w.data = given.data();

@@ -230,7 +230,7 @@ TEST(LayerErrors, NameTheFieldOfTheWeights) {
       });
 }
 
-TEST(LayerErrors, NameTheStrideOrReservedFieldOfAMatrix) {
+TEST(LayerErrors, NameTheStrideOrOffsetsOfAMatrix) {
   const struct {
     const char *name;
     mha_matrix mha_layer_weights::*matrix;
@@ -240,8 +240,9 @@ TEST(LayerErrors, NameTheStrideOrReservedFieldOfAMatrix) {
                   {"w_qkv", &mha_layer_weights::w_qkv, 0}, {"w_g", &mha_layer_weights::w_g, 0}};
   for (const auto &[name, matrix, width] : matrices) {
     SCOPED_TRACE(name);
-    ExpectRefused([matrix = matrix](FullLayer &c) { (c.weights.*matrix).reserved_pointer = &c; },
-                  {2}, {kInvalid, {name + std::string(".reserved_pointer is not NULL")}});
+    static const float kNumber = 0;
+    ExpectRefused([matrix = matrix](FullLayer &c) { (c.weights.*matrix).offsets = &kNumber; }, {2},
+                  {kInvalid, {name + std::string(".offsets is given")}});
     if (width == 0) continue;
     for (const int64_t wrong : {int64_t{-1}, kMin, width - 1}) {
       Words words = {name + std::string(".row_stride is")};
@@ -257,9 +258,9 @@ TEST(LayerErrors, NameTheStrideOrReservedFieldOfAMatrix) {
   size_t bytes = 4711;
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
   weights.input_dim = weights.output_dim = 1;
-  weights.w.data = weights.w.reserved_pointer = &number;
-  ExpectFails({kInvalid, {1}, {"w.reserved_pointer is not NULL"}}, mha_linear_pack_size, &weights,
-              nullptr, &bytes);
+  weights.w.data = weights.w.offsets = &number;
+  ExpectFails({kInvalid, {1}, {"w.offsets is given", "w.scales is NULL"}}, mha_linear_pack_size,
+              &weights, nullptr, &bytes);
   EXPECT_EQ(bytes, 4711u);
 }
 

@@ -17,6 +17,7 @@ namespace {
 
 using support::Arithmetic;
 using support::AttentionShape;
+using support::Format;
 using support::GateKind;
 using support::LayerShape;
 using support::LayerWeights;
@@ -29,8 +30,8 @@ constexpr int64_t kProjectionBlock = 256;
 constexpr int64_t kScoreBlock = 32;
 constexpr int64_t kChunk = 256;
 constexpr int64_t kPartialSums = 16;
-constexpr int64_t kInt4Group = 32;
 constexpr int64_t kCodeGroup = 64;
+constexpr int64_t kOffsetBlock = 64;
 
 const float kInfinity = __builtin_inff();
 
@@ -204,19 +205,20 @@ void Encode(Stored stored, const float *x, int64_t terms, int64_t stride, float 
   }
 }
 
-void StoreWeights(Stored stored, const float *w, int64_t in, int64_t out, float *numbers,
+void StoreWeights(const Format &format, const float *w, int64_t in, int64_t out, float *numbers,
                   float *scales) {
+  const Stored stored = format.stored;
   for (int64_t i = 0; i < in * out; i++) {
     if (stored == Stored::kF32) numbers[i] = w[i];
     if (stored == Stored::kF16) numbers[i] = ThroughF16(w[i]);
     if (stored == Stored::kBf16) numbers[i] = ThroughBf16(w[i]);
   }
+  if (stored != Stored::kInt8 && stored != Stored::kInt4) return;
+  const int64_t group = format.group ? format.group : in;
   for (int64_t n = 0; n < out; n++) {
-    if (stored == Stored::kInt8) Encode(stored, w + n, in, out, numbers + n, scales + n);
-    for (int64_t k = 0; stored == Stored::kInt4 && k < in; k += kInt4Group) {
-      Encode(stored, w + k * out + n, Min(kInt4Group, in - k), out, numbers + k * out + n,
-             scales + k / kInt4Group * out + n);
-    }
+    for (int64_t k = 0; k < in; k += group)
+      Encode(stored, w + k * out + n, Min(group, in - k), out, numbers + k * out + n,
+             scales + k / group * out + n);
   }
 }
 
@@ -285,72 +287,106 @@ void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *
   }
 }
 
-void ProjectCodes(Stored stored, Arithmetic arithmetic, const float *x, const float *w,
-                  const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
-                  float *y) {
-  const bool is_int8 = stored == Stored::kInt8;
-  const int64_t terms_of_sum = is_int8 ? kCodeGroup : kInt4Group;
-  for (int64_t i = 0; i < rows; i++) {
-    float *y_i = y + i * out;
-    for (int64_t n = 0; n < out; n++) y_i[n] = 0.0f;
-    for (int64_t first = 0; first < in; first += kCodeGroup) {
-      const int64_t end = Min(first + kCodeGroup, in);
-      int64_t codes[kCodeGroup];
-      float scale;
-      EncodeGroup(arithmetic, x + i * in + first, end - first, codes, &scale);
-      for (int64_t part = first; part < end; part += terms_of_sum) {
-        for (int64_t n = 0; n < out; n++) {
-          int64_t sum = 0;
-          for (int64_t k = part; k < Min(part + terms_of_sum, end); k++)
-            sum += codes[k - first] * static_cast<int64_t>(w[k * out + n]);
-          const float of_sum = static_cast<float>(sum);
-          y_i[n] =
-              Fma(is_int8 ? of_sum : of_sum * scales[part / kInt4Group * out + n], scale, y_i[n]);
-        }
+// The tree that adds up partial sums.
+float SumPartials(float *t);
+
+// Code k of output n as it is multiplied: those of int4 with offsets are 8 more.
+float CodeOf(const Format &format, const float *w, int64_t k, int64_t out, int64_t n) {
+  return format.stored == Stored::kInt4 && format.offsets ? w[k * out + n] - 8.0f : w[k * out + n];
+}
+
+void ProjectIntegers(const Format &format, Arithmetic arithmetic, const float *x, const float *w,
+                     const float *scales, int64_t in, int64_t out, float *y, float *sums) {
+  const bool has_groups = format.group != 0;
+  int64_t piece = format.stored == Stored::kInt4 ? 32 : 64;
+  if (has_groups) piece = Min(piece, format.group);
+  for (int64_t first = 0; first < in; first += kCodeGroup) {
+    const int64_t end = Min(first + kCodeGroup, in);
+    int64_t codes[kCodeGroup];
+    float scale;
+    EncodeGroup(arithmetic, x + first, end - first, codes, &scale);
+    for (int64_t at = first; at < end; at += piece) {
+      const int64_t after = Min(at + piece, end);
+      for (int64_t n = 0; n < out; n++) {
+        int64_t sum = 0;
+        for (int64_t k = at; k < after; k++)
+          sum += codes[k - first] * static_cast<int64_t>(CodeOf(format, w, k, out, n));
+        const float of_sum = static_cast<float>(sum);
+        y[n] = Fma(has_groups ? of_sum * scales[at / format.group * out + n] : of_sum, scale, y[n]);
       }
-    }
-    for (int64_t n = 0; n < out; n++) {
-      const float scaled = is_int8 ? y_i[n] * scales[n] : y_i[n];
-      y_i[n] = Canon(bias ? scaled + bias[n] : scaled);
+      int64_t sum = 0;
+      for (int64_t k = at; k < after; k++) sum += codes[k - first];
+      if (has_groups)
+        sums[at / format.group] = Fma(static_cast<float>(sum), scale, sums[at / format.group]);
     }
   }
 }
 
-void ProjectStored(Stored stored, Arithmetic arithmetic, const float *x, const float *w,
+void ProjectGroups(const Format &format, const float *x, const float *w, const float *scales,
+                   int64_t in, int64_t out, float *y, float *sums) {
+  for (int64_t k = 0; k < in; k += format.group) {
+    const int64_t g = k / format.group, end = Min(k + format.group, in);
+    for (int64_t n = 0; n < out; n++) {
+      float c = 0.0f;
+      for (int64_t i = k; i < end; i++) c = Fma(x[i], CodeOf(format, w, i, out, n), c);
+      y[n] = Fma(c, scales[g * out + n], y[n]);
+    }
+    float t[kPartialSums] = {};
+    for (int64_t i = k; i < end; i++) t[(i - k) % kPartialSums] = t[(i - k) % kPartialSums] + x[i];
+    sums[g] = SumPartials(t);
+  }
+}
+
+// y [out] + the products of the sums of the groups of a row with the offsets.
+void AddOffsets(const Format &format, const float *scales, const float *sums, int64_t groups,
+                int64_t out, float *y) {
+  for (int64_t n = 0; n < out; n++) {
+    for (int64_t first = 0; first < groups; first += kOffsetBlock) {
+      float c = 0.0f;
+      for (int64_t g = first; g < Min(first + kOffsetBlock, groups); g++) {
+        const float offset = format.offsets[g * out + n];
+        c = Fma(sums[g],
+                format.stored == Stored::kInt4 ? Fma(8.0f, scales[g * out + n], offset) : offset,
+                c);
+      }
+      y[n] = y[n] + c;
+    }
+  }
+}
+
+void ProjectStored(const Format &format, Arithmetic arithmetic, const float *x, const float *w,
                    const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
                    float *y) {
-  if (arithmetic != Arithmetic::kF32)
-    return ProjectCodes(stored, arithmetic, x, w, scales, bias, rows, in, out, y);
-  if (stored != Stored::kInt8 && stored != Stored::kInt4)
+  if (format.stored != Stored::kInt8 && format.stored != Stored::kInt4)
     return Project(x, w, bias, rows, in, out, y);
+  const int64_t groups = format.group ? (in + format.group - 1) / format.group : 0;
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
-    if (stored == Stored::kInt8) {
-      Dots(kProjectionBlock, x + i * in, w, in, out, y_i);
-      for (int64_t n = 0; n < out; n++) y_i[n] = y_i[n] * scales[n];
-    } else {
-      for (int64_t n = 0; n < out; n++) y_i[n] = 0.0f;
-      Floats c(out);
-      for (int64_t k = 0; k < in; k += kInt4Group) {
-        Dots(kInt4Group, x + i * in + k, w + k * out, Min(kInt4Group, in - k), out, c);
-        for (int64_t n = 0; n < out; n++)
-          y_i[n] = Fma(c[n], scales[k / kInt4Group * out + n], y_i[n]);
-      }
-    }
+    const float *x_i = x + i * in;
+    Floats sums(groups);
+    for (int64_t g = 0; g < groups; g++) sums[g] = 0.0f;
+    for (int64_t n = 0; n < out; n++) y_i[n] = 0.0f;
+    if (arithmetic != Arithmetic::kF32)
+      ProjectIntegers(format, arithmetic, x_i, w, scales, in, out, y_i, sums);
+    else if (groups)
+      ProjectGroups(format, x_i, w, scales, in, out, y_i, sums);
+    else
+      Dots(kProjectionBlock, x_i, w, in, out, y_i);
+    for (int64_t n = 0; !groups && n < out; n++) y_i[n] = y_i[n] * scales[n];
+    if (format.offsets) AddOffsets(format, scales, sums, groups, out, y_i);
     for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
   }
 }
 
-void Linear(Stored stored, Arithmetic arithmetic, const float *x, const float *w,
+void Linear(const Format &format, Arithmetic arithmetic, const float *x, const float *w,
             const float *scales, const float *bias, const float *residual, int64_t rows, int64_t in,
             int64_t out, float *y) {
-  ProjectStored(stored, arithmetic, x, w, scales, bias, rows, in, out, y);
+  ProjectStored(format, arithmetic, x, w, scales, bias, rows, in, out, y);
   for (int64_t n = 0; residual && n < rows * out; n++) y[n] = Canon(y[n] + residual[n]);
 }
 
 // ---- 5. Norms and rotary position embedding
 
-// The tree that adds up partial sums.
 float SumPartials(float *t) {
   for (int64_t n = 0; n < 8; n++) t[n] = t[n] + t[n + 8];
   for (int64_t n = 0; n < 4; n++) t[n] = t[n] + t[n + 4];
@@ -1051,19 +1087,21 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
              const float *key, const float *value, const LayerOutputs &outputs) {
   AttentionShape a = shape.attention;
   const int64_t merged_dim = a.num_heads * a.head_dim_v;
-  const auto project = [&](const float *x, const float *w, const float *scales, const float *bias,
-                           int64_t rows, int64_t in, int64_t out, float *y) {
-    ProjectStored(weights.stored, weights.arithmetic, x, w, scales, bias, rows, in, out, y);
+  const auto project = [&](const float *x, const float *w, const float *scales,
+                           const float *offsets, const float *bias, int64_t rows, int64_t in,
+                           int64_t out, float *y) {
+    ProjectStored({weights.stored, weights.group, offsets}, weights.arithmetic, x, w, scales, bias,
+                  rows, in, out, y);
   };
-  project(query, weights.w_q, weights.s_q, weights.b_q, a.n_q, shape.query_dim,
+  project(query, weights.w_q, weights.s_q, weights.o_q, weights.b_q, a.n_q, shape.query_dim,
           a.num_heads * a.head_dim, outputs.q);
-  project(key, weights.w_k, weights.s_k, weights.b_k, a.n_kv, shape.key_dim,
+  project(key, weights.w_k, weights.s_k, weights.o_k, weights.b_k, a.n_kv, shape.key_dim,
           a.num_kv_heads * a.head_dim, outputs.k);
-  project(value, weights.w_v, weights.s_v, weights.b_v, a.n_kv, shape.value_dim,
+  project(value, weights.w_v, weights.s_v, weights.o_v, weights.b_v, a.n_kv, shape.value_dim,
           a.num_kv_heads * a.head_dim_v, outputs.v);
   Floats gate(a.n_q * a.num_heads * a.gate.dim);
   if (a.gate.kind != GateKind::kNone) {
-    project(query, weights.w_g, weights.s_g, weights.b_g, a.n_q, shape.query_dim,
+    project(query, weights.w_g, weights.s_g, weights.o_g, weights.b_g, a.n_q, shape.query_dim,
             a.num_heads * a.gate.dim, gate);
     a.gate.values = gate;
   }
@@ -1071,8 +1109,8 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
   float *const context = outputs.attention.gated;
   if (a.context_norm) FinishContext(a, context);
   if (weights.w_o) {
-    project(context, weights.w_o, weights.s_o, weights.b_o, a.n_q, merged_dim, shape.output_dim,
-            outputs.y);
+    project(context, weights.w_o, weights.s_o, weights.o_o, weights.b_o, a.n_q, merged_dim,
+            shape.output_dim, outputs.y);
   } else {
     for (int64_t n = 0; n < a.n_q * merged_dim; n++) outputs.y[n] = context[n];
   }

@@ -69,14 +69,13 @@ struct Functions {
   void (*project)(const float *x, const float *w, const float *bias, int64_t rows, int64_t in,
                   int64_t out, float *y);
 
-  // w [in, out] as it is kept: rounded numbers, or codes with their scales, int8: [out], int4:
-  // [ceil(in / 32), out].
-  void (*store_weights)(support::Stored stored, const float *w, int64_t in, int64_t out,
+  // w [in, out] as it is kept: rounded numbers, or codes with their scales, [out] or [groups, out].
+  void (*store_weights)(const support::Format &format, const float *w, int64_t in, int64_t out,
                         float *numbers, float *scales);
 
   // y [rows, out] = x [rows, in] w + bias + residual [rows, out], with w as store_weights leaves
   // it; scales, bias and residual may be null.
-  void (*linear)(support::Stored stored, support::Arithmetic arithmetic, const float *x,
+  void (*linear)(const support::Format &format, support::Arithmetic arithmetic, const float *x,
                  const float *w, const float *scales, const float *bias, const float *residual,
                  int64_t rows, int64_t in, int64_t out, float *y);
 

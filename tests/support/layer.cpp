@@ -35,7 +35,8 @@ LayerWeights WeightsOf(const LayerProblem &problem) {
           pointer(problem.b_q), pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o),
           problem.stored,       pointer(problem.s_q), pointer(problem.s_k), pointer(problem.s_v),
           pointer(problem.s_o), pointer(problem.w_g), pointer(problem.b_g), pointer(problem.s_g),
-          problem.arithmetic};
+          problem.arithmetic,   problem.group,        pointer(problem.o_q), pointer(problem.o_k),
+          pointer(problem.o_v), pointer(problem.o_o), pointer(problem.o_g)};
 }
 
 void FillInputs(Random *random, LayerProblem *problem) {
@@ -140,14 +141,15 @@ std::vector<float> Beside(int64_t rows, const std::vector<const std::vector<floa
 }  // namespace
 
 std::vector<unsigned char> InMemory(Stored stored, const std::vector<float> &w, int64_t in,
-                                    int64_t out, uint32_t layout, int64_t gap) {
+                                    int64_t out, uint32_t layout, int64_t gap, bool has_offsets) {
   const bool in_out = layout == MHA_LAYOUT_IN_OUT;
   const int64_t rows = in_out ? in : out, width = in_out ? out : in;
   const auto at = [&](int64_t row, int64_t i) {
     return in_out ? w[row * out + i] : w[i * out + row];
   };
   const auto code = [&](int64_t row, int64_t i) {
-    return i < width ? static_cast<unsigned>(static_cast<int>(at(row, i)) + 8) : 15u;
+    const int added = has_offsets ? 0 : 8;
+    return i < width ? static_cast<unsigned>(static_cast<int>(at(row, i)) + added) : 15u;
   };
   switch (stored) {
     case Stored::kF32:
@@ -165,10 +167,8 @@ std::vector<unsigned char> InMemory(Stored stored, const std::vector<float> &w, 
   }
 }
 
-std::vector<unsigned char> ScalesInMemory(Stored stored, const std::vector<float> &scales,
-                                          int64_t out) {
+std::vector<unsigned char> ScalesInMemory(const std::vector<float> &scales, int64_t out) {
   const int64_t groups = static_cast<int64_t>(scales.size()) / out;
-  if (stored == Stored::kInt8) return BytesOf(scales);
   return InMemory(Stored::kF32, scales, groups, out, MHA_LAYOUT_OUT_IN, 0);
 }
 
@@ -221,6 +221,8 @@ mha_linear_weights LinearOf(const mha_layer_config &config, const mha_layer_weig
   linear.type = weights.type;
   linear.w = weights.w_o;
   linear.weight_type = config.weight_type;
+  linear.group_size = config.group_size;
+  linear.scale_type = config.scale_type;
   linear.arithmetic = config.arithmetic;
   return linear;
 }
@@ -256,6 +258,9 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
   const Stored stored = problem.stored;
   const bool is_stored = stored != Stored::kF32, are_fused = form.form == WeightForm::kFused;
   config.weight_type = static_cast<uint32_t>(is_stored ? stored : form.weight_type);
+  const bool has_codes = config.weight_type >= MHA_TYPE_INT8;
+  config.group_size = has_codes ? static_cast<uint32_t>(problem.group) : 0;
+  if (problem.has_f16_scales) config.scale_type = MHA_TYPE_F16;
   weights.type = is_stored ? static_cast<uint32_t>(stored) : 0;
   weights.layout = form.layout;
   const auto keep = [&](const auto &values) {
@@ -263,27 +268,31 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
     return arrays.back().floats();
   };
   const auto give = [&](mha_matrix *matrix, const std::vector<float> &w,
-                        const std::vector<float> &scales, const std::vector<float> &bias,
-                        int64_t rows) {
+                        const std::vector<float> &scales, const std::vector<float> &offsets,
+                        const std::vector<float> &bias, int64_t rows) {
     if (!bias.empty()) matrix->bias = keep(bias);
     if (w.empty()) return;
     const int64_t columns = static_cast<int64_t>(w.size()) / rows,
                   width = form.layout == MHA_LAYOUT_IN_OUT ? columns : rows;
-    matrix->data = keep(InMemory(stored, w, rows, columns, form.layout, form.row_gap));
-    if (!scales.empty()) matrix->scales = keep(ScalesInMemory(stored, scales, columns));
+    matrix->data =
+        keep(InMemory(stored, w, rows, columns, form.layout, form.row_gap, !offsets.empty()));
+    if (!scales.empty()) matrix->scales = keep(ScalesInMemory(scales, columns));
+    if (!offsets.empty()) matrix->offsets = keep(ScalesInMemory(offsets, columns));
     if (form.row_gap != 0)
       matrix->row_stride = (stored == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + form.row_gap;
   };
-  std::vector<float> w_q = problem.w_q, s_q = problem.s_q, b_q = problem.b_q, b_k = problem.b_k,
-                     b_v = problem.b_v, fused, fused_scales, fused_bias;
+  std::vector<float> w_q = problem.w_q, s_q = problem.s_q, o_q = problem.o_q, b_q = problem.b_q,
+                     b_k = problem.b_k, b_v = problem.b_v, fused, fused_scales, fused_offsets,
+                     fused_bias;
   const int64_t dim = problem.query_dim,
                 s_rows = static_cast<int64_t>(s_q.size()) / problem.q_width();
   if (problem.gate != GateKind::kNone && form.gate_in_q) {
     w_q = WithGates(problem, w_q, problem.w_g, dim);
     s_q = WithGates(problem, s_q, problem.s_g, s_rows);
+    if (!o_q.empty()) o_q = WithGates(problem, o_q, problem.o_g, s_rows);
     if (!b_q.empty()) b_q = WithGates(problem, b_q, problem.b_g, 1);
   } else if (problem.gate != GateKind::kNone) {
-    give(&weights.w_g, problem.w_g, problem.s_g, problem.b_g, dim);
+    give(&weights.w_g, problem.w_g, problem.s_g, problem.o_g, problem.b_g, dim);
   }
   if (form.fused_biases && !b_q.empty()) {
     fused_bias = Beside(1, {&b_q, &b_k, &b_v});
@@ -292,14 +301,17 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
   if (are_fused) {
     fused = Beside(dim, {&w_q, &problem.w_k, &problem.w_v});
     fused_scales = Beside(s_rows, {&s_q, &problem.s_k, &problem.s_v});
+    if (!o_q.empty()) fused_offsets = Beside(s_rows, {&o_q, &problem.o_k, &problem.o_v});
   }
   const std::vector<float> none;
-  give(&weights.w_qkv, fused, fused_scales, fused_bias, dim);
-  give(&weights.w_q, are_fused ? none : w_q, s_q, b_q, dim);
-  give(&weights.w_k, are_fused ? none : problem.w_k, problem.s_k, b_k, problem.key_dim);
-  give(&weights.w_v, are_fused ? none : problem.w_v, problem.s_v, b_v, problem.value_dim);
+  give(&weights.w_qkv, fused, fused_scales, fused_offsets, fused_bias, dim);
+  give(&weights.w_q, are_fused ? none : w_q, s_q, o_q, b_q, dim);
+  give(&weights.w_k, are_fused ? none : problem.w_k, problem.s_k, problem.o_k, b_k,
+       problem.key_dim);
+  give(&weights.w_v, are_fused ? none : problem.w_v, problem.s_v, problem.o_v, b_v,
+       problem.value_dim);
   if (!problem.w_o.empty())
-    give(&weights.w_o, problem.w_o, problem.s_o, problem.b_o, problem.merged_width());
+    give(&weights.w_o, problem.w_o, problem.s_o, problem.o_o, problem.b_o, problem.merged_width());
 }
 
 LayerData::LayerData(LayerData &&) noexcept = default;

@@ -33,6 +33,9 @@ struct LayerProblem : AttentionSizes {
   std::vector<float> b_q, b_k, b_v, b_o, b_g;
   Stored stored = Stored::kF32;  // what the matrices are; the layer keeps them as that
   std::vector<float> s_q, s_k, s_v, s_o, s_g;  // scales, where they are codes
+  std::vector<float> o_q, o_k, o_v, o_o, o_g;  // offsets of groups; empty: none
+  int64_t group = 0;                           // inputs that share a scale; 0: the default
+  bool has_f16_scales = false;                 // scales and offsets are packed as f16
   Arithmetic arithmetic = Arithmetic::kF32;
   std::vector<float> query;  // [batch, n_q, query_dim]
   std::vector<float> key;    // [batch, n_kv, key_dim]
@@ -92,13 +95,13 @@ struct LayerForm {
 std::string Describe(const LayerForm &form);
 
 // w [in, out] of numbers or codes, in memory as the type and layout say, with `gap` elements, of
-// int4 an even number, between rows.
+// int4 an even number, between rows. Codes of int4 with offsets are stored as they are.
 std::vector<unsigned char> InMemory(Stored stored, const std::vector<float> &w, int64_t in,
-                                    int64_t out, uint32_t layout, int64_t gap);
+                                    int64_t out, uint32_t layout, int64_t gap,
+                                    bool has_offsets = false);
 
-// Scales as they are given: int4 has those of a column side by side.
-std::vector<unsigned char> ScalesInMemory(Stored stored, const std::vector<float> &scales,
-                                          int64_t out);
+// Scales, or offsets, as they are given: those of a column side by side.
+std::vector<unsigned char> ScalesInMemory(const std::vector<float> &scales, int64_t out);
 
 mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults = false);
 

@@ -117,6 +117,16 @@ struct LayerShape {
 // How weights are kept; the numbers of MHA_TYPE_*.
 enum class Stored : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
 
+// How a matrix is kept: codes may have a scale for each group of inputs, and offsets besides.
+struct Format {
+  Format(Stored type, int64_t size = 0, const float *of_groups = nullptr)  // NOLINT: just a type
+      : stored(type), group(size == 0 && type == Stored::kInt4 ? 32 : size), offsets(of_groups) {}
+
+  Stored stored;
+  int64_t group;         // inputs that share a scale; 0: all of them
+  const float *offsets;  // [groups, out]; null: none. The codes of kInt4 are then 0 .. 15.
+};
+
 // All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are
 // codes, which have scales.
 struct LayerWeights {
@@ -129,8 +139,7 @@ struct LayerWeights {
   const float *b_v;  // [num_kv_heads * head_dim_v]
   const float *b_o;  // [output_dim]
   Stored stored = Stored::kF32;
-  // Int8: [num_heads * head_dim]; int4: [ceil(query_dim / 32), num_heads * head_dim]; likewise
-  // below.
+  // [num_heads * head_dim], in groups [groups, num_heads * head_dim]; likewise below.
   const float *s_q = nullptr;
   const float *s_k = nullptr;
   const float *s_v = nullptr;
@@ -139,6 +148,12 @@ struct LayerWeights {
   const float *b_g = nullptr;
   const float *s_g = nullptr;
   Arithmetic arithmetic = Arithmetic::kF32;
+  int64_t group = 0;  // of a Format
+  const float *o_q = nullptr;
+  const float *o_k = nullptr;
+  const float *o_v = nullptr;
+  const float *o_o = nullptr;
+  const float *o_g = nullptr;
 };
 
 }  // namespace support

@@ -113,9 +113,10 @@ LayerProblem Converted(const LayerProblem &problem, Stored stored,
   const auto store = [&](const std::vector<float> &w, int64_t in, int64_t out,
                          std::vector<float> *numbers, std::vector<float> *scales) {
     if (w.empty()) return;
-    if (stored == Stored::kInt8) scales->resize(out);
-    if (stored == Stored::kInt4) scales->resize((in + 31) / 32 * out);
-    functions.store_weights(stored, w.data(), in, out, numbers->data(), scales->data());
+    const Format format(stored, problem.group);
+    const int64_t groups = format.group ? (in + format.group - 1) / format.group : 1;
+    if (stored == Stored::kInt8 || stored == Stored::kInt4) scales->resize(groups * out);
+    functions.store_weights(format, w.data(), in, out, numbers->data(), scales->data());
   };
   store(problem.w_q, problem.query_dim, problem.q_width(), &converted.w_q, &converted.s_q);
   store(problem.w_k, problem.key_dim, problem.k_width(), &converted.w_k, &converted.s_k);

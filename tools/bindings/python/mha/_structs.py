@@ -114,11 +114,11 @@ _nested: dict = {}  # the structs that others have inside
 _Strides = _nested["strides"] = _struct("mha_strides", "i64 batch row head")
 _Input = _nested["input"] = _struct("mha_input", "ptr data", "u32 type reserved", "strides strides", "ptr reserved_pointer")
 _Output = _nested["output"] = _struct("mha_output", "out data", "u32 type reserved", "strides strides")
-_Matrix = _nested["matrix"] = _struct("mha_matrix", "ptr data bias scales", "i64 row_stride", "ptr reserved_pointer")
+_Matrix = _nested["matrix"] = _struct("mha_matrix", "ptr data bias scales offsets", "i64 row_stride")
 _Error = _struct("mha_error", "u32 status argument", "text message")
 _Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
 _Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim key_dim value_dim output_dim", "i64 num_heads num_kv_heads head_dim head_dim_v",
-                  "f32 scale", "u32 weight_type arithmetic gate", "i64 gate_dim")
+                  "f32 scale", "u32 weight_type group_size scale_type arithmetic gate", "i64 gate_dim")
 _Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "matrix w_q w_k w_v w_qkv w_o w_g")
 _AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
 _Options = _struct("mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator")
@@ -149,7 +149,7 @@ _StatesArgs = _struct("mha_states_args", "size struct_size", "i64 batch num_head
 _ChooseKeysArgs = _struct("mha_choose_keys_args", "size struct_size", "ptr attention", "input weights", "i64 num_chosen", "out chosen_keys index_scores")
 _CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
                     "size workspace_bytes packed_bytes", "u64 operations bytes")
-_LinearWeights = _struct("mha_linear_weights", "size struct_size", "i64 input_dim output_dim", "matrix w", "u32 layout type weight_type arithmetic")
+_LinearWeights = _struct("mha_linear_weights", "size struct_size", "i64 input_dim output_dim", "matrix w", "u32 layout type weight_type group_size scale_type arithmetic")
 _LinearArgs = _struct("mha_linear_args", "size struct_size", "i64 rows", "input x residual", "output output", "ptr scheduler")
 _RecurrentArgs = _struct("mha_recurrent_args", "size struct_size", "i64 num_q_heads num_k_heads num_v_heads head_dim head_dim_v decay_dim",
                          "f32 scale norm_epsilon", "ptr a_log dt_bias", "u32 beta_function instruction_set", "ptr scheduler", "i64 batch rows",

@@ -121,8 +121,8 @@ pub struct mha_matrix {
     pub data: *const core::ffi::c_void,
     pub bias: *const f32,
     pub scales: *const f32,
+    pub offsets: *const f32,
     pub row_stride: i64,
-    pub reserved_pointer: *const core::ffi::c_void,
 }
 #[repr(C)]
 #[derive(Debug)]
@@ -143,6 +143,8 @@ pub struct mha_layer_config {
     pub head_dim_v: i64,
     pub scale: f32,
     pub weight_type: u32,
+    pub group_size: u32,
+    pub scale_type: u32,
     pub arithmetic: u32,
     pub gate: u32,
     pub gate_dim: i64,
@@ -264,6 +266,8 @@ pub struct mha_linear_weights {
     pub layout: u32,
     pub type_: u32,
     pub weight_type: u32,
+    pub group_size: u32,
+    pub scale_type: u32,
     pub arithmetic: u32,
 }
 #[repr(C)]

@@ -45,6 +45,10 @@ pub struct LayerConfig {
     pub scale: f32,
     /// How the weights are kept.
     pub weight_type: Type,
+    /// Inputs of an output that share a scale: 16, 32, 64 or 128; 0 = all of them, of [`Type::Int4`] 32.
+    pub group_size: usize,
+    /// How the scales and offsets of groups are kept: [`Type::F16`] takes those of a quantiser, if it holds them exactly.
+    pub scale_type: Type,
     /// What the projections compute in.
     pub arithmetic: Arithmetic,
     /// What the context is multiplied by before W_O.
@@ -81,6 +85,10 @@ impl LayerConfig {
         scale: f32;
         /// Sets [`weight_type`](#structfield.weight_type).
         weight_type: Type;
+        /// Sets [`group_size`](#structfield.group_size).
+        group_size: usize;
+        /// Sets [`scale_type`](#structfield.scale_type).
+        scale_type: Type;
         /// Sets [`arithmetic`](#structfield.arithmetic).
         arithmetic: Arithmetic;
         /// Sets [`gate`](#structfield.gate).
@@ -102,6 +110,8 @@ impl LayerConfig {
             head_dim_v: int(self.head_dim_v),
             scale: self.scale,
             weight_type: self.weight_type.raw(),
+            group_size: self.group_size.try_into().unwrap_or(u32::MAX),
+            scale_type: self.scale_type.raw(),
             gate: self.gate.raw(),
             arithmetic: self.arithmetic.raw(),
             gate_dim: int(self.gate_dim),
@@ -111,7 +121,8 @@ impl LayerConfig {
     /// Whether nothing is set but what a linear layer has.
     fn is_linear(&self) -> bool {
         let linear = Self::linear(self.query_dim, self.output_dim);
-        *self == Self { weight_type: self.weight_type, arithmetic: self.arithmetic, ..linear }
+        let (weight_type, group_size, scale_type) = (self.weight_type, self.group_size, self.scale_type);
+        *self == Self { weight_type, group_size, scale_type, arithmetic: self.arithmetic, ..linear }
     }
 
     /// With the library's defaults in place of 0, wherever the config is a valid one.
@@ -293,6 +304,8 @@ impl<'a> Layer<'a> {
             head_dim_v: size(shape.head_dim_v),
             scale: shape.scale,
             weight_type: Type::of_raw(shape.weight_type).ok_or_else(unknown)?,
+            group_size: shape.group_size as usize,
+            scale_type: Type::of_raw(shape.scale_type).ok_or_else(unknown)?,
             arithmetic: Arithmetic::of_raw(shape.arithmetic).ok_or_else(unknown)?,
             gate: Gate::of_raw(shape.gate).ok_or_else(unknown)?,
             gate_dim: size(shape.gate_dim),
@@ -365,6 +378,8 @@ fn checked<R>(
                 layout: raw_weights.layout,
                 type_: raw_weights.type_,
                 weight_type: raw_config.weight_type,
+                group_size: raw_config.group_size,
+                scale_type: raw_config.scale_type,
                 arithmetic: raw_config.arithmetic,
             };
             Described::Linear(&linear)

@@ -25,46 +25,54 @@ pub enum WeightLayout {
 pub struct Matrix<'a> {
     data: Elements<'a>,
     scales: Option<&'a [f32]>,
+    offsets: Option<&'a [f32]>,
     stride: usize,
 }
 
 impl<'a> Matrix<'a> {
     /// Floats.
     pub fn f32(data: &'a [f32]) -> Self {
-        Self { data: Elements::F32(data), scales: None, stride: 0 }
+        Self { data: Elements::F32(data), scales: None, offsets: None, stride: 0 }
     }
 
     /// The bits of IEEE binary16 numbers.
     pub fn f16(data: &'a [u16]) -> Self {
-        Self { data: Elements::F16(data), scales: None, stride: 0 }
+        Self { data: Elements::F16(data), scales: None, offsets: None, stride: 0 }
     }
 
     /// The bits of bfloat16 numbers.
     pub fn bf16(data: &'a [u16]) -> Self {
-        Self { data: Elements::Bf16(data), scales: None, stride: 0 }
+        Self { data: Elements::Bf16(data), scales: None, offsets: None, stride: 0 }
     }
 
-    /// Codes of a quantiser with a scale for each output column, taken as they are. Needs [`Type::Int8`] in [`LayerConfig::weight_type`].
+    /// Codes of a quantiser with a scale for each output column, or for each group `[out, groups]`, taken as they are. Needs [`Type::Int8`] in
+    /// [`LayerConfig::weight_type`].
     pub fn int8(codes: &'a [i8], scales: &'a [f32]) -> Self {
-        Self { data: Elements::Int8(codes), scales: Some(scales), stride: 0 }
+        Self { data: Elements::Int8(codes), scales: Some(scales), offsets: None, stride: 0 }
     }
 
-    /// Codes of a quantiser with a scale for each output column and 32 inputs, taken as they are: rows of `ceil(in / 2)` bytes, of which each holds
-    /// two codes + 8, that of the earlier input in the low half. Needs [`WeightLayout::OutIn`], and [`Type::Int4`] in
+    /// Codes of a quantiser with a scale for each group, `[out, groups]`, taken as they are: rows of `ceil(in / 2)` bytes, of which each holds two
+    /// codes + 8, with offsets two codes 0 .. 15, that of the earlier input in the low half. Needs [`WeightLayout::OutIn`], and [`Type::Int4`] in
     /// [`LayerConfig::weight_type`].
     pub fn int4(codes: &'a [u8], scales: &'a [f32]) -> Self {
-        Self { data: Elements::Int4(codes), scales: Some(scales), stride: 0 }
+        Self { data: Elements::Int4(codes), scales: Some(scales), offsets: None, stride: 0 }
     }
 
     setters! {
         /// Elements from one row to the next, where they do not follow each other. Of int4 even.
         stride: usize;
     }
+
+    /// Offsets of groups, `[out, groups]`: a weight is then code * scale + offset.
+    pub fn offsets(mut self, offsets: &'a [f32]) -> Self {
+        self.offsets = Some(offsets);
+        self
+    }
 }
 
 impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
     fn from(data: T) -> Self {
-        Self { data: data.into(), scales: None, stride: 0 }
+        Self { data: data.into(), scales: None, offsets: None, stride: 0 }
     }
 }
 
@@ -241,16 +249,16 @@ impl<'a> Weights<'a> {
         let v_columns = config.num_kv_heads * config.head_dim_v;
         match &self.projections {
             Projections::Three([w_q, w_k, w_v]) => {
-                self.check_matrix("w_q", w_q, ("query_dim", config.query_dim), ("num_heads * head_dim", q_columns))?;
-                self.check_matrix("w_k", w_k, ("key_dim", config.key_dim), ("num_kv_heads * head_dim", k_columns))?;
-                self.check_matrix("w_v", w_v, ("value_dim", config.value_dim), ("num_kv_heads * head_dim_v", v_columns))?;
+                self.check_matrix("w_q", w_q, config.group_size, ("query_dim", config.query_dim), ("num_heads * head_dim", q_columns))?;
+                self.check_matrix("w_k", w_k, config.group_size, ("key_dim", config.key_dim), ("num_kv_heads * head_dim", k_columns))?;
+                self.check_matrix("w_v", w_v, config.group_size, ("value_dim", config.value_dim), ("num_kv_heads * head_dim_v", v_columns))?;
             }
             Projections::Fused(w_qkv) => {
                 let columns = ("columns of Q, K and V", q_columns + k_columns + v_columns);
-                self.check_matrix("w_qkv", w_qkv, ("query_dim", config.query_dim), columns)?;
+                self.check_matrix("w_qkv", w_qkv, config.group_size, ("query_dim", config.query_dim), columns)?;
             }
             Projections::Query(w_q) => {
-                self.check_matrix("w_q", w_q, ("query_dim", config.query_dim), ("num_heads * head_dim", q_columns))?;
+                self.check_matrix("w_q", w_q, config.group_size, ("query_dim", config.query_dim), ("num_heads * head_dim", q_columns))?;
             }
             Projections::None => {}
         }
@@ -259,10 +267,10 @@ impl<'a> Weights<'a> {
                 0 => ("query_dim", config.query_dim),
                 num_heads => ("num_heads * head_dim_v", num_heads * config.head_dim_v),
             };
-            self.check_matrix("w_o", w_o, rows, ("output_dim", config.output_dim))?;
+            self.check_matrix("w_o", w_o, config.group_size, rows, ("output_dim", config.output_dim))?;
         }
         if let Some(w_g) = &self.w_g {
-            self.check_matrix("w_g", w_g, ("query_dim", config.query_dim), ("num_heads * gate_dim", g_columns))?;
+            self.check_matrix("w_g", w_g, config.group_size, ("query_dim", config.query_dim), ("num_heads * gate_dim", g_columns))?;
         }
         let biases = [
             ("w_g.bias", self.b_g, g_columns),
@@ -280,7 +288,7 @@ impl<'a> Weights<'a> {
         Ok(())
     }
 
-    fn check_matrix(&self, name: &str, matrix: &Matrix, rows: Extent, columns: Extent) -> Result<()> {
+    fn check_matrix(&self, name: &str, matrix: &Matrix, group_size: usize, rows: Extent, columns: Extent) -> Result<()> {
         let (outer, inner) = match self.layout {
             WeightLayout::InOut => (rows, columns),
             WeightLayout::OutIn => (columns, rows),
@@ -295,14 +303,17 @@ impl<'a> Weights<'a> {
         } else {
             check_strided(name, matrix.data.len(), &shape, &[stride])?;
         }
-        let groups = match matrix.data {
-            Elements::Int4(_) => rows.1.div_ceil(32),
-            _ => 1,
+        let groups = match (group_size, &matrix.data) {
+            (0, Elements::Int4(_)) => rows.1.div_ceil(32),
+            (0, _) => 1,
+            _ => rows.1.div_ceil(group_size),
         };
-        match matrix.scales {
-            Some(scales) => check_exact(&format!("{name}.scales"), scales.len(), &[columns, ("groups", groups)]),
-            None => Ok(()),
+        for (of_groups, numbers) in [("scales", matrix.scales), ("offsets", matrix.offsets)] {
+            if let Some(numbers) = numbers {
+                check_exact(&format!("{name}.{of_groups}"), numbers.len(), &[columns, ("groups", groups)])?;
+            }
         }
+        Ok(())
     }
 }
 
@@ -311,7 +322,7 @@ fn raw_matrix(matrix: Option<&Matrix>, bias: Option<&[f32]>) -> sys::mha_matrix 
         data: matrix.map_or(null(), |matrix| matrix.data.as_ptr()),
         bias: slice_ptr(bias),
         scales: slice_ptr(matrix.and_then(|matrix| matrix.scales)),
+        offsets: slice_ptr(matrix.and_then(|matrix| matrix.offsets)),
         row_stride: matrix.map_or(0, |matrix| int(matrix.stride)),
-        reserved_pointer: null(),
     }
 }
