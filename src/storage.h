@@ -183,7 +183,8 @@ inline int64_t terms_of_chain(Storage storage, int64_t group) {
 struct CodesTail {
   float scale;
   int32_t begin;
-  int32_t unused[2];
+  int32_t sum;  // of the codes
+  int32_t unused;
 };
 
 // The size of a row of `width` numbers as codes, whose last group is filled up with 0. Code is

@@ -28,8 +28,8 @@ struct StoredPanel {
   int64_t groups;  // of terms, each with scales of its own
   Storage scale_storage;
   const unsigned char *first;
-  const char *scales, *offsets;  // of groups; null: none
-  const float *column_scales;    // null: none
+  const char *scales;
+  const float *column_scales;  // null: scales are those of groups, or there are none
   const float *bias;
 
   MHA_INLINE StoredPanel(const Projection &p, int64_t panel)
@@ -42,11 +42,8 @@ struct StoredPanel {
     bytes = panel_bytes(p.depth, p.storage, p.arithmetic != Arithmetic::f32);
     groups = p.group ? (p.depth + p.group - 1) / p.group : 1;
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
-    const auto at_panel = [&](const void *numbers) MHA_INLINED {
-      return numbers ? element_at(numbers, scale_storage, panel * groups * panel_columns) : nullptr;
-    };
-    scales = at_panel(p.scales);
-    offsets = at_panel(p.offsets);
+    scales =
+        p.scales ? element_at(p.scales, scale_storage, panel * groups * panel_columns) : nullptr;
     column_scales = p.group ? nullptr : reinterpret_cast<const float *>(scales);
     bias = p.bias + panel * panel_columns;
   }
@@ -496,21 +493,21 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
   return panel;
 }
 
-// Adds the products of one, two or four rows of sums of groups with some groups of offsets of a
-// panel, as one chain. Rows that are missing are the last one, whose products nobody reads.
-template <class V, int R>
-MHA_INLINE void add_products_of_sums(const float *const (&x)[R], int64_t groups,
+// Adds the products of two rows of sums of groups with some groups of offsets of a panel, as one
+// chain. If there is one row, it stands in for the other.
+template <class V>
+MHA_INLINE void add_products_of_sums(const float *const (&x)[2], int64_t rows, int64_t groups,
                                      const float *offsets, float *sums, int64_t stride) {
-  constexpr int C = TileShape<V::size>::project_vectors(R), lanes = V::size;
+  constexpr int C = TileShape<V::size>::project_vectors(2), lanes = V::size;
   for (int64_t column = 0; column < panel_columns; column += C * lanes) {
     const float *const columns[1] = {offsets + column};
-    V acc[R][C];
+    V acc[2][C];
     clear(acc);
     for (int64_t g = 0; g < groups; ++g) add_term<C>(x, g, columns, g * panel_columns, acc);
-    MHA_EACH(r, R) {
-      MHA_EACH(c, C) {
-        float *const to = sums + r * stride + column + c * lanes;
-        store(to, load<V>(to) + acc[r][c]);
+    MHA_EACH(r, 2) {
+      float *const to = sums + r * stride + column;
+      if (r < rows) {
+        MHA_EACH(c, C) store(to + c * lanes, load<V>(to + c * lanes) + acc[r][c]);
       }
     }
   }
@@ -518,27 +515,23 @@ MHA_INLINE void add_products_of_sums(const float *const (&x)[R], int64_t groups,
 
 // Adds the offsets of a panel to the sums of its columns: x has the sums of groups of `count` rows.
 template <class V>
-MHA_NOINLINE void add_offsets(const StoredPanel &panel, const float *x, int64_t x_stride,
+MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x, int64_t x_stride,
                               int64_t count, float *sums, int64_t stride) {
   alignas(64) float offsets[offset_block * panel_columns];
-  for (int64_t g = 0; g < panel.groups; g += offset_block, x += offset_block) {
-    const int64_t groups = min(offset_block, panel.groups - g), first = g * panel_columns;
+  const int64_t first = panel * p.sums * panel_columns;
+  for (int64_t g = 0; g < p.sums; g += offset_block, x += offset_block) {
+    const int64_t groups = min(offset_block, p.sums - g);
     for (int64_t i = 0; i < groups * panel_columns; i += V::size) {
-      V offset = load_of_groups<V>(panel.offsets, panel.scale_storage, first + i);
-      // The codes of int4 count from 8 here.
-      if (panel.storage == Storage::int4) {
-        const V scale = load_of_groups<V>(panel.scales, panel.scale_storage, first + i);
-        offset = mul_add(all<V>(8.0f), scale, offset);
-      }
-      store(offsets + i, offset);
+      const int64_t at = first + g * panel_columns + i;
+      const V offset = load_of_groups<V>(p.offsets, p.scale_storage, at),
+              scale = load_of_groups<V>(p.scales, p.scale_storage, at);
+      // The codes of int4 are less by 8 here.
+      store(offsets + i,
+            p.storage == Storage::int4 ? mul_add(all<V>(8.0f), scale, offset) : offset);
     }
-    for (int64_t r = 0; r < count; r += 4) {
-      visit_rows<4>(count - r, [&](auto rows) MHA_INLINED {
-        constexpr int R = decltype(rows)::count;
-        const float *of_rows[R];
-        MHA_EACH(i, R) of_rows[i] = x + min(r + i, count - 1) * x_stride;
-        add_products_of_sums<V>(of_rows, groups, offsets, sums + r * stride, stride);
-      });
+    for (int64_t r = 0; r < count; r += 2) {
+      const float *const rows[2] = {x + r * x_stride, x + min(r + 1, count - 1) * x_stride};
+      add_products_of_sums<V>(rows, count - r, groups, offsets, sums + r * stride, stride);
     }
   }
 }
@@ -573,8 +566,8 @@ MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int6
           scales};
       multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, false, false);
     }
-    if (stored.offsets)
-      add_offsets<V>(stored, rows.in[0] + p.depth, p.depth + p.sums, rows.count, sums,
+    if (p.offsets)
+      add_offsets<V>(p, panel, rows.in[0] + p.depth, p.depth + p.sums, rows.count, sums,
                      panel_columns);
     finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
     write_results<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);

@@ -36,7 +36,7 @@ struct CodeTile {
   int64_t terms;
   int64_t panels, panel_bytes;  // how many, and from one to the next
   int64_t chain;                // terms of a chain
-  const void *scales;           // of the columns, for each group of 2^group_bits terms
+  const void *scales;           // of the columns, for each group of 2^group_bits terms; null: none
   Storage scale_storage;
   int group_bits;
   int64_t panel_scales;  // from the scales of one panel to those of the next
@@ -44,24 +44,29 @@ struct CodeTile {
   int64_t ahead;         // how far ahead columns are prefetched: 0 if they lie in a cache
 };
 
-// The scales of C vectors of columns, from number i on.
-template <class V, int C>
-MHA_INLINE void load_scales(const CodeTile &tile, int64_t i, V (&scales)[C]) {
+// Multiplies sums by the scales of their columns, from number i on, if there are any.
+template <class V, int R, int C>
+MHA_INLINE void scale_sums(const CodeTile &tile, int64_t i, V (&sums)[R][C]) {
+  if (!tile.scales) return;
+  V scales[C];
   if (tile.scale_storage == Storage::f16) {
     MHA_EACH(c, C) scales[c] = load<V>(static_cast<const F16 *>(tile.scales) + i + c * V::size);
   } else {
     MHA_EACH(c, C) scales[c] = load<V>(static_cast<const float *>(tile.scales) + i + c * V::size);
   }
+  MHA_EACH(r, R) {
+    MHA_EACH(c, C) sums[r][c] = sums[r][c] * scales[c];
+  }
 }
 
 // The inner loop: adds the products of R rows with all chains of a tile to its sums. Few rows hold
 // their own numbers in registers while the columns pass by; more rows hold the columns.
-template <class V, class Code, bool has_groups, bool are_nibbles, int R>
+template <class V, class Code, bool are_nibbles, int R>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
   constexpr int C = Dots::vectors(R), lanes = V::size;
   constexpr int fours = are_nibbles ? 2 : 1;  // of terms, in the bytes of one step
-  const int64_t chain = has_groups ? tile.chain : code_group;
+  const int64_t chain = tile.chain;
   constexpr int64_t step = terms_together * panel_columns,
                     row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   const int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
@@ -144,15 +149,16 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           }
         }
         // The chain is complete: its sums become floats and are added, times both scales.
-        V scales[C];
-        if (has_groups) load_scales(tile, scale, scales);
+        V sum[R][C];
+        MHA_EACH(r, R) {
+          MHA_EACH(c, C) sum[r][c] = Dots::sums_of(acc[r][c]);
+        }
+        scale_sums(tile, scale, sum);
         MHA_EACH(r, R) {
           const V row_scale = all<V>(tail_of(r).scale);
           MHA_EACH(c, C) {
-            V sum = Dots::sums_of(acc[r][c]);
-            if (has_groups) sum = sum * scales[c];
             float *const at_sum = to + r * sums_stride + c * lanes;
-            store(at_sum, mul_add(sum, row_scale, load<V>(at_sum)));
+            store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
           }
         }
         to += C * lanes;
@@ -171,11 +177,11 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
 
 // The same for more than a few rows of bytes, by products of matrices: each instruction multiplies
 // eight terms of two columns by the same terms of two rows.
-template <class V, bool has_groups, int R>
+template <class V, int R>
 MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
   constexpr int C = DotProducts<int8_t>::vectors(R), lanes = V::size;
   constexpr int64_t step = terms_together * panel_columns;
-  const int64_t ahead = tile.ahead, chain = has_groups ? tile.chain : code_group;
+  const int64_t ahead = tile.ahead, chain = tile.chain;
   const char *rows[R];
   MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
@@ -223,16 +229,20 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
           }
         }
       }
-      V scales[C];
-      if (has_groups) load_scales(tile, scale + column, scales);
+      V sum[R][C];
+      MHA_EACH(r, R) {
+        MHA_EACH(c, C) {
+          const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
+          sum[r][c] =
+              vcvtq_f32_s32(r % 2 == 0 ? vuzp1q_s32(first, second) : vuzp2q_s32(first, second));
+        }
+      }
+      scale_sums(tile, scale + column, sum);
       MHA_EACH(r, R) {
         const V row_scale = all<V>(tail_of(r).scale);
         MHA_EACH(c, C) {
-          const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
-          V sum = vcvtq_f32_s32(r % 2 == 0 ? vuzp1q_s32(first, second) : vuzp2q_s32(first, second));
-          if (has_groups) sum = sum * scales[c];
           float *const at_sum = tile.sums + r * panel_columns + column + c * lanes;
-          store(at_sum, mul_add(sum, row_scale, load<V>(at_sum)));
+          store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
         }
       }
     }
@@ -300,16 +310,15 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
           is_small_code && decltype(rows)::count > max_few_rows ? most : decltype(rows)::count;
 #if defined(MHA_KERNELS_I8MM)
       if constexpr (R > max_few_rows && sizeof(Code) == 1) {
-        loop =
-            p.group != 0 ? multiply_code_matrices<V, true, R> : multiply_code_matrices<V, false, R>;
+        loop = multiply_code_matrices<V, R>;
         return;
       }
 #endif
-      if (p.storage == Storage::int4)
-        loop = multiply_codes<V, Code, true, R <= max_few_rows, R>;
-      else if constexpr (sizeof(Code) >= sizeof(SmallCode))
-        loop = p.group != 0 ? multiply_codes<V, Code, true, false, R>
-                            : multiply_codes<V, Code, false, false, R>;
+      constexpr bool may_be_nibbles = R <= max_few_rows;
+      if constexpr (!may_be_nibbles || sizeof(Code) >= sizeof(SmallCode))
+        loop = multiply_codes<V, Code, false, R>;
+      if (may_be_nibbles && p.storage == Storage::int4)
+        loop = multiply_codes<V, Code, may_be_nibbles, R>;
     });
   });
   return loop;
@@ -350,6 +359,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);
       const uint8_t *const columns = stored.first + k * panel_columns / codes_in_byte;
+      tile.scales = nullptr;
       if (p.group != 0)
         tile.scales =
             element_at(stored.scales, p.scale_storage, (k >> tile.group_bits) * panel_columns);
@@ -367,10 +377,10 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
         loops[size](tile);
       }
     }
-    for (int64_t b = 0; stored.offsets && b < tile.panels; ++b)
-      add_offsets<V>(
-          StoredPanel(p, panel + b), reinterpret_cast<const float *>(coded + codes_bytes),
-          row_bytes / static_cast<int64_t>(sizeof(float)), count, sums + b * panel_columns, stride);
+    for (int64_t b = 0; p.offsets && b < tile.panels; ++b)
+      add_offsets<V>(p, panel + b, reinterpret_cast<const float *>(coded + codes_bytes),
+                     row_bytes / static_cast<int64_t>(sizeof(float)), count,
+                     sums + b * panel_columns, stride);
     finish_sums<V>(stored, count, min(stride, p.columns - panel * panel_columns), sums, stride);
     write_results<V>(p, row_begin, count, sums, stride, panel, tile.panels);
   }
@@ -387,15 +397,13 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
   const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767,
                 added = p.storage == Storage::int8 ? byte_added : nibble_added;
   const int64_t chain = terms_of_chain(p.storage, p.group),
-                codes_bytes = bytes_of_codes(p, p.depth);
-  const int group_bits = group_bits_of(p);
+                chain_bytes = bytes_of_codes(p, code_group) * chain / code_group;
   char *to = static_cast<char *>(coded);
   Cursor at = cursor_at(x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const char *const from =
         element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride);
-    float *const sums = reinterpret_cast<float *>(to + codes_bytes);
-    for (int64_t g = 0; g < p.sums; ++g) sums[g] = 0.0f;
+    const char *tail = to + chain_bytes - sizeof(CodesTail);
     // Group by group: find the scale, and store the codes chain by chain.
     for (int64_t k = 0; k < p.depth; k += code_group) {
       alignas(64) float group[code_group];
@@ -409,17 +417,22 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
         for (int64_t i = 0; i < code_group; i += chain) {
           Code *const codes = reinterpret_cast<Code *>(to);
           const int32_t sum = encode(group + i, chain, scale, codes);
-          const CodesTail tail = {scale.scale, begin_of<Code>(sum, added), {}};
-          if (p.sums != 0 && i < terms) {
-            float &of_group = sums[(k + i) >> group_bits];
-            of_group = mul_add(static_cast<float>(sum), scale.scale, of_group);
-          }
+          const CodesTail tail = {scale.scale, begin_of<Code>(sum, added), sum, 0};
           MHA_MEMCPY(codes + chain, &tail, sizeof tail);
           to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof tail);
         }
       });
     }
-    to += p.sums * static_cast<int64_t>(sizeof(float));
+    // The sums of the groups of weights.
+    for (int64_t k = 0; k < p.depth && p.sums != 0; to += sizeof(float)) {
+      float sum = 0.0f;
+      for (const int64_t end = min(p.depth, k + p.group); k < end;
+           k += chain, tail += chain_bytes) {
+        const CodesTail &of_chain = *reinterpret_cast<const CodesTail *>(tail);
+        sum = mul_add(static_cast<float>(of_chain.sum), of_chain.scale, sum);
+      }
+      MHA_MEMCPY(to, &sum, sizeof sum);
+    }
     advance(x, &at, 1, row + 1 < row_end);
   }
 }

@@ -222,8 +222,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   static_assert(R <= max_tile_rows && B <= max_tile_strips, "a tile has room for them");
   static_assert(C * V::size <= panel_columns + 16, "there are zeros enough");
   constexpr int N = B * C, lanes = V::size;
-  constexpr bool may_be_scaled =
-      B == 1 && streams == 0 && (is_same<Element, Int4Number<V>> || is_same<Element, float>);
+  constexpr bool may_be_scaled = B == 1 && streams == 0 && panel_columns % (C * lanes) == 0 &&
+                                 (is_same<Element, Int4Number<V>> || is_same<Element, float>);
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
   constexpr int64_t stride = C % 3 == 0 ? panel_columns : R > 1 && B > 1 ? tile_keys : 0;
