@@ -89,6 +89,11 @@ struct Int4Widened {
 template <class V>
 using Int4Number = typename Int4Widened<V>::Number;
 
+template <class V>
+MHA_INLINE void store_code(float *to, V code) {
+  store(to, code);
+}
+
 // std::is_same without a header of the C++ library, whose functions kernels must not share.
 template <class A, class B>
 constexpr bool is_same = false;
@@ -243,6 +248,10 @@ template <>
 struct Int4Widened<Vector> {
   using Number = F16;
 };
+
+MHA_INLINE void store_code(F16 *to, Vector code) {
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm256_cvtps_ph(code, 0));
+}
 
 // Widens 32 bytes of codes to f16: the codes in the low halves to `even`, the others to `odd`. The
 // first 16 of each go there and the last 16 `apart` numbers further on. Only the upper byte of a

@@ -78,6 +78,15 @@ inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
   }
 }
 
+// The same of int8.
+template <class V>
+inline void widen_codes(const int8_t *from, int64_t terms, Int4Number<V> *to) {
+  for (int64_t i = 0; i < terms * panel_columns; i += V::size) {
+    if (i % 64 == 0) MHA_PREFETCH(reinterpret_cast<const char *>(from) + i + code_prefetch_bytes);
+    store_code(to + i, load<V>(from + i));
+  }
+}
+
 #if defined(MHA_KERNELS_AVX2)
 // Widens two rows of bytes, which are four terms.
 MHA_INLINE void halves_of_terms(const Int4 *from, F16 *to) {
@@ -513,6 +522,12 @@ MHA_INLINE void add_products_of_sums(const float *const (&x)[2], int64_t rows, i
   }
 }
 
+// Prefetches the offsets of some panels, which are read after all their terms.
+MHA_INLINE void prefetch_offsets(const Projection &p, int64_t panel, int64_t panels) {
+  const int64_t bytes = p.sums * panel_columns * bytes_of(p.scale_storage);
+  if (p.offsets) prefetch_row(static_cast<const char *>(p.offsets) + panel * bytes, panels * bytes);
+}
+
 // Adds the offsets of a panel to the sums of its columns: x has the sums of groups of `count` rows.
 template <class V>
 MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x, int64_t x_stride,
@@ -536,35 +551,58 @@ MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x
   }
 }
 
-// Multiplies rows by panels of codes in groups. 128 terms at a time are widened once for all rows,
-// and the sums of each group are added times its scales.
+// Up to so many rows widen numbers of fewer bits in registers, again in each tile. More rows are
+// faster if the numbers are widened to memory once.
+constexpr int64_t max_rows_widened_in_registers = 24;
+
+// Multiplies rows by panels of codes in groups. The sums of each group are added times its scales.
+// Codes are widened once for all rows, 128 terms at a time, but those of int8 for a few rows in
+// registers.
 template <class V>
 MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int64_t panel_begin,
                                  int64_t panel_end) {
-  constexpr int64_t terms_at_once = max_group;
+  constexpr int64_t most_groups = 64;
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
-      scales[terms_at_once / min_group * panel_columns], codes[terms_at_once * panel_columns];
-  const bool is_int4 = p.storage == Storage::int4;
-  constexpr Storage of_int4 = sizeof(Int4Number<V>) == sizeof(float) ? Storage::f32 : Storage::f16;
+      widened_scales[most_groups * panel_columns];
+  alignas(64) Int4Number<V> codes[max_group * panel_columns];
+  const bool is_int4 = p.storage == Storage::int4,
+             is_widened = is_int4 || has_loops_of_floats_alone<V> ||
+                          rows.count > max_rows_widened_in_registers;
+  constexpr Storage storage = sizeof *codes == sizeof(float) ? Storage::f32 : Storage::f16;
+  const int64_t at_once = is_widened ? max_group : most_groups * p.group,
+                numbers = at_once / p.group * panel_columns;  // of groups, at once
+  const bool prefetches = !is_widened && p.depth * p.columns > min_prefetch_bytes;
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     const int64_t columns = min(panel_columns, p.columns - panel * panel_columns);
+    prefetch_offsets(p, panel, 1);
     // Sums start with +0, since each group of terms is added with its scale.
     for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size)
       store(sums + i, all<V>(0.0f));
-    const int64_t numbers = terms_at_once / p.group * panel_columns;  // of groups, at once
-    for (int64_t k = 0, first = 0; k < p.depth; k += terms_at_once, first += numbers) {
-      const int64_t terms = min(terms_at_once, p.depth - k);
+    for (int64_t k = 0, first = 0; k < p.depth; k += at_once, first += numbers) {
+      const int64_t terms = min(at_once, p.depth - k);
+      const float *scales = reinterpret_cast<const float *>(stored.scales) + first;
+      if (p.scale_storage == Storage::f16) {
+        const char *const halves = element_at(stored.scales, Storage::f16, first);
+        widen<V>(Storage::f16, halves, min(numbers, stored.groups * panel_columns - first),
+                 widened_scales);
+        prefetch_row(halves + 2 * numbers, 2 * numbers);
+        scales = widened_scales;
+      }
       if (is_int4)
-        widen_codes<V>(stored.at<Int4>(k), terms, reinterpret_cast<Int4Number<V> *>(codes));
-      else
-        widen<V>(Storage::int8, stored.at<int8_t>(k), terms * panel_columns, codes);
-      for (int64_t i = 0; i < numbers && first + i < stored.groups * panel_columns; i += V::size)
-        store(scales + i, load_of_groups<V>(stored.scales, stored.scale_storage, first + i));
-      const PanelTerms groups = {
-          codes, is_int4 ? of_int4 : Storage::f32, k, terms, columns, Sums::add_scaled, p.group,
-          scales};
-      multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, false, false);
+        widen_codes<V>(stored.at<Int4>(k), terms, codes);
+      else if (is_widened)
+        widen_codes<V>(stored.at<int8_t>(k), terms, codes);
+      const PanelTerms groups = {is_widened ? static_cast<const void *>(codes) : stored.at<char>(k),
+                                 is_widened ? storage : Storage::int8,
+                                 k,
+                                 terms,
+                                 columns,
+                                 Sums::add_scaled,
+                                 p.group,
+                                 scales};
+      multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, prefetches,
+                       prefetches);
     }
     if (p.offsets)
       add_offsets<V>(p, panel, rows.in[0] + p.depth, p.depth + p.sums, rows.count, sums,
@@ -573,10 +611,6 @@ MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int6
     write_results<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
   }
 }
-
-// Up to so many rows widen numbers of fewer bits in registers, again in each tile. More rows are
-// faster if the numbers are widened to memory once.
-constexpr int64_t max_rows_widened_in_registers = 24;
 
 // The kernels' `project`: passes blocks of rows through the panels.
 template <class V>

@@ -355,6 +355,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
     tile.panel_scales = stored.groups * panel_columns;
     const int64_t stride = tile.panels * panel_columns,
                   terms_ahead = tile.panels > 1 ? tile.chain : block_terms;
+    prefetch_offsets(p, panel, tile.panels);
     MHA_MEMSET(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);

@@ -222,8 +222,9 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   static_assert(R <= max_tile_rows && B <= max_tile_strips, "a tile has room for them");
   static_assert(C * V::size <= panel_columns + 16, "there are zeros enough");
   constexpr int N = B * C, lanes = V::size;
-  constexpr bool may_be_scaled = B == 1 && streams == 0 && panel_columns % (C * lanes) == 0 &&
-                                 (is_same<Element, Int4Number<V>> || is_same<Element, float>);
+  constexpr bool may_be_scaled =
+      B == 1 && panel_columns % (C * lanes) == 0 &&
+      (is_same<Element, int8_t> || (is_same<Element, Int4Number<V>> && streams == 0));
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
   constexpr int64_t stride = C % 3 == 0 ? panel_columns : R > 1 && B > 1 ? tile_keys : 0;
@@ -295,8 +296,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
         add_term<C>(rows, k, columns, at, acc);
       }
       reorder<Element, C, false>(acc);
-      // What the mode says happens to the finished chain. Codes in groups, which are widened to
-      // memory, alone have scales, and one strip.
+      // What the mode says happens to the finished chain. Codes in groups alone have scales, and
+      // one strip; what was widened before is not prefetched.
       const Sums mode = opaque(tile.mode);
       if (may_be_scaled && mode == Sums::add_scaled) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {

@@ -87,6 +87,7 @@ class Cases {
     Layers();
     Caches();
     Products();
+    GroupProducts();
     Choices();
     States();
     Recurrences();
@@ -459,6 +460,62 @@ class Cases {
         Record(std::string("product of ") + kTypeNames[type] + " with weights of " +
                    kTypeNames[weight_type] + inputs,
                Sum().Add(y));
+      }
+    }
+  }
+
+  // Codes of a quantiser in groups of every size, with offsets that have a short last group.
+  void GroupProducts() {
+    constexpr int64_t rows = 19, in = 1101, out = 50;
+    for (const uint32_t type : {MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+      for (const uint32_t arithmetic :
+           {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16}) {
+        Sum sum;
+        for (const uint32_t group : {16, 32, 64, 128}) {
+          Random random(97 + group);
+          const auto of_groups = [&](float unit) {  // f16 holds them
+            std::vector<float> numbers((in + group - 1) / group * out);
+            for (float &x : numbers) x = unit * static_cast<float>(random.Between(-1000, 1000));
+            return numbers;
+          };
+          const std::vector<unsigned char> codes = RandomBytes(&random, in * out);
+          const std::vector<float> scales = of_groups(0x1p-18f), offsets = of_groups(0x1p-14f),
+                                   x = random.Uniforms(rows * in);
+          mha_linear_weights weights = Zeroed<mha_linear_weights>();
+          weights.input_dim = in;
+          weights.output_dim = out;
+          weights.w = {codes.data(), nullptr, scales.data(), offsets.data(), 0};
+          weights.layout = MHA_LAYOUT_OUT_IN;
+          weights.type = weights.weight_type = type;
+          weights.group_size = group;
+          weights.scale_type = group == 64 ? MHA_TYPE_F32 : MHA_TYPE_F16;
+          weights.arithmetic = arithmetic;
+          const mha_layer_options options = Options(instruction_set_);
+          mha_layer *made = nullptr;
+          mha_error error;
+          Check(mha_linear_create(&weights, &options, &made, &error), error);
+          const Layer layer(made);
+          std::vector<float> y(rows * out);
+          mha_linear_args args = Zeroed<mha_linear_args>();
+          args.rows = rows;
+          args.x.data = x.data();
+          args.output.data = y.data();
+          args.scheduler = scheduler_;
+          size_t bytes = 0;
+          Check(mha_linear_workspace(layer.get(), &args, &bytes, &error), error);
+          std::vector<unsigned char> workspace(bytes);
+          Check(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), error);
+          sum.Add(y);
+          Check(mha_linear_pack_size(&weights, &options, &bytes, &error), error);
+          const Memory packed(bytes, Place::kAnywhere, 64);
+          Check(mha_linear_pack(&weights, &options, packed.data(), bytes, &error), error);
+          sum.Add(packed.data(), packed.size());
+        }
+        Record(std::string("product of groups of ") + kTypeNames[type] + " with offsets" +
+                   (arithmetic == MHA_ARITHMETIC_INT8    ? ", in integers, inputs of 8 bits"
+                    : arithmetic == MHA_ARITHMETIC_INT16 ? ", in integers, inputs of 16 bits"
+                                                         : ""),
+               sum);
       }
     }
   }

@@ -38,6 +38,7 @@ struct Kind {
   Stored stored;
   Arithmetic arithmetic;
   const char *name;
+  int64_t group = 0;
   bool is_of_integers() const { return arithmetic != Arithmetic::kF32; }
 };
 
@@ -761,9 +762,9 @@ double RoundingOfWeight(const LayerProblem &given, const LayerProblem &stored, i
     case Stored::kBf16:
       return magnitude * 0x1p-8;
     case Stored::kInt8:
-      return kHalf * stored.s_q[n];
+      return kHalf * stored.s_q[(stored.group ? k / stored.group : 0) * out + n];
     case Stored::kInt4: {
-      const double scale = stored.s_q[k / 32 * out + n];
+      const double scale = stored.s_q[k / (stored.group ? stored.group : 32) * out + n];
       return std::fabs(scale) * (w / scale > 7.499 ? 1.001 : kHalf);
     }
     default:
@@ -784,6 +785,12 @@ std::vector<double> RoundingOfInputs(Arithmetic arithmetic, const float *x, int6
   }
   return rounding;
 }
+
+constexpr Kind kKindsInGroups[] = {
+    {Stored::kInt8, Arithmetic::kF32, "int8 by 32", 32},
+    {Stored::kInt8, Arithmetic::kInt8, "int8 by 32 with int8", 32},
+    {Stored::kInt4, Arithmetic::kF32, "int4 by 16", 16},
+    {Stored::kInt4, Arithmetic::kInt16, "int4 by 128 with int16", 128}};
 
 // Prints the figures that src/docs/storage_types.md has.
 TEST(Accuracy, OfEachKindIsWhatItsRoundingAllows) {
@@ -806,8 +813,11 @@ TEST(Accuracy, OfEachKindIsWhatItsRoundingAllows) {
                                        query)
               .q;
       std::printf("width %4d, outliers: %-8s", static_cast<int>(width), outliers);
-      for (const Kind &kind : kKinds) {
+      std::vector<Kind> kinds(std::begin(kKinds), std::end(kKinds));
+      kinds.insert(kinds.end(), std::begin(kKindsInGroups), std::end(kKindsInGroups));
+      for (const Kind &kind : kinds) {
         problem.arithmetic = kind.arithmetic;
+        problem.group = kind.group;
         const Layer layer = MakeLayer(problem, FormOf(kind.stored));
         const LayerProblem converted = Converted(problem, kind.stored);
         const std::vector<float> q = Forward(layer.get(), problem).q;
@@ -841,6 +851,44 @@ TEST(Accuracy, OfEachKindIsWhatItsRoundingAllows) {
         std::printf("  %s %.1e", kind.name, std::sqrt(error / size));
       }
       std::printf("\n");
+    }
+  }
+}
+
+// Codes, scales and offsets of a quantiser mean code * scale + offset. What is computed of int4 is
+// (code - 8) * scale + (8 * scale + offset).
+TEST(Accuracy, OfOffsetsIsThatOfFloatsAndOfTheInputsAsIntegers) {
+  constexpr int64_t width = 1100, rows = 3;
+  Random random(22);
+  for (const Kind &kind : kKinds) {
+    if (kind.stored < Stored::kInt8) continue;
+    for (const int64_t group : kGroups) {
+      LayerProblem problem = RandomProblem(&random, rows, width, 2, 1, 20, 20, 8);
+      problem.b_q.clear();
+      problem.arithmetic = kind.arithmetic;
+      const LayerProblem given = InGroups(&random, problem, kind.stored, group, 1, random.Coin());
+      const int64_t out = given.q_width();
+      const Layer layer =
+          MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), MHA_INSTRUCTION_SET_AUTO);
+      const std::vector<float> q = Forward(layer.get(), given).q;
+      for (int64_t i = 0; i < rows; i++) {
+        const float *const x = given.query.data() + i * width;
+        const std::vector<double> of_x = RoundingOfInputs(kind.arithmetic, x, width);
+        for (int64_t n = 0; n < out; n++) {
+          double exact = 0, bound = 0;
+          for (int64_t k = 0; k < width; k++) {
+            const double scale = given.s_q[k / group * out + n],
+                         offset = given.o_q[k / group * out + n], code = given.w_q[k * out + n],
+                         centre = kind.stored == Stored::kInt4 ? 8 : 0;
+            exact += x[k] * (code * scale + offset);
+            bound += of_x[k] * std::fabs(code * scale + offset);
+            bound += (std::fabs(x[k]) + of_x[k]) * (width + 80) * 0x1p-24 *
+                     (std::fabs((code - centre) * scale) + std::fabs(centre * scale + offset));
+          }
+          ASSERT_LE(std::fabs(q[i * out + n] - exact), bound)
+              << kind.name << " group " << group << " row " << i << " column " << n;
+        }
+      }
     }
   }
 }

@@ -159,11 +159,15 @@ void CheckProduct(fuzz::Bytes *bytes) {
   const uint32_t input_type = type(), output_type = type();
   const bool has_bias = bytes->Boolean(), has_residual = bytes->Boolean(),
              has_any_scales = has_codes && bytes->Boolean();
+  const int64_t group = has_codes ? bytes->Choice({0, 0, 16, 32, 64, 128}) : 0;
+  const bool are_f16 = has_any_scales && bytes->Boolean(),
+             has_offsets = has_any_scales && bytes->Boolean();
   const uint32_t threads = bytes->Choice({1u, 2u, 5u});
   Random random(bytes->Raw(4));
-  std::vector<float> w = Numbers(&random, in * out),
-                     scales(static_cast<size_t>((in + 31) / 32 * out)),
-                     y(static_cast<size_t>(rows * out));
+  support::Format format(stored, group);
+  const int64_t groups = format.group != 0 ? (in + format.group - 1) / format.group : 1;
+  std::vector<float> w = Numbers(&random, in * out), scales(static_cast<size_t>(groups * out)),
+                     offsets, y(static_cast<size_t>(rows * out));
   for (float &x : w) x = stored == Stored::kF16 && IsFinite(x) && std::fabs(x) >= 65520 ? 1 : x;
   const std::vector<float> x = Rounded(static_cast<Storage>(input_type),
                                        Numbers(&random, rows * in)),
@@ -171,27 +175,39 @@ void CheckProduct(fuzz::Bytes *bytes) {
                            residual = Rounded(static_cast<Storage>(output_type),
                                               Numbers(&random, rows * out));
   std::vector<float> numbers = w;
-  if (stored == Stored::kInt8) scales.resize(static_cast<size_t>(out));
-  spec::Fastest().store_weights(stored, w.data(), in, out, numbers.data(), scales.data());
+  spec::Fastest().store_weights(format, w.data(), in, out, numbers.data(), scales.data());
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
   weights.input_dim = in;
   weights.output_dim = out;
   weights.w.data = w.data();
   weights.w.bias = has_bias ? bias.data() : nullptr;
   weights.weight_type = static_cast<uint32_t>(stored);
+  weights.group_size = static_cast<uint32_t>(group);
   weights.arithmetic = arithmetic_field;
-  std::vector<unsigned char> given, given_scales;
+  std::vector<unsigned char> given, given_scales, given_offsets;
   if (has_any_scales) {  // of a quantiser
     MakeSpecial(&random, Values::kAny, 1, &scales);
     for (float &code : numbers) code = stored == Stored::kInt8 && random.Chance(0.1) ? -128 : code;
-    given = InMemory(stored, numbers, in, out, MHA_LAYOUT_OUT_IN, 0);
+    if (format.group != 0 && has_offsets) offsets = Numbers(&random, groups * out);
+    if (format.group != 0 && are_f16) {
+      scales = Rounded(Storage::kF16, scales);
+      offsets = Rounded(Storage::kF16, offsets);
+      weights.scale_type = MHA_TYPE_F16;
+    }
+    if (!offsets.empty()) {
+      for (float &code : numbers) code += stored == Stored::kInt4 ? 8.0f : 0.0f;
+      format.offsets = offsets.data();
+      given_offsets = ScalesInMemory(offsets, out);
+      weights.w.offsets = reinterpret_cast<const float *>(given_offsets.data());
+    }
+    given = InMemory(stored, numbers, in, out, MHA_LAYOUT_OUT_IN, 0, !offsets.empty());
     given_scales = ScalesInMemory(scales, out);
     weights.type = weights.weight_type;
     weights.layout = MHA_LAYOUT_OUT_IN;
     weights.w.data = given.data();
     weights.w.scales = reinterpret_cast<const float *>(given_scales.data());
   }
-  spec::Fastest().linear(stored, arithmetic, x.data(), numbers.data(), scales.data(),
+  spec::Fastest().linear(format, arithmetic, x.data(), numbers.data(), scales.data(),
                          weights.w.bias, has_residual ? residual.data() : nullptr, rows, in, out,
                          y.data());
   const std::vector<float> expected = Rounded(static_cast<Storage>(output_type), y);

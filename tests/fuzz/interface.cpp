@@ -772,6 +772,7 @@ struct Destroy {
 };
 std::unique_ptr<mha_layer, Destroy> made;  // what is called, unless it is over a packed buffer
 uint32_t given_type, given_layout;         // of the matrices that it is made of
+uint32_t group_size;                       // that it is made with
 
 void FillMatrix(mha_matrix *matrix, Wide depth, Wide columns) {
   const bool is_int4 = given_type == MHA_TYPE_INT4;
@@ -782,9 +783,12 @@ void FillMatrix(mha_matrix *matrix, Wide depth, Wide columns) {
   if (has_stride)
     matrix->row_stride = in.Boolean() ? Odd(static_cast<int64_t>(stored) + 2 * (in.Byte() % 4))
                                       : static_cast<int64_t>(width);
-  if (given_type >= MHA_TYPE_INT8 && !in.OneIn(32))
-    matrix->scales =
-        Floats(columns > 0 && depth > 0 ? columns * (is_int4 ? (depth + 31) / 32 : 1) : 0);
+  if (given_type >= MHA_TYPE_INT8 && !in.OneIn(32)) {
+    const Wide group = group_size != 0 ? group_size : is_int4 ? 32 : depth;
+    const Wide numbers = columns > 0 && depth > 0 ? columns * ((depth + group - 1) / group) : 0;
+    matrix->scales = Floats(numbers);
+    if (in.OneIn(4)) matrix->offsets = Floats(numbers);
+  }
   const Wide step = matrix->row_stride != 0 ? Wide{matrix->row_stride} : stored;
   if (rows <= 0 || width <= 0 || in.OneIn(64)) return;
   const Wide count =
@@ -805,6 +809,10 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
   linear.weight_type = config.weight_type = Type(5);
   linear.arithmetic = config.arithmetic =
       in.OneIn(3) ? Kind({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16}) : 0;
+  linear.group_size = config.group_size = group_size = in.OneIn(3)    ? Kind({16, 32, 64, 128})
+                                                       : in.OneIn(64) ? Kind(300)
+                                                                      : 0;
+  linear.scale_type = config.scale_type = in.OneIn(4) ? Type(3) : 0;
   linear.type = weights.type = given_type = in.OneIn(2) ? config.weight_type : Type(3);
   linear.layout = weights.layout = given_layout =
       given_type == MHA_TYPE_INT4 ? MHA_LAYOUT_OUT_IN : Kind(2);

@@ -368,6 +368,7 @@ void TestLayer() {
   if (config.weight_type >= MHA_TYPE_INT8) {
     linear.arithmetic = config.arithmetic =
         in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16});
+    linear.group_size = config.group_size = in.Choice({0, 16, 32, 64, 128});
   }
   config.num_kv_heads = in.Integer(1, 2), config.num_heads = config.num_kv_heads * in.Integer(1, 2);
   linear.output_dim = config.head_dim = in.Integer(1, 20),

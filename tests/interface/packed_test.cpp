@@ -417,14 +417,15 @@ struct Field {
 };
 constexpr size_t kHeaderBytes = 256;
 const Field kFields[] = {
-    {"magic", 0, 8, false},        {"byte_order", 8, 4, false},  {"version", 12, 4, false},
-    {"contract", 16, 4, false},    {"kind", 20, 4, true},        {"bytes", 24, 8, false},
-    {"checksum", 32, 8, false},    {"query_dim", 40, 8, true},   {"key_dim", 48, 8, true},
-    {"value_dim", 56, 8, true},    {"output_dim", 64, 8, true},  {"num_heads", 72, 8, true},
-    {"num_kv_heads", 80, 8, true}, {"head_dim", 88, 8, true},    {"head_dim_v", 96, 8, true},
-    {"scale", 104, 4, false},      {"has_output", 108, 4, true}, {"gate", 112, 4, true},
-    {"arithmetic", 116, 4, true},  {"gate_dim", 120, 8, true},   {"reserved", 128, 8, false}};
-const Field &kSize = kFields[5], &kHasOutput = kFields[16];
+    {"magic", 0, 8, false},          {"byte_order", 8, 4, false},  {"version", 12, 4, false},
+    {"contract", 16, 4, false},      {"kind", 20, 4, true},        {"bytes", 24, 8, false},
+    {"checksum", 32, 8, false},      {"query_dim", 40, 8, true},   {"key_dim", 48, 8, true},
+    {"value_dim", 56, 8, true},      {"output_dim", 64, 8, true},  {"num_heads", 72, 8, true},
+    {"num_kv_heads", 80, 8, true},   {"head_dim", 88, 8, true},    {"head_dim_v", 96, 8, true},
+    {"scale", 104, 4, false},        {"has_output", 108, 4, true}, {"gate", 112, 4, true},
+    {"arithmetic", 116, 4, true},    {"gate_dim", 120, 8, true},   {"group", 128, 8, true},
+    {"scale_storage", 136, 4, true}, {"offsets", 140, 4, true},    {"reserved", 144, 8, false}};
+const Field &kSize = kFields[5], &kHasOutput = kFields[16], &kOffsets = kFields[22];
 const int64_t kEdges[] = {
     0,         1,         2,         3,       4,       5,       6,         7,         8,
     9,         10,        15,        16,      17,      31,      32,        33,        47,
@@ -461,13 +462,15 @@ struct Packed {
 std::vector<Packed> AllKinds() {
   std::vector<Packed> all;
   const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic,
-                       mha_sgemm sgemm = nullptr) {
+                       mha_sgemm sgemm = nullptr, uint32_t group = 0) {
     mha_layer_config config = Config({6, 5, 7, 9, 4, 2, 3, 8});
     config.weight_type = type;
+    config.group_size = group;
     config.arithmetic = arithmetic;
     all.push_back({name, config, true, sgemm});
     mha_layer_config linear = Config({70, 0, 0, 5, 0, 0, 0, 0});
     linear.weight_type = type;
+    linear.group_size = group;
     linear.arithmetic = arithmetic;
     if (!sgemm) all.push_back({std::string(name) + ", W_O alone", linear, true, nullptr});
   };
@@ -480,6 +483,8 @@ std::vector<Packed> AllKinds() {
   add("int8 in int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8);
   add("int8 in int16", MHA_TYPE_INT8, MHA_ARITHMETIC_INT16);
   add("int4 in int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16);
+  add("int8 by 16", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, nullptr, 16);
+  add("int4 by 64 in int8", MHA_TYPE_INT4, MHA_ARITHMETIC_INT8, nullptr, 64);
   all.push_back({"one width, without W_O", Config({8, 0, 0, 0, 2, 0, 4, 0}), false, nullptr});
   all.push_back({"one width, sgemm", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, PlainSgemm});
   all.push_back({"gate", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, nullptr});
@@ -556,13 +561,15 @@ class MadeUpHeader : public testing::Test {
     EXPECT_TRUE(verified == MHA_OK || verified == MHA_ERROR_PACKED_CHECKSUM) << Name(verified);
     mha_layer_config config = Zeroed<mha_layer_config>();
     ASSERT_EQ(mha_layer_shape(view.layer, &config, nullptr), MHA_OK);
-    uint32_t has_output = 0;
+    uint32_t has_output = 0, offsets = 0;
     std::memcpy(&has_output, header_ + kHasOutput.offset, 4);
+    std::memcpy(&offsets, header_ + kOffsets.offset, 4);
     mha_layer_config same = config;
     if (!has_output) same.output_dim = 0;
     if (same.scale == 0.0f) same.scale = 0.0f;  // -0, too
     const bool only_asks = config.num_heads != 0 && config.key_dim == 0;
     SetLayer(same, has_output != 0, only_asks);
+    SetGroups(offsets);
     EXPECT_EQ(data_.PackSize(&options_), bytes);
     Random random(7);
     if (config.num_heads == 0) {
@@ -603,6 +610,19 @@ class MadeUpHeader : public testing::Test {
       data_.weights.w_k.data = data_.weights.w_v.data = numbers;
     if (config.gate != MHA_GATE_NONE) data_.weights.w_g.data = numbers;
     if (has_output) data_.weights.w_o.data = numbers;
+  }
+  // Floats have no offsets, and no scales of f16.
+  void SetGroups(uint32_t offsets) {
+    if (offsets == 0 && data_.config.scale_type != MHA_TYPE_F16) return;
+    static const float number = 0;
+    mha_layer_weights &w = data_.weights;
+    w.type = data_.config.weight_type;
+    w.layout = MHA_LAYOUT_OUT_IN;
+    for (mha_matrix *matrix : {&w.w_q, &w.w_g, &w.w_k, &w.w_v, &w.w_o}) {
+      if (matrix->data) matrix->scales = &number;
+      if (offsets & 1) matrix->offsets = &number;
+      offsets >>= 1;
+    }
   }
 
   Packed kind_;
@@ -658,7 +678,7 @@ TEST_F(MadeUpHeader, FieldsThatThisVersionDoesNotKnowAreRefused) {
     ASSERT_NO_FATAL_FAILURE(Begin(kind));
     Set(kHasOutput, 2);
     EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT) << kind.name;
-    for (size_t at = kFields[20].offset; at < 248; ++at) {
+    for (size_t at = kFields[23].offset; at < 248; ++at) {
       Reset();
       Set({"reserved", at, 1, false}, 1);
       EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT) << kind.name << ", byte " << at;
