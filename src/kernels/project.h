@@ -55,13 +55,6 @@ struct StoredPanel {
   }
 };
 
-// Numbers of groups: their scales or offsets from number i on.
-template <class V>
-MHA_INLINE V load_of_groups(const void *numbers, Storage storage, int64_t i) {
-  if (storage == Storage::f16) return load<V>(static_cast<const F16 *>(numbers) + i);
-  return load<V>(static_cast<const float *>(numbers) + i);
-}
-
 constexpr int64_t code_prefetch_bytes = 4096;  // how far ahead codes of int4 are prefetched
 
 // Widens terms of int4, the first of them even, to [term][48]. If the number of terms is odd, the
@@ -302,7 +295,8 @@ struct PanelTerms {
   int64_t begin, terms, columns;
   Sums mode;
   int64_t chain;
-  const float *scales;  // add_scaled: of the first group
+  const void *scales;  // add_scaled: of the first group
+  Storage scale_storage;
 };
 
 // Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, into sums
@@ -332,6 +326,7 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   tile.chain = panel.chain;
   tile.sums_stride = sums_stride;
   tile.mode = panel.mode;
+  tile.scale_storage = panel.scale_storage;
   tile.next_columns = 0;
   for (int64_t r = 0; r < count; r += tile.repeats * tile.next_rows) {
     const int64_t left = count - r, size = next_tile_rows<V>(left, true);
@@ -359,7 +354,7 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
         tile.columns[b] = first + b * panel_bytes + column * element;
         tile.sums[b] = sums + r * sums_stride + b * panel_columns + column;
       }
-      tile.scales = panel.scales ? panel.scales + column : nullptr;
+      tile.scales = panel.scales ? element_at(panel.scales, panel.scale_storage, column) : nullptr;
       tile.prefetch = no_prefetch(sums);
       if (prefetches && !is_far && count == 2 && panels == 1) {
         tile.prefetch = {first + own_prefetch_terms * row_bytes, 64, row_bytes, 0};
@@ -438,7 +433,8 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
           columns,
           k > 0 ? Sums::add : Sums::replace,
           dot_block,
-          nullptr};
+          nullptr,
+          Storage::f32};
       multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
                        is_far);
     }
@@ -502,52 +498,58 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
   return panel;
 }
 
-// Adds the products of two rows of sums of groups with some groups of offsets of a panel, as one
-// chain. If there is one row, it stands in for the other.
-template <class V>
-MHA_INLINE void add_products_of_sums(const float *const (&x)[2], int64_t rows, int64_t groups,
-                                     const float *offsets, float *sums, int64_t stride) {
-  constexpr int C = TileShape<V::size>::project_vectors(2), lanes = V::size;
-  for (int64_t column = 0; column < panel_columns; column += C * lanes) {
-    const float *const columns[1] = {offsets + column};
-    V acc[2][C];
-    clear(acc);
-    for (int64_t g = 0; g < groups; ++g) add_term<C>(x, g, columns, g * panel_columns, acc);
-    MHA_EACH(r, 2) {
-      float *const to = sums + r * stride + column;
-      if (r < rows) {
-        MHA_EACH(c, C) store(to + c * lanes, load<V>(to + c * lanes) + acc[r][c]);
-      }
-    }
-  }
-}
-
 // Prefetches the offsets of some panels, which are read after all their terms.
 MHA_INLINE void prefetch_offsets(const Projection &p, int64_t panel, int64_t panels) {
   const int64_t bytes = p.sums * panel_columns * bytes_of(p.scale_storage);
   if (p.offsets) prefetch_row(static_cast<const char *>(p.offsets) + panel * bytes, panels * bytes);
 }
 
+// Adds the products of some sums of groups, x of each row, with the offsets of a panel. Rows that
+// are missing are the last one, and not written.
+template <class V, int R, class Number>
+MHA_NOINLINE void add_products_of_sums(const Projection &p, int64_t panel, const float *x,
+                                       int64_t x_stride, int64_t count, float *sums,
+                                       int64_t stride) {
+  constexpr int C = TileShape<V::size>::project_vectors(4), lanes = V::size;
+  const int64_t first = panel * p.sums * panel_columns;
+  const Number *const offsets = static_cast<const Number *>(p.offsets) + first,
+                      *const scales = static_cast<const Number *>(p.scales) + first;
+  const bool is_int4 = p.storage == Storage::int4;
+  const float *of_row[R];
+  MHA_EACH(r, R) of_row[r] = x + min(r, count - 1) * x_stride;
+  for (int64_t column = 0; column < panel_columns; column += C * lanes) {
+    for (int64_t g = 0; g < p.sums;) {
+      V acc[R][C];
+      clear(acc);
+      for (const int64_t end = min(p.sums, g + offset_block); g < end; ++g) {
+        const int64_t at = g * panel_columns + column;
+        MHA_EACH(c, C) {
+          V offset = load<V>(offsets + at + c * lanes);
+          // The codes of int4 are less by 8 here.
+          if (is_int4) offset = mul_add(all<V>(8.0f), load<V>(scales + at + c * lanes), offset);
+          MHA_EACH(r, R) acc[r][c] = mul_add(all<V>(of_row[r][g]), offset, acc[r][c]);
+        }
+      }
+      for (int r = 0; r < R && r < count; ++r) {
+        float *const to = sums + r * stride + column;
+        MHA_EACH(c, C) store(to + c * lanes, load<V>(to + c * lanes) + acc[r][c]);
+      }
+    }
+  }
+}
+
 // Adds the offsets of a panel to the sums of its columns: x has the sums of groups of `count` rows.
 template <class V>
 MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x, int64_t x_stride,
                               int64_t count, float *sums, int64_t stride) {
-  alignas(64) float offsets[offset_block * panel_columns];
-  const int64_t first = panel * p.sums * panel_columns;
-  for (int64_t g = 0; g < p.sums; g += offset_block, x += offset_block) {
-    const int64_t groups = min(offset_block, p.sums - g);
-    for (int64_t i = 0; i < groups * panel_columns; i += V::size) {
-      const int64_t at = first + g * panel_columns + i;
-      const V offset = load_of_groups<V>(p.offsets, p.scale_storage, at),
-              scale = load_of_groups<V>(p.scales, p.scale_storage, at);
-      // The codes of int4 are less by 8 here.
-      store(offsets + i,
-            p.storage == Storage::int4 ? mul_add(all<V>(8.0f), scale, offset) : offset);
-    }
-    for (int64_t r = 0; r < count; r += 2) {
-      const float *const rows[2] = {x + r * x_stride, x + min(r + 1, count - 1) * x_stride};
-      add_products_of_sums<V>(rows, count - r, groups, offsets, sums + r * stride, stride);
-    }
+  const bool are_halves = p.scale_storage == Storage::f16;
+  const auto of_four =
+      are_halves ? add_products_of_sums<V, 4, F16> : add_products_of_sums<V, 4, float>;
+  const auto of_one =
+      are_halves ? add_products_of_sums<V, 1, F16> : add_products_of_sums<V, 1, float>;
+  for (int64_t r = 0; r < count; r += 4) {
+    (count - r == 1 ? of_one : of_four)(p, panel, x + r * x_stride, x_stride, count - r,
+                                        sums + r * stride, stride);
   }
 }
 
@@ -561,17 +563,14 @@ constexpr int64_t max_rows_widened_in_registers = 24;
 template <class V>
 MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int64_t panel_begin,
                                  int64_t panel_end) {
-  constexpr int64_t most_groups = 64;
-  alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
-      widened_scales[most_groups * panel_columns];
+  alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns];
   alignas(64) Int4Number<V> codes[max_group * panel_columns];
+  constexpr Storage storage = sizeof *codes == sizeof(float) ? Storage::f32 : Storage::f16;
   const bool is_int4 = p.storage == Storage::int4,
              is_widened = is_int4 || has_loops_of_floats_alone<V> ||
-                          rows.count > max_rows_widened_in_registers;
-  constexpr Storage storage = sizeof *codes == sizeof(float) ? Storage::f32 : Storage::f16;
-  const int64_t at_once = is_widened ? max_group : most_groups * p.group,
-                numbers = at_once / p.group * panel_columns;  // of groups, at once
-  const bool prefetches = !is_widened && p.depth * p.columns > min_prefetch_bytes;
+                          rows.count > max_rows_widened_in_registers,
+             prefetches = !is_widened && p.depth * p.columns > min_prefetch_bytes;
+  const int64_t at_once = is_widened ? max_group : p.depth;
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     const int64_t columns = min(panel_columns, p.columns - panel * panel_columns);
@@ -579,16 +578,8 @@ MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int6
     // Sums start with +0, since each group of terms is added with its scale.
     for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size)
       store(sums + i, all<V>(0.0f));
-    for (int64_t k = 0, first = 0; k < p.depth; k += at_once, first += numbers) {
+    for (int64_t k = 0, group = 0; k < p.depth; k += at_once, group += at_once / p.group) {
       const int64_t terms = min(at_once, p.depth - k);
-      const float *scales = reinterpret_cast<const float *>(stored.scales) + first;
-      if (p.scale_storage == Storage::f16) {
-        const char *const halves = element_at(stored.scales, Storage::f16, first);
-        widen<V>(Storage::f16, halves, min(numbers, stored.groups * panel_columns - first),
-                 widened_scales);
-        prefetch_row(halves + 2 * numbers, 2 * numbers);
-        scales = widened_scales;
-      }
       if (is_int4)
         widen_codes<V>(stored.at<Int4>(k), terms, codes);
       else if (is_widened)
@@ -600,7 +591,8 @@ MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int6
                                  columns,
                                  Sums::add_scaled,
                                  p.group,
-                                 scales};
+                                 element_at(stored.scales, p.scale_storage, group * panel_columns),
+                                 p.scale_storage};
       multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, prefetches,
                        prefetches);
     }

@@ -89,7 +89,9 @@ struct Tile {
   float *sums[max_tile_strips];
   int64_t sums_stride;
   Sums mode;
-  const float *scales;  // add_scaled: for each chain, the scales of the columns of strip 0
+  // add_scaled: for each chain, the scales of the columns of strip 0 in a row of 48.
+  const char *scales;
+  Storage scale_storage;                                // f32 or f16
   int64_t repeats, next_rows, next_columns, next_sums;  // how far each advances, in elements
   Prefetch prefetch;
 };
@@ -263,7 +265,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
     const float *rows[R];
     MHA_EACH(r, R) rows[r] = list[r];
     int64_t k = 0, at = 0;
-    const float *scales = tile.scales;
+    const char *scales = tile.scales;
     do {
       // One chain: load what the sums start with, add its terms, and store the sums.
       const int64_t end = min(terms, k + tile.chain);
@@ -300,11 +302,20 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       // one strip; what was widened before is not prefetched.
       const Sums mode = opaque(tile.mode);
       if (may_be_scaled && mode == Sums::add_scaled) {
+        alignas(64) float widened[N * lanes];
+        const float *of_columns = reinterpret_cast<const float *>(scales);
+        const bool are_halves = tile.scale_storage == Storage::f16;
+        if (are_halves) {
+          MHA_EACH(i, N)
+            store(widened + i * lanes, load<V>(reinterpret_cast<const F16 *>(scales) + i * lanes));
+          of_columns = widened;
+        }
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N)
-            acc[r][i] = mul_add(acc[r][i], load<V>(scales + i * lanes), load<V>(to[0] + i * lanes));
+            acc[r][i] =
+                mul_add(acc[r][i], load<V>(of_columns + i * lanes), load<V>(to[0] + i * lanes));
         });
-        scales += panel_columns;
+        scales += panel_columns * (are_halves ? 2 : 4);
       } else if (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0)) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N) acc[r][i] = load<V>(to[i / C] + i % C * lanes) + acc[r][i];
