@@ -234,6 +234,13 @@ class Packed(Command):
         self.check(layer, layer.llama(), later, "rotated (base 20), window of 2 rows", frequencies=frequencies(20), window=2, **expected)
         self.check(layer, layer.llama("model.layers.1.self_attn."), later, "base 500, linear_factor 8", frequencies=slow, **expected)
 
+    def test_one_matrix_of_grouped_queries(self):
+        layer = Layer(kv_heads=2, has_bias=False)
+        tensors = {"model.layers.0.self_attn.qkv_proj.weight": transposed(layer.fused()[0]), "model.layers.0.self_attn.o_proj.weight": transposed(layer.w["o"])}
+        phi3 = {**llama, "model_type": "phi3", "num_key_value_heads": 2, "sliding_window": 3, "original_max_position_embeddings": 4096, "auto_map": {}}
+        self.check(layer, tensors, phi3, "window of 3 rows", frequencies=frequencies(500), window=3)
+        self.check(layer, tensors, {**phi3, "sliding_window": None}, "causal, rotated (base 500)", frequencies=frequencies(500))
+
     def test_sinks_are_not_lost(self):
         layer = Layer(kv_heads=2)
         tensors = {**layer.llama(), "model.layers.0.self_attn.sinks": layer.sinks}
@@ -379,11 +386,18 @@ class Running(Command):
             "BERT": layer.linears("l.0.self.query", "l.0.self.key", "l.0.self.value", "l.0.output.dense"),
             "GPT-2": {"h.0.attn.c_attn.weight": w, "h.0.attn.c_attn.bias": b, "h.0.attn.c_proj.weight": layer.w["o"], "h.0.attn.c_proj.bias": layer.b["o"],
                       "h.0.mlp.c_proj.weight": normal(2, 2)},
+            "Phi-3": {"h.0.qkv_proj.weight": transposed(w), "h.0.qkv_proj.bias": b, "h.0.o_proj.weight": o["out_proj.weight"], "h.0.o_proj.bias": o["out_proj.bias"]},
+            "timm": {"blocks.0.attn.qkv.weight": transposed(w), "blocks.0.attn.qkv.bias": b, "blocks.0.norm1.weight": normal(2),
+                     "blocks.0.attn.proj.weight": o["out_proj.weight"], "blocks.0.attn.proj.bias": o["out_proj.bias"]},
         }
         for name, tensors in files.items():
             with self.subTest(name):
                 self.write("model.safetensors", safetensors(tensors))
-                self.assertEqual(self.run_it("--weights", "model.safetensors", *self.options)[0], self.y)
+                rope = ["--no-rope"] if name in ("Phi-3", "timm") else []
+                self.assertEqual(self.run_it("--weights", "model.safetensors", *self.options, *rope)[0], self.y)
+        self.refused(self.mha("run", "--weights", "model.safetensors", *self.options, "--input", "x.npy", "--output", "y.npy"), "--rope-base or --no-rope is needed")
+        self.write("model.safetensors", safetensors({**tensors, "blocks.0.attn.relative_position_bias_table": normal(2, 2)}))
+        self.refused(self.mha("pack", "--weights", "model.safetensors", *self.options, "--no-rope", "--output", "layer.mha"), "position_bias_table", "not supported")
         plain = Layer(has_bias=False)
         matrices = {f"W_{name}": plain.w[name[0]] for name in ("query", "key", "value")}
         for more in ({"out_proj": plain.w["o"]}, {"out_proj.weight": transposed(plain.w["o"])}, {}):
@@ -400,6 +414,24 @@ class Running(Command):
         missing = {name: value for name, value in self.layer.llama().items() if "o_proj" not in name}
         self.write("model.safetensors", safetensors(missing))
         self.refused(self.mha("run", *run, "--input", "x.npy", "--output", "y.npy"), "o_proj.weight")
+
+    def test_models_in_several_files(self):
+        tensors = {name: value for i in (0, 1) for name, value in (self.layer if i == 1 else Layer()).llama(f"model.layers.{i}.self_attn.").items()}
+        files = {name: f"{2 * at // len(tensors)}.safetensors" for at, name in enumerate(tensors)}
+        files["model.layers.1.self_attn.v_proj.weight"] = "0.safetensors"
+        for file in ("0.safetensors", "1.safetensors"):  # each has also a tensor that the index takes from the other one
+            self.write(file, safetensors({name: value for name, value in tensors.items() if files[name] == file} |
+                                         {name: normal(2, 2) for name in list(tensors)[:1] if files[name] != file}))
+        index = lambda **more: self.write("model.safetensors.index.json", {"metadata": {}, "weight_map": {**files, **more}})  # noqa: E731
+        index()
+        run = ["--weights", "model.safetensors.index.json", *self.options, "--no-rope", "--layer", "layers.1"]
+        self.assertEqual(self.run_it(*run)[0], self.y)
+        self.refused(self.mha("pack", *run, "--output", "1.safetensors"), "is also a file of the --weights")
+        for more, sentence in (({"a": "1.safetensors"}, "says that 1.safetensors has 'a', which it has not"), ({"a": "2.safetensors"}, "2.safetensors: cannot be read"),
+                               ({"a": "../1.safetensors"}, "must be the name of a file in the same folder"), ({"a": 3}, "must be the name of a file"),
+                               ({"a": "model.safetensors.index.json"}, "which it has not")):
+            index(**more)
+            self.refused(self.mha("pack", *run, "--output", "layer.mha"), sentence)
 
     def test_types_of_weights_and_rows(self):
         tensors = self.layer.linears("W_query", "W_key", "W_value", "out_proj")
@@ -548,9 +580,7 @@ class BadFiles(Command):
             (entry(data_offsets=[0, 24, 25]), "is not like"), (entry(more=1), "is not like"), (entry(data_offsets=[0, 28]), "it looks truncated"),
             (entry(data_offsets=[24, 0]), "lies from byte 24"), (entry(shape=[2, 2]), "does not fit its shape"), (entry(shape=[2**62, 2**62]), "does not fit"),
             (entry(), "has no tensor 'W_key'"), (entry(dtype="I8"), "stored as 'I8'"), (with_header(b"[" * 5000 + b"]" * 5000), "not a .safetensors file"),
-            (json.dumps({"metadata": {}, "weight_map": {"b": "model-00002-of-00002.safetensors", "a": "model-00001-of-00002.safetensors"}}).encode(),
-             "is the index of a model in several .safetensors files; pass the file that has the layer's tensors, such as 'model-00001-of-00002.safetensors' (weight_map"),
-            (b'{"weight_map": {}}', "is the index of a model in several"), (b'{"weight_map": 3}', "not a .safetensors file"),
+            (b'{"weight_map": {}}', "has no tensor in weight_map"), (b'{"weight_map": 3}', "not a .safetensors file"),
             (with_header(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"), "nested more than 32 deep"),
         ]
         for content, sentence in table:

@@ -29,6 +29,7 @@ const std::map<std::string, Type> kTypes = {
     {"llama", {true, true, false, false, false, Windows::kNone}},
     {"mistral", {true, true, false, false, false, Windows::kAll}},
     {"olmo2", {true, true, true, false, false, Windows::kNone}},
+    {"phi3", {true, true, false, false, false, Windows::kAll}},
     {"qwen2", {true, true, false, false, false, Windows::kListed}},
     {"qwen3", {true, true, true, false, false, Windows::kListed}},
     {"roberta", {false, false, false, false, false, Windows::kNone}},
@@ -37,7 +38,7 @@ const std::map<std::string, Type> kTypes = {
 // What changes nothing in the attention, or what the tensors show.
 constexpr char kHarmless[] =
     "_name_or_path activation_function architectures attention_bias attention_dropout "
-    "attention_probs_dropout_prob attn_pdrop bos_token_id cache_implementation "
+    "attention_probs_dropout_prob attn_pdrop auto_map bos_token_id cache_implementation "
     "classifier_dropout cls_token_id dtype embd_pdrop eos_token_id experts_per_token "
     "final_logit_softcapping gradient_checkpointing hidden_act hidden_activation "
     "hidden_dropout_prob id2label initial_context_length initializer_range intermediate_size "
@@ -163,6 +164,7 @@ Model read_model(const std::string &path, int64_t layer) {
   const char *const width = is_gpt2 ? "n_embd" : "hidden_size";
   std::istringstream harmless(kHarmless);
   for (std::string key; harmless >> key;) config.ignore(key);
+  if (type_name == "phi3") config.ignore("original_max_position_embeddings");  // of longrope
   Model model;
   model.name = model.call.source = path;
   model.has_norm = type.has_norm;

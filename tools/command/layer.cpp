@@ -19,6 +19,7 @@ struct Family {
   std::vector<const char *> outputs;  // the first one that is there; "" = no W_O
   bool is_in_out = false;             // how the matrices lie
   bool may_rotate = false;            // some models of these names rotate, others do not
+  bool is_alone = false;              // there are no tensors beside those of q and outputs
 };
 const std::vector<const char *> kLlamasOutputs = {"o_proj.weight", "out_proj.weight",
                                                   "dense.weight"};
@@ -27,6 +28,10 @@ const std::vector<Family> kFamilies = {
     {"W_query", "W_key", "W_value", {"out_proj.weight", "out_proj", ""}, true},
     // nn.MultiheadAttention
     {"in_proj_weight", nullptr, nullptr, {"out_proj.weight"}},
+    // timm's vision transformers: what others have beside these changes the layer
+    {"qkv.weight", nullptr, nullptr, {"proj.weight"}, false, true, true},
+    // Phi-3
+    {"qkv_proj.weight", nullptr, nullptr, {"o_proj.weight"}, false, true},
     // Llama
     {"q_proj.weight", "k_proj.weight", "v_proj.weight", kLlamasOutputs, false, true},
     // BERT
@@ -351,15 +356,24 @@ void check_output(const std::string &output, const LayerOptions &layer) {
     if (is_same_file(output, path))
       fail("--output: ", output, " is also the ", name, "; name another file");
   }
+  if (layer.weights.empty() || !layer.packed.empty()) return;
+  for (const std::string &file : files_of(layer.weights)) {
+    if (is_same_file(output, file))
+      fail("--output: ", output, " is also a file of the --weights; name another file");
+  }
 }
 
 void Layer::pack(const LayerOptions &options) {
   const SafetensorsFile file(options.weights);
   const FoundLayer found = choose_layer(file, options.layer);
-  for (const char *addition : kAdditions) {
-    if (!file.has(found.prefix + addition)) continue;
-    fail(file.path(), ": the tensor ", in_quotes(found.prefix + addition),
-         " changes the layer in a way that is not supported");
+  for (const auto &[name, tensor] : file.tensors()) {
+    if (name.compare(0, found.prefix.size(), found.prefix) != 0) continue;
+    const std::string rest = name.substr(found.prefix.size());
+    if (std::count(std::begin(kAdditions), std::end(kAdditions), rest) != 0 ||
+        (found.family->is_alone && rest.rfind("qkv.", 0) != 0 && rest.rfind("proj.", 0) != 0)) {
+      fail(file.path(), ": the tensor ", in_quotes(name),
+           " changes the layer in a way that is not supported");
+    }
   }
   const std::string config = options.config.empty() ? beside(options) : options.config;
   if (options.without_config && !config.empty())

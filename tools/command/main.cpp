@@ -109,7 +109,8 @@ void add_layer_options(CLI::App *app, LayerOptions *options) {
     app->add_flag(name, *value, text)->group(group);
   };
   add("--weights", &options->weights, "FILE",
-      "The weights of a layer or a whole model (.safetensors; F32, F16, BF16)");
+      "The weights of a layer or a whole model (.safetensors, or .index.json of several; F32, F16, "
+      "BF16)");
   add("--layer", &options->layer, "PREFIX",
       "The layer of a model: its prefix, or a part that no other layer has (h.0)");
   add("--config", &options->config, "FILE",

@@ -206,11 +206,12 @@ Examples:
 The first example reads the config.json next to the model.
 
 The command knows these names of weights: W_query, W_key, W_value (as nn.Linear or as matrices),
-nn.MultiheadAttention, Llama and similar models, BERT, GPT-2. It knows these values of model_type in
-config.json: bert, gemma, gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, olmo2, qwen2, qwen3,
-roberta. Windows, norms of queries and keys, sinks, softcap and scaled RoPE need a config.json. An
-unknown key in it is an error. The library and the Python package support what the command lacks:
-cross-attention, masks, padding, gates, other names.)");
+nn.MultiheadAttention, Llama and similar models, Phi-3, BERT, GPT-2, vision transformers of timm. It
+knows these values of model_type in config.json: bert, gemma, gemma2, gemma3_text, gpt2, gpt_oss,
+llama, mistral, olmo2, phi3, qwen2, qwen3, roberta. Windows, norms of queries and keys, sinks,
+softcap and scaled RoPE need a config.json. An unknown key in it is an error. The library and the
+Python package support what the command lacks: cross-attention, masks, padding, gates, other
+names.)");
   run_app->callback([options] { run(*options); });
 }
 

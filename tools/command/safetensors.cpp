@@ -73,35 +73,59 @@ float widen_f16(uint16_t bits) {
   return sign != 0 ? -magnitude : magnitude;
 }
 
-// A model in several files has an index, model.safetensors.index.json: {"weight_map": {"name of a
-// tensor": "file"}}.
-void check_is_no_index(const MappedFile &file) {
+// The file of each tensor of a model in several files. Their index, model.safetensors.index.json,
+// is {"weight_map": {"name of a tensor": "file in the same folder"}}. Empty = this is no index.
+std::map<std::string, std::string> read_index(const MappedFile &file) {
+  std::map<std::string, std::string> paths;
   const char *const begin = reinterpret_cast<const char *>(file.data());
-  if (file.size() == 0 || *begin != '{') return;
+  if (file.size() == 0 || *begin != '{') return paths;
   const json index = parse_json(file.path(), begin, begin + file.size());
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    return;
-  std::string first;
+    return paths;
+  const std::string folder = file.path().substr(0, file.path().rfind('/') + 1);
   for (const auto &[name, of] : index["weight_map"].items()) {
-    if (of.is_string() && (first.empty() || of < first)) first = of;
+    const std::string other = of.is_string() ? of.get<std::string>() : "";
+    if (other.empty() || other.find_first_of(std::string("/\0", 2)) != std::string::npos)
+      fail(file.path(), ": the file of ", in_quotes(name),
+           " in weight_map must be the name of a file in the same folder");
+    paths[name] = folder + other;
   }
-  fail(file.path(),
-       ": is the index of a model in several .safetensors files; pass the file that has the "
-       "layer's tensors",
-       first.empty() ? "" : ", such as " + in_quotes(first),
-       " (weight_map names the file of each tensor)");
+  if (paths.empty()) fail(file.path(), ": has no tensor in weight_map");
+  return paths;
 }
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string &path) : file_(path) {
+std::set<std::string> files_of(const std::string &path) {
+  std::set<std::string> files = {path};
+  for (const auto &[name, file] : read_index(MappedFile(path))) files.insert(file);
+  return files;
+}
+
+SafetensorsFile::SafetensorsFile(const std::string &path) : path_(path) {
+  const std::map<std::string, std::string> index = read_index(MappedFile(path));
+  for (const std::string &file : files_of(path)) {
+    if (!index.empty() && file == path) continue;
+    for (auto &[name, tensor] : add_file(file)) {
+      const auto found = index.find(name);
+      if (index.empty() || (found != index.end() && found->second == file))
+        tensors_.emplace(name, std::move(tensor));
+    }
+  }
+  for (const auto &[name, file] : index) {
+    if (!has(name))
+      fail(path, ": says that ", file, " has ", in_quotes(name), ", which it has not");
+  }
+}
+
+std::map<std::string, Tensor> SafetensorsFile::add_file(const std::string &path) {
+  const MappedFile &file = *files_.emplace_back(std::make_unique<const MappedFile>(path));
   uint64_t length = 0;
-  for (int i = 7; i >= 0 && file_.size() > 8; --i) length = length * 256 + file_.data()[i];
-  check_is_no_index(file_);
-  const char *header = reinterpret_cast<const char *>(file_.data()) + 8;
-  if (file_.size() <= 8 || header[0] != '{')
+  for (int i = 7; i >= 0 && file.size() > 8; --i) length = length * 256 + file.data()[i];
+  const char *header = reinterpret_cast<const char *>(file.data()) + 8;
+  if (file.size() <= 8 || header[0] != '{')
     fail(path, ": is not a .safetensors file (no header in JSON follows the first 8 bytes)");
-  const uint64_t rest = file_.size() - 8;
+  const uint64_t rest = file.size() - 8;
   if (length > rest)
     fail(path, ": says that its header has ", length, " bytes, but only ", rest,
          " follow; it looks truncated");
@@ -109,11 +133,13 @@ SafetensorsFile::SafetensorsFile(const std::string &path) : file_(path) {
     fail(path, ": says that its header has ", length, " bytes, more than the format allows");
   const json parsed = parse_json(path, header, header + length);
   if (!parsed.is_object()) fail(path, ": has a header that is not a JSON object");
+  std::map<std::string, Tensor> tensors;
   for (const auto &[name, entry] : parsed.items()) {
-    if (name != "__metadata__")
-      tensors_.emplace(name, read_tensor(path, name, entry, rest - length));
+    if (name == "__metadata__") continue;
+    Tensor &tensor = tensors[name] = read_tensor(path, name, entry, rest - length);
+    tensor.data = file.data() + 8 + length + tensor.begin;
   }
-  data_ = file_.data() + 8 + length;
+  return tensors;
 }
 
 const Tensor &SafetensorsFile::get(const std::string &name) const {
@@ -125,7 +151,7 @@ const Tensor &SafetensorsFile::get(const std::string &name) const {
 const float *SafetensorsFile::values(const std::string &name,
                                      std::vector<std::unique_ptr<float[]>> *copies) const {
   const Tensor &tensor = get(name);
-  const unsigned char *bytes = data_ + tensor.begin;
+  const unsigned char *bytes = tensor.data;
   const bool is_f32 = tensor.dtype == "F32", is_f16 = tensor.dtype == "F16";
   if (bytes_of(tensor.dtype) == 0) {
     fail(path(), ": the tensor ", in_quotes(name), " is stored as ", in_quotes(tensor.dtype),
