@@ -1317,6 +1317,9 @@ class Mha(unittest.TestCase):
                   (TypeError, "w_k is a list", lambda: layer(w_k=[floats(24, 8)] * 2)), (TypeError, "a layer has no widht", lambda: layer(widht=3)),
                   (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)), (TypeError, "packed is None; it must be a NumPy array", lambda: mha.Layer.view(None)),
                   (TypeError, "scales is a list; it must be a dictionary from matrices to arrays", lambda: layer(scales=[floats(24)])),
+                  (ValueError, "there are no offsets of 'w_x'; the matrices are w_q", lambda: layer(offsets={"w_x": floats(24)})),
+                  (ValueError, r"offsets\['w_q'\] is float32 \[24\]; its shape must be \[24, 2\]", lambda: layer(offsets={"w_q": floats(24)}, group_size=16)),
+                  (ValueError, "scale_type is 'bf16'; it must be one of 'f32', 'f16'", lambda: layer(scale_type="bf16")),
                   (TypeError, "bytes is a tuple; it must be an integer", lambda: mha.aligned((2, 3))), (ValueError, "bytes is -1; it must be at least 0", lambda: mha.aligned(-1)),
                   # An integer that the library's types do not hold would become another one, and memory be written behind an array of the first.
                   (ValueError, "num_positions is -18446744073709551611; the library takes numbers from -9223372036854775808", lambda: mha.Rope.tables(8, -2**64 + 5)),

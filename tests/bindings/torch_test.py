@@ -561,7 +561,8 @@ class Torch(unittest.TestCase):
             module = nn.Linear(40, 24, bias=bias).to(dtype)
             w, b = module.weight.detach().float().numpy(), module.bias.detach().float().numpy() if bias else None
             for options in ({}, {"weight_type": "f16"}, {"weight_type": "int8"}, {"weight_type": "int8", "arithmetic": "int8"},
-                            {"weight_type": "int8", "arithmetic": "int16"}, {"weight_type": "int4", "arithmetic": "int8"}):
+                            {"weight_type": "int8", "arithmetic": "int16"}, {"weight_type": "int4", "arithmetic": "int8"},
+                            {"weight_type": "int8", "group_size": 32, "arithmetic": "int8"}, {"weight_type": "int4", "group_size": 16}):
                 layer, same = mha.torch.Linear.from_module(module, strict=True, **options), mha.Linear(w, b, **options)
                 for x in (random(7, 40), random(40), random(1, 40), random(2, 3, 40), random(0, 40), random(2, 0, 40), random(3, 2, 40).transpose(0, 1),
                           random(7, 50)[:, 3:43], random(5, 4, 50)[:, 1:3, 3:43], random(40, 7).t(), random(7, 80)[:, ::2], random(1, 40).expand(6, 40),
@@ -666,9 +667,10 @@ class Torch(unittest.TestCase):
                 torch.testing.assert_close(run(model, x), run(make(), x), atol=1e-5, rtol=1e-5)
             self.assertEqual(mha.torch.pack_linears(model), [name for name in all_names if name not in names])  # what is packed stays so
         model = make()
-        mha.torch.pack_linears(model, weight_type="int8", arithmetic="int16")
+        mha.torch.pack_linears(model, weight_type="int8", group_size=64, arithmetic="int16")
         self.assertIs(model["one"], model["parts"][1][1])
-        self.assertEqual({(module.weight_type, module.arithmetic) for module in model.modules() if type(module) is mha.torch.Linear}, {("int8", "int16")})
+        self.assertEqual({(module.weight_type, module.group_size, module.arithmetic) for module in model.modules() if type(module) is mha.torch.Linear},
+                         {("int8", 64, "int16")})
         with torch.inference_mode():
             expected = run(make(), x)
             self.assertLess((run(model, x) - expected).norm() / expected.norm(), 0.02)

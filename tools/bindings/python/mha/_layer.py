@@ -15,7 +15,7 @@ from ._callbacks import Scheduler, _raising
 from ._calls import Prepared, _appended, _arrays_of_sequences, _check_prepared, _info, _run, _set_norm, _set_sequences, _wanted
 from ._library import _call, _loaded
 from ._structs import (_CallInfo, _Config, _ForwardArgs, _Input, _LinearArgs, _LinearWeights, _Matrix, _NotCopied, _Options, _Output, _Weights, _empty, _new, _packer,
-                       _somewhere, arithmetics, gates, instruction_set_names, layouts, types)
+                       _somewhere, arithmetics, gates, instruction_set_names, layouts, scale_types, types)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,9 +43,11 @@ class Layer(_NotCopied):
     after its own in w_q.
 
     Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4 with scales (type="int4": uint8,
-    two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. Scales are float32: of int8 [out], one for
-    each output, in either layout; of int4 [out, ceil(in / 32)]. weight_type says how the layer keeps the matrices; int8 arrays also need
-    weight_type="int8", and int4 arrays weight_type="int4".
+    two numbers in each, layout="out_in" only); scales={"w_q": ..., "w_o": ...}. weight_type says how the layer keeps the matrices; int8 arrays also
+    need weight_type="int8", and int4 arrays weight_type="int4". With group_size (16, 32, 64, 128) as many inputs of an output share a scale; 0 is all of
+    them for int8 and 32 for int4. Scales are float32: [out] where all inputs share one, in either layout; in groups [out, ceil(in / group_size)], as
+    are offsets={"w_q": ...}, with which a weight is code * scale + offset. scale_type="f16" keeps both as float16, which must hold them exactly.
+    mha.formats has those of other programs.
     arithmetic is what the projections compute in, "int8" or "int16" with weights of int8 or int4.
 
     The arrays are read once, and may be freed then. The attribute `shape` has the fields of mha_layer_config by name, all defaults resolved.
@@ -168,16 +170,17 @@ class Layer(_NotCopied):
 
 class Linear(_NotCopied):
     """A product alone, y = x W^T + b, on the kernels of the projections; `layer` is its Layer, of w alone. w is [out, in], as nn.Linear has it, or
-    with layout="in_out" [in, out]; of int4 with an odd number of inputs, these are to be given. type, scales, weight_type and all else are as in
+    with layout="in_out" [in, out]; of int4 with an odd number of inputs, these are to be given. type, scales, offsets, weight_type and all else are as in
     Layer. A packed one is mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b)."""
 
     _instead = "use mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b) into an array or a file, and Linear.view of that"
 
     def __init__(self, w: Array, b: Array | None = None, *, inputs: int | None = None, layout: str = "out_in", scales: Array | None = None,
-                 **how: Unpack[How]) -> None:
+                 offsets: Array | None = None, **how: Unpack[How]) -> None:
         outputs, stored = (w.shape if layout == "out_in" else w.shape[::-1]) if isinstance(w, np.ndarray) and w.ndim == 2 else (1, 1)
         inputs = inputs or stored * (2 if how.get("type") == "int4" else 1)
-        self.layer = Layer(inputs, 0, output_dim=outputs, w_o=w, b_o=b, layout=layout, scales=None if scales is None else {"w_o": scales}, **how)
+        self.layer = Layer(inputs, 0, output_dim=outputs, w_o=w, b_o=b, layout=layout, scales=None if scales is None else {"w_o": scales},
+                           offsets=None if offsets is None else {"w_o": offsets}, **how)
 
     @classmethod
     def view(cls, packed: Array, *, instruction_set: str = "auto") -> Linear:
@@ -259,11 +262,11 @@ _of_linear_layers = _Functions("mha_linear_create", "mha_linear_pack_size", "mha
 
 
 def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv=None, w_o=None, b_q=None, b_k=None, b_v=None, b_qkv=None,
-                    b_o=None, w_g=None, b_g=None, layout="in_out", type=None, scales=None, weight_type="f32", arithmetic="f32",
-                    gate="none", **shape):
+                    b_o=None, w_g=None, b_g=None, layout="in_out", type=None, scales=None, offsets=None, weight_type="f32",
+                    group_size=0, scale_type="f32", arithmetic="f32", gate="none", **shape):
     """The functions that make a layer, or one of a single matrix, and the structs that describe it."""
     config = _new(_Config, query_dim=query_dim, num_heads=num_heads, weight_type=_named(types, weight_type, "weight_type"),
-                  gate=_named(gates, gate, "gate"), arithmetic=_named(arithmetics, arithmetic, "arithmetic"))
+                  group_size=group_size, scale_type=_named(scale_types, scale_type, "scale_type"), gate=_named(gates, gate, "gate"), arithmetic=_named(arithmetics, arithmetic, "arithmetic"))
     for name, number in shape.items():
         if name not in [field for field, _ in _Config._fields_[1:]]:
             raise TypeError(f"a layer has no {name}")
@@ -274,12 +277,7 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
     others = *(matrix for name, matrix in matrices.items() if name != "w_o"), b_q, b_k, b_v, b_qkv, b_g
     is_linear = num_heads == 0 and w_o is not None and gate == "none" and set(shape) <= {"output_dim"} and all(one is None for one in others)
     dims = {"w_o": (query_dim, config.output_dim or query_dim), } if is_linear else _resolved(config, w_g is None)
-    scales = {} if scales is None else scales
-    if not isinstance(scales, Mapping):
-        raise TypeError(f"scales is a {_type(scales).__name__}; it must be a dictionary from matrices to arrays, such as {{'w_q': array}}")
-    for name in scales:
-        if name not in matrices:
-            raise ValueError(f"there are no scales of {name!r}; the matrices are {', '.join(matrices)}")
+    scales, offsets = (_by_matrix(given, name, matrices) for given, name in ((scales, "scales"), (offsets, "offsets")))
     biases = {"w_q": b_q, "w_k": b_k, "w_v": b_v, "w_qkv": b_qkv, "w_o": b_o, "w_g": b_g}
     for name, matrix in matrices.items():
         depth, width = dims.get(name, (0, 0))
@@ -289,14 +287,28 @@ def _describe_layer(query_dim, num_heads, *, w_q=None, w_k=None, w_v=None, w_qkv
             _check(matrix, name, [_dtypes[type]], extents)
             [stride] = _strides(matrix, name)
             made.data, made.row_stride = matrix, stride * (2 if type == "int4" else 1)
-        extents = (width, -(-depth // 32)) if type == "int4" else (width,)
-        made.scales = _contiguous(scales.get(name), f"scales[{name!r}]", [np.float32], extents)
+        group = group_size or (32 if type == "int4" else 0)
+        extents = (width, -(-depth // group)) if group else (width,)
+        made.scales, made.offsets = (_contiguous(given.get(name), f"{what}[{name!r}]", [np.float32], extents)
+                                     for given, what in ((scales, "scales"), (offsets, "offsets")))
         setattr(weights, name, made)
     if not is_linear:
         return _of_layers, (config, weights)
     linear = _new(_LinearWeights, input_dim=query_dim, output_dim=config.output_dim or query_dim, layout=weights.layout, type=weights.type,
-                  w=weights.w_o, weight_type=config.weight_type, arithmetic=config.arithmetic)
+                  w=weights.w_o, weight_type=config.weight_type, group_size=group_size, scale_type=config.scale_type,
+                  arithmetic=config.arithmetic)
     return _of_linear_layers, (linear,)
+
+
+def _by_matrix(given, name, matrices):
+    """scales or offsets, by the names of matrices."""
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name} is a {_type(given).__name__}; it must be a dictionary from matrices to arrays, such as {{'w_q': array}}")
+    for matrix in given:
+        if matrix not in matrices:
+            raise ValueError(f"there are no {name} of {matrix!r}; the matrices are {', '.join(matrices)}")
+    return given
 
 
 def _type_of(matrices):

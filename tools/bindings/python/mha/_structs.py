@@ -161,6 +161,7 @@ structs = [*_nested.values(), _Error, _Scheduler, _Config, _Weights, _AllocatorS
            _RecurrentArgs, _CausalConvArgs]
 
 types = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5}
+scale_types = {"f32": 1, "f16": 2}
 layouts = {"in_out": 0, "out_in": 1}
 gates = {"none": 0, "sigmoid": 1, "softplus": 2}
 activations = {"none": 0, "silu": 0x701}

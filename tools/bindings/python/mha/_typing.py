@@ -92,7 +92,10 @@ class Weights(TypedDict, total=False):
     layout: str
     type: str | None
     scales: Mapping[str, np.ndarray] | None
+    offsets: Mapping[str, np.ndarray] | None
     weight_type: str
+    group_size: int
+    scale_type: str
     arithmetic: str
     gate: str
     gate_dim: int
@@ -110,6 +113,8 @@ class How(TypedDict, total=False):
 
     type: str | None
     weight_type: str
+    group_size: int
+    scale_type: str
     arithmetic: str
     instruction_set: str
 

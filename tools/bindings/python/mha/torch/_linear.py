@@ -27,9 +27,10 @@ class Linear(torch.nn.Module):
     """
 
     @classmethod
-    def from_module(cls, module: torch.nn.Module, *, weight_type: str = "f32", arithmetic: str = "f32", strict: bool = False) -> Linear:
+    def from_module(cls, module: torch.nn.Module, *, weight_type: str = "f32", group_size: int = 0, arithmetic: str = "f32",
+                    strict: bool = False) -> Linear:
         """Of a torch.nn.Linear, or of the Conv1D that transformers has in GPT-2. weight_type is how the weights are kept: "f32", "f16", "bf16",
-        "int8" or "int4"; arithmetic what the product is computed in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
+        "int8" or "int4", with a scale for each group of group_size inputs (0: all for int8, 32 for int4); arithmetic what the product is computed in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
         if not isinstance(module, torch.nn.Linear) and not isinstance(module, _conv1d()):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Linear")
         self = cls()
@@ -42,9 +43,10 @@ class Linear(torch.nn.Module):
         self.stock = None if strict else module
         self.train(module.training)
         self.register_buffer("packed", packed_weights(self.in_features, 0, {"w_o": weight}, {"b_o": bias}, output_dim=self.out_features,
-                                                      layout="out_in" if is_out_in else "in_out", weight_type=weight_type, arithmetic=arithmetic))
+                                                      layout="out_in" if is_out_in else "in_out", weight_type=weight_type, group_size=group_size,
+                                                      arithmetic=arithmetic))
         self.weight, self.bias = (None if tensor is None else torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in (weight, bias))
-        self.weight_type, self.arithmetic = weight_type, arithmetic
+        self.weight_type, self.group_size, self.arithmetic = weight_type, group_size, arithmetic
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +63,7 @@ class Linear(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return (f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, weight_type={self.weight_type!r}, "
-                f"arithmetic={self.arithmetic!r}")
+                f"group_size={self.group_size}, arithmetic={self.arithmetic!r}")
 
 
 def _conv1d() -> tuple[Any, ...]:
@@ -70,7 +72,7 @@ def _conv1d() -> tuple[Any, ...]:
     return (module.Conv1D,) if module else ()
 
 
-def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic: str = "f32", skip: Collection[str] = (),
+def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", group_size: int = 0, arithmetic: str = "f32", skip: Collection[str] = (),
                  strict: bool = False) -> list[str]:
     """Puts a Linear in the place of each torch.nn.Linear in a model, and of each Conv1D of transformers; the options are those of
     Linear.from_module. Returns the names of what it replaced.
@@ -114,7 +116,7 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", arithmetic
     packed: dict[torch.nn.Module, Linear] = {}
     for parent, name, whole, child in found:
         if whole not in refused:
-            packed[child] = packed.get(child) or Linear.from_module(child, weight_type=weight_type, arithmetic=arithmetic, strict=strict)
+            packed[child] = packed.get(child) or Linear.from_module(child, weight_type=weight_type, group_size=group_size, arithmetic=arithmetic, strict=strict)
             setattr(parent, name, packed[child])
     for module in model.modules():
         if isinstance(module, torch.nn.TransformerEncoder) and any(isinstance(inner, Linear) for inner in module.modules()):
