@@ -1,11 +1,11 @@
-"""python -m mha explain: see explain.py."""
+"""python -m mha explain and python -m mha pack: see explain.py and _pack.py."""
 
+import importlib
 import sys
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["explain"]:
-        print("usage: python -m mha explain ...; see python -m mha explain --help")
-        sys.exit(0 if sys.argv[1:] in (["--help"], ["-h"]) else 2)
-    from .explain import main
-
-    sys.exit(main(sys.argv[2:]))
+    modules = {"explain": ".explain", "pack": "._pack"}
+    if sys.argv[1:2] and sys.argv[1] in modules:
+        sys.exit(importlib.import_module(modules[sys.argv[1]], "mha").main(sys.argv[2:]))
+    print("usage: python -m mha explain | pack ...; see python -m mha explain --help")
+    sys.exit(0 if sys.argv[1:] in (["--help"], ["-h"]) else 2)
