@@ -50,6 +50,7 @@ uint64_t little_endian(const unsigned char *bytes) {
 
 std::string Call::text() const {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);
   out.precision(15);
   out << (is_causal ? "causal" : "not causal");
   if (norm) out << ", normalised (RMS" << (norm->is_of_all_heads ? " of all heads together)" : ")");

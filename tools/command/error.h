@@ -23,6 +23,7 @@ class InputError : public std::runtime_error {
 template <typename... Parts>
 std::string text(const Parts &...parts) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // else it leaves out what there is no memory for
   (out << ... << parts);
   return out.str();
 }

@@ -23,9 +23,10 @@ void pack(const PackOptions &options) {
   const std::string call = packed_call(layer.call());
   file.write(layer.bytes(), layer.num_bytes());
   file.write(call.data(), call.size());
-  file.commit();
+  const std::string line = layer.text();
+  file.commit();  // after which nothing needs memory
   if (!options.is_quiet)
-    std::fprintf(stderr, "%s, %.1f MiB\n", layer.text().c_str(),
+    std::fprintf(stderr, "%s, %.1f MiB\n", line.c_str(),
                  static_cast<double>(layer.num_bytes()) / (1 << 20));
 }
 

@@ -159,12 +159,11 @@ void run(const RunOptions &options) {
   const std::string header = npy_header(shape);
   file.write(header.data(), header.size());
   file.write(output.data(), output.size() * sizeof output[0]);
-  file.commit();
-  if (options.is_quiet) return;
   const std::string line = text(shape_text(rows.shape()), " -> ", shape_text(shape), ", ",
                                 layer.text(), ", ", mha_instruction_set_name(info.instruction_set),
                                 ", ", count_text(info.num_threads, "thread"), ", ", told);
-  std::fprintf(stderr, "%s\n", line.c_str());
+  file.commit();  // after which nothing needs memory
+  if (!options.is_quiet) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 }  // namespace
