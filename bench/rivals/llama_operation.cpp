@@ -1,8 +1,10 @@
-// Times FLASH_ATTN_EXT on a backend of ggml, or MUL_MAT with weights of a type, for llama.py.
+// Times FLASH_ATTN_EXT, GATED_DELTA_NET or MUL_MAT with weights of a type on a backend of ggml, for
+// llama.py.
 // Weights lie in the first buffer type of the device that is made for them: repacked where there is
 // one.
 //
 //     llama_operation DEVICE THREADS ROUNDS HEADS KV_HEADS WIDTH QUERIES KEYS TYPE
+//     llama_operation DEVICE THREADS ROUNDS HEADS KEY_HEADS WIDTH TOKENS DECAY_WIDTH
 //     llama_operation DEVICE THREADS ROUNDS ROWS INPUTS OUTPUTS TYPE
 //
 // Prints the seconds of each round. TYPE is a number of ggml_type.
@@ -19,13 +21,13 @@
 
 namespace {
 
-void fill(ggml_tensor *tensor) {
+void fill(ggml_tensor *tensor, float from = -1, float to = 1) {
   const int64_t count = ggml_nelements(tensor);
   std::vector<float> values(static_cast<size_t>(count));
   uint32_t state = 1;
   for (float &value : values) {
     state = state * 1664525 + 1013904223;
-    value = static_cast<float>(state >> 8) / (1 << 23) - 1;
+    value = from + static_cast<float>(state >> 8) / (1 << 24) * (to - from);
   }
   if (tensor->type == GGML_TYPE_F32) {
     ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
@@ -48,7 +50,7 @@ ggml_backend_buffer_type_t type_of_weights(ggml_backend_dev_t device) {
 }  // namespace
 
 int main(int count, char **words) {
-  if (count != 8 && count != 10) return 2;
+  if (count < 8 || count > 10) return 2;
   const auto number = [&](int i) { return std::atoll(words[i]); };
   ggml_backend_load_all();
   ggml_backend_dev_t device = ggml_backend_dev_by_name(words[1]);
@@ -75,6 +77,14 @@ int main(int count, char **words) {
     result = ggml_flash_attn_ext(c, rows(GGML_TYPE_F32, queries, heads), rows(type, keys, kv_heads),
                                  rows(type, keys, kv_heads), mask,
                                  1 / std::sqrt(static_cast<float>(width)), 0, 0);
+  } else if (count == 9) {
+    const int64_t heads = number(4), key_heads = number(5), width = number(6), tokens = number(7);
+    const auto rows = [&](int64_t w, int64_t h) {
+      return ggml_new_tensor_4d(c, GGML_TYPE_F32, w, h, tokens, 1);
+    };
+    result = ggml_gated_delta_net(c, rows(width, key_heads), rows(width, key_heads),
+                                  rows(width, heads), rows(number(8), heads), rows(1, heads),
+                                  ggml_new_tensor_4d(c, GGML_TYPE_F32, width, width, heads, 1), 1);
   } else {
     const int64_t inputs = number(5);
     weights_context.reset(ggml_init({ggml_tensor_overhead(), nullptr, true}));
@@ -92,6 +102,10 @@ int main(int count, char **words) {
   ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(c, backend.get()));
   for (ggml_tensor *t = ggml_get_first_tensor(c); t; t = ggml_get_next_tensor(c, t)) {
     if (t->op == GGML_OP_NONE && t != mask) fill(t);
+  }
+  if (result->op == GGML_OP_GATED_DELTA_NET) {  // keys of length 1, decays and betas up to 1
+    const float each = std::sqrt(3 / static_cast<float>(number(6)));
+    fill(result->src[1], -each, each), fill(result->src[3], -1, 0), fill(result->src[4], 0, 1);
   }
   if (mask) {  // causal; the queries are the last rows
     const int64_t keys = mask->ne[0], queries = mask->ne[1];

@@ -66,6 +66,8 @@ const char *ggml_op_name(ggml_op op) {
       return NameOf("FLASH_ATTN_EXT");
     case GGML_OP_MUL_MAT:
       return NameOf("MUL_MAT");
+    case GGML_OP_GATED_DELTA_NET:
+      return NameOf("GATED_DELTA_NET");
     default:
       return NameOf("OTHER");
   }

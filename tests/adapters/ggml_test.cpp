@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "ggml_stub.h"
 #include "support/call.h"
@@ -319,6 +320,143 @@ TEST(Ggml, HasTheSameBitsInContextsAtOnce) {
   }
 }
 
+// ---- Recurrent attention
+
+struct RecurrentShape {
+  int64_t width = 20, heads = 6, key_heads = 3, rows = 24, sequences = 2, states = 1;
+  bool has_wide_decay = false, is_permuted = false;
+};
+
+struct RecurrentOperation {
+  RecurrentShape shape;
+  Random random{3};
+  Tensor q, k, v, decay, beta, state;
+  std::vector<float> output;
+  ggml_tensor op = {};
+
+  explicit RecurrentOperation(const RecurrentShape &s)
+      : shape(s),
+        q(GGML_TYPE_F32, s.width, s.key_heads, s.rows, s.sequences, s.is_permuted, &random),
+        k(GGML_TYPE_F32, s.width, s.key_heads, s.rows, s.sequences, s.is_permuted, &random),
+        v(GGML_TYPE_F32, s.width, s.heads, s.rows, s.sequences, s.is_permuted, &random),
+        decay(GGML_TYPE_F32, s.has_wide_decay ? s.width : 1, s.heads, s.rows, s.sequences, false,
+              &random),
+        beta(GGML_TYPE_F32, 1, s.heads, s.rows, s.sequences, false, &random),
+        state(GGML_TYPE_F32, s.width, s.width, s.heads, s.sequences, false, &random),
+        output(s.width * s.heads * s.sequences * (s.rows + s.width * s.states) + 1, NAN) {
+    const auto change = [](Tensor *tensor, auto to) {
+      float *const floats = reinterpret_cast<float *>(tensor->bytes.data());
+      for (size_t i = 0; i < tensor->numbers.size(); i++) {
+        tensor->numbers[i] = to(tensor->numbers[i]), floats[i] = to(floats[i]);
+      }
+    };
+    change(&k, [](float x) { return x / 4; });
+    change(&decay, [](float x) { return x - 0.9f; });
+    change(&beta, [](float x) { return std::abs(x); });
+    op.type = GGML_TYPE_F32, op.op = GGML_OP_GATED_DELTA_NET, op.flags = GGML_TENSOR_FLAG_COMPUTE;
+    op.op_params[0] = static_cast<int32_t>(s.states);
+    Tensor *const sources[] = {&q, &k, &v, &decay, &beta, &state};
+    for (int i = 0; i < 6; i++) op.src[i] = &sources[i]->ggml;
+    op.data = output.data();
+  }
+
+  bool IsSupported() {
+    const ggml_backend_dev_t device = Device();
+    void *data[6];  // which is allocated later
+    for (int i = 0; i < 6; i++) data[i] = std::exchange(op.src[i]->data, nullptr);
+    const bool is_supported = device->iface.supports_op(device, &op);
+    for (int i = 0; i < 6; i++) op.src[i]->data = data[i];
+    return is_supported;
+  }
+
+  std::vector<double> Expected() const {
+    const RecurrentShape &s = shape;
+    const int64_t outputs = s.width * s.heads * s.sequences * s.rows;
+    std::vector<double> expected(output.size() - 1);
+    for (int64_t of = 0; of < s.sequences * s.heads; of++) {
+      const int64_t sequence = of / s.heads, head = of % s.heads, key_head = head % s.key_heads;
+      for (int64_t j = 0; j < s.width; j++) {  // columns do not depend on each other
+        const float *const given = state.row(sequence, head, j);
+        std::vector<double> column(given, given + s.width);
+        for (int64_t t = 0; t < s.rows; t++) {
+          const float *const decays = decay.row(sequence, t, head);
+          const float *const keys = k.row(sequence, t, key_head);
+          const float *const queries = q.row(sequence, t, key_head);
+          double of_key = 0, of_query = 0;
+          for (int64_t i = 0; i < s.width; i++) {
+            column[i] *= std::exp(static_cast<double>(decays[s.has_wide_decay ? i : 0]));
+            of_key += keys[i] * column[i];
+          }
+          const double change =
+              beta.row(sequence, t, head)[0] * (v.row(sequence, t, head)[j] - of_key);
+          for (int64_t i = 0; i < s.width; i++) {
+            column[i] += keys[i] * change;
+            of_query += queries[i] * column[i];
+          }
+          expected[((sequence * s.rows + t) * s.heads + head) * s.width + j] =
+              of_query / std::sqrt(static_cast<double>(s.width));
+          const int64_t left = s.rows - 1 - t;
+          if (left >= s.states) continue;
+          std::copy(
+              column.begin(), column.end(),
+              &expected[outputs + ((left * s.sequences * s.heads + of) * s.width + j) * s.width]);
+        }
+      }
+    }
+    return expected;
+  }
+};
+
+TEST(Ggml, TakesRecurrentAttention) {
+  const auto check = [](void (*change)(RecurrentShape *), int threads = 1) {
+    RecurrentShape shape;
+    change(&shape);
+    RecurrentOperation operation(shape);
+    ASSERT_TRUE(operation.IsSupported());
+    ASSERT_EQ(Backend(threads).Compute(&operation.op), GGML_STATUS_SUCCESS) << logged;
+    const std::vector<double> expected = operation.Expected();
+    for (size_t i = 0; i < expected.size(); i++)
+      ASSERT_NEAR(operation.output[i], expected[i], 2e-6) << "number " << i;
+    EXPECT_TRUE(std::isnan(operation.output.back()));
+  };
+  check([](RecurrentShape *) {});
+  check([](RecurrentShape *s) { s->has_wide_decay = s->is_permuted = true; }, 3);
+  check([](RecurrentShape *s) { s->states = 3; }, 3);
+  check([](RecurrentShape *s) { s->key_heads = 1, s->sequences = 1, s->width = 128; });
+  check([](RecurrentShape *s) { s->key_heads = 6, s->width = 16, s->is_permuted = true; });
+}
+
+TEST(Ggml, DeclinesRecurrentAttentionThatItDoesNotKnow) {
+  const auto is_supported = [](void (*change)(RecurrentOperation *), int64_t rows = 24,
+                               int64_t states = 3) {
+    RecurrentShape shape;
+    shape.rows = rows, shape.states = states;
+    RecurrentOperation operation(shape);
+    change(&operation);
+    return operation.IsSupported();
+  };
+  const auto as_it_is = [](RecurrentOperation *) {};
+  EXPECT_TRUE(is_supported(as_it_is));
+  EXPECT_TRUE(is_supported(as_it_is, 8, 1));
+  EXPECT_FALSE(is_supported(as_it_is, 7, 1)) << "few rows";
+  EXPECT_FALSE(is_supported(as_it_is, 23, 3)) << "few rows, of which three states are wanted";
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->op.op_params[0] = 0; }));
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->op.op_params[1] = 1; }))
+      << "an unknown parameter";
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->op.src[6] = &o->q.ggml; }))
+      << "an unknown source";
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->k.ggml.type = GGML_TYPE_F16; }));
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->v.ggml.nb[0] *= 2; }));
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->v.ggml.nb[2]++; }));
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->q.ggml.ne[3] = 1; }))
+      << "queries of one sequence for two";
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->decay.ggml.ne[0] = 2; }));
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->beta.ggml.nb[2] *= 2; }));
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->state.ggml.ne[0]--; }));
+  EXPECT_FALSE(is_supported([](RecurrentOperation *o) { o->q.ggml.ne[1] = o->k.ggml.ne[1] = 4; }))
+      << "4 heads for 6";
+}
+
 TEST(Ggml, MultipliesByPackedWeights) {
   constexpr int64_t kInputs = 96, kOutputs = 40;
   struct BlockOf4Bits {
@@ -414,8 +552,8 @@ TEST(Ggml, RefusesAnotherGgml) {
   stub_set_tensor_overhead(ggml_tensor_overhead() + 8);
   expect(refusal(), "ggml_tensor_overhead() is ");
   stub_set_tensor_overhead(ggml_tensor_overhead() - 8);
-  for (const char *name :
-       {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "f32", "f16", "bf16", "q8_0", "q4_0"}) {
+  for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "GATED_DELTA_NET", "f32",
+                           "f16", "bf16", "q8_0", "q4_0"}) {
     stub_rename(name);
     expect(refusal(), (std::string("another where this module expects ") + name).c_str());
   }

@@ -1,7 +1,7 @@
 // The module that ggml loads (GGML_BACKEND_PATH): one registry with two devices, accelerators that
 // share the CPU's memory, so that the scheduler of ggml moves operations to them without copies.
 //
-//     MHA         attention. What it supports is moved from the CPU to it.
+//     MHA         attention, recurrent too. What it supports is moved from the CPU to it.
 //     MHA_Q4_0    products. llama.cpp puts weights into its buffers, and operations follow them.
 #include <algorithm>
 #include <cstdio>
@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "ggml-parts.h"
 #include "products.h"
+#include "recurrent.h"
 #include "threads.h"
 
 namespace mha_ggml {
@@ -41,6 +42,7 @@ struct Backend {
   ggml_backend base;  // ggml's part; context is this
   Threads threads;
   Attention attention;
+  Recurrent recurrent;
   Products products;
 };
 
@@ -81,8 +83,10 @@ void prepare_graph(ggml_backend_t backend, ggml_cgraph *graph,
 const char *compute(Backend &self, const ggml_tensor *op) {
   try {
     return op->op == GGML_OP_FLASH_ATTN_EXT ? self.attention.compute(op, self.threads.scheduler())
-           : op->op == GGML_OP_MUL_MAT      ? self.products.compute(op, self.threads.scheduler())
-                                            : nullptr;
+           : op->op == GGML_OP_GATED_DELTA_NET
+               ? self.recurrent.compute(op, self.threads.scheduler())
+           : op->op == GGML_OP_MUL_MAT ? self.products.compute(op, self.threads.scheduler())
+                                       : nullptr;
   } catch (const std::bad_alloc &) {
     return "there is no memory to read the mask";
   }
@@ -141,7 +145,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char *) {
   if (kind_of(device) == Kind::kWeights) device = device_of(Kind::kProducts);
   Backend *backend = nullptr;
   try {
-    backend = new Backend{{&guid, table, device, nullptr}, {}, {}, {}};
+    backend = new Backend{{&guid, table, device, nullptr}, {}, {}, {}, {}};
   } catch (const std::bad_alloc &) {
     log(GGML_LOG_LEVEL_ERROR, "mha: there is no memory for a backend\n");
     return nullptr;
@@ -172,6 +176,8 @@ bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
       return true;  // nothing to compute
     case GGML_OP_FLASH_ATTN_EXT:
       return is_attention && stage != Stage::kAsked && Attention::supports(op);
+    case GGML_OP_GATED_DELTA_NET:  // which llama.cpp of ggml 0.15 asks about in the same way
+      return is_attention && stage != Stage::kAsked && Recurrent::supports(op);
     case GGML_OP_MUL_MAT:
       return !is_attention && Products::supports(op, packed_type());
     default:
@@ -247,6 +253,7 @@ std::string difference() {
                {ggml_op_name(GGML_OP_TRANSPOSE), "TRANSPOSE"},
                {ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT"},
                {ggml_op_name(GGML_OP_MUL_MAT), "MUL_MAT"},
+               {ggml_op_name(GGML_OP_GATED_DELTA_NET), "GATED_DELTA_NET"},
                {ggml_type_name(GGML_TYPE_F32), "f32"},
                {ggml_type_name(GGML_TYPE_F16), "f16"},
                {ggml_type_name(GGML_TYPE_BF16), "bf16"},
