@@ -18,6 +18,8 @@ import sys
 
 # Softcap and sliding window: gemma2; sliding window: gemma3, phi3; sinks: gpt-oss; latent attention: deepseek2
 architectures = ("llama", "qwen3", "gemma2", "gemma3", "phi3", "gpt-oss", "deepseek2")
+# Recurrent attention; with a decay for each key dimension: kimi-linear
+hybrids = ("qwen3next", "qwen35", "kimi-linear")
 scenarios = ("one", "four", "unified", "prefix", "shift", "together")
 failures = []
 
@@ -38,10 +40,20 @@ def call(command, module=None, **variables):
                           errors="replace")
 
 
+def cases_of(operation, arguments):
+    said = call([arguments.llama / "bin" / "test-backend-ops", "test", "-b", "MHA", "-o", operation], arguments.module).stdout
+    return re.findall(rf"^.* {operation}\((.*)\): (.*)$", re.sub("\x1b\\[[0-9;]*m", "", said), re.MULTILINE)
+
+
 def operations(arguments):
-    """Every case of test-backend-ops that the device takes; those that it declines are ALiBi's."""
-    said = call([arguments.llama / "bin" / "test-backend-ops", "test", "-b", "MHA", "-o", "FLASH_ATTN_EXT"], arguments.module).stdout
-    cases = re.findall(r"^.*FLASH_ATTN_EXT\((.*)\): (.*)$", re.sub("\x1b\\[[0-9;]*m", "", said), re.MULTILINE)
+    """Every case of test-backend-ops that the device takes; those that it declines are ALiBi's, and recurrent attention of few rows."""
+    cases = cases_of("GATED_DELTA_NET", arguments)
+    few = [case for case, _ in cases if int(re.search(r"n_seq_tokens=(\d+)", case)[1]) < 8 * int(re.search(r"K=(\d+)", case)[1])]
+    declined = [case for case, result in cases if result.startswith("not supported")]
+    passed = [case for case, result in cases if result.startswith("OK")]
+    check(len(passed) >= 10 and len(passed) + len(declined) == len(cases) and few == declined,
+          f"test-backend-ops -o GATED_DELTA_NET: {len(passed)} passed, {len(few)} of few rows were declined")
+    cases = cases_of("FLASH_ATTN_EXT", arguments)
     passed = [case for case, result in cases if result.startswith("OK")]
     declined = [case for case, result in cases if result.startswith("not supported")]
     with_alibi = [case for case in declined if "max_bias=0.0" not in case]
@@ -69,7 +81,8 @@ def error(values, expected):
 def models(arguments):
     folder = arguments.work / "models"
     folder.mkdir(exist_ok=True)
-    for name in architectures:
+    differs = False
+    for name in architectures + hybrids:
         if not list(folder.glob(f"{name}-*.gguf")):
             call([arguments.llama / "bin" / "test-llama-archs", "-a", f"^{name}$", "-o", folder])
         path = next(iter(sorted(folder.glob(f"{name}-*.gguf"))), None)
@@ -82,6 +95,11 @@ def models(arguments):
             mha, said = logits(arguments, path, "on", scenario, arguments.module)
             found, limit = error(mha, off), max(1e-5, 1.1 * error(on, off))
             check(found <= limit, f"{name}, {scenario}: error {found:.1e}, of ggml's flash attention {error(on, off):.1e}{said if not mha else ''}")
+            if name in hybrids:
+                mha, said = logits(arguments, path, "off", scenario, arguments.module)
+                differs = differs or mha != off
+                check(error(mha, off) <= 1e-5, f"{name}, {scenario}, -fa off: error {error(mha, off):.1e}{said if not mha else ''}")
+    check(differs, "-fa off: logits of models with recurrent attention are not those without the module")
 
 
 def settings(arguments, model):

@@ -41,6 +41,8 @@ if [[ ! -e $folder/source ]]; then
   ln -s "$(echo "$folder"/llama_cpp_python-*/vendor/llama.cpp)" "$folder/source"
   rm -f "$folder/source/.git"    # names a folder that is not there, for which CMake runs again and again
 fi
+# The tests of GATED_DELTA_NET normalise its keys by an operation that the module does not take, so that they would test nothing.
+sed -i '/ = ggml_l2_norm(ctx, [qk], 1e-6f);/d' "$folder/source/tests/test-backend-ops.cpp"
 cmake -S "$folder/source" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_OPENSSL=OFF \
   -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_HTML=OFF >"$folder/configure.log" 2>&1
 cmake --build "$folder/build" --parallel "$(nproc)" --target llama-perplexity llama-quantize test-backend-ops test-llama-archs >"$folder/build.log" 2>&1 ||
