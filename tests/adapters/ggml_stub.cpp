@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 namespace {
@@ -107,16 +108,14 @@ void ggml_log_set(ggml_log_callback callback, void *user_data) {
 bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) {
   return type == &stub_host_memory;
 }
-ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t type,
-                                               ggml_backend_buffer_i table, void *context,
-                                               size_t size) {
-  return new ggml_backend_buffer{table, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
+ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+  ggml_backend_buffer_i table = {};
+  table.get_base = [](ggml_backend_buffer_t buffer) { return buffer->context; };
+  table.free_buffer = [](ggml_backend_buffer_t buffer) { std::free(buffer->context); };
+  return new ggml_backend_buffer{table, type, std::aligned_alloc(64, (size + 63) / 64 * 64), size,
+                                 GGML_BACKEND_BUFFER_USAGE_ANY};
 }
 ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() { return &stub_host_memory; }
-ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void *, size_t) { return nullptr; }
-ggml_backend_dev_t ggml_backend_dev_by_type(ggml_backend_dev_type) { return nullptr; }
-ggml_backend_reg_t ggml_backend_dev_backend_reg(ggml_backend_dev_t) { return nullptr; }
-void *ggml_backend_reg_get_proc_address(ggml_backend_reg_t, const char *) { return nullptr; }
 ggml_backend_reg_t ggml_backend_load(const char *path) {
   void *const module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!module) {

@@ -1,6 +1,5 @@
 // FLASH_ATTN_EXT of ggml, computed by mha_attention.
-#ifndef MHA_GGML_ATTENTION_H
-#define MHA_GGML_ATTENTION_H
+#pragma once
 
 #include <memory>
 
@@ -13,7 +12,8 @@ namespace mha_ggml {
 // Memory that only grows.
 class Memory {
  public:
-  // Returns at least this many bytes, aligned to 64, or NULL. Growing loses the contents.
+  // Returns at least this many bytes, aligned to 64. Growing loses the contents. Throws
+  // std::bad_alloc.
   unsigned char *get(size_t bytes);
 
  private:
@@ -26,8 +26,6 @@ class Attention {
  public:
   // Whether compute() takes this operation: its arguments, of which mha_attention decides.
   static bool supports(const ggml_tensor *op);
-  // Gets the memory that an operation usually needs, before it is computed.
-  void reserve(const ggml_tensor *op, const mha_scheduler *scheduler);
   // Returns NULL, or what failed. Throws std::bad_alloc.
   const char *compute(const ggml_tensor *op, const mha_scheduler *scheduler);
 
@@ -38,5 +36,3 @@ class Attention {
 };
 
 }  // namespace mha_ggml
-
-#endif  // MHA_GGML_ATTENTION_H

@@ -1,12 +1,11 @@
 // The module that ggml loads (GGML_BACKEND_PATH): one registry with two devices, accelerators that
 // share the CPU's memory, so that the scheduler of ggml moves operations to them without copies.
 //
-//     MHA         attention, recurrent too. What it supports is moved from the CPU to it.
-//     MHA_Q4_0    products. llama.cpp puts weights into its buffers, and operations follow them.
-#include <algorithm>
+//     MHA         What it supports is moved from the CPU to it.
+//     MHA_Q4_0    llama.cpp puts weights into its buffers. Products with them follow to MHA, whose
+//                 results lie in the CPU's buffers.
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <string>
 
@@ -20,21 +19,18 @@ namespace mha_ggml {
 namespace {
 
 template <class... Arguments>
-void log(ggml_log_level level, const char *format, Arguments... arguments) {
+void log_error(const char *format, Arguments... arguments) {
   char text[512];
   std::snprintf(text, sizeof text, format, arguments...);
   ggml_log_callback callback;
   void *user_data;
   ggml_log_get(&callback, &user_data);
-  callback(level, text, user_data);
+  callback(GGML_LOG_LEVEL_ERROR, text, user_data);
 }
 
-// What a device is for. Backends of kWeights belong to a device that is not registered, kProducts,
-// whose results lie in the CPU's buffers.
-enum class Kind { kAttention, kWeights, kProducts };
+ggml_backend_device devices[2];  // filled by ggml_backend_init
 
-Kind kind_of(ggml_backend_dev_t device);
-ggml_backend_dev_t device_of(Kind kind);
+bool is_for_weights(ggml_backend_dev_t device) { return device == devices + 1; }
 
 // ---- The backend: one for each context of llama.cpp
 
@@ -49,10 +45,10 @@ struct Backend {
 Backend *backend_of(ggml_backend_t backend) { return static_cast<Backend *>(backend->context); }
 
 const char *name_of_device(ggml_backend_dev_t device) {
-  return kind_of(device) == Kind::kAttention ? "MHA" : "MHA_Q4_0";
+  return is_for_weights(device) ? "MHA_Q4_0" : "MHA";
 }
 
-const char *name_of_backend(ggml_backend_t backend) { return name_of_device(backend->device); }
+const char *name_of_backend(ggml_backend_t) { return "MHA"; }
 
 // `-fa auto` of llama.cpp turns flash attention off if the operation is not computed by the device
 // of its layer, the CPU. It asks while it makes a context: it makes the backends, a scheduler,
@@ -69,26 +65,21 @@ void free_backend(ggml_backend_t backend) {
   delete backend_of(backend);
 }
 
-// Of each part of a graph that is to run on this backend, before it runs. Older versions of ggml
-// have no third parameter.
-void prepare_graph(ggml_backend_t backend, ggml_cgraph *graph,
-                   ggml_backend_graph_optimize_params *) {
-  Backend &self = *backend_of(backend);
-  for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-    const ggml_tensor *const op = ggml_graph_node(graph, i);
-    if (op->op == GGML_OP_FLASH_ATTN_EXT) self.attention.reserve(op, self.threads.scheduler());
-  }
-}
-
+// Returns NULL, or what failed.
 const char *compute(Backend &self, const ggml_tensor *op) {
   try {
-    return op->op == GGML_OP_FLASH_ATTN_EXT ? self.attention.compute(op, self.threads.scheduler())
-           : op->op == GGML_OP_GATED_DELTA_NET
-               ? self.recurrent.compute(op, self.threads.scheduler())
-           : op->op == GGML_OP_MUL_MAT ? self.products.compute(op, self.threads.scheduler())
-                                       : nullptr;
+    switch (op->op) {
+      case GGML_OP_FLASH_ATTN_EXT:
+        return self.attention.compute(op, self.threads.scheduler());
+      case GGML_OP_GATED_DELTA_NET:
+        return self.recurrent.compute(op, self.threads.scheduler());
+      case GGML_OP_MUL_MAT:
+        return self.products.compute(op, self.threads.scheduler());
+      default:
+        return nullptr;
+    }
   } catch (const std::bad_alloc &) {
-    return "there is no memory to read the mask";
+    return "there is not enough memory";
   }
 }
 
@@ -98,8 +89,7 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph *graph) {
     const ggml_tensor *const op = ggml_graph_node(graph, i);
     if ((op->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
     if (const char *const reason = compute(*backend_of(backend), op)) {
-      log(GGML_LOG_LEVEL_ERROR, "mha: %s \"%s\" failed: %s\n", ggml_op_name(op->op), op->name,
-          reason);
+      log_error("mha: %s \"%s\" failed: %s\n", ggml_op_name(op->op), op->name, reason);
       return GGML_STATUS_FAILED;
     }
   }
@@ -116,7 +106,7 @@ void set_n_threads(ggml_backend_t backend, int n_threads) {
 // ---- The devices
 
 const char *describe_device(ggml_backend_dev_t device) {
-  return kind_of(device) == Kind::kAttention ? "mha: attention" : "mha: products with Q4_0 weights";
+  return is_for_weights(device) ? "mha: Q4_0 weights" : "mha: attention and products";
 }
 
 ggml_backend_dev_type type_of_device(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
@@ -126,47 +116,34 @@ void memory_of_device(ggml_backend_dev_t, size_t *free, size_t *total) {
 }
 
 void properties_of_device(ggml_backend_dev_t device, ggml_backend_dev_props *properties) {
-  const bool maps_files = kind_of(device) != Kind::kWeights;  // packed weights are not as in files
-  *properties = {name_of_device(device),
-                 describe_device(device),
-                 0,
-                 0,
-                 type_of_device(device),
-                 nullptr,
-                 {false, false, maps_files, false, true}};
+  *properties = {};
+  properties->name = name_of_device(device);
+  properties->description = describe_device(device);
+  properties->type = type_of_device(device);
+  properties->caps.mmap_support = true;  // of other tensors
 }
 
-ggml_backend_t make_backend(ggml_backend_dev_t device, const char *) {
+ggml_backend_t make_backend(ggml_backend_dev_t, const char *) {
   static ggml_guid guid = {0x6d, 0x68, 0x61, 0x2d, 0x67, 0x67, 0x6d, 0x6c,
                            0x2d, 0x62, 0x61, 0x63, 0x6b, 0x65, 0x6e, 0x64};
   ggml_backend_i table = {};
   table.get_name = name_of_backend, table.free = free_backend, table.synchronize = synchronize;
-  table.graph_compute = compute_graph, table.graph_optimize = prepare_graph;
-  if (kind_of(device) == Kind::kWeights) device = device_of(Kind::kProducts);
-  Backend *backend = nullptr;
-  try {
-    backend = new Backend{{&guid, table, device, nullptr}, {}, {}, {}, {}};
-  } catch (const std::bad_alloc &) {
-    log(GGML_LOG_LEVEL_ERROR, "mha: there is no memory for a backend\n");
-    return nullptr;
-  }
+  table.graph_compute = compute_graph;
+  Backend *const backend =
+      new (std::nothrow) Backend{{&guid, table, devices, nullptr}, {}, {}, {}, {}};
+  if (!backend) return nullptr;
   backend->base.context = backend;
   stage = Stage::kMade;
   return &backend->base;
 }
 
-ggml_backend_buffer_type_t packed_type() { return type_of_weights(device_of(Kind::kWeights)); }
+ggml_backend_buffer_type_t packed_type() { return type_of_weights(devices + 1); }
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
-  return kind_of(device) == Kind::kWeights ? packed_type() : ggml_backend_cpu_buffer_type();
+  return is_for_weights(device) ? packed_type() : ggml_backend_cpu_buffer_type();
 }
 
-ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void *data, size_t bytes, size_t) {
-  return ggml_backend_cpu_buffer_from_ptr(data, bytes);
-}
-
-bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
-  const bool is_attention = kind_of(device) == Kind::kAttention;
+bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) {
   switch (op->op) {
     case GGML_OP_NONE:
     case GGML_OP_RESHAPE:
@@ -175,20 +152,19 @@ bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
     case GGML_OP_TRANSPOSE:
       return true;  // nothing to compute
     case GGML_OP_FLASH_ATTN_EXT:
-      return is_attention && stage != Stage::kAsked && Attention::supports(op);
+      return stage != Stage::kAsked && Attention::supports(op);
     case GGML_OP_GATED_DELTA_NET:  // which llama.cpp of ggml 0.15 asks about in the same way
-      return is_attention && stage != Stage::kAsked && Recurrent::supports(op);
+      return stage != Stage::kAsked && Recurrent::supports(op);
     case GGML_OP_MUL_MAT:
-      return !is_attention && Products::supports(op, packed_type());
+      return Products::supports(op, packed_type());
     default:
       return false;
   }
 }
 
-bool supports_buffer_type(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
+bool supports_buffer_type(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
   if (stage == Stage::kMade) stage = Stage::kAsked;
-  return ggml_backend_buft_is_host(type) ||
-         (kind_of(device) != Kind::kAttention && type == packed_type());
+  return ggml_backend_buft_is_host(type) || type == packed_type();
 }
 
 // ---- The registry
@@ -196,9 +172,7 @@ bool supports_buffer_type(ggml_backend_dev_t device, ggml_backend_buffer_type_t 
 const char *name_of_registry(ggml_backend_reg_t) { return "MHA"; }
 size_t count_devices(ggml_backend_reg_t) { return 2; }
 
-ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) {
-  return device_of(static_cast<Kind>(index));
-}
+ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) { return devices + index; }
 
 void *function_of(ggml_backend_reg_t, const char *name) {
   return std::strcmp(name, "ggml_backend_set_n_threads") == 0
@@ -208,25 +182,6 @@ void *function_of(ggml_backend_reg_t, const char *name) {
 
 ggml_backend_reg registry = {
     GGML_BACKEND_API_VERSION, {name_of_registry, count_devices, get_device, function_of}, nullptr};
-
-// One for each Kind
-ggml_backend_device *devices() {
-  static const ggml_backend_device_i table = [] {
-    ggml_backend_device_i t = {};
-    t.get_name = name_of_device, t.get_description = describe_device;
-    t.get_memory = memory_of_device, t.get_type = type_of_device;
-    t.get_props = properties_of_device, t.init_backend = make_backend;
-    t.get_buffer_type = buffer_type, t.buffer_from_host_ptr = buffer_from_host_ptr;
-    t.supports_op = supports_op, t.supports_buft = supports_buffer_type;
-    return t;
-  }();
-  static ggml_backend_device all[] = {
-      {table, &registry, nullptr}, {table, &registry, nullptr}, {table, &registry, nullptr}};
-  return all;
-}
-
-Kind kind_of(ggml_backend_dev_t device) { return static_cast<Kind>(device - devices()); }
-ggml_backend_dev_t device_of(Kind kind) { return devices() + static_cast<int>(kind); }
 
 // ---- Compatibility. The version of ggml's interface for backends covers neither the numbers of
 // operations and types nor the layout of tensors, so they are compared with those of the header.
@@ -273,10 +228,16 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
   using namespace mha_ggml;
   const std::string why = difference();
   if (!why.empty()) {
-    log(GGML_LOG_LEVEL_ERROR,
-        "mha: this ggml is not used: %s; take the module for it, or build one from source\n",
-        why.c_str());
+    log_error("mha: this ggml is not used: %s; take the module for it, or build one from source\n",
+              why.c_str());
     return nullptr;
   }
+  ggml_backend_device_i table = {};
+  table.get_name = name_of_device, table.get_description = describe_device;
+  table.get_memory = memory_of_device, table.get_type = type_of_device;
+  table.get_props = properties_of_device, table.init_backend = make_backend;
+  table.get_buffer_type = buffer_type;
+  table.supports_op = supports_op, table.supports_buft = supports_buffer_type;
+  for (ggml_backend_device &device : devices) device = {table, &registry, nullptr};
   return &registry;
 }

@@ -4,6 +4,7 @@
 
 #include <mha.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,61 +20,69 @@ struct AdditiveMask {
   int64_t stream_stride = 0;  // 0: one for all streams
 };
 
+// Runs body(begin, end) for parts of `count` rows, which have `numbers` numbers together; with the
+// scheduler's threads if they are many. NULL: on the calling thread.
+template <class Body>
+void in_parts(const mha_scheduler *scheduler, int64_t count, int64_t numbers, const Body &body) {
+  const int64_t threads = scheduler ? scheduler->num_threads : 1,
+                parts = std::min({count, numbers >> 16, threads});
+  if (parts <= 1) return body(0, count);
+  const auto run_part = [&](int64_t part) {
+    body(count * part / parts, count * (part + 1) / parts);
+  };
+  scheduler->parallel_for(
+      scheduler->context, static_cast<uint32_t>(parts),
+      [](void *run, uint32_t part) { (*static_cast<decltype(run_part) *>(run))(part); },
+      const_cast<void *>(static_cast<const void *>(&run_part)));
+}
+
 // Cuts an operation into calls of mha_attention, mostly into one. An object keeps its memory for
 // the next operation; only one thread at a time uses it.
 class MaskedCalls {
  public:
+  // Reads a mask. Throws std::bad_alloc. The mask stays as it is until the last call has run.
+  void read(const AdditiveMask &mask, int64_t streams, int64_t n_q, int64_t n_kv,
+            const mha_scheduler *scheduler);
+
+  size_t count() const { return calls_.size(); }
+  // No query of any stream attends to keys from here on.
+  int64_t end_of_keys() const { return end_of_keys_; }
+
+  // Turns the arguments of the operation, [batch = streams, n_q, ...], into those of a call, which
+  // are valid until the next apply or read. Types and strides of q, k, v and output are set.
+  void apply(size_t call, mha_attention_args &args);
+
+ private:
   // How a call masks keys. The mask itself as a bias of binary16 is as fast as bytes made of it.
   enum class Form {
     kRanges,  // each query attends to all keys from one to another: flags and lengths
     kLists,   // each query attends to few keys: chosen_keys
     kBias     // anything else, also numbers other than 0 and -infinity
   };
-
-  // Reads a mask, with the scheduler's threads if it is large; NULL: on the calling thread. Throws
-  // std::bad_alloc. The mask stays as it is until the last call has run.
-  void read(const AdditiveMask &mask, int64_t streams, int64_t heads, int64_t n_q, int64_t n_kv,
-            const mha_scheduler *scheduler);
-
-  size_t count() const { return calls_.size(); }
-  Form form(size_t call) const { return calls_[call].form; }
-  // No query of any stream attends to keys from here on.
-  int64_t end_of_keys() const { return end_of_keys_; }
-
-  // Turns the arguments of the operation, [batch = streams, n_q, ...], into those of a call. The
-  // types and strides of q, k, v and output are set, those of batch too. Sets flags, windows,
-  // batch, n_q, n_kv, sequences and score_arrays, which are valid until the next apply or read.
-  void apply(size_t call, mha_attention_args &args);
-
- private:
   // What a row says: keys before begin and from end on are masked, and `open` of the others are
   // not. Without any, both ends are 0.
   struct Row {
-    int64_t begin = 0, end = 0, open = 0;
-    bool is_biased = false;  // adds something else than 0 and -infinity
+    int64_t begin, end, open;
+    bool is_biased;  // adds something else than 0 and -infinity
 
     bool is_range() const { return !is_biased && open == end - begin; }
   };
-  // `batch` sequences of `rows` queries: neighbours in a stream, which share its keys, or streams.
+  // `batch` sequences of `rows` queries: whole streams, or neighbours in a stream, which share its
+  // keys.
   struct Call {
     Form form = Form::kRanges;
-    bool is_of_streams = false;
     uint32_t flags = 0;
-    int64_t stream = 0, row = 0, rows = 0, batch = 1, window_left = 0;
-    int64_t begin = 0, n_kv = 0, num_chosen = 0;  // keys of all sequences
-    size_t entry = 0, list = 0;                   // in the arrays below
-
-    bool is_like(const Call &other) const {
-      return form == other.form && rows == other.rows && flags == other.flags &&
-             window_left == other.window_left;
-    }
+    int64_t first = 0, rows = 0, batch = 1, window_left = 0;
+    int64_t end = 0, num_chosen = 0;  // of all sequences
+    size_t entry = 0, list = 0;       // in the arrays below
   };
 
   static Row read_row(const uint16_t *keys, int64_t n_kv);
-  const uint16_t *row_of_mask(int64_t row) const {  // row n_q is the first one of stream 1
+  // Rows of all streams are counted through.
+  const uint16_t *row_of_mask(int64_t row) const {
     return mask_.data + row / n_q_ * mask_.stream_stride + row % n_q_ * mask_.row_stride;
   }
-  void plan_stream(int64_t stream);
+  int64_t add_call(int64_t first);
   void write_lists(Call &call, const mha_scheduler *scheduler);
 
   AdditiveMask mask_;

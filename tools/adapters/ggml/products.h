@@ -1,7 +1,6 @@
 // MUL_MAT of ggml with weights of type Q4_0, computed by mha_linear in INT8. The weights lie in
 // buffers of their own type, packed: the same codes and scales in another order.
-#ifndef MHA_GGML_PRODUCTS_H
-#define MHA_GGML_PRODUCTS_H
+#pragma once
 
 #include "attention.h"
 #include "ggml-parts.h"
@@ -17,14 +16,12 @@ class Products {
   // Whether compute() takes this operation. A model's weights are asked about before they are read;
   // what is then in a buffer of this type has to be multiplied, whatever by.
   static bool supports(const ggml_tensor *op, ggml_backend_buffer_type_t type);
-  // Returns NULL, or what failed.
+  // Returns NULL, or what failed. Throws std::bad_alloc.
   const char *compute(const ggml_tensor *op, const mha_scheduler *scheduler);
 
  private:
-  Memory workspace_, rows_;
+  Memory workspace_;
   mha_error error_;
 };
 
 }  // namespace mha_ggml
-
-#endif  // MHA_GGML_PRODUCTS_H

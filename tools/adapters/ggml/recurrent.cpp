@@ -115,12 +115,10 @@ const char *Recurrent::compute(const ggml_tensor *op, const mha_scheduler *sched
       args.state = args.state_out + (begin == 0 ? 0 : states);
       args.scheduler = scheduler;
       size_t bytes;
-      if (mha_recurrent_attention_workspace(&args, &bytes, &error_) != MHA_OK)
+      if (mha_recurrent_attention_workspace(&args, &bytes, &error_) != MHA_OK ||
+          mha_recurrent_attention(&args, workspace_.get(bytes), bytes, &error_) != MHA_OK) {
         return error_.message;
-      unsigned char *const workspace = workspace_.get(std::max<size_t>(bytes, 1));
-      if (!workspace) return "there is no memory for the workspace";
-      if (mha_recurrent_attention(&args, workspace, bytes, &error_) != MHA_OK)
-        return error_.message;
+      }
     }
   }
   transpose(after, after, (oldest + 1) * count, width, scheduler);

@@ -1,6 +1,5 @@
 // GATED_DELTA_NET of ggml, computed by mha_recurrent_attention.
-#ifndef MHA_GGML_RECURRENT_H
-#define MHA_GGML_RECURRENT_H
+#pragma once
 
 #include "attention.h"
 
@@ -12,7 +11,7 @@ class Recurrent {
   // matrices, and turning them round takes as long as ggml needs for six rows.
   static constexpr int64_t kFewestRows = 8;
   static bool supports(const ggml_tensor *op);
-  // Returns NULL, or what failed.
+  // Returns NULL, or what failed. Throws std::bad_alloc.
   const char *compute(const ggml_tensor *op, const mha_scheduler *scheduler);
 
  private:
@@ -21,5 +20,3 @@ class Recurrent {
 };
 
 }  // namespace mha_ggml
-
-#endif  // MHA_GGML_RECURRENT_H

@@ -1,29 +1,24 @@
 // The threads of a backend: those of ggml's OpenMP where ggml uses it, otherwise a small pool.
-#ifndef MHA_GGML_THREADS_H
-#define MHA_GGML_THREADS_H
+#pragma once
 
 #include <memory>
 
+#include "bench/workers.h"
 #include "mha.h"
 
 namespace mha_ggml {
 
-class Pool;
-
 class Threads {
  public:
-  Threads();
-  ~Threads();
-
-  // The threads of the calls to come, with the caller's. Fewer if no more can be started.
+  // The threads of the calls to come, including the caller's. Throws std::bad_alloc.
   void set_count(int count);
   const mha_scheduler *scheduler() const { return &scheduler_; }
 
  private:
-  mha_scheduler scheduler_;
-  std::unique_ptr<Pool> pool_;
+  mha_scheduler scheduler_ = {nullptr, 1, 0, run_alone};
+  std::unique_ptr<bench::Workers> pool_;
+
+  static void run_alone(void *, uint32_t count, bench::Workers::Task task, void *context);
 };
 
 }  // namespace mha_ggml
-
-#endif  // MHA_GGML_THREADS_H

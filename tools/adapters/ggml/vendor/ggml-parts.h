@@ -356,10 +356,9 @@ struct ggml_backend_feature {
 };
 
 typedef struct ggml_backend_feature * (*ggml_backend_get_features_t)(ggml_backend_reg_t reg);
+GGML_API ggml_backend_buffer_t ggml_backend_buft_alloc_buffer (ggml_backend_buffer_type_t buft, size_t size);
 GGML_API bool ggml_backend_buft_is_host (ggml_backend_buffer_type_t buft);
-GGML_API const char * ggml_backend_buft_name (ggml_backend_buffer_type_t buft);
 GGML_API ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type(void);
-GGML_API ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
 GGML_API ggml_backend_dev_t ggml_backend_dev_by_type(enum ggml_backend_dev_type type);
 GGML_API ggml_backend_reg_t ggml_backend_dev_backend_reg(ggml_backend_dev_t device);
 GGML_API void * ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char * name);
@@ -538,12 +537,6 @@ struct ggml_backend_reg {
     struct ggml_backend_reg_i iface;
     void * context;
 };
-
-GGML_API ggml_backend_buffer_t ggml_backend_buffer_init(
-               ggml_backend_buffer_type_t buft,
-        struct ggml_backend_buffer_i      iface,
-               void *                     context,
-               size_t                     size);
 
 #ifdef __cplusplus
 }
