@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures llama.cpp with and without the module libggml-mha.so: its flash attention and products with Q4_0
-weights as one operation each, and prompts and tokens of whole models.
+"""Measures llama.cpp with and without the module libggml-mha.so: its flash attention, recurrent attention and
+products with Q4_0 weights as one operation each, and prompts and tokens of whole models.
 
 llama.cpp is that of decoders.py, built from the source in the package llama-cpp-python. Models: those
 of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate process:
@@ -33,6 +33,8 @@ settings = {"off": (0, None), "on": (1, None), "mha": (1, module)}
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
 operations = [(heads, kv_heads, width, queries, 4096, kind) for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128)) for queries in (512, 1)
               for kind in (1, 8)]
+# heads, key heads, width of a head, tokens, width of a decay
+recurrent = [(heads, 16, 128, tokens, 1) for heads in (16, 32) for tokens in (1024, 4096)]
 # rows, inputs, outputs, type (2: q4_0)
 products = [(rows, 2048, 5632, 2) for rows in (512, 1)]
 
@@ -82,7 +84,7 @@ def main():
     call("c++", "-std=c++17", "-O2", pathlib.Path(__file__).with_name("llama_operation.cpp"), "-I", source / "ggml" / "include", "-L", llama,
          f"-Wl,-rpath,{llama}", "-lggml", "-lggml-base", "-o", work / "llama_operation")
     for threads in options.threads:
-        for shape in operations + products if "operation" in options.parts else ():
+        for shape in operations + recurrent + products if "operation" in options.parts else ():
             devices = {"on": "CPU", "mha": "MHA_Q4_0" if shape in products else "MHA"}
             runs = {name: lambda device=device: time_operation(device, threads, shape) for name, device in devices.items()}
             finish(options, ["llama operation", list(shape), threads], runs)
