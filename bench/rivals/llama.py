@@ -3,9 +3,12 @@
 products with Q4_0 weights as one operation each, and prompts and tokens of whole models.
 
 llama.cpp is that of decoders.py, built from the source in the package llama-cpp-python. Models: those
-of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate process:
+of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate process, which
+reads a prompt of 4,096 tokens and generates some at depths on the way:
 
-  off   -fa 0        on   -fa 1        mha   -fa 1 with the module
+  off   -fa off        on   -fa on        mha   -fa on with the module
+
+Prints the page's table of models in Markdown; report.py writes it into the page.
 """
 
 import json
@@ -17,19 +20,21 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
 from decoders import call, files, llama, prepare, shapes, source, versions  # noqa: E402
-from session import Failed, about, build, keep, parser_for, run_main, say, take_turns, work  # noqa: E402
+from session import (Failed, about, build, digits, keep, load, median, parser_for, ratio, run_main, say,  # noqa: E402
+                     source as source_of, table, take_turns, work, wrapped)
 
 examples = """Examples:
-  build/rivals/venv/bin/python bench/rivals/llama.py --models 768.F16 768.Q4_0 SmolLM2.gguf   all figures of the page
+  build/rivals/venv/bin/python bench/rivals/llama.py --models 768.F16 768.Q4_0 2048.F16 2048.Q4_0 SmolLM2.gguf   all figures of the page
   build/rivals/venv/bin/python bench/rivals/llama.py --parts operation --threads 1
-  build/rivals/venv/bin/python bench/rivals/llama.py --models SmolLM2.gguf --depths 0 4096
+  build/rivals/venv/bin/python bench/rivals/llama.py --parts models --models SmolLM2.gguf --threads 2 --rounds 1 --add   one more round
 
 Results go to build/rivals/llama.json.
 Exit status: 0 success; 2 wrong usage; 4 a requirement is missing.
 """
 
 module = build / "tools" / "adapters" / "ggml" / "libggml-mha.so"
-settings = {"off": (0, None), "on": (1, None), "mha": (1, module)}
+settings = {"off": "`-fa off`", "on": "`-fa on`", "mha": "mha"}
+order = [f"{name}{variant}" for variant in ("", " AVX2") for name in ("768.F16", "768.Q4_0", "2048.F16", "2048.Q4_0", "SmolLM2-135M-Instruct.Q4_1")]
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
 operations = [(heads, kv_heads, width, queries, 4096, kind) for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128)) for queries in (512, 1)
               for kind in (1, 8)]
@@ -54,35 +59,35 @@ def time_operation(device, threads, shape):
     return {"call": min(map(float, said.split()))}
 
 
-def time_model(setting, model, threads, prompt, tokens, depths):
-    """{"prompt": seconds a token, "token at DEPTH": seconds a token}."""
-    flash, path = settings[setting]
-    bench = [llama / "llama-bench", "-m", model, "-t", threads, "-fa", flash, "-r", 1, "-o", "json", "-ngl", 0]
-    found = {}
-    if prompt:
-        part, = json.loads(call(*bench, "-p", prompt, "-n", 0, env=environment(path), **pinned(threads)).stdout)
-        found["prompt"] = part["avg_ns"] / 1e9 / prompt
-    if depths:
-        said = call(*bench, "-p", 0, "-n", tokens, "-d", ",".join(map(str, depths)), env=environment(path), **pinned(threads)).stdout
-        for part in json.loads(said):
-            found[f"token at {part['n_depth']}"] = part["avg_ns"] / 1e9 / tokens
-    return found
+def time_model(setting, model, threads, options):
+    """{"prompt": seconds a token, "token at DEPTH": seconds a token, "resident MB": memory}."""
+    words = [work / f"llama_model{options.variant}", model, int(setting != "off"), threads, options.prompt, options.tokens, *options.depths]
+    return json.loads(call(*words, env=environment(options.module if setting == "mha" else None), **pinned(threads)).stdout)
+
+
+def compile_with(libraries, name, output):
+    call("c++", "-std=c++17", "-O2", pathlib.Path(__file__).with_name(f"{name}.cpp"), "-I", source / "include", "-I", source / "ggml" / "include",
+         "-L", libraries, f"-Wl,-rpath,{libraries.resolve()}", "-lllama", "-lggml", "-lggml-base", "-o", work / output)
 
 
 def main():
     parser = parser_for(__doc__, examples, 3, "llama")
     parser.add_argument("--parts", nargs="+", choices=("operation", "models"), default=["operation", "models"])
     parser.add_argument("--models", nargs="+", default=["768.F16"], metavar="MODEL", help="SHAPE.TYPE of decoders.py, or a file (default: 768.F16)")
-    parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt; 0 = none (default: 4096)")
-    parser.add_argument("--tokens", type=int, default=16, help="tokens after it (default: 16)")
+    parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt (default: 4096)")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens at each depth (default: 16)")
     parser.add_argument("--depths", type=int, nargs="*", default=[0, 512, 2048, 4096], help="tokens before them (default: 0 512 2048 4096)")
+    parser.add_argument("--add", action="store_true", help="add these rounds to those of the results")
+    parser.add_argument("--variant", default="", help="the name of another build of both, such as AVX2, for models; with:")
+    parser.add_argument("--llama", type=pathlib.Path, default=llama, help="the folder of its libraries")
+    parser.add_argument("--module", type=pathlib.Path, default=module, help="the module")
     options = parser.parse_args()
-    if not module.exists():
-        raise Failed(f"{module} is missing; build it: cmake --build build --target ggml-mha")
+    if not options.module.exists():
+        raise Failed(f"{options.module} is missing; build it: cmake --build build --target ggml-mha")
     names = {name: name.split(".") for name in options.models if name.split(".")[0] in shapes}
     prepare([shape for shape, _ in names.values()])
-    call("c++", "-std=c++17", "-O2", pathlib.Path(__file__).with_name("llama_operation.cpp"), "-I", source / "ggml" / "include", "-L", llama,
-         f"-Wl,-rpath,{llama}", "-lggml", "-lggml-base", "-o", work / "llama_operation")
+    compile_with(llama, "llama_operation", "llama_operation")
+    compile_with(options.llama, "llama_model", f"llama_model{options.variant}")
     for threads in options.threads:
         for shape in operations + recurrent + products if "operation" in options.parts else ():
             devices = {"on": "CPU", "mha": "MHA_Q4_0" if shape in products else "MHA"}
@@ -90,19 +95,46 @@ def main():
             finish(options, ["llama operation", list(shape), threads], runs)
         for name in options.models if "models" in options.parts else ():
             model = files(names[name][0])[1][names[name][1]] if name in names else pathlib.Path(name)
-            runs = {setting: lambda setting=setting: time_model(setting, model, threads, options.prompt, options.tokens, options.depths)
-                    for setting in settings}
-            finish(options, ["llama model", pathlib.Path(name).stem if name not in names else name, threads], runs)
+            runs = {setting: lambda setting=setting: time_model(setting, model, threads, options) for setting in settings}
+            label = name if name in names else model.stem
+            finish(options, ["llama model", f"{label} {options.variant}".strip(), threads], runs)
+    models = [result for result in load(options.json) if result["key"][0] == "llama model"]
+    print("\n".join(tables(sorted(models, key=lambda result: result["key"][1:]))))
 
 
 def finish(options, key, runs):
+    before = next((result for result in load(options.json) if result["key"] == key), None) if options.add else None
     seconds, reasons = take_turns(runs, options.rounds, options.busy)
-    keep(options.json, [{"key": key, "about": about(options.rounds, versions()), "seconds": seconds, "reasons": reasons}])
-    for what in next(iter(seconds.values())):
-        said = {name: statistics.median(times[what]) for name, times in seconds.items() if times}
-        say(f"{key}, {what}: " + ", ".join(f"{name} {1e3 * value:.3f} ms ({1 / value:.1f}/s)" for name, value in said.items()))
+    for name, times in seconds.items() if before else ():
+        seconds[name] = {what: before["seconds"][name][what] + values for what, values in times.items()}
+    rounds = options.rounds + (before["about"]["rounds"] if before else 0)
+    keep(options.json, [{"key": key, "about": about(rounds, versions()), "seconds": seconds, "reasons": reasons}])
     for name, reason in reasons.items():
         say(f"{key}, {name}: {reason}")
+
+
+def columns(results):
+    return list(dict.fromkeys(["prompt", *(what for result in results for what in result["seconds"]["mha"] if what != "resident MB")]))
+
+
+def better(result, what):
+    """The faster of the settings without mha."""
+    return min(("off", "on"), key=lambda name: median(result, name, what))
+
+
+def tables(results):
+    """Tokens a second; of mha, also their ratio to the better setting. The spread: how far apart the times of a row's rounds are, of the median."""
+    rows, whats = [], columns(results)
+    for result in results:
+        _, name, threads = result["key"]
+        for setting, heading in settings.items() if result["seconds"]["mha"] else ():
+            times = {what: result["seconds"][setting][what] for what in whats}
+            cells = [f"{digits(1 / median(result, setting, what))}" for what in whats]
+            if setting == "mha":
+                cells = [f"{cell} (**{ratio(result, 'mha', better(result, what), what):.2f}**)" for cell, what in zip(cells, whats)]
+            spread = max((max(some) - min(some)) / statistics.median(some) for some in times.values())
+            rows.append([f"{name}; {threads}" if setting == "off" else "", heading, *cells, f"{spread:.0%}"])
+    return wrapped(source_of(results)) + table(["Model; threads", "", *(what.replace("token at", "depth") for what in whats), "spread"], rows)
 
 
 if __name__ == "__main__":

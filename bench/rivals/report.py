@@ -7,6 +7,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
+import llama  # noqa: E402
 import onnx_models  # noqa: E402
 from decoders import forms as decoder_forms, shapes as decoder_shapes  # noqa: E402
 from layers import forms, shapes, work_of  # noqa: E402
@@ -16,7 +17,7 @@ from session import (digits, in_states, load, median, milliseconds, pages, ratio
 
 docs = root / "src" / "docs"
 colours = {"mha": "#e8590c", "PyTorch": "#4263eb", "ONNX Runtime": "#0ca678", "OpenVINO": "#ae6ad8", "llama.cpp": "#868e96",
-           "vLLM": "#f59f00"}
+           "vLLM": "#f59f00", "-fa off": "#ced4da", "-fa on": "#868e96"}
 
 
 def name_of(shape):
@@ -301,13 +302,41 @@ def decoder_picture(results):
     save(figure, "decoder.png")
 
 
+def llama_picture(results):
+    from matplotlib import pyplot
+    groups, names = by_threads([result for result in results if "AVX2" not in result["key"][1]]), {"-fa off": "off", "-fa on": "on", "mha": "mha"}
+    some = groups[max(groups)]
+    titles = [result["key"][1].replace(".", " ", 1).replace("-135M-Instruct", "") for result in some]
+    figure, (prompts, *panels) = pyplot.subplots(1, 1 + len(some), figsize=(3 + 2 * len(some), 3.6), layout="constrained",
+                                                 width_ratios=[1.6] + [1] * len(some))
+    bars(prompts, titles, {name: [1 / median(result, setting, "prompt") for result in some] for name, setting in names.items()},
+         lambda i: f"{ratio(some[i], 'mha', llama.better(some[i], 'prompt'), 'prompt'):.2f}x")
+    prompts.set_title("Prompt of 4,096", fontsize=9)
+    panels[0].set_ylabel("Tokens by depth", fontsize=8)
+    for axes, result, title in zip(panels, some, titles):
+        depths = [what for what in llama.columns([result]) if what != "prompt"]
+        for name, setting in names.items():
+            axes.plot([int(what.split()[-1]) for what in depths], [1 / median(result, setting, what) for what in depths], "o-", color=colours[name],
+                      markersize=3)
+        axes.set_ylim(0)
+        axes.set_title(title, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in (prompts, *panels):
+        axes.tick_params(labelsize=7)
+    figure.legend(*prompts.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.suptitle(f"llama.cpp, tokens per second on {threads_name(some[0]['key'][2]).lower()}; after the bars of mha, the speed relative to the better "
+                    f"setting; mha at commit {some[0]['about']['commit']}", fontsize=9)
+    save(figure, "llama.png")
+
+
 blocks = {"layers": ("layers", layer_tables, layers_picture), "layers_summary": ("layers", layers_summary, None),
           "attention": ("attention", layer_tables, None), "attention_decode": ("attention_decode", layer_tables, None),
           "decode": ("decode", layer_tables, None), "decode_summary": ("decode", decode_summary, None),
           "arithmetic": ("arithmetic", arithmetic_tables, arithmetic_picture), "arithmetic_summary": ("arithmetic", arithmetic_summary, None),
           "storage_summary": ("arithmetic", storage_summary, None), "decoder": ("decoders", decoder_tables, decoder_picture),
-          "models": ("models", model_tables, None), "models_summary": ("models", models_summary, None), "onnx": ("onnx", onnx_tables, None)}
-orders = {"decoders": list(decoder_shapes), "models": list(models), "onnx": list(onnx_models.cases),
+          "models": ("models", model_tables, None), "models_summary": ("models", models_summary, None), "onnx": ("onnx", onnx_tables, None),
+          "llama": ("llama", llama.tables, llama_picture)}
+orders = {"decoders": list(decoder_shapes), "models": list(models), "onnx": list(onnx_models.cases), "llama": llama.order,
           **{kind: [list(shape) for shape in some] for kind, some in shapes.items()}}
 
 
