@@ -133,8 +133,8 @@ def tables(results):
             if setting == "mha":
                 cells = [f"{cell} (**{ratio(result, 'mha', better(result, what), what):.2f}**)" for cell, what in zip(cells, whats)]
             spread = max((max(some) - min(some)) / statistics.median(some) for some in times.values())
-            rows.append([f"{name}; {threads}" if setting == "off" else "", heading, *cells, f"{spread:.0%}"])
-    return wrapped(source_of(results)) + table(["Model; threads", "", *(what.replace("token at", "depth") for what in whats), "spread"], rows)
+            rows.append([f"{name}; {threads}" if setting == "off" else "", heading, *cells, f"{spread:.0%} of {len(times['prompt'])}"])
+    return wrapped(source_of(results)) + table(["Model; threads", "", *(what.replace("token at", "depth") for what in whats), "spread of rounds"], rows)
 
 
 if __name__ == "__main__":
