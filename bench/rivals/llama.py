@@ -33,7 +33,7 @@ Exit status: 0 success; 2 wrong usage; 4 a requirement is missing.
 """
 
 module = build / "tools" / "adapters" / "ggml" / "libggml-mha.so"
-settings = {"off": "`-fa off`", "on": "`-fa on`", "mha": "mha"}
+settings = ("off", "on", "mha")
 order = [f"{name}{variant}" for variant in ("", " AVX2") for name in ("768.F16", "768.Q4_0", "2048.F16", "2048.Q4_0", "SmolLM2-135M-Instruct.Q4_1")]
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
 operations = [(heads, kv_heads, width, queries, 4096, kind) for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128)) for queries in (512, 1)
@@ -123,18 +123,17 @@ def better(result, what):
 
 
 def tables(results):
-    """Tokens a second; of mha, also their ratio to the better setting. The spread: how far apart the times of a row's rounds are, of the median."""
+    """Tokens a second with off/on/mha, and the ratio of mha to the better. The spread: how far apart the times of a setting's rounds are at most."""
     rows, whats = [], columns(results)
     for result in results:
         _, name, threads = result["key"]
-        for setting, heading in settings.items() if result["seconds"]["mha"] else ():
-            times = {what: result["seconds"][setting][what] for what in whats}
-            cells = [f"{digits(1 / median(result, setting, what))}" for what in whats]
-            if setting == "mha":
-                cells = [f"{cell} (**{ratio(result, 'mha', better(result, what), what):.2f}**)" for cell, what in zip(cells, whats)]
-            spread = max((max(some) - min(some)) / statistics.median(some) for some in times.values())
-            rows.append([f"{name}; {threads}" if setting == "off" else "", heading, *cells, f"{spread:.0%} of {len(times['prompt'])}"])
-    return wrapped(source_of(results)) + table(["Model; threads", "", *(what.replace("token at", "depth") for what in whats), "spread of rounds"], rows)
+        seconds, cells = result["seconds"], []
+        for what in whats if seconds["mha"] else ():
+            off, on, mha = (digits(1 / median(result, setting, what)) for setting in settings)
+            cells.append(f"{off}/{on}/**{mha}** {ratio(result, 'mha', better(result, what), what):.2f}")
+        spread = max((max(some) - min(some)) / statistics.median(some) for setting in settings for some in seconds[setting].values())
+        rows.append([f"{name}; {threads}", *cells, f"{spread:.0%} of {len(seconds['mha']['prompt'])}"])
+    return wrapped(source_of(results)) + table(["Model; threads", *(what.replace("token at", "depth") for what in whats), "spread of rounds"], rows)
 
 
 if __name__ == "__main__":
