@@ -1,16 +1,25 @@
 /*
- * decoder.h as a program: a model's file and the tokens of a prompt in, tokens out, each the one
- * with the largest logit.
+ * decoder.h as a program: a model's file and tokens in, and the most probable next tokens out, or
+ * how probable each token was.
  *
  *     decoder                    makes a small model with random weights, and shows that all ways
- * to the same tokens give the same bits decoder write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN
- * VOCABULARY writes a model with random weights, named and laid out as Hugging Face has Llama's
+ *                                to the same tokens give the same bits
+ *     decoder write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY
+ *                                writes a model with random weights, named and laid out as Hugging
+ *                                Face has Llama's
  *     decoder run FILE HEADS PROMPT COUNT [THREADS [TYPE [ARITHMETIC [LOGITS]]]]
  *                                reads numbers of tokens from the file PROMPT, and writes COUNT
- * more. TYPE: how weights are kept, f32, f16, bf16, int8 or int4 (file: as they are). ARITHMETIC:
- * of products with them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for the logits
- * that each token was chosen by decoder check FILE HEADS   shows for this model what the first form
- * shows for its own
+ *                                more
+ *     decoder score FILE HEADS TOKENS COUNT [THREADS [TYPE [ARITHMETIC [KEYS [VALUES]]]]]
+ *                                cuts TOKENS into windows of COUNT, and writes the logarithm of the
+ *                                probability of each token in the second half of a window, given
+ *                                those before it there: a line for each window
+ *     decoder check FILE HEADS   shows for this model what the first form shows for its own
+ *
+ * HEADS: the number of heads; 9,100000 where rope_theta is 100000 instead of 10000. TYPE: how
+ * weights are kept, f32, f16, bf16, int8 or int4 (file: as they are). ARITHMETIC: of products with
+ * them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for the logits that each token was
+ * chosen by. KEYS, VALUES: how caches keep them, f32, f16, bf16 or int8.
  */
 #include "decoder.h"
 
@@ -160,15 +169,26 @@ static void generate_with_drafts(struct decoder *d, int64_t sequence, struct res
   }
 }
 
-static int check_model(const char *path, int64_t heads) {
+/* HEADS, or HEADS,ROPE_THETA */
+static int64_t heads_of(const char *word, double *rope_base) {
+  char *end;
+  const int64_t heads = strtoll(word, &end, 10);
+  *rope_base = *end == ',' ? strtod(end + 1, &end) : 10000;
+  if (*end) fail("%s is no number of heads, with a comma and rope_theta after it or without", word);
+  return heads;
+}
+
+static int check_model(const char *path, const char *heads_word) {
   struct model m;
   struct pool pool;
   struct decoder d;
-  model_load(&m, path, heads, 0, MHA_ARITHMETIC_F32);
+  double rope_base;
+  const int64_t heads = heads_of(heads_word, &rope_base);
+  model_load(&m, path, heads, rope_base, 0, MHA_ARITHMETIC_F32);
   pool_start(&pool, 1);
   const mha_scheduler scheduler = {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
-  decoder_make(&d, &m, &scheduler, 4, positions);
+  decoder_make(&d, &m, &scheduler, 4, positions, 0, 0);
   struct result at_once, others[4], *r = others;
   memset(&at_once, 0, sizeof at_once), memset(others, 0, sizeof others);
   at_once.logits = allocate(new_tokens * m.vocabulary, sizeof(float));
@@ -240,51 +260,90 @@ static uint32_t index_of(const char *word, const char *const *words, int count,
   return 0;
 }
 
-static int run(const char *path, int64_t heads, const char *prompt_path, int count, int threads,
-               const char *type, const char *arithmetic, const char *logits_path) {
-  const char *const types[] = {"file", "f32",  "f16",
-                               "bf16", "int8", "int4"}; /* 0, then MHA_TYPE_* */
-  const char *const arithmetics[] = {"f32", "int8", "int16"};
-  const uint32_t arithmetic_types[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
-                                       MHA_ARITHMETIC_INT16};
-  const uint32_t weight_type =
-      index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
-  const uint32_t arithmetic_type = arithmetic_types[index_of(
-      arithmetic, arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
-  enum { most = 1 << 20 };
-  static int32_t tokens[most];
-  int prompt = 0;
-  FILE *const prompt_file = fopen(prompt_path, "r");
-  if (!prompt_file) fail("%s: cannot be read", prompt_path);
-  while (prompt < most && fscanf(prompt_file, "%d", &tokens[prompt]) == 1) prompt++;
-  if (prompt == 0 || !feof(prompt_file))
-    fail("%s: numbers of tokens are expected, one to %d", prompt_path, most);
-  fclose(prompt_file);
-  if (count < 1 || threads < 1)
-    fail("the number of tokens to write and the number of threads are 1 or more");
-  struct model m;
-  struct decoder d;
-  struct pool pool;
-  model_load(&m, path, heads, weight_type, arithmetic_type);
-  pool_start(&pool, (uint32_t)threads - 1);
-  const mha_scheduler scheduler = {
-      .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
-  decoder_make(&d, &m, threads > 1 ? &scheduler : NULL, 1, prompt + count);
+/* Writes COUNT tokens, each the one with the largest logit. */
+static void write_tokens(struct decoder *d, const int32_t *prompt, int prompt_count, int count,
+                         const char *logits_path) {
   FILE *const logits_file = logits_path ? fopen(logits_path, "wb") : NULL;
   if (logits_path && !logits_file) fail("%s cannot be written", logits_path);
-
+  const int64_t vocabulary = d->model->vocabulary;
   double start = seconds(), prompt_seconds = 0;
-  const float *logits = append(&d, 0, tokens, prompt);
+  const float *logits = append(d, 0, prompt, prompt_count);
   for (int i = 0; i < count; i++) {
-    const int32_t token = largest(logits, m.vocabulary);
-    if (logits_file) fwrite(logits, sizeof *logits, (size_t)m.vocabulary, logits_file);
+    const int32_t token = largest(logits, vocabulary);
+    if (logits_file) fwrite(logits, sizeof *logits, (size_t)vocabulary, logits_file);
     printf("%d%c", (int)token, i + 1 < count ? ' ' : '\n');
     if (i == 0) prompt_seconds = seconds() - start, start = seconds();
-    if (i + 1 < count) logits = append(&d, 0, &token, 1);
+    if (i + 1 < count) logits = append(d, 0, &token, 1);
   }
   fprintf(stderr, "prompt %.6f s, token %.6f s\n", prompt_seconds,
           count > 1 ? (seconds() - start) / (count - 1) : 0);
   if (logits_file) fclose(logits_file);
+}
+
+static void write_scores(struct decoder *d, const int32_t *tokens, int count, int window) {
+  const int64_t vocabulary = d->model->vocabulary;
+  for (; count >= window; tokens += window, count -= window) {
+    decoder_truncate(d, 0, 0);
+    append(d, 0, tokens, window / 2);
+    for (int i = window / 2, rows; i + 1 < window; i += rows) {
+      rows = window - 1 - i < most_wanted ? window - 1 - i : most_wanted;
+      const float *logits = decoder_run(d, &(struct piece){0, tokens + i, rows, rows}, 1);
+      for (int r = 1; r <= rows; r++, logits += vocabulary) {
+        const double most = logits[largest(logits, vocabulary)];
+        double sum = 0;
+        for (int64_t v = 0; v < vocabulary; v++) sum += exp(logits[v] - most);
+        printf("%.7f%c", logits[check_token(d->model, tokens[i + r])] - most - log(sum),
+               i + r + 1 < window ? ' ' : '\n');
+      }
+    }
+  }
+}
+
+/* words: FILE HEADS PROMPT COUNT THREADS TYPE ARITHMETIC, and LOGITS or KEYS VALUES or NULL */
+static int run(int is_score, const char *const *words) {
+  static const char *const types[] = {"file", "f32",  "f16",
+                                      "bf16", "int8", "int4"}; /* 0, then MHA_TYPE_* */
+  static const char *const arithmetics[] = {"f32", "int8", "int16"};
+  static const uint32_t arithmetic_types[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
+                                              MHA_ARITHMETIC_INT16};
+  const uint32_t weight_type = index_of(
+      words[5], types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
+  const uint32_t arithmetic = arithmetic_types[index_of(
+      words[6], arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
+  uint32_t cache_types[2] = {0, 0}; /* of keys, of values */
+  for (int i = 0; i < 2 && is_score && words[7 + i]; i++) {
+    cache_types[i] = 1 + index_of(words[7 + i], types + 1, 4,
+                                  "%s is no type of caches; f32, f16, bf16 or int8 is");
+  }
+  enum { most = 1 << 20 };
+  static int32_t tokens[most];
+  int prompt = 0;
+  FILE *const prompt_file = fopen(words[2], "r");
+  if (!prompt_file) fail("%s: cannot be read", words[2]);
+  while (prompt < most && fscanf(prompt_file, "%d", &tokens[prompt]) == 1) prompt++;
+  if (prompt == 0 || !feof(prompt_file))
+    fail("%s: numbers of tokens are expected, one to %d", words[2], most);
+  fclose(prompt_file);
+  const int count = atoi(words[3]), threads = atoi(words[4]);
+  if (count < 1 || threads < 1)
+    fail("the number of tokens to write and the number of threads are 1 or more");
+  if (is_score && (count < 4 || count > prompt))
+    fail("a window has 4 tokens or more, and at most the %d of %s", prompt, words[2]);
+  struct model m;
+  struct decoder d;
+  struct pool pool;
+  double rope_base;
+  const int64_t heads = heads_of(words[1], &rope_base);
+  model_load(&m, words[0], heads, rope_base, weight_type, arithmetic);
+  pool_start(&pool, (uint32_t)threads - 1);
+  const mha_scheduler scheduler = {
+      .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
+  decoder_make(&d, &m, threads > 1 ? &scheduler : NULL, 1, is_score ? count : prompt + count,
+               cache_types[0], cache_types[1]);
+  if (is_score)
+    write_scores(&d, tokens, prompt, count);
+  else
+    write_tokens(&d, tokens, prompt, count, words[7]);
   decoder_free(&d), pool_stop(&pool), model_free(&m);
   return 0;
 }
@@ -297,24 +356,25 @@ int main(int count, char **words) {
     write_model(words[2], numbers);
     return 0;
   }
-  if (strcmp(command, "run") == 0 && count >= 6 && count <= 10) {
-    return run(words[2], atoll(words[3]), words[4], atoi(words[5]), count > 6 ? atoi(words[6]) : 1,
-               count > 7 ? words[7] : "file", count > 8 ? words[8] : "f32",
-               count > 9 ? words[9] : NULL);
+  const int is_score = strcmp(command, "score") == 0;
+  if ((is_score || strcmp(command, "run") == 0) && count >= 6 && count <= 10 + is_score) {
+    const char *given[9] = {0, 0, 0, 0, "1", "file", "f32"};
+    for (int i = 2; i < count; i++) given[i - 2] = words[i];
+    return run(is_score, given);
   }
-  if (strcmp(command, "check") == 0 && count == 4) return check_model(words[2], atoll(words[3]));
+  if (strcmp(command, "check") == 0 && count == 4) return check_model(words[2], words[3]);
   if (count > 1) {
     fail(
         "decoder [write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY | run FILE HEADS PROMPT "
-        "COUNT "
-        "[THREADS [TYPE [ARITHMETIC [LOGITS]]]] | check FILE HEADS]");
+        "COUNT [THREADS [TYPE [ARITHMETIC [LOGITS]]]] | score FILE HEADS TOKENS COUNT [THREADS "
+        "[TYPE [ARITHMETIC [KEYS [VALUES]]]]] | check FILE HEADS]");
   }
   char path[] = "/tmp/mha-decoder-XXXXXX";
   const int file = mkstemp(path);
   if (file < 0) fail("%s cannot be written", path);
   close(file);
   write_model(path, numbers);
-  const int result = check_model(path, numbers[2]);
+  const int result = check_model(path, "8");
   unlink(path);
   return result;
 }

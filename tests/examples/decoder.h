@@ -3,11 +3,12 @@
  * logits out. The library computes attention and every product. What stands between them is here:
  * RMS norms, SiLU, and which sequence has which blocks of the caches.
  *
- *     model_load                  packs the weights of a file
- *     decoder_make                makes the memory that calls need: caches, workspace, rows
- *     decoder_run                 takes tokens of some sequences through all layers, and gives
- * logits decoder_truncate            takes the last tokens of a sequence back decoder_share begins
- * a sequence with the first tokens of another one, without computing or copying them
+ *     model_load         packs the weights of a file
+ *     decoder_make       makes the memory that calls need: caches, workspace, rows
+ *     decoder_run        takes tokens of some sequences through all layers, and gives logits
+ *     decoder_truncate   takes the last tokens of a sequence back
+ *     decoder_share      begins a sequence with the first tokens of another one, without computing
+ *                        or copying them
  *
  * decoder.c makes a program of it.
  */
@@ -22,9 +23,7 @@
 #include "safetensors.h"
 #include "thread_pool.h"
 
-/* What a file of weights does not say, but its config.json: rms_norm_eps, rope_theta. */
-static const float epsilon = 1e-5f;
-static const double rope_base = 10000;
+static const float epsilon = 1e-5f; /* rms_norm_eps of config.json */
 enum {
   block = 32 /* positions */,
   most_rows = 512 /* of a call: longer prompts are cut */,
@@ -58,6 +57,7 @@ struct model {
   const struct tensor *embedding;
   int64_t layers, width, heads, kv_heads, head_dim, hidden, vocabulary;
   uint32_t weight_type, arithmetic;
+  double rope_base; /* rope_theta of config.json */
   struct layer {
     mha_layer *attention, *gate, *up, *down;
     float *attention_norm, *mlp_norm;
@@ -151,11 +151,11 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
   return create_layer(&config, &weights);
 }
 
-/* The shapes of tensors say all but the number of heads. weight_type: MHA_TYPE_*, 0 = as the file
- * has the matrices. arithmetic: MHA_ARITHMETIC_*. */
-static void model_load(struct model *m, const char *path, int64_t heads, uint32_t weight_type,
-                       uint32_t arithmetic) {
-  *m = (struct model){.heads = heads, .arithmetic = arithmetic};
+/* The shapes of tensors say all but the number of heads and the base of the rotation. weight_type:
+ * MHA_TYPE_*, 0 = as the file has the matrices. arithmetic: MHA_ARITHMETIC_*. */
+static void model_load(struct model *m, const char *path, int64_t heads, double rope_base,
+                       uint32_t weight_type, uint32_t arithmetic) {
+  *m = (struct model){.heads = heads, .arithmetic = arithmetic, .rope_base = rope_base};
   if (!safetensors_open(&m->file, path)) fail("%s", m->file.error);
   m->embedding = get(m, "model.embed_tokens.weight", 0, -1, -1);
   m->vocabulary = m->embedding->shape[0], m->width = m->embedding->shape[1];
@@ -243,8 +243,9 @@ static mha_linear_args linear_args(const struct decoder *d, int64_t rows, const 
                            .scheduler = d->scheduler};
 }
 
+/* k_type, v_type: MHA_TYPE_* of the caches, 0 = f32. */
 static void decoder_make(struct decoder *d, const struct model *m, const mha_scheduler *scheduler,
-                         int64_t sequences, int64_t positions) {
+                         int64_t sequences, int64_t positions, uint32_t k_type, uint32_t v_type) {
   const int64_t blocks_each = (positions + block - 1) / block;
   *d = (struct decoder){.model = m,
                         .scheduler = scheduler,
@@ -260,7 +261,7 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
   mha_rope_config angles = {.struct_size = sizeof angles,
                             .dims = m->head_dim,
                             .num_positions = blocks_each * block,
-                            .base = rope_base};
+                            .base = m->rope_base};
   float *const tables =
       allocate(angles.num_positions * m->head_dim, sizeof *tables); /* cosines, then sines */
   float *const sines = tables + angles.num_positions * (m->head_dim / 2);
@@ -274,6 +275,7 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
       .struct_size = sizeof room, .num_sequences = sequences, .capacity = angles.num_positions};
   room.num_kv_heads = m->kv_heads, room.head_dim = m->head_dim, room.kind = MHA_CACHE_KIND_PAGED;
   room.block_positions = block, room.num_blocks = d->num_blocks;
+  room.k_type = k_type, room.v_type = v_type;
   size_t bytes;
   check(mha_kv_cache_size(&room, &bytes, &error), &error);
   d->cache = allocate(m->layers, sizeof *d->cache), d->cache_memory = allocate(m->layers, bytes);
@@ -443,6 +445,12 @@ static void linear(struct decoder *d, const mha_layer *layer, int64_t rows, cons
   check(mha_linear(layer, &args, d->workspace, d->workspace_bytes, &error), &error);
 }
 
+static int64_t check_token(const struct model *m, int64_t token) {
+  if (token < 0 || token >= m->vocabulary)
+    fail("the token %lld is none of the %lld", (long long)token, (long long)m->vocabulary);
+  return token;
+}
+
 /*
  * Takes the pieces, each of another sequence, through the model: prompts, single tokens and drafts
  * may stand side by side in one call. All products run over the rows of all pieces at once, so that
@@ -465,9 +473,7 @@ static const float *decoder_run(struct decoder *d, const struct piece *pieces, i
     set_room(d, s,
              s->length += pieces[p].count); /* the library appends them below, layer by layer */
     for (int64_t i = 0; i < pieces[p].count; i++) {
-      const int64_t token = pieces[p].tokens[i];
-      if (token < 0 || token >= m->vocabulary)
-        fail("the token %lld is none of the %lld", (long long)token, (long long)m->vocabulary);
+      const int64_t token = check_token(m, pieces[p].tokens[i]);
       tensor_read(m->embedding, token * m->width, m->width, d->x + (starts[p] + i) * m->width);
     }
   }

@@ -37,8 +37,9 @@ def normed(x, weights):
 
 
 class Model:
-    def __init__(self, dtype="F32", tied=False, layers=2, width=48, hidden=72, embedding=1):
+    def __init__(self, dtype="F32", tied=False, layers=2, width=48, hidden=72, embedding=1, base=10000):
         random.seed(7)
+        self.base = base
         self.dtype, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary = dtype, layers, 6, 2, width // 6, 50
         small, kv_width = width ** -0.5, 2 * self.head_dim
         shapes = {"model.embed_tokens": ((50, width), 0, embedding)}
@@ -63,7 +64,7 @@ class Model:
         half, row = self.head_dim // 2, row[:]
         for begin in range(0, len(row), self.head_dim):
             for i in range(half):
-                turn = math.e ** (1j * position * 10000 ** (-i / half))
+                turn = math.e ** (1j * position * self.base ** (-i / half))
                 pair = complex(row[begin + i], row[begin + half + i]) * turn
                 row[begin + i], row[begin + half + i] = pair.real, pair.imag
         return row
@@ -146,6 +147,25 @@ class Computes(Decoder):
         self.assertLess(found[2], 0.3)
         self.assertLess(0.3, found[3])
 
+    def test_scores_are_log_likelihoods_of_second_halves(self):
+        model, window = Model(base=500), 41
+        self.write("model", model.file())
+        tokens = [(i * i + 3 * i) % 47 for i in range(2 * window + 5)]
+        self.write("tokens", " ".join(map(str, tokens)))
+        plain = []
+        for begin in 0, window:
+            logits = model.logits(tokens[begin:begin + window])
+            plain += [row[token] - math.log(sum(map(math.exp, row))) for row, token in list(zip(logits, tokens[begin + 1:begin + window]))[window // 2:]]
+        apart = []
+        for caches in [], ["f32"], ["f16"], ["int8", "f32"], ["f32", "int8"], ["int8"]:
+            done = self.run_it("score", "model", "6,500", "tokens", window, 2, "file", "f32", *caches)
+            self.assertEqual((done.returncode, [len(line.split()) for line in done.stdout.splitlines()]), (0, [window - 1 - window // 2] * 2), done.stderr)
+            apart.append(max(abs(a - b) for a, b in zip(map(float, done.stdout.split()), plain)))
+        self.assertLess(max(apart[:2]), 1e-4)
+        self.assertLess(max(apart[:2]), min(apart[2:]))
+        self.assertLess(max(apart), 0.1)
+        self.assertEqual(len(set(apart)), 5)  # keys and values each have their type; values have that of keys, where none is given
+
     def test_all_ways_to_the_same_tokens_give_the_same_bits(self):
         self.write("model", Model("BF16").file())
         self.assertEqual(self.run_it("write", "written", 2, 40, 5, 1, 33, 60).returncode, 0)
@@ -218,7 +238,10 @@ class Refuses(Decoder):
         for content, words in (("", "numbers of tokens are expected"), ("1 2 three", "numbers of tokens are expected"),
                                ("1 50", "the token 50 is none of the 50"), ("-1", "the token -1 is none of the 50")):
             self.refused(words, "run", "good", 6, self.write("other", content), 3)
-        for words, *command in (("none: cannot be read", "run", "good", 6, "none", 3), ("7 heads do not divide its queries", "run", "good", 7, "prompt", 3),
+        score = ["score", "good", 6, self.write("scored", "1 2 3 50")]
+        for words, *command in (("the token 50 is none", *score, 4), ("4 tokens or more", *score, 3), ("at most the 4 of scored", *score, 5),
+                                ("int4 is no type of caches", *score, 4, 1, "f32", "f32", "int4"), ("6x is no number of heads", "check", "good", "6x"),
+                                ("6,1e is no number", "check", "good", "6,1e"), ("none: cannot be read", "run", "good", 6, "none", 3), ("7 heads do not divide its queries", "run", "good", 7, "prompt", 3),
                                 ("0 heads do not divide its queries", "run", "good", 0, "prompt", 3), ("dims", "run", "good", 48, "prompt", 3),
                                 ("1 or more", *run, 0), ("f64 is no type of weights", *run, 3, 1, "f64"), ("int4 is no arithmetic", *run, 3, 1, "int8", "int4"),
                                 ("weight_type", *run, 3, 1, "file", "int8"), ("heads that divide the width evenly", "write", "w", 1, 10, 3, 1, 8, 8),
