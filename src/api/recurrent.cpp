@@ -45,11 +45,9 @@ void plan_scratch(Recurrence *call, Count *floats) {
   const Count width = round_up(Count(call->head_dim), 16),
               columns = round_up(Count(call->head_dim_v), recurrent_columns);
   at.width = width.value();
-  // Loops take 1, 2 or 4 queries together.
-  const Count rows_of_queries(queries == 3 ? 4 : queries);
   Count row = width;
   at.decayed_key = call->decay_dim > 1 ? take(width, &row) : 0;
-  at.queries = take(rows_of_queries * width, &row);
+  at.queries = take(Count(queries) * width, &row);
   at.decay = take(call->decay_dim > 1 ? width : Count(1), &row);
   at.value = take(columns, &row);
   at.factors = take(Count(2) + Count(queries), &row);
@@ -60,7 +58,7 @@ void plan_scratch(Recurrence *call, Count *floats) {
   at.betas = take(Count(recurrent_tokens), floats);
   at.changes = take(columns, floats);
   at.state = take(columns * Count(call->head_dim), floats);
-  at.sums = take(Count(max_recurrent_sums), floats);
+  at.sums = take(Count(3 * recurrent_columns), floats);
   at.outputs = take(Count(recurrent_columns), floats);
   at.floats = floats->value();
 }
@@ -145,6 +143,7 @@ void run(RecurrentCall *call, unsigned char *workspace) {
   const int64_t wanted = threads == 1 ? 1 : blocks_of(threads * units_per_thread, states);
   call->part_columns = blocks_of(blocks, std::min(blocks, wanted)) * recurrent_columns;
   call->parts = blocks_of(r.head_dim_v, call->part_columns);
+  call->recurrence.heads_ahead = blocks_of(threads, call->parts);
   run_units(scheduler, reinterpret_cast<UnitCounter *>(workspace + call->counter),
             states * call->parts, run_unit, call);
 }

@@ -508,9 +508,8 @@ struct SequenceRows {
   int64_t first, count;
 };
 
-constexpr int64_t recurrent_columns = 32;    // of a state: a unit has a multiple of this
-constexpr int64_t recurrent_tokens = 16;     // rows that are prepared together
-constexpr int64_t max_recurrent_sums = 160;  // of a pass: 32 columns with a key and 4 queries
+constexpr int64_t recurrent_columns = 32;  // of a block of a state: a unit has a multiple of this
+constexpr int64_t recurrent_tokens = 16;   // rows that are prepared together
 
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16.
 struct RecurrentScratch {
@@ -527,7 +526,7 @@ struct RecurrentScratch {
   int64_t betas;        // the same: [recurrent_tokens]
   int64_t changes;      // u of CONTRACT.md, of the last row: one number for each column
   int64_t state;        // block by block of columns: [head_dim][columns of the block]
-  int64_t sums;         // r of CONTRACT.md, then p of each query, [max_recurrent_sums]
+  int64_t sums;         // of a pass: [3][recurrent_columns]
   int64_t outputs;      // [recurrent_columns] on their way to the caller
   int64_t floats;       // all of it
 };
@@ -536,6 +535,7 @@ struct RecurrentScratch {
 struct Recurrence {
   int64_t num_q_heads, num_k_heads, num_v_heads, head_dim, head_dim_v, decay_dim;
   int64_t state_queries;  // output heads of a state
+  int64_t heads_ahead;    // from one head of a thread to its next, probably
   float scale, norm_epsilon;
   const float *a_log, *dt_bias;  // null: none
   bool has_raw_beta;             // the sigmoid makes beta of it

@@ -36,12 +36,6 @@ MHA_NOINLINE float sum_of_products(const float *x, const float *y, int64_t width
   return sum16(sums);
 }
 
-// to[i] = x[i] * y[i]
-template <class V>
-MHA_NOINLINE void multiply_row(const float *x, const float *y, int64_t width, float *to) {
-  for (int64_t i = 0; i < width; i += V::size) store(to + i, load<V>(x + i) * load<V>(y + i));
-}
-
 // What changes a state: a prepared row's key and decay, and u of the block's columns.
 struct StateChange {
   const float *key, *decay;
@@ -71,7 +65,8 @@ struct RecurrentUnit {
   StateChange nothing_changes() const {
     return change_of(nothing(), nothing() + call.scratch.value);
   }
-  const char *element(const StridedRows &array, int64_t t, int64_t of_head, int64_t i) const {
+  template <class Array>
+  auto element(const Array &array, int64_t t, int64_t of_head, int64_t i) const {
     return element_at(array.base, array.storage,
                       rows.in_arrays * array.batch_stride + (rows.first + t) * array.row_stride +
                           of_head * array.head_stride + i);
@@ -88,12 +83,17 @@ struct RecurrentUnit {
   }
 };
 
-// Widens a row, and fills it up with zeros.
+// Widens a row, and fills it up with zeros. Most are short: calls of memcpy take longer than this.
 template <class V>
 MHA_INLINE void widen_padded(Storage storage, const char *from, int64_t count, int64_t padded,
                              float *to) {
-  widen<V>(storage, from, count, to);
-  MHA_MEMSET(to + count, 0, static_cast<size_t>(padded - count) * sizeof(float));
+  if (storage == Storage::f32)
+    in_vectors<V>(count, [&](auto vector, int64_t i) MHA_INLINED {
+      store(to + i, load<decltype(vector)>(reinterpret_cast<const float *>(from) + i));
+    });
+  else
+    widen<V>(storage, from, count, to);
+  for (int64_t i = count; i < padded; ++i) to[i] = 0.0f;
 }
 
 // A query or a key, normalised.
@@ -117,13 +117,19 @@ MHA_NOINLINE void prepare_gates(const RecurrentUnit &unit, int64_t begin, int64_
   float *const gates = unit.scratch + call.scratch.gates, *const betas =
                                                               unit.scratch + call.scratch.betas;
   const float *const bias = call.dt_bias ? call.dt_bias + head * dim : nullptr;
+  const auto read = [&](const StridedRows &array, int64_t t, int64_t count, float *to) MHA_INLINED {
+    if (!array.base) return;
+    const char *const from = unit.element(array, t, head, 0);
+    if (count == 1 && array.storage == Storage::f32)
+      *to = *reinterpret_cast<const float *>(from);
+    else
+      widen<V>(array.storage, from, count, to);
+  };
   for (int64_t t = begin; t < end; ++t) {
     float *const of_row = gates + (t - begin) * dim;
-    if (call.decay.base)
-      widen<V>(call.decay.storage, unit.element(call.decay, t, head, 0), dim, of_row);
+    read(call.decay, t, dim, of_row);
     for (int64_t i = 0; bias && i < dim; ++i) of_row[i] = of_row[i] + bias[i];
-    if (call.beta.base)
-      widen<V>(call.beta.storage, unit.element(call.beta, t, head, 0), 1, betas + t - begin);
+    read(call.beta, t, 1, betas + t - begin);
   }
   const float a_log = call.a_log ? canonical_nan(call.a_log[head]) : 0.0f;
   const V factor = all<V>(0.0f) - exp_of_any(all<V>(a_log));
@@ -162,12 +168,14 @@ MHA_NOINLINE void prepare_rows(const RecurrentUnit &unit, int64_t begin, int64_t
     factors[1] = unit.scratch[at.betas + t - begin];
     row[at.decay] = factors[0];
     if (dim == 1) continue;
-    for (int64_t i = 0; i < dim; ++i) row[at.decay + i] = gates[i];
-    for (int64_t i = dim; i < at.width; ++i) row[at.decay + i] = 0.0f;
-    multiply_row<V>(row, row + at.decay, at.width, row + at.decayed_key);
-    for (int64_t j = 0; j < queries; ++j) {
-      float *const query = row + at.queries + j * at.width;
-      multiply_row<V>(query, row + at.decay, at.width, query);
+    for (int64_t i = 0; i < at.width; i += V::size) {  // what lies behind `dim` is not used
+      const V a = load<V>(gates + i);
+      store(row + at.decay + i, a);
+      store(row + at.decayed_key + i, load<V>(row + i) * a);
+      for (int64_t j = 0; j < queries; ++j) {
+        float *const query = row + at.queries + j * at.width + i;
+        store(query, load<V>(query) * a);
+      }
     }
   }
 }
@@ -181,97 +189,87 @@ MHA_INLINE void prepare_nothing(const RecurrentUnit &unit) {
 
 // ---- Passes over a block of a state
 
-// The columns of a block of which the sums of a pass stay in registers, with this many queries.
-template <class V>
-constexpr int columns_with(int64_t queries) {
-  return queries == 1 || V::size == 16 ? 32 : 16;
-}
-
 // Rows of a block, or of its columns in an array of states.
 struct StateRows {
   const float *base;
   int64_t stride;
 };
 
-// Sums up a block: r with the decayed key, and p with Q queries. With `changes`, it changes it
-// before, and the result goes from `from` to `block`. Otherwise `next` has columns that are wanted
-// soon, whose first line of each row is prefetched.
-template <bool changes, class V, int columns, int Q>
-MHA_INLINE void pass(int64_t rows, StateRows from, float *block, const StateChange &change,
-                     const StateRows &next, const float *key, const float *queries,
-                     int64_t query_stride, float *sums) {
-  constexpr int lanes = V::size, N = columns / lanes;
-  V r[N], p[Q][N], u[N];
-  MHA_EACH(n, N) r[n] = all<V>(0.0f);
-  MHA_EACH(j, Q)
-    MHA_EACH(n, N) p[j][n] = all<V>(0.0f);
-  MHA_EACH(n, N) u[n] = load<V>(change.u + n * lanes);
-  const float *decay = change.decay, *wanted = next.base;
-  for (int64_t i = 0; i < rows; ++i) {
-    V x[N];
+// Sums up a block with Q rows of factors. With `changes`, it changes it before, and the result goes
+// from `from` to `block`. Otherwise it prefetches the first half of `next`, a line for each row.
+template <bool changes, class V, int Q>
+MHA_INLINE void pass(int64_t rows, const StateRows &from, float *block, const StateChange &change,
+                     const float *next, const float *const (&factors)[Q], float *sums) {
+  constexpr int lanes = V::size, columns = Q < 3 || lanes == 16 ? recurrent_columns : 16,
+                N = columns / lanes;  // as many as stay in registers
+  for (int64_t c = 0; c < recurrent_columns; c += columns) {
+    V s[Q][N], u[N];
+    MHA_EACH(j, Q)
+      MHA_EACH(n, N) s[j][n] = all<V>(0.0f);
     if constexpr (changes) {
-      const V a = all<V>(*decay), changing = all<V>(change.key[i]);
-      MHA_EACH(n, N) x[n] = mul_add(changing, u[n], a * load<V>(from.base + n * lanes));
-      MHA_EACH(n, N) store(block + n * lanes, x[n]);
-      block += columns;
-      decay += change.decay_step;
-    } else {
-      MHA_EACH(n, N) x[n] = load<V>(from.base + n * lanes);
-      MHA_PREFETCH_L2(wanted);
-      wanted += next.stride;
+      MHA_EACH(n, N) u[n] = load<V>(change.u + c + n * lanes);
     }
-    const V k = all<V>(key[i]);
-    MHA_EACH(n, N) r[n] = mul_add(k, x[n], r[n]);
-    MHA_EACH(j, Q) {
-      const V q = all<V>(queries[j * query_stride + i]);
-      MHA_EACH(n, N) p[j][n] = mul_add(q, x[n], p[j][n]);
+    const float *old = from.base + c, *decay = change.decay;
+    float *to = block + c;
+    for (int64_t i = 0; i < rows; ++i) {
+      V x[N];
+      if constexpr (changes) {
+        const V a = all<V>(*decay), key = all<V>(change.key[i]);
+        MHA_EACH(n, N) x[n] = mul_add(key, u[n], a * load<V>(old + n * lanes));
+        MHA_EACH(n, N) store(to + n * lanes, x[n]);
+        to += recurrent_columns;
+        decay += change.decay_step;
+      } else {
+        MHA_EACH(n, N) x[n] = load<V>(old + n * lanes);
+        MHA_PREFETCH_L2(next + i * 16);
+      }
+      MHA_EACH(j, Q) {
+        const V factor = all<V>(factors[j][i]);
+        MHA_EACH(n, N) s[j][n] = mul_add(factor, x[n], s[j][n]);
+      }
+      old += from.stride;
     }
-    from.base += from.stride;
+    MHA_EACH(j, Q)
+      MHA_EACH(n, N) store(sums + j * recurrent_columns + c + n * lanes, s[j][n]);
   }
-  MHA_EACH(n, N) store(sums + n * lanes, r[n]);
-  MHA_EACH(j, Q)
-    MHA_EACH(n, N) store(sums + (1 + j) * columns + n * lanes, p[j][n]);
 }
 
 // Writes the first `count` columns of a block, changed and canonical, to a state of the caller's.
-// Prefetches the last line of each row of `next`.
+// Prefetches the second half of `next`.
 template <class V>
-MHA_NOINLINE void write_state(const Recurrence &call, const StateRows &block,
-                              const StateChange &change, const StateRows &next, int64_t count,
-                              float *to) {
+MHA_NOINLINE void write_state(const Recurrence &call, StateRows block, const StateChange &change,
+                              const float *next, int64_t count, float *to) {
+  constexpr int lanes = V::size, N = recurrent_columns / lanes;
+  alignas(64) float some[recurrent_columns];
+  V u[N];
+  MHA_EACH(n, N) u[n] = load<V>(change.u + n * lanes);
   for (int64_t i = 0; i < call.head_dim; ++i) {
-    const float key = change.key[i], decay = change.decay[i * change.decay_step];
-    const float *const from = block.base + i * block.stride;
-    in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {
-      using T = decltype(vector);
-      store(to + c, canonical(mul_add(all<T>(key), load<T>(change.u + c),
-                                      all<T>(decay) * load<T>(from + c))));
-    });
+    float *const x = count == recurrent_columns ? to : some;
+    const V key = all<V>(change.key[i]), decay = all<V>(change.decay[i * change.decay_step]);
+    MHA_EACH(n, N)
+      store(x + n * lanes, canonical(mul_add(key, u[n], decay * load<V>(block.base + n * lanes))));
+    if (count < recurrent_columns) MHA_MEMCPY(to, some, static_cast<size_t>(count) * sizeof(float));
+    MHA_PREFETCH_L2(next + (call.head_dim + i) * 16);
+    block.base += block.stride;
     to += call.head_dim_v;
-    MHA_PREFETCH_L2(next.base + i * next.stride + count - 1);
   }
 }
 
 // Copies columns of the state before the call, or zeros, to a block.
 template <class V>
 MHA_NOINLINE void load_block(const Recurrence &call, const float *given, int64_t count,
-                             int64_t columns, float *block) {
-  MHA_MEMSET(block, 0, static_cast<size_t>(call.head_dim * columns) * sizeof(float));
-  for (int64_t i = 0; given && i < call.head_dim; ++i) {
-    in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {
-      store(block + i * columns + c, load<decltype(vector)>(given + i * call.head_dim_v + c));
-    });
-  }
+                             float *block) {
+  MHA_MEMSET(block, 0, static_cast<size_t>(call.head_dim * recurrent_columns) * sizeof(float));
+  for (int64_t i = 0; given && i < call.head_dim; ++i)
+    widen<V>(Storage::f32, given + i * call.head_dim_v, count, block + i * recurrent_columns);
 }
 
 // A block of columns of the unit, which has some rows under way.
 struct RecurrentBlock {
-  int64_t column, columns;
-  int64_t count;    // of these columns, those that the state has
-  StateRows state;  // the block, or the caller's state as long as nothing has changed it
+  int64_t column, count;  // count: of its columns, those that the state has
+  StateRows state;        // the block, or the caller's state as long as nothing has changed it
   float *block, *u;
-  StateChange nothing;  // of the row that changes nothing
-  StateRows next;       // what the unit, or probably the thread, reads after it
+  const float *next;  // a block's share of the state that the thread probably reads next
 };
 
 // Writes the snapshots that are the state before row t. Where a sequence has fewer rows, the others
@@ -283,83 +281,94 @@ MHA_NOINLINE void write_snapshots(const RecurrentUnit &unit, const RecurrentBloc
   const int64_t first = unit.rows.count > t ? unit.rows.count - 1 - t : 0,
                 last = t > 0 ? first : call.num_snapshots - 1;
   for (int64_t i = first; i <= last && i < call.num_snapshots; ++i)
-    write_state<V>(call, block.state, block.nothing, block.next, block.count,
+    write_state<V>(call, block.state, unit.nothing_changes(), block.next, block.count,
                    call.snapshots + unit.state_offset(call.num_snapshots, i) + block.column);
 }
 
-// u of row t, and its outputs of `queries` queries from `first` on, from the sums of a pass.
-template <class V>
-MHA_NOINLINE void finish_row(const RecurrentUnit &unit, const RecurrentBlock &block, int64_t t,
-                             int64_t first, int64_t queries, const float *sums) {
-  const Recurrence &call = unit.call;
-  const OutputRows &output = call.output;
-  const float *const row = unit.row(t), *const factors = row + call.scratch.factors,
-                     *const v = row + call.scratch.value + block.column;
-  const V b = all<V>(factors[0]), beta = all<V>(factors[1]), scale = all<V>(call.scale),
-          minus_b = all<V>(0.0f) - b;
-  if (first == 0) {
-    for (int64_t c = 0; c < block.columns; c += V::size) {
-      const V x = load<V>(v + c);
-      store(block.u + c, call.beta.base ? beta * mul_add(minus_b, load<V>(sums + c), x) : x);
-    }
-  }
-  for (int64_t j = first; j < first + queries; ++j) {
-    sums += block.columns;
-    const int64_t at = unit.rows.in_arrays * output.batch_stride +
-                       (unit.rows.first + t) * output.row_stride +
-                       (unit.head * call.state_queries + j) * output.head_stride + block.column;
-    void *const to = element_at(output.base, output.storage, at);
-    const bool is_direct = output.storage == Storage::f32 && block.count == block.columns;
-    float *const x = is_direct ? static_cast<float *>(to) : unit.scratch + call.scratch.outputs;
-    const V of_change = all<V>(factors[2 + j]);
-    for (int64_t c = 0; c < block.columns; c += V::size)
-      store(x + c,
-            canonical(scale * mul_add(of_change, load<V>(block.u + c), b * load<V>(sums + c))));
-    if (!is_direct) write_row(output.storage, x, block.count, to);
-  }
-}
-
-// Prefetches row t of q, k and v, as far as the unit reads it: neighbouring rows of a head lie far
+// Prefetches row t of the arrays, as far as the unit needs it: neighbouring rows of a head lie far
 // apart. Inline, because g++ drops calls of a function that only prefetches.
-MHA_INLINE void prefetch_inputs(const RecurrentUnit &unit, int64_t t) {
+MHA_INLINE void prefetch_rows_at(const RecurrentUnit &unit, int64_t t) {
   const Recurrence &call = unit.call;
-  const int64_t queries = call.state_queries, column = unit.column_begin;
-  const auto prefetch = [&](const StridedRows &array, int64_t head, int64_t begin, int64_t count)
+  const int64_t queries = call.state_queries, column = unit.column_begin,
+                columns = unit.column_end - column;
+  const auto prefetch = [&](const auto &array, int64_t head, int64_t begin, int64_t count)
                             MHA_INLINED {
                               prefetch_row(unit.element(array, t, head, begin),
                                            array.storage == Storage::f32 ? 4 * count : 2 * count);
                             };
   prefetch(call.k, unit.key_head(), 0, call.head_dim);
-  prefetch(call.v, unit.head, column, unit.column_end - column);
-  for (int64_t j = 0; j < queries; ++j) prefetch(call.q, unit.query_head(j), 0, call.head_dim);
+  prefetch(call.v, unit.head, column, columns);
+  for (int64_t j = 0; j < queries; ++j) {
+    prefetch(call.q, unit.query_head(j), 0, call.head_dim);
+    prefetch(call.output, unit.head * queries + j, column, columns);
+  }
+  if (call.decay_dim > 1) prefetch(call.decay, unit.head, 0, call.decay_dim);
 }
 
-// The rows [begin, end), which are prepared, for one block. Q: the queries that are summed up
-// together; others take passes of their own.
-template <class V, int columns, int Q>
+// What follows a pass of row t: u, if it summed up with the key first, and the outputs of `queries`
+// queries from `query` on.
+template <class V>
+MHA_NOINLINE void finish_pass(const RecurrentUnit &unit, const RecurrentBlock &block, int64_t t,
+                              int64_t query, int64_t queries, const float *sums) {
+  constexpr int lanes = V::size, N = recurrent_columns / lanes;
+  const Recurrence &call = unit.call;
+  const float *const row = unit.row(t), *const factors = row + call.scratch.factors,
+                     *const v = row + call.scratch.value + block.column;
+  const V b = all<V>(factors[0]), beta = all<V>(factors[1]), scale = all<V>(call.scale),
+          minus_b = all<V>(0.0f) - b;
+  if (query == 0) {
+    MHA_EACH(n, N) {
+      const V x = load<V>(v + n * lanes);
+      store(block.u + n * lanes,
+            call.beta.base ? beta * mul_add(minus_b, load<V>(sums + n * lanes), x) : x);
+    }
+    sums += recurrent_columns;
+    if (block.column == unit.column_begin && t + recurrent_tokens < unit.rows.count)
+      prefetch_rows_at(unit, t + recurrent_tokens);
+  }
+  const bool is_direct = call.output.storage == Storage::f32 && block.count == recurrent_columns;
+  for (int64_t j = query; j < query + queries; ++j) {
+    auto *const to = unit.element(call.output, t, unit.head * call.state_queries + j, block.column);
+    float *const x =
+        is_direct ? reinterpret_cast<float *>(to) : unit.scratch + call.scratch.outputs;
+    const V of_change = all<V>(factors[2 + j]);
+    MHA_EACH(n, N)
+      store(x + n * lanes, canonical(scale * mul_add(of_change, load<V>(block.u + n * lanes),
+                                                     b * load<V>(sums + n * lanes))));
+    if (!is_direct) write_row(call.output.storage, x, block.count, to);
+    sums += recurrent_columns;
+  }
+}
+
+// The rows [begin, end), which are prepared, for one block. The pass that changes it sums up with
+// one or two queries, and others follow in pairs.
+template <class V>
 MHA_NOINLINE void run_rows(const RecurrentUnit &unit, RecurrentBlock *block, int64_t begin,
                            int64_t end) {
   const Recurrence &call = unit.call;
   const RecurrentScratch &at = call.scratch;
-  const int64_t queries = call.state_queries;
+  const int64_t rows = call.head_dim, queries = call.state_queries;
   float *const sums = unit.scratch + at.sums;
   for (int64_t t = begin; t < end; ++t) {
-    const float *const row = unit.row(t);
-    if (block->column == unit.column_begin && t + recurrent_tokens < unit.rows.count)
-      prefetch_inputs(unit, t + recurrent_tokens);
-    for (int64_t first = 0; first < queries; first += Q) {
-      const float *const query = row + at.queries + first * at.width, *const key =
-                                                                          row + at.decayed_key;
-      if (first == 0 && t > 0) {
-        pass<true, V, columns, Q>(call.head_dim, block->state, block->block,
-                                  unit.change(t - 1, block->u), {}, key, query, at.width, sums);
-        block->state = {block->block, columns};
-      } else {
-        pass<false, V, columns, Q>(call.head_dim, block->state, nullptr, block->nothing,
-                                   block->next, key, query, at.width, sums);
-      }
-      if (first == 0 && call.snapshots) write_snapshots<V>(unit, *block, t);
-      finish_row<V>(unit, *block, t, first, queries - first < Q ? queries - first : Q, sums);
+    const float *const row = unit.row(t), *const key = row + at.decayed_key,
+                       *const query = row + at.queries;
+    const int64_t first = t > 0 && queries > 1 ? 2 : 1;
+    if (t == 0)
+      pass<false, V, 2>(rows, block->state, nullptr, {}, block->next, {key, query}, sums);
+    else if (first == 1)
+      pass<true, V, 2>(rows, block->state, block->block, unit.change(t - 1, block->u), {},
+                       {key, query}, sums);
+    else
+      pass<true, V, 3>(rows, block->state, block->block, unit.change(t - 1, block->u), {},
+                       {key, query, query + at.width}, sums);
+    if (t > 0) block->state = {block->block, recurrent_columns};
+    if (call.snapshots) write_snapshots<V>(unit, *block, t);
+    finish_pass<V>(unit, *block, t, 0, first, sums);
+    for (int64_t j = first; j < queries; j += 2) {
+      const int64_t count = queries - j > 1 ? 2 : 1;
+      pass<false, V, 2>(rows, block->state, nullptr, {}, block->block,
+                        {query + j * at.width, query + (j + count - 1) * at.width}, sums);
+      finish_pass<V>(unit, *block, t, j, count, sums);
     }
   }
 }
@@ -370,47 +379,38 @@ void advance_state(const Recurrence &call, const SequenceRows &rows, int64_t hea
                    int64_t column_begin, int64_t column_end, float *scratch) {
   const RecurrentUnit unit = {call, rows, head, column_begin, column_end, scratch};
   const RecurrentScratch &at = call.scratch;
-  const int64_t queries = call.state_queries, columns = columns_with<V>(call.state_queries);
-  prepare_nothing(unit);
+  const int64_t state = unit.state_offset(1, 0);
+  const float *const given = call.state ? call.state + state : nullptr;
+  const float *const next = given && head + call.heads_ahead < call.num_v_heads
+                                ? given + call.heads_ahead * call.head_dim * call.head_dim_v
+                                : scratch + at.state;
+  if (rows.count == 0 || call.snapshots) prepare_nothing(unit);
   int64_t begin = 0;
   do {
     const int64_t left = rows.count - begin,
                   end = begin + (left < recurrent_tokens ? left : recurrent_tokens);
     prepare_rows<V>(unit, begin, end);
-    for (int64_t column = column_begin; column < column_end; column += columns) {
-      const int64_t rest = column_end - column, count = rest < columns ? rest : columns,
-                    of_state = unit.state_offset(1, 0) + column;
+    for (int64_t column = column_begin; column < column_end; column += recurrent_columns) {
+      const int64_t rest = column_end - column;
       float *const memory = scratch + at.state + column * call.head_dim;
-      const float *const given = call.state ? call.state + of_state : nullptr;
       RecurrentBlock block = {column,
-                              columns,
-                              count,
-                              {memory, columns},
+                              rest < recurrent_columns ? rest : recurrent_columns,
+                              {memory, recurrent_columns},
                               memory,
                               scratch + at.changes + column,
-                              unit.nothing_changes(),
-                              {given, call.head_dim_v}};
-      if (rest > columns)
-        block.next.base += columns;
-      else if (head + 1 < call.num_v_heads)
-        block.next.base += call.head_dim * call.head_dim_v + column_begin - column;
-      if (!given) block.next = block.state;
+                              next + column * call.head_dim};
       if (begin == 0) {
-        if (given && count == columns && rows.count > 0)
-          block.state = {given, call.head_dim_v};
+        if (given && rest >= recurrent_columns && rows.count > 0)
+          block.state = {given + column, call.head_dim_v};
         else
-          load_block<V>(call, given, count, columns, memory);
+          load_block<V>(call, given ? given + column : nullptr, block.count, memory);
       }
       if (rows.count == 0 && call.snapshots) write_snapshots<V>(unit, block, 0);
-      if (queries == 1)
-        run_rows<V, columns_with<V>(1), 1>(unit, &block, begin, end);
-      else if (queries == 2)
-        run_rows<V, columns_with<V>(2), 2>(unit, &block, begin, end);
-      else
-        run_rows<V, columns_with<V>(4), 4>(unit, &block, begin, end);
+      run_rows<V>(unit, &block, begin, end);
       if (end == rows.count && call.state_out)
-        write_state<V>(call, block.state, end == 0 ? block.nothing : unit.change(end - 1, block.u),
-                       block.next, count, call.state_out + of_state);
+        write_state<V>(call, block.state,
+                       end == 0 ? unit.nothing_changes() : unit.change(end - 1, block.u),
+                       block.next, block.count, call.state_out + state + column);
     }
     begin = end;
   } while (begin < rows.count);
