@@ -74,6 +74,18 @@ TEST_P(Recurrent, WideHeadsEqualTheSpecification) {
   }
 }
 
+TEST_P(Recurrent, PackedAndPaddedSequencesEqualTheSpecification) {
+  for (const bool is_packed : {true, false}) {
+    Random random(7900);
+    RecurrentProblem p = MakeRecurrent(&random, is_packed ? 1 : 3, 9, 4, 1, 2, 16, 40, 1, true);
+    if (is_packed)
+      p.cu_seqlens = {0, 4, 4, 9};
+    else
+      p.lengths = {4, 0, 9};
+    ExpectSame(Compute(p, Call()), Specify(p), Describe(p));
+  }
+}
+
 TEST_P(Recurrent, AnyCuttingGivesTheSameBits) {
   for (int64_t n = 0; n < Rounds(12); n++) {
     Random random(8000 + static_cast<uint64_t>(n));
