@@ -586,7 +586,7 @@ TEST(StatesErrors, OfTheMergeNameTheArgument) {
   expect(2, 4, none, x, x, 0, {null, {3}, {"left is NULL"}});
   expect(2, 4, x, none, x, 0, {null, {4}, {"right is NULL"}});
   expect(2, 4, x, x, none, 0, {null, {5}, {"result is NULL"}});
-  expect(2, 4, x, x, x, 99, {wrong, {6}, {"instruction_set 99"}});
+  expect(2, 4, x, x, x, 99, {wrong, {6}, {"instruction_set is 99"}});
   expect(2, 4, x, x, x, AbsentInstructionSet(),
          {MHA_ERROR_INSTRUCTION_SET, {6}, {"MHA_INSTRUCTION_SET_AUTO"}});
   ExpectSucceeds([](mha_error *error) {
@@ -628,7 +628,7 @@ TEST(StatesErrors, OfFinishingNameTheField) {
   expect([](auto &a) { a.states = nullptr; }, {"states is NULL"}, MHA_ERROR_NULL_POINTER);
   expect([](auto &a) { a.output.data = a.lse = nullptr; }, {"output.data and lse"},
          MHA_ERROR_NULL_POINTER);
-  expect([](auto &a) { a.instruction_set = 99; }, {"instruction_set 99"});
+  expect([](auto &a) { a.instruction_set = 99; }, {"instruction_set is 99"});
   expect([](auto &a) { numbers[1] = kInfinity, a.sinks = numbers; }, {"sinks[1] is inf"});
   expect([](auto &a) { numbers[1] = kNan, a.head_scales = numbers; }, {"head_scales[1] is nan"});
   mha_states_args args = Zeroed<mha_states_args>();
