@@ -32,7 +32,8 @@ Exit status: 0 success; 1 a program fails, or tokens are wrong; 2 wrong usage; 3
 """
 arithmetics = "f32", "int16", "int8"
 # Words of the decoder: types of weights, in which arithmetics; types of keys and values, and what llama.cpp calls them. The first are the reference.
-weight_types = {"f32": ["f32"], "f16": ["f32"], "bf16": ["f32"], "int8": arithmetics, "int4": arithmetics}
+weight_types = {"f32": ["f32"], "f16": ["f32"], "bf16": ["f32"], "int8": arithmetics, "int8/32": arithmetics,
+                "int4": arithmetics}
 cache_types = {("f32", "f32"): ("f32", "f32"), ("f16", "f16"): ("f16", "f16"), ("bf16", "bf16"): ("bf16", "bf16"), ("int8", "int8"): ("q8_0", "q8_0")}
 heads, kv_heads, head_dim, rope_theta = 9, 3, 64, 100000  # of the model
 

@@ -17,12 +17,14 @@
  *     decoder check FILE HEADS   shows for this model what the first form shows for its own
  *
  * HEADS: the number of heads; 9,100000 where rope_theta is 100000 instead of 10000. TYPE: how
- * weights are kept, f32, f16, bf16, int8 or int4 (file: as they are). ARITHMETIC: of products with
- * them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for the logits that each token was
- * chosen by. KEYS, VALUES: how caches keep them, f32, f16, bf16 or int8.
+ * weights are kept, f32, f16, bf16, int8 or int4 (file: as they are); int8/32: in groups of 32.
+ * ARITHMETIC: of products with them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for
+ * the logits that each token was chosen by. KEYS, VALUES: how caches keep them, f32, f16, bf16 or
+ * int8.
  */
 #include "decoder.h"
 
+#include <inttypes.h>
 #include <time.h>
 
 static int32_t largest(const float *logits, int64_t count) {
@@ -184,7 +186,7 @@ static int check_model(const char *path, const char *heads_word) {
   struct decoder d;
   double rope_base;
   const int64_t heads = heads_of(heads_word, &rope_base);
-  model_load(&m, path, heads, rope_base, 0, MHA_ARITHMETIC_F32);
+  model_load(&m, path, heads, rope_base, 0, 0, MHA_ARITHMETIC_F32);
   pool_start(&pool, 1);
   const mha_scheduler scheduler = {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
@@ -306,8 +308,11 @@ static int run(int is_score, const char *const *words) {
   static const char *const arithmetics[] = {"f32", "int8", "int16"};
   static const uint32_t arithmetic_types[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
                                               MHA_ARITHMETIC_INT16};
-  const uint32_t weight_type = index_of(
-      words[5], types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
+  char type[8] = "";
+  uint32_t group_size = 0;
+  sscanf(words[5], "%7[^/]/%" SCNu32, type, &group_size);
+  const uint32_t weight_type =
+      index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
   const uint32_t arithmetic = arithmetic_types[index_of(
       words[6], arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
   uint32_t cache_types[2] = {0, 0}; /* of keys, of values */
@@ -334,7 +339,7 @@ static int run(int is_score, const char *const *words) {
   struct pool pool;
   double rope_base;
   const int64_t heads = heads_of(words[1], &rope_base);
-  model_load(&m, words[0], heads, rope_base, weight_type, arithmetic);
+  model_load(&m, words[0], heads, rope_base, weight_type, group_size, arithmetic);
   pool_start(&pool, (uint32_t)threads - 1);
   const mha_scheduler scheduler = {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};

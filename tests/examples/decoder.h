@@ -56,7 +56,7 @@ struct model {
   struct safetensors file; /* stays open for the rows of the embedding */
   const struct tensor *embedding;
   int64_t layers, width, heads, kv_heads, head_dim, hidden, vocabulary;
-  uint32_t weight_type, arithmetic;
+  uint32_t weight_type, group_size, arithmetic;
   double rope_base; /* rope_theta of config.json */
   struct layer {
     mha_layer *attention, *gate, *up, *down;
@@ -116,7 +116,7 @@ static mha_layer *load_linear(const struct model *m, const char *name, int64_t l
                                 .output_dim = outputs,
                                 .layout = MHA_LAYOUT_OUT_IN};
   weights.type = type_of(w), weights.w.data = w->data, weights.weight_type = m->weight_type,
-  weights.arithmetic = m->arithmetic;
+  weights.group_size = m->group_size, weights.arithmetic = m->arithmetic;
   mha_layer *made;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &made, &error), &error);
@@ -143,7 +143,7 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
                              .num_heads = m->heads,
                              .num_kv_heads = m->kv_heads};
   config.head_dim = m->head_dim, config.weight_type = m->weight_type,
-  config.arithmetic = m->arithmetic;
+  config.group_size = m->group_size, config.arithmetic = m->arithmetic;
   mha_layer_weights weights = {
       .struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w_q)};
   weights.w_q.data = w_q->data, weights.w_k.data = w_k->data, weights.w_v.data = w_v->data,
@@ -152,10 +152,12 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
 }
 
 /* The shapes of tensors say all but the number of heads and the base of the rotation. weight_type:
- * MHA_TYPE_*, 0 = as the file has the matrices. arithmetic: MHA_ARITHMETIC_*. */
+ * MHA_TYPE_*, 0 = as the file has the matrices. group_size: that of mha_layer_config. arithmetic:
+ * MHA_ARITHMETIC_*. */
 static void model_load(struct model *m, const char *path, int64_t heads, double rope_base,
-                       uint32_t weight_type, uint32_t arithmetic) {
-  *m = (struct model){.heads = heads, .arithmetic = arithmetic, .rope_base = rope_base};
+                       uint32_t weight_type, uint32_t group_size, uint32_t arithmetic) {
+  *m = (struct model){.heads = heads, .group_size = group_size, .rope_base = rope_base};
+  m->arithmetic = arithmetic;
   if (!safetensors_open(&m->file, path)) fail("%s", m->file.error);
   m->embedding = get(m, "model.embed_tokens.weight", 0, -1, -1);
   m->vocabulary = m->embedding->shape[0], m->width = m->embedding->shape[1];
