@@ -322,9 +322,8 @@ mha_status check_matrices(Report report, uint32_t type, uint32_t layout, const C
   MHA_TRY(check_given_type(report, type, layout, kept.weight_type));
   if (kept.scale_type == MHA_TYPE_F16 && !is_coded(type))
     return report.invalid(
-        "type is %u, whose scales are found in packing and need MHA_TYPE_F32 (1), but scale_type "
-        "is "
-        "MHA_TYPE_F16 (2); set scale_type to 0",
+        "scale_type is MHA_TYPE_F16 (2), but type is %u, whose scales are made in packing; set "
+        "scale_type to MHA_TYPE_F32 (1)",
         type);
   for (const GivenMatrix &given : matrices) {
     MHA_TRY(check_scales(report, type, given));
@@ -333,9 +332,8 @@ mha_status check_matrices(Report report, uint32_t type, uint32_t layout, const C
                             given.name, given.name);
     if (given.matrix.offsets && type == MHA_TYPE_INT8 && kept.group_size == 0)
       return report.invalid(
-          "%s.offsets is given, but group_size is 0, with which INT8 has no groups; set "
-          "group_size, "
-          "or leave the offsets NULL",
+          "%s.offsets is given, but group_size is 0, with which INT8 has no groups; set it, or "
+          "leave the offsets NULL",
           given.name);
     MHA_TRY(check_stride(report, type, layout, given));
   }

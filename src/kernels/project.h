@@ -504,36 +504,49 @@ MHA_INLINE void prefetch_offsets(const Projection &p, int64_t panel, int64_t pan
   if (p.offsets) prefetch_row(static_cast<const char *>(p.offsets) + panel * bytes, panels * bytes);
 }
 
-// Adds the products of some sums of groups, x of each row, with the offsets of a panel. Rows that
-// are missing are the last one, and not written.
-template <class V, int R, class Number>
-MHA_NOINLINE void add_products_of_sums(const Projection &p, int64_t panel, const float *x,
-                                       int64_t x_stride, int64_t count, float *sums,
-                                       int64_t stride) {
-  constexpr int C = TileShape<V::size>::project_vectors(4), lanes = V::size;
-  const int64_t first = panel * p.sums * panel_columns;
-  const Number *const offsets = static_cast<const Number *>(p.offsets) + first,
-                      *const scales = static_cast<const Number *>(p.scales) + first;
-  const bool is_int4 = p.storage == Storage::int4;
-  const float *of_row[R];
-  MHA_EACH(r, R) of_row[r] = x + min(r, count - 1) * x_stride;
+// Adds the products of two rows of sums of groups with some groups of offsets of a panel, as one
+// chain. If one row is left, it stands in for the other.
+template <class V>
+MHA_INLINE void add_products_of_sums(const float *const (&x)[2], int64_t rows, int64_t groups,
+                                     const float *offsets, float *sums, int64_t stride) {
+  constexpr int C = TileShape<V::size>::project_vectors(2), lanes = V::size;
   for (int64_t column = 0; column < panel_columns; column += C * lanes) {
-    for (int64_t g = 0; g < p.sums;) {
-      V acc[R][C];
-      clear(acc);
-      for (const int64_t end = min(p.sums, g + offset_block); g < end; ++g) {
-        const int64_t at = g * panel_columns + column;
-        MHA_EACH(c, C) {
-          V offset = load<V>(offsets + at + c * lanes);
-          // The codes of int4 are less by 8 here.
-          if (is_int4) offset = mul_add(all<V>(8.0f), load<V>(scales + at + c * lanes), offset);
-          MHA_EACH(r, R) acc[r][c] = mul_add(all<V>(of_row[r][g]), offset, acc[r][c]);
-        }
-      }
-      for (int r = 0; r < R && r < count; ++r) {
-        float *const to = sums + r * stride + column;
+    const float *const columns[1] = {offsets + column};
+    V acc[2][C];
+    clear(acc);
+    for (int64_t g = 0; g < groups; ++g) add_term<C>(x, g, columns, g * panel_columns, acc);
+    MHA_EACH(r, 2) {
+      float *const to = sums + r * stride + column;
+      if (r < rows) {
         MHA_EACH(c, C) store(to + c * lanes, load<V>(to + c * lanes) + acc[r][c]);
       }
+    }
+  }
+}
+
+// Adds the offsets of a panel for one row, each as it is read.
+template <class V, class Number>
+MHA_NOINLINE void add_offsets_of_one(const Projection &p, int64_t panel, const float *x,
+                                     float *sums) {
+  constexpr int C = TileShape<V::size>::project_vectors(4), lanes = V::size;
+  const int64_t first = panel * p.sums * panel_columns;
+  for (int64_t column = 0; column < panel_columns; column += C * lanes) {
+    const Number *offsets = static_cast<const Number *>(p.offsets) + first + column,
+                 *scales = static_cast<const Number *>(p.scales) + first + column;
+    for (int64_t g = 0; g < p.sums;) {
+      V acc[1][C];
+      clear(acc);
+      for (const int64_t end = min(p.sums, g + offset_block); g < end;
+           ++g, offsets += panel_columns, scales += panel_columns) {
+        MHA_EACH(c, C) {
+          V offset = load<V>(offsets + c * lanes);
+          if (p.storage == Storage::int4)
+            offset = mul_add(all<V>(8.0f), load<V>(scales + c * lanes), offset);
+          acc[0][c] = mul_add(all<V>(x[g]), offset, acc[0][c]);
+        }
+      }
+      float *const to = sums + column;
+      MHA_EACH(c, C) store(to + c * lanes, load<V>(to + c * lanes) + acc[0][c]);
     }
   }
 }
@@ -542,14 +555,28 @@ MHA_NOINLINE void add_products_of_sums(const Projection &p, int64_t panel, const
 template <class V>
 MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x, int64_t x_stride,
                               int64_t count, float *sums, int64_t stride) {
-  const bool are_halves = p.scale_storage == Storage::f16;
-  const auto of_four =
-      are_halves ? add_products_of_sums<V, 4, F16> : add_products_of_sums<V, 4, float>;
-  const auto of_one =
-      are_halves ? add_products_of_sums<V, 1, F16> : add_products_of_sums<V, 1, float>;
-  for (int64_t r = 0; r < count; r += 4) {
-    (count - r == 1 ? of_one : of_four)(p, panel, x + r * x_stride, x_stride, count - r,
-                                        sums + r * stride, stride);
+  if (count == 1)
+    return p.scale_storage == Storage::f16 ? add_offsets_of_one<V, F16>(p, panel, x, sums)
+                                           : add_offsets_of_one<V, float>(p, panel, x, sums);
+  alignas(64) float offsets[offset_block * panel_columns];
+  const int64_t first = panel * p.sums * panel_columns;
+  const auto load_number = [&](const void *numbers, int64_t i) MHA_INLINED {
+    return p.scale_storage == Storage::f16 ? load<V>(static_cast<const F16 *>(numbers) + i)
+                                           : load<V>(static_cast<const float *>(numbers) + i);
+  };
+  for (int64_t g = 0; g < p.sums; g += offset_block, x += offset_block) {
+    const int64_t groups = min(offset_block, p.sums - g);
+    for (int64_t i = 0; i < groups * panel_columns; i += V::size) {
+      const int64_t at = first + g * panel_columns + i;
+      const V offset = load_number(p.offsets, at), scale = load_number(p.scales, at);
+      // The codes of int4 are less by 8 here.
+      store(offsets + i,
+            p.storage == Storage::int4 ? mul_add(all<V>(8.0f), scale, offset) : offset);
+    }
+    for (int64_t r = 0; r < count; r += 2) {
+      const float *const rows[2] = {x + r * x_stride, x + min(r + 1, count - 1) * x_stride};
+      add_products_of_sums<V>(rows, count - r, groups, offsets, sums + r * stride, stride);
+    }
   }
 }
 

@@ -60,13 +60,14 @@ MHA_INLINE void scale_sums(const CodeTile &tile, int64_t i, V (&sums)[R][C]) {
 }
 
 // The inner loop: adds the products of R rows with all chains of a tile to its sums. Few rows hold
-// their own numbers in registers while the columns pass by; more rows hold the columns.
-template <class V, class Code, bool are_nibbles, int R>
+// their own numbers in registers while the columns pass by; more rows hold the columns. is_plain:
+// there are no scales.
+template <class V, class Code, bool is_plain, bool are_nibbles, int R>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
   constexpr int C = Dots::vectors(R), lanes = V::size;
   constexpr int fours = are_nibbles ? 2 : 1;  // of terms, in the bytes of one step
-  const int64_t chain = tile.chain;
+  const int64_t chain = is_plain ? code_group : tile.chain;
   constexpr int64_t step = terms_together * panel_columns,
                     row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   const int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
@@ -153,7 +154,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
         MHA_EACH(r, R) {
           MHA_EACH(c, C) sum[r][c] = Dots::sums_of(acc[r][c]);
         }
-        scale_sums(tile, scale, sum);
+        if (!is_plain) scale_sums(tile, scale, sum);
         MHA_EACH(r, R) {
           const V row_scale = all<V>(tail_of(r).scale);
           MHA_EACH(c, C) {
@@ -314,11 +315,11 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
         return;
       }
 #endif
-      constexpr bool may_be_nibbles = R <= max_few_rows;
-      if constexpr (!may_be_nibbles || sizeof(Code) >= sizeof(SmallCode))
-        loop = multiply_codes<V, Code, false, R>;
-      if (may_be_nibbles && p.storage == Storage::int4)
-        loop = multiply_codes<V, Code, may_be_nibbles, R>;
+      constexpr bool are_few = R <= max_few_rows;
+      if constexpr (!are_few || sizeof(Code) >= sizeof(SmallCode))
+        loop = are_few && p.group == 0 ? multiply_codes<V, Code, are_few, false, R>
+                                       : multiply_codes<V, Code, false, false, R>;
+      if (are_few && p.storage == Storage::int4) loop = multiply_codes<V, Code, false, are_few, R>;
     });
   });
   return loop;
