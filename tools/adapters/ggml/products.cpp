@@ -28,7 +28,7 @@ mha_linear_weights weights_of(const ggml_tensor *t, const void *codes, const flo
   weights.input_dim = t->ne[0], weights.output_dim = t->ne[1];
   weights.w.data = codes, weights.w.scales = scales;
   weights.layout = MHA_LAYOUT_OUT_IN;
-  weights.type = weights.weight_type = MHA_TYPE_INT4;
+  weights.type = weights.weight_type = MHA_TYPE_INT4, weights.scale_type = MHA_TYPE_F16;
   weights.arithmetic = MHA_ARITHMETIC_INT8;
   return weights;
 }
