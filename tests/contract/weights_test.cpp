@@ -376,22 +376,25 @@ TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
   }
 }
 
-TEST_P(StoredWeights, InGroupsOfManyRowsAndThreadsEqualTheSpecification) {
+// One and two rows pass several panels in step.
+TEST_P(StoredWeights, InGroupsOfManyRowsOrColumnsAndThreadsEqualTheSpecification) {
   Random random(17);
-  for (const Kind &kind : kKinds) {
-    if (kind.stored < Stored::kInt8) continue;
-    LayerProblem problem = RandomProblem(&random, 150, 70, 2, 1, 40, 33, 60);
-    problem.arithmetic = kind.arithmetic;
-    const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, true);
-    const Layer layer = MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
-    const std::vector<float> expected = Specify(given).y;
-    for (const uint32_t threads : {1u, 3u}) {
-      const Scheduler scheduler(threads, RunBackwards);
-      LayerCall call;
-      call.scheduler = scheduler.get();
-      call.asked = kAskNothing;
-      ASSERT_TRUE(SameBits("y", Forward(layer.get(), given, call).y, expected))
-          << kind.name << " " << threads << " threads";
+  for (const auto &[n, output_dim] : {std::pair(150, 60), {1, 250}, {2, 250}}) {
+    for (const Kind &kind : kKinds) {
+      if (kind.stored < Stored::kInt8) continue;
+      LayerProblem problem = RandomProblem(&random, n, 70, 2, 1, 40, 33, output_dim);
+      problem.arithmetic = kind.arithmetic;
+      const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, true);
+      const Layer layer = MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
+      const std::vector<float> expected = Specify(given).y;
+      for (const uint32_t threads : {1u, 3u}) {
+        const Scheduler scheduler(threads, RunBackwards);
+        LayerCall call;
+        call.scheduler = scheduler.get();
+        call.asked = kAskNothing;
+        ASSERT_TRUE(SameBits("y", Forward(layer.get(), given, call).y, expected))
+            << kind.name << " " << n << " rows, " << threads << " threads";
+      }
     }
   }
 }

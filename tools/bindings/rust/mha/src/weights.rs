@@ -251,7 +251,13 @@ impl<'a> Weights<'a> {
             Projections::Three([w_q, w_k, w_v]) => {
                 self.check_matrix("w_q", w_q, config.group_size, ("query_dim", config.query_dim), ("num_heads * head_dim", q_columns))?;
                 self.check_matrix("w_k", w_k, config.group_size, ("key_dim", config.key_dim), ("num_kv_heads * head_dim", k_columns))?;
-                self.check_matrix("w_v", w_v, config.group_size, ("value_dim", config.value_dim), ("num_kv_heads * head_dim_v", v_columns))?;
+                self.check_matrix(
+                    "w_v",
+                    w_v,
+                    config.group_size,
+                    ("value_dim", config.value_dim),
+                    ("num_kv_heads * head_dim_v", v_columns),
+                )?;
             }
             Projections::Fused(w_qkv) => {
                 let columns = ("columns of Q, K and V", q_columns + k_columns + v_columns);
