@@ -866,7 +866,8 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
     if (biases == 8) weights.w_qkv.bias = Floats(q + k + v);
     if (biases & 16 && has_output) weights.w_o.bias = Floats(output);
     if (biases & 32 && weights.w_g.data) weights.w_g.bias = Floats(heads * gate);
-    if (biases >= 252) (biases & 1 ? weights.w_q : weights.w_o).offsets = Floats(q);
+    if (biases >= 252 && given_type < MHA_TYPE_INT8)  // which has none
+      (biases & 1 ? weights.w_q : weights.w_o).offsets = Floats(q);
   }
   const mha_layer_options *const o = Placed(options);
   const mha_layer_config *const c = Placed(config);
