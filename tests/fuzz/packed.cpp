@@ -399,7 +399,8 @@ void TestLayer() {
   const bool is_small = std::all_of(std::begin(dims), std::end(dims),
                                     [](const int64_t *dim) { return *dim >= 0 && *dim < 500; });
   const uint32_t kind = At<uint32_t>(stored, kKind);
-  if (in.Boolean() && is_small && kind >= 1 &&
+  if (in.Boolean() && is_small && (shape.group == 0 || mha::is_group_size(shape.group)) &&
+      kind >= 1 &&
       kind <= static_cast<uint32_t>(
                   mha::PackedKind::fours_int8)) {  // a buffer of the size that a made-up shape has
     const int64_t made_up = mha::packed_layout(shape, static_cast<mha::PackedKind>(kind)).bytes;
