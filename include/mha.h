@@ -31,10 +31,10 @@
  *   Ownership  Pointers are borrowed for the duration of the call. Buffers for packed layers and
  *              caches must be aligned to 64 bytes; everything else as its type requires.
  *   Aliasing   Inputs may overlap each other, but not a cache that the call appends to. Outputs
- *              must not overlap inputs, the workspace, a cache or each other, with one exception:
- *              output may be the same array as query (or q) if type and strides are equal, key and
- *              value are other arrays, and no optional output has a number per pair of query and
- *              key. The library cannot check aliasing.
+ *              must not overlap inputs, the workspace, a cache or each other, unless a field's
+ *              comment allows it. In attention, output may be the same array as query (or q) if
+ *              type and strides are equal, key and value are other arrays, and no optional output
+ *              has a number per pair of query and key. The library cannot check aliasing.
  *   Errors     A function that can fail returns a mha_status and, if error is not NULL, explains
  *              what is wrong. All arguments are checked before the first write: after an error,
  *              outputs, results and caches are unchanged. Use after destroy is detected only until

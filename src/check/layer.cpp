@@ -332,8 +332,8 @@ mha_status check_matrices(Report report, uint32_t type, uint32_t layout, const C
                             given.name, given.name);
     if (given.matrix.offsets && type == MHA_TYPE_INT8 && kept.group_size == 0)
       return report.invalid(
-          "%s.offsets is given, but group_size is 0, with which INT8 has no groups; set it, or "
-          "leave the offsets NULL",
+          "%s.offsets is given, but INT8 with group_size 0 has no groups; set group_size, or "
+          "offsets to NULL",
           given.name);
     MHA_TRY(check_stride(report, type, layout, given));
   }

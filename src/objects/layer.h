@@ -90,7 +90,7 @@ inline Storage storage_of(PackedKind kind) {
   return storages[static_cast<int>(kind) - 1];
 }
 
-// Whether so many inputs may share a scale.
+// Whether this many inputs can share a scale.
 inline bool is_group_size(int64_t group) {
   return group >= min_group && group <= max_group && (group & (group - 1)) == 0;
 }

@@ -114,7 +114,7 @@ struct Source {
   const void *matrix;
   const float *bias;       // null: none
   const float *scales;     // of the matrix's first column; null unless the weights are codes
-  const float *offsets;    // likewise; null: none
+  const float *offsets;    // of the same shape; null: none
   int64_t depth, columns;  // of the packed matrix
   HeadMap heads;
   int64_t columns_before;  // columns of W_QKV before this matrix

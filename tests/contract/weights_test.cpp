@@ -688,7 +688,7 @@ TEST_F(RefusedWeights, GroupsHaveASizeAndCodes) {
   LayerData given = Coded(Stored::kInt8);
   const float offset = 0;
   given.weights.w_k.offsets = &offset;
-  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.offsets", "group_size is 0"}});
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.offsets", "group_size 0"}});
 }
 
 TEST_F(RefusedWeights, ScalesAreF16IfTheyAreOfGroupsAndOfAQuantiserAndExact) {
