@@ -114,12 +114,16 @@ def check_promises(arguments):
 
 def check_layout(arguments):
     """c99_test.c asserts the size of every public struct. Lines of C and C++, of README.md and of building.md have at most 100 columns, as has the
-    text of the other pages."""
+    text of the other pages, where every row belongs to a table."""
     for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/**/*.md"), *arguments.source.glob("tests/**/*.md")]:
         text = re.sub(r"^(```.*?^```|    .*?|\|.*?)$", lambda code: "\n" * code.group().count("\n"), page.read_text(), flags=re.DOTALL | re.MULTILINE)
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 100 and "https://" not in line:
                 failures.append(f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text should have at most 100.")
+        tables = re.findall(r"^(?<!\|\n)(\|.*)\n(.*)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+        for row, below in tables:
+            if not re.fullmatch(r"\|[ :|-]+\|", below):
+                failures.append(f"{page.relative_to(arguments.source)} has a row after a blank line, which no table shows: {row[:60]}")
     # Cargo builds in tools/bindings/rust/target; what is in a folder vendor is as others wrote it.
     files = [path for folder in ("include", "src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
              for path in (arguments.source / folder).rglob(f"*.{ending}") if not {"target", "vendor"} & set(path.relative_to(arguments.source).parts)]
