@@ -132,7 +132,7 @@ typedef struct mha_scheduler {
 #define MHA_TYPE_F16 2u  /* IEEE binary16, as the bits of a uint16_t */
 #define MHA_TYPE_BF16 3u /* bfloat16, the upper half of a float, as the bits of a uint16_t */
 #define MHA_TYPE_INT8 4u /* -127 .. 127 times a scale; weights and caches only */
-#define MHA_TYPE_INT4 5u /* -8 .. 7 times a scale; weights only */
+#define MHA_TYPE_INT4 5u /* -8 .. 7 times a scale; weights and cached values only */
 
 #define MHA_EMPTY INT64_MIN     /* an explicitly empty extent; a plain 0 is rejected as unset */
 #define MHA_BROADCAST INT64_MIN /* a stride of an input: one copy serves all */
@@ -272,7 +272,7 @@ typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer
 #define MHA_CACHE_KIND_PAGED 0x102u  /* sequences consist of blocks from a common pool */
 
 /* The shape of a cache. Numbers are rounded to nearest, beyond the range of F16 to infinity. INT8
-   has a scale per position and head. */
+   and INT4 have a scale per position and head; INT4 rounds the Hadamard transform of a value. */
 typedef struct mha_kv_cache_config {
   size_t struct_size;
   int64_t num_sequences;   /* sequences, numbered from 0; >= 1 */
@@ -281,7 +281,7 @@ typedef struct mha_kv_cache_config {
   int64_t head_dim;        /* as in the layer; >= 1 */
   int64_t head_dim_v;      /* as in the layer; 0 = head_dim */
   uint32_t k_type;         /* of stored keys: MHA_TYPE_F32, F16, BF16 or INT8; 0 = F32 */
-  uint32_t v_type;         /* of stored values, one of the same types; 0 = k_type */
+  uint32_t v_type;         /* of stored values, one of the same types or INT4; 0 = k_type */
   uint32_t kind;           /* MHA_CACHE_KIND_*; 0 = CONTIGUOUS */
   uint32_t values;         /* MHA_CACHE_VALUES_* (mha_extra.h); 0 = stored beside the keys */
   int64_t block_positions; /* paged: positions per block: 16, 32, 64, 128 or a multiple of 256 */

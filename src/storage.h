@@ -21,10 +21,14 @@ constexpr Storage storage_of_type(uint32_t type) {
 // The MHA_TYPE_* of a storage, for structs that the library fills.
 constexpr uint32_t type_of(Storage storage) { return static_cast<uint32_t>(storage) + 1; }
 
-// The size of an element. Two of int4 share a byte, so they have none.
+// The size of an element, which of int4 is two numbers, and that of a row of numbers.
 inline int64_t bytes_of(Storage storage) {
-  return storage == Storage::f32 ? 4 : storage == Storage::int8 ? 1 : 2;
+  return storage == Storage::f32 ? 4 : storage >= Storage::int8 ? 1 : 2;
 }
+inline int64_t bytes_of(Storage storage, int64_t numbers) {
+  return storage == Storage::int4 ? (numbers + 1) / 2 : numbers * bytes_of(storage);
+}
+inline bool has_codes(Storage storage) { return storage >= Storage::int8; }
 
 // The size of a panel of weights. With has_fours, four terms of a column are side by side, and the
 // depth is rounded up to that; of int4, two such groups of four share their bytes.
@@ -162,6 +166,23 @@ inline CodeScale int4_scale_of(float extreme, bool is_finite) {
 inline int32_t int4_of(float x, float factor) {
   const int32_t code = code_of(x, factor);
   return code > 7 ? 7 : code;
+}
+
+// ---- Values of int4 in a cache (CONTRACT.md, section 2)
+
+// The block of the Hadamard transform: the largest power of two that divides the width.
+inline int64_t hadamard_block(int64_t width) {
+  return (width & -width) < most_hadamard_block ? width & -width : most_hadamard_block;
+}
+
+// A byte of 16 codes, which are two integers of 32 bits, the lowest byte first: code j is bits
+// 4 * (j / 2) and up of integer j % 2. So vectors of any size shift their codes out of one copy of
+// both.
+struct CachedInt4 {
+  uint8_t bits;
+};
+inline int32_t cached_code(const CachedInt4 *sixteen, int64_t j) {
+  return ((sixteen[j % 2 * 4 + j / 4].bits >> j / 2 % 2 * 4 & 15) ^ 8) - 8;
 }
 
 // ---- Integer arithmetic: a row of numbers becomes codes with a scale for each group of them

@@ -77,6 +77,23 @@ float widened(const KeyValues &source, int64_t element, int64_t scale) {
   }
 }
 
+float canonical(float x) { return x != x ? MHA_NAN : x + 0.0f; }
+
+// A value of int4 as floats: the Hadamard transform of what is stored.
+void read_int4(const CachedInt4 *codes, float scale, int64_t width, float *x) {
+  const int64_t block = hadamard_block(width);
+  for (int64_t c = 0; c < width; ++c)
+    x[c] = static_cast<float>(cached_code(codes + c / 16 * 8, c % 16)) * scale;
+  for (int64_t h = block / 2; h > 0; h /= 2) {
+    for (int64_t i = 0; i < width; i += 1 + ((i + 1) & h)) {
+      const float a = x[i], b = x[i + h];
+      x[i] = a + b;
+      x[i + h] = a - b;
+    }
+  }
+  for (int64_t c = 0; c < width; ++c) x[c] = canonical(x[c] * (1.0f / static_cast<float>(block)));
+}
+
 // Writes positions as float32, [count, num_kv_heads, width]. NaN and zero get the bits that the
 // contract gives them.
 void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys, int64_t width,
@@ -87,11 +104,16 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
     const int64_t lane = place.position % tile_keys;
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
       const int64_t group = group_of(source, place, head), scale = scale_of(source, place, head);
+      if (source.storage == Storage::int4) {
+        read_int4(static_cast<const CachedInt4 *>(source.base) + group + lane * source.row_stride,
+                  source.scales[scale], width, out);
+        out += width;
+        continue;
+      }
       for (int64_t c = 0; c < width; ++c) {
         const int64_t in_group =
             are_transposed ? c * tile_keys + lane : lane * source.row_stride + c;
-        const float x = widened(source, group + in_group, scale);
-        *out++ = x != x ? MHA_NAN : x + 0.0f;
+        *out++ = canonical(widened(source, group + in_group, scale));
       }
     }
   }

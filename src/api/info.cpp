@@ -94,10 +94,10 @@ uint64_t key_value_bytes(const SequenceArguments &s, const AttentionRequest &req
     if (first < end) positions += static_cast<uint64_t>(end - first);
   }
   for (int i = 0; i < (is_stored(request.k) ? 1 : 2); ++i) {
-    const int64_t scale = both[i]->storage == Storage::int8 ? sizeof(float) : 0;
+    const int64_t scale = has_codes(both[i]->storage) ? sizeof(float) : 0;
     bytes += (static_cast<uint64_t>(new_heads[i]) * valid_keys(s) +
               static_cast<uint64_t>(past_heads) * positions) *
-             static_cast<uint64_t>(widths[i] * bytes_of(both[i]->storage) + scale);
+             static_cast<uint64_t>(bytes_of(both[i]->storage, widths[i]) + scale);
   }
   return bytes;
 }

@@ -43,11 +43,16 @@ mha_status check_types(Report report, const mha_kv_cache_config &config) {
     const char *default_type;
   } types[] = {{"k_type", config.k_type, "F32"}, {"v_type", config.v_type, "k_type"}};
   for (const auto &given : types) {
-    if (given.type <= MHA_TYPE_INT8) continue;
+    const bool is_int4 = given.type == MHA_TYPE_INT4, are_values = &given != types;
+    if (given.type <= MHA_TYPE_INT8 || (is_int4 && are_values)) continue;
     return report.invalid(
-        "%s is %u; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3) or MHA_TYPE_INT8 (4); "
-        "0 is %s",
-        given.name, given.type, given.default_type);
+        "%s is %u%s; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3)%s MHA_TYPE_INT8 "
+        "(4)%s; 0 is %s",
+        given.name, given.type,
+        is_int4
+            ? ", but only values are stored as MHA_TYPE_INT4, since keys of 4 bits cost too much"
+            : "",
+        are_values ? "," : " or", are_values ? " or MHA_TYPE_INT4 (5)" : "", given.default_type);
   }
   if (config.values == MHA_CACHE_VALUES_OWN) return MHA_OK;
   if (config.values != MHA_CACHE_VALUES_IN_KEYS)

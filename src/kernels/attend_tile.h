@@ -298,7 +298,7 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
       const char *const later = static_cast<const char *>(tile.columns[0]) + tile_keys * row_bytes;
       tile.prefetch = prefetch_columns(later, row_bytes, columns * element, loops.wide, tile.terms);
     }
-    run_over_columns(loops, width, &tile, element);
+    run_over_columns(loops, width, &tile, values.storage);
   }
 }
 
@@ -312,10 +312,10 @@ MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const
   for (int64_t n = 0; n < count; ++n) {
     const int64_t j = keys[n];
     const Element *const value = static_cast<const Element *>(values.at[key_tile_of(j)]) +
-                                 lane_of(j) * values.row_stride + first;
+                                 lane_of(j) * values.row_stride + first / numbers_of<Element>;
     const V multiplier = all<V>(p[j]);
     MHA_EACH(i, vectors) {
-      sums[i] = mul_add(multiplier, load<V>(value + i * V::size), sums[i]);
+      sums[i] = mul_add(multiplier, load_from<V>(value, i * static_cast<int>(V::size)), sums[i]);
     }
   }
   MHA_EACH(i, vectors) store(o + first + i * V::size, sums[i]);
@@ -326,7 +326,7 @@ MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const
 template <class V>
 MHA_NOINLINE void add_values_of_keys(const KeyTiles &values, int64_t width, const int32_t *keys,
                                      int64_t count, const float *p, float *o) {
-  visit_storage(values.storage, [&](auto stored) MHA_INLINED {
+  visit_storage<true>(values.storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     int64_t c = 0;
     if constexpr (sizeof(Element) == sizeof(float) && V::size >= 8) {
@@ -355,7 +355,7 @@ MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
   return sum != 0.0f;  // NaN is not 0
 }
 
-// Multiplies p by the scales of values of int8, so that the loop can read their codes.
+// Multiplies p by the scales of values, so that the loop can read their codes.
 template <class V>
 MHA_NOINLINE void scale_by_values(const KeyTiles &values, int64_t key_tile, int64_t end, float *p) {
   for (int64_t key = key_tile * tile_keys; key < end * tile_keys; key += V::size) {
@@ -455,6 +455,14 @@ MHA_NOINLINE void weigh(const Unit &unit, const Chunk &chunk, const Attending &k
              unit.l(slot, rows.begin));
 }
 
+// Makes sums of values out of sums of values of int4, of which the Hadamard transform is stored.
+template <class V>
+MHA_NOINLINE void transform_back(const Unit &unit, const TileRows &rows, int64_t slot) {
+  const int64_t width = unit.call.request.head_dim_v, block = hadamard_block(width);
+  for (int64_t r = rows.begin; r < rows.begin + rows.count; ++r)
+    hadamard<V>(block, width, 1.0f / static_cast<float>(block), unit.o(slot, r));
+}
+
 // Computes the states of some rows over each of `count` chunks, in slots from `slot` on. needed:
 // keys of the first chunk and of those after it.
 //
@@ -509,8 +517,9 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
     // A value that is not finite shows in the first row, too, since 0 times it is NaN. (Columns
     // after head_dim_v may hold anything.)
-    if (!has_other_than_finite<V>(o, call.request.head_dim_v)) continue;
-    leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
+    if (has_other_than_finite<V>(o, call.request.head_dim_v))
+      leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
+    if (call.arrays.v.storage == Storage::int4) transform_back<V>(unit, rows, slot + c);
   }
 }
 
@@ -710,7 +719,7 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
                                      static_cast<uint32_t>(width) / static_cast<uint32_t>(columns))
                   : prefetch_columns(own + of_values.tile_bytes, of_values.row_bytes,
                                      columns * bytes_of(v.storage), loop.wide, tile.terms);
-          run_over_columns(loop, width, &tile, bytes_of(storage));
+          run_over_columns(loop, width, &tile, storage);
         });
   }
   for_each_tile(nullptr, 0, [&](const TileRows &rows, const char *) MHA_INLINED {

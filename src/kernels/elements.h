@@ -23,14 +23,14 @@ struct Int4 {
   uint8_t bits;
 };
 
-// Calls visit(Stored<Element>{}) with the type of a stored element. Only weights have int4, which
-// project.h widens before.
+// Calls visit(Stored<Element>{}) with the type of a stored element. Weights of int4 are widened
+// before (project.h); has_int4: values of a cache are not.
 template <class Type>
 struct Stored {
   using Element = Type;
 };
 
-template <class Visit>
+template <bool has_int4 = false, class Visit>
 MHA_INLINE void visit_storage(Storage storage, Visit visit) {
   switch (storage) {
     case Storage::f32:
@@ -42,7 +42,7 @@ MHA_INLINE void visit_storage(Storage storage, Visit visit) {
     case Storage::int8:
       return visit(Stored<int8_t>{});
     case Storage::int4:
-      return;
+      if constexpr (has_int4) visit(Stored<CachedInt4>{});
   }
 }
 
@@ -62,6 +62,9 @@ struct Two {
 };
 template <class V>
 MHA_INLINE Two<V> load(const Int4 *p);
+// Vector number i of the 16 numbers at p.
+template <class V>
+MHA_INLINE V load_part(const CachedInt4 *p, int i);
 
 // Whether a loop over these elements keeps the numbers at even places in one vector and those at
 // odd places in the next. With AVX2 each of the two takes one instruction for bf16, where a vector
@@ -100,6 +103,18 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+// Numbers of a row: the element that holds number n, and a vector of them. Of int4, n is a multiple
+// of 16, or of the vector's lanes.
+template <class Element>
+constexpr int numbers_of = is_same<Element, CachedInt4> ? 2 : 1;
+template <class V, class Element>
+MHA_INLINE V load_from(const Element *p, int n) {
+  if constexpr (is_same<Element, CachedInt4>)
+    return load_part<V>(p + n / 16 * 8, n % 16 / static_cast<int>(V::size));
+  else
+    return load<V>(p + n);
+}
+
 // ---- One number at a time
 
 template <>
@@ -117,6 +132,10 @@ MHA_INLINE Scalar load<Scalar>(const int8_t *p) {
 template <>
 MHA_INLINE Two<Scalar> load<Scalar>(const Int4 *p) {
   return {{static_cast<float>((p->bits & 15) - 8)}, {static_cast<float>((p->bits >> 4) - 8)}};
+}
+template <>
+MHA_INLINE Scalar load_part<Scalar>(const CachedInt4 *p, int i) {
+  return {static_cast<float>(cached_code(p, i))};
 }
 
 // ---- Vectors of each instruction set
@@ -180,6 +199,18 @@ MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   return {_mm512_permutexvar_ps(both, codes),
           _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), codes)};
 }
+alignas(64) constexpr float cached_codes[16] = {0,  1,  2,  3,  4,  5,  6,  7,
+                                                -8, -7, -6, -5, -4, -3, -2, -1};
+alignas(64) constexpr int32_t cached_shifts[16] = {0,  0,  4,  4,  8,  8,  12, 12,
+                                                   16, 16, 20, 20, 24, 24, 28, 28};
+template <>
+MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int) {
+  int64_t both;
+  MHA_MEMCPY(&both, p, sizeof both);
+  return _mm512_permutexvar_ps(
+      _mm512_srlv_epi32(_mm512_set1_epi64(both), _mm512_load_si512(cached_shifts)),
+      _mm512_load_ps(cached_codes));
+}
 
 #elif defined(MHA_KERNELS_AVX2)
 
@@ -210,6 +241,17 @@ MHA_INLINE Vector load<Vector>(const int8_t *p) {
 template <class Element>
 MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
   return widened(Stored<Element>{}, load_two_fours(p, p + apart));
+}
+// Each code is shifted to the upper end of its integer, and from there to the lower end.
+alignas(32) constexpr int32_t cached_shifts[2][8] = {{28, 28, 24, 24, 20, 20, 16, 16},
+                                                     {12, 12, 8, 8, 4, 4, 0, 0}};
+template <>
+MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int i) {
+  int64_t both;
+  MHA_MEMCPY(&both, p, sizeof both);
+  const __m256i shifts = _mm256_load_si256(reinterpret_cast<const __m256i *>(cached_shifts[i]));
+  return _mm256_cvtepi32_ps(
+      _mm256_srai_epi32(_mm256_sllv_epi32(_mm256_set1_epi64x(both), shifts), 28));
 }
 template <>
 constexpr bool widens_even_odd<Vector, Bf16> = true;
@@ -310,22 +352,41 @@ MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   const int32x4_t both = integers_of(veor_u8(load_4x8(p), vdup_n_u8(0x88)));
   return {vcvtq_n_f32_s32(vshlq_n_s32(both, 28), 28), vcvtq_f32_s32(vshrq_n_s32(both, 4))};
 }
+// Each code is shifted to the upper end of its integer, and from there to the lower end.
+constexpr int32_t cached_shifts[4][4] = {
+    {28, 28, 24, 24}, {20, 20, 16, 16}, {12, 12, 8, 8}, {4, 4, 0, 0}};
+template <>
+MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int i) {
+  uint64_t both;
+  MHA_MEMCPY(&both, p, sizeof both);
+  const int32x4_t codes = vreinterpretq_s32_u64(vdupq_n_u64(both));
+  return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(codes, vld1q_s32(cached_shifts[i])), 28));
+}
 
 #endif
 
 // ---- Rows of such numbers as floats, and back
 
-// Widens a row of any type but int4. Codes of int8 come without their scales.
+// Widens a row of any type. Codes come without their scales; those of int4 are values of a cache,
+// up to a multiple of 16 of them.
 template <class V>
 MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float *to) {
   if (storage == Storage::f32) {
     MHA_MEMCPY(to, from, static_cast<size_t>(count) * sizeof(float));
     return;
   }
-  visit_storage(storage, [&](auto stored) MHA_INLINED {
-    const auto *const numbers = static_cast<const typename decltype(stored)::Element *>(from);
-    in_vectors<V>(count, [&](auto vector, int64_t i)
-                             MHA_INLINED { store(to + i, load<decltype(vector)>(numbers + i)); });
+  visit_storage<true>(storage, [&](auto stored) MHA_INLINED {
+    using Element = typename decltype(stored)::Element;
+    const auto *const numbers = static_cast<const Element *>(from);
+    if constexpr (is_same<Element, CachedInt4>) {
+      constexpr int parts = static_cast<int>(16 / V::size);
+      for (int64_t i = 0; i < count; i += 16) {
+        MHA_EACH(part, parts) store(to + i + part * V::size, load_part<V>(numbers + i / 2, part));
+      }
+    } else {
+      in_vectors<V>(count, [&](auto vector, int64_t i)
+                               MHA_INLINED { store(to + i, load<decltype(vector)>(numbers + i)); });
+    }
   });
 }
 

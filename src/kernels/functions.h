@@ -1,9 +1,9 @@
-// exp, tanh, log, sigmoid, softplus and the canonical form.
+// exp, tanh, log, sigmoid, softplus, the canonical form and the Hadamard transform.
 //
-// Each function is the sequence of operations in CONTRACT.md (sections 1, 11, 12, 14 and 16), one
-// line here for one line there, because the contract fixes its bits. Functions of several vectors
-// take one step for all of them before the next: the steps of one vector depend on each other,
-// those of different vectors run side by side.
+// Each function is the sequence of operations in CONTRACT.md (sections 1, 2, 11, 12, 14 and 16),
+// one line here for one line there, because the contract fixes its bits. Functions of several
+// vectors take one step for all of them before the next: the steps of one vector depend on each
+// other, those of different vectors run side by side.
 #pragma once
 
 #include "ops.h"
@@ -111,6 +111,37 @@ MHA_INLINE float log_of(float x) {
   const float q = mul_add(s, h + r, static_cast<float>(k) * -0x1.05c61p-29f);
   const float y = mul_add(static_cast<float>(k), 0x1.62e43p-1f, f - (h - q));
   return x != x ? x : y;
+}
+
+// The signs of numbers in sums and differences of lanes that lie 1, 2, 4 and 8 apart.
+alignas(64) constexpr float hadamard_signs[4][16] = {
+    {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
+    {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1},
+    {1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1},
+    {1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1}};
+
+// x = H(x) * factor, for a row that is whole blocks. What follows it in its last vector changes
+// too.
+template <class V>
+MHA_NOINLINE void hadamard(int64_t block, int64_t width, float factor, float *x) {
+  constexpr int64_t lanes = V::size;
+  int64_t h = block / 2;
+  for (; h >= lanes; h /= 2) {
+    // The first number of each pair has no bit h in its place.
+    for (int64_t i = 0; i < width; i += lanes + ((i + lanes) & h)) {
+      const V a = load<V>(x + i), b = load<V>(x + i + h);
+      store(x + i, a + b);
+      store(x + i + h, a - b);
+    }
+  }
+  for (int64_t i = 0; i < width; i += lanes) {
+    V y = load<V>(x + i);
+    for (int64_t apart = h; apart > 0; apart /= 2) {
+      const float *const signs = hadamard_signs[highest_bit(static_cast<uint64_t>(apart))];
+      y = mul_add(y, load<V>(signs), exchanged(y, static_cast<int>(apart)));
+    }
+    store(x + i, y * all<V>(factor));
+  }
 }
 
 }  // namespace

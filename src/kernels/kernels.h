@@ -21,14 +21,15 @@ constexpr int64_t tile_keys = 16;
 
 // The contract fixes these, with its section: terms of one chain of a projection (3, 4) and of a
 // score (7), keys of a chunk (8), the most terms of int4 whose products are added as integers (4),
-// terms of an input row that share a scale in integer arithmetic (4), and groups of weights whose
-// offsets are multiplied in one chain (4).
+// terms of an input row that share a scale in integer arithmetic (4), groups of weights whose
+// offsets are multiplied in one chain (4), and the largest block of H (2).
 constexpr int64_t dot_block = 256;
 constexpr int64_t score_block = 32;
 constexpr int64_t chunk_keys = 256;
 constexpr int64_t int4_chain = 32;
 constexpr int64_t code_group = 64;
 constexpr int64_t offset_block = 64;
+constexpr int64_t most_hadamard_block = 256;
 
 // Weights that share a scale: a power of two of inputs of one output.
 constexpr int64_t min_group = 16, max_group = 128;
@@ -158,14 +159,15 @@ struct KeyValues {
   Storage storage;
   bool is_packed;
   int64_t batch_stride, head_stride;
-  int64_t row_stride;  // of packed keys the width of a key: a tile has 16 times as many numbers
+  int64_t row_stride;  // of packed keys the width of a key: a tile has 16 times as many numbers; of
+                       // int4 bytes
 
   // For packed and stored ones.
   const int32_t *tables;  // [sequence][table_stride] numbers of blocks; null: the sequence's number
   int64_t table_stride;
   int64_t block_positions;     // positions of a block, a multiple of 16
   int64_t ring_positions;      // position p lies where p % ring_positions would; 0: no ring
-  const float *scales;         // int8: [block][kv head][block_positions]
+  const float *scales;         // of codes: [block][kv head][block_positions]
   int64_t scale_batch_stride;  // of blocks
 };
 

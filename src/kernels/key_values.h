@@ -25,7 +25,7 @@ MHA_INLINE Range tiles_of(Range keys) {
 // The keys or the values of a chunk by tiles of 16: tile g holds those from begin + 16 g on.
 struct KeyTiles {
   const void *at[chunk_tiles];
-  const float *scales[chunk_tiles];  // of int8
+  const float *scales[chunk_tiles];  // of codes
   int64_t run_end[chunk_tiles];  // the key of the chunk up to which memory goes on without a gap
   Storage storage;               // of what the pointers point to
   bool has_scales;
@@ -94,7 +94,7 @@ MHA_INLINE const char *stored_at(const KeyValues &source, const Unit &unit, cons
 MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64_t begin,
                                 int64_t first, int64_t end, KeyTiles *tiles) {
   tiles->storage = source.storage;
-  tiles->has_scales = source.storage == Storage::int8;
+  tiles->has_scales = has_codes(source.storage);
   tiles->are_late = tiles->are_rows = false;
   tiles->row_stride = source.row_stride;
   const int64_t tile_bytes = tile_keys * source.row_stride * bytes_of(source.storage);
@@ -391,7 +391,7 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
                                                                  : call.plan.scratch.values);
   locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end,
                  tiles);
-  tiles->has_scales = source.storage == Storage::int8;
+  tiles->has_scales = has_codes(source.storage);
   for (int64_t g = range.begin; g < range.end; ++g) tiles->scales[g] = scales + g * tile_keys;
   if (!are_keys && !has_own_values) return;
   for (int64_t g = range.begin; g < range.end; ++g) {

@@ -414,6 +414,26 @@ MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm256_unpackhi_ps(a, b)
 #endif
 #endif
 
+// ---- Exchanging lanes that lie h apart: 1, 2, 4, ... up to half of a vector
+
+#if !defined(MHA_KERNELS_SCALAR)
+MHA_INLINE Vector exchanged(Vector x, int h) {
+#if defined(MHA_KERNELS_AVX512)
+  return _mm512_permutexvar_ps(
+      _mm512_xor_si512(_mm512_cvtps_epi32(load<Vector>(lane_numbers)), _mm512_set1_epi32(h)), x);
+#elif defined(MHA_KERNELS_AVX2)
+  return _mm256_permutevar8x32_ps(
+      x, _mm256_xor_si256(_mm256_cvtps_epi32(load<Vector>(lane_numbers)), _mm256_set1_epi32(h)));
+#elif defined(MHA_KERNELS_NEON)
+  return h == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
+#else
+#error "write exchanged for this instruction set"
+#endif
+}
+#else
+MHA_INLINE Scalar exchanged(Scalar x, int) { return x; }
+#endif
+
 // Calls put(V{}, i) for i = 0, V::size, ... as long as a whole vector is left of `count` elements,
 // and put(Scalar{}, i) for each element after that.
 template <class V, class Put>

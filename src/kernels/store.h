@@ -67,6 +67,44 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   for (; c < width; ++c) first[c * stride] = codes_of(c);
 }
 
+// Stores the Hadamard transform of a row as int4. It is computed in parts of whole blocks, twice if
+// there are several: for the scale, and for the codes.
+template <class V>
+MHA_NOINLINE void store_int4(const float *x, int64_t width, CachedInt4 *to, float *scale) {
+  alignas(64) float part[most_hadamard_block];
+  const int64_t block = hadamard_block(width);
+  const auto transform = [&](int64_t c) {
+    const int64_t count = min(most_hadamard_block, width - c);
+    MHA_MEMCPY(part, x + c, static_cast<size_t>(count) * sizeof(float));
+    for (int64_t i = count; i % 16 != 0; ++i) part[i] = 0.0f;
+    hadamard<V>(block, count, 1.0f, part);
+    return count;
+  };
+  uint32_t most_bits = 0;
+  float extreme = 0.0f;
+  for (int64_t c = 0; c < width; c += most_hadamard_block) {
+    const int64_t count = transform(c);
+    const uint32_t bits = most_bits_of(part, count, most_bits);
+    if (bits == most_bits) continue;
+    most_bits = bits;
+    int64_t i = 0;
+    while ((bits_of(part[i]) & 0x7fffffffu) != bits) ++i;
+    extreme = part[i];
+  }
+  const CodeScale found = int4_scale_of(extreme, most_bits < 0x7f800000u);
+  *scale = found.scale;
+  for (int64_t c = 0; c < width; c += most_hadamard_block) {
+    const int64_t count = width > most_hadamard_block ? transform(c) : width;
+    for (int64_t i = 0; i < count; i += 16, to += 8) {
+      for (int64_t b = 0; b < 8; ++b) {
+        const float *const low = part + i + b % 4 * 4 + b / 4;
+        to[b].bits = static_cast<uint8_t>((int4_of(low[0], found.factor) & 15) |
+                                          int4_of(low[2], found.factor) * 16);
+      }
+    }
+  }
+}
+
 // The kernels' `store`: rows of a sequence, of one kv head after the other. Rows that need
 // preparation go through `scratch`. Keys that are stored as floats or codes go four at a time, from
 // a position on that 4 divides.
@@ -107,14 +145,17 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
       char *const tile = const_cast<char *>(static_cast<const char *>(to.base)) + tile_at * element;
       const int64_t stride = storing.are_keys ? tile_keys : 1;
       const int64_t first = lane_of(position) * (storing.are_keys ? 1 : to.row_stride);
+      float *scales = const_cast<float *>(to.scales);
+      if (scales)
+        scales += place.block * to.scale_batch_stride + head * to.block_positions + place.position;
       if (to.storage == Storage::int8) {
-        float *const scales = const_cast<float *>(to.scales) + place.block * to.scale_batch_stride +
-                              head * to.block_positions + place.position;
         int8_t *const codes = reinterpret_cast<int8_t *>(tile) + first;
         if (by_fours)
           store_codes(rows, width, reinterpret_cast<uint32_t *>(codes), tile_keys / 4, scales);
         else
           store_codes(rows, width, codes, stride, scales);
+      } else if (to.storage == Storage::int4) {
+        store_int4<V>(rows[0], width, reinterpret_cast<CachedInt4 *>(tile) + first, scales);
       } else if (to.storage != Storage::f32) {
         store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(tile) + first,
                      stride);

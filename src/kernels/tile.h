@@ -92,7 +92,7 @@ struct Tile {
   // add_scaled: for each chain, the scales of the columns of strip 0 in a row of 48.
   const char *scales;
   Storage scale_storage;                                // f32 or f16
-  int64_t repeats, next_rows, next_columns, next_sums;  // how far each advances, in elements
+  int64_t repeats, next_rows, next_columns, next_sums;  // how far each advances, in numbers
   Prefetch prefetch;
 };
 
@@ -102,17 +102,18 @@ struct Tile {
 template <class V, class Element, int C>
 constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<V, Element>;
 
-// Reads `count` vectors of a strip at p.
+// Reads `count` vectors of a strip at p, from vector `first` on.
 template <class V, int C, bool has_register, int count, class Element>
-MHA_INLINE void read_columns(const Element *p, V (&column)[count]) {
+MHA_INLINE void read_columns(const Element *p, int first, V (&column)[count]) {
+  constexpr int lanes = V::size;
   if constexpr (is_even_odd<V, Element, C>) {
     MHA_UNROLL for (int i = 0; i < count; i += 2) {
-      const Two<V> two = load_even_odd<V, has_register>(p + i * V::size);
+      const Two<V> two = load_even_odd<V, has_register>(p + (first + i) * lanes);
       column[i] = two.even;
       column[i + 1] = two.odd;
     }
   } else {
-    MHA_EACH(i, count) column[i] = load<V>(p + i * V::size);
+    MHA_EACH(i, count) column[i] = load_from<V>(p, (first + i) * lanes);
   }
 }
 
@@ -151,7 +152,8 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
   constexpr int registers = TileShape<V::size>::registers;
   if constexpr (R > 1 && R * N + N < registers) {
     V column[B][C];
-    MHA_EACH(b, B) read_columns<V, C, R * N + N + 2 <= registers>(columns[b] + offset, column[b]);
+    MHA_EACH(b, B)
+      read_columns<V, C, R * N + N + 2 <= registers>(columns[b] + offset, 0, column[b]);
     MHA_EACH(i, N) column[i / C][i % C] = kept_in_register(column[i / C][i % C]);
     MHA_EACH(r, R) {
       const V multiplier = all<V>(rows[r][k]);
@@ -163,8 +165,8 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
     MHA_EACH(r, R) multiplier[r] = all<V>(rows[r][k]);
     MHA_UNROLL for (int first = 0; first < N; first += at_once) {
       V column[at_once];
-      read_columns<V, C, R * N + R + at_once + 1 <= registers>(
-          columns[first / C] + offset + first % C * V::size, column);
+      read_columns<V, C, R * N + R + at_once + 1 <= registers>(columns[first / C] + offset,
+                                                               first % C, column);
       MHA_EACH(i, at_once) column[i] = kept_in_pair(column[i]);
       MHA_EACH(i, at_once) {
         if (R > 1 && are_near) column[i] = kept_in_register(column[i]);
@@ -326,7 +328,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       });
     } while (k < terms);
     MHA_EACH(b, B) {
-      columns[b] += tile.next_columns;
+      columns[b] += tile.next_columns / numbers_of<Element>;
       sums[b] += tile.next_sums;
     }
     ahead += tile.prefetch.skip;
@@ -367,13 +369,15 @@ template <class V>
 constexpr bool has_loops_of_floats_alone = V::size == 1;
 
 // The loop for R rows and B strips of C vectors. prefetches: whether a loop that may choose does.
-template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false>
+// Values alone have loops over int4.
+template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false,
+          bool are_values = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
   // With the scalar kernels, and for the large tiles of the attention, all columns are floats.
   constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V>;
   constexpr int streams = prefetch_streams(R, B);
   Loop loop = {nullptr, R, B, C * V::size, streams};
-  visit_storage(has_one_type ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
+  visit_storage<are_values>(has_one_type ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
     constexpr bool is_float = is_same<Element, float>, is_of_int4 = is_same<Element, Int4Number<V>>;
     if constexpr (is_float || !has_one_type) {
@@ -511,11 +515,11 @@ MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetc
     constexpr int R = decltype(tile)::count, C = TileShape<V::size>::context_vectors(R),
                   least = min_vectors<V>;
     constexpr bool only_floats = R > max_rows_of_fewer_bits;
-    loops.wide = loop_of<V, R, 1, C, Prefetching::all, only_floats>(storage, prefetches);
+    loops.wide = loop_of<V, R, 1, C, Prefetching::all, only_floats, true>(storage, prefetches);
     if constexpr (C == least)
       loops.narrow = loops.wide;
     else
-      loops.narrow = loop_of<V, R, 1, least, Prefetching::never, only_floats>(storage, false);
+      loops.narrow = loop_of<V, R, 1, least, Prefetching::never, only_floats, true>(storage, false);
   });
   return loops;
 }
@@ -551,15 +555,14 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
 
 // Runs the loops over all columns of one strip after the other: the wide loop as often as it fits,
 // then the narrow one. Columns come in multiples of 16.
-MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile,
-                                 int64_t element_bytes) {
+MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile, Storage storage) {
   const Loop &loop = loops.wide, &rest = loops.narrow;
   tile->repeats = static_cast<uint32_t>(columns) / static_cast<uint32_t>(loop.columns);
   tile->next_columns = tile->next_sums = loop.columns;
   if (tile->repeats > 0) loop.run(*tile);
   const int64_t done = tile->repeats * loop.columns;
   if (done >= columns) return;
-  tile->columns[0] = static_cast<const char *>(tile->columns[0]) + done * element_bytes;
+  tile->columns[0] = static_cast<const char *>(tile->columns[0]) + bytes_of(storage, done);
   tile->sums[0] += done;
   tile->repeats = static_cast<uint32_t>(columns - done + rest.columns - 1) /
                   static_cast<uint32_t>(rest.columns);

@@ -21,7 +21,8 @@ namespace {
 static_assert(sizeof(mha_kv_cache) == 256 && offsetof(mha_kv_cache, checksum) == 248,
               "the header is 4 cache lines");
 
-// Rows of values end at a multiple of 16 numbers, so that kernels read whole vectors.
+// Rows of values end at a multiple of 16 numbers, so that kernels read whole vectors, and those of
+// int4 groups of codes.
 int64_t padded(int64_t width) { return blocks_of(width, tile_keys) * tile_keys; }
 
 // The numbers of a key. Transposed groups of keys need no padding.
@@ -37,8 +38,8 @@ KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, int64_
   source.base = at<const void>(cache, offset);
   source.storage = storage_of_type(type);
   source.is_packed = true;
-  source.row_stride = width;
-  source.head_stride = cache->block_positions * width;
+  source.row_stride = quotient(bytes_of(source.storage, width), bytes_of(source.storage));
+  source.head_stride = cache->block_positions * source.row_stride;
   source.batch_stride = cache->num_kv_heads * source.head_stride;
   source.block_positions = cache->block_positions;
   source.ring_positions = cache->kind == MHA_CACHE_KIND_RING ? cache->capacity : 0;
@@ -46,7 +47,7 @@ KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, int64_
     source.tables = table_of(cache, 0);
     source.table_stride = table_entries(*cache);
   }
-  if (type == MHA_TYPE_INT8) source.scales = at<const float>(cache, scales_offset);
+  if (has_codes(source.storage)) source.scales = at<const float>(cache, scales_offset);
   source.scale_batch_stride = cache->num_kv_heads * cache->block_positions;
   return source;
 }
@@ -73,9 +74,9 @@ CacheLayout layout_of(const mha_kv_cache &cache) {
   layout.users = take(is_paged ? Count(cache.num_blocks) : Count(0), sizeof(int32_t));
   layout.keys = take(positions * Count(key_width(cache)), bytes_of(storage_of_type(cache.k_type)));
   layout.k_scales = take(cache.k_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
-  layout.values =
-      take(of_values * Count(padded(cache.head_dim_v)), bytes_of(storage_of_type(cache.v_type)));
-  layout.v_scales = take(cache.v_type == MHA_TYPE_INT8 ? of_values : Count(0), sizeof(float));
+  const Storage v = storage_of_type(cache.v_type);
+  layout.values = take(of_values * Count(bytes_of(v, padded(cache.head_dim_v))), 1);
+  layout.v_scales = take(has_codes(v) ? of_values : Count(0), sizeof(float));
   layout.bytes = end.value();
   return layout;
 }

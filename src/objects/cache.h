@@ -20,8 +20,9 @@
 //   users     [num_blocks] int32_t, the number of tables that name the block (only paged)
 //   keys      [block][kv head][positions / 16][head_dim][16]
 //   k scales  [block][kv head][positions] float (only int8)
-//   values    [block][kv head][positions][head_dim_v rounded up to 16]
-//   v scales  [block][kv head][positions] float (only int8)
+//   values    [block][kv head][positions][head_dim_v rounded up to 16], int4: 8 bytes for 16
+//             numbers (CachedInt4 of storage.h) of the Hadamard transform
+//   v scales  [block][kv head][positions] float (only int8 and int4)
 // With MHA_CACHE_VALUES_IN_KEYS, as for latent attention, the first columns of a key are its value:
 // keys are not transposed but [block][kv head][positions][head_dim rounded up to 16], and there are
 // no values and v scales. The block of a sequence that is not paged has capacity positions, rounded

@@ -148,7 +148,7 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
     const char *name;
     std::vector<uint32_t> wrong;
   } choices[] = {{&Field::k_type, "k_type", {MHA_TYPE_INT4, 99}},
-                 {&Field::v_type, "v_type", {MHA_TYPE_INT4, 6}},
+                 {&Field::v_type, "v_type", {6, 99}},
                  {&Field::kind, "kind", {1, 2, 3, 0x100, 0x103, MHA_CACHE_VALUES_IN_KEYS}},
                  {&Field::values, "values", {1, 2, 0x200, MHA_CACHE_KIND_PAGED}}};
   for (const auto &row : choices) {
@@ -159,6 +159,21 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
       ExpectNoCache(config, {MHA_ERROR_INVALID_VALUE, {1}, {row.name}});
     }
   }
+  mha_kv_cache_config of_keys = Config();
+  of_keys.k_type = MHA_TYPE_INT4;
+  ExpectNoCache(of_keys,
+                {MHA_ERROR_INVALID_VALUE,
+                 {1},
+                 {"k_type is 5, but only values are stored as MHA_TYPE_INT4, since keys of "
+                  "4 bits cost too much; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), "
+                  "MHA_TYPE_BF16 (3) or MHA_TYPE_INT8 (4); 0 is F32"}});
+  of_keys.k_type = 0;
+  of_keys.v_type = 6;
+  ExpectNoCache(of_keys,
+                {MHA_ERROR_INVALID_VALUE,
+                 {1},
+                 {"v_type is 6; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3), "
+                  "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5); 0 is k_type"}});
   mha_kv_cache_config in_keys = Config();
   in_keys.values = MHA_CACHE_VALUES_IN_KEYS;
   in_keys.v_type = 0;
@@ -166,8 +181,10 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
   ExpectNoCache(in_keys, {MHA_ERROR_SHAPE, {1}, {"head_dim_v"}});
   in_keys.head_dim_v = 0;
   in_keys.k_type = MHA_TYPE_F16;
-  in_keys.v_type = MHA_TYPE_BF16;
-  ExpectNoCache(in_keys, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}});
+  for (const uint32_t type : {MHA_TYPE_BF16, MHA_TYPE_INT4}) {
+    in_keys.v_type = type;
+    ExpectNoCache(in_keys, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}});
+  }
   mha_kv_cache_config config = Config();
   config.num_sequences = config.capacity = int64_t{1} << 30;  // their product overflows
   ExpectNoCache(config, {MHA_ERROR_TOO_LARGE, {1}, {}});

@@ -214,6 +214,7 @@ std::vector<Shape> Shapes() {
     shapes.push_back(shape);
     shape.n = 290;  // two chunks
     shape.head_dim = shape.head_dim_v = 16;
+    shape.v_type = MHA_TYPE_INT4;
     shapes.push_back(shape);
     shape.form = {MHA_CACHE_KIND_RING, 32};
     shape.window = true;
@@ -239,6 +240,8 @@ std::vector<Shape> Shapes() {
     shape.k_type = shape.v_type = MHA_TYPE_INT8;
     shape.batch = 2;
     shape.chosen_block = 1;
+    shapes.push_back(shape);
+    shape.v_type = MHA_TYPE_INT4;
     shapes.push_back(shape);
     shape.chosen_block = 16;
     shape.n = 19;
@@ -310,8 +313,8 @@ TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
       Outputs outputs;
       RunOnSpoiledStack([&] { outputs = Attend(problem, call); });
       EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
-      for (const Storage type : kStorageTypes) {
-        problem.k_type = problem.v_type = type;
+      for (const Storage type : kValueTypes) {
+        problem.k_type = KeysBeside(problem.v_type = type);
         Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, problem.n_kv));
         cache.Append(0, {problem.k, problem.v});
         call.cache.cache = cache.get();
@@ -643,13 +646,13 @@ int UseCache(const mha_kv_cache_config &config, const Memory &buffer,
 TEST(CacheFunctions, AllocateNothingMakeNoSystemCallAndStayInTheBuffer) {
   for (const uint32_t kind :
        {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
-    for (const Storage type : kStorageTypes) {
+    for (const Storage type : kValueTypes) {
       for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
         AttentionProblem sizes;
         sizes.num_kv_heads = 2;
         sizes.head_dim = 7;
         sizes.head_dim_v = 19;
-        sizes.k_type = sizes.v_type = type;
+        sizes.k_type = KeysBeside(sizes.v_type = type);
         const mha_kv_cache_config config =
             CacheConfigOf(sizes, {kind, kind == MHA_CACHE_KIND_RING ? 48 : 16}, 2, 48);
         size_t bytes = 0;

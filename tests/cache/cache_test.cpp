@@ -86,7 +86,8 @@ class KvCache : public InstructionSetTest {
                           int64_t head_dim_v) const {
     AttentionProblem problem = History(1, n_kv, head_dim, head_dim_v, group);
     problem.n_q = n_q;
-    problem.k_type = problem.v_type = type;
+    problem.k_type = KeysBeside(type);
+    problem.v_type = type;
     problem.q.resize(n_q * problem.num_heads * head_dim);
     return problem;
   }
@@ -117,7 +118,7 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(KvCache);
 // Rows come in tiles of a few shapes, which depend on how many there are, on how many keys, and on
 // how these are stored.
 TEST_P(KvCache, OfAnyTypeUnderAnyNumberOfRowsEqualsTheSpecification) {
-  for (const Storage type : kStorageTypes) {
+  for (const Storage type : kValueTypes) {
     for (const int64_t n_kv : {127, 128, 300, 530}) {
       for (const int64_t n_q :
            {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 30, 60, 96, 97}) {
@@ -140,7 +141,8 @@ TEST_P(KvCache, OfSeveralChunksUnderFewRowsEqualsTheSpecification) {
                                        {Storage::kBf16, Storage::kBf16},
                                        {Storage::kF32, Storage::kBf16},
                                        {Storage::kInt8, Storage::kF32},
-                                       {Storage::kF16, Storage::kInt8}}) {
+                                       {Storage::kF16, Storage::kInt8},
+                                       {Storage::kInt8, Storage::kInt4}}) {
     // The first key in each of the first five chunks: at the beginning (0, 256, 512, 768, 1024),
     // and behind it.
     for (const auto &[n_q, group] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
@@ -166,7 +168,8 @@ TEST_P(KvCache, KeysOfSeveralChunksThatTakeNoPartReachNoRow) {
   using Types = std::pair<Storage, Storage>;  // of keys and of values
   for (const auto &[type, v_type] : {Types{Storage::kF32, Storage::kF32},
                                      {Storage::kF16, Storage::kF16},
-                                     {Storage::kBf16, Storage::kInt8}}) {
+                                     {Storage::kBf16, Storage::kInt8},
+                                     {Storage::kF16, Storage::kInt4}}) {
     for (const auto &[n_q, group] :
          {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {5, 1}, {7, 1}, {1, 8}, {2, 4}}) {
       for (const std::vector<int64_t> &excluded :
@@ -207,9 +210,9 @@ TEST_P(KvCache, OfManyPositionsOnAnyThreadsEqualsTheSpecification) {
                                             {Storage::kF32, 2, 1},
                                             {Storage::kF16, 1, 2},
                                             {Storage::kF32, 2, 3},
-                                            {Storage::kF32, 4, 2}}) {
+                                            {Storage::kInt4, 4, 2}}) {
       AttentionProblem history = History(1, n, 2, 1, group);
-      history.k_type = history.v_type = type;
+      history.k_type = KeysBeside(history.v_type = type);
       if (form.kind == MHA_CACHE_KIND_RING) history.window_left = form.positions - 20;
       AttentionProblem tokens = history;
       tokens.n_q = last;
@@ -256,11 +259,11 @@ TEST_P(KvCache, ReadsBackWhatTheSpecificationStores) {
   Random random(6);
   for (const Values kind : {Values::kNormal, Values::kWide, Values::kTies, Values::kTiny,
                             Values::kHuge, Values::kSpecial}) {
-    for (const Storage type : kStorageTypes) {
+    for (const Storage type : kValueTypes) {
       for (const bool same : {true, false}) {
         AttentionProblem history = History(1, 70, 19, 33);
-        history.k_type = type;
-        history.v_type = same ? type : static_cast<Storage>(static_cast<uint32_t>(type) % 4 + 1);
+        history.k_type = KeysBeside(type);
+        history.v_type = same ? type : static_cast<Storage>(static_cast<uint32_t>(type) % 5 + 1);
         history.k = RandomValues(&random, kind, static_cast<int64_t>(history.k.size()));
         history.v = RandomValues(&random, kind, static_cast<int64_t>(history.v.size()));
         for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 16},
@@ -323,6 +326,31 @@ TEST_P(KvCache, ReadsBackInt8RowsAtTheirBorders) {
   EXPECT_TRUE(SameBits(cache.Read(0, 0, 16), SpecifyStored(history, 0, 0, 16)));
 }
 
+// Widths with every block of the Hadamard transform, with rows of one number and of the greatest.
+TEST_P(KvCache, OfInt4ValuesOfAnyWidthEqualsTheSpecification) {
+  for (const int64_t width : {1, 2, 20, 24, 48, 64, 80, 96, 112, 128, 192, 256, 320, 384, 520}) {
+    for (const int64_t n_q : {1, 2, 4, 17}) {
+      if (!sample_.Takes()) continue;
+      AttentionProblem problem = Stored(Storage::kInt4, n_q, 290, 1, 8, width);
+      for (size_t i = 0; i < problem.v.size(); i++) {
+        const size_t row = i / static_cast<size_t>(width), d = i % static_cast<size_t>(width);
+        if (row == 30) problem.v[i] = d == 0 ? 1.0f : 0.0f;
+        if (row == 31) problem.v[i] *= 0x1p-103f;
+        if (row == 32) problem.v[i] = d % 3 == 0 ? 0x1p120f : -0x1p120f;
+        if (row == 33) problem.v[i] = 0x1p-149f;
+      }
+      ExpectTheSpecification(problem, kContiguous);
+      problem.v[static_cast<size_t>(width) * 35] = std::numeric_limits<float>::max();  // NaN
+      ExpectTheSpecification(problem, CacheForm{MHA_CACHE_KIND_PAGED, 16});
+      AttentionProblem history = problem;
+      history.rope.reset();
+      Cache cache(CacheConfigOf(history, kContiguous, 1, 290));
+      cache.Append(0, {problem.k, problem.v});
+      EXPECT_TRUE(SameBits(cache.Read(0, 3, 280), SpecifyStored(history, 0, 3, 280))) << width;
+    }
+  }
+}
+
 TEST_P(KvCache, ReadsKeysOrValuesAlone) {
   const AttentionProblem history = History(1, 40);
   Cache cache(CacheConfigOf(history, kContiguous, 1, 40));
@@ -338,9 +366,9 @@ TEST_P(KvCache, ReadsKeysOrValuesAlone) {
 
 // What was in the buffer before, and what a truncated sequence has left there, is not read.
 TEST_P(KvCache, SlotsThatHoldNoPositionAreNotRead) {
-  for (const Storage type : kStorageTypes) {
+  for (const Storage type : kValueTypes) {
     AttentionProblem history = History(1, 270);
-    history.k_type = history.v_type = type;
+    history.k_type = KeysBeside(history.v_type = type);
     const std::vector<float> expected = Specify(history).y;
     for (const CacheForm &form : {kContiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}}) {
       for (const int fill : {0x00, 0xff, 0x7f}) {
@@ -365,7 +393,7 @@ TEST_P(KvCache, SlotsThatHoldNoPositionAreNotRead) {
 // one sequence alone.
 TEST(CacheCopies, AreTheSequenceUpToThere) {
   constexpr int64_t n = 300;
-  for (const Storage type : kStorageTypes) {
+  for (const Storage type : kValueTypes) {
     for (const int64_t prefix : {0, 1, 33, 256, 270, 300}) {
       for (const bool values_in_keys : {false, true}) {
         Random random(10);
@@ -374,7 +402,7 @@ TEST(CacheCopies, AreTheSequenceUpToThere) {
         history.num_heads = history.num_kv_heads = 2;
         history.head_dim = 4;
         history.head_dim_v = 3;
-        history.k_type = history.v_type = type;
+        history.k_type = KeysBeside(history.v_type = type);
         history.values_in_keys = values_in_keys;
         FillNormal(&random, &history);
         for (const auto &[form, shares] : {std::pair{kContiguous, false},

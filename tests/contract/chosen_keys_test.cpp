@@ -264,11 +264,14 @@ TEST_P(ChosenKeys, OfNoListAreUnread) {
 
 TEST_P(ChosenKeys, FromAnyCacheAndOnAnyThreadsEqualTheSpecification) {
   using Case = std::pair<Storage, int64_t>;
-  for (const auto &[type, block] :
-       {Case{Storage::kF32, 1}, {Storage::kInt8, 1}, {Storage::kF16, 16}, {Storage::kInt8, 64}}) {
+  for (const auto &[type, block] : {Case{Storage::kF32, 1},
+                                    {Storage::kInt8, 1},
+                                    {Storage::kInt4, 1},
+                                    {Storage::kF16, 16},
+                                    {Storage::kInt4, 64}}) {
     for (const bool in_keys : {false, true}) {
       AttentionProblem problem = Problem(2, 5000, 4000 / block, block);
-      problem.k_type = problem.v_type = type;
+      problem.k_type = KeysBeside(problem.v_type = type);
       problem.values_in_keys = in_keys;
       problem.is_causal = true;
       const Outputs expected = Specify(problem);

@@ -878,6 +878,14 @@ class Cases {
     config.k_type = MHA_TYPE_INT8;
     config.v_type = MHA_TYPE_BF16;
     RecordCache("contiguous cache of int8 keys and bf16 values", config);
+    config.v_type = MHA_TYPE_INT4;
+    for (const int64_t width : {12, 80, 128, 576}) {
+      config.head_dim_v = width;
+      RecordCache("contiguous cache of int8 keys and int4 values of " + std::to_string(width),
+                  config);
+    }
+    config.head_dim_v = 12;
+    config.v_type = MHA_TYPE_BF16;
     config.head_dim = 72;  // scores of three blocks of terms
     for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
       config.k_type = type;

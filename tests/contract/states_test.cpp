@@ -334,7 +334,7 @@ TEST_P(States, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
   const CacheForm contiguous = {MHA_CACHE_KIND_CONTIGUOUS, 0};
   for (const CacheForm form :
        {contiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 304}}) {
-    for (const Storage type : {Storage::kF32, Storage::kInt8, Storage::kF16}) {
+    for (const Storage type : {Storage::kF32, Storage::kInt4, Storage::kF16}) {
       Random random(4);
       AttentionProblem whole = Problem(&random, 4, 800);
       whole.head_dim = 6;
@@ -342,7 +342,7 @@ TEST_P(States, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
       whole.is_causal = true;
       whole.window_left = 300;
       whole.rope = MakeRope(false, 6, 800);
-      whole.k_type = whole.v_type = type;
+      whole.k_type = KeysBeside(whole.v_type = type);
       FillNormal(&random, &whole);
       std::vector<std::vector<float>> states;
       for (const int64_t first : {0, 512}) {

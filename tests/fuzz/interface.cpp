@@ -245,7 +245,7 @@ mha_kv_cache *Cache(const Heads &heads) {
   config.head_dim_v = Odd(heads.head_dim_v);
   config.k_type = Type(4);
   config.values = in.OneIn(4) ? Kind({MHA_CACHE_VALUES_OWN, MHA_CACHE_VALUES_IN_KEYS}) : 0;
-  config.v_type = config.values ? 0 : Type(4);
+  config.v_type = config.values ? 0 : Type(5);
   if (config.kind == MHA_CACHE_KIND_PAGED)
     config.block_positions = Odd(16), config.num_blocks = Number(1, 8);
   const mha_kv_cache_config *const placed = Placed(config);

@@ -237,7 +237,7 @@ mha_kv_cache *Empty(size_t *bytes) {
   config.head_dim_v = in.Integer(0, 20);
   config.k_type = MHA_TYPE_F32 + in.Byte() % 4;
   config.values = in.OneIn(4) ? MHA_CACHE_VALUES_IN_KEYS : MHA_CACHE_VALUES_OWN;
-  config.v_type = config.values ? 0 : MHA_TYPE_F32 + in.Byte() % 4;
+  config.v_type = config.values ? 0 : MHA_TYPE_F32 + in.Byte() % 5;
   if (config.kind == MHA_CACHE_KIND_PAGED)
     config.block_positions = 16, config.num_blocks = in.Integer(1, 9);
   if (mha_kv_cache_size(&config, bytes, nullptr) != MHA_OK) return nullptr;

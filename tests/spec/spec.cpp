@@ -222,9 +222,41 @@ void StoreWeights(const Format &format, const float *w, int64_t in, int64_t out,
   }
 }
 
-// A row x as it is taken once stored; *scale is written for int8 only.
+// H(x), in place.
+int64_t HadamardBlock(int64_t width) {
+  int64_t block = 1;
+  while (block < 256 && width % (2 * block) == 0) block *= 2;
+  return block;
+}
+
+void Hadamard(int64_t width, float *y) {
+  for (int64_t h = HadamardBlock(width) / 2; h >= 1; h /= 2) {
+    for (int64_t d = 0; d < width; d++) {
+      if (d / h % 2 != 0) continue;
+      const float a = y[d], b = y[d + h];
+      y[d] = a + b;
+      y[d + h] = a - b;
+    }
+  }
+}
+
+void HadamardBack(int64_t width, float *y) {
+  Hadamard(width, y);
+  const float factor = 1.0f / static_cast<float>(HadamardBlock(width));
+  for (int64_t d = 0; d < width; d++) y[d] = y[d] * factor;
+}
+
+bool HasCodes(Storage type) { return type == Storage::kInt8 || type == Storage::kInt4; }
+
+// A row x as it is taken once stored; *scale is written for codes only.
 void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float *scale) {
   if (type == Storage::kInt8) return Encode(Stored::kInt8, x, width, 1, numbers, scale);
+  if (type == Storage::kInt4) {
+    Floats y(width);
+    for (int64_t d = 0; d < width; d++) y[d] = x[d];
+    Hadamard(width, y);
+    return Encode(Stored::kInt4, y, width, 1, numbers, scale);
+  }
   for (int64_t d = 0; d < width; d++) {
     numbers[d] = type == Storage::kF16    ? ThroughF16(x[d])
                  : type == Storage::kBf16 ? ThroughBf16(x[d])
@@ -237,8 +269,9 @@ void Store(Storage type, const float *x, int64_t rows, int64_t width, float *rea
     float *read_row = read + row * width;
     float scale = 1.0f;
     StoreRow(type, x + row * width, width, read_row, &scale);
-    for (int64_t d = 0; d < width; d++)
-      read_row[d] = Canon(type == Storage::kInt8 ? read_row[d] * scale : read_row[d]);
+    for (int64_t d = 0; d < width && HasCodes(type); d++) read_row[d] = read_row[d] * scale;
+    if (type == Storage::kInt4) HadamardBack(width, read_row);
+    for (int64_t d = 0; d < width; d++) read_row[d] = Canon(read_row[d]);
   }
 }
 
@@ -575,10 +608,11 @@ float Softplus(float x) {
 // ---- 8. Chunks
 
 // A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where
-// scales [n_kv] is not null.
+// scales [n_kv] is not null; is_transformed: numbers are those of H.
 struct Rows {
   const float *numbers;
   const float *scales;
+  bool is_transformed;
 };
 
 // The state of a row; o is [head_dim_v].
@@ -620,6 +654,7 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
     const float factor = v.scales ? p[j] * v.scales[j] : p[j];
     for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = Fma(factor, v_j[d], o[d]);
   }
+  if (v.is_transformed) HadamardBack(shape.head_dim_v, o);
 }
 
 // ---- 9. Merging states
@@ -900,8 +935,8 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
       }
     }
     const Storage v_type = shape.values_in_keys ? shape.k_type : shape.v_type;
-    const Rows v_head = {v_rows,
-                         v_type == Storage::kInt8 ? static_cast<float *>(v_scales) : nullptr};
+    const Rows v_head = {v_rows, HasCodes(v_type) ? static_cast<float *>(v_scales) : nullptr,
+                         v_type == Storage::kInt4};
     for (int64_t i = 0; i < n_q; i++) {
       if (shape.score && shape.score->head_scales && shape.score->head_scales[h] == 0.0f) {
         LeaveOutRow(shape, h, i, outputs);
@@ -929,7 +964,8 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
           for (int64_t d = 0; d < head_dim_v; d++)
             listed_v[r * head_dim_v + d] = v_rows[j * head_dim_v + d];
         }
-        const Rows rows = {listed_v, v_head.scales ? static_cast<float *>(listed_scales) : nullptr};
+        const Rows rows = {listed_v, v_head.scales ? static_cast<float *>(listed_scales) : nullptr,
+                           v_head.is_transformed};
         RowState(listed, i, listed_s, rows, Leaves(listed.n_kv), p, o, state);
       } else {
         RowState(shape, i, s, v_head, leaves, p, o, state);

@@ -11,7 +11,7 @@
 namespace support {
 
 const char *NameOf(Storage type) {
-  constexpr const char *names[] = {"", "f32", "f16", "bf16", "int8"};
+  constexpr const char *names[] = {"", "f32", "f16", "bf16", "int8", "int4"};
   return names[static_cast<int>(type)];
 }
 

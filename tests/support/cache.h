@@ -21,6 +21,13 @@ namespace support {
 inline constexpr Storage kStorageTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
                                             Storage::kInt8};
 
+// Values may have one type more, beside which keys have int8.
+inline constexpr Storage kValueTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
+                                          Storage::kInt8, Storage::kInt4};
+inline Storage KeysBeside(Storage values) {
+  return values == Storage::kInt4 ? Storage::kInt8 : values;
+}
+
 struct KeysAndValues {
   std::vector<float> k;  // [count, num_kv_heads, head_dim]
   std::vector<float> v;  // [count, num_kv_heads, head_dim_v]

@@ -587,7 +587,7 @@ inline std::vector<Dimension> DimensionsOfCaches() {
        [](Case *c, Name, Random *) {
          if (c->has_cache()) c->whole.k_type = c->TypeOf("k_type");
        }},
-      {"v_type", "f32 f16 bf16 int8",
+      {"v_type", "f32 f16 bf16 int8 int4",
        [](Case *c, Name, Random *) {
          if (c->has_cache()) c->whole.v_type = c->TypeOf("v_type");
        }},
@@ -1097,7 +1097,7 @@ inline std::vector<std::string> RefusedByTheLibrary() {
       "cache=none k_type=int8",
       "cache_values=in_keys entry=!attention cache_read=no",
       "cache_values=in_keys norm=!none norm_values=yes",
-      "cache=none v_type=int8",
+      "cache=none v_type=int8|int4",
       "q_start=far rope=!none rope_positions=counted|keys",  // beyond the tables
       "q_start=before|far_before rope=!none rope_positions=counted|keys causal=no",
       "q_start=before|far_before rope=!none rope_positions=counted|keys groups=also",

@@ -9,7 +9,7 @@
 namespace support {
 
 // The types in which keys and values are stored; the numbers are mha.h's.
-enum class Storage : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4 };
+enum class Storage : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
 
 // What projections, or scores, compute in; the numbers are mha.h's.
 enum class Arithmetic : uint32_t { kF32 = 0, kInt8 = 0x501, kInt16 = 0x502 };

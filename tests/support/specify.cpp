@@ -164,7 +164,7 @@ Outputs Specify(const LayerProblem &problem, const spec::Functions &functions) {
 
 std::vector<float> Rounded(Storage type, const std::vector<float> &x) {
   std::vector<float> rounded = x;
-  if (type != Storage::kF32 && type != Storage::kInt8 && !x.empty())  // as weights are
+  if (type > Storage::kF32 && type < Storage::kInt8 && !x.empty())  // as weights are
     spec::Fastest().store_weights(static_cast<Stored>(type), x.data(), 1,
                                   static_cast<int64_t>(x.size()), rounded.data(), nullptr);
   return rounded;
