@@ -15,20 +15,23 @@ namespace {
 
 std::string megabytes(int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; }
 
-int64_t stored_bytes(uint32_t type) {
-  return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2;
+double stored_bytes(uint32_t type) {
+  return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : type == MHA_TYPE_INT4 ? 0.5 : 2;
 }
 
-// Keys and values of one position and kv head, with their scales.
-double key_value_bytes(int64_t head_dim, uint32_t type) {
-  return 2.0 * static_cast<double>(head_dim * stored_bytes(type) + (type == MHA_TYPE_INT8 ? 4 : 0));
+// Key and value of one position and kv head, with their scales.
+double key_value_bytes(int64_t head_dim, const DecodeOptions &options) {
+  double bytes = 0;
+  for (const uint32_t type :
+       {options.cache_type, options.value_type ? options.value_type : options.cache_type})
+    bytes += static_cast<double>(head_dim) * stored_bytes(type) + (type >= MHA_TYPE_INT8 ? 4 : 0);
+  return bytes;
 }
 
 // A matrix, with its scales: one for each column, or of int4 for each column and 32 rows.
 double weight_bytes(double rows, double columns, uint32_t type) {
   if (type == MHA_TYPE_INT4) return columns * (rows / 2 + sizeof(float) * std::ceil(rows / 32));
-  return columns * (rows * static_cast<double>(stored_bytes(type)) +
-                    (type == MHA_TYPE_INT8 ? sizeof(float) : 0));
+  return columns * (rows * stored_bytes(type) + (type == MHA_TYPE_INT8 ? sizeof(float) : 0));
 }
 
 // Layers (or none) and caches, all with the same content and each in separate memory.
@@ -60,6 +63,7 @@ class DecodeCase : public Case {
     config.num_kv_heads = shape_.kv_heads;
     config.head_dim = shape_.head_dim;
     config.k_type = options_.cache_type;
+    config.v_type = options_.value_type;
     support::Cache cache(config, support::Place::kLargePages, 0);
     constexpr int64_t most_rows = 256;
     support::Random random(11);
@@ -173,7 +177,7 @@ class DecodeLayer : public DecodeCase {
     const double row_bytes = sizeof(float) * rows, qkv_width = width + 2 * kv_width;
     const double pairs = n * keys() + batch * n * (n + 1) / 2;
     const double cache_bytes = (keys() + rows) * static_cast<double>(shape_.kv_heads) *
-                               key_value_bytes(shape_.head_dim, options_.cache_type);
+                               key_value_bytes(shape_.head_dim, options_);
     const double qkv_bytes = weight_bytes(width, qkv_width, options_.weight_type),
                  o_bytes = weight_bytes(width, width, options_.weight_type);
     stages = {{2 * rows * width * qkv_width, qkv_bytes + row_bytes * (width + qkv_width)},
@@ -190,9 +194,9 @@ class DecodeAttention : public DecodeCase {
   DecodeAttention(const DecodeShape &shape, const DecodeOptions &options)
       : DecodeCase(shape, options) {
     const double width = static_cast<double>(shape.width());
-    bytes = keys() * static_cast<double>(shape.kv_heads) *
-                key_value_bytes(shape.head_dim, options.cache_type) +
-            2 * sizeof(float) * static_cast<double>(rows_) * width;
+    bytes =
+        keys() * static_cast<double>(shape.kv_heads) * key_value_bytes(shape.head_dim, options) +
+        2 * sizeof(float) * static_cast<double>(rows_) * width;
     stages = {{4 * width * keys(), bytes}};
     support::AttentionProblem problem;
     problem.batch = shape.batch;

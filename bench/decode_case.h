@@ -31,6 +31,7 @@ struct DecodeOptions {
   int64_t most_rotated_bytes;  // but for one copy, which there always is
   uint32_t threads = 1;
   uint32_t cache_type = MHA_TYPE_F32;
+  uint32_t value_type = 0;  // 0 = cache_type
   uint32_t weight_type = MHA_TYPE_F32;
   uint32_t arithmetic = MHA_ARITHMETIC_F32;  // of the layer's projections
 };

@@ -1,11 +1,13 @@
 // storage: decoding with stored keys and values of each type, and projections with stored weights
-// of each type, in turns with f32. arithmetic: layers with weights of int8 whose projections
+// of each type, in turns with f32; and values of int4, in turns with those of the keys' type, under
+// a token and under a prompt. arithmetic: layers with weights of int8 whose projections
 // compute in integers, and a token's with int8 and int4, in turns with those of f32.
 
 #include "decode_case.h"
 #include "groups.h"
 #include "layer_case.h"
 #include "machine.h"
+#include "pool.h"
 
 namespace bench {
 namespace {
@@ -20,6 +22,9 @@ constexpr struct {
              {MHA_TYPE_BF16, "bf16"},
              {MHA_TYPE_INT8, "int8"},
              {MHA_TYPE_INT4, "int4"}};
+
+constexpr DecodeShape of_values[] = {
+    {8, 8, 128, 8192}, {32, 8, 128, 8192}, {32, 8, 128, 4096, 1, 512}};
 
 // A sequence's first token: next to its weights, there is nothing to read.
 constexpr DecodeShape first_token = {32, 32, 128, 0};
@@ -50,7 +55,7 @@ void register_storage_benchmarks(const Setting &setting) {
       return is_f32 ? std::move(test)
                     : beside_f32(std::move(test), make_decode_layer(first_token, f32));
     });
-    if (type == MHA_TYPE_INT4) continue;  // of weights only
+    if (type == MHA_TYPE_INT4) continue;  // no type of keys
     stored = f32;
     stored.cache_type = type;
     add(std::string("storage/cache:") + name + "/" + shape.attention_name(), [=] {
@@ -58,6 +63,29 @@ void register_storage_benchmarks(const Setting &setting) {
       return is_f32 ? std::move(test)
                     : beside_f32(std::move(test), make_decode_attention(shape, f32));
     });
+  }
+  for (const auto &[type, name] :
+       {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_F16, "f16")}) {
+    for (const uint32_t threads : {uint32_t{1}, num_cores()}) {
+      for (const DecodeShape &under : of_values) {
+        DecodeOptions keys = f32;
+        if (under.n > 1) keys.rotated_bytes = 0;
+        keys.threads = threads, keys.cache_type = type;
+        DecodeOptions stored = keys;
+        stored.value_type = MHA_TYPE_INT4;
+        add(
+            std::string("storage/values:int4/keys:") + name + "/n:" + std::to_string(under.n) +
+                "/" + under.attention_name() + "/T:" + std::to_string(threads),
+            [=] {
+              std::unique_ptr<Case> test = make_decode_attention(under, stored);
+              test->rival = make_decode_attention(under, keys);
+              test->rival_counter = "times_same";
+              return test;
+            },
+            threads > 1 ? Clock::wall : Clock::processor);
+      }
+      if (num_cores() == 1) break;
+    }
   }
   for (const auto &[name, arithmetic] :
        {std::pair("int8", MHA_ARITHMETIC_INT8), std::pair("int16", MHA_ARITHMETIC_INT16)}) {
