@@ -298,7 +298,7 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
       const char *const later = static_cast<const char *>(tile.columns[0]) + tile_keys * row_bytes;
       tile.prefetch = prefetch_columns(later, row_bytes, columns * element, loops.wide, tile.terms);
     }
-    run_over_columns(loops, width, &tile, values.storage);
+    run_over_columns(loops, width, &tile, bytes_of(values.storage, 16));
   }
 }
 
@@ -719,7 +719,7 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
                                      static_cast<uint32_t>(width) / static_cast<uint32_t>(columns))
                   : prefetch_columns(own + of_values.tile_bytes, of_values.row_bytes,
                                      columns * bytes_of(v.storage), loop.wide, tile.terms);
-          run_over_columns(loop, width, &tile, storage);
+          run_over_columns(loop, width, &tile, 16 * bytes_of(storage));
         });
   }
   for_each_tile(nullptr, 0, [&](const TileRows &rows, const char *) MHA_INLINED {

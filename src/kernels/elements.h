@@ -199,17 +199,25 @@ MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   return {_mm512_permutexvar_ps(both, codes),
           _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), codes)};
 }
-alignas(64) constexpr float cached_codes[16] = {0,  1,  2,  3,  4,  5,  6,  7,
-                                                -8, -7, -6, -5, -4, -3, -2, -1};
-alignas(64) constexpr int32_t cached_shifts[16] = {0,  0,  4,  4,  8,  8,  12, 12,
-                                                   16, 16, 20, 20, 24, 24, 28, 28};
+// Lower halves of bytes in the first 8 lanes, upper ones in the others: below 2^24, the bits of a
+// float count units from bit 0 on, and below 2^20 from bit 4 on. 0x80 makes code + 8 of a code.
+alignas(64) constexpr uint32_t half_masks[16] = {15,   15,   15,   15,   15,   15,   15,   15,
+                                                 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0};
+alignas(64) constexpr uint32_t half_units[16] = {
+    0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000,
+    0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080};
+alignas(64) constexpr float half_zeros[16] = {
+    0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f,
+    0x1.00001p23f, 0x1.00001p23f, 0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f,
+    0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f};
 template <>
 MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int) {
-  int64_t both;
-  MHA_MEMCPY(&both, p, sizeof both);
-  return _mm512_permutexvar_ps(
-      _mm512_srlv_epi32(_mm512_set1_epi64(both), _mm512_load_si512(cached_shifts)),
-      _mm512_load_ps(cached_codes));
+  int64_t eight;
+  MHA_MEMCPY(&eight, p, sizeof eight);
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_set1_epi64x(eight)),  // twice
+      floats = _mm512_ternarylogic_epi32(bytes, _mm512_load_si512(half_masks),
+                                         _mm512_load_si512(half_units), 0x6a);  // (b & m) ^ u
+  return Vector(_mm512_castsi512_ps(floats)) - load<Vector>(half_zeros);
 }
 
 #elif defined(MHA_KERNELS_AVX2)
@@ -242,16 +250,14 @@ template <class Element>
 MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
   return widened(Stored<Element>{}, load_two_fours(p, p + apart));
 }
-// Each code is shifted to the upper end of its integer, and from there to the lower end.
-alignas(32) constexpr int32_t cached_shifts[2][8] = {{28, 28, 24, 24, 20, 20, 16, 16},
-                                                     {12, 12, 8, 8, 4, 4, 0, 0}};
+// Below 2^24, the bits of a float count units, which takes no shift.
 template <>
 MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int i) {
-  int64_t both;
-  MHA_MEMCPY(&both, p, sizeof both);
-  const __m256i shifts = _mm256_load_si256(reinterpret_cast<const __m256i *>(cached_shifts[i]));
-  return _mm256_cvtepi32_ps(
-      _mm256_srai_epi32(_mm256_sllv_epi32(_mm256_set1_epi64x(both), shifts), 28));
+  const __m256i bytes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+  if (i == 1) return _mm256_cvtepi32_ps(_mm256_srai_epi32(bytes, 4));
+  return Vector(_mm256_castsi256_ps(_mm256_or_si256(_mm256_and_si256(bytes, _mm256_set1_epi32(15)),
+                                                    _mm256_set1_epi32(0x4b000000)))) -
+         Vector(0x1p23f + 8.0f);
 }
 template <>
 constexpr bool widens_even_odd<Vector, Bf16> = true;
@@ -352,15 +358,14 @@ MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
   const int32x4_t both = integers_of(veor_u8(load_4x8(p), vdup_n_u8(0x88)));
   return {vcvtq_n_f32_s32(vshlq_n_s32(both, 28), 28), vcvtq_f32_s32(vshrq_n_s32(both, 4))};
 }
-// Each code is shifted to the upper end of its integer, and from there to the lower end.
-constexpr int32_t cached_shifts[4][4] = {
-    {28, 28, 24, 24}, {20, 20, 16, 16}, {12, 12, 8, 8}, {4, 4, 0, 0}};
+// Below 2^24, the bits of a float count units.
 template <>
 MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int i) {
-  uint64_t both;
-  MHA_MEMCPY(&both, p, sizeof both);
-  const int32x4_t codes = vreinterpretq_s32_u64(vdupq_n_u64(both));
-  return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(codes, vld1q_s32(cached_shifts[i])), 28));
+  const int32x4_t bytes = integers_of(load_4x8(p + i % 2 * 4));
+  if (i >= 2) return vcvtq_f32_s32(vshrq_n_s32(bytes, 4));
+  return Vector(vreinterpretq_f32_u32(
+             vbslq_u32(vdupq_n_u32(15), vreinterpretq_u32_s32(bytes), vdupq_n_u32(0x4b000000)))) -
+         Vector(0x1p23f + 8.0f);
 }
 
 #endif

@@ -113,13 +113,6 @@ MHA_INLINE float log_of(float x) {
   return x != x ? x : y;
 }
 
-// The signs of numbers in sums and differences of lanes that lie 1, 2, 4 and 8 apart.
-alignas(64) constexpr float hadamard_signs[4][16] = {
-    {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
-    {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1},
-    {1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1},
-    {1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1}};
-
 // x = H(x) * factor, for a row that is whole blocks. What follows it in its last vector changes
 // too.
 template <class V>
@@ -136,10 +129,7 @@ MHA_NOINLINE void hadamard(int64_t block, int64_t width, float factor, float *x)
   }
   for (int64_t i = 0; i < width; i += lanes) {
     V y = load<V>(x + i);
-    for (int64_t apart = h; apart > 0; apart /= 2) {
-      const float *const signs = hadamard_signs[highest_bit(static_cast<uint64_t>(apart))];
-      y = mul_add(y, load<V>(signs), exchanged(y, static_cast<int>(apart)));
-    }
+    for (int64_t apart = h; apart > 0; apart /= 2) y = butterfly(y, apart);
     store(x + i, y * all<V>(factor));
   }
 }

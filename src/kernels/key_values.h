@@ -342,7 +342,7 @@ MHA_NOINLINE void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys,
     const int64_t key = min(max(keys.begin / tile_keys * tile_keys + i, keys.begin), keys.end - 1);
     Place place = find_chosen(k, unit, unit.position_of_key(chunk_begin + key), scales + i);
     // Its value is prefetched, since the processor does not expect it.
-    prefetch_row(stored_at(v, unit, place), unit.call.request.head_dim_v * bytes_of(v.storage));
+    prefetch_row(stored_at(v, unit, place), bytes_of(v.storage, unit.call.request.head_dim_v));
     const int64_t lane = lane_of(place.position);
     place.position -= lane;
     from[i] = stored_at(k, unit, place) + lane * element;

@@ -414,24 +414,33 @@ MHA_INLINE Vector zip_high(Vector a, Vector b) { return _mm256_unpackhi_ps(a, b)
 #endif
 #endif
 
-// ---- Exchanging lanes that lie h apart: 1, 2, 4, ... up to half of a vector
+// ---- Butterflies: of each two lanes that lie h apart the sum and the difference, for h = 1, 2, 4,
+// ... up to half of a vector
 
-#if !defined(MHA_KERNELS_SCALAR)
-MHA_INLINE Vector exchanged(Vector x, int h) {
-#if defined(MHA_KERNELS_AVX512)
-  return _mm512_permutexvar_ps(
-      _mm512_xor_si512(_mm512_cvtps_epi32(load<Vector>(lane_numbers)), _mm512_set1_epi32(h)), x);
-#elif defined(MHA_KERNELS_AVX2)
-  return _mm256_permutevar8x32_ps(
-      x, _mm256_xor_si256(_mm256_cvtps_epi32(load<Vector>(lane_numbers)), _mm256_set1_epi32(h)));
-#elif defined(MHA_KERNELS_NEON)
-  return h == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
+#if defined(MHA_KERNELS_SCALAR)
+MHA_INLINE Scalar butterfly(Scalar x, int64_t) { return x; }
 #else
-#error "write exchanged for this instruction set"
+MHA_INLINE Vector butterfly(Vector x, int64_t h) {
+#if defined(MHA_KERNELS_AVX512)
+  const __m512i lanes = _mm512_cvtps_epi32(load<Vector>(lane_numbers)),
+                bit = _mm512_set1_epi32(static_cast<int>(h));
+  const __m512 other = _mm512_permutexvar_ps(_mm512_xor_si512(lanes, bit), x);
+  return _mm512_mask_sub_ps(_mm512_add_ps(x, other), _mm512_test_epi32_mask(lanes, bit), other, x);
+#elif defined(MHA_KERNELS_AVX2)
+  const __m256i lanes = _mm256_cvtps_epi32(load<Vector>(lane_numbers)),
+                bit = _mm256_set1_epi32(static_cast<int>(h)),
+                has_bit = _mm256_cmpeq_epi32(_mm256_and_si256(lanes, bit), bit);
+  const Vector other = _mm256_permutevar8x32_ps(x, _mm256_xor_si256(lanes, bit));
+  return _mm256_blendv_ps(x + other, other - x, _mm256_castsi256_ps(has_bit));
+#elif defined(MHA_KERNELS_NEON)
+  const uint32x4_t lanes = vcvtq_u32_f32(load<Vector>(lane_numbers)),
+                   bit = vdupq_n_u32(static_cast<uint32_t>(h));
+  const Vector other = h == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
+  return vbslq_f32(vtstq_u32(lanes, bit), other - x, x + other);
+#else
+#error "write butterfly for this instruction set"
 #endif
 }
-#else
-MHA_INLINE Scalar exchanged(Scalar x, int) { return x; }
 #endif
 
 // Calls put(V{}, i) for i = 0, V::size, ... as long as a whole vector is left of `count` elements,

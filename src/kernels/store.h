@@ -67,23 +67,26 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   for (; c < width; ++c) first[c * stride] = codes_of(c);
 }
 
-// Stores the Hadamard transform of a row as int4. It is computed in parts of whole blocks, twice if
-// there are several: for the scale, and for the codes.
+// Computes the Hadamard transform of a part of a row, whole blocks from number c on, and fills it
+// up with zeros to a multiple of 16. Returns how many numbers it has of the row.
+template <class V>
+MHA_NOINLINE int64_t transform_part(const float *x, int64_t width, int64_t c, float *part) {
+  const int64_t count = min(most_hadamard_block, width - c);
+  MHA_MEMCPY(part, x + c, static_cast<size_t>(count) * sizeof(float));
+  for (int64_t i = count; i % 16 != 0; ++i) part[i] = 0.0f;
+  hadamard<V>(hadamard_block(width), count, 1.0f, part);
+  return count;
+}
+
+// Stores the Hadamard transform of a row as int4. Several parts are computed twice: for the scale,
+// and for the codes.
 template <class V>
 MHA_NOINLINE void store_int4(const float *x, int64_t width, CachedInt4 *to, float *scale) {
   alignas(64) float part[most_hadamard_block];
-  const int64_t block = hadamard_block(width);
-  const auto transform = [&](int64_t c) {
-    const int64_t count = min(most_hadamard_block, width - c);
-    MHA_MEMCPY(part, x + c, static_cast<size_t>(count) * sizeof(float));
-    for (int64_t i = count; i % 16 != 0; ++i) part[i] = 0.0f;
-    hadamard<V>(block, count, 1.0f, part);
-    return count;
-  };
   uint32_t most_bits = 0;
   float extreme = 0.0f;
   for (int64_t c = 0; c < width; c += most_hadamard_block) {
-    const int64_t count = transform(c);
+    const int64_t count = transform_part<V>(x, width, c, part);
     const uint32_t bits = most_bits_of(part, count, most_bits);
     if (bits == most_bits) continue;
     most_bits = bits;
@@ -94,12 +97,12 @@ MHA_NOINLINE void store_int4(const float *x, int64_t width, CachedInt4 *to, floa
   const CodeScale found = int4_scale_of(extreme, most_bits < 0x7f800000u);
   *scale = found.scale;
   for (int64_t c = 0; c < width; c += most_hadamard_block) {
-    const int64_t count = width > most_hadamard_block ? transform(c) : width;
+    const int64_t count =
+        width > most_hadamard_block ? transform_part<V>(x, width, c, part) : width;
     for (int64_t i = 0; i < count; i += 16, to += 8) {
       for (int64_t b = 0; b < 8; ++b) {
-        const float *const low = part + i + b % 4 * 4 + b / 4;
-        to[b].bits = static_cast<uint8_t>((int4_of(low[0], found.factor) & 15) |
-                                          int4_of(low[2], found.factor) * 16);
+        to[b].bits = static_cast<uint8_t>((int4_of(part[i + b], found.factor) + 8) |
+                                          int4_of(part[i + b + 8], found.factor) * 16);
       }
     }
   }

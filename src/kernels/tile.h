@@ -554,15 +554,16 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
 }
 
 // Runs the loops over all columns of one strip after the other: the wide loop as often as it fits,
-// then the narrow one. Columns come in multiples of 16.
-MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile, Storage storage) {
+// then the narrow one. Columns come in multiples of 16, which take so many bytes.
+MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile,
+                                 int64_t bytes_of_16) {
   const Loop &loop = loops.wide, &rest = loops.narrow;
   tile->repeats = static_cast<uint32_t>(columns) / static_cast<uint32_t>(loop.columns);
   tile->next_columns = tile->next_sums = loop.columns;
   if (tile->repeats > 0) loop.run(*tile);
   const int64_t done = tile->repeats * loop.columns;
   if (done >= columns) return;
-  tile->columns[0] = static_cast<const char *>(tile->columns[0]) + bytes_of(storage, done);
+  tile->columns[0] = static_cast<const char *>(tile->columns[0]) + done / 16 * bytes_of_16;
   tile->sums[0] += done;
   tile->repeats = static_cast<uint32_t>(columns - done + rest.columns - 1) /
                   static_cast<uint32_t>(rest.columns);

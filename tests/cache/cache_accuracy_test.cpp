@@ -19,6 +19,20 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
+// The largest number of the Hadamard transform of a row, which is one block.
+double LargestOfHadamard(const float *row, int64_t width) {
+  std::vector<double> x(row, row + width);
+  for (size_t h = 1; h < x.size(); h *= 2) {
+    for (size_t d = 0; d < x.size(); d++) {
+      const double a = x[d], b = x[d ^ h];
+      if ((d & h) == 0) x[d] = a + b, x[d ^ h] = a - b;
+    }
+  }
+  double largest = 0;
+  for (const double y : x) largest = std::max(largest, std::fabs(y));
+  return largest;
+}
+
 // Bounds of what storing changes a number by, from its definition: half a step. rows [.., width]
 // are stored row by row.
 std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int64_t width) {
@@ -27,6 +41,7 @@ std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int
     double largest = 0;
     for (size_t i = first; i < first + static_cast<size_t>(width); i++)
       largest = std::max(largest, std::fabs(double{rows[i]}));
+    if (type == Storage::kInt4) largest = LargestOfHadamard(&rows[first], width);
     for (size_t i = first; i < first + static_cast<size_t>(width); i++) {
       const double x = std::fabs(double{rows[i]});
       if (type == Storage::kF32) bounds[i] = 0;
@@ -35,6 +50,9 @@ std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int
       // The quotient that is rounded has an error of its own, of a few units in the last place of a
       // float.
       if (type == Storage::kInt8) bounds[i] = largest / 127 * (0.5 + 127 * 0x1p-21);
+      // A mean of roundings of the transform, with both signs: of a number near 8 steps, a whole
+      // one.
+      if (type == Storage::kInt4) bounds[i] = largest / 8 * (1 + 0x1p-18);
     }
   }
   return bounds;
@@ -43,7 +61,7 @@ std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int
 // The context over a cache of this type that was given the keys and values.
 std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage type) {
   AttentionProblem stored = problem;
-  stored.k_type = stored.v_type = type;
+  stored.k_type = KeysBeside(stored.v_type = type);
   Cache cache(CacheConfigOf(stored, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, problem.n_kv));
   cache.Append(0, {problem.k, problem.v});
   AttentionCall call;
@@ -72,7 +90,7 @@ double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> 
                const std::vector<double> &of_floats, Storage type) {
   const std::vector<float> context = AttendOverACache(problem, type);
   const int64_t heads = problem.num_heads, width = problem.head_dim;
-  const std::vector<double> k_rounding = RoundingOf(type, problem.k, width),
+  const std::vector<double> k_rounding = RoundingOf(KeysBeside(type), problem.k, width),
                             v_rounding = RoundingOf(type, problem.v, width);
   const double scale =
       problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<double>(width));
@@ -134,7 +152,7 @@ TEST(Accuracy, OfEachTypeOfKeysAndValuesIsWhatItsRoundingAllows) {
       std::printf("keys and values, head_dim %3d, %-8s", static_cast<int>(head_dim),
                   has_outliers ? "outliers" : "normal");
       double last = 0;
-      for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8}) {
+      for (const Storage type : kValueTypes) {
         SCOPED_TRACE(std::string(NameOf(type)) + " head_dim " + std::to_string(head_dim) +
                      (has_outliers ? " outliers" : ""));
         const double error = ErrorOf(problem, exact, of_floats, type);
