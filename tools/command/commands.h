@@ -1,8 +1,9 @@
-// The sub-commands. Each adds itself to the application; its work is done in its callback, which
-// throws InputError.
+// The sub-commands. Each adds itself to the application. When it is chosen, it sets the task, which
+// throws InputError and is done after parsing: the parser needs memory behind its callbacks.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,11 @@
 
 namespace command {
 
-void add_run_command(CLI::App *app);
-void add_pack_command(CLI::App *app);
-void add_verify_command(CLI::App *app);
-void add_info_command(CLI::App *app);
+using Task = std::function<void()>;
+void add_run_command(CLI::App *app, Task *task);
+void add_pack_command(CLI::App *app, Task *task);
+void add_verify_command(CLI::App *app, Task *task);
+void add_info_command(CLI::App *app, Task *task);
 
 // --weights and how to read it, what config.json says otherwise, and how it is computed.
 void add_layer_options(CLI::App *app, LayerOptions *options);

@@ -39,11 +39,11 @@ void show_info() {
 
 }  // namespace
 
-void add_info_command(CLI::App *app) {
+void add_info_command(CLI::App *app, Task *task) {
   CLI::App *info_app = app->add_subcommand(
       "info", "Show the build of the library, and what it detects on this machine");
   info_app->footer("\nExample:\n  mha info");
-  info_app->callback(show_info);
+  info_app->callback([task] { *task = show_info; });
 }
 
 }  // namespace command

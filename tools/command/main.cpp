@@ -59,10 +59,11 @@ Examples:
 Exit status: 0 on success, 2 for wrong input or usage (with a one-line message), 1 otherwise.
 `python -m mha explain` shows what each step of a layer computes.)");
   app.require_subcommand(0, 1);
-  add_run_command(&app);
-  add_pack_command(&app);
-  add_verify_command(&app);
-  add_info_command(&app);
+  Task task;
+  add_run_command(&app, &task);
+  add_pack_command(&app, &task);
+  add_verify_command(&app, &task);
+  add_info_command(&app, &task);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success &request) {  // --help and --version
@@ -70,8 +71,8 @@ Exit status: 0 on success, 2 for wrong input or usage (with a one-line message),
   } catch (const CLI::ParseError &error) {
     return complain(kBadInput, text(error.what(), "; see mha --help"));
   }
-  if (app.get_subcommands().empty())
-    return complain(kBadInput, "run, pack, verify or info is expected; see mha --help");
+  if (!task) return complain(kBadInput, "run, pack, verify or info is expected; see mha --help");
+  task();
   return 0;
 }
 

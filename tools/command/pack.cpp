@@ -32,7 +32,7 @@ void pack(const PackOptions &options) {
 
 }  // namespace
 
-void add_pack_command(CLI::App *app) {
+void add_pack_command(CLI::App *app, Task *task) {
   const auto options = std::make_shared<PackOptions>();
   CLI::App *pack_app =
       app->add_subcommand("pack", "Pack a layer once, for mha run --packed and mha_layer_view");
@@ -52,7 +52,7 @@ Examples:
     --arithmetic int16 --output layer.mha
   mha verify layer.mha
   mha run --packed layer.mha --input x.npy --output y.npy)");
-  pack_app->callback([options] { pack(*options); });
+  pack_app->callback([=] { *task = [options] { pack(*options); }; });
 }
 
 }  // namespace command

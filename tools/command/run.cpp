@@ -168,7 +168,7 @@ void run(const RunOptions &options) {
 
 }  // namespace
 
-void add_run_command(CLI::App *app) {
+void add_run_command(CLI::App *app, Task *task) {
   const auto options = std::make_shared<RunOptions>();
   CLI::App *run_app = app->add_subcommand("run", "Run a layer on the rows of a file");
   const auto add = [&](const char *name, auto *value, const char *type, const char *description,
@@ -211,7 +211,7 @@ llama, mistral, olmo2, phi3, qwen2, qwen3, roberta. Windows, norms of queries an
 softcap and scaled RoPE need a config.json. An unknown key in it is an error. The library and the
 Python package support what the command lacks: cross-attention, masks, padding, gates, other
 names.)");
-  run_app->callback([options] { run(*options); });
+  run_app->callback([=] { *task = [options] { run(*options); }; });
 }
 
 }  // namespace command

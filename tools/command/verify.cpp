@@ -69,7 +69,7 @@ void verify_results() {
 
 }  // namespace
 
-void add_verify_command(CLI::App *app) {
+void add_verify_command(CLI::App *app, Task *task) {
   struct Options {
     std::string path;
     bool are_results = false;
@@ -88,13 +88,12 @@ The published results cover calls of every kind, number types and options. Each 
 Examples:
   mha verify layer.mha
   mha verify --results)");
-  verify_app->callback([options] {
+  verify_app->callback([=] {
     if (options->are_results && !options->path.empty())
       fail("--results and a file are two checks; run mha verify for each");
-    if (options->are_results) return verify_results();
-    if (options->path.empty())
+    if (!options->are_results && options->path.empty())
       fail("a packed file or --results is needed: mha verify FILE or mha verify --results");
-    verify(options->path);
+    *task = options->are_results ? Task(verify_results) : [options] { verify(options->path); };
   });
 }
 
