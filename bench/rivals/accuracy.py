@@ -26,8 +26,13 @@ import re
 import sys
 import warnings
 
-import numpy as np
-import torch
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--test-table", action="store_true", help="print the table of accuracy_test.cpp and write nothing")
+parser.add_argument("--functions", metavar="FILE", help="the output of mha_test_function with MHA_TEST_EVERY_FLOAT=1")
+options = parser.parse_args()  # help needs no packages
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bindings" / "python"))
 sys.dont_write_bytecode = True
@@ -375,10 +380,6 @@ def print_test_table():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test-table", action="store_true", help="print the table of accuracy_test.cpp and write nothing")
-    parser.add_argument("--functions", metavar="FILE", help="the output of mha_test_function with MHA_TEST_EVERY_FLOAT=1")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     if options.test_table:

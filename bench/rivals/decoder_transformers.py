@@ -1,18 +1,24 @@
+#!/usr/bin/env python3
 """Compares tests/examples/decoder.c with Hugging Face's LlamaForCausalLM on small models with random
-weights: whether the tokens are the same, and the largest difference of the logits. Run it with an
-interpreter that has torch and transformers, from a folder to write in:
+weights: whether the tokens are the same, and the largest difference of the logits. It needs torch and
+transformers, and writes into the folder that it is run from.
 
-    decoder_transformers.py PROGRAM      PROGRAM: built from decoder.c, as src/docs/decoder.md says
+Example, in build/rivals, after tools/bindings/python/setup.sh --rivals:
+  venv/bin/python ../../bench/rivals/decoder_transformers.py ../bin/mha_example_decoder
 """
 
+import argparse
 import subprocess
 import sys
 
-import numpy
-import torch
-import transformers
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("program", metavar="PROGRAM", help="built from decoder.c, as src/docs/decoder.md says")
+program, failed = parser.parse_args().program, False  # help needs no packages
 
-program, failed = sys.argv[1], False
+import numpy  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
 prompt = [position * position % 293 + 1 for position in range(37)]
 with open("prompt", "w") as file:
     print(*prompt, file=file)

@@ -16,7 +16,13 @@ import pathlib
 import sys
 import time
 
-import numpy
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--rows", type=int, nargs="+", default=[1024, 4096], metavar="N", help="rows of a call (default: 1024 4096)")
+parser.add_argument("--calls", type=int, default=5, metavar="N", help="calls of each (default: 5)")
+parser.add_argument("--ggml", metavar="FOLDER", help="the folder of libggml-base.so and libggml-cpu.so")
+arguments = parser.parse_args()  # help needs no packages
+
+import numpy  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bindings" / "python"))
 sys.dont_write_bytecode = True
@@ -91,11 +97,6 @@ def ggml_call(folder, q, k, v, decay, beta, state):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1024, 4096], metavar="N", help="rows of a call (default: 1024 4096)")
-    parser.add_argument("--calls", type=int, default=5, metavar="N", help="calls of each (default: 5)")
-    parser.add_argument("--ggml", metavar="FOLDER", help="the folder of libggml-base.so and libggml-cpu.so")
-    arguments = parser.parse_args()
     import mha
     random = numpy.random.default_rng(1)
     for rows in arguments.rows:

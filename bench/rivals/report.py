@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tables and pictures of the results in build/rivals into the pages that have their marks."""
+"""Writes tables and pictures of the results in build/rivals into the pages that have their marks.
 
+Example, after comparisons such as bench/rivals/layers.py:
+  build/rivals/venv/bin/python bench/rivals/report.py
+"""
+
+import argparse
 import pathlib
 import statistics
 import sys
@@ -351,6 +356,7 @@ def results_of(kind):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import matplotlib
     matplotlib.use("Agg")
     for name, (kind, tables, picture) in blocks.items():

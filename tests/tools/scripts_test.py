@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the scripts of tools/ on a machine with little installed: their help, the files of the demonstration in a new folder, and virtual
+"""Runs the scripts of tools/ and bench/ on a machine with little installed: their help, the files of the demonstration in a new folder, and virtual
 environments that are incomplete. Uses no network. Exits with 77, which ctest shows as skipped, if all pass but those this Python cannot run.
 """
 
@@ -24,15 +24,16 @@ class InAFolder(unittest.TestCase):
 
 class Scripts(InAFolder):
     def test_every_script_has_help_with_examples_and_needs_nothing_for_it(self):
-        scripts = [path for path in sorted(tools.glob("**/*")) if path.suffix in (".sh", ".py") and os.access(path, os.X_OK) and path.is_file()]
-        self.assertIn(tools / "demo.sh", scripts)
+        scripts = [path for folder in (tools, tools.parent / "bench") for path in sorted(folder.glob("**/*"))
+                   if path.suffix in (".sh", ".py") and path.is_file() and path.read_bytes()[:2] == b"#!"]
+        self.assertLess({tools / "demo.sh", tools.parent / "bench" / "rivals" / "report.py"}, set(scripts))
         for script in scripts:
             with self.subTest(script=script.name):
                 # -S: without the packages of this Python
                 command = [sys.executable, "-S", "-B", script] if script.suffix == ".py" else [script]
                 done = subprocess.run([*command, "--help"], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                 self.assertEqual(done.returncode, 0, done.stdout)
-                self.assertRegex(done.stdout, "(?mi)^examples?:")
+                self.assertRegex(done.stdout, r"(?mi)^examples?\b.*:")
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_the_files_of_the_demonstration_are_written_into_a_new_folder(self):

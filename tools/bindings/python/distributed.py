@@ -5,6 +5,7 @@ The chunks of 256 keys are cut into equal subtrees, of which each process holds 
 compute the states of their keys (mha.attention with states=True), and merge them up the tree to process 0, which finishes them. Exit codes: 0 done;
 1 a process failed, which all others say, at the latest after the time-out; 2 wrong usage. src/docs/machines.md says more.
 
+Examples:
   torchrun --nproc-per-node 4 tools/bindings/python/distributed.py --check
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 tools/bindings/python/distributed.py --keys 1000000
 """

@@ -8,7 +8,13 @@ import tempfile
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m mha.onnx", description="Replaces the attention in ONNX models with mha's operators.")
+    epilog = """Examples:
+  python -m mha.onnx rewrite model.onnx                                  writes model.mha.onnx
+  python -m mha.onnx rewrite model.onnx --weight-type int8 -o small.onnx
+  python -m mha.onnx rewrite --help
+"""
+    parser = argparse.ArgumentParser(prog="python -m mha.onnx", description="Replaces the attention in ONNX models with mha's operators.", epilog=epilog,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("rewrite", help="rewrite a model", description="Finds attention in a model, replaces it with mha's operators where that "
                                   "gives the same results, and reports what it found, and what it left and why. Exit status: 0 if a model was "
