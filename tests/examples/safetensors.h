@@ -155,8 +155,8 @@ static int safetensors_check_tensor(struct safetensors *file, struct tensor *t, 
   const struct {
     const char *dtype;
     uint64_t bytes;
-  } types[] = {{"F32", 4}, {"F16", 2}, {"BF16", 2}};
-  for (int i = 0; i < 3;
+  } types[] = {{"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I8", 1}, {"U8", 1}};
+  for (int i = 0; i < 5;
        i++) { /* tensors of other types may be in the file, but are not for this reader */
     if (strcmp(t->dtype, types[i].dtype) != 0) continue;
     uint64_t bytes = types[i].bytes; /* counted no further than the file: so it can't overflow */
@@ -293,12 +293,7 @@ static const struct tensor *safetensors_find(const struct safetensors *file, con
   return file->count ? bsearch(&key, file->tensors, file->count, sizeof key, tensor_by_name) : NULL;
 }
 
-static int tensor_is_floats(const struct tensor *t) {
-  return strcmp(t->dtype, "F32") == 0 || strcmp(t->dtype, "F16") == 0 ||
-         strcmp(t->dtype, "BF16") == 0;
-}
-
-/* Some numbers of such a tensor, as floats. */
+/* Some numbers of a tensor of F32, F16 or BF16, as floats. */
 static void tensor_read(const struct tensor *t, int64_t first, int64_t count, float *out) {
   const int is_f16 = strcmp(t->dtype, "F16") == 0;
   if (strcmp(t->dtype, "F32") == 0) {

@@ -39,7 +39,7 @@ def normed(x, weights):
 class Model:
     def __init__(self, dtype="F32", tied=False, layers=2, width=48, hidden=72, embedding=1, base=10000):
         random.seed(7)
-        self.base = base
+        self.base, self.codes = base, {}
         self.dtype, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary = dtype, layers, 6, 2, width // 6, 50
         small, kv_width = width ** -0.5, 2 * self.head_dim
         shapes = {"model.embed_tokens": ((50, width), 0, embedding)}
@@ -58,7 +58,22 @@ class Model:
                   for name, (shape, *normal) in shapes.items()}
 
     def file(self):
-        return safetensors(self.w, self.dtype, encodings[self.dtype])
+        return safetensors({**self.w, **self.codes}, self.dtype, encodings[self.dtype])
+
+    def with_codes(self):
+        """Each matrix but the embedding becomes one of codes in groups of 32: that of the logits of 8 bits, others of 4 and with offsets."""
+        for name, rows in list(self.w.items()):
+            if "norm" in name or "embed" in name:
+                continue
+            is_wide = "lm_head" in name
+            codes = [[random.randrange(*(-128, 128) if is_wide else (0, 16)) for _ in row] for row in rows]
+            scales = [[random.randrange(64, 128) * 2 ** (-18 if is_wide else -14) for _ in row[::32]] for row in rows]
+            offsets = [[0 if is_wide else -random.randrange(4, 12) * 2 ** -7 for _ in row] for row in scales]
+            self.w[name] = [[code * s[i // 32] + o[i // 32] for i, code in enumerate(row)] for row, s, o in zip(codes, scales, offsets)]
+            stored = codes if is_wide else [[low | high << 4 for low, high in zip(row[::2], row[1::2])] for row in codes]
+            self.codes[name] = "I8" if is_wide else "U8", [len(stored), len(stored[0])], bytes(code & 255 for row in stored for code in row)
+            self.codes.update({name + ".scales": scales, **({} if is_wide else {name + ".offsets": offsets})})
+        return self
 
     def rotated(self, row, position):
         half, row = self.head_dim // 2, row[:]
@@ -147,6 +162,10 @@ class Computes(Decoder):
         self.assertLess(found[2], 0.3)
         self.assertLess(0.3, found[3])
 
+    def test_codes_of_a_quantiser_stay_as_they_are(self):
+        self.check(Model().with_codes(), 20, 8, 2)
+        self.assertGreater(self.check(Model().with_codes(), 20, 8, 1, "file", "int8", 0.1), 1e-3)
+
     def test_scores_are_log_likelihoods_of_second_halves(self):
         model, window = Model(base=500), 41
         self.write("model", model.file())
@@ -229,7 +248,11 @@ class Refuses(Decoder):
                 ({norm.format(0): ("F32", [48, 1], floats(w[norm.format(0)]))}, "0.input_layernorm.weight should be a vector [48]"),
                 ({q: ("I32", [48, 48], floats(w[q]))}, "0.self_attn.q_proj.weight holds I32"), ({v: ("F16", [16, 48], float16(w[v]))}, "several types"),
                 ({norm.format(1): None}, "has 20 tensors; 2 layers of Llama have 21"), ({attention.format(1, "q"): None}, "has 20 tensors; 1 layers of Llama have 12"),
-                ({"model.layers.0.self_attn.q_proj.bias": [0.0] * 48}, "has 22 tensors")):
+                ({"model.layers.0.self_attn.q_proj.bias": [0.0] * 48}, "has 22 tensors"), ({q + ".scales": [[1.0] * 2] * 48}, "scales"),
+                ({q: ("I8", [48, 48], bytes(48 * 48)), q + ".scales": [[1.0] * 3] * 48}, f"{q}.scales should be a matrix [48, 2] of F32"),
+                ({name: ("I8", [48, 48], bytes(48 * 48)) for name in (q, attention.format(0, "o"))}, "several types"),
+                ({"lm_head.weight": ("U8", [50, 24], bytes(50 * 24))}, "scales"), ({"lm_head.weight": ("U8", [50, 48], bytes(50 * 48))}, "[50, 48]"),
+                ({embedding: ("I8", [50, 48], bytes(50 * 48))}, "embed_tokens.weight holds I8; F32, F16 or BF16 is expected\n")):
             self.refused_file(safetensors({name: values for name, values in {**w, **changes}.items() if values is not None}), words)
 
     def test_prompts_and_words_that_are_none(self):
