@@ -34,7 +34,8 @@ arithmetics = "f32", "int16", "int8"
 # Words of the decoder: types of weights, in which arithmetics; types of keys and values, and what llama.cpp calls them. The first are the reference.
 weight_types = {"f32": ["f32"], "f16": ["f32"], "bf16": ["f32"], "int8": arithmetics, "int8/32": arithmetics,
                 "int4": arithmetics, "file": arithmetics}
-cache_types = {("f32", "f32"): ("f32", "f32"), ("f16", "f16"): ("f16", "f16"), ("bf16", "bf16"): ("bf16", "bf16"), ("int8", "int8"): ("q8_0", "q8_0")}
+cache_types = {("f32", "f32"): ("f32", "f32"), ("f16", "f16"): ("f16", "f16"), ("bf16", "bf16"): ("bf16", "bf16"), ("int8", "int8"): ("q8_0", "q8_0"),
+               ("f16", "int4"): ("f16", "q4_0"), ("int8", "int4"): ("q8_0", "q4_0")}
 heads, kv_heads, head_dim, rope_theta = 9, 3, 64, 100000  # of the model
 
 
@@ -207,7 +208,7 @@ def cell(scores, reference):
     import numpy as np
 
     apart = np.array(reference) - scores
-    increase, deviation = 100 * math.expm1(apart.mean()), 100 * math.exp(apart.mean()) * apart.std(ddof=1) / math.sqrt(len(apart))
+    increase, deviation = round(100 * math.expm1(apart.mean()), 2) + 0.0, 100 * math.exp(apart.mean()) * apart.std(ddof=1) / math.sqrt(len(apart))
     return f"{math.exp(-np.mean(scores)):.2f}" + (f", {increase:+.2f}±{deviation:.2f}%" if apart.any() else "")
 
 

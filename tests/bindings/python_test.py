@@ -732,6 +732,11 @@ class Mha(unittest.TestCase):
         none = np.empty((1, 0, heads, head_dim), np.float32)
         y = mha.attention(floats(1, 1, heads, head_dim), none, none, cache=cache, cache_sequences=[1])
         self.assertTrue(np.isfinite(y).all())
+        wide = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim, k_type="f16", v_type="int4")
+        wide.append(1, k, v)
+        found = [np.abs(each.read(1, 0, 4)[1] - v[:4]).max() for each in (cache, wide)]
+        self.assertLess(2 * found[0], found[1])
+        self.assertLess(found[1], 0.3 * np.abs(v).max())
 
     def test_score_options_are_what_numpy_computes(self):
         batch, n, kv, head_dim = 2, 5, 7, 8
@@ -1366,8 +1371,8 @@ class Mha(unittest.TestCase):
             ("buffer", lambda: mha.KvCache(**shape, buffer=strided(2**16, dtype=np.uint8))))]
         calls += [(TypeError, "v is None; give k and v", lambda: mha.attention(q, q)), (TypeError, "k is None; give k and v", lambda: mha.attention(q)),
                   (TypeError, "want is a str", lambda: self.layer.info(4, want="lse")),
-                  (ValueError, "k_type is 'int4'; it must be one of 'f32', 'f16', 'bf16', 'int8'$", lambda: mha.KvCache(**shape, k_type="int4")),
-                  (ValueError, "v_type is 'int4'; it must be one of 'f32', 'f16', 'bf16', 'int8'$", lambda: mha.KvCache(**shape, v_type="int4")),
+                  (mha.Error, "k_type is 5, but only values are stored as MHA_TYPE_INT4", lambda: mha.KvCache(**shape, k_type="int4")),
+                  (ValueError, "v_type is 'int5'; it must be one of 'f32', 'f16', 'bf16', 'int8', 'int4'$", lambda: mha.KvCache(**shape, v_type="int5")),
                   (ValueError, "k_type is 'int8'; it must be one of 'f32', 'f16', 'bf16'$", lambda: mha.attention_info(4, 4, 1, 4, k_type="int8")),
                   (ValueError, "input_type is 'int4'; it must be one of 'f32', 'f16', 'bf16'$", lambda: mha.Linear(floats(5, width)).info(4, input_type="int4"))]
         for error, sentence, call in calls:

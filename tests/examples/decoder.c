@@ -21,7 +21,7 @@
  * int8/32: in groups of 32.
  * ARITHMETIC: of products with them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for
  * the logits that each token was chosen by. KEYS, VALUES: how caches keep them, f32, f16, bf16 or
- * int8.
+ * int8, and values int4.
  */
 #include "decoder.h"
 
@@ -318,8 +318,8 @@ static int run(int is_score, const char *const *words) {
       words[6], arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
   uint32_t cache_types[2] = {0, 0}; /* of keys, of values */
   for (int i = 0; i < 2 && is_score && words[7 + i]; i++) {
-    cache_types[i] = 1 + index_of(words[7 + i], types + 1, 4,
-                                  "%s is no type of caches; f32, f16, bf16 or int8 is");
+    cache_types[i] = 1 + index_of(words[7 + i], types + 1, 5,
+                                  "%s is no type of caches; f32, f16, bf16, int8 or int4 is");
   }
   enum { most = 1 << 20 };
   static int32_t tokens[most];

@@ -461,10 +461,13 @@ class Running(Command):
             y, told = self.run_it("--packed", "layer.mha", "--input", "batch.npy", *words)
             self.assertEqual(y[rows * width:2 * rows * width], self.y)
             self.assertEqual("tokens/s" in told, bool(words) and 7 not in words, told)
-        rounded, told = self.run_it("--packed", "layer.mha", "--decode", "--cache-type", "f16")
-        self.assertIn("cache of f16, prompt of 1 row in ", told)
-        self.assertNotEqual(rounded, self.y)
-        self.assert_close(rounded, self.layer.result(self.x), 2e-3)
+        for types, bound in (["f16"], 2e-3), (["int8", "int4"], 0.3):
+            rounded, told = self.run_it("--packed", "layer.mha", "--decode", "--cache-type", *types)
+            self.assertIn(f"cache of {', '.join(types)}, prompt of 1 row in ", told)
+            self.assertNotEqual(rounded, self.y)
+            self.assert_close(rounded, self.layer.result(self.x), bound)
+        self.refused(self.mha("run", "--packed", "layer.mha", "--input", "x.npy", "--output", "y.npy", "--decode", "--cache-type", "int4"),
+                     "only values are stored as MHA_TYPE_INT4")
         self.assertEqual(self.ok("run", "--packed", "layer.mha", "--input", "x.npy", "--output", "y.npy", "--quiet").stderr, "")
 
     def test_weight_types_and_arithmetic_are_kept(self):
@@ -633,7 +636,7 @@ class Usage(Command):
             (["pack"], "--weights is needed"), (["pack", "--weights", "a"], "--output is needed"), (["verify"], "mha verify FILE"),
             (["run", "--hed", "3"], "--hed"), (["run", "--heads", "x"], "a whole number of at least 1 is expected, not 'x'"), (["run", "--heads"], "--heads"),
             (["run", "--heads", "0"], "'0'"), (["run", "--threads", "2000"], "a whole number from 1 to 1024"), (["run", "--rope-base", "-1"], "--rope-base"),
-            (["pack", "--weight-type", "int5"], "f32, f16, bf16, int8 or int4 is expected, not 'int5'"), (["run", "--cache-type", "int4"], "or int8 is expected"),
+            (["pack", "--weight-type", "int5"], "f32, f16, bf16, int8 or int4 is expected, not 'int5'"), (["run", "--cache-type", "int5"], "or int4 is expected"),
             (["run", "--packed", "a", "--input", "b", "--output", "c", "--prompt", "3"], "--prompt: is an option of --decode"), (["info", "x"], "x"),
         ]
         for words, sentence in table:

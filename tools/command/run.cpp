@@ -15,7 +15,8 @@ namespace {
 
 struct RunOptions {
   LayerOptions layer;
-  std::string input, output, cache_type;
+  std::string input, output;
+  std::vector<std::string> cache_types;  // of keys, of values
   uint32_t num_threads = 1;
   bool decodes = false, is_quiet = false;
   int64_t prompt = 0;
@@ -28,9 +29,9 @@ void check_options(const RunOptions &options) {
   check_output(options.output, options.layer);
   if (is_same_file(options.output, options.input))
     fail("--output: ", options.output, " is also the --input; name another file");
-  const char *const other = options.prompt != 0           ? "--prompt"
-                            : !options.cache_type.empty() ? "--cache-type"
-                                                          : nullptr;
+  const char *const other = options.prompt != 0            ? "--prompt"
+                            : !options.cache_types.empty() ? "--cache-type"
+                                                           : nullptr;
   if (!options.decodes && other != nullptr)
     fail(other, ": is an option of --decode, which is not given");
 }
@@ -104,7 +105,8 @@ std::string decode(const RunOptions &options, const Work &work) {
   config.num_kv_heads = work.layer.shape().num_kv_heads;
   config.head_dim = work.layer.shape().head_dim;
   config.head_dim_v = work.layer.shape().head_dim_v;
-  config.k_type = type_of(options.cache_type);
+  if (!options.cache_types.empty()) config.k_type = type_of(options.cache_types.front());
+  if (!options.cache_types.empty()) config.v_type = type_of(options.cache_types.back());
   mha_error error;
   size_t bytes = 0;
   mha_kv_cache *cache = nullptr;
@@ -116,9 +118,10 @@ std::string decode(const RunOptions &options, const Work &work) {
   double seconds = 0;
   for (int64_t row = prompt; row < rows; ++row)
     seconds += work.forward(work.arguments(row, 1, cache));
-  const std::string type = options.cache_type.empty() ? "f32" : options.cache_type;
-  const std::string told = text("cache of ", type, ", prompt of ", count_text(prompt, "row"),
-                                " in ", milliseconds(prompt_seconds));
+  std::string type;
+  for (const std::string &given : options.cache_types) type += (type.empty() ? "" : ", ") + given;
+  const std::string told = text("cache of ", type.empty() ? "f32" : type, ", prompt of ",
+                                count_text(prompt, "row"), " in ", milliseconds(prompt_seconds));
   if (rows == prompt) return told;
   const int64_t tokens = (rows - prompt) * work.rows.batch();
   const double rate = static_cast<double>(tokens) / std::max(seconds, 1e-9);
@@ -192,9 +195,12 @@ void add_run_command(CLI::App *app, Task *task) {
   add("--prompt", &options->prompt, "N", "Rows that --decode feeds at once at the start; default 1",
       kComputation)
       ->check(whole_number());
-  add("--cache-type", &options->cache_type, "NAME",
-      "The type of the cache of --decode: f32 (default), f16, bf16 or int8", kComputation)
-      ->check(one_of(type_names, 4));
+  add("--cache-type", &options->cache_types, "NAME",
+      "The type of the cache of --decode, or those of keys and values: f32 (default), f16, bf16, "
+      "int8, of values also int4",
+      kComputation)
+      ->expected(1, 2)
+      ->check(one_of(type_names, 5));
   run_app->add_flag("--quiet", options->is_quiet, "Do not print a line about the run");
   run_app->footer(R"(
 Examples:

@@ -34,7 +34,7 @@ impl KvCache {
         /// How keys are kept, and values unless [`v_type`](Self::v_type) is set: `F32`, `F16`, `Bf16`, or with a [`capacity`](Self::capacity)
         /// `Int8`.
         k_type: Type;
-        /// How values are kept, one of the same types.
+        /// How values are kept, one of the same types or with a [`capacity`](Self::capacity) `Int4`.
         v_type: Type;
         /// The most positions of a sequence. Memory for all is reserved at once, and the cache does not grow.
         capacity: usize;
@@ -73,8 +73,9 @@ impl KvCache {
         }
         // One with a capacity says by itself that it is full.
         if !of_batch.is_some_and(|cache| self.capacity.is_some() || cache.shape().capacity >= needed) {
-            if [Some(self.k_type), self.v_type].contains(&Some(Type::Int8)) && self.capacity.is_none() {
-                candle_core::bail!("a cache of int8 cannot grow without rounding again; say its capacity()");
+            let has_codes = |kind| matches!(kind, Type::Int8 | Type::Int4);
+            if (has_codes(self.k_type) || self.v_type.is_some_and(has_codes)) && self.capacity.is_none() {
+                candle_core::bail!("a cache of int8 or int4 cannot grow without rounding again; say its capacity()");
             }
             let doubled = of_batch.map_or(FIRST_CAPACITY, |cache| 2 * cache.shape().capacity);
             let config = CacheConfig::for_layer(layer.shape(), self.capacity.unwrap_or(needed.max(doubled)));

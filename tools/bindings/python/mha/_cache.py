@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 
     from ._typing import CacheConfig, Integers
 
-_types = {name: number for name, number in types.items() if name != "int4"}
-
 
 class KvCache(_NotCopied):
     """Keys and values of earlier calls. `buffer` is all of it: an array of bytes to be copied, written to a file, and viewed again; a given one
     is used as it is (on a border of 64 bytes).
 
     The parameters are the fields of mha_kv_cache_config: num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, k_type and v_type ("f32",
-    "f16", "bf16", "int8"; values have the type of keys if v_type is None), kind ("contiguous", "ring", "paged"), values ("own", or "in_keys": a value is
-    the first head_dim_v elements of its key, and v is None in what appends), block_positions and num_blocks. What changes a cache must not run at the
-    same time as anything else with it.
+    "f16", "bf16", "int8", of values also "int4"; values have the type of keys if v_type is None), kind ("contiguous", "ring", "paged"), values ("own", or
+    "in_keys": a value is the first head_dim_v elements of its key, and v is None in what appends), block_positions and num_blocks. What changes a cache
+    must not run at the same time as anything else with it.
     """
 
     _instead = "copy its buffer (into one of mha.aligned, or a file), and use KvCache.view of the copy"
@@ -48,7 +46,7 @@ class KvCache(_NotCopied):
         unknown = set(config) - {field for field, _ in _CacheConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"a cache has no {', '.join(sorted(unknown))}")
-        return _new(_CacheConfig, k_type=_named(_types, k_type, "k_type"), v_type=0 if v_type is None else _named(_types, v_type, "v_type"),
+        return _new(_CacheConfig, k_type=_named(types, k_type, "k_type"), v_type=0 if v_type is None else _named(types, v_type, "v_type"),
                     kind=_named(cache_kinds, kind, "kind"), values=_named(cache_values, values, "values"), **config)
 
     @classmethod

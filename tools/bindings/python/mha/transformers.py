@@ -257,8 +257,8 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_o
 
 class KvCache(DynamicCache):
     """A cache of transformers whose keys and values of full and sliding layers lie in a cache of mha's, each sequence in room for max_length
-    positions. type is "f32", "f16", "bf16" or "int8", or a pair, of keys and of values. Attention by mha appends to it in the call and reads it
-    as it is stored. Anything else finds tensors as of a DynamicCache, which are read back from it: right, but slow."""
+    positions. type is "f32", "f16", "bf16" or "int8", or a pair, of keys and of values, which may be "int4". Attention by mha appends to it in
+    the call and reads it as it is stored. Anything else finds tensors as of a DynamicCache, which are read back from it: right, but slow."""
 
     def __init__(self, config: transformers.PretrainedConfig, max_length: int, type: str | tuple[str, str] = "f32") -> None:
         super().__init__(config=config)

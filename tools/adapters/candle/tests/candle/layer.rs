@@ -335,8 +335,10 @@ fn a_cache_says_what_does_not_fit_and_stays_as_it_was() -> Result<()> {
     assert_eq!(cache.length(), 0);
     assert!(layer.forward_cached(&token.narrow(0, 0, 1)?, 0, &mut cache).is_ok()); // another batch
     assert!(layer.forward_cached(&token, 0, &mut cache).is_ok()); // and another, from the beginning
-    let growing = sentence(layer.forward_cached(&token, 0, &mut KvCache::new().k_type(Type::Int8)));
-    assert_eq!(growing, "a cache of int8 cannot grow without rounding again; say its capacity()");
+    for cache in [KvCache::new().k_type(Type::Int8), KvCache::new().v_type(Type::Int4)] {
+        let growing = sentence(layer.forward_cached(&token, 0, &mut { cache }));
+        assert_eq!(growing, "a cache of int8 or int4 cannot grow without rounding again; say its capacity()");
+    }
     Ok(())
 }
 

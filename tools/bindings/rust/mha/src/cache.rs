@@ -52,7 +52,7 @@ pub struct CacheConfig {
     pub head_dim_v: usize,
     /// How keys are kept: f32, f16, bf16 or int8.
     pub k_type: Type,
-    /// How values are kept, one of the same types; None = `k_type`. Ignored with `values_in_keys`.
+    /// How values are kept, one of the same types or int4; None = `k_type`. Ignored with `values_in_keys`.
     pub v_type: Option<Type>,
     /// A value is the first `head_dim_v` elements of its key, and is stored once: calls append keys alone.
     pub values_in_keys: bool,

@@ -47,7 +47,7 @@ numbered! {
         Bf16 = MHA_TYPE_BF16,
         /// -127 to 127 times a scale; 1 byte.
         Int8 = MHA_TYPE_INT8,
-        /// -8 to 7 times a scale; half a byte. Weights only.
+        /// -8 to 7 times a scale; half a byte. Weights and cached values only.
         Int4 = MHA_TYPE_INT4,
     }
 

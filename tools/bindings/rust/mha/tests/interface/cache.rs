@@ -236,9 +236,10 @@ fn a_call_appends_to_a_cache_or_only_reads_one() {
 
 #[test]
 fn what_is_appended_is_read_back() {
-    for kind in [Type::F32, Type::F16, Type::Bf16, Type::Int8] {
-        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).k_type(kind)).unwrap();
-        assert_eq!((cache.shape().k_type, cache.shape().v_type, cache.shape().head_dim_v), (kind, Some(kind), 3));
+    for kind in [Type::F32, Type::F16, Type::Bf16, Type::Int8, Type::Int4] {
+        let k_type = if kind == Type::Int4 { Type::Int8 } else { kind };
+        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).k_type(k_type).v_type(kind)).unwrap();
+        assert_eq!((cache.shape().k_type, cache.shape().v_type, cache.shape().head_dim_v), (k_type, Some(kind), 3));
         let (k, v) = ([0.5; 2 * 8], [-2.0; 2 * 6]); // of which every type keeps the value
         cache.append(0, &k, &v).unwrap();
         let (mut k_back, mut v_back) = ([0.0; 16], [0.0; 12]);
@@ -266,7 +267,8 @@ fn bytes_that_are_no_cache_are_an_error() {
     error_of(KvCache::copy_of(&cache.as_bytes()[..64]), ErrorKind::CacheFormat);
     error_of(KvCache::copy_of(&[0; 4096]), ErrorKind::CacheFormat);
     error_of(CacheConfig::new(usize::MAX, 1, 1).bytes(), ErrorKind::TooLarge);
-    error_of(CacheConfig::new(16, 1, 8).k_type(Type::Int4).bytes(), ErrorKind::InvalidValue);
+    let sentence = error_of(CacheConfig::new(16, 1, 8).k_type(Type::Int4).bytes(), ErrorKind::InvalidValue);
+    assert!(sentence.contains("only values are stored as MHA_TYPE_INT4"), "{sentence}");
     error_of(cache.length(1), ErrorKind::InvalidValue);
     error_of(cache.truncate(0, 1), ErrorKind::InvalidValue);
     error_of(cache.set_blocks(0, &[0]), ErrorKind::InvalidValue);
