@@ -197,7 +197,7 @@ def main():
             print_row(weight_type, [cell(scores_of(weight_type, name, first), reference) if name in some else "-" for name in arithmetics])
         if options.llama:
             print_row("llama.cpp, file", ["-", "-", cell(of_llama(first), reference)])
-        print("\n| Keys, values | mha | llama.cpp, file |\n|---|---|---|")
+        print("\n| Keys, values | mha, f32 weights | llama.cpp, file |\n|---|---|---|")
         for types, names in cache_types.items():
             theirs = cell(of_llama(names), of_llama(first)) if options.llama else "-"
             print_row(", ".join(types), [cell(scores_of("f32", "f32", types), reference), theirs])

@@ -19,29 +19,30 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// The largest number of the Hadamard transform of a row, which is one block.
-double LargestOfHadamard(const float *row, int64_t width) {
-  std::vector<double> x(row, row + width);
-  for (size_t h = 1; h < x.size(); h *= 2) {
-    for (size_t d = 0; d < x.size(); d++) {
-      const double a = x[d], b = x[d ^ h];
-      if ((d & h) == 0) x[d] = a + b, x[d ^ h] = a - b;
+// Of the Hadamard transform: the largest power of two that divides the width.
+int64_t BlockOf(int64_t width) { return std::min<int64_t>(width & -width, 256); }
+
+// The largest number of a row, or of its Hadamard transform.
+double LargestOf(std::vector<double> row, bool is_transformed) {
+  const auto width = static_cast<int64_t>(row.size());
+  for (int64_t h = is_transformed ? BlockOf(width) / 2 : 0; h > 0; h /= 2) {
+    for (int64_t i = 0; i < width; i++) {
+      const double a = row[i], b = i / h % 2 == 0 ? row[i + h] : 0;
+      if (i / h % 2 == 0) row[i] = a + b, row[i + h] = a - b;
     }
   }
   double largest = 0;
-  for (const double y : x) largest = std::max(largest, std::fabs(y));
+  for (const double x : row) largest = std::max(largest, std::fabs(x));
   return largest;
 }
 
-// Bounds of what storing changes a number by, from its definition: half a step. rows [.., width]
-// are stored row by row.
+// Bounds of what storing changes a number by, from its definition: half a step; of int4 the mean of
+// those of a block, where a number beyond the largest code is a step away. rows [.., width] are
+// stored row by row.
 std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int64_t width) {
   std::vector<double> bounds(rows.size());
   for (size_t first = 0; first < rows.size(); first += static_cast<size_t>(width)) {
-    double largest = 0;
-    for (size_t i = first; i < first + static_cast<size_t>(width); i++)
-      largest = std::max(largest, std::fabs(double{rows[i]}));
-    if (type == Storage::kInt4) largest = LargestOfHadamard(&rows[first], width);
+    const double largest = LargestOf({&rows[first], &rows[first] + width}, type == Storage::kInt4);
     for (size_t i = first; i < first + static_cast<size_t>(width); i++) {
       const double x = std::fabs(double{rows[i]});
       if (type == Storage::kF32) bounds[i] = 0;
@@ -50,18 +51,17 @@ std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int
       // The quotient that is rounded has an error of its own, of a few units in the last place of a
       // float.
       if (type == Storage::kInt8) bounds[i] = largest / 127 * (0.5 + 127 * 0x1p-21);
-      // A mean of roundings of the transform, with both signs: of a number near 8 steps, a whole
-      // one.
-      if (type == Storage::kInt4) bounds[i] = largest / 8 * (1 + 0x1p-18);
+      if (type == Storage::kInt4) bounds[i] = largest / 8 * (1 + 0x1p-16);
     }
   }
   return bounds;
 }
 
-// The context over a cache of this type that was given the keys and values.
-std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage type) {
+// The context over a cache of these types that was given the keys and values.
+std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage k_type,
+                                    Storage v_type) {
   AttentionProblem stored = problem;
-  stored.k_type = KeysBeside(stored.v_type = type);
+  stored.k_type = k_type, stored.v_type = v_type;
   Cache cache(CacheConfigOf(stored, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, problem.n_kv));
   cache.Append(0, {problem.k, problem.v});
   AttentionCall call;
@@ -87,11 +87,15 @@ AttentionProblem Problem(int64_t head_dim, bool has_outliers) {
 // Checks each element, and returns the root of the mean square of the error, in units of that of
 // the exact result.
 double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> &exact,
-               const std::vector<double> &of_floats, Storage type) {
-  const std::vector<float> context = AttendOverACache(problem, type);
+               const std::vector<double> &of_floats, Storage k_type, Storage v_type) {
+  const std::vector<float> context = AttendOverACache(problem, k_type, v_type);
   const int64_t heads = problem.num_heads, width = problem.head_dim;
-  const std::vector<double> k_rounding = RoundingOf(KeysBeside(type), problem.k, width),
-                            v_rounding = RoundingOf(type, problem.v, width);
+  const std::vector<double> k_rounding = RoundingOf(k_type, problem.k, width),
+                            v_rounding = RoundingOf(v_type, problem.v, width);
+  // A number of int4 has the mean of errors of a block, most of half a step.
+  const double share = v_type == Storage::kInt4
+                           ? 0.5 / std::sqrt(static_cast<double>(BlockOf(problem.head_dim_v)))
+                           : 1;
   const double scale =
       problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<double>(width));
   double error = 0, size = 0, variance = 0;
@@ -122,9 +126,9 @@ double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> 
                        e = v_rounding[(j * heads + h) * width + d];
           values += p * (std::fabs(v) + e);
           value_rounding += p * e;
-          variance +=
-              p * p *
-              (e * e + (v - exact.context[at]) * (v - exact.context[at]) * score_variance[j]);
+          variance += p * p *
+                      (share * share * e * e +
+                       (v - exact.context[at]) * (v - exact.context[at]) * score_variance[j]);
         }
         // Scores that are off by `most` change a weight by a factor of e^(2 most) at most.
         const double growth = std::exp(2 * most), off = std::fabs(context[at] - exact.context[at]);
@@ -152,10 +156,12 @@ TEST(Accuracy, OfEachTypeOfKeysAndValuesIsWhatItsRoundingAllows) {
       std::printf("keys and values, head_dim %3d, %-8s", static_cast<int>(head_dim),
                   has_outliers ? "outliers" : "normal");
       double last = 0;
-      for (const Storage type : kValueTypes) {
+      for (const Storage type :
+           {Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8, Storage::kInt4}) {
         SCOPED_TRACE(std::string(NameOf(type)) + " head_dim " + std::to_string(head_dim) +
                      (has_outliers ? " outliers" : ""));
-        const double error = ErrorOf(problem, exact, of_floats, type);
+        const double error = ErrorOf(problem, exact, of_floats,
+                                     type == Storage::kInt4 ? Storage::kInt8 : type, type);
         std::printf("  %s %.1e", NameOf(type), error);
         EXPECT_GT(error, last) << "fewer bits, and no more error";
         last = error;
