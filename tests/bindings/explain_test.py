@@ -180,12 +180,13 @@ class BadInput(Explaining):
                 self.assertRegex(err, f"^mha explain: .*{sentence}.*\n$")
 
     def test_help_has_examples_and_the_module_takes_explain_alone(self):
-        run = lambda *words: subprocess.run([sys.executable, "-m", "mha", *words], capture_output=True, text=True,  # noqa: E731
+        run = lambda *words: subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True,  # noqa: E731
                                             env={**os.environ, "PYTHONPATH": str(python_support.tools)})
-        done = run("explain", "--help")
-        self.assertEqual(done.returncode, 0)
-        self.assertIn("Examples:\n  python -m mha explain\n", done.stdout)
-        self.assertEqual(run("other").returncode, 2)
+        for words in ["mha", "explain"], ["mha"], ["mha.onnx"]:
+            done = run(*words, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn(f"Examples:\n  python -m {' '.join(words)}", done.stdout)
+        self.assertEqual(run("mha", "other").returncode, 2)
 
 
 python_support.run(Numbers, Files, BadInput)

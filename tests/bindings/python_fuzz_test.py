@@ -76,7 +76,7 @@ class Buffers(unittest.TestCase):
 
     def test_caches(self):
         q = floats(2, 1, 2, 8)
-        for how in {}, {"kind": "ring", "k_type": "int8"}, {"kind": "paged", "block_positions": 16, "num_blocks": 3, "v_type": "f16"}:
+        for how in {}, {"kind": "ring", "k_type": "int8"}, {"kind": "paged", "block_positions": 16, "num_blocks": 3, "v_type": "int4"}:
             cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, **how)
             if "num_blocks" in how:
                 cache.set_blocks(0, [2])

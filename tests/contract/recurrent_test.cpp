@@ -332,7 +332,7 @@ TEST_P(Recurrent, ErrorsStayWithinTheBound) {
 // A chain of K + 1 terms, the bias among them, each of which is rounded at most K times: with
 // u = 2^-24, the error is at most K u times the sum of their magnitudes, to first order. SiLU has a
 // slope of at most 1.1, sigmoid an error of 2.41 ulp, and their product a rounding.
-TEST_P(Recurrent, ErrorsOfConvolutionStayWithinTheBound) {
+TEST_P(Recurrent, ErrorsStayWithinTheBoundOfAConvolution) {
   for (int64_t kernel_size = 2; kernel_size <= 8; kernel_size++) {
     Random random(9700 + static_cast<uint64_t>(kernel_size));
     const int64_t rows = 30, channels = 50;

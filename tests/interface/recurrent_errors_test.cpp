@@ -25,6 +25,7 @@ struct FullRecurrent : Changes<FullRecurrent> {
   SerialScheduler scheduler{3};
   RecurrentData data{Problem(), {0, &scheduler.scheduler}};
   mha_recurrent_args &args = data.args;
+  mha_sequences &rows = data.sequences;
   void LeaveOutStates() {
     args.state_out = args.snapshots = nullptr;
     args.num_snapshots = 0;
@@ -45,6 +46,7 @@ struct FullConvolution : Changes<FullConvolution> {
   SerialScheduler scheduler{3};
   ConvolutionData data{Problem(), {0, &scheduler.scheduler}};
   mha_causal_conv_args &args = data.args;
+  mha_sequences &rows = data.sequences;
   void LeaveOutStates() { args.state_out = nullptr; }
   mha_input &Input() { return args.x; }
 };
@@ -82,16 +84,15 @@ TYPED_TEST(RecurrentCalls, NameWhatBothCallsHave) {
       WRONG(c.scheduler.scheduler.num_threads = 0, kInvalid, {"num_threads"}),
       WRONG(c.scheduler.scheduler.parallel_for = nullptr, kNull, {"parallel_for"}),
       WRONG(c.scheduler.scheduler.reserved = 1, kInvalid, {"reserved"}),
-      WRONG(c.data.sequences.struct_size -= 1, kStructSize, {"mha_sequences", "struct_size"}),
-      WRONG(c.data.sequences.count = 3, kShape, {"sequences.count is 3", "batch is 2"}),
-      WRONG(c.data.sequences.count = -1, kInvalid, {"sequences.count is -1"}),
-      WRONG(c.data.sequences.q_lengths = c.Rows({3, 4}), kInvalid,
-            {"sequences.q_lengths[1] is 4", "rows"}, kCall),
-      WRONG(c.data.sequences.q_lengths = c.Rows({-1, 3}), kInvalid,
-            {"sequences.q_lengths[0] is -1"}, kCall),
-      WRONG(c.data.sequences.q_first_rows = c.Rows({0, 4}), kInvalid,
+      WRONG(c.rows.struct_size -= 1, kStructSize, {"mha_sequences", "struct_size"}),
+      WRONG(c.rows.count = 3, kShape, {"sequences.count is 3", "batch is 2"}),
+      WRONG(c.rows.count = -1, kInvalid, {"sequences.count is -1"}),
+      WRONG(c.rows.q_lengths = c.Rows({3, 4}), kInvalid, {"sequences.q_lengths[1] is 4", "rows"},
+            kCall),
+      WRONG(c.rows.q_lengths = c.Rows({-1, 3}), kInvalid, {"sequences.q_lengths[0] is -1"}, kCall),
+      WRONG(c.rows.q_first_rows = c.Rows({0, 4}), kInvalid,
             {"sequences.q_first_rows[1] is 4", "0 to rows, 3"}, kCall),
-      WRONG(c.data.sequences.q_first_rows = c.Rows({0, 2}), kShape,
+      WRONG(c.rows.q_first_rows = c.Rows({0, 2}), kShape,
             {"sequences.q_first_rows[1] is 2", "rows = 3"}, kCall),
       WRONG((c.Pack({0, 1, 3}, {}).q_lengths = nullptr, c.args.batch = 2), kShape,
             {"batch is 2", "set it to 1"}),
@@ -100,17 +101,13 @@ TYPED_TEST(RecurrentCalls, NameWhatBothCallsHave) {
             {"sequences.cu_seqlens_q[2] is 1", "less than 2"}, kCall),
       WRONG(c.Pack({0, 1, 2}, {}).q_lengths = nullptr, kShape,
             {"sequences.cu_seqlens_q[2] is 2", "rows, 3"}, kCall),
-      WRONG(c.data.sequences.cu_seqlens_kv = c.Rows({0}), kInvalid, {"sequences.cu_seqlens_kv"}),
-      WRONG(c.data.sequences.kv_lengths = c.Rows({0}), kInvalid, {"sequences.kv_lengths"}),
-      WRONG(c.data.sequences.kv_first_rows = c.Rows({0}), kInvalid, {"sequences.kv_first_rows"}),
-      WRONG(c.data.sequences.q_first_positions = c.Rows({0}), kInvalid,
-            {"sequences.q_first_positions"}),
-      WRONG(c.data.sequences.cache_sequences = c.Rows({0}), kInvalid,
-            {"sequences.cache_sequences"}),
-      WRONG(c.data.sequences.rope_q_positions = c.Rows({0}), kInvalid,
-            {"sequences.rope_q_positions"}),
-      WRONG(c.data.sequences.rope_k_positions = c.Rows({0}), kInvalid,
-            {"sequences.rope_k_positions"}),
+      WRONG(c.rows.cu_seqlens_kv = c.Rows({0}), kInvalid, {"sequences.cu_seqlens_kv"}),
+      WRONG(c.rows.kv_lengths = c.Rows({0}), kInvalid, {"sequences.kv_lengths"}),
+      WRONG(c.rows.kv_first_rows = c.Rows({0}), kInvalid, {"sequences.kv_first_rows"}),
+      WRONG(c.rows.q_first_positions = c.Rows({0}), kInvalid, {"sequences.q_first_positions"}),
+      WRONG(c.rows.cache_sequences = c.Rows({0}), kInvalid, {"sequences.cache_sequences"}),
+      WRONG(c.rows.rope_q_positions = c.Rows({0}), kInvalid, {"sequences.rope_q_positions"}),
+      WRONG(c.rows.rope_k_positions = c.Rows({0}), kInvalid, {"sequences.rope_k_positions"}),
   });
 }
 

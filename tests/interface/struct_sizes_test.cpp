@@ -155,34 +155,29 @@ TEST(StructSize, IsCheckedInArgumentsOfCallsWithStates) {
   size_t bytes;
   mha_call_info info = Zeroed<mha_call_info>();
   Random random(1);
-  RecurrentData recurrent(MakeRecurrent(&random, 1, 2, 1, 1, 1, 3, 4, 1, true));
-  const auto run = [&](const mha_recurrent_args *args, mha_error *error) {
-    return mha_recurrent_attention(args, workspace.data(), workspace.size(), error);
+  const auto expect_rule = [&](auto *data) {
+    using Args = std::decay_t<decltype(data->args)>;
+    const auto run = [&](const Args *args, mha_error *error) {
+      return data->Run(workspace.data(), workspace.size(), error, args);
+    };
+    ExpectStructSizeRule(data->args, 1, [&](const Args *args, mha_error *error) {
+      return data->Workspace(&bytes, error, args);
+    });
+    ExpectStructSizeRule(data->args, 1, [&](const Args *args, mha_error *error) {
+      return WritesUnlessItFails(data, [&] { return run(args, error); });
+    });
+    ExpectStructSizeRule(data->sequences, 1, [&](const mha_sequences *given, mha_error *error) {
+      data->args.sequences = given;
+      return run(&data->args, error);
+    });
   };
-  ExpectStructSizeRule(recurrent.args, 1, [&](const mha_recurrent_args *args, mha_error *error) {
-    return mha_recurrent_attention_workspace(args, &bytes, error);
-  });
+  RecurrentData recurrent(MakeRecurrent(&random, 1, 2, 1, 1, 1, 3, 4, 1, true));
   ExpectStructSizeRule(recurrent.args, 1, [&](const mha_recurrent_args *args, mha_error *error) {
     return mha_recurrent_attention_info(args, &info, error);
   });
-  ExpectStructSizeRule(recurrent.args, 1, [&](const mha_recurrent_args *args, mha_error *error) {
-    return WritesUnlessItFails(&recurrent, [&] { return run(args, error); });
-  });
-  ExpectStructSizeRule(recurrent.sequences, 1, [&](const mha_sequences *given, mha_error *error) {
-    recurrent.args.sequences = given;
-    return run(&recurrent.args, error);
-  });
+  expect_rule(&recurrent);
   ConvolutionData convolution(MakeConvolution(&random, 1, 2, 5, 3));
-  ExpectStructSizeRule(convolution.args, 1,
-                       [&](const mha_causal_conv_args *args, mha_error *error) {
-                         return mha_causal_conv_workspace(args, &bytes, error);
-                       });
-  ExpectStructSizeRule(convolution.args, 1,
-                       [&](const mha_causal_conv_args *args, mha_error *error) {
-                         return WritesUnlessItFails(&convolution, [&] {
-                           return mha_causal_conv(args, workspace.data(), workspace.size(), error);
-                         });
-                       });
+  expect_rule(&convolution);
 }
 
 TEST(StructSize, IsCheckedInRopeConfigAndStates) {

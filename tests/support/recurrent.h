@@ -149,11 +149,13 @@ class StatefulData {
   Args args = Zeroed<Args>();
   mha_sequences sequences = Zeroed<mha_sequences>();
 
-  mha_status Workspace(size_t *bytes, mha_error *error) const {
-    return kWorkspace(&args, bytes, error);
+  // With these arguments, or others.
+  mha_status Workspace(size_t *bytes, mha_error *error, const Args *other = nullptr) const {
+    return kWorkspace(other ? other : &args, bytes, error);
   }
-  mha_status Run(void *workspace, size_t bytes, mha_error *error) const {
-    return kRun(&args, workspace, bytes, error);
+  mha_status Run(void *workspace, size_t bytes, mha_error *error,
+                 const Args *other = nullptr) const {
+    return kRun(other ? other : &args, workspace, bytes, error);
   }
   StatefulResults Compute(int workspace_fill = 0xff) {
     size_t bytes = 0;
@@ -304,50 +306,48 @@ const T *From(const std::vector<T> &x, int64_t offset) {
   return x.empty() ? nullptr : x.data() + offset;
 }
 
-inline StatefulResults Specify(const RecurrentProblem &p) {
-  StatefulResults results;
+// run(valid rows, state, outputs) computes a sequence.
+template <typename Problem, typename Run>
+StatefulResults SpecifyEach(const Problem &p, int64_t num_snapshots, const Run &run) {
   const int64_t out = p.output.extents[2] * p.output.width, size = p.state_size();
+  StatefulResults results;
   results.y.resize(p.output.size());
   results.state.resize(static_cast<size_t>(p.count() * size));
-  results.snapshots.resize(static_cast<size_t>(p.count() * p.num_snapshots * size));
+  results.snapshots.resize(static_cast<size_t>(p.count() * num_snapshots * size));
   for (int64_t b = 0; b < p.count(); b++) {
-    const auto [first, count] = p.ValidOf(b);
-    const auto rows_of = [first = first](const Tensor &tensor) {
-      return From(tensor.x, first * tensor.extents[2] * tensor.width);
-    };
-    const spec::Recurrence recurrence = {
-        count,           p.q.extents[2], p.k.extents[2],   p.v.extents[2],
-        p.q.width,       p.v.width,      p.decay.width,    p.scale,
-        p.norm_epsilon,  p.beta_is_raw,  From(p.a_log, 0), From(p.dt_bias, 0),
-        rows_of(p.q),    rows_of(p.k),   rows_of(p.v),     rows_of(p.decay),
-        rows_of(p.beta), p.num_snapshots};
-    spec::Fastest().recur(recurrence, From(p.state, b * size), results.y.data() + first * out,
-                          results.state.data() + b * size,
-                          results.snapshots.data() + b * p.num_snapshots * size);
+    const SequenceRows::Valid valid = p.ValidOf(b);
+    run(valid, From(p.state, b * size), results.y.data() + valid.first * out,
+        results.state.data() + b * size, results.snapshots.data() + b * num_snapshots * size);
   }
   results.y = Rounded(p.output.type, results.y);
   return results;
 }
 
+inline StatefulResults Specify(const RecurrentProblem &p) {
+  return SpecifyEach(p, p.num_snapshots, [&](auto valid, auto... outputs) {
+    const auto rows_of = [&](const Tensor &tensor) {
+      return From(tensor.x, valid.first * tensor.extents[2] * tensor.width);
+    };
+    const spec::Recurrence recurrence = {
+        valid.count,      p.q.extents[2],     p.k.extents[2], p.v.extents[2], p.q.width,
+        p.v.width,        p.decay.width,      p.scale,        p.norm_epsilon, p.beta_is_raw,
+        From(p.a_log, 0), From(p.dt_bias, 0), rows_of(p.q),   rows_of(p.k),   rows_of(p.v),
+        rows_of(p.decay), rows_of(p.beta),    p.num_snapshots};
+    spec::Fastest().recur(recurrence, outputs...);
+  });
+}
+
 inline StatefulResults Specify(const ConvolutionProblem &p) {
-  StatefulResults results;
-  results.y.resize(p.output.size());
-  results.state.resize(static_cast<size_t>(p.count() * p.state_size()));
-  for (int64_t b = 0; b < p.count(); b++) {
-    const auto [first, count] = p.ValidOf(b);
-    const spec::Convolution convolution = {count,
+  return SpecifyEach(p, 0, [&](auto valid, const float *state, float *y, float *out, float *) {
+    const spec::Convolution convolution = {valid.count,
                                            p.x.width,
                                            p.kernel_size,
                                            p.is_silu,
                                            p.weights.data(),
                                            From(p.bias, 0),
-                                           From(p.x.x, first * p.x.width)};
-    spec::Fastest().convolve(convolution, From(p.state, b * p.state_size()),
-                             results.y.data() + first * p.x.width,
-                             results.state.data() + b * p.state_size());
-  }
-  results.y = Rounded(p.output.type, results.y);
-  return results;
+                                           From(p.x.x, valid.first * p.x.width)};
+    spec::Fastest().convolve(convolution, state, y, out);
+  });
 }
 
 // ---- Problems

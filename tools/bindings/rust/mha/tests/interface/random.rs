@@ -79,7 +79,8 @@ impl Dice {
 
     fn cache(&mut self, config: CacheConfig) -> mha::Result<KvCache> {
         let sequences = 1 + self.below(4);
-        let config = config.num_sequences(sequences).k_type([Type::F32, Type::Int8][self.below(2)]);
+        let config =
+            config.num_sequences(sequences).k_type([Type::F32, Type::Int8][self.below(2)]).v_type([Type::F32, Type::Int4][self.below(2)]);
         match self.below(3) {
             0 => KvCache::new(&config),
             1 => KvCache::new(&config.ring()),
