@@ -87,6 +87,10 @@ Library load_library(const std::string &path, const std::string &name, const Str
   find("mha_kv_cache_view", &library.kv_cache_view);
   find("mha_kv_cache_append", &library.kv_cache_append);
   find("mha_kv_cache_truncate", &library.kv_cache_truncate);
+  library.recurrent_workspace = reinterpret_cast<decltype(library.recurrent_workspace)>(
+      dlsym(handle, "mha_recurrent_attention_workspace"));
+  library.recurrent =
+      reinterpret_cast<decltype(library.recurrent)>(dlsym(handle, "mha_recurrent_attention"));
   const uint32_t major = library.version() / 10000;
   if (major != MHA_VERSION_MAJOR) {
     throw CannotMeasure(name + " is version " + std::to_string(major) + "." +
@@ -119,6 +123,11 @@ Calls::Calls(const Shape &shape, const std::vector<Library> &libraries)
     const Structs &structs = libraries[index].structs;
     if (shape.is_layer) {
       structs.fill_forward(shape, q, output_.floats(), scheduler, &args_[index]);
+    } else if (shape.is_recurrent) {
+      if (!libraries[index].recurrent ||
+          !structs.fill_recurrent(shape, q, inputs_[1].floats(), inputs_[2].floats(),
+                                  output_.floats(), scheduler, &args_[index]))
+        refused(index, {0, 0, "it has no recurrent attention"});
     } else {
       structs.fill_attention(shape, q, inputs_[1].floats(), inputs_[2].floats(), output_.floats(),
                              scheduler, &args_[index]);
@@ -135,9 +144,10 @@ void Calls::size_workspace() {
     mha_error error;
     size_t bytes;
     use(index);
-    if (shape_.is_layer
-            ? library.forward_workspace(layer_in_use_, args_[index].as<mha_forward_args>(), &bytes,
-                                        &error)
+    if (shape_.is_layer ? library.forward_workspace(
+                              layer_in_use_, args_[index].as<mha_forward_args>(), &bytes, &error)
+        : shape_.is_recurrent
+            ? library.recurrent_workspace(args_[index].as<mha_recurrent_args>(), &bytes, &error)
             : library.attention_workspace(args_[index].as<mha_attention_args>(), &bytes, &error))
       refused(index, error);
     largest = std::max(largest, bytes);
@@ -151,8 +161,10 @@ size_t Calls::output_floats() const {
 }
 
 void Calls::refused(size_t index, const mha_error &error) const {
-  throw CannotMeasure("the shape '" + shape_.text + "' is refused by " + libraries_[index].name +
-                      ": " + error.message);
+  const std::string sentence = "the shape '" + shape_.text + "' is refused by " +
+                               libraries_[index].name + ": " + error.message;
+  if (index + 1 < libraries_.size()) throw NotInBase(sentence);
+  throw CannotMeasure(sentence);
 }
 
 void Calls::pack_layers() {
@@ -167,8 +179,9 @@ void Calls::pack_layers() {
     mha_error error;
     size_t bytes;
     Struct config_memory, weights_memory, options_memory;
-    library.structs.fill_layer(shape_, w_qkv.floats(), w_o.floats(), &config_memory,
-                               &weights_memory, &options_memory);
+    if (!library.structs.fill_layer(shape_, w_qkv.floats(), w_o.floats(), &config_memory,
+                                    &weights_memory, &options_memory))
+      refused(index, {0, 0, "it has no such weights"});
     const auto *const config = config_memory.as<mha_layer_config>();
     const auto *const weights = weights_memory.as<mha_layer_weights>();
     const auto *const options = options_memory.as<mha_layer_options>();
@@ -237,11 +250,13 @@ void Calls::call() const {
   const Library &library = libraries_[in_use_];
   mha_error error;
   const Struct &args = args_[in_use_];
-  const mha_status status = shape_.is_layer
-                                ? library.forward(layer_in_use_, args.as<mha_forward_args>(),
-                                                  workspace_.data(), workspace_.size(), &error)
-                                : library.attention(args.as<mha_attention_args>(),
-                                                    workspace_.data(), workspace_.size(), &error);
+  const mha_status status =
+      shape_.is_layer       ? library.forward(layer_in_use_, args.as<mha_forward_args>(),
+                                              workspace_.data(), workspace_.size(), &error)
+      : shape_.is_recurrent ? library.recurrent(args.as<mha_recurrent_args>(), workspace_.data(),
+                                                workspace_.size(), &error)
+                            : library.attention(args.as<mha_attention_args>(), workspace_.data(),
+                                                workspace_.size(), &error);
   if (status) refused(in_use_, error);
   if (!shape_.is_layer || !shape_.past) return;
   for (int64_t sequence = 0; sequence < shape_.batch;

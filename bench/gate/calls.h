@@ -18,6 +18,10 @@ struct CannotMeasure : std::runtime_error {  // what() is one sentence
   using std::runtime_error::runtime_error;
 };
 
+struct NotInBase : CannotMeasure {  // it is a base that lacks something or refuses
+  using CannotMeasure::CannotMeasure;
+};
+
 struct Library {
   std::string name;  // for people: a revision, or the path
   Structs structs;
@@ -31,6 +35,8 @@ struct Library {
   decltype(&::mha_forward) forward;
   decltype(&::mha_attention_workspace) attention_workspace;
   decltype(&::mha_attention) attention;
+  decltype(&::mha_recurrent_attention_workspace) recurrent_workspace;  // null in older versions
+  decltype(&::mha_recurrent_attention) recurrent;
   decltype(&::mha_kv_cache_size) kv_cache_size;
   decltype(&::mha_kv_cache_init) kv_cache_init;
   decltype(&::mha_kv_cache_view) kv_cache_view;
@@ -44,7 +50,8 @@ Library load_library(const std::string &path, const std::string &name, const Str
 
 class Calls {
  public:
-  // Throws CannotMeasure if a library refuses the shape. The libraries must outlive it.
+  // Throws CannotMeasure if the last library refuses the shape, NotInBase if another one does. The
+  // libraries must outlive it.
   Calls(const Shape &shape, const std::vector<Library> &libraries);
   Calls(const Calls &) = delete;
 

@@ -1,8 +1,9 @@
 // The measuring program of the performance gate. perf_gate.py runs it, and judges what it says.
 //   mha_gate times ROUNDS LIBRARY.so NAME... SHAPE...
-//     A line for each shape: the difference of the outputs; then of each sample the number of the
-//     library, the seconds of a call and the rates of bench/slots.h before and after. There are as
-//     many libraries as MHA_GATE_INCLUDES of CMakeLists.txt has folders.
+//     A line for each shape: "absent" and why, if a base lacks it; or the difference of the
+//     outputs; then of each sample the number of the library, the seconds of a call and the rates
+//     of bench/slots.h before and after. There are as many libraries as MHA_GATE_INCLUDES of
+//     CMakeLists.txt has folders.
 //   mha_gate call INDEX LIBRARY.so SHAPE...
 //     One call of each shape, whose instructions valgrind counts, with the headers of that index.
 // A SHAPE is numbers and a text, as read_shape has them. Exit status: 0, or 4 with a sentence where
@@ -42,9 +43,10 @@ const std::vector<Structs> all_structs = structs_of(std::make_index_sequence<MHA
 Shape read_shape(const char *text) {
   std::istringstream words(text);
   Shape shape;
-  words >> shape.is_layer >> shape.batch >> shape.n >> shape.n_kv >> shape.width >> shape.heads >>
-      shape.kv_heads >> shape.head_dim >> shape.past >> shape.is_causal >> shape.threads >>
-      shape.kv_type >> shape.instruction_set;
+  words >> shape.is_layer >> shape.is_recurrent >> shape.batch >> shape.n >> shape.n_kv >>
+      shape.width >> shape.heads >> shape.kv_heads >> shape.head_dim >> shape.past >>
+      shape.is_causal >> shape.threads >> shape.kv_type >> shape.weight_type >> shape.arithmetic >>
+      shape.instruction_set;
   std::getline(words >> std::ws, shape.text);
   return shape;
 }
@@ -58,6 +60,7 @@ struct Sample {
 // One shape while it is measured.
 struct Measurement {
   std::unique_ptr<Calls> calls;
+  std::string absent;  // why there are no calls
   double difference;
   int64_t count = 1;  // of the calls of one sample
   std::vector<Sample> samples;
@@ -113,7 +116,14 @@ void measure_times(int rounds, const std::vector<Library> &libraries,
                           "' needs an instruction set that this machine or " + library.name +
                           " does not have");
     }
-    measurements[i].calls = std::make_unique<Calls>(shapes[i], libraries);
+    try {
+      measurements[i].calls = std::make_unique<Calls>(shapes[i], libraries);
+    } catch (const NotInBase &reason) {
+      measurements[i].absent = reason.what();
+      const std::vector<Library> newest = {libraries.back()};
+      Calls(shapes[i], newest);  // throws if it is not in the newest either
+      continue;
+    }
     measurements[i].difference = measurements[i].calls->difference();
     if (rounds > 0) measurements[i].calibrate();
     in_turns.push_back(&measurements[i]);
@@ -124,6 +134,10 @@ void measure_times(int rounds, const std::vector<Library> &libraries,
     for (Measurement *measurement : in_turns) measurement->run_round(random);
   }
   for (const Measurement &measurement : measurements) {
+    if (!measurement.calls) {
+      printf("absent %s\n", measurement.absent.c_str());
+      continue;
+    }
     printf("%.3g", measurement.difference);
     for (const Sample &sample : measurement.samples)
       printf(" %zu %.9g %.4g %.4g %.4g %.4g", sample.library, sample.seconds, sample.before.alone,

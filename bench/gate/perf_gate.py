@@ -31,11 +31,13 @@ Lines of a shapes file, for example:
   layer      B=1 n=128 D=768 H=12 causal            mha_forward: batch, rows, width, heads
   attention  B=1 n=1 n_kv=1024 H=12 head_dim=64     mha_attention: queries and keys
   layer      B=1 n=1 past=1024 D=768 H=12 causal    decoding: one row over a cache of 1024 positions
+  recurrent  n=1024 H=16 head_dim=128               mha_recurrent_attention: the gated delta rule
 Words of a line, with defaults in parentheses: B= (1), n=, D= (layer only), H=, kv_heads= (H=),
 head_dim= (layer: D/H), n_kv= (attention only; n=), causal, past= (the positions in a KV cache; a
 layer appends its rows, attention does not), kv_type=f32|f16|bf16|int8 (type of that cache; f32),
+weights=f32|f16|bf16|int8|int4 (of a layer; f32), arithmetic=f32|int8|int16 (of a layer; f32),
 instruction_set=auto|scalar|avx2|avx2_vnni|avx512|avx512_vnni|neon|neon_dotprod|neon_i8mm (auto),
-threads= (1). '#' begins a comment.
+threads= (1). '#' begins a comment. A shape that BASE has no function or type for is not in the base.
 
 Exit status: 0 no regression, 1 regression, 2 wrong usage, 3 too noisy to say, 4 cannot measure,
 5 no floor for this processor.
@@ -70,6 +72,8 @@ import slots  # noqa: E402
 
 SETS = ["auto", "scalar", "avx2", "avx512", "neon", "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"]  # MHA_INSTRUCTION_SET_*
 KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_* from MHA_TYPE_F32 on
+CHOICES = {"kv_type": (KV_TYPES, "a cache type"), "instruction_set": (SETS, "an instruction set"), "weights": ([*KV_TYPES, "int4"], "a weight type"),
+           "arithmetic": (["f32", "int8", "int16"], "an arithmetic")}
 LEAST_ROUNDS, IN_ROUND = 7, 4  # samples of each version, as main.cpp takes them
 
 
@@ -95,30 +99,32 @@ class Shape:
     def __init__(self, line):
         kind, *words = line.split()
         self.text = " ".join([kind, *words])
-        if kind not in ("layer", "attention"):
-            raise ValueError(f"'{kind}' is not a kind of shape; a line must begin with 'layer' or 'attention'")
-        self.is_layer = kind == "layer"
+        if kind not in ("layer", "attention", "recurrent"):
+            raise ValueError(f"'{kind}' is not a kind of shape; a line must begin with 'layer', 'attention' or 'recurrent'")
+        self.is_layer, self.is_recurrent = kind == "layer", kind == "recurrent"
+        refused = {"layer": ["n_kv"], "attention": ["D", "weights", "arithmetic"],
+                   "recurrent": ["D", "weights", "arithmetic", "n_kv", "past", "kv_heads", "kv_type", "causal"]}[kind]
         self.size = dict.fromkeys(("B", "n", "n_kv", "D", "H", "kv_heads", "head_dim", "past", "threads"), 0)
-        self.is_causal, names = False, {"kv_type": "f32", "instruction_set": "auto"}
+        self.is_causal, names = False, {name: choices[0] for name, (choices, _) in CHOICES.items()}
         for word in words:
             key, equals, value = word.partition("=")
-            if word == "causal":
+            if word == "causal" and word not in refused:
                 self.is_causal = True
-            elif equals and key in self.size and key != ("n_kv" if self.is_layer else "D"):
+            elif equals and key in self.size and key not in refused:
                 if not re.fullmatch("[0-9]{1,10}", value) or not 0 < int(value) < 2**31:
                     raise ValueError(f"'{word}' is not a size; it must be a whole number from 1 to {2**31 - 1}")
                 self.size[key] = int(value)
-            elif equals and key in names:
-                choices = SETS if key == "instruction_set" else KV_TYPES
+            elif equals and key in names and key not in refused:
+                choices, what = CHOICES[key]
                 if value not in choices:
-                    raise ValueError(f"'{value}' is not {'a cache type' if choices is KV_TYPES else 'an instruction set'}; use one of {', '.join(choices)}")
+                    raise ValueError(f"'{value}' is not {what}; use one of {', '.join(choices)}")
                 names[key] = value
             else:
                 raise ValueError(f"'{word}' is not allowed in a line that begins with '{kind}'; tools/perf_gate.sh --help lists the words")
         size = self.size
         for key in ("n", "H", "D" if self.is_layer else "head_dim"):
             if not size[key]:
-                raise ValueError(f"{'a layer' if self.is_layer else 'attention'} needs {key}=")
+                raise ValueError(f"{'a layer' if self.is_layer else kind} needs {key}=")
         if self.is_layer and not size["head_dim"]:
             size["head_dim"], rest = divmod(size["D"], size["H"])
             if rest:
@@ -141,8 +147,9 @@ class Shape:
     def argument(self):
         """As mha_gate reads it."""
         size = self.size
-        numbers = [int(self.is_layer), *(size[key] for key in ("B", "n", "n_kv", "D", "H", "kv_heads", "head_dim", "past")), int(self.is_causal),
-                   size["threads"], KV_TYPES.index(self.names["kv_type"]), SETS.index(self.names["instruction_set"])]
+        numbers = [int(self.is_layer), int(self.is_recurrent), *(size[key] for key in ("B", "n", "n_kv", "D", "H", "kv_heads", "head_dim", "past")),
+                   int(self.is_causal), size["threads"],
+                   *(CHOICES[name][0].index(self.names[name]) for name in ("kv_type", "weights", "arithmetic", "instruction_set"))]
         return " ".join(map(str, [*numbers, self.text]))
 
     def bytes(self):
@@ -276,15 +283,22 @@ class Builder:
 # ---- Measuring
 
 def run_times(program, rounds, versions, shapes):
-    """Of each shape: the difference of the outputs, and of each round the samples of each version: (seconds of a call, its state)."""
+    """Of each shape: the difference of the outputs, and of each round the samples of each version: (seconds of a call, its state). None and a
+    sentence if it is not in a base."""
     libraries = [word for version in versions for word in (version.library, version.name)]
     done = subprocess.run([program, "times", str(rounds), *libraries, *(shape.argument() for shape in shapes)], capture_output=True, text=True)
     if done.returncode:
         raise cannot_measure(done.stderr.strip() or f"the measuring program ended with status {done.returncode}")
-    lines = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+    texts = done.stdout.splitlines()
+    lines = [[] if line.startswith("absent ") else [float(word) for word in line.split()] for line in texts]
+    if not any(lines):
+        raise cannot_measure("the base has none of the shapes")
     best = slots.best_of([line[i:i + 2] for line in lines for i in (*range(3, len(line), 6), *range(5, len(line), 6))])
     found = []
-    for line in lines:
+    for text, line in zip(texts, lines):
+        if not line:
+            found.append((None, text.removeprefix("absent ")))
+            continue
         samples = [(line[i], (line[i + 1], slots.state_of(line[i + 2:i + 4], line[i + 4:i + 6], best))) for i in range(1, len(line), 6)]
         rounds = [samples[i:i + IN_ROUND * len(versions)] for i in range(0, len(samples), IN_ROUND * len(versions))]
         found.append((line[0], [[[sample for number, sample in each if number == i] for i in range(len(versions))] for each in rounds]))
@@ -312,7 +326,15 @@ def times_in(state, rounds):
 
 class Result:
     def __init__(self, shape):
-        self.shape, self.rounds = shape, []
+        self.shape, self.rounds, self.states = shape, [], []
+
+    def is_absent(self, difference, reason):
+        """Whether the shape is not in the base, and therefore not compared."""
+        if difference is None:
+            print(f"perf gate: {reason}", file=sys.stderr)
+            self.verdict, self.difference, self.ratio, self.base, self.new, self.state, self.busy_ratio = "absent", 0, None, [], [], "", None
+            self.base_name = ""
+        return difference is None
 
     def choose(self, names):
         """The times that are compared: of the state that has enough of them, and of the fastest base."""
@@ -346,6 +368,8 @@ def measure_times(program, versions, shapes, threshold, rounds):
         print(f"perf gate: {more} rounds of {len(undecided)} shape{'s'[:len(undecided) > 1]}", file=sys.stderr)
         for shape, (difference, found) in zip(undecided, run_times(program, more, versions, undecided)):
             result = results[shape]
+            if result.is_absent(difference, found):
+                continue
             result.difference = difference
             result.rounds += found
             result.choose([version.name for version in versions])
@@ -379,12 +403,14 @@ def count_instructions(program, versions, shapes, threshold):
             raise cannot_measure(f"the shape '{shape.text}' has several threads; instructions are counted for one thread only")
         if shape.names["instruction_set"] not in ("scalar", "avx2"):
             raise cannot_measure(f"the shape '{shape.text}' needs what valgrind does not know; leave instruction_set out for AVX2")
-    arguments = [shape.argument() for shape in shapes]
-    differences = [line[0] for line in run_times(program, 0, versions, shapes)]
-    print(f"perf gate: counting the instructions of {len(shapes)} calls of both", file=sys.stderr)
-    counts = [counted(program, index, version.library, arguments) for index, version in enumerate(versions)]
     results = list(map(Result, shapes))
-    for result, result.difference, old, now in zip(results, differences, *counts):
+    present = []
+    for result, (result.difference, reason) in zip(results, run_times(program, 0, versions, shapes)):
+        present += [] if result.is_absent(result.difference, reason) else [result]
+    print(f"perf gate: counting the instructions of {len(present)} calls of both", file=sys.stderr)
+    arguments = [result.shape.argument() for result in present]
+    counts = [counted(program, index, version.library, arguments) for index, version in enumerate(versions)]
+    for result, old, now in zip(present, *counts):
         result.base, result.new = [old], [now]
         result.ratio = result.new[0] / result.base[0]
         result.verdict = "regression" if result.ratio > 1 + threshold else "ok"
@@ -399,6 +425,9 @@ def table(results, is_count, has_bases):
     else:
         rows = [["shape", "base", "new", "new / base", "95% interval", "rounds", "state", "busy", "outputs", "verdict"]]
     for result in results:
+        if result.verdict == "absent":
+            rows.append([result.shape.text, *[""] * (len(rows[0]) - 2), "not in the base"])
+            continue
         outputs = "same bits" if result.difference < 0 else f"differ by {result.difference:.1e}"
         if is_count:
             figures = [str(result.base[0]), str(result.new[0]), f"{result.ratio:.4f}"]
@@ -415,6 +444,7 @@ def table(results, is_count, has_bases):
 def conclude(results, threshold, is_count):
     """The verdict of all, and a sentence."""
     unit, count = "instructions" if is_count else "time", len(results)
+    absent = sum(result.verdict == "absent" for result in results)
     slower, noisy = ([result for result in results if result.verdict == verdict] for verdict in ("regression", "too_noisy"))
     if slower:
         worst = max(slower, key=lambda result: result.ratio)
@@ -425,7 +455,7 @@ def conclude(results, threshold, is_count):
         low, high = ((bound - 1) * 100 for bound in worst.interval)
         return 3, (f"Too noisy to say for {len(noisy)} of {count} shapes: '{worst.shape.text}' came out between {low:+.1f}% and {high:+.1f}%. Run it "
                    "again on a quieter machine, or with a larger --threshold or more --rounds.")
-    return 0, f"No regression: no shape takes {threshold * 100:g}% more {unit}."
+    return 0, f"No regression: no shape takes {threshold * 100:g}% more {unit}." + f" {absent} of {count} shapes are not in the base." * (absent > 0)
 
 
 def report(arguments, bases, new, results):

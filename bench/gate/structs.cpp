@@ -45,7 +45,7 @@ Args *start_call(const Shape &shape, const mha_scheduler *scheduler, Struct *mem
   return args;
 }
 
-void fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config_memory,
+bool fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config_memory,
                 Struct *weights_memory, Struct *options_memory) {
   mha_layer_config *const config = start<mha_layer_config>(config_memory);
   config->query_dim = shape.width;
@@ -56,6 +56,14 @@ void fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct
   set(&weights->w_qkv, w_qkv);
   set(&weights->w_o, w_o);
   start<mha_layer_options>(options_memory)->instruction_set = shape.instruction_set;
+#ifdef MHA_ARITHMETIC_INT8
+  if (shape.weight_type) config->weight_type = MHA_TYPE_F32 + shape.weight_type;
+  if (shape.arithmetic)
+    config->arithmetic = shape.arithmetic == 1 ? MHA_ARITHMETIC_INT8 : MHA_ARITHMETIC_INT16;
+  return true;
+#else
+  return !shape.weight_type && !shape.arithmetic;
+#endif
 }
 
 void fill_forward(const Shape &shape, const float *query, float *output,
@@ -80,6 +88,30 @@ void fill_attention(const Shape &shape, const float *q, const float *k, const fl
   set(&args->output, output);
   args->instruction_set = shape.instruction_set;
 }
+
+#ifdef MHA_RECURRENT_H
+// Gates and decay are some of the numbers of the other arrays.
+bool fill_recurrent(const Shape &shape, const float *q, const float *k, const float *v,
+                    float *output, const mha_scheduler *scheduler, Struct *memory) {
+  mha_recurrent_args *const args = start<mha_recurrent_args>(memory);
+  args->num_v_heads = shape.heads;
+  args->head_dim = shape.head_dim;
+  args->norm_epsilon = 1e-6f;
+  args->a_log = k;
+  args->beta_function = MHA_GATE_SIGMOID;
+  args->instruction_set = shape.instruction_set;
+  args->scheduler = scheduler;
+  args->batch = shape.batch;
+  args->rows = shape.n;
+  args->q.data = args->beta.data = q;
+  args->k.data = k;
+  args->v.data = args->decay.data = v;
+  args->output.data = output;
+  return true;
+}
+#else
+constexpr auto fill_recurrent = [](auto...) { return false; };
+#endif
 
 void fill_cache(const Shape &shape, Struct *memory) {
   mha_kv_cache_config *const config = start<mha_kv_cache_config>(memory);
@@ -110,7 +142,7 @@ void set_cache(const Shape &shape, mha_kv_cache *cache, Struct *memory) {
 
 template <>
 Structs structs<MHA_GATE_LIBRARY>() {
-  return {fill_layer, fill_cache, fill_forward, fill_attention, set_cache};
+  return {fill_layer, fill_cache, fill_forward, fill_attention, fill_recurrent, set_cache};
 }
 
 }  // namespace gate

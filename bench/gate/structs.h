@@ -10,13 +10,16 @@ struct mha_scheduler;
 
 namespace gate {
 
-// A call: mha_forward or mha_attention. perf_gate.py has read and checked it.
+// A call: mha_attention, mha_forward or mha_recurrent_attention. perf_gate.py has read and checked
+// it.
 struct Shape {
   std::string text;  // as the user wrote it
-  int64_t is_layer, batch, n, n_kv, width, heads, kv_heads, head_dim;
+  int64_t is_layer, is_recurrent, batch, n, n_kv, width, heads, kv_heads, head_dim;
   int64_t past;  // positions in a KV cache; 0: without a cache
   int64_t is_causal, threads;
   uint32_t kv_type;          // of the cache: MHA_TYPE_* - MHA_TYPE_F32
+  uint32_t weight_type;      // of the layer, likewise
+  uint32_t arithmetic;       // of the layer: F32, INT8, INT16
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
 };
 
@@ -32,13 +35,16 @@ struct Struct {
 
 // Fields move, and change, from version to version of mha.h. So each library has its own of these:
 // structs.cpp is compiled once for each, with the header that the library came with.
+// fill_layer and fill_recurrent return whether this version has what the shape asks for.
 struct Structs {
-  void (*fill_layer)(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config,
+  bool (*fill_layer)(const Shape &shape, const float *w_qkv, const float *w_o, Struct *config,
                      Struct *weights, Struct *options);
   void (*fill_cache)(const Shape &shape, Struct *config);
   void (*fill_forward)(const Shape &shape, const float *query, float *output,
                        const mha_scheduler *scheduler, Struct *args);
   void (*fill_attention)(const Shape &shape, const float *q, const float *k, const float *v,
+                         float *output, const mha_scheduler *scheduler, Struct *args);
+  bool (*fill_recurrent)(const Shape &shape, const float *q, const float *k, const float *v,
                          float *output, const mha_scheduler *scheduler, Struct *args);
   void (*set_cache)(const Shape &shape, mha_kv_cache *cache, Struct *args);
 };

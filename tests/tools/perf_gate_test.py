@@ -65,6 +65,13 @@ mha_status mha_attention(const mha_attention_args *a, void *w, size_t b, mha_err
   return 0;
 }
 """
+recurrent = """
+mha_status mha_recurrent_attention_workspace(const mha_recurrent_args *a, size_t *b, mha_error *e) { return *b = 0, 0; }
+mha_status mha_recurrent_attention(const mha_recurrent_args *a, void *w, size_t b, mha_error *e) {
+  return mha_attention(&(mha_attention_args){.struct_size = sizeof(mha_attention_args), .batch = a->batch, .n_q = a->rows, .num_heads = a->num_v_heads,
+                                             .head_dim = a->head_dim, .q = a->q, .k = a->k, .v = a->v, .output = a->output}, w, b, e);
+}
+"""
 unused = ("layer_pack", "layer_view_size", "layer_view", "forward_workspace", "forward", "kv_cache_truncate")
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,12 +99,12 @@ def gate(expected, *words, says=""):
         sys.exit(f"{command} cannot measure, and reports something all the same.")
 
 
-def library(name, include=root / "include", version=100, sets="~0u", output="1.0f", even=6.4, odd=6.4, work_done=0):
+def library(name, include=root / "include", version=100, sets="~0u", output="1.0f", even=6.4, odd=6.4, work_done=0, more=""):
     source, path = work / f"{name}.c", include.parent / "lib" / f"{name}.so" if include != root / "include" else work / f"{name}.so"
     path.parent.mkdir(parents=True, exist_ok=True)
     # Functions that are never called have no declarations: each is defined under a name that mha.h does not have.
     names = [f'int unused_{each}(void) __asm__("mha_{each}");\nint unused_{each}(void) {{ return 3; }}' for each in unused]
-    source.write_text("\n".join([stub, *names, ""]))
+    source.write_text("\n".join([stub, more, *names, ""]))
     done = subprocess.run([arguments.cc, "-shared", "-fPIC", "-I", include, f"-DVERSION={version}", f"-DOUTPUT={output}", f"-DSETS={sets}",
                            f"-DEVEN={even}", f"-DODD={odd}", f"-DWORK={work_done}", source, "-o", path])
     if done.returncode:
@@ -193,7 +200,8 @@ if arguments.old_structs:
     old, new = library("old", old_headers()), library("new")
     gate(0, "--shapes", shapes(small, "attention n=2 past=9 H=4 kv_heads=2 head_dim=16 kv_type=int8"), old, new, says="No regression")
     for base, other in (old, new), (new, old):
-        gate(4, "--shapes", shapes("layer n=3 D=64 H=2"), base, other, says=f"refused by {base}: there are no layers here")
+        gate(4, "--shapes", shapes("layer n=3 D=64 H=2"), base, other, says=f"refused by {other}: there are no layers here")
+    gate(0, "--shapes", shapes(small, "recurrent n=3 H=1 head_dim=16"), old, library("newer", more=recurrent), says="1 of 2 shapes are not in the base")
     sys.exit()
 steady = library("steady")
 # Verdicts.
@@ -206,9 +214,16 @@ gate(0, "--threshold", "20%", "--shapes", shapes(small), steady, work / "slower.
 # One round a quarter faster, one a quarter slower.
 gate(3, "--shapes", shapes(small), steady, library("unsteady", even=5, odd=8), says="Too noisy to say")
 gate(0, "--shapes", shapes(small), steady, library("moved", moved_fields()), says="No regression")
+# What the base lacks is left out; what the newer one lacks is an error.
+newer, both = library("newer", more=recurrent), shapes(small, "recurrent n=3 H=1 head_dim=16")
+gate(0, "--shapes", both, steady, newer, says="1 of 2 shapes are not in the base")
+check("verdicts", [shape["verdict"] for shape in json.loads(result.read_text())["shapes"]], ["ok", "absent"])
+gate(4, "--shapes", shapes("recurrent n=3 H=1 head_dim=16"), steady, newer, says="the base has none of the shapes")
+gate(4, "--shapes", both, newer, steady, says="it has no recurrent attention")
 # A real library: layers and caches, which no stub has.
 gate(0, "--threshold", "1000%", "--rounds", 7, "--shapes", shapes("layer n=3 D=64 H=2", "layer n=1 past=9 D=64 H=4 causal",
-     "attention n=2 past=9 H=4 kv_heads=2 head_dim=16 kv_type=int8"), arguments.library, arguments.library, says="No regression")
+     "attention n=2 past=9 H=4 kv_heads=2 head_dim=16 kv_type=int8", "recurrent n=3 H=2 head_dim=16",
+     "layer n=3 D=64 H=2 weights=int8 arithmetic=int16", "layer n=3 D=64 H=2 weights=int4"), arguments.library, arguments.library, says="No regression")
 if shutil.which("valgrind"):
     few, more = (library(name, work_done=count, even=0, odd=0) for name, count in (("few", 10_000), ("more", 10_200)))
     gate(0, "--count", "--shapes", shapes(small), few, few, says="No regression")
@@ -254,6 +269,8 @@ for line, sentence in (
         ("attention n=1 H=1 head_dim=16 threads=100000", "more threads than this machine"),
         ("attention n=1 past=64 H=1 head_dim=16 n_kv=3", "both provide keys"),
         ("attention n=1 past=64 H=1 head_dim=16 kv_type=int4", "'int4' is not a cache type"),
+        ("layer n=1 D=768 H=12 weights=int3", "'int3' is not a weight type"), ("attention n=1 H=1 head_dim=16 weights=int8", "'weights=int8' is not allowed"),
+        ("recurrent n=1 H=1 head_dim=16 causal", "'causal' is not allowed"), ("recurrent n=1 H=1", "recurrent needs head_dim="),
         ("attention n=1 H=1 head_dim=16 kv_type=f16", "kv_type= is the type of a cache; add past="),
         ("layer n=1 D=768 H=12", "there are no layers here")):  # says the stub
     gate(4, "--shapes", shapes(line), steady, steady, says=sentence)
