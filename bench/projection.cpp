@@ -1,7 +1,12 @@
-// projection: rows times W_Q|W_K|W_V by the library's kernels.
+// projection: rows times W_Q|W_K|W_V by the library's kernels; and rows times codes of a quantiser,
+// those with scales of groups or offsets in turns with the same without.
+
+#include <algorithm>
+#include <random>
 
 #include "groups.h"
 #include "layer_case.h"
+#include "machine.h"
 #include "measure.h"
 #include "memory.h"
 #include "run/project.h"
@@ -56,9 +61,100 @@ class ProductCase : public Case {
   support::Memory x_;
 };
 
+// A linear layer of codes. One row takes turns through equal layers, so that they come from memory.
+struct Codes {
+  const char *name;
+  uint32_t type, group;
+  bool has_offsets;
+};
+
+class CodesCase : public Case {
+ public:
+  CodesCase(int64_t rows, const Codes &codes, uint32_t arithmetic, const Setting &setting) {
+    constexpr int64_t in = 2048, out = 5632, count = in * out;
+    std::vector<uint8_t> stored(count);
+    std::minstd_rand random(1);
+    for (uint8_t &code : stored) code = static_cast<uint8_t>(random() >> 8);
+    const std::vector<float> scales(static_cast<size_t>(count / 16), 0.0625f),
+        offsets(scales.size(), -0.5f);
+    mha_linear_weights weights = support::Zeroed<mha_linear_weights>();
+    weights.input_dim = in;
+    weights.output_dim = out;
+    weights.w.data = stored.data();
+    weights.w.scales = scales.data();
+    if (codes.has_offsets) weights.w.offsets = offsets.data();
+    weights.type = weights.weight_type = codes.type;
+    weights.group_size = codes.group;
+    if (codes.group) weights.scale_type = MHA_TYPE_F16;
+    weights.arithmetic = arithmetic;
+    x_ = make_array<float>(rows * in);
+    std::fill_n(x_.get(), rows * in, 0.5f);
+    y_ = make_array<float>(rows * out);
+    args_.rows = rows;
+    args_.x.data = x_.get();
+    args_.output.data = y_.get();
+    const double numbers = codes.group ? (codes.has_offsets ? 2.0 : 1.0) * count / codes.group : 0,
+                 of_weights = count / (codes.type == MHA_TYPE_INT4 ? 2.0 : 1.0) + 2 * numbers;
+    bytes = of_weights + sizeof(float) * static_cast<double>(rows * (in + out));
+    stages = {{2.0 * static_cast<double>(rows * count), bytes}};
+    const int64_t rotated = std::min(rotated_bytes(), setting.most_rotated_bytes);
+    const int64_t layers = rows > 1 ? 1 : 1 + static_cast<int64_t>(rotated / of_weights);
+    working_set_bytes = bytes * static_cast<double>(layers);
+    instruction_set = setting.instruction_set;
+    in_integers = arithmetic != MHA_ARITHMETIC_F32;
+    const mha_layer_options options = support::Options(setting.instruction_set);
+    for (int64_t i = 0; i < layers; ++i) {
+      mha_layer *layer = nullptr;
+      support::Check(mha_linear_create(&weights, &options, &layer, &error_), error_);
+      layers_.emplace_back(layer);
+    }
+    size_t workspace = 0;
+    support::Check(mha_linear_workspace(layers_[0].get(), &args_, &workspace, &error_), error_);
+    workspace_ = support::Memory(workspace, support::Place::kLargePages);
+  }
+
+  void call() override {
+    support::Check(mha_linear(layers_[next_++ % layers_.size()].get(), &args_, workspace_.data(),
+                              workspace_.size(), &error_),
+                   error_);
+  }
+
+ private:
+  Array<float> x_, y_;
+  mha_linear_args args_ = support::Zeroed<mha_linear_args>();
+  std::vector<support::Layer> layers_;
+  support::Memory workspace_;
+  size_t next_ = 0;
+  mha_error error_ = {};
+};
+
+constexpr Codes int8 = {"int8", MHA_TYPE_INT8, 0, false},
+                int8_by_32 = {"int8_by_32", MHA_TYPE_INT8, 32, false},
+                int4_by_32 = {"int4_by_32", MHA_TYPE_INT4, 32, false},
+                with_offsets = {"int4_by_32_with_offsets", MHA_TYPE_INT4, 32, true};
+
+void add_codes(const Setting &setting, int64_t rows, const Codes &codes, const Codes &rival,
+               const char *counter) {
+  for (const auto &[name, arithmetic] :
+       {std::pair("F32", MHA_ARITHMETIC_F32), std::pair("INT8", MHA_ARITHMETIC_INT8)}) {
+    add(std::string("projection/") + codes.name + "/" + name + "/M:" + std::to_string(rows) +
+            "/K:2048/N:5632",
+        [=] {
+          auto test = std::make_unique<CodesCase>(rows, codes, arithmetic, setting);
+          test->rival = std::make_unique<CodesCase>(rows, rival, arithmetic, setting);
+          test->rival_counter = counter;
+          return test;
+        });
+  }
+}
+
 }  // namespace
 
 void register_projection_benchmarks(const Setting &setting) {
+  for (const int64_t rows : {1, 512}) {
+    add_codes(setting, rows, int8_by_32, int8, "times_by_column");
+    add_codes(setting, rows, with_offsets, int4_by_32, "times_without_offsets");
+  }
   for (const int64_t depth : {256, 768, 2048, 4096}) {
     for (const int64_t rows :
          {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 128, 256, 1024}) {
