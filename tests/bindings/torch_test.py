@@ -543,10 +543,10 @@ class Torch(unittest.TestCase):
         matrices = {"w_qkv": module.in_proj_weight, "w_o": module.out_proj.weight, "b_qkv": module.in_proj_bias, "b_o": module.out_proj.bias}
         arrays = {name: tensor.detach().numpy() for name, tensor in matrices.items()}
         plain = mha.torch.MultiheadAttention.from_module(module)(x, x, x)[0]
-        for weight_type, arithmetic in itertools.product(("f16", "bf16", "int8", "int4"), ("f32", "int8", "int16")):
-            if arithmetic != "f32" and weight_type not in ("int8", "int4"):
+        for weight_type, group_size, arithmetic in itertools.product(("f16", "bf16", "int8", "int4"), (0, 16), ("f32", "int8", "int16")):
+            if (group_size or arithmetic != "f32") and weight_type not in ("int8", "int4"):
                 continue
-            options = {"weight_type": weight_type, "arithmetic": arithmetic}
+            options = {"weight_type": weight_type, "group_size": group_size, "arithmetic": arithmetic}
             expected = mha.Layer(64, 4, layout="out_in", **arrays, **options).forward(x.numpy())
             actual = mha.torch.MultiheadAttention.from_module(module, **options)(x, x, x)[0]
             self.assertTrue(torch.equal(actual, torch.from_numpy(expected)), options)

@@ -28,10 +28,10 @@ class MultiheadAttention(torch.nn.Module):
     """
 
     @classmethod
-    def from_module(cls, module: torch.nn.MultiheadAttention, *, weight_type: str = "f32", arithmetic: str = "f32",
+    def from_module(cls, module: torch.nn.MultiheadAttention, *, weight_type: str = "f32", group_size: int = 0, arithmetic: str = "f32",
                     strict: bool = False) -> MultiheadAttention:
-        """weight_type is how the weights are kept: "f32", "f16", "bf16", "int8" or "int4"; arithmetic what the projections compute in: "f32", or
-        with weights of int8 and int4 also "int8" and "int16"."""
+        """weight_type is how the weights are kept: "f32", "f16", "bf16", "int8" or "int4", with a scale for each group of group_size inputs (0: all for
+        int8, 32 for int4); arithmetic what the projections compute in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
         if not isinstance(module, torch.nn.MultiheadAttention):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.MultiheadAttention")
         check_known(module, [torch.nn.MultiheadAttention], _attributes)
@@ -48,7 +48,7 @@ class MultiheadAttention(torch.nn.Module):
         matrices = dict(zip(["w_qkv"] if len(names) == 1 else ["w_q", "w_k", "w_v"], (getattr(module, name) for name in names)), w_o=module.out_proj.weight)
         biases = {"b_qkv": module.in_proj_bias, "b_o": module.out_proj.bias}
         self.register_buffer("packed", packed_weights(self.embed_dim, self.num_heads, matrices, biases, key_dim=self.kdim, value_dim=self.vdim,
-                                                      layout="out_in", weight_type=weight_type, arithmetic=arithmetic))
+                                                      layout="out_in", weight_type=weight_type, group_size=group_size, arithmetic=arithmetic))
         return self
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: torch.Tensor | None = None,
