@@ -29,6 +29,7 @@ struct StoredPanel {
   Storage scale_storage;
   const unsigned char *first;
   const char *scales;
+  int64_t offsets_apart;       // bytes from the scales of a group to its offsets; 0: none
   const float *column_scales;  // null: scales are those of groups, or there are none
   const float *bias;
 
@@ -44,6 +45,8 @@ struct StoredPanel {
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
     scales =
         p.scales ? element_at(p.scales, scale_storage, panel * groups * panel_columns) : nullptr;
+    offsets_apart =
+        p.offsets ? static_cast<const char *>(p.offsets) - static_cast<const char *>(p.scales) : 0;
     column_scales = p.group ? nullptr : reinterpret_cast<const float *>(scales);
     bias = p.bias + panel * panel_columns;
   }
@@ -277,9 +280,7 @@ struct RowBlock {
 
 // How many of the rows that are left the next tile takes: as many as the largest loop that they
 // fill, or, if may_lack_row, that they would fill with one more.
-template <class V>
-MHA_INLINE int64_t next_tile_rows(int64_t left, bool may_lack_row) {
-  constexpr int64_t most = TileShape<V::size>::max_rows;
+MHA_INLINE int64_t next_tile_rows(int64_t left, int64_t most, bool may_lack_row) {
   if (left >= most || (may_lack_row && (left == 3 || left == most - 1))) return min(left, most);
   return left >= 4 ? 4 : min(left, 2);
 }
@@ -297,6 +298,8 @@ struct PanelTerms {
   int64_t chain;
   const void *scales;  // add_scaled: of the first group
   Storage scale_storage;
+  int64_t scales_apart;  // of one panel and the next
+  int64_t offsets_apart;
 };
 
 // Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, into sums
@@ -327,14 +330,16 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
   tile.sums_stride = sums_stride;
   tile.mode = panel.mode;
   tile.scale_storage = panel.scale_storage;
+  tile.scales_apart = panel.scales_apart;
+  tile.offsets_apart = panel.offsets_apart;
   tile.next_columns = 0;
   for (int64_t r = 0; r < count; r += tile.repeats * tile.next_rows) {
-    const int64_t left = count - r, size = next_tile_rows<V>(left, true);
+    const int64_t left = count - r, size = next_tile_rows(left, most, true);
     tile.rows = from + r;
     tile.next_rows = size;
     tile.next_sums = size * sums_stride;
     tile.repeats = 1;
-    while (next_tile_rows<V>(left - tile.repeats * size, true) == size) ++tile.repeats;
+    while (next_tile_rows(left - tile.repeats * size, most, true) == size) ++tile.repeats;
     const int64_t after = left - tile.repeats * size;
     const int64_t share =
         after == 1 && (size == most || !are_far_floats) ? bytes : bytes * (left - after) / left;
@@ -434,7 +439,9 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
           k > 0 ? Sums::add : Sums::replace,
           dot_block,
           nullptr,
-          Storage::f32};
+          Storage::f32,
+          0,
+          0};
       multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
                        is_far);
     }
@@ -496,12 +503,6 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
     write_results<V>(p, rows.first, rows.count, sums, stride, panel, in_step);
   }
   return panel;
-}
-
-// Prefetches the offsets of some panels, which are read after all their terms.
-MHA_INLINE void prefetch_offsets(const Projection &p, int64_t panel, int64_t panels) {
-  const int64_t bytes = p.sums * panel_columns * bytes_of(p.scale_storage);
-  if (p.offsets) prefetch_row(static_cast<const char *>(p.offsets) + panel * bytes, panels * bytes);
 }
 
 // Adds the products of two rows of sums of groups with some groups of offsets of a panel, as one
@@ -584,29 +585,73 @@ MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x
 // faster if the numbers are widened to memory once.
 constexpr int64_t max_rows_widened_in_registers = 24;
 
+// Multiplies one row by some panels of int4 side by side, and widens the codes in registers.
+template <class V, int panels>
+MHA_NOINLINE void multiply_nibbles(const Projection &p, const StoredPanel &stored, const float *x,
+                                   float *sums) {
+  constexpr int C = panel_columns / V::size, N = panels * C, lanes = V::size;
+  const Int4 *columns = stored.at<Int4>(0);
+  const char *scales = stored.scales;
+  const Storage scale_storage = p.scale_storage;
+  for (int64_t k = 0; k < p.depth;) {
+    V acc[1][N];
+    clear(acc);
+    for (const int64_t end = min(p.depth, k + p.group); k < end; k += 2, columns += panel_columns) {
+      // A last term alone has a code after it that is not used.
+      const V even = all<V>(x[k]), odd = all<V>(k + 1 < end ? x[k + 1] : 0.0f);
+      MHA_EACH(i, N) {
+        const Two<V> codes = load<V>(columns + i / C * stored.bytes + i % C * lanes);
+        add_product(codes.even, even, 0, &acc[0][i]);
+        add_product(codes.odd, odd, 0, &acc[0][i]);
+      }
+    }
+    MHA_EACH(i, N) {
+      const char *const of_vector =
+          element_at(scales, scale_storage, i / C * stored.groups * panel_columns + i % C * lanes);
+      MHA_PREFETCH_L2(of_vector + stored.offsets_apart);
+      const V scale = scale_storage == Storage::f16
+                          ? load<V>(reinterpret_cast<const F16 *>(of_vector))
+                          : load<V>(reinterpret_cast<const float *>(of_vector));
+      store(sums + i * lanes, mul_add(acc[0][i], scale, load<V>(sums + i * lanes)));
+    }
+    scales = element_at(scales, scale_storage, panel_columns);
+  }
+}
+
 // Multiplies rows by panels of codes in groups. The sums of each group are added times its scales.
 // Codes are widened once for all rows, 128 terms at a time, but those of int8 for a few rows in
-// registers.
+// registers, and so are those of int4 for one row where a register becomes floats at once.
 template <class V>
 MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int64_t panel_begin,
                                  int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns];
   alignas(64) Int4Number<V> codes[max_group * panel_columns];
   constexpr Storage storage = sizeof *codes == sizeof(float) ? Storage::f32 : Storage::f16;
+  constexpr bool multiplies_nibbles = storage == Storage::f32 && !has_loops_of_floats_alone<V>;
+  constexpr int panels_of_one = TileShape<V::size>::panels_at_once(1);
   const bool is_int4 = p.storage == Storage::int4,
              is_widened = is_int4 || has_loops_of_floats_alone<V> ||
                           rows.count > max_rows_widened_in_registers,
+             are_nibbles = multiplies_nibbles && is_int4 && rows.count == 1,
              prefetches = !is_widened && p.depth * p.columns > min_prefetch_bytes;
-  const int64_t at_once = is_widened ? max_group : p.depth;
-  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+  const int64_t terms_at_once = is_widened ? max_group : p.depth,
+                at_once =
+                    is_widened && !are_nibbles ? 1 : TileShape<V::size>::panels_at_once(rows.count);
+  for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const StoredPanel stored(p, panel);
-    const int64_t columns = min(panel_columns, p.columns - panel * panel_columns);
-    prefetch_offsets(p, panel, 1);
+    const int64_t left = p.columns - panel * panel_columns;
+    panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
+    const int64_t stride = panels * panel_columns, columns = min(stride, left);
     // Sums start with +0, since each group of terms is added with its scale.
-    for (int64_t i = 0; i < (rows.count + RowBlock::spare) * panel_columns; i += V::size)
+    for (int64_t i = 0; i < (rows.count + RowBlock::spare) * stride; i += V::size)
       store(sums + i, all<V>(0.0f));
-    for (int64_t k = 0, group = 0; k < p.depth; k += at_once, group += at_once / p.group) {
-      const int64_t terms = min(at_once, p.depth - k);
+    const bool is_multiplied = are_nibbles && panels == panels_of_one;
+    if constexpr (multiplies_nibbles) {
+      if (is_multiplied) multiply_nibbles<V, panels_of_one>(p, stored, rows.in[0], sums);
+    }
+    for (int64_t k = 0, group = 0; k < p.depth && !is_multiplied;
+         k += terms_at_once, group += terms_at_once / p.group) {
+      const int64_t terms = min(terms_at_once, p.depth - k);
       if (is_int4)
         widen_codes<V>(stored.at<Int4>(k), terms, codes);
       else if (is_widened)
@@ -619,15 +664,17 @@ MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int6
                                  Sums::add_scaled,
                                  p.group,
                                  element_at(stored.scales, p.scale_storage, group * panel_columns),
-                                 p.scale_storage};
-      multiply_rows<V>(groups, 1, 0, rows.in, rows.count, sums, panel_columns, prefetches,
+                                 p.scale_storage,
+                                 stored.groups * panel_columns,
+                                 stored.offsets_apart};
+      multiply_rows<V>(groups, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
                        prefetches);
     }
-    if (p.offsets)
-      add_offsets<V>(p, panel, rows.in[0] + p.depth, p.depth + p.sums, rows.count, sums,
-                     panel_columns);
-    finish_sums<V>(stored, rows.count, columns, sums, panel_columns);
-    write_results<V>(p, rows.first, rows.count, sums, panel_columns, panel, 1);
+    for (int64_t b = 0; p.offsets && b < panels; ++b)
+      add_offsets<V>(p, panel + b, rows.in[0] + p.depth, p.depth + p.sums, rows.count,
+                     sums + b * panel_columns, stride);
+    finish_sums<V>(stored, rows.count, columns, sums, stride);
+    write_results<V>(p, rows.first, rows.count, sums, stride, panel, panels);
   }
 }
 

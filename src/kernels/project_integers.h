@@ -29,6 +29,16 @@ constexpr int64_t block_terms = dot_block;
 // by itself, and reads them faster than one.
 constexpr int panels_in_step = 4;
 
+// The rows of a tile whose sums stay in registers from chain to chain, and no tile has more. Where
+// one instruction multiplies and adds for 16 columns, storing sums would take longest. 0: none.
+#if defined(MHA_KERNELS_AVX512) && defined(MHA_KERNELS_VNNI)
+constexpr int held_rows = 4;
+#else
+constexpr int held_rows = 0;
+#endif
+template <class V>
+constexpr int max_code_rows = held_rows > 0 ? held_rows : TileShape<V::size>::max_rows;
+
 // What a loop is told: some rows, and the terms of one panel or of several panels in step.
 struct CodeTile {
   const char *rows[max_tile_rows];  // chains of codes, each followed by a CodesTail
@@ -39,15 +49,22 @@ struct CodeTile {
   const void *scales;           // of the columns, for each group of 2^group_bits terms; null: none
   Storage scale_storage;
   int group_bits;
-  int64_t panel_scales;  // from the scales of one panel to those of the next
-  float *sums;           // [row][panel][48]
-  int64_t ahead;         // how far ahead columns are prefetched: 0 if they lie in a cache
+  int64_t panel_scales;   // from the scales of one panel to those of the next
+  int64_t offsets_apart;  // bytes from scales to offsets, which are read later
+  float *sums;            // [row][panel][48]
+  int64_t ahead;          // how far ahead columns are prefetched: 0 if they lie in a cache
 };
 
 // Multiplies sums by the scales of their columns, from number i on, if there are any.
 template <class V, int R, int C>
 MHA_INLINE void scale_sums(const CodeTile &tile, int64_t i, V (&sums)[R][C]) {
   if (!tile.scales) return;
+  if constexpr (R <= max_few_rows) {
+    const char *const of_columns =
+        element_at(tile.scales, tile.scale_storage, i) + tile.offsets_apart;
+    MHA_UNROLL for (int line = 0; line < C * static_cast<int>(sizeof(V)); line += 64)
+        MHA_PREFETCH_L2(of_columns + line);
+  }
   V scales[C];
   if (tile.scale_storage == Storage::f16) {
     MHA_EACH(c, C) scales[c] = load<V>(static_cast<const F16 *>(tile.scales) + i + c * V::size);
@@ -72,6 +89,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
                     row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   const int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
   constexpr bool are_few = R <= max_few_rows;
+  constexpr bool holds_sums = R == held_rows;
   constexpr int streams = panels_in_step * C * lanes / panel_columns;
   const int64_t chain_bytes = chain / fours * panel_columns;
   const bool is_in_step = are_few && tile.panels > 1;
@@ -81,6 +99,13 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   const char *rows[R];
   MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
+  static_assert(!holds_sums || C * lanes == panel_columns, "the sums of all columns");
+  V held[R][C];
+  if (holds_sums) {
+    MHA_EACH(r, R) {
+      MHA_EACH(c, C) held[r][c] = load<V>(tile.sums + r * panel_columns + c * lanes);
+    }
+  }
   int64_t at = 0;
   // Chain by chain; in each, panel by panel, and C vectors of columns at a time.
   for (int64_t left = tile.terms; left > 0;
@@ -159,7 +184,10 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           const V row_scale = all<V>(tail_of(r).scale);
           MHA_EACH(c, C) {
             float *const at_sum = to + r * sums_stride + c * lanes;
-            store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
+            if (holds_sums)
+              held[r][c] = mul_add(sum[r][c], row_scale, held[r][c]);
+            else
+              store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
           }
         }
         to += C * lanes;
@@ -171,6 +199,11 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
       later += chain_bytes / panels_in_step;
     }
     columns += chain_bytes;
+  }
+  if (holds_sums) {
+    MHA_EACH(r, R) {
+      MHA_EACH(c, C) store(tile.sums + r * panel_columns + c * lanes, held[r][c]);
+    }
   }
 }
 
@@ -303,7 +336,7 @@ using PanelLoop = void (*)(const CodeTile &);
 template <class V>
 MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   PanelLoop loop = nullptr;
-  constexpr int most = TileShape<V::size>::max_rows;
+  constexpr int most = max_code_rows<V>;
   visit_rows<most>(num_rows, [&](auto rows) MHA_INLINED {
     visit_code(p, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
@@ -329,7 +362,7 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
 template <class V>
 MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t row_begin,
                                 int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  constexpr int64_t most = TileShape<V::size>::max_rows;
+  constexpr int64_t most = max_code_rows<V>;
   static_assert(project_block_rows % most == 0, "the last tile has its rows of sums");
   alignas(64) float sums[max(project_block_rows, panels_in_step * max_few_rows) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
@@ -356,7 +389,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
     tile.panel_scales = stored.groups * panel_columns;
     const int64_t stride = tile.panels * panel_columns,
                   terms_ahead = tile.panels > 1 ? tile.chain : block_terms;
-    prefetch_offsets(p, panel, tile.panels);
+    tile.offsets_apart = stored.offsets_apart;
     MHA_MEMSET(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);
@@ -368,7 +401,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
       if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0, size; r < count; r += size) {
-        size = is_small_code ? min(count - r, most) : next_tile_rows<V>(count - r, may_lack_row);
+        size = is_small_code ? min(count - r, most) : next_tile_rows(count - r, most, may_lack_row);
         if (!loops[size]) loops[size] = panel_loop_of<V>(p, size);
         const bool is_widened = is_int4 && size > max_few_rows;
         tile.columns = is_widened ? widened : columns;

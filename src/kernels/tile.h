@@ -89,8 +89,10 @@ struct Tile {
   float *sums[max_tile_strips];
   int64_t sums_stride;
   Sums mode;
-  // add_scaled: for each chain, the scales of the columns of strip 0 in a row of 48.
+  // add_scaled: for each chain, the scales of the columns of strip 0 in a row of 48, how far apart
+  // those of the strips are, and how many bytes behind them the offsets are, which are read later.
   const char *scales;
+  int64_t scales_apart, offsets_apart;
   Storage scale_storage;                                // f32 or f16
   int64_t repeats, next_rows, next_columns, next_sums;  // how far each advances, in numbers
   Prefetch prefetch;
@@ -227,8 +229,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   static_assert(C * V::size <= panel_columns + 16, "there are zeros enough");
   constexpr int N = B * C, lanes = V::size;
   constexpr bool may_be_scaled =
-      B == 1 && panel_columns % (C * lanes) == 0 &&
-      (is_same<Element, int8_t> || (is_same<Element, Int4Number<V>> && streams == 0));
+      (B == 1 ? panel_columns % (C * lanes) == 0 : C * lanes == panel_columns) &&
+      (is_same<Element, int8_t> || (B == 1 && is_same<Element, Int4Number<V>> && streams == 0));
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
   constexpr int64_t stride = C % 3 == 0 ? panel_columns : R > 1 && B > 1 ? tile_keys : 0;
@@ -300,22 +302,34 @@ MHA_NOCLONE void multiply(const Tile &tile) {
         add_term<C>(rows, k, columns, at, acc);
       }
       reorder<Element, C, false>(acc);
-      // What the mode says happens to the finished chain. Codes in groups alone have scales, and
-      // one strip; what was widened before is not prefetched.
+      // What the mode says happens to the finished chain. Codes in groups alone have scales; what
+      // was widened before has one strip and is not prefetched.
       const Sums mode = opaque(tile.mode);
       if (may_be_scaled && mode == Sums::add_scaled) {
         alignas(64) float widened[N * lanes];
-        const float *of_columns = reinterpret_cast<const float *>(scales);
+        const float *of_columns[B];
         const bool are_halves = tile.scale_storage == Storage::f16;
-        if (are_halves) {
-          MHA_EACH(i, N)
-            store(widened + i * lanes, load<V>(reinterpret_cast<const F16 *>(scales) + i * lanes));
-          of_columns = widened;
+        MHA_EACH(b, B) {
+          const char *const of_strip =
+              element_at(scales, tile.scale_storage, b * tile.scales_apart);
+          of_columns[b] = reinterpret_cast<const float *>(of_strip);
+          if constexpr (R <= 2) {
+            MHA_UNROLL for (int i = 0; i < C * lanes; i += 16)
+                MHA_PREFETCH_L2(element_at(of_strip, tile.scale_storage, i) + tile.offsets_apart);
+          }
+          if (are_halves) {
+            float *const to = widened + b * C * lanes;
+            MHA_EACH(i, C)
+              store(to + i * lanes, load<V>(reinterpret_cast<const F16 *>(of_strip) + i * lanes));
+            of_columns[b] = to;
+          }
         }
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
-          MHA_EACH(i, N)
+          MHA_EACH(i, N) {
+            const int at = i % C * lanes;
             acc[r][i] =
-                mul_add(acc[r][i], load<V>(of_columns + i * lanes), load<V>(to[0] + i * lanes));
+                mul_add(acc[r][i], load<V>(of_columns[i / C] + at), load<V>(to[i / C] + at));
+          }
         });
         scales += panel_columns * (are_halves ? 2 : 4);
       } else if (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0)) {

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "oracle/oracle.h"
@@ -376,15 +377,17 @@ TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
   }
 }
 
-// One and two rows pass several panels in step.
+// One and two rows pass several panels side by side or in step, of an odd depth too.
 TEST_P(StoredWeights, InGroupsOfManyRowsOrColumnsAndThreadsEqualTheSpecification) {
   Random random(17);
-  for (const auto &[n, output_dim] : {std::pair(150, 60), {1, 250}, {2, 250}}) {
+  const std::tuple<int, int, bool> shapes[] = {
+      {150, 60, true}, {1, 250, true}, {1, 250, false}, {2, 250, true}, {2, 250, false}};
+  for (const auto &[n, output_dim, are_f16] : shapes) {
     for (const Kind &kind : kKinds) {
       if (kind.stored < Stored::kInt8) continue;
-      LayerProblem problem = RandomProblem(&random, n, 70, 2, 1, 40, 33, output_dim);
+      LayerProblem problem = RandomProblem(&random, n, 71, 2, 1, 50, 33, output_dim);
       problem.arithmetic = kind.arithmetic;
-      const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, true);
+      const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, are_f16);
       const Layer layer = MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
       const std::vector<float> expected = Specify(given).y;
       for (const uint32_t threads : {1u, 3u}) {
