@@ -105,7 +105,7 @@ def write_gguf(path, target, shape, name):
 
 
 def files(name):
-    return work / f"decoder{name}.safetensors", {kind: work / f"decoder{name}.{kind}.gguf" for kind in ("F32", "F16", "Q8_0", "Q4_0")}
+    return work / f"decoder{name}.safetensors", {kind: work / f"decoder{name}.{kind}.gguf" for kind in ("F32", "F16", "Q8_0", "Q4_1", "Q4_0")}
 
 
 def prepare(names):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures llama.cpp with and without the module libggml-mha.so: its flash attention, recurrent attention and
-products with Q4_0 weights as one operation each, and prompts and tokens of whole models.
+products with quantised weights as one operation each, and prompts and tokens of whole models.
 
 llama.cpp is that of decoders.py, built from the source in the package llama-cpp-python. Models: those
 of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate process, which
@@ -24,7 +24,7 @@ from session import (Failed, about, build, digits, keep, load, median, parser_fo
                      source as source_of, table, take_turns, work, wrapped)
 
 examples = """Examples:
-  build/rivals/venv/bin/python bench/rivals/llama.py --models 768.F16 768.Q4_0 2048.F16 2048.Q4_0 SmolLM2.gguf   all figures of the page
+  build/rivals/venv/bin/python bench/rivals/llama.py --models {768,2048}.{F16,Q8_0,Q4_1,Q4_0} SmolLM2.gguf   all figures of the page
   build/rivals/venv/bin/python bench/rivals/llama.py --parts operation --threads 1
   build/rivals/venv/bin/python bench/rivals/llama.py --parts models --models SmolLM2.gguf --threads 2 --rounds 1 --add   one more round
 
@@ -34,14 +34,14 @@ Exit status: 0 success; 2 wrong usage; 4 a requirement is missing.
 
 module = build / "tools" / "adapters" / "ggml" / "libggml-mha.so"
 settings = ("off", "on", "mha")
-order = [f"{name}{variant}" for variant in ("", " AVX2") for name in ("768.F16", "768.Q4_0", "2048.F16", "2048.Q4_0", "SmolLM2-135M-Instruct.Q4_1")]
+order = [f"{name}{variant}" for variant in ("", " AVX2") for name in (*(f"{shape}.{kind}" for shape in (768, 2048) for kind in ("F16", "Q8_0", "Q4_1", "Q4_0")), "SmolLM2-135M-Instruct.Q4_1")]
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
 operations = [(heads, kv_heads, width, queries, 4096, kind) for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128)) for queries in (512, 1)
               for kind in (1, 8)]
 # heads, key heads, width of a head, tokens, width of a decay
 recurrent = [(heads, 16, 128, tokens, 1) for heads in (16, 32) for tokens in (1024, 4096)]
-# rows, inputs, outputs, type (2: q4_0)
-products = [(rows, 2048, 5632, 2) for rows in (512, 1)]
+# rows, inputs, outputs, type (2: q4_0, 3: q4_1, 8: q8_0)
+products = [(rows, 2048, 5632, kind) for kind in (2, 3, 8) for rows in (512, 1)]
 
 
 def pinned(threads):
@@ -90,7 +90,7 @@ def main():
     compile_with(options.llama, "llama_model", f"llama_model{options.variant}")
     for threads in options.threads:
         for shape in operations + recurrent + products if "operation" in options.parts else ():
-            devices = {"on": "CPU", "mha": "MHA_Q4_0" if shape in products else "MHA"}
+            devices = {"on": "CPU", "mha": "MHA_WEIGHTS" if shape in products else "MHA"}
             runs = {name: lambda device=device: time_operation(device, threads, shape) for name, device in devices.items()}
             finish(options, ["llama operation", list(shape), threads], runs)
         for name in options.models if "models" in options.parts else ():

@@ -37,7 +37,8 @@ const ggml_type_traits kF32 = {"f32", 1, 0, 4, false, nullptr, nullptr},
                        kBf16 = {"bf16", 1, 0, 2, false, nullptr, nullptr},
                        kI32 = {"i32", 1, 0, 4, false, nullptr, nullptr},
                        kQ8 = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr},
-                       kQ4 = {"q4_0", 32, 0, 18, true, nullptr, nullptr};
+                       kQ4 = {"q4_0", 32, 0, 18, true, nullptr, nullptr},
+                       kQ41 = {"q4_1", 32, 0, 20, true, nullptr, nullptr};
 
 const char *NameOf(const char *name) { return name == renamed ? "another" : name; }
 
@@ -79,6 +80,7 @@ const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
          : type == GGML_TYPE_BF16 ? &kBf16
          : type == GGML_TYPE_Q8_0 ? &kQ8
          : type == GGML_TYPE_Q4_0 ? &kQ4
+         : type == GGML_TYPE_Q4_1 ? &kQ41
                                   : &kI32;
 }
 const char *ggml_type_name(ggml_type type) { return NameOf(ggml_get_type_traits(type)->type_name); }

@@ -457,27 +457,35 @@ TEST(Ggml, DeclinesRecurrentAttentionThatItDoesNotKnow) {
       << "4 heads for 6";
 }
 
-TEST(Ggml, MultipliesByPackedWeights) {
+void CheckPackedWeights(ggml_type weight_type) {
   constexpr int64_t kInputs = 96, kOutputs = 40;
-  struct BlockOf4Bits {
-    uint16_t scale;
-    uint8_t codes[16];
-  };
+  const size_t block_bytes = ggml_get_type_traits(weight_type)->type_size;
   Random random{5};
-  std::vector<BlockOf4Bits> blocks(kInputs / 32 * kOutputs);
+  std::vector<uint8_t> blocks(kInputs / 32 * kOutputs * block_bytes);
   std::vector<double> weights;
-  for (BlockOf4Bits &block : blocks) {
-    const float scale = static_cast<float>(random.Between(-64, 64)) / 512;
-    block.scale = support::BitsIn16(support::Storage::kF16, scale);
-    for (uint8_t &codes : block.codes) codes = static_cast<uint8_t>(random.Below(256));
+  for (uint8_t &byte : blocks) byte = static_cast<uint8_t>(random.Below(256));
+  for (size_t at = 0; at < blocks.size(); at += block_bytes) {
+    float halves[2];  // a scale, and Q4_1's minimum
+    const int count = weight_type == GGML_TYPE_Q4_1 ? 2 : 1;
+    for (int i = 0; i < count; i++) {
+      halves[i] = static_cast<float>(random.Between(-64, 64)) / 512;
+      const uint16_t bits = support::BitsIn16(support::Storage::kF16, halves[i]);
+      std::memcpy(&blocks[at + 2 * i], &bits, 2);
+    }
+    const uint8_t *const codes = &blocks[at + 2 * count];
     for (int i = 0; i < 32; i++) {
-      weights.push_back(scale * ((block.codes[i % 16] >> i / 16 * 4 & 15) - 8));
+      const int of_4_bits = codes[i % 16] >> i / 16 * 4 & 15;
+      weights.push_back(weight_type == GGML_TYPE_Q4_0 ? halves[0] * (of_4_bits - 8)
+                        : weight_type == GGML_TYPE_Q4_1
+                            ? halves[0] * of_4_bits + halves[1]
+                            : halves[0] * static_cast<int8_t>(codes[i]));
     }
   }
   ggml_tensor w = {};
-  w.type = GGML_TYPE_Q4_0;
+  w.type = weight_type;
   w.ne[0] = kInputs, w.ne[1] = kOutputs, w.ne[2] = w.ne[3] = 1;
-  w.nb[0] = 18, w.nb[1] = 18 * kInputs / 32, w.nb[2] = w.nb[3] = w.nb[1] * kOutputs;
+  w.nb[0] = block_bytes, w.nb[1] = block_bytes * kInputs / 32;
+  w.nb[2] = w.nb[3] = w.nb[1] * kOutputs;
   const ggml_backend_dev_t device = Device(1);
   const ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
   EXPECT_TRUE(device->iface.supports_buft(device, type));
@@ -489,7 +497,7 @@ TEST(Ggml, MultipliesByPackedWeights) {
   ggml_tensor op = {};
   op.op = GGML_OP_MUL_MAT, op.flags = GGML_TENSOR_FLAG_COMPUTE, op.src[0] = &w;
   std::vector<float> output;
-  const auto check = [&](const Tensor &x) {
+  const auto check = [&](const Tensor &x, double bound = 1e-2) {
     const int64_t *const ne = x.ggml.ne;
     op.src[1] = const_cast<ggml_tensor *>(&x.ggml);
     output.assign(kOutputs * ne[1] * ne[2] * ne[3] + 1, NAN);
@@ -506,7 +514,7 @@ TEST(Ggml, MultipliesByPackedWeights) {
       largest = std::max(largest, std::abs(expected[i]));
     }
     for (size_t i = 0; i < expected.size(); i++) {
-      ASSERT_NEAR(output[i], expected[i], 1e-2 * largest) << "number " << i;
+      ASSERT_NEAR(output[i], expected[i], bound * largest) << "number " << i;
     }
     EXPECT_TRUE(std::isnan(output.back()));
   };
@@ -515,6 +523,10 @@ TEST(Ggml, MultipliesByPackedWeights) {
   Tensor apart(GGML_TYPE_F32, kInputs, 7, 3, 1, true, &random);
   apart.ggml.ne[2] = 1;  // the first of three beside each other
   check(apart);
+  Tensor one(GGML_TYPE_F32, kInputs, kInputs, 1, 1, true, &random);  // each row has a single input
+  for (size_t i = 0; i < one.numbers.size(); i++) one.numbers[i] = i % (kInputs + 1) == 0;
+  std::memcpy(one.bytes.data(), one.numbers.data(), one.bytes.size());
+  check(one, 1e-6);
 
   ggml_backend_buffer elsewhere = {};
   elsewhere.buft = &stub_host_memory;
@@ -527,8 +539,17 @@ TEST(Ggml, MultipliesByPackedWeights) {
   EXPECT_EQ(Backend(1).Compute(&op), GGML_STATUS_FAILED);
   EXPECT_NE(logged.find("mha: MUL_MAT \"\" failed: its weights were not packed"), std::string::npos)
       << logged;
+  w.type = GGML_TYPE_F16, w.buffer = buffer;
+  EXPECT_FALSE(device->iface.supports_op(device, &op));
   buffer->iface.free_buffer(buffer);
   delete buffer;
+}
+
+TEST(Ggml, MultipliesByPackedWeights) {
+  for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
+    SCOPED_TRACE(ggml_type_name(type));
+    CheckPackedWeights(type);
+  }
 }
 
 TEST(Ggml, RefusesAnotherGgml) {
@@ -551,7 +572,7 @@ TEST(Ggml, RefusesAnotherGgml) {
   expect(refusal(), "ggml_tensor_overhead() is ");
   stub_set_tensor_overhead(ggml_tensor_overhead() - 8);
   for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "GATED_DELTA_NET", "f32",
-                           "f16", "bf16", "q8_0", "q4_0"}) {
+                           "f16", "bf16", "q8_0", "q4_0", "q4_1"}) {
     stub_rename(name);
     expect(refusal(), (std::string("another where this module expects ") + name).c_str());
   }

@@ -1,8 +1,8 @@
-// Products of the module's device MHA_Q4_0 by its packed weights, for llama_test.py:
+// Products by the packed weights of the module's device MHA_WEIGHTS, for llama_test.py:
 //
-//     llama_products OUTPUTS ROWS INPUTS BATCH BATCH      a shape of test-backend-ops -o MUL_MAT
+//     llama_products TYPE OUTPUTS ROWS INPUTS BATCH BATCH    a shape of test-backend-ops -o MUL_MAT
 //
-// Prints the squared error, of that of the product in double precision.
+// Prints the squared error, of that of the product in double precision. TYPE is a name of ggml.
 
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
@@ -10,15 +10,21 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 
 int main(int count, char **words) {
-  if (count != 6) return 2;
+  if (count != 7) return 2;
+  int type = 0;
+  while (type < GGML_TYPE_COUNT &&
+         std::strcmp(ggml_type_name(static_cast<ggml_type>(type)), words[1]) != 0) {
+    type++;
+  }
   const auto number = [&](int i) { return static_cast<size_t>(std::atoll(words[i])); };
-  const size_t outputs = number(1), inputs = number(3), rows = number(2) * number(4) * number(5);
+  const size_t outputs = number(2), inputs = number(4), rows = number(3) * number(5) * number(6);
   ggml_backend_load_all();
-  const ggml_backend_dev_t device = ggml_backend_dev_by_name("MHA_Q4_0");
+  const ggml_backend_dev_t device = ggml_backend_dev_by_name("MHA_WEIGHTS");
   if (!device) return 3;
   const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
   const auto make_context = [] {
@@ -26,12 +32,12 @@ int main(int count, char **words) {
         ggml_init({ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true}));
   };
   const ggml_context_ptr context = make_context(), of_weights = make_context();
-  ggml_tensor *const w = ggml_new_tensor_2d(of_weights.get(), GGML_TYPE_Q4_0,
+  ggml_tensor *const w = ggml_new_tensor_2d(of_weights.get(), static_cast<ggml_type>(type),
                                             static_cast<int64_t>(inputs),
                                             static_cast<int64_t>(outputs)),
                      *const x = ggml_new_tensor_4d(
                          context.get(), GGML_TYPE_F32, static_cast<int64_t>(inputs),
-                         std::atoll(words[2]), std::atoll(words[4]), std::atoll(words[5])),
+                         std::atoll(words[3]), std::atoll(words[5]), std::atoll(words[6])),
                      *const y = ggml_mul_mat(context.get(), w, x);
   const ggml_backend_buffer_ptr weights(ggml_backend_alloc_ctx_tensors_from_buft(
       of_weights.get(), ggml_backend_dev_buffer_type(device))),

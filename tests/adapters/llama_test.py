@@ -67,12 +67,14 @@ def operations(arguments):
 
 
     # test-backend-ops puts weights into the CPU's buffers, so a program of ours computes its cases. Those of other weights stay llama.cpp's.
-    shapes = [re.match(r"type_a=q4_0,type_b=f32,m=(\d+),n=(\d+),k=(\d+),bs=\[1,1\],nr=\[(\d+),(\d+)\],per=\[0,1,2,3\],k_v=0,o=1", case)
-              for case, _ in cases_of(arguments, "MUL_MAT", "support", "-b", "CPU", "-p", "type_a=q4_0,type_b=f32")]
-    errors = {shape[0]: call([arguments.work / "llama_products", *shape.groups()], arguments.module).stdout.split()[-1:] for shape in shapes if shape}
-    wrong = [shape for shape, said in errors.items() if not said or not re.match(r"[\d.]", said[0]) or not float(said[0]) < 5e-4]
-    check(len(errors) >= 20 and not wrong, f"MUL_MAT with Q4_0 weights: {len(errors) - len(wrong)} of {len(errors)} shapes passed, {len(shapes) - len(errors)} have "
-          f"batches of weights{''.join(', ' + shape for shape in wrong)}")
+    for kind in "q4_0", "q4_1", "q8_0":
+        shapes = [re.match(rf"type_a={kind},type_b=f32,m=(\d+),n=(\d+),k=(\d+),bs=\[1,1\],nr=\[(\d+),(\d+)\],per=\[0,1,2,3\],k_v=0,o=1", case)
+                  for case, _ in cases_of(arguments, "MUL_MAT", "support", "-b", "CPU", "-p", f"type_a={kind},type_b=f32")]
+        errors = {shape[0]: call([arguments.work / "llama_products", kind, *shape.groups()], arguments.module).stdout.split()[-1:]
+                  for shape in shapes if shape}
+        wrong = [shape for shape, said in errors.items() if not said or not re.match(r"[\d.]", said[0]) or not float(said[0]) < 5e-4]
+        check(len(errors) >= 20 and not wrong, f"MUL_MAT with weights of type {kind}: {len(errors) - len(wrong)} of {len(errors)} shapes passed, "
+              f"{len(shapes) - len(errors)} have batches of weights{''.join(', ' + shape for shape in wrong)}")
 
 
 def logits(arguments, model, flash, scenario, module=None, **variables):
@@ -136,14 +138,15 @@ def settings(arguments, model):
 
 
 def products(arguments, model):
-    """Q4_0 weights: products of mha differ from llama.cpp's as two roundings of rows to 8 bits do."""
-    quantised = arguments.work / "q4_0.gguf"
-    call([arguments.llama / "bin" / "llama-quantize", "--pure", model, quantised, "q4_0"])
-    for scenario in ("one", "four"):
-        of_ggml, _ = logits(arguments, quantised, "off", scenario)
-        of_mha, said = logits(arguments, quantised, "off", scenario, arguments.module)
-        found = error(of_mha, of_ggml)
-        check(0 < found < 0.03, f"Q4_0 weights, {scenario}: difference {found:.1e}{said if not of_mha else ''}")
+    """Quantised weights: products of mha differ from llama.cpp's as two roundings of rows to 8 bits do."""
+    for kind in "q4_0", "q4_1", "q8_0":
+        quantised = arguments.work / f"{kind}.gguf"
+        call([arguments.llama / "bin" / "llama-quantize", "--pure", model, quantised, kind])
+        for scenario in ("one", "four"):
+            of_ggml, _ = logits(arguments, quantised, "off", scenario)
+            of_mha, said = logits(arguments, quantised, "off", scenario, arguments.module)
+            found = error(of_mha, of_ggml)
+            check(0 < found < 0.03, f"weights of type {kind}, {scenario}: difference {found:.1e}{said if not of_mha else ''}")
 
 
 def perplexity(arguments):

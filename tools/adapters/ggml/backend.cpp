@@ -1,9 +1,10 @@
 // The module that ggml loads (GGML_BACKEND_PATH): one registry with two devices, accelerators that
 // share the CPU's memory, so that the scheduler of ggml moves operations to them without copies.
 //
-//     MHA         What it supports is moved from the CPU to it.
-//     MHA_Q4_0    llama.cpp puts weights into its buffers. Products with them follow to MHA, whose
-//                 results lie in the CPU's buffers.
+//     MHA            What it supports is moved from the CPU to it.
+//     MHA_WEIGHTS    llama.cpp puts weights into its buffers. Products with them follow to MHA,
+//     whose
+//                    results lie in the CPU's buffers.
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -45,7 +46,7 @@ struct Backend {
 Backend *backend_of(ggml_backend_t backend) { return static_cast<Backend *>(backend->context); }
 
 const char *name_of_device(ggml_backend_dev_t device) {
-  return is_for_weights(device) ? "MHA_Q4_0" : "MHA";
+  return is_for_weights(device) ? "MHA_WEIGHTS" : "MHA";
 }
 
 const char *name_of_backend(ggml_backend_t) { return "MHA"; }
@@ -106,7 +107,7 @@ void set_n_threads(ggml_backend_t backend, int n_threads) {
 // ---- The devices
 
 const char *describe_device(ggml_backend_dev_t device) {
-  return is_for_weights(device) ? "mha: Q4_0 weights" : "mha: attention and products";
+  return is_for_weights(device) ? "mha: packed weights" : "mha: attention and products";
 }
 
 ggml_backend_dev_type type_of_device(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
@@ -213,7 +214,8 @@ std::string difference() {
                {ggml_type_name(GGML_TYPE_F16), "f16"},
                {ggml_type_name(GGML_TYPE_BF16), "bf16"},
                {ggml_type_name(GGML_TYPE_Q8_0), "q8_0"},
-               {ggml_type_name(GGML_TYPE_Q4_0), "q4_0"}};
+               {ggml_type_name(GGML_TYPE_Q4_0), "q4_0"},
+               {ggml_type_name(GGML_TYPE_Q4_1), "q4_1"}};
   for (const auto &name : names) {
     if (std::strcmp(name.found, name.expected) != 0)
       return std::string("ggml has ") + name.found + " where this module expects " + name.expected;

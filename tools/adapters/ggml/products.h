@@ -1,5 +1,6 @@
-// MUL_MAT of ggml with weights of type Q4_0, computed by mha_linear in INT8. The weights lie in
-// buffers of their own type, packed: the same codes and scales in another order.
+// MUL_MAT of ggml with weights of type Q4_0, Q4_1 or Q8_0, computed by mha_linear in INT8. The
+// weights lie in buffers of their own type, packed: the same codes, scales and offsets in another
+// order.
 #pragma once
 
 #include "attention.h"
