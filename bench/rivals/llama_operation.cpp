@@ -1,7 +1,6 @@
 // Times FLASH_ATTN_EXT, GATED_DELTA_NET or MUL_MAT with weights of a type on a backend of ggml, for
-// llama.py.
-// Weights lie in the first buffer type of the device that is made for them: repacked where there is
-// one.
+// llama.py. Weights lie in a buffer type that the device makes for their products: repacked where
+// there is one.
 //
 //     llama_operation DEVICE THREADS ROUNDS HEADS KV_HEADS WIDTH QUERIES KEYS TYPE
 //     llama_operation DEVICE THREADS ROUNDS HEADS KEY_HEADS WIDTH TOKENS DECAY_WIDTH
@@ -39,12 +38,18 @@ void fill(ggml_tensor *tensor, float from = -1, float to = 1) {
   ggml_backend_tensor_set(tensor, stored.data(), 0, stored.size());
 }
 
-ggml_backend_buffer_type_t type_of_weights(ggml_backend_dev_t device) {
+ggml_backend_buffer_type_t type_of_weights(ggml_backend_dev_t device, ggml_tensor *product) {
   const auto extra =
       reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
           ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
-  ggml_backend_buffer_type_t *const types = extra ? extra(device) : nullptr;
-  return types && *types ? *types : ggml_backend_dev_buffer_type(device);
+  for (ggml_backend_buffer_type_t *type = extra ? extra(device) : nullptr; type && *type; type++) {
+    const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(*type, 0));
+    product->src[0]->buffer = empty.get();  // of which the device is asked
+    const bool is_supported = ggml_backend_dev_supports_op(device, product);
+    product->src[0]->buffer = nullptr;
+    if (is_supported) return *type;
+  }
+  return ggml_backend_dev_buffer_type(device);
 }
 
 }  // namespace
@@ -91,8 +96,8 @@ int main(int count, char **words) {
     weights = ggml_new_tensor_2d(weights_context.get(), static_cast<ggml_type>(number(7)), inputs,
                                  number(6));
     result = ggml_mul_mat(c, weights, ggml_new_tensor_2d(c, GGML_TYPE_F32, inputs, number(4)));
-    weights_buffer.reset(
-        ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), type_of_weights(device)));
+    weights_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(),
+                                                                  type_of_weights(device, result)));
     ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     fill(weights);
     if (!ggml_backend_supports_op(backend.get(), result)) return 4;
