@@ -489,6 +489,11 @@ void CheckPackedWeights(ggml_type weight_type) {
   const ggml_backend_dev_t device = Device(1);
   const ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
   EXPECT_TRUE(device->iface.supports_buft(device, type));
+  ggml_tensor large = w;  // takes what it takes in ggml
+  large.ne[0] = large.ne[1] = 1024;
+  large.nb[1] = 32 * block_bytes, large.nb[2] = large.nb[3] = 1024 * large.nb[1];
+  EXPECT_LT(type->iface.get_alloc_size(type, &large),
+            1.05 * static_cast<double>(ggml_nbytes(&large)));
   ggml_backend_buffer_t buffer =
       type->iface.alloc_buffer(type, type->iface.get_alloc_size(type, &w));
   w.buffer = buffer, w.data = buffer->iface.get_base(buffer);
@@ -540,6 +545,7 @@ void CheckPackedWeights(ggml_type weight_type) {
   EXPECT_NE(logged.find("mha: MUL_MAT \"\" failed: its weights were not packed"), std::string::npos)
       << logged;
   w.type = GGML_TYPE_F16, w.buffer = buffer;
+  w.nb[0] = 2, w.nb[1] = 2 * kInputs, w.nb[2] = w.nb[3] = w.nb[1] * kOutputs;
   EXPECT_FALSE(device->iface.supports_op(device, &op));
   buffer->iface.free_buffer(buffer);
   delete buffer;
