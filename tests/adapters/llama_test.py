@@ -93,14 +93,25 @@ def error(values, expected):
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(values, expected)) / sum(b * b for b in expected))
 
 
-def models(arguments):
+def model_of(arguments, name):
+    """The first one of this architecture that test-llama-archs writes."""
     folder = arguments.work / "models"
     folder.mkdir(exist_ok=True)
+    if not list(folder.glob(f"{name}-*.gguf")):
+        call([arguments.llama / "bin" / "test-llama-archs", "-a", f"^{name}$", "-o", folder])
+    return next(iter(sorted(folder.glob(f"{name}-*.gguf"))), None)
+
+
+def quantised(arguments, model, kind):
+    path = arguments.work / f"{kind}.gguf"
+    call([arguments.llama / "bin" / "llama-quantize", "--allow-requantize", "--pure", model, path, kind])
+    return path
+
+
+def models(arguments):
     differs = False
     for name in architectures + hybrids:
-        if not list(folder.glob(f"{name}-*.gguf")):
-            call([arguments.llama / "bin" / "test-llama-archs", "-a", f"^{name}$", "-o", folder])
-        path = next(iter(sorted(folder.glob(f"{name}-*.gguf"))), None)
+        path = model_of(arguments, name)
         if not path:
             check(False, f"{name}: test-llama-archs wrote no model")
             continue
@@ -117,8 +128,9 @@ def models(arguments):
     check(differs, "-fa off: logits of models with recurrent attention are not those without the module")
 
 
-def settings(arguments, model):
-    """auto and on are mha, whatever the threads; off is llama.cpp's, bit by bit."""
+def settings(arguments):
+    """auto and on are mha, whatever the threads; off is llama.cpp's, bit by bit, with weights that the module leaves to it."""
+    model = quantised(arguments, arguments.smollm2, "f16") if arguments.smollm2 else model_of(arguments, "llama")
     off, _ = logits(arguments, model, "off", "one")
     on, _ = logits(arguments, model, "on", "one")
     with_off, _ = logits(arguments, model, "off", "one", arguments.module)
@@ -137,14 +149,13 @@ def settings(arguments, model):
         check(found[0] < 2 * found[1], f"keys and values of type {types}: error {found[0]:.1e}, of ggml's flash attention {found[1]:.1e}")
 
 
-def products(arguments, model):
+def products(arguments):
     """Quantised weights: products of mha differ from llama.cpp's as two roundings of rows to 8 bits do."""
     for kind in "q4_0", "q4_1", "q8_0":
-        quantised = arguments.work / f"{kind}.gguf"
-        call([arguments.llama / "bin" / "llama-quantize", "--pure", model, quantised, kind])
+        model = quantised(arguments, model_of(arguments, "llama"), kind)
         for scenario in ("one", "four"):
-            of_ggml, _ = logits(arguments, quantised, "off", scenario)
-            of_mha, said = logits(arguments, quantised, "off", scenario, arguments.module)
+            of_ggml, _ = logits(arguments, model, "off", scenario)
+            of_mha, said = logits(arguments, model, "off", scenario, arguments.module)
             found = error(of_mha, of_ggml)
             check(0 < found < 0.03, f"weights of type {kind}, {scenario}: difference {found:.1e}{said if not of_mha else ''}")
 
@@ -177,14 +188,10 @@ def main():
                      "-L", libraries, f"-Wl,-rpath,{libraries.resolve()}", "-lllama", "-lggml", "-lggml-base", "-pthread", "-o", arguments.work / name])
         if done.returncode:
             sys.exit(f"{name}.cpp does not compile: {done.stdout}")
-    def first():
-        return sorted((arguments.work / "models").glob("llama-*.gguf"))[0]
-
-    parts = {"operations": lambda: operations(arguments), "models": lambda: models(arguments),
-             "settings": lambda: settings(arguments, arguments.smollm2 or first()), "products": lambda: products(arguments, first()),
-             "perplexity": lambda: perplexity(arguments) if arguments.smollm2 else None}
+    parts = {"operations": operations, "models": models, "settings": settings, "products": products,
+             "perplexity": lambda arguments: perplexity(arguments) if arguments.smollm2 else None}
     for part in arguments.parts or parts:
-        parts[part]()
+        parts[part](arguments)
     print(f"{len(failures)} of the checks failed" if failures else "all is as it should be")
     return 1 if failures else 0
 
