@@ -73,7 +73,7 @@ def operations(arguments):
         errors = {shape[0]: call([arguments.work / "llama_products", kind, *shape.groups()], arguments.module).stdout.split()[-1:]
                   for shape in shapes if shape}
         wrong = [shape for shape, said in errors.items() if not said or not re.match(r"[\d.]", said[0]) or not float(said[0]) < 5e-4]
-        check(len(errors) >= 20 and not wrong, f"MUL_MAT with weights of type {kind}: {len(errors) - len(wrong)} of {len(errors)} shapes passed, "
+        check(len(errors) >= 18 and not wrong, f"MUL_MAT with weights of type {kind}: {len(errors) - len(wrong)} of {len(errors)} shapes passed, "
               f"{len(shapes) - len(errors)} have batches of weights{''.join(', ' + shape for shape in wrong)}")
 
 
