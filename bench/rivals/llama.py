@@ -75,7 +75,7 @@ def main():
     parser.add_argument("--parts", nargs="+", choices=("operation", "models"), default=["operation", "models"])
     parser.add_argument("--models", nargs="+", default=["768.F16"], metavar="MODEL", help="SHAPE.TYPE of decoders.py, or a file (default: 768.F16)")
     parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt (default: 4096)")
-    parser.add_argument("--tokens", type=int, default=16, help="tokens at each depth (default: 16)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens at each depth (default: 64)")
     parser.add_argument("--depths", type=int, nargs="*", default=[0, 512, 2048, 4096], help="tokens before them (default: 0 512 2048 4096)")
     parser.add_argument("--add", action="store_true", help="add these rounds to those of the results")
     parser.add_argument("--variant", default="", help="the name of another build of both, such as AVX2, for models; with:")
