@@ -65,8 +65,6 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
   tile.chain = score_block;
   tile.sums_stride = score_stride;
   tile.mode = Sums::replace;
-  tile.next_columns = tile_keys * head_dim;
-  tile.next_sums = tile_keys;
   for (int64_t i = 0, step, end = interleaves ? apart : list.count; i < end; i += step) {
     const Loop &loop = !interleaves && end - i < loops.wide.strips ? loops.narrow : loops.wide;
     for (int64_t b = 0; b < loop.strips; ++b) {
@@ -77,11 +75,13 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
     const int64_t key_tile = tiles.begin + i * tiles_ahead;
     const bool is_ahead = ahead.has(key_tile);
     tile.repeats = 1;
-    if (loop.strips == 1 && !interleaves) {
-      tile.repeats = min(end - i, key_tile_of(keys.run_end[key_tile]) - key_tile);
-      if (is_ahead)
-        tile.repeats = min(tile.repeats, key_tile_of(ahead.tiles->run_end[key_tile]) - key_tile);
+    if (!interleaves) {
+      int64_t run = min(end - i, key_tile_of(keys.run_end[key_tile]) - key_tile);
+      if (is_ahead) run = min(run, key_tile_of(ahead.tiles->run_end[key_tile]) - key_tile);
+      tile.repeats = max(1, static_cast<uint32_t>(run) / static_cast<uint32_t>(loop.strips));
     }
+    tile.next_sums = loop.strips * tile_keys;
+    tile.next_columns = tile.next_sums * head_dim;
     step = interleaves ? 1 : loop.strips * tile.repeats;
     const int64_t ahead_bytes = step * tiles_ahead * ahead.bytes;
     const char *const first_ahead =
