@@ -285,7 +285,7 @@ MHA_INLINE int64_t next_tile_rows(int64_t left, int64_t most, bool may_lack_row)
   return left >= 4 ? 4 : min(left, 2);
 }
 
-// Weights of up to so many bytes lie in a near cache, and of up to so many in the third level.
+// The most bytes of weights that lie in a near cache, and in the third level.
 constexpr int64_t min_prefetch_bytes = 256 << 10, level3_weight_bytes = 3 << 20;
 constexpr int64_t own_prefetch_terms = 24;  // how far ahead two rows prefetch their own weights
 
@@ -581,7 +581,7 @@ MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x
   }
 }
 
-// Up to so many rows widen numbers of fewer bits in registers, again in each tile. More rows are
+// The most rows that widen numbers of fewer bits in registers, again in each tile. More rows are
 // faster if the numbers are widened to memory once.
 constexpr int64_t max_rows_widened_in_registers = 24;
 

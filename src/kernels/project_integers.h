@@ -17,16 +17,16 @@ namespace {
 
 // ---- Tiles
 
-// Reading the weights limits a call of up to so many rows. Their tiles turn nibbles of int4 into
-// bytes in registers, where more rows find the bytes in memory, made once for all.
+// The most rows of a call whose speed reading the weights limits. Their tiles turn nibbles of int4
+// into bytes in registers; with more rows, nibbles become bytes in memory once for all rows.
 constexpr int max_few_rows = 2;
 
 // Terms of a panel that stay in the cache while all rows pass them.
 constexpr int64_t block_terms = dot_block;
 
-// Few rows take so many panels in step, one chain of each in turn, and meanwhile prefetch the next
-// chains of all panels, one line of each in turn. The processor follows several streams of memory
-// by itself, and reads them faster than one.
+// The panels that few rows pass in step, one chain of each in turn. Meanwhile they prefetch the
+// next chains of all panels, one line of each in turn. The processor follows several streams of
+// memory by itself, and reads them faster than one.
 constexpr int panels_in_step = 4;
 
 // The rows of a tile whose sums stay in registers from chain to chain, and no tile has more. Where
@@ -315,7 +315,7 @@ MHA_INLINE void visit_code(const Projection &p, Visit visit) {
     visit(SmallCode());
 }
 
-// The bytes of the codes of a row of so many terms.
+// The bytes of the codes of a row of `terms` terms.
 MHA_INLINE int64_t bytes_of_codes(const Projection &p, int64_t terms) {
   int64_t bytes = 0;
   const int64_t chain = terms_of_chain(p.storage, p.group);
@@ -332,7 +332,7 @@ MHA_INLINE int group_bits_of(const Projection &p) {
 
 using PanelLoop = void (*)(const CodeTile &);
 
-// The loop for a tile of so many rows. Up to max_few_rows it reads int4 as nibbles.
+// The loop for a tile of num_rows rows. Up to max_few_rows it reads int4 as nibbles.
 template <class V>
 MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   PanelLoop loop = nullptr;

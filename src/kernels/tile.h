@@ -357,8 +357,8 @@ struct Loop {
   uint32_t streams;               // that it prefetches
 };
 
-// Prefetches a stretch of memory evenly during a loop of so many terms and repeats, an equal part
-// of it in each stream. Counts are rounded up, because many tiles share a stretch and each must ask
+// Prefetches a stretch of memory evenly during a loop of these terms and repeats, an equal part of
+// it in each stream. Counts are rounded up, because many tiles share a stretch and each must ask
 // for some of it; they have 32 bits, which divide faster.
 MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loop &loop,
                                      int64_t terms, int64_t repeats) {
@@ -370,8 +370,8 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
   return {begin, part, step, per_repeat - step * terms};
 }
 
-// Prefetches the columns of a loop in later rows of the same matrix: with each term, so many bytes
-// of one row.
+// Prefetches the columns of a loop in later rows of the same matrix: with each term, a part of one
+// row.
 MHA_INLINE Prefetch prefetch_columns(const char *begin, int64_t row_bytes, int64_t bytes,
                                      const Loop &loop, int64_t terms) {
   return {begin, bytes / loop.streams, row_bytes, bytes - terms * row_bytes};
@@ -480,7 +480,7 @@ struct Rows {
   static constexpr int count = R;
 };
 
-// Calls visit(Rows<R>{}) with the smallest R that has room for so many rows: 1, 2, 4 or `most`.
+// Calls visit(Rows<R>{}) with the smallest R that has room for the rows: 1, 2, 4 or `most`.
 template <int most, class Visit>
 MHA_INLINE void visit_rows(int64_t rows, Visit visit) {
   if (rows <= 1) return visit(Rows<1>{});
@@ -568,7 +568,7 @@ MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one
 }
 
 // Runs the loops over all columns of one strip after the other: the wide loop as often as it fits,
-// then the narrow one. Columns come in multiples of 16, which take so many bytes.
+// then the narrow one. Columns come in multiples of 16.
 MHA_INLINE void run_over_columns(const Loops &loops, int64_t columns, Tile *tile,
                                  int64_t bytes_of_16) {
   const Loop &loop = loops.wide, &rest = loops.narrow;

@@ -2,9 +2,8 @@
 // share the CPU's memory, so that the scheduler of ggml moves operations to them without copies.
 //
 //     MHA            What it supports is moved from the CPU to it.
-//     MHA_WEIGHTS    llama.cpp puts weights into its buffers. Products with them follow to MHA,
-//     whose
-//                    results lie in the CPU's buffers.
+//     MHA_WEIGHTS    llama.cpp puts weights into its buffers. Products with them follow to MHA.
+//                    Their results lie in the CPU's buffers.
 #include <cstdio>
 #include <cstring>
 #include <new>
