@@ -328,7 +328,8 @@ TEST_P(KvCache, ReadsBackInt8RowsAtTheirBorders) {
 
 // Widths with every block of the Hadamard transform, with rows of one number and of the greatest.
 TEST_P(KvCache, OfInt4ValuesOfAnyWidthEqualsTheSpecification) {
-  for (const int64_t width : {1, 2, 20, 24, 48, 64, 80, 96, 112, 128, 192, 256, 320, 384, 512, 520}) {
+  for (const int64_t width :
+       {1, 2, 20, 24, 48, 64, 80, 96, 112, 128, 192, 256, 320, 384, 512, 520}) {
     for (const int64_t n_q : {1, 2, 4, 17}) {
       if (!sample_.Takes()) continue;
       AttentionProblem problem = Stored(Storage::kInt4, n_q, 290, 1, 8, width);
