@@ -352,6 +352,22 @@ TEST_P(KvCache, OfInt4ValuesOfAnyWidthEqualsTheSpecification) {
   }
 }
 
+// The scales of values, [kv head][16], are the last part of this cache.
+TEST_P(KvCache, OfInt4MarksValuesThatAreNotFiniteByTheScaleNan) {
+  AttentionProblem history = Stored(Storage::kInt4, 1, 16, 1, 8, 16);
+  const size_t row = static_cast<size_t>(history.num_kv_heads) * 16;
+  history.v[0] = kInfinity;
+  history.v[row] = kNaN;
+  history.v[2 * row] = history.v[2 * row + 8] = std::numeric_limits<float>::max();
+  Cache cache(CacheConfigOf(history, kContiguous, 1, 16));
+  cache.Append(0, {history.k, history.v});
+  uint32_t scales[4];
+  std::memcpy(scales, cache.buffer().data() + cache.buffer().size() - row * sizeof(float),
+              sizeof scales);
+  for (int i = 0; i < 3; i++) EXPECT_EQ(scales[i], 0x7fc00000u) << i;
+  EXPECT_NE(scales[3], 0x7fc00000u);
+}
+
 TEST_P(KvCache, ReadsKeysOrValuesAlone) {
   const AttentionProblem history = History(1, 40);
   Cache cache(CacheConfigOf(history, kContiguous, 1, 40));
