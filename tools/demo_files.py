@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the files of the demonstration: an attention layer of GPT-2's smallest model with random weights, and random input rows; and a small
-layer made up by hand, whose heads do with a sentence what heads of trained models are known to do.
+"""Writes the files of the demonstration: an attention layer of GPT-2's smallest model with random
+weights, and random input rows; and a small layer made up by hand, whose heads do with a sentence
+what heads of trained models are known to do.
 """
 
 import argparse
@@ -13,7 +14,10 @@ import struct
 import sys
 
 tokens, width = 1024, 768
-sentence = "When the old clock above the door struck nine , the cat that slept on the sill woke and asked for some milk ."
+sentence = (
+    "When the old clock above the door struck nine , the cat that slept on the sill woke and asked"
+    " for some milk ."
+)
 
 
 def floats(values):
@@ -33,7 +37,11 @@ def write_safetensors(path, tensors):
     """tensors: {name: (shape, bytes)}"""
     header, offset = {}, 0
     for name, (shape, data) in tensors.items():
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [offset, offset + len(data)],
+        }
         offset += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -52,11 +60,16 @@ def write_npy(path, shape, data):
 
 def turns(position):
     """Where a row stands: the dot product of two of these is the larger, the nearer they are."""
-    return [turn for i in range(8) for turn in (math.cos(math.pi * position / 2**i), math.sin(math.pi * position / 2**i))]
+    return [
+        turn
+        for i in range(8)
+        for turn in (math.cos(math.pi * position / 2**i), math.sin(math.pi * position / 2**i))
+    ]
 
 
 def sentence_rows(words):
-    """Each row: its position, its word, whether it is the first one, whether it is a comma or full stop, and a 1."""
+    """Each row: its position, its word, whether it is the first one, whether it is a comma or full
+    stop, and a 1."""
     code = {}
     rows = []
     for position, word in enumerate(words):
@@ -66,8 +79,8 @@ def sentence_rows(words):
 
 
 def sentence_layer(row_width):
-    """W_Q and W_K, [row_width, 6 * 16], of heads that look at the token before, at the same word, at the first token, at commas, at what is
-    near, and at nothing in particular."""
+    """W_Q and W_K, [row_width, 6 * 16], of heads that look at the token before, at the same word,
+    at the first token, at commas, at what is near, and at nothing in particular."""
     at_position, at_word, is_first, is_stop, one = range(16), range(16, 32), 32, 33, 34
     query, key = ([[0.0] * 96 for _ in range(row_width)] for _ in range(2))
 
@@ -76,9 +89,9 @@ def sentence_layer(row_width):
             key[row][16 * head + i] = strength
             query[row][16 * head + i] = 1.0
         for i in range(0, 16 * bool(back), 2):  # as if the query stood further back
-            cos, sin = turns(back)[i:i + 2]
-            query[i][16 * head + i:16 * head + i + 2] = cos, -sin
-            query[i + 1][16 * head + i:16 * head + i + 2] = sin, cos
+            cos, sin = turns(back)[i : i + 2]
+            query[i][16 * head + i : 16 * head + i + 2] = cos, -sin
+            query[i + 1][16 * head + i : 16 * head + i + 2] = sin, cos
 
     match(0, at_position, 5, back=1)
     match(1, at_word, 4)
@@ -90,13 +103,20 @@ def sentence_layer(row_width):
 
 def write_layer(folder):
     """Random weights of GPT-2's shape, and rows for them."""
-    weight_bound = 3**0.5 / width**0.5  # columns of length 1, so that the layer neither grows nor shrinks its rows by much
-    write_safetensors(folder / "layer.safetensors", {
-        "h.0.attn.c_attn.weight": ([width, 3 * width], uniform(width * 3 * width, weight_bound)),
-        "h.0.attn.c_attn.bias": ([3 * width], uniform(3 * width, 0.1)),
-        "h.0.attn.c_proj.weight": ([width, width], uniform(width * width, weight_bound)),
-        "h.0.attn.c_proj.bias": ([width], uniform(width, 0.1)),
-    })
+    # Columns of length 1, so that the layer neither grows nor shrinks its rows by much.
+    weight_bound = 3**0.5 / width**0.5
+    write_safetensors(
+        folder / "layer.safetensors",
+        {
+            "h.0.attn.c_attn.weight": (
+                [width, 3 * width],
+                uniform(width * 3 * width, weight_bound),
+            ),
+            "h.0.attn.c_attn.bias": ([3 * width], uniform(3 * width, 0.1)),
+            "h.0.attn.c_proj.weight": ([width, width], uniform(width * width, weight_bound)),
+            "h.0.attn.c_proj.bias": ([width], uniform(width, 0.1)),
+        },
+    )
     write_npy(folder / "x.npy", (tokens, width), uniform(tokens * width, 3**0.5))
 
 
@@ -105,23 +125,41 @@ def write_sentence(folder):
     words = sentence.split()
     rows = sentence_rows(words)
     w_q, w_k = sentence_layer(len(rows[0]))
-    write_safetensors(folder / "sentence.safetensors", {
-        "W_query": ([len(rows[0]), 96], floats(w_q)),
-        "W_key": ([len(rows[0]), 96], floats(w_k)),
-        "W_value": ([len(rows[0]), 96], uniform(len(rows[0]) * 96, 0.3)),
-    })
-    write_npy(folder / "sentence.npy", (len(words), len(rows[0])), floats(value for row in rows for value in row))
+    write_safetensors(
+        folder / "sentence.safetensors",
+        {
+            "W_query": ([len(rows[0]), 96], floats(w_q)),
+            "W_key": ([len(rows[0]), 96], floats(w_k)),
+            "W_value": ([len(rows[0]), 96], uniform(len(rows[0]) * 96, 0.3)),
+        },
+    )
+    write_npy(
+        folder / "sentence.npy",
+        (len(words), len(rows[0])),
+        floats(value for row in rows for value in row),
+    )
     (folder / "sentence.txt").write_text(sentence + "\n")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""Example:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="""Example:
   python3 tools/demo_files.py build
 
 Exit codes: 0 done; 1 the folder cannot be made; 2 wrong usage.
-""")
-    parser.add_argument("folder", type=pathlib.Path, metavar="FOLDER",
-                        help="gets layer.safetensors and x.npy, sentence.safetensors, sentence.npy and sentence.txt; made if it is not there")
+""",
+    )
+    parser.add_argument(
+        "folder",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help=(
+            "gets layer.safetensors and x.npy, sentence.safetensors, sentence.npy and sentence.txt;"
+            " made if it is not there"
+        ),
+    )
     folder = parser.parse_args().folder
     try:
         folder.mkdir(parents=True, exist_ok=True)

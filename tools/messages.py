@@ -8,6 +8,7 @@ Usage: tools/messages.py [--words] [FILE...]
 
 Example: tools/messages.py | grep stride
 """
+
 import glob
 import re
 import sys
@@ -35,7 +36,9 @@ def main(arguments):
     if "--help" in arguments or "-h" in arguments:
         print(__doc__.strip())
         return 0
-    files = [a for a in arguments if not a.startswith("-")] or sorted(glob.glob("src/*.cpp") + glob.glob("src/*/*.cpp"))
+    files = [a for a in arguments if not a.startswith("-")] or sorted(
+        glob.glob("src/*.cpp") + glob.glob("src/*/*.cpp")
+    )
     found = [(path, line, text) for path in files for line, text in messages(path)]
     if "--words" in arguments:
         print(len(found), "messages,", sum(len(text.split()) for _, _, text in found), "words")

@@ -47,10 +47,12 @@ FOLDER = ROOT / "build" / "mutate"
 LEAST_SCORE = 0.97
 TEST_SECONDS = 60  # of processor time, which no program takes for three tenths of its random cases
 # All that can see the library, the quickest first. What the list names for a fault comes before.
-PROGRAMS = """interface_errors interface_info info_counts interface_packed process structs schedule cache_errors fma storage seeds states
-  options bias_tables specification chosen_keys linear recurrent weights rope_tables interface_edges interface_memory cache_memory cache checksums contract
-  generated cache_accuracy accuracy function""".split()
-WITH_SOURCES = "structs schedule fma storage function".split()  # these hold files of the library themselves
+PROGRAMS = """interface_errors interface_info info_counts interface_packed process structs
+  schedule cache_errors fma storage seeds states options bias_tables specification chosen_keys
+  linear recurrent weights rope_tables interface_edges interface_memory cache_memory cache
+  checksums contract generated cache_accuracy accuracy function""".split()
+# These hold files of the library themselves.
+WITH_SOURCES = "structs schedule fma storage function".split()
 
 
 class Stop(Exception):
@@ -64,6 +66,7 @@ class DoesNotCompile(Exception):
 
 
 # ---- The list
+
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
@@ -80,8 +83,13 @@ class Mutant:
     def pattern(self):
         """Finds the old text however it is spaced and broken into lines."""
         tokens = re.findall(r"\w+|[^\w\s]", self.old)
-        joints = [r"\s+" if left[-1].isalnum() and right[0].isalnum() else r"\s*" for left, right in zip(tokens, tokens[1:])]
-        return re.compile("".join(re.escape(token) + joint for token, joint in zip(tokens, [*joints, ""])))
+        joints = [
+            r"\s+" if left[-1].isalnum() and right[0].isalnum() else r"\s*"
+            for left, right in zip(tokens, tokens[1:])
+        ]
+        return re.compile(
+            "".join(re.escape(token) + joint for token, joint in zip(tokens, [*joints, ""]))
+        )
 
 
 def read_list(text):
@@ -94,11 +102,24 @@ def read_list(text):
         if heading:
             path, tests = heading[1], tuple(heading[2].split())
             continue
-        fault = re.fullmatch(r"(.+?) ==>(?: (.*?))??(?: ## (?!equivalent)(.+?))?(?: ## equivalent: (.+))?", line)
+        fault = re.fullmatch(
+            r"(.+?) ==>(?: (.*?))??(?: ## (?!equivalent)(.+?))?(?: ## equivalent: (.+))?", line
+        )
         if not fault or not path:
-            raise Stop(1, f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS', optionally followed by '## TESTS' or "
-                       "'## equivalent: REASON'")
-        mutants.append(Mutant(path, fault[1], fault[2] or "", tuple((fault[3] or "").split()) + tests, fault[4] or ""))
+            raise Stop(
+                1,
+                f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS',"
+                " optionally followed by '## TESTS' or '## equivalent: REASON'",
+            )
+        mutants.append(
+            Mutant(
+                path,
+                fault[1],
+                fault[2] or "",
+                tuple((fault[3] or "").split()) + tests,
+                fault[4] or "",
+            )
+        )
     return mutants
 
 
@@ -109,7 +130,9 @@ def errors_of(mutants, root):
         path = root / mutant.path
         count = len(mutant.pattern.findall(path.read_text())) if path.is_file() else 0
         if count != 1:
-            errors.append(f"{mutant}\n  its text occurs {count} times in the file; it must occur once")
+            errors.append(
+                f"{mutant}\n  its text occurs {count} times in the file; it must occur once"
+            )
         for test in mutant.tests:
             if test.split(":")[0] not in PROGRAMS:
                 errors.append(f"{mutant}\n  '{test}' is not a test program that this script knows")
@@ -119,16 +142,23 @@ def errors_of(mutants, root):
 
 def drawn(mutants, count, commit):
     """As many of them, the same for each commit."""
-    return sorted(mutants, key=lambda mutant: hashlib.sha256(f"{commit} {mutant}".encode()).digest())[:count]
+    return sorted(
+        mutants, key=lambda mutant: hashlib.sha256(f"{commit} {mutant}".encode()).digest()
+    )[:count]
 
 
 # ---- The copy and its build
+
 
 def copy_tree(tree):
     """The files that git knows, as they are in the working tree."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
     names = {name for name in listed if name and (ROOT / name).is_file()}
-    for path in [path for path in tree.glob("**/*") if "build" not in path.relative_to(tree).parts[:1] and path.is_file()]:
+    for path in [
+        path
+        for path in tree.glob("**/*")
+        if "build" not in path.relative_to(tree).parts[:1] and path.is_file()
+    ]:
         if str(path.relative_to(tree)) not in names:
             path.unlink()
     for name in names:
@@ -147,13 +177,38 @@ class Build:
         self.passes = {}  # test that has failed -> whether it passes without a fault
         copy_tree(self.tree)
         on = ["TESTS", "SHARED"]
-        off = ["STATIC", "AVX512", "COMPILES_avx2_vnni", "COMPILES_neon_dotprod", "COMPILES_neon_i8mm", "TOOLS", "BENCH", "ONNX", "OPENBLAS",
-               "PTHREADPOOL", "INSTALL"]
-        settings = ["CMAKE_BUILD_TYPE=Release", *(f"MHA_{part}=ON" for part in on), *(f"MHA_{part}=OFF" for part in off)]
+        off = [
+            "STATIC",
+            "AVX512",
+            "COMPILES_avx2_vnni",
+            "COMPILES_neon_dotprod",
+            "COMPILES_neon_i8mm",
+            "TOOLS",
+            "BENCH",
+            "ONNX",
+            "OPENBLAS",
+            "PTHREADPOOL",
+            "INSTALL",
+        ]
+        settings = [
+            "CMAKE_BUILD_TYPE=Release",
+            *(f"MHA_{part}=ON" for part in on),
+            *(f"MHA_{part}=OFF" for part in off),
+        ]
         if shutil.which("ccache"):
             settings += ["CMAKE_C_COMPILER_LAUNCHER=ccache", "CMAKE_CXX_COMPILER_LAUNCHER=ccache"]
         if not (self.folder / "build.ninja").exists():
-            self.run("cmake", "-S", self.tree, "-B", self.folder, "-G", "Ninja", "--log-level=NOTICE", *(f"-D{setting}" for setting in settings))
+            self.run(
+                "cmake",
+                "-S",
+                self.tree,
+                "-B",
+                self.folder,
+                "-G",
+                "Ninja",
+                "--log-level=NOTICE",
+                *(f"-D{setting}" for setting in settings),
+            )
         self.run("cmake", "--build", self.folder, "--parallel", str(jobs), "--target", "mha_shared")
         self.commands = {}  # object -> how it is compiled
         for entry in json.loads((self.folder / "compile_commands.json").read_text()):
@@ -164,9 +219,16 @@ class Build:
 
     def dependencies(self, objects):
         """Objects -> the files that they are compiled of."""
-        told = subprocess.check_output(["ninja", "-t", "deps", *objects], cwd=self.folder, text=True).split("\n\n")
+        told = subprocess.check_output(
+            ["ninja", "-t", "deps", *objects], cwd=self.folder, text=True
+        ).split("\n\n")
         blocks = [block.split("\n") for block in told]
-        return {target.split(":")[0]: {os.path.relpath(self.folder / path.strip(), self.tree) for path in paths} for target, *paths in blocks}
+        return {
+            target.split(":")[0]: {
+                os.path.relpath(self.folder / path.strip(), self.tree) for path in paths
+            }
+            for target, *paths in blocks
+        }
 
     def run(self, *command):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -176,7 +238,15 @@ class Build:
     def program(self, name):
         with self.lock:
             if name not in self.ready:
-                self.run("cmake", "--build", self.folder, "--parallel", str(self.jobs), "--target", f"mha_test_{name}")
+                self.run(
+                    "cmake",
+                    "--build",
+                    self.folder,
+                    "--parallel",
+                    str(self.jobs),
+                    "--target",
+                    f"mha_test_{name}",
+                )
                 self.ready[name] = self.folder / "bin" / f"mha_test_{name}"
         return self.ready[name]
 
@@ -185,7 +255,10 @@ class Build:
         to = work / name.replace("/", "_")
         if not to.exists():
             # Without -O2 the kernels compile in two thirds of the time.
-            words = [re.sub("^-O[23]$", "-O1", word).replace(f"{self.tree}/src", f"{work}/src") for word in self.commands[name]]
+            words = [
+                re.sub("^-O[23]$", "-O1", word).replace(f"{self.tree}/src", f"{work}/src")
+                for word in self.commands[name]
+            ]
             words[words.index("-o") + 1] = str(to)
             self.run_in_build(words)
         return to
@@ -193,34 +266,54 @@ class Build:
     def link_library(self, work, objects):
         """A libmha.so in `work`, of which these objects are of the sources there."""
         compiler = [word for word in self.commands[objects[0]] if "ccache" not in word][0]
-        self.run_in_build([compiler, "-shared", f"-Wl,-soname,libmha.so.0,--version-script={work}/src/mha.map", "-o", work / "libmha.so.0",
-                           *(self.compiled(name, work) if name in objects else name for name in self.library)])
+        self.run_in_build(
+            [
+                compiler,
+                "-shared",
+                f"-Wl,-soname,libmha.so.0,--version-script={work}/src/mha.map",
+                "-o",
+                work / "libmha.so.0",
+                *(self.compiled(name, work) if name in objects else name for name in self.library),
+            ]
+        )
 
     def link_program(self, name, work, path):
-        """A program that holds files of the library, of the sources in `work`, where it holds `path`."""
-        told = subprocess.check_output(["ninja", "-t", "commands", f"bin/mha_test_{name}"], cwd=self.folder, text=True)
+        """A program that holds files of the library, of the sources in `work`, where it holds
+        `path`."""
+        told = subprocess.check_output(
+            ["ninja", "-t", "commands", f"bin/mha_test_{name}"], cwd=self.folder, text=True
+        )
         words = shlex.split(told.strip().split("\n")[-1].split(" && ")[1])
         depends = self.dependencies([word for word in words if word.endswith(".o")])
         if not any(path in files for files in depends.values()):
             return self.program(name)
-        words = [self.compiled(word, work) if path in depends.get(word, ()) else word for word in words]
+        words = [
+            self.compiled(word, work) if path in depends.get(word, ()) else word for word in words
+        ]
         words[words.index("-o") + 1] = work / f"mha_test_{name}"
         self.run_in_build(words)
         return work / f"mha_test_{name}"
 
     def run_in_build(self, command):
-        done = subprocess.run(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         if done.returncode != 0:
             raise DoesNotCompile(done.stdout)
 
     def failure(self, tests, without, rounds, work=None, path=""):
-        """The test of PROGRAM or PROGRAM:PART_OF_A_NAME that fails with the fault at `path` in `work`, or None. without: '-' and those to
-        leave out."""
+        """The test of PROGRAM or PROGRAM:PART_OF_A_NAME that fails with the fault at `path` in
+        `work`, or None. without: '-' and those to leave out."""
         name, _, part = tests.partition(":")
         program = self.program(name)
         if work and name in WITH_SOURCES:
             program = self.link_program(name, work, path)
-        environment = {**os.environ, "GTEST_FAIL_FAST": "1", "GTEST_FILTER": f"*{part}*{without}", "MHA_TEST_ROUNDS": str(rounds)}
+        environment = {
+            **os.environ,
+            "GTEST_FAIL_FAST": "1",
+            "GTEST_FILTER": f"*{part}*{without}",
+            "MHA_TEST_ROUNDS": str(rounds),
+        }
         if work:
             environment["LD_LIBRARY_PATH"] = str(work)
 
@@ -229,19 +322,31 @@ class Build:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
         try:
-            done = subprocess.run([program], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  preexec_fn=limit, timeout=10 * TEST_SECONDS)
+            done = subprocess.run(
+                [program],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=limit,
+                timeout=10 * TEST_SECONDS,
+            )
             if done.returncode == 0:
                 return None
             output = done.stdout.decode(errors="replace")
         except subprocess.TimeoutExpired as expired:
             output = (expired.stdout or b"").decode(errors="replace")
-        failed = re.findall(r"\[  FAILED  \] ([\w/.]+)", output) or re.findall(r"\[ RUN      \] ([\w/.]+)", output)[-1:]
+        failed = (
+            re.findall(r"\[  FAILED  \] ([\w/.]+)", output)
+            or re.findall(r"\[ RUN      \] ([\w/.]+)", output)[-1:]
+        )
         if not failed:
             raise Stop(4, f"{program} runs no test: {output}")
         with self.lock:
             if failed[0] not in self.passes:
-                self.passes[failed[0]] = not work or self.failure(f"{name}:{failed[0]}", "", rounds) is None
+                self.passes[failed[0]] = (
+                    not work or self.failure(f"{name}:{failed[0]}", "", rounds) is None
+                )
         if not self.passes[failed[0]]:
             raise Stop(4, f"a test fails without a fault: {name}, {failed[0]}")
         return f"{name}, {failed[0]}"
@@ -269,12 +374,16 @@ class Build:
 
 # ---- The run
 
+
 def report(results):
-    """Lines about the results, which are text of a mutant -> what caught it or None; whether the score is enough."""
+    """Lines about the results, which are text of a mutant -> what caught it or None; whether the
+    score is enough."""
     survivors = [name for name, caught_by in results.items() if not caught_by]
     caught = len(results) - len(survivors)
     lines = [f"survivor: {name}" for name in survivors]
-    lines.append(f"score {caught / max(1, len(results)):.3f}: {caught} of {len(results)} faults are caught")
+    lines.append(
+        f"score {caught / max(1, len(results)):.3f}: {caught} of {len(results)} faults are caught"
+    )
     return lines, caught >= LEAST_SCORE * len(results)
 
 
@@ -282,7 +391,11 @@ def run(mutants, folder, jobs, is_quick, known, save):
     build = Build(folder, jobs, is_quick)
     start, done, errors = time.monotonic(), 0, []
     # What passed the listed tests alone is "".
-    results = {str(mutant): known[str(mutant)] for mutant in mutants if known.get(str(mutant), "") != "" or (is_quick and str(mutant) in known)}
+    results = {
+        str(mutant): known[str(mutant)]
+        for mutant in mutants
+        if known.get(str(mutant), "") != "" or (is_quick and str(mutant) in known)
+    }
 
     def one(mutant):
         work = folder / f"mutant_{hashlib.sha256(str(mutant).encode()).hexdigest()[:12]}"
@@ -307,8 +420,11 @@ def run(mutants, folder, jobs, is_quick, known, save):
                 if caught_by != "does not compile":
                     results[str(mutant)] = caught_by
                     save(results)
-                print(f"[{time.monotonic() - start:5.0f} s] {done}/{len(left)} {mutant}\n"
-                      f"          {caught_by or 'SURVIVES'} ({seconds:.0f} s)", flush=True)
+                print(
+                    f"[{time.monotonic() - start:5.0f} s] {done}/{len(left)} {mutant}\n"
+                    f"          {caught_by or 'SURVIVES'} ({seconds:.0f} s)",
+                    flush=True,
+                )
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -319,17 +435,48 @@ def run(mutants, folder, jobs, is_quick, known, save):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="tools/mutate.py", description=__doc__, epilog=EPILOG,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="print the faults that would be planted, and the equivalent ones")
-    parser.add_argument("--check", action="store_true", help="only check that the list fits the sources")
-    parser.add_argument("--only", metavar="REGEX", help="plant only faults whose line 'PATH: OLD ==> NEW' matches")
-    parser.add_argument("--sample", type=int, metavar="N", help="draw N of the faults by the commit")
+    parser = argparse.ArgumentParser(
+        prog="tools/mutate.py",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="print the faults that would be planted, and the equivalent ones",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only check that the list fits the sources"
+    )
+    parser.add_argument(
+        "--only", metavar="REGEX", help="plant only faults whose line 'PATH: OLD ==> NEW' matches"
+    )
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="draw N of the faults by the commit"
+    )
     parser.add_argument("--commit", help="the commit for --sample (default: HEAD)")
-    parser.add_argument("--resume", action="store_true", help="reuse the results of earlier runs in build/mutate/results.json")
-    parser.add_argument("--quick", action="store_true", help="run only the tests that the list names for each fault")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="the number of faults at a time (default: all processors)")
-    parser.add_argument("--mutants", type=pathlib.Path, default=LIST, metavar="FILE", help="the list (default: tests/mutants.txt)")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="reuse the results of earlier runs in build/mutate/results.json",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="run only the tests that the list names for each fault"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="the number of faults at a time (default: all processors)",
+    )
+    parser.add_argument(
+        "--mutants",
+        type=pathlib.Path,
+        default=LIST,
+        metavar="FILE",
+        help="the list (default: tests/mutants.txt)",
+    )
     return parser.parse_args()
 
 
@@ -342,10 +489,20 @@ def main():
     chosen = [mutant for mutant in listed if not given.only or re.search(given.only, str(mutant))]
     mutants = [mutant for mutant in chosen if not mutant.equivalent]
     if given.sample is not None:
-        commit = subprocess.check_output(["git", "rev-parse", given.commit or "HEAD"], cwd=ROOT, text=True)
+        commit = subprocess.check_output(
+            ["git", "rev-parse", given.commit or "HEAD"], cwd=ROOT, text=True
+        )
         mutants = drawn(mutants, given.sample, commit.strip())
     if given.check or given.list:
-        equivalent = [] if given.sample is not None else [f"{mutant}\n  equivalent: {mutant.equivalent}" for mutant in chosen if mutant.equivalent]
+        equivalent = (
+            []
+            if given.sample is not None
+            else [
+                f"{mutant}\n  equivalent: {mutant.equivalent}"
+                for mutant in chosen
+                if mutant.equivalent
+            ]
+        )
         if given.list:
             print(*mutants, *equivalent, sep="\n")
         print(f"{len(mutants)} faults, and {len(equivalent)} equivalent ones")

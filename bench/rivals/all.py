@@ -18,7 +18,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
-from session import build, commit, load, root, say, work  # noqa: E402
+from session import build, commit, load, root, say, work
 
 examples = """Examples:
   tools/bindings/python/setup.sh --rivals                        installs gigabytes of packages
@@ -30,25 +30,67 @@ examples = """Examples:
 Exit status: 0 success; 1 a part failed or a result is wrong, and the other parts are done; 2 wrong
 usage; 4 the library could not be built.
 """
-small = ["1,128,256,4", "1,128,768,12", "1,512,768,12", "1,1024,768,12", "8,128,768,12", "1,197,768,12,uncausal", "1,77,768,12,uncausal",
-         "1,1500,512,8,uncausal", "1,49,96,3,uncausal"]
+small = [
+    "1,128,256,4",
+    "1,128,768,12",
+    "1,512,768,12",
+    "1,1024,768,12",
+    "8,128,768,12",
+    "1,197,768,12,uncausal",
+    "1,77,768,12,uncausal",
+    "1,1500,512,8,uncausal",
+    "1,49,96,3,uncausal",
+]
 large = ["1,2048,1024,16", "1,1024,2048,16", "1,512,4096,32"]
 parts = {"prepare": ["decoders.py", "--prepare"]}
 for threads in "12":
-    parts[f"layers-{threads}-small"] = ["layers.py", "layers", "--threads", threads, "--shapes", *small]
-    parts[f"layers-{threads}-large"] = ["layers.py", "layers", "--threads", threads, "--shapes", *large]
+    parts[f"layers-{threads}-small"] = [
+        "layers.py",
+        "layers",
+        "--threads",
+        threads,
+        "--shapes",
+        *small,
+    ]
+    parts[f"layers-{threads}-large"] = [
+        "layers.py",
+        "layers",
+        "--threads",
+        threads,
+        "--shapes",
+        *large,
+    ]
     for kind in ("decode", "attention", "attention_decode"):
         parts[f"{kind}-{threads}"] = ["layers.py", kind, "--threads", threads]
-for name, shapes in {"768": ["1,128,768,12", "8,128,768,12", "1,1024,768,12"], "2048": ["1,1024,2048,16"], "4096": ["1,512,4096,32"]}.items():
+for name, shapes in {
+    "768": ["1,128,768,12", "8,128,768,12", "1,1024,768,12"],
+    "2048": ["1,1024,2048,16"],
+    "4096": ["1,512,4096,32"],
+}.items():
     parts[f"arithmetic-{name}"] = ["layers.py", "arithmetic", "--shapes", *shapes]
 for threads in "12":
     for shape in ("768", "2048"):
-        parts[f"decoders-{threads}-{shape}"] = ["decoders.py", "--shapes", shape, "--threads", threads]
+        parts[f"decoders-{threads}-{shape}"] = [
+            "decoders.py",
+            "--shapes",
+            shape,
+            "--threads",
+            threads,
+        ]
     for model in ("llama", "qwen3", "minilm"):
         parts[f"models-{threads}-{model}"] = ["models.py", "--models", model, "--threads", threads]
     parts[f"onnx-{threads}"] = ["onnx_models.py", "--threads", threads]
 parts["report"] = ["report.py"]
-kinds = ["layers", "decode", "attention", "attention_decode", "arithmetic", "decoders", "models", "onnx"]
+kinds = [
+    "layers",
+    "decode",
+    "attention",
+    "attention_decode",
+    "arithmetic",
+    "decoders",
+    "models",
+    "onnx",
+]
 
 
 def show():
@@ -63,17 +105,64 @@ def show():
 
 def prepared():
     """Whether what is measured is there, of the sources as they are."""
-    commands = [["cmake", "-S", root, "-B", build, "--log-level=NOTICE", "-DCMAKE_BUILD_TYPE=Release", "-DMHA_ONNX=ON"],
-                ["cmake", "--build", build, "--parallel", os.cpu_count(), "--target", "mha_shared", "mha_static", "mha_openmp", "mha_onnx"]]
-    return all(subprocess.run(list(map(str, command)), stdout=sys.stderr).returncode == 0 for command in [[root / "tools/adapters/onnx/headers.sh"], *commands])
+    commands = [
+        [
+            "cmake",
+            "-S",
+            root,
+            "-B",
+            build,
+            "--log-level=NOTICE",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DMHA_ONNX=ON",
+        ],
+        [
+            "cmake",
+            "--build",
+            build,
+            "--parallel",
+            os.cpu_count(),
+            "--target",
+            "mha_shared",
+            "mha_static",
+            "mha_openmp",
+            "mha_onnx",
+        ],
+    ]
+    return all(
+        subprocess.run(list(map(str, command)), stdout=sys.stderr).returncode == 0
+        for command in [[root / "tools/adapters/onnx/headers.sh"], *commands]
+    )
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="list the parts and the existing results; measure nothing")
-    parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help="measure only these parts; the first run must include prepare")
-    parser.add_argument("--rounds", type=int, metavar="N", help="the rounds of each part (default: 15; decoders and models: 3, ONNX models: 7)")
-    parser.add_argument("--busy", type=float, metavar="SHARE", help="the share of the processors that others may use (default: 0.05; not for layers)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the parts and the existing results; measure nothing",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=parts,
+        metavar="PART",
+        help="measure only these parts; the first run must include prepare",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="the rounds of each part (default: 15; decoders and models: 3, ONNX models: 7)",
+    )
+    parser.add_argument(
+        "--busy",
+        type=float,
+        metavar="SHARE",
+        help="the share of the processors that others may use (default: 0.05; not for layers)",
+    )
     options = parser.parse_args(arguments)
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be 1 or more")
@@ -90,10 +179,17 @@ def main(arguments=None):
         more = []
         if name not in ("prepare", "report"):
             more += ["--rounds", str(options.rounds)] * (options.rounds is not None)
-            more += ["--busy", str(options.busy)] * (options.busy is not None and command[0] != "layers.py")
-        if subprocess.run([sys.executable, pathlib.Path(__file__).with_name(command[0]), *command[1:], *more]).returncode:
+            more += ["--busy", str(options.busy)] * (
+                options.busy is not None and command[0] != "layers.py"
+            )
+        if subprocess.run(
+            [sys.executable, pathlib.Path(__file__).with_name(command[0]), *command[1:], *more]
+        ).returncode:
             failed.append(name)
-        say(f"{name}: {'failed' if name in failed else 'done'} after {time.monotonic() - start:.0f} s")
+        say(
+            f"{name}: {'failed' if name in failed else 'done'} after"
+            f" {time.monotonic() - start:.0f} s"
+        )
     if failed:
         say(f"failed: {' '.join(failed)}; all.py --only {' '.join(failed)} measures them again")
     return 1 if failed else 0

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures llama.cpp with and without the module libggml-mha.so: its flash attention, recurrent attention and
-products with quantised weights as one operation each, and prompts and tokens of whole models.
+"""Measures llama.cpp with and without the module libggml-mha.so: its flash attention, recurrent
+attention and products with quantised weights as one operation each, and prompts and tokens of whole
+models.
 
-llama.cpp is that of decoders.py, built from the source in the package llama-cpp-python. Models: those
-of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate process, which
-reads a prompt of 4,096 tokens and generates some at depths on the way:
+llama.cpp is that of decoders.py, built from the source in the package llama-cpp-python. Models:
+those of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate
+process, which reads a prompt of 4,096 tokens and generates some at depths on the way:
 
   off   -fa off        on   -fa on        mha   -fa on with the module
 
@@ -19,14 +20,34 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
-from decoders import call, files, llama, prepare, shapes, source, versions  # noqa: E402
-from session import (Failed, about, build, digits, keep, load, median, parser_for, ratio, run_main, say,  # noqa: E402
-                     source as source_of, table, take_turns, work, wrapped)
+from decoders import call, files, llama, prepare, shapes, source, versions
+from session import (
+    Failed,
+    about,
+    build,
+    digits,
+    keep,
+    load,
+    median,
+    parser_for,
+    ratio,
+    run_main,
+    say,
+    table,
+    take_turns,
+    work,
+    wrapped,
+)
+from session import (
+    source as source_of,
+)
 
 examples = """Examples:
-  build/rivals/venv/bin/python bench/rivals/llama.py --models {768,2048}.{F16,Q8_0,Q4_1,Q4_0} SmolLM2.gguf   all figures of the page
+  build/rivals/venv/bin/python bench/rivals/llama.py \\
+      --models {768,2048}.{F16,Q8_0,Q4_1,Q4_0} SmolLM2.gguf       all figures of the page
   build/rivals/venv/bin/python bench/rivals/llama.py --parts operation --threads 1
-  build/rivals/venv/bin/python bench/rivals/llama.py --parts models --models SmolLM2.gguf --threads 2 --rounds 1 --add   one more round
+  build/rivals/venv/bin/python bench/rivals/llama.py --parts models \\
+      --models SmolLM2.gguf --threads 2 --rounds 1 --add          one more round
 
 Results go to build/rivals/llama.json.
 Exit status: 0 success; 2 wrong usage; 4 a requirement is missing.
@@ -34,10 +55,21 @@ Exit status: 0 success; 2 wrong usage; 4 a requirement is missing.
 
 module = build / "tools" / "adapters" / "ggml" / "libggml-mha.so"
 settings = ("off", "on", "mha")
-order = [f"{name}{variant}" for variant in ("", " AVX2") for name in (*(f"{shape}.{kind}" for shape in (768, 2048) for kind in ("F16", "Q8_0", "Q4_1", "Q4_0")), "SmolLM2-135M-Instruct.Q4_1")]
+order = [
+    f"{name}{variant}"
+    for variant in ("", " AVX2")
+    for name in (
+        *(f"{shape}.{kind}" for shape in (768, 2048) for kind in ("F16", "Q8_0", "Q4_1", "Q4_0")),
+        "SmolLM2-135M-Instruct.Q4_1",
+    )
+]
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
-operations = [(heads, kv_heads, width, queries, 4096, kind) for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128)) for queries in (512, 1)
-              for kind in (1, 8)]
+operations = [
+    (heads, kv_heads, width, queries, 4096, kind)
+    for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128))
+    for queries in (512, 1)
+    for kind in (1, 8)
+]
 # heads, key heads, width of a head, tokens, width of a decay
 recurrent = [(heads, 16, 128, tokens, 1) for heads in (16, 32) for tokens in (1024, 4096)]
 # rows, inputs, outputs, type (2: q4_0, 3: q4_1, 8: q8_0)
@@ -50,40 +82,105 @@ def pinned(threads):
 
 
 def environment(path):
-    return {**{name: value for name, value in os.environ.items() if name != "GGML_BACKEND_PATH"}, **({"GGML_BACKEND_PATH": str(path)} if path else {})}
+    return {
+        **{name: value for name, value in os.environ.items() if name != "GGML_BACKEND_PATH"},
+        **({"GGML_BACKEND_PATH": str(path)} if path else {}),
+    }
 
 
 def time_operation(device, threads, shape):
     rounds = 200 if 1 in shape[:-1] else 5
-    said = call(work / "llama_operation", device, threads, rounds, *shape, env=environment(module), **pinned(threads)).stdout
+    said = call(
+        work / "llama_operation",
+        device,
+        threads,
+        rounds,
+        *shape,
+        env=environment(module),
+        **pinned(threads),
+    ).stdout
     return {"call": min(map(float, said.split()))}
 
 
 def time_model(setting, model, threads, options):
     """{"prompt": seconds a token, "token at DEPTH": seconds a token, "resident MB": memory}."""
-    words = [work / f"llama_model{options.variant}", model, int(setting != "off"), threads, options.prompt, options.tokens, *options.depths]
-    return json.loads(call(*words, env=environment(options.module if setting == "mha" else None), **pinned(threads)).stdout)
+    words = [
+        work / f"llama_model{options.variant}",
+        model,
+        int(setting != "off"),
+        threads,
+        options.prompt,
+        options.tokens,
+        *options.depths,
+    ]
+    return json.loads(
+        call(
+            *words, env=environment(options.module if setting == "mha" else None), **pinned(threads)
+        ).stdout
+    )
 
 
 def compile_with(libraries, name, output):
-    call("c++", "-std=c++17", "-O2", pathlib.Path(__file__).with_name(f"{name}.cpp"), "-I", source / "include", "-I", source / "ggml" / "include",
-         "-L", libraries, f"-Wl,-rpath,{libraries.resolve()}", "-lllama", "-lggml", "-lggml-base", "-o", work / output)
+    call(
+        "c++",
+        "-std=c++17",
+        "-O2",
+        pathlib.Path(__file__).with_name(f"{name}.cpp"),
+        "-I",
+        source / "include",
+        "-I",
+        source / "ggml" / "include",
+        "-L",
+        libraries,
+        f"-Wl,-rpath,{libraries.resolve()}",
+        "-lllama",
+        "-lggml",
+        "-lggml-base",
+        "-o",
+        work / output,
+    )
 
 
 def main():
     parser = parser_for(__doc__, examples, 3, "llama")
-    parser.add_argument("--parts", nargs="+", choices=("operation", "models"), default=["operation", "models"])
-    parser.add_argument("--models", nargs="+", default=["768.F16"], metavar="MODEL", help="SHAPE.TYPE of decoders.py, or a file (default: 768.F16)")
-    parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt (default: 4096)")
+    parser.add_argument(
+        "--parts", nargs="+", choices=("operation", "models"), default=["operation", "models"]
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["768.F16"],
+        metavar="MODEL",
+        help="SHAPE.TYPE of decoders.py, or a file (default: 768.F16)",
+    )
+    parser.add_argument(
+        "--prompt", type=int, default=4096, help="tokens of the prompt (default: 4096)"
+    )
     parser.add_argument("--tokens", type=int, default=64, help="tokens at each depth (default: 64)")
-    parser.add_argument("--depths", type=int, nargs="*", default=[0, 512, 2048, 4096], help="tokens before them (default: 0 512 2048 4096)")
-    parser.add_argument("--add", action="store_true", help="add these rounds to those of the results")
-    parser.add_argument("--variant", default="", help="the name of another build of both, such as AVX2, for models; with:")
-    parser.add_argument("--llama", type=pathlib.Path, default=llama, help="the folder of its libraries")
+    parser.add_argument(
+        "--depths",
+        type=int,
+        nargs="*",
+        default=[0, 512, 2048, 4096],
+        help="tokens before them (default: 0 512 2048 4096)",
+    )
+    parser.add_argument(
+        "--add", action="store_true", help="add these rounds to those of the results"
+    )
+    parser.add_argument(
+        "--variant",
+        default="",
+        help="the name of another build of both, such as AVX2, for models; with:",
+    )
+    parser.add_argument(
+        "--llama", type=pathlib.Path, default=llama, help="the folder of its libraries"
+    )
     parser.add_argument("--module", type=pathlib.Path, default=module, help="the module")
     options = parser.parse_args()
     if not options.module.exists():
-        raise Failed(f"{options.module} is missing; build it: cmake --build build --target ggml-mha")
+        raise Failed(
+            f"{options.module} is missing; build it: cmake --build build --target ggml-mha"
+        )
     names = {name: name.split(".") for name in options.models if name.split(".")[0] in shapes}
     prepare([shape for shape, _ in names.values()])
     compile_with(llama, "llama_operation", "llama_operation")
@@ -91,11 +188,23 @@ def main():
     for threads in options.threads:
         for shape in operations + recurrent + products if "operation" in options.parts else ():
             devices = {"on": "CPU", "mha": "MHA_WEIGHTS" if shape in products else "MHA"}
-            runs = {name: lambda device=device: time_operation(device, threads, shape) for name, device in devices.items()}
+            runs = {
+                name: lambda device=device, threads=threads, shape=shape: time_operation(
+                    device, threads, shape
+                )
+                for name, device in devices.items()
+            }
             finish(options, ["llama operation", list(shape), threads], runs)
         for name in options.models if "models" in options.parts else ():
-            model = files(names[name][0])[1][names[name][1]] if name in names else pathlib.Path(name)
-            runs = {setting: lambda setting=setting: time_model(setting, model, threads, options) for setting in settings}
+            model = (
+                files(names[name][0])[1][names[name][1]] if name in names else pathlib.Path(name)
+            )
+            runs = {
+                setting: lambda setting=setting, model=model, threads=threads: time_model(
+                    setting, model, threads, options
+                )
+                for setting in settings
+            }
             label = name if name in names else model.stem
             finish(options, ["llama model", f"{label} {options.variant}".strip(), threads], runs)
     models = [result for result in load(options.json) if result["key"][0] == "llama model"]
@@ -103,18 +212,39 @@ def main():
 
 
 def finish(options, key, runs):
-    before = next((result for result in load(options.json) if result["key"] == key), None) if options.add else None
+    before = (
+        next((result for result in load(options.json) if result["key"] == key), None)
+        if options.add
+        else None
+    )
     seconds, reasons = take_turns(runs, options.rounds, options.busy)
     for name, times in seconds.items() if before else ():
-        seconds[name] = {what: before["seconds"][name][what] + values for what, values in times.items()}
+        seconds[name] = {
+            what: before["seconds"][name][what] + values for what, values in times.items()
+        }
     rounds = options.rounds + (before["about"]["rounds"] if before else 0)
-    keep(options.json, [{"key": key, "about": about(rounds, versions()), "seconds": seconds, "reasons": reasons}])
+    keep(
+        options.json,
+        [{"key": key, "about": about(rounds, versions()), "seconds": seconds, "reasons": reasons}],
+    )
     for name, reason in reasons.items():
         say(f"{key}, {name}: {reason}")
 
 
 def columns(results):
-    return list(dict.fromkeys(["prompt", *(what for result in results for what in result["seconds"]["mha"] if what != "resident MB")]))
+    return list(
+        dict.fromkeys(
+            [
+                "prompt",
+                *(
+                    what
+                    for result in results
+                    for what in result["seconds"]["mha"]
+                    if what != "resident MB"
+                ),
+            ]
+        )
+    )
 
 
 def better(result, what):
@@ -123,17 +253,33 @@ def better(result, what):
 
 
 def tables(results):
-    """Tokens a second with off/on/mha, and the ratio of mha to the better. The spread: how far apart the times of a setting's rounds are at most."""
+    """Tokens a second with off/on/mha, and the ratio of mha to the better. The spread: how far
+    apart the times of a setting's rounds are at most."""
     rows, whats = [], columns(results)
     for result in results:
         _, name, threads = result["key"]
         seconds, cells = result["seconds"], []
         for what in whats if seconds["mha"] else ():
             off, on, mha = (digits(1 / median(result, setting, what)) for setting in settings)
-            cells.append(f"{off}/{on}/**{mha}** {ratio(result, 'mha', better(result, what), what):.2f}")
-        spread = max((max(some) - min(some)) / statistics.median(some) for setting in settings for some in seconds[setting].values())
-        rows.append([f"{name}; {threads}", *cells, f"{spread:.0%} of {len(seconds['mha']['prompt'])}"])
-    return wrapped(source_of(results)) + table(["Model; threads", *(what.replace("token at", "depth") for what in whats), "spread of rounds"], rows)
+            cells.append(
+                f"{off}/{on}/**{mha}** {ratio(result, 'mha', better(result, what), what):.2f}"
+            )
+        spread = max(
+            (max(some) - min(some)) / statistics.median(some)
+            for setting in settings
+            for some in seconds[setting].values()
+        )
+        rows.append(
+            [f"{name}; {threads}", *cells, f"{spread:.0%} of {len(seconds['mha']['prompt'])}"]
+        )
+    return wrapped(source_of(results)) + table(
+        [
+            "Model; threads",
+            *(what.replace("token at", "depth") for what in whats),
+            "spread of rounds",
+        ],
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Compares mha.recurrent_attention with the operators of others: the chunked form of transformers (qwen3_next), LinearAttention
-of ONNX Runtime, and GATED_DELTA_NET of llama.cpp, whose libraries lie in the folder that --ggml names.
+"""Compares mha.recurrent_attention with the operators of others: the chunked form of transformers
+(qwen3_next), LinearAttention of ONNX Runtime, and GATED_DELTA_NET of llama.cpp, whose libraries lie
+in the folder that --ggml names.
 
-All compute the gated delta rule for the same rows, 16 heads of 128 x 128, one decay for each head, on one thread, in turns. It prints the least
-time of some calls, and the rms and the largest error of the first 1,024 rows, relative to the rms of the exact result, computed in float64. A
-package that is missing is left out.
+All compute the gated delta rule for the same rows, 16 heads of 128 x 128, one decay for each head,
+on one thread, in turns. It prints the least time of some calls, and the rms and the largest error
+of the first 1,024 rows, relative to the rms of the exact result, computed in float64. A package
+that is missing is left out.
 
 Example:
   taskset -c 1 build/rivals/venv/bin/python bench/rivals/recurrent.py --ggml llama.cpp/build/bin
@@ -16,15 +18,28 @@ import pathlib
 import sys
 import time
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--rows", type=int, nargs="+", default=[1024, 4096], metavar="N", help="rows of a call (default: 1024 4096)")
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument(
+    "--rows",
+    type=int,
+    nargs="+",
+    default=[1024, 4096],
+    metavar="N",
+    help="rows of a call (default: 1024 4096)",
+)
 parser.add_argument("--calls", type=int, default=5, metavar="N", help="calls of each (default: 5)")
-parser.add_argument("--ggml", metavar="FOLDER", help="the folder of libggml-base.so and libggml-cpu.so")
+parser.add_argument(
+    "--ggml", metavar="FOLDER", help="the folder of libggml-base.so and libggml-cpu.so"
+)
 arguments = parser.parse_args()  # help needs no packages
 
-import numpy  # noqa: E402
+import numpy
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bindings" / "python"))
+sys.path.insert(
+    0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bindings" / "python")
+)
 sys.dont_write_bytecode = True
 heads, dim = 16, 128
 
@@ -36,29 +51,43 @@ def exact(q, k, v, decay, beta, state):
         state *= numpy.exp(decay[t])[:, None, None]
         u = beta[t][:, None] * (v[t] - numpy.matmul(k[t][:, None], state)[:, 0])
         state += k[t][:, :, None] * u[:, None]
-        y.append(numpy.matmul(q[t][:, None], state)[:, 0] / dim ** 0.5)
+        y.append(numpy.matmul(q[t][:, None], state)[:, 0] / dim**0.5)
     return numpy.array(y)
 
 
 def transformers_call(q, k, v, decay, beta, state):
     import torch
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
     torch.set_num_threads(1)
     inputs = [torch.from_numpy(x) for x in (q, k, v, decay, beta)]
-    return lambda: torch_chunk_gated_delta_rule(*inputs, initial_state=torch.from_numpy(state), output_final_state=True)[0].numpy()
+    return lambda: torch_chunk_gated_delta_rule(
+        *inputs, initial_state=torch.from_numpy(state), output_final_state=True
+    )[0].numpy()
 
 
 def onnxruntime_call(q, k, v, decay, beta, state):
     import onnx
     import onnxruntime
+
     rows = q.shape[1]
     given = {"query": q, "key": k, "value": v, "past_state": state, "decay": decay, "beta": beta}
-    given = {name: x if name == "past_state" else x.reshape(1, rows, -1) for name, x in given.items()}
+    given = {
+        name: x if name == "past_state" else x.reshape(1, rows, -1) for name, x in given.items()
+    }
     floats = onnx.TensorProto.FLOAT
-    node = onnx.helper.make_node("LinearAttention", list(given), ["y", "state"], q_num_heads=heads, kv_num_heads=heads)
-    graph = onnx.helper.make_graph([node], "rule", [onnx.helper.make_tensor_value_info(name, floats, x.shape) for name, x in given.items()],
-                                   [onnx.helper.make_tensor_value_info(name, floats, None) for name in ("y", "state")])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=11)
+    node = onnx.helper.make_node(
+        "LinearAttention", list(given), ["y", "state"], q_num_heads=heads, kv_num_heads=heads
+    )
+    graph = onnx.helper.make_graph(
+        [node],
+        "rule",
+        [onnx.helper.make_tensor_value_info(name, floats, x.shape) for name, x in given.items()],
+        [onnx.helper.make_tensor_value_info(name, floats, None) for name in ("y", "state")],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=11
+    )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
@@ -66,25 +95,37 @@ def onnxruntime_call(q, k, v, decay, beta, state):
 
 
 class InitParams(ctypes.Structure):
-    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+    _fields_ = [
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    ]
 
 
 def ggml_call(folder, q, k, v, decay, beta, state):
-    base, cpu = (ctypes.CDLL(str(pathlib.Path(folder) / f"libggml-{name}.so"), ctypes.RTLD_GLOBAL) for name in ("base", "cpu"))
+    base, cpu = (
+        ctypes.CDLL(str(pathlib.Path(folder) / f"libggml-{name}.so"), ctypes.RTLD_GLOBAL)
+        for name in ("base", "cpu")
+    )
 
     def call(function, *arguments):
         function.restype = ctypes.c_void_p
         return function(*(ctypes.c_void_p(x) if isinstance(x, int) else x for x in arguments))
 
     cpu.ggml_cpu_init()
-    context = call(base.ggml_init, InitParams(2 ** 30, None, False))
+    context = call(base.ggml_init, InitParams(2**30, None, False))
 
     def array(tensor, shape):
-        return numpy.ctypeslib.as_array(ctypes.cast(call(base.ggml_get_data, tensor), ctypes.POINTER(ctypes.c_float)), shape)
+        return numpy.ctypeslib.as_array(
+            ctypes.cast(call(base.ggml_get_data, tensor), ctypes.POINTER(ctypes.c_float)), shape
+        )
 
     tensors = []
-    for x in (q, k, v, decay[..., None], beta[..., None], state.transpose(0, 1, 3, 2)):  # ggml's state is transposed
-        tensors.append(call(base.ggml_new_tensor_4d, context, 0, *map(ctypes.c_int64, reversed(x.shape))))
+    # ggml's state is transposed.
+    for x in (q, k, v, decay[..., None], beta[..., None], state.transpose(0, 1, 3, 2)):
+        tensors.append(
+            call(base.ggml_new_tensor_4d, context, 0, *map(ctypes.c_int64, reversed(x.shape)))
+        )
         array(tensors[-1], x.shape)[:] = x
     result = call(base.ggml_gated_delta_net, context, *tensors, ctypes.c_int64(1))
     graph = call(base.ggml_new_graph, context)
@@ -93,22 +134,38 @@ def ggml_call(folder, q, k, v, decay, beta, state):
     def run():
         cpu.ggml_graph_compute_with_ctx(ctypes.c_void_p(context), ctypes.c_void_p(graph), 1)
         return array(result, (q.size,)).reshape(q.shape)
+
     return run
 
 
 def main():
     import mha
+
     random = numpy.random.default_rng(1)
     for rows in arguments.rows:
         q, k, v = (random.standard_normal((1, rows, heads, dim), "f") for _ in range(3))
         k /= numpy.linalg.norm(k, axis=-1, keepdims=True)
-        decay, beta = -random.random((1, rows, heads), "f") / 10, random.random((1, rows, heads), "f")
-        state, out, state_out = random.standard_normal((1, heads, dim, dim), "f"), numpy.empty_like(v), numpy.empty((1, heads, dim, dim), "f")
+        decay, beta = (
+            -random.random((1, rows, heads), "f") / 10,
+            random.random((1, rows, heads), "f"),
+        )
+        state, out, state_out = (
+            random.standard_normal((1, heads, dim, dim), "f"),
+            numpy.empty_like(v),
+            numpy.empty((1, heads, dim, dim), "f"),
+        )
         inputs = (q, k, v, decay, beta)
-        makers = {"mha": lambda: lambda: mha.recurrent_attention(*inputs, state=state, state_out=state_out, out=out)[0],
-                  "transformers": lambda: transformers_call(*inputs, state), "onnxruntime": lambda: onnxruntime_call(*inputs, state)}
+        makers = {
+            "mha": lambda inputs=inputs, state=state, more=dict(state_out=state_out, out=out): (
+                lambda: mha.recurrent_attention(*inputs, state=state, **more)[0]
+            ),
+            "transformers": lambda inputs=inputs, state=state: transformers_call(*inputs, state),
+            "onnxruntime": lambda inputs=inputs, state=state: onnxruntime_call(*inputs, state),
+        }
         if arguments.ggml:
-            makers["llama.cpp"] = lambda: ggml_call(arguments.ggml, *inputs, state)
+            makers["llama.cpp"] = lambda inputs=inputs, state=state: ggml_call(
+                arguments.ggml, *inputs, state
+            )
         calls, times, results = {}, {}, {}
         for name, make in makers.items():
             try:
@@ -121,11 +178,15 @@ def main():
                 results[name] = call()
                 times.setdefault(name, []).append(time.perf_counter() - start)
         right = exact(*inputs, state)
-        rms = numpy.sqrt(numpy.mean(right ** 2))
+        rms = numpy.sqrt(numpy.mean(right**2))
         for name in calls:
-            error = (results[name][0, :len(right)] - right) / rms
-            print(f"{rows} rows, {name}: {1000 * min(times[name]):.2f} ms, {min(times[name]) / min(times['mha']):.2f} times, "
-                  f"errors {numpy.sqrt(numpy.mean(error ** 2)):.1e}, {numpy.abs(error).max():.1e}", flush=True)
+            error = (results[name][0, : len(right)] - right) / rms
+            print(
+                f"{rows} rows, {name}: {1000 * min(times[name]):.2f} ms,"
+                f" {min(times[name]) / min(times['mha']):.2f} times, errors"
+                f" {numpy.sqrt(numpy.mean(error**2)):.1e}, {numpy.abs(error).max():.1e}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What every comparison shares: taking turns, keeping results, and writing them into pages.
 
-A result is {"key": [what was measured], "about": {...}, "seconds": {name: {what: [one for each round]}}, "reasons": {name: why not}, ...}.
-A file of results keeps the newest of each key, so that a comparison can be measured piece by piece. Pages take blocks of Markdown between
-the marks <!-- figures: NAME --> and <!-- end of figures -->, and each block begins with the commit that it is of.
+A result is {"key": [what was measured], "about": {...}, "seconds": {name: {what: [one for each
+round]}}, "reasons": {name: why not}, ...}. A file of results keeps the newest of each key, so that
+a comparison can be measured piece by piece. Pages take blocks of Markdown between the marks <!--
+figures: NAME --> and <!-- end of figures -->, and each block begins with the commit that it is of.
 """
 
 import argparse
@@ -38,16 +39,28 @@ def run_main(main):
     try:
         sys.exit(main())
     except (Failed, OSError, ImportError) as error:
-        say(f"{pathlib.Path(sys.argv[0]).name}: {error}; tools/bindings/python/setup.sh --rivals installs what is needed")
+        say(
+            f"{pathlib.Path(sys.argv[0]).name}: {error}; tools/bindings/python/setup.sh --rivals"
+            " installs what is needed"
+        )
         sys.exit(4)
 
 
 def parser_for(description, examples, rounds, kind):
     """The options of the comparisons of whole models."""
-    parser = argparse.ArgumentParser(description=description, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--busy", type=float, default=0.05, help="the share of the processors that other programs may use; 1 = repeat no run")
+    parser.add_argument(
+        "--busy",
+        type=float,
+        default=0.05,
+        help="the share of the processors that other programs may use; 1 = repeat no run",
+    )
     parser.add_argument("--json", type=pathlib.Path, default=work / f"{kind}.json", metavar="FILE")
     return parser
 
@@ -56,7 +69,8 @@ def parser_for(description, examples, rounds, kind):
 
 
 class Others:
-    """What other programs take of all processors from now on; children of this one count as its own when they have ended."""
+    """What other programs take of all processors from now on; children of this one count as its own
+    when they have ended."""
 
     def __init__(self):
         self.start, self.taken = time.monotonic(), self._taken()
@@ -66,22 +80,27 @@ class Others:
         with open("/proc/stat") as file:
             user, nice, system, idle, iowait, *rest = map(int, file.readline().split()[1:])
         own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK") - sum(usage.ru_utime + usage.ru_stime for usage in own)
+        return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK") - sum(
+            usage.ru_utime + usage.ru_stime for usage in own
+        )
 
     def share(self):
-        return (self._taken() - self.taken) / max(time.monotonic() - self.start, 1e-9) / os.cpu_count()
+        return (
+            (self._taken() - self.taken) / max(time.monotonic() - self.start, 1e-9) / os.cpu_count()
+        )
 
 
 def take_turns(runs, rounds, busy=math.inf, warm=0):
-    """runs: {name: a function that returns {what: seconds}}. In each round all run once, with another one first each time; the first `warm`
-    rounds do not count. A run beside which others took more than `busy` of the processors is made again. Returns seconds and reasons."""
+    """runs: {name: a function that returns {what: seconds}}. In each round all run once, with
+    another one first each time; the first `warm` rounds do not count. A run beside which others
+    took more than `busy` of the processors is made again. Returns seconds and reasons."""
     seconds, reasons, names = {name: {} for name in runs}, {}, list(runs)
     for number in range(-warm, rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             if name in reasons:
                 continue
-            for attempt in range(5):
+            for _ in range(5):
                 others = Others()
                 try:
                     found = runs[name]()
@@ -95,7 +114,10 @@ def take_turns(runs, rounds, busy=math.inf, warm=0):
                     break
                 say(f"repeating {name}: other programs used {share:.0%} of the processors")
             else:
-                raise Failed("other programs use too much of the processors; stop them, or allow more with --busy")
+                raise Failed(
+                    "other programs use too much of the processors; stop them, or allow more with"
+                    " --busy"
+                )
     return seconds, reasons
 
 
@@ -106,7 +128,8 @@ def median(result, name, what="call"):
 
 
 def ratio(result, name, other, what="call"):
-    """How many times the time of `other` is that of `name`, compared round by round, since machines drift."""
+    """How many times the time of `other` is that of `name`, compared round by round, since machines
+    drift."""
     seconds = result["seconds"]
     return statistics.median(b / a for a, b in zip(seconds[name][what], seconds[other][what]))
 
@@ -115,26 +138,52 @@ def ratio(result, name, other, what="call"):
 
 
 def machine():
-    names = re.findall(r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    names = re.findall(
+        r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE
+    )
     flags = pathlib.Path("/proc/cpuinfo").read_text()
-    kind = "AVX-512 with VNNI" if "avx512_vnni" in flags else "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""
+    kind = (
+        "AVX-512 with VNNI"
+        if "avx512_vnni" in flags
+        else "AVX-512"
+        if "avx512f" in flags
+        else "AVX2"
+        if "avx2" in flags
+        else ""
+    )
     cores = len(os.sched_getaffinity(0))
-    return f"{names[0] if names else os.uname().machine}{kind and f' ({kind})'}, {cores} virtual core{'s' if cores > 1 else ''}"
+    return (
+        f"{names[0] if names else os.uname().machine}{kind and f' ({kind})'}, {cores} virtual"
+        f" core{'s' if cores > 1 else ''}"
+    )
 
 
 def git(*arguments):
-    done = subprocess.run(["git", "-C", str(root), *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def commit():
     """The last one that changed what is measured; sources that differ from it are named so."""
     measured = ["--", "src", "include", ":!*.md", ":!src/docs"]
-    return (git("log", "-1", "--abbrev=7", "--format=%h", *measured) or "unknown") + "-changed" * bool(git("status", "--porcelain", *measured))
+    return (
+        git("log", "-1", "--abbrev=7", "--format=%h", *measured) or "unknown"
+    ) + "-changed" * bool(git("status", "--porcelain", *measured))
 
 
 def about(rounds, versions):
-    return {"commit": commit(), "date": datetime.date.today().isoformat(), "machine": machine(), "rounds": rounds, "versions": versions}
+    return {
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "rounds": rounds,
+        "versions": versions,
+    }
 
 
 def keep(path, results):
@@ -143,7 +192,7 @@ def keep(path, results):
     kept = load(path)
     for result in results:
         at = next((i for i, old in enumerate(kept) if old["key"] == result["key"]), len(kept))
-        kept[at:at + 1] = [result]
+        kept[at : at + 1] = [result]
     path.write_text(json.dumps(kept, indent=1) + "\n")
     return kept
 
@@ -166,7 +215,10 @@ def milliseconds(seconds):
 
 
 def table(headings, rows):
-    return ["| " + " | ".join(map(str, row)) + " |" for row in [headings, ["---"] * len(headings), *rows]] + [""]
+    return [
+        "| " + " | ".join(map(str, row)) + " |"
+        for row in [headings, ["---"] * len(headings), *rows]
+    ] + [""]
 
 
 def wrapped(text):
@@ -179,15 +231,23 @@ def all_of(results, name):
 
 def source(results):
     """The sentence that names what was measured: versions, machine, number of runs."""
-    versions = {name: version for result in results for name, version in result["about"]["versions"].items()}
-    return (f"mha at commit {all_of(results, 'commit')}, {all_of(results, 'date')}, {all_of(results, 'machine')}; "
-            f"medians of {all_of(results, 'rounds')} interleaved runs{in_states(results)}; "
-            + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+    versions = {
+        name: version for result in results for name, version in result["about"]["versions"].items()
+    }
+    return (
+        f"mha at commit {all_of(results, 'commit')}, {all_of(results, 'date')},"
+        f" {all_of(results, 'machine')}; medians of {all_of(results, 'rounds')} interleaved"
+        f" runs{in_states(results)}; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + "."
+    )
 
 
 def source_in_short(results):
     """The sentence for summaries, whose pages link to the tables with everything else."""
-    machines = " and ".join(sorted({result["about"]["machine"].rsplit(", ", 1)[0] for result in results}))
+    machines = " and ".join(
+        sorted({result["about"]["machine"].rsplit(", ", 1)[0] for result in results})
+    )
     return f"Measured at commit {all_of(results, 'commit')}, {machines}{in_states(results)}."
 
 
@@ -207,7 +267,15 @@ def write_block(name, lines, pages):
         text = page.read_text()
         if mark in text:
             head, rest = text.split(mark, 1)
-            page.write_text(head + mark + "\n" + "\n".join(lines).rstrip() + "\n\n" + end + rest.split(end, 1)[1])
+            page.write_text(
+                head
+                + mark
+                + "\n"
+                + "\n".join(lines).rstrip()
+                + "\n\n"
+                + end
+                + rest.split(end, 1)[1]
+            )
             found = True
     if not found:
         raise Failed(f"no page has the mark {mark.strip()}")

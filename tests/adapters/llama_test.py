@@ -1,10 +1,13 @@
-"""Whole models under llama.cpp with and without the module mha, and llama.cpp's own tests of the operation. Takes a llama.cpp that is built.
+"""Whole models under llama.cpp with and without the module mha, and llama.cpp's own tests of the
+operation. Takes a llama.cpp that is built.
 
-    llama_test.py [PART ...] --llama BUILD --source SOURCE --module libggml-mha.so [--smollm2 GGUF --text FILE] [--work FOLDER]
+    llama_test.py [PART ...] --llama BUILD --source SOURCE --module libggml-mha.so [--smollm2 GGUF
+    --text FILE] [--work FOLDER]
 
-Models with random weights are those of llama.cpp's test-llama-archs. Each scenario is run without flash attention, which is the reference; with
-llama.cpp's flash attention; and with that of mha, whose logits have to be as close to the reference as llama.cpp's are (or closer than 1e-5 of
-their norm). Exit status: 0 all is as it should be; 1 something is not.
+Models with random weights are those of llama.cpp's test-llama-archs. Each scenario is run without
+flash attention, which is the reference; with llama.cpp's flash attention; and with that of mha,
+whose logits have to be as close to the reference as llama.cpp's are (or closer than 1e-5 of their
+norm). Exit status: 0 all is as it should be; 1 something is not.
 """
 
 import argparse
@@ -16,7 +19,8 @@ import re
 import subprocess
 import sys
 
-# Softcap and sliding window: gemma2; sliding window: gemma3, phi3; sinks: gpt-oss; latent attention: deepseek2
+# Softcap and sliding window: gemma2; sliding window: gemma3, phi3; sinks: gpt-oss; latent
+# attention: deepseek2
 architectures = ("llama", "qwen3", "gemma2", "gemma3", "phi3", "gpt-oss", "deepseek2")
 # Recurrent attention; with a decay for each key dimension: kimi-linear
 hybrids = ("qwen3next", "qwen35", "kimi-linear")
@@ -37,49 +41,96 @@ def call(command, module=None, **variables):
     environment["GGML_NO_BACKTRACE"] = "1"  # which waits for a debugger
     if module:
         environment["GGML_BACKEND_PATH"] = str(module)
-    return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-                          errors="replace")
+    return subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        errors="replace",
+    )
 
 
 def cases_of(arguments, operation, mode, *words):
-    """(parameters, what test-backend-ops says), on one processor, where threads of OpenMP do not wait for each other."""
+    """(parameters, what test-backend-ops says), on one processor, where threads of OpenMP do not
+    wait for each other."""
     os.sched_setaffinity(0, processors[:1])
-    said = call([arguments.llama / "bin" / "test-backend-ops", mode, "-o", operation, *words], arguments.module).stdout
+    said = call(
+        [arguments.llama / "bin" / "test-backend-ops", mode, "-o", operation, *words],
+        arguments.module,
+    ).stdout
     os.sched_setaffinity(0, processors)
-    return re.findall(rf"^.*{operation}\((.*)\): (.*)$", re.sub("\x1b\\[[0-9;]*m", "", said), re.MULTILINE)
+    return re.findall(
+        rf"^.*{operation}\((.*)\): (.*)$", re.sub("\x1b\\[[0-9;]*m", "", said), re.MULTILINE
+    )
 
 
 def operations(arguments):
-    """Every case of test-backend-ops that the device takes; those that it declines are ALiBi's, and recurrent attention of few rows."""
+    """Every case of test-backend-ops that the device takes; those that it declines are ALiBi's, and
+    recurrent attention of few rows."""
     cases = cases_of(arguments, "GATED_DELTA_NET", "test", "-b", "MHA")
-    few = [case for case, _ in cases if int(re.search(r"n_seq_tokens=(\d+)", case)[1]) < 8 * int(re.search(r"K=(\d+)", case)[1])]
+    few = [
+        case
+        for case, _ in cases
+        if int(re.search(r"n_seq_tokens=(\d+)", case)[1]) < 8 * int(re.search(r"K=(\d+)", case)[1])
+    ]
     declined = [case for case, result in cases if result.startswith("not supported")]
     passed = [case for case, result in cases if result.startswith("OK")]
-    check(len(passed) >= 10 and len(passed) + len(declined) == len(cases) and few == declined,
-          f"test-backend-ops -o GATED_DELTA_NET: {len(passed)} passed, {len(few)} of few rows were declined")
+    check(
+        len(passed) >= 10 and len(passed) + len(declined) == len(cases) and few == declined,
+        f"test-backend-ops -o GATED_DELTA_NET: {len(passed)} passed, {len(few)} of few rows were"
+        " declined",
+    )
     cases = cases_of(arguments, "FLASH_ATTN_EXT", "test", "-b", "MHA")
     passed = [case for case, result in cases if result.startswith("OK")]
     declined = [case for case, result in cases if result.startswith("not supported")]
     with_alibi = [case for case in declined if "max_bias=0.0" not in case]
-    check(len(passed) > 500 and len(passed) + len(declined) == len(cases) and with_alibi == declined,
-          f"test-backend-ops -o FLASH_ATTN_EXT: {len(passed)} passed, {len(with_alibi)} with ALiBi and {len(declined) - len(with_alibi)} others "
-          f"were declined, {len(cases) - len(passed) - len(declined)} failed")
+    check(
+        len(passed) > 500 and len(passed) + len(declined) == len(cases) and with_alibi == declined,
+        f"test-backend-ops -o FLASH_ATTN_EXT: {len(passed)} passed, {len(with_alibi)} with ALiBi"
+        f" and {len(declined) - len(with_alibi)} others were declined,"
+        f" {len(cases) - len(passed) - len(declined)} failed",
+    )
 
-
-    # test-backend-ops puts weights into the CPU's buffers, so a program of ours computes its cases. Those of other weights stay llama.cpp's.
+    # test-backend-ops puts weights into the CPU's buffers, so a program of ours computes its cases.
+    # Those of other weights stay llama.cpp's.
     for kind in "q4_0", "q4_1", "q8_0":
-        shapes = [re.match(rf"type_a={kind},type_b=f32,m=(\d+),n=(\d+),k=(\d+),bs=\[1,1\],nr=\[(\d+),(\d+)\],per=\[0,1,2,3\],k_v=0,o=1", case)
-                  for case, _ in cases_of(arguments, "MUL_MAT", "support", "-b", "CPU", "-p", f"type_a={kind},type_b=f32")]
-        errors = {shape[0]: call([arguments.work / "llama_products", kind, *shape.groups()], arguments.module).stdout.split()[-1:]
-                  for shape in shapes if shape}
-        wrong = [shape for shape, said in errors.items() if not said or not re.match(r"[\d.]", said[0]) or not float(said[0]) < 5e-4]
-        check(len(errors) >= 18 and not wrong, f"MUL_MAT with weights of type {kind}: {len(errors) - len(wrong)} of {len(errors)} shapes passed, "
-              f"{len(shapes) - len(errors)} have batches of weights{''.join(', ' + shape for shape in wrong)}")
+        shapes = [
+            re.match(
+                rf"type_a={kind},type_b=f32,m=(\d+),n=(\d+),k=(\d+),bs=\[1,1\],nr=\[(\d+),(\d+)\],per=\[0,1,2,3\],k_v=0,o=1",
+                case,
+            )
+            for case, _ in cases_of(
+                arguments, "MUL_MAT", "support", "-b", "CPU", "-p", f"type_a={kind},type_b=f32"
+            )
+        ]
+        errors = {
+            shape[0]: (
+                call(
+                    [arguments.work / "llama_products", kind, *shape.groups()], arguments.module
+                ).stdout.split()[-1:]
+            )
+            for shape in shapes
+            if shape
+        }
+        wrong = [
+            shape
+            for shape, said in errors.items()
+            if not said or not re.match(r"[\d.]", said[0]) or not float(said[0]) < 5e-4
+        ]
+        check(
+            len(errors) >= 18 and not wrong,
+            f"MUL_MAT with weights of type {kind}: {len(errors) - len(wrong)} of {len(errors)}"
+            f" shapes passed, {len(shapes) - len(errors)} have batches of"
+            f" weights{''.join(', ' + shape for shape in wrong)}",
+        )
 
 
 def logits(arguments, model, flash, scenario, module=None, **variables):
     path = arguments.work / "logits"
-    done = call([arguments.work / "llama_models", model, flash, scenario, path], module, **variables)
+    done = call(
+        [arguments.work / "llama_models", model, flash, scenario, path], module, **variables
+    )
     values = array.array("f")
     if done.returncode == 0:
         values.frombytes(path.read_bytes())
@@ -90,7 +141,9 @@ def error(values, expected):
     """The norm of the difference, of that of what is expected."""
     if len(values) != len(expected) or not expected:
         return math.inf
-    return math.sqrt(sum((a - b) ** 2 for a, b in zip(values, expected)) / sum(b * b for b in expected))
+    return math.sqrt(
+        sum((a - b) ** 2 for a, b in zip(values, expected)) / sum(b * b for b in expected)
+    )
 
 
 def model_of(arguments, name):
@@ -104,7 +157,16 @@ def model_of(arguments, name):
 
 def quantised(arguments, model, kind):
     path = arguments.work / f"{kind}.gguf"
-    call([arguments.llama / "bin" / "llama-quantize", "--allow-requantize", "--pure", model, path, kind])
+    call(
+        [
+            arguments.llama / "bin" / "llama-quantize",
+            "--allow-requantize",
+            "--pure",
+            model,
+            path,
+            kind,
+        ]
+    )
     return path
 
 
@@ -120,17 +182,33 @@ def models(arguments):
             on, _ = logits(arguments, path, "on", scenario)
             mha, said = logits(arguments, path, "on", scenario, arguments.module)
             found, limit = error(mha, off), max(1e-5, 1.1 * error(on, off))
-            check(found <= limit, f"{name}, {scenario}: error {found:.1e}, of ggml's flash attention {error(on, off):.1e}{said if not mha else ''}")
+            check(
+                found <= limit,
+                f"{name}, {scenario}: error {found:.1e}, of ggml's flash attention"
+                f" {error(on, off):.1e}{said if not mha else ''}",
+            )
             if name in hybrids:
                 mha, said = logits(arguments, path, "off", scenario, arguments.module)
                 differs = differs or mha != off
-                check(error(mha, off) <= 1e-5, f"{name}, {scenario}, -fa off: error {error(mha, off):.1e}{said if not mha else ''}")
-    check(differs, "-fa off: logits of models with recurrent attention are not those without the module")
+                check(
+                    error(mha, off) <= 1e-5,
+                    f"{name}, {scenario}, -fa off: error"
+                    f" {error(mha, off):.1e}{said if not mha else ''}",
+                )
+    check(
+        differs,
+        "-fa off: logits of models with recurrent attention are not those without the module",
+    )
 
 
 def settings(arguments):
-    """auto and on are mha, whatever the threads; off is llama.cpp's, bit by bit, with weights that the module leaves to it."""
-    model = quantised(arguments, arguments.smollm2, "f16") if arguments.smollm2 else model_of(arguments, "llama")
+    """auto and on are mha, whatever the threads; off is llama.cpp's, bit by bit, with weights that
+    the module leaves to it."""
+    model = (
+        quantised(arguments, arguments.smollm2, "f16")
+        if arguments.smollm2
+        else model_of(arguments, "llama")
+    )
     off, _ = logits(arguments, model, "off", "one")
     on, _ = logits(arguments, model, "on", "one")
     with_off, _ = logits(arguments, model, "off", "one", arguments.module)
@@ -140,41 +218,89 @@ def settings(arguments):
     check(with_on != on and with_on != off, "-fa on is not as without it")
     check(with_auto == with_on and "Flash Attention enabled" in said, "-fa auto is -fa on")
     for threads in (1, 4):
-        of_threads, _ = logits(arguments, model, "on", "one", arguments.module, LLAMA_MODELS_THREADS=threads)
-        check(error(of_threads, off) < 2 * error(on, off), f"{threads} threads: error {error(of_threads, off):.1e}")
+        of_threads, _ = logits(
+            arguments, model, "on", "one", arguments.module, LLAMA_MODELS_THREADS=threads
+        )
+        check(
+            error(of_threads, off) < 2 * error(on, off),
+            f"{threads} threads: error {error(of_threads, off):.1e}",
+        )
     for types in (1, 8, 30):  # f16, q8_0, bf16
         of_ggml, _ = logits(arguments, model, "on", "one", LLAMA_MODELS_TYPES=types)
-        of_mha, _ = logits(arguments, model, "on", "one", arguments.module, LLAMA_MODELS_TYPES=types)
+        of_mha, _ = logits(
+            arguments, model, "on", "one", arguments.module, LLAMA_MODELS_TYPES=types
+        )
         found = error(of_mha, off), error(of_ggml, off)
-        check(found[0] < 2 * found[1], f"keys and values of type {types}: error {found[0]:.1e}, of ggml's flash attention {found[1]:.1e}")
+        check(
+            found[0] < 2 * found[1],
+            f"keys and values of type {types}: error {found[0]:.1e}, of ggml's flash attention"
+            f" {found[1]:.1e}",
+        )
 
 
 def products(arguments):
-    """Quantised weights: products of mha differ from llama.cpp's as two roundings of rows to 8 bits do."""
+    """Quantised weights: products of mha differ from llama.cpp's as two roundings of rows to 8 bits
+    do."""
     for kind in "q4_0", "q4_1", "q8_0":
         model = quantised(arguments, model_of(arguments, "llama"), kind)
         for scenario in ("one", "four"):
             of_ggml, _ = logits(arguments, model, "off", scenario)
             of_mha, said = logits(arguments, model, "off", scenario, arguments.module)
             found = error(of_mha, of_ggml)
-            check(0 < found < 0.03, f"weights of type {kind}, {scenario}: difference {found:.1e}{said if not of_mha else ''}")
+            check(
+                0 < found < 0.03,
+                f"weights of type {kind}, {scenario}: difference"
+                f" {found:.1e}{said if not of_mha else ''}",
+            )
 
 
 def perplexity(arguments):
     """Of a real model and text: 4,608 tokens."""
     found = {}
-    for name, flash, module in (("off", "off", None), ("ggml's flash attention", "on", None), ("mha", "on", arguments.module)):
-        # -ot, which names no tensor here, has llama.cpp look at GGML_BACKEND_PATH although the CPU's backend is not a module.
-        said = call([arguments.llama / "bin" / "llama-perplexity", "-ot", "^$=CPU", "-m", arguments.smollm2, "-f", arguments.text, "-fa", flash, "-c", 1536, "-t", 2,
-                     "--chunks", 3], module).stdout
+    for name, flash, module in (
+        ("off", "off", None),
+        ("ggml's flash attention", "on", None),
+        ("mha", "on", arguments.module),
+    ):
+        # -ot, which names no tensor here, has llama.cpp look at GGML_BACKEND_PATH although the
+        # CPU's backend is not a module.
+        said = call(
+            [
+                arguments.llama / "bin" / "llama-perplexity",
+                "-ot",
+                "^$=CPU",
+                "-m",
+                arguments.smollm2,
+                "-f",
+                arguments.text,
+                "-fa",
+                flash,
+                "-c",
+                1536,
+                "-t",
+                2,
+                "--chunks",
+                3,
+            ],
+            module,
+        ).stdout
         value = re.search(r"Final estimate: PPL = ([\d.]+)", said)
         found[name] = float(value[1]) if value else math.nan
-    check(abs(found["mha"] - found["off"]) <= 0.01 * found["off"], "perplexity: " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))
+    check(
+        abs(found["mha"] - found["off"]) <= 0.01 * found["off"],
+        "perplexity: " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()),
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="operations (ten minutes), models, settings, products, perplexity; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        help="operations (ten minutes), models, settings, products, perplexity; default: all",
+    )
     for name in ("llama", "source", "module"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
     for name in ("smollm2", "text"):
@@ -184,12 +310,35 @@ def main():
     arguments.work.mkdir(parents=True, exist_ok=True)
     libraries, source = arguments.llama / "bin", arguments.source
     for name in "llama_models", "llama_products":
-        done = call(["c++", "-O1", pathlib.Path(__file__).with_name(f"{name}.cpp"), "-I", source / "include", "-I", source / "ggml" / "include",
-                     "-L", libraries, f"-Wl,-rpath,{libraries.resolve()}", "-lllama", "-lggml", "-lggml-base", "-pthread", "-o", arguments.work / name])
+        done = call(
+            [
+                "c++",
+                "-O1",
+                pathlib.Path(__file__).with_name(f"{name}.cpp"),
+                "-I",
+                source / "include",
+                "-I",
+                source / "ggml" / "include",
+                "-L",
+                libraries,
+                f"-Wl,-rpath,{libraries.resolve()}",
+                "-lllama",
+                "-lggml",
+                "-lggml-base",
+                "-pthread",
+                "-o",
+                arguments.work / name,
+            ]
+        )
         if done.returncode:
             sys.exit(f"{name}.cpp does not compile: {done.stdout}")
-    parts = {"operations": operations, "models": models, "settings": settings, "products": products,
-             "perplexity": lambda arguments: perplexity(arguments) if arguments.smollm2 else None}
+    parts = {
+        "operations": operations,
+        "models": models,
+        "settings": settings,
+        "products": products,
+        "perplexity": lambda arguments: perplexity(arguments) if arguments.smollm2 else None,
+    }
     for part in arguments.parts or parts:
         parts[part](arguments)
     print(f"{len(failures)} of the checks failed" if failures else "all is as it should be")

@@ -1,4 +1,5 @@
-"""Tests mha_mpi: any number of processes gives the bits of one call, and no failure makes a process wait forever.
+"""Tests mha_mpi: any number of processes gives the bits of one call, and no failure makes a process
+wait forever.
 
 Usage: mpi_test.py MHA_MPI MPIRUN
 """
@@ -19,7 +20,16 @@ def run(*jobs):
     """The result of a job of (number of processes, arguments...), or of several that are one."""
     command = [mpirun, "--oversubscribe"]
     for ranks, *arguments in jobs:
-        command += [":"] * (command[-1] != "--oversubscribe") + ["-n", str(ranks), program, "--repeats", "1", "--timeout", str(timeout), *arguments]
+        command += [":"] * (command[-1] != "--oversubscribe") + [
+            "-n",
+            str(ranks),
+            program,
+            "--repeats",
+            "1",
+            "--timeout",
+            str(timeout),
+            *arguments,
+        ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
@@ -32,15 +42,21 @@ class Mpi(unittest.TestCase):
 
     def test_any_number_of_processes_gives_the_bits_of_one_call(self):
         for arguments in ([], ["--queries", "3", "--head-dim-v", "40"]):
-            checksums = {self.checksum(ranks, "--keys", "5000", *arguments) for ranks in (1, 2, 3, 4)}
+            checksums = {
+                self.checksum(ranks, "--keys", "5000", *arguments) for ranks in (1, 2, 3, 4)
+            }
             self.assertEqual(len(checksums), 1)
 
     def test_heads_are_spread_too(self):
         arguments = "--keys", "2500", "--queries", "2"
-        self.assertEqual({self.checksum(ranks, "--groups", "2", *arguments) for ranks in (2, 4)}, {self.checksum(1, *arguments)})
+        self.assertEqual(
+            {self.checksum(ranks, "--groups", "2", *arguments) for ranks in (2, 4)},
+            {self.checksum(1, *arguments)},
+        )
 
     def test_the_bytes_that_are_sent_are_those_of_queries_and_states(self):
-        # 20 chunks, 10 for each process: of the second one's, 10 and 11, 12 to 15 and 16 to 19 are subtrees.
+        # 20 chunks, 10 for each process: of the second one's, 10 and 11, 12 to 15 and 16 to 19 are
+        # subtrees.
         header, keys = 10 * 8, ["--keys", "5120"]
         sent = int(re.search(r"bytes sent per layer and token: (\d+)", run((2, *keys)).stdout)[1])
         self.assertEqual(sent, header + 4 * 8 * 128 + 3 * (header + 4 * 8 * 130))
@@ -56,21 +72,29 @@ class Mpi(unittest.TestCase):
         return time.monotonic() - start
 
     def test_no_memory_is_said_by_all(self):
-        self.expect_failure("there is no memory for [0-9]+ bytes; use more processes", 2, (2, "--keys", str(10**12)))
+        self.expect_failure(
+            "there is no memory for [0-9]+ bytes; use more processes", 2, (2, "--keys", str(10**12))
+        )
 
     def test_a_process_that_fails_is_named_by_all(self):
         for ranks in 2, 4:
             self.expect_failure("kv_first_position is -1", ranks, (ranks, "--fault", "1", "fail"))
 
     def test_states_of_another_shape_are_refused_by_all(self):
-        self.expect_failure("rank 1 has --head-dim-v 129, but this rank has 128", 3, (3, "--fault", "1", "shape"))
+        self.expect_failure(
+            "rank 1 has --head-dim-v 129, but this rank has 128", 3, (3, "--fault", "1", "shape")
+        )
 
     def test_processes_with_other_arguments_are_refused_by_all(self):
-        self.expect_failure("--keys (65536|4096), but this rank has (4096|65536)", 3, (2,), (1, "--keys", "4096"))
+        self.expect_failure(
+            "--keys (65536|4096), but this rank has (4096|65536)", 3, (2,), (1, "--keys", "4096")
+        )
 
     def test_a_process_that_says_nothing_ends_the_job_after_the_time_outs(self):
         for ranks in 2, 4:
-            taken = self.expect_failure("rank 1 .*within the time-out", ranks, (ranks, "--fault", "1", "hang"), silent=[1])
+            taken = self.expect_failure(
+                "rank 1 .*within the time-out", ranks, (ranks, "--fault", "1", "hang"), silent=[1]
+            )
             self.assertLess(taken, 6 * timeout + 20)  # of which 20 are for a busy machine
 
     def test_a_job_that_cannot_be_shared_out_is_refused(self):

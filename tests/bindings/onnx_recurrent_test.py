@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""The node tests of ONNX's LinearAttention and CausalConvWithState (opset 27), as the onnx package has them, through the Python binding.
+"""The node tests of ONNX's LinearAttention and CausalConvWithState (opset 27), as the onnx package
+has them, through the Python binding.
 
     onnx_recurrent_test.py --library LIBMHA.SO [--operators LIBMHA_ONNX.SO] [--venv FOLDER]
 
-Also the operators of ONNX Runtime on random shapes; with --operators instead models of these cases, rewritten to mha's operators. Runs with the packages of the interpreter that it is started by, or those that
-tools/bindings/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither, or onnx is older than 1.23.
+Also the operators of ONNX Runtime on random shapes; with --operators instead models of these cases,
+rewritten to mha's operators. Runs with the packages of the interpreter that it is started by, or
+those that tools/bindings/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as
+skipped, where they are in neither, or onnx is older than 1.23.
 """
 
 import os
@@ -19,9 +22,9 @@ arguments = parser.parse_args()
 os.environ["MHA_ONNX_LIBRARY"] = arguments.operators or ""
 python_support.need(["numpy", "onnx", "onnxruntime"], arguments)
 
-import numpy as np  # noqa: E402
-import onnx.helper  # noqa: E402
-import onnxruntime  # noqa: E402
+import numpy as np
+import onnx.helper
+import onnxruntime
 
 try:
     from onnx.backend.test.case.node import causal_conv_with_state, linear_attention
@@ -29,12 +32,18 @@ except ImportError:
     print(f"skipped: onnx {onnx.__version__} has no LinearAttention; 1.23 has")
     sys.exit(77)
 
-import mha  # noqa: E402
-import mha.onnx  # noqa: E402
+import mha
+import mha.onnx
 
 onnxruntime.set_default_logger_severity(4)  # what is wrong comes as an exception too
-tolerances = {"float32": (1e-5, 1e-5), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}  # in 16 bits the reference rounds after each step
-left_out = {"test_causal_conv_with_state_kernel_size_one": "a product without rows before it; kernel_size is 2 to 8"}  # name -> why mha lacks it
+# In 16 bits the reference rounds after each step.
+tolerances = {"float32": (1e-5, 1e-5), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}
+# Name -> why mha lacks it.
+left_out = {
+    "test_causal_conv_with_state_kernel_size_one": (
+        "a product without rows before it; kernel_size is 2 to 8"
+    )
+}
 types = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -45,7 +54,14 @@ def cases(module, exporter):
     def record(node, inputs, outputs, name, **_):
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         given = iter(inputs)
-        found.append((name, attributes, {to: next(given) for to, own in zip(names, node.input) if own}, outputs))
+        found.append(
+            (
+                name,
+                attributes,
+                {to: next(given) for to, own in zip(names, node.input) if own},
+                outputs,
+            )
+        )
 
     module.expect = record
     for name in dir(exporter):
@@ -61,30 +77,77 @@ def bits(array):
 
 def linear(attributes, query, key, value, past_state=None, decay=None, beta=None):
     q_heads, heads = attributes["q_num_heads"], attributes["kv_num_heads"]
-    q, k, v = (bits(x).reshape(*x.shape[:2], count, -1) for x, count in ((query, q_heads), (key, heads), (value, heads)))
+    q, k, v = (
+        bits(x).reshape(*x.shape[:2], count, -1)
+        for x, count in ((query, q_heads), (key, heads), (value, heads))
+    )
     if decay is not None:
-        decay = bits(decay) if decay.shape[2] == heads else bits(decay).reshape(*decay.shape[:2], heads, -1)
+        decay = (
+            bits(decay)
+            if decay.shape[2] == heads
+            else bits(decay).reshape(*decay.shape[:2], heads, -1)
+        )
     kind = query.dtype
-    y, state = mha.recurrent_attention(q, k, v, decay, None if beta is None else bits(beta), scale=attributes.get("scale", 0.0), bf16=True,
-                                       state=None if past_state is None else past_state.astype(np.float32), output_type=types[kind.name])
-    return y.view(kind).reshape(*y.shape[:2], -1), state.astype(kind if past_state is None else past_state.dtype)
+    y, state = mha.recurrent_attention(
+        q,
+        k,
+        v,
+        decay,
+        None if beta is None else bits(beta),
+        scale=attributes.get("scale", 0.0),
+        bf16=True,
+        state=None if past_state is None else past_state.astype(np.float32),
+        output_type=types[kind.name],
+    )
+    return y.view(kind).reshape(*y.shape[:2], -1), state.astype(
+        kind if past_state is None else past_state.dtype
+    )
 
 
 def convolve(attributes, input, weight, bias=None, past_state=None):
-    wide = {name: None if x is None else np.ascontiguousarray(x.astype(np.float32)) for name, x in (("weight", weight[:, 0]), ("bias", bias))}
-    state = None if past_state is None else np.ascontiguousarray(past_state.astype(np.float32).transpose(0, 2, 1))
-    y, state = mha.causal_conv(np.ascontiguousarray(bits(input).transpose(0, 2, 1)), wide["weight"], bias=wide["bias"], bf16=True, state=state,
-                               output_type=types[input.dtype.name], activation={b"none": "none"}.get(attributes.get("activation", b"none"), "silu"))
+    wide = {
+        name: None if x is None else np.ascontiguousarray(x.astype(np.float32))
+        for name, x in (("weight", weight[:, 0]), ("bias", bias))
+    }
+    state = (
+        None
+        if past_state is None
+        else np.ascontiguousarray(past_state.astype(np.float32).transpose(0, 2, 1))
+    )
+    y, state = mha.causal_conv(
+        np.ascontiguousarray(bits(input).transpose(0, 2, 1)),
+        wide["weight"],
+        bias=wide["bias"],
+        bf16=True,
+        state=state,
+        output_type=types[input.dtype.name],
+        activation={b"none": "none"}.get(attributes.get("activation", b"none"), "silu"),
+    )
     return y.view(input.dtype).transpose(0, 2, 1), state.transpose(0, 2, 1).astype(input.dtype)
 
 
 def model_of(operator, attributes, given):
     names = [one.name for one in onnx.defs.get_schema(operator, 27).inputs]
     kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in given.items()}
-    node = onnx.helper.make_node(operator, [name if name in given else "" for name in names], ["y", "state"], name="it", **attributes)
-    values = [onnx.helper.make_tensor_value_info(name, kinds[name], x.shape) for name, x in given.items()]
-    outputs = [onnx.helper.make_tensor_value_info(name, next(iter(kinds.values())), None) for name in ("y", "state")]
-    return onnx.helper.make_model(onnx.helper.make_graph([node], "g", values, outputs), opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=11)
+    node = onnx.helper.make_node(
+        operator,
+        [name if name in given else "" for name in names],
+        ["y", "state"],
+        name="it",
+        **attributes,
+    )
+    values = [
+        onnx.helper.make_tensor_value_info(name, kinds[name], x.shape) for name, x in given.items()
+    ]
+    outputs = [
+        onnx.helper.make_tensor_value_info(name, next(iter(kinds.values())), None)
+        for name in ("y", "state")
+    ]
+    return onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", values, outputs),
+        opset_imports=[onnx.helper.make_opsetid("", 27)],
+        ir_version=11,
+    )
 
 
 class Rewritten(unittest.TestCase):
@@ -92,59 +155,104 @@ class Rewritten(unittest.TestCase):
 
     def test_cases_of_floats_are_rewritten_and_the_others_left_with_a_reason(self):
         done, left = [], []
-        for module, exporter in (linear_attention, linear_attention.LinearAttention), (causal_conv_with_state, causal_conv_with_state.CausalConvWithState):
+        for module, exporter in (
+            (linear_attention, linear_attention.LinearAttention),
+            (causal_conv_with_state, causal_conv_with_state.CausalConvWithState),
+        ):
             for name, attributes, given, expected in cases(module, exporter):
                 with self.subTest(name):
                     model, report = mha.onnx.rewrite(model_of(exporter.__name__, attributes, given))
                     if not report.rewritten:
-                        self.assertRegex(str(report[0]), f"left: {exporter.__name__} 'it': (.* is not known to be float|its kernel is not known to have 2 to 8)")
+                        self.assertRegex(
+                            str(report[0]),
+                            f"left: {exporter.__name__} 'it': (.* is not known to be float|its"
+                            " kernel is not known to have 2 to 8)",
+                        )
                         self.assertTrue(expected[0].dtype != np.float32 or name in left_out)
                         left.append(name)
                         continue
                     done.append(name)
-                    for own, theirs in zip(mha.onnx.session(model).run(None, given), expected, strict=True):
+                    for own, theirs in zip(
+                        mha.onnx.session(model).run(None, given), expected, strict=True
+                    ):
                         np.testing.assert_allclose(own, theirs, *tolerances["float32"])
         self.assertEqual(len(done) + len(left), 27)
         self.assertGreater(len(done), 18)
 
     def test_a_prompt_has_the_bits_of_its_parts(self):
         random = np.random.default_rng(3)
-        given = {name: random.standard_normal(shape).astype(np.float32) for name, shape in (("query", (2, 9, 24)), ("key", (2, 9, 12)), ("value", (2, 9, 10)),
-                                                                                           ("past_state", (2, 2, 6, 5)), ("decay", (2, 9, 2)), ("beta", (2, 9, 1)))}
+        given = {
+            name: random.standard_normal(shape).astype(np.float32)
+            for name, shape in (
+                ("query", (2, 9, 24)),
+                ("key", (2, 9, 12)),
+                ("value", (2, 9, 10)),
+                ("past_state", (2, 2, 6, 5)),
+                ("decay", (2, 9, 2)),
+                ("beta", (2, 9, 1)),
+            )
+        }
         attributes = {"q_num_heads": 4, "kv_num_heads": 2}
 
         def run(part):
-            return mha.onnx.session(mha.onnx.rewrite(model_of("LinearAttention", attributes, part))[0]).run(None, part)
+            return mha.onnx.session(
+                mha.onnx.rewrite(model_of("LinearAttention", attributes, part))[0]
+            ).run(None, part)
 
         whole, state = run(given)
-        first, past = run({name: x if name == "past_state" else x[:, :4] for name, x in given.items()})
+        first, past = run(
+            {name: x if name == "past_state" else x[:, :4] for name, x in given.items()}
+        )
         second, last = run({**{name: x[:, 4:] for name, x in given.items()}, "past_state": past})
         np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
         np.testing.assert_array_equal(last, state)
-        self.assertEqual(run({name: x if name == "past_state" else x[:, :0] for name, x in given.items()})[1].tobytes(), given["past_state"].tobytes())
-        for wrong, sentence in (({"key": given["key"][..., :11]}, r"key is \[2, 9, 11\]; it has to be \[2, 9, 12\]"), ({"beta": given["decay"][:, :8]}, "beta is"),
-                                ({"past_state": given["past_state"][:1]}, "past_state is")):
+        self.assertEqual(
+            run({name: x if name == "past_state" else x[:, :0] for name, x in given.items()})[
+                1
+            ].tobytes(),
+            given["past_state"].tobytes(),
+        )
+        for wrong, sentence in (
+            ({"key": given["key"][..., :11]}, r"key is \[2, 9, 11\]; it has to be \[2, 9, 12\]"),
+            ({"beta": given["decay"][:, :8]}, "beta is"),
+            ({"past_state": given["past_state"][:1]}, "past_state is"),
+        ):
             model, _ = mha.onnx.rewrite(model_of("LinearAttention", attributes, given))
-            for value in model.graph.input:  # of any extents, or ONNX Runtime itself would refuse them
+            # Of any extents, or ONNX Runtime itself would refuse them.
+            for value in model.graph.input:
                 value.type.tensor_type.ClearField("shape")
             with self.assertRaisesRegex(Exception, f"mha.LinearAttention 'it': {sentence}"):
                 mha.onnx.session(model).run(None, {**given, **wrong})
-        with self.assertRaisesRegex(Exception, "update_rule is linear, which takes no decay and no beta"):
-            mha.onnx.session(mha.onnx.rewrite(model_of("LinearAttention", {**attributes, "update_rule": "linear"}, given))[0])
+        with self.assertRaisesRegex(
+            Exception, "update_rule is linear, which takes no decay and no beta"
+        ):
+            mha.onnx.session(
+                mha.onnx.rewrite(
+                    model_of("LinearAttention", {**attributes, "update_rule": "linear"}, given)
+                )[0]
+            )
 
 
 class Operators(unittest.TestCase):
     def check(self, module, exporter, compute, count):
         found = cases(module, exporter)
         self.assertGreaterEqual(len(found), count)
-        self.assertLessEqual({name for name in left_out if module.__name__.rsplit(".", 1)[1] in name}, {name for name, *_ in found}, "no such cases any more")
+        self.assertLessEqual(
+            {name for name in left_out if module.__name__.rsplit(".", 1)[1] in name},
+            {name for name, *_ in found},
+            "no such cases any more",
+        )
         for name, attributes, given, expected in found:
             if name in left_out:
                 continue
             with self.subTest(name):
                 for own, theirs in zip(compute(attributes, **given), expected, strict=True):
                     self.assertEqual((own.shape, own.dtype), (theirs.shape, theirs.dtype))
-                    np.testing.assert_allclose(own.astype(np.float32), theirs.astype(np.float32), *tolerances[theirs.dtype.name])
+                    np.testing.assert_allclose(
+                        own.astype(np.float32),
+                        theirs.astype(np.float32),
+                        *tolerances[theirs.dtype.name],
+                    )
 
     def test_every_case_of_linear_attention_has_the_operators_result(self):
         self.check(linear_attention, linear_attention.LinearAttention, linear, 14)
@@ -159,10 +267,16 @@ class Operators(unittest.TestCase):
             return random.standard_normal(shape).astype(np.float32)
 
         for number in range(24):
-            batch, rows, heads, group, d_k, d_v = (int(random.integers(1, most + 1)) for most in (3, 40, 4, 3, 24, 24))
+            batch, rows, heads, group, d_k, d_v = (
+                int(random.integers(1, most + 1)) for most in (3, 40, 4, 3, 24, 24)
+            )
             rule, is_wide = ("linear", "gated", "delta", "gated_delta")[number % 4], number % 8 > 3
-            given = {"query": floats(batch, rows, heads * group * d_k), "key": floats(batch, rows, heads * d_k) / d_k, "value": floats(batch, rows, heads * d_v),
-                     "past_state": floats(batch, heads, d_k, d_v)}
+            given = {
+                "query": floats(batch, rows, heads * group * d_k),
+                "key": floats(batch, rows, heads * d_k) / d_k,
+                "value": floats(batch, rows, heads * d_v),
+                "past_state": floats(batch, heads, d_k, d_v),
+            }
             if "gated" in rule:
                 given["decay"] = -np.abs(floats(batch, rows, heads * (d_k if is_wide else 1)))
             if "delta" in rule:
@@ -171,9 +285,19 @@ class Operators(unittest.TestCase):
             with self.subTest(number=number, **attributes):
                 self.compare("LinearAttention", attributes, given, linear)
             channels, size = heads * d_k, 2 + number % 7
-            given = {"input": floats(batch, channels, rows), "weight": floats(channels, 1, size), "bias": floats(channels), "past_state": floats(batch, channels, size - 1)}
+            given = {
+                "input": floats(batch, channels, rows),
+                "weight": floats(channels, 1, size),
+                "bias": floats(channels),
+                "past_state": floats(batch, channels, size - 1),
+            }
             with self.subTest(number=number, size=size):
-                self.compare("CausalConvWithState", {"activation": ("none", "silu")[number % 2]}, given, convolve)
+                self.compare(
+                    "CausalConvWithState",
+                    {"activation": ("none", "silu")[number % 2]},
+                    given,
+                    convolve,
+                )
 
     def compare(self, operator, attributes, given, compute):
         model = model_of(operator, attributes, given)
@@ -181,9 +305,14 @@ class Operators(unittest.TestCase):
             session = onnxruntime.InferenceSession(model.SerializeToString())
         except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
             self.skipTest(f"ONNX Runtime {onnxruntime.__version__} lacks it: {error}")
-        in_bytes = {name: value.encode() if isinstance(value, str) else value for name, value in attributes.items()}
+        in_bytes = {
+            name: value.encode() if isinstance(value, str) else value
+            for name, value in attributes.items()
+        }
         for own, theirs in zip(compute(in_bytes, **given), session.run(None, given), strict=True):
-            np.testing.assert_allclose(own, theirs, rtol=0, atol=1e-4 * max(1, np.abs(theirs).max(initial=0)))
+            np.testing.assert_allclose(
+                own, theirs, rtol=0, atol=1e-4 * max(1, np.abs(theirs).max(initial=0))
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The node tests of ONNX's Attention operator (opset 23 to 25), as the onnx package has them, through the Python binding.
+"""The node tests of ONNX's Attention operator (opset 23 to 25), as the onnx package has them,
+through the Python binding.
 
     onnx_test.py --library LIBMHA.SO [--venv FOLDER]
 
-Each case has the operator's result, or stands in `left_out` with the reason. Causal alignment, which ONNX derives from its inputs, is what
-the caller gives as q_first_positions. Runs with the packages of the interpreter that it is started by, or those that tools/bindings/python/setup.sh put into
-FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither.
+Each case has the operator's result, or stands in `left_out` with the reason. Causal alignment,
+which ONNX derives from its inputs, is what the caller gives as q_first_positions. Runs with the
+packages of the interpreter that it is started by, or those that tools/bindings/python/setup.sh put
+into FOLDER. Exits with 77, which ctest shows as skipped, where they are in neither.
 """
 
 import itertools
@@ -20,28 +22,37 @@ import python_support
 arguments = python_support.parser(__doc__).parse_args()
 python_support.need(["numpy", "onnx"], arguments)
 
-import numpy as np  # noqa: E402
-import onnx.helper  # noqa: E402
-import onnx.numpy_helper  # noqa: E402
-from onnx.backend.test.case.node import attention  # noqa: E402
+import google.protobuf.message
+import mha.onnx
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
+from mha.onnx.__main__ import save
+from onnx.backend.test.case.node import attention
 
-import google.protobuf.message  # noqa: E402
-import mha.onnx  # noqa: E402
-from mha.onnx.__main__ import save  # noqa: E402
-
-# Relative and absolute. In 16 bits two units in the last place, since ONNX's reference rounds to the type after each step.
+# Relative and absolute. In 16 bits two units in the last place, since ONNX's reference rounds to
+# the type after each step.
 tolerances = {"float32": (1e-5, 1e-6), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}
 left_out = {}  # name -> why the library does not have it
-taps = ["scaled_scores", "softcapped_scores", "masked_scores", "attention_weights"]  # qk_matmul_output_mode 0 to 3
+# qk_matmul_output_mode 0 to 3.
+taps = ["scaled_scores", "softcapped_scores", "masked_scores", "attention_weights"]
 
 
 def attention_cases():
     """(name, attributes, inputs by name, expected outputs by name) of each node test."""
     cases = []
 
-    def record(node, inputs, outputs, name, **_):  # in place of what makes a model of each, and another one of its expanded form
+    # In place of what makes a model of each, and another one of its expanded form.
+    def record(node, inputs, outputs, name, **_):
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        cases.append((name, attributes, dict(zip(filter(None, node.input), inputs)), dict(zip(filter(None, node.output), outputs))))
+        cases.append(
+            (
+                name,
+                attributes,
+                dict(zip(filter(None, node.input), inputs)),
+                dict(zip(filter(None, node.output), outputs)),
+            )
+        )
 
     attention.expect = record
     for name in dir(attention.Attention):
@@ -51,7 +62,8 @@ def attention_cases():
 
 
 def rows(array, heads):
-    """[batch, rows, heads, width] of ONNX's [batch, heads, rows, width] or [batch, rows, heads * width]."""
+    """[batch, rows, heads, width] of ONNX's [batch, heads, rows, width] or [batch, rows, heads *
+    width]."""
     if array.ndim == 4:
         return array.transpose(0, 2, 1, 3)
     return array.reshape(array.shape[0], array.shape[1], heads, -1)
@@ -66,25 +78,45 @@ def compute(attributes, given):
         k, v = (np.concatenate(both, axis=1) for both in zip(past, (k, v)))
     batch, n_q, n_kv = q.shape[0], q.shape[1], k.shape[1]
     lengths = given.get("nonpad_kv_seqlen")
-    starts = lengths - n_q if lengths is not None else np.full(batch, past[0].shape[1] if past else 0)
-    windows = {side: size for side in ("left", "right") if (size := attributes.get(f"{side}_window_size", -1)) >= 0}
+    starts = (
+        lengths - n_q if lengths is not None else np.full(batch, past[0].shape[1] if past else 0)
+    )
+    windows = {
+        side: size
+        for side in ("left", "right")
+        if (size := attributes.get(f"{side}_window_size", -1)) >= 0
+    }
     is_causal = attributes.get("is_causal", 0) == 1
     score = {"softcap": attributes.get("softcap", 0.0)}
     mask = given.get("attn_mask")
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        score["mask" if mask.dtype == bool else "bias"] = mask if mask.dtype in (bool, np.float16) else mask.astype(np.float32)
+        score["mask" if mask.dtype == bool else "bias"] = (
+            mask if mask.dtype in (bool, np.float16) else mask.astype(np.float32)
+        )
         score["num_columns"] = mask.shape[3] if mask.shape[3] < n_kv else 0
     tap = taps[attributes.get("qk_matmul_output_mode", 0)]
     is_bf16 = q.dtype.name == "bfloat16"
     y, steps = mha.attention(
-        *(array.view(np.uint16) if is_bf16 else array for array in (q, k, v)), bf16=is_bf16, scale=attributes.get("scale", 0.0), is_causal=is_causal,
-        output_type={"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[q.dtype.name], kv_lengths=lengths,
-        q_first_positions=starts if is_causal or windows else None, window_left=windows.get("left"), window_right=windows.get("right"),
-        score=mha.ScoreOptions(**score), want=[tap])
+        *(array.view(np.uint16) if is_bf16 else array for array in (q, k, v)),
+        bf16=is_bf16,
+        scale=attributes.get("scale", 0.0),
+        is_causal=is_causal,
+        output_type={"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[q.dtype.name],
+        kv_lengths=lengths,
+        q_first_positions=starts if is_causal or windows else None,
+        window_left=windows.get("left"),
+        window_right=windows.get("right"),
+        score=mha.ScoreOptions(**score),
+        want=[tap],
+    )
     y = y.view(q.dtype)
-    return {"Y": y.transpose(0, 2, 1, 3) if given["Q"].ndim == 4 else y.reshape(batch, n_q, -1), "qk_matmul_output": steps[tap],
-            "present_key": k.transpose(0, 2, 1, 3), "present_value": v.transpose(0, 2, 1, 3)}
+    return {
+        "Y": y.transpose(0, 2, 1, 3) if given["Q"].ndim == 4 else y.reshape(batch, n_q, -1),
+        "qk_matmul_output": steps[tap],
+        "present_key": k.transpose(0, 2, 1, 3),
+        "present_value": v.transpose(0, 2, 1, 3),
+    }
 
 
 class AttentionOperator(unittest.TestCase):
@@ -97,8 +129,12 @@ class AttentionOperator(unittest.TestCase):
             with self.subTest(name):
                 computed = compute(attributes, given)
                 for output, values in expected.items():
-                    np.testing.assert_allclose(computed[output].astype(np.float32), values.astype(np.float32), *tolerances[values.dtype.name],
-                                               err_msg=output)
+                    np.testing.assert_allclose(
+                        computed[output].astype(np.float32),
+                        values.astype(np.float32),
+                        *tolerances[values.dtype.name],
+                        err_msg=output,
+                    )
         self.assertGreaterEqual(len(names), 60)
         self.assertEqual(set(left_out) - names, set(), "no such cases any more")
 
@@ -106,13 +142,32 @@ class AttentionOperator(unittest.TestCase):
 class Damaged(unittest.TestCase):
     def test_a_damaged_model_is_rewritten_or_refused(self):
         random, make = np.random.default_rng(5), onnx.helper.make_node
-        nodes = [make("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]), make("MatMul", ["q", "t"], ["s"]), make("Softmax", ["s"], ["p"], axis=-1), make("MatMul", ["p", "v"], ["y"])]
-        graph = onnx.helper.make_graph(nodes, "g", *([onnx.helper.make_tensor_value_info(name, 1, [2, 2, 5, 8]) for name in names] for names in ("qkv", "y")))
-        good, refused = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]).SerializeToString(), 0
+        nodes = [
+            make("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]),
+            make("MatMul", ["q", "t"], ["s"]),
+            make("Softmax", ["s"], ["p"], axis=-1),
+            make("MatMul", ["p", "v"], ["y"]),
+        ]
+        graph = onnx.helper.make_graph(
+            nodes,
+            "g",
+            *(
+                [onnx.helper.make_tensor_value_info(name, 1, [2, 2, 5, 8]) for name in names]
+                for names in ("qkv", "y")
+            ),
+        )
+        good, refused = (
+            onnx.helper.make_model(
+                graph, opset_imports=[onnx.helper.make_opsetid("", 17)]
+            ).SerializeToString(),
+            0,
+        )
         self.assertEqual(len(mha.onnx.rewrite(onnx.ModelProto.FromString(good))[1].rewritten), 1)
         for _ in range(3000):
             damaged = np.frombuffer(good, np.uint8).copy()
-            damaged[random.integers(len(good), size=random.integers(1, 3))] ^= np.uint8(1 << random.integers(8))
+            damaged[random.integers(len(good), size=random.integers(1, 3))] ^= np.uint8(
+                1 << random.integers(8)
+            )
             try:
                 mha.onnx.rewrite(onnx.ModelProto.FromString(damaged.tobytes()))
             except (google.protobuf.message.DecodeError, ValueError, onnx.checker.ValidationError):
@@ -122,12 +177,23 @@ class Damaged(unittest.TestCase):
 
 class Saving(unittest.TestCase):
     def test_a_model_has_its_name_when_it_is_whole(self):
-        model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [onnx.numpy_helper.from_array(np.arange(1000, dtype=np.float32), "a")]))
+        model = onnx.helper.make_model(
+            onnx.helper.make_graph(
+                [],
+                "g",
+                [],
+                [],
+                [onnx.numpy_helper.from_array(np.arange(1000, dtype=np.float32), "a")],
+            )
+        )
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "out.onnx")
             path.write_bytes(b"old")
-            for most, error in itertools.product((2**31, 100), (OSError("full"), KeyboardInterrupt(), SystemExit(143))):
-                def half(model, output, **how):
+            for most, error in itertools.product(
+                (2**31, 100), (OSError("full"), KeyboardInterrupt(), SystemExit(143))
+            ):
+
+                def half(model, output, error=error, **how):
                     pathlib.Path(output).write_bytes(b"half")
                     raise error
 
@@ -137,7 +203,9 @@ class Saving(unittest.TestCase):
             for most, files in (2**31, ["out.onnx"]), (100, ["out.onnx", "out.onnx.data"]):
                 save(model, str(path), "none", most)
                 self.assertEqual(sorted(os.listdir(folder)), files)
-                self.assertEqual(onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0])[999], 999)
+                self.assertEqual(
+                    onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0])[999], 999
+                )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The Python package, installed into a virtual environment with nothing else and used from an empty folder: from the wheel that `python -m build`
-makes of its own source distribution, with the kernels of plain C++ alone, which compile soon. tools/release/wheels.sh --test tries those of a release.
+"""The Python package, installed into a virtual environment with nothing else and used from an empty
+folder: from the wheel that `python -m build` makes of its own source distribution, with the kernels
+of plain C++ alone, which compile soon. tools/release/wheels.sh --test tries those of a release.
 Exits with 77, which ctest shows as skipped, where PyPI cannot be reached.
 """
 
@@ -15,18 +16,22 @@ import unittest
 root = pathlib.Path(__file__).resolve().parent.parent.parent
 package = root / "tools" / "bindings" / "python"
 skipped = 77
-environment = {name: value for name, value in os.environ.items() if name not in ("MHA_LIBRARY", "PYTHONPATH")}
+environment = {
+    name: value for name, value in os.environ.items() if name not in ("MHA_LIBRARY", "PYTHONPATH")
+}
 
 # What a user would write; it prints what the tests look at.
 program = """
 import mha, numpy as np, pathlib, sys
-q, k, v = (np.random.default_rng(1).standard_normal((2, rows, 4, 16)).astype(np.float32) for rows in (5, 7, 7))
+random = np.random.default_rng(1)
+q, k, v = (random.standard_normal((2, rows, 4, 16)).astype(np.float32) for rows in (5, 7, 7))
 scores = np.einsum("bqhd,bkhd->bhqk", q, k) / 4
 weights = np.exp(scores - scores.max(axis=3, keepdims=True))
 expected = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(axis=3, keepdims=True), v)
 np.testing.assert_allclose(mha.attention(q, k, v), expected, rtol=0, atol=1e-5)
 folder = pathlib.Path(mha.__file__).parent
-assert pathlib.Path(mha._library._library._name) == folder / "libmha.so", mha._library._library._name
+loaded = pathlib.Path(mha._library._library._name)
+assert loaded == folder / "libmha.so", loaded
 assert (folder / "py.typed").exists() and (folder / "libmha_openmp.so").exists()
 print(mha.__version__, mha.version(), sorted(set(sys.modules) & {"torch", "transformers", "onnx"}))
 import mha.torch
@@ -35,41 +40,114 @@ import mha.torch
 
 class Package(unittest.TestCase):
     def run_module(self, *words):
-        done = subprocess.run([python, "-m", *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            [python, "-m", *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.assertEqual(done.returncode, 0, done.stdout)
 
     def run_pip(self, *words):
         self.run_module("pip", "--disable-pip-version-check", "--quiet", *words)
 
     def test_it_runs_from_an_empty_folder(self):
-        self.run_module("build", "--no-isolation", "--outdir", work / "dist", "-Ccmake.define.MHA_AVX2=OFF", "-Ccmake.define.MHA_AVX512=OFF", root)
+        self.run_module(
+            "build",
+            "--no-isolation",
+            "--outdir",
+            work / "dist",
+            "-Ccmake.define.MHA_AVX2=OFF",
+            "-Ccmake.define.MHA_AVX512=OFF",
+            root,
+        )
         made, wheel = sorted((work / "dist").iterdir(), key=lambda path: path.suffix)
         self.assertRegex(made.name, r"\Amha-[\d.]+\.tar\.gz\Z")
         self.run_pip("install", "--no-deps", wheel)
         (work / "empty").mkdir()
-        done = subprocess.run([python, "-c", program], cwd=work / "empty", env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-c", program],
+            cwd=work / "empty",
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         header = (root / "include" / "mha.h").read_text()
-        major, minor, patch = (int(re.search(rf"#define MHA_VERSION_{part} (\d+)", header).group(1)) for part in ("MAJOR", "MINOR", "PATCH"))
-        self.assertEqual(done.stdout, f"{major}.{minor}.{patch} {10000 * major + 100 * minor + patch} []\n", done.stderr)
-        self.assertEqual(done.stderr.splitlines()[-1], "ImportError: mha.torch needs PyTorch, which is not installed: pip install torch")
+        major, minor, patch = (
+            int(re.search(rf"#define MHA_VERSION_{part} (\d+)", header).group(1))
+            for part in ("MAJOR", "MINOR", "PATCH")
+        )
+        self.assertEqual(
+            done.stdout,
+            f"{major}.{minor}.{patch} {10000 * major + 100 * minor + patch} []\n",
+            done.stderr,
+        )
+        self.assertEqual(
+            done.stderr.splitlines()[-1],
+            "ImportError: mha.torch needs PyTorch, which is not installed: pip install torch",
+        )
         self.run_pip("check")
         self.run_pip("uninstall", "--yes", "mha")
-        done = subprocess.run([python, "-c", "import mha"], cwd=work / "empty", env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-c", "import mha"],
+            cwd=work / "empty",
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         self.assertIn("No module named 'mha'", done.stderr)
-        changed = subprocess.run(["git", "status", "--porcelain", "--ignored", package, root / "dist"], cwd=root, capture_output=True, text=True).stdout
-        self.assertEqual([line for line in changed.splitlines() if re.search(r"/(build|dist|\w+\.egg-info|\w+\.so)\b", line)], [], "the build left files")
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--ignored", package, root / "dist"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+        ).stdout
+        self.assertEqual(
+            [
+                line
+                for line in changed.splitlines()
+                if re.search(r"/(build|dist|\w+\.egg-info|\w+\.so)\b", line)
+            ],
+            [],
+            "the build left files",
+        )
 
 
 with tempfile.TemporaryDirectory() as folder:
     work = pathlib.Path(folder)
     python = work / "venv" / "bin" / "python"
-    made = subprocess.run([sys.executable, "-m", "venv", work / "venv"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", work / "venv"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if made.returncode == 0:
-        made = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--timeout", "20", "--retries", "1", "numpy",
-                               "build", "scikit-build-core"],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        made = subprocess.run(
+            [
+                python,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "--quiet",
+                "install",
+                "--timeout",
+                "20",
+                "--retries",
+                "1",
+                "numpy",
+                "build",
+                "scikit-build-core",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     if made.returncode:
         print(f"skipped: no virtual environment with NumPy could be made:\n{made.stdout}")
         sys.exit(skipped)
-    result = unittest.TextTestRunner(verbosity=2).run(unittest.defaultTestLoader.loadTestsFromTestCase(Package))
+    result = unittest.TextTestRunner(verbosity=2).run(
+        unittest.defaultTestLoader.loadTestsFromTestCase(Package)
+    )
 sys.exit(not result.wasSuccessful())

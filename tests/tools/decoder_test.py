@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the example decoder.c as a user does, with files of weights written here, and compares its logits with a decoder in plain Python.
+"""Runs the example decoder.c as a user does, with files of weights written here, and compares its
+logits with a decoder in plain Python.
 
     decoder_test.py DECODER [unittest arguments]
 """
@@ -24,7 +25,11 @@ encodings = {"F32": floats, "BF16": bfloat16, "F16": float16}
 
 def rounded(number, dtype):
     bytes = encodings[dtype]([number])
-    return struct.unpack("<e", bytes)[0] if dtype == "F16" else struct.unpack("<f", bytes.rjust(4, b"\0"))[0]
+    return (
+        struct.unpack("<e", bytes)[0]
+        if dtype == "F16"
+        else struct.unpack("<f", bytes.rjust(4, b"\0"))[0]
+    )
 
 
 def product(w, x):
@@ -37,42 +42,92 @@ def normed(x, weights):
 
 
 class Model:
-    def __init__(self, dtype="F32", tied=False, layers=2, width=48, hidden=72, embedding=1, base=10000):
+    def __init__(
+        self, dtype="F32", tied=False, layers=2, width=48, hidden=72, embedding=1, base=10000
+    ):
         random.seed(7)
         self.base, self.codes = base, {}
-        self.dtype, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary = dtype, layers, 6, 2, width // 6, 50
-        small, kv_width = width ** -0.5, 2 * self.head_dim
+        self.dtype, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary = (
+            dtype,
+            layers,
+            6,
+            2,
+            width // 6,
+            50,
+        )
+        small, kv_width = width**-0.5, 2 * self.head_dim
         shapes = {"model.embed_tokens": ((50, width), 0, embedding)}
         for layer in range(layers):
-            shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in (
-                ("input_layernorm", ((width,), 1, 0.3)), ("self_attn.q_proj", ((width, width), 0, 2 * small)),  # scores that matter
-                ("self_attn.k_proj", ((kv_width, width), 0, small)), ("self_attn.v_proj", ((kv_width, width), 0, small)),
-                ("self_attn.o_proj", ((width, width), 0, small)), ("post_attention_layernorm", ((width,), 1, 0.3)),
-                ("mlp.gate_proj", ((hidden, width), 0, small)), ("mlp.up_proj", ((hidden, width), 0, small)),
-                ("mlp.down_proj", ((width, hidden), 0, hidden ** -0.5)))})
+            shapes.update(
+                {
+                    f"model.layers.{layer}.{name}": shape
+                    for name, shape in (
+                        # Scores that matter.
+                        ("input_layernorm", ((width,), 1, 0.3)),
+                        ("self_attn.q_proj", ((width, width), 0, 2 * small)),
+                        ("self_attn.k_proj", ((kv_width, width), 0, small)),
+                        ("self_attn.v_proj", ((kv_width, width), 0, small)),
+                        ("self_attn.o_proj", ((width, width), 0, small)),
+                        ("post_attention_layernorm", ((width,), 1, 0.3)),
+                        ("mlp.gate_proj", ((hidden, width), 0, small)),
+                        ("mlp.up_proj", ((hidden, width), 0, small)),
+                        ("mlp.down_proj", ((width, hidden), 0, hidden**-0.5)),
+                    )
+                }
+            )
         shapes["model.norm"] = ((width,), 1, 0.3)
         if not tied:
             shapes["lm_head"] = ((50, width), 0, small)
-        numbers = lambda count, *normal: [rounded(random.gauss(*normal), dtype) for _ in range(count)]  # noqa: E731
-        self.w = {name + ".weight": numbers(*shape, *normal) if len(shape) == 1 else [numbers(shape[1], *normal) for _ in range(shape[0])]
-                  for name, (shape, *normal) in shapes.items()}
+        numbers = lambda count, *normal: [
+            rounded(random.gauss(*normal), dtype) for _ in range(count)
+        ]
+        self.w = {
+            name + ".weight": (
+                numbers(*shape, *normal)
+                if len(shape) == 1
+                else [numbers(shape[1], *normal) for _ in range(shape[0])]
+            )
+            for name, (shape, *normal) in shapes.items()
+        }
 
     def file(self):
         return safetensors({**self.w, **self.codes}, self.dtype, encodings[self.dtype])
 
     def with_codes(self):
-        """Each matrix but the embedding becomes one of codes in groups of 32: that of the logits of 8 bits, others of 4 and with offsets."""
+        """Each matrix but the embedding becomes one of codes in groups of 32: that of the logits of
+        8 bits, others of 4 and with offsets."""
         for name, rows in list(self.w.items()):
             if "norm" in name or "embed" in name:
                 continue
             is_wide = "lm_head" in name
-            codes = [[random.randrange(*(-128, 128) if is_wide else (0, 16)) for _ in row] for row in rows]
-            scales = [[random.randrange(64, 128) * 2 ** (-18 if is_wide else -14) for _ in row[::32]] for row in rows]
-            offsets = [[0 if is_wide else -random.randrange(4, 12) * 2 ** -7 for _ in row] for row in scales]
-            self.w[name] = [[code * s[i // 32] + o[i // 32] for i, code in enumerate(row)] for row, s, o in zip(codes, scales, offsets)]
-            stored = codes if is_wide else [[low | high << 4 for low, high in zip(row[::2], row[1::2])] for row in codes]
-            self.codes[name] = "I8" if is_wide else "U8", [len(stored), len(stored[0])], bytes(code & 255 for row in stored for code in row)
-            self.codes.update({name + ".scales": scales, **({} if is_wide else {name + ".offsets": offsets})})
+            codes = [
+                [random.randrange(*(-128, 128) if is_wide else (0, 16)) for _ in row]
+                for row in rows
+            ]
+            scales = [
+                [random.randrange(64, 128) * 2 ** (-18 if is_wide else -14) for _ in row[::32]]
+                for row in rows
+            ]
+            offsets = [
+                [0 if is_wide else -random.randrange(4, 12) * 2**-7 for _ in row] for row in scales
+            ]
+            self.w[name] = [
+                [code * s[i // 32] + o[i // 32] for i, code in enumerate(row)]
+                for row, s, o in zip(codes, scales, offsets)
+            ]
+            stored = (
+                codes
+                if is_wide
+                else [[low | high << 4 for low, high in zip(row[::2], row[1::2])] for row in codes]
+            )
+            self.codes[name] = (
+                "I8" if is_wide else "U8",
+                [len(stored), len(stored[0])],
+                bytes(code & 255 for row in stored for code in row),
+            )
+            self.codes.update(
+                {name + ".scales": scales, **({} if is_wide else {name + ".offsets": offsets})}
+            )
         return self
 
     def rotated(self, row, position):
@@ -88,20 +143,43 @@ class Model:
         """The logits after each token."""
         x = [self.w["model.embed_tokens.weight"][token] for token in tokens]
         for layer in range(self.layers):
-            w = lambda name: self.w[f"model.layers.{layer}.{name}.weight"]  # noqa: E731
+            w = lambda name, layer=layer: self.w[f"model.layers.{layer}.{name}.weight"]
             rows = [normed(row, w("input_layernorm")) for row in x]
-            q, k = ([self.rotated(product(w(f"self_attn.{name}_proj"), row), p) for p, row in enumerate(rows)] for name in "qk")
+            q, k = (
+                [
+                    self.rotated(product(w(f"self_attn.{name}_proj"), row), p)
+                    for p, row in enumerate(rows)
+                ]
+                for name in "qk"
+            )
             v = [product(w("self_attn.v_proj"), row) for row in rows]
             for p, row in enumerate(q):
                 context = []
                 for head in range(self.heads):
                     kv = head // (self.heads // self.kv_heads) * self.head_dim
-                    part = row[head * self.head_dim:(head + 1) * self.head_dim]
-                    weights = [math.exp(sum(map(operator.mul, part, key[kv:kv + self.head_dim])) / math.sqrt(self.head_dim)) for key in k[:p + 1]]
-                    context += [a / sum(weights) for a in product(list(zip(*(value[kv:kv + self.head_dim] for value in v[:p + 1]))), weights)]
+                    part = row[head * self.head_dim : (head + 1) * self.head_dim]
+                    weights = [
+                        math.exp(
+                            sum(map(operator.mul, part, key[kv : kv + self.head_dim]))
+                            / math.sqrt(self.head_dim)
+                        )
+                        for key in k[: p + 1]
+                    ]
+                    context += [
+                        a / sum(weights)
+                        for a in product(
+                            list(zip(*(value[kv : kv + self.head_dim] for value in v[: p + 1]))),
+                            weights,
+                        )
+                    ]
                 x[p] = list(map(operator.add, x[p], product(w("self_attn.o_proj"), context)))
                 inner = normed(x[p], w("post_attention_layernorm"))
-                gated = [g / (1 + math.exp(-g)) * up for g, up in zip(product(w("mlp.gate_proj"), inner), product(w("mlp.up_proj"), inner))]
+                gated = [
+                    g / (1 + math.exp(-g)) * up
+                    for g, up in zip(
+                        product(w("mlp.gate_proj"), inner), product(w("mlp.up_proj"), inner)
+                    )
+                ]
                 x[p] = list(map(operator.add, x[p], product(w("mlp.down_proj"), gated)))
         head = self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
         return [product(head, normed(row, self.w["model.norm.weight"])) for row in x]
@@ -114,28 +192,53 @@ class Decoder(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def run_it(self, *words):
-        return subprocess.run([DECODER, *map(str, words)], cwd=self.folder, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            [DECODER, *map(str, words)],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
 
     def write(self, name, content):
-        (self.folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (self.folder / name).write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
         return name
 
 
 class Computes(Decoder):
     def check(self, model, prompt, count, threads, weight_type="file", arithmetic="f32", most=1e-4):
-        """Each token has the largest logit, and logits differ from those in plain Python by less than `most`. Returns the difference."""
+        """Each token has the largest logit, and logits differ from those in plain Python by less
+        than `most`. Returns the difference."""
         tokens = [(i * i + 3 * i) % 47 for i in range(prompt)]
         self.write("model", model.file())
-        done = self.run_it("run", "model", model.heads, self.write("prompt", "\n".join(map(str, tokens))), count, threads, weight_type, arithmetic, "logits")
+        done = self.run_it(
+            "run",
+            "model",
+            model.heads,
+            self.write("prompt", "\n".join(map(str, tokens))),
+            count,
+            threads,
+            weight_type,
+            arithmetic,
+            "logits",
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         tokens += map(int, done.stdout.split())
         self.assertEqual(len(tokens), prompt + count)
-        numbers, plain, difference = array.array("f", (self.folder / "logits").read_bytes()), model.logits(tokens), 0
+        numbers, plain, difference = (
+            array.array("f", (self.folder / "logits").read_bytes()),
+            model.logits(tokens),
+            0,
+        )
         self.assertEqual(len(numbers), count * model.vocabulary)
         for i in range(count):
-            logits = numbers[i * model.vocabulary:(i + 1) * model.vocabulary].tolist()
+            logits = numbers[i * model.vocabulary : (i + 1) * model.vocabulary].tolist()
             self.assertEqual(tokens[prompt + i], logits.index(max(logits)))
-            difference = max(difference, *(abs(a - b) for a, b in zip(logits, plain[prompt + i - 1])))
+            difference = max(
+                difference, *(abs(a - b) for a, b in zip(logits, plain[prompt + i - 1]))
+            )
         self.assertLess(difference, most)
         return difference
 
@@ -154,8 +257,15 @@ class Computes(Decoder):
         self.check(Model("F16"), 20, 8, 1, "f32")
 
     def test_fewer_bits_and_integers_are_further_off(self):
-        found = [self.check(Model(), 20, 8, threads, weight_type, arithmetic, most) for threads, weight_type, arithmetic, most in (
-            (1, "int8", "f32", 0.075), (1, "int8", "int16", 0.075), (2, "int8", "int8", 0.2), (1, "int4", "int8", 1.5))]
+        found = [
+            self.check(Model(), 20, 8, threads, weight_type, arithmetic, most)
+            for threads, weight_type, arithmetic, most in (
+                (1, "int8", "f32", 0.075),
+                (1, "int8", "int16", 0.075),
+                (2, "int8", "int8", 0.2),
+                (1, "int4", "int8", 1.5),
+            )
+        ]
         self.assertGreater(min(found), 0.02)
         self.assertNotEqual(found[0], found[1])
         self.assertLess(max(found[:2]), found[2])
@@ -173,18 +283,38 @@ class Computes(Decoder):
         self.write("tokens", " ".join(map(str, tokens)))
         plain = []
         for begin in 0, window:
-            logits = model.logits(tokens[begin:begin + window])
-            plain += [row[token] - math.log(sum(map(math.exp, row))) for row, token in list(zip(logits, tokens[begin + 1:begin + window]))[window // 2:]]
+            logits = model.logits(tokens[begin : begin + window])
+            plain += [
+                row[token] - math.log(sum(map(math.exp, row)))
+                for row, token in list(zip(logits, tokens[begin + 1 : begin + window]))[
+                    window // 2 :
+                ]
+            ]
         apart = []
-        for caches in [], ["f32"], ["f16"], ["int8", "f32"], ["f32", "int8"], ["int8"], ["int8", "int4"]:
-            done = self.run_it("score", "model", "6,500", "tokens", window, 2, "file", "f32", *caches)
-            self.assertEqual((done.returncode, [len(line.split()) for line in done.stdout.splitlines()]), (0, [window - 1 - window // 2] * 2), done.stderr)
+        for caches in (
+            [],
+            ["f32"],
+            ["f16"],
+            ["int8", "f32"],
+            ["f32", "int8"],
+            ["int8"],
+            ["int8", "int4"],
+        ):
+            done = self.run_it(
+                "score", "model", "6,500", "tokens", window, 2, "file", "f32", *caches
+            )
+            self.assertEqual(
+                (done.returncode, [len(line.split()) for line in done.stdout.splitlines()]),
+                (0, [window - 1 - window // 2] * 2),
+                done.stderr,
+            )
             apart.append(max(abs(a - b) for a, b in zip(map(float, done.stdout.split()), plain)))
         self.assertLess(max(apart[:2]), 1e-4)
         self.assertLess(max(apart[:2]), min(apart[2:]))
         self.assertLess(max(apart[:-1]), 0.1)
         self.assertLess(apart[-1], 1)
-        self.assertEqual(len(set(apart)), 6)  # keys and values each have their type; values have that of keys, where none is given
+        # Keys and values each have their type; values have that of keys, where none is given.
+        self.assertEqual(len(set(apart)), 6)
 
     def test_all_ways_to_the_same_tokens_give_the_same_bits(self):
         self.write("model", Model("BF16").file())
@@ -192,8 +322,18 @@ class Computes(Decoder):
         for words in [], ["check", "model", 6], ["check", "written", 5]:
             done = self.run_it(*words)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(done.stdout.splitlines()[1:], [f"{what}: the same bits" for what in (
-                "one token at a time", "a shared prefix, beside another sequence", "wrong drafts taken back", "back into a shared prefix")])
+            self.assertEqual(
+                done.stdout.splitlines()[1:],
+                [
+                    f"{what}: the same bits"
+                    for what in (
+                        "one token at a time",
+                        "a shared prefix, beside another sequence",
+                        "wrong drafts taken back",
+                        "back into a shared prefix",
+                    )
+                ],
+            )
 
 
 class Refuses(Decoder):
@@ -203,7 +343,9 @@ class Refuses(Decoder):
 
     def refused(self, words, *command):
         done = self.run_it(*command)
-        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
+        self.assertEqual(
+            (done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr
+        )
         self.assertIn(words, done.stderr)
 
     def refused_file(self, bytes, words):
@@ -213,63 +355,147 @@ class Refuses(Decoder):
     def test_files_that_are_no_safetensors(self):
         self.refused("cannot be read", "run", "none", 6, "prompt", 3)
         whole = Model().file()
-        length, = struct.unpack("<Q", whole[:8])
-        for bytes, words in ((b"", "too short"), (b"1234567", "too short"), (b"\x7fELF and so on, for some time", "says that its header has"),
-                             (bytes_of(b"", b""), "no '{' at byte 0"), (whole[:100], "was cut short"), (whole[:-1], "cut short?"),
-                             (whole + b"1", "behind its last tensor"),
-                             (bytes_of(whole[8:8 + length] + b"  ", whole[8 + length:]), "lies at an odd place")):
+        (length,) = struct.unpack("<Q", whole[:8])
+        for bytes, words in (
+            (b"", "too short"),
+            (b"1234567", "too short"),
+            (b"\x7fELF and so on, for some time", "says that its header has"),
+            (bytes_of(b"", b""), "no '{' at byte 0"),
+            (whole[:100], "was cut short"),
+            (whole[:-1], "cut short?"),
+            (whole + b"1", "behind its last tensor"),
+            (bytes_of(whole[8 : 8 + length] + b"  ", whole[8 + length :]), "lies at an odd place"),
+        ):
             self.refused_file(bytes, words)
 
     def test_headers_that_are_not_as_the_format_has_them(self):
-        a = lambda inside, behind="}": '{"a":{%s}%s' % (inside, behind)  # noqa: E731
-        f32 = lambda shape, offsets="0,4": a(f'"dtype":"F32","shape":[{shape}],"data_offsets":[{offsets}]')  # noqa: E731
+        a = lambda inside, behind="}": f'{{"a":{{{inside}}}{behind}'
+        f32 = lambda shape, offsets="0,4": a(
+            f'"dtype":"F32","shape":[{shape}],"data_offsets":[{offsets}]'
+        )
         one, wide = '"dtype":"X","shape":[1],"data_offsets":[0,4]', "4611686018427387905"
         for header, words in (
-                ("[]", "no '{' at byte 0"), ("{", "no string"), ('{"a', "no end of a string"), ('{"a\\', "no end of a string"), ('{"a\n":', "no printable character"),
-                ('{"a":1}', "no '{'"), ('{"a":{}}', "no dtype, shape and data_offsets"), (a(one, ""), "no ','"), (a(one, "} x"), "no end"),
-                (f32("1", "0"), "no second offset"), (f32("1", "0,4,8"), "too many of them"), (f32("1,1,1,1,1,1,1,1,1"), "too many of them"),
-                (f32("-1"), "no whole number"), (f32("9223372036854775808"), "no number below 2^63"),
-                (a('"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]'), "each once"),
-                (a('"dtype":"F32","shape":[1],"colour":[0,4]'), "no dtype, shape or data_offsets"),
-                (a('"dtype":"F32_AND_SOMETHING","shape":[1],"data_offsets":[0,4]'), "at most 15 characters"), ('{"__metadata__":{"a":1}}', "no string"),
-                (f32("2"), "4 bytes, which its shape"), (f32(wide), "4 bytes, which its shape"), (f32(f"{wide},{wide},4"), "4 bytes, which its shape"),
-                (f32("2", "0,8"), "cut short?"), (f32("1", "4,0"), "bytes 4 to 0"), (a('"dtype":"X","shape":[1],"data_offsets":[1,4]'), "a gap or overlap at byte 0"),
-                (a(one, ',"b":{"dtype":"X","shape":[1],"data_offsets":[3,4]}}'), "overlap at byte 4"),
-                (a(one, ',"a":{"dtype":"X","shape":[0],"data_offsets":[4,4]}}'), "a tensor twice"), ("{}", "behind its last tensor")):
+            ("[]", "no '{' at byte 0"),
+            ("{", "no string"),
+            ('{"a', "no end of a string"),
+            ('{"a\\', "no end of a string"),
+            ('{"a\n":', "no printable character"),
+            ('{"a":1}', "no '{'"),
+            ('{"a":{}}', "no dtype, shape and data_offsets"),
+            (a(one, ""), "no ','"),
+            (a(one, "} x"), "no end"),
+            (f32("1", "0"), "no second offset"),
+            (f32("1", "0,4,8"), "too many of them"),
+            (f32("1,1,1,1,1,1,1,1,1"), "too many of them"),
+            (f32("-1"), "no whole number"),
+            (f32("9223372036854775808"), "no number below 2^63"),
+            (a('"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]'), "each once"),
+            (a('"dtype":"F32","shape":[1],"colour":[0,4]'), "no dtype, shape or data_offsets"),
+            (
+                a('"dtype":"F32_AND_SOMETHING","shape":[1],"data_offsets":[0,4]'),
+                "at most 15 characters",
+            ),
+            ('{"__metadata__":{"a":1}}', "no string"),
+            (f32("2"), "4 bytes, which its shape"),
+            (f32(wide), "4 bytes, which its shape"),
+            (f32(f"{wide},{wide},4"), "4 bytes, which its shape"),
+            (f32("2", "0,8"), "cut short?"),
+            (f32("1", "4,0"), "bytes 4 to 0"),
+            (a('"dtype":"X","shape":[1],"data_offsets":[1,4]'), "a gap or overlap at byte 0"),
+            (a(one, ',"b":{"dtype":"X","shape":[1],"data_offsets":[3,4]}}'), "overlap at byte 4"),
+            (a(one, ',"a":{"dtype":"X","shape":[0],"data_offsets":[4,4]}}'), "a tensor twice"),
+            ("{}", "behind its last tensor"),
+        ):
             self.refused_file(bytes_of(header.encode(), b"1234"), words)
 
     def test_models_that_lack_something_or_do_not_fit_together(self):
-        embedding, attention = "model.embed_tokens.weight", "model.layers.{}.self_attn.{}_proj.weight"
+        embedding, attention = (
+            "model.embed_tokens.weight",
+            "model.layers.{}.self_attn.{}_proj.weight",
+        )
         q, k, v = (attention.format(0, name) for name in "qkv")
         w, norm = Model().w, "model.layers.{}.input_layernorm.weight"
         for changes, words in (
-                ({embedding: None}, f"has no tensor {embedding}"), ({attention.format(1, "o"): None, "other": [0.0]}, "has no tensor model.layers.1.self_attn.o_proj"),
-                ({k: ("F32", [8, 96], floats(w[k]))}, "0.self_attn.k_proj.weight should be a matrix [-1, 48]"),
-                ({attention.format(1, "v"): ("F32", [8, 96], floats(w[v]))}, "1.self_attn.v_proj.weight should be a matrix [16, 48]"),
-                ({norm.format(0): ("F32", [48, 1], floats(w[norm.format(0)]))}, "0.input_layernorm.weight should be a vector [48]"),
-                ({q: ("I32", [48, 48], floats(w[q]))}, "0.self_attn.q_proj.weight holds I32"), ({v: ("F16", [16, 48], float16(w[v]))}, "several types"),
-                ({norm.format(1): None}, "has 20 tensors; 2 layers of Llama have 21"), ({attention.format(1, "q"): None}, "has 20 tensors; 1 layers of Llama have 12"),
-                ({"model.layers.0.self_attn.q_proj.bias": [0.0] * 48}, "has 22 tensors"), ({q + ".scales": [[1.0] * 2] * 48}, "scales"),
-                ({q: ("I8", [48, 48], bytes(48 * 48)), q + ".scales": [[1.0] * 3] * 48}, f"{q}.scales should be a matrix [48, 2] of F32"),
-                ({name: ("I8", [48, 48], bytes(48 * 48)) for name in (q, attention.format(0, "o"))}, "several types"),
-                ({"lm_head.weight": ("U8", [50, 24], bytes(50 * 24))}, "scales"), ({"lm_head.weight": ("U8", [50, 48], bytes(50 * 48))}, "[50, 48]"),
-                ({embedding: ("I8", [50, 48], bytes(50 * 48))}, "embed_tokens.weight holds I8; F32, F16 or BF16 is expected\n")):
-            self.refused_file(safetensors({name: values for name, values in {**w, **changes}.items() if values is not None}), words)
+            ({embedding: None}, f"has no tensor {embedding}"),
+            (
+                {attention.format(1, "o"): None, "other": [0.0]},
+                "has no tensor model.layers.1.self_attn.o_proj",
+            ),
+            (
+                {k: ("F32", [8, 96], floats(w[k]))},
+                "0.self_attn.k_proj.weight should be a matrix [-1, 48]",
+            ),
+            (
+                {attention.format(1, "v"): ("F32", [8, 96], floats(w[v]))},
+                "1.self_attn.v_proj.weight should be a matrix [16, 48]",
+            ),
+            (
+                {norm.format(0): ("F32", [48, 1], floats(w[norm.format(0)]))},
+                "0.input_layernorm.weight should be a vector [48]",
+            ),
+            ({q: ("I32", [48, 48], floats(w[q]))}, "0.self_attn.q_proj.weight holds I32"),
+            ({v: ("F16", [16, 48], float16(w[v]))}, "several types"),
+            ({norm.format(1): None}, "has 20 tensors; 2 layers of Llama have 21"),
+            ({attention.format(1, "q"): None}, "has 20 tensors; 1 layers of Llama have 12"),
+            ({"model.layers.0.self_attn.q_proj.bias": [0.0] * 48}, "has 22 tensors"),
+            ({q + ".scales": [[1.0] * 2] * 48}, "scales"),
+            (
+                {q: ("I8", [48, 48], bytes(48 * 48)), q + ".scales": [[1.0] * 3] * 48},
+                f"{q}.scales should be a matrix [48, 2] of F32",
+            ),
+            (
+                {name: ("I8", [48, 48], bytes(48 * 48)) for name in (q, attention.format(0, "o"))},
+                "several types",
+            ),
+            ({"lm_head.weight": ("U8", [50, 24], bytes(50 * 24))}, "scales"),
+            ({"lm_head.weight": ("U8", [50, 48], bytes(50 * 48))}, "[50, 48]"),
+            (
+                {embedding: ("I8", [50, 48], bytes(50 * 48))},
+                "embed_tokens.weight holds I8; F32, F16 or BF16 is expected\n",
+            ),
+        ):
+            self.refused_file(
+                safetensors(
+                    {
+                        name: values
+                        for name, values in {**w, **changes}.items()
+                        if values is not None
+                    }
+                ),
+                words,
+            )
 
     def test_prompts_and_words_that_are_none(self):
         self.write("good", Model().file())
         run = ["run", "good", 6, "prompt"]
-        for content, words in (("", "numbers of tokens are expected"), ("1 2 three", "numbers of tokens are expected"),
-                               ("1 50", "the token 50 is none of the 50"), ("-1", "the token -1 is none of the 50")):
+        for content, words in (
+            ("", "numbers of tokens are expected"),
+            ("1 2 three", "numbers of tokens are expected"),
+            ("1 50", "the token 50 is none of the 50"),
+            ("-1", "the token -1 is none of the 50"),
+        ):
             self.refused(words, "run", "good", 6, self.write("other", content), 3)
         score = ["score", "good", 6, self.write("scored", "1 2 3 50")]
-        for words, *command in (("the token 50 is none", *score, 4), ("4 tokens or more", *score, 3), ("at most the 4 of scored", *score, 5),
-                                ("f64 is no type of caches", *score, 4, 1, "f32", "f32", "f64"), ("only values are stored as MHA_TYPE_INT4", *score, 4, 1, "f32", "f32", "int4"), ("6x is no number of heads", "check", "good", "6x"),
-                                ("6,1e is no number", "check", "good", "6,1e"), ("none: cannot be read", "run", "good", 6, "none", 3), ("7 heads do not divide its queries", "run", "good", 7, "prompt", 3),
-                                ("0 heads do not divide its queries", "run", "good", 0, "prompt", 3), ("dims", "run", "good", 48, "prompt", 3),
-                                ("1 or more", *run, 0), ("f64 is no type of weights", *run, 3, 1, "f64"), ("int4 is no arithmetic", *run, 3, 1, "int8", "int4"),
-                                ("weight_type", *run, 3, 1, "file", "int8"), ("heads that divide the width evenly", "write", "w", 1, 10, 3, 1, 8, 8),
-                                ("cannot be written", "write", "no/w", 1, 8, 2, 1, 8, 8), ("decoder [write FILE", "help")):
+        for words, *command in (
+            ("the token 50 is none", *score, 4),
+            ("4 tokens or more", *score, 3),
+            ("at most the 4 of scored", *score, 5),
+            ("f64 is no type of caches", *score, 4, 1, "f32", "f32", "f64"),
+            ("only values are stored as MHA_TYPE_INT4", *score, 4, 1, "f32", "f32", "int4"),
+            ("6x is no number of heads", "check", "good", "6x"),
+            ("6,1e is no number", "check", "good", "6,1e"),
+            ("none: cannot be read", "run", "good", 6, "none", 3),
+            ("7 heads do not divide its queries", "run", "good", 7, "prompt", 3),
+            ("0 heads do not divide its queries", "run", "good", 0, "prompt", 3),
+            ("dims", "run", "good", 48, "prompt", 3),
+            ("1 or more", *run, 0),
+            ("f64 is no type of weights", *run, 3, 1, "f64"),
+            ("int4 is no arithmetic", *run, 3, 1, "int8", "int4"),
+            ("weight_type", *run, 3, 1, "file", "int8"),
+            ("heads that divide the width evenly", "write", "w", 1, 10, 3, 1, 8, 8),
+            ("cannot be written", "write", "no/w", 1, 8, 2, 1, 8, 8),
+            ("decoder [write FILE", "help"),
+        ):
             with self.subTest(words):
                 self.refused(words, *command)
 

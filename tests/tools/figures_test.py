@@ -1,4 +1,5 @@
-"""Checks that each page with figures names their commit, and prints how many commits have touched src/ since.
+"""Checks that each page with figures names their commit, and prints how many commits have touched
+src/ since.
 
 A page has figures where it has the marks of bench/rivals, or says how fast something is.
 """
@@ -9,35 +10,70 @@ import subprocess
 import sys
 
 root = pathlib.Path(__file__).resolve().parents[2]
-pages = [root / "README.md", *sorted((root / "src" / "docs").glob("*.md")), root / "src" / "kernels" / "SPECIAL_FORMS.md"]
-has_figures = re.compile(r"<!-- figures: |\d (?:us|GB/s|GFLOP/s)\b|\d times as fast|% of the (?:peak|time)")
+pages = [
+    root / "README.md",
+    *sorted((root / "src" / "docs").glob("*.md")),
+    root / "src" / "kernels" / "SPECIAL_FORMS.md",
+]
+has_figures = re.compile(
+    r"<!-- figures: |\d (?:us|GB/s|GFLOP/s)\b|\d times as fast|% of the (?:peak|time)"
+)
 commit = re.compile(r"\bcommits?\s([0-9a-f]{7,40}(?:\sand\s[0-9a-f]{7,40})*)")
 
 
 def git(*arguments):
-    done = subprocess.run(["git", "-C", str(root), *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def complaints(name, text):
-    """What is wrong with a page that has figures. Each block of tables between marks names its commit."""
+    """What is wrong with a page that has figures. Each block of tables between marks names its
+    commit."""
     blocks = re.findall(r"<!-- figures: (\w+) -->\n(.*?)<!-- end of figures -->", text, re.DOTALL)
-    found = [f"{name}: the tables '{block}' name no commit" for block, inside in blocks if not commit.search(inside)]
+    found = [
+        f"{name}: the tables '{block}' name no commit"
+        for block, inside in blocks
+        if not commit.search(inside)
+    ]
     if has_figures.search(text) and not commit.search(text):
-        found.append(f"{name}: has figures, and names no commit that they are of ('commit abc1234')")
+        found.append(
+            f"{name}: has figures, and names no commit that they are of ('commit abc1234')"
+        )
     return found
 
 
 def main():
-    assert complaints("a", "It takes 3 us.") and complaints("a", "<!-- figures: x -->\n| 1 |\n<!-- end of figures -->\n\nAt commit abcdef0.")
-    assert not complaints("a", "It takes 3 us at commit abcdef0.") and not complaints("a", "No figures.")
+    assert complaints("a", "It takes 3 us.") and complaints(
+        "a", "<!-- figures: x -->\n| 1 |\n<!-- end of figures -->\n\nAt commit abcdef0."
+    )
+    assert not complaints("a", "It takes 3 us at commit abcdef0.") and not complaints(
+        "a", "No figures."
+    )
     wrong = []
     for page in filter(pathlib.Path.exists, pages):
         name, text = page.relative_to(root), page.read_text()
         wrong += complaints(name, text)
         for one in dict.fromkeys(re.findall(r"[0-9a-f]{7,40}", " ".join(commit.findall(text)))):
-            since = git("rev-list", "--count", f"{one}..HEAD", "--", "src", "include", ":!*.md", ":!src/docs")
-            print(f"{name}: figures of {one}; since then {since} commits have touched src/" if since else f"{name}: {one} is not in this history")
+            since = git(
+                "rev-list",
+                "--count",
+                f"{one}..HEAD",
+                "--",
+                "src",
+                "include",
+                ":!*.md",
+                ":!src/docs",
+            )
+            print(
+                f"{name}: figures of {one}; since then {since} commits have touched src/"
+                if since
+                else f"{name}: {one} is not in this history"
+            )
     print(*wrong, sep="\n")
     return len(wrong)
 

@@ -1,4 +1,5 @@
-"""Encodes numbers, which are nested lists, as files have them, and writes .safetensors. The tests need a little-endian machine."""
+"""Encodes numbers, which are nested lists, as files have them, and writes .safetensors. The tests
+need a little-endian machine."""
 
 import array
 import json
@@ -10,7 +11,9 @@ def shape_of(values):
 
 
 def flat(values):
-    return [number for row in values for number in flat(row)] if isinstance(values, list) else [values]
+    return (
+        [number for row in values for number in flat(row)] if isinstance(values, list) else [values]
+    )
 
 
 def transposed(matrix):
@@ -33,8 +36,14 @@ def safetensors(tensors, dtype="F32", encode=floats):
     """A file of tensors by name: numbers, or (dtype, shape, bytes)."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, values in tensors.items():
-        kind, shape, encoded = values if isinstance(values, tuple) else (dtype, shape_of(values), encode(values))
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [len(data), len(data) + len(encoded)]}
+        kind, shape, encoded = (
+            values if isinstance(values, tuple) else (dtype, shape_of(values), encode(values))
+        )
+        header[name] = {
+            "dtype": kind,
+            "shape": shape,
+            "data_offsets": [len(data), len(data) + len(encoded)],
+        }
         data += encoded
     return with_header(json.dumps(header).encode(), data)
 

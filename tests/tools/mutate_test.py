@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests tools/mutate.py without compiling anything: its list, its samples, and its report of survivors."""
+"""Tests tools/mutate.py without compiling anything: its list, its samples, and its report of
+survivors."""
 
 import contextlib
 import importlib.util
@@ -24,9 +25,16 @@ class List(unittest.TestCase):
             return "\n".join(mutate.errors_of(mutate.read_list(text), pathlib.Path(folder)))
 
     def test_a_fault_is_a_text_what_stands_in_its_place_tests_and_a_reason(self):
-        self.assertEqual(mutate.read_list("# about it\n[a.cpp] rope\nf(1); ==> f(2); ## norm:IsExact gate\ng(2); ==> ## equivalent: it is slower\n"),
-                         [mutate.Mutant("a.cpp", "f(1);", "f(2);", ("norm:IsExact", "gate", "rope"), ""),
-                          mutate.Mutant("a.cpp", "g(2);", "", ("rope",), "it is slower")])
+        self.assertEqual(
+            mutate.read_list(
+                "# about it\n[a.cpp] rope\nf(1); ==> f(2); ## norm:IsExact gate\ng(2); ==> ##"
+                " equivalent: it is slower\n"
+            ),
+            [
+                mutate.Mutant("a.cpp", "f(1);", "f(2);", ("norm:IsExact", "gate", "rope"), ""),
+                mutate.Mutant("a.cpp", "g(2);", "", ("rope",), "it is slower"),
+            ],
+        )
 
     def test_a_line_that_is_no_fault_is_an_error(self):
         for text in "[a.cpp]\nf(1);", "f(1); ==> f(2);":
@@ -49,12 +57,24 @@ class Runs(unittest.TestCase):
         """Exit status and output where each fault is caught if `caught` says so of its number."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "list"
-            file.write_text("[src/plan/count.h]\n" + "".join(f"fault {i} ==>\n" for i in range(100)))
+            file.write_text(
+                "[src/plan/count.h]\n" + "".join(f"fault {i} ==>\n" for i in range(100))
+            )
             build = mock.Mock()
-            build.judge.side_effect = lambda mutant, work: "rope, Rope.Turns" if caught(int(mutant.old.split()[1])) else None
+            build.judge.side_effect = lambda mutant, work: (
+                "rope, Rope.Turns" if caught(int(mutant.old.split()[1])) else None
+            )
             output = io.StringIO()
-            with mock.patch.multiple(mutate, Build=lambda *_: build, errors_of=lambda *_: [], FOLDER=pathlib.Path(folder)), \
-                    mock.patch.object(sys, "argv", ["mutate.py", "--mutants", str(file), *arguments]), contextlib.redirect_stdout(output):
+            with (
+                mock.patch.multiple(
+                    mutate,
+                    Build=lambda *_: build,
+                    errors_of=lambda *_: [],
+                    FOLDER=pathlib.Path(folder),
+                ),
+                mock.patch.object(sys, "argv", ["mutate.py", "--mutants", str(file), *arguments]),
+                contextlib.redirect_stdout(output),
+            ):
                 return mutate.main(), output.getvalue()
 
     def test_a_survivor_is_named_and_the_score_has_a_limit(self):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests what tools/release.sh refuses: a small repository has the files that it checks, and each test spoils one of them."""
+"""Tests what tools/release.sh refuses: a small repository has the files that it checks, and each
+test spoils one of them."""
 
 import os
 import pathlib
@@ -10,7 +11,15 @@ import tempfile
 import unittest
 
 source = pathlib.Path(__file__).resolve().parent.parent.parent
-environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", **{f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
+environment = {
+    **os.environ,
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    **{
+        f"GIT_{who}_{what}": "a@b.c"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    },
+}
 
 
 class Release(unittest.TestCase):
@@ -18,16 +27,31 @@ class Release(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name) / "mha"
-        for path in [*source.glob("include/*.h"), *source.glob("tools/*/**/Cargo.toml"),
-                     *(source / name for name in ("CHANGELOG.md", "tools/release.sh", "tests/package/abi.py", "tests/package/interface.txt",
-                                               "tests/interface/packed_files.txt"))]:
+        for path in [
+            *source.glob("include/*.h"),
+            *source.glob("tools/*/**/Cargo.toml"),
+            *(
+                source / name
+                for name in (
+                    "CHANGELOG.md",
+                    "tools/release.sh",
+                    "tests/package/abi.py",
+                    "tests/package/interface.txt",
+                    "tests/interface/packed_files.txt",
+                )
+            ),
+        ]:
             target = self.root / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
         header = (self.root / "include" / "mha.h").read_text().split()
-        self.version = ".".join(header[header.index(f"MHA_VERSION_{part}") + 1] for part in ("MAJOR", "MINOR", "PATCH"))
+        self.version = ".".join(
+            header[header.index(f"MHA_VERSION_{part}") + 1] for part in ("MAJOR", "MINOR", "PATCH")
+        )
         changes = (self.root / "CHANGELOG.md").read_text()
-        (self.root / "CHANGELOG.md").write_text(re.sub(r"^(## \S+) \(.*\)$", r"\1 (2026-01-31)", changes, count=1, flags=re.MULTILINE))
+        (self.root / "CHANGELOG.md").write_text(
+            re.sub(r"^(## \S+) \(.*\)$", r"\1 (2026-01-31)", changes, count=1, flags=re.MULTILINE)
+        )
         self.git("init", "--quiet")
         self.commit()
 
@@ -45,12 +69,22 @@ class Release(unittest.TestCase):
         path.write_text(path.read_text().replace(before, after))
 
     def refused(self, sentence, version=None):
-        done = subprocess.run([self.root / "tools" / "release.sh", version or self.version, "--check"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            [self.root / "tools" / "release.sh", version or self.version, "--check"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.assertEqual(done.returncode, 1, done.stdout)
         self.assertIn(sentence, done.stdout)
 
     def test_what_is_right_passes(self):
-        done = subprocess.run([self.root / "tools" / "release.sh", self.version, "--check"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            [self.root / "tools" / "release.sh", self.version, "--check"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.assertEqual((done.returncode, done.stdout), (0, f"v{self.version} can be released\n"))
 
     def test_no_tag(self):
@@ -87,8 +121,11 @@ class Release(unittest.TestCase):
 
     def test_a_header_that_breaks_programs_of_the_version_before(self):
         self.git("tag", "v0.0.1")
-        for name in ("include/mha.h", "tests/package/interface.txt"):  # written down, but no less wrong
-            self.spoil(name, "#define MHA_ERROR_NULL_POINTER 1u", "#define MHA_ERROR_NULL_POINTER 99u")
+        # Written down, but no less wrong.
+        for name in ("include/mha.h", "tests/package/interface.txt"):
+            self.spoil(
+                name, "#define MHA_ERROR_NULL_POINTER 1u", "#define MHA_ERROR_NULL_POINTER 99u"
+            )
         self.commit()
         self.refused("the header breaks programs that were compiled with v0.0.1")
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the scripts of tools/ and bench/ on a machine with little installed: their help, the files of the demonstration in a new folder, and virtual
-environments that are incomplete. Uses no network. Exits with 77, which ctest shows as skipped, if all pass but those this Python cannot run.
+"""Runs the scripts of tools/ and bench/ on a machine with little installed: their help, the files
+of the demonstration in a new folder, and virtual environments that are incomplete. Uses no network.
+Exits with 77, which ctest shows as skipped, if all pass but those this Python cannot run.
 """
 
 import importlib.util
@@ -12,7 +13,12 @@ import tempfile
 import unittest
 
 tools = pathlib.Path(__file__).resolve().parent.parent.parent / "tools"
-no_network = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PYTHONDONTWRITEBYTECODE": "1"}
+no_network = {
+    **os.environ,
+    "PIP_NO_INDEX": "1",
+    "PIP_FIND_LINKS": "",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 class InAFolder(unittest.TestCase):
@@ -24,14 +30,28 @@ class InAFolder(unittest.TestCase):
 
 class Scripts(InAFolder):
     def test_every_script_has_help_with_examples_and_needs_nothing_for_it(self):
-        scripts = [path for folder in (tools, tools.parent / "bench") for path in sorted(folder.glob("**/*"))
-                   if path.suffix in (".sh", ".py") and path.is_file() and path.read_bytes()[:2] == b"#!"]
-        self.assertLess({tools / "demo.sh", tools.parent / "bench" / "rivals" / "report.py"}, set(scripts))
+        scripts = [
+            path
+            for folder in (tools, tools.parent / "bench")
+            for path in sorted(folder.glob("**/*"))
+            if path.suffix in (".sh", ".py") and path.is_file() and path.read_bytes()[:2] == b"#!"
+        ]
+        self.assertLess(
+            {tools / "demo.sh", tools.parent / "bench" / "rivals" / "report.py"}, set(scripts)
+        )
         for script in scripts:
             with self.subTest(script=script.name):
                 # -S: without the packages of this Python
-                command = [sys.executable, "-S", "-B", script] if script.suffix == ".py" else [script]
-                done = subprocess.run([*command, "--help"], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                command = (
+                    [sys.executable, "-S", "-B", script] if script.suffix == ".py" else [script]
+                )
+                done = subprocess.run(
+                    [*command, "--help"],
+                    cwd=self.folder,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
                 self.assertEqual(done.returncode, 0, done.stdout)
                 self.assertRegex(done.stdout, r"(?mi)^examples?\b.*:")
         self.assertEqual(list(self.folder.iterdir()), [])
@@ -39,24 +59,36 @@ class Scripts(InAFolder):
     def test_the_files_of_the_demonstration_are_written_into_a_new_folder(self):
         new = self.folder / "some" / "folder"
         subprocess.run([sys.executable, tools / "demo_files.py", new], check=True)
-        self.assertEqual({path.name for path in new.iterdir()},
-                         {"layer.safetensors", "x.npy", "sentence.safetensors", "sentence.npy", "sentence.txt"})
+        self.assertEqual(
+            {path.name for path in new.iterdir()},
+            {"layer.safetensors", "x.npy", "sentence.safetensors", "sentence.npy", "sentence.txt"},
+        )
 
     def test_a_folder_that_cannot_be_made_is_a_sentence(self):
         (self.folder / "file").touch()
-        done = subprocess.run([sys.executable, tools / "demo_files.py", self.folder / "file"], stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, tools / "demo_files.py", self.folder / "file"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "^demo_files.py: .*/file cannot be made: File exists\n$")
 
 
-@unittest.skipUnless(importlib.util.find_spec("ensurepip"), "this Python makes no virtual environments (Debian: python3-venv)")
+@unittest.skipUnless(
+    importlib.util.find_spec("ensurepip"),
+    "this Python makes no virtual environments (Debian: python3-venv)",
+)
 class HalfAnEnvironment(InAFolder):
-    """The environment that a Python without ensurepip makes, such as Debian's without the package python3-venv."""
+    """The environment that a Python without ensurepip makes, such as Debian's without the package
+    python3-venv."""
 
     def made_whole_by(self, *command, status):
         """The command completes it, but for packages that cannot be fetched here."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.folder], check=True)
-        done = subprocess.run(command, env=no_network, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            command, env=no_network, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self.assertEqual(done.returncode, status, done.stdout)
         self.assertIn("No matching distribution found", done.stdout)
         self.assertTrue((self.folder / "bin" / "pip").exists())
@@ -70,8 +102,12 @@ class HalfAnEnvironment(InAFolder):
         without_venv = self.folder / "python3"
         without_venv.write_text("#!/bin/sh\nexit 1\n")
         without_venv.chmod(0o755)
-        done = subprocess.run([tools / "bindings" / "python" / "setup.sh", self.folder], env={**no_network, "PATH": f"{self.folder}:{os.environ['PATH']}"},
-                              stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [tools / "bindings" / "python" / "setup.sh", self.folder],
+            env={**no_network, "PATH": f"{self.folder}:{os.environ['PATH']}"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("needs the package python3-venv", done.stderr)
         self.assertEqual(notes.read_text(), "mine")

@@ -1,6 +1,8 @@
-"""Checks that kernels compute nothing twice, which no result shows: a call executes at most a multiple of its multiply-adds.
+"""Checks that kernels compute nothing twice, which no result shows: a call executes at most a
+multiple of its multiply-adds.
 
-Valgrind counts the instructions of calls that the program of the performance gate makes, with the instruction sets that valgrind knows.
+Valgrind counts the instructions of calls that the program of the performance gate makes, with the
+instruction sets that valgrind knows.
 """
 
 import argparse
@@ -9,11 +11,12 @@ import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "gate"))
-import perf_gate  # noqa: E402
+import perf_gate
 
-# One row, a few and many; heads that share keys and values; keys and values of a cache and of the call; narrow types; layers. The numbers are
-# the most instructions for each multiply-add with the scalar kernels, where an fma takes some ten operations, and with AVX2, which does eight
-# at once. They are a third more than g++ 12 needs, which includes loads, softmax and widening.
+# One row, a few and many; heads that share keys and values; keys and values of a cache and of the
+# call; narrow types; layers. The numbers are the most instructions for each multiply-add with the
+# scalar kernels, where an fma takes some ten operations, and with AVX2, which does eight at once.
+# They are a third more than g++ 12 needs, which includes loads, softmax and widening.
 shapes = {
     "attention n=1 past=512 H=4 head_dim=64": (22, 0.52),
     "attention n=1 past=2000 H=1 head_dim=64": (22, 0.52),
@@ -34,11 +37,15 @@ shapes = {
 def multiply_adds(shape):
     """The multiply-adds of a call whose rows attend to all keys."""
     size = shape.size
-    return size["n"] * (2 * (size["past"] or size["n_kv"]) * size["H"] * size["head_dim"] + 4 * size["D"] ** 2)
+    return size["n"] * (
+        2 * (size["past"] or size["n_kv"]) * size["H"] * size["head_dim"] + 4 * size["D"] ** 2
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("program", help="mha_gate")
     parser.add_argument("library", help="a libmha.so")
     arguments = parser.parse_args()
@@ -48,12 +55,19 @@ def main():
     too_many = False
     for i, name in enumerate(("scalar", "avx2")):
         calls = [perf_gate.Shape(f"{line} instruction_set={name}") for line in shapes]
-        counts = perf_gate.counted(arguments.program, 0, arguments.library, [call.argument() for call in calls])
+        counts = perf_gate.counted(
+            arguments.program, 0, arguments.library, [call.argument() for call in calls]
+        )
         for call, limits, count in zip(calls, shapes.values(), counts):
             share, limit = count / multiply_adds(call), limits[i]
-            print(f"{share:6.2f} of at most {limit:<5} {call.text}: {count} instructions" + (" -- too many" if share > limit else ""))
+            print(
+                f"{share:6.2f} of at most {limit:<5} {call.text}: {count} instructions"
+                + (" -- too many" if share > limit else "")
+            )
             too_many |= share > limit
-    sys.exit("A call executes more for each multiply-add than work_test.py allows." if too_many else 0)
+    sys.exit(
+        "A call executes more for each multiply-add than work_test.py allows." if too_many else 0
+    )
 
 
 main()

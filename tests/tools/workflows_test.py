@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the workflows of CI: they call only pinned actions and scripts of the tree, and can only read. With --lint also runs tools/lint.sh:
-all files are well formed, and each of its checks finds one that is not. Exits with 77, which ctest shows as skipped, where one of its tools is missing.
+"""Checks the workflows of CI: they call only pinned actions and scripts of the tree, and can only
+read. With --lint also runs tools/lint.sh: all files are well formed, and each of its checks finds
+one that is not. Exits with 77, which ctest shows as skipped, where one of its tools is missing.
 """
 
 import os
@@ -13,7 +14,9 @@ import tempfile
 import unittest
 
 root = pathlib.Path(__file__).resolve().parent.parent.parent
-workflows = {path.name: path.read_text() for path in sorted((root / ".github" / "workflows").glob("*.yml"))}
+workflows = {
+    path.name: path.read_text() for path in sorted((root / ".github" / "workflows").glob("*.yml"))
+}
 
 
 class Workflows(unittest.TestCase):
@@ -30,7 +33,14 @@ class Workflows(unittest.TestCase):
     def test_scripts_that_are_called_exist(self):
         for name, text in workflows.items():
             packages = re.search(r"package: \[(.*)\]", text)
-            text = text.replace("tools/release/${{ matrix.package }}.sh", " ".join(f"tools/release/{package}.sh" for package in packages[1].split(", ")) if packages else "")
+            text = text.replace(
+                "tools/release/${{ matrix.package }}.sh",
+                (
+                    " ".join(f"tools/release/{package}.sh" for package in packages[1].split(", "))
+                    if packages
+                    else ""
+                ),
+            )
             called = set(re.findall(r"tools/[\w/]+\.sh", text))
             self.assertTrue(called, name)
             for script in called:
@@ -47,7 +57,9 @@ class Workflows(unittest.TestCase):
             self.assertEqual(text.count(": write"), 1 if name == "release.yml" else 0, name)
             self.assertNotIn("secrets.", text, name)
             self.assertNotIn("pull_request_target", text, name)
-            self.assertEqual(text.count("actions/checkout@"), text.count("persist-credentials: false"), name)
+            self.assertEqual(
+                text.count("actions/checkout@"), text.count("persist-credentials: false"), name
+            )
             self.assertIn("\nconcurrency:\n", text, name)
 
 
@@ -58,8 +70,12 @@ class Lint(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder) / "copy"
             subprocess.run(["git", "clone", "--quiet", "--shared", root, copy], check=True)
-            changed = subprocess.run(["git", "-C", root, "diff", "--binary", "HEAD"], check=True, stdout=subprocess.PIPE).stdout
-            subprocess.run(["git", "-C", copy, "apply", "--index", "--allow-empty"], input=changed, check=True)
+            changed = subprocess.run(
+                ["git", "-C", root, "diff", "--binary", "HEAD"], check=True, stdout=subprocess.PIPE
+            ).stdout
+            subprocess.run(
+                ["git", "-C", copy, "apply", "--index", "--allow-empty"], input=changed, check=True
+            )
             (copy / "build").mkdir()
             (copy / "build" / "lint").symlink_to(root / "build" / "lint")
             if change:
@@ -67,7 +83,12 @@ class Lint(unittest.TestCase):
                 with open(copy / path, "a") as file:
                     file.write(text)
                 subprocess.run(["git", "-C", copy, "add", path], check=True)
-            done = subprocess.run([copy / "tools" / "lint.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            done = subprocess.run(
+                [copy / "tools" / "lint.sh"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
             return done.returncode, done.stdout
 
     def test_the_tree_is_well_formed(self):
@@ -75,10 +96,14 @@ class Lint(unittest.TestCase):
         self.assertEqual(status, 0, said)
 
     def test_each_check_finds_what_is_not(self):
-        for change, said in [(("src/check/report.cpp", "int  badly_formed ;\n"), "clang-format"), (("tools/mutate.py", "import inspect\n"), "ruff"),
-                             (("tools/bindings/rust/mha/src/lib.rs", "fn  badly_formed() { }\n"), "rustfmt"), (("tools/fuzz.sh", "cd $1/sub\n[ -z ]] \n"), "shellcheck"),
-                             ((".github/workflows/ci.yml", "  nothing:\n    runs-on: nowhere\n"), "nowhere"),
-                             ((".github/ISSUE_TEMPLATE/bug.yml", "  - { type: input, id: shape }\n"), "bug.yml")]:
+        for change, said in [
+            (("src/check/report.cpp", "int  badly_formed ;\n"), "clang-format"),
+            (("tools/mutate.py", "import inspect\n"), "ruff"),
+            (("tools/bindings/rust/mha/src/lib.rs", "fn  badly_formed() { }\n"), "rustfmt"),
+            (("tools/fuzz.sh", "cd $1/sub\n[ -z ]] \n"), "shellcheck"),
+            ((".github/workflows/ci.yml", "  nothing:\n    runs-on: nowhere\n"), "nowhere"),
+            ((".github/ISSUE_TEMPLATE/bug.yml", "  - { type: input, id: shape }\n"), "bug.yml"),
+        ]:
             with self.subTest(check=said):
                 status, output = self.lint(change)
                 self.assertEqual(status, 1, output)
@@ -87,7 +112,9 @@ class Lint(unittest.TestCase):
 
 if "--lint" in sys.argv:
     sys.argv.remove("--lint")
-    done = subprocess.run([root / "tools" / "lint.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [root / "tools" / "lint.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode == 3 or not shutil.which("git"):
         print(f"skipped: {done.stdout}")
         sys.exit(77)

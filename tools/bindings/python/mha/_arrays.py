@@ -8,14 +8,20 @@ import threading
 
 import numpy as np
 
-from ._structs import _Error, _Input, _Output, _Strides, _broadcast, _writeable, types
+from ._structs import _broadcast, _Error, _Input, _Output, _Strides, _writeable, types
 
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
 _rows = _rows_bf16[:2]
 _row_dtypes = dict(zip(("f32", "f16", "bf16"), _rows_bf16))
 _row_names = {name: types[name] for name in _row_dtypes}
 _row_numbers = {dtype: types[name] for name, dtype in _row_dtypes.items()}
-_dtypes = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8, "int4": np.uint8}
+_dtypes = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "int8": np.int8,
+    "int4": np.uint8,
+}
 
 
 def _named(table, name, what):
@@ -37,11 +43,14 @@ def _must_be(kind, value, name):
         raise TypeError(f"{name} is a {type(value).__name__}; it must be an mha.{kind.__name__}")
 
 
-_some = "at least 1"  # an extent in a shape. 0 would reach the library as "the default", and it would read or write beyond the array.
+# An extent in a shape. 0 would reach the library as "the default", and it would read or write
+# beyond the array.
+_some = "at least 1"
 
 
 def _check(array, name, dtypes, shape):
-    """Raises unless array is of one of the types and of the shape, whose None stands for any extent and _some for any but 0."""
+    """Raises unless array is of one of the types and of the shape, whose None stands for any extent
+    and _some for any but 0."""
     if isinstance(array, np.ndarray) and array.dtype in dtypes and array.ndim == len(shape):
         for extent, has in zip(shape, array.shape):
             if extent is not None and (has == 0 if extent is _some else has != extent):
@@ -58,8 +67,13 @@ def _check(array, name, dtypes, shape):
 
 
 def _remedy(name, is_written):
-    """What to do about the layout of an array. A copy of one that is written to would take the result, and be gone."""
-    return "pass a contiguous array" if is_written else f"np.ascontiguousarray({name}) makes it contiguous"
+    """What to do about the layout of an array. A copy of one that is written to would take the
+    result, and be gone."""
+    return (
+        "pass a contiguous array"
+        if is_written
+        else f"np.ascontiguousarray({name}) makes it contiguous"
+    )
 
 
 def _contiguous(array, name, dtypes, shape, is_written=False):
@@ -79,21 +93,37 @@ def _needed(array, name, dtypes, shape, is_written=False):
 
 
 def _strides(array, name, may_repeat=False, is_written=False):
-    """The strides of all axes but the last, in elements; all 0 stand for a contiguous array. That of an axis of one element, which may be
-    anything, steps over the others; that of one that repeats the same elements is 0 to NumPy."""
+    """The strides of all axes but the last, in elements; all 0 stand for a contiguous array. That
+    of an axis of one element, which may be anything, steps over the others; that of one that
+    repeats the same elements is 0 to NumPy."""
     if array.flags.c_contiguous or 0 in array.shape:
         return _contiguous_strides[array.ndim]
     item = array.itemsize
-    if array.ndim == 4 and (may_repeat or 1 not in array.shape):  # what queries, keys and values mostly are
+    # What queries, keys and values mostly are.
+    if array.ndim == 4 and (may_repeat or 1 not in array.shape):
         batch, row, head, step = array.strides
         width = array.shape[3] * item
-        if step == item and batch >= width <= row and head >= width and not (batch % item or row % item or head % item):
+        if (
+            step == item
+            and batch >= width <= row
+            and head >= width
+            and not (batch % item or row % item or head % item)
+        ):
             return batch // item, row // item, head // item
     outer = list(zip(array.shape[:-1], array.strides[:-1]))
-    beyond = max([extent * stride for extent, stride in outer if extent > 1] + [array.shape[-1] * item])
+    beyond = max(
+        [extent * stride for extent, stride in outer if extent > 1] + [array.shape[-1] * item]
+    )
     strides = [stride if extent > 1 else beyond for extent, stride in outer]
-    if array.shape[-1] > 1 and array.strides[-1] != item or any(stride < (0 if may_repeat else 1) or stride % item for stride in strides):
-        raise ValueError(f"{name} has strides of {array.strides} bytes, which the library cannot step by; {_remedy(name, is_written)}")
+    if (
+        array.shape[-1] > 1
+        and array.strides[-1] != item
+        or any(stride < (0 if may_repeat else 1) or stride % item for stride in strides)
+    ):
+        raise ValueError(
+            f"{name} has strides of {array.strides} bytes, which the library cannot step by;"
+            f" {_remedy(name, is_written)}"
+        )
     return [stride // item or _broadcast for stride in strides]
 
 
@@ -106,21 +136,29 @@ def _place(array, name, may_repeat=False, is_written=False):
 
 
 def _strides_struct(array, name, may_repeat=False, is_written=False):
-    """The struct of the strides of an array: [rows, width], [batch, rows, width] or [batch, rows, heads, width]."""
+    """The struct of the strides of an array: [rows, width], [batch, rows, width] or [batch, rows,
+    heads, width]."""
     names = ("row",) if array.ndim == 2 else ("batch", "row", "head")
     return _Strides(**dict(zip(names, _strides(array, name, may_repeat, is_written))))
 
 
 def _input(array, name):
     """The struct of an array that a call reads; of one that is None, that of no array."""
-    return _Input() if array is None else _Input(data=array, type=_row_type(array), strides=_strides_struct(array, name, True))
+    return (
+        _Input()
+        if array is None
+        else _Input(data=array, type=_row_type(array), strides=_strides_struct(array, name, True))
+    )
 
 
 def _first(array):
-    """The address of an array whose rows the library can step over: as array.ctypes.data, which takes a microsecond longer."""
+    """The address of an array whose rows the library can step over: as array.ctypes.data, which
+    takes a microsecond longer."""
     flags = array.flags
     if flags.writeable and array.size:
-        return _address_of(_from_buffer(array if flags.c_contiguous else array[_first_row[array.ndim]]))
+        return _address_of(
+            _from_buffer(array if flags.c_contiguous else array[_first_row[array.ndim]])
+        )
     return array.ctypes.data
 
 
@@ -134,7 +172,8 @@ def _integers(values, name, shape, dtype=np.int64):
     if values is None:
         return None
     array = np.asarray(values)
-    if array.size == 0 and not isinstance(values, np.ndarray):  # [] has no type, and stands for every shape without elements
+    # [] has no type, and stands for every shape without elements.
+    if array.size == 0 and not isinstance(values, np.ndarray):
         array = np.empty(shape if 0 in shape else array.shape, np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} is {_describe(array)}; it must be integers")
@@ -142,7 +181,10 @@ def _integers(values, name, shape, dtype=np.int64):
         raise ValueError(f"{name} is {_describe(array)}; its shape must be {list(shape)}")
     limits = np.iinfo(dtype)
     if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
-        raise ValueError(f"{name} reaches from {array.min()} to {array.max()}; the library takes numbers from {limits.min} to {limits.max}")
+        raise ValueError(
+            f"{name} reaches from {array.min()} to {array.max()}; the library takes numbers from"
+            f" {limits.min} to {limits.max}"
+        )
     return np.ascontiguousarray(array, dtype)
 
 
@@ -155,11 +197,12 @@ def aligned(bytes: int) -> np.ndarray:
         raise ValueError(f"bytes is {bytes}; it must be at least 0")
     room = np.empty(bytes + 64, np.uint8)
     first = -room.ctypes.data % 64
-    return room[first:first + bytes]
+    return room[first : first + bytes]
 
 
 def _buffer(array, name):
-    """A buffer and its size: an array of bytes, which may be a numpy.memmap. It is used where it is, whether it is written to or not."""
+    """A buffer and its size: an array of bytes, which may be a numpy.memmap. It is used where it
+    is, whether it is written to or not."""
     return _needed(array, name, [np.uint8], (None,), True), array.size
 
 
@@ -194,7 +237,9 @@ def _output(out, shape, type="f32"):
 
 def _output_struct(out):
     """The struct of an array that a call writes."""
-    return _Output(data=out, type=_row_type(out), strides=_strides_struct(out, "out", is_written=True))
+    return _Output(
+        data=out, type=_row_type(out), strides=_strides_struct(out, "out", is_written=True)
+    )
 
 
 def _row_types(bf16):

@@ -17,7 +17,8 @@ _ParallelFor = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, _Task, c
 
 
 class Scheduler(_NotCopied):
-    """Threads for calls: parallel_for(count, task) must call task(index) once for each index below count, and return when all have returned.
+    """Threads for calls: parallel_for(count, task) must call task(index) once for each index below
+    count, and return when all have returned.
 
         pool = concurrent.futures.ThreadPoolExecutor(4)
         scheduler = mha.Scheduler(4, lambda count, task: list(pool.map(task, range(count))))
@@ -25,7 +26,9 @@ class Scheduler(_NotCopied):
 
     _instead = "use this one, or make another one with Scheduler(num_threads, parallel_for)"
 
-    def __init__(self, num_threads: int, parallel_for: Callable[[int, Callable[[int], None]], object]) -> None:
+    def __init__(
+        self, num_threads: int, parallel_for: Callable[[int, Callable[[int], None]], object]
+    ) -> None:
         def run(_, count, task, context):
             started = [False] * count
 
@@ -46,7 +49,8 @@ class Scheduler(_NotCopied):
         self._struct = _Scheduler(num_threads=num_threads, parallel_for=self._callback)
 
     def _keep(self, exception):
-        """C cannot pass on what is raised here: it is kept, and raised when the call of that thread is over."""
+        """C cannot pass on what is raised here: it is kept, and raised when the call of that thread
+        is over."""
         self._kept[threading.get_ident()] = exception
 
     @contextlib.contextmanager

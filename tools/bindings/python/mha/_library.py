@@ -9,24 +9,78 @@ import pathlib
 import sys
 import threading
 
-from ._structs import _Error, _address, _in_range, instruction_set_names
+from ._structs import _address, _Error, _in_range, instruction_set_names
 
-_signatures = {  # of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an int64_t, n an int32_t, u a uint32_t
-    "mha_layer_pack_size": "pppp", "mha_layer_pack": "pppps", "mha_layer_view": "psppsp", "mha_layer_verify": "ps",
-    "mha_linear_create": "ppp", "mha_linear_pack_size": "ppp", "mha_linear_pack": "ppps",
-    "mha_layer_create": "pppp", "mha_layer_shape": "pp", "mha_kv_cache_size": "pp", "mha_kv_cache_init": "ppsp",
-    "mha_kv_cache_view": "psp", "mha_kv_cache_shape": "pp", "mha_kv_cache_length": "pip", "mha_kv_cache_truncate": "pii",
-    "mha_kv_cache_set_blocks": "pipi", "mha_kv_cache_unshare": "pinp", "mha_kv_cache_copy_prefix": "piii", "mha_kv_cache_append": "piipp", "mha_kv_cache_read": "piiipp",
-    "mha_rope_tables": "ppp", "mha_alibi_slopes": "ip", "mha_t5_relative_bias": "piiuiiip", "mha_info": "ppp", "mha_forward_workspace": "ppp",
-    "mha_forward": "ppps", "mha_attention_workspace": "pp", "mha_attention": "pps", "mha_attention_info": "pp",
-    "mha_states_merge": "iipppu", "mha_states_finish": "p", "mha_choose_keys_workspace": "pp", "mha_choose_keys": "pps",
-    "mha_linear_workspace": "ppp", "mha_linear": "ppps", "mha_linear_info": "ppp",
-    "mha_recurrent_attention_workspace": "pp", "mha_recurrent_attention": "pps", "mha_recurrent_attention_info": "pp",
-    "mha_causal_conv_workspace": "pp", "mha_causal_conv": "pps"}
-_others = ["mha_version", "mha_contract", "mha_instruction_sets", "mha_status_string", "mha_layer_view_size", "mha_layer_destroy"]
-_kinds = {"p": ctypes.c_void_p, "s": ctypes.c_size_t, "i": ctypes.c_int64, "n": ctypes.c_int32, "u": ctypes.c_uint32}
-_limited = {name: [(i, {"i": "i64", "n": "i32", "u": "u32"}[kind]) for i, kind in enumerate(kinds) if kind in "inu"] for name, kinds in _signatures.items()}
-_version = 100  # of the header whose structs are in _structs.py: 10000 * major + 100 * minor + patch
+# Of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an
+# int64_t, n an int32_t, u a uint32_t.
+_signatures = {
+    "mha_layer_pack_size": "pppp",
+    "mha_layer_pack": "pppps",
+    "mha_layer_view": "psppsp",
+    "mha_layer_verify": "ps",
+    "mha_linear_create": "ppp",
+    "mha_linear_pack_size": "ppp",
+    "mha_linear_pack": "ppps",
+    "mha_layer_create": "pppp",
+    "mha_layer_shape": "pp",
+    "mha_kv_cache_size": "pp",
+    "mha_kv_cache_init": "ppsp",
+    "mha_kv_cache_view": "psp",
+    "mha_kv_cache_shape": "pp",
+    "mha_kv_cache_length": "pip",
+    "mha_kv_cache_truncate": "pii",
+    "mha_kv_cache_set_blocks": "pipi",
+    "mha_kv_cache_unshare": "pinp",
+    "mha_kv_cache_copy_prefix": "piii",
+    "mha_kv_cache_append": "piipp",
+    "mha_kv_cache_read": "piiipp",
+    "mha_rope_tables": "ppp",
+    "mha_alibi_slopes": "ip",
+    "mha_t5_relative_bias": "piiuiiip",
+    "mha_info": "ppp",
+    "mha_forward_workspace": "ppp",
+    "mha_forward": "ppps",
+    "mha_attention_workspace": "pp",
+    "mha_attention": "pps",
+    "mha_attention_info": "pp",
+    "mha_states_merge": "iipppu",
+    "mha_states_finish": "p",
+    "mha_choose_keys_workspace": "pp",
+    "mha_choose_keys": "pps",
+    "mha_linear_workspace": "ppp",
+    "mha_linear": "ppps",
+    "mha_linear_info": "ppp",
+    "mha_recurrent_attention_workspace": "pp",
+    "mha_recurrent_attention": "pps",
+    "mha_recurrent_attention_info": "pp",
+    "mha_causal_conv_workspace": "pp",
+    "mha_causal_conv": "pps",
+}
+_others = [
+    "mha_version",
+    "mha_contract",
+    "mha_instruction_sets",
+    "mha_status_string",
+    "mha_layer_view_size",
+    "mha_layer_destroy",
+]
+_kinds = {
+    "p": ctypes.c_void_p,
+    "s": ctypes.c_size_t,
+    "i": ctypes.c_int64,
+    "n": ctypes.c_int32,
+    "u": ctypes.c_uint32,
+}
+_limited = {
+    name: [
+        (i, {"i": "i64", "n": "i32", "u": "u32"}[kind])
+        for i, kind in enumerate(kinds)
+        if kind in "inu"
+    ]
+    for name, kinds in _signatures.items()
+}
+# Of the header whose structs are in _structs.py: 10000 * major + 100 * minor + patch.
+_version = 100
 __version__ = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
 _file_name = {"win32": "libmha.dll", "darwin": "libmha.dylib"}.get(sys.platform, "libmha.so")
 _library = None
@@ -35,37 +89,48 @@ _plain = int, type(None)  # addresses that the caller of _call keeps valid, such
 
 
 class Error(Exception):
-    """What the library finds to be wrong. str() is its sentence; name is such as "MHA_ERROR_SHAPE"; argument counts from 1."""
+    """What the library finds to be wrong. str() is its sentence; name is such as "MHA_ERROR_SHAPE";
+    argument counts from 1."""
 
     def __init__(self, message: str, status: int, name: str, argument: int) -> None:
         super().__init__(message)
         self.status, self.name, self.argument = status, name, argument
 
     def __reduce__(self) -> tuple[type[Error], tuple[str, int, str, int]]:
-        return type(self), (str(self), self.status, self.name, self.argument)  # of the message alone, as of other exceptions, none can be made
+        # Of the message alone, as of other exceptions, none can be made.
+        return type(self), (str(self), self.status, self.name, self.argument)
 
 
 def load(path: str | os.PathLike[str] | None = None) -> None:
-    """Loads libmha.so: the given one, or the one that is found (see the package's documentation). Not needed where that one is right."""
+    """Loads libmha.so: the given one, or the one that is found (see the package's documentation).
+    Not needed where that one is right."""
     global _library
     path = os.fspath(path) if path is not None else _find()
     try:
         library = ctypes.CDLL(path)
         functions = {name: getattr(library, name) for name in [*_signatures, *_others]}
     except (OSError, AttributeError) as error:
-        raise ImportError(f"{path} cannot be used: {error}. It has to be a libmha.so of version {__version__} "
-                          "or newer, which `cmake --build build --target mha_shared` makes.") from None
+        raise ImportError(
+            f"{path} cannot be used: {error}. It has to be a libmha.so of version {__version__} "
+            "or newer, which `cmake --build build --target mha_shared` makes."
+        ) from None
     for name, signature in _signatures.items():
         functions[name].argtypes = [_kinds[kind] for kind in signature] + [ctypes.POINTER(_Error)]
         functions[name].restype = ctypes.c_uint32
     for name in "mha_version", "mha_contract", "mha_instruction_sets":
         functions[name].restype = ctypes.c_uint32
-    library.mha_status_string.argtypes, library.mha_status_string.restype = [ctypes.c_uint32], ctypes.c_char_p
+    library.mha_status_string.argtypes, library.mha_status_string.restype = (
+        [ctypes.c_uint32],
+        ctypes.c_char_p,
+    )
     library.mha_layer_view_size.restype = ctypes.c_size_t
     library.mha_layer_destroy.argtypes, library.mha_layer_destroy.restype = [ctypes.c_void_p], None
     version = library.mha_version()
     if version // 10000 != _version // 10000 or version < _version:
-        raise ImportError(f"{path} is of version {version}; this package needs {_version} or newer with the same major number.")
+        raise ImportError(
+            f"{path} is of version {version}; this package needs {_version} or newer with the same"
+            " major number."
+        )
     _library = library
 
 
@@ -75,16 +140,23 @@ def _find():
         return named
     folder = pathlib.Path(__file__).resolve().parent
     installed = folder / _file_name
-    built = folder.parents[3] / "build" / ("bin" if sys.platform == "win32" else "src") / _file_name if len(folder.parents) > 3 else installed
+    built = (
+        folder.parents[3] / "build" / ("bin" if sys.platform == "win32" else "src") / _file_name
+        if len(folder.parents) > 3
+        else installed
+    )
     for path in installed, built:
         if path.exists():
             return str(path)
     found = ctypes.util.find_library("mha")
     if found:
         return found
-    raise ImportError(f"{_file_name} was not found: MHA_LIBRARY is not set, there is no {installed} and no {built}, and the system has none. "
-                      "Install the package, which builds it, by `pip install .`; or build it by "
-                      "`cmake -S . -B build && cmake --build build --target mha_shared`; or name it in MHA_LIBRARY or mha.load(path).")
+    raise ImportError(
+        f"{_file_name} was not found: MHA_LIBRARY is not set, there is no {installed} and no"
+        f" {built}, and the system has none. Install the package, which builds it, by `pip install"
+        " .`; or build it by `cmake -S . -B build && cmake --build build --target mha_shared`; or"
+        " name it in MHA_LIBRARY or mha.load(path)."
+    )
 
 
 def _loaded():
@@ -99,8 +171,13 @@ def _call(name, *arguments):
     for i, kind in _limited[name]:
         _in_range("an argument of " + name, arguments[i], kind)
     try:
-        status = getattr(library, name)(*[_address(a, name) if kind == "p" and not isinstance(a, _plain) else a
-                                          for kind, a in zip(_signatures[name], arguments)], ctypes.byref(error))
+        status = getattr(library, name)(
+            *[
+                _address(a, name) if kind == "p" and not isinstance(a, _plain) else a
+                for kind, a in zip(_signatures[name], arguments)
+            ],
+            ctypes.byref(error),
+        )
     except ctypes.ArgumentError as failure:
         raise TypeError(f"{name}: {failure}") from None
     if status:
@@ -108,7 +185,9 @@ def _call(name, *arguments):
 
 
 def _failure(error, status):
-    return Error(error.message.decode(), status, _loaded().mha_status_string(status).decode(), error.argument)
+    return Error(
+        error.message.decode(), status, _loaded().mha_status_string(status).decode(), error.argument
+    )
 
 
 def version() -> int:
@@ -122,6 +201,7 @@ def contract() -> int:
 
 
 def instruction_sets() -> list[str]:
-    """The names of the instruction sets that the library has kernels for and this machine can run."""
+    """The names of the instruction sets that the library has kernels for and this machine can
+    run."""
     bits = _loaded().mha_instruction_sets()
     return [name for name, number in instruction_set_names.items() if number and bits >> number & 1]

@@ -1,4 +1,5 @@
-"""The threads of an OpenMP runtime that the process has already, such as PyTorch's, as schedulers of calls: no others are started besides."""
+"""The threads of an OpenMP runtime that the process has already, such as PyTorch's, as schedulers
+of calls: no others are started besides."""
 
 import ctypes
 import os
@@ -14,14 +15,23 @@ _functions = None  # those that structs point to
 
 
 def _load():
-    """parallel_for (openmp.c), and the functions that are its context; None where one of them is not there."""
-    folders = [pathlib.Path(__file__).resolve().parent, pathlib.Path(_loaded()._name).resolve().parent]
+    """parallel_for (openmp.c), and the functions that are its context; None where one of them is
+    not there."""
+    folders = [
+        pathlib.Path(__file__).resolve().parent,
+        pathlib.Path(_loaded()._name).resolve().parent,
+    ]
     found = [folder / _file_name for folder in folders if (folder / _file_name).exists()]
     for name in "libgomp.so.1", None:  # by its own name, else among all that is loaded
         try:
             runtime = ctypes.CDLL(name, mode=ctypes.DEFAULT_MODE | getattr(os, "RTLD_NOLOAD", 0))
-            functions = [getattr(runtime, function) for function in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")]
-            return ctypes.CDLL(str(found[0])).mha_openmp_parallel_for, (ctypes.c_void_p * 3)(*map(_address, functions))
+            functions = [
+                getattr(runtime, function)
+                for function in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+            ]
+            return ctypes.CDLL(str(found[0])).mha_openmp_parallel_for, (ctypes.c_void_p * 3)(
+                *map(_address, functions)
+            )
         except (OSError, TypeError, AttributeError, IndexError):  # TypeError: of None, on Windows
             pass
     return None
@@ -32,11 +42,14 @@ def _address(function):
 
 
 def scheduler(num_threads):
-    """The address of a scheduler over this many threads of OpenMP; 0 is the calling thread alone: for one thread, or without OpenMP."""
+    """The address of a scheduler over this many threads of OpenMP; 0 is the calling thread alone:
+    for one thread, or without OpenMP."""
     global _functions
     if num_threads not in _schedulers:
         _functions, struct = _functions or _load(), None
         if num_threads > 1 and _functions:
-            struct = _Scheduler(context=_functions[1], num_threads=num_threads, parallel_for=_functions[0])
+            struct = _Scheduler(
+                context=_functions[1], num_threads=num_threads, parallel_for=_functions[0]
+            )
         _schedulers[num_threads] = struct, ctypes.addressof(struct) if struct else 0
     return _schedulers[num_threads][1]

@@ -1,4 +1,5 @@
-"""python -m mha pack: a layer of a GGUF file, packed as the command mha packs those of .safetensors files."""
+"""python -m mha pack: a layer of a GGUF file, packed as the command mha packs those of .safetensors
+files."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from ._library import Error
 from ._structs import arithmetics
 
 examples = """\
-The packed layer has the file's numbers exactly; matrices of several types (Q4_K_M) share codes of 8 bits that hold all of them. It
-rotates halves: rows of llama, whose files have pairs, go back to their order before. The call settings follow the layer, as with the
-command mha pack. Architectures: llama (with Mistral), qwen2, qwen3. Needs the package gguf.
+The packed layer has the file's numbers exactly; matrices of several types (Q4_K_M) share codes of 8
+bits that hold all of them. It rotates halves: rows of llama, whose files have pairs, go back to
+their order before. The call settings follow the layer, as with the command mha pack. Architectures:
+llama (with Mistral), qwen2, qwen3. Needs the package gguf.
 
 Example: python -m mha pack --weights model.gguf --layer blk.0 --output layer.mha
 
-Exit status: 0 on success, 2 for wrong input or usage (with a one-line message), 1 if a package is not installed."""
+Exit status: 0 on success, 2 for wrong input or usage (with a one-line message), 1 if a
+package is not installed."""
 
 _has_norm = {"llama": False, "qwen2": False, "qwen3": True}  # of queries and keys
 _floats = ("F32", "F16", "BF16")
@@ -37,10 +40,16 @@ class _Model:
         reader = gguf.GGUFReader(path)
         if reader.byte_order != "I":
             raise ValueError("the file has the other byte order; convert it on this machine")
-        self.fields, self.tensors, self.asked = reader.fields, {tensor.name: tensor for tensor in reader.tensors}, set()
+        self.fields, self.tensors, self.asked = (
+            reader.fields,
+            {tensor.name: tensor for tensor in reader.tensors},
+            set(),
+        )
         self.name = self.fields["general.architecture"].contents()
         if self.name not in _has_norm:
-            raise ValueError(f"the architecture is {self.name!r}; {', '.join(_has_norm)} can be packed")
+            raise ValueError(
+                f"the architecture is {self.name!r}; {', '.join(_has_norm)} can be packed"
+            )
 
     def get(self, key, default=None):
         self.asked.add(f"{self.name}.{key}")
@@ -49,78 +58,152 @@ class _Model:
             raise ValueError(f"the metadata have no {self.name}.{key}")
         value = default if field is None else field.contents()
         if isinstance(value, list):
-            raise ValueError(f"{self.name}.{key} has a value for each layer; one for all is expected")
+            raise ValueError(
+                f"{self.name}.{key} has a value for each layer; one for all is expected"
+            )
         return value
 
     def finish(self):
         for key in self.fields:
-            if key.startswith((f"{self.name}.attention.", f"{self.name}.rope.")) and key not in self.asked:
+            if (
+                key.startswith((f"{self.name}.attention.", f"{self.name}.rope."))
+                and key not in self.asked
+            ):
                 raise ValueError(f"the metadata have {key}, which this version does not know")
 
 
 def _rope(model, head_dim):
     """The rotation as the command writes it, without positions."""
-    rope = {"base": model.get("rope.freq_base", 10000.0), "dims": model.get("rope.dimension_count", head_dim)}
+    rope = {
+        "base": model.get("rope.freq_base", 10000.0),
+        "dims": model.get("rope.dimension_count", head_dim),
+    }
     kind, factor = model.get("rope.scaling.type", "none"), model.get("rope.scaling.factor", 1.0)
     if kind not in ("none", "linear"):
-        raise ValueError(f"{model.name}.rope.scaling.type is {kind!r}; none and linear can be packed")
+        raise ValueError(
+            f"{model.name}.rope.scaling.type is {kind!r}; none and linear can be packed"
+        )
     if rope["dims"] % 2 or not 0 < rope["dims"] <= head_dim:
-        raise ValueError(f"{model.name}.rope.dimension_count is {rope['dims']}; an even number of the {head_dim} of a head can rotate")
+        raise ValueError(
+            f"{model.name}.rope.dimension_count is {rope['dims']}; an even number of the {head_dim}"
+            " of a head can rotate"
+        )
     if kind == "linear":
         rope["linear_factor"] = factor
     if "rope_freqs.weight" not in model.tensors:
         return rope
-    # Of Llama 3.1 and later, whose files have the factor of each pair in place of what it follows from; all models have the same for that.
+    # Of Llama 3.1 and later, whose files have the factor of each pair in place of what it follows
+    # from; all models have the same for that.
     factors, original = np.float64(model.tensors["rope_freqs.weight"].data), 8192
-    turns = original / (2 * np.pi) * rope["base"]**(-np.arange(0, rope["dims"], 2) / rope["dims"])
+    turns = original / (2 * np.pi) * rope["base"] ** (-np.arange(0, rope["dims"], 2) / rope["dims"])
     smooth = np.clip((turns - 1) / 3, 0, 1)
-    if factors.shape != smooth.shape or not np.allclose(factors, 1 / ((1 - smooth) / factors.max() + smooth), rtol=1e-4) or kind != "none":
+    if (
+        factors.shape != smooth.shape
+        or not np.allclose(factors, 1 / ((1 - smooth) / factors.max() + smooth), rtol=1e-4)
+        or kind != "none"
+    ):
         raise ValueError("rope_freqs.weight has other factors than Llama 3.1 and later")
-    return {**rope, "llama3_factor": float(factors.max()), "llama3_low_freq_factor": 1, "llama3_high_freq_factor": 4, "original_positions": original}
+    return {
+        **rope,
+        "llama3_factor": float(factors.max()),
+        "llama3_low_freq_factor": 1,
+        "llama3_high_freq_factor": 4,
+        "original_positions": original,
+    }
 
 
 def _read(path, layer):
     """What mha.pack takes of a layer, and the call settings."""
     model = _Model(path)
     heads, width = model.get("attention.head_count"), model.get("embedding_length")
-    kv_heads, head_dim = model.get("attention.head_count_kv", heads), model.get("attention.key_length", width // heads)
-    head_dim_v, epsilon = model.get("attention.value_length", head_dim), model.get("attention.layer_norm_rms_epsilon", 0.0)
+    kv_heads, head_dim = (
+        model.get("attention.head_count_kv", heads),
+        model.get("attention.key_length", width // heads),
+    )
+    head_dim_v, epsilon = (
+        model.get("attention.value_length", head_dim),
+        model.get("attention.layer_norm_rms_epsilon", 0.0),
+    )
     call = {"version": 1, "causal": True, "rope": _rope(model, head_dim)}
     model.finish()
-    found = {name[len(layer) + 1:]: tensor for name, tensor in model.tensors.items() if name.startswith(f"{layer}.attn_")}
+    found = {
+        name[len(layer) + 1 :]: tensor
+        for name, tensor in model.tensors.items()
+        if name.startswith(f"{layer}.attn_")
+    }
     found.pop("attn_norm.weight", None)
-    extents = {"q": (heads * head_dim, width), "k": (kv_heads * head_dim, width), "v": (kv_heads * head_dim_v, width), "output": (width, heads * head_dim_v)}
+    extents = {
+        "q": (heads * head_dim, width),
+        "k": (kv_heads * head_dim, width),
+        "v": (kv_heads * head_dim_v, width),
+        "output": (width, heads * head_dim_v),
+    }
 
     def take(name, shape):
         if name not in found:
-            raise ValueError(f"there is no tensor {layer}.{name}; layers are called blk.0 and so on")
+            raise ValueError(
+                f"there is no tensor {layer}.{name}; layers are called blk.0 and so on"
+            )
         tensor = found.pop(name)
         if tuple(int(extent) for extent in tensor.shape[::-1]) != shape:
-            raise ValueError(f"{layer}.{name} is {[int(extent) for extent in tensor.shape[::-1]]}; {list(shape)} is expected")
+            raise ValueError(
+                f"{layer}.{name} is {[int(extent) for extent in tensor.shape[::-1]]}; {list(shape)}"
+                " is expected"
+            )
         kind = tensor.tensor_type.name
         if kind not in _floats:
             return kind, formats.from_gguf(tensor.data, kind)
-        return kind, (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else np.asarray(tensor.data, np.float32)
+        return kind, (
+            (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            if kind == "BF16"
+            else np.asarray(tensor.data, np.float32)
+        )
 
     kinds, matrices = zip(*(take(f"attn_{name}.weight", shape) for name, shape in extents.items()))
-    biases = {f"b_{name[0]}": take(f"attn_{name}.bias", shape[:1])[1] for name, shape in extents.items() if f"attn_{name}.bias" in found}
+    biases = {
+        f"b_{name[0]}": take(f"attn_{name}.bias", shape[:1])[1]
+        for name, shape in extents.items()
+        if f"attn_{name}.bias" in found
+    }
     if _has_norm[model.name]:
-        call["norm"] = {"epsilon": epsilon, "all_heads": False, **{f"{name}_weight": take(f"attn_{name}_norm.weight", (head_dim,))[1].tolist() for name in "qk"}}
+        call["norm"] = {
+            "epsilon": epsilon,
+            "all_heads": False,
+            **{
+                f"{name}_weight": take(f"attn_{name}_norm.weight", (head_dim,))[1].tolist()
+                for name in "qk"
+            },
+        }
     if found:
-        raise ValueError(f"there is a tensor {layer}.{next(iter(found))}, which this version does not know")
+        raise ValueError(
+            f"there is a tensor {layer}.{next(iter(found))}, which this version does not know"
+        )
     named = dict(zip(("w_q", "w_k", "w_v", "w_o"), matrices))
     if model.name == "llama":  # from pairs to halves
         dims = call["rope"]["dims"]
-        order = np.concatenate([np.arange(0, dims, 2), np.arange(1, dims, 2), np.arange(dims, head_dim)])
+        order = np.concatenate(
+            [np.arange(0, dims, 2), np.arange(1, dims, 2), np.arange(dims, head_dim)]
+        )
         for name, count in (("q", heads), ("k", kv_heads)):
             rows = (np.arange(count)[:, None] * head_dim + order).ravel()
-            named[f"w_{name}"] = named[f"w_{name}"].rows(rows) if isinstance(named[f"w_{name}"], formats.Grouped) else named[f"w_{name}"][rows]
+            named[f"w_{name}"] = (
+                named[f"w_{name}"].rows(rows)
+                if isinstance(named[f"w_{name}"], formats.Grouped)
+                else named[f"w_{name}"][rows]
+            )
             biases.update({f"b_{name}": biases[f"b_{name}"][rows]} if f"b_{name}" in biases else {})
     if set(kinds) <= set(_floats):
-        weights = {**named, "type": "f32", "layout": "out_in", "weight_type": kinds[0].lower() if len(set(kinds)) == 1 else "f32"}
+        weights = {
+            **named,
+            "type": "f32",
+            "layout": "out_in",
+            "weight_type": kinds[0].lower() if len(set(kinds)) == 1 else "f32",
+        }
     elif set(kinds) & set(_floats):
-        raise ValueError(f"the matrices are {', '.join(kinds)}: no format of a layer holds floats and codes; make an mha.Linear of each matrix "
-                         "(mha.formats) and call mha.attention between them")
+        raise ValueError(
+            f"the matrices are {', '.join(kinds)}: no format of a layer holds floats and codes;"
+            " make an mha.Linear of each matrix (mha.formats) and call mha.attention between them"
+        )
     else:
         weights = formats.arguments(**named)
     shape = {"num_kv_heads": kv_heads, "head_dim": head_dim, "head_dim_v": head_dim_v}
@@ -129,9 +212,9 @@ def _read(path, layer):
 
 def _packed_call(call):
     """What follows a packed layer: JSON, its FNV-1a checksum, its length, "mha call"."""
-    data, total = json.dumps(call).encode(), 0xcbf29ce484222325
+    data, total = json.dumps(call).encode(), 0xCBF29CE484222325
     for byte in data:
-        total = (total ^ byte) * 0x100000001b3 % 2**64
+        total = (total ^ byte) * 0x100000001B3 % 2**64
     return data + struct.pack("<QQ", total, len(data)) + b"mha call"
 
 
@@ -151,14 +234,28 @@ def _work(options):
             os.remove(partial)
     if not options.quiet:
         group = f" in groups of {weights['group_size']}" if weights.get("group_size") else ""
-        print(f"{', '.join(kinds)} as {weights['weight_type']}{group}, {packed.size / 2**20:.1f} MiB", file=sys.stderr)
+        print(
+            f"{', '.join(kinds)} as {weights['weight_type']}{group}, {packed.size / 2**20:.1f} MiB",
+            file=sys.stderr,
+        )
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("python -m mha pack", description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, kind, text in (("weights", "FILE", "the model (.gguf)"), ("layer", "NAME", "the layer, such as blk.0"), ("output", "FILE", "the packed layer (.mha)")):
+    parser = argparse.ArgumentParser(
+        "python -m mha pack",
+        description=__doc__,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name, kind, text in (
+        ("weights", "FILE", "the model (.gguf)"),
+        ("layer", "NAME", "the layer, such as blk.0"),
+        ("output", "FILE", "the packed layer (.mha)"),
+    ):
         parser.add_argument("--" + name, required=True, metavar=kind, help=text)
-    parser.add_argument("--arithmetic", choices=list(arithmetics), default="f32", help="what projections compute in")
+    parser.add_argument(
+        "--arithmetic", choices=list(arithmetics), default="f32", help="what projections compute in"
+    )
     parser.add_argument("--quiet", action="store_true", help="do not print a line about the layer")
     options = parser.parse_args(arguments)
     try:
@@ -166,7 +263,8 @@ def main(arguments: list[str]) -> int:
     except ImportError as error:
         print(f"mha pack: {error}: pip install 'gguf>=0.16'", file=sys.stderr)
         return 1
-    except (Error, TypeError, ValueError, LookupError, ArithmeticError, OSError) as error:  # some of them from the package gguf, of damaged files
+    # Some of them from the package gguf, of damaged files.
+    except (Error, TypeError, ValueError, LookupError, ArithmeticError, OSError) as error:
         print(f"mha pack: {options.weights}: {error}", file=sys.stderr)
         return 2
     return 0

@@ -1,4 +1,5 @@
-"""The structs of mha.h, field by field, and the names of its numbers. tests/bindings/python_test.py compares them with the header."""
+"""The structs of mha.h, field by field, and the names of its numbers. tests/bindings/python_test.py
+compares them with the header."""
 
 import ctypes
 import operator
@@ -6,12 +7,27 @@ import struct
 
 import numpy as np
 
-_c = {"size": ctypes.c_size_t, "i64": ctypes.c_int64, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
-      "f64": ctypes.c_double, "ptr": ctypes.c_void_p, "out": ctypes.c_void_p, "text": ctypes.c_char * 248}
-_codes = {ctypes.c_size_t: "N", ctypes.c_int64: "q", ctypes.c_uint32: "I", ctypes.c_float: "f", ctypes.c_void_p: "P"}
+_c = {
+    "size": ctypes.c_size_t,
+    "i64": ctypes.c_int64,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "f32": ctypes.c_float,
+    "f64": ctypes.c_double,
+    "ptr": ctypes.c_void_p,
+    "out": ctypes.c_void_p,
+    "text": ctypes.c_char * 248,
+}
+_codes = {
+    ctypes.c_size_t: "N",
+    ctypes.c_int64: "q",
+    ctypes.c_uint32: "I",
+    ctypes.c_float: "f",
+    ctypes.c_void_p: "P",
+}
 
 
-_limits = {"i64": (-2**63, 2**63 - 1), "i32": (-2**31, 2**31 - 1), "u32": (0, 2**32 - 1)}
+_limits = {"i64": (-(2**63), 2**63 - 1), "i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 def _in_range(name, value, kind):
@@ -23,7 +39,9 @@ def _in_range(name, value, kind):
 
 def _writeable(array, name):
     if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f"{name} cannot be written to; pass an array whose flags.writeable is True")
+        raise ValueError(
+            f"{name} cannot be written to; pass an array whose flags.writeable is True"
+        )
     return array
 
 
@@ -39,25 +57,33 @@ def _address(owner, name):
         return owner._handle
     if hasattr(owner, "data_ptr"):
         return owner.data_ptr()
-    raise TypeError(f"{name} is {owner!r}; it must be the object that lies at an address, so that the object is kept alive")
+    raise TypeError(
+        f"{name} is {owner!r}; it must be the object that lies at an address, so that the object is"
+        " kept alive"
+    )
 
 
 class _NotCopied:
-    """What has an address inside: a copy of it would use the memory of the first one, and use it after that one is gone. _instead is what to do."""
+    """What has an address inside: a copy of it would use the memory of the first one, and use it
+    after that one is gone. _instead is what to do."""
 
     __slots__ = ()
     _instead: str
 
     def __reduce_ex__(self, protocol):
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled, for it points to memory; {self._instead}")
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, for it points to memory;"
+            f" {self._instead}"
+        )
 
 
 _set_field = ctypes.Structure.__setattr__
 
 
 class _Checked(ctypes.Structure):
-    """A struct that owns what it points to: a pointer is set to an object, never to an address, and the object lives as long as the struct. A struct
-    inside another one keeps its objects with the outermost one, whose memory it lies in."""
+    """A struct that owns what it points to: a pointer is set to an object, never to an address, and
+    the object lives as long as the struct. A struct inside another one keeps its objects with the
+    outermost one, whose memory it lies in."""
 
     __slots__ = ("_objects_at",)  # which makes a name that is no field an error
 
@@ -73,18 +99,28 @@ class _Checked(ctypes.Structure):
         elif isinstance(kind, type):
             if type(value) is not kind:
                 raise TypeError(f"{name} is {value!r}; it must be a {kind.__name__}")
-            (owners, at), (given, given_at), size = self._owners(), value._owners(), ctypes.sizeof(kind)
+            (owners, at), (given, given_at), size = (
+                self._owners(),
+                value._owners(),
+                ctypes.sizeof(kind),
+            )
             at += getattr(type(self), name).offset
-            of_value = {at + offset - given_at: owner for offset, owner in given.items() if given_at <= offset < given_at + size}
+            of_value = {
+                at + offset - given_at: owner
+                for offset, owner in given.items()
+                if given_at <= offset < given_at + size
+            }
             for offset in [offset for offset in owners if at <= offset < at + size]:
                 del owners[offset]
             owners.update(of_value)
-        elif kind is not None and not (type(value) is int and 0 <= value < 2**31):  # which all of the types hold
+        # Which all of the types hold.
+        elif kind is not None and not (type(value) is int and 0 <= value < 2**31):
             _in_range(name, value, kind)
         _set_field(self, name, value)
 
     def _owners(self):
-        """What the outermost struct points to, by the offset of the pointer, and the offset of this struct."""
+        """What the outermost struct points to, by the offset of the pointer, and the offset of this
+        struct."""
         outermost, base = self, self._b_base_
         while base is not None:
             outermost, base = base, base._b_base_
@@ -93,7 +129,9 @@ class _Checked(ctypes.Structure):
         except AttributeError:
             owners = {}
             _set_field(outermost, "_objects_at", owners)
-        return owners, 0 if outermost is self else ctypes.addressof(self) - ctypes.addressof(outermost)
+        return owners, (
+            0 if outermost is self else ctypes.addressof(self) - ctypes.addressof(outermost)
+        )
 
     def _object(self, name):
         """What a pointer was set to; None if it was not."""
@@ -102,63 +140,244 @@ class _Checked(ctypes.Structure):
 
 
 def _struct(name, *fields):
-    """A struct, of lines such as "i64 batch n_q": a type and the names of the fields that have it. "out" is a pointer to what the library writes."""
+    """A struct, of lines such as "i64 batch n_q": a type and the names of the fields that have it.
+    "out" is a pointer to what the library writes."""
     pairs = [(field, kind) for line in fields for kind, *names in [line.split()] for field in names]
     kinds = {field: kind if kind in _c else _nested[kind] for field, kind in pairs}
-    return type(name, (_Checked,), {"_fields_": [(field, _c.get(kind, kind)) for field, kind in kinds.items()],
-                                    "_kinds": {field: kind for field, kind in kinds.items() if kind not in _unchecked}, "__slots__": ()})
+    return type(
+        name,
+        (_Checked,),
+        {
+            "_fields_": [(field, _c.get(kind, kind)) for field, kind in kinds.items()],
+            "_kinds": {field: kind for field, kind in kinds.items() if kind not in _unchecked},
+            "__slots__": (),
+        },
+    )
 
 
 _unchecked = set(_c) - {"ptr", "out", *_limits}
 _nested: dict = {}  # the structs that others have inside
 _Strides = _nested["strides"] = _struct("mha_strides", "i64 batch row head")
-_Input = _nested["input"] = _struct("mha_input", "ptr data", "u32 type reserved", "strides strides", "ptr reserved_pointer")
-_Output = _nested["output"] = _struct("mha_output", "out data", "u32 type reserved", "strides strides")
-_Matrix = _nested["matrix"] = _struct("mha_matrix", "ptr data bias scales offsets", "i64 row_stride")
+_Input = _nested["input"] = _struct(
+    "mha_input", "ptr data", "u32 type reserved", "strides strides", "ptr reserved_pointer"
+)
+_Output = _nested["output"] = _struct(
+    "mha_output", "out data", "u32 type reserved", "strides strides"
+)
+_Matrix = _nested["matrix"] = _struct(
+    "mha_matrix", "ptr data bias scales offsets", "i64 row_stride"
+)
 _Error = _struct("mha_error", "u32 status argument", "text message")
 _Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
-_Config = _struct("mha_layer_config", "size struct_size", "i64 query_dim key_dim value_dim output_dim", "i64 num_heads num_kv_heads head_dim head_dim_v",
-                  "f32 scale", "u32 weight_type group_size scale_type arithmetic gate", "i64 gate_dim")
-_Weights = _struct("mha_layer_weights", "size struct_size", "u32 layout type", "matrix w_q w_k w_v w_qkv w_o w_g")
+_Config = _struct(
+    "mha_layer_config",
+    "size struct_size",
+    "i64 query_dim key_dim value_dim output_dim",
+    "i64 num_heads num_kv_heads head_dim head_dim_v",
+    "f32 scale",
+    "u32 weight_type group_size scale_type arithmetic gate",
+    "i64 gate_dim",
+)
+_Weights = _struct(
+    "mha_layer_weights", "size struct_size", "u32 layout type", "matrix w_q w_k w_v w_qkv w_o w_g"
+)
 _AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
-_Options = _struct("mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator")
-_CacheConfig = _struct("mha_kv_cache_config", "size struct_size", "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
-                       "u32 k_type v_type kind values", "i64 block_positions num_blocks")
-_Sequences = _struct("mha_sequences", "size struct_size", "i64 count", "ptr cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths q_first_rows kv_first_rows",
-                     "ptr q_first_positions cache_sequences rope_q_positions rope_k_positions")
-_Rope = _struct("mha_rope", "size struct_size", "u32 style reserved", "i64 dims offset num_positions", "ptr cos sin", "i64 table_stride")
-_RopeConfig = _struct("mha_rope_config", "size struct_size", "i64 dims num_positions first_position", "f64 base attention_factor linear_factor",
-                      "i64 original_positions", "f64 yarn_factor yarn_beta_fast yarn_beta_slow", "u32 yarn_unrounded mrope_interleaved",
-                      "f64 llama3_factor llama3_low_freq_factor llama3_high_freq_factor ntk_factor", "i64 ntk_positions",
-                      "ptr pair_factors mrope_section mrope_positions")
-_Norm = _struct("mha_norm", "size struct_size", "u32 flags", "f32 epsilon", "ptr q_weight k_weight q_bias k_bias", "i64 head_stride",
-                "u32 context_flags", "f32 context_epsilon", "ptr context_weight context_bias", "i64 context_head_stride")
-_ScoreOptions = _struct("mha_score_options", "size struct_size", "f32 softcap", "u32 reserved", "ptr alibi_slopes sinks head_scales relative_bias",
-                        "i64 relative_left relative_right")
-_ScoreArrays = _struct("mha_score_arrays", "size struct_size", "input bias", "ptr mask", "strides mask_strides", "u32 columns groups", "i64 num_columns",
-                       "ptr q_groups kv_groups q_scales relative_rows", "strides relative_rows_strides", "ptr chosen_keys",
-                       "strides chosen_keys_strides", "i64 num_chosen chosen_block")
-_Outputs = _struct("mha_outputs", "size struct_size", "out lse states q k v context scores scaled_scores softcapped_scores masked_scores attention_weights")
-_ForwardArgs = _struct("mha_forward_args", "size struct_size", "u32 flags reserved", "i64 window_left window_right", "ptr rope norm score scheduler",
-                       "i64 batch n_q n_kv", "input query key value", "output output", "ptr sequences score_arrays cache cache_read outputs")
-_AttentionArgs = _struct("mha_attention_args", "size struct_size", "i64 num_heads num_kv_heads head_dim head_dim_v", "f32 scale", "u32 flags",
-                         "i64 window_left window_right", "ptr rope norm score scheduler", "u32 instruction_set reserved", "i64 batch n_q n_kv",
-                         "input q k v", "output output", "ptr sequences score_arrays cache cache_read outputs", "i64 kv_first_position")
-_StatesArgs = _struct("mha_states_args", "size struct_size", "i64 batch num_heads n_q head_dim_v", "u32 instruction_set reserved",
-                      "ptr states sinks head_scales", "output output", "out lse")
-_ChooseKeysArgs = _struct("mha_choose_keys_args", "size struct_size", "ptr attention", "input weights", "i64 num_chosen", "out chosen_keys index_scores")
-_CallInfo = _struct("mha_call_info", "size struct_size", "u32 instruction_set back_end contract num_threads",
-                    "size workspace_bytes packed_bytes", "u64 operations bytes")
-_LinearWeights = _struct("mha_linear_weights", "size struct_size", "i64 input_dim output_dim", "matrix w", "u32 layout type weight_type group_size scale_type arithmetic")
-_LinearArgs = _struct("mha_linear_args", "size struct_size", "i64 rows", "input x residual", "output output", "ptr scheduler")
-_RecurrentArgs = _struct("mha_recurrent_args", "size struct_size", "i64 num_q_heads num_k_heads num_v_heads head_dim head_dim_v decay_dim",
-                         "f32 scale norm_epsilon", "ptr a_log dt_bias", "u32 beta_function instruction_set", "ptr scheduler", "i64 batch rows",
-                         "input q k v decay beta", "output output", "ptr sequences state", "out state_out snapshots", "i64 num_snapshots")
-_CausalConvArgs = _struct("mha_causal_conv_args", "size struct_size", "i64 channels kernel_size", "ptr weights bias", "u32 activation instruction_set",
-                          "ptr scheduler", "i64 batch rows", "input x", "output output", "ptr sequences state", "out state_out")
-structs = [*_nested.values(), _Error, _Scheduler, _Config, _Weights, _AllocatorStruct, _Options, _CacheConfig, _Sequences, _Rope, _RopeConfig, _Norm,
-           _ScoreOptions, _ScoreArrays, _Outputs, _ForwardArgs, _AttentionArgs, _StatesArgs, _ChooseKeysArgs, _CallInfo, _LinearWeights, _LinearArgs,
-           _RecurrentArgs, _CausalConvArgs]
+_Options = _struct(
+    "mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator"
+)
+_CacheConfig = _struct(
+    "mha_kv_cache_config",
+    "size struct_size",
+    "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
+    "u32 k_type v_type kind values",
+    "i64 block_positions num_blocks",
+)
+_Sequences = _struct(
+    "mha_sequences",
+    "size struct_size",
+    "i64 count",
+    "ptr cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths q_first_rows kv_first_rows",
+    "ptr q_first_positions cache_sequences rope_q_positions rope_k_positions",
+)
+_Rope = _struct(
+    "mha_rope",
+    "size struct_size",
+    "u32 style reserved",
+    "i64 dims offset num_positions",
+    "ptr cos sin",
+    "i64 table_stride",
+)
+_RopeConfig = _struct(
+    "mha_rope_config",
+    "size struct_size",
+    "i64 dims num_positions first_position",
+    "f64 base attention_factor linear_factor",
+    "i64 original_positions",
+    "f64 yarn_factor yarn_beta_fast yarn_beta_slow",
+    "u32 yarn_unrounded mrope_interleaved",
+    "f64 llama3_factor llama3_low_freq_factor llama3_high_freq_factor ntk_factor",
+    "i64 ntk_positions",
+    "ptr pair_factors mrope_section mrope_positions",
+)
+_Norm = _struct(
+    "mha_norm",
+    "size struct_size",
+    "u32 flags",
+    "f32 epsilon",
+    "ptr q_weight k_weight q_bias k_bias",
+    "i64 head_stride",
+    "u32 context_flags",
+    "f32 context_epsilon",
+    "ptr context_weight context_bias",
+    "i64 context_head_stride",
+)
+_ScoreOptions = _struct(
+    "mha_score_options",
+    "size struct_size",
+    "f32 softcap",
+    "u32 reserved",
+    "ptr alibi_slopes sinks head_scales relative_bias",
+    "i64 relative_left relative_right",
+)
+_ScoreArrays = _struct(
+    "mha_score_arrays",
+    "size struct_size",
+    "input bias",
+    "ptr mask",
+    "strides mask_strides",
+    "u32 columns groups",
+    "i64 num_columns",
+    "ptr q_groups kv_groups q_scales relative_rows",
+    "strides relative_rows_strides",
+    "ptr chosen_keys",
+    "strides chosen_keys_strides",
+    "i64 num_chosen chosen_block",
+)
+_Outputs = _struct(
+    "mha_outputs",
+    "size struct_size",
+    "out lse states q k v context scores scaled_scores softcapped_scores masked_scores"
+    " attention_weights",
+)
+_ForwardArgs = _struct(
+    "mha_forward_args",
+    "size struct_size",
+    "u32 flags reserved",
+    "i64 window_left window_right",
+    "ptr rope norm score scheduler",
+    "i64 batch n_q n_kv",
+    "input query key value",
+    "output output",
+    "ptr sequences score_arrays cache cache_read outputs",
+)
+_AttentionArgs = _struct(
+    "mha_attention_args",
+    "size struct_size",
+    "i64 num_heads num_kv_heads head_dim head_dim_v",
+    "f32 scale",
+    "u32 flags",
+    "i64 window_left window_right",
+    "ptr rope norm score scheduler",
+    "u32 instruction_set reserved",
+    "i64 batch n_q n_kv",
+    "input q k v",
+    "output output",
+    "ptr sequences score_arrays cache cache_read outputs",
+    "i64 kv_first_position",
+)
+_StatesArgs = _struct(
+    "mha_states_args",
+    "size struct_size",
+    "i64 batch num_heads n_q head_dim_v",
+    "u32 instruction_set reserved",
+    "ptr states sinks head_scales",
+    "output output",
+    "out lse",
+)
+_ChooseKeysArgs = _struct(
+    "mha_choose_keys_args",
+    "size struct_size",
+    "ptr attention",
+    "input weights",
+    "i64 num_chosen",
+    "out chosen_keys index_scores",
+)
+_CallInfo = _struct(
+    "mha_call_info",
+    "size struct_size",
+    "u32 instruction_set back_end contract num_threads",
+    "size workspace_bytes packed_bytes",
+    "u64 operations bytes",
+)
+_LinearWeights = _struct(
+    "mha_linear_weights",
+    "size struct_size",
+    "i64 input_dim output_dim",
+    "matrix w",
+    "u32 layout type weight_type group_size scale_type arithmetic",
+)
+_LinearArgs = _struct(
+    "mha_linear_args",
+    "size struct_size",
+    "i64 rows",
+    "input x residual",
+    "output output",
+    "ptr scheduler",
+)
+_RecurrentArgs = _struct(
+    "mha_recurrent_args",
+    "size struct_size",
+    "i64 num_q_heads num_k_heads num_v_heads head_dim head_dim_v decay_dim",
+    "f32 scale norm_epsilon",
+    "ptr a_log dt_bias",
+    "u32 beta_function instruction_set",
+    "ptr scheduler",
+    "i64 batch rows",
+    "input q k v decay beta",
+    "output output",
+    "ptr sequences state",
+    "out state_out snapshots",
+    "i64 num_snapshots",
+)
+_CausalConvArgs = _struct(
+    "mha_causal_conv_args",
+    "size struct_size",
+    "i64 channels kernel_size",
+    "ptr weights bias",
+    "u32 activation instruction_set",
+    "ptr scheduler",
+    "i64 batch rows",
+    "input x",
+    "output output",
+    "ptr sequences state",
+    "out state_out",
+)
+structs = [
+    *_nested.values(),
+    _Error,
+    _Scheduler,
+    _Config,
+    _Weights,
+    _AllocatorStruct,
+    _Options,
+    _CacheConfig,
+    _Sequences,
+    _Rope,
+    _RopeConfig,
+    _Norm,
+    _ScoreOptions,
+    _ScoreArrays,
+    _Outputs,
+    _ForwardArgs,
+    _AttentionArgs,
+    _StatesArgs,
+    _ChooseKeysArgs,
+    _CallInfo,
+    _LinearWeights,
+    _LinearArgs,
+    _RecurrentArgs,
+    _CausalConvArgs,
+]
 
 types = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5}
 scale_types = {"f32": 1, "f16": 2}
@@ -168,14 +387,31 @@ activations = {"none": 0, "silu": 0x701}
 arithmetics = {"f32": 0, "int8": 0x501, "int16": 0x502}
 score_columns = {"all_keys": 0, "new_keys": 0x301}
 score_groups = {"within": 0, "also": 0x401}
-instruction_set_names = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "neon": 4, "avx2_vnni": 5, "avx512_vnni": 6, "neon_dotprod": 7,
-                         "neon_i8mm": 8}
+instruction_set_names = {
+    "auto": 0,
+    "scalar": 1,
+    "avx2": 2,
+    "avx512": 3,
+    "neon": 4,
+    "avx2_vnni": 5,
+    "avx512_vnni": 6,
+    "neon_dotprod": 7,
+    "neon_i8mm": 8,
+}
 cache_kinds = {"contiguous": 0, "ring": 0x101, "paged": 0x102}
 cache_values = {"own": 0, "in_keys": 0x201}
 rope_styles = {"half": 0, "interleaved": 1}
-_empty = _broadcast = -2 ** 63  # MHA_EMPTY, an extent of none, and MHA_BROADCAST, a stride of what is the same for all
+# MHA_EMPTY, an extent of none, and MHA_BROADCAST, a stride of what is the same for all.
+_empty = _broadcast = -(2**63)
 _causal, _window_left, _window_right, _equal_scores = 1, 2, 4, 8  # MHA_CAUSAL and others
-_norm_layer, _norm_all_heads, _norm_after_rope, _norm_values, _norm_after_gate = 0x100, 0x200, 0x400, 0x800, 0x1000  # MHA_NORM_LAYER and others
+# MHA_NORM_LAYER and others.
+_norm_layer, _norm_all_heads, _norm_after_rope, _norm_values, _norm_after_gate = (
+    0x100,
+    0x200,
+    0x400,
+    0x800,
+    0x1000,
+)
 _optional_outputs = [field for field, _ in _Outputs._fields_[1:] if field != "states"]
 
 
@@ -187,10 +423,12 @@ def _new(structure, **fields):
 
 
 def _packer(structure, last):
-    """pack_into(struct, 0, field, field, ...) of the fields up to and with `last`, and of a struct inside its own fields in turn: a tenth of the time
-    that setting them one by one takes."""
+    """pack_into(struct, 0, field, field, ...) of the fields up to and with `last`, and of a struct
+    inside its own fields in turn: a tenth of the time that setting them one by one takes."""
     names = [name for name, _ in structure._fields_]
-    return struct.Struct("".join(_code(kind) for _, kind in structure._fields_[:names.index(last) + 1])).pack_into
+    return struct.Struct(
+        "".join(_code(kind) for _, kind in structure._fields_[: names.index(last) + 1])
+    ).pack_into
 
 
 def _code(kind):

@@ -1,4 +1,5 @@
-"""What type checkers read of calls with many options. Nothing of it is needed to run, and it is not imported."""
+"""What type checkers read of calls with many options. Nothing of it is needed to run, and it is not
+imported."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

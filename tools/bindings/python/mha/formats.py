@@ -1,12 +1,15 @@
-"""Quantised weights as model files have them, for mha.Linear and mha.Layer: the same numbers, exactly.
+"""Quantised weights as model files have them, for mha.Linear and mha.Layer: the same numbers,
+exactly.
 
     import gguf, mha, mha.formats
 
-    tensor = next(tensor for tensor in gguf.GGUFReader("model.gguf").tensors if tensor.name == "blk.0.ffn_up.weight")
-    linear = mha.formats.from_gguf(tensor.data, tensor.tensor_type.name).linear()
+    tensor = next(tensor for tensor in gguf.GGUFReader("model.gguf").tensors if tensor.name ==
+    "blk.0.ffn_up.weight") linear = mha.formats.from_gguf(tensor.data,
+    tensor.tensor_type.name).linear()
 
-A weight is code * scale + offset, with a scale and an offset for each group of inputs of an output. Each function returns Grouped; what it cannot hold
-exactly, as real numbers, is a ValueError. Matrices of a file that has x W, [in, out], are transposed: Grouped is [out, in].
+A weight is code * scale + offset, with a scale and an offset for each group of inputs of an output.
+Each function returns Grouped; what it cannot hold exactly, as real numbers, is a ValueError.
+Matrices of a file that has x W, [in, out], are transposed: Grouped is [out, in].
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ _group_sizes = 128, 64, 32, 16
 
 
 class Grouped(NamedTuple):
-    """A matrix [out, in] of codes in groups. codes are int8: of 4 bits from -8 to 7, with offsets from 0 to 15. scales and offsets are float32
-    [out, ceil(in / group_size)]; offsets may be None. A group_size of 0 is one scale for each output."""
+    """A matrix [out, in] of codes in groups. codes are int8: of 4 bits from -8 to 7, with offsets
+    from 0 to 15. scales and offsets are float32 [out, ceil(in / group_size)]; offsets may be None.
+    A group_size of 0 is one scale for each output."""
 
     codes: Array
     scales: Array
@@ -38,68 +42,110 @@ class Grouped(NamedTuple):
 
     @property
     def w(self) -> Array:
-        """The codes as mha takes them: those of 4 bits as two unsigned numbers in each byte, the first one low."""
+        """The codes as mha takes them: those of 4 bits as two unsigned numbers in each byte, the
+        first one low."""
         if self.bits == 8:
             return self.codes
         stored = np.zeros((len(self.codes), -(-self.codes.shape[1] // 2) * 2), np.uint8)
-        stored[:, :self.codes.shape[1]] = self.codes + (8 if self.offsets is None else 0)
+        stored[:, : self.codes.shape[1]] = self.codes + (8 if self.offsets is None else 0)
         return stored[:, ::2] | stored[:, 1::2] << 4
 
     def linear(self, b: Array | None = None, **how: Unpack[How]) -> Linear:
-        """The product with this matrix, whose packed weights take its codes, scales and offsets as they are."""
+        """The product with this matrix, whose packed weights take its codes, scales and offsets as
+        they are."""
         given = arguments(w=self)
         scales, offsets = (given.pop(name).get("w") for name in ("scales", "offsets"))
-        return Linear(given.pop("w"), b, inputs=self.codes.shape[1], scales=scales, offsets=offsets, **given, **how)
+        return Linear(
+            given.pop("w"),
+            b,
+            inputs=self.codes.shape[1],
+            scales=scales,
+            offsets=offsets,
+            **given,
+            **how,
+        )
 
     def rows(self, chosen: Any) -> Grouped:
         """Outputs alone, by their numbers or a slice."""
-        return Grouped(self.codes[chosen], self.scales[chosen], None if self.offsets is None else self.offsets[chosen], *self[3:])
+        return Grouped(
+            self.codes[chosen],
+            self.scales[chosen],
+            None if self.offsets is None else self.offsets[chosen],
+            *self[3:],
+        )
 
 
 def from_gguf(data: Array, tensor_type: str) -> Grouped:
-    """A tensor of a GGUF file: the bytes [out, ...] that gguf.GGUFReader has as its data, and the name of its type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K,
-    Q5_K or Q6_K. Q5 and Q6 become codes of 8 bits."""
+    """A tensor of a GGUF file: the bytes [out, ...] that gguf.GGUFReader has as its data, and the
+    name of its type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K. Q5 and Q6 become codes of 8
+    bits."""
     if tensor_type not in _ggml:
         raise ValueError(f"the tensor is of type {tensor_type}; {', '.join(_ggml)} can be imported")
     size, decode = _ggml[tensor_type]
     if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] % size:
-        raise ValueError(f"data is {data.dtype} {list(data.shape)}; {tensor_type} has rows of bytes, {size} for each block")
+        raise ValueError(
+            f"data is {data.dtype} {list(data.shape)}; {tensor_type} has rows of bytes, {size} for"
+            " each block"
+        )
     with np.errstate(invalid="ignore"):
         group, bits, codes, scales, offsets = decode(np.ascontiguousarray(data).reshape(-1, size))
-    rows = [None if part is None else part.reshape(len(data), -1) for part in (codes, scales, offsets)]
+    rows = [
+        None if part is None else part.reshape(len(data), -1) for part in (codes, scales, offsets)
+    ]
     return _grouped(rows[0], rows[1], rows[2], group, bits)
 
 
 def from_awq(qweight: Array, qzeros: Array, scales: Array) -> Grouped:
-    """A layer of AWQ with 4 bits, version "gemm": qweight [in, out / 8], qzeros [in / group, out / 8], both int32, and scales [in / group, out]."""
+    """A layer of AWQ with 4 bits, version "gemm": qweight [in, out / 8], qzeros [in / group, out /
+    8], both int32, and scales [in / group, out]."""
     if np.ndim(qweight) != 2 or np.ndim(scales) != 2 or scales.shape[1] != 8 * qweight.shape[1]:
-        raise ValueError(f"qweight is {list(np.shape(qweight))} and scales {list(np.shape(scales))}; AWQ's version 'gemm' with 4 bits has [in, out / 8] and "
-                         "[in / group, out]")
+        raise ValueError(
+            f"qweight is {list(np.shape(qweight))} and scales {list(np.shape(scales))}; AWQ's"
+            " version 'gemm' with 4 bits has [in, out / 8] and [in / group, out]"
+        )
     order = [0, 4, 1, 5, 2, 6, 3, 7]  # where a word has its columns
-    codes, zeros = (_unpacked(words, 4, name).reshape(len(words), -1, 8)[:, :, order].reshape(len(words), -1)
-                    for words, name in ((qweight, "qweight"), (qzeros, "qzeros")))
+    codes, zeros = (
+        _unpacked(words, 4, name).reshape(len(words), -1, 8)[:, :, order].reshape(len(words), -1)
+        for words, name in ((qweight, "qweight"), (qzeros, "qzeros"))
+    )
     return _with_zeros(codes.T, zeros.T, _floats(scales).T, 4)
 
 
-def from_gptq(qweight: Array, qzeros: Array, scales: Array, g_idx: Array, *, bits: int = 4, checkpoint_format: str = "gptq") -> Grouped:
-    """A layer of GPTQ: qweight [in * bits / 32, out], qzeros [in / group, out * bits / 32], both int32, scales [in / group, out], and g_idx [in], which must
-    be i / group: groups of inputs that are not adjacent (desc_act) have no place here. checkpoint_format "gptq" stores zero - 1, "gptq_v2" zero."""
+def from_gptq(
+    qweight: Array,
+    qzeros: Array,
+    scales: Array,
+    g_idx: Array,
+    *,
+    bits: int = 4,
+    checkpoint_format: str = "gptq",
+) -> Grouped:
+    """A layer of GPTQ: qweight [in * bits / 32, out], qzeros [in / group, out * bits / 32], both
+    int32, scales [in / group, out], and g_idx [in], which must be i / group: groups of inputs that
+    are not adjacent (desc_act) have no place here. checkpoint_format "gptq" stores zero - 1,
+    "gptq_v2" zero."""
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits}; 4 and 8 can be imported")
     if checkpoint_format not in ("gptq", "gptq_v2"):
-        raise ValueError(f"checkpoint_format is {checkpoint_format!r}; gptq and gptq_v2 can be imported")
+        raise ValueError(
+            f"checkpoint_format is {checkpoint_format!r}; gptq and gptq_v2 can be imported"
+        )
     zeros = _unpacked(qzeros, bits, "qzeros")
     if checkpoint_format == "gptq":
         if np.any(zeros == 2**bits - 1):
-            raise ValueError(f"qzeros has a stored zero of {2**bits - 1}, which some readers take as {2**bits} and others as 0; gptq_v2 stores zeros as they are")
+            raise ValueError(
+                f"qzeros has a stored zero of {2**bits - 1}, which some readers take as {2**bits}"
+                " and others as 0; gptq_v2 stores zeros as they are"
+            )
         zeros = zeros + 1
     codes = _unpacked(np.ascontiguousarray(qweight.T), bits, "qweight")
     return _with_zeros(codes, zeros.T, _floats(scales).T, bits, g_idx)
 
 
 def from_compressed_tensors(tensors: Mapping[str, Array], *, bits: int = 4) -> Grouped:
-    """A layer of compressed-tensors, its tensors by name: of the format pack-quantized weight_packed, weight_scale, weight_shape, and where they exist
-    weight_zero_point and weight_g_idx; of int-quantized weight, which is int8, weight_scale and weight_zero_point."""
+    """A layer of compressed-tensors, its tensors by name: of the format pack-quantized
+    weight_packed, weight_scale, weight_shape, and where they exist weight_zero_point and
+    weight_g_idx; of int-quantized weight, which is int8, weight_scale and weight_zero_point."""
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits}; 4 and 8 can be imported")
     scales, zeros = _floats(tensors["weight_scale"]), tensors.get("weight_zero_point")
@@ -107,38 +153,68 @@ def from_compressed_tensors(tensors: Mapping[str, Array], *, bits: int = 4) -> G
         outputs, inputs = (int(extent) for extent in tensors["weight_shape"])
         codes = _unpacked(tensors["weight_packed"], bits, "weight_packed")
         if codes.shape[0] != outputs or codes.shape[1] < inputs:
-            raise ValueError(f"weight_packed has {codes.shape[1]} codes in each of {len(codes)} rows; weight_shape is {[outputs, inputs]}")
+            raise ValueError(
+                f"weight_packed has {codes.shape[1]} codes in each of {len(codes)} rows;"
+                f" weight_shape is {[outputs, inputs]}"
+            )
         codes = codes[:, :inputs]
         if zeros is not None and zeros.dtype == np.int32:
             zeros = _unpacked(np.ascontiguousarray(zeros.T), bits, "weight_zero_point").T[:outputs]
         elif zeros is not None:
-            zeros = zeros.astype(np.int16) + 2**(bits - 1)
+            zeros = zeros.astype(np.int16) + 2 ** (bits - 1)
     else:
         codes = tensors["weight"]
         if codes.dtype != np.int8 or codes.ndim != 2 or bits != 8:
-            raise ValueError(f"weight is {codes.dtype} {list(codes.shape)} of {bits} bits; int-quantized with int8 [out, in] of 8 bits can be imported")
-        codes, zeros = codes.astype(np.int16) + 128, None if zeros is None else zeros.astype(np.int16) + 128
-        scales = np.broadcast_to(scales.reshape(len(scales), -1), (len(codes), scales.size // len(scales)))
-    zeros = np.full(scales.shape, 2**(bits - 1)) if zeros is None else np.broadcast_to(zeros.reshape(len(zeros), -1), scales.shape)
+            raise ValueError(
+                f"weight is {codes.dtype} {list(codes.shape)} of {bits} bits; int-quantized with"
+                " int8 [out, in] of 8 bits can be imported"
+            )
+        codes, zeros = (
+            codes.astype(np.int16) + 128,
+            None if zeros is None else zeros.astype(np.int16) + 128,
+        )
+        scales = np.broadcast_to(
+            scales.reshape(len(scales), -1), (len(codes), scales.size // len(scales))
+        )
+    zeros = (
+        np.full(scales.shape, 2 ** (bits - 1))
+        if zeros is None
+        else np.broadcast_to(zeros.reshape(len(zeros), -1), scales.shape)
+    )
     return _with_zeros(codes, zeros, scales, bits, tensors.get("weight_g_idx"))
 
 
 def arguments(**matrices: Grouped) -> dict[str, Any]:
-    """What mha.Layer and mha.pack take of a layer's matrices, w_q=... and so on. A layer has one format, so they are brought into one that holds all of
-    them exactly: codes of 8 bits if one has them, in the smallest groups of all. Scales and offsets are stored as f16 if that holds them all, as those of
-    Q4_0, Q4_1 and Q8_0."""
+    """What mha.Layer and mha.pack take of a layer's matrices, w_q=... and so on. A layer has one
+    format, so they are brought into one that holds all of them exactly: codes of 8 bits if one has
+    them, in the smallest groups of all. Scales and offsets are stored as f16 if that holds them
+    all, as those of Q4_0, Q4_1 and Q8_0."""
     made = dict(zip(matrices, _common(list(matrices.values()))))
     one = next(iter(made.values()))
-    scales = {name: m.scales if m.group_size else np.ascontiguousarray(m.scales[:, 0]) for name, m in made.items()}
+    scales = {
+        name: m.scales if m.group_size else np.ascontiguousarray(m.scales[:, 0])
+        for name, m in made.items()
+    }
     offsets = {name: m.offsets for name, m in made.items() if m.offsets is not None}
     with np.errstate(over="ignore"):
-        is_f16 = one.group_size and all(np.array_equal(a, a.astype(np.float16)) for a in (*scales.values(), *offsets.values()))
+        is_f16 = one.group_size and all(
+            np.array_equal(a, a.astype(np.float16)) for a in (*scales.values(), *offsets.values())
+        )
     type = f"int{one.bits}"
-    return {**{name: m.w for name, m in made.items()}, "scales": scales, "offsets": offsets, "group_size": one.group_size, "layout": "out_in",
-            "scale_type": "f16" if is_f16 else "f32", "type": type, "weight_type": type}
+    return {
+        **{name: m.w for name, m in made.items()},
+        "scales": scales,
+        "offsets": offsets,
+        "group_size": one.group_size,
+        "layout": "out_in",
+        "scale_type": "f16" if is_f16 else "f32",
+        "type": type,
+        "weight_type": type,
+    }
 
 
 # ---- What files store
+
 
 def _common(matrices):
     bits, group = max(m.bits for m in matrices), min(m.group_size or 128 for m in matrices)
@@ -148,20 +224,26 @@ def _common(matrices):
     def regrouped(m):
         inputs = m.codes.shape[1]
         times = (m.group_size or -(-inputs // group) * group) // group
-        scales, offsets = (None if a is None else np.repeat(a, times, axis=1)[:, :-(-inputs // group)] for a in m[1:3])
+        scales, offsets = (
+            None if a is None else np.repeat(a, times, axis=1)[:, : -(-inputs // group)]
+            for a in m[1:3]
+        )
         return Grouped(m.codes, scales, offsets, group, bits)
 
     return [regrouped(m) for m in matrices]
 
 
 def _halves(blocks, at):
-    return blocks[:, at:at + 2].copy().view("<f2").astype(np.float64)
+    return blocks[:, at : at + 2].copy().view("<f2").astype(np.float64)
 
 
 def _nibbles(stored, width):
-    """Codes of bytes [blocks, n]: of each `width` bytes first the low nibbles, then the high ones."""
+    """Codes of bytes [blocks, n]: of each `width` bytes first the low nibbles, then the high
+    ones."""
     stored = stored.reshape(len(stored), -1, 1, width)
-    return np.concatenate([stored & 15, stored >> 4], axis=2).reshape(len(stored), -1).astype(np.int8)
+    return (
+        np.concatenate([stored & 15, stored >> 4], axis=2).reshape(len(stored), -1).astype(np.int8)
+    )
 
 
 def _bits_of_32(stored):
@@ -169,30 +251,59 @@ def _bits_of_32(stored):
 
 
 def _scales_of_k(blocks):
-    """d * scale and -dmin * minimum of the 8 groups of Q4_K and Q5_K, whose 6 bits the first 4 have together and the last 4 in two places."""
-    low, middle, high = (blocks[:, at:at + 4] for at in (4, 8, 12))
+    """d * scale and -dmin * minimum of the 8 groups of Q4_K and Q5_K, whose 6 bits the first 4 have
+    together and the last 4 in two places."""
+    low, middle, high = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=1)
     minima = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=1)
     return _halves(blocks, 0) * scales, -_halves(blocks, 2) * minima
 
 
 def _q5_k(blocks):
-    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(len(blocks), 256).astype(np.int8) << 4
+    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(
+        len(blocks), 256
+    ).astype(np.int8) << 4
     return 32, 8, _nibbles(blocks[:, 48:], 32) + high, *_scales_of_k(blocks)
 
 
 def _q6_k(blocks):
     low = _nibbles(blocks[:, :128], 64)
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    return 16, 8, low + (high.reshape(len(blocks), 256).astype(np.int8) << 4) - np.int8(32), _halves(blocks, 208) * blocks[:, 192:208].view(np.int8), None
+    high = (
+        blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    )
+    return (
+        16,
+        8,
+        low + (high.reshape(len(blocks), 256).astype(np.int8) << 4) - np.int8(32),
+        _halves(blocks, 208) * blocks[:, 192:208].view(np.int8),
+        None,
+    )
 
 
 # Bytes of a block, and its group size, bits, codes, scales and offsets.
 _ggml = {
     "Q4_0": (18, lambda b: (32, 4, _nibbles(b[:, 2:], 16) - np.int8(8), _halves(b, 0), None)),
     "Q4_1": (20, lambda b: (32, 4, _nibbles(b[:, 4:], 16), _halves(b, 0), _halves(b, 2))),
-    "Q5_0": (22, lambda b: (32, 8, _nibbles(b[:, 6:], 16) + _bits_of_32(b[:, 2:6]) - np.int8(16), _halves(b, 0), None)),
-    "Q5_1": (24, lambda b: (32, 8, _nibbles(b[:, 8:], 16) + _bits_of_32(b[:, 4:8]), _halves(b, 0), _halves(b, 2))),
+    "Q5_0": (
+        22,
+        lambda b: (
+            32,
+            8,
+            _nibbles(b[:, 6:], 16) + _bits_of_32(b[:, 2:6]) - np.int8(16),
+            _halves(b, 0),
+            None,
+        ),
+    ),
+    "Q5_1": (
+        24,
+        lambda b: (
+            32,
+            8,
+            _nibbles(b[:, 8:], 16) + _bits_of_32(b[:, 4:8]),
+            _halves(b, 0),
+            _halves(b, 2),
+        ),
+    ),
     "Q8_0": (34, lambda b: (32, 8, b[:, 2:].view(np.int8), _halves(b, 0), None)),
     "Q4_K": (144, lambda b: (32, 4, _nibbles(b[:, 16:], 32), *_scales_of_k(b))),
     "Q5_K": (176, _q5_k),
@@ -203,7 +314,10 @@ _ggml = {
 def _unpacked(words, bits, name):
     """Unsigned codes of int32 [rows, n]: in each word the lowest bits first."""
     if not isinstance(words, np.ndarray) or words.dtype != np.int32 or words.ndim != 2:
-        raise ValueError(f"{name} is {getattr(words, 'dtype', type(words).__name__)} {list(np.shape(words))}; a matrix of int32 is expected")
+        raise ValueError(
+            f"{name} is {getattr(words, 'dtype', type(words).__name__)} {list(np.shape(words))}; a"
+            " matrix of int32 is expected"
+        )
     parts = np.ascontiguousarray(words, "<i4").view(np.uint8)
     if bits == 4:
         parts = np.stack([parts & 15, parts >> 4], axis=2).reshape(len(parts), -1)
@@ -215,21 +329,37 @@ def _floats(scales):
     if scales.dtype == np.uint16:
         return (scales.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if scales.dtype not in (np.float16, np.float32):
-        raise ValueError(f"scales are {scales.dtype}; float16, float32 or bfloat16 as uint16 is expected")
+        raise ValueError(
+            f"scales are {scales.dtype}; float16, float32 or bfloat16 as uint16 is expected"
+        )
     return scales.astype(np.float64)
 
 
 def _with_zeros(codes, zeros, scales, bits, g_idx=None):
-    """(code - zero) * scale of unsigned codes, [out, in], and zeros and scales [out, groups]. Zeros in the middle of all codes need no offsets."""
+    """(code - zero) * scale of unsigned codes, [out, in], and zeros and scales [out, groups]. Zeros
+    in the middle of all codes need no offsets."""
     outputs, inputs = codes.shape
     groups = scales.shape[1] if scales.ndim == 2 else 0
     group = inputs // max(groups, 1) if g_idx is None else int(np.count_nonzero(g_idx == 0))
     if g_idx is not None and not (group and np.array_equal(g_idx, np.arange(inputs) // group)):
-        raise ValueError("g_idx is not i / group: inputs of a group are not adjacent (act-order, desc_act); quantise the model without")
-    if scales.shape != (outputs, groups) or zeros.shape != scales.shape or not group or -(-inputs // group) != groups or g_idx is None and inputs % groups:
-        raise ValueError(f"{outputs} outputs of {inputs} inputs have scales {list(scales.shape)} and zeros {list(zeros.shape)}, both with outputs first; "
-                         "a row for each output and a column for each group of one size are expected")
-    middle = 2**(bits - 1)
+        raise ValueError(
+            "g_idx is not i / group: inputs of a group are not adjacent (act-order, desc_act);"
+            " quantise the model without"
+        )
+    if (
+        scales.shape != (outputs, groups)
+        or zeros.shape != scales.shape
+        or not group
+        or -(-inputs // group) != groups
+        or g_idx is None
+        and inputs % groups
+    ):
+        raise ValueError(
+            f"{outputs} outputs of {inputs} inputs have scales {list(scales.shape)} and zeros"
+            f" {list(zeros.shape)}, both with outputs first; a row for each output and a column for"
+            " each group of one size are expected"
+        )
+    middle = 2 ** (bits - 1)
     if np.all(zeros == middle):
         return _grouped(codes - middle, scales, None, group, bits)
     base = 0 if bits == 4 else middle  # codes with offsets are 0 to 15, or int8
@@ -238,14 +368,19 @@ def _with_zeros(codes, zeros, scales, bits, g_idx=None):
 
 def _grouped(codes, scales, offsets, group, bits):
     inputs = codes.shape[1]
-    scales, offsets = _exact(scales, "scales"), None if offsets is None else _exact(offsets, "offsets")
+    scales, offsets = (
+        _exact(scales, "scales"),
+        None if offsets is None else _exact(offsets, "offsets"),
+    )
     if bits == 8 and offsets is None and scales.shape[1] == 1:
         return Grouped(np.ascontiguousarray(codes, np.int8), scales, None, 0, bits)
     size = next((size for size in _group_sizes if group % size == 0 or group == inputs), None)
     if size is None:
         raise ValueError(f"groups have {group} inputs; multiples of 16 can be imported")
     times, columns = -(-group // size), -(-inputs // size)
-    scales, offsets = (None if a is None else np.repeat(a, times, axis=1)[:, :columns] for a in (scales, offsets))
+    scales, offsets = (
+        None if a is None else np.repeat(a, times, axis=1)[:, :columns] for a in (scales, offsets)
+    )
     return Grouped(np.ascontiguousarray(codes, np.int8), scales, offsets, size, bits)
 
 
@@ -255,5 +390,8 @@ def _exact(values, name):
         given = values.astype(np.float32)
     wrong = np.argwhere(~np.isfinite(given) | (given != values))
     if len(wrong):
-        raise ValueError(f"{name}[{', '.join(map(str, wrong[0]))}] is {float(values[tuple(wrong[0])])}, which is no finite float32; it cannot be imported exactly")
+        raise ValueError(
+            f"{name}[{', '.join(map(str, wrong[0]))}] is {float(values[tuple(wrong[0])])}, which is"
+            " no finite float32; it cannot be imported exactly"
+        )
     return given

@@ -1,4 +1,5 @@
-"""python -m mha.onnx rewrite MODEL.onnx [-o OUT.onnx]: replaces the attention in a model with mha's operators."""
+"""python -m mha.onnx rewrite MODEL.onnx [-o OUT.onnx]: replaces the attention in a model with mha's
+operators."""
 
 import argparse
 import os
@@ -13,18 +14,43 @@ def main():
   python -m mha.onnx rewrite model.onnx --weight-type int8 -o small.onnx
   python -m mha.onnx rewrite --help
 """
-    parser = argparse.ArgumentParser(prog="python -m mha.onnx", description="Replaces the attention in ONNX models with mha's operators.", epilog=epilog,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m mha.onnx",
+        description="Replaces the attention in ONNX models with mha's operators.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("rewrite", help="rewrite a model", description="Finds attention in a model, replaces it with mha's operators where that "
-                                  "gives the same results, and reports what it found, and what it left and why. Exit status: 0 if a model was "
-                                  "written, 3 if nothing in it can be replaced, 1 with an error message if the model cannot be read.")
+    command = commands.add_parser(
+        "rewrite",
+        help="rewrite a model",
+        description=(
+            "Finds attention in a model, replaces it with mha's operators where that gives the same"
+            " results, and reports what it found, and what it left and why. Exit status: 0 if a"
+            " model was written, 3 if nothing in it can be replaced, 1 with an error message if the"
+            " model cannot be read."
+        ),
+    )
     command.add_argument("model")
     command.add_argument("-o", "--output", help="the file to write (default: MODEL.mha.onnx)")
-    command.add_argument("--weight-type", default="f32", choices=["f32", "f16", "bf16", "int8", "int4"],
-                         help="the type in which sessions store the weights of replaced projections; fewer bits cost accuracy (default: f32)")
-    command.add_argument("--arithmetic", default="f32", choices=["f32", "int8", "int16"], help="the arithmetic of these projections; int8 and int16 "
-                         "need int8 or int4 weights (default: f32)")
+    command.add_argument(
+        "--weight-type",
+        default="f32",
+        choices=["f32", "f16", "bf16", "int8", "int4"],
+        help=(
+            "the type in which sessions store the weights of replaced projections; fewer bits cost"
+            " accuracy (default: f32)"
+        ),
+    )
+    command.add_argument(
+        "--arithmetic",
+        default="f32",
+        choices=["f32", "int8", "int16"],
+        help=(
+            "the arithmetic of these projections; int8 and int16 "
+            "need int8 or int4 weights (default: f32)"
+        ),
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes what is half written
     if arguments.arithmetic != "f32" and arguments.weight_type not in ("int8", "int4"):
@@ -33,9 +59,10 @@ def main():
     if os.path.exists(output) and os.path.samefile(arguments.model, output):
         sys.exit(f"mha.onnx: {output} is the model itself; give another name")
     try:
-        from . import rewrite
-        import onnx
         import google.protobuf.message as protobuf
+        import onnx
+
+        from . import rewrite
     except ImportError as error:
         sys.exit(f"mha.onnx: {error}")
     try:
@@ -55,8 +82,9 @@ def main():
 
 
 def save(model, output, source, most=2**31 - 2**20):
-    """Writes a model that was read from `source`; arrays of one of more bytes than `most`, which one file cannot hold, into a second file. Files
-    have their names when they are complete; until then they are in a folder beside them."""
+    """Writes a model that was read from `source`; arrays of one of more bytes than `most`, which
+    one file cannot hold, into a second file. Files have their names when they are complete; until
+    then they are in a folder beside them."""
     import onnx
 
     is_one = model.ByteSize() < most
@@ -67,11 +95,19 @@ def save(model, output, source, most=2**31 - 2**20):
     data = os.path.join(folder, name + ".data")
     if not is_one and os.path.exists(data):
         for tensor in onnx.load(source, load_external_data=False).graph.initializer:
-            place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-            if place and os.path.realpath(os.path.join(os.path.dirname(source), place)) == os.path.realpath(data):
+            place = next(
+                (entry.value for entry in tensor.external_data if entry.key == "location"), ""
+            )
+            if place and os.path.realpath(
+                os.path.join(os.path.dirname(source), place)
+            ) == os.path.realpath(data):
                 raise ValueError(f"{data} has the arrays of the model itself; give another name")
     with tempfile.TemporaryDirectory(prefix=name + ".partial-", dir=folder) as partial:
-        onnx.save(model, os.path.join(partial, name), **({} if is_one else {"save_as_external_data": True, "location": name + ".data"}))
+        onnx.save(
+            model,
+            os.path.join(partial, name),
+            **({} if is_one else {"save_as_external_data": True, "location": name + ".data"}),
+        )
         for part in [name] if is_one else [name + ".data", name]:
             os.replace(os.path.join(partial, part), os.path.join(folder, part))
 

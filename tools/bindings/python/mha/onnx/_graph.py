@@ -1,4 +1,5 @@
-"""A model's graph as the rewriter looks at it: who makes and takes a value, its shape and type, and what is constant."""
+"""A model's graph as the rewriter looks at it: who makes and takes a value, its shape and type, and
+what is constant."""
 
 from __future__ import annotations
 
@@ -8,31 +9,93 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-# What computes constants of constants, one node at a time. Shapes are computed with what is known of them, see constant().
-folded = {"Add", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Expand", "Gather", "Identity", "Mul", "Neg", "Pow", "Range", "Reciprocal",
-          "Reshape", "Shape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze"}
-# Operators whose first output has the type of their first input, for what type inference does not reach.
-of_input_type = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Transpose", "Reshape", "Concat", "Softmax", "Split", "Slice", "Unsqueeze", "Squeeze",
-                 "LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization",
-                 "RotaryEmbedding", "Attention", "MultiHeadAttention", "GroupQueryAttention", "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "MatMulNBits",
-                 "FusedMatMul", "Layer", "Tanh", "Sigmoid", "Identity", "Gather"}
+# What computes constants of constants, one node at a time. Shapes are computed with what is known
+# of them, see constant().
+folded = {
+    "Add",
+    "Cast",
+    "Concat",
+    "Constant",
+    "ConstantOfShape",
+    "Div",
+    "Expand",
+    "Gather",
+    "Identity",
+    "Mul",
+    "Neg",
+    "Pow",
+    "Range",
+    "Reciprocal",
+    "Reshape",
+    "Shape",
+    "Slice",
+    "Split",
+    "Sqrt",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+}
+# Operators whose first output has the type of their first input, for what type inference does not
+# reach.
+of_input_type = {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "MatMul",
+    "Gemm",
+    "Transpose",
+    "Reshape",
+    "Concat",
+    "Softmax",
+    "Split",
+    "Slice",
+    "Unsqueeze",
+    "Squeeze",
+    "LayerNormalization",
+    "SkipLayerNormalization",
+    "SimplifiedLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+    "RMSNormalization",
+    "RotaryEmbedding",
+    "Attention",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "Gelu",
+    "FastGelu",
+    "BiasGelu",
+    "QuickGelu",
+    "MatMulNBits",
+    "FusedMatMul",
+    "Layer",
+    "Tanh",
+    "Sigmoid",
+    "Identity",
+    "Gather",
+}
 
 
 class Graph:
     def __init__(self, model):
         self.model, self.graph = model, model.graph
-        self.opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+        self.opset = max(
+            (o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1
+        )
         self.initializers = {i.name: i for i in self.graph.initializer}
         for graph_input in self.graph.input:  # a default that the caller may replace is no constant
             self.initializers.pop(graph_input.name, None)
         self.outputs = {o.name for o in self.graph.output}
-        self.fixed = set(self.outputs)  # values that somebody outside of the graph's own nodes takes
+        # Values that somebody outside of the graph's own nodes takes.
+        self.fixed = set(self.outputs)
         for node in self.graph.node:
             for attribute in node.attribute:
                 for body in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
                     self.fixed |= names_in(body)
         self._constants, self._made = {}, 0
-        self._names = {n for node in self.graph.node for n in [*node.input, *node.output, node.name]} | set(self.initializers)
+        self._names = {
+            n for node in self.graph.node for n in [*node.input, *node.output, node.name]
+        } | set(self.initializers)
         self._infer()
         self.update()
 
@@ -46,12 +109,14 @@ class Graph:
 
     def _infer(self):
         model = copy.deepcopy(self.model)
-        for value in model.graph.input:  # unnamed dimensions get names, so that it is seen where they come again
+        # Unnamed dimensions get names, so that it is seen where they come again.
+        for value in model.graph.input:
             if value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"):
                 for i, dim in enumerate(value.type.tensor_type.shape.dim):
                     if not dim.HasField("dim_value") and not dim.dim_param:
                         dim.dim_param = f"?{value.name}:{i}"
-        for tensor in model.graph.initializer:  # what shapes depend on is small; the rest would be copied for nothing
+        # What shapes depend on is small; the rest would be copied for nothing.
+        for tensor in model.graph.initializer:
             if tensor.data_location == TensorProto.EXTERNAL or len(tensor.raw_data) > 1 << 16:
                 tensor.ClearField("raw_data")
                 tensor.ClearField("external_data")
@@ -66,7 +131,10 @@ class Graph:
             if tensor.elem_type:
                 self.types[value.name] = tensor.elem_type
             if tensor.HasField("shape"):
-                self.shapes[value.name] = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
+                self.shapes[value.name] = [
+                    d.dim_value if d.HasField("dim_value") else d.dim_param or None
+                    for d in tensor.shape.dim
+                ]
         for name, tensor in self.initializers.items():
             self.shapes[name], self.types[name] = list(tensor.dims), tensor.data_type
         for node in self.graph.node:  # the lengths of sequences, of which inference knows nothing
@@ -74,7 +142,8 @@ class Graph:
                 self.shapes[node.output[1]], self.types[node.output[1]] = [None], TensorProto.INT32
 
     def shape(self, name):
-        """A number for each dimension, a name where it is the same as others of that name, None where nothing is known; None without a rank."""
+        """A number for each dimension, a name where it is the same as others of that name, None
+        where nothing is known; None without a rank."""
         return self.shapes.get(name)
 
     def type(self, name, depth=0):
@@ -92,7 +161,8 @@ class Graph:
         return None
 
     def constant(self, name, depth=0):
-        """The array that a value always is, or None. Of a shape that is known in part, an array of objects: numbers, names of dimensions, None."""
+        """The array that a value always is, or None. Of a shape that is known in part, an array of
+        objects: numbers, names of dimensions, None."""
         if name in self._constants:
             return self._constants[name]
         value = None
@@ -124,13 +194,30 @@ class Graph:
         if sum(value.nbytes for value in inputs if value is not None) > 1 << 28:
             return None
         given = [n for n in node.input if n]
-        graph = helper.make_graph([node], "one", [helper.make_value_info(n, helper.make_tensor_type_proto(
-            helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)) for n, v in zip(node.input, inputs) if n],
-            [helper.make_value_info(name, onnx.TypeProto())])
+        graph = helper.make_graph(
+            [node],
+            "one",
+            [
+                helper.make_value_info(
+                    n,
+                    helper.make_tensor_type_proto(
+                        helper.np_dtype_to_tensor_dtype(v.dtype), v.shape
+                    ),
+                )
+                for n, v in zip(node.input, inputs)
+                if n
+            ],
+            [helper.make_value_info(name, onnx.TypeProto())],
+        )
         from onnx.reference import ReferenceEvaluator
+
         try:
             model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
-            return np.asarray(ReferenceEvaluator(model).run([name], {n: v for n, v in zip(node.input, inputs) if n in given})[0])
+            return np.asarray(
+                ReferenceEvaluator(model).run(
+                    [name], {n: v for n, v in zip(node.input, inputs) if n in given}
+                )[0]
+            )
         except Exception:  # of whatever kind: then it is not known
             return None
 
@@ -147,22 +234,38 @@ class Graph:
             result = np.concatenate([value.astype(object) for value in inputs])
         elif node.op_type in ("Unsqueeze", "Squeeze"):  # of a number or a list of one
             result = inputs[0].reshape(1) if node.op_type == "Unsqueeze" else inputs[0].reshape(())
-        elif node.op_type == "Identity" or (node.op_type == "Cast" and attribute(node, "to") == TensorProto.INT64):
+        elif node.op_type == "Identity" or (
+            node.op_type == "Cast" and attribute(node, "to") == TensorProto.INT64
+        ):
             result = inputs[0]
         if result is None:
             return None
         result = np.asarray(result, object)
-        return result.astype(np.int64) if all(isinstance(v, (int, np.integer)) for v in result.ravel()) else result
+        return (
+            result.astype(np.int64)
+            if all(isinstance(v, (int, np.integer)) for v in result.ravel())
+            else result
+        )
 
     def scalar(self, name):
         """The number that a value always is, or None."""
         value = self.constant(name)
-        return float(value.ravel()[0]) if value is not None and value.size == 1 and value.dtype != object else None
+        return (
+            float(value.ravel()[0])
+            if value is not None and value.size == 1 and value.dtype != object
+            else None
+        )
 
     def only_consumer(self, name):
         """The one node that takes a value, or None."""
         takers = self.consumers.get(name, [])
-        return takers[0] if len(takers) == 1 and list(takers[0].input).count(name) == 1 and name not in self.fixed else None
+        return (
+            takers[0]
+            if len(takers) == 1
+            and list(takers[0].input).count(name) == 1
+            and name not in self.fixed
+            else None
+        )
 
     def new_name(self, wish):
         name = wish
@@ -184,24 +287,39 @@ class Graph:
         """Takes out nodes and initialisers that nothing takes any more."""
         while True:
             used = self.fixed | {name for node in self.graph.node for name in node.input}
-            unused = [i for i, node in enumerate(self.graph.node) if node.output and not any(name in used for name in node.output if name)]
+            unused = [
+                i
+                for i, node in enumerate(self.graph.node)
+                if node.output and not any(name in used for name in node.output if name)
+            ]
             for i in reversed(unused):
                 del self.graph.node[i]
             if not unused:
                 break
         inputs = {i.name for i in self.graph.input}
         for values in self.graph.initializer, self.graph.value_info:
-            for i in reversed([i for i, value in enumerate(values) if value.name not in used and value.name not in inputs]):
+            for i in reversed(
+                [
+                    i
+                    for i, value in enumerate(values)
+                    if value.name not in used and value.name not in inputs
+                ]
+            ):
                 del values[i]
         self.update()
 
     def sort(self):
-        """Puts nodes after what they take, each as early as it may be and otherwise in the order that they had."""
+        """Puts nodes after what they take, each as early as it may be and otherwise in the order
+        that they had."""
         nodes, made = list(self.graph.node), set()
         result, waiting = [], {}
         missing = {}
         for i, node in enumerate(nodes):
-            missing[i] = {name for name in [*node.input, *self._outer(node)] if name in self.producer and name not in made}
+            missing[i] = {
+                name
+                for name in [*node.input, *self._outer(node)]
+                if name in self.producer and name not in made
+            }
             for name in missing[i]:
                 waiting.setdefault(name, []).append(i)
             ready = [i] if not missing[i] else []
@@ -225,7 +343,12 @@ class Graph:
 
     @staticmethod
     def _outer(node):
-        return {name for a in node.attribute for body in ([a.g, *a.graphs] if a.type in (5, 10) else []) for name in names_in(body)}
+        return {
+            name
+            for a in node.attribute
+            for body in ([a.g, *a.graphs] if a.type in (5, 10) else [])
+            for name in names_in(body)
+        }
 
 
 def attribute(node, name, otherwise=None):

@@ -10,14 +10,18 @@ recurrent_types = "LinearAttention", "CausalConvWithState"
 
 
 def take(node, graph):
-    """Makes a node mha's, and says what it does; None of another node. Raises Left where mha has not the like of it."""
+    """Makes a node mha's, and says what it does; None of another node. Raises Left where mha has
+    not the like of it."""
     if node.op_type not in recurrent_types or node.domain not in ("", "ai.onnx"):
         return None
     for name in node.input:
         if name and graph.type(name) != TensorProto.FLOAT:
             raise Left(f"{name} is not known to be float")
     if node.op_type == "LinearAttention":
-        said = [attribute(node, "update_rule", "gated_delta"), f"{attribute(node, 'q_num_heads')} heads over {attribute(node, 'kv_num_heads')}"]
+        said = [
+            attribute(node, "update_rule", "gated_delta"),
+            f"{attribute(node, 'q_num_heads')} heads over {attribute(node, 'kv_num_heads')}",
+        ]
     else:
         shape = graph.shape(node.input[1]) or []
         if len(shape) != 3 or not isinstance(shape[2], int) or not 2 <= shape[2] <= 8:

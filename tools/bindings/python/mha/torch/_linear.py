@@ -10,31 +10,58 @@ from typing import Any
 import torch
 
 from .. import _library, _openmp
-from .._structs import _LinearArgs, _empty, _packer
-from ._common import NotServed, calls, check_known, check_parameters, is_eager, library, packed_weights, refuse, types, unserved_tensors, view, warn
+from .._structs import _empty, _LinearArgs, _packer
+from ._common import (
+    NotServed,
+    calls,
+    check_known,
+    check_parameters,
+    is_eager,
+    library,
+    packed_weights,
+    refuse,
+    types,
+    unserved_tensors,
+    view,
+    warn,
+)
 
 _name = "Linear"
 
 
 class Linear(torch.nn.Module):
-    """A torch.nn.Linear for inference, its weights packed once, in fewer bits if wanted: y = x W^T + b by mha_linear.
+    """A torch.nn.Linear for inference, its weights packed once, in fewer bits if wanted: y = x W^T
+    + b by mha_linear.
 
         layer = mha.torch.Linear.from_module(module, weight_type="int8", arithmetic="int16")
 
-    The packed weights are the buffer `packed`, of bytes. `weight` and `bias` are tensors on the device "meta", with shapes and types alone, for
-    models that ask for these. What mha does not serve, such as a gradient, the module that it was made from computes, which is kept for that; with
-    strict=True it is not kept, and such a call is an error.
+    The packed weights are the buffer `packed`, of bytes. `weight` and `bias` are tensors on the
+    device "meta", with shapes and types alone, for models that ask for these. What mha does not
+    serve, such as a gradient, the module that it was made from computes, which is kept for that;
+    with strict=True it is not kept, and such a call is an error.
     """
 
     @classmethod
-    def from_module(cls, module: torch.nn.Module, *, weight_type: str = "f32", group_size: int = 0, arithmetic: str = "f32",
-                    strict: bool = False) -> Linear:
-        """Of a torch.nn.Linear, or of the Conv1D that transformers has in GPT-2. weight_type is how the weights are kept: "f32", "f16", "bf16",
-        "int8" or "int4", with a scale for each group of group_size inputs (0: all for int8, 32 for int4); arithmetic what the product is computed in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
+    def from_module(
+        cls,
+        module: torch.nn.Module,
+        *,
+        weight_type: str = "f32",
+        group_size: int = 0,
+        arithmetic: str = "f32",
+        strict: bool = False,
+    ) -> Linear:
+        """Of a torch.nn.Linear, or of the Conv1D that transformers has in GPT-2. weight_type is how
+        the weights are kept: "f32", "f16", "bf16", "int8" or "int4", with a scale for each group of
+        group_size inputs (0: all for int8, 32 for int4); arithmetic what the product is computed
+        in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
         if not isinstance(module, torch.nn.Linear) and not isinstance(module, _conv1d()):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Linear")
         self = cls()
-        check_known(module, [torch.nn.Linear, torch.nn.modules.linear.NonDynamicallyQuantizableLinear, *_conv1d()])
+        check_known(
+            module,
+            [torch.nn.Linear, torch.nn.modules.linear.NonDynamicallyQuantizableLinear, *_conv1d()],
+        )
         check_parameters(module)
         given: Any = module
         weight, bias = given.weight, given.bias
@@ -42,10 +69,24 @@ class Linear(torch.nn.Module):
         self.out_features, self.in_features = weight.shape if is_out_in else weight.shape[::-1]
         self.stock = None if strict else module
         self.train(module.training)
-        self.register_buffer("packed", packed_weights(self.in_features, 0, {"w_o": weight}, {"b_o": bias}, output_dim=self.out_features,
-                                                      layout="out_in" if is_out_in else "in_out", weight_type=weight_type, group_size=group_size,
-                                                      arithmetic=arithmetic))
-        self.weight, self.bias = (None if tensor is None else torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in (weight, bias))
+        self.register_buffer(
+            "packed",
+            packed_weights(
+                self.in_features,
+                0,
+                {"w_o": weight},
+                {"b_o": bias},
+                output_dim=self.out_features,
+                layout="out_in" if is_out_in else "in_out",
+                weight_type=weight_type,
+                group_size=group_size,
+                arithmetic=arithmetic,
+            ),
+        )
+        self.weight, self.bias = (
+            None if tensor is None else torch.empty_like(tensor, device="meta", requires_grad=False)
+            for tensor in (weight, bias)
+        )
         self.weight_type, self.group_size, self.arithmetic = weight_type, group_size, arithmetic
         return self
 
@@ -62,8 +103,11 @@ class Linear(torch.nn.Module):
         return (_kernel if is_eager() else _operator)(x, self.packed, self.out_features)
 
     def extra_repr(self) -> str:
-        return (f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, weight_type={self.weight_type!r}, "
-                f"group_size={self.group_size}, arithmetic={self.arithmetic!r}")
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features},"
+            f" bias={self.bias is not None}, weight_type={self.weight_type!r},"
+            f" group_size={self.group_size}, arithmetic={self.arithmetic!r}"
+        )
 
 
 def _conv1d() -> tuple[Any, ...]:
@@ -72,20 +116,32 @@ def _conv1d() -> tuple[Any, ...]:
     return (module.Conv1D,) if module else ()
 
 
-def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", group_size: int = 0, arithmetic: str = "f32", skip: Collection[str] = (),
-                 strict: bool = False) -> list[str]:
-    """Puts a Linear in the place of each torch.nn.Linear in a model, and of each Conv1D of transformers; the options are those of
-    Linear.from_module. Returns the names of what it replaced.
+def pack_linears(
+    model: torch.nn.Module,
+    *,
+    weight_type: str = "f32",
+    group_size: int = 0,
+    arithmetic: str = "f32",
+    skip: Collection[str] = (),
+    strict: bool = False,
+) -> list[str]:
+    """Puts a Linear in the place of each torch.nn.Linear in a model, and of each Conv1D of
+    transformers; the options are those of Linear.from_module. Returns the names of what it
+    replaced.
 
-    What stays: modules whose name, or the end of it after a dot, is in skip, with all inside of them; subclasses, which may compute something
-    else; modules with hooks, or with a forward of their own; and with a warning, or with strict=True an error that leaves the model as it was,
-    weights that mha does not take. A module at several places is packed once. With strict=True the model keeps no other weights of what is
-    replaced, unless an embedding, say, shares them. Code that asks a layer's weight for its device finds "meta": skip such layers.
+    What stays: modules whose name, or the end of it after a dot, is in skip, with all inside of
+    them; subclasses, which may compute something else; modules with hooks, or with a forward of
+    their own; and with a warning, or with strict=True an error that leaves the model as it was,
+    weights that mha does not take. A module at several places is packed once. With strict=True the
+    model keeps no other weights of what is replaced, unless an embedding, say, shares them. Code
+    that asks a layer's weight for its device finds "meta": skip such layers.
     """
     skip = [skip] if isinstance(skip, str) else list(skip)
     classes, found = (torch.nn.Linear, *_conv1d()), []
     if type(model) in classes:
-        raise TypeError(f"model is itself a {type(model).__name__}; Linear.from_module makes one of it")
+        raise TypeError(
+            f"model is itself a {type(model).__name__}; Linear.from_module makes one of it"
+        )
 
     def is_called(name, end):
         return name == end or name.endswith("." + end)
@@ -97,11 +153,17 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", group_size
     def find(parent, path):
         for name, child in parent._modules.items():
             whole = path + name
-            if child is None or isinstance(child, Linear) or any(is_called(whole, end) for end in skip):
+            if (
+                child is None
+                or isinstance(child, Linear)
+                or any(is_called(whole, end) for end in skip)
+            ):
                 continue
             if type(child) not in classes:
                 find(child, whole + ".")
-            elif not (child._forward_hooks or child._forward_pre_hooks or "forward" in child.__dict__):
+            elif not (
+                child._forward_hooks or child._forward_pre_hooks or "forward" in child.__dict__
+            ):
                 found.append((parent, name, whole, child))
 
     find(model, "")
@@ -116,11 +178,20 @@ def pack_linears(model: torch.nn.Module, *, weight_type: str = "f32", group_size
     packed: dict[torch.nn.Module, Linear] = {}
     for parent, name, whole, child in found:
         if whole not in refused:
-            packed[child] = packed.get(child) or Linear.from_module(child, weight_type=weight_type, group_size=group_size, arithmetic=arithmetic, strict=strict)
+            packed[child] = packed.get(child) or Linear.from_module(
+                child,
+                weight_type=weight_type,
+                group_size=group_size,
+                arithmetic=arithmetic,
+                strict=strict,
+            )
             setattr(parent, name, packed[child])
     for module in model.modules():
-        if isinstance(module, torch.nn.TransformerEncoder) and any(isinstance(inner, Linear) for inner in module.modules()):
-            module.use_nested_tensor = False  # which it would make of padded rows, for layers whose weights are its own
+        if isinstance(module, torch.nn.TransformerEncoder) and any(
+            isinstance(inner, Linear) for inner in module.modules()
+        ):
+            # Which it would make of padded rows, for layers whose weights are its own.
+            module.use_nested_tensor = False
     for whole, reason in refused.items():
         warn(whole, reason)
     return [whole for _, _, whole, _ in found if whole not in refused]
@@ -140,7 +211,10 @@ def _kernel(x, packed, out_features):
     inputs = shape.num_heads * shape.head_dim_v or shape.query_dim
     extents = x.shape
     if not extents or extents[-1] != inputs or out_features != shape.output_dim:
-        raise ValueError(f"x is {list(extents)}, for {out_features} outputs; the layer has {inputs} inputs and {shape.output_dim} outputs")
+        raise ValueError(
+            f"x is {list(extents)}, for {out_features} outputs; the layer has {inputs} inputs and"
+            f" {shape.output_dim} outputs"
+        )
     y = torch.empty((*extents[:-1], out_features), dtype=x.dtype, device="cpu")
     row = inputs
     if not x.is_contiguous():
@@ -149,11 +223,32 @@ def _kernel(x, packed, out_features):
         if row < inputs or step != 1:
             x, row = x.contiguous(), inputs
     own, number = calls, types[x.dtype]
-    _pack(own.linear, 0, _size, x.numel() // inputs or _empty, x.data_ptr(), number, 0, 0, row, 0, 0, *_no_residual,
-          y.data_ptr(), number, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads()))
+    _pack(
+        own.linear,
+        0,
+        _size,
+        x.numel() // inputs or _empty,
+        x.data_ptr(),
+        number,
+        0,
+        0,
+        row,
+        0,
+        0,
+        *_no_residual,
+        y.data_ptr(),
+        number,
+        0,
+        0,
+        0,
+        0,
+        _openmp.scheduler(torch.get_num_threads()),
+    )
     status = functions.mha_linear(layer, own.at_linear, own.at_workspace, own.room, own.at_error)
     if status:
-        own.again(status, functions.mha_linear_workspace, functions.mha_linear, layer, own.at_linear)
+        own.again(
+            status, functions.mha_linear_workspace, functions.mha_linear, layer, own.at_linear
+        )
     return y
 
 
