@@ -1,5 +1,6 @@
-//! Llama of candle-transformers as it is published, and as candle.patch makes it, with the same random weights: the tokens that both generate, and
-//! with ROUNDS, in turns, the seconds that they take, beside candle's quantised Llama of the same weights. Says the seconds as JSON.
+//! Llama of candle-transformers as it is published, and as candle.patch makes it, with the same
+//! random weights: the tokens that both generate, and with ROUNDS, in turns, the seconds that they
+//! take, beside candle's quantised Llama of the same weights. Says the seconds as JSON.
 //!
 //!     engine [ROUNDS]      on RAYON_NUM_THREADS threads
 
@@ -25,15 +26,18 @@ struct Llama {
 
 fn llama([width, layers, heads, kv_heads, inner, vocabulary]: [usize; 6], more: &str) -> Llama {
     let json = format!(
-        r#"{{"hidden_size": {width}, "num_hidden_layers": {layers}, "num_attention_heads": {heads}, "num_key_value_heads": {kv_heads},
-             "intermediate_size": {inner}, "vocab_size": {vocabulary}, "rms_norm_eps": 1e-5, "max_position_embeddings": 1024{more}}}"#
+        r#"{{"hidden_size": {width}, "num_hidden_layers": {layers}, "num_attention_heads": {heads},
+              "num_key_value_heads": {kv_heads},
+             "intermediate_size": {inner}, "vocab_size": {vocabulary}, "rms_norm_eps": 1e-5,
+              "max_position_embeddings": 1024{more}}}"#
     );
     let config: published::LlamaConfig = serde_json::from_str(&json).expect("a configuration");
     let config = config.into_config(false);
     Llama { json, weights: shapes::llama::random_weights(&config, DType::F32), config }
 }
 
-/// A model by what it answers: the logits of the last token behind the tokens of a call, which begin at this position.
+/// A model by what it answers: the logits of the last token behind the tokens of a call, which
+/// begin at this position.
 type Model<'a> = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor> + 'a>;
 
 fn of_published(llama: &Llama) -> Result<Model<'_>> {
@@ -60,10 +64,18 @@ fn of_mha(llama: &Llama, int8: Option<Arithmetic>) -> Result<Model<'_>> {
 /// candle's int8: the same weights as Q8_0, in a GGUF file as its quantised Llama reads it.
 fn of_q8_0(llama: &Llama) -> Result<Model<'_>> {
     let config = &llama.config;
-    let (width, inner, head) = (config.hidden_size, config.intermediate_size, config.hidden_size / config.num_attention_heads);
+    let (width, inner, head) = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.hidden_size / config.num_attention_heads,
+    );
     let kv = head * config.num_key_value_heads;
     let mut names = vec![
-        ("token_embd.weight".to_owned(), "model.embed_tokens.weight".to_owned(), vec![config.vocab_size, width]),
+        (
+            "token_embd.weight".to_owned(),
+            "model.embed_tokens.weight".to_owned(),
+            vec![config.vocab_size, width],
+        ),
         ("output_norm.weight".to_owned(), "model.norm.weight".to_owned(), vec![width]),
         ("output.weight".to_owned(), "lm_head.weight".to_owned(), vec![config.vocab_size, width]),
     ];
@@ -79,7 +91,11 @@ fn of_q8_0(llama: &Llama) -> Result<Model<'_>> {
             ("ffn_up", "mlp.up_proj", vec![inner, width]),
             ("ffn_down", "mlp.down_proj", vec![width, inner]),
         ] {
-            names.push((format!("blk.{i}.{to}.weight"), format!("model.layers.{i}.{from}.weight"), shape));
+            names.push((
+                format!("blk.{i}.{to}.weight"),
+                format!("model.layers.{i}.{from}.weight"),
+                shape,
+            ));
         }
     }
     let vb = llama.weights.var_builder();
@@ -90,13 +106,17 @@ fn of_q8_0(llama: &Llama) -> Result<Model<'_>> {
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
     let number = |number: usize| gguf_file::Value::U32(number as u32);
     let values = [
-        ("general.architecture", gguf_file::Value::String("qwen2".to_owned())), // which rotates as published::Llama does
+        // which rotates as published::Llama does
+        ("general.architecture", gguf_file::Value::String("qwen2".to_owned())),
         ("llama.attention.head_count", number(config.num_attention_heads)),
         ("llama.attention.head_count_kv", number(config.num_key_value_heads)),
         ("llama.block_count", number(config.num_hidden_layers)),
         ("llama.embedding_length", number(width)),
         ("llama.rope.dimension_count", number(head)),
-        ("llama.attention.layer_norm_rms_epsilon", gguf_file::Value::F32(config.rms_norm_eps as f32)),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            gguf_file::Value::F32(config.rms_norm_eps as f32),
+        ),
         ("llama.rope.freq_base", gguf_file::Value::F32(config.rope_theta)),
     ];
     let mut file = Cursor::new(Vec::new());
@@ -137,7 +157,8 @@ fn generate(model: &mut Model, prompt: &Tensor, count: usize) -> Result<Run> {
 }
 
 fn prompt(batch: usize, rows: usize, vocabulary: usize) -> Result<Tensor> {
-    let ids = shapes::random(1, batch * rows).map(|number| ((number + 1.0) / 2.0 * vocabulary as f32) as u32 % vocabulary as u32);
+    let ids = shapes::random(1, batch * rows)
+        .map(|number| ((number + 1.0) / 2.0 * vocabulary as f32) as u32 % vocabulary as u32);
     Tensor::from_vec(ids.collect::<Vec<_>>(), (batch, rows), &Device::Cpu)
 }
 
@@ -149,15 +170,26 @@ fn check(what: &str, expected: &Run, found: &Run, is_tied: bool) {
     let count = different.len();
     different.sort_unstable();
     different.dedup();
-    assert!(different.len() > count / 3 || is_tied, "{what}: only {} of {count} tokens are different", different.len());
-    eprintln!("{what}: the same {count} tokens, {} of them different; logits apart by {:.1e}", different.len(), apart(expected, found));
+    assert!(
+        different.len() > count / 3 || is_tied,
+        "{what}: only {} of {count} tokens are different",
+        different.len()
+    );
+    eprintln!(
+        "{what}: the same {count} tokens, {} of them different; logits apart by {:.1e}",
+        different.len(),
+        apart(expected, found)
+    );
     assert!(apart(expected, found) < 1e-5);
 }
 
 /// The rms difference of the logits behind the prompt, relative to them.
 fn apart(expected: &Run, found: &Run) -> f32 {
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>().sqrt();
-    norm(&mut expected.logits.iter().zip(&found.logits).map(|(a, b)| a - b)) / norm(&mut expected.logits.iter().copied())
+    let norm = |values: &mut dyn Iterator<Item = f32>| {
+        values.map(|value| value * value).sum::<f32>().sqrt()
+    };
+    norm(&mut expected.logits.iter().zip(&found.logits).map(|(a, b)| a - b))
+        / norm(&mut expected.logits.iter().copied())
 }
 
 /// In int8 too, where candle's quantised Llama can be the same model; it takes one sequence.
@@ -167,7 +199,8 @@ fn compare(what: &str, shape: [usize; 6], more: &str, batch: usize) -> Result<()
     let expected = run(of_published(&llama)?, 64)?;
     check(what, &expected, &run(of_mha(&llama, None)?, 64)?, llama.config.tie_word_embeddings);
     if more.is_empty() && batch == 1 {
-        let (ours, candles) = (run(of_mha(&llama, Some(Arithmetic::Int8))?, 1)?, run(of_q8_0(&llama)?, 1)?);
+        let (ours, candles) =
+            (run(of_mha(&llama, Some(Arithmetic::Int8))?, 1)?, run(of_q8_0(&llama)?, 1)?);
         let (ours, candles) = (apart(&expected, &ours), apart(&expected, &candles));
         eprintln!("{what}, int8: logits apart by {ours:.1e} (mha), {candles:.1e} (candle)");
         assert!(ours.max(candles) < 0.1);
@@ -176,13 +209,20 @@ fn compare(what: &str, shape: [usize; 6], more: &str, batch: usize) -> Result<()
 }
 
 fn main() -> Result<()> {
-    let rounds: usize = std::env::args().nth(1).map_or(0, |word| word.parse().expect("ROUNDS is a number"));
+    let rounds: usize =
+        std::env::args().nth(1).map_or(0, |word| word.parse().expect("ROUNDS is a number"));
     if rounds == 0 {
         compare("a model", [256, 4, 8, 8, 512, 1000], "", 1)?;
         compare("shared heads", [256, 4, 8, 2, 512, 1000], "", 1)?;
         compare("shared heads, three sequences", [256, 4, 8, 2, 512, 1000], "", 3)?;
-        compare("tied embeddings", [256, 2, 4, 1, 512, 1000], r#", "tie_word_embeddings": true"#, 1)?;
-        let scaling = r#", "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        compare(
+            "tied embeddings",
+            [256, 2, 4, 1, 512, 1000],
+            r#", "tie_word_embeddings": true"#,
+            1,
+        )?;
+        let scaling = r#", "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+                           "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                            "original_max_position_embeddings": 32}"#;
         return compare("scaled rotation", [256, 3, 4, 2, 512, 1000], scaling, 1);
     }
@@ -199,14 +239,19 @@ fn main() -> Result<()> {
             let (name, model) = &mut models[(turn + round.saturating_sub(1)) % 4];
             let run = generate(model, &prompt, 32)?;
             if round > 0 {
-                seconds.entry(format!("prompt of 512, {name}")).or_default().push(run.prompt_seconds);
+                seconds
+                    .entry(format!("prompt of 512, {name}"))
+                    .or_default()
+                    .push(run.prompt_seconds);
                 seconds.entry(format!("a token, {name}")).or_default().push(run.token_seconds);
                 continue;
             }
             match (&expected, *name) {
                 (None, _) => expected = Some(run),
                 (Some(expected), "mha") => check("12 layers of 768", expected, &run, false),
-                (Some(expected), _) => eprintln!("{name}: logits apart by {:.1e}", apart(expected, &run)),
+                (Some(expected), _) => {
+                    eprintln!("{name}: logits apart by {:.1e}", apart(expected, &run))
+                }
             }
         }
     }

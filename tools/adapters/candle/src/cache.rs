@@ -3,15 +3,17 @@ use std::fmt;
 use candle_core::{Error, Result};
 use mha::{CacheConfig, Layer, Type};
 
-/// The keys and values of earlier calls of a [`SelfAttention`](crate::SelfAttention), one cache for each layer: in place of
-/// `candle_nn::kv_cache::KvCache` and of tensors that grow by `cat`. It takes the batch and the shape of the first call, and grows as it has to;
-/// keys and values that it holds are not copied by a call, but where it grows.
+/// The keys and values of earlier calls of a [`SelfAttention`](crate::SelfAttention), one cache for
+/// each layer: in place of `candle_nn::kv_cache::KvCache` and of tensors that grow by `cat`. It
+/// takes the batch and the shape of the first call, and grows as it has to; keys and values that it
+/// holds are not copied by a call, but where it grows.
 ///
 /// ```
 /// use mha_candle::{mha::Type, KvCache};
 ///
 /// let mut cache = KvCache::new(); // f32, growing
-/// let mut halves = KvCache::new().k_type(Type::F16).capacity(4096); // half the memory, at most 4096 positions
+/// // Half the memory, at most 4096 positions.
+/// let mut halves = KvCache::new().k_type(Type::F16).capacity(4096);
 /// assert_eq!(cache.length(), 0);
 /// ```
 #[derive(Default)]
@@ -31,12 +33,14 @@ impl KvCache {
     }
 
     setters! {
-        /// How keys are kept, and values unless [`v_type`](Self::v_type) is set: `F32`, `F16`, `Bf16`, or with a [`capacity`](Self::capacity)
-        /// `Int8`.
+        /// How keys are kept, and values unless [`v_type`](Self::v_type) is set: `F32`, `F16`,
+        /// `Bf16`, or with a [`capacity`](Self::capacity) `Int8`.
         k_type: Type;
-        /// How values are kept, one of the same types or with a [`capacity`](Self::capacity) `Int4`.
+        /// How values are kept, one of the same types or with a [`capacity`](Self::capacity)
+        /// `Int4`.
         v_type: Type;
-        /// The most positions of a sequence. Memory for all is reserved at once, and the cache does not grow.
+        /// The most positions of a sequence. Memory for all is reserved at once, and the cache does
+        /// not grow.
         capacity: usize;
     }
 
@@ -55,31 +59,55 @@ impl KvCache {
         let length = self.length();
         if offset > length {
             candle_core::bail!(
-                "offset is {offset}, but the cache holds {length} positions; pass as many, or fewer to forget the last ones"
+                "offset is {offset}, but the cache holds {length} positions; pass as many, or \
+                    fewer to forget the last ones"
             );
         }
         let Some(cache) = &mut self.held else { return Ok(()) };
-        let longer: Vec<usize> = lengths(cache).enumerate().filter(|(_, length)| *length > offset).map(|(sequence, _)| sequence).collect();
-        longer.into_iter().try_for_each(|sequence| cache.truncate(sequence, offset)).map_err(Error::wrap)
+        let longer: Vec<usize> = lengths(cache)
+            .enumerate()
+            .filter(|(_, length)| *length > offset)
+            .map(|(sequence, _)| sequence)
+            .collect();
+        longer
+            .into_iter()
+            .try_for_each(|sequence| cache.truncate(sequence, offset))
+            .map_err(Error::wrap)
     }
 
     /// With room for this many more rows of each sequence.
-    pub(crate) fn with_room(&mut self, layer: &Layer<'_>, batch: usize, rows: usize) -> Result<&mut mha::KvCache> {
+    pub(crate) fn with_room(
+        &mut self, layer: &Layer<'_>, batch: usize, rows: usize,
+    ) -> Result<&mut mha::KvCache> {
         let (length, needed) = (self.length(), self.length() + rows);
         let of_batch = self.held.as_ref().filter(|cache| cache.shape().num_sequences == batch);
         if let (None, Some(other), true) = (of_batch, &self.held, length > 0) {
             let sequences = other.shape().num_sequences;
-            candle_core::bail!("the cache holds {sequences} sequences, but the call has {batch}; reset() it, or pass as many");
+            candle_core::bail!(
+                "the cache holds {sequences} sequences, but the call has {batch}; \
+                reset() it, or pass as many"
+            );
         }
         // One with a capacity says by itself that it is full.
-        if !of_batch.is_some_and(|cache| self.capacity.is_some() || cache.shape().capacity >= needed) {
+        if !of_batch
+            .is_some_and(|cache| self.capacity.is_some() || cache.shape().capacity >= needed)
+        {
             let has_codes = |kind| matches!(kind, Type::Int8 | Type::Int4);
-            if (has_codes(self.k_type) || self.v_type.is_some_and(has_codes)) && self.capacity.is_none() {
-                candle_core::bail!("a cache of int8 or int4 cannot grow without rounding again; say its capacity()");
+            if (has_codes(self.k_type) || self.v_type.is_some_and(has_codes))
+                && self.capacity.is_none()
+            {
+                candle_core::bail!(
+                    "a cache of int8 or int4 cannot grow without rounding again; \
+                    say its capacity()"
+                );
             }
             let doubled = of_batch.map_or(FIRST_CAPACITY, |cache| 2 * cache.shape().capacity);
-            let config = CacheConfig::for_layer(layer.shape(), self.capacity.unwrap_or(needed.max(doubled)));
-            let config = config.num_sequences(batch).k_type(self.k_type).v_type(self.v_type.unwrap_or(self.k_type));
+            let config =
+                CacheConfig::for_layer(layer.shape(), self.capacity.unwrap_or(needed.max(doubled)));
+            let config = config
+                .num_sequences(batch)
+                .k_type(self.k_type)
+                .v_type(self.v_type.unwrap_or(self.k_type));
             let mut larger = mha::KvCache::new(&config).map_err(Error::wrap)?;
             if let Some(cache) = of_batch {
                 copy(cache, &mut larger).map_err(Error::wrap)?;
@@ -109,7 +137,10 @@ fn copy(from: &mha::KvCache, to: &mut mha::KvCache) -> mha::Result<()> {
 impl Clone for KvCache {
     /// Panics if there is no memory, as a clone of a `Vec` does.
     fn clone(&self) -> Self {
-        let held = self.held.as_ref().map(|cache| cache.try_clone().expect("memory for a copy of the cache"));
+        let held = self
+            .held
+            .as_ref()
+            .map(|cache| cache.try_clone().expect("memory for a copy of the cache"));
         Self { held, ..*self }
     }
 }

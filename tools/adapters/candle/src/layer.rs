@@ -30,7 +30,8 @@ struct NormConfig {
 }
 
 impl AttentionConfig {
-    /// Rows of `hidden_size`, and as many heads of keys as of queries, which are `hidden_size` wide together.
+    /// Rows of `hidden_size`, and as many heads of keys as of queries, which are `hidden_size` wide
+    /// together.
     pub fn new(hidden_size: usize, num_heads: usize) -> Self {
         Self {
             hidden_size,
@@ -89,17 +90,21 @@ impl AttentionConfig {
     }
 
     setters! {
-        /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
+        /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8`
+        /// or `Int4`. As they come if not set.
         weight_type: Type;
-        /// What the projections are computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
+        /// What the projections are computed in: floats, or with weights of `Int8` or `Int4`
+        /// integers of 8 or 16 bits.
         arithmetic: Arithmetic;
     }
 
-    /// Loads and packs weights with the names of Llama and most decoders: `q_proj`, `k_proj`, `v_proj` and `o_proj`, and with a norm `q_norm` and
-    /// `k_norm`, each projection with the bias that it has.
+    /// Loads and packs weights with the names of Llama and most decoders: `q_proj`, `k_proj`,
+    /// `v_proj` and `o_proj`, and with a norm `q_norm` and `k_norm`, each projection with the bias
+    /// that it has.
     ///
-    /// What is not computed is refused: the weights of norms without [`qk_norm`](Self::qk_norm), gates, sinks, relative positions, adapters. A
-    /// `VarBuilder` cannot list its tensors, so it is asked for the names that models and their adapters have.
+    /// What is not computed is refused: the weights of norms without [`qk_norm`](Self::qk_norm),
+    /// gates, sinks, relative positions, adapters. A `VarBuilder` cannot list its tensors, so it is
+    /// asked for the names that models and their adapters have.
     pub fn load(&self, vb: VarBuilder) -> Result<SelfAttention> {
         self.load_named(vb, &Names::default())
     }
@@ -110,10 +115,20 @@ impl AttentionConfig {
         weights::refuse(&vb, NOT_COMPUTED, "this layer is for candle's own attention")?;
         for (name, norm) in [(names.q_norm, self.norm), (names.k_norm, self.norm)] {
             let unused = if norm.is_some() { &["bias"][..] } else { &["weight", "bias"] };
-            weights::refuse(&vb.pp(name), unused.iter().copied(), "set qk_norm(), which has weights and no biases")?;
+            weights::refuse(
+                &vb.pp(name),
+                unused.iter().copied(),
+                "set qk_norm(), which has weights and no biases",
+            )?;
         }
-        let norm = |name: &str, columns: usize| self.norm.map(|norm| vb.pp(name).get(self.norm_width(norm, columns), "weight")).transpose();
-        let linear = |name: &str, inputs: usize, outputs: usize| weights::linear(&vb.pp(name), inputs, outputs);
+        let norm = |name: &str, columns: usize| {
+            self.norm
+                .map(|norm| vb.pp(name).get(self.norm_width(norm, columns), "weight"))
+                .transpose()
+        };
+        let linear = |name: &str, inputs: usize, outputs: usize| {
+            weights::linear(&vb.pp(name), inputs, outputs)
+        };
         self.build(&Parts {
             q: linear(names.q, self.hidden_size, columns)?,
             k: linear(names.k, self.hidden_size, kv_columns)?,
@@ -131,19 +146,31 @@ impl AttentionConfig {
         weights::check("k", &parts.k, self.hidden_size, kv_columns)?;
         weights::check("v", &parts.v, self.hidden_size, kv_columns)?;
         weights::check("o", &parts.o, columns, self.hidden_size)?;
-        let weights = [("q_norm", &parts.q_norm, columns), ("k_norm", &parts.k_norm, kv_columns)].map(|(name, weight, columns)| {
-            tensors::check([(name, weight.as_ref())])?;
-            match (self.norm, weight) {
-                (None, Some(_)) => candle_core::bail!("there is a {name}, but no epsilon for it: set qk_norm()"),
-                (Some(_), None) => candle_core::bail!("there is no {name}, which qk_norm() needs"),
-                (Some(norm), Some(weight)) if weight.dims() != [self.norm_width(norm, columns)] => {
-                    candle_core::bail!("{name} is {:?}; it must be [{}]", weight.dims(), self.norm_width(norm, columns))
+        let weights = [("q_norm", &parts.q_norm, columns), ("k_norm", &parts.k_norm, kv_columns)]
+            .map(|(name, weight, columns)| {
+                tensors::check([(name, weight.as_ref())])?;
+                match (self.norm, weight) {
+                    (None, Some(_)) => candle_core::bail!(
+                        "there is a {name}, but no epsilon for it: set qk_norm()"
+                    ),
+                    (Some(_), None) => {
+                        candle_core::bail!("there is no {name}, which qk_norm() needs")
+                    }
+                    (Some(norm), Some(weight))
+                        if weight.dims() != [self.norm_width(norm, columns)] =>
+                    {
+                        candle_core::bail!(
+                            "{name} is {:?}; it must be [{}]",
+                            weight.dims(),
+                            self.norm_width(norm, columns)
+                        )
+                    }
+                    (_, weight) => weight.as_ref().map(tensors::floats).transpose(),
                 }
-                (_, weight) => weight.as_ref().map(tensors::floats).transpose(),
-            }
-        });
+            });
         let [q_norm, k_norm] = weights;
-        let weight_type = self.weight_type.unwrap_or(tensors::stored_type(parts.q.weight().dtype()));
+        let weight_type =
+            self.weight_type.unwrap_or(tensors::stored_type(parts.q.weight().dtype()));
         let config = LayerConfig::new(self.hidden_size, self.num_heads)
             .num_kv_heads(self.num_kv_heads)
             .head_dim(self.head_dim)
@@ -151,15 +178,23 @@ impl AttentionConfig {
             .weight_type(weight_type)
             .arithmetic(self.arithmetic);
         let layer = weights::packed([&parts.q, &parts.k, &parts.v, &parts.o], |w, biases| {
-            let mut weights = Weights::new(w[0], w[1], w[2]).output(w[3]).layout(WeightLayout::OutIn);
-            for (bias, set) in biases.iter().zip([Weights::query_bias, Weights::key_bias, Weights::value_bias, Weights::output_bias]) {
+            let mut weights =
+                Weights::new(w[0], w[1], w[2]).output(w[3]).layout(WeightLayout::OutIn);
+            for (bias, set) in biases.iter().zip([
+                Weights::query_bias,
+                Weights::key_bias,
+                Weights::value_bias,
+                Weights::output_bias,
+            ]) {
                 if let Some(bias) = bias {
                     weights = set(weights, bias);
                 }
             }
             Layer::new(&config, &weights)
         })?;
-        Ok(SelfAttention { core: Arc::new(Core { config: self.clone(), layer, q_norm: q_norm?, k_norm: k_norm? }) })
+        Ok(SelfAttention {
+            core: Arc::new(Core { config: self.clone(), layer, q_norm: q_norm?, k_norm: k_norm? }),
+        })
     }
 
     fn columns(&self) -> (usize, usize) {
@@ -211,19 +246,32 @@ pub struct Names<'a> {
 impl Default for Names<'_> {
     /// `q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm`, `k_norm`.
     fn default() -> Self {
-        Self { q: "q_proj", k: "k_proj", v: "v_proj", o: "o_proj", q_norm: "q_norm", k_norm: "k_norm" }
+        Self {
+            q: "q_proj",
+            k: "k_proj",
+            v: "v_proj",
+            o: "o_proj",
+            q_norm: "q_norm",
+            k_norm: "k_norm",
+        }
     }
 }
 
 impl Names<'_> {
     /// Those of BERT, below `attention`: `self.query`, `self.key`, `self.value` and `output.dense`.
     pub fn bert() -> Self {
-        Self { q: "self.query", k: "self.key", v: "self.value", o: "output.dense", ..Self::default() }
+        Self {
+            q: "self.query",
+            k: "self.key",
+            v: "self.value",
+            o: "output.dense",
+            ..Self::default()
+        }
     }
 }
 
-/// The weights of a [`SelfAttention`], for [`AttentionConfig::build`]. A fused projection is given as three views:
-/// `Linear::new(w.narrow(0, first, rows)?, None)`.
+/// The weights of a [`SelfAttention`], for [`AttentionConfig::build`]. A fused projection is given
+/// as three views: `Linear::new(w.narrow(0, first, rows)?, None)`.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Parts {
@@ -236,9 +284,10 @@ pub struct Parts {
     pub k_norm: Option<Tensor>,
 }
 
-/// Self-attention as a layer of a model: projections, norms, rotation, attention over a cache, and the projection of the output, in one call of the
-/// library. Made by [`AttentionConfig`]; a clone shares the packed weights. Rows are of `f32`, `f16` or `bf16` whatever the weights are, and so is
-/// the output.
+/// Self-attention as a layer of a model: projections, norms, rotation, attention over a cache, and
+/// the projection of the output, in one call of the library. Made by [`AttentionConfig`]; a clone
+/// shares the packed weights. Rows are of `f32`, `f16` or `bf16` whatever the weights are, and so
+/// is the output.
 #[derive(Debug, Clone)]
 pub struct SelfAttention {
     core: Arc<Core>,
@@ -253,15 +302,25 @@ struct Core {
 }
 
 impl SelfAttention {
-    /// Rows `[batch, rows, hidden_size]` after those in a cache. `offset` is their first position, as candle's models pass it (`index_pos`): what the
-    /// cache has from there on is forgotten, so that 0 begins anew.
+    /// Rows `[batch, rows, hidden_size]` after those in a cache. `offset` is their first position,
+    /// as candle's models pass it (`index_pos`): what the cache has from there on is forgotten, so
+    /// that 0 begins anew.
     pub fn forward_cached(&self, x: &Tensor, offset: usize, cache: &mut KvCache) -> Result<Tensor> {
         Call { offset: Some(offset), ..self.call(x).cache(cache) }.run()
     }
 
-    /// A call with more to say than [`forward`](Module::forward) and [`forward_cached`](Self::forward_cached).
+    /// A call with more to say than [`forward`](Module::forward) and
+    /// [`forward_cached`](Self::forward_cached).
     pub fn call<'a>(&'a self, x: &'a Tensor) -> Call<'a> {
-        Call { core: &self.core, x, cache: None, offset: None, lengths: None, bias: None, mask: None }
+        Call {
+            core: &self.core,
+            x,
+            cache: None,
+            offset: None,
+            lengths: None,
+            bias: None,
+            mask: None,
+        }
     }
 
     /// The packed layer, to ask for its shape.
@@ -293,12 +352,13 @@ impl<'a> Call<'a> {
     setters! {
         /// Appends the rows to a cache, each sequence after what it has, and attends to all of it.
         cache: &'a mut KvCache;
-        /// `[batch]`: the valid rows of each sequence. The others are padding: no work is done for them, and their outputs are 0.
+        /// `[batch]`: the valid rows of each sequence. The others are padding: no work is done for
+        /// them, and their outputs are 0.
         lengths: &'a [usize];
     }
 
-    /// A tensor of floats that is added to the scores, as candle's models add their masks; it broadcasts to `[batch, heads, rows, keys]`, with a cache
-    /// all its keys.
+    /// A tensor of floats that is added to the scores, as candle's models add their masks; it
+    /// broadcasts to `[batch, heads, rows, keys]`, with a cache all its keys.
     pub fn bias(mut self, bias: impl Into<Option<&'a Tensor>>) -> Self {
         self.bias = bias.into();
         self
@@ -314,20 +374,30 @@ impl<'a> Call<'a> {
     pub fn run(self) -> Result<Tensor> {
         let Self { core: Core { config, layer, q_norm, k_norm }, x, .. } = self;
         if x.rank() != 3 || x.dim(2)? != config.hidden_size {
-            candle_core::bail!("x is {:?}; it must be [batch, rows, {}]", x.dims(), config.hidden_size);
+            candle_core::bail!(
+                "x is {:?}; it must be [batch, rows, {}]",
+                x.dims(),
+                config.hidden_size
+            );
         }
         tensors::check([("x", Some(x)), ("bias", self.bias), ("mask", self.mask)])?;
         let (batch, rows, _) = x.dims3()?;
-        let lengths: Option<Vec<i64>> = self.lengths.map(|lengths| lengths.iter().copied().map(tensors::int).collect());
+        let lengths: Option<Vec<i64>> =
+            self.lengths.map(|lengths| lengths.iter().copied().map(tensors::int).collect());
         let (mut cache, mut keys) = (None, rows);
         if let Some(given) = self.cache {
             self.offset.map_or(Ok(()), |offset| given.begin_at(offset))?;
-            keys = given.length() + self.lengths.map_or(rows, |lengths| lengths.iter().copied().max().unwrap_or(0));
+            keys = given.length()
+                + self.lengths.map_or(rows, |lengths| lengths.iter().copied().max().unwrap_or(0));
             cache = Some(given.with_room(layer, batch, rows)?);
         }
         let extents = [batch, config.num_heads, rows, keys];
-        let (bias, mask) = (tensors::pairs(self.bias, extents)?, tensors::pairs(self.mask, extents)?);
-        let (bias, mask) = (bias.as_ref().map(Tensor::storage_and_layout), mask.as_ref().map(Tensor::storage_and_layout));
+        let (bias, mask) =
+            (tensors::pairs(self.bias, extents)?, tensors::pairs(self.mask, extents)?);
+        let (bias, mask) = (
+            bias.as_ref().map(Tensor::storage_and_layout),
+            mask.as_ref().map(Tensor::storage_and_layout),
+        );
         let score = tensors::score(config.softcap, &bias, &mask)?;
         let x = tensors::readable(x)?;
         let (storage, layout) = x.storage_and_layout();
@@ -336,7 +406,12 @@ impl<'a> Call<'a> {
         let rope = config.rope.as_ref().map(Rope::of_call);
 
         tensors::computed(x.dtype(), (batch, rows, config.hidden_size), |y, workspace| {
-            let mut call = layer.forward(elements, y).batch(batch).n_q(rows).query_strides(batch_stride, row_stride).score(score);
+            let mut call = layer
+                .forward(elements, y)
+                .batch(batch)
+                .n_q(rows)
+                .query_strides(batch_stride, row_stride)
+                .score(score);
             if config.is_causal {
                 call = call.causal();
             }

@@ -25,6 +25,7 @@ pub use attention::{flash_attn, sdpa, Attention};
 pub use cache::KvCache;
 pub use layer::{AttentionConfig, Call, Names, Parts, SelfAttention};
 pub use linear::{Linear, LinearConfig};
-/// The crate that this one is built on: types of storage, arithmetics, tables of rotation, ALiBi's slopes.
+/// The crate that this one is built on: types of storage, arithmetics, tables of rotation, ALiBi's
+/// slopes.
 pub use mha;
 pub use rope::Rope;

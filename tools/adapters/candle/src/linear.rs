@@ -20,13 +20,16 @@ impl LinearConfig {
     }
 
     setters! {
-        /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8` or `Int4`. As they come if not set.
+        /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8`
+        /// or `Int4`. As they come if not set.
         weight_type: Type;
-        /// What the product is computed in: floats, or with weights of `Int8` or `Int4` integers of 8 or 16 bits.
+        /// What the product is computed in: floats, or with weights of `Int8` or `Int4` integers of
+        /// 8 or 16 bits.
         arithmetic: Arithmetic;
     }
 
-    /// Loads and packs `weight`, `[outputs, inputs]`, with the `bias` if there is one. What adapters or quantisers keep beside them is refused.
+    /// Loads and packs `weight`, `[outputs, inputs]`, with the `bias` if there is one. What
+    /// adapters or quantisers keep beside them is refused.
     pub fn load(&self, inputs: usize, outputs: usize, vb: VarBuilder) -> Result<Linear> {
         self.build(&weights::linear(&vb, inputs, outputs)?)
     }
@@ -36,17 +39,23 @@ impl LinearConfig {
         let (outputs, inputs) = linear.weight().dims2()?;
         weights::check("the layer", linear, inputs, outputs)?;
         let weight_type = self.weight_type.unwrap_or(tensors::stored_type(linear.weight().dtype()));
-        let config = LayerConfig::linear(inputs, outputs).weight_type(weight_type).arithmetic(self.arithmetic);
+        let config = LayerConfig::linear(inputs, outputs)
+            .weight_type(weight_type)
+            .arithmetic(self.arithmetic);
         let layer = weights::packed([linear], |matrices, biases| {
             let weights = Weights::linear(matrices[0]).layout(WeightLayout::OutIn);
-            Layer::new(&config, &if let Some(bias) = &biases[0] { weights.output_bias(bias) } else { weights })
+            Layer::new(
+                &config,
+                &if let Some(bias) = &biases[0] { weights.output_bias(bias) } else { weights },
+            )
         })?;
         Ok(Linear { layer: Arc::new(layer) })
     }
 }
 
-/// A `candle_nn::Linear` on the library's kernels: `x W^T + b`, the weights packed once, in fewer bits and computed in integers if wanted. Made by
-/// [`LinearConfig`]; a clone shares the packed weights. Rows are as for [`SelfAttention`](crate::SelfAttention).
+/// A `candle_nn::Linear` on the library's kernels: `x W^T + b`, the weights packed once, in fewer
+/// bits and computed in integers if wanted. Made by [`LinearConfig`]; a clone shares the packed
+/// weights. Rows are as for [`SelfAttention`](crate::SelfAttention).
 #[derive(Debug, Clone)]
 pub struct Linear {
     layer: Arc<Layer<'static>>,
@@ -75,7 +84,11 @@ impl Module for Linear {
         let [row] = tensors::strides(layout, [0]);
         let elements = tensors::elements(&storage, layout)?;
         tensors::computed(x.dtype(), shape, |y, workspace| {
-            self.layer.linear(elements, y).strides(rows, row, 0, 0).scheduler(&mha::Rayon).run(workspace)
+            self.layer
+                .linear(elements, y)
+                .strides(rows, row, 0, 0)
+                .scheduler(&mha::Rayon)
+                .run(workspace)
         })
     }
 }

@@ -5,7 +5,8 @@ use mha::{RopeConfig, RopeStyle};
 
 use crate::tensors;
 
-/// Tables of rotary position embeddings, which the layers of a model share: a clone is the same tables.
+/// Tables of rotary position embeddings, which the layers of a model share: a clone is the same
+/// tables.
 #[derive(Debug, Clone)]
 pub struct Rope {
     tables: Arc<Tables>,
@@ -20,13 +21,21 @@ struct Tables {
 }
 
 impl Rope {
-    /// The tables that a model of candle's computes, `[positions, dims / 2]`, where `dims` elements of a head are rotated, in halves
-    /// (`candle_nn::rotary_emb::rope`).
+    /// The tables that a model of candle's computes, `[positions, dims / 2]`, where `dims` elements
+    /// of a head are rotated, in halves (`candle_nn::rotary_emb::rope`).
     pub fn from_tensors(cos: &Tensor, sin: &Tensor) -> Result<Self> {
         if cos.rank() != 2 || cos.dims() != sin.dims() || cos.elem_count() == 0 {
-            candle_core::bail!("cos is {:?} and sin {:?}; both are [positions, dims / 2]", cos.dims(), sin.dims());
+            candle_core::bail!(
+                "cos is {:?} and sin {:?}; both are [positions, dims / 2]",
+                cos.dims(),
+                sin.dims()
+            );
         }
-        let tables = Tables { dims: 2 * cos.dim(1)?, cos: tensors::floats(cos)?, sin: tensors::floats(sin)? };
+        let tables = Tables {
+            dims: 2 * cos.dim(1)?,
+            cos: tensors::floats(cos)?,
+            sin: tensors::floats(sin)?,
+        };
         Ok(Self { tables: Arc::new(tables), style: RopeStyle::Half })
     }
 

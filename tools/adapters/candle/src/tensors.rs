@@ -2,31 +2,54 @@
 
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, DType, Device, DeviceLocation, Error, Layout, Result, Shape, Storage, StorageRef, Tensor};
+use candle_core::{
+    CpuStorage, DType, Device, DeviceLocation, Error, Layout, Result, Shape, Storage, StorageRef,
+    Tensor,
+};
 use half::slice::HalfFloatSliceExt;
 use mha::{Elements, ElementsMut, ScoreOptions, Type, Workspace};
 
 /// That the library computes with each of these tensors.
-pub(crate) fn check<'a>(tensors: impl IntoIterator<Item = (&'static str, Option<&'a Tensor>)>) -> Result<()> {
-    let given = tensors.into_iter().filter_map(|(name, tensor)| tensor.map(|tensor| (name, tensor)));
-    let refusal = given.into_iter().find_map(|(name, tensor)| refusal(name, tensor.device().location(), tensor.dtype(), tensor.track_op()));
+pub(crate) fn check<'a>(
+    tensors: impl IntoIterator<Item = (&'static str, Option<&'a Tensor>)>,
+) -> Result<()> {
+    let given =
+        tensors.into_iter().filter_map(|(name, tensor)| tensor.map(|tensor| (name, tensor)));
+    let refusal = given.into_iter().find_map(|(name, tensor)| {
+        refusal(name, tensor.device().location(), tensor.dtype(), tensor.track_op())
+    });
     refusal.map_or(Ok(()), |sentence| Err(Error::Msg(sentence)))
 }
 
-fn refusal(name: &str, location: DeviceLocation, dtype: DType, has_gradient: bool) -> Option<String> {
+fn refusal(
+    name: &str, location: DeviceLocation, dtype: DType, has_gradient: bool,
+) -> Option<String> {
     if location != DeviceLocation::Cpu {
-        return Some(format!("{name} is on {location:?}, but mha computes on the CPU: move it there by to_device"));
+        return Some(format!(
+            "{name} is on {location:?}, but mha computes on the CPU: move it there by to_device"
+        ));
     }
     if name == "mask" && dtype != DType::U8 {
-        return Some(format!("mask is of {dtype:?}; make it u8, 0 where a key takes no part, or pass numbers to add as the bias"));
+        return Some(format!(
+            "mask is of {dtype:?}; make it u8, 0 where a key takes no part, or \
+            pass numbers to add as the bias"
+        ));
     }
     if name != "mask" && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return Some(format!("{name} is of {dtype:?}, but mha takes f32, f16 and bf16: convert it by to_dtype"));
+        return Some(format!(
+            "{name} is of {dtype:?}, but mha takes f32, f16 and bf16: convert it by to_dtype"
+        ));
     }
-    has_gradient.then(|| format!("{name} needs a gradient, which mha does not compute: detach() it, or load weights that are no Var"))
+    has_gradient.then(|| {
+        format!(
+            "{name} needs a gradient, which mha does not compute: detach() \
+        it, or load weights that are no Var"
+        )
+    })
 }
 
-/// The tensor, or a copy of it unless its rows, as wide as the last dimension, are contiguous or farther apart.
+/// The tensor, or a copy of it unless its rows, as wide as the last dimension, are contiguous or
+/// farther apart.
 pub(crate) fn readable(tensor: &Tensor) -> Result<Tensor> {
     let (dims, strides) = (tensor.dims(), tensor.stride());
     let last = dims.len() - 1;
@@ -48,8 +71,12 @@ pub(crate) fn strides<const N: usize>(layout: &Layout, axes: [usize; N]) -> [usi
 pub(crate) fn elements<'a>(storage: &'a Storage, layout: &Layout) -> Result<Elements<'a>> {
     match storage {
         Storage::Cpu(CpuStorage::F32(data)) => Ok(Elements::F32(part(data, layout))),
-        Storage::Cpu(CpuStorage::F16(data)) => Ok(Elements::F16(part(data, layout).reinterpret_cast())),
-        Storage::Cpu(CpuStorage::BF16(data)) => Ok(Elements::Bf16(part(data, layout).reinterpret_cast())),
+        Storage::Cpu(CpuStorage::F16(data)) => {
+            Ok(Elements::F16(part(data, layout).reinterpret_cast()))
+        }
+        Storage::Cpu(CpuStorage::BF16(data)) => {
+            Ok(Elements::Bf16(part(data, layout).reinterpret_cast()))
+        }
         _ => candle_core::bail!("mha takes f32, f16 and bf16 on the CPU"),
     }
 }
@@ -67,14 +94,21 @@ fn part<'a, T>(data: &'a [T], layout: &Layout) -> &'a [T] {
     &data[first..end]
 }
 
-/// A mask or bias as `[batch, heads, rows, keys]`, of which the first three are 1 where all have the same.
+/// A mask or bias as `[batch, heads, rows, keys]`, of which the first three are 1 where all have
+/// the same.
 pub(crate) fn pairs(tensor: Option<&Tensor>, pairs: [usize; 4]) -> Result<Option<Tensor>> {
     let Some(tensor) = tensor else { return Ok(None) };
     let dims = tensor.dims();
-    if dims.len() > 4 || dims.iter().rev().zip(pairs.iter().rev()).any(|(dim, pairs)| *dim != 1 && dim != pairs) {
-        candle_core::bail!("a mask or bias is {dims:?}; it must broadcast to [batch, heads, rows, keys], {pairs:?}");
+    if dims.len() > 4
+        || dims.iter().rev().zip(pairs.iter().rev()).any(|(dim, pairs)| *dim != 1 && dim != pairs)
+    {
+        candle_core::bail!(
+            "a mask or bias is {dims:?}; it must broadcast to [batch, heads, rows, \
+            keys], {pairs:?}"
+        );
     }
-    let tensor = if tensor.dtype() == DType::BF16 { tensor.to_dtype(DType::F32)? } else { tensor.clone() };
+    let tensor =
+        if tensor.dtype() == DType::BF16 { tensor.to_dtype(DType::F32)? } else { tensor.clone() };
     let mut shape = [1; 4];
     shape[4 - dims.len()..].copy_from_slice(dims);
     let tensor = tensor.reshape(&shape)?;
@@ -85,7 +119,9 @@ pub(crate) fn pairs(tensor: Option<&Tensor>, pairs: [usize; 4]) -> Result<Option
 type Stored<'a> = Option<(StorageRef<'a>, &'a Layout)>;
 
 /// With a bias and a mask that [`pairs`] has made.
-pub(crate) fn score<'a>(softcap: f32, bias: &'a Stored<'_>, mask: &'a Stored<'_>) -> Result<ScoreOptions<'a>> {
+pub(crate) fn score<'a>(
+    softcap: f32, bias: &'a Stored<'_>, mask: &'a Stored<'_>,
+) -> Result<ScoreOptions<'a>> {
     let extents = |layout: &Layout| [0, 1, 2, 3].map(|axis| layout.dims()[axis]);
     let mut score = ScoreOptions::new().softcap(softcap);
     if let Some((storage, layout)) = bias {
@@ -116,7 +152,8 @@ pub(crate) fn int(value: usize) -> i64 {
 
 /// A tensor that a call writes, in memory that the thread keeps for its next call.
 pub(crate) fn computed(
-    dtype: DType, shape: impl Into<Shape>, run: impl FnOnce(ElementsMut<'_>, &mut Workspace) -> mha::Result<()>,
+    dtype: DType, shape: impl Into<Shape>,
+    run: impl FnOnce(ElementsMut<'_>, &mut Workspace) -> mha::Result<()>,
 ) -> Result<Tensor> {
     thread_local!(static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace::new()));
     let shape = shape.into();
@@ -155,12 +192,21 @@ mod tests {
         assert_eq!(refusal("q", cpu, DType::F32, false), None);
         assert_eq!(refusal("q", cpu, DType::BF16, false), None);
         let on_gpu = refusal("q", DeviceLocation::Cuda { gpu_id: 1 }, DType::F32, false).unwrap();
-        assert_eq!(on_gpu, "q is on Cuda { gpu_id: 1 }, but mha computes on the CPU: move it there by to_device");
+        assert_eq!(
+            on_gpu,
+            "q is on Cuda { gpu_id: 1 }, but mha computes on the CPU: move it there by to_device"
+        );
         let double = refusal("q", cpu, DType::F64, true).unwrap();
         assert_eq!(double, "q is of F64, but mha takes f32, f16 and bf16: convert it by to_dtype");
         let variable = refusal("q", cpu, DType::F32, true).unwrap();
-        assert_eq!(variable, "q needs a gradient, which mha does not compute: detach() it, or load weights that are no Var");
-        assert!(refusal("mask", cpu, DType::F32, false).unwrap().starts_with("mask is of F32; make it u8"));
+        assert_eq!(
+            variable,
+            "q needs a gradient, which mha does not compute: detach() it, or load \
+            weights that are no Var"
+        );
+        assert!(refusal("mask", cpu, DType::F32, false)
+            .unwrap()
+            .starts_with("mask is of F32; make it u8"));
         assert_eq!(refusal("mask", cpu, DType::U8, false), None);
     }
 }

@@ -19,11 +19,18 @@ const BESIDE_WEIGHTS: [&str; 9] = [
 ];
 
 /// A VarBuilder cannot say which tensors it has, so it is asked for these.
-pub(crate) fn refuse<'n>(vb: &VarBuilder, names: impl IntoIterator<Item = &'n str>, remedy: &str) -> Result<()> {
+pub(crate) fn refuse<'n>(
+    vb: &VarBuilder, names: impl IntoIterator<Item = &'n str>, remedy: &str,
+) -> Result<()> {
     let has_everything = vb.contains_tensor("no model has this"); // VarBuilder::zeros
     match names.into_iter().find(|name| !has_everything && vb.contains_tensor(name)) {
-        Some(name) if vb.prefix().is_empty() => candle_core::bail!("the weights have {name}, which would not be used: {remedy}"),
-        Some(name) => candle_core::bail!("the weights have {}.{name}, which would not be used: {remedy}", vb.prefix()),
+        Some(name) if vb.prefix().is_empty() => {
+            candle_core::bail!("the weights have {name}, which would not be used: {remedy}")
+        }
+        Some(name) => candle_core::bail!(
+            "the weights have {}.{name}, which would not be used: {remedy}",
+            vb.prefix()
+        ),
         None => Ok(()),
     }
 }
@@ -35,11 +42,16 @@ pub(crate) fn linear(vb: &VarBuilder, inputs: usize, outputs: usize) -> Result<L
     Ok(Linear::new(vb.get((outputs, inputs), "weight")?, bias))
 }
 
-pub(crate) fn check(name: &'static str, linear: &Linear, inputs: usize, outputs: usize) -> Result<()> {
+pub(crate) fn check(
+    name: &'static str, linear: &Linear, inputs: usize, outputs: usize,
+) -> Result<()> {
     let (weight, bias) = (linear.weight(), linear.bias());
     if weight.dims() != [outputs, inputs] || bias.is_some_and(|bias| bias.dims() != [outputs]) {
         let bias = bias.map(Tensor::dims);
-        candle_core::bail!("{name} is {:?} with the bias {bias:?}; it must be [{outputs}, {inputs}]", weight.dims());
+        candle_core::bail!(
+            "{name} is {:?} with the bias {bias:?}; it must be [{outputs}, {inputs}]",
+            weight.dims()
+        );
     }
     tensors::check([(name, Some(weight)), (name, bias)])
 }
@@ -48,9 +60,16 @@ pub(crate) fn check(name: &'static str, linear: &Linear, inputs: usize, outputs:
 pub(crate) fn packed<T, const N: usize>(
     linears: [&Linear; N], pack: impl FnOnce(&[mha::Matrix], &[Option<Vec<f32>>]) -> mha::Result<T>,
 ) -> Result<T> {
-    let weights = linears.iter().map(|linear| linear.weight().contiguous()).collect::<Result<Vec<_>>>()?;
+    let weights =
+        linears.iter().map(|linear| linear.weight().contiguous()).collect::<Result<Vec<_>>>()?;
     let storages: Vec<_> = weights.iter().map(Tensor::storage_and_layout).collect();
-    let matrices = storages.iter().map(|(storage, layout)| Ok(tensors::elements(storage, layout)?.into())).collect::<Result<Vec<_>>>()?;
-    let biases = linears.iter().map(|linear| linear.bias().map(tensors::floats).transpose()).collect::<Result<Vec<_>>>()?;
+    let matrices = storages
+        .iter()
+        .map(|(storage, layout)| Ok(tensors::elements(storage, layout)?.into()))
+        .collect::<Result<Vec<_>>>()?;
+    let biases = linears
+        .iter()
+        .map(|linear| linear.bias().map(tensors::floats).transpose())
+        .collect::<Result<Vec<_>>>()?;
     pack(&matrices, &biases).map_err(Error::wrap)
 }

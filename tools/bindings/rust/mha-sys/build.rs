@@ -1,4 +1,5 @@
-//! Finds an installed mha, or builds the sources that come with this crate. README.md says which variables steer it.
+//! Finds an installed mha, or builds the sources that come with this crate. README.md says which
+//! variables steer it.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,10 +13,12 @@ fn main() {
     if variable("DOCS_RS").is_some() {
         return; // documentation needs no library
     }
-    // Even if an installed mha will be linked: a package made without the sources would build where it is made, and nowhere else.
+    // Even if an installed mha will be linked: a package made without the sources would build where
+    // it is made, and nowhere else.
     let Some(source) = bundled_source() else {
         fail(
-            "there are no sources in vendor/, where symbolic links lead to them; in a clone of the repository type: git config core.symlinks true && \
+            "there are no sources in vendor/, where symbolic links lead to them; in a clone of the \
+                repository type: git config core.symlinks true && \
              git checkout HEAD -- tools/bindings/rust/mha-sys/vendor",
         )
     };
@@ -29,7 +32,8 @@ fn main() {
     build_bundled(&source);
 }
 
-/// What the library is called for the target's linker, which on Windows takes a shared one by its import library.
+/// What the library is called for the target's linker, which on Windows takes a shared one by its
+/// import library.
 fn file_name(is_static: bool) -> &'static str {
     let target = |part| env::var(format!("CARGO_CFG_TARGET_{part}")).unwrap_or_default();
     match (target("OS").as_str(), target("ENV").as_str(), is_static) {
@@ -54,7 +58,8 @@ fn link_folder(folder: &Path, is_static: bool) {
     if !is_static {
         let has_static = folder.join(file_name(true)).is_file();
         println!(
-            "cargo:warning=programs need {file} of {} when they run, and find it there only when cargo runs them; otherwise set LD_LIBRARY_PATH or \
+            "cargo:warning=programs need {file} of {} when they run, and find it there only when \
+                cargo runs them; otherwise set LD_LIBRARY_PATH or \
              an rpath, as the README of mha-sys shows{}",
             folder.display(),
             if has_static { ", or link the static library by MHA_STATIC=1" } else { "" }
@@ -65,7 +70,8 @@ fn link_folder(folder: &Path, is_static: bool) {
     }
 }
 
-/// A folder of links to the shared library and its other names. It is in the target directory, so programs that cargo runs look for libraries there.
+/// A folder of links to the shared library and its other names. It is in the target directory, so
+/// programs that cargo runs look for libraries there.
 #[cfg(unix)]
 fn links_to(folder: &Path) -> Option<PathBuf> {
     let links = PathBuf::from(env::var_os("OUT_DIR")?).join("shared");
@@ -90,11 +96,19 @@ fn links_to(_folder: &Path) -> Option<PathBuf> {
 fn link_installed(is_static: bool) -> bool {
     let mut probe = pkg_config::Config::new();
     // Before 1.0 the binary interface only grows, and so it does within a major version.
-    probe.range_version(env!("CARGO_PKG_VERSION").."1").statik(is_static).cargo_metadata(!is_static);
+    probe
+        .range_version(env!("CARGO_PKG_VERSION").."1")
+        .statik(is_static)
+        .cargo_metadata(!is_static);
     let Ok(library) = probe.probe("mha") else { return false };
     if is_static {
-        // By itself: that crate links what is below /usr, such as in /usr/local/lib, as a shared library whatever it is asked for.
-        let Some(folder) = library.link_paths.iter().find(|folder| folder.join("libmha.a").is_file()) else { return false };
+        // By itself: that crate links what is below /usr, such as in /usr/local/lib, as a shared
+        // library whatever it is asked for.
+        let Some(folder) =
+            library.link_paths.iter().find(|folder| folder.join("libmha.a").is_file())
+        else {
+            return false;
+        };
         println!("cargo:rustc-link-search=native={}", folder.display());
         println!("cargo:rustc-link-lib=static=mha");
     }
@@ -115,7 +129,13 @@ fn bundled_source() -> Option<PathBuf> {
     fs::metadata(vendor.join("src/mha.map")).ok()?;
     let folder = fs::canonicalize(vendor.join("CMakeLists.txt")).ok()?.parent()?.to_path_buf();
     // On Windows a canonical path begins with \\?\, which CMake does not take.
-    Some(folder.to_str().and_then(|path| path.strip_prefix(r"\\?\")).map(PathBuf::from).unwrap_or(folder))
+    Some(
+        folder
+            .to_str()
+            .and_then(|path| path.strip_prefix(r"\\?\"))
+            .map(PathBuf::from)
+            .unwrap_or(folder),
+    )
 }
 
 /// The static library alone.
@@ -125,24 +145,42 @@ fn build_bundled(source: &Path) {
     }
     let cmake = variable("CMAKE").unwrap_or_else(|| "cmake".into());
     if Command::new(&cmake).arg("--version").stdout(Stdio::null()).status().is_err() {
-        fail("building mha needs CMake 3.22 or newer (Debian: apt-get install cmake g++), or an installed mha that pkg-config knows");
+        fail(
+            "building mha needs CMake 3.22 or newer (Debian: apt-get install cmake g++), or an \
+            installed mha that pkg-config knows",
+        );
     }
 
     let mut config = cmake::Config::new(source);
-    for part in ["MHA_SHARED", "MHA_OPENBLAS", "MHA_PTHREADPOOL", "MHA_ONNX", "MHA_TOOLS", "MHA_TESTS", "MHA_BENCH", "MHA_INSTALL"] {
+    for part in [
+        "MHA_SHARED",
+        "MHA_OPENBLAS",
+        "MHA_PTHREADPOOL",
+        "MHA_ONNX",
+        "MHA_TOOLS",
+        "MHA_TESTS",
+        "MHA_BENCH",
+        "MHA_INSTALL",
+    ] {
         config.define(part, "OFF");
     }
     if let Some(folder) = variable("MHA_XSIMD_INCLUDE_DIR") {
         config.define("MHA_XSIMD_INCLUDE_DIR", folder);
     }
-    // Optimised in a debug build of the program too, and with the library's own flags for each instruction set.
+    // Optimised in a debug build of the program too, and with the library's own flags for each
+    // instruction set.
     config.profile("Release").no_default_flags(true).build_target("mha_static");
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap());
     let Ok(_) = panic::catch_unwind(move || config.build()) else { fail(&why_cmake_failed(&out)) };
 
     let (lib, include, file) = (out.join("lib"), out.join("include"), file_name(true));
-    let folders = ["build/src", "build/src/Release"].map(|folder| out.join(folder)); // the second by Visual Studio
-    let built = folders.iter().map(|folder| folder.join(file)).find(|built| built.is_file()).unwrap_or_default();
+    // the second by Visual Studio
+    let folders = ["build/src", "build/src/Release"].map(|folder| out.join(folder));
+    let built = folders
+        .iter()
+        .map(|folder| folder.join(file))
+        .find(|built| built.is_file())
+        .unwrap_or_default();
     let copied = fs::create_dir_all(&lib)
         .and_then(|()| fs::create_dir_all(&include))
         .and_then(|()| fs::copy(built, lib.join(file)))
@@ -164,7 +202,8 @@ fn build_bundled(source: &Path) {
 fn why_cmake_failed(out: &Path) -> String {
     let cache = fs::read_to_string(out.join("build/CMakeCache.txt")).unwrap_or_default();
     if cache.contains("MHA_XSIMD_INCLUDE_DIR-NOTFOUND") {
-        "building mha needs the headers of xsimd, which were not found. On Debian: apt-get install libxsimd-dev; elsewhere set \
+        "building mha needs the headers of xsimd, which were not found. On Debian: apt-get install \
+            libxsimd-dev; elsewhere set \
          MHA_XSIMD_INCLUDE_DIR to the folder that has xsimd/xsimd.hpp"
             .into()
     } else {

@@ -23,7 +23,8 @@ struct EncoderLayer {
 
 impl Bert {
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        let (width, inner, epsilon) = (config.hidden_size, config.intermediate_size, config.layer_norm_eps);
+        let (width, inner, epsilon) =
+            (config.hidden_size, config.intermediate_size, config.layer_norm_eps);
         let attention = AttentionConfig::new(width, config.num_attention_heads); // mha
         let layer = |vb: VarBuilder| {
             Ok(EncoderLayer {
@@ -37,22 +38,36 @@ impl Bert {
         let embeddings = vb.pp("embeddings");
         Ok(Self {
             words: embedding(config.vocab_size, width, embeddings.pp("word_embeddings"))?,
-            positions: embedding(config.max_position_embeddings, width, embeddings.pp("position_embeddings"))?,
-            types: embedding(config.type_vocab_size, width, embeddings.pp("token_type_embeddings"))?,
+            positions: embedding(
+                config.max_position_embeddings,
+                width,
+                embeddings.pp("position_embeddings"),
+            )?,
+            types: embedding(
+                config.type_vocab_size,
+                width,
+                embeddings.pp("token_type_embeddings"),
+            )?,
             norm: layer_norm(width, epsilon, embeddings.pp("LayerNorm"))?,
-            layers: (0..config.num_hidden_layers).map(|i| layer(vb.pp(format!("encoder.layer.{i}")))).collect::<Result<_>>()?,
+            layers: (0..config.num_hidden_layers)
+                .map(|i| layer(vb.pp(format!("encoder.layer.{i}"))))
+                .collect::<Result<_>>()?,
         })
     }
 
-    /// The hidden rows of texts `[batch, rows]`, with the number of tokens of each. The rows of padding are not those of candle's model.
+    /// The hidden rows of texts `[batch, rows]`, with the number of tokens of each. The rows of
+    /// padding are not those of candle's model.
     pub fn forward(&self, tokens: &Tensor, types: &Tensor, lengths: &[usize]) -> Result<Tensor> {
         let positions = Tensor::arange(0, tokens.dim(1)? as u32, &Device::Cpu)?;
         let x = (self.words.forward(tokens)? + self.types.forward(types)?)?;
         let mut x = self.norm.forward(&x.broadcast_add(&self.positions.forward(&positions)?)?)?;
         for layer in &self.layers {
-            let context = layer.attention.call(&x).lengths(lengths).run()?; // mha: lengths in place of a mask
+            // mha: lengths in place of a mask
+            let context = layer.attention.call(&x).lengths(lengths).run()?;
             x = layer.attention_norm.forward(&(context + x)?)?;
-            x = layer.output_norm.forward(&(layer.outer.forward(&layer.inner.forward(&x)?.gelu_erf()?)? + x)?)?;
+            x = layer
+                .output_norm
+                .forward(&(layer.outer.forward(&layer.inner.forward(&x)?.gelu_erf()?)? + x)?)?;
         }
         Ok(x)
     }
@@ -66,8 +81,18 @@ pub fn random_weights(config: &Config) -> RandomWeights {
         weights.add(&format!("{name}.bias"), &[width], 0.0, 0.1);
     };
     weights.add("embeddings.word_embeddings.weight", &[config.vocab_size, width], 0.0, 1.0);
-    weights.add("embeddings.position_embeddings.weight", &[config.max_position_embeddings, width], 0.0, 1.0);
-    weights.add("embeddings.token_type_embeddings.weight", &[config.type_vocab_size, width], 0.0, 1.0);
+    weights.add(
+        "embeddings.position_embeddings.weight",
+        &[config.max_position_embeddings, width],
+        0.0,
+        1.0,
+    );
+    weights.add(
+        "embeddings.token_type_embeddings.weight",
+        &[config.type_vocab_size, width],
+        0.0,
+        1.0,
+    );
     norm(&mut weights, "embeddings.LayerNorm");
     for i in 0..config.num_hidden_layers {
         let layer = format!("encoder.layer.{i}");
@@ -75,7 +100,12 @@ pub fn random_weights(config: &Config) -> RandomWeights {
             weights.linear(&format!("{layer}.attention.{name}"), width, width, true);
         }
         norm(&mut weights, &format!("{layer}.attention.output.LayerNorm"));
-        weights.linear(&format!("{layer}.intermediate.dense"), width, config.intermediate_size, true);
+        weights.linear(
+            &format!("{layer}.intermediate.dense"),
+            width,
+            config.intermediate_size,
+            true,
+        );
         weights.linear(&format!("{layer}.output.dense"), config.intermediate_size, width, true);
         norm(&mut weights, &format!("{layer}.output.LayerNorm"));
     }

@@ -27,24 +27,38 @@ impl Llama {
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         // mha
         if config.rope_scaling.is_some() {
-            candle_core::bail!("this model takes no rope_scaling; make its table by RopeConfig::llama3");
+            candle_core::bail!(
+                "this model takes no rope_scaling; make its table by RopeConfig::llama3"
+            );
         }
-        let angles = RopeConfig::new(config.hidden_size / config.num_attention_heads).base(f64::from(config.rope_theta));
+        let angles = RopeConfig::new(config.hidden_size / config.num_attention_heads)
+            .base(f64::from(config.rope_theta));
         let rope = Rope::new(&angles, config.max_position_embeddings)?;
-        let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads).num_kv_heads(config.num_key_value_heads);
+        let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads)
+            .num_kv_heads(config.num_key_value_heads);
         let attention = attention.causal().rope(&rope);
 
         let block = |vb: VarBuilder| {
             Ok(Block {
-                input_norm: rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp("input_layernorm"))?,
+                input_norm: rms_norm(
+                    config.hidden_size,
+                    config.rms_norm_eps,
+                    vb.pp("input_layernorm"),
+                )?,
                 attention: attention.load(vb.pp("self_attn"))?, // mha
-                output_norm: rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp("post_attention_layernorm"))?,
+                output_norm: rms_norm(
+                    config.hidden_size,
+                    config.rms_norm_eps,
+                    vb.pp("post_attention_layernorm"),
+                )?,
                 mlp: GatedMlp::load(vb.pp("mlp"), config.hidden_size, config.intermediate_size)?,
             })
         };
         Ok(Self {
             embed: embedding(config.vocab_size, config.hidden_size, vb.pp("model.embed_tokens"))?,
-            blocks: (0..config.num_hidden_layers).map(|i| block(vb.pp(format!("model.layers.{i}")))).collect::<Result<_>>()?,
+            blocks: (0..config.num_hidden_layers)
+                .map(|i| block(vb.pp(format!("model.layers.{i}"))))
+                .collect::<Result<_>>()?,
             norm: rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp("model.norm"))?,
             head: linear_no_bias(config.hidden_size, config.vocab_size, vb.pp("lm_head"))?,
         })
@@ -58,7 +72,11 @@ impl Llama {
     pub fn forward(&self, tokens: &Tensor, position: usize, cache: &mut Cache) -> Result<Tensor> {
         let mut x = self.embed.forward(tokens)?;
         for (block, cache) in self.blocks.iter().zip(cache) {
-            x = (block.attention.forward_cached(&block.input_norm.forward(&x)?, position, cache)? + x)?; // mha
+            x = (block.attention.forward_cached(
+                &block.input_norm.forward(&x)?,
+                position,
+                cache,
+            )? + x)?; // mha
             x = (block.mlp.forward(&block.output_norm.forward(&x)?)? + x)?;
         }
         let last = x.narrow(1, x.dim(1)? - 1, 1)?.squeeze(1)?.contiguous()?;
@@ -77,8 +95,18 @@ pub fn random_weights(config: &Config, dtype: DType) -> RandomWeights {
         weights.norm(&format!("{layer}.input_layernorm"), width);
         weights.norm(&format!("{layer}.post_attention_layernorm"), width);
         weights.linear(&format!("{layer}.self_attn.q_proj"), width, width, false);
-        weights.linear(&format!("{layer}.self_attn.k_proj"), width, config.num_key_value_heads * head_dim, false);
-        weights.linear(&format!("{layer}.self_attn.v_proj"), width, config.num_key_value_heads * head_dim, false);
+        weights.linear(
+            &format!("{layer}.self_attn.k_proj"),
+            width,
+            config.num_key_value_heads * head_dim,
+            false,
+        );
+        weights.linear(
+            &format!("{layer}.self_attn.v_proj"),
+            width,
+            config.num_key_value_heads * head_dim,
+            false,
+        );
         weights.linear(&format!("{layer}.self_attn.o_proj"), width, width, false);
         weights.linear(&format!("{layer}.mlp.gate_proj"), width, config.intermediate_size, false);
         weights.linear(&format!("{layer}.mlp.up_proj"), width, config.intermediate_size, false);

@@ -1,5 +1,6 @@
-//! Models of the shapes of candle-transformers', with mha's attention in place of theirs. Each takes the same weights by the same names, and the same
-//! config. What differs from an ordinary model of candle's is marked "mha".
+//! Models of the shapes of candle-transformers', with mha's attention in place of theirs. Each
+//! takes the same weights by the same names, and the same config. What differs from an ordinary
+//! model of candle's is marked "mha".
 
 pub mod bert;
 pub mod llama;
@@ -23,9 +24,12 @@ impl RandomWeights {
 
     fn add(&mut self, name: &str, shape: &[usize], around: f32, scale: f32) {
         let count = shape.iter().product();
-        let seed = name.bytes().fold(17, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let seed = name
+            .bytes()
+            .fold(17, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
         let numbers: Vec<f32> = random(seed, count).map(|number| around + scale * number).collect();
-        let tensor = Tensor::from_vec(numbers, shape, &Device::Cpu).and_then(|tensor| tensor.to_dtype(self.dtype));
+        let tensor = Tensor::from_vec(numbers, shape, &Device::Cpu)
+            .and_then(|tensor| tensor.to_dtype(self.dtype));
         self.tensors.insert(name.to_owned(), tensor.expect("a tensor on the CPU"));
     }
 
@@ -49,7 +53,8 @@ impl RandomWeights {
 pub fn random(seed: u64, count: usize) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..count).map(move |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     })
 }

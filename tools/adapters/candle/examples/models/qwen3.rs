@@ -25,9 +25,14 @@ impl Qwen3 {
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         // mha
         if config.use_sliding_window {
-            candle_core::bail!("this model takes no sliding window; set it by AttentionConfig::window_left");
+            candle_core::bail!(
+                "this model takes no sliding window; set it by AttentionConfig::window_left"
+            );
         }
-        let rope = Rope::new(&RopeConfig::new(config.head_dim).base(config.rope_theta), config.max_position_embeddings)?;
+        let rope = Rope::new(
+            &RopeConfig::new(config.head_dim).base(config.rope_theta),
+            config.max_position_embeddings,
+        )?;
         let attention = AttentionConfig::new(config.hidden_size, config.num_attention_heads)
             .num_kv_heads(config.num_key_value_heads)
             .head_dim(config.head_dim)
@@ -40,23 +45,38 @@ impl Qwen3 {
                 attention: attention.load(vb.pp("self_attn"))?, // mha
                 cache: KvCache::new(),                          // mha
                 mlp: GatedMlp::load(vb.pp("mlp"), config.hidden_size, config.intermediate_size)?,
-                input_norm: rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp("input_layernorm"))?,
-                output_norm: rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp("post_attention_layernorm"))?,
+                input_norm: rms_norm(
+                    config.hidden_size,
+                    config.rms_norm_eps,
+                    vb.pp("input_layernorm"),
+                )?,
+                output_norm: rms_norm(
+                    config.hidden_size,
+                    config.rms_norm_eps,
+                    vb.pp("post_attention_layernorm"),
+                )?,
             })
         };
         Ok(Self {
             embed: embedding(config.vocab_size, config.hidden_size, vb.pp("model.embed_tokens"))?,
-            layers: (0..config.num_hidden_layers).map(|i| layer(vb.pp(format!("model.layers.{i}")))).collect::<Result<_>>()?,
+            layers: (0..config.num_hidden_layers)
+                .map(|i| layer(vb.pp(format!("model.layers.{i}"))))
+                .collect::<Result<_>>()?,
             norm: rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp("model.norm"))?,
             head: linear_no_bias(config.hidden_size, config.vocab_size, vb.pp("lm_head"))?,
         })
     }
 
-    /// The logits of the last of the tokens, `[batch, 1, vocabulary]`. An offset of 0 begins a new text.
+    /// The logits of the last of the tokens, `[batch, 1, vocabulary]`. An offset of 0 begins a new
+    /// text.
     pub fn forward(&mut self, tokens: &Tensor, offset: usize) -> Result<Tensor> {
         let mut x = self.embed.forward(tokens)?;
         for layer in &mut self.layers {
-            x = (layer.attention.forward_cached(&layer.input_norm.forward(&x)?, offset, &mut layer.cache)? + x)?; // mha
+            x = (layer.attention.forward_cached(
+                &layer.input_norm.forward(&x)?,
+                offset,
+                &mut layer.cache,
+            )? + x)?; // mha
             x = (layer.mlp.forward(&layer.output_norm.forward(&x)?)? + x)?;
         }
         let last = x.narrow(1, x.dim(1)? - 1, 1)?.contiguous()?;
@@ -77,8 +97,18 @@ pub fn random_weights(config: &Config, dtype: DType) -> RandomWeights {
         weights.norm(&format!("{layer}.self_attn.q_norm"), config.head_dim);
         weights.norm(&format!("{layer}.self_attn.k_norm"), config.head_dim);
         weights.linear(&format!("{layer}.self_attn.q_proj"), width, columns, config.attention_bias);
-        weights.linear(&format!("{layer}.self_attn.k_proj"), width, config.num_key_value_heads * config.head_dim, config.attention_bias);
-        weights.linear(&format!("{layer}.self_attn.v_proj"), width, config.num_key_value_heads * config.head_dim, config.attention_bias);
+        weights.linear(
+            &format!("{layer}.self_attn.k_proj"),
+            width,
+            config.num_key_value_heads * config.head_dim,
+            config.attention_bias,
+        );
+        weights.linear(
+            &format!("{layer}.self_attn.v_proj"),
+            width,
+            config.num_key_value_heads * config.head_dim,
+            config.attention_bias,
+        );
         weights.linear(&format!("{layer}.self_attn.o_proj"), columns, width, config.attention_bias);
         weights.linear(&format!("{layer}.mlp.gate_proj"), width, config.intermediate_size, false);
         weights.linear(&format!("{layer}.mlp.up_proj"), width, config.intermediate_size, false);

@@ -1,5 +1,7 @@
 use candle_core::{DType, Device, Result, Tensor};
-use candle_transformers::models::{bert as candles_bert, llama as candles_llama, qwen3 as candles_qwen3};
+use candle_transformers::models::{
+    bert as candles_bert, llama as candles_llama, qwen3 as candles_qwen3,
+};
 
 use crate::shapes::{bert, llama, qwen3, random};
 use crate::support::assert_near;
@@ -41,8 +43,9 @@ fn qwen3_config() -> candles_qwen3::Config {
 }
 
 fn tokens(seed: u64, batch: usize, rows: usize) -> Tensor {
-    let ids: Vec<u32> =
-        random(seed, batch * rows).map(|number| ((number + 1.0) / 2.0 * VOCABULARY as f32) as u32 % VOCABULARY as u32).collect();
+    let ids: Vec<u32> = random(seed, batch * rows)
+        .map(|number| ((number + 1.0) / 2.0 * VOCABULARY as f32) as u32 % VOCABULARY as u32)
+        .collect();
     Tensor::from_vec(ids, (batch, rows), &Device::Cpu).unwrap()
 }
 
@@ -60,7 +63,8 @@ fn llama_gives_the_logits_and_tokens_of_candles() -> Result<()> {
         let candles = candles_llama::Llama::load(weights.var_builder(), &config)?;
         let ours = llama::Llama::load(weights.var_builder(), &config)?;
         for (batch, rows) in [(1, 9), (3, 20)] {
-            let mut candles_cache = candles_llama::Cache::new(true, DType::F32, &config, &Device::Cpu)?;
+            let mut candles_cache =
+                candles_llama::Cache::new(true, DType::F32, &config, &Device::Cpu)?;
             let (mut cache, mut position, mut next) = (ours.cache(), 0, tokens(1, batch, rows));
             for _ in 0..33 {
                 let logits = ours.forward(&next, position, &mut cache)?;
@@ -78,7 +82,8 @@ fn llama_gives_the_logits_and_tokens_of_candles() -> Result<()> {
 #[test]
 fn llama_of_halves_is_as_near_to_the_exact_one_as_candles() -> Result<()> {
     let config = llama_config(2);
-    let exact = llama::Llama::load(llama::random_weights(&config, DType::F32).var_builder(), &config)?;
+    let exact =
+        llama::Llama::load(llama::random_weights(&config, DType::F32).var_builder(), &config)?;
     let prompt = tokens(1, 2, 20);
     let expected = exact.forward(&prompt, 0, &mut exact.cache())?;
     for (dtype, tolerance) in [(DType::F16, 5e-3), (DType::BF16, 5e-2)] {
@@ -102,7 +107,8 @@ fn qwen3_gives_the_logits_and_tokens_of_candles() -> Result<()> {
         candles.clear_kv_cache();
         let (mut offset, mut next) = (0, tokens(2, batch, rows));
         for _ in 0..33 {
-            let (logits, expected) = (ours.forward(&next, offset)?, candles.forward(&next, offset)?);
+            let (logits, expected) =
+                (ours.forward(&next, offset)?, candles.forward(&next, offset)?);
             assert_near(&logits, &expected, 3e-5);
             offset += next.dim(1)?;
             next = likeliest(&logits)?;
@@ -128,8 +134,12 @@ fn bert_gives_the_rows_of_candles() -> Result<()> {
     let ours = bert::Bert::load(weights.var_builder(), &config)?;
     let (ids, lengths) = (tokens(3, 4, 17), [17, 3, 9, 1]);
     let types = ids.zeros_like()?;
-    let mask: Vec<u32> = lengths.iter().flat_map(|length| (0..17).map(move |row| u32::from(row < *length))).collect();
-    let expected = candles.forward(&ids, &types, Some(&Tensor::from_vec(mask, (4, 17), &Device::Cpu)?))?;
+    let mask: Vec<u32> = lengths
+        .iter()
+        .flat_map(|length| (0..17).map(move |row| u32::from(row < *length)))
+        .collect();
+    let expected =
+        candles.forward(&ids, &types, Some(&Tensor::from_vec(mask, (4, 17), &Device::Cpu)?))?;
     let y = ours.forward(&ids, &types, &lengths)?;
     for (i, length) in lengths.into_iter().enumerate() {
         let rows = |tensor: &Tensor| tensor.narrow(0, i, 1)?.narrow(1, 0, length);

@@ -1,7 +1,9 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 use mha_candle::{flash_attn, sdpa, Attention};
 
-use crate::support::{assert_near, bias_where, bits, in_pool, numbers, plain_attention, sentence, tensor};
+use crate::support::{
+    assert_near, bias_where, bits, in_pool, numbers, plain_attention, sentence, tensor,
+};
 
 /// batch, heads, kv_heads, rows, keys, head_dim, head_dim_v
 const SHAPES: [[usize; 7]; 7] = [
@@ -15,7 +17,11 @@ const SHAPES: [[usize; 7]; 7] = [
 ];
 
 fn inputs([batch, heads, kv_heads, rows, keys, width, width_v]: [usize; 7]) -> [Tensor; 3] {
-    [tensor(1, &[batch, heads, rows, width]), tensor(2, &[batch, kv_heads, keys, width]), tensor(3, &[batch, kv_heads, keys, width_v])]
+    [
+        tensor(1, &[batch, heads, rows, width]),
+        tensor(2, &[batch, kv_heads, keys, width]),
+        tensor(3, &[batch, kv_heads, keys, width_v]),
+    ]
 }
 
 #[test]
@@ -31,7 +37,8 @@ fn it_agrees_with_candles_operations() -> Result<()> {
         let expected = plain_attention(&q, &k, &v, scale, None, Some(&causal))?;
         assert_near(&Attention::new().causal().forward(&q, &k, &v)?, &expected, 2e-6);
 
-        let window = bias_where(rows, keys, offset, |query, key| key <= query + 1 && key + 3 >= query);
+        let window =
+            bias_where(rows, keys, offset, |query, key| key <= query + 1 && key + 3 >= query);
         let expected = plain_attention(&q, &k, &v, 0.3, Some(2.0), Some(&window))?;
         let attention = Attention::new().window_left(3).window_right(1).softcap(2.0).scale(0.3);
         assert_near(&attention.forward(&q, &k, &v)?, &expected, 3e-6);
@@ -60,15 +67,20 @@ fn views_give_the_bits_of_what_they_show() -> Result<()> {
     let shape = [2, 4, 2, 6, 11, 16, 16];
     let [q, k, v] = inputs(shape);
     let expected = bits(&Attention::new().causal().forward(&q, &k, &v)?);
-    let of = |q: &Tensor, k: &Tensor, v: &Tensor| bits(&Attention::new().causal().forward(q, k, v).unwrap());
+    let of = |q: &Tensor, k: &Tensor, v: &Tensor| {
+        bits(&Attention::new().causal().forward(q, k, v).unwrap())
+    };
 
     // [batch, rows, heads, width] in memory
     let transposed = |tensor: &Tensor| tensor.transpose(1, 2)?.contiguous()?.transpose(1, 2);
     assert_eq!(of(&transposed(&q)?, &transposed(&k)?, &transposed(&v)?), expected);
     // A part of something larger
-    let part = |tensor: &Tensor| Tensor::cat(&[tensor, &tensor.ones_like()?, tensor], 2)?.narrow(2, 0, tensor.dim(2)?);
+    let part = |tensor: &Tensor| {
+        Tensor::cat(&[tensor, &tensor.ones_like()?, tensor], 2)?.narrow(2, 0, tensor.dim(2)?)
+    };
     assert_eq!(of(&part(&q)?, &part(&k)?, &part(&v)?), expected);
-    let wider = |tensor: &Tensor| Tensor::cat(&[&tensor.zeros_like()?, tensor], 3)?.narrow(3, 16, 16);
+    let wider =
+        |tensor: &Tensor| Tensor::cat(&[&tensor.zeros_like()?, tensor], 3)?.narrow(3, 16, 16);
     assert_eq!(of(&wider(&q)?, &wider(&k)?, &wider(&v)?), expected);
     // With a last dimension that is not contiguous: copied
     let turned = |tensor: &Tensor| tensor.t()?.contiguous()?.t();
@@ -77,7 +89,8 @@ fn views_give_the_bits_of_what_they_show() -> Result<()> {
     // One sequence and one head for all
     let (one_k, one_v) = (k.narrow(0, 0, 1)?.narrow(1, 0, 1)?, v.narrow(0, 0, 1)?.narrow(1, 0, 1)?);
     let everywhere = |tensor: &Tensor| tensor.broadcast_as((2, 2, 11, 16));
-    let (k_copies, v_copies) = (everywhere(&one_k)?.contiguous()?, everywhere(&one_v)?.contiguous()?);
+    let (k_copies, v_copies) =
+        (everywhere(&one_k)?.contiguous()?, everywhere(&one_v)?.contiguous()?);
     assert_eq!(of(&q, &everywhere(&one_k)?, &everywhere(&one_v)?), of(&q, &k_copies, &v_copies));
     Ok(())
 }
@@ -86,7 +99,11 @@ fn views_give_the_bits_of_what_they_show() -> Result<()> {
 fn one_thread_and_more_give_the_same_bits() -> Result<()> {
     for shape in SHAPES {
         let [q, k, v] = inputs(shape);
-        let run = |threads| in_pool(threads, || bits(&Attention::new().causal().softcap(5.0).forward(&q, &k, &v).unwrap()));
+        let run = |threads| {
+            in_pool(threads, || {
+                bits(&Attention::new().causal().softcap(5.0).forward(&q, &k, &v).unwrap())
+            })
+        };
         let one = run(1);
         assert_eq!(run(2), one);
         assert_eq!(run(5), one);
@@ -101,7 +118,10 @@ fn rows_have_the_same_bits_wherever_a_prompt_is_cut() -> Result<()> {
     let [q, k, v] = inputs([2, 4, 2, 23, 23, 16, 16]);
     let whole = Attention::new().causal().forward(&q, &k, &v)?;
     for cut in 1..23 {
-        let (first, rest) = (|tensor: &Tensor| tensor.narrow(2, 0, cut), |tensor: &Tensor| tensor.narrow(2, cut, 23 - cut));
+        let (first, rest) = (
+            |tensor: &Tensor| tensor.narrow(2, 0, cut),
+            |tensor: &Tensor| tensor.narrow(2, cut, 23 - cut),
+        );
         let before = Attention::new().causal().forward(&first(&q)?, &first(&k)?, &first(&v)?)?;
         let after = Attention::new().causal().offset(cut).forward(&rest(&q)?, &k, &v)?;
         assert_eq!(bits(&Tensor::cat(&[before, after], 2)?), bits(&whole), "cut at {cut}");
@@ -112,22 +132,36 @@ fn rows_have_the_same_bits_wherever_a_prompt_is_cut() -> Result<()> {
 #[test]
 fn masks_and_biases_broadcast() -> Result<()> {
     let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 16]);
-    for shape in [vec![9], vec![5, 9], vec![1, 5, 9], vec![4, 1, 9], vec![2, 1, 1, 9], vec![2, 4, 5, 9], vec![1, 1, 5, 1]] {
+    for shape in [
+        vec![9],
+        vec![5, 9],
+        vec![1, 5, 9],
+        vec![4, 1, 9],
+        vec![2, 1, 1, 9],
+        vec![2, 4, 5, 9],
+        vec![1, 1, 5, 1],
+    ] {
         let bias = tensor(7, &shape);
         let expected = plain_attention(&q, &k, &v, 0.25, None, Some(&bias))?;
         assert_near(&Attention::new().bias(&bias).forward(&q, &k, &v)?, &expected, 2e-6);
         for dtype in [DType::F16, DType::BF16] {
-            let (bias, rounded) = (bias.to_dtype(dtype)?, bias.to_dtype(dtype)?.to_dtype(DType::F32)?);
+            let (bias, rounded) =
+                (bias.to_dtype(dtype)?, bias.to_dtype(dtype)?.to_dtype(DType::F32)?);
             let expected = Attention::new().bias(&rounded).forward(&q, &k, &v)?;
             assert_eq!(bits(&Attention::new().bias(&bias).forward(&q, &k, &v)?), bits(&expected));
         }
         let mask = tensor(8, &shape).ge(-1f32)?; // a quarter out
-        let bias = mask
-            .where_cond(&mask.zeros_like()?.to_dtype(DType::F32)?, &Tensor::new(f32::NEG_INFINITY, &Device::Cpu)?.broadcast_as(shape)?)?;
+        let bias = mask.where_cond(
+            &mask.zeros_like()?.to_dtype(DType::F32)?,
+            &Tensor::new(f32::NEG_INFINITY, &Device::Cpu)?.broadcast_as(shape)?,
+        )?;
         let expected = Attention::new().bias(&bias).forward(&q, &k, &v)?;
         assert!(numbers(&expected).iter().any(|number| *number != 0.0));
         assert_eq!(bits(&Attention::new().mask(&mask).forward(&q, &k, &v)?), bits(&expected));
-        assert_eq!(bits(&Attention::new().masked_out(&mask.eq(0u8)?)?.forward(&q, &k, &v)?), bits(&expected));
+        assert_eq!(
+            bits(&Attention::new().masked_out(&mask.eq(0u8)?)?.forward(&q, &k, &v)?),
+            bits(&expected)
+        );
     }
     Ok(())
 }
@@ -172,7 +206,14 @@ fn halves_are_read_and_written_as_they_are() -> Result<()> {
         assert_eq!(bits(&y), bits(&half(&of_floats))); // rounded once, at the end
         assert_near(
             &y,
-            &plain_attention(&q, &k, &v, 32f64.powf(-0.5), None, Some(&bias_where(5, 9, 4, |query, key| key <= query)))?,
+            &plain_attention(
+                &q,
+                &k,
+                &v,
+                32f64.powf(-0.5),
+                None,
+                Some(&bias_where(5, 9, 4, |query, key| key <= query)),
+            )?,
             8.0 * tolerance,
         );
         // Keys and values of another type than the queries
@@ -186,9 +227,19 @@ fn halves_are_read_and_written_as_they_are() -> Result<()> {
 fn alibi_and_sinks_are_those_of_their_formulas() -> Result<()> {
     let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 8]);
     let slopes = mha_candle::mha::alibi_slopes(4).unwrap();
-    let distances = |head: usize| (0..5).flat_map(move |row| (0..9).map(move |key| (head, (row + 4_i32 - key).abs() as f32)));
-    let numbers: Vec<f32> = (0..4).flat_map(distances).map(|(head, distance)| -slopes[head] * distance).collect();
-    let expected = plain_attention(&q, &k, &v, 0.25, None, Some(&Tensor::from_vec(numbers, (4, 5, 9), &Device::Cpu)?))?;
+    let distances = |head: usize| {
+        (0..5).flat_map(move |row| (0..9).map(move |key| (head, (row + 4_i32 - key).abs() as f32)))
+    };
+    let numbers: Vec<f32> =
+        (0..4).flat_map(distances).map(|(head, distance)| -slopes[head] * distance).collect();
+    let expected = plain_attention(
+        &q,
+        &k,
+        &v,
+        0.25,
+        None,
+        Some(&Tensor::from_vec(numbers, (4, 5, 9), &Device::Cpu)?),
+    )?;
     assert_near(&Attention::new().alibi_slopes(&slopes).forward(&q, &k, &v)?, &expected, 2e-6);
 
     // A sink is a key of zeros with this score, and a value of zeros.
@@ -209,10 +260,13 @@ fn what_mha_does_not_compute_is_refused() -> Result<()> {
         said(Attention::new(), &q.to_dtype(DType::F64)?, &k),
         "q is of F64, but mha takes f32, f16 and bf16: convert it by to_dtype"
     );
-    let gradient = "k needs a gradient, which mha does not compute: detach() it, or load weights that are no Var";
+    let gradient = "k needs a gradient, which mha does not compute: detach() it, or load weights \
+        that are no Var";
     assert_eq!(said(Attention::new(), &q, Var::from_tensor(&k)?.as_tensor()), gradient);
     let not_u8 = tensor(1, &[5, 9]);
-    let mask = "mask is of F32; make it u8, 0 where a key takes no part, or pass numbers to add as the bias";
+    let mask =
+        "mask is of F32; make it u8, 0 where a key takes no part, or pass numbers to add as \
+        the bias";
     assert_eq!(said(Attention::new().mask(&not_u8), &q, &k), mask);
     let of_bytes = "bias is of U8, but mha takes f32, f16 and bf16: convert it by to_dtype";
     assert_eq!(said(Attention::new().bias(&not_u8.ge(0f32)?), &q, &k), of_bytes);
@@ -222,13 +276,22 @@ fn what_mha_does_not_compute_is_refused() -> Result<()> {
 #[test]
 fn what_does_not_fit_together_is_an_error_with_a_sentence() {
     let [q, k, v] = inputs([2, 4, 2, 5, 9, 16, 8]);
-    let said = |attention: Attention, q: &Tensor, k: &Tensor, v: &Tensor| sentence(attention.forward(q, k, v));
+    let said = |attention: Attention, q: &Tensor, k: &Tensor, v: &Tensor| {
+        sentence(attention.forward(q, k, v))
+    };
     let flat = said(Attention::new(), &q.narrow(0, 0, 1).unwrap().squeeze(0).unwrap(), &k, &v);
-    assert_eq!(flat, "q is [4, 5, 16], k [2, 2, 9, 16] and v [2, 2, 9, 8]; attention takes [batch, heads, rows, head_dim]");
+    assert_eq!(
+        flat,
+        "q is [4, 5, 16], k [2, 2, 9, 16] and v [2, 2, 9, 8]; attention takes [batch, \
+        heads, rows, head_dim]"
+    );
     assert!(said(Attention::new(), &q, &v, &k).contains("k has the batch and head_dim of q"));
     let heads = said(Attention::new(), &q.narrow(1, 0, 3).unwrap(), &k, &v);
     assert!(heads.contains("num_kv_heads 2") && heads.contains("num_heads 3"), "{heads}");
-    assert_eq!(said(Attention::new().sinks(&[1.0; 3]), &q, &k, &v), "sinks has 3 elements; [num_heads 4] are 4");
+    assert_eq!(
+        said(Attention::new().sinks(&[1.0; 3]), &q, &k, &v),
+        "sinks has 3 elements; [num_heads 4] are 4"
+    );
     let wrong = tensor(1, &[5, 8]);
     assert_eq!(
         said(Attention::new().bias(&wrong), &q, &k, &v),

@@ -3,7 +3,8 @@ use candle_core::{DType, Device, Result, Tensor, D};
 pub use crate::shapes::random;
 
 pub fn tensor(seed: u64, shape: &[usize]) -> Tensor {
-    let numbers: Vec<f32> = random(seed, shape.iter().product()).map(|number| 2.0 * number).collect();
+    let numbers: Vec<f32> =
+        random(seed, shape.iter().product()).map(|number| 2.0 * number).collect();
     Tensor::from_vec(numbers, shape, &Device::Cpu).unwrap()
 }
 
@@ -20,7 +21,13 @@ pub fn difference(a: &Tensor, b: &Tensor) -> f32 {
     assert_eq!(a.dims(), b.dims());
     let (a, b) = (numbers(a), numbers(b));
     let largest = b.iter().fold(0.0, |largest: f32, number| largest.max(number.abs()));
-    let apart = a.iter().zip(&b).fold(0.0, |apart: f32, (a, b)| if (a - b).is_nan() { f32::NAN } else { apart.max((a - b).abs()) });
+    let apart = a.iter().zip(&b).fold(0.0, |apart: f32, (a, b)| {
+        if (a - b).is_nan() {
+            f32::NAN
+        } else {
+            apart.max((a - b).abs())
+        }
+    });
     apart / largest
 }
 
@@ -29,11 +36,16 @@ pub fn assert_near(a: &Tensor, b: &Tensor, tolerance: f32) {
     assert!(apart <= tolerance, "{apart} apart, more than {tolerance}");
 }
 
-/// Attention as candle's models write it, in double precision: `bias` is added to the scaled scores, and the mask is in it.
-pub fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, softcap: Option<f64>, bias: Option<&Tensor>) -> Result<Tensor> {
+/// Attention as candle's models write it, in double precision: `bias` is added to the scaled
+/// scores, and the mask is in it.
+pub fn plain_attention(
+    q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, softcap: Option<f64>, bias: Option<&Tensor>,
+) -> Result<Tensor> {
     let exact = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.contiguous();
     let group = q.dim(1)? / k.dim(1)?;
-    let repeated = |tensor: &Tensor| candle_transformers::utils::repeat_kv(exact(tensor)?, group)?.contiguous();
+    let repeated = |tensor: &Tensor| {
+        candle_transformers::utils::repeat_kv(exact(tensor)?, group)?.contiguous()
+    };
     let mut scores = (exact(q)?.matmul(&repeated(k)?.t()?)? * scale)?;
     if let Some(softcap) = softcap {
         scores = ((scores / softcap)?.tanh()? * softcap)?;
@@ -44,10 +56,17 @@ pub fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, softcap: 
     candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&repeated(v)?)
 }
 
-/// A bias of 0 where a query at this position attends to the key at that one, else -infinity: `[rows, keys]`.
-pub fn bias_where(rows: usize, keys: usize, offset: usize, attends: impl Fn(usize, usize) -> bool) -> Tensor {
-    let number = |row: usize, key: usize| if attends(row + offset, key) { 0.0 } else { f32::NEG_INFINITY };
-    let numbers: Vec<f32> = (0..rows).flat_map(|row| (0..keys).map(move |key| (row, key))).map(|(row, key)| number(row, key)).collect();
+/// A bias of 0 where a query at this position attends to the key at that one, else -infinity:
+/// `[rows, keys]`.
+pub fn bias_where(
+    rows: usize, keys: usize, offset: usize, attends: impl Fn(usize, usize) -> bool,
+) -> Tensor {
+    let number =
+        |row: usize, key: usize| if attends(row + offset, key) { 0.0 } else { f32::NEG_INFINITY };
+    let numbers: Vec<f32> = (0..rows)
+        .flat_map(|row| (0..keys).map(move |key| (row, key)))
+        .map(|(row, key)| number(row, key))
+        .collect();
     Tensor::from_vec(numbers, (rows, keys), &Device::Cpu).unwrap()
 }
 
@@ -57,5 +76,6 @@ pub fn in_pool<T: Send>(threads: usize, run: impl FnOnce() -> T + Send) -> T {
 
 pub fn sentence<T: std::fmt::Debug>(result: Result<T>) -> String {
     let error = result.unwrap_err().to_string();
-    error.lines().next().unwrap_or_default().to_owned() // candle adds a backtrace where RUST_BACKTRACE is set
+    // candle adds a backtrace where RUST_BACKTRACE is set
+    error.lines().next().unwrap_or_default().to_owned()
 }

@@ -86,7 +86,9 @@ pub struct mha_scheduler {
         unsafe extern "C" fn(
             context: *mut core::ffi::c_void,
             count: u32,
-            task: ::core::option::Option<unsafe extern "C" fn(task_context: *mut core::ffi::c_void, index: u32)>,
+            task: ::core::option::Option<
+                unsafe extern "C" fn(task_context: *mut core::ffi::c_void, index: u32),
+            >,
             task_context: *mut core::ffi::c_void,
         ),
     >,
@@ -390,8 +392,15 @@ pub type mha_sgemm = ::core::option::Option<
 #[derive(Copy, Clone)]
 pub struct mha_allocator {
     pub context: *mut core::ffi::c_void,
-    pub allocate: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, bytes: usize) -> *mut core::ffi::c_void>,
-    pub release: ::core::option::Option<unsafe extern "C" fn(context: *mut core::ffi::c_void, memory: *mut core::ffi::c_void)>,
+    pub allocate: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut core::ffi::c_void,
+            bytes: usize,
+        ) -> *mut core::ffi::c_void,
+    >,
+    pub release: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut core::ffi::c_void, memory: *mut core::ffi::c_void),
+    >,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -511,104 +520,153 @@ extern "C" {
     pub fn mha_status_string(status: mha_status) -> *const core::ffi::c_char;
     pub fn mha_version() -> u32;
     pub fn mha_layer_create(
-        config: *const mha_layer_config, weights: *const mha_layer_weights, options: *const mha_layer_options, layer: *mut *mut mha_layer,
-        error: *mut mha_error,
+        config: *const mha_layer_config, weights: *const mha_layer_weights,
+        options: *const mha_layer_options, layer: *mut *mut mha_layer, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_layer_destroy(layer: *mut mha_layer);
-    pub fn mha_kv_cache_size(config: *const mha_kv_cache_config, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_size(
+        config: *const mha_kv_cache_config, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_kv_cache_init(
-        config: *const mha_kv_cache_config, buffer: *mut core::ffi::c_void, buffer_bytes: usize, cache: *mut *mut mha_kv_cache,
-        error: *mut mha_error,
+        config: *const mha_kv_cache_config, buffer: *mut core::ffi::c_void, buffer_bytes: usize,
+        cache: *mut *mut mha_kv_cache, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_forward_workspace(
-        layer: *const mha_layer, args: *const mha_forward_args, bytes: *mut usize, error: *mut mha_error,
+        layer: *const mha_layer, args: *const mha_forward_args, bytes: *mut usize,
+        error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_forward(
-        layer: *const mha_layer, args: *const mha_forward_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
-        error: *mut mha_error,
+        layer: *const mha_layer, args: *const mha_forward_args, workspace: *mut core::ffi::c_void,
+        workspace_bytes: usize, error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_attention_workspace(args: *const mha_attention_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_attention_workspace(
+        args: *const mha_attention_args, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_attention(
-        args: *const mha_attention_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+        args: *const mha_attention_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
+        error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_linear_create(
-        weights: *const mha_linear_weights, options: *const mha_layer_options, layer: *mut *mut mha_layer, error: *mut mha_error,
+        weights: *const mha_linear_weights, options: *const mha_layer_options,
+        layer: *mut *mut mha_layer, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_linear_workspace(
-        layer: *const mha_layer, args: *const mha_linear_args, bytes: *mut usize, error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_linear(
-        layer: *const mha_layer, args: *const mha_linear_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
+        layer: *const mha_layer, args: *const mha_linear_args, bytes: *mut usize,
         error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_rope_tables(config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error) -> mha_status;
+    pub fn mha_linear(
+        layer: *const mha_layer, args: *const mha_linear_args, workspace: *mut core::ffi::c_void,
+        workspace_bytes: usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_rope_tables(
+        config: *const mha_rope_config, cos: *mut f32, sin: *mut f32, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_alibi_slopes(num_heads: i64, slopes: *mut f32, error: *mut mha_error) -> mha_status;
     pub fn mha_t5_relative_bias(
-        embedding: *const f32, num_buckets: i64, max_distance: i64, is_bidirectional: u32, num_heads: i64, left: i64, right: i64,
-        relative_bias: *mut f32, error: *mut mha_error,
+        embedding: *const f32, num_buckets: i64, max_distance: i64, is_bidirectional: u32,
+        num_heads: i64, left: i64, right: i64, relative_bias: *mut f32, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_instruction_sets() -> u32;
     pub fn mha_instruction_set_name(instruction_set: u32) -> *const core::ffi::c_char;
     pub fn mha_contract() -> u32;
     pub fn mha_layer_pack_size(
-        config: *const mha_layer_config, weights: *const mha_layer_weights, options: *const mha_layer_options, bytes: *mut usize,
-        error: *mut mha_error,
+        config: *const mha_layer_config, weights: *const mha_layer_weights,
+        options: *const mha_layer_options, bytes: *mut usize, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_layer_pack(
-        config: *const mha_layer_config, weights: *const mha_layer_weights, options: *const mha_layer_options,
-        buffer: *mut core::ffi::c_void, buffer_bytes: usize, error: *mut mha_error,
+        config: *const mha_layer_config, weights: *const mha_layer_weights,
+        options: *const mha_layer_options, buffer: *mut core::ffi::c_void, buffer_bytes: usize,
+        error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_layer_view_size() -> usize;
     pub fn mha_layer_view(
-        buffer: *const core::ffi::c_void, buffer_bytes: usize, options: *const mha_layer_options, storage: *mut core::ffi::c_void,
-        storage_bytes: usize, layer: *mut *const mha_layer, error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_layer_verify(buffer: *const core::ffi::c_void, buffer_bytes: usize, error: *mut mha_error) -> mha_status;
-    pub fn mha_linear_pack_size(
-        weights: *const mha_linear_weights, options: *const mha_layer_options, bytes: *mut usize, error: *mut mha_error,
-    ) -> mha_status;
-    pub fn mha_linear_pack(
-        weights: *const mha_linear_weights, options: *const mha_layer_options, buffer: *mut core::ffi::c_void, buffer_bytes: usize,
+        buffer: *const core::ffi::c_void, buffer_bytes: usize, options: *const mha_layer_options,
+        storage: *mut core::ffi::c_void, storage_bytes: usize, layer: *mut *const mha_layer,
         error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_layer_shape(layer: *const mha_layer, config: *mut mha_layer_config, error: *mut mha_error) -> mha_status;
+    pub fn mha_layer_verify(
+        buffer: *const core::ffi::c_void, buffer_bytes: usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_pack_size(
+        weights: *const mha_linear_weights, options: *const mha_layer_options, bytes: *mut usize,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_linear_pack(
+        weights: *const mha_linear_weights, options: *const mha_layer_options,
+        buffer: *mut core::ffi::c_void, buffer_bytes: usize, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_layer_shape(
+        layer: *const mha_layer, config: *mut mha_layer_config, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_kv_cache_view(
-        buffer: *mut core::ffi::c_void, buffer_bytes: usize, cache: *mut *mut mha_kv_cache, error: *mut mha_error,
+        buffer: *mut core::ffi::c_void, buffer_bytes: usize, cache: *mut *mut mha_kv_cache,
+        error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_kv_cache_shape(cache: *const mha_kv_cache, config: *mut mha_kv_cache_config, error: *mut mha_error) -> mha_status;
-    pub fn mha_kv_cache_length(cache: *const mha_kv_cache, sequence: i64, length: *mut i64, error: *mut mha_error) -> mha_status;
-    pub fn mha_kv_cache_truncate(cache: *mut mha_kv_cache, sequence: i64, length: i64, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_shape(
+        cache: *const mha_kv_cache, config: *mut mha_kv_cache_config, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_kv_cache_length(
+        cache: *const mha_kv_cache, sequence: i64, length: *mut i64, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_kv_cache_truncate(
+        cache: *mut mha_kv_cache, sequence: i64, length: i64, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_kv_cache_set_blocks(
-        cache: *mut mha_kv_cache, sequence: i64, blocks: *const i32, count: i64, error: *mut mha_error,
+        cache: *mut mha_kv_cache, sequence: i64, blocks: *const i32, count: i64,
+        error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_kv_cache_unshare(cache: *mut mha_kv_cache, sequence: i64, block: i32, used: *mut u32, error: *mut mha_error) -> mha_status;
-    pub fn mha_kv_cache_copy_prefix(cache: *mut mha_kv_cache, from: i64, to: i64, length: i64, error: *mut mha_error) -> mha_status;
+    pub fn mha_kv_cache_unshare(
+        cache: *mut mha_kv_cache, sequence: i64, block: i32, used: *mut u32, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_kv_cache_copy_prefix(
+        cache: *mut mha_kv_cache, from: i64, to: i64, length: i64, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_kv_cache_append(
-        cache: *mut mha_kv_cache, sequence: i64, count: i64, k: *const f32, v: *const f32, error: *mut mha_error,
+        cache: *mut mha_kv_cache, sequence: i64, count: i64, k: *const f32, v: *const f32,
+        error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_kv_cache_read(
-        cache: *const mha_kv_cache, sequence: i64, first: i64, count: i64, k: *mut f32, v: *mut f32, error: *mut mha_error,
+        cache: *const mha_kv_cache, sequence: i64, first: i64, count: i64, k: *mut f32,
+        v: *mut f32, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_states_merge(
-        rows: i64, head_dim_v: i64, left: *const f32, right: *const f32, result: *mut f32, instruction_set: u32, error: *mut mha_error,
+        rows: i64, head_dim_v: i64, left: *const f32, right: *const f32, result: *mut f32,
+        instruction_set: u32, error: *mut mha_error,
     ) -> mha_status;
     pub fn mha_states_finish(args: *const mha_states_args, error: *mut mha_error) -> mha_status;
-    pub fn mha_choose_keys_workspace(args: *const mha_choose_keys_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_choose_keys_workspace(
+        args: *const mha_choose_keys_args, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_choose_keys(
-        args: *const mha_choose_keys_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+        args: *const mha_choose_keys_args, workspace: *mut core::ffi::c_void,
+        workspace_bytes: usize, error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_info(layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
-    pub fn mha_attention_info(args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
+    pub fn mha_info(
+        layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info,
+        error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_attention_info(
+        args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_linear_info(
-        layer: *const mha_layer, args: *const mha_linear_args, info: *mut mha_call_info, error: *mut mha_error,
+        layer: *const mha_layer, args: *const mha_linear_args, info: *mut mha_call_info,
+        error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_recurrent_attention_workspace(args: *const mha_recurrent_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_recurrent_attention_workspace(
+        args: *const mha_recurrent_args, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_recurrent_attention(
-        args: *const mha_recurrent_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+        args: *const mha_recurrent_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
+        error: *mut mha_error,
     ) -> mha_status;
-    pub fn mha_recurrent_attention_info(args: *const mha_recurrent_args, info: *mut mha_call_info, error: *mut mha_error) -> mha_status;
-    pub fn mha_causal_conv_workspace(args: *const mha_causal_conv_args, bytes: *mut usize, error: *mut mha_error) -> mha_status;
+    pub fn mha_recurrent_attention_info(
+        args: *const mha_recurrent_args, info: *mut mha_call_info, error: *mut mha_error,
+    ) -> mha_status;
+    pub fn mha_causal_conv_workspace(
+        args: *const mha_causal_conv_args, bytes: *mut usize, error: *mut mha_error,
+    ) -> mha_status;
     pub fn mha_causal_conv(
-        args: *const mha_causal_conv_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize, error: *mut mha_error,
+        args: *const mha_causal_conv_args, workspace: *mut core::ffi::c_void,
+        workspace_bytes: usize, error: *mut mha_error,
     ) -> mha_status;
 }

@@ -20,7 +20,9 @@ const ALIGNMENT: usize = 64;
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub struct AlignedBuffer {
-    block: NonNull<u8>, // len + ALIGNMENT bytes, of any alignment: so large ones come from the system, zeroed without being touched
+    // len + ALIGNMENT bytes, of any alignment: so large ones come from the system, zeroed without
+    // being touched
+    block: NonNull<u8>,
     start: NonNull<u8>,
     len: usize,
 }
@@ -32,7 +34,8 @@ unsafe impl Sync for AlignedBuffer {}
 impl AlignedBuffer {
     /// `len` bytes of 0, or [`ErrorKind::OutOfMemory`].
     pub fn zeroed(len: usize) -> Result<Self> {
-        let out_of_memory = || Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {len} bytes"));
+        let out_of_memory =
+            || Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {len} bytes"));
         let layout = block_layout(len).ok_or_else(out_of_memory)?;
         // SAFETY: the size is at least ALIGNMENT.
         let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
@@ -51,9 +54,11 @@ impl AlignedBuffer {
     /// All bytes of a file, such as a packed layer that was written to it.
     pub fn read_file(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut file = File::open(path)?;
-        let too_large = |_| io::Error::new(io::ErrorKind::OutOfMemory, "the file does not fit into memory");
+        let too_large =
+            |_| io::Error::new(io::ErrorKind::OutOfMemory, "the file does not fit into memory");
         let len = usize::try_from(file.metadata()?.len()).map_err(too_large)?;
-        let mut buffer = Self::zeroed(len).map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+        let mut buffer =
+            Self::zeroed(len).map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
         file.read_exact(&mut buffer)?;
         Ok(buffer)
     }
@@ -136,7 +141,11 @@ mod tests {
     fn a_buffer_of_any_length_is_aligned_and_zeroed_and_keeps_its_bytes_when_moved() {
         for len in [0, 1, 63, 64, 65, 1000] {
             let mut buffer = AlignedBuffer::zeroed(len).unwrap();
-            assert!(buffer.as_ptr() as usize % 64 == 0 && buffer.len() == len && buffer.iter().all(|&byte| byte == 0));
+            assert!(
+                buffer.as_ptr() as usize % 64 == 0
+                    && buffer.len() == len
+                    && buffer.iter().all(|&byte| byte == 0)
+            );
             buffer.fill(7);
             let moved = std::thread::spawn(move || buffer).join().unwrap();
             assert!(AlignedBuffer::copy_of(&moved).unwrap().iter().all(|&byte| byte == 7));

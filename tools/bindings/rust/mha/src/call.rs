@@ -39,11 +39,17 @@ impl Call<'_> {
         // SAFETY: as said above.
         check(|error| unsafe {
             match *self {
-                Self::Forward(layer, args) => sys::mha_forward_workspace(layer, args, &mut bytes, error),
+                Self::Forward(layer, args) => {
+                    sys::mha_forward_workspace(layer, args, &mut bytes, error)
+                }
                 Self::Attention(args) => sys::mha_attention_workspace(args, &mut bytes, error),
                 Self::ChooseKeys(args) => sys::mha_choose_keys_workspace(args, &mut bytes, error),
-                Self::Linear(layer, args) => sys::mha_linear_workspace(layer, args, &mut bytes, error),
-                Self::Recurrent(args) => sys::mha_recurrent_attention_workspace(args, &mut bytes, error),
+                Self::Linear(layer, args) => {
+                    sys::mha_linear_workspace(layer, args, &mut bytes, error)
+                }
+                Self::Recurrent(args) => {
+                    sys::mha_recurrent_attention_workspace(args, &mut bytes, error)
+                }
                 Self::CausalConv(args) => sys::mha_causal_conv_workspace(args, &mut bytes, error),
             }
         })?;
@@ -52,7 +58,8 @@ impl Call<'_> {
 
     pub fn info(&self) -> Result<CallInfo> {
         if let Self::ChooseKeys(_) | Self::CausalConv(_) = self {
-            let message = "what choosing keys or a convolution costs is not told; ask for its workspace_bytes";
+            let message = "what choosing keys or a convolution costs is not told; ask for its \
+                workspace_bytes";
             return Err(Error::new(ErrorKind::InvalidValue, message));
         }
         // SAFETY: numbers.
@@ -80,8 +87,8 @@ macro_rules! runners {
             self.with_args(|call| call.run(workspace))
         }
 
-        /// The bytes of workspace that the call needs. They never shrink when its dimensions, its threads or the outputs asked for grow: those of
-        /// the largest call serve all.
+        /// The bytes of workspace that the call needs. They never shrink when its dimensions, its
+        /// threads or the outputs asked for grow: those of the largest call serve all.
         pub fn workspace_bytes(&self) -> Result<usize> {
             self.with_args(|call| call.workspace_bytes())
         }

@@ -8,8 +8,8 @@ use mha_sys as sys;
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What was wrong, and in a sentence what would be right. Messages of the library name C functions and fields; the table on the
-/// [first page](crate#from-c-to-rust) has their Rust names.
+/// What was wrong, and in a sentence what would be right. Messages of the library name C functions
+/// and fields; the table on the [first page](crate#from-c-to-rust) has their Rust names.
 ///
 /// ```
 /// use mha::{ErrorKind, Layer, LayerConfig, Weights};
@@ -32,7 +32,8 @@ pub enum ErrorKind {
     NullPointer,
     /// The library that is linked is older than this crate.
     StructSize,
-    /// A value is outside its range, two contradict each other, or a buffer is not aligned to 64 bytes.
+    /// A value is outside its range, two contradict each other, or a buffer is not aligned to 64
+    /// bytes.
     InvalidValue,
     /// Dimensions that do not fit together.
     Shape,
@@ -52,12 +53,14 @@ pub enum ErrorKind {
     OutOfRange,
     /// A sequence of a cache has no room, or no block, for more positions.
     CacheFull,
-    /// Rows would be appended or copied into a block of a paged cache that several sequences share: see
-    /// [`KvCache::set_blocks`](crate::KvCache::set_blocks) and [`KvCache::unshare`](crate::KvCache::unshare).
+    /// Rows would be appended or copied into a block of a paged cache that several sequences share:
+    /// see [`KvCache::set_blocks`](crate::KvCache::set_blocks) and
+    /// [`KvCache::unshare`](crate::KvCache::unshare).
     CacheShared,
     /// Bytes that are no cache, are truncated, damaged or of another version.
     CacheFormat,
-    /// A slice does not have the length that the shapes and strides ask for. Found before the library is called.
+    /// A slice does not have the length that the shapes and strides ask for. Found before the
+    /// library is called.
     SliceLength,
     /// A status of a newer library that this crate does not know.
     Unknown(u32),
@@ -73,7 +76,8 @@ impl Error {
         self.kind
     }
 
-    /// One sentence: what was wrong and what would be right. The same as [`to_string`](ToString::to_string).
+    /// One sentence: what was wrong and what would be right. The same as
+    /// [`to_string`](ToString::to_string).
     pub fn message(&self) -> &str {
         &self.message
     }

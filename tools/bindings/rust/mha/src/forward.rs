@@ -3,12 +3,18 @@ use std::mem::zeroed;
 use mha_sys as sys;
 
 use crate::call::{runners, Call};
-use crate::options::{common_setters, fill_common, raw_input, struct_ptr, Dimensions, Options, Output};
+use crate::options::{
+    common_setters, fill_common, raw_input, struct_ptr, Dimensions, Options, Output,
+};
 use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Outputs, Result, Rope, Scheduler, ScoreOptions, Workspace};
+use crate::{
+    CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Outputs, Result, Rope, Scheduler,
+    ScoreOptions, Workspace,
+};
 
-/// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then [`run`](Self::run) it.
+/// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then
+/// [`run`](Self::run) it.
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, Weights, Workspace};
@@ -16,12 +22,14 @@ use crate::{CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Outputs, Result, R
 /// let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let x = [1.0; 2 * 3 * 4]; // two sequences of three rows
 /// let (mut y, mut weights) = ([0.0; 24], [0.0; 2 * 2 * 3 * 3]);
-/// layer.forward(&x, &mut y).batch(2).causal().attention_weights(&mut weights).run(&mut Workspace::new())?;
+/// let call = layer.forward(&x, &mut y).batch(2).causal().attention_weights(&mut weights);
+/// call.run(&mut Workspace::new())?;
 /// assert_eq!(weights[..3], [1.0, 0.0, 0.0]); // of the first row, which sees itself only
 /// # Ok::<(), mha::Error>(())
 /// ```
 ///
-/// A slice that does not have the length that the shapes ask for is an error, and nothing is written:
+/// A slice that does not have the length that the shapes ask for is an error, and nothing is
+/// written:
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Weights, Workspace};
@@ -54,7 +62,8 @@ pub struct Forward<'a> {
     options: Options<'a>,
 }
 
-/// Input rows, where they are given, and the strides of sequences and rows, where they are not contiguous.
+/// Input rows, where they are given, and the strides of sequences and rows, where they are not
+/// contiguous.
 #[derive(Default)]
 pub(crate) struct Rows<'a> {
     pub data: Option<Elements<'a>>,
@@ -77,7 +86,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Rows for the keys, `[batch, n_kv, key_dim]`, and unless [`value`](Self::value) is given for the values: cross-attention.
+    /// Rows for the keys, `[batch, n_kv, key_dim]`, and unless [`value`](Self::value) is given for
+    /// the values: cross-attention.
     pub fn key(mut self, rows: impl Into<Elements<'a>>) -> Self {
         self.key.data = Some(rows.into());
         self
@@ -89,7 +99,8 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Elements from one sequence of the query to the next, and from one row to the next; 0 = contiguous. Needs [`n_q`](Self::n_q).
+    /// Elements from one sequence of the query to the next, and from one row to the next; 0 =
+    /// contiguous. Needs [`n_q`](Self::n_q).
     pub fn query_strides(mut self, batch: usize, row: usize) -> Self {
         self.query.strides = Some([batch, row]);
         self
@@ -124,8 +135,9 @@ impl<'a> Forward<'a> {
             Some(n_q) => n_q,
             None => rows("query", "n_q", &self.query, self.batch, shape.query_dim)?,
         };
-        let given =
-            [("key", &self.key, shape.key_dim), ("value", &self.value, shape.value_dim)].into_iter().find(|rows| rows.1.data.is_some());
+        let given = [("key", &self.key, shape.key_dim), ("value", &self.value, shape.value_dim)]
+            .into_iter()
+            .find(|rows| rows.1.data.is_some());
         let n_kv = match (given, self.n_kv) {
             (Some(_), Some(n_kv)) => n_kv,
             (Some((name, given, width)), None) => rows(name, "n_kv", given, self.batch, width)?,
@@ -154,7 +166,12 @@ impl<'a> Forward<'a> {
         check_rows("query", &self.query, &[batch, n_q, ("query_dim", shape.query_dim)])?;
         check_rows("key", &self.key, &[batch, n_kv, ("key_dim", shape.key_dim)])?;
         check_rows("value", &self.value, &[batch, n_kv, ("value_dim", shape.value_dim)])?;
-        check_lengths("output", self.output.len(), self.output_strides, &[batch, n_q, ("output_dim", shape.output_dim)])?;
+        check_lengths(
+            "output",
+            self.output.len(),
+            self.output_strides,
+            &[batch, n_q, ("output_dim", shape.output_dim)],
+        )?;
         self.options.check_slices(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
@@ -162,7 +179,8 @@ impl<'a> Forward<'a> {
         // SAFETY: numbers and pointers that may be NULL.
         let mut args: sys::mha_forward_args = unsafe { zeroed() };
         fill_common!(args, self.options, pointees, of);
-        (args.query, args.key, args.value) = (raw_rows(&self.query), raw_rows(&self.key), raw_rows(&self.value));
+        (args.query, args.key, args.value) =
+            (raw_rows(&self.query), raw_rows(&self.key), raw_rows(&self.value));
         args.output = self.output.raw(raw_strides(self.output_strides));
         let result = body(Call::Forward(self.layer.as_ptr(), &args));
         pointees.resume_panic();
@@ -171,13 +189,16 @@ impl<'a> Forward<'a> {
 }
 
 /// The rows of each sequence, as the length of a contiguous array says; 0 without an array.
-pub(crate) fn rows(name: &str, count: &str, rows: &Rows, batch: usize, width: usize) -> Result<usize> {
+pub(crate) fn rows(
+    name: &str, count: &str, rows: &Rows, batch: usize, width: usize,
+) -> Result<usize> {
     match rows {
         Rows { data: None, .. } => Ok(0),
         Rows { data: Some(data), strides: None } => rows_of(name, data.len(), batch, width),
-        _ => {
-            Err(Error::new(ErrorKind::InvalidValue, format!("{name} has strides, so that its length does not tell the rows; set {count}")))
-        }
+        _ => Err(Error::new(
+            ErrorKind::InvalidValue,
+            format!("{name} has strides, so that its length does not tell the rows; set {count}"),
+        )),
     }
 }
 
@@ -188,7 +209,9 @@ pub(crate) fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result
     }
 }
 
-pub(crate) fn check_lengths(name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3]) -> Result<()> {
+pub(crate) fn check_lengths(
+    name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3],
+) -> Result<()> {
     let Some([batch, row]) = strides else { return check_exact(name, len, shape) };
     let [_, (_, n), (_, width)] = *shape;
     let row = if row == 0 { width } else { row };

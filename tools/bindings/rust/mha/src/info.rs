@@ -14,7 +14,8 @@ pub struct CallInfo {
     pub num_threads: usize,
     /// Bytes of workspace.
     pub workspace_bytes: usize,
-    /// Bytes of the packed layer, as it is stored, scales and biases included; 0 for attention alone.
+    /// Bytes of the packed layer, as it is stored, scales and biases included; 0 for attention
+    /// alone.
     pub packed_bytes: usize,
     /// Multiplications and additions, counting only the pairs that attend.
     pub operations: u64,

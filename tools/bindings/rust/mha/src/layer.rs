@@ -9,11 +9,13 @@ use crate::buffer::Owner;
 use crate::error::check;
 use crate::spans::int;
 use crate::{
-    AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate, InstructionSet, Linear, Result, Type, Weights,
+    AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate,
+    InstructionSet, Linear, Result, Type, Weights,
 };
 
-/// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim / num_heads`, `head_dim` are needed; 0 stands for
-/// the default everywhere. [`Layer::shape`] has all defaults resolved.
+/// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim /
+/// num_heads`, `head_dim` are needed; 0 stands for the default everywhere. [`Layer::shape`] has all
+/// defaults resolved.
 ///
 /// ```
 /// use mha::{LayerConfig, Type};
@@ -31,7 +33,8 @@ pub struct LayerConfig {
     pub key_dim: usize,
     /// Width of a row of the value input; 0 = `key_dim`.
     pub value_dim: usize,
-    /// Width of an output row, where there is a W_O; 0 = `query_dim`. In a layer's shape, the width of its outputs in any case.
+    /// Width of an output row, where there is a W_O; 0 = `query_dim`. In a layer's shape, the width
+    /// of its outputs in any case.
     pub output_dim: usize,
     /// Query heads.
     pub num_heads: usize,
@@ -45,15 +48,18 @@ pub struct LayerConfig {
     pub scale: f32,
     /// How the weights are kept.
     pub weight_type: Type,
-    /// Inputs of an output that share a scale: 16, 32, 64 or 128; 0 = all of them, of [`Type::Int4`] 32.
+    /// Inputs of an output that share a scale: 16, 32, 64 or 128; 0 = all of them, of
+    /// [`Type::Int4`] 32.
     pub group_size: usize,
-    /// How the scales and offsets of groups are kept: [`Type::F16`] takes those of a quantiser, if it holds them exactly.
+    /// How the scales and offsets of groups are kept: [`Type::F16`] takes those of a quantiser, if
+    /// it holds them exactly.
     pub scale_type: Type,
     /// What the projections compute in.
     pub arithmetic: Arithmetic,
     /// What the context is multiplied by before W_O.
     pub gate: Gate,
-    /// Numbers of a head's gate: `head_dim_v`, or 1 for the whole head; 0 = `head_dim_v` with a gate.
+    /// Numbers of a head's gate: `head_dim_v`, or 1 for the whole head; 0 = `head_dim_v` with a
+    /// gate.
     pub gate_dim: usize,
 }
 
@@ -121,7 +127,8 @@ impl LayerConfig {
     /// Whether nothing is set but what a linear layer has.
     fn is_linear(&self) -> bool {
         let linear = Self::linear(self.query_dim, self.output_dim);
-        let (weight_type, group_size, scale_type) = (self.weight_type, self.group_size, self.scale_type);
+        let (weight_type, group_size, scale_type) =
+            (self.weight_type, self.group_size, self.scale_type);
         *self == Self { weight_type, group_size, scale_type, arithmetic: self.arithmetic, ..linear }
     }
 
@@ -134,7 +141,8 @@ impl LayerConfig {
         self.num_kv_heads = or(self.num_kv_heads, self.num_heads);
         self.head_dim = or(self.head_dim, self.query_dim.checked_div(self.num_heads).unwrap_or(0));
         self.head_dim_v = or(self.head_dim_v, self.head_dim);
-        self.gate_dim = if self.gate == Gate::None { 0 } else { or(self.gate_dim, self.head_dim_v) };
+        self.gate_dim =
+            if self.gate == Gate::None { 0 } else { or(self.gate_dim, self.head_dim_v) };
         self
     }
 }
@@ -142,11 +150,15 @@ impl LayerConfig {
 fn options(instruction_set: InstructionSet) -> sys::mha_layer_options {
     // SAFETY: zero is the default of every other field.
     let rest = unsafe { zeroed() };
-    sys::mha_layer_options { struct_size: size_of::<sys::mha_layer_options>(), instruction_set: instruction_set.0, ..rest }
+    sys::mha_layer_options {
+        struct_size: size_of::<sys::mha_layer_options>(),
+        instruction_set: instruction_set.0,
+        ..rest
+    }
 }
 
-/// The packed weights of a layer and their shape. It is immutable: any number of threads may use one, each with its own [`Workspace`] and
-/// [`KvCache`].
+/// The packed weights of a layer and their shape. It is immutable: any number of threads may use
+/// one, each with its own [`Workspace`] and [`KvCache`].
 ///
 /// [`Workspace`]: crate::Workspace
 /// [`KvCache`]: crate::KvCache
@@ -157,7 +169,9 @@ fn options(instruction_set: InstructionSet) -> sys::mha_layer_options {
 /// let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 4 * 12]))?;
 /// std::thread::scope(|scope| {
 ///     for _ in 0..2 {
-///         scope.spawn(|| layer.forward(&[1.0; 8], &mut [0.0; 8]).causal().run(&mut Workspace::new()));
+///         scope.spawn(|| {
+///             layer.forward(&[1.0; 8], &mut [0.0; 8]).causal().run(&mut Workspace::new())
+///         });
 ///     }
 /// });
 /// # Ok::<(), mha::Error>(())
@@ -170,13 +184,15 @@ fn options(instruction_set: InstructionSet) -> sys::mha_layer_options {
 /// let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let borrowing: Layer<'_> = Layer::from_packed(&packed[..])?;
 /// drop(borrowing);
-/// let owning: Layer<'static> = Layer::from_packed(packed)?; // an AlignedBuffer, a memmap2::Mmap, ...
+/// // Of an AlignedBuffer, a memmap2::Mmap, ...
+/// let owning: Layer<'static> = Layer::from_packed(packed)?;
 /// # Ok::<(), mha::Error>(())
 /// ```
 ///
 /// ```compile_fail,E0505
 /// # use mha::{AlignedBuffer, Layer, LayerConfig, Weights};
-/// # let packed: AlignedBuffer = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
+/// # let config = LayerConfig::new(4, 2);
+/// # let packed: AlignedBuffer = Layer::pack(&config, &Weights::fused(&[0.25; 48]))?;
 /// let borrowing = Layer::from_packed(&packed[..])?;
 /// drop(packed); // does not compile: the layer still needs the bytes
 /// println!("{:?}", borrowing.shape());
@@ -204,7 +220,8 @@ impl Drop for Created {
     }
 }
 
-// SAFETY: immutable, and free of thread-local state; owners of bytes are Send and Sync, and there is no other state.
+// SAFETY: immutable, and free of thread-local state; owners of bytes are Send and Sync, and there
+// is no other state.
 unsafe impl Send for Layer<'_> {}
 unsafe impl Sync for Layer<'_> {}
 impl UnwindSafe for Layer<'_> {}
@@ -216,15 +233,22 @@ impl<'a> Layer<'a> {
         Self::with_instruction_set(config, weights, InstructionSet::AUTO)
     }
 
-    /// Like [`new`](Self::new), on an instruction set; one that this machine lacks is an error, never a fallback.
-    pub fn with_instruction_set(config: &LayerConfig, weights: &Weights<'_>, instruction_set: InstructionSet) -> Result<Self> {
+    /// Like [`new`](Self::new), on an instruction set; one that this machine lacks is an error,
+    /// never a fallback.
+    pub fn with_instruction_set(
+        config: &LayerConfig, weights: &Weights<'_>, instruction_set: InstructionSet,
+    ) -> Result<Self> {
         checked(config, weights, instruction_set, |described, options| {
             let mut layer = null_mut();
             // SAFETY: valid structs, whose slices have been checked.
             check(|error| unsafe {
                 match described {
-                    Described::Layer(config, weights) => sys::mha_layer_create(config, weights, options, &mut layer, error),
-                    Described::Linear(weights) => sys::mha_linear_create(weights, options, &mut layer, error),
+                    Described::Layer(config, weights) => {
+                        sys::mha_layer_create(config, weights, options, &mut layer, error)
+                    }
+                    Described::Linear(weights) => {
+                        sys::mha_linear_create(weights, options, &mut layer, error)
+                    }
                 }
             })?;
             // SAFETY: not NULL on success.
@@ -233,8 +257,9 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Packs the weights into bytes that can be written to a file, and made a layer by [`from_packed`](Self::from_packed): the same on every
-    /// machine of this byte order, for any instruction set.
+    /// Packs the weights into bytes that can be written to a file, and made a layer by
+    /// [`from_packed`](Self::from_packed): the same on every machine of this byte order, for any
+    /// instruction set.
     pub fn pack(config: &LayerConfig, weights: &Weights<'_>) -> Result<AlignedBuffer> {
         checked(config, weights, InstructionSet::AUTO, |described, options| {
             let mut buffer = AlignedBuffer::zeroed(described.pack_size(options)?)?;
@@ -242,23 +267,30 @@ impl<'a> Layer<'a> {
             // SAFETY: valid structs, whose slices have been checked; a buffer of this length.
             check(|error| unsafe {
                 match described {
-                    Described::Layer(config, weights) => sys::mha_layer_pack(config, weights, options, start, len, error),
-                    Described::Linear(weights) => sys::mha_linear_pack(weights, options, start, len, error),
+                    Described::Layer(config, weights) => {
+                        sys::mha_layer_pack(config, weights, options, start, len, error)
+                    }
+                    Described::Linear(weights) => {
+                        sys::mha_linear_pack(weights, options, start, len, error)
+                    }
                 }
             })?;
             Ok(buffer)
         })
     }
 
-    /// A layer over packed bytes, aligned to 64, which are neither copied nor read: a file in mmap is loaded as it is used. The bytes are
-    /// borrowed (`&[u8]`) or owned by the layer (an [`AlignedBuffer`], a `memmap2::Mmap`, an `Arc` of something like these).
-    /// Checks the header and all bounds; [`verify`](Self::verify) checks the weights too.
+    /// A layer over packed bytes, aligned to 64, which are neither copied nor read: a file in mmap
+    /// is loaded as it is used. The bytes are borrowed (`&[u8]`) or owned by the layer (an
+    /// [`AlignedBuffer`], a `memmap2::Mmap`, an `Arc` of something like these). Checks the header
+    /// and all bounds; [`verify`](Self::verify) checks the weights too.
     pub fn from_packed(bytes: impl AsRef<[u8]> + Send + Sync + 'a) -> Result<Self> {
         Self::from_packed_with_instruction_set(bytes, InstructionSet::AUTO)
     }
 
     /// Like [`from_packed`](Self::from_packed), on an instruction set.
-    pub fn from_packed_with_instruction_set(bytes: impl AsRef<[u8]> + Send + Sync + 'a, set: InstructionSet) -> Result<Self> {
+    pub fn from_packed_with_instruction_set(
+        bytes: impl AsRef<[u8]> + Send + Sync + 'a, set: InstructionSet,
+    ) -> Result<Self> {
         let (owner, (start, len)) = Owner::new(bytes, |bytes| {
             let bytes: &[u8] = (*bytes).as_ref();
             (bytes.as_ptr(), bytes.len())
@@ -267,14 +299,26 @@ impl<'a> Layer<'a> {
         let mut object = AlignedBuffer::zeroed(unsafe { sys::mha_layer_view_size() })?;
         let (storage, storage_len) = (object.as_mut_ptr().cast(), object.len());
         let mut layer = std::ptr::null();
-        // SAFETY: bytes that stay where they are, unchanged, until the owner is dropped, which is after the layer's last use.
-        check(|error| unsafe { sys::mha_layer_view(start.cast(), len, &options(set), storage, storage_len, &mut layer, error) })?;
+        // SAFETY: bytes that stay where they are, unchanged, until the owner is dropped, which is
+        // after the layer's last use.
+        check(|error| unsafe {
+            sys::mha_layer_view(
+                start.cast(),
+                len,
+                &options(set),
+                storage,
+                storage_len,
+                &mut layer,
+                error,
+            )
+        })?;
         // SAFETY: not NULL on success. Nothing changes the layer through the pointer.
         let raw = unsafe { NonNull::new_unchecked(layer.cast_mut()) };
         Self::of(raw, Memory::Viewed { _object: object, _bytes: owner })
     }
 
-    /// Checks packed bytes as [`from_packed`](Self::from_packed) does, and that the weights are those that were packed. Reads all of them.
+    /// Checks packed bytes as [`from_packed`](Self::from_packed) does, and that the weights are
+    /// those that were packed. Reads all of them.
     pub fn verify(bytes: &[u8]) -> Result<()> {
         // SAFETY: bytes of this length.
         check(|error| unsafe { sys::mha_layer_verify(bytes.as_ptr().cast(), bytes.len(), error) })
@@ -289,7 +333,8 @@ impl<'a> Layer<'a> {
         let unknown = || {
             Error::new(
                 ErrorKind::PackedFormat,
-                "the layer has a weight_type, an arithmetic or a gate that this version of the crate does not know",
+                "the layer has a weight_type, an arithmetic or a gate that this version of the \
+                    crate does not know",
             )
         };
         let size = |value: i64| value as usize; // of the library's own shapes, none is negative
@@ -313,19 +358,26 @@ impl<'a> Layer<'a> {
         Ok(Self { raw, shape, _memory: memory })
     }
 
-    /// The shape, all defaults resolved; `output_dim` is the width of an output row, with or without W_O.
+    /// The shape, all defaults resolved; `output_dim` is the width of an output row, with or
+    /// without W_O.
     pub fn shape(&self) -> &LayerConfig {
         &self.shape
     }
 
-    /// A call of the whole layer, from input rows to output rows: self-attention of the rows of `query`, `[batch, n_q, query_dim]`, into
-    /// `output`, `[batch, n_q, output_dim]`. `n_q` follows from the length of `query`. f16 and bf16 are given as [`Elements`] and [`ElementsMut`].
-    pub fn forward<'c>(&'c self, query: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>) -> Forward<'c> {
+    /// A call of the whole layer, from input rows to output rows: self-attention of the rows of
+    /// `query`, `[batch, n_q, query_dim]`, into `output`, `[batch, n_q, output_dim]`. `n_q` follows
+    /// from the length of `query`. f16 and bf16 are given as [`Elements`] and [`ElementsMut`].
+    pub fn forward<'c>(
+        &'c self, query: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>,
+    ) -> Forward<'c> {
         Forward::new(self, query.into(), output.into())
     }
 
-    /// A product of rows `x`, `[rows, width of x]`, with W_O alone, into `output`, `[rows, output_dim]`.
-    pub fn linear<'c>(&'c self, x: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>) -> Linear<'c> {
+    /// A product of rows `x`, `[rows, width of x]`, with W_O alone, into `output`, `[rows,
+    /// output_dim]`.
+    pub fn linear<'c>(
+        &'c self, x: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>,
+    ) -> Linear<'c> {
         Linear::new(self, x.into(), output.into())
     }
 
@@ -353,8 +405,12 @@ impl Described<'_> {
         // SAFETY: valid structs, of whose arrays none is read.
         check(|error| unsafe {
             match self {
-                Described::Layer(config, weights) => sys::mha_layer_pack_size(config, weights, options, &mut bytes, error),
-                Described::Linear(weights) => sys::mha_linear_pack_size(weights, options, &mut bytes, error),
+                Described::Layer(config, weights) => {
+                    sys::mha_layer_pack_size(config, weights, options, &mut bytes, error)
+                }
+                Described::Linear(weights) => {
+                    sys::mha_linear_pack_size(weights, options, &mut bytes, error)
+                }
             }
         })?;
         Ok(bytes)
@@ -386,7 +442,8 @@ fn checked<R>(
         } else {
             Described::Layer(&raw_config, raw_weights)
         };
-        // Which finds the config valid; only then its products, which check_slices makes, cannot overflow.
+        // Which finds the config valid; only then its products, which check_slices makes, cannot
+        // overflow.
         described.pack_size(&raw_options)?;
         weights.check_slices(&config.with_defaults())?;
         body(described, &raw_options)

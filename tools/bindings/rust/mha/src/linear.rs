@@ -9,12 +9,14 @@ use crate::spans::{check_exact, check_strided, extent, int, rows_of};
 use crate::types::{Elements, ElementsMut};
 use crate::{CallInfo, Layer, Result, Scheduler, Workspace};
 
-/// A product alone, made by [`Layer::linear`]: `y = x W + b`, and plus a residual, on the kernels of the projections.
+/// A product alone, made by [`Layer::linear`]: `y = x W + b`, and plus a residual, on the kernels
+/// of the projections.
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, Weights, Workspace};
 ///
-/// let gate = Layer::new(&LayerConfig::linear(4, 3), &Weights::linear(&[0.5; 12]).output_bias(&[1.0; 3]))?;
+/// let weights = Weights::linear(&[0.5; 12]).output_bias(&[1.0; 3]);
+/// let gate = Layer::new(&LayerConfig::linear(4, 3), &weights)?;
 /// let mut y = [10.0; 2 * 3];
 /// gate.linear(&[1.0; 2 * 4], &mut y).add_to_output().run(&mut Workspace::new())?;
 /// assert_eq!(y, [13.0; 6]);
@@ -39,7 +41,15 @@ enum Residual<'a> {
 
 impl<'a> Linear<'a> {
     pub(crate) fn new(layer: &'a Layer<'a>, x: Elements<'a>, output: ElementsMut<'a>) -> Self {
-        Self { layer, x, output: Output::of(output), residual: Residual::None, strides: [0; 3], rows: None, scheduler: None }
+        Self {
+            layer,
+            x,
+            output: Output::of(output),
+            residual: Residual::None,
+            strides: [0; 3],
+            rows: None,
+            scheduler: None,
+        }
     }
 
     /// Rows to be added to the product, of the type and the shape of the output.
@@ -54,7 +64,8 @@ impl<'a> Linear<'a> {
         self
     }
 
-    /// The number of rows, and the elements from one row to the next of x, the residual and the output; 0 = contiguous.
+    /// The number of rows, and the elements from one row to the next of x, the residual and the
+    /// output; 0 = contiguous.
     pub fn strides(mut self, rows: usize, x: usize, residual: usize, output: usize) -> Self {
         (self.rows, self.strides) = (Some(rows), [x, residual, output]);
         self
@@ -70,7 +81,10 @@ impl<'a> Linear<'a> {
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let shape = self.layer.shape();
-        let (width, outputs) = (if shape.num_heads == 0 { shape.query_dim } else { shape.num_heads * shape.head_dim_v }, shape.output_dim);
+        let (width, outputs) = (
+            if shape.num_heads == 0 { shape.query_dim } else { shape.num_heads * shape.head_dim_v },
+            shape.output_dim,
+        );
         let rows = match self.rows {
             Some(rows) => rows,
             None => rows_of("x", self.x.len(), 1, width)?,
@@ -81,7 +95,8 @@ impl<'a> Linear<'a> {
         };
         check_rows("x", self.x.len(), width, self.strides[0])?;
         check_rows("output", self.output.len(), outputs, self.strides[2])?;
-        let [x, of_residual, of_output] = self.strides.map(|stride| sys::mha_strides { batch: 0, row: int(stride), head: 0 });
+        let [x, of_residual, of_output] =
+            self.strides.map(|stride| sys::mha_strides { batch: 0, row: int(stride), head: 0 });
         let output = self.output.raw(of_output);
         let mut residual = raw_input(None, of_residual);
         match self.residual {
@@ -90,7 +105,10 @@ impl<'a> Linear<'a> {
                 check_rows("residual", given.len(), outputs, self.strides[1])?;
                 residual = raw_input(Some(given), of_residual);
             }
-            Residual::Output => (residual.data, residual.type_, residual.strides) = (output.data, output.type_, of_output),
+            Residual::Output => {
+                (residual.data, residual.type_, residual.strides) =
+                    (output.data, output.type_, of_output)
+            }
         }
         let run = self.scheduler.map(Run::new);
         let scheduler = run.as_ref().map(Run::raw);

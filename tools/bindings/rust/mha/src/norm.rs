@@ -6,8 +6,8 @@ use crate::options::{slice_ptr, Dimensions};
 use crate::spans::{check_exact, int};
 use crate::Result;
 
-/// A norm of queries, and of keys before they are scored or stored, each head by itself, and of the context. [`Outputs`](crate::Outputs) has them as
-/// they are before.
+/// A norm of queries, and of keys before they are scored or stored, each head by itself, and of the
+/// context. [`Outputs`](crate::Outputs) has them as they are before.
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Norm, Weights, Workspace};
@@ -32,7 +32,16 @@ pub struct Norm<'a> {
 impl<'a> Norm<'a> {
     /// RMS norm: `x / sqrt(mean of x^2 + epsilon) * weight`.
     pub fn rms(epsilon: f32) -> Self {
-        Self { context: None, flags: 0, epsilon, is_per_head: false, q_weight: None, k_weight: None, q_bias: None, k_bias: None }
+        Self {
+            context: None,
+            flags: 0,
+            epsilon,
+            is_per_head: false,
+            q_weight: None,
+            k_weight: None,
+            q_bias: None,
+            k_bias: None,
+        }
     }
 
     /// Of the context alone (BitNet, Kosmos-2).
@@ -40,12 +49,14 @@ impl<'a> Norm<'a> {
         Self::rms(0.0).context(context)
     }
 
-    /// Layer norm: `(x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias` (Cohere, StableLM).
+    /// Layer norm: `(x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias` (Cohere,
+    /// StableLM).
     pub fn layer(epsilon: f32) -> Self {
         Self { flags: sys::MHA_NORM_LAYER, ..Self::rms(epsilon) }
     }
 
-    /// One norm over the columns of all heads together (OLMo 2). Weights and biases are then `[heads, head_dim]`.
+    /// One norm over the columns of all heads together (OLMo 2). Weights and biases are then
+    /// `[heads, head_dim]`.
     pub fn all_heads(mut self) -> Self {
         self.flags |= sys::MHA_NORM_ALL_HEADS;
         self.per_head()
@@ -72,7 +83,8 @@ impl<'a> Norm<'a> {
     setters! {
         /// Of the context too.
         context: ContextNorm<'a>;
-        /// The weights of queries, `[head_dim]`; 1 if not set. Gemma and others store w for a weight of 1 + w: the sum is to be given.
+        /// The weights of queries, `[head_dim]`; 1 if not set. Gemma and others store w for a
+        /// weight of 1 + w: the sum is to be given.
         q_weight: &'a [f32];
         /// The weights of keys, `[head_dim]`; 1 if not set.
         k_weight: &'a [f32];
@@ -86,11 +98,17 @@ impl<'a> Norm<'a> {
     pub(crate) fn check(&self, of: &Dimensions) -> Result<()> {
         let queries = [("norm.q_weight", self.q_weight), ("norm.q_bias", self.q_bias)];
         let keys = [("norm.k_weight", self.k_weight), ("norm.k_bias", self.k_bias)];
-        for (arrays, heads) in [(queries, ("num_heads", of.num_heads)), (keys, ("num_kv_heads", of.num_kv_heads))] {
+        for (arrays, heads) in
+            [(queries, ("num_heads", of.num_heads)), (keys, ("num_kv_heads", of.num_kv_heads))]
+        {
             for (name, array) in arrays {
                 let shape = [heads, ("head_dim", of.head_dim)];
                 if let Some(array) = array {
-                    check_exact(name, array.len(), if self.is_per_head { &shape } else { &shape[1..] })?;
+                    check_exact(
+                        name,
+                        array.len(),
+                        if self.is_per_head { &shape } else { &shape[1..] },
+                    )?;
                 }
             }
         }
@@ -113,18 +131,26 @@ impl<'a> Norm<'a> {
             context_epsilon: context.map_or(0.0, |context| context.epsilon),
             context_weight: slice_ptr(context.and_then(|context| context.weight)),
             context_bias: slice_ptr(context.and_then(|context| context.bias)),
-            context_head_stride: context.map_or(0, |context| if context.is_per_head { int(of.head_dim_v) } else { 0 }),
+            context_head_stride: context.map_or(0, |context| {
+                if context.is_per_head {
+                    int(of.head_dim_v)
+                } else {
+                    0
+                }
+            }),
         }
     }
 }
 
-/// A norm of the context before W_O, in a layer that has one: rows of zeros, as of a query without keys, are normalised too.
+/// A norm of the context before W_O, in a layer that has one: rows of zeros, as of a query without
+/// keys, are normalised too.
 ///
 /// ```
 /// # use mha::{ContextNorm, Norm};
 /// # let (weight, bias) = ([1.0; 32], [0.5; 32]);
 /// let bitnet = Norm::of_context(ContextNorm::rms(1e-5).all_heads().weight(&weight));
-/// let kosmos2 = Norm::of_context(ContextNorm::layer(1e-5).all_heads().weight(&weight).bias(&bias));
+/// let kosmos2 =
+///     Norm::of_context(ContextNorm::layer(1e-5).all_heads().weight(&weight).bias(&bias));
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ContextNorm<'a> {
@@ -146,7 +172,8 @@ impl<'a> ContextNorm<'a> {
         Self { flags: sys::MHA_NORM_LAYER, ..Self::rms(epsilon) }
     }
 
-    /// One norm over the columns of all heads together. Weights and biases are then `[num_heads, head_dim_v]`.
+    /// One norm over the columns of all heads together. Weights and biases are then `[num_heads,
+    /// head_dim_v]`.
     pub fn all_heads(mut self) -> Self {
         self.flags |= sys::MHA_NORM_ALL_HEADS;
         self.per_head()
@@ -173,9 +200,15 @@ impl<'a> ContextNorm<'a> {
 
     fn check(&self, of: &Dimensions) -> Result<()> {
         let shape = [("num_heads", of.num_heads), ("head_dim_v", of.head_dim_v)];
-        for (name, array) in [("norm.context_weight", self.weight), ("norm.context_bias", self.bias)] {
+        for (name, array) in
+            [("norm.context_weight", self.weight), ("norm.context_bias", self.bias)]
+        {
             if let Some(array) = array {
-                check_exact(name, array.len(), if self.is_per_head { &shape } else { &shape[1..] })?;
+                check_exact(
+                    name,
+                    array.len(),
+                    if self.is_per_head { &shape } else { &shape[1..] },
+                )?;
             }
         }
         Ok(())

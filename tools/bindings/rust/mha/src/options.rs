@@ -11,7 +11,10 @@ use crate::cache::length_of;
 use crate::scheduler::Run;
 use crate::spans::{check_exact, int, Extent};
 use crate::types::{Elements, ElementsMut};
-use crate::{CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions, Type};
+use crate::{
+    CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns,
+    ScoreOptions, Type,
+};
 
 /// An array that a call writes to, borrowed for 'a.
 pub(crate) struct Output<'a> {
@@ -37,7 +40,12 @@ impl<'a> Output<'a> {
 
     /// Of positions of keys.
     pub fn of_keys(data: &'a mut [i32]) -> Self {
-        Self { start: data.as_mut_ptr().cast(), len: data.len(), kind: Type::F32, _borrowed: PhantomData }
+        Self {
+            start: data.as_mut_ptr().cast(),
+            len: data.len(),
+            kind: Type::F32,
+            _borrowed: PhantomData,
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -78,14 +86,15 @@ pub(crate) fn struct_ptr<T>(value: &Option<T>) -> *const T {
     value.as_ref().map_or(null(), std::ptr::from_ref)
 }
 
-/// Optional outputs of the steps in between: each array that is given receives what the call computed at that point. Asking for one changes no other
-/// output.
+/// Optional outputs of the steps in between: each array that is given receives what the call
+/// computed at that point. Asking for one changes no other output.
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Outputs, Weights, Workspace};
 /// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let (mut y, mut q, mut scores) = ([0.0; 12], [0.0; 12], [0.0; 2 * 3 * 3]);
-/// layer.forward(&[1.0; 12], &mut y).outputs(Outputs::new().q(&mut q).scores(&mut scores)).run(&mut Workspace::new())?;
+/// let outputs = Outputs::new().q(&mut q).scores(&mut scores);
+/// layer.forward(&[1.0; 12], &mut y).outputs(outputs).run(&mut Workspace::new())?;
 /// assert_eq!(q, [1.0; 12]);
 /// assert_eq!(scores, [2.0; 18]);
 /// # Ok::<(), mha::Error>(())
@@ -120,11 +129,14 @@ macro_rules! outputs {
 }
 
 outputs! {
-    /// `[batch, n_q, num_heads, head_dim]`: the queries as projected, before norm and rotation. Only a call of a whole layer has q, k and v.
+    /// `[batch, n_q, num_heads, head_dim]`: the queries as projected, before norm and rotation.
+    /// Only a call of a whole layer has q, k and v.
     q
-    /// `[batch, n_kv, num_kv_heads, head_dim]`: the keys as projected, before norm and rotation; only the rows of this call.
+    /// `[batch, n_kv, num_kv_heads, head_dim]`: the keys as projected, before norm and rotation;
+    /// only the rows of this call.
     k
-    /// `[batch, n_kv, num_kv_heads, head_dim_v]`: the values as projected; only the rows of this call.
+    /// `[batch, n_kv, num_kv_heads, head_dim_v]`: the values as projected; only the rows of this
+    /// call.
     v
     /// `[batch, num_heads, n_q, n_kv]`: q k^T after rotation, the keys as they are stored.
     scores
@@ -132,7 +144,8 @@ outputs! {
     scaled_scores
     /// `[batch, num_heads, n_q, n_kv]`: the scaled scores after the softcap.
     softcapped_scores
-    /// `[batch, num_heads, n_q, n_kv]`: the softcapped scores after all biases, -infinity where masked.
+    /// `[batch, num_heads, n_q, n_kv]`: the softcapped scores after all biases, -infinity where
+    /// masked.
     masked_scores
     /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before the gate and W_O.
     context
@@ -148,7 +161,12 @@ struct Cache<'a> {
 
 impl Cache<'_> {
     fn of(cache: &KvCache, is_read_only: bool) -> Self {
-        Self { raw: cache.as_ptr(), is_read_only, is_ring: cache.shape().kind == CacheKind::Ring, _borrowed: PhantomData }
+        Self {
+            raw: cache.as_ptr(),
+            is_read_only,
+            is_ring: cache.shape().kind == CacheKind::Ring,
+            _borrowed: PhantomData,
+        }
     }
 }
 
@@ -218,7 +236,10 @@ impl<'a> Options<'a> {
 
     pub fn check_one_cache(&self) -> Result<()> {
         if self.has_both_caches {
-            return Err(Error::new(ErrorKind::InvalidValue, "cache and cache_read are both given; give one of them"));
+            return Err(Error::new(
+                ErrorKind::InvalidValue,
+                "cache and cache_read are both given; give one of them",
+            ));
         }
         Ok(())
     }
@@ -250,7 +271,10 @@ impl<'a> Options<'a> {
 
     /// The lists with an entry per row, and the rows that they are for.
     fn row_lists(&self, of: &Dimensions) -> [(&'static str, Option<&'a [i64]>, Extent); 2] {
-        [("rope_q_positions", self.rope_q_positions, ("n_q", of.n_q)), ("rope_k_positions", self.rope_k_positions, ("n_kv", of.n_kv))]
+        [
+            ("rope_q_positions", self.rope_q_positions, ("n_q", of.n_q)),
+            ("rope_k_positions", self.rope_k_positions, ("n_kv", of.n_kv)),
+        ]
     }
 
     /// That each slice has what the call reads or writes.
@@ -259,7 +283,8 @@ impl<'a> Options<'a> {
         if let Some(starts) = self.cu_seqlens_q {
             if of.batch != 1 || starts.len() < 2 {
                 let message = format!(
-                    "cu_seqlens_q has {} elements and batch is {}; packed sequences are the rows of a batch of 1, and cu_seqlens_q says where \
+                    "cu_seqlens_q has {} elements and batch is {}; packed sequences are the rows \
+                        of a batch of 1, and cu_seqlens_q says where \
                      each begins and the last one ends",
                     starts.len(),
                     of.batch
@@ -268,7 +293,11 @@ impl<'a> Options<'a> {
             }
         }
         if let Some(starts) = self.cu_seqlens_kv {
-            check_exact("cu_seqlens_kv", starts.len(), &[("sequences + 1", sequences.saturating_add(1))])?;
+            check_exact(
+                "cu_seqlens_kv",
+                starts.len(),
+                &[("sequences + 1", sequences.saturating_add(1))],
+            )?;
         }
         for (name, list) in self.lists() {
             if let Some(list) = list {
@@ -323,7 +352,8 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// The keys that each query is paired with: those of the call, or with a cache the longest length of the call's sequences once it has appended.
+    /// The keys that each query is paired with: those of the call, or with a cache the longest
+    /// length of the call's sequences once it has appended.
     pub fn attended_keys(&self, of: &Dimensions) -> Result<usize> {
         let Some(cache) = &self.cache else { return Ok(of.n_kv) };
         let mut longest = 0;
@@ -336,7 +366,8 @@ impl<'a> Options<'a> {
         Ok(longest)
     }
 
-    /// The keys that come with the call to a sequence, at most all rows: the library checks the numbers.
+    /// The keys that come with the call to a sequence, at most all rows: the library checks the
+    /// numbers.
     fn new_keys(&self, index: usize, of: &Dimensions) -> usize {
         let within = |rows: i64| usize::try_from(rows).unwrap_or(0).min(of.n_kv);
         let (packed, lengths, first_rows) = if of.is_self {
@@ -352,7 +383,8 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// The sequences of the call: those of the arrays, unless these are packed in the arrays' only one.
+    /// The sequences of the call: those of the arrays, unless these are packed in the arrays' only
+    /// one.
     pub fn sequences(&self, of: &Dimensions) -> usize {
         self.cu_seqlens_q.map_or(of.batch, |starts| starts.len().saturating_sub(1))
     }
@@ -374,7 +406,8 @@ impl<'a> Options<'a> {
     /// None if every sequence of the batch is whole.
     fn raw_sequences(&self, of: &Dimensions) -> Option<sys::mha_sequences> {
         let is_packed = self.cu_seqlens_q.is_some() || self.cu_seqlens_kv.is_some();
-        let has_lists = self.lists().iter().any(|(_, list)| list.is_some()) || self.row_lists(of).iter().any(|(_, list, _)| list.is_some());
+        let has_lists = self.lists().iter().any(|(_, list)| list.is_some())
+            || self.row_lists(of).iter().any(|(_, list, _)| list.is_some());
         (is_packed || has_lists).then(|| sys::mha_sequences {
             struct_size: size_of::<sys::mha_sequences>(),
             count: if is_packed { int(self.sequences(of)) } else { 0 },
@@ -393,8 +426,20 @@ impl<'a> Options<'a> {
 
     /// None if there is none.
     fn raw_outputs(&self) -> Option<sys::mha_outputs> {
-        let Outputs { q, k, v, scores, scaled_scores, softcapped_scores, masked_scores, context } = &self.outputs;
-        let all = [&self.lse, &self.attention_weights, q, k, v, scores, scaled_scores, softcapped_scores, masked_scores, context];
+        let Outputs { q, k, v, scores, scaled_scores, softcapped_scores, masked_scores, context } =
+            &self.outputs;
+        let all = [
+            &self.lse,
+            &self.attention_weights,
+            q,
+            k,
+            v,
+            scores,
+            scaled_scores,
+            softcapped_scores,
+            masked_scores,
+            context,
+        ];
         all.iter().any(|output| output.is_some()).then(|| sys::mha_outputs {
             lse: output_ptr(&self.lse),
             attention_weights: output_ptr(&self.attention_weights),
@@ -441,7 +486,8 @@ impl Pointees<'_> {
 macro_rules! fill_common {
     ($args:ident, $options:expr, $pointees:ident, $of:ident) => {
         $args.struct_size = std::mem::size_of_val(&$args);
-        ($args.batch, $args.n_q, $args.n_kv) = [$of.batch, $of.n_q, $of.n_kv].map(crate::spans::extent).into();
+        ($args.batch, $args.n_q, $args.n_kv) =
+            [$of.batch, $of.n_q, $of.n_kv].map(crate::spans::extent).into();
         $args.flags = $options.flags();
         $args.window_left = $options.window_left.map_or(0, int);
         $args.window_right = $options.window_right.map_or(0, int);
@@ -461,12 +507,15 @@ pub(crate) use fill_common;
 macro_rules! common_setters {
     () => {
         setters! {
-            /// The sequences of the arrays, 1 if not set: rows are `[batch, n, width]`. Packed sequences have a batch of 1.
-            /// To decode one token for each of 3 sequences of a cache, call `.batch(3)`.
+            /// The sequences of the arrays, 1 if not set: rows are `[batch, n, width]`. Packed
+            /// sequences have a batch of 1. To decode one token for each of 3 sequences of a cache,
+            /// call `.batch(3)`.
             batch: usize;
-            /// Rows of query and output per sequence. Needed only where strides are given; else it follows from the length of the query.
+            /// Rows of query and output per sequence. Needed only where strides are given; else it
+            /// follows from the length of the query.
             n_q: usize;
-            /// Rows of key and value per sequence. Needed only where strides are given; else it follows from the length of the key.
+            /// Rows of key and value per sequence. Needed only where strides are given; else it
+            /// follows from the length of the key.
             n_kv: usize;
         }
 
@@ -481,30 +530,36 @@ macro_rules! common_setters {
             window_left: usize;
             /// The query at position p attends to keys at positions up to `p + keys` only.
             window_right: usize;
-            /// `[sequences + 1]`: the sequences are packed, one after the other, in arrays with a batch of 1. Sequence s is the rows of query and
-            /// output from `cu_seqlens_q[s]` up to `cu_seqlens_q[s + 1]`; the first number is 0 and the last one `n_q`.
+            /// `[sequences + 1]`: the sequences are packed, one after the other, in arrays with a
+            /// batch of 1. Sequence s is the rows of query and output from `cu_seqlens_q[s]` up to
+            /// `cu_seqlens_q[s + 1]`; the first number is 0 and the last one `n_q`.
             cu_seqlens_q: &'a [i64];
-            /// The same for key and value, from 0 to `n_kv`; as for query if not set. Not in self-attention.
+            /// The same for key and value, from 0 to `n_kv`; as for query if not set. Not in
+            /// self-attention.
             cu_seqlens_kv: &'a [i64];
-            /// `[batch]`: the valid rows of query and output; all from the first one on if not set. The others are padding, which is not read; its
-            /// outputs are 0.
+            /// `[batch]`: the valid rows of query and output; all from the first one on if not set.
+            /// The others are padding, which is not read; its outputs are 0.
             q_lengths: &'a [i64];
-            /// `[batch]`: the same for key and value, where these are given; not the rows in a cache.
+            /// `[batch]`: the same for key and value, where these are given; not the rows in a
+            /// cache.
             kv_lengths: &'a [i64];
-            /// `[batch]`: the first valid row of query and output, 0 if not set: padding on the left.
+            /// `[batch]`: the first valid row of query and output, 0 if not set: padding on the
+            /// left.
             q_first_rows: &'a [i64];
             /// `[batch]`: the same for key and value, where these are given.
             kv_first_rows: &'a [i64];
-            /// `[sequences]`: the position of each sequence's first valid query, counted from its first key. If not set, the last query stands at
-            /// the last key.
+            /// `[sequences]`: the position of each sequence's first valid query, counted from its
+            /// first key. If not set, the last query stands at the last key.
             q_first_positions: &'a [i64];
-            /// `[sequences]`: the sequences of the cache, no two equal; 0, 1, ... if not set. Ignored without a cache.
+            /// `[sequences]`: the sequences of the cache, no two equal; 0, 1, ... if not set.
+            /// Ignored without a cache.
             cache_sequences: &'a [i64];
-            /// `[batch, n_q]`: the row of the rotation's tables for each row of query, in place of the positions from
-            /// [`q_first_positions`](Self::q_first_positions) on, by which masks go all the same. Ignored without [`rope`](Self::rope).
+            /// `[batch, n_q]`: the row of the rotation's tables for each row of query, in place of
+            /// the positions from [`q_first_positions`](Self::q_first_positions) on, by which masks
+            /// go all the same. Ignored without [`rope`](Self::rope).
             rope_q_positions: &'a [i64];
-            /// `[batch, n_kv]`: the same for the rows of key, in place of counting from the sequence's first key. In self-attention the rows of key
-            /// are those of query.
+            /// `[batch, n_kv]`: the same for the rows of key, in place of counting from the
+            /// sequence's first key. In self-attention the rows of key are those of query.
             rope_k_positions: &'a [i64];
             /// Normalises queries and keys.
             norm: Norm<'a>;
@@ -524,28 +579,31 @@ macro_rules! common_setters {
             self
         }
 
-        /// Appends the keys and values of this call to the sequences of a cache, and attends to all that these hold.
+        /// Appends the keys and values of this call to the sequences of a cache, and attends to all
+        /// that these hold.
         pub fn cache(mut self, cache: &'a mut KvCache) -> Self {
             self.options.set_cache(cache);
             self
         }
 
-        /// Attends to a cache as it is, without keys and values of this call. Any number of calls may do so at the same time.
+        /// Attends to a cache as it is, without keys and values of this call. Any number of calls
+        /// may do so at the same time.
         pub fn cache_read(mut self, cache: &'a KvCache) -> Self {
             self.options.set_cache_read(cache);
             self
         }
 
-        /// An optional output `[batch, num_heads, n_q, n_kv]`: the weights of each pair, of which a row sums to 1, with sinks to less, or is 0 if all
-        /// is masked. With a cache, `n_kv` is the longest length of the call's sequences once the call has appended. Packed: `batch` is 1, `n_q` and,
-        /// without a cache, `n_kv` are all rows.
+        /// An optional output `[batch, num_heads, n_q, n_kv]`: the weights of each pair, of which a
+        /// row sums to 1, with sinks to less, or is 0 if all is masked. With a cache, `n_kv` is the
+        /// longest length of the call's sequences once the call has appended. Packed: `batch` is 1,
+        /// `n_q` and, without a cache, `n_kv` are all rows.
         pub fn attention_weights(mut self, weights: &'a mut [f32]) -> Self {
             self.options.attention_weights = Some(Output::new(weights));
             self
         }
 
-        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score), with that of the sink; -infinity if all is masked. Packed:
-        /// `batch` is 1 and `n_q` is all rows.
+        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score), with that of
+        /// the sink; -infinity if all is masked. Packed: `batch` is 1 and `n_q` is all rows.
         pub fn lse(mut self, lse: &'a mut [f32]) -> Self {
             self.options.lse = Some(Output::new(lse));
             self

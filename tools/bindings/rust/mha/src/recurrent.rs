@@ -11,15 +11,20 @@ use crate::spans::{check_exact, extent, int, Extent};
 use crate::types::{Elements, ElementsMut};
 use crate::{CallInfo, Gate, InstructionSet, Result, Scheduler, Strides, Workspace};
 
-/// Attention with a recurrent state in place of a KV cache: linear attention, gated with [`decay`](RecurrentCall::decay) (Mamba-2), the delta rule with
-/// [`beta`](RecurrentCall::beta), and with both the gated delta rule (Qwen3-Next). A prompt at once and token by token have the same bits.
+/// Attention with a recurrent state in place of a KV cache: linear attention, gated with
+/// [`decay`](RecurrentCall::decay) (Mamba-2), the delta rule with [`beta`](RecurrentCall::beta),
+/// and with both the gated delta rule (Qwen3-Next). A prompt at once and token by token have the
+/// same bits.
 ///
 /// ```
 /// use mha::{RecurrentAttention, Workspace};
 ///
 /// let attention = RecurrentAttention::new(1, 2).scale(1.0); // one head of width 2
 /// let (mut state, mut output) = ([0.0; 2 * 2], [0.0; 2]);
-/// let mut token = |v: &[f32; 2]| attention.call(&[1.0, 0.0], &[1.0, 0.0], v, &mut output).update_state(&mut state).run(&mut Workspace::new());
+/// let mut token = |v: &[f32; 2]| {
+///     let call = attention.call(&[1.0, 0.0], &[1.0, 0.0], v, &mut output);
+///     call.update_state(&mut state).run(&mut Workspace::new())
+/// };
 /// token(&[3.0, 4.0])?;
 /// token(&[0.5, 0.5])?;
 /// assert_eq!((output, state), ([3.5, 4.5], [3.5, 4.5, 0.0, 0.0]));
@@ -57,7 +62,8 @@ impl RecurrentAttention {
     }
 
     setters! {
-        /// Query heads: a divisor or a multiple of the states. The output has as many heads as the greater of the two.
+        /// Query heads: a divisor or a multiple of the states. The output has as many heads as the
+        /// greater of the two.
         num_q_heads: usize;
         /// Key heads, a divisor of the states.
         num_k_heads: usize;
@@ -71,14 +77,17 @@ impl RecurrentAttention {
         norm_epsilon: f32;
         /// [`Gate::Sigmoid`]: beta is given as it comes of a product.
         beta_function: Gate;
-        /// The instruction set of the kernels; one that this machine lacks is an error, never a fallback.
+        /// The instruction set of the kernels; one that this machine lacks is an error, never a
+        /// fallback.
         instruction_set: InstructionSet;
     }
 
-    /// A call on q, `[batch, rows, num_q_heads, head_dim]`, k, `[batch, rows, num_k_heads, head_dim]`, and v, `[batch, rows, num_v_heads, head_dim_v]`,
-    /// into `output`, `[batch, rows, max(num_q_heads, num_v_heads), head_dim_v]`. The rows follow from the length of q.
+    /// A call on q, `[batch, rows, num_q_heads, head_dim]`, k, `[batch, rows, num_k_heads,
+    /// head_dim]`, and v, `[batch, rows, num_v_heads, head_dim_v]`, into `output`, `[batch, rows,
+    /// max(num_q_heads, num_v_heads), head_dim_v]`. The rows follow from the length of q.
     pub fn call<'a>(
-        &self, q: impl Into<Elements<'a>>, k: impl Into<Elements<'a>>, v: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>,
+        &self, q: impl Into<Elements<'a>>, k: impl Into<Elements<'a>>, v: impl Into<Elements<'a>>,
+        output: impl Into<ElementsMut<'a>>,
     ) -> RecurrentCall<'a> {
         let array = |data| Array { data: Some(data), strides: None };
         RecurrentCall {
@@ -133,10 +142,12 @@ macro_rules! state_setters {
         }
 
         setters! { @options
-            /// `[sequences + 1]`: the sequences are packed, one after the other, in arrays with a batch of 1; sequence s is the rows from
-            /// `cu_seqlens_q[s]` up to `cu_seqlens_q[s + 1]`.
+            /// `[sequences + 1]`: the sequences are packed, one after the other, in arrays with a
+            /// batch of 1; sequence s is the rows from `cu_seqlens_q[s]` up to `cu_seqlens_q[s +
+            /// 1]`.
             cu_seqlens_q: &'a [i64];
-            /// `[batch]`: the valid rows; all from the first one on if not set. The others are padding, which is not read; its outputs are 0.
+            /// `[batch]`: the valid rows; all from the first one on if not set. The others are
+            /// padding, which is not read; its outputs are 0.
             q_lengths: &'a [i64];
             /// `[batch]`: the first valid row, 0 if not set: padding on the left.
             q_first_rows: &'a [i64];
@@ -189,7 +200,8 @@ pub struct RecurrentCall<'a> {
 impl<'a> RecurrentCall<'a> {
     state_setters!();
 
-    /// The logarithm of what each row multiplies the state by, `[batch, rows, num_v_heads, decay_dim]`.
+    /// The logarithm of what each row multiplies the state by, `[batch, rows, num_v_heads,
+    /// decay_dim]`.
     pub fn decay(mut self, decay: impl Into<Elements<'a>>) -> Self {
         self.decay.data = Some(decay.into());
         self
@@ -207,8 +219,9 @@ impl<'a> RecurrentCall<'a> {
         self
     }
 
-    /// Receives the states before the last row, before the last two rows and so on, `count` of them for each sequence,
-    /// `[sequences, count, num_v_heads, head_dim, head_dim_v]`, to drop rejected tokens; at most 16.
+    /// Receives the states before the last row, before the last two rows and so on, `count` of them
+    /// for each sequence, `[sequences, count, num_v_heads, head_dim, head_dim_v]`, to drop rejected
+    /// tokens; at most 16.
     pub fn snapshots(mut self, count: usize, states: &'a mut [f32]) -> Self {
         self.snapshots = Some((count, Output::new(states)));
         self
@@ -257,31 +270,52 @@ impl<'a> RecurrentCall<'a> {
 
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
-        let or = |value: usize, default: usize| if value == 0 { default } else { value }; // as the library has it
+        // as the library has it
+        let or = |value: usize, default: usize| if value == 0 { default } else { value };
         let how = &self.attention;
         let k_heads = ("num_k_heads", or(how.num_k_heads, how.num_v_heads));
-        let (q_heads, v_heads) = (("num_q_heads", or(how.num_q_heads, k_heads.1)), ("num_v_heads", how.num_v_heads));
-        let (width, width_v) = (("head_dim", how.head_dim), ("head_dim_v", or(how.head_dim_v, how.head_dim)));
+        let (q_heads, v_heads) =
+            (("num_q_heads", or(how.num_q_heads, k_heads.1)), ("num_v_heads", how.num_v_heads));
+        let (width, width_v) =
+            (("head_dim", how.head_dim), ("head_dim_v", or(how.head_dim_v, how.head_dim)));
         let decay_dim = ("decay_dim", or(how.decay_dim, 1));
         let of_q = q_heads.1.saturating_mul(width.1);
         let n = attention::rows("q", "rows", self.rows, &self.q, self.batch, of_q)?;
-        let (batch, rows, beta_heads) = (("batch", self.batch), ("rows", n), ("heads", if self.has_shared_beta { 1 } else { v_heads.1 }));
+        let (batch, rows, beta_heads) = (
+            ("batch", self.batch),
+            ("rows", n),
+            ("heads", if self.has_shared_beta { 1 } else { v_heads.1 }),
+        );
         attention::check_array("q", &self.q, &[batch, rows, q_heads, width])?;
         attention::check_array("k", &self.k, &[batch, rows, k_heads, width])?;
         attention::check_array("v", &self.v, &[batch, rows, v_heads, width_v])?;
         attention::check_array("decay", &self.decay, &[batch, rows, v_heads, decay_dim])?;
-        let beta = Array { data: self.beta.data, strides: self.beta.strides.filter(|_| !self.has_shared_beta) };
+        let beta = Array {
+            data: self.beta.data,
+            strides: self.beta.strides.filter(|_| !self.has_shared_beta),
+        };
         attention::check_array("beta", &beta, &[batch, rows, beta_heads, ("numbers", 1)])?;
         let heads = ("heads", q_heads.1.max(v_heads.1));
-        attention::check_lengths("output", self.output.len(), self.output_strides, &[batch, rows, heads, width_v])?;
+        attention::check_lengths(
+            "output",
+            self.output.len(),
+            self.output_strides,
+            &[batch, rows, heads, width_v],
+        )?;
         self.a_log.map_or(Ok(()), |numbers| check_exact("a_log", numbers.len(), &[v_heads]))?;
-        self.dt_bias.map_or(Ok(()), |numbers| check_exact("dt_bias", numbers.len(), &[v_heads, decay_dim]))?;
+        self.dt_bias.map_or(Ok(()), |numbers| {
+            check_exact("dt_bias", numbers.len(), &[v_heads, decay_dim])
+        })?;
         let of = dimensions(self.batch, n);
         self.options.check_slices(&of)?;
         let sequences = ("sequences", self.options.sequences(&of));
         self.state.check(&[sequences, v_heads, width, width_v])?;
         if let Some((count, states)) = &self.snapshots {
-            check_exact("snapshots", states.len(), &[sequences, ("count", *count), v_heads, width, width_v])?;
+            check_exact(
+                "snapshots",
+                states.len(),
+                &[sequences, ("count", *count), v_heads, width, width_v],
+            )?;
         }
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
@@ -289,16 +323,26 @@ impl<'a> RecurrentCall<'a> {
         // SAFETY: numbers and pointers that may be NULL.
         let mut args: sys::mha_recurrent_args = unsafe { zeroed() };
         args.struct_size = size_of::<sys::mha_recurrent_args>();
-        (args.num_q_heads, args.num_k_heads, args.num_v_heads) = (int(q_heads.1), int(k_heads.1), int(v_heads.1));
-        (args.head_dim, args.head_dim_v, args.decay_dim) = (int(width.1), int(width_v.1), int(decay_dim.1));
-        (args.scale, args.norm_epsilon, args.beta_function) = (how.scale, how.norm_epsilon, how.beta_function.raw());
+        (args.num_q_heads, args.num_k_heads, args.num_v_heads) =
+            (int(q_heads.1), int(k_heads.1), int(v_heads.1));
+        (args.head_dim, args.head_dim_v, args.decay_dim) =
+            (int(width.1), int(width_v.1), int(decay_dim.1));
+        (args.scale, args.norm_epsilon, args.beta_function) =
+            (how.scale, how.norm_epsilon, how.beta_function.raw());
         (args.a_log, args.dt_bias) = (slice_ptr(self.a_log), slice_ptr(self.dt_bias));
-        (args.instruction_set, args.scheduler) = (how.instruction_set.0, struct_ptr(&pointees.scheduler));
-        (args.batch, args.rows, args.sequences) = (extent(self.batch), extent(n), struct_ptr(&pointees.sequences));
-        (args.q, args.k, args.v) = (attention::raw_array(&self.q), attention::raw_array(&self.k), attention::raw_array(&self.v));
+        (args.instruction_set, args.scheduler) =
+            (how.instruction_set.0, struct_ptr(&pointees.scheduler));
+        (args.batch, args.rows, args.sequences) =
+            (extent(self.batch), extent(n), struct_ptr(&pointees.sequences));
+        (args.q, args.k, args.v) = (
+            attention::raw_array(&self.q),
+            attention::raw_array(&self.k),
+            attention::raw_array(&self.v),
+        );
         (args.decay, args.beta) = (attention::raw_array(&self.decay), attention::raw_array(&beta));
         if self.has_shared_beta {
-            args.beta.strides = sys::mha_strides { batch: int(n.max(1)), row: 1, head: sys::MHA_BROADCAST };
+            args.beta.strides =
+                sys::mha_strides { batch: int(n.max(1)), row: 1, head: sys::MHA_BROADCAST };
         }
         args.output = self.output.raw(attention::raw_strides(self.output_strides));
         (args.state, args.state_out) = self.state.raw();
@@ -313,10 +357,20 @@ impl<'a> RecurrentCall<'a> {
 
 /// What lists of sequences are checked against.
 fn dimensions(batch: usize, rows: usize) -> Dimensions {
-    Dimensions { batch, n_q: rows, n_kv: 0, is_self: true, num_heads: 0, num_kv_heads: 0, head_dim: 0, head_dim_v: 0 }
+    Dimensions {
+        batch,
+        n_q: rows,
+        n_kv: 0,
+        is_self: true,
+        num_heads: 0,
+        num_kv_heads: 0,
+        head_dim: 0,
+        head_dim_v: 0,
+    }
 }
 
-/// A depthwise causal convolution: each channel of a row is the sum of its last rows, times weights. Cut anywhere, it has the same bits.
+/// A depthwise causal convolution: each channel of a row is the sum of its last rows, times
+/// weights. Cut anywhere, it has the same bits.
 ///
 /// ```
 /// use mha::{CausalConv, Workspace};
@@ -347,7 +401,8 @@ impl<'a> CausalConv<'a> {
     setters! {
         /// `[channels]`.
         bias: &'a [f32];
-        /// The instruction set of the kernels; one that this machine lacks is an error, never a fallback.
+        /// The instruction set of the kernels; one that this machine lacks is an error, never a
+        /// fallback.
         instruction_set: InstructionSet;
     }
 
@@ -357,8 +412,11 @@ impl<'a> CausalConv<'a> {
         self
     }
 
-    /// A call on x, `[batch, rows, channels]`, into `output`, of the same shape. The rows follow from the length of x.
-    pub fn call(&self, x: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>) -> CausalConvCall<'a> {
+    /// A call on x, `[batch, rows, channels]`, into `output`, of the same shape. The rows follow
+    /// from the length of x.
+    pub fn call(
+        &self, x: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>,
+    ) -> CausalConvCall<'a> {
         CausalConvCall {
             conv: *self,
             batch: 1,
@@ -372,8 +430,8 @@ impl<'a> CausalConv<'a> {
     }
 }
 
-/// A call of a convolution, made by [`CausalConv::call`]. States are `[sequences, kernel_size - 1, channels]`: the rows before the first, the newest
-/// last.
+/// A call of a convolution, made by [`CausalConv::call`]. States are `[sequences, kernel_size - 1,
+/// channels]`: the rows before the first, the newest last.
 #[must_use = "nothing happens before .run()"]
 pub struct CausalConvCall<'a> {
     conv: CausalConv<'a>,
@@ -389,7 +447,8 @@ pub struct CausalConvCall<'a> {
 impl<'a> CausalConvCall<'a> {
     state_setters!();
 
-    /// Elements from one sequence of x to the next, and from one row to the next; 0 = contiguous. Needs [`rows`](Self::rows).
+    /// Elements from one sequence of x to the next, and from one row to the next; 0 = contiguous.
+    /// Needs [`rows`](Self::rows).
     pub fn x_strides(mut self, batch: usize, row: usize) -> Self {
         self.x.strides = Some([batch, row]);
         self
@@ -406,7 +465,8 @@ impl<'a> CausalConvCall<'a> {
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let conv = &self.conv;
-        let (channels, kernel_size) = (("channels", conv.channels), ("kernel_size", conv.kernel_size));
+        let (channels, kernel_size) =
+            (("channels", conv.channels), ("kernel_size", conv.kernel_size));
         check_exact("weights", conv.weights.len(), &[channels, kernel_size])?;
         conv.bias.map_or(Ok(()), |numbers| check_exact("bias", numbers.len(), &[channels]))?;
         let n = match self.rows {
@@ -418,7 +478,11 @@ impl<'a> CausalConvCall<'a> {
         forward::check_lengths("output", self.output.len(), self.output_strides, &shape)?;
         let of = dimensions(self.batch, n);
         self.options.check_slices(&of)?;
-        let of_state = [("sequences", self.options.sequences(&of)), ("kernel_size - 1", conv.kernel_size.saturating_sub(1)), channels];
+        let of_state = [
+            ("sequences", self.options.sequences(&of)),
+            ("kernel_size - 1", conv.kernel_size.saturating_sub(1)),
+            channels,
+        ];
         self.state.check(&of_state)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();

@@ -8,7 +8,8 @@ use crate::error::check;
 use crate::spans::{check_exact, int};
 use crate::{Error, ErrorKind, Result};
 
-/// How the angles of a rotary position embedding (RoPE) are chosen. With [`new`](Self::new) alone: Llama's.
+/// How the angles of a rotary position embedding (RoPE) are chosen. With [`new`](Self::new) alone:
+/// Llama's.
 ///
 /// ```
 /// use mha::RopeConfig;
@@ -48,13 +49,15 @@ impl<'a> RopeConfig<'a> {
         base: f64;
     }
 
-    /// Divides positions by `factor` (position interpolation, "linear" in Hugging Face's `rope_scaling`).
+    /// Divides positions by `factor` (position interpolation, "linear" in Hugging Face's
+    /// `rope_scaling`).
     pub fn linear(mut self, factor: f64) -> Self {
         self.linear_factor = factor;
         self
     }
 
-    /// Stretches a context of `original_positions` by `factor` as Llama 3.1 does ("llama3"). Of YaRN and what follows, a config has one.
+    /// Stretches a context of `original_positions` by `factor` as Llama 3.1 does ("llama3"). Of
+    /// YaRN and what follows, a config has one.
     pub fn llama3(mut self, factor: f64, original_positions: usize) -> Self {
         (self.llama3_factor, self.original_positions) = (factor, original_positions);
         self
@@ -66,40 +69,48 @@ impl<'a> RopeConfig<'a> {
         self
     }
 
-    /// Stretches a context of `original_positions` by `factor` as YaRN (Peng et al., arXiv:2309.00071) does, in the form of Hugging Face's "yarn".
+    /// Stretches a context of `original_positions` by `factor` as YaRN (Peng et al.,
+    /// arXiv:2309.00071) does, in the form of Hugging Face's "yarn".
     pub fn yarn(mut self, factor: f64, original_positions: usize) -> Self {
         (self.yarn_factor, self.original_positions) = (factor, original_positions);
         self
     }
 
-    /// Of YaRN: pairs that turn more often than `fast` in the original context keep their angle, 32 if not set; those that turn less often than `slow`
-    /// are stretched in full, 1 if not set.
+    /// Of YaRN: pairs that turn more often than `fast` in the original context keep their angle, 32
+    /// if not set; those that turn less often than `slow` are stretched in full, 1 if not set.
     pub fn yarn_betas(mut self, fast: f64, slow: f64) -> Self {
         self.yarn_betas = (fast, slow);
         self
     }
 
-    /// Of YaRN: the pairs between which the stretching sets in are not rounded to whole ones ("truncate": false; gpt-oss).
+    /// Of YaRN: the pairs between which the stretching sets in are not rounded to whole ones
+    /// ("truncate": false; gpt-oss).
     pub fn yarn_unrounded(mut self) -> Self {
         self.is_yarn_unrounded = true;
         self
     }
 
-    /// Raises the base once there are more than `original_positions` in the context, of which there are `positions` now (dynamic NTK, "dynamic").
+    /// Raises the base once there are more than `original_positions` in the context, of which there
+    /// are `positions` now (dynamic NTK, "dynamic").
     pub fn dynamic_ntk(mut self, factor: f64, original_positions: usize, positions: usize) -> Self {
-        (self.ntk_factor, self.original_positions, self.ntk_positions) = (factor, original_positions, positions);
+        (self.ntk_factor, self.original_positions, self.ntk_positions) =
+            (factor, original_positions, positions);
         self
     }
 
     setters! {
         /// `[dims / 2]`: divides the angle of each pair (LongRoPE, "longrope").
         pair_factors: &'a [f64];
-        /// Factor of cosines and sines, with any of these; with YaRN `0.1 ln(factor) + 1` if not set.
+        /// Factor of cosines and sines, with any of these; with YaRN `0.1 ln(factor) + 1` if not
+        /// set.
         attention_factor: f64;
     }
 
-    /// Rows of three positions, in time, height and width (M-RoPE): `positions` is `[3, num_positions]`, and calls name rows by
-    /// [`rope_q_positions`](crate::Forward::rope_q_positions) and [`rope_k_positions`](crate::Forward::rope_k_positions). `section` says how many pairs go by each, in order (Qwen2-VL) or interleaved (Qwen3-VL).
+    /// Rows of three positions, in time, height and width (M-RoPE): `positions` is `[3,
+    /// num_positions]`, and calls name rows by
+    /// [`rope_q_positions`](crate::Forward::rope_q_positions) and
+    /// [`rope_k_positions`](crate::Forward::rope_k_positions). `section` says how many pairs go by
+    /// each, in order (Qwen2-VL) or interleaved (Qwen3-VL).
     pub fn mrope(mut self, section: [usize; 3], positions: &'a [i64], interleaved: bool) -> Self {
         self.mrope = Some((section, positions, interleaved));
         self
@@ -110,7 +121,12 @@ impl<'a> RopeConfig<'a> {
         let len = num_positions.saturating_mul(self.dims / 2);
         let table = || {
             let mut table = Vec::new();
-            let out_of_memory = |_| Error::new(ErrorKind::OutOfMemory, format!("there is no memory for a table of {len} angles"));
+            let out_of_memory = |_| {
+                Error::new(
+                    ErrorKind::OutOfMemory,
+                    format!("there is no memory for a table of {len} angles"),
+                )
+            };
             table.try_reserve_exact(len).map_err(out_of_memory)?;
             table.resize(len, 0.0);
             Ok(table)
@@ -120,9 +136,12 @@ impl<'a> RopeConfig<'a> {
         Ok(Rope::of(self.dims, cos.into(), sin.into()))
     }
 
-    /// Fills `cos` and `sin`, both `[num_positions, dims / 2]`, with the rows of the positions from `first_position` on. The rows are the same in
-    /// any table, so that parts of one can be filled by several threads.
-    pub fn fill(&self, first_position: usize, num_positions: usize, cos: &mut [f32], sin: &mut [f32]) -> Result<()> {
+    /// Fills `cos` and `sin`, both `[num_positions, dims / 2]`, with the rows of the positions from
+    /// `first_position` on. The rows are the same in any table, so that parts of one can be filled
+    /// by several threads.
+    pub fn fill(
+        &self, first_position: usize, num_positions: usize, cos: &mut [f32], sin: &mut [f32],
+    ) -> Result<()> {
         let section = self.mrope.map(|(section, ..)| section.map(int));
         let config = sys::mha_rope_config {
             struct_size: size_of::<sys::mha_rope_config>(),
@@ -151,13 +170,19 @@ impl<'a> RopeConfig<'a> {
             check_exact("pair_factors", factors.len(), &[("dims / 2", self.dims / 2)])?;
         }
         if let Some((_, positions, _)) = self.mrope {
-            check_exact("positions", positions.len(), &[("axes", 3), ("num_positions", num_positions)])?;
+            check_exact(
+                "positions",
+                positions.len(),
+                &[("axes", 3), ("num_positions", num_positions)],
+            )?;
         }
         let shape = [("num_positions", num_positions), ("dims / 2", self.dims / 2)];
         check_exact("cos", cos.len(), &shape)?;
         check_exact("sin", sin.len(), &shape)?;
         // SAFETY: tables of the length that the config asks for.
-        check(|error| unsafe { sys::mha_rope_tables(&config, cos.as_mut_ptr(), sin.as_mut_ptr(), error) })
+        check(|error| unsafe {
+            sys::mha_rope_tables(&config, cos.as_mut_ptr(), sin.as_mut_ptr(), error)
+        })
     }
 }
 
@@ -172,7 +197,8 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// A rotation of queries and keys, with its tables: `.rope(&rope)`. All layers, calls and threads can share one.
+/// A rotation of queries and keys, with its tables: `.rope(&rope)`. All layers, calls and threads
+/// can share one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope<'a> {
     cos: Cow<'a, [f32]>,
@@ -184,8 +210,10 @@ pub struct Rope<'a> {
 }
 
 impl<'a> Rope<'a> {
-    /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for pair i. `dims` elements of a head are rotated,
-    /// the first ones or, with [`offset`](Self::offset), those from there on. A call refuses tables whose last row is not whole.
+    /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for
+    /// pair i. `dims` elements of a head are rotated, the first ones or, with
+    /// [`offset`](Self::offset), those from there on. A call refuses tables whose last row is not
+    /// whole.
     pub fn new(dims: usize, cos: &'a [f32], sin: &'a [f32]) -> Self {
         Self::of(dims, cos.into(), sin.into())
     }
@@ -200,7 +228,8 @@ impl<'a> Rope<'a> {
         self
     }
 
-    /// The first element of a head that is rotated; with `dims` at most the width of a head. MLA rotates the last ones.
+    /// The first element of a head that is rotated; with `dims` at most the width of a head. MLA
+    /// rotates the last ones.
     pub fn offset(mut self, element: usize) -> Self {
         self.offset = element;
         self
@@ -224,12 +253,21 @@ impl<'a> Rope<'a> {
     /// What the library takes.
     pub(crate) fn raw(&self) -> Result<sys::mha_rope> {
         if self.cos.len() != self.sin.len() {
-            let message = format!("cos has {} elements and sin {}; both are [num_positions, dims / 2]", self.cos.len(), self.sin.len());
+            let message = format!(
+                "cos has {} elements and sin {}; both are [num_positions, dims / 2]",
+                self.cos.len(),
+                self.sin.len()
+            );
             return Err(Error::new(ErrorKind::SliceLength, message));
         }
         let columns = self.dims / 2;
         if columns == 0 || self.cos.len() < columns {
-            let message = format!("cos and sin have {} elements; a row of {} dims needs {}", self.cos.len(), self.dims, columns.max(1));
+            let message = format!(
+                "cos and sin have {} elements; a row of {} dims needs {}",
+                self.cos.len(),
+                self.dims,
+                columns.max(1)
+            );
             return Err(Error::new(ErrorKind::SliceLength, message));
         }
         let stride = if self.stride == 0 { columns } else { self.stride };
@@ -237,7 +275,8 @@ impl<'a> Rope<'a> {
         // The library refuses a stride of less than a row.
         if stride >= columns && after_rows != 0 && after_rows < columns {
             let message = format!(
-                "cos and sin have {} elements, the last {after_rows} of which are no whole row; a row of {} dims needs {columns}",
+                "cos and sin have {} elements, the last {after_rows} of which are no whole row; a \
+                    row of {} dims needs {columns}",
                 self.cos.len(),
                 self.dims
             );

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mha_sys as sys;
 
-/// Threads for a call: `.scheduler(&threads)`. The library starts none itself. The bits of results do not depend on them.
+/// Threads for a call: `.scheduler(&threads)`. The library starts none itself. The bits of results
+/// do not depend on them.
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, Scheduler, Weights, Workspace};
@@ -30,21 +31,26 @@ use mha_sys as sys;
 ///
 /// let layer = Layer::new(&LayerConfig::new(64, 4), &Weights::fused(&vec![0.25; 64 * 192]))?;
 /// let mut y = vec![0.0; 100 * 64];
-/// layer.forward(&vec![1.0; 100 * 64], &mut y).scheduler(&NewThreads(2)).run(&mut Workspace::new())?;
+/// let x = vec![1.0; 100 * 64];
+/// layer.forward(&x, &mut y).scheduler(&NewThreads(2)).run(&mut Workspace::new())?;
 /// # Ok::<(), mha::Error>(())
 /// ```
 ///
-/// With the feature `rayon`, [`rayon::ThreadPool`](https://docs.rs/rayon/1/rayon/struct.ThreadPool.html) is a scheduler, and so is `mha::Rayon`, the
-/// pool that the calling thread is in or else rayon's global one.
+/// With the feature `rayon`,
+/// [`rayon::ThreadPool`](https://docs.rs/rayon/1/rayon/struct.ThreadPool.html) is a scheduler, and
+/// so is `mha::Rayon`, the pool that the calling thread is in or else rayon's global one.
 pub trait Scheduler: Sync {
-    /// The most tasks to run at once. Each has its slice of the workspace. At least 1; more than 1024 count as 1024.
+    /// The most tasks to run at once. Each has its slice of the workspace. At least 1; more than
+    /// 1024 count as 1024.
     fn num_threads(&self) -> usize;
 
-    /// Runs `task(index)` once for each index in `0..count`, on any threads, in any order, and returns when all have returned. `count` is at
-    /// most `num_threads`. Tasks do not wait for each other, and call no scheduler.
+    /// Runs `task(index)` once for each index in `0..count`, on any threads, in any order, and
+    /// returns when all have returned. `count` is at most `num_threads`. Tasks do not wait for each
+    /// other, and call no scheduler.
     ///
-    /// Nothing that an implementation does can harm: a task that it left out runs afterwards on the calling thread, a second run of one does
-    /// nothing, and a panic continues in the caller of [`run`](crate::Forward::run) once the call is complete.
+    /// Nothing that an implementation does can harm: a task that it left out runs afterwards on the
+    /// calling thread, a second run of one does nothing, and a panic continues in the caller of
+    /// [`run`](crate::Forward::run) once the call is complete.
     fn parallel_for(&self, count: usize, task: &(dyn Fn(usize) + Sync));
 }
 
@@ -53,7 +59,8 @@ const MOST_THREADS: usize = 1024;
 /// A scheduler during one call.
 pub(crate) struct Run<'a> {
     scheduler: &'a dyn Scheduler,
-    panic: RefCell<Option<Box<dyn Any + Send>>>, // the library calls parallel_for on the thread that made the call
+    // the library calls parallel_for on the thread that made the call
+    panic: RefCell<Option<Box<dyn Any + Send>>>,
 }
 
 impl<'a> Run<'a> {
@@ -99,13 +106,16 @@ impl Tasks {
         if self.started[index / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return;
         }
-        // SAFETY: each index runs once, and all of them before parallel_for returns. Tasks do not unwind.
+        // SAFETY: each index runs once, and all of them before parallel_for returns. Tasks do not
+        // unwind.
         unsafe { (self.task)(self.context, index as u32) };
         self.finished.fetch_add(1, Ordering::Release);
     }
 }
 
-unsafe extern "C" fn parallel_for(context: *mut c_void, count: u32, task: RawTask, task_context: *mut c_void) {
+unsafe extern "C" fn parallel_for(
+    context: *mut c_void, count: u32, task: RawTask, task_context: *mut c_void,
+) {
     // SAFETY: the context is that of Run::raw.
     let run = unsafe { &*context.cast::<Run>() };
     let Some(task) = task else { return };
@@ -117,7 +127,9 @@ unsafe extern "C" fn parallel_for(context: *mut c_void, count: u32, task: RawTas
         finished: AtomicU32::new(0),
     };
     let run_one = |index| tasks.run(index);
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| run.scheduler.parallel_for(tasks.count, &run_one))) {
+    if let Err(payload) =
+        catch_unwind(AssertUnwindSafe(|| run.scheduler.parallel_for(tasks.count, &run_one)))
+    {
         run.panic.borrow_mut().get_or_insert(payload);
     }
     // What the scheduler left out, if anything.
@@ -127,7 +139,8 @@ unsafe extern "C" fn parallel_for(context: *mut c_void, count: u32, task: RawTas
     }
 }
 
-/// The pool of rayon that the calling thread is in, or else rayon's global one. Needs the feature `rayon`.
+/// The pool of rayon that the calling thread is in, or else rayon's global one. Needs the feature
+/// `rayon`.
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Weights, Workspace};
@@ -147,7 +160,8 @@ impl Scheduler for Rayon {
     }
 
     fn parallel_for(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
-        // In place: a thread outside the pool takes its task at once instead of waiting for the pool to wake up.
+        // In place: a thread outside the pool takes its task at once instead of waiting for the
+        // pool to wake up.
         rayon::in_place_scope(|scope| {
             for index in 1..count {
                 scope.spawn(move |_| task(index));
@@ -201,16 +215,31 @@ mod tests {
         let run = Run::new(scheduler);
         let raw = run.raw();
         // SAFETY: as the library calls it.
-        unsafe { parallel_for(raw.context, raw.num_threads, Some(count), std::ptr::from_ref(&runs).cast_mut().cast()) };
+        unsafe {
+            parallel_for(
+                raw.context,
+                raw.num_threads,
+                Some(count),
+                std::ptr::from_ref(&runs).cast_mut().cast(),
+            )
+        };
         runs.map(AtomicU32::into_inner).to_vec()
     }
 
     #[test]
     fn each_task_runs_once_whatever_the_scheduler_does() {
         let once = vec![1; 100];
-        assert_eq!(runs(&Each(|count, task: &(dyn Fn(usize) + Sync)| (0..count).for_each(task))), once);
+        assert_eq!(
+            runs(&Each(|count, task: &(dyn Fn(usize) + Sync)| (0..count).for_each(task))),
+            once
+        );
         assert_eq!(runs(&Each(|_, _: &(dyn Fn(usize) + Sync)| {})), once);
-        assert_eq!(runs(&Each(|_, task: &(dyn Fn(usize) + Sync)| [70, 7, 70, 7].into_iter().for_each(task))), once);
+        assert_eq!(
+            runs(&Each(|_, task: &(dyn Fn(usize) + Sync)| [70, 7, 70, 7]
+                .into_iter()
+                .for_each(task))),
+            once
+        );
         assert_eq!(runs(&Each(|count, task: &(dyn Fn(usize) + Sync)| task(count))), once);
     }
 }

@@ -11,16 +11,25 @@ pub(crate) fn check_exact(name: &str, len: usize, shape: &[Extent]) -> Result<()
     if len == needed {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::SliceLength, format!("{name} has {len} elements; {} are {needed}", spelled(shape))))
+    Err(Error::new(
+        ErrorKind::SliceLength,
+        format!("{name} has {len} elements; {} are {needed}", spelled(shape)),
+    ))
 }
 
-/// That an array reaches over all elements of its shape, with these strides and the innermost one 1.
-pub(crate) fn check_strided(name: &str, len: usize, shape: &[Extent], strides: &[usize]) -> Result<()> {
+/// That an array reaches over all elements of its shape, with these strides and the innermost one
+/// 1.
+pub(crate) fn check_strided(
+    name: &str, len: usize, shape: &[Extent], strides: &[usize],
+) -> Result<()> {
     let needed = span(shape, strides);
     if len >= needed {
         return Ok(());
     }
-    let message = format!("{name} has {len} elements; {} with strides {strides:?} reach over {needed}", spelled(shape));
+    let message = format!(
+        "{name} has {len} elements; {} with strides {strides:?} reach over {needed}",
+        spelled(shape)
+    );
     Err(Error::new(ErrorKind::SliceLength, message))
 }
 
@@ -29,12 +38,15 @@ fn span(shape: &[Extent], strides: &[usize]) -> usize {
         return 0;
     }
     let inner = shape.last().map_or(1, |extent| extent.1);
-    shape.iter().zip(strides).fold(inner, |all, (extent, stride)| all.saturating_add((extent.1 - 1).saturating_mul(*stride)))
+    shape.iter().zip(strides).fold(inner, |all, (extent, stride)| {
+        all.saturating_add((extent.1 - 1).saturating_mul(*stride))
+    })
 }
 
 /// "[batch 2, n_q 4, query_dim 8]"
 pub(crate) fn spelled(shape: &[Extent]) -> String {
-    let extents: Vec<String> = shape.iter().map(|(name, extent)| format!("{name} {extent}")).collect();
+    let extents: Vec<String> =
+        shape.iter().map(|(name, extent)| format!("{name} {extent}")).collect();
     format!("[{}]", extents.join(", "))
 }
 
@@ -48,10 +60,15 @@ pub(crate) fn rows_of(name: &str, len: usize, batch: usize, row: usize) -> Resul
         return Ok(0);
     }
     if batch == 0 {
-        let message = format!("batch is 0; set it to the number of sequences in {name}, which has {len} elements");
+        let message = format!(
+            "batch is 0; set it to the number of sequences in {name}, which has {len} elements"
+        );
         return Err(Error::new(ErrorKind::SliceLength, message));
     }
-    let message = format!("{name} has {len} elements, which is no whole number of rows for each of {batch} sequences; a row has {row}");
+    let message = format!(
+        "{name} has {len} elements, which is no whole number of rows for each of \
+        {batch} sequences; a row has {row}"
+    );
     Err(Error::new(ErrorKind::SliceLength, message))
 }
 

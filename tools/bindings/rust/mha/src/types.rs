@@ -6,7 +6,8 @@ use mha_sys as sys;
 /// Enums whose first value is the default, and the library's numbers for them.
 macro_rules! numbered {
     ($($(#[$text:meta])* pub enum $name:ident {
-        $(#[$first_text:meta])* $first:ident = $first_raw:ident, $($(#[$each_text:meta])* $each:ident = $each_raw:ident,)*
+        $(#[$first_text:meta])* $first:ident = $first_raw:ident,
+        $($(#[$each_text:meta])* $each:ident = $each_raw:ident,)*
     })*) => {
         $($(#[$text])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -51,18 +52,20 @@ numbered! {
         Int4 = MHA_TYPE_INT4,
     }
 
-    /// What the projections of a layer compute in, see [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic).
+    /// What the projections of a layer compute in, see
+    /// [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic).
     pub enum Arithmetic {
         /// Floats.
         F32 = MHA_ARITHMETIC_F32,
-        /// Exact sums of products of codes: input rows become codes of 8 bits, with a scale for each 64 numbers. Needs weights of
-        /// [`Type::Int8`] or [`Type::Int4`].
+        /// Exact sums of products of codes: input rows become codes of 8 bits, with a scale for
+        /// each 64 numbers. Needs weights of [`Type::Int8`] or [`Type::Int4`].
         Int8 = MHA_ARITHMETIC_INT8,
         /// The same with codes of 16 bits, whose error is small beside that of the weights.
         Int16 = MHA_ARITHMETIC_INT16,
     }
 
-    /// What the context of a head is multiplied by, element by element or as a whole: a function of the gate's numbers.
+    /// What the context of a head is multiplied by, element by element or as a whole: a function of
+    /// the gate's numbers.
     pub enum Gate {
         /// Nothing.
         None = MHA_GATE_NONE,
@@ -112,7 +115,8 @@ impl InstructionSet {
         (0..32).filter(move |bit| sets >> bit & 1 == 1).map(Self)
     }
 
-    /// Whether the library contains it and this machine can run it; of [`AUTO`](Self::AUTO), always.
+    /// Whether the library contains it and this machine can run it; of [`AUTO`](Self::AUTO),
+    /// always.
     pub fn is_available(self) -> bool {
         self == Self::AUTO || Self::available().any(|set| set == self)
     }
@@ -120,7 +124,9 @@ impl InstructionSet {
     /// "auto", "scalar", "avx512_vnni" or the like, or "unknown".
     pub fn name(self) -> &'static str {
         // SAFETY: takes any number, and returns a static string.
-        unsafe { CStr::from_ptr(sys::mha_instruction_set_name(self.0)) }.to_str().unwrap_or("unknown")
+        unsafe { CStr::from_ptr(sys::mha_instruction_set_name(self.0)) }
+            .to_str()
+            .unwrap_or("unknown")
     }
 }
 
@@ -150,7 +156,8 @@ pub enum Elements<'a> {
     Bf16(&'a [u16]),
     /// Codes of 8 bits, to be multiplied by scales.
     Int8(&'a [i8]),
-    /// Two codes of 4 bits in each byte, the earlier one in the lower half, each plus 8; to be multiplied by scales.
+    /// Two codes of 4 bits in each byte, the earlier one in the lower half, each plus 8; to be
+    /// multiplied by scales.
     Int4(&'a [u8]),
 }
 
@@ -185,7 +192,8 @@ impl Elements<'_> {
     }
 }
 
-/// Numbers that a call writes. Slices, arrays and vectors of `f32` convert into it; f16 and bf16 are written as their bits.
+/// Numbers that a call writes. Slices, arrays and vectors of `f32` convert into it; f16 and bf16
+/// are written as their bits.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ElementsMut<'a> {

@@ -2,15 +2,16 @@ use std::fmt;
 
 use crate::{AlignedBuffer, Result};
 
-/// Memory that calls work in. It grows to what the largest call needs, and stays: calls of the same or smaller shapes allocate nothing. Used by
-/// one call at a time; each thread has its own.
+/// Memory that calls work in. It grows to what the largest call needs, and stays: calls of the same
+/// or smaller shapes allocate nothing. Used by one call at a time; each thread has its own.
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Weights, Workspace};
 /// # let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 48]))?;
 /// let mut workspace = Workspace::new();
 /// let (x, mut y) = ([1.0; 512 * 4], [0.0; 512 * 4]);
-/// workspace.reserve(layer.forward(&x, &mut y).causal().workspace_bytes()?)?; // no call of up to 512 rows will allocate
+/// // No call of up to 512 rows will allocate.
+/// workspace.reserve(layer.forward(&x, &mut y).causal().workspace_bytes()?)?;
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Default)]

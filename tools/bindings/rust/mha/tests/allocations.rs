@@ -3,7 +3,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use mha::{CacheConfig, KvCache, Layer, LayerConfig, RopeConfig, Scheduler, ScoreOptions, Weights, Workspace};
+use mha::{
+    CacheConfig, KvCache, Layer, LayerConfig, RopeConfig, Scheduler, ScoreOptions, Weights,
+    Workspace,
+};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -52,7 +55,12 @@ fn a_call_allocates_nothing_once_its_workspace_has_grown() -> mha::Result<()> {
     let before = ALLOCATIONS.get();
     assert!(before > 0);
     for rows in [200, 1, 50] {
-        let call = layer.forward(&x[..rows * 64], &mut y[..rows * 64]).causal().rope(&rope).score(score).cache(&mut cache);
+        let call = layer
+            .forward(&x[..rows * 64], &mut y[..rows * 64])
+            .causal()
+            .rope(&rope)
+            .score(score)
+            .cache(&mut cache);
         call.lse(&mut lse[..4 * rows]).scheduler(&OneByOne).run(&mut workspace)?;
     }
     assert_eq!(ALLOCATIONS.get(), before);

@@ -1,5 +1,6 @@
 use mha::{
-    states_merge, Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig, RopeStyle, ScoreOptions, Strides, Workspace,
+    states_merge, Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig,
+    RopeStyle, ScoreOptions, Strides, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, numbers};
@@ -22,12 +23,20 @@ fn states_of_two_parts_lead_to_the_bits_of_one_call() {
     let attention = Attention::new(2, 4).head_dim_v(3);
     let (mut expected, mut expected_lse) = (vec![0.0; 2 * 6], vec![0.0; 4]);
     let sinks = [0.5, -0.25];
-    let call = attention.call(&q, &mut expected).key_value(&k, &v).score(ScoreOptions::new().sinks(&sinks)).lse(&mut expected_lse);
+    let call = attention
+        .call(&q, &mut expected)
+        .key_value(&k, &v)
+        .score(ScoreOptions::new().sinks(&sinks))
+        .lse(&mut expected_lse);
     call.window_left(100usize).run(&mut Workspace::new()).unwrap();
     let mut parts = [vec![0.0; 2 * 2 * 5], vec![0.0; 2 * 2 * 5]];
     for (part, keys) in parts.iter_mut().zip([0..256, 256..300]) {
         let (k, v) = (&k[keys.start * 8..keys.end * 8], &v[keys.start * 6..keys.end * 6]);
-        let call = attention.call_states(&q, part).key_value(k, v).kv_first_position(keys.start).q_first_positions(&[298]);
+        let call = attention
+            .call_states(&q, part)
+            .key_value(k, v)
+            .kv_first_position(keys.start)
+            .q_first_positions(&[298]);
         call.window_left(100usize).run(&mut Workspace::new()).unwrap();
     }
     let [mut states, right] = parts;
@@ -37,53 +46,93 @@ fn states_of_two_parts_lead_to_the_bits_of_one_call() {
     assert_eq!((bits(&output), bits(&lse)), (bits(&expected), bits(&expected_lse)));
 
     let kind = |error: mha::Error| error.kind();
-    assert_eq!(states_merge(3, &mut states, &right[5..]).map_err(kind), Err(ErrorKind::SliceLength));
     assert_eq!(
-        attention.finish_states(1, &states, Some(&sinks[1..]), None, &mut output, &mut lse).map_err(kind),
+        states_merge(3, &mut states, &right[5..]).map_err(kind),
         Err(ErrorKind::SliceLength)
     );
-    assert_eq!(attention.finish_states(1, &states[1..], None, None, &mut output, &mut lse).map_err(kind), Err(ErrorKind::SliceLength));
+    assert_eq!(
+        attention
+            .finish_states(1, &states, Some(&sinks[1..]), None, &mut output, &mut lse)
+            .map_err(kind),
+        Err(ErrorKind::SliceLength)
+    );
+    assert_eq!(
+        attention.finish_states(1, &states[1..], None, None, &mut output, &mut lse).map_err(kind),
+        Err(ErrorKind::SliceLength)
+    );
     let call = attention.call_states(&q, &mut states[1..]).key_value(&k, &v);
     assert_eq!(call.run(&mut Workspace::new()).map_err(kind), Err(ErrorKind::SliceLength));
 }
 
 #[test]
 fn strides_tell_where_heads_lie() {
-    let (q, k, v) = (numbers(2 * 3 * 2 * 4, 1), numbers(2 * 5 * 2 * 4, 2), numbers(2 * 5 * 2 * 4, 3));
+    let (q, k, v) =
+        (numbers(2 * 3 * 2 * 4, 1), numbers(2 * 5 * 2 * 4, 2), numbers(2 * 5 * 2 * 4, 3));
     let attention = Attention::new(2, 4);
     let mut expected = vec![0.0; q.len()];
-    attention.call(&q, &mut expected).batch(2).key_value(&k, &v).run(&mut Workspace::new()).unwrap();
+    attention
+        .call(&q, &mut expected)
+        .batch(2)
+        .key_value(&k, &v)
+        .run(&mut Workspace::new())
+        .unwrap();
 
     // [batch, n, heads, width] to [batch, heads, n, width]
     let heads_first = |rows: &[f32], n: usize| {
         let at = |b: usize, h: usize, i: usize| rows[((b * n + i) * 2 + h) * 4..][..4].to_vec();
-        (0..2 * 2 * n).flat_map(|index| at(index / n / 2, index / n % 2, index % n)).collect::<Vec<f32>>()
+        (0..2 * 2 * n)
+            .flat_map(|index| at(index / n / 2, index / n % 2, index % n))
+            .collect::<Vec<f32>>()
     };
     let (q, k, v) = (heads_first(&q, 3), heads_first(&k, 5), heads_first(&v, 5));
     let mut output = vec![0.0; q.len()];
     let strides = |n| Strides::heads_first(2, n, 4);
     let call = attention.call(&q, &mut output).batch(2).n_q(3).n_kv(5).key_value(&k, &v);
-    let call = call.q_strides(strides(3)).k_strides(strides(5)).v_strides(strides(5)).output_strides(strides(3));
+    let call = call
+        .q_strides(strides(3))
+        .k_strides(strides(5))
+        .v_strides(strides(5))
+        .output_strides(strides(3));
     call.run(&mut Workspace::new()).unwrap();
     assert_eq!(bits(&output), bits(&heads_first(&expected, 3)));
 }
 
 #[test]
 fn keys_and_values_of_16_bits_are_taken_as_the_floats_that_they_are() {
-    let (q, attention) = (numbers(2 * 8, 1), Attention::new(2, 4).num_kv_heads(1).instruction_set(InstructionSet::AUTO));
-    let halves: Vec<u16> = numbers(3 * 4, 2).iter().map(|value| (value.to_bits() >> 16) as u16).collect();
-    let floats: Vec<f32> = halves.iter().map(|half| f32::from_bits(u32::from(*half) << 16)).collect();
+    let (q, attention) = (
+        numbers(2 * 8, 1),
+        Attention::new(2, 4).num_kv_heads(1).instruction_set(InstructionSet::AUTO),
+    );
+    let halves: Vec<u16> =
+        numbers(3 * 4, 2).iter().map(|value| (value.to_bits() >> 16) as u16).collect();
+    let floats: Vec<f32> =
+        halves.iter().map(|half| f32::from_bits(u32::from(*half) << 16)).collect();
     let (mut expected, mut output) = (vec![0.0; 16], vec![0.0; 16]);
-    attention.call(&q, &mut expected).key_value(&floats, &floats).run(&mut Workspace::new()).unwrap();
-    attention.call(&q, &mut output).key_value(Elements::Bf16(&halves), Elements::Bf16(&halves)).run(&mut Workspace::new()).unwrap();
+    attention
+        .call(&q, &mut expected)
+        .key_value(&floats, &floats)
+        .run(&mut Workspace::new())
+        .unwrap();
+    attention
+        .call(&q, &mut output)
+        .key_value(Elements::Bf16(&halves), Elements::Bf16(&halves))
+        .run(&mut Workspace::new())
+        .unwrap();
     assert_eq!(bits(&output), bits(&expected));
 
     let ones = [0x3c00u16; 12]; // 1 in binary16
-    attention.call(&q, &mut output).key_value(Elements::F16(&ones), Elements::F16(&ones)).run(&mut Workspace::new()).unwrap();
+    attention
+        .call(&q, &mut output)
+        .key_value(Elements::F16(&ones), Elements::F16(&ones))
+        .run(&mut Workspace::new())
+        .unwrap();
     assert_near(&output, &[1.0; 16], 1e-6);
     let codes = [1i8; 12];
     error_of(
-        attention.call(&q, &mut output).key_value(Elements::Int8(&codes), Elements::Int8(&codes)).run(&mut Workspace::new()),
+        attention
+            .call(&q, &mut output)
+            .key_value(Elements::Int8(&codes), Elements::Int8(&codes))
+            .run(&mut Workspace::new()),
         ErrorKind::InvalidValue,
     );
 }
@@ -94,7 +143,9 @@ fn windows_and_lengths_say_which_keys_take_part() {
     let v = [1.0, 2.0, 4.0, 8.0]; // of which each query takes the mean
     let mean = |call: fn(mha::AttentionCall<'_>) -> mha::AttentionCall<'_>| {
         let mut output = [f32::NAN; 4];
-        call(Attention::new(1, 1).call(&q, &mut output).key_value(&k, &v)).run(&mut Workspace::new()).unwrap();
+        call(Attention::new(1, 1).call(&q, &mut output).key_value(&k, &v))
+            .run(&mut Workspace::new())
+            .unwrap();
         output
     };
     assert_near(&mean(|call| call), &[3.75; 4], 1e-6);
@@ -102,9 +153,21 @@ fn windows_and_lengths_say_which_keys_take_part() {
     assert_near(&mean(|call| call.window_left(0)), &[3.75, 14.0 / 3.0, 6.0, 8.0], 1e-6);
     assert_near(&mean(|call| call.window_left(0).window_right(0)), &[1.0, 2.0, 4.0, 8.0], 1e-6);
     assert_near(&mean(|call| call.q_lengths(&[2]).kv_lengths(&[2])), &[1.5, 1.5, 0.0, 0.0], 1e-6);
-    assert_near(&mean(|call| call.q_first_rows(&[1]).q_lengths(&[2]).kv_first_rows(&[2])), &[0.0, 6.0, 6.0, 0.0], 1e-6);
-    assert_near(&mean(|call| call.causal().q_first_rows(&[2]).kv_first_rows(&[2])), &[0.0, 0.0, 4.0, 6.0], 1e-6);
-    assert_near(&mean(|call| call.causal().q_first_positions(&[1])), &[1.5, 7.0 / 3.0, 3.75, 3.75], 1e-6);
+    assert_near(
+        &mean(|call| call.q_first_rows(&[1]).q_lengths(&[2]).kv_first_rows(&[2])),
+        &[0.0, 6.0, 6.0, 0.0],
+        1e-6,
+    );
+    assert_near(
+        &mean(|call| call.causal().q_first_rows(&[2]).kv_first_rows(&[2])),
+        &[0.0, 0.0, 4.0, 6.0],
+        1e-6,
+    );
+    assert_near(
+        &mean(|call| call.causal().q_first_positions(&[1])),
+        &[1.5, 7.0 / 3.0, 3.75, 3.75],
+        1e-6,
+    );
 }
 
 #[test]
@@ -116,15 +179,25 @@ fn rotation_turns_pairs_by_the_angles_of_the_tables() {
     let rotated_at = |rope: &Rope<'_>, positions: Option<&[i64; 3]>| {
         let mut cache = KvCache::new(&mha::CacheConfig::new(16, 1, 4)).unwrap();
         let mut output = [0.0; 12];
-        let call = Attention::new(1, 4).call(&q, &mut output).key_value(&k, &v).cache(&mut cache).rope(rope);
-        let call = if let Some(positions) = positions { call.rope_q_positions(&[2, 2, 2]).rope_k_positions(positions) } else { call };
+        let call = Attention::new(1, 4)
+            .call(&q, &mut output)
+            .key_value(&k, &v)
+            .cache(&mut cache)
+            .rope(rope);
+        let call = if let Some(positions) = positions {
+            call.rope_q_positions(&[2, 2, 2]).rope_k_positions(positions)
+        } else {
+            call
+        };
         call.run(&mut Workspace::new()).unwrap();
         let mut keys = [0.0; 12];
         cache.read(0, 0..3, Some(&mut keys), None).unwrap();
         keys
     };
     let rotated = |rope: &Rope<'_>| rotated_at(rope, None);
-    let by = |a: f32, b: f32, angle: f32| [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()];
+    let by = |a: f32, b: f32, angle: f32| {
+        [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()]
+    };
     let half = rotated(&tables);
     assert_eq!(half[..4], k[..4], "position 0 stays");
     assert_near(&[half[4], half[6]], &by(k[4], k[6], 1.0), 1e-6);
@@ -148,7 +221,8 @@ fn rotation_turns_pairs_by_the_angles_of_the_tables() {
 
 #[test]
 fn parts_of_tables_are_those_of_the_whole() {
-    let config = RopeConfig::new(8).base(5e5).yarn(4.0, 64).yarn_betas(16.0, 2.0).attention_factor(1.0);
+    let config =
+        RopeConfig::new(8).base(5e5).yarn(4.0, 64).yarn_betas(16.0, 2.0).attention_factor(1.0);
     let whole = config.tables(20).unwrap();
     let (mut cos, mut sin) = ([0.0; 5 * 4], [0.0; 5 * 4]);
     config.fill(10, 5, &mut cos, &mut sin).unwrap();
@@ -156,12 +230,20 @@ fn parts_of_tables_are_those_of_the_whole() {
 
     let halved = RopeConfig::new(8).linear(2.0).tables(3).unwrap();
     assert_eq!(halved.cos()[8..], RopeConfig::new(8).tables(2).unwrap().cos()[4..]);
-    let factors = RopeConfig::new(8).pair_factors(&[1.0, 2.0, 1.0, 2.0]).attention_factor(2.0).tables(3).unwrap();
+    let factors = RopeConfig::new(8)
+        .pair_factors(&[1.0, 2.0, 1.0, 2.0])
+        .attention_factor(2.0)
+        .tables(3)
+        .unwrap();
     assert_eq!(factors.sin()[2 * 4 + 1], 2.0 * halved.sin()[2 * 4 + 1]);
     let plain = RopeConfig::new(8).tables(10).unwrap();
     for (is_interleaved, axes) in [(false, [0, 0, 1, 2]), (true, [0, 1, 2, 0])] {
-        let of_axes = RopeConfig::new(8).mrope([2, 1, 1], &[5, 6, 7, 8, 9, 0], is_interleaved).tables(2).unwrap();
-        let expected: Vec<f32> = (0..4).map(|pair| plain.cos()[[5, 7, 9][axes[pair]] * 4 + pair]).collect();
+        let of_axes = RopeConfig::new(8)
+            .mrope([2, 1, 1], &[5, 6, 7, 8, 9, 0], is_interleaved)
+            .tables(2)
+            .unwrap();
+        let expected: Vec<f32> =
+            (0..4).map(|pair| plain.cos()[[5, 7, 9][axes[pair]] * 4 + pair]).collect();
         assert_eq!(of_axes.cos()[..4], expected);
     }
     let slow = |config: RopeConfig| config.tables(2).unwrap().sin()[7];
@@ -185,7 +267,8 @@ fn keys_are_chosen_by_their_index_scores() {
     let (q, weights, k) = ([1.0, -1.0], [2.0, -1.0], [1.0, -3.0, 2.0, -1.0, 1.0]);
     let (mut chosen, mut scores) = ([0; 4], [0.0; 5]);
     let attention = Attention::new(2, 1).scale(1.0);
-    let call = attention.choose_keys(&q, &weights, 4, &mut chosen).key(&k).index_scores(&mut scores);
+    let call =
+        attention.choose_keys(&q, &weights, 4, &mut chosen).key(&k).index_scores(&mut scores);
     assert!(call.workspace_bytes().unwrap() > 0);
     error_of(call.info(), ErrorKind::InvalidValue);
     call.run(&mut Workspace::new()).unwrap();
@@ -193,7 +276,12 @@ fn keys_are_chosen_by_their_index_scores() {
 
     let mut cache = KvCache::new(&mha::CacheConfig::new(8, 1, 1).values_in_keys(true)).unwrap();
     let mut run = |k: &[f32], chosen: &mut [i32]| {
-        attention.choose_keys(&q, &weights, chosen.len(), chosen).key(k).cache(&mut cache).run(&mut Workspace::new()).unwrap();
+        attention
+            .choose_keys(&q, &weights, chosen.len(), chosen)
+            .key(k)
+            .cache(&mut cache)
+            .run(&mut Workspace::new())
+            .unwrap();
     };
     run(&k[..1], &mut chosen);
     assert_eq!(chosen, [0, -1, -1, -1]);

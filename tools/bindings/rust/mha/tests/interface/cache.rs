@@ -1,4 +1,7 @@
-use mha::{Attention, CacheConfig, CacheKind, ErrorKind, KvCache, Layer, LayerConfig, RopeConfig, Type, Weights, Workspace};
+use mha::{
+    Attention, CacheConfig, CacheKind, ErrorKind, KvCache, Layer, LayerConfig, RopeConfig, Type,
+    Weights, Workspace,
+};
 
 use crate::support::{bits, error_of, layer, numbers};
 
@@ -13,7 +16,12 @@ fn decode(cache: &mut KvCache, sequence: i64, pieces: &[usize], window: Option<u
         let end = ROWS.min(row + piece);
         let rows = row * 32..end * 32;
         let sequences = [sequence];
-        let call = layer.forward(&x[rows.clone()], &mut y[rows]).causal().rope(&rope).cache(cache).cache_sequences(&sequences);
+        let call = layer
+            .forward(&x[rows.clone()], &mut y[rows])
+            .causal()
+            .rope(&rope)
+            .cache(cache)
+            .cache_sequences(&sequences);
         let call = if let Some(keys) = window { call.window_left(keys) } else { call };
         call.run(&mut workspace).unwrap();
         row = end;
@@ -45,9 +53,16 @@ fn a_cache_for_the_config_of_a_layer_is_one_for_its_shape() {
     for (config, columns) in configs {
         let layer = Layer::new(&config, &Weights::fused(&numbers(12 * columns, 5))).unwrap();
         let cache = KvCache::new(&CacheConfig::for_layer(&config, 4)).unwrap();
-        assert_eq!(cache.shape(), KvCache::new(&CacheConfig::for_layer(layer.shape(), 4)).unwrap().shape(), "{config:?}");
+        assert_eq!(
+            cache.shape(),
+            KvCache::new(&CacheConfig::for_layer(layer.shape(), 4)).unwrap().shape(),
+            "{config:?}"
+        );
     }
-    let sentence = error_of(KvCache::new(&CacheConfig::for_layer(&LayerConfig::new(12, 0), 4)), ErrorKind::InvalidValue);
+    let sentence = error_of(
+        KvCache::new(&CacheConfig::for_layer(&LayerConfig::new(12, 0), 4)),
+        ErrorKind::InvalidValue,
+    );
     assert_eq!(sentence, "num_kv_heads is 0; set it to at least 1");
 }
 
@@ -77,7 +92,10 @@ fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
     assert_eq!(bits(&decode(&mut paged, 2, &[17, 3], None)), bits(&at_once(None)));
     paged.set_blocks(1, &[5, 0, 3]).unwrap();
     paged.copy_prefix(2, 1, 32).unwrap();
-    assert_eq!((paged.length(0).unwrap(), paged.length(1).unwrap(), paged.length(2).unwrap()), (0, 32, ROWS));
+    assert_eq!(
+        (paged.length(0).unwrap(), paged.length(1).unwrap(), paged.length(2).unwrap()),
+        (0, 32, ROWS)
+    );
     let (mut one, mut two) = ([0.0; 32 * 16], [0.0; 32 * 16]);
     paged.read(1, 0..32, Some(&mut one), None).unwrap();
     paged.read(2, 0..32, Some(&mut two), None).unwrap();
@@ -87,7 +105,8 @@ fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
 
 #[test]
 fn a_shared_block_is_appended_to_only_once_it_has_been_copied() {
-    let mut paged = KvCache::new(&CacheConfig::new(64, 1, 2).num_sequences(2).paged(16, 5)).unwrap();
+    let mut paged =
+        KvCache::new(&CacheConfig::new(64, 1, 2).num_sequences(2).paged(16, 5)).unwrap();
     paged.set_blocks(0, &[0, 1]).unwrap();
     paged.append(0, &[0.5; 2 * 20], &[0.25; 2 * 20]).unwrap();
     paged.set_blocks(1, &[0, 1]).unwrap();
@@ -97,7 +116,10 @@ fn a_shared_block_is_appended_to_only_once_it_has_been_copied() {
     error_of(paged.unshare(1, 5), ErrorKind::InvalidValue);
     error_of(paged.unshare(1, -1), ErrorKind::CacheFull);
     assert!(paged.unshare(1, 3).unwrap());
-    assert!(!paged.unshare(1, -1).unwrap() && !paged.unshare(0, 4).unwrap(), "block 1 has one owner now");
+    assert!(
+        !paged.unshare(1, -1).unwrap() && !paged.unshare(0, 4).unwrap(),
+        "block 1 has one owner now"
+    );
     paged.set_blocks(1, &[0, 3, 4]).unwrap();
     paged.append(1, &[2.0; 2], &[3.0; 2]).unwrap();
     paged.append(0, &[4.0; 2], &[5.0; 2]).unwrap();
@@ -119,7 +141,13 @@ fn a_copy_of_a_cache_goes_on_where_it_was() {
     let rope = RopeConfig::new(layer.shape().head_dim).tables(ROWS).unwrap();
     for mut copy in [KvCache::copy_of(cache.as_bytes()).unwrap(), cache.try_clone().unwrap()] {
         let mut y = vec![0.0; 30 * 32];
-        layer.forward(&x[20 * 32..], &mut y).causal().rope(&rope).cache(&mut copy).run(&mut Workspace::new()).unwrap();
+        layer
+            .forward(&x[20 * 32..], &mut y)
+            .causal()
+            .rope(&rope)
+            .cache(&mut copy)
+            .run(&mut Workspace::new())
+            .unwrap();
         assert_eq!(bits(&y), expected[20 * 32..]);
     }
     assert_eq!(cache.length(0).unwrap(), 20);
@@ -132,14 +160,28 @@ fn a_layer_of_w_q_alone_asks_the_cache_of_another() {
     let (w_q, w_o, query) = (numbers(32 * 32, 1), numbers(32 * 32, 4), numbers(3 * 32, 5));
     let weights = Weights::query_only(&w_q).output(&w_o);
     let asking = Layer::new(&LayerConfig::new(32, 4).num_kv_heads(2), &weights).unwrap();
-    assert_eq!((asking.shape().key_dim, asking.shape().value_dim, asking.shape().num_kv_heads), (0, 0, 2));
+    assert_eq!(
+        (asking.shape().key_dim, asking.shape().value_dim, asking.shape().num_kv_heads),
+        (0, 0, 2)
+    );
     let (mut y, mut expected) = ([0.0; 96], [0.0; 96]);
     asking.forward(&query, &mut y).causal().cache_read(&cache).run(&mut Workspace::new()).unwrap();
-    layer().forward(&query, &mut expected).causal().cache_read(&cache).run(&mut Workspace::new()).unwrap();
+    layer()
+        .forward(&query, &mut expected)
+        .causal()
+        .cache_read(&cache)
+        .run(&mut Workspace::new())
+        .unwrap();
     assert_eq!(bits(&y), bits(&expected));
-    let said = error_of(asking.forward(&query, &mut y).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    let said = error_of(
+        asking.forward(&query, &mut y).run(&mut Workspace::new()),
+        ErrorKind::InvalidValue,
+    );
     assert!(said.starts_with("cache_read is NULL, but the layer has no W_K and W_V"), "{said}");
-    let said = error_of(Layer::new(&LayerConfig::new(32, 4), &Weights::query_only(&w_q[..99])), ErrorKind::SliceLength);
+    let said = error_of(
+        Layer::new(&LayerConfig::new(32, 4), &Weights::query_only(&w_q[..99])),
+        ErrorKind::SliceLength,
+    );
     assert_eq!(said, "w_q has 99 elements; [query_dim 32, num_heads * head_dim 32] are 1024");
 }
 
@@ -153,7 +195,8 @@ fn any_number_of_threads_attend_to_a_cache_that_is_only_read() {
     let results: Vec<Vec<f32>> = std::thread::scope(|scope| {
         let one = |cache: &KvCache| {
             let (mut y, mut weights) = (vec![0.0; 32], vec![0.0; 4 * ROWS]);
-            let call = layer.forward(&query, &mut y).cache_read(cache).attention_weights(&mut weights);
+            let call =
+                layer.forward(&query, &mut y).cache_read(cache).attention_weights(&mut weights);
             call.run(&mut Workspace::new()).unwrap();
             y
         };
@@ -163,7 +206,14 @@ fn any_number_of_threads_attend_to_a_cache_that_is_only_read() {
     assert!(results.iter().all(|result| bits(result) == bits(&results[0])));
     assert_eq!(cache.as_bytes(), before);
     let key = numbers(32, 1);
-    error_of(layer.forward(&query, &mut [0.0; 32]).cache_read(&cache).key(&key).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    error_of(
+        layer
+            .forward(&query, &mut [0.0; 32])
+            .cache_read(&cache)
+            .key(&key)
+            .run(&mut Workspace::new()),
+        ErrorKind::InvalidValue,
+    );
 }
 
 #[test]
@@ -173,13 +223,25 @@ fn attention_alone_takes_keys_from_a_cache_but_does_not_write_to_one_that_is_onl
     cache.append(0, &k[..24], &v[..24]).unwrap();
     let attention = Attention::new(2, 4);
     let (mut appended, mut read, mut plain) = ([0.0; 8], [0.0; 8], [0.0; 8]);
-    attention.call(&q, &mut appended).key_value(&k[24..], &v[24..]).cache(&mut cache).run(&mut Workspace::new()).unwrap();
+    attention
+        .call(&q, &mut appended)
+        .key_value(&k[24..], &v[24..])
+        .cache(&mut cache)
+        .run(&mut Workspace::new())
+        .unwrap();
     attention.call(&q, &mut read).cache_read(&cache).run(&mut Workspace::new()).unwrap();
     attention.call(&q, &mut plain).key_value(&k, &v).run(&mut Workspace::new()).unwrap();
     assert_eq!((bits(&appended), bits(&read)), (bits(&plain), bits(&plain)));
 
     let bytes = cache.as_bytes().to_vec();
-    error_of(attention.call(&q, &mut read).key_value(&k, &v).cache_read(&cache).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    error_of(
+        attention
+            .call(&q, &mut read)
+            .key_value(&k, &v)
+            .cache_read(&cache)
+            .run(&mut Workspace::new()),
+        ErrorKind::InvalidValue,
+    );
     assert_eq!(cache.as_bytes(), bytes);
 }
 
@@ -190,14 +252,21 @@ fn attention_without_keys_is_an_error_unless_there_are_said_to_be_none() {
     let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4)).unwrap();
     cache.append(0, &k, &v).unwrap();
     let (mut y, mut states, mut chosen, mut read) = ([7.0; 8], [7.0; 12], [7], [0.0; 8]);
-    let sentence = "key_value is not given; give it, or cache_read to attend to a cache alone, or set n_kv to 0 for no keys";
+    let sentence = "key_value is not given; give it, or cache_read to attend to a cache alone, or \
+        set n_kv to 0 for no keys";
     let said = error_of(attention.call(&q, &mut y).run(&mut workspace), ErrorKind::NullPointer);
     assert_eq!(said, sentence);
-    let said = error_of(attention.call(&q, &mut y).cache(&mut cache).run(&mut workspace), ErrorKind::NullPointer);
+    let said = error_of(
+        attention.call(&q, &mut y).cache(&mut cache).run(&mut workspace),
+        ErrorKind::NullPointer,
+    );
     assert_eq!(said, sentence);
     error_of(attention.call(&q, &mut y).workspace_bytes(), ErrorKind::NullPointer);
     error_of(attention.call_states(&q, &mut states).run(&mut workspace), ErrorKind::NullPointer);
-    let said = error_of(attention.choose_keys(&q, &[1.0; 2], 1, &mut chosen).run(&mut workspace), ErrorKind::NullPointer);
+    let said = error_of(
+        attention.choose_keys(&q, &[1.0; 2], 1, &mut chosen).run(&mut workspace),
+        ErrorKind::NullPointer,
+    );
     assert_eq!(said, sentence.replace("key_value", "key"));
     assert_eq!((y, states, chosen), ([7.0; 8], [7.0; 12], [7]));
 
@@ -238,8 +307,13 @@ fn a_call_appends_to_a_cache_or_only_reads_one() {
 fn what_is_appended_is_read_back() {
     for kind in [Type::F32, Type::F16, Type::Bf16, Type::Int8, Type::Int4] {
         let k_type = if kind == Type::Int4 { Type::Int8 } else { kind };
-        let mut cache = KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).k_type(k_type).v_type(kind)).unwrap();
-        assert_eq!((cache.shape().k_type, cache.shape().v_type, cache.shape().head_dim_v), (k_type, Some(kind), 3));
+        let mut cache =
+            KvCache::new(&CacheConfig::new(16, 2, 4).head_dim_v(3).k_type(k_type).v_type(kind))
+                .unwrap();
+        assert_eq!(
+            (cache.shape().k_type, cache.shape().v_type, cache.shape().head_dim_v),
+            (k_type, Some(kind), 3)
+        );
         let (k, v) = ([0.5; 2 * 8], [-2.0; 2 * 6]); // of which every type keeps the value
         cache.append(0, &k, &v).unwrap();
         let (mut k_back, mut v_back) = ([0.0; 16], [0.0; 12]);
@@ -254,10 +328,18 @@ fn what_is_appended_is_read_back() {
 fn a_full_cache_is_an_error_and_stays_as_it_was() {
     let (layer, x) = (layer(), numbers(4 * 32, 1));
     let mut cache = KvCache::new(&config(3)).unwrap();
-    layer.forward(&x[..64], &mut [0.0; 64]).causal().cache(&mut cache).run(&mut Workspace::new()).unwrap();
+    layer
+        .forward(&x[..64], &mut [0.0; 64])
+        .causal()
+        .cache(&mut cache)
+        .run(&mut Workspace::new())
+        .unwrap();
     let before = cache.as_bytes().to_vec();
     let mut y = [7.0; 64];
-    error_of(layer.forward(&x[64..], &mut y).causal().cache(&mut cache).run(&mut Workspace::new()), ErrorKind::CacheFull);
+    error_of(
+        layer.forward(&x[64..], &mut y).causal().cache(&mut cache).run(&mut Workspace::new()),
+        ErrorKind::CacheFull,
+    );
     assert_eq!((cache.as_bytes(), y), (&before[..], [7.0; 64]));
 }
 
@@ -267,7 +349,8 @@ fn bytes_that_are_no_cache_are_an_error() {
     error_of(KvCache::copy_of(&cache.as_bytes()[..64]), ErrorKind::CacheFormat);
     error_of(KvCache::copy_of(&[0; 4096]), ErrorKind::CacheFormat);
     error_of(CacheConfig::new(usize::MAX, 1, 1).bytes(), ErrorKind::TooLarge);
-    let sentence = error_of(CacheConfig::new(16, 1, 8).k_type(Type::Int4).bytes(), ErrorKind::InvalidValue);
+    let sentence =
+        error_of(CacheConfig::new(16, 1, 8).k_type(Type::Int4).bytes(), ErrorKind::InvalidValue);
     assert!(sentence.contains("only values are stored as MHA_TYPE_INT4"), "{sentence}");
     error_of(cache.length(1), ErrorKind::InvalidValue);
     error_of(cache.truncate(0, 1), ErrorKind::InvalidValue);
@@ -287,5 +370,10 @@ fn values_in_keys_are_the_first_elements_of_each_key() {
     cache.append(0, &k[..8], &[]).unwrap();
     attention.call(&q, &mut y).key(&k[8..]).cache(&mut cache).run(&mut workspace).unwrap();
     assert_eq!(y, expected);
-    assert!(attention.call(&q, &mut y).key_value(&k, &v).cache(&mut cache).run(&mut workspace).is_err());
+    assert!(attention
+        .call(&q, &mut y)
+        .key_value(&k, &v)
+        .cache(&mut cache)
+        .run(&mut workspace)
+        .is_err());
 }

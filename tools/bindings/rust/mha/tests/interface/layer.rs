@@ -1,6 +1,6 @@
 use mha::{
-    AlignedBuffer, Arithmetic, CacheConfig, Elements, ErrorKind, Forward, InstructionSet, KvCache, Layer, LayerConfig, Matrix, Outputs,
-    RopeConfig, Type, WeightLayout, Weights, Workspace,
+    AlignedBuffer, Arithmetic, CacheConfig, Elements, ErrorKind, Forward, InstructionSet, KvCache,
+    Layer, LayerConfig, Matrix, Outputs, RopeConfig, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -20,9 +20,15 @@ fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
 #[test]
 fn a_small_layer_gives_the_numbers_of_the_computation_in_double_precision() {
     // Those of tests/consumers/layer.c.
-    let fill = |count: usize, step: usize| (0..count).map(|i| (i * step % 11) as f32 / 4.0 - 1.25).collect::<Vec<f32>>();
+    let fill = |count: usize, step: usize| {
+        (0..count).map(|i| (i * step % 11) as f32 / 4.0 - 1.25).collect::<Vec<f32>>()
+    };
     let (x, w_qkv, b_qkv, w_o) = (fill(12, 3), fill(48, 7), fill(12, 5), fill(16, 4));
-    let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&w_qkv).fused_bias(&b_qkv).output(&w_o)).unwrap();
+    let layer = Layer::new(
+        &LayerConfig::new(4, 2),
+        &Weights::fused(&w_qkv).fused_bias(&b_qkv).output(&w_o),
+    )
+    .unwrap();
     let expected = [
         [0.640625, -1.15625, 0.484375, -1.484375],
         [0.667_038_3, -1.031_985_3, 0.241_142_67, -1.019_055_4],
@@ -34,7 +40,8 @@ fn a_small_layer_gives_the_numbers_of_the_computation_in_double_precision() {
 #[test]
 fn shape_has_all_defaults_resolved() {
     let w = numbers(6 * 12, 1);
-    let layer = Layer::new(&LayerConfig::new(6, 2), &Weights::new(&w[..36], &w[..36], &w[..36])).unwrap();
+    let layer =
+        Layer::new(&LayerConfig::new(6, 2), &Weights::new(&w[..36], &w[..36], &w[..36])).unwrap();
     let shape = *layer.shape();
     assert_eq!((shape.key_dim, shape.value_dim, shape.output_dim), (6, 6, 6));
     assert_eq!((shape.num_kv_heads, shape.head_dim, shape.head_dim_v), (2, 3, 3));
@@ -46,14 +53,25 @@ fn every_form_of_the_weights_gives_the_same_bits() {
     let (config, x) = (LayerConfig::new(8, 2).num_kv_heads(1), numbers(5 * 8, 9));
     let (w_q, w_k, w_v, w_o) = (numbers(64, 1), numbers(32, 2), numbers(32, 3), numbers(64, 4));
     let (b_q, b_k, b_v, b_o) = (numbers(8, 5), numbers(4, 6), numbers(4, 7), numbers(8, 8));
-    let y_of = |weights: Weights| bits(&run(&Layer::new(&config, &weights.output_bias(&b_o)).unwrap(), &x));
-    let expected = y_of(Weights::new(&w_q, &w_k, &w_v).output(&w_o).query_bias(&b_q).key_bias(&b_k).value_bias(&b_v));
+    let y_of = |weights: Weights| {
+        bits(&run(&Layer::new(&config, &weights.output_bias(&b_o)).unwrap(), &x))
+    };
+    let expected = y_of(
+        Weights::new(&w_q, &w_k, &w_v)
+            .output(&w_o)
+            .query_bias(&b_q)
+            .key_bias(&b_k)
+            .value_bias(&b_v),
+    );
     let b_qkv = [&b_q[..], &b_k, &b_v].concat();
     let check = |weights: Weights| assert_eq!(y_of(weights.fused_bias(&b_qkv)), expected);
 
-    let fused: Vec<f32> = (0..8).flat_map(|row| [&w_q[row * 8..][..8], &w_k[row * 4..][..4], &w_v[row * 4..][..4]].concat()).collect();
+    let fused: Vec<f32> = (0..8)
+        .flat_map(|row| [&w_q[row * 8..][..8], &w_k[row * 4..][..4], &w_v[row * 4..][..4]].concat())
+        .collect();
     check(Weights::fused(&fused).output(&w_o));
-    let [q, k, v, o] = [(&w_q, 8), (&w_k, 4), (&w_v, 4), (&w_o, 8)].map(|(matrix, columns)| transposed(matrix, columns));
+    let [q, k, v, o] = [(&w_q, 8), (&w_k, 4), (&w_v, 4), (&w_o, 8)]
+        .map(|(matrix, columns)| transposed(matrix, columns));
     check(Weights::new(&q, &k, &v).output(&o).layout(WeightLayout::OutIn));
     let wide: Vec<f32> = w_q.chunks(8).flat_map(|row| [row, &[f32::NAN; 3]].concat()).collect();
     check(Weights::new(Matrix::f32(&wide).stride(11), &w_k, &w_v).output(&w_o));
@@ -62,11 +80,17 @@ fn every_form_of_the_weights_gives_the_same_bits() {
 #[test]
 fn weights_are_kept_in_every_type() {
     let (x, w) = (numbers(4 * 64, 1), numbers(64 * 64, 2));
-    let of = |kind| Layer::new(&LayerConfig::new(64, 4).weight_type(kind), &Weights::new(&w, &w, &w).output(&w)).unwrap();
+    let of = |kind| {
+        Layer::new(&LayerConfig::new(64, 4).weight_type(kind), &Weights::new(&w, &w, &w).output(&w))
+            .unwrap()
+    };
     let exact = run(&of(Type::F32), &x);
-    let packed_bytes = |layer: &Layer| layer.forward(&x, &mut vec![0.0; x.len()]).info().unwrap().packed_bytes;
+    let packed_bytes =
+        |layer: &Layer| layer.forward(&x, &mut vec![0.0; x.len()]).info().unwrap().packed_bytes;
     let mut larger = packed_bytes(&of(Type::F32));
-    for (kind, error) in [(Type::F16, 0.02), (Type::Bf16, 0.2), (Type::Int8, 0.4), (Type::Int4, 5.0)] {
+    for (kind, error) in
+        [(Type::F16, 0.02), (Type::Bf16, 0.2), (Type::Int8, 0.4), (Type::Int4, 5.0)]
+    {
         let layer = of(kind);
         assert_eq!(layer.shape().weight_type, kind);
         assert_near(&run(&layer, &x), &exact, error);
@@ -80,12 +104,15 @@ fn codes_and_scales_of_a_quantiser_are_taken_as_they_are() {
     let x = numbers(3 * 8, 1);
     let codes: Vec<i8> = (0..64).map(|i| (i * 37 % 15 - 7) as i8).collect(); // [out, in]
     let scales: Vec<f32> = (1..=8).map(|i| i as f32 / 64.0).collect();
-    let floats: Vec<f32> = codes.iter().zip(0..).map(|(code, i)| f32::from(*code) * scales[i / 8]).collect();
-    let nibbles: Vec<u8> = codes.chunks(2).map(|pair| (pair[0] + 8) as u8 | ((pair[1] + 8) as u8) << 4).collect();
+    let floats: Vec<f32> =
+        codes.iter().zip(0..).map(|(code, i)| f32::from(*code) * scales[i / 8]).collect();
+    let nibbles: Vec<u8> =
+        codes.chunks(2).map(|pair| (pair[0] + 8) as u8 | ((pair[1] + 8) as u8) << 4).collect();
 
     let config = LayerConfig::new(8, 2);
     let all = |matrix: Matrix<'_>, kind| {
-        let weights = Weights::new(matrix, matrix, matrix).output(matrix).layout(WeightLayout::OutIn);
+        let weights =
+            Weights::new(matrix, matrix, matrix).output(matrix).layout(WeightLayout::OutIn);
         run(&Layer::new(&config.weight_type(kind), &weights).unwrap(), &x)
     };
     let expected = all(Matrix::f32(&floats), Type::F32);
@@ -100,7 +127,10 @@ fn codes_and_scales_of_a_quantiser_are_taken_as_they_are() {
 
     let mixed = Weights::new(&floats, Matrix::bf16(&halves), &floats);
     let sentence = error_of(Layer::new(&config, &mixed), ErrorKind::InvalidValue);
-    assert_eq!(sentence, "the weight matrices are F32 and Bf16; all of a layer must be of one type");
+    assert_eq!(
+        sentence,
+        "the weight matrices are F32 and Bf16; all of a layer must be of one type"
+    );
 }
 
 #[test]
@@ -125,9 +155,14 @@ fn a_packed_layer_is_borrowed_or_owned_and_gives_the_same_bits() {
             &self.0[self.1.clone()]
         }
     }
-    let file = std::sync::Arc::new(AlignedBuffer::copy_of(&[&packed[..], &packed[..]].concat()).unwrap());
-    let layers: Vec<Layer<'static>> =
-        (0..2).map(|i| Layer::from_packed(Part(file.clone(), i * packed.len()..(i + 1) * packed.len())).unwrap()).collect();
+    let file =
+        std::sync::Arc::new(AlignedBuffer::copy_of(&[&packed[..], &packed[..]].concat()).unwrap());
+    let layers: Vec<Layer<'static>> = (0..2)
+        .map(|i| {
+            Layer::from_packed(Part(file.clone(), i * packed.len()..(i + 1) * packed.len()))
+                .unwrap()
+        })
+        .collect();
     drop(file);
     assert_eq!(bits(&run(&layers[1], &x)), expected);
 }
@@ -156,7 +191,11 @@ fn every_instruction_set_gives_the_same_bits_and_one_that_is_missing_is_an_error
         let layer = of(set).unwrap();
         assert_eq!(layer.forward(&x, &mut [0.0; 7 * 16]).info().unwrap().instruction_set, set);
         assert_eq!(bits(&run(&layer, &x)), expected, "{set}");
-        assert_eq!(bits(&run(&Layer::from_packed_with_instruction_set(&packed[..], set).unwrap(), &x)), expected, "{set}");
+        assert_eq!(
+            bits(&run(&Layer::from_packed_with_instruction_set(&packed[..], set).unwrap(), &x)),
+            expected,
+            "{set}"
+        );
     }
     let all = [InstructionSet::AVX2, InstructionSet::AVX512, InstructionSet::NEON];
     let missing = all.into_iter().find(|set| !set.is_available()).expect("no machine has all");
@@ -166,15 +205,27 @@ fn every_instruction_set_gives_the_same_bits_and_one_that_is_missing_is_an_error
 #[test]
 fn cross_attention_takes_keys_and_values_of_their_own() {
     let (w_q, w_k, w_v) = (numbers(8 * 8, 1), numbers(6 * 8, 2), numbers(4 * 8, 3));
-    let layer = Layer::new(&LayerConfig::new(8, 2).key_dim(6).value_dim(4), &Weights::new(&w_q, &w_k, &w_v)).unwrap();
+    let layer = Layer::new(
+        &LayerConfig::new(8, 2).key_dim(6).value_dim(4),
+        &Weights::new(&w_q, &w_k, &w_v),
+    )
+    .unwrap();
     let (query, key, value) = (numbers(2 * 3 * 8, 4), numbers(2 * 5 * 6, 5), numbers(2 * 5 * 4, 6));
     let (mut y, mut weights) = (vec![0.0; 2 * 3 * 8], vec![0.0; 2 * 2 * 3 * 5]);
-    layer.forward(&query, &mut y).batch(2).key(&key).value(&value).attention_weights(&mut weights).run(&mut Workspace::new()).unwrap();
+    layer
+        .forward(&query, &mut y)
+        .batch(2)
+        .key(&key)
+        .value(&value)
+        .attention_weights(&mut weights)
+        .run(&mut Workspace::new())
+        .unwrap();
     assert!(weights.chunks(5).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-6));
 
     // Its second sequence alone has the same bits, out of and into arrays with strides too.
     let mut alone = vec![f32::NAN; 3 * 10];
-    let wide: Vec<f32> = query[24..].chunks(8).flat_map(|row| [row, &[f32::NAN; 1]].concat()).collect();
+    let wide: Vec<f32> =
+        query[24..].chunks(8).flat_map(|row| [row, &[f32::NAN; 1]].concat()).collect();
     layer
         .forward(&wide, &mut alone)
         .n_q(3)
@@ -210,23 +261,42 @@ fn packed_and_padded_sequences_have_the_bits_that_each_has_alone() {
 #[test]
 fn packed_sequences_have_their_own_places_in_a_cache_and_their_own_tables_rows() {
     let (layer, x, tables) = (layer(), numbers(7 * 32, 1), RopeConfig::new(8).tables(20).unwrap());
-    let cache = || KvCache::new(&CacheConfig::for_layer(layer.shape(), 8).num_sequences(3)).unwrap();
+    let cache =
+        || KvCache::new(&CacheConfig::for_layer(layer.shape(), 8).num_sequences(3)).unwrap();
     let (mut packed, mut padded) = (cache(), cache());
-    let (mut y, mut lse, mut expected, mut expected_lse) = (vec![0.0; 7 * 32], vec![0.0; 4 * 7], vec![0.0; 8 * 32], vec![0.0; 8 * 4]);
+    let (mut y, mut lse, mut expected, mut expected_lse) =
+        (vec![0.0; 7 * 32], vec![0.0; 4 * 7], vec![0.0; 8 * 32], vec![0.0; 8 * 4]);
     let (sequences, positions) = ([2, 0], [5, 6, 7, 1, 2, 3, 4]);
-    let call = layer.forward(&x, &mut y).causal().cu_seqlens_q(&[0, 3, 7]).cache(&mut packed).cache_sequences(&sequences).lse(&mut lse);
+    let call = layer
+        .forward(&x, &mut y)
+        .causal()
+        .cu_seqlens_q(&[0, 3, 7])
+        .cache(&mut packed)
+        .cache_sequences(&sequences)
+        .lse(&mut lse);
     let call = call.rope(&tables).rope_q_positions(&positions).rope_k_positions(&positions);
     call.run(&mut Workspace::new()).unwrap();
     assert_eq!([0, 1, 2].map(|sequence| packed.length(sequence).unwrap()), [4, 0, 3]);
 
     // The same two sequences, padded on the left to four rows each.
     let (x, positions) = ([&[f32::NAN; 32], &x[..]].concat(), [0, 5, 6, 7, 1, 2, 3, 4]);
-    let call = layer.forward(&x, &mut expected).batch(2).causal().q_first_rows(&[1, 0]).cache(&mut padded).cache_sequences(&sequences);
-    let call = call.lse(&mut expected_lse).rope(&tables).rope_q_positions(&positions).rope_k_positions(&positions);
+    let call = layer
+        .forward(&x, &mut expected)
+        .batch(2)
+        .causal()
+        .q_first_rows(&[1, 0])
+        .cache(&mut padded)
+        .cache_sequences(&sequences);
+    let call = call
+        .lse(&mut expected_lse)
+        .rope(&tables)
+        .rope_q_positions(&positions)
+        .rope_k_positions(&positions);
     call.run(&mut Workspace::new()).unwrap();
     assert_eq!((&expected[..32], bits(&y)), (&[0.0; 32][..], bits(&expected[32..])));
     for head in 0..4 {
-        let of_padded: Vec<f32> = [&expected_lse[head * 4 + 1..][..3], &expected_lse[16 + head * 4..][..4]].concat();
+        let of_padded: Vec<f32> =
+            [&expected_lse[head * 4 + 1..][..3], &expected_lse[16 + head * 4..][..4]].concat();
         assert_eq!(bits(&lse[head * 7..][..7]), bits(&of_padded));
     }
     assert_eq!(packed.as_bytes(), padded.as_bytes());
@@ -237,7 +307,8 @@ fn packed_sequences_cover_all_rows_of_one_batch() {
     let (layer, x) = (layer(), numbers(7 * 32, 1));
     let run = |starts: &[i64]| {
         let mut y = vec![7.0; 7 * 32];
-        let result = layer.forward(&x, &mut y).causal().cu_seqlens_q(starts).run(&mut Workspace::new());
+        let result =
+            layer.forward(&x, &mut y).causal().cu_seqlens_q(starts).run(&mut Workspace::new());
         assert!(result.is_ok() || y == [7.0; 7 * 32]);
         result
     };
@@ -250,8 +321,13 @@ fn packed_sequences_cover_all_rows_of_one_batch() {
         assert!(sentence.starts_with("sequences.cu_seqlens_q[2] is "), "{sentence}");
     }
     let mut y = vec![7.0; 8 * 32];
-    let batch = layer.forward(&[0.5; 8 * 32], &mut y).batch(2).cu_seqlens_q(&[0, 4, 8]).run(&mut Workspace::new());
-    let said = "cu_seqlens_q has 3 elements and batch is 2; packed sequences are the rows of a batch of 1, and cu_seqlens_q says where each begins \
+    let batch = layer
+        .forward(&[0.5; 8 * 32], &mut y)
+        .batch(2)
+        .cu_seqlens_q(&[0, 4, 8])
+        .run(&mut Workspace::new());
+    let said = "cu_seqlens_q has 3 elements and batch is 2; packed sequences are the rows of a \
+        batch of 1, and cu_seqlens_q says where each begins \
                 and the last one ends";
     assert_eq!(error_of(batch, ErrorKind::SliceLength), said);
 }
@@ -260,7 +336,13 @@ fn packed_sequences_cover_all_rows_of_one_batch() {
 fn equal_scores_are_means_of_the_values() {
     let (layer, x) = (layer(), numbers(3 * 32, 1));
     let (mut y, mut weights) = (vec![0.0; 96], vec![0.0; 4 * 9]);
-    layer.forward(&x, &mut y).causal().equal_scores().attention_weights(&mut weights).run(&mut Workspace::new()).unwrap();
+    layer
+        .forward(&x, &mut y)
+        .causal()
+        .equal_scores()
+        .attention_weights(&mut weights)
+        .run(&mut Workspace::new())
+        .unwrap();
     let row = |keys: usize| (0..3).map(move |key| if key < keys { 1.0 / keys as f32 } else { 0.0 });
     assert_near(&weights, &(0..4).flat_map(|_| (1..4).flat_map(row)).collect::<Vec<f32>>(), 1e-7);
 }
@@ -276,7 +358,14 @@ fn optional_outputs_show_the_steps() {
     let mut lse = [0.0; 12];
     let outputs = Outputs::new().q(&mut q).k(&mut k).v(&mut v).context(&mut context);
     let outputs = outputs.scores(&mut scores).scaled_scores(&mut scaled).masked_scores(&mut masked);
-    layer.forward(&x, &mut y).causal().outputs(outputs).attention_weights(&mut weights).lse(&mut lse).run(&mut Workspace::new()).unwrap();
+    layer
+        .forward(&x, &mut y)
+        .causal()
+        .outputs(outputs)
+        .attention_weights(&mut weights)
+        .lse(&mut lse)
+        .run(&mut Workspace::new())
+        .unwrap();
     assert_eq!(bits(&y), bits(&plain), "asking changes nothing");
 
     let dot: f32 = q[..8].iter().zip(&k[..8]).map(|(q, k)| q * k).sum();
@@ -295,7 +384,12 @@ fn one_workspace_of_the_largest_call_serves_all() {
     let mut workspace = Workspace::new();
     workspace.reserve(bytes).unwrap();
     for n in [20, 1, 7] {
-        layer.forward(&x[..2 * n * 32], &mut y[..2 * n * 32]).batch(2).causal().run(&mut workspace).unwrap();
+        layer
+            .forward(&x[..2 * n * 32], &mut y[..2 * n * 32])
+            .batch(2)
+            .causal()
+            .run(&mut workspace)
+            .unwrap();
     }
     assert_eq!(workspace.len(), bytes);
 }
@@ -325,18 +419,34 @@ fn projections_compute_in_integers_if_asked() {
         let largest = of_floats.iter().fold(0f32, |most, y| most.max(y.abs()));
         assert!(y.iter().zip(&of_floats).all(|(a, b)| (a - b).abs() < 0.05 * largest));
     }
-    error_of(Layer::new(&config.weight_type(Type::F32).arithmetic(Arithmetic::Int8), &weights), ErrorKind::InvalidValue);
+    error_of(
+        Layer::new(&config.weight_type(Type::F32).arithmetic(Arithmetic::Int8), &weights),
+        ErrorKind::InvalidValue,
+    );
 }
 
 #[test]
 fn what_the_library_finds_wrong_has_its_sentence() {
     let w = numbers(64 * 4, 1);
-    let sentence = error_of(Layer::new(&LayerConfig::new(8, 3), &Weights::fused(&w)), ErrorKind::Shape);
+    let sentence =
+        error_of(Layer::new(&LayerConfig::new(8, 3), &Weights::fused(&w)), ErrorKind::Shape);
     assert!(sentence.starts_with("num_heads is 3"), "{sentence}");
-    error_of(Layer::new(&LayerConfig::new(usize::MAX, 1), &Weights::fused(&w)), ErrorKind::TooLarge);
-    error_of(Layer::new(&LayerConfig::new(8, 2).scale(f32::NAN), &Weights::fused(&w)), ErrorKind::InvalidValue);
+    error_of(
+        Layer::new(&LayerConfig::new(usize::MAX, 1), &Weights::fused(&w)),
+        ErrorKind::TooLarge,
+    );
+    error_of(
+        Layer::new(&LayerConfig::new(8, 2).scale(f32::NAN), &Weights::fused(&w)),
+        ErrorKind::InvalidValue,
+    );
     let large = [1e5; 12];
-    error_of(Layer::new(&LayerConfig::new(2, 1).weight_type(Type::F16), &Weights::fused(&large)), ErrorKind::OutOfRange);
-    assert!(format!("{:?}", mha::Error::clone(&layer().forward(&[0.0; 31], &mut []).workspace_bytes().unwrap_err()))
-        .starts_with("SliceLength: "));
+    error_of(
+        Layer::new(&LayerConfig::new(2, 1).weight_type(Type::F16), &Weights::fused(&large)),
+        ErrorKind::OutOfRange,
+    );
+    assert!(format!(
+        "{:?}",
+        mha::Error::clone(&layer().forward(&[0.0; 31], &mut []).workspace_bytes().unwrap_err())
+    )
+    .starts_with("SliceLength: "));
 }

@@ -1,6 +1,9 @@
 //! Products alone, and rows of 16 bits.
 
-use mha::{AlignedBuffer, Attention, Elements, ElementsMut, ErrorKind, Layer, LayerConfig, Type, Weights, Workspace};
+use mha::{
+    AlignedBuffer, Attention, Elements, ElementsMut, ErrorKind, Layer, LayerConfig, Type, Weights,
+    Workspace,
+};
 
 use crate::support::{error_of, numbers};
 
@@ -14,7 +17,8 @@ fn halves(x: &[f32]) -> (Vec<u16>, Vec<f32>) {
 #[test]
 fn a_product_is_that_of_the_matrix() {
     let (x, w, b) = (numbers(5 * 6, 7), numbers(6 * 4, 7), numbers(4, 7));
-    let layer = Layer::new(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b)).unwrap();
+    let layer =
+        Layer::new(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b)).unwrap();
     let mut y = vec![0.0; 20];
     layer.linear(&x, &mut y).run(&mut Workspace::new()).unwrap();
     for (i, y) in y.iter().enumerate() {
@@ -29,7 +33,8 @@ fn a_product_is_that_of_the_matrix() {
     assert_eq!((twice, beside), (sums.clone(), sums));
     let info = layer.linear(&x, &mut [0.0; 20]).residual(&y).info().unwrap();
     assert_eq!((info.operations, info.bytes), (2 * 5 * 6 * 4, 4 * (6 * 48 + 48 + 5 * (6 + 4 + 4))));
-    let packed: AlignedBuffer = Layer::pack(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b)).unwrap();
+    let packed: AlignedBuffer =
+        Layer::pack(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b)).unwrap();
     let mut spread = vec![0.0; 4 * 7 + 4];
     let view = Layer::from_packed(packed).unwrap();
     view.linear(&x, &mut spread).strides(5, 0, 0, 7).run(&mut Workspace::new()).unwrap();
@@ -42,34 +47,67 @@ fn a_product_checks_its_slices() {
     let (x, w) = (numbers(5 * 6, 7), numbers(6 * 4, 7));
     let config = LayerConfig::linear(6, 4);
     let short = Layer::new(&config, &Weights::linear(&w[..23]));
-    assert_eq!(error_of(short, ErrorKind::SliceLength), "w_o has 23 elements; [query_dim 6, output_dim 4] are 24");
+    assert_eq!(
+        error_of(short, ErrorKind::SliceLength),
+        "w_o has 23 elements; [query_dim 6, output_dim 4] are 24"
+    );
     let layer = Layer::new(&config, &Weights::linear(&w)).unwrap();
     let run = |x: &[f32], y: &mut [f32]| layer.linear(x, y).run(&mut Workspace::new());
     error_of(run(&x[..29], &mut [0.0; 20]), ErrorKind::SliceLength);
     error_of(run(&x, &mut [0.0; 19]), ErrorKind::SliceLength);
     let mut y = [0.0; 20];
-    error_of(layer.linear(&x, &mut y).residual(&x[..19]).run(&mut Workspace::new()), ErrorKind::SliceLength);
-    error_of(layer.linear(&x, &mut y).residual(Elements::F16(&[0; 20])).run(&mut Workspace::new()), ErrorKind::InvalidValue);
-    error_of(layer.linear(&x, &mut y).strides(5, 7, 0, 0).run(&mut Workspace::new()), ErrorKind::SliceLength);
-    error_of(layer.linear(Elements::Int8(&[0; 30]), &mut y).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    error_of(
+        layer.linear(&x, &mut y).residual(&x[..19]).run(&mut Workspace::new()),
+        ErrorKind::SliceLength,
+    );
+    error_of(
+        layer.linear(&x, &mut y).residual(Elements::F16(&[0; 20])).run(&mut Workspace::new()),
+        ErrorKind::InvalidValue,
+    );
+    error_of(
+        layer.linear(&x, &mut y).strides(5, 7, 0, 0).run(&mut Workspace::new()),
+        ErrorKind::SliceLength,
+    );
+    error_of(
+        layer.linear(Elements::Int8(&[0; 30]), &mut y).run(&mut Workspace::new()),
+        ErrorKind::InvalidValue,
+    );
     assert_eq!(y, [0.0; 20]);
 }
 
 #[test]
 fn rows_of_16_bits_are_the_floats_that_they_widen_to() {
     let (bits, wide) = halves(&numbers(3 * 8, 7));
-    let layer = Layer::new(&LayerConfig::new(8, 2).weight_type(Type::Bf16), &Weights::fused(&numbers(8 * 24, 7))).unwrap();
+    let layer = Layer::new(
+        &LayerConfig::new(8, 2).weight_type(Type::Bf16),
+        &Weights::fused(&numbers(8 * 24, 7)),
+    )
+    .unwrap();
     let (mut expected, mut y, mut narrow) = (vec![0.0; 24], vec![0.0; 24], vec![0; 24]);
     layer.forward(&wide, &mut expected).run(&mut Workspace::new()).unwrap();
     layer.forward(Elements::Bf16(&bits), &mut y).run(&mut Workspace::new()).unwrap();
     assert_eq!(y, expected);
-    layer.forward(Elements::Bf16(&bits), ElementsMut::Bf16(&mut narrow)).run(&mut Workspace::new()).unwrap();
-    assert!(expected.iter().zip(&narrow).all(|(y, bits)| (y - f32::from_bits(u32::from(*bits) << 16)).abs() <= y.abs() / 256.0));
+    layer
+        .forward(Elements::Bf16(&bits), ElementsMut::Bf16(&mut narrow))
+        .run(&mut Workspace::new())
+        .unwrap();
+    assert!(expected.iter().zip(&narrow).all(|(y, bits)| (y - f32::from_bits(
+        u32::from(*bits) << 16
+    ))
+    .abs()
+        <= y.abs() / 256.0));
     let attention = Attention::new(2, 4);
     let (q, mut of_halves) = (Elements::Bf16(&bits), vec![0; 24]);
-    attention.call(q, ElementsMut::Bf16(&mut of_halves)).key_value(q, q).run(&mut Workspace::new()).unwrap();
+    attention
+        .call(q, ElementsMut::Bf16(&mut of_halves))
+        .key_value(q, q)
+        .run(&mut Workspace::new())
+        .unwrap();
     attention.call(&wide, &mut y).key_value(&wide, &wide).run(&mut Workspace::new()).unwrap();
-    assert!(y.iter().zip(&of_halves).all(|(y, bits)| (y - f32::from_bits(u32::from(*bits) << 16)).abs() <= y.abs() / 256.0));
+    assert!(y
+        .iter()
+        .zip(&of_halves)
+        .all(|(y, bits)| (y - f32::from_bits(u32::from(*bits) << 16)).abs() <= y.abs() / 256.0));
     let mixed = layer.forward(Elements::Bf16(&bits), &mut y).key(&wide).run(&mut Workspace::new());
     let sentence = error_of(mixed, ErrorKind::InvalidValue);
     assert!(sentence.starts_with("key.type is "), "{sentence}");

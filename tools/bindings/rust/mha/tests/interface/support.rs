@@ -17,14 +17,22 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
 pub fn assert_near(values: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(values.len(), expected.len());
     for (index, (value, expected)) in values.iter().zip(expected).enumerate() {
-        assert!((value - expected).abs() <= tolerance, "element {index} is {value}, not {expected}");
+        assert!(
+            (value - expected).abs() <= tolerance,
+            "element {index} is {value}, not {expected}"
+        );
     }
 }
 
 /// A causal layer of some size: 32 wide, 4 query heads, 2 kv heads.
 pub fn layer() -> Layer<'static> {
-    let (w_q, w_k, w_v, w_o) = (numbers(32 * 32, 1), numbers(32 * 16, 2), numbers(32 * 16, 3), numbers(32 * 32, 4));
-    Layer::new(&LayerConfig::new(32, 4).num_kv_heads(2), &Weights::new(&w_q, &w_k, &w_v).output(&w_o)).unwrap()
+    let (w_q, w_k, w_v, w_o) =
+        (numbers(32 * 32, 1), numbers(32 * 16, 2), numbers(32 * 16, 3), numbers(32 * 32, 4));
+    Layer::new(
+        &LayerConfig::new(32, 4).num_kv_heads(2),
+        &Weights::new(&w_q, &w_k, &w_v).output(&w_o),
+    )
+    .unwrap()
 }
 
 /// The error that a result has to be, by its kind, and its sentence.

@@ -42,7 +42,12 @@ fn on_threads(count: usize, task: &(dyn Fn(usize) + Sync)) {
 fn any_scheduler_gives_the_same_bits() {
     let expected = run(None);
     for threads in [0, 1, 2, 5, 5000] {
-        assert_eq!(run(Some(&By(threads, |count, task: &(dyn Fn(usize) + Sync)| (0..count).rev().for_each(task)))), expected);
+        assert_eq!(
+            run(Some(&By(threads, |count, task: &(dyn Fn(usize) + Sync)| (0..count)
+                .rev()
+                .for_each(task)))),
+            expected
+        );
     }
     assert_eq!(run(Some(&By(4, on_threads))), expected);
 }
