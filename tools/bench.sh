@@ -43,7 +43,8 @@ build() {
   [[ $setup == no ]] || tools/setup.sh || return
   # A new folder is not for the tests; in one that is there already, they stay as they are.
   [[ -e build/CMakeCache.txt ]] || settings=(-G Ninja -DMHA_TESTS=OFF)
-  cmake -S . -B build "${settings[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_BENCH=ON &&
+  cmake -S . -B build "${settings[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
+    -DMHA_BENCH=ON &&
     cmake --build build --parallel "$(nproc)" --target mha_bench
 }
 if ! build >&2; then
@@ -51,5 +52,6 @@ if ! build >&2; then
   exit 1
 fi
 
-exec build/bin/mha_bench --benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_display_aggregates_only=true \
+exec build/bin/mha_bench --benchmark_repetitions=5 --benchmark_min_time=0.1 \
+  --benchmark_display_aggregates_only=true \
   --benchmark_counters_tabular=true "${flags[@]}"

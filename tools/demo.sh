@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Shows mha: a small layer step by step, heat maps, and the speed of a layer of GPT-2's size. See --help.
+# Shows mha: a small layer step by step, heat maps, and the speed of a layer of GPT-2's size. See
+# --help.
 set -euo pipefail
 
 usage() {
@@ -40,7 +41,8 @@ show() { printf '$ %s\n' "$*" && "$@"; }
 say "Building the library, the command and the benchmarks in build/"
 generator=()
 [[ -e build/CMakeCache.txt ]] || generator=(-G Ninja)
-cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_SHARED=ON
+cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON \
+  -DMHA_BENCH=ON -DMHA_SHARED=ON
 cmake --build build --parallel "$(nproc)" --target mha_shared mha_command mha_bench
 
 say "Python packages for the next steps, in build/python: numpy, matplotlib (once)"
@@ -49,7 +51,9 @@ if [[ $setup == yes ]]; then tools/bindings/python/setup.sh --explain || explain
 python=build/python/bin/python
 [[ -x $python ]] || python=python3
 "$python" -c 'import numpy, matplotlib' 2>/dev/null || explained=no
-[[ $explained == yes ]] || echo "The packages are missing, so the small layer and the heat maps are not shown. Can this machine reach PyPI?"
+[[ $explained == yes ]] || echo \
+  "The packages are missing, so the small layer and the heat maps are not shown. Can this machine \
+reach PyPI?"
 
 files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
@@ -59,26 +63,33 @@ if [[ $explained == yes ]]; then
   say "A small layer, step by step"
   show "$python" -m mha explain
   say "What six hand-made heads attend to in a sentence: open build/explained.html in a browser"
-  show build/bin/mha pack --weights "$files/sentence.safetensors" --heads 6 --causal --output "$files/sentence.mha"
-  show "$python" -m mha explain --packed "$files/sentence.mha" --input "$files/sentence.npy" --html build/explained.html \
+  show build/bin/mha pack --weights "$files/sentence.safetensors" --heads 6 --causal --output \
+    "$files/sentence.mha"
+  show "$python" -m mha explain --packed "$files/sentence.mha" --input "$files/sentence.npy" \
+    --html build/explained.html \
     --tokens "$(cat "$files/sentence.txt")"
 fi
 
 say "A layer of GPT-2's size: 1024 tokens of width 768, 12 heads, causal, random weights"
-show build/bin/mha run --weights "$files/layer.safetensors" --heads 12 --causal --input "$files/x.npy" --output "$files/y.npy"
+show build/bin/mha run --weights "$files/layer.safetensors" --heads 12 --causal --input \
+  "$files/x.npy" --output "$files/y.npy"
 
 say "A layer of that size, repeatedly on one thread, against the limit of this machine"
 bench=(build/bin/mha_bench '--benchmark_filter=^layer_prefill/B:1/n:1024/D:768/H:12($|/)')
 printf '$ %s %s\n' "${bench[0]}" "'${bench[1]}'"
-"${bench[@]}" --benchmark_out="$files/bench.json" --benchmark_out_format=json >"$files/log" 2>&1 || { cat "$files/log" >&2 && exit 1; }
+"${bench[@]}" --benchmark_out="$files/bench.json" --benchmark_out_format=json >"$files/log" 2>&1 ||
+  { cat "$files/log" >&2 && exit 1; }
 python3 - "$files/bench.json" <<'PYTHON'
 import json, sys
 text = open(sys.argv[1]).read()  # empty if no benchmark has the name
-results = [result for result in json.loads(text or '{"benchmarks": []}')["benchmarks"] if "of_limit" in result]
+found = json.loads(text or '{"benchmarks": []}')["benchmarks"]
+results = [result for result in found if "of_limit" in result]
 if not results:
     sys.exit("tools/demo.sh: mha_bench measured nothing named layer_prefill/B:1/n:1024/D:768/H:12")
 best = max(results, key=lambda result: result["of_limit"])
 milliseconds = best["cpu_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1e3}[best["time_unit"]]
-print(f"From x to y the layer took {milliseconds:.1f} ms of one core, {best['of_limit']:.0%} of what the machine can do.")
+print(f"From x to y the layer took {milliseconds:.1f} ms of one core,"
+      f" {best['of_limit']:.0%} of what the machine can do.")
 PYTHON
-[[ $explained == yes ]] || { echo "tools/demo.sh: the small layer and the heat maps were not shown; see above" >&2 && exit 1; }
+[[ $explained == yes ]] || { echo \
+  "tools/demo.sh: the small layer and the heat maps were not shown; see above" >&2 && exit 1; }

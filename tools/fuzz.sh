@@ -51,10 +51,12 @@ fail() { echo "tools/fuzz.sh: $*; see tools/fuzz.sh --help" >&2 && exit 2; }
 lacks() { echo "tools/fuzz.sh: $*" >&2 && exit 3; }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-targets=$(cd tests/fuzz && ls ./*.cpp | sed 's|^\./||; s|\.cpp$||' | grep -v '^replay$' | tr '\n' ' ')
+targets=$(cd tests/fuzz && ls ./*.cpp | sed 's|^\./||; s|\.cpp$||' | grep -v '^replay$' | tr '\n' \
+  ' ')
 [[ ${1-} != --help && ${1-} != -h ]] || { usage && exit; }
 target=${1-}
-[[ " $targets all " == *" $target "* && $target ]] || fail "'$target' is not a target; choose one of ${targets}all"
+[[ " $targets all " == *" $target "* && $target ]] ||
+  fail "'$target' is not a target; choose one of ${targets}all"
 shift
 seconds='' jobs=1 do=fuzz build=build-fuzz options=() files=()
 while (($#)); do
@@ -83,7 +85,8 @@ done
 unpack() {  # TARGET: into its folder stored
   mkdir -p "$build/$1"/{stored,corpus,crashes,shortest}
   find "$build/$1/stored" -type f -delete
-  [[ ! -e tests/fuzz/corpus/$1.corpus ]] || tests/fuzz/corpus.py unpack "tests/fuzz/corpus/$1.corpus" "$build/$1/stored"
+  [[ ! -e tests/fuzz/corpus/$1.corpus ]] ||
+    tests/fuzz/corpus.py unpack "tests/fuzz/corpus/$1.corpus" "$build/$1/stored"
 }
 if [[ $do == keep ]]; then
   unpack "$target"
@@ -92,32 +95,43 @@ if [[ $do == keep ]]; then
   exit
 fi
 
-command -v clang++ > /dev/null || lacks "clang++ is not installed (Debian: apt-get install clang libclang-rt-14-dev)"
-# Without the values of comparisons, which take a third of the time and find nothing here that the targets do not choose themselves.
-flags='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-coverage=trace-cmp -fno-sanitize-recover=undefined -g1'
+command -v clang++ > /dev/null || lacks \
+  "clang++ is not installed (Debian: apt-get install clang libclang-rt-14-dev)"
+# Without the values of comparisons, which take a third of the time and find nothing here that the
+# targets do not choose themselves.
+flags='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-coverage=trace-cmp'
+flags+=' -fno-sanitize-recover=undefined -g1'
 settings=(-DMHA_FUZZING_FLAGS="$flags")
 [[ $build == build-fuzz ]] || settings=(-DCMAKE_CXX_FLAGS="$flags" -DCMAKE_C_FLAGS="$flags")
 generator=()
 [[ -e $build/CMakeCache.txt ]] || generator=(-G Ninja)
-cmake -S . -B "$build" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
-  -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_SHARED=OFF -DMHA_TESTS=ON \
-  "${settings[@]}" -DMHA_FUZZING_ENGINE=-fsanitize=fuzzer > /dev/null || lacks "the build could not be configured; see above"
+cmake -S . -B "$build" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+  -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF \
+  -DMHA_BENCH=OFF -DMHA_SHARED=OFF -DMHA_TESTS=ON \
+  "${settings[@]}" -DMHA_FUZZING_ENGINE=-fsanitize=fuzzer > /dev/null ||
+  lacks "the build could not be configured; see above"
 mapfile -t programs < <(printf 'mha_fuzz_%s\n' $targets)
-cmake --build "$build" --target "${programs[@]}" > "$build/log.txt" || { cat "$build/log.txt" && lacks "$target does not build; see above"; }
+cmake --build "$build" --target "${programs[@]}" > "$build/log.txt" || { cat "$build/log.txt" &&
+  lacks "$target does not build; see above"; }
 
 run() {  # TARGET OPTION...
-  "$build/bin/mha_fuzz_$1" -artifact_prefix="$build/$1/crashes/" -timeout=20 -print_final_stats=1 -len_control=0 -entropic=0 "${@:2}"
+  "$build/bin/mha_fuzz_$1" -artifact_prefix="$build/$1/crashes/" -timeout=20 -print_final_stats=1 \
+    -len_control=0 -entropic=0 "${@:2}"
 }
 fuzz() {  # TARGET
   unpack "$1"
   ((jobs == 1)) || options+=(-fork="$jobs")
-  run "$1" -max_total_time="$seconds" "${options[@]}" "$build/$1/corpus" "$build/$1/stored" && return
-  echo "tools/fuzz.sh: $1 found something; the input is in $build/$1/crashes/ (to run it again: tools/fuzz.sh $1 --replay FILE)" >&2
+  run "$1" -max_total_time="$seconds" "${options[@]}" "$build/$1/corpus" "$build/$1/stored" &&
+    return
+  echo "tools/fuzz.sh: $1 found something; the input is in $build/$1/crashes/ (to run it again: \
+tools/fuzz.sh $1 --replay FILE)" >&2
   return 1
 }
 fuzz_beside() {  # TARGET: what it printed is shown if it found something
   if fuzz "$1" > "$build/$1.txt" 2>&1; then
-    echo "$1: nothing found, $(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$1.txt") inputs"
+    echo "$1: nothing found, $(sed -n 's/^stat::number_of_executed_units: *//p' \
+      "$build/$1.txt") inputs"
   else
     cat "$build/$1.txt" && touch "$build/found"
   fi

@@ -35,21 +35,26 @@ lacks() { echo "tools/lint.sh: $1 is missing ($2)" >&2 && exit 3; }
 
 folder=$PWD/build/lint
 export PATH=$folder/bin:$PATH
-for tool in clang-format shellcheck; do command -v $tool >/dev/null || lacks $tool "Debian: apt-get install $tool"; done
+for tool in clang-format shellcheck; do command -v $tool >/dev/null ||
+  lacks $tool "Debian: apt-get install $tool"; done
 cargo fmt --version >/dev/null 2>&1 || lacks rustfmt "Debian: apt-get install rustfmt-web"
 [[ -x $folder/bin/pip ]] || python3 -m venv "$folder"
-"$folder/bin/pip" install --quiet --disable-pip-version-check ruff==0.17.6 pre-commit==4.7.0 || lacks ruff "PyPI: pip install ruff pre-commit"
-[[ $(actionlint -version 2>/dev/null) =~ ^v?1\.7\.12 ]] || GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
+"$folder/bin/pip" install --quiet --disable-pip-version-check ruff==0.17.6 pre-commit==4.7.0 ||
+  lacks ruff "PyPI: pip install ruff pre-commit"
+[[ $(actionlint -version 2>/dev/null) =~ ^v?1\.7\.12 ]] ||
+  GOBIN=$folder/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 ||
   lacks actionlint "with go: go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
 
 status=0
-PRE_COMMIT_FROM_REF=$(git merge-base HEAD "$base") pre-commit run --all-files --show-diff-on-failure || status=1
+PRE_COMMIT_FROM_REF=$(git merge-base HEAD "$base") pre-commit run --all-files \
+  --show-diff-on-failure || status=1
 actionlint || status=1
 "$folder/bin/python" - .github/ISSUE_TEMPLATE/*.yml <<'PYTHON' || status=1
 import sys, yaml
 for path in sys.argv[1:]:
     asked = [field["id"] for field in yaml.safe_load(open(path))["body"]]
     if len(set(asked)) < len(asked) or not {"shape", "info"} <= set(asked):
-        sys.exit(f"{path}: a form must ask for each thing once, including shape and info; this one asks for {asked}")
+        sys.exit(f"{path}: a form must ask for each thing once, including shape and info; this one"
+                 f" asks for {asked}")
 PYTHON
 exit $status

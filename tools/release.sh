@@ -28,7 +28,8 @@ Environment variables:
   DEBFULLNAME, DEBEMAIL   the maintainer of the Debian packages (default: the author of HEAD)
 
 Example:
-  git tag v0.1.0 && MHA_URL=https://example.org/mha/0.1.0 tools/release.sh 0.1.0 --sign ~/.ssh/id_ed25519
+  git tag v0.1.0
+  MHA_URL=https://example.org/mha/0.1.0 tools/release.sh 0.1.0 --sign ~/.ssh/id_ed25519
 TEXT
 }
 
@@ -45,7 +46,9 @@ while (($#)); do
   esac
   shift
 done
-[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "tools/release.sh: give a version such as 0.1.0; see tools/release.sh --help" >&2 && exit 2; }
+[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] ||
+  { echo "tools/release.sh: give a version such as 0.1.0; see tools/release.sh --help" >&2 &&
+  exit 2; }
 
 # ---- Checks
 
@@ -56,31 +59,41 @@ refuse() { echo "tools/release.sh: $*" >&2 && wrong=1; }
 
 tagged=$(git rev-parse --quiet --verify "refs/tags/v$version^{commit}" || true)
 if [[ -z $tagged ]]; then
-  refuse "there is no tag v$version; create it at the commit where CHANGELOG.md has the date: git tag v$version"
+  refuse "there is no tag v$version; create it at the commit where CHANGELOG.md has the date: git \
+tag v$version"
 elif [[ $tagged != $(git rev-parse HEAD) ]]; then
   refuse "HEAD is not v$version; check it out: git checkout v$version"
 fi
 [[ -z $key || -r $key ]] || refuse "the key $key cannot be read"
-[[ -z $(git status --porcelain) ]] || refuse "there are uncommitted changes: $(git status --porcelain | head -n 3)"
+[[ -z $(git status --porcelain) ]] || refuse \
+  "there are uncommitted changes: $(git status --porcelain | head -n 3)"
 
 says() {  # WHERE VERSION
   [[ $2 == "$version" ]] || refuse "$1 says version ${2:-nothing}, not $version"
 }
 # Of CMake, Python, the recipes and Debian's packages, the version comes from the header.
-says include/mha.h "$(awk '/^#define MHA_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $3; dot = "." }' include/mha.h)"
+says include/mha.h "$(
+  awk '/^#define MHA_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $3; dot = "." }' \
+    include/mha.h
+)"
 while IFS=: read -r file line; do
   says "$file" "$(grep -o '[0-9][0-9.]*' <<<"$line" | head -n 1)"
-done < <(git grep -E '^(version|mha|mha-sys) = .*"[0-9]' -- 'tools/bindings/rust/*Cargo.toml' tools/adapters/candle/Cargo.toml)
-grep -qE "^## ${version//./\\.} \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md || refuse "CHANGELOG.md has no heading '## $version (YEAR-MONTH-DAY)'"
+done < <(git grep -E '^(version|mha|mha-sys) = .*"[0-9]' -- 'tools/bindings/rust/*Cargo.toml' \
+  tools/adapters/candle/Cargo.toml)
+grep -qE "^## ${version//./\\.} \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md ||
+  refuse "CHANGELOG.md has no heading '## $version (YEAR-MONTH-DAY)'"
 
 grep -q "^${version//./\\.} " tests/interface/packed_files.txt ||
-  refuse "tests/interface/packed_files.txt has nothing written by $version; add it: build/bin/mha_test_packed_files --write"
+  refuse "tests/interface/packed_files.txt has nothing written by $version; add it: \
+build/bin/mha_test_packed_files --write"
 
 previous=$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || true)
-python3 tests/package/abi.py check || refuse "tests/package/interface.txt does not match this header"
+python3 tests/package/abi.py check || refuse \
+  "tests/package/interface.txt does not match this header"
 if [[ -n $previous ]]; then
   git show "$previous:tests/package/interface.txt" >"$work/interface.txt"
-  python3 tests/package/abi.py keeps --written "$work/interface.txt" || refuse "the header breaks programs that were compiled with $previous"
+  python3 tests/package/abi.py keeps --written "$work/interface.txt" ||
+    refuse "the header breaks programs that were compiled with $previous"
 fi
 ((wrong == 0)) || exit 1
 
@@ -88,17 +101,22 @@ fi
 for_abidiff() {  # REVISION
   mkdir "$work/$1"
   git archive "$1" | tar -C "$work/$1" -x
-  cmake -S "$work/$1" -B "$work/$1/build" -DCMAKE_BUILD_TYPE=MinSizeRel -DCMAKE_C_FLAGS=-g -DCMAKE_CXX_FLAGS=-g -DMHA_STATIC=OFF -DMHA_{OPENBLAS,PTHREADPOOL,TOOLS,TESTS}=OFF \
-    "$([[ $(uname -m) == aarch64 ]] && echo -DMHA_NEON=OFF || echo -DMHA_AVX2=OFF)" -DMHA_AVX512=OFF >"$work/log"
+  cmake -S "$work/$1" -B "$work/$1/build" -DCMAKE_BUILD_TYPE=MinSizeRel -DCMAKE_C_FLAGS=-g \
+    -DCMAKE_CXX_FLAGS=-g -DMHA_STATIC=OFF -DMHA_{OPENBLAS,PTHREADPOOL,TOOLS,TESTS}=OFF \
+    "$([[ $(uname -m) == aarch64 ]] && echo -DMHA_NEON=OFF || echo -DMHA_AVX2=OFF)" \
+    -DMHA_AVX512=OFF >"$work/log"
   cmake --build "$work/$1/build" --parallel "$(nproc)" >"$work/log"
 }
 if [[ -n $previous ]]; then
   for_abidiff "$previous"
   for_abidiff "v$version"
   status=0
-  abidiff --headers-dir1 "$work/$previous/include" --headers-dir2 "$work/v$version/include" "$work"/{"$previous","v$version"}/build/src/libmha.so || status=$?
+  abidiff --headers-dir1 "$work/$previous/include" --headers-dir2 "$work/v$version/include" \
+    "$work"/{"$previous","v$version"}/build/src/libmha.so || status=$?
   # Bits of the status: 1 and 2 are errors, 4 is a change, 8 one that breaks programs.
-  (((status & ~4) == 0)) || { echo "tools/release.sh: abidiff finds that programs linked with $previous would break; see above" >&2 && exit 1; }
+  (((status & ~4) == 0)) || { echo \
+    "tools/release.sh: abidiff finds that programs linked with $previous would break; see above" \
+    >&2 && exit 1; }
 fi
 echo "v$version can be released${previous:+ after $previous}"
 ((builds)) || exit 0
@@ -106,11 +124,13 @@ echo "v$version can be released${previous:+ after $previous}"
 # ---- Everything that is published
 
 output=$(realpath -m "${output:-build/release-$version}")
-[[ ! -e $output ]] || { echo "tools/release.sh: $output already exists; choose a new folder" >&2 && exit 1; }
+[[ ! -e $output ]] || { echo "tools/release.sh: $output already exists; choose a new folder" >&2 &&
+  exit 1; }
 mkdir -p "$output"
 export MHA_URL=${MHA_URL:-file://$output} SOURCE_DATE_EPOCH
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
-xsimd=$(dirname "$(echo '#include <xsimd/xsimd.hpp>' | c++ -E -x c++ - | grep -o '/[^"]*/xsimd/xsimd.hpp' | head -n 1)")/..
+xsimd=$(dirname "$(echo '#include <xsimd/xsimd.hpp>' | c++ -E -x c++ - | grep -o \
+  '/[^"]*/xsimd/xsimd.hpp' | head -n 1)")/..
 build() {  # CLONE OUTPUT ARGUMENT...
   git clone --quiet . "$1"
   local script
@@ -118,27 +138,35 @@ build() {  # CLONE OUTPUT ARGUMENT...
     echo "== ${script##*/} (${SECONDS} s so far)"
     "$script" "${@:3}" "$2"
   done
-  cmake -D file="$2/mha-$version.spdx.json" -D source="$1" -D version="$version" -D xsimd="$xsimd" -D parts=command -P src/cmake/sbom.cmake
+  cmake -D file="$2/mha-$version.spdx.json" -D source="$1" -D version="$version" -D xsimd="$xsimd" \
+    -D parts=command -P src/cmake/sbom.cmake
 }
 build "$work/one" "$output" --test
 if ((builds == 2)); then
   build "$work/another/place" "$work/again"
-  diff -r "$output" "$work/again" || { echo "tools/release.sh: the second build, in another folder, has other bytes; see above" >&2 && exit 1; }
+  diff -r "$output" "$work/again" || { echo \
+    "tools/release.sh: the second build, in another folder, has other bytes; see above" >&2 &&
+    exit 1; }
   echo "== two builds in different folders have the same bytes"
 fi
-(cd "$output" && find . -type f | sort | xargs sha256sum >"$work/SHA256SUMS" && mv "$work/SHA256SUMS" .)
+(cd "$output" && find . -type f | sort | xargs sha256sum >"$work/SHA256SUMS" && mv \
+  "$work/SHA256SUMS" .)
 [[ -z $key ]] || ssh-keygen -Y sign -f "$key" -n file "$output/SHA256SUMS"
 
 du -b "$output"/*
 place=$MHA_URL
-[[ $place != file:* ]] || place="where people download it (the recipes name $place: set MHA_URL before you submit them)"
+[[ $place != file:* ]] || \
+  place="where people download it (the recipes name $place: set MHA_URL before you submit them)"
 cat <<TEXT
 
 $output contains version $version. Nothing was uploaded. To publish it:
   git push origin v$version
   twine upload $output/*.whl $output/sdist/*
-  (cd tools/bindings/rust && cargo publish -p mha-sys && cargo publish -p mha) && (cd tools/adapters/candle && cargo publish)
-  reprepro --basedir REPOSITORY includedeb bookworm $output/*+deb12_*.deb    (trixie: deb13; sources by includedsc)
+  (cd tools/bindings/rust && cargo publish -p mha-sys && cargo publish -p mha) &&
+    (cd tools/adapters/candle && cargo publish)
+  reprepro --basedir REPOSITORY includedeb bookworm $output/*+deb12_*.deb
+    (trixie: deb13; sources by includedsc)
   copy $output, with SHA256SUMS and its signature, to $place; then submit from recipes/:
-  vcpkg/ as ports/mha, conan/ as recipes/mha/all with the config.yml required there, homebrew/mha.rb as a formula
+  vcpkg/ as ports/mha, conan/ as recipes/mha/all with the config.yml required there,
+  homebrew/mha.rb as a formula
 TEXT

@@ -23,7 +23,8 @@ Examples:
 TEXT
 }
 
-needed=(cmake make ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev libbenchmark-dev libgtest-dev googletest pkg-config
+needed=(cmake make ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev \
+  libbenchmark-dev libgtest-dev googletest pkg-config
   libcli11-dev nlohmann-json3-dev python3 python3-venv git valgrind)
 useful=()  # without one of these, tests are skipped
 
@@ -46,17 +47,20 @@ for argument in "$@"; do
       useful+=(ruby)
       ;;
     --help | -h) usage && exit ;;
-    *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 && exit 2 ;;
+    *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 &&
+      exit 2 ;;
   esac
 done
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-  echo "tools/setup.sh: this system has no apt-get. Install these Debian packages or their equivalents by hand, and pass" \
+  echo "tools/setup.sh: this system has no apt-get. Install these Debian packages or their \
+equivalents by hand, and pass" \
     "--no-setup to the other scripts: ${needed[*]} ${useful[*]}" >&2
   exit 1
 fi
 
-installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${needed[@]}" "${useful[@]}" 2>/dev/null || true)
+installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${needed[@]}" \
+  "${useful[@]}" 2>/dev/null || true)
 missing() {  # PACKAGE...
   local package
   for package in "$@"; do
@@ -81,14 +85,16 @@ if ((EUID != 0)); then
   command -v sudo >/dev/null || is_root=no
 fi
 if [[ $is_root == no ]] && ((${#missing_needed[@]})); then
-  echo "tools/setup.sh: these packages are missing, and installing them needs root or sudo: ${missing_needed[*]} ${missing_useful[*]}" >&2
+  echo "tools/setup.sh: these packages are missing, and installing them needs root or sudo: \
+${missing_needed[*]} ${missing_useful[*]}" >&2
   exit 1
 fi
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 apt_get() {
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes -o DPkg::Lock::Timeout=120 "$@" </dev/null >"$log" 2>&1 && return
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes -o \
+    DPkg::Lock::Timeout=120 "$@" </dev/null >"$log" 2>&1 && return
   cat "$log" >&2
   echo "tools/setup.sh: apt-get $1 failed; see its output above" >&2
   return 1
@@ -105,8 +111,10 @@ if ((${#missing_needed[@]})); then
 fi
 
 mapfile -t had < <(of_apt "${missing_useful[@]}")
-# What apt has not is not looked for each time: its lists are brought up to date only to install, or if they are empty.
-if [[ $is_root == yes ]] && ((${#missing_needed[@]} == 0)) && { ((${#had[@]})) || [[ -z $(of_apt cmake) ]]; }; then
+# What apt has not is not looked for each time: its lists are brought up to date only to install, or
+# if they are empty.
+if [[ $is_root == yes ]] && ((${#missing_needed[@]} == 0)) && { ((${#had[@]})) ||
+  [[ -z $(of_apt cmake) ]]; }; then
   apt_get update || true
   mapfile -t had < <(of_apt "${missing_useful[@]}")
 fi
@@ -115,6 +123,8 @@ if ((${#had[@]})) && [[ $is_root == yes ]] && install "${had[@]}"; then
 fi
 mapfile -t not_had < <(missing "${missing_useful[@]}")
 if ((${#not_had[@]})); then
-  echo "tools/setup.sh: these packages are not installed, so tests that need them will be skipped: ${not_had[*]}" >&2
-  [[ " ${not_had[*]} " != *' cargo-web '* ]] || echo "tools/setup.sh: a recent cargo is also available from https://rustup.rs" >&2
+  echo "tools/setup.sh: these packages are not installed, so tests that need them will be skipped: \
+${not_had[*]}" >&2
+  [[ " ${not_had[*]} " != *' cargo-web '* ]] ||
+    echo "tools/setup.sh: a recent cargo is also available from https://rustup.rs" >&2
 fi

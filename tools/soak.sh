@@ -23,9 +23,11 @@ TEXT
 
 [[ ${1-} != --help && ${1-} != -h ]] || { usage && exit; }
 minutes=${1-30}
-[[ $# -le 1 && $minutes =~ ^[1-9][0-9]*$ ]] || { echo "tools/soak.sh: '$*' is not a number of minutes; see tools/soak.sh --help" >&2 && exit 2; }
+[[ $# -le 1 && $minutes =~ ^[1-9][0-9]*$ ]] ||
+  { echo "tools/soak.sh: '$*' is not a number of minutes; see tools/soak.sh --help" >&2 && exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ -e build/CMakeCache.txt ]] || cmake -S . -B build -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release
+[[ -e build/CMakeCache.txt ]] || cmake -S . -B build -G Ninja --log-level=NOTICE \
+  -DCMAKE_BUILD_TYPE=Release
 cmake --build build --target mha_soak
 for plant in block table memory; do
   status=0

@@ -6,9 +6,10 @@ usage() {
   cat <<'TEXT'
 tools/test.sh [--quick | --all] [--no-setup]
 
-Installs missing packages (tools/setup.sh --all, tools/bindings/python/setup.sh), builds, and runs the tests.
-Exits with 0 only if every build and every test succeeded. The tests of the g++ build come last, so
-that their summary is at the end; only an emulated machine that ran in parallel reports after them.
+Installs missing packages (tools/setup.sh --all, tools/bindings/python/setup.sh), builds, and runs
+the tests. Exits with 0 only if every build and every test succeeded. The tests of the g++ build
+come last, so that their summary is at the end; only an emulated machine that ran in parallel
+reports after them.
 
   build/             g++, Release: the library, the command, the benchmarks, all tests
   build-clang/       clang, Release: the library, and the tests that may fail with another compiler
@@ -69,7 +70,8 @@ for argument in "$@"; do
 done
 
 jobs=$(nproc)
-library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF)
+library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF \
+  -DMHA_BENCH=OFF)
 failed=() skipped=()
 
 say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
@@ -83,7 +85,8 @@ configure() {  # FOLDER BUILD_TYPE SETTING...
   local folder=$1 generator=()
   say "building $folder"
   [[ -e $folder/CMakeCache.txt ]] || generator=(-G Ninja)
-  cmake -S . -B "$folder" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE="$2" -DMHA_TESTS=ON "${@:3}"
+  cmake -S . -B "$folder" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE="$2" \
+    -DMHA_TESTS=ON "${@:3}"
 }
 
 build() {  # FOLDER ARGUMENT...
@@ -92,14 +95,17 @@ build() {  # FOLDER ARGUMENT...
   exit 1
 }
 
-# What a suite or a part prints is kept as well: where a long log is cut, its end shows the last lines of what failed.
+# What a suite or a part prints is kept as well: where a long log is cut, its end shows the last
+# lines of what failed.
 logs=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT
 
-# Every suite runs, whatever happened to those before it. The closing list of skipped tests is left out for its length; ctest counts them.
+# Every suite runs, whatever happened to those before it. The closing list of skipped tests is left
+# out for its length; ctest counts them.
 run_tests() {  # FOLDER ARGUMENT...
   say "testing $1"
-  if ! ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" 2>&1 | grep --line-buffered -v ' (Skipped)$' | tee "$logs/$1"; then
+  if ! ctest --test-dir "$1" --output-on-failure --no-tests=error --parallel "$jobs" "${@:2}" 2>&1 |
+    grep --line-buffered -v ' (Skipped)$' | tee "$logs/$1"; then
     failed+=("$1")
   fi
 }
@@ -133,17 +139,21 @@ part_ended() {  # NAME STATUS
 
 if [[ $setup == yes ]]; then
   if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
-  [[ $matrix == quick ]] || tools/adapters/onnx/headers.sh || skip "tests onnx_runtime.*, without ONNX Runtime's headers; see above for the reason"
+  [[ $matrix == quick ]] || tools/adapters/onnx/headers.sh ||
+    skip "tests onnx_runtime.*, without ONNX Runtime's headers; see above for the reason"
 fi
 
-# Tests build the library again, as users do, and so does the gate: what one compiler has compiled once is not compiled again.
+# Tests build the library again, as users do, and so does the gate: what one compiler has compiled
+# once is not compiled again.
 if command -v ccache >/dev/null; then
-  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_DIR=${CCACHE_DIR:-$PWD/build/ccache}
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD \
+    CCACHE_DIR=${CCACHE_DIR:-$PWD/build/ccache}
   export CCACHE_DEPEND=1  # most files are compiled once: no extra run of the preprocessor for each
 fi
 
 # All that a user's own settings in build/ may have left out.
-configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON -DMHA_INSTALL=ON \
+configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON \
+  -DMHA_INSTALL=ON \
   -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -U 'MHA_AVX*' -U MHA_NEON
 build build
 
@@ -154,7 +164,8 @@ gate() {  # NAME IS_EXCUSABLE ARGUMENT...
   tools/perf_gate.sh "${@:3}" 2>&1 | tee "$logs/$1" || status=$?
   case $status in
     0) ;;
-    1) if [[ $2 == yes ]] && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" | grep -xF expected >/dev/null; then
+    1) if [[ $2 == yes ]] && git log --format='%(trailers:key=Perf-Gate,valueonly)' "$base..HEAD" |
+      grep -xF expected >/dev/null; then
          echo "performance gate: a commit since $base says that this is expected"
        else
          failed+=("$1")
@@ -170,13 +181,15 @@ gate() {  # NAME IS_EXCUSABLE ARGUMENT...
 }
 perf_gates() {
   local base=HEAD~1 new=()
-  [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) || base=$MHA_PERF_GATE_BASE
+  [[ -z ${MHA_PERF_GATE_BASE-} ]] || base=$(git merge-base HEAD "$MHA_PERF_GATE_BASE" 2>/dev/null) \
+    || base=$MHA_PERF_GATE_BASE
   if ! git rev-parse --git-dir >/dev/null 2>&1; then
     skip "the performance gates: this is not a git repository"
     return
   fi
   # The library in build/ is what the gate would build again, if it is as the gate compiles.
-  if grep -qx "CMAKE_CXX_COMPILER:[A-Z]*=$(command -v "${CXX:-c++}")" build/CMakeCache.txt && grep -qx 'CMAKE_CXX_FLAGS:STRING=' build/CMakeCache.txt; then
+  if grep -qx "CMAKE_CXX_COMPILER:[A-Z]*=$(command -v "${CXX:-c++}")" build/CMakeCache.txt &&
+    grep -qx 'CMAKE_CXX_FLAGS:STRING=' build/CMakeCache.txt; then
     new=(build/src/libmha.so)
   fi
   if grep -qsw avx2 /proc/cpuinfo; then
@@ -187,7 +200,8 @@ perf_gates() {
   gate "times against $base" yes "$base" "${new[@]}"
   gate "times against the floor" no --floor bench/floor.txt "${new[@]}"
   local commit
-  for commit in $(git log --format=%h --no-merges --diff-filter=M "$base..HEAD" -- bench/floor.txt); do
+  for commit in $(git log --format=%h --no-merges --diff-filter=M "$base..HEAD" -- \
+    bench/floor.txt); do
     [[ $(git diff-tree --no-commit-id --name-only -r "$commit") == bench/floor.txt ]] ||
       failed+=("the floor: a commit that moves it must change nothing else, but $commit does")
   done
@@ -195,16 +209,19 @@ perf_gates() {
 
 [[ $matrix == quick ]] || perf_gates  # alone, before anything runs beside
 
-# Packages for the tests of Python come from PyPI in parallel with what follows. PyTorch and transformers are 3 GB.
-python_packages() { nice -n 5 tools/bindings/python/setup.sh && nice -n 5 tools/bindings/python/setup.sh --runtimes; }
+# Packages for the tests of Python come from PyPI in parallel with what follows. PyTorch and
+# transformers are 3 GB.
+python_packages() { nice -n 5 tools/bindings/python/setup.sh &&
+  nice -n 5 tools/bindings/python/setup.sh --runtimes; }
 if [[ $setup == yes && $matrix != quick ]]; then
   python_packages >"$logs/python" 2>&1 &
   python=$!
 fi
 
-# The emulator takes one processor for some ten minutes. It has what the parts that follow leave idle, and a little more, so that none waits for
-# it.
-avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emulated" emulate=no wide=()
+# The emulator takes one processor for some ten minutes. It has what the parts that follow leave
+# idle, and a little more, so that none waits for it.
+avx512="the kernels for AVX-512 with VNNI, which this processor cannot run, emulated" emulate=no \
+  wide=()
 [[ $matrix != all ]] || wide=(-L '^wide')  # and wide_long
 if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /proc/cpuinfo; then
   emulate=yes
@@ -213,15 +230,19 @@ if [[ $matrix != quick && $(uname -m) == x86_64 ]] && ! grep -qs avx512_vnni /pr
 fi
 
 if [[ $matrix != quick ]]; then
-  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DMHA_EMULATE_VNNI=ON "${library[@]}"
-  configure build-aarch64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
+  configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+    -DMHA_EMULATE_VNNI=ON "${library[@]}"
+  configure build-aarch64 Release \
+    -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then
     build build-clang --target mha_static mha_shared tests_machine
     build build-aarch64 --target mha_static mha_shared tests_machine
-    MHA_TEST_ROUNDS=0.3 run_tests build-clang -L '^(machine|objects|package)$' -LE '^(once|repeated)$'
+    MHA_TEST_ROUNDS=0.3 run_tests build-clang -L '^(machine|objects|package)$' -LE \
+      '^(once|repeated)$'
     MHA_TEST_ROUNDS=0.1 run_tests build-aarch64 -L '^(machine|objects|package)$' -LE '^repeated$'
   else
-    configure build-riscv64 Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
+    configure build-riscv64 Release \
+      -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-linux-gnu.cmake" "${library[@]}"
     for folder in build-clang build-aarch64 build-riscv64; do build "$folder"; done
     run_tests build-clang -LE '^once$'
     run_tests build-aarch64
@@ -232,14 +253,16 @@ fi
   say "fuzzing each target for 6 s, in build-fuzz"
   run_part "fuzzing" tools/fuzz.sh all 6
   say "planting faults, in build/mutate"
-  if [[ $matrix == all ]]; then run_part "mutants" tools/mutate.py; else run_part "ten mutants" tools/mutate.py --sample 10; fi
+  if [[ $matrix == all ]]; then run_part "mutants" tools/mutate.py; else run_part "ten mutants" \
+    tools/mutate.py --sample 10; fi
 }
 test_windows() {
   if ! command -v x86_64-w64-mingw32-g++-posix >/dev/null || ! command -v wine >/dev/null; then
     skip "Windows, which needs the Debian packages g++-mingw-w64-x86-64-posix and wine"
     return
   fi
-  configure build-windows Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" "${library[@]}"
+  configure build-windows Release \
+    -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/x86_64-w64-mingw32.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then
     build build-windows --target tests_windows
     run_tests build-windows -L '^windows$'
@@ -257,26 +280,33 @@ test_objects() {  # BUILD_TYPE
 }
 if [[ $matrix == all ]]; then
   test_objects MinSizeRel
-  build build-minsizerel --target mha_test_checksums  # the compiler makes other loops for this build
+  # The compiler makes other loops for this build.
+  build build-minsizerel --target mha_test_checksums
   run_tests build-minsizerel -R '^checksums\.'
   test_objects Debug
-  sanitize="-fsanitize=address,undefined,unsigned-integer-overflow -fsanitize-ignorelist=$PWD/tests/unsigned_wraps.txt -fno-sanitize-recover=all"
-  configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" \
+  sanitize="-fsanitize=address,undefined,unsigned-integer-overflow \
+-fsanitize-ignorelist=$PWD/tests/unsigned_wraps.txt -fno-sanitize-recover=all"
+  configure build-sanitize Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+    "-DCMAKE_C_FLAGS=$sanitize" "-DCMAKE_CXX_FLAGS=$sanitize" \
     "${library[@]}"
   build build-sanitize
   run_tests build-sanitize -LE '^once$'
-  # By g++: clang sees no race between accesses of more than 16 bytes, which are most of those of AVX2 and AVX-512.
-  configure build-sanitize-threads Release -DCMAKE_C_FLAGS=-fsanitize=thread -DCMAKE_CXX_FLAGS=-fsanitize=thread "${library[@]}"
+  # By g++: clang sees no race between accesses of more than 16 bytes, which are most of those of
+  # AVX2 and AVX-512.
+  configure build-sanitize-threads Release -DCMAKE_C_FLAGS=-fsanitize=thread \
+    -DCMAKE_CXX_FLAGS=-fsanitize=thread "${library[@]}"
   build build-sanitize-threads --target tests_threads
   run_tests build-sanitize-threads -L '^threads$'
   say "testing emulated processors without AVX, and with only AVX2"
   run_part "emulated processors" tools/test_cpus.sh
   say "testing an emulated processor with AVX-512 and without VNNI"
-  [[ $(uname -m) != x86_64 ]] || run_part "AVX-512 without VNNI, emulated" tools/test_avx512.sh --without-vnni --time-limit 2400 "${wide[@]}"
+  [[ $(uname -m) != x86_64 ]] || run_part "AVX-512 without VNNI, emulated" tools/test_avx512.sh \
+    --without-vnni --time-limit 2400 "${wide[@]}"
   for program in build/bin/mha_fuzz_*; do
     target=${program##*/mha_fuzz_}
     say "testing the inputs of fuzz.$target under valgrind"
-    run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" "tests/fuzz/corpus/$target.corpus"
+    run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" \
+      "tests/fuzz/corpus/$target.corpus"
   done
   say "a soak of 3 minutes"
   run_part "soak" tools/soak.sh 3
@@ -287,11 +317,13 @@ fi
 other_parts() {
   [[ $matrix != all ]] || run_part "the packages of the Rust crates" tools/release/crates.sh --test
   [[ $matrix != all ]] || run_part "the packages for Debian" tools/release/debian.sh --test
-  [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh --test
+  [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh \
+    --test
   # If PyPI cannot be reached, ctest shows the tests that need it as skipped.
   if [[ $setup == yes ]]; then
     say "waiting for the Python packages"
-    wait "$python" || { cat "$logs/python" && skip "tests python.* that lack packages; see above for the reason"; }
+    wait "$python" || { cat "$logs/python" &&
+      skip "tests python.* that lack packages; see above for the reason"; }
   fi
 }
 [[ $matrix == quick ]] || other_parts
@@ -313,7 +345,8 @@ print_list() {
 # failed_output LOG: of each test that ctest has seen fail in it, the last lines of what it printed.
 failed_output() {
   awk '/^ *[0-9]+\/[0-9]+ Test +#|^ *Start +[0-9]+:|^[0-9]+% tests passed/ { ended() }
-       /\*\*\*/ && !/\*\*\*(Skipped|Not Run)/ && /^ *[0-9]+\/[0-9]+ Test +#/ { gsub(/\.\.+/, ".. "); name = $0; next }
+       /\*\*\*/ && !/\*\*\*(Skipped|Not Run)/ &&
+         /^ *[0-9]+\/[0-9]+ Test +#/ { gsub(/\.\.+/, ".. "); name = $0; next }
        name { lines[++count] = $0 }
        END { ended() }
        function ended(  i) {
@@ -324,7 +357,8 @@ failed_output() {
        }' "$1"
 }
 for name in "${failed[@]}"; do
-  [[ ! -e $logs/$name ]] || printf '\n== the end of what failed: %s\n%s\n' "$name" "$(failed_output "$logs/$name"; tail -n 20 "$logs/$name")"
+  [[ ! -e $logs/$name ]] || printf '\n== the end of what failed: %s\n%s\n' "$name" \
+    "$(failed_output "$logs/$name"; tail -n 20 "$logs/$name")"
 done
 print_list "skipped" "${skipped[@]}"
 print_list "failed, see above" "${failed[@]}" >&2

@@ -63,17 +63,23 @@ while (($#)); do
     *) fail "'$1' is not an option; see tools/test_avx512.sh --help" ;;
   esac
 done
-[[ $machines =~ ^[1-9][0-9]*$ ]] || fail "--machines is '$machines'; a number of machines is expected"
-[[ $time_limit =~ ^[1-9][0-9]*$ ]] || fail "--time-limit is '$time_limit'; a number of seconds is expected"
+[[ $machines =~ ^[1-9][0-9]*$ ]] || fail \
+  "--machines is '$machines'; a number of machines is expected"
+[[ $time_limit =~ ^[1-9][0-9]*$ ]] || fail \
+  "--time-limit is '$time_limit'; a number of seconds is expected"
 ((${#selection[@]})) || selection=(-L '^wide$')
-[[ -d $build/bin ]] || fail "there are no programs in $build/bin; tools/test.sh --quick builds them all"
-# A line for each program: its name, how many of its tests are selected, and the filter that leaves these.
-selected=$(ctest --test-dir "$build" --show-only=json-v1 "${selection[@]}" | kernels=$kernels python3 -c '
+[[ -d $build/bin ]] || fail \
+  "there are no programs in $build/bin; tools/test.sh --quick builds them all"
+# A line for each program: its name, how many of its tests are selected, and the filter that leaves
+# these.
+selected=$(ctest --test-dir "$build" --show-only=json-v1 "${selection[@]}" |
+  kernels=$kernels python3 -c '
 import collections, json, os, re, sys
 filters = collections.defaultdict(list)
 for test in json.load(sys.stdin)["tests"]:
     command = " ".join(test.get("command", []))
-    found = re.search(r"/mha_test_(\w+) --gtest_filter=(\S+/" + os.environ["kernels"] + ")( |$)", command)
+    found = re.search(r"/mha_test_(\w+) --gtest_filter=(\S+/" + os.environ["kernels"] + ")( |$)",
+                      command)
     if found:
         filters[found[1]].append(found[2])
 for program, names in filters.items():
@@ -83,14 +89,17 @@ for program, names in filters.items():
 mapfile -t programs < <(cut -d ' ' -f 1 <<<"$selected")
 tests=$(awk '{ sum += $2 } END { print sum }' <<<"$selected")
 
-[[ $(uname -m) == x86_64 ]] || lacks "this is not an x86-64 machine, so programs built here have no AVX-512 kernels"
+[[ $(uname -m) == x86_64 ]] || lacks \
+  "this is not an x86-64 machine, so programs built here have no AVX-512 kernels"
 packages="bochs bochs-term bochsbios vgabios busybox cpio isolinux syslinux-common xorriso"
 isolinux=/usr/lib/ISOLINUX/isolinux.bin
 ldlinux=/usr/lib/syslinux/modules/bios/ldlinux.c32
 for command in bochs busybox cpio xorriso flock apt-get dpkg-deb; do
-  command -v "$command" >/dev/null || lacks "the command $command is missing; this needs the Debian packages $packages"
+  command -v "$command" >/dev/null || lacks \
+    "the command $command is missing; this needs the Debian packages $packages"
 done
-for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest} /usr/lib/*/bochs/plugins/libbx_term_gui.so; do
+for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest} \
+  /usr/lib/*/bochs/plugins/libbx_term_gui.so; do
   [[ -e $file ]] || lacks "$file is missing; this needs the Debian packages $packages"
 done
 
@@ -100,8 +109,11 @@ exec {lock}>"$folder/lock"
 flock --nonblock "$lock" || fail "another run uses $folder"
 kernel=$folder/vmlinuz
 if [[ ! -e $kernel ]]; then
-  package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1) || true
-  [[ -n $package ]] || lacks "apt has no package linux-image-cloud-amd64, whose kernel the emulated machines boot (as root: apt-get update)"
+  package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n \
+    's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1) || true
+  [[ -n $package ]] || lacks \
+    "apt has no package linux-image-cloud-amd64, whose kernel the emulated machines boot (as root: \
+apt-get update)"
   rm -rf "$folder/package"
   mkdir "$folder/package"
   (cd "$folder/package" && apt-get --quiet download "$package" >../download.log 2>&1) || {
@@ -127,7 +139,8 @@ make_machine() {  # NUMBER
   cp tests/contract/checksums.txt "$root/$PWD/tests/contract/"  # where the program looks for it
   for program in "${programs[@]}"; do
     strip -o "$root/tests/$program" "$build/bin/mha_test_$program"
-    { ldd "$root/tests/$program" "$root/bin/busybox" 2>/dev/null || true; } | sed -n 's|^[^/]*\(/[^ ]*\) (.*|\1|p'
+    { ldd "$root/tests/$program" "$root/bin/busybox" 2>/dev/null || true; } |
+      sed -n 's|^[^/]*\(/[^ ]*\) (.*|\1|p'
   done | sort --unique | while read -r library; do
     mkdir -p "$root/${library%/*}"
     cp --dereference "$library" "$root/$library"
@@ -137,7 +150,8 @@ make_machine() {  # NUMBER
 busybox=/bin/busybox
 \$busybox mount -t proc proc /proc
 \$busybox mount -t devtmpfs devtmpfs /dev
-export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} GTEST_COLOR=no GTEST_TOTAL_SHARDS=$machines GTEST_SHARD_INDEX=$1
+export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} GTEST_COLOR=no
+export GTEST_TOTAL_SHARDS=$machines GTEST_SHARD_INDEX=$1
 while read -r program tests filter; do
   echo "program \$program"
   GTEST_FILTER=\$filter /tests/\$program </dev/null
@@ -153,17 +167,22 @@ TEXT
   echo "$selected" >"$root/selected"
   (cd "$root" && find . | cpio --quiet --create --format=newc | gzip -1) >"$machine/cd/initrd"
   cp "$kernel" "$isolinux" "$ldlinux" "$machine/cd/"
-  # notests: without the kernel's tests of its cryptography, a third of the time to boot
-  # clearcpuid: without xsavec and xsaves (323, 321), about whose sizes this kernel and this emulator disagree, upon which the kernel switches AVX
-  # off. nopku, 515: for the same reason. 514 UMIP, 528 LA57, 534 RDPID, 580 FSRM: with them the kernel does not come up; only one may be the reason.
-  cat >"$machine/cd/isolinux.cfg" <<'TEXT'
+  # notests: without the kernel's tests of its cryptography, a third of the time to boot.
+  # clearcpuid: without xsavec and xsaves (323, 321), about whose sizes this kernel and this
+  # emulator disagree, upon which the kernel switches AVX off. nopku, 515: for the same reason. 514
+  # UMIP, 528 LA57, 534 RDPID, 580 FSRM: with them the kernel does not come up; only one may be the
+  # reason.
+  options="console=ttyS0,115200 quiet nokaslr mitigations=off tsc=reliable cryptomgr.notests"
+  options+=" panic=1 reboot=t clearcpuid=323,321,514,515,528,534,580 nopku"
+  cat >"$machine/cd/isolinux.cfg" <<TEXT
 default tests
 prompt 0
 label tests
   kernel vmlinuz
-  append initrd=initrd console=ttyS0,115200 quiet nokaslr mitigations=off tsc=reliable cryptomgr.notests panic=1 reboot=t clearcpuid=323,321,514,515,528,534,580 nopku
+  append initrd=initrd $options
 TEXT
-  xorriso -as mkisofs -quiet -o "$machine/cd.iso" -b isolinux.bin -c boot.cat -no-emul-boot -boot-load-size 4 -boot-info-table "$machine/cd" \
+  xorriso -as mkisofs -quiet -o "$machine/cd.iso" -b isolinux.bin -c boot.cat -no-emul-boot \
+    -boot-load-size 4 -boot-info-table "$machine/cd" \
     2>"$machine/xorriso.log" || { cat "$machine/xorriso.log" >&2 && exit 1; }
   cat >"$machine/bochsrc" <<TEXT
 display_library: term
@@ -185,11 +204,13 @@ TEXT
   echo c >"$machine/commands"  # to its debugger: continue
 }
 
-# The emulator draws its screen for a terminal of this name, and needs no real one. (`script` would give it one, but when its child is stopped, as by a
-# shell's job control, it stops itself, and stays stopped if the child goes on before it.)
+# The emulator draws its screen for a terminal of this name, and needs no real one. (`script` would
+# give it one, but when its child is stopped, as by a shell's job control, it stops itself, and
+# stays stopped if the child goes on before it.)
 run_machine() {  # NUMBER
   cd "$folder/machine$1"
-  TERM=linux exec timeout --signal=KILL --kill-after=1 "$time_limit" bochs -q -f bochsrc -rc commands </dev/null >screen.txt 2>&1
+  TERM=linux exec timeout --signal=KILL --kill-after=1 "$time_limit" bochs -q -f bochsrc -rc \
+    commands </dev/null >screen.txt 2>&1
 }
 
 rm -rf "$folder"/machine*
@@ -210,13 +231,15 @@ status=0
 for ((machine = 0; machine < machines; machine++)); do
   what_it_printed=$folder/machine$machine/printed.txt
   grep -qs '^all programs have run' "$what_it_printed" && continue
-  echo "tools/test_avx512.sh: machine $machine did not finish; its limit is $time_limit s. The last lines of $what_it_printed:" >&2
+  echo "tools/test_avx512.sh: machine $machine did not finish; its limit is $time_limit s. The \
+last lines of $what_it_printed:" >&2
   tail -n 5 "$what_it_printed" >&2 || tail -n 5 "$folder/machine$machine/screen.txt" >&2
   status=1
 done
 printed | grep -B 20 '^\[ *\(FAILED\|SKIPPED\) *\] .*([0-9]* ms)$' >&2 || true
 printed | grep '^exit status' | grep -v '^exit status 0 ' >&2 && status=1
 passed=$(count OK) failed=$(count FAILED) skipped=$(count SKIPPED)
-echo "AVX-512, emulated: $passed of $tests tests passed, $failed failed, $skipped skipped, in $SECONDS s"
+echo "AVX-512, emulated: $passed of $tests tests passed, $failed failed, $skipped skipped, in \
+$SECONDS s"
 # A machine whose kernel switches AVX-512 off skips them all.
 ((status == 0 && passed == tests && failed == 0 && skipped == 0))

@@ -30,22 +30,30 @@ while (($#)); do
   case $1 in
     --help | -h) usage && exit ;;
     --build | -[REL] | -LE)
-      (($# > 1)) || { echo "tools/test_cpus.sh: $1 needs a value; see tools/test_cpus.sh --help" >&2 && exit 2; }
+      (($# > 1)) || { echo "tools/test_cpus.sh: $1 needs a value; see tools/test_cpus.sh --help" \
+        >&2 && exit 2; }
       if [[ $1 == --build ]]; then build=$2; else selection+=("$1" "$2"); fi
       shift 2
       ;;
-    *) echo "tools/test_cpus.sh: '$1' is not an option; see tools/test_cpus.sh --help" >&2 && exit 2 ;;
+    *) echo "tools/test_cpus.sh: '$1' is not an option; see tools/test_cpus.sh --help" >&2 &&
+      exit 2 ;;
   esac
 done
 ((${#selection[@]})) || selection=(-L '^brief$')
-command -v qemu-x86_64 >/dev/null || { echo "tools/test_cpus.sh: qemu-x86_64 is not installed (Debian: qemu-user)" >&2 && exit 3; }
-[[ -x $build/bin/mha ]] || { echo "tools/test_cpus.sh: there are no programs in $build/bin; tools/test.sh --quick builds them all" >&2 && exit 2; }
+command -v qemu-x86_64 >/dev/null || { echo \
+  "tools/test_cpus.sh: qemu-x86_64 is not installed (Debian: qemu-user)" >&2 && exit 3; }
+[[ -x $build/bin/mha ]] || { echo \
+  "tools/test_cpus.sh: there are no programs in $build/bin; tools/test.sh --quick builds them all" \
+  >&2 && exit 2; }
 
 failed=0
-for machine in 'Nehalem:scalar' 'SandyBridge:scalar' 'Haswell:scalar, avx2' 'Haswell,-fma:scalar' 'Haswell,-f16c:scalar'; do
-  found=$(qemu-x86_64 -cpu "${machine%%:*}" "$build/bin/mha" info 2>/dev/null | sed -n 's/^instruction sets *//p')
+for machine in 'Nehalem:scalar' 'SandyBridge:scalar' 'Haswell:scalar, avx2' 'Haswell,-fma:scalar' \
+  'Haswell,-f16c:scalar'; do
+  found=$(qemu-x86_64 -cpu "${machine%%:*}" "$build/bin/mha" info 2>/dev/null | sed -n \
+    's/^instruction sets *//p')
   [[ $found == "${machine#*:}" ]] && continue
-  echo "tools/test_cpus.sh: ${machine%%:*} has ${machine#*:}, but the library finds ${found:-nothing}" >&2
+  echo "tools/test_cpus.sh: ${machine%%:*} has ${machine#*:}, but the library finds \
+${found:-nothing}" >&2
   failed=1
 done
 
@@ -57,14 +65,18 @@ for test in json.load(sys.stdin)["tests"]:
     if command and "/bin/mha_test_" in command[0]:
         print(*command)
 ')
-[[ $tests ]] || { echo "tools/test_cpus.sh: '${selection[*]}' selects no test in $build" >&2 && exit 2; }
+[[ $tests ]] || { echo "tools/test_cpus.sh: '${selection[*]}' selects no test in $build" >&2 &&
+  exit 2; }
 for cpu in Nehalem Haswell; do
-  # QEMU 7.2 reads 16 bytes for the one number of a scalar fma in memory, and so touches the guard pages of these.
+  # QEMU 7.2 reads 16 bytes for the one number of a scalar fma in memory, and so touches the guard
+  # pages of these.
   [[ $cpu == Nehalem ]] || tests=$(grep -v GeneratedPairs <<<"$tests")
   log=$build/test_cpus_$cpu.txt
-  MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} xargs -P "$(nproc)" -I{} sh -c "out=\$(qemu-x86_64 -cpu $cpu {} 2>&1) && echo 'passed: {}' ||
+  export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1}
+  xargs -P "$(nproc)" -I{} sh -c "out=\$(qemu-x86_64 -cpu $cpu {} 2>&1) && echo 'passed: {}' ||
     printf 'failed: {}\n%s\n' \"\$out\"" <<<"$tests" >"$log"
-  echo "$cpu: $(grep -c '^passed: ' "$log") of $(wc -l <<<"$tests") tests passed, in $SECONDS s so far"
+  echo "$cpu: $(grep -c '^passed: ' "$log") of $(wc -l <<<"$tests") tests passed, in $SECONDS s so \
+far"
   ! grep -A 20 '^failed: ' "$log" >&2 || failed=1
 done
 exit "$failed"

@@ -34,7 +34,9 @@ for argument in "$@"; do
     --help | -h) usage && exit ;;
     -*) settings+=("$argument") ;;
     *)
-      [[ ${settings[*]: -1} == -[GAT] ]] || { echo "tools/test_library.sh: '$argument' is not a setting; see tools/test_library.sh --help" >&2 && exit 2; }
+      [[ ${settings[*]: -1} == -[GAT] ]] ||
+        { echo "tools/test_library.sh: '$argument' is not a setting; see tools/test_library.sh \
+--help" >&2 && exit 2; }
       settings+=("$argument")
       ;;
   esac
@@ -46,18 +48,24 @@ if [[ $setup == yes ]]; then
     Linux) tools/setup.sh ;;
     *)
       triplet=x64-windows-static-md
-      if [[ " ${settings[*]} " == *=g++* ]]; then  # static: Git's bash has older libraries of the compiler before its own
+      # Static: Git's bash has older libraries of the compiler before its own.
+      if [[ " ${settings[*]} " == *=g++* ]]; then
         triplet=x64-mingw-static settings+=(-DCMAKE_EXE_LINKER_FLAGS=-static)
       fi
-      "$VCPKG_INSTALLATION_ROOT/vcpkg" install --triplet "$triplet" --host-triplet "$triplet" xsimd gtest
-      settings+=("-DCMAKE_TOOLCHAIN_FILE=$VCPKG_INSTALLATION_ROOT/scripts/buildsystems/vcpkg.cmake" "-DVCPKG_TARGET_TRIPLET=$triplet")
+      "$VCPKG_INSTALLATION_ROOT/vcpkg" install --triplet "$triplet" --host-triplet "$triplet" \
+        xsimd gtest
+      settings+=("-DCMAKE_TOOLCHAIN_FILE=$VCPKG_INSTALLATION_ROOT/scripts/buildsystems/vcpkg.cmake"
+        "-DVCPKG_TARGET_TRIPLET=$triplet")
       ;;
   esac
 fi
 
 folder=build-library-tests
-cmake -S . -B "$folder" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TESTS=ON -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF \
+cmake -S . -B "$folder" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TESTS=ON \
+  -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF \
   -DMHA_TOOLS=OFF -DMHA_BENCH=OFF "${settings[@]+"${settings[@]}"}"
-cmake --build "$folder" --config Release --parallel --target mha_static mha_shared tests_bits tests_cache tests_interface
-ctest --test-dir "$folder" --build-config Release --output-on-failure --no-tests=error --parallel "$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 4)" \
+cmake --build "$folder" --config Release --parallel --target mha_static mha_shared tests_bits \
+  tests_cache tests_interface
+ctest --test-dir "$folder" --build-config Release --output-on-failure --no-tests=error --parallel \
+  "$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 4)" \
   -L '^(bits|cache|interface)$' -LE '^slow$'

@@ -16,7 +16,10 @@ mkdir -p "$output"
 output=$(realpath "$output")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-version=$(git show HEAD:include/mha.h | awk '/^#define MHA_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $3; dot = "." }')
+header_version() {  # the version that mha.h, read here, defines
+  awk '/^#define MHA_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $3; dot = "." }'
+}
+version=$(git show HEAD:include/mha.h | header_version)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 

@@ -22,20 +22,27 @@ TEXT
 # shellcheck source=tools/release/common.bash
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 
-command -v mmdebstrap >/dev/null || { echo "tools/release/debian.sh needs the package mmdebstrap: tools/setup.sh --release" >&2 && exit 3; }
+command -v mmdebstrap >/dev/null || { echo \
+  "tools/release/debian.sh needs the package mmdebstrap: tools/setup.sh --release" >&2 && exit 3; }
 roots=${XDG_CACHE_HOME:-$HOME/.cache}/mha-release
 mkdir -p "$roots"
 
-# Runs /work/SCRIPT in a new root of SUITE with PACKAGES; FOLDER is /work there, and what is written into it comes back.
+# Runs /work/SCRIPT in a new root of SUITE with PACKAGES; FOLDER is /work there, and what is written
+# into it comes back.
 in_root() {  # SUITE PACKAGES FOLDER SCRIPT
   local root log=$work/$1-$4.log
   root=$roots/$1-$(cksum <<<"$2" | cut -d ' ' -f 1).tar
   find "$roots" -name '*.tar' -mmin +1440 -delete
-  [[ -e $root ]] || { mmdebstrap --quiet --variant=minbase --include="$2" "$1" "$root.new.tar" && mv "$root.new.tar" "$root"; } ||
-    { echo "tools/release/debian.sh: mmdebstrap makes no root of $1; what it said is above" >&2 && return 1; }
-  mmdebstrap --quiet --variant=custom --format=null --setup-hook="mmtarfilter '--path-exclude=/dev/*' <'$root' | tar -C \"\$1\" -x" \
-    --customize-hook='mkdir "$1/work"' --customize-hook="sync-in '$3' /work" --customize-hook="chroot \"\$1\" sh -eu /work/$4" \
-    --customize-hook="sync-out /work '$3'" '' - >"$log" 2>&1 || { tail -n 40 "$log" >&2 && return 1; }
+  [[ -e $root ]] || { mmdebstrap --quiet --variant=minbase --include="$2" "$1" "$root.new.tar" &&
+    mv "$root.new.tar" "$root"; } ||
+    { echo "tools/release/debian.sh: mmdebstrap makes no root of $1; what it said is above" >&2 &&
+    return 1; }
+  mmdebstrap --quiet --variant=custom --format=null \
+    --setup-hook="mmtarfilter '--path-exclude=/dev/*' <'$root' | tar -C \"\$1\" -x" \
+    --customize-hook='mkdir "$1/work"' --customize-hook="sync-in '$3' /work" \
+    --customize-hook="chroot \"\$1\" sh -eu /work/$4" \
+    --customize-hook="sync-out /work '$3'" '' - >"$log" 2>&1 || { tail -n 40 "$log" >&2 &&
+    return 1; }
 }
 
 for suite in ${MHA_DEBIAN_SUITES:-bookworm trixie}; do
@@ -63,7 +70,9 @@ cd ..
 lintian --allow-root --display-info --fail-on error,warning *.changes
 rm -r mha-$version *.buildinfo *.changes
 TEXT
-  in_root "$suite" build-essential,debhelper,cmake,help2man,ninja-build,libcli11-dev,libxsimd-dev,nlohmann-json3-dev,lintian "$folder" build
+  local needed=build-essential,debhelper,cmake,help2man,ninja-build
+  needed+=,libcli11-dev,libxsimd-dev,nlohmann-json3-dev,lintian
+  in_root "$suite" "$needed" "$folder" build
   cp "$folder"/*.{deb,dsc,tar.*} "$output"
   [[ $test == yes ]] || continue
   mkdir "$folder/test"
@@ -79,5 +88,6 @@ mha verify --results >results
 dpkg --purge mha libmha-dev libmha0
 TEXT
   in_root "$suite" gcc,libc6-dev,pkgconf "$folder/test" install
-  echo "$suite: README's program prints what README has; results: $(tail -n 1 "$folder/test/results")"
+  echo "$suite: README's program prints what README has; results: $(tail -n 1 \
+    "$folder/test/results")"
 done

@@ -18,19 +18,25 @@ Examples:
   python3 -m http.server --directory build/site    to look at it
 TEXT
     exit ;;
-  -*) echo "tools/site/build.sh: '$1' is not an option; see tools/site/build.sh --help" >&2 && exit 2 ;;
+  -*) echo "tools/site/build.sh: '$1' is not an option; see tools/site/build.sh --help" >&2 &&
+    exit 2 ;;
 esac
 folder=$(realpath -m "${1:-$(dirname "${BASH_SOURCE[0]}")/../../build/site}")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 lacks() { echo "tools/site/build.sh: $*" >&2 && exit 3; }
 tools=build/site_tools pages=build/site_pages
-[[ -x $tools/bin/pip ]] || python3 -m venv "$tools" || lacks "python3 makes no virtual environment (Debian: apt-get install python3-venv)"
-"$tools/bin/pip" install --quiet --disable-pip-version-check mkdocs-material==9.8.2 || lacks "pip cannot install MkDocs; see above"
+[[ -x $tools/bin/pip ]] || python3 -m venv "$tools" ||
+  lacks "python3 makes no virtual environment (Debian: apt-get install python3-venv)"
+"$tools/bin/pip" install --quiet --disable-pip-version-check mkdocs-material==9.8.2 ||
+  lacks "pip cannot install MkDocs; see above"
 
 rm -rf "$pages"
 mkdir -p "$pages"
-git ls-files -z LICENSE '*.md' '*.png' '*.h' '*.c' '*.cpp' '*.py' '*.rs' '*.patch' | xargs -0 cp --parents -t "$pages"
+git ls-files -z LICENSE '*.md' '*.png' '*.h' '*.c' '*.cpp' '*.py' '*.rs' '*.patch' |
+  xargs -0 cp --parents -t "$pages"
 for header in mha mha_options mha_extra mha_recurrent; do  # as pages
-  { printf '# %s.h\n\n~~~~c\n' "$header" && cat "include/$header.h" && echo '~~~~'; } >"$pages/$header.md"
+  { printf '# %s.h\n\n~~~~c\n' "$header" && cat "include/$header.h" &&
+    echo '~~~~'; } >"$pages/$header.md"
 done
-NO_MKDOCS_2_WARNING=1 "$tools/bin/mkdocs" --quiet build --strict --config-file tools/site/mkdocs.yml --site-dir "$folder"
+NO_MKDOCS_2_WARNING=1 "$tools/bin/mkdocs" --quiet build --strict --config-file \
+  tools/site/mkdocs.yml --site-dir "$folder"

@@ -19,7 +19,8 @@ Examples:
   tools/adapters/candle/test.sh
 TEXT
     exit ;;
-  *) echo "tools/adapters/candle/test.sh takes no argument '$1'; see tools/adapters/candle/test.sh --help" >&2 && exit 2 ;;
+  *) echo "tools/adapters/candle/test.sh takes no argument '$1'; see tools/adapters/candle/test.sh \
+--help" >&2 && exit 2 ;;
 esac
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
@@ -28,7 +29,8 @@ library=$(realpath "${MHA_BUILD-build}")/src
 [[ ! -e $library/libmha.a ]] || export MHA_LIB_DIR=$library MHA_STATIC=1
 cd tools/adapters/candle
 cargo fetch --quiet --locked --target "$(rustc -vV | sed -n 's/^host: //p')" ||
-  { echo "tools/adapters/candle/test.sh: nothing was tested; what cargo said is above" >&2 && exit 3; }
+  { echo "tools/adapters/candle/test.sh: nothing was tested; what cargo said is above" >&2 &&
+  exit 3; }
 export CARGO_NET_OFFLINE=true
 cargo fmt --check
 cargo clippy --quiet --locked --all-targets --all-features -- -D warnings

@@ -25,18 +25,21 @@ TEXT
 case ${1-} in
   '') ;;
   --help | -h) usage && exit ;;
-  *) echo "tools/bindings/rust/test.sh takes no argument '$1'; see tools/bindings/rust/test.sh --help" >&2 && exit 2 ;;
+  *) echo "tools/bindings/rust/test.sh takes no argument '$1'; see tools/bindings/rust/test.sh \
+--help" >&2 && exit 2 ;;
 esac
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 crates=$PWD/tools/bindings/rust work=$PWD/build-rust
 fail() { echo "tools/bindings/rust/test.sh: $*" >&2 && exit 1; }
 cannot_test() {
-  echo "tools/bindings/rust/test.sh: $* (Debian 12: apt-get install cargo-web rustc-web rust-web-clippy rustfmt-web; elsewhere: https://rustup.rs)" >&2
+  echo "tools/bindings/rust/test.sh: $* (Debian 12: apt-get install cargo-web rustc-web \
+rust-web-clippy rustfmt-web; elsewhere: https://rustup.rs)" >&2
   exit 3
 }
 cargo=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p') || true
-printf '%s\n' 1.90 "${cargo:-0}" | sort --check=quiet --version-sort || cannot_test "cargo 1.90 or newer is needed, and there is ${cargo:-none}"
+printf '%s\n' 1.90 "${cargo:-0}" | sort --check=quiet --version-sort ||
+  cannot_test "cargo 1.90 or newer is needed, and there is ${cargo:-none}"
 cargo fmt --version >/dev/null 2>&1 || cannot_test "cargo has no rustfmt"
 cargo clippy --version >/dev/null 2>&1 || cannot_test "cargo has no clippy"
 begin() { printf -- '-- %s (%d s so far)\n' "$*" "$SECONDS"; }
@@ -46,29 +49,35 @@ unset MHA_LIB_DIR MHA_INCLUDE_DIR MHA_NO_PKG_CONFIG MHA_XSIMD_INCLUDE_DIR DOCS_R
 
 begin "crates to depend on"
 # For this machine alone, so that a filled cache of crates needs no network.
-cargo fetch --quiet --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --manifest-path "$crates/Cargo.toml" ||
+cargo fetch --quiet --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --manifest-path \
+  "$crates/Cargo.toml" ||
   cannot_test "cargo cannot fetch the crates that mha depends on; see above"
 export CARGO_NET_OFFLINE=true
 
 begin "the program in README.md"
 # The first program of a page. Lines that begin with # are hidden in the documentation.
-first_program() { awk '/^```rust/ { inside = 1; next } inside && /^```/ { exit } inside' "$1" | grep -v '^# '; }
+first_program() { awk '/^```rust/ { inside = 1; next } inside && /^```/ { exit } inside' "$1" |
+  grep -v '^# '; }
 diff <(first_program README.md) <(first_program "$crates/mha/README.md") ||
-  fail "README.md and tools/bindings/rust/mha/README.md begin with different programs, as shown above; copy one to the other"
+  fail "README.md and tools/bindings/rust/mha/README.md begin with different programs, as shown \
+above; copy one to the other"
 
 begin "a library to link"
 build=${MHA_BUILD-build}
 if [[ ! -e $build/src/libmha.a ]]; then
-  [[ -z ${MHA_BUILD-} ]] || fail "MHA_BUILD is $MHA_BUILD, which has no src/libmha.a; build it first"
+  [[ -z ${MHA_BUILD-} ]] || fail \
+    "MHA_BUILD is $MHA_BUILD, which has no src/libmha.a; build it first"
   build=$work/library
-  cmake -S . -B "$build" --log-level=NOTICE -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=OFF
+  cmake -S . -B "$build" --log-level=NOTICE -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF \
+    -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=OFF
   cmake --build "$build" --parallel "$(nproc)"
 fi
 rm -rf "$work/prefix"
 cmake --install "$build" --prefix "$work/prefix" >/dev/null
 package=$(find "$work/prefix" -name mha.pc)
 [[ -n $package ]] || fail "$build does not install the library; configure it with -DMHA_INSTALL=ON"
-# The static library, so that programs need no search path. If pkg-config did not find it, the crate would run this CMake and fail.
+# The static library, so that programs need no search path. If pkg-config did not find it, the crate
+# would run this CMake and fail.
 export MHA_STATIC=1 CMAKE=/nowhere/cmake CARGO_TARGET_DIR=$work/target
 PKG_CONFIG_PATH=$(dirname "$package")
 export PKG_CONFIG_PATH
@@ -82,10 +91,12 @@ begin "cargo test"
 cargo test --quiet --locked --workspace --all-features
 
 begin "cargo test of mha without rayon, under valgrind"
-# Valgrind sees whether the library stays within the slices that the crate has checked, and whether all memory is freed.
+# Valgrind sees whether the library stays within the slices that the crate has checked, and whether
+# all memory is freed.
 if command -v valgrind >/dev/null; then
   runner=CARGO_TARGET_$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')_RUNNER
-  export "$runner=valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite"
+  export "$runner=valgrind --quiet --error-exitcode=1 --leak-check=full --show-leak-kinds=definite \
+--errors-for-leak-kinds=definite"
 fi
 cargo test --quiet --locked -p mha --test interface
 [[ -z ${runner-} ]] || unset "$runner"
@@ -95,10 +106,12 @@ begin "the example, with the static library of a system and with the shared one 
 SYSROOT=$work/prefix cargo run --quiet --locked -p mha --example generate
 shared=$(find "$work/prefix" -name "libmha.so" -o -name "libmha.dylib")
 [[ -n $shared ]] || fail "$build has no shared library; configure it with -DMHA_SHARED=ON"
-env -u LD_LIBRARY_PATH -u MHA_STATIC "MHA_LIB_DIR=$(dirname "$shared")" cargo run --quiet --locked -p mha --example generate
+env -u LD_LIBRARY_PATH -u MHA_STATIC "MHA_LIB_DIR=$(dirname "$shared")" cargo run --quiet --locked \
+  -p mha --example generate
 
 begin "cargo doc"
-RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features -p mha -p mha-sys
+RUSTDOCFLAGS="-D warnings" DOCS_RS=1 cargo doc --quiet --locked --no-deps --all-features -p mha -p \
+  mha-sys
 
 begin "the unit tests of mha in Miri, which finds undefined behaviour"
 if cargo +nightly miri --version >/dev/null 2>&1; then
@@ -110,7 +123,8 @@ fi
 oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
 begin "mha with Rust $oldest"
 if rustup run "$oldest" cargo --version >/dev/null 2>&1; then
-  CARGO_TARGET_DIR=$work/oldest CARGO_NET_OFFLINE=false rustup run "$oldest" cargo check --quiet --locked -p mha --features rayon
+  CARGO_TARGET_DIR=$work/oldest CARGO_NET_OFFLINE=false rustup run "$oldest" cargo check --quiet \
+    --locked -p mha --features rayon
 else
   echo "skipped without Rust $oldest: rustup toolchain install --profile minimal $oldest"
 fi
