@@ -95,8 +95,8 @@ if [[ $do == keep ]]; then
   exit
 fi
 
-command -v clang++ > /dev/null || lacks \
-  "clang++ is not installed (Debian: apt-get install clang libclang-rt-14-dev)"
+command -v clang++ > /dev/null ||
+  lacks "clang++ is not installed (Debian: apt-get install clang libclang-rt-14-dev)"
 # Without the values of comparisons, which take a third of the time and find nothing here that the
 # targets do not choose themselves.
 flags='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-coverage=trace-cmp'

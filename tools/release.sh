@@ -65,8 +65,8 @@ elif [[ $tagged != $(git rev-parse HEAD) ]]; then
   refuse "HEAD is not v$version; check it out: git checkout v$version"
 fi
 [[ -z $key || -r $key ]] || refuse "the key $key cannot be read"
-[[ -z $(git status --porcelain) ]] || refuse \
-  "there are uncommitted changes: $(git status --porcelain | head -n 3)"
+[[ -z $(git status --porcelain) ]] ||
+  refuse "there are uncommitted changes: $(git status --porcelain | head -n 3)"
 
 says() {  # WHERE VERSION
   [[ $2 == "$version" ]] || refuse "$1 says version ${2:-nothing}, not $version"
@@ -88,8 +88,8 @@ grep -q "^${version//./\\.} " tests/interface/packed_files.txt ||
 build/bin/mha_test_packed_files --write"
 
 previous=$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || true)
-python3 tests/package/abi.py check || refuse \
-  "tests/package/interface.txt does not match this header"
+python3 tests/package/abi.py check ||
+  refuse "tests/package/interface.txt does not match this header"
 if [[ -n $previous ]]; then
   git show "$previous:tests/package/interface.txt" >"$work/interface.txt"
   python3 tests/package/abi.py keeps --written "$work/interface.txt" ||

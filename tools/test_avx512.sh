@@ -63,13 +63,13 @@ while (($#)); do
     *) fail "'$1' is not an option; see tools/test_avx512.sh --help" ;;
   esac
 done
-[[ $machines =~ ^[1-9][0-9]*$ ]] || fail \
-  "--machines is '$machines'; a number of machines is expected"
-[[ $time_limit =~ ^[1-9][0-9]*$ ]] || fail \
-  "--time-limit is '$time_limit'; a number of seconds is expected"
+[[ $machines =~ ^[1-9][0-9]*$ ]] ||
+  fail "--machines is '$machines'; a number of machines is expected"
+[[ $time_limit =~ ^[1-9][0-9]*$ ]] ||
+  fail "--time-limit is '$time_limit'; a number of seconds is expected"
 ((${#selection[@]})) || selection=(-L '^wide$')
-[[ -d $build/bin ]] || fail \
-  "there are no programs in $build/bin; tools/test.sh --quick builds them all"
+[[ -d $build/bin ]] ||
+  fail "there are no programs in $build/bin; tools/test.sh --quick builds them all"
 # A line for each program: its name, how many of its tests are selected, and the filter that leaves
 # these.
 selected=$(ctest --test-dir "$build" --show-only=json-v1 "${selection[@]}" |
@@ -89,14 +89,14 @@ for program, names in filters.items():
 mapfile -t programs < <(cut -d ' ' -f 1 <<<"$selected")
 tests=$(awk '{ sum += $2 } END { print sum }' <<<"$selected")
 
-[[ $(uname -m) == x86_64 ]] || lacks \
-  "this is not an x86-64 machine, so programs built here have no AVX-512 kernels"
+[[ $(uname -m) == x86_64 ]] ||
+  lacks "this is not an x86-64 machine, so programs built here have no AVX-512 kernels"
 packages="bochs bochs-term bochsbios vgabios busybox cpio isolinux syslinux-common xorriso"
 isolinux=/usr/lib/ISOLINUX/isolinux.bin
 ldlinux=/usr/lib/syslinux/modules/bios/ldlinux.c32
 for command in bochs busybox cpio xorriso flock apt-get dpkg-deb; do
-  command -v "$command" >/dev/null || lacks \
-    "the command $command is missing; this needs the Debian packages $packages"
+  command -v "$command" >/dev/null ||
+    lacks "the command $command is missing; this needs the Debian packages $packages"
 done
 for file in "$isolinux" "$ldlinux" /usr/share/bochs/{BIOS-bochs-latest,VGABIOS-lgpl-latest} \
   /usr/lib/*/bochs/plugins/libbx_term_gui.so; do

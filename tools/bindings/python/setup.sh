@@ -59,13 +59,13 @@ fail() { echo "tools/bindings/python/setup.sh: $1" >&2 && exit 1; }
 
 if [[ -x $python ]] && is_there; then exit 0; fi
 if ! "$python" -m pip --version >/dev/null 2>&1; then
-  command -v python3 >/dev/null || fail \
-    "python3 is not there; on Debian: apt-get install python3 python3-venv"
+  command -v python3 >/dev/null ||
+    fail "python3 is not there; on Debian: apt-get install python3 python3-venv"
   # What a Python without the package leaves is half an environment; a folder of another kind is
   # left as it is.
   [[ ! -e $folder/pyvenv.cfg ]] || rm -rf "$folder"
-  python3 -m venv "$folder" || fail \
-    "python3 -m venv $folder fails; on Debian it needs the package python3-venv"
+  python3 -m venv "$folder" ||
+    fail "python3 -m venv $folder fails; on Debian it needs the package python3-venv"
 fi
 echo "tools/bindings/python/setup.sh: installing ${complete[*]} ${alone[*]} into $folder"
 pip=("$python" -m pip install --no-compile --quiet --disable-pip-version-check --timeout 20 \

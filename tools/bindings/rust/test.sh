@@ -65,8 +65,8 @@ above; copy one to the other"
 begin "a library to link"
 build=${MHA_BUILD-build}
 if [[ ! -e $build/src/libmha.a ]]; then
-  [[ -z ${MHA_BUILD-} ]] || fail \
-    "MHA_BUILD is $MHA_BUILD, which has no src/libmha.a; build it first"
+  [[ -z ${MHA_BUILD-} ]] ||
+    fail "MHA_BUILD is $MHA_BUILD, which has no src/libmha.a; build it first"
   build=$work/library
   cmake -S . -B "$build" --log-level=NOTICE -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF \
     -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=OFF
