@@ -48,6 +48,9 @@ skipped, including comparisons that were too noisy, and what failed.
   --no-setup   install nothing
   --help       show this text
 
+MHA_TORCH_INDEX names a package index to take PyTorch from, such as its own of builds for CPUs;
+PyPI's brings 2.5 GB of CUDA libraries. The script says at its start what it will download.
+
 Examples:
   tools/test.sh                       what CI runs
   tools/test.sh --quick               while you work on something
@@ -138,6 +141,9 @@ part_ended() {  # NAME STATUS
 }
 
 if [[ $setup == yes ]]; then
+  # Said before anything begins, for it takes minutes.
+  [[ $matrix == quick ]] || { tools/bindings/python/setup.sh --dry-run &&
+    tools/bindings/python/setup.sh --dry-run --runtimes; }
   if [[ $matrix == quick ]]; then tools/setup.sh; else tools/setup.sh --all; fi
   [[ $matrix == quick ]] || tools/adapters/onnx/headers.sh ||
     skip "tests onnx_runtime.*, without ONNX Runtime's headers; see above for the reason"
@@ -209,8 +215,7 @@ perf_gates() {
 
 [[ $matrix == quick ]] || perf_gates  # alone, before anything runs beside
 
-# Packages for the tests of Python come from PyPI in parallel with what follows. PyTorch and
-# transformers are 3 GB.
+# Packages for the tests of Python come from PyPI in parallel with what follows.
 python_packages() { nice -n 5 tools/bindings/python/setup.sh &&
   nice -n 5 tools/bindings/python/setup.sh --runtimes; }
 if [[ $setup == yes && $matrix != quick ]]; then
@@ -322,8 +327,8 @@ other_parts() {
   # If PyPI cannot be reached, ctest shows the tests that need it as skipped.
   if [[ $setup == yes ]]; then
     say "waiting for the Python packages"
-    wait "$python" || { cat "$logs/python" &&
-      skip "tests python.* that lack packages; see above for the reason"; }
+    tail --follow --lines=+1 --pid="$python" "$logs/python"
+    wait "$python" || skip "tests python.* that lack packages; see above for the reason"
   fi
 }
 [[ $matrix == quick ]] || other_parts

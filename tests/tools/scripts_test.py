@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 tools = pathlib.Path(__file__).resolve().parent.parent.parent / "tools"
 no_network = {
@@ -95,6 +96,36 @@ class HalfAnEnvironment(InAFolder):
 
     def test_setup_makes_it_whole(self):
         self.made_whole_by(tools / "bindings" / "python" / "setup.sh", self.folder, status=1)
+
+    def test_torch_comes_from_the_index_that_the_environment_names(self):
+        index = self.folder / "index" / "torch"
+        index.mkdir(parents=True)
+        with zipfile.ZipFile(index / "torch-9.9-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("torch-9.9.dist-info/METADATA", "Name: torch\nVersion: 9.9\n")
+            wheel.writestr("torch-9.9.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr("torch-9.9.dist-info/RECORD", "")
+        (index / "index.html").write_text("<a href='torch-9.9-py3-none-any.whl'>torch</a>")
+        nowhere = {"PIP_INDEX_URL": (self.folder / "none").as_uri(), "PIP_FIND_LINKS": ""}
+        command = [tools / "bindings" / "python" / "setup.sh", "--runtimes", self.folder / "new"]
+        without, named = (
+            subprocess.run(
+                [*command, *words],
+                env={**os.environ, **nowhere, **more},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for words, more in (
+                (["--dry-run"], {}),
+                ([], {"MHA_TORCH_INDEX": index.parent.as_uri()}),
+            )
+        )
+        self.assertRegex(without.stdout, r"3\.1 GB, 2\.5 GB of it CUDA libraries")
+        self.assertEqual(without.returncode, 0)
+        self.assertTrue((self.folder / "new").exists(), named.stdout)
+        self.assertIn("torch from MHA_TORCH_INDEX", named.stdout)
+        self.assertEqual(named.returncode, 1, named.stdout)
+        self.assertTrue([*self.folder.glob("new/lib/*/site-packages/torch-9.9.dist-info")])
 
     def test_a_folder_of_another_kind_keeps_what_is_in_it(self):
         notes = self.folder / "notes"
