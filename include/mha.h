@@ -417,6 +417,8 @@ MHA_API mha_status mha_forward_workspace(const mha_layer *layer, const mha_forwa
  *     NaN in a masked row          reaches only the optional outputs scores and scaled_scores
  *     a score of +infinity         makes the row NaN
  *     a score of -infinity         masks the key
+ *     values above 3e38 / keys     may make the row infinite or NaN although their mean is finite:
+ *                                  they are summed before the division by the sum of weights
  */
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args,
                                void *workspace, size_t workspace_bytes, mha_error *error);

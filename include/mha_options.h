@@ -39,8 +39,9 @@ extern "C" {
  * A weight is code * scale, where group_size inputs of an output share a scale (the last group may
  * be shorter), INT8 by default all of them. A quantiser may also give offsets, for each matrix: a
  * weight is then code * scale + offset. Scales and offsets are packed as float or, with scale_type
- * F16, as F16, which must hold those of the quantiser exactly. A column or group whose largest
- * magnitude is less than 2^-100 becomes 0.
+ * F16, as F16, which must hold those of the quantiser exactly; weights that the library itself
+ * quantises have float scales only. A column or group whose largest magnitude is less than 2^-100
+ * becomes 0.
  */
 
 /*

@@ -42,7 +42,8 @@ extern "C" {
  * exp(decay) is 0 below about -87.3 and infinite above 87.3. Results have the same bits for a
  * prompt at once, in parts and token by token. NaN or infinity in k, v, decay or beta reaches the
  * row's output and, through the state, the later rows of the same sequence, in the heads that use
- * it; in q it reaches only the row's output.
+ * it; in q it reaches only the row's output. With norm_epsilon, a q or k whose sum of squares
+ * overflows (numbers of 2e19 and more) counts as 0.
  */
 typedef struct mha_recurrent_args {
   size_t struct_size;

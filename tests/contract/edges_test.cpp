@@ -113,6 +113,17 @@ TEST_P(Edges, ScoresOfInfinityEqualTheSpecification) {
   }
 }
 
+// Keys of equal scores, whose weights are 1 before the division by their sum.
+TEST_P(Edges, ValuesOverflowWhereTheirSumDoesAndNotBelow) {
+  AttentionProblem problem = Problem(2, 4);
+  std::fill(problem.q.begin(), problem.q.end(), 0.0f);
+  for (const float value : {0x1p125f, 0x1p126f}) {
+    std::fill(problem.v.begin(), problem.v.end(), value);
+    ExpectTheSpecification(problem);
+    EXPECT_EQ(Run(problem).y.front(), value == 0x1p125f ? value : kInfinity);
+  }
+}
+
 // With NaN of a payload that would be another number in exp if it were not replaced.
 TEST_P(Edges, NaNInEachOfAFewKeysEqualsTheSpecification) {
   for (const int64_t n : {3, 21}) {

@@ -155,6 +155,20 @@ TEST_P(Recurrent, NotANumberReachesOnlyTheHeadsAndRowsThatUseIt) {
   }
 }
 
+TEST_P(Recurrent, AKeyOrQueryWhoseSquaresOverflowCountsAsZero) {
+  Random random(8);
+  RecurrentProblem p = MakeRecurrent(&random, 1, 5, 2, 2, 2, 9, 20, 1, true);
+  p.norm_epsilon = 1e-6f;
+  for (Tensor *tensor : {&p.q, &p.k}) {
+    const Tensor before = *tensor;
+    std::fill_n(tensor->x.begin() + 2 * 18, 18, 0.0f);  // row 2
+    const StatefulResults of_zeros = Compute(p, Call());
+    tensor->x[2 * 18 + 3] = tensor->x[2 * 18 + 9] = 3e19f;  // one in each head
+    ExpectSame(Compute(p, Call()), of_zeros, tensor == &p.q ? "q" : "k");
+    *tensor = before;
+  }
+}
+
 TEST_P(Recurrent, NotANumberReachesOnlyTheRowsOfItsChannelThatDependOnIt) {
   Random random(3);
   ConvolutionProblem p = MakeConvolution(&random, 2, 9, 70, 4);

@@ -34,8 +34,8 @@ with_torch() {  # GIGABYTES
   if [[ -n ${MHA_TORCH_INDEX-} ]]; then
     echo "torch from MHA_TORCH_INDEX, the rest from PyPI"
   else
-    echo "$1 GB, 2.5 GB of it CUDA libraries, unless MHA_TORCH_INDEX names an index with PyTorch for \
-CPUs (see --help)"
+    echo "$1 GB, 2.5 GB of it CUDA libraries, unless MHA_TORCH_INDEX names an index with PyTorch\
+ for CPUs (see --help)"
   fi
 }
 
