@@ -452,9 +452,9 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
         for (int64_t i = 0; i < code_group; i += chain) {
           Code *const codes = reinterpret_cast<Code *>(to);
           const int32_t sum = encode(group + i, chain, scale, codes);
-          const CodesTail tail = {scale.scale, begin_of<Code>(sum, added), sum, 0};
-          MHA_MEMCPY(codes + chain, &tail, sizeof tail);
-          to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof tail);
+          const CodesTail of_codes = {scale.scale, begin_of<Code>(sum, added), sum, 0};
+          MHA_MEMCPY(codes + chain, &of_codes, sizeof of_codes);
+          to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof of_codes);
         }
       });
     }

@@ -256,12 +256,12 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   const int64_t terms = tile.terms, sums_stride = tile.sums_stride;
   const bool extends = tile.mode == Sums::extend;
   // Calls visit(r, sums of row r in each strip).
-  const auto for_each_row = [](float *const(&first)[B], int64_t stride, auto visit) MHA_INLINED {
+  const auto for_each_row = [](float *const(&first)[B], int64_t distance, auto visit) MHA_INLINED {
     float *row[B];
     MHA_EACH(b, B) row[b] = opaque(first[b]);
     MHA_EACH(r, R) {
       visit(r, row);
-      MHA_EACH(b, B) row[b] = opaque(row[b] + stride);
+      MHA_EACH(b, B) row[b] = opaque(row[b] + distance);
     }
   };
   const float *const *list = tile.rows;
@@ -326,9 +326,9 @@ MHA_NOCLONE void multiply(const Tile &tile) {
         }
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N) {
-            const int at = i % C * lanes;
-            acc[r][i] =
-                mul_add(acc[r][i], load<V>(of_columns[i / C] + at), load<V>(to[i / C] + at));
+            const int column = i % C * lanes;
+            acc[r][i] = mul_add(acc[r][i], load<V>(of_columns[i / C] + column),
+                                load<V>(to[i / C] + column));
           }
         });
         scales += panel_columns * (are_halves ? 2 : 4);

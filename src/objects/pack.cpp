@@ -473,7 +473,7 @@ void put_fours_together(const Panel &panel) {
         } else {
           const unsigned char low = rows[i / 2 * columns + c],
                               high = rows[(2 + i / 2) * columns + c];
-          const int shift = i % 2 * 4;
+          const int shift = static_cast<int>(i % 2 * 4);
           code = static_cast<unsigned char>((low >> shift & 15) | (high >> shift & 15) << 4);
         }
       }

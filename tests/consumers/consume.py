@@ -404,7 +404,13 @@ class Consumer:
         )
 
     def add_subdirectory(self):
-        self.build_with("add_subdirectory", f"-DMHA_SOURCE_DIR={source_dir}")
+        """In a parent that compiles its files as one, and has warnings that are errors."""
+        self.build_with(
+            "add_subdirectory",
+            f"-DMHA_SOURCE_DIR={source_dir}",
+            "-DCMAKE_UNITY_BUILD=ON",
+            "-DCMAKE_CXX_FLAGS=-Wshadow -Wconversion -Werror",
+        )
         self.execute(self.work / "with_mha")
         self.execute(self.work / "with_mha_static")
         self.execute(self.work / "with_mha_shared", "libmha.so.0")
