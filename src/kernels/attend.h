@@ -111,13 +111,13 @@ MHA_INLINE Range first_keys(const Unit &unit) {
   return intersection(keys, {keys.begin, keys.begin / chunk_keys * chunk_keys + chunk_keys});
 }
 
-// The rows of every tile but the last. Units that are streamed have tiles of 4 for numbers of fewer
-// bits, whose loops are made for that, and for 7 or 8 rows, which are two equal tiles.
+// The rows of every tile but the last. Units that are streamed have tiles of at most 4 for numbers
+// of fewer bits, whose loops are made for that, and for 7 or 8 rows, which are two equal tiles.
 template <class V>
 MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
   constexpr int64_t most = TileShape<V::size>::attend_rows;
   return is_streamed && (!stores_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8))
-             ? 4
+             ? min(4, most)
              : most;
 }
 
