@@ -121,12 +121,12 @@
 // Single instructions where g++ would choose others. MHA_HOLD keeps x in a register of a kind, and
 // the optimizer does not know what it is afterwards. The next three add x, w * x, or w times a lane
 // of x, in the register of sum, and the last one reads the mask from memory; `otherwise` is the
-// same as an expression.
+// same as an expression. Kinds of vectors: "x" on x86-64 is one of the first 16 registers, "v" any.
 #define MHA_HOLD(x, kind) __asm__("" : "+" kind(x))
 #define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) \
   __asm__(instruction " {%1, %0, %0|%0, %0, %1}" : "+v"(sum) : "v"(x))
-#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) \
-  __asm__(instruction " {%2, %1, %0|%0, %1, %2}" : "+v"(sum) : "v"(w), "v"(x))
+#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, kind, sum, w, x, otherwise) \
+  __asm__(instruction " {%2, %1, %0|%0, %1, %2}" : "+" kind(sum) : kind(w), kind(x))
 #define MHA_ADD_PRODUCTS_OF_LANE(sum, w, x, lane) \
   __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(w), "w"(x))
 #define MHA_AND_OF_MEMORY(result, x, mask, otherwise) \
@@ -172,7 +172,7 @@
 #define MHA_RESTRICT
 #define MHA_HOLD(x, kind) static_cast<void>(x)
 #define MHA_ADD_IN_PLACE(instruction, sum, x, otherwise) sum = otherwise
-#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, sum, w, x, otherwise) sum = otherwise
+#define MHA_ADD_PRODUCTS_IN_PLACE(instruction, kind, sum, w, x, otherwise) sum = otherwise
 #define MHA_ADD_PRODUCTS_OF_LANE(sum, w, x, lane) sum = vfmaq_laneq_f32(sum, w, x, lane)
 #define MHA_AND_OF_MEMORY(result, x, mask, otherwise) result = otherwise
 

@@ -87,20 +87,26 @@ MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) 
 // In assembly for the same reason.
 #if defined(MHA_KERNELS_AVX512)
 #define MHA_VNNI ""
+#define MHA_VNNI_REGISTERS "v"
 #define MHA_MM_VNNI(operation) MHA_MM(operation##_epi32)
 #else
+// VEX cannot encode registers 16 to 31, which exist if all files are compiled for AVX-512.
 #define MHA_VNNI "%{vex%} "
+#define MHA_VNNI_REGISTERS "x"
 #define MHA_MM_VNNI(operation) MHA_MM(operation##_avx_epi32)
 #endif
 MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {
-  MHA_ADD_PRODUCTS_IN_PLACE(MHA_VNNI "vpdpwssd", sum, w, x, MHA_MM_VNNI(dpwssd)(sum, w, x));
+  MHA_ADD_PRODUCTS_IN_PLACE(MHA_VNNI "vpdpwssd", MHA_VNNI_REGISTERS, sum, w, x,
+                            MHA_MM_VNNI(dpwssd)(sum, w, x));
   return sum;
 }
 MHA_INLINE Integers add_products_of_bytes(Integers sum, Integers w, Integers x) {
-  MHA_ADD_PRODUCTS_IN_PLACE(MHA_VNNI "vpdpbusd", sum, w, x, MHA_MM_VNNI(dpbusd)(sum, w, x));
+  MHA_ADD_PRODUCTS_IN_PLACE(MHA_VNNI "vpdpbusd", MHA_VNNI_REGISTERS, sum, w, x,
+                            MHA_MM_VNNI(dpbusd)(sum, w, x));
   return sum;
 }
 #undef MHA_VNNI
+#undef MHA_VNNI_REGISTERS
 #undef MHA_MM_VNNI
 #else
 MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) {

@@ -293,7 +293,8 @@ MHA_INLINE Vector times_power(Vector p, Vector, Vector t) {
 // *sum += a * b, in the register of the sum. All lanes of b are the same number. The optimizer
 // would move sums from one register to another in loops of many terms.
 MHA_INLINE void add_product(Vector a, Vector b, int, Vector *sum) {
-  MHA_ADD_PRODUCTS_IN_PLACE("vfmadd231ps", sum->data, a.data, b.data, mul_add(a, b, *sum).data);
+  MHA_ADD_PRODUCTS_IN_PLACE("vfmadd231ps", "v", sum->data, a.data, b.data,
+                            mul_add(a, b, *sum).data);
 }
 #endif
 
