@@ -203,8 +203,11 @@ MHA_INLINE uint32_t atomic_load(const uint32_t *x) { return __atomic_load_n(x, _
 MHA_INLINE void atomic_store(uint32_t *x, uint32_t value) {
   __atomic_store_n(x, value, __ATOMIC_RELAXED);
 }
+// The numbers are aligned to 8 bytes, which 32-bit x86 does not ask of an int64_t. Otherwise clang
+// would call libatomic there.
 MHA_INLINE int64_t atomic_fetch_add(int64_t *x, int64_t term) {
-  return __atomic_fetch_add(x, term, __ATOMIC_ACQ_REL);
+  typedef int64_t Aligned __attribute__((aligned(8)));
+  return __atomic_fetch_add(reinterpret_cast<Aligned *>(x), term, __ATOMIC_ACQ_REL);
 }
 #endif
 }  // namespace mha

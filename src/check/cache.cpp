@@ -148,7 +148,7 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   header->block_positions = is_paged ? config.block_positions : rounded.value();
   header->num_blocks = is_paged ? config.num_blocks : config.num_sequences;
   const int64_t bytes = rounded.overflows() ? -1 : layout_of(*header).bytes;
-  if (bytes < 0 || static_cast<uint64_t>(bytes) > PTRDIFF_MAX)
+  if (bytes < 0)
     return report.too_large("the cache would exceed the address space; set smaller dimensions");
   header->bytes = static_cast<uint64_t>(bytes);
   header->checksum = checksum_of(*header);

@@ -387,11 +387,9 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
         "(1), or options.sgemm to NULL",
         weight_type);
   job->form.kind = has_sgemm ? PackedKind::plain_f32 : kind_of(storage, shape.arithmetic);
-  // The size may overflow even for dimensions that are allowed. PTRDIFF_MAX matters where pointers
-  // have 32 bits.
+  // The size may overflow even for dimensions that are allowed.
   job->form.layout = packed_layout(shape, job->form.kind);
-  const int64_t bytes = job->form.layout.bytes;
-  if (bytes < 0 || static_cast<uint64_t>(bytes) > PTRDIFF_MAX)
+  if (job->form.layout.bytes < 0)
     return report.too_large(
         "the packed layer would exceed the address space; set smaller dimensions");
   if (has_sgemm && !shape.fits_sgemm())

@@ -8,11 +8,11 @@
 namespace mha {
 
 // A non-negative count that remembers an overflow on its way: then it is as large as can be, and
-// stays so.
+// stays so. What no address space holds counts as an overflow too, where pointers have 32 bits.
 class Count {
  public:
   Count(int64_t value) : value_(value) {}
-  bool overflows() const { return value_ == INT64_MAX; }
+  bool overflows() const { return value_ >= PTRDIFF_MAX; }
   int64_t value() const { return overflows() ? -1 : value_; }
 
   friend Count operator*(Count a, Count b) {
@@ -30,7 +30,7 @@ class Count {
   }
 
  private:
-  int64_t value_;  // INT64_MAX after an overflow
+  int64_t value_;  // INT64_MAX after an overflow of 64 bits
 };
 
 // a / b for a >= 0 and b > 0. Avoids the division, which is slow, where the result is obvious, as
