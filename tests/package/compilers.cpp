@@ -6,8 +6,24 @@
 
 #include "contract/results.h"
 
+// A call whose arrays have more bytes than pointers of 32 bits can tell apart is refused there.
+bool AddressSpaceIsRespected() {
+  mha_attention_args args = {};
+  args.struct_size = sizeof args;
+  args.num_heads = args.batch = 1;
+  args.head_dim = 1 << 10;
+  args.n_q = args.n_kv = 1 << 20;
+  size_t bytes = 0;
+  const mha_status status = mha_attention_workspace(&args, &bytes, nullptr);
+  return sizeof bytes == 4 ? status == MHA_ERROR_TOO_LARGE : status == MHA_OK;
+}
+
 int main() {
   bool is_right = mha_contract() == static_cast<uint32_t>(results::PublishedContract());
+  if (!AddressSpaceIsRespected()) {
+    std::printf("the workspace of a call with arrays of 4 GiB has a size\n");
+    is_right = false;
+  }
   const results::Checksums &published = results::Published();
   for (uint32_t set = 1; set < 32; ++set) {
     if ((mha_instruction_sets() >> set & 1) == 0) continue;

@@ -2,12 +2,13 @@
 --help.
 
 Where its programs run here, the library must give the published results on each instruction set
-that it should have. Elsewhere it is linked into a program, or its syntax is checked. Ends with 77
-where the compiler is missing.
+that it should have. Elsewhere it is linked into a program, or compiled alone. Ends with 77 where
+the compiler is missing.
 """
 
 import argparse
 import concurrent.futures
+import itertools
 import pathlib
 import re
 import shutil
@@ -17,7 +18,7 @@ import sys
 source = pathlib.Path(__file__).resolve().parent.parent.parent
 tests = source / "tests"
 x86, arm = ["scalar", "avx2", "avx512"], ["scalar", "neon"]
-native, built = [], None
+native, built, compiled_alone = [], None, "compiled alone"
 qemu = ["qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu"]
 wine = ["env", "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml=", "wine"]
 # Flags that make clang accept what Microsoft's compiler does: no extension of GCC. -mxsave is for
@@ -36,6 +37,20 @@ known = {
     ),
     "x86_64-w64-mingw32-g++-posix": (["x86_64-w64-mingw32-g++-posix", "-static"], wine, ["scalar"]),
 }
+known["g++/avx2_alone"] = (
+    ["g++", "-DMHA_SETS_GIVEN", "-DMHA_HAS_AVX2"],
+    native,
+    ["scalar", "avx2"],
+)
+# Attention in tiles of two rows, for vectors too: a set with few registers has these.
+two_rows = "g++/two_rows"
+known[two_rows] = known["g++/avx2_alone"]
+# Everything is compiled for one processor, as engines do. Elsewhere its programs do not run.
+here = pathlib.Path("/proc/cpuinfo").read_text()
+needed = {"x86-64-v2": "sse4_2", "x86-64-v3": " avx2 ", "x86-64-v4": " avx512bw "}
+for compiler, march in itertools.product(("g++", "clang++"), (*needed, "native")):
+    runs = native if needed.get(march, "") in here else built
+    known[f"{compiler}/{march}"] = ([compiler, f"-march={march}"], runs, x86)
 for target, runs, sets in [
     ("x86_64-windows-gnu", wine, x86),
     ("aarch64-windows-gnu", built, arm),
@@ -43,6 +58,8 @@ for target, runs, sets in [
     ("x86_64-macos", built, x86),
     ("x86_64-freebsd", built, x86),
     ("aarch64-freebsd", built, arm),
+    ("x86-linux-musl", native, ["scalar"]),
+    ("wasm32-wasi", compiled_alone, ["scalar"]),
 ]:
     known[f"zig/{target}"] = (
         [sys.executable, "-m", "ziglang", "c++", "-target", target, "-fno-sanitize=undefined"],
@@ -132,7 +149,9 @@ parser.add_argument(
 arguments = parser.parse_args()
 command, runs, sets = known.get(arguments.compiler, ([arguments.compiler], native, x86))
 if not is_there(command) or (
-    runs and not shutil.which(next(word for word in runs if "=" not in word and word != "env"))
+    runs
+    and runs is not compiled_alone
+    and not shutil.which(next(word for word in runs if "=" not in word and word != "env"))
 ):
     print(f"{arguments.compiler} or what runs its programs is missing")
     sys.exit(77)
@@ -143,6 +162,8 @@ shutil.rmtree(arguments.work, ignore_errors=True)
 (arguments.work / "include" / "xsimd").symlink_to(arguments.xsimd / "xsimd")
 flags = ["-O2", "-std=c++17", "-I", source / "include"]
 xsimd = ["-isystem", arguments.work / "include"]
+# A parent's flags are the library's. Its sizes are signed, and xsimd's are not.
+warnings = ["-Werror=shadow", "-Werror=conversion", "-Wno-sign-conversion"]
 table = (tests / "contract" / "checksums.txt").read_text()
 rows = re.findall(r"^([0-9a-f]{16}) (.*)$", table, re.MULTILINE)
 (arguments.work / "published.h").write_text(
@@ -153,7 +174,13 @@ contract = re.search(r"^contract (\d+)$", table, re.MULTILINE).group(1)
 if arguments.compiler == microsoft:
     (arguments.work / "prelude.h").write_text(prelude)
     flags += ["-include", arguments.work / "prelude.h"]
-library = [*source.glob("src/*.cpp"), *source.glob("src/*/*.cpp")]
+root = source
+if arguments.compiler == two_rows:
+    root = arguments.work
+    shutil.copytree(source / "src", root / "src")
+    shapes = root / "src" / "kernels" / "tile.h"
+    shapes.write_text(re.sub(r"attend_rows = \d", "attend_rows = 2", shapes.read_text()))
+library = [*root.glob("src/*.cpp"), *root.glob("src/*/*.cpp")]
 program = [
     tests / "package" / "compilers.cpp",
     tests / "contract" / "results.cpp",
@@ -173,14 +200,14 @@ of_program = [
 
 
 def compiled(path):
-    object_file = arguments.work / f"{'_'.join(path.relative_to(source).parts)}.o"
+    object_file = arguments.work / f"{path.parent.name}_{path.name}.o"
     for_kernels = targets.get(path.stem, []) if path.stem.split("_")[0] in sets else []
     run(
         *arguments.launcher.split(),
         *command,
         *flags,
         *for_kernels,
-        *(of_program if path in program else xsimd),
+        *(of_program if path in program else (*xsimd, *warnings)),
         "-c",
         path,
         "-o",
@@ -190,11 +217,13 @@ def compiled(path):
 
 
 with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    objects = list(pool.map(compiled, library + program))
+    objects = list(pool.map(compiled, library if runs is compiled_alone else library + program))
+if runs is compiled_alone:
+    sys.exit(0)
 run(*command, *objects, "-o", arguments.work / "results.exe")
 
 kernels = source / "src" / "kernels" / "avx2.cpp"
-if runs == native:
+if runs == native and not any(word.startswith(("-march", "-target")) for word in command):
     run(
         *command,
         *flags[1:],
@@ -219,11 +248,10 @@ if runs is built:
 said = run(*runs, arguments.work / "results.exe")
 print(said)
 missing = [name for name in sets if f"{name}: {len(rows)} of {len(rows)}" not in said]
-here = pathlib.Path("/proc/cpuinfo").read_text() if runs == native or runs == wine else ""
-missing = [
-    name
-    for name in missing
-    if name not in ("avx2", "avx512") or {"avx2": " avx2 ", "avx512": " avx512bw "}[name] in here
-]
+has = {"avx2": " avx2 ", "avx512": " avx512bw "}
+missing = [name for name in missing if name not in has or has[name] in here]
+for name in re.findall(r"^(\w+): \d+ of", said, re.MULTILINE):
+    if name.split("_")[0] not in sets:
+        sys.exit(f"{name} is built, which was not asked for")
 if missing:
     sys.exit(f"These instruction sets are not built, or were not found: {', '.join(missing)}")

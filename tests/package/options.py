@@ -149,6 +149,15 @@ class Build:
         said = self.configured("--preset", "library")
         if "for want of" in said:
             sys.exit(f"The preset of the library alone speaks of parts that it leaves out:\n{said}")
+        base, extensions = (
+            ("neon", ("neon_dotprod", "neon_i8mm"))
+            if self.left_out == "neon"
+            else ("avx2", ("avx2_vnni", "avx512_vnni"))
+        )
+        self.configured(*off, *(f"-DMHA_{name.upper()}=OFF" for name in extensions))
+        kernels = {f"mha_kernels_{name}" for name in (base, *extensions)} & self.targets()
+        if kernels != {f"mha_kernels_{base}"}:
+            sys.exit(f"With {', '.join(extensions)} OFF, these are built: {', '.join(kernels)}")
         foreign = "AVX2" if self.left_out == "neon" else "NEON"
         self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
 
