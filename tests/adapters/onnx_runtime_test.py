@@ -1178,6 +1178,27 @@ class Operators(Case):
 
     # ---- what stays
 
+    def test_every_node_that_is_called_attention_is_mentioned(self):
+        schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
+        kinds = {
+            (s.domain, s.name) for s in schemas if "Attention" in s.name or "CausalConv" in s.name
+        }
+        self.assertGreater(len(kinds), 10)
+        for domain, name in sorted(
+            {*kinds, ("com.example", "NewAttention"), ("", "CausalConvNew")}
+        ):
+            with self.subTest(domain=domain, name=name):
+                model = Model()
+                y = model.add(name, *[model.input(n, normal(2, 3)) for n in "abc"], domain=domain)
+                _, report = rewritten(model.done(y))
+                self.assertEqual([entry.node.split("'")[1] for entry in report], [y])
+                body = model.done(y).graph
+                model = Model()
+                outer = model.add(
+                    "If", model.input("c", np.array(True)), then_branch=body, else_branch=body
+                )
+                self.assertEqual(len(rewritten(model.done(outer))[1].left), 2)
+
     def test_what_cannot_be_replaced_stays_and_is_named_with_the_reason(self):
         def multi_head(query=(2, 6, 32), key=(2, 6, 32), mask=None, added=False, past=False):
             model = Model()

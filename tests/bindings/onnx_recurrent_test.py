@@ -47,6 +47,13 @@ left_out = {
 types = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
+random = np.random.default_rng(3)
+
+
+def floats(*shape):
+    return random.standard_normal(shape).astype(np.float32)
+
+
 def cases(module, exporter):
     """(name, attributes, inputs by the operator's names, expected outputs) of each node test."""
     found, names = [], [one.name for one in onnx.defs.get_schema(exporter.__name__, 27).inputs]
@@ -126,14 +133,15 @@ def convolve(attributes, input, weight, bias=None, past_state=None):
     return y.view(input.dtype).transpose(0, 2, 1), state.transpose(0, 2, 1).astype(input.dtype)
 
 
-def model_of(operator, attributes, given):
+def model_of(operator, attributes, given, domain="", outputs=("y", "state")):
     names = [one.name for one in onnx.defs.get_schema(operator, 27).inputs]
     kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in given.items()}
     node = onnx.helper.make_node(
         operator,
         [name if name in given else "" for name in names],
-        ["y", "state"],
+        outputs,
         name="it",
+        domain=domain,
         **attributes,
     )
     values = [
@@ -141,11 +149,14 @@ def model_of(operator, attributes, given):
     ]
     outputs = [
         onnx.helper.make_tensor_value_info(name, next(iter(kinds.values())), None)
-        for name in ("y", "state")
+        for name in outputs
     ]
     return onnx.helper.make_model(
         onnx.helper.make_graph([node], "g", values, outputs),
-        opset_imports=[onnx.helper.make_opsetid("", 27)],
+        opset_imports=[
+            onnx.helper.make_opsetid("", 27),
+            onnx.helper.make_opsetid("com.microsoft", 1),
+        ],
         ir_version=11,
     )
 
@@ -226,11 +237,81 @@ class Rewritten(unittest.TestCase):
         with self.assertRaisesRegex(
             Exception, "update_rule is linear, which takes no decay and no beta"
         ):
-            mha.onnx.session(
-                mha.onnx.rewrite(
-                    model_of("LinearAttention", {**attributes, "update_rule": "linear"}, given)
-                )[0]
+            linear = {**attributes, "update_rule": "linear"}
+            mha.onnx.session(model_of("LinearAttention", linear, given, "mha"))
+
+    def assert_like_onnx_runtime(self, operator, attributes, given):
+        made = model_of(operator, attributes, given, "com.microsoft")
+        try:
+            theirs = onnxruntime.InferenceSession(made.SerializeToString()).run(None, given)
+        except onnxruntime.capi.onnxruntime_pybind11_state.Fail as error:
+            self.skipTest(f"ONNX Runtime {onnxruntime.__version__} lacks it: {error}")
+        model, report = mha.onnx.rewrite(made)
+        self.assertEqual([entry.into for entry in report], [f"mha.{operator}"])
+        for own, other in zip(mha.onnx.session(model).run(None, given), theirs, strict=True):
+            self.assertEqual(own.shape, other.shape)
+            np.testing.assert_allclose(own, other, *tolerances["float32"])
+
+    def test_nodes_of_com_microsoft_have_onnx_runtimes_results(self):
+        heads = [(q, k, v) for q in (1, 2, 4, 8) for k in (1, 2, 4) for v in (1, 2, 4)]
+        for number, (q, k, v) in enumerate(heads):
+            if v % k:
+                continue
+            given = {"query": floats(2, 5, q * 6), "key": floats(2, 5, k * 6) / 6}
+            given["value"] = floats(2, 5, v * 7)
+            rule, decays = (
+                ("linear", "gated", "delta", "gated_delta")[number % 4],
+                v * (6, 1)[k % 2],
             )
+            given.update({"past_state": floats(2, v, 6, 7)} if number % 3 else {})
+            given.update({"decay": -np.abs(floats(2, 5, decays))} if "gated" in rule else {})
+            given.update({"beta": np.abs(floats(2, 5, v)) / 2} if "delta" in rule else {})
+            attributes = {"q_num_heads": q, "kv_num_heads": v, "update_rule": rule}
+            with self.subTest(q=q, k=k, v=v):
+                self.assert_like_onnx_runtime(
+                    "LinearAttention", {**attributes, "state_window": 0, "scale": q / 4}, given
+                )
+        for size, activation in (2, "none"), (4, "silu"), (8, "swish"):
+            given = {"input": floats(2, 6, 5), "weight": floats(6, 1, size), "bias": floats(6)}
+            with self.subTest(size=size):
+                more = {"activation": activation, "ndim": 1, "channels_last": 0}
+                self.assert_like_onnx_runtime("CausalConvWithState", more, given)
+                given["past_state"] = floats(2, 6, size - 1)
+                self.assert_like_onnx_runtime("CausalConvWithState", {}, given)
+
+    def test_what_differs_from_mha_is_left_and_named(self):
+        linear = {name: floats(1, 3, 4) for name in ("query", "key", "value", "decay", "beta")}
+        convolution = {"input": floats(2, 6, 5), "weight": floats(6, 1, 4)}
+        heads = {"q_num_heads": 4, "kv_num_heads": 4}
+        cases = [
+            ("LinearAttention", {"state_window": 2}, linear, "its state_window is 2; "),
+            ("LinearAttention", {"made_up": 1}, linear, "the attribute 'made_up'"),
+            ("LinearAttention", {"update_rule": "linear"}, linear, "linear, and it has decay and"),
+            ("LinearAttention", {"update_rule": "gated"}, linear, "gated, and it has decay and"),
+            ("LinearAttention", {"update_rule": "new"}, linear, "its update_rule is new"),
+            ("CausalConvWithState", {"activation": "relu"}, convolution, "its activation is relu"),
+        ]
+        for name, value in {
+            **{"channels_last": 1, "dilation": 2, "input_channel_offset": 1, "input_channels": 4},
+            **{"ndim": 2, "state_channels_last": 0, "state_length": 9, "state_update_capacity": 1},
+            **{"state_window": 1, "made_up": 1},
+        }.items():
+            sentence = (
+                f"the attribute '{name}'" if name == "made_up" else f"its {name} is {value}; "
+            )
+            cases.append(("CausalConvWithState", {name: value}, convolution, sentence))
+        for operator, attributes, given, sentence in cases:
+            with self.subTest(operator=operator, **attributes):
+                attributes = {**heads, **attributes} if given is linear else attributes
+                made = model_of(operator, attributes, given, "com.microsoft")
+                before = made.SerializeToString()
+                model, report = mha.onnx.rewrite(made)
+                self.assertEqual([entry.into for entry in report], [None])
+                self.assertIn(sentence, report[0].reason)
+                self.assertEqual(model.SerializeToString(), before)
+        for domain in "", "com.microsoft":
+            made = model_of("CausalConvWithState", {}, convolution, domain, ("y", "state", "more"))
+            self.assertEqual(mha.onnx.rewrite(made)[1][0].reason, "its output 2 is not known")
 
 
 class Operators(unittest.TestCase):
@@ -261,11 +342,6 @@ class Operators(unittest.TestCase):
         self.check(causal_conv_with_state, causal_conv_with_state.CausalConvWithState, convolve, 13)
 
     def test_onnx_runtime_has_the_same_results_on_random_shapes(self):
-        random = np.random.default_rng(3)
-
-        def floats(*shape):
-            return random.standard_normal(shape).astype(np.float32)
-
         for number in range(24):
             batch, rows, heads, group, d_k, d_v = (
                 int(random.integers(1, most + 1)) for most in (3, 40, 4, 3, 24, 24)

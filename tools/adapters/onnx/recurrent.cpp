@@ -1,4 +1,4 @@
-// mha.LinearAttention and mha.CausalConvWithState: ONNX's operators of these names (opset 27).
+// mha.LinearAttention and mha.CausalConvWithState: those of ONNX (opset 27) and com.microsoft.
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
@@ -60,12 +60,15 @@ class LinearAttention {
     const Tensor decay = call.input(4), beta = call.input(5);
     expect(q, "query", {-1, -1, -1});
     const int64_t batch = q.shape[0], rows = q.shape[1], width = share(q, "query", q_heads_);
-    expect(k, "key", {batch, rows, heads_ * width});
+    // com.microsoft's may have fewer heads of keys than of values.
+    const int64_t keys = k.rank == 3 && k.shape[2] % width == 0 ? k.shape[2] / width : 0;
+    const int64_t k_heads = keys > 0 && heads_ % keys == 0 ? keys : heads_;
+    expect(k, "key", {batch, rows, k_heads * width});
     expect(v, "value", {batch, rows, -1});
     const int64_t width_v = share(v, "value", heads_);
     mha_recurrent_args args = {};
     args.struct_size = sizeof args;
-    args.num_q_heads = q_heads_, args.num_k_heads = args.num_v_heads = heads_;
+    args.num_q_heads = q_heads_, args.num_k_heads = k_heads, args.num_v_heads = heads_;
     args.head_dim = width, args.head_dim_v = width_v, args.scale = scale_;
     args.batch = extent_of(batch), args.rows = extent_of(rows);
     args.q.data = q.data, args.k.data = k.data, args.v.data = v.data;

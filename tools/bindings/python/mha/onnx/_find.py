@@ -10,20 +10,10 @@ from onnx import TensorProto
 
 from ._graph import attribute
 
-attention_types = {
-    "Attention",
-    "MultiHeadAttention",
-    "GroupQueryAttention",
-    "QAttention",
-    "DecoderAttention",
-    "DecoderMaskedMultiHeadAttention",
-    "DecoderMaskedSelfAttention",
-    "LongformerAttention",
-    "PackedAttention",
-    "PackedMultiHeadAttention",
-    "PagedAttention",
-    "SparseAttention",
-}
+
+def is_named(node):
+    """Whether a node's type says that it is attention, or a convolution like that before it."""
+    return "Attention" in node.op_type or "CausalConv" in node.op_type
 
 
 # What is known of operators: their attributes (none of those that are not here), and of attention
@@ -52,6 +42,13 @@ known_attributes = {
         " local_window_size num_heads q_norm_epsilon qk_norm_epsilon qk_output rotary_interleaved"
         " scale sliding_window_cache smooth_softmax softcap v_quant_type"
     ),
+    ("", "LinearAttention"): "chunk_size kv_num_heads q_num_heads scale update_rule",
+    ("com.microsoft", "LinearAttention"): "chunk_size kv_num_heads q_num_heads scale state_window "
+    "update_rule",
+    ("", "CausalConvWithState"): "activation",
+    ("com.microsoft", "CausalConvWithState"): "activation channels_last dilation "
+    "input_channel_offset input_channels ndim state_channels_last state_length "
+    "state_update_capacity state_window",
     ("", "Gemm"): "alpha beta transA transB",
     ("", "Reshape"): "allowzero",
     ("", "Softmax"): "axis",
@@ -64,6 +61,10 @@ known_sizes = {
     ("com.microsoft", "Attention"): (7, 2),
     ("com.microsoft", "MultiHeadAttention"): (10, 4),
     ("com.microsoft", "GroupQueryAttention"): (16, 4),
+    ("", "LinearAttention"): (6, 2),
+    ("com.microsoft", "LinearAttention"): (6, 2),
+    ("", "CausalConvWithState"): (4, 2),
+    ("com.microsoft", "CausalConvWithState"): (4, 2),
 }
 
 
@@ -167,8 +168,8 @@ class Finder:
             }
             if node.op_type in finders:
                 return finders[node.op_type](node)
-            if node.op_type in attention_types:
-                raise Left(f"mha has no operator in place of {node.op_type}")
+        if is_named(node) and node.domain != "mha":
+            raise Left(f"mha has no operator in place of {node.op_type}")
         return None
 
     # ---- operators

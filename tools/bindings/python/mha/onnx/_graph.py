@@ -59,6 +59,11 @@ of_input_type = {
     "SkipSimplifiedLayerNormalization",
     "RMSNormalization",
     "RotaryEmbedding",
+    "CausalConvWithState",
+    "LinearAttention",
+    "LinearAttentionGate",
+    "LpNormalization",
+    "Softplus",
     "Attention",
     "MultiHeadAttention",
     "GroupQueryAttention",
@@ -154,7 +159,8 @@ class Graph:
             return None
         if node.op_type == "Cast":
             return attribute(node, "to")
-        if node.op_type in of_input_type and name == node.output[0] or node.op_type == "Split":
+        is_like_first = node.op_type in ("Split", "LinearAttentionGate") or name == node.output[0]
+        if node.op_type in of_input_type and is_like_first:
             return self.type(node.input[0], depth + 1)
         if node.op_type == "EmbedLayerNormalization" and name == node.output[0]:
             return self.type(node.input[2], depth + 1)

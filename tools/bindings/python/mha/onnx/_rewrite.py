@@ -12,7 +12,7 @@ import onnx.checker
 import onnx.inliner
 from onnx import TensorProto, helper
 
-from ._find import Finder, Left, attention_types
+from ._find import Finder, Left, is_named
 from ._graph import Graph
 from ._recurrent import take
 
@@ -127,7 +127,7 @@ class Rewriter:
                 }
                 for inner in body.node:
                     if (
-                        inner.op_type in attention_types
+                        is_named(inner)
                         or inner.op_type == "Softmax"
                         and inner.output[0] in multiplied
                     ):
