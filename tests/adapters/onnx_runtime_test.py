@@ -1176,6 +1176,20 @@ class Operators(Case):
         self.assertTrue(library.RegisterCustomOps(None, base))
         self.assertEqual(said, ["mha's operators need ONNX Runtime 1.18 or newer; this is 1.17.3"])
 
+    def test_options_that_are_given_again_have_the_operators_once(self):
+        model = Model()
+        model = model.done(
+            model.mha("Attention", *[model.input(n, normal(1, 2, 3, 4)) for n in "qkv"])
+        )
+        options = onnxruntime.SessionOptions()
+        for _ in range(3):
+            self.assertEqual(len(mha.onnx.session(model, options).get_outputs()), 1)
+        options.register_custom_ops_library(mha.onnx.library_path())
+        onnxruntime.InferenceSession(model.SerializeToString(), options)
+        options = onnxruntime.SessionOptions()
+        options.register_custom_ops_library(mha.onnx.library_path())
+        mha.onnx.session(model, options)
+
     # ---- what stays
 
     def test_every_node_that_is_called_attention_is_mentioned(self):

@@ -24,6 +24,12 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
   static std::mutex mutex;
   static std::vector<std::pair<const OrtApi *, OrtCustomOpDomain *>> domains;
   return guarded(*api, "mha: ", [&] {
+    // ONNX Runtime refuses a session whose options name a domain twice, and tells nobody which they
+    // name: an entry of theirs does.
+    constexpr const char *kEntry = "mha.operators";
+    int is_registered = 0;
+    check(*api, api->HasSessionConfigEntry(options, kEntry, &is_registered));
+    if (is_registered) return;
     const std::lock_guard<std::mutex> lock(mutex);
     auto found = std::find_if(domains.begin(), domains.end(),
                               [&](const auto &entry) { return entry.first == api; });
@@ -43,5 +49,6 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
       }
     }
     check(*api, api->AddCustomOpDomain(options, found->second));
+    check(*api, api->AddSessionConfigEntry(options, kEntry, "1"));
   });
 }
