@@ -27,7 +27,7 @@ import mha.onnx
 import numpy as np
 import onnx.helper
 import onnx.numpy_helper
-from mha.onnx.__main__ import save
+from mha.onnx import _files
 from onnx.backend.test.case.node import attention
 
 # Relative and absolute. In 16 bits two units in the last place, since ONNX's reference rounds to
@@ -176,36 +176,75 @@ class Damaged(unittest.TestCase):
 
 
 class Saving(unittest.TestCase):
-    def test_a_model_has_its_name_when_it_is_whole(self):
-        model = onnx.helper.make_model(
-            onnx.helper.make_graph(
-                [],
-                "g",
-                [],
-                [],
-                [onnx.numpy_helper.from_array(np.arange(1000, dtype=np.float32), "a")],
-            )
+    def setUp(self):
+        """A model with an array among its initialisers, in a node and in a function; and others."""
+        random, make = np.random.default_rng(6), onnx.helper.make_node
+        self.arrays = [random.standard_normal(20000).astype(np.float32) for _ in range(3)]
+        wide, node, inner = (onnx.numpy_helper.from_array(a, "a") for a in self.arrays)
+        typed = onnx.helper.make_tensor("t", 1, [20000], self.arrays[0])  # not raw_data
+        small = onnx.numpy_helper.from_array(np.float32([2]), "s")
+        texts = onnx.helper.make_tensor("words", 8, [20000], [b"word"] * 20000)
+        small.doc_string = wide.doc_string = "0"
+        body = [make("Constant", [], ["c"], value=inner), make("Add", ["x", "c"], ["y"])]
+        opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("local", 1)]
+        function = onnx.helper.make_function("local", "AddInner", ["x"], ["y"], body, opsets)
+        nodes = [make("Constant", [], ["n"], value=node), make("Sum", ["a", "n", "t", "s"], ["x"])]
+        nodes += [make("AddInner", [x], [y], domain="local") for x, y in ("xz", "zy")]
+        outputs = [onnx.helper.make_tensor_value_info(*o, None) for o in (("y", 1), ("words", 8))]
+        graph = onnx.helper.make_graph(nodes, "g", [], outputs, [wide, typed, small, texts])
+        self.model = onnx.helper.make_model(
+            graph, opset_imports=opsets, functions=[function], ir_version=8
         )
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder, "out.onnx")
-            path.write_bytes(b"old")
-            for most, error in itertools.product(
-                (2**31, 100), (OSError("full"), KeyboardInterrupt(), SystemExit(143))
-            ):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name, "out.onnx")
 
-                def half(model, output, error=error, **how):
-                    pathlib.Path(output).write_bytes(b"half")
-                    raise error
+    def assert_is_model(self, model):
+        from onnx.reference import ReferenceEvaluator
 
-                with mock.patch("onnx.save", half), self.assertRaises(type(error)):
-                    save(model, str(path), "none", most)
-                self.assertEqual((os.listdir(folder), path.read_bytes()), (["out.onnx"], b"old"))
-            for most, files in (2**31, ["out.onnx"]), (100, ["out.onnx", "out.onnx.data"]):
-                save(model, str(path), "none", most)
-                self.assertEqual(sorted(os.listdir(folder)), files)
-                self.assertEqual(
-                    onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0])[999], 999
-                )
+        expected = 2 * self.arrays[0] + self.arrays[1] + 2 + 2 * self.arrays[2]
+        y = ReferenceEvaluator(model).run(None, {})[0]
+        np.testing.assert_allclose(y, expected, atol=1e-5)
+        self.assertEqual([t.doc_string for t in model.graph.initializer], ["0", "", "0", ""])
+        self.assertEqual(model.graph.initializer[3].string_data[19999], b"word")
+
+    def test_a_model_has_its_name_when_it_is_whole(self):
+        self.path.write_bytes(b"old")
+        before, folder = self.model.SerializeToString(), self.path.parent
+        for most, error in itertools.product(
+            (2**31, 100), (OSError("full"), KeyboardInterrupt(), SystemExit(143))
+        ):
+
+            def half(model, output, error=error):
+                pathlib.Path(output).write_bytes(b"half")
+                raise error
+
+            with mock.patch("onnx.save", half), mock.patch.object(_files, "most", most):
+                self.assertRaises(type(error), _files.save, self.model, str(self.path))
+            found = os.listdir(folder), self.path.read_bytes()
+            self.assertEqual(found, (["out.onnx"], b"old"))
+        two = ["out.onnx", "out.onnx.data"]
+        for most, files in (2**31, two[:1]), (100, two), (100, two):
+            with mock.patch.object(_files, "most", most):
+                _files.save(self.model, str(self.path))
+            self.assertEqual(sorted(os.listdir(folder)), files)
+            self.assertEqual(self.path.stat().st_size < 300_000, most == 100)
+            self.assert_is_model(onnx.load(self.path))
+        self.assertLess((folder / two[1]).stat().st_size, 330_000)  # each array once
+        self.assertEqual(self.model.SerializeToString(), before)
+        with mock.patch.object(_files, "most", 100):
+            with self.assertRaisesRegex(ValueError, "has the arrays of the model itself"):
+                _files.save(self.model, str(self.path), str(self.path))
+
+    def test_functions_are_inlined_with_their_arrays(self):
+        before = self.model.SerializeToString()
+        with mock.patch.object(_files, "most", 100):
+            _files.save(self.model, str(self.path))
+        for given in self.model, str(self.path):
+            made, report = mha.onnx.rewrite(given)
+            self.assertEqual((len(made.functions), report), (0, []))
+            self.assert_is_model(made)
+        self.assertEqual(self.model.SerializeToString(), before)
 
 
 if __name__ == "__main__":

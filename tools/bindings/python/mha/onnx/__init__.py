@@ -16,8 +16,10 @@ rewritten.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,19 +60,25 @@ def session(
     **more: Any,
 ) -> onnxruntime.InferenceSession:
     """An onnxruntime.InferenceSession of a model (a path, bytes or an onnx.ModelProto) that knows
-    mha's operators."""
+    mha's operators. They are registered with sess_options unless they are already. A ModelProto of
+    2 GiB or more is written into a temporary folder, which is removed when the session is made."""
     import onnxruntime
 
     sess_options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
     sess_options.register_custom_ops_library(library_path())
-    if hasattr(model, "SerializeToString"):
-        model = model.SerializeToString()
-    return onnxruntime.InferenceSession(
-        os.fspath(model) if isinstance(model, os.PathLike) else model,
-        sess_options,
-        providers=list(providers),
-        **more,
-    )
+    with contextlib.ExitStack() as until_made:
+        if isinstance(model, os.PathLike):
+            model = os.fspath(model)
+        elif not isinstance(model, (bytes, str)):
+            from ._files import is_large, save
+
+            if is_large(model):
+                folder = until_made.enter_context(tempfile.TemporaryDirectory(prefix="mha-onnx-"))
+                save(model, path := os.path.join(folder, "model.onnx"))
+                model = path
+            else:
+                model = model.SerializeToString()
+        return onnxruntime.InferenceSession(model, sess_options, providers=list(providers), **more)
 
 
 def rewrite(

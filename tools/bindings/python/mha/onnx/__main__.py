@@ -5,7 +5,6 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 
 
 def main():
@@ -63,6 +62,7 @@ def main():
         import onnx
 
         from . import rewrite
+        from ._files import save
     except ImportError as error:
         sys.exit(f"mha.onnx: {error}")
     try:
@@ -79,37 +79,6 @@ def main():
     except (OSError, ValueError, protobuf.EncodeError, onnx.checker.ValidationError) as error:
         sys.exit(f"mha.onnx: {output} cannot be written: {error}")
     print(f"{len(report.rewritten)} of {len(report)} rewritten, in {output}")
-
-
-def save(model, output, source, most=2**31 - 2**20):
-    """Writes a model that was read from `source`; arrays of one of more bytes than `most`, which
-    one file cannot hold, into a second file. Files have their names when they are complete; until
-    then they are in a folder beside them."""
-    import onnx
-
-    is_one = model.ByteSize() < most
-    if is_one and os.path.exists(output) and not os.path.isfile(output):  # a pipe, /dev/null
-        onnx.save(model, output)
-        return
-    folder, name = os.path.split(os.path.realpath(output))
-    data = os.path.join(folder, name + ".data")
-    if not is_one and os.path.exists(data):
-        for tensor in onnx.load(source, load_external_data=False).graph.initializer:
-            place = next(
-                (entry.value for entry in tensor.external_data if entry.key == "location"), ""
-            )
-            if place and os.path.realpath(
-                os.path.join(os.path.dirname(source), place)
-            ) == os.path.realpath(data):
-                raise ValueError(f"{data} has the arrays of the model itself; give another name")
-    with tempfile.TemporaryDirectory(prefix=name + ".partial-", dir=folder) as partial:
-        onnx.save(
-            model,
-            os.path.join(partial, name),
-            **({} if is_one else {"save_as_external_data": True, "location": name + ".data"}),
-        )
-        for part in [name] if is_one else [name + ".data", name]:
-            os.replace(os.path.join(partial, part), os.path.join(folder, part))
 
 
 if __name__ == "__main__":

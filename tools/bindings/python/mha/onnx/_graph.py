@@ -3,11 +3,11 @@ what is constant."""
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from ._files import without_arrays
 
 # What computes constants of constants, one node at a time. Shapes are computed with what is known
 # of them, see constant().
@@ -113,19 +113,13 @@ class Graph:
                 self.consumers.setdefault(name, []).append(node)
 
     def _infer(self):
-        model = copy.deepcopy(self.model)
+        model = without_arrays(self.model, [])
         # Unnamed dimensions get names, so that it is seen where they come again.
         for value in model.graph.input:
             if value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"):
                 for i, dim in enumerate(value.type.tensor_type.shape.dim):
                     if not dim.HasField("dim_value") and not dim.dim_param:
                         dim.dim_param = f"?{value.name}:{i}"
-        # What shapes depend on is small; the rest would be copied for nothing.
-        for tensor in model.graph.initializer:
-            if tensor.data_location == TensorProto.EXTERNAL or len(tensor.raw_data) > 1 << 16:
-                tensor.ClearField("raw_data")
-                tensor.ClearField("external_data")
-                tensor.ClearField("data_location")
         try:
             model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         except Exception:  # it raises what it likes; then what the model says itself is known
@@ -174,6 +168,8 @@ class Graph:
         value = None
         if name in self.initializers:
             value = numpy_helper.to_array(self.initializers[name])
+            if value.size > 1 << 14:  # one more copy of all weights would stay otherwise
+                return value
         elif name in self.producer and depth < 40:
             value = self._computed(self.producer[name], name, depth)
         self._constants[name] = value
@@ -283,9 +279,8 @@ class Graph:
 
     def add_constant(self, array, wish):
         name = self.new_name(wish)
-        tensor = numpy_helper.from_array(array.copy(order="C"), name)
-        self.graph.initializer.append(tensor)
-        self.initializers[name] = tensor
+        self.graph.initializer.append(numpy_helper.from_array(array.copy(order="C"), name))
+        tensor = self.initializers[name] = self.graph.initializer[-1]
         self.shapes[name], self.types[name] = list(array.shape), tensor.data_type
         return name
 

@@ -9,9 +9,10 @@ import os
 import numpy as np
 import onnx
 import onnx.checker
-import onnx.inliner
+import onnx.external_data_helper
 from onnx import TensorProto, helper
 
+from ._files import inlined, is_large
 from ._find import Finder, Left, is_named
 from ._graph import Graph
 from ._recurrent import take
@@ -70,14 +71,17 @@ def rewrite(
             f"arithmetic is {arithmetic}, and weight_type is {weight_type}; integers multiply"
             " weights of int8 or int4"
         )
-    made = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model))
+    made = model if isinstance(model, onnx.ModelProto) else onnx.load(model, None, False)
     if made.functions:
-        made = onnx.inliner.inline_local_functions(made)
+        made = inlined(made)
+    if not isinstance(model, onnx.ModelProto):
+        folder = os.path.dirname(os.fspath(model))
+        onnx.external_data_helper.load_external_data_for_model(made, folder)
     try:
         return made, Rewriter(made, weight_type, arithmetic).run()
     except (AttributeError, LookupError, StopIteration, TypeError):
-        # A ValidationError says what is wrong with a model that is none.
-        onnx.checker.check_model(made)
+        if not is_large(made):  # a ValidationError says what is wrong with a model that is none
+            onnx.checker.check_model(made)
         raise
 
 
