@@ -201,6 +201,9 @@ class Formats(unittest.TestCase):
         self.refused(
             "scales are float64", mha.formats.from_awq, qweight, qzeros, scales.astype(np.float64)
         )
+        codes, zeros, scales, _ = self.quantised(96, 24, 32, 4, 7)
+        words = packed(codes, 4, order), packed(zeros, 4, order)
+        self.refused("all stored zeros are 7, .* GPTQ", mha.formats.from_awq, *words, scales)
         codes, zeros, scales, _ = self.quantised(40, 8, 20, 4)
         self.refused(
             "groups have 20 inputs; multiples of 16",
@@ -258,8 +261,20 @@ class Formats(unittest.TestCase):
             *given[:3],
             shuffled,
             bits=8,
+            checkpoint_format="gptq_v2",
         )
         self.refused("bits is 3; 4 and 8", mha.formats.from_gptq, *given, bits=3)
+        self.refused("128 inputs, and codes of 4 bits of 256", mha.formats.from_gptq, *given)
+        for bits, stored, word, other in itertools.product(
+            (4, 8), (0, 1), ("gptq", "gptq_v2"), ("gptq", "gptq_v2")
+        ):
+            codes, zeros, scales, _ = self.quantised(128, 16, 64, bits, 2 ** (bits - 1) - stored)
+            if word != other and stored == (other == "gptq"):
+                wrong = packed(codes.T, bits).T, packed(zeros, bits), scales, np.arange(128) // 64
+                sentence = f"all stored zeros are {zeros[0, 0]}, as .* checkpoint_format {other}$"
+                self.refused(
+                    sentence, mha.formats.from_gptq, *wrong, bits=bits, checkpoint_format=word
+                )
         self.refused(
             "checkpoint_format is 'marlin'",
             mha.formats.from_gptq,
@@ -336,6 +351,22 @@ class Formats(unittest.TestCase):
             bits=8,
         )
         self.refused("bits is 2", mha.formats.from_compressed_tensors, tensors, bits=2)
+        # Of 8 bits by the data: half of what 4 bits would be.
+        self.refused("weight_shape is", mha.formats.from_compressed_tensors, tensors)
+        codes, zeros, scales, _ = self.quantised(96, 8, 32, 4)
+        tensors = {"weight_packed": packed(codes.T, 4), "weight_shape": np.array([8, 96])}
+        tensors["weight_scale"] = scales.T
+        for name, value, sentence in (
+            (
+                "weight_zero_point",
+                zeros.T.astype(np.int8) | 8,
+                "int8 from .* to 15; int8 from -8 to 7",
+            ),
+            ("weight_zero_point", zeros.T.astype(np.uint8), "is uint8 from"),
+            ("weight_zero_point", packed(zeros * 0, 4).T, "all stored zeros are 0, .* offset"),
+            ("weight_global_scale", np.ones(1, np.float32), "weight_global_scale, which this"),
+        ):
+            self.refused(sentence, mha.formats.from_compressed_tensors, {**tensors, name: value})
 
     def test_a_layer_has_one_format(self):
         for names in (

@@ -108,6 +108,7 @@ def from_awq(qweight: Array, qzeros: Array, scales: Array) -> Grouped:
         _unpacked(words, 4, name).reshape(len(words), -1, 8)[:, :, order].reshape(len(words), -1)
         for words, name in ((qweight, "qweight"), (qzeros, "qzeros"))
     )
+    _refuse_zeros(zeros, 7, "GPTQ, of which each is 1 less")
     return _with_zeros(codes.T, zeros.T, _floats(scales).T, 4)
 
 
@@ -131,7 +132,10 @@ def from_gptq(
             f"checkpoint_format is {checkpoint_format!r}; gptq and gptq_v2 can be imported"
         )
     zeros = _unpacked(qzeros, bits, "qzeros")
-    if checkpoint_format == "gptq":
+    if checkpoint_format == "gptq_v2":
+        _refuse_zeros(zeros, 2 ** (bits - 1) - 1, "checkpoint_format gptq")
+    else:
+        _refuse_zeros(zeros, 2 ** (bits - 1), "checkpoint_format gptq_v2")
         if np.any(zeros == 2**bits - 1):
             raise ValueError(
                 f"qzeros has a stored zero of {2**bits - 1}, which some readers take as {2**bits}"
@@ -149,10 +153,21 @@ def from_compressed_tensors(tensors: Mapping[str, Array], *, bits: int = 4) -> G
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits}; 4 and 8 can be imported")
     scales, zeros = _floats(tensors["weight_scale"]), tensors.get("weight_zero_point")
+    known = {f"weight_{name}" for name in ("packed", "scale", "shape", "zero_point", "g_idx")}
+    for name in tensors:
+        if name.startswith("weight_") and name not in known:
+            raise ValueError(f"there is a tensor {name}, which this version does not know")
+    if zeros is not None and zeros.dtype != np.int32:
+        middle = 2 ** (bits - 1)
+        if zeros.dtype != np.int8 or np.any((zeros < -middle) | (zeros >= middle)):
+            raise ValueError(
+                f"weight_zero_point is {zeros.dtype} from {zeros.min()} to {zeros.max()}; int8 from"
+                f" {-middle} to {middle - 1} is expected, or packed in int32"
+            )
     if "weight_packed" in tensors:
         outputs, inputs = (int(extent) for extent in tensors["weight_shape"])
         codes = _unpacked(tensors["weight_packed"], bits, "weight_packed")
-        if codes.shape[0] != outputs or codes.shape[1] < inputs:
+        if codes.shape[0] != outputs or not 0 <= codes.shape[1] - inputs < 32 // bits:
             raise ValueError(
                 f"weight_packed has {codes.shape[1]} codes in each of {len(codes)} rows;"
                 f" weight_shape is {[outputs, inputs]}"
@@ -160,6 +175,7 @@ def from_compressed_tensors(tensors: Mapping[str, Array], *, bits: int = 4) -> G
         codes = codes[:, :inputs]
         if zeros is not None and zeros.dtype == np.int32:
             zeros = _unpacked(np.ascontiguousarray(zeros.T), bits, "weight_zero_point").T[:outputs]
+            _refuse_zeros(zeros, 0, "a writer that packs them without an offset")
         elif zeros is not None:
             zeros = zeros.astype(np.int16) + 2 ** (bits - 1)
     else:
@@ -335,12 +351,20 @@ def _floats(scales):
     return scales.astype(np.float64)
 
 
+def _refuse_zeros(zeros, stored, whose):
+    """Refuses what symmetric codes have by another convention than the caller's."""
+    if zeros.size and np.all(zeros == stored):
+        raise ValueError(f"all stored zeros are {stored}, as those of {whose}")
+
+
 def _with_zeros(codes, zeros, scales, bits, g_idx=None):
     """(code - zero) * scale of unsigned codes, [out, in], and zeros and scales [out, groups]. Zeros
     in the middle of all codes need no offsets."""
     outputs, inputs = codes.shape
     groups = scales.shape[1] if scales.ndim == 2 else 0
     group = inputs // max(groups, 1) if g_idx is None else int(np.count_nonzero(g_idx == 0))
+    if g_idx is not None and len(g_idx) != inputs:
+        raise ValueError(f"g_idx is of {len(g_idx)} inputs, and codes of {bits} bits of {inputs}")
     if g_idx is not None and not (group and np.array_equal(g_idx, np.arange(inputs) // group)):
         raise ValueError(
             "g_idx is not i / group: inputs of a group are not adjacent (act-order, desc_act);"
