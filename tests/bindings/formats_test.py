@@ -532,7 +532,7 @@ class Packing(unittest.TestCase):
 
     def write(self, architecture="llama", kinds="F32", given=None, **more):
         """A model of one layer; kinds of q, k, v and o. given: numbers by name; more: other
-        metadata. Returns the matrices as numbers."""
+        metadata, or None for a key to leave out. Returns the matrices as numbers."""
         writer = gguf.GGUFWriter(self.folder / "model.gguf", architecture)
         for key, value in {
             "embedding_length": width,
@@ -547,6 +547,7 @@ class Packing(unittest.TestCase):
                 float: writer.add_float32,
                 str: writer.add_string,
                 list: writer.add_array,
+                type(None): lambda key, value: None,
             }[type(value)]
             add(f"{architecture}.{key}", value)
         matrices = {}
@@ -774,7 +775,18 @@ class Packing(unittest.TestCase):
                 {"given": {"rope_freqs.weight": np.ones(32, np.float32) * 3}},
                 "other factors than Llama 3.1",
             ),
-            ({**llama3, "rope__scaling__type": "linear"}, "other factors than Llama 3.1"),
+            (
+                {**llama3, "rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
+                "other factors than Llama 3.1",
+            ),
+            ({"rope__scaling__type": "linear"}, "no llama.rope.scaling.factor"),
+            ({"rope__scaling__factor": 4.0}, "rope.scaling.factor is 4.0, and its type is not"),
+            ({"rope__freq_base": None}, "no llama.rope.freq_base"),
+            (
+                {"architecture": "qwen3", "attention__layer_norm_rms_epsilon": None},
+                "no qwen3.attention.layer_norm_rms_epsilon",
+            ),
+            ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping, which this"),
             ({"attention__head_count": 0}, "zero"),
             ({"attention__head_count_kv": [2]}, "has a value for each layer"),
             ({"rope__dimension_count": 63}, "is 63; an even number of the 64"),
@@ -791,7 +803,7 @@ class Packing(unittest.TestCase):
                 said = self.pack(status=2)
                 self.assertRegex(said, sentence)
                 self.assertEqual(said.count("\n"), 1)
-        self.write()
+        self.write(attention__layer_norm_rms_epsilon=None)  # of the norm before the layer
         self.assertIn("no tensor blk.1.attn_q.weight", self.pack("--layer", "blk.1", status=2))
         self.assertIn(
             "is also the --weights",

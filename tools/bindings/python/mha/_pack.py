@@ -65,24 +65,24 @@ class _Model:
 
     def finish(self):
         for key in self.fields:
-            if (
-                key.startswith((f"{self.name}.attention.", f"{self.name}.rope."))
-                and key not in self.asked
-            ):
+            if key.startswith((f"{self.name}.att", f"{self.name}.rope.")) and key not in self.asked:
                 raise ValueError(f"the metadata have {key}, which this version does not know")
 
 
 def _rope(model, head_dim):
     """The rotation as the command writes it, without positions."""
     rope = {
-        "base": model.get("rope.freq_base", 10000.0),
+        "base": model.get("rope.freq_base"),
         "dims": model.get("rope.dimension_count", head_dim),
     }
-    kind, factor = model.get("rope.scaling.type", "none"), model.get("rope.scaling.factor", 1.0)
+    kind = model.get("rope.scaling.type", "none")
+    factor = model.get("rope.scaling.factor", None if kind == "linear" else 1.0)
     if kind not in ("none", "linear"):
         raise ValueError(
             f"{model.name}.rope.scaling.type is {kind!r}; none and linear can be packed"
         )
+    if kind == "none" and factor != 1:
+        raise ValueError(f"{model.name}.rope.scaling.factor is {factor}, and its type is not known")
     if rope["dims"] % 2 or not 0 < rope["dims"] <= head_dim:
         raise ValueError(
             f"{model.name}.rope.dimension_count is {rope['dims']}; an even number of the {head_dim}"
@@ -122,7 +122,7 @@ def _read(path, layer):
     )
     head_dim_v, epsilon = (
         model.get("attention.value_length", head_dim),
-        model.get("attention.layer_norm_rms_epsilon", 0.0),
+        model.get("attention.layer_norm_rms_epsilon", None if _has_norm[model.name] else 0.0),
     )
     call = {"version": 1, "causal": True, "rope": _rope(model, head_dim)}
     model.finish()
