@@ -516,6 +516,7 @@ class Packed(Command):
             "num_key_value_heads": 2,
             "sliding_window": 4,
             "layer_types": ["sliding_attention"],
+            "rope_scaling": None,
         }
         self.check(
             layer,
@@ -697,6 +698,7 @@ class Configuration(Command):
                     "model_type": "gemma2",
                     "query_pre_attn_scalar": 4,
                     "attn_logit_softcapping": -1,
+                    "sliding_window": None,
                 },
                 "config.json: score.softcap is -1",
             ),
@@ -705,6 +707,45 @@ class Configuration(Command):
             with self.subTest(sentence):
                 self.refused(self.run_with(settings), sentence)
         self.refused(self.run_with(llama, "--layer", "3"), "has no layer '3'")
+
+    def test_what_a_family_has_without_being_told_has_to_be_said(self):
+        all_rows, window = ["full_attention"], ["sliding_attention"]
+        gemma2 = {"query_pre_attn_scalar": 4, "attn_logit_softcapping": 1, "sliding_window": 3}
+        gpt_oss = {"sliding_window": 3, "layer_types": window, "rope_parameters": {"rope_theta": 5}}
+        qwen2 = {"sliding_window": 3, "use_sliding_window": True, "layer_types": window}
+        for kind, said, keys in (
+            ("gemma2", gemma2, ("attn_logit_softcapping", "sliding_window")),
+            ("gpt_oss", {**gpt_oss, "rope_theta": 5}, ("sliding_window", "rope_parameters")),
+            ("mistral", {"sliding_window": 3}, ("sliding_window",)),
+            ("qwen2", qwen2, ("use_sliding_window",)),
+        ):
+            settings = {**llama, "model_type": kind, **said}
+            for key in keys:
+                without = {name: value for name, value in settings.items() if name != key}
+                without.update({"layer_types": all_rows} if key == "sliding_window" else {})
+                name = {"rope_parameters": "rope_scaling"}.get(key, key)
+                with self.subTest(kind=kind, key=key):
+                    self.refused(self.run_with(without), f"has no '{name}', which is needed")
+                if name == "sliding_window" and kind != "gpt_oss":  # which needs its sinks
+                    self.assertEqual(self.run_with({**without, name: None}).returncode, 0)
+
+    def test_what_contradicts_itself_is_refused(self):
+        rope = {"rope_type": "linear", "factor": 2.0}
+        qwen2 = {**llama, "model_type": "qwen2", "layer_types": ["sliding_attention"]}
+        for settings, sentence in (
+            ({**llama, "rope_scaling": {**rope, "type": "dynamic"}}, "'linear' and the type"),
+            (
+                {**llama, "rope_scaling": {**rope, "rope_theta": 9.0}},
+                "'rope_theta' is 9, and 500 in",
+            ),
+            (qwen2, "'layer_types' is not all full"),
+            ({**qwen2, "sliding_window": 3, "use_sliding_window": False}, "not all full"),
+        ):
+            with self.subTest(sentence):
+                self.refused(self.run_with(settings), sentence)
+        same = {**rope, "type": "linear", "rope_theta": 500.0}
+        done = self.run_with({**llama, "rope_scaling": same})
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_copy_without_what_is_not_known_runs(self):
         self.write("config.json", {**llama, "attention_sinks": 4})

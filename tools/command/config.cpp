@@ -50,6 +50,12 @@ constexpr char kHarmless[] =
     "summary_proj_to_labels summary_type summary_use_proj swiglu_limit task_specific_params "
     "tie_word_embeddings torch_dtype transformers_version type_vocab_size unk_token_id "
     "use_cache vocab_size";
+// What these models have where it is not said: each has its own number then.
+constexpr std::pair<const char *, const char *> kNotAbsent[] = {
+    {"gemma2", "attn_logit_softcapping"}, {"gemma2", "sliding_window"},
+    {"gemma3_text", "sliding_window"},    {"gpt_oss", "rope_scaling"},
+    {"gpt_oss", "sliding_window"},        {"mistral", "sliding_window"},
+};
 const std::string kAdvice =
     "; if it does not affect attention, remove it from a copy and pass the copy with --config";
 
@@ -60,10 +66,15 @@ void expect_flag(JsonObject *config, const char *key, bool expected) {
        ", which this version does not support");
 }
 
-// Whether a layer of a model with windows has one.
-bool is_sliding(JsonObject *config, Windows windows, int64_t layer) {
+// Whether a layer has a window.
+bool is_sliding(JsonObject *config, Windows windows, int64_t layer, bool has_window) {
   const std::vector<std::string> kinds = config->strings("layer_types");
-  if (!config->flag("use_sliding_window").value_or(true)) return false;
+  if (!has_window || !config->flag("use_sliding_window").value_or(true)) {
+    if (!has_window) expect_flag(config, "use_sliding_window", false);
+    if (kinds != std::vector<std::string>(kinds.size(), "full_attention"))
+      fail(config->name(), ": 'layer_types' is not all full_attention, and no window is set");
+    return false;
+  }
   if (kinds.empty() && windows == Windows::kAll) return true;
   if (kinds.empty() && windows == Windows::kListed)
     fail(config->name(), ": has no 'layer_types', which is needed");
@@ -80,8 +91,12 @@ bool is_sliding(JsonObject *config, Windows windows, int64_t layer) {
 }
 
 void read_scaling(JsonObject *scaling, mha_rope_config *angles) {
-  const std::string old_name = scaling->string("type").value_or("default");
-  const std::string type = scaling->string("rope_type").value_or(old_name);
+  const std::optional<std::string> name = scaling->string("rope_type"),
+                                   old_name = scaling->string("type");
+  const std::string type = name.value_or(old_name.value_or("default"));
+  if (old_name.value_or(type) != type)
+    fail(scaling->name(), ": has the rope_type ", in_quotes(type), " and the type ",
+         in_quotes(*old_name), "; one of them is expected");
   const auto needed = [&](const char *key) { return scaling->needed(scaling->number(key), key); };
   if (type == "linear") {
     angles->linear_factor = needed("factor");
@@ -131,8 +146,15 @@ mha_rope_config read_rotation(JsonObject *config, bool has_local_base, bool slid
   if (parameters) scaling = parameters;
   if (scaling) {
     read_scaling(&*scaling, &angles);
-    if (scaling->has("rope_theta")) base = scaling->number("rope_theta");
-    if (scaling->has("partial_rotary_factor")) part = scaling->share("partial_rotary_factor");
+    const auto take = [&](const char *key, std::optional<double> own,
+                          std::optional<double> *value) {
+      if (own && value->value_or(*own) != *own && !has_local_base)
+        fail(scaling->name(), ": ", in_quotes(key), " is ", *own, ", and ", **value, " in ",
+             config->name(), "; one of them is expected");
+      if (own) *value = own;
+    };
+    take("rope_theta", scaling->number("rope_theta"), &base);
+    take("partial_rotary_factor", scaling->share("partial_rotary_factor"), &part);
     scaling->finish(kAdvice);
   }
   angles.base = config->needed(base, "rope_theta");
@@ -184,8 +206,7 @@ Model read_model(const std::string &path, int64_t layer) {
     const std::optional<int64_t> window = config.whole_number("sliding_window");
     if (window && type.windows == Windows::kNone)
       fail(path, ": has 'sliding_window', which models of this type do not have");
-    const bool slides = window && is_sliding(&config, type.windows, layer);
-    if (!window) expect_flag(&config, "use_sliding_window", false), config.ignore("layer_types");
+    const bool slides = is_sliding(&config, type.windows, layer, window.has_value());
     if (slides) model.call.window = *window;
     model.call.rotation =
         read_rotation(&config, type_name == "gemma3_text", slides, model.head_dim);
@@ -207,6 +228,12 @@ Model read_model(const std::string &path, int64_t layer) {
     model.scale = static_cast<float>(1 / std::sqrt(scalar));
     model.call.softcap = config.number("attn_logit_softcapping").value_or(0);
     expect_flag(&config, "use_bidirectional_attention", false);
+  }
+  if (model.call.window != 0 && type_name.rfind("qwen", 0) == 0)  // off where it is not said
+    config.needed(config.flag("use_sliding_window"), "use_sliding_window");
+  for (const auto &[name, key] : kNotAbsent) {
+    const bool is_other = std::string(key) == "rope_scaling" && config.has("rope_parameters");
+    if (type_name == name && !is_other) config.expect_said(key);
   }
   config.finish(kAdvice);
   return model;

@@ -47,6 +47,12 @@ class JsonObject {
     return object_.contains(key) && !object_[key].is_null();
   }
 
+  // A key whose absence stands for a number, where null stands for none.
+  void expect_said(const std::string &key) const {
+    if (!object_.contains(key))
+      fail(name_, ": has no ", in_quotes(key), ", which is needed; null says that there is none");
+  }
+
   std::optional<double> number(const std::string &key) {
     return take<double>(key, "a number from -3.4e38 to 3.4e38", is_number);
   }
