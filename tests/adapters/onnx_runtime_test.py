@@ -348,7 +348,8 @@ class Operators(Case):
                 model, columns = Model(), sum(sizes or [96])
                 x = model.input("x", normal(2, 6, 24), "batch", "rows", 24)
                 keep = np.ones((2, 6) if mask == 2 else (2, 6, 6), np.int32)
-                keep[0, ..., :0] = keep[1, ..., 4:] = 0
+                # Of the first two rows, all that they may see is padding if they are causal.
+                keep[0, ..., :2] = keep[1, ..., 4:] = 0
                 more = {"qkv_hidden_sizes": sizes} if sizes else {}
                 y = model.microsoft(
                     "Attention",
