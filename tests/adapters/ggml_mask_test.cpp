@@ -204,6 +204,8 @@ TEST(GgmlMask, OfSeveralSequences) {
   const auto sparse = [](int64_t s, int64_t i, int64_t j) { return j % (10 - s) == i; };
   EXPECT_EQ(FormsOf(Open({3, 2, 5, 99, 1, 3}, sparse)), "lists 15");
   EXPECT_EQ(FormsOf(Open({3, 2, 5, 99, 1, 1}, sparse)), "lists 15");
+  const auto shorter = [](int64_t s, int64_t i, int64_t j) { return j % (8 + s) == i; };
+  EXPECT_EQ(FormsOf(Open({3, 2, 5, 99, 1, 3}, shorter)), "lists 15") << "of 13, 11 and 10 keys";
   const auto dense = [](int64_t s, int64_t i, int64_t j) { return j != i + s + 1; };
   EXPECT_EQ(FormsOf(Open({3, 2, 5, 99, 1, 3}, dense)), "bias 15");
   EXPECT_EQ(FormsOf(Open({3, 2, 5, 99, 1, 1}, dense)), "bias 15");
