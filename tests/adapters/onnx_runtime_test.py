@@ -1323,6 +1323,7 @@ class Operators(Case):
             (microsoft(constant=False), "its weights are not constant"),
             (microsoft(past=True), "past or a present"),
             (microsoft(do_rotary=1), "rotates"),
+            (microsoft(qkv_hidden_sizes=[32, 32, 16]), r"are \[32, 32, 16\], of 96 columns"),
             (
                 grouped(local_window_size=0),
                 "its local_window_size is 0; mha's operator takes 1 or more, or -1 for no window",
@@ -1404,6 +1405,8 @@ class Operators(Case):
                 pattern(lambda m, s, v: plain(m, m.add("Tanh", s), v)),
                 "not a product of queries and keys with factors and masks",
             ),
+            (standard(q_num_heads=4, kv_num_heads=4), "q_num_heads, and its operands four"),
+            (standard(softcap=-1.0), "its softcap is -1"),
             (standard(scale=0.0), "its scores are multiplied by 0"),
             (standard(scale=math.inf), "its scores are multiplied by inf"),
             (

@@ -230,6 +230,8 @@ class Finder:
         if attribute(node, "softmax_precision", TensorProto.FLOAT) != TensorProto.FLOAT:
             raise Left("its softmax is asked for in another type than float")
         softcap = attribute(node, "softcap", 0.0)
+        if not 0 <= softcap < math.inf:
+            raise Left(f"its softcap is {softcap:g}")
         scale = attribute(node, "scale")
         # Mha takes 0 for a scale that is not given.
         if scale is not None and (scale == 0 or not math.isfinite(scale)):
@@ -246,6 +248,8 @@ class Finder:
         heads = attribute(node, "q_num_heads", 0)
         if not rank and not heads:
             raise Left(f"nothing is known of the shape of '{inputs[0]}'")
+        if rank == 4 and heads:
+            raise Left("it has q_num_heads, and its operands four dimensions")
         return Attention(
             node,
             *inputs[:3],
@@ -253,7 +257,7 @@ class Finder:
             kv_heads=attribute(node, "kv_num_heads", 0),
             scale=scale or 0.0,
             output=outputs[0],
-            is_rows=bool(heads) and rank != 4,
+            is_rows=bool(heads),
             softcap=softcap,
             is_causal=attribute(node, "is_causal", 0) == 1,
             windows=(
@@ -309,6 +313,8 @@ class Finder:
         self.expect_float(inputs[1])
         heads = attribute(node, "num_heads", 0)
         sizes = attribute(node, "qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
+        if len(sizes) != 3 or sum(sizes) != weight.shape[1]:
+            raise Left(f"its qkv_hidden_sizes are {sizes}, of {weight.shape[1]} columns of weights")
         ends = np.cumsum([0, *sizes])
         projections = tuple(
             Projection(
