@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 namespace {
@@ -29,6 +30,7 @@ void HalvesToFloats(const void *halves, float *floats, int64_t count) {
     const uint16_t half = static_cast<const uint16_t *>(halves)[i];
     const int exponent = half >> 10 & 31, digits = (half & 1023) | (exponent ? 1024 : 0);
     floats[i] = std::ldexp(half >> 15 ? -1.0f : 1.0f, std::max(exponent, 1) - 25) * digits;
+    if (exponent == 31) floats[i] *= INFINITY;
   }
 }
 
@@ -110,12 +112,45 @@ void ggml_log_set(ggml_log_callback callback, void *user_data) {
 bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t type) {
   return type == &stub_host_memory;
 }
+ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t type,
+                                               ggml_backend_buffer_i table, void *context,
+                                               size_t size) {
+  return new ggml_backend_buffer{table, type, context, size, GGML_BACKEND_BUFFER_USAGE_ANY};
+}
+void ggml_backend_buffer_free(ggml_backend_buffer_t buffer) {
+  buffer->iface.free_buffer(buffer);
+  delete buffer;
+}
 ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+  if (type != &stub_host_memory) return type->iface.alloc_buffer(type, size);
   ggml_backend_buffer_i table = {};
   table.get_base = [](ggml_backend_buffer_t buffer) { return buffer->context; };
   table.free_buffer = [](ggml_backend_buffer_t buffer) { std::free(buffer->context); };
-  return new ggml_backend_buffer{table, type, std::aligned_alloc(64, (size + 63) / 64 * 64), size,
-                                 GGML_BACKEND_BUFFER_USAGE_ANY};
+  table.clear = [](ggml_backend_buffer_t buffer, uint8_t value) {
+    std::memset(buffer->context, value, buffer->size);
+  };
+  table.set_tensor = [](ggml_backend_buffer_t, ggml_tensor *t, const void *data, size_t offset,
+                        size_t bytes) {
+    std::memcpy(static_cast<char *>(t->data) + offset, data, bytes);
+  };
+  table.get_tensor = [](ggml_backend_buffer_t, const ggml_tensor *t, void *data, size_t offset,
+                        size_t bytes) {
+    std::memcpy(data, static_cast<char *>(t->data) + offset, bytes);
+  };
+  void *const memory = std::aligned_alloc(64, (size + 63) / 64 * 64);
+  return ggml_backend_buffer_init(type, table, memory, size);
+}
+void ggml_backend_tensor_alloc(ggml_backend_buffer_t buffer, ggml_tensor *t, void *address) {
+  t->buffer = buffer, t->data = address;
+  if (buffer->iface.init_tensor) buffer->iface.init_tensor(buffer, t);
+}
+void ggml_backend_tensor_set(ggml_tensor *t, const void *data, size_t offset, size_t bytes) {
+  const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+  buffer->iface.set_tensor(buffer, t, data, offset, bytes);
+}
+void ggml_backend_tensor_get(const ggml_tensor *t, void *data, size_t offset, size_t bytes) {
+  const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+  buffer->iface.get_tensor(buffer, t, data, offset, bytes);
 }
 ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type() { return &stub_host_memory; }
 ggml_backend_reg_t ggml_backend_load(const char *path) {

@@ -24,6 +24,9 @@ void stub_set_tensor_overhead(size_t bytes);
 void stub_rename(const char *name);  // of an operation or a type, to "another"
 extern ggml_backend_buffer_type stub_host_memory, stub_other_memory;
 void ggml_log_set(ggml_log_callback callback, void *user_data);
+void ggml_backend_tensor_alloc(ggml_backend_buffer_t buffer, ggml_tensor *t, void *address);
+void ggml_backend_tensor_set(ggml_tensor *t, const void *data, size_t offset, size_t bytes);
+void ggml_backend_tensor_get(const ggml_tensor *t, void *data, size_t offset, size_t bytes);
 ggml_backend_reg_t ggml_backend_load(const char *path);
 ggml_backend_reg_t ggml_backend_reg_by_name(const char *name);
 }

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,6 +16,19 @@
 #include "ggml_stub.h"
 #include "support/call.h"
 #include "support/random.h"
+
+// Those of the module, too.
+thread_local int allocations_left = INT_MAX;
+[[gnu::noinline]] void *operator new(size_t bytes) {
+  void *const memory = allocations_left-- > 0 ? std::malloc(bytes) : nullptr;
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void *operator new(size_t bytes, const std::nothrow_t &) noexcept {
+  return std::malloc(bytes);
+}
+[[gnu::noinline]] void operator delete(void *memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void *memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -457,13 +472,46 @@ TEST(Ggml, DeclinesRecurrentAttentionThatItDoesNotKnow) {
       << "4 heads for 6";
 }
 
+// ---- Weights
+
+ggml_tensor Weights(ggml_type type, int64_t inputs, int64_t outputs, int64_t experts = 1) {
+  const ggml_type_traits &traits = *ggml_get_type_traits(type);
+  ggml_tensor w = {};
+  w.type = type, w.ne[0] = inputs, w.ne[1] = outputs, w.ne[2] = experts, w.ne[3] = 1;
+  w.nb[0] = traits.type_size, w.nb[1] = traits.type_size * inputs / traits.blck_size;
+  w.nb[2] = w.nb[1] * outputs, w.nb[3] = w.nb[2] * experts;
+  return w;
+}
+
+// A buffer of the module that holds this tensor.
+ggml_backend_buffer_t Put(ggml_tensor *w) {
+  const ggml_backend_dev_t device = Device(1);
+  const ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
+  const ggml_backend_buffer_t buffer =
+      ggml_backend_buft_alloc_buffer(type, type->iface.get_alloc_size(type, w));
+  ggml_backend_tensor_alloc(buffer, w, buffer->iface.get_base(buffer));
+  return buffer;
+}
+
+std::vector<uint8_t> Read(const ggml_tensor &t, size_t offset, size_t bytes) {
+  std::vector<uint8_t> read(bytes);
+  ggml_backend_tensor_get(&t, read.data(), offset, bytes);
+  return read;
+}
+
+std::vector<uint8_t> RandomBytes(size_t count) {
+  Random random{5};
+  std::vector<uint8_t> bytes(count);
+  for (uint8_t &byte : bytes) byte = static_cast<uint8_t>(random.Below(256));
+  return bytes;
+}
+
 void CheckPackedWeights(ggml_type weight_type) {
   constexpr int64_t kInputs = 96, kOutputs = 40;
   const size_t block_bytes = ggml_get_type_traits(weight_type)->type_size;
   Random random{5};
-  std::vector<uint8_t> blocks(kInputs / 32 * kOutputs * block_bytes);
+  std::vector<uint8_t> blocks = RandomBytes(kInputs / 32 * kOutputs * block_bytes);
   std::vector<double> weights;
-  for (uint8_t &byte : blocks) byte = static_cast<uint8_t>(random.Below(256));
   for (size_t at = 0; at < blocks.size(); at += block_bytes) {
     float halves[2];  // a scale, and Q4_1's minimum
     const int count = weight_type == GGML_TYPE_Q4_1 ? 2 : 1;
@@ -481,23 +529,21 @@ void CheckPackedWeights(ggml_type weight_type) {
                             : halves[0] * static_cast<int8_t>(codes[i]));
     }
   }
-  ggml_tensor w = {};
-  w.type = weight_type;
-  w.ne[0] = kInputs, w.ne[1] = kOutputs, w.ne[2] = w.ne[3] = 1;
-  w.nb[0] = block_bytes, w.nb[1] = block_bytes * kInputs / 32;
-  w.nb[2] = w.nb[3] = w.nb[1] * kOutputs;
+  ggml_tensor w = Weights(weight_type, kInputs, kOutputs);
   const ggml_backend_dev_t device = Device(1);
   const ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
   EXPECT_TRUE(device->iface.supports_buft(device, type));
-  ggml_tensor large = w;  // takes what it takes in ggml
-  large.ne[0] = large.ne[1] = 1024;
-  large.nb[1] = 32 * block_bytes, large.nb[2] = large.nb[3] = 1024 * large.nb[1];
+  const ggml_tensor large = Weights(weight_type, 1024, 1024);  // takes what it takes in ggml
   EXPECT_LT(type->iface.get_alloc_size(type, &large),
             1.05 * static_cast<double>(ggml_nbytes(&large)));
-  ggml_backend_buffer_t buffer =
-      type->iface.alloc_buffer(type, type->iface.get_alloc_size(type, &w));
-  w.buffer = buffer, w.data = buffer->iface.get_base(buffer);
-  buffer->iface.set_tensor(buffer, &w, blocks.data(), 0, ggml_nbytes(&w));
+  const ggml_backend_buffer_t buffer = Put(&w);
+  const auto set = [&](size_t bytes, int allocations = INT_MAX) {  // at the end
+    allocations_left = allocations;
+    const size_t offset = blocks.size() - bytes;
+    ggml_backend_tensor_set(&w, &blocks[offset], offset, bytes);
+    allocations_left = INT_MAX;
+  };
+  set(blocks.size());
 
   ggml_tensor op = {};
   op.op = GGML_OP_MUL_MAT, op.flags = GGML_TENSOR_FLAG_COMPUTE, op.src[0] = &w;
@@ -533,28 +579,103 @@ void CheckPackedWeights(ggml_type weight_type) {
   std::memcpy(one.bytes.data(), one.numbers.data(), one.bytes.size());
   check(one, 1e-6);
 
+  // Parts are read and written as if they lay as in ggml, also those of views.
+  ggml_tensor view = Weights(weight_type, kInputs, kOutputs - 3);
+  view.view_src = &w, view.view_offs = 3 * w.nb[1];
+  ggml_backend_tensor_alloc(buffer, &view, static_cast<char *>(w.data) + view.view_offs);
+  EXPECT_FALSE(ggml_backend_buft_is_host(view.buffer->buft)) << "where nothing would be packed";
+  const std::vector<uint8_t> part(blocks.begin() + view.view_offs + 5, blocks.end());
+  EXPECT_EQ(Read(view, 5, part.size()), part);
+  buffer->iface.memset_tensor(buffer, &view, 0, 5, part.size());
+  EXPECT_EQ(Read(w, blocks.size() - part.size(), part.size()), std::vector<uint8_t>(part.size()));
+  ggml_backend_tensor_set(&view, part.data(), 5, part.size());
+  EXPECT_EQ(Read(w, 0, blocks.size()), blocks);
+  check(one, 1e-6);
+  op.src[0] = &view;
+  EXPECT_FALSE(device->iface.supports_op(device, &op)) << "its layer is that of another tensor";
+  op.src[0] = &w;
+
   ggml_backend_buffer elsewhere = {};
   elsewhere.buft = &stub_host_memory;
   for (ggml_backend_buffer_t other : {ggml_backend_buffer_t{}, &elsewhere}) {
     w.buffer = other;
     EXPECT_FALSE(device->iface.supports_op(device, &op));
   }
-  logged.clear();
-  buffer->iface.set_tensor(buffer, &w, blocks.data(), 0, ggml_nbytes(&w) / 2);
-  EXPECT_EQ(Backend(1).Compute(&op), GGML_STATUS_FAILED);
-  EXPECT_NE(logged.find("mha: MUL_MAT \"\" failed: its weights were not packed"), std::string::npos)
-      << logged;
-  w.type = GGML_TYPE_F16, w.buffer = buffer;
-  w.nb[0] = 2, w.nb[1] = 2 * kInputs, w.nb[2] = w.nb[3] = w.nb[1] * kOutputs;
-  EXPECT_FALSE(device->iface.supports_op(device, &op));
-  buffer->iface.free_buffer(buffer);
-  delete buffer;
+  w.buffer = buffer;
+  const auto expect_failure = [&] {
+    logged.clear();
+    EXPECT_EQ(Backend(1).Compute(&op), GGML_STATUS_FAILED);
+    const char *const sentence = "mha: MUL_MAT \"\" failed: its weights are not packed";
+    EXPECT_NE(logged.find(sentence), std::string::npos) << logged;
+  };
+  set(blocks.size(), 0);
+  expect_failure();
+  EXPECT_EQ(Read(w, 0, blocks.size()), blocks) << "which lie there as in ggml";
+  set(5);  // which packs the whole
+  check(one, 1e-6);
+  set(5, 1);
+  expect_failure();
+  EXPECT_EQ(Read(w, 0, blocks.size()), blocks);
+  set(5);
+  allocations_left = 0;
+  buffer->iface.memset_tensor(buffer, &w, 1, 0, 1);
+  allocations_left = INT_MAX;
+  expect_failure();
+  set(blocks.size());
+  buffer->iface.clear(buffer, 7);
+  EXPECT_EQ(Read(w, 1, 99), std::vector<uint8_t>(99, 7));
+  expect_failure();
+  ggml_backend_buffer_free(buffer);
 }
 
 TEST(Ggml, MultipliesByPackedWeights) {
   for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
     SCOPED_TRACE(ggml_type_name(type));
     CheckPackedWeights(type);
+  }
+}
+
+// Every scale that is a number, so that models are saved as they were read.
+TEST(Ggml, ReadsTheBytesOfPackedWeights) {
+  for (const ggml_type weight_type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
+    ggml_tensor w = Weights(weight_type, 2048, 1024);
+    std::vector<uint8_t> blocks = RandomBytes(ggml_nbytes(&w));
+    for (uint32_t i = 0; i < 65536; i++) {
+      const uint16_t scale = (i & 0x7FFF) > 0x7C00 ? 0xFC00 : static_cast<uint16_t>(i);
+      for (size_t at = 0; at <= (weight_type == GGML_TYPE_Q4_1); at++)
+        std::memcpy(&blocks[i * w.nb[0] + 2 * at], &scale, 2);
+    }
+    const ggml_backend_buffer_t buffer = Put(&w);
+    ggml_backend_tensor_set(&w, blocks.data(), 0, blocks.size());
+    EXPECT_NE(std::memcmp(w.data, blocks.data(), blocks.size()), 0) << "is packed";
+    EXPECT_TRUE(Read(w, 0, blocks.size()) == blocks) << ggml_type_name(weight_type);
+    const ggml_backend_buffer_t another = Put(&w);
+    another->iface.clear(another, 0);
+    EXPECT_EQ(Read(w, 1, 99), std::vector<uint8_t>(99)) << "as it was in the first buffer";
+    ggml_backend_buffer_free(another);
+    ggml_backend_buffer_free(buffer);
+  }
+}
+
+// Such as those of a LoRA, which llama.cpp puts beside the weights that they change.
+TEST(Ggml, LeavesOtherTensorsToTheCpu) {
+  const ggml_backend_dev_t device = Device(1);
+  const ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
+  const ggml_tensor wide = Weights(GGML_TYPE_Q8_0, int64_t{1} << 31, 1);
+  EXPECT_EQ(type->iface.get_alloc_size(type, &wide), ggml_nbytes(&wide));
+  for (ggml_tensor w : {Weights(GGML_TYPE_F16, 5, 3), Weights(GGML_TYPE_F32, 96, 7),
+                        Weights(GGML_TYPE_BF16, 1, 1), Weights(GGML_TYPE_Q4_0, 64, 8, 3)}) {
+    SCOPED_TRACE(ggml_type_name(w.type));
+    const ggml_backend_buffer_t buffer = Put(&w);
+    const std::vector<uint8_t> bytes = RandomBytes(ggml_nbytes(&w));
+    EXPECT_EQ(buffer->size, bytes.size());
+    ggml_backend_tensor_set(&w, bytes.data(), 0, bytes.size());
+    EXPECT_TRUE(ggml_backend_buft_is_host(w.buffer->buft)) << "is copied for each operation";
+    EXPECT_EQ(std::memcmp(w.data, bytes.data(), bytes.size()), 0);
+    ggml_tensor x = Weights(GGML_TYPE_F32, w.ne[0], 2), op = {};
+    op.op = GGML_OP_MUL_MAT, op.src[0] = &w, op.src[1] = &x;
+    EXPECT_FALSE(device->iface.supports_op(device, &op));
+    ggml_backend_buffer_free(buffer);
   }
 }
 

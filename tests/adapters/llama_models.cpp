@@ -4,10 +4,13 @@
 //
 // FLASH is auto, on or off. Tokens are numbers that depend on nothing, so that logits of several
 // runs can be compared. Threads: LLAMA_MODELS_THREADS; types of keys and values:
-// LLAMA_MODELS_TYPES, such as 8 (q8_0).
+// LLAMA_MODELS_TYPES, such as 8 (q8_0); the device of all weights: LLAMA_MODELS_WEIGHTS. The
+// scenario save writes the model to LOGITS.
 
+#include <gguf.h>
 #include <llama.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -36,6 +39,7 @@ class Run {
     llama_free(context_);
   }
 
+  llama_context *context() { return context_; }
   llama_memory_t memory() { return llama_get_memory(context_); }
 
   // A token of a sequence; those of other sequences may come between.
@@ -112,6 +116,59 @@ void shift(Run &run) {
   run.prompt(0, 156, 220);
 }
 
+std::vector<float> numbers_of(int64_t count) {
+  std::vector<float> numbers(static_cast<size_t>(count));
+  for (size_t i = 0; i < numbers.size(); i++) numbers[i] = std::sin(static_cast<float>(i * i));
+  return numbers;
+}
+
+// A LoRA for every matrix of the model's layers.
+llama_adapter_lora *load_lora(llama_model *model, char **words, ggml_type type, int64_t rank) {
+  ggml_context *of_model = nullptr, *const context = ggml_init({64 << 20, nullptr, false});
+  gguf_context *const lora = gguf_init_empty();
+  gguf_set_kv(lora, gguf_init_from_file(words[1], {true, &of_model}));
+  gguf_set_val_str(lora, "general.type", "adapter");
+  gguf_set_val_str(lora, "adapter.type", "lora");
+  gguf_set_val_f32(lora, "adapter.lora.alpha", 0.2f);
+  for (ggml_tensor *w = ggml_get_first_tensor(of_model); w; w = ggml_get_next_tensor(of_model, w)) {
+    if (std::strncmp(w->name, "blk.", 4) != 0 || ggml_n_dims(w) != 2) continue;
+    for (const bool is_a : {true, false}) {
+      ggml_tensor *const matrix =
+          ggml_new_tensor_2d(context, type, is_a ? w->ne[0] : rank, is_a ? rank : w->ne[1]);
+      ggml_quantize_chunk(type, numbers_of(ggml_nelements(matrix)).data(), matrix->data, 0,
+                          matrix->ne[1], matrix->ne[0], nullptr);
+      gguf_add_tensor(lora, ggml_format_name(matrix, "%s.lora_%c", w->name, is_a ? 'a' : 'b'));
+    }
+  }
+  const std::string path = std::string(words[4]) + ".lora";
+  gguf_write_to_file(lora, path.c_str(), false);
+  return llama_adapter_lora_init(model, path.c_str());
+}
+
+// The tokens of one(), with two LoRAs, of a rank that is no multiple of anything and of quantised
+// matrices; then with one of them and another factor; then without.
+void lora(Run &run, llama_model *model, char **words) {
+  llama_adapter_lora *adapters[] = {load_lora(model, words, GGML_TYPE_F16, 5),
+                                    load_lora(model, words, GGML_TYPE_Q8_0, 32)};
+  if (!adapters[0] || !adapters[1]) fail("no LoRA");
+  float factors[] = {1, 0.5f};
+  llama_set_adapters_lora(run.context(), adapters, 2, factors);
+  run.prompt(0, 0, 300);
+  factors[0] = -0.5f;
+  llama_set_adapters_lora(run.context(), adapters, 1, factors);
+  run.step(0, 300, 8);
+  llama_set_adapters_lora(run.context(), nullptr, 0, nullptr);
+  run.prompt(0, 308, 330);
+}
+
+void control(Run &run, const llama_model *model) {
+  const int width = llama_model_n_embd(model), layers = llama_model_n_layer(model);
+  const std::vector<float> numbers = numbers_of(width * (layers - 1));
+  if (llama_set_adapter_cvec(run.context(), numbers.data(), numbers.size(), width, 1, layers))
+    fail("no control vector");
+  one(run);
+}
+
 // Several contexts at once, each on a thread of its own.
 void together(llama_model *model, const llama_context_params &params, FILE *file) {
   FILE *files[] = {file, std::tmpfile(), std::tmpfile()};
@@ -136,7 +193,18 @@ int main(int count, char **words) {
       },
       nullptr);
   ggml_backend_load_all();
-  llama_model *const model = llama_model_load_from_file(words[1], llama_model_default_params());
+  llama_model_params of_model = llama_model_default_params();
+  of_model.use_extra_bufts = scenario != "save";  // llama.cpp cannot read its repacked weights
+  llama_model_tensor_buft_override overrides[] = {{nullptr, nullptr}, {nullptr, nullptr}};
+  if (const char *const device = std::getenv("LLAMA_MODELS_WEIGHTS")) {
+    overrides[0] = {".", ggml_backend_dev_buffer_type(ggml_backend_dev_by_name(device))};
+    of_model.tensor_buft_overrides = overrides;
+  }
+  llama_model *const model = llama_model_load_from_file(words[1], of_model);
+  if (model && scenario == "save") {
+    llama_model_save_to_file(model, words[4]);
+    return 0;
+  }
   FILE *const file = std::fopen(words[4], "wb");
   if (!model || !file) fail("no model, or no file for logits");
   llama_context_params params = llama_context_default_params();
@@ -153,13 +221,19 @@ int main(int count, char **words) {
   if (scenario == "together") {
     together(model, params, file);
   } else {
-    params.n_seq_max = scenario == "one" || scenario == "shift" ? 1 : 4;
     params.kv_unified = scenario == "unified" || scenario == "prefix";
+    params.n_seq_max = params.kv_unified || scenario == "four" ? 4 : 1;
     Run run(model, params, file);
-    (scenario == "one"      ? one
-     : scenario == "shift"  ? shift
-     : scenario == "prefix" ? prefix
-                            : four)(run);
+    if (scenario == "lora") {
+      lora(run, model, words);
+    } else if (scenario == "control") {
+      control(run, model);
+    } else {
+      (scenario == "one"      ? one
+       : scenario == "shift"  ? shift
+       : scenario == "prefix" ? prefix
+                              : four)(run);
+    }
   }
   return std::fclose(file) == 0 ? 0 : 1;
 }

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "src/objects/layer.h"
+
 namespace mha_ggml {
 namespace {
 
@@ -32,11 +34,6 @@ const Format *format_of(const ggml_tensor *t) {
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-bool is_packed(const ggml_tensor *t) {
-  return format_of(t) && t->ne[0] % kGroup == 0 && t->ne[2] == 1 && t->ne[3] == 1 && !t->view_src &&
-         ggml_is_contiguous(t);
-}
-
 mha_linear_weights weights_of(const ggml_tensor *t, const void *codes, const float *scales,
                               const float *offsets) {
   mha_linear_weights weights = {};
@@ -57,6 +54,17 @@ size_t packed_bytes(const ggml_tensor *t) {
   const mha_linear_weights weights = weights_of(t, &any, &any, &any);
   size_t bytes;
   return mha_linear_pack_size(&weights, nullptr, &bytes, nullptr) == MHA_OK ? bytes : 0;
+}
+
+bool is_packed(const ggml_tensor *t) {
+  return format_of(t) && t->ne[0] % kGroup == 0 && t->ne[2] == 1 && t->ne[3] == 1 && !t->view_src &&
+         ggml_is_contiguous(t) && packed_bytes(t) > 0;
+}
+
+// NULL: nothing was packed yet, or the buffer was cleared; the bytes of the tensor are ggml's then.
+const mha_layer *layer_of(const ggml_tensor *t) {
+  const mha_layer *const layer = static_cast<const mha_layer *>(t->extra);
+  return layer && mha::is_layer(layer) ? layer : nullptr;
 }
 
 // Packs blocks where the tensor lies, with the layer object after them.
@@ -90,7 +98,39 @@ void pack(ggml_tensor *t, const uint8_t *block) {
   t->extra = const_cast<mha_layer *>(layer);
 }
 
-// ---- Buffers of packed weights: those of the CPU, but for what is written into them
+// Writes ggml's block i: what pack() read, but that every NaN of a scale is the same one. pack.cpp
+// of mha describes the layout: groups of 48 columns follow each other, with four terms of a column
+// side by side in codes of int8 (plus 128), and eight in those of int4.
+void unpack(const ggml_tensor *t, const mha_layer *layer, size_t i, uint8_t *block) {
+  const Format &format = *format_of(t);
+  const size_t groups = static_cast<size_t>(t->ne[0] / kGroup), output = i / groups,
+               column = output % mha::panel_columns,
+               first = (output / mha::panel_columns * groups + i % groups) * mha::panel_columns;
+  for (const void *const halves : {layer->scales(mha::matrix_o), layer->offsets(mha::matrix_o)}) {
+    if (!halves) continue;
+    std::memcpy(block, static_cast<const uint16_t *>(halves) + first + column, sizeof(uint16_t));
+    block += sizeof(uint16_t);
+  }
+  const uint8_t *four = static_cast<const uint8_t *>(layer->weights(mha::matrix_o)) +
+                        first * format.bytes + 4 * column;
+  std::memset(block, 0, format.bytes);
+  for (size_t k = 0; k < format.bytes; k += 4, four += 4 * mha::panel_columns) {
+    for (size_t j = 0; j < 4; j++) {
+      if (format.of_codes == MHA_TYPE_INT8) {
+        block[k + j] = four[j] ^ 128;
+      } else {  // of terms 2 * k + j and 2 * k + j + 4
+        uint8_t *const to = block + 2 * k % 16 + j;
+        const size_t shift = k / 8 * 4;
+        to[0] = static_cast<uint8_t>(to[0] | (four[j] & 15) << shift);
+        to[4] = static_cast<uint8_t>(to[4] | four[j] >> 4 << shift);
+      }
+    }
+  }
+}
+
+// ---- Buffers of weights. Each is one of the CPU, which is its context, and to which the tensors
+// in it belong that are not packed. The rest lie there packed, and are read and written as if they
+// lay as in ggml; views of them belong to this buffer, too.
 
 const char *name_of_type(ggml_backend_buffer_type_t) { return "MHA_WEIGHTS"; }
 size_t alignment(ggml_backend_buffer_type_t) { return kAlignment; }
@@ -99,26 +139,84 @@ size_t bytes_of(ggml_backend_buffer_type_t, const ggml_tensor *t) {
   return is_packed(t) ? aligned(packed_bytes(t)) + aligned(mha_layer_view_size()) : ggml_nbytes(t);
 }
 
-// A weight comes as a whole. One that could not be packed has no layer, and products with it fail.
-void set_tensor(ggml_backend_buffer_t, ggml_tensor *t, const void *data, size_t offset,
-                size_t bytes) {
+ggml_backend_buffer_t memory_of(ggml_backend_buffer_t buffer) {
+  return static_cast<ggml_backend_buffer_t>(buffer->context);
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) { ggml_backend_buffer_free(memory_of(buffer)); }
+
+void *base_of(ggml_backend_buffer_t buffer) {
+  return memory_of(buffer)->iface.get_base(memory_of(buffer));
+}
+
+void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+  memory_of(buffer)->iface.clear(memory_of(buffer), value);
+}
+
+ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *t) {
   t->extra = nullptr;
-  try {
-    if (is_packed(t) && offset == 0 && bytes == ggml_nbytes(t))
-      pack(t, static_cast<const uint8_t *>(data));
-  } catch (const std::bad_alloc &) {
+  if (!t->view_src && !is_packed(t)) t->buffer = memory_of(buffer);
+  return GGML_STATUS_SUCCESS;
+}
+
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor *t, void *data, size_t offset,
+                size_t bytes) {
+  const ggml_tensor *const w = t->view_src ? t->view_src : t;
+  const mha_layer *const layer = layer_of(w);
+  offset += t->view_offs;
+  if (!layer) {
+    std::memcpy(data, static_cast<const char *>(w->data) + offset, bytes);
+    return;
+  }
+  for (char *to = static_cast<char *>(data), *const end = to + bytes; to < end;) {
+    uint8_t block[sizeof(float) + kGroup];
+    unpack(w, layer, offset / w->nb[0], block);
+    const size_t skipped = offset % w->nb[0],
+                 count = std::min(w->nb[0] - skipped, static_cast<size_t>(end - to));
+    std::memcpy(to, block + skipped, count);
+    to += count, offset += count;
   }
 }
 
-ggml_backend_buffer_t make_buffer(ggml_backend_buffer_type_t type, size_t bytes) {
-  const ggml_backend_buffer_t buffer =
-      ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes);
-  if (buffer) {
-    buffer->buft = type;
-    buffer->iface.set_tensor = set_tensor;
-    buffer->iface.get_tensor = nullptr, buffer->iface.cpy_tensor = nullptr;
+// Writes data, or a value, and packs the whole again. Without the memory for that, the tensor has
+// no layer, and products with it fail.
+void write(ggml_tensor *t, const void *data, uint8_t value, size_t offset, size_t bytes) {
+  ggml_tensor *const w = t->view_src ? t->view_src : t;
+  offset += t->view_offs;
+  std::vector<uint8_t> whole;
+  try {
+    if (!data || bytes < ggml_nbytes(w)) {
+      whole.resize(ggml_nbytes(w));
+      get_tensor(nullptr, w, whole.data(), 0, whole.size());
+      data ? std::memcpy(&whole[offset], data, bytes) : std::memset(&whole[offset], value, bytes);
+      data = whole.data(), offset = 0, bytes = whole.size();
+    }
+    pack(w, static_cast<const uint8_t *>(data));
+  } catch (const std::bad_alloc &) {
+    w->extra = nullptr;
   }
-  return buffer;
+  if (!w->extra && data) std::memcpy(static_cast<char *>(w->data) + offset, data, bytes);
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor *t, const void *data, size_t offset,
+                size_t bytes) {
+  write(t, data, 0, offset, bytes);
+}
+
+void memset_tensor(ggml_backend_buffer_t, ggml_tensor *t, uint8_t value, size_t offset,
+                   size_t bytes) {
+  write(t, nullptr, value, offset, bytes);
+}
+
+ggml_backend_buffer_t make_buffer(ggml_backend_buffer_type_t type, size_t bytes) {
+  const ggml_backend_buffer_t memory =
+      ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes);
+  if (!memory) return nullptr;
+  ggml_backend_buffer_i table = {};
+  table.free_buffer = free_buffer, table.get_base = base_of, table.clear = clear;
+  table.init_tensor = init_tensor, table.memset_tensor = memset_tensor;
+  table.set_tensor = set_tensor, table.get_tensor = get_tensor;
+  return ggml_backend_buffer_init(type, table, memory, bytes);
 }
 
 }  // namespace
@@ -131,14 +229,14 @@ ggml_backend_buffer_type_t type_of_weights(ggml_backend_dev_t device) {
 
 bool Products::supports(const ggml_tensor *op, ggml_backend_buffer_type_t type) {
   const ggml_tensor *const w = op->src[0], *const x = op->src[1];
-  return w->buffer && w->buffer->buft == type && is_packed(w) && packed_bytes(w) > 0 &&
-         x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float);
+  return w->buffer && w->buffer->buft == type && is_packed(w) && x->type == GGML_TYPE_F32 &&
+         x->nb[0] == sizeof(float);
 }
 
 const char *Products::compute(const ggml_tensor *op, const mha_scheduler *scheduler) {
   const ggml_tensor *const x = op->src[1];
-  const mha_layer *const layer = static_cast<const mha_layer *>(op->src[0]->extra);
-  if (!layer) return "its weights were not packed, for want of memory";
+  const mha_layer *const layer = layer_of(op->src[0]);
+  if (!layer) return "its weights are not packed; write them, and leave memory for that";
   mha_linear_args args = {};
   args.struct_size = sizeof args;
   args.scheduler = scheduler;

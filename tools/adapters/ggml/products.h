@@ -1,6 +1,6 @@
 // MUL_MAT of ggml with weights of type Q4_0, Q4_1 or Q8_0, computed by mha_linear in INT8. The
 // weights lie in buffers of their own type, packed: the same codes, scales and offsets in another
-// order.
+// order. Other tensors in these buffers, such as a LoRA's, are the CPU's.
 #pragma once
 
 #include "attention.h"
@@ -15,7 +15,7 @@ ggml_backend_buffer_type_t type_of_weights(ggml_backend_dev_t device);
 class Products {
  public:
   // Whether compute() takes this operation. A model's weights are asked about before they are read;
-  // what is then in a buffer of this type has to be multiplied, whatever by.
+  // what is then packed has to be multiplied, whatever by: ggml copies it for other operations.
   static bool supports(const ggml_tensor *op, ggml_backend_buffer_type_t type);
   // Returns NULL, or what failed. Throws std::bad_alloc.
   const char *compute(const ggml_tensor *op, const mha_scheduler *scheduler);

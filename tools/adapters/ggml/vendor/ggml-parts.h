@@ -357,6 +357,7 @@ struct ggml_backend_feature {
 
 typedef struct ggml_backend_feature * (*ggml_backend_get_features_t)(ggml_backend_reg_t reg);
 GGML_API ggml_backend_buffer_t ggml_backend_buft_alloc_buffer (ggml_backend_buffer_type_t buft, size_t size);
+GGML_API void                           ggml_backend_buffer_free          (ggml_backend_buffer_t buffer);
 GGML_API bool ggml_backend_buft_is_host (ggml_backend_buffer_type_t buft);
 GGML_API ggml_backend_buffer_type_t ggml_backend_cpu_buffer_type(void);
 GGML_API ggml_backend_dev_t ggml_backend_dev_by_type(enum ggml_backend_dev_type type);
@@ -418,6 +419,12 @@ struct ggml_backend_buffer {
     size_t size;
     enum ggml_backend_buffer_usage usage;
 };
+
+GGML_API ggml_backend_buffer_t ggml_backend_buffer_init(
+               ggml_backend_buffer_type_t buft,
+        struct ggml_backend_buffer_i      iface,
+               void *                     context,
+               size_t                     size);
 
 struct ggml_backend_graph_optimize_params {
     // keep `tensor` allocated at least until `until` (a node of the same graph) has been computed
