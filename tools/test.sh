@@ -160,7 +160,7 @@ fi
 # All that a user's own settings in build/ may have left out.
 configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON \
   -DMHA_INSTALL=ON \
-  -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -U 'MHA_AVX*' -U MHA_NEON
+  -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -U 'MHA_AVX*' -U 'MHA_NEON*'
 build build
 
 # One comparison by tools/perf_gate.sh.
