@@ -1,5 +1,5 @@
-# The pages for users as they are installed: beside each other, in ${pages_dir} of the build folder. What they link to among the sources and is
-# not installed, they name without a link.
+# The pages for users as they are installed: beside each other, in ${pages_dir} of the build folder.
+# What they link to among the sources and is not installed, they name without a link.
 set(pages_dir ${PROJECT_BINARY_DIR}/package/pages)
 file(REMOVE_RECURSE ${pages_dir})
 file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/docs/*)

@@ -1,8 +1,8 @@
-# The parts of mha besides the library: each is ON, OFF, or AUTO, which builds it where all that it needs is found and says so where it is
-# not. As a part of another project, and cross-compiled, AUTO is OFF.
-#
-# mha_part(PART WHAT NEEDS PACKAGES [STATIC]) leaves ON or OFF in MHA_PART. The macro mha_find_PART sets found where all that it needs is there.
-# STATIC: it is linked with the static library.
+# The parts of mha besides the library: each is ON, OFF, or AUTO, which builds it where all that it
+# needs is found and says so where it is not. As a part of another project, and cross-compiled, AUTO
+# is OFF.  mha_part(PART WHAT NEEDS PACKAGES [STATIC]) leaves ON or OFF in MHA_PART. The macro
+# mha_find_PART sets found where all that it needs is there. STATIC: it is linked with the static
+# library.
 function(mha_part part what needs packages)
   set(MHA_${part} AUTO CACHE STRING "Build ${what}: ON, OFF, or AUTO (where ${needs} is found)")
   set_property(CACHE MHA_${part} PROPERTY STRINGS AUTO ON OFF)
@@ -17,7 +17,8 @@ function(mha_part part what needs packages)
 
   if("STATIC" IN_LIST ARGN AND NOT MHA_STATIC)
     if(NOT wanted STREQUAL "AUTO")
-      message(FATAL_ERROR "MHA_${part}=${wanted}: ${what} needs MHA_STATIC=ON. Set that, or MHA_${part}=OFF.")
+      message(FATAL_ERROR
+        "MHA_${part}=${wanted}: ${what} needs MHA_STATIC=ON. Set that, or MHA_${part}=OFF.")
     endif()
     message(STATUS "mha: without ${what}, for want of MHA_STATIC=ON")
     return()
@@ -29,7 +30,9 @@ function(mha_part part what needs packages)
   elseif(wanted STREQUAL "AUTO")
     message(STATUS "mha: without ${what}, for want of ${needs} (Debian: ${packages})")
   else()
-    message(FATAL_ERROR "MHA_${part}=${wanted}: ${what} needs ${needs}, which was not found (Debian: apt-get install ${packages}). "
+    message(FATAL_ERROR
+      "MHA_${part}=${wanted}: ${what} needs ${needs}, which was not found (Debian: apt-get install "
+      "${packages}). "
       "Install it, or configure with -DMHA_${part}=OFF; the rest of mha does not need it.")
   endif()
 endfunction()
@@ -37,7 +40,8 @@ endfunction()
 # Imported targets are seen by the folder that looks for them and those below it.
 macro(mha_find_OPENBLAS)
   include(${PROJECT_SOURCE_DIR}/src/cmake/find_openblas.cmake)
-  find_path(MHA_OPENBLAS_INCLUDE_DIR NAMES cblas.h HINTS ${MHA_OPENBLAS_PC_INCLUDE_DIRS} PATH_SUFFIXES openblas
+  find_path(MHA_OPENBLAS_INCLUDE_DIR NAMES cblas.h HINTS ${MHA_OPENBLAS_PC_INCLUDE_DIRS}
+    PATH_SUFFIXES openblas
     DOC "Where OpenBLAS has cblas.h")
   mark_as_advanced(MHA_OPENBLAS_INCLUDE_DIR)
   if(TARGET mha::openblas_library AND MHA_OPENBLAS_INCLUDE_DIR)
@@ -60,10 +64,11 @@ macro(mha_find_TOOLS)
   endif()
 endmacro()
 
-# The headers are those of Debian 13's package; tools/adapters/onnx/headers.sh puts them where it is the second place. The operators are linked by options
-# of Linux's linkers.
+# The headers are those of Debian 13's package; tools/adapters/onnx/headers.sh puts them where it is
+# the second place. The operators are linked by options of Linux's linkers.
 macro(mha_find_ONNX)
-  find_path(MHA_ONNXRUNTIME_INCLUDE_DIR onnxruntime_c_api.h PATHS ${PROJECT_SOURCE_DIR}/build/onnxruntime/include PATH_SUFFIXES onnxruntime
+  find_path(MHA_ONNXRUNTIME_INCLUDE_DIR onnxruntime_c_api.h PATHS
+    ${PROJECT_SOURCE_DIR}/build/onnxruntime/include PATH_SUFFIXES onnxruntime
     DOC "Where ONNX Runtime's headers are")
   mark_as_advanced(MHA_ONNXRUNTIME_INCLUDE_DIR)
   if(MHA_ONNXRUNTIME_INCLUDE_DIR AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
@@ -71,7 +76,8 @@ macro(mha_find_ONNX)
   endif()
 endmacro()
 
-# The module's functions of ggml are found in the program that loads it, which is the rule of Linux's linkers.
+# The module's functions of ggml are found in the program that loads it, which is the rule of
+# Linux's linkers.
 macro(mha_find_GGML)
   if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
     set(found ON)
@@ -85,9 +91,11 @@ macro(mha_find_BENCH)
   endif()
 endmacro()
 
-# GoogleTest is compiled from Debian's sources with the flags of the build, so that the tests also cross-compile and run under sanitizers.
+# GoogleTest is compiled from Debian's sources with the flags of the build, so that the tests also
+# cross-compile and run under sanitizers.
 macro(mha_find_TESTS)
-  find_path(MHA_GOOGLETEST_SOURCE_DIR NAMES googletest/src/gtest-all.cc PATHS /usr/src/googletest NO_CMAKE_FIND_ROOT_PATH
+  find_path(MHA_GOOGLETEST_SOURCE_DIR NAMES googletest/src/gtest-all.cc PATHS /usr/src/googletest
+    NO_CMAKE_FIND_ROOT_PATH
     DOC "Where the sources of GoogleTest are")
   mark_as_advanced(MHA_GOOGLETEST_SOURCE_DIR)
   if(NOT MHA_GOOGLETEST_SOURCE_DIR)

@@ -241,9 +241,9 @@ def check_layout(arguments):
     files = [
         path
         for folder in ("include", "src", "tests", "bench", "tools")
-        for ending in ("h", "c", "cpp", "py", "pyi", "rs", "sh", "bash")
-        for path in (arguments.source / folder).rglob(f"*.{ending}")
-        if not {"target", "vendor"} & set(path.relative_to(arguments.source).parts)
+        for path in (arguments.source / folder).rglob("*")
+        if re.search(r"\.(h|c|cpp|pyi?|rs|sh|bash|cmake|cmake\.in)$|/CMakeLists\.txt$", str(path))
+        and not {"target", "vendor"} & set(path.relative_to(arguments.source).parts)
     ]
     for path in sorted(
         [*files, arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]

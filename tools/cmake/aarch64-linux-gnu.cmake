@@ -1,4 +1,5 @@
-# Cross-compiles for AArch64 with Debian's g++-aarch64-linux-gnu; the tests run under emulation (qemu-user).
+# Cross-compiles for AArch64 with Debian's g++-aarch64-linux-gnu; the tests run under emulation
+# (qemu-user).
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
