@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import operator
+import functools
 import threading
 
 import numpy as np
 
-from ._structs import _broadcast, _Error, _Input, _Output, _Strides, _writeable, types
+from . import _structs
+from ._structs import _broadcast, _Error, _Input, _Output, _start, _Strides, _writeable, types
 
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
 _rows = _rows_bf16[:2]
@@ -25,17 +26,13 @@ _dtypes = {
 
 
 def _named(table, name, what):
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"{what} is {name!r}; it must be one of {', '.join(map(repr, table))}")
     return table[name]
 
 
 def _describe(array):
     return f"{array.dtype} {list(array.shape)}"
-
-
-def _kind(value):
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _must_be(kind, value, name):
@@ -48,22 +45,31 @@ def _must_be(kind, value, name):
 _some = "at least 1"
 
 
-def _check(array, name, dtypes, shape):
+def _check(array, name, dtypes=None, shape=None):
     """Raises unless array is of one of the types and of the shape, whose None stands for any extent
-    and _some for any but 0."""
-    if isinstance(array, np.ndarray) and array.dtype in dtypes and array.ndim == len(shape):
-        for extent, has in zip(shape, array.shape):
-            if extent is not None and (has == 0 if extent is _some else has != extent):
-                break
-        else:
-            return
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} is {_kind(array)}; it must be a NumPy array")
-    if array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+    and _some for any but 0; None for any type or shape."""
+    if type(array) is not np.ndarray:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} is {_structs._kind(array)}; it must be a NumPy array")
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(...)"
+            )
+    if dtypes is not None and array.dtype not in dtypes:
         wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(f"{name} is {_describe(array)}; its type must be {wanted}")
-    wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
-    raise ValueError(f"{name} is {_describe(array)}; its shape must be [{wanted}]")
+    if shape is not None:
+        fits = array.ndim == len(shape)
+        for extent, has in zip(shape, array.shape):
+            if extent is not None and (has == 0 if extent is _some else has != extent):
+                fits = False
+        if not fits:
+            wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
+            raise ValueError(f"{name} is {_describe(array)}; its shape must be [{wanted}]")
+    if not array.flags.aligned:
+        raise ValueError(
+            f"{name} is not aligned to elements of {array.itemsize} bytes; pass an array that is"
+        )
 
 
 def _remedy(name, is_written):
@@ -88,7 +94,8 @@ def _contiguous(array, name, dtypes, shape, is_written=False):
 
 def _needed(array, name, dtypes, shape, is_written=False):
     """The array, which must be given, and be one without strides."""
-    _check(array, name, dtypes, shape)
+    if array is None:
+        _check(array, name)
     return _contiguous(array, name, dtypes, shape, is_written)
 
 
@@ -130,9 +137,9 @@ def _strides(array, name, may_repeat=False, is_written=False):
 def _place(array, name, may_repeat=False, is_written=False):
     """The address of an array, and its strides as _strides has them."""
     if array.flags.c_contiguous:
-        return _first(array), _contiguous_strides[array.ndim]
+        return _start(array), _contiguous_strides[array.ndim]
     strides = _strides(array, name, may_repeat, is_written)
-    return _first(array), strides
+    return _start(array[_first_row[array.ndim]] if array.size else array), strides
 
 
 def _strides_struct(array, name, may_repeat=False, is_written=False):
@@ -151,48 +158,48 @@ def _input(array, name):
     )
 
 
-def _first(array):
-    """The address of an array whose rows the library can step over: as array.ctypes.data, which
-    takes a microsecond longer."""
-    flags = array.flags
-    if flags.writeable and array.size:
-        return _address_of(
-            _from_buffer(array if flags.c_contiguous else array[_first_row[array.ndim]])
-        )
-    return array.ctypes.data
-
-
-_from_buffer, _address_of = ctypes.c_char.from_buffer, ctypes.addressof
 _first_row = [(0,) * max(dimensions - 1, 0) for dimensions in range(65)]
 _contiguous_strides = [(0,) * max(dimensions - 1, 0) for dimensions in range(65)]
 
 
-def _integers(values, name, shape, dtype=np.int64):
+def _array(values, name):
+    """Numbers as an array of a type of their own."""
+    if isinstance(values, np.ndarray):
+        _check(values, name)
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, OverflowError):  # of lists of different lengths, for example
+        raise TypeError(f"{name} is {_structs._kind(values)} that is no array of numbers") from None
+
+
+def _integers(values, name, shape=None, dtype=np.int64):
     """Numbers as an array that the library reads; None stays None."""
     if values is None:
         return None
-    array = np.asarray(values)
+    array = _array(values, name)
     # [] has no type, and stands for every shape without elements.
     if array.size == 0 and not isinstance(values, np.ndarray):
-        array = np.empty(shape if 0 in shape else array.shape, np.int64)
+        array = np.empty(shape if shape and 0 in shape else array.shape, np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} is {_describe(array)}; it must be integers")
-    if array.shape != shape:
-        raise ValueError(f"{name} is {_describe(array)}; its shape must be {list(shape)}")
+    if shape is not None:
+        _check(array, name, None, shape)
     limits = np.iinfo(dtype)
-    if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+    if (
+        array.dtype != dtype
+        and array.size
+        and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max)
+    ):
         raise ValueError(
             f"{name} reaches from {array.min()} to {array.max()}; the library takes numbers from"
             f" {limits.min} to {limits.max}"
         )
-    return np.ascontiguousarray(array, dtype)
+    return np.asarray(array, dtype, order="C")
 
 
 def aligned(bytes: int) -> np.ndarray:
     """An array of this many bytes, aligned to 64, as packed layers and caches need it."""
-    if not hasattr(bytes, "__index__"):
-        raise TypeError(f"bytes is a {type(bytes).__name__}; it must be an integer")
-    bytes = operator.index(bytes)
+    bytes = _structs._number(bytes, "bytes")
     if bytes < 0:
         raise ValueError(f"bytes is {bytes}; it must be at least 0")
     room = np.empty(bytes + 64, np.uint8)
@@ -242,8 +249,62 @@ def _output_struct(out):
     )
 
 
+def _read_by(struct):
+    """The arrays that a struct and those that it points to have the library read, by name."""
+    arrays, names = {}, _pointers(type(struct))
+    for at, owner in getattr(struct, "_objects_at", {}).items():
+        if isinstance(owner, _structs._Checked):
+            arrays.update(_read_by(owner))
+        elif names.get(at) == "cache_read":
+            arrays["cache"] = owner.buffer
+        elif isinstance(owner, np.ndarray) and at in names:
+            arrays[names[at]] = owner
+    return arrays
+
+
+@functools.cache
+def _pointers(structure):
+    """The names of the pointers to what is read, by their offsets; mha_input.data is the input."""
+    found = {}
+    for field, kind in structure._kinds.items():
+        at = getattr(structure, field).offset
+        if kind == "ptr":
+            found[at] = field
+        elif isinstance(kind, type):
+            for inner, name in _pointers(kind).items():
+                found[at + inner] = field if name == "data" else f"{field}.{name}"
+    return found
+
+
+def _check_memory(written, read, same=()):
+    """Raises where an array that a call writes to overlaps another one of the call, as mha.h has it
+    under "Aliasing". Arrays are given by name; the pairs of names in `same` may be one array."""
+    for name, array in written.items():
+        for other, beside in read.items():
+            if beside is None or not np.may_share_memory(array, beside):  # by their bounds
+                continue
+            may_be = (name, other) in same
+            if not (may_be and _is_same(array, beside)) and np.shares_memory(array, beside):
+                itself = f"{other} itself or " if may_be else ""
+                raise ValueError(
+                    f"{name}, which the call writes to, overlaps {other}; pass {itself}other memory"
+                )
+        read = {**read, name: array}
+
+
+def _is_same(one, other):
+    steps = _steps(one.shape, one.strides), _steps(other.shape, other.strides)
+    is_alike = one.shape == other.shape and one.dtype == other.dtype and steps[0] == steps[1]
+    return is_alike and one.ctypes.data == other.ctypes.data
+
+
+def _steps(shape, strides):
+    """The strides that count: those of an axis of one element step nowhere."""
+    return [stride for extent, stride in zip(shape, strides) if extent != 1]
+
+
 def _row_types(bf16):
-    return _rows_bf16 if bf16 else _rows
+    return _rows_bf16 if _structs._is_true(bf16, "bf16") else _rows
 
 
 def _row_type(array):

@@ -18,20 +18,30 @@ from ._arrays import (
     _some,
 )
 from ._cache import KvCache
-from ._callbacks import _raising
 from ._calls import (
     Prepared,
     _appended,
     _arrays_of_sequences,
     _check_prepared,
+    _in_place,
     _info,
+    _memory,
     _point_to,
     _run,
     _set_norm,
     _set_sequences,
     _wanted,
 )
-from ._structs import _AttentionArgs, _empty, _Input, _new, _packer, instruction_set_names
+from ._structs import (
+    _AttentionArgs,
+    _empty,
+    _Input,
+    _is_true,
+    _new,
+    _number,
+    _packer,
+    instruction_set_names,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,6 +141,8 @@ def attention(
     2], for states_merge and states_finish.
     """
     stored = _row_types(bf16)
+    if not (states is prepare is cache_read is False):
+        _is_true(states, "states"), _is_true(prepare, "prepare"), _is_true(cache_read, "cache_read")
     _check(q, "q", stored, _q_shape)
     if cache is not None:
         _must_be(KvCache, cache, "cache")
@@ -214,7 +226,7 @@ def attention(
         *out_strides,
     )
     args.scale = scale
-    if kv_first_position:
+    if kv_first_position or type(kv_first_position) is not int:
         args.kv_first_position = kv_first_position
     if states:
         _point_to(args, {"states": _contiguous(out, "out", [out.dtype], out.shape, True)})
@@ -228,7 +240,7 @@ def attention(
         q_first_positions,
         cache_sequences,
     )
-    appended_lengths = None if cache_read else _appended(n_kv, arrays, False)
+    appended_lengths = _appended(n_kv, arrays, False, cache_read)
     _set_sequences(
         args,
         batch,
@@ -267,13 +279,17 @@ def attention(
             arrays,
             appended_lengths,
         )
+    if prepare or want or not (is_new and cache is workspace is None):
+        given, same = {"q": q, "k": k, "v": v}, _in_place("q", wanted)
+        given_out, appended = None if is_new else out, None if cache_read else cache
+        memory = _memory(args, given, given_out, workspace, wanted, appended, None, same)
     if prepare:
         _check_prepared(cache, score, want)
         return Prepared(
             "mha_attention",
             None,
             args,
-            {"q": q, "k": k, "v": v},
+            memory,
             out,
             is_new,
             workspace,
@@ -281,11 +297,7 @@ def attention(
             wanted,
             "states" if states else "output",
         )
-    if scheduler is None:
-        _run("mha_attention", workspace, args)
-    else:
-        with _raising(scheduler):
-            _run("mha_attention", workspace, args)
+    _run("mha_attention", workspace, args, scheduler)
     return (out, wanted) if want else out
 
 
@@ -327,9 +339,9 @@ def attention_info(
     name. Values have the type of keys if v_type is None. All else is as in Layer.info."""
     args = _new(
         _AttentionArgs,
-        batch=batch or _empty,
-        n_q=n_q or _empty,
-        n_kv=n_kv or _empty,
+        batch=_number(batch, "batch") or _empty,
+        n_q=_number(n_q, "n_q") or _empty,
+        n_kv=_number(n_kv, "n_kv") or _empty,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -349,7 +361,7 @@ def attention_info(
         q_first_positions,
         cache_sequences,
     )
-    appended_lengths = None if cache_read else _appended(n_kv, arrays, False)
+    appended_lengths = _appended(n_kv, arrays, False, cache_read)
     _set_sequences(
         args,
         batch,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import _arrays, _structs
 from ._arrays import _buffer, _integers, _named, _needed, _writeable, aligned
 from ._library import _call
 from ._structs import _CacheConfig, _new, _NotCopied, cache_kinds, cache_values, types
@@ -77,7 +78,7 @@ class KvCache(_NotCopied):
         self._handle = handle.value
         config = _new(_CacheConfig)
         _call("mha_kv_cache_shape", self, config)
-        self.shape = {field: getattr(config, field) for field, _ in _CacheConfig._fields_[1:]}
+        self.shape = _structs._fields(config)
 
     def _changed(self):
         """The cache, for what changes it."""
@@ -92,29 +93,34 @@ class KvCache(_NotCopied):
     def length(self, sequence: int = 0) -> int:
         """How many positions a sequence has."""
         length = ctypes.c_int64()
-        _call("mha_kv_cache_length", self, sequence, length)
+        _call("mha_kv_cache_length", self, *_numbers(sequence=sequence), length)
         return length.value
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forgets all positions of a sequence from length on."""
-        _call("mha_kv_cache_truncate", self._changed(), sequence, length)
+        numbers = _numbers(sequence=sequence, length=length)
+        _call("mha_kv_cache_truncate", self._changed(), *numbers)
 
     def set_blocks(self, sequence: int, blocks: Integers) -> None:
         """Paged only: the blocks of a sequence from now on."""
-        array = _integers(blocks, "blocks", (len(blocks),), np.int32)
-        _call("mha_kv_cache_set_blocks", self._changed(), sequence, array, array.size)
+        if blocks is None:
+            raise TypeError("blocks is None; it must be integers")
+        array = _integers(blocks, "blocks", (None,), np.int32)
+        numbers = _numbers(sequence=sequence)
+        _call("mha_kv_cache_set_blocks", self._changed(), *numbers, array, array.size)
 
     def unshare(self, sequence: int, block: int) -> bool:
         """Paged only, before rows are appended to a sequence: if its last block is partly filled
         and other sequences have it too, copies it to the free block of this number, which takes its
         place. Whether it did: otherwise the block stays free. block=-1 says that none is free."""
-        used = ctypes.c_uint32()
-        _call("mha_kv_cache_unshare", self._changed(), sequence, block, used)
+        used, block = ctypes.c_uint32(), _structs._number(block, "block", "i32")
+        _call("mha_kv_cache_unshare", self._changed(), *_numbers(sequence=sequence), block, used)
         return bool(used.value)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Makes the first length positions of sequence source all that sequence target has."""
-        _call("mha_kv_cache_copy_prefix", self._changed(), source, target, length)
+        numbers = _numbers(source=source, target=target, length=length)
+        _call("mha_kv_cache_copy_prefix", self._changed(), *numbers)
 
     def append(self, sequence: int, k: np.ndarray, v: np.ndarray | None = None) -> None:
         """Appends rows k [count, num_kv_heads, head_dim] and v [count, num_kv_heads, head_dim_v] to
@@ -124,13 +130,14 @@ class KvCache(_NotCopied):
         has_values = v is not None or not self.shape["values"]
         if has_values:
             _needed(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
-        _call(
-            "mha_kv_cache_append", self._changed(), sequence, len(k), k, v if has_values else None
-        )
+        numbers, v = _numbers(sequence=sequence), v if has_values else None
+        _arrays._check_memory({"cache": self.buffer}, {"k": k, "v": v})
+        _call("mha_kv_cache_append", self._changed(), *numbers, len(k), k, v)
 
     def read(self, sequence: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(k, v): the positions [first, first + count) of a sequence, as the numbers that they are
         taken as."""
+        sequence, first, count = _numbers(sequence=sequence, first=first, count=count)
         heads = self.shape["num_kv_heads"]
         rows = max(min(count, self.length(sequence)), 0)  # the library refuses more than there are
         k, v = (
@@ -139,3 +146,7 @@ class KvCache(_NotCopied):
         )
         _call("mha_kv_cache_read", self, sequence, first, count, k, v)
         return k, v
+
+
+def _numbers(**integers):
+    return [_structs._number(value, name) for name, value in integers.items()]

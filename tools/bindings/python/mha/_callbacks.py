@@ -7,7 +7,7 @@ import ctypes
 import threading
 from typing import TYPE_CHECKING
 
-from ._structs import _NotCopied, _Scheduler
+from ._structs import _kind, _NotCopied, _Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,9 @@ class Scheduler(_NotCopied):
     def __init__(
         self, num_threads: int, parallel_for: Callable[[int, Callable[[int], None]], object]
     ) -> None:
+        if not callable(parallel_for):
+            raise TypeError(f"parallel_for is {_kind(parallel_for)}; it must be a function")
+
         def run(_, count, task, context):
             started = [False] * count
 
@@ -61,11 +64,3 @@ class Scheduler(_NotCopied):
             exception = self._kept.pop(threading.get_ident(), None)
             if exception is not None:
                 raise exception
-
-
-_nothing = contextlib.nullcontext()
-
-
-def _raising(scheduler):
-    """Raises what was raised in it, rather than what the library says to it."""
-    return _nothing if scheduler is None else scheduler._raising()

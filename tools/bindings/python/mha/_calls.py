@@ -11,17 +11,20 @@ import numpy as np
 from . import _library
 from ._arrays import (
     _buffer,
+    _check,
+    _check_memory,
     _contiguous,
     _describe,
-    _first,
     _integers,
     _must_be,
     _named,
+    _read_by,
+    _steps,
     _workspace,
     _writeable,
 )
 from ._cache import KvCache
-from ._callbacks import Scheduler, _raising
+from ._callbacks import Scheduler
 from ._library import _call
 from ._options import Norm, Rope, ScoreOptions
 from ._structs import (
@@ -29,12 +32,17 @@ from ._structs import (
     _causal,
     _empty,
     _equal_scores,
+    _fields,
+    _is_true,
+    _kind,
     _new,
     _NotCopied,
+    _number,
     _optional_outputs,
     _Outputs,
     _Sequences,
     _somewhere,
+    _start,
     _window_left,
     _window_right,
 )
@@ -43,8 +51,12 @@ _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
 _paddings = {"right": False, "left": True}
 
 
-def _run(name, workspace, args, *layer):
-    """The call, in the caller's workspace, or in one that grows to the size that it asks for."""
+def _run(name, workspace, args, scheduler, *layer):
+    """The call, in the caller's workspace, or in one that grows to the size that it asks for.
+    Raises what was raised in its scheduler, rather than what the library says to it."""
+    if scheduler is not None:
+        with scheduler._raising():
+            return _run(name, workspace, args, None, *layer)
     if workspace is not None:
         return _call(name, *layer, args, *_buffer(_writeable(workspace, "workspace"), "workspace"))
     own, functions = _workspace.own, _library._library or _library._loaded()
@@ -62,6 +74,34 @@ def _run(name, workspace, args, *layer):
         raise _library._failure(own.error, status)
 
 
+def _memory(args, given, out, workspace, wanted=None, cache=None, layer=None, same=(), **more):
+    """Raises where the memory of a call overlaps. Returns the given arrays, what it writes to
+    besides the output, what it reads besides these, and the pairs that may be one array."""
+    is_all = not (wanted or more or hasattr(args, "_objects_at")) and workspace is cache is None
+    if is_all and (layer is None or layer._memory is None):  # of nearly all calls, in less time
+        if not any([x is not None and np.may_share_memory(out, x) for x in given.values()]):
+            return given, {}, {}, same
+    if workspace is not None:
+        _check(workspace, "workspace")
+    written = {"workspace": workspace, "cache": cache and cache.buffer, **more}
+    written = {name: array for name, array in written.items() if array is not None}
+    for name, array in wanted.items() if wanted else ():
+        written[f"want[{name!r}]"] = array
+    read = _read_by(args)
+    if layer is not None and layer._memory is not None:
+        read["the packed weights"] = layer._memory[0]
+    _check_memory(written if out is None else {"out": out, **written}, {**given, **read}, same)
+    return given, written, read, same
+
+
+_of_pairs = {"attention_weights", "scores", "scaled_scores", "softcapped_scores", "masked_scores"}
+
+
+def _in_place(name, wanted):
+    """The array of queries may be the output, but where numbers of pairs are asked for."""
+    return [("out", name)] if _of_pairs.isdisjoint(wanted or ()) else ()
+
+
 class Prepared(_NotCopied):
     """A call whose arguments have been checked, to be made again and again: attention(...,
     prepare=True) and Layer.forward(..., prepare=True).
@@ -74,14 +114,16 @@ class Prepared(_NotCopied):
     beside it is in the same arrays each time. Everything else stays as it was prepared: arrays of
     first rows, lengths and positions, if they are int64 and contiguous, masks, biases and gates are
     read anew by each call, and may be changed between two; not lengths with padding="left", nor
-    groups and scales that several sequences share. One thread at a time may use it.
+    groups and scales that several sequences share. One thread at a time may use it; meanwhile,
+    a call of another one is a RuntimeError.
     """
 
     _instead = "prepare another call, with prepare=True"
 
     def __init__(
-        self, name, layer, args, given, out, is_new, workspace, scheduler, wanted, output="output"
+        self, name, layer, args, memory, out, is_new, workspace, scheduler, wanted, output="output"
     ):
+        given, self._written, self._read, self._same = memory
         fields = {
             output: out,
             **{field: array for field, array in given.items() if array is not None},
@@ -101,15 +143,11 @@ class Prepared(_NotCopied):
             for field, array in fields.items()
         ]
         self._is_new = is_new
-        self._name, self._args, self._workspace, self._scheduler, self._wanted, self._out = (
-            name,
-            args,
-            workspace,
-            scheduler,
-            wanted,
-            out,
-        )
+        self._name, self._args, self._workspace = name, args, workspace
+        self._scheduler, self._wanted, self._out = scheduler, wanted, out
         self._layer, self._handles = layer, () if layer is None else (layer._handle,)
+        # Of one element, so that one thread at a time has it: the last places that did not overlap.
+        self._turn = [None]
 
     def __call__(self, *arrays: np.ndarray, out: np.ndarray | None = None) -> Any:
         if len(arrays) != len(self._places) - 1:
@@ -117,39 +155,58 @@ class Prepared(_NotCopied):
                 f"this call takes {len(self._places) - 1} arrays, as it was prepared with; these"
                 f" are {len(arrays)}"
             )
+        is_given = out is not None or not self._is_new
         if out is None:
             _, _, _, shape, _, dtype = self._places[0]
             out = np.empty(shape, dtype) if self._is_new else self._out
-        for array, (pointer_struct, offset, name, shape, strides, dtype) in zip(
-            (_writeable(out, "out"), *arrays), self._places
-        ):
-            if (
-                not isinstance(array, np.ndarray)
-                or array.shape != shape
-                or array.strides != strides
-                or array.dtype != dtype
+        try:
+            before = self._turn.pop()
+        except IndexError:
+            raise RuntimeError(
+                "another thread is in this call; prepare one for each thread"
+            ) from None
+        places: list = []
+        try:
+            for array, (pointer_struct, offset, name, shape, strides, dtype) in zip(
+                (_writeable(out, "out"), *arrays), self._places
             ):
-                raise _other(array, name, shape, strides, dtype)
-            _point(pointer_struct, offset, _first(array))
-        if self._scheduler is not None:
-            with _raising(self._scheduler):
-                _run(self._name, self._workspace, self._args, *self._handles)
-        else:
-            _run(self._name, self._workspace, self._args, *self._handles)
+                if (
+                    type(array) is not np.ndarray
+                    or array.shape != shape
+                    or array.strides != strides
+                    or array.dtype != dtype
+                    or not array.flags.aligned
+                ):
+                    _check_as_prepared(array, name, shape, strides, dtype)
+                at = _start(array)
+                _point(pointer_struct, offset, at)
+                places.append(at)
+            if (is_given or self._written) and places != before:
+                self._check_memory(out if is_given else None, arrays)
+                before = places
+            _run(self._name, self._workspace, self._args, self._scheduler, *self._handles)
+        finally:
+            self._turn.append(before)
         return (out, self._wanted) if self._wanted else out
+
+    def _check_memory(self, out, arrays):
+        given = {place[2]: array for place, array in zip(self._places[1:], arrays)}
+        _check_memory(self._written, given)
+        if out is not None:
+            _check_memory({"out": out}, {**self._written, **self._read, **given}, self._same)
 
 
 _point = struct.Struct("P").pack_into
 
 
-def _other(array, name, shape, strides, dtype):
-    """What is wrong with an array of a prepared call."""
-    has = (
-        f"{_describe(array)} with strides of {array.strides} bytes"
-        if isinstance(array, np.ndarray)
-        else f"a {type(array).__name__}"
-    )
-    return ValueError(
+def _check_as_prepared(array, name, shape, strides, dtype):
+    """Raises unless the array lies as that which a call was prepared with."""
+    is_array = isinstance(array, np.ndarray)
+    if is_array and array.shape == shape and array.dtype == dtype:
+        if 0 in shape or _steps(shape, array.strides) == _steps(shape, strides):
+            return _check(array, name)
+    has = f"{_describe(array)} with strides of {array.strides} bytes" if is_array else _kind(array)
+    raise ValueError(
         f"{name} is {has}; this call was prepared for {dtype} {list(shape)} with strides of"
         f" {strides}"
     )
@@ -183,55 +240,25 @@ _no_arrays = dict.fromkeys(
 )
 
 
-def _arrays_of_sequences(
-    cu_seqlens_q,
-    cu_seqlens_kv,
-    q_lengths,
-    kv_lengths,
-    q_first_rows,
-    kv_first_rows,
-    q_first_positions,
-    cache_sequences,
-):
-    """The arrays of mha_sequences by name; _no_arrays if none is given."""
-    if (
-        cu_seqlens_q
-        is cu_seqlens_kv
-        is q_lengths
-        is kv_lengths
-        is q_first_rows
-        is kv_first_rows
-        is q_first_positions
-        is cache_sequences
-        is None
-    ):
+def _arrays_of_sequences(*given):
+    """The arrays of mha_sequences by name, given in the order of _no_arrays, which is returned if
+    none is."""
+    for values in given:
+        if values is not None:
+            break
+    else:
         return _no_arrays
-    if cu_seqlens_q is None and cu_seqlens_kv is not None:
+    arrays = {name: _integers(values, name) for name, values in zip(_no_arrays, given)}
+    if arrays["cu_seqlens_q"] is None and arrays["cu_seqlens_kv"] is not None:
         raise ValueError(
             "cu_seqlens_kv is given, but there is no cu_seqlens_q; give both, for packed sequences,"
             " or neither"
         )
-    for name, values in ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv):
-        if values is not None and np.ndim(values) != 1:
-            raise ValueError(
-                f"{name} is {_describe(np.asarray(values))}; it must be one-dimensional, [sequences"
-                " + 1]"
-            )
-    return dict(
-        zip(
-            _no_arrays,
-            (
-                cu_seqlens_q,
-                cu_seqlens_kv,
-                q_lengths,
-                kv_lengths,
-                q_first_rows,
-                kv_first_rows,
-                q_first_positions,
-                cache_sequences,
-            ),
-        )
-    )
+    for name, array in arrays.items():
+        if array is not None and array.ndim != 1:
+            extent = "[sequences + 1]" if name[:2] == "cu" else "[sequences]"
+            raise ValueError(f"{name} is {_describe(array)}; it must be one-dimensional, {extent}")
+    return arrays
 
 
 def _set_sequences(
@@ -282,7 +309,8 @@ def _set_sequences(
         if rope is not None:
             struct.rope_q_positions = _integers(rope.q_positions, "q_positions", (batch, n_q))
             struct.rope_k_positions = _integers(rope.k_positions, "k_positions", (batch, n_k))
-    flags = (_causal if is_causal else 0) | (_equal_scores if equal_scores else 0)
+    flags = _causal if _is_true(is_causal, "is_causal") else 0
+    flags |= _equal_scores if _is_true(equal_scores, "equal_scores") else 0
     if window_left is not None:
         flags, args.window_left = flags | _window_left, _window(window_left, "window_left")
     if window_right is not None:
@@ -306,10 +334,7 @@ def _set_sequences(
 
 
 def _window(size, name):
-    if not hasattr(size, "__index__"):
-        raise TypeError(
-            f"{name} is a {type(size).__name__}; it must be an integer; pass None for no window"
-        )
+    size = _number(size, name)
     if size < 0:
         raise ValueError(f"{name} is {size}; it must be at least 0; pass None for no window")
     return size
@@ -358,16 +383,18 @@ def _set_norm(args, norm, num_heads, num_kv_heads, head_dim, head_dim_v):
         args.norm = norm._struct(num_heads, num_kv_heads, head_dim, head_dim_v)
 
 
-def _appended(rows, arrays, is_self):
+def _appended(rows, arrays, is_self, cache_read):
     """How many rows of keys each sequence has in a call; None stands for all rows. arrays are those
     of mha_sequences by name."""
+    if _is_true(cache_read, "cache_read"):
+        return None
     side = "q" if is_self else "kv"
     cu_seqlens = arrays["cu_seqlens_q" if arrays["cu_seqlens_kv"] is None else "cu_seqlens_" + side]
     if cu_seqlens is not None:
         return np.diff(cu_seqlens)
     lengths, first_rows = arrays[side + "_lengths"], arrays[side + "_first_rows"]
     return (
-        [rows - first for first in first_rows]
+        [rows - int(first) for first in first_rows]
         if lengths is None and first_rows is not None
         else lengths
     )
@@ -392,6 +419,10 @@ def _longest(sequences, n_kv, kv_lengths, cache, cache_sequences):
 def _check_want(want):
     if isinstance(want, str):
         raise TypeError(f"want is a str; pass a list such as [{want or 'lse'!r}]")
+    try:
+        return want if isinstance(want, dict) else dict.fromkeys(want)
+    except TypeError:
+        raise TypeError(f"want is {_kind(want)}; it must be a list of names") from None
 
 
 def _wanted(
@@ -412,6 +443,7 @@ def _wanted(
     """Arrays for the optional outputs, by name."""
     if not want:
         return {}
+    given, arrays = _check_want(want), {}
     cu_seqlens, cache_sequences = (
         arrays_of_sequences["cu_seqlens_q"],
         arrays_of_sequences["cache_sequences"],
@@ -436,8 +468,6 @@ def _wanted(
         "masked_scores": pairs,
         "context": (batch, n_q, num_heads, head_dim_v),
     }
-    _check_want(want)
-    given, arrays = want if isinstance(want, dict) else dict.fromkeys(want), {}
     for name, array in given.items():
         shape = _named(shapes, name, "want")
         if array is None:
@@ -464,10 +494,10 @@ def _point_to(args, arrays):
 def _info(name, args, want, *before):
     """The fields of mha_call_info by name. Of the outputs counts that they are asked for, and
     nothing is written to them."""
-    _check_want(want)
+    want = _check_want(want)
     for output in want:
         _named(dict.fromkeys(_optional_outputs), output, "want")
     _point_to(args, dict.fromkeys(want, _somewhere))
     info = _new(_CallInfo)
     _call(name, *before, args, info)
-    return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
+    return dict(_fields(info))

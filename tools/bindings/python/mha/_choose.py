@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import _calls
 from ._arrays import _check, _contiguous, _input, _named, _row_types, _some, _writeable
-from ._callbacks import _raising
 from ._calls import _appended, _arrays_of_sequences, _longest, _run, _set_norm, _set_sequences
 from ._structs import _AttentionArgs, _ChooseKeysArgs, _empty, _new, instruction_set_names
 
@@ -88,7 +88,7 @@ def choose_keys(
         q_first_positions,
         cache_sequences,
     )
-    appended_lengths = None if cache_read else _appended(n_kv, arrays, False)
+    appended_lengths = _appended(n_kv, arrays, False, cache_read)
     _set_sequences(
         args,
         batch,
@@ -110,15 +110,11 @@ def choose_keys(
         appended_lengths,
     )
     _set_norm(args, norm, heads, 1, head_dim, 0)
-    shape = batch, n_q, max(num_chosen, 0)
+    choice = _new(_ChooseKeysArgs, attention=args, num_chosen=num_chosen)
+    shape, is_new = (batch, n_q, max(choice.num_chosen, 0)), out is None
     out = np.empty(shape, np.int32) if out is None else _writeable(out, "out")
-    choice = _new(
-        _ChooseKeysArgs,
-        attention=args,
-        weights=_input(weights, "weights"),
-        num_chosen=num_chosen,
-        chosen_keys=_contiguous(out, "out", [np.dtype(np.int32)], shape, True),
-    )
+    choice.weights = _input(weights, "weights")
+    choice.chosen_keys = _contiguous(out, "out", [np.dtype(np.int32)], shape, True)
     if index_scores is not None:
         shape = (
             batch,
@@ -128,7 +124,7 @@ def choose_keys(
                 n_kv,
                 appended_lengths,
                 cache,
-                cache_sequences,
+                arrays["cache_sequences"],
             ),
         )
         choice.index_scores = _contiguous(
@@ -138,9 +134,9 @@ def choose_keys(
             shape,
             True,
         )
-    if scheduler is None:
-        _run("mha_choose_keys", workspace, choice)
-    else:
-        with _raising(scheduler):
-            _run("mha_choose_keys", workspace, choice)
+    if cache is not None or not is_new or workspace is not None or index_scores is not None:
+        given_out, appended = None if is_new else out, None if cache_read else cache
+        more = {"index_scores": index_scores}
+        _calls._memory(choice, {}, given_out, workspace, cache=appended, **more)
+    _run("mha_choose_keys", workspace, choice, scheduler)
     return out

@@ -12,6 +12,7 @@ import numpy as np
 from ._arrays import (
     _buffer,
     _check,
+    _check_memory,
     _contiguous,
     _describe,
     _dtypes,
@@ -21,6 +22,7 @@ from ._arrays import (
     _output,
     _output_struct,
     _place,
+    _read_by,
     _row_names,
     _row_type,
     _row_types,
@@ -28,13 +30,15 @@ from ._arrays import (
     _writeable,
     aligned,
 )
-from ._callbacks import Scheduler, _raising
+from ._callbacks import Scheduler
 from ._calls import (
     Prepared,
     _appended,
     _arrays_of_sequences,
     _check_prepared,
+    _in_place,
     _info,
+    _memory,
     _run,
     _set_norm,
     _set_sequences,
@@ -45,13 +49,16 @@ from ._structs import (
     _CallInfo,
     _Config,
     _empty,
+    _fields,
     _ForwardArgs,
     _Input,
+    _is_true,
     _LinearArgs,
     _LinearWeights,
     _Matrix,
     _new,
     _NotCopied,
+    _number,
     _Options,
     _Output,
     _packer,
@@ -138,7 +145,7 @@ class Layer(_NotCopied):
         self._handle, self._memory = handle.value, memory
         config = _Config(struct_size=ctypes.sizeof(_Config))
         _call("mha_layer_shape", self, config)
-        self.shape = {field: getattr(config, field) for field, _ in _Config._fields_[1:]}
+        self.shape = _fields(config)
 
     @overload
     def forward(  # type: ignore[overload-overlap]
@@ -224,10 +231,10 @@ class Layer(_NotCopied):
         the steps in between "q", "k", "v", "scores", "scaled_scores", "softcapped_scores",
         "masked_scores", "context". want={"lse": array} has it written into an array that is there.
         Rows may have gaps between them; the elements of a row may not. Rows may be float16, or with
-        bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query,
-        and must not overlap key or value. norm is a Norm, score a ScoreOptions. workspace is memory
-        to compute in, an array of info(...)["workspace_bytes"] bytes or more; without one, each
-        thread keeps its own. prepare=True computes nothing and returns a Prepared call.
+        bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query
+        where key is another array. norm is a Norm, score a ScoreOptions. workspace is memory to
+        compute in, an array of info(...)["workspace_bytes"] bytes or more; without one, each thread
+        keeps its own. prepare=True computes nothing and returns a Prepared call.
         """
         is_single, rows, is_new = (
             isinstance(query, np.ndarray) and query.ndim == 2,
@@ -239,6 +246,8 @@ class Layer(_NotCopied):
                 a[None] if isinstance(a, np.ndarray) else a for a in (query, key, value, out)
             )
         shape = self.shape
+        if not (prepare is cache_read is False):
+            _is_true(prepare, "prepare"), _is_true(cache_read, "cache_read")
         _check(query, "query", _row_types(bf16), (None, None, shape["query_dim"]))
         batch, n_q, _ = query.shape
         other = key if key is not None else value
@@ -308,7 +317,7 @@ class Layer(_NotCopied):
             q_first_positions,
             cache_sequences,
         )
-        appended_lengths = None if cache_read else _appended(appended, arrays, other is None)
+        appended_lengths = _appended(appended, arrays, other is None, cache_read)
         _set_sequences(
             args,
             batch,
@@ -353,21 +362,28 @@ class Layer(_NotCopied):
             appended_lengths,
         )
         single = out[0] if is_single else out
+        if prepare or want or not (is_new and cache is workspace is None):
+            given, given_out = (
+                dict(zip(("query", "key", "value"), rows)),
+                None if is_new else single,
+            )
+            same = _in_place("query", wanted) if cache_read or key is not None else ()
+            appended = None if cache_read else cache
+            memory = _memory(args, given, given_out, workspace, wanted, appended, self, same)
         if prepare:
             _check_prepared(cache, score, want)
             return Prepared(
                 "mha_forward",
                 self,
                 args,
-                dict(zip(("query", "key", "value"), rows)),
+                memory,
                 single,
                 is_new,
                 workspace,
                 scheduler,
                 wanted,
             )
-        with _raising(scheduler):
-            _run("mha_forward", workspace, args, self._handle)
+        _run("mha_forward", workspace, args, scheduler, self._handle)
         return (single, wanted) if want else single
 
     def info(
@@ -400,10 +416,13 @@ class Layer(_NotCopied):
         """How forward would run on this many rows, and what it costs: the fields of mha_call_info
         by name. n_kv=None is self-attention; want names what would be asked for. All else is as in
         forward."""
-        args = _new(_ForwardArgs, batch=batch or _empty, n_q=n_q or _empty)
+        _is_true(cache_read, "cache_read")
+        args = _new(
+            _ForwardArgs, batch=_number(batch, "batch") or _empty, n_q=_number(n_q, "n_q") or _empty
+        )
         if n_kv is not None:
             # That there is one counts, and nothing reads it.
-            args.n_kv, args.key = n_kv or _empty, _Input(data=_somewhere)
+            args.n_kv, args.key = _number(n_kv, "n_kv") or _empty, _Input(data=_somewhere)
         appended = 0 if cache_read else n_q if n_kv is None else n_kv
         arrays = _arrays_of_sequences(
             cu_seqlens_q,
@@ -415,7 +434,7 @@ class Layer(_NotCopied):
             q_first_positions,
             cache_sequences,
         )
-        appended_lengths = None if cache_read else _appended(appended, arrays, n_kv is None)
+        appended_lengths = _appended(appended, arrays, n_kv is None, cache_read)
         _set_sequences(
             args,
             batch,
@@ -469,14 +488,16 @@ class Linear(_NotCopied):
         offsets: Array | None = None,
         **how: Unpack[How],
     ) -> None:
+        _named(layouts, layout, "layout"), _check(w, "w"), b is None or _check(b, "b")
         outputs, stored = (
             (w.shape if layout == "out_in" else w.shape[::-1])
             if isinstance(w, np.ndarray) and w.ndim == 2
             else (1, 1)
         )
-        inputs = inputs or stored * (2 if how.get("type") == "int4" else 1)
+        if inputs is None:
+            inputs = stored * (2 if how.get("type") == "int4" else 1)
         self.layer = Layer(
-            inputs,
+            _number(inputs, "inputs"),
             0,
             output_dim=outputs,
             w_o=w,
@@ -510,7 +531,7 @@ class Linear(_NotCopied):
         shape = self.layer.shape
         inputs = shape["num_heads"] * shape["head_dim_v"] or shape["query_dim"]
         _check(x, "x", _row_types(bf16), (None, inputs))
-        out = _output(out, (len(x), shape["output_dim"]), output_type)
+        is_new, out = out is None, _output(out, (len(x), shape["output_dim"]), output_type)
         if residual is not None:
             _check(residual, "residual", [out.dtype], out.shape)
         if scheduler is not None:
@@ -523,8 +544,10 @@ class Linear(_NotCopied):
             output=_output_struct(out),
             scheduler=None if scheduler is None else scheduler._struct,
         )
-        with _raising(scheduler):
-            _run("mha_linear", workspace, args, self.layer._handle)
+        if not is_new or workspace is not None:
+            given_out, same = None if is_new else out, [("out", "residual")]
+            _memory(args, {}, given_out, workspace, layer=self.layer, same=same)
+        _run("mha_linear", workspace, args, scheduler, self.layer._handle)
         return out
 
     def info(
@@ -541,20 +564,20 @@ class Linear(_NotCopied):
         args, info = (
             _new(
                 _LinearArgs,
-                rows=rows or _empty,
+                rows=_number(rows, "rows") or _empty,
                 x=_Input(type=_named(_row_names, input_type, "input_type")),
             ),
             _new(_CallInfo),
         )
         args.output = _Output(type=_named(_row_names, output_type, "output_type"))
-        if has_residual:
+        if _is_true(has_residual, "has_residual"):
             # That there is one counts, and nothing reads it.
             args.residual = _Input(data=_somewhere)
         if scheduler is not None:
             _must_be(Scheduler, scheduler, "scheduler")
             args.scheduler = scheduler._struct
         _call("mha_linear_info", self.layer, args, info)
-        return {field: getattr(info, field) for field, _ in _CallInfo._fields_[1:]}
+        return dict(_fields(info))
 
 
 def pack(
@@ -571,6 +594,9 @@ def pack(
     bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, **weights_and_shape)
     out = aligned(bytes) if out is None else _writeable(out, "out")
     functions, structs = _describe_layer(query_dim, num_heads, **weights_and_shape)
+    _check(out, "out")
+    for struct in structs:
+        _check_memory({"out": out}, _read_by(struct))
     _call(functions.pack, *structs, _options(instruction_set), *_buffer(out, "out"))
     return out[:bytes]
 
@@ -658,7 +684,7 @@ def _describe_layer(
             raise TypeError(f"a layer has no {name}")
         setattr(config, name, number)
     matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
-    type = type or _type_of(matrices)
+    type = _type_of(matrices) if type is None else type
     weights = _new(
         _Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type")
     )

@@ -9,7 +9,7 @@ import pathlib
 import sys
 import threading
 
-from ._structs import _address, _Error, _in_range, instruction_set_names
+from ._structs import _address, _Error, _kind, instruction_set_names
 
 # Of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an
 # int64_t, n an int32_t, u a uint32_t.
@@ -71,14 +71,6 @@ _kinds = {
     "n": ctypes.c_int32,
     "u": ctypes.c_uint32,
 }
-_limited = {
-    name: [
-        (i, {"i": "i64", "n": "i32", "u": "u32"}[kind])
-        for i, kind in enumerate(kinds)
-        if kind in "inu"
-    ]
-    for name, kinds in _signatures.items()
-}
 # Of the header whose structs are in _structs.py: 10000 * major + 100 * minor + patch.
 _version = 100
 __version__ = f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
@@ -105,6 +97,8 @@ def load(path: str | os.PathLike[str] | None = None) -> None:
     """Loads libmha.so: the given one, or the one that is found (see the package's documentation).
     Not needed where that one is right."""
     global _library
+    if not isinstance(path, (str, bytes, os.PathLike, type(None))):
+        raise TypeError(f"path is {_kind(path)}; it must be the path of a library")
     path = os.fspath(path) if path is not None else _find()
     try:
         library = ctypes.CDLL(path)
@@ -168,8 +162,6 @@ def _loaded():
 
 def _call(name, *arguments):
     library, error = _library or _loaded(), _Error()
-    for i, kind in _limited[name]:
-        _in_range("an argument of " + name, arguments[i], kind)
     try:
         status = getattr(library, name)(
             *[

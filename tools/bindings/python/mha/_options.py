@@ -3,16 +3,17 @@ embeddings."""
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _arrays
 from ._arrays import _check, _contiguous, _describe, _integers, _must_be, _named, _needed, _some
 from ._library import _call
 from ._structs import (
     _broadcast,
     _Input,
+    _is_true,
     _new,
     _Norm,
     _norm_after_gate,
@@ -20,6 +21,8 @@ from ._structs import (
     _norm_all_heads,
     _norm_layer,
     _norm_values,
+    _number,
+    _ReadOnly,
     _Rope,
     _RopeConfig,
     _ScoreArrays,
@@ -34,6 +37,9 @@ from ._structs import (
 
 if TYPE_CHECKING:
     from ._typing import Integers
+
+
+_f32 = [np.dtype(np.float32)]
 
 
 class ScoreOptions:
@@ -86,60 +92,42 @@ class ScoreOptions:
     ) -> None:
         _named(score_columns, columns, "columns")
         _named(score_groups, groups, "groups")
-        self.num_columns, self.groups, self.q_groups, self.kv_groups = (
-            num_columns,
-            groups,
-            q_groups,
-            kv_groups,
-        )
-        self.head_scales, self.chosen_keys, self.chosen_block = (
-            head_scales,
-            chosen_keys,
-            chosen_block,
-        )
-        self.softcap, self.alibi_slopes, self.sinks, self.bias, self.mask, self.columns = (
-            softcap,
-            alibi_slopes,
-            sinks,
-            bias,
-            mask,
-            columns,
-        )
-        self.relative_bias, self.relative_rows, self.relative_left, self.q_scales = (
-            relative_bias,
-            relative_rows,
-            relative_left,
-            q_scales,
-        )
+        self.softcap, self.alibi_slopes, self.sinks = softcap, alibi_slopes, sinks
+        self.head_scales, self.q_scales = head_scales, q_scales
+        self.bias, self.mask, self.columns = bias, mask, columns
+        self.relative_bias, self.relative_left = relative_bias, relative_left
+        self.relative_rows, self.num_columns = relative_rows, num_columns
+        self.groups, self.q_groups, self.kv_groups = groups, q_groups, kv_groups
+        self.chosen_keys, self.chosen_block = chosen_keys, chosen_block
 
     def _structs(self, batch, num_heads, num_kv_heads, n_q, columns):
         """The two structs that the library takes: of the model, and of a step."""
-        columns, entries = (
-            self.num_columns or columns,
-            0 if self.chosen_keys is None else (np.shape(self.chosen_keys) or (1,))[-1],
+        columns = self.num_columns or columns
+        entries = (
+            0 if self.chosen_keys is None else (getattr(self.chosen_keys, "shape", ()) or (1,))[-1]
         )
         score = _new(
             _ScoreOptions,
             softcap=self.softcap,
-            alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", [np.float32], (num_heads,)),
-            sinks=_contiguous(self.sinks, "sinks", [np.float32], (num_heads,)),
+            alibi_slopes=_contiguous(self.alibi_slopes, "alibi_slopes", _f32, (num_heads,)),
+            sinks=_contiguous(self.sinks, "sinks", _f32, (num_heads,)),
             relative_bias=_contiguous(
-                self.relative_bias, "relative_bias", [np.float32], (num_heads, _some)
+                self.relative_bias, "relative_bias", _f32, (num_heads, _some)
             ),
-            head_scales=_contiguous(self.head_scales, "head_scales", [np.float32], (num_heads,)),
+            head_scales=_contiguous(self.head_scales, "head_scales", _f32, (num_heads,)),
         )
         arrays = _new(
             _ScoreArrays,
-            columns=score_columns[self.columns],
+            columns=_named(score_columns, self.columns, "columns"),
             num_columns=self.num_columns,
-            groups=score_groups[self.groups],
+            groups=_named(score_groups, self.groups, "groups"),
             num_chosen=entries,
             chosen_block=self.chosen_block,
         )
         distances = 0
         relative = self.relative_rows if self.relative_bias is None else self.relative_bias
         if relative is not None:
-            distances = (np.shape(relative) or (1,))[-1]
+            distances = (getattr(relative, "shape", ()) or (1,))[-1]
             score.relative_left = (
                 distances // 2 if self.relative_left is None else self.relative_left
             )
@@ -150,7 +138,7 @@ class ScoreOptions:
             ("q_scales", self.q_scales, np.float32, n_q),
         ):
             if array is not None:
-                is_of_all = np.ndim(array) == 1
+                is_of_all = getattr(array, "ndim", 0) == 1
                 _contiguous(array, name, [dtype], (width,) if is_of_all else (batch, width))
                 setattr(
                     arrays, name, np.tile(array, (batch, 1)) if is_of_all and batch > 1 else array
@@ -158,12 +146,12 @@ class ScoreOptions:
         for name, array, dtypes, extent, heads in (
             ("bias", self.bias, (np.float32, np.float16), columns, num_heads),
             ("mask", self.mask, (np.bool_, np.uint8), columns, num_heads),
-            ("relative_rows", self.relative_rows, (np.float32,), distances, num_heads),
+            ("relative_rows", self.relative_rows, _f32, distances, num_heads),
             ("chosen_keys", self.chosen_keys, (np.int32,), entries, num_kv_heads),
         ):
             if array is None:
                 continue
-            _check(array, name, dtypes, (None,) * np.ndim(array))
+            _check(array, name, dtypes)
             shape = (batch, heads, n_q, extent)
             try:
                 view = np.broadcast_to(array, shape)
@@ -198,6 +186,7 @@ class ScoreOptions:
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """The slopes of ALiBi for this many heads, float32 (mha_alibi_slopes)."""
+    num_heads = _number(num_heads, "num_heads")
     slopes = np.empty(max(num_heads, 0), np.float32)
     _call("mha_alibi_slopes", num_heads, slopes)
     return slopes
@@ -209,9 +198,9 @@ def t5_relative_bias(
     """The relative bias of T5 from its embedding [num_buckets, num_heads], as far as distances
     differ (mha_t5_relative_bias): with is_bidirectional [num_heads, 2 * max_distance + 1]; without,
     for decoders, [num_heads, max_distance + 1], of which relative_left is max_distance."""
-    _needed(embedding, "embedding", [np.float32], (_some, _some))
-    (num_buckets, num_heads), max_distance = embedding.shape, operator.index(max_distance)
-    right = max_distance if is_bidirectional else 0
+    _needed(embedding, "embedding", _f32, (_some, _some))
+    (num_buckets, num_heads), max_distance = embedding.shape, _number(max_distance, "max_distance")
+    right = max_distance if _is_true(is_bidirectional, "is_bidirectional") else 0
     table = np.empty((num_heads, max(max_distance, 0) + 1 + max(right, 0)), np.float32)
     _call(
         "mha_t5_relative_bias",
@@ -227,7 +216,7 @@ def t5_relative_bias(
     return table
 
 
-class ContextNorm:
+class ContextNorm(_ReadOnly):
     """Norm of the context before W_O, for context= of a Norm.
 
         # BitNet
@@ -241,6 +230,8 @@ class ContextNorm:
     after_gate after it.
     """
 
+    _changeable = ("weight", "bias", "epsilon")
+
     def __init__(
         self,
         weight: np.ndarray | None = None,
@@ -253,25 +244,26 @@ class ContextNorm:
     ) -> None:
         self.weight, self.bias, self.epsilon, self.all_heads = weight, bias, epsilon, all_heads
         self.flags = (
-            (_norm_layer if layer else 0)
-            | (_norm_all_heads if all_heads else 0)
-            | (_norm_after_gate if after_gate else 0)
+            (_norm_layer if _is_true(layer, "layer") else 0)
+            | (_norm_all_heads if _is_true(all_heads, "all_heads") else 0)
+            | (_norm_after_gate if _is_true(after_gate, "after_gate") else 0)
         )
 
     def _fill(self, struct, num_heads, head_dim_v):
         struct.context_flags, struct.context_epsilon = self.flags, self.epsilon
         first = self.weight if self.weight is not None else self.bias
-        if np.ndim(first) == 1:
+        dimensions = getattr(first, "ndim", 0)
+        if dimensions == 1:
             shape = (num_heads * head_dim_v,) if self.all_heads else (head_dim_v,)
         else:
             shape = (num_heads, head_dim_v)
-        struct.context_weight = _contiguous(self.weight, "weight", [np.float32], shape)
-        struct.context_bias = _contiguous(self.bias, "bias", [np.float32], shape)
-        if self.all_heads or np.ndim(first) == 2:
+        struct.context_weight = _contiguous(self.weight, "weight", _f32, shape)
+        struct.context_bias = _contiguous(self.bias, "bias", _f32, shape)
+        if self.all_heads or dimensions == 2:
             struct.context_head_stride = head_dim_v
 
 
-class Norm:
+class Norm(_ReadOnly):
     """Norm of queries and keys, for norm= of a call (mha_norm).
 
         norm = mha.Norm(q_weight=q_weight, k_weight=k_weight)  # Qwen3: RMS norm of each head
@@ -285,6 +277,8 @@ class Norm:
     with after_rope after it. values normalises values too, without weights. context is a norm of
     the context too; with epsilon=0 it is the only one.
     """
+
+    _changeable = ("epsilon", "context")
 
     def __init__(
         self,
@@ -309,10 +303,10 @@ class Norm:
         }
         self.epsilon, self.all_heads = epsilon, all_heads
         self.flags = (
-            (_norm_layer if layer else 0)
-            | (_norm_all_heads if all_heads else 0)
-            | (_norm_after_rope if after_rope else 0)
-            | (_norm_values if values else 0)
+            (_norm_layer if _is_true(layer, "layer") else 0)
+            | (_norm_all_heads if _is_true(all_heads, "all_heads") else 0)
+            | (_norm_after_rope if _is_true(after_rope, "after_rope") else 0)
+            | (_norm_values if _is_true(values, "values") else 0)
         )
 
     def _struct(self, num_heads, num_kv_heads, head_dim, head_dim_v):
@@ -329,7 +323,7 @@ class Norm:
                 shape = (heads * head_dim,) if self.all_heads else (head_dim,)
             else:
                 shape = (heads, head_dim)
-            setattr(struct, name, _contiguous(array, name, [np.float32], shape))
+            setattr(struct, name, _contiguous(array, name, _f32, shape))
         if self.all_heads or 2 in dimensions:
             struct.head_stride = head_dim
         if self.context is not None:
@@ -338,7 +332,7 @@ class Norm:
         return struct
 
 
-class Rope:
+class Rope(_ReadOnly):
     """Rotation of queries and keys by tables cos and sin [num_positions, dims / 2]; style is "half"
     or "interleaved".
 
@@ -346,6 +340,8 @@ class Rope:
     q_positions [batch, n_q] and k_positions [batch, rows of key] are positions of other rows than
     the usual ones.
     """
+
+    _changeable = ("q_positions", "k_positions", "offset")
 
     def __init__(
         self,
@@ -359,17 +355,15 @@ class Rope:
         offset: int = 0,
     ) -> None:
         self.style = _named(rope_styles, style, "style")
-        (
-            _needed(cos, "cos", [np.float32], (None, _some)),
-            _needed(sin, "sin", [np.float32], cos.shape),
-        )
-        if dims not in (0, 2 * cos.shape[1]):
-            raise ValueError(
-                f"dims is {dims}; tables of {cos.shape[1]} columns rotate {2 * cos.shape[1]}"
-                " elements of a head"
-            )
-        self.cos, self.sin, self.dims = cos, sin, 2 * cos.shape[1]
+        self.cos, self.sin = cos, sin
         self.q_positions, self.k_positions, self.offset = q_positions, k_positions, offset
+        self._struct()  # raises what a call would
+        self.dims = 2 * cos.shape[1]
+        if _number(dims, "dims") not in (0, self.dims):
+            raise ValueError(
+                f"dims is {dims}; tables of {cos.shape[1]} columns rotate {self.dims} elements of a"
+                " head"
+            )
 
     @classmethod
     def tables(
@@ -388,14 +382,15 @@ class Rope:
         unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"mha_rope_config has no {', '.join(sorted(unknown))}")
-        factors = (
-            None
-            if angles.get("pair_factors") is None
-            else np.ascontiguousarray(angles["pair_factors"], np.float64)
-        )
+        dims, num_positions = _number(dims, "dims"), _number(num_positions, "num_positions")
+        factors = angles.get("pair_factors")
         if factors is not None:
-            _check(factors, "pair_factors", [np.float64], (dims // 2,))
-            angles["pair_factors"] = factors
+            factors = _arrays._array(factors, "pair_factors")
+            if factors.dtype.kind not in "iuf" or factors.shape != (dims // 2,):
+                raise ValueError(
+                    f"pair_factors is {_describe(factors)}; it must be {dims // 2} numbers"
+                )
+            angles["pair_factors"] = np.ascontiguousarray(factors, np.float64)
         for name, shape in ("mrope_section", (3,)), ("mrope_positions", (3, num_positions)):
             angles[name] = _integers(angles.get(name), name, shape)
         config = _new(
@@ -412,10 +407,12 @@ class Rope:
         return cls(cos, sin, style=style, offset=offset)
 
     def _struct(self):
+        _needed(self.cos, "cos", _f32, (None, _some))
+        _needed(self.sin, "sin", _f32, self.cos.shape)
         return _new(
             _Rope,
             style=self.style,
-            dims=self.dims,
+            dims=2 * self.cos.shape[1],
             num_positions=self.cos.shape[0],
             cos=self.cos,
             sin=self.sin,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import _calls
 from ._arrays import (
     _check,
     _contiguous,
@@ -18,7 +19,7 @@ from ._arrays import (
     _row_types,
     _some,
 )
-from ._callbacks import Scheduler, _raising
+from ._callbacks import Scheduler
 from ._calls import _arrays_of_sequences, _info, _left, _no_arrays, _paddings, _run, _set_packed
 from ._structs import (
     _CausalConvArgs,
@@ -76,6 +77,7 @@ def recurrent_attention(
     and so on. beta_function="sigmoid" takes beta as projected; with a_log, decay is -exp(a_log) *
     softplus(decay + dt_bias). All else is as in attention and in mha_recurrent_args.
     """
+    written = {"out": out, "state_out": state_out, "snapshots": snapshots, "workspace": workspace}
     args, out, state_out = _recurrent_args(
         q,
         k,
@@ -100,7 +102,7 @@ def recurrent_attention(
         bf16,
         output_type,
     )
-    _run_on("mha_recurrent_attention", workspace, args, scheduler)
+    _run_on("mha_recurrent_attention", args, scheduler, **written)
     return out, state_out
 
 
@@ -185,6 +187,7 @@ def causal_conv(
     weights = _contiguous(weights, "weights", _f32, (channels, _some))
     if weights is None:
         raise TypeError("weights is None; it must be a NumPy array")
+    written = {"out": out, "state_out": state_out, "workspace": workspace}
     out = _output(out, x.shape, output_type)
     args = _new(
         _CausalConvArgs,
@@ -208,7 +211,7 @@ def causal_conv(
         instruction_set,
     )
     state_out = _set_state(args, state, state_out, (count, weights.shape[1] - 1, channels))
-    _run_on("mha_causal_conv", workspace, args, scheduler)
+    _run_on("mha_causal_conv", args, scheduler, **written)
     return out, state_out
 
 
@@ -245,28 +248,23 @@ def _recurrent_args(
     heads, head_dim_v = v.shape[2:]
     decay_dim = 1
     if decay is not None:
-        _check(
-            decay,
-            "decay",
-            stored,
-            (batch, rows, heads) if np.ndim(decay) == 3 else (batch, rows, heads, _some),
-        )
+        is_wide = getattr(decay, "ndim", 0) == 4
+        shape = (batch, rows, heads, _some) if is_wide else (batch, rows, heads)
+        _check(decay, "decay", stored, shape)
         decay = decay[..., None] if decay.ndim == 3 else decay
         decay_dim = decay.shape[3]
     if beta is not None:
-        _check(beta, "beta", stored, (batch, rows, 1 if np.shape(beta)[2:] == (1,) else heads))
+        is_shared = getattr(beta, "shape", ())[2:] == (1,)
+        _check(beta, "beta", stored, (batch, rows, 1 if is_shared else heads))
         beta = (
             np.broadcast_to(beta[..., None], (batch, rows, heads, 1))
             if beta.shape[2] != heads
             else beta[..., None]
         )
     if dt_bias is not None:
-        dt_bias = _contiguous(
-            dt_bias,
-            "dt_bias",
-            _f32,
-            (heads,) if decay_dim == 1 and np.ndim(dt_bias) == 1 else (heads, decay_dim),
-        )
+        is_flat = decay_dim == 1 and getattr(dt_bias, "ndim", 0) == 1
+        shape = (heads,) if is_flat else (heads, decay_dim)
+        dt_bias = _contiguous(dt_bias, "dt_bias", _f32, shape)
     out = _output(out, (batch, rows, max(q_heads, heads), head_dim_v), output_type)
     args = _new(
         _RecurrentArgs,
@@ -343,9 +341,7 @@ def _set_state(args, state, state_out, shape):
     return state_out
 
 
-def _run_on(name, workspace, args, scheduler):
-    if scheduler is None:
-        _run(name, workspace, args)
-    else:
-        with _raising(scheduler):
-            _run(name, workspace, args)
+def _run_on(name, args, scheduler, workspace, **written):
+    if workspace is not None or any(array is not None for array in written.values()):
+        _calls._memory(args, {}, workspace=workspace, same=[("state_out", "state")], **written)
+    _run(name, workspace, args, scheduler)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import _arrays
 from ._arrays import _check, _contiguous, _describe, _named, _needed, _output, _output_struct, _some
 from ._library import _call
 from ._structs import _empty, _new, _StatesArgs, instruction_set_names
@@ -20,11 +21,14 @@ def states_merge(
 ) -> Array:
     """The states of the keys of both, [..., head_dim_v + 2]; left has the earlier keys. out may be
     left or right (mha_states_merge)."""
-    at_left = _needed(left, "left", [np.float32], np.shape(left))
+    _check(left, "left", [np.float32])
+    at_left = _needed(left, "left", [np.float32], left.shape)
     at_right = _needed(right, "right", [np.float32], left.shape)
     if left.ndim == 0 or left.shape[-1] < 3:
         raise ValueError(f"left is {_describe(left)}; rows of states have head_dim_v + 2 numbers")
     out = _output(out, left.shape)
+    may_be = [("out", "left"), ("out", "right")]
+    _arrays._check_memory({"out": out}, {"left": left, "right": right}, may_be)
     _call(
         "mha_states_merge",
         left.size // left.shape[-1] or _empty,
@@ -59,20 +63,19 @@ def states_finish(
         _output(out, (batch, n_q, heads, width - 2), output_type),
         np.empty((batch, heads, n_q), np.float32),
     )
-    _call(
-        "mha_states_finish",
-        _new(
-            _StatesArgs,
-            batch=batch or _empty,
-            num_heads=heads,
-            n_q=n_q or _empty,
-            head_dim_v=width - 2,
-            states=_contiguous(states, "states", [np.float32], states.shape),
-            sinks=_contiguous(sinks, "sinks", [np.float32], (heads,)),
-            head_scales=_contiguous(head_scales, "head_scales", [np.float32], (heads,)),
-            output=_output_struct(out),
-            lse=lse,
-            instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"),
-        ),
+    args = _new(
+        _StatesArgs,
+        batch=batch or _empty,
+        num_heads=heads,
+        n_q=n_q or _empty,
+        head_dim_v=width - 2,
+        states=_contiguous(states, "states", [np.float32], states.shape),
+        sinks=_contiguous(sinks, "sinks", [np.float32], (heads,)),
+        head_scales=_contiguous(head_scales, "head_scales", [np.float32], (heads,)),
+        output=_output_struct(out),
+        lse=lse,
+        instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"),
     )
+    _arrays._check_memory({"out": out}, _arrays._read_by(args))
+    _call("mha_states_finish", args)
     return out, lse

@@ -4,6 +4,7 @@ compares them with the header."""
 import ctypes
 import operator
 import struct
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,13 +29,37 @@ _codes = {
 
 
 _limits = {"i64": (-(2**63), 2**63 - 1), "i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
+_reals = "f32", "f64"
 
 
-def _in_range(name, value, kind):
-    """Raises where an integer is none of the type's: ctypes would cut it down to another one."""
+def _kind(value):
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _number(value, name, kind="i64"):
+    """A number as a field or an argument of this kind takes it. ctypes names neither, and would
+    cut an integer that is none of the type's down to another one."""
+    is_real = kind in _reals
+    try:
+        if is_real:  # float() reads text, and drops the imaginary part of NumPy's numbers
+            is_other = isinstance(value, (str, bytes, bytearray)) or np.iscomplexobj(value)
+            return float(None if is_other else value)
+        number = operator.index(value)
+    except (TypeError, ValueError, OverflowError):
+        expected = "a number" if is_real else "an integer"
+        raise TypeError(f"{name} is {_kind(value)}; it must be {expected}") from None
     least, most = _limits[kind]
-    if hasattr(value, "__index__") and not least <= operator.index(value) <= most:
+    if not least <= number <= most:
         raise ValueError(f"{name} is {value}; the library takes numbers from {least} to {most}")
+    return number
+
+
+def _is_true(value, name):
+    if value is True or value is False:
+        return value
+    if not isinstance(value, (int, np.bool_)) or value not in (0, 1):
+        raise TypeError(f"{name} is {_kind(value)}; it must be True or False")
+    return bool(value)
 
 
 def _writeable(array, name):
@@ -45,10 +70,20 @@ def _writeable(array, name):
     return array
 
 
+_from_buffer = ctypes.c_char.from_buffer
+
+
+def _start(array):
+    """As array.ctypes.data, which takes a microsecond longer."""
+    if array.flags.carray and array.size:
+        return ctypes.addressof(_from_buffer(array))
+    return array.ctypes.data
+
+
 def _address(owner, name):
     """Where an array, a tensor, a struct, a function or what a handle stands for lies."""
     if isinstance(owner, np.ndarray):
-        return owner.ctypes.data
+        return _start(owner)
     if isinstance(owner, (ctypes.Structure, ctypes.Array, ctypes._SimpleCData)):
         return ctypes.addressof(owner)
     if isinstance(owner, ctypes._CFuncPtr):
@@ -63,7 +98,23 @@ def _address(owner, name):
     )
 
 
-class _NotCopied:
+class _ReadOnly:
+    """What calls take sizes and addresses from: its attributes stay as they were made, but for
+    those that each call checks."""
+
+    __slots__ = ()
+    _changeable: tuple = ()
+
+    def __setattr__(self, name, value):
+        if name in self.__dict__ and name not in self._changeable:
+            raise AttributeError(f"{name} of a {type(self).__name__} is read-only; make another")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name):
+        raise AttributeError(f"{name} of a {type(self).__name__} is read-only; make another")
+
+
+class _NotCopied(_ReadOnly):
     """What has an address inside: a copy of it would use the memory of the first one, and use it
     after that one is gone. _instead is what to do."""
 
@@ -113,9 +164,13 @@ class _Checked(ctypes.Structure):
             for offset in [offset for offset in owners if at <= offset < at + size]:
                 del owners[offset]
             owners.update(of_value)
-        # Which all of the types hold.
-        elif kind is not None and not (type(value) is int and 0 <= value < 2**31):
-            _in_range(name, value, kind)
+        elif kind is not None and not (
+            type(value) is int
+            and 0 <= value < 2**31  # which all of the types hold
+            or type(value) is float
+            and kind in _reals
+        ):
+            value = _number(value, name, kind)
         _set_field(self, name, value)
 
     def _owners(self):
@@ -155,7 +210,7 @@ def _struct(name, *fields):
     )
 
 
-_unchecked = set(_c) - {"ptr", "out", *_limits}
+_unchecked = {"size", "u64", "text"}
 _nested: dict = {}  # the structs that others have inside
 _Strides = _nested["strides"] = _struct("mha_strides", "i64 batch row head")
 _Input = _nested["input"] = _struct(
@@ -420,6 +475,12 @@ _somewhere = ctypes.c_char()  # for a pointer that must not be NULL, to what nob
 
 def _new(structure, **fields):
     return structure(struct_size=ctypes.sizeof(structure), **fields)
+
+
+def _fields(struct):
+    """The numbers of a struct by name, which cannot be changed."""
+    names = [field for field, _ in struct._fields_[1:]]
+    return MappingProxyType({name: getattr(struct, name) for name in names})
 
 
 def _packer(structure, last):

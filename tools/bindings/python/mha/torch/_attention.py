@@ -87,7 +87,7 @@ def _unserved(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
         raise ValueError(
             f"key has {k_shape[-2]} rows and value has {v_shape[-2]}; there must be as many"
         )
-    if scale is not None and not -3e38 < scale < 3e38:
+    if scale is not None and (isinstance(scale, str) or not -3e38 < scale < 3e38):
         return f"the scale is {scale}"
     if enable_gqa:
         if len(q_shape) < 3 or len(k_shape) < 3 or len(v_shape) < 3:

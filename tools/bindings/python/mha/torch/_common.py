@@ -17,6 +17,7 @@ from .._structs import (
     _Config,
     _Error,
     _ForwardArgs,
+    _kind,
     _LinearArgs,
     _new,
     _Outputs,
@@ -57,6 +58,8 @@ def unserved_tensors(query, key, value):
         and not (query.is_nested or key.is_nested or value.is_nested)
     ):
         for tensor in query, key, value:
+            if not isinstance(tensor, torch.Tensor):  # PyTorch says which argument it is
+                return f"a tensor is {_kind(tensor)}"
             if tensor.is_nested:
                 return "a tensor is nested"
             if (
