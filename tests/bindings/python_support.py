@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import signal
 import sys
 import unittest
 
@@ -49,6 +50,18 @@ def readme_program(word):
         r"^```python\n(.*?)^```$", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
     return next(program for program in programs if word in program)
+
+
+def is_true_in_a_child(function):
+    """Whether it returns True, or the like, in a child of fork, within a minute."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            os._exit(42 if function() else 1)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
 
 def run(*cases):

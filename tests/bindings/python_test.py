@@ -2743,6 +2743,20 @@ class Mha(unittest.TestCase):
             set(raised), {"another thread is in this call; prepare one for each thread"}
         )
 
+    @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+    def test_a_scheduler_of_the_parent_is_serial_in_a_child_of_fork(self):
+        x, done = floats(1, 300, width), []
+        pool = concurrent.futures.ThreadPoolExecutor(2)
+        scheduler = mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count))))
+        expected = self.layer.forward(x, scheduler=scheduler)
+
+        def same():
+            own = mha.Scheduler(2, lambda count, task: done.extend(map(task, range(count))))
+            results = [self.layer.forward(x, scheduler=one) for one in (scheduler, own)]
+            return done and all(np.array_equal(result, expected) for result in results)
+
+        self.assertTrue(python_support.is_true_in_a_child(same))
+
     def test_weights_of_packed_sequences_over_a_cache_have_columns_for_the_longest(self):
         q, k = floats(1, 5, heads, head_dim), floats(1, 17, heads, head_dim)
         shape = {"num_sequences": 3, "capacity": 64, "num_kv_heads": heads, "head_dim": head_dim}

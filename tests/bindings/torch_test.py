@@ -452,6 +452,14 @@ class Torch(unittest.TestCase):
         for result in results[1:]:
             self.assertTrue(torch.equal(result, results[0]))
 
+    def test_a_child_of_fork_computes_the_same_bits_on_its_one_thread(self):
+        torch.set_num_threads(2)
+        x, linear = random(2, 4, 300, 64), mha.torch.Linear.from_module(nn.Linear(64, 512))
+        calls = (lambda: attention(x, x, x)), (lambda: linear(x))
+        expected = [call().numpy().tobytes() for call in calls]
+        same = lambda: [call().numpy().tobytes() for call in calls] == expected
+        self.assertTrue(python_support.is_true_in_a_child(same))
+
     def test_threads_of_the_program_do_not_disturb_each_other(self):
         inputs = [random(1, 4, rows, 16) for rows in (3, 50, 200, 77)]
         expected, wrong = [attention(x, x, x) for x in inputs], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ class Scheduler(_NotCopied):
 
         pool = concurrent.futures.ThreadPoolExecutor(4)
         scheduler = mha.Scheduler(4, lambda count, task: list(pool.map(task, range(count))))
+
+    A child of fork has none of its parent's threads: there, the calling thread does the tasks, and
+    only a scheduler that the child makes calls its parallel_for.
     """
 
     _instead = "use this one, or make another one with Scheduler(num_threads, parallel_for)"
@@ -31,6 +35,7 @@ class Scheduler(_NotCopied):
     ) -> None:
         if not callable(parallel_for):
             raise TypeError(f"parallel_for is {_kind(parallel_for)}; it must be a function")
+        process = os.getpid()
 
         def run(_, count, task, context):
             started = [False] * count
@@ -40,7 +45,8 @@ class Scheduler(_NotCopied):
                 task(context, index)
 
             try:
-                parallel_for(count, start)
+                if os.getpid() == process:
+                    parallel_for(count, start)
             except BaseException as exception:
                 self._keep(exception)
             for index in range(count):

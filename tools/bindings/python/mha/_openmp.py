@@ -37,6 +37,17 @@ def _load():
     return None
 
 
+def _forked():
+    """A child of fork has none of its parent's threads, for which GCC's runtime waits forever."""
+    global _functions, _load
+    _schedulers.clear()
+    _functions, _load = None, lambda: None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 def _address(function):
     return ctypes.cast(function, ctypes.c_void_p).value
 
