@@ -816,24 +816,13 @@ class _Refused(Exception):
 # What attention functions are handed beside the arguments of `attention`, and what changes nothing:
 # masks have windows, packing and causality in them already, as for eager attention, which reads
 # none of these.
-_harmless = {
-    "cu_seq_lens_k",
-    "cu_seq_lens_q",
-    "deterministic",
-    "is_causal",
-    "logits_to_keep",
-    "max_length_k",
-    "max_length_q",
-    "num_items_in_batch",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "position_ids",
-    "return_dict",
-    "seq_idx",
-    "sliding_window",
-    "use_cache",
-}
+_harmless = set(
+    """
+    cu_seq_lens_k cu_seq_lens_q deterministic is_causal logits_to_keep max_length_k max_length_q
+    num_items_in_batch output_attentions output_hidden_states output_router_logits position_ids
+    return_dict seq_idx sliding_window use_cache
+    """.split()
+)
 
 
 def _with_choice(module, query, key, mask, indices, block_indices, position_ids):

@@ -11,74 +11,24 @@ from ._files import without_arrays
 
 # What computes constants of constants, one node at a time. Shapes are computed with what is known
 # of them, see constant().
-folded = {
-    "Add",
-    "Cast",
-    "Concat",
-    "Constant",
-    "ConstantOfShape",
-    "Div",
-    "Expand",
-    "Gather",
-    "Identity",
-    "Mul",
-    "Neg",
-    "Pow",
-    "Range",
-    "Reciprocal",
-    "Reshape",
-    "Shape",
-    "Slice",
-    "Split",
-    "Sqrt",
-    "Squeeze",
-    "Sub",
-    "Transpose",
-    "Unsqueeze",
-}
+folded = set(
+    """
+    Add Cast Concat Constant ConstantOfShape Div Expand Gather Identity Mul Neg Pow Range
+    Reciprocal Reshape Shape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze
+    """.split()
+)
 # Operators whose first output has the type of their first input, for what type inference does not
 # reach.
-of_input_type = {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "MatMul",
-    "Gemm",
-    "Transpose",
-    "Reshape",
-    "Concat",
-    "Softmax",
-    "Split",
-    "Slice",
-    "Unsqueeze",
-    "Squeeze",
-    "LayerNormalization",
-    "SkipLayerNormalization",
-    "SimplifiedLayerNormalization",
-    "SkipSimplifiedLayerNormalization",
-    "RMSNormalization",
-    "RotaryEmbedding",
-    "CausalConvWithState",
-    "LinearAttention",
-    "LinearAttentionGate",
-    "LpNormalization",
-    "Softplus",
-    "Attention",
-    "MultiHeadAttention",
-    "GroupQueryAttention",
-    "Gelu",
-    "FastGelu",
-    "BiasGelu",
-    "QuickGelu",
-    "MatMulNBits",
-    "FusedMatMul",
-    "Layer",
-    "Tanh",
-    "Sigmoid",
-    "Identity",
-    "Gather",
-}
+of_input_type = set(
+    """
+    Add Sub Mul Div MatMul Gemm Transpose Reshape Concat Softmax Split Slice Unsqueeze Squeeze
+    LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization
+    SkipSimplifiedLayerNormalization RMSNormalization RotaryEmbedding CausalConvWithState
+    LinearAttention LinearAttentionGate LpNormalization Softplus Attention MultiHeadAttention
+    GroupQueryAttention Gelu FastGelu BiasGelu QuickGelu MatMulNBits FusedMatMul Layer Tanh
+    Sigmoid Identity Gather
+    """.split()
+)
 
 
 class Graph:
