@@ -177,19 +177,8 @@ class Build:
         self.passes = {}  # test that has failed -> whether it passes without a fault
         copy_tree(self.tree)
         on = ["TESTS", "SHARED"]
-        off = [
-            "STATIC",
-            "AVX512",
-            "COMPILES_avx2_vnni",
-            "COMPILES_neon_dotprod",
-            "COMPILES_neon_i8mm",
-            "TOOLS",
-            "BENCH",
-            "ONNX",
-            "OPENBLAS",
-            "PTHREADPOOL",
-            "INSTALL",
-        ]
+        off = """STATIC AVX512 COMPILES_avx2_vnni COMPILES_neon_dotprod COMPILES_neon_i8mm TOOLS
+            BENCH ONNX OPENBLAS PTHREADPOOL INSTALL""".split()
         settings = [
             "CMAKE_BUILD_TYPE=Release",
             *(f"MHA_{part}=ON" for part in on),

@@ -72,17 +72,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import slots
 
 # MHA_INSTRUCTION_SET_*
-SETS = [
-    "auto",
-    "scalar",
-    "avx2",
-    "avx512",
-    "neon",
-    "avx2_vnni",
-    "avx512_vnni",
-    "neon_dotprod",
-    "neon_i8mm",
-]
+SETS = "auto scalar avx2 avx512 neon avx2_vnni avx512_vnni neon_dotprod neon_i8mm".split()
 KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_* from MHA_TYPE_F32 on
 CHOICES = {
     "kv_type": (KV_TYPES, "a cache type"),

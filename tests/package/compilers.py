@@ -71,24 +71,10 @@ for target, runs, sets in [
 # come first, then the macros of Microsoft's compiler.
 microsoft = "zig/x86_64-windows-gnu/microsoft"
 known[microsoft] = ([*known["zig/x86_64-windows-gnu"][0], "-fms-extensions", "-mxsave"], wine, x86)
-headers = [
-    "algorithm",
-    "cmath",
-    "complex",
-    "cstdio",
-    "cstring",
-    "functional",
-    "map",
-    "memory",
-    "sstream",
-    "stdexcept",
-    "string",
-    "vector",
-    "immintrin.h",
-    "intrin.h",
-    "math.h",
-    "stdint.h",
-]
+headers = """
+    algorithm cmath complex cstdio cstring functional map memory sstream stdexcept string vector
+    immintrin.h intrin.h math.h stdint.h
+""".split()
 prelude = (
     "".join(f"#include <{name}>\n" for name in headers)
     + "#define _MSC_VER 1940\n#define __INTRIN_H\n"

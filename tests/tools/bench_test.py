@@ -83,26 +83,13 @@ class MhaBench(unittest.TestCase):
         names = self.bench("--benchmark_list_tests").stdout.split()
         groups = {name.split("/")[0] for name in names}
         self.assertLessEqual(
-            {
-                "layer_prefill",
-                "attention_prefill",
-                "projection",
-                "latency",
-                "threads",
-                "instruction_set",
-                "decode",
-                "decode_hot",
-                "decode_batch",
-                "decode_tokens",
-                "decode_attention",
-                "plain_arrays",
-                "storage",
-                "arithmetic",
-                "latent",
-                "latent_chosen",
-                "latent_prompt",
-                "chosen_blocks",
-            },
+            set(
+                """
+                layer_prefill attention_prefill projection latency threads instruction_set
+                decode decode_hot decode_batch decode_tokens decode_attention plain_arrays
+                storage arithmetic latent latent_chosen latent_prompt chosen_blocks
+                """.split()
+            ),
             groups,
         )
         self.assertEqual(len(names), len(set(names)))

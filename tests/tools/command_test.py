@@ -1568,51 +1568,13 @@ class Usage(Command):
         )
 
     def test_any_words_are_one_sentence_or_a_result(self):
-        words = [
-            "run",
-            "pack",
-            "verify",
-            "info",
-            "--weights",
-            "--packed",
-            "--layer",
-            "--config",
-            "--no-config",
-            "--heads",
-            "--causal",
-            "--no-causal",
-            "--rope-base",
-            "--no-rope",
-            "--weight-type",
-            "--arithmetic",
-            "--input",
-            "--output",
-            "--threads",
-            "--decode",
-            "--prompt",
-            "--cache-type",
-            "--quiet",
-            "--help",
-            "--version",
-            "-h",
-            "--",
-            "-",
-            "",
-            "=",
-            "--heads=",
-            "--rope-base=nan",
-            "1",
-            "-1",
-            "99999999999999999999",
-            "1e400",
-            "nan",
-            "int8",
-            "x.npy",
-            "none",
-            "\n",
-            "\u00e9",
-            "a" * 5000,
-        ]
+        words = """
+            run pack verify info --weights --packed --layer --config --no-config --heads --causal
+            --no-causal --rope-base --no-rope --weight-type --arithmetic --input --output
+            --threads --decode --prompt --cache-type --quiet --help --version -h -- - = --heads=
+            --rope-base=nan 1 -1 99999999999999999999 1e400 nan int8 x.npy none
+            """.split()
+        words += ["", "\n", "\u00e9", "a" * 5000]
         for _ in range(100):
             chosen = (
                 random.choices(words, k=random.randrange(8))

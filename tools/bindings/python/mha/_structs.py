@@ -442,17 +442,8 @@ activations = {"none": 0, "silu": 0x701}
 arithmetics = {"f32": 0, "int8": 0x501, "int16": 0x502}
 score_columns = {"all_keys": 0, "new_keys": 0x301}
 score_groups = {"within": 0, "also": 0x401}
-instruction_set_names = {
-    "auto": 0,
-    "scalar": 1,
-    "avx2": 2,
-    "avx512": 3,
-    "neon": 4,
-    "avx2_vnni": 5,
-    "avx512_vnni": 6,
-    "neon_dotprod": 7,
-    "neon_i8mm": 8,
-}
+_sets = "auto scalar avx2 avx512 neon avx2_vnni avx512_vnni neon_dotprod neon_i8mm"
+instruction_set_names = {name: number for number, name in enumerate(_sets.split())}
 cache_kinds = {"contiguous": 0, "ring": 0x101, "paged": 0x102}
 cache_values = {"own": 0, "in_keys": 0x201}
 rope_styles = {"half": 0, "interleaved": 1}

@@ -10,6 +10,12 @@ from onnx import TensorProto
 
 from ._graph import attribute
 
+# What makes no empty array out of one that is not.
+kept_empty = """
+    Add Cast Identity LayerNormalization MatMul MatMulNBits Mul Reshape RotaryEmbedding
+    SimplifiedLayerNormalization Transpose
+    """.split()
+
 
 def is_named(node):
     """Whether a node's type says that it is attention, or a convolution like that before it."""
@@ -443,19 +449,7 @@ class Finder:
         found = {name}
         for _ in range(12):
             node = self.graph.producer.get(name)
-            if node is None or node.op_type not in (
-                "Add",
-                "Cast",
-                "Identity",
-                "LayerNormalization",
-                "MatMul",
-                "MatMulNBits",
-                "Mul",
-                "Reshape",
-                "RotaryEmbedding",
-                "SimplifiedLayerNormalization",
-                "Transpose",
-            ):
+            if node is None or node.op_type not in kept_empty:
                 break
             name = next((i for i in node.input if self.graph.constant(i) is None), "")
             found.add(name)
