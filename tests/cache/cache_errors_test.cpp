@@ -111,21 +111,22 @@ void ExpectNoCache(const mha_kv_cache_config &config, const Expected &expected) 
 
 TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
   using Field = mha_kv_cache_config;
+  constexpr int64_t kBeyondInt = int64_t{1} << 31;
   const struct {
     uint32_t kind;
     int64_t Field::*field;
     const char *name;
     std::vector<int64_t> wrong, too_large;
   } numbers[] = {
-      {kContiguous, &Field::num_sequences, "num_sequences", {0, -1}, {kMax}},
+      {kContiguous, &Field::num_sequences, "num_sequences", {0, -1}, {kMax, kBeyondInt}},
       {kContiguous, &Field::capacity, "capacity", {0, kMin}, {kMax}},
-      {kContiguous, &Field::num_kv_heads, "num_kv_heads", {0, -2}, {kMax}},
-      {kContiguous, &Field::head_dim, "head_dim", {0, -4}, {kMax}},
-      {kContiguous, &Field::head_dim_v, "head_dim_v", {-1}, {kMax}},
+      {kContiguous, &Field::num_kv_heads, "num_kv_heads", {0, -2}, {kMax, kBeyondInt}},
+      {kContiguous, &Field::head_dim, "head_dim", {0, -4}, {kMax, kBeyondInt}},
+      {kContiguous, &Field::head_dim_v, "head_dim_v", {-1}, {kMax, kBeyondInt}},
       {kRing, &Field::capacity, "16", {40}, {kMax / 16 * 16}},
       {kPaged, &Field::capacity, "block_positions", {40}, {}},
       {kPaged, &Field::block_positions, "block_positions", {0, 8, 24, 48, 320, -16}, {}},
-      {kPaged, &Field::num_blocks, "num_blocks", {0, -1}, {kMax}},
+      {kPaged, &Field::num_blocks, "num_blocks", {0, -1}, {kMax, kBeyondInt}},
       {kContiguous, &Field::block_positions, "block_positions", {16}, {}},
       {kRing, &Field::num_blocks, "num_blocks", {3}, {}},
   };
@@ -185,6 +186,9 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
     in_keys.v_type = type;
     ExpectNoCache(in_keys, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type"}});
   }
+  in_keys.v_type = MHA_TYPE_F16;  // which they have
+  size_t bytes = 0;
+  ExpectSucceeds([&](mha_error *error) { return mha_kv_cache_size(&in_keys, &bytes, error); });
   mha_kv_cache_config config = Config();
   config.num_sequences = config.capacity = int64_t{1} << 30;  // their product overflows
   ExpectNoCache(config, {MHA_ERROR_TOO_LARGE, {1}, {}});
@@ -257,6 +261,10 @@ TEST(CacheErrors, EveryMisalignedBufferIsRefused) {
     mha_kv_cache *cache = nullptr;
     ExpectFails(expected, mha_kv_cache_init, &config, bytes, size, &cache);
     ExpectFails(expected, mha_kv_cache_view, bytes, size, &cache);
+    int64_t length = 4711;
+    ExpectFails({MHA_ERROR_INVALID_VALUE, {1}, {"cache is not aligned to 64 bytes"}},
+                mha_kv_cache_length, reinterpret_cast<const mha_kv_cache *>(bytes), 0, &length);
+    EXPECT_EQ(length, 4711);
     EXPECT_TRUE(buffer.Bytes() == before);
     EXPECT_EQ(cache, nullptr);
   }
@@ -308,10 +316,12 @@ TEST(CacheErrors, NullPointersAreNamed) {
 
 class CacheViewErrors : public testing::TestWithParam<uint32_t> {
  protected:
-  static void ExpectRejected(void *buffer, size_t bytes, uint32_t argument = 1) {
+  static void ExpectRejected(void *buffer, size_t bytes, uint32_t argument = 1,
+                             const Words &words = {}) {
     mha_kv_cache *cache = nullptr;
     const Few<uint32_t> arguments = {1, argument};
-    ExpectFails({MHA_ERROR_CACHE_FORMAT, arguments, {}}, mha_kv_cache_view, buffer, bytes, &cache);
+    ExpectFails({MHA_ERROR_CACHE_FORMAT, arguments, words}, mha_kv_cache_view, buffer, bytes,
+                &cache);
     EXPECT_EQ(cache, nullptr);
   }
 };
@@ -349,6 +359,10 @@ TEST_P(CacheViewErrors, ABufferThatIsNoCacheIsRejected) {
     Memory buffer(1 << 14, Place::kAnywhere);
     buffer.Fill(fill);
     ExpectRejected(buffer.data(), buffer.size());
+    int64_t length = 4711;
+    ExpectFails({MHA_ERROR_INVALID_VALUE, {1}, {"cache does not point to a KV cache"}},
+                mha_kv_cache_length, reinterpret_cast<const mha_kv_cache *>(buffer.data()), 0,
+                &length);
   }
 }
 
@@ -391,6 +405,19 @@ TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
   };
   write_checksum();
   ASSERT_TRUE(cache.buffer().Bytes() == good) << "the checksum is not the one that this test knows";
+  const struct {
+    size_t offset;
+    Words words;
+  } formats[] = {{0, {"buffer does not hold a KV cache"}},
+                 {8, {"filled on a machine of the other byte order"}},
+                 {12, {"version 99 of the format", "reads version"}},
+                 {16, {"arithmetic contract 99", "this library has"}}};
+  for (const auto &[offset, words] : formats) {
+    header[offset] = 99;
+    write_checksum();
+    ExpectRejected(header, good.size(), 1, words);
+    std::memcpy(header, good.data(), good.size());
+  }
   // contract, bytes, num_sequences, capacity, num_kv_heads, head_dim, head_dim_v, block_positions,
   // num_blocks, values, reserved
   for (const size_t offset : {16, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104}) {
@@ -410,9 +437,9 @@ TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
 // them.
 TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
   const Cache cache = Filled(Config(GetParam()));
-  constexpr size_t kLengths = 256, kTables = 320;
+  constexpr size_t kLengths = 256, kTables = 320, kCounts = 384;
   const auto expect_rejected = [&](size_t offset, auto value) {
-    SCOPED_TRACE(std::to_string(value) + " at " + std::to_string(offset));
+    SCOPED_TRACE(testing::PrintToString(value) + " at " + std::to_string(offset));
     unsigned char before[sizeof value], *const at = cache.buffer().data() + offset;
     std::memcpy(before, at, sizeof value);
     std::memcpy(at, &value, sizeof value);
@@ -426,8 +453,10 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
     for (const int64_t wrong : {int64_t{-1}, kMin})
       expect_rejected(kLengths + 16 * sequence, wrong);
     if (GetParam() == kRing) continue;
-    for (const int64_t wrong : {cache.config().capacity + 1, kMax})
+    for (const int64_t wrong : {cache.config().capacity + 1, kMax}) {
       expect_rejected(kLengths + 16 * sequence, wrong);
+      expect_rejected(kLengths + 16 * sequence, std::array{wrong, wrong});  // and written
+    }
   }
   if (GetParam() != kPaged) return;
   int32_t block = 0;
@@ -437,6 +466,9 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
        {int32_t{10}, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
     expect_rejected(kTables, wrong);
   }
+  // Sequence 2 has no blocks, and no entry says where these positions would be.
+  expect_rejected(kLengths + 32, std::array{cache.config().capacity, cache.config().capacity});
+  expect_rejected(kTables + 24, int32_t{10});  // of the pool's 10, for no position
   expect_rejected(kTables, int32_t{-1});      // no block, where positions are held
   expect_rejected(kTables + 8, int32_t{-1});  // one block less than is counted
   expect_rejected(kTables + 24, int32_t{3});  // one more
@@ -444,6 +476,10 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
   // say that each is in one table alone, and calls would write into it.
   expect_rejected(kTables + 4, block);
   expect_rejected(kTables + 8, int32_t{7});
+  // Block 4 in a second table, in the place of block 9, and counted there: 4 + 4 is not 9, either.
+  const int32_t none = 0;
+  std::memcpy(cache.buffer().data() + kCounts + 4 * 4, &none, sizeof none);
+  expect_rejected(kTables + 20, block);
 }
 
 // ---- Sequences, positions, blocks
@@ -558,6 +594,10 @@ TEST(CacheErrors, PositionsThatARingHasOverwrittenDoNotComeBack) {
           << first << ": " << error.message;
     }
   }
+  mha_kv_cache *view = nullptr;
+  ExpectSucceeds([&](mha_error *error) {
+    return mha_kv_cache_view(cache.buffer().data(), cache.buffer().size(), &view, error);
+  });
   // But a sequence that was emptied is as good as new.
   for (const bool by_copy : {false, true}) {
     if (by_copy) {
@@ -577,7 +617,7 @@ TEST(CacheErrors, WrongTablesOfBlocksAreRefused) {
   const Expected entry = {MHA_ERROR_INVALID_VALUE, {3}, {}},
                  either = {MHA_ERROR_INVALID_VALUE, {3, 4}, {}};
   ExpectNoBlocks(cache, 2, {10}, {MHA_ERROR_INVALID_VALUE, {3}, {"10"}});
-  ExpectNoBlocks(cache, 2, {3, -1}, entry);
+  ExpectNoBlocks(cache, 2, {3, -1}, {MHA_ERROR_INVALID_VALUE, {3}, {"blocks[1] is -1"}});
   ExpectNoBlocks(cache, 2, {3, std::numeric_limits<int32_t>::max()}, entry);
   ExpectNoBlocks(cache, 2, {3, 5, 6, 8}, either);  // more than capacity / block_positions
   ExpectFailsAndLeaves(cache, {MHA_ERROR_INVALID_VALUE, {4}, {}}, mha_kv_cache_set_blocks,
@@ -617,7 +657,10 @@ TEST(CacheErrors, WritingIntoASharedBlockIsRefused) {
   cache.CopyPrefix(0, 2, 20);
   const Expected shared = {
       MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 2 sequences", "mha_kv_cache_unshare"}};
-  for (const int64_t sequence : {0, 2}) ExpectNoAppend(cache, sequence, 1, shared);
+  for (const int64_t sequence : {0, 2}) {
+    ExpectNoAppend(cache, sequence, 1, shared);
+    cache.Append(sequence, Rows(0));  // writes nothing
+  }
   cache.Truncate(2, 16);
   cache.SetBlocks(2, {4, 5});  // block 7 belongs to sequence 0 alone again
   for (const int64_t sequence : {0, 2}) cache.Append(sequence, Rows(1));
@@ -1049,6 +1092,21 @@ TEST(CacheErrors, AMillionBlocksInAnyOrderAreFoundToBeOnceInNoTime) {
   ExpectFails(set, {MHA_ERROR_INVALID_VALUE, {3}, {"0", std::to_string(blocks.size() - 1)}});
   blocks.back() = 0;
   ExpectSucceeds(set);
+  mha_kv_cache *view = nullptr;
+  const auto see = [&](mha_error *error) {
+    return mha_kv_cache_view(many.buffer.data(), many.buffer.size(), &view, error);
+  };
+  ExpectSucceeds(see);
+  // A block that is counted but in no table, the first one or the last.
+  unsigned char *const end = many.buffer.data() + many.buffer.size();
+  const auto *const first = reinterpret_cast<unsigned char *>(blocks.data());
+  int32_t *const table = reinterpret_cast<int32_t *>(
+      std::search(many.buffer.data(), end, first, first + blocks.size() * sizeof blocks[0]));
+  for (const size_t entry : {size_t{0}, blocks.size() - 1}) {
+    table[entry] = -1;
+    ExpectFails(see, {MHA_ERROR_CACHE_FORMAT, {1}, {"block counts disagree"}});
+    table[entry] = blocks[entry];
+  }
 }
 
 TEST(CallErrors, ACacheOfAnotherShape) {
@@ -1367,6 +1425,13 @@ TEST(CallErrors, CacheReadWithKeysOrValues) {
   call.forward.value.data = call.attention.v.data = call.v.data();
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                    {"cache_read", "value.data is given|v.data is given"});
+  call.forward.value.data = call.attention.v.data = nullptr;
+  call.forward.key.type = call.attention.k.type = 9;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"key.type is 9|k.type is 9"});
+  call.forward.key.type = call.attention.k.type = 0;
+  call.forward.value.reserved = call.attention.v.reserved = 1;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                   {"value.reserved is set|v.reserved is set"});
 }
 
 TEST(CallErrors, CacheReadWithRowsOfKeys) {
