@@ -95,8 +95,7 @@ mha_status fill_strides(Report report, Array *array, bool may_broadcast) {
     if (!is_given) stride = contiguous.overflows() ? INT64_MAX : contiguous.value();
     // Overflows are left to check_size, and a stride of 0 at this point to arrays without elements.
     const Count &inside = is_given ? of_zeros : of_all;
-    const bool is_too_small =
-        extent > 1 && stride > 0 && !inside.overflows() && stride < inside.value();
+    const bool is_too_small = extent > 1 && stride > 0 && stride < inside.value();
     if (is_too_small && is_given)
       return report.invalid(
           "%s%s.%s is %lld, less than the %lld elements that the strides of 0 (contiguous) inside "

@@ -296,7 +296,6 @@ mha_status check_choice_arrays(Report report, const mha_attention_args &attentio
     return report.too_large(
         "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
         lld(n_kv));
-  MHA_TRY(check_input_fields(report, "weights", args->weights));
   if (storage_of_type(args->weights.type) != Storage::f32)
     return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)",
                           args->weights.type);

@@ -38,7 +38,7 @@ mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
         "norm.%shead_stride is %lld, but with MHA_NORM_ALL_HEADS the weights are contiguous; set "
         "it to %s, %lld, or to 0",
         given.prefix, lld(stride), given.width_name, lld(width));
-  if (stride < 0 || (stride != 0 && stride < width))
+  if (stride != 0 && stride < width)
     return report.invalid(
         "norm.%shead_stride is %lld; set it to at least %s, %lld, or to 0 if all heads share the "
         "weights",

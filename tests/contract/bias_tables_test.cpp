@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,22 @@ TEST(AlibiSlopes, FollowTheFormula) {
       EXPECT_NEAR(slopes[h] / std::exp2(exponent), 1.0, 0x1p-24) << "head " << h << " of " << heads;
     }
   }
+}
+
+TEST(AlibiSlopes, NameAWrongArgument) {
+  float slope = 5;
+  for (const int64_t heads : {int64_t{0}, int64_t{-1}, int64_t{1} << 31}) {
+    mha_error error;
+    EXPECT_EQ(mha_alibi_slopes(heads, &slope, &error), MHA_ERROR_INVALID_VALUE) << heads;
+    EXPECT_EQ(std::string(error.message),
+              "num_heads is " + std::to_string(heads) + "; it must be 1 to 2147483647");
+    EXPECT_EQ(error.argument, 1u);
+  }
+  EXPECT_EQ(slope, 5);
+  mha_error error;
+  EXPECT_EQ(mha_alibi_slopes(4, nullptr, &error), MHA_ERROR_NULL_POINTER);
+  EXPECT_STREQ(error.message, "slopes is NULL; pass an array of num_heads floats");
+  EXPECT_EQ(error.argument, 2u);
 }
 
 // Distance d in the table of T5 with so many buckets, one head, whose embedding is the number of

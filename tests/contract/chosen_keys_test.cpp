@@ -307,13 +307,19 @@ TEST_P(ChosenKeys, OfPackedSequencesEqualTheSpecification) {
   for (const int64_t block : {1, 16}) {
     AttentionProblem problem = Problem(8, 80, 2, block);
     problem.rope = MakeRope(false, 20, 80);
-    for (int32_t &entry : problem.score->chosen.values)
-      entry %= static_cast<int32_t>(32 / block);  // which every sequence has
     const PackedSequences sequences = {{0, 5, 8}, {0, 48, 80}, {}};
+    std::vector<int32_t> &entries = problem.score->chosen.values;
+    for (size_t i = 0; i < entries.size(); i++) {
+      const bool is_of_first = i / 2 % 8 < 5;
+      entries[i] %= static_cast<int32_t>((is_of_first ? 48 : 32) / block);
+      if (i == 1) entries[i] = static_cast<int32_t>(48 / block) - 1;  // more than the second has
+    }
     AttentionCall call = PlainCall();
     call.asked = kAskLse;
     EXPECT_TRUE(SameBits("y", Attend(problem, sequences, call).y, Specify(problem, sequences).y))
         << block;
+    entries.back() = entries[1];
+    EXPECT_THROW(Attend(problem, sequences, call), std::runtime_error) << block;
   }
 }
 
@@ -419,6 +425,14 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
   expect(
       {"attention.num_kv_heads", "2", "1"}, [](auto &, auto &a) { a.num_kv_heads = 2; },
       MHA_ERROR_SHAPE);
+  expect(
+      {"attention.num_kv_heads is -1"}, [](auto &, auto &a) { a.num_kv_heads = -1; },
+      MHA_ERROR_SHAPE);
+  alignas(64) static const unsigned char no_cache[256] = {};
+  const auto read = [](auto &, auto &a) {
+    a.cache_read = reinterpret_cast<const mha_kv_cache *>(no_cache);
+  };
+  expect({"does not point to a KV cache"}, read);
   expect({"flags"}, [](auto &, auto &a) { a.flags = 1u << 20; });
   expect({"num_chosen", "0", "1"}, [](auto &c, auto &) { c.num_chosen = 0; });
   expect({"num_chosen", "-3", "1"}, [](auto &c, auto &) { c.num_chosen = -3; });
@@ -430,6 +444,10 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
     a.q.strides.row = c.weights.strides.row = MHA_BROADCAST;
   };
   expect({"index_scores"}, score_many, large);
+  ChoiceData without_scores(problem);
+  score_many(without_scores.choice, without_scores.args);
+  without_scores.choice.index_scores = nullptr;
+  without_scores.WorkspaceBytes();
   const auto lengthen = [](auto &, auto &a) {
     a.n_kv = int64_t{1} << 31;
     a.k.strides.batch = MHA_BROADCAST;

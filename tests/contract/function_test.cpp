@@ -190,6 +190,13 @@ TEST(Functions, OneOverTheRootKeepsTheSpecification) {
       [](float x) { return 1 / std::sqrt(x); }, 1.5, [](double x) { return 1 / std::sqrt(x); });
 }
 
+// The second of the two unless the first is greater: of NaN, and of zeros of either sign.
+TEST(Functions, TheGreaterOfTwoIsTheFirstOnlyIfItIsGreater) {
+  ExpectOfEach(
+      "max", {&KernelFunctions::positive}, {kPositive, kNegative, kNaNs},
+      [](float x) { return x > 0.0f ? x : 0.0f; }, 0, NoExact);
+}
+
 // ---- Numbers of fewer bits
 
 // What is read of a stored number; the sign of zero too, which the specification says of the

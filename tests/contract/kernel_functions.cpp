@@ -14,6 +14,8 @@ Vector tanh_of_one(Vector x) {
   return one[0];
 }
 
+Vector positive_of(Vector x) { return max_of(x, all<Vector>(0.0f)); }
+
 template <Storage storage>
 void there_and_back(const float *x, int64_t count, float *y) {
   for (int64_t i = 0; i < count; i += 16) {
@@ -54,6 +56,7 @@ constexpr KernelFunctions MHA_TESTED_FUNCTIONS = {
     MHA_OF_VECTORS(softplus_of),
     MHA_OF_FLOATS(log_of(x[i])),
     MHA_OF_FLOATS(1.0f / __builtin_sqrtf(x[i])),
+    MHA_OF_VECTORS(positive_of),
     there_and_back<Storage::f16>,
     there_and_back<Storage::bf16>,
     MHA_OF_FLOATS(code_of(x[i], 1.0f)),

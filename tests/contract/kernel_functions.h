@@ -9,7 +9,7 @@ using Map = void(const float *x, int64_t count, float *y);  // count: a multiple
 
 struct KernelFunctions {
   uint32_t instruction_set;
-  Map *exp, *exp_of_one, *tanh, *sigmoid, *softplus, *log, *inverse_root;
+  Map *exp, *exp_of_one, *tanh, *sigmoid, *softplus, *log, *inverse_root, *positive;
   Map *f16, *bf16;                          // there and back
   Map *code;                                // where the scale is 1
   Map *scale, *factor;                      // of an int8 row of which x is the greatest

@@ -423,6 +423,8 @@ TEST(LinearLayer, NamesWrongWeightsAndWritesNothing) {
   expect_refused(MHA_ERROR_INVALID_VALUE,
                  "w.scales is given, but type is 0; set type to MHA_TYPE_INT8 (4)",
                  [&](auto &given) { given.w.scales = w; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "group_size is 5; set it to 16, 32, 64 or 128",
+                 [](auto &given) { given.group_size = 5; });
   expect_refused(MHA_ERROR_INVALID_VALUE, "set weight_type to MHA_TYPE_INT8 (4)",
                  [](auto &given) { given.arithmetic = MHA_ARITHMETIC_INT8; });
 }
@@ -479,6 +481,11 @@ TEST(LinearCall, NamesAWrongArgumentAndWritesNothing) {
                  [](auto &p) { p.args.output.strides.row = -1; });
   expect_refused({wrong, {2}, {"residual.strides.row is 1"}},
                  [](auto &p) { p.args.residual.data = p.x, p.args.residual.strides.row = 1; });
+  expect_refused({wrong, {2}, {"residual.data is NULL, but other fields of residual are set"}},
+                 [](auto &p) { p.args.residual.strides.row = 2; });
+  static const mha_scheduler no_scheduler = {};
+  expect_refused({null, {2}, {"scheduler.parallel_for is NULL"}},
+                 [](auto &p) { p.args.scheduler = &no_scheduler; });
   expect_refused({MHA_ERROR_TOO_LARGE, {2}, {"x would exceed the address space"}}, [](auto &p) {
     p.args.rows = int64_t{1} << 40, p.args.x.strides.row = int64_t{1} << 40;
   });

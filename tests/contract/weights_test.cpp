@@ -476,6 +476,11 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryKind) {
     const LayerData given = GivenAsFloats(problem, kind.stored);
     const Memory packed = given.Pack(nullptr, 0x11), again = given.Pack(nullptr, 0xee);
     EXPECT_EQ(packed.Bytes(), again.Bytes()) << "bytes that nobody wrote";
+    if (kind.stored >= Stored::kInt8) {
+      const LayerProblem codes = Converted(problem, kind.stored);
+      EXPECT_EQ(GivenAs(codes, MHA_LAYOUT_OUT_IN, false, 0).Pack().Bytes(), packed.Bytes())
+          << "codes that are given have the bytes of those that packing makes";
+    }
     EXPECT_EQ(packed.size() % 64, 0u);
     EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), nullptr), MHA_OK);
     const View view(packed);
@@ -692,6 +697,10 @@ TEST_F(RefusedWeights, GroupsHaveASizeAndCodes) {
   const float offset = 0;
   given.weights.w_k.offsets = &offset;
   ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.offsets", "group_size 0"}});
+  const std::vector<float> offsets(8);
+  given = Coded(Stored::kInt4);  // whose groups have 32 inputs by default
+  given.weights.w_k.offsets = offsets.data();
+  given.Pack();
 }
 
 TEST_F(RefusedWeights, ScalesAreF16IfTheyAreOfGroupsAndOfAQuantiserAndExact) {

@@ -81,6 +81,14 @@ TYPED_TEST(CallErrors, NameFieldsOfTheNorm) {
              c.ContextNorm().context_head_stride = 4711),
             kInvalid, {"norm.context_head_stride is 4711", "MHA_NORM_ALL_HEADS"}),
       WRONG(c.ContextNorm().q_weight = c.Zeros(), kInvalid, {"norm.epsilon is 0"}),
+      WRONG(c.ContextNorm().k_weight = c.Zeros(), kInvalid, {"norm.epsilon is 0"}),
+      WRONG(c.ContextNorm().q_bias = c.Zeros(), kInvalid, {"norm.epsilon is 0"}),
+      WRONG(c.ContextNorm().k_bias = c.Zeros(), kInvalid, {"norm.epsilon is 0"}),
+      WRONG(c.ContextNorm().flags = MHA_NORM_LAYER, kInvalid, {"norm.epsilon is 0"}),
+      WRONG(c.ContextNorm().head_stride = 3, kInvalid, {"norm.epsilon is 0"}),
+      WRONG(c.Norm().context_flags = MHA_NORM_LAYER, kInvalid, {"norm.context_epsilon is 0"}),
+      WRONG(c.Norm().context_bias = c.Zeros(), kInvalid, {"norm.context_epsilon is 0"}),
+      WRONG(c.Norm().context_head_stride = 5, kInvalid, {"norm.context_epsilon is 0"}),
   });
 }
 
@@ -90,14 +98,18 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
       WRONG(c.Score().reserved = 1, kInvalid, {"score.reserved is not 0"}),
       WRONG(c.Score().softcap = -1, kInvalid, {"score.softcap is -1"}),
       WRONG(c.Score().softcap = kInfinity, kInvalid, {"score.softcap is inf"}),
-      WRONG(c.Score().alibi_slopes = c.ZeroAnd(kNan), kInvalid, {"score.alibi_slopes", "nan"},
+      WRONG(c.Score().alibi_slopes = c.ZerosBut(0, kNan), kInvalid,
+            {"score.alibi_slopes[0] is nan; it must be finite"}, kReadsArrays),
+      WRONG(c.Score().alibi_slopes = c.ZerosBut(3, kInfinity), kInvalid,
+            {"score.alibi_slopes[3] is inf"}, kReadsArrays),
+      WRONG(c.Score().sinks = c.ZerosBut(0, kInfinity), kInvalid,
+            {"score.sinks[0] is inf; it must be less than infinity"}, kReadsArrays),
+      WRONG(c.Score().sinks = c.ZerosBut(3, kNan), kInvalid, {"score.sinks[3] is nan"},
             kReadsArrays),
-      WRONG(c.Score().sinks = c.ZeroAnd(kInfinity), kInvalid, {"score.sinks", "inf"}, kReadsArrays),
-      WRONG(c.Score().sinks = c.ZeroAnd(kNan), kInvalid, {"score.sinks", "nan"}, kReadsArrays),
-      WRONG(c.Score().head_scales = c.ZeroAnd(kNan), kInvalid, {"score.head_scales[1] is nan"},
+      WRONG(c.Score().head_scales = c.ZerosBut(0, kNan), kInvalid, {"score.head_scales[0] is nan"},
             kReadsArrays),
-      WRONG(c.Score().head_scales = c.ZeroAnd(-kInfinity), kInvalid,
-            {"score.head_scales[1] is -inf"}, kReadsArrays),
+      WRONG(c.Score().head_scales = c.ZerosBut(3, -kInfinity), kInvalid,
+            {"score.head_scales[3] is -inf"}, kReadsArrays),
       WRONG((c.Score().relative_bias = c.Zeros(), c.Score().relative_left = -1), kInvalid,
             {"score.relative_left is -1"}),
       WRONG(c.Score().relative_right = 3, kInvalid, {"score.relative_right is 3", "relative_bias"}),
@@ -132,12 +144,17 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
       WRONG(c.ChosenKeys(1), kInvalid,
             {"outputs.scores has a number for each key", "set it to NULL"}),
       WRONG(c.ChosenKeys(1).chosen_block = -1, kInvalid, {"score_arrays.chosen_block is -1"}),
+      WRONG(c.ChosenKeys(1).chosen_block = int64_t{1} << 31, kInvalid,
+            {"score_arrays.chosen_block is 2147483648"}),
+      WRONG(c.ChosenKeys(int64_t{1} << 31), kInvalid, {"score_arrays.num_chosen is 2147483648"}),
       WRONG(c.ChosenKeys(4).chosen_keys_strides.row = 3, kInvalid,
             {"score_arrays.chosen_keys_strides.row is 3", "the width of a row, 4"}),
       WRONG(c.ChosenKeys(4).chosen_keys_strides.row = kMax, kTooLarge,
             {"score_arrays.chosen_keys"}),
       WRONG((c.Arrays().q_scales = c.Zeros(), c.args.n_q = kMax / 128), kTooLarge, {}),
       WRONG(c.Bias().bias.type = MHA_TYPE_INT8, kInvalid, {"score_arrays.bias.type is 4"}),
+      WRONG(c.Bias().bias.type = MHA_TYPE_BF16, kInvalid,
+            {"score_arrays.bias.type is MHA_TYPE_BF16"}),
       WRONG(c.Arrays().bias.type = MHA_TYPE_F16, kInvalid, {"score_arrays.bias.type is 2"}),
       WRONG(c.Arrays().bias.strides.head = 8, kInvalid, {"score_arrays.bias.strides", "is NULL"}),
       WRONG(c.Bias().bias.strides.head = kMax, kTooLarge, {"score_arrays.bias"}),
@@ -333,6 +350,7 @@ TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
       [](auto &c) { c.args.n_kv = MHA_EMPTY; },
       [](auto &c) { c.args.batch = MHA_EMPTY; },
       [](auto &c) { c.args.n_q = MHA_EMPTY; },
+      [](auto &c) { c.Norm().flags = MHA_NORM_ALL_HEADS, c.Norm().head_stride = 3; },
       [](auto &c) {
         c.Pack({0, 1, 3}, {0, 2, 4});
       },
@@ -347,7 +365,10 @@ TEST(ForwardErrors, NameTheArgument) {
       WRONG(c.args.query.data = nullptr, kNull, {"query"}, kCall),
       WRONG((c.args.key.data = nullptr, c.args.n_kv = c.args.n_q), kShape, {"key", "7", "10"}),
       WRONG(c.args.value.data = nullptr, kShape, {"value", "9", "7"}),
-      WRONG(c.args.output.strides.row = MHA_BROADCAST, kInvalid, {"output.strides.row"}),
+      WRONG(c.data.outputs.states = c.data.outputs.context, kInvalid,
+            {"outputs.states is given, but only mha_attention computes it"}),
+      WRONG(c.args.output.strides.row = MHA_BROADCAST, kInvalid,
+            {"output.strides.row is MHA_BROADCAST, which only inputs can have"}),
       WRONG(c.args.output.strides.batch = MHA_BROADCAST, kInvalid, {"output.strides.batch"}),
       WRONG((c.args.query.strides.batch = kMax / 2, c.args.query.strides.row = MHA_BROADCAST),
             kTooLarge, {"query"}),
@@ -395,7 +416,8 @@ TEST(ForwardCalls, WithSgemmRefuseRowStridesOfMoreThan31Bits) {
   data.args.n_q = data.args.batch = 1;
   data.sequences.q_first_positions = nullptr;
   Memory workspace(1 << 20);
-  for (mha_input mha_forward_args::*input : {&mha_forward_args::query, &mha_forward_args::value}) {
+  for (mha_input mha_forward_args::*input :
+       {&mha_forward_args::query, &mha_forward_args::key, &mha_forward_args::value}) {
     (data.args.*input).strides.row = int64_t{1} << 31;
     ExpectFails([&](auto *error) { return data.Run(workspace.data(), 1 << 20, error); },
                 {kTooLarge, {2}, {"2147483648", "2147483647"}});
@@ -496,8 +518,11 @@ TEST(AttentionErrors, NameTheArgument) {
       WRONG(c.args.instruction_set = AbsentInstructionSet(), MHA_ERROR_INSTRUCTION_SET,
             {mha_instruction_set_name(AbsentInstructionSet())}),
       WRONG(c.args.num_heads = c.args.num_kv_heads = kMax, kTooLarge, {}),
-      WRONG(c.args.head_dim = kMax, kTooLarge, {}),
-      WRONG(c.args.head_dim_v = kMax, kTooLarge, {}),
+      WRONG(c.args.head_dim = kMax, kTooLarge, {"head_dim is", "the largest dimension"}),
+      WRONG(c.args.head_dim_v = kMax, kTooLarge, {"head_dim_v is", "the largest dimension"}),
+      WRONG((c.args.n_kv = MHA_EMPTY, c.args.k.strides.batch = 1), kInvalid, {"k.strides.batch"}),
+      WRONG(c.args.head_dim = int64_t{1} << 29, kTooLarge,
+            {"num_heads 4 * head_dim (or * head_dim_v)"}),
       WRONG(c.args.head_dim_v = int64_t{1} << 29, kTooLarge,
             {"num_heads 4 * head_dim (or * head_dim_v)"}),
       WRONG(c.args.batch = c.args.n_q = c.args.n_kv = c.args.num_heads = c.args.num_kv_heads =
@@ -526,6 +551,25 @@ TEST(AttentionCalls, AcceptANegativeScaleAndStridesThatAreSpelledOut) {
                                      c.args.k.strides = {24, 6, 3};
                                      c.args.v.strides = {40, 10, 5};
                                      c.args.output.strides = {60, 20, 5};
+                                   },
+                                   // Strides beside that of heads that lead nowhere.
+                                   [](auto &c) { c.args.k.strides.head = MHA_BROADCAST; },
+                                   [](auto &c) {
+                                     c.args.n_kv = 1;
+                                     c.args.k.strides = {6, 0, 3};
+                                   },
+                                   [](auto &c) {
+                                     c.args.n_kv = MHA_EMPTY;
+                                     c.args.k.strides.head = 3;
+                                   },
+                                   [](auto &c) {
+                                     c.args.n_q = MHA_EMPTY;
+                                     c.args.output.strides.head = 5;
+                                   },
+                                   [](auto &c) {
+                                     c.args.num_heads = c.args.num_kv_heads = 1;
+                                     c.args.k.strides = {12, 3, 1};
+                                     c.args.output.strides.head = 5;
                                    }});
 }
 

@@ -104,9 +104,9 @@ class Changes {
     return kept_rows_.back().data();
   }
   const float *Zeros() const { return numbers_; }
-  // A number for each head, of which all but the first one are this.
-  const float *ZeroAnd(float number) {
-    std::fill(std::begin(numbers_) + 1, std::end(numbers_), number);
+  // A number for each head, of which one alone is this.
+  const float *ZerosBut(size_t head, float number) {
+    numbers_[head] = number;
     return numbers_;
   }
 

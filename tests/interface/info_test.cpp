@@ -160,6 +160,13 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
   expect_bytes(4 * 2 * (3 + 4), [&](auto &, auto &arrays) {
     arrays.q_groups = q_groups, arrays.kv_groups = kv_groups;
   });
+  // The rows of the queries are those of the keys, and so are their groups.
+  data.args.n_kv = data.args.n_q;
+  data.args.score = nullptr;
+  data.args.score_arrays = nullptr;
+  const uint64_t with_both = Info(data).bytes;
+  expect_bytes(with_both - without + 4 * 2 * 3,
+               [&](auto &, auto &arrays) { arrays.q_groups = q_groups; });
 }
 
 TEST(Info, UsesAllThreadsForALargeCallAndNoMoreThanThereAre) {

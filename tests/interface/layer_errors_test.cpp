@@ -145,6 +145,8 @@ TEST(LayerErrors, NameTheFieldOfTheConfig) {
           WRONG(c.config.num_heads = c.config.num_kv_heads = kMax, kTooLarge, {}),
           WRONG(c.config.head_dim = kMax, kTooLarge, {}),
           WRONG(c.config.head_dim_v = kMax, kTooLarge, {}),
+          WRONG(c.config.head_dim = 1 << 30, kTooLarge, {"num_heads * head_dim is 4294967296"}),
+          WRONG(c.config.head_dim_v = 1 << 30, kTooLarge, {"num_heads * head_dim_v is"}),
           WRONG(c.config.query_dim = c.config.key_dim = c.config.value_dim = c.config.output_dim =
                     c.config.num_heads = c.config.num_kv_heads = c.config.head_dim =
                         c.config.head_dim_v = kMax,
@@ -182,6 +184,7 @@ TEST(LayerErrors, NameTheFieldOfTheWeights) {
           WRONG(c.weights.w_q.data = c.weights.w_k.data = c.weights.w_v.data = nullptr, kNull,
                 {"w_q"}),
           WRONG(c.weights.w_q.data = nullptr, kNull, {"w_q"}),
+          WRONG(c.weights.w_q.data = c.weights.w_v.data = nullptr, kNull, {"w_q.data is NULL;"}),
           WRONG(c.weights.w_k.data = nullptr, kNull, {"w_k"}),
           WRONG(c.weights.w_v.data = nullptr, kNull, {"w_v"}),
           WRONG((c.RemoveKeysAndValues(), c.weights.w_k.bias = c.weights.w_q.bias), kInvalid,
@@ -197,6 +200,10 @@ TEST(LayerErrors, NameTheFieldOfTheWeights) {
                  c.weights.w_k = c.data.weights.w_k, c.weights.w_v = c.data.weights.w_v),
                 kInvalid, {"w_q", "w_qkv"}),
           WRONG((c.UseFused(), c.weights.w_v = c.data.weights.w_v), kInvalid, {"w_qkv"}),
+          WRONG((c.UseFused(), c.weights.w_q = c.data.weights.w_q), kInvalid,
+                {"w_qkv.data is given together with w_q.data"}),
+          WRONG((c.UseFused(), c.weights.w_k = c.data.weights.w_k), kInvalid,
+                {"w_qkv.data is given together with w_k.data"}),
           WRONG((c.weights.w_qkv.bias = c.weights.w_q.bias,
                  c.weights.w_k.bias = c.weights.w_v.bias = nullptr),
                 kInvalid, {"w_qkv.bias", "w_q.bias"}),
@@ -245,7 +252,7 @@ TEST(LayerErrors, NameTheStrideOrOffsetsOfAMatrix) {
                   {kInvalid, {name + std::string(".offsets is given")}});
     if (width == 0) continue;
     for (const int64_t wrong : {int64_t{-1}, kMin, width - 1}) {
-      Words words = {name + std::string(".row_stride is")};
+      Words words = {name + std::string(".row_stride is"), "at least the width of a row, or to 0"};
       if (wrong > 0)
         words = {name + std::string(".row_stride is"), std::to_string(wrong),
                  std::to_string(width)};
@@ -266,18 +273,17 @@ TEST(LayerErrors, NameTheStrideOrOffsetsOfAMatrix) {
 
 TEST(LayerErrors, NameTheOption) {
   ExpectAllRefused(
-      {3},
-      {
-          WRONG(c.options.reserved = 1, kInvalid, {"reserved"}),
-          WRONG(c.options.instruction_set = 9, kInvalid, {"instruction_set", "9"}, kCreate),
-          // A shift by this would be undefined.
-          WRONG(c.options.instruction_set = 32, kInvalid, {"instruction_set", "32"}, kCreate),
-          WRONG(c.options.instruction_set = 0xFFFFFFFFu, kInvalid, {"instruction_set"}, kCreate),
-          WRONG(c.options.instruction_set = AbsentInstructionSet(), MHA_ERROR_INSTRUCTION_SET,
-                {mha_instruction_set_name(AbsentInstructionSet())}, kCreate),
-          WRONG(c.Allocator().allocate = nullptr, kNull, {"allocate"}, kCreate),
-          WRONG(c.Allocator().release = nullptr, kNull, {"release"}, kCreate),
-      });
+      {3}, {
+               WRONG(c.options.reserved = 1, kInvalid, {"reserved"}),
+               WRONG(c.options.instruction_set = 9, kInvalid, {"instruction_set", "9"}),
+               // A shift by this would be undefined.
+               WRONG(c.options.instruction_set = 32, kInvalid, {"instruction_set", "32"}),
+               WRONG(c.options.instruction_set = 0xFFFFFFFFu, kInvalid, {"instruction_set"}),
+               WRONG(c.options.instruction_set = AbsentInstructionSet(), MHA_ERROR_INSTRUCTION_SET,
+                     {mha_instruction_set_name(AbsentInstructionSet())}, kCreate),
+               WRONG(c.Allocator().allocate = nullptr, kNull, {"allocate"}, kCreate),
+               WRONG(c.Allocator().release = nullptr, kNull, {"release"}, kCreate),
+           });
   ExpectAllRefused({0}, {WRONG(c.Allocator(), MHA_ERROR_OUT_OF_MEMORY, {}, kCreate)});
 }
 

@@ -598,6 +598,7 @@ class MadeUpHeader : public testing::Test {
   }
 
   int accepted() const { return accepted_; }
+  std::string message() const { return error_.message; }
   size_t good_bytes() const { return good_bytes_; }
 
  private:
@@ -660,6 +661,19 @@ TEST_F(MadeUpHeader, IsALayerOrRefusedForAnyFieldAtTheEdges) {
     }
   }
   EXPECT_GT(accepted(), 1000);  // dimensions of other layers that are as small
+}
+
+TEST_F(MadeUpHeader, OfAnotherFormatIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(Begin(AllKinds()[0]));
+  const char *const words[] = {
+      "buffer does not hold a packed layer", "packed on a machine of the other byte order",
+      "packed in version 99 of the format", "packed for arithmetic contract 99"};
+  for (size_t field = 0; field < std::size(words); ++field) {
+    Reset();
+    Set(kFields[field], 99);
+    EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT);
+    EXPECT_NE(message().find(words[field]), std::string::npos) << message();
+  }
 }
 
 TEST_F(MadeUpHeader, UnknownKindIsRefused) {

@@ -31,6 +31,17 @@ struct FullRecurrent : Changes<FullRecurrent> {
     args.num_snapshots = 0;
   }
   mha_input &Input() { return args.q; }
+  // Many sequences that share all inputs, with one row each: 2^17 bytes of states to 2^7 of output.
+  void Spread(int64_t batch) {
+    args.batch = batch;
+    args.rows = 1;
+    args.num_q_heads = args.num_k_heads;
+    args.head_dim = 1024;
+    args.head_dim_v = 8;
+    args.decay_dim = 1;
+    args.q.strides = args.k.strides = args.v.strides = args.decay.strides =
+        args.beta.strides = {MHA_BROADCAST, MHA_BROADCAST, MHA_BROADCAST};
+  }
 };
 
 struct FullConvolution : Changes<FullConvolution> {
@@ -161,6 +172,8 @@ TEST(RecurrentErrors, NameFieldsOfRecurrentAttention) {
       WRONG(c.args.num_snapshots = 0, kInvalid, {"num_snapshots is 0", "16"}),
       WRONG(c.args.num_snapshots = 17, kInvalid, {"num_snapshots is 17", "16"}),
       WRONG(c.args.snapshots = nullptr, kInvalid, {"num_snapshots is 2", "snapshots"}),
+      WRONG(c.Spread(int64_t{1} << 46), kTooLarge, {"state would exceed"}),
+      WRONG(c.Spread(int64_t{1} << 45), kTooLarge, {"snapshots would exceed"}),
   });
 }
 
@@ -173,6 +186,9 @@ TEST(RecurrentErrors, NameFieldsOfCausalConvolution) {
       WRONG(c.args.kernel_size = 9, kInvalid, {"kernel_size is 9", "8"}),
       WRONG(c.args.activation = 1, kInvalid, {"activation is 1", "MHA_ACTIVATION_SILU"}),
       WRONG(c.args.weights = nullptr, kNull, {"weights"}, kCall),
+      WRONG((c.args.batch = int64_t{1} << 56, c.args.rows = 1, c.args.kernel_size = 8,
+             c.args.x.strides.batch = MHA_BROADCAST),
+            kTooLarge, {"state would exceed"}),
       WRONG(c.args.x.strides.head = 20, kInvalid, {"x.strides.head"}),
       WRONG(c.args.output.strides.head = 20, kInvalid, {"output.strides.head"}),
   });
@@ -234,6 +250,21 @@ TYPED_TEST(RecurrentCalls, DoNotComeFromEmptyCalls) {
   }
 }
 
+// The snapshots of a call without rows are its states, which no state_out needs to take as well.
+TEST(RecurrentErrors, DoNotComeFromSnapshotsWithoutRows) {
+  FullRecurrent call;
+  call.args.rows = MHA_EMPTY;
+  call.args.sequences = nullptr;
+  call.args.state_out = nullptr;
+  Memory workspace(1 << 20);
+  ExpectSucceeds([&](auto *error) { return call.data.Run(workspace.data(), 1 << 20, error); });
+  RecurrentProblem without_rows = FullRecurrent::Problem();
+  without_rows.lengths = {0, 0};
+  const std::vector<float> expected = Specify(without_rows).snapshots;
+  EXPECT_TRUE(SameBits("snapshots", {call.args.snapshots, call.args.snapshots + expected.size()},
+                       expected));
+}
+
 TYPED_TEST(RecurrentCalls, DoNotComeFromWorkspacesOfOtherSizes) {
   size_t expected = 0;
   for (const int64_t factor : {1, 7, 1000}) {
@@ -263,6 +294,12 @@ TEST(RecurrentInfo, CountsEachArrayOfValidRowsAndEachState) {
   EXPECT_EQ(info.bytes, 4 * (5 * row + gates + 2 * 4 * 4 * 5 * 6));
   // Of each number of a state: its decay, k u and the sum; of r and two queries, product and sum.
   EXPECT_EQ(info.operations, 5u * 4 * 5 * 6 * (3 + 2 + 4));
+  const uint64_t all = info.bytes;
+  call.args.beta.strides.head = MHA_BROADCAST;  // one number of each row instead of 4
+  call.args.beta.strides.row = 1;
+  call.args.beta.strides.batch = 3;
+  ExpectSucceeds([&](auto *error) { return call.data.Info(&info, error); });
+  EXPECT_EQ(info.bytes, all - 4 * 5 * 3);
   call.args.rows = MHA_EMPTY;
   call.args.sequences = nullptr;
   ExpectSucceeds([&](auto *error) { return call.data.Info(&info, error); });

@@ -39,6 +39,7 @@ void ExpectExactOrTooLarge(mha_status status, const mha_error &error, size_t byt
   EXPECT_EQ(error.status, status);
   if (status == MHA_OK) {
     EXPECT_LE(arrays, kSizeMax) << "the arrays can't exist";
+    EXPECT_LE(bytes, size_t{PTRDIFF_MAX}) << "no memory has this size";
     EXPECT_GE(Wide{bytes}, least);
   } else {
     EXPECT_EQ(Name(status), Name(MHA_ERROR_TOO_LARGE)) << error.message;
