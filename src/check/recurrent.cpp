@@ -113,9 +113,8 @@ mha_status check_options(Report report, const mha_recurrent_args &args) {
 
 mha_status resolve_optional(Report report, const char *name, const Extents &extents,
                             mha_input *input) {
-  if (input->data) return resolve_array(report, name, extents, input);
-  MHA_TRY(check_input_fields(report, name, *input));
-  return check_absent(report, name, *input);
+  return input->data ? resolve_array(report, name, extents, input)
+                     : check_absent(report, name, *input);
 }
 
 }  // namespace

@@ -117,11 +117,11 @@ mha_status check_request(Report report, const CallArguments &args, const Attenti
 mha_status check_array_contents(Report report, const SequenceArguments &s,
                                 AttentionRequest *request) {
   ScoreOptions &options = request->options;
-  const int64_t heads = request->num_heads, kv_heads = request->num_kv_heads;
+  const int64_t heads = request->num_heads;
   MHA_TRY(check_head_arrays(report, "score.", options, heads));
   MHA_TRY(check_sequence_arrays(report, s));
-  MHA_TRY(resolve_score_strides(report, s, heads, kv_heads, &options));
-  return check_chosen_entries(report, s, options.chosen, kv_heads);
+  MHA_TRY(resolve_score_strides(report, s, heads, &options));
+  return check_chosen_entries(report, s, options.chosen, request->num_kv_heads);
 }
 
 }  // namespace mha

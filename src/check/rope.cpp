@@ -209,13 +209,11 @@ mha_status check_rope_config(Report report, mha_rope_config &config) {
     return report.invalid("num_positions is %lld; set it to the rows of cos and sin, at least 1",
                           lld(config.num_positions));
   // Together with the bound on dims, this keeps the tables below 2^63 bytes.
-  if (config.first_position > end_of_positions ||
-      config.num_positions > end_of_positions - config.first_position) {
+  if (config.num_positions > end_of_positions - config.first_position)
     return report.too_large(
         "first_position is %lld and num_positions is %lld; set them so that their sum is at most "
         "2^31",
         lld(config.first_position), lld(config.num_positions));
-  }
   // 0 stands for the default of each of these.
   if (config.base == 0) config.base = 10000.0;
   if (config.linear_factor == 0) config.linear_factor = 1.0;

@@ -115,16 +115,13 @@ mha_status check_groups(Report report, const SequenceArguments &s, const mha_sco
     return report.invalid(
         "score_arrays.q_groups is given, but the cache is a ring; use another kind of cache");
   const Count columns(s.num_columns != INT64_MAX ? s.num_columns : max_keys(s));
-  if ((Count(s.array_batch) * Count(s.n_q) * Count(sizeof(int32_t))).overflows())
-    return fail_size(report, "score_arrays.q_groups");
   if (arrays.kv_groups) {
     if (!(Count(s.array_batch) * columns * Count(sizeof(int32_t))).overflows()) return MHA_OK;
     return fail_size(report, "score_arrays.kv_groups");
   }
   // Without kv_groups the groups of the rows serve as those of the columns, which must be the same
   // rows then.
-  const bool are_rows_of_query =
-      s.n_kv == s.n_q && !s.only_reads() && (!s.cache || s.has_new_columns);
+  const bool are_rows_of_query = s.n_kv == s.n_q && (!s.cache || s.has_new_columns);
   if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
   return report.invalid(
       "score_arrays.kv_groups is NULL, but the columns are not the rows of query; give the groups "
@@ -157,11 +154,11 @@ mha_status check_relative_biases(Report report, const SequenceArguments &s,
   const Count distances = Count(options.relative_left) + Count(options.relative_right) + Count(1);
   if (distances.overflows())
     return fail_size(report, is_table ? "score.relative_bias" : "score_arrays.relative_rows");
-  MHA_TRY(check_strides(report, s, relative_rows_name, num_heads, distances.value(), *array));
+  MHA_TRY(resolve_strides(report, s, relative_rows_name, num_heads, distances.value(), array));
   if (!is_table) return MHA_OK;
   if ((Count(num_heads) * distances * Count(sizeof(float))).overflows())
     return fail_size(report, "score.relative_bias");
-  *array = {options.relative_bias, Storage::f32, MHA_BROADCAST, 0, MHA_BROADCAST};
+  *array = {options.relative_bias, Storage::f32, 0, distances.value(), 0};
   return MHA_OK;
 }
 
@@ -173,7 +170,7 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
              arrays.num_chosen, arrays.chosen_block != 0 ? arrays.chosen_block : 1};
   if (!arrays.chosen_keys) {
     if (arrays.num_chosen == 0 && arrays.chosen_block == 0)
-      return check_strides(report, s, chosen_keys_name, 0, 0, chosen->lists);
+      return resolve_strides(report, s, chosen_keys_name, 0, 0, &chosen->lists);
     return report.invalid(
         "score_arrays.%s is %lld, but chosen_keys is NULL; give chosen_keys, or set it to 0",
         arrays.num_chosen ? "num_chosen" : "chosen_block",
@@ -191,7 +188,8 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
     return report.invalid(
         "score_arrays.chosen_keys and q_groups are both given; leave one out, and choose only keys "
         "of the row's group");
-  return check_strides(report, s, chosen_keys_name, num_kv_heads, arrays.num_chosen, chosen->lists);
+  return resolve_strides(report, s, chosen_keys_name, num_kv_heads, arrays.num_chosen,
+                         &chosen->lists);
 }
 
 }  // namespace
@@ -224,8 +222,6 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
         a.bias.type);
   MHA_TRY(check_columns(report, s, a));
   MHA_TRY(check_relative_biases(report, s, o, a, num_heads, &options->relative));
-  if (a.q_scales && (Count(s.array_batch) * Count(s.n_q) * Count(sizeof(float))).overflows())
-    return fail_size(report, "score_arrays.q_scales");
   MHA_TRY(check_chosen_keys(report, s, a, num_kv_heads, &options->chosen));
   // Everything was checked that stands alone; now it becomes what the kernels read.
   options->softcap = o.softcap;
@@ -282,14 +278,10 @@ mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptio
 }
 
 mha_status resolve_score_strides(Report report, const SequenceArguments &s, int64_t num_heads,
-                                 int64_t num_kv_heads, ScoreOptions *options) {
+                                 ScoreOptions *options) {
   // Strides of 0 stand for contiguous rows, whose width is known by now: the arrays with lengths
   // have been checked.
   PositionGroups &groups = options->groups;
-  const int64_t distances = options->relative_left + 1 + options->relative_right;
-  MHA_TRY(resolve_strides(report, s, relative_rows_name, num_heads, distances, &options->relative));
-  MHA_TRY(resolve_strides(report, s, chosen_keys_name, num_kv_heads, options->chosen.count,
-                          &options->chosen.lists));
   if (!options->bias.base && !options->mask.base && !groups.of_rows) return MHA_OK;
   const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns
                           : s.has_new_columns        ? s.n_kv

@@ -26,6 +26,6 @@ mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptio
 // what is contiguous in a cache's columns goes by the longest sequence. Fails where a stride that
 // was given does not step over these.
 mha_status resolve_score_strides(Report report, const SequenceArguments &sequences,
-                                 int64_t num_heads, int64_t num_kv_heads, ScoreOptions *options);
+                                 int64_t num_heads, ScoreOptions *options);
 
 }  // namespace mha

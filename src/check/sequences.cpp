@@ -101,7 +101,7 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
           "the cache has %s %lld, but this call has %lld; use a cache made for this shape",
           size.name, lld(size.own), lld(size.of_call));
   }
-  if (!s.given.cache_sequences && s.batch > cache->num_sequences)
+  if (s.batch > cache->num_sequences)
     return report.shape(
         "the call has %lld sequences, but the cache has num_sequences %lld; use a larger cache",
         lld(s.batch), lld(cache->num_sequences));
@@ -142,7 +142,7 @@ mha_status check_packing(Report report, const SequenceArguments &s) {
     return report.invalid(
         "sequences.%s is given beside cu_seqlens_q, which says which rows are valid; leave it NULL",
         other);
-  if (!s.is_self && !given.cu_seqlens_kv && s.n_kv > 0 && s.n_kv != s.n_q)
+  if (!given.cu_seqlens_kv && s.n_kv > 0 && s.n_kv != s.n_q)
     return report.shape("sequences.cu_seqlens_kv is NULL, but n_kv %lld is not n_q %lld; give it",
                         lld(s.n_kv), lld(s.n_q));
   return MHA_OK;
@@ -202,12 +202,13 @@ mha_status check_packed(Report report, const char *name, const int64_t *starts, 
 mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
   const int64_t *const sequences = s.given.cache_sequences;
   bool ascend = true;
-  for (int64_t b = 0; b < s.batch; ++b) {
+  int64_t before = -1;
+  for (int64_t b = 0; b < s.batch; before = sequences[b++]) {
     if (sequences[b] < 0 || sequences[b] >= s.cache->num_sequences)
       return report.invalid(
           "sequences.cache_sequences[%lld] is %lld; it must be 0 to %lld, a sequence of the cache",
           lld(b), lld(sequences[b]), lld(s.cache->num_sequences - 1));
-    ascend = ascend && (b == 0 || sequences[b - 1] < sequences[b]);
+    ascend = ascend && before < sequences[b];
   }
   constexpr int64_t at_once = 1 << 15;
   for (int64_t first = 0, next; !ascend && first < s.cache->num_sequences; first = next) {

@@ -414,6 +414,7 @@ TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
                  {16, {"arithmetic contract 99", "this library has"}}};
   for (const auto &[offset, words] : formats) {
     header[offset] = 99;
+    if (offset == 16) ExpectRejected(header, good.size(), 1, {"its checksum is wrong"});
     write_checksum();
     ExpectRejected(header, good.size(), 1, words);
     std::memcpy(header, good.data(), good.size());
@@ -1412,6 +1413,14 @@ TEST(CallErrors, CacheAndCacheReadTogether) {
   }
   for (const bool by_forward : {false, true}) ReadingCall(&cache).ExpectSucceeds(by_forward);
   EXPECT_EQ(cache.Length(0), 20);
+  alignas(64) const unsigned char other_memory[256] = {};
+  const auto *const no_cache = reinterpret_cast<const mha_kv_cache *>(other_memory);
+  ReadingCall reading(&cache);
+  reading.Both([&](auto &args) { args.cache_read = no_cache; });
+  reading.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_read does not point to a"});
+  Call appending(&cache);
+  appending.Both([&](auto &args) { args.cache = const_cast<mha_kv_cache *>(no_cache); });
+  appending.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache does not point to a"});
 }
 
 TEST(CallErrors, CacheReadWithKeysOrValues) {
@@ -1432,6 +1441,20 @@ TEST(CallErrors, CacheReadWithKeysOrValues) {
   call.forward.value.reserved = call.attention.v.reserved = 1;
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                    {"value.reserved is set|v.reserved is set"});
+}
+
+TEST(CallErrors, CacheReadWithGroupsOrColumnsOfNewKeys) {
+  Cache cache = Filled(Config());
+  const std::vector<int32_t> numbers(64, 1);
+  mha_score_arrays arrays = Zeroed<mha_score_arrays>();
+  arrays.q_groups = numbers.data();
+  ReadingCall call(&cache);
+  call.Both([&](auto &args) { args.score_arrays = &arrays; });
+  arrays.columns = MHA_COLUMNS_NEW_KEYS;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"no new key with cache_read"});
+  arrays.columns = MHA_COLUMNS_ALL_KEYS;
+  arrays.kv_groups = nullptr;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"score_arrays.kv_groups is NULL"});
 }
 
 TEST(CallErrors, CacheReadWithRowsOfKeys) {
@@ -1570,8 +1593,8 @@ TEST(CallErrors, RotationsThatDoNotFit) {
       {[](auto &r) { r.table_stride = -2; }, {"table_stride"}},
       {[](auto &r) { r.cos = nullptr; }, {"cos"}, MHA_ERROR_NULL_POINTER},
       {[](auto &r) { r.sin = nullptr; }, {"sin"}, MHA_ERROR_NULL_POINTER},
-      {[](auto &r) { r.num_positions = 0; }, {"num_positions"}},
-      {[](auto &r) { r.num_positions = -1; }, {"num_positions"}},
+      {[](auto &r) { r.num_positions = 0; }, {"rope.num_positions is 0; set it"}},
+      {[](auto &r) { r.num_positions = -1; }, {"rope.num_positions is -1; set it"}},
       {[](auto &r) { r.num_positions = 1; }, {"num_positions"}},
   };
   for (const auto &row : rows) {

@@ -368,6 +368,26 @@ TEST_P(KvCache, OfInt4MarksValuesThatAreNotFiniteByTheScaleNan) {
   EXPECT_NE(scales[3], 0x7fc00000u);
 }
 
+// Such rows go through the scratch memory while they are stored.
+TEST_P(KvCache, OfWideRowsOf16BitsEqualsTheSpecification) {
+  Random random(9);
+  AttentionProblem problem;
+  problem.n_kv = 4;
+  problem.head_dim = 1 << 14;
+  problem.head_dim_v = 8;
+  FillNormal(&random, &problem);
+  problem.k = Rounded(Storage::kF16, problem.k);
+  problem.v = Rounded(Storage::kF16, problem.v);
+  Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 4));
+  AttentionCall call;
+  call.instruction_set = instruction_set();
+  call.asked = kAskLse;
+  call.place = Place::kBeforeGuard;
+  call.cache.cache = cache.get();
+  call.k_array = call.v_array = Storage::kF16;
+  EXPECT_TRUE(SameBits("y", Attend(problem, call).y, Specify(problem).y));
+}
+
 TEST_P(KvCache, ReadsKeysOrValuesAlone) {
   const AttentionProblem history = History(1, 40);
   Cache cache(CacheConfigOf(history, kContiguous, 1, 40));

@@ -470,7 +470,7 @@ mha_rope_config Yarn() { return YarnConfig(8, 0, 4, 2048); }
 mha_rope_config Llama3() { return Llama3Config(8, 0, 8, 8192); }
 mha_rope_config Ntk() { return NtkConfig(8, 4, 2048, 4096); }
 
-const double kPairFactors[] = {1, 1, 1, 0.25, kNan, 1, 1, 1};
+const double kPairFactors[] = {1, 1, 1, 0.25, kNan, 0x1p32, 1, 1, 1};
 mha_rope_config PairFactors() {
   mha_rope_config config = Plain();
   config.pair_factors = kPairFactors;
@@ -544,6 +544,7 @@ TEST(RopeTables, NameTheWrongFieldAndWriteNothing) {
       {Yarn(), &Field::pair_factors, kPairFactors, {"yarn_factor", "pair_factors"}},
       {Plain(), &Field::pair_factors, kPairFactors, {"pair_factors[3]", "0.25"}},
       {Plain(), &Field::pair_factors, kPairFactors + 4, {"pair_factors[0]", "nan"}},
+      {Plain(), &Field::pair_factors, kPairFactors + 5, {"pair_factors[0] is 4.29497e+09"}},
       {PairFactors(), &Field::original_positions, 4096, {"original_positions"}},
       {Llama3(), &Field::original_positions, 0, {"original_positions", "llama3_factor"}},
       {Llama3(),
@@ -585,6 +586,8 @@ TEST(RopeTables, NameWhatIsWrongWithMropeAndWriteNothing) {
       {{-1, 4, 1}, 0, positions, {kWrong, {1}, {"mrope_section is -1, 4, 1"}}},
       {{kMin, 1, 1}, 0, positions, {kWrong, {1}, {"mrope_section is -9223372036854775808"}}},
       {{kMax, kMax, 6}, 0, positions, {kWrong, {1}, {"mrope_section"}}},
+      {{-1, 2, 2}, 0, positions, {kWrong, {1}, {"mrope_section is -1, 2, 2"}}},
+      {{4, -1, 1}, 0, positions, {kWrong, {1}, {"mrope_section is 4, -1, 1"}}},
       {{1, 1, 2}, 1, positions, {kWrong, {1}, {"mrope_section is 1, 1, 2", "at most a third"}}},
       {{1, 2, 1}, 1, positions, {kWrong, {1}, {"mrope_section is 1, 2, 1", "at most a third"}}},
       {{2, 1, 1}, 2, positions, {kWrong, {1}, {"mrope_interleaved is 2"}}},

@@ -116,6 +116,9 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
       WRONG((c.Score().relative_bias = c.Zeros(),
              c.Score().relative_left = c.Score().relative_right = kMax),
             kTooLarge, {"score.relative_bias"}),
+      // 4 heads of 2^61 floats.
+      WRONG((c.Score().relative_bias = c.Zeros(), c.Score().relative_left = kMax / 4), kTooLarge,
+            {"score.relative_bias"}),
       WRONG((c.RelativeRows(), c.Score().relative_bias = c.Zeros()), kInvalid,
             {"score.relative_bias", "score_arrays.relative_rows"}),
       WRONG((c.RelativeRows(), c.args.score = nullptr), kInvalid,
@@ -136,6 +139,8 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
             {"score_arrays.relative_rows_strides.row is 4", "the width of a row, 5"}),
       WRONG(c.RelativeRows().relative_rows_strides.head = kMax, kTooLarge,
             {"score_arrays.relative_rows"}),
+      WRONG(c.Arrays().chosen_keys_strides.row = 4, kInvalid,
+            {"score_arrays.chosen_keys_strides are set, but the array is NULL"}),
       WRONG(c.ChosenKeys(0), kInvalid, {"score_arrays.num_chosen is 0"}),
       WRONG(c.Arrays().num_chosen = 3, kInvalid,
             {"score_arrays.num_chosen is 3", "chosen_keys is NULL"}),
@@ -323,6 +328,17 @@ TYPED_TEST(CallErrors, TakeNoTimeThatGrowsWithTheBatch) {
   }
 }
 
+// 2^60 floats of lse, but 2^90 of the outputs per pair that are not given.
+TYPED_TEST(CallErrors, DoNotComeFromOutputsThatAreNotGiven) {
+  TypeParam call;
+  call.args.n_q = call.args.n_kv = int64_t{1} << 44;
+  call.data.sequences.q_first_positions = nullptr;
+  call.data.outputs = Zeroed<mha_outputs>();
+  call.data.outputs.lse = const_cast<float *>(call.Zeros());
+  size_t bytes = 0;
+  ExpectSucceeds([&](auto *error) { return call.data.Workspace(&bytes, error); });
+}
+
 TYPED_TEST(CallErrors, NameAWorkspaceThatIsTooSmall) {
   TypeParam call;
   size_t needed = 0;
@@ -351,6 +367,17 @@ TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
       [](auto &c) { c.args.batch = MHA_EMPTY; },
       [](auto &c) { c.args.n_q = MHA_EMPTY; },
       [](auto &c) { c.Norm().flags = MHA_NORM_ALL_HEADS, c.Norm().head_stride = 3; },
+      [](auto &c) {
+        c.args.n_kv = MHA_EMPTY;
+        c.Groups().kv_groups = nullptr;
+      },
+      // The keys of packed sequences without starts of their own: as many, or none.
+      [](auto &c) {
+        c.Pack({0, 1, 3}, {}), c.args.n_kv = 3;
+      },
+      [](auto &c) {
+        c.Pack({0, 1, 3}, {}), c.args.n_kv = MHA_EMPTY;
+      },
       [](auto &c) {
         c.Pack({0, 1, 3}, {0, 2, 4});
       },
@@ -521,6 +548,8 @@ TEST(AttentionErrors, NameTheArgument) {
       WRONG(c.args.head_dim = kMax, kTooLarge, {"head_dim is", "the largest dimension"}),
       WRONG(c.args.head_dim_v = kMax, kTooLarge, {"head_dim_v is", "the largest dimension"}),
       WRONG((c.args.n_kv = MHA_EMPTY, c.args.k.strides.batch = 1), kInvalid, {"k.strides.batch"}),
+      WRONG((c.args.head_dim = 1 << 28, c.scheduler.scheduler.num_threads = UINT32_MAX), kTooLarge,
+            {"the workspace would exceed"}),
       WRONG(c.args.head_dim = int64_t{1} << 29, kTooLarge,
             {"num_heads 4 * head_dim (or * head_dim_v)"}),
       WRONG(c.args.head_dim_v = int64_t{1} << 29, kTooLarge,

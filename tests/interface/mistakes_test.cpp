@@ -419,6 +419,13 @@ TEST(PartialStrides, MaskOverACacheHasTheColumnsOfItsPositions) {
   data.score_arrays.mask_strides.batch = 4 * 3 * 10 - 1;
   ExpectInvalidCall(&data, kOfAttention,
                     {"score_arrays.mask_strides.batch is 119", "less than the 120"});
+  const std::vector<float> bias(mask.size());
+  data.score_arrays.mask_strides.batch = 0;
+  data.score_arrays.bias.data = bias.data();
+  data.score_arrays.bias.strides.batch = 4 * 3 * 10 - 1;
+  ExpectInvalidCall(&data, kOfAttention,
+                    {"score_arrays.bias.strides.batch is 119", "less than the 120"});
+  data.score_arrays.bias = {};
   EXPECT_EQ(cache.Length(0), 6);
   for (const mha_strides &strides :
        {mha_strides{4 * 3 * 10, 0, 0}, {0, 10, 0}, {0, 0, 3 * 10}, {0, 0, 0}}) {
