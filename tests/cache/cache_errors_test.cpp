@@ -1210,6 +1210,27 @@ TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
 
 // Of a ring of 48 that held 50 positions and was cut to 42, 2 .. 41 are left: the two rows of the
 // call stand at 42 and 43.
+// A size query does not know the length, so that a mask may get as many columns as there is room.
+TEST(CallErrors, MasksOfACacheThatWouldExceedTheAddressSpace) {
+  Cache cache = Filled(Config());  // of 40 positions
+  Call call(&cache);
+  const uint8_t mask = 1;
+  mha_score_arrays arrays = Zeroed<mha_score_arrays>();
+  arrays.mask = &mask;
+  call.attention.score_arrays = &arrays;
+  call.attention.n_q = int64_t{1} << 53;
+  size_t bytes = 0;
+  const auto query = [&](mha_error *error) {
+    return mha_attention_workspace(&call.attention, &bytes, error);
+  };
+  ExpectFails(query, {MHA_ERROR_TOO_LARGE, {1}, {"score_arrays.mask would exceed"}});
+  arrays.num_columns = 1;
+  ExpectSucceeds(query);
+  arrays.num_columns = 0;
+  arrays.columns = MHA_COLUMNS_NEW_KEYS;
+  ExpectSucceeds(query);
+}
+
 TEST(CallErrors, RowsThatSeeOnePositionMoreThanATruncatedOrCopiedRingHolds) {
   for (const bool is_copied : {false, true}) {
     SCOPED_TRACE(is_copied ? "copied" : "truncated");

@@ -175,6 +175,11 @@ TEST(T5RelativeBias, NamesAWrongArgumentAndWritesNothing) {
        "max_distance is 8; with these buckets it must be more than 8, to 2^30, or 0 for 128"},
       {0, -5, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 3,
        "max_distance is -5; with these buckets it must be more than 16, to 2^30, or 0 for 128"},
+      {0, int64_t{1} << 31, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 3,
+       "max_distance is 2147483648; with these buckets it must be more than 16, to 2^30, or 0 for "
+       "128"},
+      {int64_t{1} << 30, int64_t{1} << 30, 1, int64_t{1} << 40, 0, 0, MHA_ERROR_TOO_LARGE, 5,
+       "the arrays would exceed the address space; use smaller dimensions"},
       {0, 0, 1, 0, 2, 2, MHA_ERROR_INVALID_VALUE, 5, "num_heads is 0; it must be at least 1"},
       {0, 0, 1, 4, -1, 2, MHA_ERROR_INVALID_VALUE, 6, "left is -1; it must be at least 0"},
       {0, 0, 1, 4, 2, -1, MHA_ERROR_INVALID_VALUE, 7, "right is -1; it must be at least 0"},

@@ -448,6 +448,18 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
   score_many(without_scores.choice, without_scores.args);
   without_scores.choice.index_scores = nullptr;
   without_scores.WorkspaceBytes();
+  static const mha_scheduler threads = {nullptr, UINT32_MAX, 0, RunBackwards};
+  const auto score_at_once = [=](auto &c, auto &a) {
+    score_many(c, a);
+    c.index_scores = nullptr;
+    a.scheduler = &threads;
+    a.n_kv = (int64_t{1} << 31) - 1;
+  };
+  expect({"the workspace would exceed"}, score_at_once, large);
+  static const int64_t lengths[] = {3, 4};
+  static mha_sequences sequences = Zeroed<mha_sequences>();
+  sequences.q_lengths = lengths;
+  expect({"sequences.q_lengths[1] is 4"}, [](auto &, auto &a) { a.sequences = &sequences; });
   const auto lengthen = [](auto &, auto &a) {
     a.n_kv = int64_t{1} << 31;
     a.k.strides.batch = MHA_BROADCAST;
@@ -498,6 +510,14 @@ TEST(ChooseKeysErrors, NameACacheThatDoesNotFit) {
           {"attention.cache", "values", "MHA_CACHE_VALUES_IN_KEYS", "cache_read"}});
   expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, true, 2,
          {MHA_ERROR_SHAPE, {1}, {"cache", "num_kv_heads", "2", "1"}});
+  // No values are missing where there are no keys.
+  const Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 64));
+  AttentionCall call;
+  call.cache.cache = cache.get();
+  call.cache.columns = 64;
+  ChoiceData data(problem, call);
+  data.args.n_kv = MHA_EMPTY;
+  data.WorkspaceBytes();
 }
 
 TEST(ChooseKeysWorkspace, IsNoneForACallWithoutQueries) {

@@ -616,6 +616,7 @@ TEST(StatesErrors, OfFinishingNameTheField) {
   expect([](auto &a) { a.batch = 0; }, {"batch is 0"});
   expect([](auto &a) { a.n_q = 0; }, {"n_q is 0"});
   expect([](auto &a) { a.num_heads = 0; }, {"num_heads is 0"});
+  expect([](auto &a) { a.num_heads = int64_t{1} << 31; }, {"num_heads is 2147483648"});
   expect([](auto &a) { a.head_dim_v = -3; }, {"head_dim_v is -3"});
   expect([](auto &a) { a.batch = int64_t{1} << 60; }, {"states"}, MHA_ERROR_TOO_LARGE);
   expect([](auto &a) { a.output.type = MHA_TYPE_INT8; }, {"output.type is 4"});

@@ -203,6 +203,10 @@ TYPED_TEST(CallErrors, NameFieldsOfTheSequences) {
             {"sequences.q_first_positions[0]", "-2^62"}, kReadsArrays),
       WRONG((c.args.flags = MHA_CAUSAL, c.data.q_start[1] = kMin), kInvalid,
             {"sequences.q_first_positions[1]", "-2^62"}, kReadsArrays),
+      WRONG((c.Rope(), c.data.q_start[0] = -5), kInvalid, {"begin at position -5"}, kReadsArrays),
+      WRONG((c.Rope(), c.data.q_start[0] = -5, c.args.flags = MHA_CAUSAL,
+             c.Groups().groups = MHA_GROUPS_ALSO),
+            kInvalid, {"begin at position -5", "MHA_CAUSAL without MHA_GROUPS_ALSO"}, kReadsArrays),
       WRONG(c.data.sequences.count = 1, kShape, {"sequences.count is 1", "batch is 2"}),
       WRONG(c.data.sequences.count = 3, kShape, {"sequences.count is 3", "batch is 2"}),
       WRONG(c.data.sequences.count = -1, kInvalid, {"sequences.count is -1"}),
@@ -366,10 +370,10 @@ TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
       [](auto &c) { c.args.n_kv = MHA_EMPTY; },
       [](auto &c) { c.args.batch = MHA_EMPTY; },
       [](auto &c) { c.args.n_q = MHA_EMPTY; },
-      [](auto &c) { c.Norm().flags = MHA_NORM_ALL_HEADS, c.Norm().head_stride = 3; },
       [](auto &c) {
-        c.args.n_kv = MHA_EMPTY;
-        c.Groups().kv_groups = nullptr;
+        c.Norm().flags = MHA_NORM_ALL_HEADS, c.Norm().head_stride = 3;
+        c.Groups().kv_groups = nullptr, c.args.n_kv = MHA_EMPTY;
+        c.data.sequences.count = 2;
       },
       // The keys of packed sequences without starts of their own: as many, or none.
       [](auto &c) {
@@ -377,6 +381,25 @@ TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
       },
       [](auto &c) {
         c.Pack({0, 1, 3}, {}), c.args.n_kv = MHA_EMPTY;
+      },
+      [](auto &c) { c.Pack({0}, {0}).count = 0, c.args.batch = MHA_EMPTY; },
+      [](auto &c) { c.Pack({0}, {0}).count = 0, c.args.n_q = c.args.n_kv = MHA_EMPTY; },
+      // Positions outside the tables that no row has, because others are given, there are no rows,
+      // or the rows attend to nothing.
+      [](auto &c) {
+        c.Rope();
+        c.data.q_start[0] = -5, c.data.q_start[1] = 20;
+        c.data.sequences.rope_q_positions = c.Rows({0, 1, 2, 3, 4, 5});
+      },
+      [](auto &c) {
+        c.Rope();
+        c.data.q_start[0] = -5, c.data.q_start[1] = 20;
+        c.data.sequences.q_lengths = c.Rows({0, 0});
+      },
+      [](auto &c) {
+        c.Rope();
+        c.data.q_start[0] = -5;
+        c.args.flags = MHA_CAUSAL;
       },
       [](auto &c) {
         c.Pack({0, 1, 3}, {0, 2, 4});
@@ -451,6 +474,19 @@ TEST(ForwardCalls, WithSgemmRefuseRowStridesOfMoreThan31Bits) {
     EXPECT_TRUE(data.OutputsAreUntouched());
     (data.args.*input).strides.row = 0;
   }
+}
+
+// Calls of a small layer have no plan, but the same pointers.
+TEST(ForwardCalls, OfASmallLayerNameTheirPointers) {
+  const LayerProblem problem = OfItself(SquareLayer(8, 2, 1, 4), 3);
+  const Layer layer = Create(LayerData(problem));
+  ForwardData data(layer.get(), problem, {Guarded(kAskNothing)});
+  Memory workspace(data.WorkspaceBytes());
+  const auto run = [&](mha_error *e) { return data.Run(workspace.data(), workspace.size(), e); };
+  data.args.sequences = nullptr;
+  ExpectSucceeds(run);
+  data.args.query.data = nullptr;
+  ExpectFails(run, {kNull, {2}, {"query.data is NULL"}});
 }
 
 // With rows outside, the second sequence's rows are between those of the first one.
@@ -574,32 +610,28 @@ TEST(AttentionErrors, NameTheStrideOrReservedFieldOfAnArray) {
 }
 
 TEST(AttentionCalls, AcceptANegativeScaleAndStridesThatAreSpelledOut) {
-  ExpectAllSucceed<FullAttention>({[](auto &c) { c.args.scale = -0.5f; },
-                                   [](auto &c) {
-                                     c.args.q.strides = {36, 12, 3};
-                                     c.args.k.strides = {24, 6, 3};
-                                     c.args.v.strides = {40, 10, 5};
-                                     c.args.output.strides = {60, 20, 5};
-                                   },
-                                   // Strides beside that of heads that lead nowhere.
-                                   [](auto &c) { c.args.k.strides.head = MHA_BROADCAST; },
-                                   [](auto &c) {
-                                     c.args.n_kv = 1;
-                                     c.args.k.strides = {6, 0, 3};
-                                   },
-                                   [](auto &c) {
-                                     c.args.n_kv = MHA_EMPTY;
-                                     c.args.k.strides.head = 3;
-                                   },
-                                   [](auto &c) {
-                                     c.args.n_q = MHA_EMPTY;
-                                     c.args.output.strides.head = 5;
-                                   },
-                                   [](auto &c) {
-                                     c.args.num_heads = c.args.num_kv_heads = 1;
-                                     c.args.k.strides = {12, 3, 1};
-                                     c.args.output.strides.head = 5;
-                                   }});
+  const auto spelled_out = [](auto &c) {
+    c.args.q.strides = {36, 12, 3};
+    c.args.k.strides = {24, 6, 3};
+    c.args.v.strides = {40, 10, 5};
+    c.args.output.strides = {60, 20, 5};
+  };
+  // Strides beside that of heads that lead nowhere.
+  const auto of_one_row = [](auto &c) { c.args.n_kv = 1, c.args.k.strides = {6, 0, 3}; };
+  const auto of_no_row = [](auto &c) {
+    c.args.n_q = c.args.n_kv = MHA_EMPTY;
+    c.args.k.strides.head = 3, c.args.output.strides.head = 5;
+  };
+  const auto of_far_rows = [](auto &c) {
+    c.args.n_kv = MHA_EMPTY, c.args.k.strides = {kMax / 2, 6, 3};
+  };
+  const auto of_one_head = [](auto &c) {
+    c.args.num_heads = c.args.num_kv_heads = 1;
+    c.args.k.strides = {12, 3, 1}, c.args.output.strides.head = 5;
+  };
+  ExpectAllSucceed<FullAttention>(
+      {[](auto &c) { c.args.scale = -0.5f, c.args.k.strides.head = MHA_BROADCAST; }, spelled_out,
+       of_one_row, of_no_row, of_far_rows, of_one_head});
 }
 
 TEST(AttentionCalls, AcceptEveryNestingOfBatchRowsAndHeads) {

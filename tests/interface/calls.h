@@ -91,6 +91,14 @@ class Changes {
     Arrays().num_chosen = count;
     return Arrays();
   }
+  mha_rope &Rope() {
+    mha_rope &rope = call().data.rope;
+    rope.dims = 2;
+    rope.num_positions = 8;
+    rope.cos = rope.sin = numbers_;
+    call().args.rope = &rope;
+    return rope;
+  }
   // Packs the sequences one after another into one batch of rows.
   mha_sequences &Pack(std::initializer_list<int64_t> q, std::initializer_list<int64_t> kv) {
     call().args.batch = 1;

@@ -287,6 +287,13 @@ TEST(LayerErrors, NameTheOption) {
   ExpectAllRefused({0}, {WRONG(c.Allocator(), MHA_ERROR_OUT_OF_MEMORY, {}, kCreate)});
 }
 
+TEST(LayerErrors, NameMemoryThatIsNoLayer) {
+  const Memory memory(mha_layer_view_size());
+  mha_layer_config config = Zeroed<mha_layer_config>();
+  ExpectFails({kInvalid, {1}, {"layer does not point to a layer"}}, mha_layer_shape,
+              reinterpret_cast<const mha_layer *>(memory.data()), &config);
+}
+
 TEST(LayerCalls, SucceedBeforeTheyAreBroken) {
   for (void (*change)(FullLayer &) : {+[](FullLayer &) {}, +[](FullLayer &c) { c.UseFused(); },
                                       +[](FullLayer &c) { c.RemoveOutputProjection(); }}) {
