@@ -112,6 +112,12 @@ mha_status check_kind(Report report, const mha_kv_cache_config &config) {
   return MHA_OK;
 }
 
+// How long a sequence can get. Positions of a ring are counted on for ever; the bound keeps sums of
+// two of them from overflowing.
+int64_t most_positions(const mha_kv_cache *cache) {
+  return cache->kind == MHA_CACHE_KIND_RING ? INT64_MAX / 2 : cache->capacity;
+}
+
 // Whether each block is in as many tables as its count says, of all blocks. The buffer may be
 // read-only, so some blocks at a time are counted on the stack.
 bool counts_hold(const mha_kv_cache *cache) {
@@ -178,12 +184,10 @@ mha_status check_buffer(Report report, const void *buffer) {
 }
 
 mha_status check_contents(Report report, const mha_kv_cache *cache) {
-  const bool is_ring = cache->kind == MHA_CACHE_KIND_RING;
   for (int64_t s = 0; s < cache->num_sequences; ++s) {
     const CacheState &state = state_of(cache, s);
-    // Only a ring may have written more positions than it holds.
     bool is_sound = state.length >= 0 && state.written >= state.length &&
-                    (is_ring || state.written <= cache->capacity);
+                    state.written <= most_positions(cache);
     const int32_t *const table = table_of(cache, s);
     // Entries for positions that the sequence has name a block; later ones may be empty.
     for (int64_t i = 0; is_sound && i < table_entries(*cache); ++i)
@@ -258,9 +262,7 @@ mha_status check_values(Report report, const mha_kv_cache *cache, int64_t rows, 
 // or a block that was put into the table for new positions.
 mha_status check_append(Report report, const mha_kv_cache *cache, int64_t sequence, int64_t count) {
   const int64_t length = state_of(cache, sequence).length;
-  // Positions of a ring are counted on for ever; the bound keeps sums of two of them from
-  // overflowing.
-  const int64_t most = cache->kind == MHA_CACHE_KIND_RING ? INT64_MAX / 2 : cache->capacity;
+  const int64_t most = most_positions(cache);
   if (count > most - length)
     return report.fail(MHA_ERROR_CACHE_FULL,
                        "the length of sequence %lld is %lld, with room for %lld more, not for "
