@@ -117,7 +117,7 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
         "window_left is %lld, but the ring has a capacity of %lld; set it to at most %lld, or use "
         "a larger ring",
         lld(s.window_left), lld(cache->capacity), lld(cache->capacity - 1));
-  if (!s.is_self && !s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv)
+  if (!s.is_packed() && s.n_kv > s.rows_per_pass() && s.n_q != s.n_kv)
     return report.shape(
         "n_q %lld and n_kv %lld differ, but the ring takes more than capacity - window_left = %lld "
         "rows at once only if they are equal",
@@ -262,7 +262,7 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
                                 bool of_keys) {
   const int64_t *const given = of_keys ? s.given.rope_k_positions : s.given.rope_q_positions;
   const int64_t rows = of_keys ? keys_of(s, b) : queries_of(s, b),
-                stride = of_keys && !s.is_self ? s.n_kv : s.n_q;
+                stride = of_keys ? s.n_kv : s.n_q;
   const int64_t first_row =
       (s.is_packed() ? 0 : b * stride) + (of_keys ? first_key(s, b) : first_query(s, b));
   const int64_t first = capped_sum(of_keys ? past_of(s, b) : start_of(s, b), s.kv_first_position);

@@ -251,6 +251,26 @@ TEST_P(Edges, KeysThatThreadsShareOutReachNoOtherSequence) {
   }
 }
 
+// A unit has several kv heads where they lie side by side, and its keys are split.
+TEST_P(Edges, HeadsOfSeveralSequencesWhoseKeysThreadsShareOutEqualTheSpecification) {
+  AttentionSizes sizes;
+  sizes.batch = 2;
+  sizes.n_kv = 1100;
+  sizes.num_heads = sizes.num_kv_heads = 20;
+  sizes.head_dim = sizes.head_dim_v = 16;
+  const AttentionProblem problem = NormalAttention(sizes, 7);
+  const Outputs expected = Specify(problem);
+  for (const uint32_t threads : {2u, 5u}) {
+    const Scheduler scheduler(threads, RunBackwards);
+    AttentionCall call = PlainCall();
+    call.asked = kAskLse;
+    call.scheduler = scheduler.get();
+    const Outputs outputs = Attend(problem, call);
+    EXPECT_TRUE(SameBits("y", outputs.y, expected.y)) << threads << " threads";
+    EXPECT_TRUE(SameBits("lse", outputs.lse, expected.lse)) << threads << " threads";
+  }
+}
+
 TEST_P(Edges, PackedSequencesWhoseKeysThreadsShareOutEqualTheSpecification) {
   AttentionSizes sizes;
   sizes.n_q = 3;

@@ -674,6 +674,12 @@ TEST_F(MadeUpHeader, OfAnotherFormatIsNamed) {
     EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT);
     EXPECT_NE(message().find(words[field]), std::string::npos) << message();
   }
+  Reset();
+  Set(kFields[7], INT32_MAX);  // query_dim and, of 4 heads, head_dim: 2^64 bytes
+  Set(kFields[13], INT32_MAX / 4);
+  Set(kSize, -1);
+  EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT);
+  EXPECT_NE(message().find("sizes contradict each other"), std::string::npos) << message();
 }
 
 TEST_F(MadeUpHeader, UnknownKindIsRefused) {
