@@ -9,6 +9,10 @@ Everything happens in build/mutate, in a copy of the files that git tracks, as t
 programs are compiled there once, when they are first needed. The library there has the scalar
 kernels and those for AVX2 or NEON. Faults listed as equivalent change no result and are not
 planted; the score is caught / planted.
+
+With --refusals, the faults are made from the sources: each condition, and each operand of || and
+&&, by which a function refuses its arguments is left out in turn. All are compiled at once, tests
+that cannot tell the difference are not run, and tests/refusals.txt has those that are equivalent.
 """
 
 EPILOG = """\
@@ -22,6 +26,7 @@ Examples:
   tools/mutate.py --sample 10 --commit 1234abcd   the faults that CI drew for another commit
   tools/mutate.py --only 'states|softcap'         faults with a word in their file or change
   tools/mutate.py --resume                        all faults, except those with results
+  tools/mutate.py --refusals                      every check, left out, which takes ten minutes
 """
 
 import argparse
@@ -43,6 +48,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants.txt"
+EQUIVALENT = ROOT / "tests" / "refusals.txt"
+PLANTED = ROOT / "tests" / "support" / "planted.h"
 FOLDER = ROOT / "build" / "mutate"
 LEAST_SCORE = 0.97
 TEST_SECONDS = 60  # of processor time, which no program takes for three tenths of its random cases
@@ -290,7 +297,7 @@ class Build:
         if done.returncode != 0:
             raise DoesNotCompile(done.stdout)
 
-    def failure(self, tests, without, rounds, work=None, path=""):
+    def failure(self, tests, without, rounds, work=None, path="", **variables):
         """The test of PROGRAM or PROGRAM:PART_OF_A_NAME that fails with the fault at `path` in
         `work`, or None. without: '-' and those to leave out."""
         name, _, part = tests.partition(":")
@@ -299,6 +306,7 @@ class Build:
             program = self.link_program(name, work, path)
         environment = {
             **os.environ,
+            **variables,
             "GTEST_FAIL_FAST": "1",
             "GTEST_FILTER": f"*{part}*{without}",
             "MHA_TEST_ROUNDS": str(rounds),
@@ -359,6 +367,126 @@ class Build:
                 if failure := self.failure(tests, "", rounds, work, mutant.path):
                     return failure
         return "" if self.is_quick else None
+
+
+# ---- Refusals
+
+CHECKS = "src/check/*.cpp src/check/*.h src/api/*.cpp src/objects/pack.cpp".split()
+CHECKED_BY = """interface_errors interface_info info_counts interface_packed cache_errors states
+  bias_tables options chosen_keys linear recurrent weights rope_tables interface_edges
+  interface_memory cache_memory cache contract generated""".split()
+
+
+def checks_of(text):
+    """(begin, end, type, value) of each expression that refuses arguments, and the value by which
+    it or a part of it is left out: conditions of `if (...) return`, operands of || and && in them
+    and in what they are computed from, and statuses that are handed on."""
+    no_code = r'(?m)//.*|"(?:\\.|[^"\\\n])*"|^ *#(?:.*\\\n)*.*|static_assert\([^;]*;'
+    code = re.sub(no_code, lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    checks, operands, closes, groups, group = set(), set(), {}, [], (0, 0, [])
+
+    def add(to, begin, end, value, kind="bool"):
+        begin += len(code[begin:end]) - len(code[begin:end].lstrip())
+        to.add((begin, begin + len(code[begin:end].rstrip()), kind, value))
+
+    def add_operands(begin, operators, end):
+        sign, value = ("|", "false") if any(code[at] == "|" for at in operators) else ("&", "true")
+        cuts = [at for at in operators if code[at] == sign]
+        for first, last in zip([begin, *(at + 2 for at in cuts)], [*cuts, end]) if cuts else ():
+            add(operands, first, last, value)
+            add_operands(first, [at for at in operators if first <= at < last], last)
+
+    # A group: where its bracket opens, where its latest expression begins, the operators in that.
+    for token in re.finditer(r"&&|\|\||::|[=!<>]=|[()\[\]{},;?:=]|\breturn\b", code):
+        if token[0] in ("&&", "||"):
+            group[2].append(token.start())
+        elif token[0] in "([{":
+            groups.append(group)
+            group = token.start(), token.end(), []
+        elif token[0] in ")]},;?:=return":
+            add_operands(*group[1:], token.start())
+            group = group[0], token.end(), []
+            if token[0] in ")]}":
+                closes[group[0]] = token.start()
+                is_block = token[0] == "}" and code[group[0] - 1].isspace()
+                group = (groups.pop()[0], token.end(), []) if is_block else groups.pop()
+    for start in re.finditer(r"\bif (?=\((?!const))", code):
+        close = closes[start.end()]
+        then = re.match(r"[\s{]*(return|continue)\b\s*([^;]*);\s*(return)?", code[close + 1 :])
+        is_sound = then and then[3] and then[2] in ("MHA_OK", "")
+        if is_sound or then and re.match("report|fail|false", then[2]):
+            add(checks, start.end() + 1, close, "true" if is_sound else "false")
+    for choice in re.finditer(r"\breturn ([^;?]+)\?(\s*MHA_OK|[^;]*:\s*MHA_OK;)", code):
+        add(checks, *choice.span(1), "true" if choice[2].strip() == "MHA_OK" else "false")
+    names = set(re.findall(r"\w+", " ".join(code[begin:end] for begin, end, _, _ in checks)))
+    spans = [check[:2] for check in checks]
+    spans += [s.span() for s in re.finditer(r"\b(\w+) = [^;]*;", code) if s[1] in names]
+    checks |= {o for o in operands if any(first <= o[0] and o[1] <= last for first, last in spans)}
+    for call in re.finditer(r"\bMHA_TRY(?=\()|\breturn (?=(?:check|resolve)_\w+(\())", code):
+        is_try = call[1] is None
+        close = closes[call.end() if is_try else call.start(1)]
+        add(checks, call.end() + is_try, close + 1 - is_try, "MHA_OK", "mha_status")
+    return sorted(checks, key=lambda check: (check[0], -check[1]))
+
+
+def plant_checks(work):
+    """Plants all faults in the sources there at once, of which a test chooses one by its number."""
+    faults = []
+    for path in sorted(path for pattern in CHECKS for path in work.glob(pattern)):
+        text, inserts = path.read_text(), [(0, 0, 0, f'#include "{PLANTED}"\n')]
+        for begin, end, kind, value in checks_of(text):
+            inserts.append((begin, 1, -end, f"fault<{kind}>({len(faults)}, {value}, "))
+            inserts.append((end, 0, -begin, ")"))
+            old = " ".join(text[begin:end].split())
+            faults.append(Mutant(str(path.relative_to(work)), old, value, (), ""))
+        for place, _, _, piece in sorted(inserts, reverse=True):
+            text = text[:place] + piece + text[place:]
+        path.write_text(text)
+    return faults
+
+
+def sweep(folder, jobs, only, equivalent):
+    """What catches each check that is left out, as `report` takes it."""
+    build, work = Build(folder, jobs, False), folder / "checks"
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(build.tree / "src", work / "src")
+    faults = plant_checks(work)
+    changed = {fault.path for fault in faults}
+    objects = [name for name in build.library if build.depends[name] & changed]
+    tests, suite = [], ""
+    for program in CHECKED_BY:
+        listed = subprocess.check_output([build.program(program), "--gtest_list_tests"], text=True)
+        for name in re.findall(r"(?m)^ *(\S+)", listed.split("\n", 1)[1]):
+            suite = name if name.endswith(".") else suite
+            tests += [f"{program}:{suite}{name}"] if suite != name else []
+
+    def record(test):
+        """Its seconds, itself, and a byte for each fault that is 1 where it would notice that."""
+        seen, begin = work / f"seen_{test.replace('/', '_')}", time.monotonic()
+        if build.failure(test, "", 0.1, work, MHA_FAULTS_SEEN=str(seen)):
+            raise Stop(4, f"{test} fails where no fault is chosen")
+        seconds = time.monotonic() - begin
+        return seconds, test, seen.read_bytes() if seen.exists() else bytes(1 << 13)
+
+    def judge(number):
+        of_it = (test for _, test, seen in recorded if seen[number])
+        chosen = {"MHA_FAULT": str(number)}
+        return next(filter(None, (build.failure(t, "", 0.1, work, **chosen) for t in of_it)), None)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda name: build.compiled(name, work), objects))
+        build.link_library(work, objects)
+        recorded = sorted(pool.map(record, tests))
+        numbers = [n for n, fault in enumerate(faults) if re.search(only or "", str(fault))]
+        results = {}
+        for number, caught_by in zip(numbers, pool.map(judge, numbers)):
+            name = str(faults[number])
+            if caught_by or name not in equivalent:
+                results[f"{number} {name}"] = caught_by
+                print("" if caught_by else f"SURVIVES {name}\n", end="", flush=True)
+    if unknown := equivalent.keys() - set(map(str, faults)):
+        raise Stop(1, "\n".join(f"{name}\n  is no check" for name in sorted(unknown)))
+    return results
 
 
 # ---- The run
@@ -444,6 +572,9 @@ def arguments():
     parser.add_argument(
         "--sample", type=int, metavar="N", help="draw N of the faults by the commit"
     )
+    parser.add_argument(
+        "--refusals", action="store_true", help="leave out each check of arguments instead"
+    )
     parser.add_argument("--commit", help="the commit for --sample (default: HEAD)")
     parser.add_argument(
         "--resume",
@@ -471,6 +602,12 @@ def arguments():
 
 def main():
     given = arguments()
+    if given.refusals:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        equivalent = {str(fault): fault.equivalent for fault in read_list(EQUIVALENT.read_text())}
+        results = sweep(FOLDER, given.jobs, given.only, equivalent)
+        print(*report(results)[0], sep="\n")
+        return 0 if all(results.values()) else 1
     listed = read_list(given.mutants.read_text())
     errors = errors_of(listed, ROOT)
     if errors:

@@ -44,7 +44,7 @@ skipped, including comparisons that were too noisy, and what failed.
                - all tests and random cases with clang and for AArch64, more tests for Windows and
                  emulated AVX-512, and slow tests
                - the crate mha-candle; packages (tools/release); the coverage (tools/coverage.sh);
-                 all mutants (tools/mutate.py)
+                 all mutants and every check left out (tools/mutate.py)
   --no-setup   install nothing
   --help       show this text
 
@@ -260,6 +260,7 @@ fi
   say "planting faults, in build/mutate"
   if [[ $matrix == all ]]; then run_part "mutants" tools/mutate.py; else run_part "ten mutants" \
     tools/mutate.py --sample 10; fi
+  [[ $matrix != all ]] || run_part "refusals" tools/mutate.py --refusals
 }
 test_windows() {
   if ! command -v x86_64-w64-mingw32-g++-posix >/dev/null || ! command -v wine >/dev/null; then

@@ -52,6 +52,44 @@ class List(unittest.TestCase):
         self.assertIn("is listed twice", self.errors("[a.cpp]\nf(1); ==>\nf(1); ==>"))
 
 
+class Refusals(unittest.TestCase):
+    TEXT = """mha_status f(int a) {
+  MHA_TRY(check_a(a, {1}));
+  const bool is_sound = a > 0 && b;
+  other = (x || y) && f({1, 2});
+  for (int i = 0; i < 3 && i < a; ++i) g(i);
+  if (!is_sound || (c && d->e)) return report.invalid("a || b");  // c && d
+  if (shortcut) return MHA_OK;
+  g();
+  if (a == 8) return MHA_OK;
+  return a ? MHA_OK : check_b(a);
+}
+"""
+
+    def test_conditions_their_operands_and_statuses_are_left_out(self):
+        self.assertEqual(
+            "; ".join(
+                f"{self.TEXT[a:b]} {value}" for a, b, _, value in mutate.checks_of(self.TEXT)
+            ),
+            "check_a(a, {1}) MHA_OK; a > 0 true; b true; !is_sound || (c && d->e) false;"
+            " !is_sound false; (c && d->e) false; c true; d->e true; a == 8 true; a true",
+        )
+
+    def test_all_are_planted_at_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            work = pathlib.Path(folder)
+            (work / "src" / "check").mkdir(parents=True)
+            (work / "src" / "check" / "a.cpp").write_text(self.TEXT)
+            faults = mutate.plant_checks(work)
+            self.assertEqual(str(faults[2]), "src/check/a.cpp: b ==> true")
+            self.assertIn(
+                "if (fault<bool>(3, false, fault<bool>(4, false, !is_sound) ||"
+                " fault<bool>(5, false, (fault<bool>(6, true, c) &&"
+                " fault<bool>(7, true, d->e))))) return",
+                (work / "src" / "check" / "a.cpp").read_text(),
+            )
+
+
 class Runs(unittest.TestCase):
     def run_with(self, caught, *arguments):
         """Exit status and output where each fault is caught if `caught` says so of its number."""
