@@ -210,21 +210,9 @@ class Calls(unittest.TestCase):
         faulthandler.enable()
         # Huge extents are no memory, and not much of it.
         resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
-        weights = {
-            "w_q": floats(8, 8),
-            "w_k": floats(8, 4),
-            "w_v": floats(8, 4),
-            "w_o": floats(8, 8),
-            "b_q": floats(8),
-            "num_kv_heads": 1,
-            "head_dim": 4,
-            "layout": "in_out",
-            "weight_type": "f32",
-            "scales": None,
-            "offsets": None,
-            "group_size": 0,
-            "scale_type": "f32",
-        }
+        weights = dict(w_q=floats(8, 8), w_k=floats(8, 4), w_v=floats(8, 4), w_o=floats(8, 8))
+        weights.update(b_q=floats(8), num_kv_heads=1, head_dim=4, layout="in_out", scales=None)
+        weights.update(weight_type="f32", offsets=None, group_size=0, scale_type="f32")
         layer, rope = mha.Layer(8, 2, **weights), mha.Rope.tables(4, 20)
         threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
         packed = guarded(mha.pack(8, 2, **weights), 64)

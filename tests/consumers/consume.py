@@ -510,22 +510,9 @@ parser.add_argument(
     "consumer",
     help="one of "
     + ", ".join(
-        (
-            "install",
-            "destdir",
-            "package_tgz",
-            "pkg_config_shared",
-            "pkg_config_static",
-            "pkg_config_openblas",
-            "pkg_config_pthreadpool",
-            "find_package_mha",
-            "find_package_cxx",
-            "find_package_openblas",
-            "find_package_pthreadpool",
-            "add_subdirectory",
-            "fetch_content",
-            "examples",
-        )
+        """install destdir package_tgz pkg_config_shared pkg_config_static pkg_config_openblas
+        pkg_config_pthreadpool find_package_mha find_package_cxx find_package_openblas
+        find_package_pthreadpool add_subdirectory fetch_content examples""".split()
     ),
 )
 parser.add_argument("--work", required=True, help="the folder to work in")
