@@ -1016,11 +1016,11 @@ class Operators(Case):
             ),
             (
                 attention(q, q, q, softmax_precision=10),
-                "the attribute softmax_precision is 10; this operator has none but 1",
+                "the attribute softmax_precision is 10; this operator takes only 1",
             ),
             (
                 attention(q, q, q, qk_matmul_output_mode=1),
-                "the attribute qk_matmul_output_mode is 1; this operator has none but 0",
+                "the attribute qk_matmul_output_mode is 1; this operator takes only 0",
             ),
             (attention(q, q, q, softcap=-1.0), "softcap"),
         ):
@@ -1096,22 +1096,22 @@ class Operators(Case):
                     " key, or -1 for no window"
                 ),
             ),
-            (grouped(1, 2, causal=0), "the attribute causal is 0; this operator has none but 1"),
+            (grouped(1, 2, causal=0), "the attribute causal is 0; this operator takes only 1"),
             (
                 grouped(1, 2, sliding_window_cache=1),
-                "the attribute sliding_window_cache is 1; this operator has none but 0",
+                "the attribute sliding_window_cache is 1; this operator takes only 0",
             ),
             (
                 grouped(1, 2, left_window_size=1),
-                "the attribute left_window_size is 1; this operator has none but -1",
+                "the attribute left_window_size is 1; this operator takes only -1",
             ),
             (
                 grouped(1, 2, kv_cache_bit_width=8),
-                "the attribute kv_cache_bit_width is 8; this operator has none but 0",
+                "the attribute kv_cache_bit_width is 8; this operator takes only 0",
             ),
             (
                 grouped(1, 2, k_quant_type="PER_TENSOR"),
-                "the attribute k_quant_type is 'PER_TENSOR'; this operator has none but 'NONE'",
+                "the attribute k_quant_type is 'PER_TENSOR'; this operator takes only 'NONE'",
             ),
         ):
             with self.subTest(sentence):

@@ -1790,7 +1790,7 @@ class Mha(unittest.TestCase):
             ((q, k, v.astype(np.float16)), "v is float16"),
             ((q.transpose(0, 2, 1, 3), k, v), "q is float32"),
             ((np.asfortranarray(q), k, v), "q is float32"),
-            ((q, k, [1]), "v is a list"),
+            ((q, k, [1]), "v is of type list"),
         ):
             with self.assertRaisesRegex(ValueError, sentence):
                 call(*arrays)
@@ -2673,7 +2673,7 @@ class Mha(unittest.TestCase):
             {getattr(mha, name) for name in mha.__all__ if isinstance(getattr(mha, name), type)},
         )
         for one in made:
-            for name in set(vars(one)) - set(one._changeable):
+            for name in one._fixed:
                 with self.subTest(type(one).__name__, attribute=name):
                     before = getattr(one, name)
                     with self.assertRaisesRegex(AttributeError, f"{name} of a .* is read-only"):
@@ -2682,11 +2682,16 @@ class Mha(unittest.TestCase):
                         delattr(one, name)
                     self.assertIs(getattr(one, name), before)
         for shape in cache.shape, self.layer.shape, linear.layer.shape:
-            with self.assertRaisesRegex(TypeError, "does not support item assignment"):
+            with self.assertRaisesRegex(TypeError, "these numbers are read-only"):
                 shape["head_dim"] = 1
+            for copied in copy.deepcopy(shape), pickle.loads(pickle.dumps(shape)):
+                self.assertEqual((copied, type(copied)), (shape, dict))
+        self.layer.calls = 1  # of the user's own
+        self.layer.calls += 1
+        del self.layer.calls
         x = floats(1, 5, heads, head_dim)
         for option, one in {"score": score, "norm": norm, "rope": rope}.items():
-            for name in getattr(one, "_changeable", vars(one)):
+            for name in set(vars(one)) - set(getattr(one, "_fixed", ())):
                 changed = copy.copy(one)
                 setattr(changed, name, [object()])
                 with self.subTest(option, attribute=name):
@@ -2737,11 +2742,11 @@ class Mha(unittest.TestCase):
         call = mha.attention(q, q, q, scheduler=mha.Scheduler(2, parallel_for), prepare=True)
         for _ in range(2):
             self.assert_same(call(q, q, q), mha.attention(q, q, q))
-            with self.assertRaisesRegex(ValueError, "q is a list"):  # which ends the call as well
+            with self.assertRaisesRegex(
+                ValueError, "q is of type list"
+            ):  # which ends the call as well
                 call([], q, q)
-        self.assertEqual(
-            set(raised), {"another thread is in this call; prepare one for each thread"}
-        )
+        self.assertEqual(set(raised), {"this call is in use; prepare one for each thread"})
 
     @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
     def test_a_scheduler_of_the_parent_is_serial_in_a_child_of_fork(self):

@@ -131,14 +131,14 @@ std::string NodeInfo::text(const char *attribute, const char *otherwise) const {
 void NodeInfo::expect(const char *attribute, int64_t only) const {
   if (const int64_t value = integer(attribute, only); value != only) {
     throw Failure{std::string("the attribute ") + attribute + " is " + std::to_string(value) +
-                  "; this operator has none but " + std::to_string(only)};
+                  "; this operator takes only " + std::to_string(only)};
   }
 }
 
 void NodeInfo::expect(const char *attribute, const char *only) const {
   if (const std::string value = text(attribute, only); value != only) {
     throw Failure{std::string("the attribute ") + attribute + " is '" + value +
-                  "'; this operator has none but '" + only + "'"};
+                  "'; this operator takes only '" + only + "'"};
   }
 }
 

@@ -169,7 +169,7 @@ def _array(values, name):
     try:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError):  # of lists of different lengths, for example
-        raise TypeError(f"{name} is {_structs._kind(values)} that is no array of numbers") from None
+        raise TypeError(f"{name} is {_structs._kind(values)} and no array of numbers") from None
 
 
 def _integers(values, name, shape=None, dtype=np.int64):
@@ -284,12 +284,19 @@ def _check_memory(written, read, same=()):
             if beside is None or not np.may_share_memory(array, beside):  # by their bounds
                 continue
             may_be = (name, other) in same
-            if not (may_be and _is_same(array, beside)) and np.shares_memory(array, beside):
+            if not (may_be and _is_same(array, beside)) and _shares(array, beside):
                 itself = f"{other} itself or " if may_be else ""
                 raise ValueError(
                     f"{name}, which the call writes to, overlaps {other}; pass {itself}other memory"
                 )
         read = {**read, name: array}
+
+
+def _shares(one, other):
+    try:
+        return np.shares_memory(one, other, max_work=10**6)  # within milliseconds
+    except RuntimeError:  # too hard to say
+        return True
 
 
 def _is_same(one, other):

@@ -30,6 +30,7 @@ class KvCache(_NotCopied):
     anything else with it.
     """
 
+    _fixed = ("shape", "buffer")
     _instead = (
         "copy its buffer (into one of mha.aligned, or a file), and use KvCache.view of the copy"
     )

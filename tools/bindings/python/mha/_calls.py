@@ -162,9 +162,7 @@ class Prepared(_NotCopied):
         try:
             before = self._turn.pop()
         except IndexError:
-            raise RuntimeError(
-                "another thread is in this call; prepare one for each thread"
-            ) from None
+            raise RuntimeError("this call is in use; prepare one for each thread") from None
         places: list = []
         try:
             for array, (pointer_struct, offset, name, shape, strides, dtype) in zip(

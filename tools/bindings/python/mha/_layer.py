@@ -113,6 +113,7 @@ class Layer(_NotCopied):
     mha_layer_config by name, all defaults resolved.
     """
 
+    _fixed = ("shape",)
     _instead = "use mha.pack(...) into an array or a file, and Layer.view of that"
 
     def __init__(
@@ -132,7 +133,7 @@ class Layer(_NotCopied):
     @classmethod
     def view(cls, packed: Array, *, instruction_set: str = "auto") -> Layer:
         """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap
-        of a file (dtype=uint8, mode="r")."""
+        of a file (dtype=uint8, mode="r"). No call may write to any part of that array."""
         self = cls.__new__(cls)
         buffer = _buffer(packed, "packed")
         storage = np.empty(_loaded().mha_layer_view_size(), np.uint8)
@@ -472,6 +473,7 @@ class Linear(_NotCopied):
     odd number of inputs, these are to be given. type, scales, offsets, weight_type and all else are
     as in Layer. A packed one is mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b)."""
 
+    _fixed = ("layer",)
     _instead = (
         "use mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b) into an array or a file, and"
         " Linear.view of that"

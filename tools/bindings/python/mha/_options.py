@@ -230,7 +230,7 @@ class ContextNorm(_ReadOnly):
     after_gate after it.
     """
 
-    _changeable = ("weight", "bias", "epsilon")
+    _fixed = ("flags", "all_heads")
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class Norm(_ReadOnly):
     the context too; with epsilon=0 it is the only one.
     """
 
-    _changeable = ("epsilon", "context")
+    _fixed = ("flags", "all_heads", "arrays")
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ class Rope(_ReadOnly):
     the usual ones.
     """
 
-    _changeable = ("q_positions", "k_positions", "offset")
+    _fixed = ("cos", "sin", "dims", "style")
 
     def __init__(
         self,

@@ -4,7 +4,6 @@ compares them with the header."""
 import ctypes
 import operator
 import struct
-from types import MappingProxyType
 
 import numpy as np
 
@@ -33,7 +32,7 @@ _reals = "f32", "f64"
 
 
 def _kind(value):
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _number(value, name, kind="i64"):
@@ -42,7 +41,8 @@ def _number(value, name, kind="i64"):
     is_real = kind in _reals
     try:
         if is_real:  # float() reads text, and drops the imaginary part of NumPy's numbers
-            is_other = isinstance(value, (str, bytes, bytearray)) or np.iscomplexobj(value)
+            is_complex = getattr(getattr(value, "dtype", None), "kind", None) == "c"
+            is_other = isinstance(value, (str, bytes, bytearray)) or is_complex
             return float(None if is_other else value)
         number = operator.index(value)
     except (TypeError, ValueError, OverflowError):
@@ -57,8 +57,10 @@ def _number(value, name, kind="i64"):
 def _is_true(value, name):
     if value is True or value is False:
         return value
-    if not isinstance(value, (int, np.bool_)) or value not in (0, 1):
-        raise TypeError(f"{name} is {_kind(value)}; it must be True or False")
+    is_number = isinstance(value, (int, np.integer, np.bool_))
+    if not is_number or value not in (0, 1):
+        found = value if is_number else _kind(value)
+        raise TypeError(f"{name} is {found}; it must be True or False")
     return bool(value)
 
 
@@ -99,19 +101,21 @@ def _address(owner, name):
 
 
 class _ReadOnly:
-    """What calls take sizes and addresses from: its attributes stay as they were made, but for
-    those that each call checks."""
+    """An object whose attributes in _fixed, from which calls take sizes and addresses, stay as they
+    were made. Each call checks the others that it reads."""
 
     __slots__ = ()
-    _changeable: tuple = ()
+    _fixed: tuple = ()
 
     def __setattr__(self, name, value):
-        if name in self.__dict__ and name not in self._changeable:
+        if name in self._fixed and name in self.__dict__:
             raise AttributeError(f"{name} of a {type(self).__name__} is read-only; make another")
         super().__setattr__(name, value)
 
     def __delattr__(self, name):
-        raise AttributeError(f"{name} of a {type(self).__name__} is read-only; make another")
+        if name in self._fixed:
+            raise AttributeError(f"{name} of a {type(self).__name__} is read-only; make another")
+        super().__delattr__(name)
 
 
 class _NotCopied(_ReadOnly):
@@ -468,10 +472,21 @@ def _new(structure, **fields):
     return structure(struct_size=ctypes.sizeof(structure), **fields)
 
 
+class _Numbers(dict):
+    """The numbers of a struct by name, which cannot be changed; a copy of them can."""
+
+    def _refuse(self, *_, **__):
+        raise TypeError("these numbers are read-only; change a copy, dict(...)")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self):
+        return dict, (dict(self),)
+
+
 def _fields(struct):
-    """The numbers of a struct by name, which cannot be changed."""
-    names = [field for field, _ in struct._fields_[1:]]
-    return MappingProxyType({name: getattr(struct, name) for name in names})
+    """The numbers of a struct by name."""
+    return _Numbers((field, getattr(struct, field)) for field, _ in struct._fields_[1:])
 
 
 def _packer(structure, last):

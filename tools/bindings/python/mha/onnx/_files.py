@@ -17,7 +17,8 @@ _mark = os.urandom(8).hex()  # what an array has as its doc_string, before its n
 
 
 def without_arrays(message: Any, arrays: list[TensorProto], made: Any = None) -> Any:
-    """A copy of a model without the numbers of arrays of more than 64 KiB: `arrays` gets those."""
+    """A copy of a model without the numbers of arrays of more than 16,384 elements, which `arrays`
+    gets."""
     made = type(message)() if made is None else made
     if isinstance(message, TensorProto) and (
         message.data_location == TensorProto.EXTERNAL

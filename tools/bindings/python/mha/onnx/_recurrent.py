@@ -18,7 +18,7 @@ neutral = {
 
 def take(node, graph):
     """Makes a node mha's, and says what it does; None of another node. Raises Left where mha has
-    not the like of it."""
+    no equivalent."""
     if node.op_type not in recurrent_types or node.domain not in ("", "ai.onnx", "com.microsoft"):
         return None
     reason = unknown(node)
