@@ -30,17 +30,8 @@ examples = """Examples:
 Exit status: 0 success; 1 a part failed or a result is wrong, and the other parts are done; 2 wrong
 usage; 4 the library could not be built.
 """
-small = [
-    "1,128,256,4",
-    "1,128,768,12",
-    "1,512,768,12",
-    "1,1024,768,12",
-    "8,128,768,12",
-    "1,197,768,12,uncausal",
-    "1,77,768,12,uncausal",
-    "1,1500,512,8,uncausal",
-    "1,49,96,3,uncausal",
-]
+small = """1,128,256,4 1,128,768,12 1,512,768,12 1,1024,768,12 8,128,768,12 1,197,768,12,uncausal
+    1,77,768,12,uncausal 1,1500,512,8,uncausal 1,49,96,3,uncausal""".split()
 large = ["1,2048,1024,16", "1,1024,2048,16", "1,512,4096,32"]
 parts = {"prepare": ["decoders.py", "--prepare"]}
 for threads in "12":

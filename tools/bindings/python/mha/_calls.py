@@ -225,16 +225,8 @@ def _check_prepared(cache, score, want):
 
 
 _no_arrays = dict.fromkeys(
-    (
-        "cu_seqlens_q",
-        "cu_seqlens_kv",
-        "q_lengths",
-        "kv_lengths",
-        "q_first_rows",
-        "kv_first_rows",
-        "q_first_positions",
-        "cache_sequences",
-    )
+    """cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths q_first_rows kv_first_rows q_first_positions
+    cache_sequences""".split()
 )
 
 

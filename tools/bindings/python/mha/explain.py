@@ -78,17 +78,8 @@ grouped_example = [
     ),
 ]
 
-steps = [
-    "q",
-    "k",
-    "v",
-    "scores",
-    "scaled_scores",
-    "softcapped_scores",
-    "masked_scores",
-    "attention_weights",
-    "context",
-]
+steps = """q k v scores scaled_scores softcapped_scores masked_scores attention_weights
+    context""".split()
 
 
 class BadInput(Exception):

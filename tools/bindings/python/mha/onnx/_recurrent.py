@@ -26,7 +26,7 @@ def take(node, graph):
         raise Left(reason)
     for name, only in neutral.items():
         if attribute(node, name, only) != only:
-            raise Left(f"its {name} is {attribute(node, name)}; mha's operator has none but {only}")
+            raise Left(f"its {name} is {attribute(node, name)}; mha's operator takes only {only}")
     for name in node.input:
         if name and graph.type(name) != TensorProto.FLOAT:
             raise Left(f"{name} is not known to be float")
