@@ -70,7 +70,7 @@ cd ..
 lintian --allow-root --display-info --fail-on error,warning *.changes
 rm -r mha-$version *.buildinfo *.changes
 TEXT
-  local needed=build-essential,debhelper,cmake,help2man,ninja-build
+  needed=build-essential,debhelper,cmake,help2man,ninja-build
   needed+=,libcli11-dev,libxsimd-dev,nlohmann-json3-dev,lintian
   in_root "$suite" "$needed" "$folder" build
   cp "$folder"/*.{deb,dsc,tar.*} "$output"
