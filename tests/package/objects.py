@@ -92,7 +92,8 @@ allowed_in_kernels = re.compile(
     rf"(_ZN3mha\d+codes_\w+|{memory_functions}|{of_libgcc}|{of_compilers})$"
 )
 allowed_in_library = re.compile(
-    rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|posix_memalign|madvise|free|__errno_location|{of_libgcc}|{of_compilers})$"
+    rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|posix_memalign"
+    rf"|madvise|free|__errno_location|{of_libgcc}|{of_compilers})$"
 )
 
 
@@ -246,9 +247,11 @@ def check_moves(arguments):
 # kernels are for any processor of the architecture.
 avx = r"v[a-z]\w*|.*%[yz]mm"
 beyond_sse2 = (
-    r"h?(add|sub)subp[sd]|h(add|sub)p[sd]|ph(add|sub)|pshufb|palignr|pabs|pmaddubsw|pmulhrsw|psign|p?blend|pm(in|ax)(s[bd]|u[wd])|pmul(ld|dq)\b|ptest|"
-    r"round[ps][sd]|(insert|extract)ps|p(ins|ext)r[bdq]|pmov[sz]x|dpp[sd]|mpsadbw|packusdw|pcmp(eqq|gtq|[ei]str)|popcnt|lzcnt|crc32|movbe|lddqu|"
-    r"mov(ddup|s[hl]dup)|andn\b|bextr|bls|mulx|pdep|pext\b|rorx|s[ahr][lr]x\b|bzhi"
+    r"h?(add|sub)subp[sd]|h(add|sub)p[sd]|ph(add|sub)|pshufb|palignr|pabs|pmaddubsw|pmulhrsw|"
+    r"psign|p?blend|pm(in|ax)(s[bd]|u[wd])|pmul(ld|dq)\b|ptest|round[ps][sd]|(insert|extract)ps|"
+    r"p(ins|ext)r[bdq]|pmov[sz]x|dpp[sd]|mpsadbw|packusdw|pcmp(eqq|gtq|[ei]str)|popcnt|lzcnt|"
+    r"crc32|movbe|lddqu|mov(ddup|s[hl]dup)|andn\b|bextr|bls|mulx|pdep|pext\b|rorx|s[ahr][lr]x\b|"
+    r"bzhi"
 )
 evex = r".*(%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]|\{z\})"
 vnni = r"(\{vex\}\s*)?vpdp"
