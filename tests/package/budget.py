@@ -1,5 +1,6 @@
 """Compares the size of the source tree with tests/package/budget.txt and names each excess."""
 
+import ast
 import pathlib
 import re
 import subprocess
@@ -25,25 +26,42 @@ def source_files():
     return [path for path in files if path.is_file() and not path.is_symlink()]
 
 
-files = source_files()
+texts = {  # of the files with text
+    path.relative_to(root): data.decode()
+    for path in source_files()
+    if b"\0" not in (data := path.read_bytes())
+}
 
 
-def text_of(folders, endings):
+def text_of(*folders, endings=None, without=()):
     """What the files of these kinds hold, in one piece."""
     return "".join(
-        path.read_text()
-        for path in files
-        if path.relative_to(root).parts[0] in folders and path.suffix in endings
+        text
+        for path, text in texts.items()
+        if path.parts[0] in folders and path.suffix in (endings or {path.suffix} - set(without))
     )
 
 
-def lines_in(*folders, without=()):
-    data = [
-        path.read_bytes()
-        for path in files
-        if path.relative_to(root).parts[0] in folders and path.suffix not in without
-    ]
-    return sum(one.count(b"\n") for one in data if b"\0" not in one)
+def docstrings(tree, is_public):
+    """The lines of docstrings of a module's or class's public names, and its own if public."""
+    if is_public and ast.get_docstring(tree):
+        yield tree.body[0].end_lineno - tree.body[0].lineno + 1
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != "_":
+            if isinstance(node, ast.ClassDef):
+                yield from docstrings(node, True)
+            elif ast.get_docstring(node):
+                yield node.body[0].end_lineno - node.body[0].lineno + 1
+
+
+documentation = sum(  # lines that users of Python and Rust read
+    sum(docstrings(ast.parse(text), path.name[0] != "_" or path.name == "__init__.py"))
+    if path.suffix == ".py"
+    else len(re.findall(r"^ *//[/!]", text, re.MULTILINE))
+    for path, text in texts.items()
+    if path.match("tools/bindings/rust/*/src/*.rs")
+    or (path.suffix == ".py" and path.is_relative_to("tools/bindings/python/mha"))
+)
 
 
 def without_comments(text):
@@ -53,10 +71,10 @@ def without_comments(text):
     return re.sub(parts, blank, text, flags=re.DOTALL)
 
 
-library = text_of(("src", "include"), (".c", ".h", ".cpp"))
+library = text_of("src", "include", endings=(".c", ".h", ".cpp", ".inc", ".def"))
 code = sum(bool(line.strip()) for line in without_comments(library).splitlines())
 not_blank = sum(bool(line.strip()) for line in library.splitlines())
-headers = text_of(("include",), (".h",))
+headers = text_of("include", endings=(".h",))
 header = without_comments(headers)
 bodies = re.findall(r"\bstruct \w+ \{(.*?)\n\}", header, re.DOTALL)
 fields = [
@@ -65,14 +83,13 @@ fields = [
     for declaration in body.split(";")[:-1]
     for declarator in re.sub(r"\([^*].*\)", "", declaration, flags=re.DOTALL).split(",")
 ]
-readme = (root / "README.md").read_text()
-prose = re.sub(r"^```.*?^```", "", readme, flags=re.DOTALL | re.MULTILINE)
+prose = re.sub(r"^```.*?^```", "", texts[pathlib.Path("README.md")], flags=re.DOTALL | re.MULTILINE)
 words = sum(
-    len(path.read_text().split())
-    for path in files
+    len(text.split())
+    for path, text in texts.items()
     if path.suffix == ".md" and path.name != "CONTRACT.md"
 )
-corpora = [path.stat().st_size for path in files if root / "tests/fuzz/corpus" in path.parents]
+corpus = root / "tests/fuzz/corpus"
 
 measures = {  # each with its sentence
     "code_lines": (code, "src and include have {} code lines"),
@@ -80,14 +97,17 @@ measures = {  # each with its sentence
         100 * (not_blank - code) / len(library.splitlines()),
         "{}% of the lines of src and include are comments",
     ),
-    "test_lines": (lines_in("tests"), "tests has {} lines"),
+    "test_lines": (text_of("tests").count("\n"), "tests has {} lines"),
     "tool_lines": (
-        lines_in("tools", "bench", without=(".lock", ".md")),
+        text_of("tools", "bench", without=(".lock", ".md")).count("\n") - documentation,
         "tools and bench have {} lines",
     ),
     "page_words": (words, "the pages have {} words"),
     "readme_words": (len(prose.split()), "README.md has {} words outside of code"),
-    "corpus_bytes": (sum(corpora), "tests/fuzz/corpus has {} bytes"),
+    "corpus_bytes": (
+        sum(path.stat().st_size for path in corpus.rglob("*")),
+        "tests/fuzz/corpus has {} bytes",
+    ),
     "public_fields": (len(fields), "the public structs have {} fields"),
     "public_strides": (
         sum("stride" in field for field in fields),
