@@ -2,7 +2,7 @@
 // run_units takes the place of the library's: the linker needs nothing of schedule.cpp then.
 
 #define run_units run_units_on_threads
-#include "run/schedule.cpp"
+#include "base/schedule.cpp"
 #undef run_units
 
 #include <algorithm>

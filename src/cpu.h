@@ -1,7 +1,7 @@
 // Which kernels this build has and this machine can run.
 #pragma once
 
-#include "check/report.h"
+#include "base/report.h"
 #include "kernels/kernels.h"
 
 namespace mha {

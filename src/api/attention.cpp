@@ -6,11 +6,11 @@
 
 #include "attention.h"
 
+#include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/cache.h"
 #include "../check/entries.h"
 #include "../check/request.h"
-#include "../check/structs.h"
 #include "../cpu.h"
 #include "../storage.h"
 

@@ -1,6 +1,7 @@
 // mha_attention as other entries use it: mha_attention_info and mha_choose_keys.
 #pragma once
 
+#include "../base/report.h"
 #include "../run/attend.h"
 
 namespace mha {

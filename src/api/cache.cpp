@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#include "../check/structs.h"
+#include "../base/structs.h"
 #include "../cpu.h"
 #include "../storage.h"
 

@@ -1,13 +1,13 @@
 // mha_causal_conv: a depthwise convolution of rows. A unit of work is some channels of all rows of
 // a sequence.
 
+#include "../base/schedule.h"
+#include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/recurrent.h"
 #include "../check/sequences.h"
-#include "../check/structs.h"
 #include "../cpu.h"
 #include "../run/rows.h"
-#include "../run/schedule.h"
 
 namespace mha {
 namespace {

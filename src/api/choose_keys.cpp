@@ -9,10 +9,10 @@
 
 #include <algorithm>
 
+#include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/entries.h"
 #include "../check/request.h"
-#include "../check/structs.h"
 #include "../storage.h"
 #include "attention.h"
 

@@ -8,10 +8,10 @@
 
 #include <algorithm>
 
+#include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/entries.h"
 #include "../check/request.h"
-#include "../check/structs.h"
 #include "../run/small.h"
 
 namespace mha {
@@ -87,6 +87,22 @@ AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
   if (!cache) shape.k.is_packed = shape.v.is_packed = true;
   shape.q_rows = shape.k_rows = shape.v_rows = Storage::f32;
   return shape;
+}
+
+// Whether a call takes the small path: self-attention of a few rows per sequence (with several
+// threads, a few rows in total), and no option but MHA_CAUSAL. Everything that the small path does
+// not compute must be absent from the call. Only counts, arrays and the scheduler need checks.
+bool is_small(const mha_layer &layer, const mha_forward_args &args) {
+  static_assert(sizeof(void *) != 8 || sizeof args == 312,
+                "a small call ignores the new field: refuse it here");
+  const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.max_rows && args.batch > 0;
+  // Waking threads takes longer than computing max_rows rows.
+  const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 &&
+                             args.batch > layer.small.max_rows / args.n_q;
+  const bool is_self = !args.key.data && !args.value.data;
+  const bool has_floats = args.query.type <= MHA_TYPE_F32 && args.output.type <= MHA_TYPE_F32;
+  return has_few_rows && !is_shared_out && is_self && has_floats && args.reserved == 0 &&
+         CallArguments(args).are_plain();
 }
 
 // Checks everything that needs no array, and plans the workspace. mha_forward skips this for small

@@ -2,6 +2,7 @@
 // running it.
 #pragma once
 
+#include "../base/report.h"
 #include "../objects/layer.h"
 #include "../run/attend.h"
 #include "../run/project.h"

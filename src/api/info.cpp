@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "../base/structs.h"
 #include "../check/entries.h"
 #include "../check/request.h"
-#include "../check/structs.h"
 #include "../cpu.h"
 #include "../storage.h"
 #include "attention.h"

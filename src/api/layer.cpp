@@ -15,8 +15,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "../base/structs.h"
 #include "../check/layer.h"
-#include "../check/structs.h"
 #include "../cpu.h"
 #include "../run/small.h"
 

@@ -2,9 +2,9 @@
 
 #include "linear.h"
 
+#include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/entries.h"
-#include "../check/structs.h"
 #include "../storage.h"
 
 namespace mha {

@@ -1,6 +1,7 @@
 // mha_linear as mha_linear_info uses it.
 #pragma once
 
+#include "../base/report.h"
 #include "../run/project.h"
 
 namespace mha {

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 
+#include "../base/schedule.h"
+#include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/sequences.h"
-#include "../check/structs.h"
 #include "../cpu.h"
 #include "../run/rows.h"
-#include "../run/schedule.h"
 
 namespace mha {
 namespace {

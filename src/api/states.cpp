@@ -1,8 +1,8 @@
 // States of attention over keys that lie in several places: mha_states_merge and mha_states_finish.
 
+#include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/scores.h"
-#include "../check/structs.h"
 #include "../cpu.h"
 #include "../storage.h"
 

@@ -11,9 +11,9 @@
 
 #include <algorithm>
 
+#include "../base/count.h"
+#include "../base/structs.h"
 #include "../check/rope.h"
-#include "../check/structs.h"
-#include "../plan/count.h"
 #include "binary64.h"
 
 namespace mha {

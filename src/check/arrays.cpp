@@ -190,6 +190,16 @@ mha_status fail_absent(Report report, const char *name) {
                         name);
 }
 
+mha_status check_scheduler(Report report, const mha_scheduler *scheduler) {
+  if (!scheduler) return MHA_OK;
+  if (!scheduler->parallel_for)
+    return report.null("scheduler.parallel_for is NULL; set it, or set scheduler to NULL");
+  if (scheduler->num_threads == 0)
+    return report.invalid("scheduler.num_threads is 0; set it to at least 1");
+  if (scheduler->reserved != 0) return report.invalid("scheduler.reserved is not 0; set it to 0");
+  return MHA_OK;
+}
+
 mha_status check_size(Report report, const WorkspaceLayout &layout, bool has_no_work,
                       int64_t *workspace_bytes) {
   *workspace_bytes = has_no_work ? 0 : layout.bytes();

@@ -9,10 +9,10 @@
 // found out by the functions that they call in case of an error.
 #pragma once
 
-#include "../plan/count.h"
-#include "../plan/workspace.h"
+#include "../base/count.h"
+#include "../base/report.h"
+#include "../base/workspace.h"
 #include "mha.h"
-#include "report.h"
 
 namespace mha {
 
@@ -114,6 +114,8 @@ inline mha_status check_absent(Report report, const char *name, const mha_input 
                          !input.reserved_pointer;
   return is_absent ? MHA_OK : fail_absent(report, name);
 }
+
+mha_status check_scheduler(Report report, const mha_scheduler *scheduler);
 
 // Reports the size of the workspace, which is 0 for a call that has nothing to do.
 mha_status check_size(Report report, const WorkspaceLayout &layout, bool has_no_work,

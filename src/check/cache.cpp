@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "../base/structs.h"
 #include "../storage.h"
-#include "structs.h"
 
 namespace mha {
 namespace {

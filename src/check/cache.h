@@ -6,8 +6,8 @@
 // pointer to something else.
 #pragma once
 
+#include "../base/report.h"
 #include "../objects/cache.h"
-#include "report.h"
 
 namespace mha {
 

@@ -3,12 +3,11 @@
 
 #include "entries.h"
 
-#include "../run/schedule.h"
+#include "../base/structs.h"
 #include "../storage.h"
 #include "arrays.h"
 #include "cache.h"
 #include "layer.h"
-#include "structs.h"
 
 namespace mha {
 namespace {

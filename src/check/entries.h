@@ -2,8 +2,8 @@
 // the arguments into `args`, and resolve types, extents and strides there.
 #pragma once
 
+#include "../base/report.h"
 #include "../objects/layer.h"
-#include "report.h"
 
 namespace mha {
 

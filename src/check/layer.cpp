@@ -16,8 +16,8 @@
 
 #include <initializer_list>
 
+#include "../base/structs.h"
 #include "../cpu.h"
-#include "structs.h"
 
 namespace mha {
 namespace {

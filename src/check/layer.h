@@ -5,8 +5,8 @@
 // that everything after them is the same for both.
 #pragma once
 
+#include "../base/report.h"
 #include "../objects/layer.h"
-#include "report.h"
 
 namespace mha {
 

@@ -2,7 +2,7 @@
 
 #include "norm.h"
 
-#include "structs.h"
+#include "../base/structs.h"
 
 namespace mha {
 namespace {

@@ -1,10 +1,9 @@
 #include "recurrent.h"
 
-#include "../run/schedule.h"
+#include "../base/structs.h"
 #include "../storage.h"
 #include "arrays.h"
 #include "sequences.h"
-#include "structs.h"
 
 namespace mha {
 namespace {

@@ -2,8 +2,8 @@
 // mha_sequences says of keys, positions and caches is refused.
 #pragma once
 
+#include "../base/report.h"
 #include "../plan/sequences.h"
-#include "report.h"
 
 namespace mha {
 

@@ -4,11 +4,11 @@
 
 #include "request.h"
 
+#include "../base/structs.h"
 #include "cache.h"
 #include "norm.h"
 #include "scores.h"
 #include "sequences.h"
-#include "structs.h"
 
 namespace mha {
 

@@ -4,8 +4,8 @@
 
 #include <array>
 
+#include "../base/report.h"
 #include "../plan/sequences.h"
-#include "report.h"
 
 namespace mha {
 

@@ -13,7 +13,7 @@
 
 #include <initializer_list>
 
-#include "../plan/count.h"
+#include "../base/count.h"
 
 namespace mha {
 namespace {

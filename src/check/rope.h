@@ -1,7 +1,7 @@
 // Checks of mha_rope_config, from which mha_rope_tables makes its tables.
 #pragma once
 
-#include "report.h"
+#include "../base/report.h"
 
 namespace mha {
 

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
+#include "../base/structs.h"
 #include "../storage.h"
 #include "arrays.h"
-#include "structs.h"
 
 namespace mha {
 namespace {

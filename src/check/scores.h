@@ -2,8 +2,8 @@
 // and handed to the kernels.
 #pragma once
 
+#include "../base/report.h"
 #include "../plan/sequences.h"
-#include "report.h"
 
 namespace mha {
 

@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
+#include "../base/structs.h"
 #include "cache.h"
-#include "structs.h"
 
 namespace mha {
 namespace {

@@ -1,8 +1,8 @@
 // Checks of what a call says of its sequences.
 #pragma once
 
+#include "../base/report.h"
 #include "../plan/sequences.h"
-#include "report.h"
 #include "request.h"
 
 namespace mha {

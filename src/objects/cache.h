@@ -9,8 +9,8 @@
 // [head_dim][16], so that a kernel multiplies a query with 16 keys at once.
 #pragma once
 
+#include "../base/count.h"
 #include "../kernels/kernels.h"
-#include "../plan/count.h"
 #include "mha.h"
 
 // The header of a cache, the same on every machine of one byte order. These parts follow it, each

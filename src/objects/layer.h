@@ -8,9 +8,9 @@
 
 #include <string.h>
 
-#include "../check/report.h"
+#include "../base/count.h"
+#include "../base/report.h"
 #include "../kernels/kernels.h"
-#include "../plan/count.h"
 #include "../storage.h"
 #include "mha.h"
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "../run/schedule.h"
+#include "../base/schedule.h"
 #include "../storage.h"
 
 namespace mha {

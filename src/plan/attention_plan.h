@@ -1,8 +1,8 @@
 // The sizes that the attention of a call needs, and where its memory lies in the workspace.
 #pragma once
 
+#include "../base/workspace.h"
 #include "sequences.h"
-#include "workspace.h"
 
 namespace mha {
 

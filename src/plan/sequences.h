@@ -3,9 +3,9 @@
 // a comment says otherwise.
 #pragma once
 
+#include "../base/count.h"
 #include "../kernels/kernels.h"
 #include "../objects/cache.h"
-#include "count.h"
 #include "mha.h"
 
 namespace mha {

@@ -9,8 +9,8 @@
 // Nothing here can fail: check/request.cpp has checked everything, arrays too.
 #pragma once
 
+#include "../base/schedule.h"
 #include "../plan/attention_plan.h"
-#include "schedule.h"
 
 namespace mha {
 

@@ -1,9 +1,9 @@
 // Projections of a call: which input rows times which packed matrices, and where the columns go.
 #pragma once
 
+#include "../base/schedule.h"
+#include "../base/workspace.h"
 #include "../objects/layer.h"
-#include "../plan/workspace.h"
-#include "schedule.h"
 
 namespace mha {
 

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "../check/request.h"
-#include "schedule.h"
+#include "../base/schedule.h"
 
 namespace mha {
 namespace {
@@ -60,20 +59,6 @@ SmallLayer small_layer_of(const mha_layer &layer) {
   small.has_output = shape.has_output;
   small.scale = shape.scale;
   return small;
-}
-
-// Everything that the small path does not compute must be absent from the call.
-bool is_small(const mha_layer &layer, const mha_forward_args &args) {
-  static_assert(sizeof(void *) != 8 || sizeof args == 312,
-                "a small call ignores the new field: refuse it here");
-  const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.max_rows && args.batch > 0;
-  // Waking threads takes longer than computing max_rows rows.
-  const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 &&
-                             args.batch > layer.small.max_rows / args.n_q;
-  const bool is_self = !args.key.data && !args.value.data;
-  const bool has_floats = args.query.type <= MHA_TYPE_F32 && args.output.type <= MHA_TYPE_F32;
-  return has_few_rows && !is_shared_out && is_self && has_floats && args.reserved == 0 &&
-         CallArguments(args).are_plain();
 }
 
 int64_t small_workspace_bytes(const SmallLayer &layer, int64_t n) {

@@ -10,11 +10,6 @@ namespace mha {
 // or has an option that the small path does not compute.
 SmallLayer small_layer_of(const mha_layer &layer);
 
-// Whether a call takes the small path: self-attention of a few rows per sequence (with several
-// threads, a few rows in total), and no option but MHA_CAUSAL. Of its arguments only counts, arrays
-// and the scheduler need checks.
-bool is_small(const mha_layer &layer, const mha_forward_args &args);
-
 // Less than a plan takes for the same arguments or larger ones.
 int64_t small_workspace_bytes(const SmallLayer &layer, int64_t n);
 

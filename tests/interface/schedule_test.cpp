@@ -1,5 +1,5 @@
-// Threads share units of work (src/run/schedule.cpp): each unit runs exactly once.
-#include "run/schedule.h"
+// Threads share units of work (src/base/schedule.cpp): each unit runs exactly once.
+#include "base/schedule.h"
 
 #include <gtest/gtest.h>
 

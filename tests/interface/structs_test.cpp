@@ -1,7 +1,7 @@
 // Structs of the interface grow at their end, and a program and a library of different versions
 // understand each other. Made-up versions of a struct stand for theirs; the library's own functions
 // read and fill them.
-#include "check/structs.h"
+#include "base/structs.h"
 
 #include <gtest/gtest.h>
 

@@ -4,6 +4,8 @@
 
 #include "schedule.h"
 
+#include "../compiler.h"
+
 namespace mha {
 namespace {
 
@@ -27,16 +29,6 @@ void take_units(void *task_context, uint32_t index) {
 }
 
 }  // namespace
-
-mha_status check_scheduler(Report report, const mha_scheduler *scheduler) {
-  if (!scheduler) return MHA_OK;
-  if (!scheduler->parallel_for)
-    return report.null("scheduler.parallel_for is NULL; set it, or set scheduler to NULL");
-  if (scheduler->num_threads == 0)
-    return report.invalid("scheduler.num_threads is 0; set it to at least 1");
-  if (scheduler->reserved != 0) return report.invalid("scheduler.reserved is not 0; set it to 0");
-  return MHA_OK;
-}
 
 void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units,
                void (*run)(const void *context, int64_t unit, int64_t thread),

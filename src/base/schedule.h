@@ -3,12 +3,10 @@
 
 #include <stdint.h>
 
-#include "../check/report.h"
+#include "../compiler.h"
 #include "mha.h"
 
 namespace mha {
-
-mha_status check_scheduler(Report report, const mha_scheduler *scheduler);
 
 inline int64_t threads_of(const mha_scheduler *scheduler) {
   return scheduler ? scheduler->num_threads : 1;
