@@ -24,7 +24,9 @@
  *
  *   Arrays     A shape such as [batch, n, dim] lists the extents from the outermost to the
  *              innermost; the innermost stride is 1. "Contiguous" means that there are no gaps.
- *   Extents    batch, n_q, n_kv and rows must be set. They are at least 1, or MHA_EMPTY.
+ *   Extents    batch, n_q, n_kv and rows must be set. They are at least 1, or MHA_EMPTY. Widths
+ *              (..._dim, dims, channels), numbers of heads, num_sequences and num_blocks are at
+ *              most 2^31 - 1.
  *   Structs    Most structs begin with struct_size, which the caller sets to sizeof the struct.
  *              Every other field may be left 0 unless its comment says otherwise. Reserved fields
  *              must be 0. Later versions may append fields, except to frozen structs.
@@ -146,9 +148,9 @@ typedef struct mha_scheduler {
  * a dimension, such as the heads of mha_forward's query, needs 0 there. This struct is frozen.
  */
 typedef struct mha_strides {
-  int64_t batch; /* from one sequence to the next */
-  int64_t row;   /* from one row to the next; at least the width of a row, or MHA_BROADCAST */
-  int64_t head;  /* from one head to the next; at least the width of a head, or MHA_BROADCAST */
+  int64_t batch; /* from sequence to sequence; 0 = contiguous, or MHA_BROADCAST */
+  int64_t row;   /* from row to row, at least a row's width; 0 = contiguous, or MHA_BROADCAST */
+  int64_t head;  /* from head to head, at least a head's width; 0 = contiguous, or MHA_BROADCAST */
 } mha_strides;
 
 /* An array that a call reads. This struct is frozen. */
@@ -172,7 +174,7 @@ typedef struct mha_output {
 typedef struct mha_matrix {
   const void *data;     /* the first weight; NULL = no matrix */
   const float *bias;    /* [out]; NULL = 0 */
-  const float *scales;  /* of codes: [out], in groups [out, ceil(in / group_size)]; else NULL */
+  const float *scales;  /* [out], in groups [out, ceil(in / group_size)]; NULL = no codes */
   const float *offsets; /* of codes in groups, of the shape of scales; NULL = none */
   int64_t row_stride;   /* elements from one row to the next; 0 = contiguous */
 } mha_matrix;
@@ -188,7 +190,7 @@ struct mha_layer_options;           /* in mha_extra.h: instruction set, BLAS and
 
 /*
  * The shape of a layer. query_dim and num_heads are required, and head_dim too unless num_heads *
- * head_dim is query_dim. Dimensions, and num_heads times the width of a head, are at most 2^31 - 1.
+ * head_dim is query_dim. num_heads times the width of a head is at most 2^31 - 1.
  * Query head h uses key and value head h / (num_heads / num_kv_heads).
  */
 typedef struct mha_layer_config {
@@ -209,11 +211,11 @@ typedef struct mha_layer_config {
 
   /* Weights and gate (mha_options.h) */
   uint32_t weight_type; /* MHA_TYPE_*: how the packed layer stores weights; 0 = F32 */
-  uint32_t group_size;  /* inputs that share a scale: 16, 32, 64, 128; 0 = all (INT8), 32 (INT4) */
+  uint32_t group_size;  /* inputs of one scale: 16, 32, 64 or 128; 0 = all (INT8), 32 (INT4) */
   uint32_t scale_type;  /* MHA_TYPE_F32 or F16: how scales and offsets of groups are; 0 = F32 */
   uint32_t arithmetic;  /* MHA_ARITHMETIC_* of the projections; 0 = F32 */
   uint32_t gate;        /* MHA_GATE_* that multiplies the context before W_O; 0 = none */
-  int64_t gate_dim;     /* numbers of a head's gate: 1, or head_dim_v; 0 = head_dim_v */
+  int64_t gate_dim;     /* numbers of a head's gate: 1 or head_dim_v; 0 = head_dim_v */
 } mha_layer_config;
 
 /*
@@ -231,12 +233,12 @@ typedef struct mha_layer_weights {
   size_t struct_size;
   uint32_t layout; /* MHA_LAYOUT_* of all matrices; 0 = IN_OUT */
   uint32_t type;   /* MHA_TYPE_* of all matrices; 0 = F32 */
-  mha_matrix w_q;   /* [query_dim, num_heads * head_dim] */
-  mha_matrix w_k;   /* [key_dim, num_kv_heads * head_dim] */
-  mha_matrix w_v;   /* [value_dim, num_kv_heads * head_dim_v] */
-  mha_matrix w_qkv; /* [query_dim, columns of w_q, then of w_k, then of w_v] */
-  mha_matrix w_o;   /* [num_heads * head_dim_v, output_dim]; data NULL: y is the context */
-  mha_matrix w_g;   /* gate: [query_dim, num_heads * gate_dim]; data NULL: in w_q or w_qkv */
+  mha_matrix w_q;   /* [query_dim, num_heads * head_dim]; data NULL = in w_qkv */
+  mha_matrix w_k;   /* [key_dim, num_kv_heads * head_dim]; data NULL = in w_qkv, or none */
+  mha_matrix w_v;   /* [value_dim, num_kv_heads * head_dim_v]; data NULL = as w_k */
+  mha_matrix w_qkv; /* [query_dim, qkv_dim]: w_q's columns, then w_k's, w_v's; data NULL = none */
+  mha_matrix w_o;   /* [num_heads * head_dim_v, output_dim]; data NULL = y is the context */
+  mha_matrix w_g;   /* gate: [query_dim, num_heads * gate_dim]; data NULL = in w_q or w_qkv */
 } mha_layer_weights;
 
 /*
@@ -281,11 +283,11 @@ typedef struct mha_kv_cache_config {
   int64_t head_dim;        /* as in the layer; >= 1 */
   int64_t head_dim_v;      /* as in the layer; 0 = head_dim */
   uint32_t k_type;         /* of stored keys: MHA_TYPE_F32, F16, BF16 or INT8; 0 = F32 */
-  uint32_t v_type;         /* of stored values, one of the same types or INT4; 0 = k_type */
+  uint32_t v_type;         /* of stored values: MHA_TYPE_F32, F16, BF16, INT8 or INT4; 0 = k_type */
   uint32_t kind;           /* MHA_CACHE_KIND_*; 0 = CONTIGUOUS */
   uint32_t values;         /* MHA_CACHE_VALUES_* (mha_extra.h); 0 = stored beside the keys */
-  int64_t block_positions; /* paged: positions per block: 16, 32, 64, 128 or a multiple of 256 */
-  int64_t num_blocks;      /* paged: blocks of the pool, numbered from 0. Other kinds: both 0. */
+  int64_t block_positions; /* of a block: 16, 32, 64, 128 or a multiple of 256; 0 = not paged */
+  int64_t num_blocks;      /* blocks of the pool, numbered from 0; 0 = not paged */
 } mha_kv_cache_config;
 
 /* Sets *bytes to the size of buffer that a cache needs, a multiple of 64. */
@@ -327,11 +329,11 @@ typedef struct mha_sequences {
   const int64_t *cu_seqlens_q;  /* [count + 1]: first rows in query; NULL = not packed */
   const int64_t *cu_seqlens_kv; /* [count + 1]: first rows in key and value; NULL = cu_seqlens_q */
 
-  /* Padded sequences. NULL means all rows, for queries and keys separately. */
+  /* Padded sequences: all rows if NULL, for queries and keys separately */
   const int64_t *q_lengths;     /* [count]: valid rows; NULL = all from the first one on */
-  const int64_t *kv_lengths;    /* [count]: the same for key and value; not the rows in a cache */
+  const int64_t *kv_lengths;    /* [count]: of key and value, without a cache's; NULL = all */
   const int64_t *q_first_rows;  /* [count]: the first valid row; NULL = 0 */
-  const int64_t *kv_first_rows; /* [count]: the same for key and value */
+  const int64_t *kv_first_rows; /* [count]: the same for key and value; NULL = 0 */
 
   /*
    * [count]: the position of the first valid query, for masks, score options and RoPE; at least
@@ -374,7 +376,7 @@ typedef struct mha_forward_args {
   size_t struct_size;
 
   /* Usually the same for all calls of a layer */
-  uint32_t flags;       /* MHA_CAUSAL and others, combined with | */
+  uint32_t flags;       /* MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES */
   uint32_t reserved;
   int64_t window_left;  /* with MHA_WINDOW_LEFT: >= 0 (Hugging Face's sliding_window - 1); else 0 */
   int64_t window_right; /* with MHA_WINDOW_RIGHT: >= 0; otherwise 0 */
@@ -391,7 +393,7 @@ typedef struct mha_forward_args {
   mha_input query;   /* [batch, n_q, query_dim] */
   mha_input key;     /* [batch, n_kv, key_dim], type 0 = query's; data NULL = self-attention */
   mha_input value;   /* [batch, n_kv, value_dim], type 0 = query's; data NULL = key */
-  mha_output output; /* [batch, n_q, width of y] (mha_layer_shape) */
+  mha_output output; /* [batch, n_q, output_dim], as mha_layer_shape gives it */
   const mha_sequences *sequences;               /* NULL = batch unpadded sequences */
   const struct mha_score_arrays *score_arrays;  /* masks, biases, chosen keys; NULL = none */
   mha_kv_cache *cache;                          /* appended to, then attended to; NULL = none */
@@ -442,10 +444,10 @@ typedef struct mha_attention_args {
   int64_t head_dim;     /* width of a query or key of one head; >= 1 */
   int64_t head_dim_v;   /* width of a value of one head; 0 = head_dim */
   float scale;          /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
-  uint32_t flags;       /* MHA_CAUSAL and others, combined with | */
+  uint32_t flags;       /* MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES */
   int64_t window_left;  /* with MHA_WINDOW_LEFT: >= 0; otherwise 0 */
   int64_t window_right; /* with MHA_WINDOW_RIGHT: >= 0; otherwise 0 */
-  const struct mha_rope *rope;           /* of q, and of k before it is scored or stored */
+  const struct mha_rope *rope;           /* of q and k, before k is scored or stored; NULL = none */
   const struct mha_norm *norm;           /* norms; NULL = none */
   const struct mha_score_options *score; /* softcap, ALiBi, sinks and others; NULL = none */
   const mha_scheduler *scheduler;        /* threads; NULL = the calling thread */
@@ -457,9 +459,9 @@ typedef struct mha_attention_args {
   int64_t n_q;   /* rows of q and output per sequence; >= 1, or MHA_EMPTY = nothing to do */
   int64_t n_kv;  /* rows of k and v; >= 1, or MHA_EMPTY = none. Ignored with cache_read. */
   mha_input q;   /* [batch, n_q, num_heads, head_dim] */
-  mha_input k;   /* [batch, n_kv, num_kv_heads, head_dim], type 0 = q's */
-  mha_input v;   /* [batch, n_kv, num_kv_heads, head_dim_v], type 0 = k's; with
-                    MHA_CACHE_VALUES_IN_KEYS data is NULL */
+  mha_input k;   /* [batch, n_kv, num_kv_heads, head_dim], type 0 = q's; data NULL = none */
+  mha_input v;   /* [batch, n_kv, num_kv_heads, head_dim_v], type 0 = k's; data NULL =
+                    none, or in the keys (MHA_CACHE_VALUES_IN_KEYS) */
   mha_output output; /* [batch, n_q, num_heads, head_dim_v] */
   const mha_sequences *sequences;               /* NULL = batch unpadded sequences */
   const struct mha_score_arrays *score_arrays;  /* masks, biases, chosen keys; NULL = none */

@@ -217,13 +217,15 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
 /* ---- Optional outputs ----------------------------------------------------------------------- */
 
 /*
- * Optional outputs of a call, contiguous; NULL = not computed. Requesting one does not affect the
- * others. q, k and v belong to mha_forward, states to mha_attention. With a cache, n_kv of the
- * outputs per pair is the longest length that the call's sequences have after it. In padding,
- * masked_scores and lse are -infinity and everything else is 0.
+ * Optional outputs of a call, contiguous. Requesting one does not affect the others. q, k and
+ * v belong to mha_forward, states to mha_attention. With a cache, n_kv of the outputs per pair is
+ * the longest length that the call's sequences have after it. In padding, masked_scores and lse are
+ * -infinity and everything else is 0.
  */
 typedef struct mha_outputs {
   size_t struct_size;
+
+  /* NULL = not computed */
   float *lse;     /* [batch, num_heads, n_q]: ln of the sum of exp(score), sinks included */
   float *states;  /* [batch, num_heads, n_q, head_dim_v + 2], in place of output ("States") */
   float *q;       /* [batch, n_q, num_heads, head_dim], as projected: before norm and RoPE */
@@ -231,7 +233,7 @@ typedef struct mha_outputs {
   float *v;       /* [batch, n_kv, num_kv_heads, head_dim_v], the same; only rows of this call */
   float *context; /* [batch, n_q, num_heads, head_dim_v], before the gate and W_O */
 
-  /* Per pair of query and key: [batch, num_heads, n_q, n_kv] */
+  /* Per pair of query and key: [batch, num_heads, n_q, n_kv]; NULL = not computed */
   float *scores;            /* q k^T after RoPE, k as stored */
   float *scaled_scores;     /* times scale */
   float *softcapped_scores; /* after softcap */
@@ -269,9 +271,9 @@ MHA_API mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const floa
 /* The arguments of mha_states_finish. batch, n_q and shapes are those of mha_attention_args. */
 typedef struct mha_states_args {
   size_t struct_size;
-  int64_t batch;
-  int64_t num_heads; /* >= 1 */
-  int64_t n_q;
+  int64_t batch;            /* >= 1, or MHA_EMPTY = nothing to do */
+  int64_t num_heads;        /* >= 1 */
+  int64_t n_q;              /* >= 1, or MHA_EMPTY = nothing to do */
   int64_t head_dim_v;       /* >= 1 */
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has */
   uint32_t reserved;

@@ -83,7 +83,7 @@ typedef struct mha_rope {
   uint32_t style;        /* MHA_ROPE_*; 0 = HALF */
   uint32_t reserved;
   int64_t dims;          /* elements of a head to rotate; even; 0 = head_dim - offset */
-  int64_t offset;        /* the first of them; MLA rotates the last elements of a head */
+  int64_t offset;        /* the first of them, >= 0; MLA rotates the last elements of a head */
   int64_t num_positions; /* rows of the tables; >= 1; more than any position that is looked up */
   const float *cos;      /* [num_positions, dims / 2]: row p is position p, column i is pair i */
   const float *sin;      /* [num_positions, dims / 2] */
@@ -100,28 +100,28 @@ typedef struct mha_rope_config {
   size_t struct_size;
   int64_t dims;               /* elements of a head to rotate; even, 2 .. 2^31 - 2; dynamic: >= 4 */
   int64_t num_positions;      /* rows of the tables; >= 1 */
-  int64_t first_position;     /* of row 0, to fill tables in parts; all are less than 2^31 */
+  int64_t first_position;     /* of row 0, to fill tables in parts; >= 0; all are less than 2^31 */
   double base;                /* 1 .. 2^64, YaRN: more than 1; 0 = 10000 */
   double attention_factor;    /* multiplies the tables; 2^-31 .. 2^31; 0 = 1, YaRN: rope.md */
   double linear_factor;       /* divides positions; 1 .. 2^31; 0 = 1 */
-  int64_t original_positions; /* context length in training; 1 .. 2^31; yarn, llama3, dynamic */
+  int64_t original_positions; /* context in training; 1 .. 2^31; 0 = no YaRN, llama3, NTK */
 
   double yarn_factor;         /* how far slow pairs are stretched; 1 .. 2^31; 0 = no YaRN */
   double yarn_beta_fast;      /* turns of pairs that keep their angle; 2^-31 .. 2^31; 0 = 32 */
   double yarn_beta_slow;      /* turns of pairs stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
-  uint32_t yarn_unrounded;    /* 1 = bounds are not rounded ("truncate": false, gpt-oss) */
-  uint32_t mrope_interleaved; /* M-RoPE: 0 = sections in order, 1 = interleaved (Qwen3-VL) */
+  uint32_t yarn_unrounded;    /* 0 or 1: bounds are not rounded ("truncate": false, gpt-oss) */
+  uint32_t mrope_interleaved; /* M-RoPE: 0 or 1: sections are interleaved (Qwen3-VL) */
 
   double llama3_factor;           /* how far slow pairs are stretched; 1 .. 2^31; 0 = no llama3 */
   double llama3_low_freq_factor;  /* turns of slow pairs; 2^-31 .. 2^31; 0 = 1 */
-  double llama3_high_freq_factor; /* turns of fast pairs; more than those, to 2^31; 0 = 4 */
+  double llama3_high_freq_factor; /* of fast pairs; > llama3_low_freq_factor, <= 2^31; 0 = 4 */
 
   double ntk_factor;     /* 1 .. 2^31; 0 = no dynamic NTK */
-  int64_t ntk_positions; /* current context length; 1 .. 2^31; required with ntk_factor */
+  int64_t ntk_positions; /* current context length; 1 .. 2^31; 0 = no dynamic NTK */
 
   const double *pair_factors;     /* LongRoPE: [dims / 2], 1/2 .. 2^31; NULL = none */
-  const int64_t *mrope_section;   /* M-RoPE: [3], pairs of each section; the sum is dims / 2 */
-  const int64_t *mrope_positions; /* M-RoPE: [3, num_positions], 0 .. 2^31 - 1 */
+  const int64_t *mrope_section;   /* M-RoPE: [3], pairs per section, dims / 2 in all; NULL = none */
+  const int64_t *mrope_positions; /* M-RoPE: [3, num_positions], 0 .. 2^31 - 1; NULL = none */
 } mha_rope_config;
 
 /*
@@ -159,7 +159,7 @@ typedef struct mha_norm {
   size_t struct_size;
 
   /* Queries and keys */
-  uint32_t flags;        /* MHA_NORM_LAYER, ALL_HEADS, AFTER_ROPE, VALUES */
+  uint32_t flags;        /* MHA_NORM_LAYER | ALL_HEADS | AFTER_ROPE | VALUES */
   float epsilon;         /* > 0 and finite; 0 = no norm of queries and keys */
   const float *q_weight; /* [head_dim] or [num_heads, head_dim]; NULL = 1 */
   const float *k_weight; /* [head_dim] or [num_kv_heads, head_dim]; NULL = 1 */
@@ -169,11 +169,11 @@ typedef struct mha_norm {
                             one. MHA_NORM_ALL_HEADS: 0 or head_dim, both contiguous. */
 
   /* Context */
-  uint32_t context_flags;      /* MHA_NORM_LAYER, ALL_HEADS, AFTER_GATE */
+  uint32_t context_flags;      /* MHA_NORM_LAYER | ALL_HEADS | AFTER_GATE */
   float context_epsilon;       /* > 0 and finite; 0 = no norm of the context */
   const float *context_weight; /* [head_dim_v] or [num_heads, head_dim_v]; NULL = 1 */
   const float *context_bias;   /* layer norm: in the shape of context_weight; NULL = 0 */
-  int64_t context_head_stride; /* as head_stride, with head_dim_v */
+  int64_t context_head_stride; /* as head_stride; >= head_dim_v; 0 = all heads share one */
 } mha_norm;
 
 /* ---- Scores --------------------------------------------------------------------------------- */
@@ -209,8 +209,8 @@ typedef struct mha_score_options {
   const float *relative_bias; /* [num_heads, relative_left + 1 + relative_right], from distance
                                  -relative_left on; NULL = none. Keys that are farther away have
                                  the first or the last number. */
-  int64_t relative_left;      /* distances before the query in relative_bias or relative_rows */
-  int64_t relative_right;     /* distances after the query; both >= 0, and 0 without either array */
+  int64_t relative_left;      /* >= 0: distances before the query that have a relative bias */
+  int64_t relative_right;     /* >= 0: distances after it; without relative biases, both are 0 */
 } mha_score_options;
 
 /* Which keys the columns of mask, bias and kv_groups stand for. */
@@ -264,8 +264,8 @@ typedef struct mha_score_arrays {
   /* Chosen keys */
   const int32_t *chosen_keys;      /* [batch, num_kv_heads, n_q, num_chosen]; NULL = all keys */
   mha_strides chosen_keys_strides; /* of chosen_keys; 0 = contiguous; MHA_BROADCAST */
-  int64_t num_chosen;              /* entries of a list; >= 1 with chosen_keys */
-  int64_t chosen_block;            /* entry e is keys e * chosen_block and on; 0 = 1 */
+  int64_t num_chosen;              /* entries of a list: 1 .. 2^31 - 1; without lists, 0 = none */
+  int64_t chosen_block;            /* entry e: keys e * chosen_block and on; 1 .. 2^31 - 1; 0 = 1 */
 } mha_score_arrays;
 
 /*

@@ -54,9 +54,9 @@ typedef struct mha_recurrent_args {
   int64_t num_v_heads;    /* heads of v, decay, beta and states; >= 1 */
   int64_t head_dim;       /* width of a query or key of one head; 1 .. 1024 */
   int64_t head_dim_v;     /* width of a value of one head; 1 .. 1024; 0 = head_dim */
-  int64_t decay_dim;      /* numbers of a head's decay: 1, or head_dim; 0 = 1 */
+  int64_t decay_dim;      /* numbers of a head's decay: 1 or head_dim; 0 = 1 */
   float scale;            /* factor of the output; finite; 0 = 1 / sqrt(head_dim) */
-  float norm_epsilon;     /* > 0: q and k are x / sqrt(sum of x^2 + norm_epsilon); 0 = as given */
+  float norm_epsilon;     /* > 0, finite: q, k are x / sqrt(sum of x^2 + norm_epsilon); 0 = none */
   const float *a_log;     /* [num_v_heads]: decay is -exp(a_log) * softplus(decay + dt_bias); NULL =
                              decay as given */
   const float *dt_bias;   /* [num_v_heads, decay_dim], only with a_log; NULL = 0 */
@@ -131,9 +131,9 @@ typedef struct mha_causal_conv_args {
   int64_t rows;      /* rows per sequence; >= 1, or MHA_EMPTY = none: state_out becomes state */
   mha_input x;       /* [batch, rows, channels] */
   mha_output output; /* [batch, rows, channels] */
-  const mha_sequences *sequences; /* as in mha_recurrent_args */
+  const mha_sequences *sequences; /* as in mha_recurrent_args; NULL = batch sequences */
   const float *state; /* [count, kernel_size - 1, channels]: rows before the first; NULL = 0 */
-  float *state_out;   /* the same after the last row; may be state; NULL = not computed */
+  float *state_out;   /* the shape of state, after the last row; may be it; NULL = not computed */
 } mha_causal_conv_args;
 
 /* Sets *bytes to the size of workspace that mha_causal_conv needs, which is often 0. */

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Reads the public headers as a table: what each field of each struct may be.
+
+CONTRIBUTING.md ("Comments of fields") has the grammar of the comments.
+
+    tools/interface.py            print the table: struct, field, and what it may be
+    tools/interface.py --json     the same as JSON: {"constants": ..., "structs": ...}
+
+A field of the JSON has "field", "type", "comment" and "kind", one of: size (struct_size), reserved,
+number, choice, flags, array, struct (by value), pointer (to a struct), other (opaque, function) and
+result (of a struct that the library fills). Where the comment says so, it also has:
+
+    shapes      of an array: a list of extents for each shape that is possible
+    least, most the range: a number or the name of a field; "above" and "below" exclude the bound
+    size        true: a width or a number of heads; most is then the common limit, 2^31 - 1
+    multiple    2: even
+    finite      true: neither infinite nor NaN
+    default     what 0 means
+    empty       what MHA_EMPTY means
+    choices     {name: value} of constants; numbers and fields stand for themselves
+    type_default what type 0 means in an mha_input
+    null        what NULL (or data NULL) means; an array or pointer without it is required
+"""
+
+import fractions
+import json
+import pathlib
+import re
+import sys
+
+root = pathlib.Path(__file__).resolve().parent.parent
+headers = ("mha.h", "mha_options.h", "mha_tables.h", "mha_recurrent.h", "mha_extra.h")
+filled_by_library = ("mha_error", "mha_call_info")
+numbers = ("int64_t", "uint32_t", "int32_t", "uint8_t", "float", "double", "size_t", "uint64_t")
+arrays = ("mha_input", "mha_output", "mha_matrix")
+# Words of shapes that are no field: of a matrix, its columns together, and functions.
+other_words = ("in", "out", "qkv_dim", "ceil", "max")
+
+number = r"-?\d+(?:\^-?\d+)?(?:/\d+)?(?: - \d+)?"
+bound = rf"(?:{number}|[a-z]\w+)"
+constant = r"MHA_[A-Z0-9_]+"
+token = re.compile(
+    r"/\*(?P<comment>.*?)\*/|(?P<field>[^\s/][^;/]*;)|(?P<blank>\n[ ]*\n)", re.DOTALL
+)
+
+
+class GrammarError(Exception):
+    """A comment that does not follow the grammar."""
+
+
+def value_of(text):
+    """The number that "2^31 - 2", "2^-31", "1/2" or "INT64_MIN" writes; else the text itself."""
+    if text == "INT64_MIN":
+        return -(2**63)
+    match = re.fullmatch(r"(-?\d+)(?:\^(-?\d+))?(?:/(\d+))?(?: - (\d+))?", text)
+    if not match:
+        return text
+    base, power, divisor, less = (int(x) if x else None for x in match.groups())
+    value = fractions.Fraction(base) ** (1 if power is None else power)
+    value = value / (divisor or 1) - (less or 0)
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def constants_of(text):
+    """{name: value} of the numbers that a header defines."""
+    found = re.findall(
+        rf"^#define ({constant}) (0x[0-9a-f]+|\d+|INT64_MIN)u?\b", text, re.MULTILINE
+    )
+    return {name: value_of(x) if "x" not in x else int(x, 16) for name, x in found}
+
+
+def choices_of(comment, constants):
+    """{name: value} of "MHA_TYPE_F32, F16 or INT8" or "MHA_TYPE_*", and whether they combine."""
+    every = re.search(r"(MHA_[A-Z0-9_]+_)\*", comment)
+    if every:
+        return {n: x for n, x in constants.items() if n.startswith(every[1])}, False
+    listed = re.search(rf"{constant}(?:(?:, | or | \| )[A-Z][A-Z0-9_]+)*", comment)
+    if not listed or listed[0] in ("MHA_EMPTY", "MHA_BROADCAST"):
+        return {}, False
+    names = re.split(r", | or | \| ", listed[0])
+    prefixes = [names[0][: end.start() + 1] for end in re.finditer("_", names[0])][::-1]
+    full = [next((p + n for p in [""] + prefixes if p + n in constants), n) for n in names]
+    unknown = [n for n in full if n not in constants]
+    if unknown:
+        raise GrammarError(f"no header defines {unknown[0]}")
+    return {n: constants[n] for n in full}, " | " in listed[0]
+
+
+def meaning(name, comment):
+    """What follows "0 =" or "NULL =", up to the end of the clause."""
+    found = re.search(rf"(?:^|[;,:.] |data ){name} = ((?:[^;.]|\.(?=\w))+)", comment)
+    return found and found[1].strip()
+
+
+def limits(field, kind, comment):
+    """The range of a number: least and most, and whether a bound itself is excluded."""
+    rule = {}
+    between = re.search(rf"({bound}) \.\. ({bound})", comment)
+    least, most = re.search(rf"(>=?) ({bound})", comment), re.search(rf"(<=?) ({bound})", comment)
+    if between:
+        rule = {"least": value_of(between[1]), "most": value_of(between[2])}
+    if least and not between:
+        rule.update({"least": value_of(least[2])}, **({"above": True} if least[1] == ">" else {}))
+    if most and not between:
+        rule.update({"most": value_of(most[2])}, **({"below": True} if most[1] == "<" else {}))
+    if re.search(r"\beven\b", comment):
+        rule["multiple"] = 2
+    if re.search(r"\bfinite\b", comment):
+        rule["finite"] = True
+    if kind == "int64_t":
+        rule.setdefault("least", 0)
+        if "most" not in rule and re.search(
+            "(^|_)dims?(_|$)|heads$|^channels$|^num_(sequences|blocks)$", field
+        ):
+            rule.update(most=2**31 - 1, size=True)
+    return rule
+
+
+def row_of(struct, field, kind, comment, above, constants, structs):
+    """The row of the table for one field. `above` is the comment of its group."""
+    rows = structs[struct]["rows"]
+    row = {"field": field, "type": kind, "comment": comment, "kind": "other"}
+    pointee = re.sub(r"const |struct | ?\*", "", kind)
+    if field == "struct_size":
+        return {**row, "kind": "size"}
+    if field.startswith("reserved"):
+        return {**row, "kind": "reserved"}
+    if not comment and not above and "(" not in kind:
+        raise GrammarError("it has no comment")
+    if struct in filled_by_library:
+        return {**row, "kind": "result"}
+    other = re.search(r"as in (mha_\w+)", comment)
+    if other and kind in numbers:
+        return {
+            **next(r for r in structs[other[1]]["rows"] if r["field"] == field),
+            "comment": comment,
+        }
+    shapes = re.findall(r"\[([^\]]+)\]", comment) or re.findall(r"\[([^\]]+)\]", above)
+    same = re.search(r"the shape of (\w+)", comment)
+    if same:
+        shapes = [", ".join(s) for s in next(r for r in rows if r["field"] == same[1])["shapes"]]
+    if "*" in kind or kind in arrays or kind == "mha_sgemm":
+        null = meaning("NULL", comment) or meaning("NULL", above)
+        if null or "else NULL" in comment:
+            row["null"] = null or "none"
+        if pointee in numbers or kind in arrays:
+            if not shapes:
+                raise GrammarError("an array needs its shape in brackets, such as [batch, n_q]")
+            row.update(kind="array", shapes=[re.split(r", (?![^(]*\))", shape) for shape in shapes])
+            type_default = re.search(r"\btype 0 = ([\w']+)", comment)
+            if type_default:
+                row["type_default"] = type_default[1]
+        elif pointee.startswith("mha_"):
+            row["kind"] = "pointer"
+        return row
+    if kind.startswith("mha_"):
+        return {**row, "kind": "struct"}
+    if kind not in numbers:
+        return row
+    choices, combine = choices_of(comment, constants) if kind == "uint32_t" else ({}, False)
+    if choices:
+        row.update(kind="flags" if combine else "choice", choices=choices)
+    else:
+        row.update(kind="number", **limits(field, kind, comment))
+        listed = re.search(
+            rf"(?:^|[;:] )((?:{bound}(?:, | or |, or ))+{bound})(?=$|[;:.])", comment
+        )
+        if listed:
+            values = re.split(r", or |, | or ", listed[1])
+            row["choices"] = {x: value_of(x) for x in values}
+    for key, name in ("default", "0"), ("empty", "MHA_EMPTY"):
+        said = meaning(name, comment) or (name != "0" and meaning("or " + name, comment))
+        if said:
+            row[key] = said
+    if re.search(r"(else|otherwise) 0\b", comment):
+        row["default"] = "none"
+    said = {"default", "empty", "choices", "finite"} & set(row)
+    if not said and not re.search(r"\.\.|[<>]", comment):
+        raise GrammarError(
+            'a number needs its range (">= 1", "2 .. 8"), default ("0 = 1") or values '
+            '("MHA_TYPE_F32 or F16", "1 or head_dim")'
+        )
+    return row
+
+
+def read(folder=root / "include"):
+    """{"constants": {name: value}, "structs": {struct: {"header", "rows"}}} of the headers."""
+    texts = {h: (folder / h).read_text() for h in headers if (folder / h).exists()}
+    constants = {n: x for text in texts.values() for n, x in constants_of(text).items()}
+    structs, errors = {}, []
+    for header, text in texts.items():
+        for struct, body in re.findall(r"typedef struct (\w+) \{\n(.*?)\n\} \1;", text, re.DOTALL):
+            fields, above, after = [], "", 0
+            for found in token.finditer(body):
+                comment = " ".join(
+                    re.sub(r"^\s*\*", "", found["comment"] or "", flags=re.M).split()
+                )
+                if found["blank"]:
+                    above = ""
+                elif found["field"]:
+                    fields.append([found["field"][:-1], "", above])
+                    after = found.end()
+                elif fields and "\n" not in body[after : found.start()]:
+                    fields[-1][1] = comment
+                else:
+                    above = comment
+            rows = structs.setdefault(struct, {"header": header, "rows": []})["rows"]
+            for declaration, comment, above in fields:
+                declaration = " ".join(declaration.split())
+                name = re.search(r"\(\*(\w+)\)|(\w+)(?:\[\d+\])?$", declaration)
+                field = name[1] or name[2]
+                kind = declaration if name[1] else declaration[: name.start()].strip()
+                try:
+                    rows.append(row_of(struct, field, kind, comment, above, constants, structs))
+                except GrammarError as error:
+                    errors.append(f"include/{header}: {struct}.{field}: {error} (/* {comment} */)")
+    names = {row["field"] for s in structs.values() for row in s["rows"]} | set(other_words)
+    for struct, table in structs.items():
+        for row in table["rows"]:
+            words = re.findall(r"[a-z]\w*", " ".join(x for s in row.get("shapes", []) for x in s))
+            words += [x for x in (row.get("least"), row.get("most")) if isinstance(x, str)]
+            errors += [
+                f"include/{table['header']}: {struct}.{row['field']}: {word} is no field"
+                for word in words
+                if word not in names
+            ]
+    if errors:
+        raise GrammarError("\n".join(errors))
+    return {"constants": constants, "structs": structs}
+
+
+def main(arguments):
+    try:
+        table = read()
+    except GrammarError as error:
+        sys.exit(str(error))
+    if arguments == ["--json"]:
+        json.dump(table, sys.stdout, indent=1)
+        return
+    for struct, rows in table["structs"].items():
+        for row in rows["rows"]:
+            said = {k: v for k, v in row.items() if k not in ("field", "type", "comment", "kind")}
+            print(struct, row["field"], row["type"], row["kind"], json.dumps(said), sep="\t")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
