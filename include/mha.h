@@ -7,10 +7,11 @@
  *     context = softmax(scale * q k^T) v, head by head  [batch, n, num_heads * head_dim_v]
  *     y       = context W_O                             [batch, n, output_dim]
  *
- * (Vaswani et al., arXiv:1706.03762.) There are four headers; programs include this one alone:
+ * (Vaswani et al., arXiv:1706.03762.) There are five headers; programs include this one alone:
  *
  *     mha.h            layers, KV caches, sequences; mha_forward, mha_attention and mha_linear
  *     mha_options.h    integer weights, gates, RoPE, norms, score options
+ *     mha_tables.h     tables for RoPE, ALiBi and T5
  *     mha_extra.h      packed files, cache tools, states, chosen keys, optional outputs, costs
  *     mha_recurrent.h  attention with a recurrent state (linear attention), causal convolution
  *
@@ -525,6 +526,7 @@ MHA_API mha_status mha_linear(const mha_layer *layer, const mha_linear_args *arg
 #endif
 
 #include "mha_options.h"
+#include "mha_tables.h"
 #include "mha_extra.h"
 #include "mha_recurrent.h"
 

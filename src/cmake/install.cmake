@@ -26,8 +26,8 @@ install(DIRECTORY ${pages_dir}/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT pa
 install(FILES LICENSE src/cmake/NOTICES.txt CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT pages OPTIONAL)
 
-install(FILES include/mha.h include/mha_options.h include/mha_extra.h include/mha_recurrent.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+install(FILES include/mha.h include/mha_options.h include/mha_tables.h include/mha_extra.h
+  include/mha_recurrent.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 foreach(library mha_static mha_shared)
   if(TARGET ${library})
     install(TARGETS ${library} EXPORT mhaTargets

@@ -77,8 +77,9 @@ def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
 
 def header_text():
     return "".join(
-        (pathlib.Path(arguments.include) / name).read_text()
-        for name in ("mha.h", "mha_options.h", "mha_extra.h", "mha_recurrent.h")
+        path.read_text()
+        for path in sorted(pathlib.Path(arguments.include).glob("mha*.h"))
+        if path.stem not in ("mha_openblas", "mha_pthreadpool")
     )
 
 

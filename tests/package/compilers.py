@@ -226,7 +226,7 @@ if runs == native and not any(word.startswith(("-march", "-target")) for word in
         *xsimd,
         "-ffast-math",
         "-fsyntax-only",
-        source / "src" / "api" / "tables.cpp",
+        source / "src" / "tables" / "tables.cpp",
         refused="needs IEEE binary32 semantics",
     )
 if runs is built:

@@ -13,8 +13,8 @@
 
 #include "../base/count.h"
 #include "../base/structs.h"
-#include "../check/rope.h"
 #include "binary64.h"
+#include "rope_config.h"
 
 namespace mha {
 namespace {

@@ -9,7 +9,7 @@
 //
 // All bounds are powers of two so large that no model needs more, and so small that no intermediate
 // result of tables.cpp overflows.
-#include "rope.h"
+#include "rope_config.h"
 
 #include <initializer_list>
 
