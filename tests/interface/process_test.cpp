@@ -258,7 +258,8 @@ class Everything {
 TEST(Everything, ListsEveryFunctionOfTheHeaders) {
   const Everything everything(MHA_INSTRUCTION_SET_AUTO);
   std::string missing;
-  for (const char *header : {"/mha.h", "/mha_options.h", "/mha_tables.h", "/mha_extra.h", "/mha_recurrent.h"}) {
+  for (const char *header :
+       {"/mha.h", "/mha_options.h", "/mha_tables.h", "/mha_extra.h", "/mha_recurrent.h"}) {
     std::ifstream file(std::string(MHA_INCLUDE) + header);
     std::stringstream text;
     text << file.rdbuf();
