@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures the errors of mha, PyTorch and ONNX Runtime against exact results in float64, and writes
-the tables of src/docs/accuracy.md.
+the tables accuracy_*.csv of src/docs/data.
 
 Errors are relative to the rms of the exact result: the rms error, followed by the largest. The
 exact result is computed from the very numbers that a library is given. Options that a library lacks
@@ -50,7 +50,7 @@ sys.path.insert(
 sys.dont_write_bytecode = True
 import mha
 from libraries import OnnxRuntime
-from session import Failed, commit, machine, pages, run_main, say, table, wrapped, write_block
+from session import Failed, commit, machine, run_main, say, write_data
 
 heads, queries, calls = 4, 64, (1, 64)  # of the test's table
 libraries = ("mha", "PyTorch", "ONNX Runtime")
@@ -555,15 +555,16 @@ def main():
     torch.set_grad_enabled(False)
     if options.test_table:
         return print_test_table()
-    blocks = {
-        "attention": table(["", *libraries], attention_rows(ordinary)),
-        "hard": table(["", *libraries], attention_rows(hard)),
-        "products": table(
-            ["", *(f"{inputs:,} inputs, {kind}" for inputs, kind in product_kinds)], product_rows()
-        ),
+    tables = {
+        "attention": [["case", *libraries], *attention_rows(ordinary)],
+        "hard": [["case", *libraries], *attention_rows(hard)],
+        "products": [
+            ["case", *(f"{inputs:,} inputs, {kind}" for inputs, kind in product_kinds)],
+            *product_rows(),
+        ],
     }
     if options.functions:
-        blocks["functions"] = table(["", *libraries], function_rows(options.functions))
+        tables["functions"] = [["case", *libraries], *function_rows(options.functions)]
     used = {number: name for name, number in mha.instruction_set_names.items()}[
         mha.attention_info(1, 1, 1, 1)["instruction_set"]
     ]
@@ -572,8 +573,8 @@ def main():
         f" PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()}), ONNX Runtime"
         f" {OnnxRuntime(1, None).version}."
     )
-    for name, lines in blocks.items():
-        write_block(f"accuracy_{name}", wrapped(source) + lines, pages())
+    for name, rows in tables.items():
+        write_data(f"accuracy_{name}", source, rows)
     return 0
 
 

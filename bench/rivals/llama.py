@@ -9,38 +9,17 @@ process, which reads a prompt of 4,096 tokens and generates some at depths on th
 
   off   -fa off        on   -fa on        mha   -fa on with the module
 
-Prints the page's table of models in Markdown; report.py writes it into the page.
 """
 
 import json
 import os
 import pathlib
-import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
 from decoders import call, files, llama, prepare, shapes, source, versions
-from session import (
-    Failed,
-    about,
-    build,
-    digits,
-    keep,
-    load,
-    median,
-    parser_for,
-    ratio,
-    run_main,
-    say,
-    table,
-    take_turns,
-    work,
-    wrapped,
-)
-from session import (
-    source as source_of,
-)
+from session import Failed, about, build, keep, load, parser_for, run_main, say, take_turns, work
 
 examples = """Examples:
   build/rivals/venv/bin/python bench/rivals/llama.py \\
@@ -207,8 +186,6 @@ def main():
             }
             label = name if name in names else model.stem
             finish(options, ["llama model", f"{label} {options.variant}".strip(), threads], runs)
-    models = [result for result in load(options.json) if result["key"][0] == "llama model"]
-    print("\n".join(tables(sorted(models, key=lambda result: result["key"][1:]))))
 
 
 def finish(options, key, runs):
@@ -229,57 +206,6 @@ def finish(options, key, runs):
     )
     for name, reason in reasons.items():
         say(f"{key}, {name}: {reason}")
-
-
-def columns(results):
-    return list(
-        dict.fromkeys(
-            [
-                "prompt",
-                *(
-                    what
-                    for result in results
-                    for what in result["seconds"]["mha"]
-                    if what != "resident MB"
-                ),
-            ]
-        )
-    )
-
-
-def better(result, what):
-    """The faster of the settings without mha."""
-    return min(("off", "on"), key=lambda name: median(result, name, what))
-
-
-def tables(results):
-    """Tokens a second with off/on/mha, and the ratio of mha to the better. The spread: how far
-    apart the times of a setting's rounds are at most."""
-    rows, whats = [], columns(results)
-    for result in results:
-        _, name, threads = result["key"]
-        seconds, cells = result["seconds"], []
-        for what in whats if seconds["mha"] else ():
-            off, on, mha = (digits(1 / median(result, setting, what)) for setting in settings)
-            cells.append(
-                f"{off}/{on}/**{mha}** {ratio(result, 'mha', better(result, what), what):.2f}"
-            )
-        spread = max(
-            (max(some) - min(some)) / statistics.median(some)
-            for setting in settings
-            for some in seconds[setting].values()
-        )
-        rows.append(
-            [f"{name}; {threads}", *cells, f"{spread:.0%} of {len(seconds['mha']['prompt'])}"]
-        )
-    return wrapped(source_of(results)) + table(
-        [
-            "Model; threads",
-            *(what.replace("token at", "depth") for what in whats),
-            "spread of rounds",
-        ],
-        rows,
-    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""What every comparison shares: taking turns, keeping results, and writing them into pages.
+"""What every comparison shares: taking turns, keeping results, and writing them beside the pages.
 
 A result is {"key": [what was measured], "about": {...}, "seconds": {name: {what: [one for each
 round]}}, "reasons": {name: why not}, ...}. A file of results keeps the newest of each key, so that
-a comparison can be measured piece by piece. Pages take blocks of Markdown between the marks <!--
-figures: NAME --> and <!-- end of figures -->, and each block begins with the commit that it is of.
+a comparison can be measured piece by piece. Data for users are tables in src/docs/data/NAME.csv,
+whose first line is a comment that names the commit, machine and versions.
 """
 
 import argparse
 import contextlib
+import csv
 import datetime
 import json
 import math
@@ -18,12 +19,12 @@ import resource
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
 
 root = pathlib.Path(__file__).resolve().parents[2]
 build = root / "build"
 work = build / "rivals"
+data = root / "src" / "docs" / "data"
 
 
 class Failed(Exception):
@@ -203,26 +204,11 @@ def load(path):
     return []
 
 
-# ---- Markdown
+# ---- what the pages name
 
 
 def digits(number):
-    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def milliseconds(seconds):
-    return "" if seconds is None else digits(1e3 * seconds)
-
-
-def table(headings, rows):
-    return [
-        "| " + " | ".join(map(str, row)) + " |"
-        for row in [headings, ["---"] * len(headings), *rows]
-    ] + [""]
-
-
-def wrapped(text):
-    return [*textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False), ""]
+    return "" if number is None else f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def all_of(results, name):
@@ -236,50 +222,26 @@ def source(results):
     }
     return (
         f"mha at commit {all_of(results, 'commit')}, {all_of(results, 'date')},"
-        f" {all_of(results, 'machine')}; medians of {all_of(results, 'rounds')} interleaved"
-        f" runs{in_states(results)}; "
+        f" {all_of(results, 'machine')}; medians of {all_of(results, 'rounds')} interleaved runs; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + "."
     )
 
 
-def source_in_short(results):
-    """The sentence for summaries, whose pages link to the tables with everything else."""
-    machines = " and ".join(
-        sorted({result["about"]["machine"].rsplit(", ", 1)[0] for result in results})
-    )
-    return f"Measured at commit {all_of(results, 'commit')}, {machines}{in_states(results)}."
+def write_data(name, sentence, rows):
+    """rows: dictionaries with the same keys, or lists of which the first has the names."""
+    rows = list(rows)
+    if isinstance(rows[0], dict):
+        rows = [list(rows[0]), *(row.values() for row in rows)]
+    path = data / f"{name}.csv"
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w", newline="") as file:
+        print(f"# {sentence}", file=file)
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    say(f"wrote {path.relative_to(root)}")
 
 
-def in_states(results):
-    """Of the core, where report.py chose rounds by that."""
-    states = " and ".join(sorted({result["state"] for result in results if "state" in result}))
-    return states and f", the core {states}"
-
-
-begin, end = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"
-
-
-def write_block(name, lines, pages):
-    """Between the marks of this name, in whichever page has them."""
-    mark, found = begin.format(name), False
-    for page in pages:
-        text = page.read_text()
-        if mark in text:
-            head, rest = text.split(mark, 1)
-            page.write_text(
-                head
-                + mark
-                + "\n"
-                + "\n".join(lines).rstrip()
-                + "\n\n"
-                + end
-                + rest.split(end, 1)[1]
-            )
-            found = True
-    if not found:
-        raise Failed(f"no page has the mark {mark.strip()}")
-
-
-def pages():
-    return [root / "README.md", *sorted((root / "src" / "docs").glob("*.md"))]
+def read_data(name):
+    """(its sentence, its rows as dictionaries of words)"""
+    with open(data / f"{name}.csv", newline="") as file:
+        return next(file).removeprefix("# ").strip(), list(csv.DictReader(file))

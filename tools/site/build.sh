@@ -32,7 +32,7 @@ tools=build/site_tools pages=build/site_pages
 
 rm -rf "$pages"
 mkdir -p "$pages"
-git ls-files -z LICENSE '*.md' '*.png' '*.h' '*.c' '*.cpp' '*.py' '*.rs' '*.patch' |
+git ls-files -z LICENSE '*.md' '*.csv' '*.png' '*.h' '*.c' '*.cpp' '*.py' '*.rs' '*.patch' |
   xargs -0 cp --parents -t "$pages"
 for header in mha mha_options mha_extra mha_recurrent; do  # as pages
   { printf '# %s.h\n\n~~~~c\n' "$header" && cat "include/$header.h" &&
