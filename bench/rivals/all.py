@@ -11,14 +11,13 @@ Nothing else may run meanwhile.
 import argparse
 import os
 import pathlib
-import shlex
 import subprocess
 import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
-from session import build, commit, load, root, say, work
+from session import commit, load, root, say, work
 
 examples = """Examples:
   tools/bindings/python/setup.sh --rivals                        installs gigabytes of packages
@@ -31,99 +30,46 @@ Exit status: 0 success; 1 a part failed or a result is wrong, and the other part
 usage; 4 the library could not be built.
 """
 small = """1,128,256,4 1,128,768,12 1,512,768,12 1,1024,768,12 8,128,768,12 1,197,768,12,uncausal
-    1,77,768,12,uncausal 1,1500,512,8,uncausal 1,49,96,3,uncausal""".split()
-large = ["1,2048,1024,16", "1,1024,2048,16", "1,512,4096,32"]
-parts = {"prepare": ["decoders.py", "--prepare"]}
+    1,77,768,12,uncausal 1,1500,512,8,uncausal 1,49,96,3,uncausal"""
+large = "1,2048,1024,16 1,1024,2048,16 1,512,4096,32"
+parts = {"prepare": "decoders.py --prepare"}
 for threads in "12":
-    parts[f"layers-{threads}-small"] = [
-        "layers.py",
-        "layers",
-        "--threads",
-        threads,
-        "--shapes",
-        *small,
-    ]
-    parts[f"layers-{threads}-large"] = [
-        "layers.py",
-        "layers",
-        "--threads",
-        threads,
-        "--shapes",
-        *large,
-    ]
+    more = f"--threads {threads}"
+    parts[f"layers-{threads}-small"] = f"layers.py layers {more} --shapes {small}"
+    parts[f"layers-{threads}-large"] = f"layers.py layers {more} --shapes {large}"
     for kind in ("decode", "attention", "attention_decode"):
-        parts[f"{kind}-{threads}"] = ["layers.py", kind, "--threads", threads]
-for name, shapes in {
-    "768": ["1,128,768,12", "8,128,768,12", "1,1024,768,12"],
-    "2048": ["1,1024,2048,16"],
-    "4096": ["1,512,4096,32"],
-}.items():
-    parts[f"arithmetic-{name}"] = ["layers.py", "arithmetic", "--shapes", *shapes]
-for threads in "12":
+        parts[f"{kind}-{threads}"] = f"layers.py {kind} {more}"
     for shape in ("768", "2048"):
-        parts[f"decoders-{threads}-{shape}"] = [
-            "decoders.py",
-            "--shapes",
-            shape,
-            "--threads",
-            threads,
-        ]
+        parts[f"decoders-{threads}-{shape}"] = f"decoders.py {more} --shapes {shape}"
     for model in ("llama", "qwen3", "minilm"):
-        parts[f"models-{threads}-{model}"] = ["models.py", "--models", model, "--threads", threads]
-    parts[f"onnx-{threads}"] = ["onnx_models.py", "--threads", threads]
-parts["report"] = ["report.py"]
-kinds = [
-    "layers",
-    "decode",
-    "attention",
-    "attention_decode",
-    "arithmetic",
-    "decoders",
-    "models",
-    "onnx",
-]
+        parts[f"models-{threads}-{model}"] = f"models.py {more} --models {model}"
+    parts[f"onnx-{threads}"] = f"onnx_models.py {more}"
+for name, shapes in {
+    "768": "1,128,768,12 8,128,768,12 1,1024,768,12",
+    "2048": "1,1024,2048,16",
+    "4096": "1,512,4096,32",
+}.items():
+    parts[f"arithmetic-{name}"] = f"layers.py arithmetic --shapes {shapes}"
+parts["report"] = "report.py"
 
 
 def show():
     """Each part with its command; and of which commits there are results."""
     for name, command in parts.items():
-        print(f"{name:16} bench/rivals/{shlex.join(command)}")
+        print(f"{name:16} bench/rivals/{' '.join(command.split())}")
     print(f"\nThe sources are at commit {commit()}. Results exist for these commits:")
-    for kind in kinds:
-        found = sorted({result["about"]["commit"] for result in load(work / f"{kind}.json")})
-        print(f"{kind:16} {', '.join(found) or 'none'}")
+    for path in sorted(work.glob("*.json")):
+        commits = sorted({result["about"]["commit"] for result in load(path)})
+        print(f"{path.stem:16} {', '.join(commits)}")
 
 
 def prepared():
     """Whether what is measured is there, of the sources as they are."""
-    commands = [
-        [
-            "cmake",
-            "-S",
-            root,
-            "-B",
-            build,
-            "--log-level=NOTICE",
-            "-DCMAKE_BUILD_TYPE=Release",
-            "-DMHA_ONNX=ON",
-        ],
-        [
-            "cmake",
-            "--build",
-            build,
-            "--parallel",
-            os.cpu_count(),
-            "--target",
-            "mha_shared",
-            "mha_static",
-            "mha_openmp",
-            "mha_onnx",
-        ],
-    ]
-    return all(
-        subprocess.run(list(map(str, command)), stdout=sys.stderr).returncode == 0
-        for command in [[root / "tools/adapters/onnx/headers.sh"], *commands]
-    )
+    configure = "cmake -S . -B build --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_ONNX=ON"
+    targets = "mha_shared mha_static mha_openmp mha_onnx"
+    make = f"cmake --build build --parallel {os.cpu_count()} --target {targets}"
+    commands = f"tools/adapters/onnx/headers.sh && {configure} && {make}"
+    return subprocess.run(commands, shell=True, cwd=root, stdout=sys.stderr).returncode == 0
 
 
 def main(arguments=None):
@@ -165,7 +111,7 @@ def main(arguments=None):
         return 4
     failed, chosen = [], [name for name in parts if name in (options.only or parts)]
     for number, name in enumerate(chosen, 1):
-        command, start = parts[name], time.monotonic()
+        command, start = parts[name].split(), time.monotonic()
         say(f"{number} of {len(chosen)}: {name}")
         more = []
         if name not in ("prepare", "report"):

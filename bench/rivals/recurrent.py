@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Compares mha.recurrent_attention with the operators of others: the chunked form of transformers
-(qwen3_next), LinearAttention of ONNX Runtime, and GATED_DELTA_NET of llama.cpp, whose libraries lie
-in the folder that --ggml names.
+(qwen3_next), and LinearAttention of ONNX Runtime. llama.py measures that of llama.cpp.
 
 All compute the gated delta rule for the same rows, 16 heads of 128 x 128, one decay for each head,
 on one thread, in turns. It prints the least time of some calls, and the rms and the largest error
@@ -9,11 +8,10 @@ of the first 1,024 rows, relative to the rms of the exact result, computed in fl
 that is missing is left out.
 
 Example:
-  taskset -c 1 build/rivals/venv/bin/python bench/rivals/recurrent.py --ggml llama.cpp/build/bin
+  taskset -c 1 build/rivals/venv/bin/python bench/rivals/recurrent.py
 """
 
 import argparse
-import ctypes
 import pathlib
 import sys
 import time
@@ -30,9 +28,6 @@ parser.add_argument(
     help="rows of a call (default: 1024 4096)",
 )
 parser.add_argument("--calls", type=int, default=5, metavar="N", help="calls of each (default: 5)")
-parser.add_argument(
-    "--ggml", metavar="FOLDER", help="the folder of libggml-base.so and libggml-cpu.so"
-)
 arguments = parser.parse_args()  # help needs no packages
 
 import numpy
@@ -94,50 +89,6 @@ def onnxruntime_call(q, k, v, decay, beta, state):
     return lambda: session.run(None, given)[0].reshape(q.shape)
 
 
-class InitParams(ctypes.Structure):
-    _fields_ = [
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    ]
-
-
-def ggml_call(folder, q, k, v, decay, beta, state):
-    base, cpu = (
-        ctypes.CDLL(str(pathlib.Path(folder) / f"libggml-{name}.so"), ctypes.RTLD_GLOBAL)
-        for name in ("base", "cpu")
-    )
-
-    def call(function, *arguments):
-        function.restype = ctypes.c_void_p
-        return function(*(ctypes.c_void_p(x) if isinstance(x, int) else x for x in arguments))
-
-    cpu.ggml_cpu_init()
-    context = call(base.ggml_init, InitParams(2**30, None, False))
-
-    def array(tensor, shape):
-        return numpy.ctypeslib.as_array(
-            ctypes.cast(call(base.ggml_get_data, tensor), ctypes.POINTER(ctypes.c_float)), shape
-        )
-
-    tensors = []
-    # ggml's state is transposed.
-    for x in (q, k, v, decay[..., None], beta[..., None], state.transpose(0, 1, 3, 2)):
-        tensors.append(
-            call(base.ggml_new_tensor_4d, context, 0, *map(ctypes.c_int64, reversed(x.shape)))
-        )
-        array(tensors[-1], x.shape)[:] = x
-    result = call(base.ggml_gated_delta_net, context, *tensors, ctypes.c_int64(1))
-    graph = call(base.ggml_new_graph, context)
-    call(base.ggml_build_forward_expand, graph, result)
-
-    def run():
-        cpu.ggml_graph_compute_with_ctx(ctypes.c_void_p(context), ctypes.c_void_p(graph), 1)
-        return array(result, (q.size,)).reshape(q.shape)
-
-    return run
-
-
 def main():
     import mha
 
@@ -162,10 +113,6 @@ def main():
             "transformers": lambda inputs=inputs, state=state: transformers_call(*inputs, state),
             "onnxruntime": lambda inputs=inputs, state=state: onnxruntime_call(*inputs, state),
         }
-        if arguments.ggml:
-            makers["llama.cpp"] = lambda inputs=inputs, state=state: ggml_call(
-                arguments.ggml, *inputs, state
-            )
         calls, times, results = {}, {}, {}
         for name, make in makers.items():
             try:
