@@ -208,7 +208,23 @@ def check_promises(arguments):
 def check_layout(arguments):
     """c99_test.c asserts the size of every public struct. Lines of C, C++, Python, Rust, shell and
     CMake, of README.md and of building.md have at most 100 columns, as has the text of the other
-    pages, where every row belongs to a table."""
+    pages, where every row belongs to a table. Links of pages lead to files and headings."""
+    for page in [
+        *arguments.source.glob("*.md"),
+        *arguments.source.glob("[st]*/**/*.md"),
+    ]:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for target, anchor in re.findall(r"\]\(([^():\s#]*)(?:#([^()\s]*))?\)", prose):
+            leads_to = page.parent / target if target else page
+            lines = leads_to.read_text().splitlines() if anchor and leads_to.exists() else []
+            headings = {
+                re.sub(r"[^\w -]", "", line.lower()).strip().replace("-", " ") for line in lines
+            }
+            if not leads_to.exists() or (anchor and anchor.replace("-", " ") not in headings):
+                failures.append(
+                    f"{page.relative_to(arguments.source)} links to {target}#{anchor}, which is not"
+                    " there."
+                )
     for page in [
         *arguments.source.glob("*.md"),
         *arguments.source.glob("src/**/*.md"),
