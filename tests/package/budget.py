@@ -60,6 +60,7 @@ documentation = sum(  # lines that users of Python and Rust read
     else len(re.findall(r"^ *//[/!]", text, re.MULTILINE))
     for path, text in texts.items()
     if path.match("tools/bindings/rust/*/src/*.rs")
+    or path.match("tools/adapters/candle/src/*.rs")
     or (path.suffix == ".py" and path.is_relative_to("tools/bindings/python/mha"))
 )
 
