@@ -4,25 +4,21 @@ the tables accuracy_*.csv of src/docs/data.
 
 Errors are relative to the rms of the exact result: the rms error, followed by the largest. The
 exact result is computed from the very numbers that a library is given. Options that a library lacks
-are computed as its users do, from plain operations. The errors of mha's functions are those that
-the test function prints.
+are computed as its users do, from plain operations.
 
 With --test-table, it prints the table of tests/contract/accuracy_test.cpp instead: for each shape,
 the rms error of PyTorch's attention on one thread, divided by that of plain float32 code, for calls
 of one query and of 64. The plain code is tests/oracle in float: sums in natural order, multiplied
 and added in two roundings. Data, shapes and seeds are those of the test.
 
-Examples, after tools/bindings/python/setup.sh --rivals:
-  MHA_TEST_EVERY_FLOAT=1 build/bin/mha_test_function --gtest_filter='Functions.*' > functions.txt
-  build/rivals/venv/bin/python bench/rivals/accuracy.py --functions functions.txt
-  build/rivals/venv/bin/python bench/rivals/accuracy.py     all tables but that of functions
+Example, after tools/bindings/python/setup.sh --rivals:
+  build/rivals/venv/bin/python bench/rivals/accuracy.py
 """
 
 import argparse
 import dataclasses
 import datetime
 import pathlib
-import re
 import sys
 import warnings
 
@@ -33,11 +29,6 @@ parser.add_argument(
     "--test-table",
     action="store_true",
     help="print the table of accuracy_test.cpp and write nothing",
-)
-parser.add_argument(
-    "--functions",
-    metavar="FILE",
-    help="the output of mha_test_function with MHA_TEST_EVERY_FLOAT=1",
 )
 options = parser.parse_args()  # help needs no packages
 
@@ -50,7 +41,7 @@ sys.path.insert(
 sys.dont_write_bytecode = True
 import mha
 from libraries import OnnxRuntime
-from session import Failed, commit, machine, run_main, say, write_data
+from session import commit, machine, run_main, say, write_data
 
 heads, queries, calls = 4, 64, (1, 64)  # of the test's table
 libraries = ("mha", "PyTorch", "ONNX Runtime")
@@ -419,49 +410,6 @@ def onnx_bits(x, w, bits, accuracy_level):
     )
 
 
-# ---- functions
-
-
-def function_rows(output):
-    """The worst error of a float in units of the last place, and that float. Those of the others
-    are of every 61st float."""
-    found = dict(
-        re.findall(
-            r"^(.*): ([\d.]+ ulp at \S+), \d{9,} floats$",
-            pathlib.Path(output).read_text(),
-            re.MULTILINE,
-        )
-    )
-    cut = np.float32(-87.33654)  # where mha's exp becomes 0
-    positive = np.arange(1, 0x7F800000, 61, dtype=np.uint32).view(np.float32)
-    negative = -positive[positive <= -cut]
-    both = np.concatenate([negative, positive])
-    node = OnnxRuntime(1, None).onnx.helper.make_node
-    for name, x, of_torch, exact in (
-        ("exp", negative, torch.exp, np.exp),
-        ("log", positive[positive >= 2.0**-126], torch.log, np.log),
-        ("tanh", both, torch.tanh, np.tanh),
-        ("sigmoid", both, torch.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
-        (
-            "softplus",
-            both,
-            torch.nn.functional.softplus,
-            lambda x: np.maximum(x, 0) + np.log1p(np.exp(-abs(x))),
-        ),
-    ):
-        if name not in found:
-            raise Failed(f"{output} has no line for {name} with every float")
-        truth, row = exact(x.astype("d")), [name, found[name].replace(" ulp at", " at")]
-        for y in (
-            of_torch(torch.from_numpy(x)).numpy(),
-            run_onnx([node(name.capitalize(), ["x"], ["y"])], {"x": x}, x.shape),
-        ):
-            error = abs(y - truth) / 2.0 ** np.maximum(np.frexp(truth)[1] - 24, -149)
-            at = int(np.nanargmax(error))
-            row.append(f"{error[at]:.3g} at " + re.sub(r"\.?0+p", "p", float(x[at]).hex()))
-        yield row
-
-
 # ---- the table of the test
 
 
@@ -563,8 +511,6 @@ def main():
             *product_rows(),
         ],
     }
-    if options.functions:
-        tables["functions"] = [["case", *libraries], *function_rows(options.functions)]
     used = {number: name for name, number in mha.instruction_set_names.items()}[
         mha.attention_info(1, 1, 1, 1)["instruction_set"]
     ]
