@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""python -m mha explain: its numbers, its pages and pictures, and what it refuses.
+"""mha explain: its numbers, its pages and pictures, and what it refuses.
 
-    explain_test.py --library LIBMHA.SO [--mha MHA] [--venv FOLDER]
+    explain_test.py --library LIBMHA.SO [--venv FOLDER]
 
 explain.txt is what the worked example has always printed. Runs with the packages of the interpreter
 that it is started by, or those that tools/bindings/python/setup.sh put into FOLDER. Exits with 77,
@@ -10,28 +10,20 @@ which ctest shows as skipped, where they are in neither.
 
 import contextlib
 import io
-import json
-import os
 import pathlib
 import re
-import struct
-import subprocess
-import sys
 import tempfile
 import unittest
 from unittest import mock
 
 import python_support
 
-parser = python_support.parser(__doc__)
-parser.add_argument("--mha", help="the command, whose packed files are explained")
-arguments = parser.parse_args()
-python_support.need(["numpy", "safetensors", "matplotlib"], arguments)
+arguments = python_support.parser(__doc__).parse_args()
+python_support.need(["numpy", "matplotlib"], arguments)
 
 import mha
 import numpy as np
-from mha import explain
-from safetensors.numpy import save_file
+from mha import _command, _packed, explain
 
 rng = np.random.default_rng(1)
 heads, head_dim, width, tokens = 4, 6, 20, 5
@@ -50,12 +42,6 @@ packed = mha.pack(
     w_qkv=normal(width, 3 * heads * head_dim),
     w_o=normal(heads * head_dim, width),
 )
-
-
-def packed_with(call):
-    """A packed layer as mha pack writes it, with how it is called behind it."""
-    described = json.dumps(call).encode()
-    return packed.tobytes() + described + struct.pack("<QQ", 0, len(described)) + b"mha call"
 
 
 def block(text, step, title):
@@ -89,7 +75,10 @@ class Explaining(unittest.TestCase):
         ]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = explain.main(words)
+            try:
+                status = _command.main(["explain", *words])
+            except SystemExit as error:
+                status = error.code
         return status, out.getvalue(), err.getvalue()
 
     def text_of(self, *words):
@@ -163,7 +152,7 @@ class Numbers(Explaining):
             "rope": {"base": 100.0},
             "sinks": [1.0, 2.0, 0.0, -1.0],
         }
-        (self.folder / "layer.mha").write_bytes(packed_with(call))
+        _packed.write(self.folder / "layer.mha", packed, call)
         text = self.text_of("--packed", "layer.mha", "--input", "x.npy")
         layer = mha.Layer.view(packed)
         y = layer.forward(
@@ -180,70 +169,6 @@ class Numbers(Explaining):
             "causal, rotated (half, base 100), window of 3 rows, softcap 5, sinks",
             " ".join(text.split()),
         )
-        (self.folder / "plain.mha").write_bytes(packed.tobytes())
-        (self.folder / "later.mha").write_bytes(packed_with({**call, "tilt": 1}))
-        self.assertRegex(
-            self.run_it("--packed", "later.mha", "--input", "x.npy")[2],
-            "describes its call with 'tilt'",
-        )
-        self.assertRegex(
-            self.run_it("--packed", "plain.mha", "--input", "x.npy")[2],
-            "has no call settings.*mha pack",
-        )
-
-    def test_the_command_packs_what_is_explained(self):
-        if not arguments.mha:
-            self.skipTest("the command is not built")
-        tensors = {
-            f"model.layers.0.self_attn.{name}_proj.weight": normal(heads * head_dim, width)
-            for name in "qkv"
-        }
-        save_file(
-            {**tensors, "model.layers.0.self_attn.o_proj.weight": normal(width, heads * head_dim)},
-            self.folder / "model.safetensors",
-        )
-        config = {
-            "model_type": "llama",
-            "hidden_size": width,
-            "num_attention_heads": heads,
-            "head_dim": head_dim,
-            "rope_theta": 300.0,
-        }
-        (self.folder / "config.json").write_text(json.dumps(config))
-        subprocess.run(
-            [
-                arguments.mha,
-                "pack",
-                "--weights",
-                self.folder / "model.safetensors",
-                "--output",
-                self.folder / "layer.mha",
-                "--quiet",
-            ],
-            check=True,
-        )
-        subprocess.run(
-            [
-                arguments.mha,
-                "run",
-                "--packed",
-                self.folder / "layer.mha",
-                "--input",
-                self.folder / "x.npy",
-                "--output",
-                self.folder / "y.npy",
-                "--quiet",
-            ],
-            check=True,
-        )
-        text, y = (
-            self.text_of("--packed", "layer.mha", "--input", "x.npy"),
-            np.load(self.folder / "y.npy"),
-        )
-        np.testing.assert_allclose(
-            block(text, "12", "y"), np.hstack([y[:, :3], y[:, -3:]]), atol=6e-5
-        )
-        self.assertIn("causal, rotated (half, base 300)", " ".join(text.split()))
 
 
 class Files(Explaining):
@@ -273,19 +198,25 @@ class Files(Explaining):
 
 
 class BadInput(Explaining):
-    def test_each_is_one_sentence_and_exit_status_2(self):
-        (self.folder / "layer.mha").write_bytes(packed_with({"version": 1, "causal": True}))
+    def test_each_is_one_sentence_with_exit_status_1_for_input_and_2_for_usage(self):
+        _packed.write(self.folder / "layer.mha", packed, {"version": 1, "causal": True})
         np.save(self.folder / "double.npy", np.zeros((2, width)))
         np.save(self.folder / "empty.npy", np.zeros((0, width), np.float32))
         np.save(self.folder / "narrow.npy", np.zeros((2, width - 1), np.float32))
         (self.folder / "text.txt").write_text("no layer")
         plain = ["--packed", "layer.mha"]
-        table = [
+        usage = [
             (["--window", "x"], "a whole number of at least 1 is expected, not 'x'"),
             (["--hed", 3], "unrecognized arguments: --hed 3"),
             (["--input", "x.npy"], "--packed and --input are needed"),
             (["--packed", "layer.mha"], "--packed and --input are needed"),
             (["--tokens", "a b c"], "--tokens: labels the maps of --html and --picture"),
+            (
+                [*plain, "--window", 2, "--input", "x.npy"],
+                "--window: the packed layer already sets it",
+            ),
+        ]
+        inputs = [
             (
                 ["--html", "page.html", "--tokens", "a b"],
                 "--tokens: 2 tokens for 3 rows of the worked example",
@@ -294,30 +225,28 @@ class BadInput(Explaining):
             ([*plain, "--input", "double.npy"], "holds float64"),
             ([*plain, "--input", "empty.npy"], "there is nothing to explain"),
             ([*plain, "--input", "narrow.npy"], "query"),
-            (["--packed", "text.txt", "--input", "x.npy"], "has no call settings"),
             (
-                [*plain, "--window", 2, "--input", "x.npy"],
-                "--window: the packed layer already sets it",
+                ["--packed", "text.txt", "--input", "x.npy"],
+                "is not a packed layer; mha pack writes one",
             ),
         ]
-        for words, sentence in table:
+        for status, (words, sentence) in [
+            *((2, row) for row in usage),
+            *((1, row) for row in inputs),
+        ]:
             with self.subTest(words):
-                status, out, err = self.run_it(*words)
-                self.assertEqual((status, out), (2, ""), err)
-                self.assertRegex(err, f"^mha explain: .*{sentence}.*\n$")
+                done, out, err = self.run_it(*words)
+                self.assertEqual((done, out), (status, ""), err)
+                start = "usage: (.|\n)*\nmha explain: error: " if status == 2 else "mha explain: "
+                self.assertRegex(err, rf"\A{start}.*{sentence}.*\n\Z")
 
-    def test_help_has_examples_and_the_module_takes_explain_alone(self):
-        run = lambda *words: subprocess.run(
-            [sys.executable, "-m", *words],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(python_support.tools)},
-        )
-        for words in ["mha", "explain"], ["mha"], ["mha.onnx"]:
-            done = run(*words, "--help")
-            self.assertEqual(done.returncode, 0)
-            self.assertIn(f"Examples:\n  python -m {' '.join(words)}", done.stdout)
-        self.assertEqual(run("mha", "other").returncode, 2)
+    def test_help_has_examples(self):
+        for words in ["explain"], ["onnx"]:
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out), self.assertRaises(SystemExit) as exit:
+                _command.main([*words, "--help"])
+            self.assertEqual(exit.exception.code, 0)
+            self.assertIn(f"Examples:\n  mha {' '.join(words)}", out.getvalue())
 
 
 python_support.run(Numbers, Files, BadInput)

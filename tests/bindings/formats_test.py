@@ -1,4 +1,4 @@
-"""Weights as model files have them: formats_test.py formats | smollm2 --library LIBMHA.SO --mha MHA
+"""Weights as model files have them: formats_test.py formats | smollm2 --library LIBMHA.SO
 [--venv FOLDER] [--model FILE].
 
 formats   the numbers of each format equal those of the package gguf in double precision, and of
@@ -20,17 +20,16 @@ import unittest
 import zipfile
 from unittest import mock
 
-from python_support import need, parser, run, tools
+from python_support import need, parser, run
 
 arguments = parser(__doc__, ["formats", "smollm2"])
-arguments.add_argument("--mha", type=os.path.abspath)
 arguments.add_argument("--model", type=os.path.abspath)
 arguments = arguments.parse_args()
 need(["numpy", "gguf", "safetensors"], arguments)
 
 import gguf
 import mha
-import mha._pack
+import mha._command
 import mha.formats
 import numpy as np
 
@@ -528,7 +527,6 @@ class Packing(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         self.x = random.standard_normal((5, width)).astype(np.float32)
-        np.save(self.folder / "x.npy", self.x)
 
     def write(self, architecture="llama", kinds="F32", given=None, **more):
         """A model of one layer; kinds of q, k, v and o. given: numbers by name; more: other
@@ -580,27 +578,13 @@ class Packing(unittest.TestCase):
             ],
         )
         with contextlib.redirect_stderr(said):
-            self.assertEqual(mha._pack.main([*map(str, files), *options]), status, said.getvalue())
+            done = mha._command.main(["pack", *map(str, files), *options])
+        self.assertEqual(done, status, said.getvalue())
         return said.getvalue()
 
     def run_packed(self):
-        done = subprocess.run(
-            [
-                arguments.mha,
-                "run",
-                "--packed",
-                "layer.mha",
-                "--input",
-                "x.npy",
-                "--output",
-                "y.npy",
-            ],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return np.load(self.folder / "y.npy"), done.stderr
+        layer, call = mha.open_layer(self.folder / "layer.mha")
+        return layer.forward(self.x, **call)
 
     def expected(self, w, pairs=True, frequencies=None, biases=None, norms=None):
         """The layer in double precision, as llama.cpp has it: the rotation is of adjacent numbers
@@ -650,20 +634,20 @@ class Packing(unittest.TestCase):
 
     def test_types(self):
         for kinds, told in (
-            ("F32", "as f32"),
-            ("F16", "as f16"),
-            ("BF16", "as bf16"),
-            ("F32 F16 F32 F16", "as f32"),
-            ("Q4_0", "as int4 in groups of 32"),
-            ("Q4_1", "as int4 in groups of 32"),
-            ("Q8_0", "as int8 in groups of 32"),
-            ("Q4_K Q4_K Q6_K Q4_K", "as int8 in groups of 16"),
-            ("Q4_K Q4_0 Q4_1 Q4_K", "as int4 in groups of 32"),
+            ("F32", "; f32"),
+            ("F16", "; f16"),
+            ("BF16", "; bf16"),
+            ("F32 F16 F32 F16", "; f32"),
+            ("Q4_0", "; int4 in groups of 32"),
+            ("Q4_1", "; int4 in groups of 32"),
+            ("Q8_0", "; int8 in groups of 32"),
+            ("Q4_K Q4_K Q6_K Q4_K", "; int8 in groups of 16"),
+            ("Q4_K Q4_0 Q4_1 Q4_K", "; int4 in groups of 32"),
         ):
             with self.subTest(kinds):
                 matrices = self.write(kinds=kinds)
                 self.assertIn(told, self.pack())
-                self.assert_close(self.run_packed()[0], self.expected(matrices))
+                self.assert_close(self.run_packed(), self.expected(matrices))
         self.pack("--arithmetic", "int16")
         self.assertEqual(
             mha.Layer.view(np.memmap(self.folder / "layer.mha", mode="r")).shape["arithmetic"],
@@ -699,21 +683,10 @@ class Packing(unittest.TestCase):
             "rope_theta": 500.0,
         }
         (self.folder / "config.json").write_text(json.dumps(settings))
-        words = "pack --weights model.gguf --layer blk.0 --output layer.mha --quiet".split()
-        done = subprocess.run(
-            [sys.executable, "-m", "mha", *words],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(tools)},
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
-        subprocess.run(
-            [arguments.mha, "pack", "--weights", "model.safetensors", "--output", "other.mha"],
-            cwd=self.folder,
-            check=True,
-            capture_output=True,
-        )
+        self.pack("--quiet")
+        words = ["--weights", self.folder / "model.safetensors", "--output"]
+        words = ["pack", *map(str, words), f"{self.folder}/other.mha", "--quiet"]
+        self.assertEqual(mha._command.main(words), 0)
         ours, other = ((self.folder / name).read_bytes() for name in ("layer.mha", "other.mha"))
         self.assertEqual(*(a[: -24 - int.from_bytes(a[-16:-8], "little")] for a in (ours, other)))
 
@@ -728,7 +701,7 @@ class Packing(unittest.TestCase):
                 architecture, "Q8_0", named, **{"rope__dimension_count": head_dim}
             )
             self.pack("--quiet")
-            self.assert_close(self.run_packed()[0], self.expected(matrices, pairs, biases=biases))
+            self.assert_close(self.run_packed(), self.expected(matrices, pairs, biases=biases))
         norms = [random.uniform(0.5, 2, head_dim).astype(np.float32) for _ in "qk"]
         matrices = self.write(
             "qwen3",
@@ -736,8 +709,8 @@ class Packing(unittest.TestCase):
             {f"blk.0.attn_{name}_norm.weight": norm for name, norm in zip("qk", norms)},
             **{"attention__key_length": head_dim},
         )
-        self.pack()
-        y, told = self.run_packed()
+        told = self.pack()
+        y = self.run_packed()
         self.assertIn("normalised (RMS), rotated (base 500", told)
         self.assert_close(y, self.expected(matrices, False, norms=norms))
         for given, told, frequencies in (
@@ -749,8 +722,8 @@ class Packing(unittest.TestCase):
             ),
         ):
             matrices = self.write(**given)
-            self.pack("--arithmetic", "f32")
-            y, said = self.run_packed()
+            said = self.pack("--arithmetic", "f32")
+            y = self.run_packed()
             self.assertIn(told, said)
             self.assert_close(y, self.expected(matrices, frequencies=frequencies))
 
@@ -800,24 +773,22 @@ class Packing(unittest.TestCase):
         ):
             with self.subTest(sentence):
                 self.write(**given)
-                said = self.pack(status=2)
+                said = self.pack(status=1)
                 self.assertRegex(said, sentence)
                 self.assertEqual(said.count("\n"), 1)
         self.write(attention__layer_norm_rms_epsilon=None)  # of the norm before the layer
-        self.assertIn("no tensor blk.1.attn_q.weight", self.pack("--layer", "blk.1", status=2))
+        self.assertIn("no tensor blk.1.attn_q.weight", self.pack("--layer", "blk.1", status=1))
         self.assertIn(
-            "is also the --weights",
-            self.pack("--output", str(self.folder / "model.gguf"), status=2),
+            "is also read; name another file",
+            self.pack("--output", str(self.folder / "model.gguf"), status=1),
         )
         (self.folder / "d").mkdir()
-        self.assertIn("directory", self.pack("--output", str(self.folder / "d"), status=2))
+        self.assertIn("directory", self.pack("--output", str(self.folder / "d"), status=1))
         whole = (self.folder / "model.gguf").read_bytes()
         for length in (0, 3, 20, 100, 300, 700, len(whole) // 2, len(whole) - 40000):
             (self.folder / "model.gguf").write_bytes(whole[:length])
-            self.assertEqual(self.pack(status=2).count("\n"), 1)
-        self.assertEqual(
-            sorted(path.name for path in self.folder.iterdir()), ["d", "model.gguf", "x.npy"]
-        )
+            self.assertEqual(self.pack(status=1).count("\n"), 1)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["d", "model.gguf"])
 
 
 class SmolLM2(unittest.TestCase):
@@ -858,24 +829,14 @@ class SmolLM2(unittest.TestCase):
                         self.assert_within_bound(imported, expected)
             self.assertIn("Q4_1", kinds)
             for layer in (0, 7, 29):
-                words = [
-                    "--weights",
-                    str(model),
-                    "--layer",
-                    f"blk.{layer}",
-                    "--output",
-                    f"{folder}/layer.mha",
-                    "--quiet",
-                ]
-                self.assertEqual(mha._pack.main(words), 0)
+                words = ["--weights", str(model), "--layer", f"blk.{layer}", "--output"]
+                said = io.StringIO()
+                with contextlib.redirect_stdout(said):
+                    words = ["pack", *words, f"{folder}/layer.mha", "--quiet"]
+                    self.assertEqual(mha._command.main(words), 0)
+                    self.assertEqual(mha._command.main(["verify", words[-2]]), 0)
                 self.assertIn(
-                    "9 query heads of 64, 3 key heads, causal, rotated",
-                    subprocess.run(
-                        [arguments.mha, "verify", f"{folder}/layer.mha"],
-                        check=True,
-                        capture_output=True,
-                        text=True,
-                    ).stdout,
+                    "intact; 9 query heads of 64, 3 key heads, causal, rotated", said.getvalue()
                 )
 
 

@@ -87,6 +87,16 @@ class Package(unittest.TestCase):
             done.stderr.splitlines()[-1],
             "ImportError: mha.torch needs PyTorch, which is not installed: pip install torch",
         )
+        for words, said in (["info"], "instruction sets  scalar\n"), (["explain"], "Step 12 "):
+            done = subprocess.run(
+                [work / "venv" / "bin" / "mha", *words],
+                cwd=work / "empty",
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn(said, done.stdout)
         self.run_pip("check")
         self.run_pip("uninstall", "--yes", "mha")
         done = subprocess.run(

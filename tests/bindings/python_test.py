@@ -2364,7 +2364,8 @@ class Mha(unittest.TestCase):
         untyped = []
         package = tools / "mha"
         inner = {
-            package / "_openmp.py",
+            *(package / f"_{name}.py" for name in ("command", "config", "gguf", "openmp")),
+            package / "_safetensors.py",
             package / "explain.py",
             package / "torch" / "_common.py",
             package / "onnx" / "__main__.py",

@@ -121,6 +121,8 @@ for package in "${wheels[@]}" "$sdist"; do
   "$work/bare/$bin/python" -m pip --disable-pip-version-check --quiet install --no-cache-dir \
     "$package" || fail "pip cannot install ${package##*/}; see above"
   check "${package##*/}" "$work/bare/$bin/python"
+  (cd "$work/empty" && "$work/bare/$bin/mha" explain) | grep -q "^Step 12 " ||
+    fail "the command mha of ${package##*/} does not run"
 done
 
 foreign=("$output/mha-$version"-*_aarch64.whl)

@@ -40,6 +40,7 @@ from ._choose import choose_keys
 from ._layer import Layer, Linear, pack, pack_size, verify
 from ._library import Error, __version__, contract, instruction_sets, load, version
 from ._options import ContextNorm, Norm, Rope, ScoreOptions, alibi_slopes, t5_relative_bias
+from ._packed import open_layer
 from ._recurrent import causal_conv, recurrent_attention, recurrent_attention_info
 from ._states import states_finish, states_merge
 from ._structs import (
@@ -85,6 +86,7 @@ __all__ = [
     "instruction_sets",
     "layouts",
     "load",
+    "open_layer",
     "pack",
     "pack_size",
     "recurrent_attention",

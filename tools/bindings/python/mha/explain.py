@@ -7,11 +7,9 @@ import argparse
 import base64
 import html
 import io
-import json
 import math
 import os
 import shutil
-import struct
 import sys
 import textwrap
 
@@ -19,8 +17,8 @@ import numpy as np
 
 from ._attention import attention
 from ._layer import Layer
-from ._library import Error
 from ._options import Norm, Rope, ScoreOptions, alibi_slopes
+from ._packed import count_text, printable, read
 from ._structs import instruction_set_names
 
 examples = """\
@@ -28,14 +26,13 @@ Without options, it walks through a worked example of 3 tokens and 2 heads. It s
 corners of large matrices. To explain a layer of a model, pack it first: mha pack --weights FILE.
 
 Examples:
-  python -m mha explain
-  python -m mha explain --softcap 50 --alibi
-  python -m mha explain --html explained.html --tokens "the cat sleeps"
+  mha explain
+  mha explain --softcap 50 --alibi
+  mha explain --html explained.html --tokens "the cat sleeps"
   mha pack --weights gpt2.safetensors --layer h.0 --heads 12 --causal --output layer.mha
-  python -m mha explain --packed layer.mha --input x.npy --picture maps.png
+  mha explain --packed layer.mha --input x.npy --picture maps.png
 
-Exit status: 0 on success, 2 for wrong input or usage (with a one-line message), 1 if a package is
-not installed."""
+Exit status: 0 on success, 1 for wrong input (with a one-line message), 2 for wrong usage."""
 
 # The worked example. Its scores are so large that softmax gives nearly all weight to one token.
 example_x = "1 2 3 4 5 6; 6 5 4 3 2 1; 1 1 1 1 1 1"
@@ -82,7 +79,7 @@ steps = """q k v scores scaled_scores softcapped_scores masked_scores attention_
     context""".split()
 
 
-class BadInput(Exception):
+class BadInput(ValueError):
     pass
 
 
@@ -95,14 +92,6 @@ def matrix_of(text, *shape):
 
 def shape_text(*extents):
     return f"({extents[0]},)" if len(extents) == 1 else f"({', '.join(map(str, extents))})"
-
-
-def count_text(count, word):
-    return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def printable(text):
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
 class Page:
@@ -334,27 +323,6 @@ def read_rows(path, dtypes=("float32", "float16"), ranks=(2, 3)):
         if array.dtype.kind == "f"
         else np.ascontiguousarray(array)
     )
-
-
-def read_packed(path):
-    """A mapped layer, and how it is called: the description that mha pack wrote after it."""
-    try:
-        packed = np.memmap(path, np.uint8, "r")
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from None
-    end = bytes(packed[-24:])
-    length = struct.unpack("<Q", end[8:16])[0] if end[16:] == b"mha call" else 0
-    if not 0 < length <= len(packed) - 24:
-        raise BadInput(
-            f"{path}: has no call settings (rotation, norm, causal or not); pack the layer with mha"
-            " pack"
-        )
-    call = json.loads(bytes(packed[len(packed) - 24 - length : len(packed) - 24]))
-    unknown = set(call) - {"version", "causal", "window", "softcap", "rope", "norm", "sinks"}
-    if call.get("version") != 1 or unknown:
-        with_what = f"with {min(unknown)!r}" if unknown else f"in version {call.get('version')}"
-        raise BadInput(f"{path}: describes its call {with_what}, which this package does not know")
-    return Layer.view(packed), call
 
 
 def call_of(options):
@@ -784,14 +752,9 @@ def words_of(words, option, rows, what):
     return names
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise BadInput(f"{message}; see python -m mha explain --help")
-
-
 def make_parser():
-    parser = Parser(
-        prog="python -m mha explain",
+    parser = argparse.ArgumentParser(
+        prog="mha explain",
         description=__doc__,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -841,24 +804,23 @@ def make_parser():
     return parser
 
 
-def check(options):
+def check(parser, options):
     if bool(options.packed) != bool(options.input):
-        raise BadInput("--packed and --input are needed, or neither for the worked example")
-    other = [name for name in ("window", "softcap") if options.packed and getattr(options, name)]
-    if other:
-        raise BadInput(f"--{other[0]}: the packed layer already sets it; leave it out")
+        parser.error("--packed and --input are needed, or neither for the worked example")
+    for name in "window", "softcap":
+        if options.packed and getattr(options, name):
+            parser.error(f"--{name}: the packed layer already sets it; leave it out")
     if not (options.html or options.picture) and (options.tokens or options.key_tokens):
-        raise BadInput("--tokens: labels the maps of --html and --picture, but neither is given")
+        parser.error("--tokens: labels the maps of --html and --picture, but neither is given")
     if options.key_tokens and not (options.key or options.value):
-        raise BadInput(
+        parser.error(
             "--key-tokens: the keys have the same tokens as the queries; leave it out, or give"
             " --key"
         )
-    return not options.packed
 
 
 def work(options):
-    is_example = check(options)
+    is_example = not options.packed
     if is_example:
         shape = {"query_dim": 6, "num_heads": 2}
         weights, inputs = (
@@ -885,7 +847,7 @@ def work(options):
             )
             for rows in inputs
         ]
-        weights, (layer, call) = None, read_packed(options.packed)
+        weights, (layer, call, _) = None, read(options.packed)
         what = f"The layer of {printable(options.packed)} on {printable(options.input)}"
     call = Call(layer.shape, call, options, inputs)
     n_q, n_kv = len(call.positions[0]), len(call.positions[1])
@@ -949,12 +911,8 @@ def write(path, data):
     print(f"{printable(path)}: {len(data) / 1024:.1f} KiB", file=sys.stderr)
 
 
-def main(arguments):
-    try:
-        work(make_parser().parse_args(arguments))
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
-    except (BadInput, Error, TypeError, ValueError, KeyError, OSError) as error:
-        print(f"mha explain: {printable(error)}", file=sys.stderr)
-        return 2
-    return 0
+def run(arguments):
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    check(parser, options)
+    work(options)

@@ -1,4 +1,4 @@
-"""python -m mha.onnx rewrite MODEL.onnx [-o OUT.onnx]: replaces the attention in a model with mha's
+"""mha onnx rewrite MODEL.onnx [-o OUT.onnx]: replaces the attention in a model with mha's
 operators."""
 
 import argparse
@@ -7,14 +7,14 @@ import signal
 import sys
 
 
-def main():
+def main(arguments=None):
     epilog = """Examples:
-  python -m mha.onnx rewrite model.onnx                                  writes model.mha.onnx
-  python -m mha.onnx rewrite model.onnx --weight-type int8 -o small.onnx
-  python -m mha.onnx rewrite --help
+  mha onnx rewrite model.onnx                                  writes model.mha.onnx
+  mha onnx rewrite model.onnx --weight-type int8 -o small.onnx
+  mha onnx rewrite --help
 """
     parser = argparse.ArgumentParser(
-        prog="python -m mha.onnx",
+        prog="mha onnx",
         description="Replaces the attention in ONNX models with mha's operators.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -50,7 +50,7 @@ def main():
             "need int8 or int4 weights (default: f32)"
         ),
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes what is half written
     if arguments.arithmetic != "f32" and arguments.weight_type not in ("int8", "int4"):
         command.error(f"--arithmetic {arguments.arithmetic} needs --weight-type int8 or int4")

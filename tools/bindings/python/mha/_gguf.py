@@ -1,31 +1,11 @@
-"""python -m mha pack: a layer of a GGUF file, packed as the command mha packs those of .safetensors
-files."""
+"""The attention of a layer in a GGUF file. The packed layer rotates halves: rows of llama, whose
+files have pairs, go back to their order before."""
 
 from __future__ import annotations
-
-import argparse
-import json
-import os
-import struct
-import sys
 
 import numpy as np
 
 from . import formats
-from ._layer import pack
-from ._library import Error
-from ._structs import arithmetics
-
-examples = """\
-The packed layer has the file's numbers exactly; matrices of several types (Q4_K_M) share codes of 8
-bits that hold all of them. It rotates halves: rows of llama, whose files have pairs, go back to
-their order before. The call settings follow the layer, as with the command mha pack. Architectures:
-llama (with Mistral), qwen2, qwen3. Needs the package gguf.
-
-Example: python -m mha pack --weights model.gguf --layer blk.0 --output layer.mha
-
-Exit status: 0 on success, 2 for wrong input or usage (with a one-line message), 1 if a
-package is not installed."""
 
 _has_norm = {"llama": False, "qwen2": False, "qwen3": True}  # of queries and keys
 _floats = ("F32", "F16", "BF16")
@@ -112,8 +92,9 @@ def _rope(model, head_dim):
     }
 
 
-def _read(path, layer):
-    """What mha.pack takes of a layer, and the call settings."""
+def read(path, layer):
+    """The matrices and biases by name, the shape of the layer, its call settings, and the type in
+    which the file has its floats."""
     model = _Model(path)
     heads, width = model.get("attention.head_count"), model.get("embedding_length")
     kv_heads, head_dim = (
@@ -192,79 +173,12 @@ def _read(path, layer):
                 else named[f"w_{name}"][rows]
             )
             biases.update({f"b_{name}": biases[f"b_{name}"][rows]} if f"b_{name}" in biases else {})
-    if set(kinds) <= set(_floats):
-        weights = {
-            **named,
-            "type": "f32",
-            "layout": "out_in",
-            "weight_type": kinds[0].lower() if len(set(kinds)) == 1 else "f32",
-        }
-    elif set(kinds) & set(_floats):
-        raise ValueError(
-            f"the matrices are {', '.join(kinds)}: no format of a layer holds floats and codes;"
-            " make an mha.Linear of each matrix (mha.formats) and call mha.attention between them"
-        )
-    else:
-        weights = formats.arguments(**named)
-    shape = {"num_kv_heads": kv_heads, "head_dim": head_dim, "head_dim_v": head_dim_v}
-    return (width, heads), {**weights, **biases, **shape}, call, kinds
-
-
-def _packed_call(call):
-    """What follows a packed layer: JSON, its FNV-1a checksum, its length, "mha call"."""
-    data, total = json.dumps(call).encode(), 0xCBF29CE484222325
-    for byte in data:
-        total = (total ^ byte) * 0x100000001B3 % 2**64
-    return data + struct.pack("<QQ", total, len(data)) + b"mha call"
-
-
-def _work(options):
-    if os.path.exists(options.output) and os.path.samefile(options.output, options.weights):
-        raise ValueError(f"--output: {options.output} is also the --weights; name another file")
-    shape, weights, call, kinds = _read(options.weights, options.layer)
-    packed = pack(*shape, **weights, arithmetic=options.arithmetic)
-    partial = f"{options.output}.partial-{os.getpid()}"
-    try:
-        with open(partial, "wb") as file:
-            file.write(packed)
-            file.write(_packed_call(call))
-        os.replace(partial, options.output)
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)
-    if not options.quiet:
-        group = f" in groups of {weights['group_size']}" if weights.get("group_size") else ""
-        print(
-            f"{', '.join(kinds)} as {weights['weight_type']}{group}, {packed.size / 2**20:.1f} MiB",
-            file=sys.stderr,
-        )
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m mha pack",
-        description=__doc__,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name, kind, text in (
-        ("weights", "FILE", "the model (.gguf)"),
-        ("layer", "NAME", "the layer, such as blk.0"),
-        ("output", "FILE", "the packed layer (.mha)"),
-    ):
-        parser.add_argument("--" + name, required=True, metavar=kind, help=text)
-    parser.add_argument(
-        "--arithmetic", choices=list(arithmetics), default="f32", help="what projections compute in"
-    )
-    parser.add_argument("--quiet", action="store_true", help="do not print a line about the layer")
-    options = parser.parse_args(arguments)
-    try:
-        _work(options)
-    except ImportError as error:
-        print(f"mha pack: {error}: pip install 'gguf>=0.16'", file=sys.stderr)
-        return 1
-    # Some of them from the package gguf, of damaged files.
-    except (Error, TypeError, ValueError, LookupError, ArithmeticError, OSError) as error:
-        print(f"mha pack: {options.weights}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    shape = {
+        "query_dim": width,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "head_dim_v": head_dim_v,
+    }
+    kind = kinds[0].lower() if len(set(kinds)) == 1 and kinds[0] in _floats else "f32"
+    return {**named, **biases}, shape, call, kind
