@@ -1,23 +1,24 @@
 use std::mem::{size_of, zeroed};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use mha_sys as sys;
 
+use crate::arrays::{output_ptr, slice_ptr, struct_ptr, Array, Output};
 use crate::call::{runners, Call};
-use crate::error::check;
-use crate::options::{
-    common_setters, fill_common, no_outputs, output_ptr, raw_input, struct_ptr, Dimensions,
-    Options, Output,
-};
-use crate::spans::{check_exact, check_strided, extent, int, rows_of, Extent};
+use crate::error::{check, needs, only_one};
+use crate::options::{common_setters, fill_common, no_outputs, Cache, Dimensions, Options};
+use crate::spans::{extent, int, or, rows_of};
 use crate::types::{Elements, ElementsMut};
 use crate::{
     CallInfo, Error, ErrorKind, InstructionSet, KvCache, Norm, Outputs, Result, Rope, Scheduler,
     ScoreOptions, Workspace,
 };
 
-/// The middle stage alone, without the projections: `softmax(scale * Q K^T) V` for each head, on
-/// queries, keys and values of the caller's.
+/// Attention without projections: `softmax(scale * q k^T) v` for each head, on the caller's
+/// queries, keys and values. The struct describes the heads; a call begins with
+/// [`call`](Self::call).
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{Attention, Workspace};
@@ -40,36 +41,64 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// `num_heads` heads, whose queries and keys are `head_dim` wide.
+    /// Describes `num_heads` query heads, each at least 1, whose queries and keys have `head_dim`
+    /// elements, at least 1. A call checks the numbers.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::Attention;
+    ///
+    /// // Llama 3 8B: 32 query heads share 8 key and value heads.
+    /// let attention = Attention::new(32, 128).num_kv_heads(8);
+    /// # let _ = attention;
+    /// ```
     pub fn new(num_heads: usize, head_dim: usize) -> Self {
         Self {
             num_heads,
-            num_kv_heads: num_heads,
+            num_kv_heads: 0,
             head_dim,
-            head_dim_v: head_dim,
+            head_dim_v: 0,
             scale: 0.0,
             instruction_set: InstructionSet::AUTO,
         }
     }
 
     setters! {
-        /// Key and value heads, a divisor of the heads (grouped-query attention).
-        num_kv_heads: usize;
-        /// The width of a head's values.
-        head_dim_v: usize;
-        /// Factor of the scores; `1 / sqrt(head_dim)` if not set.
-        scale: f32;
-        /// The instruction set of the kernels; one that this machine lacks is an error, never a
-        /// fallback.
-        instruction_set: InstructionSet;
+        /// Sets the number of key and value heads, a divisor of the query heads (grouped-query
+        /// attention); 0, the default, is as many as there are query heads.
+        num_kv_heads(heads: usize) => num_kv_heads = heads;
+        /// Sets the width of a head's values; 0, the default, is `head_dim`.
+        head_dim_v(width: usize) => head_dim_v = width;
+        /// Sets the factor of the scores, a finite number; 0, the default, is `1 /
+        /// sqrt(head_dim)`.
+        scale(factor: f32) => scale = factor;
+        /// Sets the instruction set of the kernels, by default [`InstructionSet::AUTO`]. A call
+        /// refuses one that this machine lacks.
+        instruction_set(set: InstructionSet) => instruction_set = set;
     }
 
-    /// A call that attends with the queries `q`, `[batch, n_q, num_heads, head_dim]`, into
-    /// `output`, `[batch, n_q, num_heads, head_dim_v]`. `n_q` follows from the length of `q`. The
-    /// keys and values come from [`AttentionCall::key_value`], a cache, or both.
-    /// [`key_value`](AttentionCall::key_value) is needed, possibly with empty slices, unless there
-    /// is a [`cache_read`](AttentionCall::cache_read) or an [`n_kv`](AttentionCall::n_kv) of 0 says
-    /// that no keys come with the call.
+    /// Starts a call that attends with the queries `q`, `[batch, n_q, num_heads, head_dim]`, and
+    /// writes to `output`, `[batch, n_q, num_heads, head_dim_v]`. Both are slices, arrays or
+    /// vectors of `f32`, or [`Elements`] and [`ElementsMut`] of 16 bits. `n_q` follows from the
+    /// length of `q`.
+    ///
+    /// Keys and values come from [`AttentionCall::key_value`], a cache, or both. A call without
+    /// keys of its own needs [`cache_read`](AttentionCall::cache_read), or an
+    /// [`n_kv`](AttentionCall::n_kv) of 0.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{Attention, Workspace};
+    ///
+    /// // Two sequences of one query each, with three keys each.
+    /// let (q, k, v, mut output) = ([1.0; 2 * 4], [1.0; 6 * 4], [0.5; 6 * 4], [0.0; 2 * 4]);
+    /// let call = Attention::new(1, 4).call(&q, &mut output).batch(2).key_value(&k, &v);
+    /// call.causal().run(&mut Workspace::new())?;
+    /// assert_eq!(output, [0.5; 8]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn call<'a>(
         &self, q: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>,
     ) -> AttentionCall<'a> {
@@ -78,23 +107,28 @@ impl Attention {
             batch: 1,
             n_q: None,
             n_kv: None,
-            q: Array { data: Some(q.into()), strides: None },
+            q: Array::of(q.into()),
             k: Array::default(),
             v: Array::default(),
+            key: None,
             output: Output::of(output.into()),
             has_states: false,
-            output_strides: None,
+            index_scores: None,
             kv_first_position: 0,
             choice: None,
             options: Options::default(),
         }
     }
 
-    /// A call that chooses for each query the `num_chosen` keys with the greatest index scores, the
-    /// sum over heads of `weights`, `[batch, n_q, num_heads]`, times `max(0, scale * q k^T)`.
-    /// `chosen`, `[batch, n_q, num_chosen]`, receives their positions, ascending, then -1. The
-    /// keys, of one head, come from [`AttentionCall::key`], a cache, or both. Values and outputs of
-    /// attention are refused, as is [`AttentionCall::info`].
+    /// Starts a call that chooses for each query the `num_chosen` keys with the greatest index
+    /// scores: the sum over heads of `weights`, `[batch, n_q, num_heads]`, times `max(0, scale * q
+    /// k^T)`. `chosen`, `[batch, n_q, num_chosen]`, receives their positions, ascending, then -1.
+    ///
+    /// All heads share one key head: the keys come from [`AttentionCall::key`], a cache, or both.
+    /// Such a call refuses [`num_kv_heads`](Self::num_kv_heads) of more than 1, values, outputs of
+    /// attention, scores, and [`AttentionCall::info`].
+    ///
+    /// # Examples
     ///
     /// ```
     /// use mha::{Attention, Workspace};
@@ -112,55 +146,58 @@ impl Attention {
         chosen: &'a mut [i32],
     ) -> AttentionCall<'a> {
         let nothing: &mut [f32] = &mut [];
-        let mut call = self.num_kv_heads(1).call(q, nothing);
-        call.choice = Some(Choice {
-            weights,
-            num_chosen,
-            chosen: Output::of_keys(chosen),
-            index_scores: None,
-        });
+        let one_head = Self { num_kv_heads: or(self.num_kv_heads, 1), ..*self };
+        let mut call = one_head.call(q, nothing);
+        call.choice = Some(Choice { weights, num_chosen, chosen: Output::of_keys(chosen) });
         call
     }
 
-    /// A call over a part of the keys, the others being elsewhere: it writes states, `[batch,
-    /// num_heads, n_q, head_dim_v + 2]`, for [`states_merge`] and
-    /// [`finish_states`](Self::finish_states).
+    /// Starts a call over a part of the keys, the others being elsewhere. It writes states,
+    /// `[batch, num_heads, n_q, head_dim_v + 2]`, for [`states_merge`] and
+    /// [`finish_states`](Self::finish_states), and takes no other outputs, no sinks and no head
+    /// scales. [`states_merge`] has an example.
     pub fn call_states<'a>(
         &self, q: impl Into<Elements<'a>>, states: &'a mut [f32],
     ) -> AttentionCall<'a> {
         AttentionCall { has_states: true, ..self.call(q, states) }
     }
 
-    /// Makes rows of context, `[batch, n_q, num_heads, head_dim_v]`, of states over all keys, and
-    /// their `lse`, `[batch, num_heads, n_q]`. `sinks` and `head_scales`, `[num_heads]`, are as in
-    /// [`ScoreOptions`].
+    /// Computes rows of context, `[batch, n_q, num_heads, head_dim_v]`, from states over all keys,
+    /// `[batch, num_heads, n_q, head_dim_v + 2]`, and their `lse`, `[batch, num_heads, n_q]`, on
+    /// the calling thread. `sinks` and `head_scales`, `[num_heads]`, are as in [`ScoreOptions`];
+    /// None = none. [`states_merge`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::SliceLength`] for a slice that does not have its shape.
     pub fn finish_states<'a>(
         &self, batch: usize, states: &[f32], sinks: Option<&[f32]>, head_scales: Option<&[f32]>,
         output: impl Into<ElementsMut<'a>>, lse: &mut [f32],
     ) -> Result<()> {
-        let (heads, width) =
-            (self.num_heads, if self.head_dim_v == 0 { self.head_dim } else { self.head_dim_v });
-        let n_q =
-            rows_of("states", states.len(), batch, heads.saturating_mul(width.saturating_add(2)))?;
-        let (rows, of_heads) = ([("batch", batch), ("n_q", n_q)], ("num_heads", heads));
+        let width = or(self.head_dim_v, self.head_dim);
+        let row = self.num_heads.saturating_mul(width.saturating_add(2));
+        let n_q = rows_of("states", states.len(), batch, row)?;
+        let [heads] = extents!(self => num_heads);
+        let (batch, n_q, width) = (("batch", batch), ("n_q", n_q), ("head_dim_v", width));
         let output = Output::of(output.into());
-        check_exact("output", output.len(), &[rows[0], rows[1], of_heads, ("head_dim_v", width)])?;
-        check_exact("lse", lse.len(), &[rows[0], of_heads, rows[1]])?;
-        for (name, numbers) in [("sinks", sinks), ("head_scales", head_scales)] {
-            check_exact(name, numbers.map_or(heads, <[f32]>::len), &[of_heads])?;
+        output.check("output", &[batch, n_q, heads, width])?;
+        check_given! {
+            "lse": Some(&*lse) => [batch, heads, n_q];
+            "sinks": sinks => [heads];
+            "head_scales": head_scales => [heads];
         }
         let args = sys::mha_states_args {
             struct_size: size_of::<sys::mha_states_args>(),
-            batch: extent(batch),
-            num_heads: int(heads),
-            n_q: extent(n_q),
-            head_dim_v: int(width),
+            batch: extent(batch.1),
+            num_heads: int(heads.1),
+            n_q: extent(n_q.1),
+            head_dim_v: int(width.1),
             instruction_set: self.instruction_set.0,
             reserved: 0,
             states: states.as_ptr(),
-            sinks: sinks.map_or(null(), <[f32]>::as_ptr),
-            head_scales: head_scales.map_or(null(), <[f32]>::as_ptr),
-            output: output.raw(raw_strides(None)),
+            sinks: slice_ptr(sinks),
+            head_scales: slice_ptr(head_scales),
+            output: output.raw(),
             lse: lse.as_mut_ptr(),
         };
         // SAFETY: slices of the shapes that the struct says.
@@ -168,8 +205,15 @@ impl Attention {
     }
 }
 
-/// Joins the states of two neighbouring parts of the keys, which [`Attention::call_states`] has
-/// written, in `left`, the earlier one.
+/// Joins the states of two neighbouring parts of the keys, both `[rows, head_dim_v + 2]` as
+/// [`Attention::call_states`] has written them. `left` has the earlier keys, and receives the
+/// result.
+///
+/// # Errors
+///
+/// [`ErrorKind::SliceLength`] if `left` has no whole rows, or `right` has another length.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{states_merge, Attention, Workspace};
@@ -180,7 +224,7 @@ impl Attention {
 /// attention
 ///     .call_states(&[1.0], &mut right)
 ///     .key_value(&[0.5], &[8.0])
-///     .kv_first_position(1usize)
+///     .kv_first_position(1)
 ///     .run(&mut Workspace::new())?;
 /// states_merge(1, &mut left, &right)?;
 /// attention.finish_states(1, &left, None, None, &mut output, &mut lse)?;
@@ -188,12 +232,9 @@ impl Attention {
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub fn states_merge(head_dim_v: usize, left: &mut [f32], right: &[f32]) -> Result<()> {
-    let rows = rows_of("left", left.len(), 1, head_dim_v.saturating_add(2))?;
-    check_exact(
-        "right",
-        right.len(),
-        &[("rows", rows), ("head_dim_v + 2", head_dim_v.saturating_add(2))],
-    )?;
+    let width = ("head_dim_v + 2", head_dim_v.saturating_add(2));
+    let rows = rows_of("left", left.len(), 1, width.1)?;
+    check_given!("right": Some(right) => [("rows", rows), width];);
     let to = left.as_mut_ptr();
     // SAFETY: states of this many rows; the result may be the left ones.
     check(|error| unsafe {
@@ -201,26 +242,46 @@ pub fn states_merge(head_dim_v: usize, left: &mut [f32], right: &[f32]) -> Resul
     })
 }
 
-/// Elements from one sequence, row and head of an array to the next; 0 = contiguous `[batch, n,
-/// heads, width]`. If `head` is set, `row` must be set too, and `batch` for more than one sequence.
-/// A stride must step over all that the strides of 0 inside it span.
+/// The strides of an array of heads, in elements: from one sequence, row and head to the next. 0 is
+/// the stride of a contiguous array `[batch, n, heads, width]`, which steps over all that is inside
+/// it. If `head` is set, `row` must be set too, and `batch` for more than one sequence.
+///
+/// # Examples
+///
+/// ```
+/// use mha::Strides;
+///
+/// // The queries in the rows of a fused array [batch, n, 3 * 512].
+/// let of_queries = Strides { row: 3 * 512, ..Strides::default() };
+/// # let _ = of_queries;
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[allow(missing_docs)]
 pub struct Strides {
+    /// From one sequence to the next.
     pub batch: usize,
+    /// From one row to the next.
     pub row: usize,
+    /// From one head to the next.
     pub head: usize,
 }
 
 impl Strides {
-    /// Those of `[batch, heads, n, width]`.
+    /// Returns the strides of an array `[batch, heads, n, width]`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::Strides;
+    ///
+    /// assert_eq!(Strides::heads_first(2, 10, 64), Strides { batch: 1280, row: 64, head: 640 });
+    /// ```
     pub fn heads_first(heads: usize, n: usize, width: usize) -> Self {
         let head = n.saturating_mul(width); // a call refuses what is too large
         Self { batch: heads.saturating_mul(head), row: width, head }
     }
 }
 
-/// A call of attention alone, made by [`Attention::call`]: say what it is to do, then
+/// A call of attention alone, which [`Attention::call`] starts: say what it is to do, then
 /// [`run`](Self::run) it.
 #[must_use = "nothing happens before .run()"]
 pub struct AttentionCall<'a> {
@@ -231,9 +292,10 @@ pub struct AttentionCall<'a> {
     q: Array<'a>,
     k: Array<'a>,
     v: Array<'a>,
-    output: Output<'a>, // or states
+    key: Option<Elements<'a>>, // without values
+    output: Output<'a>,        // or states
     has_states: bool,
-    output_strides: Option<Strides>,
+    index_scores: Option<Output<'a>>,
     kv_first_position: usize,
     choice: Option<Choice<'a>>,
     options: Options<'a>,
@@ -244,152 +306,99 @@ struct Choice<'a> {
     weights: &'a [f32],
     num_chosen: usize,
     chosen: Output<'a>,
-    index_scores: Option<Output<'a>>,
-}
-
-/// Heads of input rows, where they are given.
-#[derive(Default)]
-pub(crate) struct Array<'a> {
-    pub data: Option<Elements<'a>>,
-    pub strides: Option<Strides>,
 }
 
 impl<'a> AttentionCall<'a> {
-    /// The keys, `[batch, n_kv, num_kv_heads, head_dim]`, and values, `[batch, n_kv, num_kv_heads,
-    /// head_dim_v]`: slices of `f32`, or f16 and bf16 as [`Elements`]. With a cache, they are
-    /// appended.
-    pub fn key_value(mut self, k: impl Into<Elements<'a>>, v: impl Into<Elements<'a>>) -> Self {
-        self.k.data = Some(k.into());
-        self.v.data = Some(v.into());
-        self
-    }
-
-    /// The keys alone, for a cache whose [values are in the
-    /// keys](crate::CacheConfig::values_in_keys).
-    pub fn key(mut self, k: impl Into<Elements<'a>>) -> Self {
-        self.k.data = Some(k.into());
-        self
-    }
-
-    /// An optional output of [`Attention::choose_keys`], `[batch, n_q, n_kv]`: the scores,
-    /// -infinity of keys that may not be chosen. `n_kv` is as in
-    /// [`attention_weights`](Self::attention_weights).
-    pub fn index_scores(mut self, scores: &'a mut [f32]) -> Self {
-        if let Some(choice) = &mut self.choice {
-            choice.index_scores = Some(Output::new(scores));
-        }
-        self
-    }
-
-    /// Where the queries are not contiguous. Needs [`n_q`](Self::n_q).
-    pub fn q_strides(mut self, strides: Strides) -> Self {
-        self.q.strides = Some(strides);
-        self
-    }
-
-    /// Where the keys are not contiguous. Needs [`n_kv`](Self::n_kv).
-    pub fn k_strides(mut self, strides: Strides) -> Self {
-        self.k.strides = Some(strides);
-        self
-    }
-
-    /// Where the values are not contiguous.
-    pub fn v_strides(mut self, strides: Strides) -> Self {
-        self.v.strides = Some(strides);
-        self
-    }
-
     setters! {
-        /// Where the output is not contiguous.
-        output_strides: Strides;
-        /// The position of every sequence's first key, of the call or of its cache, where earlier
-        /// ones are elsewhere.
-        kv_first_position: usize;
+        /// Gives the keys, `[batch, n_kv, num_kv_heads, head_dim]`, and the values, `[batch, n_kv,
+        /// num_kv_heads, head_dim_v]`: slices, arrays or vectors of `f32`, or [`Elements`] of 16
+        /// bits. With a cache, they are appended.
+        key_value(k: impl Into<Elements<'a>>, v: impl Into<Elements<'a>>) =>
+            k.data = Some(k.into()), v.data = Some(v.into());
+        /// Gives the keys alone, `[batch, n_kv, num_kv_heads, head_dim]`, for
+        /// [`Attention::choose_keys`] and for a cache whose [values are in the
+        /// keys](crate::CacheConfig::values_in_keys).
+        key(k: impl Into<Elements<'a>>) => key = Some(k.into());
+        /// Receives the index scores of [`Attention::choose_keys`], `[batch, n_q, n_kv]`;
+        /// -infinity for keys that may not be chosen. `n_kv` is as in
+        /// [`attention_weights`](Self::attention_weights). Other calls refuse it.
+        index_scores(scores: &'a mut [f32]) => index_scores = Some(Output::new(scores));
+        /// Sets the strides of the queries. Needs [`n_q`](Self::n_q).
+        q_strides(strides: Strides) => q.strides = Some(strides);
+        /// Sets the strides of the keys. Needs [`n_kv`](Self::n_kv).
+        k_strides(strides: Strides) => k.strides = Some(strides);
+        /// Sets the strides of the values.
+        v_strides(strides: Strides) => v.strides = Some(strides);
+        /// Sets the strides of the output. Elements between rows and heads are not written.
+        output_strides(strides: Strides) => output.strides = Some(strides);
+        /// Sets the position of every sequence's first key, of the call or of its cache, where
+        /// earlier keys are elsewhere ([`Attention::call_states`]); by default 0.
+        kv_first_position(position: usize) => kv_first_position = position;
     }
 
     common_setters!();
 
     runners!();
 
+    /// The keys, with or without values.
+    fn keys(&self) -> Array<'a> {
+        Array { data: self.k.data.or(self.key), ..self.k }
+    }
+
     fn dimensions(&self) -> Result<Dimensions> {
         let Attention { num_heads, num_kv_heads, head_dim, head_dim_v, .. } = self.attention;
-        // as the library has it
-        let or = |value: usize, default: usize| if value == 0 { default } else { value };
         let (num_kv_heads, head_dim_v) = (or(num_kv_heads, num_heads), or(head_dim_v, head_dim));
         self.options.check_one_cache()?;
-        if self.k.data.is_none() && self.n_kv.is_none() && !self.options.only_reads_cache() {
+        only_one(("key", self.key.is_some()), ("key_value", self.v.data.is_some()))?;
+        let keys = self.keys();
+        if keys.data.is_none() && self.n_kv.is_none() && !self.options.only_reads_cache() {
             let keys = if self.choice.is_some() { "key" } else { "key_value" };
             let message = format!(
-                "{keys} is not given; give it, or cache_read to attend to a \
-                cache alone, or set n_kv to 0 for no keys"
+                "{keys} is not given; give it, or cache_read to attend to a cache alone, or set \
+                 n_kv to 0 for no keys"
             );
             return Err(Error::new(ErrorKind::NullPointer, message));
         }
-        let n_q =
-            rows("q", "n_q", self.n_q, &self.q, self.batch, num_heads.saturating_mul(head_dim))?;
-        let n_kv = rows(
-            "k",
-            "n_kv",
-            self.n_kv,
-            &self.k,
-            self.batch,
-            num_kv_heads.saturating_mul(head_dim),
-        )?;
+        let batch = self.batch;
+        let n_q = self.q.rows("q", "n_q", self.n_q, batch, num_heads.saturating_mul(head_dim))?;
+        let of_keys = num_kv_heads.saturating_mul(head_dim);
+        let n_kv = keys.rows("k", "n_kv", self.n_kv, batch, of_keys)?;
         if self.options.only_reads_cache() && n_kv != 0 {
             let message = "a cache that is only read takes no keys and values; give it by cache() \
                 to append them";
             return Err(Error::new(ErrorKind::InvalidValue, message));
         }
-        Ok(Dimensions {
-            batch: self.batch,
-            n_q,
-            n_kv,
-            is_self: false,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            head_dim_v,
-        })
+        let is_self = false;
+        Ok(Dimensions { batch, n_q, n_kv, is_self, num_heads, num_kv_heads, head_dim, head_dim_v })
     }
 
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let of = self.dimensions()?;
-        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
-        let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
-        let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
-        check_array("q", &self.q, &[batch, n_q, heads, width])?;
-        check_array("k", &self.k, &[batch, n_kv, kv_heads, width])?;
-        check_array("v", &self.v, &[batch, n_kv, kv_heads, width_v])?;
+        let [batch, n_q, n_kv] = extents!(of => batch, n_q, n_kv);
+        let [heads, kv_heads] = extents!(of => num_heads, num_kv_heads);
+        let [width, width_v] = extents!(of => head_dim, head_dim_v);
+        let keys = self.keys();
+        self.q.check("q", &[batch, n_q, heads, width])?;
+        keys.check("k", &[batch, n_kv, kv_heads, width])?;
+        self.v.check("v", &[batch, n_kv, kv_heads, width_v])?;
         if self.has_states {
-            check_exact(
-                "states",
-                self.output.len(),
-                &[batch, heads, n_q, ("head_dim_v + 2", of.head_dim_v.saturating_add(2))],
-            )?;
+            let of_state = ("head_dim_v + 2", of.head_dim_v.saturating_add(2));
+            check_given!("states": Some(&self.output) => [batch, heads, n_q, of_state];);
         } else if let Some(choice) = &self.choice {
-            check_exact("weights", choice.weights.len(), &[batch, n_q, heads])?;
-            check_exact(
-                "chosen",
-                choice.chosen.len(),
-                &[batch, n_q, ("num_chosen", choice.num_chosen)],
-            )?;
-            if let Some(scores) = &choice.index_scores {
-                check_exact(
-                    "index_scores",
-                    scores.len(),
-                    &[batch, n_q, ("n_kv", self.options.attended_keys(&of)?)],
-                )?;
+            needs(("output_strides", self.output.strides.is_some()), ("output", false))?;
+            check_given! {
+                "weights": Some(choice.weights) => [batch, n_q, heads];
+                "chosen": Some(&choice.chosen) => [batch, n_q, ("num_chosen", choice.num_chosen)];
+                "index_scores": self.index_scores =>
+                    [batch, n_q, ("n_kv", self.options.attended_keys(&of)?)];
             }
         } else {
-            check_lengths(
-                "output",
-                self.output.len(),
-                self.output_strides,
-                &[batch, n_q, heads, width_v],
-            )?;
+            self.output.check("output", &[batch, n_q, heads, width_v])?;
         }
-        self.options.check_slices(&of)?;
+        let chooses = ("choose_keys", self.choice.is_some());
+        needs(("index_scores", self.index_scores.is_some()), chooses)?;
+        self.options.check(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 
@@ -400,8 +409,8 @@ impl<'a> AttentionCall<'a> {
         (args.head_dim, args.head_dim_v) = (int(of.head_dim), int(of.head_dim_v));
         (args.scale, args.instruction_set) =
             (self.attention.scale, self.attention.instruction_set.0);
-        (args.q, args.k, args.v) = (raw_array(&self.q), raw_array(&self.k), raw_array(&self.v));
-        args.output = self.output.raw(raw_strides(self.output_strides));
+        (args.q, args.k, args.v) = (self.q.raw(), keys.raw(), self.v.raw());
+        args.output = self.output.raw();
         args.kv_first_position = int(self.kv_first_position);
         let mut outputs = pointees.outputs.unwrap_or_else(no_outputs);
         if self.has_states || self.choice.is_some() {
@@ -416,61 +425,16 @@ impl<'a> AttentionCall<'a> {
             Some(choice) => {
                 // SAFETY: as above.
                 let mut chooses: sys::mha_choose_keys_args = unsafe { zeroed() };
-                chooses.struct_size = std::mem::size_of_val(&chooses);
+                chooses.struct_size = size_of::<sys::mha_choose_keys_args>();
                 chooses.attention = &args;
-                chooses.weights = raw_input(Some(choice.weights.into()), raw_strides(None));
+                chooses.weights = Array::of(choice.weights.into()).raw();
                 chooses.num_chosen = int(choice.num_chosen);
                 chooses.chosen_keys = choice.chosen.start().cast();
-                chooses.index_scores = output_ptr(&choice.index_scores);
+                chooses.index_scores = output_ptr(&self.index_scores);
                 body(Call::ChooseKeys(&chooses))
             }
         };
         pointees.resume_panic();
         result
     }
-}
-
-/// The rows of each sequence, as they were given or as the length of a contiguous array says; 0
-/// without an array.
-pub(crate) fn rows(
-    name: &str, count: &str, given: Option<usize>, array: &Array, batch: usize, width: usize,
-) -> Result<usize> {
-    match (given, array) {
-        (Some(given), _) => Ok(given),
-        (None, Array { data: None, .. }) => Ok(0),
-        (None, Array { data: Some(data), strides: None }) => {
-            rows_of(name, data.len(), batch, width)
-        }
-        (None, _) => Err(Error::new(
-            ErrorKind::InvalidValue,
-            format!("{name} has strides, so that its length does not tell the rows; set {count}"),
-        )),
-    }
-}
-
-pub(crate) fn check_array(name: &str, array: &Array, shape: &[Extent; 4]) -> Result<()> {
-    match &array.data {
-        Some(data) => check_lengths(name, data.len(), array.strides, shape),
-        None => Ok(()),
-    }
-}
-
-pub(crate) fn check_lengths(
-    name: &str, len: usize, strides: Option<Strides>, shape: &[Extent; 4],
-) -> Result<()> {
-    let Some(Strides { batch, row, head }) = strides else { return check_exact(name, len, shape) };
-    let [_, (_, n), (_, heads), (_, width)] = *shape;
-    let head = if head == 0 { width } else { head };
-    let row = if row == 0 { heads.saturating_mul(head) } else { row };
-    let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
-    check_strided(name, len, shape, &[batch, row, head])
-}
-
-pub(crate) fn raw_strides(strides: Option<Strides>) -> sys::mha_strides {
-    let Strides { batch, row, head } = strides.unwrap_or_default();
-    sys::mha_strides { batch: int(batch), row: int(row), head: int(head) }
-}
-
-pub(crate) fn raw_array(array: &Array) -> sys::mha_input {
-    raw_input(array.data, raw_strides(array.strides))
 }

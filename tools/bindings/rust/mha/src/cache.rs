@@ -87,29 +87,12 @@ impl CacheConfig {
         Self::new(capacity, shape.num_kv_heads, shape.head_dim).head_dim_v(shape.head_dim_v)
     }
 
+    with_fields! { num_sequences: usize, head_dim_v: usize, k_type: Type, values_in_keys: bool,
+    kind: CacheKind }
+
     setters! {
-        /// The number of sequences.
-        num_sequences: usize;
-        /// The width of a head's values.
-        head_dim_v: usize;
-        /// How keys are kept, and values unless [`v_type`](Self::v_type) is set.
-        k_type: Type;
-        /// How values are kept.
-        v_type: Type;
-        /// Whether a value is the first elements of its key.
-        values_in_keys: bool;
-    }
-
-    /// A ring of the last `capacity` positions, for sliding windows.
-    pub fn ring(mut self) -> Self {
-        self.kind = CacheKind::Ring;
-        self
-    }
-
-    /// A pool of `num_blocks` blocks of `block_positions` positions.
-    pub fn paged(mut self, block_positions: usize, num_blocks: usize) -> Self {
-        self.kind = CacheKind::Paged { block_positions, num_blocks };
-        self
+        /// Sets [`v_type`](#structfield.v_type).
+        v_type(kind: Type) => v_type = Some(kind);
     }
 
     /// The bytes that a cache needs.
@@ -136,7 +119,7 @@ impl CacheConfig {
             head_dim: int(self.head_dim),
             head_dim_v: int(self.head_dim_v),
             k_type: self.k_type.raw(),
-            v_type: self.v_type.filter(|_| !self.values_in_keys).map_or(0, Type::raw), // 0 = k_type
+            v_type: self.v_type.map_or(0, Type::raw), // 0 = k_type
             values: if self.values_in_keys {
                 sys::MHA_CACHE_VALUES_IN_KEYS
             } else {

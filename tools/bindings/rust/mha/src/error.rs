@@ -131,3 +131,22 @@ pub(crate) fn check(call: impl FnOnce(*mut sys::mha_error) -> sys::mha_status) -
     let message = unsafe { CStr::from_ptr(error.message.as_ptr()) };
     Err(Error::new(ErrorKind::of_status(error.status), message.to_string_lossy()))
 }
+
+/// Refuses two settings of which only one can hold: each has its name, and whether it is given.
+pub(crate) fn only_one(one: (&str, bool), other: (&str, bool)) -> Result<()> {
+    if !(one.1 && other.1) {
+        return Ok(());
+    }
+    let message = format!("{} and {} are both given; give one of them", one.0, other.0);
+    Err(Error::new(ErrorKind::InvalidValue, message))
+}
+
+/// Refuses a setting that does nothing without another one.
+pub(crate) fn needs(setting: (&str, bool), needed: (&str, bool)) -> Result<()> {
+    if !setting.1 || needed.1 {
+        return Ok(());
+    }
+    let (name, needed) = (setting.0, needed.0);
+    let message = format!("{name} is given without {needed}; leave it out, or give {needed}");
+    Err(Error::new(ErrorKind::InvalidValue, message))
+}

@@ -2,15 +2,14 @@ use std::mem::zeroed;
 
 use mha_sys as sys;
 
+use crate::arrays::{struct_ptr, Array, Output};
 use crate::call::{runners, Call};
-use crate::options::{
-    common_setters, fill_common, raw_input, struct_ptr, Dimensions, Options, Output,
-};
-use crate::spans::{check_exact, check_strided, int, rows_of, Extent};
+use crate::options::{common_setters, fill_common, Cache, Dimensions, Options};
+use crate::spans::int;
 use crate::types::{Elements, ElementsMut};
 use crate::{
     CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Outputs, Result, Rope, Scheduler,
-    ScoreOptions, Workspace,
+    ScoreOptions, Strides, Workspace,
 };
 
 /// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then
@@ -54,20 +53,11 @@ pub struct Forward<'a> {
     batch: usize,
     n_q: Option<usize>,
     n_kv: Option<usize>,
-    query: Rows<'a>,
-    key: Rows<'a>,
-    value: Rows<'a>,
+    query: Array<'a>,
+    key: Array<'a>,
+    value: Array<'a>,
     output: Output<'a>,
-    output_strides: Option<[usize; 2]>,
     options: Options<'a>,
-}
-
-/// Input rows, where they are given, and the strides of sequences and rows, where they are not
-/// contiguous.
-#[derive(Default)]
-pub(crate) struct Rows<'a> {
-    pub data: Option<Elements<'a>>,
-    pub strides: Option<[usize; 2]>,
 }
 
 impl<'a> Forward<'a> {
@@ -77,51 +67,39 @@ impl<'a> Forward<'a> {
             batch: 1,
             n_q: None,
             n_kv: None,
-            query: Rows { data: Some(query), strides: None },
-            key: Rows::default(),
-            value: Rows::default(),
+            query: Array::of(query),
+            key: Array::default(),
+            value: Array::default(),
             output: Output::of(output),
-            output_strides: None,
             options: Options::default(),
         }
     }
 
-    /// Rows for the keys, `[batch, n_kv, key_dim]`, and unless [`value`](Self::value) is given for
-    /// the values: cross-attention.
-    pub fn key(mut self, rows: impl Into<Elements<'a>>) -> Self {
-        self.key.data = Some(rows.into());
-        self
-    }
-
-    /// Rows for the values, `[batch, n_kv, value_dim]`, where they are not those for the keys.
-    pub fn value(mut self, rows: impl Into<Elements<'a>>) -> Self {
-        self.value.data = Some(rows.into());
-        self
-    }
-
-    /// Elements from one sequence of the query to the next, and from one row to the next; 0 =
-    /// contiguous. Needs [`n_q`](Self::n_q).
-    pub fn query_strides(mut self, batch: usize, row: usize) -> Self {
-        self.query.strides = Some([batch, row]);
-        self
-    }
-
-    /// Likewise of the key. Needs [`n_kv`](Self::n_kv).
-    pub fn key_strides(mut self, batch: usize, row: usize) -> Self {
-        self.key.strides = Some([batch, row]);
-        self
-    }
-
-    /// Likewise of the value.
-    pub fn value_strides(mut self, batch: usize, row: usize) -> Self {
-        self.value.strides = Some([batch, row]);
-        self
-    }
-
-    /// Likewise of the output.
-    pub fn output_strides(mut self, batch: usize, row: usize) -> Self {
-        self.output_strides = Some([batch, row]);
-        self
+    setters! {
+        /// Gives the rows that keys are projected from, `[batch, n_kv, key_dim]`, for
+        /// cross-attention. Values are projected from the same rows unless [`value`](Self::value)
+        /// is given. By default, keys come from the rows of the query. `rows` is a slice, an array
+        /// or a vector of `f32`, or [`Elements`].
+        key(rows: impl Into<Elements<'a>>) => key.data = Some(rows.into());
+        /// Gives the rows that values are projected from, `[batch, n_kv, value_dim]`. By default,
+        /// values come from the rows of the key.
+        value(rows: impl Into<Elements<'a>>) => value.data = Some(rows.into());
+        /// Sets the strides of the query, in elements: from one sequence to the next, and from one
+        /// row to the next; 0 = contiguous. Needs [`n_q`](Self::n_q).
+        query_strides(batch: usize, row: usize) =>
+            query.strides = Some(Strides { batch, row, head: 0 });
+        /// Sets the strides of the key, as [`query_strides`](Self::query_strides) does. Needs
+        /// [`key`](Self::key) and [`n_kv`](Self::n_kv).
+        key_strides(batch: usize, row: usize) =>
+            key.strides = Some(Strides { batch, row, head: 0 });
+        /// Sets the strides of the value, as [`query_strides`](Self::query_strides) does. Needs
+        /// [`value`](Self::value).
+        value_strides(batch: usize, row: usize) =>
+            value.strides = Some(Strides { batch, row, head: 0 });
+        /// Sets the strides of the output, as [`query_strides`](Self::query_strides) does.
+        /// Elements between rows are not written.
+        output_strides(batch: usize, row: usize) =>
+            output.strides = Some(Strides { batch, row, head: 0 });
     }
 
     common_setters!();
@@ -130,24 +108,30 @@ impl<'a> Forward<'a> {
 
     fn dimensions(&self) -> Result<Dimensions> {
         self.options.check_one_cache()?;
-        let shape = self.layer.shape();
-        let n_q = match self.n_q {
-            Some(n_q) => n_q,
-            None => rows("query", "n_q", &self.query, self.batch, shape.query_dim)?,
+        let (shape, batch, reads) =
+            (self.layer.shape(), self.batch, self.options.only_reads_cache());
+        let n_q = self.query.rows("query", "n_q", self.n_q, batch, shape.query_dim)?;
+        let is_self = !reads && self.key.data.is_none();
+        let n_kv = if self.key.data.is_some() {
+            self.key.rows("key", "n_kv", self.n_kv, batch, shape.key_dim)?
+        } else if self.value.data.is_some() {
+            self.value.rows("value", "n_kv", self.n_kv, batch, shape.value_dim)?
+        } else if reads {
+            0
+        } else {
+            n_q
         };
-        let given = [("key", &self.key, shape.key_dim), ("value", &self.value, shape.value_dim)]
-            .into_iter()
-            .find(|rows| rows.1.data.is_some());
-        let n_kv = match (given, self.n_kv) {
-            (Some(_), Some(n_kv)) => n_kv,
-            (Some((name, given, width)), None) => rows(name, "n_kv", given, self.batch, width)?,
-            // The library does not look at n_kv then.
-            (None, _) if self.options.only_reads_cache() => 0,
-            (None, _) => n_q,
-        };
-        let is_self = !self.options.only_reads_cache() && self.key.data.is_none();
+        if self.n_kv.is_some_and(|given| given != n_kv) {
+            let message = format!(
+                "n_kv is {}, but no key is given, so that the call has {n_kv} rows of key; give \
+                 key, or leave n_kv out",
+                self.n_kv.unwrap_or_default()
+            );
+            return Err(Error::new(ErrorKind::InvalidValue, message));
+        }
+        let shape = *shape;
         Ok(Dimensions {
-            batch: self.batch,
+            batch,
             n_q,
             n_kv,
             is_self,
@@ -161,69 +145,24 @@ impl<'a> Forward<'a> {
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let of = self.dimensions()?;
-        let shape = self.layer.shape();
-        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
-        check_rows("query", &self.query, &[batch, n_q, ("query_dim", shape.query_dim)])?;
-        check_rows("key", &self.key, &[batch, n_kv, ("key_dim", shape.key_dim)])?;
-        check_rows("value", &self.value, &[batch, n_kv, ("value_dim", shape.value_dim)])?;
-        check_lengths(
-            "output",
-            self.output.len(),
-            self.output_strides,
-            &[batch, n_q, ("output_dim", shape.output_dim)],
-        )?;
-        self.options.check_slices(&of)?;
+        let [batch, n_q, n_kv] = extents!(of => batch, n_q, n_kv);
+        let [query_dim, key_dim, value_dim, output_dim] =
+            extents!(self.layer.shape() => query_dim, key_dim, value_dim, output_dim);
+        self.query.check("query", &[batch, n_q, query_dim])?;
+        self.key.check("key", &[batch, n_kv, key_dim])?;
+        self.value.check("value", &[batch, n_kv, value_dim])?;
+        self.output.check("output", &[batch, n_q, output_dim])?;
+        self.options.check(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 
         // SAFETY: numbers and pointers that may be NULL.
         let mut args: sys::mha_forward_args = unsafe { zeroed() };
         fill_common!(args, self.options, pointees, of);
-        (args.query, args.key, args.value) =
-            (raw_rows(&self.query), raw_rows(&self.key), raw_rows(&self.value));
-        args.output = self.output.raw(raw_strides(self.output_strides));
+        (args.query, args.key, args.value) = (self.query.raw(), self.key.raw(), self.value.raw());
+        args.output = self.output.raw();
         let result = body(Call::Forward(self.layer.as_ptr(), &args));
         pointees.resume_panic();
         result
     }
-}
-
-/// The rows of each sequence, as the length of a contiguous array says; 0 without an array.
-pub(crate) fn rows(
-    name: &str, count: &str, rows: &Rows, batch: usize, width: usize,
-) -> Result<usize> {
-    match rows {
-        Rows { data: None, .. } => Ok(0),
-        Rows { data: Some(data), strides: None } => rows_of(name, data.len(), batch, width),
-        _ => Err(Error::new(
-            ErrorKind::InvalidValue,
-            format!("{name} has strides, so that its length does not tell the rows; set {count}"),
-        )),
-    }
-}
-
-pub(crate) fn check_rows(name: &str, rows: &Rows, shape: &[Extent; 3]) -> Result<()> {
-    match &rows.data {
-        Some(data) => check_lengths(name, data.len(), rows.strides, shape),
-        None => Ok(()),
-    }
-}
-
-pub(crate) fn check_lengths(
-    name: &str, len: usize, strides: Option<[usize; 2]>, shape: &[Extent; 3],
-) -> Result<()> {
-    let Some([batch, row]) = strides else { return check_exact(name, len, shape) };
-    let [_, (_, n), (_, width)] = *shape;
-    let row = if row == 0 { width } else { row };
-    let batch = if batch == 0 { n.saturating_mul(row) } else { batch };
-    check_strided(name, len, shape, &[batch, row])
-}
-
-pub(crate) fn raw_strides(strides: Option<[usize; 2]>) -> sys::mha_strides {
-    let [batch, row] = strides.unwrap_or_default().map(int);
-    sys::mha_strides { batch, row, head: 0 }
-}
-
-pub(crate) fn raw_rows(rows: &Rows) -> sys::mha_input {
-    raw_input(rows.data, raw_strides(rows.strides))
 }

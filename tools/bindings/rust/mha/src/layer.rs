@@ -7,7 +7,7 @@ use mha_sys as sys;
 
 use crate::buffer::Owner;
 use crate::error::check;
-use crate::spans::int;
+use crate::spans::{int, or};
 use crate::{
     AlignedBuffer, Arithmetic, Elements, ElementsMut, Error, ErrorKind, Forward, Gate,
     InstructionSet, Linear, Result, Type, Weights,
@@ -74,33 +74,10 @@ impl LayerConfig {
         Self { query_dim: inputs, output_dim: outputs, ..Self::default() }
     }
 
-    setters! {
-        /// Sets [`key_dim`](#structfield.key_dim).
-        key_dim: usize;
-        /// Sets [`value_dim`](#structfield.value_dim).
-        value_dim: usize;
-        /// Sets [`output_dim`](#structfield.output_dim).
-        output_dim: usize;
-        /// Sets [`num_kv_heads`](#structfield.num_kv_heads).
-        num_kv_heads: usize;
-        /// Sets [`head_dim`](#structfield.head_dim).
-        head_dim: usize;
-        /// Sets [`head_dim_v`](#structfield.head_dim_v).
-        head_dim_v: usize;
-        /// Sets [`scale`](#structfield.scale).
-        scale: f32;
-        /// Sets [`weight_type`](#structfield.weight_type).
-        weight_type: Type;
-        /// Sets [`group_size`](#structfield.group_size).
-        group_size: usize;
-        /// Sets [`scale_type`](#structfield.scale_type).
-        scale_type: Type;
-        /// Sets [`arithmetic`](#structfield.arithmetic).
-        arithmetic: Arithmetic;
-        /// Sets [`gate`](#structfield.gate).
-        gate: Gate;
-        /// Sets [`gate_dim`](#structfield.gate_dim).
-        gate_dim: usize;
+    with_fields! {
+        key_dim: usize, value_dim: usize, output_dim: usize, num_kv_heads: usize, head_dim: usize,
+        head_dim_v: usize, scale: f32, weight_type: Type, group_size: usize, scale_type: Type,
+        arithmetic: Arithmetic, gate: Gate, gate_dim: usize
     }
 
     fn raw(&self) -> sys::mha_layer_config {
@@ -134,7 +111,6 @@ impl LayerConfig {
 
     /// With the library's defaults in place of 0, wherever the config is a valid one.
     pub(crate) fn with_defaults(mut self) -> Self {
-        let or = |value: usize, default: usize| if value == 0 { default } else { value };
         self.key_dim = or(self.key_dim, self.query_dim);
         self.value_dim = or(self.value_dim, self.key_dim);
         self.output_dim = or(self.output_dim, self.query_dim);

@@ -29,24 +29,10 @@
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-/// Setters of fields, each by its own name; with `@part` of those of a part.
-macro_rules! setters {
-    (@$part:ident $($(#[$text:meta])* $name:ident: $type:ty;)*) => {
-        $($(#[$text])*
-        pub fn $name(mut self, $name: $type) -> Self {
-            self.$part.$name = $name.into();
-            self
-        })*
-    };
-    ($($(#[$text:meta])* $name:ident: $type:ty;)*) => {
-        $($(#[$text])*
-        pub fn $name(mut self, $name: $type) -> Self {
-            self.$name = $name.into();
-            self
-        })*
-    };
-}
+#[macro_use]
+mod macros;
 
+mod arrays;
 mod attention;
 mod buffer;
 mod cache;

@@ -2,15 +2,18 @@ use std::mem::{size_of, zeroed};
 
 use mha_sys as sys;
 
+use crate::arrays::{struct_ptr, Array, Output};
 use crate::call::{runners, Call};
-use crate::options::{raw_input, struct_ptr, Output};
+use crate::error::only_one;
 use crate::scheduler::Run;
-use crate::spans::{check_exact, check_strided, extent, int, rows_of};
+use crate::spans::{extent, rows_of};
 use crate::types::{Elements, ElementsMut};
-use crate::{CallInfo, Layer, Result, Scheduler, Workspace};
+use crate::{CallInfo, Layer, Result, Scheduler, Strides, Workspace};
 
-/// A product alone, made by [`Layer::linear`]: `y = x W + b`, and plus a residual, on the kernels
-/// of the projections.
+/// A linear layer's call, which [`Layer::linear`] starts: `y = x W + b`, plus a residual if there
+/// is one, computed like the projections of a layer.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, Weights, Workspace};
@@ -25,55 +28,42 @@ use crate::{CallInfo, Layer, Result, Scheduler, Workspace};
 #[must_use = "nothing happens before .run()"]
 pub struct Linear<'a> {
     layer: &'a Layer<'a>,
-    x: Elements<'a>,
+    x: Array<'a>,
+    residual: Array<'a>,
+    adds_to_output: bool,
     output: Output<'a>,
-    residual: Residual<'a>,
-    strides: [usize; 3],
     rows: Option<usize>,
     scheduler: Option<&'a dyn Scheduler>,
-}
-
-enum Residual<'a> {
-    None,
-    Rows(Elements<'a>),
-    Output,
 }
 
 impl<'a> Linear<'a> {
     pub(crate) fn new(layer: &'a Layer<'a>, x: Elements<'a>, output: ElementsMut<'a>) -> Self {
         Self {
             layer,
-            x,
+            x: Array::of(x),
+            residual: Array::default(),
+            adds_to_output: false,
             output: Output::of(output),
-            residual: Residual::None,
-            strides: [0; 3],
             rows: None,
             scheduler: None,
         }
     }
 
-    /// Rows to be added to the product, of the type and the shape of the output.
-    pub fn residual(mut self, rows: impl Into<Elements<'a>>) -> Self {
-        self.residual = Residual::Rows(rows.into());
-        self
-    }
-
-    /// Adds the product to what the output holds.
-    pub fn add_to_output(mut self) -> Self {
-        self.residual = Residual::Output;
-        self
-    }
-
-    /// The number of rows, and the elements from one row to the next of x, the residual and the
-    /// output; 0 = contiguous.
-    pub fn strides(mut self, rows: usize, x: usize, residual: usize, output: usize) -> Self {
-        (self.rows, self.strides) = (Some(rows), [x, residual, output]);
-        self
-    }
-
     setters! {
-        /// Threads; if not set, the call runs on the calling thread alone.
-        scheduler: &'a dyn Scheduler;
+        /// Adds rows to the product, `[rows, output_dim]`, of the type of the output. By default,
+        /// nothing is added.
+        residual(rows: impl Into<Elements<'a>>) => residual.data = Some(rows.into());
+        /// Adds the product to what the output holds, in place of a
+        /// [`residual`](Self::residual).
+        add_to_output() => adds_to_output = true;
+        /// Sets the number of rows, and the elements from one row to the next of x, the residual
+        /// and the output; 0 = contiguous. By default, all are contiguous, and the number of rows
+        /// follows from the length of x.
+        strides(rows: usize, x: usize, residual: usize, output: usize) =>
+            rows = Some(rows), x.strides = of_rows(x), residual.strides = of_rows(residual),
+            output.strides = of_rows(output);
+        /// Runs the call on threads. By default, it runs on the calling thread alone.
+        scheduler(scheduler: &'a dyn Scheduler) => scheduler = Some(scheduler);
     }
 
     runners!();
@@ -81,34 +71,24 @@ impl<'a> Linear<'a> {
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let shape = self.layer.shape();
-        let (width, outputs) = (
-            if shape.num_heads == 0 { shape.query_dim } else { shape.num_heads * shape.head_dim_v },
-            shape.output_dim,
-        );
-        let rows = match self.rows {
-            Some(rows) => rows,
-            None => rows_of("x", self.x.len(), 1, width)?,
+        let of_heads = shape.num_heads * shape.head_dim_v;
+        let width = if shape.num_heads == 0 { shape.query_dim } else { of_heads };
+        let rows = match (self.rows, self.x.data) {
+            (None, Some(x)) => rows_of("x", x.len(), 1, width)?,
+            (rows, _) => rows.unwrap_or_default(),
         };
-        let check_rows = |name: &str, len: usize, width: usize, stride: usize| match stride {
-            0 => check_exact(name, len, &[("rows", rows), ("width", width)]),
-            _ => check_strided(name, len, &[("rows", rows), ("width", width)], &[stride]),
-        };
-        check_rows("x", self.x.len(), width, self.strides[0])?;
-        check_rows("output", self.output.len(), outputs, self.strides[2])?;
-        let [x, of_residual, of_output] =
-            self.strides.map(|stride| sys::mha_strides { batch: 0, row: int(stride), head: 0 });
-        let output = self.output.raw(of_output);
-        let mut residual = raw_input(None, of_residual);
-        match self.residual {
-            Residual::None => {}
-            Residual::Rows(given) => {
-                check_rows("residual", given.len(), outputs, self.strides[1])?;
-                residual = raw_input(Some(given), of_residual);
-            }
-            Residual::Output => {
-                (residual.data, residual.type_, residual.strides) =
-                    (output.data, output.type_, of_output)
-            }
+        let of_output = [("rows", rows), ("width", shape.output_dim)];
+        self.x.check("x", &[("rows", rows), ("width", width)])?;
+        self.output.check("output", &of_output)?;
+        let adds = ("add_to_output", self.adds_to_output);
+        only_one(("residual", self.residual.data.is_some()), adds)?;
+        only_one(("a stride of residual", self.residual.strides.is_some()), adds)?;
+        self.residual.check("residual", &of_output)?;
+        let output = self.output.raw();
+        let mut residual = self.residual.raw();
+        if self.adds_to_output {
+            (residual.data, residual.type_, residual.strides) =
+                (output.data, output.type_, output.strides);
         }
         let run = self.scheduler.map(Run::new);
         let scheduler = run.as_ref().map(Run::raw);
@@ -116,7 +96,7 @@ impl<'a> Linear<'a> {
         let mut args: sys::mha_linear_args = unsafe { zeroed() };
         args.struct_size = size_of::<sys::mha_linear_args>();
         args.rows = extent(rows);
-        (args.x, args.residual, args.output) = (raw_input(Some(self.x), x), residual, output);
+        (args.x, args.residual, args.output) = (self.x.raw(), residual, output);
         args.scheduler = struct_ptr(&scheduler);
         let result = body(Call::Linear(self.layer.as_ptr(), &args));
         if let Some(run) = &run {
@@ -124,4 +104,9 @@ impl<'a> Linear<'a> {
         }
         result
     }
+}
+
+/// None = contiguous.
+fn of_rows(row: usize) -> Option<Strides> {
+    (row != 0).then_some(Strides { batch: 0, row, head: 0 })
 }

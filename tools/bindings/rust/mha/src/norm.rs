@@ -2,12 +2,17 @@ use std::mem::size_of;
 
 use mha_sys as sys;
 
-use crate::options::{slice_ptr, Dimensions};
-use crate::spans::{check_exact, int};
+use crate::arrays::slice_ptr;
+use crate::error::{needs, only_one};
+use crate::options::Dimensions;
+use crate::spans::{flag, int};
 use crate::Result;
 
-/// A norm of queries, and of keys before they are scored or stored, each head by itself, and of the
-/// context. [`Outputs`](crate::Outputs) has them as they are before.
+/// A norm of queries, and of keys before they are scored or stored, and a norm of the context. A
+/// call takes it by [`norm`](crate::Forward::norm). [`Outputs`](crate::Outputs) has queries and
+/// keys as they are before it.
+///
+/// # Examples
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Norm, Weights, Workspace};
@@ -17,133 +22,128 @@ use crate::Result;
 /// layer.forward(&x, &mut y).causal().norm(qwen3).run(&mut Workspace::new())?;
 /// # Ok::<(), mha::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Norm<'a> {
-    context: Option<ContextNorm<'a>>,
-    flags: u32,
+    is_layer: bool,
+    is_of_all_heads: bool,
+    is_after_rope: bool,
+    is_of_values: bool,
     epsilon: f32,
     is_per_head: bool,
     q_weight: Option<&'a [f32]>,
     k_weight: Option<&'a [f32]>,
     q_bias: Option<&'a [f32]>,
     k_bias: Option<&'a [f32]>,
+    context: Option<ContextNorm<'a>>,
+    only_context: Option<ContextNorm<'a>>,
 }
 
 impl<'a> Norm<'a> {
-    /// RMS norm: `x / sqrt(mean of x^2 + epsilon) * weight`.
+    /// Makes an RMS norm of each head: `x / sqrt(mean of x^2 + epsilon) * weight`. `epsilon` is
+    /// positive and finite; a call checks it.
     pub fn rms(epsilon: f32) -> Self {
-        Self {
-            context: None,
-            flags: 0,
-            epsilon,
-            is_per_head: false,
-            q_weight: None,
-            k_weight: None,
-            q_bias: None,
-            k_bias: None,
-        }
+        Self { epsilon, ..Self::default() }
     }
 
-    /// Of the context alone (BitNet, Kosmos-2).
-    pub fn of_context(context: ContextNorm<'a>) -> Self {
-        Self::rms(0.0).context(context)
-    }
-
-    /// Layer norm: `(x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight + bias` (Cohere,
-    /// StableLM).
+    /// Makes a layer norm of each head: `(x - mean) / sqrt(mean of (x - mean)^2 + epsilon) * weight
+    /// + bias` (Cohere, StableLM). `epsilon` is positive and finite; a call checks it.
     pub fn layer(epsilon: f32) -> Self {
-        Self { flags: sys::MHA_NORM_LAYER, ..Self::rms(epsilon) }
+        Self { epsilon, is_layer: true, ..Self::default() }
     }
 
-    /// One norm over the columns of all heads together (OLMo 2). Weights and biases are then
-    /// `[heads, head_dim]`.
-    pub fn all_heads(mut self) -> Self {
-        self.flags |= sys::MHA_NORM_ALL_HEADS;
-        self.per_head()
-    }
-
-    /// After the rotation, not before it (Hunyuan, Llama 4).
-    pub fn after_rope(mut self) -> Self {
-        self.flags |= sys::MHA_NORM_AFTER_ROPE;
-        self
-    }
-
-    /// Of values too: RMS norm of each head without weights (Gemma 4).
-    pub fn values(mut self) -> Self {
-        self.flags |= sys::MHA_NORM_VALUES;
-        self
-    }
-
-    /// Weights and biases are `[heads, head_dim]`, not `[head_dim]` for all heads.
-    pub fn per_head(mut self) -> Self {
-        self.is_per_head = true;
-        self
+    /// Makes a norm of the context alone (BitNet, Kosmos-2). Settings of queries and keys are
+    /// refused beside it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{ContextNorm, Norm};
+    ///
+    /// let weight = [1.0; 32];
+    /// let bitnet = Norm::of_context(ContextNorm::rms(1e-5).all_heads().weight(&weight));
+    /// # let _ = bitnet;
+    /// ```
+    pub fn of_context(context: ContextNorm<'a>) -> Self {
+        Self { only_context: Some(context), ..Self::default() }
     }
 
     setters! {
-        /// Of the context too.
-        context: ContextNorm<'a>;
-        /// The weights of queries, `[head_dim]`; 1 if not set. Gemma and others store w for a
-        /// weight of 1 + w: the sum is to be given.
-        q_weight: &'a [f32];
-        /// The weights of keys, `[head_dim]`; 1 if not set.
-        k_weight: &'a [f32];
-        /// The biases of queries in a layer norm, `[head_dim]`; none if not set.
-        q_bias: &'a [f32];
-        /// The biases of keys in a layer norm, `[head_dim]`; none if not set.
-        k_bias: &'a [f32];
+        /// Makes it one norm over the columns of all heads together (OLMo 2). Weights and biases
+        /// are then `[num_heads, head_dim]`, and `[num_kv_heads, head_dim]` of the keys.
+        all_heads() => is_of_all_heads = true;
+        /// Normalises after the rotation (Hunyuan, Llama 4). By default, it comes before.
+        after_rope() => is_after_rope = true;
+        /// Also normalises values: an RMS norm of each head without weights (Gemma 4).
+        values() => is_of_values = true;
+        /// Gives each head its own weights and biases, `[num_heads, head_dim]`, and `[num_kv_heads,
+        /// head_dim]` of the keys. By default, heads share those of `[head_dim]`.
+        per_head() => is_per_head = true;
+        /// Also normalises the context before W_O. By default, it is not normalised.
+        context(norm: ContextNorm<'a>) => context = Some(norm);
+        /// Sets the weights of queries, `[head_dim]`; by default 1. Models that store w for a
+        /// weight of 1 + w (Gemma) must pass the sum.
+        q_weight(weight: &'a [f32]) => q_weight = Some(weight);
+        /// Sets the weights of keys, `[head_dim]`; by default 1.
+        k_weight(weight: &'a [f32]) => k_weight = Some(weight);
+        /// Sets the biases of queries in a layer norm, `[head_dim]`; by default 0.
+        q_bias(bias: &'a [f32]) => q_bias = Some(bias);
+        /// Sets the biases of keys in a layer norm, `[head_dim]`; by default 0.
+        k_bias(bias: &'a [f32]) => k_bias = Some(bias);
     }
 
-    /// That the slices have the heads of the call.
+    /// Checks that the slices have the heads of the call.
     pub(crate) fn check(&self, of: &Dimensions) -> Result<()> {
-        let queries = [("norm.q_weight", self.q_weight), ("norm.q_bias", self.q_bias)];
-        let keys = [("norm.k_weight", self.k_weight), ("norm.k_bias", self.k_bias)];
-        for (arrays, heads) in
-            [(queries, ("num_heads", of.num_heads)), (keys, ("num_kv_heads", of.num_kv_heads))]
-        {
-            for (name, array) in arrays {
-                let shape = [heads, ("head_dim", of.head_dim)];
-                if let Some(array) = array {
-                    check_exact(
-                        name,
-                        array.len(),
-                        if self.is_per_head { &shape } else { &shape[1..] },
-                    )?;
-                }
-            }
+        only_one(("of_context", self.only_context.is_some()), ("context", self.context.is_some()))?;
+        let arrays = [self.q_weight, self.k_weight, self.q_bias, self.k_bias];
+        needs(
+            ("norm.per_head", self.is_per_head),
+            ("a weight or a bias", arrays.iter().any(Option::is_some)),
+        )?;
+        let [heads, kv_heads, width] = extents!(of => num_heads, num_kv_heads, head_dim);
+        let shared = usize::from(!(self.is_per_head || self.is_of_all_heads)); // leaves the heads out
+        check_given! {
+            "norm.q_weight": self.q_weight => [heads, width][shared..];
+            "norm.k_weight": self.k_weight => [kv_heads, width][shared..];
+            "norm.q_bias": self.q_bias => [heads, width][shared..];
+            "norm.k_bias": self.k_bias => [kv_heads, width][shared..];
         }
-        self.context.map_or(Ok(()), |context| context.check(of))
+        self.context.or(self.only_context).map_or(Ok(()), |context| context.check(of))
     }
 
     /// What the library takes.
     pub(crate) fn raw(&self, of: &Dimensions) -> sys::mha_norm {
-        let context = self.context.as_ref();
+        let stride = |is_per_head: bool, width: usize| if is_per_head { int(width) } else { 0 };
+        let context = self.context.or(self.only_context).unwrap_or_default();
         sys::mha_norm {
             struct_size: size_of::<sys::mha_norm>(),
-            flags: self.flags,
+            flags: flag(self.is_layer, sys::MHA_NORM_LAYER)
+                | flag(self.is_of_all_heads, sys::MHA_NORM_ALL_HEADS)
+                | flag(self.is_after_rope, sys::MHA_NORM_AFTER_ROPE)
+                | flag(self.is_of_values, sys::MHA_NORM_VALUES),
             epsilon: self.epsilon,
             q_weight: slice_ptr(self.q_weight),
             k_weight: slice_ptr(self.k_weight),
             q_bias: slice_ptr(self.q_bias),
             k_bias: slice_ptr(self.k_bias),
-            head_stride: if self.is_per_head { int(of.head_dim) } else { 0 },
-            context_flags: context.map_or(0, |context| context.flags),
-            context_epsilon: context.map_or(0.0, |context| context.epsilon),
-            context_weight: slice_ptr(context.and_then(|context| context.weight)),
-            context_bias: slice_ptr(context.and_then(|context| context.bias)),
-            context_head_stride: context.map_or(0, |context| {
-                if context.is_per_head {
-                    int(of.head_dim_v)
-                } else {
-                    0
-                }
-            }),
+            head_stride: stride(self.is_per_head || self.is_of_all_heads, of.head_dim),
+            context_flags: flag(context.is_layer, sys::MHA_NORM_LAYER)
+                | flag(context.is_of_all_heads, sys::MHA_NORM_ALL_HEADS)
+                | flag(context.is_after_gate, sys::MHA_NORM_AFTER_GATE),
+            context_epsilon: context.epsilon,
+            context_weight: slice_ptr(context.weight),
+            context_bias: slice_ptr(context.bias),
+            context_head_stride: stride(
+                context.is_per_head || context.is_of_all_heads,
+                of.head_dim_v,
+            ),
         }
     }
 }
 
-/// A norm of the context before W_O, in a layer that has one: rows of zeros, as of a query without
-/// keys, are normalised too.
+/// A norm of the context before W_O, in a layer that has one. Rows of zeros, such as those of a
+/// query without keys, are normalised too.
+///
+/// # Examples
 ///
 /// ```
 /// # use mha::{ContextNorm, Norm};
@@ -152,9 +152,11 @@ impl<'a> Norm<'a> {
 /// let kosmos2 =
 ///     Norm::of_context(ContextNorm::layer(1e-5).all_heads().weight(&weight).bias(&bias));
 /// ```
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ContextNorm<'a> {
-    flags: u32,
+    is_layer: bool,
+    is_of_all_heads: bool,
+    is_after_gate: bool,
     epsilon: f32,
     is_per_head: bool,
     weight: Option<&'a [f32]>,
@@ -162,54 +164,41 @@ pub struct ContextNorm<'a> {
 }
 
 impl<'a> ContextNorm<'a> {
-    /// RMS norm, as [`Norm::rms`].
+    /// Makes an RMS norm, as [`Norm::rms`] does. `epsilon` is positive and finite.
     pub fn rms(epsilon: f32) -> Self {
-        Self { flags: 0, epsilon, is_per_head: false, weight: None, bias: None }
+        Self { epsilon, ..Self::default() }
     }
 
-    /// Layer norm, as [`Norm::layer`].
+    /// Makes a layer norm, as [`Norm::layer`] does. `epsilon` is positive and finite.
     pub fn layer(epsilon: f32) -> Self {
-        Self { flags: sys::MHA_NORM_LAYER, ..Self::rms(epsilon) }
-    }
-
-    /// One norm over the columns of all heads together. Weights and biases are then `[num_heads,
-    /// head_dim_v]`.
-    pub fn all_heads(mut self) -> Self {
-        self.flags |= sys::MHA_NORM_ALL_HEADS;
-        self.per_head()
-    }
-
-    /// After the layer's gate, not before it.
-    pub fn after_gate(mut self) -> Self {
-        self.flags |= sys::MHA_NORM_AFTER_GATE;
-        self
-    }
-
-    /// Weights and biases are `[num_heads, head_dim_v]`, not `[head_dim_v]` for all heads.
-    pub fn per_head(mut self) -> Self {
-        self.is_per_head = true;
-        self
+        Self { epsilon, is_layer: true, ..Self::default() }
     }
 
     setters! {
-        /// The weights, `[head_dim_v]`; 1 if not set.
-        weight: &'a [f32];
-        /// The biases of a layer norm, `[head_dim_v]`; none if not set.
-        bias: &'a [f32];
+        /// Makes it one norm over the columns of all heads together. Weights and biases are then
+        /// `[num_heads, head_dim_v]`.
+        all_heads() => is_of_all_heads = true;
+        /// Normalises after the layer's gate. By default, it comes before.
+        after_gate() => is_after_gate = true;
+        /// Gives each head its own weights and biases, `[num_heads, head_dim_v]`. By default, heads
+        /// share those of `[head_dim_v]`.
+        per_head() => is_per_head = true;
+        /// Sets the weights, `[head_dim_v]`; by default 1.
+        weight(weight: &'a [f32]) => weight = Some(weight);
+        /// Sets the biases of a layer norm, `[head_dim_v]`; by default 0.
+        bias(bias: &'a [f32]) => bias = Some(bias);
     }
 
     fn check(&self, of: &Dimensions) -> Result<()> {
-        let shape = [("num_heads", of.num_heads), ("head_dim_v", of.head_dim_v)];
-        for (name, array) in
-            [("norm.context_weight", self.weight), ("norm.context_bias", self.bias)]
-        {
-            if let Some(array) = array {
-                check_exact(
-                    name,
-                    array.len(),
-                    if self.is_per_head { &shape } else { &shape[1..] },
-                )?;
-            }
+        needs(
+            ("norm.context.per_head", self.is_per_head),
+            ("a weight or a bias", self.weight.or(self.bias).is_some()),
+        )?;
+        let [heads, width] = extents!(of => num_heads, head_dim_v);
+        let shared = usize::from(!(self.is_per_head || self.is_of_all_heads));
+        check_given! {
+            "norm.context_weight": self.weight => [heads, width][shared..];
+            "norm.context_bias": self.bias => [heads, width][shared..];
         }
         Ok(())
     }

@@ -1,90 +1,19 @@
 //! What calls of whole layers and of attention alone have in common.
 
-use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::{size_of, zeroed};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use mha_sys as sys;
 
+use crate::arrays::{output_ptr, slice_ptr, Output};
 use crate::cache::length_of;
+use crate::error::{needs, only_one};
 use crate::scheduler::Run;
-use crate::spans::{check_exact, int, Extent};
-use crate::types::{Elements, ElementsMut};
+use crate::spans::{check_exact, flag, int};
 use crate::{
-    CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns,
-    ScoreOptions, Type,
+    CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions,
 };
-
-/// An array that a call writes to, borrowed for 'a.
-pub(crate) struct Output<'a> {
-    start: *mut c_void,
-    len: usize,
-    kind: Type,
-    _borrowed: PhantomData<&'a mut [f32]>,
-}
-
-impl<'a> Output<'a> {
-    pub fn new(data: &'a mut [f32]) -> Self {
-        Self::of(data.into())
-    }
-
-    pub fn of(data: ElementsMut<'a>) -> Self {
-        let (start, len, kind) = match data {
-            ElementsMut::F32(data) => (data.as_mut_ptr().cast(), data.len(), Type::F32),
-            ElementsMut::F16(data) => (data.as_mut_ptr().cast(), data.len(), Type::F16),
-            ElementsMut::Bf16(data) => (data.as_mut_ptr().cast(), data.len(), Type::Bf16),
-        };
-        Self { start, len, kind, _borrowed: PhantomData }
-    }
-
-    /// Of positions of keys.
-    pub fn of_keys(data: &'a mut [i32]) -> Self {
-        Self {
-            start: data.as_mut_ptr().cast(),
-            len: data.len(),
-            kind: Type::F32,
-            _borrowed: PhantomData,
-        }
-    }
-
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Where it starts.
-    pub fn start(&self) -> *mut c_void {
-        self.start
-    }
-
-    /// As the library takes it.
-    pub fn raw(&self, strides: sys::mha_strides) -> sys::mha_output {
-        sys::mha_output { data: self.start, type_: self.kind.raw(), reserved: 0, strides }
-    }
-}
-
-/// An input as the library takes it, where it is given.
-pub(crate) fn raw_input(data: Option<Elements>, strides: sys::mha_strides) -> sys::mha_input {
-    let (data, type_) = data.map_or((null(), 0), |data| (data.as_ptr(), data.kind().raw()));
-    sys::mha_input { data, type_, reserved: 0, strides, reserved_pointer: null() }
-}
-
-/// Of an output that has floats.
-pub(crate) fn output_ptr(output: &Option<Output>) -> *mut f32 {
-    output.as_ref().map_or(null_mut(), |output| output.start.cast())
-}
-
-fn list_ptr(list: Option<&[i64]>) -> *const i64 {
-    list.map_or(null(), <[i64]>::as_ptr)
-}
-
-pub(crate) fn slice_ptr(slice: Option<&[f32]>) -> *const f32 {
-    slice.map_or(null(), <[f32]>::as_ptr)
-}
-
-pub(crate) fn struct_ptr<T>(value: &Option<T>) -> *const T {
-    value.as_ref().map_or(null(), std::ptr::from_ref)
-}
 
 /// Optional outputs of the steps in between: each array that is given receives what the call
 /// computed at that point. Asking for one changes no other output.
@@ -111,66 +40,60 @@ pub struct Outputs<'a> {
     context: Option<Output<'a>>,
 }
 
-macro_rules! outputs {
-    ($($(#[$text:meta])* $name:ident)*) => {
-        impl<'a> Outputs<'a> {
-            /// No arrays yet.
-            pub fn new() -> Self {
-                Self::default()
-            }
+impl<'a> Outputs<'a> {
+    /// Makes a struct without arrays: nothing is computed beside the output.
+    pub fn new() -> Self {
+        Self::default()
+    }
 
-            $($(#[$text])*
-            pub fn $name(mut self, $name: &'a mut [f32]) -> Self {
-                self.$name = Some(Output::new($name));
-                self
-            })*
-        }
-    };
-}
-
-outputs! {
-    /// `[batch, n_q, num_heads, head_dim]`: the queries as projected, before norm and rotation.
-    /// Only a call of a whole layer has q, k and v.
-    q
-    /// `[batch, n_kv, num_kv_heads, head_dim]`: the keys as projected, before norm and rotation;
-    /// only the rows of this call.
-    k
-    /// `[batch, n_kv, num_kv_heads, head_dim_v]`: the values as projected; only the rows of this
-    /// call.
-    v
-    /// `[batch, num_heads, n_q, n_kv]`: q k^T after rotation, the keys as they are stored.
-    scores
-    /// `[batch, num_heads, n_q, n_kv]`: the scores times scale.
-    scaled_scores
-    /// `[batch, num_heads, n_q, n_kv]`: the scaled scores after the softcap.
-    softcapped_scores
-    /// `[batch, num_heads, n_q, n_kv]`: the softcapped scores after all biases, -infinity where
-    /// masked.
-    masked_scores
-    /// `[batch, n_q, num_heads, head_dim_v]`: the weighted values, before the gate and W_O.
-    context
+    setters! {
+        /// Receives the queries as projected, before norm and rotation, `[batch, n_q, num_heads,
+        /// head_dim]`. Only calls of a layer compute q, k and v.
+        q(q: &'a mut [f32]) => q = Some(Output::new(q));
+        /// Receives the keys as projected, before norm and rotation, `[batch, n_kv, num_kv_heads,
+        /// head_dim]`: only the rows of this call.
+        k(k: &'a mut [f32]) => k = Some(Output::new(k));
+        /// Receives the values as projected, `[batch, n_kv, num_kv_heads, head_dim_v]`: only the
+        /// rows of this call.
+        v(v: &'a mut [f32]) => v = Some(Output::new(v));
+        /// Receives q k^T after rotation, with the keys as they are stored, `[batch, num_heads,
+        /// n_q, n_kv]`. `n_kv` of this and the following arrays is as in
+        /// [`attention_weights`](crate::Forward::attention_weights).
+        scores(scores: &'a mut [f32]) => scores = Some(Output::new(scores));
+        /// Receives the scores times the scale, `[batch, num_heads, n_q, n_kv]`.
+        scaled_scores(scores: &'a mut [f32]) => scaled_scores = Some(Output::new(scores));
+        /// Receives the scaled scores after the softcap, `[batch, num_heads, n_q, n_kv]`.
+        softcapped_scores(scores: &'a mut [f32]) => softcapped_scores = Some(Output::new(scores));
+        /// Receives the softcapped scores after all biases, `[batch, num_heads, n_q, n_kv]`;
+        /// -infinity where a key is masked.
+        masked_scores(scores: &'a mut [f32]) => masked_scores = Some(Output::new(scores));
+        /// Receives the weighted values, before the gate and W_O, `[batch, n_q, num_heads,
+        /// head_dim_v]`.
+        context(context: &'a mut [f32]) => context = Some(Output::new(context));
+    }
 }
 
 /// A cache that is borrowed for a call, mutably or only to be read.
-struct Cache<'a> {
+pub(crate) struct Cache<'a> {
     raw: *mut sys::mha_kv_cache,
-    is_read_only: bool,
     is_ring: bool,
     _borrowed: PhantomData<&'a mut ()>,
 }
 
-impl Cache<'_> {
-    fn of(cache: &KvCache, is_read_only: bool) -> Self {
-        Self {
-            raw: cache.as_ptr(),
-            is_read_only,
-            is_ring: cache.shape().kind == CacheKind::Ring,
-            _borrowed: PhantomData,
-        }
+impl<'a> Cache<'a> {
+    pub fn of(cache: &'a mut KvCache) -> Self {
+        Self::to_read(cache)
+    }
+
+    /// Of which the call takes a const pointer.
+    pub fn to_read(cache: &'a KvCache) -> Self {
+        let is_ring = cache.shape().kind == CacheKind::Ring;
+        Self { raw: cache.as_ptr(), is_ring, _borrowed: PhantomData }
     }
 }
 
 /// The dimensions of a call.
+#[derive(Default)]
 pub(crate) struct Dimensions {
     pub batch: usize,
     pub n_q: usize,
@@ -200,8 +123,8 @@ pub(crate) struct Options<'a> {
     pub cache_sequences: Option<&'a [i64]>,
     pub rope_q_positions: Option<&'a [i64]>,
     pub rope_k_positions: Option<&'a [i64]>,
-    cache: Option<Cache<'a>>,
-    has_both_caches: bool,
+    pub cache: Option<Cache<'a>>,
+    pub cache_read: Option<Cache<'a>>,
     pub norm: Option<Norm<'a>>,
     pub rope: Option<&'a Rope<'a>>,
     pub score: Option<ScoreOptions<'a>>,
@@ -224,37 +147,22 @@ pub(crate) struct Pointees<'a> {
 }
 
 impl<'a> Options<'a> {
-    pub fn set_cache(&mut self, cache: &'a mut KvCache) {
-        self.has_both_caches |= self.only_reads_cache();
-        self.cache = Some(Cache::of(cache, false));
+    /// The cache to append to, and the cache that is only read, of which one is NULL at least.
+    pub fn cache_ptrs(&self) -> (*mut sys::mha_kv_cache, *const sys::mha_kv_cache) {
+        let raw = |cache: &Option<Cache>| cache.as_ref().map_or(null_mut(), |cache| cache.raw);
+        (raw(&self.cache), raw(&self.cache_read))
     }
 
-    pub fn set_cache_read(&mut self, cache: &'a KvCache) {
-        self.has_both_caches |= self.cache.is_some() && !self.only_reads_cache();
-        self.cache = Some(Cache::of(cache, true));
+    fn any_cache(&self) -> Option<&Cache<'a>> {
+        self.cache.as_ref().or(self.cache_read.as_ref())
     }
 
     pub fn check_one_cache(&self) -> Result<()> {
-        if self.has_both_caches {
-            return Err(Error::new(
-                ErrorKind::InvalidValue,
-                "cache and cache_read are both given; give one of them",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The cache to append to, and the cache that is only read, of which one is NULL at least.
-    pub fn cache_ptrs(&self) -> (*mut sys::mha_kv_cache, *const sys::mha_kv_cache) {
-        match &self.cache {
-            None => (null_mut(), null()),
-            Some(cache) if cache.is_read_only => (null_mut(), cache.raw),
-            Some(cache) => (cache.raw, null()),
-        }
+        only_one(("cache", self.cache.is_some()), ("cache_read", self.cache_read.is_some()))
     }
 
     pub fn only_reads_cache(&self) -> bool {
-        self.cache.as_ref().is_some_and(|cache| cache.is_read_only)
+        self.cache_read.is_some()
     }
 
     /// The lists with an entry per sequence.
@@ -269,65 +177,41 @@ impl<'a> Options<'a> {
         ]
     }
 
-    /// The lists with an entry per row, and the rows that they are for.
-    fn row_lists(&self, of: &Dimensions) -> [(&'static str, Option<&'a [i64]>, Extent); 2] {
-        [
-            ("rope_q_positions", self.rope_q_positions, ("n_q", of.n_q)),
-            ("rope_k_positions", self.rope_k_positions, ("n_kv", of.n_kv)),
-        ]
-    }
-
-    /// That each slice has what the call reads or writes.
-    pub fn check_slices(&self, of: &Dimensions) -> Result<()> {
-        let sequences = self.sequences(of);
+    /// Checks that each slice has what the call reads or writes, and that each setting has a use.
+    pub fn check(&self, of: &Dimensions) -> Result<()> {
+        let sequences = ("sequences", self.sequences(of));
         if let Some(starts) = self.cu_seqlens_q {
             if of.batch != 1 || starts.len() < 2 {
                 let message = format!(
                     "cu_seqlens_q has {} elements and batch is {}; packed sequences are the rows \
-                        of a batch of 1, and cu_seqlens_q says where \
-                     each begins and the last one ends",
+                     of a batch of 1, and cu_seqlens_q says where each begins and the last one ends",
                     starts.len(),
                     of.batch
                 );
                 return Err(Error::new(ErrorKind::SliceLength, message));
             }
         }
-        if let Some(starts) = self.cu_seqlens_kv {
-            check_exact(
-                "cu_seqlens_kv",
-                starts.len(),
-                &[("sequences + 1", sequences.saturating_add(1))],
-            )?;
-        }
         for (name, list) in self.lists() {
-            if let Some(list) = list {
-                check_exact(name, list.len(), &[("sequences", sequences)])?;
-            }
+            list.map_or(Ok(()), |list| check_exact(name, list.len(), &[sequences]))?;
         }
-        let (batch, n_q, n_kv) = (("batch", of.batch), ("n_q", of.n_q), ("n_kv", of.n_kv));
-        for (name, list, rows) in self.row_lists(of) {
-            if let Some(list) = list {
-                check_exact(name, list.len(), &[batch, rows])?;
-            }
+        let [batch, n_q, n_kv] = extents!(of => batch, n_q, n_kv);
+        let [heads, kv_heads] = extents!(of => num_heads, num_kv_heads);
+        let [width, width_v] = extents!(of => head_dim, head_dim_v);
+        let outputs = &self.outputs;
+        check_given! {
+            "cu_seqlens_kv": self.cu_seqlens_kv => [("sequences + 1", sequences.1.saturating_add(1))];
+            "rope_q_positions": self.rope_q_positions => [batch, n_q];
+            "rope_k_positions": self.rope_k_positions => [batch, n_kv];
+            "lse": self.lse => [batch, heads, n_q];
+            "outputs.q": outputs.q => [batch, n_q, heads, width];
+            "outputs.k": outputs.k => [batch, n_kv, kv_heads, width];
+            "outputs.v": outputs.v => [batch, n_kv, kv_heads, width_v];
+            "outputs.context": outputs.context => [batch, n_q, heads, width_v];
         }
-        if let Some(norm) = &self.norm {
-            norm.check(of)?;
-        }
+        self.norm.map_or(Ok(()), |norm| norm.check(of))?;
         if let Some(score) = &self.score {
             score.check(of, |columns| self.columns(columns, of))?;
         }
-        let (heads, kv_heads) = (("num_heads", of.num_heads), ("num_kv_heads", of.num_kv_heads));
-        let (width, width_v) = (("head_dim", of.head_dim), ("head_dim_v", of.head_dim_v));
-        let check = |name: &str, output: &Option<Output>, shape: &[Extent]| match output {
-            Some(output) => check_exact(name, output.len(), shape),
-            None => Ok(()),
-        };
-        let outputs = &self.outputs;
-        check("lse", &self.lse, &[batch, heads, n_q])?;
-        check("outputs.q", &outputs.q, &[batch, n_q, heads, width])?;
-        check("outputs.k", &outputs.k, &[batch, n_kv, kv_heads, width])?;
-        check("outputs.v", &outputs.v, &[batch, n_kv, kv_heads, width_v])?;
-        check("outputs.context", &outputs.context, &[batch, n_q, heads, width_v])?;
         let of_pairs = [
             ("attention_weights", &self.attention_weights),
             ("outputs.scores", &outputs.scores),
@@ -337,14 +221,19 @@ impl<'a> Options<'a> {
         ];
         if of_pairs.iter().any(|(_, output)| output.is_some()) {
             let pairs = [batch, heads, n_q, ("n_kv", self.attended_keys(of)?)];
-            of_pairs.iter().try_for_each(|(name, output)| check(name, output, &pairs))?;
+            for (name, output) in of_pairs {
+                output.as_ref().map_or(Ok(()), |output| output.check(name, &pairs))?;
+            }
         }
-        Ok(())
+        let (rope, cache) = (("rope", self.rope.is_some()), ("cache", self.any_cache().is_some()));
+        needs(("rope_q_positions", self.rope_q_positions.is_some()), rope)?;
+        needs(("rope_k_positions", self.rope_k_positions.is_some()), rope)?;
+        needs(("cache_sequences", self.cache_sequences.is_some()), cache)
     }
 
     /// The columns that each row of a mask or bias needs.
     fn columns(&self, columns: ScoreColumns, of: &Dimensions) -> Result<usize> {
-        match (&self.cache, columns) {
+        match (self.any_cache(), columns) {
             (_, ScoreColumns::NewKeys) => Ok(of.n_kv),
             // The library refuses this before it reads any, and says what would be right.
             (Some(Cache { is_ring: true, .. }), _) => Ok(0),
@@ -355,7 +244,7 @@ impl<'a> Options<'a> {
     /// The keys that each query is paired with: those of the call, or with a cache the longest
     /// length of the call's sequences once it has appended.
     pub fn attended_keys(&self, of: &Dimensions) -> Result<usize> {
-        let Some(cache) = &self.cache else { return Ok(of.n_kv) };
+        let Some(cache) = self.any_cache() else { return Ok(of.n_kv) };
         let mut longest = 0;
         for index in 0..self.sequences(of) {
             let sequence = self.cache_sequences.map_or(int(index), |sequences| sequences[index]);
@@ -406,57 +295,51 @@ impl<'a> Options<'a> {
     /// None if every sequence of the batch is whole.
     fn raw_sequences(&self, of: &Dimensions) -> Option<sys::mha_sequences> {
         let is_packed = self.cu_seqlens_q.is_some() || self.cu_seqlens_kv.is_some();
-        let has_lists = self.lists().iter().any(|(_, list)| list.is_some())
-            || self.row_lists(of).iter().any(|(_, list, _)| list.is_some());
-        (is_packed || has_lists).then(|| sys::mha_sequences {
+        let all = sys::mha_sequences {
             struct_size: size_of::<sys::mha_sequences>(),
             count: if is_packed { int(self.sequences(of)) } else { 0 },
-            cu_seqlens_q: list_ptr(self.cu_seqlens_q),
-            cu_seqlens_kv: list_ptr(self.cu_seqlens_kv),
-            q_lengths: list_ptr(self.q_lengths),
-            kv_lengths: list_ptr(self.kv_lengths),
-            q_first_rows: list_ptr(self.q_first_rows),
-            kv_first_rows: list_ptr(self.kv_first_rows),
-            q_first_positions: list_ptr(self.q_first_positions),
-            cache_sequences: list_ptr(self.cache_sequences),
-            rope_q_positions: list_ptr(self.rope_q_positions),
-            rope_k_positions: list_ptr(self.rope_k_positions),
-        })
+            cu_seqlens_q: slice_ptr(self.cu_seqlens_q),
+            cu_seqlens_kv: slice_ptr(self.cu_seqlens_kv),
+            q_lengths: slice_ptr(self.q_lengths),
+            kv_lengths: slice_ptr(self.kv_lengths),
+            q_first_rows: slice_ptr(self.q_first_rows),
+            kv_first_rows: slice_ptr(self.kv_first_rows),
+            q_first_positions: slice_ptr(self.q_first_positions),
+            cache_sequences: slice_ptr(self.cache_sequences),
+            rope_q_positions: slice_ptr(self.rope_q_positions),
+            rope_k_positions: slice_ptr(self.rope_k_positions),
+        };
+        let is_given = is_packed
+            || self.lists().iter().any(|(_, list)| list.is_some())
+            || self.rope_q_positions.is_some()
+            || self.rope_k_positions.is_some();
+        is_given.then_some(all)
     }
 
     /// None if there is none.
     fn raw_outputs(&self) -> Option<sys::mha_outputs> {
-        let Outputs { q, k, v, scores, scaled_scores, softcapped_scores, masked_scores, context } =
-            &self.outputs;
-        let all = [
-            &self.lse,
-            &self.attention_weights,
-            q,
-            k,
-            v,
-            scores,
-            scaled_scores,
-            softcapped_scores,
-            masked_scores,
-            context,
-        ];
-        all.iter().any(|output| output.is_some()).then(|| sys::mha_outputs {
+        let outputs = &self.outputs;
+        let all = sys::mha_outputs {
             lse: output_ptr(&self.lse),
             attention_weights: output_ptr(&self.attention_weights),
-            q: output_ptr(q),
-            k: output_ptr(k),
-            v: output_ptr(v),
-            scores: output_ptr(scores),
-            scaled_scores: output_ptr(scaled_scores),
-            softcapped_scores: output_ptr(softcapped_scores),
-            masked_scores: output_ptr(masked_scores),
-            context: output_ptr(context),
+            q: output_ptr(&outputs.q),
+            k: output_ptr(&outputs.k),
+            v: output_ptr(&outputs.v),
+            scores: output_ptr(&outputs.scores),
+            scaled_scores: output_ptr(&outputs.scaled_scores),
+            softcapped_scores: output_ptr(&outputs.softcapped_scores),
+            masked_scores: output_ptr(&outputs.masked_scores),
+            context: output_ptr(&outputs.context),
             ..no_outputs()
-        })
+        };
+        let Outputs { q, k, v, scores, scaled_scores, softcapped_scores, masked_scores, context } =
+            outputs;
+        let given = [&self.lse, &self.attention_weights, q, k, v, scores, scaled_scores];
+        let is_given = given.into_iter().chain([softcapped_scores, masked_scores, context]);
+        is_given.flatten().next().is_some().then_some(all)
     }
 
     pub fn flags(&self) -> u32 {
-        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         flag(self.is_causal, sys::MHA_CAUSAL)
             | flag(self.window_left.is_some(), sys::MHA_WINDOW_LEFT)
             | flag(self.window_right.is_some(), sys::MHA_WINDOW_RIGHT)
@@ -507,106 +390,87 @@ pub(crate) use fill_common;
 macro_rules! common_setters {
     () => {
         setters! {
-            /// The sequences of the arrays, 1 if not set: rows are `[batch, n, width]`. Packed
-            /// sequences have a batch of 1. To decode one token for each of 3 sequences of a cache,
-            /// call `.batch(3)`.
-            batch: usize;
-            /// Rows of query and output per sequence. Needed only where strides are given; else it
-            /// follows from the length of the query.
-            n_q: usize;
-            /// Rows of key and value per sequence. Needed only where strides are given; else it
-            /// follows from the length of the key.
-            n_kv: usize;
-        }
-
-        /// The query at position p attends to the keys at positions 0 to p only.
-        pub fn causal(mut self) -> Self {
-            self.options.is_causal = true;
-            self
-        }
-
-        setters! { @options
-            /// The query at position p attends to keys at positions from `p - keys` on only.
-            window_left: usize;
-            /// The query at position p attends to keys at positions up to `p + keys` only.
-            window_right: usize;
-            /// `[sequences + 1]`: the sequences are packed, one after the other, in arrays with a
-            /// batch of 1. Sequence s is the rows of query and output from `cu_seqlens_q[s]` up to
-            /// `cu_seqlens_q[s + 1]`; the first number is 0 and the last one `n_q`.
-            cu_seqlens_q: &'a [i64];
-            /// The same for key and value, from 0 to `n_kv`; as for query if not set. Not in
-            /// self-attention.
-            cu_seqlens_kv: &'a [i64];
-            /// `[batch]`: the valid rows of query and output; all from the first one on if not set.
-            /// The others are padding, which is not read; its outputs are 0.
-            q_lengths: &'a [i64];
-            /// `[batch]`: the same for key and value, where these are given; not the rows in a
-            /// cache.
-            kv_lengths: &'a [i64];
-            /// `[batch]`: the first valid row of query and output, 0 if not set: padding on the
-            /// left.
-            q_first_rows: &'a [i64];
-            /// `[batch]`: the same for key and value, where these are given.
-            kv_first_rows: &'a [i64];
-            /// `[sequences]`: the position of each sequence's first valid query, counted from its
-            /// first key. If not set, the last query stands at the last key.
-            q_first_positions: &'a [i64];
-            /// `[sequences]`: the sequences of the cache, no two equal; 0, 1, ... if not set.
-            /// Ignored without a cache.
-            cache_sequences: &'a [i64];
-            /// `[batch, n_q]`: the row of the rotation's tables for each row of query, in place of
-            /// the positions from [`q_first_positions`](Self::q_first_positions) on, by which masks
-            /// go all the same. Ignored without [`rope`](Self::rope).
-            rope_q_positions: &'a [i64];
-            /// `[batch, n_kv]`: the same for the rows of key, in place of counting from the
-            /// sequence's first key. In self-attention the rows of key are those of query.
-            rope_k_positions: &'a [i64];
-            /// Normalises queries and keys.
-            norm: Norm<'a>;
-            /// What changes scores, and masks beyond [`causal`](Self::causal), windows and lengths.
-            score: ScoreOptions<'a>;
-            /// Threads; if not set, the call runs on the calling thread alone.
-            scheduler: &'a dyn Scheduler;
-            /// Optional outputs of the steps in between.
-            outputs: Outputs<'a>;
-            /// Rotates queries and keys.
-            rope: &'a Rope<'a>;
-        }
-
-        /// The scale is 0: before softcap and biases, all scores are equal.
-        pub fn equal_scores(mut self) -> Self {
-            self.options.has_equal_scores = true;
-            self
-        }
-
-        /// Appends the keys and values of this call to the sequences of a cache, and attends to all
-        /// that these hold.
-        pub fn cache(mut self, cache: &'a mut KvCache) -> Self {
-            self.options.set_cache(cache);
-            self
-        }
-
-        /// Attends to a cache as it is, without keys and values of this call. Any number of calls
-        /// may do so at the same time.
-        pub fn cache_read(mut self, cache: &'a KvCache) -> Self {
-            self.options.set_cache_read(cache);
-            self
-        }
-
-        /// An optional output `[batch, num_heads, n_q, n_kv]`: the weights of each pair, of which a
-        /// row sums to 1, with sinks to less, or is 0 if all is masked. With a cache, `n_kv` is the
-        /// longest length of the call's sequences once the call has appended. Packed: `batch` is 1,
-        /// `n_q` and, without a cache, `n_kv` are all rows.
-        pub fn attention_weights(mut self, weights: &'a mut [f32]) -> Self {
-            self.options.attention_weights = Some(Output::new(weights));
-            self
-        }
-
-        /// An optional output `[batch, num_heads, n_q]`: ln of the sum of exp(score), with that of
-        /// the sink; -infinity if all is masked. Packed: `batch` is 1 and `n_q` is all rows.
-        pub fn lse(mut self, lse: &'a mut [f32]) -> Self {
-            self.options.lse = Some(Output::new(lse));
-            self
+            /// Sets the number of sequences in the arrays; by default 1. Packed sequences have a
+            /// batch of 1. To decode one token for each of 3 sequences of a cache, set it to 3.
+            batch(sequences: usize) => batch = sequences;
+            /// Sets the rows of query and output per sequence. By default, they follow from the
+            /// length of the query; a query with strides needs them.
+            n_q(rows: usize) => n_q = Some(rows);
+            /// Sets the rows of key and value per sequence. By default, they follow from the length
+            /// of the key; a key with strides needs them.
+            n_kv(rows: usize) => n_kv = Some(rows);
+            /// Limits the query at position p to the keys at positions 0 to p.
+            causal() => options.is_causal = true;
+            /// Limits the query at position p to keys at positions from `p - keys` on. Hugging
+            /// Face's `sliding_window` is one more.
+            window_left(keys: usize) => options.window_left = Some(keys);
+            /// Limits the query at position p to keys at positions up to `p + keys`.
+            window_right(keys: usize) => options.window_right = Some(keys);
+            /// Packs the sequences one after the other in arrays with a batch of 1: sequence s is
+            /// the rows of query and output from `starts[s]` up to `starts[s + 1]`. `starts`,
+            /// `[sequences + 1]`, never descends, begins with 0 and ends with `n_q`.
+            cu_seqlens_q(starts: &'a [i64]) => options.cu_seqlens_q = Some(starts);
+            /// Sets the first rows of packed sequences in key and value, `[sequences + 1]`, from 0
+            /// to `n_kv`. By default they are those in the query. Self-attention refuses them.
+            cu_seqlens_kv(starts: &'a [i64]) => options.cu_seqlens_kv = Some(starts);
+            /// Sets the valid rows of each sequence in query and output, `[batch]`. By default, all
+            /// rows from the first valid one on are valid. Other rows are padding: they are not
+            /// read, and their outputs are 0.
+            q_lengths(rows: &'a [i64]) => options.q_lengths = Some(rows);
+            /// Sets the valid rows of each sequence in key and value, `[batch]`, without those in a
+            /// cache. Self-attention refuses them.
+            kv_lengths(rows: &'a [i64]) => options.kv_lengths = Some(rows);
+            /// Sets the first valid row of each sequence in query and output, `[batch]`, for
+            /// padding on the left; by default 0.
+            q_first_rows(rows: &'a [i64]) => options.q_first_rows = Some(rows);
+            /// Sets the first valid row of each sequence in key and value, `[batch]`; by default 0.
+            /// Self-attention refuses them.
+            kv_first_rows(rows: &'a [i64]) => options.kv_first_rows = Some(rows);
+            /// Sets the position of each sequence's first valid query, `[sequences]`, counted from
+            /// the sequence's first key. By default, the last query is at the position of the last
+            /// key.
+            q_first_positions(positions: &'a [i64]) =>
+                options.q_first_positions = Some(positions);
+            /// Sets which sequences of the cache the call uses, `[sequences]`, no two equal; by
+            /// default 0, 1, and so on. Needs a cache.
+            cache_sequences(sequences: &'a [i64]) => options.cache_sequences = Some(sequences);
+            /// Sets the row of the rotation's tables for each row of the query, `[batch, n_q]`. By
+            /// default, rows count from [`q_first_positions`](Self::q_first_positions) on, which
+            /// masks use in any case. Needs [`rope`](Self::rope).
+            rope_q_positions(rows: &'a [i64]) => options.rope_q_positions = Some(rows);
+            /// Sets the row of the rotation's tables for each row of the key, `[batch, n_kv]`; in
+            /// self-attention, its rows are those of the query. By default, rows count from the
+            /// sequence's first key on. Needs [`rope`](Self::rope).
+            rope_k_positions(rows: &'a [i64]) => options.rope_k_positions = Some(rows);
+            /// Normalises queries and keys, or the context. By default, nothing is normalised.
+            norm(norm: Norm<'a>) => options.norm = Some(norm);
+            /// Changes scores, and masks keys beyond [`causal`](Self::causal), windows and lengths.
+            score(score: ScoreOptions<'a>) => options.score = Some(score);
+            /// Runs the call on threads. By default, it runs on the calling thread alone.
+            scheduler(scheduler: &'a dyn Scheduler) => options.scheduler = Some(scheduler);
+            /// Asks for results of the steps in between; by default none are written.
+            outputs(outputs: Outputs<'a>) => options.outputs = outputs;
+            /// Rotates queries and keys. By default, nothing is rotated.
+            rope(rope: &'a Rope<'a>) => options.rope = Some(rope);
+            /// Sets the scale to 0: before softcap and biases, all scores are equal. A scale that
+            /// is set beside it is refused.
+            equal_scores() => options.has_equal_scores = true;
+            /// Appends the keys and values of this call to the sequences of a cache, and attends to
+            /// all that these hold. A call that fails leaves the cache as it was.
+            cache(cache: &'a mut KvCache) => options.cache = Some(Cache::of(cache));
+            /// Attends to a cache as it is, without keys and values of this call. Any number of
+            /// calls may read a cache concurrently.
+            cache_read(cache: &'a KvCache) => options.cache_read = Some(Cache::to_read(cache));
+            /// Receives the weight of each pair of query and key, `[batch, num_heads, n_q, n_kv]`.
+            /// A row sums to 1; with sinks to less, and to 0 if all keys are masked. With a cache,
+            /// `n_kv` is the longest length that the call's sequences have after it. For packed
+            /// sequences, `batch` is 1, and `n_q` and, without a cache, `n_kv` are all rows.
+            attention_weights(weights: &'a mut [f32]) =>
+                options.attention_weights = Some(Output::new(weights));
+            /// Receives ln of the sum of exp(score) over the keys and the sink, `[batch, num_heads,
+            /// n_q]`; -infinity if all keys are masked. For packed sequences, `batch` is 1 and
+            /// `n_q` is all rows.
+            lse(lse: &'a mut [f32]) => options.lse = Some(Output::new(lse));
         }
     };
 }

@@ -1,20 +1,22 @@
 use std::mem::{size_of, zeroed};
-use std::ptr::null;
 
 use mha_sys as sys;
 
-use crate::attention::{self, Array};
+use crate::arrays::{output_ptr, raw_input, slice_ptr, struct_ptr, Array, Output};
 use crate::call::{runners, Call};
-use crate::forward::{self, Rows};
-use crate::options::{output_ptr, slice_ptr, struct_ptr, Dimensions, Options, Output};
-use crate::spans::{check_exact, extent, int, Extent};
+use crate::error::{needs, only_one};
+use crate::options::{Dimensions, Options};
+use crate::spans::{extent, int, or, Extent};
 use crate::types::{Elements, ElementsMut};
 use crate::{CallInfo, Gate, InstructionSet, Result, Scheduler, Strides, Workspace};
 
-/// Attention with a recurrent state in place of a KV cache: linear attention, gated with
-/// [`decay`](RecurrentCall::decay) (Mamba-2), the delta rule with [`beta`](RecurrentCall::beta),
-/// and with both the gated delta rule (Qwen3-Next). A prompt at once and token by token have the
-/// same bits.
+/// Attention with a state `[head_dim, head_dim_v]` for each value head in place of a KV cache, so
+/// that the cost of a token does not grow with the length of its sequence. It is linear attention;
+/// gated with [`decay`](RecurrentCall::decay) (Mamba-2); the delta rule with
+/// [`beta`](RecurrentCall::beta); and with both the gated delta rule (Qwen3-Next). Results have the
+/// same bits for a prompt at once, in parts and token by token.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{RecurrentAttention, Workspace};
@@ -45,15 +47,16 @@ pub struct RecurrentAttention {
 }
 
 impl RecurrentAttention {
-    /// `num_v_heads` states, of `head_dim` rows and columns.
+    /// Describes `num_v_heads` states, at least 1, for queries and keys of `head_dim` elements, 1 ..
+    /// 1024. A call checks the numbers.
     pub fn new(num_v_heads: usize, head_dim: usize) -> Self {
         Self {
             num_q_heads: num_v_heads,
-            num_k_heads: num_v_heads,
+            num_k_heads: 0,
             num_v_heads,
             head_dim,
-            head_dim_v: head_dim,
-            decay_dim: 1,
+            head_dim_v: 0,
+            decay_dim: 0,
             scale: 0.0,
             norm_epsilon: 0.0,
             beta_function: Gate::None,
@@ -62,48 +65,63 @@ impl RecurrentAttention {
     }
 
     setters! {
-        /// Query heads: a divisor or a multiple of the states. The output has as many heads as the
-        /// greater of the two.
-        num_q_heads: usize;
-        /// Key heads, a divisor of the states.
-        num_k_heads: usize;
-        /// The width of a head's values, and the columns of its state.
-        head_dim_v: usize;
-        /// Numbers of a head's decay: 1, or `head_dim`.
-        decay_dim: usize;
-        /// Factor of the output; `1 / sqrt(head_dim)` if not set.
-        scale: f32;
-        /// If not 0, q and k are `x / sqrt(sum of x^2 + norm_epsilon)`.
-        norm_epsilon: f32;
-        /// [`Gate::Sigmoid`]: beta is given as it comes of a product.
-        beta_function: Gate;
-        /// The instruction set of the kernels; one that this machine lacks is an error, never a
-        /// fallback.
-        instruction_set: InstructionSet;
+        /// Sets the number of query heads, a divisor or a multiple of the states; by default as
+        /// many as there are states. The output has as many heads as the greater of both.
+        num_q_heads(heads: usize) => num_q_heads = heads;
+        /// Sets the number of key heads, a divisor of the states; 0, the default, is as many as
+        /// there are states.
+        num_k_heads(heads: usize) => num_k_heads = heads;
+        /// Sets the width of a head's values, 1 .. 1024; 0, the default, is `head_dim`.
+        head_dim_v(width: usize) => head_dim_v = width;
+        /// Sets how many numbers the decay of a head has: 1, or `head_dim`; 0, the default, is 1.
+        decay_dim(numbers: usize) => decay_dim = numbers;
+        /// Sets the factor of the output, a finite number; 0, the default, is `1 /
+        /// sqrt(head_dim)`.
+        scale(factor: f32) => scale = factor;
+        /// Normalises q and k to `x / sqrt(sum of x^2 + norm_epsilon)`; 0, the default, leaves them
+        /// as they are.
+        norm_epsilon(epsilon: f32) => norm_epsilon = epsilon;
+        /// Applies a function to beta: [`Gate::Sigmoid`], or [`Gate::None`], the default.
+        beta_function(function: Gate) => beta_function = function;
+        /// Sets the instruction set of the kernels, by default [`InstructionSet::AUTO`]. A call
+        /// refuses one that this machine lacks.
+        instruction_set(set: InstructionSet) => instruction_set = set;
     }
 
-    /// A call on q, `[batch, rows, num_q_heads, head_dim]`, k, `[batch, rows, num_k_heads,
-    /// head_dim]`, and v, `[batch, rows, num_v_heads, head_dim_v]`, into `output`, `[batch, rows,
-    /// max(num_q_heads, num_v_heads), head_dim_v]`. The rows follow from the length of q.
+    /// Starts a call on q, `[batch, rows, num_q_heads, head_dim]`, k, `[batch, rows, num_k_heads,
+    /// head_dim]`, and v, `[batch, rows, num_v_heads, head_dim_v]`, that writes to `output`,
+    /// `[batch, rows, max(num_q_heads, num_v_heads), head_dim_v]`. The rows follow from the length
+    /// of q.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{RecurrentAttention, Workspace};
+    ///
+    /// // Mamba-2: each row halves the state of the rows before it.
+    /// let (ones, decay, mut output) = ([1.0; 3], [0.5f32.ln(); 3], [0.0; 3]);
+    /// let call = RecurrentAttention::new(1, 1).call(&ones, &ones, &ones, &mut output);
+    /// call.decay(&decay).run(&mut Workspace::new())?;
+    /// assert_eq!(output, [1.0, 1.5, 1.75]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn call<'a>(
         &self, q: impl Into<Elements<'a>>, k: impl Into<Elements<'a>>, v: impl Into<Elements<'a>>,
         output: impl Into<ElementsMut<'a>>,
     ) -> RecurrentCall<'a> {
-        let array = |data| Array { data: Some(data), strides: None };
         RecurrentCall {
             attention: *self,
             batch: 1,
             rows: None,
-            q: array(q.into()),
-            k: array(k.into()),
-            v: array(v.into()),
+            q: Array::of(q.into()),
+            k: Array::of(k.into()),
+            v: Array::of(v.into()),
             decay: Array::default(),
             beta: Array::default(),
-            has_shared_beta: false,
+            shared_beta: None,
             a_log: None,
             dt_bias: None,
             output: Output::of(output.into()),
-            output_strides: None,
             state: State::default(),
             snapshots: None,
             options: Options::default(),
@@ -116,18 +134,26 @@ impl RecurrentAttention {
 struct State<'a> {
     before: Option<&'a [f32]>,
     after: Option<Output<'a>>,
-    is_updated: bool,
+    updated: Option<Output<'a>>, // in place of both
 }
 
 impl State<'_> {
     fn check(&self, shape: &[Extent]) -> Result<()> {
-        self.before.map_or(Ok(()), |state| check_exact("state", state.len(), shape))?;
-        self.after.as_ref().map_or(Ok(()), |state| check_exact("state_out", state.len(), shape))
+        let updated = ("update_state", self.updated.is_some());
+        only_one(("state", self.before.is_some()), updated)?;
+        only_one(("state_out", self.after.is_some()), updated)?;
+        check_given! {
+            "state": self.before => shape[..];
+            "state_out": self.after.as_ref().or(self.updated.as_ref()) => shape[..];
+        }
+        Ok(())
     }
 
     fn raw(&self) -> (*const f32, *mut f32) {
-        let after = output_ptr(&self.after);
-        (if self.is_updated { after.cast_const() } else { slice_ptr(self.before) }, after)
+        match &self.updated {
+            Some(_) => (output_ptr(&self.updated).cast_const(), output_ptr(&self.updated)),
+            None => (slice_ptr(self.before), output_ptr(&self.after)),
+        }
     }
 }
 
@@ -135,48 +161,38 @@ impl State<'_> {
 macro_rules! state_setters {
     () => {
         setters! {
-            /// The sequences of the arrays, 1 if not set. Packed sequences have a batch of 1.
-            batch: usize;
-            /// Rows per sequence. Needed only where strides are given.
-            rows: usize;
-        }
-
-        setters! { @options
-            /// `[sequences + 1]`: the sequences are packed, one after the other, in arrays with a
-            /// batch of 1; sequence s is the rows from `cu_seqlens_q[s]` up to `cu_seqlens_q[s +
-            /// 1]`.
-            cu_seqlens_q: &'a [i64];
-            /// `[batch]`: the valid rows; all from the first one on if not set. The others are
-            /// padding, which is not read; its outputs are 0.
-            q_lengths: &'a [i64];
-            /// `[batch]`: the first valid row, 0 if not set: padding on the left.
-            q_first_rows: &'a [i64];
-            /// Threads; if not set, the call runs on the calling thread alone.
-            scheduler: &'a dyn Scheduler;
-        }
-
-        /// The states before the first row; 0 if not set.
-        pub fn state(mut self, state: &'a [f32]) -> Self {
-            (self.state.before, self.state.is_updated) = (Some(state), false);
-            self
-        }
-
-        /// Receives the states after the last row.
-        pub fn state_out(mut self, state: &'a mut [f32]) -> Self {
-            (self.state.after, self.state.is_updated) = (Some(Output::new(state)), false);
-            self
-        }
-
-        /// The states before the first row, which become those after the last row.
-        pub fn update_state(mut self, state: &'a mut [f32]) -> Self {
-            self.state = State { before: None, after: Some(Output::new(state)), is_updated: true };
-            self
+            /// Sets the number of sequences in the arrays; by default 1. Packed sequences have a
+            /// batch of 1.
+            batch(sequences: usize) => batch = sequences;
+            /// Sets the rows per sequence. By default, they follow from the length of the first
+            /// array; arrays with strides need them.
+            rows(rows: usize) => rows = Some(rows);
+            /// Packs the sequences one after the other in arrays with a batch of 1: sequence s is
+            /// the rows from `starts[s]` up to `starts[s + 1]`. `starts`, `[sequences + 1]`, never
+            /// descends, begins with 0 and ends with the number of rows.
+            cu_seqlens_q(starts: &'a [i64]) => options.cu_seqlens_q = Some(starts);
+            /// Sets the valid rows of each sequence, `[batch]`. By default, all rows from the first
+            /// valid one on are valid. Other rows are padding: they are not read, and their outputs
+            /// are 0.
+            q_lengths(rows: &'a [i64]) => options.q_lengths = Some(rows);
+            /// Sets the first valid row of each sequence, `[batch]`, for padding on the left; by
+            /// default 0.
+            q_first_rows(rows: &'a [i64]) => options.q_first_rows = Some(rows);
+            /// Runs the call on threads. By default, it runs on the calling thread alone.
+            scheduler(scheduler: &'a dyn Scheduler) => options.scheduler = Some(scheduler);
+            /// Gives the states before the first row; by default 0.
+            state(state: &'a [f32]) => state.before = Some(state);
+            /// Receives the states after the last row. By default, they are not written.
+            state_out(state: &'a mut [f32]) => state.after = Some(Output::new(state));
+            /// Gives the states before the first row, and receives those after the last one, in
+            /// place of [`state`](Self::state) and [`state_out`](Self::state_out).
+            update_state(state: &'a mut [f32]) => state.updated = Some(Output::new(state));
         }
     };
 }
 
-/// A call of recurrent attention, made by [`RecurrentAttention::call`]. States are
-/// `[sequences, num_v_heads, head_dim, head_dim_v]`, those of packed sequences too.
+/// A call of recurrent attention, which [`RecurrentAttention::call`] starts. States are
+/// `[sequences, num_v_heads, head_dim, head_dim_v]`.
 #[must_use = "nothing happens before .run()"]
 pub struct RecurrentCall<'a> {
     attention: RecurrentAttention,
@@ -187,11 +203,10 @@ pub struct RecurrentCall<'a> {
     v: Array<'a>,
     decay: Array<'a>,
     beta: Array<'a>,
-    has_shared_beta: bool,
+    shared_beta: Option<Elements<'a>>,
     a_log: Option<&'a [f32]>,
     dt_bias: Option<&'a [f32]>,
     output: Output<'a>,
-    output_strides: Option<Strides>,
     state: State<'a>,
     snapshots: Option<(usize, Output<'a>)>,
     options: Options<'a>,
@@ -200,123 +215,77 @@ pub struct RecurrentCall<'a> {
 impl<'a> RecurrentCall<'a> {
     state_setters!();
 
-    /// The logarithm of what each row multiplies the state by, `[batch, rows, num_v_heads,
-    /// decay_dim]`.
-    pub fn decay(mut self, decay: impl Into<Elements<'a>>) -> Self {
-        self.decay.data = Some(decay.into());
-        self
-    }
-
-    /// The delta rule, with beta `[batch, rows, num_v_heads]`.
-    pub fn beta(mut self, beta: impl Into<Elements<'a>>) -> Self {
-        (self.beta.data, self.has_shared_beta) = (Some(beta.into()), false);
-        self
-    }
-
-    /// The delta rule, with one beta for all heads, contiguous `[batch, rows]`.
-    pub fn shared_beta(mut self, beta: impl Into<Elements<'a>>) -> Self {
-        (self.beta.data, self.has_shared_beta) = (Some(beta.into()), true);
-        self
-    }
-
-    /// Receives the states before the last row, before the last two rows and so on, `count` of them
-    /// for each sequence, `[sequences, count, num_v_heads, head_dim, head_dim_v]`, to drop rejected
-    /// tokens; at most 16.
-    pub fn snapshots(mut self, count: usize, states: &'a mut [f32]) -> Self {
-        self.snapshots = Some((count, Output::new(states)));
-        self
-    }
-
-    /// Where the queries are not contiguous. Needs [`rows`](Self::rows).
-    pub fn q_strides(mut self, strides: Strides) -> Self {
-        self.q.strides = Some(strides);
-        self
-    }
-
-    /// Where the keys are not contiguous.
-    pub fn k_strides(mut self, strides: Strides) -> Self {
-        self.k.strides = Some(strides);
-        self
-    }
-
-    /// Where the values are not contiguous.
-    pub fn v_strides(mut self, strides: Strides) -> Self {
-        self.v.strides = Some(strides);
-        self
-    }
-
-    /// Where the decay is not contiguous.
-    pub fn decay_strides(mut self, strides: Strides) -> Self {
-        self.decay.strides = Some(strides);
-        self
-    }
-
-    /// Where [`beta`](Self::beta) is not contiguous.
-    pub fn beta_strides(mut self, strides: Strides) -> Self {
-        self.beta.strides = Some(strides);
-        self
-    }
-
     setters! {
-        /// `[num_v_heads]`: decay is `-exp(a_log) * softplus(decay + dt_bias)`.
-        a_log: &'a [f32];
-        /// `[num_v_heads, decay_dim]`, only with [`a_log`](Self::a_log).
-        dt_bias: &'a [f32];
-        /// Where the output is not contiguous.
-        output_strides: Strides;
+        /// Multiplies the state of each row by exp(decay), `[batch, rows, num_v_heads, decay_dim]`;
+        /// by default by 1.
+        decay(decay: impl Into<Elements<'a>>) => decay.data = Some(decay.into());
+        /// Applies the delta rule with beta, `[batch, rows, num_v_heads]`.
+        beta(beta: impl Into<Elements<'a>>) => beta.data = Some(beta.into());
+        /// Applies the delta rule with a beta that all heads share, contiguous `[batch, rows]`, in
+        /// place of [`beta`](Self::beta).
+        shared_beta(beta: impl Into<Elements<'a>>) => shared_beta = Some(beta.into());
+        /// Receives the states before the last row, before the last two rows and so on, `count` of
+        /// them, 1 .. 16, to drop rejected tokens: `[sequences, count, num_v_heads, head_dim,
+        /// head_dim_v]`. A sequence with fewer rows has the state before its first row there.
+        snapshots(count: usize, states: &'a mut [f32]) =>
+            snapshots = Some((count, Output::new(states)));
+        /// Sets the strides of the queries. Needs [`rows`](Self::rows).
+        q_strides(strides: Strides) => q.strides = Some(strides);
+        /// Sets the strides of the keys.
+        k_strides(strides: Strides) => k.strides = Some(strides);
+        /// Sets the strides of the values.
+        v_strides(strides: Strides) => v.strides = Some(strides);
+        /// Sets the strides of [`decay`](Self::decay).
+        decay_strides(strides: Strides) => decay.strides = Some(strides);
+        /// Sets the strides of [`beta`](Self::beta).
+        beta_strides(strides: Strides) => beta.strides = Some(strides);
+        /// Computes the decay as `-exp(a_log) * softplus(decay + dt_bias)`, with `a_log`
+        /// `[num_v_heads]`. Needs [`decay`](Self::decay), which is used as it is by default.
+        a_log(a_log: &'a [f32]) => a_log = Some(a_log);
+        /// Sets the bias of [`a_log`](Self::a_log)'s decay, `[num_v_heads, decay_dim]`; by default
+        /// 0.
+        dt_bias(bias: &'a [f32]) => dt_bias = Some(bias);
+        /// Sets the strides of the output. Elements between rows and heads are not written.
+        output_strides(strides: Strides) => output.strides = Some(strides);
     }
 
     runners!();
 
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
-        // as the library has it
-        let or = |value: usize, default: usize| if value == 0 { default } else { value };
         let how = &self.attention;
-        let k_heads = ("num_k_heads", or(how.num_k_heads, how.num_v_heads));
-        let (q_heads, v_heads) =
-            (("num_q_heads", or(how.num_q_heads, k_heads.1)), ("num_v_heads", how.num_v_heads));
-        let (width, width_v) =
-            (("head_dim", how.head_dim), ("head_dim_v", or(how.head_dim_v, how.head_dim)));
+        let v_heads = ("num_v_heads", how.num_v_heads);
+        let k_heads = ("num_k_heads", or(how.num_k_heads, v_heads.1));
+        let q_heads = ("num_q_heads", or(how.num_q_heads, k_heads.1));
+        let heads = ("heads", q_heads.1.max(v_heads.1));
+        let width = ("head_dim", how.head_dim);
+        let width_v = ("head_dim_v", or(how.head_dim_v, width.1));
         let decay_dim = ("decay_dim", or(how.decay_dim, 1));
         let of_q = q_heads.1.saturating_mul(width.1);
-        let n = attention::rows("q", "rows", self.rows, &self.q, self.batch, of_q)?;
-        let (batch, rows, beta_heads) = (
-            ("batch", self.batch),
-            ("rows", n),
-            ("heads", if self.has_shared_beta { 1 } else { v_heads.1 }),
-        );
-        attention::check_array("q", &self.q, &[batch, rows, q_heads, width])?;
-        attention::check_array("k", &self.k, &[batch, rows, k_heads, width])?;
-        attention::check_array("v", &self.v, &[batch, rows, v_heads, width_v])?;
-        attention::check_array("decay", &self.decay, &[batch, rows, v_heads, decay_dim])?;
-        let beta = Array {
-            data: self.beta.data,
-            strides: self.beta.strides.filter(|_| !self.has_shared_beta),
-        };
-        attention::check_array("beta", &beta, &[batch, rows, beta_heads, ("numbers", 1)])?;
-        let heads = ("heads", q_heads.1.max(v_heads.1));
-        attention::check_lengths(
-            "output",
-            self.output.len(),
-            self.output_strides,
-            &[batch, rows, heads, width_v],
-        )?;
-        self.a_log.map_or(Ok(()), |numbers| check_exact("a_log", numbers.len(), &[v_heads]))?;
-        self.dt_bias.map_or(Ok(()), |numbers| {
-            check_exact("dt_bias", numbers.len(), &[v_heads, decay_dim])
-        })?;
+        let n = self.q.rows("q", "rows", self.rows, self.batch, of_q)?;
+        let (batch, rows) = (("batch", self.batch), ("rows", n));
+        let shared_beta = ("shared_beta", self.shared_beta.is_some());
+        only_one(("beta", self.beta.data.is_some()), shared_beta)?;
+        needs(("decay_dim", how.decay_dim > 1), ("decay", self.decay.data.is_some()))?;
+        self.q.check("q", &[batch, rows, q_heads, width])?;
+        self.k.check("k", &[batch, rows, k_heads, width])?;
+        self.v.check("v", &[batch, rows, v_heads, width_v])?;
+        self.decay.check("decay", &[batch, rows, v_heads, decay_dim])?;
+        self.beta.check("beta", &[batch, rows, v_heads, ("numbers", 1)])?;
+        self.output.check("output", &[batch, rows, heads, width_v])?;
         let of = dimensions(self.batch, n);
-        self.options.check_slices(&of)?;
+        self.options.check(&of)?;
         let sequences = ("sequences", self.options.sequences(&of));
         self.state.check(&[sequences, v_heads, width, width_v])?;
-        if let Some((count, states)) = &self.snapshots {
-            check_exact(
-                "snapshots",
-                states.len(),
-                &[sequences, ("count", *count), v_heads, width, width_v],
-            )?;
+        check_given! {
+            "shared_beta": self.shared_beta => [batch, rows];
+            "a_log": self.a_log => [v_heads];
+            "dt_bias": self.dt_bias => [v_heads, decay_dim];
         }
+        let (count, snapshots) =
+            self.snapshots.as_ref().map_or((0, None), |(count, states)| (*count, Some(states)));
+        check_given!("snapshots": snapshots =>
+            [sequences, ("count", count), v_heads, width, width_v];);
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 
@@ -334,20 +303,16 @@ impl<'a> RecurrentCall<'a> {
             (how.instruction_set.0, struct_ptr(&pointees.scheduler));
         (args.batch, args.rows, args.sequences) =
             (extent(self.batch), extent(n), struct_ptr(&pointees.sequences));
-        (args.q, args.k, args.v) = (
-            attention::raw_array(&self.q),
-            attention::raw_array(&self.k),
-            attention::raw_array(&self.v),
-        );
-        (args.decay, args.beta) = (attention::raw_array(&self.decay), attention::raw_array(&beta));
-        if self.has_shared_beta {
-            args.beta.strides =
-                sys::mha_strides { batch: int(n.max(1)), row: 1, head: sys::MHA_BROADCAST };
+        (args.q, args.k, args.v) = (self.q.raw(), self.k.raw(), self.v.raw());
+        (args.decay, args.beta) = (self.decay.raw(), self.beta.raw());
+        if let Some(beta) = self.shared_beta {
+            let (batch, head) = (int(n.max(1)), sys::MHA_BROADCAST);
+            args.beta = raw_input(Some(beta), sys::mha_strides { batch, row: 1, head });
         }
-        args.output = self.output.raw(attention::raw_strides(self.output_strides));
+        args.output = self.output.raw();
         (args.state, args.state_out) = self.state.raw();
-        if let Some((count, states)) = &self.snapshots {
-            (args.snapshots, args.num_snapshots) = (states.start().cast(), int(*count));
+        if let Some(states) = snapshots {
+            (args.snapshots, args.num_snapshots) = (states.start().cast(), int(count));
         }
         let result = body(Call::Recurrent(&args));
         pointees.resume_panic();
@@ -356,21 +321,14 @@ impl<'a> RecurrentCall<'a> {
 }
 
 /// What lists of sequences are checked against.
-fn dimensions(batch: usize, rows: usize) -> Dimensions {
-    Dimensions {
-        batch,
-        n_q: rows,
-        n_kv: 0,
-        is_self: true,
-        num_heads: 0,
-        num_kv_heads: 0,
-        head_dim: 0,
-        head_dim_v: 0,
-    }
+fn dimensions(batch: usize, n_q: usize) -> Dimensions {
+    Dimensions { batch, n_q, is_self: true, ..Dimensions::default() }
 }
 
-/// A depthwise causal convolution: each channel of a row is the sum of its last rows, times
-/// weights. Cut anywhere, it has the same bits.
+/// A depthwise causal convolution: each channel of a row is the sum of its last `kernel_size` rows
+/// times weights, the newest last. Results have the same bits however a sequence is cut into calls.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{CausalConv, Workspace};
@@ -392,28 +350,25 @@ pub struct CausalConv<'a> {
 }
 
 impl<'a> CausalConv<'a> {
-    /// With weights `[channels, kernel_size]`; the kernel's size is 2 to 8.
+    /// Borrows weights `[channels, kernel_size]`. `channels` is at least 1, and `kernel_size` 2 ..
+    /// 8. A call checks them.
     pub fn new(channels: usize, kernel_size: usize, weights: &'a [f32]) -> Self {
         let (activation, instruction_set) = (sys::MHA_ACTIVATION_NONE, InstructionSet::AUTO);
         Self { channels, kernel_size, weights, bias: None, activation, instruction_set }
     }
 
     setters! {
-        /// `[channels]`.
-        bias: &'a [f32];
-        /// The instruction set of the kernels; one that this machine lacks is an error, never a
-        /// fallback.
-        instruction_set: InstructionSet;
+        /// Sets the bias, `[channels]`; by default 0.
+        bias(bias: &'a [f32]) => bias = Some(bias);
+        /// Sets the instruction set of the kernels, by default [`InstructionSet::AUTO`]. A call
+        /// refuses one that this machine lacks.
+        instruction_set(set: InstructionSet) => instruction_set = set;
+        /// Makes each result y `y * sigmoid(y)`. By default, results stay as they are.
+        silu() => activation = sys::MHA_ACTIVATION_SILU;
     }
 
-    /// Each result y becomes `y * sigmoid(y)`.
-    pub fn silu(mut self) -> Self {
-        self.activation = sys::MHA_ACTIVATION_SILU;
-        self
-    }
-
-    /// A call on x, `[batch, rows, channels]`, into `output`, of the same shape. The rows follow
-    /// from the length of x.
+    /// Starts a call on x, `[batch, rows, channels]`, that writes to `output`, of the same shape.
+    /// The rows follow from the length of x. [`CausalConv`] has an example.
     pub fn call(
         &self, x: impl Into<Elements<'a>>, output: impl Into<ElementsMut<'a>>,
     ) -> CausalConvCall<'a> {
@@ -421,25 +376,23 @@ impl<'a> CausalConv<'a> {
             conv: *self,
             batch: 1,
             rows: None,
-            x: Rows { data: Some(x.into()), strides: None },
+            x: Array::of(x.into()),
             output: Output::of(output.into()),
-            output_strides: None,
             state: State::default(),
             options: Options::default(),
         }
     }
 }
 
-/// A call of a convolution, made by [`CausalConv::call`]. States are `[sequences, kernel_size - 1,
-/// channels]`: the rows before the first, the newest last.
+/// A call of a convolution, which [`CausalConv::call`] starts. States are `[sequences, kernel_size
+/// - 1, channels]`: the rows before the first, the newest last.
 #[must_use = "nothing happens before .run()"]
 pub struct CausalConvCall<'a> {
     conv: CausalConv<'a>,
     batch: usize,
     rows: Option<usize>,
-    x: Rows<'a>,
+    x: Array<'a>,
     output: Output<'a>,
-    output_strides: Option<[usize; 2]>,
     state: State<'a>,
     options: Options<'a>,
 }
@@ -447,17 +400,14 @@ pub struct CausalConvCall<'a> {
 impl<'a> CausalConvCall<'a> {
     state_setters!();
 
-    /// Elements from one sequence of x to the next, and from one row to the next; 0 = contiguous.
-    /// Needs [`rows`](Self::rows).
-    pub fn x_strides(mut self, batch: usize, row: usize) -> Self {
-        self.x.strides = Some([batch, row]);
-        self
-    }
-
-    /// Likewise of the output.
-    pub fn output_strides(mut self, batch: usize, row: usize) -> Self {
-        self.output_strides = Some([batch, row]);
-        self
+    setters! {
+        /// Sets the strides of x, in elements: from one sequence to the next, and from one row to
+        /// the next; 0 = contiguous. Needs [`rows`](Self::rows).
+        x_strides(batch: usize, row: usize) => x.strides = Some(Strides { batch, row, head: 0 });
+        /// Sets the strides of the output, as [`x_strides`](Self::x_strides) does. Elements between
+        /// rows are not written.
+        output_strides(batch: usize, row: usize) =>
+            output.strides = Some(Strides { batch, row, head: 0 });
     }
 
     runners!();
@@ -465,25 +415,20 @@ impl<'a> CausalConvCall<'a> {
     /// Checks all slices, and calls `body` with what the library takes.
     fn with_args<R>(&self, body: impl FnOnce(Call<'_>) -> Result<R>) -> Result<R> {
         let conv = &self.conv;
-        let (channels, kernel_size) =
-            (("channels", conv.channels), ("kernel_size", conv.kernel_size));
-        check_exact("weights", conv.weights.len(), &[channels, kernel_size])?;
-        conv.bias.map_or(Ok(()), |numbers| check_exact("bias", numbers.len(), &[channels]))?;
-        let n = match self.rows {
-            Some(rows) => rows,
-            None => forward::rows("x", "rows", &self.x, self.batch, conv.channels)?,
-        };
+        let [channels, kernel_size] = extents!(conv => channels, kernel_size);
+        let n = self.x.rows("x", "rows", self.rows, self.batch, conv.channels)?;
         let shape = [("batch", self.batch), ("rows", n), channels];
-        forward::check_rows("x", &self.x, &shape)?;
-        forward::check_lengths("output", self.output.len(), self.output_strides, &shape)?;
+        check_given! {
+            "weights": Some(conv.weights) => [channels, kernel_size];
+            "bias": conv.bias => [channels];
+        }
+        self.x.check("x", &shape)?;
+        self.output.check("output", &shape)?;
         let of = dimensions(self.batch, n);
-        self.options.check_slices(&of)?;
-        let of_state = [
-            ("sequences", self.options.sequences(&of)),
-            ("kernel_size - 1", conv.kernel_size.saturating_sub(1)),
-            channels,
-        ];
-        self.state.check(&of_state)?;
+        self.options.check(&of)?;
+        let sequences = ("sequences", self.options.sequences(&of));
+        let kept = ("kernel_size - 1", conv.kernel_size.saturating_sub(1));
+        self.state.check(&[sequences, kept, channels])?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 
@@ -492,15 +437,15 @@ impl<'a> CausalConvCall<'a> {
             struct_size: size_of::<sys::mha_causal_conv_args>(),
             channels: int(conv.channels),
             kernel_size: int(conv.kernel_size),
-            weights: if conv.weights.is_empty() { null() } else { conv.weights.as_ptr() },
+            weights: slice_ptr((!conv.weights.is_empty()).then_some(conv.weights)),
             bias: slice_ptr(conv.bias),
             activation: conv.activation,
             instruction_set: conv.instruction_set.0,
             scheduler: struct_ptr(&pointees.scheduler),
             batch: extent(self.batch),
             rows: extent(n),
-            x: forward::raw_rows(&self.x),
-            output: self.output.raw(forward::raw_strides(self.output_strides)),
+            x: self.x.raw(),
+            output: self.output.raw(),
             sequences: struct_ptr(&pointees.sequences),
             state,
             state_out,

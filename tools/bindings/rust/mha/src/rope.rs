@@ -1,15 +1,19 @@
 use std::borrow::Cow;
 use std::mem::size_of;
-use std::ptr::null;
 
 use mha_sys as sys;
 
+use crate::arrays::slice_ptr;
 use crate::error::check;
-use crate::spans::{check_exact, int};
+use crate::spans::{int, or};
 use crate::{Error, ErrorKind, Result};
 
-/// How the angles of a rotary position embedding (RoPE) are chosen. With [`new`](Self::new) alone:
-/// Llama's.
+/// The angles of a rotary position embedding (RoPE; Su et al., arXiv:2104.09864). The defaults are
+/// those of the original: the angle of pair i at position p is `p * base^(-2 i / dims)`. At most
+/// one of [`llama3`](Self::llama3), [`yarn`](Self::yarn), [`dynamic_ntk`](Self::dynamic_ntk) and
+/// [`pair_factors`](Self::pair_factors) can be set.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::RopeConfig;
@@ -39,84 +43,73 @@ pub struct RopeConfig<'a> {
 }
 
 impl<'a> RopeConfig<'a> {
-    /// Rotates the first `dims` elements of a head, an even number.
+    /// Rotates `dims` elements of a head, an even number from 2 on.
     pub fn new(dims: usize) -> Self {
         Self { dims, ..Self::default() }
     }
 
     setters! {
-        /// The base of the angles; 10000 if not set.
-        base: f64;
+        /// Sets the base of the angles, 1 .. 2^64, with YaRN more than 1; 0, the default, is 10000.
+        base(base: f64) => base = base;
+        /// Divides positions by `factor`, 1 .. 2^31 (position interpolation; "linear" in Hugging
+        /// Face's `rope_scaling`); 0, the default, is 1.
+        linear(factor: f64) => linear_factor = factor;
+        /// Stretches slow pairs by `factor`, 1 .. 2^31, as Llama 3.1 does ("llama3"), for a model
+        /// trained on `original_positions`, 1 .. 2^31.
+        llama3(factor: f64, original_positions: usize) =>
+            llama3_factor = factor, original_positions = original_positions;
+        /// Sets the turns in the original context below which [`llama3`](Self::llama3) stretches a
+        /// pair in full, and above which it leaves a pair as it is: `low_freq_factor` and
+        /// `high_freq_factor`, 2^-31 .. 2^31; 0, the default, is 1 and 4.
+        llama3_freq_factors(low: f64, high: f64) => llama3_freq_factors = (low, high);
+        /// Stretches slow pairs by `factor`, 1 .. 2^31, as YaRN does (Peng et al.,
+        /// arXiv:2309.00071; "yarn"), for a model trained on `original_positions`, 1 .. 2^31.
+        yarn(factor: f64, original_positions: usize) =>
+            yarn_factor = factor, original_positions = original_positions;
+        /// Sets the turns in the original context above which [`yarn`](Self::yarn) leaves a pair as
+        /// it is, and below which it stretches a pair in full: 2^-31 .. 2^31, `slow` at most
+        /// `fast`; 0, the default, is 32 and 1.
+        yarn_betas(fast: f64, slow: f64) => yarn_betas = (fast, slow);
+        /// Leaves the pairs between which [`yarn`](Self::yarn) begins and ends unrounded
+        /// ("truncate": false; gpt-oss). By default, they are whole numbers.
+        yarn_unrounded() => is_yarn_unrounded = true;
+        /// Raises the base by `factor`, 1 .. 2^31, once there are more than `original_positions` in
+        /// the context, of which there are `positions` now (dynamic NTK; "dynamic").
+        dynamic_ntk(factor: f64, original_positions: usize, positions: usize) =>
+            ntk_factor = factor, original_positions = original_positions,
+            ntk_positions = positions;
+        /// Divides the angle of each pair by a factor, `[dims / 2]`, 1/2 .. 2^31 (LongRoPE,
+        /// arXiv:2402.13753; "longrope").
+        pair_factors(factors: &'a [f64]) => pair_factors = Some(factors);
+        /// Sets the factor of cosines and sines, 2^-31 .. 2^31; 0, the default, is 1, and with YaRN
+        /// `0.1 ln(factor) + 1`.
+        attention_factor(factor: f64) => attention_factor = factor;
+        /// Gives each row of the tables three positions, in time, height and width (M-RoPE):
+        /// `positions` is `[3, num_positions]`. `section` says how many pairs go by each, in order
+        /// (Qwen2-VL) or `interleaved` (Qwen3-VL); its sum is `dims / 2`. Calls name rows of the
+        /// tables by [`rope_q_positions`](crate::Forward::rope_q_positions) and
+        /// [`rope_k_positions`](crate::Forward::rope_k_positions).
+        mrope(section: [usize; 3], positions: &'a [i64], interleaved: bool) =>
+            mrope = Some((section, positions, interleaved));
     }
 
-    /// Divides positions by `factor` (position interpolation, "linear" in Hugging Face's
-    /// `rope_scaling`).
-    pub fn linear(mut self, factor: f64) -> Self {
-        self.linear_factor = factor;
-        self
-    }
-
-    /// Stretches a context of `original_positions` by `factor` as Llama 3.1 does ("llama3"). Of
-    /// YaRN and what follows, a config has one.
-    pub fn llama3(mut self, factor: f64, original_positions: usize) -> Self {
-        (self.llama3_factor, self.original_positions) = (factor, original_positions);
-        self
-    }
-
-    /// `low_freq_factor` and `high_freq_factor` of [`llama3`](Self::llama3); 1 and 4 if not set.
-    pub fn llama3_freq_factors(mut self, low: f64, high: f64) -> Self {
-        self.llama3_freq_factors = (low, high);
-        self
-    }
-
-    /// Stretches a context of `original_positions` by `factor` as YaRN (Peng et al.,
-    /// arXiv:2309.00071) does, in the form of Hugging Face's "yarn".
-    pub fn yarn(mut self, factor: f64, original_positions: usize) -> Self {
-        (self.yarn_factor, self.original_positions) = (factor, original_positions);
-        self
-    }
-
-    /// Of YaRN: pairs that turn more often than `fast` in the original context keep their angle, 32
-    /// if not set; those that turn less often than `slow` are stretched in full, 1 if not set.
-    pub fn yarn_betas(mut self, fast: f64, slow: f64) -> Self {
-        self.yarn_betas = (fast, slow);
-        self
-    }
-
-    /// Of YaRN: the pairs between which the stretching sets in are not rounded to whole ones
-    /// ("truncate": false; gpt-oss).
-    pub fn yarn_unrounded(mut self) -> Self {
-        self.is_yarn_unrounded = true;
-        self
-    }
-
-    /// Raises the base once there are more than `original_positions` in the context, of which there
-    /// are `positions` now (dynamic NTK, "dynamic").
-    pub fn dynamic_ntk(mut self, factor: f64, original_positions: usize, positions: usize) -> Self {
-        (self.ntk_factor, self.original_positions, self.ntk_positions) =
-            (factor, original_positions, positions);
-        self
-    }
-
-    setters! {
-        /// `[dims / 2]`: divides the angle of each pair (LongRoPE, "longrope").
-        pair_factors: &'a [f64];
-        /// Factor of cosines and sines, with any of these; with YaRN `0.1 ln(factor) + 1` if not
-        /// set.
-        attention_factor: f64;
-    }
-
-    /// Rows of three positions, in time, height and width (M-RoPE): `positions` is `[3,
-    /// num_positions]`, and calls name rows by
-    /// [`rope_q_positions`](crate::Forward::rope_q_positions) and
-    /// [`rope_k_positions`](crate::Forward::rope_k_positions). `section` says how many pairs go by
-    /// each, in order (Qwen2-VL) or interleaved (Qwen3-VL).
-    pub fn mrope(mut self, section: [usize; 3], positions: &'a [i64], interleaved: bool) -> Self {
-        self.mrope = Some((section, positions, interleaved));
-        self
-    }
-
-    /// A rotation with tables for the positions 0 to `num_positions - 1`.
+    /// Makes a rotation with tables for the positions 0 to `num_positions - 1`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidValue`] for a number outside its range or settings that contradict each
+    /// other, [`ErrorKind::SliceLength`] for a slice that does not have its shape, and
+    /// [`ErrorKind::OutOfMemory`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::RopeConfig;
+    ///
+    /// let rope = RopeConfig::new(64).tables(2048)?;
+    /// assert_eq!(rope.cos().len(), 2048 * 32);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn tables(&self, num_positions: usize) -> Result<Rope<'static>> {
         let len = num_positions.saturating_mul(self.dims / 2);
         let table = || {
@@ -137,8 +130,24 @@ impl<'a> RopeConfig<'a> {
     }
 
     /// Fills `cos` and `sin`, both `[num_positions, dims / 2]`, with the rows of the positions from
-    /// `first_position` on. The rows are the same in any table, so that parts of one can be filled
-    /// by several threads.
+    /// `first_position` on. A row has the same bits in any table, so several threads can fill parts
+    /// of one. With [`mrope`](Self::mrope), `first_position` must be 0.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`tables`](Self::tables), and [`ErrorKind::SliceLength`] for `cos` and `sin`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{Rope, RopeConfig};
+    ///
+    /// let (mut cos, mut sin) = ([0.0; 16 * 4], [0.0; 16 * 4]);
+    /// RopeConfig::new(8).fill(0, 16, &mut cos, &mut sin)?;
+    /// let rope = Rope::new(8, &cos, &sin);
+    /// assert_eq!(rope, RopeConfig::new(8).tables(16)?);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn fill(
         &self, first_position: usize, num_positions: usize, cos: &mut [f32], sin: &mut [f32],
     ) -> Result<()> {
@@ -161,24 +170,18 @@ impl<'a> RopeConfig<'a> {
             llama3_high_freq_factor: self.llama3_freq_factors.1,
             ntk_factor: self.ntk_factor,
             ntk_positions: int(self.ntk_positions),
-            pair_factors: self.pair_factors.map_or(null(), <[f64]>::as_ptr),
-            mrope_section: section.as_ref().map_or(null(), |section| section.as_ptr()),
-            mrope_positions: self.mrope.map_or(null(), |(_, positions, _)| positions.as_ptr()),
+            pair_factors: slice_ptr(self.pair_factors),
+            mrope_section: slice_ptr(section.as_ref().map(<[i64; 3]>::as_slice)),
+            mrope_positions: slice_ptr(self.mrope.map(|(_, positions, _)| positions)),
             mrope_interleaved: self.mrope.map_or(0, |(.., interleaved)| u32::from(interleaved)),
         };
-        if let Some(factors) = self.pair_factors {
-            check_exact("pair_factors", factors.len(), &[("dims / 2", self.dims / 2)])?;
+        let (rows, pairs) = (("num_positions", num_positions), ("dims / 2", self.dims / 2));
+        check_given! {
+            "pair_factors": self.pair_factors => [pairs];
+            "positions": self.mrope.map(|(_, positions, _)| positions) => [("axes", 3), rows];
+            "cos": Some(&*cos) => [rows, pairs];
+            "sin": Some(&*sin) => [rows, pairs];
         }
-        if let Some((_, positions, _)) = self.mrope {
-            check_exact(
-                "positions",
-                positions.len(),
-                &[("axes", 3), ("num_positions", num_positions)],
-            )?;
-        }
-        let shape = [("num_positions", num_positions), ("dims / 2", self.dims / 2)];
-        check_exact("cos", cos.len(), &shape)?;
-        check_exact("sin", sin.len(), &shape)?;
         // SAFETY: tables of the length that the config asks for.
         check(|error| unsafe {
             sys::mha_rope_tables(&config, cos.as_mut_ptr(), sin.as_mut_ptr(), error)
@@ -186,19 +189,30 @@ impl<'a> RopeConfig<'a> {
     }
 }
 
-/// Which elements of a head are paired.
+/// Which elements of a head are pair i, counted from [`Rope::offset`] on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum RopeStyle {
-    /// Element i with element i + dims / 2: Llama as Hugging Face has it, GPT-NeoX.
+    /// Elements i and i + dims / 2: Llama in Hugging Face, GPT-NeoX.
     #[default]
     Half,
-    /// Element 2 i with element 2 i + 1: Llama as Meta has it, GPT-J.
+    /// Elements 2 i and 2 i + 1: Meta's Llama, GPT-J.
     Interleaved,
 }
 
-/// A rotation of queries and keys, with its tables: `.rope(&rope)`. All layers, calls and threads
-/// can share one.
+/// A rotation of queries and keys, with its tables: (a, b) becomes (a cos - b sin, b cos + a sin).
+/// A call takes it by [`rope`](crate::Forward::rope). All layers, calls and threads can share one.
+///
+/// # Examples
+///
+/// ```
+/// use mha::{RopeConfig, RopeStyle};
+///
+/// // GPT-J rotates neighbours, the first 64 elements of each head.
+/// let rope = RopeConfig::new(64).tables(2048)?.style(RopeStyle::Interleaved);
+/// # let _ = rope;
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope<'a> {
     cos: Cow<'a, [f32]>,
@@ -210,10 +224,10 @@ pub struct Rope<'a> {
 }
 
 impl<'a> Rope<'a> {
-    /// Tables of the caller's, `[num_positions, dims / 2]`: row p is for position p, column i for
-    /// pair i. `dims` elements of a head are rotated, the first ones or, with
-    /// [`offset`](Self::offset), those from there on. A call refuses tables whose last row is not
-    /// whole.
+    /// Borrows tables, both `[num_positions, dims / 2]`: row p is position p, and column i is pair
+    /// i. `dims` elements of a head are rotated, the first ones or those from
+    /// [`offset`](Self::offset) on. A call refuses tables whose last row is not whole.
+    /// [`RopeConfig::fill`] has an example.
     pub fn new(dims: usize, cos: &'a [f32], sin: &'a [f32]) -> Self {
         Self::of(dims, cos.into(), sin.into())
     }
@@ -222,30 +236,23 @@ impl<'a> Rope<'a> {
         Self { cos, sin, dims, offset: 0, stride: 0, style: RopeStyle::Half }
     }
 
-    /// Elements from one row of either table to the next; 0 = contiguous.
-    pub fn table_stride(mut self, elements: usize) -> Self {
-        self.stride = elements;
-        self
-    }
-
-    /// The first element of a head that is rotated; with `dims` at most the width of a head. MLA
-    /// rotates the last ones.
-    pub fn offset(mut self, element: usize) -> Self {
-        self.offset = element;
-        self
-    }
-
     setters! {
-        /// Which elements are paired.
-        style: RopeStyle;
+        /// Sets the elements from one row of either table to the next; 0, the default, is
+        /// contiguous.
+        table_stride(elements: usize) => stride = elements;
+        /// Sets the first element of a head that is rotated, by default 0. Together with `dims` it
+        /// is at most the width of a head. MLA rotates the last elements.
+        offset(element: usize) => offset = element;
+        /// Sets which elements are paired, by default [`RopeStyle::Half`].
+        style(style: RopeStyle) => style = style;
     }
 
-    /// The cosines, `[num_positions, dims / 2]`.
+    /// Returns the cosines, `[num_positions, dims / 2]`.
     pub fn cos(&self) -> &[f32] {
         &self.cos
     }
 
-    /// The sines, `[num_positions, dims / 2]`.
+    /// Returns the sines, `[num_positions, dims / 2]`.
     pub fn sin(&self) -> &[f32] {
         &self.sin
     }
@@ -270,7 +277,7 @@ impl<'a> Rope<'a> {
             );
             return Err(Error::new(ErrorKind::SliceLength, message));
         }
-        let stride = if self.stride == 0 { columns } else { self.stride };
+        let stride = or(self.stride, columns);
         let after_rows = self.cos.len() % stride;
         // The library refuses a stride of less than a row.
         if stride >= columns && after_rows != 0 && after_rows < columns {

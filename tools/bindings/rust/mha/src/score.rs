@@ -1,17 +1,17 @@
 use std::mem::size_of;
-use std::ptr::null;
 
 use mha_sys as sys;
 
+use crate::arrays::{raw_input, slice_ptr};
 use crate::error::check;
-use crate::options::{raw_input, slice_ptr, Dimensions};
+use crate::options::Dimensions;
 use crate::spans::{check_exact, int, spelled, Extent};
 use crate::types::Elements;
 use crate::{Error, ErrorKind, Result};
 
-/// What changes the scores of a call, and which pairs of queries and keys take part beyond what the
-/// call says otherwise. Each is optional, and all combine. Of the query at position p and the key
-/// at position j, in this order:
+/// What changes the scores of a call, and which keys are visible beyond what the call says itself.
+/// All options combine. For a query of a sequence at position p in row i, and a key at position j,
+/// in this order:
 ///
 /// ```text
 /// q = q_scales[sequence, i] * q         once it is rotated
@@ -20,19 +20,21 @@ use crate::{Error, ErrorKind, Result};
 /// s = s - alibi_slopes[head] * |j - p|
 /// s = s + relative_bias[head, j - p]    by distance, or relative_rows[sequence, head, i, j - p]
 /// s = s + bias
-/// s = -infinity                         where the mask is 0, or the key is out of bounds by
-///                                       causal(), a window or a length
+/// s = -infinity                         where the mask is 0, or the call, groups or chosen keys
+///                                       exclude the key
 /// weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
 /// context = head_scales[head] * (weights times values)
 /// ```
 ///
-/// The mask and the bias are arrays, contiguous, each with its extents `[batch, num_heads, n_q,
-/// columns]`. As in NumPy, each of the first three may be 1: all sequences, heads or rows have the
-/// same then. Rows are those of the query, padding included. There must be a column for each key,
-/// which are those of [`ScoreColumns`]; more are allowed and not read, so that one array serves a
-/// cache that grows.
+/// The mask and the bias are contiguous arrays `[batch, num_heads, n_q, columns]`, whose extents are
+/// given with them. As in NumPy, each of the first three may be 1: all sequences, heads or rows have
+/// the same then. Rows are those of the query, padding included. [`ScoreColumns`] says which keys
+/// the columns stand for. There must be a column for each of these; more are allowed and not read,
+/// so one array serves a cache that grows.
 ///
-/// Three drafted tokens after a text in a cache, the second and the third each a guess at what
+/// # Examples
+///
+/// Three drafted tokens follow a text in a cache. The second and the third are guesses at what
 /// follows the first:
 ///
 /// ```
@@ -79,15 +81,16 @@ pub struct ScoreOptions<'a> {
 /// What they do, those of the queries, and those of the keys unless they are the queries'.
 type GroupNumbers<'a> = (Groups, &'a [i32], Option<&'a [i32]>);
 
-/// What the group numbers of [`ScoreOptions::groups`] do.
+/// What the numbers of [`ScoreOptions::groups`] do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Groups {
-    /// A query attends to the keys of its own number only, of those that causal(), windows and
-    /// lengths leave: packed documents, chunks.
+    /// A query attends only to keys of its own number, of those that the call leaves to it: packed
+    /// documents, chunks.
     Within,
-    /// A query attends to the keys of its own number besides those that causal() and windows leave,
-    /// as long as it is not negative: blocks of an image, prefixes.
+    /// A query also attends to all keys of its own number, beside those that
+    /// [`causal`](crate::Forward::causal) and windows leave to it: blocks of an image, prefixes. A
+    /// negative number is no group.
     Also,
 }
 
@@ -95,8 +98,8 @@ pub enum Groups {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum ScoreColumns {
-    /// The rows of the key or, with a cache, all positions in it, those that the call appends
-    /// included. Not for rings, which have no first position.
+    /// The rows of the key or, with a cache, all positions in it, including those that the call
+    /// appends. A ring, which has no first position, refuses it.
     #[default]
     AllKeys,
     /// The rows of the key that come with the call. The keys that a cache held before have no
@@ -112,109 +115,87 @@ struct Pairs<T> {
 }
 
 impl<'a> ScoreOptions<'a> {
-    /// Nothing that changes scores yet.
+    /// Makes options that change nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// Bounds scores to less than `softcap` on either side, a positive number (Gemma 2); 0 =
-        /// unbounded.
-        softcap: f32;
-        /// `[num_heads]`: lowers scores by this much for each position between query and key
-        /// (ALiBi; Press et al., arXiv:2108.12409). The usual ones are those of [`alibi_slopes`].
-        alibi_slopes: &'a [f32];
+        /// Bounds scores to less than `softcap` on either side, a positive number (Gemma 2); 0, the
+        /// default, is no bound.
+        softcap(softcap: f32) => softcap = softcap;
+        /// Lowers scores by a slope, `[num_heads]`, for each position between query and key (ALiBi;
+        /// Press et al., arXiv:2108.12409). [`alibi_slopes`] computes the usual ones.
+        alibi_slopes(slopes: &'a [f32]) => alibi_slopes = Some(slopes);
+        /// Adds a number to scores, `[num_heads, left + 1 + right]`, by the distance of the key
+        /// from the query, from `-left` to `right`. Keys that are farther away have the first or
+        /// the last number. [`t5_relative_bias`] computes that of T5.
+        relative_bias(bias: &'a [f32], left: usize, right: usize) =>
+            relative_bias = Some((bias, left, right));
+        /// Adds numbers of each query by distance, in place of
+        /// [`relative_bias`](Self::relative_bias): `[batch, num_heads, n_q, left + 1 + right]`.
+        /// Each of the first three `extents` is the call's, or 1 if all have the same.
+        relative_rows(rows: &'a [f32], extents: [usize; 4], left: usize) =>
+            relative_rows = Some((Pairs { data: rows, extents }, left));
+        /// Lists the keys that each query attends to, of those that all else leaves to it: their
+        /// positions or, with a `block` of more than 1, numbers of blocks of `block` keys. They
+        /// come in any order; -1 is none. `lists` is `[batch, num_kv_heads, n_q, entries]`. Each of
+        /// the first three `extents` is the call's, or 1 if all have the same.
+        chosen_keys(lists: &'a [i32], extents: [usize; 4], block: usize) =>
+            chosen = Some((Pairs { data: lists, extents }, block));
+        /// Multiplies each query by a factor after rotation, `[batch, n_q]`; by default 1.
+        q_scales(factors: &'a [f32]) => q_scales = Some(factors);
+        /// Adds a key without a value to every row, with the score `sinks[head]`, `[num_heads]`,
+        /// which is not scaled: the weights of a row then sum to less than 1.
+        sinks(scores: &'a [f32]) => sinks = Some(scores);
+        /// Adds a bias to scores, `[batch, num_heads, n_q, columns]`: `f32`, or f16 as
+        /// [`Elements`]. -infinity masks a key. Each of the first three `extents` is the call's, or
+        /// 1 if all have the same.
+        bias(bias: impl Into<Elements<'a>>, extents: [usize; 4]) =>
+            bias = Some(Pairs { data: bias.into(), extents });
+        /// Masks keys where the mask is 0, `[batch, num_heads, n_q, columns]`. `extents` are as in
+        /// [`bias`](Self::bias).
+        mask(mask: &'a [u8], extents: [usize; 4]) => mask = Some(Pairs { data: mask, extents });
+        /// Sets which keys the columns of mask, bias and group numbers stand for, by default
+        /// [`ScoreColumns::AllKeys`].
+        columns(columns: ScoreColumns) => columns = columns;
+        /// Multiplies the contexts of heads by factors, `[num_heads]`; by default 1. A head of 0 is
+        /// not computed, and its other outputs are those of padding.
+        head_scales(factors: &'a [f32]) => head_scales = Some(factors);
+        /// Sets how many columns mask, bias and the group numbers of keys have; 0, the default, is
+        /// one for each key. Keys after the last column are masked.
+        num_columns(columns: usize) => num_columns = columns;
+        /// Gives numbers to the rows of the query, `[batch, n_q]`, and to the columns, `[batch,
+        /// columns]`, and lets a query see the keys of its own number as `groups` says. None gives
+        /// columns the numbers of the query's rows, if keys are rows of the query. A ring refuses
+        /// groups.
+        groups(groups: Groups, of_queries: &'a [i32], of_keys: Option<&'a [i32]>) =>
+            groups = Some((groups, of_queries, of_keys));
     }
 
-    /// `[num_heads, left + 1 + right]`: added to scores by the distance of the key from the query,
-    /// from `-left` to `right`; keys that are farther away have the first or the last number. That
-    /// of T5 is made by [`t5_relative_bias`].
-    pub fn relative_bias(mut self, bias: &'a [f32], left: usize, right: usize) -> Self {
-        self.relative_bias = Some((bias, left, right));
-        self
-    }
-
-    /// As [`relative_bias`](Self::relative_bias), in its place, with numbers of each query, which
-    /// are made from it: of the extents `[batch, num_heads, n_q, left + 1 + right]`, each of the
-    /// first three is the call's, or 1 where all have the same.
-    pub fn relative_rows(mut self, rows: &'a [f32], extents: [usize; 4], left: usize) -> Self {
-        self.relative_rows = Some((Pairs { data: rows, extents }, left));
-        self
-    }
-
-    /// The keys that each query attends to, of those that all else leaves to it: their positions
-    /// or, with a `block` of more than 1, the numbers of blocks of `block` keys; in any order, -1
-    /// for none. Of the extents `[batch, num_kv_heads, n_q, entries]`, each of the first three is
-    /// the call's, or 1 where all have the same.
-    pub fn chosen_keys(mut self, lists: &'a [i32], extents: [usize; 4], block: usize) -> Self {
-        self.chosen = Some((Pairs { data: lists, extents }, block));
-        self
-    }
-
-    setters! {
-        /// `[batch, n_q]`: a factor of each query, once it is rotated.
-        q_scales: &'a [f32];
-        /// `[num_heads]`: the score of a key without a value, which takes its share of the weights
-        /// of every row: the weights of a row sum to less than 1. It is not scaled.
-        sinks: &'a [f32];
-    }
-
-    /// Added to scores: a slice of `f32`, or f16 as [`Elements`]. -infinity excludes a key. Of the
-    /// extents `[batch, num_heads, n_q, columns]`, each of the first three is the call's, or 1
-    /// where all have the same.
-    pub fn bias(mut self, bias: impl Into<Elements<'a>>, extents: [usize; 4]) -> Self {
-        self.bias = Some(Pairs { data: bias.into(), extents });
-        self
-    }
-
-    /// 0 where a key takes no part, and anything else where it does. Extents as of
-    /// [`bias`](Self::bias).
-    pub fn mask(mut self, mask: &'a [u8], extents: [usize; 4]) -> Self {
-        self.mask = Some(Pairs { data: mask, extents });
-        self
-    }
-
-    setters! {
-        /// Which keys the columns of mask and bias stand for; all if not set.
-        columns: ScoreColumns;
-        /// `[num_heads]`, a head mask: factors of the heads' contexts. A head of 0 is not computed,
-        /// and its outputs are those of padding.
-        head_scales: &'a [f32];
-        /// How many columns mask, bias and the group numbers of keys have: keys after these are
-        /// masked. As many as there are keys if not set.
-        num_columns: usize;
-    }
-
-    /// A group number for each row of the query, `[batch, n_q]`, and for each column, `[batch,
-    /// columns]`. Without the second, columns have the numbers of the queries, which is for keys
-    /// that are rows of the query. Not for rings.
-    pub fn groups(
-        mut self, groups: Groups, of_queries: &'a [i32], of_keys: Option<&'a [i32]>,
-    ) -> Self {
-        self.groups = Some((groups, of_queries, of_keys));
-        self
-    }
-
-    /// That there is a number for each head, query and pair, with as many columns as `needed` says.
+    /// Checks that there is a number for each head, query and pair, with as many columns as
+    /// `needed` says.
     pub(crate) fn check(
         &self, of: &Dimensions, needed: impl Fn(ScoreColumns) -> Result<usize>,
     ) -> Result<()> {
-        for (name, numbers) in [
-            ("alibi_slopes", self.alibi_slopes),
-            ("sinks", self.sinks),
-            ("head_scales", self.head_scales),
-        ] {
-            if let Some(numbers) = numbers {
-                check_exact(name, numbers.len(), &[("num_heads", of.num_heads)])?;
-            }
-        }
-        if let Some((bias, left, right)) = self.relative_bias {
-            let distances = left.saturating_add(right).saturating_add(1);
-            check_exact(
-                "relative_bias",
-                bias.len(),
-                &[("num_heads", of.num_heads), ("left + 1 + right", distances)],
-            )?;
+        let [heads, batch, n_q] = extents!(of => num_heads, batch, n_q);
+        let needed = || match self.num_columns {
+            0 => needed(self.columns),
+            columns => Ok(columns),
+        };
+        let distances = self
+            .relative_bias
+            .map_or(0, |(_, left, right)| left.saturating_add(right).saturating_add(1));
+        check_given! {
+            "alibi_slopes": self.alibi_slopes => [heads];
+            "sinks": self.sinks => [heads];
+            "head_scales": self.head_scales => [heads];
+            "relative_bias": self.relative_bias.map(|(bias, ..)| bias) =>
+                [heads, ("left + 1 + right", distances)];
+            "q_scales": self.q_scales => [batch, n_q];
+            "groups of queries": self.groups.map(|(_, numbers, _)| numbers) => [batch, n_q];
+            "groups of keys": self.groups.and_then(|(.., numbers)| numbers) =>
+                [batch, ("columns", needed()?)];
         }
         if let Some((rows, left)) = &self.relative_rows {
             if rows.extents[3] <= *left {
@@ -224,32 +205,16 @@ impl<'a> ScoreOptions<'a> {
                 );
                 return Err(Error::new(ErrorKind::Shape, message));
             }
-            rows.check("relative_rows", rows.data.len(), of, 0)?;
+            rows.check("relative_rows", rows.data.len(), of, of.num_heads, 0)?;
         }
         if let Some((lists, _)) = &self.chosen {
-            lists.check_heads("chosen_keys", lists.data.len(), of, of.num_kv_heads, 0)?;
-        }
-        let (batch, n_q) = (("batch", of.batch), ("n_q", of.n_q));
-        if let Some(scales) = self.q_scales {
-            check_exact("q_scales", scales.len(), &[batch, n_q])?;
-        }
-        let needed =
-            |columns| if self.num_columns != 0 { Ok(self.num_columns) } else { needed(columns) };
-        if let Some((_, of_queries, of_keys)) = self.groups {
-            check_exact("groups of queries", of_queries.len(), &[batch, n_q])?;
-            if let Some(of_keys) = of_keys {
-                check_exact(
-                    "groups of keys",
-                    of_keys.len(),
-                    &[batch, ("columns", needed(self.columns)?)],
-                )?;
-            }
+            lists.check("chosen_keys", lists.data.len(), of, of.num_kv_heads, 0)?;
         }
         if let Some(bias) = &self.bias {
-            bias.check("bias", bias.data.len(), of, needed(self.columns)?)?;
+            bias.check("bias", bias.data.len(), of, of.num_heads, needed()?)?;
         }
         if let Some(mask) = &self.mask {
-            mask.check("mask", mask.data.len(), of, needed(self.columns)?)?;
+            mask.check("mask", mask.data.len(), of, of.num_heads, needed()?)?;
         }
         Ok(())
     }
@@ -282,7 +247,7 @@ impl<'a> ScoreOptions<'a> {
                 self.bias.map(|bias| bias.data),
                 self.bias.map_or(none, |bias| bias.strides()),
             ),
-            mask: self.mask.map_or(null(), |mask| mask.data.as_ptr()),
+            mask: slice_ptr(self.mask.map(|mask| mask.data)),
             mask_strides: self.mask.map_or(none, |mask| mask.strides()),
             columns: match self.columns {
                 ScoreColumns::AllKeys => sys::MHA_COLUMNS_ALL_KEYS,
@@ -293,15 +258,12 @@ impl<'a> ScoreOptions<'a> {
                 _ => sys::MHA_GROUPS_WITHIN,
             },
             num_columns: int(self.num_columns),
-            q_groups: self.groups.map_or(null(), |(_, of_queries, _)| of_queries.as_ptr()),
-            kv_groups: self
-                .groups
-                .and_then(|(_, _, of_keys)| of_keys)
-                .map_or(null(), <[i32]>::as_ptr),
+            q_groups: slice_ptr(self.groups.map(|(_, of_queries, _)| of_queries)),
+            kv_groups: slice_ptr(self.groups.and_then(|(.., of_keys)| of_keys)),
             q_scales: slice_ptr(self.q_scales),
             relative_rows: slice_ptr(self.relative_rows.map(|(rows, _)| rows.data)),
             relative_rows_strides: self.relative_rows.map_or(none, |(rows, _)| rows.strides()),
-            chosen_keys: self.chosen.map_or(null(), |(lists, _)| lists.data.as_ptr()),
+            chosen_keys: slice_ptr(self.chosen.map(|(lists, _)| lists.data)),
             chosen_keys_strides: self.chosen.map_or(none, |(lists, _)| lists.strides()),
             num_chosen: self.chosen.map_or(0, |(lists, _)| int(lists.extents[3])),
             chosen_block: self.chosen.map_or(0, |(_, block)| int(block)),
@@ -315,11 +277,7 @@ impl<T> Pairs<T> {
         [("batch", batch), ("num_heads", heads), ("n_q", n_q), ("columns", columns)]
     }
 
-    fn check(&self, name: &str, len: usize, of: &Dimensions, needed: usize) -> Result<()> {
-        self.check_heads(name, len, of, of.num_heads, needed)
-    }
-
-    fn check_heads(
+    fn check(
         &self, name: &str, len: usize, of: &Dimensions, heads: usize, needed: usize,
     ) -> Result<()> {
         let shape = self.shape();
@@ -362,31 +320,53 @@ impl<T> Pairs<T> {
     }
 }
 
-/// The slopes of ALiBi as its authors choose them, for [`ScoreOptions::alibi_slopes`]: with `n` the
-/// largest power of two up to `num_heads`, `2^(-8 k / n)` for k = 1 to n, then `2^(-4 k / n)` for k
-/// = 1, 3, 5, ...
+/// Returns the slopes of ALiBi, `[num_heads]`, for [`ScoreOptions::alibi_slopes`]. Let `n` be the
+/// greatest power of two up to `num_heads`: the slopes are `2^(-8 k / n)` for k = 1 .. n, followed
+/// by `2^(-4 k / n)` for k = 1, 3, 5, and so on.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidValue`] if `num_heads` is not 1 .. 2^31 - 1, and [`ErrorKind::OutOfMemory`].
+///
+/// # Examples
 ///
 /// ```
 /// assert_eq!(mha::alibi_slopes(6)?, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
 /// # Ok::<(), mha::Error>(())
 /// ```
 pub fn alibi_slopes(num_heads: usize) -> Result<Vec<f32>> {
-    let mut slopes = Vec::new();
-    let out_of_memory = |_| {
-        Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {num_heads} slopes"))
-    };
-    slopes.try_reserve_exact(num_heads).map_err(out_of_memory)?;
-    // SAFETY: memory for this many floats.
-    check(|error| unsafe { sys::mha_alibi_slopes(int(num_heads), slopes.as_mut_ptr(), error) })?;
-    // SAFETY: all of them have been written.
-    unsafe { slopes.set_len(num_heads) };
-    Ok(slopes)
+    filled(num_heads, "slopes", |slopes, error| {
+        // SAFETY: memory for this many floats.
+        unsafe { sys::mha_alibi_slopes(int(num_heads), slopes, error) }
+    })
 }
 
-/// T5's relative bias for [`ScoreOptions::relative_bias`], from its embedding `[num_buckets,
-/// num_heads]`: each distance has the bucket that Hugging Face's `T5Attention` gives it.
-/// `max_distance` is 128 in T5; what is farther to the left or right of a query changes nothing,
-/// nor does, with `is_bidirectional` false, as in decoders, anything to its right.
+/// A vector of `len` floats that `fill` writes.
+fn filled(
+    len: usize, what: &str, fill: impl FnOnce(*mut f32, *mut sys::mha_error) -> sys::mha_status,
+) -> Result<Vec<f32>> {
+    let mut floats = Vec::new();
+    let out_of_memory =
+        |_| Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {len} {what}"));
+    floats.try_reserve_exact(len).map_err(out_of_memory)?;
+    check(|error| fill(floats.as_mut_ptr(), error))?;
+    // SAFETY: all of them have been written.
+    unsafe { floats.set_len(len) };
+    Ok(floats)
+}
+
+/// Returns T5's relative bias, `[num_heads, left + 1 + right]`, for
+/// [`ScoreOptions::relative_bias`], from its embedding, `[num_buckets, num_heads]`: each distance
+/// gets the bucket that Hugging Face's `T5Attention` gives it. Distances of `max_distance` or more,
+/// 128 in T5, share the last bucket. With `is_bidirectional` false, as in decoders, all keys to the
+/// right of a query share the first one.
+///
+/// # Errors
+///
+/// [`ErrorKind::SliceLength`] if the embedding has no whole rows, [`ErrorKind::InvalidValue`] for
+/// a number outside its range, and [`ErrorKind::OutOfMemory`].
+///
+/// # Examples
 ///
 /// ```
 /// let embedding: Vec<f32> = (0..32).map(|bucket| bucket as f32).collect();
@@ -399,40 +379,30 @@ pub fn t5_relative_bias(
     right: usize,
 ) -> Result<Vec<f32>> {
     let num_buckets = embedding.len().checked_div(num_heads).unwrap_or(0);
-    check_exact(
-        "embedding",
-        embedding.len(),
-        &[("num_buckets", num_buckets), ("num_heads", num_heads)],
-    )?;
+    let (buckets, heads) = (("num_buckets", num_buckets), ("num_heads", num_heads));
+    check_given!("embedding": Some(embedding) => [buckets, heads];);
     if num_buckets == 0 || max_distance == 0 {
-        return Err(Error::new(
-            ErrorKind::InvalidValue,
-            "num_buckets and max_distance are at least 1".to_string(),
-        ));
+        let message = "num_buckets and max_distance are at least 1";
+        return Err(Error::new(ErrorKind::InvalidValue, message));
     }
     let len = left.saturating_add(right).saturating_add(1).saturating_mul(num_heads);
-    let mut bias = Vec::new();
-    let out_of_memory =
-        |_| Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {len} biases"));
-    bias.try_reserve_exact(len).map_err(out_of_memory)?;
-    let from = embedding.as_ptr();
-    let (buckets, farthest, heads) = (int(num_buckets), int(max_distance), int(num_heads));
-    // SAFETY: an embedding and memory of the lengths that are passed.
-    check(|error| unsafe {
-        let to = bias.as_mut_ptr();
-        sys::mha_t5_relative_bias(
-            from,
-            buckets,
-            farthest,
-            u32::from(is_bidirectional),
-            heads,
-            int(left),
-            int(right),
-            to,
-            error,
-        )
-    })?;
-    // SAFETY: all of them have been written.
-    unsafe { bias.set_len(len) };
-    Ok(bias)
+    let (from, bidirectional) = (embedding.as_ptr(), u32::from(is_bidirectional));
+    let [buckets, farthest] = [num_buckets, max_distance].map(int);
+    let [heads, left, right] = [num_heads, left, right].map(int);
+    filled(len, "biases", |to, error| {
+        // SAFETY: an embedding and memory of the lengths that are passed.
+        unsafe {
+            sys::mha_t5_relative_bias(
+                from,
+                buckets,
+                farthest,
+                bidirectional,
+                heads,
+                left,
+                right,
+                to,
+                error,
+            )
+        }
+    })
 }

@@ -1,6 +1,6 @@
 //! How many elements arrays have, by their shapes and strides.
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, Strides};
 
 /// A dimension of an array: what its extent is called, and how many there are.
 pub(crate) type Extent = (&'static str, usize);
@@ -17,13 +17,29 @@ pub(crate) fn check_exact(name: &str, len: usize, shape: &[Extent]) -> Result<()
     ))
 }
 
-/// That an array reaches over all elements of its shape, with these strides and the innermost one
-/// 1.
-pub(crate) fn check_strided(
-    name: &str, len: usize, shape: &[Extent], strides: &[usize],
+/// That an array reaches over all elements of its shape with these strides, or is contiguous
+/// without any. The innermost stride is 1; one that is 0 steps over all that is inside it.
+pub(crate) fn check_lengths(
+    name: &str, len: usize, strides: Option<Strides>, shape: &[Extent],
 ) -> Result<()> {
-    let needed = span(shape, strides);
-    if len >= needed {
+    let Some(Strides { batch, row, head }) = strides else { return check_exact(name, len, shape) };
+    let mut strides = [batch, row, head];
+    let strides = match shape.len() {
+        2 => &mut strides[1..2],
+        3 => &mut strides[..2],
+        _ => &mut strides[..],
+    };
+    let (inner, outer) = shape.split_last().expect("arrays have dimensions");
+    let mut inside = inner.1;
+    for (stride, extent) in strides.iter_mut().zip(outer).rev() {
+        *stride = if *stride == 0 { inside } else { *stride };
+        inside = stride.saturating_mul(extent.1);
+    }
+    let is_empty = shape.iter().any(|extent| extent.1 == 0);
+    let needed = strides.iter().zip(outer).fold(inner.1, |all, (stride, extent)| {
+        all.saturating_add(extent.1.saturating_sub(1).saturating_mul(*stride))
+    });
+    if is_empty || len >= needed {
         return Ok(());
     }
     let message = format!(
@@ -31,16 +47,6 @@ pub(crate) fn check_strided(
         spelled(shape)
     );
     Err(Error::new(ErrorKind::SliceLength, message))
-}
-
-fn span(shape: &[Extent], strides: &[usize]) -> usize {
-    if shape.iter().any(|extent| extent.1 == 0) {
-        return 0;
-    }
-    let inner = shape.last().map_or(1, |extent| extent.1);
-    shape.iter().zip(strides).fold(inner, |all, (extent, stride)| {
-        all.saturating_add((extent.1 - 1).saturating_mul(*stride))
-    })
 }
 
 /// "[batch 2, n_q 4, query_dim 8]"
@@ -83,4 +89,22 @@ pub(crate) fn extent(count: usize) -> i64 {
 /// As the library takes it, which says by itself what is too large.
 pub(crate) fn int(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// A value, or the library's default for 0.
+pub(crate) fn or(value: usize, default: usize) -> usize {
+    if value == 0 {
+        default
+    } else {
+        value
+    }
+}
+
+/// A flag, or 0.
+pub(crate) fn flag(is_set: bool, flag: u32) -> u32 {
+    if is_set {
+        flag
+    } else {
+        0
+    }
 }

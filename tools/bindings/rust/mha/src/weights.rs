@@ -3,13 +3,14 @@ use std::ptr::null;
 
 use mha_sys as sys;
 
+use crate::arrays::slice_ptr;
+use crate::error::only_one;
 use crate::layer::LayerConfig;
-use crate::options::slice_ptr;
-use crate::spans::{check_exact, check_strided, int, Extent};
+use crate::spans::{check_exact, check_lengths, int, or, Extent};
 use crate::types::Elements;
-use crate::{Error, ErrorKind, Result, Type};
+use crate::{Error, ErrorKind, Result, Strides, Type};
 
-/// How weight matrices lie in memory.
+/// The layout of weight matrices in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum WeightLayout {
@@ -20,8 +21,21 @@ pub enum WeightLayout {
     OutIn,
 }
 
-/// A weight matrix: its numbers, the scales of quantised ones, and how far apart its rows are.
-/// Slices, arrays and vectors of `f32` convert into it.
+/// A weight matrix: its numbers, the scales of quantised ones, and the stride of its rows. Slices,
+/// arrays and vectors of `f32`, and [`Elements`], convert into it.
+///
+/// # Examples
+///
+/// ```
+/// use mha::{Layer, LayerConfig, Matrix, Type, Weights};
+///
+/// // Codes of a quantiser, with a scale for each of the 12 output columns.
+/// let (codes, scales) = ([64; 4 * 12], [0.01; 12]);
+/// let weights = Weights::fused(Matrix::int8(&codes, &scales));
+/// let layer = Layer::new(&LayerConfig::new(4, 2).weight_type(Type::Int8), &weights)?;
+/// assert_eq!(layer.shape().weight_type, Type::Int8);
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     data: Elements<'a>,
@@ -31,44 +45,43 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Floats.
+    /// Borrows floats.
     pub fn f32(data: &'a [f32]) -> Self {
-        Self { data: Elements::F32(data), scales: None, offsets: None, stride: 0 }
+        Elements::F32(data).into()
     }
 
-    /// The bits of IEEE binary16 numbers.
+    /// Borrows IEEE binary16 numbers, by their bits.
     pub fn f16(data: &'a [u16]) -> Self {
-        Self { data: Elements::F16(data), scales: None, offsets: None, stride: 0 }
+        Elements::F16(data).into()
     }
 
-    /// The bits of bfloat16 numbers.
+    /// Borrows bfloat16 numbers, by their bits.
     pub fn bf16(data: &'a [u16]) -> Self {
-        Self { data: Elements::Bf16(data), scales: None, offsets: None, stride: 0 }
+        Elements::Bf16(data).into()
     }
 
-    /// Codes of a quantiser with a scale for each output column, or for each group `[out, groups]`,
-    /// taken as they are. Needs [`Type::Int8`] in [`LayerConfig::weight_type`].
+    /// Borrows codes of a quantiser and their scales, one for each output column, `[out]`, or for
+    /// each group, `[out, groups]`; both are packed without change. Needs [`Type::Int8`] in
+    /// [`LayerConfig::weight_type`].
     pub fn int8(codes: &'a [i8], scales: &'a [f32]) -> Self {
-        Self { data: Elements::Int8(codes), scales: Some(scales), offsets: None, stride: 0 }
+        Self { scales: Some(scales), ..Elements::Int8(codes).into() }
     }
 
-    /// Codes of a quantiser with a scale for each group, `[out, groups]`, taken as they are: rows
-    /// of `ceil(in / 2)` bytes, of which each holds two codes + 8, with offsets two codes 0 .. 15,
-    /// that of the earlier input in the low half. Needs [`WeightLayout::OutIn`], and [`Type::Int4`]
-    /// in [`LayerConfig::weight_type`].
+    /// Borrows codes of a quantiser and the scales of their groups, `[out, groups]`; both are
+    /// packed without change. A row has `ceil(in / 2)` bytes. A byte holds two codes + 8, or with
+    /// offsets two codes 0 .. 15, that of the earlier input in the low half. Needs
+    /// [`WeightLayout::OutIn`], and [`Type::Int4`] in [`LayerConfig::weight_type`].
     pub fn int4(codes: &'a [u8], scales: &'a [f32]) -> Self {
-        Self { data: Elements::Int4(codes), scales: Some(scales), offsets: None, stride: 0 }
+        Self { scales: Some(scales), ..Elements::Int4(codes).into() }
     }
 
     setters! {
-        /// Elements from one row to the next, where they do not follow each other. Of int4 even.
-        stride: usize;
-    }
-
-    /// Offsets of groups, `[out, groups]`: a weight is then code * scale + offset.
-    pub fn offsets(mut self, offsets: &'a [f32]) -> Self {
-        self.offsets = Some(offsets);
-        self
+        /// Sets the elements from one row to the next; of int4 an even number. 0, the default, is
+        /// contiguous.
+        stride(elements: usize) => stride = elements;
+        /// Sets the offsets of groups, `[out, groups]`: a weight is then code * scale + offset. By
+        /// default, there are none.
+        offsets(offsets: &'a [f32]) => offsets = Some(offsets);
     }
 }
 
@@ -82,7 +95,10 @@ impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
 ///
 /// W_Q, W_K and W_V come as three matrices or as one fused matrix, or W_Q alone; W_O and biases are
 /// optional. The columns of W_Q, W_K and W_V and the rows of W_O are those of head 0, then of head
-/// 1, and so on.
+/// 1, and so on. Shapes are those of [`WeightLayout::InOut`]; [`WeightLayout::OutIn`] transposes
+/// every matrix.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, WeightLayout, Weights};
@@ -93,10 +109,11 @@ impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
 /// assert_eq!(layer.shape().head_dim, 4);
 /// # Ok::<(), mha::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Weights<'a> {
     projections: Projections<'a>,
     layout: WeightLayout,
+    linear: Option<Matrix<'a>>, // in place of w_o
     w_o: Option<Matrix<'a>>,
     b_q: Option<&'a [f32]>,
     b_k: Option<&'a [f32]>,
@@ -107,128 +124,100 @@ pub struct Weights<'a> {
     b_g: Option<&'a [f32]>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 enum Projections<'a> {
     Three([Matrix<'a>; 3]),
     Fused(Matrix<'a>),
     Query(Matrix<'a>),
+    #[default]
     None,
 }
 
 impl<'a> Weights<'a> {
-    /// Three matrices: W_Q `[query_dim, num_heads * head_dim]`, W_K `[key_dim, num_kv_heads *
-    /// head_dim]`, W_V `[value_dim, num_kv_heads * head_dim_v]`.
+    /// Borrows three matrices: W_Q `[query_dim, num_heads * head_dim]`, W_K `[key_dim, num_kv_heads
+    /// * head_dim]` and W_V `[value_dim, num_kv_heads * head_dim_v]`.
     pub fn new(
         w_q: impl Into<Matrix<'a>>, w_k: impl Into<Matrix<'a>>, w_v: impl Into<Matrix<'a>>,
     ) -> Self {
         Self::of(Projections::Three([w_q.into(), w_k.into(), w_v.into()]))
     }
 
-    /// One fused matrix of all columns, W_Q's, then W_K's, then W_V's. Query, key and value rows
-    /// must be of one width.
+    /// Borrows one matrix with the columns of W_Q, then of W_K, then of W_V. Rows of query, key and
+    /// value have the same width.
     pub fn fused(w_qkv: impl Into<Matrix<'a>>) -> Self {
         Self::of(Projections::Fused(w_qkv.into()))
     }
 
-    /// W_Q alone, for calls that attend to a cache as it is
-    /// ([`cache_read`](crate::Forward::cache_read)). The shape has `key_dim` and `value_dim` 0.
+    /// Borrows W_Q alone, `[query_dim, num_heads * head_dim]`, for calls that attend to a cache as
+    /// it is ([`cache_read`](crate::Forward::cache_read)). The layer's shape has `key_dim` and
+    /// `value_dim` 0.
     pub fn query_only(w_q: impl Into<Matrix<'a>>) -> Self {
         Self::of(Projections::Query(w_q.into()))
     }
 
-    /// W_O alone, `[in, out]`, for a layer of [`LayerConfig::linear`].
+    /// Borrows the matrix of a linear layer, `[inputs, outputs]`, with [`LayerConfig::linear`].
     pub fn linear(w: impl Into<Matrix<'a>>) -> Self {
-        Self::of(Projections::None).output(w)
+        Self { linear: Some(w.into()), ..Self::default() }
     }
 
     fn of(projections: Projections<'a>) -> Self {
-        let layout = WeightLayout::InOut;
-        let (b_q, b_k, b_v, b_qkv, b_o, b_g) = (None, None, None, None, None, None);
-        Self { projections, layout, w_o: None, b_q, b_k, b_v, b_qkv, b_o, w_g: None, b_g }
+        Self { projections, ..Self::default() }
     }
 
     setters! {
-        /// How all matrices lie in memory.
-        layout: WeightLayout;
+        /// Sets the layout of all matrices, by default [`WeightLayout::InOut`].
+        layout(layout: WeightLayout) => layout = layout;
+        /// Sets W_O, `[num_heads * head_dim_v, output_dim]`. Without it, the output is the context:
+        /// the results of all heads side by side.
+        output(w_o: impl Into<Matrix<'a>>) => w_o = Some(w_o.into());
+        /// Sets the bias of the queries, `[num_heads * head_dim]`; by default 0.
+        query_bias(b_q: &'a [f32]) => b_q = Some(b_q);
+        /// Sets the bias of the keys, `[num_kv_heads * head_dim]`; by default 0.
+        key_bias(b_k: &'a [f32]) => b_k = Some(b_k);
+        /// Sets the bias of the values, `[num_kv_heads * head_dim_v]`; by default 0.
+        value_bias(b_v: &'a [f32]) => b_v = Some(b_v);
+        /// Sets the biases of queries, keys and values, one after the other, in place of the three.
+        /// The matrices need not be fused.
+        fused_bias(b_qkv: &'a [f32]) => b_qkv = Some(b_qkv);
+        /// Sets the bias of the output, `[output_dim]`, of a layer with W_O or of a linear one; by
+        /// default 0.
+        output_bias(b_o: &'a [f32]) => b_o = Some(b_o);
+        /// Sets W_G, `[query_dim, num_heads * gate_dim]`, of a layer with a
+        /// [`Gate`](crate::Gate). Without it, the gate's columns of each head follow the head's own
+        /// in W_Q, and so do its biases.
+        gate(w_g: impl Into<Matrix<'a>>) => w_g = Some(w_g.into());
+        /// Sets the bias of the gate, `[num_heads * gate_dim]`, with W_G; by default 0.
+        gate_bias(b_g: &'a [f32]) => b_g = Some(b_g);
     }
 
-    /// W_O `[num_heads * head_dim_v, output_dim]`. Without it, the output is the merged heads.
-    pub fn output(mut self, w_o: impl Into<Matrix<'a>>) -> Self {
-        self.w_o = Some(w_o.into());
-        self
-    }
-
-    /// The bias of the queries, `[num_heads * head_dim]`.
-    pub fn query_bias(mut self, b_q: &'a [f32]) -> Self {
-        self.b_q = Some(b_q);
-        self
-    }
-
-    /// The bias of the keys, `[num_kv_heads * head_dim]`.
-    pub fn key_bias(mut self, b_k: &'a [f32]) -> Self {
-        self.b_k = Some(b_k);
-        self
-    }
-
-    /// The bias of the values, `[num_kv_heads * head_dim_v]`.
-    pub fn value_bias(mut self, b_v: &'a [f32]) -> Self {
-        self.b_v = Some(b_v);
-        self
-    }
-
-    /// The biases of queries, keys and values one after the other, in place of these three. Goes
-    /// with any form of the weights.
-    pub fn fused_bias(mut self, b_qkv: &'a [f32]) -> Self {
-        self.b_qkv = Some(b_qkv);
-        self
-    }
-
-    /// The bias of the output, `[output_dim]`; only with W_O.
-    pub fn output_bias(mut self, b_o: &'a [f32]) -> Self {
-        self.b_o = Some(b_o);
-        self
-    }
-
-    /// W_G `[query_dim, num_heads * gate_dim]` of a layer with a [`Gate`](crate::Gate). Without it,
-    /// the columns of each head's gate follow the head's own in W_Q, and the biases in its bias.
-    pub fn gate(mut self, w_g: impl Into<Matrix<'a>>) -> Self {
-        self.w_g = Some(w_g.into());
-        self
-    }
-
-    /// The bias of the gate, `[num_heads * gate_dim]`; only with W_G.
-    pub fn gate_bias(mut self, b_g: &'a [f32]) -> Self {
-        self.b_g = Some(b_g);
-        self
+    /// W_O, or the matrix of a linear layer.
+    fn output_matrix(&self) -> Option<&Matrix<'a>> {
+        self.linear.as_ref().or(self.w_o.as_ref())
     }
 
     /// The type that all matrices have.
     fn kind(&self) -> Result<Type> {
-        let first = match &self.projections {
-            Projections::Three([w_q, ..]) => w_q.data.kind(),
-            Projections::Fused(one) | Projections::Query(one) => one.data.kind(),
-            Projections::None => self.w_o.map_or(Type::F32, |w_o| w_o.data.kind()),
+        let of_inputs: &[Matrix] = match &self.projections {
+            Projections::Three(matrices) => matrices,
+            Projections::Fused(one) | Projections::Query(one) => std::slice::from_ref(one),
+            Projections::None => &[],
         };
-        let three: &[Matrix] =
-            if let Projections::Three(matrices) = &self.projections { matrices } else { &[] };
-        let mut kinds =
-            three.iter().chain(&self.w_o).chain(&self.w_g).map(|matrix| matrix.data.kind());
-        match kinds.find(|kind| *kind != first) {
-            Some(other) => Err(Error::new(
-                ErrorKind::InvalidValue,
-                format!(
-                    "the weight matrices are {first:?} and {other:?}; all of a layer must be \
-                    of one type"
-                ),
-            )),
-            None => Ok(first),
-        }
+        let mut kinds = of_inputs.iter().chain(self.output_matrix()).chain(&self.w_g);
+        let first = kinds.next().map_or(Type::F32, |matrix| matrix.data.kind());
+        let Some(other) = kinds.map(|matrix| matrix.data.kind()).find(|kind| *kind != first) else {
+            return Ok(first);
+        };
+        let message = format!(
+            "the weight matrices are {first:?} and {other:?}; all of a layer must be of one type"
+        );
+        Err(Error::new(ErrorKind::InvalidValue, message))
     }
 
     /// Calls `body` with what the library takes, whose slices are not checked yet.
     pub(crate) fn with_raw<R>(
         &self, body: impl FnOnce(&sys::mha_layer_weights) -> Result<R>,
     ) -> Result<R> {
+        only_one(("linear", self.linear.is_some()), ("output", self.w_o.is_some()))?;
         // SAFETY: numbers and pointers that may be NULL.
         let mut raw: sys::mha_layer_weights = unsafe { zeroed() };
         raw.struct_size = size_of::<sys::mha_layer_weights>();
@@ -247,106 +236,54 @@ impl<'a> Weights<'a> {
             (raw_matrix(q, self.b_q), raw_matrix(k, self.b_k), raw_matrix(v, self.b_v));
         raw.w_qkv = raw_matrix(qkv, self.b_qkv);
         (raw.w_o, raw.w_g) =
-            (raw_matrix(self.w_o.as_ref(), self.b_o), raw_matrix(self.w_g.as_ref(), self.b_g));
+            (raw_matrix(self.output_matrix(), self.b_o), raw_matrix(self.w_g.as_ref(), self.b_g));
         body(&raw)
     }
 
-    /// Whether there is nothing but W_O and its bias.
+    /// Whether there is nothing but the matrix of a linear layer and its bias.
     pub(crate) fn are_linear(&self) -> bool {
-        let has_others =
-            [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_g].iter().any(Option::is_some)
-                || self.w_g.is_some();
-        matches!(self.projections, Projections::None) && self.w_o.is_some() && !has_others
+        let others = [self.b_q, self.b_k, self.b_v, self.b_qkv, self.b_g];
+        self.linear.is_some() && self.w_g.is_none() && others.iter().all(Option::is_none)
     }
 
-    /// That each slice has what a layer of this shape reads. `config` has been found valid by the
-    /// library and has its defaults resolved.
+    /// Checks that each slice has what a layer of this shape reads. `config` has been found valid
+    /// by the library and has its defaults resolved.
     pub(crate) fn check_slices(&self, config: &LayerConfig) -> Result<()> {
         // Without W_G, a head's gate follows the head's own columns in W_Q.
         let q_head = config.head_dim + if self.w_g.is_some() { 0 } else { config.gate_dim };
-        let (q_columns, g_columns) =
-            (config.num_heads * q_head, config.num_heads * config.gate_dim);
-        let k_columns = config.num_kv_heads * config.head_dim;
-        let v_columns = config.num_kv_heads * config.head_dim_v;
+        let [query_dim, key_dim, value_dim, output_dim] =
+            extents!(config => query_dim, key_dim, value_dim, output_dim);
+        let q = ("num_heads * head_dim", config.num_heads * q_head);
+        let k = ("num_kv_heads * head_dim", config.num_kv_heads * config.head_dim);
+        let v = ("num_kv_heads * head_dim_v", config.num_kv_heads * config.head_dim_v);
+        let g = ("num_heads * gate_dim", config.num_heads * config.gate_dim);
+        let qkv = ("columns of Q, K and V", q.1 + k.1 + v.1);
+        let context = match config.num_heads {
+            0 => query_dim,
+            heads => ("num_heads * head_dim_v", heads * config.head_dim_v),
+        };
+        let check = |name, matrix, rows, columns| {
+            self.check_matrix(name, matrix, config.group_size, rows, columns)
+        };
         match &self.projections {
             Projections::Three([w_q, w_k, w_v]) => {
-                self.check_matrix(
-                    "w_q",
-                    w_q,
-                    config.group_size,
-                    ("query_dim", config.query_dim),
-                    ("num_heads * head_dim", q_columns),
-                )?;
-                self.check_matrix(
-                    "w_k",
-                    w_k,
-                    config.group_size,
-                    ("key_dim", config.key_dim),
-                    ("num_kv_heads * head_dim", k_columns),
-                )?;
-                self.check_matrix(
-                    "w_v",
-                    w_v,
-                    config.group_size,
-                    ("value_dim", config.value_dim),
-                    ("num_kv_heads * head_dim_v", v_columns),
-                )?;
+                check("w_q", w_q, query_dim, q)?;
+                check("w_k", w_k, key_dim, k)?;
+                check("w_v", w_v, value_dim, v)?;
             }
-            Projections::Fused(w_qkv) => {
-                let columns = ("columns of Q, K and V", q_columns + k_columns + v_columns);
-                self.check_matrix(
-                    "w_qkv",
-                    w_qkv,
-                    config.group_size,
-                    ("query_dim", config.query_dim),
-                    columns,
-                )?;
-            }
-            Projections::Query(w_q) => {
-                self.check_matrix(
-                    "w_q",
-                    w_q,
-                    config.group_size,
-                    ("query_dim", config.query_dim),
-                    ("num_heads * head_dim", q_columns),
-                )?;
-            }
+            Projections::Fused(w_qkv) => check("w_qkv", w_qkv, query_dim, qkv)?,
+            Projections::Query(w_q) => check("w_q", w_q, query_dim, q)?,
             Projections::None => {}
         }
-        if let Some(w_o) = &self.w_o {
-            let rows = match config.num_heads {
-                0 => ("query_dim", config.query_dim),
-                num_heads => ("num_heads * head_dim_v", num_heads * config.head_dim_v),
-            };
-            self.check_matrix(
-                "w_o",
-                w_o,
-                config.group_size,
-                rows,
-                ("output_dim", config.output_dim),
-            )?;
-        }
-        if let Some(w_g) = &self.w_g {
-            self.check_matrix(
-                "w_g",
-                w_g,
-                config.group_size,
-                ("query_dim", config.query_dim),
-                ("num_heads * gate_dim", g_columns),
-            )?;
-        }
-        let biases = [
-            ("w_g.bias", self.b_g, g_columns),
-            ("w_q.bias", self.b_q, q_columns),
-            ("w_k.bias", self.b_k, k_columns),
-            ("w_v.bias", self.b_v, v_columns),
-            ("w_qkv.bias", self.b_qkv, q_columns + k_columns + v_columns),
-            ("w_o.bias", self.b_o, config.output_dim),
-        ];
-        for (name, bias, columns) in biases {
-            if let Some(bias) = bias {
-                check_exact(name, bias.len(), &[("columns", columns)])?;
-            }
+        self.output_matrix().map_or(Ok(()), |w_o| check("w_o", w_o, context, output_dim))?;
+        self.w_g.as_ref().map_or(Ok(()), |w_g| check("w_g", w_g, query_dim, g))?;
+        check_given! {
+            "w_g.bias": self.b_g => [("columns", g.1)];
+            "w_q.bias": self.b_q => [("columns", q.1)];
+            "w_k.bias": self.b_k => [("columns", k.1)];
+            "w_v.bias": self.b_v => [("columns", v.1)];
+            "w_qkv.bias": self.b_qkv => [("columns", qkv.1)];
+            "w_o.bias": self.b_o => [("columns", output_dim.1)];
         }
         Ok(())
     }
@@ -358,32 +295,16 @@ impl<'a> Weights<'a> {
             WeightLayout::InOut => (rows, columns),
             WeightLayout::OutIn => (columns, rows),
         };
-        let shape = match matrix.data {
-            Elements::Int4(_) => [outer, ("bytes", inner.1.div_ceil(2))],
-            _ => [outer, inner],
+        let (inner, row, default_group) = match matrix.data {
+            Elements::Int4(_) => (("bytes", inner.1.div_ceil(2)), matrix.stride / 2, 32),
+            _ => (inner, matrix.stride, usize::MAX),
         };
-        let stride = if matches!(matrix.data, Elements::Int4(_)) {
-            matrix.stride / 2
-        } else {
-            matrix.stride
-        };
-        if matrix.stride == 0 {
-            check_exact(name, matrix.data.len(), &shape)?;
-        } else {
-            check_strided(name, matrix.data.len(), &shape, &[stride])?;
-        }
-        let groups = match (group_size, &matrix.data) {
-            (0, Elements::Int4(_)) => rows.1.div_ceil(32),
-            (0, _) => 1,
-            _ => rows.1.div_ceil(group_size),
-        };
-        for (of_groups, numbers) in [("scales", matrix.scales), ("offsets", matrix.offsets)] {
+        let strides = (matrix.stride != 0).then_some(Strides { batch: 0, row, head: 0 });
+        check_lengths(name, matrix.data.len(), strides, &[outer, inner])?;
+        let groups = ("groups", rows.1.div_ceil(or(group_size, default_group)));
+        for (part, numbers) in [("scales", matrix.scales), ("offsets", matrix.offsets)] {
             if let Some(numbers) = numbers {
-                check_exact(
-                    &format!("{name}.{of_groups}"),
-                    numbers.len(),
-                    &[columns, ("groups", groups)],
-                )?;
+                check_exact(&format!("{name}.{part}"), numbers.len(), &[columns, groups])?;
             }
         }
         Ok(())

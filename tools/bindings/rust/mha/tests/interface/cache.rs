@@ -78,7 +78,7 @@ fn a_cache_gives_the_bits_of_a_call_without_one_however_the_rows_are_cut() {
 
 #[test]
 fn a_ring_gives_the_bits_of_a_window_without_one() {
-    let mut ring = KvCache::new(&config(32).ring()).unwrap();
+    let mut ring = KvCache::new(&config(32).kind(CacheKind::Ring)).unwrap();
     assert_eq!(bits(&decode(&mut ring, 0, &[1], Some(20))), bits(&at_once(Some(20))));
     assert_eq!((ring.length(0).unwrap(), ring.shape().kind), (ROWS, CacheKind::Ring));
     error_of(ring.read(0, 0..1, None, Some(&mut [0.0; 16])), ErrorKind::InvalidValue);
@@ -87,7 +87,10 @@ fn a_ring_gives_the_bits_of_a_window_without_one() {
 
 #[test]
 fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
-    let mut paged = KvCache::new(&config(64).num_sequences(3).paged(16, 9)).unwrap();
+    let mut paged = KvCache::new(
+        &config(64).num_sequences(3).kind(CacheKind::Paged { block_positions: 16, num_blocks: 9 }),
+    )
+    .unwrap();
     paged.set_blocks(2, &[5, 0, 7, 2]).unwrap();
     assert_eq!(bits(&decode(&mut paged, 2, &[17, 3], None)), bits(&at_once(None)));
     paged.set_blocks(1, &[5, 0, 3]).unwrap();
@@ -105,8 +108,12 @@ fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
 
 #[test]
 fn a_shared_block_is_appended_to_only_once_it_has_been_copied() {
-    let mut paged =
-        KvCache::new(&CacheConfig::new(64, 1, 2).num_sequences(2).paged(16, 5)).unwrap();
+    let mut paged = KvCache::new(
+        &CacheConfig::new(64, 1, 2)
+            .num_sequences(2)
+            .kind(CacheKind::Paged { block_positions: 16, num_blocks: 5 }),
+    )
+    .unwrap();
     paged.set_blocks(0, &[0, 1]).unwrap();
     paged.append(0, &[0.5; 2 * 20], &[0.25; 2 * 20]).unwrap();
     paged.set_blocks(1, &[0, 1]).unwrap();

@@ -8,6 +8,7 @@ mod norm;
 mod random;
 mod recurrent;
 mod score;
+mod settings;
 mod slices;
 mod support;
 mod threads;

@@ -115,7 +115,7 @@ fn a_norm_of_the_context_comes_before_the_output_projection() {
 
     let mut output = [0.0; 48];
     let [q, k, v] = [4, 5, 6].map(|seed| numbers(48, seed));
-    let alone = Norm::rms(1e-6).context(ContextNorm::rms(1e-6).after_gate().per_head());
+    let alone = Norm::rms(1e-6).context(ContextNorm::rms(1e-6).after_gate());
     let call = Attention::new(2, WIDTH).call(&q, &mut output).key_value(&k, &v).norm(alone);
     let sentence = error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
     assert!(sentence.starts_with("norm.context_epsilon is 1e-06, but "), "{sentence}");

@@ -2,9 +2,9 @@
 //! (tools/bindings/rust/test.sh), none may touch memory that is not theirs.
 
 use mha::{
-    AlignedBuffer, Attention, CacheConfig, ContextNorm, Elements, ErrorKind, Gate, Groups, KvCache,
-    Layer, LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns, ScoreOptions,
-    Strides, Type, WeightLayout, Weights, Workspace,
+    AlignedBuffer, Attention, CacheConfig, CacheKind, ContextNorm, Elements, ErrorKind, Gate,
+    Groups, KvCache, Layer, LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns,
+    ScoreOptions, Strides, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::numbers;
@@ -101,9 +101,11 @@ impl Dice {
             .v_type([Type::F32, Type::Int4][self.below(2)]);
         match self.below(3) {
             0 => KvCache::new(&config),
-            1 => KvCache::new(&config.ring()),
+            1 => KvCache::new(&config.kind(CacheKind::Ring)),
             _ => {
-                let mut cache = KvCache::new(&config.paged(16, 3))?;
+                let mut cache = KvCache::new(
+                    &config.kind(CacheKind::Paged { block_positions: 16, num_blocks: 3 }),
+                )?;
                 for sequence in 0..self.below(sequences + 1) {
                     cache.set_blocks(sequence, &[sequence as i32])?;
                 }
@@ -130,7 +132,7 @@ macro_rules! options {
         call = if is_set(5) { call.q_first_positions(&$lists[2]) } else { call };
         call = if is_set(6) { call.q_first_rows(&$lists[4]) } else { call };
         call = if is_set(14) { call.kv_first_rows(&$lists[5]) } else { call };
-        call = if is_set(15) {
+        call = if is_set(15) && is_set(7) {
             call.rope_q_positions(&$lists[6]).rope_k_positions(&$lists[7])
         } else {
             call
@@ -143,7 +145,7 @@ macro_rules! options {
         } else {
             call
         };
-        call = if is_set(11) { call.cache_sequences(&$lists[3]) } else { call };
+        call = if is_set(11) && $cache.is_some() { call.cache_sequences(&$lists[3]) } else { call };
         call = if is_set(12) { call.score($score) } else { call };
         call = if is_set(13) { call.norm($norm) } else { call };
         if let Some(cache) = &mut $cache {
@@ -373,12 +375,15 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
                 &Weights::linear(Matrix::int8(&[1; 64][..(c.min(64))], &y).stride(d)),
             )
             .map(drop),
-            2 => {
-                KvCache::new(&CacheConfig::new(a, b, c).num_sequences(d).head_dim_v(e).paged(f, g))
-                    .map(drop)
-            }
+            2 => KvCache::new(
+                &CacheConfig::new(a, b, c)
+                    .num_sequences(d)
+                    .head_dim_v(e)
+                    .kind(CacheKind::Paged { block_positions: f, num_blocks: g }),
+            )
+            .map(drop),
             3 => KvCache::new(&if dice.one_in(2) {
-                CacheConfig::new(16, b, c).ring()
+                CacheConfig::new(16, b, c).kind(CacheKind::Ring)
             } else {
                 CacheConfig::new(a, b, c)
             })

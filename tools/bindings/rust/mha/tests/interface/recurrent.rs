@@ -1,8 +1,8 @@
 //! Recurrent attention and the convolution before it.
 
 use mha::{
-    CausalConv, Elements, ElementsMut, ErrorKind, Gate, RecurrentAttention, RecurrentCall,
-    Scheduler, Strides, Workspace,
+    CausalConv, Elements, ElementsMut, ErrorKind, Gate, RecurrentAttention, Scheduler, Strides,
+    Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, numbers};
@@ -187,85 +187,38 @@ fn slices_are_checked_and_nothing_is_written() {
     let (x, mut y, mut state) = (numbers(64, 1), vec![7.0; 24], vec![7.0; 24]);
     // of 2 rows: q 12, k 6, v 8
     let attention = RecurrentAttention::new(2, 3).num_k_heads(1usize).head_dim_v(2usize);
-    type Make = for<'a> fn(RecurrentCall<'a>, &'a [f32], &'a mut [f32]) -> RecurrentCall<'a>;
-    let mut refused = |q: usize, k: usize, v: usize, output: usize, make: Make, sentence: &str| {
-        let call =
-            make(attention.call(&x[..q], &x[..k], &x[..v], &mut y[..output]), &x, &mut state);
-        let found = error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength);
-        assert!(found.starts_with(sentence), "{found}");
-        assert!(y.iter().chain(&state).all(|number| *number == 7.0));
-    };
-    refused(13, 6, 8, 8, |call, _, _| call, "q has 13 elements, which is no whole number of rows");
-    refused(
-        12,
-        7,
-        8,
-        8,
-        |call, _, _| call,
-        "k has 7 elements; [batch 1, rows 2, num_k_heads 1, head_dim 3] are 6",
-    );
-    refused(12, 6, 7, 8, |call, _, _| call, "v has 7 elements");
-    refused(
-        12,
-        6,
-        8,
-        9,
-        |call, _, _| call,
-        "output has 9 elements; [batch 1, rows 2, heads 2, head_dim_v 2] are 8",
-    );
-    refused(
-        12,
-        6,
-        8,
-        8,
-        |call, x, _| call.decay(&x[..3]),
-        "decay has 3 elements; [batch 1, rows 2, num_v_heads 2, decay_dim 1] are 4",
-    );
-    refused(12, 6, 8, 8, |call, x, _| call.beta(&x[..2]), "beta has 2 elements");
-    refused(
-        12,
-        6,
-        8,
-        8,
-        |call, x, _| call.shared_beta(&x[..4]),
-        "beta has 4 elements; [batch 1, rows 2, heads 1, numbers 1] are 2",
-    );
-    refused(12, 6, 8, 8, |call, x, _| call.a_log(&x[..1]), "a_log has 1 elements");
-    refused(12, 6, 8, 8, |call, x, _| call.dt_bias(&x[..1]), "dt_bias has 1 elements");
-    refused(12, 6, 8, 8, |call, x, _| call.state(&x[..11]), "state has 11 elements");
-    refused(
-        12,
-        6,
-        8,
-        8,
-        |call, _, state| call.state_out(&mut state[..13]),
-        "state_out has 13 elements; [sequences 1, num_v_heads 2, head_dim 3",
-    );
-    refused(
-        12,
-        6,
-        8,
-        8,
-        |call, _, state| call.update_state(&mut state[..12]).cu_seqlens_q(&[0, 1, 2]),
-        "state_out has 12 elements; [sequences 2",
-    );
-    refused(
-        12,
-        6,
-        8,
-        8,
-        |call, _, state| call.snapshots(3, &mut state[..24]),
-        "snapshots has 24 elements; [sequences 1, count 3",
-    );
-    refused(
-        12,
-        6,
-        8,
-        8,
-        |call, _, _| call.rows(2usize).q_strides(Strides { row: 7, ..Strides::default() }),
-        "q has 12 elements; [batch 1, rows 2",
-    );
-    refused(12, 6, 8, 8, |call, _, _| call.q_lengths(&[]), "q_lengths has 0 elements");
+    // Rows of a table: elements of q, k, v and output, what is set, and the sentence of the error.
+    macro_rules! refused {
+        ($([($q:literal, $k:literal, $v:literal, $y:literal) $($set:tt)*] $sentence:literal;)*) => {$(
+            let call = attention.call(&x[..$q], &x[..$k], &x[..$v], &mut y[..$y])$($set)*;
+            let found = error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength);
+            assert!(found.starts_with($sentence), "{found}");
+            assert!(y.iter().chain(&state).all(|number| *number == 7.0));
+        )*};
+    }
+    refused! {
+        [(13, 6, 8, 8)] "q has 13 elements, which is no whole number of rows";
+        [(12, 7, 8, 8)] "k has 7 elements; [batch 1, rows 2, num_k_heads 1, head_dim 3] are 6";
+        [(12, 6, 7, 8)] "v has 7 elements";
+        [(12, 6, 8, 9)] "output has 9 elements; [batch 1, rows 2, heads 2, head_dim_v 2] are 8";
+        [(12, 6, 8, 8) .decay(&x[..3])]
+            "decay has 3 elements; [batch 1, rows 2, num_v_heads 2, decay_dim 1] are 4";
+        [(12, 6, 8, 8) .beta(&x[..2])] "beta has 2 elements";
+        [(12, 6, 8, 8) .shared_beta(&x[..4])]
+            "shared_beta has 4 elements; [batch 1, rows 2] are 2";
+        [(12, 6, 8, 8) .a_log(&x[..1])] "a_log has 1 elements";
+        [(12, 6, 8, 8) .dt_bias(&x[..1])] "dt_bias has 1 elements";
+        [(12, 6, 8, 8) .state(&x[..11])] "state has 11 elements";
+        [(12, 6, 8, 8) .state_out(&mut state[..13])]
+            "state_out has 13 elements; [sequences 1, num_v_heads 2, head_dim 3";
+        [(12, 6, 8, 8) .update_state(&mut state[..12]).cu_seqlens_q(&[0, 1, 2])]
+            "state_out has 12 elements; [sequences 2";
+        [(12, 6, 8, 8) .snapshots(3, &mut state[..24])]
+            "snapshots has 24 elements; [sequences 1, count 3";
+        [(12, 6, 8, 8) .rows(2usize).q_strides(Strides { row: 7, ..Strides::default() })]
+            "q has 12 elements; [batch 1, rows 2";
+        [(12, 6, 8, 8) .q_lengths(&[])] "q_lengths has 0 elements";
+    }
 
     let conv = |weights, bias| CausalConv::new(3, 2, weights).bias(bias);
     let run = |conv: CausalConv, x: &[f32], y: &mut [f32]| {

@@ -1,6 +1,6 @@
 use mha::{
-    alibi_slopes, t5_relative_bias, Attention, CacheConfig, Elements, ErrorKind, KvCache, Outputs,
-    ScoreOptions, Workspace,
+    alibi_slopes, t5_relative_bias, Attention, CacheConfig, CacheKind, Elements, ErrorKind,
+    KvCache, Outputs, ScoreOptions, Workspace,
 };
 
 use crate::support::{assert_near, bits, error_of, layer, numbers};
@@ -202,7 +202,8 @@ fn numbers_that_do_not_fit_are_errors() {
     let said = "relative_rows is [batch 1, num_heads 1, n_q 1, columns 2], but left is 2; a row \
         has left + 1 numbers or more";
     assert_eq!(sentence, said);
-    let mut ring = KvCache::new(&CacheConfig::for_layer(layer.shape(), 32).ring()).unwrap();
+    let mut ring =
+        KvCache::new(&CacheConfig::for_layer(layer.shape(), 32).kind(CacheKind::Ring)).unwrap();
     let call = layer
         .forward(&x, &mut y)
         .causal()

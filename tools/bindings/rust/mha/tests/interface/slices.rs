@@ -8,6 +8,11 @@ use mha::{
 
 use crate::support::{error_of, layer, numbers};
 
+/// Rows of a table: weights and config, and the sentence of their error.
+macro_rules! refused {
+    ($([$($given:tt)*] $sentence:expr;)*) => { $(refused($($given)*, $sentence);)* };
+}
+
 #[track_caller]
 fn refused(weights: Weights<'_>, config: LayerConfig, sentence: &str) {
     assert_eq!(error_of(Layer::new(&config, &weights), ErrorKind::SliceLength), sentence);
@@ -20,63 +25,40 @@ fn of_weights() {
     let (q, k, v, o) = (&w[..64], &w[..32], &w[..48], &w[..60]);
     let with_output = config.output_dim(5);
     Layer::new(&with_output, &Weights::new(q, k, v).output(o)).unwrap();
-    refused(
-        Weights::new(&w[..63], k, v),
-        config,
-        "w_q has 63 elements; [query_dim 8, num_heads * head_dim 8] are 64",
-    );
-    refused(
-        Weights::new(q, &w[..33], v),
-        config,
-        "w_k has 33 elements; [key_dim 8, num_kv_heads * head_dim 4] are 32",
-    );
-    refused(
-        Weights::new(q, k, k),
-        config,
-        "w_v has 32 elements; [value_dim 8, num_kv_heads * head_dim_v 6] are 48",
-    );
-    refused(
-        Weights::new(q, k, v).output(q),
-        with_output,
-        "w_o has 64 elements; [num_heads * head_dim_v 12, output_dim 5] are 60",
-    );
+    refused! {
+        [Weights::new(&w[..63], k, v), config]
+            "w_q has 63 elements; [query_dim 8, num_heads * head_dim 8] are 64";
+        [Weights::new(q, &w[..33], v), config]
+            "w_k has 33 elements; [key_dim 8, num_kv_heads * head_dim 4] are 32";
+        [Weights::new(q, k, k), config]
+            "w_v has 32 elements; [value_dim 8, num_kv_heads * head_dim_v 6] are 48";
+        [Weights::new(q, k, v).output(q), with_output]
+            "w_o has 64 elements; [num_heads * head_dim_v 12, output_dim 5] are 60";
+    }
     let out_in = Weights::new(&w[..1], k, v).layout(WeightLayout::OutIn);
-    refused(out_in, config, "w_q has 1 elements; [num_heads * head_dim 8, query_dim 8] are 64");
-    refused(
-        Weights::fused(&w[..143]),
-        config,
-        "w_qkv has 143 elements; [query_dim 8, columns of Q, K and V 18] are 144",
-    );
+    refused! {
+        [out_in, config] "w_q has 1 elements; [num_heads * head_dim 8, query_dim 8] are 64";
+        [Weights::fused(&w[..143]), config]
+            "w_qkv has 143 elements; [query_dim 8, columns of Q, K and V 18] are 144";
+    }
     let strided = Weights::new(Matrix::f32(&w[..77]).stride(10), k, v);
-    refused(
-        strided,
-        config,
-        "w_q has 77 elements; [query_dim 8, num_heads * head_dim 8] with \
-        strides [10] reach over 78",
-    );
+    refused! {
+        [strided, config]
+            "w_q has 77 elements; [query_dim 8, num_heads * head_dim 8] with strides [10] reach \
+                over 78";
+    }
 
     let plain = Weights::new(q, k, v).output(o);
-    refused(
-        plain.clone().query_bias(&w[..7]),
-        with_output,
-        "w_q.bias has 7 elements; [columns 8] are 8",
-    );
-    refused(
-        plain.clone().key_bias(&w[..5]),
-        with_output,
-        "w_k.bias has 5 elements; [columns 4] are 4",
-    );
-    refused(
-        plain.clone().value_bias(&w[..5]),
-        with_output,
-        "w_v.bias has 5 elements; [columns 6] are 6",
-    );
-    refused(
-        plain.clone().fused_bias(&w[..17]),
-        with_output,
-        "w_qkv.bias has 17 elements; [columns 18] are 18",
-    );
-    refused(plain.output_bias(&w[..4]), with_output, "w_o.bias has 4 elements; [columns 5] are 5");
+    refused! {
+        [plain.clone().query_bias(&w[..7]), with_output]
+            "w_q.bias has 7 elements; [columns 8] are 8";
+        [plain.clone().key_bias(&w[..5]), with_output] "w_k.bias has 5 elements; [columns 4] are 4";
+        [plain.clone().value_bias(&w[..5]), with_output]
+            "w_v.bias has 5 elements; [columns 6] are 6";
+        [plain.clone().fused_bias(&w[..17]), with_output]
+            "w_qkv.bias has 17 elements; [columns 18] are 18";
+        [plain.output_bias(&w[..4]), with_output] "w_o.bias has 4 elements; [columns 5] are 5";
+    }
 }
 
 #[test]
@@ -85,22 +67,15 @@ fn of_gates() {
     let (q, k, v) = (&w[..64], &w[..64], &w[..96]);
     let weights = Weights::new(q, k, v).gate(&w[..96]);
     assert_eq!(Layer::new(&config, &weights).unwrap().shape().gate_dim, 3);
-    refused(
-        Weights::new(q, k, v).gate(&w[..95]),
-        config,
-        "w_g has 95 elements; [query_dim 8, num_heads * gate_dim 12] are 96",
-    );
-    refused(
-        weights.clone().gate_bias(&w[..11]),
-        config,
-        "w_g.bias has 11 elements; [columns 12] are 12",
-    );
-    // Without W_G, its columns are among those of W_Q.
-    refused(
-        Weights::new(q, k, v),
-        config,
-        "w_q has 64 elements; [query_dim 8, num_heads * head_dim 20] are 160",
-    );
+    refused! {
+        [Weights::new(q, k, v).gate(&w[..95]), config]
+            "w_g has 95 elements; [query_dim 8, num_heads * gate_dim 12] are 96";
+        [weights.clone().gate_bias(&w[..11]), config]
+            "w_g.bias has 11 elements; [columns 12] are 12";
+        // Without W_G, its columns are among those of W_Q.
+        [Weights::new(q, k, v), config]
+            "w_q has 64 elements; [query_dim 8, num_heads * head_dim 20] are 160";
+    }
     Layer::new(&config, &Weights::new(&w[..160], k, v).query_bias(&w[..20])).unwrap();
 }
 
@@ -111,19 +86,20 @@ fn of_stored_weights() {
     let (codes, fits) = (vec![0x88u8; 41], Matrix::int4(&[0x88; 40], &[0.5; 4]));
     let of = |w_q| Weights::new(w_q, fits, fits).layout(WeightLayout::OutIn);
     Layer::new(&config, &of(fits)).unwrap();
-    refused(
-        of(Matrix::int4(&codes, &scales[..4])),
-        config,
-        "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] are 40",
-    );
+    refused! {
+        [of(Matrix::int4(&codes, &scales[..4])), config]
+            "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] are 40";
+    }
     let few = "w_q.scales has 3 elements; [num_heads * head_dim 2, groups 2] are 4";
-    refused(of(Matrix::int4(&codes[..40], &scales[..3])), config, few);
+    refused! {
+        [of(Matrix::int4(&codes[..40], &scales[..3])), config] few;
+    }
     let strided = Matrix::int4(&codes, &scales[..4]).stride(44);
-    refused(
-        of(strided),
-        config,
-        "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] with strides [22] reach over 42",
-    );
+    refused! {
+        [of(strided), config]
+            "w_q has 41 elements; [num_heads * head_dim 2, bytes 20] with strides [22] reach over \
+                42";
+    }
 
     let config = config.weight_type(Type::Int8);
     let codes = vec![1i8; 80];
@@ -135,19 +111,22 @@ fn of_stored_weights() {
         )
     };
     Layer::new(&config, &int8(&codes, &scales[..2])).unwrap();
-    refused(
-        int8(&codes[1..], &scales[..2]),
-        config,
-        "w_q has 79 elements; [query_dim 40, num_heads * head_dim 2] are 80",
-    );
-    refused(
-        int8(&codes, &scales[..1]),
-        config,
-        "w_q.scales has 1 elements; [num_heads * head_dim 2, groups 1] are 2",
-    );
+    refused! {
+        [int8(&codes[1..], &scales[..2]), config]
+            "w_q has 79 elements; [query_dim 40, num_heads * head_dim 2] are 80";
+        [int8(&codes, &scales[..1]), config]
+            "w_q.scales has 1 elements; [num_heads * head_dim 2, groups 1] are 2";
+    }
     let without =
         Weights::new(Elements::Int8(&codes), Elements::Int8(&codes), Elements::Int8(&codes));
     error_of(Layer::new(&config, &without), ErrorKind::NullPointer);
+}
+
+/// Rows of a table: what is set in a call, and the sentence of its error.
+macro_rules! forward_refused {
+    ($([$($set:tt)*] $sentence:expr;)*) => {
+        $(forward_refused(|call| call$($set)*, $sentence);)*
+    };
 }
 
 /// Runs a call whose slices do not fit. Its output, which the call borrows, has to stay as it was.
@@ -191,64 +170,37 @@ fn of_rows() {
 
     let packed = "packed sequences are the rows of a batch of 1, and cu_seqlens_q says where each \
         begins and the last one ends";
-    forward_refused(
-        |call| call.cu_seqlens_q(&[]),
-        &format!("cu_seqlens_q has 0 elements and batch is 1; {packed}"),
-    );
-    forward_refused(
-        |call| call.cu_seqlens_q(&[0]),
-        &format!("cu_seqlens_q has 1 elements and batch is 1; {packed}"),
-    );
+    forward_refused! {
+        [.cu_seqlens_q(&[])] &format!("cu_seqlens_q has 0 elements and batch is 1; {packed}");
+        [.cu_seqlens_q(&[0])] &format!("cu_seqlens_q has 1 elements and batch is 1; {packed}");
+    }
     let two = "q_first_positions has 1 elements; [sequences 2] are 2";
-    forward_refused(|call| call.cu_seqlens_q(&[0, 1, 3]).q_first_positions(&[0]), two);
-    forward_refused(
-        |call| call.cu_seqlens_q(&[0, 3]).cu_seqlens_kv(&[0]),
-        "cu_seqlens_kv has 1 elements; [sequences + 1 2] are 2",
-    );
-    forward_refused(
-        |call| call.q_first_rows(&[0, 0]),
-        "q_first_rows has 2 elements; [sequences 1] are 1",
-    );
-    forward_refused(
-        |call| call.key(&[0.0; 32]).kv_first_rows(&[]),
-        "kv_first_rows has 0 elements; [sequences 1] are 1",
-    );
-    forward_refused(
-        |call| call.n_q(2),
-        "query has 96 elements; [batch 1, n_q 2, query_dim 32] are 64",
-    );
-    forward_refused(
-        |call| call.n_q(2).query_strides(0, 65),
-        "query has 96 elements; [batch 1, n_q 2, query_dim 32] with strides [130, 65] reach over \
-            97",
-    );
-    forward_refused(
-        |call| call.output_strides(0, 33),
-        "output has 96 elements; [batch 1, n_q 3, output_dim 32] with strides [99, 33] reach over \
-            98",
-    );
-    forward_refused(
-        |call| call.output_strides(usize::MAX, usize::MAX),
-        "output has 96 elements; [batch 1, n_q 3, output_dim 32] with strides \
-            [18446744073709551615, 18446744073709551615] reach over 18446744073709551615",
-    );
-    forward_refused(
-        |call| call.key(&[0.0; 65]),
-        "key has 65 elements, which is no whole number of rows for each of 1 sequences; a row has \
-            32",
-    );
-    forward_refused(
-        |call| call.key(&[0.0; 64]).value(&[0.0; 32]),
-        "value has 32 elements; [batch 1, n_kv 2, value_dim 32] are 64",
-    );
-    forward_refused(
-        |call| call.key(&[0.0; 64]).n_kv(3),
-        "key has 64 elements; [batch 1, n_kv 3, key_dim 32] are 96",
-    );
-    forward_refused(
-        |call| call.key(&[0.0; 64]).n_kv(2).key_strides(0, 40),
-        "key has 64 elements; [batch 1, n_kv 2, key_dim 32] with strides [80, 40] reach over 72",
-    );
+    forward_refused! {
+        [.cu_seqlens_q(&[0, 1, 3]).q_first_positions(&[0])] two;
+        [.cu_seqlens_q(&[0, 3]).cu_seqlens_kv(&[0])]
+            "cu_seqlens_kv has 1 elements; [sequences + 1 2] are 2";
+        [.q_first_rows(&[0, 0])] "q_first_rows has 2 elements; [sequences 1] are 1";
+        [.key(&[0.0; 32]).kv_first_rows(&[])] "kv_first_rows has 0 elements; [sequences 1] are 1";
+        [.n_q(2)] "query has 96 elements; [batch 1, n_q 2, query_dim 32] are 64";
+        [.n_q(2).query_strides(0, 65)]
+            "query has 96 elements; [batch 1, n_q 2, query_dim 32] with strides [130, 65] reach \
+                over 97";
+        [.output_strides(0, 33)]
+            "output has 96 elements; [batch 1, n_q 3, output_dim 32] with strides [99, 33] reach \
+                over 98";
+        [.output_strides(usize::MAX, usize::MAX)]
+            "output has 96 elements; [batch 1, n_q 3, output_dim 32] with strides \
+                [18446744073709551615, 18446744073709551615] reach over 18446744073709551615";
+        [.key(&[0.0; 65])]
+            "key has 65 elements, which is no whole number of rows for each of 1 sequences; a row \
+                has 32";
+        [.key(&[0.0; 64]).value(&[0.0; 32])]
+            "value has 32 elements; [batch 1, n_kv 2, value_dim 32] are 64";
+        [.key(&[0.0; 64]).n_kv(3)] "key has 64 elements; [batch 1, n_kv 3, key_dim 32] are 96";
+        [.key(&[0.0; 64]).n_kv(2).key_strides(0, 40)]
+            "key has 64 elements; [batch 1, n_kv 2, key_dim 32] with strides [80, 40] reach over \
+                72";
+    }
     let sentence = error_of(
         layer.forward(&x, &mut y).query_strides(0, 32).run(&mut Workspace::new()),
         ErrorKind::InvalidValue,
@@ -262,22 +214,12 @@ fn of_rows() {
 
 #[test]
 fn of_lists_and_optional_outputs() {
-    forward_refused(
-        |call| call.q_first_positions(&[]),
-        "q_first_positions has 0 elements; [sequences 1] are 1",
-    );
-    forward_refused(
-        |call| call.q_lengths(&[1, 1]),
-        "q_lengths has 2 elements; [sequences 1] are 1",
-    );
-    forward_refused(
-        |call| call.key(&[0.0; 32]).kv_lengths(&[1, 1]),
-        "kv_lengths has 2 elements; [sequences 1] are 1",
-    );
-    forward_refused(
-        |call| call.cache_sequences(&[1, 1]),
-        "cache_sequences has 2 elements; [sequences 1] are 1",
-    );
+    forward_refused! {
+        [.q_first_positions(&[])] "q_first_positions has 0 elements; [sequences 1] are 1";
+        [.q_lengths(&[1, 1])] "q_lengths has 2 elements; [sequences 1] are 1";
+        [.key(&[0.0; 32]).kv_lengths(&[1, 1])] "kv_lengths has 2 elements; [sequences 1] are 1";
+        [.cache_sequences(&[1, 1])] "cache_sequences has 2 elements; [sequences 1] are 1";
+    }
 
     let arrays = || [vec![7.0; 95], vec![7.0; 47], vec![7.0; 11], vec![7.0; 35]];
     let check = |make: for<'a> fn(Forward<'a>, &'a mut [Vec<f32>; 4]) -> Forward<'a>,
@@ -332,11 +274,6 @@ fn of_lists_and_optional_outputs() {
     let context =
         "outputs.context has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 8] are 96";
     check(|call, [context, ..]| call.outputs(Outputs::new().context(context)), context);
-    // n_kv counts only where there are keys of their own.
-    check(
-        |call, [.., weights]| call.n_kv(1).attention_weights(weights),
-        &format!("attention_weights {pairs}"),
-    );
 }
 
 #[test]
@@ -487,13 +424,14 @@ fn of_a_choice_of_keys() {
 #[test]
 fn of_rope() {
     let few = "rope_q_positions has 2 elements; [batch 1, n_q 3] are 3";
-    forward_refused(|call| call.rope_q_positions(&[1, 2]), few);
-    forward_refused(
-        |call| call.rope_k_positions(&[1; 4]),
-        "rope_k_positions has 4 elements; [batch 1, n_kv 3] are 3",
-    );
+    forward_refused! {
+        [.rope_q_positions(&[1, 2])] few;
+        [.rope_k_positions(&[1; 4])] "rope_k_positions has 4 elements; [batch 1, n_kv 3] are 3";
+    }
     let of_keys = "rope_k_positions has 3 elements; [batch 1, n_kv 2] are 2";
-    forward_refused(|call| call.key(&[0.0; 64]).rope_k_positions(&[1; 3]), of_keys);
+    forward_refused! {
+        [.key(&[0.0; 64]).rope_k_positions(&[1; 3])] of_keys;
+    }
     let (layer, x, mut y) = (layer(), numbers(96, 1), [7.0; 96]);
     let mut refused = |rope: &Rope<'_>, kind| {
         error_of(layer.forward(&x, &mut y).rope(rope).run(&mut Workspace::new()), kind)
@@ -542,92 +480,65 @@ fn of_rope() {
 #[test]
 fn of_norms() {
     let (rms, layer) = (Norm::rms(1e-6), Norm::layer(1e-6));
-    forward_refused(
-        |call| call.norm(rms.q_weight(&[0.5; 9])),
-        "norm.q_weight has 9 elements; [head_dim 8] are 8",
-    );
-    forward_refused(
-        |call| call.norm(rms.k_weight(&[0.5; 7])),
-        "norm.k_weight has 7 elements; [head_dim 8] are 8",
-    );
-    forward_refused(
-        |call| call.norm(layer.q_bias(&[0.5; 7])),
-        "norm.q_bias has 7 elements; [head_dim 8] are 8",
-    );
-    forward_refused(
-        |call| call.norm(layer.k_bias(&[0.5; 0])),
-        "norm.k_bias has 0 elements; [head_dim 8] are 8",
-    );
+    forward_refused! {
+        [.norm(rms.q_weight(&[0.5; 9]))] "norm.q_weight has 9 elements; [head_dim 8] are 8";
+        [.norm(rms.k_weight(&[0.5; 7]))] "norm.k_weight has 7 elements; [head_dim 8] are 8";
+        [.norm(layer.q_bias(&[0.5; 7]))] "norm.q_bias has 7 elements; [head_dim 8] are 8";
+        [.norm(layer.k_bias(&[0.5; 0]))] "norm.k_bias has 0 elements; [head_dim 8] are 8";
+    }
     let few = "norm.q_weight has 24 elements; [num_heads 4, head_dim 8] are 32";
-    forward_refused(|call| call.norm(rms.per_head().q_weight(&[0.5; 24])), few);
-    forward_refused(|call| call.norm(rms.q_weight(&[0.5; 24]).all_heads()), few);
-    forward_refused(
-        |call| call.norm(rms.all_heads().k_weight(&[0.5; 8])),
-        "norm.k_weight has 8 elements; [num_kv_heads 2, head_dim 8] are 16",
-    );
+    forward_refused! {
+        [.norm(rms.per_head().q_weight(&[0.5; 24]))] few;
+        [.norm(rms.q_weight(&[0.5; 24]).all_heads())] few;
+        [.norm(rms.all_heads().k_weight(&[0.5; 8]))]
+            "norm.k_weight has 8 elements; [num_kv_heads 2, head_dim 8] are 16";
+    }
     let context = ContextNorm::layer(1e-6);
-    forward_refused(
-        |call| call.norm(rms.context(context.weight(&[0.5; 9]))),
-        "norm.context_weight has 9 elements; [head_dim_v 8] are 8",
-    );
-    forward_refused(
-        |call| call.norm(Norm::of_context(context.all_heads().bias(&[0.5; 8]))),
-        "norm.context_bias has 8 elements; [num_heads 4, head_dim_v 8] are 32",
-    );
+    forward_refused! {
+        [.norm(rms.context(context.weight(&[0.5; 9])))]
+            "norm.context_weight has 9 elements; [head_dim_v 8] are 8";
+        [.norm(Norm::of_context(context.all_heads().bias(&[0.5; 8])))]
+            "norm.context_bias has 8 elements; [num_heads 4, head_dim_v 8] are 32";
+    }
 }
 
 #[test]
 fn of_score_options() {
     let new = ScoreOptions::new;
-    forward_refused(
-        |call| call.score(new().alibi_slopes(&[0.5; 3])),
-        "alibi_slopes has 3 elements; [num_heads 4] are 4",
-    );
+    forward_refused! {
+        [.score(new().alibi_slopes(&[0.5; 3]))] "alibi_slopes has 3 elements; [num_heads 4] are 4";
+    }
     let relative = "relative_bias has 11 elements; [num_heads 4, left + 1 + right 3] are 12";
-    forward_refused(|call| call.score(new().relative_bias(&[0.5; 11], 2, 0)), relative);
-    forward_refused(
-        |call| call.score(new().relative_rows(&[0.5; 8], [1, 1, 3, 3], 2)),
-        "relative_rows has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9",
-    );
-    forward_refused(
-        |call| call.score(new().q_scales(&[0.5; 2])),
-        "q_scales has 2 elements; [batch 1, n_q 3] are 3",
-    );
-    forward_refused(
-        |call| call.score(new().head_scales(&[1.0; 3])),
-        "head_scales has 3 elements; [num_heads 4] are 4",
-    );
-    forward_refused(
-        |call| call.score(new().sinks(&[0.5; 5])),
-        "sinks has 5 elements; [num_heads 4] are 4",
-    );
-    forward_refused(
-        |call| call.score(new().mask(&[1; 8], [1, 1, 3, 3])),
-        "mask has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9",
-    );
-    forward_refused(
-        |call| call.score(new().bias(&[0.0; 37], [1, 4, 3, 3])),
-        "bias has 37 elements; [batch 1, num_heads 4, n_q 3, columns 3] are 36",
-    );
-    forward_refused(
-        |call| call.score(new().bias(Elements::F16(&[0; 2]), [1, 1, 1, 3])),
-        "bias has 2 elements; [batch 1, num_heads 1, n_q 1, columns 3] are 3",
-    );
-    forward_refused(
-        |call| call.score(new().groups(Groups::Within, &[0; 4], None)),
-        "groups of queries has 4 elements; [batch 1, n_q 3] are 3",
-    );
+    forward_refused! {
+        [.score(new().relative_bias(&[0.5; 11], 2, 0))] relative;
+        [.score(new().relative_rows(&[0.5; 8], [1, 1, 3, 3], 2))]
+            "relative_rows has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9";
+        [.score(new().q_scales(&[0.5; 2]))] "q_scales has 2 elements; [batch 1, n_q 3] are 3";
+        [.score(new().head_scales(&[1.0; 3]))] "head_scales has 3 elements; [num_heads 4] are 4";
+        [.score(new().sinks(&[0.5; 5]))] "sinks has 5 elements; [num_heads 4] are 4";
+        [.score(new().mask(&[1; 8], [1, 1, 3, 3]))]
+            "mask has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9";
+        [.score(new().bias(&[0.0; 37], [1, 4, 3, 3]))]
+            "bias has 37 elements; [batch 1, num_heads 4, n_q 3, columns 3] are 36";
+        [.score(new().bias(Elements::F16(&[0; 2]), [1, 1, 1, 3]))]
+            "bias has 2 elements; [batch 1, num_heads 1, n_q 1, columns 3] are 3";
+        [.score(new().groups(Groups::Within, &[0; 4], None))]
+            "groups of queries has 4 elements; [batch 1, n_q 3] are 3";
+    }
     let few = "groups of keys has 2 elements; [batch 1, columns 3] are 3";
-    forward_refused(|call| call.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 2]))), few);
+    forward_refused! {
+        [.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 2])))] few;
+    }
     let more = "groups of keys has 3 elements; [batch 1, columns 4] are 4";
-    forward_refused(
-        |call| call.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 3])).num_columns(4)),
-        more,
-    );
+    forward_refused! {
+        [.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 3])).num_columns(4))] more;
+    }
     let beyond =
         "mask has 3 elements; [batch 1, num_heads 4, n_q 1, columns 18446744073709551615] \
         are 18446744073709551615";
-    forward_refused(|call| call.score(new().mask(&[1; 3], [1, 4, 1, usize::MAX])), beyond);
+    forward_refused! {
+        [.score(new().mask(&[1; 3], [1, 4, 1, usize::MAX]))] beyond;
+    }
 }
 
 #[test]
