@@ -100,7 +100,7 @@ impl<'a> Norm<'a> {
             ("a weight or a bias", arrays.iter().any(Option::is_some)),
         )?;
         let [heads, kv_heads, width] = extents!(of => num_heads, num_kv_heads, head_dim);
-        let shared = usize::from(!(self.is_per_head || self.is_of_all_heads)); // leaves the heads out
+        let shared = usize::from(!(self.is_per_head || self.is_of_all_heads)); // without heads
         check_given! {
             "norm.q_weight": self.q_weight => [heads, width][shared..];
             "norm.k_weight": self.k_weight => [kv_heads, width][shared..];

@@ -183,8 +183,9 @@ impl<'a> Options<'a> {
         if let Some(starts) = self.cu_seqlens_q {
             if of.batch != 1 || starts.len() < 2 {
                 let message = format!(
-                    "cu_seqlens_q has {} elements and batch is {}; packed sequences are the rows \
-                     of a batch of 1, and cu_seqlens_q says where each begins and the last one ends",
+                    "cu_seqlens_q has {} elements and batch is {}; packed sequences are the \
+                     rows of a batch of 1, and cu_seqlens_q says where each begins and the last \
+                     one ends",
                     starts.len(),
                     of.batch
                 );
@@ -199,7 +200,8 @@ impl<'a> Options<'a> {
         let [width, width_v] = extents!(of => head_dim, head_dim_v);
         let outputs = &self.outputs;
         check_given! {
-            "cu_seqlens_kv": self.cu_seqlens_kv => [("sequences + 1", sequences.1.saturating_add(1))];
+            "cu_seqlens_kv": self.cu_seqlens_kv =>
+                [("sequences + 1", sequences.1.saturating_add(1))];
             "rope_q_positions": self.rope_q_positions => [batch, n_q];
             "rope_k_positions": self.rope_k_positions => [batch, n_kv];
             "lse": self.lse => [batch, heads, n_q];

@@ -47,8 +47,8 @@ pub struct RecurrentAttention {
 }
 
 impl RecurrentAttention {
-    /// Describes `num_v_heads` states, at least 1, for queries and keys of `head_dim` elements, 1 ..
-    /// 1024. A call checks the numbers.
+    /// Describes `num_v_heads` states, at least 1, for queries and keys of `head_dim` elements, 1
+    /// .. 1024. A call checks the numbers.
     pub fn new(num_v_heads: usize, head_dim: usize) -> Self {
         Self {
             num_q_heads: num_v_heads,

@@ -26,11 +26,11 @@ use crate::{Error, ErrorKind, Result};
 /// context = head_scales[head] * (weights times values)
 /// ```
 ///
-/// The mask and the bias are contiguous arrays `[batch, num_heads, n_q, columns]`, whose extents are
-/// given with them. As in NumPy, each of the first three may be 1: all sequences, heads or rows have
-/// the same then. Rows are those of the query, padding included. [`ScoreColumns`] says which keys
-/// the columns stand for. There must be a column for each of these; more are allowed and not read,
-/// so one array serves a cache that grows.
+/// The mask and the bias are contiguous arrays `[batch, num_heads, n_q, columns]`, whose extents
+/// are given with them. As in NumPy, each of the first three may be 1: all sequences, heads or rows
+/// have the same then. Rows are those of the query, padding included. [`ScoreColumns`] says which
+/// keys the columns stand for. There must be a column for each of these; more are allowed and not
+/// read, so one array serves a cache that grows.
 ///
 /// # Examples
 ///

@@ -189,7 +189,7 @@ fn slices_are_checked_and_nothing_is_written() {
     let attention = RecurrentAttention::new(2, 3).num_k_heads(1usize).head_dim_v(2usize);
     // Rows of a table: elements of q, k, v and output, what is set, and the sentence of the error.
     macro_rules! refused {
-        ($([($q:literal, $k:literal, $v:literal, $y:literal) $($set:tt)*] $sentence:literal;)*) => {$(
+        ($([($q:expr, $k:expr, $v:expr, $y:expr) $($set:tt)*] $sentence:expr;)*) => {$(
             let call = attention.call(&x[..$q], &x[..$k], &x[..$v], &mut y[..$y])$($set)*;
             let found = error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength);
             assert!(found.starts_with($sentence), "{found}");

@@ -109,7 +109,8 @@ fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
         [choose.key_value(&x[..6], &x[..6])] "key_value"
         [choose.lse(&mut [0.0; 6])] "outputs"
         [call attention.num_kv_heads(2).choose_keys(&x, &w[..6], 1, &mut chosen).key(&x)] "num_kv"
-        [call attention.scale(2.0).call(&x, &mut [0.0; 12]).key_value(&x, &x).equal_scores()] "scale"
+        [call attention.scale(2.0).call(&x, &mut [0.0; 12]).key_value(&x, &x).equal_scores()]
+            "scale"
         [linear.residual(&x).add_to_output()] "add_to_output"
         [linear.add_to_output().residual(&x)] "add_to_output"
         [linear.strides(3, 0, 8, 0)] "residual"
