@@ -4,10 +4,76 @@
 /// Where they are committed.
 pub const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../mha-sys/src/bindings.rs");
 
+/// Makes Markdown of comments: shapes are code, and so are lines that stand to the right.
+#[derive(Debug)]
+struct Comments;
+
+impl bindgen::callbacks::ParseCallbacks for Comments {
+    fn process_comment(&self, comment: &str) -> Option<String> {
+        let (mut text, mut is_code, mut is_shape) = (String::new(), false, false);
+        for line in comment.lines().chain([""]) {
+            if line.starts_with("   ") != is_code {
+                text += if is_code { " ```\n" } else { " ```text\n" };
+                is_code = !is_code;
+            }
+            for c in line.chars() {
+                let (starts, ends) = (c == '[' && text.ends_with(' '), c == ']' && is_shape);
+                text += if starts && !is_code { "`" } else { "" };
+                text.push(c);
+                text += if ends { "`" } else { "" };
+                is_shape = (is_shape || starts && !is_code) && !ends;
+            }
+            text.push('\n');
+        }
+        let is_heading = comment.trim_start().starts_with("----");
+        Some(if is_heading { String::new() } else { text.trim_end().to_string() })
+    }
+}
+
+/// The same text with `///` in place of attributes, of at most 100 columns.
+fn with_comments(bindings: &str) -> String {
+    let mut text = String::new();
+    for line in bindings.lines() {
+        let start = &line[..line.len() - line.trim_start().len()];
+        let doc = line.trim_start().strip_prefix("#[doc = \"");
+        let Some(doc) = doc.and_then(|doc| doc.strip_suffix("\"]")) else {
+            text += &format!("{line}\n");
+            continue;
+        };
+        let doc = doc.replace("\\n", "\n").replace("\\\"", "\"").replace("\\\\", "\\");
+        let (mut is_code, mut indent, mut filled) = (false, usize::MAX, String::new());
+        for line in doc.lines().chain([""]) {
+            let is_fence = line.starts_with(" ```");
+            if !is_code && !is_fence && !line.is_empty() {
+                for word in line.split_whitespace() {
+                    if start.len() + filled.len() + word.len() > 95 {
+                        text += &format!("{start}///{filled}\n");
+                        filled.clear();
+                    }
+                    filled += &format!(" {word}");
+                }
+                continue;
+            }
+            if !filled.is_empty() {
+                text += &format!("{start}///{}\n", std::mem::take(&mut filled));
+            }
+            let spaces = line.len() - line.trim_start().len();
+            indent = if is_fence { usize::MAX } else { indent.min(spaces) }; // of the code
+            let shown = if is_code && !is_fence { &line[indent - 1..] } else { line };
+            text += &format!("{start}///{shown}\n");
+            is_code ^= is_fence;
+        }
+        text.truncate(text.len() - start.len() - "///\n".len()); // of the last, empty line
+    }
+    text
+}
+
 pub fn bindings() -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../..");
-    bindgen::builder()
+    let bindings = bindgen::builder()
         .header(format!("{root}/include/mha.h"))
+        .clang_arg("-fparse-all-comments") // the documentation of each item and field
+        .parse_callbacks(Box::new(Comments))
         .allowlist_item("(mha|MHA)_.*")
         .raw_line("// What `cargo run -p systest` makes of mha.h.\n")
         .use_core()
@@ -29,7 +95,8 @@ pub fn bindings() -> String {
         .disable_header_comment()
         .generate()
         .unwrap_or_else(|error| panic!("{error}"))
-        .to_string()
+        .to_string();
+    with_comments(&bindings)
 }
 
 /// The program in the README of the repository is one that compiles and runs.
