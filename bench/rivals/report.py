@@ -171,12 +171,14 @@ def model_rows(results):
     for result in results:
         for way in models.ways:
             token = median(result, way, "token")
+            attention = median(result, way, "attention of call")
             yield {
                 "case": result["key"][1],
                 "threads": result["key"][2],
                 "way": way,
                 "ms": milliseconds(median(result, way)),
                 "tokens per second": digits(token and 1 / token),
+                "attention": attention and f"{attention / median(result, way):.0%}",
                 "error": f"{result['errors'].get(way, 0):.1%}",
             }
 
