@@ -651,7 +651,7 @@ class Packing(unittest.TestCase):
         self.pack("--arithmetic", "int16")
         self.assertEqual(
             mha.Layer.view(np.memmap(self.folder / "layer.mha", mode="r")).shape["arithmetic"],
-            mha.arithmetics["int16"],
+            "int16",
         )
 
     def test_llamas_rows_are_those_of_the_original(self):

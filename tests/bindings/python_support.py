@@ -2,7 +2,9 @@
 what they need, and the package of these sources."""
 
 import argparse
+import doctest
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -62,6 +64,47 @@ def is_true_in_a_child(function):
         finally:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+def check_reference(case, module, **values):
+    """Every public function and class of a module is described in NumPy's form: its parameters are
+    those of its signature, with their defaults, and its examples run."""
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for name in module.__all__:
+        whole = getattr(module, name)
+        methods = vars(whole) if isinstance(whole, type) else {}
+        parts = [one for one in methods if one[0] != "_" or one == "__call__"]
+        for title in [name, *(f"{name}.{one}" for one in parts)] if callable(whole) else ():
+            one = getattr(whole, title.rpartition(".")[2], whole)
+            if not callable(one) or one is not whole and not one.__doc__:
+                continue  # an attribute, or a method that overrides a runtime's
+            with case.subTest(title):
+                text = inspect.getdoc(one)
+                case.assertRegex(text, r"\A[A-Z][^\n]*\.(\n\n|\Z)")
+                described = re.search(r"^Parameters\n-+\n(.*?)(\n\n|\Z)", text, re.M | re.S)
+                entries = re.findall(
+                    r"^\**(\w+(?:, \w+)*) : (.*)", described[1] if described else "", re.M
+                )
+                taken = dict(inspect.signature(one).parameters)
+                taken.pop("self", None)
+                if (
+                    one is not whole
+                    or inspect.isfunction(one)
+                    or "__init__" in methods
+                    and described
+                ):
+                    case.assertEqual(
+                        [n for names, _ in entries for n in names.split(", ")], [*taken]
+                    )
+                for names, kind in entries:
+                    default = taken[names.split(",")[0]].default
+                    if default is not inspect.Parameter.empty:
+                        shown = "optional" if default in (None, ()) else f"default {default!r}"
+                        case.assertTrue(kind.endswith(f", {shown}"), f"{names} : {kind}")
+        for test in doctest.DocTestFinder().find(whole, name, module=False, globs={**values}):
+            runner.run(test)
+    case.assertEqual(runner.failures, 0)
+    case.assertGreater(runner.tries, 0)
 
 
 def run(*cases):

@@ -14,6 +14,7 @@ import ast
 import concurrent.futures
 import copy
 import ctypes
+import doctest
 import faulthandler
 import functools
 import gc
@@ -52,6 +53,7 @@ python_support.need(packages[arguments.test], arguments)
 import mha
 import mha._openmp
 import mha._typing
+import mha.formats
 import numpy as np
 
 random = np.random.default_rng(7)
@@ -809,6 +811,96 @@ class Mha(unittest.TestCase):
         with self.assertRaisesRegex(mha.Error, "mha_linear"):
             linear.layer.forward(x)
 
+    def test_a_product_takes_rows_of_any_leading_dimensions(self):
+        linear, x, residual = mha.Linear(floats(30, 20)), floats(2, 3, 4, 20), floats(2, 3, 4, 30)
+        y = linear(x.reshape(24, 20), residual.reshape(24, 30)).reshape(2, 3, 4, 30)
+        out = np.empty_like(y)
+        for at in ((), (1,), (1, 2), (1, 2, 3), (slice(0, 0),), (slice(None), 1)):
+            self.assert_same(linear(x[at].copy(), residual[at].copy()), y[at])
+        self.assertIs(linear(x, residual, out=out), out)
+        self.assert_same(out, y)
+        for wrong, sentence in (
+            ({"x": x[:, :, ::3]}, r"x has strides .* np.ascontiguousarray\(x\) makes"),
+            ({"x": x, "out": np.empty((2, 3, 5, 30), np.float32)[:, :, :4]}, "out has strides"),
+            ({"x": x[..., 0]}, r"x is float32 \[2, 3, 4\]; its shape must be \[any, any, 20\]"),
+            ({"x": np.zeros((), np.float32)}, r"x is float32 \[\]; its shape must be \[20\]"),
+        ):
+            self.assertRaisesRegex(ValueError, sentence, lambda wrong=wrong: linear(**wrong))
+
+    def test_every_call_takes_a_batch_or_leaves_it_out(self):
+        q, x, gates = floats(1, 5, heads, head_dim), floats(1, 5, width), floats(1, 5, heads)
+        qkv, states = {"q": q, "k": q + 1, "v": q - 1}, mha.attention(q, q, q, states=True)
+        state, want = floats(1, heads, head_dim, head_dim), ["lse", "scores"]
+        tables = mha.Rope.tables(head_dim, 9)
+        rope = mha.Rope(tables.cos, tables.sin, q_positions=range(4, 9), k_positions=range(2, 7))
+        delta = {**qkv, "decay": -abs(gates), "beta": gates, "state": state}
+        lengths = {"q_lengths": [4], "padding": "left"}
+
+        def prepared(function, **given):
+            arrays = {name: given.pop(name) for name in ("query", *qkv) if name in given}
+            return function(**arrays, **given, prepare=True)(*arrays.values())
+
+        def flat(results):
+            results = results if isinstance(results, tuple) else (results,)
+            return (
+                [*results[:1], *results[1].values()] if isinstance(results[-1], dict) else results
+            )
+
+        for call, arrays, options in (
+            (mha.attention, qkv, {"want": want, "rope": rope, **lengths}),
+            (mha.attention, {**qkv, "out": np.empty_like(q)}, {"cu_seqlens_q": [0, 2, 5]}),
+            (mha.attention, {**qkv, "out": np.empty_like(states)}, {"states": True}),
+            (functools.partial(prepared, mha.attention), qkv, {"is_causal": True}),
+            (self.layer.forward, {"query": x, "value": x + 1}, {"want": want, "rope": rope}),
+            (functools.partial(prepared, self.layer.forward), {"query": x}, lengths),
+            (mha.choose_keys, {"q": q, "weights": gates, "k": q[:, :, 0]}, {"num_chosen": 2}),
+            (mha.recurrent_attention, {**delta, "snapshots": state[:, None].copy()}, lengths),
+            (mha.recurrent_attention, {**delta, "out": q.copy(), "state_out": state.copy()}, {}),
+            (
+                mha.causal_conv,
+                {"x": x, "state": floats(1, 2, width)},
+                {"weights": floats(width, 3)},
+            ),
+            (mha.states_finish, {"states": states, "out": q.copy()}, {}),
+            (mha.states_merge, {"left": states, "right": states + 1}, {}),
+            (mha.Linear(floats(9, width)), {"x": x, "residual": floats(1, 5, 9)}, {}),
+        ):
+            with self.subTest(call=call, options=options):
+                single = {name: array[0].copy() for name, array in arrays.items()}
+                both = flat(call(**arrays, **options)), flat(call(**single, **options))
+                for with_batch, without in zip(*both):
+                    self.assert_same(without, with_batch[0])
+                for name in {"out", "state_out", "snapshots"} & {*arrays}:
+                    self.assert_same(single[name], arrays[name][0])
+        one = mha.recurrent_attention(q[0], q[0], q[0], state=state, cu_seqlens_q=[0, 5])[1]
+        self.assertEqual(one.shape, state.shape)  # states of packed sequences are one each
+        with self.assertRaisesRegex(ValueError, r"k is .*, but q is .*, without a batch; leave it"):
+            mha.attention(q[0], q, q)
+
+    def test_a_layer_and_a_cache_are_made_again_from_their_shapes(self):
+        f, w = floats, {name: self.w[name] for name in ("w_q", "w_k", "w_v")}
+        codes = {"w_o": f(9, width // 2).astype(np.uint8), "type": "int4", "layout": "out_in"}
+        codes["scales"] = {"w_o": np.ones((9, 1), np.float32)}
+        for arguments, weights in (
+            ({"weight_type": "int8", "group_size": 16, "arithmetic": "int8"}, self.w),
+            ({"output_dim": 9, "scale": 2.0, "weight_type": "f16"}, {**w, "w_o": f(width, 9)}),
+            ({"gate": "softplus", "gate_dim": 1}, {**self.w, "w_g": f(width, heads)}),
+            ({}, w),
+            ({}, {"w_q": w["w_q"]}),
+        ):
+            layer = mha.Layer(width, heads, **arguments, **weights)
+            again = mha.Layer(**layer.shape, **weights)
+            self.assertEqual(again.shape, {**layer.shape, **arguments})
+        linear = mha.Linear(
+            codes["w_o"], type="int4", weight_type="int4", scales=codes["scales"]["w_o"]
+        )
+        again = mha.Layer(**linear.layer.shape, **codes)
+        self.assertEqual(again.shape, linear.layer.shape)
+        shape = {"num_sequences": 1, "capacity": 64, "num_kv_heads": 2, "head_dim": 8}
+        for more in {"values": "in_keys", "k_type": "int8"}, {"kind": "ring", "v_type": "bf16"}:
+            cache = mha.KvCache(**shape, **more)
+            self.assertEqual(mha.KvCache(**cache.shape).shape, {**cache.shape, **shape, **more})
+
     def test_token_by_token_over_a_cache(self):
         x, rope = floats(2, 20, width), mha.Rope.tables(head_dim, 32, base=1000.0)
         expected, steps = self.layer.forward(
@@ -1264,7 +1356,7 @@ class Mha(unittest.TestCase):
                 lambda: mha.states_merge(merged[..., :2].copy(), merged[..., :2].copy()),
                 r"head_dim_v \+ 2",
             ),
-            (lambda: mha.states_finish(merged[0]), "states is float32"),
+            (lambda: mha.states_finish(merged[0, 0]), "states is float32"),
             (lambda: mha.states_finish(merged, sinks=sinks[:2]), "sinks is float32"),
         ):
             self.assertRaisesRegex(ValueError, sentence, wrong)
@@ -1658,9 +1750,7 @@ class Mha(unittest.TestCase):
             )
             in_q = mha.Layer(width, heads, **{**w, "w_q": np.hstack(columns)}, b_q=b_q, gate=gate)
             self.assert_same(in_q.forward(x), gated)
-            self.assertEqual(
-                (in_q.shape["gate"], in_q.shape["gate_dim"]), (mha.gates[gate], width // heads)
-            )
+            self.assertEqual((in_q.shape["gate"], in_q.shape["gate_dim"]), (gate, width // heads))
             single = mha.Layer(
                 width, heads, **w, w_g=w_g[:, :heads].copy(), gate=gate, gate_dim=1
             ).forward(x)
@@ -2418,21 +2508,14 @@ class Mha(unittest.TestCase):
                     untyped.append(f"{path.relative_to(tools)}:{node.lineno}: {name}")
         self.assertEqual(untyped, [])
 
-    def test_the_lines_of_the_readme_and_of_the_file_itself_run(self):
-        lines = [python_support.readme_program("mha.Layer")] + re.findall(
-            r"^(?:    .*\n|\n)+", mha.__doc__, re.MULTILINE
-        )
-        values = {
-            "mha": mha,
-            "w_qkv": floats(768, 3 * 768) / 30,
-            "w_o": floats(768, 768) / 30,
-            "x": floats(5, 768),
-            "prompt": floats(5, 768),
-        }
-        for program in lines:
-            exec(textwrap.dedent(program), values)
+    def test_the_lines_of_the_readme_and_of_the_reference_run(self):
+        x, w_qkv, w_o = floats(5, 768), floats(768, 3 * 768) / 30, floats(768, 768) / 30
+        values = {"mha": mha, "x": x, "w_qkv": w_qkv, "w_o": w_o}
+        exec(python_support.readme_program("mha.Layer"), values)
         self.assertEqual(values["y"].shape, (5, 768))
-        self.assertEqual(values["cache"].length(), 5)
+        self.assertEqual(doctest.testmod(mha).failed, 0)
+        for module in mha, mha.formats:
+            python_support.check_reference(self, module, mha=mha, np=np)
 
     def everything_public(self):
         """(function, what it needs, names of all that it takes) of all that takes arguments."""
@@ -2839,7 +2922,7 @@ class Mha(unittest.TestCase):
                 r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]",
                 lambda: layer(w_q=floats(23, 24)),
             ),
-            (TypeError, "a layer has no widht", lambda: layer(widht=3)),
+            (TypeError, "unexpected keyword argument 'widht'", lambda: layer(widht=3)),
             (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)),
             (
                 ValueError,
@@ -3095,28 +3178,7 @@ class Mha(unittest.TestCase):
             with self.subTest(sentence), self.assertRaisesRegex(mha.Error, sentence):
                 call()
 
-    def test_what_is_said_about_a_function_names_arguments_that_it_has(self):
-        for name in (
-            "attention",
-            "attention_info",
-            "causal_conv",
-            "choose_keys",
-            "recurrent_attention",
-            "recurrent_attention_info",
-            "states_merge",
-            "states_finish",
-            "pack",
-        ):
-            function = getattr(mha, name)
-            taken = {
-                *inspect.signature(function).parameters,
-                *inspect.signature(self.layer.forward).parameters,
-            }
-            self.assertEqual(
-                {word for word in re.findall(r"(\w+)=", function.__doc__) if word not in taken},
-                set(),
-                name,
-            )
+    def test_types_of_keywords_are_those_of_the_calls(self):
         for function, call in (
             (mha.attention, mha._typing.AttentionCall),
             (self.layer.forward, mha._typing.Call),

@@ -1,34 +1,32 @@
-"""mha from Python: multi-head attention for CPUs, through the shared library. Needs NumPy, and
-nothing else.
+"""Multi-head attention for CPUs, on NumPy arrays.
 
-    import numpy as np, mha
+>>> import numpy as np, mha
+>>> w_qkv = np.random.rand(64, 192).astype(np.float32)
+>>> w_o = np.random.rand(64, 64).astype(np.float32)
+>>> layer = mha.Layer(query_dim=64, num_heads=4, w_qkv=w_qkv, w_o=w_o)
+>>> x = np.random.rand(10, 64).astype(np.float32)  # rows; or a batch of sequences, [2, 10, 64]
+>>> y = layer.forward(x, is_causal=True)
+>>> y, outputs = layer.forward(x, is_causal=True, want=["attention_weights"])
 
-    # [768, 2304] and [768, 768], float32
-    layer = mha.Layer(query_dim=768, num_heads=12, w_qkv=w_qkv, w_o=w_o)
-    y = layer.forward(x, is_causal=True)  # [batch, n, 768] or [n, 768], float32
-    y, steps = layer.forward(x, is_causal=True, want=["attention_weights"])    # and a look inside
+>>> cache = mha.KvCache(num_sequences=1, capacity=4096, num_kv_heads=4, head_dim=16, k_type="f16")
+>>> rope = mha.Rope.tables(16, num_positions=4096)
+>>> y = layer.forward(x, is_causal=True, rope=rope, cache=cache)  # a prompt, then token by token
+>>> cache.length()
+10
 
-    cache = mha.KvCache(
-        num_sequences=1, capacity=4096, num_kv_heads=12, head_dim=64, k_type="f16", v_type="f16"
-    )
-    rope = mha.Rope.tables(64, num_positions=4096)
-    y = layer.forward(prompt, is_causal=True, rope=rope, cache=cache)          # then token by token
+Arrays are checked for type, shape and layout, and never converted or copied. A wrong one raises
+TypeError or ValueError; what the library refuses raises `mha.Error`. Every call takes arrays with a
+batch, or leaves it out. Rows are float32 or float16, or bfloat16 as the bits in uint16.
 
-Names and meanings are those of mha.h, which is the reference. What is here adds shapes: arrays are
-checked for type, shape and layout, never converted or copied without being asked, and a wrong one
-is a TypeError or ValueError. What the library finds to be wrong is an mha.Error with the library's
-sentence.
+Calls run on the calling thread or on those of a `Scheduler`, without Python's lock, so that several
+threads can use one layer at once. Outputs, workspaces, packed weights and caches may be arrays of
+the caller's. `load` says which shared library is used.
 
-The library is looked for in load(path), else in the environment variable MHA_LIBRARY, else in this
-package, where `pip install .` puts it, else as build/src/libmha.so of the sources that this package
-lies in, else among the system's libraries.
-
-mha.torch, mha.transformers and mha.onnx put it under those runtimes; each needs its runtime, and is
-imported by its own name.
-
-Calls run on the calling thread, without Python's lock, so that several threads can use one layer at
-once; or on those of a Scheduler. They compute in memory of their own, or where they are told to:
-outputs, looks inside, workspace, packed weights and caches may be the caller's arrays.
+The dictionaries `types`, `layouts`, `gates`, `activations`, `arithmetics`, `cache_kinds`,
+`cache_values`, `rope_styles`, `score_columns`, `score_groups` and `instruction_set_names` have the
+names that keywords take, with the numbers of the C interface; `structs` are its structs.
+`mha.formats` imports quantised weights; `mha.torch`, `mha.transformers` and `mha.onnx` serve those
+runtimes. Each is imported by its own name.
 """
 
 from ._arrays import aligned

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 
 from . import _structs
+from ._docs import documented
 from ._structs import _broadcast, _Error, _Input, _Output, _start, _Strides, _writeable, types
 
 _rows_bf16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
@@ -38,6 +39,14 @@ def _describe(array):
 def _must_be(kind, value, name):
     if not isinstance(value, kind):
         raise TypeError(f"{name} is a {type(value).__name__}; it must be an mha.{kind.__name__}")
+
+
+def _named_fields(struct, **tables):
+    """The fields of a struct by name, with names for the numbers of those that have a table."""
+    numbers = dict(_structs._fields(struct))
+    for field, table in tables.items():
+        numbers[field] = {number: name for name, number in table.items()}[numbers[field]]
+    return _structs._Numbers(numbers)
 
 
 # An extent in a shape. 0 would reach the library as "the default", and it would read or write
@@ -70,6 +79,18 @@ def _check(array, name, dtypes=None, shape=None):
         raise ValueError(
             f"{name} is not aligned to elements of {array.itemsize} bytes; pass an array that is"
         )
+
+
+def _batched(dimensions, **arrays):
+    """The arrays with a batch of 1. The first one has this many dimensions, without a batch."""
+    first = next(iter(arrays))
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray) and array.ndim > dimensions + (name == "snapshots"):
+            raise ValueError(
+                f"{name} is {_describe(array)}, but {first} is {_describe(arrays[first])}, without"
+                " a batch; leave it out of both"
+            )
+    return [array[None] if isinstance(array, np.ndarray) else array for array in arrays.values()]
 
 
 def _remedy(name, is_written):
@@ -158,6 +179,19 @@ def _input(array, name):
     )
 
 
+def _as_rows(array, name, is_written=False):
+    """The array as [rows, width], in the same memory; None stays None."""
+    if array is None or array.ndim == 2:
+        return array
+    rows = array.reshape(-1, array.shape[-1])
+    if array.size and not np.may_share_memory(rows, array):
+        raise ValueError(
+            f"{name} has strides of {array.strides} bytes, which the library cannot step by;"
+            f" {_remedy(name, is_written)}"
+        )
+    return rows
+
+
 _first_row = [(0,) * max(dimensions - 1, 0) for dimensions in range(65)]
 _contiguous_strides = [(0,) * max(dimensions - 1, 0) for dimensions in range(65)]
 
@@ -197,8 +231,25 @@ def _integers(values, name, shape=None, dtype=np.int64):
     return np.asarray(array, dtype, order="C")
 
 
+@documented()
 def aligned(bytes: int) -> np.ndarray:
-    """An array of this many bytes, aligned to 64, as packed layers and caches need it."""
+    """Make an array of bytes that is aligned to 64 bytes, as packed weights and caches need it.
+
+    Parameters
+    ----------
+    bytes : int
+        Number of bytes.
+
+    Returns
+    -------
+    ndarray of uint8, shape (bytes,)
+        The array, whose contents are arbitrary.
+
+    Examples
+    --------
+    >>> mha.aligned(100).ctypes.data % 64
+    0
+    """
     bytes = _structs._number(bytes, "bytes")
     if bytes < 0:
         raise ValueError(f"bytes is {bytes}; it must be at least 0")

@@ -1,4 +1,4 @@
-"""The middle stage alone, on the caller's queries, keys and values."""
+"""Attention without projections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Literal, overload
 
 from ._arrays import (
+    _batched,
     _check,
     _contiguous,
     _must_be,
@@ -20,18 +21,18 @@ from ._arrays import (
 from ._cache import KvCache
 from ._calls import (
     Prepared,
-    _appended,
-    _arrays_of_sequences,
     _check_prepared,
+    _complete,
     _in_place,
     _info,
+    _keywords,
     _memory,
     _point_to,
     _run,
-    _set_norm,
-    _set_sequences,
+    _set_call,
     _wanted,
 )
+from ._docs import documented
 from ._structs import (
     _AttentionArgs,
     _empty,
@@ -46,9 +47,7 @@ from ._structs import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._callbacks import Scheduler
-    from ._options import Norm, Rope, ScoreOptions
-    from ._typing import Array, AttentionCall, Info, Integers, Want
+    from ._typing import Array, AttentionCall, Info, Structure, Want
 
 _pack, _size = _packer(_AttentionArgs, "output"), ctypes.sizeof(_AttentionArgs)
 _nowhere = 0, (0, 0, 0)  # address and strides of no array
@@ -91,6 +90,7 @@ def attention(
 ) -> Prepared: ...
 
 
+@documented(_keywords)
 def attention(
     q,
     k=None,
@@ -98,25 +98,6 @@ def attention(
     *,
     out=None,
     scale=0.0,
-    is_causal=False,
-    equal_scores=False,
-    q_first_positions=None,
-    q_lengths=None,
-    kv_lengths=None,
-    q_first_rows=None,
-    kv_first_rows=None,
-    cu_seqlens_q=None,
-    cu_seqlens_kv=None,
-    window_left=None,
-    window_right=None,
-    padding="right",
-    norm=None,
-    rope=None,
-    score=None,
-    cache=None,
-    cache_sequences=None,
-    cache_read=False,
-    scheduler=None,
     instruction_set="auto",
     bf16=False,
     output_type="f32",
@@ -125,21 +106,59 @@ def attention(
     states=False,
     want=(),
     prepare=False,
+    **call,
 ):
-    """The middle stage alone: softmax(scale * q k^T) v, [batch, n_q, heads, head_dim_v].
+    """Attention without projections: softmax(scale * q k^T) v of each head.
 
-    q is [batch, n_q, heads, head_dim]; k and v are [batch, n_kv, kv_heads, width]. PyTorch's order
-    is [batch, heads, n, width]: of such arrays, pass views, q.transpose(0, 2, 1, 3). Each may be
-    float16, or with bf16=True bfloat16 (bits in uint16). With cache_read=True there are no k and v,
-    with a cache of values "in_keys" no v. scale=0 is 1 / sqrt(head_dim). With is_causal, the last
-    query sees the last key, unless q_first_positions says otherwise. out may be q, and must not
-    overlap k or v. prepare=True computes nothing and returns a Prepared call. All else is as in
-    Layer.forward.
+    Arrays are read and written where they lie, by their strides; the elements of a row of one head
+    are neighbours. All may leave out the batch. Views serve PyTorch's order [batch, heads, n,
+    width]: ``q.transpose(0, 2, 1, 3)``.
 
-    kv_first_position is that of the first key, of k or of the cache, where those before it are
-    elsewhere. With states=True the result, and out=, are states, [batch, heads, n_q, head_dim_v +
-    2], for states_merge and states_finish.
+    Parameters
+    ----------
+    q : ndarray of float32 or float16, shape ([batch,] n_q, num_heads, head_dim)
+        Queries.
+    k : ndarray of float32 or float16, shape ([batch,] n_kv, num_kv_heads, head_dim)
+        Keys; num_kv_heads divides num_heads. None with ``cache_read=True``.
+    v : ndarray of float32 or float16, shape ([batch,] n_kv, num_kv_heads, head_dim_v)
+        Values. None with ``cache_read=True``, or with a cache whose values are in its keys.
+    out : ndarray, shape of the result
+        Receives the result. It may be `q`, unless `want` has numbers of pairs, and must not overlap
+        `k` or `v`.
+    states : bool
+        Whether the result is the states of the keys, for `states_merge` and `states_finish`.
+
+    Returns
+    -------
+    y : ndarray of `output_type`, shape ([batch,] n_q, num_heads, head_dim_v)
+        The context: a new array, or `out`. With `states`, float32 of the shape ([batch,] num_heads,
+        n_q, head_dim_v + 2).
+    outputs : dict from str to ndarray
+        Only with `want`: the optional outputs by name.
+    call : Prepared
+        Only with `prepare`, in place of the others.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has a wrong type, shape or layout, or if arrays overlap that must not.
+    Error
+        If the library refuses the arguments. Nothing has been written then.
+
+    Examples
+    --------
+    >>> q = k = v = np.random.rand(10, 4, 64).astype(np.float32)  # or with a batch, [2, 10, 4, 64]
+    >>> mha.attention(q, k, v, is_causal=True).shape
+    (10, 4, 64)
+    >>> y, outputs = mha.attention(q, k, v, want=["lse"])
+    >>> outputs["lse"].shape
+    (4, 10)
     """
+    call, rows = _complete(call), (q, k, v, out)
+    cache, cache_read = call["cache"], call["cache_read"]
+    is_single = getattr(q, "ndim", 0) == 3
+    if is_single:
+        q, k, v, out = _batched(3, q=q, k=k, v=v, out=out)
     stored = _row_types(bf16)
     if not (states is prepare is cache_read is False):
         _is_true(states, "states"), _is_true(prepare, "prepare"), _is_true(cache_read, "cache_read")
@@ -149,7 +168,7 @@ def attention(
     batch, n_q, heads, head_dim = q.shape
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
-    elif v is None and k is not None and cache is not None and cache.shape["values"]:
+    elif v is None and k is not None and cache is not None and cache.shape["values"] == "in_keys":
         _check(k, "k", stored, (batch, None, _some, head_dim))
         _, n_kv, kv_heads, _ = k.shape
         head_dim_v = cache.shape["head_dim_v"]
@@ -163,14 +182,9 @@ def attention(
             _check(k, "k", stored, (batch, None, _some, head_dim))
             _check(v, "v", stored, (*k.shape[:3], _some))
         _, n_kv, kv_heads, head_dim_v = v.shape
-    is_new, out = (
-        out is None,
-        _output(
-            out,
-            (batch, heads, n_q, head_dim_v + 2) if states else (batch, n_q, heads, head_dim_v),
-            output_type,
-        ),
-    )
+    extents = batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v
+    shape = (batch, heads, n_q, head_dim_v + 2) if states else (batch, n_q, heads, head_dim_v)
+    is_new, out = out is None, _output(out, shape, output_type)
     args = _AttentionArgs()
     at_q, q_strides = _place(q, "q", True)
     (at_k, k_strides), (at_v, v_strides) = (
@@ -230,77 +244,32 @@ def attention(
         args.kv_first_position = kv_first_position
     if states:
         _point_to(args, {"states": _contiguous(out, "out", [out.dtype], out.shape, True)})
-    arrays = _arrays_of_sequences(
-        cu_seqlens_q,
-        cu_seqlens_kv,
-        q_lengths,
-        kv_lengths,
-        q_first_rows,
-        kv_first_rows,
-        q_first_positions,
-        cache_sequences,
-    )
-    appended_lengths = _appended(n_kv, arrays, False, cache_read)
-    _set_sequences(
-        args,
-        batch,
-        arrays,
-        window_left,
-        window_right,
-        padding,
-        rope,
-        score,
-        cache,
-        cache_read,
-        scheduler,
-        is_causal,
-        equal_scores,
-        n_q,
-        n_kv,
-        heads,
-        kv_heads,
-        appended_lengths,
-    )
-    _set_norm(args, norm, heads, kv_heads, head_dim, head_dim_v)
-    wanted = None
-    if want:
-        wanted = _wanted(
-            args,
-            want,
-            False,
-            batch,
-            n_q,
-            n_kv,
-            heads,
-            kv_heads,
-            head_dim,
-            head_dim_v,
-            cache,
-            arrays,
-            appended_lengths,
-        )
+    sequences = _set_call(args, call, extents)
+    wanted = _wanted(args, want, is_single, extents, cache, *sequences) if want else None
+    result = out[0] if is_single else out
     if prepare or want or not (is_new and cache is workspace is None):
-        given, same = {"q": q, "k": k, "v": v}, _in_place("q", wanted)
-        given_out, appended = None if is_new else out, None if cache_read else cache
-        memory = _memory(args, given, given_out, workspace, wanted, appended, None, same)
+        same, appended = _in_place("q", wanted), None if cache_read else cache
+        given = dict(zip("qkv", rows))
+        memory = _memory(args, given, rows[3], workspace, wanted, appended, None, same)
     if prepare:
-        _check_prepared(cache, score, want)
+        _check_prepared(cache, call["score"], want)
         return Prepared(
             "mha_attention",
             None,
             args,
             memory,
-            out,
+            result,
             is_new,
             workspace,
-            scheduler,
+            call["scheduler"],
             wanted,
             "states" if states else "output",
         )
-    _run("mha_attention", workspace, args, scheduler)
-    return (out, wanted) if want else out
+    _run("mha_attention", workspace, args, call["scheduler"])
+    return (result, wanted) if want else result
 
 
+@documented(_keywords)
 def attention_info(
     n_q: int,
     n_kv: int,
@@ -312,31 +281,40 @@ def attention_info(
     head_dim_v: int = 0,
     k_type: str = "f32",
     v_type: str | None = None,
-    is_causal: bool = False,
-    equal_scores: bool = False,
-    q_first_positions: Integers | None = None,
-    q_lengths: Integers | None = None,
-    kv_lengths: Integers | None = None,
-    q_first_rows: Integers | None = None,
-    kv_first_rows: Integers | None = None,
-    cu_seqlens_q: Integers | None = None,
-    cu_seqlens_kv: Integers | None = None,
-    window_left: int | None = None,
-    window_right: int | None = None,
-    padding: str = "right",
-    norm: Norm | None = None,
-    rope: Rope | None = None,
-    score: ScoreOptions | None = None,
-    cache: KvCache | None = None,
-    cache_sequences: Integers | None = None,
-    cache_read: bool = False,
-    scheduler: Scheduler | None = None,
     instruction_set: str = "auto",
     kv_first_position: int = 0,
     want: Want = (),
+    **call: Unpack[Structure],
 ) -> Info:
-    """How attention would run on this many rows, and what it costs: the fields of mha_call_info by
-    name. Values have the type of keys if v_type is None. All else is as in Layer.info."""
+    """How a call of `attention` would run, and what it would cost.
+
+    Parameters
+    ----------
+    n_q : int
+        Rows of queries of each sequence.
+    n_kv : int
+        Rows of keys and values of each sequence that come with the call.
+    head_dim : int
+        Width of a query or key of one head.
+    k_type : {"f32", "f16", "bf16"}
+        Type of the keys.
+    v_type : {"f32", "f16", "bf16"}
+        Type of the values; None is `k_type`.
+    want : iterable of str
+        Names of the optional outputs that the call would return.
+
+    Returns
+    -------
+    dict from str to int
+        "instruction_set" (its number), "back_end" (0, the library's kernels), "contract",
+        "num_threads", "workspace_bytes", "packed_bytes" (0), "operations" and "bytes": the
+        multiplications and additions, and the bytes read and written.
+
+    Examples
+    --------
+    >>> mha.attention_info(1, 1000, 8, 64)["operations"] >= 2 * 8 * 64 * 1000
+    True
+    """
     args = _new(
         _AttentionArgs,
         batch=_number(batch, "batch") or _empty,
@@ -351,36 +329,7 @@ def attention_info(
         instruction_set=_named(instruction_set_names, instruction_set, "instruction_set"),
         kv_first_position=kv_first_position,
     )
-    arrays = _arrays_of_sequences(
-        cu_seqlens_q,
-        cu_seqlens_kv,
-        q_lengths,
-        kv_lengths,
-        q_first_rows,
-        kv_first_rows,
-        q_first_positions,
-        cache_sequences,
-    )
-    appended_lengths = _appended(n_kv, arrays, False, cache_read)
-    _set_sequences(
-        args,
-        batch,
-        arrays,
-        window_left,
-        window_right,
-        padding,
-        rope,
-        score,
-        cache,
-        cache_read,
-        scheduler,
-        is_causal,
-        equal_scores,
-        n_q,
-        n_kv,
-        num_heads,
-        num_kv_heads or num_heads,
-        appended_lengths,
-    )
-    _set_norm(args, norm, num_heads, num_kv_heads or num_heads, head_dim, head_dim_v or head_dim)
+    kv_heads = num_kv_heads or num_heads
+    extents = batch, n_q, n_kv, num_heads, kv_heads, head_dim, head_dim_v or head_dim
+    _set_call(args, _complete(call), extents)
     return _info("mha_attention_info", args, want)

@@ -1,4 +1,4 @@
-"""Schedulers of the caller's, which the library calls."""
+"""Schedulers: functions of the caller's that run tasks of the library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from ._docs import documented
 from ._structs import _kind, _NotCopied, _Scheduler
 
 if TYPE_CHECKING:
@@ -17,15 +18,28 @@ _Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
 _ParallelFor = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, _Task, ctypes.c_void_p)
 
 
+@documented()
 class Scheduler(_NotCopied):
-    """Threads for calls: parallel_for(count, task) must call task(index) once for each index below
-    count, and return when all have returned.
+    """Threads for calls.
 
-        pool = concurrent.futures.ThreadPoolExecutor(4)
-        scheduler = mha.Scheduler(4, lambda count, task: list(pool.map(task, range(count))))
+    A child of fork has none of its parent's threads: there, the calling thread does the tasks of a
+    scheduler that the parent made.
 
-    A child of fork has none of its parent's threads: there, the calling thread does the tasks, and
-    only a scheduler that the child makes calls its parallel_for.
+    Parameters
+    ----------
+    num_threads : int
+        The most tasks at once; >= 1.
+    parallel_for : callable
+        ``parallel_for(count, task)`` calls ``task(index)`` once for each index below count, and
+        returns when all have returned. What it raises is raised by the call.
+
+    Examples
+    --------
+    >>> import concurrent.futures
+    >>> pool = concurrent.futures.ThreadPoolExecutor(2)
+    >>> scheduler = mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count))))
+    >>> q = np.ones((64, 4, 16), np.float32)
+    >>> y = mha.attention(q, q, q, scheduler=scheduler)
     """
 
     _instead = "use this one, or make another one with Scheduler(num_threads, parallel_for)"

@@ -25,6 +25,7 @@ from ._arrays import (
 )
 from ._cache import KvCache
 from ._callbacks import Scheduler
+from ._docs import documented
 from ._library import _call
 from ._options import Norm, Rope, ScoreOptions
 from ._structs import (
@@ -103,19 +104,20 @@ def _in_place(name, wanted):
 
 
 class Prepared(_NotCopied):
-    """A call whose arguments have been checked, to be made again and again: attention(...,
-    prepare=True) and Layer.forward(..., prepare=True).
+    """A call whose arguments have been checked, to be made again and again.
 
-        call = mha.attention(q, k, v, is_causal=True, prepare=True)    # computes nothing yet
-        y = call(q, k, v)  # 5 to 8 us more than the same call of C
+    ``attention(..., prepare=True)`` and ``Layer.forward(..., prepare=True)`` return it. Everything
+    but the arrays of rows stays as it was prepared: contiguous int64 arrays of first rows, lengths
+    and positions, masks, biases and gates are read anew by each call, and may be changed between
+    two calls; not so lengths with ``padding="left"``, nor groups and scales that several sequences
+    share. One thread at a time may use it: a call meanwhile raises RuntimeError.
 
-    A call takes as many arrays as it was prepared with, with their shapes, strides and types. The
-    result is a new array, that of out=, or that which it was prepared with; what was asked for
-    beside it is in the same arrays each time. Everything else stays as it was prepared: arrays of
-    first rows, lengths and positions, if they are int64 and contiguous, masks, biases and gates are
-    read anew by each call, and may be changed between two; not lengths with padding="left", nor
-    groups and scales that several sequences share. One thread at a time may use it; meanwhile,
-    a call of another one is a RuntimeError.
+    Examples
+    --------
+    >>> q = k = v = np.random.rand(2, 5, 4, 8).astype(np.float32)
+    >>> call = mha.attention(q, k, v, is_causal=True, prepare=True)  # computes nothing yet
+    >>> np.array_equal(call(q, k, v), mha.attention(q, k, v, is_causal=True))
+    True
     """
 
     _instead = "prepare another call, with prepare=True"
@@ -149,7 +151,25 @@ class Prepared(_NotCopied):
         # Of one element, so that one thread at a time has it: the last places that did not overlap.
         self._turn = [None]
 
+    @documented()
     def __call__(self, *arrays: np.ndarray, out: np.ndarray | None = None) -> Any:
+        """Make the call.
+
+        Parameters
+        ----------
+        *arrays : ndarray
+            The arrays of rows, as many as it was prepared with, with their shapes, strides and
+            types.
+        out : ndarray
+            Receives the result. None is a new array, or the one that the call was prepared with.
+
+        Returns
+        -------
+        y : ndarray
+            The result.
+        outputs : dict from str to ndarray
+            Only if it was prepared with `want`: the optional outputs, in the same arrays each time.
+        """
         if len(arrays) != len(self._places) - 1:
             raise TypeError(
                 f"this call takes {len(self._places) - 1} arrays, as it was prepared with; these"
@@ -228,17 +248,46 @@ _no_arrays = dict.fromkeys(
     """cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths q_first_rows kv_first_rows q_first_positions
     cache_sequences""".split()
 )
+# The keywords that calls share, with their defaults: of choose_keys, and of all others.
+_choice_keywords = {
+    "is_causal": False,
+    "window_left": None,
+    "window_right": None,
+    "q_lengths": None,
+    "kv_lengths": None,
+    "padding": "right",
+    "q_first_rows": None,
+    "kv_first_rows": None,
+    "cu_seqlens_q": None,
+    "cu_seqlens_kv": None,
+    "q_first_positions": None,
+    "norm": None,
+    "rope": None,
+    "cache": None,
+    "cache_sequences": None,
+    "cache_read": False,
+    "scheduler": None,
+}
+_keywords = {**_choice_keywords, "equal_scores": False, "score": None}
 
 
-def _arrays_of_sequences(*given):
-    """The arrays of mha_sequences by name, given in the order of _no_arrays, which is returned if
-    none is."""
-    for values in given:
-        if values is not None:
+def _complete(call, keywords=_keywords):
+    """All shared keywords of a call, of which it is given some."""
+    all_of_them = {**keywords, **call}
+    if len(all_of_them) > len(keywords):
+        unknown = next(name for name in call if name not in keywords)
+        raise TypeError(f"unexpected keyword argument {unknown!r}")
+    return all_of_them
+
+
+def _arrays_of_sequences(call):
+    """The arrays of mha_sequences that a call is given, by name; _no_arrays without any."""
+    for name in _no_arrays:
+        if call.get(name) is not None:
             break
     else:
         return _no_arrays
-    arrays = {name: _integers(values, name) for name, values in zip(_no_arrays, given)}
+    arrays = {name: _integers(call.get(name), name) for name in _no_arrays}
     if arrays["cu_seqlens_q"] is None and arrays["cu_seqlens_kv"] is not None:
         raise ValueError(
             "cu_seqlens_kv is given, but there is no cu_seqlens_q; give both, for packed sequences,"
@@ -251,45 +300,27 @@ def _arrays_of_sequences(*given):
     return arrays
 
 
-def _set_sequences(
-    args,
-    batch,
-    arrays,
-    window_left,
-    window_right,
-    padding,
-    rope,
-    score,
-    cache,
-    cache_read,
-    scheduler,
-    is_causal,
-    equal_scores,
-    n_q,
-    n_k,
-    num_heads,
-    num_kv_heads,
-    k_lengths,
-):
-    """Sets the fields about rows and positions; arrays are those of mha_sequences by name. Arrays
-    of rows are of the batch, which is 1 with cu_seqlens_q, for any number of sequences."""
+def _set_call(args, call, extents, is_self=False):
+    """Sets the fields of the keywords that calls share; `call` has them by name. extents are batch,
+    n_q, n_kv, num_heads, num_kv_heads, head_dim and head_dim_v. Arrays of rows are of the batch,
+    which is 1 with cu_seqlens_q, for any number of sequences. Returns the arrays of mha_sequences
+    by name, and how many rows of keys each sequence has."""
+    batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v = extents
+    arrays, cache, rope = _arrays_of_sequences(call), call["cache"], call["rope"]
+    cache_read, sequences = _is_true(call["cache_read"], "cache_read"), batch
+    lengths = None if cache_read else _appended(n_kv, arrays, is_self)
     if cache is not None:
         _must_be(KvCache, cache, "cache")
     elif cache_read:
         raise ValueError("cache_read is True, but there is no cache; give the cache too")
     elif arrays["cache_sequences"] is not None:
         raise ValueError("cache_sequences is given, but there is no cache; give the cache too")
-    sequences = batch
-    if _named(_paddings, padding, "padding") and arrays is not _no_arrays:
-        arrays = {**arrays, **_left(arrays, batch, n_q, n_k)}
+    if _named(_paddings, call["padding"], "padding") and arrays is not _no_arrays:
+        arrays = {**arrays, **_left(arrays, batch, n_q, n_kv)}
     if rope is not None:
         _must_be(Rope, rope, "rope")
         args.rope = rope._struct()
-    if (
-        arrays is not _no_arrays
-        or rope is not None
-        and not (rope.q_positions is rope.k_positions is None)
-    ):
+    if arrays is not _no_arrays or rope is not None and rope._has_positions():
         args.sequences = struct = _new(_Sequences)
         if arrays["cu_seqlens_q"] is not None:
             sequences = _set_packed(args, struct, batch, n_q, arrays)
@@ -297,30 +328,32 @@ def _set_sequences(
             if values is not None and name not in ("cu_seqlens_q", "cu_seqlens_kv"):
                 setattr(struct, name, _integers(values, name, (sequences,)))
         if rope is not None:
-            struct.rope_q_positions = _integers(rope.q_positions, "q_positions", (batch, n_q))
-            struct.rope_k_positions = _integers(rope.k_positions, "k_positions", (batch, n_k))
-    flags = _causal if _is_true(is_causal, "is_causal") else 0
-    flags |= _equal_scores if _is_true(equal_scores, "equal_scores") else 0
-    if window_left is not None:
-        flags, args.window_left = flags | _window_left, _window(window_left, "window_left")
-    if window_right is not None:
-        flags, args.window_right = flags | _window_right, _window(window_right, "window_right")
+            rope._set_positions(struct, batch, n_q, n_kv)
+    flags = _causal if _is_true(call["is_causal"], "is_causal") else 0
+    flags |= _equal_scores if _is_true(call["equal_scores"], "equal_scores") else 0
+    left, right = call["window_left"], call["window_right"]
+    if left is not None:
+        flags, args.window_left = flags | _window_left, _window(left, "window_left")
+    if right is not None:
+        flags, args.window_right = flags | _window_right, _window(right, "window_right")
     args.flags = flags
     if cache_read:
         args.cache_read = cache
     elif cache is not None:
         args.cache = cache._changed()
+    score, norm, scheduler = call["score"], call["norm"], call["scheduler"]
     if score is not None:
         _must_be(ScoreOptions, score, "score")
-        columns = (
-            n_k
-            if score.columns == "new_keys"
-            else _longest(sequences, n_k, k_lengths, cache, arrays["cache_sequences"])
-        )
+        is_of_new = score.columns == "new_keys"
+        columns = n_kv if is_of_new else _longest(batch, n_kv, cache, arrays, lengths)
         args.score, args.score_arrays = score._structs(batch, num_heads, num_kv_heads, n_q, columns)
+    if norm is not None:
+        _must_be(Norm, norm, "norm")
+        args.norm = norm._struct(num_heads, num_kv_heads, head_dim, head_dim_v)
     if scheduler is not None:
         _must_be(Scheduler, scheduler, "scheduler")
         args.scheduler = scheduler._struct
+    return arrays, lengths
 
 
 def _window(size, name):
@@ -367,17 +400,9 @@ def _left(arrays, batch, n_q, n_k):
     return first_rows
 
 
-def _set_norm(args, norm, num_heads, num_kv_heads, head_dim, head_dim_v):
-    if norm is not None:
-        _must_be(Norm, norm, "norm")
-        args.norm = norm._struct(num_heads, num_kv_heads, head_dim, head_dim_v)
-
-
-def _appended(rows, arrays, is_self, cache_read):
+def _appended(rows, arrays, is_self):
     """How many rows of keys each sequence has in a call; None stands for all rows. arrays are those
     of mha_sequences by name."""
-    if _is_true(cache_read, "cache_read"):
-        return None
     side = "q" if is_self else "kv"
     cu_seqlens = arrays["cu_seqlens_q" if arrays["cu_seqlens_kv"] is None else "cu_seqlens_" + side]
     if cu_seqlens is not None:
@@ -390,13 +415,15 @@ def _appended(rows, arrays, is_self, cache_read):
     )
 
 
-def _longest(sequences, n_kv, kv_lengths, cache, cache_sequences):
+def _longest(batch, n_kv, cache, arrays, lengths):
     """The columns of an array with a number for each pair of query and key. Lengths beyond n_kv,
     which the library refuses, make none longer."""
     if cache is None:
         return n_kv
-    rows = [n_kv] * sequences if kv_lengths is None else kv_lengths
-    numbers = range(sequences) if cache_sequences is None else cache_sequences
+    cu_seqlens, numbers = arrays["cu_seqlens_q"], arrays["cache_sequences"]
+    sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    rows = [n_kv] * sequences if lengths is None else lengths
+    numbers = range(sequences) if numbers is None else numbers
     return max(
         [
             cache.length(int(sequence)) + max(min(int(count), n_kv), 0)
@@ -415,36 +442,13 @@ def _check_want(want):
         raise TypeError(f"want is {_kind(want)}; it must be a list of names") from None
 
 
-def _wanted(
-    args,
-    want,
-    is_single,
-    batch,
-    n_q,
-    n_kv,
-    num_heads,
-    num_kv_heads,
-    head_dim,
-    head_dim_v,
-    cache,
-    arrays_of_sequences,
-    kv_lengths,
-):
+def _wanted(args, want, is_single, extents, cache, arrays_of_sequences, lengths):
     """Arrays for the optional outputs, by name."""
     if not want:
         return {}
+    batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v = extents
     given, arrays = _check_want(want), {}
-    cu_seqlens, cache_sequences = (
-        arrays_of_sequences["cu_seqlens_q"],
-        arrays_of_sequences["cache_sequences"],
-    )
-    seen = _longest(
-        batch if cu_seqlens is None else len(cu_seqlens) - 1,
-        n_kv,
-        kv_lengths,
-        cache,
-        cache_sequences,
-    )
+    seen = _longest(batch, n_kv, cache, arrays_of_sequences, lengths)
     pairs = (batch, num_heads, n_q, seen)
     shapes = {
         "attention_weights": pairs,

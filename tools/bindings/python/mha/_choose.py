@@ -7,17 +7,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import _calls
-from ._arrays import _check, _contiguous, _input, _named, _row_types, _some, _writeable
-from ._calls import _appended, _arrays_of_sequences, _longest, _run, _set_norm, _set_sequences
+from ._arrays import (
+    _batched,
+    _check,
+    _contiguous,
+    _input,
+    _named,
+    _row_types,
+    _some,
+    _writeable,
+)
+from ._calls import (
+    _choice_keywords,
+    _complete,
+    _keywords,
+    _longest,
+    _run,
+    _set_call,
+)
+from ._docs import documented
 from ._structs import _AttentionArgs, _ChooseKeysArgs, _empty, _new, instruction_set_names
 
 if TYPE_CHECKING:
-    from ._cache import KvCache
-    from ._callbacks import Scheduler
-    from ._options import Norm, Rope
-    from ._typing import Array, Integers
+    from typing_extensions import Unpack
+
+    from ._typing import Array, Choice
 
 
+@documented(_choice_keywords)
 def choose_keys(
     q: Array,
     weights: Array,
@@ -27,36 +44,49 @@ def choose_keys(
     out: Array | None = None,
     index_scores: Array | None = None,
     scale: float = 0.0,
-    is_causal: bool = False,
-    q_first_positions: Integers | None = None,
-    q_lengths: Integers | None = None,
-    kv_lengths: Integers | None = None,
-    q_first_rows: Integers | None = None,
-    kv_first_rows: Integers | None = None,
-    cu_seqlens_q: Integers | None = None,
-    cu_seqlens_kv: Integers | None = None,
-    window_left: int | None = None,
-    window_right: int | None = None,
-    padding: str = "right",
-    norm: Norm | None = None,
-    rope: Rope | None = None,
-    cache: KvCache | None = None,
-    cache_sequences: Integers | None = None,
-    cache_read: bool = False,
-    scheduler: Scheduler | None = None,
     instruction_set: str = "auto",
     bf16: bool = False,
     workspace: Array | None = None,
+    **call: Unpack[Choice],
 ) -> Array:
-    """The positions of the num_chosen keys with the greatest index scores, ascending and then -1:
-    int32 [batch, n_q, num_chosen].
+    """Choose the keys with the greatest index scores (DeepSeek V3.2's lightning indexer).
 
-    q is [batch, n_q, heads, head_dim], weights float32 [batch, n_q, heads], k [batch, n_kv,
-    head_dim], or None with a cache of one kv head and cache_read=True. The score of a key is the
-    sum over heads of weights * max(0, scale * q k^T); an array index_scores, float32 [batch, n_q,
-    n_kv], is filled with them, -infinity for keys that may not be chosen. All else is as in
-    attention.
+    The index score of query i and key j is the sum over heads h of
+    ``weights[i, h] * max(0, scale * q[i, h] @ k[j])``. All arrays may leave out the batch.
+
+    Parameters
+    ----------
+    q : ndarray of float32 or float16, shape ([batch,] n_q, num_heads, head_dim)
+        Queries of the indexer.
+    weights : ndarray of float32, shape ([batch,] n_q, num_heads)
+        Weights of the heads.
+    num_chosen : int
+        The most keys of a query; >= 1.
+    k : ndarray of float32 or float16, shape ([batch,] n_kv, head_dim)
+        Keys of the indexer. None with ``cache_read=True`` and a cache of one key head.
+    out : ndarray of int32, shape ([batch,] n_q, num_chosen)
+        Receives the result.
+    index_scores : ndarray of float32, shape ([batch,] n_q, n_kv)
+        Receives the index scores, -infinity for keys that may not be chosen. With a cache, n_kv is
+        the longest length after the call.
+
+    Returns
+    -------
+    ndarray of int32, shape ([batch,] n_q, num_chosen)
+        Positions of the chosen keys, ascending, then -1: `chosen_keys` of a `ScoreOptions`.
+
+    Examples
+    --------
+    >>> q, k = (np.random.rand(6, *shape).astype(np.float32) for shape in ((2, 8), (8,)))
+    >>> mha.choose_keys(q, np.ones((6, 2), np.float32), 3, k, is_causal=True)[0]
+    array([ 0, -1, -1], dtype=int32)
     """
+    options, given_out = {**_keywords, **_complete(call, _choice_keywords)}, out
+    is_single, cache = getattr(q, "ndim", 0) == 3, options["cache"]
+    if is_single:
+        q, weights, k, out, index_scores = _batched(
+            3, q=q, weights=weights, k=k, out=out, index_scores=index_scores
+        )
     stored = _row_types(bf16)
     _check(q, "q", stored, (None, None, _some, _some))
     batch, n_q, heads, head_dim = q.shape
@@ -78,55 +108,14 @@ def choose_keys(
         _check(k, "k", stored, (batch, None, head_dim))
         n_kv = k.shape[1]
         args.n_kv, args.k = n_kv or _empty, _input(k[:, :, None], "k")
-    arrays = _arrays_of_sequences(
-        cu_seqlens_q,
-        cu_seqlens_kv,
-        q_lengths,
-        kv_lengths,
-        q_first_rows,
-        kv_first_rows,
-        q_first_positions,
-        cache_sequences,
-    )
-    appended_lengths = _appended(n_kv, arrays, False, cache_read)
-    _set_sequences(
-        args,
-        batch,
-        arrays,
-        window_left,
-        window_right,
-        padding,
-        rope,
-        None,
-        cache,
-        cache_read,
-        scheduler,
-        is_causal,
-        False,
-        n_q,
-        n_kv,
-        heads,
-        1,
-        appended_lengths,
-    )
-    _set_norm(args, norm, heads, 1, head_dim, 0)
+    sequences = _set_call(args, options, (batch, n_q, n_kv, heads, 1, head_dim, 0))
     choice = _new(_ChooseKeysArgs, attention=args, num_chosen=num_chosen)
-    shape, is_new = (batch, n_q, max(choice.num_chosen, 0)), out is None
+    shape = (batch, n_q, max(choice.num_chosen, 0))
     out = np.empty(shape, np.int32) if out is None else _writeable(out, "out")
     choice.weights = _input(weights, "weights")
     choice.chosen_keys = _contiguous(out, "out", [np.dtype(np.int32)], shape, True)
     if index_scores is not None:
-        shape = (
-            batch,
-            n_q,
-            _longest(
-                batch if cu_seqlens_q is None else len(cu_seqlens_q) - 1,
-                n_kv,
-                appended_lengths,
-                cache,
-                arrays["cache_sequences"],
-            ),
-        )
+        shape = (batch, n_q, _longest(batch, n_kv, cache, *sequences))
         choice.index_scores = _contiguous(
             _writeable(index_scores, "index_scores"),
             "index_scores",
@@ -134,9 +123,8 @@ def choose_keys(
             shape,
             True,
         )
-    if cache is not None or not is_new or workspace is not None or index_scores is not None:
-        given_out, appended = None if is_new else out, None if cache_read else cache
-        more = {"index_scores": index_scores}
+    if not (cache is given_out is workspace is index_scores is None):
+        appended, more = None if options["cache_read"] else cache, {"index_scores": index_scores}
         _calls._memory(choice, {}, given_out, workspace, cache=appended, **more)
-    _run("mha_choose_keys", workspace, choice, scheduler)
-    return out
+    _run("mha_choose_keys", workspace, choice, options["scheduler"])
+    return out[0] if is_single else out

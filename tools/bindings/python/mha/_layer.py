@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
 from ._arrays import (
+    _as_rows,
+    _batched,
     _buffer,
     _check,
     _check_memory,
-    _contiguous,
-    _describe,
-    _dtypes,
     _input,
     _must_be,
     _named,
+    _named_fields,
     _output,
     _output_struct,
     _place,
@@ -26,24 +25,23 @@ from ._arrays import (
     _row_names,
     _row_type,
     _row_types,
-    _strides,
     _writeable,
     aligned,
 )
 from ._callbacks import Scheduler
 from ._calls import (
     Prepared,
-    _appended,
-    _arrays_of_sequences,
     _check_prepared,
+    _complete,
     _in_place,
     _info,
+    _keywords,
     _memory,
     _run,
-    _set_norm,
-    _set_sequences,
+    _set_call,
     _wanted,
 )
+from ._docs import documented
 from ._library import _call, _loaded
 from ._structs import (
     _CallInfo,
@@ -54,8 +52,6 @@ from ._structs import (
     _Input,
     _is_true,
     _LinearArgs,
-    _LinearWeights,
-    _Matrix,
     _new,
     _NotCopied,
     _number,
@@ -63,7 +59,6 @@ from ._structs import (
     _Output,
     _packer,
     _somewhere,
-    _Weights,
     arithmetics,
     gates,
     instruction_set_names,
@@ -71,46 +66,51 @@ from ._structs import (
     scale_types,
     types,
 )
+from ._weights import _describe_layer
+from ._weights import _keywords as _layer_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._cache import KvCache
-    from ._options import Norm, Rope, ScoreOptions
-    from ._typing import Array, Call, How, Info, Integers, Want, Weights
+    from ._typing import Array, Call, How, Info, Structure, Want, Weights
 
 _pack, _size = _packer(_ForwardArgs, "output"), ctypes.sizeof(_ForwardArgs)
+_how = "type", "weight_type", "group_size", "scale_type", "arithmetic"  # of a product
 _nowhere = 0, (0, 0)  # address and strides of no array
 
 
+@documented(_layer_keywords)
 class Layer(_NotCopied):
-    """A layer: its shape and its packed weights. Immutable; any number of threads may use it at
-    once.
+    """A layer: its shape and its packed weights.
 
-    query_dim, num_heads and shape (key_dim, value_dim, output_dim, num_kv_heads, head_dim,
-    head_dim_v, scale) are the fields of mha_layer_config; those left out have its defaults.
+    A layer is immutable; any number of threads may use it at once. The arrays of weights are read
+    once and not needed afterwards. With `scale` and the widths of heads that follow from the
+    others, `query_dim`, `num_heads` and the matrices are enough.
 
-    W_Q, W_K and W_V come as w_q, w_k, w_v or as one fused w_qkv. w_o=None is a layer without W_O.
-    w_q alone is a layer for calls with cache_read=True, whose key_dim and value_dim are 0. layout
-    is "in_out" (x W, [in, out]) or "out_in" (x W^T, [out, in], such as nn.Linear's). Biases are
-    float32 vectors: b_q, b_k and b_v, or b_qkv; b_o and b_g.
+    Parameters
+    ----------
 
-    gate is "sigmoid" or "softplus" of x W_G, w_g [query_dim, num_heads * gate_dim] with a bias b_g;
-    without w_g, the columns of each head's gate are after its own in w_q.
+    Attributes
+    ----------
+    shape : mapping from str to int, float or str
+        The keywords of the layer, without the weights and with all defaults resolved:
+        ``mha.Layer(**layer.shape, w_q=..., w_k=..., w_v=..., w_o=...)`` makes another one like it.
 
-    Matrices are float32, float16, bfloat16 (type="bf16", bits in uint16), int8 with scales, or int4
-    with scales (type="int4": uint8, two numbers in each, layout="out_in" only); scales={"w_q": ...,
-    "w_o": ...}. weight_type says how the layer keeps the matrices; int8 arrays also need
-    weight_type="int8", and int4 arrays weight_type="int4". With group_size (16, 32, 64, 128) as
-    many inputs of an output share a scale; 0 is all of them for int8 and 32 for int4. Scales are
-    float32: [out] where all inputs share one, in either layout; in groups [out, ceil(in /
-    group_size)], as are offsets={"w_q": ...}, with which a weight is code * scale + offset.
-    scale_type="f16" keeps both as float16, which must hold them exactly. mha.formats has those of
-    other programs. arithmetic is what the projections compute in, "int8" or "int16" with weights of
-    int8 or int4.
+    Raises
+    ------
+    TypeError, ValueError
+        If a matrix has a wrong type or shape.
+    Error
+        If the library refuses the shape, or memory is short.
 
-    The arrays are read once, and may be freed then. The attribute `shape` has the fields of
-    mha_layer_config by name, all defaults resolved.
+    Examples
+    --------
+    >>> w_qkv, w_o = np.random.rand(32, 96).astype(np.float32), np.eye(32, dtype=np.float32)
+    >>> layer = mha.Layer(32, 4, w_qkv=w_qkv, w_o=w_o, weight_type="int8")
+    >>> layer.forward(np.ones((5, 32), np.float32), is_causal=True).shape
+    (5, 32)
+    >>> layer.shape["head_dim"], layer.shape["weight_type"]
+    (8, 'int8')
     """
 
     _fixed = ("shape",)
@@ -131,9 +131,23 @@ class Layer(_NotCopied):
         self._adopt(handle, None)
 
     @classmethod
+    @documented()
     def view(cls, packed: Array, *, instruction_set: str = "auto") -> Layer:
-        """A layer over packed weights, which are not copied: an array from pack(), or numpy.memmap
-        of a file (dtype=uint8, mode="r"). No call may write to any part of that array."""
+        """Make a layer over packed weights, without copying them.
+
+        Parameters
+        ----------
+
+        Returns
+        -------
+        Layer
+            The layer, which keeps `packed` alive. No call may write to any part of that array.
+
+        Examples
+        --------
+        >>> w = np.eye(8, dtype=np.float32)
+        >>> layer = mha.Layer.view(mha.pack(8, 2, w_q=w, w_k=w, w_v=w))
+        """
         self = cls.__new__(cls)
         buffer = _buffer(packed, "packed")
         storage = np.empty(_loaded().mha_layer_view_size(), np.uint8)
@@ -146,7 +160,11 @@ class Layer(_NotCopied):
         self._handle, self._memory = handle.value, memory
         config = _Config(struct_size=ctypes.sizeof(_Config))
         _call("mha_layer_shape", self, config)
-        self.shape = _fields(config)
+        self.shape = _named_fields(
+            config, weight_type=types, scale_type=scale_types, arithmetic=arithmetics, gate=gates
+        )
+        heads = "num_heads", "num_kv_heads", "head_dim", "head_dim_v"
+        self._heads = tuple(self.shape[name] for name in heads)
 
     @overload
     def forward(  # type: ignore[overload-overlap]
@@ -184,6 +202,7 @@ class Layer(_NotCopied):
         **options: Unpack[Call],
     ) -> Prepared: ...
 
+    @documented(_keywords)
     def forward(
         self,
         query,
@@ -191,62 +210,64 @@ class Layer(_NotCopied):
         value=None,
         *,
         out=None,
-        is_causal=False,
-        equal_scores=False,
-        q_first_positions=None,
-        q_lengths=None,
-        kv_lengths=None,
-        q_first_rows=None,
-        kv_first_rows=None,
-        cu_seqlens_q=None,
-        cu_seqlens_kv=None,
-        window_left=None,
-        window_right=None,
-        padding="right",
-        norm=None,
-        rope=None,
-        score=None,
-        cache=None,
-        cache_sequences=None,
-        cache_read=False,
-        scheduler=None,
         bf16=False,
         output_type="f32",
         workspace=None,
         want=(),
         prepare=False,
+        **call,
     ):
-        """y [batch, n, output_dim], from query [batch, n, query_dim]; without the batch, both are a
-        single sequence.
+        """Compute the layer: y [batch, n_q, output_dim] from rows [batch, n_q, query_dim].
 
-        With is_causal, the last query sees the last key, unless q_first_positions says otherwise.
+        All arrays of rows may leave out the batch. Rows may have gaps between them; the elements of
+        a row are neighbours.
 
-        key=None is self-attention, value=None is key. All else has the names and meanings of
-        mha_forward_args and mha_sequences. q_lengths and kv_lengths count the valid rows of each
-        sequence, the first ones or, with padding="left", the last ones; q_first_rows and
-        kv_first_rows say where they begin. With cu_seqlens_q, query is [n, query_dim], sequences
-        one after the other, and all arrays of rows have a batch of 1. cache_read=True attends to
-        the cache without appending to it. With equal_scores, q k^T counts as 0 (MHA_EQUAL_SCORES).
+        Parameters
+        ----------
+        query : ndarray of float32 or float16, shape ([batch,] n_q, query_dim)
+            Rows that queries are projected from.
+        key : ndarray of the type of `query`, shape ([batch,] n_kv, key_dim)
+            Rows that keys are projected from; None is `query`, self-attention.
+        value : ndarray of the type of `query`, shape ([batch,] n_kv, value_dim)
+            Rows that values are projected from; None is `key`.
+        out : ndarray, shape of the result
+            Receives the result. It may be `query` if `key` is another array.
 
-        want names what is returned beside y, as (y, dictionary): "attention_weights", "lse", and
-        the steps in between "q", "k", "v", "scores", "scaled_scores", "softcapped_scores",
-        "masked_scores", "context". want={"lse": array} has it written into an array that is there.
-        Rows may have gaps between them; the elements of a row may not. Rows may be float16, or with
-        bf16=True bfloat16 (bits in uint16), and so may y, as output_type says. out may be query
-        where key is another array. norm is a Norm, score a ScoreOptions. workspace is memory to
-        compute in, an array of info(...)["workspace_bytes"] bytes or more; without one, each thread
-        keeps its own. prepare=True computes nothing and returns a Prepared call.
+        Returns
+        -------
+        y : ndarray of `output_type`, shape ([batch,] n_q, output_dim)
+            The result: a new array, or `out`.
+        outputs : dict from str to ndarray
+            Only with `want`: the optional outputs by name.
+        call : Prepared
+            Only with `prepare`, in place of the others.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument has a wrong type, shape or layout, or if arrays overlap that must not.
+        Error
+            If the library refuses the arguments. Nothing has been written then.
+
+        Examples
+        --------
+        >>> w_qkv, w_o = np.random.rand(8, 24).astype(np.float32), np.eye(8, dtype=np.float32)
+        >>> layer = mha.Layer(8, 2, w_qkv=w_qkv, w_o=w_o)
+        >>> x = np.random.rand(3, 5, 8).astype(np.float32)
+        >>> layer.forward(x, q_lengths=[5, 2, 4]).shape
+        (3, 5, 8)
+        >>> cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=2, head_dim=4)
+        >>> for token in x[0]:  # one row after the other
+        ...     y = layer.forward(token[None], is_causal=True, cache=cache)
+        >>> np.array_equal(y[0], layer.forward(x[0], is_causal=True)[4])
+        True
         """
-        is_single, rows, is_new = (
-            isinstance(query, np.ndarray) and query.ndim == 2,
-            (query, key, value),
-            out is None,
-        )
+        call, rows = _complete(call), (query, key, value, out)
+        cache, cache_read = call["cache"], call["cache_read"]
+        is_single = getattr(query, "ndim", 0) == 2
         if is_single:
-            query, key, value, out = (
-                a[None] if isinstance(a, np.ndarray) else a for a in (query, key, value, out)
-            )
-        shape = self.shape
+            query, key, value, out = _batched(2, query=query, key=key, value=value, out=out)
+        is_new, shape = out is None, self.shape
         if not (prepare is cache_read is False):
             _is_true(prepare, "prepare"), _is_true(cache_read, "cache_read")
         _check(query, "query", _row_types(bf16), (None, None, shape["query_dim"]))
@@ -308,71 +329,17 @@ class Layer(_NotCopied):
             0,
         )
         appended = 0 if cache_read else n_kv if other is not None else n_q
-        arrays = _arrays_of_sequences(
-            cu_seqlens_q,
-            cu_seqlens_kv,
-            q_lengths,
-            kv_lengths,
-            q_first_rows,
-            kv_first_rows,
-            q_first_positions,
-            cache_sequences,
-        )
-        appended_lengths = _appended(appended, arrays, other is None, cache_read)
-        _set_sequences(
-            args,
-            batch,
-            arrays,
-            window_left,
-            window_right,
-            padding,
-            rope,
-            score,
-            cache,
-            cache_read,
-            scheduler,
-            is_causal,
-            equal_scores,
-            n_q,
-            appended,
-            shape["num_heads"],
-            shape["num_kv_heads"],
-            appended_lengths,
-        )
-        _set_norm(
-            args,
-            norm,
-            shape["num_heads"],
-            shape["num_kv_heads"],
-            shape["head_dim"],
-            shape["head_dim_v"],
-        )
-        wanted = _wanted(
-            args,
-            want,
-            is_single,
-            batch,
-            n_q,
-            appended,
-            shape["num_heads"],
-            shape["num_kv_heads"],
-            shape["head_dim"],
-            shape["head_dim_v"],
-            cache,
-            arrays,
-            appended_lengths,
-        )
+        extents = batch, n_q, appended, *self._heads
+        sequences = _set_call(args, call, extents, other is None)
+        wanted = _wanted(args, want, is_single, extents, cache, *sequences)
         single = out[0] if is_single else out
         if prepare or want or not (is_new and cache is workspace is None):
-            given, given_out = (
-                dict(zip(("query", "key", "value"), rows)),
-                None if is_new else single,
-            )
             same = _in_place("query", wanted) if cache_read or key is not None else ()
             appended = None if cache_read else cache
-            memory = _memory(args, given, given_out, workspace, wanted, appended, self, same)
+            given = dict(zip(("query", "key", "value"), rows))
+            memory = _memory(args, given, rows[3], workspace, wanted, appended, self, same)
         if prepare:
-            _check_prepared(cache, score, want)
+            _check_prepared(cache, call["score"], want)
             return Prepared(
                 "mha_forward",
                 self,
@@ -381,97 +348,90 @@ class Layer(_NotCopied):
                 single,
                 is_new,
                 workspace,
-                scheduler,
+                call["scheduler"],
                 wanted,
             )
-        _run("mha_forward", workspace, args, scheduler, self._handle)
+        _run("mha_forward", workspace, args, call["scheduler"], self._handle)
         return (single, wanted) if want else single
 
+    @documented(_keywords)
     def info(
         self,
         n_q: int,
         n_kv: int | None = None,
         *,
         batch: int = 1,
-        is_causal: bool = False,
-        equal_scores: bool = False,
-        q_first_positions: Integers | None = None,
-        q_lengths: Integers | None = None,
-        kv_lengths: Integers | None = None,
-        q_first_rows: Integers | None = None,
-        kv_first_rows: Integers | None = None,
-        cu_seqlens_q: Integers | None = None,
-        cu_seqlens_kv: Integers | None = None,
-        window_left: int | None = None,
-        window_right: int | None = None,
-        padding: str = "right",
-        norm: Norm | None = None,
-        rope: Rope | None = None,
-        score: ScoreOptions | None = None,
-        cache: KvCache | None = None,
-        cache_sequences: Integers | None = None,
-        cache_read: bool = False,
-        scheduler: Scheduler | None = None,
         want: Want = (),
+        **call: Unpack[Structure],
     ) -> Info:
-        """How forward would run on this many rows, and what it costs: the fields of mha_call_info
-        by name. n_kv=None is self-attention; want names what would be asked for. All else is as in
-        forward."""
-        _is_true(cache_read, "cache_read")
+        """How a call of `forward` would run, and what it would cost.
+
+        Parameters
+        ----------
+        n_q : int
+            Rows of query of each sequence.
+        n_kv : int
+            Rows of key and value of each sequence; None is self-attention.
+        want : iterable of str
+            Names of the optional outputs that the call would return.
+
+        Returns
+        -------
+        dict from str to int
+            "instruction_set" (its number), "back_end" (0, the library's kernels), "contract",
+            "num_threads", "workspace_bytes", "packed_bytes" (of the weights), "operations" and
+            "bytes": the multiplications and additions, and the bytes read and written.
+
+        Examples
+        --------
+        >>> w = np.eye(8, dtype=np.float32)
+        >>> mha.Layer(8, 2, w_q=w, w_k=w, w_v=w).info(5)["num_threads"]
+        1
+        """
+        call = _complete(call)
         args = _new(
             _ForwardArgs, batch=_number(batch, "batch") or _empty, n_q=_number(n_q, "n_q") or _empty
         )
         if n_kv is not None:
             # That there is one counts, and nothing reads it.
             args.n_kv, args.key = _number(n_kv, "n_kv") or _empty, _Input(data=_somewhere)
-        appended = 0 if cache_read else n_q if n_kv is None else n_kv
-        arrays = _arrays_of_sequences(
-            cu_seqlens_q,
-            cu_seqlens_kv,
-            q_lengths,
-            kv_lengths,
-            q_first_rows,
-            kv_first_rows,
-            q_first_positions,
-            cache_sequences,
-        )
-        appended_lengths = _appended(appended, arrays, n_kv is None, cache_read)
-        _set_sequences(
-            args,
-            batch,
-            arrays,
-            window_left,
-            window_right,
-            padding,
-            rope,
-            score,
-            cache,
-            cache_read,
-            scheduler,
-            is_causal,
-            equal_scores,
-            n_q,
-            appended,
-            self.shape["num_heads"],
-            self.shape["num_kv_heads"],
-            appended_lengths,
-        )
-        _set_norm(
-            args,
-            norm,
-            self.shape["num_heads"],
-            self.shape["num_kv_heads"],
-            self.shape["head_dim"],
-            self.shape["head_dim_v"],
-        )
+        is_read = _is_true(call["cache_read"], "cache_read")
+        appended = 0 if is_read else n_q if n_kv is None else n_kv
+        _set_call(args, call, (batch, n_q, appended, *self._heads), n_kv is None)
         return _info("mha_info", args, want, self)
 
 
+@documented({**{name: _layer_keywords[name] for name in _how}, "instruction_set": "auto"})
 class Linear(_NotCopied):
-    """A product alone, y = x W^T + b, on the kernels of the projections; `layer` is its Layer, of w
-    alone. w is [out, in], as nn.Linear has it, or with layout="in_out" [in, out]; of int4 with an
-    odd number of inputs, these are to be given. type, scales, offsets, weight_type and all else are
-    as in Layer. A packed one is mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b)."""
+    """A linear layer, y = x W^T + b, computed as the projections of a `Layer`.
+
+    Parameters
+    ----------
+    w : ndarray, shape (out_features, in_features)
+        The matrix; with ``layout="in_out"`` it is (in_features, out_features).
+    b : ndarray of float32, shape (out_features,)
+        The bias; None is 0.
+    inputs : int
+        in_features; needed only for int4 matrices with an odd number of them.
+    layout : {"out_in", "in_out"}
+        Layout of `w`.
+    scales : ndarray of float32, shape (out_features[, ceil(in_features / group_size)])
+        Scales of an int8 or int4 matrix.
+    offsets : ndarray of float32, shape of `scales` in groups
+        Offsets: a weight is code * scale + offset.
+
+    Attributes
+    ----------
+    layer : Layer
+        The packed weights. ``mha.pack(in_features, 0, output_dim=out_features, w_o=w, b_o=b)``
+        packs the same for `view`.
+
+    Examples
+    --------
+    >>> linear = mha.Linear(np.ones((3, 4), np.float32), weight_type="f16")
+    >>> linear(np.ones((2, 5, 4), np.float32)).shape
+    (2, 5, 3)
+    """
 
     _fixed = ("layer",)
     _instead = (
@@ -511,12 +471,23 @@ class Linear(_NotCopied):
         )
 
     @classmethod
+    @documented()
     def view(cls, packed: Array, *, instruction_set: str = "auto") -> Linear:
-        """Over packed weights, as Layer.view."""
+        """Make a linear layer over packed weights, without copying them.
+
+        Parameters
+        ----------
+
+        Returns
+        -------
+        Linear
+            The layer, which keeps `packed` alive. No call may write to any part of that array.
+        """
         self = cls.__new__(cls)
         self.layer = Layer.view(packed, instruction_set=instruction_set)
         return self
 
+    @documented()
     def __call__(
         self,
         x: Array,
@@ -528,14 +499,34 @@ class Linear(_NotCopied):
         scheduler: Scheduler | None = None,
         workspace: Array | None = None,
     ) -> Array:
-        """y [rows, out] of x [rows, in], plus residual [rows, out] of y's type, which may be out.
-        Types as in Layer.forward."""
+        """Compute y = x W^T + b, and add `residual`.
+
+        Parameters
+        ----------
+        x : ndarray of float32 or float16, shape (..., in_features)
+            Rows, with any leading dimensions that can be stepped through with one stride.
+        residual : ndarray of `output_type`, shape (..., out_features)
+            Added to y; None is 0.
+        out : ndarray of `output_type`, shape (..., out_features)
+            Receives the result; it may be `residual`.
+
+        Returns
+        -------
+        ndarray of `output_type`, shape (..., out_features)
+            The result: a new array, or `out`.
+        """
         shape = self.layer.shape
         inputs = shape["num_heads"] * shape["head_dim_v"] or shape["query_dim"]
-        _check(x, "x", _row_types(bf16), (None, inputs))
-        is_new, out = out is None, _output(out, (len(x), shape["output_dim"]), output_type)
+        leading = getattr(x, "shape", ())[:-1]
+        _check(x, "x", _row_types(bf16), (*[None] * len(leading), inputs))
+        is_new, out = out is None, _output(out, (*leading, shape["output_dim"]), output_type)
         if residual is not None:
             _check(residual, "residual", [out.dtype], out.shape)
+        x, residual, y = (
+            _as_rows(x, "x"),
+            _as_rows(residual, "residual"),
+            _as_rows(out, "out", True),
+        )
         if scheduler is not None:
             _must_be(Scheduler, scheduler, "scheduler")
         args = _new(
@@ -543,15 +534,16 @@ class Linear(_NotCopied):
             rows=len(x) or _empty,
             x=_input(x, "x"),
             residual=_input(residual, "residual"),
-            output=_output_struct(out),
+            output=_output_struct(y),
             scheduler=None if scheduler is None else scheduler._struct,
         )
         if not is_new or workspace is not None:
-            given_out, same = None if is_new else out, [("out", "residual")]
+            given_out, same = None if is_new else y, [("out", "residual")]
             _memory(args, {}, given_out, workspace, layer=self.layer, same=same)
         _run("mha_linear", workspace, args, scheduler, self.layer._handle)
         return out
 
+    @documented()
     def info(
         self,
         rows: int,
@@ -561,8 +553,22 @@ class Linear(_NotCopied):
         has_residual: bool = False,
         scheduler: Scheduler | None = None,
     ) -> Info:
-        """How a call on this many rows would run, and what it costs: the fields of mha_call_info by
-        name."""
+        """How a call would run, and what it would cost.
+
+        Parameters
+        ----------
+        rows : int
+            Number of rows: the product of the leading dimensions.
+        input_type : {"f32", "f16", "bf16"}
+            Type of x.
+        has_residual : bool
+            Whether there is a residual.
+
+        Returns
+        -------
+        dict from str to int
+            The same names as of `Layer.info`.
+        """
         args, info = (
             _new(
                 _LinearArgs,
@@ -582,6 +588,7 @@ class Linear(_NotCopied):
         return dict(_fields(info))
 
 
+@documented(_layer_keywords)
 def pack(
     query_dim: int,
     num_heads: int,
@@ -590,9 +597,28 @@ def pack(
     instruction_set: str = "auto",
     **weights_and_shape: Unpack[Weights],
 ) -> Array:
-    """The packed weights of a layer as an array of bytes, for Layer.view; `pack(...).tofile(path)`
-    writes them to a file. Takes what Layer takes. out is memory for them, such as numpy.memmap of a
-    new file: an array of pack_size(...) bytes or more, of which the first ones are returned."""
+    """Pack the weights of a layer into an array of bytes.
+
+    The bytes serve every instruction set and can be saved: ``pack(...).tofile(path)``, then
+    ``Layer.view(np.memmap(path, mode="r"))``.
+
+    Parameters
+    ----------
+    out : ndarray of uint8, shape (bytes,)
+        Receives the bytes: at least `pack_size`, aligned to 64, such as numpy.memmap of a new file.
+
+    Returns
+    -------
+    ndarray of uint8, shape (pack_size(...),)
+        The packed weights: a new array, or the first bytes of `out`.
+
+    Examples
+    --------
+    >>> w = np.eye(8, dtype=np.float32)
+    >>> packed = mha.pack(8, 2, w_q=w, w_k=w, w_v=w, weight_type="bf16")
+    >>> packed.size == mha.pack_size(8, 2, w_q=w, w_k=w, w_v=w, weight_type="bf16")
+    True
+    """
     bytes = pack_size(query_dim, num_heads, instruction_set=instruction_set, **weights_and_shape)
     out = aligned(bytes) if out is None else _writeable(out, "out")
     functions, structs = _describe_layer(query_dim, num_heads, **weights_and_shape)
@@ -603,6 +629,7 @@ def pack(
     return out[:bytes]
 
 
+@documented(_layer_keywords)
 def pack_size(
     query_dim: int,
     num_heads: int,
@@ -610,16 +637,43 @@ def pack_size(
     instruction_set: str = "auto",
     **weights_and_shape: Unpack[Weights],
 ) -> int:
-    """The bytes that pack needs."""
+    """Number of bytes that `pack` needs for the same arguments.
+
+    Parameters
+    ----------
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
     functions, structs = _describe_layer(query_dim, num_heads, **weights_and_shape)
     bytes = ctypes.c_size_t()
     _call(functions.pack_size, *structs, _options(instruction_set), bytes)
     return bytes.value
 
 
+@documented()
 def verify(packed: np.ndarray) -> None:
-    """Raises mha.Error unless the packed weights are what was packed, to the last bit. Reads them
-    all."""
+    """Check the checksum of packed weights, which reads all of them.
+
+    Parameters
+    ----------
+
+    Raises
+    ------
+    Error
+        If they are not what was packed, to the last bit.
+
+    Examples
+    --------
+    >>> w = np.eye(8, dtype=np.float32)
+    >>> packed = mha.pack(8, 2, w_q=w, w_k=w, w_v=w)
+    >>> packed[-1] ^= 1
+    >>> mha.verify(packed)
+    Traceback (most recent call last):
+    mha._library.Error: ...
+    """
     _call("mha_layer_verify", *_buffer(packed, "packed"))
 
 
@@ -627,183 +681,3 @@ def _options(instruction_set):
     return _new(
         _Options, instruction_set=_named(instruction_set_names, instruction_set, "instruction_set")
     )
-
-
-_type = type  # a parameter has its name
-
-
-class _Functions(NamedTuple):
-    create: str
-    pack_size: str
-    pack: str
-
-
-_of_layers = _Functions("mha_layer_create", "mha_layer_pack_size", "mha_layer_pack")
-_of_linear_layers = _Functions("mha_linear_create", "mha_linear_pack_size", "mha_linear_pack")
-
-
-def _describe_layer(
-    query_dim,
-    num_heads,
-    *,
-    w_q=None,
-    w_k=None,
-    w_v=None,
-    w_qkv=None,
-    w_o=None,
-    b_q=None,
-    b_k=None,
-    b_v=None,
-    b_qkv=None,
-    b_o=None,
-    w_g=None,
-    b_g=None,
-    layout="in_out",
-    type=None,
-    scales=None,
-    offsets=None,
-    weight_type="f32",
-    group_size=0,
-    scale_type="f32",
-    arithmetic="f32",
-    gate="none",
-    **shape,
-):
-    """The functions that make a layer, or one of a single matrix, and the structs that describe
-    it."""
-    config = _new(
-        _Config,
-        query_dim=query_dim,
-        num_heads=num_heads,
-        weight_type=_named(types, weight_type, "weight_type"),
-        group_size=group_size,
-        scale_type=_named(scale_types, scale_type, "scale_type"),
-        gate=_named(gates, gate, "gate"),
-        arithmetic=_named(arithmetics, arithmetic, "arithmetic"),
-    )
-    for name, number in shape.items():
-        if name not in [field for field, _ in _Config._fields_[1:]]:
-            raise TypeError(f"a layer has no {name}")
-        setattr(config, name, number)
-    matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
-    type = _type_of(matrices) if type is None else type
-    weights = _new(
-        _Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type")
-    )
-    others = (
-        *(matrix for name, matrix in matrices.items() if name != "w_o"),
-        b_q,
-        b_k,
-        b_v,
-        b_qkv,
-        b_g,
-    )
-    is_linear = (
-        num_heads == 0
-        and w_o is not None
-        and gate == "none"
-        and set(shape) <= {"output_dim"}
-        and all(one is None for one in others)
-    )
-    dims = (
-        {
-            "w_o": (query_dim, config.output_dim or query_dim),
-        }
-        if is_linear
-        else _resolved(config, w_g is None)
-    )
-    scales, offsets = (
-        _by_matrix(given, name, matrices)
-        for given, name in ((scales, "scales"), (offsets, "offsets"))
-    )
-    biases = {"w_q": b_q, "w_k": b_k, "w_v": b_v, "w_qkv": b_qkv, "w_o": b_o, "w_g": b_g}
-    for name, matrix in matrices.items():
-        depth, width = dims.get(name, (0, 0))
-        made = _Matrix(bias=_contiguous(biases[name], "b" + name[1:], [np.float32], (width,)))
-        if matrix is not None:
-            extents = (
-                (width, -(-depth // 2) if type == "int4" else depth)
-                if layout == "out_in"
-                else (depth, width)
-            )
-            _check(matrix, name, [_dtypes[type]], extents)
-            [stride] = _strides(matrix, name)
-            made.data, made.row_stride = matrix, stride * (2 if type == "int4" else 1)
-        group = group_size or (32 if type == "int4" else 0)
-        extents = (width, -(-depth // group)) if group else (width,)
-        made.scales, made.offsets = (
-            _contiguous(given.get(name), f"{what}[{name!r}]", [np.float32], extents)
-            for given, what in ((scales, "scales"), (offsets, "offsets"))
-        )
-        setattr(weights, name, made)
-    if not is_linear:
-        return _of_layers, (config, weights)
-    linear = _new(
-        _LinearWeights,
-        input_dim=query_dim,
-        output_dim=config.output_dim or query_dim,
-        layout=weights.layout,
-        type=weights.type,
-        w=weights.w_o,
-        weight_type=config.weight_type,
-        group_size=group_size,
-        scale_type=config.scale_type,
-        arithmetic=config.arithmetic,
-    )
-    return _of_linear_layers, (linear,)
-
-
-def _by_matrix(given, name, matrices):
-    """scales or offsets, by the names of matrices."""
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f"{name} is a {_type(given).__name__}; it must be a dictionary from matrices to arrays,"
-            " such as {'w_q': array}"
-        )
-    for matrix in given:
-        if matrix not in matrices:
-            raise ValueError(
-                f"there are no {name} of {matrix!r}; the matrices are {', '.join(matrices)}"
-            )
-    return given
-
-
-def _type_of(matrices):
-    """The type that the matrices have by their NumPy type."""
-    for name, matrix in matrices.items():
-        if isinstance(matrix, np.ndarray):
-            for type in "f32", "f16", "int8":
-                if matrix.dtype == _dtypes[type]:
-                    return type
-            raise TypeError(
-                f"{name} is {_describe(matrix)}; without type=, its type must be float32, float16"
-                " or int8"
-            )
-    return "f32"
-
-
-def _resolved(config, gate_in_q):
-    """Matrix -> (inputs, outputs) of a layer, where the shape is one; what is wrong with it, the
-    library says."""
-    key_dim = config.key_dim or config.query_dim
-    value_dim = config.value_dim or key_dim
-    kv_heads = config.num_kv_heads or config.num_heads
-    if config.num_heads < 1 or not config.head_dim and config.query_dim % config.num_heads:
-        raise ValueError(
-            f"num_heads is {config.num_heads}; it must be at least 1 and, without a head_dim,"
-            f" divide {config.query_dim}"
-        )
-    head_dim = config.head_dim or config.query_dim // config.num_heads
-    head_dim_v = config.head_dim_v or head_dim
-    gate_dim = (config.gate_dim or head_dim_v) if config.gate else 0
-    q_dim = head_dim + gate_dim * gate_in_q
-    q, k, v = config.num_heads * q_dim, kv_heads * head_dim, kv_heads * head_dim_v
-    return {
-        "w_g": (config.query_dim, config.num_heads * gate_dim),
-        "w_q": (config.query_dim, q),
-        "w_k": (key_dim, k),
-        "w_v": (value_dim, v),
-        "w_qkv": (config.query_dim, q + k + v),
-        "w_o": (config.num_heads * head_dim_v, config.output_dim or config.query_dim),
-    }

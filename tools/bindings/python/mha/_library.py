@@ -9,6 +9,7 @@ import pathlib
 import sys
 import threading
 
+from ._docs import documented
 from ._structs import _address, _Error, _kind, instruction_set_names
 
 # Of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an
@@ -81,8 +82,26 @@ _plain = int, type(None)  # addresses that the caller of _call keeps valid, such
 
 
 class Error(Exception):
-    """What the library finds to be wrong. str() is its sentence; name is such as "MHA_ERROR_SHAPE";
-    argument counts from 1."""
+    """What the library refuses, in its own sentence.
+
+    Attributes
+    ----------
+    status : int
+        The number of the error.
+    name : str
+        Its name, such as "MHA_ERROR_SHAPE".
+    argument : int
+        Number of the argument of the C function, counted from 1; 0 is none.
+
+    Examples
+    --------
+    >>> x = np.ones((3, 2, 8), np.float32)
+    >>> try:
+    ...     mha.attention(x, x, x, q_lengths=[4])
+    ... except mha.Error as error:
+    ...     print(error.name)
+    MHA_ERROR_INVALID_VALUE
+    """
 
     def __init__(self, message: str, status: int, name: str, argument: int) -> None:
         super().__init__(message)
@@ -93,9 +112,21 @@ class Error(Exception):
         return type(self), (str(self), self.status, self.name, self.argument)
 
 
+@documented()
 def load(path: str | os.PathLike[str] | None = None) -> None:
-    """Loads libmha.so: the given one, or the one that is found (see the package's documentation).
-    Not needed where that one is right."""
+    """Load the shared library, which the first call does otherwise.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The library. None is the environment variable MHA_LIBRARY, else the package's own, that of
+        the sources' folder `build`, or the system's.
+
+    Raises
+    ------
+    ImportError
+        If it is not found, cannot be used, or has another version than the package needs.
+    """
     global _library
     if not isinstance(path, (str, bytes, os.PathLike, type(None))):
         raise TypeError(f"path is {_kind(path)}; it must be the path of a library")
@@ -183,17 +214,39 @@ def _failure(error, status):
 
 
 def version() -> int:
-    """10000 * major + 100 * minor + patch of the library."""
+    """The version of the library.
+
+    Returns
+    -------
+    int
+        10000 * major + 100 * minor + patch.
+    """
     return _loaded().mha_version()
 
 
 def contract() -> int:
-    """MHA_CONTRACT of the library: versions with the same number give the same bits."""
+    """The arithmetic contract of the library: versions with the same number give the same bits.
+
+    Returns
+    -------
+    int
+        MHA_CONTRACT.
+    """
     return _loaded().mha_contract()
 
 
 def instruction_sets() -> list[str]:
-    """The names of the instruction sets that the library has kernels for and this machine can
-    run."""
+    """The instruction sets that the library has kernels for and this machine runs.
+
+    Returns
+    -------
+    list of str
+        Names for the keyword `instruction_set`.
+
+    Examples
+    --------
+    >>> "scalar" in mha.instruction_sets()
+    True
+    """
     bits = _loaded().mha_instruction_sets()
     return [name for name, number in instruction_set_names.items() if number and bits >> number & 1]

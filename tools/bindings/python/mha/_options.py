@@ -1,5 +1,4 @@
-"""What calls may be given besides their arrays: score options, norms and rotary position
-embeddings."""
+"""What calls may be given besides their arrays: score options, norms and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from . import _arrays
 from ._arrays import _check, _contiguous, _describe, _integers, _must_be, _named, _needed, _some
+from ._docs import documented
 from ._library import _call
 from ._structs import (
     _broadcast,
@@ -40,33 +40,77 @@ if TYPE_CHECKING:
 
 
 _f32 = [np.dtype(np.float32)]
+_arrays_of_angles = "pair_factors", "mrope_section", "mrope_positions"
+# Keywords of tables of rotation, with their defaults.
+_angles = {
+    name: None if name in _arrays_of_angles else 0
+    for name, _ in _RopeConfig._fields_[1:]
+    if name not in ("dims", "num_positions", "first_position")
+}
 
 
+@documented()
 class ScoreOptions:
-    """What changes scores and who attends to whom, for score= of a call; all of it is optional, and
-    all combines (mha_score_options, mha_score_arrays).
+    """What changes scores, and who attends to whom. All options combine.
 
-        score = mha.ScoreOptions(softcap=50)                                   # Gemma 2
-        score = mha.ScoreOptions(sinks=sinks)  # gpt-oss: [num_heads]
-        score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(num_heads))     # BLOOM, MPT
-        score = mha.ScoreOptions(relative_bias=mha.t5_relative_bias(embedding))  # encoders of T5
-        score = mha.ScoreOptions(mask=mask)  # [n_q, n_kv], True = attends
-        score = mha.ScoreOptions(q_groups=documents)  # [n]: each row attends to its own document
-        # images both ways, under is_causal; text is -1
-        score = mha.ScoreOptions(q_groups=images, groups="also")
-        score = mha.ScoreOptions(head_scales=head_mask)  # [num_heads]; heads of 0 are not computed
+    Of a query at position p and a key at position j, in this order: ``s = scale * (q_scales * q) @
+    k``; ``s = softcap * tanh(s / softcap)``; ``s -= alibi_slopes * abs(j - p)``; ``s +=
+    relative_bias[j - p]`` or ``relative_rows``; ``s += bias``; masked keys have -infinity. The
+    weights are exp(s) / (sum of exp(s) over all keys + exp(sinks)), and the context is multiplied
+    by head_scales.
 
-    mask, bool or uint8, and bias, float32 or float16, are [batch, num_heads, n_q, columns]; what
-    broadcasts to that will do. Columns are the rows of key or, with a cache, the positions in it
-    after the call; with columns="new_keys" always the rows of key that come with the call. With
-    num_columns, arrays have this many columns, and keys after them are masked. q_groups, int32, are
-    [n_q] or [batch, n_q], kv_groups [columns] or [batch, columns]; None: those of the queries,
-    where keys are their rows. relative_bias [num_heads, distances] begins at a distance of
-    -relative_left; None: in its middle is that of 0. relative_rows, in its place, are [batch,
-    num_heads, n_q, distances], numbers of each query, or broadcast to that. q_scales are [n_q] or
-    [batch, n_q]. chosen_keys, int32 [batch, num_kv_heads, n_q, entries] or broadcast to that, are
-    the positions that each query attends to, in any order, -1 for none; with chosen_block, numbers
-    of blocks of this many keys.
+    Parameters
+    ----------
+    softcap : float
+        > 0 and finite; 0 is none.
+    alibi_slopes : ndarray of float32, shape (num_heads,)
+        Slopes of ALiBi, such as those of the function `alibi_slopes`.
+    sinks : ndarray of float32, shape (num_heads,)
+        Logits that take part in the softmax and have no value.
+    bias : ndarray of float32 or float16, shape ([batch, num_heads, n_q,] columns)
+        Added to scores; -infinity masks the key. What broadcasts to the shape will do.
+    mask : ndarray of bool or uint8, shape ([batch, num_heads, n_q,] columns)
+        Whether a query may attend to a key. What broadcasts to the shape will do.
+    columns : {"all_keys", "new_keys"}
+        What the columns of `bias`, `mask` and `kv_groups` stand for: the rows of key or, with a
+        cache, its positions after the call; or always the rows of key that come with the call.
+    relative_bias : ndarray of float32, shape (num_heads, distances)
+        Added by the distance j - p of key and query, from -relative_left on. Keys that are farther
+        away have the first or the last number.
+    relative_left : int
+        Distances before the query; None puts a distance of 0 in the middle.
+    q_scales : ndarray of float32, shape ([batch,] n_q)
+        Factors of the queries, after rotation.
+    head_scales : ndarray of float32, shape (num_heads,)
+        Factors of the heads' contexts. A head of 0 is not computed.
+    num_columns : int
+        Columns of the arrays; later keys are masked. 0 is all keys of the longest sequence.
+    groups : {"within", "also"}
+        What groups of positions do: with "within", a query attends only to keys of its group; with
+        "also", to all of these besides what `is_causal` and windows allow, and a negative number is
+        no group.
+    q_groups : ndarray of int32, shape ([batch,] n_q)
+        Groups of the queries, such as documents or images.
+    kv_groups : ndarray of int32, shape ([batch,] columns)
+        Groups of the keys; None is `q_groups`.
+    relative_rows : ndarray of float32, shape ([batch, num_heads, n_q,] distances)
+        As `relative_bias`, in its place, with numbers of each query.
+    chosen_keys : ndarray of int32, shape ([batch, num_kv_heads, n_q,] entries)
+        Positions that each query attends to, in any order, -1 for none, as `choose_keys` returns
+        them.
+    chosen_block : int
+        If not 0, entries of `chosen_keys` are numbers of blocks of this many keys.
+
+    Examples
+    --------
+    >>> score = mha.ScoreOptions(softcap=50)  # Gemma 2
+    >>> score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(4))  # BLOOM, MPT
+    >>> documents = np.int32([0, 0, 0, 1, 1])
+    >>> score = mha.ScoreOptions(q_groups=documents)  # each row attends to its own document
+    >>> q = k = v = np.random.rand(5, 4, 8).astype(np.float32)
+    >>> y = mha.attention(q, k, v, is_causal=True, score=score)
+    >>> np.array_equal(y[3:], mha.attention(q[3:], k[3:], v[3:], is_causal=True))
+    True
     """
 
     def __init__(
@@ -138,11 +182,8 @@ class ScoreOptions:
             ("q_scales", self.q_scales, np.float32, n_q),
         ):
             if array is not None:
-                is_of_all = getattr(array, "ndim", 0) == 1
-                _contiguous(array, name, [dtype], (width,) if is_of_all else (batch, width))
-                setattr(
-                    arrays, name, np.tile(array, (batch, 1)) if is_of_all and batch > 1 else array
-                )
+                _check(array, name, [dtype])
+                setattr(arrays, name, _of_rows(array, name, batch, width))
         for name, array, dtypes, extent, heads in (
             ("bias", self.bias, (np.float32, np.float16), columns, num_heads),
             ("mask", self.mask, (np.bool_, np.uint8), columns, num_heads),
@@ -184,20 +225,64 @@ class ScoreOptions:
         return score, arrays
 
 
+def _of_rows(array, name, batch, rows):
+    """An array of numbers of rows, [rows] for all sequences or [batch, rows], as the latter."""
+    is_of_all = array.ndim == 1
+    _contiguous(array, name, None, (rows,) if is_of_all else (batch, rows))
+    return np.tile(array, (batch, 1)) if is_of_all and batch > 1 else array
+
+
+@documented()
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The slopes of ALiBi for this many heads, float32 (mha_alibi_slopes)."""
+    """The slopes of ALiBi.
+
+    Parameters
+    ----------
+    num_heads : int
+        Number of query heads; >= 1.
+
+    Returns
+    -------
+    ndarray of float32, shape (num_heads,)
+        Slopes.
+
+    Examples
+    --------
+    >>> mha.alibi_slopes(4)
+    array([0.25      , 0.0625    , 0.015625  , 0.00390625], dtype=float32)
+    """
     num_heads = _number(num_heads, "num_heads")
     slopes = np.empty(max(num_heads, 0), np.float32)
     _call("mha_alibi_slopes", num_heads, slopes)
     return slopes
 
 
+@documented()
 def t5_relative_bias(
     embedding: np.ndarray, *, max_distance: int = 128, is_bidirectional: bool = True
 ) -> np.ndarray:
-    """The relative bias of T5 from its embedding [num_buckets, num_heads], as far as distances
-    differ (mha_t5_relative_bias): with is_bidirectional [num_heads, 2 * max_distance + 1]; without,
-    for decoders, [num_heads, max_distance + 1], of which relative_left is max_distance."""
+    """The relative bias of T5, of all distances that have different numbers.
+
+    Parameters
+    ----------
+    embedding : ndarray of float32, shape (num_buckets, num_heads)
+        The model's embedding of relative positions.
+    max_distance : int
+        Distances of this and more share the last bucket.
+    is_bidirectional : bool
+        True for encoders, False for decoders.
+
+    Returns
+    -------
+    ndarray of float32, shape (num_heads, 2 * max_distance + 1) or (num_heads, max_distance + 1)
+        `relative_bias` of `ScoreOptions`; the second shape is that of decoders, whose
+        `relative_left` is max_distance.
+
+    Examples
+    --------
+    >>> embedding = np.random.rand(32, 4).astype(np.float32)
+    >>> score = mha.ScoreOptions(relative_bias=mha.t5_relative_bias(embedding))
+    """
     _needed(embedding, "embedding", _f32, (_some, _some))
     (num_buckets, num_heads), max_distance = embedding.shape, _number(max_distance, "max_distance")
     right = max_distance if _is_true(is_bidirectional, "is_bidirectional") else 0
@@ -216,18 +301,30 @@ def t5_relative_bias(
     return table
 
 
+@documented()
 class ContextNorm(_ReadOnly):
-    """Norm of the context before W_O, for context= of a Norm.
+    """Norm of the context before W_O, for `context` of a `Norm`.
 
-        # BitNet
-        norm = mha.Norm(epsilon=0, context=mha.ContextNorm(weight, epsilon=1e-5, all_heads=True))
-        # Kosmos-2
-        context = mha.ContextNorm(weight, bias=bias, layer=True, all_heads=True)
-        norm = mha.Norm(epsilon=0, context=context)
+    Parameters
+    ----------
+    weight : ndarray of float32, shape (head_dim_v,) or (num_heads, head_dim_v)
+        Weights; None is 1. With `all_heads`, (num_heads * head_dim_v,) will do.
+    bias : ndarray of float32, shape of `weight`
+        Biases of a layer norm; None is 0.
+    epsilon : float
+        Added to the mean of squares; > 0.
+    layer : bool
+        Whether this is a layer norm, and not an RMS norm.
+    all_heads : bool
+        Whether this is one norm over all heads, and not one of each head.
+    after_gate : bool
+        Whether the norm comes after the layer's gate, and not before.
 
-    weight and bias, float32, are [head_dim_v] for all heads, or else [num_heads, head_dim_v]; with
-    all_heads [num_heads * head_dim_v] will do. The norm comes before the layer's gate, or with
-    after_gate after it.
+    Examples
+    --------
+    >>> weight = np.ones(64, np.float32)
+    >>> context = mha.ContextNorm(weight, epsilon=1e-5, all_heads=True)
+    >>> norm = mha.Norm(epsilon=0, context=context)  # BitNet
     """
 
     _fixed = ("flags", "all_heads")
@@ -263,19 +360,41 @@ class ContextNorm(_ReadOnly):
             struct.context_head_stride = head_dim_v
 
 
+@documented()
 class Norm(_ReadOnly):
-    """Norm of queries and keys, for norm= of a call (mha_norm).
+    """Norm of queries and keys, before they are scored or stored.
 
-        norm = mha.Norm(q_weight=q_weight, k_weight=k_weight)  # Qwen3: RMS norm of each head
-        # OLMo 2: one norm over all heads
-        norm = mha.Norm(q_weight=q_weight, k_weight=k_weight, all_heads=True)
-        # Cohere: layer norm
-        norm = mha.Norm(layer=True, epsilon=1e-5, q_weight=q_weight, k_weight=k_weight)
+    An RMS norm is x / sqrt(mean of x^2 + epsilon) * weight. A layer norm subtracts the mean first,
+    and adds the bias. Models that store w for a weight of 1 + w (Gemma) pass the sum.
 
-    Weights and biases, float32, are [head_dim] for all heads, or else all of them [heads,
-    head_dim]; with all_heads [heads * head_dim] will do. The norm comes before the rotation, or
-    with after_rope after it. values normalises values too, without weights. context is a norm of
-    the context too; with epsilon=0 it is the only one.
+    Parameters
+    ----------
+    q_weight : ndarray of float32, shape (head_dim,) or (num_heads, head_dim)
+        Weights of queries; None is 1. With `all_heads`, (num_heads * head_dim,) will do.
+    k_weight : ndarray of float32, shape (head_dim,) or (num_kv_heads, head_dim)
+        Weights of keys; None is 1.
+    q_bias : ndarray of float32, shape of `q_weight`
+        Biases of queries, of a layer norm; None is 0.
+    k_bias : ndarray of float32, shape of `k_weight`
+        Biases of keys, of a layer norm; None is 0.
+    epsilon : float
+        Added to the mean of squares; > 0. 0 is no norm of queries and keys.
+    layer : bool
+        Whether this is a layer norm, and not an RMS norm.
+    all_heads : bool
+        Whether this is one norm over all heads, and not one of each head.
+    after_rope : bool
+        Whether the norm comes after the rotation, and not before.
+    values : bool
+        Whether values are normalised too: an RMS norm of each head, without weights.
+    context : ContextNorm
+        Norm of the context.
+
+    Examples
+    --------
+    >>> weight = np.ones(8, np.float32)
+    >>> norm = mha.Norm(q_weight=weight, k_weight=weight)  # Qwen3: RMS norm of each head
+    >>> norm = mha.Norm(layer=True, epsilon=1e-5, q_weight=weight, k_weight=weight)  # Cohere
     """
 
     _fixed = ("flags", "all_heads", "arrays")
@@ -332,13 +451,36 @@ class Norm(_ReadOnly):
         return struct
 
 
+@documented()
 class Rope(_ReadOnly):
-    """Rotation of queries and keys by tables cos and sin [num_positions, dims / 2]; style is "half"
-    or "interleaved".
+    """Rotary position embedding, by tables of cosines and sines.
 
-    The tables rotate as many elements of a head as they have columns for, from offset on.
-    q_positions [batch, n_q] and k_positions [batch, rows of key] are positions of other rows than
-    the usual ones.
+    Pair (a, b) of a query or key becomes (a cos - b sin, b cos + a sin). The tables rotate twice as
+    many elements of each head as they have columns.
+
+    Parameters
+    ----------
+    cos : ndarray of float32, shape (num_positions, dims / 2)
+        Cosines: row p is position p, column i is pair i.
+    sin : ndarray of float32, shape (num_positions, dims / 2)
+        Sines.
+    style : {"half", "interleaved"}
+        Which elements are pair i: i and i + dims / 2, or 2 i and 2 i + 1.
+    dims : int
+        Elements of a head to rotate, if given that of the tables.
+    q_positions : array_like of int, shape ([batch,] n_q)
+        Rows of the tables for the queries; None counts up from `q_first_positions`.
+    k_positions : array_like of int, shape ([batch,] n_kv)
+        Rows of the tables for the keys; None counts from each sequence's first key.
+    offset : int
+        The first element of a head to rotate.
+
+    Examples
+    --------
+    >>> rope = mha.Rope.tables(8, num_positions=32)
+    >>> q = k = v = np.random.rand(5, 2, 8).astype(np.float32)
+    >>> mha.attention(q, k, v, is_causal=True, rope=rope).shape
+    (5, 2, 8)
     """
 
     _fixed = ("cos", "sin", "dims", "style")
@@ -366,6 +508,7 @@ class Rope(_ReadOnly):
             )
 
     @classmethod
+    @documented(_angles)
     def tables(
         cls,
         dims: int,
@@ -376,9 +519,66 @@ class Rope(_ReadOnly):
         first_position: int = 0,
         **angles: Any,
     ) -> Rope:
-        """With tables by mha_rope_tables. angles are the fields of mha_rope_config: base,
-        linear_factor, yarn_factor and so on; pair_factors is a sequence of dims / 2 numbers,
-        mrope_section one of 3, and mrope_positions are integers [3, num_positions]."""
+        """Make the tables: the original ones, or those of a `rope_scaling` of Hugging Face.
+
+        Parameters
+        ----------
+        dims : int
+            Elements of a head to rotate; even.
+        num_positions : int
+            Rows of the tables.
+        style : {"half", "interleaved"}
+            Which elements are pair i: i and i + dims / 2, or 2 i and 2 i + 1.
+        offset : int
+            The first element of a head to rotate.
+        first_position : int
+            Position of row 0.
+        base : float
+            The angle of pair i is position * base^(-2 i / dims); 0 is 10000.
+        attention_factor : float
+            Factor of the tables; 0 is 1, or that of YaRN.
+        linear_factor : float
+            Divisor of positions; 0 is 1.
+        original_positions : int
+            Context length in training, for YaRN, llama3 and dynamic NTK.
+        yarn_factor : float
+            How far YaRN stretches slow pairs; 0 is no YaRN.
+        yarn_beta_fast : float
+            Turns of pairs that keep their angle; 0 is 32.
+        yarn_beta_slow : float
+            Turns of pairs that are stretched in full; 0 is 1.
+        yarn_unrounded : int
+            1 does not round the bounds ("truncate": false, gpt-oss).
+        mrope_interleaved : int
+            1 interleaves the sections of M-RoPE (Qwen3-VL).
+        llama3_factor : float
+            How far llama3 stretches slow pairs; 0 is no llama3.
+        llama3_low_freq_factor : float
+            Turns of slow pairs; 0 is 1.
+        llama3_high_freq_factor : float
+            Turns of fast pairs; 0 is 4.
+        ntk_factor : float
+            Factor of dynamic NTK; 0 is none.
+        ntk_positions : int
+            Current context length, for dynamic NTK.
+        pair_factors : array_like of float, shape (dims / 2,)
+            Divisors of the angles, of LongRoPE.
+        mrope_section : array_like of int, shape (3,)
+            Pairs of each section of M-RoPE; the sum is dims / 2.
+        mrope_positions : array_like of int, shape (3, num_positions)
+            Positions of M-RoPE.
+
+        Returns
+        -------
+        Rope
+            The rotation.
+
+        Examples
+        --------
+        >>> rope = mha.Rope.tables(8, 16, base=5e5, llama3_factor=8, original_positions=8192)
+        >>> rope.cos.shape
+        (16, 4)
+        """
         unknown = set(angles) - {field for field, _ in _RopeConfig._fields_[1:]}
         if unknown:
             raise TypeError(f"mha_rope_config has no {', '.join(sorted(unknown))}")
@@ -418,3 +618,15 @@ class Rope(_ReadOnly):
             sin=self.sin,
             offset=self.offset,
         )
+
+    def _has_positions(self):
+        return not (self.q_positions is self.k_positions is None)
+
+    def _set_positions(self, struct, batch, n_q, n_kv):
+        for name, rows in ("q_positions", n_q), ("k_positions", n_kv):
+            given = _integers(getattr(self, name), name)
+            if given is not None:
+                is_of_all = given.ndim == 1 and (given.size or not rows)
+                shape = (rows,) if is_of_all else (batch, rows)
+                given = _integers(getattr(self, name), name, shape)
+                setattr(struct, "rope_" + name, _of_rows(given, name, batch, rows))

@@ -1,5 +1,4 @@
-"""Attention over keys that lie in several places: what becomes of the states that attention(...,
-states=True) returns."""
+"""Attention over keys that lie in several places: what becomes of states."""
 
 from __future__ import annotations
 
@@ -8,7 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import _arrays
-from ._arrays import _check, _contiguous, _describe, _named, _needed, _output, _output_struct, _some
+from ._arrays import (
+    _batched,
+    _check,
+    _contiguous,
+    _describe,
+    _named,
+    _needed,
+    _output,
+    _output_struct,
+    _some,
+)
+from ._docs import documented
 from ._library import _call
 from ._structs import _empty, _new, _StatesArgs, instruction_set_names
 
@@ -16,11 +26,35 @@ if TYPE_CHECKING:
     from ._typing import Array
 
 
+@documented()
 def states_merge(
     left: Array, right: Array, *, out: Array | None = None, instruction_set: str = "auto"
 ) -> Array:
-    """The states of the keys of both, [..., head_dim_v + 2]; left has the earlier keys. out may be
-    left or right (mha_states_merge)."""
+    """Merge the states of two neighbouring parts of the keys.
+
+    Parameters
+    ----------
+    left : ndarray of float32, shape (..., head_dim_v + 2)
+        States of the earlier keys, from ``attention(..., states=True)`` or `states_merge`.
+    right : ndarray of float32, shape of `left`
+        States of the later keys.
+    out : ndarray of float32, shape of `left`
+        Receives the result; it may be `left` or `right`.
+
+    Returns
+    -------
+    ndarray of float32, shape of `left`
+        States of the keys of both.
+
+    Examples
+    --------
+    >>> q = k = v = np.random.rand(6, 2, 8).astype(np.float32)
+    >>> first = mha.attention(q, k[:4], v[:4], states=True)
+    >>> last = mha.attention(q, k[4:], v[4:], kv_first_position=4, states=True)
+    >>> y, lse = mha.states_finish(mha.states_merge(first, last))
+    >>> np.allclose(y, mha.attention(q, k, v))
+    True
+    """
     _check(left, "left", [np.float32])
     at_left = _needed(left, "left", [np.float32], left.shape)
     at_right = _needed(right, "right", [np.float32], left.shape)
@@ -41,6 +75,7 @@ def states_merge(
     return out
 
 
+@documented()
 def states_finish(
     states: Array,
     *,
@@ -50,9 +85,29 @@ def states_finish(
     output_type: str = "f32",
     instruction_set: str = "auto",
 ) -> tuple[Array, Array]:
-    """The output [batch, n_q, heads, head_dim_v] and the lse [batch, heads, n_q] of states over all
-    keys [batch, heads, n_q, head_dim_v + 2] (mha_states_finish). sinks and head_scales are as in
-    ScoreOptions."""
+    """Compute the output of attention from the states over all keys.
+
+    Parameters
+    ----------
+    states : ndarray of float32, shape ([batch,] num_heads, n_q, head_dim_v + 2)
+        States over all keys. The example is that of `states_merge`.
+    sinks : ndarray of float32, shape (num_heads,)
+        Logits that take part in the softmax and have no value, as in `ScoreOptions`.
+    head_scales : ndarray of float32, shape (num_heads,)
+        Factors of the heads' contexts, as in `ScoreOptions`; None is 1.
+    out : ndarray, shape ([batch,] n_q, num_heads, head_dim_v)
+        Receives the output.
+
+    Returns
+    -------
+    y : ndarray of `output_type`, shape ([batch,] n_q, num_heads, head_dim_v)
+        The context.
+    lse : ndarray of float32, shape ([batch,] num_heads, n_q)
+        The logarithm of the sum of exp(score) over all keys, sinks included.
+    """
+    is_single = getattr(states, "ndim", 0) == 3
+    if is_single:
+        states, out = _batched(3, states=states, out=out)
     _check(states, "states", [np.float32], (None, _some, None, None))
     batch, heads, n_q, width = states.shape
     if width < 3:
@@ -78,4 +133,4 @@ def states_finish(
     )
     _arrays._check_memory({"out": out}, _arrays._read_by(args))
     _call("mha_states_finish", args)
-    return out, lse
+    return (out[0], lse[0]) if is_single else (out, lse)

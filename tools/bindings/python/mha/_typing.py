@@ -19,11 +19,10 @@ Want = Iterable[str] | Mapping[str, np.ndarray | None]
 Info = dict[str, int]
 
 
-class Structure(TypedDict, total=False):
-    """What calls and infos have in common."""
+class Choice(TypedDict, total=False):
+    """What calls and infos have in common, choose_keys too."""
 
     is_causal: bool
-    equal_scores: bool
     q_first_positions: Integers | None
     q_lengths: Integers | None
     kv_lengths: Integers | None
@@ -36,11 +35,17 @@ class Structure(TypedDict, total=False):
     padding: str
     norm: Norm | None
     rope: Rope | None
-    score: ScoreOptions | None
     cache: KvCache | None
     cache_sequences: Integers | None
     cache_read: bool
     scheduler: Scheduler | None
+
+
+class Structure(Choice, total=False):
+    """What all but choose_keys have in common."""
+
+    equal_scores: bool
+    score: ScoreOptions | None
 
 
 class Call(Structure, total=False):
@@ -57,22 +62,6 @@ class AttentionCall(Call, total=False):
     instruction_set: str
     kv_first_position: int
     states: bool
-
-
-class AttentionInfo(Structure, total=False):
-    batch: int
-    num_kv_heads: int
-    head_dim_v: int
-    k_type: str
-    v_type: str | None
-    instruction_set: str
-    kv_first_position: int
-    want: Want
-
-
-class LayerInfo(Structure, total=False):
-    batch: int
-    want: Want
 
 
 class Weights(TypedDict, total=False):

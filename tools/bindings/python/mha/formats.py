@@ -1,15 +1,12 @@
-"""Quantised weights as model files have them, for mha.Linear and mha.Layer: the same numbers,
-exactly.
+"""Quantised weights of model files, for mha.Linear and mha.Layer: the same numbers, exactly.
 
-    import gguf, mha, mha.formats
-
-    tensor = next(tensor for tensor in gguf.GGUFReader("model.gguf").tensors if tensor.name ==
-    "blk.0.ffn_up.weight") linear = mha.formats.from_gguf(tensor.data,
-    tensor.tensor_type.name).linear()
+>>> import mha.formats
+>>> blocks = np.zeros((32, 36), np.uint8)  # the data of a tensor of gguf.GGUFReader
+>>> linear = mha.formats.from_gguf(blocks, "Q4_0").linear()
 
 A weight is code * scale + offset, with a scale and an offset for each group of inputs of an output.
-Each function returns Grouped; what it cannot hold exactly, as real numbers, is a ValueError.
-Matrices of a file that has x W, [in, out], are transposed: Grouped is [out, in].
+Each function returns a `Grouped`, and raises ValueError for what that cannot hold exactly, as real
+numbers. Matrices of files that have x W, [in, out], are transposed.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ._docs import documented
 from ._layer import Linear
 
 if TYPE_CHECKING:
@@ -26,13 +24,33 @@ if TYPE_CHECKING:
 
     from ._typing import Array, How
 
+__all__ = [
+    "Grouped",
+    "arguments",
+    "from_awq",
+    "from_compressed_tensors",
+    "from_gguf",
+    "from_gptq",
+]
 _group_sizes = 128, 64, 32, 16
 
 
 class Grouped(NamedTuple):
-    """A matrix [out, in] of codes in groups. codes are int8: of 4 bits from -8 to 7, with offsets
-    from 0 to 15. scales and offsets are float32 [out, ceil(in / group_size)]; offsets may be None.
-    A group_size of 0 is one scale for each output."""
+    """A matrix of codes in groups.
+
+    Attributes
+    ----------
+    codes : ndarray of int8, shape (out, in)
+        Codes: of 8 bits, or of 4 bits from -8 to 7, with offsets from 0 to 15.
+    scales : ndarray of float32, shape (out, ceil(in / group_size))
+        Scales.
+    offsets : ndarray of float32, shape of `scales`
+        Offsets; None is none.
+    group_size : int
+        Inputs that share a scale; 0 is all.
+    bits : {4, 8}
+        Bits of a code.
+    """
 
     codes: Array
     scales: Array
@@ -42,17 +60,30 @@ class Grouped(NamedTuple):
 
     @property
     def w(self) -> Array:
-        """The codes as mha takes them: those of 4 bits as two unsigned numbers in each byte, the
-        first one low."""
+        """The codes as `mha.Layer` takes them.
+
+        Codes of 4 bits are two numbers in a byte, the first one low.
+        """
         if self.bits == 8:
             return self.codes
         stored = np.zeros((len(self.codes), -(-self.codes.shape[1] // 2) * 2), np.uint8)
         stored[:, : self.codes.shape[1]] = self.codes + (8 if self.offsets is None else 0)
         return stored[:, ::2] | stored[:, 1::2] << 4
 
+    @documented({"arithmetic": "f32", "instruction_set": "auto"})
     def linear(self, b: Array | None = None, **how: Unpack[How]) -> Linear:
-        """The product with this matrix, whose packed weights take its codes, scales and offsets as
-        they are."""
+        """Make a linear layer, which keeps the codes, scales and offsets as they are.
+
+        Parameters
+        ----------
+        b : ndarray of float32, shape (out,)
+            The bias; None is 0.
+
+        Returns
+        -------
+        mha.Linear
+            The layer.
+        """
         given = arguments(w=self)
         scales, offsets = (given.pop(name).get("w") for name in ("scales", "offsets"))
         return Linear(
@@ -66,7 +97,18 @@ class Grouped(NamedTuple):
         )
 
     def rows(self, chosen: Any) -> Grouped:
-        """Outputs alone, by their numbers or a slice."""
+        """Select outputs.
+
+        Parameters
+        ----------
+        chosen : int array or slice
+            Numbers of the outputs.
+
+        Returns
+        -------
+        Grouped
+            The matrix with these rows.
+        """
         return Grouped(
             self.codes[chosen],
             self.scales[chosen],
@@ -76,9 +118,20 @@ class Grouped(NamedTuple):
 
 
 def from_gguf(data: Array, tensor_type: str) -> Grouped:
-    """A tensor of a GGUF file: the bytes [out, ...] that gguf.GGUFReader has as its data, and the
-    name of its type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K. Q5 and Q6 become codes of 8
-    bits."""
+    """Import a tensor of a GGUF file.
+
+    Parameters
+    ----------
+    data : ndarray of uint8, shape (out, bytes of a row)
+        The data of a tensor of gguf.GGUFReader.
+    tensor_type : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
+        The name of its type. Q5 and Q6 become codes of 8 bits.
+
+    Returns
+    -------
+    Grouped
+        The matrix.
+    """
     if tensor_type not in _ggml:
         raise ValueError(f"the tensor is of type {tensor_type}; {', '.join(_ggml)} can be imported")
     size, decode = _ggml[tensor_type]
@@ -96,8 +149,22 @@ def from_gguf(data: Array, tensor_type: str) -> Grouped:
 
 
 def from_awq(qweight: Array, qzeros: Array, scales: Array) -> Grouped:
-    """A layer of AWQ with 4 bits, version "gemm": qweight [in, out / 8], qzeros [in / group, out /
-    8], both int32, and scales [in / group, out]."""
+    """Import a layer of AWQ with 4 bits, version "gemm".
+
+    Parameters
+    ----------
+    qweight : ndarray of int32, shape (in, out / 8)
+        Codes.
+    qzeros : ndarray of int32, shape (in / group, out / 8)
+        Zeros.
+    scales : ndarray of float16 or float32, shape (in / group, out)
+        Scales.
+
+    Returns
+    -------
+    Grouped
+        The matrix.
+    """
     if np.ndim(qweight) != 2 or np.ndim(scales) != 2 or scales.shape[1] != 8 * qweight.shape[1]:
         raise ValueError(
             f"qweight is {list(np.shape(qweight))} and scales {list(np.shape(scales))}; AWQ's"
@@ -112,6 +179,7 @@ def from_awq(qweight: Array, qzeros: Array, scales: Array) -> Grouped:
     return _with_zeros(codes.T, zeros.T, _floats(scales).T, 4)
 
 
+@documented()
 def from_gptq(
     qweight: Array,
     qzeros: Array,
@@ -121,10 +189,29 @@ def from_gptq(
     bits: int = 4,
     checkpoint_format: str = "gptq",
 ) -> Grouped:
-    """A layer of GPTQ: qweight [in * bits / 32, out], qzeros [in / group, out * bits / 32], both
-    int32, scales [in / group, out], and g_idx [in], which must be i / group: groups of inputs that
-    are not adjacent (desc_act) have no place here. checkpoint_format "gptq" stores zero - 1,
-    "gptq_v2" zero."""
+    """Import a layer of GPTQ.
+
+    Parameters
+    ----------
+    qweight : ndarray of int32, shape (in * bits / 32, out)
+        Codes.
+    qzeros : ndarray of int32, shape (in / group, out * bits / 32)
+        Zeros.
+    scales : ndarray of float16 or float32, shape (in / group, out)
+        Scales.
+    g_idx : ndarray of int32, shape (in,)
+        The group of each input, which must be i / group: groups of inputs that are not adjacent
+        (desc_act) cannot be imported.
+    bits : {4, 8}
+        Bits of a code.
+    checkpoint_format : {"gptq", "gptq_v2"}
+        "gptq" stores zero - 1, "gptq_v2" zero.
+
+    Returns
+    -------
+    Grouped
+        The matrix.
+    """
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits}; 4 and 8 can be imported")
     if checkpoint_format not in ("gptq", "gptq_v2"):
@@ -146,10 +233,24 @@ def from_gptq(
     return _with_zeros(codes, zeros.T, _floats(scales).T, bits, g_idx)
 
 
+@documented()
 def from_compressed_tensors(tensors: Mapping[str, Array], *, bits: int = 4) -> Grouped:
-    """A layer of compressed-tensors, its tensors by name: of the format pack-quantized
-    weight_packed, weight_scale, weight_shape, and where they exist weight_zero_point and
-    weight_g_idx; of int-quantized weight, which is int8, weight_scale and weight_zero_point."""
+    """Import a layer of compressed-tensors.
+
+    Parameters
+    ----------
+    tensors : mapping from str to ndarray
+        Its tensors by name. Of pack-quantized: weight_packed, weight_scale, weight_shape, and where
+        they exist weight_zero_point and weight_g_idx. Of int-quantized: weight (int8), weight_scale
+        and weight_zero_point.
+    bits : {4, 8}
+        Bits of a code.
+
+    Returns
+    -------
+    Grouped
+        The matrix.
+    """
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits}; 4 and 8 can be imported")
     scales, zeros = _floats(tensors["weight_scale"]), tensors.get("weight_zero_point")
@@ -201,10 +302,28 @@ def from_compressed_tensors(tensors: Mapping[str, Array], *, bits: int = 4) -> G
 
 
 def arguments(**matrices: Grouped) -> dict[str, Any]:
-    """What mha.Layer and mha.pack take of a layer's matrices, w_q=... and so on. A layer has one
-    format, so they are brought into one that holds all of them exactly: codes of 8 bits if one has
-    them, in the smallest groups of all. Scales and offsets are stored as f16 if that holds them
-    all, as those of Q4_0, Q4_1 and Q8_0."""
+    """Make the arguments of `mha.Layer` and `mha.pack` from a layer's matrices.
+
+    A layer has one format, so all are brought into one that holds each exactly: codes of 8 bits if
+    one has them, in the smallest groups. Scales and offsets are stored as f16 if that holds them
+    all.
+
+    Parameters
+    ----------
+    **matrices : Grouped
+        The matrices by name, ``w_q=...`` and so on.
+
+    Returns
+    -------
+    dict from str to Any
+        Keywords.
+
+    Examples
+    --------
+    >>> codes, scales = np.ones((32, 32), np.int8), np.ones((32, 1), np.float32)
+    >>> m = mha.formats.Grouped(codes, scales, None, group_size=32, bits=8)
+    >>> layer = mha.Layer(32, 4, **mha.formats.arguments(w_q=m, w_k=m, w_v=m, w_o=m))
+    """
     made = dict(zip(matrices, _common(list(matrices.values()))))
     one = next(iter(made.values()))
     scales = {
