@@ -21,15 +21,9 @@ installs.
   OUTPUT_FOLDER  a new folder (default: build/release-VERSION)
   --help         show this text
 
-Environment variables:
-  MHA_URL        the URL where the files will be published, for the recipes (default: the folder
-                 itself, as a file: URL)
-  MHA_HOMEPAGE   the project's page, for the recipes (default: MHA_URL)
-  DEBFULLNAME, DEBEMAIL   the maintainer of the Debian packages (default: the author of HEAD)
-
 Example:
   git tag v0.1.0
-  MHA_URL=https://example.org/mha/0.1.0 tools/release.sh 0.1.0 --sign ~/.ssh/id_ed25519
+  tools/release.sh 0.1.0 --sign ~/.ssh/id_ed25519
 TEXT
 }
 
@@ -71,7 +65,7 @@ fi
 says() {  # WHERE VERSION
   [[ $2 == "$version" ]] || refuse "$1 says version ${2:-nothing}, not $version"
 }
-# Of CMake, Python, the recipes and Debian's packages, the version comes from the header.
+# Of CMake and Python, the version comes from the header.
 says include/mha.h "$(
   awk '/^#define MHA_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $3; dot = "." }' \
     include/mha.h
@@ -127,7 +121,7 @@ output=$(realpath -m "${output:-build/release-$version}")
 [[ ! -e $output ]] || { echo "tools/release.sh: $output already exists; choose a new folder" >&2 &&
   exit 1; }
 mkdir -p "$output"
-export MHA_URL=${MHA_URL:-file://$output} SOURCE_DATE_EPOCH
+export SOURCE_DATE_EPOCH
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 xsimd=$(dirname "$(echo '#include <xsimd/xsimd.hpp>' | c++ -E -x c++ - | grep -o \
   '/[^"]*/xsimd/xsimd.hpp' | head -n 1)")/..
@@ -154,9 +148,6 @@ fi
 [[ -z $key ]] || ssh-keygen -Y sign -f "$key" -n file "$output/SHA256SUMS"
 
 du -b "$output"/*
-place=$MHA_URL
-[[ $place != file:* ]] || \
-  place="where people download it (the recipes name $place: set MHA_URL before you submit them)"
 cat <<TEXT
 
 $output contains version $version. Nothing was uploaded. To publish it:
@@ -164,9 +155,5 @@ $output contains version $version. Nothing was uploaded. To publish it:
   twine upload $output/*.whl $output/sdist/*
   (cd tools/bindings/rust && cargo publish -p mha-sys && cargo publish -p mha) &&
     (cd tools/adapters/candle && cargo publish)
-  reprepro --basedir REPOSITORY includedeb bookworm $output/*+deb12_*.deb
-    (trixie: deb13; sources by includedsc)
-  copy $output, with SHA256SUMS and its signature, to $place; then submit from recipes/:
-  vcpkg/ as ports/mha, conan/ as recipes/mha/all with the config.yml required there,
-  homebrew/mha.rb as a formula
+  copy $output, with SHA256SUMS and its signature, to where people download it
 TEXT

@@ -42,10 +42,7 @@ for argument in "$@"; do
       command -v cargo >/dev/null || useful+=(cargo-web rustc-web rust-web-clippy rustfmt-web)
       ;;
     --mpi) needed+=(libopenmpi-dev openmpi-bin) ;;
-    --release)
-      needed+=(abigail-tools mmdebstrap openssh-client)
-      useful+=(ruby)
-      ;;
+    --release) needed+=(abigail-tools openssh-client) ;;
     --help | -h) usage && exit ;;
     *) echo "tools/setup.sh: '$argument' is not an option; see tools/setup.sh --help" >&2 &&
       exit 2 ;;

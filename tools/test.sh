@@ -322,9 +322,6 @@ fi
 
 other_parts() {
   [[ $matrix != all ]] || run_part "the packages of the Rust crates" tools/release/crates.sh --test
-  [[ $matrix != all ]] || run_part "the packages for Debian" tools/release/debian.sh --test
-  [[ $matrix != all ]] || run_part "the recipes for Conan and others" tools/release/recipes.sh \
-    --test
   # If PyPI cannot be reached, ctest shows the tests that need it as skipped.
   if [[ $setup == yes ]]; then
     say "waiting for the Python packages"

@@ -1,5 +1,4 @@
 # An archive of the library and, where it is built, the command, by `cpack` in the build folder.
-# Debian's packages: tools/release/debian.sh.
 set(CPACK_PACKAGE_NAME mha)
 set(CPACK_PACKAGE_VENDOR "the mha authors")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "multi-head attention for CPUs")
