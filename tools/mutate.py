@@ -24,7 +24,7 @@ Examples:
                                                   one place, as every run does before it begins
   tools/mutate.py --sample 10                     ten faults, drawn by the last commit; CI runs this
   tools/mutate.py --sample 10 --commit 1234abcd   the faults that CI drew for another commit
-  tools/mutate.py --only 'states|softcap'         faults with a word in their file or change
+  tools/mutate.py --only 'states|softcap'         faults with a word in their function or change
   tools/mutate.py --resume                        all faults, except those with results
   tools/mutate.py --refusals                      every check, left out, which takes ten minutes
 """
@@ -77,68 +77,89 @@ class DoesNotCompile(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    path: str
+    function: str
     old: str
     new: str
     tests: tuple  # programs to begin with, or PROGRAM:PART_OF_A_TEST'S_NAME
     equivalent: str  # the reason, or ""
 
     def __str__(self):
-        return f"{self.path}: {self.old} ==> {self.new}"
+        return f"{self.function}: {self.old} ==> {self.new}"
 
-    @property
-    def pattern(self):
-        """Finds the old text however it is spaced and broken into lines."""
-        tokens = re.findall(r"\w+|[^\w\s]", self.old)
-        joints = [
-            r"\s+" if left[-1].isalnum() and right[0].isalnum() else r"\s*"
-            for left, right in zip(tokens, tokens[1:])
+    def places(self, pieces):
+        """Where the old text stands in functions of this name: (path, begin, end)."""
+        return [
+            (path, begin + found.start(), begin + found.end())
+            for path, text, begin in pieces[self.function]
+            for found in pattern_of(self.old).finditer(text)
         ]
-        return re.compile(
-            "".join(re.escape(token) + joint for token, joint in zip(tokens, [*joints, ""]))
-        )
+
+
+def pattern_of(text):
+    """Finds a text however it is spaced and broken into lines."""
+    tokens = re.findall(r"\w+|[^\w\s]", text)
+    joints = [
+        r"\s+" if left[-1].isalnum() and right[0].isalnum() else r"\s*"
+        for left, right in zip(tokens, tokens[1:])
+    ]
+    return re.compile(
+        "".join(re.escape(token) + joint for token, joint in zip(tokens, [*joints, ""]))
+    )
+
+
+def pieces_of(text):
+    """(name, begin, end) of each function, class and constant of a file, as clang-format lays it
+    out: each begins with a line that is not indented. A member is a part of its class."""
+    starts = list(re.finditer(r"(?m)^(?!template|namespace|extern|typedef)[A-Za-z_].*", text))
+    for start, end in zip(starts, [*(after.start() for after in starts[1:]), len(text)]):
+        name = r"\b(?:struct|class|union|enum)(?: class)? (\w+)[^(]*\{$|(\w+)\(|(\w+)\W* ="
+        if found := re.search(name, start[0]):
+            yield found[found.lastindex], start.start(), end
+
+
+def pieces_in(root):
+    """Name -> (path, text, place in the file) of all that has this name in src."""
+    pieces = collections.defaultdict(list)
+    for path in sorted((root / "src").rglob("*.*")):
+        if path.suffix in (".h", ".cpp"):
+            text = path.read_text()
+            for name, begin, end in pieces_of(text):
+                pieces[name].append((str(path.relative_to(root)), text[begin:end], begin))
+    return pieces
 
 
 def read_list(text):
-    mutants, path, tests = [], None, ()
+    mutants, tests = [], ()
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("# "):
             continue
-        heading = re.fullmatch(r"\[(\S+)\]((?: \S+)*)", line)
-        if heading:
-            path, tests = heading[1], tuple(heading[2].split())
+        if heading := re.fullmatch(r"\[([^]]+)\]", line):
+            tests = tuple(heading[1].split())
             continue
         fault = re.fullmatch(
-            r"(.+?) ==>(?: (.*?))??(?: ## (?!equivalent)(.+?))?(?: ## equivalent: (.+))?", line
+            r"(\w+): (.+?) ==>(?: (.*?))??(?: ## (?!equivalent)(.+?))?(?: ## equivalent: (.+))?",
+            line,
         )
-        if not fault or not path:
+        if not fault:
             raise Stop(
                 1,
-                f"line {number} of the list is not 'OLD ==> NEW' below a line '[PATH] TESTS',"
-                " optionally followed by '## TESTS' or '## equivalent: REASON'",
+                f"line {number} of the list is not 'FUNCTION: OLD ==> NEW', optionally followed by"
+                " '## TESTS' or '## equivalent: REASON'",
             )
-        mutants.append(
-            Mutant(
-                path,
-                fault[1],
-                fault[2] or "",
-                tuple((fault[3] or "").split()) + tests,
-                fault[4] or "",
-            )
-        )
+        function, old, new, first, reason = (part or "" for part in fault.groups())
+        mutants.append(Mutant(function, old, new, (*first.split(), *tests), reason))
     return mutants
 
 
 def errors_of(mutants, root):
     """Sentences about faults that cannot be planted."""
-    errors = []
+    errors, pieces = [], pieces_in(root)
     for mutant in mutants:
-        path = root / mutant.path
-        count = len(mutant.pattern.findall(path.read_text())) if path.is_file() else 0
-        if count != 1:
+        if (count := len(mutant.places(pieces))) != 1:
             errors.append(
-                f"{mutant}\n  its text occurs {count} times in the file; it must occur once"
+                f"{mutant}\n  its text occurs {count} times in functions of this name; it must"
+                " occur once"
             )
         for test in mutant.tests:
             if test.split(":")[0] not in PROGRAMS:
@@ -351,20 +372,21 @@ class Build:
     def judge(self, mutant, work):
         """The test that catches it, or None of a survivor."""
         shutil.copytree(self.tree / "src", work / "src")
-        place = work / mutant.path
-        place.write_text(mutant.pattern.sub(lambda found: mutant.new, place.read_text()))
-        objects = [name for name in self.library if mutant.path in self.depends[name]]
+        [(path, begin, end)] = mutant.places(pieces_in(work))
+        text = (work / path).read_text()
+        (work / path).write_text(text[:begin] + mutant.new + text[end:])
+        objects = [name for name in self.library if path in self.depends[name]]
         scalar = [name for name in objects if name.endswith("scalar.cpp.o")]
         if scalar and all("kernels" in name for name in objects):
             # What the scalar kernels show already is known in a quarter of the time.
             self.link_library(work, scalar)
             for tests in mutant.tests:
-                if failure := self.failure(tests, "-*/avx2:*/neon", 0.1, work, mutant.path):
+                if failure := self.failure(tests, "-*/avx2:*/neon", 0.1, work, path):
                     return failure
         self.link_library(work, objects)
         for rounds, programs in (0.1, mutant.tests), (0.3, () if self.is_quick else PROGRAMS):
             for tests in programs:
-                if failure := self.failure(tests, "", rounds, work, mutant.path):
+                if failure := self.failure(tests, "", rounds, work, path):
                     return failure
         return "" if self.is_quick else None
 
@@ -430,19 +452,22 @@ def checks_of(text):
 
 
 def plant_checks(work):
-    """Plants all faults in the sources there at once, of which a test chooses one by its number."""
-    faults = []
+    """Plants all faults in the sources there at once, of which a test chooses one by its number.
+    Returns them and the paths of what was changed."""
+    faults, changed = [], set()
     for path in sorted(path for pattern in CHECKS for path in work.glob(pattern)):
         text, inserts = path.read_text(), [(0, 0, 0, f'#include "{PLANTED}"\n')]
         for begin, end, kind, value in checks_of(text):
             inserts.append((begin, 1, -end, f"fault<{kind}>({len(faults)}, {value}, "))
             inserts.append((end, 0, -begin, ")"))
             old = " ".join(text[begin:end].split())
-            faults.append(Mutant(str(path.relative_to(work)), old, value, (), ""))
+            function = next(name for name, first, last in pieces_of(text) if first <= begin < last)
+            faults.append(Mutant(function, old, value, (), ""))
+            changed.add(str(path.relative_to(work)))
         for place, _, _, piece in sorted(inserts, reverse=True):
             text = text[:place] + piece + text[place:]
         path.write_text(text)
-    return faults
+    return faults, changed
 
 
 def sweep(folder, jobs, only, equivalent):
@@ -450,8 +475,7 @@ def sweep(folder, jobs, only, equivalent):
     build, work = Build(folder, jobs, False), folder / "checks"
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(build.tree / "src", work / "src")
-    faults = plant_checks(work)
-    changed = {fault.path for fault in faults}
+    faults, changed = plant_checks(work)
     objects = [name for name in build.library if build.depends[name] & changed]
     tests, suite = [], ""
     for program in CHECKED_BY:
@@ -567,7 +591,9 @@ def arguments():
         "--check", action="store_true", help="only check that the list fits the sources"
     )
     parser.add_argument(
-        "--only", metavar="REGEX", help="plant only faults whose line 'PATH: OLD ==> NEW' matches"
+        "--only",
+        metavar="REGEX",
+        help="plant only faults whose line 'FUNCTION: OLD ==> NEW' matches",
     )
     parser.add_argument(
         "--sample", type=int, metavar="N", help="draw N of the faults by the commit"
