@@ -169,7 +169,8 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SliceLength`] for a slice that does not have its shape.
+    /// [`ErrorKind::SliceLength`] for a slice that does not have its shape, and
+    /// [`ErrorKind::InvalidValue`] for a dimension that is 0.
     pub fn finish_states<'a>(
         &self, batch: usize, states: &[f32], sinks: Option<&[f32]>, head_scales: Option<&[f32]>,
         output: impl Into<ElementsMut<'a>>, lse: &mut [f32],

@@ -11,7 +11,9 @@ use crate::{Error, ErrorKind, Result};
 
 const ALIGNMENT: usize = 64;
 
-/// Bytes aligned to 64, as packed layers and caches have to be.
+/// Bytes aligned to 64 bytes, as packed layers must be.
+///
+/// # Examples
 ///
 /// ```
 /// let mut buffer = mha::AlignedBuffer::zeroed(100)?;
@@ -32,7 +34,11 @@ unsafe impl Send for AlignedBuffer {}
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
-    /// `len` bytes of 0, or [`ErrorKind::OutOfMemory`].
+    /// Allocates `len` bytes of 0.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`].
     pub fn zeroed(len: usize) -> Result<Self> {
         let out_of_memory =
             || Error::new(ErrorKind::OutOfMemory, format!("there is no memory for {len} bytes"));
@@ -44,14 +50,31 @@ impl AlignedBuffer {
         Ok(Self { block, start, len })
     }
 
-    /// A copy of `bytes`.
+    /// Copies `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let buffer = mha::AlignedBuffer::copy_of(b"packed")?;
+    /// assert_eq!(&buffer[..], b"packed");
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn copy_of(bytes: &[u8]) -> Result<Self> {
         let mut buffer = Self::zeroed(bytes.len())?;
         buffer.copy_from_slice(bytes);
         Ok(buffer)
     }
 
-    /// All bytes of a file, such as a packed layer that was written to it.
+    /// Reads all bytes of a file, such as a packed layer. [`Layer::pack`](crate::Layer::pack) has
+    /// an example.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file, and [`io::ErrorKind::OutOfMemory`].
     pub fn read_file(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let too_large =

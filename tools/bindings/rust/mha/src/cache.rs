@@ -16,10 +16,10 @@ pub enum CacheKind {
     /// Each sequence has room for `capacity` positions.
     #[default]
     Contiguous,
-    /// For sliding windows: the last `capacity` positions of each sequence, which goes on growing.
+    /// The last `capacity` positions of each sequence are kept, for sliding windows. A call needs
+    /// [`causal`](crate::Forward::causal) and [`window_left`](crate::Forward::window_left).
     Ring,
-    /// Blocks of positions from a common pool, by a table for each sequence:
-    /// [`KvCache::set_blocks`].
+    /// Each sequence is a list of blocks from a common pool, which [`KvCache::set_blocks`] sets.
     Paged {
         /// Positions of a block: 16, 32, 64, 128 or a multiple of 256.
         block_positions: usize,
@@ -28,43 +28,50 @@ pub enum CacheKind {
     },
 }
 
-/// What a [`KvCache`] holds.
+/// The shape of a [`KvCache`]. Numbers are rounded to nearest, in f16 beyond its range to infinity.
+/// int8 and int4 have a scale per position and head.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{CacheConfig, KvCache, Type};
 ///
-/// let cache = KvCache::new(&CacheConfig::new(4096, 8, 128).num_sequences(4).k_type(Type::F16))?;
+/// let config = CacheConfig::new(4096, 8, 128).num_sequences(4).k_type(Type::F16);
+/// let cache = KvCache::new(&config)?;
 /// assert_eq!(cache.length(3)?, 0);
+/// assert_eq!(cache.shape().v_type, Some(Type::F16));
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheConfig {
-    /// Sequences, numbered from 0.
+    /// The number of sequences, at least 1, numbered from 0; 1 by default.
     pub num_sequences: usize,
-    /// Most positions of a sequence. Of a ring: the last positions, which it keeps; a multiple of
-    /// 16, more than the left window. Paged: a multiple of `block_positions`.
+    /// The most positions of a sequence, at least 1. A ring keeps this many: a multiple of 16, and
+    /// more than the left window. In a paged cache, it is a multiple of `block_positions`.
     pub capacity: usize,
-    /// As the layer's.
+    /// The layer's key and value heads.
     pub num_kv_heads: usize,
-    /// As the layer's.
+    /// The layer's width of a head's queries and keys.
     pub head_dim: usize,
-    /// As the layer's; 0 = `head_dim`.
+    /// The layer's width of a head's values; 0, the default, is `head_dim`.
     pub head_dim_v: usize,
-    /// How keys are kept: f32, f16, bf16 or int8.
+    /// The type of stored keys: f32, the default, f16, bf16 or int8.
     pub k_type: Type,
-    /// How values are kept, one of the same types or int4; None = `k_type`. Ignored with
-    /// `values_in_keys`.
+    /// The type of stored values, one of the same types or int4; None, the default, is `k_type`.
+    /// With `values_in_keys`, another type is refused.
     pub v_type: Option<Type>,
-    /// A value is the first `head_dim_v` elements of its key, and is stored once: calls append keys
-    /// alone.
+    /// Whether a value is the first `head_dim_v` elements of its key, and is stored only once, as
+    /// in absorbed multi-head latent attention (DeepSeek V2). Calls then append keys alone. False
+    /// by default.
     pub values_in_keys: bool,
-    /// How positions are kept.
+    /// How positions are kept; [`CacheKind::Contiguous`] by default.
     pub kind: CacheKind,
 }
 
 impl CacheConfig {
-    /// One sequence of up to `capacity` positions.
+    /// Describes a cache of one sequence of up to `capacity` positions, with `num_kv_heads` heads
+    /// whose keys and values have `head_dim` elements. [`KvCache::new`] checks the numbers.
     pub fn new(capacity: usize, num_kv_heads: usize, head_dim: usize) -> Self {
         let (k_type, kind) = Default::default();
         Self {
@@ -80,8 +87,17 @@ impl CacheConfig {
         }
     }
 
-    /// One sequence of up to `capacity` positions, for a layer of this shape: the config that it is
-    /// made of, or [`Layer::shape`](crate::Layer::shape).
+    /// Describes a cache of one sequence of up to `capacity` positions for a layer of this shape:
+    /// the config that the layer is made of, or [`Layer::shape`](crate::Layer::shape).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{CacheConfig, LayerConfig};
+    ///
+    /// let config = CacheConfig::for_layer(&LayerConfig::new(4096, 32).num_kv_heads(8), 2048);
+    /// assert_eq!((config.num_kv_heads, config.head_dim), (8, 128));
+    /// ```
     pub fn for_layer(config: &LayerConfig, capacity: usize) -> Self {
         let shape = config.with_defaults();
         Self::new(capacity, shape.num_kv_heads, shape.head_dim).head_dim_v(shape.head_dim_v)
@@ -95,7 +111,22 @@ impl CacheConfig {
         v_type(kind: Type) => v_type = Some(kind);
     }
 
-    /// The bytes that a cache needs.
+    /// Returns the bytes that a cache of this shape needs.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidValue`] for a number outside its range or settings that contradict each
+    /// other, and [`ErrorKind::TooLarge`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{CacheConfig, CacheKind};
+    ///
+    /// let kind = CacheKind::Paged { block_positions: 16, num_blocks: 100 };
+    /// assert!(CacheConfig::new(4096, 8, 128).kind(kind).bytes()? > 100 * 16 * 8 * 128 * 2 * 4);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn bytes(&self) -> Result<usize> {
         let mut bytes = 0;
         // SAFETY: a valid struct.
@@ -155,15 +186,18 @@ impl CacheConfig {
     }
 }
 
-/// Keys and values of earlier calls, so that a token costs one row of projections and one pass over
-/// what is stored. It holds several sequences, each with its own length.
+/// The keys and values of earlier calls, after norm and rotation, so that a new token costs one row
+/// of projections and one pass over the cache. It holds several sequences, each with its own
+/// length.
 ///
-/// A call appends to a cache that it is given by `.cache(&mut cache)`, and attends to all that is
-/// there; one that is given by `.cache_read(&cache)` is only read, by any number of calls at the
-/// same time. A call that fails leaves a cache as it was.
+/// A call with [`cache`](crate::Forward::cache) appends to a cache, and attends to all that is
+/// there. Calls with [`cache_read`](crate::Forward::cache_read) only read it, any number of them
+/// concurrently. A call that fails leaves a cache as it was.
 ///
-/// Its bytes ([`as_bytes`](Self::as_bytes)) can be written to a file, and made a cache again
-/// ([`copy_of`](Self::copy_of)).
+/// [`as_bytes`](Self::as_bytes) returns bytes that can be written to a file, and
+/// [`copy_of`](Self::copy_of) makes them a cache again.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{CacheConfig, KvCache, Layer, LayerConfig, Weights, Workspace};
@@ -172,16 +206,18 @@ impl CacheConfig {
 /// let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 64))?;
 /// let mut workspace = Workspace::new();
 /// let mut y = [0.0; 12];
-/// // A prompt of three rows, and one more.
+/// // A prompt of three rows, then one more row.
 /// layer.forward(&[1.0; 12], &mut y).causal().cache(&mut cache).run(&mut workspace)?;
 /// layer.forward(&[1.0; 4], &mut y[..4]).causal().cache(&mut cache).run(&mut workspace)?;
 /// assert_eq!(cache.length(0)?, 4);
-/// cache.truncate(0, 3)?; // takes it back
+/// cache.truncate(0, 3)?; // drops the last row
 ///
 /// let saved = cache.as_bytes().to_vec();
 /// assert_eq!(KvCache::copy_of(&saved)?.length(0)?, 3);
 /// # Ok::<(), mha::Error>(())
 /// ```
+///
+/// A cache is borrowed by the call that appends to it:
 ///
 /// ```compile_fail,E0499
 /// # use mha::{CacheConfig, KvCache, Layer, LayerConfig, Weights, Workspace};
@@ -189,7 +225,7 @@ impl CacheConfig {
 /// # let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 64))?;
 /// # let (mut y, mut z) = ([0.0; 4], [0.0; 4]);
 /// let first = layer.forward(&[1.0; 4], &mut y).cache(&mut cache);
-/// // Does not compile: two calls that append to one cache.
+/// // Does not compile: two calls append to one cache.
 /// let second = layer.forward(&[1.0; 4], &mut z).cache(&mut cache);
 /// first.run(&mut Workspace::new())?;
 /// second.run(&mut Workspace::new())?;
@@ -206,7 +242,11 @@ unsafe impl Send for KvCache {}
 unsafe impl Sync for KvCache {}
 
 impl KvCache {
-    /// An empty cache.
+    /// Makes an empty cache. [`CacheConfig`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CacheConfig::bytes`], and [`ErrorKind::OutOfMemory`].
     pub fn new(config: &CacheConfig) -> Result<Self> {
         Self::made_by(AlignedBuffer::zeroed(config.bytes()?)?, |start, len, cache, error| {
             // SAFETY: a valid struct, and a buffer of this length, which is the cache's alone.
@@ -214,7 +254,13 @@ impl KvCache {
         })
     }
 
-    /// A cache from the [bytes](Self::as_bytes) of another one.
+    /// Makes a cache from the [bytes](Self::as_bytes) of another one, which are copied. They serve
+    /// any instruction set. [`KvCache`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::CacheFormat`] for bytes that are not a whole cache of this version, and
+    /// [`ErrorKind::OutOfMemory`].
     pub fn copy_of(bytes: &[u8]) -> Result<Self> {
         Self::made_by(AlignedBuffer::copy_of(bytes)?, |start, len, cache, error| {
             // SAFETY: a buffer of this length, which is the cache's alone.
@@ -222,7 +268,11 @@ impl KvCache {
         })
     }
 
-    /// Like [`copy_of`](Self::copy_of) this cache.
+    /// Copies the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`].
     pub fn try_clone(&self) -> Result<Self> {
         Self::copy_of(self.as_bytes())
     }
@@ -254,23 +304,33 @@ impl KvCache {
         Ok(Self { raw, buffer, shape: CacheConfig::of_raw(&shape).ok_or_else(unknown)? })
     }
 
-    /// What the cache was made for, all defaults resolved.
+    /// Returns the shape of the cache, all defaults resolved.
     pub fn shape(&self) -> &CacheConfig {
         &self.shape
     }
 
-    /// The whole cache, to be copied or written to a file.
+    /// Returns the whole cache as bytes, to be copied or written to a file.
     pub fn as_bytes(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// How many positions a sequence has, those that a ring has overwritten among them.
+    /// Returns the positions of a sequence, including those that a ring has overwritten.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidValue`] if the cache has no such sequence.
     pub fn length(&self, sequence: usize) -> Result<usize> {
         // SAFETY: a valid cache.
         unsafe { length_of(self.raw.as_ptr(), int(sequence)) }
     }
 
-    /// Forgets all positions of a sequence from `length` on, such as rejected tokens; 0 empties it.
+    /// Shortens a sequence to its first `length` positions, for example to drop rejected tokens; 0
+    /// empties it. Blocks stay in its table until [`set_blocks`](Self::set_blocks) leaves them out.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidValue`] if the cache has no such sequence, or the sequence has fewer
+    /// positions.
     pub fn truncate(&mut self, sequence: usize, length: usize) -> Result<()> {
         // SAFETY: a valid cache, which nobody else uses.
         check(|error| unsafe {
@@ -278,14 +338,37 @@ impl KvCache {
         })
     }
 
-    /// Paged only: sets the blocks of a sequence in the order of their positions. Blocks that
-    /// already hold positions of the sequence must stay in their places. Sequences may share the
-    /// blocks of a common prefix; nothing can be appended to a shared block
-    /// ([`unshare`](Self::unshare)). The caller keeps track of free blocks.
+    /// Sets the blocks of a sequence of a paged cache in the order of their positions, at most
+    /// `capacity / block_positions` and without duplicates. Blocks that already hold positions of
+    /// the sequence must stay in their places. The caller keeps track of free blocks.
     ///
-    /// To fork: `set_blocks(to, shared)`, then [`copy_prefix(from, to, n)`](Self::copy_prefix),
-    /// which sets the length; before appending, [`unshare(to, free)`](Self::unshare), then
-    /// `set_blocks` with free blocks after these.
+    /// Sequences may share the blocks of a common prefix. To fork one, call `set_blocks(to,
+    /// shared)`, then [`copy_prefix(from, to, length)`](Self::copy_prefix), which copies nothing
+    /// then. Before the next append to either, call [`unshare`](Self::unshare): a shared block is
+    /// never written.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidValue`] if the cache is not paged, or a block or the sequence does not
+    /// exist.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{CacheConfig, CacheKind, KvCache};
+    ///
+    /// let kind = CacheKind::Paged { block_positions: 16, num_blocks: 4 };
+    /// let mut cache = KvCache::new(&CacheConfig::new(32, 1, 2).num_sequences(2).kind(kind))?;
+    /// cache.set_blocks(0, &[3])?;
+    /// cache.append(0, &[1.0; 5 * 2], &[1.0; 5 * 2])?;
+    /// // Sequence 1 begins with the same five positions, and gets a block of its own to append to.
+    /// cache.set_blocks(1, &[3])?;
+    /// cache.copy_prefix(0, 1, 5)?;
+    /// assert!(cache.unshare(1, 0)?);
+    /// cache.append(1, &[2.0; 2], &[2.0; 2])?;
+    /// assert_eq!((cache.length(0)?, cache.length(1)?), (5, 6));
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn set_blocks(&mut self, sequence: usize, blocks: &[i32]) -> Result<()> {
         let (start, count) = (blocks.as_ptr(), int(blocks.len()));
         // SAFETY: as above; an array of this length.
@@ -294,10 +377,16 @@ impl KvCache {
         })
     }
 
-    /// Paged only, copy on write: if the last block of a sequence is partly filled and other
+    /// Copies on write in a paged cache: if the last block of a sequence is partly filled and other
     /// sequences share it, copies its positions to `block`, a free block of the pool, puts that in
     /// its place and returns true. Otherwise changes nothing and returns false. `block` may be -1
-    /// if no block is free and nothing has to be copied.
+    /// if no block is free. [`set_blocks`](Self::set_blocks) has an example.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::CacheFull`] if a block is needed and `block` is -1, and
+    /// [`ErrorKind::InvalidValue`] if the cache is not paged, or the block or the sequence does not
+    /// exist.
     pub fn unshare(&mut self, sequence: usize, block: i32) -> Result<bool> {
         let mut used = 0;
         // SAFETY: as above.
@@ -308,8 +397,26 @@ impl KvCache {
     }
 
     /// Replaces the contents of sequence `to` by the first `length` positions of sequence `from`,
-    /// which is another one. Paged: `to` must already have blocks for them; a block that both have
-    /// is not copied.
+    /// which is another one. In a paged cache, `to` must already have blocks for them; a block that
+    /// both have is not copied.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidValue`] if the cache has no such sequences or positions,
+    /// [`ErrorKind::CacheFull`] if `to` lacks blocks, and [`ErrorKind::CacheShared`] if one of them
+    /// is shared with another sequence.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{CacheConfig, KvCache};
+    ///
+    /// let mut cache = KvCache::new(&CacheConfig::new(16, 1, 2).num_sequences(2))?;
+    /// cache.append(0, &[1.0; 5 * 2], &[1.0; 5 * 2])?;
+    /// cache.copy_prefix(0, 1, 3)?;
+    /// assert_eq!(cache.length(1)?, 3);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn copy_prefix(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
         // SAFETY: as above.
         check(|error| unsafe {
@@ -317,9 +424,29 @@ impl KvCache {
         })
     }
 
-    /// Appends rows to a sequence, without attention: `k` `[count, num_kv_heads, head_dim]`,
-    /// rotated already if they are to be, and `v` `[count, num_kv_heads, head_dim_v]`, or empty
-    /// where [values are in the keys](CacheConfig::values_in_keys).
+    /// Appends rows to a sequence on the calling thread, without attention: keys `k`, `[count,
+    /// num_kv_heads, head_dim]`, and values `v`, `[count, num_kv_heads, head_dim_v]`, already
+    /// normalised and rotated. Values are empty if they [are in the
+    /// keys](CacheConfig::values_in_keys).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::SliceLength`] for a slice that does not have its shape,
+    /// [`ErrorKind::InvalidValue`] if the cache has no such sequence, and [`ErrorKind::CacheFull`]
+    /// and [`ErrorKind::CacheShared`] if it has no room for the rows.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{CacheConfig, KvCache};
+    ///
+    /// let mut cache = KvCache::new(&CacheConfig::new(16, 1, 2))?;
+    /// cache.append(0, &[1.0, 2.0, 3.0, 4.0], &[0.5; 4])?;
+    /// let mut k = [0.0; 2];
+    /// cache.read(0, 1..2, Some(&mut k), None)?;
+    /// assert_eq!(k, [3.0, 4.0]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn append(&mut self, sequence: usize, k: &[f32], v: &[f32]) -> Result<()> {
         let count = rows_of("k", k.len(), 1, self.shape.num_kv_heads * self.shape.head_dim)?;
         let has_values = !(self.shape.values_in_keys && v.is_empty());
@@ -332,8 +459,15 @@ impl KvCache {
         })
     }
 
-    /// Reads positions of a sequence back, as the numbers that they are taken as: `k` `[positions,
-    /// num_kv_heads, head_dim]`, `v` `[positions, num_kv_heads, head_dim_v]`; either may be `None`.
+    /// Reads positions of a sequence as the numbers that attention uses: `k` receives `[positions,
+    /// num_kv_heads, head_dim]`, and `v` `[positions, num_kv_heads, head_dim_v]`. Either may be
+    /// None. [`append`](Self::append) has an example.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::SliceLength`] for a slice that does not have its shape, and
+    /// [`ErrorKind::InvalidValue`] for positions that the sequence does not have, or that a ring
+    /// has overwritten.
     pub fn read(
         &self, sequence: usize, positions: Range<usize>, k: Option<&mut [f32]>,
         v: Option<&mut [f32]>,
@@ -349,13 +483,10 @@ impl KvCache {
     }
 
     fn check_rows(&self, count: usize, k: Option<usize>, v: Option<usize>) -> Result<()> {
-        let shape =
-            |width| [("positions", count), ("num_kv_heads", self.shape.num_kv_heads), width];
-        if let Some(len) = k {
-            check_exact("k", len, &shape(("head_dim", self.shape.head_dim)))?;
-        }
-        if let Some(len) = v {
-            check_exact("v", len, &shape(("head_dim_v", self.shape.head_dim_v)))?;
+        let [heads, width, width_v] = extents!(self.shape => num_kv_heads, head_dim, head_dim_v);
+        for (name, len, width) in [("k", k, width), ("v", v, width_v)] {
+            let shape = [("positions", count), heads, width];
+            len.map_or(Ok(()), |len| check_exact(name, len, &shape))?;
         }
         Ok(())
     }

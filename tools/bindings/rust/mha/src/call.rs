@@ -82,18 +82,35 @@ impl Call<'_> {
 /// What each kind of call ends with.
 macro_rules! runners {
     () => {
-        /// Runs the call, in a workspace that grows if it has to.
+        /// Runs the call. The workspace grows if it is smaller than
+        /// [`workspace_bytes`](Self::workspace_bytes).
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::SliceLength`](crate::ErrorKind::SliceLength) for a slice that does not have
+        /// its shape, [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) for settings that
+        /// contradict each other or do nothing, and others as [`ErrorKind`](crate::ErrorKind) says.
+        /// Nothing is written then.
         pub fn run(self, workspace: &mut Workspace) -> Result<()> {
             self.with_args(|call| call.run(workspace))
         }
 
-        /// The bytes of workspace that the call needs. They never shrink when its dimensions, its
-        /// threads or the outputs asked for grow: those of the largest call serve all.
+        /// Returns the bytes of workspace that the call needs. They never shrink as its dimensions,
+        /// threads or optional outputs grow, so a workspace for the largest call serves every
+        /// smaller one.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`run`](Self::run).
         pub fn workspace_bytes(&self) -> Result<usize> {
             self.with_args(|call| call.workspace_bytes())
         }
 
-        /// How the call would be run now, and its cost.
+        /// Returns how the call would run now, and what it would cost.
+        ///
+        /// # Errors
+        ///
+        /// Those of [`run`](Self::run).
         pub fn info(&self) -> Result<CallInfo> {
             self.with_args(|call| call.info())
         }

@@ -11,6 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What was wrong, and in a sentence what would be right. Messages of the library name C functions
 /// and fields; the table on the [first page](crate#from-c-to-rust) has their Rust names.
 ///
+/// # Examples
+///
 /// ```
 /// use mha::{ErrorKind, Layer, LayerConfig, Weights};
 ///
@@ -28,41 +30,40 @@ pub struct Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Something that is needed was not given.
+    /// An array or a setting that is needed is missing.
     NullPointer,
     /// The library that is linked is older than this crate.
     StructSize,
-    /// A value is outside its range, two contradict each other, or a buffer is not aligned to 64
-    /// bytes.
+    /// A value is outside its range, settings contradict each other or do nothing, or a buffer is
+    /// not aligned to 64 bytes.
     InvalidValue,
-    /// Dimensions that do not fit together.
+    /// Dimensions do not fit together.
     Shape,
-    /// A size overflows, here or in a matrix product of the caller's.
+    /// A size overflows.
     TooLarge,
     /// A workspace, packed buffer or cache is smaller than its size query says.
     BufferTooSmall,
     /// There is not enough memory.
     OutOfMemory,
-    /// An instruction set was asked for that this machine or build does not have.
+    /// This machine or build does not have the instruction set.
     InstructionSet,
-    /// Bytes that are no packed layer, are truncated, of another version or back end.
+    /// The bytes are not a packed layer, are truncated, or are of another version or back end.
     PackedFormat,
     /// The weights are not what was packed.
     PackedChecksum,
-    /// A finite weight that f16 cannot hold.
+    /// A finite weight is too large for f16.
     OutOfRange,
     /// A sequence of a cache has no room, or no block, for more positions.
     CacheFull,
-    /// Rows would be appended or copied into a block of a paged cache that several sequences share:
-    /// see [`KvCache::set_blocks`](crate::KvCache::set_blocks) and
-    /// [`KvCache::unshare`](crate::KvCache::unshare).
+    /// Several sequences of a paged cache share the block that a call would write to:
+    /// [`KvCache::unshare`](crate::KvCache::unshare) replaces it.
     CacheShared,
-    /// Bytes that are no cache, are truncated, damaged or of another version.
+    /// The bytes are not a cache, are truncated or damaged, or are of another version.
     CacheFormat,
-    /// A slice does not have the length that the shapes and strides ask for. Found before the
-    /// library is called.
+    /// A slice does not have the length that its shape and strides require. The crate finds this
+    /// before it calls the library.
     SliceLength,
-    /// A status of a newer library that this crate does not know.
+    /// The linked library is newer, and this crate does not know its status.
     Unknown(u32),
 }
 
@@ -71,13 +72,13 @@ impl Error {
         Self { kind, message: message.into() }
     }
 
-    /// What kind of error it is.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// One sentence: what was wrong and what would be right. The same as
-    /// [`to_string`](ToString::to_string).
+    /// Returns what was wrong and what would be right, in one sentence, as
+    /// [`to_string`](ToString::to_string) does.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -12,8 +12,10 @@ use crate::{
     ScoreOptions, Strides, Workspace,
 };
 
-/// A call of a whole layer, made by [`Layer::forward`]: say what it is to do, then
+/// A call of a whole layer, which [`Layer::forward`] starts: say what it is to do, then
 /// [`run`](Self::run) it.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, Weights, Workspace};
@@ -23,11 +25,11 @@ use crate::{
 /// let (mut y, mut weights) = ([0.0; 24], [0.0; 2 * 2 * 3 * 3]);
 /// let call = layer.forward(&x, &mut y).batch(2).causal().attention_weights(&mut weights);
 /// call.run(&mut Workspace::new())?;
-/// assert_eq!(weights[..3], [1.0, 0.0, 0.0]); // of the first row, which sees itself only
+/// assert_eq!(weights[..3], [1.0, 0.0, 0.0]); // the first row sees only itself
 /// # Ok::<(), mha::Error>(())
 /// ```
 ///
-/// A slice that does not have the length that the shapes ask for is an error, and nothing is
+/// A slice that does not have the length that its shape requires is an error, and nothing is
 /// written:
 ///
 /// ```

@@ -13,63 +13,68 @@ use crate::{
     InstructionSet, Linear, Result, Type, Weights,
 };
 
-/// The shape of a layer. Only [`new`](Self::new)'s dimensions and, where it is not `query_dim /
-/// num_heads`, `head_dim` are needed; 0 stands for the default everywhere. [`Layer::shape`] has all
-/// defaults resolved.
+/// The shape of a layer. `query_dim` and `num_heads` are required, and `head_dim` too unless
+/// `num_heads * head_dim` is `query_dim`. 0 stands for the default of each other number;
+/// [`Layer::shape`] has all defaults resolved. Query head h uses key and value head `h / (num_heads
+/// / num_kv_heads)`.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{LayerConfig, Type};
 ///
-/// // Llama 3 8B, weights kept as bf16
+/// // Llama 3 8B, with weights stored as bf16.
 /// let config = LayerConfig::new(4096, 32).num_kv_heads(8).head_dim(128).weight_type(Type::Bf16);
 /// assert_eq!(config.num_kv_heads, 8);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
 pub struct LayerConfig {
-    /// Width of a row of the query input (embed_dim).
+    /// The width of a row of query (d_in, embed_dim), at least 1.
     pub query_dim: usize,
-    /// Width of a row of the key input; 0 = `query_dim`.
+    /// The width of a row of key; 0 is `query_dim`.
     pub key_dim: usize,
-    /// Width of a row of the value input; 0 = `key_dim`.
+    /// The width of a row of value; 0 is `key_dim`.
     pub value_dim: usize,
-    /// Width of an output row, where there is a W_O; 0 = `query_dim`. In a layer's shape, the width
-    /// of its outputs in any case.
+    /// The width of a row of output of a layer with W_O; 0 is `query_dim`. Without W_O, it must be
+    /// 0; in [`Layer::shape`], it is the width of the context then.
     pub output_dim: usize,
-    /// Query heads.
+    /// The number of query heads, at least 1.
     pub num_heads: usize,
-    /// Key and value heads, a divisor of `num_heads` (grouped-query attention); 0 = `num_heads`.
+    /// The number of key and value heads, a divisor of `num_heads` (grouped-query attention); 0 is
+    /// `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of a head's queries and keys; 0 = `query_dim / num_heads`.
+    /// The width of a query or key of one head; 0 is `query_dim / num_heads`.
     pub head_dim: usize,
-    /// Width of a head's values; 0 = `head_dim`.
+    /// The width of a value of one head; 0 is `head_dim`.
     pub head_dim_v: usize,
-    /// Factor of the scores; 0 = `1 / sqrt(head_dim)`.
+    /// The factor of the scores, a finite number; 0 is `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// How the weights are kept.
+    /// How the packed layer stores weights; [`Type::F32`] by default.
     pub weight_type: Type,
-    /// Inputs of an output that share a scale: 16, 32, 64 or 128; 0 = all of them, of
-    /// [`Type::Int4`] 32.
+    /// How many inputs of an output share a scale: 16, 32, 64 or 128; 0 is all of them for
+    /// [`Type::Int8`], and 32 for [`Type::Int4`].
     pub group_size: usize,
-    /// How the scales and offsets of groups are kept: [`Type::F16`] takes those of a quantiser, if
-    /// it holds them exactly.
+    /// How the packed layer stores scales and offsets of groups: [`Type::F32`], the default, or
+    /// [`Type::F16`], which must hold those of a quantiser exactly.
     pub scale_type: Type,
-    /// What the projections compute in.
+    /// The arithmetic of the projections; [`Arithmetic::F32`] by default.
     pub arithmetic: Arithmetic,
-    /// What the context is multiplied by before W_O.
+    /// The function of a gate, which multiplies the context before W_O; [`Gate::None`] by default.
     pub gate: Gate,
-    /// Numbers of a head's gate: `head_dim_v`, or 1 for the whole head; 0 = `head_dim_v` with a
-    /// gate.
+    /// How many numbers the gate of a head has: 1, or `head_dim_v`; 0 is `head_dim_v` with a gate.
     pub gate_dim: usize,
 }
 
 impl LayerConfig {
-    /// Rows of `query_dim` elements, `num_heads` heads.
+    /// Describes a layer whose rows have `query_dim` elements, with `num_heads` heads.
+    /// [`Layer::new`] checks the numbers.
     pub fn new(query_dim: usize, num_heads: usize) -> Self {
         Self { query_dim, num_heads, ..Self::default() }
     }
 
-    /// A layer of W_O alone, `[inputs, outputs]`, for [`Layer::linear`]; with [`Weights::linear`].
+    /// Describes a linear layer with a matrix `[inputs, outputs]`, for [`Weights::linear`] and
+    /// [`Layer::linear`].
     pub fn linear(inputs: usize, outputs: usize) -> Self {
         Self { query_dim: inputs, output_dim: outputs, ..Self::default() }
     }
@@ -133,11 +138,10 @@ fn options(instruction_set: InstructionSet) -> sys::mha_layer_options {
     }
 }
 
-/// The packed weights of a layer and their shape. It is immutable: any number of threads may use
-/// one, each with its own [`Workspace`] and [`KvCache`].
+/// The packed weights of a layer, and their shape. A layer is immutable: any number of threads may
+/// use one, each with its own [`Workspace`](crate::Workspace) and [`KvCache`](crate::KvCache).
 ///
-/// [`Workspace`]: crate::Workspace
-/// [`KvCache`]: crate::KvCache
+/// # Examples
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, Weights, Workspace};
@@ -153,7 +157,7 @@ fn options(instruction_set: InstructionSet) -> sys::mha_layer_options {
 /// # Ok::<(), mha::Error>(())
 /// ```
 ///
-/// A layer over packed bytes borrows them, or owns what has them:
+/// A layer over packed bytes borrows them, or owns what holds them:
 ///
 /// ```
 /// # use mha::{AlignedBuffer, Layer, LayerConfig, Weights};
@@ -204,13 +208,37 @@ impl UnwindSafe for Layer<'_> {}
 impl RefUnwindSafe for Layer<'_> {}
 
 impl<'a> Layer<'a> {
-    /// Copies the weights into packed memory. They may be freed afterwards.
+    /// Packs the weights into memory of the layer. They are not needed afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Shape`], [`ErrorKind::InvalidValue`] and [`ErrorKind::TooLarge`] for a config
+    /// or weights that do not fit together, [`ErrorKind::SliceLength`] for a slice that does not
+    /// have its shape, [`ErrorKind::OutOfRange`] for a weight that f16 cannot hold, and
+    /// [`ErrorKind::OutOfMemory`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{Layer, LayerConfig, Weights};
+    ///
+    /// // W_Q, W_K, W_V and W_O of a layer with 2 query heads and one key and value head.
+    /// let (w_q, w_k, w_v, w_o) = ([0.5; 8 * 8], [0.5; 8 * 4], [0.5; 8 * 4], [0.5; 8 * 8]);
+    /// let weights = Weights::new(&w_q, &w_k, &w_v).output(&w_o);
+    /// let layer = Layer::new(&LayerConfig::new(8, 2).num_kv_heads(1), &weights)?;
+    /// assert_eq!(layer.shape().head_dim, 4);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn new(config: &LayerConfig, weights: &Weights<'_>) -> Result<Self> {
         Self::with_instruction_set(config, weights, InstructionSet::AUTO)
     }
 
-    /// Like [`new`](Self::new), on an instruction set; one that this machine lacks is an error,
-    /// never a fallback.
+    /// Does the same as [`new`](Self::new), for calls on the given instruction set.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and [`ErrorKind::InstructionSet`] if this machine lacks the
+    /// set.
     pub fn with_instruction_set(
         config: &LayerConfig, weights: &Weights<'_>, instruction_set: InstructionSet,
     ) -> Result<Self> {
@@ -233,9 +261,27 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Packs the weights into bytes that can be written to a file, and made a layer by
-    /// [`from_packed`](Self::from_packed): the same on every machine of this byte order, for any
-    /// instruction set.
+    /// Packs the weights into bytes for [`from_packed`](Self::from_packed), which can be written to
+    /// a file. They are the same on every machine of this byte order, and serve every instruction
+    /// set.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{AlignedBuffer, Layer, LayerConfig, Weights};
+    ///
+    /// let packed = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 4 * 12]))?;
+    /// # let file = std::env::temp_dir().join(format!("mha-doc-{}.mha", std::process::id()));
+    /// std::fs::write(&file, &packed)?;
+    /// let layer = Layer::from_packed(AlignedBuffer::read_file(&file)?)?;
+    /// assert_eq!(layer.shape().num_heads, 2);
+    /// # std::fs::remove_file(&file)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn pack(config: &LayerConfig, weights: &Weights<'_>) -> Result<AlignedBuffer> {
         checked(config, weights, InstructionSet::AUTO, |described, options| {
             let mut buffer = AlignedBuffer::zeroed(described.pack_size(options)?)?;
@@ -255,15 +301,26 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// A layer over packed bytes, aligned to 64, which are neither copied nor read: a file in mmap
-    /// is loaded as it is used. The bytes are borrowed (`&[u8]`) or owned by the layer (an
-    /// [`AlignedBuffer`], a `memmap2::Mmap`, an `Arc` of something like these). Checks the header
-    /// and all bounds; [`verify`](Self::verify) checks the weights too.
+    /// Makes a layer over packed bytes, aligned to 64 bytes, without copying them: a mapped file is
+    /// loaded as it is used. The layer borrows the bytes (`&[u8]`), or owns what holds them (an
+    /// [`AlignedBuffer`], a `memmap2::Mmap`, an `Arc` of such a thing). Checks header and bounds in
+    /// constant time; [`verify`](Self::verify) also checks the weights. [`pack`](Self::pack) has an
+    /// example.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::PackedFormat`] for bytes that are not a whole packed layer of this version, and
+    /// [`ErrorKind::InvalidValue`] for bytes that are not aligned to 64 bytes.
     pub fn from_packed(bytes: impl AsRef<[u8]> + Send + Sync + 'a) -> Result<Self> {
         Self::from_packed_with_instruction_set(bytes, InstructionSet::AUTO)
     }
 
-    /// Like [`from_packed`](Self::from_packed), on an instruction set.
+    /// Does the same as [`from_packed`](Self::from_packed), for calls on the given instruction set.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_packed`](Self::from_packed), and [`ErrorKind::InstructionSet`] if this
+    /// machine lacks the set.
     pub fn from_packed_with_instruction_set(
         bytes: impl AsRef<[u8]> + Send + Sync + 'a, set: InstructionSet,
     ) -> Result<Self> {
@@ -293,8 +350,26 @@ impl<'a> Layer<'a> {
         Self::of(raw, Memory::Viewed { _object: object, _bytes: owner })
     }
 
-    /// Checks packed bytes as [`from_packed`](Self::from_packed) does, and that the weights are
-    /// those that were packed. Reads all of them.
+    /// Checks packed bytes as [`from_packed`](Self::from_packed) does, and the checksum of all
+    /// weights. Reads all bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_packed`](Self::from_packed), and [`ErrorKind::PackedChecksum`] if the
+    /// weights are not what was packed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{ErrorKind, Layer, LayerConfig, Weights};
+    ///
+    /// let mut packed = Layer::pack(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 4 * 12]))?;
+    /// Layer::verify(&packed)?;
+    /// let middle = packed.len() / 2;
+    /// packed[middle] ^= 1;
+    /// assert_eq!(Layer::verify(&packed).unwrap_err().kind(), ErrorKind::PackedChecksum);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn verify(bytes: &[u8]) -> Result<()> {
         // SAFETY: bytes of this length.
         check(|error| unsafe { sys::mha_layer_verify(bytes.as_ptr().cast(), bytes.len(), error) })
@@ -334,23 +409,38 @@ impl<'a> Layer<'a> {
         Ok(Self { raw, shape, _memory: memory })
     }
 
-    /// The shape, all defaults resolved; `output_dim` is the width of an output row, with or
-    /// without W_O.
+    /// Returns the shape of the layer, all defaults resolved. `output_dim` is the width of a row of
+    /// output, with or without W_O.
     pub fn shape(&self) -> &LayerConfig {
         &self.shape
     }
 
-    /// A call of the whole layer, from input rows to output rows: self-attention of the rows of
-    /// `query`, `[batch, n_q, query_dim]`, into `output`, `[batch, n_q, output_dim]`. `n_q` follows
-    /// from the length of `query`. f16 and bf16 are given as [`Elements`] and [`ElementsMut`].
+    /// Starts a call of the whole layer, from rows of `query`, `[batch, n_q, query_dim]`, to rows
+    /// of `output`, `[batch, n_q, output_dim]`. Both are slices, arrays or vectors of `f32`, or
+    /// [`Elements`] and [`ElementsMut`] of 16 bits. `n_q` follows from the length of `query`. Keys
+    /// and values come from the same rows unless [`Forward::key`] or [`Forward::cache_read`] is
+    /// set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use mha::{Layer, LayerConfig, Weights, Workspace};
+    ///
+    /// let layer = Layer::new(&LayerConfig::new(4, 2), &Weights::fused(&[0.25; 4 * 12]))?;
+    /// let (x, mut y) = ([1.0; 3 * 4], [0.0; 3 * 4]);
+    /// layer.forward(&x, &mut y).causal().run(&mut Workspace::new())?;
+    /// assert_eq!(y, [1.0; 12]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
     pub fn forward<'c>(
         &'c self, query: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>,
     ) -> Forward<'c> {
         Forward::new(self, query.into(), output.into())
     }
 
-    /// A product of rows `x`, `[rows, width of x]`, with W_O alone, into `output`, `[rows,
-    /// output_dim]`.
+    /// Starts a call of a linear layer, from rows `x`, `[rows, inputs]`, to rows of `output`,
+    /// `[rows, outputs]`. A layer with heads multiplies by its W_O: x is the context, `[rows,
+    /// num_heads * head_dim_v]`. [`Linear`] has an example.
     pub fn linear<'c>(
         &'c self, x: impl Into<Elements<'c>>, output: impl Into<ElementsMut<'c>>,
     ) -> Linear<'c> {

@@ -73,17 +73,17 @@ pub use types::{Arithmetic, Elements, ElementsMut, Gate, InstructionSet, Type};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;
 
-/// The arithmetic contract that this version of the crate was written for. Bits never change within
-/// a number; 0 = no contract.
+/// The arithmetic contract that this version of the crate was written for. Results have the same
+/// bits as long as this number is the same.
 pub const CONTRACT: u32 = mha_sys::MHA_CONTRACT;
 
-/// The arithmetic contract of the library that is linked.
+/// Returns the arithmetic contract of the linked library.
 pub fn contract() -> u32 {
     // SAFETY: no precondition.
     unsafe { mha_sys::mha_contract() }
 }
 
-/// Major, minor and patch version of the library that is linked, which may be newer than this
+/// Returns the major, minor and patch version of the linked library, which may be newer than this
 /// crate.
 pub fn version() -> (u32, u32, u32) {
     // SAFETY: no precondition.

@@ -16,7 +16,10 @@ use crate::{
 };
 
 /// Optional outputs of the steps in between: each array that is given receives what the call
-/// computed at that point. Asking for one changes no other output.
+/// computes at that step. All are contiguous. Asking for one does not affect the others. In
+/// padding, masked scores are -infinity, and everything else is 0.
+///
+/// # Examples
 ///
 /// ```
 /// # use mha::{Layer, LayerConfig, Outputs, Weights, Workspace};

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mha_sys as sys;
 
-/// Threads for a call: `.scheduler(&threads)`. The library starts none itself. The bits of results
-/// do not depend on them.
+/// The threads of a call, which takes them by [`scheduler`](crate::Forward::scheduler). The library
+/// starts no threads itself. The bits of results do not depend on the number of threads.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::{Layer, LayerConfig, Scheduler, Weights, Workspace};
@@ -40,17 +42,17 @@ use mha_sys as sys;
 /// [`rayon::ThreadPool`](https://docs.rs/rayon/1/rayon/struct.ThreadPool.html) is a scheduler, and
 /// so is `mha::Rayon`, the pool that the calling thread is in or else rayon's global one.
 pub trait Scheduler: Sync {
-    /// The most tasks to run at once. Each has its slice of the workspace. At least 1; more than
-    /// 1024 count as 1024.
+    /// Returns the most tasks to run at once, 1 .. 1024; other numbers count as the nearest of
+    /// these. The workspace grows with it.
     fn num_threads(&self) -> usize;
 
-    /// Runs `task(index)` once for each index in `0..count`, on any threads, in any order, and
-    /// returns when all have returned. `count` is at most `num_threads`. Tasks do not wait for each
-    /// other, and call no scheduler.
+    /// Runs `task(index)` once for each index in `0..count`, on any threads and in any order, and
+    /// returns when all tasks have returned. `count` is at most [`num_threads`](Self::num_threads).
+    /// Tasks never wait for each other, and never call a scheduler.
     ///
-    /// Nothing that an implementation does can harm: a task that it left out runs afterwards on the
-    /// calling thread, a second run of one does nothing, and a panic continues in the caller of
-    /// [`run`](crate::Forward::run) once the call is complete.
+    /// An implementation that does something else does no harm: a task that it left out runs
+    /// afterwards on the calling thread, a second run of a task does nothing, and a panic continues
+    /// in the caller of [`run`](crate::Forward::run) when the call is complete.
     fn parallel_for(&self, count: usize, task: &(dyn Fn(usize) + Sync));
 }
 

@@ -357,9 +357,10 @@ fn filled(
 
 /// Returns T5's relative bias, `[num_heads, left + 1 + right]`, for
 /// [`ScoreOptions::relative_bias`], from its embedding, `[num_buckets, num_heads]`: each distance
-/// gets the bucket that Hugging Face's `T5Attention` gives it. Distances of `max_distance` or more,
-/// 128 in T5, share the last bucket. With `is_bidirectional` false, as in decoders, all keys to the
-/// right of a query share the first one.
+/// gets the bucket that Hugging Face's `T5Attention` gives it. Distances of `max_distance` or more
+/// share the last bucket; it is 128 in T5, and more than a quarter of the buckets (decoders: half).
+/// With `is_bidirectional` false, as in decoders, all keys to the right of a query share the first
+/// bucket.
 ///
 /// # Errors
 ///

@@ -38,7 +38,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// Types of stored numbers.
+    /// The type of stored numbers.
     pub enum Type {
         /// `f32`, 4 bytes.
         F32 = MHA_TYPE_F32,
@@ -52,22 +52,23 @@ numbered! {
         Int4 = MHA_TYPE_INT4,
     }
 
-    /// What the projections of a layer compute in, see
+    /// The arithmetic of a layer's projections:
     /// [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic).
     pub enum Arithmetic {
         /// Floats.
         F32 = MHA_ARITHMETIC_F32,
-        /// Exact sums of products of codes: input rows become codes of 8 bits, with a scale for
-        /// each 64 numbers. Needs weights of [`Type::Int8`] or [`Type::Int4`].
+        /// Input rows become 8-bit integers with a scale for each 64 numbers, and their products
+        /// with the weights' codes are summed exactly. Needs weights of [`Type::Int8`] or
+        /// [`Type::Int4`].
         Int8 = MHA_ARITHMETIC_INT8,
-        /// The same with codes of 16 bits, whose error is small beside that of the weights.
+        /// The same with 16-bit integers, whose error is small beside that of the weights.
         Int16 = MHA_ARITHMETIC_INT16,
     }
 
-    /// What the context of a head is multiplied by, element by element or as a whole: a function of
-    /// the gate's numbers.
+    /// A function of g: of the numbers of a gate, which multiply the context of a head element by
+    /// element or as a whole, or of the beta of recurrent attention.
     pub enum Gate {
-        /// Nothing.
+        /// No gate, and beta as it is.
         None = MHA_GATE_NONE,
         /// `1 / (1 + exp(-g))`.
         Sigmoid = MHA_GATE_SIGMOID,
@@ -76,7 +77,9 @@ numbered! {
     }
 }
 
-/// Instruction sets that the kernels are written for. All give the same bits.
+/// An instruction set that the kernels are written for. All sets give the same bits.
+///
+/// # Examples
 ///
 /// ```
 /// use mha::InstructionSet;
@@ -89,7 +92,7 @@ numbered! {
 pub struct InstructionSet(pub(crate) u32);
 
 impl InstructionSet {
-    /// The best one that this machine has.
+    /// The best set that this machine has.
     pub const AUTO: Self = Self(sys::MHA_INSTRUCTION_SET_AUTO);
     /// Any machine; slow.
     pub const SCALAR: Self = Self(sys::MHA_INSTRUCTION_SET_SCALAR);
@@ -99,7 +102,8 @@ impl InstructionSet {
     pub const AVX512: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512);
     /// AArch64.
     pub const NEON: Self = Self(sys::MHA_INSTRUCTION_SET_NEON);
-    /// [`AVX2`](Self::AVX2) with AVX-VNNI, for projections in integers, as the next three.
+    /// [`AVX2`](Self::AVX2) with AVX-VNNI. This set and the next three differ from the others only
+    /// in integer arithmetic.
     pub const AVX2_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX2_VNNI);
     /// [`AVX512`](Self::AVX512) with its VNNI.
     pub const AVX512_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_VNNI);
@@ -108,20 +112,20 @@ impl InstructionSet {
     /// [`NEON_DOTPROD`](Self::NEON_DOTPROD) with FEAT_I8MM.
     pub const NEON_I8MM: Self = Self(sys::MHA_INSTRUCTION_SET_NEON_I8MM);
 
-    /// The sets that the library contains and this machine can run.
+    /// Returns the sets that the library contains and this machine can run.
     pub fn available() -> impl Iterator<Item = Self> {
         // SAFETY: no precondition.
         let sets = unsafe { sys::mha_instruction_sets() };
         (0..32).filter(move |bit| sets >> bit & 1 == 1).map(Self)
     }
 
-    /// Whether the library contains it and this machine can run it; of [`AUTO`](Self::AUTO),
-    /// always.
+    /// Returns whether the library contains the set and this machine can run it; always true for
+    /// [`AUTO`](Self::AUTO).
     pub fn is_available(self) -> bool {
         self == Self::AUTO || Self::available().any(|set| set == self)
     }
 
-    /// "auto", "scalar", "avx512_vnni" or the like, or "unknown".
+    /// Returns "auto", "scalar", "avx512_vnni" and so on, or "unknown".
     pub fn name(self) -> &'static str {
         // SAFETY: takes any number, and returns a static string.
         unsafe { CStr::from_ptr(sys::mha_instruction_set_name(self.0)) }
@@ -142,9 +146,20 @@ impl fmt::Display for InstructionSet {
     }
 }
 
-/// Stored numbers of any type. Slices, arrays and vectors of `f32` convert into it.
+/// Numbers that a call reads, of any type. Slices, arrays and vectors of `f32` convert into it. f16
+/// and bf16 are given by their bits; the crate `half` reinterprets slices of its types as such.
 ///
-/// f16 and bf16 are given by their bits; the crate `half` reinterprets slices of its types as such.
+/// # Examples
+///
+/// ```
+/// use mha::{Attention, Elements, Workspace};
+///
+/// let (q, ones, mut output) = ([1.0; 2], [0x3c00; 3 * 2], [0.0; 2]); // 1 in binary16
+/// let call = Attention::new(1, 2).call(&q, &mut output);
+/// call.key_value(Elements::F16(&ones), Elements::F16(&ones)).run(&mut Workspace::new())?;
+/// assert_eq!(output, [1.0; 2]);
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Elements<'a> {
@@ -156,8 +171,8 @@ pub enum Elements<'a> {
     Bf16(&'a [u16]),
     /// Codes of 8 bits, to be multiplied by scales.
     Int8(&'a [i8]),
-    /// Two codes of 4 bits in each byte, the earlier one in the lower half, each plus 8; to be
-    /// multiplied by scales.
+    /// Codes of 4 bits, to be multiplied by scales: two in a byte, each plus 8, the earlier one in
+    /// the low half.
     Int4(&'a [u8]),
 }
 
@@ -192,8 +207,20 @@ impl Elements<'_> {
     }
 }
 
-/// Numbers that a call writes. Slices, arrays and vectors of `f32` convert into it; f16 and bf16
+/// Numbers that a call writes. Slices, arrays and vectors of `f32` convert into it. f16 and bf16
 /// are written as their bits.
+///
+/// # Examples
+///
+/// ```
+/// use mha::{Attention, ElementsMut, Workspace};
+///
+/// let (q, kv, mut output) = ([1.0; 2], [1.0; 3 * 2], [0; 2]);
+/// let call = Attention::new(1, 2).call(&q, ElementsMut::Bf16(&mut output));
+/// call.key_value(&kv, &kv).run(&mut Workspace::new())?;
+/// assert_eq!(output, [0x3f80; 2]); // 1 in bfloat16
+/// # Ok::<(), mha::Error>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ElementsMut<'a> {
