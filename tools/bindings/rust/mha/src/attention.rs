@@ -125,8 +125,9 @@ impl Attention {
     /// k^T)`. `chosen`, `[batch, n_q, num_chosen]`, receives their positions, ascending, then -1.
     ///
     /// All heads share one key head: the keys come from [`AttentionCall::key`], a cache, or both.
-    /// Such a call refuses [`num_kv_heads`](Self::num_kv_heads) of more than 1, values, outputs of
-    /// attention, scores, and [`AttentionCall::info`].
+    /// Such a call refuses [`num_kv_heads`](Self::num_kv_heads) of more than 1, values and their
+    /// [`head_dim_v`](Self::head_dim_v), outputs of attention, score options, and
+    /// [`AttentionCall::info`].
     ///
     /// # Examples
     ///
@@ -388,6 +389,7 @@ impl<'a> AttentionCall<'a> {
             check_given!("states": Some(&self.output) => [batch, heads, n_q, of_state];);
         } else if let Some(choice) = &self.choice {
             needs(("output_strides", self.output.strides.is_some()), ("output", false))?;
+            needs(("head_dim_v", self.attention.head_dim_v != 0), ("values", false))?;
             check_given! {
                 "weights": Some(choice.weights) => [batch, n_q, heads];
                 "chosen": Some(&choice.chosen) => [batch, n_q, ("num_chosen", choice.num_chosen)];

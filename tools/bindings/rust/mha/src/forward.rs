@@ -4,11 +4,12 @@ use mha_sys as sys;
 
 use crate::arrays::{struct_ptr, Array, Output};
 use crate::call::{runners, Call};
+use crate::error::needs;
 use crate::options::{common_setters, fill_common, Cache, Dimensions, Options};
 use crate::spans::int;
 use crate::types::{Elements, ElementsMut};
 use crate::{
-    CallInfo, Error, ErrorKind, KvCache, Layer, Norm, Outputs, Result, Rope, Scheduler,
+    CallInfo, Error, ErrorKind, Gate, KvCache, Layer, Norm, Outputs, Result, Rope, Scheduler,
     ScoreOptions, Strides, Workspace,
 };
 
@@ -155,6 +156,10 @@ impl<'a> Forward<'a> {
         self.value.check("value", &[batch, n_kv, value_dim])?;
         self.output.check("output", &[batch, n_q, output_dim])?;
         self.options.check(&of)?;
+        needs(
+            ("norm.context.after_gate", self.options.norm.is_some_and(|norm| norm.needs_gate())),
+            ("a layer with a gate", self.layer.shape().gate != Gate::None),
+        )?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 

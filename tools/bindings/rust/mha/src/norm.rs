@@ -91,6 +91,11 @@ impl<'a> Norm<'a> {
         k_bias(bias: &'a [f32]) => k_bias = Some(bias);
     }
 
+    /// Whether it normalises the context after a gate.
+    pub(crate) fn needs_gate(&self) -> bool {
+        self.context.or(self.only_context).is_some_and(|context| context.is_after_gate)
+    }
+
     /// Checks that the slices have the heads of the call.
     pub(crate) fn check(&self, of: &Dimensions) -> Result<()> {
         only_one(("of_context", self.only_context.is_some()), ("context", self.context.is_some()))?;
@@ -178,7 +183,8 @@ impl<'a> ContextNorm<'a> {
         /// Makes it one norm over the columns of all heads together. Weights and biases are then
         /// `[num_heads, head_dim_v]`.
         all_heads() => is_of_all_heads = true;
-        /// Normalises after the layer's gate. By default, it comes before.
+        /// Normalises after the layer's gate, which the layer must have. By default, it comes
+        /// before.
         after_gate() => is_after_gate = true;
         /// Gives each head its own weights and biases, `[num_heads, head_dim_v]`. By default, heads
         /// share those of `[head_dim_v]`.

@@ -464,6 +464,7 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
             }
             15 => {
                 let call = attention
+                    .head_dim_v(0)
                     .choose_keys(&x, &y, c, &mut chosen)
                     .key(&z)
                     .batch(d)

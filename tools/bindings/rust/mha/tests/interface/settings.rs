@@ -77,6 +77,7 @@ fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
         [norm::of_context(context).after_rope()] "epsilon"
         [norm::of_context(context).context(context)] "of_context"
         [norm::of_context(context.per_head())] "context.per_head"
+        [norm::of_context(context.after_gate())] "after_gate"
         [norm::of_context(context.bias(&w[..2]))] "context_bias"
         [norm::rms(1e-5).per_head()] "per_head"
         [norm::rms(1e-5).q_bias(&w[..2])] "q_bias"
@@ -107,8 +108,11 @@ fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
         [choose.output_strides(pair)] "output_strides"
         [choose.v_strides(pair)] "v_strides"
         [choose.key_value(&x[..6], &x[..6])] "key_value"
+        [choose.kv_first_position(3)] "kv_first_position"
         [choose.lse(&mut [0.0; 6])] "outputs"
         [call attention.num_kv_heads(2).choose_keys(&x, &w[..6], 1, &mut chosen).key(&x)] "num_kv"
+        [call attention.head_dim_v(5).choose_keys(&x, &w[..6], 1, &mut chosen).key(&x[..6])]
+            "head_dim_v"
         [call attention.scale(2.0).call(&x, &mut [0.0; 12]).key_value(&x, &x).equal_scores()]
             "scale"
         [linear.residual(&x).add_to_output()] "add_to_output"
