@@ -128,6 +128,16 @@ impl LayerConfig {
     }
 }
 
+/// Calls the function for layers, or its twin for linear ones.
+macro_rules! either {
+    ($described:expr, $of_layer:ident, $of_linear:ident, $($rest:expr),*) => {
+        match $described {
+            Described::Layer(config, weights) => sys::$of_layer(config, weights, $($rest),*),
+            Described::Linear(weights) => sys::$of_linear(weights, $($rest),*),
+        }
+    };
+}
+
 fn options(instruction_set: InstructionSet) -> sys::mha_layer_options {
     // SAFETY: zero is the default of every other field.
     let rest = unsafe { zeroed() };
@@ -246,14 +256,7 @@ impl<'a> Layer<'a> {
             let mut layer = null_mut();
             // SAFETY: valid structs, whose slices have been checked.
             check(|error| unsafe {
-                match described {
-                    Described::Layer(config, weights) => {
-                        sys::mha_layer_create(config, weights, options, &mut layer, error)
-                    }
-                    Described::Linear(weights) => {
-                        sys::mha_linear_create(weights, options, &mut layer, error)
-                    }
-                }
+                either!(described, mha_layer_create, mha_linear_create, options, &mut layer, error)
             })?;
             // SAFETY: not NULL on success.
             let raw = unsafe { NonNull::new_unchecked(layer) };
@@ -288,14 +291,7 @@ impl<'a> Layer<'a> {
             let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
             // SAFETY: valid structs, whose slices have been checked; a buffer of this length.
             check(|error| unsafe {
-                match described {
-                    Described::Layer(config, weights) => {
-                        sys::mha_layer_pack(config, weights, options, start, len, error)
-                    }
-                    Described::Linear(weights) => {
-                        sys::mha_linear_pack(weights, options, start, len, error)
-                    }
-                }
+                either!(described, mha_layer_pack, mha_linear_pack, options, start, len, error)
             })?;
             Ok(buffer)
         })
@@ -470,14 +466,7 @@ impl Described<'_> {
         let mut bytes = 0;
         // SAFETY: valid structs, of whose arrays none is read.
         check(|error| unsafe {
-            match self {
-                Described::Layer(config, weights) => {
-                    sys::mha_layer_pack_size(config, weights, options, &mut bytes, error)
-                }
-                Described::Linear(weights) => {
-                    sys::mha_linear_pack_size(weights, options, &mut bytes, error)
-                }
-            }
+            either!(self, mha_layer_pack_size, mha_linear_pack_size, options, &mut bytes, error)
         })?;
         Ok(bytes)
     }

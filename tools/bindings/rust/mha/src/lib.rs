@@ -1,5 +1,12 @@
 #![doc = include_str!("../README.md")]
 //!
+//! # Calls and their settings
+//!
+//! Each method of a call, a config or weights sets one thing; if it is called twice, the last value
+//! counts. Settings that contradict each other, or that do nothing, are an error when the call runs
+//! or when the layer or cache is made. A call checks the length of every slice before it writes
+//! anything.
+//!
 //! # From C to Rust
 //!
 //! | `mha.h` | Here |
