@@ -132,15 +132,16 @@ class Consumer:
         )
 
     def check_pages(self, folder, *others):
-        """The folder has the pages, their pictures, what the header cites and the other files; what
-        they link to lies there too."""
+        """The folder has the pages, their pictures and data, what the header cites and the other
+        files; what they link to lies there too."""
+        docs = source_dir / "src" / "docs"
         cited = re.findall(r"\w+\.md", (source_dir / "include" / "mha.h").read_text())
         if not cited:
             sys.exit("mha.h cites no page, so this test has nothing to look for.")
         for name in {
             *cited,
             "CONTRACT.md",
-            *(path.name for path in (source_dir / "src" / "docs").iterdir()),
+            *(path.relative_to(docs) for path in docs.rglob("*.*")),
             *others,
         }:
             if not (folder / name).is_file():
