@@ -204,7 +204,7 @@ typedef struct mha_layer_config {
   int64_t output_dim; /* width of a row of output; 0 = query_dim. Without W_O it must be 0. */
 
   /* Heads */
-  int64_t num_heads;    /* query heads; >= 1 */
+  int64_t num_heads;    /* query heads (mha_linear_create makes a layer without); >= 1 */
   int64_t num_kv_heads; /* key and value heads; divides num_heads; 0 = num_heads */
   int64_t head_dim;     /* width of a query or key of one head; 0 = query_dim / num_heads */
   int64_t head_dim_v;   /* width of a value of one head; 0 = head_dim */

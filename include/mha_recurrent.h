@@ -49,9 +49,9 @@ typedef struct mha_recurrent_args {
   size_t struct_size;
 
   /* Usually the same for all calls of a layer */
-  int64_t num_q_heads;    /* divides num_v_heads, or is a multiple of it; 0 = num_k_heads */
-  int64_t num_k_heads;    /* divides num_v_heads; 0 = num_v_heads */
-  int64_t num_v_heads;    /* heads of v, decay, beta and states; >= 1 */
+  int64_t num_q_heads;    /* divides num_v_heads or a multiple; 1 .. 2^31 - 1; 0 = num_k_heads */
+  int64_t num_k_heads;    /* divides num_v_heads; 1 .. 2^31 - 1; 0 = num_v_heads */
+  int64_t num_v_heads;    /* heads of v, decay, beta and states; 1 .. 2^31 - 1 */
   int64_t head_dim;       /* width of a query or key of one head; 1 .. 1024 */
   int64_t head_dim_v;     /* width of a value of one head; 1 .. 1024; 0 = head_dim */
   int64_t decay_dim;      /* numbers of a head's decay: 1 or head_dim; 0 = 1 */
@@ -118,7 +118,7 @@ typedef struct mha_causal_conv_args {
   size_t struct_size;
 
   /* Usually the same for all calls of a layer */
-  int64_t channels;       /* width of a row; >= 1 */
+  int64_t channels;       /* width of a row; 1 .. 2^31 - 1 */
   int64_t kernel_size;    /* rows that a result depends on; 2 .. 8 */
   const float *weights;   /* [channels, kernel_size] */
   const float *bias;      /* [channels]; NULL = 0 */

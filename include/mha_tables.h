@@ -25,10 +25,10 @@ extern "C" {
  */
 typedef struct mha_rope_config {
   size_t struct_size;
-  int64_t dims;               /* elements of a head to rotate; even, 2 .. 2^31 - 2; dynamic: >= 4 */
+  int64_t dims;               /* elements of a head to rotate; even, >= 2; with ntk_factor at least 4 */
   int64_t num_positions;      /* rows of the tables; >= 1 */
   int64_t first_position;     /* of row 0, to fill tables in parts; >= 0; all are less than 2^31 */
-  double base;                /* 1 .. 2^64, YaRN: more than 1; 0 = 10000 */
+  double base;                /* of the angles; 1 .. 2^64, YaRN: more than 1; 0 = 10000 */
   double attention_factor;    /* multiplies the tables; 2^-31 .. 2^31; 0 = 1, YaRN: rope.md */
   double linear_factor;       /* divides positions; 1 .. 2^31; 0 = 1 */
   int64_t original_positions; /* context in training; 1 .. 2^31; 0 = no YaRN, llama3, NTK */
@@ -36,14 +36,14 @@ typedef struct mha_rope_config {
   double yarn_factor;         /* how far slow pairs are stretched; 1 .. 2^31; 0 = no YaRN */
   double yarn_beta_fast;      /* turns of pairs that keep their angle; 2^-31 .. 2^31; 0 = 32 */
   double yarn_beta_slow;      /* turns of pairs stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1 */
-  uint32_t yarn_unrounded;    /* 0 or 1: bounds are not rounded ("truncate": false, gpt-oss) */
-  uint32_t mrope_interleaved; /* M-RoPE: 0 or 1: sections are interleaved (Qwen3-VL) */
+  uint32_t yarn_unrounded;    /* bounds are not rounded ("truncate": false, gpt-oss): 0 or 1 */
+  uint32_t mrope_interleaved; /* sections of M-RoPE are interleaved (Qwen3-VL): 0 or 1 */
 
   double llama3_factor;           /* how far slow pairs are stretched; 1 .. 2^31; 0 = no llama3 */
   double llama3_low_freq_factor;  /* turns of slow pairs; 2^-31 .. 2^31; 0 = 1 */
   double llama3_high_freq_factor; /* of fast pairs; > llama3_low_freq_factor, <= 2^31; 0 = 4 */
 
-  double ntk_factor;     /* 1 .. 2^31; 0 = no dynamic NTK */
+  double ntk_factor;     /* how far the base is raised; 1 .. 2^31; 0 = no dynamic NTK */
   int64_t ntk_positions; /* current context length; 1 .. 2^31; 0 = no dynamic NTK */
 
   const double *pair_factors;     /* LongRoPE: [dims / 2], 1/2 .. 2^31; NULL = none */

@@ -4,6 +4,8 @@
 CONTRIBUTING.md ("Comments of fields") has the grammar of the comments.
 
     tools/interface.py            print the table: struct, field, and what it may be
+    tools/interface.py write      write src/check/fields.cpp, the table of the library's checks
+    tools/interface.py check      say whether that file is current
     tools/interface.py --json     the same as JSON: {"constants": ..., "structs": ...}
 
 A field of the JSON has "field", "type", "comment" and "kind", one of: size (struct_size), reserved,
@@ -24,6 +26,8 @@ result (of a struct that the library fills). Where the comment says so, it also 
 
 import fractions
 import json
+import math
+import os
 import pathlib
 import re
 import sys
@@ -33,6 +37,20 @@ headers = ("mha.h", "mha_options.h", "mha_tables.h", "mha_recurrent.h", "mha_ext
 filled_by_library = ("mha_error", "mha_call_info")
 numbers = ("int64_t", "uint32_t", "int32_t", "uint8_t", "float", "double", "size_t", "uint64_t")
 arrays = ("mha_input", "mha_output", "mha_matrix")
+scalars = ("number", "choice", "flags")
+single_max, double_max = (2 - 2.0**-23) * 2.0**127, sys.float_info.max
+# Strides and types of arrays are checked with their extents, the scheduler where calls begin.
+unchecked = ("mha_scheduler", "mha_strides", "mha_input", "mha_output", "mha_matrix")
+fields_intro = """\
+// Written by tools/interface.py from the headers: what each number of a struct may be by itself.
+#include "rules.h"
+
+namespace mha {
+
+// clang-format off
+#define MHA_FIELDS(S) template <> mha_status check_fields(const Rules &rules, const S &s)
+#define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__))
+"""
 # Words of shapes that are no field: of a matrix, its columns together, and functions.
 other_words = ("in", "out", "qkv_dim", "ceil", "max")
 
@@ -86,7 +104,7 @@ def choices_of(comment, constants):
     return {n: constants[n] for n in full}, " | " in listed[0]
 
 
-def meaning(name, comment):
+def said_of(name, comment):
     """What follows "0 =" or "NULL =", up to the end of the clause."""
     found = re.search(rf"(?:^|[;,:.] |data ){name} = ((?:[^;.]|\.(?=\w))+)", comment)
     return found and found[1].strip()
@@ -103,6 +121,9 @@ def limits(field, kind, comment):
         rule.update({"least": value_of(least[2])}, **({"above": True} if least[1] == ">" else {}))
     if most and not between:
         rule.update({"most": value_of(most[2])}, **({"below": True} if most[1] == "<" else {}))
+    said = between or least or most
+    if said:
+        rule["range"] = said[0]
     if re.search(r"\beven\b", comment):
         rule["multiple"] = 2
     if re.search(r"\bfinite\b", comment):
@@ -140,7 +161,7 @@ def row_of(struct, field, kind, comment, above, constants, structs):
     if same:
         shapes = [", ".join(s) for s in next(r for r in rows if r["field"] == same[1])["shapes"]]
     if "*" in kind or kind in arrays or kind == "mha_sgemm":
-        null = meaning("NULL", comment) or meaning("NULL", above)
+        null = said_of("NULL", comment) or said_of("NULL", above)
         if null or "else NULL" in comment:
             row["null"] = null or "none"
         if pointee in numbers or kind in arrays:
@@ -169,7 +190,7 @@ def row_of(struct, field, kind, comment, above, constants, structs):
             values = re.split(r", or |, | or ", listed[1])
             row["choices"] = {x: value_of(x) for x in values}
     for key, name in ("default", "0"), ("empty", "MHA_EMPTY"):
-        said = meaning(name, comment) or (name != "0" and meaning("or " + name, comment))
+        said = said_of(name, comment) or (name != "0" and said_of("or " + name, comment))
         if said:
             row[key] = said
     if re.search(r"(else|otherwise) 0\b", comment):
@@ -229,11 +250,118 @@ def read(folder=root / "include"):
     return {"constants": constants, "structs": structs}
 
 
+# ---- The table of the library's checks
+
+
+def or_list(words):
+    return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+
+
+def remedy(row):
+    """What a message tells the caller to set the field to, and what the field is."""
+    if row["kind"] in ("choice", "flags"):
+        names = row["choices"].items()
+        base = "{} (0x{:x})" if row["kind"] == "flags" else "{} ({})"
+        text = or_list([base.format(n, x) for n, x in names])
+        if len(text) > 80:  # further names without what they begin with, as in the headers
+            prefix = os.path.commonprefix([n[: n.rindex("_") + 1] for n, _ in names])
+            prefix = prefix[: prefix.rindex("_") + 1]
+            text = prefix + or_list([base.format(n[len(prefix) :], x) for n, x in names])
+    elif "choices" in row:
+        text = or_list(list(row["choices"]))
+    else:
+        least = "at least 1" if "default" in row else "at least 0"
+        text = row.get("range", "a finite number" if "finite" in row else least)
+        text = text.replace(">= ", "at least ").replace(" .. ", " to ")
+        text = text.replace("> 0", "a positive finite number").replace("> ", "more than ")
+    text = "an even number, " * ("multiple" in row) + text
+    if "default" in row and 0 not in row.get("choices", {}).values() and row.get("range") != ">= 0":
+        text += f", or to 0 ({row['default']})"
+    return text
+
+
+def meaning(row):
+    """What the field is, for the end of a message."""
+    text = re.match(r"[^;:]*", row["comment"])[0].strip()
+    if text.count("(") != text.count(")"):
+        return ""
+    return "" if re.search(r"MHA_|\.\.|>|finite|^\d| = |^as |^of |^$", text) else f": {text}"
+
+
+def c_number(x, is_integer):
+    names = {2**63 - 1: "INT64_MAX", 2**31 - 1: "INT32_MAX", 2**32 - 1: "UINT32_MAX"}
+    names.update({single_max: "FLT_MAX", double_max: "DBL_MAX"})
+    if abs(x) in names:
+        return "-" * (x < 0) + names[abs(x)]
+    power = math.frexp(x)[1] - 1 if x else 0
+    if abs(power) > 30:  # only powers of two are that large or small
+        return f"int64_t{{1}} << {power}" if is_integer else f"0x1p{power}"
+    return str(x)
+
+
+def rules_of(row):
+    """The rules of a field in fields.cpp; none for a field whose rule needs other fields."""
+    name, kind, choices = row["field"], row["type"], row.get("choices", {})
+    if row["kind"] == "reserved" and kind == "uint32_t":
+        return [("range", name, "0", "0", "0")]
+    if row["kind"] not in scalars or "empty" in row or name == "instruction_set":
+        return []
+    text = remedy(row)
+    if row["kind"] == "flags":
+        return [("flags", name, hex(sum(choices.values())), text)]
+    if choices:
+        values = list(dict.fromkeys([0] * ("default" in row) + list(choices.values())))
+        if any(isinstance(x, str) for x in values):
+            return []
+        if values == list(range(len(values))) and len(values) > 2:
+            return [("range", name, "0", str(values[-1]), text)]
+        return [("one_of", name, f"{{{', '.join(map(str, values))}}}", text)]
+    is_integer = kind in ("int64_t", "uint32_t")
+    largest = {"int64_t": 2**63 - 1, "uint32_t": 2**32 - 1, "float": single_max}
+    lowest, largest = -largest.get(kind, double_max), largest.get(kind, double_max)
+    least, most = row.get("least", lowest), row.get("most", largest)
+    least, most = (
+        x if not isinstance(x, str) else y for x, y in ((least, lowest), (most, largest))
+    )
+    least = 0 if is_integer and "default" in row else least
+    even = [("even", name, text)] if "multiple" in row else []
+    if "size" in row:
+        return [("size", name, str(least), text), *even]
+    limits = (c_number(x, is_integer) for x in (least, most))
+    rule = "range" if is_integer else "number_or_0" if "default" in row and least > 0 else "number"
+    return [(rule, name, *limits, text), *even]
+
+
+def fields_source(table):
+    lines = [fields_intro]
+    for struct, found in table["structs"].items():
+        rules = [(row, rule) for row in found["rows"] for rule in rules_of(row)]
+        if not rules or struct in unchecked:
+            continue
+        lines.append(f"MHA_FIELDS({struct}) {{")
+        for row, (kind, name, *limits, text) in rules:
+            head = f"  MHA_RULE({', '.join([kind, name, *limits])},"
+            line = f"{head} {json.dumps(text + meaning(row))});"
+            line = line if len(line) <= 100 else f"{head} {json.dumps(text)});"
+            indent = "\n" + " " * len("  MHA_RULE(")
+            lines.append(line if len(line) <= 100 else f"{head}{indent}{json.dumps(text)});")
+        lines.append("  return MHA_OK;\n}\n")
+    return "\n".join(lines) + "\n}  // namespace mha\n"
+
+
 def main(arguments):
     try:
         table = read()
     except GrammarError as error:
         sys.exit(str(error))
+    path = root / "src" / "check" / "fields.cpp"
+    if arguments in (["write"], ["check"]):
+        wanted = fields_source(table)
+        if arguments == ["write"]:
+            path.write_text(wanted)
+        elif path.read_text() != wanted:
+            sys.exit("src/check/fields.cpp is not current: python3 tools/interface.py write")
+        return
     if arguments == ["--json"]:
         json.dump(table, sys.stdout, indent=1)
         return

@@ -5,6 +5,7 @@
 #include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/recurrent.h"
+#include "../check/rules.h"
 #include "../check/sequences.h"
 #include "../cpu.h"
 #include "../run/rows.h"
@@ -45,14 +46,6 @@ mha_status make_call(Report report, const mha_causal_conv_args *given, ConvCall 
   return check_size(report, layout, has_no_work(*call) || !has_threads, &call->workspace_bytes);
 }
 
-mha_status check_pointers(Report report, const mha_causal_conv_args &args) {
-  if (!args.weights) return report.null("weights is NULL; pass the weights of each channel");
-  if (args.rows == 0) return MHA_OK;
-  if (!args.x.data) return report.null("x.data is NULL; pass the input rows");
-  if (!args.output.data) return report.null("output.data is NULL; pass an array for the result");
-  return MHA_OK;
-}
-
 void run_unit(const void *context, int64_t unit, int64_t) {
   const ConvCall &call = *static_cast<const ConvCall *>(context);
   const int64_t blocks = blocks_of(call.args.channels, conv_channels);
@@ -81,7 +74,8 @@ mha_status mha_causal_conv(const mha_causal_conv_args *args, void *workspace,
   MHA_TRY(check_workspace(report, 2, "mha_causal_conv_workspace", workspace, workspace_bytes,
                           call.workspace_bytes));
   if (has_no_work(call)) return MHA_OK;
-  MHA_TRY(check_pointers(report, call.args));
+  MHA_TRY(Rules{report}.given("weights", call.args.weights, "the weights of each channel"));
+  if (call.args.rows > 0) MHA_TRY(each_array(call.args, CheckPointers{report}));
   MHA_TRY(check_query_rows(report, call.sequences, "rows"));
   clear_padding(call.sequences, call.convolution.output, 1, call.args.channels);
   run_units(call.args.scheduler, reinterpret_cast<UnitCounter *>(align_workspace(workspace)),

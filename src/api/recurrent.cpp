@@ -106,21 +106,6 @@ mha_status make_call(Report report, const mha_recurrent_args *given, RecurrentCa
   return check_size(report, layout, has_no_work(*call), &call->workspace_bytes);
 }
 
-mha_status check_pointers(Report report, const mha_recurrent_args &args) {
-  const struct {
-    const char *name, *what;
-    const void *given;
-  } arrays[] = {{"q.data", "the queries", args.q.data},
-                {"k.data", "the keys", args.k.data},
-                {"v.data", "the values", args.v.data},
-                {"output.data", "an array for the result", args.output.data}};
-  for (const auto &array : arrays) {
-    if (!array.given && args.rows > 0)
-      return report.null("%s is NULL; pass %s", array.name, array.what);
-  }
-  return MHA_OK;
-}
-
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const RecurrentCall &call = *static_cast<const RecurrentCall *>(context);
   const Recurrence &r = call.recurrence;
@@ -170,7 +155,7 @@ mha_status mha_recurrent_attention(const mha_recurrent_args *args, void *workspa
   MHA_TRY(check_workspace(report, 2, "mha_recurrent_attention_workspace", workspace,
                           workspace_bytes, call.workspace_bytes));
   if (has_no_work(call)) return MHA_OK;
-  MHA_TRY(check_pointers(report, call.args));
+  if (call.args.rows > 0) MHA_TRY(each_array(call.args, CheckPointers{report}));
   MHA_TRY(check_query_rows(report, call.sequences, "rows"));
   run(&call, align_workspace(workspace));
   return MHA_OK;
@@ -195,15 +180,8 @@ mha_status mha_recurrent_attention_info(const mha_recurrent_args *args, mha_call
     const uint64_t rows = valid_queries(call.sequences);
     const int64_t heads = r.num_v_heads, numbers = heads * r.head_dim * r.head_dim_v;
     const int64_t each = 2 * r.state_queries + 2 + (r.decay.base ? 1 : 0) + (r.beta.base ? 2 : 0);
-    const auto bytes = [](const auto &array, int64_t count) {
-      return array.base ? product(count, bytes_of(array.storage)) : 0;
-    };
-    const int64_t beta_heads = r.beta.head_stride == 0 ? 1 : heads;
-    const uint64_t row_bytes =
-        bytes(r.q, r.num_q_heads * r.head_dim) + bytes(r.k, r.num_k_heads * r.head_dim) +
-        bytes(r.v, heads * r.head_dim_v) + bytes(r.decay, heads * r.decay_dim) +
-        bytes(r.beta, beta_heads) +
-        product(r.state_queries * heads * r.head_dim_v, bytes_of(r.output.storage));
+    uint64_t row_bytes = 0;
+    MHA_TRY(each_array(call.args, CountRowBytes{&row_bytes}));
     const int64_t states = (r.state ? 1 : 0) + (r.state_out ? 1 : 0) + r.num_snapshots;
     const int64_t gate_floats = (r.a_log ? heads : 0) + (r.dt_bias ? heads * r.decay_dim : 0);
     filled.operations = rows * product(numbers, each);

@@ -12,6 +12,7 @@
 #include "../base/count.h"
 #include "../base/report.h"
 #include "../base/workspace.h"
+#include "../storage.h"
 #include "mha.h"
 
 namespace mha {
@@ -116,6 +117,51 @@ inline mha_status check_absent(Report report, const char *name, const mha_input 
 }
 
 mha_status check_scheduler(Report report, const mha_scheduler *scheduler);
+
+// A call names each of its arrays of rows once, in a function each_array(args, visit) that calls
+// visit(RowArray, input or output) for all of them. The structs below visit them.
+struct RowArray {
+  const char *name, *what;  // of the field, and what to pass
+  Extents extents;
+  uint32_t like = MHA_TYPE_F32;  // the type that 0 means
+  bool is_required = true;
+};
+
+// Checks types, reserved fields, strides and sizes, and resolves defaults.
+struct ResolveArrays {
+  Report report;
+  mha_status operator()(const RowArray &array, mha_input &input) const {
+    if (!input.data && !array.is_required) return check_absent(report, array.name, input);
+    if (input.type == 0) input.type = array.like;
+    return resolve_array(report, array.name, array.extents, &input);
+  }
+  mha_status operator()(const RowArray &array, mha_output &output) const {
+    return resolve_array(report, array.name, array.extents, &output);
+  }
+};
+
+// What a size query does not need: the data.
+struct CheckPointers {
+  Report report;
+  template <class Rows>
+  mha_status operator()(const RowArray &array, const Rows &rows) const {
+    if (rows.data || !array.is_required) return MHA_OK;
+    return report.null("%s.data is NULL; pass %s", array.name, array.what);
+  }
+};
+
+// Adds up the bytes of one row of each array that is given. Heads that share numbers count once.
+struct CountRowBytes {
+  uint64_t *bytes;
+  template <class Rows>
+  mha_status operator()(const RowArray &array, const Rows &rows) const {
+    const int64_t heads =
+        array.extents.heads == no_extent || rows.strides.head == 0 ? 1 : array.extents.heads;
+    if (rows.data)
+      *bytes += product(heads * array.extents.width, bytes_of(storage_of_type(rows.type)));
+    return MHA_OK;
+  }
+};
 
 // Reports the size of the workspace, which is 0 for a call that has nothing to do.
 mha_status check_size(Report report, const WorkspaceLayout &layout, bool has_no_work,

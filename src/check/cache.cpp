@@ -8,108 +8,49 @@
 
 #include "../base/structs.h"
 #include "../storage.h"
+#include "rules.h"
 
 namespace mha {
 namespace {
 
-// Each number of the configuration by itself. 0 is the default of the last three.
-mha_status check_dimensions(Report report, const mha_kv_cache_config &config) {
-  const struct {
-    const char *name;
-    int64_t value;
-    int64_t least, most;
-  } dims[] = {{"num_sequences", config.num_sequences, 1, INT32_MAX},
-              {"capacity", config.capacity, 1, INT64_MAX},
-              {"num_kv_heads", config.num_kv_heads, 1, INT32_MAX},
-              {"head_dim", config.head_dim, 1, INT32_MAX},
-              {"head_dim_v", config.head_dim_v, 0, INT32_MAX},
-              {"block_positions", config.block_positions, 0, INT64_MAX},
-              {"num_blocks", config.num_blocks, 0, INT32_MAX}};
-  for (const auto &dim : dims) {
-    if (dim.value < dim.least)
-      return report.invalid("%s is %lld; set it to at least %lld", dim.name, lld(dim.value),
-                            lld(dim.least));
-    if (dim.value > dim.most)
-      return report.too_large("%s is %lld; set it to at most %lld", dim.name, lld(dim.value),
-                              lld(dim.most));
-  }
-  return MHA_OK;
-}
-
-// The types of keys and values, and how both are stored. Values in the keys have no type of their
-// own, and are at most as wide as the keys.
-mha_status check_types(Report report, const mha_kv_cache_config &config) {
-  const struct {
-    const char *name;
-    uint32_t type;
-    const char *default_type;
-  } types[] = {{"k_type", config.k_type, "F32"}, {"v_type", config.v_type, "k_type"}};
-  for (const auto &given : types) {
-    const bool is_int4 = given.type == MHA_TYPE_INT4, are_values = &given != types;
-    if (given.type <= MHA_TYPE_INT8 || (is_int4 && are_values)) continue;
-    return report.invalid(
-        "%s is %u%s; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3)%s MHA_TYPE_INT8 "
-        "(4)%s; 0 is %s",
-        given.name, given.type,
-        is_int4
-            ? ", but only values are stored as MHA_TYPE_INT4, since keys of 4 bits cost too much"
-            : "",
-        are_values ? "," : " or", are_values ? " or MHA_TYPE_INT4 (5)" : "", given.default_type);
-  }
+// Values in the keys have no type of their own, and are at most as wide as the keys.
+mha_status check_values_in_keys(Report report, const mha_kv_cache_config &config) {
   if (config.values == MHA_CACHE_VALUES_OWN) return MHA_OK;
-  if (config.values != MHA_CACHE_VALUES_IN_KEYS)
-    return report.invalid("values is %u; use MHA_CACHE_VALUES_OWN or MHA_CACHE_VALUES_IN_KEYS",
-                          config.values);
-  // From here on, values are in the keys.
   const uint32_t k_type = type_of(storage_of_type(config.k_type));
   if (config.v_type != 0 && config.v_type != k_type)
     return report.invalid(
         "v_type is %u, but values is MHA_CACHE_VALUES_IN_KEYS and keys have type %u; set v_type to "
         "0 or %u",
         config.v_type, k_type, k_type);
-  if (config.head_dim_v > config.head_dim)
-    return report.shape(
-        "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v to at most "
-        "head_dim, %lld",
-        lld(config.head_dim_v), lld(config.head_dim));
-  return MHA_OK;
+  if (config.head_dim_v <= config.head_dim) return MHA_OK;
+  return report.shape(
+      "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v to at most "
+      "head_dim, %lld",
+      lld(config.head_dim_v), lld(config.head_dim));
 }
 
 // What each kind of cache demands of its capacity. Blocks hold whole groups of 16 positions, and a
 // chunk of 256 keys, which is what a kernel takes at once, has whole blocks or is within one.
-mha_status check_kind(Report report, const mha_kv_cache_config &config) {
-  const bool is_ring = config.kind == MHA_CACHE_KIND_RING,
-             is_paged = config.kind == MHA_CACHE_KIND_PAGED;
-  if (!is_ring && !is_paged && config.kind != MHA_CACHE_KIND_CONTIGUOUS)
-    return report.invalid(
-        "kind is %u; use MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING or MHA_CACHE_KIND_PAGED",
-        config.kind);
-  MHA_TRY(check_types(report, config));
-  // A position is at position % capacity, so groups stay whole where a ring begins anew.
-  if (is_ring && config.capacity % tile_keys != 0)
-    return report.invalid("capacity is %lld; set that of a ring to a multiple of %d",
-                          lld(config.capacity), static_cast<int>(tile_keys));
-  // Fields for blocks that are set for another kind hint at a mistake.
+mha_status check_kind(const Rules &rules, const mha_kv_cache_config &config) {
   const int64_t positions = config.block_positions;
-  if (!is_paged) {
-    if (positions == 0 && config.num_blocks == 0) return MHA_OK;
-    return report.invalid(
+  // Fields for blocks that are set for another kind hint at a mistake.
+  if (config.kind != MHA_CACHE_KIND_PAGED && (positions != 0 || config.num_blocks != 0))
+    return rules.report.invalid(
         "%s is %lld, but kind is not MHA_CACHE_KIND_PAGED; set block_positions and num_blocks to 0",
         positions != 0 ? "block_positions" : "num_blocks",
         lld(positions != 0 ? positions : config.num_blocks));
-  }
+  // A position is at position % capacity, so groups stay whole where a ring begins anew.
+  if (config.kind == MHA_CACHE_KIND_RING)
+    return rules.multiple("capacity", config.capacity, tile_keys, "16, as a ring needs");
+  if (config.kind != MHA_CACHE_KIND_PAGED) return MHA_OK;
   const bool fits = positions > 0 && positions % tile_keys == 0 &&
                     (chunk_keys % positions == 0 || positions % chunk_keys == 0);
   if (!fits)
-    return report.invalid("block_positions is %lld; set it to 16, 32, 64, 128 or a multiple of 256",
-                          lld(positions));
-  if (config.num_blocks == 0)
-    return report.invalid(
-        "num_blocks is 0; set it to the number of blocks in the pool, at least 1");
-  if (config.capacity % positions != 0)
-    return report.invalid("capacity is %lld; set it to a multiple of block_positions, %lld",
-                          lld(config.capacity), lld(positions));
-  return MHA_OK;
+    return rules.report.invalid(
+        "block_positions is %lld; set it to 16, 32, 64, 128 or a multiple of 256", lld(positions));
+  MHA_TRY(rules.range("num_blocks", config.num_blocks, 1, INT32_MAX,
+                      "the number of blocks in the pool, at least 1"));
+  return rules.multiple("capacity", config.capacity, positions, "block_positions");
 }
 
 // How long a sequence can get. Positions of a ring are counted on for ever; the bound keeps sums of
@@ -146,8 +87,10 @@ bool counts_hold(const mha_kv_cache *cache) {
 mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_cache *header) {
   mha_kv_cache_config config;
   MHA_TRY(read_struct(report, "mha_kv_cache_config", given, &config));
-  MHA_TRY(check_dimensions(report, config));
-  MHA_TRY(check_kind(report, config));
+  const Rules rules = {report};
+  MHA_TRY(check_fields(rules, config));
+  MHA_TRY(check_values_in_keys(report, config));
+  MHA_TRY(check_kind(rules, config));
   const bool is_paged = config.kind == MHA_CACHE_KIND_PAGED;
   *header = {};
   memcpy(header->magic, cache_magic, sizeof cache_magic);

@@ -1,4 +1,4 @@
-// The checks of a layer go from its configuration (check_config, resolve_heads, resolve_gate) to
+// The checks of a layer go from its configuration (check_kept, resolve_heads, resolve_gate) to
 // the combination of matrices that the caller gives (check_combination), and then to each matrix
 // (check_matrices). No array is read. Weights that are too large for their type are found when they
 // are packed (check_range).
@@ -14,10 +14,12 @@
 //   scale          1 / sqrt(head_dim)
 #include "layer.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "../base/structs.h"
 #include "../cpu.h"
+#include "rules.h"
 
 namespace mha {
 namespace {
@@ -30,99 +32,28 @@ static_assert(type_of(Storage::f32) == MHA_TYPE_F32 && type_of(Storage::f16) == 
                   type_of(Storage::int4) == MHA_TYPE_INT4,
               "the kernels' names for the types of mha.h");
 
-// A field and its value, for checks that are the same for several fields.
-struct NamedValue {
-  const char *name;
-  int64_t value;
-};
-
 // Weights of these types are codes, with scales.
 bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_INT4; }
 
-// The type in which weights are kept, and the arithmetic in which they are multiplied. Integer
-// arithmetic needs integer weights; integer weights can also be multiplied in float32.
-mha_status check_kept(Report report, uint32_t weight_type, uint32_t arithmetic) {
-  if (weight_type > MHA_TYPE_INT4)
-    return report.invalid(
-        "weight_type is %u; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3), "
-        "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5); 0 is F32",
-        weight_type);
-  if (number_of(arithmetic_of(arithmetic)) != arithmetic)
-    return report.invalid(
-        "arithmetic is %u; set MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8 or MHA_ARITHMETIC_INT16",
-        arithmetic);
-  if (arithmetic != MHA_ARITHMETIC_F32 && weight_type != MHA_TYPE_INT8 &&
-      weight_type != MHA_TYPE_INT4)
+// How weights are kept: integer arithmetic needs integers, which can also be multiplied in float32,
+// and only integers are in groups that share a scale.
+template <class Config>
+mha_status check_kept(Report report, const Config &kept) {
+  const bool is_coded_type = is_coded(kept.weight_type);
+  if (kept.arithmetic != MHA_ARITHMETIC_F32 && !is_coded_type)
     return report.invalid(
         "arithmetic is %u, which needs integer weights, but weight_type is %u; set weight_type to "
         "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or arithmetic to MHA_ARITHMETIC_F32 (0)",
-        arithmetic, weight_type);
-  return MHA_OK;
-}
-
-// Weights of integers that are in groups, and how the scales of groups are kept.
-mha_status check_groups(Report report, uint32_t weight_type, uint32_t group_size,
-                        uint32_t scale_type) {
-  if (group_size != 0 && !is_group_size(group_size))
-    return report.invalid("group_size is %u; set it to 16, 32, 64 or 128, or to 0 for its default",
-                          group_size);
-  if (group_size != 0 && !is_coded(weight_type))
+        kept.arithmetic, kept.weight_type);
+  if (kept.group_size != 0 && !is_coded_type)
     return report.invalid(
         "group_size is %u, but weight_type is %u; set weight_type to MHA_TYPE_INT8 (4) or "
         "MHA_TYPE_INT4 (5), or group_size to 0",
-        group_size, weight_type);
-  if (scale_type > MHA_TYPE_F16)
-    return report.invalid("scale_type is %u; set MHA_TYPE_F32 (1) or MHA_TYPE_F16 (2); 0 is F32",
-                          scale_type);
-  if (scale_type == MHA_TYPE_F16 && group_size == 0 && weight_type != MHA_TYPE_INT4)
+        kept.group_size, kept.weight_type);
+  if (kept.scale_type == MHA_TYPE_F16 && kept.group_size == 0 && kept.weight_type != MHA_TYPE_INT4)
     return report.invalid(
         "scale_type is MHA_TYPE_F16 (2), but the weights are not in groups; set group_size, or "
         "scale_type to 0");
-  return MHA_OK;
-}
-
-// Whether the caller's matrices are [inputs, outputs] or [outputs, inputs] (as in PyTorch).
-mha_status check_layout(Report report, uint32_t layout) {
-  if (layout <= MHA_LAYOUT_OUT_IN) return MHA_OK;
-  return report.invalid("layout is %u; set MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)", layout);
-}
-
-// Each field of the configuration by itself. Two of them have no default, and the message for these
-// says what they mean.
-mha_status check_config(Report report, const mha_layer_config &config) {
-  if (config.query_dim < 1)
-    return report.invalid("query_dim is %lld; set it to the width of a row of query, at least 1",
-                          lld(config.query_dim));
-  if (config.num_heads < 1)
-    return report.invalid(
-        "num_heads is %lld; set it to the number of query heads, at least 1, or call "
-        "mha_linear_create for a single matrix",
-        lld(config.num_heads));
-  // Dimensions are below 2^31, so that the product of two of them fits into 64 bits everywhere.
-  const NamedValue values[] = {
-      {"query_dim", config.query_dim}, {"key_dim", config.key_dim},
-      {"value_dim", config.value_dim}, {"output_dim", config.output_dim},
-      {"num_heads", config.num_heads}, {"num_kv_heads", config.num_kv_heads},
-      {"head_dim", config.head_dim},   {"head_dim_v", config.head_dim_v},
-      {"gate_dim", config.gate_dim}};
-  for (const NamedValue &value : values) {
-    if (value.value < 0)
-      return report.invalid("%s is %lld; set it to at least 1, or to 0 for its default", value.name,
-                            lld(value.value));
-    if (value.value > INT32_MAX)
-      return report.too_large("%s is %lld; set it to at most %d", value.name, lld(value.value),
-                              INT32_MAX);
-  }
-  MHA_TRY(check_kept(report, config.weight_type, config.arithmetic));
-  MHA_TRY(check_groups(report, config.weight_type, config.group_size, config.scale_type));
-  // The difference is NaN for numbers that are not finite. 0 is the default.
-  if (config.scale - config.scale != 0.0f)
-    return report.invalid("scale is %g; set it to a finite number, or to 0 for 1 / sqrt(head_dim)",
-                          static_cast<double>(config.scale));
-  if (config.gate > MHA_GATE_SOFTPLUS)
-    return report.invalid(
-        "gate is %u; set MHA_GATE_NONE (0), MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)",
-        config.gate);
   return MHA_OK;
 }
 
@@ -146,11 +77,8 @@ mha_status resolve_gate(Report report, const mha_layer_config &config, LayerShap
 mha_status resolve_heads(Report report, const mha_layer_config &config, LayerShape *shape) {
   shape->num_heads = config.num_heads;
   shape->num_kv_heads = config.num_kv_heads ? config.num_kv_heads : config.num_heads;
-  if (shape->num_heads % shape->num_kv_heads != 0)
-    return report.shape(
-        "num_kv_heads is %lld, which does not divide num_heads, %lld; set it to num_heads or to a "
-        "divisor of num_heads",
-        lld(shape->num_kv_heads), lld(shape->num_heads));
+  MHA_TRY(
+      Rules{report}.divides("num_kv_heads", shape->num_kv_heads, "num_heads", shape->num_heads));
   // The heads share the width of the query unless their own width is set.
   shape->head_dim = config.head_dim;
   if (shape->head_dim == 0) {
@@ -164,13 +92,11 @@ mha_status resolve_heads(Report report, const mha_layer_config &config, LayerSha
   shape->head_dim_v = config.head_dim_v ? config.head_dim_v : shape->head_dim;
   // All heads side by side have the bound of every dimension. The products are exact, because both
   // factors are below 2^31.
-  const NamedValue products[] = {{"head_dim", shape->num_heads * shape->head_dim},
-                                 {"head_dim_v", shape->num_heads * shape->head_dim_v}};
-  for (const NamedValue &product : products) {
-    if (product.value <= INT32_MAX) continue;
+  const int64_t widest = shape->num_heads * std::max(shape->head_dim, shape->head_dim_v);
+  if (widest > INT32_MAX)
     return report.too_large("num_heads * %s is %lld; set them to a product of at most %d",
-                            product.name, lld(product.value), INT32_MAX);
-  }
+                            shape->head_dim < shape->head_dim_v ? "head_dim_v" : "head_dim",
+                            lld(widest), INT32_MAX);
   return MHA_OK;
 }
 
@@ -218,9 +144,7 @@ mha_status check_combination(Report report, const mha_layer_weights &weights,
         weights.w_k.bias   ? "w_k"
         : weights.w_v.bias ? "w_v"
                            : "w_qkv");
-  if (weights.w_o.bias && !weights.w_o.data)
-    return report.invalid(
-        "w_o.bias is given, but w_o.data is NULL; set the matrix, or leave the bias NULL");
+  MHA_TRY(Rules{report}.needs({"w_o.data", weights.w_o.data}, {{"w_o.bias", weights.w_o.bias}}));
   // The gate's matrix is optional even if there is a gate: it may be a part of W_Q.
   if (weights.w_g.data && shape.gate == MHA_GATE_NONE)
     return report.invalid(
@@ -233,7 +157,8 @@ mha_status check_combination(Report report, const mha_layer_weights &weights,
   return MHA_OK;
 }
 
-// One of the caller's matrices, with the name of its field and the dimensions that it should have.
+// One of the caller's matrices, with the name of its field, as "w_q.", and the dimensions that it
+// should have.
 struct GivenMatrix {
   const char *name;
   const mha_matrix &matrix;
@@ -242,11 +167,6 @@ struct GivenMatrix {
 
 // The type of the caller's matrices. Floats can be packed as any type, codes only as they are.
 mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint32_t weight_type) {
-  if (type > MHA_TYPE_INT4)
-    return report.invalid(
-        "type is %u; set MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3), MHA_TYPE_INT8 (4) "
-        "or MHA_TYPE_INT4 (5); 0 is F32",
-        type);
   // Another type would need numbers to round, and codes have lost these.
   if (is_coded(type) && weight_type != type) {
     const char *const name = type == MHA_TYPE_INT8 ? "INT8" : "INT4";
@@ -264,20 +184,17 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
 
 // Codes need scales, and other types must not have any, for they would be ignored.
 mha_status check_scales(Report report, uint32_t type, const GivenMatrix &given) {
-  const bool has_data = given.matrix.data != nullptr;
-  if (is_coded(type) && has_data && !given.matrix.scales)
-    return report.null("%s.scales is NULL, but type is MHA_TYPE_%s; pass the scales of the matrix",
-                       given.name, type == MHA_TYPE_INT8 ? "INT8 (4)" : "INT4 (5)");
-  if (given.matrix.scales && !has_data)
-    return report.invalid(
-        "%s.scales is given, but %s.data is NULL; set the matrix, or leave the scales NULL",
-        given.name, given.name);
-  if (given.matrix.scales && !is_coded(type))
-    return report.invalid(
-        "%s.scales is given, but type is %u; set type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), "
-        "or leave the scales NULL",
-        given.name, type);
-  return MHA_OK;
+  const mha_matrix &m = given.matrix;
+  const Rules rules = {report, given.name};
+  if (is_coded(type) && m.data)
+    MHA_TRY(rules.given("scales", m.scales, "the scales of the matrix, as codes need them"));
+  MHA_TRY(rules.needs({"data", m.data}, {{"scales", m.scales}, {"row_stride", m.row_stride}}));
+  MHA_TRY(rules.needs({"scales", m.scales}, {{"offsets", m.offsets}}));
+  if (!m.scales || is_coded(type)) return MHA_OK;
+  return report.invalid(
+      "%sscales is given, but type is %u; set type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or "
+      "leave the scales NULL",
+      given.name, type);
 }
 
 // The stride has to step over a row, and the whole matrix has to fit into memory.
@@ -285,31 +202,20 @@ mha_status check_stride(Report report, uint32_t type, uint32_t layout, const Giv
   const bool in_out = layout == MHA_LAYOUT_IN_OUT;
   const int64_t width = in_out ? given.out : given.in, rows = in_out ? given.in : given.out,
                 stride = given.matrix.row_stride;
-  if (stride < 0)
-    return report.invalid(
-        "%s.row_stride is %lld; set it to at least the width of a row, or to 0 for contiguous rows",
-        given.name, lld(stride));
-  // A stride of a matrix that is not given hints at a mistake.
-  if (!given.matrix.data) {
-    if (stride == 0) return MHA_OK;
-    return report.invalid(
-        "%s.row_stride is %lld, but %s.data is NULL; set the matrix, or set the stride to 0",
-        given.name, lld(stride), given.name);
-  }
   if (stride != 0 && stride < width)
     return report.invalid(
-        "%s.row_stride is %lld, less than the width of a row, %lld; set it to at least that, or to "
+        "%srow_stride is %lld, less than the width of a row, %lld; set it to at least that, or to "
         "0 for contiguous rows",
         given.name, lld(stride), lld(width));
   if (type == MHA_TYPE_INT4 && stride % 2 != 0)
     return report.invalid(
-        "%s.row_stride is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set it to an even "
+        "%srow_stride is %lld, but rows of MHA_TYPE_INT4 begin at whole bytes; set it to an even "
         "number, or to 0 for contiguous rows",
         given.name, lld(stride));
   // Elements are counted as floats here, whatever their type is.
   if ((Count(stride) * Count(rows) * Count(sizeof(float))).overflows())
     return report.too_large(
-        "%s.row_stride is %lld, with which %lld rows exceed the address space; set it to less",
+        "%srow_stride is %lld, with which %lld rows exceed the address space; set it to less",
         given.name, lld(stride), lld(rows));
   return MHA_OK;
 }
@@ -327,12 +233,9 @@ mha_status check_matrices(Report report, uint32_t type, uint32_t layout, const C
         type);
   for (const GivenMatrix &given : matrices) {
     MHA_TRY(check_scales(report, type, given));
-    if (given.matrix.offsets && !given.matrix.scales)
-      return report.invalid("%s.offsets is given, but %s.scales is NULL; set both, or neither",
-                            given.name, given.name);
     if (given.matrix.offsets && type == MHA_TYPE_INT8 && kept.group_size == 0)
       return report.invalid(
-          "%s.offsets is given, but INT8 with group_size 0 has no groups; set group_size, or "
+          "%soffsets is given, but INT8 with group_size 0 has no groups; set group_size, or "
           "offsets to NULL",
           given.name);
     MHA_TRY(check_stride(report, type, layout, given));
@@ -402,7 +305,6 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
 
 }  // namespace
 
-// Numbers that name no arithmetic become f32, which check_kept finds out by converting them back.
 Arithmetic arithmetic_of(uint32_t number) {
   return number == MHA_ARITHMETIC_INT8    ? Arithmetic::int8
          : number == MHA_ARITHMETIC_INT16 ? Arithmetic::int16
@@ -425,9 +327,12 @@ mha_status prepare(Report report, const mha_layer_config *config, const mha_laye
   mha_layer_config given;
   const Reporter of_weights = report.about(layer_arguments.weights);
   MHA_TRY(read_struct(report, "mha_layer_config", config, &given));
-  MHA_TRY(check_config(report, given));
+  const Rules rules = {report};
+  MHA_TRY(check_fields(rules, given));
+  MHA_TRY(rules.size("gate_dim", given.gate_dim, 0, "1 or head_dim_v, or to 0 for head_dim_v"));
+  MHA_TRY(check_kept(report, given));
   MHA_TRY(read_struct(of_weights, "mha_layer_weights", weights, &w));
-  MHA_TRY(check_layout(of_weights, w.layout));
+  MHA_TRY(check_fields(Rules{of_weights}, w));
   MHA_TRY(resolve_heads(report, given, &shape));
   MHA_TRY(resolve_gate(report, given, &shape));
   MHA_TRY(resolve_widths(report, given, w, &shape));
@@ -441,12 +346,12 @@ mha_status prepare(Report report, const mha_layer_config *config, const mha_laye
                 q_columns = shape.num_heads * q_head,
                 kv_columns = shape.k_columns() + shape.v_columns();
   MHA_TRY(check_matrices(of_weights, w.type, w.layout, given,
-                         {{"w_q", w.w_q, shape.query_dim, q_columns},
-                          {"w_k", w.w_k, shape.key_dim, shape.k_columns()},
-                          {"w_v", w.w_v, shape.value_dim, shape.v_columns()},
-                          {"w_qkv", w.w_qkv, shape.query_dim, q_columns + kv_columns},
-                          {"w_o", w.w_o, shape.output_depth(), shape.output_dim},
-                          {"w_g", w.w_g, shape.query_dim, shape.g_columns()}}));
+                         {{"w_q.", w.w_q, shape.query_dim, q_columns},
+                          {"w_k.", w.w_k, shape.key_dim, shape.k_columns()},
+                          {"w_v.", w.w_v, shape.value_dim, shape.v_columns()},
+                          {"w_qkv.", w.w_qkv, shape.query_dim, q_columns + kv_columns},
+                          {"w_o.", w.w_o, shape.output_depth(), shape.output_dim},
+                          {"w_g.", w.w_g, shape.query_dim, shape.g_columns()}}));
   set_groups(given, &shape);
   const bool in_q = w.w_q.offsets || w.w_qkv.offsets;
   shape.offsets =
@@ -464,25 +369,12 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
   job->arguments = linear_arguments;
   mha_linear_weights given;
   MHA_TRY(read_struct(report, "mha_linear_weights", weights, &given));
-  // Both dimensions have to be set, because there is nothing that a default could follow from.
-  const struct {
-    const char *name, *what;
-    int64_t value;
-  } dims[] = {{"input_dim", "x", given.input_dim}, {"output_dim", "y", given.output_dim}};
-  for (const auto &dim : dims) {
-    if (dim.value < 1)
-      return report.invalid("%s is %lld; set it to the width of a row of %s, at least 1", dim.name,
-                            lld(dim.value), dim.what);
-    if (dim.value > INT32_MAX)
-      return report.too_large("%s is %lld; set it to at most %d", dim.name, lld(dim.value),
-                              INT32_MAX);
-  }
-  MHA_TRY(check_kept(report, given.weight_type, given.arithmetic));
-  MHA_TRY(check_groups(report, given.weight_type, given.group_size, given.scale_type));
-  MHA_TRY(check_layout(report, given.layout));
-  if (!given.w.data) return report.null("w.data is NULL; pass the matrix");
+  const Rules rules = {report};
+  MHA_TRY(check_fields(rules, given));
+  MHA_TRY(check_kept(report, given));
+  MHA_TRY(rules.given("w.data", given.w.data, "the matrix"));
   MHA_TRY(check_matrices(report, given.type, given.layout, given,
-                         {{"w", given.w, given.input_dim, given.output_dim}}));
+                         {{"w.", given.w, given.input_dim, given.output_dim}}));
   LayerShape &shape = job->form.shape;
   shape.arithmetic = arithmetic_of(given.arithmetic);
   shape.query_dim = given.input_dim;
@@ -510,8 +402,7 @@ mha_status read_options(Report report, const mha_layer_options *options, mha_lay
   *read = {};
   if (!options) return MHA_OK;
   MHA_TRY(read_struct(report, "mha_layer_options", options, read));
-  if (read->reserved != 0)
-    return report.invalid("options.reserved is %u; set it to 0", read->reserved);
+  MHA_TRY(check_fields(Rules{report, "options."}, *read));
   if (read->allocator && (!read->allocator->allocate || !read->allocator->release))
     return report.null("options.allocator->%s is NULL; set both functions of the allocator",
                        read->allocator->allocate ? "release" : "allocate");

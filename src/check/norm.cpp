@@ -3,6 +3,7 @@
 #include "norm.h"
 
 #include "../base/structs.h"
+#include "rules.h"
 
 namespace mha {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 // prefix: norm.epsilon and norm.context_epsilon. Each of them becomes one of these.
 struct GivenNorm {
   const char *prefix;
-  uint32_t flags, known_flags;
+  uint32_t flags;
   float epsilon;
   const char *bias_name;  // of one that is given; null: none
   int64_t head_stride, width;
@@ -21,13 +22,9 @@ struct GivenNorm {
 
 // Everything about one of the two norms but where it applies.
 mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
-  if (given.flags & ~given.known_flags)
-    return report.invalid(
-        "norm.%sflags has the unknown bits 0x%x; set only MHA_NORM_* flags that apply there",
-        given.prefix, given.flags & ~given.known_flags);
-  if (!(given.epsilon > 0.0f) || given.epsilon - given.epsilon != 0.0f)
-    return report.invalid("norm.%sepsilon is %g; set it to a positive finite number, such as 1e-6",
-                          given.prefix, static_cast<double>(given.epsilon));
+  if (given.epsilon == 0.0f)
+    return report.invalid("norm.%sepsilon is 0; set it to a positive finite number, such as 1e-6",
+                          given.prefix);
   if (!(given.flags & MHA_NORM_LAYER) && given.bias_name)
     return report.invalid(
         "norm.%s is given, but an RMS norm has no bias; set MHA_NORM_LAYER, or set it to NULL",
@@ -43,10 +40,8 @@ mha_status check_one(Report report, const GivenNorm &given, int64_t num_heads) {
         "norm.%shead_stride is %lld; set it to at least %s, %lld, or to 0 if all heads share the "
         "weights",
         given.prefix, lld(stride), given.width_name, lld(width));
-  if ((Count(num_heads) * Count(stride) * Count(sizeof(float))).overflows())
-    return report.too_large(
-        "the weights of norm would exceed the address space; set a smaller head_stride");
-  return MHA_OK;
+  return Rules{report}.fits("the weights of norm",
+                            Count(num_heads) * Count(stride) * Count(sizeof(float)));
 }
 
 // A norm of all heads covers num_heads rows of weights side by side; others may share one row.
@@ -72,11 +67,11 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
   if (!given) return MHA_OK;
   mha_norm norm;
   MHA_TRY(read_struct(report, "mha_norm", given, &norm));
+  MHA_TRY(check_fields(Rules{report, "norm."}, norm));
   const bool has_q = norm.q_weight || norm.q_bias, has_k = norm.k_weight || norm.k_bias;
   const GivenNorm rows = {
       "",
       norm.flags,
-      MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_ROPE | MHA_NORM_VALUES,
       norm.epsilon,
       norm.q_bias   ? "q_bias"
       : norm.k_bias ? "k_bias"
@@ -87,7 +82,6 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
       norm.flags || norm.epsilon != 0.0f || has_q || has_k || norm.head_stride != 0};
   const GivenNorm context = {"context_",
                              norm.context_flags,
-                             MHA_NORM_LAYER | MHA_NORM_ALL_HEADS | MHA_NORM_AFTER_GATE,
                              norm.context_epsilon,
                              norm.context_bias ? "context_bias" : nullptr,
                              norm.context_head_stride,

@@ -10,11 +10,10 @@
 #include "../base/structs.h"
 #include "../storage.h"
 #include "arrays.h"
+#include "rules.h"
 
 namespace mha {
 namespace {
-
-bool is_finite(float x) { return x - x == 0.0f; }
 
 // How messages call an array with a number for each pair of row and key, and its strides.
 struct PairName {
@@ -53,10 +52,6 @@ mha_status check_strides(Report report, const SequenceArguments &s, const PairNa
   return resolve_strides(report, s, name, num_heads, columns, &array);
 }
 
-mha_status fail_size(Report report, const char *name) {
-  return report.too_large("%s would exceed the address space; use smaller dimensions", name);
-}
-
 // mask or bias. The columns of a cache are known only with the lengths in it; until then a row may
 // have none, or as many as it has room for.
 mha_status check_pair_array(Report report, const SequenceArguments &s, const PairName &name,
@@ -75,10 +70,6 @@ mha_status check_pair_array(Report report, const SequenceArguments &s, const Pai
 // because it forgets positions.
 mha_status check_columns(Report report, const SequenceArguments &s,
                          const mha_score_arrays &arrays) {
-  if (arrays.columns != MHA_COLUMNS_ALL_KEYS && arrays.columns != MHA_COLUMNS_NEW_KEYS)
-    return report.invalid(
-        "score_arrays.columns is %u; set it to MHA_COLUMNS_ALL_KEYS or MHA_COLUMNS_NEW_KEYS",
-        arrays.columns);
   const bool has_pairs = arrays.mask || arrays.bias.data,
              has_columns = has_pairs || arrays.q_groups;
   if (arrays.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || s.only_reads()))
@@ -86,12 +77,11 @@ mha_status check_columns(Report report, const SequenceArguments &s,
         "score_arrays.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; set it to "
         "MHA_COLUMNS_ALL_KEYS",
         has_columns ? "new key with cache_read" : "mask, bias or q_groups");
-  if (arrays.num_columns < 0 || (arrays.num_columns > 0 && !has_columns))
-    return report.invalid(
-        "score_arrays.num_columns is %lld; %s", lld(arrays.num_columns),
-        has_columns ? "it must be at least 0" : "set it to 0 without mask, bias and q_groups");
-  if (arrays.num_columns == INT64_MAX)
-    return fail_size(report, "an array of score_arrays.num_columns columns");
+  const Rules rules = {report, "score_arrays."};
+  if (!has_columns)
+    MHA_TRY(
+        rules.needs({"mask, bias or q_groups", nullptr}, {{"num_columns", arrays.num_columns}}));
+  MHA_TRY(rules.fits("num_columns", Count(arrays.num_columns)));
   if (arrays.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring())
     return report.invalid(
         "score_arrays.%s has a column for each position, but the cache is a ring; set columns to "
@@ -102,23 +92,16 @@ mha_status check_columns(Report report, const SequenceArguments &s,
 
 // Groups limit a row to the keys of its own group, or add these keys to what flags leave.
 mha_status check_groups(Report report, const SequenceArguments &s, const mha_score_arrays &arrays) {
-  if (!arrays.q_groups) {
-    if (!arrays.kv_groups && arrays.groups == 0) return MHA_OK;
-    return report.invalid(
-        "score_arrays.%s is given without q_groups; give that, too, or leave both out",
-        arrays.kv_groups ? "kv_groups" : "groups");
-  }
-  if (arrays.groups != MHA_GROUPS_WITHIN && arrays.groups != MHA_GROUPS_ALSO)
-    return report.invalid(
-        "score_arrays.groups is %u; set it to MHA_GROUPS_WITHIN or MHA_GROUPS_ALSO", arrays.groups);
+  const Rules rules = {report, "score_arrays."};
+  MHA_TRY(rules.needs({"q_groups", arrays.q_groups},
+                      {{"kv_groups", arrays.kv_groups}, {"groups", arrays.groups}}));
+  if (!arrays.q_groups) return MHA_OK;
   if (s.is_ring())
     return report.invalid(
         "score_arrays.q_groups is given, but the cache is a ring; use another kind of cache");
   const Count columns(s.num_columns != INT64_MAX ? s.num_columns : max_keys(s));
-  if (arrays.kv_groups) {
-    if (!(Count(s.array_batch) * columns * Count(sizeof(int32_t))).overflows()) return MHA_OK;
-    return fail_size(report, "score_arrays.kv_groups");
-  }
+  if (arrays.kv_groups)
+    return rules.fits("kv_groups", Count(s.array_batch) * columns * Count(sizeof(int32_t)));
   // Without kv_groups the groups of the rows serve as those of the columns, which must be the same
   // rows then.
   const bool are_rows_of_query = s.n_kv == s.n_q && (!s.cache || s.has_new_columns);
@@ -140,24 +123,16 @@ mha_status check_relative_biases(Report report, const SequenceArguments &s,
     return report.invalid(
         "score.relative_bias and score_arrays.relative_rows are both given; add the first to each "
         "row of the second, and set it to NULL");
-  const struct {
-    const char *name;
-    int64_t value;
-  } reaches[] = {{"left", options.relative_left}, {"right", options.relative_right}};
-  for (const auto &reach : reaches) {
-    if (reach.value < 0 || (!is_table && !array->base && reach.value != 0))
-      return report.invalid(
-          "score.relative_%s is %lld; it must be at least 0, and 0 without relative_bias or "
-          "score_arrays.relative_rows",
-          reach.name, lld(reach.value));
-  }
+  const Rules rules = {report, is_table ? "score." : "score_arrays."};
+  if (!is_table && !array->base)
+    MHA_TRY(Rules{report}.needs({"score.relative_bias or score_arrays.relative_rows", nullptr},
+                                {{"score.relative_left", options.relative_left},
+                                 {"score.relative_right", options.relative_right}}));
   const Count distances = Count(options.relative_left) + Count(options.relative_right) + Count(1);
-  if (distances.overflows())
-    return fail_size(report, is_table ? "score.relative_bias" : "score_arrays.relative_rows");
+  MHA_TRY(rules.fits(is_table ? "relative_bias" : "relative_rows", distances));
   MHA_TRY(resolve_strides(report, s, relative_rows_name, num_heads, distances.value(), array));
   if (!is_table) return MHA_OK;
-  if ((Count(num_heads) * distances * Count(sizeof(float))).overflows())
-    return fail_size(report, "score.relative_bias");
+  MHA_TRY(rules.fits("relative_bias", Count(num_heads) * distances * Count(sizeof(float))));
   *array = {options.relative_bias, Storage::f32, 0, distances.value(), 0};
   return MHA_OK;
 }
@@ -168,22 +143,13 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
                              ChosenKeys *chosen) {
   *chosen = {pair_array(arrays.chosen_keys, Storage::f32, arrays.chosen_keys_strides),
              arrays.num_chosen, arrays.chosen_block != 0 ? arrays.chosen_block : 1};
-  if (!arrays.chosen_keys) {
-    if (arrays.num_chosen == 0 && arrays.chosen_block == 0)
-      return resolve_strides(report, s, chosen_keys_name, 0, 0, &chosen->lists);
-    return report.invalid(
-        "score_arrays.%s is %lld, but chosen_keys is NULL; give chosen_keys, or set it to 0",
-        arrays.num_chosen ? "num_chosen" : "chosen_block",
-        lld(arrays.num_chosen ? arrays.num_chosen : arrays.chosen_block));
-  }
-  if (arrays.num_chosen < 1 || arrays.num_chosen > INT32_MAX)
-    return report.invalid(
-        "score_arrays.num_chosen is %lld; set it to the entries of a list, 1 to 2^31 - 1",
-        lld(arrays.num_chosen));
-  if (arrays.chosen_block < 0 || arrays.chosen_block > INT32_MAX)
-    return report.invalid(
-        "score_arrays.chosen_block is %lld; set it to the keys per entry, or to 0 for 1",
-        lld(arrays.chosen_block));
+  const Rules rules = {report, "score_arrays."};
+  const Given num_chosen = {"num_chosen", arrays.num_chosen},
+              chosen_keys = {"chosen_keys", arrays.chosen_keys};
+  MHA_TRY(rules.needs(chosen_keys, {num_chosen, {"chosen_block", arrays.chosen_block}}));
+  MHA_TRY(rules.needs(num_chosen, {chosen_keys}));
+  if (!arrays.chosen_keys)
+    return resolve_strides(report, s, chosen_keys_name, 0, 0, &chosen->lists);
   if (arrays.q_groups)
     return report.invalid(
         "score_arrays.chosen_keys and q_groups are both given; leave one out, and choose only keys "
@@ -208,10 +174,8 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
     return report.invalid(
         "score_arrays.relative_rows is given, but score, whose relative_left and relative_right "
         "are its width, is NULL; give score");
-  if (!is_finite(o.softcap) || o.softcap < 0.0f)
-    return report.invalid("score.softcap is %g; it must be positive and finite, or 0 for none",
-                          static_cast<double>(o.softcap));
-  if (o.reserved != 0) return report.invalid("score.reserved is not 0; set it to 0");
+  MHA_TRY(check_fields(Rules{report, "score."}, o));
+  MHA_TRY(check_fields(Rules{report, "score_arrays."}, a));
   MHA_TRY(check_input_fields(report, "score_arrays.bias", a.bias));
   if (a.bias.type == MHA_TYPE_BF16)
     return report.invalid(

@@ -522,7 +522,7 @@ TEST(RopeTables, NameTheWrongFieldAndWriteNothing) {
        kEndOfPositions,
        {"first_position", "2147483648"},
        MHA_ERROR_TOO_LARGE},
-      {Yarn(), &Field::num_positions, 0, {"num_positions is 0; set it to the rows of cos and sin"}},
+      {Yarn(), &Field::num_positions, 0, {"num_positions is 0; set it to at least 1"}},
       {Yarn(), &Field::num_positions, -1, {"num_positions", "-1"}},
       {Yarn(),
        &Field::num_positions,

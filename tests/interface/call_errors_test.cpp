@@ -95,7 +95,7 @@ TYPED_TEST(CallErrors, NameFieldsOfTheNorm) {
 TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
   ExpectAllRefused<TypeParam>({
       WRONG(c.Score().struct_size -= 1, kStructSize, {"mha_score_options", "struct_size"}),
-      WRONG(c.Score().reserved = 1, kInvalid, {"score.reserved is not 0"}),
+      WRONG(c.Score().reserved = 1, kInvalid, {"score.reserved is 1"}),
       WRONG(c.Score().softcap = -1, kInvalid, {"score.softcap is -1"}),
       WRONG(c.Score().softcap = kInfinity, kInvalid, {"score.softcap is inf"}),
       WRONG(c.Score().alibi_slopes = c.ZerosBut(0, kNan), kInvalid,

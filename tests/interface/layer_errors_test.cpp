@@ -106,11 +106,11 @@ TEST(LayerErrors, NameTheFieldOfTheConfig) {
           WRONG(c.config.query_dim = -1, kInvalid, {"query_dim"}),
           WRONG(c.config.query_dim = kMin, kInvalid, {"query_dim"}),
           WRONG(c.config.key_dim = -1, kInvalid,
-                {"key_dim is -1; set it to at least 1, or to 0 for its default"}),
+                {"key_dim is -1; set it to at least 1, or to 0"}),
           WRONG(c.config.value_dim = -3, kInvalid, {"value_dim"}),
           WRONG(c.config.output_dim = -1, kInvalid, {"output_dim"}),
           WRONG(c.config.num_heads = 0, kInvalid,
-                {"num_heads is 0; set it to the number of query heads", "mha_linear_create"}),
+                {"num_heads is 0; set it to at least 1", "mha_linear_create"}),
           WRONG(c.config.num_heads = -4, kInvalid, {"num_heads"}),
           WRONG((c.config.query_dim = 64, c.config.num_heads = 5,
                  c.config.num_kv_heads = c.config.head_dim = 0),
@@ -252,7 +252,7 @@ TEST(LayerErrors, NameTheStrideOrOffsetsOfAMatrix) {
                   {kInvalid, {name + std::string(".offsets is given")}});
     if (width == 0) continue;
     for (const int64_t wrong : {int64_t{-1}, kMin, width - 1}) {
-      Words words = {name + std::string(".row_stride is"), "at least the width of a row, or to 0"};
+      Words words = {name + std::string(".row_stride is"), "width of a row"};
       if (wrong > 0)
         words = {name + std::string(".row_stride is"), std::to_string(wrong),
                  std::to_string(width)};

@@ -1,0 +1,70 @@
+// The messages of the rules.
+#include "rules.h"
+
+namespace mha {
+
+mha_status Rules::fail(const char *name, int64_t x, const char *remedy) const {
+  return report.invalid("%s%s is %lld; set it to %s", prefix, name, lld(x), remedy);
+}
+
+mha_status Rules::fail(const char *name, double x, const char *remedy) const {
+  return report.invalid("%s%s is %g; set it to %s", prefix, name, x, remedy);
+}
+
+mha_status Rules::fail_size(const char *name, int64_t x, int64_t least, const char *remedy) const {
+  if (x < least) return fail(name, x, remedy);
+  return report.too_large("%s%s is %lld; set it to at most %d", prefix, name, lld(x), INT32_MAX);
+}
+
+mha_status Rules::fail_multiple(const char *name, int64_t x, int64_t of, const char *what) const {
+  return report.invalid("%s%s is %lld; set it to a multiple of %lld (%s)", prefix, name, lld(x),
+                        lld(of), what);
+}
+
+mha_status Rules::fail_flags(const char *name, uint32_t unknown, const char *remedy) const {
+  return report.invalid("%s%s has the unknown bits 0x%x; set only %s", prefix, name, unknown,
+                        remedy);
+}
+
+mha_status Rules::fail_divides(const char *name, int64_t x, const char *of_name, int64_t of) const {
+  return report.shape("%s%s is %lld, which does not divide %s, %lld; set it to %s or to a divisor",
+                      prefix, name, lld(x), of_name, lld(of), of_name);
+}
+
+mha_status Rules::fail_null(const char *name, const char *what) const {
+  return report.null("%s%s is NULL; pass %s", prefix, name, what);
+}
+
+mha_status Rules::fail_fits(const char *name) const {
+  return report.too_large("%s%s would exceed the address space; use smaller dimensions", prefix,
+                          name);
+}
+
+mha_status Rules::needs(Given needed, std::initializer_list<Given> fields) const {
+  for (const Given &field : fields) {
+    if (needed.is_set || !field.is_set) continue;
+    const char *const unset = needed.is_number ? "0" : "NULL";
+    if (field.is_number)
+      return report.invalid("%s%s is %.15g, but %s%s is %s; set %s%s, or set %s%s to 0", prefix,
+                            field.name, field.number, prefix, needed.name, unset, prefix,
+                            needed.name, prefix, field.name);
+    return report.invalid("%s%s is given, but %s%s is %s; set %s%s, or set %s%s to NULL", prefix,
+                          field.name, prefix, needed.name, unset, prefix, needed.name, prefix,
+                          field.name);
+  }
+  return MHA_OK;
+}
+
+mha_status Rules::at_most_one(std::initializer_list<Given> fields) const {
+  const Given *first = nullptr;
+  for (const Given &field : fields) {
+    if (!field.is_set) continue;
+    if (first)
+      return report.invalid("%s%s and %s are both set; set only one of them", prefix, first->name,
+                            field.name);
+    first = &field;
+  }
+  return MHA_OK;
+}
+
+}  // namespace mha
