@@ -9,7 +9,7 @@ import sys
 from . import _gguf, _packed, _safetensors, formats
 from ._layer import Layer, pack, verify
 from ._library import Error, contract, instruction_sets, version
-from ._structs import arithmetics, scale_types, types
+from ._structs import arithmetics
 
 # Some of them from the package gguf, of damaged files.
 _some = (Error, ImportError, LookupError, MemoryError, OSError)
@@ -71,11 +71,9 @@ def _info(options):
     layer, call, packed = _packed.read(options.file)
     _line("layer", _packed.describe(layer, call))
     _line("size", f"{packed.size / 2**20:.1f} MiB")
-    enums = {"weight_type": types, "arithmetic": arithmetics, "scale_type": scale_types}
     for name, value in layer.shape.items():
-        if value:
-            names = {number: word for word, number in enums.get(name, {}).items()}
-            _line(name, names.get(value, value))
+        if value and value != {"arithmetic": "f32", "gate": "none"}.get(name):
+            _line(name, value)
 
 
 def _verify(options):
