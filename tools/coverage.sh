@@ -6,9 +6,9 @@ usage() {
   cat <<'TEXT'
 tools/coverage.sh [--html FOLDER]
 
-Builds with g++ in build-coverage/, with coverage counters in the library except its kernels, in the
-command and in the operators for ONNX Runtime. Runs the tests with the labels bits, cache, interface
-and command on one instruction set, and those of the operators where ONNX Runtime and its headers
+Builds with g++ in build-coverage/, with coverage counters in the library except its kernels and in
+the operators for ONNX Runtime. Runs the tests with the labels bits, cache and interface on one
+instruction set, and those of the operators where ONNX Runtime and its headers
 are there. Prints for each file how many lines and branches ran, and those that did not. Installs
 gcovr from PyPI in build-coverage/venv. Takes 3 minutes on 2 cores once the kernels are compiled.
 
@@ -45,9 +45,9 @@ gcovr=$build/venv/bin/gcovr
   "$build/venv/bin/pip" install --quiet --disable-pip-version-check gcovr; }
 CC=gcc CXX=g++ cmake -S . -B "$build" -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
   -DMHA_TESTS=ON \
-  -DMHA_TOOLS=ON -DMHA_BENCH=OFF -DCMAKE_PROJECT_mha_INCLUDE=tools/cmake/coverage.cmake
+  -DMHA_BINDINGS=OFF -DMHA_BENCH=OFF -DCMAKE_PROJECT_mha_INCLUDE=tools/cmake/coverage.cmake
 find "$build" -name '*.gcda' -delete
-cmake --build "$build" --target mha_shared mha_command tests_bits tests_cache tests_interface
+cmake --build "$build" --target mha_shared tests_bits tests_cache tests_interface
 ! cmake --build "$build" --target help | grep -q '^mha_onnx:' ||
   cmake --build "$build" --target mha_onnx
 
@@ -55,15 +55,12 @@ cmake --build "$build" --target mha_shared mha_command tests_bits tests_cache te
 # all numbers with each other, adds nothing here.
 export MHA_TEST_ROUNDS=${MHA_TEST_ROUNDS:-0.1} GTEST_BRIEF=1 \
   GTEST_FILTER='-*/scalar:*/avx512:*/avx512_vnni:*/avx2_vnni:*Accuracy*'
-# One test lets the command write no more, so that counts of the command from before it may be lost.
-export GCOV_ERROR_FILE=/dev/null
 status=0
 run() { "$@" >"$build/log.$$" 2>&1 || { cat "$build/log.$$" &&
   echo "tools/coverage.sh: this failed: $*" && return 1; }; }
 export -f run && export build
 tests() {
   find "$build/bin" -name 'mha_test_*' | grep -vE '_(accuracy|cache_accuracy|fma|function|workers)$'
-  echo "python3 tests/tools/command_test.py $build/bin/mha"
   echo "python3 tests/tools/decoder_test.py $build/bin/mha_example_decoder"
   [[ ! -e $build/tools/adapters/onnx/libmha_onnx.so || ! -x build/python/bin/python ]] ||
     echo "build/python/bin/python tests/adapters/onnx_runtime_test.py \
@@ -78,10 +75,9 @@ report() {  # NAME OPTION...: of the files that the options select
 }
 "$gcovr" --root . "$build" --exclude-throw-branches --merge-lines -j "$(nproc)" --filter \
   'src/[^/]*$' --filter src/openblas/ \
-  --filter src/pthreadpool/ --filter tools/command/ --filter tools/adapters/onnx/ --json \
+  --filter src/pthreadpool/ --filter tools/adapters/onnx/ --json \
   "$build/counts.json" "${html[@]}" >/dev/null
 report "tools/adapters/onnx: lines" --filter tools/adapters/onnx/
-report "tools/command: lines" --filter tools/command/
 report "src: branches" --filter src/ --txt-metric branch
 report "src: lines" --filter src/ --fail-under-line 99 --fail-under-branch 96
 exit "$status"

@@ -8,18 +8,16 @@ usage() {
 tools/demo.sh [--no-setup]
 
 Installs missing packages, builds what it needs in build/, and shows three things: a small layer
-step by step (python -m mha explain); heat maps of what heads attend to in a sentence
-(build/explained.html); and a layer of GPT-2's size, by mha run, with its speed against the limit of
-this machine.
+step by step (mha explain); heat maps of what heads attend to in a sentence (build/explained.html);
+and the speed of a layer of GPT-2's size against the limit of this machine.
 
   --no-setup   install nothing
   --help       show this text
 
 Exit status: 0 if everything was shown; 1 otherwise.
 
-Examples:
+Example:
   tools/demo.sh
-  build/bin/mha --help      afterwards, shows what the command can do
 TEXT
 }
 
@@ -38,12 +36,12 @@ show() { printf '$ %s\n' "$*" && "$@"; }
 
 [[ $setup == no ]] || tools/setup.sh
 
-say "Building the library, the command and the benchmarks in build/"
+say "Building the library and the benchmarks in build/"
 generator=()
 [[ -e build/CMakeCache.txt ]] || generator=(-G Ninja)
-cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TOOLS=ON \
-  -DMHA_BENCH=ON -DMHA_SHARED=ON
-cmake --build build --parallel "$(nproc)" --target mha_shared mha_command mha_bench
+cmake -S . -B build "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_BENCH=ON \
+  -DMHA_SHARED=ON
+cmake --build build --parallel "$(nproc)" --target mha_shared mha_bench
 
 say "Python packages for the next steps, in build/python: numpy, matplotlib (once)"
 explained=yes
@@ -63,18 +61,14 @@ if [[ $explained == yes ]]; then
   say "A small layer, step by step"
   show "$python" -m mha explain
   say "What six hand-made heads attend to in a sentence: open build/explained.html in a browser"
-  show build/bin/mha pack --weights "$files/sentence.safetensors" --heads 6 --causal --output \
+  show "$python" -m mha pack --weights "$files/sentence.safetensors" --heads 6 --causal --output \
     "$files/sentence.mha"
   show "$python" -m mha explain --packed "$files/sentence.mha" --input "$files/sentence.npy" \
     --html build/explained.html \
     --tokens "$(cat "$files/sentence.txt")"
 fi
 
-say "A layer of GPT-2's size: 1024 tokens of width 768, 12 heads, causal, random weights"
-show build/bin/mha run --weights "$files/layer.safetensors" --heads 12 --causal --input \
-  "$files/x.npy" --output "$files/y.npy"
-
-say "A layer of that size, repeatedly on one thread, against the limit of this machine"
+say "A layer of GPT-2's size (1024 tokens of width 768, 12 heads, causal), repeatedly on one thread"
 bench=(build/bin/mha_bench '--benchmark_filter=^layer_prefill/B:1/n:1024/D:768/H:12($|/)')
 printf '$ %s %s\n' "${bench[0]}" "'${bench[1]}'"
 "${bench[@]}" --benchmark_out="$files/bench.json" --benchmark_out_format=json >"$files/log" 2>&1 ||

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the files of the demonstration: an attention layer of GPT-2's smallest model with random
-weights, and random input rows; and a small layer made up by hand, whose heads do with a sentence
-what heads of trained models are known to do.
+"""Writes the files of the demonstration: a small layer made up by hand, whose heads do with a
+sentence what heads of trained models are known to do.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import random
 import struct
 import sys
 
-tokens, width = 1024, 768
 sentence = (
     "When the old clock above the door struck nine , the cat that slept on the sill woke and asked"
     " for some milk ."
@@ -101,25 +99,6 @@ def sentence_layer(row_width):
     return [[value for row in matrix for value in row] for matrix in (query, key)]
 
 
-def write_layer(folder):
-    """Random weights of GPT-2's shape, and rows for them."""
-    # Columns of length 1, so that the layer neither grows nor shrinks its rows by much.
-    weight_bound = 3**0.5 / width**0.5
-    write_safetensors(
-        folder / "layer.safetensors",
-        {
-            "h.0.attn.c_attn.weight": (
-                [width, 3 * width],
-                uniform(width * 3 * width, weight_bound),
-            ),
-            "h.0.attn.c_attn.bias": ([3 * width], uniform(3 * width, 0.1)),
-            "h.0.attn.c_proj.weight": ([width, width], uniform(width * width, weight_bound)),
-            "h.0.attn.c_proj.bias": ([width], uniform(width, 0.1)),
-        },
-    )
-    write_npy(folder / "x.npy", (tokens, width), uniform(tokens * width, 3**0.5))
-
-
 def write_sentence(folder):
     """The sentence, and a layer whose heads do something with it."""
     words = sentence.split()
@@ -155,10 +134,7 @@ Exit codes: 0 done; 1 the folder cannot be made; 2 wrong usage.
         "folder",
         type=pathlib.Path,
         metavar="FOLDER",
-        help=(
-            "gets layer.safetensors and x.npy, sentence.safetensors, sentence.npy and sentence.txt;"
-            " made if it is not there"
-        ),
+        help="gets sentence.safetensors, sentence.npy and sentence.txt; made if it is not there",
     )
     folder = parser.parse_args().folder
     try:
@@ -166,7 +142,6 @@ Exit codes: 0 done; 1 the folder cannot be made; 2 wrong usage.
     except OSError as error:
         sys.exit(f"demo_files.py: {folder} cannot be made: {error.strerror}")
     random.seed(1)
-    write_layer(folder)
     write_sentence(folder)
 
 

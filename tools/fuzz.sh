@@ -107,7 +107,7 @@ generator=()
 [[ -e $build/CMakeCache.txt ]] || generator=(-G Ninja)
 cmake -S . -B "$build" "${generator[@]}" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
-  -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF \
+  -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_BINDINGS=OFF \
   -DMHA_BENCH=OFF -DMHA_SHARED=OFF -DMHA_TESTS=ON \
   "${settings[@]}" -DMHA_FUZZING_ENGINE=-fsanitize=fuzzer > /dev/null ||
   lacks "the build could not be configured; see above"

@@ -25,7 +25,7 @@ TEXT
 
 needed=(cmake make ninja-build g++ libxsimd-dev libopenblas-dev libpthreadpool-dev \
   libbenchmark-dev libgtest-dev googletest pkg-config
-  libcli11-dev nlohmann-json3-dev python3 python3-venv git valgrind)
+  python3 python3-venv git valgrind)
 useful=()  # without one of these, tests are skipped
 
 for argument in "$@"; do

@@ -11,7 +11,7 @@ the tests. Exits with 0 only if every build and every test succeeded. The tests 
 come last, so that their summary is at the end; only an emulated machine that ran in parallel
 reports after them.
 
-  build/             g++, Release: the library, the command, the benchmarks, all tests
+  build/             g++, Release: the library, the benchmarks, all tests
   build-clang/       clang, Release: the library, and the tests that may fail with another compiler
   build-aarch64/     cross-compiled for AArch64: the library, and the tests that may fail on another
                      processor, under emulation
@@ -73,7 +73,7 @@ for argument in "$@"; do
 done
 
 jobs=$(nproc)
-library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_TOOLS=OFF \
+library=(-DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF -DMHA_BINDINGS=OFF \
   -DMHA_BENCH=OFF)
 failed=() skipped=()
 
@@ -158,7 +158,7 @@ if command -v ccache >/dev/null; then
 fi
 
 # All that a user's own settings in build/ may have left out.
-configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_TOOLS=ON -DMHA_BENCH=ON \
+configure build Release -DMHA_OPENBLAS=ON -DMHA_PTHREADPOOL=ON -DMHA_BINDINGS=ON -DMHA_BENCH=ON \
   -DMHA_INSTALL=ON \
   -DMHA_STATIC=ON -DMHA_SHARED=ON -DBUILD_SHARED_LIBS=OFF -U 'MHA_AVX*' -U 'MHA_NEON*'
 build build

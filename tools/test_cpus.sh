@@ -42,16 +42,24 @@ done
 ((${#selection[@]})) || selection=(-L '^brief$')
 command -v qemu-x86_64 >/dev/null || { echo \
   "tools/test_cpus.sh: qemu-x86_64 is not installed (Debian: qemu-user)" >&2 && exit 3; }
-[[ -x $build/bin/mha ]] || { echo \
-  "tools/test_cpus.sh: there are no programs in $build/bin; tools/test.sh --quick builds them all" \
-  >&2 && exit 2; }
+[[ -e $build/src/libmha.a ]] || { echo \
+  "tools/test_cpus.sh: there is no library in $build; tools/test.sh --quick builds all" >&2 &&
+  exit 2; }
+
+"${CC:-cc}" -x c - -I include -x none "$build/src/libmha.a" -o "$build/bin/instruction_sets" <<'C'
+#include <mha.h>
+#include <stdio.h>
+int main(void) {
+  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set < 32; ++set)
+    if (mha_instruction_sets() >> set & 1) printf("%s ", mha_instruction_set_name(set));
+}
+C
 
 failed=0
-for machine in 'Nehalem:scalar' 'SandyBridge:scalar' 'Haswell:scalar, avx2' 'Haswell,-fma:scalar' \
+for machine in 'Nehalem:scalar' 'SandyBridge:scalar' 'Haswell:scalar avx2' 'Haswell,-fma:scalar' \
   'Haswell,-f16c:scalar'; do
-  found=$(qemu-x86_64 -cpu "${machine%%:*}" "$build/bin/mha" info 2>/dev/null | sed -n \
-    's/^instruction sets *//p')
-  [[ $found == "${machine#*:}" ]] && continue
+  found=$(qemu-x86_64 -cpu "${machine%%:*}" "$build/bin/instruction_sets" 2>/dev/null)
+  [[ $found == "${machine#*:} " ]] && continue
   echo "tools/test_cpus.sh: ${machine%%:*} has ${machine#*:}, but the library finds \
 ${found:-nothing}" >&2
   failed=1

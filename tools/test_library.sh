@@ -63,7 +63,7 @@ fi
 folder=build-library-tests
 cmake -S . -B "$folder" --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DMHA_TESTS=ON \
   -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF -DMHA_ONNX=OFF -DMHA_GGML=OFF \
-  -DMHA_TOOLS=OFF -DMHA_BENCH=OFF "${settings[@]+"${settings[@]}"}"
+  -DMHA_BINDINGS=OFF -DMHA_BENCH=OFF "${settings[@]+"${settings[@]}"}"
 cmake --build "$folder" --config Release --parallel --target mha_static mha_shared tests_bits \
   tests_cache tests_interface
 ctest --test-dir "$folder" --build-config Release --output-on-failure --no-tests=error --parallel \

@@ -1,7 +1,7 @@
 # What `cmake --install` copies: headers, libraries, the CMake package, the pkg-config files, the
 # license and the pages. Nothing of it names its own place, so that the installed tree can be moved.
-# The components are library, development and command, as Debian parts packages, and man and pages,
-# which Debian's packages have in other places: package.cmake.
+# The components are library and development, as Debian parts packages, and man and pages, which
+# Debian's packages have in other places: package.cmake.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
@@ -10,8 +10,8 @@ set(generated_dir ${PROJECT_BINARY_DIR}/package)
 include(src/cmake/pages.cmake)
 # The list of what is in the libraries, mha.spdx.json, is one of the pages.
 set(parts)
-foreach(part openblas pthreadpool command)
-  if(TARGET mha_${part} OR (part STREQUAL "command" AND MHA_TOOLS))
+foreach(part openblas pthreadpool)
+  if(TARGET mha_${part})
     list(APPEND parts ${part})
   endif()
 endforeach()

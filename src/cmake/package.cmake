@@ -1,4 +1,4 @@
-# An archive of the library and, where it is built, the command, by `cpack` in the build folder.
+# An archive of the library, by `cpack` in the build folder.
 set(CPACK_PACKAGE_NAME mha)
 set(CPACK_PACKAGE_VENDOR "the mha authors")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "multi-head attention for CPUs")

@@ -56,14 +56,6 @@ macro(mha_find_PTHREADPOOL)
   endif()
 endmacro()
 
-macro(mha_find_TOOLS)
-  find_package(CLI11 QUIET)
-  find_package(nlohmann_json QUIET)
-  if(CLI11_FOUND AND nlohmann_json_FOUND)
-    set(found ON)
-  endif()
-endmacro()
-
 # The headers are those of Debian 13's package; tools/adapters/onnx/headers.sh puts them where it is
 # the second place. The operators are linked by options of Linux's linkers.
 macro(mha_find_ONNX)

@@ -59,17 +59,6 @@ if("pthreadpool" IN_LIST parts)
     "${alone}, \"comment\": \"of programs that link mha::pthreadpool\"")
   relation(pthreadpool OPTIONAL_DEPENDENCY_OF mha)
 endif()
-if("command" IN_LIST parts)
-  package(mha-command ${version} MIT NOASSERTION "${alone}")
-  package(CLI11 NOASSERTION BSD-3-Clause https://github.com/CLIUtils/CLI11
-    "${alone}, \"comment\": \"headers, compiled into the command\"")
-  package(nlohmann-json NOASSERTION MIT https://github.com/nlohmann/json
-    "${alone}, \"comment\": \"headers, compiled into the command\"")
-  relation(DOCUMENT DESCRIBES mha-command)
-  foreach(part mha CLI11 nlohmann-json)
-    relation(mha-command STATIC_LINK ${part})
-  endforeach()
-endif()
 
 foreach(list files packages relations)
   list(JOIN ${list} ",\n    " ${list})

@@ -19,6 +19,7 @@ import struct
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import python_support
 
@@ -613,6 +614,10 @@ class Files(Command):
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
             self.refused(done, "File too large")
+            self.assertEqual(out.read_bytes(), b"old")
+        for stop, status in (KeyboardInterrupt, 130), (SystemExit(143), 143):
+            with mock.patch("os.replace", side_effect=stop):
+                self.assertEqual(self.pack("--quiet"), (status, "", ""))
             self.assertEqual(out.read_bytes(), b"old")
         self.assertEqual(sorted(os.listdir()), sorted([*files, "layer.mha", "link.mha"]))
 

@@ -1,8 +1,7 @@
 // Results of this contract number, as checksums of which checksums.txt is the published table.
 // Every instruction set, compiler and architecture, on one thread or several, must give them, for
 // as long as MHA_CONTRACT is what the table says. The inputs come from integers by exact
-// operations, so that nothing but the library decides about a bit. The test `checksums` and `mha
-// verify --results` compute them.
+// operations, so that nothing but the library decides about a bit.
 #ifndef MHA_TESTS_CONTRACT_RESULTS_H
 #define MHA_TESTS_CONTRACT_RESULTS_H
 

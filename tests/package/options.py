@@ -16,7 +16,6 @@ tests = pathlib.Path(__file__).resolve().parent.parent
 parts = {
     "OPENBLAS": "libopenblas-dev",
     "PTHREADPOOL": "libpthreadpool-dev",
-    "TOOLS": "libcli11-dev nlohmann-json3-dev",
     "BENCH": "libbenchmark-dev",
     "TESTS": "googletest",
     "ONNX": "libonnxruntime-dev",
@@ -24,7 +23,6 @@ parts = {
 targets = {
     "OPENBLAS": "mha_openblas",
     "PTHREADPOOL": "mha_pthreadpool",
-    "TOOLS": "mha_command",
     "BENCH": "mha_bench",
     "TESTS": "mha_test_contract",
     "ONNX": "mha_onnx",

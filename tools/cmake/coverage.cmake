@@ -1,8 +1,8 @@
-# Counts which lines and branches of the library, the command and the operators for ONNX Runtime run
+# Counts which lines and branches of the library and the operators for ONNX Runtime run
 # (tools/coverage.sh): not those of the kernels, which src/kernels has, nor of the tests. Read by
 # -DCMAKE_PROJECT_mha_INCLUDE, and carried out when all targets are known.
 function(mha_count_coverage)
-  foreach(target mha_core mha_openblas mha_pthreadpool mha_command mha_onnx)
+  foreach(target mha_core mha_openblas mha_pthreadpool mha_onnx)
     if(TARGET ${target})
       target_compile_options(${target} PRIVATE -O0 --coverage -fprofile-update=atomic)
     endif()

@@ -11,7 +11,7 @@ only what is missing, and names each file as its download begins. Without an opt
 build/python, and gets what minilm.py and most tests need, with the model all-MiniLM-L6-v2:
 downloads 0.2 GB. The package mha itself needs only numpy.
 
-  --explain    numpy and matplotlib only, for python -m mha explain
+  --explain    numpy and matplotlib only, for mha explain
   --runtimes   build/runtimes: PyTorch and transformers, for the tests of mha.torch and
                mha.transformers: downloads 3.1 GB
   --rivals     build/rivals/venv: the libraries that bench/rivals compares: downloads 3.4 GB

@@ -69,7 +69,7 @@ if [[ ! -e $build/src/libmha.a ]]; then
     fail "MHA_BUILD is $MHA_BUILD, which has no src/libmha.a; build it first"
   build=$work/library
   cmake -S . -B "$build" --log-level=NOTICE -DMHA_OPENBLAS=OFF -DMHA_PTHREADPOOL=OFF \
-    -DMHA_TOOLS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=OFF
+    -DMHA_BINDINGS=OFF -DMHA_BENCH=OFF -DMHA_TESTS=OFF
   cmake --build "$build" --parallel "$(nproc)"
 fi
 rm -rf "$work/prefix"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from . import _gguf, _packed, _safetensors, formats
@@ -235,7 +236,11 @@ def _run(arguments):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(143)
+        )  # which removes what is half written
     try:
         _run(arguments)
         sys.stdout.flush()

@@ -157,7 +157,7 @@ fn build_bundled(source: &Path) {
         "MHA_OPENBLAS",
         "MHA_PTHREADPOOL",
         "MHA_ONNX",
-        "MHA_TOOLS",
+        "MHA_BINDINGS",
         "MHA_TESTS",
         "MHA_BENCH",
         "MHA_INSTALL",

@@ -2,7 +2,7 @@
 
     import mha.onnx
 
-    # needs the package onnx; on the command line: python -m mha.onnx rewrite model.onnx
+    # needs the package onnx; on the command line: mha onnx rewrite model.onnx
     model, report = mha.onnx.rewrite("model.onnx")
     session = mha.onnx.session(model)  # an onnxruntime.InferenceSession that knows mha's operators
 
