@@ -43,7 +43,7 @@ void register_layer_benchmarks(const Setting &setting) {
     }
   }
 
-  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
+  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set < 32; ++set) {
     if (!(mha_instruction_sets() >> set & 1) ||
         (set != setting.instruction_set && !setting.all_instruction_sets))
       continue;

@@ -55,8 +55,8 @@ largest cache, so that everything is read from memory. A benchmark that was not 
 it says so in its label. Some benchmarks alternate with another one: times_f32, times_ungrouped and
 so on are the time of the other one divided by their own.
 
-  --instruction_set=NAME  what the library computes with: auto (the best), scalar, avx2, avx512,
-                          neon, or one of these with _vnni, _dotprod or _i8mm
+  --instruction_set=NAME  what the library computes with: auto (the best), scalar, or another of
+                          src/kernels/sets.def
   --max_of_limit=X        a run above this is void, since its limit is wrong (1.03)
   --max_drift=X           a run with more drift is not measured (1)
   --max_rotated_mb=X      the memory that a benchmark of decoding may cycle through (a quarter of
@@ -101,7 +101,7 @@ double positive_number(const char *argument, const char *value) {
 
 uint32_t instruction_set_of(const std::string &name) {
   std::string available = "auto";
-  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
+  for (uint32_t set = MHA_INSTRUCTION_SET_SCALAR; set < 32; ++set) {
     if (!(mha_instruction_sets() >> set & 1)) continue;
     if (name == mha_instruction_set_name(set)) return set;
     available += std::string(", ") + mha_instruction_set_name(set);

@@ -1,5 +1,7 @@
 #include "probes.h"
 
+#include <string_view>
+
 #include "mha.h"
 
 #if defined(__x86_64__)
@@ -98,31 +100,24 @@ MHA_PROBES(, float, 0.0f, MHA_SCALAR_FMA, MHA_SCALAR_LOAD, MHA_SCALAR_REGISTER)
 }  // namespace
 
 uint32_t best_instruction_set() {
-  uint32_t best = MHA_INSTRUCTION_SET_SCALAR;
-  for (uint32_t set = best; set <= MHA_INSTRUCTION_SET_NEON_I8MM; ++set) {
-    if (mha_instruction_sets() >> set & 1) best = set;
-  }
-  return best;
+#define MHA_SET(name, NAME, number, ...) \
+  if (mha_instruction_sets() >> number & 1) return number;
+#include "../src/kernels/sets.def"
+  return MHA_INSTRUCTION_SET_SCALAR;
 }
 
 Probes probes_of(uint32_t instruction_set) {
-  switch (instruction_set) {
+  std::string_view kernels;
+#define MHA_SET(name, NAME, number, architecture, of_set, ...) \
+  if (instruction_set == number) kernels = #of_set;
+#include "../src/kernels/sets.def"
 #if defined(__x86_64__)
-    case MHA_INSTRUCTION_SET_AVX512:
-    case MHA_INSTRUCTION_SET_AVX512_VNNI:
-      return avx512::all_probes<10, 24>();
-    case MHA_INSTRUCTION_SET_AVX2:
-    case MHA_INSTRUCTION_SET_AVX2_VNNI:
-      return avx2::all_probes<10, 12>();
+  if (kernels == "avx512") return avx512::all_probes<10, 24>();
+  if (kernels == "avx2") return avx2::all_probes<10, 12>();
 #elif defined(__aarch64__)
-    case MHA_INSTRUCTION_SET_NEON:
-    case MHA_INSTRUCTION_SET_NEON_DOTPROD:
-    case MHA_INSTRUCTION_SET_NEON_I8MM:
-      return neon::all_probes<12, 24>();
+  if (kernels == "neon") return neon::all_probes<12, 24>();
 #endif
-    default:
-      return scalar::all_probes<8, 12>();
-  }
+  return scalar::all_probes<8, 12>();
 }
 
 }  // namespace bench

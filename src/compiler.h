@@ -39,22 +39,19 @@
 #pragma fp_contract(off)
 #endif
 
-// ---- Which instruction sets are built
+// ---- Which instruction sets are built: those of sets.def that MHA_HAS_SET names, or all of an
+// architecture
 
 #if defined(MHA_FLAGS_GIVEN) || defined(MHA_SETS_GIVEN)  // by CMake
 #elif defined(__MINGW32__) && !defined(__clang__)
 // Plain C++ alone: GCC's vectors on the stack need -Wa,-muse-unaligned-vector-move
 // (src/CMakeLists.txt), which no line here can give.
 #elif defined(MHA_X86_64)
-#define MHA_HAS_AVX2
-#define MHA_HAS_AVX2_VNNI
-#define MHA_HAS_AVX512
-#define MHA_HAS_AVX512_VNNI
+#define MHA_HAS_ALL_x86_64
 #elif defined(__aarch64__)
-#define MHA_HAS_NEON
-#define MHA_HAS_NEON_DOTPROD
-#define MHA_HAS_NEON_I8MM
+#define MHA_HAS_ALL_aarch64
 #endif
+#define MHA_HAS_ALL_any
 
 // A file of kernels says which set it is for (MHA_KERNELS_*), and is compiled with the flags of
 // that set: src/CMakeLists.txt and docs/building.md have them. Without optimisation its inline

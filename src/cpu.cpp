@@ -21,31 +21,32 @@
 namespace mha {
 namespace {
 
-// The best kernels come first. CMake defines MHA_HAS_* for those that it builds.
-constexpr const Kernels *built_kernels[] = {
-#if defined(MHA_HAS_AVX512_VNNI)
-    &kernels_avx512_vnni,
-#endif
-#if defined(MHA_HAS_AVX512)
-    &kernels_avx512,
-#endif
-#if defined(MHA_HAS_AVX2_VNNI)
-    &kernels_avx2_vnni,
-#endif
-#if defined(MHA_HAS_AVX2)
-    &kernels_avx2,
-#endif
-#if defined(MHA_HAS_NEON_I8MM)
-    &kernels_neon_i8mm,
-#endif
-#if defined(MHA_HAS_NEON_DOTPROD)
-    &kernels_neon_dotprod,
-#endif
-#if defined(MHA_HAS_NEON)
-    &kernels_neon,
-#endif
-    &kernels_scalar,
+// Whether a macro is defined, and expands to something else than its name. MHA_HAS is for a row of
+// sets.def.
+#define MHA_TEXT(x) #x
+#define MHA_IS_DEFINED(macro) (MHA_TEXT(macro)[0] != 'M')
+#define MHA_HAS(NAME, architecture) \
+  (MHA_IS_DEFINED(MHA_HAS_##NAME) || MHA_IS_DEFINED(MHA_HAS_ALL_##architecture))
+
+struct InstructionSet {
+  uint32_t number;
+  const char *name;
+  const Kernels *kernels;  // null: this build lacks them
 };
+constexpr InstructionSet instruction_sets[] = {
+#define MHA_SET(name, NAME, number, architecture, ...) \
+  {number, #name, MHA_HAS(NAME, architecture) ? &kernels_##name : nullptr},
+#include "kernels/sets.def"
+};
+#define MHA_SET(name, NAME, number, ...) static_assert(MHA_INSTRUCTION_SET_##NAME == number, #name);
+#include "kernels/sets.def"
+
+const InstructionSet *find_set(uint32_t number) {
+  for (const InstructionSet &set : instruction_sets) {
+    if (set.number == number) return &set;
+  }
+  return nullptr;
+}
 
 // Sets of instruction sets are masks that have a bit for each number, as mha_instruction_sets
 // returns them.
@@ -141,7 +142,7 @@ bool machine_has(uint32_t instruction_set) {
 }  // namespace
 
 mha_status check_instruction_set(Report report, uint32_t instruction_set) {
-  if (instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM) return MHA_OK;
+  if (instruction_set == MHA_INSTRUCTION_SET_AUTO || find_set(instruction_set)) return MHA_OK;
   return report.invalid("instruction_set is %u; set it to one of MHA_INSTRUCTION_SET_*",
                         instruction_set);
 }
@@ -150,12 +151,13 @@ mha_status check_instruction_set(Report report, uint32_t instruction_set) {
 mha_status choose_kernels(Report report, uint32_t instruction_set, const Kernels **kernels) {
   MHA_TRY(check_instruction_set(report, instruction_set));
   bool is_built = false;
-  for (const Kernels *built : built_kernels) {
-    if (instruction_set != MHA_INSTRUCTION_SET_AUTO && instruction_set != built->instruction_set)
+  for (const InstructionSet &set : instruction_sets) {
+    if (!set.kernels ||
+        (instruction_set != MHA_INSTRUCTION_SET_AUTO && instruction_set != set.number))
       continue;
     is_built = true;
-    if (machine_has(built->instruction_set)) {
-      *kernels = built;
+    if (machine_has(set.number)) {
+      *kernels = set.kernels;
       return MHA_OK;
     }
   }
@@ -180,20 +182,17 @@ uint32_t contract_of_thread() {
 // The sets that this build has kernels for and this machine can run.
 uint32_t mha_instruction_sets(void) {
   uint32_t sets = 0;
-  for (const mha::Kernels *built : mha::built_kernels) {
-    if (mha::machine_has(built->instruction_set)) sets |= mha::bit(built->instruction_set);
+  for (const mha::InstructionSet &set : mha::instruction_sets) {
+    if (set.kernels && mha::machine_has(set.number)) sets |= mha::bit(set.number);
   }
   return sets;
 }
 
 // Messages name instruction sets like this, too.
 const char *mha_instruction_set_name(uint32_t instruction_set) {
-  static constexpr const char *names[] = {"auto",        "scalar",       "avx2",
-                                          "avx512",      "neon",         "avx2_vnni",
-                                          "avx512_vnni", "neon_dotprod", "neon_i8mm"};
-  static_assert(sizeof names / sizeof names[0] == MHA_INSTRUCTION_SET_NEON_I8MM + 1,
-                "a name for each, by its number");
-  return instruction_set <= MHA_INSTRUCTION_SET_NEON_I8MM ? names[instruction_set] : "unknown";
+  if (instruction_set == MHA_INSTRUCTION_SET_AUTO) return "auto";
+  const mha::InstructionSet *set = mha::find_set(instruction_set);
+  return set ? set->name : "unknown";
 }
 
 // One number that can be compared, as 10203 for version 1.2.3.

@@ -36,7 +36,7 @@ Words of a line, with defaults in parentheses: B= (1), n=, D= (layer only), H=, 
 head_dim= (layer: D/H), n_kv= (attention only; n=), causal, past= (the positions in a KV cache; a
 layer appends its rows, attention does not), kv_type=f32|f16|bf16|int8 (type of that cache; f32),
 weights=f32|f16|bf16|int8|int4 (of a layer; f32), arithmetic=f32|int8|int16 (of a layer; f32),
-instruction_set=auto|scalar|avx2|avx2_vnni|avx512|avx512_vnni|neon|neon_dotprod|neon_i8mm (auto),
+instruction_set= (auto, or a name of src/kernels/sets.def),
 threads= (1). '#' begins a comment. A shape that BASE has no function or type for is not in the
 base.
 
@@ -71,8 +71,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import slots
 
-# MHA_INSTRUCTION_SET_*
-SETS = "auto scalar avx2 avx512 neon avx2_vnni avx512_vnni neon_dotprod neon_i8mm".split()
+# By MHA_INSTRUCTION_SET_*, whose numbers are without gaps.
+ROW = re.compile(r"^MHA_SET\((\w+), \w+, (\d+)", re.MULTILINE)
+ROWS = ROW.findall((ROOT / "src" / "kernels" / "sets.def").read_text())
+SETS = ["auto", *(name for name, number in sorted(ROWS, key=lambda row: int(row[1])))]
 KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_* from MHA_TYPE_F32 on
 CHOICES = {
     "kv_type": (KV_TYPES, "a cache type"),

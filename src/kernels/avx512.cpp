@@ -3,13 +3,13 @@
 #define xsimd mha_xsimd_avx512
 #include "../compiler.h"
 
-#if defined(MHA_HAS_AVX512)
+#if defined(MHA_HAS_AVX512) || defined(MHA_HAS_ALL_x86_64)
 #include "mha.h"
 #include "table.h"
 
 namespace mha {
 constexpr Kernels kernels_avx512 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512, &own_codes);
-#if defined(MHA_HAS_AVX512_VNNI)
+#if defined(MHA_HAS_AVX512_VNNI) || defined(MHA_HAS_ALL_x86_64)
 constexpr Kernels kernels_avx512_vnni =
     make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_VNNI, &codes_avx512_vnni);
 #endif

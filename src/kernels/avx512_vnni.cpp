@@ -4,7 +4,7 @@
 #define xsimd mha_xsimd_avx512_vnni
 #include "../compiler.h"
 
-#if defined(MHA_HAS_AVX512_VNNI)
+#if defined(MHA_HAS_AVX512_VNNI) || defined(MHA_HAS_ALL_x86_64)
 #include "project_integers.h"
 
 namespace mha {

@@ -646,11 +646,10 @@ struct Kernels {
   void (*run_small)(const SmallLayer &layer, const SmallCall &call, float *scratch);
 };
 
-extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
-
-// The same kernels but for the products of codes.
-extern const Kernels kernels_avx2_vnni, kernels_avx512_vnni, kernels_neon_dotprod,
-    kernels_neon_i8mm;
-extern const CodeKernels codes_avx2_vnni, codes_avx512_vnni, codes_neon_dotprod, codes_neon_i8mm;
+// The kernels of each set, and the products of codes of one that only adds these.
+#define MHA_SET(name, ...)             \
+  extern const Kernels kernels_##name; \
+  extern const CodeKernels codes_##name;
+#include "sets.def"
 
 }  // namespace mha

@@ -4,7 +4,7 @@
 #define xsimd mha_xsimd_neon_dotprod
 #include "../compiler.h"
 
-#if defined(MHA_HAS_NEON_DOTPROD)
+#if defined(MHA_HAS_NEON_DOTPROD) || defined(MHA_HAS_ALL_aarch64)
 #include "project_integers.h"
 
 namespace mha {

@@ -5,7 +5,7 @@
 #define xsimd mha_xsimd_neon_i8mm
 #include "../compiler.h"
 
-#if defined(MHA_HAS_NEON_I8MM)
+#if defined(MHA_HAS_NEON_I8MM) || defined(MHA_HAS_ALL_aarch64)
 #include "project_integers.h"
 
 namespace mha {

@@ -42,7 +42,7 @@ Choice ChoiceOf(int64_t number) {
 
 std::vector<uint32_t> SetsOfThisMachine() {
   std::vector<uint32_t> sets;
-  for (const uint32_t set : {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE}) {
+  for (const uint32_t set : SetsOfTheArchitecture(Sets::kWithKernels)) {
     if (mha_instruction_sets() >> set & 1) sets.push_back(set);
   }
   return sets;

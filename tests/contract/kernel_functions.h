@@ -17,6 +17,7 @@ struct KernelFunctions {
                                             // int4 16 times that, and the code of -x
 };
 
-extern const KernelFunctions scalar_functions, avx2_functions, avx512_functions, neon_functions;
+#define MHA_SET(name, ...) extern const KernelFunctions name##_functions;
+#include "../../src/kernels/sets.def"
 
 #endif  // MHA_TESTS_CONTRACT_KERNEL_FUNCTIONS_H

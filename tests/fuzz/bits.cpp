@@ -26,9 +26,8 @@ using namespace support;  // NOLINT: this file is about nothing else
 // Sets with products of bytes differ from the others only in integer arithmetic. The scalar kernels
 // take as long as all others together.
 std::vector<uint32_t> SetsOfThisMachine(bool has_integers, bool has_scalar = true) {
-  std::vector<uint32_t> some = {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE}, sets;
-  if (has_integers) some = {MHA_ALL_INSTRUCTION_SETS};
-  for (const uint32_t set : some) {
+  std::vector<uint32_t> sets;
+  for (const uint32_t set : SetsOfTheArchitecture(has_integers ? Sets::kAll : Sets::kWithKernels)) {
     if ((set != MHA_INSTRUCTION_SET_SCALAR || has_scalar) && (mha_instruction_sets() >> set & 1))
       sets.push_back(set);
   }

@@ -369,7 +369,7 @@ class Caches {
 
   Called CallTo(const AttentionProblem &problem, const std::vector<int64_t> &sequences,
                 mha_kv_cache *cache, bool reads, int64_t columns) {
-    static const std::vector<uint32_t> sets = {MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE};
+    static const std::vector<uint32_t> sets = SetsOfTheArchitecture(Sets::kWithKernels);
     const Scheduler scheduler(bytes_.Choice({1u, 2u, 3u, 9u}), RunBackwards);
     AttentionCall call;
     call.instruction_set = sets[bytes_.Byte() % sets.size()];

@@ -15,9 +15,15 @@ import shutil
 import subprocess
 import sys
 
+import instruction_sets
+
 source = pathlib.Path(__file__).resolve().parent.parent.parent
 tests = source / "tests"
-x86, arm = ["scalar", "avx2", "avx512"], ["scalar", "neon"]
+known_sets = instruction_sets.rows(source)
+# Emulated processors of the second have everything; of the first, only sets with kernels are asked
+# for.
+x86 = [n for n, row in known_sets.items() if row.architecture != "aarch64" and row.kernels == n]
+arm = [name for name, row in known_sets.items() if row.architecture != "x86_64"]
 native, built, compiled_alone = [], None, "compiled alone"
 qemu = ["qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu"]
 wine = ["env", "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml=", "wine"]
@@ -29,11 +35,11 @@ plain = ["-DMHA_WITHOUT_EXTENSIONS", "-pedantic-errors", "-mxsave"]
 known = {
     "g++/without_extensions": (["g++", *plain], native, x86),
     "clang++/without_extensions": (["clang++", *plain], native, x86),
-    "aarch64-linux-gnu-g++": (["aarch64-linux-gnu-g++"], qemu, arm + ["neon_dotprod", "neon_i8mm"]),
+    "aarch64-linux-gnu-g++": (["aarch64-linux-gnu-g++"], qemu, arm),
     "clang++/aarch64-linux-gnu": (
         ["clang++", "--target=aarch64-linux-gnu"],
         qemu,
-        arm + ["neon_dotprod", "neon_i8mm"],
+        arm,
     ),
     "x86_64-w64-mingw32-g++-posix": (["x86_64-w64-mingw32-g++-posix", "-static"], wine, ["scalar"]),
 }
@@ -82,16 +88,6 @@ prelude = (
         f"#undef {name}\n" for name in ("__GNUC__", "__clang__", "__MINGW32__", "__MINGW64__")
     )
 )
-avx2 = ["-mavx2", "-mfma", "-mf16c"]
-avx512 = avx2 + [f"-mavx512{part}" for part in ("f", "cd", "bw", "dq", "vl")]
-targets = {
-    "avx2": avx2,
-    "avx2_vnni": avx2 + ["-mavxvnni"],
-    "avx512": avx512,
-    "avx512_vnni": avx512 + ["-mavx512vnni"],
-    "neon_dotprod": ["-march=armv8.2-a+dotprod"],
-    "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
-}
 
 
 def run(*command, refused=None):
@@ -187,7 +183,8 @@ of_program = [
 
 def compiled(path):
     object_file = arguments.work / f"{path.parent.name}_{path.name}.o"
-    for_kernels = targets.get(path.stem, []) if path.stem.split("_")[0] in sets else []
+    row = known_sets.get(path.stem)
+    for_kernels = row.flags if row and row.kernels in sets else []
     run(
         *arguments.launcher.split(),
         *command,
@@ -213,7 +210,7 @@ if runs == native and not any(word.startswith(("-march", "-target")) for word in
     run(
         *command,
         *flags[1:],
-        *avx2,
+        *known_sets["avx2"].flags,
         *xsimd,
         "-fsyntax-only",
         kernels,
@@ -237,7 +234,7 @@ missing = [name for name in sets if f"{name}: {len(rows)} of {len(rows)}" not in
 has = {"avx2": " avx2 ", "avx512": " avx512bw "}
 missing = [name for name in missing if name not in has or has[name] in here]
 for name in re.findall(r"^(\w+): \d+ of", said, re.MULTILINE):
-    if name.split("_")[0] not in sets:
+    if known_sets[name].kernels not in sets:
         sys.exit(f"{name} is built, which was not asked for")
 if missing:
     sys.exit(f"These instruction sets are not built, or were not found: {', '.join(missing)}")

@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 
+import instruction_sets
+
 tests = pathlib.Path(__file__).resolve().parent.parent
 parts = {
     "OPENBLAS": "libopenblas-dev",
@@ -95,6 +97,12 @@ class Build:
         output = must(self.cmake, "--build", self.folder, "--target", "help")
         return set(re.findall(r"^(?:\.\.\. )?(\w+)(?:: phony)?", output, re.MULTILINE))
 
+    def sets(self):
+        """All instruction sets, and those of this architecture but for the scalar kernels."""
+        rows = instruction_sets.rows(tests.parent)
+        architecture = rows[self.left_out].architecture
+        return rows, [name for name, row in rows.items() if row.architecture == architecture]
+
     # ---- What ctest runs
 
     def nothing(self):
@@ -147,17 +155,15 @@ class Build:
         said = self.configured("--preset", "library")
         if "for want of" in said:
             sys.exit(f"The preset of the library alone speaks of parts that it leaves out:\n{said}")
-        base, extensions = (
-            ("neon", ("neon_dotprod", "neon_i8mm"))
-            if self.left_out == "neon"
-            else ("avx2", ("avx2_vnni", "avx512_vnni"))
-        )
-        self.configured(*off, *(f"-DMHA_{name.upper()}=OFF" for name in extensions))
-        kernels = {f"mha_kernels_{name}" for name in (base, *extensions)} & self.targets()
-        if kernels != {f"mha_kernels_{base}"}:
-            sys.exit(f"With {', '.join(extensions)} OFF, these are built: {', '.join(kernels)}")
-        foreign = "AVX2" if self.left_out == "neon" else "NEON"
-        self.expect_error(*off, f"-DMHA_{foreign}=ON", says=f"has no {foreign}")
+        rows, here = self.sets()
+        adding = [name for name in here if rows[name].kernels != name]
+        self.configured(*off, *(f"-DMHA_{name.upper()}=OFF" for name in adding))
+        built = {target for target in self.targets() if target.startswith("mha_kernels_")}
+        left = {f"mha_kernels_{name}" for name in ("scalar", *here) if name not in adding}
+        if built != left:
+            sys.exit(f"With {', '.join(adding)} OFF, these are built: {', '.join(sorted(built))}")
+        for name in rows.keys() - {*here, "scalar"}:
+            self.expect_error(*off, f"-DMHA_{name.upper()}=ON", says=f"has no {name.upper()}")
 
     def no_build_type(self):
         """Inside a build without a build type, the library is optimised unless that build says
@@ -204,11 +210,11 @@ class Build:
     def static_only(self):
         """A static library with the scalar kernels alone is installed, computes, and says what it
         lacks."""
-        sets = {"avx512": ["AVX2", "AVX512"]}.get(self.left_out, [self.left_out.upper()])
+        rows, here = self.sets()
         self.configured(
             *(f"-DMHA_{part}=OFF" for part in parts),
             "-DMHA_SHARED=OFF",
-            *(f"-DMHA_{name}=OFF" for name in sets),
+            *(f"-DMHA_{name.upper()}=OFF" for name in here if rows[name].kernels == name),
             "-DCMAKE_BUILD_TYPE=Debug",
         )
         must(self.cmake, "--build", self.folder, "--parallel", "2")

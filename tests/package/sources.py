@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import instruction_sets
+
 failures = []
 
 # CONTRACT.md, section 1, rules these out in the kernels: operations of the vector library and
@@ -348,6 +350,23 @@ def check_stages(arguments):
                 )
 
 
+def check_sets(arguments):
+    """The header and Rust's bindings have the instruction sets of src/kernels/sets.def, by their
+    numbers."""
+    sets = {(row.constant, row.number) for row in instruction_sets.rows(arguments.source).values()}
+    sets.add(("AUTO", "0"))
+    header = (arguments.source / "include" / "mha_extra.h").read_text()
+    declared = set(re.findall(r"#define MHA_INSTRUCTION_SET_(\w+) (\d+)u", header))
+    rust = (arguments.source / "tools/bindings/rust/mha/src/types.rs").read_text()
+    constants = set(re.findall(r"const (\w+): Self = Self\(sys::MHA_INSTRUCTION_SET_\1\)", rust))
+    for what, difference in (
+        ("include/mha_extra.h", declared ^ sets),
+        ("Rust's InstructionSet", constants ^ {name for name, _ in sets}),
+    ):
+        if difference:
+            failures.append(f"{what} and src/kernels/sets.def differ in {sorted(difference)}.")
+
+
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument(
     "--source",
@@ -357,7 +376,7 @@ parser.add_argument(
 )
 commands, parsers = (
     parser.add_subparsers(
-        required=True, metavar="operations|extensions|versions|promises|layout|format|stages"
+        required=True, metavar="operations|extensions|versions|promises|layout|format|stages|sets"
     ),
     {},
 )
@@ -369,6 +388,7 @@ for check in (
     check_layout,
     check_format,
     check_stages,
+    check_sets,
 ):
     name = check.__name__.removeprefix("check_")
     parsers[name] = commands.add_parser(name, help=check.__doc__)

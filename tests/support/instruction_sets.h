@@ -5,18 +5,46 @@
 //     MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Projection);
 //
 // The name is then InstructionSets/Projection.EqualsTheSpecification/avx2. The sets are those of
-// the architecture; one that this machine lacks is skipped, never replaced by another. Those that
-// have products of bytes besides have the other kernels in common with one without, so tests of
-// integer arithmetic alone are run for them: MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS.
+// the architecture, by src/kernels/sets.def; one that this machine lacks is skipped, never replaced
+// by another. Those that have products of bytes besides have the other kernels in common with one
+// without, so tests of integer arithmetic alone are run for them:
+// MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS.
 #ifndef MHA_TESTS_SUPPORT_INSTRUCTION_SETS_H
 #define MHA_TESTS_SUPPORT_INSTRUCTION_SETS_H
 
 #include <gtest/gtest.h>
 #include <mha.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 namespace support {
+
+#if defined(__x86_64__)
+constexpr std::string_view kArchitecture = "x86_64";
+#elif defined(__aarch64__)
+constexpr std::string_view kArchitecture = "aarch64";
+#else
+constexpr std::string_view kArchitecture = "";
+#endif
+
+enum class Sets { kAll, kWithKernels };
+
+inline std::vector<uint32_t> SetsOfTheArchitecture(Sets which) {
+  std::vector<uint32_t> sets;
+  const auto add = [&](uint32_t number, std::string_view architecture, bool has_kernels) {
+    if ((architecture == kArchitecture || architecture == "any") &&
+        (has_kernels || which == Sets::kAll))
+      sets.push_back(number);
+  };
+#define MHA_SET(name, NAME, number, architecture, kernels, ...) \
+  add(number, #architecture, std::string_view(#name) == #kernels);
+#include "../../src/kernels/sets.def"
+  std::sort(sets.begin(), sets.end());
+  return sets;
+}
 
 class InstructionSetTest : public testing::TestWithParam<uint32_t> {
  protected:
@@ -30,31 +58,14 @@ class InstructionSetTest : public testing::TestWithParam<uint32_t> {
 
 }  // namespace support
 
-#if defined(__x86_64__)
-#define MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE \
-  MHA_INSTRUCTION_SET_SCALAR, MHA_INSTRUCTION_SET_AVX2, MHA_INSTRUCTION_SET_AVX512
-#define MHA_ALL_INSTRUCTION_SETS                                           \
-  MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE, MHA_INSTRUCTION_SET_AVX2_VNNI, \
-      MHA_INSTRUCTION_SET_AVX512_VNNI
-#elif defined(__aarch64__)
-#define MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE \
-  MHA_INSTRUCTION_SET_SCALAR, MHA_INSTRUCTION_SET_NEON
-#define MHA_ALL_INSTRUCTION_SETS                                              \
-  MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE, MHA_INSTRUCTION_SET_NEON_DOTPROD, \
-      MHA_INSTRUCTION_SET_NEON_I8MM
-#else
-#define MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE MHA_INSTRUCTION_SET_SCALAR
-#define MHA_ALL_INSTRUCTION_SETS MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE
-#endif
-
-#define MHA_INSTANTIATE_FOR(suite, ...)                                          \
-  INSTANTIATE_TEST_SUITE_P(InstructionSets, suite, testing::Values(__VA_ARGS__), \
-                           [](const testing::TestParamInfo<uint32_t> &info) {    \
-                             return mha_instruction_set_name(info.param);        \
-                           })
-#define MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(suite) \
-  MHA_INSTANTIATE_FOR(suite, MHA_INSTRUCTION_SETS_OF_THE_ARCHITECTURE)
-#define MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(suite) \
-  MHA_INSTANTIATE_FOR(suite, MHA_ALL_INSTRUCTION_SETS)
+#define MHA_INSTANTIATE_FOR(suite, which)                                      \
+  INSTANTIATE_TEST_SUITE_P(                                                    \
+      InstructionSets, suite,                                                  \
+      testing::ValuesIn(support::SetsOfTheArchitecture(support::Sets::which)), \
+      [](const testing::TestParamInfo<uint32_t> &info) {                       \
+        return mha_instruction_set_name(info.param);                           \
+      })
+#define MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(suite) MHA_INSTANTIATE_FOR(suite, kWithKernels)
+#define MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(suite) MHA_INSTANTIATE_FOR(suite, kAll)
 
 #endif  // MHA_TESTS_SUPPORT_INSTRUCTION_SETS_H
