@@ -53,26 +53,6 @@
 #endif
 #define MHA_HAS_ALL_any
 
-// A file of kernels says which set it is for (MHA_KERNELS_*), and is compiled with the flags of
-// that set: src/CMakeLists.txt and docs/building.md have them. Without optimisation its inline
-// functions would become symbols that other files share, whose processors may lack the
-// instructions.
-#if !defined(MHA_FLAGS_GIVEN) && !defined(_MSC_VER)
-#if defined(MHA_KERNELS_AVX2) && defined(MHA_HAS_AVX2)
-#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
-#error "compile this file with -mavx2 -mfma -mf16c"
-#elif !defined(__OPTIMIZE__)
-#error "compile this file with -O2"
-#endif
-#elif defined(MHA_KERNELS_AVX512) && defined(MHA_HAS_AVX512)
-#if !defined(__AVX512F__) || !defined(__AVX512DQ__)
-#error "compile this file with -mavx2 -mfma -mf16c -mavx512{f,cd,bw,dq,vl}"
-#elif !defined(__OPTIMIZE__)
-#error "compile this file with -O2"
-#endif
-#endif
-#endif
-
 #define MHA_PRAGMA(words) _Pragma(#words)
 
 // ---- Extensions of C++

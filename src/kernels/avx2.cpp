@@ -1,5 +1,5 @@
 // The kernels for x86-64 with AVX2, FMA and F16C.
-#define MHA_KERNELS_AVX2
+#define MHA_VECTORS "avx2.h"
 #define xsimd mha_xsimd_avx2
 #include "../compiler.h"
 

@@ -1,6 +1,6 @@
 // The products of codes for x86-64 with AVX2 and AVX-VNNI.
-#define MHA_KERNELS_AVX2
-#define MHA_KERNELS_VNNI
+#define MHA_MULTIPLIES_BYTES
+#define MHA_VECTORS "avx2.h"
 #define xsimd mha_xsimd_avx2_vnni
 #include "../compiler.h"
 

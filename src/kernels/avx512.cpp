@@ -1,5 +1,5 @@
 // The kernels for x86-64 with AVX-512 F, CD, BW, VL and DQ.
-#define MHA_KERNELS_AVX512
+#define MHA_VECTORS "avx512.h"
 #define xsimd mha_xsimd_avx512
 #include "../compiler.h"
 

@@ -1,6 +1,6 @@
 // The products of codes for x86-64 with AVX-512 and its VNNI.
-#define MHA_KERNELS_AVX512
-#define MHA_KERNELS_VNNI
+#define MHA_MULTIPLIES_BYTES
+#define MHA_VECTORS "avx512.h"
 #define xsimd mha_xsimd_avx512_vnni
 #include "../compiler.h"
 

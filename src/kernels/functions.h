@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops.h"
+#include MHA_VECTORS
 
 namespace mha {
 namespace {

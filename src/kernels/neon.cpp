@@ -1,5 +1,5 @@
 // The kernels for AArch64.
-#define MHA_KERNELS_NEON
+#define MHA_VECTORS "neon.h"
 #define xsimd mha_xsimd_neon
 #include "../compiler.h"
 

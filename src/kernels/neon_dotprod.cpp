@@ -1,6 +1,6 @@
 // The products of codes for AArch64 with the dot products of bytes.
-#define MHA_KERNELS_NEON
-#define MHA_KERNELS_DOTPROD
+#define MHA_MULTIPLIES_BYTES
+#define MHA_VECTORS "neon.h"
 #define xsimd mha_xsimd_neon_dotprod
 #include "../compiler.h"
 

@@ -1,7 +1,7 @@
 // The products of codes for AArch64 with the products of matrices of bytes, and the dot products.
-#define MHA_KERNELS_NEON
-#define MHA_KERNELS_DOTPROD
+#define MHA_MULTIPLIES_BYTES
 #define MHA_KERNELS_I8MM
+#define MHA_VECTORS "neon.h"
 #define xsimd mha_xsimd_neon_i8mm
 #include "../compiler.h"
 

@@ -31,11 +31,7 @@ constexpr int panels_in_step = 4;
 
 // The rows of a tile whose sums stay in registers from chain to chain, and no tile has more. Where
 // one instruction multiplies and adds for 16 columns, storing sums would take longest. 0: none.
-#if defined(MHA_KERNELS_AVX512) && defined(MHA_KERNELS_VNNI)
-constexpr int held_rows = 4;
-#else
-constexpr int held_rows = 0;
-#endif
+constexpr int held_rows = sizeof(SmallCode) == 1 && Vector::size == 16 ? 4 : 0;
 template <class V>
 constexpr int max_code_rows = held_rows > 0 ? held_rows : TileShape<V::size>::max_rows;
 

@@ -34,9 +34,6 @@ MHA_INLINE int64_t lane_of(int64_t key) {
   return static_cast<int64_t>(static_cast<uint64_t>(key) % tile_keys);
 }
 
-template <int lanes>
-struct TileShape;  // the register tiles of an instruction set, below
-
 // What a loop prefetches while it computes. With every term it asks for one line in each of some
 // streams, which start `apart` bytes from each other, because memory that is read in several places
 // at once arrives faster. After each term all streams advance by `step` bytes, and by `skip` bytes
@@ -411,67 +408,6 @@ MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
 // The vectors of 16 columns, or of 4 for one number at a time: the fewest that a loop is made for.
 template <class V>
 constexpr int min_vectors = V::size == 1 ? 4 : tile_keys / V::size;
-
-// How many rows and vectors the register tiles have. There are as many sums as the registers hold
-// besides the operands, and at least the 8 independent chains that keep two fma units with a
-// latency of 4 busy, where the problem has as many.
-//
-//   max_rows             of a tile; those of the attention have attend_rows
-//   panels_at_once(R)    panels of weights side by side
-//   project_vectors(R)   vectors of a panel at once; they divide a panel
-//   key_tiles(R)         tiles of 16 keys at once
-//   context_vectors(R)   vectors of values at once; columns that are left come 16 at a time
-//   has_few_row_forms    whether few rows have ways of their own through weights, which take much
-//                        code (project.h)
-//   exp_vectors          vectors side by side through exp, whose constants take registers too
-// AVX-512 has 32 registers of 16 floats: 8 rows times the 3 vectors of a panel are 24 sums.
-template <>
-struct TileShape<16> {
-  static constexpr int registers = 32;
-  static constexpr int max_rows = 8, attend_rows = 6, exp_vectors = 4;
-  static constexpr int panels_at_once(int64_t rows) { return rows <= 2 ? 2 : 1; }
-  static constexpr int project_vectors(int) { return 3; }
-  static constexpr int key_tiles(int rows) { return rows == 1 ? 8 : 4; }
-  static constexpr int context_vectors(int) { return 4; }
-  static constexpr bool has_few_row_forms = false;
-};
-
-// AVX2 has 16 registers of 8 floats: 6 rows times 2 vectors are 12 sums, and two vectors of columns
-// and a number of a row pass by.
-template <>
-struct TileShape<8> {
-  static constexpr int registers = 16;
-  static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
-  static constexpr int panels_at_once(int64_t rows) { return rows == 1 ? 2 : 1; }
-  static constexpr int project_vectors(int rows) { return rows <= 2 ? 6 : rows <= 4 ? 3 : 2; }
-  static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-  static constexpr int context_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
-  static constexpr bool has_few_row_forms = !is_small_code;
-};
-
-// NEON has 32 registers of 4 floats: 6 rows times 4 vectors are 24 sums.
-template <>
-struct TileShape<4> {
-  static constexpr int registers = 32;
-  static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
-  static constexpr int panels_at_once(int64_t) { return 1; }
-  static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
-  static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-  static constexpr int context_vectors(int) { return 4; }
-  static constexpr bool has_few_row_forms = false;
-};
-
-// The scalar kernels take 4 rows times 4 columns, which compilers may make vectors of.
-template <>
-struct TileShape<1> {
-  static constexpr int registers = 32;
-  static constexpr int max_rows = 4, attend_rows = 2, exp_vectors = 16;
-  static constexpr int panels_at_once(int64_t) { return 1; }
-  static constexpr int project_vectors(int) { return 4; }
-  static constexpr int key_tiles(int) { return 1; }
-  static constexpr int context_vectors(int) { return 4; }
-  static constexpr bool has_few_row_forms = false;
-};
 
 // ---- The choice of a loop
 

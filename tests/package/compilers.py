@@ -160,7 +160,7 @@ root = source
 if arguments.compiler == two_rows:
     root = arguments.work
     shutil.copytree(source / "src", root / "src")
-    shapes = root / "src" / "kernels" / "tile.h"
+    shapes = root / "src" / "kernels" / "avx2.h"
     shapes.write_text(re.sub(r"attend_rows = \d", "attend_rows = 2", shapes.read_text()))
 library = [*root.glob("src/*.cpp"), *root.glob("src/*/*.cpp")]
 program = [

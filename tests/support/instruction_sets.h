@@ -22,20 +22,12 @@
 
 namespace support {
 
-#if defined(__x86_64__)
-constexpr std::string_view kArchitecture = "x86_64";
-#elif defined(__aarch64__)
-constexpr std::string_view kArchitecture = "aarch64";
-#else
-constexpr std::string_view kArchitecture = "";
-#endif
-
 enum class Sets { kAll, kWithKernels };
 
 inline std::vector<uint32_t> SetsOfTheArchitecture(Sets which) {
   std::vector<uint32_t> sets;
   const auto add = [&](uint32_t number, std::string_view architecture, bool has_kernels) {
-    if ((architecture == kArchitecture || architecture == "any") &&
+    if ((architecture == MHA_ARCHITECTURE || architecture == "any") &&
         (has_kernels || which == Sets::kAll))
       sets.push_back(number);
   };

@@ -1,0 +1,156 @@
+// Vectors of AVX-512.
+#pragma once
+
+#if !defined(MHA_FLAGS_GIVEN) && !defined(_MSC_VER)
+#if !defined(__AVX512F__) || !defined(__AVX512DQ__)
+#error "compile this file with -mavx2 -mfma -mf16c -mavx512{f,cd,bw,dq,vl}"
+#elif !defined(__OPTIMIZE__)
+#error "compile this file with -O2"
+#endif
+#endif
+
+#include <immintrin.h>
+
+#include <xsimd/xsimd.hpp>
+
+#include "dot_products.h"
+
+#define MHA_MM(operation) _mm512_##operation
+#define MHA_MM_SI(operation) _mm512_##operation##_si512
+#define MHA_VNNI ""
+#define MHA_VNNI_REGISTERS "v"
+#define MHA_MM_VNNI(operation) MHA_MM(operation##_epi32)
+
+namespace mha {
+namespace {
+
+using Vector = xsimd::batch<float, xsimd::avx512f>;
+using Quad = xsimd::batch<float, xsimd::sse2>;
+using Integers = __m512i;
+constexpr int vectors_of_one_row = 3, vectors_of_many_rows = 3;
+
+// AVX-512 has 32 registers of 16 floats: 8 rows times the 3 vectors of a panel are 24 sums.
+template <>
+struct TileShape<16> {
+  static constexpr int registers = 32;
+  static constexpr int max_rows = 8, attend_rows = 6, exp_vectors = 4;
+  static constexpr int panels_at_once(int64_t rows) { return rows <= 2 ? 2 : 1; }
+  static constexpr int project_vectors(int) { return 3; }
+  static constexpr int key_tiles(int rows) { return rows == 1 ? 8 : 4; }
+  static constexpr int context_vectors(int) { return 4; }
+  static constexpr bool has_few_row_forms = false;
+};
+
+}  // namespace
+}  // namespace mha
+
+#include "x86.h"
+
+namespace mha {
+namespace {
+
+MHA_INLINE Vector zero_if_less(Vector x, Vector limit, Vector y) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
+}
+MHA_INLINE Vector times_power(Vector p, Vector n, Vector) { return _mm512_scalef_ps(p, n); }
+MHA_INLINE __m256 upper_half(__m512 v) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+}
+MHA_INLINE void store_first(float *p, Vector x, int64_t count) {
+  _mm512_mask_storeu_ps(
+      p,
+      _mm512_cmp_ps_mask(load<Vector>(lane_numbers), Vector(static_cast<float>(count)), _CMP_LT_OQ),
+      x);
+}
+MHA_INLINE float sum16(const Vector (&t)[1]) {
+  return sum8(_mm256_add_ps(_mm512_castps512_ps256(t[0]), upper_half(t[0])));
+}
+MHA_INLINE float greatest(Vector v) {
+  return greatest8(_mm256_max_ps(_mm512_castps512_ps256(v), upper_half(v)));
+}
+
+MHA_INLINE Vector load_fours(const float *p, int64_t apart) {
+  const __m256 two = load_two_fours(p, apart);
+  const __m512 three =
+      _mm512_insertf32x4(_mm512_castps256_ps512(two), _mm_loadu_ps(p + 2 * apart), 2);
+  return _mm512_insertf32x4(three, _mm_loadu_ps(p + 3 * apart), 3);
+}
+
+MHA_INLINE Vector butterfly(Vector x, int64_t h) {
+  const __m512i lanes = _mm512_cvtps_epi32(load<Vector>(lane_numbers)),
+                bit = _mm512_set1_epi32(static_cast<int>(h));
+  const __m512 other = _mm512_permutexvar_ps(_mm512_xor_si512(lanes, bit), x);
+  return _mm512_mask_sub_ps(_mm512_add_ps(x, other), _mm512_test_epi32_mask(lanes, bit), other, x);
+}
+
+// ---- Stored numbers
+
+MHA_INLINE __m256i load_16x16(const void *p) {
+  return _mm256_loadu_si256(static_cast<const __m256i *>(p));
+}
+
+MHA_INLINE Vector widened(Stored<F16>, __m256i x) { return _mm512_cvtph_ps(x); }
+MHA_INLINE Vector widened(Stored<Bf16>, __m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+MHA_INLINE Vector widened(Stored<int8_t>, __m128i x) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
+}
+
+template <>
+MHA_INLINE Vector load<Vector>(const F16 *p) {
+  return widened(Stored<F16>{}, load_16x16(p));
+}
+template <>
+MHA_INLINE Vector load<Vector>(const Bf16 *p) {
+  return widened(Stored<Bf16>{}, load_16x16(p));
+}
+template <>
+MHA_INLINE Vector load<Vector>(const int8_t *p) {
+  return widened(Stored<int8_t>{}, _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+template <class Element>
+MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
+  const __m128i low = load_two_fours(p, p + apart),
+                high = load_two_fours(p + 2 * apart, p + 3 * apart);
+  if constexpr (sizeof(Element) == 2)
+    return widened(Stored<Element>{}, _mm256_set_m128i(high, low));
+  else
+    return widened(Stored<Element>{}, _mm_unpacklo_epi64(low, high));
+}
+// The float of each code, for a permutation, which looks at the low 4 bits of each index only.
+alignas(64) constexpr float int4_codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
+                                              0,  1,  2,  3,  4,  5,  6,  7};
+template <>
+MHA_INLINE Two<Vector> load<Vector>(const Int4 *p) {
+  const __m512 codes = _mm512_load_ps(int4_codes);
+  const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+  return {_mm512_permutexvar_ps(both, codes),
+          _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), codes)};
+}
+// Lower halves of bytes in the first 8 lanes, upper ones in the others: below 2^24, the bits of a
+// float count units from bit 0 on, and below 2^20 from bit 4 on. 0x80 makes code + 8 of a code.
+alignas(64) constexpr uint32_t half_masks[16] = {15,   15,   15,   15,   15,   15,   15,   15,
+                                                 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0};
+alignas(64) constexpr uint32_t half_units[16] = {
+    0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000,
+    0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080, 0x49000080};
+alignas(64) constexpr float half_zeros[16] = {
+    0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f, 0x1.00001p23f,
+    0x1.00001p23f, 0x1.00001p23f, 0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f,
+    0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f};
+template <>
+MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int) {
+  int64_t eight;
+  MHA_MEMCPY(&eight, p, sizeof eight);
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_set1_epi64x(eight)),  // twice
+      floats = _mm512_ternarylogic_epi32(bytes, _mm512_load_si512(half_masks),
+                                         _mm512_load_si512(half_units), 0x6a);  // (b & m) ^ u
+  return Vector(_mm512_castsi512_ps(floats)) - load<Vector>(half_zeros);
+}
+
+}  // namespace
+}  // namespace mha
+
+#undef MHA_MM
+#undef MHA_MM_SI

@@ -1,0 +1,143 @@
+// Stored numbers: types of their elements, and how one number, or a vector of neighbours, is
+// loaded. load<V>(p) widens V::size neighbours in registers, for a pointer p to each type of
+// element.
+//
+// f16 and bf16 widen exactly, but a NaN may become quiet. A code of int8 or int4 widens to the
+// integer that it is, and whoever loads it applies the scale.
+#pragma once
+
+#include "../storage.h"
+#include "kernels.h"
+#include "ops.h"
+
+namespace mha {
+namespace {
+
+struct F16 {
+  uint16_t bits;
+};
+struct Bf16 {
+  uint16_t bits;
+};
+// Two codes, each with 8 added: that of an even term in the low half, and that of the next term.
+struct Int4 {
+  uint8_t bits;
+};
+
+// Calls visit(Stored<Element>{}) with the type of a stored element. Weights of int4 are widened
+// before (project.h); has_int4: values of a cache are not.
+template <class Type>
+struct Stored {
+  using Element = Type;
+};
+
+template <bool has_int4 = false, class Visit>
+MHA_INLINE void visit_storage(Storage storage, Visit visit) {
+  switch (storage) {
+    case Storage::f32:
+      return visit(Stored<float>{});
+    case Storage::f16:
+      return visit(Stored<F16>{});
+    case Storage::bf16:
+      return visit(Stored<Bf16>{});
+    case Storage::int8:
+      return visit(Stored<int8_t>{});
+    case Storage::int4:
+      if constexpr (has_int4) visit(Stored<CachedInt4>{});
+  }
+}
+
+// Loads as floats. Every instruction set defines these below for its vector; the compiler names
+// what a new one lacks.
+template <class V>
+MHA_INLINE V load(const F16 *p);
+template <class V>
+MHA_INLINE V load(const Bf16 *p);
+template <class V>
+MHA_INLINE V load(const int8_t *p);
+
+// Two vectors: the codes of two terms, or the numbers at even and at odd places.
+template <class V>
+struct Two {
+  V even, odd;
+};
+template <class V>
+MHA_INLINE Two<V> load(const Int4 *p);
+// Vector number i of the 16 numbers at p.
+template <class V>
+MHA_INLINE V load_part(const CachedInt4 *p, int i);
+
+// Whether a loop over these elements keeps the numbers at even places in one vector and those at
+// odd places in the next. With AVX2 each of the two takes one instruction for bf16, where a vector
+// of neighbours takes two; the loop puts its sums in order when it is done (SPECIAL_FORMS.md).
+template <class V, class Element>
+constexpr bool widens_even_odd = false;
+
+// has_register: whether a register is free for the mask.
+template <class V, bool has_register>
+MHA_INLINE Two<V> load_even_odd(const Bf16 *p);
+// join makes two vectors of neighbours out of the numbers at even and at odd places; split does the
+// reverse.
+template <class V>
+MHA_INLINE void join_even_odd(V *even, V *odd);
+template <class V>
+MHA_INLINE void split_even_odd(V *first, V *last);
+
+// What codes of int4 are widened to, once for all rows that are multiplied by them. With AVX2 that
+// is f16: one look into a table of bytes widens 32 codes, and one instruction loads f16 as floats.
+// AVX-512 has an instruction that makes floats of 16 codes at once.
+template <class V>
+struct Int4Widened {
+  using Number = float;
+};
+template <class V>
+using Int4Number = typename Int4Widened<V>::Number;
+
+template <class V>
+MHA_INLINE void store_code(float *to, V code) {
+  store(to, code);
+}
+
+// std::is_same without a header of the C++ library, whose functions kernels must not share.
+template <class A, class B>
+constexpr bool is_same = false;
+template <class A>
+constexpr bool is_same<A, A> = true;
+
+// Numbers of a row: the element that holds number n, and a vector of them. Of int4, n is a multiple
+// of 16, or of the vector's lanes.
+template <class Element>
+constexpr int numbers_of = is_same<Element, CachedInt4> ? 2 : 1;
+template <class V, class Element>
+MHA_INLINE V load_from(const Element *p, int n) {
+  if constexpr (is_same<Element, CachedInt4>)
+    return load_part<V>(p + n / 16 * 8, n % 16 / static_cast<int>(V::size));
+  else
+    return load<V>(p + n);
+}
+
+// ---- One number at a time
+
+template <>
+MHA_INLINE Scalar load<Scalar>(const F16 *p) {
+  return {f32_of_f16(p->bits)};
+}
+template <>
+MHA_INLINE Scalar load<Scalar>(const Bf16 *p) {
+  return {f32_of_bf16(p->bits)};
+}
+template <>
+MHA_INLINE Scalar load<Scalar>(const int8_t *p) {
+  return {static_cast<float>(*p)};
+}
+template <>
+MHA_INLINE Two<Scalar> load<Scalar>(const Int4 *p) {
+  return {{static_cast<float>((p->bits & 15) - 8)}, {static_cast<float>((p->bits >> 4) - 8)}};
+}
+template <>
+MHA_INLINE Scalar load_part<Scalar>(const CachedInt4 *p, int i) {
+  return {static_cast<float>(cached_code(p, i))};
+}
+
+}  // namespace
+}  // namespace mha
