@@ -208,6 +208,9 @@ class Saving(unittest.TestCase):
         self.assertEqual([t.doc_string for t in model.graph.initializer], ["0", "", "0", ""])
         self.assertEqual(model.graph.initializer[3].string_data[19999], b"word")
 
+    def test_the_reference(self):
+        python_support.check_reference(self, mha.onnx, mha=mha)
+
     def test_a_model_has_its_name_when_it_is_whole(self):
         self.path.write_bytes(b"old")
         before, folder = self.model.SerializeToString(), self.path.parent

@@ -1145,6 +1145,9 @@ class Torch(unittest.TestCase):
 
 
 class Imports(unittest.TestCase):
+    def test_the_reference(self):
+        python_support.check_reference(self, mha.torch, mha=mha, torch=torch)
+
     def test_without_pytorch_one_sentence_says_so(self):
         program = (
             f"import sys; sys.path.insert(0, {str(tools)!r}); import mha; assert 'torch' not in"

@@ -1380,6 +1380,9 @@ class Versions(unittest.TestCase):
             .splitlines()[-1]
         )
 
+    def test_the_reference(self):
+        python_support.check_reference(self, mt, mha=mha, transformers=transformers)
+
     def test_a_version_that_is_too_old_or_too_new_is_a_sentence(self):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "transformers.py").write_text("__version__ = '4.30.0'")

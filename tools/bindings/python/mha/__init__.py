@@ -19,8 +19,8 @@ TypeError or ValueError; what the library refuses raises `mha.Error`. Every call
 batch, or leaves it out. Rows are float32 or float16, or bfloat16 as the bits in uint16.
 
 Calls run on the calling thread or on those of a `Scheduler`, without Python's lock, so that several
-threads can use one layer at once. Outputs, workspaces, packed weights and caches may be arrays of
-the caller's. `load` says which shared library is used.
+threads can use one layer at once. Outputs, workspaces, packed weights and caches may be the
+caller's arrays. `load` says which shared library is used.
 
 The dictionaries `types`, `layouts`, `gates`, `activations`, `arithmetics`, `cache_kinds`,
 `cache_values`, `rope_styles`, `score_columns`, `score_groups` and `instruction_set_names` have the

@@ -1,4 +1,4 @@
-"""Schedulers: functions of the caller's that run tasks of the library."""
+"""Schedulers: the caller's functions that run tasks of the library."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Prepared(_NotCopied):
     but the arrays of rows stays as it was prepared: contiguous int64 arrays of first rows, lengths
     and positions, masks, biases and gates are read anew by each call, and may be changed between
     two calls; not so lengths with ``padding="left"``, nor groups and scales that several sequences
-    share. One thread at a time may use it: a call meanwhile raises RuntimeError.
+    share. One thread at a time may use it: a concurrent call raises RuntimeError.
 
     Examples
     --------

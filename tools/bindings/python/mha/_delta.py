@@ -1,5 +1,4 @@
-"""The recurrent layers of transformers' models: functions of the files of models, replaced for a
-while."""
+"""The recurrent layers of transformers' models: functions of model files, replaced for a while."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import torch
 import transformers
 
 from . import _openmp
+from ._docs import documented
 from ._library import _loaded
 from ._structs import _CausalConvArgs, _empty, _packer, _RecurrentArgs, activations
 from .torch._common import calls, neighbours, refuse, strides_of, types, unserved_tensors, warn
@@ -37,14 +37,30 @@ _pack_rule, _pack_conv = (
 
 
 @contextlib.contextmanager
+@documented()
 def recurrent_layers(model: torch.nn.Module, strict: bool = False) -> Iterator[None]:
-    """Within it, mha computes the delta rules and the short convolutions of a model's family
-    (Qwen3-Next, Qwen3.5, Kimi Linear, Olmo Hybrid and others), in all models of the family and all
-    threads: functions of the file that the family is in, which are put back in the end.
+    """Let mha compute the delta rules and short convolutions of a model's family.
 
-    What mha does not serve, such as tensors that need a gradient, is computed by these functions,
-    with one warning; strict=True makes it an error. A model without such functions is a ValueError,
-    as is a version of transformers whose functions are others.
+    It is a context manager for Qwen3-Next, Qwen3.5, Kimi Linear, Olmo Hybrid and others. It
+    replaces functions of the file that the family is in, for all models of the family and all
+    threads, and puts them back in the end.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of the family.
+    strict : bool
+        Whether a call that mha does not support, such as one with a gradient, raises an error.
+        Otherwise the model's own functions compute it, with one warning.
+
+    Yields
+    ------
+    None
+
+    Raises
+    ------
+    ValueError
+        If the model has no such functions, or if those of this version of transformers are others.
     """
     files = {sys.modules.get(type(module).__module__) for module in model.modules()}
     found = [

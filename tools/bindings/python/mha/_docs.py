@@ -155,7 +155,7 @@ class Shared:
 
 def _entries(section):
     """The entries of a list of parameters: name -> (names, type, lines that say what it means)."""
-    found = re.findall(r"^(\*?\w+(?:, \w+)*) : (.*)((?:\n    .*)*)", section, re.MULTILINE)
+    found = re.findall(r"^(\**\w+(?:, \w+)*) : (.*)((?:\n    .*)*)", section, re.MULTILINE)
     return {
         name: (names.split(", "), *rest) for names, *rest in found for name in names.split(", ")
     }
@@ -172,7 +172,9 @@ def documented(keywords: Mapping[str, Any] | None = None) -> Callable[[_T], _T]:
 
     def complete(owner):
         signature = inspect.signature(owner)
-        taken = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        taken = [*signature.parameters.values()]
+        if keywords and taken[-1].kind is taken[-1].VAR_KEYWORD:
+            taken.pop()
         for name, default in (keywords or {}).items():
             taken.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
         if keywords:
@@ -189,7 +191,9 @@ def _completed(text, taken):
     end = re.search(r"\n*(^\w+\n--+\n|\Z)", rest, re.MULTILINE)
     own = _entries(rest[: end.start()])
     kinds, lines, done = {**_shared, **own}, [], {"self", "cls"}
-    defaults = {"*" * (one.kind is one.VAR_POSITIONAL) + one.name: one.default for one in taken}
+    defaults = {
+        str(one.replace(annotation=one.empty, default=one.empty)): one.default for one in taken
+    }
     for name in (*defaults, *own):
         if name in done:
             continue

@@ -84,8 +84,8 @@ class Layer(_NotCopied):
     """A layer: its shape and its packed weights.
 
     A layer is immutable; any number of threads may use it at once. The arrays of weights are read
-    once and not needed afterwards. With `scale` and the widths of heads that follow from the
-    others, `query_dim`, `num_heads` and the matrices are enough.
+    once and not needed afterwards. `query_dim`, `num_heads` and the matrices are
+    required, and `head_dim` too unless num_heads * head_dim is query_dim.
 
     Parameters
     ----------
@@ -423,8 +423,8 @@ class Linear(_NotCopied):
     Attributes
     ----------
     layer : Layer
-        The packed weights. ``mha.pack(in_features, 0, output_dim=out_features, w_o=w, b_o=b)``
-        packs the same for `view`.
+        The packed weights. ``mha.pack(in_features, 0, output_dim=out_features, w_o=w, b_o=b,
+        layout="out_in")`` packs the same for `view`.
 
     Examples
     --------
@@ -435,8 +435,8 @@ class Linear(_NotCopied):
 
     _fixed = ("layer",)
     _instead = (
-        "use mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b) into an array or a file, and"
-        " Linear.view of that"
+        'use mha.pack(inputs, 0, output_dim=outputs, w_o=w, b_o=b, layout="out_in") into an array'
+        " or a file, and Linear.view of that"
     )
 
     def __init__(

@@ -68,9 +68,9 @@ class ScoreOptions:
     sinks : ndarray of float32, shape (num_heads,)
         Logits that take part in the softmax and have no value.
     bias : ndarray of float32 or float16, shape ([batch, num_heads, n_q,] columns)
-        Added to scores; -infinity masks the key. What broadcasts to the shape will do.
+        Added to scores; -infinity masks the key. Arrays that broadcast to it are accepted.
     mask : ndarray of bool or uint8, shape ([batch, num_heads, n_q,] columns)
-        Whether a query may attend to a key. What broadcasts to the shape will do.
+        Whether a query may attend to a key. Arrays that broadcast to it are accepted.
     columns : {"all_keys", "new_keys"}
         What the columns of `bias`, `mask` and `kv_groups` stand for: the rows of key or, with a
         cache, its positions after the call; or always the rows of key that come with the call.
@@ -308,7 +308,7 @@ class ContextNorm(_ReadOnly):
     Parameters
     ----------
     weight : ndarray of float32, shape (head_dim_v,) or (num_heads, head_dim_v)
-        Weights; None is 1. With `all_heads`, (num_heads * head_dim_v,) will do.
+        Weights; None is 1. With `all_heads`, also (num_heads * head_dim_v,).
     bias : ndarray of float32, shape of `weight`
         Biases of a layer norm; None is 0.
     epsilon : float
@@ -370,7 +370,7 @@ class Norm(_ReadOnly):
     Parameters
     ----------
     q_weight : ndarray of float32, shape (head_dim,) or (num_heads, head_dim)
-        Weights of queries; None is 1. With `all_heads`, (num_heads * head_dim,) will do.
+        Weights of queries; None is 1. With `all_heads`, also (num_heads * head_dim,).
     k_weight : ndarray of float32, shape (head_dim,) or (num_kv_heads, head_dim)
         Weights of keys; None is 1.
     q_bias : ndarray of float32, shape of `q_weight`

@@ -90,7 +90,7 @@ def states_finish(
     Parameters
     ----------
     states : ndarray of float32, shape ([batch,] num_heads, n_q, head_dim_v + 2)
-        States over all keys. The example is that of `states_merge`.
+        States over all keys. `states_merge` has an example.
     sinks : ndarray of float32, shape (num_heads,)
         Logits that take part in the softmax and have no value, as in `ScoreOptions`.
     head_scales : ndarray of float32, shape (num_heads,)

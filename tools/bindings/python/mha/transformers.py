@@ -3,26 +3,23 @@
     import mha.transformers
 
     model.set_attn_implementation("mha")  # or from_pretrained(..., attn_implementation="mha")
-    # raises where "mha" would warn and take the model's own attention
-    model.set_attn_implementation("mha_strict")
+    model.set_attn_implementation("mha_strict")  # raises where "mha" would warn
 
-    # keys and values as f32, f16, bf16 or int8
     cache = mha.transformers.KvCache(model.config, max_length=4096, type="f16")
     model.generate(**inputs, past_key_values=cache)
-
-How a model describes its mask decides how it arrives here. What transformers builds from its own
-functions, such as causal, sliding, chunked, packed and padded, becomes flags, lengths and groups of
-mha.h, and no array of queries by keys is ever made; a function of anybody else's becomes exactly
-the mask that the eager attention has. A `Mask` is a tensor to everybody else: whatever looks into
-it finds the eager mask.
 
     # delta rules and short convolutions of Qwen3-Next, Qwen3.5, Kimi Linear and others
     with mha.transformers.recurrent_layers(model):
         model.generate(**inputs)
 
-What mha does not serve goes to the model's own eager attention, with one warning that says why:
+The masks of transformers' own functions, such as causal, sliding, chunked, packed and padded,
+become flags, lengths and groups of positions: no array of queries by keys is made. A function of
+anybody else's becomes exactly the mask of eager attention. A `Mask` is a tensor to everybody else:
+whatever looks into it finds the eager mask.
+
+The model's own eager attention computes what mha does not support, with one warning that says why:
 tensors that need a gradient, lie on another device or have a type other than float32, float16 and
-bfloat16, dropout, and arguments that are not known here. So does what torch.compile compiles,
+bfloat16, dropout, and arguments that are not known here. So it does what torch.compile compiles,
 without a warning.
 """
 
@@ -49,6 +46,7 @@ from . import _openmp
 from ._arrays import aligned
 from ._cache import KvCache as _Cache
 from ._delta import recurrent_layers as recurrent_layers
+from ._docs import documented
 from ._library import Error, _loaded
 from ._structs import (
     _AttentionArgs,
@@ -67,6 +65,8 @@ from ._structs import (
     score_groups,
 )
 from .torch._common import calls, neighbours, set_masks, strides_of, types
+
+__all__ = ["KvCache", "LatentCache", "Mask", "attention", "mask", "recurrent_layers"]
 
 _tested = "5.23 and 5.24"
 
@@ -164,8 +164,10 @@ def _dense(tree):
 
 
 class Mask(_Lazy):
-    """The mask of a call. `flags`, `windows` and so on say the same as its elements, as long as
-    is_pristine."""
+    """The mask of a call: a tensor that is made when somebody looks into it.
+
+    As long as ``is_pristine``, its `flags`, `windows` and so on say the same as its elements.
+    """
 
 
 class _Unknown(Exception):
@@ -305,6 +307,7 @@ class _Structure:
         self.groups = groups
 
 
+@documented()
 def mask(
     batch_size: int,
     q_length: int,
@@ -317,8 +320,36 @@ def mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """What AttentionMaskInterface calls for "mha": a Mask, or where that cannot be one the mask of
-    eager attention."""
+    """Make the mask of a call, for AttentionMaskInterface.
+
+    Parameters
+    ----------
+    batch_size : int
+        Number of sequences.
+    q_length : int
+        Number of queries.
+    kv_length : int
+        Number of keys.
+    q_offset : int
+        Position of the first query.
+    kv_offset : int
+        Position of the first key.
+    mask_function : callable
+        A function of transformers, or of anybody, that says whether a query attends to a key.
+    attention_mask : torch.Tensor, shape (batch_size, keys)
+        The padding.
+    dtype : torch.dtype
+        Type of the mask.
+    device : torch.device or str
+        Its device.
+    **kwargs : Any
+        What the mask of eager attention takes besides.
+
+    Returns
+    -------
+    torch.Tensor or None
+        A `Mask`, or where that cannot be one the mask of eager attention.
+    """
     make = functools.partial(
         masking_utils.eager_mask,
         batch_size,
@@ -394,12 +425,28 @@ def mask(
 # ---- The cache
 
 
+@documented()
 class KvCache(DynamicCache):
-    """A cache of transformers whose keys and values of full and sliding layers lie in a cache of
-    mha's, each sequence in room for max_length positions. type is "f32", "f16", "bf16" or "int8",
-    or a pair, of keys and of values, which may be "int4". Attention by mha appends to it in the
-    call and reads it as it is stored. Anything else finds tensors as of a DynamicCache, which are
-    read back from it: right, but slow."""
+    """A cache of transformers whose keys and values lie in a cache of mha.
+
+    Attention by mha appends to it in the call, and reads it as it is stored. Anything else finds
+    the tensors of a DynamicCache, which are read back: right, but slow.
+
+    Parameters
+    ----------
+    config : transformers.PretrainedConfig
+        The configuration of the model.
+    max_length : int
+        The most positions of each sequence.
+    type : str or tuple of str
+        Type of the stored keys and values, "f32", "f16", "bf16" or "int8", or a pair of types, of
+        which the second may be "int4".
+
+    Examples
+    --------
+    >>> config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=2)
+    >>> cache = mha.transformers.KvCache(config, max_length=64, type=("int8", "int4"))
+    """
 
     def __init__(
         self,
@@ -608,12 +655,24 @@ class _Stored(_Lazy):
         return self
 
 
+@documented()
 class LatentCache(KvCache):
-    """A KvCache for multi-head latent attention (DeepSeek, Kimi, GLM and others, which have
-    expand_kv). It keeps the latents and rotated keys that all heads share, and attention by mha
-    reads these: kv_b_proj is applied to queries and outputs, not to each position. Other layers are
-    as in KvCache. type is one type. From now on the attention modules of the model make their keys
-    and values only if somebody looks into them."""
+    """A `KvCache` for multi-head latent attention (DeepSeek, Kimi, GLM and others).
+
+    It keeps the latents and rotated keys that all heads share, and attention by mha reads these:
+    kv_b_proj is applied to queries and outputs, not to each position. Other layers are as in
+    `KvCache`. From now on the attention modules of the model make their keys and values only if
+    somebody looks into them.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The model, whose attention modules have expand_kv.
+    max_length : int
+        The most positions of each sequence.
+    type : {"f32", "f16", "bf16", "int8"}
+        Type of what is stored.
+    """
 
     def __init__(
         self, model: transformers.PreTrainedModel, max_length: int, type: str = "f32"
@@ -927,6 +986,7 @@ def _parameters(module_name):
     return frozenset(inspect.signature(function).parameters) if function else frozenset()
 
 
+@documented()
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -943,12 +1003,48 @@ def attention(
     is_strict: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What AttentionInterface calls for "mha": query [batch, heads, n_q, width]; key and value have
-    the same form. Returns [batch, n_q, heads, width of value], and None for the weights, as "sdpa"
-    does; output_attentions=True is worth a warning, also as there.
+    """Compute attention, for AttentionInterface.
 
     A mask of None is none, as for eager attention, whatever is_causal says: where a model is
     causal, `mask` has made one.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The module that calls.
+    query : torch.Tensor, shape (batch, num_heads, n_q, head_dim)
+        Queries.
+    key : torch.Tensor, shape (batch, num_kv_heads, n_kv, head_dim)
+        Keys.
+    value : torch.Tensor, shape (batch, num_kv_heads, n_kv, head_dim_v)
+        Values.
+    attention_mask : torch.Tensor or None
+        The mask, usually a `Mask`.
+    scaling : float
+        Factor of the scores; None is 1 / sqrt(head_dim).
+    dropout : float
+        Dropout; mha has none.
+    position_bias : torch.Tensor
+        Added to scores.
+    softcap : float
+        Scores become softcap * tanh(score / softcap).
+    s_aux : torch.Tensor, shape (num_heads,)
+        Sinks: logits that take part in the softmax and have no value.
+    indices : torch.Tensor
+        Keys that each query attends to.
+    block_indices : torch.Tensor
+        Blocks of keys that each query attends to.
+    is_strict : bool
+        Whether a call that mha does not support raises ValueError.
+    **kwargs : Any
+        What else the model passes to its attention.
+
+    Returns
+    -------
+    output : torch.Tensor, shape (batch, n_q, num_heads, head_dim_v)
+        The context.
+    weights : None
+        As of "sdpa".
     """
     # Which would break its graph here, and at a warning.
     if is_strict or not torch.compiler.is_compiling():

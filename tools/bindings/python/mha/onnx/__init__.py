@@ -6,7 +6,7 @@
     model, report = mha.onnx.rewrite("model.onnx")
     session = mha.onnx.session(model)  # an onnxruntime.InferenceSession that knows mha's operators
 
-In other programs, one line loads the operators, of which mha.onnx.library_path() is the file:
+Other programs load the operators by one line:
 
     options.register_custom_ops_library(mha.onnx.library_path())
 
@@ -22,6 +22,8 @@ import pathlib
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from .._docs import documented
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,8 +35,19 @@ _file_name = "libmha_onnx.so"
 
 
 def library_path() -> str:
-    """Where the library of operators is: as MHA_ONNX_LIBRARY says, else in this package, else in
-    build/ of the sources that it lies in."""
+    """The path of the library of operators.
+
+    Returns
+    -------
+    str
+        What MHA_ONNX_LIBRARY names, else the package's own, else that of the sources' folder
+        `build`.
+
+    Raises
+    ------
+    ImportError
+        If there is none.
+    """
     named = os.environ.get("MHA_ONNX_LIBRARY")
     if named:
         return named
@@ -53,15 +66,32 @@ def library_path() -> str:
     )
 
 
+@documented()
 def session(
     model: onnx.ModelProto | bytes | str | os.PathLike[str],
     sess_options: onnxruntime.SessionOptions | None = None,
     providers: Sequence[Any] = ("CPUExecutionProvider",),
     **more: Any,
 ) -> onnxruntime.InferenceSession:
-    """An onnxruntime.InferenceSession of a model (a path, bytes or an onnx.ModelProto) that knows
-    mha's operators. They are registered with sess_options unless they are already. A ModelProto of
-    2 GiB or more is written into a temporary folder, which is removed when the session is made."""
+    """Make an onnxruntime.InferenceSession that knows mha's operators.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto, bytes, str or path-like
+        The model, or its file. A ModelProto of 2 GiB or more is written into a temporary folder
+        meanwhile.
+    sess_options : onnxruntime.SessionOptions
+        Options, which get the operators; None makes them.
+    providers : sequence of str
+        Execution providers.
+    **more : Any
+        What else onnxruntime.InferenceSession takes.
+
+    Returns
+    -------
+    onnxruntime.InferenceSession
+        The session.
+    """
     import onnxruntime
 
     sess_options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
@@ -81,18 +111,41 @@ def session(
         return onnxruntime.InferenceSession(model, sess_options, providers=list(providers), **more)
 
 
+@documented()
 def rewrite(
     model: onnx.ModelProto | str | os.PathLike[str],
     weight_type: str = "f32",
     arithmetic: str = "f32",
 ) -> tuple[onnx.ModelProto, list[Any]]:
-    """(model, report): an onnx.ModelProto, or the file of one, with mha's operators in place of its
-    attention, and a list of what became of each: entry.node, entry.into (None where it was left)
-    and entry.reason; str(entry) says it. A ModelProto that is given is changed in place; but one
-    with functions is left as it is, and the new one is a copy. Where projections are replaced as
-    well, by mha.Layer, sessions keep their weights as weight_type says ("f32", "f16", "bf16",
-    "int8" or "int4"), and compute them as arithmetic says: "f32", or with weights of int8 or int4
-    also "int8" or "int16". Needs the package onnx."""
+    """Put mha's operators in the place of a model's attention.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto, str or path-like
+        The model, or its file. A ModelProto is changed in place; one with functions is copied.
+    weight_type : {"f32", "f16", "bf16", "int8", "int4"}
+        How sessions store the weights of projections that are replaced as well.
+
+    Returns
+    -------
+    model : onnx.ModelProto
+        The model with mha's operators.
+    report : list
+        What became of each attention: ``entry.node``, ``entry.into`` (None where it was left) and
+        ``entry.reason``; ``str(entry)`` says it.
+
+    Raises
+    ------
+    ImportError
+        If the package onnx is not installed.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> text = '<ir_version: 8, opset_import: ["": 17]> g (float x) => (float y) {y = Relu(x)}'
+    >>> mha.onnx.rewrite(onnx.parser.parse_model(text))[1]  # without any attention
+    []
+    """
     try:
         from ._rewrite import rewrite as function
     except ImportError as error:

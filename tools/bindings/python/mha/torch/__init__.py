@@ -1,25 +1,21 @@
 """mha under PyTorch, on CPU tensors without gradients.
 
-    import mha.torch
+>>> import mha.torch, torch
+>>> q = k = v = torch.rand(2, 4, 10, 16)
+>>> y = mha.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    # PyTorch's signature and meaning
-    y = mha.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    with mha.torch.enabled():  # or for a model as it is, which calls
-        y = model(x)  # torch.nn.functional.scaled_dot_product_attention
-
-    # an nn.MultiheadAttention, its weights packed once
-    layer = mha.torch.MultiheadAttention.from_module(model.self_attn)
-    y, _ = layer(x, x, x, need_weights=False)
-
-    # the nn.Linear of a model, with weights of 8 bits, in integers
-    mha.torch.pack_linears(model, weight_type="int8", arithmetic="int16")
+>>> model = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True).eval()
+>>> x = torch.rand(2, 10, 32)
+>>> with mha.torch.enabled(), torch.inference_mode():  # a model as it is
+...     y = model(x)
+>>> mha.torch.pack_linears(model.eval(), weight_type="int8", skip=["self_attn"])
+['linear1', 'linear2']
 
 All are custom operators, which torch.compile and torch.export keep. Tensors are taken by their
-strides and not copied, in float32, float16 and bfloat16; mha computes in float32. What is not
-served goes to PyTorch's own operator, with one warning for each reason; with strict=True it is an
-error. Calls use as many threads as torch.get_num_threads() says, PyTorch's own ones, and the
-results are the same bits for any number. src/docs/python.md has the cases and figures.
+strides and not copied, in float32, float16 and bfloat16; mha computes in float32. PyTorch computes
+what mha does not support, with one warning for each reason; with strict=True this is an error.
+Calls use torch.get_num_threads() threads, PyTorch's own, and the results have the same bits for any
+number. src/docs/python.md has the cases and figures.
 """
 
 try:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from .. import _library, _openmp
+from .._docs import documented
 from .._structs import _AttentionArgs, _causal, _equal_scores, _packer
 from ._common import (
     calls,
@@ -29,6 +30,7 @@ _stock = torch._C._nn.scaled_dot_product_attention
 _name = "scaled_dot_product_attention"
 
 
+@documented()
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -41,13 +43,42 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     strict: bool = False,
 ) -> torch.Tensor:
-    """softmax(query key^T * scale + mask) value, as
-    torch.nn.functional.scaled_dot_product_attention has it.
+    """Attention with the parameters of torch.nn.functional.scaled_dot_product_attention.
 
-    query is [..., heads, n_q, head_dim], key [..., heads, n_kv, head_dim], value [..., heads, n_kv,
-    head_dim_v]; extents of 1 broadcast. A boolean mask says who attends (True), a float one is
-    added; rows without a key are 0. is_causal counts from the first key. With enable_gqa, several
-    heads of the query share one of key and value.
+    Parameters
+    ----------
+    query : torch.Tensor, shape (..., num_heads, n_q, head_dim)
+        Queries, float32, float16 or bfloat16. Extents of 1 broadcast.
+    key : torch.Tensor, shape (..., num_kv_heads, n_kv, head_dim)
+        Keys.
+    value : torch.Tensor, shape (..., num_kv_heads, n_kv, head_dim_v)
+        Values.
+    attn_mask : torch.Tensor, shape (..., num_heads, n_q, n_kv)
+        Of bool: whether a query attends to a key. Of floats: added to scores. It may
+        broadcast to the shape.
+    dropout_p : float
+        Dropout; mha has none, so that PyTorch computes a call with another number than 0.
+    is_causal : bool
+        Whether query i attends only to keys 0 to i.
+    scale : float
+        Factor of the scores; None is 1 / sqrt(head_dim).
+    enable_gqa : bool
+        Whether several heads of the query share one of key and value.
+    strict : bool
+        Whether a call that mha does not support raises `NotServed`.
+
+    Returns
+    -------
+    torch.Tensor, shape (..., num_heads, n_q, head_dim_v)
+        The context, of the type of `query`; rows without a key are 0.
+
+    Examples
+    --------
+    >>> q = k = v = torch.rand(2, 4, 10, 16)
+    >>> y = mha.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> torch.allclose(y, expected, atol=1e-5)
+    True
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -359,10 +390,23 @@ def _instead(
 
 
 @contextlib.contextmanager
+@documented()
 def enabled(*, strict: bool = False) -> Iterator[None]:
-    """While it lasts, torch.nn.functional.scaled_dot_product_attention is that of mha, for all
-    threads. What mha does not serve, PyTorch computes, with a warning; with strict=True it is an
-    error. Also a decorator. What torch.compile makes while it lasts keeps mha afterwards."""
+    """Replace torch.nn.functional.scaled_dot_product_attention by mha's, in all threads.
+
+    It is a context manager or a decorator. What torch.compile makes while it lasts keeps mha
+    afterwards.
+
+    Parameters
+    ----------
+    strict : bool
+        Whether a call that mha does not support raises `NotServed`. Otherwise PyTorch computes it,
+        with a `NotServedWarning`.
+
+    Yields
+    ------
+    None
+    """
     functional = torch.nn.functional
     with _lock:
         _uses.append(strict)

@@ -37,11 +37,11 @@ _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
 
 
 class NotServed(RuntimeError):
-    """With strict=True: why mha does not compute this call."""
+    """Why mha does not compute a call, with strict=True."""
 
 
 class NotServedWarning(UserWarning):
-    """Why PyTorch computed a call and not mha. Once for each reason."""
+    """Why PyTorch computed a call, and not mha; once for each reason."""
 
 
 def unserved_tensors(query, key, value):

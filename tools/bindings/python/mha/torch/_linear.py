@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _library, _openmp
+from .._docs import documented
 from .._structs import _empty, _LinearArgs, _packer
 from ._common import (
     NotServed,
@@ -30,18 +31,22 @@ _name = "Linear"
 
 
 class Linear(torch.nn.Module):
-    """A torch.nn.Linear for inference, its weights packed once, in fewer bits if wanted: y = x W^T
-    + b by mha_linear.
+    """A torch.nn.Linear for inference, whose weights are packed once.
 
-        layer = mha.torch.Linear.from_module(module, weight_type="int8", arithmetic="int16")
+    `from_module` makes it. The packed weights are the buffer `packed`, of bytes. `weight` and
+    `bias` are tensors on the device "meta", with shapes and types alone, for models that ask for
+    these.
 
-    The packed weights are the buffer `packed`, of bytes. `weight` and `bias` are tensors on the
-    device "meta", with shapes and types alone, for models that ask for these. What mha does not
-    serve, such as a gradient, the module that it was made from computes, which is kept for that;
-    with strict=True it is not kept, and such a call is an error.
+    Examples
+    --------
+    >>> module = torch.nn.Linear(64, 32)
+    >>> layer = mha.torch.Linear.from_module(module, weight_type="int8", arithmetic="int16")
+    >>> layer(torch.rand(2, 5, 64)).shape
+    torch.Size([2, 5, 32])
     """
 
     @classmethod
+    @documented()
     def from_module(
         cls,
         module: torch.nn.Module,
@@ -51,10 +56,21 @@ class Linear(torch.nn.Module):
         arithmetic: str = "f32",
         strict: bool = False,
     ) -> Linear:
-        """Of a torch.nn.Linear, or of the Conv1D that transformers has in GPT-2. weight_type is how
-        the weights are kept: "f32", "f16", "bf16", "int8" or "int4", with a scale for each group of
-        group_size inputs (0: all for int8, 32 for int4); arithmetic what the product is computed
-        in: "f32", or with weights of int8 and int4 also "int8" and "int16"."""
+        """Pack the weights of a module.
+
+        Parameters
+        ----------
+        module : torch.nn.Linear
+            The module, or a Conv1D of transformers (GPT-2).
+        strict : bool
+            Whether to drop the float weights, so that a call that mha does not support raises
+            `NotServed`. Otherwise `module` computes such a call.
+
+        Returns
+        -------
+        Linear
+            The packed module.
+        """
         if not isinstance(module, torch.nn.Linear) and not isinstance(module, _conv1d()):
             raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Linear")
         self = cls()
@@ -91,7 +107,18 @@ class Linear(torch.nn.Module):
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """y [..., out_features] of x [..., in_features], of its type."""
+        """Compute y = x W^T + b.
+
+        Parameters
+        ----------
+        x : torch.Tensor, shape (..., in_features)
+            Rows.
+
+        Returns
+        -------
+        torch.Tensor, shape (..., out_features)
+            The result, of the type of `x`.
+        """
         if torch.is_autocast_enabled("cpu") and x.is_cpu and x.dtype in types:
             x = x.to(torch.get_autocast_dtype("cpu"))
         reason = unserved_tensors(x, x, x)
@@ -116,6 +143,7 @@ def _conv1d() -> tuple[Any, ...]:
     return (module.Conv1D,) if module else ()
 
 
+@documented()
 def pack_linears(
     model: torch.nn.Module,
     *,
@@ -125,16 +153,32 @@ def pack_linears(
     skip: Collection[str] = (),
     strict: bool = False,
 ) -> list[str]:
-    """Puts a Linear in the place of each torch.nn.Linear in a model, and of each Conv1D of
-    transformers; the options are those of Linear.from_module. Returns the names of what it
-    replaced.
+    """Replace each torch.nn.Linear of a model by a `Linear`.
 
-    What stays: modules whose name, or the end of it after a dot, is in skip, with all inside of
-    them; subclasses, which may compute something else; modules with hooks, or with a forward of
-    their own; and with a warning, or with strict=True an error that leaves the model as it was,
-    weights that mha does not take. A module at several places is packed once. With strict=True the
-    model keeps no other weights of what is replaced, unless an embedding, say, shares them. Code
+    So is each Conv1D of transformers. Subclasses, which may compute something else, and modules
+    with hooks or with a forward of their own stay. A module at several places is packed once. Code
     that asks a layer's weight for its device finds "meta": skip such layers.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, which is changed.
+    skip : collection of str
+        Modules that stay, with all inside of them: their names, or the ends of these after a dot.
+    strict : bool
+        Whether to drop the float weights, and to raise an error, which leaves the model as it was,
+        for weights that mha does not take; otherwise these stay, with a warning.
+
+    Returns
+    -------
+    list of str
+        Names of the modules that were replaced.
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
+    >>> mha.torch.pack_linears(model, weight_type="bf16", skip=["1"])
+    ['0']
     """
     skip = [skip] if isinstance(skip, str) else list(skip)
     classes, found = (torch.nn.Linear, *_conv1d()), []

@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from .. import _library, _openmp
+from .._docs import documented
 from .._structs import _causal, _ForwardArgs, _packer
 from .._structs import _empty as _none
 from ._common import (
@@ -36,19 +37,22 @@ _attributes = set(
 
 
 class MultiheadAttention(torch.nn.Module):
-    """A torch.nn.MultiheadAttention for inference: projections, attention and output in one call of
-    mha_forward.
+    """A torch.nn.MultiheadAttention for inference: projections, attention and output in one call.
 
-        layer = mha.torch.MultiheadAttention.from_module(module)
-        y, weights = layer(query, key, value, key_padding_mask=..., attn_mask=...)
+    `from_module` makes it. The packed weights are the buffer `packed`, of bytes.
 
-    forward takes and returns what PyTorch's does. The packed weights are the buffer `packed`, of
-    bytes. What mha does not serve (a gradient, dropout, nested tensors) the module that it was made
-    from computes, which is kept for that; with strict=True it is not kept, and such a call is an
-    error.
+    Examples
+    --------
+    >>> module = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    >>> layer = mha.torch.MultiheadAttention.from_module(module)
+    >>> x = torch.rand(2, 5, 32)
+    >>> y, weights = layer(x, x, x)
+    >>> y.shape, weights.shape
+    (torch.Size([2, 5, 32]), torch.Size([2, 5, 5]))
     """
 
     @classmethod
+    @documented()
     def from_module(
         cls,
         module: torch.nn.MultiheadAttention,
@@ -58,10 +62,22 @@ class MultiheadAttention(torch.nn.Module):
         arithmetic: str = "f32",
         strict: bool = False,
     ) -> MultiheadAttention:
-        """weight_type is how the weights are kept: "f32", "f16", "bf16", "int8" or "int4", with a
-        scale for each group of group_size inputs (0: all for int8, 32 for int4); arithmetic what
-        the projections compute in: "f32", or with weights of int8 and int4 also "int8" and
-        "int16"."""
+        """Pack the weights of a module.
+
+        Parameters
+        ----------
+        module : torch.nn.MultiheadAttention
+            The module.
+        strict : bool
+            Whether to drop the float weights, so that a call that mha does not support raises
+            `NotServed`. Otherwise `module` computes such a call: with a gradient, dropout or nested
+            tensors.
+
+        Returns
+        -------
+        MultiheadAttention
+            The packed module.
+        """
         if not isinstance(module, torch.nn.MultiheadAttention):
             raise TypeError(
                 f"module is a {type(module).__name__}; it must be a torch.nn.MultiheadAttention"
@@ -118,6 +134,7 @@ class MultiheadAttention(torch.nn.Module):
         )
         return self
 
+    @documented()
     def forward(
         self,
         query: torch.Tensor,
@@ -129,7 +146,34 @@ class MultiheadAttention(torch.nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(output, weights), as torch.nn.MultiheadAttention's."""
+        """Compute attention as torch.nn.MultiheadAttention does.
+
+        Parameters
+        ----------
+        query : torch.Tensor, shape ([batch,] n_q, embed_dim)
+            Queries; without ``batch_first`` of the module, (n_q, batch, embed_dim).
+        key : torch.Tensor, shape ([batch,] n_kv, kdim)
+            Keys.
+        value : torch.Tensor, shape ([batch,] n_kv, vdim)
+            Values.
+        key_padding_mask : torch.Tensor, shape ([batch,] n_kv)
+            Of bool: whether a key is left out. Of floats: added to scores.
+        need_weights : bool
+            Whether to return the attention weights.
+        attn_mask : torch.Tensor, shape ([batch * num_heads,] n_q, n_kv)
+            Of bool: whether a query does not attend to a key. Of floats: added to scores.
+        average_attn_weights : bool
+            Whether the weights are the mean over heads.
+        is_causal : bool
+            Whether `attn_mask`, which is needed, is the causal mask; it is not read then.
+
+        Returns
+        -------
+        output : torch.Tensor, shape of `query`
+            The result.
+        weights : torch.Tensor or None, shape ([batch, [num_heads,]] n_q, n_kv)
+            The attention weights.
+        """
         reason = unserved_tensors(query, key, value)
         if reason is None and self.training and self.dropout:
             reason = "it has no dropout; eval() says that none is wanted"
