@@ -185,7 +185,7 @@ pub struct mha_layer_config {
     pub value_dim: i64,
     /// width of a row of output; 0 = query_dim. Without W_O it must be 0.
     pub output_dim: i64,
-    /// query heads; >= 1
+    /// query heads (mha_linear_create makes a layer without); >= 1
     pub num_heads: i64,
     /// key and value heads; divides num_heads; 0 = num_heads
     pub num_kv_heads: i64,
@@ -636,13 +636,13 @@ pub struct mha_score_arrays {
 #[derive(Copy, Clone)]
 pub struct mha_rope_config {
     pub struct_size: usize,
-    /// elements of a head to rotate; even, 2 .. 2^31 - 2; dynamic: >= 4
+    /// elements of a head to rotate; even, >= 2; with ntk_factor at least 4
     pub dims: i64,
     /// rows of the tables; >= 1
     pub num_positions: i64,
     /// of row 0, to fill tables in parts; >= 0; all are less than 2^31
     pub first_position: i64,
-    /// 1 .. 2^64, YaRN: more than 1; 0 = 10000
+    /// of the angles; 1 .. 2^64, YaRN: more than 1; 0 = 10000
     pub base: f64,
     /// multiplies the tables; 2^-31 .. 2^31; 0 = 1, YaRN: rope.md
     pub attention_factor: f64,
@@ -656,9 +656,9 @@ pub struct mha_rope_config {
     pub yarn_beta_fast: f64,
     /// turns of pairs stretched in full; 2^-31 .. yarn_beta_fast; 0 = 1
     pub yarn_beta_slow: f64,
-    /// 0 or 1: bounds are not rounded ("truncate": false, gpt-oss)
+    /// bounds are not rounded ("truncate": false, gpt-oss): 0 or 1
     pub yarn_unrounded: u32,
-    /// M-RoPE: 0 or 1: sections are interleaved (Qwen3-VL)
+    /// sections of M-RoPE are interleaved (Qwen3-VL): 0 or 1
     pub mrope_interleaved: u32,
     /// how far slow pairs are stretched; 1 .. 2^31; 0 = no llama3
     pub llama3_factor: f64,
@@ -666,7 +666,7 @@ pub struct mha_rope_config {
     pub llama3_low_freq_factor: f64,
     /// of fast pairs; > llama3_low_freq_factor, <= 2^31; 0 = 4
     pub llama3_high_freq_factor: f64,
-    /// 1 .. 2^31; 0 = no dynamic NTK
+    /// how far the base is raised; 1 .. 2^31; 0 = no dynamic NTK
     pub ntk_factor: f64,
     /// current context length; 1 .. 2^31; 0 = no dynamic NTK
     pub ntk_positions: i64,
@@ -876,11 +876,11 @@ pub struct mha_call_info {
 #[derive(Copy, Clone)]
 pub struct mha_recurrent_args {
     pub struct_size: usize,
-    /// divides num_v_heads, or is a multiple of it; 0 = num_k_heads
+    /// divides num_v_heads or a multiple; 1 .. 2^31 - 1; 0 = num_k_heads
     pub num_q_heads: i64,
-    /// divides num_v_heads; 0 = num_v_heads
+    /// divides num_v_heads; 1 .. 2^31 - 1; 0 = num_v_heads
     pub num_k_heads: i64,
-    /// heads of v, decay, beta and states; >= 1
+    /// heads of v, decay, beta and states; 1 .. 2^31 - 1
     pub num_v_heads: i64,
     /// width of a query or key of one head; 1 .. 1024
     pub head_dim: i64,
@@ -945,7 +945,7 @@ pub struct mha_recurrent_args {
 #[derive(Copy, Clone)]
 pub struct mha_causal_conv_args {
     pub struct_size: usize,
-    /// width of a row; >= 1
+    /// width of a row; 1 .. 2^31 - 1
     pub channels: i64,
     /// rows that a result depends on; 2 .. 8
     pub kernel_size: i64,
