@@ -6,8 +6,9 @@ import argparse
 import os
 import signal
 import sys
+import textwrap
 
-from . import _gguf, _packed, _safetensors, formats
+from . import _config, _gguf, _packed, _safetensors, formats
 from ._layer import Layer, pack, verify
 from ._library import Error, contract, instruction_sets, version
 from ._structs import arithmetics
@@ -24,20 +25,20 @@ Examples:
 
 Exit status: 0 on success, 1 for wrong input (with a one-line message), 2 for wrong usage."""
 
-_pack_notes = """\
+_pack_notes = f"""\
 From .safetensors, the command reads the config.json next to the weights. It knows these values of
-model_type: bert, gemma, gemma2, gemma3_text, gpt2, gpt_oss, llama, mistral, olmo2, phi3, qwen2,
-qwen3, roberta; matrices may be quantised by AWQ, GPTQ or compressed-tensors. Without a config.json
-it also knows W_query, W_key, W_value (as nn.Linear or as matrices), nn.MultiheadAttention, and
-timm's vision transformers. Windows, norms of queries and keys, sinks, softcap and scaled RoPE need
-a config.json. An unknown key in it is an error. From .gguf (pip install 'gguf>=0.16') it reads
-llama (with Mistral), qwen2 and qwen3.
+model_type; matrices may be quantised by AWQ, GPTQ or compressed-tensors:
+{textwrap.fill(", ".join(_config.families), 98)}.
+
+Without a config.json it also knows W_query, W_key, W_value (as nn.Linear or as matrices),
+nn.MultiheadAttention and timm's vision transformers. Windows, norms of queries and keys, sinks,
+softcap and scaled RoPE need a config.json. An unknown key in it is an error. From .gguf (pip
+install 'gguf>=0.16') it reads {", ".join(_gguf.architectures)}; llama includes Mistral.
 
 Quantised weights keep their numbers exactly; matrices of several types (Q4_K_M) share codes of 8
 bits that hold all of them. A packed file works on every machine of this byte order, whatever its
-instruction sets. Behind the layer it has the call settings as JSON: rotation, norms, sinks, window,
-causal or not. mha.open_layer reads both; mha_layer_view in C takes the whole file, and reads only
-the layer.
+instruction sets. The call settings follow the layer as JSON: rotation, norms, sinks, window, causal
+or not. mha.open_layer reads both; in C, mha_layer_view takes the whole file and reads the layer.
 
 Examples:
   mha pack --weights model.safetensors --layer layers.0 --output layer.mha
@@ -170,13 +171,17 @@ def _parser():
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
 
     def command(name, function, text, notes=None):
-        made = commands.add_parser(name, help=text, description=text, epilog=notes, **how)
+        made = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=notes, **how
+        )
         made.set_defaults(function=function)
         return made
 
-    info = command("info", _info, "show the library, or what a packed layer is", _info_notes)
+    info = command(
+        "info", _info, "show the library and its instruction sets, or a packed layer", _info_notes
+    )
     info.add_argument("file", nargs="?", metavar="FILE", help="a layer written by mha pack")
-    made = command("pack", _pack, "pack a layer of a model in a file to map", _pack_notes)
+    made = command("pack", _pack, "pack the attention of a layer into a file to map", _pack_notes)
     add = made.add_argument
     add("--weights", required=True, metavar="FILE", help=".safetensors, .index.json or .gguf")
     add("--output", required=True, metavar="FILE", help="the packed layer (.mha)")

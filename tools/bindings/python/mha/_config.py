@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
 
 _softcap, _window = "attn_logit_softcapping", "sliding_window"
-_families = {
+families = {
     "bert": Family(is_causal=False, rotates=False),
     "gemma": Family(),
     "gemma2": Family(windows="alternate", needed=(_softcap, _window)),
@@ -326,12 +326,12 @@ def read_model(path, layer):
     with open(path, "rb") as file:
         config = Settings(path, parse_json(path, file.read()))
     name = config.need("model_type", "string")
-    if name not in _families:
+    if name not in families:
         raise ValueError(
-            f"{path}: has the model_type {quoted(name)}; one of {', '.join(_families)} is expected,"
+            f"{path}: has the model_type {quoted(name)}; one of {', '.join(families)} is expected,"
             " or options after --no-config"
         )
-    family, call = _families[name], {"version": 1, "causal": _families[name].is_causal}
+    family, call = families[name], {"version": 1, "causal": families[name].is_causal}
     heads = config.need("n_head" if name == "gpt2" else "num_attention_heads", "count")
     query_dim = config.need("n_embd" if name == "gpt2" else "hidden_size", "count")
     kv_heads, head_dim, scale, epsilon = heads, query_dim // heads, 0.0, 0.0

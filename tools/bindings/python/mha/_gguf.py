@@ -7,7 +7,8 @@ import numpy as np
 
 from . import formats
 
-_has_norm = {"llama": False, "qwen2": False, "qwen3": True}  # of queries and keys
+# Whether they have a norm of queries and keys.
+architectures = {"llama": False, "qwen2": False, "qwen3": True}
 _floats = ("F32", "F16", "BF16")
 
 
@@ -26,9 +27,9 @@ class _Model:
             set(),
         )
         self.name = self.fields["general.architecture"].contents()
-        if self.name not in _has_norm:
+        if self.name not in architectures:
             raise ValueError(
-                f"the architecture is {self.name!r}; {', '.join(_has_norm)} can be packed"
+                f"the architecture is {self.name!r}; {', '.join(architectures)} can be packed"
             )
 
     def get(self, key, default=None):
@@ -103,7 +104,7 @@ def read(path, layer):
     )
     head_dim_v, epsilon = (
         model.get("attention.value_length", head_dim),
-        model.get("attention.layer_norm_rms_epsilon", None if _has_norm[model.name] else 0.0),
+        model.get("attention.layer_norm_rms_epsilon", None if architectures[model.name] else 0.0),
     )
     call = {"version": 1, "causal": True, "rope": _rope(model, head_dim)}
     model.finish()
@@ -146,7 +147,7 @@ def read(path, layer):
         for name, shape in extents.items()
         if f"attn_{name}.bias" in found
     }
-    if _has_norm[model.name]:
+    if architectures[model.name]:
         call["norm"] = {
             "epsilon": epsilon,
             "all_heads": False,
