@@ -272,9 +272,9 @@ MHA_API mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const floa
 typedef struct mha_states_args {
   size_t struct_size;
   int64_t batch;            /* >= 1, or MHA_EMPTY = nothing to do */
-  int64_t num_heads;        /* >= 1 */
+  int64_t num_heads;        /* 1 .. 2^31 - 1 */
   int64_t n_q;              /* >= 1, or MHA_EMPTY = nothing to do */
-  int64_t head_dim_v;       /* >= 1 */
+  int64_t head_dim_v;       /* 1 .. 2^31 - 1 */
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has */
   uint32_t reserved;
   const float *states;      /* [batch, num_heads, n_q, head_dim_v + 2], over all keys */

@@ -2,13 +2,12 @@
 // a sequence.
 
 #include "../base/schedule.h"
-#include "../base/structs.h"
-#include "../check/arrays.h"
 #include "../check/recurrent.h"
 #include "../check/rules.h"
 #include "../check/sequences.h"
 #include "../cpu.h"
 #include "../run/rows.h"
+#include "frame.h"
 
 namespace mha {
 namespace {
@@ -53,6 +52,19 @@ void run_unit(const void *context, int64_t unit, int64_t) {
                          unit % blocks * conv_channels);
 }
 
+mha_status check_data(Report report, ConvCall &call) {
+  MHA_TRY(Rules{report}.given("weights", call.args.weights, "the weights of each channel"));
+  if (call.args.rows > 0) MHA_TRY(each_array(call.args, CheckPointers{report}));
+  return check_query_rows(report, call.sequences, "rows");
+}
+
+void run(const ConvCall *call, unsigned char *workspace) {
+  const mha_causal_conv_args &args = call->args;
+  clear_padding(call->sequences, call->convolution.output, 1, args.channels);
+  run_units(args.scheduler, reinterpret_cast<UnitCounter *>(workspace),
+            call->sequences.batch * blocks_of(args.channels, conv_channels), run_unit, call);
+}
+
 }  // namespace
 }  // namespace mha
 
@@ -60,25 +72,10 @@ using namespace mha;
 
 mha_status mha_causal_conv_workspace(const mha_causal_conv_args *args, size_t *bytes,
                                      mha_error *error) {
-  Reporter report(error);
-  ConvCall call;
-  MHA_TRY(make_call(report, args, &call));
-  return write_size(report.about(2), static_cast<size_t>(call.workspace_bytes), bytes);
+  return answer_size<ConvCall>(error, bytes, args);
 }
 
 mha_status mha_causal_conv(const mha_causal_conv_args *args, void *workspace,
                            size_t workspace_bytes, mha_error *error) {
-  Reporter report(error);
-  ConvCall call;
-  MHA_TRY(make_call(report, args, &call));
-  MHA_TRY(check_workspace(report, 2, "mha_causal_conv_workspace", workspace, workspace_bytes,
-                          call.workspace_bytes));
-  if (has_no_work(call)) return MHA_OK;
-  MHA_TRY(Rules{report}.given("weights", call.args.weights, "the weights of each channel"));
-  if (call.args.rows > 0) MHA_TRY(each_array(call.args, CheckPointers{report}));
-  MHA_TRY(check_query_rows(report, call.sequences, "rows"));
-  clear_padding(call.sequences, call.convolution.output, 1, call.args.channels);
-  run_units(call.args.scheduler, reinterpret_cast<UnitCounter *>(align_workspace(workspace)),
-            call.sequences.batch * blocks_of(call.args.channels, conv_channels), run_unit, &call);
-  return MHA_OK;
+  return run_call<ConvCall>(error, "mha_causal_conv_workspace", workspace, workspace_bytes, args);
 }

@@ -9,12 +9,12 @@
 
 #include <algorithm>
 
-#include "../base/structs.h"
-#include "../check/arrays.h"
 #include "../check/entries.h"
 #include "../check/request.h"
+#include "../check/rules.h"
 #include "../storage.h"
 #include "attention.h"
+#include "frame.h"
 
 namespace mha {
 namespace {
@@ -26,7 +26,8 @@ struct ChoiceCall {
   mha_choose_keys_args args;
   AttentionCall call;
   KeyChoice choice;
-  int64_t scores;              // offset in the workspace
+  int64_t scores;  // offset in the workspace
+  int64_t workspace_bytes;
   int64_t first_block, parts;  // of the blocks under way, and how many units each is
 };
 
@@ -58,22 +59,20 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   choice.index_scores = args.index_scores;
   choice.score_stride = blocks_of(n_kv, tile_keys) * tile_keys;
   made->scores = layout.take_floats(most_rows * Count(choice.score_stride));
-  return check_size(report, layout, stage.sequences.has_no_work(), &call.workspace_bytes);
+  return check_size(report, layout, stage.sequences.has_no_work(), &made->workspace_bytes);
 }
 
-mha_status check_pointers(Report report, const ChoiceCall &made) {
+bool has_no_work(const ChoiceCall &made) { return made.call.stage.sequences.has_no_work(); }
+
+mha_status check_data(Report report, ChoiceCall &made) {
   const mha_attention_args &args = made.call.args;
-  const struct {
-    const char *name, *what;
-    const void *given;
-  } arrays[] = {{"attention.q.data", "the queries", args.q.data},
-                {"attention.k.data", "the keys", args.n_kv > 0 ? args.k.data : args.q.data},
-                {"weights.data", "the weights of the index heads", made.args.weights.data},
-                {"chosen_keys", "an array for the choice", made.args.chosen_keys}};
-  for (const auto &array : arrays) {
-    if (!array.given) return report.null("%s is NULL; pass %s", array.name, array.what);
-  }
-  return MHA_OK;
+  const Rules rules = {report};
+  MHA_TRY(rules.given("attention.q.data", args.q.data, "the queries"));
+  if (args.n_kv > 0) MHA_TRY(rules.given("attention.k.data", args.k.data, "the keys"));
+  MHA_TRY(rules.given("weights.data", made.args.weights.data, "the weights of the index heads"));
+  MHA_TRY(rules.given("chosen_keys", made.args.chosen_keys, "an array for the choice"));
+  AttentionStage &stage = made.call.stage;
+  return check_array_contents(report, stage.sequences, &stage.attention.request);
 }
 
 // Scores of one block of queries with one part of the keys.
@@ -141,23 +140,10 @@ using namespace mha;
 
 mha_status mha_choose_keys_workspace(const mha_choose_keys_args *args, size_t *bytes,
                                      mha_error *error) {
-  Reporter report(error);
-  ChoiceCall made;
-  MHA_TRY(make_call(report, args, &made));
-  return write_size(report.about(2), static_cast<size_t>(made.call.workspace_bytes), bytes);
+  return answer_size<ChoiceCall>(error, bytes, args);
 }
 
 mha_status mha_choose_keys(const mha_choose_keys_args *args, void *workspace,
                            size_t workspace_bytes, mha_error *error) {
-  Reporter report(error);
-  ChoiceCall made;
-  MHA_TRY(make_call(report, args, &made));
-  AttentionCall &call = made.call;
-  MHA_TRY(check_workspace(report, 2, "mha_choose_keys_workspace", workspace, workspace_bytes,
-                          call.workspace_bytes));
-  if (call.stage.sequences.has_no_work()) return MHA_OK;
-  MHA_TRY(check_pointers(report, made));
-  MHA_TRY(check_array_contents(report, call.stage.sequences, &call.stage.attention.request));
-  run(&made, align_workspace(workspace));
-  return MHA_OK;
+  return run_call<ChoiceCall>(error, "mha_choose_keys_workspace", workspace, workspace_bytes, args);
 }

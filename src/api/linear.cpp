@@ -2,10 +2,9 @@
 
 #include "linear.h"
 
-#include "../base/structs.h"
-#include "../check/arrays.h"
 #include "../check/entries.h"
 #include "../storage.h"
+#include "frame.h"
 
 namespace mha {
 
@@ -14,6 +13,7 @@ namespace mha {
 mha_status make_call(Report report, const mha_layer *layer, const mha_linear_args *given,
                      LinearCall *call) {
   MHA_TRY(check_linear(report, layer, given, &call->args));
+  call->layer = layer;
   const mha_linear_args &args = call->args;
   const LayerShape &shape = layer->shape;
   const int64_t threads = threads_of(args.scheduler);
@@ -27,16 +27,15 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_linear_arg
   return check_size(report, layout, needs_nothing || args.rows == 0, &call->workspace_bytes);
 }
 
-namespace {
+bool has_no_work(const LinearCall &call) { return call.args.rows == 0; }
 
-mha_status check_pointers(Report report, const mha_linear_args &args) {
-  if (!args.x.data) return report.null("x.data is NULL; pass the input rows");
-  if (!args.output.data) return report.null("output.data is NULL; pass an array for the result");
-  return MHA_OK;
+mha_status check_data(Report report, LinearCall &call) {
+  return each_array(*call.layer, call.args, CheckPointers{report});
 }
 
-// Nothing here can fail.
-void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspace) {
+void run(const LinearCall *made, unsigned char *workspace) {
+  const LinearCall &call = *made;
+  const mha_layer &layer = *call.layer;
   const mha_linear_args &args = call.args;
   const InputRows x = {args.x.data,        args.rows, 0,
                        args.x.strides.row, nullptr,   storage_of_type(args.x.type)};
@@ -58,28 +57,17 @@ void run(const mha_layer &layer, const LinearCall &call, unsigned char *workspac
                reinterpret_cast<UnitCounter *>(workspace + call.counter), call.product, workspace);
 }
 
-}  // namespace
 }  // namespace mha
 
 using namespace mha;
 
 mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear_args *args, size_t *bytes,
                                 mha_error *error) {
-  Reporter report(error, args_argument);
-  LinearCall call;
-  MHA_TRY(make_call(report, layer, args, &call));
-  return write_size(report.about(3), static_cast<size_t>(call.workspace_bytes), bytes);
+  return answer_size<LinearCall>(error, bytes, layer, args);
 }
 
 mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace,
                       size_t workspace_bytes, mha_error *error) {
-  Reporter report(error, args_argument);
-  LinearCall call;
-  MHA_TRY(make_call(report, layer, args, &call));
-  MHA_TRY(check_workspace(report, 3, "mha_linear_workspace", workspace, workspace_bytes,
-                          call.workspace_bytes));
-  if (call.args.rows == 0) return MHA_OK;
-  MHA_TRY(check_pointers(report, call.args));
-  run(*layer, call, align_workspace(workspace));
-  return MHA_OK;
+  return run_call<LinearCall>(error, "mha_linear_workspace", workspace, workspace_bytes, layer,
+                              args);
 }

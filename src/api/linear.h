@@ -9,6 +9,7 @@ namespace mha {
 // A call of mha_linear: its arguments, with all defaults resolved, and its workspace.
 struct LinearCall {
   mha_linear_args args;
+  const mha_layer *layer;
   int64_t counter;  // offset in the workspace, as those of the product
   ProductPlan product;
   int64_t workspace_bytes;

@@ -8,11 +8,10 @@
 #include <algorithm>
 
 #include "../base/schedule.h"
-#include "../base/structs.h"
-#include "../check/arrays.h"
 #include "../check/sequences.h"
 #include "../cpu.h"
 #include "../run/rows.h"
+#include "frame.h"
 
 namespace mha {
 namespace {
@@ -133,60 +132,51 @@ void run(RecurrentCall *call, unsigned char *workspace) {
             states * call->parts, run_unit, call);
 }
 
-}  // namespace
+mha_status check_data(Report report, RecurrentCall &call) {
+  if (call.args.rows > 0) MHA_TRY(each_array(call.args, CheckPointers{report}));
+  return check_query_rows(report, call.sequences, "rows");
+}
 
+// For each number of a state: its product with the decay; k u and its sum; and of r, where there is
+// beta, and of each query, a product and a sum.
+mha_status fill_info(Report report, RecurrentCall &call, mha_call_info *info) {
+  info->instruction_set = call.kernels->instruction_set;
+  info->back_end = MHA_BACK_END_NATIVE;
+  info->contract = contract_of_thread();
+  info->num_threads = static_cast<uint32_t>(threads_of(call.args.scheduler));
+  if (has_no_work(call)) return MHA_OK;
+  MHA_TRY(check_query_rows(report, call.sequences, "rows"));
+  const Recurrence &r = call.recurrence;
+  const uint64_t rows = valid_queries(call.sequences);
+  const int64_t heads = r.num_v_heads, numbers = heads * r.head_dim * r.head_dim_v;
+  const int64_t each = 2 * r.state_queries + 2 + (r.decay.base ? 1 : 0) + (r.beta.base ? 2 : 0);
+  uint64_t row_bytes = 0;
+  MHA_TRY(each_array(call.args, CountRowBytes{&row_bytes}));
+  const int64_t states = (r.state ? 1 : 0) + (r.state_out ? 1 : 0) + r.num_snapshots;
+  const int64_t gate_floats = (r.a_log ? heads : 0) + (r.dt_bias ? heads * r.decay_dim : 0);
+  info->operations = rows * product(numbers, each);
+  info->bytes = rows * row_bytes + product(gate_floats, sizeof(float)) +
+                product(call.sequences.batch, states) * product(numbers, sizeof(float));
+  return MHA_OK;
+}
+
+}  // namespace
 }  // namespace mha
 
 using namespace mha;
 
 mha_status mha_recurrent_attention_workspace(const mha_recurrent_args *args, size_t *bytes,
                                              mha_error *error) {
-  Reporter report(error);
-  RecurrentCall call;
-  MHA_TRY(make_call(report, args, &call));
-  return write_size(report.about(2), static_cast<size_t>(call.workspace_bytes), bytes);
+  return answer_size<RecurrentCall>(error, bytes, args);
 }
 
 mha_status mha_recurrent_attention(const mha_recurrent_args *args, void *workspace,
                                    size_t workspace_bytes, mha_error *error) {
-  Reporter report(error);
-  RecurrentCall call;
-  MHA_TRY(make_call(report, args, &call));
-  MHA_TRY(check_workspace(report, 2, "mha_recurrent_attention_workspace", workspace,
-                          workspace_bytes, call.workspace_bytes));
-  if (has_no_work(call)) return MHA_OK;
-  if (call.args.rows > 0) MHA_TRY(each_array(call.args, CheckPointers{report}));
-  MHA_TRY(check_query_rows(report, call.sequences, "rows"));
-  run(&call, align_workspace(workspace));
-  return MHA_OK;
+  return run_call<RecurrentCall>(error, "mha_recurrent_attention_workspace", workspace,
+                                 workspace_bytes, args);
 }
 
-// For each number of a state: its product with the decay; k u and its sum; and of r, where there is
-// beta, and of each query, a product and a sum.
 mha_status mha_recurrent_attention_info(const mha_recurrent_args *args, mha_call_info *info,
                                         mha_error *error) {
-  Reporter report(error);
-  RecurrentCall call;
-  MHA_TRY(make_call(report, args, &call));
-  mha_call_info filled = {};
-  filled.instruction_set = call.kernels->instruction_set;
-  filled.back_end = MHA_BACK_END_NATIVE;
-  filled.contract = contract_of_thread();
-  filled.num_threads = static_cast<uint32_t>(threads_of(call.args.scheduler));
-  filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
-  if (!has_no_work(call)) {
-    MHA_TRY(check_query_rows(report, call.sequences, "rows"));
-    const Recurrence &r = call.recurrence;
-    const uint64_t rows = valid_queries(call.sequences);
-    const int64_t heads = r.num_v_heads, numbers = heads * r.head_dim * r.head_dim_v;
-    const int64_t each = 2 * r.state_queries + 2 + (r.decay.base ? 1 : 0) + (r.beta.base ? 2 : 0);
-    uint64_t row_bytes = 0;
-    MHA_TRY(each_array(call.args, CountRowBytes{&row_bytes}));
-    const int64_t states = (r.state ? 1 : 0) + (r.state_out ? 1 : 0) + r.num_snapshots;
-    const int64_t gate_floats = (r.a_log ? heads : 0) + (r.dt_bias ? heads * r.decay_dim : 0);
-    filled.operations = rows * product(numbers, each);
-    filled.bytes = rows * row_bytes + product(gate_floats, sizeof(float)) +
-                   product(call.sequences.batch, states) * product(numbers, sizeof(float));
-  }
-  return write_struct(report.about(2), "mha_call_info", filled, info);
+  return answer_info<RecurrentCall>(error, info, args);
 }

@@ -2,18 +2,13 @@
 
 #include "../base/structs.h"
 #include "../check/arrays.h"
+#include "../check/rules.h"
 #include "../check/scores.h"
 #include "../cpu.h"
 #include "../storage.h"
 
 namespace mha {
 namespace {
-
-mha_status check_width(Report report, int64_t head_dim_v) {
-  if (head_dim_v >= 1 && head_dim_v <= INT32_MAX) return MHA_OK;
-  return report.invalid("head_dim_v is %lld; it must be that of the call, 1 to %d", lld(head_dim_v),
-                        INT32_MAX);
-}
 
 Count bytes_of_states(Count rows, int64_t head_dim_v) {
   return rows * Count(state_head + head_dim_v) * Count(sizeof(float));
@@ -26,14 +21,10 @@ mha_status read_states(Report report, const mha_states_args *given, States *stat
   MHA_TRY(read_struct(report, "mha_states_args", given, &args));
   MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
   MHA_TRY(resolve_extent(report, "n_q", "the rows of q per sequence", &args.n_q));
-  if (args.num_heads < 1 || args.num_heads > INT32_MAX)
-    return report.invalid("num_heads is %lld; it must be that of the call, 1 to %d",
-                          lld(args.num_heads), INT32_MAX);
-  MHA_TRY(check_width(report, args.head_dim_v));
-  if (bytes_of_states(Count(args.batch) * Count(args.num_heads) * Count(args.n_q), args.head_dim_v)
-          .overflows())
-    return report.too_large("states would exceed the address space; use smaller dimensions");
-  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
+  const Rules rules = {report};
+  MHA_TRY(check_fields(rules, args));
+  const Count rows = Count(args.batch) * Count(args.num_heads) * Count(args.n_q);
+  MHA_TRY(rules.fits("states", bytes_of_states(rows, args.head_dim_v)));
   MHA_TRY(check_output_fields(report, "output", args.output));
   if (!args.output.data && (args.output.type != 0 || !is_contiguous(args.output.strides)))
     return report.invalid(
@@ -43,8 +34,8 @@ mha_status read_states(Report report, const mha_states_args *given, States *stat
   MHA_TRY(resolve_output(report, &output));
   MHA_TRY(choose_kernels(report, args.instruction_set, kernels));
   if (args.batch == 0 || args.n_q == 0) args.batch = args.n_q = 0;
-  if (args.n_q > 0 && !args.states)
-    return report.null("states is NULL; pass the states that mha_attention computed");
+  if (args.n_q > 0)
+    MHA_TRY(rules.given("states", args.states, "the states that mha_attention computed"));
   if (args.n_q > 0 && !args.output.data && !args.lse)
     return report.null("output.data and lse are both NULL; pass an array for at least one");
   ScoreOptions options = {};
@@ -69,16 +60,13 @@ mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left,
   Reporter report(error);
   const Kernels *kernels;
   MHA_TRY(resolve_extent(report, "rows", "the rows of left, right and result", &rows));
-  MHA_TRY(check_width(report.about(2), head_dim_v));
-  if (bytes_of_states(Count(rows), head_dim_v).overflows())
-    return report.too_large(
-        "left, right and result would exceed the address space; use fewer rows");
+  MHA_TRY(Rules{report.about(2)}.range("head_dim_v", head_dim_v, 1, INT32_MAX,
+                                       "that of the call, 1 to 2^31 - 1"));
+  MHA_TRY(Rules{report}.fits("left, right and result", bytes_of_states(Count(rows), head_dim_v)));
   const void *const arrays[] = {left, right, result};
   const char *const names[] = {"left", "right", "result"};
-  for (uint32_t i = 0; rows > 0 && i < 3; ++i) {
-    if (!arrays[i])
-      return report.about(3 + i).null("%s is NULL; pass an array of states", names[i]);
-  }
+  for (uint32_t i = 0; rows > 0 && i < 3; ++i)
+    MHA_TRY(Rules{report.about(3 + i)}.given(names[i], arrays[i], "an array of states"));
   MHA_TRY(choose_kernels(report.about(6), instruction_set, &kernels));
   kernels->merge_states(left, right, rows, head_dim_v, result);
   return MHA_OK;

@@ -131,7 +131,10 @@ struct RowArray {
 struct ResolveArrays {
   Report report;
   mha_status operator()(const RowArray &array, mha_input &input) const {
-    if (!input.data && !array.is_required) return check_absent(report, array.name, input);
+    if (!input.data && !array.is_required) {
+      MHA_TRY(check_input_fields(report, array.name, input));
+      return check_absent(report, array.name, input);
+    }
     if (input.type == 0) input.type = array.like;
     return resolve_array(report, array.name, array.extents, &input);
   }

@@ -323,22 +323,12 @@ mha_status check_linear(Report report, const mha_layer *layer, const mha_linear_
   mha_linear_args &args = *read;
   MHA_TRY(read_struct(report, "mha_linear_args", given, &args));
   MHA_TRY(resolve_extent(report, "rows", "the rows of x", &args.rows));
-  mha_input &residual = args.residual;
-  const Extents of_x = {no_extent, args.rows, no_extent, shape.output_depth()},
-                of_output = {no_extent, args.rows, no_extent, shape.output_dim};
-  MHA_TRY(resolve_array(report, "x", of_x, &args.x));
-  MHA_TRY(resolve_array(report, "output", of_output, &args.output));
-  if (residual.data) {
-    if (residual.type == 0) residual.type = args.output.type;
-    MHA_TRY(resolve_array(report, "residual", of_output, &residual));
-    if (storage_of_type(residual.type) != storage_of_type(args.output.type))
-      return report.invalid(
-          "residual.type is %u, but output.type is %u; set it to 0 or to the type of output",
-          residual.type, args.output.type);
-  } else {
-    MHA_TRY(check_input_fields(report, "residual", residual));
-    MHA_TRY(check_absent(report, "residual", residual));
-  }
+  MHA_TRY(each_array(*layer, args, ResolveArrays{report}));
+  if (storage_of_type(args.residual.type) != storage_of_type(args.output.type) &&
+      args.residual.data)
+    return report.invalid(
+        "residual.type is %u, but output.type is %u; set it to 0 or to the type of output",
+        args.residual.type, args.output.type);
   MHA_TRY(check_scheduler(report, args.scheduler));
   return layer->sgemm ? check_sgemm_rows(report, "x", args.x.strides.row) : MHA_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "../base/report.h"
 #include "../objects/layer.h"
+#include "arrays.h"
 
 namespace mha {
 
@@ -31,5 +32,15 @@ mha_status check_choice_arrays(Report report, const mha_attention_args &attentio
 
 mha_status check_linear(Report report, const mha_layer *layer, const mha_linear_args *given,
                         mha_linear_args *args);
+
+// The arrays of mha_linear. The residual has the shape and the type of the output.
+template <class Visit>
+mha_status each_array(const mha_layer &layer, mha_linear_args &a, const Visit &visit) {
+  const Extents x = {no_extent, a.rows, no_extent, layer.shape.output_depth()},
+                y = {no_extent, a.rows, no_extent, layer.shape.output_dim};
+  MHA_TRY(visit({"x", "the input rows", x}, a.x));
+  MHA_TRY(visit({"output", "an array for the result", y}, a.output));
+  return visit({"residual", "", y, a.output.type, false}, a.residual);
+}
 
 }  // namespace mha

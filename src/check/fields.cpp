@@ -192,8 +192,8 @@ MHA_FIELDS(mha_layer_options) {
 }
 
 MHA_FIELDS(mha_states_args) {
-  MHA_RULE(size, num_heads, 1, "at least 1");
-  MHA_RULE(size, head_dim_v, 1, "at least 1");
+  MHA_RULE(range, num_heads, 1, INT32_MAX, "1 to 2^31 - 1");
+  MHA_RULE(range, head_dim_v, 1, INT32_MAX, "1 to 2^31 - 1");
   MHA_RULE(range, reserved, 0, 0, "0");
   return MHA_OK;
 }

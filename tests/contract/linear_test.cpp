@@ -408,15 +408,15 @@ TEST(LinearLayer, NamesWrongWeightsAndWritesNothing) {
   };
   expect_refused(MHA_ERROR_STRUCT_SIZE, "set it to sizeof(mha_linear_weights)",
                  [](auto &given) { given.struct_size = 8; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "input_dim is 0; set it to the width of a row of x",
+  expect_refused(MHA_ERROR_INVALID_VALUE, "input_dim is 0; set it to at least 1",
                  [](auto &given) { given.input_dim = 0; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "output_dim is -2; set it to the width of a row of y",
+  expect_refused(MHA_ERROR_INVALID_VALUE, "output_dim is -2; set it to at least 1",
                  [](auto &given) { given.output_dim = -2; });
   expect_refused(MHA_ERROR_TOO_LARGE, "input_dim is 2147483648",
                  [](auto &given) { given.input_dim = int64_t{1} << 31; });
   expect_refused(MHA_ERROR_NULL_POINTER, "w.data is NULL; pass the matrix",
                  [](auto &given) { given.w.data = nullptr; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "layout is 2; set MHA_LAYOUT_IN_OUT",
+  expect_refused(MHA_ERROR_INVALID_VALUE, "layout is 2; set it to MHA_LAYOUT_IN_OUT",
                  [](auto &given) { given.layout = 2; });
   expect_refused(MHA_ERROR_INVALID_VALUE, "w.row_stride is 1, less than the width of a row, 2",
                  [](auto &given) { given.w.row_stride = 1; });

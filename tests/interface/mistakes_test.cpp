@@ -644,7 +644,7 @@ TEST(Reserved, FieldsOfLinearStatesAndChoiceMustBeZero) {
   expect_named(query, 2, "residual.reserved_pointer is set", &linear.residual.reserved_pointer,
                &number);
   expect_named(query, 2, "output.reserved is set", &linear.output.reserved, 1);
-  expect_named(finish, 1, "reserved is not 0", &states.reserved, 1);
+  expect_named(finish, 1, "reserved is 1", &states.reserved, 1);
   expect_named(finish, 1, "output.reserved is set", &states.output.reserved, 1);
   expect_named(choose, 1, "weights.reserved is set", &choice.choice.weights.reserved, 1);
   expect_named(choose, 1, "weights.reserved_pointer is set",

@@ -1,0 +1,54 @@
+// What all entry points of calls have in common. A call is a struct with workspace_bytes, and with
+// these functions beside it:
+//
+//   make_call     reads the arguments, checks all that needs no data, and plans the call
+//   has_no_work   whether it is empty
+//   check_data    what a size query does not need: pointers, and the contents of arrays
+//   run           computes; nothing in it can fail
+//   fill_info     what it costs
+#pragma once
+
+#include "../base/structs.h"
+#include "../check/arrays.h"
+
+namespace mha {
+
+// `given` are the first parameters of the entry, the last of which has the arguments.
+template <class Call, class... Given>
+mha_status answer_size(mha_error *error, size_t *bytes, const Given *...given) {
+  constexpr uint32_t argument = sizeof...(given);
+  const Reporter report(error, argument);
+  Call call;
+  MHA_TRY(make_call(report, given..., &call));
+  return write_size(report.about(argument + 1), static_cast<size_t>(call.workspace_bytes), bytes);
+}
+
+// `query` is the function that tells the size of the workspace.
+template <class Call, class... Given>
+mha_status run_call(mha_error *error, const char *query, void *workspace, size_t workspace_bytes,
+                    const Given *...given) {
+  constexpr uint32_t argument = sizeof...(given);
+  const Reporter report(error, argument);
+  Call call;
+  MHA_TRY(make_call(report, given..., &call));
+  MHA_TRY(check_workspace(report, argument + 1, query, workspace, workspace_bytes,
+                          call.workspace_bytes));
+  if (has_no_work(call)) return MHA_OK;
+  MHA_TRY(check_data(report, call));
+  run(&call, align_workspace(workspace));
+  return MHA_OK;
+}
+
+template <class Call, class... Given>
+mha_status answer_info(mha_error *error, mha_call_info *info, const Given *...given) {
+  constexpr uint32_t argument = sizeof...(given);
+  const Reporter report(error, argument);
+  Call call;
+  MHA_TRY(make_call(report, given..., &call));
+  mha_call_info filled = {};
+  filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
+  MHA_TRY(fill_info(report, call, &filled));
+  return write_struct(report.about(argument + 1), "mha_call_info", filled, info);
+}
+
+}  // namespace mha
