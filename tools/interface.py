@@ -48,9 +48,9 @@ fields_intro = """\
 namespace mha {
 
 // clang-format off
-#define MHA_FIELDS(S) template <> mha_status check_fields(const Rules &rules, const S &s)
-#define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__))
-"""
+#define MHA_FIELDS(S, list) \\
+  template <> mha_status check_fields(const Rules &rules, const S &s) { list return MHA_OK; }
+#define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));"""
 # Words of shapes that are no field: of a matrix, its columns together, and functions.
 other_words = ("in", "out", "qkv_dim", "ceil", "max")
 
@@ -338,14 +338,14 @@ def fields_source(table):
         rules = [(row, rule) for row in found["rows"] for rule in rules_of(row)]
         if not rules or struct in unchecked:
             continue
-        lines.append(f"MHA_FIELDS({struct}) {{")
+        lines.append(f"\nMHA_FIELDS({struct},")
         for row, (kind, name, *limits, text) in rules:
             head = f"  MHA_RULE({', '.join([kind, name, *limits])},"
-            line = f"{head} {json.dumps(text + meaning(row))});"
-            line = line if len(line) <= 100 else f"{head} {json.dumps(text)});"
+            line = f"{head} {json.dumps(text + meaning(row))})"
+            line = line if len(line) <= 100 else f"{head} {json.dumps(text)})"
             indent = "\n" + " " * len("  MHA_RULE(")
-            lines.append(line if len(line) <= 100 else f"{head}{indent}{json.dumps(text)});")
-        lines.append("  return MHA_OK;\n}\n")
+            lines.append(line if len(line) <= 100 else f"{head}{indent}{json.dumps(text)})")
+        lines[-1] += ")"
     return "\n".join(lines) + "\n}  // namespace mha\n"
 
 

@@ -13,6 +13,7 @@
 
 #include "../base/count.h"
 #include "../base/structs.h"
+#include "../check/rules.h"
 #include "binary64.h"
 #include "rope_config.h"
 
@@ -216,10 +217,9 @@ mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin
   mha_rope_config known;
   MHA_TRY(read_struct(report, "mha_rope_config", config, &known));
   MHA_TRY(check_rope_config(report, known));
-  if (!cos)
-    return report.about(2).null("cos is NULL; pass memory for num_positions * dims / 2 floats");
-  if (!sin)
-    return report.about(3).null("sin is NULL; pass memory for num_positions * dims / 2 floats");
+  constexpr char what[] = "memory for num_positions * dims / 2 floats";
+  MHA_TRY(Rules{report.about(2)}.given("cos", cos, what));
+  MHA_TRY(Rules{report.about(3)}.given("sin", sin, what));
   fill(known, cos, sin);
   return MHA_OK;
 }
@@ -228,9 +228,8 @@ mha_status mha_rope_tables(const mha_rope_config *config, float *cos, float *sin
 // smaller power n, and the others every second slope of 2n heads, as in the paper.
 mha_status mha_alibi_slopes(int64_t num_heads, float *slopes, mha_error *error) {
   Reporter report(error);
-  if (num_heads < 1 || num_heads > INT32_MAX)
-    return report.invalid("num_heads is %lld; it must be 1 to 2147483647", lld(num_heads));
-  if (!slopes) return report.about(2).null("slopes is NULL; pass an array of num_heads floats");
+  MHA_TRY(Rules{report}.range("num_heads", num_heads, 1, INT32_MAX, "1 to 2147483647"));
+  MHA_TRY(Rules{report.about(2)}.given("slopes", slopes, "an array of num_heads floats"));
   int64_t n = 1;
   while (2 * n <= num_heads) n *= 2;
   fill_slopes(n, 1, n, slopes);
@@ -248,38 +247,27 @@ mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buckets, int
   if (num_buckets == 0) num_buckets = 32;
   if (max_distance == 0) max_distance = 128;
   constexpr int64_t most = 1 << 30;
-  const long long least = is_bidirectional ? 4 : 2;
-  if (num_buckets < least || num_buckets > most)
-    return report.about(2).invalid("num_buckets is %lld; it must be %lld to 2^30, or 0 for 32",
-                                   lld(num_buckets), least);
+  MHA_TRY(Rules{report.about(2)}.range(
+      "num_buckets", num_buckets, is_bidirectional ? 4 : 2, most,
+      is_bidirectional ? "4 to 2^30, or to 0 (32)" : "2 to 2^30, or to 0 (32)"));
   const int64_t count = is_bidirectional ? num_buckets / 2 : num_buckets;
   const T5Buckets buckets = {count, count / 2, max_distance};
   if (max_distance <= buckets.exact || max_distance > most)
     return report.about(3).invalid(
         "max_distance is %lld; with these buckets it must be more than %lld, to 2^30, or 0 for 128",
         lld(max_distance), lld(buckets.exact));
-  // `argument` is the number of the parameter, which the error names.
-  const struct {
-    const char *name;
-    uint32_t argument;
-    int64_t value, least;
-  } sizes[] = {{"num_heads", 5, num_heads, 1}, {"left", 6, left, 0}, {"right", 7, right, 0}};
-  for (const auto &size : sizes) {
-    if (size.value < size.least)
-      return report.about(size.argument)
-          .invalid("%s is %lld; it must be at least %lld", size.name, lld(size.value),
-                   lld(size.least));
-  }
+  MHA_TRY(Rules{report.about(5)}.range("num_heads", num_heads, 1, INT64_MAX, "at least 1"));
+  MHA_TRY(Rules{report.about(6)}.range("left", left, 0, INT64_MAX, "at least 0"));
+  MHA_TRY(Rules{report.about(7)}.range("right", right, 0, INT64_MAX, "at least 0"));
   const Count width = Count(left) + Count(right) + Count(1);
   if ((Count(num_heads) * width * Count(sizeof(float))).overflows() ||
       (Count(num_heads) * Count(num_buckets * 4)).overflows())
     return report.about(5).too_large(
         "the arrays would exceed the address space; use smaller dimensions");
-  if (!embedding)
-    return report.null("embedding is NULL; pass an array of num_buckets * num_heads floats");
-  if (!relative_bias)
-    return report.about(8).null(
-        "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats");
+  MHA_TRY(
+      Rules{report}.given("embedding", embedding, "an array of num_buckets * num_heads floats"));
+  MHA_TRY(Rules{report.about(8)}.given("relative_bias", relative_bias,
+                                       "an array of num_heads * (left + 1 + right) floats"));
   // embedding is [num_buckets, num_heads], as models store it, so the copy transposes it.
   const auto set = [&](int64_t distance, int64_t bucket) {
     for (int64_t head = 0; head < num_heads; ++head)

@@ -40,7 +40,7 @@ TEST(AlibiSlopes, NameAWrongArgument) {
     mha_error error;
     EXPECT_EQ(mha_alibi_slopes(heads, &slope, &error), MHA_ERROR_INVALID_VALUE) << heads;
     EXPECT_EQ(std::string(error.message),
-              "num_heads is " + std::to_string(heads) + "; it must be 1 to 2147483647");
+              "num_heads is " + std::to_string(heads) + "; set it to 1 to 2147483647");
     EXPECT_EQ(error.argument, 1u);
   }
   EXPECT_EQ(slope, 5);
@@ -164,13 +164,13 @@ TEST(T5RelativeBias, NamesAWrongArgumentAndWritesNothing) {
     const char *sentence;
   } cases[] = {
       {3, 0, 1, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is 3; it must be 4 to 2^30, or 0 for 32"},
+       "num_buckets is 3; set it to 4 to 2^30, or to 0 (32)"},
       {1, 0, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is 1; it must be 2 to 2^30, or 0 for 32"},
+       "num_buckets is 1; set it to 2 to 2^30, or to 0 (32)"},
       {-1, 0, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is -1; it must be 2 to 2^30, or 0 for 32"},
+       "num_buckets is -1; set it to 2 to 2^30, or to 0 (32)"},
       {most, 0, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is 9223372036854775807; it must be 2 to 2^30, or 0 for 32"},
+       "num_buckets is 9223372036854775807; set it to 2 to 2^30, or to 0 (32)"},
       {32, 8, 1, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 3,
        "max_distance is 8; with these buckets it must be more than 8, to 2^30, or 0 for 128"},
       {0, -5, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 3,
@@ -180,9 +180,9 @@ TEST(T5RelativeBias, NamesAWrongArgumentAndWritesNothing) {
        "128"},
       {int64_t{1} << 30, int64_t{1} << 30, 1, int64_t{1} << 40, 0, 0, MHA_ERROR_TOO_LARGE, 5,
        "the arrays would exceed the address space; use smaller dimensions"},
-      {0, 0, 1, 0, 2, 2, MHA_ERROR_INVALID_VALUE, 5, "num_heads is 0; it must be at least 1"},
-      {0, 0, 1, 4, -1, 2, MHA_ERROR_INVALID_VALUE, 6, "left is -1; it must be at least 0"},
-      {0, 0, 1, 4, 2, -1, MHA_ERROR_INVALID_VALUE, 7, "right is -1; it must be at least 0"},
+      {0, 0, 1, 0, 2, 2, MHA_ERROR_INVALID_VALUE, 5, "num_heads is 0; set it to at least 1"},
+      {0, 0, 1, 4, -1, 2, MHA_ERROR_INVALID_VALUE, 6, "left is -1; set it to at least 0"},
+      {0, 0, 1, 4, 2, -1, MHA_ERROR_INVALID_VALUE, 7, "right is -1; set it to at least 0"},
       {0, 0, 1, 4, most, most, MHA_ERROR_TOO_LARGE, 5,
        "the arrays would exceed the address space; use smaller dimensions"},
       {0, 0, 1, 4, 2, 2, MHA_ERROR_NULL_POINTER, 1,
