@@ -56,7 +56,7 @@ TEST_SECONDS = 60  # of processor time, which no program takes for three tenths 
 # All that can see the library, the quickest first. What the list names for a fault comes before.
 PROGRAMS = """interface_errors interface_info info_counts interface_packed process structs
   schedule cache_errors fma storage seeds states options bias_tables specification chosen_keys
-  linear recurrent weights rope_tables interface_edges interface_memory cache_memory cache
+  linear recurrent weights rope_tables interface_edges interface_memory cache
   checksums contract generated cache_accuracy accuracy function""".split()
 # These hold files of the library themselves.
 WITH_SOURCES = "structs schedule fma storage function".split()
@@ -396,7 +396,7 @@ class Build:
 CHECKS = "src/check/*.cpp src/check/*.h src/api/*.cpp src/objects/pack.cpp".split()
 CHECKED_BY = """interface_errors interface_info info_counts interface_packed cache_errors states
   bias_tables options chosen_keys linear recurrent weights rope_tables interface_edges
-  interface_memory cache_memory cache contract generated""".split()
+  interface_memory cache contract generated""".split()
 
 
 def checks_of(text):

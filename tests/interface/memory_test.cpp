@@ -1,11 +1,16 @@
-// The memory of a call: it uses exactly the bytes that the queries return, makes no allocation and
-// no system call, and any number of threads may use a layer.
+// The memory of a call, with and without a cache: it uses exactly the bytes that the queries
+// return, nothing beside them and nothing of padding, makes no allocation and no system call. What
+// only reads a cache leaves it alone, and any number of threads may use a layer or read a cache.
 
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <deque>
+#include <memory>
+#include <optional>
+#include <sstream>
 #include <thread>
 
 #include "interface/calls.h"
@@ -13,6 +18,7 @@
 #include "support/instruction_sets.h"
 #include "support/packed_sequences.h"
 #include "support/recording_allocator.h"
+#include "support/rope.h"
 #include "support/rounds.h"
 #include "support/schedulers.h"
 #include "support/stack.h"
@@ -55,6 +61,252 @@ LayerProblem Causal(LayerProblem sizes, int64_t n_q, int64_t n_kv) {
   sizes.n_kv = n_kv;
   sizes.is_causal = true;
   return NormalLayer(sizes);
+}
+
+// ---- Calls with lengths, rotations and caches
+
+// What a case consists of.
+struct Shape {
+  int64_t batch = 3;
+  int64_t n = 19;  // rows of query, and of key and value without a cache or to append to it
+  bool lengths = false;
+  bool padding_left = false;
+  bool window = false;
+  bool rope = false;
+  bool positions = false;
+  bool with_cache = false;
+  CacheForm form = {MHA_CACHE_KIND_CONTIGUOUS, 0};
+  uint32_t k_type = MHA_TYPE_F32;
+  uint32_t v_type = MHA_TYPE_F32;
+  // Positions that the cache holds before, and one less of every second sequence.
+  int64_t held = 11;
+  int64_t head_dim = 6;
+  int64_t head_dim_v = 5;
+  uint32_t num_threads = 0;
+  bool by_forward = false;
+  bool values_in_keys = false;
+  int64_t chosen_block = 0;  // 0: no chosen keys
+};
+
+std::string Describe(const Shape &s) {
+  std::ostringstream text;
+  text << "batch " << s.batch << " n " << s.n << (s.lengths ? " lengths" : "")
+       << (s.padding_left ? " padding left" : "") << (s.window ? " window" : "")
+       << (s.rope ? " rope" : "") << (s.positions ? " positions" : "")
+       << (s.with_cache ? " " + support::Describe(s.form) : "") << " types " << s.k_type << "/"
+       << s.v_type << " held " << s.held << " head_dim " << s.head_dim << "/" << s.head_dim_v
+       << " threads " << s.num_threads << (s.by_forward ? " mha_forward" : " mha_attention")
+       << (s.values_in_keys ? " values in keys" : "") << " chosen block " << s.chosen_block;
+  return text.str();
+}
+
+// A call whose cache, if it has one, is as it was before each time.
+template <typename Data>
+class WithCache : public Data {
+ public:
+  template <typename... Given>
+  explicit WithCache(Cache *cache, Given &&...given)
+      : Data(std::forward<Given>(given)...),
+        cache_(cache),
+        before_(cache ? cache->buffer().Bytes() : std::string()) {}
+
+  void PoisonOutputs() override {
+    Data::PoisonOutputs();
+    if (cache_) std::memcpy(cache_->buffer().data(), before_.data(), before_.size());
+  }
+  bool OutputsAreUntouched() const override {
+    return Data::OutputsAreUntouched() && (!cache_ || cache_->buffer().Bytes() == before_);
+  }
+
+ private:
+  Cache *const cache_;
+  const std::string before_;
+};
+
+// A call whose every array lies at a guard page, and is read-only where it is an input.
+class GuardedCall {
+ public:
+  GuardedCall(const Shape &shape, uint32_t instruction_set, Place place)
+      : scheduler_(std::max(1u, shape.num_threads)) {
+    Random random(1);
+    LayerProblem problem;
+    problem.batch = shape.batch;
+    problem.n_q = problem.n_kv = shape.n;
+    problem.num_heads = 4;
+    problem.num_kv_heads = 2;
+    problem.head_dim = shape.head_dim;
+    problem.head_dim_v = shape.head_dim_v;
+    problem.k_type = static_cast<Storage>(shape.k_type);
+    problem.v_type = static_cast<Storage>(shape.v_type);
+    problem.query_dim = problem.key_dim = problem.value_dim = 7;
+    problem.output_dim = 9;
+    problem.is_causal = true;
+    problem.values_in_keys = shape.values_in_keys;
+    if (shape.window) problem.window_left = 6;
+    if (shape.chosen_block != 0) {
+      problem.score = ScoreArrays();
+      problem.score->chosen_block = shape.chosen_block;
+      Pairs<int32_t> &lists = problem.score->chosen;
+      lists.columns = 9;
+      lists.values.resize(shape.n * lists.columns);
+      for (int32_t &entry : lists.values)
+        entry = static_cast<int32_t>(random.Between(-1, (shape.held - 2) / shape.chosen_block));
+    }
+    if (shape.lengths) {
+      for (int64_t b = 0; b < shape.batch; b++)
+        problem.q_lengths.push_back(std::max<int64_t>(0, shape.n - 5 * b));
+      problem.kv_lengths = problem.q_lengths;
+    }
+    if (shape.padding_left) PadLeft(shape.rope, &problem);
+    if (shape.rope) {
+      problem.rope = MakeRope(shape.padding_left, shape.head_dim / 2 * 2, shape.n + shape.held);
+      for (std::vector<int64_t> *positions :
+           {&problem.rope->q_positions, &problem.rope->k_positions}) {
+        if (shape.positions) positions->resize(static_cast<size_t>(shape.batch * shape.n));
+        for (int64_t &position : *positions) position = random.Between(0, shape.n + shape.held - 1);
+      }
+    }
+    CallForm form = Guarded(kAskLse, place);
+    if (shape.num_threads > 0) form.scheduler = &scheduler_.scheduler;
+    if (shape.with_cache) {
+      cache_.emplace(CacheConfigOf(problem, shape.form, shape.batch + 2, shape.n + shape.held),
+                     place, 0xff);
+      form.cache.cache = cache_->get();
+      int32_t block = 0;
+      for (int64_t b = 0; b < shape.batch; b++) {
+        const int64_t sequence = shape.batch + 1 - b, count = shape.held - sequence % 2;
+        form.cache.sequences.push_back(sequence);
+        if (shape.form.kind == MHA_CACHE_KIND_PAGED) {
+          std::vector<int32_t> blocks(
+              static_cast<size_t>(cache_->config().capacity / cache_->config().block_positions));
+          for (int32_t &entry : blocks) entry = block++;
+          cache_->SetBlocks(sequence, blocks);
+        }
+        const Memory k = CopyOf(random.Normals(count * 2 * shape.head_dim), place);
+        const Memory v = CopyOf(random.Normals(count * 2 * shape.head_dim_v), place);
+        mha_error error;
+        Check(mha_kv_cache_append(cache_->get(), sequence, count, k.floats(),
+                                  shape.values_in_keys ? nullptr : v.floats(), &error),
+              error);
+      }
+    }
+    FillNormal(&random, kAllBiases, true, &problem);
+    if (shape.by_forward) {
+      layer_ = Create(LayerData(problem), instruction_set);
+      forward = std::make_unique<WithCache<ForwardData>>(cache_ ? &*cache_ : nullptr, layer_.get(),
+                                                         problem, LayerCall{form});
+    } else {
+      attention = std::make_unique<WithCache<AttentionData>>(cache_ ? &*cache_ : nullptr,
+                                                             NormalAttention(problem),
+                                                             AttentionCall{form, instruction_set});
+    }
+    data().FreezeInputs();
+  }
+
+  CallData &data() { return forward ? static_cast<CallData &>(*forward) : *attention; }
+  Cache &cache() { return *cache_; }
+
+  // Changes the arguments, of whichever entry it is.
+  template <typename Change>
+  void ChangeArgs(const Change &change) {
+    if (forward) change(forward->args);
+    if (attention) change(attention->args);
+  }
+
+  // The outputs and then the cache, as bytes.
+  std::string Compute(int workspace_fill, Place place) {
+    const Outputs outputs = data().Compute(workspace_fill, place);
+    std::string bytes;
+    for (const std::vector<float> *x : {&outputs.y, &outputs.lse}) {
+      bytes.append(reinterpret_cast<const char *>(x->data()), x->size() * sizeof(float));
+    }
+    return bytes + (cache_ ? cache_->buffer().Bytes() : std::string());
+  }
+
+  std::unique_ptr<WithCache<AttentionData>> attention;  // one of the two
+  std::unique_ptr<WithCache<ForwardData>> forward;
+
+ private:
+  SerialScheduler scheduler_;
+  std::optional<Cache> cache_;
+  Layer layer_;
+};
+
+std::vector<Shape> Shapes() {
+  std::vector<Shape> shapes;
+  for (const bool by_forward : {false, true}) {
+    Shape shape;
+    shape.by_forward = by_forward;
+    for (const bool padding_left : {false, true}) {
+      shape.padding_left = padding_left;
+      shape.lengths = true;
+      shapes.push_back(shape);
+      shape.rope = true;
+      shape.positions = padding_left;
+      shape.num_threads = 3;
+      shapes.push_back(shape);
+    }
+    shape = {};
+    shape.by_forward = by_forward;
+    shape.with_cache = true;
+    shapes.push_back(shape);
+    shape.k_type = MHA_TYPE_F16;
+    shape.v_type = MHA_TYPE_INT8;
+    shape.lengths = shape.rope = true;
+    shapes.push_back(shape);
+    shape.form = {MHA_CACHE_KIND_PAGED, 16};
+    shape.k_type = MHA_TYPE_INT8;
+    shape.v_type = MHA_TYPE_BF16;
+    shape.padding_left = shape.positions = true;
+    shapes.push_back(shape);
+    shape.num_threads = 4;
+    shape.n = 1;
+    shape.head_dim = 33;
+    shape.head_dim_v = 48;
+    shapes.push_back(shape);
+    shape.n = 290;  // two chunks
+    shape.head_dim = shape.head_dim_v = 16;
+    shape.v_type = MHA_TYPE_INT4;
+    shapes.push_back(shape);
+    shape.form = {MHA_CACHE_KIND_RING, 32};
+    shape.window = true;
+    shape.n = 23;
+    shapes.push_back(shape);
+    shape.n = 90;  // longer than the ring
+    shapes.push_back(shape);
+    shape = {};
+    shape.by_forward = by_forward;
+    shape.with_cache = true;
+    shape.held = 1030;  // four whole chunks
+    shape.n = 1;
+    shapes.push_back(shape);
+    shape.k_type = shape.v_type = MHA_TYPE_BF16;
+    shapes.push_back(shape);
+    // The last unit has no next one to prefetch for: behind the last sequence lies other memory,
+    // whose tables are nowhere.
+    shape.form = {MHA_CACHE_KIND_PAGED, 16};
+    shape.batch = 1;
+    shape.held = 40;
+    shapes.push_back(shape);
+    shape.form = {MHA_CACHE_KIND_CONTIGUOUS, 0};
+    shape.k_type = shape.v_type = MHA_TYPE_INT8;
+    shape.batch = 2;
+    shape.chosen_block = 1;
+    shapes.push_back(shape);
+    shape.v_type = MHA_TYPE_INT4;
+    shapes.push_back(shape);
+    shape.chosen_block = 16;
+    shape.n = 19;
+    shapes.push_back(shape);
+    if (by_forward) continue;
+    shape.values_in_keys = true;
+    shape.head_dim = 40;
+    shape.head_dim_v = 33;
+    shapes.push_back(shape);
+    shape.chosen_block = 0;
+    shapes.push_back(shape);
+  }
+  return shapes;
 }
 
 // ---- Nothing is read or written beside what was given
@@ -218,7 +470,8 @@ TEST(Arguments, AreReusableForAnyNumberOfCalls) {
 
 // ---- The workspace
 
-// Calls function(data) for all entries and kinds of calls, with all optional outputs and with none.
+// Calls function(data) for all entries and kinds of calls: those of Shapes, and others with all
+// optional outputs and with none.
 template <typename Function>
 void ForEachCall(uint32_t instruction_set, const Function &function) {
   const LayerProblem problem = Causal(SmallSizes(), 19, 270),  // two chunks
@@ -271,6 +524,11 @@ void ForEachCall(uint32_t instruction_set, const Function &function) {
       function(choosing);
     }
   }
+  for (const Shape &shape : Shapes()) {
+    SCOPED_TRACE(Describe(shape));
+    GuardedCall call(shape, instruction_set, Place::kBeforeGuard);
+    function(call.data());
+  }
 }
 
 class Workspace : public InstructionSetTest {};
@@ -279,20 +537,23 @@ TEST_P(Workspace, ContentsAndSizeDoNotChangeResults) {
   ForEachCall(instruction_set(), [](CallData &data) {
     const Outputs poisoned = data.Compute(0xFF);
     for (int fill : {0x00, 0x7F, 0x3F}) EXPECT_TRUE(SameBits(data.Compute(fill), poisoned)) << fill;
-    const Memory larger(data.WorkspaceBytes() + 12345);
+    const size_t bytes = data.WorkspaceBytes();
+    const Memory larger(bytes + 12345);
     data.PoisonOutputs();
     EXPECT_EQ(data.Run(larger.data(), larger.size(), nullptr), MHA_OK);
     EXPECT_TRUE(SameBits(data.Results(), poisoned));
+    data.PoisonOutputs();
+    if (bytes == 0) return;
+    EXPECT_EQ(data.Run(larger.data(), bytes - 1, nullptr), MHA_ERROR_BUFFER_TOO_SMALL);
+    EXPECT_TRUE(data.OutputsAreUntouched());
   });
 }
 
 TEST_P(Workspace, MayHaveAnyAlignment) {
-  Sample sample;
   ForEachCall(instruction_set(), [&](CallData &data) {
     const Outputs expected = data.Compute();
     const size_t bytes = data.WorkspaceBytes();
-    for (size_t offset = 0; offset <= 64; ++offset) {
-      if (!sample.Takes()) continue;
+    for (size_t offset : {0, 1, 3, 4, 8, 16, 31, 32, 60, 63, 64}) {
       // Canaries on both sides: for most offsets neither end is next to a page.
       Memory memory(bytes + 128, Place::kAfterGuard);
       memory.Fill(0xA7);
@@ -335,7 +596,15 @@ std::ostream &operator<<(std::ostream &stream, const QuerySizes &s) {
 // How a query is asked, the same for both calls that are compared.
 struct QueryKind {
   bool key, value, is_causal;
+  bool has_window = false, has_lengths = false, has_rope = false;
+  mha_kv_cache *cache = nullptr;
 };
+
+std::ostream &operator<<(std::ostream &stream, const QueryKind &k) {
+  return stream << "key " << k.key << " value " << k.value << " causal " << k.is_causal
+                << " window " << k.has_window << " lengths " << k.has_lengths << " rope "
+                << k.has_rope << " cache " << (k.cache != nullptr);
+}
 
 mha_outputs Asked(uint32_t asked, float *data) {
   mha_outputs outputs = Zeroed<mha_outputs>();
@@ -359,12 +628,23 @@ size_t QueryWith(Args args, const QuerySizes &sizes, const QueryKind &kind,
   SerialScheduler scheduler(sizes.num_threads);
   const mha_outputs outputs = Asked(sizes.asked, data.floats());
   mha_sequences sequences = Zeroed<mha_sequences>();
-  sequences.q_first_positions = data.positions();
+  mha_rope rope = Zeroed<mha_rope>();
+  if (!kind.cache) sequences.q_first_positions = data.positions();
+  if (kind.has_lengths) sequences.q_lengths = sequences.q_first_rows = data.positions();
+  if (kind.has_lengths && kind.key) sequences.kv_lengths = data.positions();
+  if (kind.has_rope) {
+    rope.num_positions = 1 << 20;
+    rope.cos = rope.sin = data.floats();
+    sequences.rope_q_positions = sequences.rope_k_positions = data.positions();
+    args.rope = &rope;
+  }
+  args.cache = kind.cache;
   args.batch = ExtentOf(sizes.batch);
   args.n_q = ExtentOf(sizes.n_q);
   args.n_kv = ExtentOf(!kind.key && kind.value ? sizes.n_q : sizes.n_kv);  // of queries as keys
   args.output.data = data.floats();
-  args.flags = kind.is_causal ? MHA_CAUSAL : 0;
+  args.flags = (kind.is_causal ? MHA_CAUSAL : 0u) | (kind.has_window ? MHA_WINDOW_LEFT : 0u);
+  if (kind.has_window) args.window_left = 20;
   args.sequences = &sequences;
   if (sizes.asked != kAskNothing) args.outputs = &outputs;
   if (sizes.num_threads > 0) args.scheduler = &scheduler.scheduler;
@@ -431,43 +711,50 @@ AttentionSizes Heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
 
 // The pointers of these queries lead to forbidden memory, so the tests below also show that queries
 // dereference none of them.
-TEST(WorkspaceQuery, NeverShrinksForForward) {
-  Random random(31);
-  const ForbiddenData data;
-  for (const LayerProblem &problem :
-       {SquareLayer(10, 4, 2, 3), SquareLayer(64, 4, 4, 16), SquareLayer(300, 1, 1, 300),
-        SquareLayer(1, 6, 1, 1), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24)}) {
-    const LayerData layer_data(problem);
-    for (uint32_t set : InstructionSets()) {
-      const Layer layer = Create(layer_data, set);
-      for (int i = 0; i < 4000; ++i) {
-        const QuerySizes small = RandomQuery(random, kAskAll);
-        const QuerySizes large = RandomLarger(random, small, kAskAll);
-        QueryKind kind = {random.Coin(), random.Coin(), random.Coin()};
-        ASSERT_LE(QueryForward(layer.get(), small, kind, data),
-                  QueryForward(layer.get(), large, kind, data))
-            << small << " needs more than " << large << " key " << kind.key << " value "
-            << kind.value << " causal " << kind.is_causal << " " << mha_instruction_set_name(set)
-            << " " << Describe(problem);
-      }
+template <typename Query>
+void ExpectNeverShrinks(Random &random, const std::vector<mha_kv_cache *> &caches, uint32_t asked,
+                        bool is_forward, const Query &query) {
+  for (int i = 0; i < 4000; ++i) {
+    QueryKind kind = {!is_forward || random.Coin(), !is_forward || random.Coin(), random.Coin()};
+    kind.has_rope = random.Coin();
+    kind.cache = random.Below(3) == 0 ? random.Pick(caches) : nullptr;
+    QuerySizes small = RandomQuery(random, kind.cache ? kAskLse : asked);
+    QuerySizes large = RandomLarger(random, small, kind.cache ? kAskLse : asked);
+    if (kind.cache) {
+      kind.has_window = kind.cache == caches.back() || random.Coin();
+      kind.is_causal = true;
+      kind.key = kind.value = !is_forward;
+      for (QuerySizes *sizes : {&small, &large})
+        sizes->n_q = sizes->n_kv = std::min<int64_t>(sizes->n_q, 600);
     }
+    kind.has_lengths = random.Coin();
+    ASSERT_LE(query(small, kind), query(large, kind))
+        << small << " needs more than " << large << " " << kind;
   }
 }
 
-TEST(WorkspaceQuery, NeverShrinksForAttention) {
-  Random random(32);
+TEST(WorkspaceQuery, NeverShrinks) {
+  Random random(31);
   const ForbiddenData data;
-  for (const AttentionSizes &heads :
-       {Heads(4, 2, 3, 5), Heads(8, 8, 64, 64), Heads(1, 1, 300, 1), Heads(12, 1, 1, 129)}) {
-    for (int i = 0; i < 8000; ++i) {
-      const QuerySizes small = RandomQuery(random, kAskAllOfAttention);
-      const QuerySizes large = RandomLarger(random, small, kAskAllOfAttention);
-      const QueryKind kind = {true, true, random.Coin()};
-      ASSERT_LE(QueryAttention(heads, small, kind, data), QueryAttention(heads, large, kind, data))
-          << small << " needs more than " << large << " causal " << kind.is_causal << " num_heads "
-          << heads.num_heads << " head_dim " << heads.head_dim << " head_dim_v "
-          << heads.head_dim_v;
+  for (const LayerProblem &problem :
+       {SquareLayer(10, 4, 2, 4), SquareLayer(64, 4, 4, 16), SquareLayer(300, 1, 1, 300),
+        SquareLayer(2, 6, 1, 2), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24)}) {
+    SCOPED_TRACE(Describe(problem));
+    const LayerData layer_data(problem);
+    const Cache contiguous(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 40, 600));
+    const Cache ring(CacheConfigOf(problem, {MHA_CACHE_KIND_RING, 64}, 40, 0));
+    const std::vector<mha_kv_cache *> caches = {contiguous.get(), ring.get()};
+    for (uint32_t set : InstructionSets()) {
+      SCOPED_TRACE(mha_instruction_set_name(set));
+      const Layer layer = Create(layer_data, set);
+      ExpectNeverShrinks(random, caches, kAskAll, true, [&](const auto &sizes, const auto &kind) {
+        return QueryForward(layer.get(), sizes, kind, data);
+      });
     }
+    ExpectNeverShrinks(random, caches, kAskAllOfAttention, false,
+                       [&](const auto &sizes, const auto &kind) {
+                         return QueryAttention(problem, sizes, kind, data);
+                       });
   }
 }
 
@@ -602,10 +889,12 @@ TEST(ACall, AllocatesNothing) {
     mha_error error;
     mha_call_info info = Zeroed<mha_call_info>();
     size_t bytes = 0;
+    data.PoisonOutputs();
     AllocationWatch watch;
     const mha_status query = data.Workspace(&bytes, &error), described = data.Info(&info, &error),
-                     run = data.Run(workspace.data(), workspace.size(), &error),
                      failed = data.Run(workspace.data(), 0, &error);
+    if (bytes == 0) data.PoisonOutputs();
+    const mha_status run = data.Run(workspace.data(), workspace.size(), &error);
     watch.Stop();
     EXPECT_EQ(watch.allocations() + watch.releases(), 0);
     EXPECT_EQ(query | described | run, MHA_OK);
@@ -617,6 +906,7 @@ TEST(ACall, MakesNoSystemCall) {
   SKIP_WITHOUT_SYSTEM_CALL_TRAP();
   ForEachCall(MHA_INSTRUCTION_SET_AUTO, [](CallData &data) {
     const Memory workspace(data.WorkspaceBytes());
+    data.PoisonOutputs();
     const auto expect_none = [&](size_t bytes, mha_status status) {
       const SystemCalls calls = WatchSystemCalls([&] {
         mha_error error;
@@ -640,6 +930,7 @@ TEST_P(Stack, CallsAndPackingNeedAtMostWhatTheHeaderStates) {
     Memory workspace(data.WorkspaceBytes());
     mha_error error;
     mha_status status = MHA_OK;
+    data.PoisonOutputs();
     EXPECT_LE(StackOf([&] { status = data.Run(workspace.data(), workspace.size(), &error); }),
               kMostStack);
     EXPECT_EQ(status, MHA_OK) << error.message;
@@ -881,6 +1172,264 @@ TEST(Create, KeepsNoPointerIntoTheWeights) {
   EXPECT_TRUE(SameBits(ForwardData(of_unmapped_weights.get(), problem, {Guarded()}).Compute(),
                        ForwardData(layer.get(), problem, {Guarded()}).Compute()));
 }
+
+// ---- Caches
+
+// Runs a function on a stack whose every byte is 0xff: numbers that were never written are NaN
+// there, and pointers lead nowhere.
+template <typename Function>
+void RunOnSpoiledStack(const Function &function) {
+  Memory stack(size_t{1} << 20);
+  stack.Fill(0xff);
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstack(&attributes, stack.data(), stack.size()), 0);
+  const auto run = [](void *argument) -> void * {
+    (*static_cast<const Function *>(argument))();
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, const_cast<Function *>(&function)), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+
+class CacheMemory : public InstructionSetTest {};
+
+TEST_P(CacheMemory, NothingIsTouchedBesideWhatWasGiven) {
+  for (const Shape &shape : Shapes()) {
+    SCOPED_TRACE(Describe(shape));
+    std::string expected;
+    for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard}) {
+      GuardedCall call(shape, instruction_set(), place),
+          scalar(shape, MHA_INSTRUCTION_SET_SCALAR, place);
+      if (expected.empty()) expected = scalar.Compute(0xff, place);
+      EXPECT_TRUE(call.Compute(0xff, place) == expected)
+          << (place == Place::kBeforeGuard ? "before" : "after") << " a guard page";
+    }
+  }
+}
+
+// The last row sees all keys of some blocks of 16, or of a chunk, and no more: a row that a tile
+// lacks must not go on to the next block, whose place nobody has looked up.
+TEST_P(CacheMemory, ContentsOfTheStackDoNotReachTheResult) {
+  for (const int64_t keys : {16, 48, 256}) {
+    for (int64_t n_q = 1; n_q <= 9; n_q++) {
+      Random random(static_cast<uint64_t>(n_q));
+      AttentionProblem problem;
+      problem.n_q = n_q;
+      problem.n_kv = keys + 24;
+      problem.num_heads = n_q % 2 == 0 ? 2 : 1;  // of one kv head: a unit of twice as many rows
+      problem.head_dim = 6;
+      problem.head_dim_v = 5;
+      problem.is_causal = true;
+      problem.q_start = {keys - n_q};
+      FillNormal(&random, &problem);
+      AttentionCall call;
+      call.instruction_set = instruction_set();
+      Outputs outputs;
+      RunOnSpoiledStack([&] { outputs = Attend(problem, call); });
+      EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
+      for (const Storage type : kValueTypes) {
+        problem.k_type = KeysBeside(problem.v_type = type);
+        Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, problem.n_kv));
+        cache.Append(0, {problem.k, problem.v});
+        call.cache.cache = cache.get();
+        call.cache.columns = problem.n_kv;
+        AttentionProblem queries = problem;
+        queries.n_kv = 0;
+        queries.k.clear();
+        queries.v.clear();
+        RunOnSpoiledStack([&] { outputs = Attend(queries, call); });
+        EXPECT_TRUE(SameBits(outputs, Specify(problem))) << Describe(problem);
+      }
+    }
+  }
+}
+
+// A window may begin anywhere in the tree of chunks, and then leaves more states waiting than as
+// many keys from the first one on. The rows of a call stand at every distance from the borders of
+// large subtrees.
+TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
+  AttentionProblem sizes;
+  sizes.head_dim = sizes.head_dim_v = 16;
+  sizes.k_type = sizes.v_type = Storage::kInt8;
+  for (const auto &[ring, window_left] :
+       {std::pair{1024, 1000}, {512, 300}, {1280, 1100}, {2048, 2047}, {2048, 1800}}) {
+    Cache cache(CacheConfigOf(sizes, {MHA_CACHE_KIND_RING, ring}, 1, 0));
+    Random random(7);
+    const std::vector<float> row = random.Normals(16);
+    const KeysAndValues rows = {random.Normals(16 * 128), random.Normals(16 * 128)};
+    std::vector<float> output(16);
+    mha_attention_args args = Zeroed<mha_attention_args>();
+    args.batch = args.n_q = args.n_kv = args.num_heads = 1;
+    args.head_dim = 16;
+    args.k.data = args.v.data = args.q.data = row.data();
+    args.output.data = output.data();
+    args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
+    args.window_left = window_left;
+    args.cache = cache.get();
+    args.instruction_set = instruction_set();
+    size_t bytes = 0;
+    mha_error error = {};
+    ASSERT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+    const Memory workspace(bytes);
+    while (cache.Length(0) < 4 * ring) {
+      cache.Append(0, rows);
+      ASSERT_EQ(mha_attention(&args, workspace.data(), bytes, &error), MHA_OK) << error.message;
+    }
+  }
+}
+
+// With arrays that end where the valid rows do, although n says that there are more.
+TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
+  constexpr int64_t n = 40, valid = 13;
+  for (const bool with_cache : {false, true}) {
+    for (const bool padding_left : {false, true}) {
+      const int64_t first = padding_left ? n - valid : 0;
+      AttentionSizes sizes;
+      sizes.n_q = sizes.n_kv = valid;
+      sizes.num_heads = 4;
+      sizes.num_kv_heads = 2;
+      sizes.head_dim = 6;
+      sizes.head_dim_v = 5;
+      sizes.k_type = Storage::kInt8;
+      sizes.is_causal = true;
+      sizes.q_lengths = sizes.kv_lengths = {valid};
+      if (padding_left) sizes.q_first = sizes.kv_start = {first};
+      const Cache cache(CacheConfigOf(sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, valid));
+      AttentionCall call = {Guarded(), instruction_set()};
+      call.place = padding_left ? Place::kAfterGuard : Place::kBeforeGuard;
+      if (with_cache) call.cache.cache = cache.get();
+      AttentionData data(NormalAttention(sizes), call);
+      data.FreezeInputs();
+      mha_attention_args &args = data.args;
+      args.n_q = args.n_kv = n;
+      args.q.data = static_cast<const float *>(args.q.data) - first * 4 * 6;
+      args.k.data = static_cast<const float *>(args.k.data) - first * 2 * 6;
+      args.v.data = static_cast<const float *>(args.v.data) - first * 2 * 5;
+      std::vector<float> output(n * 4 * 5), lse(4 * n);
+      args.output.data = output.data();
+      data.outputs.lse = lse.data();
+      std::vector<unsigned char> workspace(data.WorkspaceBytes());
+      mha_error error;
+      EXPECT_EQ(data.Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+    }
+  }
+}
+
+// So one query for the largest call serves all of a sequence's life.
+TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
+  for (const CacheForm &form : {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0},
+                                {MHA_CACHE_KIND_PAGED, 64},
+                                {MHA_CACHE_KIND_RING, 512}}) {
+    Random random(3);
+    AttentionProblem sizes;
+    sizes.num_kv_heads = 2;
+    sizes.head_dim = 8;
+    sizes.head_dim_v = 8;
+    Cache cache(CacheConfigOf(sizes, form, 1, 1500));
+    SpreadBlocks(&random, &cache);
+    mha_attention_args args = Zeroed<mha_attention_args>();
+    args.batch = args.n_q = args.n_kv = 1;
+    args.num_heads = 4;
+    args.num_kv_heads = 2;
+    args.head_dim = 8;
+    args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
+    args.cache = cache.get();
+    args.window_left = 100;
+    args.instruction_set = instruction_set();
+    size_t empty = 0, bytes = 0;
+    mha_error error = {};
+    EXPECT_EQ(mha_attention_workspace(&args, &empty, &error), MHA_OK) << error.message;
+    for (int n = 0; n < 4; n++) {
+      cache.Append(0, {random.Normals(370 * 16), random.Normals(370 * 16)});
+      EXPECT_EQ(mha_attention_workspace(&args, &bytes, &error), MHA_OK) << error.message;
+      EXPECT_EQ(bytes, empty) << Describe(form);
+    }
+  }
+}
+
+TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
+  for (Shape shape : Shapes()) {
+    if (!shape.with_cache) continue;
+    SCOPED_TRACE(Describe(shape));
+    shape.lengths = false;
+    shape.n = 3;
+    GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
+    call.ChangeArgs([](auto &args) {
+      args.cache_read = args.cache;
+      args.cache = nullptr;
+    });
+    call.data().sequences.kv_first_rows = nullptr;
+    if (call.attention) call.attention->args.k.data = call.attention->args.v.data = nullptr;
+    Memory workspace(call.data().WorkspaceBytes());
+    call.data().PoisonOutputs();
+    call.cache().buffer().Freeze();
+    mha_error error = {};
+    EXPECT_EQ(call.data().Run(workspace.data(), workspace.size(), &error), MHA_OK) << error.message;
+    const mha_kv_cache *cache = call.cache().get();
+    std::vector<float> k(10 * 2 * shape.head_dim),
+        v(static_cast<size_t>(10 * 2 * shape.head_dim_v));
+    int64_t length = 0;
+    mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
+    EXPECT_EQ(mha_kv_cache_length(cache, 2, &length, &error), MHA_OK) << error.message;
+    EXPECT_EQ(mha_kv_cache_read(cache, 2, 0, 10, k.data(), v.data(), &error), MHA_OK)
+        << error.message;
+    EXPECT_EQ(mha_kv_cache_shape(cache, &config, &error), MHA_OK) << error.message;
+    mha_kv_cache *view = nullptr;
+    EXPECT_EQ(mha_kv_cache_view(call.cache().buffer().data(), call.cache().buffer().size(), &view,
+                                &error),
+              MHA_OK)
+        << error.message;
+    call.cache().buffer().Thaw();
+  }
+}
+
+// A cache that nobody appends to is only read: any number of calls may do so at the same time.
+TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
+  constexpr int kThreads = 4;
+  for (const CacheForm &form :
+       {CacheForm{MHA_CACHE_KIND_CONTIGUOUS, 0}, {MHA_CACHE_KIND_PAGED, 16}}) {
+    Random random(6);
+    AttentionProblem problem;
+    problem.batch = 2;
+    problem.n_q = problem.n_kv = 50;
+    problem.num_heads = problem.num_kv_heads = 2;
+    problem.head_dim = 6;
+    problem.head_dim_v = 5;
+    problem.is_causal = true;
+    problem.k_type = Storage::kF16;
+    problem.v_type = Storage::kInt8;
+    FillNormal(&random, &problem);
+    Cache cache(CacheConfigOf(problem, form, 2, 50));
+    SpreadBlocks(&random, &cache);
+    for (int64_t b = 0; b < 2; b++) {
+      cache.Append(b, {SliceRows(problem.k, b, 50, 2 * 6, 0, 50),
+                       SliceRows(problem.v, b, 50, 2 * 5, 0, 50)});
+    }
+    AttentionProblem queries = problem;
+    queries.n_kv = 0;
+    queries.k.clear();
+    queries.v.clear();
+    std::vector<Outputs> outputs(kThreads);
+    std::vector<std::thread> threads;
+    for (int n = 0; n < kThreads; n++) {
+      threads.emplace_back([&, n] {
+        AttentionCall call;
+        call.instruction_set = instruction_set();
+        call.cache.cache = cache.get();
+        call.cache.columns = 50;
+        for (int round = 0; round < 10; round++) outputs[n] = Attend(queries, call);
+      });
+    }
+    for (std::thread &thread : threads) thread.join();
+    for (const Outputs &output : outputs)
+      EXPECT_TRUE(SameBits(output, Specify(problem))) << Describe(form);
+  }
+}
+
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(CacheMemory);
 
 // ---- Threads
 

@@ -82,8 +82,8 @@ class CallData {
 
   // Of the last call.
   Outputs Results() const;
-  void PoisonOutputs();
-  bool OutputsAreUntouched() const;
+  virtual void PoisonOutputs();
+  virtual bool OutputsAreUntouched() const;
 
   // Makes what a call may only read read-only, where it lies next to guards.
   void FreezeInputs();
