@@ -3090,7 +3090,7 @@ class Mha(unittest.TestCase):
             (TypeError, "k is None; give k and v", lambda: mha.attention(q)),
             (
                 mha.Error,
-                "k_type is 5, but only values are stored as MHA_TYPE_INT4",
+                "k_type is 5; set it to MHA_TYPE_F32",
                 lambda: mha.KvCache(**shape, k_type="int4"),
             ),
             (
