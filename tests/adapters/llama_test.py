@@ -157,16 +157,8 @@ def model_of(arguments, name):
 
 def quantised(arguments, model, kind):
     path = arguments.work / f"{kind}.gguf"
-    call(
-        [
-            arguments.llama / "bin" / "llama-quantize",
-            "--allow-requantize",
-            "--pure",
-            model,
-            path,
-            kind,
-        ]
-    )
+    program = arguments.llama / "bin" / "llama-quantize"
+    call([program, "--allow-requantize", "--pure", model, path, kind])
     return path
 
 
@@ -274,26 +266,9 @@ def perplexity(arguments):
     ):
         # -ot, which names no tensor here, has llama.cpp look at GGML_BACKEND_PATH although the
         # CPU's backend is not a module.
-        said = call(
-            [
-                arguments.llama / "bin" / "llama-perplexity",
-                "-ot",
-                "^$=CPU",
-                "-m",
-                arguments.smollm2,
-                "-f",
-                arguments.text,
-                "-fa",
-                flash,
-                "-c",
-                1536,
-                "-t",
-                2,
-                "--chunks",
-                3,
-            ],
-            module,
-        ).stdout
+        command = [arguments.llama / "bin" / "llama-perplexity", "-ot", "^$=CPU", "-fa", flash]
+        command += ["-m", arguments.smollm2, "-f", arguments.text]
+        said = call([*command, *"-c 1536 -t 2 --chunks 3".split()], module).stdout
         value = re.search(r"Final estimate: PPL = ([\d.]+)", said)
         found[name] = float(value[1]) if value else math.nan
     check(
@@ -320,26 +295,11 @@ def main():
     arguments.work.mkdir(parents=True, exist_ok=True)
     libraries, source = arguments.llama / "bin", arguments.source
     for name in "llama_models", "llama_products":
-        done = call(
-            [
-                "c++",
-                "-O1",
-                pathlib.Path(__file__).with_name(f"{name}.cpp"),
-                "-I",
-                source / "include",
-                "-I",
-                source / "ggml" / "include",
-                "-L",
-                libraries,
-                f"-Wl,-rpath,{libraries.resolve()}",
-                "-lllama",
-                "-lggml",
-                "-lggml-base",
-                "-pthread",
-                "-o",
-                arguments.work / name,
-            ]
-        )
+        headers = ["-I", source / "include", "-I", source / "ggml" / "include"]
+        flags = ["-L", libraries, f"-Wl,-rpath,{libraries.resolve()}"]
+        flags += ["-lllama", "-lggml", "-lggml-base", "-pthread", "-o", arguments.work / name]
+        program = pathlib.Path(__file__).with_name(f"{name}.cpp")
+        done = call(["c++", "-O1", program, *headers, *flags])
         if done.returncode:
             sys.exit(f"{name}.cpp does not compile: {done.stdout}")
     parts = {

@@ -44,15 +44,10 @@ class Consumer:
         self.work = pathlib.Path(self.work).resolve() / self.consumer
         self.prefix = self.work.parent / "moved"
         self.emulator = shlex.split(self.emulator)
-        self.configure = [
-            self.cmake,
-            "-B",
-            self.work,
-            "-G",
-            self.generator,
-            f"-DCMAKE_C_COMPILER={self.cc}",
-            f"-DCMAKE_CXX_COMPILER={self.cxx}",
-        ]
+        compilers = [f"-DCMAKE_C_COMPILER={self.cc}", f"-DCMAKE_CXX_COMPILER={self.cxx}"]
+        self.configure = [self.cmake, "-B", self.work, "-G", self.generator, *compilers]
+        of_config = ["--config", self.config] if self.config else []
+        self.installing = [self.cmake, "--install", self.build, *of_config]
         if self.toolchain:
             self.configure.append(f"-DCMAKE_TOOLCHAIN_FILE={self.toolchain}")
         shutil.rmtree(self.work, ignore_errors=True)
@@ -206,10 +201,7 @@ class Consumer:
 
     def install(self):
         installed = self.work / "prefix"
-        command = [self.cmake, "--install", self.build, "--prefix", installed]
-        if self.config:
-            command += ["--config", self.config]
-        run(command, "The installation fails. Is everything built?")
+        run([*self.installing, "--prefix", installed], "The installation fails. Is all built?")
         shutil.rmtree(self.prefix, ignore_errors=True)
         installed.rename(self.prefix)
         for file in sorted(self.prefix.glob("**/*")):
@@ -236,13 +228,7 @@ class Consumer:
         """DESTDIR takes in everything, under the prefix that was configured, and what lies there
         can be used in its place."""
         stage = self.work / "stage"
-        command = [
-            self.cmake,
-            "--install",
-            self.build,
-            *(["--config", self.config] if self.config else []),
-        ]
-        run(command, "The installation with DESTDIR fails.", {"DESTDIR": str(stage)})
+        run(self.installing, "The installation with DESTDIR fails.", {"DESTDIR": str(stage)})
         cache = (pathlib.Path(self.build) / "CMakeCache.txt").read_text()
         configured = re.search(r"^CMAKE_INSTALL_PREFIX:PATH=(.*)$", cache, re.MULTILINE).group(1)
         prefix = stage / configured.lstrip("/")
@@ -265,37 +251,20 @@ class Consumer:
 
     def pkg_config_openblas(self):
         flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha_openblas")
-        program = self.compile(
-            "layer",
-            here / "layer.c",
-            "-DWITH_OPENBLAS",
-            *flags,
-            f"-Wl,-rpath,{self.library_folder()}",
-        )
+        flags += ["-DWITH_OPENBLAS", f"-Wl,-rpath,{self.library_folder()}"]
+        program = self.compile("layer", here / "layer.c", *flags)
         self.execute(program, "libmha.so.0", "libopenblas.so.0")
 
     def pkg_config_pthreadpool(self):
         flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha_pthreadpool")
-        program = self.compile(
-            "pthreadpool",
-            here.parent / "examples" / "pthreadpool.c",
-            *flags,
-            f"-Wl,-rpath,{self.library_folder()}",
-        )
+        flags.append(f"-Wl,-rpath,{self.library_folder()}")
+        program = self.compile("pthreadpool", here.parent / "examples" / "pthreadpool.c", *flags)
         self.execute(program, "libmha.so.0", "libpthreadpool.so.0")
 
     def find_package(self, *settings, languages="C"):
-        run(
-            [
-                *self.configure,
-                "-S",
-                here / "find_package",
-                f"-DCMAKE_PREFIX_PATH={self.prefix}",
-                f"-DLANGUAGES={languages}",
-                *settings,
-            ],
-            "find_package(mha) fails.",
-        )
+        here_too = [f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DLANGUAGES={languages}", *settings]
+        command = [*self.configure, "-S", here / "find_package", *here_too]
+        run(command, "find_package(mha) fails.")
         run(
             [self.cmake, "--build", self.work],
             f"A program in {languages} does not build with find_package(mha).",
@@ -333,19 +302,10 @@ class Consumer:
     def package_tgz(self):
         """The archive, unpacked anywhere, has what an installation has, but for the folder around
         it, and can be used."""
-        run(
-            [
-                self.cmake.with_name("cpack"),
-                "-G",
-                "TGZ",
-                "--config",
-                pathlib.Path(self.build) / "CPackConfig.cmake",
-                "-B",
-                self.work,
-                *(["-C", self.config] if self.config else []),
-            ],
-            "cpack fails.",
-        )
+        settings = pathlib.Path(self.build) / "CPackConfig.cmake"
+        command = [self.cmake.with_name("cpack"), "-G", "TGZ", "--config", settings]
+        of_config = ["-C", self.config] if self.config else []
+        run([*command, "-B", self.work, *of_config], "cpack fails.")
         archives = list(self.work.glob("*.tar.gz"))
         if len(archives) != 1 or not archives[0].with_name(archives[0].name + ".sha256").exists():
             sys.exit(
@@ -457,17 +417,11 @@ class Consumer:
             if f"[{source.name}]({source.name})" not in index:
                 sys.exit(f"tests/examples/README.md does not name {source.name}.")
         flags = self.pkg_config(self.prefix, "--cflags", "--libs", "mha")
+        flags += ["-lm", "-pthread", f"-Wl,-rpath,{self.library_folder()}"]
         for source in sources:
             if source.stem == "pthreadpool":
                 continue
-            program = self.compile(
-                source.stem,
-                source,
-                *flags,
-                "-lm",
-                "-pthread",
-                f"-Wl,-rpath,{self.library_folder()}",
-            )
+            program = self.compile(source.stem, source, *flags)
             output = self.execute(program, "libmha.so.0", "libm.so.6", optional=["libm.so.6"])
             if output != printed.get(source.stem, output):
                 sys.exit(

@@ -62,21 +62,14 @@ class Build:
             f"-DCMAKE_MAKE_PROGRAM={self.make}",
         ]
 
+    def command(self, source, folder):
+        return [self.cmake, "-S", source, "-B", folder, "-G", self.generator, *self.common]
+
     def configure(self, *settings):
         """The exit status of CMake and its messages in one line, as CMake breaks long ones."""
         # What it found out about the compilers stays.
         (self.folder / "CMakeCache.txt").unlink(missing_ok=True)
-        status, output = run(
-            self.cmake,
-            "-S",
-            tests.parent,
-            "-B",
-            self.folder,
-            "-G",
-            self.generator,
-            *self.common,
-            *settings,
-        )
+        status, output = run(*self.command(tests.parent, self.folder), *settings)
         return status, " ".join(output.split())
 
     def configured(self, *settings):
@@ -173,14 +166,7 @@ class Build:
             """source -> the last of its options -O..."""
             shutil.rmtree(self.folder, ignore_errors=True)
             must(
-                self.cmake,
-                "-S",
-                tests / "consumers" / "add_subdirectory",
-                "-B",
-                self.folder,
-                "-G",
-                self.generator,
-                *self.common,
+                *self.command(tests / "consumers" / "add_subdirectory", self.folder),
                 f"-DMHA_SOURCE_DIR={tests.parent}",
                 f"-DMHA_XSIMD_INCLUDE_DIR={self.xsimd}",
                 "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
@@ -223,30 +209,13 @@ class Build:
         if list(prefix.glob("**/libmha.so*")):
             sys.exit("MHA_SHARED=OFF installs a shared library.")
         program = self.work / "consumer"
-        must(
-            self.cmake,
-            "-S",
-            tests / "consumers" / "find_package",
-            "-B",
-            program,
-            "-G",
-            self.generator,
-            *self.common,
-            f"-DCMAKE_PREFIX_PATH={prefix}",
-            "-DLANGUAGES=C",
-        )
+        consumer = self.command(tests / "consumers" / "find_package", program)
+        must(*consumer, f"-DCMAKE_PREFIX_PATH={prefix}", "-DLANGUAGES=C")
         must(self.cmake, "--build", program)
         print(must(program / "with_mha"), end="")
         asks = self.work / "left_out"
-        must(
-            self.cc,
-            tests / "consumers" / "left_out.c",
-            "-I",
-            prefix / "include",
-            *prefix.glob("**/libmha.a"),
-            "-o",
-            asks,
-        )
+        linked = ["-I", prefix / "include", *prefix.glob("**/libmha.a")]
+        must(self.cc, tests / "consumers" / "left_out.c", *linked, "-o", asks)
         said = must(asks, self.left_out)
         print(said, end="")
         expected = (
