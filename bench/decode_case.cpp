@@ -161,7 +161,7 @@ class DecodeLayer : public DecodeCase {
   // The caches do not grow: the next call of a copy appends the same positions.
   void call() override {
     Copy &copy = next_copy();
-    data_->args.cache = copy.cache.get();
+    data_->args.call.cache = copy.cache.get();
     check(
         mha_forward(copy.view->layer, &data_->args, workspace_.data(), workspace_.size(), &error_));
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
@@ -216,7 +216,7 @@ class DecodeAttention : public DecodeCase {
   }
 
   void call() override {
-    data_->args.cache = next_copy().cache.get();
+    data_->args.call.cache = next_copy().cache.get();
     check(mha_attention(&data_->args, workspace_.data(), workspace_.size(), &error_));
   }
 

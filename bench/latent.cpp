@@ -48,7 +48,7 @@ class LatentCase : public Case {
     config.head_dim = shape.width;
     config.head_dim_v = shape.value_width;
     config.k_type = shape.type;
-    config.values = shape.stored_twice ? MHA_CACHE_VALUES_OWN : MHA_CACHE_VALUES_IN_KEYS;
+    config.value_place = shape.stored_twice ? MHA_CACHE_VALUES_OWN : MHA_CACHE_VALUES_IN_KEYS;
     working_set_bytes =
         bytes * static_cast<double>(shape.num_chosen ? shape.past / keys : config.num_sequences);
     cache_ = std::make_unique<support::Cache>(config, support::Place::kLargePages, 0);
@@ -60,25 +60,25 @@ class LatentCase : public Case {
                                   shape.stored_twice ? rows.data() : nullptr, &error_));
     q_ = random.Uniforms(shape.n * shape.heads * shape.width, 1.7f);
     output_.resize(static_cast<size_t>(shape.n * shape.heads * shape.value_width));
-    args_.batch = 1;
-    args_.n_q = shape.n;
+    args_.call.batch = 1;
+    args_.call.n_q = shape.n;
     args_.num_heads = shape.heads;
     args_.num_kv_heads = 1;
     args_.head_dim = shape.width;
     args_.head_dim_v = shape.value_width;
     args_.q.data = q_.data();
     args_.output.data = output_.data();
-    args_.cache_read = cache_->get();
+    args_.call.cache_read = cache_->get();
     sequences_.cache_sequences = &sequence_;
-    args_.sequences = &sequences_;
-    args_.flags = MHA_CAUSAL;
+    args_.call.sequences = &sequences_;
+    args_.call.flags = MHA_CAUSAL;
     args_.instruction_set = instruction_set = setting.instruction_set;
     if (shape.num_chosen) {
       for (int64_t i = 0; i < 256 * shape.num_chosen; ++i)
         lists_.push_back(static_cast<int32_t>(random.Below(shape.past)));
       score_.num_chosen = shape.num_chosen;
       score_.chosen_keys = lists_.data();
-      args_.score_arrays = &score_;
+      args_.call.score_arrays = &score_;
     }
     size_t workspace_bytes = 0;
     check(mha_attention_workspace(&args_, &workspace_bytes, &error_));
@@ -88,7 +88,7 @@ class LatentCase : public Case {
   void call() override {
     check(mha_attention(&args_, workspace_.data(), workspace_.size(), &error_));
     sequence_ = (sequence_ + 1) % cache_->config().num_sequences;
-    if (args_.score_arrays && (score_.chosen_keys += score_.num_chosen) == &*lists_.end())
+    if (args_.call.score_arrays && (score_.chosen_keys += score_.num_chosen) == &*lists_.end())
       score_.chosen_keys = lists_.data();
   }
 
@@ -171,7 +171,7 @@ class ExpandedCase : public LatentCase {
     latents_.resize(static_cast<size_t>(past_ * key));
     keys_.resize(static_cast<size_t>(past_ * heads_ * head));
     keys_values_.resize(static_cast<size_t>(past_ * heads_ * (nope + value)));
-    args_.n_kv = past_;
+    args_.call.n_kv = past_;
     args_.num_kv_heads = heads_;
     args_.head_dim = head;
     args_.head_dim_v = value;
@@ -179,8 +179,8 @@ class ExpandedCase : public LatentCase {
     args_.v.data = keys_values_.data() + nope;
     args_.v.strides.row = heads_ * (nope + value);
     args_.v.strides.head = nope + value;
-    args_.cache_read = nullptr;
-    args_.sequences = nullptr;
+    args_.call.cache_read = nullptr;
+    args_.call.sequences = nullptr;
     size_t workspace_bytes = 0;
     check(mha_attention_workspace(&args_, &workspace_bytes, &error_));
     workspace_ = support::Memory(workspace_bytes, support::Place::kLargePages);
@@ -215,8 +215,8 @@ class BlocksCase : public Case {
     for (int64_t i = 0; i < n * blocks; ++i)  // spread over the keys
       lists_.push_back(
           static_cast<int32_t>((i % blocks * (n / 64) + random.Below(n / 64)) / blocks));
-    args_.batch = args_.num_kv_heads = 1;
-    args_.n_q = args_.n_kv = n;
+    args_.call.batch = args_.num_kv_heads = 1;
+    args_.call.n_q = args_.call.n_kv = n;
     args_.num_heads = heads;
     args_.head_dim = 128;
     args_.q.data = q_.data();
@@ -226,7 +226,7 @@ class BlocksCase : public Case {
     score_.chosen_keys = lists_.data();
     score_.num_chosen = blocks;
     score_.chosen_block = 64;
-    if (blocks) args_.score_arrays = &score_;
+    if (blocks) args_.call.score_arrays = &score_;
     bytes = working_set_bytes = 4 * static_cast<double>(2 * (q_.size() + kv_.size()));
     stages = {{512 * static_cast<double>(n * heads) * static_cast<double>(blocks ? 64 * blocks : n),
                bytes}};

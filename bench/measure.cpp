@@ -160,7 +160,7 @@ void Case::expect_operations(uint64_t counted) const {
   double flops = 0;
   for (const Stage &stage : stages) flops += stage.flops;
   if (static_cast<double>(counted) != flops)
-    throw std::runtime_error("mha_info counts " + std::to_string(counted) +
+    throw std::runtime_error("mha_forward_info counts " + std::to_string(counted) +
                              " operations where the benchmark counts " +
                              std::to_string(static_cast<uint64_t>(flops)));
 }

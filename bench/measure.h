@@ -34,7 +34,7 @@ struct Case {
   virtual ~Case() = default;
   virtual void call() = 0;  // throws std::runtime_error with a sentence
 
-  // Throws one unless the stages have as many operations as mha_info counts.
+  // Throws one unless the stages have as many operations as mha_forward_info counts.
   void expect_operations(uint64_t counted) const;
 };
 

@@ -42,9 +42,9 @@ class PlainCase : public Case {
     for (int64_t at = 0, step = is_f32 ? 4 * part : 2 * part; at < size; at += step)
       memcpy(arrays_.data() + at, from, static_cast<size_t>(std::min(step, size - at)));
 
-    args_.batch = 1;
-    args_.n_q = shape.n;
-    args_.n_kv = shape.past;
+    args_.call.batch = 1;
+    args_.call.n_q = shape.n;
+    args_.call.n_kv = shape.past;
     args_.num_heads = shape.heads;
     args_.num_kv_heads = shape.kv_heads;
     args_.head_dim = shape.head_dim;
@@ -54,7 +54,7 @@ class PlainCase : public Case {
       args_.k.strides = args_.v.strides = {0, shape.head_dim, shape.past * shape.head_dim};
     args_.output.data = output_.data();
     args_.instruction_set = options.instruction_set;
-    if (threads > 1) args_.scheduler = &scheduler_;
+    if (threads > 1) args_.call.scheduler = &scheduler_;
     point(0);
     size_t workspace_bytes = 0;
     support::Check(mha_attention_workspace(&args_, &workspace_bytes, &error_), error_);

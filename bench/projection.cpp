@@ -83,10 +83,10 @@ class CodesCase : public Case {
     weights.w.data = stored.data();
     weights.w.scales = scales.data();
     if (codes.has_offsets) weights.w.offsets = offsets.data();
-    weights.type = weights.weight_type = codes.type;
-    weights.group_size = codes.group;
-    if (codes.group) weights.scale_type = MHA_TYPE_F16;
-    weights.arithmetic = arithmetic;
+    weights.type = weights.format.type = codes.type;
+    weights.format.group_size = codes.group;
+    if (codes.group) weights.format.scale_type = MHA_TYPE_F16;
+    weights.format.arithmetic = arithmetic;
     x_ = make_array<float>(rows * in);
     std::fill_n(x_.get(), rows * in, 0.5f);
     y_ = make_array<float>(rows * out);

@@ -61,7 +61,7 @@ class RecurrentLayer {
     args.state = args.state_out = state_.get();
     if (shape.has_raw_gates) {
       args.a_log = a_log_.get();
-      args.beta_function = MHA_GATE_SIGMOID;
+      args.beta_function = MHA_FUNCTION_SIGMOID;
       args.norm_epsilon = 1e-6f;
     } else {
       set_decay(-0.01f);
@@ -182,7 +182,7 @@ class ConvCase : public Case {
     args_.channels = channels;
     args_.kernel_size = kernel_size;
     args_.weights = weights_.get();
-    args_.activation = MHA_ACTIVATION_SILU;
+    args_.activation = MHA_FUNCTION_SILU;
     args_.instruction_set = set;
     args_.batch = 1;
     args_.rows = n;

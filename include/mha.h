@@ -12,7 +12,7 @@
  *     mha.h            layers, KV caches, sequences; mha_forward, mha_attention and mha_linear
  *     mha_options.h    integer weights, gates, RoPE, norms, score options
  *     mha_tables.h     tables for RoPE, ALiBi and T5
- *     mha_extra.h      packed files, cache tools, states, chosen keys, optional outputs, costs
+ *     mha_extra.h      packed files, cache tools, partials, chosen keys, optional outputs, costs
  *     mha_recurrent.h  attention with a recurrent state (linear attention), causal convolution
  *
  * The library allocates memory only in mha_layer_create and mha_linear_create. It starts no
@@ -25,12 +25,11 @@
  *
  *   Arrays     A shape such as [batch, n, dim] lists the extents from the outermost to the
  *              innermost; the innermost stride is 1. "Contiguous" means that there are no gaps.
- *   Extents    batch, n_q, n_kv and rows must be set. They are at least 1, or MHA_EMPTY. Widths
- *              (..._dim, dims, channels), numbers of heads, num_sequences and num_blocks are at
- *              most 2^31 - 1.
- *   Structs    Most structs begin with struct_size, which the caller sets to sizeof the struct.
- *              Every other field may be left 0 unless its comment says otherwise. Reserved fields
- *              must be 0. Later versions may append fields, except to frozen structs.
+ *   Extents    n_q, n_kv and rows must be set. They are at least 1, or MHA_EMPTY. Widths, numbers
+ *              of heads, num_sequences and num_blocks are at most 2^31 - 1.
+ *   Structs    Most structs begin with struct_size, which MHA_INIT or the caller sets to sizeof the
+ *              struct. Every other field may be left 0 unless its comment says otherwise. Reserved
+ *              fields must be 0. Later versions may append fields, except to frozen structs.
  *   Ownership  Pointers are borrowed for the duration of the call. Buffers for packed layers and
  *              caches must be aligned to 64 bytes; everything else as its type requires.
  *   Aliasing   Inputs may overlap each other, but not a cache that the call appends to. Outputs
@@ -46,7 +45,7 @@
  *              write to the same memory. A mha_layer is immutable. The library needs 96 KiB of
  *              stack and the default floating-point environment: exceptions masked, rounding to
  *              nearest, subnormals kept (no FTZ or DAZ). It never changes this environment, nor
- *              errno. mha_info reports whether the calling thread rounds as required.
+ *              errno. mha_forward_info reports whether the calling thread rounds as required.
  */
 #ifndef MHA_H
 #define MHA_H
@@ -130,6 +129,14 @@ typedef struct mha_scheduler {
 
 /* ---- Types, arrays and matrices ------------------------------------------------------------- */
 
+/* A struct whose struct_size is set and whose other fields are 0: MHA_INIT(mha_forward_args). */
+#ifdef __cplusplus
+#define MHA_INIT(Type) \
+  ([] { Type mha_init = Type(); mha_init.struct_size = sizeof(Type); return mha_init; }())
+#else
+#define MHA_INIT(Type) ((Type){.struct_size = sizeof(Type)})
+#endif
+
 /* Element types. 0 selects a default, which the field's comment names. */
 #define MHA_TYPE_F32 1u  /* float */
 #define MHA_TYPE_F16 2u  /* IEEE binary16, as the bits of a uint16_t */
@@ -189,6 +196,14 @@ typedef struct mha_matrix {
 typedef struct mha_layer mha_layer; /* opaque: packed weights and their shape */
 struct mha_layer_options;           /* in mha_extra.h: instruction set, BLAS and memory */
 
+/* How a packed layer keeps and multiplies weights (mha_options.h). This struct is frozen. */
+typedef struct mha_weight_format {
+  uint32_t type;       /* MHA_TYPE_* of the packed weights; 0 = F32 */
+  uint32_t group_size; /* inputs that share a scale: 16, 32, 64, 128; 0 = all (INT8), 32 (INT4) */
+  uint32_t scale_type; /* of scales and offsets of groups: MHA_TYPE_F32 or F16; 0 = F32 */
+  uint32_t arithmetic; /* MHA_ARITHMETIC_* of the products; 0 = F32 */
+} mha_weight_format;
+
 /*
  * The shape of a layer. query_dim and num_heads are required, and head_dim too unless num_heads *
  * head_dim is query_dim. num_heads times the width of a head is at most 2^31 - 1.
@@ -211,12 +226,9 @@ typedef struct mha_layer_config {
   float scale;          /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
 
   /* Weights and gate (mha_options.h) */
-  uint32_t weight_type; /* MHA_TYPE_*: how the packed layer stores weights; 0 = F32 */
-  uint32_t group_size;  /* inputs of one scale: 16, 32, 64 or 128; 0 = all (INT8), 32 (INT4) */
-  uint32_t scale_type;  /* MHA_TYPE_F32 or F16: how scales and offsets of groups are; 0 = F32 */
-  uint32_t arithmetic;  /* MHA_ARITHMETIC_* of the projections; 0 = F32 */
-  uint32_t gate;        /* MHA_GATE_* that multiplies the context before W_O; 0 = none */
-  int64_t gate_dim;     /* numbers of a head's gate: 1 or head_dim_v; 0 = head_dim_v */
+  mha_weight_format format; /* of the packed weights */
+  uint32_t gate;    /* MHA_FUNCTION_SIGMOID or SOFTPLUS: multiplies the context; 0 = none */
+  int64_t gate_dim; /* numbers of a head's gate: 1 or head_dim_v; 0 = head_dim_v */
 } mha_layer_config;
 
 /*
@@ -227,19 +239,20 @@ typedef struct mha_layer_config {
  * and so on.
  *
  * Biases of q, k and v may be fused (w_qkv.bias) or separate, whether or not the matrices are.
- * F32, F16 and BF16 matrices are converted to weight_type. INT8 and INT4 matrices come from a
- * quantiser, need the same weight_type, and are packed without change.
+ * F32, F16 and BF16 matrices are converted to format.type. INT8 and INT4 matrices come from a
+ * quantiser, need the same format.type, and are packed without change.
  */
 typedef struct mha_layer_weights {
   size_t struct_size;
   uint32_t layout; /* MHA_LAYOUT_* of all matrices; 0 = IN_OUT */
   uint32_t type;   /* MHA_TYPE_* of all matrices; 0 = F32 */
+  uint32_t gate_place; /* MHA_GATE_IN_W_G or IN_W_Q (mha_options.h); 0 = IN_W_G */
   mha_matrix w_q;   /* [query_dim, num_heads * head_dim]; data NULL = in w_qkv */
   mha_matrix w_k;   /* [key_dim, num_kv_heads * head_dim]; data NULL = in w_qkv, or none */
   mha_matrix w_v;   /* [value_dim, num_kv_heads * head_dim_v]; data NULL = as w_k */
   mha_matrix w_qkv; /* [query_dim, qkv_dim]: w_q's columns, then w_k's, w_v's; data NULL = none */
   mha_matrix w_o;   /* [num_heads * head_dim_v, output_dim]; data NULL = y is the context */
-  mha_matrix w_g;   /* gate: [query_dim, num_heads * gate_dim]; data NULL = in w_q or w_qkv */
+  mha_matrix w_g;   /* gate: [query_dim, num_heads * gate_dim]; data NULL = none, or IN_W_Q */
 } mha_layer_weights;
 
 /*
@@ -286,7 +299,7 @@ typedef struct mha_kv_cache_config {
   uint32_t k_type;         /* of stored keys: MHA_TYPE_F32, F16, BF16 or INT8; 0 = F32 */
   uint32_t v_type;         /* of stored values: MHA_TYPE_F32, F16, BF16, INT8 or INT4; 0 = k_type */
   uint32_t kind;           /* MHA_CACHE_KIND_*; 0 = CONTIGUOUS */
-  uint32_t values;         /* MHA_CACHE_VALUES_* (mha_extra.h); 0 = stored beside the keys */
+  uint32_t value_place;    /* MHA_CACHE_VALUES_* (mha_extra.h); 0 = stored beside the keys */
   int64_t block_positions; /* of a block: 16, 32, 64, 128 or a multiple of 256; 0 = not paged */
   int64_t num_blocks;      /* blocks of the pool, numbered from 0; 0 = not paged */
 } mha_kv_cache_config;
@@ -365,41 +378,48 @@ struct mha_rope; struct mha_norm; struct mha_score_options; struct mha_score_arr
 struct mha_outputs;
 
 /*
- * The arguments of mha_forward. Self-attention needs batch, n_q, query and output. Fields in the
- * first group stay the same from call to call; a program can fill them once and copy the struct.
- *
- * With cache, the call first appends the rows of key and value to its sequences, and then attends
- * to everything that these hold, as stored. With cache_read, it attends to the cache without
- * appending; key, value and the kv_ fields of sequences must not be given. The cache's
- * num_kv_heads, head_dim and head_dim_v are the layer's.
+ * What the calls of a layer and of attention have in common. key and value are k and v in
+ * attention. Fields of the first part stay the same from call to call; a program can fill them once
+ * and copy the struct. This struct is frozen with version 0.1.0, not before.
  */
-typedef struct mha_forward_args {
-  size_t struct_size;
-
+typedef struct mha_call {
   /* Usually the same for all calls of a layer */
   uint32_t flags;       /* MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES */
   uint32_t reserved;
   int64_t window_left;  /* with MHA_WINDOW_LEFT: >= 0 (Hugging Face's sliding_window - 1); else 0 */
   int64_t window_right; /* with MHA_WINDOW_RIGHT: >= 0; otherwise 0 */
-  const struct mha_rope *rope;           /* rotation of queries and keys; NULL = none */
+  const struct mha_rope *rope;           /* rotation of queries and new keys; NULL = none */
   const struct mha_norm *norm;           /* norms of queries, keys, values, context; NULL = none */
   const struct mha_score_options *score; /* softcap, ALiBi, sinks and others; NULL = none */
   const mha_scheduler *scheduler;        /* threads; NULL = the calling thread */
 
   /* The rows of this call */
-  int64_t batch; /* sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do */
+  int64_t batch; /* of the arrays, packed 1: >= 1, or MHA_EMPTY = nothing to do; 0 = 1 */
   int64_t n_q;   /* rows of query and output per sequence; >= 1, or MHA_EMPTY = nothing to do */
   int64_t n_kv;  /* rows of key and value per sequence; >= 1, or MHA_EMPTY = none. Ignored with
                     cache_read and without key and value; with value alone, it must be n_q. */
+  const mha_sequences *sequences;              /* NULL = batch unpadded sequences */
+  const struct mha_score_arrays *score_arrays; /* masks, biases, chosen keys; NULL = none */
+  mha_kv_cache *cache;                         /* appended to, then attended to; NULL = none */
+  const mha_kv_cache *cache_read;              /* attended to, in place of cache; NULL = none */
+  const struct mha_outputs *outputs; /* lse, weights, steps in between, partials; NULL = none */
+} mha_call;
+
+/*
+ * The arguments of mha_forward. Self-attention needs call.n_q, query and output.
+ *
+ * With call.cache, the call first appends the rows of key and value to its sequences, and then
+ * attends to everything that these hold, as stored. With cache_read, it attends to the cache
+ * without appending; key, value and the kv_ fields of sequences must not be given. The cache's
+ * num_kv_heads, head_dim and head_dim_v are the layer's.
+ */
+typedef struct mha_forward_args {
+  size_t struct_size;
+  mha_call call;     /* rows, options, sequences, cache */
   mha_input query;   /* [batch, n_q, query_dim] */
   mha_input key;     /* [batch, n_kv, key_dim], type 0 = query's; data NULL = self-attention */
   mha_input value;   /* [batch, n_kv, value_dim], type 0 = query's; data NULL = key */
   mha_output output; /* [batch, n_q, output_dim], as mha_layer_shape gives it */
-  const mha_sequences *sequences;               /* NULL = batch unpadded sequences */
-  const struct mha_score_arrays *score_arrays;  /* masks, biases, chosen keys; NULL = none */
-  mha_kv_cache *cache;                          /* appended to, then attended to; NULL = none */
-  const mha_kv_cache *cache_read;               /* attended to, in place of cache; NULL = none */
-  const struct mha_outputs *outputs;            /* lse, weights, steps in between; NULL = none */
 } mha_forward_args;
 
 /*
@@ -429,47 +449,31 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_forward_args *a
 /* ---- Attention alone ------------------------------------------------------------------------ */
 
 /*
- * The arguments of mha_attention: softmax(scale * q k^T) v, without projections. Fields that
- * mha_forward_args has mean the same here, with k and v for key and value. The four arrays may have
- * different types. Layouts of q, k, v and output:
+ * The arguments of mha_attention: softmax(scale * q k^T) v, without projections. The four arrays
+ * may have different types. Layouts of q, k, v and output:
  *
  *     [batch, n, heads, width]    all strides 0
  *     [batch, heads, n, width]    row = width, head = n * width, batch = heads * n * width
  */
 typedef struct mha_attention_args {
   size_t struct_size;
+  mha_call call; /* rows, options, sequences, cache */
 
   /* Usually the same for all calls of a layer */
-  int64_t num_heads;    /* query heads; >= 1 */
-  int64_t num_kv_heads; /* key and value heads; divides num_heads; 0 = num_heads */
-  int64_t head_dim;     /* width of a query or key of one head; >= 1 */
-  int64_t head_dim_v;   /* width of a value of one head; 0 = head_dim */
-  float scale;          /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
-  uint32_t flags;       /* MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES */
-  int64_t window_left;  /* with MHA_WINDOW_LEFT: >= 0; otherwise 0 */
-  int64_t window_right; /* with MHA_WINDOW_RIGHT: >= 0; otherwise 0 */
-  const struct mha_rope *rope;           /* of q and k, before k is scored or stored; NULL = none */
-  const struct mha_norm *norm;           /* norms; NULL = none */
-  const struct mha_score_options *score; /* softcap, ALiBi, sinks and others; NULL = none */
-  const mha_scheduler *scheduler;        /* threads; NULL = the calling thread */
+  int64_t num_heads;        /* query heads; >= 1 */
+  int64_t num_kv_heads;     /* key and value heads; divides num_heads; 0 = num_heads */
+  int64_t head_dim;         /* width of a query or key of one head; >= 1 */
+  int64_t head_dim_v;       /* width of a value of one head; 0 = head_dim */
+  float scale;              /* factor of the scores; finite; 0 = 1 / sqrt(head_dim) */
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has */
-  uint32_t reserved;
 
   /* The rows of this call */
-  int64_t batch; /* sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do */
-  int64_t n_q;   /* rows of q and output per sequence; >= 1, or MHA_EMPTY = nothing to do */
-  int64_t n_kv;  /* rows of k and v; >= 1, or MHA_EMPTY = none. Ignored with cache_read. */
-  mha_input q;   /* [batch, n_q, num_heads, head_dim] */
-  mha_input k;   /* [batch, n_kv, num_kv_heads, head_dim], type 0 = q's; data NULL = none */
-  mha_input v;   /* [batch, n_kv, num_kv_heads, head_dim_v], type 0 = k's; data NULL =
-                    none, or in the keys (MHA_CACHE_VALUES_IN_KEYS) */
+  mha_input q;       /* [batch, n_q, num_heads, head_dim] */
+  mha_input k;       /* [batch, n_kv, num_kv_heads, head_dim], type 0 = q's; data NULL = none */
+  mha_input v;       /* [batch, n_kv, num_kv_heads, head_dim_v], type 0 = k's; data NULL =
+                        none, or in the keys (MHA_CACHE_VALUES_IN_KEYS) */
   mha_output output; /* [batch, n_q, num_heads, head_dim_v] */
-  const mha_sequences *sequences;               /* NULL = batch unpadded sequences */
-  const struct mha_score_arrays *score_arrays;  /* masks, biases, chosen keys; NULL = none */
-  mha_kv_cache *cache;                          /* appended to, then attended to; NULL = none */
-  const mha_kv_cache *cache_read;               /* attended to, in place of cache; NULL = none */
-  const struct mha_outputs *outputs;            /* lse, weights, states; NULL = none */
-  int64_t kv_first_position; /* position of every sequence's first key ("States"); 0 .. 2^62 */
+  int64_t kv_first_position; /* position of every sequence's first key ("Partials"); 0 .. 2^62 */
 } mha_attention_args;
 
 /* Sets *bytes to the size of workspace that mha_attention needs, as mha_forward_workspace does. */
@@ -487,15 +491,12 @@ MHA_API mha_status mha_attention(const mha_attention_args *args, void *workspace
  */
 typedef struct mha_linear_weights {
   size_t struct_size;
-  int64_t input_dim;    /* width of a row of x; >= 1 */
-  int64_t output_dim;   /* width of a row of y; >= 1 */
-  mha_matrix w;         /* [input_dim, output_dim]; MHA_LAYOUT_OUT_IN transposes it */
-  uint32_t layout;      /* MHA_LAYOUT_* of w; 0 = IN_OUT */
-  uint32_t type;        /* MHA_TYPE_* of w; 0 = F32 */
-  uint32_t weight_type; /* MHA_TYPE_*: how the packed layer stores weights; 0 = F32 */
-  uint32_t group_size;  /* as in mha_layer_config */
-  uint32_t scale_type;  /* as in mha_layer_config */
-  uint32_t arithmetic;  /* MHA_ARITHMETIC_* of the product; 0 = F32 */
+  int64_t input_dim;  /* width of a row of x; >= 1 */
+  int64_t output_dim; /* width of a row of y; >= 1 */
+  mha_matrix w;       /* [input_dim, output_dim]; MHA_LAYOUT_OUT_IN transposes it */
+  uint32_t layout;    /* MHA_LAYOUT_* of w; 0 = IN_OUT */
+  uint32_t type;      /* MHA_TYPE_* of w; 0 = F32 */
+  mha_weight_format format; /* of the packed weights */
 } mha_linear_weights;
 
 /* Packs a linear layer, as mha_layer_create does. */

@@ -5,9 +5,9 @@
  *     mha_layer_pack, _view      layers in the caller's memory or in files
  *     mha_kv_cache_*             rings, paged caches, saved caches, appending and reading
  *     mha_outputs                lse, attention weights and every intermediate result
- *     mha_states_merge           attention over distributed keys
+ *     mha_partials_merge         attention over distributed keys
  *     mha_choose_keys            the keys with the greatest index scores (DeepSeek V3.2)
- *     mha_info                   how a call will run, and what it costs
+ *     mha_forward_info           how a call will run, and what it costs
  */
 #ifndef MHA_EXTRA_H
 #define MHA_EXTRA_H
@@ -218,7 +218,7 @@ MHA_API mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence
 
 /*
  * Optional outputs of a call, contiguous. Requesting one does not affect the others. q, k and
- * v belong to mha_forward, states to mha_attention. With a cache, n_kv of the outputs per pair is
+ * v belong to mha_forward, partials to mha_attention. With a cache, n_kv of the outputs per pair is
  * the longest length that the call's sequences have after it. In padding, masked_scores and lse are
  * -infinity and everything else is 0.
  */
@@ -227,7 +227,7 @@ typedef struct mha_outputs {
 
   /* NULL = not computed */
   float *lse;     /* [batch, num_heads, n_q]: ln of the sum of exp(score), sinks included */
-  float *states;  /* [batch, num_heads, n_q, head_dim_v + 2], in place of output ("States") */
+  float *partials; /* [batch, num_heads, n_q, head_dim_v + 2], in place of output ("Partials") */
   float *q;       /* [batch, n_q, num_heads, head_dim], as projected: before norm and RoPE */
   float *k;       /* [batch, n_kv, num_kv_heads, head_dim], the same; only rows of this call */
   float *v;       /* [batch, n_kv, num_kv_heads, head_dim_v], the same; only rows of this call */
@@ -241,18 +241,18 @@ typedef struct mha_outputs {
   float *attention_weights; /* the softmax. Rows sum to 1; less with sinks; 0 if all is masked. */
 } mha_outputs;
 
-/* ---- States: distributed keys --------------------------------------------------------------- */
+/* ---- Partials: distributed keys ------------------------------------------------------------- */
 
 /*
  * The keys of a sequence may be distributed over processes, machines or caches. One call per part
- * computes the states of all queries over the keys of that part (mha_outputs.states);
- * mha_states_merge joins the states of neighbouring parts, and mha_states_finish computes context
- * from the states over all keys. src/docs/machines.md shows how, and in which order merged parts
+ * computes the partial results, or partials, of all queries over the keys of that part;
+ * mha_partials_merge joins those of neighbouring parts, and mha_partials_finish computes context
+ * from the partials over all keys. src/docs/machines.md shows how, and in which order merged parts
  * have the bits of a single call.
  *
- * The state of a row is the greatest score m, the sum l of exp(score - m), and o [head_dim_v], the
- * sum of exp(score - m) * value; -infinity and zeros for padding and rows without keys. A call for
- * states has no output, no sinks or head_scales and no other optional outputs.
+ * The partial of a row is its greatest score m, the sum l of exp(score - m), and o [head_dim_v],
+ * the sum of exp(score - m) * value; -infinity and zeros for padding and rows without keys. A call
+ * for partials has no output, no sinks or head_scales and no other optional outputs.
  *
  * kv_first_position is the number of keys before those of the call or its cache.
  * q_first_positions, masks, ALiBi, relative biases and RoPE count them; NULL still puts the last
@@ -260,32 +260,32 @@ typedef struct mha_outputs {
  */
 
 /*
- * Writes the states of left and right together to result, which may be left or right. All are
+ * Writes the partials of left and right together to result, which may be left or right. All are
  * [rows, head_dim_v + 2]; left has the earlier keys. rows is at least 1, or MHA_EMPTY.
  * instruction_set is an MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has.
  */
-MHA_API mha_status mha_states_merge(int64_t rows, int64_t head_dim_v, const float *left,
+MHA_API mha_status mha_partials_merge(int64_t rows, int64_t head_dim_v, const float *left,
                                     const float *right, float *result, uint32_t instruction_set,
                                     mha_error *error);
 
-/* The arguments of mha_states_finish. batch, n_q and shapes are those of mha_attention_args. */
-typedef struct mha_states_args {
+/* The arguments of mha_partials_finish. batch, n_q and shapes are those of mha_attention_args. */
+typedef struct mha_partials_args {
   size_t struct_size;
-  int64_t batch;            /* >= 1, or MHA_EMPTY = nothing to do */
+  int64_t batch;            /* >= 1, or MHA_EMPTY = nothing to do; 0 = 1 */
   int64_t num_heads;        /* 1 .. 2^31 - 1 */
   int64_t n_q;              /* >= 1, or MHA_EMPTY = nothing to do */
   int64_t head_dim_v;       /* 1 .. 2^31 - 1 */
   uint32_t instruction_set; /* MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has */
   uint32_t reserved;
-  const float *states;      /* [batch, num_heads, n_q, head_dim_v + 2], over all keys */
+  const float *partials;    /* [batch, num_heads, n_q, head_dim_v + 2], over all keys */
   const float *sinks;       /* [num_heads], as in mha_score_options; NULL = none */
   const float *head_scales; /* [num_heads], as in mha_score_options; NULL = 1 */
   mha_output output;        /* [batch, n_q, num_heads, head_dim_v]; data NULL = not computed */
   float *lse;               /* [batch, num_heads, n_q]; NULL = not computed */
-} mha_states_args;
+} mha_partials_args;
 
 /* Writes output and lse as mha_attention would, on the calling thread. */
-MHA_API mha_status mha_states_finish(const mha_states_args *args, mha_error *error);
+MHA_API mha_status mha_partials_finish(const mha_partials_args *args, mha_error *error);
 
 /* ---- Choosing keys -------------------------------------------------------------------------- */
 
@@ -347,12 +347,12 @@ typedef struct mha_call_info {
  * Reads the arrays of sequences and score, chosen_keys and the lengths in the cache. operations and
  * bytes are 0 for an empty call.
  */
-MHA_API mha_status mha_info(const mha_layer *layer, const mha_forward_args *args,
+MHA_API mha_status mha_forward_info(const mha_layer *layer, const mha_forward_args *args,
                             mha_call_info *info, mha_error *error);
-/* Like mha_info, for mha_attention(args, ...). */
+/* Like mha_forward_info, for mha_attention(args, ...). */
 MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info,
                                       mha_error *error);
-/* Like mha_info, for mha_linear(layer, args, ...). Of a layer with heads, only W_O counts. */
+/* Like mha_forward_info, for mha_linear(layer, args, ...); of a layer with heads, W_O counts. */
 MHA_API mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args,
                                    mha_call_info *info, mha_error *error);
 

@@ -2,11 +2,11 @@
  * mha: options of models. mha.h includes this header; its rules hold here too.
  *
  *     MHA_ARITHMETIC_*     weights in fewer bits and integer arithmetic
- *     MHA_GATE_*           gates
+ *     MHA_FUNCTION_*       gates, and functions of beta and of a convolution
  *     mha_rope             rotary position embedding (RoPE)
  *     mha_norm             norms of queries, keys, values and the context
  *     mha_score_options    what the model does to scores: softcap, ALiBi, sinks, ...
- *     mha_score_arrays     what a step does to scores: masks, biases, groups, chosen keys
+ *     mha_score_arrays     what a step does to scores: masks, biases, segments, chosen keys
  */
 #ifndef MHA_OPTIONS_H
 #define MHA_OPTIONS_H
@@ -56,13 +56,16 @@ extern "C" {
 
 /*
  * A gate multiplies the context of a head by a function of g = x W_G + b_G, a projection of the
- * query input with one number per element or per head. A context of 0 stays 0. Without w_g, the
- * gate's columns of each head follow the head's own in w_q or w_qkv, and so do its biases
- * in w_q.bias or w_qkv.bias (Qwen3-Next).
+ * query input with one number per element (Qwen3-Next) or per head (Step). A context of 0 stays 0.
  */
-#define MHA_GATE_NONE 0u
-#define MHA_GATE_SIGMOID 1u  /* 1 / (1 + exp(-g)): Qwen3-Next; per head: Step */
-#define MHA_GATE_SOFTPLUS 2u /* ln(1 + exp(g)) */
+#define MHA_GATE_IN_W_G 0u     /* in w_g */
+#define MHA_GATE_IN_W_Q 0x801u /* in w_q or w_qkv: a head's columns, then its gate's (Qwen3-Next) */
+
+/* Functions of a gate, of beta and of a convolution. Each field says which ones it takes. */
+#define MHA_FUNCTION_NONE 0u
+#define MHA_FUNCTION_SIGMOID 1u  /* 1 / (1 + exp(-x)) */
+#define MHA_FUNCTION_SOFTPLUS 2u /* ln(1 + exp(x)) */
+#define MHA_FUNCTION_SILU 3u     /* x / (1 + exp(-x)) */
 
 /* ---- Rotary position embedding -------------------------------------------------------------- */
 
@@ -145,7 +148,7 @@ typedef struct mha_norm {
  *     s = s + relative_bias[head, j - p]             T5; or
  *         s + relative_rows[b, head, i, j - p]       Conformer
  *     s = s + bias[b, head, i, column of j]          -infinity masks the key, whatever s was
- *     s = -infinity where flags, mask, groups or chosen_keys exclude the key
+ *     s = -infinity where flags, mask, segments or chosen_keys exclude the key
  *     weight  = exp(s) / (sum of exp(s) over all keys + exp(sinks[head]))
  *     lse     = ln of that denominator; -infinity if there is no visible key and no sink
  *     context = head_scales[head] * (weights times values)
@@ -168,47 +171,47 @@ typedef struct mha_score_options {
   int64_t relative_right;     /* >= 0: distances after it; without relative biases, both are 0 */
 } mha_score_options;
 
-/* Which keys the columns of mask, bias and kv_groups stand for. */
+/* Which keys the columns of mask, bias and kv_segments stand for. */
 #define MHA_COLUMNS_ALL_KEYS 0u     /* the rows of key or the positions in a cache after the call */
 #define MHA_COLUMNS_NEW_KEYS 0x301u /* the rows of key that come with the call */
 
-/* What position groups do. */
-#define MHA_GROUPS_WITHIN 0u   /* of the keys that flags allow, a query sees those of its group */
-#define MHA_GROUPS_ALSO 0x401u /* a query also sees all keys of its group (image blocks) */
+/* What segments do. */
+#define MHA_SEGMENTS_WITHIN 0u   /* of the keys that flags allow, a query sees its segment's */
+#define MHA_SEGMENTS_ALSO 0x401u /* a query also sees all keys of its segment (image blocks) */
 
 /*
  * What a step does to scores; one struct can serve all layers of the step. Calls only read it.
  *
- * Columns. mask, bias and kv_groups have the same columns for all rows; without a cache, they are
+ * Columns. mask, bias and kv_segments have the same columns for all rows; without a cache, they are
  * all rows of key, also of packed sequences. With NEW_KEYS, keys that the cache had before have no
- * column: they are always visible (even with MHA_GROUPS_WITHIN) and have a bias of 0, so a tree of
- * drafted tokens needs a mask of its own rows only. A ring takes NEW_KEYS and no groups. Keys after
- * the last of num_columns are masked. Columns that flags and lengths exclude are not read, except
- * with MHA_GROUPS_ALSO.
+ * column: they are always visible (even with MHA_SEGMENTS_WITHIN) and have a bias of 0, so a tree
+ * of drafted tokens needs a mask of its own rows only. A ring takes NEW_KEYS and no segments. Keys
+ * after the last of num_columns are masked. Columns that flags and lengths exclude are not read,
+ * except with MHA_SEGMENTS_ALSO.
  *
  * Chosen keys. Each query attends only to the keys of its list that flags and mask allow (DeepSeek
  * V3.2, MiniMax). Entries are positions or, with chosen_block, numbers of blocks of chosen_block
  * keys, in any order; -1 marks an unused entry and duplicates are ignored. The cost grows with the
  * keys of the lists. When values are stored separately, reading one chosen key of a cache costs
  * reading its block of 16. With chosen_block 0 or 1, bits are those of a call over the keys
- * gathered in ascending order. Chosen keys cannot be combined with groups or with outputs that have
- * a number per pair.
+ * gathered in ascending order. Chosen keys cannot be combined with segments or with outputs that
+ * have a number per pair.
  */
 typedef struct mha_score_arrays {
   size_t struct_size;
 
   /* Masks and biases */
-  mha_input bias;           /* [batch, num_heads, n_q, columns], F32 or F16; data NULL = none */
-  const uint8_t *mask;      /* [batch, num_heads, n_q, columns]: 0 = masked; NULL = none */
+  mha_input bias;           /* [batch, num_heads, n_q, num_columns], F32 or F16; data NULL = none */
+  const uint8_t *mask;      /* [batch, num_heads, n_q, num_columns]: 0 = masked; NULL = none */
   mha_strides mask_strides; /* of mask; 0 = contiguous; MHA_BROADCAST is allowed */
-  uint32_t columns;         /* MHA_COLUMNS_*; 0 = ALL_KEYS */
-  uint32_t groups;          /* MHA_GROUPS_*; 0 = WITHIN; without q_groups 0 */
-  int64_t num_columns;      /* columns of mask, bias and kv_groups; 0 = the keys of the longest
+  uint32_t column_keys;     /* MHA_COLUMNS_*; 0 = ALL_KEYS */
+  uint32_t segments;        /* MHA_SEGMENTS_*; 0 = WITHIN; without q_segments 0 */
+  int64_t num_columns;      /* columns of mask, bias and kv_segments; 0 = the keys of the longest
                                sequence (in a cache: after the call) */
 
-  /* Position groups, such as documents or images. With MHA_GROUPS_ALSO, negative = no group. */
-  const int32_t *q_groups;  /* [batch, n_q]; NULL = no groups */
-  const int32_t *kv_groups; /* [batch, columns]; NULL = q_groups, if columns are rows of query */
+  /* Segments, such as documents or images. With MHA_SEGMENTS_ALSO, negative = no segment. */
+  const int32_t *q_segments;  /* [batch, n_q]; NULL = no segments */
+  const int32_t *kv_segments; /* [batch, num_columns]; NULL = q_segments, of the same rows */
 
   /* Factors and relative biases */
   const float *q_scales;             /* [batch, n_q]; NULL = 1 */

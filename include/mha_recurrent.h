@@ -60,12 +60,12 @@ typedef struct mha_recurrent_args {
   const float *a_log;     /* [num_v_heads]: decay is -exp(a_log) * softplus(decay + dt_bias); NULL =
                              decay as given */
   const float *dt_bias;   /* [num_v_heads, decay_dim], only with a_log; NULL = 0 */
-  uint32_t beta_function; /* MHA_GATE_SIGMOID: beta is sigmoid(beta); 0 = as given */
+  uint32_t beta_function; /* MHA_FUNCTION_SIGMOID: beta is sigmoid(beta); 0 = as given */
   uint32_t instruction_set;       /* MHA_INSTRUCTION_SET_*; 0 = the best that the machine has */
   const mha_scheduler *scheduler; /* threads; NULL = the calling thread */
 
   /* The rows of this call */
-  int64_t batch;     /* sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do */
+  int64_t batch;     /* of the arrays, packed 1: >= 1, or MHA_EMPTY = nothing to do; 0 = 1 */
   int64_t rows;      /* rows per sequence; >= 1, or MHA_EMPTY = none: state_out becomes state */
   mha_input q;       /* [batch, rows, num_q_heads, head_dim] */
   mha_input k;       /* [batch, rows, num_k_heads, head_dim], type 0 = q's */
@@ -95,16 +95,12 @@ MHA_API mha_status mha_recurrent_attention_workspace(const mha_recurrent_args *a
 /* Computes recurrent attention. Rows that are not valid are not read; their outputs are 0. */
 MHA_API mha_status mha_recurrent_attention(const mha_recurrent_args *args, void *workspace,
                                            size_t workspace_bytes, mha_error *error);
-/* Like mha_info, for mha_recurrent_attention(args, ...). bytes counts the states once for each of
-   state and state_out, and num_snapshots times for snapshots. */
+/* Like mha_forward_info, for mha_recurrent_attention(args, ...). bytes counts the states once for
+   each of state and state_out, and num_snapshots times for snapshots. */
 MHA_API mha_status mha_recurrent_attention_info(const mha_recurrent_args *args,
                                                 struct mha_call_info *info, mha_error *error);
 
 /* ---- Causal convolution --------------------------------------------------------------------- */
-
-/* Functions of a convolution's results. */
-#define MHA_ACTIVATION_NONE 0u
-#define MHA_ACTIVATION_SILU 0x701u /* y * sigmoid(y) */
 
 /*
  * The arguments of mha_causal_conv, a depthwise causal convolution: each channel of row t is
@@ -122,12 +118,12 @@ typedef struct mha_causal_conv_args {
   int64_t kernel_size;    /* rows that a result depends on; 2 .. 8 */
   const float *weights;   /* [channels, kernel_size] */
   const float *bias;      /* [channels]; NULL = 0 */
-  uint32_t activation;    /* MHA_ACTIVATION_*; 0 = none */
+  uint32_t activation;    /* MHA_FUNCTION_SILU; 0 = none */
   uint32_t instruction_set;       /* MHA_INSTRUCTION_SET_*; 0 = the best that the machine has */
   const mha_scheduler *scheduler; /* threads; NULL = the calling thread */
 
   /* The rows of this call */
-  int64_t batch;     /* sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do */
+  int64_t batch;     /* of the arrays, packed 1: >= 1, or MHA_EMPTY = nothing to do; 0 = 1 */
   int64_t rows;      /* rows per sequence; >= 1, or MHA_EMPTY = none: state_out becomes state */
   mha_input x;       /* [batch, rows, channels] */
   mha_output output; /* [batch, rows, channels] */

@@ -24,7 +24,7 @@ Examples:
                                                   one place, as every run does before it begins
   tools/mutate.py --sample 10                     ten faults, drawn by the last commit; CI runs this
   tools/mutate.py --sample 10 --commit 1234abcd   the faults that CI drew for another commit
-  tools/mutate.py --only 'states|softcap'         faults with a word in their function or change
+  tools/mutate.py --only 'partials|softcap'         faults with a word in their function or change
   tools/mutate.py --resume                        all faults, except those with results
   tools/mutate.py --refusals                      every check, left out, which takes ten minutes
 """
@@ -55,7 +55,7 @@ LEAST_SCORE = 0.97
 TEST_SECONDS = 60  # of processor time, which no program takes for three tenths of its random cases
 # All that can see the library, the quickest first. What the list names for a fault comes before.
 PROGRAMS = """interface_errors interface_info info_counts interface_packed process structs
-  schedule cache_errors fma storage seeds states options bias_tables specification chosen_keys
+  schedule cache_errors fma storage seeds partials options bias_tables specification chosen_keys
   linear recurrent weights rope_tables interface_edges interface_memory cache
   checksums contract generated cache_accuracy accuracy function""".split()
 # These hold files of the library themselves.
@@ -394,7 +394,7 @@ class Build:
 # ---- Refusals
 
 CHECKS = "src/check/*.cpp src/check/*.h src/api/*.cpp src/objects/pack.cpp".split()
-CHECKED_BY = """interface_errors interface_info info_counts interface_packed cache_errors states
+CHECKED_BY = """interface_errors interface_info info_counts interface_packed cache_errors partials
   bias_tables options chosen_keys linear recurrent weights rope_tables interface_edges
   interface_memory cache contract generated""".split()
 

@@ -6,8 +6,12 @@
 #include <type_traits>
 
 // Compiled as structs<0>, structs<1> and so on. It names fields of every version that the gate may
-// compare: MHA_CAUSAL and MHA_EQUAL_SCORES tell the structs since d596f14 and since 0.1.0 from
-// those before them.
+// compare: MHA_CAUSAL, MHA_EQUAL_SCORES and MHA_INIT tell the structs since d596f14, since 0e7660a
+// and since 0.1.0 from those before them.
+#ifndef MHA_FUNCTION_SIGMOID
+#define MHA_FUNCTION_SIGMOID MHA_GATE_SIGMOID
+#endif
+
 namespace gate {
 namespace {
 
@@ -30,18 +34,30 @@ void set(Array *array, Float *data) {
   }
 }
 
-// What mha_forward_args and mha_attention_args have in common.
+// The fields that mha_forward_args and mha_attention_args have in common.
+#ifdef MHA_INIT
+template <class Args>
+mha_call *call_of(Args *args) {
+  return &args->call;
+}
+#else
+template <class Args>
+Args *call_of(Args *args) {
+  return args;
+}
+#endif
+
 template <class Args>
 Args *start_call(const Shape &shape, const mha_scheduler *scheduler, Struct *memory) {
   Args *const args = start<Args>(memory);
-  args->batch = shape.batch;
-  args->n_q = shape.n;
+  call_of(args)->batch = shape.batch;
+  call_of(args)->n_q = shape.n;
 #ifdef MHA_CAUSAL
-  args->flags = shape.is_causal ? MHA_CAUSAL : 0;
+  call_of(args)->flags = shape.is_causal ? MHA_CAUSAL : 0;
 #else
   args->is_causal = static_cast<uint32_t>(shape.is_causal);
 #endif
-  args->scheduler = scheduler;
+  call_of(args)->scheduler = scheduler;
   return args;
 }
 
@@ -57,9 +73,16 @@ bool fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct
   set(&weights->w_o, w_o);
   start<mha_layer_options>(options_memory)->instruction_set = shape.instruction_set;
 #ifdef MHA_ARITHMETIC_INT8
-  if (shape.weight_type) config->weight_type = MHA_TYPE_F32 + shape.weight_type;
+#ifdef MHA_INIT
+  mha_weight_format &format = config->format;
+  uint32_t &type = format.type;
+#else
+  mha_layer_config &format = *config;
+  uint32_t &type = format.weight_type;
+#endif
+  if (shape.weight_type) type = MHA_TYPE_F32 + shape.weight_type;
   if (shape.arithmetic)
-    config->arithmetic = shape.arithmetic == 1 ? MHA_ARITHMETIC_INT8 : MHA_ARITHMETIC_INT16;
+    format.arithmetic = shape.arithmetic == 1 ? MHA_ARITHMETIC_INT8 : MHA_ARITHMETIC_INT16;
   return true;
 #else
   return !shape.weight_type && !shape.arithmetic;
@@ -81,7 +104,7 @@ void fill_attention(const Shape &shape, const float *q, const float *k, const fl
   args->head_dim = shape.head_dim;
   set(&args->q, q);
   if (!shape.past) {
-    args->n_kv = shape.n_kv;
+    call_of(args)->n_kv = shape.n_kv;
     set(&args->k, k);
     set(&args->v, v);
   }
@@ -98,7 +121,7 @@ bool fill_recurrent(const Shape &shape, const float *q, const float *k, const fl
   args->head_dim = shape.head_dim;
   args->norm_epsilon = 1e-6f;
   args->a_log = k;
-  args->beta_function = MHA_GATE_SIGMOID;
+  args->beta_function = MHA_FUNCTION_SIGMOID;
   args->instruction_set = shape.instruction_set;
   args->scheduler = scheduler;
   args->batch = shape.batch;
@@ -124,12 +147,12 @@ void fill_cache(const Shape &shape, Struct *memory) {
 
 void set_cache(const Shape &shape, mha_kv_cache *cache, Struct *memory) {
   if (shape.is_layer) {
-    reinterpret_cast<mha_forward_args *>(memory->bytes)->cache = cache;
+    call_of(reinterpret_cast<mha_forward_args *>(memory->bytes))->cache = cache;
     return;
   }
   mha_attention_args *const args = reinterpret_cast<mha_attention_args *>(memory->bytes);
 #ifdef MHA_EQUAL_SCORES
-  args->cache_read = cache;
+  call_of(args)->cache_read = cache;
 #else
   args->cache = cache;
 #ifdef MHA_CAUSAL  // and before, n_kv = 0 says it

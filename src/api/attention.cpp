@@ -25,7 +25,7 @@ StridedRows rows_of(const mha_input &input) {
 
 // With a cache, the keys and values of the call are stored there before it attends.
 bool stores_rows(const AttentionCall &call) {
-  return call.stage.sequences.cache && call.args.n_kv > 0;
+  return call.stage.sequences.cache && call.args.call.n_kv > 0;
 }
 
 // Without a cache, units read keys and values in the arrays of the caller.
@@ -59,11 +59,11 @@ mha_status check_attention(Report report, const AttentionUse &use, AttentionCall
   mha_attention_args &args = call->args;
   AttentionStage &stage = call->stage;
   MHA_TRY(check_attention_shape(report, &args));
-  const CallArguments common(args, args.kv_first_position);
-  MHA_TRY(read_call(report, common, false, &stage.sequences, &stage.outputs));
+  MHA_TRY(read_call(report, args.call, false, args.kv_first_position, &stage.sequences,
+                    &stage.outputs));
   MHA_TRY(check_attention_arrays(report, stage.outputs, &args));
-  stage.scheduler = args.scheduler;
-  MHA_TRY(check_request(report, common, shape_of(*call, use), stage.outputs, &stage.sequences,
+  stage.scheduler = args.call.scheduler;
+  MHA_TRY(check_request(report, args.call, shape_of(*call, use), stage.outputs, &stage.sequences,
                         &stage.attention.request));
   MHA_TRY(check_attention_outputs(report, args, stage.outputs, stage.attention.request));
   return choose_kernels(report, args.instruction_set, &stage.kernels);
@@ -77,19 +77,19 @@ namespace {
 bool may_pack_keys(const AttentionCall &call) {
   const ChosenKeys &chosen = call.stage.attention.request.options.chosen;
   return chosen.lists.base && chosen.block % tile_keys == 0 && !call.stage.sequences.cache &&
-         call.args.n_q > 1;
+         call.args.call.n_q > 1;
 }
 
 // They are if each key is chosen twice or more often on average.
 bool packs_keys(const AttentionCall &call) {
   const ChosenKeys &chosen = call.stage.attention.request.options.chosen;
-  const Count choices = Count(call.args.n_q) * Count(chosen.count) * Count(chosen.block);
-  return may_pack_keys(call) && (choices.overflows() || choices.value() / 2 >= call.args.n_kv);
+  const Count choices = Count(call.args.call.n_q) * Count(chosen.count) * Count(chosen.block);
+  return may_pack_keys(call) && (choices.overflows() || choices.value() / 2 >= call.args.call.n_kv);
 }
 
 Count key_positions(const AttentionCall &call) {
   const SequenceArguments &s = call.stage.sequences;
-  const int64_t n_kv = call.args.n_kv;
+  const int64_t n_kv = call.args.call.n_kv;
   return Count(s.is_packed() ? packed_key_blocks(n_kv, s.batch) : blocks_of(n_kv, tile_keys)) *
          Count(tile_keys);
 }
@@ -104,9 +104,9 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
   AttentionStage &stage = call->stage;
   Attention &attention = stage.attention;
   attention.plan =
-      plan_attention(attention.request, stage.sequences, threads_of(args.scheduler), &layout);
+      plan_attention(attention.request, stage.sequences, threads_of(args.call.scheduler), &layout);
   const Count positions = may_pack_keys(*call) ? key_positions(*call) : Count(0);
-  const Count rows = Count(args.batch) * Count(args.num_kv_heads) * positions;
+  const Count rows = Count(args.call.batch) * Count(args.num_kv_heads) * positions;
   call->packed_k = layout.take_floats(rows * Count(args.head_dim));
   call->packed_v = layout.take_floats(rows * Count(attention.plan.head_dim_v_padded));
   return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
@@ -119,14 +119,14 @@ mha_status check_pointers(Report report, const AttentionCall &call) {
   const mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.request.pairs;
   if (!args.q.data) return report.null("q.data is NULL; pass the queries");
-  if (!args.output.data && !call.stage.outputs.states)
+  if (!args.output.data && !call.stage.outputs.partials)
     return report.null("output.data is NULL; pass an array for the result");
   if (args.output.data == args.q.data && pairs.has_any())
     return report.invalid(
         "output.data is q.data, but outputs per pair are computed from q after output is written; "
         "give output another array");
-  if (args.n_kv > 0 && !args.k.data) return report.null("k.data is NULL; pass the keys");
-  return check_values(report, args.cache, args.n_kv, args.v.data, "v.data");
+  if (args.call.n_kv > 0 && !args.k.data) return report.null("k.data is NULL; pass the keys");
+  return check_values(report, args.call.cache, args.call.n_kv, args.v.data, "v.data");
 }
 
 }  // namespace
@@ -170,8 +170,8 @@ void run(AttentionCall &call, unsigned char *workspace) {
   for (int64_t h = 0; stage.has_padding() && output.base && h < args.num_heads; ++h) {
     char *const head =
         static_cast<char *>(output.base) + h * output.head_stride * bytes_of(output.storage);
-    clear_padding(stage.queries, args.batch, args.n_q, args.head_dim_v, head, output.batch_stride,
-                  output.row_stride, output.storage);
+    clear_padding(stage.queries, args.call.batch, args.call.n_q, args.head_dim_v, head,
+                  output.batch_stride, output.row_stride, output.storage);
   }
   while (next_pass(&stage)) attend_pass(stage);
 }

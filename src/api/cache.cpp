@@ -34,7 +34,7 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
   config.k_type = cache.k_type;
   config.v_type = cache.v_type;
   config.kind = cache.kind;
-  config.values = cache.values;
+  config.value_place = cache.value_place;
   config.block_positions = is_paged ? cache.block_positions : 0;
   config.num_blocks = is_paged ? cache.num_blocks : 0;
   return config;
@@ -436,12 +436,18 @@ mha_status mha_kv_cache_read(const mha_kv_cache *cache, int64_t sequence, int64_
                 held = oldest_position(cache, sequence, length);
   // A ring may be truncated to positions that it has overwritten. Then it holds none.
   const int64_t oldest = held < length ? held : length;
-  if (first < oldest || count < 0 || count > length - first)
-    return report.about(first < oldest ? 3 : 4)
-        .invalid(
-            "first is %lld and count is %lld, but sequence %lld holds only positions >= %lld and < "
-            "%lld; read within them",
-            lld(first), lld(count), lld(sequence), lld(oldest), lld(length));
+  if (first < oldest || count < 0 || count > length - first) {
+    const Reporter of_range = report.about(first < oldest ? 3 : 4);
+    if (oldest == length)
+      return of_range.invalid(
+          "first is %lld and count is %lld, but sequence %lld holds no positions; append some "
+          "first",
+          lld(first), lld(count), lld(sequence));
+    return of_range.invalid(
+        "first is %lld and count is %lld, but sequence %lld holds positions %lld to %lld; read "
+        "within them",
+        lld(first), lld(count), lld(sequence), lld(oldest), lld(length - 1));
+  }
   if (k) read_rows(cache, cached_keys(cache), true, cache->head_dim, sequence, first, count, k);
   if (v)
     read_rows(cache, cached_values(cache), false, cache->head_dim_v, sequence, first, count, v);

@@ -34,7 +34,7 @@ mha_status make_call(Report report, const mha_causal_conv_args *given, ConvCall 
                        args.kernel_size,
                        args.weights,
                        args.bias,
-                       args.activation == MHA_ACTIVATION_SILU,
+                       args.activation == MHA_FUNCTION_SILU,
                        rows_of(args.x),
                        rows_of(args.output),
                        args.state,

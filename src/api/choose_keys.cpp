@@ -68,7 +68,7 @@ mha_status check_data(Report report, ChoiceCall &made) {
   const mha_attention_args &args = made.call.args;
   const Rules rules = {report};
   MHA_TRY(rules.given("attention.q.data", args.q.data, "the queries"));
-  if (args.n_kv > 0) MHA_TRY(rules.given("attention.k.data", args.k.data, "the keys"));
+  if (args.call.n_kv > 0) MHA_TRY(rules.given("attention.k.data", args.k.data, "the keys"));
   MHA_TRY(rules.given("weights.data", made.args.weights.data, "the weights of the index heads"));
   MHA_TRY(rules.given("chosen_keys", made.args.chosen_keys, "an array for the choice"));
   AttentionStage &stage = made.call.stage;

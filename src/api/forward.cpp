@@ -20,8 +20,8 @@ namespace {
 // Key tiles of 16 positions that the keys of one sequence need; of all sequences where these are
 // packed.
 int64_t key_tiles(const ForwardCall &call) {
-  return call.is_packed() ? packed_key_blocks(call.args.n_kv, call.stage.sequences.batch)
-                          : blocks_of(call.args.n_kv, tile_keys);
+  return call.is_packed() ? packed_key_blocks(call.args.call.n_kv, call.stage.sequences.batch)
+                          : blocks_of(call.args.call.n_kv, tile_keys);
 }
 
 // Whether keys and values go to rows first, from which they are prepared and stored.
@@ -39,16 +39,16 @@ void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *
   const mha_forward_args &args = call->args;
   const SequenceArguments &s = call->stage.sequences;
   Attention &attention = call->stage.attention;
-  const int64_t threads = threads_of(args.scheduler);
-  const Count batch(args.batch), none(0), q_rows = batch * Count(args.n_q),
-                                          kv_rows = batch * Count(args.n_kv),
-                                          kv_heads = batch * Count(shape.num_kv_heads);
+  const int64_t threads = threads_of(args.call.scheduler);
+  const Count batch(args.call.batch), none(0), q_rows = batch * Count(args.call.n_q),
+                                               kv_rows = batch * Count(args.call.n_kv),
+                                               kv_heads = batch * Count(shape.num_kv_heads);
   attention.plan = plan_attention(attention.request, s, threads, layout);
   const auto take = [&](bool is_needed, Count rows, int64_t width) {
     return layout->take_floats(is_needed ? rows * Count(width) : none);
   };
   const Count key_positions = Count(key_tiles(*call)) * Count(tile_keys);
-  const Count value_positions = s.is_packed() ? key_positions : Count(args.n_kv);
+  const Count value_positions = s.is_packed() ? key_positions : Count(args.call.n_kv);
   call->q = take(true, q_rows, shape.q_columns());
   call->gate = take(true, q_rows, shape.g_columns());
   call->k = take(!s.cache, kv_heads * key_positions, shape.head_dim);
@@ -58,7 +58,7 @@ void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *
   call->context = take(shape.has_output, q_rows, shape.context_columns());
   const int64_t input_width = std::max(shape.query_dim, std::max(shape.key_dim, shape.value_dim));
   call->inputs = plan_products(layer, storage_of_type(args.query.type), s.is_ragged(),
-                               batch * Count(std::max(args.n_q, args.n_kv)), input_width,
+                               batch * Count(std::max(args.call.n_q, args.call.n_kv)), input_width,
                                shape.input_columns(), threads, layout);
   call->output = plan_products(layer, Storage::f32, s.is_ragged(), shape.has_output ? q_rows : none,
                                shape.context_columns(), shape.output_dim, threads, layout);
@@ -89,51 +89,56 @@ AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
   return shape;
 }
 
+// Whether the call asks for nothing but all of its rows, with MHA_CAUSAL at most.
+bool is_plain(const mha_call &call) {
+  return (call.flags & ~MHA_CAUSAL) == 0 && call.reserved == 0 &&
+         (call.window_left | call.window_right) == 0 && !call.rope && !call.norm && !call.score &&
+         !call.sequences && !call.score_arrays && !call.cache && !call.cache_read && !call.outputs;
+}
+
 // Whether a call takes the small path: self-attention of a few rows per sequence (with several
 // threads, a few rows in total), and no option but MHA_CAUSAL. Everything that the small path does
 // not compute must be absent from the call. Only counts, arrays and the scheduler need checks.
 bool is_small(const mha_layer &layer, const mha_forward_args &args) {
   static_assert(sizeof(void *) != 8 || sizeof args == 312,
                 "a small call ignores the new field: refuse it here");
-  const bool has_few_rows = args.n_q > 0 && args.n_q <= layer.small.max_rows && args.batch > 0;
+  const mha_call &of = args.call;
+  const bool has_few_rows = of.n_q > 0 && of.n_q <= layer.small.max_rows && of.batch > 0;
   // Waking threads takes longer than computing max_rows rows.
-  const bool is_shared_out = has_few_rows && threads_of(args.scheduler) > 1 &&
-                             args.batch > layer.small.max_rows / args.n_q;
+  const bool is_shared_out =
+      has_few_rows && threads_of(of.scheduler) > 1 && of.batch > layer.small.max_rows / of.n_q;
   const bool is_self = !args.key.data && !args.value.data;
   const bool has_floats = args.query.type <= MHA_TYPE_F32 && args.output.type <= MHA_TYPE_F32;
-  return has_few_rows && !is_shared_out && is_self && has_floats && args.reserved == 0 &&
-         CallArguments(args).are_plain();
+  return has_few_rows && !is_shared_out && is_self && has_floats && is_plain(of);
 }
 
 // Checks everything that needs no array, and plans the workspace. mha_forward skips this for small
-// calls; size queries and mha_info do not, so that arguments get the same checks there.
+// calls; size queries and mha_forward_info do not, so that arguments get the same checks there.
 mha_status check_and_plan(Report report, const mha_layer *layer, ForwardCall *call) {
   mha_forward_args &args = call->args;
   AttentionStage &stage = call->stage;
-  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
-  const bool is_self = !args.key.data && !args.cache_read;
-  const CallArguments common(args);
-  MHA_TRY(read_call(report, common, is_self, &stage.sequences, &stage.outputs));
+  const bool is_self = !args.key.data && !args.call.cache_read;
+  MHA_TRY(read_call(report, args.call, is_self, 0, &stage.sequences, &stage.outputs));
   // Products count batches by sequence, of which packed ones have no stride.
   if (call->is_packed()) args.output.strides.batch = 0;
   // The layer has chosen its kernels when it was created.
-  stage.scheduler = args.scheduler;
+  stage.scheduler = args.call.scheduler;
   stage.kernels = layer->kernels;
   const AttentionShape shape = shape_of(layer->shape, stage.sequences.cache);
-  if (args.cache && is_stored(shape.k))
+  if (args.call.cache && is_stored(shape.k))
     return report.invalid(
         "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or "
         "append with mha_attention");
-  if (stage.outputs.states)
+  if (stage.outputs.partials)
     return report.invalid(
-        "outputs.states is given, but only mha_attention computes it; set it to NULL");
-  MHA_TRY(check_request(report, common, shape, stage.outputs, &stage.sequences,
+        "outputs.partials is given, but only mha_attention computes it; set it to NULL");
+  MHA_TRY(check_request(report, args.call, shape, stage.outputs, &stage.sequences,
                         &stage.attention.request));
   MHA_TRY(check_sgemm_inputs(report, *layer, args));
   WorkspaceLayout layout;
   plan_workspace(*layer, call, &layout);
   if (is_small(*layer, args)) {
-    call->workspace_bytes = small_workspace_bytes(layer->small, args.n_q);
+    call->workspace_bytes = small_workspace_bytes(layer->small, args.call.n_q);
     return MHA_OK;
   }
   return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
@@ -220,12 +225,12 @@ void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memor
   const auto rows_at = [memory](int64_t offset, int64_t n, int64_t columns, int64_t head_width) {
     return StridedRows{memory + offset, n * columns, columns, head_width};
   };
-  arrays->q = rows_at(call.q, args.n_q, shape.q_columns(), shape.head_dim);
+  arrays->q = rows_at(call.q, args.call.n_q, shape.q_columns(), shape.head_dim);
   arrays->k = stage.attention.request.k;
   arrays->v = stage.attention.request.v;
   if (!stage.sequences.cache) {
     const int64_t positions = key_tiles(call) * tile_keys,
-                  value_positions = call.is_packed() ? positions : args.n_kv;
+                  value_positions = call.is_packed() ? positions : args.call.n_kv;
     const auto packed = [&](int64_t offset, int64_t width, int64_t positions_of_head) {
       return packed_floats(reinterpret_cast<float *>(memory + offset), width,
                            positions_of_head * width, positions, shape.num_kv_heads,
@@ -235,20 +240,20 @@ void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memor
     arrays->v = packed(call.v, stage.attention.plan.head_dim_v_padded, value_positions);
   }
   arrays->new_keys = arrays->new_values = {};
-  if (!args.cache_read && has_key_rows(call))
-    arrays->new_keys = rows_at(call.k_rows, args.n_kv, shape.k_columns(), shape.head_dim);
-  if (!args.cache_read && has_value_rows(call))
-    arrays->new_values = rows_at(call.v_rows, args.n_kv, shape.v_columns(), shape.head_dim_v);
+  if (!args.call.cache_read && has_key_rows(call))
+    arrays->new_keys = rows_at(call.k_rows, args.call.n_kv, shape.k_columns(), shape.head_dim);
+  if (!args.call.cache_read && has_value_rows(call))
+    arrays->new_values = rows_at(call.v_rows, args.call.n_kv, shape.v_columns(), shape.head_dim_v);
   arrays->gate = {};
-  if (shape.gate != MHA_GATE_NONE)
-    arrays->gate = {rows_at(call.gate, args.n_q, shape.g_columns(), shape.gate_dim),
-                    shape.gate == MHA_GATE_SIGMOID, shape.gate_dim == 1};
+  if (shape.gate != MHA_FUNCTION_NONE)
+    arrays->gate = {rows_at(call.gate, args.call.n_q, shape.g_columns(), shape.gate_dim),
+                    shape.gate == MHA_FUNCTION_SIGMOID, shape.gate_dim == 1};
   // Without W_O the context is the output.
   const mha_strides &strides = args.output.strides;
   arrays->output = {args.output.data, storage_of_type(args.output.type), strides.batch, strides.row,
                     shape.head_dim_v};
   if (shape.has_output)
-    arrays->output = {memory + call.context, Storage::f32, args.n_q * shape.context_columns(),
+    arrays->output = {memory + call.context, Storage::f32, args.call.n_q * shape.context_columns(),
                       shape.context_columns(), shape.head_dim_v};
 }
 
@@ -265,24 +270,25 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
   const auto written = [](const void *base) {
     return static_cast<float *>(const_cast<void *>(base));
   };
-  const int64_t q_rows = rows_of_extents(stage.queries, stage.sequences.batch, args.n_q);
-  const int64_t n_q = call.is_packed() ? 0 : args.n_q, n_kv = call.is_packed() ? 0 : args.n_kv;
-  const InputRows query = rows_of(args.query, args.n_q, call.is_packed(), stage.queries);
+  const int64_t q_rows = rows_of_extents(stage.queries, stage.sequences.batch, args.call.n_q);
+  const int64_t n_q = call.is_packed() ? 0 : args.call.n_q,
+                n_kv = call.is_packed() ? 0 : args.call.n_kv;
+  const InputRows query = rows_of(args.query, args.call.n_q, call.is_packed(), stage.queries);
   Products qkv(layer);
   Projection &to_q = qkv.add(matrix_q, query, q_rows);
   set_destination_of_rows(&to_q.destination, written(arrays.q.base), n_q, shape.q_columns());
   set_destination_of_rows(&to_q.tap, outputs.q, n_q, shape.q_columns());
-  if (shape.gate != MHA_GATE_NONE) {
+  if (shape.gate != MHA_FUNCTION_NONE) {
     Projection &to_gate = qkv.add(matrix_g, query, q_rows);
     set_destination_of_rows(&to_gate.destination, written(arrays.gate.values.base), n_q,
                             shape.g_columns());
   }
-  if (!args.cache_read) {
-    const int64_t kv_rows = rows_of_extents(stage.keys, stage.sequences.batch, args.n_kv);
+  if (!args.call.cache_read) {
+    const int64_t kv_rows = rows_of_extents(stage.keys, stage.sequences.batch, args.call.n_kv);
     const mha_input &k = args.key.data ? args.key : args.query,
                     &v = args.value.data ? args.value : k;
-    const InputRows key = rows_of(k, args.n_kv, call.is_packed(), stage.keys),
-                    value = rows_of(v, args.n_kv, call.is_packed(), stage.keys);
+    const InputRows key = rows_of(k, args.call.n_kv, call.is_packed(), stage.keys),
+                    value = rows_of(v, args.call.n_kv, call.is_packed(), stage.keys);
     Projection &to_k = qkv.add(matrix_k, key, kv_rows);
     set_destination_of_rows(&to_k.tap, outputs.k, n_kv, shape.k_columns());
     if (arrays.new_keys.base)
@@ -301,7 +307,7 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
                       arrays.v.batch_stride, arrays.v.row_stride, arrays.v.head_stride,
                       shape.head_dim_v);
   }
-  qkv.run(args.scheduler, stage.counter, call.inputs, workspace);
+  qkv.run(args.call.scheduler, stage.counter, call.inputs, workspace);
 }
 
 // context -> y
@@ -310,15 +316,15 @@ void project_output(const mha_layer &layer, const ForwardCall &call, unsigned ch
   const AttentionStage &stage = call.stage;
   const AttentionArrays &arrays = stage.attention.arrays;
   const int64_t batch_stride = call.is_packed() ? 0 : arrays.output.batch_stride;
-  const InputRows context = {arrays.output.base, args.n_q, batch_stride, arrays.output.row_stride,
-                             stage.queries};
+  const InputRows context = {arrays.output.base, args.call.n_q, batch_stride,
+                             arrays.output.row_stride, stage.queries};
   Products output(layer);
   Projection &to_output = output.add(
-      matrix_o, context, rows_of_extents(stage.queries, stage.sequences.batch, args.n_q));
+      matrix_o, context, rows_of_extents(stage.queries, stage.sequences.batch, args.call.n_q));
   set_destination(&to_output.destination, Destination::Kind::rows, args.output.data,
                   args.output.strides.batch, args.output.strides.row, 0, layer.shape.output_dim);
   to_output.destination.storage = storage_of_type(args.output.type);
-  output.run(args.scheduler, stage.counter, call.output, workspace);
+  output.run(args.call.scheduler, stage.counter, call.output, workspace);
 }
 
 // Nothing here can fail.
@@ -328,8 +334,8 @@ void run(const mha_layer &layer, ForwardCall &call, unsigned char *workspace) {
   place(layer, call, workspace, &stage.attention.arrays);
   begin_passes(&stage, workspace);
   if (stage.has_padding())
-    clear_padding(stage.queries, args.batch, args.n_q, layer.shape.output_dim, args.output.data,
-                  args.output.strides.batch, args.output.strides.row,
+    clear_padding(stage.queries, args.call.batch, args.call.n_q, layer.shape.output_dim,
+                  args.output.data, args.output.strides.batch, args.output.strides.row,
                   storage_of_type(args.output.type));
   while (next_pass(&stage)) {
     project_inputs(layer, call, workspace);
@@ -344,10 +350,10 @@ mha_status forward_small(Report report, const mha_layer &layer, const ForwardCal
   const mha_forward_args &args = call.args;
   MHA_TRY(check_pointers(report, args));
   MHA_TRY(check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes,
-                          small_workspace_bytes(layer.small, args.n_q)));
-  const SmallCall small = {args.batch,
-                           args.n_q,
-                           (args.flags & MHA_CAUSAL) != 0,
+                          small_workspace_bytes(layer.small, args.call.n_q)));
+  const SmallCall small = {args.call.batch,
+                           args.call.n_q,
+                           (args.call.flags & MHA_CAUSAL) != 0,
                            {args.query.data, args.query.strides.batch, args.query.strides.row, 0},
                            static_cast<float *>(args.output.data),
                            args.output.strides.batch,

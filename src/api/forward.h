@@ -1,5 +1,5 @@
-// mha_forward as mha_info uses it: the call with its plan, which says how the call will run without
-// running it.
+// mha_forward as mha_forward_info uses it: the call with its plan, which says how the call will run
+// without running it.
 #pragma once
 
 #include "../base/report.h"

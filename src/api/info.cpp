@@ -1,4 +1,4 @@
-// mha_info, mha_attention_info and mha_linear_info: how a call will run, and what it costs.
+// mha_forward_info, mha_attention_info and mha_linear_info: how a call will run, and what it costs.
 
 #include <algorithm>
 
@@ -102,7 +102,7 @@ uint64_t key_value_bytes(const SequenceArguments &s, const AttentionRequest &req
   return bytes;
 }
 
-// Bytes of mask, bias, relative biases and groups, each element once.
+// Bytes of mask, bias, relative biases and segments, each element once.
 uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int64_t num_heads,
                                 int64_t n_q, int64_t columns) {
   uint64_t bytes = 0;
@@ -120,9 +120,9 @@ uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int6
     bytes += product(sequences, heads) * product(rows, of_row) *
              static_cast<uint64_t>(bytes_of(array.storage));
   }
-  const PositionGroups &groups = options.groups;
-  if (groups.of_rows) bytes += product(batch, n_q) * sizeof(int32_t);
-  if (groups.of_columns != groups.of_rows) bytes += product(batch, columns) * sizeof(int32_t);
+  const PositionSegments &segments = options.segments;
+  if (segments.of_rows) bytes += product(batch, n_q) * sizeof(int32_t);
+  if (segments.of_columns != segments.of_rows) bytes += product(batch, columns) * sizeof(int32_t);
   return bytes;
 }
 
@@ -167,8 +167,8 @@ void add_attention_cost(const AttentionStage &stage, mha_call_info *info) {
 
 using namespace mha;
 
-mha_status mha_info(const mha_layer *layer, const mha_forward_args *args, mha_call_info *info,
-                    mha_error *error) {
+mha_status mha_forward_info(const mha_layer *layer, const mha_forward_args *args,
+                            mha_call_info *info, mha_error *error) {
   Reporter report(error, args_argument);
   ForwardCall call;
   MHA_TRY(make_call(report, layer, args, &call));
@@ -217,8 +217,8 @@ mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *inf
     const mha_attention_args &read = call.args;
     const ReadHeads heads = read_heads(call.stage.attention.request);
     const int64_t output_width =
-        call.stage.outputs.states ? 0
-                                  : read.head_dim_v * bytes_of(storage_of_type(read.output.type));
+        call.stage.outputs.partials ? 0
+                                    : read.head_dim_v * bytes_of(storage_of_type(read.output.type));
     const uint64_t row_bytes =
         product(heads.queries, read.head_dim * bytes_of(storage_of_type(read.q.type))) +
         product(read.num_heads, output_width);

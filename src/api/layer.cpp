@@ -278,11 +278,11 @@ mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *config, mha
   filled.head_dim = shape.head_dim;
   filled.head_dim_v = shape.head_dim_v;
   filled.scale = shape.scale;
-  filled.weight_type = type_of(layer->storage);
-  filled.group_size = static_cast<uint32_t>(shape.group_of(layer->storage));
-  filled.scale_type = type_of(shape.scale_storage);
+  filled.format.type = type_of(layer->storage);
+  filled.format.group_size = static_cast<uint32_t>(shape.group_of(layer->storage));
+  filled.format.scale_type = type_of(shape.scale_storage);
   filled.gate = shape.gate;
   filled.gate_dim = shape.gate_dim;
-  filled.arithmetic = number_of(shape.arithmetic);
+  filled.format.arithmetic = number_of(shape.arithmetic);
   return write_struct(report.about(2), "mha_layer_config", filled, config);
 }

@@ -85,7 +85,7 @@ mha_status make_call(Report report, const mha_recurrent_args *given, RecurrentCa
   r.norm_epsilon = args.norm_epsilon;
   r.a_log = args.a_log;
   r.dt_bias = args.dt_bias;
-  r.has_raw_beta = args.beta_function == MHA_GATE_SIGMOID;
+  r.has_raw_beta = args.beta_function == MHA_FUNCTION_SIGMOID;
   r.q = rows_of(args.q);
   r.k = rows_of(args.k);
   r.v = rows_of(args.v);

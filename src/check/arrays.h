@@ -179,6 +179,12 @@ inline mha_status resolve_extent(Report report, const char *name, const char *wh
   return *extent > 0 ? MHA_OK : resolve_empty(report, name, what, extent);
 }
 
+// 0 stands for a batch of 1.
+inline mha_status resolve_batch(Report report, int64_t *batch) {
+  if (*batch == 0) *batch = 1;
+  return resolve_extent(report, "batch", "the number of sequences", batch);
+}
+
 // The workspace has the size that the function `query` returns. `argument` is its parameter.
 mha_status fail_workspace(Report report, uint32_t argument, const char *query,
                           size_t workspace_bytes, int64_t needed);

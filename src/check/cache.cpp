@@ -15,16 +15,17 @@ namespace {
 
 // Values in the keys have no type of their own, and are at most as wide as the keys.
 mha_status check_values_in_keys(Report report, const mha_kv_cache_config &config) {
-  if (config.values == MHA_CACHE_VALUES_OWN) return MHA_OK;
+  if (config.value_place == MHA_CACHE_VALUES_OWN) return MHA_OK;
   const uint32_t k_type = type_of(storage_of_type(config.k_type));
   if (config.v_type != 0 && config.v_type != k_type)
     return report.invalid(
-        "v_type is %u, but values is MHA_CACHE_VALUES_IN_KEYS and keys have type %u; set v_type to "
+        "v_type is %u, but value_place is MHA_CACHE_VALUES_IN_KEYS and keys have type %u; set "
+        "v_type to "
         "0 or %u",
         config.v_type, k_type, k_type);
   if (config.head_dim_v <= config.head_dim) return MHA_OK;
   return report.shape(
-      "head_dim_v is %lld, but values is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v to at most "
+      "head_dim_v is %lld, but value_place is MHA_CACHE_VALUES_IN_KEYS; set head_dim_v to at most "
       "head_dim, %lld",
       lld(config.head_dim_v), lld(config.head_dim));
 }
@@ -99,7 +100,7 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   header->contract = MHA_CONTRACT;
   header->kind = config.kind;
   header->k_type = type_of(storage_of_type(config.k_type));
-  header->values = config.values;
+  header->value_place = config.value_place;
   header->v_type = config.v_type != 0 ? config.v_type : header->k_type;
   header->num_sequences = config.num_sequences;
   header->capacity = config.capacity;
@@ -185,8 +186,10 @@ mha_status check_length(Report report, const mha_kv_cache *cache, int64_t sequen
                         int64_t length) {
   const int64_t most = state_of(cache, sequence).length;
   if (length >= 0 && length <= most) return MHA_OK;
-  return report.invalid("length is %lld; set it to 0 to %lld, the length of sequence %lld",
-                        lld(length), lld(most), lld(sequence));
+  if (length < 0) return report.invalid("length is %lld; set it to at least 0", lld(length));
+  return report.invalid(
+      "length is %lld, but sequence %lld has %lld positions; set it to at most that", lld(length),
+      lld(sequence), lld(most));
 }
 
 // With no rows, v may be null in any case.

@@ -8,6 +8,7 @@
 #include "arrays.h"
 #include "cache.h"
 #include "layer.h"
+#include "rules.h"
 
 namespace mha {
 namespace {
@@ -28,13 +29,13 @@ mha_status check_sgemm_rows(Report report, const char *name, int64_t row_stride)
 // there are as many keys as queries. With cache_read the call brings no keys at all.
 mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_args *args) {
   const bool has_key = args->key.data != nullptr, has_value = args->value.data != nullptr;
-  MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
-  if (shape.only_asks() && !args->cache_read)
+  MHA_TRY(check_one_cache(report, args->call.cache, args->call.cache_read));
+  if (shape.only_asks() && !args->call.cache_read)
     return report.invalid(
         "cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a cache; "
         "give cache_read");
-  if (args->cache_read) {
-    args->n_kv = 0;
+  if (args->call.cache_read) {
+    args->call.n_kv = 0;
     if (!has_key && !has_value) return MHA_OK;
     return report.invalid(
         "%s.data is given, but no keys come with cache_read; set it to NULL, or give cache to "
@@ -48,15 +49,16 @@ mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_ar
     return report.shape("value.data is NULL, but value_dim %lld is not key_dim %lld; give value",
                         lld(shape.value_dim), lld(shape.key_dim));
   if (!has_key && !has_value) {
-    args->n_kv = args->n_q;
+    args->call.n_kv = args->call.n_q;
     return MHA_OK;
   }
-  MHA_TRY(resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->n_kv));
-  if (!has_key && args->n_kv != args->n_q)
+  MHA_TRY(
+      resolve_extent(report, "n_kv", "the rows of key and value per sequence", &args->call.n_kv));
+  if (!has_key && args->call.n_kv != args->call.n_q)
     return report.shape(
         "n_kv is %lld, but key.data is NULL, so that the keys are the n_q = %lld rows of query; "
         "give key",
-        lld(args->n_kv), lld(args->n_q));
+        lld(args->call.n_kv), lld(args->call.n_q));
   return MHA_OK;
 }
 
@@ -69,7 +71,7 @@ mha_status resolve_other_rows(Report report, const char *name, const mha_forward
     return report.invalid(
         "%s.type is %u, but query.type is %u; set it to 0 or to the type of query", name,
         input->type, args.query.type);
-  return resolve_array(report, name, {args.batch, args.n_kv, no_extent, width}, input);
+  return resolve_array(report, name, {args.call.batch, args.call.n_kv, no_extent, width}, input);
 }
 
 }  // namespace
@@ -85,20 +87,20 @@ mha_status check_forward(Report report, const mha_layer *layer, const mha_forwar
             "layer is a linear layer, which has no heads; call mha_linear, or create it with "
             "mha_layer_create");
   MHA_TRY(read_struct(report, "mha_forward_args", given, &args));
-  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args.batch));
-  MHA_TRY(resolve_extent(report, "n_q", "the rows of query per sequence", &args.n_q));
+  MHA_TRY(resolve_batch(report, &args.call.batch));
+  MHA_TRY(resolve_extent(report, "n_q", "the rows of query per sequence", &args.call.n_q));
   MHA_TRY(resolve_inputs(report, shape, &args));
-  const Extents of_query = {args.batch, args.n_q, no_extent, shape.query_dim};
+  const Extents of_query = {args.call.batch, args.call.n_q, no_extent, shape.query_dim};
   MHA_TRY(resolve_array(report, "query", of_query, &args.query));
   MHA_TRY(check_input_fields(report, "key", args.key));
   MHA_TRY(check_input_fields(report, "value", args.value));
-  if (!args.cache_read) {
+  if (!args.call.cache_read) {
     MHA_TRY(resolve_other_rows(report, "key", args, shape.key_dim, &args.key));
     MHA_TRY(resolve_other_rows(report, "value", args, shape.value_dim, &args.value));
   }
-  const Extents of_output = {args.batch, args.n_q, no_extent, shape.output_dim};
+  const Extents of_output = {args.call.batch, args.call.n_q, no_extent, shape.output_dim};
   MHA_TRY(resolve_array(report, "output", of_output, &args.output));
-  return check_scheduler(report, args.scheduler);
+  return check_scheduler(report, args.call.scheduler);
 }
 
 mha_status check_sgemm_inputs(Report report, const mha_layer &layer, const mha_forward_args &args) {
@@ -146,10 +148,10 @@ mha_status check_dimensions(Report report, mha_attention_args *args) {
 
 // With cache_read, no keys come with the call.
 mha_status check_cache_read(Report report, mha_attention_args *args) {
-  MHA_TRY(check_one_cache(report, args->cache, args->cache_read));
-  if (!args->cache_read)
-    return resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args->n_kv);
-  args->n_kv = 0;
+  MHA_TRY(check_one_cache(report, args->call.cache, args->call.cache_read));
+  if (!args->call.cache_read)
+    return resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args->call.n_kv);
+  args->call.n_kv = 0;
   const char *const given = args->k.data ? "k" : args->v.data ? "v" : nullptr;
   return given ? report.invalid(
                      "%s.data is given, but no keys come with cache_read; set it to NULL, or give "
@@ -161,8 +163,8 @@ mha_status check_cache_read(Report report, mha_attention_args *args) {
 }  // namespace
 
 mha_status check_attention_shape(Report report, mha_attention_args *args) {
-  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", &args->batch));
-  MHA_TRY(resolve_extent(report, "n_q", "the rows of q per sequence", &args->n_q));
+  MHA_TRY(resolve_batch(report, &args->call.batch));
+  MHA_TRY(resolve_extent(report, "n_q", "the rows of q per sequence", &args->call.n_q));
   MHA_TRY(check_cache_read(report, args));
   return check_dimensions(report, args);
 }
@@ -170,34 +172,32 @@ mha_status check_attention_shape(Report report, mha_attention_args *args) {
 mha_status check_attention_arrays(Report report, const mha_outputs &outputs,
                                   mha_attention_args *read) {
   mha_attention_args &args = *read;
-  if (outputs.states && !is_contiguous(args.output.strides))
+  if (outputs.partials && !is_contiguous(args.output.strides))
     return report.invalid(
-        "output.strides are set beside outputs.states, which are written in place of output; set "
+        "output.strides are set beside outputs.partials, which are written in place of output; set "
         "them to 0");
   if (args.k.type == 0) args.k.type = args.q.type;
   if (args.v.type == 0) args.v.type = args.k.type;
-  const int64_t batch = args.batch, n_q = args.n_q, n_kv = args.n_kv, heads = args.num_heads,
-                kv_heads = args.num_kv_heads;
+  const int64_t batch = args.call.batch, n_q = args.call.n_q, n_kv = args.call.n_kv,
+                heads = args.num_heads, kv_heads = args.num_kv_heads;
   MHA_TRY(resolve_array(report, "q", {batch, n_q, heads, args.head_dim}, &args.q));
   MHA_TRY(resolve_array(report, "k", {batch, n_kv, kv_heads, args.head_dim}, &args.k));
   MHA_TRY(resolve_array(report, "v", {batch, n_kv, kv_heads, args.head_dim_v}, &args.v));
   MHA_TRY(resolve_array(report, "output", {batch, n_q, heads, args.head_dim_v}, &args.output));
-  if (args.reserved != 0) return report.invalid("reserved is not 0; set it to 0");
   if (args.kv_first_position < 0 || args.kv_first_position > int64_t{1} << 62)
     return report.invalid(
         "kv_first_position is %lld; it must be 0 to 2^62, the number of keys before those of the "
         "call",
         lld(args.kv_first_position));
-  if (args.scale - args.scale != 0.0f)
-    return report.invalid(
-        "scale is not finite; set it to a number, or to 0 for 1 / sqrt(head_dim)");
-  if (args.scale != 0.0f && (args.flags & MHA_EQUAL_SCORES))
+  MHA_TRY(Rules{report}.number("scale", args.scale, -FLT_MAX, FLT_MAX,
+                               "a finite number, or to 0 for 1 / sqrt(head_dim)"));
+  if (args.scale != 0.0f && (args.call.flags & MHA_EQUAL_SCORES))
     return report.invalid("scale is %g beside MHA_EQUAL_SCORES, which makes it 0; leave one out",
                           static_cast<double>(args.scale));
-  return check_scheduler(report, args.scheduler);
+  return check_scheduler(report, args.call.scheduler);
 }
 
-// States take the place of finished outputs, and some outputs exist only where the layer projects
+// Partials take the place of finished outputs, and some outputs exist only where the layer projects
 // queries, keys and values.
 mha_status check_attention_outputs(Report report, const mha_attention_args &args,
                                    const mha_outputs &outputs, const AttentionRequest &request) {
@@ -212,9 +212,9 @@ mha_status check_attention_outputs(Report report, const mha_attention_args &args
                 {"score.sinks", request.options.sinks != nullptr},
                 {"score.head_scales", request.options.head_scales != nullptr}};
   for (const auto &other : others) {
-    if (outputs.states && other.is_given)
+    if (outputs.partials && other.is_given)
       return report.invalid(
-          "%s is given beside outputs.states; leave it out, and give it to mha_states_finish",
+          "%s is given beside outputs.partials; leave it out, and give it to mha_partials_finish",
           other.name);
   }
   const char *const of_forward = outputs.q ? "q" : outputs.k ? "k" : outputs.v ? "v" : nullptr;
@@ -235,9 +235,9 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
     const void *given;
   } arrays[] = {{"v.data", args.v.data},
                 {"output.data", args.output.data},
-                {"score", args.score},
-                {"score_arrays", args.score_arrays},
-                {"outputs", args.outputs}};
+                {"score", args.call.score},
+                {"score_arrays", args.call.score_arrays},
+                {"outputs", args.call.outputs}};
   for (const auto &array : arrays) {
     if (array.given)
       return report.invalid(
@@ -252,12 +252,13 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
     return report.shape(
         "attention.num_kv_heads is %lld, but index heads share one key head; set it to 1",
         lld(args.num_kv_heads));
-  const mha_kv_cache *const caches[] = {args.cache, args.cache_read};
+  const mha_kv_cache *const caches[] = {args.call.cache, args.call.cache_read};
   for (const mha_kv_cache *cache : caches) {
     MHA_TRY(check_optional_cache(report, cache));
     if (cache && cache->kind == MHA_CACHE_KIND_RING)
       return report.invalid(
-          "attention.cache is a ring, which forgets keys that could be chosen; use a contiguous or "
+          "attention.call.cache is a ring, which forgets keys that could be chosen; use a "
+          "contiguous or "
           "paged cache");
   }
   return MHA_OK;
@@ -273,7 +274,8 @@ mha_status check_choice(Report report, const mha_choose_keys_args *given,
   MHA_TRY(read_struct(report, "mha_attention_args", args->attention, attention));
   MHA_TRY(check_left_out(report, *attention));
   attention->num_kv_heads = 1;
-  const mha_kv_cache *const cache = attention->cache ? attention->cache : attention->cache_read;
+  const mha_kv_cache *const cache =
+      attention->call.cache ? attention->call.cache : attention->call.cache_read;
   attention->head_dim_v = cache ? cache->head_dim_v : 0;
   return MHA_OK;
 }
@@ -281,13 +283,15 @@ mha_status check_choice(Report report, const mha_choose_keys_args *given,
 mha_status check_choice_arrays(Report report, const mha_attention_args &attention,
                                const AttentionRequest &request, int64_t n_kv,
                                mha_choose_keys_args *args) {
-  if (attention.cache && attention.n_kv > 0 && attention.cache->values == MHA_CACHE_VALUES_OWN)
+  if (attention.call.cache && attention.call.n_kv > 0 &&
+      attention.call.cache->value_place == MHA_CACHE_VALUES_OWN)
     return report.invalid(
-        "attention.cache stores values, but only keys are appended; use a cache with "
+        "attention.call.cache stores values, but only keys are appended; use a cache with "
         "MHA_CACHE_VALUES_IN_KEYS, or give cache_read");
   if (request.prepare_v.norm.is_given)
     return report.invalid(
-        "attention.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the flag "
+        "attention.call.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the "
+        "flag "
         "out");
   if (args->num_chosen < 1)
     return report.invalid("num_chosen is %lld; set it to at least 1", lld(args->num_chosen));
@@ -298,9 +302,9 @@ mha_status check_choice_arrays(Report report, const mha_attention_args &attentio
   if (storage_of_type(args->weights.type) != Storage::f32)
     return report.invalid("weights.type is %u; it must be 0 or MHA_TYPE_F32 (1)",
                           args->weights.type);
-  const Extents of_weights = {attention.batch, request.n_q, no_extent, request.num_heads};
+  const Extents of_weights = {attention.call.batch, request.n_q, no_extent, request.num_heads};
   MHA_TRY(resolve_array(report, "weights", of_weights, &args->weights));
-  const Count rows = Count(attention.batch) * Count(request.n_q);
+  const Count rows = Count(attention.call.batch) * Count(request.n_q);
   if ((rows * Count(args->num_chosen) * Count(sizeof(int32_t))).overflows())
     return report.too_large("chosen_keys would exceed the address space; use smaller dimensions");
   if (args->index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())

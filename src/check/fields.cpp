@@ -8,6 +8,15 @@ namespace mha {
   template <> mha_status check_fields(const Rules &rules, const S &s) { list return MHA_OK; }
 #define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));
 
+MHA_FIELDS(mha_weight_format,
+  MHA_RULE(range, type, 0, 5,
+           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)")
+  MHA_RULE(one_of, group_size, {0, 16, 32, 64, 128},
+           "16, 32, 64 or 128, or to 0 (all (INT8), 32 (INT4))")
+  MHA_RULE(range, scale_type, 0, 2, "MHA_TYPE_F32 (1) or MHA_TYPE_F16 (2), or to 0 (F32)")
+  MHA_RULE(one_of, arithmetic, {0, 1281, 1282},
+           "MHA_ARITHMETIC_F32 (0), INT8 (1281) or INT16 (1282)"))
+
 MHA_FIELDS(mha_layer_config,
   MHA_RULE(size, query_dim, 1, "at least 1: width of a row of query (d_in, embed_dim)")
   MHA_RULE(size, key_dim, 0, "at least 1, or to 0 (query_dim): width of a row of key")
@@ -18,19 +27,14 @@ MHA_FIELDS(mha_layer_config,
   MHA_RULE(size, head_dim, 0, "at least 1, or to 0 (query_dim / num_heads)")
   MHA_RULE(size, head_dim_v, 0, "at least 1, or to 0 (head_dim): width of a value of one head")
   MHA_RULE(number, scale, -FLT_MAX, FLT_MAX, "a finite number, or to 0 (1 / sqrt(head_dim))")
-  MHA_RULE(range, weight_type, 0, 5,
-           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)")
-  MHA_RULE(one_of, group_size, {0, 16, 32, 64, 128},
-           "16, 32, 64 or 128, or to 0 (all (INT8), 32 (INT4))")
-  MHA_RULE(range, scale_type, 0, 2, "MHA_TYPE_F32 (1) or MHA_TYPE_F16 (2), or to 0 (F32)")
-  MHA_RULE(one_of, arithmetic, {0, 1281, 1282},
-           "MHA_ARITHMETIC_F32 (0), INT8 (1281) or INT16 (1282)")
-  MHA_RULE(range, gate, 0, 2, "MHA_GATE_NONE (0), MHA_GATE_SIGMOID (1) or MHA_GATE_SOFTPLUS (2)"))
+  MHA_RULE(range, gate, 0, 2,
+           "MHA_FUNCTION_SIGMOID (1) or MHA_FUNCTION_SOFTPLUS (2), or to 0 (none)"))
 
 MHA_FIELDS(mha_layer_weights,
   MHA_RULE(one_of, layout, {0, 1}, "MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)")
   MHA_RULE(range, type, 0, 5,
-           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)"))
+           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)")
+  MHA_RULE(one_of, gate_place, {0, 2049}, "MHA_GATE_IN_W_G (0) or MHA_GATE_IN_W_Q (2049)"))
 
 MHA_FIELDS(mha_kv_cache_config,
   MHA_RULE(size, num_sequences, 1, "at least 1: sequences, numbered from 0")
@@ -43,14 +47,15 @@ MHA_FIELDS(mha_kv_cache_config,
   MHA_RULE(range, v_type, 0, 5,
            "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (k_type)")
   MHA_RULE(one_of, kind, {0, 257, 258}, "MHA_CACHE_KIND_CONTIGUOUS (0), RING (257) or PAGED (258)")
-  MHA_RULE(one_of, values, {0, 513}, "MHA_CACHE_VALUES_OWN (0) or MHA_CACHE_VALUES_IN_KEYS (513)")
+  MHA_RULE(one_of, value_place, {0, 513},
+           "MHA_CACHE_VALUES_OWN (0) or MHA_CACHE_VALUES_IN_KEYS (513)")
   MHA_RULE(range, block_positions, 0, INT64_MAX, "at least 1, or to 0 (not paged)")
   MHA_RULE(size, num_blocks, 0, "at least 1, or to 0 (not paged)"))
 
 MHA_FIELDS(mha_sequences,
   MHA_RULE(range, count, 0, INT64_MAX, "at least 1, or to 0 (batch): sequences"))
 
-MHA_FIELDS(mha_forward_args,
+MHA_FIELDS(mha_call,
   MHA_RULE(flags, flags, 0xf,
            "MHA_CAUSAL (0x1), WINDOW_LEFT (0x2), WINDOW_RIGHT (0x4) or EQUAL_SCORES (0x8)")
   MHA_RULE(range, reserved, 0, 0, "0")
@@ -63,11 +68,6 @@ MHA_FIELDS(mha_attention_args,
   MHA_RULE(size, head_dim, 1, "at least 1: width of a query or key of one head")
   MHA_RULE(size, head_dim_v, 0, "at least 1, or to 0 (head_dim): width of a value of one head")
   MHA_RULE(number, scale, -FLT_MAX, FLT_MAX, "a finite number, or to 0 (1 / sqrt(head_dim))")
-  MHA_RULE(flags, flags, 0xf,
-           "MHA_CAUSAL (0x1), WINDOW_LEFT (0x2), WINDOW_RIGHT (0x4) or EQUAL_SCORES (0x8)")
-  MHA_RULE(range, window_left, 0, INT64_MAX, "at least 0")
-  MHA_RULE(range, window_right, 0, INT64_MAX, "at least 0")
-  MHA_RULE(range, reserved, 0, 0, "0")
   MHA_RULE(range, kv_first_position, 0, int64_t{1} << 62, "0 to 2^62"))
 
 MHA_FIELDS(mha_linear_weights,
@@ -75,14 +75,7 @@ MHA_FIELDS(mha_linear_weights,
   MHA_RULE(size, output_dim, 1, "at least 1: width of a row of y")
   MHA_RULE(one_of, layout, {0, 1}, "MHA_LAYOUT_IN_OUT (0) or MHA_LAYOUT_OUT_IN (1)")
   MHA_RULE(range, type, 0, 5,
-           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)")
-  MHA_RULE(range, weight_type, 0, 5,
-           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)")
-  MHA_RULE(one_of, group_size, {0, 16, 32, 64, 128},
-           "16, 32, 64 or 128, or to 0 (all (INT8), 32 (INT4))")
-  MHA_RULE(range, scale_type, 0, 2, "MHA_TYPE_F32 (1) or MHA_TYPE_F16 (2), or to 0 (F32)")
-  MHA_RULE(one_of, arithmetic, {0, 1281, 1282},
-           "MHA_ARITHMETIC_F32 (0), INT8 (1281) or INT16 (1282)"))
+           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)"))
 
 MHA_FIELDS(mha_rope,
   MHA_RULE(one_of, style, {0, 1}, "MHA_ROPE_HALF (0) or MHA_ROPE_INTERLEAVED (1)")
@@ -113,8 +106,8 @@ MHA_FIELDS(mha_score_options,
   MHA_RULE(range, relative_right, 0, INT64_MAX, "at least 0"))
 
 MHA_FIELDS(mha_score_arrays,
-  MHA_RULE(one_of, columns, {0, 769}, "MHA_COLUMNS_ALL_KEYS (0) or MHA_COLUMNS_NEW_KEYS (769)")
-  MHA_RULE(one_of, groups, {0, 1025}, "MHA_GROUPS_WITHIN (0) or MHA_GROUPS_ALSO (1025)")
+  MHA_RULE(one_of, column_keys, {0, 769}, "MHA_COLUMNS_ALL_KEYS (0) or MHA_COLUMNS_NEW_KEYS (769)")
+  MHA_RULE(one_of, segments, {0, 1025}, "MHA_SEGMENTS_WITHIN (0) or MHA_SEGMENTS_ALSO (1025)")
   MHA_RULE(range, num_columns, 0, INT64_MAX,
            "at least 1, or to 0 (the keys of the longest sequence (in a cache: after the call))")
   MHA_RULE(range, num_chosen, 0, INT32_MAX, "1 to 2^31 - 1, or to 0 (none): entries of a list")
@@ -151,18 +144,18 @@ MHA_FIELDS(mha_recurrent_args,
   MHA_RULE(range, head_dim_v, 0, 1024, "1 to 1024, or to 0 (head_dim)")
   MHA_RULE(number, scale, -FLT_MAX, FLT_MAX, "a finite number, or to 0 (1 / sqrt(head_dim))")
   MHA_RULE(number, norm_epsilon, 0, FLT_MAX, "a positive finite number, or to 0 (none)")
-  MHA_RULE(one_of, beta_function, {0, 1}, "MHA_GATE_SIGMOID (1), or to 0 (as given)")
+  MHA_RULE(one_of, beta_function, {0, 1}, "MHA_FUNCTION_SIGMOID (1), or to 0 (as given)")
   MHA_RULE(range, num_snapshots, 0, 16, "1 to 16, or to 0 (none)"))
 
 MHA_FIELDS(mha_causal_conv_args,
   MHA_RULE(range, channels, 1, INT32_MAX, "1 to 2^31 - 1: width of a row")
   MHA_RULE(range, kernel_size, 2, 8, "2 to 8: rows that a result depends on")
-  MHA_RULE(one_of, activation, {0, 1793}, "MHA_ACTIVATION_NONE (0) or MHA_ACTIVATION_SILU (1793)"))
+  MHA_RULE(one_of, activation, {0, 3}, "MHA_FUNCTION_SILU (3), or to 0 (none)"))
 
 MHA_FIELDS(mha_layer_options,
   MHA_RULE(range, reserved, 0, 0, "0"))
 
-MHA_FIELDS(mha_states_args,
+MHA_FIELDS(mha_partials_args,
   MHA_RULE(range, num_heads, 1, INT32_MAX, "1 to 2^31 - 1")
   MHA_RULE(range, head_dim_v, 1, INT32_MAX, "1 to 2^31 - 1")
   MHA_RULE(range, reserved, 0, 0, "0"))

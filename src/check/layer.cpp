@@ -37,32 +37,34 @@ bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_
 
 // How weights are kept: integer arithmetic needs integers, which can also be multiplied in float32,
 // and only integers are in groups that share a scale.
-template <class Config>
-mha_status check_kept(Report report, const Config &kept) {
-  const bool is_coded_type = is_coded(kept.weight_type);
+mha_status check_kept(Report report, const mha_weight_format &kept) {
+  MHA_TRY(check_fields(Rules{report, "format."}, kept));
+  const bool is_coded_type = is_coded(kept.type);
   if (kept.arithmetic != MHA_ARITHMETIC_F32 && !is_coded_type)
     return report.invalid(
-        "arithmetic is %u, which needs integer weights, but weight_type is %u; set weight_type to "
-        "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or arithmetic to MHA_ARITHMETIC_F32 (0)",
-        kept.arithmetic, kept.weight_type);
+        "format.arithmetic is %u, which needs integer weights, but format.type is %u; set "
+        "format.type to "
+        "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or format.arithmetic to MHA_ARITHMETIC_F32 (0)",
+        kept.arithmetic, kept.type);
   if (kept.group_size != 0 && !is_coded_type)
     return report.invalid(
-        "group_size is %u, but weight_type is %u; set weight_type to MHA_TYPE_INT8 (4) or "
-        "MHA_TYPE_INT4 (5), or group_size to 0",
-        kept.group_size, kept.weight_type);
-  if (kept.scale_type == MHA_TYPE_F16 && kept.group_size == 0 && kept.weight_type != MHA_TYPE_INT4)
+        "format.group_size is %u, but format.type is %u; set format.type to MHA_TYPE_INT8 (4) or "
+        "MHA_TYPE_INT4 (5), or format.group_size to 0",
+        kept.group_size, kept.type);
+  if (kept.scale_type == MHA_TYPE_F16 && kept.group_size == 0 && kept.type != MHA_TYPE_INT4)
     return report.invalid(
-        "scale_type is MHA_TYPE_F16 (2), but the weights are not in groups; set group_size, or "
-        "scale_type to 0");
+        "format.scale_type is MHA_TYPE_F16 (2), but the weights are not in groups; set "
+        "format.group_size, or "
+        "format.scale_type to 0");
   return MHA_OK;
 }
 
 // A gate scales each head of the context as a whole (gate_dim 1) or each of its columns.
 mha_status resolve_gate(Report report, const mha_layer_config &config, LayerShape *shape) {
-  if (config.gate == MHA_GATE_NONE) {
+  if (config.gate == MHA_FUNCTION_NONE) {
     if (config.gate_dim == 0) return MHA_OK;
     return report.shape(
-        "gate_dim is %lld, but gate is MHA_GATE_NONE (0); set gate_dim to 0, or set gate",
+        "gate_dim is %lld, but gate is MHA_FUNCTION_NONE (0); set gate_dim to 0, or set gate",
         lld(config.gate_dim));
   }
   shape->gate = config.gate;
@@ -105,6 +107,28 @@ const char *first_of(bool holds_for_q, bool holds_for_k) {
   return holds_for_q ? "w_q" : holds_for_k ? "w_k" : "w_v";
 }
 
+// A gate has a matrix of its own or, as gate_place says, columns of W_Q.
+mha_status check_gate(Report report, const mha_layer_weights &weights, const LayerShape &shape) {
+  const bool has_gate = shape.gate != MHA_FUNCTION_NONE,
+             is_in_q = weights.gate_place == MHA_GATE_IN_W_Q;
+  if (!has_gate && (weights.w_g.data || is_in_q))
+    return report.invalid(
+        "%s, but mha_layer_config.gate is MHA_FUNCTION_NONE (0); set gate, or leave it out",
+        is_in_q ? "gate_place is MHA_GATE_IN_W_Q" : "w_g.data is given");
+  if (has_gate && !is_in_q && !weights.w_g.data)
+    return report.null(
+        "w_g.data is NULL, but the layer has a gate; set it or, if the gate's columns are in w_q "
+        "or w_qkv, set gate_place to MHA_GATE_IN_W_Q");
+  if (weights.w_g.data && is_in_q)
+    return report.invalid(
+        "w_g.data is given, but gate_place is MHA_GATE_IN_W_Q; leave one of them out");
+  if (weights.w_g.bias && !weights.w_g.data)
+    return report.invalid(
+        "w_g.bias is given, but w_g.data is NULL; leave the bias NULL: with MHA_GATE_IN_W_Q, the "
+        "gate's biases follow each head's in w_q.bias or w_qkv.bias");
+  return MHA_OK;
+}
+
 // Which matrices are given together. A layer has either W_Q, W_K and W_V, or W_QKV for all three,
 // or W_Q alone if it reads another layer's cache. Biases belong to matrices that are given.
 mha_status check_combination(Report report, const mha_layer_weights &weights,
@@ -145,16 +169,7 @@ mha_status check_combination(Report report, const mha_layer_weights &weights,
         : weights.w_v.bias ? "w_v"
                            : "w_qkv");
   MHA_TRY(Rules{report}.needs({"w_o.data", weights.w_o.data}, {{"w_o.bias", weights.w_o.bias}}));
-  // The gate's matrix is optional even if there is a gate: it may be a part of W_Q.
-  if (weights.w_g.data && shape.gate == MHA_GATE_NONE)
-    return report.invalid(
-        "w_g.data is given, but mha_layer_config.gate is MHA_GATE_NONE (0); set gate, or leave "
-        "w_g.data NULL");
-  if (weights.w_g.bias && !weights.w_g.data)
-    return report.invalid(
-        "w_g.bias is given, but w_g.data is NULL; leave the bias NULL: without w_g, the gate's "
-        "biases follow each head's in w_q.bias or w_qkv.bias");
-  return MHA_OK;
+  return check_gate(report, weights, shape);
 }
 
 // One of the caller's matrices, with the name of its field, as "w_q.", and the dimensions that it
@@ -171,8 +186,8 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
   if (is_coded(type) && weight_type != type) {
     const char *const name = type == MHA_TYPE_INT8 ? "INT8" : "INT4";
     return report.invalid(
-        "type is MHA_TYPE_%s (%u), whose weights are packed unchanged, but weight_type is %u; set "
-        "weight_type to MHA_TYPE_%s (%u), too",
+        "type is MHA_TYPE_%s (%u), whose weights are packed unchanged, but format.type is %u; set "
+        "format.type to MHA_TYPE_%s (%u), too",
         name, type, weight_type, name, type);
   }
   if (type == MHA_TYPE_INT4 && layout != MHA_LAYOUT_OUT_IN)
@@ -220,22 +235,22 @@ mha_status check_stride(Report report, uint32_t type, uint32_t layout, const Giv
   return MHA_OK;
 }
 
-// All matrices of a layer, which have one type and one layout. Config is the struct that says how
-// they are kept.
-template <class Config>
-mha_status check_matrices(Report report, uint32_t type, uint32_t layout, const Config &kept,
+// All matrices of a layer, which have one type and one layout.
+mha_status check_matrices(Report report, uint32_t type, uint32_t layout,
+                          const mha_weight_format &kept,
                           std::initializer_list<GivenMatrix> matrices) {
-  MHA_TRY(check_given_type(report, type, layout, kept.weight_type));
+  MHA_TRY(check_given_type(report, type, layout, kept.type));
   if (kept.scale_type == MHA_TYPE_F16 && !is_coded(type))
     return report.invalid(
-        "scale_type is MHA_TYPE_F16 (2), but type is %u, whose scales are made in packing; set "
-        "scale_type to MHA_TYPE_F32 (1)",
+        "format.scale_type is MHA_TYPE_F16 (2), but type is %u, whose scales are made in packing; "
+        "set "
+        "format.scale_type to MHA_TYPE_F32 (1)",
         type);
   for (const GivenMatrix &given : matrices) {
     MHA_TRY(check_scales(report, type, given));
     if (given.matrix.offsets && type == MHA_TYPE_INT8 && kept.group_size == 0)
       return report.invalid(
-          "%soffsets is given, but INT8 with group_size 0 has no groups; set group_size, or "
+          "%soffsets is given, but INT8 with format.group_size 0 has no groups; set that, or "
           "offsets to NULL",
           given.name);
     MHA_TRY(check_stride(report, type, layout, given));
@@ -268,12 +283,11 @@ mha_status resolve_widths(Report report, const mha_layer_config &given, const mh
 }
 
 // How the layer keeps groups, of which the default of int4 is stored as 0.
-template <class Config>
-void set_groups(const Config &given, LayerShape *shape) {
+void set_groups(const mha_weight_format &format, LayerShape *shape) {
   const bool is_default =
-      given.weight_type == MHA_TYPE_INT4 && given.group_size == static_cast<uint32_t>(int4_chain);
-  shape->group = is_default ? 0 : given.group_size;
-  shape->scale_storage = storage_of_type(given.scale_type);
+      format.type == MHA_TYPE_INT4 && format.group_size == static_cast<uint32_t>(int4_chain);
+  shape->group = is_default ? 0 : format.group_size;
+  shape->scale_storage = storage_of_type(format.scale_type);
 }
 
 // The last step of both kinds of layers: the options, and then the layout of the packed buffer.
@@ -286,7 +300,7 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
   const bool has_sgemm = job->options.sgemm != nullptr;
   if (has_sgemm && storage != Storage::f32)
     return report.invalid(
-        "weight_type is %u, but options.sgemm multiplies floats; set weight_type to MHA_TYPE_F32 "
+        "format.type is %u, but options.sgemm multiplies floats; set format.type to MHA_TYPE_F32 "
         "(1), or options.sgemm to NULL",
         weight_type);
   job->form.kind = has_sgemm ? PackedKind::plain_f32 : kind_of(storage, shape.arithmetic);
@@ -330,36 +344,35 @@ mha_status prepare(Report report, const mha_layer_config *config, const mha_laye
   const Rules rules = {report};
   MHA_TRY(check_fields(rules, given));
   MHA_TRY(rules.size("gate_dim", given.gate_dim, 0, "1 or head_dim_v, or to 0 for head_dim_v"));
-  MHA_TRY(check_kept(report, given));
+  MHA_TRY(check_kept(report, given.format));
   MHA_TRY(read_struct(of_weights, "mha_layer_weights", weights, &w));
   MHA_TRY(check_fields(Rules{of_weights}, w));
   MHA_TRY(resolve_heads(report, given, &shape));
   MHA_TRY(resolve_gate(report, given, &shape));
   MHA_TRY(resolve_widths(report, given, w, &shape));
-  shape.arithmetic = arithmetic_of(given.arithmetic);
+  shape.arithmetic = arithmetic_of(given.format.arithmetic);
   // The scale is the same on every machine, for both operations are correctly rounded.
   shape.scale =
       given.scale != 0.0f ? given.scale : 1.0f / MHA_SQRTF(static_cast<float>(shape.head_dim));
   MHA_TRY(check_combination(of_weights, w, shape));
-  // Without W_G, each head of W_Q is followed by its gate.
-  const int64_t q_head = shape.head_dim + (w.w_g.data ? 0 : shape.gate_dim),
+  const int64_t q_head = shape.head_dim + (w.gate_place == MHA_GATE_IN_W_Q ? shape.gate_dim : 0),
                 q_columns = shape.num_heads * q_head,
                 kv_columns = shape.k_columns() + shape.v_columns();
-  MHA_TRY(check_matrices(of_weights, w.type, w.layout, given,
+  MHA_TRY(check_matrices(of_weights, w.type, w.layout, given.format,
                          {{"w_q.", w.w_q, shape.query_dim, q_columns},
                           {"w_k.", w.w_k, shape.key_dim, shape.k_columns()},
                           {"w_v.", w.w_v, shape.value_dim, shape.v_columns()},
                           {"w_qkv.", w.w_qkv, shape.query_dim, q_columns + kv_columns},
                           {"w_o.", w.w_o, shape.output_depth(), shape.output_dim},
                           {"w_g.", w.w_g, shape.query_dim, shape.g_columns()}}));
-  set_groups(given, &shape);
+  set_groups(given.format, &shape);
   const bool in_q = w.w_q.offsets || w.w_qkv.offsets;
   shape.offsets =
       in_q << matrix_q |
       (shape.gate_dim != 0 && (w.w_g.data ? w.w_g.offsets != nullptr : in_q)) << matrix_g |
       (w.w_k.offsets || w.w_qkv.offsets) << matrix_k |
       (w.w_v.offsets || w.w_qkv.offsets) << matrix_v | (w.w_o.offsets != nullptr) << matrix_o;
-  return finish_job(report, given.weight_type, options, job);
+  return finish_job(report, given.format.type, options, job);
 }
 
 // A linear layer is a layer that has a W_O alone. Its messages use the names of its own struct.
@@ -371,21 +384,21 @@ mha_status prepare_linear(Report report, const mha_linear_weights *weights,
   MHA_TRY(read_struct(report, "mha_linear_weights", weights, &given));
   const Rules rules = {report};
   MHA_TRY(check_fields(rules, given));
-  MHA_TRY(check_kept(report, given));
+  MHA_TRY(check_kept(report, given.format));
   MHA_TRY(rules.given("w.data", given.w.data, "the matrix"));
-  MHA_TRY(check_matrices(report, given.type, given.layout, given,
+  MHA_TRY(check_matrices(report, given.type, given.layout, given.format,
                          {{"w.", given.w, given.input_dim, given.output_dim}}));
   LayerShape &shape = job->form.shape;
-  shape.arithmetic = arithmetic_of(given.arithmetic);
+  shape.arithmetic = arithmetic_of(given.format.arithmetic);
   shape.query_dim = given.input_dim;
   shape.output_dim = given.output_dim;
   shape.has_output = true;
-  set_groups(given, &shape);
+  set_groups(given.format, &shape);
   shape.offsets = (given.w.offsets != nullptr) << matrix_o;
   job->weights.layout = given.layout;
   job->weights.type = given.type;
   job->weights.w_o = given.w;
-  return finish_job(report, given.weight_type, options, job);
+  return finish_job(report, given.format.type, options, job);
 }
 
 // Called if the number at the beginning of the memory is not that of a layer at this address.

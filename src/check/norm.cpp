@@ -111,7 +111,7 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
     norms->context = norm_of(context, shape.num_heads, norm.context_weight, norm.context_bias);
     norms->gates_late = !(context.flags & MHA_NORM_AFTER_GATE);
   }
-  if ((norm.flags & MHA_NORM_VALUES) && s.cache && s.cache->values != MHA_CACHE_VALUES_OWN)
+  if ((norm.flags & MHA_NORM_VALUES) && s.cache && s.cache->value_place != MHA_CACHE_VALUES_OWN)
     return report.invalid(
         "norm.flags has MHA_NORM_VALUES, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave the "
         "flag out");

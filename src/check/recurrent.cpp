@@ -11,9 +11,9 @@ namespace {
 // What mha_sequences says of keys, positions and caches has no meaning for calls with rows alone.
 mha_status read_rows(Report report, const mha_sequences *given, int64_t *batch, int64_t *rows,
                      SequenceArguments *sequences) {
-  MHA_TRY(resolve_extent(report, "batch", "the number of sequences", batch));
+  MHA_TRY(resolve_batch(report, batch));
   MHA_TRY(resolve_extent(report, "rows", "the rows of each sequence", rows));
-  mha_attention_args of_rows = {};
+  mha_call of_rows = {};
   of_rows.batch = *batch;
   of_rows.n_q = of_rows.n_kv = *rows;
   of_rows.sequences = given;
@@ -33,7 +33,7 @@ mha_status read_rows(Report report, const mha_sequences *given, int64_t *batch, 
             other.name);
     }
   }
-  return read_sequences(report, CallArguments(of_rows), true, sequences);
+  return read_sequences(report, of_rows, true, 0, sequences);
 }
 
 // States are floats, `each` of them for every sequence.

@@ -7,6 +7,7 @@
 #include "../base/structs.h"
 #include "cache.h"
 #include "norm.h"
+#include "rules.h"
 #include "scores.h"
 #include "sequences.h"
 
@@ -20,7 +21,7 @@ std::array<OptionalOutput, 11> optional_outputs(const AttentionRequest &r,
                                                         pairs = q_rows * Count(columns);
   const Count kv_rows = batch * Count(s.n_kv) * Count(r.num_kv_heads);
   return {{{"outputs.lse", outputs.lse, q_rows},
-           {"outputs.states", outputs.states, q_rows * Count(state_head + r.head_dim_v)},
+           {"outputs.partials", outputs.partials, q_rows * Count(partial_head + r.head_dim_v)},
            {"outputs.q", outputs.q, q_rows * Count(r.head_dim)},
            {"outputs.k", outputs.k, kv_rows * Count(r.head_dim)},
            {"outputs.v", outputs.v, kv_rows * Count(r.head_dim_v)},
@@ -66,25 +67,26 @@ Preparation preparation_of(const Norm &norm, const Rotation &rotation, Storage r
 
 }  // namespace
 
-mha_status read_call(Report report, const CallArguments &args, bool is_self,
+mha_status read_call(Report report, const mha_call &call, bool is_self, int64_t first_position,
                      SequenceArguments *sequences, mha_outputs *outputs) {
-  MHA_TRY(check_optional_cache(report, args.cache));
-  MHA_TRY(check_optional_cache(report, args.cache_read, "cache_read"));
-  MHA_TRY(read_sequences(report, args, is_self, sequences));
+  if (call.reserved != 0) return report.invalid("call.reserved is %u; set it to 0", call.reserved);
+  MHA_TRY(check_optional_cache(report, call.cache));
+  MHA_TRY(check_optional_cache(report, call.cache_read, "cache_read"));
+  MHA_TRY(read_sequences(report, call, is_self, first_position, sequences));
   *outputs = {};
-  return args.outputs ? read_struct(report, "mha_outputs", args.outputs, outputs) : MHA_OK;
+  return call.outputs ? read_struct(report, "mha_outputs", call.outputs, outputs) : MHA_OK;
 }
 
-mha_status check_request(Report report, const CallArguments &args, const AttentionShape &shape,
+mha_status check_request(Report report, const mha_call &call, const AttentionShape &shape,
                          const mha_outputs &outputs, SequenceArguments *sequences,
                          AttentionRequest *request) {
   SequenceArguments &s = *sequences;
   AttentionRequest &r = *request;
-  MHA_TRY(check_score_options(report, {args.score, args.score_arrays}, shape.num_heads,
+  MHA_TRY(check_score_options(report, {call.score, call.score_arrays}, shape.num_heads,
                               shape.num_kv_heads, &s, &r.options));
   MHA_TRY(check_sequences(report, &s, shape.num_kv_heads, shape.head_dim, shape.head_dim_v));
   Norms norms;
-  MHA_TRY(check_norm(report, args.norm, s, shape, &norms));
+  MHA_TRY(check_norm(report, call.norm, s, shape, &norms));
   // From here on everything is sound that needs no array, and the request is written.
   r.batch = s.batch;
   r.array_batch = s.array_batch;
@@ -97,8 +99,8 @@ mha_status check_request(Report report, const CallArguments &args, const Attenti
   r.most_queries = shape.most_queries;
   r.scale = s.flags & MHA_EQUAL_SCORES ? 0.0f : shape.scale;
   const Window window = window_of(s);
-  r.window_left = r.options.groups.add_keys ? INT64_MAX : window.left;
-  r.window_right = r.options.groups.add_keys ? INT64_MAX : window.right;
+  r.window_left = r.options.segments.add_keys ? INT64_MAX : window.left;
+  r.window_right = r.options.segments.add_keys ? INT64_MAX : window.right;
   r.prepare_q = preparation_of(norms.q, rotation_of(s, false), shape.q_rows);
   r.prepare_k = preparation_of(norms.k, rotation_of(s, true), shape.k_rows);
   r.prepare_v = preparation_of(norms.v, {}, shape.v_rows);
@@ -108,10 +110,10 @@ mha_status check_request(Report report, const CallArguments &args, const Attenti
   r.v = shape.v;
   r.lse = outputs.lse;
   r.context = outputs.context;
-  r.states = outputs.states;
+  r.partials = outputs.partials;
   r.pairs = {outputs.scores, outputs.scaled_scores, outputs.softcapped_scores,
              outputs.masked_scores, outputs.attention_weights};
-  return args.outputs ? check_optional_outputs(report, r, outputs, s) : MHA_OK;
+  return call.outputs ? check_optional_outputs(report, r, outputs, s) : MHA_OK;
 }
 
 mha_status check_array_contents(Report report, const SequenceArguments &s,

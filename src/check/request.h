@@ -9,47 +9,6 @@
 
 namespace mha {
 
-// The fields that mha_forward_args and mha_attention_args have in common, apart from their arrays
-// of rows.
-struct CallArguments {
-  uint32_t flags;
-  int64_t window_left, window_right;
-  int64_t batch, n_q, n_kv;
-  int64_t kv_first_position;  // of mha_attention
-  const mha_rope *rope;
-  const mha_norm *norm;
-  const mha_score_options *score;
-  const mha_sequences *sequences;
-  const mha_score_arrays *score_arrays;
-  mha_kv_cache *cache;
-  const mha_kv_cache *cache_read;
-  const mha_outputs *outputs;
-
-  template <class Args>
-  explicit CallArguments(const Args &args, int64_t kv_first_position_ = 0)
-      : flags(args.flags),
-        window_left(args.window_left),
-        window_right(args.window_right),
-        batch(args.batch),
-        n_q(args.n_q),
-        n_kv(args.n_kv),
-        kv_first_position(kv_first_position_),
-        rope(args.rope),
-        norm(args.norm),
-        score(args.score),
-        sequences(args.sequences),
-        score_arrays(args.score_arrays),
-        cache(args.cache),
-        cache_read(args.cache_read),
-        outputs(args.outputs) {}
-
-  // Whether the call asks for nothing but all of its rows, with MHA_CAUSAL at most.
-  bool are_plain() const {
-    return (flags & ~MHA_CAUSAL) == 0 && (window_left | window_right) == 0 && !rope && !norm &&
-           !score && !sequences && !score_arrays && !cache && !cache_read && !outputs;
-  }
-};
-
 // What the entry knows of heads and storage.
 struct AttentionShape {
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
@@ -62,12 +21,13 @@ struct AttentionShape {
 };
 
 // Reads what the arguments say of sequences and outputs. is_self: the keys are the rows of the
-// queries. Entries whose shape depends on the cache call it first.
-mha_status read_call(Report report, const CallArguments &args, bool is_self,
+// queries; first_position: that of the first key. Entries whose shape depends on the cache call it
+// first.
+mha_status read_call(Report report, const mha_call &call, bool is_self, int64_t first_position,
                      SequenceArguments *sequences, mha_outputs *outputs);
 
 // Checks all that can be checked without reading an array.
-mha_status check_request(Report report, const CallArguments &args, const AttentionShape &shape,
+mha_status check_request(Report report, const mha_call &call, const AttentionShape &shape,
                          const mha_outputs &outputs, SequenceArguments *sequences,
                          AttentionRequest *request);
 

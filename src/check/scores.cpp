@@ -65,49 +65,52 @@ mha_status check_pair_array(Report report, const SequenceArguments &s, const Pai
              : check_strides(report, s, name, num_heads, max_keys(s), array);
 }
 
-// Mask, bias and groups have a column for each key: for all keys from the first one on, or only for
-// the keys that come with the call. num_columns limits them, and a ring allows only the latter,
+// Mask, bias and segments have a column for each key: for all keys from the first one on, or only
+// for the keys that come with the call. num_columns limits them, and a ring allows only the latter,
 // because it forgets positions.
 mha_status check_columns(Report report, const SequenceArguments &s,
                          const mha_score_arrays &arrays) {
   const bool has_pairs = arrays.mask || arrays.bias.data,
-             has_columns = has_pairs || arrays.q_groups;
-  if (arrays.columns == MHA_COLUMNS_NEW_KEYS && (!has_columns || s.only_reads()))
+             has_columns = has_pairs || arrays.q_segments;
+  if (arrays.column_keys == MHA_COLUMNS_NEW_KEYS && (!has_columns || s.only_reads()))
     return report.invalid(
-        "score_arrays.columns is MHA_COLUMNS_NEW_KEYS, but there is no %s; set it to "
+        "score_arrays.column_keys is MHA_COLUMNS_NEW_KEYS, but there is no %s; set it to "
         "MHA_COLUMNS_ALL_KEYS",
-        has_columns ? "new key with cache_read" : "mask, bias or q_groups");
+        has_columns ? "new key with cache_read" : "mask, bias or q_segments");
   const Rules rules = {report, "score_arrays."};
   if (!has_columns)
     MHA_TRY(
-        rules.needs({"mask, bias or q_groups", nullptr}, {{"num_columns", arrays.num_columns}}));
+        rules.needs({"mask, bias or q_segments", nullptr}, {{"num_columns", arrays.num_columns}}));
   MHA_TRY(rules.fits("num_columns", Count(arrays.num_columns)));
-  if (arrays.columns == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring())
+  if (arrays.column_keys == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring())
     return report.invalid(
-        "score_arrays.%s has a column for each position, but the cache is a ring; set columns to "
+        "score_arrays.%s has a column for each position, but the cache is a ring; set column_keys "
+        "to "
         "MHA_COLUMNS_NEW_KEYS",
         arrays.mask ? "mask" : "bias.data");
   return MHA_OK;
 }
 
-// Groups limit a row to the keys of its own group, or add these keys to what flags leave.
-mha_status check_groups(Report report, const SequenceArguments &s, const mha_score_arrays &arrays) {
+// Segments limit a row to the keys of its own segment, or add these keys to what flags leave.
+mha_status check_segments(Report report, const SequenceArguments &s,
+                          const mha_score_arrays &arrays) {
   const Rules rules = {report, "score_arrays."};
-  MHA_TRY(rules.needs({"q_groups", arrays.q_groups},
-                      {{"kv_groups", arrays.kv_groups}, {"groups", arrays.groups}}));
-  if (!arrays.q_groups) return MHA_OK;
+  MHA_TRY(rules.needs({"q_segments", arrays.q_segments},
+                      {{"kv_segments", arrays.kv_segments}, {"segments", arrays.segments}}));
+  if (!arrays.q_segments) return MHA_OK;
   if (s.is_ring())
     return report.invalid(
-        "score_arrays.q_groups is given, but the cache is a ring; use another kind of cache");
+        "score_arrays.q_segments is given, but the cache is a ring; use another kind of cache");
   const Count columns(s.num_columns != INT64_MAX ? s.num_columns : max_keys(s));
-  if (arrays.kv_groups)
-    return rules.fits("kv_groups", Count(s.array_batch) * columns * Count(sizeof(int32_t)));
-  // Without kv_groups the groups of the rows serve as those of the columns, which must be the same
-  // rows then.
+  if (arrays.kv_segments)
+    return rules.fits("kv_segments", Count(s.array_batch) * columns * Count(sizeof(int32_t)));
+  // Without kv_segments the segments of the rows serve as those of the columns, which must be the
+  // same rows then.
   const bool are_rows_of_query = s.n_kv == s.n_q && (!s.cache || s.has_new_columns);
   if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
   return report.invalid(
-      "score_arrays.kv_groups is NULL, but the columns are not the rows of query; give the groups "
+      "score_arrays.kv_segments is NULL, but the columns are not the rows of query; give the "
+      "segments "
       "of the keys");
 }
 
@@ -150,10 +153,11 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
   MHA_TRY(rules.needs(num_chosen, {chosen_keys}));
   if (!arrays.chosen_keys)
     return resolve_strides(report, s, chosen_keys_name, 0, 0, &chosen->lists);
-  if (arrays.q_groups)
+  if (arrays.q_segments)
     return report.invalid(
-        "score_arrays.chosen_keys and q_groups are both given; leave one out, and choose only keys "
-        "of the row's group");
+        "score_arrays.chosen_keys and q_segments are both given; leave one out, and choose only "
+        "keys "
+        "of the row's segment");
   return resolve_strides(report, s, chosen_keys_name, num_kv_heads, arrays.num_chosen,
                          &chosen->lists);
 }
@@ -196,14 +200,14 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   options->bias = pair_array(a.bias.data, storage_of_type(a.bias.type), a.bias.strides);
   options->mask = pair_array(a.mask, Storage::int8, a.mask_strides);
   const Window window = window_of(s);
-  options->groups = {a.q_groups,
-                     a.kv_groups ? a.kv_groups : a.q_groups,
-                     s.n_q,
-                     a.kv_groups ? 0 : s.n_q,
-                     a.groups == MHA_GROUPS_ALSO,
-                     window.left,
-                     window.right};
-  options->limits_pairs = a.mask || a.q_groups || a.bias.data;
+  options->segments = {a.q_segments,
+                       a.kv_segments ? a.kv_segments : a.q_segments,
+                       s.n_q,
+                       a.kv_segments ? 0 : s.n_q,
+                       a.segments == MHA_SEGMENTS_ALSO,
+                       window.left,
+                       window.right};
+  options->limits_pairs = a.mask || a.q_segments || a.bias.data;
   options->change_scores =
       o.softcap != 0.0f || o.alibi_slopes || options->relative.base || a.bias.data;
   options->relative_left = o.relative_left;
@@ -211,10 +215,10 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   options->q_scales = a.q_scales;
   options->q_scales_stride = s.n_q;
   s.distances = o.alibi_slopes ? "ALiBi" : options->relative.base ? "a relative bias" : nullptr;
-  s.adds_keys = a.groups == MHA_GROUPS_ALSO;
-  s.has_new_columns = a.columns == MHA_COLUMNS_NEW_KEYS;
+  s.adds_keys = a.segments == MHA_SEGMENTS_ALSO;
+  s.has_new_columns = a.column_keys == MHA_COLUMNS_NEW_KEYS;
   if (a.num_columns != 0) s.num_columns = a.num_columns;
-  MHA_TRY(check_groups(report, s, a));
+  MHA_TRY(check_segments(report, s, a));
   MHA_TRY(check_pair_array(report, s, bias_name, num_heads, options->bias));
   return check_pair_array(report, s, mask_name, num_heads, options->mask);
 }
@@ -245,12 +249,12 @@ mha_status resolve_score_strides(Report report, const SequenceArguments &s, int6
                                  ScoreOptions *options) {
   // Strides of 0 stand for contiguous rows, whose width is known by now: the arrays with lengths
   // have been checked.
-  PositionGroups &groups = options->groups;
-  if (!options->bias.base && !options->mask.base && !groups.of_rows) return MHA_OK;
+  PositionSegments &segments = options->segments;
+  if (!options->bias.base && !options->mask.base && !segments.of_rows) return MHA_OK;
   const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns
                           : s.has_new_columns        ? s.n_kv
                                                      : pair_columns(s);
-  if (groups.column_stride == 0) groups.column_stride = columns;
+  if (segments.column_stride == 0) segments.column_stride = columns;
   MHA_TRY(resolve_strides(report, s, bias_name, num_heads, columns, &options->bias));
   return resolve_strides(report, s, mask_name, num_heads, columns, &options->mask);
 }

@@ -278,7 +278,7 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
   if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys))
     return report.invalid(
         "the queries of sequence %lld begin at position %lld, which the tables of rope do not "
-        "have; set MHA_CAUSAL without MHA_GROUPS_ALSO, so that they attend to nothing, or give "
+        "have; set MHA_CAUSAL without MHA_SEGMENTS_ALSO, so that they attend to nothing, or give "
         "sequences.rope_q_positions",
         lld(b), lld(first));
   if (!given && rows > 0 && capped_sum(first, rows) > s.rope.num_positions)
@@ -292,27 +292,27 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
 
 }  // namespace
 
-mha_status read_sequences(Report report, const CallArguments &args, bool is_self,
+mha_status read_sequences(Report report, const mha_call &call, bool is_self, int64_t first_position,
                           SequenceArguments *sequences) {
   SequenceArguments &s = *sequences;
-  s.batch = s.array_batch = args.batch;
-  s.n_q = args.n_q;
-  s.n_kv = args.n_kv;
+  s.batch = s.array_batch = call.batch;
+  s.n_q = call.n_q;
+  s.n_kv = call.n_kv;
   s.is_self = is_self;
-  s.flags = args.flags;
-  s.window_left = args.window_left;
-  s.window_right = args.window_right;
-  s.kv_first_position = args.kv_first_position;
+  s.flags = call.flags;
+  s.window_left = call.window_left;
+  s.window_right = call.window_right;
+  s.kv_first_position = first_position;
   s.given = {};
-  s.cache = args.cache_read ? args.cache_read : args.cache;
-  s.growing = args.cache;
+  s.cache = call.cache_read ? call.cache_read : call.cache;
+  s.growing = call.cache;
   s.distances = nullptr;
   s.adds_keys = s.has_new_columns = false;
   s.num_columns = INT64_MAX;
-  s.given_rope = args.rope;
-  if (!args.sequences) return MHA_OK;
+  s.given_rope = call.rope;
+  if (!call.sequences) return MHA_OK;
   mha_sequences &given = s.given;
-  MHA_TRY(read_struct(report, "mha_sequences", args.sequences, &given));
+  MHA_TRY(read_struct(report, "mha_sequences", call.sequences, &given));
   // Ignored without a cache, as mha.h says.
   if (!s.cache) given.cache_sequences = nullptr;
   const struct {
@@ -322,7 +322,7 @@ mha_status read_sequences(Report report, const CallArguments &args, bool is_self
                  {"kv_first_rows", given.kv_first_rows},
                  {"cu_seqlens_kv", given.cu_seqlens_kv}};
   for (const auto &array : of_keys) {
-    if (!array.array || !(is_self || args.cache_read)) continue;
+    if (!array.array || !(is_self || call.cache_read)) continue;
     return report.invalid(
         "sequences.%s is given, but %s; leave it NULL", array.name,
         is_self ? "the keys are the rows of query" : "no keys come with cache_read");
@@ -331,19 +331,19 @@ mha_status read_sequences(Report report, const CallArguments &args, bool is_self
     return report.invalid("sequences.count is %lld; set it to the number of sequences",
                           lld(given.count));
   if (s.is_packed()) {
-    if (args.batch > 1)
+    if (call.batch > 1)
       return report.shape(
           "batch is %lld, but packed sequences are one batch of rows; set it to 1, and their "
           "number in sequences.count",
-          lld(args.batch));
-    if (given.count == 0 && args.batch > 0 && args.n_q > 0)
+          lld(call.batch));
+    if (given.count == 0 && call.batch > 0 && call.n_q > 0)
       return report.invalid(
           "sequences.count is 0; with cu_seqlens_q, set it to the number of sequences");
-    if (args.batch > 0) s.batch = given.count;
-  } else if (given.count != 0 && given.count != args.batch) {
+    if (call.batch > 0) s.batch = given.count;
+  } else if (given.count != 0 && given.count != call.batch) {
     return report.shape(
         "sequences.count is %lld, but batch is %lld; set it to batch or 0, or give cu_seqlens_q",
-        lld(given.count), lld(args.batch));
+        lld(given.count), lld(call.batch));
   }
   return check_packing(report, s);
 }

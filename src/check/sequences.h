@@ -8,7 +8,7 @@
 namespace mha {
 
 // Reads mha_sequences and the fields that describe sequences. With cache_read, n_kv is 0.
-mha_status read_sequences(Report report, const CallArguments &args, bool is_self,
+mha_status read_sequences(Report report, const mha_call &call, bool is_self, int64_t first_position,
                           SequenceArguments *sequences);
 
 // Checks what needs no array: flags, windows, the shape of the rotation, and that the cache has

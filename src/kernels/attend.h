@@ -1,10 +1,11 @@
 // Attention, unit by unit: attend computes the rows of one unit over one part of its keys.
 //
 // attend_chunks passes the keys chunk by chunk, 256 at a time, and for each chunk the rows of the
-// unit tile by tile. attend_tile (attend_tile.h) computes the state (m, l, o) of the rows over the
-// chunk, and merge_chunks (states.h) merges it with the states before it as CONTRACT.md, section 9,
-// says: slot i of the states holds a subtree of chunks, like a digit of a binary counter. After the
-// last chunk, finish (states.h) makes rows of the context out of the merged states.
+// unit tile by tile. attend_tile (attend_tile.h) computes the partial (m, l, o) of the rows over
+// the chunk, and merge_chunks (partials.h) merges it with the partials before it as CONTRACT.md,
+// section 9, says: slot i of the partials holds a subtree of chunks, like a digit of a binary
+// counter. After the last chunk, finish (partials.h) makes rows of the context out of the merged
+// partials.
 //
 // Queries are copied to scratch memory when the first chunk needs them, prepared and scaled. Keys
 // and values are found, or brought into the form of the loops, by read_chunk (key_values.h). A unit
@@ -13,7 +14,7 @@
 #pragma once
 
 #include "attend_tile.h"
-#include "states.h"
+#include "partials.h"
 #include "unit.h"
 
 namespace mha {
@@ -145,16 +146,16 @@ MHA_INLINE int64_t chunks_at_once(const Unit &unit, bool is_streamed, Range keys
              : count;
 }
 
-// Computes the states of all rows over the keys of `chunks`, merged, in slot 0. all_keys: those of
-// all chunks. A tile of rows leaves out chunks in which it has no keys.
+// Computes the partials of all rows over the keys of `chunks`, merged, in slot 0. all_keys: those
+// of all chunks. A tile of rows leaves out chunks in which it has no keys.
 template <class V>
 inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   const ScoreOptions &options = unit.call.request.options;
-  // Windows never give later rows earlier keys, but groups may: with them no row is done before the
-  // last chunk.
+  // Windows never give later rows earlier keys, but segments may: with them no row is done before
+  // the last chunk.
   const auto keys_of_tile = [&](int64_t row, int64_t end) {
-    return end - row == unit.num_rows || options.groups.of_rows ? all_keys
-                                                                : keys_of_rows(unit, row, end);
+    return end - row == unit.num_rows || options.segments.of_rows ? all_keys
+                                                                  : keys_of_rows(unit, row, end);
   };
   // What the whole unit has in common: whether it waits for memory, how its rows are cut into
   // tiles, and which unit to prefetch at the end.
@@ -178,7 +179,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       upcoming.find(is_last ? next_unit : unit,
                     is_last ? keys_of_next : intersection(all_keys, {next, next + chunk_keys}));
     }
-    // Each tile of rows computes its states. The first tile that has keys here reads the chunk.
+    // Each tile of rows computes its partials. The first tile that has keys here reads the chunk.
     int64_t first_row = unit.num_rows;
     for (int64_t row = 0, end, tile = 0; row < unit.num_rows; row = end, ++tile) {
       end = min(unit.num_rows, row + tile_rows);
@@ -192,7 +193,7 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       if (may_be_less && needed.begin < needed.end)
         needed = keys_left(unit, row, end, begin, needed);
       if (needed.begin >= needed.end) {  // never so for chunks in step
-        clear_states(unit, slot, row, end);
+        clear_partials(unit, slot, row, end);
         continue;
       }
       // Few rows over the caller's arrays take all kv heads of the unit position by position, chunk
@@ -223,24 +224,24 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
       merge_rest<V>(unit, max(own.end, first + 1) - 1, first, row, end);
     } else {
       copy_queries<V>(unit, row, end);
-      clear_states(unit, 0, row, end);
+      clear_partials(unit, 0, row, end);
     }
   }
 }
 
-// Merges the parts of a unit whose keys are split between threads. Each part leaves its states
+// Merges the parts of a unit whose keys are split between threads. Each part leaves its partials
 // in memory; the last one to finish merges them by the same tree, over parts in place of chunks,
 // and returns true.
 template <class V>
 inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
   const KeyParts &parts = unit.call.run.parts;
-  const int64_t stride = unit.call.plan.part_state_stride;
+  const int64_t stride = unit.call.plan.split_partial_stride;
   const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
-  float *const states = parts.states + index * parts.count * stride;
-  MHA_MEMCPY(states + part * stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
+  float *const partials = parts.partials + index * parts.count * stride;
+  MHA_MEMCPY(partials + part * stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
   if (atomic_fetch_add(&parts.unfinished[index], -1) != 1) return false;
   for (int64_t p = 0; p < parts.count; ++p) {
-    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), states + p * stride,
+    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), partials + p * stride,
                static_cast<size_t>(floats) * sizeof(float));
     merge_chunks<V>(unit, p, 1, 0, 0);
   }
@@ -259,7 +260,8 @@ void attend(const Attention &call, int64_t sequence_index, int64_t group, int64_
   if (call.plan.reads_rows && unit.num_rows <= max_few_rows) take_rows(&unit);
   if (call.request.options.chosen.lists.base) rank_keys(&unit);
   Range keys = keys_of_rows(unit, 0, unit.num_rows);
-  if (call.request.options.groups.of_rows) keys = keys_of_groups(unit, 0, unit.num_rows, 0, keys);
+  if (call.request.options.segments.of_rows)
+    keys = keys_of_segments(unit, 0, unit.num_rows, 0, keys);
   const Range chunks = chunks_of(keys);
   // If the keys are not split, the unit is done after its chunks. Otherwise the part that finishes
   // last continues.
@@ -275,7 +277,7 @@ void attend(const Attention &call, int64_t sequence_index, int64_t group, int64_
                          part))
       return;
   }
-  if (call.request.states) return hand_out_states<V>(unit);
+  if (call.request.partials) return hand_out_partials<V>(unit);
   finish<V>(unit);
 }
 

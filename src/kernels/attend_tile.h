@@ -1,10 +1,10 @@
-// What a tile of rows makes of a chunk of keys: the states (m, l, o) of its rows.
+// What a tile of rows makes of a chunk of keys: the partials (m, l, o) of its rows.
 //
 // A tile is some rows of a unit. attend_tile at the end of the file takes four steps, and the
 // sections before it have their functions in this order: products of the queries with the keys,
 // scores (scale and options), softmax, and context (products with the values). Keys and values have
 // any storage type, for which each step picks a loop of tile.h. One row may take several chunks
-// side by side, each with a state of its own, because it waits for memory and more streams arrive
+// side by side, each with a partial of its own, because it waits for memory and more streams arrive
 // faster. attend_rows, behind attend_tile, takes the same steps for all rows of a unit that reads
 // the caller's keys and values row by row.
 //
@@ -463,7 +463,7 @@ MHA_NOINLINE void transform_back(const Unit &unit, const TileRows &rows, int64_t
     hadamard<V>(block, width, 1.0f / static_cast<float>(block), unit.o(slot, r));
 }
 
-// Computes the states of some rows over each of `count` chunks, in slots from `slot` on. needed:
+// Computes the partials of some rows over each of `count` chunks, in slots from `slot` on. needed:
 // keys of the first chunk and of those after it.
 //
 // Each row is multiplied by the values of all keys that any row of the tile attends to. For other
@@ -606,9 +606,9 @@ MHA_NOINLINE inline Attending attending_of(const Unit &unit, int64_t begin, Rang
 // Memory is prefetched at least so far ahead.
 constexpr int64_t bytes_ahead = 8192;
 
-// Computes the states of all rows of a unit that reads plain rows over a chunk. The steps are those
-// of attend_tile, and so are the bits: products are complete before anything else is done to them,
-// and values are added in the order of their positions.
+// Computes the partials of all rows of a unit that reads plain rows over a chunk. The steps are
+// those of attend_tile, and so are the bits: products are complete before anything else is done to
+// them, and values are added in the order of their positions.
 //
 // All kv heads of the unit take 16 positions before any takes the next 16, so that memory is read
 // in the order in which it lies. Where the rows have no gaps, each tile of rows prefetches its

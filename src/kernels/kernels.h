@@ -136,7 +136,7 @@ struct Sequence {
   // values that the call packs; and its number in the caller's arrays and in the outputs.
   int64_t in_cache, in_arrays;
 
-  // The column of the first key in outputs with a number per pair; and in mask, bias and groups,
+  // The column of the first key in outputs with a number per pair; and in mask, bias and segments,
   // where it is negative if the first key has no column. first_in_columns is the first position
   // that has one. Keys from end_of_columns on are masked: that is n_kv, or less where rows of these
   // arrays are short.
@@ -225,11 +225,11 @@ struct PairArray {
   int64_t batch_stride, head_stride, row_stride;
 };
 
-// Group numbers of rows and of the columns of keys (CONTRACT.md, section 6).
-struct PositionGroups {
+// Segment numbers of rows and of the columns of keys (CONTRACT.md, section 6).
+struct PositionSegments {
   const int32_t *of_rows, *of_columns;  // at sequence * stride + row or column; null: none
   int64_t row_stride, column_stride;
-  bool add_keys;  // MHA_GROUPS_ALSO: then the request's window leaves all keys, and this is the
+  bool add_keys;  // MHA_SEGMENTS_ALSO: then the request's window leaves all keys, and this is the
                   // window of the flags
   int64_t window_left, window_right;
 };
@@ -245,7 +245,7 @@ struct ChosenKeys {
 // What changes scores (CONTRACT.md, section 7); see mha_score_options and mha_score_arrays.
 struct ScoreOptions {
   bool change_scores;                 // softcap, ALiBi, relative biases or biases do
-  bool limits_pairs;                  // mask, groups or biases may leave keys out
+  bool limits_pairs;                  // mask, segments or biases may leave keys out
   float softcap, softcap_inverse;     // 0: none
   const float *alibi_slopes, *sinks;  // [num_heads]; null: none
   PairArray relative;  // by distance, -relative_left .. relative_right, in place of the column;
@@ -256,7 +256,7 @@ struct ScoreOptions {
   const float *head_scales;  // [num_heads] factors of the context, 0 of heads that are not
                              // computed; null: all 1
   PairArray bias, mask;      // mask: bytes
-  PositionGroups groups;
+  PositionSegments segments;
   ChosenKeys chosen;
 };
 
@@ -291,10 +291,10 @@ struct AttendScratch {
   // With chosen keys: the entries of a list in order; a bit for each entry that there can be; and
   // scales of gathered keys and values, [2][256].
   int64_t chosen_blocks, chosen_bits, chosen_scales;
-  // [slots] of state_stride: o [rows + spare_rows][head_dim_v_padded], m [rows] and l [rows]. Up to
-  // merge_rows floats after m and l may be read and written.
-  int64_t states;
-  int64_t state_stride;
+  // [slots] of partial_stride: o [rows + spare_rows][head_dim_v_padded], m [rows] and l [rows]. Up
+  // to merge_rows floats after m and l may be read and written.
+  int64_t partials;
+  int64_t partial_stride;
   int64_t floats;  // all of it
 };
 
@@ -302,9 +302,9 @@ constexpr int64_t max_attend_rows = 8;         // rows of a tile
 constexpr int64_t max_few_rows = 8;            // of a kv head in a unit that reads plain rows
 constexpr int64_t max_group_rows = 64;         // of all kv heads in such a unit
 constexpr int64_t late_tiles = 8;              // plain keys that are packed late: tiles at a time
-constexpr int64_t max_interleaved_chunks = 4;  // computed in step, each with a state of its own
+constexpr int64_t max_interleaved_chunks = 4;  // computed in step, each with a partial of its own
 constexpr int64_t spare_rows = 1;   // rows after the last one that a tile may compute and discard
-constexpr int64_t merge_rows = 16;  // rows whose states are merged side by side
+constexpr int64_t merge_rows = 16;  // rows whose partials are merged side by side
 // The rows that such a unit computes for each kv head. Loops take 1, 2, 4 or 6.
 constexpr int64_t padded_rows(int64_t rows) { return rows <= 2 ? rows : (rows + 1) / 2 * 2; }
 // Not a power of two, so that the rows of a tile do not fall into the same sets of a cache.
@@ -324,7 +324,7 @@ struct AttentionRequest {
   int64_t n_q;          // rows of queries in the arrays, per sequence there
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t heads_per_kv;  // query heads that share a kv head
-  int64_t most_queries;  // of one unit of work; 0: as many as its states leave room for
+  int64_t most_queries;  // of one unit of work; 0: as many as its partials leave room for
   float scale;
   // The query at position p attends to the keys at positions p - window_left .. p + window_right.
   int64_t window_left, window_right;
@@ -336,7 +336,7 @@ struct AttentionRequest {
   bool gates_late;       // the gate follows that norm
   KeyValues k, v;        // how they are stored; base is null where the call itself writes them
   float *lse, *context;  // outputs, contiguous as in mha.h; null: not asked for
-  float *states;         // [batch, num_heads, n_q, state_head + head_dim_v] in place of all others
+  float *partials;  // [batch, num_heads, n_q, partial_head + head_dim_v] in place of all others
   PairOutputs pairs;
 };
 
@@ -347,16 +347,16 @@ struct AttentionPlan {
   int64_t in_place_rows;      // most rows of a unit that reads plain values in the caller's array
   bool reads_rows;            // units of few rows read plain keys and values 16 positions at a time
   AttendScratch scratch;
-  // The keys of a unit can be split if there is memory for the states of the parts. A ring buffer
+  // The keys of a unit can be split if there is memory for the partials of the parts. A ring buffer
   // holds a window of a few chunks, which are not worth it.
   bool may_split_keys;
-  int64_t part_state_stride;
+  int64_t split_partial_stride;
   // Offsets in the workspace, in bytes. Only some calls need the memory from query_extents on.
   int64_t unit_counter, unit_scratch, sequences;
-  int64_t query_extents, key_extents;     // a pass may leave out rows
-  int64_t q_statistics, k_statistics;     // a norm covers all heads of a row
-  int64_t unfinished_parts, part_states;  // the keys of a unit are split
-  int64_t row_states;                     // outputs per pair: m and l of all rows
+  int64_t query_extents, key_extents;        // a pass may leave out rows
+  int64_t q_statistics, k_statistics;        // a norm covers all heads of a row
+  int64_t unfinished_parts, split_partials;  // the keys of a unit are split
+  int64_t row_partials;                      // outputs per pair: m and l of all rows
 };
 
 struct OutputRows {
@@ -375,12 +375,12 @@ struct AttentionArrays {
 };
 
 // The keys of a unit, split between threads: each part is 2^n chunks, a subtree of the contract's
-// tree. The thread that finishes a unit's last part merges the states of all of them.
+// tree. The thread that finishes a unit's last part merges the partials of all of them.
 struct KeyParts {
   int64_t count;        // of a unit; 1: the keys are not split
   int64_t chunks;       // of a part, a power of two
   int64_t *unfinished;  // [units] parts that are not finished yet
-  float *states;        // [units][count] of part_state_stride
+  float *partials;      // [units][count] of split_partial_stride
 };
 
 // Needs the contents of arrays with lengths and positions, which are checked by then.
@@ -405,14 +405,14 @@ struct Attention {
   AttentionRun run;
 };
 
-// ---- States that are handed out
+// ---- Partials that are handed out
 
-constexpr int64_t state_head = 2;  // m and l, in front of o
+constexpr int64_t partial_head = 2;  // m and l, in front of o
 
-// Rows of states [batch, num_heads, n_q, state_head + head_dim_v], to be finished (CONTRACT.md,
-// section 10); see mha_states_args.
-struct States {
-  const float *states;
+// Rows of partials [batch, num_heads, n_q, partial_head + head_dim_v], to be finished (CONTRACT.md,
+// section 10); see mha_partials_args.
+struct Partials {
+  const float *partials;
   int64_t batch, num_heads, n_q, head_dim_v;
   const float *sinks, *head_scales;  // [num_heads]; null: none
   void *output;                      // null: not asked for
@@ -628,11 +628,11 @@ struct Kernels {
   void (*finish_rows)(const Projection &projection, const float *product, int64_t product_stride,
                       int64_t row_begin, int64_t row_end);
 
-  // Rows of states, head_dim_v numbers each behind m and l: merge(left, right). The result may be
+  // Rows of partials, head_dim_v numbers each behind m and l: merge(left, right). The result may be
   // one of them.
-  void (*merge_states)(const float *left, const float *right, int64_t rows, int64_t head_dim_v,
-                       float *result);
-  void (*finish_states)(const States &states);
+  void (*merge_partials)(const float *left, const float *right, int64_t rows, int64_t head_dim_v,
+                         float *result);
+  void (*finish_partials)(const Partials &partials);
 
   // All rows of one sequence, for the columns [column_begin, column_end) of one state. scratch:
   // recurrence.scratch.floats floats, aligned to 64 bytes.

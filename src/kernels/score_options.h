@@ -1,7 +1,7 @@
 // What happens to the scores of a row between the products and the softmax, beyond the scale.
 //
 // Options change scores in the order of CONTRACT.md, section 7: softcap, ALiBi, relative bias,
-// bias, then groups and mask. bias_scores and mask_scores do that to one row. Before a chunk is
+// bias, then segments and mask. bias_scores and mask_scores do that to one row. Before a chunk is
 // computed, keys_left finds the range of keys that masks and biases leave to any row of a tile, so
 // that chunks which are masked as a whole cost next to nothing.
 //
@@ -20,7 +20,7 @@ namespace {
 
 // ---- The caller's arrays
 
-// Those keys of a chunk that have a column in mask, bias and groups.
+// Those keys of a chunk that have a column in mask, bias and segments.
 MHA_INLINE Range keys_with_column(const Unit &unit, int64_t chunk_begin, Range keys) {
   return {max(keys.begin, min(keys.end, unit.sequence.first_in_columns - chunk_begin)), keys.end};
 }
@@ -42,52 +42,54 @@ MHA_INLINE const uint8_t *mask_of(const Unit &unit, const Row &row, int64_t chun
   return static_cast<const uint8_t *>(mask.base) + element_of(mask, unit, row, chunk_begin);
 }
 
-// The group of a row, and the groups of the keys of a chunk.
-MHA_INLINE int32_t group_of(const Unit &unit, const Row &row) {
-  const PositionGroups &groups = unit.call.request.options.groups;
-  return groups.of_rows[unit.sequence_index * groups.row_stride + unit.array_row(row)];
+// The segment of a row, and the segments of the keys of a chunk.
+MHA_INLINE int32_t segment_of(const Unit &unit, const Row &row) {
+  const PositionSegments &segments = unit.call.request.options.segments;
+  return segments.of_rows[unit.sequence_index * segments.row_stride + unit.array_row(row)];
 }
 
-MHA_INLINE const int32_t *groups_of_keys(const Unit &unit, int64_t chunk_begin) {
-  const PositionGroups &groups = unit.call.request.options.groups;
-  return groups.of_columns + unit.sequence_index * groups.column_stride +
+MHA_INLINE const int32_t *segments_of_keys(const Unit &unit, int64_t chunk_begin) {
+  const PositionSegments &segments = unit.call.request.options.segments;
+  return segments.of_columns + unit.sequence_index * segments.column_stride +
          unit.sequence.option_column + chunk_begin;
 }
 
 // Those of some keys of a chunk that the flags leave to the rows from `first` to `last`.
 MHA_INLINE Range keys_of_flags(const Unit &unit, const Row &first, const Row &last,
                                int64_t chunk_begin, Range keys) {
-  const PositionGroups &groups = unit.call.request.options.groups;
+  const PositionSegments &segments = unit.call.request.options.segments;
   const int64_t begin =
-      unit.keys_in_window(first, groups.window_left, groups.window_right).begin - chunk_begin;
+      unit.keys_in_window(first, segments.window_left, segments.window_right).begin - chunk_begin;
   const int64_t end =
-      unit.keys_in_window(last, groups.window_left, groups.window_right).end - chunk_begin;
+      unit.keys_in_window(last, segments.window_left, segments.window_right).end - chunk_begin;
   return {min(keys.end, max(keys.begin, begin)), min(keys.end, max(keys.begin, end))};
 }
 
 // ---- Masks, key by key
 
-// Sets the scores of keys that are in another group than `own` to -infinity.
-MHA_NOINLINE inline void leave_group(const int32_t *groups, int32_t own, Range keys, float *s) {
+// Sets the scores of keys that are in another segment than `own` to -infinity.
+MHA_NOINLINE inline void leave_segment(const int32_t *segments, int32_t own, Range keys, float *s) {
   int64_t j = keys.begin;
   for (; j + tile_keys <= keys.end; j += tile_keys) {
-    for (int64_t i = 0; i < tile_keys; ++i) s[j + i] = groups[j + i] == own ? s[j + i] : -infinity;
+    for (int64_t i = 0; i < tile_keys; ++i)
+      s[j + i] = segments[j + i] == own ? s[j + i] : -infinity;
   }
-  for (; j < keys.end; ++j) s[j] = groups[j] == own ? s[j] : -infinity;
+  for (; j < keys.end; ++j) s[j] = segments[j] == own ? s[j] : -infinity;
 }
 
-// Sets the scores of those of the row's own keys that its group does not leave to -infinity.
-MHA_NOINLINE inline void mask_by_groups(const Unit &unit, const Row &row, int64_t chunk_begin,
-                                        Range keys, float *s) {
-  const int32_t own = group_of(unit, row), *const groups = groups_of_keys(unit, chunk_begin);
+// Sets the scores of those of the row's own keys that its segment does not leave to -infinity.
+MHA_NOINLINE inline void mask_by_segments(const Unit &unit, const Row &row, int64_t chunk_begin,
+                                          Range keys, float *s) {
+  const int32_t own = segment_of(unit, row), *const segments = segments_of_keys(unit, chunk_begin);
   const Range with_column = keys_with_column(unit, chunk_begin, keys);
-  if (!unit.call.request.options.groups.add_keys) return leave_group(groups, own, with_column, s);
+  if (!unit.call.request.options.segments.add_keys)
+    return leave_segment(segments, own, with_column, s);
   const Range flags = keys_of_flags(unit, row, row, chunk_begin, keys),
               beside[] = {{keys.begin, flags.begin}, {flags.end, keys.end}};
-  const int64_t first = own < 0 ? keys.end : with_column.begin;  // that can be of the group
+  const int64_t first = own < 0 ? keys.end : with_column.begin;  // that can be of the segment
   for (const Range &range : beside) {
     for (int64_t j = range.begin; j < min(first, range.end); ++j) s[j] = -infinity;
-    leave_group(groups, own, {max(first, range.begin), range.end}, s);
+    leave_segment(segments, own, {max(first, range.begin), range.end}, s);
   }
 }
 
@@ -102,11 +104,11 @@ MHA_NOINLINE void mask_scores(const uint8_t *mask, Range keys, float *s) {
   for (; j < keys.end; ++j) s[j] = mask[j] != 0 ? s[j] : -infinity;
 }
 
-// Sets the scores of those of the row's own keys that groups or the mask exclude to -infinity.
+// Sets the scores of those of the row's own keys that segments or the mask exclude to -infinity.
 template <class V>
 inline void mask_scores(const Unit &unit, const Row &row, int64_t chunk_begin, Range keys,
                         float *s) {
-  if (unit.call.request.options.groups.of_rows) mask_by_groups(unit, row, chunk_begin, keys, s);
+  if (unit.call.request.options.segments.of_rows) mask_by_segments(unit, row, chunk_begin, keys, s);
   if (unit.call.request.options.mask.base)
     mask_scores<V>(mask_of(unit, row, chunk_begin), keys_with_column(unit, chunk_begin, keys), s);
 }
@@ -162,7 +164,7 @@ MHA_NOINLINE inline void extend_to_left(const Exclusions &excluded, Range keys, 
   *left = {min(begin, left->begin), max(end, left->end)};
 }
 
-// The groups from one number to another.
+// The segments from one number to another.
 struct Numbers {
   int32_t least, greatest;
   MHA_INLINE bool have(int32_t number) const {
@@ -177,31 +179,31 @@ struct Numbers {
   }
 };
 
-// The keys from the first to the last that groups and flags leave to some of the rows [begin, end).
-// keys: where to look. The result may have a few more keys at its ends, of groups between the least
-// and the greatest of the rows.
-MHA_NOINLINE inline Range keys_of_groups(const Unit &unit, int64_t begin, int64_t end,
-                                         int64_t chunk_begin, Range keys) {
-  const bool add_keys = unit.call.request.options.groups.add_keys;
+// The keys from the first to the last that segments and flags leave to some of the rows [begin,
+// end). keys: where to look. The result may have a few more keys at its ends, of segments between
+// the least and the greatest of the rows.
+MHA_NOINLINE inline Range keys_of_segments(const Unit &unit, int64_t begin, int64_t end,
+                                           int64_t chunk_begin, Range keys) {
+  const bool add_keys = unit.call.request.options.segments.add_keys;
   Numbers own = {INT32_MAX, INT32_MIN};
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
-    const int32_t number = group_of(unit, row);
+    const int32_t number = segment_of(unit, row);
     if (add_keys && number < 0) continue;
     own = {number < own.least ? number : own.least, number > own.greatest ? number : own.greatest};
   }
   const Range of_flags = keys_of_flags(unit, unit.row(begin), unit.row(end - 1), chunk_begin, keys);
   const Range with_column = keys_with_column(unit, chunk_begin, add_keys ? keys : of_flags);
-  const int32_t *const groups = groups_of_keys(unit, chunk_begin);
+  const int32_t *const segments = segments_of_keys(unit, chunk_begin);
   Range left = with_column;
   if (own.least > own.greatest) left.end = left.begin;
   // From both ends inwards, 16 keys at a time and then one by one.
-  while (left.begin + tile_keys <= left.end && !own.have_some(groups + left.begin))
+  while (left.begin + tile_keys <= left.end && !own.have_some(segments + left.begin))
     left.begin += tile_keys;
-  while (left.begin < left.end && !own.have(groups[left.begin])) ++left.begin;
-  while (left.begin + tile_keys <= left.end && !own.have_some(groups + left.end - tile_keys))
+  while (left.begin < left.end && !own.have(segments[left.begin])) ++left.begin;
+  while (left.begin + tile_keys <= left.end && !own.have_some(segments + left.end - tile_keys))
     left.end -= tile_keys;
-  while (left.begin < left.end && !own.have(groups[left.end - 1])) --left.end;
-  // The keys that are left whatever their group is.
+  while (left.begin < left.end && !own.have(segments[left.end - 1])) --left.end;
+  // The keys that are left whatever their segment is.
   const Range always = {of_flags.begin, add_keys ? of_flags.end : with_column.begin};
   if (always.begin >= always.end) return left;
   return left.begin >= left.end ? always
@@ -238,12 +240,12 @@ MHA_NOINLINE inline Range keys_of_array(const Unit &unit, const PairArray &array
   return {left.begin, max(left.begin, left.end)};
 }
 
-// The keys from the first to the last that groups, mask and bias together leave to some of the
+// The keys from the first to the last that segments, mask and bias together leave to some of the
 // rows.
 MHA_NOINLINE inline Range keys_left(const Unit &unit, int64_t begin, int64_t end,
                                     int64_t chunk_begin, Range keys) {
   const ScoreOptions &options = unit.call.request.options;
-  if (options.groups.of_rows) keys = keys_of_groups(unit, begin, end, chunk_begin, keys);
+  if (options.segments.of_rows) keys = keys_of_segments(unit, begin, end, chunk_begin, keys);
   if (options.mask.base) keys = keys_of_array(unit, options.mask, begin, end, chunk_begin, keys);
   return options.bias.base ? keys_of_array(unit, options.bias, begin, end, chunk_begin, keys)
                            : keys;

@@ -3,7 +3,7 @@
 //
 // run_small computes one sequence after the other, two rows at a time: their q, k and v by one pass
 // over the weights, then for each head scores, softmax and context, and then the output. A sequence
-// has at most 16 keys, which are one tile, and no sum has more than 256 terms. So no state is
+// has at most 16 keys, which are one tile, and no sum has more than 256 terms. So no partial is
 // merged, and each step is add_term of tile.h on a few registers. Results have the bits of the
 // other path.
 #pragma once

@@ -6,11 +6,11 @@
 #include "causal_conv.h"
 #include "choose.h"
 #include "inspect.h"
+#include "partials.h"
 #include "project.h"
 #include "project_integers.h"
 #include "recurrent.h"
 #include "small.h"
-#include "states.h"
 #include "store.h"
 
 namespace mha {
@@ -40,7 +40,7 @@ constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *code
           inspect<V>,         score_keys<V>,
           choose_greatest<V>, store<V>,
           measure<V>,         finish_rows<V>,
-          merge_states<V>,    finish_states<V>,
+          merge_partials<V>,  finish_partials<V>,
           advance_state<V>,   convolve<V>,
           small_function<V>()};
 }

@@ -2,7 +2,7 @@
 // head, and the keys that its rows attend to. Of few rows it may have several kv heads.
 //
 // Unit says where everything of such a unit lies: its rows, their positions, the keys that window
-// and causal mask leave to each row, the queries and states in scratch memory, and the places in
+// and causal mask leave to each row, the queries and partials in scratch memory, and the places in
 // the outputs. It is built at the start of a call of `attend` and const from then on, and nearly
 // every function of the attention takes it first.
 #pragma once
@@ -139,10 +139,10 @@ struct Unit {
     return scratch + call.plan.scratch.queries + index * call.request.head_dim;
   }
 
-  // The state of a row in one of the slots: o, its unnormalised context; m, its greatest score; and
-  // l, its sum of exp(score - m).
+  // The partial of a row in one of the slots: o, its unnormalised context; m, its greatest score;
+  // and l, its sum of exp(score - m).
   MHA_INLINE float *o(int64_t slot, int64_t index) const {
-    return scratch + call.plan.scratch.states + slot * call.plan.scratch.state_stride +
+    return scratch + call.plan.scratch.partials + slot * call.plan.scratch.partial_stride +
            index * call.plan.head_dim_v_padded;
   }
   MHA_INLINE float *m(int64_t slot, int64_t index) const {

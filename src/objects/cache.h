@@ -38,7 +38,7 @@ struct mha_kv_cache {
   int64_t num_sequences, capacity;
   int64_t num_kv_heads, head_dim, head_dim_v;
   int64_t block_positions, num_blocks;  // of a cache that is not paged, too
-  uint32_t values;                      // MHA_CACHE_VALUES_*
+  uint32_t value_place;                 // MHA_CACHE_VALUES_*
   unsigned char reserved[256 - 108];
   uint64_t checksum;  // of the header, with 0 in this field
 };
@@ -73,7 +73,7 @@ T *at(const mha_kv_cache *cache, int64_t offset) {
 }
 
 inline bool has_own_values(const mha_kv_cache &cache) {
-  return cache.values == MHA_CACHE_VALUES_OWN;
+  return cache.value_place == MHA_CACHE_VALUES_OWN;
 }
 
 // The entries of a sequence's table, and how many of them name blocks for the positions below

@@ -27,7 +27,7 @@ struct LayerShape {
   int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
   float scale;
   uint32_t has_output;  // 1 with a W_O
-  uint32_t gate;        // MHA_GATE_*
+  uint32_t gate;        // MHA_FUNCTION_*
   Arithmetic arithmetic;
   int64_t gate_dim;  // 0 without a gate
   int64_t group;     // inputs that share a scale; 0: all of them, or int4_chain where it is int4

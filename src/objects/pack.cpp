@@ -151,7 +151,7 @@ struct Source {
 Source source_of(const PackedForm &form, const mha_layer_weights &weights, int name) {
   const LayerShape &shape = form.shape;
   // Without a gate, its width is 0, and it does not matter where it would be.
-  const bool is_gate_in_q = !weights.w_g.data;
+  const bool is_gate_in_q = weights.gate_place == MHA_GATE_IN_W_Q;
   const int64_t q_head = shape.head_dim + (is_gate_in_q ? shape.gate_dim : 0),
                 before_k = shape.num_heads * q_head, before_v = before_k + shape.k_columns();
   struct Origin {
@@ -530,13 +530,13 @@ bool has_sound_groups(const LayerShape &s, Storage storage) {
 bool is_sound(const LayerShape &s, PackedKind kind) {
   const auto is_dim = [](int64_t dim) { return dim > 0 && dim <= INT32_MAX; };
   if (!is_dim(s.query_dim) || !is_dim(s.output_dim) || s.has_output > 1) return false;
-  if (s.gate > MHA_GATE_SOFTPLUS || s.arithmetic > Arithmetic::int16) return false;
+  if (s.gate > MHA_FUNCTION_SOFTPLUS || s.arithmetic > Arithmetic::int16) return false;
   if (has_fours(kind) != (s.arithmetic != Arithmetic::f32)) return false;
   if (!has_sound_groups(s, storage_of(kind))) return false;
   if (!s.has_heads()) {
     // A linear layer consists of its W_O. Nothing else is set.
     const int64_t unused = s.key_dim | s.value_dim | s.num_kv_heads | s.head_dim | s.head_dim_v;
-    return unused == 0 && s.has_output && s.scale == 0.0f && s.gate == MHA_GATE_NONE &&
+    return unused == 0 && s.has_output && s.scale == 0.0f && s.gate == MHA_FUNCTION_NONE &&
            s.gate_dim == 0;
   }
   if (!is_dim(s.num_heads) || !is_dim(s.num_kv_heads) || s.num_heads % s.num_kv_heads != 0)
@@ -544,7 +544,7 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
   if (!is_dim(s.head_dim) || !is_dim(s.head_dim_v)) return false;
   if (s.q_columns() > INT32_MAX || s.context_columns() > INT32_MAX) return false;
   if (s.only_asks() ? s.value_dim != 0 : !is_dim(s.key_dim) || !is_dim(s.value_dim)) return false;
-  if (s.gate == MHA_GATE_NONE ? s.gate_dim != 0 : s.gate_dim != 1 && s.gate_dim != s.head_dim_v)
+  if (s.gate == MHA_FUNCTION_NONE ? s.gate_dim != 0 : s.gate_dim != 1 && s.gate_dim != s.head_dim_v)
     return false;
   const bool is_finite = s.scale - s.scale == 0.0f;
   return is_finite && (s.has_output || s.output_dim == s.context_columns()) &&

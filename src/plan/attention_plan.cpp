@@ -1,6 +1,6 @@
 // The attention of a unit of work goes through the keys chunk by chunk. Its scratch memory holds
 // the queries of the unit, one chunk of keys and values if they are not read in place, the scores
-// of a few rows, and the states of rows: one for each level of the tree in which the contract
+// of a few rows, and the partials of rows: one for each level of the tree in which the contract
 // merges chunks.
 
 #include "attention_plan.h"
@@ -14,7 +14,7 @@ namespace mha {
 namespace {
 
 // The most query rows of one unit, counting all query heads of the kv head, unless a single query
-// has more. Their states fit into a level-2 cache. Keys and values that have to be widened or
+// has more. Their partials fit into a level-2 cache. Keys and values that have to be widened or
 // packed are so once per unit and chunk, which more rows make cheaper.
 constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 
@@ -25,11 +25,11 @@ constexpr int64_t min_unit_rows = 24;
 // whole chunk first would not pay.
 constexpr int64_t max_late_rows = 6;
 
-// The states of some rows: o for each row and a spare one, then m and l, with room for merging rows
-// side by side.
-Count state_floats(Count rows, int64_t head_dim_v_padded) {
-  const Count states = (rows + Count(spare_rows)) * Count(head_dim_v_padded);
-  return round_up(states + rows + rows + Count(2 * merge_rows), 16);
+// The partials of some rows: o for each row and a spare one, then m and l, with room for merging
+// rows side by side.
+Count partial_floats(Count rows, int64_t head_dim_v_padded) {
+  const Count partials = (rows + Count(spare_rows)) * Count(head_dim_v_padded);
+  return round_up(partials + rows + rows + Count(2 * merge_rows), 16);
 }
 
 // Whether units read the numbers where they are stored.
@@ -85,15 +85,15 @@ Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan
   scratch.chosen_bits = take(has_chosen ? 2 * (max_keys / chosen.block / 64 + 2) : 0);
   scratch.chosen_scales = take(may_gather ? 2 * chunk_keys : 0);
 
-  const Count state = state_floats(rows, plan.head_dim_v_padded);
-  scratch.states = take(Count(slots) * state);
-  scratch.state_stride = state.value();
+  const Count partial = partial_floats(rows, plan.head_dim_v_padded);
+  scratch.partials = take(Count(slots) * partial);
+  scratch.partial_stride = partial.value();
   scratch.floats = end.value();
   return end;
 }
 
-// Slots for states: merging `chunks` chunks takes as many as a binary counter up to that number has
-// digits (CONTRACT.md, section 9).
+// Slots for partials: merging `chunks` chunks takes as many as a binary counter up to that number
+// has digits (CONTRACT.md, section 9).
 int64_t slots_of(const AttentionRequest &request, int64_t max_keys, int64_t chunks) {
   int64_t slots = request.window_left < max_keys ? 2 : 1;  // a window may begin within a subtree
   for (int64_t left = chunks / 2; left != 0; left /= 2) ++slots;
@@ -120,7 +120,7 @@ int64_t most_kv_heads(const AttentionRequest &request, int64_t rows) {
   return std::min(request.num_kv_heads, max_group_rows / rows);
 }
 
-// The states of the rows must stay in the level-2 cache, and plain keys are packed once per unit.
+// The partials of the rows must stay in the level-2 cache, and plain keys are packed once per unit.
 int64_t largest_block(int64_t longest_q, const AttentionRequest &request) {
   if (request.options.chosen.lists.base) return 1;  // each query has its own keys
   const bool are_floats = is_read_as_stored(request.k) && is_read_as_stored(request.v);
@@ -168,9 +168,9 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
   const int64_t splitting_threads = plan.may_split_keys ? num_threads : 0;
   const int64_t part_rows =
       std::max(std::min(smallest_block(request), largest) * request.heads_per_kv, few);
-  const Count part_state =
-      plan.may_split_keys ? state_floats(part_rows, plan.head_dim_v_padded) : Count(0);
-  plan.part_state_stride = part_state.value();
+  const Count split_partial =
+      plan.may_split_keys ? partial_floats(part_rows, plan.head_dim_v_padded) : Count(0);
+  plan.split_partial_stride = split_partial.value();
 
   // The rest depends on what the call asks for.
   const Count batch(request.batch), extents(s.is_ragged() ? request.batch : 0);
@@ -179,10 +179,10 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
   plan.key_extents = layout->take(extents, sizeof(Extent));
   const Count threads(splitting_threads);
   plan.unfinished_parts = layout->take(threads * Count(units_per_thread), sizeof(int64_t));
-  plan.part_states = layout->take_floats(threads * Count(part_units_per_thread) * part_state);
-  const Count row_states = Count(request.pairs.has_any() ? 2 : 0) * Count(request.array_batch) *
-                           Count(request.num_heads) * Count(request.n_q);
-  plan.row_states = layout->take_floats(row_states);
+  plan.split_partials = layout->take_floats(threads * Count(part_units_per_thread) * split_partial);
+  const Count row_partials = Count(request.pairs.has_any() ? 2 : 0) * Count(request.array_batch) *
+                             Count(request.num_heads) * Count(request.n_q);
+  plan.row_partials = layout->take_floats(row_partials);
   plan.unit_scratch = layout->take_floats(scratch * Count(num_threads));
   return plan;
 }

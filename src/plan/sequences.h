@@ -27,8 +27,8 @@ struct SequenceArguments {
   const mha_kv_cache *cache;  // attended to; null: none
   mha_kv_cache *growing;      // the same where the call appends to it
   const char *distances;      // what makes scores depend on them, for errors; null: nothing does
-  bool adds_keys;             // position groups leave keys to a row that flags do not
-  bool has_new_columns;       // mask, bias and groups have columns only for the call's own keys
+  bool adds_keys;             // segments leave keys to a row that flags do not
+  bool has_new_columns;       // mask, bias and segments have columns only for the call's own keys
   int64_t num_columns;        // keys after this many columns are masked; INT64_MAX: no limit
   const mha_rope *given_rope;
   mha_rope rope;  // as given, all defaults resolved by check_sequences
@@ -65,7 +65,7 @@ int64_t keys_of(const SequenceArguments &sequences, int64_t b);
 int64_t in_cache(const SequenceArguments &sequences, int64_t b);
 int64_t past_of(const SequenceArguments &sequences, int64_t b);
 
-// How many of its first n_kv keys have a column in mask, bias and groups; the others are masked.
+// How many of its first n_kv keys have a column in mask, bias and segments; the others are masked.
 int64_t keys_with_columns(const SequenceArguments &sequences, int64_t b, int64_t n_kv);
 
 // Whether results depend on the positions of queries.

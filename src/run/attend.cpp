@@ -57,14 +57,14 @@ int64_t whole_units(const Attention &attention) {
 
 // One token of one sequence has as many units as kv heads, which may be fewer than threads. Then
 // the keys of each unit are split too. A part is a power of two of chunks, hence a subtree of the
-// contract's tree of states, so that results keep their bits.
+// contract's tree of partials, so that results keep their bits.
 void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
                 AttentionRun *run) {
   run->parts.count = run->parts.chunks = 1;
   const int64_t units = request.batch * kv_groups(request, *run) * run->query_blocks;
   const int64_t wanted = num_threads * units_per_thread;
   const int64_t chunks = blocks_of(run->longest_kv, chunk_keys);
-  // Only states of the smallest units have a place in the workspace.
+  // Only partials of the smallest units have a place in the workspace.
   const bool are_small = run->block_queries <= smallest_block(request);
   if (!plan.may_split_keys || !are_small || units == 0 || units >= wanted ||
       chunks < 2 * min_part_chunks)
@@ -213,10 +213,10 @@ void clear_padding_of_outputs(const AttentionStage &stage) {
       for (int64_t head = 0; head < r.num_heads; ++head) {
         const int64_t at = (b * r.num_heads + head) * n_q + row;
         if (r.lse) r.lse[at] = -MHA_INFINITY;
-        if (r.states) {
-          float *const state = r.states + at * (state_head + r.head_dim_v);
-          memset(state, 0, static_cast<size_t>(state_head + r.head_dim_v) * sizeof(float));
-          state[0] = -MHA_INFINITY;
+        if (r.partials) {
+          float *const partial = r.partials + at * (partial_head + r.head_dim_v);
+          memset(partial, 0, static_cast<size_t>(partial_head + r.head_dim_v) * sizeof(float));
+          partial[0] = -MHA_INFINITY;
         }
         for (float *const output : pairs) {
           if (output) memset(output + at * n_kv, 0, static_cast<size_t>(n_kv) * sizeof(float));
@@ -266,13 +266,14 @@ void begin_passes(AttentionStage *stage, unsigned char *workspace) {
   split_keys(request, plan, num_threads, &run);
   // Where the memory lies.
   run.parts.unfinished = reinterpret_cast<int64_t *>(workspace + plan.unfinished_parts);
-  run.parts.states = floats_at(plan.part_states);
+  run.parts.partials = floats_at(plan.split_partials);
   run.reworks_context = request.options.head_scales || request.context || arrays.gate.values.base ||
                         arrays.output.storage != Storage::f32;
   run.q_statistics = floats_at(plan.q_statistics);
   run.k_statistics = floats_at(plan.k_statistics);
-  run.row_maxima = request.pairs.has_any() ? floats_at(plan.row_states) : nullptr;
-  run.row_sums = floats_at(plan.row_states) + request.array_batch * request.num_heads * request.n_q;
+  run.row_maxima = request.pairs.has_any() ? floats_at(plan.row_partials) : nullptr;
+  run.row_sums =
+      floats_at(plan.row_partials) + request.array_batch * request.num_heads * request.n_q;
   stage->in_pass = reinterpret_cast<Sequence *>(workspace + plan.sequences);
   run.sequences = stage->in_pass;
 

@@ -54,7 +54,7 @@ class Mpi(unittest.TestCase):
             {self.checksum(1, *arguments)},
         )
 
-    def test_the_bytes_that_are_sent_are_those_of_queries_and_states(self):
+    def test_the_bytes_that_are_sent_are_those_of_queries_and_partials(self):
         # 20 chunks, 10 for each process: of the second one's, 10 and 11, 12 to 15 and 16 to 19 are
         # subtrees.
         header, keys = 10 * 8, ["--keys", "5120"]
@@ -80,7 +80,7 @@ class Mpi(unittest.TestCase):
         for ranks in 2, 4:
             self.expect_failure("kv_first_position is -1", ranks, (ranks, "--fault", "1", "fail"))
 
-    def test_states_of_another_shape_are_refused_by_all(self):
+    def test_partials_of_another_shape_are_refused_by_all(self):
         self.expect_failure(
             "rank 1 has --head-dim-v 129, but this rank has 128", 3, (3, "--fault", "1", "shape")
         )

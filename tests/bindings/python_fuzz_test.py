@@ -256,13 +256,13 @@ class Calls(unittest.TestCase):
                         "sinks": floats(2),
                         "bias": floats(3, columns),
                         "mask": guarded(np.ones((2, 2, 3, columns), bool)),
-                        "columns": "all_keys",
+                        "column_keys": "all_keys",
                         "q_scales": floats(3),
                         "head_scales": floats(2),
                         "num_columns": 0,
-                        "groups": "within",
-                        "q_groups": guarded(np.int32([0, 0, 1])),
-                        "kv_groups": guarded(np.zeros(columns, np.int32)),
+                        "segments": "within",
+                        "q_segments": guarded(np.int32([0, 0, 1])),
+                        "kv_segments": guarded(np.zeros(columns, np.int32)),
                         "relative_bias": floats(2, 5),
                         "relative_left": 2,
                         "relative_rows": floats(2, 3, 4),
@@ -334,7 +334,7 @@ class Calls(unittest.TestCase):
                         "prepare": False,
                         "scale": 0.5,
                         "kv_first_position": 0,
-                        "states": False,
+                        "partials": False,
                         "instruction_set": "scalar",
                         "bf16": False,
                     },
@@ -455,7 +455,7 @@ class Calls(unittest.TestCase):
                 **some(
                     {
                         "buffer": guarded(np.zeros(4096, np.uint8), 64),
-                        "values": "own",
+                        "value_place": "own",
                         "block_positions": 16,
                         "num_blocks": 2,
                     },
@@ -524,13 +524,13 @@ class Calls(unittest.TestCase):
                 "max_distance": 12,
                 "is_bidirectional": True,
             },
-            lambda **given: mha.states_merge(**given): lambda: {
+            lambda **given: mha.partials_merge(**given): lambda: {
                 "left": floats(2, 2, 3, 6),
                 "right": floats(2, 2, 3, 6),
                 "out": floats(2, 2, 3, 6),
             },
-            lambda **given: mha.states_finish(**given): lambda: {
-                "states": floats(2, 2, 3, 6),
+            lambda **given: mha.partials_finish(**given): lambda: {
+                "partials": floats(2, 2, 3, 6),
                 "sinks": floats(2),
                 "head_scales": floats(2),
                 "out": floats(2, 3, 2, 4),

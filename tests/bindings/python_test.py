@@ -257,10 +257,10 @@ class Mha(unittest.TestCase):
             ("CACHE_VALUES", mha.cache_values),
             ("ROPE", mha.rope_styles),
             ("COLUMNS", mha.score_columns),
-            ("GROUPS", mha.score_groups),
-            ("GATE", mha.gates),
+            ("SEGMENTS", mha.score_segments),
+            ("FUNCTION", mha.gates),
             ("ARITHMETIC", mha.arithmetics),
-            ("ACTIVATION", mha.activations),
+            ("FUNCTION", mha.activations),
         ):
             for name, number in table.items():
                 self.assertRegex(
@@ -828,7 +828,7 @@ class Mha(unittest.TestCase):
 
     def test_every_call_takes_a_batch_or_leaves_it_out(self):
         q, x, gates = floats(1, 5, heads, head_dim), floats(1, 5, width), floats(1, 5, heads)
-        qkv, states = {"q": q, "k": q + 1, "v": q - 1}, mha.attention(q, q, q, states=True)
+        qkv, states = {"q": q, "k": q + 1, "v": q - 1}, mha.attention(q, q, q, partials=True)
         state, want = floats(1, heads, head_dim, head_dim), ["lse", "scores"]
         tables = mha.Rope.tables(head_dim, 9)
         rope = mha.Rope(tables.cos, tables.sin, q_positions=range(4, 9), k_positions=range(2, 7))
@@ -860,8 +860,8 @@ class Mha(unittest.TestCase):
                 {"x": x, "state": floats(1, 2, width)},
                 {"weights": floats(width, 3)},
             ),
-            (mha.states_finish, {"states": states, "out": q.copy()}, {}),
-            (mha.states_merge, {"left": states, "right": states + 1}, {}),
+            (mha.partials_finish, {"partials": states, "out": q.copy()}, {}),
+            (mha.partials_merge, {"left": states, "right": states + 1}, {}),
             (mha.Linear(floats(9, width)), {"x": x, "residual": floats(1, 5, 9)}, {}),
         ):
             with self.subTest(call=call, options=options):
@@ -997,7 +997,7 @@ class Mha(unittest.TestCase):
         self.assert_same(chosen, np.sort(expected, axis=-1))
         np.testing.assert_allclose(seen, np.where(is_left, scores, -np.inf), atol=1e-5)
         cache = mha.KvCache(
-            num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, values="in_keys"
+            num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, value_place="in_keys"
         )
         self.assert_same(
             mha.choose_keys(q[:, :0], weights[:, :0], 4, k, cache=cache).shape, [2, 0, 4]
@@ -1287,7 +1287,7 @@ class Mha(unittest.TestCase):
             num_kv_heads=1,
             head_dim=24,
             head_dim_v=16,
-            values="in_keys",
+            value_place="in_keys",
         )
         q, k = floats(1, 9, 3, 24), floats(1, 9, 1, 24)
         cache.append(0, k[0, :4])
@@ -1319,13 +1319,13 @@ class Mha(unittest.TestCase):
                 **options,
                 q_first_positions=[597, 597],
                 kv_first_position=first,
-                states=True,
+                partials=True,
             )
             for first, end in ((0, 512), (512, 600))
         ]
         self.assertEqual(parts[0].shape, (2, 4, 3, 8))
-        merged = mha.states_merge(*parts)
-        finished, lse = mha.states_finish(merged, sinks=sinks, head_scales=scales)
+        merged = mha.partials_merge(*parts)
+        finished, lse = mha.partials_finish(merged, sinks=sinks, head_scales=scales)
         self.assert_same(finished, y)
         self.assert_same(lse, looks["lse"])
         again = mha.attention(
@@ -1335,27 +1335,27 @@ class Mha(unittest.TestCase):
             **options,
             q_first_positions=[597, 597],
             kv_first_position=512,
-            states=True,
+            partials=True,
             prepare=True,
         )
         self.assert_same(again(q, k[:, 512:], v[:, 512:]), parts[1])
         self.assert_same(again(q, k[:, 512:], v[:, 512:], out=np.empty_like(parts[1])), parts[1])
-        self.assertIs(mha.states_merge(*parts, out=parts[0]), parts[0])
+        self.assertIs(mha.partials_merge(*parts, out=parts[0]), parts[0])
         self.assert_same(parts[0], merged)
-        self.assertEqual(mha.states_finish(merged, output_type="f16")[0].dtype, np.float16)
+        self.assertEqual(mha.partials_finish(merged, output_type="f16")[0].dtype, np.float16)
         for wrong, sentence in (
-            (lambda: mha.states_merge(merged, merged[:1]), "right is float32"),
-            (lambda: mha.states_merge(merged, merged.transpose(1, 0, 2, 3)), "right is float32"),
+            (lambda: mha.partials_merge(merged, merged[:1]), "right is float32"),
+            (lambda: mha.partials_merge(merged, merged.transpose(1, 0, 2, 3)), "right is float32"),
             (
-                lambda: mha.states_merge(merged[..., :2].copy(), merged[..., :2].copy()),
+                lambda: mha.partials_merge(merged[..., :2].copy(), merged[..., :2].copy()),
                 r"head_dim_v \+ 2",
             ),
-            (lambda: mha.states_finish(merged[0, 0]), "states is float32"),
-            (lambda: mha.states_finish(merged, sinks=sinks[:2]), "sinks is float32"),
+            (lambda: mha.partials_finish(merged[0, 0]), "partials is float32"),
+            (lambda: mha.partials_finish(merged, sinks=sinks[:2]), "sinks is float32"),
         ):
             self.assertRaisesRegex(ValueError, sentence, wrong)
-        with self.assertRaisesRegex(mha.Error, "outputs.lse is given beside outputs.states"):
-            mha.attention(q, k, v, states=True, want=["lse"])
+        with self.assertRaisesRegex(mha.Error, "outputs.lse is given beside outputs.partials"):
+            mha.attention(q, k, v, partials=True, want=["lse"])
 
     def test_a_cache_lies_where_the_caller_wants_it(self):
         config = {
@@ -1458,7 +1458,7 @@ class Mha(unittest.TestCase):
         )
         whole = self.layer.forward(x, is_causal=True)
         self.layer.forward(x[:4], is_causal=True, cache=cache)
-        tree = mha.ScoreOptions(mask=np.tri(5, dtype=bool), columns="new_keys")
+        tree = mha.ScoreOptions(mask=np.tri(5, dtype=bool), column_keys="new_keys")
         self.assert_same(self.layer.forward(x[4:], score=tree, cache=cache), whole[4:])
         rows = mha.ScoreOptions(mask=np.tri(9, dtype=bool)[8:])  # of all positions
         cache.truncate(0, 8)
@@ -1473,11 +1473,11 @@ class Mha(unittest.TestCase):
             np.arange(kv),
             np.array([4, 0])[:, None, None],
         )
-        q_groups, kv_groups = (
+        q_segments, kv_segments = (
             np.int32([0] * 2 + [1] * 4),
             np.int32([[0] * 5 + [1] * 4, [-1] * 8 + [1]]),
         )
-        same = q_groups[:, None] == kv_groups[:, None]
+        same = q_segments[:, None] == kv_segments[:, None]
         for options, mask in (
             ({"is_causal": True}, j <= i),
             ({"window_left": 2}, j >= i - 2),
@@ -1492,16 +1492,21 @@ class Mha(unittest.TestCase):
             ({"kv_lengths": [7, 9], "padding": "left"}, j >= kv - np.array([7, 9])[:, None, None]),
             ({"q_lengths": [4, 0]}, (rows < lengths) & (j >= 0)),
             ({"q_lengths": [4, 0], "padding": "left"}, (rows >= n - lengths) & (j >= 0)),
-            ({"q_groups": q_groups, "kv_groups": kv_groups}, same),
+            ({"q_segments": q_segments, "kv_segments": kv_segments}, same),
             (
-                {"q_groups": q_groups, "kv_groups": kv_groups, "groups": "also", "is_causal": True},
+                {
+                    "q_segments": q_segments,
+                    "kv_segments": kv_segments,
+                    "segments": "also",
+                    "is_causal": True,
+                },
                 same | (j <= i),
             ),
             ({"mask": np.ones((n, 5), bool), "num_columns": 5}, j < 5),
         ):
             score = {
                 name: options.pop(name)
-                for name in ("q_groups", "kv_groups", "groups", "mask", "num_columns")
+                for name in ("q_segments", "kv_segments", "segments", "mask", "num_columns")
                 if name in options
             }
             options = {**options, "score": mha.ScoreOptions(**score)}
@@ -1742,7 +1747,8 @@ class Mha(unittest.TestCase):
                     )
                 ]
             )
-            in_q = mha.Layer(width, heads, **{**w, "w_q": np.hstack(columns)}, b_q=b_q, gate=gate)
+            with_gate = {**w, "w_q": np.hstack(columns), "b_q": b_q}
+            in_q = mha.Layer(width, heads, **with_gate, gate=gate, gate_in_w_q=True)
             self.assert_same(in_q.forward(x), gated)
             self.assertEqual((in_q.shape["gate"], in_q.shape["gate_dim"]), (gate, width // heads))
             single = mha.Layer(
@@ -1908,7 +1914,8 @@ class Mha(unittest.TestCase):
                 if kind is ctypes.c_void_p:
                     yield [field]
                 elif issubclass(kind, ctypes.Structure):
-                    yield from ([field, *inner] for inner in pointers(kind))
+                    is_own = field in struct._anonymous_
+                    yield from (inner if is_own else [field, *inner] for inner in pointers(kind))
 
         for struct in mha.structs:
             own = [field for field, kind in struct._kinds.items() if kind in ("ptr", "out")]
@@ -1936,7 +1943,8 @@ class Mha(unittest.TestCase):
     def test_a_struct_inside_a_struct_brings_what_it_points_to(self):
         for struct in mha.structs:
             for field, kind in struct._fields_:
-                if not issubclass(kind, ctypes.Structure) or kind.__name__ == "mha_strides":
+                without = "mha_strides", "mha_weight_format"
+                if not issubclass(kind, ctypes.Structure) or kind.__name__ in without:
                     continue
                 with self.subTest(struct=struct.__name__, field=field):
                     made, others, array = struct(), struct(), floats(3)
@@ -1997,8 +2005,8 @@ class Mha(unittest.TestCase):
             "q_scales": lambda: floats(batch, n_q),
             "relative_bias": lambda: floats(heads, 9),
             "relative_rows": lambda: floats(batch, heads, n_q, 9),
-            "q_groups": lambda: integers(batch, n_q).astype(np.int32),
-            "kv_groups": lambda: integers(batch, n_k).astype(np.int32),
+            "q_segments": lambda: integers(batch, n_q).astype(np.int32),
+            "kv_segments": lambda: integers(batch, n_k).astype(np.int32),
             "chosen_keys": lambda: integers(batch, heads, n_q, 1).astype(np.int32),
         }
         norm = {
@@ -2124,8 +2132,8 @@ class Mha(unittest.TestCase):
         for (kind, name), make in self.array_options(n_q, n_k).items():
             packed = name.startswith("cu_")
             both = {
-                "kv_groups": {"q_groups": np.zeros(n_q, np.int32)},
-                "q_groups": {"kv_groups": np.zeros(n_k, np.int32)},
+                "kv_segments": {"q_segments": np.zeros(n_q, np.int32)},
+                "q_segments": {"kv_segments": np.zeros(n_k, np.int32)},
             }.get(name)
             calls = [
                 (mha.attention, [a[:1] if packed else a for a in (q, k, v)]),
@@ -2184,7 +2192,7 @@ class Mha(unittest.TestCase):
             {"num_sequences": 1, "capacity": 8, "num_kv_heads": heads, "head_dim": head_dim},
             floats(2, 5, heads),
         )
-        states = mha.attention(q, q, q, states=True)
+        states = mha.attention(q, q, q, partials=True)
         linear = mha.Linear(floats(9, width))
         pairs, lse = np.zeros((2, heads, 5, 5), np.float32), np.zeros((2, heads, 5), np.float32)
         heads_of = np.zeros((2, 5, heads, head_dim), np.float32)
@@ -2203,13 +2211,13 @@ class Mha(unittest.TestCase):
         self.assertEqual(set(looks), set(mha._structs._optional_outputs))
         calls = [
             (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out)),
-            (states.copy(), lambda out: mha.attention(q, q, q, states=True, out=out)),
+            (states.copy(), lambda out: mha.attention(q, q, q, partials=True, out=out)),
             (np.zeros_like(x), lambda out: self.layer.forward(x, out=out)),
             (np.zeros_like(x[0]), lambda out: self.layer.forward(x[0], out=out)),
             (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out, prepare=True)),
             (np.zeros_like(q), lambda out: mha.attention(q, q, q, prepare=True)(q, q, q, out=out)),
-            (states.copy(), lambda out: mha.states_merge(states, states, out=out)),
-            (np.zeros_like(q), lambda out: mha.states_finish(states, out=out)),
+            (states.copy(), lambda out: mha.partials_merge(states, states, out=out)),
+            (np.zeros_like(q), lambda out: mha.partials_finish(states, out=out)),
             (np.zeros((5, 9), np.float32), lambda out: linear(x[0], out=out)),
             (
                 np.zeros((2, 5, 2), np.int32),
@@ -2352,7 +2360,7 @@ class Mha(unittest.TestCase):
 
         def cut(name, array, first, end, k_first, k_end):
             """What an array of rows is for one sequence alone."""
-            if name in ("k_positions", "kv_groups"):
+            if name in ("k_positions", "kv_segments"):
                 return array[:, k_first:k_end]
             array = array[:, first:end] if array.ndim == 2 else array[:, :, first:end]
             return array[..., k_first:k_end] if name in ("bias", "mask") else array
@@ -2369,8 +2377,8 @@ class Mha(unittest.TestCase):
             ):
                 continue
             groups = {
-                "kv_groups": {"q_groups": np.zeros((1, n_q), np.int32)},
-                "q_groups": {"kv_groups": np.zeros((1, n_k), np.int32)},
+                "kv_segments": {"q_segments": np.zeros((1, n_q), np.int32)},
+                "q_segments": {"kv_segments": np.zeros((1, n_k), np.int32)},
             }
             both, array = groups.get(name), make()
             packed = mha.attention(
@@ -2383,7 +2391,7 @@ class Mha(unittest.TestCase):
             )
             own = (
                 None
-                if name in ("k_positions", "kv_groups")
+                if name in ("k_positions", "kv_segments")
                 or kind is mha.ScoreOptions
                 and name in ("bias", "mask")
                 else self.layer.forward(
@@ -2397,7 +2405,7 @@ class Mha(unittest.TestCase):
                     np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)),
                     both
                     and {
-                        other: zeros[:, : end - first if other == "q_groups" else k_end - k_first]
+                        other: zeros[:, : end - first if other == "q_segments" else k_end - k_first]
                         for other, zeros in both.items()
                     },
                 )
@@ -2489,7 +2497,7 @@ class Mha(unittest.TestCase):
         q, x, f = floats(2, 5, heads, head_dim), floats(2, 5, width), floats
         shape = {"num_sequences": 2, "capacity": 16, "num_kv_heads": 1, "head_dim": 4}
         cache = mha.KvCache(**shape, kind="paged", block_positions=16, num_blocks=2)
-        linear, states = mha.Linear(f(9, width)), mha.attention(q, q, q, states=True)
+        linear, states = mha.Linear(f(9, width)), mha.attention(q, q, q, partials=True)
         layer, packed = {"query_dim": width, "num_heads": heads}, mha.pack(width, heads, **self.w)
         qkv, rows = {"q": q, "k": q, "v": q}, {"n_q": 5, "n_kv": 5}
         calls = [
@@ -2503,8 +2511,8 @@ class Mha(unittest.TestCase):
             ),
             (mha.recurrent_attention, {**qkv, "beta": f(2, 5, 1), "a_log": f(heads)}),
             (mha.causal_conv, {"x": x, "weights": f(width, 2)}),
-            (mha.states_merge, {"left": states, "right": states}),
-            (mha.states_finish, {"states": states}),
+            (mha.partials_merge, {"left": states, "right": states}),
+            (mha.partials_finish, {"partials": states}),
             (linear.__call__, {"x": x[0]}),
             (linear.info, {"rows": 5}),
             (mha.Linear, {"w": f(9, width)}),
@@ -2606,7 +2614,7 @@ class Mha(unittest.TestCase):
         buffer = mha.KvCache(**shape).buffer
 
         def attention(q, k, v, out, workspace, cos, sin, mask, kv_lengths, lse=None, cache=None):
-            rope, score = mha.Rope(cos, sin), mha.ScoreOptions(mask=mask, columns="new_keys")
+            rope, score = mha.Rope(cos, sin), mha.ScoreOptions(mask=mask, column_keys="new_keys")
             more = {"want": {"lse": lse}} if cache is None else {"cache": mha.KvCache.view(cache)}
             given = {"rope": rope, "score": score, "kv_lengths": kv_lengths, "workspace": workspace}
             if cache is None:
@@ -2639,7 +2647,7 @@ class Mha(unittest.TestCase):
         choose = functools.partial(mha.choose_keys, num_chosen=4)
         products = {"x": x[0], "residual": x[0], "out": x[0], "workspace": room}
         merged = {"left": states, "right": states, "out": states}
-        finished = {"states": states, "sinks": f(heads), "head_scales": f(heads), "out": q}
+        finished = {"partials": states, "sinks": f(heads), "head_scales": f(heads), "out": q}
         state_pair, outs = ("state_out", "state"), ("out", "workspace")
         return [
             (attention, {**attended, "lse": lse}, ("lse", *outs), [("out", "q")]),
@@ -2654,8 +2662,8 @@ class Mha(unittest.TestCase):
             (mha.causal_conv, conv, (*outs, "state_out"), [state_pair]),
             (choose, chosen, (*outs, "index_scores"), []),
             (linear, products, outs, [("out", "residual")]),
-            (mha.states_merge, merged, ("out",), [("out", "left"), ("out", "right")]),
-            (mha.states_finish, finished, ("out",), []),
+            (mha.partials_merge, merged, ("out",), [("out", "left"), ("out", "right")]),
+            (mha.partials_finish, finished, ("out",), []),
             (append, {"k": q, "v": q, "cache": buffer}, ("cache",), []),
         ]
 
@@ -2986,7 +2994,7 @@ class Mha(unittest.TestCase):
                     "sinks is .* its shape must be",
                     lambda: attend(sinks=floats(heads + 1)),
                 ),
-                (ValueError, "columns", lambda: attend(columns="some")),
+                (ValueError, "column_keys", lambda: attend(column_keys="some")),
                 (
                     ValueError,
                     "its shape must be",
@@ -3002,11 +3010,15 @@ class Mha(unittest.TestCase):
                     "q_scales is .* its shape must be",
                     lambda: attend(q_scales=floats(6)),
                 ),
-                (ValueError, "q_groups", lambda: attend(q_groups=np.int32([1, 2]))),
-                (ValueError, "kv_groups", lambda: attend(q_groups=numbers, kv_groups=numbers[:4])),
-                (ValueError, "groups", lambda: attend(q_groups=numbers, groups="all")),
+                (ValueError, "q_segments", lambda: attend(q_segments=np.int32([1, 2]))),
+                (
+                    ValueError,
+                    "kv_segments",
+                    lambda: attend(q_segments=numbers, kv_segments=numbers[:4]),
+                ),
+                (ValueError, "segments", lambda: attend(q_segments=numbers, segments="all")),
                 (mha.Error, "score.softcap is -1", lambda: attend(softcap=-1.0)),
-                (mha.Error, "score_arrays.columns", lambda: attend(columns="new_keys")),
+                (mha.Error, "score_arrays.column_keys", lambda: attend(column_keys="new_keys")),
                 (
                     mha.Error,
                     r"score.sinks\[0\]",
@@ -3056,7 +3068,7 @@ class Mha(unittest.TestCase):
             ],
         )
         states, shape = (
-            mha.attention(q, q, q, states=True),
+            mha.attention(q, q, q, partials=True),
             {"num_sequences": 1, "capacity": 4, "num_kv_heads": 1, "head_dim": 4},
         )
         choose = functools.partial(mha.choose_keys, q, floats(1, 4, heads), 2, q[:, :, 0].copy())
@@ -3068,9 +3080,9 @@ class Mha(unittest.TestCase):
             )
             for name, call in (
                 ("out", lambda: mha.attention(q, q, q, out=strided(*q.shape))),
-                ("out", lambda: mha.attention(q, q, q, states=True, out=strided(*states.shape))),
-                ("out", lambda: mha.states_merge(states, states, out=strided(*states.shape))),
-                ("out", lambda: mha.states_finish(states, out=strided(*q.shape))),
+                ("out", lambda: mha.attention(q, q, q, partials=True, out=strided(*states.shape))),
+                ("out", lambda: mha.partials_merge(states, states, out=strided(*states.shape))),
+                ("out", lambda: mha.partials_finish(states, out=strided(*q.shape))),
                 ("out", lambda: choose(out=strided(1, 4, 2, dtype=np.int32))),
                 ("index_scores", lambda: choose(index_scores=strided(1, 4, 4))),
                 ("out", lambda: mha.Linear(floats(5, width))(x[0], out=strided(5, 5))),

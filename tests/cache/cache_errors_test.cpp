@@ -162,12 +162,13 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
   }
   mha_kv_cache_config of_keys = Config();
   of_keys.k_type = MHA_TYPE_INT4;
-  ExpectNoCache(of_keys, {MHA_ERROR_INVALID_VALUE, {1}, {"k_type is 5", "MHA_TYPE_INT8 (4), or to 0"}});
+  ExpectNoCache(of_keys,
+                {MHA_ERROR_INVALID_VALUE, {1}, {"k_type is 5", "MHA_TYPE_INT8 (4), or to 0"}});
   of_keys.k_type = 0;
   of_keys.v_type = 6;
   ExpectNoCache(of_keys, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type is 6", "or INT4 (5), or to 0"}});
   mha_kv_cache_config in_keys = Config();
-  in_keys.values = MHA_CACHE_VALUES_IN_KEYS;
+  in_keys.value_place = MHA_CACHE_VALUES_IN_KEYS;
   in_keys.v_type = 0;
   in_keys.head_dim_v = in_keys.head_dim + 1;
   ExpectNoCache(in_keys, {MHA_ERROR_SHAPE, {1}, {"head_dim_v"}});
@@ -461,9 +462,9 @@ TEST_P(CacheViewErrors, LengthsAndTablesOutOfBoundsAreNoticed) {
   // Sequence 2 has no blocks, and no entry says where these positions would be.
   expect_rejected(kLengths + 32, std::array{cache.config().capacity, cache.config().capacity});
   expect_rejected(kTables + 24, int32_t{10});  // of the pool's 10, for no position
-  expect_rejected(kTables, int32_t{-1});      // no block, where positions are held
-  expect_rejected(kTables + 8, int32_t{-1});  // one block less than is counted
-  expect_rejected(kTables + 24, int32_t{3});  // one more
+  expect_rejected(kTables, int32_t{-1});       // no block, where positions are held
+  expect_rejected(kTables + 8, int32_t{-1});   // one block less than is counted
+  expect_rejected(kTables + 24, int32_t{3});   // one more
   // The first block in the place of the second, and the second in that of the third: their counts
   // say that each is in one table alone, and calls would write into it.
   expect_rejected(kTables + 4, block);
@@ -848,7 +849,7 @@ struct Call {
     layer = MakeLayer(NormalLayer(sizes));
     Random random(2);
     query = k = v = random.Normals(4096);
-    attention.batch = attention.n_q = attention.n_kv = 2;
+    attention.call.batch = attention.call.n_q = attention.call.n_kv = 2;
     attention.num_heads = 4;
     attention.num_kv_heads = 2;
     attention.head_dim = 4;
@@ -856,20 +857,20 @@ struct Call {
     attention.q.data = query.data();
     attention.k.data = k.data();
     attention.v.data = v.data();
-    forward.batch = forward.n_q = 2;
+    forward.call.batch = forward.call.n_q = 2;
     forward.query.data = query.data();
     output.assign(4096, kNan);
     lse.assign(4096, kNan);
     weights.assign(8192, kNan);
     Both([&](auto &args) {
-      args.flags |= MHA_CAUSAL;
+      args.call.flags |= MHA_CAUSAL;
       args.output.data = output.data();
-      args.outputs = &outputs;
-      args.cache = cache->get();
+      args.call.outputs = &outputs;
+      args.call.cache = cache->get();
     });
     outputs.lse = lse.data();
-    attention.sequences = &of_attention;
-    forward.sequences = &of_forward;
+    attention.call.sequences = &of_attention;
+    forward.call.sequences = &of_forward;
   }
 
   // Does the same to both entries' arguments.
@@ -888,8 +889,8 @@ struct Call {
 
   void SetWindow(int64_t left) {
     Both([&](auto &args) {
-      args.flags |= MHA_WINDOW_LEFT;
-      args.window_left = left;
+      args.call.flags |= MHA_WINDOW_LEFT;
+      args.call.window_left = left;
     });
   }
 
@@ -944,7 +945,7 @@ TEST(CallErrors, TheValidCallSucceeds) {
 
 TEST(CallErrors, ValuesForACacheThatHasThemInItsKeys) {
   mha_kv_cache_config config = Config();
-  config.values = MHA_CACHE_VALUES_IN_KEYS;
+  config.value_place = MHA_CACHE_VALUES_IN_KEYS;
   config.v_type = 0;
   config.head_dim_v = 2;
   Cache cache(config);
@@ -958,9 +959,9 @@ TEST(CallErrors, ValuesForACacheThatHasThemInItsKeys) {
   mha_norm norm = Zeroed<mha_norm>();
   norm.flags = MHA_NORM_VALUES;
   norm.epsilon = 1;
-  call.Both([&](auto &args) { args.norm = &norm; });
+  call.Both([&](auto &args) { args.call.norm = &norm; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"MHA_NORM_VALUES|cache_read"});
-  call.attention.norm = nullptr;
+  call.attention.call.norm = nullptr;
   call.ExpectSucceeds(false);
   EXPECT_EQ(cache.Length(0), 22);
 }
@@ -996,12 +997,12 @@ TEST(CallErrors, SequencesThatDoNotExistOrOccurTwice) {
                                                 {2, 0, 0}}) {
     SCOPED_TRACE(testing::PrintToString(sequences));
     call.BothSequences([&](auto &given) { given.cache_sequences = sequences.data(); });
-    call.Both([&](auto &args) { args.batch = static_cast<int64_t>(sequences.size()); });
+    call.Both([&](auto &args) { args.call.batch = static_cast<int64_t>(sequences.size()); });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_sequences|sequence"});
   }
   // By default sequence b is the b-th, of which there are three.
   call.BothSequences([&](auto &given) { given.cache_sequences = nullptr; });
-  call.Both([&](auto &args) { args.batch = 4; });
+  call.Both([&](auto &args) { args.call.batch = 4; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"num_sequences", "4", "3"});
 }
 
@@ -1047,13 +1048,13 @@ TEST(CallErrors, AMillionSequencesInAnyOrderAreFoundToBeOnceInNoTime) {
   std::vector<int64_t> sequences = Descending<int64_t>(many.config.num_sequences);
   const float row[] = {1};
   mha_attention_args args = Zeroed<mha_attention_args>();
-  args.batch = many.config.num_sequences;
-  args.n_q = args.n_kv = args.num_heads = args.num_kv_heads = args.head_dim = 1;
+  args.call.batch = many.config.num_sequences;
+  args.call.n_q = args.call.n_kv = args.num_heads = args.num_kv_heads = args.head_dim = 1;
   args.q.data = row, args.k.data = args.v.data = row;
-  args.cache = many.cache;
+  args.call.cache = many.cache;
   mha_sequences given = Zeroed<mha_sequences>();
   given.cache_sequences = sequences.data();
-  args.sequences = &given;
+  args.call.sequences = &given;
   std::vector<float> output(1);
   args.output.data = output.data();  // not written: the call is only described
   mha_call_info info = Zeroed<mha_call_info>();
@@ -1141,9 +1142,9 @@ TEST(CallErrors, RowsThatSeePositionsThatARingDoesNotHold) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                    {"ring", "sequences.q_first_positions"});
   call.BothSequences([&](auto &given) { given.q_first_positions = nullptr; });
-  call.Both([&](auto &args) { args.flags &= ~MHA_CAUSAL; });
+  call.Both([&](auto &args) { args.call.flags &= ~MHA_CAUSAL; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "MHA_CAUSAL"});
-  call.Both([&](auto &args) { args.flags |= MHA_CAUSAL; });
+  call.Both([&](auto &args) { args.call.flags |= MHA_CAUSAL; });
   call.SetWindow(40);
   call.ExpectSucceeds(true);
   call.ExpectSucceeds(false);
@@ -1162,11 +1163,11 @@ TEST(CallErrors, MoreKeysThanARingTakesAtOnceWithOtherQueries) {
   call.forward.key.data = call.k.data();
   call.attention.k.data = call.k.data(), call.attention.v.data = call.v.data();
   call.SetWindow(45);  // 3 rows at once
-  call.Both([&](auto &args) { args.n_kv = 4; });
+  call.Both([&](auto &args) { args.call.n_kv = 4; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE,
                                    {"capacity - window_left = 3", "n_q 2 and n_kv 4 differ"});
   const int64_t q_starts[] = {0, 1, 2}, kv_starts[] = {0, 4, 8};
-  call.Both([&](auto &args) { args.batch = 1, args.n_q = 2, args.n_kv = 8; });
+  call.Both([&](auto &args) { args.call.batch = 1, args.call.n_q = 2, args.call.n_kv = 8; });
   call.BothSequences([&](auto &given) {
     given.count = 2, given.cu_seqlens_q = q_starts, given.cu_seqlens_kv = kv_starts;
   });
@@ -1177,24 +1178,25 @@ TEST(CallErrors, MoreKeysThanARingTakesAtOnceWithOtherQueries) {
 TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
   const std::vector<int32_t> numbers(64, 1);
   mha_score_arrays arrays = Zeroed<mha_score_arrays>();
-  arrays.q_groups = numbers.data();
+  arrays.q_segments = numbers.data();
   for (const uint32_t kind : {kContiguous, kRing}) {
     Cache cache = Filled(Config(kind));
     Call call(&cache);
     if (kind == kRing) call.SetWindow(10);
-    call.Both([&](auto &args) { args.score_arrays = &arrays; });
-    arrays.columns = MHA_COLUMNS_ALL_KEYS;
+    call.Both([&](auto &args) { args.call.score_arrays = &arrays; });
+    arrays.column_keys = MHA_COLUMNS_ALL_KEYS;
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
-                                     {kind == kRing ? "ring" : "score_arrays.kv_groups is NULL"});
-    arrays.columns = MHA_COLUMNS_NEW_KEYS;
+                                     {kind == kRing ? "ring" : "score_arrays.kv_segments is NULL"});
+    arrays.column_keys = MHA_COLUMNS_NEW_KEYS;
     if (kind == kRing)
-      call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"ring", "score_arrays.q_groups"});
+      call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
+                                       {"ring", "score_arrays.q_segments"});
   }
   Cache cache = Filled(Config(kContiguous));  // 20 and 5 positions, which become 22 and 7
   Call call(&cache);
-  call.Both([&](auto &args) { args.score_arrays = &arrays; });
-  arrays.columns = MHA_COLUMNS_ALL_KEYS;
-  arrays.kv_groups = numbers.data();
+  call.Both([&](auto &args) { args.call.score_arrays = &arrays; });
+  arrays.column_keys = MHA_COLUMNS_ALL_KEYS;
+  arrays.kv_segments = numbers.data();
   arrays.num_columns = 21;  // the last key is masked then
   call.ExpectSucceeds(true);
 }
@@ -1208,8 +1210,8 @@ TEST(CallErrors, MasksOfACacheThatWouldExceedTheAddressSpace) {
   const uint8_t mask = 1;
   mha_score_arrays arrays = Zeroed<mha_score_arrays>();
   arrays.mask = &mask;
-  call.attention.score_arrays = &arrays;
-  call.attention.n_q = int64_t{1} << 53;
+  call.attention.call.score_arrays = &arrays;
+  call.attention.call.n_q = int64_t{1} << 53;
   size_t bytes = 0;
   const auto query = [&](mha_error *error) {
     return mha_attention_workspace(&call.attention, &bytes, error);
@@ -1218,7 +1220,7 @@ TEST(CallErrors, MasksOfACacheThatWouldExceedTheAddressSpace) {
   arrays.num_columns = 1;
   ExpectSucceeds(query);
   arrays.num_columns = 0;
-  arrays.columns = MHA_COLUMNS_NEW_KEYS;
+  arrays.column_keys = MHA_COLUMNS_NEW_KEYS;
   ExpectSucceeds(query);
 }
 
@@ -1281,19 +1283,19 @@ TEST(CallErrors, AStartWhereTheRowsOfSelfAttentionAreNotAppended) {
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                      {"sequences.q_first_positions", length, "NULL"}, false);
     mha_call_info info = Zeroed<mha_call_info>();
-    ExpectFails({MHA_ERROR_INVALID_VALUE, {2}, {"sequences.q_first_positions"}}, mha_info,
+    ExpectFails({MHA_ERROR_INVALID_VALUE, {2}, {"sequences.q_first_positions"}}, mha_forward_info,
                 call.layer.get(), &call.forward, &info);
-    call.forward.flags = 0;  // then no position counts
+    call.forward.call.flags = 0;  // then no position counts
     call.ExpectSucceeds(true);
     restore();
-    call.forward.flags = MHA_CAUSAL;
-    call.forward.cache = nullptr;
-    call.forward.cache_read = cache.get();
+    call.forward.call.flags = MHA_CAUSAL;
+    call.forward.call.cache = nullptr;
+    call.forward.call.cache_read = cache.get();
     call.ExpectSucceeds(true);
-    call.forward.cache = cache.get();
-    call.forward.cache_read = nullptr;
+    call.forward.call.cache = cache.get();
+    call.forward.call.cache_read = nullptr;
     call.forward.key.data = call.k.data();
-    call.forward.n_kv = 2;
+    call.forward.call.n_kv = 2;
     call.ExpectSucceeds(true);
     restore();
     call.of_attention.q_first_positions = starts;
@@ -1322,10 +1324,10 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
     for (const bool empty_batch : {true, false}) {
       Call call(&cache);
       call.forward.key.data = call.k.data();
-      call.forward.n_kv = call.attention.n_kv = 36;  // more than sequence 0 has room for
+      call.forward.call.n_kv = call.attention.call.n_kv = 36;  // more than sequence 0 has room for
       call.Both([&](auto &args) {
-        (empty_batch ? args.batch : args.n_q) = MHA_EMPTY;
-        if (!with_cache) args.cache = nullptr;
+        (empty_batch ? args.call.batch : args.call.n_q) = MHA_EMPTY;
+        if (!with_cache) args.call.cache = nullptr;
       });
       call.BothSequences([&](auto &given) {
         given.q_first_positions = starts;
@@ -1333,11 +1335,11 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
         given.cache_sequences = sequences;  // ignored without a cache
       });
       for (const bool by_forward : {true, false}) {
-        SCOPED_TRACE(by_forward ? "mha_info" : "mha_attention_info");
+        SCOPED_TRACE(by_forward ? "mha_forward_info" : "mha_attention_info");
         ExpectSucceeds([&](mha_error *error) { return call.Run(by_forward, error); });
         mha_call_info info = Zeroed<mha_call_info>();
         ExpectSucceeds([&](mha_error *error) {
-          return by_forward ? mha_info(call.layer.get(), &call.forward, &info, error)
+          return by_forward ? mha_forward_info(call.layer.get(), &call.forward, &info, error)
                             : mha_attention_info(&call.attention, &info, error);
         });
         EXPECT_EQ(info.operations, 0u);
@@ -1375,16 +1377,16 @@ TEST(CacheErrors, UseTheSingularForOne) {
   ExpectFails({MHA_ERROR_INVALID_VALUE, {2}, {}}, mha_kv_cache_truncate, cache.get(), 1, 0);
   ExpectFails({MHA_ERROR_CACHE_FORMAT, {2}, {}}, mha_kv_cache_view, cache.get(), 1, nullptr);
   mha_attention_args args = Zeroed<mha_attention_args>();
-  args.batch = 2;
-  args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
-  args.cache = cache.get();
+  args.call.batch = 2;
+  args.call.n_q = args.call.n_kv = args.num_heads = args.head_dim = 1;
+  args.call.cache = cache.get();
   size_t bytes = 0;
   ExpectFails({MHA_ERROR_SHAPE, {1}, {"2 sequences", "num_sequences", "1"}},
               mha_attention_workspace, &args, &bytes);
   // Lengths of a call, and of its sequences.
   const int64_t lengths[] = {2}, one[] = {1}, zero[] = {0};
   args = Zeroed<mha_attention_args>();
-  args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
+  args.call.batch = args.call.n_q = args.call.n_kv = args.num_heads = args.head_dim = 1;
   args.k.data = args.v.data = args.q.data = rows.data();
   std::vector<float> output(64);
   args.output.data = output.data();
@@ -1393,12 +1395,12 @@ TEST(CacheErrors, UseTheSingularForOne) {
     return mha_attention(&args, workspace.data(), workspace.size(), error);
   };
   mha_sequences given = Zeroed<mha_sequences>();
-  args.sequences = &given;
+  args.call.sequences = &given;
   given.q_lengths = lengths;
   ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, {"sequences.q_lengths[0] is 2", "1"}});
   given.q_lengths = one;
   given.kv_lengths = zero;
-  args.flags |= MHA_CAUSAL;
+  args.call.flags |= MHA_CAUSAL;
   ExpectFails(run, {MHA_ERROR_SHAPE, {1}, {"1", "0"}});
   ExpectFails({MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}}, mha_attention,
               &args, workspace.data(), 1);
@@ -1408,8 +1410,8 @@ TEST(CacheErrors, UseTheSingularForOne) {
 struct ReadingCall : Call {
   explicit ReadingCall(Cache *the_cache) : Call(the_cache) {
     Both([&](auto &args) {
-      args.cache = nullptr;
-      args.cache_read = cache->get();
+      args.call.cache = nullptr;
+      args.call.cache_read = cache->get();
     });
     attention.k.data = attention.v.data = nullptr;
   }
@@ -1419,7 +1421,7 @@ TEST(CallErrors, CacheAndCacheReadTogether) {
   Cache cache = Filled(Config()), other = Filled(Config());
   for (const Cache *read : {&cache, &other}) {
     Call call(&cache);
-    call.Both([&](auto &args) { args.cache_read = read->get(); });
+    call.Both([&](auto &args) { args.call.cache_read = read->get(); });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                      {"cache and cache_read are both given"});
   }
@@ -1428,10 +1430,10 @@ TEST(CallErrors, CacheAndCacheReadTogether) {
   alignas(64) const unsigned char other_memory[256] = {};
   const auto *const no_cache = reinterpret_cast<const mha_kv_cache *>(other_memory);
   ReadingCall reading(&cache);
-  reading.Both([&](auto &args) { args.cache_read = no_cache; });
+  reading.Both([&](auto &args) { args.call.cache_read = no_cache; });
   reading.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache_read does not point to a"});
   Call appending(&cache);
-  appending.Both([&](auto &args) { args.cache = const_cast<mha_kv_cache *>(no_cache); });
+  appending.Both([&](auto &args) { args.call.cache = const_cast<mha_kv_cache *>(no_cache); });
   appending.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"cache does not point to a"});
 }
 
@@ -1439,7 +1441,7 @@ TEST(CallErrors, CacheReadWithKeysOrValues) {
   Cache cache = Filled(Config());
   ReadingCall call(&cache);
   call.forward.key.data = call.attention.k.data = call.k.data();
-  call.forward.n_kv = 2;
+  call.forward.call.n_kv = 2;
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                    {"cache_read", "key.data is given|k.data is given"});
   call.forward.key.data = call.attention.k.data = nullptr;
@@ -1459,14 +1461,14 @@ TEST(CallErrors, CacheReadWithGroupsOrColumnsOfNewKeys) {
   Cache cache = Filled(Config());
   const std::vector<int32_t> numbers(64, 1);
   mha_score_arrays arrays = Zeroed<mha_score_arrays>();
-  arrays.q_groups = numbers.data();
+  arrays.q_segments = numbers.data();
   ReadingCall call(&cache);
-  call.Both([&](auto &args) { args.score_arrays = &arrays; });
-  arrays.columns = MHA_COLUMNS_NEW_KEYS;
+  call.Both([&](auto &args) { args.call.score_arrays = &arrays; });
+  arrays.column_keys = MHA_COLUMNS_NEW_KEYS;
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"no new key with cache_read"});
-  arrays.columns = MHA_COLUMNS_ALL_KEYS;
-  arrays.kv_groups = nullptr;
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"score_arrays.kv_groups is NULL"});
+  arrays.column_keys = MHA_COLUMNS_ALL_KEYS;
+  arrays.kv_segments = nullptr;
+  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"score_arrays.kv_segments is NULL"});
 }
 
 TEST(CallErrors, CacheReadWithRowsOfKeys) {
@@ -1496,14 +1498,14 @@ TEST(CallErrors, LengthsOutsideTheRows) {
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.q_lengths"});
     // Of the layer, keys have lengths where they are given.
     call.forward.key.data = call.k.data();
-    call.forward.n_kv = 2;
+    call.forward.call.n_kv = 2;
     call.BothSequences([&](auto &given) {
       given.q_lengths = nullptr;
       given.kv_lengths = lengths.data();
     });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths"});
     // The same without a cache.
-    call.Both([&](auto &args) { args.cache = nullptr; });
+    call.Both([&](auto &args) { args.call.cache = nullptr; });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths"});
   }
 }
@@ -1514,7 +1516,7 @@ TEST(CallErrors, LengthsOfKeysThatAreTheRowsOfQuery) {
   for (const bool with_cache : {false, true}) {
     Call call(&cache);
     call.of_forward.kv_lengths = lengths;
-    if (!with_cache) call.forward.cache = nullptr;
+    if (!with_cache) call.forward.call.cache = nullptr;
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                      {"sequences.kv_lengths is given", "the rows of query"}, false);
   }
@@ -1524,23 +1526,24 @@ TEST(CallErrors, FlagsAndWindowsThatDoNotExist) {
   Cache cache = Filled(Config());
   for (const uint32_t flags : {16u, 32u, 0x80000000u, ~15u}) {
     Call call(&cache);
-    call.Both([&](auto &args) { args.flags = flags; });
+    call.Both([&](auto &args) { args.call.flags = flags; });
     call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"flags"});
   }
   Call call(&cache);
   call.Both([&](auto &args) {
-    args.flags = MHA_WINDOW_LEFT;
-    args.window_left = -1;
+    args.call.flags = MHA_WINDOW_LEFT;
+    args.call.window_left = -1;
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_left"});
   call.Both([&](auto &args) {
-    args.flags = MHA_CAUSAL | MHA_WINDOW_RIGHT;
-    args.window_left = 0;
-    args.window_right = kMin;
+    args.call.flags = MHA_CAUSAL | MHA_WINDOW_RIGHT;
+    args.call.window_left = 0;
+    args.call.window_right = kMin;
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"window_right"});
-  call.Both(
-      [&](auto &args) { args.flags = MHA_CAUSAL, args.window_right = 3; });  // as if it counted
+  call.Both([&](auto &args) {
+    args.call.flags = MHA_CAUSAL, args.call.window_right = 3;
+  });  // as if it counted
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                    {"window_right is 3", "MHA_WINDOW_RIGHT"});
 }
@@ -1551,15 +1554,15 @@ TEST(CallErrors, MoreQueriesThanKeysWithoutAStart) {
   const int64_t sequences[] = {2, 0}, kv_lengths[] = {1, 2};
   Call call(&cache);
   call.forward.key.data = call.k.data();
-  call.forward.n_kv = 2;
+  call.forward.call.n_kv = 2;
   call.BothSequences([&](auto &given) {
     given.cache_sequences = sequences;
     given.kv_lengths = kv_lengths;
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
   call.Both([&](auto &args) {
-    args.flags = MHA_WINDOW_LEFT;
-    args.window_left = 1;
+    args.call.flags = MHA_WINDOW_LEFT;
+    args.call.window_left = 1;
   });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
 }
@@ -1577,8 +1580,8 @@ TEST(CallErrors, RotationsThatDoNotFit) {
       Cache cache = Filled(Config());
       Call call(&cache);
       call.Both([&](auto &args) {
-        args.rope = &rope;
-        if (!with_cache) args.cache = nullptr;
+        args.call.rope = &rope;
+        if (!with_cache) args.call.cache = nullptr;
       });
       change(call, rope);
       call.ExpectFailsAndWritesNothing(status, words);
@@ -1634,7 +1637,7 @@ TEST(CallErrors, RotationsBeyondTheTablesOfALongSequence) {
   rope.cos = rope.sin = table.data();
   Cache cache = Filled(Config());  // sequence 0 gets the positions 20 and 21
   Call call(&cache);
-  call.Both([&](auto &args) { args.rope = &rope; });
+  call.Both([&](auto &args) { args.call.rope = &rope; });
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"num_positions"});
 }
 

@@ -50,7 +50,7 @@ int main(void) {
     return 1;
   }
 
-  args.struct_size = sizeof args, args.batch = 1, args.n_q = n, args.flags = MHA_CAUSAL;
+  args.struct_size = sizeof args, args.call.n_q = n, args.call.flags = MHA_CAUSAL;
   args.query.data = x, args.output.data = y;
   size_t bytes;
   if (mha_forward_workspace(layer, &args, &bytes, &error)) {

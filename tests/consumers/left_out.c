@@ -9,9 +9,8 @@ int main(int count, char **arguments) {
        set++) {
     if (strcmp(mha_instruction_set_name(set), arguments[1]) != 0) continue;
     mha_attention_args args = {.struct_size = sizeof args,
-                               .batch = 1,
-                               .n_q = 1,
-                               .n_kv = 1,
+                               .call.n_q = 1,
+                               .call.n_kv = 1,
                                .num_heads = 1,
                                .head_dim = 1,
                                .instruction_set = set};

@@ -375,9 +375,9 @@ TEST(ChooseKeysWorkspace, IsNoLessForLargerCalls) {
           AttentionCall call;
           call.scheduler = of;
           ChoiceData data(problem, call);
-          data.args.batch = batch;
-          data.args.n_q = rows;
-          data.args.n_kv = n_kv;
+          data.args.call.batch = batch;
+          data.args.call.n_q = rows;
+          data.args.call.n_kv = n_kv;
           return data.WorkspaceBytes();
         };
         const size_t least = bytes(2, n_q, 700, scheduler.get());
@@ -417,11 +417,12 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
          [](auto &, auto &a) { a.output.data = &number; });
   expect({"attention.kv_first_position", "256", "set it to 0"},
          [](auto &, auto &a) { a.kv_first_position = 256; });
-  expect({"attention.outputs", "set it to NULL"}, [](auto &, auto &a) { a.outputs = &outputs; });
-  expect({"attention.score", "set it to NULL"}, [](auto &, auto &a) { a.score = &score; });
+  expect({"attention.outputs", "set it to NULL"},
+         [](auto &, auto &a) { a.call.outputs = &outputs; });
+  expect({"attention.score", "set it to NULL"}, [](auto &, auto &a) { a.call.score = &score; });
   expect({"attention.score_arrays", "set it to NULL"},
-         [](auto &, auto &a) { a.score_arrays = &arrays; });
-  expect({"attention.norm", "MHA_NORM_VALUES"}, [](auto &, auto &a) { a.norm = &norm; });
+         [](auto &, auto &a) { a.call.score_arrays = &arrays; });
+  expect({"attention.norm", "MHA_NORM_VALUES"}, [](auto &, auto &a) { a.call.norm = &norm; });
   expect(
       {"attention.num_kv_heads", "2", "1"}, [](auto &, auto &a) { a.num_kv_heads = 2; },
       MHA_ERROR_SHAPE);
@@ -430,17 +431,17 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
       MHA_ERROR_SHAPE);
   alignas(64) static const unsigned char no_cache[256] = {};
   const auto read = [](auto &, auto &a) {
-    a.cache_read = reinterpret_cast<const mha_kv_cache *>(no_cache);
+    a.call.cache_read = reinterpret_cast<const mha_kv_cache *>(no_cache);
   };
   expect({"does not point to a KV cache"}, read);
-  expect({"flags"}, [](auto &, auto &a) { a.flags = 1u << 20; });
+  expect({"flags"}, [](auto &, auto &a) { a.call.flags = 1u << 20; });
   expect({"num_chosen", "0", "1"}, [](auto &c, auto &) { c.num_chosen = 0; });
   expect({"num_chosen", "-3", "1"}, [](auto &c, auto &) { c.num_chosen = -3; });
   expect(
       {"chosen_keys"}, [](auto &c, auto &) { c.num_chosen = kMax; }, large);
   const auto score_many = [](auto &c, auto &a) {
     c.index_scores = &number, c.num_chosen = 1;
-    a.n_q = int64_t{1} << 40, a.n_kv = 1 << 22;
+    a.call.n_q = int64_t{1} << 40, a.call.n_kv = 1 << 22;
     a.q.strides.row = c.weights.strides.row = MHA_BROADCAST;
   };
   expect({"index_scores"}, score_many, large);
@@ -452,16 +453,16 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
   const auto score_at_once = [=](auto &c, auto &a) {
     score_many(c, a);
     c.index_scores = nullptr;
-    a.scheduler = &threads;
-    a.n_kv = (int64_t{1} << 31) - 1;
+    a.call.scheduler = &threads;
+    a.call.n_kv = (int64_t{1} << 31) - 1;
   };
   expect({"the workspace would exceed"}, score_at_once, large);
   static const int64_t lengths[] = {3, 4};
   static mha_sequences sequences = Zeroed<mha_sequences>();
   sequences.q_lengths = lengths;
-  expect({"sequences.q_lengths[1] is 4"}, [](auto &, auto &a) { a.sequences = &sequences; });
+  expect({"sequences.q_lengths[1] is 4"}, [](auto &, auto &a) { a.call.sequences = &sequences; });
   const auto lengthen = [](auto &, auto &a) {
-    a.n_kv = int64_t{1} << 31;
+    a.call.n_kv = int64_t{1} << 31;
     a.k.strides.batch = MHA_BROADCAST;
   };
   expect({"2147483648", "2^31 - 1"}, lengthen, large);
@@ -516,14 +517,14 @@ TEST(ChooseKeysErrors, NameACacheThatDoesNotFit) {
   call.cache.cache = cache.get();
   call.cache.columns = 64;
   ChoiceData data(problem, call);
-  data.args.n_kv = MHA_EMPTY;
+  data.args.call.n_kv = MHA_EMPTY;
   data.WorkspaceBytes();
 }
 
 TEST(ChooseKeysWorkspace, IsNoneForACallWithoutQueries) {
   ChoiceProblem problem = Problem(1, 1, 20, 2, 8, 4);
   ChoiceData data(problem);
-  data.args.n_q = MHA_EMPTY;
+  data.args.call.n_q = MHA_EMPTY;
   data.args.q.data = nullptr;
   EXPECT_EQ(data.WorkspaceBytes(), 0u);
   ExpectSucceeds([&](mha_error *error) { return data.Run(nullptr, 0, error); });

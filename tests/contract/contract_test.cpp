@@ -49,7 +49,7 @@ MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(AttentionContract);
 
 TEST_P(AttentionContract, RunsOnTheInstructionSetAskedFor) {
   mha_attention_args args = Zeroed<mha_attention_args>();
-  args.batch = args.n_q = args.n_kv = args.num_heads = args.head_dim = 1;
+  args.call.batch = args.call.n_q = args.call.n_kv = args.num_heads = args.head_dim = 1;
   args.instruction_set = instruction_set();
   mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;

@@ -201,14 +201,14 @@ TEST_P(Edges, GroupsAndShortMasksOfNewKeysEqualTheSpecification) {
       } else {  // all rows attend to the earlier keys within groups; else flags say which do
         whole.is_causal = part.is_causal = true;
         whole.window_left = part.window_left = 300;
-        of_whole.groups.add_keys = of_part.groups.add_keys = what == kAlso;
+        of_whole.segments.add_keys = of_part.segments.add_keys = what == kAlso;
         for (int64_t i = 0; i < n; i++)
-          of_whole.groups.of_queries.push_back(i % 9 == 0 ? -1 : random.Between(0, 2));
-        of_part.groups.of_queries = of_whole.groups.of_queries;
-        of_whole.groups.of_keys.assign(past, kNoGroup);
-        of_whole.groups.of_keys.insert(of_whole.groups.of_keys.end(),
-                                       of_whole.groups.of_queries.begin(),
-                                       of_whole.groups.of_queries.end());
+          of_whole.segments.of_queries.push_back(i % 9 == 0 ? -1 : random.Between(0, 2));
+        of_part.segments.of_queries = of_whole.segments.of_queries;
+        of_whole.segments.of_keys.assign(past, kNoSegment);
+        of_whole.segments.of_keys.insert(of_whole.segments.of_keys.end(),
+                                         of_whole.segments.of_queries.begin(),
+                                         of_whole.segments.of_queries.end());
       }
       Cache cache(CacheConfigOf(whole, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, past + n));
       cache.Append(0, {SliceRows(whole.k, 0, past + n, 2 * 6, 0, past),
@@ -217,7 +217,7 @@ TEST_P(Edges, GroupsAndShortMasksOfNewKeysEqualTheSpecification) {
       call.asked = kAskNothing;
       call.cache.cache = cache.get();
       AttentionData data(part, call);
-      data.score_arrays.columns = MHA_COLUMNS_NEW_KEYS;
+      data.score_arrays.column_keys = MHA_COLUMNS_NEW_KEYS;
       EXPECT_TRUE(SameBits(data.Compute().y, Specify(whole).y)) << Describe(whole);
     }
   }

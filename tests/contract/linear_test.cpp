@@ -48,10 +48,10 @@ LayerData LinearOf(LayerData data, const LayerProblem &problem) {
   data.config = Zeroed<mha_layer_config>();
   data.config.query_dim = problem.merged_width();
   data.config.output_dim = problem.output_dim;
-  data.config.weight_type = config.weight_type;
-  data.config.group_size = config.group_size;
-  data.config.scale_type = config.scale_type;
-  data.config.arithmetic = config.arithmetic;
+  data.config.format.type = config.format.type;
+  data.config.format.group_size = config.format.group_size;
+  data.config.format.scale_type = config.format.scale_type;
+  data.config.format.arithmetic = config.format.arithmetic;
   return data;
 }
 
@@ -192,7 +192,7 @@ TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
   std::vector<float> codes = w, scales(static_cast<size_t>(out));
   spec::Fastest().store_weights(Stored::kInt8, w.data(), in, out, codes.data(), scales.data());
   LayerData linear = LinearData(w, {}, in, out, Stored::kInt8);
-  linear.config.arithmetic = MHA_ARITHMETIC_INT16;
+  linear.config.format.arithmetic = MHA_ARITHMETIC_INT16;
   const mha_layer_options options = Options(instruction_set());
   const Layer layer = Create(linear, &options);
   for (const int64_t rows : {73, 150}) {
@@ -340,7 +340,7 @@ TEST(LinearCall, OfALayerWithHeadsIsItsProjectionOfTheContext) {
 
 TEST(LinearLayer, ServesEveryFunctionOfLayers) {
   LayerData data = LinearData({1, 2, 3, 4, 5, 6}, {0.5f, -0.5f}, 3, 2);
-  data.config.scale_type = MHA_TYPE_F32;
+  data.config.format.scale_type = MHA_TYPE_F32;
   Memory packed = data.Pack();
   mha_error error;
   EXPECT_EQ(mha_layer_verify(packed.data(), packed.size(), &error), MHA_OK) << error.message;
@@ -361,7 +361,7 @@ TEST(LinearLayer, IsRefusedByCallsOfWholeLayers) {
   const SmallProduct product;
   mha_forward_args args = Zeroed<mha_forward_args>();
   float y[3] = {4711, 4711, 4711};
-  args.batch = args.n_q = 1;
+  args.call.batch = args.call.n_q = 1;
   args.query.data = product.x;
   args.output.data = y;
   size_t bytes = 4711;
@@ -375,8 +375,9 @@ TEST(LinearLayer, IsRefusedByCallsOfWholeLayers) {
   ExpectFails(
       [&](mha_error *error) { return mha_forward(product.layer.get(), &args, nullptr, 0, error); },
       expected);
-  ExpectFails([&](mha_error *error) { return mha_info(product.layer.get(), &args, &info, error); },
-              expected);
+  ExpectFails(
+      [&](mha_error *error) { return mha_forward_info(product.layer.get(), &args, &info, error); },
+      expected);
   EXPECT_EQ(bytes, 4711u);
   EXPECT_EQ(y[0], 4711.0f);
 }
@@ -423,10 +424,10 @@ TEST(LinearLayer, NamesWrongWeightsAndWritesNothing) {
   expect_refused(MHA_ERROR_INVALID_VALUE,
                  "w.scales is given, but type is 0; set type to MHA_TYPE_INT8 (4)",
                  [&](auto &given) { given.w.scales = w; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "group_size is 5; set it to 16, 32, 64 or 128",
-                 [](auto &given) { given.group_size = 5; });
-  expect_refused(MHA_ERROR_INVALID_VALUE, "set weight_type to MHA_TYPE_INT8 (4)",
-                 [](auto &given) { given.arithmetic = MHA_ARITHMETIC_INT8; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "format.group_size is 5; set it to 16, 32, 64 or 128",
+                 [](auto &given) { given.format.group_size = 5; });
+  expect_refused(MHA_ERROR_INVALID_VALUE, "set format.type to MHA_TYPE_INT8 (4)",
+                 [](auto &given) { given.format.arithmetic = MHA_ARITHMETIC_INT8; });
 }
 
 TEST(LinearLayer, NeedsItsPointers) {
@@ -516,7 +517,7 @@ TEST(LinearCall, NeedsNoLessWorkspaceForMore) {
   for (const auto &[type, arithmetic] :
        {std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_F32}, std::pair{MHA_TYPE_BF16, MHA_ARITHMETIC_F32},
         std::pair{MHA_TYPE_F32, MHA_ARITHMETIC_INT8}}) {
-    data.config.arithmetic = arithmetic;
+    data.config.format.arithmetic = arithmetic;
     const Layer layer = Create(data);
     size_t before = 0;
     for (int64_t rows = 0; rows < 400; rows++) {

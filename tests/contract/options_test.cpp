@@ -150,8 +150,8 @@ TEST(PackedSequences, AreRefusedWhereTheyContradict) {
     data.q[at] = right;
   }
   Cache cache(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 2, 100));
-  data.args.cache_read = cache.get();
-  data.args.flags = MHA_CAUSAL;
+  data.args.call.cache_read = cache.get();
+  data.args.call.flags = MHA_CAUSAL;
   data.sequences.cu_seqlens_kv = data.q;
   EXPECT_EQ(ErrorOf(data),
             "sequences.cu_seqlens_kv is given, but no keys come with cache_read; leave it NULL");
@@ -237,7 +237,7 @@ TEST(LayerOfQueries, IsRefusedWithoutACacheToRead) {
   std::vector<unsigned char> workspace(1 << 20);
   for (const bool has_cache : {false, true}) {
     ForwardData data(layer.get(), problem, AskingNothing());
-    data.args.cache = has_cache ? cache.get() : nullptr;
+    data.args.call.cache = has_cache ? cache.get() : nullptr;
     data.PoisonOutputs();
     size_t bytes = 0;
     const Expected expected = {MHA_ERROR_INVALID_VALUE,

@@ -279,10 +279,10 @@ class Cases {
     for (const bool add_keys : {false, true}) {
       AttentionProblem grouped = problem;
       grouped.score = ScoreArrays();
-      Groups &groups = grouped.score->groups;
-      groups.add_keys = add_keys;
-      for (int64_t i = 0; i < 2 * 20; i++) groups.of_queries.push_back(i % 20 / 6 - 1);
-      for (int64_t j = 0; j < 2 * 290; j++) groups.of_keys.push_back(j % 290 / 70 - 1);
+      Segments &segments = grouped.score->segments;
+      segments.add_keys = add_keys;
+      for (int64_t i = 0; i < 2 * 20; i++) segments.of_queries.push_back(i % 20 / 6 - 1);
+      for (int64_t j = 0; j < 2 * 290; j++) segments.of_keys.push_back(j % 290 / 70 - 1);
       grouped.score->num_columns = 290;
       Attention(add_keys ? "attention to groups also" : "attention within groups", grouped);
     }
@@ -368,28 +368,28 @@ class Cases {
       AttentionData data(part, call);
       std::vector<float> of_part(rows * width);
       data.args.output = {};
-      data.outputs.states = of_part.data();
+      data.outputs.partials = of_part.data();
       std::vector<unsigned char> workspace(data.WorkspaceBytes());
       Check(data.Run(workspace.data(), workspace.size(), &error), error);
       sum.Add(of_part);
       if (first == 0) states = of_part;
       if (first > 0)
-        Check(mha_states_merge(rows, 12, states.data(), of_part.data(), states.data(),
-                               instruction_set_, &error),
+        Check(mha_partials_merge(rows, 12, states.data(), of_part.data(), states.data(),
+                                 instruction_set_, &error),
               error);
     }
     const std::vector<float> sinks = {-1.0f, 0.0f, 1.0f, 2.0f};
-    mha_states_args args = Zeroed<mha_states_args>();
+    mha_partials_args args = Zeroed<mha_partials_args>();
     args.batch = 1;
     args.num_heads = 4;
     args.n_q = 5;
     args.head_dim_v = 12;
-    args.states = states.data();
+    args.partials = states.data();
     args.sinks = sinks.data();
     args.output.data = y.data();
     args.lse = lse.data();
     args.instruction_set = instruction_set_;
-    Check(mha_states_finish(&args, &error), error);
+    Check(mha_partials_finish(&args, &error), error);
     Record("states of three parts, merged and finished", sum.Add(states).Add(y).Add(lse));
   }
 
@@ -433,8 +433,8 @@ class Cases {
       weights.output_dim = out;
       weights.w.data = w.data();
       weights.w.bias = bias.data();
-      weights.weight_type = weight_type;
-      weights.arithmetic = arithmetic;
+      weights.format.type = weight_type;
+      weights.format.arithmetic = arithmetic;
       const mha_layer_options options = Options(instruction_set_);
       mha_layer *made = nullptr;
       mha_error error;
@@ -486,10 +486,10 @@ class Cases {
           weights.output_dim = out;
           weights.w = {codes.data(), nullptr, scales.data(), offsets.data(), 0};
           weights.layout = MHA_LAYOUT_OUT_IN;
-          weights.type = weights.weight_type = type;
-          weights.group_size = group;
-          weights.scale_type = group == 64 ? MHA_TYPE_F32 : MHA_TYPE_F16;
-          weights.arithmetic = arithmetic;
+          weights.type = weights.format.type = type;
+          weights.format.group_size = group;
+          weights.format.scale_type = group == 64 ? MHA_TYPE_F32 : MHA_TYPE_F16;
+          weights.format.arithmetic = arithmetic;
           const mha_layer_options options = Options(instruction_set_);
           mha_layer *made = nullptr;
           mha_error error;
@@ -898,7 +898,7 @@ class Cases {
     config.num_blocks = 20;
     config.head_dim = 40;
     config.head_dim_v = 24;
-    config.values = MHA_CACHE_VALUES_IN_KEYS;
+    config.value_place = MHA_CACHE_VALUES_IN_KEYS;
     config.v_type = 0;
     for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
       config.k_type = type;
@@ -945,7 +945,7 @@ class Cases {
       problem.is_causal = true;
       problem.q_lengths = problem.kv_lengths = {n, n > 9 ? n - 9 : n};
       problem.rope = RopeOf(RopeConfig(16, 0, 288), true);
-      problem.values_in_keys = config.values == MHA_CACHE_VALUES_IN_KEYS;
+      problem.values_in_keys = config.value_place == MHA_CACHE_VALUES_IN_KEYS;
       if (is_ring) problem.window_left = 30;
       AttentionCall call = Form(!is_ring && n <= 40);
       call.cache = {cache.get(), {1, 0}, longest};

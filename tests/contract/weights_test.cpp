@@ -435,7 +435,7 @@ TEST_P(StoredWeights, AreConvertedFrom16BitsToEveryType) {
     const LayerProblem narrow = Converted(problem, from);
     for (const Stored to : kTypes) {
       LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
-      given.config.weight_type = static_cast<uint32_t>(to);
+      given.config.format.type = static_cast<uint32_t>(to);
       const Layer layer = MakeLayer(std::move(given), instruction_set());
       ASSERT_TRUE(SameBits(Forward(layer.get(), problem), Specify(Converted(narrow, to))))
           << static_cast<uint32_t>(from) << " to " << static_cast<uint32_t>(to);
@@ -488,8 +488,8 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryKind) {
     EXPECT_TRUE(SameBits(Forward(view.layer, problem), Specify(Converted(problem, kind.stored))));
     mha_layer_config shape = Zeroed<mha_layer_config>();
     ASSERT_EQ(mha_layer_shape(view.layer, &shape, nullptr), MHA_OK);
-    EXPECT_EQ(shape.weight_type, static_cast<uint32_t>(kind.stored));
-    EXPECT_EQ(shape.arithmetic, static_cast<uint32_t>(kind.arithmetic));
+    EXPECT_EQ(shape.format.type, static_cast<uint32_t>(kind.stored));
+    EXPECT_EQ(shape.format.arithmetic, static_cast<uint32_t>(kind.arithmetic));
     LayerCall call;
     call.asked = kAskNothing;
     mha_call_info info = Zeroed<mha_call_info>();
@@ -519,8 +519,8 @@ TEST(PackedWeights, InGroupsAreALayerWithoutACopy) {
         EXPECT_TRUE(SameBits(Forward(view.layer, stored), Specify(stored)));
         mha_layer_config shape = Zeroed<mha_layer_config>();
         ASSERT_EQ(mha_layer_shape(view.layer, &shape, nullptr), MHA_OK);
-        EXPECT_EQ(shape.group_size, group);
-        EXPECT_EQ(shape.scale_type, are_f16 ? MHA_TYPE_F16 : MHA_TYPE_F32);
+        EXPECT_EQ(shape.format.group_size, group);
+        EXPECT_EQ(shape.format.scale_type, are_f16 ? MHA_TYPE_F16 : MHA_TYPE_F32);
         LayerCall call;
         call.asked = kAskNothing;
         mha_call_info info = Zeroed<mha_call_info>();
@@ -541,7 +541,7 @@ TEST(PackedWeights, DoNotDependOnTheHalfOfAByteAfterTheLastCode) {
     weights.output_dim = 1;
     weights.w.data = codes;
     weights.w.scales = &scale;
-    weights.type = weights.weight_type = MHA_TYPE_INT4;
+    weights.type = weights.format.type = MHA_TYPE_INT4;
     weights.layout = MHA_LAYOUT_OUT_IN;
     size_t bytes = 0;
     ASSERT_EQ(mha_linear_pack_size(&weights, nullptr, &bytes, nullptr), MHA_OK);
@@ -641,10 +641,10 @@ TEST_F(RefusedWeights, ThatF16CannotHoldAreNamedAndNothingIsWritten) {
   LayerProblem narrow = Converted(problem_, Stored::kBf16);
   narrow.w_v[2 * 8 + 1] = 0x1p16f;
   LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
-  given.config.weight_type = MHA_TYPE_F16;
+  given.config.format.type = MHA_TYPE_F16;
   ExpectRefused(given, nullptr, {MHA_ERROR_OUT_OF_RANGE, {2}, {"w_v[1][2]", "65536"}});
   LayerData fused = GivenAs(narrow, MHA_LAYOUT_IN_OUT, true, 0);
-  fused.config.weight_type = MHA_TYPE_F16;
+  fused.config.format.type = MHA_TYPE_F16;
   ExpectRefused(fused, nullptr, {MHA_ERROR_OUT_OF_RANGE, {2}, {"w_qkv[2][25]"}});
 }
 
@@ -653,7 +653,7 @@ TEST_F(RefusedWeights, CodesAreNotConverted) {
     for (const Stored kept : kTypes) {
       if (kept == stored) continue;
       LayerData given = Coded(stored);
-      given.config.weight_type = static_cast<uint32_t>(kept);
+      given.config.format.type = static_cast<uint32_t>(kept);
       ExpectRefused(given, nullptr,
                     {MHA_ERROR_INVALID_VALUE,
                      {2},
@@ -683,20 +683,22 @@ TEST_F(RefusedWeights, CodesNeedTheirScalesAndOnlyTheyHaveSome) {
 TEST_F(RefusedWeights, GroupsHaveASizeAndCodes) {
   for (const uint32_t size : {1u, 8u, 24u, 256u, 0xffffffffu}) {
     LayerData given = GivenAsFloats(problem_, Stored::kInt8);
-    given.config.group_size = size;
-    ExpectRefused(given, nullptr,
-                  {MHA_ERROR_INVALID_VALUE, {1}, {"group_size is", std::to_string(size), "128"}});
+    given.config.format.group_size = size;
+    ExpectRefused(
+        given, nullptr,
+        {MHA_ERROR_INVALID_VALUE, {1}, {"format.group_size is", std::to_string(size), "128"}});
   }
   for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBf16}) {
     LayerData given = GivenAsFloats(problem_, stored);
-    given.config.group_size = 32;
+    given.config.format.group_size = 32;
     ExpectRefused(given, nullptr,
-                  {MHA_ERROR_INVALID_VALUE, {1}, {"group_size is 32", "MHA_TYPE_INT8"}});
+                  {MHA_ERROR_INVALID_VALUE, {1}, {"format.group_size is 32", "MHA_TYPE_INT8"}});
   }
   LayerData given = Coded(Stored::kInt8);
   const float offset = 0;
   given.weights.w_k.offsets = &offset;
-  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.offsets", "group_size 0"}});
+  ExpectRefused(given, nullptr,
+                {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.offsets", "format.group_size 0"}});
   const std::vector<float> offsets(8);
   given = Coded(Stored::kInt4);  // whose groups have 32 inputs by default
   given.weights.w_k.offsets = offsets.data();
@@ -705,12 +707,13 @@ TEST_F(RefusedWeights, GroupsHaveASizeAndCodes) {
 
 TEST_F(RefusedWeights, ScalesAreF16IfTheyAreOfGroupsAndOfAQuantiserAndExact) {
   LayerData given = GivenAsFloats(problem_, Stored::kInt4);
-  given.config.scale_type = MHA_TYPE_BF16;
-  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"scale_type is 3"}});
-  given.config.scale_type = MHA_TYPE_F16;
-  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"scale_type is MHA_TYPE_F16"}});
+  given.config.format.scale_type = MHA_TYPE_BF16;
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"format.scale_type is 3"}});
+  given.config.format.scale_type = MHA_TYPE_F16;
+  ExpectRefused(given, nullptr,
+                {MHA_ERROR_INVALID_VALUE, {2}, {"format.scale_type is MHA_TYPE_F16"}});
   given = GivenAsFloats(problem_, Stored::kInt8);
-  given.config.scale_type = MHA_TYPE_F16;
+  given.config.format.scale_type = MHA_TYPE_F16;
   ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"not in groups"}});
 
   Random random(19);
@@ -754,7 +757,7 @@ TEST_F(RefusedWeights, ButABlasTakesThoseGivenIn16Bits) {
   wide.stored = Stored::kF32;
   LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
   const LayerData floats = GivenAsFloats(wide, Stored::kF32);
-  given.config.weight_type = MHA_TYPE_F32;
+  given.config.format.type = MHA_TYPE_F32;
   const Layer narrow_layer = Create(given, &options), float_layer = Create(floats, &options);
   EXPECT_TRUE(
       SameBits(Forward(narrow_layer.get(), problem_), Forward(float_layer.get(), problem_)));

@@ -150,8 +150,8 @@ static mha_layer *load_linear(const struct model *m, const char *name, int64_t l
                                 .output_dim = outputs,
                                 .layout = MHA_LAYOUT_OUT_IN};
   weights.type = type_of(w), weights.w = matrix_of(m, w),
-  weights.weight_type = m->weight_type ? m->weight_type : type_of(w),
-  weights.group_size = group_size_of(m, w), weights.arithmetic = m->arithmetic;
+  weights.format.type = m->weight_type ? m->weight_type : type_of(w),
+  weights.format.group_size = group_size_of(m, w), weights.format.arithmetic = m->arithmetic;
   mha_layer *made;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &made, &error), &error);
@@ -178,8 +178,8 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
                              .num_heads = m->heads,
                              .num_kv_heads = m->kv_heads};
   config.head_dim = m->head_dim,
-  config.weight_type = m->weight_type ? m->weight_type : type_of(w_q),
-  config.group_size = group_size_of(m, w_q), config.arithmetic = m->arithmetic;
+  config.format.type = m->weight_type ? m->weight_type : type_of(w_q),
+  config.format.group_size = group_size_of(m, w_q), config.format.arithmetic = m->arithmetic;
   mha_layer_weights weights = {
       .struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w_q)};
   weights.w_q = matrix_of(m, w_q), weights.w_k = matrix_of(m, w_k);
@@ -334,9 +334,9 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
   d->up = allocate(most_rows * m->hidden, sizeof(float)),
   d->logits = allocate(most_wanted * m->vocabulary, sizeof(float));
 
-  d->attention = (mha_forward_args){
-      .struct_size = sizeof d->attention, .flags = MHA_CAUSAL, .rope = &d->rope, .batch = 1};
-  d->attention.scheduler = scheduler, d->attention.query.data = d->normed,
+  d->attention = MHA_INIT(mha_forward_args);
+  d->attention.call.flags = MHA_CAUSAL, d->attention.call.rope = &d->rope;
+  d->attention.call.scheduler = scheduler, d->attention.query.data = d->normed,
   d->attention.output.data = d->attended;
   /* The workspace of the longest call serves all. Arrays are not read when asking, but whether they
    * are given counts. */
@@ -345,7 +345,8 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
       .struct_size = sizeof most, .cu_seqlens_q = numbers, .cache_sequences = numbers};
   most.count = sequences < most_pieces ? sequences : most_pieces;
   mha_forward_args longest = d->attention;
-  longest.n_q = most_rows, longest.sequences = &most, longest.cache = d->cache[0];
+  longest.call.n_q = most_rows, longest.call.sequences = &most;
+  longest.call.cache = d->cache[0];
   check(mha_forward_workspace(m->layer[0].attention, &longest, &d->workspace_bytes, &error),
         &error);
   const mha_layer *const products[] = {m->layer[0].gate, m->layer[0].down, m->logits};
@@ -523,11 +524,11 @@ static const float *decoder_run(struct decoder *d, const struct piece *pieces, i
   mha_sequences sequences = {.struct_size = sizeof sequences, .count = count};
   sequences.cu_seqlens_q = starts, sequences.cache_sequences = numbers;
   mha_forward_args attention = d->attention;
-  attention.n_q = rows, attention.sequences = &sequences;
+  attention.call.n_q = rows, attention.call.sequences = &sequences;
   for (int64_t l = 0; l < m->layers; l++) {
     const struct layer *const layer = &m->layer[l];
     each_row(d, rows, norm, layer->attention_norm);
-    attention.cache = d->cache[l];
+    attention.call.cache = d->cache[l];
     mha_error error;
     check(mha_forward(layer->attention, &attention, d->workspace, d->workspace_bytes, &error),
           &error);

@@ -66,10 +66,9 @@ static mha_status reserve(struct engine *engine) {
                              &engine->error);
   if (status != MHA_OK) return status;
 
-  engine->args =
-      (mha_forward_args){.struct_size = sizeof engine->args, .flags = MHA_CAUSAL, .batch = 1};
+  engine->args = (mha_forward_args){.struct_size = sizeof engine->args, .call.flags = MHA_CAUSAL};
   mha_forward_args largest = engine->args;
-  largest.n_q = max_rows, largest.cache = engine->cache;
+  largest.call.n_q = max_rows, largest.call.cache = engine->cache;
   status = mha_forward_workspace(engine->layer, &largest, &engine->workspace_bytes, &engine->error);
   if (status != MHA_OK) return status;
   engine->workspace = malloc(engine->workspace_bytes);
@@ -80,7 +79,7 @@ static mha_status reserve(struct engine *engine) {
 
 static mha_status step(struct engine *engine, int64_t rows, const float *x, float *y) {
   mha_forward_args args = engine->args;
-  args.n_q = rows, args.query.data = x, args.output.data = y, args.cache = engine->cache;
+  args.call.n_q = rows, args.query.data = x, args.output.data = y, args.call.cache = engine->cache;
   return mha_forward(engine->layer, &args, engine->workspace, engine->workspace_bytes,
                      &engine->error);
 }

@@ -27,7 +27,7 @@ static mha_layer *make_linear(int inputs, int outputs, int step) {
   fill(w, inputs * outputs, step);
   mha_linear_weights weights = {
       .struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs};
-  weights.layout = MHA_LAYOUT_OUT_IN, weights.w.data = w, weights.weight_type = MHA_TYPE_BF16;
+  weights.layout = MHA_LAYOUT_OUT_IN, weights.w.data = w, weights.format.type = MHA_TYPE_BF16;
   mha_layer *layer;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &layer, &error), &error);
@@ -53,8 +53,8 @@ struct block {
 /* The next rows of the sequence, in place. */
 static void run(const struct block *block, int rows, float *x) {
   float attended[tokens * width], gate[tokens * hidden], up[tokens * hidden];
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = rows, .query.data = x};
-  args.output.data = attended, args.flags = MHA_CAUSAL, args.cache = block->cache;
+  mha_forward_args args = {.struct_size = sizeof args, .call.n_q = rows, .query.data = x};
+  args.output.data = attended, args.call.flags = MHA_CAUSAL, args.call.cache = block->cache;
   size_t bytes;
   mha_error error;
   check(mha_forward_workspace(block->attention, &args, &bytes, &error), &error);

@@ -30,10 +30,10 @@ int main(void) {
   struct model_layer layers[num_layers] = {{0}};
   for (int l = 0; l < num_layers; l++) {
     mha_forward_args *args = &layers[l].args;
-    args->flags = MHA_CAUSAL, args->rope = &rope, args->score = &score;
+    args->call.flags = MHA_CAUSAL, args->call.rope = &rope, args->call.score = &score;
     if (l % 2 == 0)
-      args->flags |= MHA_WINDOW_LEFT,
-          args->window_left = sliding_window - 1; /* and the row itself */
+      args->call.flags |= MHA_WINDOW_LEFT,
+          args->call.window_left = sliding_window - 1; /* and the row itself */
     layers[l].layer = make_layer(&config, 0);
   }
   const int result = run_model(layers, num_layers, positions - 20, positions, hidden_size);

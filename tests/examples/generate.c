@@ -40,14 +40,14 @@ int main(void) {
   if (posix_memalign(&memory, 64, cache_bytes)) return 1;
   check(mha_kv_cache_init(&room, memory, cache_bytes, &cache, &error), &error);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens};
-  args.flags = MHA_CAUSAL, args.rope = &rope, args.cache = cache;
+  mha_forward_args args = {.struct_size = sizeof args, .call.n_q = tokens};
+  args.call.flags = MHA_CAUSAL, args.call.rope = &rope, args.call.cache = cache;
   /* The workspace of the longest call is large enough for every call. */
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);
   for (int position = 0, next; position < tokens; position = next) {
     next = position == 0 ? prompt : position + 1; /* the prompt at once, then token by token */
-    args.n_q = next - position;
+    args.call.n_q = next - position;
     args.query.data = x + position * width, args.output.data = y + position * width;
     check(mha_forward(layer, &args, workspace, bytes, &error), &error);
     const float *last = y + (next - 1) * width;
@@ -57,7 +57,7 @@ int main(void) {
   }
 
   /* All again, at once and without a cache. */
-  args.n_q = tokens, args.query.data = x, args.output.data = whole, args.cache = NULL;
+  args.call.n_q = tokens, args.query.data = x, args.output.data = whole, args.call.cache = NULL;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   workspace = realloc(workspace, bytes);
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);

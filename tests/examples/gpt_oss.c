@@ -33,8 +33,8 @@ int main(void) {
     const float *sinks = numbers(num_heads, 2); /* self_attn.sinks */
     score[l] = (mha_score_options){.struct_size = sizeof *score, .sinks = sinks};
     mha_forward_args *args = &layers[l].args;
-    args->flags = MHA_CAUSAL, args->rope = &rope, args->score = &score[l];
-    if (l % 2 == 0) args->flags |= MHA_WINDOW_LEFT, args->window_left = 127;
+    args->call.flags = MHA_CAUSAL, args->call.rope = &rope, args->call.score = &score[l];
+    if (l % 2 == 0) args->call.flags |= MHA_WINDOW_LEFT, args->call.window_left = 127;
     layers[l].layer = make_layer(&config, 1);
   }
   const int result = run_model(layers, num_layers, positions - 20, positions, hidden_size);

@@ -39,16 +39,16 @@ int main(void) {
   mha_scheduler scheduler = {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query.data = x};
-  args.flags = MHA_CAUSAL, args.scheduler = &scheduler;
+  mha_forward_args args = {.struct_size = sizeof args, .call.n_q = tokens, .query.data = x};
+  args.call.flags = MHA_CAUSAL, args.call.scheduler = &scheduler;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes); /* for a scheduler's threads; it serves fewer, too */
-  args.scheduler = NULL;
+  args.call.scheduler = NULL;
   args.output.data = alone;
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
 
-  args.scheduler = &scheduler;
+  args.call.scheduler = &scheduler;
   args.output.data = together;
   int equal = 1;
   for (int i = 0; i < calls; i++) {

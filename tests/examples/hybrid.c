@@ -74,7 +74,7 @@ static void run(struct block *b, int n, int kept, const float *x, float *y) {
   linear(b->in, n, x, p);
 
   mha_causal_conv_args conv = {.struct_size = sizeof conv, .channels = channels, .batch = 1};
-  conv.kernel_size = kernel_size, conv.weights = b->conv, conv.activation = MHA_ACTIVATION_SILU;
+  conv.kernel_size = kernel_size, conv.weights = b->conv, conv.activation = MHA_FUNCTION_SILU;
   conv.rows = n, conv.x.data = p, conv.x.strides.row = columns, conv.output.data = qkv;
   conv.state = b->rows, conv.state_out = kept == n ? b->rows : NULL;
   convolve(&conv);
@@ -82,7 +82,7 @@ static void run(struct block *b, int n, int kept, const float *x, float *y) {
   mha_recurrent_args args = {.struct_size = sizeof args, .batch = 1, .rows = n};
   args.num_q_heads = args.num_k_heads = key_heads, args.num_v_heads = value_heads;
   args.head_dim = dim, args.norm_epsilon = 1e-6f;
-  args.a_log = b->a_log, args.dt_bias = b->dt_bias, args.beta_function = MHA_GATE_SIGMOID;
+  args.a_log = b->a_log, args.dt_bias = b->dt_bias, args.beta_function = MHA_FUNCTION_SIGMOID;
   args.q.data = qkv, args.k.data = qkv + keys, args.v.data = qkv + 2 * keys;
   args.q.strides.row = args.k.strides.row = args.v.strides.row = channels;
   args.beta.data = p + at_beta, args.decay.data = p + at_decay;

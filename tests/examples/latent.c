@@ -89,7 +89,7 @@ static mha_rope make_rope(void) {
 static mha_kv_cache *make_cache(int width, int values) {
   mha_kv_cache_config room = {
       .struct_size = sizeof room, .num_sequences = 1, .capacity = tokens, .num_kv_heads = 1};
-  room.head_dim = width, room.head_dim_v = values, room.values = MHA_CACHE_VALUES_IN_KEYS;
+  room.head_dim = width, room.head_dim_v = values, room.value_place = MHA_CACHE_VALUES_IN_KEYS;
   mha_kv_cache *cache;
   mha_error error;
   void *memory;
@@ -166,10 +166,10 @@ static void choose_keys(const struct layer *l, int64_t n, const float *x, const 
   linear(l->products[index_q], n, low_q, 0, q, 0), linear(l->products[index_k], n, x, 0, k, 0);
   linear(l->products[index_w], n, x, 0, weights, 0);
   for (int64_t i = 0; i < n; i++) norm(k + i * index_dim, index_dim, l->w->index_norm, 1);
-  mha_attention_args index = {.struct_size = sizeof index, .batch = 1, .n_q = n, .n_kv = n};
+  mha_attention_args index = {.struct_size = sizeof index, .call.n_q = n, .call.n_kv = n};
   index.num_heads = index_heads, index.num_kv_heads = 1, index.head_dim = index_dim;
-  index.q.data = q, index.k.data = k, index.rope = &l->index_rope, index.cache = l->index_keys,
-  index.flags = MHA_CAUSAL;
+  index.q.data = q, index.k.data = k, index.call.rope = &l->index_rope,
+  index.call.cache = l->index_keys, index.call.flags = MHA_CAUSAL;
   mha_choose_keys_args args = {
       .struct_size = sizeof args, .attention = &index, .weights.data = weights};
   args.num_chosen = num_chosen, args.chosen_keys = chosen;
@@ -191,14 +191,13 @@ static void attend_absorbed(const struct layer *l, int64_t n, const float *q, co
   for (int64_t i = 0; i < n * heads; i++)
     memcpy(latent_q + i * key + latent, q + i * head + nope, rotated * sizeof *q);
   mha_attention_args args = {.struct_size = sizeof args,
-                             .batch = 1,
-                             .n_q = n,
-                             .n_kv = n,
+                             .call.n_q = n,
+                             .call.n_kv = n,
                              .num_heads = heads,
                              .num_kv_heads = 1};
   args.head_dim = key, args.head_dim_v = latent, args.scale = 1 / sqrtf(head);
-  args.q.data = latent_q, args.k.data = k, args.output.data = context, args.cache = l->latents;
-  args.rope = &l->rope, args.score_arrays = lists, args.flags = MHA_CAUSAL;
+  args.q.data = latent_q, args.k.data = k, args.output.data = context, args.call.cache = l->latents;
+  args.call.rope = &l->rope, args.call.score_arrays = lists, args.call.flags = MHA_CAUSAL;
   attention(&args);
   for (int h = 0; h < heads; h++)
     linear(l->from_latent[h], n, context + h * latent, heads * latent, y + h * value,
@@ -211,10 +210,10 @@ static void attend_expanded(const struct layer *l, int64_t n, const float *q, co
   /* A call for one query, which nobody needs, rotates the keys and appends them. */
   float unused[latent];
   mha_attention_args append = {
-      .struct_size = sizeof append, .batch = 1, .n_q = 1, .n_kv = n, .num_heads = 1};
+      .struct_size = sizeof append, .call.n_q = 1, .call.n_kv = n, .num_heads = 1};
   append.head_dim = key, append.head_dim_v = latent, append.q.data = append.k.data = k,
   append.output.data = unused;
-  append.rope = &l->rope, append.cache = l->latents;
+  append.call.rope = &l->rope, append.call.cache = l->latents;
   attention(&append);
 
   int64_t length;
@@ -235,13 +234,13 @@ static void attend_expanded(const struct layer *l, int64_t n, const float *q, co
   /* Keys from the cache are rotated already: by an angle of 0. */
   mha_sequences sequences = {.struct_size = sizeof sequences, .rope_k_positions = zeros};
   mha_attention_args args = {
-      .struct_size = sizeof args, .batch = 1, .n_q = n, .n_kv = length, .num_heads = heads};
+      .struct_size = sizeof args, .call.n_q = n, .call.n_kv = length, .num_heads = heads};
   args.head_dim = head, args.head_dim_v = value, args.q.data = q, args.k.data = keys,
   args.output.data = y;
   args.v.data = keys_values + nope, args.v.strides.row = (int64_t)heads * (nope + value),
   args.v.strides.head = nope + value;
-  args.rope = &rope, args.sequences = &sequences, args.score_arrays = lists,
-  args.flags = MHA_CAUSAL;
+  args.call.rope = &rope, args.call.sequences = &sequences, args.call.score_arrays = lists,
+  args.call.flags = MHA_CAUSAL;
   attention(&args);
   free(latents), free(keys_values), free(keys), free(zeros);
 }

@@ -22,8 +22,8 @@ int main(void) {
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens};
-  args.query.data = x, args.output.data = y, args.flags = MHA_CAUSAL;
+  mha_forward_args args = MHA_INIT(mha_forward_args);
+  args.call.n_q = tokens, args.call.flags = MHA_CAUSAL, args.query.data = x, args.output.data = y;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);

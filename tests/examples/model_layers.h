@@ -68,8 +68,8 @@ static mha_kv_cache *make_cache(const struct model_layer *of, int64_t tokens) {
   mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = 1, .capacity = tokens};
   room.num_kv_heads = shape.num_kv_heads, room.head_dim = shape.head_dim,
   room.head_dim_v = shape.head_dim_v;
-  if (of->args.flags & MHA_WINDOW_LEFT)
-    room.kind = MHA_CACHE_KIND_RING, room.capacity = of->args.window_left / 16 * 16 + 32;
+  if (of->args.call.flags & MHA_WINDOW_LEFT)
+    room.kind = MHA_CACHE_KIND_RING, room.capacity = of->args.call.window_left / 16 * 16 + 32;
   mha_kv_cache *cache;
   size_t bytes;
   void *memory;
@@ -84,7 +84,7 @@ static void run_layer(const struct model_layer *l, float *x, int64_t rows, int64
                       mha_kv_cache *cache) {
   float *y = malloc((size_t)(rows * width) * sizeof *y);
   mha_forward_args args = l->args;
-  args.struct_size = sizeof args, args.batch = 1, args.n_q = rows, args.cache = cache;
+  args.struct_size = sizeof args, args.call.n_q = rows, args.call.cache = cache;
   args.query.data = x, args.output.data = y;
   mha_error error;
   size_t bytes;

@@ -31,8 +31,8 @@ static void expect(int holds, const char *what) {
 }
 
 static void forward(const mha_layer *layer) {
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens};
-  args.query.data = x, args.output.data = y, args.flags = MHA_CAUSAL;
+  mha_forward_args args = {.struct_size = sizeof args, .call.n_q = tokens};
+  args.query.data = x, args.output.data = y, args.call.flags = MHA_CAUSAL;
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);

@@ -32,15 +32,15 @@ int main(void) {
   mha_scheduler scheduler;
   mha_pthreadpool_scheduler(pool, &scheduler);
 
-  mha_forward_args args = {.struct_size = sizeof args, .batch = 1, .n_q = tokens, .query.data = x};
-  args.flags = MHA_CAUSAL, args.scheduler = &scheduler;
+  mha_forward_args args = {.struct_size = sizeof args, .call.n_q = tokens, .query.data = x};
+  args.call.flags = MHA_CAUSAL, args.call.scheduler = &scheduler;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);
   args.output.data = together;
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
   args.output.data = alone;
-  args.scheduler = NULL; /* a workspace for more threads serves fewer, too */
+  args.call.scheduler = NULL; /* a workspace for more threads serves fewer, too */
   check(mha_forward(layer, &args, workspace, bytes, &error), &error);
 
   int equal = memcmp(alone, together, sizeof together) == 0;

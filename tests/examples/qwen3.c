@@ -32,7 +32,7 @@ int main(void) {
     norms[l].q_weight = numbers(head_dim, 2); /* self_attn.q_norm.weight */
     norms[l].k_weight = numbers(head_dim, 2); /* self_attn.k_norm.weight */
     mha_forward_args *args = &layers[l].args;
-    args->flags = MHA_CAUSAL, args->rope = &rope, args->norm = &norms[l];
+    args->call.flags = MHA_CAUSAL, args->call.rope = &rope, args->call.norm = &norms[l];
     layers[l].layer = make_layer(&config, 0);
   }
   const int result = run_model(layers, num_layers, positions - 20, positions, hidden_size);

@@ -105,7 +105,7 @@ static mha_layer *make_attention(const struct block *block) {
 
 static void mha_attention_of_block(const mha_layer *layer, const float *x, float *y) {
   mha_forward_args args = {
-      .struct_size = sizeof args, .batch = 1, .n_q = n, .query.data = x, .output.data = y};
+      .struct_size = sizeof args, .call.n_q = n, .query.data = x, .output.data = y};
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);

@@ -90,7 +90,7 @@ std::vector<float> Numbers(Random *random, int64_t count) {
   return x;
 }
 
-void CheckStates(fuzz::Bytes *bytes) {
+void CheckPartials(fuzz::Bytes *bytes) {
   const int64_t rows = bytes->Integer(1, 5), heads = bytes->Integer(1, 3),
                 width = bytes->Integer(1, 70) + 2;
   Random random(bytes->Raw(4));
@@ -107,38 +107,38 @@ void CheckStates(fuzz::Bytes *bytes) {
   expected.context.resize(static_cast<size_t>(rows * heads * (width - 2)));
   expected.lse.resize(static_cast<size_t>(rows * heads));
   for (int64_t row = 0; row < rows * heads; row++) {
-    spec::Fastest().merge_states(width - 2, left.data() + row * width, right.data() + row * width,
-                                 merged.data() + row * width);
+    spec::Fastest().merge_partials(width - 2, left.data() + row * width, right.data() + row * width,
+                                   merged.data() + row * width);
     const int64_t h = row / rows, i = row % rows;
     float *const context = expected.context.data() + (i * heads + h) * (width - 2);
-    spec::Fastest().finish_state(width - 2, merged.data() + row * width,
-                                 has_sinks ? &sinks[static_cast<size_t>(h)] : nullptr,
-                                 has_scales ? &scales[static_cast<size_t>(h)] : nullptr, context,
-                                 &expected.lse[static_cast<size_t>(row)]);
+    spec::Fastest().finish_partial(width - 2, merged.data() + row * width,
+                                   has_sinks ? &sinks[static_cast<size_t>(h)] : nullptr,
+                                   has_scales ? &scales[static_cast<size_t>(h)] : nullptr, context,
+                                   &expected.lse[static_cast<size_t>(row)]);
   }
   for (const uint32_t set : SetsOfThisMachine(false)) {
     std::vector<float> states(left.size());
     mha_error error;
-    Check(mha_states_merge(rows * heads, width - 2, left.data(), right.data(), states.data(), set,
-                           &error),
+    Check(mha_partials_merge(rows * heads, width - 2, left.data(), right.data(), states.data(), set,
+                             &error),
           error);
     const testing::AssertionResult same = SameBits("merged", states, merged);
     ExpectNone(same.message(), set, "states");
     Outputs outputs = {};
     outputs.context.resize(expected.context.size());
     outputs.lse.resize(expected.lse.size());
-    mha_states_args args = Zeroed<mha_states_args>();
+    mha_partials_args args = Zeroed<mha_partials_args>();
     args.batch = 1;
     args.num_heads = heads;
     args.n_q = rows;
     args.head_dim_v = width - 2;
-    args.states = states.data();
+    args.partials = states.data();
     args.sinks = has_sinks ? sinks.data() : nullptr;
     args.head_scales = has_scales ? scales.data() : nullptr;
     args.output.data = outputs.context.data();
     args.lse = outputs.lse.data();
     args.instruction_set = set;
-    Check(mha_states_finish(&args, &error), error);
+    Check(mha_partials_finish(&args, &error), error);
     ExpectNone(SameBits(outputs, expected).message(), set, "finished states");
   }
 }
@@ -180,9 +180,9 @@ void CheckProduct(fuzz::Bytes *bytes) {
   weights.output_dim = out;
   weights.w.data = w.data();
   weights.w.bias = has_bias ? bias.data() : nullptr;
-  weights.weight_type = static_cast<uint32_t>(stored);
-  weights.group_size = static_cast<uint32_t>(group);
-  weights.arithmetic = arithmetic_field;
+  weights.format.type = static_cast<uint32_t>(stored);
+  weights.format.group_size = static_cast<uint32_t>(group);
+  weights.format.arithmetic = arithmetic_field;
   std::vector<unsigned char> given, given_scales, given_offsets;
   if (has_any_scales) {  // of a quantiser
     MakeSpecial(&random, Values::kAny, 1, &scales);
@@ -191,7 +191,7 @@ void CheckProduct(fuzz::Bytes *bytes) {
     if (format.group != 0 && are_f16) {
       scales = Rounded(Storage::kF16, scales);
       offsets = Rounded(Storage::kF16, offsets);
-      weights.scale_type = MHA_TYPE_F16;
+      weights.format.scale_type = MHA_TYPE_F16;
     }
     if (!offsets.empty()) {
       for (float &code : numbers) code += stored == Stored::kInt4 ? 8.0f : 0.0f;
@@ -201,7 +201,7 @@ void CheckProduct(fuzz::Bytes *bytes) {
     }
     given = InMemory(stored, numbers, in, out, MHA_LAYOUT_OUT_IN, 0, !offsets.empty());
     given_scales = ScalesInMemory(scales, out);
-    weights.type = weights.weight_type;
+    weights.type = weights.format.type;
     weights.layout = MHA_LAYOUT_OUT_IN;
     weights.w.data = given.data();
     weights.w.scales = reinterpret_cast<const float *>(given_scales.data());
@@ -289,7 +289,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz::Bytes bytes(data, size);
   switch (bytes.Choice({0, 0, 0, 4, 0, 0, 0, 1, 2, 3})) {
     case 1:
-      CheckStates(&bytes);
+      CheckPartials(&bytes);
       break;
     case 2:
       CheckProduct(&bytes);

@@ -244,8 +244,8 @@ mha_kv_cache *Cache(const Heads &heads) {
   config.num_kv_heads = Odd(heads.num_kv_heads), config.head_dim = Odd(heads.head_dim),
   config.head_dim_v = Odd(heads.head_dim_v);
   config.k_type = Type(4);
-  config.values = in.OneIn(4) ? Kind({MHA_CACHE_VALUES_OWN, MHA_CACHE_VALUES_IN_KEYS}) : 0;
-  config.v_type = config.values ? 0 : Type(5);
+  config.value_place = in.OneIn(4) ? Kind({MHA_CACHE_VALUES_OWN, MHA_CACHE_VALUES_IN_KEYS}) : 0;
+  config.v_type = config.value_place ? 0 : Type(5);
   if (config.kind == MHA_CACHE_KIND_PAGED)
     config.block_positions = Odd(16), config.num_blocks = Number(1, 8);
   const mha_kv_cache_config *const placed = Placed(config);
@@ -276,8 +276,9 @@ mha_kv_cache *Cache(const Heads &heads) {
     if (shape.kind == MHA_CACHE_KIND_PAGED)
       Call(mha_kv_cache_set_blocks, cache, sequence, numbers, blocks);
     const float *const k = Floats(Elements(shape.head_dim, {{rows}, {shape.num_kv_heads}}));
-    const float *const v =
-        shape.values ? nullptr : Floats(Elements(shape.head_dim_v, {{rows}, {shape.num_kv_heads}}));
+    const float *const v = shape.value_place
+                               ? nullptr
+                               : Floats(Elements(shape.head_dim_v, {{rows}, {shape.num_kv_heads}}));
     if (!buffers.is_too_large()) Call(mha_kv_cache_append, cache, sequence, rows, k, v);
     buffers.ForgetSizes();
   }
@@ -307,20 +308,20 @@ constexpr uint32_t kPaddingLeft = 1u << 30,
 template <class Args>
 void FillSizes(Args *args) {
   given = {};
-  args->batch = Number(1, 3);
-  args->n_q = Number(1, in.OneIn(8) ? 300 : 20);
-  args->n_kv = in.OneIn(2) ? Number(1, in.OneIn(8) ? 600 : 40) : args->n_q;
-  args->flags = in.Choice<uint32_t>({0, MHA_CAUSAL, MHA_CAUSAL | MHA_WINDOW_LEFT,
-                                     MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT, kPaddingLeft, kReads,
-                                     kReads | MHA_CAUSAL, MHA_CAUSAL | kPaddingLeft, 63});
-  if (args->flags == 63) args->flags = static_cast<uint32_t>(in.Raw(4));
-  given.pads_left = (args->flags & kPaddingLeft) != 0,
-  given.reads_cache = (args->flags & kReads) != 0;
-  args->flags &= ~(kPaddingLeft | kReads);
-  if (args->flags & MHA_WINDOW_LEFT || in.OneIn(64)) args->window_left = Number(0, 20);
-  if (args->flags & MHA_WINDOW_RIGHT || in.OneIn(64)) args->window_right = Number(0, 20);
-  args->reserved = in.OneIn(64);
-  args->scheduler = Scheduler();
+  args->call.batch = Number(1, 3);
+  args->call.n_q = Number(1, in.OneIn(8) ? 300 : 20);
+  args->call.n_kv = in.OneIn(2) ? Number(1, in.OneIn(8) ? 600 : 40) : args->call.n_q;
+  args->call.flags = in.Choice<uint32_t>({0, MHA_CAUSAL, MHA_CAUSAL | MHA_WINDOW_LEFT,
+                                          MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT, kPaddingLeft, kReads,
+                                          kReads | MHA_CAUSAL, MHA_CAUSAL | kPaddingLeft, 63});
+  if (args->call.flags == 63) args->call.flags = static_cast<uint32_t>(in.Raw(4));
+  given.pads_left = (args->call.flags & kPaddingLeft) != 0,
+  given.reads_cache = (args->call.flags & kReads) != 0;
+  args->call.flags &= ~(kPaddingLeft | kReads);
+  if (args->call.flags & MHA_WINDOW_LEFT || in.OneIn(64)) args->call.window_left = Number(0, 20);
+  if (args->call.flags & MHA_WINDOW_RIGHT || in.OneIn(64)) args->call.window_right = Number(0, 20);
+  args->call.reserved = in.OneIn(64);
+  args->call.scheduler = Scheduler();
 }
 
 // Fills given.score, too.
@@ -343,11 +344,12 @@ mha_score_arrays ScoreArrays(const Heads &heads, int64_t rows, int64_t n_q, int6
     skip_stride();
     all.q_scales = Floats(contiguous(n_q));
   }
-  if (pairs & 7) all.columns = in.OneIn(3) ? Kind({MHA_COLUMNS_ALL_KEYS, MHA_COLUMNS_NEW_KEYS}) : 0;
+  if (pairs & 7)
+    all.column_keys = in.OneIn(3) ? Kind({MHA_COLUMNS_ALL_KEYS, MHA_COLUMNS_NEW_KEYS}) : 0;
   if (pairs & 7 && in.OneIn(4)) all.num_columns = Number(1, 40);
-  const Wide width = all.num_columns > 0                   ? Wide{all.num_columns}
-                     : all.columns == MHA_COLUMNS_NEW_KEYS ? std::max<Wide>(n_kv, 0)
-                                                           : columns;
+  const Wide width = all.num_columns > 0                       ? Wide{all.num_columns}
+                     : all.column_keys == MHA_COLUMNS_NEW_KEYS ? std::max<Wide>(n_kv, 0)
+                                                               : columns;
   const auto pair_array = [&](mha_strides *strides, Wide columns_of_row, int64_t num_heads) {
     Elements(columns_of_row,
              {{rows, &strides->batch}, {num_heads, &strides->head}, {n_q, &strides->row}});
@@ -361,12 +363,12 @@ mha_score_arrays ScoreArrays(const Heads &heads, int64_t rows, int64_t n_q, int6
     all.mask = static_cast<uint8_t *>(
         Input(pair_array(&all.mask_strides, width, heads.num_heads), MHA_TYPE_INT8));
   if (pairs & 4) {
-    all.groups = Kind({MHA_GROUPS_WITHIN, MHA_GROUPS_ALSO});
+    all.segments = Kind({MHA_SEGMENTS_WITHIN, MHA_SEGMENTS_ALSO});
     skip_stride();
-    all.q_groups = Integers<int32_t>(contiguous(n_q), -1, 2);
+    all.q_segments = Integers<int32_t>(contiguous(n_q), -1, 2);
     if (in.Boolean()) {
       skip_stride();
-      all.kv_groups = Integers<int32_t>(contiguous(width), -1, 2);
+      all.kv_segments = Integers<int32_t>(contiguous(width), -1, 2);
     }
   }
   if (arrays & 16) {
@@ -428,10 +430,10 @@ const int64_t *PaddedLeft(const int64_t *lengths, int64_t count, int64_t rows) {
 // rows.
 template <class Args>
 int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
-  const int64_t count = args->batch, n_q = args->n_q,
+  const int64_t count = args->call.batch, n_q = args->call.n_q,
                 n_kv = given.reads_cache ? MHA_EMPTY
                        : is_self         ? n_q
-                                         : args->n_kv;
+                                         : args->call.n_kv;
   mha_sequences &s = given.sequences;
   if (in.OneIn(4)) s.cu_seqlens_q = Starts(count, n_q);
   const bool is_packed = s.cu_seqlens_q != nullptr;
@@ -456,13 +458,13 @@ int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
   given.pads_kv_left = given.pads_left && !s.kv_first_rows;
   if (given.pads_q_left) s.q_first_rows = PaddedLeft(s.q_lengths, count, n_q);
   if (given.pads_kv_left) s.kv_first_rows = PaddedLeft(s.kv_lengths, count, n_kv);
-  if (is_packed) args->batch = 1, s.count = count;
-  const int64_t rows = args->batch;
+  if (is_packed) args->call.batch = 1, s.count = count;
+  const int64_t rows = args->call.batch;
   if (given.reads_cache || in.OneIn(3)) given.cache = Cache(heads);
   if (given.reads_cache && !given.cache)
     given.cache = reinterpret_cast<mha_kv_cache *>(buffers.Take(4096, 64));  // which is none
-  if (given.reads_cache) args->cache_read = given.cache;
-  if (!given.reads_cache) args->cache = given.cache;
+  if (given.reads_cache) args->call.cache_read = given.cache;
+  if (!given.reads_cache) args->call.cache = given.cache;
   if (given.cache && in.OneIn(3)) s.cache_sequences = Integers<int64_t>(count, 0, 3);
   // Columns of what has a number for each pair: of a cache, those of its longest sequence after the
   // call.
@@ -481,9 +483,9 @@ int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
   }
   if (in.OneIn(3)) {
     given.has_score = true;
-    args->score_arrays = Placed(ScoreArrays(heads, rows, n_q, n_kv, columns));
+    args->call.score_arrays = Placed(ScoreArrays(heads, rows, n_q, n_kv, columns));
   }
-  if (in.OneIn(4)) args->norm = Placed(NormOf(heads));
+  if (in.OneIn(4)) args->call.norm = Placed(NormOf(heads));
   if (in.OneIn(3)) {
     mha_rope rope = {};
     rope.style = Kind(2);
@@ -498,7 +500,7 @@ int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
       s.rope_q_positions = Integers<int64_t>(Elements(n_q, {{rows}}), 0, rope.num_positions - 1);
     if (in.OneIn(4))
       s.rope_k_positions = Integers<int64_t>(Elements(n_kv, {{rows}}), 0, rope.num_positions - 1);
-    args->rope = Placed(rope);
+    args->call.rope = Placed(rope);
   }
   const Wide q_rows = Elements(1, {{rows}, {heads.num_heads}, {n_q}}),
              kv_rows = Elements(1, {{rows}, {n_kv}, {heads.num_kv_heads}});
@@ -558,18 +560,18 @@ bool IsEmpty(const T &value) {
 template <class Args>
 const Args *Finish(Args *args) {
   mha_sequences &s = given.sequences;
-  if (in.OneIn(8)) args->flags |= MHA_EQUAL_SCORES;              // an error if there is a scale
+  if (in.OneIn(8)) args->call.flags |= MHA_EQUAL_SCORES;         // an error if there is a scale
   if (given.pads_q_left && in.Boolean()) s.q_lengths = nullptr;  // the first rows say the same
   if (given.pads_kv_left && in.Boolean()) s.kv_lengths = nullptr;
   if (in.OneIn(16)) s.count = s.cu_seqlens_q ? std::min(Number(0, 4), s.count) : Number(0, 4);
-  if (in.OneIn(16) && s.cu_seqlens_q) args->batch = Number(1, 3);
-  if (in.OneIn(32)) args->cache_read = given.cache;
+  if (in.OneIn(16) && s.cu_seqlens_q) args->call.batch = Number(1, 3);
+  if (in.OneIn(32)) args->call.cache_read = given.cache;
   if (in.OneIn(16)) given.score.reserved = 1;
-  if (in.OneIn(16) && args->rope && args->rope->struct_size == sizeof(mha_rope))
-    const_cast<mha_rope *>(args->rope)->reserved = 1;
-  if (!IsEmpty(s) || in.OneIn(4)) args->sequences = Placed(s);
-  if (given.has_score) args->score = Placed(given.score);
-  if (!IsEmpty(given.outputs)) args->outputs = Placed(given.outputs);
+  if (in.OneIn(16) && args->call.rope && args->call.rope->struct_size == sizeof(mha_rope))
+    const_cast<mha_rope *>(args->call.rope)->reserved = 1;
+  if (!IsEmpty(s) || in.OneIn(4)) args->call.sequences = Placed(s);
+  if (given.has_score) args->call.score = Placed(given.score);
+  if (!IsEmpty(given.outputs)) args->call.outputs = Placed(given.outputs);
   return Placed(*args);
 }
 
@@ -601,18 +603,19 @@ int64_t FillAttention(mha_attention_args *filled, Heads *heads, bool has_one_key
     return Span(width, *strides, rows, n, count);
   };
   const bool reads = given.reads_cache && !in.OneIn(16);
-  const Wide q = array(args.n_q, heads->num_heads, heads->head_dim, &args.q.strides);
-  const Wide k = array(args.n_kv, heads->num_kv_heads, heads->head_dim, &args.k.strides);
-  const Wide v = array(args.n_kv, heads->num_kv_heads, heads->head_dim_v, &args.v.strides);
+  const Wide q = array(args.call.n_q, heads->num_heads, heads->head_dim, &args.q.strides);
+  const Wide k = array(args.call.n_kv, heads->num_kv_heads, heads->head_dim, &args.k.strides);
+  const Wide v = array(args.call.n_kv, heads->num_kv_heads, heads->head_dim_v, &args.v.strides);
   if (!in.OneIn(64)) args.q.data = Input(q, args.q.type);
   const uint32_t k_type = args.k.type != 0 ? args.k.type : args.q.type,
                  v_type = args.v.type != 0 ? args.v.type : k_type;
   if (!reads) args.k.data = Input(k, k_type);
   if (!reads && !in.OneIn(8)) args.v.data = Input(v, v_type);
-  const Wide output = array(args.n_q, heads->num_heads, heads->head_dim_v, &args.output.strides);
+  const Wide output =
+      array(args.call.n_q, heads->num_heads, heads->head_dim_v, &args.output.strides);
   if (in.OneIn(6)) {
-    given.outputs.states =
-        Result(Elements(Wide{heads->head_dim_v} + 2, {{rows}, {heads->num_heads}, {args.n_q}}));
+    given.outputs.partials = Result(
+        Elements(Wide{heads->head_dim_v} + 2, {{rows}, {heads->num_heads}, {args.call.n_q}}));
     if (!in.OneIn(16)) args.output = {};
   } else if (!in.OneIn(64)) {
     args.output.data = Output(output, args.output.type);
@@ -637,17 +640,18 @@ void TestChooseKeys() {
   const int64_t rows = FillAttention(&attention, &heads, is_complete);
   if (is_complete) {
     attention.kv_first_position = 0;
-    attention.v = {}, attention.output = {}, attention.score_arrays = nullptr;
+    attention.v = {}, attention.output = {}, attention.call.score_arrays = nullptr;
     given.has_score = false, given.outputs = {};
   }
   mha_choose_keys_args args = {};
   args.attention = Finish(&attention);
   args.num_chosen = Number(1, 50);
-  args.weights.data = Floats(Rows(heads.num_heads, &args.weights.strides, rows, attention.n_q));
+  args.weights.data =
+      Floats(Rows(heads.num_heads, &args.weights.strides, rows, attention.call.n_q));
   args.chosen_keys =
-      static_cast<int32_t *>(Output(Elements(args.num_chosen, {{rows}, {attention.n_q}})));
+      static_cast<int32_t *>(Output(Elements(args.num_chosen, {{rows}, {attention.call.n_q}})));
   if (in.OneIn(3) && !given.cache)
-    args.index_scores = Result(Elements(attention.n_kv, {{rows}, {attention.n_q}}));
+    args.index_scores = Result(Elements(attention.call.n_kv, {{rows}, {attention.call.n_q}}));
   SetReserved({&args.weights}, &attention.output, false);
   const mha_choose_keys_args *const placed = Placed(args);
   QueryAndCall(
@@ -745,7 +749,7 @@ void TestCausalConv() {
   mha_causal_conv_args args = {};
   args.batch = Number(1, 3), args.rows = Number(1, 9);
   args.channels = Number(1, in.OneIn(4) ? 300 : 40), args.kernel_size = Number(2, 8);
-  args.activation = Kind({MHA_ACTIVATION_NONE, MHA_ACTIVATION_SILU});
+  args.activation = Kind({MHA_FUNCTION_NONE, MHA_FUNCTION_SILU});
   args.instruction_set = in.OneIn(2) ? Kind(9) : 0;
   args.scheduler = Scheduler();
   const int64_t count = FillRows(&args.batch, args.rows, &args.sequences);
@@ -806,14 +810,15 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
   mha_layer_config config = {};
   mha_layer_weights weights = {};
   mha_linear_weights linear = {};
-  linear.weight_type = config.weight_type = Type(5);
-  linear.arithmetic = config.arithmetic =
+  linear.format.type = config.format.type = Type(5);
+  linear.format.arithmetic = config.format.arithmetic =
       in.OneIn(3) ? Kind({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16}) : 0;
-  linear.group_size = config.group_size = group_size = in.OneIn(3)    ? Kind({16, 32, 64, 128})
-                                                       : in.OneIn(64) ? Kind(300)
-                                                                      : 0;
-  linear.scale_type = config.scale_type = in.OneIn(4) ? Type(3) : 0;
-  linear.type = weights.type = given_type = in.OneIn(2) ? config.weight_type : Type(3);
+  linear.format.group_size = config.format.group_size = group_size = in.OneIn(3)
+                                                                         ? Kind({16, 32, 64, 128})
+                                                                     : in.OneIn(64) ? Kind(300)
+                                                                                    : 0;
+  linear.format.scale_type = config.format.scale_type = in.OneIn(4) ? Type(3) : 0;
+  linear.type = weights.type = given_type = in.OneIn(2) ? config.format.type : Type(3);
   linear.layout = weights.layout = given_layout =
       given_type == MHA_TYPE_INT4 ? MHA_LAYOUT_OUT_IN : Kind(2);
   if (is_linear) {
@@ -848,8 +853,9 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
                value = config.value_dim != 0 ? Wide{config.value_dim} : key;
     const bool only_asks = in.OneIn(8), has_output = in.OneIn(2);
     if (config.gate != 0 && in.Boolean()) FillMatrix(&weights.w_g, config.query_dim, heads * gate);
-    const Wide q = heads * (d + (weights.w_g.data ? 0 : gate)), k = only_asks ? 0 : key_heads * d,
-               v = only_asks ? 0 : key_heads * d_v;
+    if (config.gate != 0 && !weights.w_g.data) weights.gate_place = MHA_GATE_IN_W_Q;
+    const Wide q = heads * (d + (weights.gate_place != 0 ? gate : 0)),
+               k = only_asks ? 0 : key_heads * d, v = only_asks ? 0 : key_heads * d_v;
     if (has_output && in.Boolean()) config.output_dim = Number(1, 70);
     if (in.OneIn(4) && !only_asks) {
       FillMatrix(&weights.w_qkv, config.query_dim, q + k + v);
@@ -922,15 +928,16 @@ void TestForward() {
   args.query.type = Type(3), args.output.type = Type(3);
   const bool reads = given.reads_cache && !in.OneIn(16), has_key = !reads && in.OneIn(2),
              has_value = !reads && in.OneIn(3);
-  if (has_value && !has_key) args.n_kv = Odd(args.n_q);
+  if (has_value && !has_key) args.call.n_kv = Odd(args.call.n_q);
   const int64_t rows = FillOptions(
       &args, {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim_v}, !has_key);
-  const Wide query = Rows(shape.query_dim, &args.query.strides, rows, args.n_q);
-  const Wide output = Rows(shape.output_dim, &args.output.strides, rows, args.n_q);
+  const Wide query = Rows(shape.query_dim, &args.query.strides, rows, args.call.n_q);
+  const Wide output = Rows(shape.output_dim, &args.output.strides, rows, args.call.n_q);
   if (!in.OneIn(64)) args.query.data = Input(query, args.query.type);
   if (has_key)
-    args.key.data = Input(Rows(shape.key_dim, &args.key.strides, rows, args.n_kv), args.query.type);
-  const int64_t values = has_key ? args.n_kv : args.n_q;
+    args.key.data =
+        Input(Rows(shape.key_dim, &args.key.strides, rows, args.call.n_kv), args.query.type);
+  const int64_t values = has_key ? args.call.n_kv : args.call.n_q;
   if (has_value)
     args.value.data =
         Input(Rows(shape.value_dim, &args.value.strides, rows, values), args.query.type);
@@ -939,7 +946,7 @@ void TestForward() {
   for (mha_input *const input : {&args.key, &args.value})
     input->type = in.OneIn(4) ? Type(3) : 0;  // another one is refused
   const mha_forward_args *const placed = Finish(&args);
-  QueryAndCall(mha_forward_workspace, mha_forward, mha_info, layer, placed);
+  QueryAndCall(mha_forward_workspace, mha_forward, mha_forward_info, layer, placed);
   Unshare();
 }
 
@@ -968,19 +975,19 @@ void TestLinear() {
   QueryAndCall(mha_linear_workspace, mha_linear, mha_linear_info, layer, placed);
 }
 
-void TestStates() {
+void TestPartials() {
   const int64_t rows = Number(1, 20), width = Number(1, 40);
   const Wide count = Elements(Wide{width} + 2, {{rows}});
   const float *const left = Floats(count), *const right = in.OneIn(64) ? nullptr : Floats(count);
   float *const result = Result(count);
   const uint32_t set = Kind(9);
-  if (!buffers.is_too_large()) Call(mha_states_merge, rows, width, left, right, result, set);
+  if (!buffers.is_too_large()) Call(mha_partials_merge, rows, width, left, right, result, set);
   buffers.ForgetSizes();
-  mha_states_args args = {};
+  mha_partials_args args = {};
   args.batch = Number(1, 3), args.num_heads = Number(1, 4), args.n_q = Number(1, 10),
   args.head_dim_v = Number(1, 40);
   args.instruction_set = Kind(9), args.output.type = Type(3);
-  args.states =
+  args.partials =
       Floats(Elements(Wide{args.head_dim_v} + 2, {{args.batch}, {args.num_heads}, {args.n_q}}));
   if (in.Boolean()) args.sinks = Floats(args.num_heads);
   if (in.Boolean()) args.head_scales = Floats(args.num_heads);
@@ -988,7 +995,7 @@ void TestStates() {
     args.output.data = Output(
         Elements(args.head_dim_v, {{args.batch}, {args.num_heads}, {args.n_q}}), args.output.type);
   if (in.Boolean()) args.lse = Result(Elements(1, {{args.batch}, {args.num_heads}, {args.n_q}}));
-  const mha_states_args *placed = Placed(args);
+  const mha_partials_args *placed = Placed(args);
   if (in.OneIn(3)) {
     mha_strides &strides = args.output.strides;
     Elements(
@@ -999,7 +1006,7 @@ void TestStates() {
     args.reserved = in.OneIn(16), args.output.reserved = in.OneIn(16);
     placed = Placed(args);
   }
-  if (!buffers.is_too_large()) Call(mha_states_finish, placed);
+  if (!buffers.is_too_large()) Call(mha_partials_finish, placed);
 }
 
 void TestTables() {
@@ -1061,7 +1068,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   buffers.Reset((kind & 128) != 0);
   has_error = (kind & 112) != 112;
   static void (*const tests[])() = {TestAttention, TestForward,    TestAttention,  TestForward,
-                                    TestLinear,    TestChooseKeys, TestStates,     TestTables,
+                                    TestLinear,    TestChooseKeys, TestPartials,   TestTables,
                                     TestAttention, TestForward,    TestRecurrent,  TestForward,
                                     TestLinear,    TestChooseKeys, TestCausalConv, TestTables};
   tests[kind % 16]();

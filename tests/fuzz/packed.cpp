@@ -104,37 +104,38 @@ void Attend(mha_kv_cache *cache) {
   const CacheShape shape(cache);
   mha_attention_args args = {};
   args.struct_size = sizeof args;
-  args.batch = in.Integer(1, 3), args.n_q = in.Integer(1, 6), args.n_kv = in.Integer(1, 20);
+  args.call.batch = in.Integer(1, 3), args.call.n_q = in.Integer(1, 6),
+  args.call.n_kv = in.Integer(1, 20);
   args.num_kv_heads = shape.num_kv_heads, args.num_heads = shape.num_kv_heads * in.Integer(1, 2);
   args.head_dim = shape.head_dim, args.head_dim_v = shape.head_dim_v;
   const uint8_t way = in.Byte() % 4;
   const bool reads = way == 0 || way == 3;
-  args.flags = way >= 2 ? MHA_CAUSAL : 0;
-  if (reads) args.cache_read = cache;
-  if (!reads) args.cache = cache;
+  args.call.flags = way >= 2 ? MHA_CAUSAL : 0;
+  if (reads) args.call.cache_read = cache;
+  if (!reads) args.call.cache = cache;
   if (shape.kind == MHA_CACHE_KIND_RING || in.OneIn(3)) {
-    args.flags |= MHA_CAUSAL | MHA_WINDOW_LEFT;
-    args.window_left = Wild(0, shape.capacity - 1);
+    args.call.flags |= MHA_CAUSAL | MHA_WINDOW_LEFT;
+    args.call.window_left = Wild(0, shape.capacity - 1);
   }
-  if (in.OneIn(3)) args.n_kv = args.n_q;
-  const int64_t count = args.batch;
+  if (in.OneIn(3)) args.call.n_kv = args.call.n_q;
+  const int64_t count = args.call.batch;
   mha_sequences sequences = {};
   sequences.struct_size = sizeof sequences;
-  args.sequences = &sequences;
+  args.call.sequences = &sequences;
   if (in.OneIn(2)) sequences.cache_sequences = List<int64_t>(count, 0, shape.num_sequences - 1);
   if (in.OneIn(3) && shape.kind != MHA_CACHE_KIND_RING)
     sequences.q_first_positions = List<int64_t>(count, -1, 40);
   if (in.OneIn(4)) {
-    int64_t *const starts = List<int64_t>(Wide{count} + 1, 0, args.n_q);
+    int64_t *const starts = List<int64_t>(Wide{count} + 1, 0, args.call.n_q);
     sequences.cu_seqlens_q = starts;
-    if (!reads && args.n_kv != args.n_q)
-      sequences.cu_seqlens_kv = List<int64_t>(Wide{count} + 1, 0, args.n_kv);
+    if (!reads && args.call.n_kv != args.call.n_q)
+      sequences.cu_seqlens_kv = List<int64_t>(Wide{count} + 1, 0, args.call.n_kv);
     if (in.Boolean())
-      std::sort(starts, starts + count + 1), starts[0] = 0, starts[count] = args.n_q;
-    args.batch = 1, sequences.count = count;
+      std::sort(starts, starts + count + 1), starts[0] = 0, starts[count] = args.call.n_q;
+    args.call.batch = 1, sequences.count = count;
   } else if (in.OneIn(3)) {
-    sequences.q_lengths = List<int64_t>(count, 0, args.n_q);
-    if (!reads) sequences.kv_lengths = List<int64_t>(count, 0, args.n_kv);
+    sequences.q_lengths = List<int64_t>(count, 0, args.call.n_q);
+    if (!reads) sequences.kv_lengths = List<int64_t>(count, 0, args.call.n_kv);
     if (!reads && in.Boolean()) sequences.kv_first_rows = List<int64_t>(count, 0, 3);
   }
   mha_score_arrays arrays = {};
@@ -142,10 +143,11 @@ void Attend(mha_kv_cache *cache) {
   if (in.OneIn(2)) {
     arrays.num_chosen = in.Integer(1, 6),
     arrays.chosen_block = in.Choice<int64_t>({1, 16, 5, 64, 1 << 20});
-    const Wide lists = Wide{args.batch} * args.num_kv_heads * args.n_q * arrays.num_chosen;
+    const Wide lists =
+        Wide{args.call.batch} * args.num_kv_heads * args.call.n_q * arrays.num_chosen;
     arrays.chosen_keys = List<int32_t>(buffers.Fits(lists * 4) ? lists : 0, -1,
                                        shape.capacity / arrays.chosen_block);
-    args.score_arrays = &arrays;
+    args.call.score_arrays = &arrays;
   }
   mha_rope rope = {};
   rope.struct_size = sizeof rope;
@@ -155,13 +157,13 @@ void Attend(mha_kv_cache *cache) {
     rope.sin = Floats(Wide{rope.num_positions} * (rope.dims / 2));
     if (in.Boolean())
       sequences.rope_q_positions =
-          List<int64_t>(Wide{args.batch} * args.n_q, 0, rope.num_positions - 1);
+          List<int64_t>(Wide{args.call.batch} * args.call.n_q, 0, rope.num_positions - 1);
     if (in.Boolean())
       sequences.rope_k_positions =
-          List<int64_t>(Wide{args.batch} * args.n_kv, 0, rope.num_positions - 1);
-    args.rope = &rope;
+          List<int64_t>(Wide{args.call.batch} * args.call.n_kv, 0, rope.num_positions - 1);
+    args.call.rope = &rope;
   }
-  const Wide q_rows = Wide{args.batch} * args.n_q * args.num_heads,
+  const Wide q_rows = Wide{args.call.batch} * args.call.n_q * args.num_heads,
              kv_rows = Wide{args.batch} * args.n_kv * args.num_kv_heads;
   args.q.data = Floats(q_rows * args.head_dim);
   if (!reads) args.k.data = Floats(kv_rows * args.head_dim);
@@ -236,8 +238,8 @@ mha_kv_cache *Empty(size_t *bytes) {
   config.num_kv_heads = in.Integer(1, 2), config.head_dim = in.Integer(1, 20),
   config.head_dim_v = in.Integer(0, 20);
   config.k_type = MHA_TYPE_F32 + in.Byte() % 4;
-  config.values = in.OneIn(4) ? MHA_CACHE_VALUES_IN_KEYS : MHA_CACHE_VALUES_OWN;
-  config.v_type = config.values ? 0 : MHA_TYPE_F32 + in.Byte() % 5;
+  config.value_place = in.OneIn(4) ? MHA_CACHE_VALUES_IN_KEYS : MHA_CACHE_VALUES_OWN;
+  config.v_type = config.value_place ? 0 : MHA_TYPE_F32 + in.Byte() % 5;
   if (config.kind == MHA_CACHE_KIND_PAGED)
     config.block_positions = 16, config.num_blocks = in.Integer(1, 9);
   if (mha_kv_cache_size(&config, bytes, nullptr) != MHA_OK) return nullptr;
@@ -344,14 +346,16 @@ void Run(const mha_layer *layer) {
   }
   mha_forward_args args = {};
   args.struct_size = sizeof args;
-  args.batch = in.Integer(1, 2), args.n_q = in.Integer(1, 6), args.n_kv = in.Integer(1, 6);
-  args.query.data = Floats(Wide{args.batch} * args.n_q * shape.query_dim);
+  args.call.batch = in.Integer(1, 2), args.call.n_q = in.Integer(1, 6),
+  args.call.n_kv = in.Integer(1, 6);
+  args.query.data = Floats(Wide{args.call.batch} * args.call.n_q * shape.query_dim);
   if (in.OneIn(2) || shape.key_dim != shape.query_dim)
-    args.key.data = Floats(Wide{args.batch} * args.n_kv * shape.key_dim);
-  const int64_t values = args.key.data ? args.n_kv : args.n_q;
+    args.key.data = Floats(Wide{args.call.batch} * args.call.n_kv * shape.key_dim);
+  const int64_t values = args.key.data ? args.call.n_kv : args.call.n_q;
   if (shape.value_dim != shape.key_dim)
-    args.value.data = Floats(Wide{args.batch} * values * shape.value_dim);
-  args.output.data = buffers.TakeOutput(Wide{args.batch} * args.n_q * shape.output_dim * 4);
+    args.value.data = Floats(Wide{args.call.batch} * values * shape.value_dim);
+  args.output.data =
+      buffers.TakeOutput(Wide{args.call.batch} * args.call.n_q * shape.output_dim * 4);
   if (Call(mha_forward_workspace, layer, &args, &bytes) != MHA_OK) return;
   unsigned char *const workspace = buffers.Take(static_cast<Wide>(bytes));
   Call(mha_forward, layer, &args, workspace, bytes);
@@ -363,12 +367,12 @@ void TestLayer() {
   mha_linear_weights linear = {};
   config.struct_size = sizeof config, weights.struct_size = sizeof weights,
   linear.struct_size = sizeof linear;
-  linear.weight_type = config.weight_type = MHA_TYPE_F32 + in.Byte() % 5;
-  linear.arithmetic = config.arithmetic = 0;
-  if (config.weight_type >= MHA_TYPE_INT8) {
-    linear.arithmetic = config.arithmetic =
+  linear.format.type = config.format.type = MHA_TYPE_F32 + in.Byte() % 5;
+  linear.format.arithmetic = config.format.arithmetic = 0;
+  if (config.format.type >= MHA_TYPE_INT8) {
+    linear.format.arithmetic = config.format.arithmetic =
         in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16});
-    linear.group_size = config.group_size = in.Choice({0, 16, 32, 64, 128});
+    linear.format.group_size = config.format.group_size = in.Choice({0, 16, 32, 64, 128});
   }
   config.num_kv_heads = in.Integer(1, 2), config.num_heads = config.num_kv_heads * in.Integer(1, 2);
   linear.output_dim = config.head_dim = in.Integer(1, 20),

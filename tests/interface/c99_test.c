@@ -1,5 +1,5 @@
 /*
- * The public header as a C99 program and as a C++ program (cxx_test.cpp includes this file): it
+ * The public header as a program in C99 and C11 and in C++11 (cxx_test.cpp includes this file): it
  * compiles without a warning, every public struct has the size that programs were compiled against,
  * and a tiny layer computes what it must.
  */
@@ -22,8 +22,9 @@ SIZE(mha_strides, 24);
 SIZE(mha_input, 48);
 SIZE(mha_output, 40);
 SIZE(mha_matrix, 40);
+SIZE(mha_weight_format, 16);
 SIZE(mha_layer_config, 104);
-SIZE(mha_layer_weights, 256);
+SIZE(mha_layer_weights, 264);
 SIZE(mha_allocator, 24);
 SIZE(mha_layer_options, 32);
 SIZE(mha_kv_cache_config, 80);
@@ -34,9 +35,10 @@ SIZE(mha_norm, 88);
 SIZE(mha_score_options, 64);
 SIZE(mha_score_arrays, 208);
 SIZE(mha_outputs, 96);
+SIZE(mha_call, 120);
 SIZE(mha_forward_args, 312);
 SIZE(mha_attention_args, 360);
-SIZE(mha_states_args, 120);
+SIZE(mha_partials_args, 120);
 SIZE(mha_choose_keys_args, 88);
 SIZE(mha_call_info, 56);
 SIZE(mha_linear_weights, 88);
@@ -70,22 +72,18 @@ int main(void) {
   const float e = 2.718281828f;
   float y[2 * 2] = {-1, -1, -1, -1};
   float lse[2] = {-1, -1};
-  mha_layer_config config;
-  mha_layer_weights weights;
-  mha_forward_args args;
-  mha_outputs outputs;
+  mha_layer_config config = MHA_INIT(mha_layer_config);
+  mha_layer_weights weights = MHA_INIT(mha_layer_weights);
+  mha_forward_args args = MHA_INIT(mha_forward_args);
+  mha_outputs outputs = MHA_INIT(mha_outputs);
   mha_layer *layer = NULL;
   mha_error error;
   size_t bytes = 0;
   void *workspace;
 
-  memset(&config, 0, sizeof config);
-  config.struct_size = sizeof config;
   config.query_dim = 2;
   config.num_heads = 1;
   config.scale = 1;
-  memset(&weights, 0, sizeof weights);
-  weights.struct_size = sizeof weights;
   weights.w_q.data = identity;
   weights.w_k.data = identity;
   weights.w_v.data = identity;
@@ -94,17 +92,12 @@ int main(void) {
     fprintf(stderr, "%s: %s\n", mha_status_string(error.status), error.message);
     return 1;
   }
-  memset(&args, 0, sizeof args);
-  args.struct_size = sizeof args;
-  args.batch = 1;
-  args.n_q = 2;
+  args.call.n_q = 2;
   args.query.data = x;
   args.output.data = y;
-  args.flags = MHA_CAUSAL;
-  memset(&outputs, 0, sizeof outputs);
-  outputs.struct_size = sizeof outputs;
+  args.call.flags = MHA_CAUSAL;
   outputs.lse = lse;
-  args.outputs = &outputs;
+  args.call.outputs = &outputs;
   expect(mha_forward_workspace(layer, &args, &bytes, &error) == MHA_OK, error.message);
   workspace = malloc(bytes + 1);
   if (workspace == NULL) return 1;
@@ -115,7 +108,7 @@ int main(void) {
   expect(near(lse[0], 1), "the first sum is exp(1)");
   expect(near(lse[1], 1.31326169f), "the second sum is 1 + exp(1)");
 
-  args.n_q = -1;
+  args.call.n_q = -1;
   expect(mha_forward(layer, &args, workspace, bytes, &error) == MHA_ERROR_INVALID_VALUE,
          "a negative length is an error");
   expect(error.argument == 2 && error.message[0] != 0, "the error says where");

@@ -26,27 +26,25 @@ TYPED_TEST_SUITE(CallErrors, BothCalls, Entry);
 
 TYPED_TEST(CallErrors, NameExtentsFlagsAndSchedulers) {
   ExpectAllRefused<TypeParam>({
-      WRONG(c.args.batch = -1, kInvalid, {"batch"}),
-      WRONG(c.args.batch = kMin + 1, kInvalid, {"batch"}),
-      WRONG(c.args.batch = 0, kInvalid,
-            {"batch is 0; set it to the number of sequences, or to MHA_EMPTY for none"}),
-      WRONG(c.args.n_q = 0, kInvalid,
+      WRONG(c.args.call.batch = -1, kInvalid, {"batch"}),
+      WRONG(c.args.call.batch = kMin + 1, kInvalid, {"batch"}),
+      WRONG(c.args.call.n_q = 0, kInvalid,
             {"n_q is 0; set it to", "per sequence, or to MHA_EMPTY for none"}),
-      WRONG(c.args.n_kv = 0, kInvalid,
+      WRONG(c.args.call.n_kv = 0, kInvalid,
             {"n_kv is 0; set it to", "per sequence, or to MHA_EMPTY for none"}),
-      WRONG(c.args.n_q = -1, kInvalid, {"n_q"}),
-      WRONG(c.args.n_kv = -1, kInvalid, {"n_kv"}),
-      WRONG(c.args.batch = kMax, kTooLarge, {}),
-      WRONG(c.args.n_q = kMax, kTooLarge, {}),
-      WRONG(c.args.n_kv = kMax, kTooLarge, {}),
-      WRONG(c.args.batch = c.args.n_q = c.args.n_kv = kMax, kTooLarge, {}),
+      WRONG(c.args.call.n_q = -1, kInvalid, {"n_q"}),
+      WRONG(c.args.call.n_kv = -1, kInvalid, {"n_kv"}),
+      WRONG(c.args.call.batch = kMax, kTooLarge, {}),
+      WRONG(c.args.call.n_q = kMax, kTooLarge, {}),
+      WRONG(c.args.call.n_kv = kMax, kTooLarge, {}),
+      WRONG(c.args.call.batch = c.args.call.n_q = c.args.call.n_kv = kMax, kTooLarge, {}),
       // The attention weights: 2 * 4 heads * 2^30 * 2^30 floats.
-      WRONG(c.args.n_q = c.args.n_kv = int64_t{1} << 30, kTooLarge, {}),
+      WRONG(c.args.call.n_q = c.args.call.n_kv = int64_t{1} << 30, kTooLarge, {}),
       WRONG(c.args.output.data = nullptr, kNull, {"output"}, kCall),
       WRONG(c.args.output.type = 4, kInvalid, {"output.type is 4"}),
       WRONG(c.args.output.reserved = 1, kInvalid, {"output.reserved is set"}),
-      WRONG(c.args.reserved = 1, kInvalid, {"reserved"}),
-      WRONG(c.args.flags = 0x100, kInvalid, {"flags", "0x100"}),
+      WRONG(c.args.call.reserved = 1, kInvalid, {"call.reserved"}),
+      WRONG(c.args.call.flags = 0x100, kInvalid, {"flags", "0x100"}),
       WRONG(c.scheduler.scheduler.num_threads = 0, kInvalid, {"num_threads"}),
       WRONG(c.scheduler.scheduler.parallel_for = nullptr, kNull, {"parallel_for"}),
       WRONG(c.scheduler.scheduler.reserved = 1, kInvalid, {"reserved"}),
@@ -121,7 +119,7 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
             {"score.relative_bias"}),
       WRONG((c.RelativeRows(), c.Score().relative_bias = c.Zeros()), kInvalid,
             {"score.relative_bias", "score_arrays.relative_rows"}),
-      WRONG((c.RelativeRows(), c.args.score = nullptr), kInvalid,
+      WRONG((c.RelativeRows(), c.args.call.score = nullptr), kInvalid,
             {"score_arrays.relative_rows is given", "score", "NULL"}),
       WRONG((c.RelativeRows(), c.Score().relative_left = c.Score().relative_right = kMax),
             kTooLarge, {"score_arrays.relative_rows"}),
@@ -156,7 +154,7 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
             {"score_arrays.chosen_keys_strides.row is 3", "the width of a row, 4"}),
       WRONG(c.ChosenKeys(4).chosen_keys_strides.row = kMax, kTooLarge,
             {"score_arrays.chosen_keys"}),
-      WRONG((c.Arrays().q_scales = c.Zeros(), c.args.n_q = kMax / 128), kTooLarge, {}),
+      WRONG((c.Arrays().q_scales = c.Zeros(), c.args.call.n_q = kMax / 128), kTooLarge, {}),
       WRONG(c.Bias().bias.type = MHA_TYPE_INT8, kInvalid, {"score_arrays.bias.type is 4"}),
       WRONG(c.Bias().bias.type = MHA_TYPE_BF16, kInvalid,
             {"score_arrays.bias.type is MHA_TYPE_BF16"}),
@@ -171,8 +169,8 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
             {"score_arrays.bias.reserved_pointer is set"}),
       WRONG(c.Mask().mask_strides.batch = -1, kInvalid, {"score_arrays.mask_strides.batch is -1"}),
       WRONG(c.Mask().mask_strides.row = 1, kInvalid, {"score_arrays.mask_strides.row is 1"}),
-      WRONG(c.Arrays().columns = 2, kInvalid, {"score_arrays.columns is 2"}),
-      WRONG(c.Arrays().columns = MHA_COLUMNS_NEW_KEYS, kInvalid, {"score_arrays.columns"}),
+      WRONG(c.Arrays().column_keys = 2, kInvalid, {"score_arrays.column_keys is 2"}),
+      WRONG(c.Arrays().column_keys = MHA_COLUMNS_NEW_KEYS, kInvalid, {"score_arrays.column_keys"}),
       WRONG(c.Mask().num_columns = -1, kInvalid, {"score_arrays.num_columns is -1"}),
       WRONG(c.Arrays().num_columns = 8, kInvalid, {"score_arrays.num_columns is 8"}),
       WRONG((c.Mask().mask_strides.row = 99, c.Mask().num_columns = 100), kInvalid,
@@ -180,33 +178,35 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
       WRONG(((c.Mask().mask_strides = {MHA_BROADCAST, MHA_BROADCAST, MHA_BROADCAST}),
              c.Mask().num_columns = kMax),
             kTooLarge, {"score_arrays.num_columns"}),
-      WRONG(c.Groups().groups = 2, kInvalid, {"score_arrays.groups is 2"}),
-      WRONG(c.Arrays().groups = MHA_GROUPS_ALSO, kInvalid, {"score_arrays.groups", "q_groups"}),
-      WRONG(c.Groups().q_groups = nullptr, kInvalid, {"score_arrays.kv_groups", "q_groups"}),
-      WRONG((c.Groups().kv_groups = nullptr, c.args.n_q -= 1), kInvalid,
-            {"score_arrays.kv_groups is NULL"}),
+      WRONG(c.Groups().segments = 2, kInvalid, {"score_arrays.segments is 2"}),
+      WRONG(c.Arrays().segments = MHA_SEGMENTS_ALSO, kInvalid,
+            {"score_arrays.segments", "q_segments"}),
+      WRONG(c.Groups().q_segments = nullptr, kInvalid, {"score_arrays.kv_segments", "q_segments"}),
+      WRONG((c.Groups().kv_segments = nullptr, c.args.call.n_q -= 1), kInvalid,
+            {"score_arrays.kv_segments is NULL"}),
       // 2 sequences of 2^60 groups of 4 bytes.
-      WRONG(c.Groups().num_columns = int64_t{1} << 60, kTooLarge, {"score_arrays.kv_groups"}),
+      WRONG(c.Groups().num_columns = int64_t{1} << 60, kTooLarge, {"score_arrays.kv_segments"}),
   });
 }
 
 TYPED_TEST(CallErrors, NameFieldsOfTheSequences) {
   ExpectAllRefused<TypeParam>({
       WRONG(c.data.sequences.struct_size -= 1, kStructSize, {"mha_sequences", "struct_size"}),
-      WRONG((c.args.flags = MHA_CAUSAL, c.data.sequences.q_first_positions = nullptr,
-             c.args.n_kv = 2),
+      WRONG((c.args.call.flags = MHA_CAUSAL, c.data.sequences.q_first_positions = nullptr,
+             c.args.call.n_kv = 2),
             kShape, {"n_q", "n_kv", "3", "2", "sequences.q_first_positions"}),
-      WRONG((c.args.flags = MHA_CAUSAL, c.data.sequences.q_first_positions = nullptr,
-             c.args.n_kv = MHA_EMPTY),
+      WRONG((c.args.call.flags = MHA_CAUSAL, c.data.sequences.q_first_positions = nullptr,
+             c.args.call.n_kv = MHA_EMPTY),
             kShape, {"n_q", "n_kv", "sequences.q_first_positions"}),
-      WRONG((c.args.flags = MHA_CAUSAL, c.data.q_start[0] = -(int64_t{1} << 62) - 1), kInvalid,
+      WRONG((c.args.call.flags = MHA_CAUSAL, c.data.q_start[0] = -(int64_t{1} << 62) - 1), kInvalid,
             {"sequences.q_first_positions[0]", "-2^62"}, kReadsArrays),
-      WRONG((c.args.flags = MHA_CAUSAL, c.data.q_start[1] = kMin), kInvalid,
+      WRONG((c.args.call.flags = MHA_CAUSAL, c.data.q_start[1] = kMin), kInvalid,
             {"sequences.q_first_positions[1]", "-2^62"}, kReadsArrays),
       WRONG((c.Rope(), c.data.q_start[0] = -5), kInvalid, {"begin at position -5"}, kReadsArrays),
-      WRONG((c.Rope(), c.data.q_start[0] = -5, c.args.flags = MHA_CAUSAL,
-             c.Groups().groups = MHA_GROUPS_ALSO),
-            kInvalid, {"begin at position -5", "MHA_CAUSAL without MHA_GROUPS_ALSO"}, kReadsArrays),
+      WRONG((c.Rope(), c.data.q_start[0] = -5, c.args.call.flags = MHA_CAUSAL,
+             c.Groups().segments = MHA_SEGMENTS_ALSO),
+            kInvalid, {"begin at position -5", "MHA_CAUSAL without MHA_SEGMENTS_ALSO"},
+            kReadsArrays),
       WRONG(c.data.sequences.count = 1, kShape, {"sequences.count is 1", "batch is 2"}),
       WRONG(c.data.sequences.count = 3, kShape, {"sequences.count is 3", "batch is 2"}),
       WRONG(c.data.sequences.count = -1, kInvalid, {"sequences.count is -1"}),
@@ -232,9 +232,9 @@ TYPED_TEST(CallErrors, NameThePackedSequencesThatDoNotCoverTheRows) {
       WRONG(c.Pack({0, 1, 3}, {0, 2, 4}).count = 0, kInvalid,
             {"sequences.count is 0", "number of sequences"}),
       WRONG(c.Pack({0, 1, 3}, {0, 2, 4}).count = -3, kInvalid, {"sequences.count is -3"}),
-      WRONG((c.Pack({0, 1, 3}, {0, 2, 4}).count = 0, c.args.batch = 3), kShape,
+      WRONG((c.Pack({0, 1, 3}, {0, 2, 4}).count = 0, c.args.call.batch = 3), kShape,
             {"batch is 3", "set it to 1", "sequences.count"}),
-      WRONG((c.Pack({0, 1, 2, 3}, {0, 2, 3, 4}), c.args.batch = 3), kShape,
+      WRONG((c.Pack({0, 1, 2, 3}, {0, 2, 3, 4}), c.args.call.batch = 3), kShape,
             {"batch is 3", "set it to 1", "sequences.count"}),
       WRONG(c.Pack({0, 1, 3}, {0, 2, 4}).count = 1, kShape,
             {"sequences.cu_seqlens_q[1] is 1", "n_q, 3", "Check count"}, kReadsArrays),
@@ -265,7 +265,8 @@ TYPED_TEST(CallErrors, NameThePackedSequencesThatDoNotCoverTheRows) {
             kReadsArrays),
       WRONG(c.Pack({0, 2, 3}, {0, 5, 4}), kInvalid,
             {"sequences.cu_seqlens_kv[2] is 4", "less than 5"}, kReadsArrays),
-      WRONG((c.Pack({0, 1, 3}, {0, 3, 4}).q_first_positions = nullptr, c.args.flags = MHA_CAUSAL),
+      WRONG((c.Pack({0, 1, 3}, {0, 3, 4}).q_first_positions = nullptr,
+             c.args.call.flags = MHA_CAUSAL),
             kShape, {"sequence 1", "sequences.q_first_positions"}, kReadsArrays),
   });
 }
@@ -313,11 +314,11 @@ TYPED_TEST(CallErrors, TakeNoTimeThatGrowsWithTheBatch) {
   rope.cos = rope.sin = table.data();
   for (const int64_t batch : {int64_t{1} << 28, int64_t{1} << 50}) {
     TypeParam call;
-    call.args.batch = batch;
-    call.args.n_q = call.args.n_kv = 1;
+    call.args.call.batch = batch;
+    call.args.call.n_q = call.args.call.n_kv = 1;
     call.data.sequences.q_first_positions = nullptr;
-    call.args.outputs = nullptr;
-    call.args.rope = &rope;
+    call.args.call.outputs = nullptr;
+    call.args.call.rope = &rope;
     mha_call_info info = Zeroed<mha_call_info>();
     ExpectSucceeds([&](auto *error) { return call.data.Info(&info, error); });
     ExpectFails([&](auto *error) { return call.data.Run(nullptr, info.workspace_bytes, error); },
@@ -335,7 +336,7 @@ TYPED_TEST(CallErrors, TakeNoTimeThatGrowsWithTheBatch) {
 // 2^60 floats of lse, but 2^90 of the outputs per pair that are not given.
 TYPED_TEST(CallErrors, DoNotComeFromOutputsThatAreNotGiven) {
   TypeParam call;
-  call.args.n_q = call.args.n_kv = int64_t{1} << 44;
+  call.args.call.n_q = call.args.call.n_kv = int64_t{1} << 44;
   call.data.sequences.q_first_positions = nullptr;
   call.data.outputs = Zeroed<mha_outputs>();
   call.data.outputs.lse = const_cast<float *>(call.Zeros());
@@ -364,26 +365,26 @@ TYPED_TEST(CallErrors, NameAWorkspaceThatIsTooSmall) {
 TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
   ExpectAllSucceed<TypeParam>({
       [](auto &) {},
-      [](auto &c) { c.args.flags = MHA_CAUSAL; },
-      [](auto &c) { c.args.scheduler = nullptr; },
+      [](auto &c) { c.args.call.flags = MHA_CAUSAL; },
+      [](auto &c) { c.args.call.scheduler = nullptr; },
       [](auto &c) { c.data.sequences.q_first_positions = nullptr; },
-      [](auto &c) { c.args.n_kv = MHA_EMPTY; },
-      [](auto &c) { c.args.batch = MHA_EMPTY; },
-      [](auto &c) { c.args.n_q = MHA_EMPTY; },
+      [](auto &c) { c.args.call.n_kv = MHA_EMPTY; },
+      [](auto &c) { c.args.call.batch = MHA_EMPTY; },
+      [](auto &c) { c.args.call.n_q = MHA_EMPTY; },
       [](auto &c) {
         c.Norm().flags = MHA_NORM_ALL_HEADS, c.Norm().head_stride = 3;
-        c.Groups().kv_groups = nullptr, c.args.n_kv = MHA_EMPTY;
+        c.Groups().kv_segments = nullptr, c.args.call.n_kv = MHA_EMPTY;
         c.data.sequences.count = 2;
       },
       // The keys of packed sequences without starts of their own: as many, or none.
       [](auto &c) {
-        c.Pack({0, 1, 3}, {}), c.args.n_kv = 3;
+        c.Pack({0, 1, 3}, {}), c.args.call.n_kv = 3;
       },
       [](auto &c) {
-        c.Pack({0, 1, 3}, {}), c.args.n_kv = MHA_EMPTY;
+        c.Pack({0, 1, 3}, {}), c.args.call.n_kv = MHA_EMPTY;
       },
-      [](auto &c) { c.Pack({0}, {0}).count = 0, c.args.batch = MHA_EMPTY; },
-      [](auto &c) { c.Pack({0}, {0}).count = 0, c.args.n_q = c.args.n_kv = MHA_EMPTY; },
+      [](auto &c) { c.Pack({0}, {0}).count = 0, c.args.call.batch = MHA_EMPTY; },
+      [](auto &c) { c.Pack({0}, {0}).count = 0, c.args.call.n_q = c.args.call.n_kv = MHA_EMPTY; },
       // Positions outside the tables that no row has, because others are given, there are no rows,
       // or the rows attend to nothing.
       [](auto &c) {
@@ -399,7 +400,7 @@ TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
       [](auto &c) {
         c.Rope();
         c.data.q_start[0] = -5;
-        c.args.flags = MHA_CAUSAL;
+        c.args.call.flags = MHA_CAUSAL;
       },
       [](auto &c) {
         c.Pack({0, 1, 3}, {0, 2, 4});
@@ -413,10 +414,11 @@ TEST(ForwardErrors, NameTheArgument) {
   ExpectAllRefused<FullForward>({
       WRONG(c.args.query.type = 4, kInvalid, {"query.type is 4"}),
       WRONG(c.args.query.data = nullptr, kNull, {"query"}, kCall),
-      WRONG((c.args.key.data = nullptr, c.args.n_kv = c.args.n_q), kShape, {"key", "7", "10"}),
+      WRONG((c.args.key.data = nullptr, c.args.call.n_kv = c.args.call.n_q), kShape,
+            {"key", "7", "10"}),
       WRONG(c.args.value.data = nullptr, kShape, {"value", "9", "7"}),
-      WRONG(c.data.outputs.states = c.data.outputs.context, kInvalid,
-            {"outputs.states is given, but only mha_attention computes it"}),
+      WRONG(c.data.outputs.partials = c.data.outputs.context, kInvalid,
+            {"outputs.partials is given, but only mha_attention computes it"}),
       WRONG(c.args.output.strides.row = MHA_BROADCAST, kInvalid,
             {"output.strides.row is MHA_BROADCAST, which only inputs can have"}),
       WRONG(c.args.output.strides.batch = MHA_BROADCAST, kInvalid, {"output.strides.batch"}),
@@ -427,7 +429,7 @@ TEST(ForwardErrors, NameTheArgument) {
       WRONG((c.args.output.strides.row = 20, c.args.output.strides.batch = 2 * 20 + 11 - 1),
             kInvalid, {"output.strides.batch"}),
       // 2^61 rows of 10 floats.
-      WRONG(c.args.n_q = int64_t{1} << 61, kTooLarge, {}),
+      WRONG(c.args.call.n_q = int64_t{1} << 61, kTooLarge, {}),
   });
 }
 
@@ -463,7 +465,7 @@ TEST(ForwardCalls, WithSgemmRefuseRowStridesOfMoreThan31Bits) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, PlainSgemm);
   const Layer layer = Create(LayerData(problem), &options);
   ForwardData data(layer.get(), problem, {Guarded()});
-  data.args.n_q = data.args.batch = 1;
+  data.args.call.n_q = data.args.call.batch = 1;
   data.sequences.q_first_positions = nullptr;
   Memory workspace(1 << 20);
   for (mha_input mha_forward_args::*input :
@@ -483,7 +485,7 @@ TEST(ForwardCalls, OfASmallLayerNameTheirPointers) {
   ForwardData data(layer.get(), problem, {Guarded(kAskNothing)});
   Memory workspace(data.WorkspaceBytes());
   const auto run = [&](mha_error *e) { return data.Run(workspace.data(), workspace.size(), e); };
-  data.args.sequences = nullptr;
+  data.args.call.sequences = nullptr;
   ExpectSucceeds(run);
   data.args.query.data = nullptr;
   ExpectFails(run, {kNull, {2}, {"query.data is NULL"}});
@@ -525,7 +527,7 @@ TEST(ForwardCalls, WriteNothingWhereThereIsNothingToDo) {
   for (bool empty_batch : {true, false}) {
     // k and v depend on the keys, of which there are some.
     ForwardData data(layer.get(), problem, {Guarded(kAskAll & ~(kAskK | kAskV))});
-    (empty_batch ? data.args.batch : data.args.n_q) = MHA_EMPTY;
+    (empty_batch ? data.args.call.batch : data.args.call.n_q) = MHA_EMPTY;
     Memory workspace(data.WorkspaceBytes());
     mha_error error = UnwrittenError();
     ExpectNoError(data.Run(workspace.data(), workspace.size(), &error), error);
@@ -565,9 +567,9 @@ TEST(AttentionErrors, NameTheArgument) {
       WRONG(c.args.scale = kNan, kInvalid, {"scale"}),
       WRONG(c.args.scale = kInfinity, kInvalid, {"scale"}),
       WRONG(c.args.scale = -kInfinity, kInvalid, {"scale"}),
-      WRONG((c.args.flags = MHA_EQUAL_SCORES, c.args.scale = 1), kInvalid,
+      WRONG((c.args.call.flags = MHA_EQUAL_SCORES, c.args.scale = 1), kInvalid,
             {"scale is", "MHA_EQUAL_SCORES"}),
-      WRONG((c.args.flags = MHA_EQUAL_SCORES, c.args.scale = 1e-45f), kInvalid,
+      WRONG((c.args.call.flags = MHA_EQUAL_SCORES, c.args.scale = 1e-45f), kInvalid,
             {"scale is", "MHA_EQUAL_SCORES"}),
       WRONG(c.data.outputs.q = c.data.outputs.context, kInvalid,
             {"outputs.q is given, but only mha_forward computes it"}),
@@ -583,15 +585,16 @@ TEST(AttentionErrors, NameTheArgument) {
       WRONG(c.args.num_heads = c.args.num_kv_heads = kMax, kTooLarge, {}),
       WRONG(c.args.head_dim = kMax, kTooLarge, {"head_dim is", "the largest dimension"}),
       WRONG(c.args.head_dim_v = kMax, kTooLarge, {"head_dim_v is", "the largest dimension"}),
-      WRONG((c.args.n_kv = MHA_EMPTY, c.args.k.strides.batch = 1), kInvalid, {"k.strides.batch"}),
+      WRONG((c.args.call.n_kv = MHA_EMPTY, c.args.k.strides.batch = 1), kInvalid,
+            {"k.strides.batch"}),
       WRONG((c.args.head_dim = 1 << 28, c.scheduler.scheduler.num_threads = UINT32_MAX), kTooLarge,
             {"the workspace would exceed"}),
       WRONG(c.args.head_dim = int64_t{1} << 29, kTooLarge,
             {"num_heads 4 * head_dim (or * head_dim_v)"}),
       WRONG(c.args.head_dim_v = int64_t{1} << 29, kTooLarge,
             {"num_heads 4 * head_dim (or * head_dim_v)"}),
-      WRONG(c.args.batch = c.args.n_q = c.args.n_kv = c.args.num_heads = c.args.num_kv_heads =
-                c.args.head_dim = c.args.head_dim_v = kMax,
+      WRONG(c.args.call.batch = c.args.call.n_q = c.args.call.n_kv = c.args.num_heads =
+                c.args.num_kv_heads = c.args.head_dim = c.args.head_dim_v = kMax,
             kTooLarge, {}),
   });
 }
@@ -617,13 +620,13 @@ TEST(AttentionCalls, AcceptANegativeScaleAndStridesThatAreSpelledOut) {
     c.args.output.strides = {60, 20, 5};
   };
   // Strides beside that of heads that lead nowhere.
-  const auto of_one_row = [](auto &c) { c.args.n_kv = 1, c.args.k.strides = {6, 0, 3}; };
+  const auto of_one_row = [](auto &c) { c.args.call.n_kv = 1, c.args.k.strides = {6, 0, 3}; };
   const auto of_no_row = [](auto &c) {
-    c.args.n_q = c.args.n_kv = MHA_EMPTY;
+    c.args.call.n_q = c.args.call.n_kv = MHA_EMPTY;
     c.args.k.strides.head = 3, c.args.output.strides.head = 5;
   };
   const auto of_far_rows = [](auto &c) {
-    c.args.n_kv = MHA_EMPTY, c.args.k.strides = {kMax / 2, 6, 3};
+    c.args.call.n_kv = MHA_EMPTY, c.args.k.strides = {kMax / 2, 6, 3};
   };
   const auto of_one_head = [](auto &c) {
     c.args.num_heads = c.args.num_kv_heads = 1;

@@ -46,27 +46,37 @@ inline LayerProblem FullProblem() {
   return problem;
 }
 
+// batch is a field of its own where calls have only rows.
+template <typename Args>
+auto BatchOf(Args &args, int) -> decltype((args.call.batch)) {
+  return args.call.batch;
+}
+template <typename Args>
+int64_t &BatchOf(Args &args, ...) {
+  return args.batch;
+}
+
 // What tests change in a call. Each function gives the call one of the structs or arrays that it
 // is without, and returns it.
 template <typename Call>
 class Changes {
  public:
   mha_norm &Norm() {
-    if (call().args.norm == nullptr) call().data.norm.epsilon = 1;
-    call().args.norm = &call().data.norm;
+    if (call().args.call.norm == nullptr) call().data.norm.epsilon = 1;
+    call().args.call.norm = &call().data.norm;
     return call().data.norm;
   }
   mha_norm &ContextNorm() {
-    call().args.norm = &call().data.norm;
+    call().args.call.norm = &call().data.norm;
     call().data.norm.context_epsilon = 1;
     return call().data.norm;
   }
   mha_score_options &Score() {
-    call().args.score = &call().data.score;
+    call().args.call.score = &call().data.score;
     return call().data.score;
   }
   mha_score_arrays &Arrays() {
-    call().args.score_arrays = &call().data.score_arrays;
+    call().args.call.score_arrays = &call().data.score_arrays;
     return call().data.score_arrays;
   }
   mha_score_arrays &Bias() {
@@ -78,7 +88,7 @@ class Changes {
     return Arrays();
   }
   mha_score_arrays &Groups() {
-    Arrays().q_groups = Arrays().kv_groups = reinterpret_cast<const int32_t *>(numbers_);
+    Arrays().q_segments = Arrays().kv_segments = reinterpret_cast<const int32_t *>(numbers_);
     return Arrays();
   }
   mha_score_arrays &RelativeRows() {
@@ -96,12 +106,12 @@ class Changes {
     rope.dims = 2;
     rope.num_positions = 8;
     rope.cos = rope.sin = numbers_;
-    call().args.rope = &rope;
+    call().args.call.rope = &rope;
     return rope;
   }
   // Packs the sequences one after another into one batch of rows.
   mha_sequences &Pack(std::initializer_list<int64_t> q, std::initializer_list<int64_t> kv) {
-    call().args.batch = 1;
+    BatchOf(call().args, 0) = 1;
     call().data.sequences.count = static_cast<int64_t>(q.size()) - 1;
     call().data.sequences.cu_seqlens_q = Rows(q);
     if (kv.size() != 0) call().data.sequences.cu_seqlens_kv = Rows(kv);
@@ -153,7 +163,8 @@ struct FullAttention : Changes<FullAttention> {
 
 // ---- Calls with one wrong argument
 
-// Which functions refuse the call. The size query looks at no data, mha_info alone at sequences.
+// Which functions refuse the call. The size query looks at no data, mha_forward_info alone at
+// sequences.
 enum : unsigned { kWorkspace = 1, kCall = 2, kInfo = 4, kReadsArrays = kCall | kInfo, kAll = 7 };
 
 // Which parameter the arguments are.

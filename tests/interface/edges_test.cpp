@@ -45,14 +45,14 @@ TEST(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
 TEST(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
   NarrowCall call(1, 2);
   const Outputs expected = call.data.Compute();
-  call.args.n_kv = -5;
+  call.args.call.n_kv = -5;
   EXPECT_TRUE(SameBits(call.data.Compute(), expected));
 }
 
 TEST(Edges, NothingToDoNeedsNoWorkspace) {
   for (const bool without_batch : {true, false}) {
     NarrowCall call(3, 3);
-    (without_batch ? call.args.batch : call.args.n_q) = MHA_EMPTY;
+    (without_batch ? call.args.call.batch : call.args.call.n_q) = MHA_EMPTY;
     EXPECT_EQ(call.data.WorkspaceBytes(), 0u);
     call.data.PoisonOutputs();
     ExpectSucceeds([&](auto *error) { return call.data.Run(nullptr, 0, error); });
@@ -68,7 +68,7 @@ TEST(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
   const auto calls_for = [](int64_t batch, int64_t n) {
     SerialScheduler serial(4);
     NarrowCall call(batch, n);
-    call.args.scheduler = &serial.scheduler;
+    call.args.call.scheduler = &serial.scheduler;
     call.data.Compute();
     return serial.calls;
   };
@@ -79,7 +79,7 @@ TEST(Edges, FewRowsOfANarrowLayerStayOnTheCallingThread) {
 
   SerialScheduler unused(0);
   NarrowCall call(1, 1);
-  call.args.scheduler = &unused.scheduler;
+  call.args.call.scheduler = &unused.scheduler;
   ExpectFails([&](auto *error) { return call.Run(error); }, {kInvalid, {2}, {"num_threads"}});
 }
 
@@ -260,8 +260,8 @@ TEST(Broadcast, SharedRowsLeaveSequencesContiguous) {
 
 TEST(AttentionEdges, LargeCountsDoNotOverflow) {
   mha_attention_args args = Zeroed<mha_attention_args>();
-  args.batch = args.n_kv = int64_t{1} << 40;
-  args.n_q = args.num_heads = args.head_dim = 1;
+  args.call.batch = args.call.n_kv = int64_t{1} << 40;
+  args.call.n_q = args.num_heads = args.head_dim = 1;
   args.k.strides.batch = args.v.strides.batch = args.k.strides.row = args.v.strides.row = 1;
   mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;

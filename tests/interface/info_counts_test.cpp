@@ -1,4 +1,4 @@
-// mha_info and mha_attention_info count the operations and bytes that plain loops over the
+// mha_forward_info and mha_attention_info count the operations and bytes that plain loops over the
 // definition count, pair by pair and row by row.
 
 #include <gtest/gtest.h>
@@ -124,12 +124,12 @@ const int64_t *DataOf(const std::vector<int64_t> &values) {
 template <typename Args>
 Args ArgsOf(const Call &call, mha_sequences *sequences) {
   Args args = Zeroed<Args>();
-  args.batch = ExtentOf(call.batch);
-  args.n_q = ExtentOf(call.n_q);
-  args.n_kv = ExtentOf(call.n_kv);
-  args.flags = (call.is_causal ? MHA_CAUSAL : 0u) | call.flags;
-  args.window_left = call.window_left;
-  args.window_right = call.window_right;
+  args.call.batch = ExtentOf(call.batch);
+  args.call.n_q = ExtentOf(call.n_q);
+  args.call.n_kv = ExtentOf(call.n_kv);
+  args.call.flags = (call.is_causal ? MHA_CAUSAL : 0u) | call.flags;
+  args.call.window_left = call.window_left;
+  args.call.window_right = call.window_right;
   *sequences = Zeroed<mha_sequences>();
   sequences->q_first_positions = DataOf(call.q_start);
   sequences->q_lengths = DataOf(call.q_lengths);
@@ -137,11 +137,11 @@ Args ArgsOf(const Call &call, mha_sequences *sequences) {
   sequences->q_first_rows = DataOf(call.q_first_rows);
   sequences->kv_first_rows = DataOf(call.kv_first_rows);
   sequences->cache_sequences = DataOf(call.cache_sequences);
-  args.sequences = sequences;
+  args.call.sequences = sequences;
   if (call.is_read) {
-    args.cache_read = call.cache;
+    args.call.cache_read = call.cache;
   } else {
-    args.cache = const_cast<mha_kv_cache *>(call.cache);
+    args.call.cache = const_cast<mha_kv_cache *>(call.cache);
   }
   return args;
 }
@@ -151,10 +151,10 @@ template <typename Args>
 struct Options {
   explicit Options(const Call &call, Args *args) {
     score.head_scales = call.head_scales.data();
-    if (!call.head_scales.empty()) args->score = &score;
+    if (!call.head_scales.empty()) args->call.score = &score;
     norm.flags = MHA_NORM_ALL_HEADS;
     norm.epsilon = 1;
-    if (call.has_norm_of_all_heads) args->norm = &norm;
+    if (call.has_norm_of_all_heads) args->call.norm = &norm;
   }
   mha_score_options score = Zeroed<mha_score_options>();
   mha_norm norm = Zeroed<mha_norm>();
@@ -217,7 +217,8 @@ void ExpectForwardInfo(const Call &call, bool has_output) {
   if (!call.is_self) args.key.data = args.value.data = &somewhere;
   mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
-  ASSERT_EQ(mha_info(layer.get(), &args, &info, &error), MHA_OK) << error.message << ": " << call;
+  ASSERT_EQ(mha_forward_info(layer.get(), &args, &info, &error), MHA_OK)
+      << error.message << ": " << call;
   const Counts counts(call);
   const int64_t key_dim = call.is_self ? kQueryDim : kKeyDim,
                 value_dim = call.is_self ? kQueryDim : kValueDim;

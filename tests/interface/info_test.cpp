@@ -1,5 +1,5 @@
 // What the library says about itself and about a call: statuses, versions, instruction sets, and
-// the descriptions that mha_info and mha_attention_info give. (fuzz.interface compares the
+// the descriptions that mha_forward_info and mha_attention_info give. (fuzz.interface compares the
 // workspace in them with the query's.)
 
 #if defined(__x86_64__)
@@ -129,13 +129,13 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
   const uint64_t without = Info(data).bytes;
   const float numbers[256] = {};
   const uint8_t mask[256] = {};
-  const int32_t q_groups[8] = {}, kv_groups[8] = {};
+  const int32_t q_segments[8] = {}, kv_segments[8] = {};
   const auto expect_bytes = [&](uint64_t bytes, auto set) {
     mha_score_options score = Zeroed<mha_score_options>();
     mha_score_arrays arrays = Zeroed<mha_score_arrays>();
     set(score, arrays);
-    data.args.score = &score;
-    data.args.score_arrays = &arrays;
+    data.args.call.score = &score;
+    data.args.call.score_arrays = &arrays;
     EXPECT_EQ(Info(data).bytes - without, bytes);
   };
   expect_bytes(4 * 2 * 4 * 3 * 4, [&](auto &, auto &arrays) { arrays.bias.data = numbers; });
@@ -161,15 +161,15 @@ TEST(AttentionInfo, CountsTheBytesOfBiasMaskAndGroups) {
     score.relative_bias = numbers, score.relative_left = 3, score.relative_right = 1;
   });
   expect_bytes(4 * 2 * (3 + 4), [&](auto &, auto &arrays) {
-    arrays.q_groups = q_groups, arrays.kv_groups = kv_groups;
+    arrays.q_segments = q_segments, arrays.kv_segments = kv_segments;
   });
   // The rows of the queries are those of the keys, and so are their groups.
-  data.args.n_kv = data.args.n_q;
-  data.args.score = nullptr;
-  data.args.score_arrays = nullptr;
+  data.args.call.n_kv = data.args.call.n_q;
+  data.args.call.score = nullptr;
+  data.args.call.score_arrays = nullptr;
   const uint64_t with_both = Info(data).bytes;
   expect_bytes(with_both - without + 4 * 2 * 3,
-               [&](auto &, auto &arrays) { arrays.q_groups = q_groups; });
+               [&](auto &, auto &arrays) { arrays.q_segments = q_segments; });
 }
 
 TEST(Info, UsesAllThreadsForALargeCallAndNoMoreThanThereAre) {
@@ -239,13 +239,13 @@ TEST(Info, NamesTheCallersProductAndNoContract) {
       << "the same work, whoever does it";
 }
 
-// mha_info reads the positions of first queries and no other array; all other pointers may be
-// invalid.
+// mha_forward_info reads the positions of first queries and no other array; all other pointers may
+// be invalid.
 TEST(Info, ReadsNoDataButTheStarts) {
   Memory forbidden(64);
   forbidden.Forbid();
   FullForward forward;
-  forward.args.flags = MHA_CAUSAL;
+  forward.args.call.flags = MHA_CAUSAL;
   const mha_call_info expected_forward = Info(forward.data);
   forward.args.query.data = forward.args.key.data = forward.args.value.data = forbidden.floats();
   forward.args.output.data = forbidden.floats();
@@ -260,7 +260,7 @@ TEST(Info, ReadsNoDataButTheStarts) {
   forward.args.output.data = nullptr;
   EXPECT_EQ(Info(forward.data).operations, expected_forward.operations);
   FullAttention attention;
-  attention.args.flags = MHA_CAUSAL;
+  attention.args.call.flags = MHA_CAUSAL;
   const mha_call_info expected_attention = Info(attention.data);
   attention.args.k.data = attention.args.v.data = attention.args.q.data = forbidden.floats();
   attention.args.output.data = forbidden.floats();
@@ -273,18 +273,18 @@ TEST(Info, ReadsNoDataButTheStarts) {
 TEST(Info, CountsLargeCallsWithoutOverflow) {
   const int64_t n = int64_t{1} << 20;
   mha_attention_args args = Zeroed<mha_attention_args>();
-  args.batch = 1 << 6;
-  args.n_q = args.n_kv = n;
+  args.call.batch = 1 << 6;
+  args.call.n_q = args.call.n_kv = n;
   args.num_heads = 1 << 4;
   args.head_dim = 1 << 6;
-  args.flags = MHA_CAUSAL;
+  args.call.flags = MHA_CAUSAL;
   mha_call_info info = Zeroed<mha_call_info>();
   mha_error error;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
   const uint64_t pairs = static_cast<uint64_t>(n) * (static_cast<uint64_t>(n) + 1) / 2;
   EXPECT_EQ(info.operations, 2 * 64 * 16 * pairs * 128);
-  args.batch = int64_t{1} << 40;
-  args.n_q = args.n_kv = 1;
+  args.call.batch = int64_t{1} << 40;
+  args.call.n_q = args.call.n_kv = 1;
   ASSERT_EQ(mha_attention_info(&args, &info, &error), MHA_OK) << error.message;
   EXPECT_EQ(info.operations, uint64_t{2 * 16 * 128} << 40);
 }

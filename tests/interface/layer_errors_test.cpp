@@ -35,7 +35,7 @@ struct FullLayer {
     weights.w_o.data = weights.w_o.bias = nullptr;
   }
   mha_matrix &Gate() {
-    config.gate = MHA_GATE_SIGMOID;
+    config.gate = MHA_FUNCTION_SIGMOID;
     weights.w_g.data = weights.w_q.data;
     return weights.w_g;
   }
@@ -105,8 +105,7 @@ TEST(LayerErrors, NameTheFieldOfTheConfig) {
           WRONG(c.config.query_dim = 0, kInvalid, {"query_dim"}),
           WRONG(c.config.query_dim = -1, kInvalid, {"query_dim"}),
           WRONG(c.config.query_dim = kMin, kInvalid, {"query_dim"}),
-          WRONG(c.config.key_dim = -1, kInvalid,
-                {"key_dim is -1; set it to at least 1, or to 0"}),
+          WRONG(c.config.key_dim = -1, kInvalid, {"key_dim is -1; set it to at least 1, or to 0"}),
           WRONG(c.config.value_dim = -3, kInvalid, {"value_dim"}),
           WRONG(c.config.output_dim = -1, kInvalid, {"output_dim"}),
           WRONG(c.config.num_heads = 0, kInvalid,
@@ -127,16 +126,17 @@ TEST(LayerErrors, NameTheFieldOfTheConfig) {
           WRONG(c.config.scale = kNan, kInvalid, {"scale"}),
           WRONG(c.config.scale = kInfinity, kInvalid, {"scale"}),
           WRONG(c.config.scale = -kInfinity, kInvalid, {"scale"}),
-          WRONG(c.config.weight_type = 6, kInvalid, {"weight_type is 6"}),
-          WRONG(c.config.arithmetic = 3, kInvalid, {"arithmetic", "3"}),
-          WRONG(c.config.arithmetic = MHA_ARITHMETIC_INT8, kInvalid,
-                {"arithmetic is 1281",
-                 "set weight_type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 "
+          WRONG(c.config.format.type = 6, kInvalid, {"format.type is 6"}),
+          WRONG(c.config.format.arithmetic = 3, kInvalid, {"arithmetic", "3"}),
+          WRONG(c.config.format.arithmetic = MHA_ARITHMETIC_INT8, kInvalid,
+                {"format.arithmetic is 1281",
+                 "set format.type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 "
                  "(5)"}),
           WRONG(c.config.gate = 3, kInvalid, {"gate is 3"}),
           WRONG(c.config.gate_dim = 5, kShape, {"gate_dim is 5"}),
-          WRONG((c.config.gate = MHA_GATE_SIGMOID, c.config.gate_dim = -5), kInvalid, {"gate_dim"}),
-          WRONG((c.config.gate = MHA_GATE_SIGMOID, c.config.gate_dim = 3), kShape,
+          WRONG((c.config.gate = MHA_FUNCTION_SIGMOID, c.config.gate_dim = -5), kInvalid,
+                {"gate_dim"}),
+          WRONG((c.config.gate = MHA_FUNCTION_SIGMOID, c.config.gate_dim = 3), kShape,
                 {"gate_dim is 3", "head_dim_v (5)"}),
           WRONG(c.config.query_dim = kMax, kTooLarge, {}),
           WRONG(c.config.key_dim = kMax, kTooLarge, {}),
@@ -216,12 +216,20 @@ TEST(LayerErrors, NameTheFieldOfTheWeights) {
           WRONG((c.config.output_dim = 0, c.weights.w_o.data = nullptr), kInvalid,
                 {"w_o.bias", "w_o.data"}),
           WRONG(c.weights.w_g.data = c.weights.w_q.data, kInvalid, {"w_g.data", "gate"}),
-          WRONG((c.config.gate = MHA_GATE_SIGMOID, c.weights.w_g.bias = c.weights.w_q.bias),
+          WRONG(c.config.gate = MHA_FUNCTION_SIGMOID, kNull,
+                {"w_g.data is NULL", "gate_place", "MHA_GATE_IN_W_Q"}),
+          WRONG(c.weights.gate_place = MHA_GATE_IN_W_Q, kInvalid, {"gate_place", "gate is"}),
+          WRONG((c.Gate(), c.weights.gate_place = 1), kInvalid, {"gate_place is 1"}),
+          WRONG((c.Gate(), c.weights.gate_place = MHA_GATE_IN_W_Q), kInvalid,
+                {"w_g.data is given", "MHA_GATE_IN_W_Q"}),
+          WRONG((c.Gate().bias = c.weights.w_q.bias, c.weights.w_g.data = nullptr,
+                 c.weights.gate_place = MHA_GATE_IN_W_Q),
                 kInvalid, {"w_g.bias", "w_g.data", "w_q.bias"}),
           WRONG(c.Gate().scales = c.weights.w_q.bias, kInvalid, {"w_g.scales"}),
           WRONG(c.Gate().row_stride = 19, kInvalid, {"w_g.row_stride", "19", "20"}),
-          WRONG((c.config.gate = MHA_GATE_SIGMOID, c.weights.w_q.row_stride = 31), kInvalid,
-                {"w_q.row_stride", "31", "32"}),
+          WRONG((c.config.gate = MHA_FUNCTION_SIGMOID, c.weights.gate_place = MHA_GATE_IN_W_Q,
+                 c.weights.w_q.row_stride = 31),
+                kInvalid, {"w_q.row_stride", "31", "32"}),
           WRONG(c.weights.layout = 2, kInvalid, {"layout"}),
           WRONG(c.weights.layout = 0x80000000u, kInvalid, {"layout"}),
           WRONG(c.weights.type = 6, kInvalid, {"type is 6"}),
@@ -436,9 +444,9 @@ TEST(NullPointers, AreNamedByEveryFunctionThatNeedsThem) {
       {1, "layer", [&](E e) { return mha_forward_workspace(nullptr, args, &bytes, e); }},
       {2, kForward, [&](E e) { return mha_forward_workspace(layer, nullptr, &bytes, e); }},
       {3, "bytes", [&](E e) { return mha_forward_workspace(layer, args, nullptr, e); }},
-      {1, "layer", [&](E e) { return mha_info(nullptr, args, &info, e); }},
-      {2, kForward, [&](E e) { return mha_info(layer, nullptr, &info, e); }},
-      {3, "info|mha_call_info", [&](E e) { return mha_info(layer, args, nullptr, e); }},
+      {1, "layer", [&](E e) { return mha_forward_info(nullptr, args, &info, e); }},
+      {2, kForward, [&](E e) { return mha_forward_info(layer, nullptr, &info, e); }},
+      {3, "info|mha_call_info", [&](E e) { return mha_forward_info(layer, args, nullptr, e); }},
       {1, "layer", [&](E e) { return mha_forward(nullptr, args, space, kRoom, e); }},
       {2, kForward, [&](E e) { return mha_forward(layer, nullptr, space, kRoom, e); }},
       {3, "workspace", [&](E e) { return mha_forward(layer, args, nullptr, kRoom, e); }},
@@ -470,7 +478,7 @@ TEST(NullPointers, AreRefusedWhereAllArgumentsAreNull) {
   EXPECT_EQ(mha_forward(nullptr, nullptr, nullptr, 0, nullptr), kNull);
   EXPECT_EQ(mha_attention_workspace(nullptr, nullptr, nullptr), kNull);
   EXPECT_EQ(mha_attention(nullptr, nullptr, 0, nullptr), kNull);
-  EXPECT_EQ(mha_info(nullptr, nullptr, nullptr, nullptr), kNull);
+  EXPECT_EQ(mha_forward_info(nullptr, nullptr, nullptr, nullptr), kNull);
   EXPECT_EQ(mha_attention_info(nullptr, nullptr, nullptr), kNull);
   mha_layer_destroy(nullptr);
 }

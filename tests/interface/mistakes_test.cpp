@@ -233,11 +233,11 @@ TEST(PartialStrides, ChoiceRefusesHeadStridesOfWeights) {
 TEST(PartialStrides, StatesRefuseOutputsThatOverlap) {
   const std::vector<float> states(2 * 4 * 3 * (5 + 2), 1.0f);
   std::vector<float> y(2 * 3 * 4 * 5, kNan);
-  mha_states_args args = Zeroed<mha_states_args>();
+  mha_partials_args args = Zeroed<mha_partials_args>();
   args.batch = 2, args.num_heads = 4, args.n_q = 3, args.head_dim_v = 5;
-  args.states = states.data();
+  args.partials = states.data();
   args.output.data = y.data();
-  const auto run = [&](auto *error) { return mha_states_finish(&args, error); };
+  const auto run = [&](auto *error) { return mha_partials_finish(&args, error); };
   const WrongStrides cases[] = {{{0, 5, 0}, {"output.strides.row is 5", "less than the 20"}},
                                 {{20, 0, 0}, {"output.strides.batch is 20", "less than the 60"}},
                                 {{59, 0, 0}, {"output.strides.batch is 59", "less than the 60"}},
@@ -340,7 +340,7 @@ const PairArray kPairArrays[] = {
 TEST(PartialStrides, PairArraysRefuseStridesThatOverlap) {
   for (const PairArray &array : kPairArrays) {
     FullAttention call;
-    call.args.outputs = nullptr;
+    call.args.call.outputs = nullptr;
     AttentionData &data = call.data;
     mha_strides &strides = array.strides(call);
     const std::string &name = array.name;
@@ -414,7 +414,7 @@ TEST(PartialStrides, MaskOverACacheHasTheColumnsOfItsPositions) {
   form.cache.columns = 10;
   AttentionData data(problem, form);
   const std::vector<uint8_t> mask(2 * 4 * 3 * 10, 1);
-  data.args.score_arrays = &data.score_arrays;
+  data.args.call.score_arrays = &data.score_arrays;
   data.score_arrays.mask = mask.data();
   data.score_arrays.mask_strides.batch = 4 * 3 * 10 - 1;
   ExpectInvalidCall(&data, kOfAttention,
@@ -552,7 +552,7 @@ TEST(Flags, FlagsOfOneFieldAreRefusedByOthers) {
       {kNorms, MHA_NORM_AFTER_ROPE},
       {kNorms, MHA_NORM_VALUES},
       {kNorms, MHA_NORM_AFTER_GATE},
-      {kGroups, MHA_GROUPS_ALSO},
+      {kGroups, MHA_SEGMENTS_ALSO},
       {kColumns, MHA_COLUMNS_NEW_KEYS},
       {kArithmetic, MHA_ARITHMETIC_INT8},
       {kArithmetic, MHA_ARITHMETIC_INT16}};
@@ -562,27 +562,27 @@ TEST(Flags, FlagsOfOneFieldAreRefusedByOthers) {
     FullAttention attention;
     for (const uint32_t flags : {0u, MHA_CAUSAL, MHA_CAUSAL | MHA_EQUAL_SCORES}) {
       if (family == kCallFlags) continue;
-      call.args.flags = attention.args.flags = flags | number;
+      call.args.call.flags = attention.args.call.flags = flags | number;
       ExpectInvalid(&call.data, kOfForward, {"flags has the unknown bits"});
       ExpectInvalid(&attention.data, kOfAttention, {"flags has the unknown bits"});
     }
-    call.args.flags = 0;
+    call.args.call.flags = 0;
     if (family != kNorms) {
       call.Norm().flags = number;
       ExpectInvalid(&call.data, kOfForward, {"norm.flags has the unknown bits"});
       call.Norm().flags = MHA_NORM_LAYER;
       call.ContextNorm().context_flags = MHA_NORM_LAYER | number;
       ExpectInvalid(&call.data, kOfForward, {"norm.context_flags has the unknown bits"});
-      call.args.norm = nullptr;
+      call.args.call.norm = nullptr;
     }
     if (family != kGroups) {
-      call.Groups().groups = number;
-      ExpectInvalid(&call.data, kOfForward, {"score_arrays.groups is " + Number(number)});
-      call.Groups().groups = 0;
+      call.Groups().segments = number;
+      ExpectInvalid(&call.data, kOfForward, {"score_arrays.segments is " + Number(number)});
+      call.Groups().segments = 0;
     }
     if (family != kColumns) {
-      call.Groups().columns = number;
-      ExpectInvalid(&call.data, kOfForward, {"score_arrays.columns is " + Number(number)});
+      call.Groups().column_keys = number;
+      ExpectInvalid(&call.data, kOfForward, {"score_arrays.column_keys is " + Number(number)});
     }
     mha_kv_cache_config cache = CacheConfigOf(Middle(), {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, 16);
     size_t bytes = 4711;
@@ -593,14 +593,14 @@ TEST(Flags, FlagsOfOneFieldAreRefusedByOthers) {
       cache.kind = MHA_CACHE_KIND_CONTIGUOUS;
     }
     if (family != kValues) {
-      cache.values = number;
-      ExpectFails(cache_size, {kInvalid, {1}, {"values is " + Number(number)}});
+      cache.value_place = number;
+      ExpectFails(cache_size, {kInvalid, {1}, {"value_place is " + Number(number)}});
     }
     if (family != kArithmetic) {
       LayerData layer{SmallLayer()};
-      layer.config.weight_type = MHA_TYPE_INT8;
-      layer.config.arithmetic = number;
-      ExpectFails({kInvalid, {1}, {"arithmetic is " + Number(number)}}, mha_layer_pack_size,
+      layer.config.format.type = MHA_TYPE_INT8;
+      layer.config.format.arithmetic = number;
+      ExpectFails({kInvalid, {1}, {"format.arithmetic is " + Number(number)}}, mha_layer_pack_size,
                   &layer.config, &layer.weights, nullptr, &bytes);
     }
     EXPECT_EQ(bytes, 4711u);
@@ -619,11 +619,11 @@ TEST(Reserved, FieldsOfLinearStatesAndChoiceMustBeZero) {
     return mha_linear_workspace(layer.get(), &linear, &bytes, error);
   };
   float y[16], states_array[16] = {};
-  mha_states_args states = Zeroed<mha_states_args>();
+  mha_partials_args states = Zeroed<mha_partials_args>();
   states.batch = states.num_heads = states.n_q = states.head_dim_v = 1;
-  states.states = states_array;
+  states.partials = states_array;
   states.output.data = y;
-  const auto finish = [&](auto *error) { return mha_states_finish(&states, error); };
+  const auto finish = [&](auto *error) { return mha_partials_finish(&states, error); };
   ChoiceProblem problem;
   problem.n_kv = 20;
   static_cast<AttentionProblem &>(problem) = NormalAttention(problem);

@@ -139,8 +139,8 @@ void Write(const std::string &kind, const std::string &name, const Memory &bytes
 
 void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uint32_t gate) {
   LayerData layer(Problem());
-  layer.config.weight_type = type;
-  layer.config.arithmetic = arithmetic;
+  layer.config.format.type = type;
+  layer.config.format.arithmetic = arithmetic;
   layer.config.gate = gate;
   layer.weights.w_g.data = gate ? layer.weights.w_q.data : nullptr;
   const Memory bytes = layer.Pack();
@@ -174,7 +174,7 @@ void WriteAll() {
   }
   WriteLayer("int8,arithmetic=int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8, 0);
   WriteLayer("int4,arithmetic=int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16, 0);
-  WriteLayer("int8,gate=sigmoid", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, MHA_GATE_SIGMOID);
+  WriteLayer("int8,gate=sigmoid", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, MHA_FUNCTION_SIGMOID);
   WriteCache("f32,ring", MHA_TYPE_F32, MHA_CACHE_KIND_RING);
 }
 

@@ -464,14 +464,14 @@ std::vector<Packed> AllKinds() {
   const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic,
                        mha_sgemm sgemm = nullptr, uint32_t group = 0) {
     mha_layer_config config = Config({6, 5, 7, 9, 4, 2, 3, 8});
-    config.weight_type = type;
-    config.group_size = group;
-    config.arithmetic = arithmetic;
+    config.format.type = type;
+    config.format.group_size = group;
+    config.format.arithmetic = arithmetic;
     all.push_back({name, config, true, sgemm});
     mha_layer_config linear = Config({70, 0, 0, 5, 0, 0, 0, 0});
-    linear.weight_type = type;
-    linear.group_size = group;
-    linear.arithmetic = arithmetic;
+    linear.format.type = type;
+    linear.format.group_size = group;
+    linear.format.arithmetic = arithmetic;
     if (!sgemm) all.push_back({std::string(name) + ", W_O alone", linear, true, nullptr});
   };
   add("f32", MHA_TYPE_F32, MHA_ARITHMETIC_F32);
@@ -488,9 +488,9 @@ std::vector<Packed> AllKinds() {
   all.push_back({"one width, without W_O", Config({8, 0, 0, 0, 2, 0, 4, 0}), false, nullptr});
   all.push_back({"one width, sgemm", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, PlainSgemm});
   all.push_back({"gate", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, nullptr});
-  all.back().config.gate = MHA_GATE_SIGMOID;
+  all.back().config.gate = MHA_FUNCTION_SIGMOID;
   all.push_back({"gate of heads, sgemm", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, PlainSgemm});
-  all.back().config.gate = MHA_GATE_SOFTPLUS;
+  all.back().config.gate = MHA_FUNCTION_SOFTPLUS;
   all.back().config.gate_dim = 1;
   all.push_back({"W_Q alone", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, nullptr, true});
   all.push_back({"W_Q alone, sgemm", Config({6, 0, 0, 9, 4, 2, 3, 8}), true, PlainSgemm, true});
@@ -592,7 +592,7 @@ class MadeUpHeader : public testing::Test {
     FillInputs(&random, &says);
     ForwardData run(view.layer, says, {Guarded()});
     const Cache empty(CacheConfigOf(says, {MHA_CACHE_KIND_CONTIGUOUS, 0}, says.batch, 1));
-    if (only_asks) run.args.cache_read = empty.get(), run.args.key = run.args.value = {};
+    if (only_asks) run.args.call.cache_read = empty.get(), run.args.key = run.args.value = {};
     Memory workspace(run.WorkspaceBytes());
     ASSERT_EQ(run.Run(workspace.data(), workspace.size(), nullptr), MHA_OK);
   }
@@ -609,15 +609,15 @@ class MadeUpHeader : public testing::Test {
     if (config.num_heads != 0) data_.weights.w_q.data = numbers;
     if (config.num_heads != 0 && !only_asks)
       data_.weights.w_k.data = data_.weights.w_v.data = numbers;
-    if (config.gate != MHA_GATE_NONE) data_.weights.w_g.data = numbers;
+    if (config.gate != MHA_FUNCTION_NONE) data_.weights.w_g.data = numbers;
     if (has_output) data_.weights.w_o.data = numbers;
   }
   // Floats have no offsets, and no scales of f16.
   void SetGroups(uint32_t offsets) {
-    if (offsets == 0 && data_.config.scale_type != MHA_TYPE_F16) return;
+    if (offsets == 0 && data_.config.format.scale_type != MHA_TYPE_F16) return;
     static const float number = 0;
     mha_layer_weights &w = data_.weights;
-    w.type = data_.config.weight_type;
+    w.type = data_.config.format.type;
     w.layout = MHA_LAYOUT_OUT_IN;
     for (mha_matrix *matrix : {&w.w_q, &w.w_g, &w.w_k, &w.w_v, &w.w_o}) {
       if (matrix->data) matrix->scales = &number;
@@ -739,7 +739,7 @@ TEST(Shape, DefaultsAreResolved) {
       for (const auto &dimension : kDimensions)
         EXPECT_EQ(config.*dimension.of_config, resolved.*dimension.of_config);
       EXPECT_EQ(config.scale, resolved.scale);
-      EXPECT_EQ(config.weight_type, static_cast<uint32_t>(MHA_TYPE_F32));
+      EXPECT_EQ(config.format.type, static_cast<uint32_t>(MHA_TYPE_F32));
     }
   }
 }

@@ -39,8 +39,8 @@ class Everything {
   explicit Everything(uint32_t set, uint32_t num_threads = 1) : set_(set), scheduler_(num_threads) {
     linear_weights_.input_dim = linear_weights_.output_dim = kDim;
     linear_weights_.w.data = data_.weights.w_q.data;
-    linear_weights_.weight_type = MHA_TYPE_INT4;
-    linear_weights_.arithmetic = MHA_ARITHMETIC_INT8;
+    linear_weights_.format.type = MHA_TYPE_INT4;
+    linear_weights_.format.arithmetic = MHA_ARITHMETIC_INT8;
     Random random(3);
     for (const Memory *memory : {&keys_, &merged_}) {
       for (size_t i = 0; i < memory->size() / sizeof(float); i++)
@@ -59,7 +59,7 @@ class Everything {
     states_.num_heads = kHeads;
     states_.n_q = kRows;
     states_.head_dim_v = kWidth;
-    states_.states = merged_.floats();
+    states_.partials = merged_.floats();
     states_.output.data = finished_.data();
     states_.instruction_set = set_;
     for (Function &function : functions_)
@@ -73,7 +73,8 @@ class Everything {
     linear_layer_ = layer;
   }
   void UseCache(mha_kv_cache *cache) {
-    forward_.args.cache = attention_.args.cache = choice_.args.cache = cache_ = cache;
+    forward_.args.call.cache = attention_.args.call.cache = choice_.args.call.cache = cache_ =
+        cache;
   }
 
   const std::vector<Function> &functions() const { return functions_; }
@@ -146,7 +147,7 @@ class Everything {
   Memory product_ = Floats(problem_.batch * kRows * kDim), finished_ = Floats(kRows * kDim),
          merged_ = Floats(kRows * kHeads * (kWidth + 2));
   mha_linear_args linear_ = Zeroed<mha_linear_args>();
-  mha_states_args states_ = Zeroed<mha_states_args>();
+  mha_partials_args states_ = Zeroed<mha_partials_args>();
   mha_kv_cache_config cache_config_ = CacheConfig();
   const int32_t blocks_[2][2] = {{3, 5}, {0, 1}};
   Memory keys_ = Floats(20 * kDim), read_k_ = Floats(20 * kDim), slopes_ = Floats(kHeads),
@@ -194,7 +195,7 @@ class Everything {
        }},
       {"mha_forward_workspace", [this] { return forward_.Workspace(&bytes_, &error); }},
       {"mha_forward", [this] { return forward_.Run(workspace(), room(), &error); }},
-      {"mha_info", [this] { return forward_.Info(&info, &error); }},
+      {"mha_forward_info", [this] { return forward_.Info(&info, &error); }},
       {"mha_attention_workspace", [this] { return attention_.Workspace(&bytes_, &error); }},
       {"mha_attention", [this] { return attention_.Run(workspace(), room(), &error); }},
       {"mha_attention_info", [this] { return attention_.Info(&info, &error); }},
@@ -249,9 +250,9 @@ class Everything {
       CALL(mha_alibi_slopes, kHeads, slopes_.floats(), &error),
       CALL(mha_t5_relative_bias, keys_.floats(), 32, 128, 1, kHeads, 20, 20, bias_.floats(),
            &error),
-      CALL(mha_states_merge, (kRows * kHeads), kWidth, merged_.floats(), merged_.floats(),
+      CALL(mha_partials_merge, (kRows * kHeads), kWidth, merged_.floats(), merged_.floats(),
            merged_.floats(), set_, &error),
-      CALL(mha_states_finish, &states_, &error),
+      CALL(mha_partials_finish, &states_, &error),
   };
 };
 
@@ -400,7 +401,7 @@ TEST_P(EveryFunction, LeavesFloatingPointErrnoAndLocaleAlone) {
     mha_linear_weights weights = Zeroed<mha_linear_weights>();
     weights.input_dim = weights.output_dim = 1;
     weights.w.data = large;
-    weights.weight_type = MHA_TYPE_F16;
+    weights.format.type = MHA_TYPE_F16;
     In(With(mode), [&] {
       errno = 1234;
       mha_layer *layer;
@@ -413,8 +414,8 @@ TEST_P(EveryFunction, LeavesFloatingPointErrnoAndLocaleAlone) {
   setlocale(LC_ALL, "C");
 }
 
-// In other modes, mha_info reports that the bits are not those of the contract. Calls still read
-// and write what they should, and come near.
+// In other modes, mha_forward_info reports that the bits are not those of the contract. Calls still
+// read and write what they should, and come near.
 TEST_P(EveryFunction, SaysThatOtherModesOfTheThreadChangeBits) {
   if (With(kUp) == With(0)) GTEST_SKIP() << "modes are not known here";
   Everything everything(instruction_set(), 3);
@@ -460,20 +461,22 @@ void ExpectNoLayer(const void *memory, const char *what) {
   Everything everything(MHA_INSTRUCTION_SET_AUTO);
   const auto *layer = static_cast<const mha_layer *>(memory);
   everything.UseLayer(layer);
-  ExpectRefused(everything, what, "destroyed",
-                "mha_forward_workspace mha_forward mha_info mha_linear_workspace mha_linear "
-                "mha_linear_info mha_layer_shape");
+  ExpectRefused(
+      everything, what, "destroyed",
+      "mha_forward_workspace mha_forward mha_forward_info mha_linear_workspace mha_linear "
+      "mha_linear_info mha_layer_shape");
   mha_layer_destroy(const_cast<mha_layer *>(layer));  // does nothing
 }
 void ExpectNoCache(void *memory, const char *what, const char *word = "cache") {
   Everything everything(MHA_INSTRUCTION_SET_AUTO);
   everything.UseCache(static_cast<mha_kv_cache *>(memory));
-  ExpectRefused(everything, what, word,
-                "mha_kv_cache_shape mha_kv_cache_length mha_kv_cache_truncate "
-                "mha_kv_cache_set_blocks mha_kv_cache_copy_prefix "
-                "mha_kv_cache_append mha_kv_cache_read mha_forward_workspace mha_forward mha_info "
-                "mha_attention_workspace mha_attention "
-                "mha_attention_info mha_choose_keys_workspace mha_choose_keys");
+  ExpectRefused(
+      everything, what, word,
+      "mha_kv_cache_shape mha_kv_cache_length mha_kv_cache_truncate "
+      "mha_kv_cache_set_blocks mha_kv_cache_copy_prefix "
+      "mha_kv_cache_append mha_kv_cache_read mha_forward_workspace mha_forward mha_forward_info "
+      "mha_attention_workspace mha_attention "
+      "mha_attention_info mha_choose_keys_workspace mha_choose_keys");
 }
 
 mha_kv_cache_config SmallCache() {
@@ -548,7 +551,7 @@ TEST(Fork, ChildrenUseTheLayersAndCachesOfTheirParent) {
   call.SetScheduler(threads.get());
   std::vector<Outputs> expected;  // of two calls, the second after the first
   for (Cache *of : {&copy, &copy, &cache}) {
-    call.args.cache = of->get();
+    call.args.call.cache = of->get();
     expected.push_back(call.Compute());
   }
   const std::vector<float> results = everything.Results();

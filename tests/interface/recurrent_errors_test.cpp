@@ -70,7 +70,6 @@ TYPED_TEST_SUITE(RecurrentCalls, BothCalls);
 TYPED_TEST(RecurrentCalls, NameWhatBothCallsHave) {
   ExpectAllRefused<TypeParam>({
       WRONG(c.args.struct_size -= 1, kStructSize, {"struct_size"}),
-      WRONG(c.args.batch = 0, kInvalid, {"batch is 0; set it to", "or to MHA_EMPTY for none"}),
       WRONG(c.args.batch = -1, kInvalid, {"batch"}),
       WRONG(c.args.rows = 0, kInvalid, {"rows is 0; set it to", "or to MHA_EMPTY for none"}),
       WRONG(c.args.rows = -1, kInvalid, {"rows"}),
@@ -153,7 +152,7 @@ TEST(RecurrentErrors, NameFieldsOfRecurrentAttention) {
       WRONG((c.args.a_log = c.args.dt_bias = nullptr, c.args.decay_dim = 0,
              c.args.decay.data = nullptr, c.args.decay.type = MHA_TYPE_F16),
             kInvalid, {"decay"}),
-      WRONG(c.args.beta_function = 2, kInvalid, {"beta_function is 2", "MHA_GATE_SIGMOID"}),
+      WRONG(c.args.beta_function = 2, kInvalid, {"beta_function is 2", "MHA_FUNCTION_SIGMOID"}),
       WRONG(c.args.beta.data = nullptr, kInvalid, {"beta_function", "beta"}),
       WRONG((c.args.beta_function = 0, c.args.beta.data = nullptr,
              c.args.beta.strides.head = MHA_BROADCAST),
@@ -194,7 +193,7 @@ TEST(RecurrentErrors, NameFieldsOfCausalConvolution) {
       WRONG(c.args.channels = kMax, kInvalid, {"channels"}),
       WRONG(c.args.kernel_size = 1, kInvalid, {"kernel_size is 1", "8"}),
       WRONG(c.args.kernel_size = 9, kInvalid, {"kernel_size is 9", "8"}),
-      WRONG(c.args.activation = 1, kInvalid, {"activation is 1", "MHA_ACTIVATION_SILU"}),
+      WRONG(c.args.activation = 1, kInvalid, {"activation is 1", "MHA_FUNCTION_SILU"}),
       WRONG(c.args.weights = nullptr, kNull, {"weights"}, kCall),
       WRONG((c.args.batch = int64_t{1} << 56, c.args.rows = 1, c.args.kernel_size = 8,
              c.args.x.strides.batch = MHA_BROADCAST),
@@ -240,6 +239,23 @@ TEST(RecurrentErrors, NameNullArguments) {
   ExpectFails({kNull, {2}, {"mha_call_info|info"}}, mha_recurrent_attention_info,
               const_cast<const mha_recurrent_args *>(&call.args),
               static_cast<mha_call_info *>(nullptr));
+}
+
+// What a batch of 1 writes, a batch of 0 writes too.
+TYPED_TEST(RecurrentCalls, TakeABatchOfZeroForOne) {
+  std::vector<float> outputs[2];
+  for (int64_t batch = 0; batch < 2; ++batch) {
+    TypeParam call;
+    call.args.batch = batch;
+    call.args.sequences = nullptr;
+    const Memory workspace(1 << 20);
+    ExpectSucceeds(
+        [&](auto *error) { return call.data.Run(workspace.data(), workspace.size(), error); });
+    const float *const output = static_cast<const float *>(call.args.output.data);
+    outputs[batch].assign(output, output + 3 * 20);
+    EXPECT_FALSE(call.data.OutputsAreUntouched());
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
 }
 
 // Without pointers to arrays. The query reads none, and an empty call does nothing, but that a call

@@ -106,20 +106,22 @@ TEST(Sizes, ForwardWorkspacesAreAnsweredOrTooLarge) {
   int succeeded = 0;
   for (int i = 0; i < 20000; ++i) {
     mha_forward_args args = Zeroed<mha_forward_args>();
-    args.batch = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
-    args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
-    args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
+    args.call.batch = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
+    args.call.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
+    args.call.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.key.data = args.value.data = &number;
     SerialScheduler scheduler(
         static_cast<uint32_t>(std::min<int64_t>(random.Pick(kMagnitudes), 0xFFFFFFFF)));
     const uint32_t threads = random.Coin() ? scheduler.scheduler.num_threads : 0;
-    if (threads != 0) args.scheduler = &scheduler.scheduler;
+    if (threads != 0) args.call.scheduler = &scheduler.scheduler;
     mha_outputs outputs = Zeroed<mha_outputs>();
     if (random.Coin()) outputs.attention_weights = &number;
-    args.outputs = &outputs;
+    args.call.outputs = &outputs;
     // The largest arrays of the call: inputs, output and, where asked for, the attention weights.
-    const Wide q_rows = Product(args.batch, args.n_q), kv_rows = Product(args.batch, args.n_kv),
-               weights = outputs.attention_weights != nullptr ? Product(q_rows, args.n_kv, 16) : 0;
+    const Wide q_rows = Product(args.call.batch, args.call.n_q),
+               kv_rows = Product(args.call.batch, args.call.n_kv),
+               weights =
+                   outputs.attention_weights != nullptr ? Product(q_rows, args.call.n_kv, 16) : 0;
     const Wide arrays = std::max({Product(q_rows, 44), Product(kv_rows, 36), weights});
     const Wide generous =
         Product(q_rows, 1000) + Product(kv_rows, 1000) + weights + Product(threads, 1 << 16);
@@ -128,9 +130,9 @@ TEST(Sizes, ForwardWorkspacesAreAnsweredOrTooLarge) {
     const mha_status status = mha_forward_workspace(layer.get(), &args, &bytes, &error);
     ExpectExactOrTooLarge(status, error, bytes, arrays, generous, 0);
     succeeded += status == MHA_OK;
-    ASSERT_FALSE(HasFailure()) << "batch " << args.batch << " n_q " << args.n_q << " n_kv "
-                               << args.n_kv << " threads " << threads << " attention_weights "
-                               << (outputs.attention_weights != nullptr);
+    ASSERT_FALSE(HasFailure()) << "batch " << args.call.batch << " n_q " << args.call.n_q
+                               << " n_kv " << args.call.n_kv << " threads " << threads
+                               << " attention_weights " << (outputs.attention_weights != nullptr);
   }
   EXPECT_GT(succeeded, 100);
 }
@@ -141,18 +143,18 @@ TEST(Sizes, AttentionWorkspacesAreAnsweredOrTooLarge) {
   int succeeded = 0;
   for (int i = 0; i < 20000; ++i) {
     mha_attention_args args = Zeroed<mha_attention_args>();
-    args.batch = random.Coin() ? 1 : random.Pick(kMagnitudes);
-    args.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
-    args.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
+    args.call.batch = random.Coin() ? 1 : random.Pick(kMagnitudes);
+    args.call.n_q = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
+    args.call.n_kv = random.Coin() ? random.Between(1, 99) : random.Pick(kMagnitudes);
     args.num_heads = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     args.head_dim = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     args.head_dim_v = random.Coin() ? random.Between(1, 9) : random.Pick(kMagnitudes);
     mha_outputs outputs = Zeroed<mha_outputs>();
     if (random.Coin()) outputs.lse = &number;
-    args.outputs = &outputs;
+    args.call.outputs = &outputs;
     const int64_t widest = std::max(args.head_dim, args.head_dim_v),
-                  longest = std::max(args.n_q, args.n_kv);
-    const Wide arrays = Product(args.batch, args.num_heads, longest, widest, 4);
+                  longest = std::max(args.call.n_q, args.call.n_kv);
+    const Wide arrays = Product(args.call.batch, args.num_heads, longest, widest, 4);
     // Tiles and chunk states may need a few thousand rows of a head whatever the number of rows is.
     const Wide generous =
         arrays * 16 + Product(widest, 1 << 16) + BeyondInt({Product(args.num_heads, widest)});
@@ -161,8 +163,9 @@ TEST(Sizes, AttentionWorkspacesAreAnsweredOrTooLarge) {
     const mha_status status = mha_attention_workspace(&args, &bytes, &error);
     ExpectExactOrTooLarge(status, error, bytes, arrays, generous, 0);
     succeeded += status == MHA_OK;
-    ASSERT_FALSE(HasFailure()) << testing::PrintToString(std::vector<int64_t>{
-        args.batch, args.n_q, args.n_kv, args.num_heads, args.head_dim, args.head_dim_v});
+    ASSERT_FALSE(HasFailure()) << testing::PrintToString(
+        std::vector<int64_t>{args.call.batch, args.call.n_q, args.call.n_kv, args.num_heads,
+                             args.head_dim, args.head_dim_v});
   }
   EXPECT_GT(succeeded, 100);
 }
@@ -174,17 +177,17 @@ TEST(Sizes, EmptyCallsAreAnsweredForEveryLength) {
     for (int64_t length : {kMax, kMax - 1, kMax - 255, int64_t{1} << 62, int64_t{1} << 40}) {
       SCOPED_TRACE(length);
       FullForward forward;
-      forward.args.batch = empty_batch ? MHA_EMPTY : length;
-      forward.args.n_q = empty_batch ? length : MHA_EMPTY;
-      forward.args.n_kv = length;
+      forward.args.call.batch = empty_batch ? MHA_EMPTY : length;
+      forward.args.call.n_q = empty_batch ? length : MHA_EMPTY;
+      forward.args.call.n_kv = length;
       forward.data.sequences.q_first_positions = nullptr;
       FullAttention attention;
-      attention.args.batch = forward.args.batch;
-      attention.args.n_q = forward.args.n_q;
-      attention.args.n_kv = length;
+      attention.args.call.batch = forward.args.call.batch;
+      attention.args.call.n_q = forward.args.call.n_q;
+      attention.args.call.n_kv = length;
       attention.data.sequences.q_first_positions = nullptr;
       for (uint32_t flags : {0u, MHA_CAUSAL}) {
-        forward.args.flags = attention.args.flags = flags;
+        forward.args.call.flags = attention.args.call.flags = flags;
         size_t bytes = 4711;
         mha_error error = UnwrittenError();
         ExpectExactOrTooLarge(forward.data.Workspace(&bytes, &error), error, bytes, 0,
@@ -211,7 +214,7 @@ TEST(Sizes, QueriesFarAfterTheKeysSeeAllOfThem) {
   const Layer layer = Create(LayerData(problem));
   ForwardData data(layer.get(), problem, {Guarded(kAskWeights | kAskLse)});
   const Outputs all = data.Compute();
-  data.args.flags = MHA_CAUSAL;
+  data.args.call.flags = MHA_CAUSAL;
   for (int64_t start : {int64_t{4}, int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 62}) {
     data.q_start[0] = data.q_start[1] = start;
     EXPECT_TRUE(SameBits(data.Compute(), all)) << start;

@@ -113,7 +113,7 @@ TEST(StructSize, IsCheckedInArgumentsOfACall) {
     return mha_forward_workspace(layer, args, &bytes, error);
   });
   ExpectStructSizeRule(forward.args, 2, [&](const mha_forward_args *args, mha_error *error) {
-    return mha_info(layer, args, &info, error);
+    return mha_forward_info(layer, args, &info, error);
   });
   ExpectStructSizeRule(forward.args, 2, [&](const mha_forward_args *args, mha_error *error) {
     return WritesUnlessItFails(&forward.data, [&] {
@@ -189,38 +189,36 @@ TEST(StructSize, IsCheckedInRopeConfigAndStates) {
     return mha_rope_tables(given, cos, sin, error);
   });
   float states[6] = {}, lse[1];
-  mha_states_args args = Zeroed<mha_states_args>();
+  mha_partials_args args = Zeroed<mha_partials_args>();
   args.batch = args.num_heads = args.n_q = 1;
   args.head_dim_v = 4;
-  args.states = states;
+  args.partials = states;
   args.lse = lse;
-  ExpectStructSizeRule(args, 1, mha_states_finish);
+  ExpectStructSizeRule(args, 1, mha_partials_finish);
 }
 
 // ---- Structs that the arguments point at
 
 // Checks the call itself with mha_forward, and both size queries.
 template <typename Struct>
-void ExpectStructSizeRuleOfCalls(const Struct &valid,
-                                 const Struct *mha_forward_args::*forward_field,
-                                 const Struct *mha_attention_args::*attention_field) {
+void ExpectStructSizeRuleOfCalls(const Struct &valid, const Struct *mha_call::*field) {
   FullForward forward;
   FullAttention attention;
   const Memory workspace(1 << 20);
   size_t bytes;
   ExpectStructSizeRule(valid, 2, [&](const Struct *given, mha_error *error) {
-    forward.args.*forward_field = given;
+    forward.args.call.*field = given;
     return mha_forward_workspace(forward.layer.get(), &forward.args, &bytes, error);
   });
   ExpectStructSizeRule(valid, 2, [&](const Struct *given, mha_error *error) {
-    forward.args.*forward_field = given;
+    forward.args.call.*field = given;
     return WritesUnlessItFails(&forward.data, [&] {
       return mha_forward(forward.layer.get(), &forward.args, workspace.data(), workspace.size(),
                          error);
     });
   });
   ExpectStructSizeRule(valid, 1, [&](const Struct *given, mha_error *error) {
-    attention.args.*attention_field = given;
+    attention.args.call.*field = given;
     return mha_attention_workspace(&attention.args, &bytes, error);
   });
 }
@@ -231,26 +229,24 @@ TEST(StructSize, IsCheckedInStructsThatArgumentsPointAt) {
   const FullForward forward;
   mha_outputs outputs = forward.data.outputs;
   outputs.q = outputs.k = outputs.v = nullptr;  // which mha_attention does not have
-  ExpectStructSizeRuleOfCalls(outputs, &mha_forward_args::outputs, &mha_attention_args::outputs);
+  ExpectStructSizeRuleOfCalls(outputs, &mha_call::outputs);
   mha_sequences sequences = Zeroed<mha_sequences>();
   sequences.q_first_positions = positions;
-  ExpectStructSizeRuleOfCalls(sequences, &mha_forward_args::sequences,
-                              &mha_attention_args::sequences);
+  ExpectStructSizeRuleOfCalls(sequences, &mha_call::sequences);
   mha_score_options options = Zeroed<mha_score_options>();
   options.softcap = 3;
-  ExpectStructSizeRuleOfCalls(options, &mha_forward_args::score, &mha_attention_args::score);
+  ExpectStructSizeRuleOfCalls(options, &mha_call::score);
   mha_score_arrays arrays = Zeroed<mha_score_arrays>();
   arrays.q_scales = numbers;
-  ExpectStructSizeRuleOfCalls(arrays, &mha_forward_args::score_arrays,
-                              &mha_attention_args::score_arrays);
+  ExpectStructSizeRuleOfCalls(arrays, &mha_call::score_arrays);
   mha_norm norm = Zeroed<mha_norm>();
   norm.epsilon = 1;
-  ExpectStructSizeRuleOfCalls(norm, &mha_forward_args::norm, &mha_attention_args::norm);
+  ExpectStructSizeRuleOfCalls(norm, &mha_call::norm);
   mha_rope rope = Zeroed<mha_rope>();
   rope.dims = 2;
   rope.num_positions = 8;
   rope.cos = rope.sin = numbers;
-  ExpectStructSizeRuleOfCalls(rope, &mha_forward_args::rope, &mha_attention_args::rope);
+  ExpectStructSizeRuleOfCalls(rope, &mha_call::rope);
 }
 
 // ---- Structs that a function fills
@@ -298,7 +294,7 @@ TEST(StructSize, IsCheckedInStructsThatAreFilled) {
       });
   ExpectFilledStructSizeRule<mha_call_info>(
       3, first_info, [&](mha_call_info *info, mha_error *error) {
-        return mha_info(forward.layer.get(), &forward.args, info, error);
+        return mha_forward_info(forward.layer.get(), &forward.args, info, error);
       });
   ExpectFilledStructSizeRule<mha_call_info>(
       2, first_info, [&](mha_call_info *info, mha_error *error) {

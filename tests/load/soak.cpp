@@ -130,12 +130,12 @@ class Caller {
     mha_sequences sequences = Zeroed<mha_sequences>();
     sequences.cache_sequences = slots.data();
     mha_forward_args args = Zeroed<mha_forward_args>();
-    args.batch = batch, args.n_q = n, args.query.data = query_.data(),
-    args.output.data = output_.data(), args.rope = &model.rope;
-    args.flags = MHA_CAUSAL | (kind.window >= 0 ? MHA_WINDOW_LEFT : 0u),
-    args.window_left = std::max<int64_t>(kind.window, 0);
-    args.cache = cache, args.sequences = &sequences, args.scheduler = scheduler_;
-    if (kind.num_chosen > 0) args.score_arrays = &arrays;
+    args.call.batch = batch, args.call.n_q = n, args.query.data = query_.data(),
+    args.output.data = output_.data(), args.call.rope = &model.rope;
+    args.call.flags = MHA_CAUSAL | (kind.window >= 0 ? MHA_WINDOW_LEFT : 0u),
+    args.call.window_left = std::max<int64_t>(kind.window, 0);
+    args.call.cache = cache, args.call.sequences = &sequences, args.call.scheduler = scheduler_;
+    if (kind.num_chosen > 0) args.call.score_arrays = &arrays;
     mha_error error;
     Check(mha_forward(model.layer.get(), &args, workspace_.data(), workspace_.size(), &error),
           error);

@@ -36,10 +36,10 @@ bool IsMasked(const AttentionShape &shape, int64_t h, int64_t i, int64_t j) {
                           (shape.has_window_left && j - i < shape.q_start - shape.window_left) ||
                           (shape.has_window_right && j - i - shape.window_right > shape.q_start);
   if (!shape.score) return is_outside;
-  const int64_t *rows = shape.score->q_groups, *keys = shape.score->kv_groups;
+  const int64_t *rows = shape.score->q_segments, *keys = shape.score->kv_segments;
   if (j >= shape.score->num_keys || !IsChosen(shape, h, i, j)) return true;
-  if (shape.score->groups_add_keys) return is_outside && (rows[i] < 0 || keys[j] != rows[i]);
-  const bool is_of_another = rows && keys[j] != support::kNoGroup && keys[j] != rows[i];
+  if (shape.score->segments_add_keys) return is_outside && (rows[i] < 0 || keys[j] != rows[i]);
+  const bool is_of_another = rows && keys[j] != support::kNoSegment && keys[j] != rows[i];
   return is_outside || is_of_another;
 }
 
@@ -312,8 +312,8 @@ template Layer<double> LayerForward(const LayerShape &, const LayerWeights &, co
 // q_error . |k_j| + q_error . k_error_j) for what came in.
 //
 // Weight: it is exp(s_j - m) / l. The error of s enters twice, above and below the line; so does
-// that of exp (0.89 ulp, also where states are merged). The sum has n_kv terms; 1 / l and the last
-// product are one rounding each. Together, relative to the weight:
+// that of exp (0.89 ulp, also where partials are merged). The sum has n_kv terms; 1 / l and the
+// last product are one rounding each. Together, relative to the weight:
 //     G = eps * (2 * (head_dim + 2) * S + n_kv + C) + 2 * D,   C = 2 * 0.89 + 1
 //
 // Context: |o - o64| <= G * sum_j p_j |v_j|  +  sum_j p_j v_error_j, the n_kv * eps in G serving

@@ -498,10 +498,10 @@ bool IsMasked(const AttentionShape &shape, int64_t i, int64_t j) {
   if (!shape.score) return is_excluded;
   const support::ScoreOptions &options = *shape.score;
   if (j >= options.num_keys) return true;
-  if (!options.q_groups) return is_excluded;
-  const int64_t own = options.q_groups[i], other = options.kv_groups[j];
-  if (options.groups_add_keys) return is_excluded && !(own >= 0 && own == other);
-  return is_excluded || (other != support::kNoGroup && own != other);
+  if (!options.q_segments) return is_excluded;
+  const int64_t own = options.q_segments[i], other = options.kv_segments[j];
+  if (options.segments_add_keys) return is_excluded && !(own >= 0 && own == other);
+  return is_excluded || (other != support::kNoSegment && own != other);
 }
 
 // Of row i and a kv head with a list, the positions of the ranks 0, 1, 2, ...; returns how many
@@ -615,18 +615,18 @@ struct Rows {
   bool is_transformed;
 };
 
-// The state of a row; o is [head_dim_v].
-struct State {
+// The partial of a row; o is [head_dim_v].
+struct Partial {
   float m;
   float l;
   float *o;
 };
 
-bool IsEmpty(const State &state) { return state.l == 0.0f; }
+bool IsEmpty(const Partial &partial) { return partial.l == 0.0f; }
 
-// The state of chunk c of row i. p [n_kv] is scratch.
-void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const Rows &v,
-                float *p, State *state) {
+// The partial of chunk c of row i. p [n_kv] is scratch.
+void ChunkPartial(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const Rows &v,
+                  float *p, Partial *partial) {
   const int64_t begin = kChunk * c;
   const int64_t end = Min(kChunk * (c + 1), shape.n_kv);
 
@@ -644,10 +644,10 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
   }
   const float l = SumPartials(t);
 
-  float *o = state->o;
+  float *o = partial->o;
   for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = 0.0f;
-  state->m = m;
-  state->l = l;
+  partial->m = m;
+  partial->l = l;
   for (int64_t j = begin; j < end; j++) {
     if (!TakesPart(shape, i, j, s[j])) continue;
     const float *v_j = v.numbers + j * shape.head_dim_v;
@@ -657,37 +657,38 @@ void ChunkState(const AttentionShape &shape, int64_t i, int64_t c, const float *
   if (v.is_transformed) HadamardBack(shape.head_dim_v, o);
 }
 
-// ---- 9. Merging states
+// ---- 9. Merging partials
 
-void Copy(int64_t head_dim_v, const State &from, State *result) {
+void Copy(int64_t head_dim_v, const Partial &from, Partial *result) {
   result->m = from.m;
   result->l = from.l;
   for (int64_t d = 0; d < head_dim_v; d++) result->o[d] = from.o[d];
 }
 
-// state1 holds the earlier keys; *result may be the same object.
-void Merge(int64_t head_dim_v, const State &state1, const State &state2, State *result) {
-  if (IsEmpty(state1)) return Copy(head_dim_v, state2, result);
-  if (IsEmpty(state2)) return Copy(head_dim_v, state1, result);
-  const float m = state2.m > state1.m ? state2.m : state1.m;
-  const float a = Exp(state1.m - m);
-  const float b = Exp(state2.m - m);
-  result->l = Fma(state1.l, a, state2.l * b);
-  for (int64_t d = 0; d < head_dim_v; d++) result->o[d] = Fma(state1.o[d], a, state2.o[d] * b);
+// partial1 holds the earlier keys; *result may be the same object.
+void Merge(int64_t head_dim_v, const Partial &partial1, const Partial &partial2, Partial *result) {
+  if (IsEmpty(partial1)) return Copy(head_dim_v, partial2, result);
+  if (IsEmpty(partial2)) return Copy(head_dim_v, partial1, result);
+  const float m = partial2.m > partial1.m ? partial2.m : partial1.m;
+  const float a = Exp(partial1.m - m);
+  const float b = Exp(partial2.m - m);
+  result->l = Fma(partial1.l, a, partial2.l * b);
+  for (int64_t d = 0; d < head_dim_v; d++) result->o[d] = Fma(partial1.o[d], a, partial2.o[d] * b);
   result->m = m;
 }
 
-// The state of the whole row i: the perfect binary tree over the chunks. o [leaves, head_dim_v] and
-// state [leaves] are scratch; the result is state[0].
-void RowState(const AttentionShape &shape, int64_t i, const float *s, const Rows &v, int64_t leaves,
-              float *p, float *o, State *state) {
+// The partial of the whole row i: the perfect binary tree over the chunks. o [leaves, head_dim_v]
+// and partial [leaves] are scratch; the result is partial[0].
+void RowPartial(const AttentionShape &shape, int64_t i, const float *s, const Rows &v,
+                int64_t leaves, float *p, float *o, Partial *partial) {
   for (int64_t c = 0; c < leaves; c++) {
-    state[c].o = o + c * shape.head_dim_v;
-    ChunkState(shape, i, c, s, v, p, &state[c]);  // beyond the last chunk there are no keys: empty
+    partial[c].o = o + c * shape.head_dim_v;
+    ChunkPartial(shape, i, c, s, v, p,
+                 &partial[c]);  // beyond the last chunk there are no keys: empty
   }
   for (int64_t width = leaves; width > 1; width /= 2) {
     for (int64_t c = 0; c < width / 2; c++)
-      Merge(shape.head_dim_v, state[2 * c], state[2 * c + 1], &state[c]);
+      Merge(shape.head_dim_v, partial[2 * c], partial[2 * c + 1], &partial[c]);
   }
 }
 
@@ -738,17 +739,17 @@ void BiasAndMask(const AttentionShape &shape, int64_t h, int64_t i, float *s) {
   }
 }
 
-void HandOutState(int64_t head_dim_v, const State &state, float *to) {
-  const bool empty = IsEmpty(state);
-  to[0] = empty ? -kInfinity : Canon(state.m);
-  to[1] = empty ? 0.0f : Canon(state.l);
-  for (int64_t d = 0; d < head_dim_v; d++) to[2 + d] = empty ? 0.0f : Canon(state.o[d]);
+void HandOutPartial(int64_t head_dim_v, const Partial &partial, float *to) {
+  const bool empty = IsEmpty(partial);
+  to[0] = empty ? -kInfinity : Canon(partial.m);
+  to[1] = empty ? 0.0f : Canon(partial.l);
+  for (int64_t d = 0; d < head_dim_v; d++) to[2 + d] = empty ? 0.0f : Canon(partial.o[d]);
 }
 
-void AddSink(int64_t head_dim_v, float sink, State *state) {
+void AddSink(int64_t head_dim_v, float sink, Partial *partial) {
   Floats nothing(head_dim_v);
   for (int64_t d = 0; d < head_dim_v; d++) nothing[d] = 0.0f;
-  if (!IsEmpty(*state)) Merge(head_dim_v, *state, {sink, 1.0f, nothing}, state);
+  if (!IsEmpty(*partial)) Merge(head_dim_v, *partial, {sink, 1.0f, nothing}, partial);
 }
 
 // x times the gate of row i.
@@ -779,11 +780,11 @@ void FinishContext(const AttentionShape &shape, float *x) {
 }
 
 void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s,
-               const State &state, float *context, float *gated, float *lse, float *weights) {
-  const bool empty = IsEmpty(state);
-  const float inv = 1.0f / state.l;
+               const Partial &partial, float *context, float *gated, float *lse, float *weights) {
+  const bool empty = IsEmpty(partial);
+  const float inv = 1.0f / partial.l;
   for (int64_t d = 0; d < shape.head_dim_v; d++) {
-    float x = empty ? 0.0f : Canon(state.o[d] * inv);
+    float x = empty ? 0.0f : Canon(partial.o[d] * inv);
     if (!empty && shape.score && shape.score->head_scales)
       x = Canon(x * shape.score->head_scales[h]);
     if (context) context[d] = x;
@@ -791,10 +792,10 @@ void FinishRow(const AttentionShape &shape, int64_t h, int64_t i, const float *s
     if (!empty && !is_late && shape.gate.kind != GateKind::kNone) x = Gated(shape, h, i, d, x);
     if (gated) gated[d] = x;
   }
-  if (lse) *lse = empty ? -kInfinity : Canon(state.m + Log(state.l));
+  if (lse) *lse = empty ? -kInfinity : Canon(partial.m + Log(partial.l));
   if (weights) {
     for (int64_t j = 0; j < shape.n_kv; j++) {
-      weights[j] = TakesPart(shape, i, j, s[j]) ? Canon(Exp(s[j] - state.m) * inv) : 0.0f;
+      weights[j] = TakesPart(shape, i, j, s[j]) ? Canon(Exp(s[j] - partial.m) * inv) : 0.0f;
     }
   }
 }
@@ -829,28 +830,28 @@ void LeaveOutRow(const AttentionShape &shape, int64_t h, int64_t i,
   }
 }
 
-void MergeStates(int64_t head_dim_v, const float *left, const float *right, float *result) {
+void MergePartials(int64_t head_dim_v, const float *left, const float *right, float *result) {
   Floats o1(head_dim_v), o2(head_dim_v), o(head_dim_v);
   for (int64_t d = 0; d < head_dim_v; d++) o1[d] = left[2 + d];
   for (int64_t d = 0; d < head_dim_v; d++) o2[d] = right[2 + d];
-  State merged = {0.0f, 0.0f, o};
+  Partial merged = {0.0f, 0.0f, o};
   Merge(head_dim_v, {left[0], left[1], o1}, {right[0], right[1], o2}, &merged);
-  HandOutState(head_dim_v, merged, result);
+  HandOutPartial(head_dim_v, merged, result);
 }
 
-void FinishState(int64_t head_dim_v, const float *given, const float *sink, const float *head_scale,
-                 float *context, float *lse) {
+void FinishPartial(int64_t head_dim_v, const float *given, const float *sink,
+                   const float *head_scale, float *context, float *lse) {
   Floats o(head_dim_v);
   for (int64_t d = 0; d < head_dim_v; d++) o[d] = given[2 + d];
-  State state = {given[0], given[1], o};
-  if (head_scale && *head_scale == 0.0f) state.l = 0.0f;
-  if (sink) AddSink(head_dim_v, *sink, &state);
+  Partial partial = {given[0], given[1], o};
+  if (head_scale && *head_scale == 0.0f) partial.l = 0.0f;
+  if (sink) AddSink(head_dim_v, *sink, &partial);
   AttentionShape shape = {};
   support::ScoreOptions options = {};
   options.head_scales = head_scale;
   shape.score = &options;
   shape.head_dim_v = head_dim_v;
-  FinishRow(shape, 0, 0, nullptr, state, context, nullptr, lse, nullptr);
+  FinishRow(shape, 0, 0, nullptr, partial, context, nullptr, lse, nullptr);
 }
 
 // ---- 5 to 10 for every row of every head
@@ -918,7 +919,7 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
   Floats o(leaves * head_dim_v);
   Floats listed_s(n_kv), listed_scales(n_kv), listed_v(n_kv * head_dim_v);
   int64_t *positions = new int64_t[static_cast<decltype(sizeof 0)>(n_kv + 1)];
-  State *state = new State[static_cast<decltype(sizeof 0)>(leaves)];
+  Partial *partial = new Partial[static_cast<decltype(sizeof 0)>(leaves)];
 
   for (int64_t h = 0; h < shape.num_heads; h++) {
     const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
@@ -966,23 +967,24 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
         }
         const Rows rows = {listed_v, v_head.scales ? static_cast<float *>(listed_scales) : nullptr,
                            v_head.is_transformed};
-        RowState(listed, i, listed_s, rows, Leaves(listed.n_kv), p, o, state);
+        RowPartial(listed, i, listed_s, rows, Leaves(listed.n_kv), p, o, partial);
       } else {
-        RowState(shape, i, s, v_head, leaves, p, o, state);
+        RowPartial(shape, i, s, v_head, leaves, p, o, partial);
       }
       const int64_t row = h * n_q + i;
-      if (outputs.states)
-        HandOutState(head_dim_v, state[0], outputs.states + row * (2 + head_dim_v));
-      if (shape.score && shape.score->sinks) AddSink(head_dim_v, shape.score->sinks[h], &state[0]);
+      if (outputs.partials)
+        HandOutPartial(head_dim_v, partial[0], outputs.partials + row * (2 + head_dim_v));
+      if (shape.score && shape.score->sinks)
+        AddSink(head_dim_v, shape.score->sinks[h], &partial[0]);
       const int64_t at = (i * shape.num_heads + h) * head_dim_v;
-      FinishRow(shape, h, i, s, state[0], outputs.context ? outputs.context + at : nullptr,
+      FinishRow(shape, h, i, s, partial[0], outputs.context ? outputs.context + at : nullptr,
                 outputs.gated ? outputs.gated + at : nullptr,
                 outputs.lse ? outputs.lse + row : nullptr,
                 outputs.weights ? outputs.weights + row * n_kv : nullptr);
       TapRow(shape, i, dots, scaled, capped, s, row * n_kv, outputs);
     }
   }
-  delete[] state;
+  delete[] partial;
   delete[] positions;
 }
 
@@ -1154,9 +1156,9 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
 
 }  // namespace
 
-const Functions MHA_SPEC_FUNCTIONS = {Fma,         Exp,     Log,          Tanh,        Sigmoid,
-                                      Softplus,    Project, StoreWeights, Linear,      Rotate,
-                                      PrepareKeys, Store,   Attend,       MergeStates, FinishState,
-                                      ChooseKeys,  Recur,   Convolve,     Forward};
+const Functions MHA_SPEC_FUNCTIONS = {
+    Fma,           Exp,        Log,    Tanh,        Sigmoid, Softplus, Project,
+    StoreWeights,  Linear,     Rotate, PrepareKeys, Store,   Attend,   MergePartials,
+    FinishPartial, ChooseKeys, Recur,  Convolve,    Forward};
 
 }  // namespace spec

@@ -20,7 +20,7 @@ struct AttentionOutputs {
   float *softcapped_scores;  // [num_heads, n_q, n_kv]
   float *masked_scores;      // [num_heads, n_q, n_kv]
   float *gated;  // [n_q, num_heads, head_dim_v], the context behind the gate, if there is one
-  float *states = nullptr;  // [num_heads, n_q, 2 + head_dim_v], without sinks
+  float *partials = nullptr;  // [num_heads, n_q, 2 + head_dim_v], without sinks
 };
 
 // What the layer hands out. None of the pointers here may be null, nor may attention.context and
@@ -95,11 +95,11 @@ struct Functions {
   void (*attend)(const support::AttentionShape &shape, const float *q, const float *k,
                  const float *v, const AttentionOutputs &outputs);
 
-  // Of states [2 + head_dim_v]: merge(left, right), and the row made of one; sink and head_scale
+  // Of partials [2 + head_dim_v]: merge(left, right), and the row made of one; sink and head_scale
   // may be null.
-  void (*merge_states)(int64_t head_dim_v, const float *left, const float *right, float *result);
-  void (*finish_state)(int64_t head_dim_v, const float *state, const float *sink,
-                       const float *head_scale, float *context, float *lse);
+  void (*merge_partials)(int64_t head_dim_v, const float *left, const float *right, float *result);
+  void (*finish_partial)(int64_t head_dim_v, const float *partial, const float *sink,
+                         const float *head_scale, float *context, float *lse);
 
   // q [n_q, num_heads, head_dim], k [n_kv, 1, head_dim] and weights [n_q, num_heads] to
   // index_scores [n_q, n_kv] and chosen [n_q, num_chosen].

@@ -68,7 +68,7 @@ std::string Describe(const AttentionSizes &sizes) {
       {!score.head_scales.empty(), "head scales"},
       {!score.bias.values.empty(), "bias"},
       {!score.mask.values.empty(), "mask"},
-      {!score.groups.of_queries.empty(), "groups"},
+      {!score.segments.of_queries.empty(), "segments"},
       {score.num_columns != 0, "num_columns"}};
   for (const auto &[is_given, name] : options) text << (is_given ? std::string(", ") + name : "");
   return text.str();

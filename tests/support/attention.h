@@ -61,12 +61,12 @@ struct Pairs {
   int64_t heads_of(int64_t num_heads) const { return heads != 0 ? heads : num_heads; }
 };
 
-// Position groups.
-struct Groups {
-  bool add_keys = false;            // MHA_GROUPS_ALSO
+// Position segments.
+struct Segments {
+  bool add_keys = false;            // MHA_SEGMENTS_ALSO
   std::vector<int64_t> of_queries;  // [batch, n_q]; empty = none
   std::vector<int64_t>
-      of_keys;  // [batch, n_kv]; empty = of_queries. For the specification alone also kNoGroup
+      of_keys;  // [batch, n_kv]; empty = of_queries. For the specification alone also kNoSegment
 };
 
 // What changes scores; the struct of mha.h.
@@ -76,8 +76,8 @@ struct ScoreArrays {
   Pairs<float> bias;
   bool bias_is_f16 = false;  // it is given so; the numbers are exact in f16
   Pairs<uint8_t> mask;
-  Groups groups;
-  int64_t num_columns = 0;  // of bias, mask and groups; 0 = not given
+  Segments segments;
+  int64_t num_columns = 0;  // of bias, mask and segments; 0 = not given
   std::vector<float>
       relative_bias;  // [num_heads, relative_left + 1 + relative_right]; empty = not given
   int64_t relative_left = 0;
@@ -210,13 +210,14 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const auto data = [](const auto &x) { return x.empty() ? nullptr : x.data(); };
   ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias),
                           data(mask)};
-  const Groups &groups = score.groups;
+  const Segments &segments = score.segments;
   const ValidRows valid = ValidRowsOf(sizes, b);
-  if (!groups.of_queries.empty()) {
-    options.q_groups = groups.of_queries.data() + b * sizes.n_q + valid.q_first;
-    options.kv_groups = (groups.of_keys.empty() ? groups.of_queries : groups.of_keys).data() +
-                        b * sizes.n_kv + valid.kv_first;
-    options.groups_add_keys = groups.add_keys;
+  if (!segments.of_queries.empty()) {
+    options.q_segments = segments.of_queries.data() + b * sizes.n_q + valid.q_first;
+    options.kv_segments =
+        (segments.of_keys.empty() ? segments.of_queries : segments.of_keys).data() +
+        b * sizes.n_kv + valid.kv_first;
+    options.segments_add_keys = segments.add_keys;
   }
   if (score.num_columns != 0)
     options.num_keys = std::max<int64_t>(0, score.num_columns - valid.kv_first);

@@ -45,7 +45,7 @@ void Cache::CopyPrefix(int64_t from, int64_t to, int64_t length) {
 void Cache::Append(int64_t sequence, const KeysAndValues &rows) {
   const int64_t count =
       static_cast<int64_t>(rows.k.size()) / (config_.num_kv_heads * config_.head_dim);
-  const float *v = config_.values == MHA_CACHE_VALUES_IN_KEYS ? nullptr : rows.v.data();
+  const float *v = config_.value_place == MHA_CACHE_VALUES_IN_KEYS ? nullptr : rows.v.data();
   Check(mha_kv_cache_append(cache_, sequence, count, rows.k.data(), v, &error_), error_);
 }
 
@@ -79,7 +79,7 @@ mha_kv_cache_config CacheConfigOf(const AttentionSizes &sizes, const CacheForm &
   config.head_dim = sizes.head_dim;
   config.head_dim_v = sizes.head_dim_v;
   config.k_type = static_cast<uint32_t>(sizes.k_type);
-  config.values = sizes.values_in_keys ? MHA_CACHE_VALUES_IN_KEYS : MHA_CACHE_VALUES_OWN;
+  config.value_place = sizes.values_in_keys ? MHA_CACHE_VALUES_IN_KEYS : MHA_CACHE_VALUES_OWN;
   config.v_type = sizes.values_in_keys ? 0 : static_cast<uint32_t>(sizes.v_type);
   config.kind = form.kind;
   config.capacity = n;

@@ -144,21 +144,22 @@ template <typename Args>
 void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *args) {
   *args = Zeroed<Args>();
   writes_defaults_ = sizes.n_q % 2 == 1;  // half of all calls
-  args->batch = ExtentOf(sizes.batch);
-  args->n_q = ExtentOf(sizes.n_q);
-  args->n_kv = ExtentOf(sizes.n_kv);
-  args->flags = (sizes.is_causal ? MHA_CAUSAL : 0u) | (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
-                (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) |
-                (sizes.has_equal_scores ? MHA_EQUAL_SCORES : 0u);
-  args->window_left = sizes.window_left.value_or(0);
-  args->window_right = sizes.window_right.value_or(0);
+  args->call.batch = ExtentOf(sizes.batch);
+  args->call.n_q = ExtentOf(sizes.n_q);
+  args->call.n_kv = ExtentOf(sizes.n_kv);
+  args->call.flags = (sizes.is_causal ? MHA_CAUSAL : 0u) |
+                     (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
+                     (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) |
+                     (sizes.has_equal_scores ? MHA_EQUAL_SCORES : 0u);
+  args->call.window_left = sizes.window_left.value_or(0);
+  args->call.window_right = sizes.window_right.value_or(0);
   sequences.q_first_positions = q_start = Keep(sizes.q_start);
   sequences.q_lengths = Keep(sizes.q_lengths);
   sequences.kv_lengths = Keep(sizes.kv_lengths);
   sequences.q_first_rows = Keep(sizes.q_first);
   sequences.kv_first_rows = Keep(sizes.kv_start);
   sequences.cache_sequences = Keep(call.cache.sequences);
-  args->sequences = &sequences;
+  args->call.sequences = &sequences;
   if (sizes.rope) {
     rope.style = sizes.rope->is_interleaved ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALF;
     rope.dims = sizes.rope->use_defaults ? 0 : sizes.rope->dims;
@@ -169,7 +170,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     rope.table_stride = sizes.rope->use_defaults ? 0 : sizes.rope->table_stride;
     sequences.rope_q_positions = Keep(sizes.rope->q_positions);
     sequences.rope_k_positions = Keep(sizes.rope->k_positions);
-    args->rope = &rope;
+    args->call.rope = &rope;
   }
   if (sizes.norm) {
     const NormArrays &from = *sizes.norm;
@@ -183,7 +184,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     norm.q_bias = Keep(from.q_bias);
     norm.k_bias = Keep(from.k_bias);
     norm.head_stride = from.use_defaults ? 0 : from.head_stride;
-    args->norm = &norm;
+    args->call.norm = &norm;
   }
   if (sizes.context_norm) {
     const ContextNormArrays &from = *sizes.context_norm;
@@ -194,7 +195,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     norm.context_weight = Keep(from.weight);
     norm.context_bias = Keep(from.bias);
     norm.context_head_stride = from.use_defaults ? 0 : from.head_stride;
-    args->norm = &norm;
+    args->call.norm = &norm;
   }
   if (sizes.score) {
     const ScoreArrays &from = *sizes.score;
@@ -205,7 +206,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     score.relative_left = from.relative_left;
     score.relative_right = from.relative_right;
     score.head_scales = Keep(from.head_scales);
-    args->score = &score;
+    args->call.score = &score;
     score_arrays.relative_rows = Keep(from.relative_rows.values);
     score_arrays.relative_rows_strides =
         StridesOf(sizes, from.relative_rows, from.relative_left + 1 + from.relative_right);
@@ -233,18 +234,18 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
     const int64_t natural = from.num_columns != 0 ? from.num_columns : keys;
     score_arrays.bias.strides = StridesOf(sizes, from.bias, natural);
     score_arrays.mask_strides = StridesOf(sizes, from.mask, natural);
-    score_arrays.q_groups = KeepInt32(from.groups.of_queries);
-    score_arrays.kv_groups = KeepInt32(from.groups.of_keys);
-    score_arrays.groups = from.groups.add_keys ? MHA_GROUPS_ALSO : MHA_GROUPS_WITHIN;
+    score_arrays.q_segments = KeepInt32(from.segments.of_queries);
+    score_arrays.kv_segments = KeepInt32(from.segments.of_keys);
+    score_arrays.segments = from.segments.add_keys ? MHA_SEGMENTS_ALSO : MHA_SEGMENTS_WITHIN;
     score_arrays.num_columns = from.num_columns;
-    args->score_arrays = &score_arrays;
+    args->call.score_arrays = &score_arrays;
   }
   if (call.cache.read) {
-    args->cache_read = call.cache.cache;
+    args->call.cache_read = call.cache.cache;
   } else {
-    args->cache = call.cache.cache;
+    args->call.cache = call.cache.cache;
   }
-  args->scheduler = call.scheduler;
+  args->call.scheduler = call.scheduler;
 
   const int64_t rows = sizes.batch * sizes.n_q, kv_rows = sizes.batch * sizes.n_kv;
   const int64_t columns = call.cache.cache != nullptr ? call.cache.columns : sizes.n_kv,
@@ -267,7 +268,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
   outputs.context = ask(kAskContext, rows * sizes.num_heads * sizes.head_dim_v, &Outputs::context);
   outputs.attention_weights = ask(kAskWeights, pairs, &Outputs::attention_weights);
   outputs.lse = ask(kAskLse, rows * sizes.num_heads, &Outputs::lse);
-  args->outputs = &outputs;
+  args->call.outputs = &outputs;
 }
 
 AttentionData::AttentionData(const AttentionProblem &problem, AttentionCall call)
@@ -326,7 +327,7 @@ ForwardData::ForwardData(const mha_layer *the_layer, const LayerProblem &problem
   }
   const bool is_self = !problem.has_key && !call.cache.read;  // the keys are the rows of query
   if (is_self) sequences.kv_lengths = sequences.kv_first_rows = nullptr;
-  if (is_self && !problem.has_value) args.n_kv = 0;
+  if (is_self && !problem.has_value) args.call.n_kv = 0;
   SetOutput(call.output, call.output_array, problem.batch, problem.n_q, 1, problem.y_width(),
             &args.output, false);
 }
@@ -343,7 +344,7 @@ mha_status ForwardData::Run(void *workspace, size_t bytes, mha_error *error) con
 
 mha_status ForwardData::Info(mha_call_info *info, mha_error *error) const {
   const mha_forward_args given = Given(args);
-  return mha_info(layer, &given, info, error);
+  return mha_forward_info(layer, &given, info, error);
 }
 
 Outputs Attend(const AttentionProblem &problem, const AttentionCall &call) {

@@ -109,11 +109,11 @@ class CallData {
       return std::memcmp(&given, &zeroed, sizeof given) == 0;
     };
     mha_sequences counted = sequences;
-    if (counted.count == args.batch) counted.count = 0;
-    if (!gives_empty_structs && args.sequences == &sequences && is_empty(counted))
-      args.sequences = nullptr;
-    if (!gives_empty_structs && args.outputs == &outputs && is_empty(outputs))
-      args.outputs = nullptr;
+    if (counted.count == args.call.batch) counted.count = 0;
+    if (!gives_empty_structs && args.call.sequences == &sequences && is_empty(counted))
+      args.call.sequences = nullptr;
+    if (!gives_empty_structs && args.call.outputs == &outputs && is_empty(outputs))
+      args.call.outputs = nullptr;
     return args;
   }
 
@@ -166,7 +166,7 @@ class AttentionData : public CallData {
   mha_status Workspace(size_t *bytes, mha_error *error) const override;
   mha_status Run(void *workspace, size_t bytes, mha_error *error) const override;
   mha_status Info(mha_call_info *info, mha_error *error) const override;
-  void SetScheduler(const mha_scheduler *scheduler) override { args.scheduler = scheduler; }
+  void SetScheduler(const mha_scheduler *scheduler) override { args.call.scheduler = scheduler; }
 
   mha_attention_args args;
 };
@@ -179,7 +179,7 @@ class ForwardData : public CallData {
   mha_status Workspace(size_t *bytes, mha_error *error) const override;
   mha_status Run(void *workspace, size_t bytes, mha_error *error) const override;
   mha_status Info(mha_call_info *info, mha_error *error) const override;
-  void SetScheduler(const mha_scheduler *scheduler) override { args.scheduler = scheduler; }
+  void SetScheduler(const mha_scheduler *scheduler) override { args.call.scheduler = scheduler; }
 
   const mha_layer *layer;
   mha_forward_args args;

@@ -38,7 +38,7 @@ class ChoiceData : public AttentionData {
     args.num_kv_heads = args.head_dim_v = 0;
     args.v = {};
     args.output = {};
-    args.outputs = nullptr;
+    args.call.outputs = nullptr;
     output = {};
     const int64_t rows = problem.batch * problem.n_q, heads = problem.num_heads,
                   stride = heads + weights_gap;

@@ -120,11 +120,11 @@ struct Case {
   Storage input_type = Storage::kF32;
   std::unique_ptr<Scheduler> scheduler;
   uint64_t blocks_seed = 0;
-  // Mask, bias and groups of keys as they are given, where their columns are not those of the whole
-  // (has_own_columns).
+  // Mask, bias and segments of keys as they are given, where their columns are not those of the
+  // whole (has_own_columns).
   Pairs<float> given_bias;
   Pairs<uint8_t> given_mask;
-  std::vector<int64_t> given_kv_groups;
+  std::vector<int64_t> given_kv_segments;
 
   // Columns are not those of the whole: new keys alone, of all calls together, those of a call
   // being KeyColumns; or positions in a cache, which packed sequences have in common.
@@ -375,18 +375,19 @@ inline LayerProblem ProblemOf(const Case &c, const CallPart &part) {
     problem.score->chosen = RowsOfPairs(whole.score->chosen, c, part, entries, 0, entries);
     problem.score->q_scales = RowsOfQueries(whole.score->q_scales, c, part, 1);
     problem.score->bias_is_f16 = problem.score->bias_is_f16 && !problem.score->bias.values.empty();
-    problem.score->groups.of_queries = RowsOfQueries(whole.score->groups.of_queries, c, part, 1);
-    std::vector<int64_t> &kv_groups = problem.score->groups.of_keys;
-    if (c.has_own_columns()) kv_groups = c.given_kv_groups;
+    problem.score->segments.of_queries =
+        RowsOfQueries(whole.score->segments.of_queries, c, part, 1);
+    std::vector<int64_t> &kv_segments = problem.score->segments.of_keys;
+    if (c.has_own_columns()) kv_segments = c.given_kv_segments;
     const int64_t given_columns = whole.score->num_columns != 0 ? whole.score->num_columns
                                   : c.has_cache()               ? part.columns
                                                                 : columns;
     // Contiguous: those of each sequence follow each other.
-    if (!c.has_own_columns() && !kv_groups.empty() && given_columns > 0) {
-      kv_groups.clear();
+    if (!c.has_own_columns() && !kv_segments.empty() && given_columns > 0) {
+      kv_segments.clear();
       for (int64_t b = 0; b < whole.batch; b++) {
-        const auto first = whole.score->groups.of_keys.begin() + b * columns;
-        kv_groups.insert(kv_groups.end(), first, first + given_columns);
+        const auto first = whole.score->segments.of_keys.begin() + b * columns;
+        kv_segments.insert(kv_segments.end(), first, first + given_columns);
       }
     }
   }
@@ -531,7 +532,8 @@ class CaseRun {
     return Compute(problem, form, [&](CallData *data) {
       const bool has_pairs = problem.score && (!problem.score->mask.values.empty() ||
                                                !problem.score->bias.values.empty());
-      if (has_pairs && c_.Is("columns", "new")) data->score_arrays.columns = MHA_COLUMNS_NEW_KEYS;
+      if (has_pairs && c_.Is("columns", "new"))
+        data->score_arrays.column_keys = MHA_COLUMNS_NEW_KEYS;
     });
   }
 
@@ -614,8 +616,8 @@ class CaseRun {
       return std::memcmp(&given, &zeroed, sizeof given) == 0;
     };
     // relative_rows has the width that score says, which may be 1.
-    if (is_empty(data->score) && !data->score_arrays.relative_rows) data->args.score = nullptr;
-    if (is_empty(data->score_arrays)) data->args.score_arrays = nullptr;
+    if (is_empty(data->score) && !data->score_arrays.relative_rows) data->args.call.score = nullptr;
+    if (is_empty(data->score_arrays)) data->args.call.score_arrays = nullptr;
   }
 
   static const void *&QueryOf(mha_forward_args &args) {

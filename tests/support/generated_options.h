@@ -158,7 +158,7 @@ inline std::vector<int64_t> DrawLengths(Random *random, std::string_view value, 
 // Whether queries may stand before the first key, of which the tables of a rotation have no row.
 inline bool MayBeBefore(const Case &c) {
   return c.Is("rope", "none") || c.Is("rope_positions", "queries|both") ||
-         (c.Is("causal", "yes") && !c.Is("groups", "also"));
+         (c.Is("causal", "yes") && !c.Is("segments", "also"));
 }
 
 // How many keys each sequence has before the calls, and how many come; then n_kv and the lengths of
@@ -293,9 +293,10 @@ void ForEachAttendingPair(const AttentionSizes &sizes, const Function &function)
     const AttentionShape shape = ShapeOf(sizes, b);
     const ScoreArrays score = sizes.score ? *sizes.score : ScoreArrays();
     const std::vector<uint8_t> mask = DensePairs(sizes, score.mask, b);
-    const std::vector<int64_t> &q_groups = score.groups.of_queries,
-                               &kv_groups =
-                                   score.groups.of_keys.empty() ? q_groups : score.groups.of_keys;
+    const std::vector<int64_t> &q_segments = score.segments.of_queries,
+                               &kv_segments = score.segments.of_keys.empty()
+                                                  ? q_segments
+                                                  : score.segments.of_keys;
     for (int64_t i = 0; i < valid.n_q; i++) {
       const int64_t most = std::numeric_limits<int64_t>::max(),
                     p = shape.q_start > most - i ? most : shape.q_start + i;
@@ -303,10 +304,10 @@ void ForEachAttendingPair(const AttentionSizes &sizes, const Function &function)
         bool attends = !(shape.is_causal && j > p) &&
                        !(shape.has_window_left && j < p - shape.window_left) &&
                        !(shape.has_window_right && j - shape.window_right > p);
-        if (!q_groups.empty()) {
-          const int64_t own = q_groups[b * sizes.n_q + valid.q_first + i];
-          const bool is_same = own == kv_groups[b * sizes.n_kv + valid.kv_first + j];
-          attends = score.groups.add_keys ? attends || (is_same && own >= 0) : attends && is_same;
+        if (!q_segments.empty()) {
+          const int64_t own = q_segments[b * sizes.n_q + valid.q_first + i];
+          const bool is_same = own == kv_segments[b * sizes.n_kv + valid.kv_first + j];
+          attends = score.segments.add_keys ? attends || (is_same && own >= 0) : attends && is_same;
         }
         if (!attends || (score.num_columns != 0 && valid.kv_first + j >= score.num_columns))
           continue;
@@ -947,13 +948,13 @@ inline std::vector<Dimension> DimensionsOfScores() {
          score.chosen.columns = count;
        }},
       {"chosen_extents", "row all head sequence one"},
-      {"groups", "no within also",
+      {"segments", "no within also",
        [](Case *c, Name value, Random *random) {
          if (value == "no") return;
-         Groups &groups = ScoreOf(c).groups;
-         groups.add_keys = value == "also";
+         Segments &segments = ScoreOf(c).segments;
+         segments.add_keys = value == "also";
          // Documents behind each other, or runs of a few numbers that come again.
-         const bool ascend = c->Is("group_numbers", "ascending");
+         const bool ascend = c->Is("segment_numbers", "ascending");
          const int64_t longest = random->Pick<int64_t>({1, 9, 60, 300});
          const auto draw = [&](int64_t n, std::vector<int64_t> *numbers) {
            for (int64_t b = 0; b < c->whole.batch; b++) {
@@ -967,29 +968,29 @@ inline std::vector<Dimension> DimensionsOfScores() {
              }
            }
          };
-         draw(c->whole.n_q, &groups.of_queries);
+         draw(c->whole.n_q, &segments.of_queries);
          if (c->has_own_columns()) {
-           draw(c->num_own_columns(), &c->given_kv_groups);
+           draw(c->num_own_columns(), &c->given_kv_segments);
            for (int64_t b = 0; b < c->packed.count(); b++) {
-             const auto first = c->given_kv_groups.begin();
-             groups.of_keys.insert(groups.of_keys.end(), first,
-                                   first + (c->packed.kv[b + 1] - c->packed.kv[b]));
+             const auto first = c->given_kv_segments.begin();
+             segments.of_keys.insert(segments.of_keys.end(), first,
+                                     first + (c->packed.kv[b + 1] - c->packed.kv[b]));
            }
-         } else if (c->Is("groups_of_keys", "given")) {
-           draw(c->whole.n_kv, &groups.of_keys);
+         } else if (c->Is("segments_of_keys", "given")) {
+           draw(c->whole.n_kv, &segments.of_keys);
          }
          // Most queries have the number of some key, wherever that is.
-         for (size_t i = 0; i < groups.of_queries.size() && !groups.of_keys.empty(); i++) {
+         for (size_t i = 0; i < segments.of_queries.size() && !segments.of_keys.empty(); i++) {
            const int64_t b = static_cast<int64_t>(i) / c->whole.n_q,
                          column = random->Below(c->whole.n_kv);
            if (random->Chance(0.8))
-             groups.of_queries[i] = groups.of_keys[b * c->whole.n_kv + column];
+             segments.of_queries[i] = segments.of_keys[b * c->whole.n_kv + column];
          }
          if (c->whole.n_kv == 0)
-           groups.of_keys = c->given_kv_groups = {0};  // an array of none must be there
+           segments.of_keys = c->given_kv_segments = {0};  // an array of none must be there
        }},
-      {"groups_of_keys", "given queries"},
-      {"group_numbers", "ascending any"},
+      {"segments_of_keys", "given queries"},
+      {"segment_numbers", "ascending any"},
       {"num_columns", "null short",
        [](Case *c, Name value, Random *random) {
          if (value == "short" && c->whole.n_kv > 0)
@@ -1100,7 +1101,7 @@ inline std::vector<std::string> RefusedByTheLibrary() {
       "cache=none v_type=int8|int4",
       "q_start=far rope=!none rope_positions=counted|keys",  // beyond the tables
       "q_start=before|far_before rope=!none rope_positions=counted|keys causal=no",
-      "q_start=before|far_before rope=!none rope_positions=counted|keys groups=also",
+      "q_start=before|far_before rope=!none rope_positions=counted|keys segments=also",
       "kv_start=yes cache_read=yes",
       "context_norm=!none entry=attention",
       "context_norm=!none w_o=no",
@@ -1112,7 +1113,7 @@ inline std::vector<std::string> RefusedByTheLibrary() {
       "in_place=yes entry=attention taps=all",
       "chosen=!no weights=yes",
       "chosen=!no taps=all",
-      "chosen=!no groups=!no",
+      "chosen=!no segments=!no",
       // A ring holds the keys of a window
       "cache=ring causal=no",
       "cache=ring window_left=no",
@@ -1186,9 +1187,9 @@ inline std::vector<std::string> WithoutMeaning() {
       "chosen=no chosen_extents=!row",
       "chosen=!no taps=scores",                          // of which some may be none
       "chosen=!no calls=!one cache=!none n_kv=queries",  // later keys would not be there yet
-      // Groups
-      "groups=also calls=!one cache=!none n_kv=queries",  // later keys would not be there yet
-      "num_columns=short groups=no mask=no bias=no",
+      // Segments
+      "segments=also calls=!one cache=!none n_kv=queries",  // later keys would not be there yet
+      "num_columns=short segments=no mask=no bias=no",
       // The layer
       "weight_form=fused widths=different",
       "weights_given=stored weight_type=int4 weight_layout=in_out",
@@ -1203,13 +1204,13 @@ inline std::vector<std::string> WithoutMeaning() {
        "context_norm_heads=together context_norm_place=after context_norm_weights=!none"},
       {"gate=no", "gate_dim=single gate_in_q=yes"},
       {"bias=no", "bias_extents=!row bias_values=!finite"},
-      {"groups=no", "groups_of_keys=!given group_numbers=!ascending"},
+      {"segments=no", "segments_of_keys=!given segment_numbers=!ascending"},
       {"num_columns=short", "columns=new n_kv=none"},
       {"inputs=repeated|one_row|one_head", "cache=!none unread=!ordinary in_place=yes"},
       {"packed=yes",
        "batch=!1 calls=!one q_lengths=!no kv_lengths=ragged|empty q_first=!no kv_start=yes"},
-      {"groups=!no", "cache=ring columns=new n_kv=none"},
-      {"groups_of_keys=queries", "cache=!none n_kv=!queries calls=!one"},
+      {"segments=!no", "cache=ring columns=new n_kv=none"},
+      {"segments_of_keys=queries", "cache=!none n_kv=!queries calls=!one"},
       {"entry=attention",
        "weight_type=!f32 weights_given=stored arithmetic=!f32 sgemm=yes weight_form=!three "
        "weight_layout=!in_out weight_strides=!contiguous layer_defaults=!written w_o=!yes "

@@ -187,7 +187,7 @@ mha_layer_config ConfigOf(const LayerProblem &problem, bool use_defaults) {
   if (!use_defaults || problem.q_width() != problem.query_dim) config.head_dim = problem.head_dim;
   set(&config.head_dim_v, problem.head_dim_v, problem.head_dim);
   config.gate = static_cast<uint32_t>(problem.gate);
-  config.arithmetic = static_cast<uint32_t>(problem.arithmetic);
+  config.format.arithmetic = static_cast<uint32_t>(problem.arithmetic);
   if (problem.gate != GateKind::kNone) set(&config.gate_dim, problem.gate_dim, problem.head_dim_v);
   return config;
 }
@@ -220,10 +220,10 @@ mha_linear_weights LinearOf(const mha_layer_config &config, const mha_layer_weig
   linear.layout = weights.layout;
   linear.type = weights.type;
   linear.w = weights.w_o;
-  linear.weight_type = config.weight_type;
-  linear.group_size = config.group_size;
-  linear.scale_type = config.scale_type;
-  linear.arithmetic = config.arithmetic;
+  linear.format.type = config.format.type;
+  linear.format.group_size = config.format.group_size;
+  linear.format.scale_type = config.format.scale_type;
+  linear.format.arithmetic = config.format.arithmetic;
   return linear;
 }
 
@@ -257,10 +257,10 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
     : config(ConfigOf(problem, form.use_defaults)), weights(Zeroed<mha_layer_weights>()) {
   const Stored stored = problem.stored;
   const bool is_stored = stored != Stored::kF32, are_fused = form.form == WeightForm::kFused;
-  config.weight_type = static_cast<uint32_t>(is_stored ? stored : form.weight_type);
-  const bool has_codes = config.weight_type >= MHA_TYPE_INT8;
-  config.group_size = has_codes ? static_cast<uint32_t>(problem.group) : 0;
-  if (problem.has_f16_scales) config.scale_type = MHA_TYPE_F16;
+  config.format.type = static_cast<uint32_t>(is_stored ? stored : form.weight_type);
+  const bool has_codes = config.format.type >= MHA_TYPE_INT8;
+  config.format.group_size = has_codes ? static_cast<uint32_t>(problem.group) : 0;
+  if (problem.has_f16_scales) config.format.scale_type = MHA_TYPE_F16;
   weights.type = is_stored ? static_cast<uint32_t>(stored) : 0;
   weights.layout = form.layout;
   const auto keep = [&](const auto &values) {
@@ -287,6 +287,7 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
   const int64_t dim = problem.query_dim,
                 s_rows = static_cast<int64_t>(s_q.size()) / problem.q_width();
   if (problem.gate != GateKind::kNone && form.gate_in_q) {
+    weights.gate_place = MHA_GATE_IN_W_Q;
     w_q = WithGates(problem, w_q, problem.w_g, dim);
     s_q = WithGates(problem, s_q, problem.s_g, s_rows);
     if (!o_q.empty()) o_q = WithGates(problem, o_q, problem.o_g, s_rows);

@@ -81,7 +81,7 @@ class PackedData : public Data {
     auto &sequences = this->sequences;
     sequences.count = packed.count();
     sequences.cu_seqlens_q = q = this->Keep(packed.q);
-    if (args.n_kv > 0) sequences.cu_seqlens_kv = kv = this->Keep(packed.kv);
+    if (args.call.n_kv > 0) sequences.cu_seqlens_kv = kv = this->Keep(packed.kv);
     sequences.q_first_positions = this->Keep(packed.q_start);
   }
   int64_t *q, *kv = nullptr;

@@ -255,7 +255,7 @@ class RecurrentData : public StatefulData<mha_recurrent_args, mha_recurrent_atte
     args.norm_epsilon = p.norm_epsilon;
     args.a_log = Keep(p.a_log);
     args.dt_bias = Keep(p.dt_bias);
-    args.beta_function = p.beta_is_raw ? MHA_GATE_SIGMOID : 0;
+    args.beta_function = p.beta_is_raw ? MHA_FUNCTION_SIGMOID : 0;
     Set(p.q, Storage::kF32, &args.q);
     Set(p.k, p.q.type, &args.k);
     Set(p.v, p.k.type, &args.v);
@@ -282,7 +282,7 @@ class ConvolutionData
     args.kernel_size = p.kernel_size;
     args.weights = Keep(p.weights);
     args.bias = Keep(p.bias);
-    args.activation = p.is_silu ? MHA_ACTIVATION_SILU : MHA_ACTIVATION_NONE;
+    args.activation = p.is_silu ? MHA_FUNCTION_SILU : MHA_FUNCTION_NONE;
     Set(p.x, Storage::kF32, &args.x);
     args.x.strides.head = args.output.strides.head = 0;  // there are no heads
   }

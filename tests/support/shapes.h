@@ -42,20 +42,20 @@ struct ContextNorm {
   int64_t head_stride;         // from one head's to the next one's
 };
 
-constexpr int64_t kNoGroup = INT64_MIN;
+constexpr int64_t kNoSegment = INT64_MIN;
 
 // What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null:
 // none.
 struct ScoreOptions {
   float softcap;
-  const float *alibi_slopes;          // [num_heads]
-  const float *sinks;                 // [num_heads]
-  const float *bias;                  // [num_heads, n_q, n_kv]
-  const uint8_t *mask;                // [num_heads, n_q, n_kv]: 0 = takes no part
-  const int64_t *q_groups = nullptr;  // [n_q]
-  // [n_kv], or kNoGroup for a key without a column; null with q_groups.
-  const int64_t *kv_groups = nullptr;
-  bool groups_add_keys = false;          // MHA_GROUPS_ALSO
+  const float *alibi_slopes;            // [num_heads]
+  const float *sinks;                   // [num_heads]
+  const float *bias;                    // [num_heads, n_q, n_kv]
+  const uint8_t *mask;                  // [num_heads, n_q, n_kv]: 0 = takes no part
+  const int64_t *q_segments = nullptr;  // [n_q]
+  // [n_kv], or kNoSegment for a key without a column; null with q_segments.
+  const int64_t *kv_segments = nullptr;
+  bool segments_add_keys = false;        // MHA_SEGMENTS_ALSO
   int64_t num_keys = INT64_MAX;          // the keys from here on are masked, for want of a column
   const float *relative_bias = nullptr;  // [num_heads, relative_left + 1 + relative_right]
   int64_t relative_left = 0;
@@ -69,7 +69,7 @@ struct ScoreOptions {
   const float *relative_rows = nullptr;
 };
 
-// What the context is multiplied by; the numbers of MHA_GATE_*.
+// What the context is multiplied by; the numbers of MHA_FUNCTION_*.
 enum class GateKind : uint32_t { kNone = 0, kSigmoid = 1, kSoftplus = 2 };
 
 // The gate of one sequence.

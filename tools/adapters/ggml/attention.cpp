@@ -62,15 +62,15 @@ struct Arguments {
     args.num_heads = q->ne[2], args.num_kv_heads = k->ne[2];
     args.head_dim = q->ne[0], args.head_dim_v = v->ne[0];
     args.scale = parameters[kScale];
-    args.flags = args.scale == 0 ? MHA_EQUAL_SCORES : 0;
-    args.batch = q->ne[3], args.n_q = q->ne[1], args.n_kv = k->ne[1];
+    args.call.flags = args.scale == 0 ? MHA_EQUAL_SCORES : 0;
+    args.call.batch = q->ne[3], args.call.n_q = q->ne[1], args.call.n_kv = k->ne[1];
     args.q = input_of(q), args.k = input_of(k), args.v = input_of(v);
     args.output.data = op->data;
     args.output.strides = {op->ne[0] * op->ne[1] * op->ne[2], op->ne[0] * op->ne[1], op->ne[0]};
     score.struct_size = sizeof score;
     score.softcap = parameters[kSoftcap];
     score.sinks = op->src[kSinks] ? static_cast<const float *>(op->src[kSinks]->data) : nullptr;
-    args.score = score.softcap != 0 || score.sinks ? &score : nullptr;
+    args.call.score = score.softcap != 0 || score.sinks ? &score : nullptr;
   }
   Arguments(const Arguments &) = delete;
 };
@@ -140,7 +140,7 @@ const char *Attention::compute(const ggml_tensor *op, const mha_scheduler *sched
   calls_.read(additive, q->ne[3], q->ne[1], k->ne[1], scheduler);
 
   Arguments arguments(op);
-  arguments.args.scheduler = scheduler;
+  arguments.args.call.scheduler = scheduler;
   const size_t k_floats = floats_when_widened(k), v_floats = floats_when_widened(v);
   float *const floats =
       reinterpret_cast<float *>(widened_.get((k_floats + v_floats) * sizeof(float)));

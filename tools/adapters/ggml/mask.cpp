@@ -128,27 +128,28 @@ void MaskedCalls::apply(size_t index, mha_attention_args &args) {
     args.output.strides.batch = call.rows * args.output.strides.row;
     args.k.strides.batch = args.v.strides.batch = MHA_BROADCAST;
   }
-  args.batch = call.batch, args.n_q = call.rows, args.n_kv = call.end ? call.end : MHA_EMPTY;
-  args.flags |= call.flags, args.window_left = call.window_left;
+  args.call.batch = call.batch, args.call.n_q = call.rows,
+  args.call.n_kv = call.end ? call.end : MHA_EMPTY;
+  args.call.flags |= call.flags, args.call.window_left = call.window_left;
   arrays_ = {};
   arrays_.struct_size = sizeof arrays_;
   if (call.form == Form::kLists) {
     arrays_.chosen_keys = &lists_[call.list], arrays_.num_chosen = call.num_chosen;
     arrays_.chosen_keys_strides = {call.rows * call.num_chosen, call.num_chosen, MHA_BROADCAST};
-    args.score_arrays = &arrays_;
+    args.call.score_arrays = &arrays_;
     return;
   }
   sequences_.struct_size = sizeof sequences_;
   sequences_.kv_first_rows = &kv_first_rows_[call.entry];
   sequences_.kv_lengths = &kv_lengths_[call.entry];
   sequences_.q_first_positions = &q_first_positions_[call.entry];
-  args.sequences = &sequences_;
+  args.call.sequences = &sequences_;
   if (call.form == Form::kBias) {
     const auto stride = [](int64_t numbers) { return numbers ? numbers : MHA_BROADCAST; };
     arrays_.bias.data = row_of_mask(call.first), arrays_.bias.type = MHA_TYPE_F16;
     arrays_.bias.strides = {stride(mask_.stream_stride), mask_.row_stride,
                             stride(mask_.head_stride)};
-    args.score_arrays = &arrays_;
+    args.call.score_arrays = &arrays_;
   }
 }
 

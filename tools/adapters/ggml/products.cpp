@@ -42,9 +42,9 @@ mha_linear_weights weights_of(const ggml_tensor *t, const void *codes, const flo
   weights.w.data = codes, weights.w.scales = scales;
   weights.w.offsets = format_of(t)->has_offsets ? offsets : nullptr;
   weights.layout = MHA_LAYOUT_OUT_IN;
-  weights.type = weights.weight_type = format_of(t)->of_codes;
-  weights.group_size = kGroup, weights.scale_type = MHA_TYPE_F16;
-  weights.arithmetic = MHA_ARITHMETIC_INT8;
+  weights.type = weights.format.type = format_of(t)->of_codes;
+  weights.format.group_size = kGroup, weights.format.scale_type = MHA_TYPE_F16;
+  weights.format.arithmetic = MHA_ARITHMETIC_INT8;
   return weights;
 }
 

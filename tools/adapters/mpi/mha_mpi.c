@@ -4,9 +4,9 @@
  *
  * The chunks of 256 keys are cut into equal subtrees, of which each process holds some that follow
  * each other. A step is one layer for one token or more: queries go from process 0 to all, each
- * process computes the states of its keys, and states go up the tree to the first process of each
- * group of heads, which makes rows of context of them. So the bits are those of one call, for any
- * number of processes.
+ * process computes the partials of its keys, and partials go up the tree to the first process of
+ * each group of heads, which makes rows of context of them. So the bits are those of one call, for
+ * any number of processes.
  */
 #include <mha.h>
 #include <mpi.h>
@@ -19,7 +19,7 @@
 
 enum {
   tag_step = 1,
-  tag_states,
+  tag_partials,
   tag_output,
   tag_report,
   tag_failure,
@@ -40,10 +40,10 @@ typedef struct header {
 
 static int rank, ranks, parts, part, levels, checks; /* parts: processes of a group */
 static int64_t leaves, used_leaves, leaf_keys, bytes_sent, step;
-static double computing;  /* seconds */
-static float *states[16]; /* one for each level of the tree, the uppermost first */
+static double computing;    /* seconds */
+static float *partials[16]; /* one for each level of the tree, the uppermost first */
 static int64_t own_heads(void) { return size[heads] / size[groups]; }
-static int64_t state_floats(void) { return own_heads() * size[queries] * (size[head_dim_v] + 2); }
+static int64_t partial_floats(void) { return own_heads() * size[queries] * (size[head_dim_v] + 2); }
 static int is_faulty(const char *how) {
   return rank == fault_rank && step == 1 && !strcmp(fault, how);
 }
@@ -179,24 +179,24 @@ static mha_kv_cache *make_cache(int64_t first, int64_t count, int64_t first_head
   return cache;
 }
 
-/* Attention over a cache that begins at key `first`, for some heads, to states or to output. */
+/* Attention over a cache that begins at key `first`, for some heads, to partials or to output. */
 static void attend(const mha_kv_cache *cache, int64_t first, int64_t first_head, int64_t num_heads,
-                   const float *q, float *to_states, const mha_score_options *score,
+                   const float *q, float *to_partials, const mha_score_options *score,
                    float *output) {
   static void *workspace;
   static size_t workspace_bytes;
   const int64_t start = size[keys] - size[queries];
   const mha_sequences sequences = {.struct_size = sizeof sequences, .q_first_positions = &start};
-  const mha_outputs outputs = {.struct_size = sizeof outputs, .states = to_states};
+  const mha_outputs outputs = {.struct_size = sizeof outputs, .partials = to_partials};
   mha_attention_args args = {
-      .struct_size = sizeof args, .batch = 1, .n_q = size[queries], .num_heads = num_heads};
+      .struct_size = sizeof args, .call.n_q = size[queries], .num_heads = num_heads};
   args.num_kv_heads = num_heads * size[kv_heads] / size[heads], args.head_dim = size[head_dim],
   args.head_dim_v = size[head_dim_v];
   args.q.data = q + first_head * size[head_dim];
   args.q.strides = (mha_strides){.row = size[heads] * size[head_dim], .head = size[head_dim]};
-  args.flags = MHA_CAUSAL, args.sequences = &sequences, args.cache_read = cache,
+  args.call.flags = MHA_CAUSAL, args.call.sequences = &sequences, args.call.cache_read = cache,
   args.kv_first_position = first;
-  args.outputs = &outputs, args.score = score, args.output.data = output;
+  args.call.outputs = &outputs, args.call.score = score, args.output.data = output;
   if (is_faulty("fail")) args.kv_first_position = -1;
   mha_error error;
   size_t bytes;
@@ -209,7 +209,7 @@ static void attend(const mha_kv_cache *cache, int64_t first, int64_t first_head,
 
 static int owner_of(int64_t leaf) { return (int)(((leaf + 1) * parts - 1) / used_leaves); }
 
-/* The states of the leaves [first, end), which are a subtree, or the end of one: a call over a
+/* The partials of the leaves [first, end), which are a subtree, or the end of one: a call over a
  * cache of their own. */
 static void run_leaves(int64_t first, int64_t end, const float *q, float *to) {
   static mha_kv_cache *caches[max_leaves];
@@ -223,28 +223,29 @@ static void run_leaves(int64_t first, int64_t end, const float *q, float *to) {
   computing += MPI_Wtime() - start;
 }
 
-/* The states of a subtree: in the process that has its first leaf, at states[level]. */
+/* The partials of a subtree: in the process that has its first leaf, at partials[level]. */
 static void run_tree(int64_t first, int64_t count, int level, const float *q) {
   const int64_t end = first + count < used_leaves ? first + count : used_leaves,
                 middle = first + count / 2;
   const int left = owner_of(first), base = rank - part;
   if (left == owner_of(end - 1))
-    return left == part ? run_leaves(first, end, q, states[level]) : (void)0;
+    return left == part ? run_leaves(first, end, q, partials[level]) : (void)0;
   if (middle >= end) return run_tree(first, count / 2, level, q);
   const int right = owner_of(middle);
   run_tree(first, count / 2, level, q);
   run_tree(middle, count / 2, level + 1, q);
   mha_error error;
   if (part == right && left != right)
-    send(base + left, tag_states, 0, states[level + 1], state_floats());
+    send(base + left, tag_partials, 0, partials[level + 1], partial_floats());
   if (part != left) return;
   int64_t below = 1; /* levels of processes, each of which may take its time */
   for (int n = owner_of(end - 1) - right; n > 0; n /= 2) ++below;
   if (left != right)
-    receive(base + right, tag_states, below * size[timeout], states[level + 1], state_floats());
+    receive(base + right, tag_partials, below * size[timeout], partials[level + 1],
+            partial_floats());
   const int64_t rows = own_heads() * size[queries];
-  check(mha_states_merge(rows, size[head_dim_v], states[level], states[level + 1], states[level], 0,
-                         &error),
+  check(mha_partials_merge(rows, size[head_dim_v], partials[level], partials[level + 1],
+                           partials[level], 0, &error),
         &error);
 }
 
@@ -262,12 +263,12 @@ static void run_step(const float *q, const float *sinks, float *output) {
   if (part != 0) return;
   const int64_t width = own_heads() * size[head_dim_v], all = size[queries] * width;
   float *const finished = floats(all);
-  mha_states_args args = {
+  mha_partials_args args = {
       .struct_size = sizeof args, .batch = 1, .num_heads = own_heads(), .n_q = size[queries]};
-  args.head_dim_v = size[head_dim_v], args.states = states[0],
+  args.head_dim_v = size[head_dim_v], args.partials = partials[0],
   args.sinks = sinks + rank / parts * own_heads(), args.output.data = finished;
   mha_error error;
-  check(mha_states_finish(&args, &error), &error);
+  check(mha_partials_finish(&args, &error), &error);
   if (rank != 0) send(0, tag_output, 0, finished, all);
   for (int group = 0; rank == 0 && group < size[groups]; ++group) {
     if (group > 0) receive(group * parts, tag_output, (levels + 2) * size[timeout], finished, all);
@@ -285,7 +286,7 @@ static void run_job(void) {
   float *const results = floats(out_floats * (size[repeats] + 1)), *const once = floats(out_floats);
   /* The least of a step, what it takes besides the keys of rank 0, the least of one call. */
   double time = 1e9, beside = 0, alone = 1e9;
-  for (int level = 0; level < 16; ++level) states[level] = floats(state_floats());
+  for (int level = 0; level < 16; ++level) partials[level] = floats(partial_floats());
   fill(1 << 20, size[heads], sinks);
   if (rank != 0) {
     const int64_t wait = (levels + 3) * size[timeout];

@@ -125,7 +125,7 @@ class CausalConv {
     if (name != "none" && name != "silu" && name != "swish") {
       throw Failure{"the attribute activation is '" + name + "'; it has to be none, silu or swish"};
     }
-    activation_ = name == "none" ? MHA_ACTIVATION_NONE : MHA_ACTIVATION_SILU;
+    activation_ = name == "none" ? MHA_FUNCTION_NONE : MHA_FUNCTION_SILU;
   }
 
   void compute(Call &call) const {

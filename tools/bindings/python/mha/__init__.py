@@ -23,8 +23,8 @@ threads can use one layer at once. Outputs, workspaces, packed weights and cache
 caller's arrays. `load` says which shared library is used.
 
 The dictionaries `types`, `layouts`, `gates`, `activations`, `arithmetics`, `cache_kinds`,
-`cache_values`, `rope_styles`, `score_columns`, `score_groups` and `instruction_set_names` have the
-names that keywords take, with the numbers of the C interface; `structs` are its structs.
+`cache_values`, `rope_styles`, `score_columns`, `score_segments` and `instruction_set_names` have
+the names that keywords take, with the numbers of the C interface; `structs` are its structs.
 `mha.formats` imports quantised weights; `mha.torch`, `mha.transformers` and `mha.onnx` serve those
 runtimes. Each is imported by its own name.
 """
@@ -39,8 +39,8 @@ from ._layer import Layer, Linear, pack, pack_size, verify
 from ._library import Error, __version__, contract, instruction_sets, load, version
 from ._options import ContextNorm, Norm, Rope, ScoreOptions, alibi_slopes, t5_relative_bias
 from ._packed import open_layer
+from ._partials import partials_finish, partials_merge
 from ._recurrent import causal_conv, recurrent_attention, recurrent_attention_info
-from ._states import states_finish, states_merge
 from ._structs import (
     activations,
     arithmetics,
@@ -51,7 +51,7 @@ from ._structs import (
     layouts,
     rope_styles,
     score_columns,
-    score_groups,
+    score_segments,
     structs,
     types,
 )
@@ -91,9 +91,9 @@ __all__ = [
     "recurrent_attention_info",
     "rope_styles",
     "score_columns",
-    "score_groups",
-    "states_finish",
-    "states_merge",
+    "score_segments",
+    "partials_finish",
+    "partials_merge",
     "structs",
     "t5_relative_bias",
     "types",

@@ -27,6 +27,8 @@ from ._calls import (
     _info,
     _keywords,
     _memory,
+    _no_options,
+    _no_pointers,
     _point_to,
     _run,
     _set_call,
@@ -103,7 +105,7 @@ def attention(
     output_type="f32",
     workspace=None,
     kv_first_position=0,
-    states=False,
+    partials=False,
     want=(),
     prepare=False,
     **call,
@@ -125,14 +127,14 @@ def attention(
     out : ndarray, shape of the result
         Receives the result. It may be `q`, unless `want` has numbers of pairs, and must not overlap
         `k` or `v`.
-    states : bool
-        Whether the result is the states of the keys, for `states_merge` and `states_finish`.
+    partials : bool
+        Whether the result is the partials of the keys, for `partials_merge` and `partials_finish`.
 
     Returns
     -------
     y : ndarray of `output_type`, shape ([batch,] n_q, num_heads, head_dim_v)
-        The context: a new array, or `out`. With `states`, float32 of the shape ([batch,] num_heads,
-        n_q, head_dim_v + 2).
+        The context: a new array, or `out`. With `partials`, float32 of the shape ([batch,]
+        num_heads, n_q, head_dim_v + 2).
     outputs : dict from str to ndarray
         Only with `want`: the optional outputs by name.
     call : Prepared
@@ -160,15 +162,24 @@ def attention(
     if is_single:
         q, k, v, out = _batched(3, q=q, k=k, v=v, out=out)
     stored = _row_types(bf16)
-    if not (states is prepare is cache_read is False):
-        _is_true(states, "states"), _is_true(prepare, "prepare"), _is_true(cache_read, "cache_read")
+    if not (partials is prepare is cache_read is False):
+        (
+            _is_true(partials, "partials"),
+            _is_true(prepare, "prepare"),
+            _is_true(cache_read, "cache_read"),
+        )
     _check(q, "q", stored, _q_shape)
     if cache is not None:
         _must_be(KvCache, cache, "cache")
     batch, n_q, heads, head_dim = q.shape
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]
-    elif v is None and k is not None and cache is not None and cache.shape["values"] == "in_keys":
+    elif (
+        v is None
+        and k is not None
+        and cache is not None
+        and cache.shape["value_place"] == "in_keys"
+    ):
         _check(k, "k", stored, (batch, None, _some, head_dim))
         _, n_kv, kv_heads, _ = k.shape
         head_dim_v = cache.shape["head_dim_v"]
@@ -183,16 +194,16 @@ def attention(
             _check(v, "v", stored, (*k.shape[:3], _some))
         _, n_kv, kv_heads, head_dim_v = v.shape
     extents = batch, n_q, n_kv, heads, kv_heads, head_dim, head_dim_v
-    shape = (batch, heads, n_q, head_dim_v + 2) if states else (batch, n_q, heads, head_dim_v)
+    shape = (batch, heads, n_q, head_dim_v + 2) if partials else (batch, n_q, heads, head_dim_v)
     is_new, out = out is None, _output(out, shape, output_type)
     args = _AttentionArgs()
     at_q, q_strides = _place(q, "q", True)
     (at_k, k_strides), (at_v, v_strides) = (
         _nowhere if x is None else _place(x, name, True) for x, name in ((k, "k"), (v, "v"))
     )
-    at_out, out_strides = _nowhere if states else _place(out, "out", is_written=True)
+    at_out, out_strides = _nowhere if partials else _place(out, "out", is_written=True)
     number_k, number_v = 0 if k is None else _row_type(k), 0 if v is None else _row_type(v)
-    number_out = 0 if states and output_type == "f32" else _row_type(out)
+    number_out = 0 if partials and output_type == "f32" else _row_type(out)
     kernels = (
         0
         if instruction_set == "auto"
@@ -202,23 +213,17 @@ def attention(
         args,
         0,
         _size,
+        *_no_options,
+        batch or _empty,
+        n_q or _empty,
+        n_kv or _empty,
+        *_no_pointers,
         heads,
         kv_heads,
         head_dim,
         head_dim_v,
         0.0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
         kernels,
-        0,
-        batch or _empty,
-        n_q or _empty,
-        n_kv or _empty,
         at_q,
         _row_type(q),
         0,
@@ -242,8 +247,8 @@ def attention(
     args.scale = scale
     if kv_first_position or type(kv_first_position) is not int:
         args.kv_first_position = kv_first_position
-    if states:
-        _point_to(args, {"states": _contiguous(out, "out", [out.dtype], out.shape, True)})
+    if partials:
+        _point_to(args, {"partials": _contiguous(out, "out", [out.dtype], out.shape, True)})
     sequences = _set_call(args, call, extents)
     wanted = _wanted(args, want, is_single, extents, cache, *sequences) if want else None
     result = out[0] if is_single else out
@@ -263,7 +268,7 @@ def attention(
             workspace,
             call["scheduler"],
             wanted,
-            "states" if states else "output",
+            "partials" if partials else "output",
         )
     _run("mha_attention", workspace, args, call["scheduler"])
     return (result, wanted) if want else result

@@ -30,7 +30,7 @@ def _config(
     k_type="f32",
     v_type=None,
     kind="contiguous",
-    values="own",
+    value_place="own",
     block_positions=0,
     num_blocks=0,
 ):
@@ -44,7 +44,7 @@ def _config(
         k_type=_named(types, k_type, "k_type"),
         v_type=0 if v_type is None else _named(types, v_type, "v_type"),
         kind=_named(cache_kinds, kind, "kind"),
-        values=_named(cache_values, values, "values"),
+        value_place=_named(cache_values, value_place, "value_place"),
         block_positions=block_positions,
         num_blocks=num_blocks,
     )
@@ -148,7 +148,7 @@ class KvCache(_NotCopied):
         config = _new(_CacheConfig)
         _call("mha_kv_cache_shape", self, config)
         self.shape = _arrays._named_fields(
-            config, k_type=types, v_type=types, kind=cache_kinds, values=cache_values
+            config, k_type=types, v_type=types, kind=cache_kinds, value_place=cache_values
         )
 
     def _changed(self):
@@ -255,7 +255,7 @@ class KvCache(_NotCopied):
         """
         heads = self.shape["num_kv_heads"]
         _needed(k, "k", [np.float32], (None, heads, self.shape["head_dim"]))
-        has_values = v is not None or self.shape["values"] == "own"
+        has_values = v is not None or self.shape["value_place"] == "own"
         if has_values:
             _needed(v, "v", [np.float32], (len(k), heads, self.shape["head_dim_v"]))
         numbers, v = _numbers(sequence=sequence), v if has_values else None

@@ -48,6 +48,8 @@ from ._structs import (
     _window_right,
 )
 
+# The options of a call, and the pointers that stand behind its extents.
+_no_options, _no_pointers = (0,) * 8, (0,) * 5
 _buffer_too_small = 6  # MHA_ERROR_BUFFER_TOO_SMALL
 _paddings = {"right": False, "left": True}
 
@@ -109,8 +111,8 @@ class Prepared(_NotCopied):
     ``attention(..., prepare=True)`` and ``Layer.forward(..., prepare=True)`` return it. Everything
     but the arrays of rows stays as it was prepared: contiguous int64 arrays of first rows, lengths
     and positions, masks, biases and gates are read anew by each call, and may be changed between
-    two calls; not so lengths with ``padding="left"``, nor groups and scales that several sequences
-    share. One thread at a time may use it: a concurrent call raises RuntimeError.
+    two calls; not so lengths with ``padding="left"``, nor segments and scales that several
+    sequences share. One thread at a time may use it: a concurrent call raises RuntimeError.
 
     Examples
     --------
@@ -131,7 +133,7 @@ class Prepared(_NotCopied):
             **{field: array for field, array in given.items() if array is not None},
         }
         structs = {
-            field: args._object("outputs") if field == "states" else args for field in fields
+            field: args._object("outputs") if field == "partials" else args for field in fields
         }
         self._places = [
             (
@@ -235,11 +237,11 @@ def _check_prepared(cache, score, want):
     if cache is not None and (
         want
         or score is not None
-        and score.columns != "new_keys"
-        and any(array is not None for array in (score.bias, score.mask, score.kv_groups))
+        and score.column_keys != "new_keys"
+        and any(array is not None for array in (score.bias, score.mask, score.kv_segments))
     ):
         raise ValueError(
-            "with a cache, a call that returns looks inside, or has a bias, mask or groups of all"
+            "with a cache, a call that returns looks inside, or has a bias, mask or segments of all"
             " keys, cannot be prepared: their extents change as the cache grows"
         )
 
@@ -344,7 +346,7 @@ def _set_call(args, call, extents, is_self=False):
     score, norm, scheduler = call["score"], call["norm"], call["scheduler"]
     if score is not None:
         _must_be(ScoreOptions, score, "score")
-        is_of_new = score.columns == "new_keys"
+        is_of_new = score.column_keys == "new_keys"
         columns = n_kv if is_of_new else _longest(batch, n_kv, cache, arrays, lengths)
         args.score, args.score_arrays = score._structs(batch, num_heads, num_kv_heads, n_q, columns)
     if norm is not None:

@@ -101,7 +101,7 @@ class Shared:
     b_q, b_k, b_v, b_qkv, b_o, b_g : ndarray of float32, shape (out,)
         Biases, separate or fused, whether or not the matrices are.
     w_g : ndarray, shape (query_dim, num_heads * gate_dim)
-        Projection of the gate. None: the columns of each head's gate follow its own in `w_q`.
+        Projection of the gate.
     layout : {"in_out", "out_in"}
         Layout of all matrices: "in_out" is (in, out) for x @ w, "out_in" is (out, in), as in
         PyTorch's nn.Linear.
@@ -125,6 +125,9 @@ class Shared:
         What projections compute in. Integers need a `weight_type` of int8 or int4.
     gate : {"none", "sigmoid", "softplus"}
         Function of x @ w_g + b_g by which the context is multiplied before `w_o`.
+gate_in_w_q : bool
+    Whether the gate is in `w_q` or `w_qkv`, in place of `w_g`: each head's columns, and biases, are
+    followed by those of its gate.
     gate_dim : int
         Numbers of each head's gate: 1, or head_dim_v; 0 is head_dim_v.
     num_sequences : int
@@ -138,7 +141,7 @@ class Shared:
     kind : {"contiguous", "ring", "paged"}
         "ring" keeps the last `capacity` positions, a multiple of 16 and more than `window_left`,
         for causal calls with a window. "paged" takes blocks from a common pool.
-    values : {"own", "in_keys"}
+    value_place : {"own", "in_keys"}
         With "in_keys", the value of a position is the first head_dim_v elements of its key (latent
         attention); calls that append then have no v.
     block_positions : int

@@ -37,6 +37,8 @@ from ._calls import (
     _info,
     _keywords,
     _memory,
+    _no_options,
+    _no_pointers,
     _run,
     _set_call,
     _wanted,
@@ -293,17 +295,11 @@ class Layer(_NotCopied):
             args,
             0,
             _size,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
+            *_no_options,
             batch or _empty,
             n_q or _empty,
             n_kv or _empty,
+            *_no_pointers,
             at_query,
             _row_type(query),
             0,
@@ -398,7 +394,7 @@ class Layer(_NotCopied):
         is_read = _is_true(call["cache_read"], "cache_read")
         appended = 0 if is_read else n_q if n_kv is None else n_kv
         _set_call(args, call, (batch, n_q, appended, *self._heads), n_kv is None)
-        return _info("mha_info", args, want, self)
+        return _info("mha_forward_info", args, want, self)
 
 
 @documented({**{name: _layer_keywords[name] for name in _how}, "instruction_set": "auto"})

@@ -31,7 +31,7 @@ from ._structs import (
     _Strides,
     rope_styles,
     score_columns,
-    score_groups,
+    score_segments,
     types,
 )
 
@@ -71,8 +71,8 @@ class ScoreOptions:
         Added to scores; -infinity masks the key. Arrays that broadcast to it are accepted.
     mask : ndarray of bool or uint8, shape ([batch, num_heads, n_q,] columns)
         Whether a query may attend to a key. Arrays that broadcast to it are accepted.
-    columns : {"all_keys", "new_keys"}
-        What the columns of `bias`, `mask` and `kv_groups` stand for: the rows of key or, with a
+    column_keys : {"all_keys", "new_keys"}
+        What the columns of `bias`, `mask` and `kv_segments` stand for: the rows of key or, with a
         cache, its positions after the call; or always the rows of key that come with the call.
     relative_bias : ndarray of float32, shape (num_heads, distances)
         Added by the distance j - p of key and query, from -relative_left on. Keys that are farther
@@ -85,14 +85,14 @@ class ScoreOptions:
         Factors of the heads' contexts. A head of 0 is not computed.
     num_columns : int
         Columns of the arrays; later keys are masked. 0 is all keys of the longest sequence.
-    groups : {"within", "also"}
-        What groups of positions do: with "within", a query attends only to keys of its group; with
+    segments : {"within", "also"}
+        What segments do: with "within", a query attends only to keys of its segment; with
         "also", to all of these besides what `is_causal` and windows allow, and a negative number is
-        no group.
-    q_groups : ndarray of int32, shape ([batch,] n_q)
-        Groups of the queries, such as documents or images.
-    kv_groups : ndarray of int32, shape ([batch,] columns)
-        Groups of the keys; None is `q_groups`.
+        no segment.
+    q_segments : ndarray of int32, shape ([batch,] n_q)
+        Segments of the queries, such as documents or images.
+    kv_segments : ndarray of int32, shape ([batch,] columns)
+        Segments of the keys; None is `q_segments`.
     relative_rows : ndarray of float32, shape ([batch, num_heads, n_q,] distances)
         As `relative_bias`, in its place, with numbers of each query.
     chosen_keys : ndarray of int32, shape ([batch, num_kv_heads, n_q,] entries)
@@ -106,7 +106,7 @@ class ScoreOptions:
     >>> score = mha.ScoreOptions(softcap=50)  # Gemma 2
     >>> score = mha.ScoreOptions(alibi_slopes=mha.alibi_slopes(4))  # BLOOM, MPT
     >>> documents = np.int32([0, 0, 0, 1, 1])
-    >>> score = mha.ScoreOptions(q_groups=documents)  # each row attends to its own document
+    >>> score = mha.ScoreOptions(q_segments=documents)  # each row attends to its own document
     >>> q = k = v = np.random.rand(5, 4, 8).astype(np.float32)
     >>> y = mha.attention(q, k, v, is_causal=True, score=score)
     >>> np.array_equal(y[3:], mha.attention(q[3:], k[3:], v[3:], is_causal=True))
@@ -121,27 +121,27 @@ class ScoreOptions:
         sinks: np.ndarray | None = None,
         bias: np.ndarray | None = None,
         mask: np.ndarray | None = None,
-        columns: str = "all_keys",
+        column_keys: str = "all_keys",
         relative_bias: np.ndarray | None = None,
         relative_left: int | None = None,
         q_scales: np.ndarray | None = None,
         head_scales: np.ndarray | None = None,
         num_columns: int = 0,
-        groups: str = "within",
-        q_groups: np.ndarray | None = None,
-        kv_groups: np.ndarray | None = None,
+        segments: str = "within",
+        q_segments: np.ndarray | None = None,
+        kv_segments: np.ndarray | None = None,
         relative_rows: np.ndarray | None = None,
         chosen_keys: np.ndarray | None = None,
         chosen_block: int = 0,
     ) -> None:
-        _named(score_columns, columns, "columns")
-        _named(score_groups, groups, "groups")
+        _named(score_columns, column_keys, "column_keys")
+        _named(score_segments, segments, "segments")
         self.softcap, self.alibi_slopes, self.sinks = softcap, alibi_slopes, sinks
         self.head_scales, self.q_scales = head_scales, q_scales
-        self.bias, self.mask, self.columns = bias, mask, columns
+        self.bias, self.mask, self.column_keys = bias, mask, column_keys
         self.relative_bias, self.relative_left = relative_bias, relative_left
         self.relative_rows, self.num_columns = relative_rows, num_columns
-        self.groups, self.q_groups, self.kv_groups = groups, q_groups, kv_groups
+        self.segments, self.q_segments, self.kv_segments = segments, q_segments, kv_segments
         self.chosen_keys, self.chosen_block = chosen_keys, chosen_block
 
     def _structs(self, batch, num_heads, num_kv_heads, n_q, columns):
@@ -162,9 +162,9 @@ class ScoreOptions:
         )
         arrays = _new(
             _ScoreArrays,
-            columns=_named(score_columns, self.columns, "columns"),
+            column_keys=_named(score_columns, self.column_keys, "column_keys"),
             num_columns=self.num_columns,
-            groups=_named(score_groups, self.groups, "groups"),
+            segments=_named(score_segments, self.segments, "segments"),
             num_chosen=entries,
             chosen_block=self.chosen_block,
         )
@@ -177,8 +177,8 @@ class ScoreOptions:
             )
             score.relative_right = distances - 1 - score.relative_left
         for name, array, dtype, width in (
-            ("q_groups", self.q_groups, np.int32, n_q),
-            ("kv_groups", self.kv_groups, np.int32, columns),
+            ("q_segments", self.q_segments, np.int32, n_q),
+            ("kv_segments", self.kv_segments, np.int32, columns),
             ("q_scales", self.q_scales, np.float32, n_q),
         ):
             if array is not None:

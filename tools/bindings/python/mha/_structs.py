@@ -203,11 +203,15 @@ def _struct(name, *fields):
     "out" is a pointer to what the library writes."""
     pairs = [(field, kind) for line in fields for kind, *names in [line.split()] for field in names]
     kinds = {field: kind if kind in _c else _nested[kind] for field, kind in pairs}
+    declared = [(field, _c.get(kind, kind)) for field, kind in kinds.items()]
+    if "call" in kinds:  # whose fields are also those of the struct
+        kinds.update(_Call._kinds)
     return type(
         name,
         (_Checked,),
         {
-            "_fields_": [(field, _c.get(kind, kind)) for field, kind in kinds.items()],
+            "_anonymous_": ["call"] if "call" in kinds else [],
+            "_fields_": declared,
             "_kinds": {field: kind for field, kind in kinds.items() if kind not in _unchecked},
             "__slots__": (),
         },
@@ -226,6 +230,17 @@ _Output = _nested["output"] = _struct(
 _Matrix = _nested["matrix"] = _struct(
     "mha_matrix", "ptr data bias scales offsets", "i64 row_stride"
 )
+_Format = _nested["format"] = _struct(
+    "mha_weight_format", "u32 type group_size scale_type arithmetic"
+)
+_Call = _nested["call"] = _struct(
+    "mha_call",
+    "u32 flags reserved",
+    "i64 window_left window_right",
+    "ptr rope norm score scheduler",
+    "i64 batch n_q n_kv",
+    "ptr sequences score_arrays cache cache_read outputs",
+)
 _Error = _struct("mha_error", "u32 status argument", "text message")
 _Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
 _Config = _struct(
@@ -234,11 +249,15 @@ _Config = _struct(
     "i64 query_dim key_dim value_dim output_dim",
     "i64 num_heads num_kv_heads head_dim head_dim_v",
     "f32 scale",
-    "u32 weight_type group_size scale_type arithmetic gate",
+    "format format",
+    "u32 gate",
     "i64 gate_dim",
 )
 _Weights = _struct(
-    "mha_layer_weights", "size struct_size", "u32 layout type", "matrix w_q w_k w_v w_qkv w_o w_g"
+    "mha_layer_weights",
+    "size struct_size",
+    "u32 layout type gate_place",
+    "matrix w_q w_k w_v w_qkv w_o w_g",
 )
 _AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
 _Options = _struct(
@@ -248,7 +267,7 @@ _CacheConfig = _struct(
     "mha_kv_cache_config",
     "size struct_size",
     "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
-    "u32 k_type v_type kind values",
+    "u32 k_type v_type kind value_place",
     "i64 block_positions num_blocks",
 )
 _Sequences = _struct(
@@ -304,9 +323,9 @@ _ScoreArrays = _struct(
     "input bias",
     "ptr mask",
     "strides mask_strides",
-    "u32 columns groups",
+    "u32 column_keys segments",
     "i64 num_columns",
-    "ptr q_groups kv_groups q_scales relative_rows",
+    "ptr q_segments kv_segments q_scales relative_rows",
     "strides relative_rows_strides",
     "ptr chosen_keys",
     "strides chosen_keys_strides",
@@ -315,41 +334,33 @@ _ScoreArrays = _struct(
 _Outputs = _struct(
     "mha_outputs",
     "size struct_size",
-    "out lse states q k v context scores scaled_scores softcapped_scores masked_scores"
+    "out lse partials q k v context scores scaled_scores softcapped_scores masked_scores"
     " attention_weights",
 )
 _ForwardArgs = _struct(
     "mha_forward_args",
     "size struct_size",
-    "u32 flags reserved",
-    "i64 window_left window_right",
-    "ptr rope norm score scheduler",
-    "i64 batch n_q n_kv",
+    "call call",
     "input query key value",
     "output output",
-    "ptr sequences score_arrays cache cache_read outputs",
 )
 _AttentionArgs = _struct(
     "mha_attention_args",
     "size struct_size",
+    "call call",
     "i64 num_heads num_kv_heads head_dim head_dim_v",
     "f32 scale",
-    "u32 flags",
-    "i64 window_left window_right",
-    "ptr rope norm score scheduler",
-    "u32 instruction_set reserved",
-    "i64 batch n_q n_kv",
+    "u32 instruction_set",
     "input q k v",
     "output output",
-    "ptr sequences score_arrays cache cache_read outputs",
     "i64 kv_first_position",
 )
-_StatesArgs = _struct(
-    "mha_states_args",
+_PartialsArgs = _struct(
+    "mha_partials_args",
     "size struct_size",
     "i64 batch num_heads n_q head_dim_v",
     "u32 instruction_set reserved",
-    "ptr states sinks head_scales",
+    "ptr partials sinks head_scales",
     "output output",
     "out lse",
 )
@@ -373,7 +384,8 @@ _LinearWeights = _struct(
     "size struct_size",
     "i64 input_dim output_dim",
     "matrix w",
-    "u32 layout type weight_type group_size scale_type arithmetic",
+    "u32 layout type",
+    "format format",
 )
 _LinearArgs = _struct(
     "mha_linear_args",
@@ -429,7 +441,7 @@ structs = [
     _Outputs,
     _ForwardArgs,
     _AttentionArgs,
-    _StatesArgs,
+    _PartialsArgs,
     _ChooseKeysArgs,
     _CallInfo,
     _LinearWeights,
@@ -442,10 +454,10 @@ types = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5}
 scale_types = {"f32": 1, "f16": 2}
 layouts = {"in_out": 0, "out_in": 1}
 gates = {"none": 0, "sigmoid": 1, "softplus": 2}
-activations = {"none": 0, "silu": 0x701}
+activations = {"none": 0, "silu": 3}
 arithmetics = {"f32": 0, "int8": 0x501, "int16": 0x502}
 score_columns = {"all_keys": 0, "new_keys": 0x301}
-score_groups = {"within": 0, "also": 0x401}
+score_segments = {"within": 0, "also": 0x401}
 _sets = "auto scalar avx2 avx512 neon avx2_vnni avx512_vnni neon_dotprod neon_i8mm"
 instruction_set_names = {name: number for number, name in enumerate(_sets.split())}
 cache_kinds = {"contiguous": 0, "ring": 0x101, "paged": 0x102}
@@ -453,6 +465,7 @@ cache_values = {"own": 0, "in_keys": 0x201}
 rope_styles = {"half": 0, "interleaved": 1}
 # MHA_EMPTY, an extent of none, and MHA_BROADCAST, a stride of what is the same for all.
 _empty = _broadcast = -(2**63)
+_gate_in_w_q = 0x801  # MHA_GATE_IN_W_Q
 _causal, _window_left, _window_right, _equal_scores = 1, 2, 4, 8  # MHA_CAUSAL and others
 # MHA_NORM_LAYER and others.
 _norm_layer, _norm_all_heads, _norm_after_rope, _norm_values, _norm_after_gate = (
@@ -462,9 +475,16 @@ _norm_layer, _norm_all_heads, _norm_after_rope, _norm_values, _norm_after_gate =
     0x800,
     0x1000,
 )
-_optional_outputs = [field for field, _ in _Outputs._fields_[1:] if field != "states"]
+_optional_outputs = [field for field, _ in _Outputs._fields_[1:] if field != "partials"]
 
 
+# The fields of mha_weight_format by the names that they have beside other types.
+format_fields = {
+    "weight_type": "type",
+    "group_size": "group_size",
+    "scale_type": "scale_type",
+    "arithmetic": "arithmetic",
+}
 _somewhere = ctypes.c_char()  # for a pointer that must not be NULL, to what nobody reads or writes
 
 
@@ -485,8 +505,15 @@ class _Numbers(dict):
 
 
 def _fields(struct):
-    """The numbers of a struct by name."""
-    return _Numbers((field, getattr(struct, field)) for field, _ in struct._fields_[1:])
+    """The numbers of a struct by name, and those of the weight format."""
+    numbers = _Numbers()
+    for field, kind in struct._fields_[1:]:
+        value = getattr(struct, field)
+        given = {field: value}
+        if kind is _Format:
+            given = {name: getattr(value, of) for name, of in format_fields.items()}
+        dict.update(numbers, given)
+    return numbers
 
 
 def _packer(structure, last):

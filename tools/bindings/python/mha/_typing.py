@@ -61,7 +61,7 @@ class AttentionCall(Call, total=False):
     scale: float
     instruction_set: str
     kv_first_position: int
-    states: bool
+    partials: bool
 
 
 class Weights(TypedDict, total=False):
@@ -88,6 +88,7 @@ class Weights(TypedDict, total=False):
     scale_type: str
     arithmetic: str
     gate: str
+    gate_in_w_q: bool
     gate_dim: int
     key_dim: int
     value_dim: int
@@ -118,6 +119,6 @@ class CacheConfig(TypedDict, total=False):
     k_type: str
     v_type: str | None
     kind: str
-    values: str
+    value_place: str
     block_positions: int
     num_blocks: int

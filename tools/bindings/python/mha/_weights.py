@@ -11,9 +11,13 @@ import numpy as np
 from ._arrays import _check, _contiguous, _describe, _dtypes, _named, _strides
 from ._structs import (
     _Config,
+    _Format,
+    _gate_in_w_q,
+    _is_true,
     _LinearWeights,
     _Matrix,
     _new,
+    _number,
     _Weights,
     arithmetics,
     gates,
@@ -60,6 +64,7 @@ def _describe_layer(
     scale_type="f32",
     arithmetic="f32",
     gate="none",
+    gate_in_w_q=False,
     gate_dim=0,
     key_dim=0,
     value_dim=0,
@@ -75,11 +80,13 @@ def _describe_layer(
         _Config,
         query_dim=query_dim,
         num_heads=num_heads,
-        weight_type=_named(types, weight_type, "weight_type"),
-        group_size=group_size,
-        scale_type=_named(scale_types, scale_type, "scale_type"),
+        format=_Format(
+            type=_named(types, weight_type, "weight_type"),
+            group_size=_number(group_size, "group_size", "u32"),
+            scale_type=_named(scale_types, scale_type, "scale_type"),
+            arithmetic=_named(arithmetics, arithmetic, "arithmetic"),
+        ),
         gate=_named(gates, gate, "gate"),
-        arithmetic=_named(arithmetics, arithmetic, "arithmetic"),
         gate_dim=gate_dim,
         key_dim=key_dim,
         value_dim=value_dim,
@@ -92,7 +99,10 @@ def _describe_layer(
     matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
     type = _type_of(matrices) if type is None else type
     weights = _new(
-        _Weights, layout=_named(layouts, layout, "layout"), type=_named(types, type, "type")
+        _Weights,
+        layout=_named(layouts, layout, "layout"),
+        type=_named(types, type, "type"),
+        gate_place=_gate_in_w_q if _is_true(gate_in_w_q, "gate_in_w_q") else 0,
     )
     others = (
         *(matrix for name, matrix in matrices.items() if name != "w_o"),
@@ -112,7 +122,7 @@ def _describe_layer(
     dims = (
         {"w_o": (query_dim, config.output_dim or query_dim)}
         if is_linear
-        else _resolved(config, w_g is None)
+        else _resolved(config, gate_in_w_q)
     )
     if w_o is None and output_dim == dims["w_o"][0]:
         config.output_dim = 0  # a layer without W_O has this width by itself
@@ -149,10 +159,7 @@ def _describe_layer(
         layout=weights.layout,
         type=weights.type,
         w=weights.w_o,
-        weight_type=config.weight_type,
-        group_size=group_size,
-        scale_type=config.scale_type,
-        arithmetic=config.arithmetic,
+        format=config.format,
     )
     return _of_linear_layers, (linear,)
 

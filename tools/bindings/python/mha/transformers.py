@@ -62,7 +62,7 @@ from ._structs import (
     _Strides,
     _window_left,
     _window_right,
-    score_groups,
+    score_segments,
 )
 from .torch._common import calls, neighbours, set_masks, strides_of, types
 
@@ -245,7 +245,7 @@ class _Structure:
                 raise _Unknown
             self.groups, self.also = (
                 self._cells(blocks[0])["block_sequence_ids"],
-                score_groups["also"],
+                score_segments["also"],
             )
         self._read(function)
 
@@ -399,7 +399,7 @@ def mask(
         structure.right,
         structure.also,
     )
-    self.kv_first_rows = self.kv_lengths = self.q_groups = self.kv_groups = self.holes = None
+    self.kv_first_rows = self.kv_lengths = self.q_segments = self.kv_segments = self.holes = None
     if padding is not None:
         count, first = padding.sum(1), padding.to(torch.uint8).argmax(1)
         columns = torch.arange(kv_length)
@@ -409,9 +409,9 @@ def mask(
             self.holes = padding[:, None, None, :]
     if structure.groups is not None:
         groups = structure.groups.to(torch.int32).expand(batch_size, -1)
-        self.q_groups = groups[:, q_offset : q_offset + q_length].contiguous()
-        self.kv_groups = groups[:, kv_offset : kv_offset + kv_length].contiguous()
-        if self.q_groups.shape[1] != q_length or self.kv_groups.shape[1] != kv_length:
+        self.q_segments = groups[:, q_offset : q_offset + q_length].contiguous()
+        self.kv_segments = groups[:, kv_offset : kv_offset + kv_length].contiguous()
+        if self.q_segments.shape[1] != q_length or self.kv_segments.shape[1] != kv_length:
             return make()
     first = (
         torch.zeros(batch_size, dtype=torch.int64)
@@ -569,7 +569,7 @@ class _CacheLayer(DynamicLayer):
             return self.skipped is None
         if (
             has_bias
-            or mask.q_groups is not None
+            or mask.q_segments is not None
             or not torch.equal(
                 mask.kv_first_rows + mask.kv_lengths,
                 torch.full_like(mask.kv_first_rows, mask.shape[3]),
@@ -751,7 +751,7 @@ class _LatentLayer(_CacheLayer):
             head_dim_v=values.shape[3],
             k_type=self.stored[0],
             v_type=self.stored[0],
-            values="in_keys",
+            value_place="in_keys",
         )
         self.is_initialized = True
 
@@ -917,7 +917,7 @@ def _with_choice(module, query, key, mask, indices, block_indices, position_ids)
     if (
         not is_listed
         or structure is not None
-        and structure.q_groups is not None
+        and structure.q_segments is not None
         or not _lists_pay(n_q, heads // kv_heads, entries.shape[3] * block, n_kv)
     ):
         return (
@@ -1162,7 +1162,9 @@ def _attend(
     if not (
         position_bias is chosen is None
         and (
-            mask is None or structure is not None and structure.holes is structure.q_groups is None
+            mask is None
+            or structure is not None
+            and structure.holes is structure.q_segments is None
         )
     ):
         arrays, alive = _score_arrays(mask, structure, position_bias, chosen, shape)
@@ -1206,23 +1208,28 @@ def _attend(
         args,
         0,
         _size,
-        heads,
-        kv_heads,
-        width,
-        width_v,
-        0.0 if scaling is None else scaling,
         flags,
+        0,
         left,
         right,
         0,
         0,
         at_score,
         _openmp.scheduler(torch.get_num_threads()),
-        0,
-        0,
         batch or _empty,
         n_q or _empty,
         n_kv or _empty,
+        at_sequences,
+        at_arrays,
+        at_cache,
+        at_cache_read,
+        0,
+        heads,
+        kv_heads,
+        width,
+        width_v,
+        0.0 if scaling is None else scaling,
+        0,
         at_q,
         types[query.dtype],
         0,
@@ -1236,10 +1243,6 @@ def _attend(
         0,
         0,
         0,
-        at_sequences,
-        at_arrays,
-        at_cache,
-        at_cache_read,
     )
     _run(args)
     if layer is not None:
@@ -1248,7 +1251,7 @@ def _attend(
     return output
 
 
-_pack, _size = _packer(_AttentionArgs, "cache_read"), ctypes.sizeof(_AttentionArgs)
+_pack, _size = _packer(_AttentionArgs, "output"), ctypes.sizeof(_AttentionArgs)
 _not_given = (0,) * 7  # an mha_input of nothing
 
 
@@ -1340,10 +1343,10 @@ def _score_arrays(mask, structure, bias, chosen, shape):
             bias = mask if bias is None else bias + mask
     if pattern is not None or bias is not None:
         alive = set_masks(arrays, pattern, bias, shape)
-    if structure is not None and structure.q_groups is not None:
-        arrays.q_groups, arrays.kv_groups, arrays.groups = (
-            structure.q_groups,
-            structure.kv_groups,
+    if structure is not None and structure.q_segments is not None:
+        arrays.q_segments, arrays.kv_segments, arrays.segments = (
+            structure.q_segments,
+            structure.kv_segments,
             structure.also,
         )
     if chosen is not None:

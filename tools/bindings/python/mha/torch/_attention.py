@@ -156,7 +156,7 @@ library.define(
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,"
     " bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor"
 )
-_pack = _packer(_AttentionArgs, "score_arrays")
+_pack = _packer(_AttentionArgs, "output")
 _size = ctypes.sizeof(_AttentionArgs)
 
 
@@ -242,23 +242,28 @@ def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gq
         struct,
         0,
         _size,
-        heads,
-        kv_heads,
-        width,
-        v_width,
-        scale,
         flags,
         0,
         0,
         0,
         0,
         0,
+        0,
         _openmp.scheduler(torch.get_num_threads()),
-        0,
-        0,
         batch,
         n_q,
         n_kv,
+        at_sequences,
+        at_masks,
+        0,
+        0,
+        0,
+        heads,
+        kv_heads,
+        width,
+        v_width,
+        scale,
+        0,
         query.data_ptr(),
         number,
         0,
@@ -286,8 +291,6 @@ def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gq
         o_batch,
         o_row,
         o_head,
-        at_sequences,
-        at_masks,
     )
     functions = _library._library or _library._loaded()
     status = functions.mha_attention(address, own.at_workspace, own.room, own.at_error)

@@ -258,7 +258,7 @@ library.define(
     " Tensor? mask=None, Tensor? bias=None, bool is_causal=False, int weights=0) -> (Tensor,"
     " Tensor)"
 )
-_pack = _packer(_ForwardArgs, "outputs")
+_pack = _packer(_ForwardArgs, "output")
 _size = ctypes.sizeof(_ForwardArgs)
 
 
@@ -329,6 +329,11 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
         batch,
         n_q,
         n_kv or _none,
+        at_sequences,
+        at_masks,
+        0,
+        0,
+        at_outputs,
         query.data_ptr(),
         number,
         0,
@@ -354,11 +359,6 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
         o_batch,
         o_row,
         0,
-        at_sequences,
-        at_masks,
-        0,
-        0,
-        at_outputs,
     )
     address = calls.at_forward
     status = functions.mha_forward(layer, address, calls.at_workspace, calls.room, calls.at_error)

@@ -39,9 +39,12 @@ pub const MHA_EQUAL_SCORES: u32 = 8;
 pub const MHA_ARITHMETIC_F32: u32 = 0;
 pub const MHA_ARITHMETIC_INT8: u32 = 1281;
 pub const MHA_ARITHMETIC_INT16: u32 = 1282;
-pub const MHA_GATE_NONE: u32 = 0;
-pub const MHA_GATE_SIGMOID: u32 = 1;
-pub const MHA_GATE_SOFTPLUS: u32 = 2;
+pub const MHA_GATE_IN_W_G: u32 = 0;
+pub const MHA_GATE_IN_W_Q: u32 = 2049;
+pub const MHA_FUNCTION_NONE: u32 = 0;
+pub const MHA_FUNCTION_SIGMOID: u32 = 1;
+pub const MHA_FUNCTION_SOFTPLUS: u32 = 2;
+pub const MHA_FUNCTION_SILU: u32 = 3;
 pub const MHA_ROPE_HALF: u32 = 0;
 pub const MHA_ROPE_INTERLEAVED: u32 = 1;
 pub const MHA_NORM_LAYER: u32 = 256;
@@ -51,8 +54,8 @@ pub const MHA_NORM_VALUES: u32 = 2048;
 pub const MHA_NORM_AFTER_GATE: u32 = 4096;
 pub const MHA_COLUMNS_ALL_KEYS: u32 = 0;
 pub const MHA_COLUMNS_NEW_KEYS: u32 = 769;
-pub const MHA_GROUPS_WITHIN: u32 = 0;
-pub const MHA_GROUPS_ALSO: u32 = 1025;
+pub const MHA_SEGMENTS_WITHIN: u32 = 0;
+pub const MHA_SEGMENTS_ALSO: u32 = 1025;
 pub const MHA_INSTRUCTION_SET_AUTO: u32 = 0;
 pub const MHA_INSTRUCTION_SET_SCALAR: u32 = 1;
 pub const MHA_INSTRUCTION_SET_AVX2: u32 = 2;
@@ -66,8 +69,6 @@ pub const MHA_CACHE_VALUES_OWN: u32 = 0;
 pub const MHA_CACHE_VALUES_IN_KEYS: u32 = 513;
 pub const MHA_BACK_END_NATIVE: u32 = 0;
 pub const MHA_BACK_END_SGEMM: u32 = 1;
-pub const MHA_ACTIVATION_NONE: u32 = 0;
-pub const MHA_ACTIVATION_SILU: u32 = 1793;
 /// One of the values below. They never change; later versions may add more.
 pub type mha_status = u32;
 /// Describes an error. Every function that takes one fills it. This struct is frozen.
@@ -170,6 +171,19 @@ pub struct mha_matrix {
 pub struct mha_layer {
     _unused: [u8; 0],
 }
+/// How a packed layer keeps and multiplies weights (mha_options.h). This struct is frozen.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_weight_format {
+    /// MHA_TYPE_* of the packed weights; 0 = F32
+    pub type_: u32,
+    /// inputs that share a scale: 16, 32, 64, 128; 0 = all (INT8), 32 (INT4)
+    pub group_size: u32,
+    /// of scales and offsets of groups: MHA_TYPE_F32 or F16; 0 = F32
+    pub scale_type: u32,
+    /// MHA_ARITHMETIC_* of the products; 0 = F32
+    pub arithmetic: u32,
+}
 /// The shape of a layer. query_dim and num_heads are required, and head_dim too unless num_heads *
 /// head_dim is query_dim. num_heads times the width of a head is at most 2^31 - 1. Query head h
 /// uses key and value head h / (num_heads / num_kv_heads).
@@ -195,15 +209,9 @@ pub struct mha_layer_config {
     pub head_dim_v: i64,
     /// factor of the scores; finite; 0 = 1 / sqrt(head_dim)
     pub scale: f32,
-    /// MHA_TYPE_*: how the packed layer stores weights; 0 = F32
-    pub weight_type: u32,
-    /// inputs of one scale: 16, 32, 64 or 128; 0 = all (INT8), 32 (INT4)
-    pub group_size: u32,
-    /// MHA_TYPE_F32 or F16: how scales and offsets of groups are; 0 = F32
-    pub scale_type: u32,
-    /// MHA_ARITHMETIC_* of the projections; 0 = F32
-    pub arithmetic: u32,
-    /// MHA_GATE_* that multiplies the context before W_O; 0 = none
+    /// of the packed weights
+    pub format: mha_weight_format,
+    /// MHA_FUNCTION_SIGMOID or SOFTPLUS: multiplies the context; 0 = none
     pub gate: u32,
     /// numbers of a head's gate: 1 or head_dim_v; 0 = head_dim_v
     pub gate_dim: i64,
@@ -215,8 +223,8 @@ pub struct mha_layer_config {
 /// 1, and so on.
 ///
 /// Biases of q, k and v may be fused (w_qkv.bias) or separate, whether or not the matrices are.
-/// F32, F16 and BF16 matrices are converted to weight_type. INT8 and INT4 matrices come from a
-/// quantiser, need the same weight_type, and are packed without change.
+/// F32, F16 and BF16 matrices are converted to format.type. INT8 and INT4 matrices come from a
+/// quantiser, need the same format.type, and are packed without change.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mha_layer_weights {
@@ -225,6 +233,8 @@ pub struct mha_layer_weights {
     pub layout: u32,
     /// MHA_TYPE_* of all matrices; 0 = F32
     pub type_: u32,
+    /// MHA_GATE_IN_W_G or IN_W_Q (mha_options.h); 0 = IN_W_G
+    pub gate_place: u32,
     /// `[query_dim, num_heads * head_dim]`; data NULL = in w_qkv
     pub w_q: mha_matrix,
     /// `[key_dim, num_kv_heads * head_dim]`; data NULL = in w_qkv, or none
@@ -235,7 +245,7 @@ pub struct mha_layer_weights {
     pub w_qkv: mha_matrix,
     /// `[num_heads * head_dim_v, output_dim]`; data NULL = y is the context
     pub w_o: mha_matrix,
-    /// gate: `[query_dim, num_heads * gate_dim]`; data NULL = in w_q or w_qkv
+    /// gate: `[query_dim, num_heads * gate_dim]`; data NULL = none, or IN_W_Q
     pub w_g: mha_matrix,
 }
 /// A KV cache holds the keys and values of earlier calls, after norm and rotation, so that a new
@@ -274,7 +284,7 @@ pub struct mha_kv_cache_config {
     /// MHA_CACHE_KIND_*; 0 = CONTIGUOUS
     pub kind: u32,
     /// MHA_CACHE_VALUES_* (mha_extra.h); 0 = stored beside the keys
-    pub values: u32,
+    pub value_place: u32,
     /// of a block: 16, 32, 64, 128 or a multiple of 256; 0 = not paged
     pub block_positions: i64,
     /// blocks of the pool, numbered from 0; 0 = not paged
@@ -330,17 +340,12 @@ pub struct mha_sequences {
     /// `[batch, n_kv]`; NULL = counted from the sequence's first key
     pub rope_k_positions: *const i64,
 }
-/// The arguments of mha_forward. Self-attention needs batch, n_q, query and output. Fields in the
-/// first group stay the same from call to call; a program can fill them once and copy the struct.
-///
-/// With cache, the call first appends the rows of key and value to its sequences, and then attends
-/// to everything that these hold, as stored. With cache_read, it attends to the cache without
-/// appending; key, value and the kv_ fields of sequences must not be given. The cache's
-/// num_kv_heads, head_dim and head_dim_v are the layer's.
+/// What the calls of a layer and of attention have in common. key and value are k and v in
+/// attention. Fields of the first part stay the same from call to call; a program can fill them
+/// once and copy the struct. This struct is frozen with version 0.1.0, not before.
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct mha_forward_args {
-    pub struct_size: usize,
+pub struct mha_call {
     /// MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES
     pub flags: u32,
     pub reserved: u32,
@@ -348,7 +353,7 @@ pub struct mha_forward_args {
     pub window_left: i64,
     /// with MHA_WINDOW_RIGHT: >= 0; otherwise 0
     pub window_right: i64,
-    /// rotation of queries and keys; NULL = none
+    /// rotation of queries and new keys; NULL = none
     pub rope: *const mha_rope,
     /// norms of queries, keys, values, context; NULL = none
     pub norm: *const mha_norm,
@@ -356,21 +361,13 @@ pub struct mha_forward_args {
     pub score: *const mha_score_options,
     /// threads; NULL = the calling thread
     pub scheduler: *const mha_scheduler,
-    /// sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do
+    /// of the arrays, packed 1: >= 1, or MHA_EMPTY = nothing to do; 0 = 1
     pub batch: i64,
     /// rows of query and output per sequence; >= 1, or MHA_EMPTY = nothing to do
     pub n_q: i64,
     /// rows of key and value per sequence; >= 1, or MHA_EMPTY = none. Ignored with cache_read and
     /// without key and value; with value alone, it must be n_q.
     pub n_kv: i64,
-    /// `[batch, n_q, query_dim]`
-    pub query: mha_input,
-    /// `[batch, n_kv, key_dim]`, type 0 = query's; data NULL = self-attention
-    pub key: mha_input,
-    /// `[batch, n_kv, value_dim]`, type 0 = query's; data NULL = key
-    pub value: mha_input,
-    /// `[batch, n_q, output_dim]`, as mha_layer_shape gives it
-    pub output: mha_output,
     /// NULL = batch unpadded sequences
     pub sequences: *const mha_sequences,
     /// masks, biases, chosen keys; NULL = none
@@ -379,12 +376,32 @@ pub struct mha_forward_args {
     pub cache: *mut mha_kv_cache,
     /// attended to, in place of cache; NULL = none
     pub cache_read: *const mha_kv_cache,
-    /// lse, weights, steps in between; NULL = none
+    /// lse, weights, steps in between, partials; NULL = none
     pub outputs: *const mha_outputs,
 }
-/// The arguments of mha_attention: softmax(scale * q k^T) v, without projections. Fields that
-/// mha_forward_args has mean the same here, with k and v for key and value. The four arrays may
-/// have different types. Layouts of q, k, v and output:
+/// The arguments of mha_forward. Self-attention needs call.n_q, query and output.
+///
+/// With call.cache, the call first appends the rows of key and value to its sequences, and then
+/// attends to everything that these hold, as stored. With cache_read, it attends to the cache
+/// without appending; key, value and the kv_ fields of sequences must not be given. The cache's
+/// num_kv_heads, head_dim and head_dim_v are the layer's.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_forward_args {
+    pub struct_size: usize,
+    /// rows, options, sequences, cache
+    pub call: mha_call,
+    /// `[batch, n_q, query_dim]`
+    pub query: mha_input,
+    /// `[batch, n_kv, key_dim]`, type 0 = query's; data NULL = self-attention
+    pub key: mha_input,
+    /// `[batch, n_kv, value_dim]`, type 0 = query's; data NULL = key
+    pub value: mha_input,
+    /// `[batch, n_q, output_dim]`, as mha_layer_shape gives it
+    pub output: mha_output,
+}
+/// The arguments of mha_attention: softmax(scale * q k^T) v, without projections. The four arrays
+/// may have different types. Layouts of q, k, v and output:
 ///
 /// ```text
 /// [batch, n, heads, width]    all strides 0
@@ -394,6 +411,8 @@ pub struct mha_forward_args {
 #[derive(Copy, Clone)]
 pub struct mha_attention_args {
     pub struct_size: usize,
+    /// rows, options, sequences, cache
+    pub call: mha_call,
     /// query heads; >= 1
     pub num_heads: i64,
     /// key and value heads; divides num_heads; 0 = num_heads
@@ -404,29 +423,8 @@ pub struct mha_attention_args {
     pub head_dim_v: i64,
     /// factor of the scores; finite; 0 = 1 / sqrt(head_dim)
     pub scale: f32,
-    /// MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES
-    pub flags: u32,
-    /// with MHA_WINDOW_LEFT: >= 0; otherwise 0
-    pub window_left: i64,
-    /// with MHA_WINDOW_RIGHT: >= 0; otherwise 0
-    pub window_right: i64,
-    /// of q and k, before k is scored or stored; NULL = none
-    pub rope: *const mha_rope,
-    /// norms; NULL = none
-    pub norm: *const mha_norm,
-    /// softcap, ALiBi, sinks and others; NULL = none
-    pub score: *const mha_score_options,
-    /// threads; NULL = the calling thread
-    pub scheduler: *const mha_scheduler,
     /// MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has
     pub instruction_set: u32,
-    pub reserved: u32,
-    /// sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do
-    pub batch: i64,
-    /// rows of q and output per sequence; >= 1, or MHA_EMPTY = nothing to do
-    pub n_q: i64,
-    /// rows of k and v; >= 1, or MHA_EMPTY = none. Ignored with cache_read.
-    pub n_kv: i64,
     /// `[batch, n_q, num_heads, head_dim]`
     pub q: mha_input,
     /// `[batch, n_kv, num_kv_heads, head_dim]`, type 0 = q's; data NULL = none
@@ -436,17 +434,7 @@ pub struct mha_attention_args {
     pub v: mha_input,
     /// `[batch, n_q, num_heads, head_dim_v]`
     pub output: mha_output,
-    /// NULL = batch unpadded sequences
-    pub sequences: *const mha_sequences,
-    /// masks, biases, chosen keys; NULL = none
-    pub score_arrays: *const mha_score_arrays,
-    /// appended to, then attended to; NULL = none
-    pub cache: *mut mha_kv_cache,
-    /// attended to, in place of cache; NULL = none
-    pub cache_read: *const mha_kv_cache,
-    /// lse, weights, states; NULL = none
-    pub outputs: *const mha_outputs,
-    /// position of every sequence's first key ("States"); 0 .. 2^62
+    /// position of every sequence's first key ("Partials"); 0 .. 2^62
     pub kv_first_position: i64,
 }
 /// A linear layer, y = x W + bias, computed like the projections of mha_forward. It is a
@@ -465,14 +453,8 @@ pub struct mha_linear_weights {
     pub layout: u32,
     /// MHA_TYPE_* of w; 0 = F32
     pub type_: u32,
-    /// MHA_TYPE_*: how the packed layer stores weights; 0 = F32
-    pub weight_type: u32,
-    /// as in mha_layer_config
-    pub group_size: u32,
-    /// as in mha_layer_config
-    pub scale_type: u32,
-    /// MHA_ARITHMETIC_* of the product; 0 = F32
-    pub arithmetic: u32,
+    /// of the packed weights
+    pub format: mha_weight_format,
 }
 /// The arguments of mha_linear. A layer with heads multiplies by its W_O; x is the context.
 #[repr(C)]
@@ -577,41 +559,41 @@ pub struct mha_score_options {
 }
 /// What a step does to scores; one struct can serve all layers of the step. Calls only read it.
 ///
-/// Columns. mask, bias and kv_groups have the same columns for all rows; without a cache, they are
-/// all rows of key, also of packed sequences. With NEW_KEYS, keys that the cache had before have
-/// no column: they are always visible (even with MHA_GROUPS_WITHIN) and have a bias of 0, so a
-/// tree of drafted tokens needs a mask of its own rows only. A ring takes NEW_KEYS and no groups.
-/// Keys after the last of num_columns are masked. Columns that flags and lengths exclude are not
-/// read, except with MHA_GROUPS_ALSO.
+/// Columns. mask, bias and kv_segments have the same columns for all rows; without a cache, they
+/// are all rows of key, also of packed sequences. With NEW_KEYS, keys that the cache had before
+/// have no column: they are always visible (even with MHA_SEGMENTS_WITHIN) and have a bias of 0,
+/// so a tree of drafted tokens needs a mask of its own rows only. A ring takes NEW_KEYS and no
+/// segments. Keys after the last of num_columns are masked. Columns that flags and lengths exclude
+/// are not read, except with MHA_SEGMENTS_ALSO.
 ///
 /// Chosen keys. Each query attends only to the keys of its list that flags and mask allow
 /// (DeepSeek V3.2, MiniMax). Entries are positions or, with chosen_block, numbers of blocks of
 /// chosen_block keys, in any order; -1 marks an unused entry and duplicates are ignored. The cost
 /// grows with the keys of the lists. When values are stored separately, reading one chosen key of
 /// a cache costs reading its block of 16. With chosen_block 0 or 1, bits are those of a call over
-/// the keys gathered in ascending order. Chosen keys cannot be combined with groups or with
+/// the keys gathered in ascending order. Chosen keys cannot be combined with segments or with
 /// outputs that have a number per pair.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mha_score_arrays {
     pub struct_size: usize,
-    /// `[batch, num_heads, n_q, columns]`, F32 or F16; data NULL = none
+    /// `[batch, num_heads, n_q, num_columns]`, F32 or F16; data NULL = none
     pub bias: mha_input,
-    /// `[batch, num_heads, n_q, columns]`: 0 = masked; NULL = none
+    /// `[batch, num_heads, n_q, num_columns]`: 0 = masked; NULL = none
     pub mask: *const u8,
     /// of mask; 0 = contiguous; MHA_BROADCAST is allowed
     pub mask_strides: mha_strides,
     /// MHA_COLUMNS_*; 0 = ALL_KEYS
-    pub columns: u32,
-    /// MHA_GROUPS_*; 0 = WITHIN; without q_groups 0
-    pub groups: u32,
-    /// columns of mask, bias and kv_groups; 0 = the keys of the longest sequence (in a cache:
+    pub column_keys: u32,
+    /// MHA_SEGMENTS_*; 0 = WITHIN; without q_segments 0
+    pub segments: u32,
+    /// columns of mask, bias and kv_segments; 0 = the keys of the longest sequence (in a cache:
     /// after the call)
     pub num_columns: i64,
-    /// `[batch, n_q]`; NULL = no groups
-    pub q_groups: *const i32,
-    /// `[batch, columns]`; NULL = q_groups, if columns are rows of query
-    pub kv_groups: *const i32,
+    /// `[batch, n_q]`; NULL = no segments
+    pub q_segments: *const i32,
+    /// `[batch, num_columns]`; NULL = q_segments, of the same rows
+    pub kv_segments: *const i32,
     /// `[batch, n_q]`; NULL = 1
     pub q_scales: *const f32,
     /// `[batch, num_heads, n_q, relative_left + 1 + relative_right]` of score; in place of
@@ -732,7 +714,7 @@ pub struct mha_layer_options {
     pub allocator: *const mha_allocator,
 }
 /// Optional outputs of a call, contiguous. Requesting one does not affect the others. q, k and v
-/// belong to mha_forward, states to mha_attention. With a cache, n_kv of the outputs per pair is
+/// belong to mha_forward, partials to mha_attention. With a cache, n_kv of the outputs per pair is
 /// the longest length that the call's sequences have after it. In padding, masked_scores and lse
 /// are -infinity and everything else is 0.
 #[repr(C)]
@@ -741,8 +723,8 @@ pub struct mha_outputs {
     pub struct_size: usize,
     /// `[batch, num_heads, n_q]`: ln of the sum of exp(score), sinks included
     pub lse: *mut f32,
-    /// `[batch, num_heads, n_q, head_dim_v + 2]`, in place of output ("States")
-    pub states: *mut f32,
+    /// `[batch, num_heads, n_q, head_dim_v + 2]`, in place of output ("Partials")
+    pub partials: *mut f32,
     /// `[batch, n_q, num_heads, head_dim]`, as projected: before norm and RoPE
     pub q: *mut f32,
     /// `[batch, n_kv, num_kv_heads, head_dim]`, the same; only rows of this call
@@ -762,12 +744,12 @@ pub struct mha_outputs {
     /// the softmax. Rows sum to 1; less with sinks; 0 if all is masked.
     pub attention_weights: *mut f32,
 }
-/// The arguments of mha_states_finish. batch, n_q and shapes are those of mha_attention_args.
+/// The arguments of mha_partials_finish. batch, n_q and shapes are those of mha_attention_args.
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct mha_states_args {
+pub struct mha_partials_args {
     pub struct_size: usize,
-    /// >= 1, or MHA_EMPTY = nothing to do
+    /// >= 1, or MHA_EMPTY = nothing to do; 0 = 1
     pub batch: i64,
     /// >= 1
     pub num_heads: i64,
@@ -779,7 +761,7 @@ pub struct mha_states_args {
     pub instruction_set: u32,
     pub reserved: u32,
     /// `[batch, num_heads, n_q, head_dim_v + 2]`, over all keys
-    pub states: *const f32,
+    pub partials: *const f32,
     /// `[num_heads]`, as in mha_score_options; NULL = none
     pub sinks: *const f32,
     /// `[num_heads]`, as in mha_score_options; NULL = 1
@@ -896,13 +878,13 @@ pub struct mha_recurrent_args {
     pub a_log: *const f32,
     /// `[num_v_heads, decay_dim]`, only with a_log; NULL = 0
     pub dt_bias: *const f32,
-    /// MHA_GATE_SIGMOID: beta is sigmoid(beta); 0 = as given
+    /// MHA_FUNCTION_SIGMOID: beta is sigmoid(beta); 0 = as given
     pub beta_function: u32,
     /// MHA_INSTRUCTION_SET_*; 0 = the best that the machine has
     pub instruction_set: u32,
     /// threads; NULL = the calling thread
     pub scheduler: *const mha_scheduler,
-    /// sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do
+    /// of the arrays, packed 1: >= 1, or MHA_EMPTY = nothing to do; 0 = 1
     pub batch: i64,
     /// rows per sequence; >= 1, or MHA_EMPTY = none: state_out becomes state
     pub rows: i64,
@@ -953,13 +935,13 @@ pub struct mha_causal_conv_args {
     pub weights: *const f32,
     /// `[channels]`; NULL = 0
     pub bias: *const f32,
-    /// MHA_ACTIVATION_*; 0 = none
+    /// MHA_FUNCTION_SILU; 0 = none
     pub activation: u32,
     /// MHA_INSTRUCTION_SET_*; 0 = the best that the machine has
     pub instruction_set: u32,
     /// threads; NULL = the calling thread
     pub scheduler: *const mha_scheduler,
-    /// sequences of the arrays; packed: 1. >= 1, or MHA_EMPTY = nothing to do
+    /// of the arrays, packed 1: >= 1, or MHA_EMPTY = nothing to do; 0 = 1
     pub batch: i64,
     /// rows per sequence; >= 1, or MHA_EMPTY = none: state_out becomes state
     pub rows: i64,
@@ -1186,15 +1168,16 @@ extern "C" {
         cache: *const mha_kv_cache, sequence: i64, first: i64, count: i64, k: *mut f32,
         v: *mut f32, error: *mut mha_error,
     ) -> mha_status;
-    /// Writes the states of left and right together to result, which may be left or right. All are
-    /// `[rows, head_dim_v + 2]`; left has the earlier keys. rows is at least 1, or MHA_EMPTY.
+    /// Writes the partials of left and right together to result, which may be left or right. All
+    /// are `[rows, head_dim_v + 2]`; left has the earlier keys. rows is at least 1, or MHA_EMPTY.
     /// instruction_set is an MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has.
-    pub fn mha_states_merge(
+    pub fn mha_partials_merge(
         rows: i64, head_dim_v: i64, left: *const f32, right: *const f32, result: *mut f32,
         instruction_set: u32, error: *mut mha_error,
     ) -> mha_status;
     /// Writes output and lse as mha_attention would, on the calling thread.
-    pub fn mha_states_finish(args: *const mha_states_args, error: *mut mha_error) -> mha_status;
+    pub fn mha_partials_finish(args: *const mha_partials_args, error: *mut mha_error)
+        -> mha_status;
     /// Sets *bytes to the size of workspace that mha_choose_keys needs.
     pub fn mha_choose_keys_workspace(
         args: *const mha_choose_keys_args, bytes: *mut usize, error: *mut mha_error,
@@ -1207,15 +1190,15 @@ extern "C" {
     /// Fills *info, whose struct_size is set, with how mha_forward(layer, args, ...) would run
     /// now. Reads the arrays of sequences and score, chosen_keys and the lengths in the cache.
     /// operations and bytes are 0 for an empty call.
-    pub fn mha_info(
+    pub fn mha_forward_info(
         layer: *const mha_layer, args: *const mha_forward_args, info: *mut mha_call_info,
         error: *mut mha_error,
     ) -> mha_status;
-    /// Like mha_info, for mha_attention(args, ...).
+    /// Like mha_forward_info, for mha_attention(args, ...).
     pub fn mha_attention_info(
         args: *const mha_attention_args, info: *mut mha_call_info, error: *mut mha_error,
     ) -> mha_status;
-    /// Like mha_info, for mha_linear(layer, args, ...). Of a layer with heads, only W_O counts.
+    /// Like mha_forward_info, for mha_linear(layer, args, ...); of a layer with heads, W_O counts.
     pub fn mha_linear_info(
         layer: *const mha_layer, args: *const mha_linear_args, info: *mut mha_call_info,
         error: *mut mha_error,
@@ -1230,8 +1213,8 @@ extern "C" {
         args: *const mha_recurrent_args, workspace: *mut core::ffi::c_void, workspace_bytes: usize,
         error: *mut mha_error,
     ) -> mha_status;
-    /// Like mha_info, for mha_recurrent_attention(args, ...). bytes counts the states once for
-    /// each of state and state_out, and num_snapshots times for snapshots.
+    /// Like mha_forward_info, for mha_recurrent_attention(args, ...). bytes counts the states once
+    /// for each of state and state_out, and num_snapshots times for snapshots.
     pub fn mha_recurrent_attention_info(
         args: *const mha_recurrent_args, info: *mut mha_call_info, error: *mut mha_error,
     ) -> mha_status;

@@ -112,7 +112,7 @@ impl Attention {
             v: Array::default(),
             key: None,
             output: Output::of(output.into()),
-            has_states: false,
+            has_partials: false,
             index_scores: None,
             kv_first_position: 0,
             choice: None,
@@ -153,32 +153,32 @@ impl Attention {
         call
     }
 
-    /// Starts a call over a part of the keys, the others being elsewhere. It writes states,
-    /// `[batch, num_heads, n_q, head_dim_v + 2]`, for [`states_merge`] and
-    /// [`finish_states`](Self::finish_states), and takes no other outputs, no sinks and no head
-    /// scales. [`states_merge`] has an example.
-    pub fn call_states<'a>(
-        &self, q: impl Into<Elements<'a>>, states: &'a mut [f32],
+    /// Starts a call over a part of the keys, the others being elsewhere. It writes partials,
+    /// `[batch, num_heads, n_q, head_dim_v + 2]`, for [`partials_merge`] and
+    /// [`finish_partials`](Self::finish_partials), and takes no other outputs, no sinks and no head
+    /// scales. [`partials_merge`] has an example.
+    pub fn call_partials<'a>(
+        &self, q: impl Into<Elements<'a>>, partials: &'a mut [f32],
     ) -> AttentionCall<'a> {
-        AttentionCall { has_states: true, ..self.call(q, states) }
+        AttentionCall { has_partials: true, ..self.call(q, partials) }
     }
 
-    /// Computes rows of context, `[batch, n_q, num_heads, head_dim_v]`, from states over all keys,
+    /// Computes rows of context, `[batch, n_q, num_heads, head_dim_v]`, from partials over all keys,
     /// `[batch, num_heads, n_q, head_dim_v + 2]`, and their `lse`, `[batch, num_heads, n_q]`, on
     /// the calling thread. `sinks` and `head_scales`, `[num_heads]`, are as in [`ScoreOptions`];
-    /// None = none. [`states_merge`] has an example.
+    /// None = none. [`partials_merge`] has an example.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::SliceLength`] for a slice that does not have its shape, and
     /// [`ErrorKind::InvalidValue`] for a dimension that is 0.
-    pub fn finish_states<'a>(
-        &self, batch: usize, states: &[f32], sinks: Option<&[f32]>, head_scales: Option<&[f32]>,
+    pub fn finish_partials<'a>(
+        &self, batch: usize, partials: &[f32], sinks: Option<&[f32]>, head_scales: Option<&[f32]>,
         output: impl Into<ElementsMut<'a>>, lse: &mut [f32],
     ) -> Result<()> {
         let width = or(self.head_dim_v, self.head_dim);
         let row = self.num_heads.saturating_mul(width.saturating_add(2));
-        let n_q = rows_of("states", states.len(), batch, row)?;
+        let n_q = rows_of("partials", partials.len(), batch, row)?;
         let [heads] = extents!(self => num_heads);
         let (batch, n_q, width) = (("batch", batch), ("n_q", n_q), ("head_dim_v", width));
         let output = Output::of(output.into());
@@ -188,27 +188,27 @@ impl Attention {
             "sinks": sinks => [heads];
             "head_scales": head_scales => [heads];
         }
-        let args = sys::mha_states_args {
-            struct_size: size_of::<sys::mha_states_args>(),
+        let args = sys::mha_partials_args {
+            struct_size: size_of::<sys::mha_partials_args>(),
             batch: extent(batch.1),
             num_heads: int(heads.1),
             n_q: extent(n_q.1),
             head_dim_v: int(width.1),
             instruction_set: self.instruction_set.0,
             reserved: 0,
-            states: states.as_ptr(),
+            partials: partials.as_ptr(),
             sinks: slice_ptr(sinks),
             head_scales: slice_ptr(head_scales),
             output: output.raw(),
             lse: lse.as_mut_ptr(),
         };
         // SAFETY: slices of the shapes that the struct says.
-        check(|error| unsafe { sys::mha_states_finish(&args, error) })
+        check(|error| unsafe { sys::mha_partials_finish(&args, error) })
     }
 }
 
-/// Joins the states of two neighbouring parts of the keys, both `[rows, head_dim_v + 2]` as
-/// [`Attention::call_states`] has written them. `left` has the earlier keys, and receives the
+/// Joins the partials of two neighbouring parts of the keys, both `[rows, head_dim_v + 2]` as
+/// [`Attention::call_partials`] has written them. `left` has the earlier keys, and receives the
 /// result.
 ///
 /// # Errors
@@ -218,29 +218,29 @@ impl Attention {
 /// # Examples
 ///
 /// ```
-/// use mha::{states_merge, Attention, Workspace};
+/// use mha::{partials_merge, Attention, Workspace};
 ///
 /// let attention = Attention::new(1, 1);
 /// let (mut left, mut right, mut output, mut lse) = ([0.0; 3], [0.0; 3], [0.0], [0.0]);
-/// attention.call_states(&[1.0], &mut left).key_value(&[0.5], &[4.0]).run(&mut Workspace::new())?;
+/// attention.call_partials(&[1.0], &mut left).key_value(&[0.5], &[4.0]).run(&mut Workspace::new())?;
 /// attention
-///     .call_states(&[1.0], &mut right)
+///     .call_partials(&[1.0], &mut right)
 ///     .key_value(&[0.5], &[8.0])
 ///     .kv_first_position(1)
 ///     .run(&mut Workspace::new())?;
-/// states_merge(1, &mut left, &right)?;
-/// attention.finish_states(1, &left, None, None, &mut output, &mut lse)?;
+/// partials_merge(1, &mut left, &right)?;
+/// attention.finish_partials(1, &left, None, None, &mut output, &mut lse)?;
 /// assert_eq!(output, [6.0]); // equal weights
 /// # Ok::<(), mha::Error>(())
 /// ```
-pub fn states_merge(head_dim_v: usize, left: &mut [f32], right: &[f32]) -> Result<()> {
+pub fn partials_merge(head_dim_v: usize, left: &mut [f32], right: &[f32]) -> Result<()> {
     let width = ("head_dim_v + 2", head_dim_v.saturating_add(2));
     let rows = rows_of("left", left.len(), 1, width.1)?;
     check_given!("right": Some(right) => [("rows", rows), width];);
     let to = left.as_mut_ptr();
-    // SAFETY: states of this many rows; the result may be the left ones.
+    // SAFETY: partials of this many rows; the result may be the left ones.
     check(|error| unsafe {
-        sys::mha_states_merge(extent(rows), int(head_dim_v), to, right.as_ptr(), to, 0, error)
+        sys::mha_partials_merge(extent(rows), int(head_dim_v), to, right.as_ptr(), to, 0, error)
     })
 }
 
@@ -295,8 +295,8 @@ pub struct AttentionCall<'a> {
     k: Array<'a>,
     v: Array<'a>,
     key: Option<Elements<'a>>, // without values
-    output: Output<'a>,        // or states
-    has_states: bool,
+    output: Output<'a>,        // or partials
+    has_partials: bool,
     index_scores: Option<Output<'a>>,
     kv_first_position: usize,
     choice: Option<Choice<'a>>,
@@ -334,7 +334,7 @@ impl<'a> AttentionCall<'a> {
         /// Sets the strides of the output. Elements between rows and heads are not written.
         output_strides(strides: Strides) => output.strides = Some(strides);
         /// Sets the position of every sequence's first key, of the call or of its cache, where
-        /// earlier keys are elsewhere ([`Attention::call_states`]); by default 0.
+        /// earlier keys are elsewhere ([`Attention::call_partials`]); by default 0.
         kv_first_position(position: usize) => kv_first_position = position;
     }
 
@@ -384,9 +384,9 @@ impl<'a> AttentionCall<'a> {
         self.q.check("q", &[batch, n_q, heads, width])?;
         keys.check("k", &[batch, n_kv, kv_heads, width])?;
         self.v.check("v", &[batch, n_kv, kv_heads, width_v])?;
-        if self.has_states {
-            let of_state = ("head_dim_v + 2", of.head_dim_v.saturating_add(2));
-            check_given!("states": Some(&self.output) => [batch, heads, n_q, of_state];);
+        if self.has_partials {
+            let of_row = ("head_dim_v + 2", of.head_dim_v.saturating_add(2));
+            check_given!("partials": Some(&self.output) => [batch, heads, n_q, of_row];);
         } else if let Some(choice) = &self.choice {
             needs(("output_strides", self.output.strides.is_some()), ("output", false))?;
             needs(("head_dim_v", self.attention.head_dim_v != 0), ("values", false))?;
@@ -416,12 +416,12 @@ impl<'a> AttentionCall<'a> {
         args.output = self.output.raw();
         args.kv_first_position = int(self.kv_first_position);
         let mut outputs = pointees.outputs.unwrap_or_else(no_outputs);
-        if self.has_states || self.choice.is_some() {
+        if self.has_partials || self.choice.is_some() {
             (args.output.data, args.output.type_) = (null_mut(), 0);
         }
-        if self.has_states {
-            outputs.states = self.output.start().cast();
-            args.outputs = &outputs;
+        if self.has_partials {
+            outputs.partials = self.output.start().cast();
+            args.call.outputs = &outputs;
         }
         let result = match &self.choice {
             None => body(Call::Attention(&args)),

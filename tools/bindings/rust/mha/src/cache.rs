@@ -151,7 +151,7 @@ impl CacheConfig {
             head_dim_v: int(self.head_dim_v),
             k_type: self.k_type.raw(),
             v_type: self.v_type.map_or(0, Type::raw), // 0 = k_type
-            values: if self.values_in_keys {
+            value_place: if self.values_in_keys {
                 sys::MHA_CACHE_VALUES_IN_KEYS
             } else {
                 sys::MHA_CACHE_VALUES_OWN
@@ -172,7 +172,7 @@ impl CacheConfig {
             head_dim_v: size(raw.head_dim_v),
             k_type: Type::of_raw(raw.k_type)?,
             v_type: Some(Type::of_raw(raw.v_type)?),
-            values_in_keys: raw.values == sys::MHA_CACHE_VALUES_IN_KEYS,
+            values_in_keys: raw.value_place == sys::MHA_CACHE_VALUES_IN_KEYS,
             kind: match raw.kind {
                 sys::MHA_CACHE_KIND_CONTIGUOUS => CacheKind::Contiguous,
                 sys::MHA_CACHE_KIND_RING => CacheKind::Ring,

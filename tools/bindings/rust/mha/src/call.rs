@@ -68,7 +68,7 @@ impl Call<'_> {
         // SAFETY: as said above.
         check(|error| unsafe {
             match *self {
-                Self::Forward(layer, args) => sys::mha_info(layer, args, &mut info, error),
+                Self::Forward(layer, args) => sys::mha_forward_info(layer, args, &mut info, error),
                 Self::Attention(args) => sys::mha_attention_info(args, &mut info, error),
                 Self::ChooseKeys(_) | Self::CausalConv(_) => unreachable!("refused above"),
                 Self::Linear(layer, args) => sys::mha_linear_info(layer, args, &mut info, error),

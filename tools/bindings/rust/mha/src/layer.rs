@@ -97,11 +97,13 @@ impl LayerConfig {
             head_dim: int(self.head_dim),
             head_dim_v: int(self.head_dim_v),
             scale: self.scale,
-            weight_type: self.weight_type.raw(),
-            group_size: self.group_size.try_into().unwrap_or(u32::MAX),
-            scale_type: self.scale_type.raw(),
+            format: sys::mha_weight_format {
+                type_: self.weight_type.raw(),
+                group_size: self.group_size.try_into().unwrap_or(u32::MAX),
+                scale_type: self.scale_type.raw(),
+                arithmetic: self.arithmetic.raw(),
+            },
             gate: self.gate.raw(),
-            arithmetic: self.arithmetic.raw(),
             gate_dim: int(self.gate_dim),
         }
     }
@@ -395,10 +397,10 @@ impl<'a> Layer<'a> {
             head_dim: size(shape.head_dim),
             head_dim_v: size(shape.head_dim_v),
             scale: shape.scale,
-            weight_type: Type::of_raw(shape.weight_type).ok_or_else(unknown)?,
-            group_size: shape.group_size as usize,
-            scale_type: Type::of_raw(shape.scale_type).ok_or_else(unknown)?,
-            arithmetic: Arithmetic::of_raw(shape.arithmetic).ok_or_else(unknown)?,
+            weight_type: Type::of_raw(shape.format.type_).ok_or_else(unknown)?,
+            group_size: shape.format.group_size as usize,
+            scale_type: Type::of_raw(shape.format.scale_type).ok_or_else(unknown)?,
+            arithmetic: Arithmetic::of_raw(shape.format.arithmetic).ok_or_else(unknown)?,
             gate: Gate::of_raw(shape.gate).ok_or_else(unknown)?,
             gate_dim: size(shape.gate_dim),
         };
@@ -488,10 +490,7 @@ fn checked<R>(
                 w: raw_weights.w_o,
                 layout: raw_weights.layout,
                 type_: raw_weights.type_,
-                weight_type: raw_config.weight_type,
-                group_size: raw_config.group_size,
-                scale_type: raw_config.scale_type,
-                arithmetic: raw_config.arithmetic,
+                format: raw_config.format,
             };
             Described::Linear(&linear)
         } else {

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | `mha_layer_create`, `_pack`, `_view`, `_verify`, `_shape` | [`Layer::new`], [`pack`](Layer::pack), [`from_packed`](Layer::from_packed), [`verify`](Layer::verify), [`shape`](Layer::shape) |
 //! | `mha_layer_config`, `mha_layer_weights`, `mha_layer_options` | [`LayerConfig`], [`Weights`], [`Layer::with_instruction_set`] |
-//! | `mha_forward`, `mha_forward_workspace`, `mha_info` | [`Layer::forward`], then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
+//! | `mha_forward`, `mha_forward_workspace`, `mha_forward_info` | [`Layer::forward`], then [`Forward::run`], [`workspace_bytes`](Forward::workspace_bytes), [`info`](Forward::info) |
 //! | `mha_recurrent_attention`, `mha_causal_conv` and their workspace and info | [`RecurrentAttention::call`], [`CausalConv::call`], and the same methods |
 //! | `mha_choose_keys` | [`Attention::choose_keys`] |
 //! | `mha_attention`, `mha_linear` and their workspace and info | [`Attention::call`], [`Layer::linear`], and the same methods |
@@ -25,11 +25,11 @@
 //! | `mha_input`, `mha_output`, `mha_strides` | [`Elements`], [`ElementsMut`]; [`Forward::query_strides`], [`Strides`] and others |
 //! | `mha_matrix` | [`Matrix`], and methods of [`Weights`] for biases |
 //! | `mha_score_options`, `mha_score_arrays`, `mha_alibi_slopes`, `mha_t5_relative_bias` | [`ScoreOptions`], [`alibi_slopes`], [`t5_relative_bias`] |
-//! | `mha_states_merge`, `mha_states_finish` | [`states_merge`], [`Attention::finish_states`] |
+//! | `mha_partials_merge`, `mha_partials_finish` | [`partials_merge`], [`Attention::finish_partials`] |
 //! | `MHA_TYPE_*` | [`Type`] |
-//! | `MHA_GATE_*` | [`Gate`] |
+//! | `MHA_FUNCTION_*` | [`Gate`] |
 //! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`] |
-//! | `mha_outputs` | [`Outputs`], [`Forward::lse`], [`Forward::attention_weights`], [`Attention::call_states`] |
+//! | `mha_outputs` | [`Outputs`], [`Forward::lse`], [`Forward::attention_weights`], [`Attention::call_partials`] |
 //! | `mha_scheduler` | [`Scheduler`] |
 //! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |
 //! | `mha_version`, `mha_contract`, `mha_instruction_sets` | [`version`], [`contract`], [`InstructionSet::available`] |
@@ -60,7 +60,7 @@ mod types;
 mod weights;
 mod workspace;
 
-pub use attention::{states_merge, Attention, AttentionCall, Strides};
+pub use attention::{partials_merge, Attention, AttentionCall, Strides};
 pub use buffer::AlignedBuffer;
 pub use cache::{CacheConfig, CacheKind, KvCache};
 pub use error::{Error, ErrorKind, Result};
@@ -75,7 +75,7 @@ pub use rope::{Rope, RopeConfig, RopeStyle};
 #[cfg(feature = "rayon")]
 pub use scheduler::Rayon;
 pub use scheduler::Scheduler;
-pub use score::{alibi_slopes, t5_relative_bias, Groups, ScoreColumns, ScoreOptions};
+pub use score::{alibi_slopes, t5_relative_bias, ScoreColumns, ScoreOptions, Segments};
 pub use types::{Arithmetic, Elements, ElementsMut, Gate, InstructionSet, Type};
 pub use weights::{Matrix, WeightLayout, Weights};
 pub use workspace::Workspace;

@@ -370,23 +370,24 @@ impl Pointees<'_> {
     }
 }
 
-/// Fills the fields that mha_forward_args and mha_attention_args have in common.
+/// Fills the size and the `call` of mha_forward_args or mha_attention_args.
 macro_rules! fill_common {
     ($args:ident, $options:expr, $pointees:ident, $of:ident) => {
         $args.struct_size = std::mem::size_of_val(&$args);
-        ($args.batch, $args.n_q, $args.n_kv) =
+        let call = &mut $args.call;
+        (call.batch, call.n_q, call.n_kv) =
             [$of.batch, $of.n_q, $of.n_kv].map(crate::spans::extent).into();
-        $args.flags = $options.flags();
-        $args.window_left = $options.window_left.map_or(0, int);
-        $args.window_right = $options.window_right.map_or(0, int);
-        $args.rope = struct_ptr(&$pointees.rope);
-        $args.norm = struct_ptr(&$pointees.norm);
-        $args.score = struct_ptr(&$pointees.score);
-        $args.scheduler = struct_ptr(&$pointees.scheduler);
-        $args.sequences = struct_ptr(&$pointees.sequences);
-        $args.score_arrays = struct_ptr(&$pointees.score_arrays);
-        ($args.cache, $args.cache_read) = $options.cache_ptrs();
-        $args.outputs = struct_ptr(&$pointees.outputs);
+        call.flags = $options.flags();
+        call.window_left = $options.window_left.map_or(0, int);
+        call.window_right = $options.window_right.map_or(0, int);
+        call.rope = struct_ptr(&$pointees.rope);
+        call.norm = struct_ptr(&$pointees.norm);
+        call.score = struct_ptr(&$pointees.score);
+        call.scheduler = struct_ptr(&$pointees.scheduler);
+        call.sequences = struct_ptr(&$pointees.sequences);
+        call.score_arrays = struct_ptr(&$pointees.score_arrays);
+        (call.cache, call.cache_read) = $options.cache_ptrs();
+        call.outputs = struct_ptr(&$pointees.outputs);
     };
 }
 pub(crate) use fill_common;

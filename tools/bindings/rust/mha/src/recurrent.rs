@@ -353,7 +353,7 @@ impl<'a> CausalConv<'a> {
     /// Borrows weights `[channels, kernel_size]`. `channels` is at least 1, and `kernel_size` 2 ..
     /// 8. A call checks them.
     pub fn new(channels: usize, kernel_size: usize, weights: &'a [f32]) -> Self {
-        let (activation, instruction_set) = (sys::MHA_ACTIVATION_NONE, InstructionSet::AUTO);
+        let (activation, instruction_set) = (sys::MHA_FUNCTION_NONE, InstructionSet::AUTO);
         Self { channels, kernel_size, weights, bias: None, activation, instruction_set }
     }
 
@@ -364,7 +364,7 @@ impl<'a> CausalConv<'a> {
         /// refuses one that this machine lacks.
         instruction_set(set: InstructionSet) => instruction_set = set;
         /// Makes each result y `y * sigmoid(y)`. By default, results stay as they are.
-        silu() => activation = sys::MHA_ACTIVATION_SILU;
+        silu() => activation = sys::MHA_FUNCTION_SILU;
     }
 
     /// Starts a call on x, `[batch, rows, channels]`, that writes to `output`, of the same shape.

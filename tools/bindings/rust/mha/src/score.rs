@@ -20,7 +20,7 @@ use crate::{Error, ErrorKind, Result};
 /// s = s - alibi_slopes[head] * |j - p|
 /// s = s + relative_bias[head, j - p]    by distance, or relative_rows[sequence, head, i, j - p]
 /// s = s + bias
-/// s = -infinity                         where the mask is 0, or the call, groups or chosen keys
+/// s = -infinity                         where the mask is 0, or the call, segments or chosen keys
 ///                                       exclude the key
 /// weight = exp(s) / (sum of exp(s) over the keys + exp(sinks[head]))
 /// context = head_scales[head] * (weights times values)
@@ -52,7 +52,7 @@ use crate::{Error, ErrorKind, Result};
 ///     1, 0, 1, // another one, which does not see the first guess
 /// ];
 /// let options =
-///     ScoreOptions::new().softcap(50.0).mask(&tree, [1, 1, 3, 3]).columns(ScoreColumns::NewKeys);
+///     ScoreOptions::new().softcap(50.0).mask(&tree, [1, 1, 3, 3]).column_keys(ScoreColumns::NewKeys);
 /// let (mut y, mut weights) = ([0.0; 3 * 4], [0.0; 2 * 3 * 8]);
 /// let call = layer.forward(&[1.0; 3 * 4], &mut y).causal().cache(&mut cache).score(options);
 /// call.attention_weights(&mut weights).run(&mut workspace)?;
@@ -68,29 +68,29 @@ pub struct ScoreOptions<'a> {
     sinks: Option<&'a [f32]>,
     bias: Option<Pairs<Elements<'a>>>,
     mask: Option<Pairs<&'a [u8]>>,
-    columns: ScoreColumns,
+    column_keys: ScoreColumns,
     relative_bias: Option<(&'a [f32], usize, usize)>,
     relative_rows: Option<(Pairs<&'a [f32]>, usize)>,
     chosen: Option<(Pairs<&'a [i32]>, usize)>,
     q_scales: Option<&'a [f32]>,
     num_columns: usize,
-    groups: Option<GroupNumbers<'a>>,
+    segments: Option<SegmentNumbers<'a>>,
     head_scales: Option<&'a [f32]>,
 }
 
 /// What they do, those of the queries, and those of the keys unless they are the queries'.
-type GroupNumbers<'a> = (Groups, &'a [i32], Option<&'a [i32]>);
+type SegmentNumbers<'a> = (Segments, &'a [i32], Option<&'a [i32]>);
 
-/// What the numbers of [`ScoreOptions::groups`] do.
+/// What the numbers of [`ScoreOptions::segments`] do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Groups {
+pub enum Segments {
     /// A query attends only to keys of its own number, of those that the call leaves to it: packed
     /// documents, chunks.
     Within,
     /// A query also attends to all keys of its own number, beside those that
     /// [`causal`](crate::Forward::causal) and windows leave to it: blocks of an image, prefixes. A
-    /// negative number is no group.
+    /// negative number is no segment.
     Also,
 }
 
@@ -156,21 +156,21 @@ impl<'a> ScoreOptions<'a> {
         /// Masks keys where the mask is 0, `[batch, num_heads, n_q, columns]`. `extents` are as in
         /// [`bias`](Self::bias).
         mask(mask: &'a [u8], extents: [usize; 4]) => mask = Some(Pairs { data: mask, extents });
-        /// Sets which keys the columns of mask, bias and group numbers stand for, by default
+        /// Sets which keys the columns of mask, bias and segments stand for, by default
         /// [`ScoreColumns::AllKeys`].
-        columns(columns: ScoreColumns) => columns = columns;
+        column_keys(keys: ScoreColumns) => column_keys = keys;
         /// Multiplies the contexts of heads by factors, `[num_heads]`; by default 1. A head of 0 is
         /// not computed, and its other outputs are those of padding.
         head_scales(factors: &'a [f32]) => head_scales = Some(factors);
-        /// Sets how many columns mask, bias and the group numbers of keys have; 0, the default, is
+        /// Sets how many columns mask, bias and the segments of keys have; 0, the default, is
         /// one for each key. Keys after the last column are masked.
         num_columns(columns: usize) => num_columns = columns;
         /// Gives numbers to the rows of the query, `[batch, n_q]`, and to the columns, `[batch,
-        /// columns]`, and lets a query see the keys of its own number as `groups` says. None gives
+        /// columns]`, and lets a query see the keys of its own number as `segments` says. None gives
         /// columns the numbers of the query's rows, if keys are rows of the query. A ring refuses
-        /// groups.
-        groups(groups: Groups, of_queries: &'a [i32], of_keys: Option<&'a [i32]>) =>
-            groups = Some((groups, of_queries, of_keys));
+        /// segments.
+        segments(segments: Segments, of_queries: &'a [i32], of_keys: Option<&'a [i32]>) =>
+            segments = Some((segments, of_queries, of_keys));
     }
 
     /// Checks that there is a number for each head, query and pair, with as many columns as
@@ -180,7 +180,7 @@ impl<'a> ScoreOptions<'a> {
     ) -> Result<()> {
         let [heads, batch, n_q] = extents!(of => num_heads, batch, n_q);
         let needed = || match self.num_columns {
-            0 => needed(self.columns),
+            0 => needed(self.column_keys),
             columns => Ok(columns),
         };
         let distances = self
@@ -193,8 +193,8 @@ impl<'a> ScoreOptions<'a> {
             "relative_bias": self.relative_bias.map(|(bias, ..)| bias) =>
                 [heads, ("left + 1 + right", distances)];
             "q_scales": self.q_scales => [batch, n_q];
-            "groups of queries": self.groups.map(|(_, numbers, _)| numbers) => [batch, n_q];
-            "groups of keys": self.groups.and_then(|(.., numbers)| numbers) =>
+            "segments of queries": self.segments.map(|(_, numbers, _)| numbers) => [batch, n_q];
+            "segments of keys": self.segments.and_then(|(.., numbers)| numbers) =>
                 [batch, ("columns", needed()?)];
         }
         if let Some((rows, left)) = &self.relative_rows {
@@ -249,17 +249,17 @@ impl<'a> ScoreOptions<'a> {
             ),
             mask: slice_ptr(self.mask.map(|mask| mask.data)),
             mask_strides: self.mask.map_or(none, |mask| mask.strides()),
-            columns: match self.columns {
+            column_keys: match self.column_keys {
                 ScoreColumns::AllKeys => sys::MHA_COLUMNS_ALL_KEYS,
                 ScoreColumns::NewKeys => sys::MHA_COLUMNS_NEW_KEYS,
             },
-            groups: match self.groups {
-                Some((Groups::Also, ..)) => sys::MHA_GROUPS_ALSO,
-                _ => sys::MHA_GROUPS_WITHIN,
+            segments: match self.segments {
+                Some((Segments::Also, ..)) => sys::MHA_SEGMENTS_ALSO,
+                _ => sys::MHA_SEGMENTS_WITHIN,
             },
             num_columns: int(self.num_columns),
-            q_groups: slice_ptr(self.groups.map(|(_, of_queries, _)| of_queries)),
-            kv_groups: slice_ptr(self.groups.and_then(|(.., of_keys)| of_keys)),
+            q_segments: slice_ptr(self.segments.map(|(_, of_queries, _)| of_queries)),
+            kv_segments: slice_ptr(self.segments.and_then(|(.., of_keys)| of_keys)),
             q_scales: slice_ptr(self.q_scales),
             relative_rows: slice_ptr(self.relative_rows.map(|(rows, _)| rows.data)),
             relative_rows_strides: self.relative_rows.map_or(none, |(rows, _)| rows.strides()),

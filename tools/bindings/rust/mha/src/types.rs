@@ -69,11 +69,11 @@ numbered! {
     /// element or as a whole, or of the beta of recurrent attention.
     pub enum Gate {
         /// No gate, and beta as it is.
-        None = MHA_GATE_NONE,
+        None = MHA_FUNCTION_NONE,
         /// `1 / (1 + exp(-g))`.
-        Sigmoid = MHA_GATE_SIGMOID,
+        Sigmoid = MHA_FUNCTION_SIGMOID,
         /// `ln(1 + exp(g))`.
-        Softplus = MHA_GATE_SOFTPLUS,
+        Softplus = MHA_FUNCTION_SOFTPLUS,
     }
 }
 

@@ -122,6 +122,7 @@ pub struct Weights<'a> {
     b_o: Option<&'a [f32]>,
     w_g: Option<Matrix<'a>>,
     b_g: Option<&'a [f32]>,
+    has_gate_in_q: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -183,11 +184,13 @@ impl<'a> Weights<'a> {
         /// default 0.
         output_bias(b_o: &'a [f32]) => b_o = Some(b_o);
         /// Sets W_G, `[query_dim, num_heads * gate_dim]`, of a layer with a
-        /// [`Gate`](crate::Gate). Without it, the gate's columns of each head follow the head's own
-        /// in W_Q, and so do its biases.
+        /// [`Gate`](crate::Gate).
         gate(w_g: impl Into<Matrix<'a>>) => w_g = Some(w_g.into());
         /// Sets the bias of the gate, `[num_heads * gate_dim]`, with W_G; by default 0.
         gate_bias(b_g: &'a [f32]) => b_g = Some(b_g);
+        /// Finds the gate in W_Q, in place of W_G: each head's gate columns follow the head's own,
+        /// and so do its biases (Qwen3-Next).
+        gate_in_query() => has_gate_in_q = true;
     }
 
     /// W_O, or the matrix of a linear layer.
@@ -237,6 +240,8 @@ impl<'a> Weights<'a> {
         raw.w_qkv = raw_matrix(qkv, self.b_qkv);
         (raw.w_o, raw.w_g) =
             (raw_matrix(self.output_matrix(), self.b_o), raw_matrix(self.w_g.as_ref(), self.b_g));
+        raw.gate_place =
+            if self.has_gate_in_q { sys::MHA_GATE_IN_W_Q } else { sys::MHA_GATE_IN_W_G };
         body(&raw)
     }
 
@@ -249,8 +254,7 @@ impl<'a> Weights<'a> {
     /// Checks that each slice has what a layer of this shape reads. `config` has been found valid
     /// by the library and has its defaults resolved.
     pub(crate) fn check_slices(&self, config: &LayerConfig) -> Result<()> {
-        // Without W_G, a head's gate follows the head's own columns in W_Q.
-        let q_head = config.head_dim + if self.w_g.is_some() { 0 } else { config.gate_dim };
+        let q_head = config.head_dim + if self.has_gate_in_q { config.gate_dim } else { 0 };
         let [query_dim, key_dim, value_dim, output_dim] =
             extents!(config => query_dim, key_dim, value_dim, output_dim);
         let q = ("num_heads * head_dim", config.num_heads * q_head);

@@ -1,5 +1,5 @@
 use mha::{
-    states_merge, Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig,
+    partials_merge, Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig,
     RopeStyle, ScoreOptions, Strides, Workspace,
 };
 
@@ -18,7 +18,7 @@ fn attention_gives_weighted_means_that_can_be_worked_out_by_hand() {
 }
 
 #[test]
-fn states_of_two_parts_lead_to_the_bits_of_one_call() {
+fn partials_of_two_parts_lead_to_the_bits_of_one_call() {
     let (q, k, v) = (numbers(2 * 8, 1), numbers(300 * 8, 2), numbers(300 * 6, 3));
     let attention = Attention::new(2, 4).head_dim_v(3);
     let (mut expected, mut expected_lse) = (vec![0.0; 2 * 6], vec![0.0; 4]);
@@ -33,34 +33,36 @@ fn states_of_two_parts_lead_to_the_bits_of_one_call() {
     for (part, keys) in parts.iter_mut().zip([0..256, 256..300]) {
         let (k, v) = (&k[keys.start * 8..keys.end * 8], &v[keys.start * 6..keys.end * 6]);
         let call = attention
-            .call_states(&q, part)
+            .call_partials(&q, part)
             .key_value(k, v)
             .kv_first_position(keys.start)
             .q_first_positions(&[298]);
         call.window_left(100usize).run(&mut Workspace::new()).unwrap();
     }
-    let [mut states, right] = parts;
-    states_merge(3, &mut states, &right).unwrap();
+    let [mut partials, right] = parts;
+    partials_merge(3, &mut partials, &right).unwrap();
     let (mut output, mut lse) = (vec![0.0; 2 * 6], vec![0.0; 4]);
-    attention.finish_states(1, &states, Some(&sinks), None, &mut output, &mut lse).unwrap();
+    attention.finish_partials(1, &partials, Some(&sinks), None, &mut output, &mut lse).unwrap();
     assert_eq!((bits(&output), bits(&lse)), (bits(&expected), bits(&expected_lse)));
 
     let kind = |error: mha::Error| error.kind();
     assert_eq!(
-        states_merge(3, &mut states, &right[5..]).map_err(kind),
+        partials_merge(3, &mut partials, &right[5..]).map_err(kind),
         Err(ErrorKind::SliceLength)
     );
     assert_eq!(
         attention
-            .finish_states(1, &states, Some(&sinks[1..]), None, &mut output, &mut lse)
+            .finish_partials(1, &partials, Some(&sinks[1..]), None, &mut output, &mut lse)
             .map_err(kind),
         Err(ErrorKind::SliceLength)
     );
     assert_eq!(
-        attention.finish_states(1, &states[1..], None, None, &mut output, &mut lse).map_err(kind),
+        attention
+            .finish_partials(1, &partials[1..], None, None, &mut output, &mut lse)
+            .map_err(kind),
         Err(ErrorKind::SliceLength)
     );
-    let call = attention.call_states(&q, &mut states[1..]).key_value(&k, &v);
+    let call = attention.call_partials(&q, &mut partials[1..]).key_value(&k, &v);
     assert_eq!(call.run(&mut Workspace::new()).map_err(kind), Err(ErrorKind::SliceLength));
 }
 

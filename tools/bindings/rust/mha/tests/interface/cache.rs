@@ -269,7 +269,7 @@ fn attention_without_keys_is_an_error_unless_there_are_said_to_be_none() {
     );
     assert_eq!(said, sentence);
     error_of(attention.call(&q, &mut y).workspace_bytes(), ErrorKind::NullPointer);
-    error_of(attention.call_states(&q, &mut states).run(&mut workspace), ErrorKind::NullPointer);
+    error_of(attention.call_partials(&q, &mut states).run(&mut workspace), ErrorKind::NullPointer);
     let said = error_of(
         attention.choose_keys(&q, &[1.0; 2], 1, &mut chosen).run(&mut workspace),
         ErrorKind::NullPointer,

@@ -3,8 +3,8 @@
 
 use mha::{
     AlignedBuffer, Attention, CacheConfig, CacheKind, ContextNorm, Elements, ErrorKind, Gate,
-    Groups, KvCache, Layer, LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns,
-    ScoreOptions, Strides, Type, WeightLayout, Weights, Workspace,
+    KvCache, Layer, LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns,
+    ScoreOptions, Segments, Strides, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::numbers;
@@ -82,7 +82,9 @@ impl Dice {
         if self.one_in(4) {
             weights = weights.query_bias(&b_q);
         }
-        if has_gate && !in_q {
+        if has_gate && in_q {
+            weights = weights.gate_in_query();
+        } else if has_gate {
             weights = weights.gate(&w_g);
             if self.one_in(2) {
                 weights = weights.gate_bias(&b_g);
@@ -197,7 +199,7 @@ fn calls_with_anything_in_them_stay_within_their_slices() {
             score = score.alibi_slopes(&slopes).sinks(&sinks);
         }
         if is_new {
-            score = score.columns(ScoreColumns::NewKeys);
+            score = score.column_keys(ScoreColumns::NewKeys);
         }
         let (all_heads, shorter) = (dice.one_in(2), usize::from(dice.one_in(8)));
         let heads = if all_heads { [shape.num_heads, shape.num_kv_heads] } else { [1, 1] };
@@ -348,8 +350,8 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
         let score = if dice.one_in(2) {
             score
         } else {
-            ScoreOptions::new().relative_bias(&x, e, f).num_columns(g).groups(
-                Groups::Within,
+            ScoreOptions::new().relative_bias(&x, e, f).num_columns(g).segments(
+                Segments::Within,
                 &small,
                 None,
             )
@@ -409,8 +411,8 @@ fn extents_strides_and_lengths_of_any_size_are_refused_or_work() {
             9 => mha::alibi_slopes(a)
                 .and_then(|_| mha::t5_relative_bias(&x, b, c, dice.one_in(2), d, e))
                 .map(drop),
-            10 => mha::states_merge(a, &mut to, &x).and_then(|()| {
-                attention.finish_states(c, &x, Some(&y), None, &mut to, &mut z.clone())
+            10 => mha::partials_merge(a, &mut to, &x).and_then(|()| {
+                attention.finish_partials(c, &x, Some(&y), None, &mut to, &mut z.clone())
             }),
             11 => {
                 bytes[flipped] ^= 1 << dice.below(8);

@@ -35,7 +35,7 @@ fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
             run!(call attention.call(&x, &mut [0.0; 12])$($set)*.key_value(&x, &x))
         };
         (states $($set:tt)*) => {
-            run!(call attention.call_states(&x, &mut [0.0; 24]).key_value(&x, &x)$($set)*)
+            run!(call attention.call_partials(&x, &mut [0.0; 24]).key_value(&x, &x)$($set)*)
         };
         (choose $($set:tt)*) => {
             run!(call attention.choose_keys(&x, &w[..6], 1, &mut chosen).key(&x[..6])$($set)*)
@@ -61,6 +61,7 @@ fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
         [weights.fused_bias(&w[..12]).query_bias(&w[..4])] "w_q.bias"
         [weights.gate_bias(&w[..4])] "w_g.bias"
         [weights.gate(&w[..16])] "w_g"
+        [weights.gate_in_query()] "gate_place"
         [weights.output_bias(&w[..4])] "w_o.bias"
         [of_linear.scale(2.0)] "num_heads"
         [square.output(&w[..16])] "output"
@@ -82,7 +83,7 @@ fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
         [norm::rms(1e-5).per_head()] "per_head"
         [norm::rms(1e-5).q_bias(&w[..2])] "q_bias"
         [score.relative_bias(&w[..6], 1, 1).relative_rows(&w[..3], [1, 1, 1, 3], 1)] "relative"
-        [score.columns(ScoreColumns::NewKeys)] "columns"
+        [score.column_keys(ScoreColumns::NewKeys)] "column_keys"
         [score.num_columns(3)] "num_columns"
         [forward.n_kv(2)] "n_kv"
         [forward.cache_read(&cache).n_kv(2)] "n_kv"

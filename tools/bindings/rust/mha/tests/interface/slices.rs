@@ -1,9 +1,9 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, AttentionCall, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate, Groups,
+    Attention, AttentionCall, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate,
     KvCache, Layer, LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns,
-    ScoreOptions, Strides, Type, WeightLayout, Weights, Workspace,
+    ScoreOptions, Segments, Strides, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers};
@@ -72,11 +72,11 @@ fn of_gates() {
             "w_g has 95 elements; [query_dim 8, num_heads * gate_dim 12] are 96";
         [weights.clone().gate_bias(&w[..11]), config]
             "w_g.bias has 11 elements; [columns 12] are 12";
-        // Without W_G, its columns are among those of W_Q.
-        [Weights::new(q, k, v), config]
+        [Weights::new(q, k, v).gate_in_query(), config]
             "w_q has 64 elements; [query_dim 8, num_heads * head_dim 20] are 160";
     }
-    Layer::new(&config, &Weights::new(&w[..160], k, v).query_bias(&w[..20])).unwrap();
+    let in_query = Weights::new(&w[..160], k, v).query_bias(&w[..20]).gate_in_query();
+    Layer::new(&config, &in_query).unwrap();
 }
 
 #[test]
@@ -522,16 +522,16 @@ fn of_score_options() {
             "bias has 37 elements; [batch 1, num_heads 4, n_q 3, columns 3] are 36";
         [.score(new().bias(Elements::F16(&[0; 2]), [1, 1, 1, 3]))]
             "bias has 2 elements; [batch 1, num_heads 1, n_q 1, columns 3] are 3";
-        [.score(new().groups(Groups::Within, &[0; 4], None))]
-            "groups of queries has 4 elements; [batch 1, n_q 3] are 3";
+        [.score(new().segments(Segments::Within, &[0; 4], None))]
+            "segments of queries has 4 elements; [batch 1, n_q 3] are 3";
     }
-    let few = "groups of keys has 2 elements; [batch 1, columns 3] are 3";
+    let few = "segments of keys has 2 elements; [batch 1, columns 3] are 3";
     forward_refused! {
-        [.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 2])))] few;
+        [.score(new().segments(Segments::Also, &[0; 3], Some(&[0; 2])))] few;
     }
-    let more = "groups of keys has 3 elements; [batch 1, columns 4] are 4";
+    let more = "segments of keys has 3 elements; [batch 1, columns 4] are 4";
     forward_refused! {
-        [.score(new().groups(Groups::Also, &[0; 3], Some(&[0; 3])).num_columns(4))] more;
+        [.score(new().segments(Segments::Also, &[0; 3], Some(&[0; 3])).num_columns(4))] more;
     }
     let beyond =
         "mask has 3 elements; [batch 1, num_heads 4, n_q 1, columns 18446744073709551615] \
@@ -561,7 +561,7 @@ fn of_num_columns() {
 }
 
 #[test]
-fn groups_and_short_rows_are_masks() {
+fn segments_and_short_rows_are_masks() {
     let (layer, x) = (layer(), numbers(3 * 32, 1));
     let run = |options: ScoreOptions<'_>, causal: bool| {
         let (mut y, mut workspace) = ([0.0; 3 * 32], Workspace::new());
@@ -571,10 +571,13 @@ fn groups_and_short_rows_are_masks() {
     };
     let new = ScoreOptions::new;
     let within = run(new().mask(&[1, 1, 0, 1, 1, 0, 0, 0, 1], [1, 1, 3, 3]), false);
-    assert_eq!(run(new().groups(Groups::Within, &[7, 7, -2], None), false), within);
-    assert_eq!(run(new().groups(Groups::Within, &[7, 7, -2], Some(&[7, 7, -2])), false), within);
+    assert_eq!(run(new().segments(Segments::Within, &[7, 7, -2], None), false), within);
+    assert_eq!(
+        run(new().segments(Segments::Within, &[7, 7, -2], Some(&[7, 7, -2])), false),
+        within
+    );
     let also = run(new().mask(&[1, 1, 0, 1, 1, 0, 1, 1, 1], [1, 1, 3, 3]), false);
-    assert_eq!(run(new().groups(Groups::Also, &[7, 7, -2], None), true), also);
+    assert_eq!(run(new().segments(Segments::Also, &[7, 7, -2], None), true), also);
     let short = run(new().mask(&[1, 1, 0], [1, 1, 1, 3]), false);
     assert_eq!(run(new().mask(&[1; 2], [1, 1, 1, 2]).num_columns(2), false), short);
 }
@@ -641,8 +644,9 @@ fn of_masks_with_a_cache() {
         .run(&mut Workspace::new())
         .unwrap();
     let run = |cache: &mut KvCache, extents: [usize; 4], columns| {
-        let options =
-            ScoreOptions::new().mask(&ones[..extents.iter().product()], extents).columns(columns);
+        let options = ScoreOptions::new()
+            .mask(&ones[..extents.iter().product()], extents)
+            .column_keys(columns);
         let mut y = [7.0; 2 * 2 * 32];
         let call = layer
             .forward(&x[..2 * 2 * 32], &mut y)

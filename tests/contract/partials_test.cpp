@@ -1,5 +1,5 @@
-// Attention over keys that lie in several places: states of parts, merged and finished, have the
-// bits of one call; every state has those of the specification.
+// Attention over keys that lie in several places: partials of parts, merged and finished, have the
+// bits of one call; every partial has those of the specification.
 #include <gtest/gtest.h>
 #include <mha.h>
 
@@ -47,7 +47,7 @@ AttentionProblem Part(const AttentionProblem &whole, int64_t first, int64_t coun
   if (!part.score) return part;
   part.score->bias.values = Columns(whole.score->bias.values, whole.n_kv, first, count);
   part.score->mask.values = Columns(whole.score->mask.values, whole.n_kv, first, count);
-  part.score->groups.of_keys = Columns(whole.score->groups.of_keys, whole.n_kv, first, count);
+  part.score->segments.of_keys = Columns(whole.score->segments.of_keys, whole.n_kv, first, count);
   part.score->sinks.clear();
   part.score->head_scales.clear();
   return part;
@@ -56,10 +56,10 @@ AttentionProblem Part(const AttentionProblem &whole, int64_t first, int64_t coun
 int64_t RowsOf(const AttentionSizes &sizes) { return sizes.batch * sizes.num_heads * sizes.n_q; }
 
 // What the specification makes of a part.
-std::vector<float> SpecifyStates(const AttentionProblem &part) {
+std::vector<float> SpecifyPartials(const AttentionProblem &part) {
   const int64_t width = part.head_dim_v + 2;
-  std::vector<float> states(RowsOf(part) * width);
-  for (int64_t row = 0; row < RowsOf(part); row++) states[row * width] = -kInfinity;
+  std::vector<float> partials(RowsOf(part) * width);
+  for (int64_t row = 0; row < RowsOf(part); row++) partials[row * width] = -kInfinity;
   const std::optional<Norm> norm = NormOf(part);
   for (int64_t b = 0; b < part.batch; b++) {
     const ValidRows valid = ValidRowsOf(part, b);
@@ -71,7 +71,7 @@ std::vector<float> SpecifyStates(const AttentionProblem &part) {
         shape.rotation = rotation;
         shape.score = score;
         spec::AttentionOutputs outputs = {};
-        outputs.states = alone.data();
+        outputs.partials = alone.data();
         spec::Fastest().attend(shape, part.q.data() + b * part.n_q * part.num_heads * part.head_dim,
                                part.k.data() + b * part.n_kv * part.num_kv_heads * part.head_dim,
                                part.v.data() + b * part.n_kv * part.num_kv_heads * part.head_dim_v,
@@ -81,32 +81,33 @@ std::vector<float> SpecifyStates(const AttentionProblem &part) {
     for (int64_t h = 0; h < part.num_heads; h++) {
       const auto from = alone.begin() + h * valid.n_q * width;
       std::copy(from, from + valid.n_q * width,
-                states.begin() + ((b * part.num_heads + h) * part.n_q) * width);
+                partials.begin() + ((b * part.num_heads + h) * part.n_q) * width);
     }
   }
-  return states;
+  return partials;
 }
 
 struct Finished {
   std::vector<float> y, lse;
 };
 
-class States : public AttentionTest {
+class Partials : public AttentionTest {
  protected:
   std::vector<float> Run(const AttentionProblem &part, AttentionCall call) const {
     call.asked = kAskNothing;
     call.instruction_set = instruction_set();
     AttentionData data(part, call);
     data.args.output = {};
-    Memory states(static_cast<size_t>(RowsOf(part) * (part.head_dim_v + 2)) * sizeof(float));
-    states.Fill(0xff);
-    data.outputs.states = states.floats();
+    Memory partials(static_cast<size_t>(RowsOf(part) * (part.head_dim_v + 2)) * sizeof(float));
+    partials.Fill(0xff);
+    data.outputs.partials = partials.floats();
     const size_t bytes = data.WorkspaceBytes();
     Memory workspace(bytes);
     workspace.Fill(0xff);
     mha_error error;
     Check(data.Run(workspace.data(), bytes, &error), error);
-    return std::vector<float>(states.floats(), states.floats() + states.size() / sizeof(float));
+    return std::vector<float>(partials.floats(),
+                              partials.floats() + partials.size() / sizeof(float));
   }
 
   std::vector<float> Merge(const std::vector<float> &left, const std::vector<float> &right,
@@ -114,29 +115,29 @@ class States : public AttentionTest {
     std::vector<float> result = left;
     mha_error error;
     const int64_t rows = static_cast<int64_t>(left.size()) / (head_dim_v + 2);
-    Check(mha_states_merge(rows, head_dim_v, result.data(), right.data(), result.data(),
-                           instruction_set(), &error),
+    Check(mha_partials_merge(rows, head_dim_v, result.data(), right.data(), result.data(),
+                             instruction_set(), &error),
           error);
     std::vector<float> in_right = right;
-    Check(mha_states_merge(rows, head_dim_v, left.data(), in_right.data(), in_right.data(),
-                           instruction_set(), &error),
+    Check(mha_partials_merge(rows, head_dim_v, left.data(), in_right.data(), in_right.data(),
+                             instruction_set(), &error),
           error);
     EXPECT_TRUE(SameBits("the result in place of either", in_right, result));
     return result;
   }
 
   // In the given layout, whose gaps stay as they are.
-  Finished Finish(const AttentionProblem &whole, const std::vector<float> &states,
+  Finished Finish(const AttentionProblem &whole, const std::vector<float> &partials,
                   const Layout &layout = kDense) const {
     Finished finished = {{}, std::vector<float>(RowsOf(whole), kNan)};
     Strided output(layout, whole.batch, whole.n_q, whole.num_heads, whole.head_dim_v,
                    Place::kBeforeGuard);
-    mha_states_args args = Zeroed<mha_states_args>();
+    mha_partials_args args = Zeroed<mha_partials_args>();
     args.batch = whole.batch;
     args.num_heads = whole.num_heads;
     args.n_q = whole.n_q;
     args.head_dim_v = whole.head_dim_v;
-    args.states = states.data();
+    args.partials = partials.data();
     if (whole.score && !whole.score->sinks.empty()) args.sinks = whole.score->sinks.data();
     if (whole.score && !whole.score->head_scales.empty())
       args.head_scales = whole.score->head_scales.data();
@@ -145,7 +146,7 @@ class States : public AttentionTest {
     args.lse = finished.lse.data();
     args.instruction_set = instruction_set();
     mha_error error;
-    Check(mha_states_finish(&args, &error), error);
+    Check(mha_partials_finish(&args, &error), error);
     EXPECT_TRUE(output.GapsAreUntouched());
     finished.y = output.Get();
     return finished;
@@ -157,7 +158,7 @@ class States : public AttentionTest {
     for (int64_t first = 0; first < whole.n_kv; first += keys) {
       const AttentionProblem part = Part(whole, first, std::min(keys, whole.n_kv - first));
       round.push_back(Run(part, {}));
-      EXPECT_TRUE(SameBits("states", round.back(), SpecifyStates(part))) << Describe(part);
+      EXPECT_TRUE(SameBits("partials", round.back(), SpecifyPartials(part))) << Describe(part);
     }
     while (round.size() > 1) {
       std::vector<std::vector<float>> next;
@@ -179,7 +180,7 @@ class States : public AttentionTest {
         << Describe(whole) << " in parts of " << keys;
   }
 };
-MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(States);
+MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(Partials);
 
 AttentionProblem Problem(Random *random, int64_t n_q, int64_t n_kv) {
   AttentionProblem problem;
@@ -242,16 +243,16 @@ AttentionProblem RandomProblem(Random *random) {
   }
   if (random->Chance(0.3)) {
     for (int64_t i = 0; i < problem.batch * problem.n_q; i++)
-      score.groups.of_queries.push_back(random->Between(0, 1));
+      score.segments.of_queries.push_back(random->Between(0, 1));
     for (int64_t j = 0; j < problem.batch * n_kv; j++)
-      score.groups.of_keys.push_back(j % n_kv / 300);
-    score.groups.add_keys = random->Coin();
-    if (score.groups.add_keys) problem.rope.reset();
+      score.segments.of_keys.push_back(j % n_kv / 300);
+    score.segments.add_keys = random->Coin();
+    if (score.segments.add_keys) problem.rope.reset();
   }
   return problem;
 }
 
-TEST_P(States, OfEqualSubtreesOfKeysMergeToTheBitsOfOneCall) {
+TEST_P(Partials, OfEqualSubtreesOfKeysMergeToTheBitsOfOneCall) {
   Sample sample;
   for (uint64_t seed = 1; seed <= 120 && !HasFailure(); seed++) {
     if (!sample.Takes()) continue;
@@ -262,7 +263,7 @@ TEST_P(States, OfEqualSubtreesOfKeysMergeToTheBitsOfOneCall) {
 }
 
 // Of any length, from any position on, however far away.
-TEST_P(States, OfAnyPartEqualTheSpecification) {
+TEST_P(Partials, OfAnyPartEqualTheSpecification) {
   Sample sample;
   for (uint64_t seed = 1; seed <= 40 && !HasFailure(); seed++) {
     if (!sample.Takes()) continue;
@@ -275,14 +276,14 @@ TEST_P(States, OfAnyPartEqualTheSpecification) {
       part.kv_position += far;
       for (int64_t &start : part.q_start) start += far;
     }
-    EXPECT_TRUE(SameBits("states", Run(part, {}), SpecifyStates(part)))
+    EXPECT_TRUE(SameBits("partials", Run(part, {}), SpecifyPartials(part)))
         << Describe(part) << " seed " << seed;
   }
 }
 
 // Entries of a list are numbers of the call's own keys, of which those are left that flags leave by
 // their true positions.
-TEST_P(States, OfChosenKeysEqualTheSpecification) {
+TEST_P(Partials, OfChosenKeysEqualTheSpecification) {
   for (const int64_t block : {1, 40}) {
     Random random(6);
     AttentionProblem part = Part(Problem(&random, 3, 900), 300, 600);
@@ -295,14 +296,14 @@ TEST_P(States, OfChosenKeysEqualTheSpecification) {
     for (int64_t n = 0; n < part.n_q * 8; n++) {
       part.score->chosen.values.push_back(static_cast<int32_t>(random.Between(-1, 599 / block)));
     }
-    EXPECT_TRUE(SameBits("states", Run(part, {}), SpecifyStates(part)))
+    EXPECT_TRUE(SameBits("partials", Run(part, {}), SpecifyPartials(part)))
         << Describe(part) << " blocks of " << block;
   }
 }
 
 // The last query is at the last key of the call, which is kv_first_position further on. Finished
 // outputs of a part, too, are those of its positions.
-TEST_P(States, CountPositionsFromTheFirstKeyOfTheSequence) {
+TEST_P(Partials, CountPositionsFromTheFirstKeyOfTheSequence) {
   Random random(2);
   AttentionProblem whole = Problem(&random, 5, 700);
   whole.window_left = 100;
@@ -311,26 +312,26 @@ TEST_P(States, CountPositionsFromTheFirstKeyOfTheSequence) {
   EXPECT_TRUE(SameBits(AttentionTest::Run(part, kAskLse), AttentionTest::Run(whole, kAskLse)));
   const std::vector<float> expected = Run(part, {});
   part.q_start.clear();
-  EXPECT_TRUE(SameBits("states", Run(part, {}), expected));
+  EXPECT_TRUE(SameBits("partials", Run(part, {}), expected));
 }
 
-// Threads share out the keys of few rows, and merge their states themselves.
-TEST_P(States, OnAnyThreadsEqualTheSpecification) {
+// Threads share out the keys of few rows, and merge their partials themselves.
+TEST_P(Partials, OnAnyThreadsEqualTheSpecification) {
   Random random(3);
   const AttentionProblem part = Part(Problem(&random, 1, 4000), 1000, 3000);
-  const std::vector<float> expected = SpecifyStates(part);
+  const std::vector<float> expected = SpecifyPartials(part);
   for (const uint32_t threads : {1, 2, 7}) {
     SerialScheduler scheduler{threads};
     AttentionCall call;
     call.scheduler = &scheduler.scheduler;
     call.place = Place::kBeforeGuard;
-    EXPECT_TRUE(SameBits("states", Run(part, call), expected)) << threads << " threads";
+    EXPECT_TRUE(SameBits("partials", Run(part, call), expected)) << threads << " threads";
   }
 }
 
 // Two caches with half of the keys each, which are rotated where they stand in the sequence; a
 // window that a ring holds.
-TEST_P(States, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
+TEST_P(Partials, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
   const CacheForm contiguous = {MHA_CACHE_KIND_CONTIGUOUS, 0};
   for (const CacheForm form :
        {contiguous, CacheForm{MHA_CACHE_KIND_PAGED, 64}, CacheForm{MHA_CACHE_KIND_RING, 304}}) {
@@ -344,7 +345,7 @@ TEST_P(States, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
       whole.rope = MakeRope(false, 6, 800);
       whole.k_type = KeysBeside(whole.v_type = type);
       FillNormal(&random, &whole);
-      std::vector<std::vector<float>> states;
+      std::vector<std::vector<float>> partials;
       for (const int64_t first : {0, 512}) {
         const AttentionProblem part = Part(whole, first, first == 0 ? 512 : 288);
         // A ring begins with the call: the last query is at the last key.
@@ -356,7 +357,7 @@ TEST_P(States, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
         }
         AttentionProblem call_of = part;
         AttentionCall call;
-        if (is_ring) {  // in two calls, of which the first one's states are not looked at
+        if (is_ring) {  // in two calls, of which the first one's partials are not looked at
           call_of.q_start.clear();
           AttentionProblem before = Slice(call_of, 0, 0, 4, 284);
           before.n_q = 284;
@@ -368,9 +369,9 @@ TEST_P(States, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
           call_of.v = SliceRows(part.v, 0, 288, part.num_kv_heads * part.head_dim_v, 284, 4);
         }
         call.cache = {cache.get(), {}, 288};
-        states.push_back(Run(call_of, call));
+        partials.push_back(Run(call_of, call));
       }
-      const Finished finished = Finish(whole, Merge(states[0], states[1], whole.head_dim_v));
+      const Finished finished = Finish(whole, Merge(partials[0], partials[1], whole.head_dim_v));
       const Outputs expected = Specify(whole);
       EXPECT_TRUE(SameBits("y", finished.y, expected.y))
           << Describe(form) << " of " << NameOf(type);
@@ -380,26 +381,27 @@ TEST_P(States, OfCachesWithPartsOfTheKeysMergeToTheBitsOfOneCache) {
   }
 }
 
-// ---- Any states at all
+// ---- Any partials at all
 
 // Rows of any numbers, empty ones among them, and NaN of any payload.
-std::vector<float> AnyStates(Random *random, int64_t rows, int64_t head_dim_v) {
-  std::vector<float> states = RandomValues(random, RandomKind(random), rows * (head_dim_v + 2), 3);
+std::vector<float> AnyPartials(Random *random, int64_t rows, int64_t head_dim_v) {
+  std::vector<float> partials =
+      RandomValues(random, RandomKind(random), rows * (head_dim_v + 2), 3);
   for (int64_t row = 0; row < rows; row++) {
-    float *const state = &states[row * (head_dim_v + 2)];
-    state[1] = 1 + 20 * static_cast<float>(random->Unit());
-    if (random->Chance(0.1)) state[0] = state[1] = kNan;
-    if (random->Chance(0.1)) state[0] = FromBits(0xffd23456u);
-    if (random->Chance(0.1)) state[1] = FromBits(0xffd23456u);
-    if (random->Chance(0.1)) state[0] = -kInfinity;
+    float *const partial = &partials[row * (head_dim_v + 2)];
+    partial[1] = 1 + 20 * static_cast<float>(random->Unit());
+    if (random->Chance(0.1)) partial[0] = partial[1] = kNan;
+    if (random->Chance(0.1)) partial[0] = FromBits(0xffd23456u);
+    if (random->Chance(0.1)) partial[1] = FromBits(0xffd23456u);
+    if (random->Chance(0.1)) partial[0] = -kInfinity;
     if (!random->Chance(0.2)) continue;
-    std::fill_n(state, head_dim_v + 2, random->Coin() ? 0.0f : -0.0f);
-    state[0] = random->Coin() ? -kInfinity : 1.0f;
+    std::fill_n(partial, head_dim_v + 2, random->Coin() ? 0.0f : -0.0f);
+    partial[0] = random->Coin() ? -kInfinity : 1.0f;
   }
-  return states;
+  return partials;
 }
 
-TEST_P(States, MergedAndFinishedEqualTheSpecification) {
+TEST_P(Partials, MergedAndFinishedEqualTheSpecification) {
   for (uint64_t seed = 1; seed <= 200 && !HasFailure(); seed++) {
     Random random(seed);
     AttentionProblem problem;
@@ -412,8 +414,8 @@ TEST_P(States, MergedAndFinishedEqualTheSpecification) {
     if (random.Coin()) problem.score->head_scales = random.Normals(problem.num_heads);
     if (random.Chance(0.2)) problem.score->head_scales.assign(problem.num_heads, 0.0f);
     const int64_t width = problem.head_dim_v, rows = RowsOf(problem);
-    const std::vector<float> left = AnyStates(&random, rows, width),
-                             right = AnyStates(&random, rows, width);
+    const std::vector<float> left = AnyPartials(&random, rows, width),
+                             right = AnyPartials(&random, rows, width);
     std::vector<float> merged(left.size());
     Finished expected = {std::vector<float>(rows * width), std::vector<float>(rows)};
     for (int64_t row = 0; row < rows; row++) {
@@ -421,13 +423,13 @@ TEST_P(States, MergedAndFinishedEqualTheSpecification) {
                     query = row % problem.n_q;
       const int64_t to =
           (row / problem.n_q / problem.num_heads * problem.n_q + query) * problem.num_heads + head;
-      spec::Fastest().merge_states(width, &left[at], &right[at], &merged[at]);
-      spec::Fastest().finish_state(
+      spec::Fastest().merge_partials(width, &left[at], &right[at], &merged[at]);
+      spec::Fastest().finish_partial(
           width, &merged[at], problem.score->sinks.empty() ? nullptr : &problem.score->sinks[head],
           problem.score->head_scales.empty() ? nullptr : &problem.score->head_scales[head],
           &expected.y[to * width], &expected.lse[row]);
     }
-    EXPECT_TRUE(SameBits("states", Merge(left, right, width), merged)) << "seed " << seed;
+    EXPECT_TRUE(SameBits("partials", Merge(left, right, width), merged)) << "seed " << seed;
     for (const Layout &layout : {kDense, kHeadsOutside, kRowsOutside, kGaps}) {
       const Finished finished = Finish(problem, merged, layout);
       EXPECT_TRUE(SameBits("y", finished.y, expected.y)) << Describe(layout) << " seed " << seed;
@@ -437,69 +439,70 @@ TEST_P(States, MergedAndFinishedEqualTheSpecification) {
 }
 
 // As a call narrows its output; either output alone is what both are.
-TEST_P(States, FinishedIn16BitsAreThoseOfACall) {
+TEST_P(Partials, FinishedIn16BitsAreThoseOfACall) {
   Random random(5);
   AttentionProblem problem = Problem(&random, 7, 300);
   problem.head_dim_v = 100;
   FillNormal(&random, &problem);
-  const std::vector<float> states = Run(problem, {});
-  const Finished both = Finish(problem, states);
+  const std::vector<float> partials = Run(problem, {});
+  const Finished both = Finish(problem, partials);
   for (const Storage type : {Storage::kF16, Storage::kBf16}) {
     AttentionCall call = PlainCall();
     call.asked = kAskNothing;
     call.output_array = type;
     const Outputs expected = Attend(problem, call);
     std::vector<uint16_t> output(both.y.size());
-    mha_states_args args = Zeroed<mha_states_args>();
+    mha_partials_args args = Zeroed<mha_partials_args>();
     args.batch = problem.batch;
     args.num_heads = problem.num_heads;
     args.n_q = problem.n_q;
     args.head_dim_v = problem.head_dim_v;
-    args.states = states.data();
+    args.partials = partials.data();
     args.output.data = output.data();
     args.output.type = static_cast<uint32_t>(type);
     args.instruction_set = instruction_set();
-    ASSERT_EQ(mha_states_finish(&args, nullptr), MHA_OK);
+    ASSERT_EQ(mha_partials_finish(&args, nullptr), MHA_OK);
     std::vector<float> wide;
     for (const uint16_t bits : output) wide.push_back(FloatOf(type, bits));
     EXPECT_TRUE(SameBits("y", wide, expected.y)) << NameOf(type);
     std::vector<float> lse(both.lse.size());
     args.output = {};
     args.lse = lse.data();
-    ASSERT_EQ(mha_states_finish(&args, nullptr), MHA_OK);
+    ASSERT_EQ(mha_partials_finish(&args, nullptr), MHA_OK);
     EXPECT_TRUE(SameBits("lse", lse, both.lse));
   }
 }
 
-// States are written in place of the output, with two numbers more for each row.
-TEST(StatesInfo, CountsTheBytesOfStates) {
+// Partials are written in place of the output, with two numbers more for each row.
+TEST(PartialsInfo, CountsTheBytesOfPartials) {
   AttentionData data{NormalAttention(FullProblem()), {Guarded()}};
-  mha_call_info with_output = Zeroed<mha_call_info>(), with_states = with_output;
-  float states[1];
+  mha_call_info with_output = Zeroed<mha_call_info>(), with_partials = with_output;
+  float partials[1];
   ASSERT_EQ(data.Info(&with_output, nullptr), MHA_OK);
   data.args.output = {};
-  data.outputs.states = states;
-  ASSERT_EQ(data.Info(&with_states, nullptr), MHA_OK);
-  EXPECT_EQ(with_states.operations, with_output.operations);
-  const int64_t rows = data.args.batch * data.args.num_heads * data.args.n_q;
-  EXPECT_EQ(with_states.bytes, with_output.bytes + static_cast<uint64_t>(rows) * 2 * sizeof(float));
+  data.outputs.partials = partials;
+  ASSERT_EQ(data.Info(&with_partials, nullptr), MHA_OK);
+  EXPECT_EQ(with_partials.operations, with_output.operations);
+  const int64_t rows = data.args.call.batch * data.args.num_heads * data.args.call.n_q;
+  EXPECT_EQ(with_partials.bytes,
+            with_output.bytes + static_cast<uint64_t>(rows) * 2 * sizeof(float));
 }
 
 // ---- Bad input
 
-struct StatesCall {
-  StatesCall() {
+struct PartialsCall {
+  PartialsCall() {
     data.args.output = {};
-    data.outputs.states = states;
+    data.outputs.partials = partials;
   }
   AttentionProblem problem = NormalAttention(FullProblem());
-  float states[4096] = {};
+  float partials[4096] = {};
   AttentionData data{problem, {Guarded()}};
   mha_attention_args &args = data.args;
 };
 
-void ExpectRefused(void (*change)(StatesCall &), const Words &words) {
-  StatesCall call;
+void ExpectRefused(void (*change)(PartialsCall &), const Words &words) {
+  PartialsCall call;
   change(call);
   Memory workspace(1 << 20);
   size_t bytes = 4711;
@@ -512,43 +515,44 @@ void ExpectRefused(void (*change)(StatesCall &), const Words &words) {
       },
       expected);
   EXPECT_EQ(bytes, 4711u);
-  EXPECT_TRUE(std::all_of(call.states, call.states + 4096, [](float x) { return x == 0; }));
+  EXPECT_TRUE(std::all_of(call.partials, call.partials + 4096, [](float x) { return x == 0; }));
 }
 
-TEST(StatesErrors, OutputsOfFinishedRowsAreRefusedBesideStates) {
+TEST(PartialsErrors, OutputsOfFinishedRowsAreRefusedBesideStates) {
   static float numbers[64];
-  ExpectRefused([](StatesCall &c) { c.args.output.data = numbers; },
-                {"output.data is given beside outputs.states", "mha_states_finish"});
-  ExpectRefused([](StatesCall &c) { c.args.output.type = MHA_TYPE_F16; },
-                {"output.type is given beside outputs.states"});
-  ExpectRefused([](StatesCall &c) { c.args.output.strides.row = 100; }, {"output.strides"});
-  ExpectRefused([](StatesCall &c) { c.data.outputs.lse = numbers; },
-                {"outputs.lse is given beside outputs.states"});
-  ExpectRefused([](StatesCall &c) { c.data.outputs.attention_weights = numbers; },
-                {"an output per pair is given beside outputs.states"});
-  ExpectRefused([](StatesCall &c) { c.data.outputs.scores = numbers; },
-                {"an output per pair is given beside outputs.states"});
+  ExpectRefused([](PartialsCall &c) { c.args.output.data = numbers; },
+                {"output.data is given beside outputs.partials", "mha_partials_finish"});
+  ExpectRefused([](PartialsCall &c) { c.args.output.type = MHA_TYPE_F16; },
+                {"output.type is given beside outputs.partials"});
+  ExpectRefused([](PartialsCall &c) { c.args.output.strides.row = 100; }, {"output.strides"});
+  ExpectRefused([](PartialsCall &c) { c.data.outputs.lse = numbers; },
+                {"outputs.lse is given beside outputs.partials"});
+  ExpectRefused([](PartialsCall &c) { c.data.outputs.attention_weights = numbers; },
+                {"an output per pair is given beside outputs.partials"});
+  ExpectRefused([](PartialsCall &c) { c.data.outputs.scores = numbers; },
+                {"an output per pair is given beside outputs.partials"});
   ExpectRefused(
-      [](StatesCall &c) {
+      [](PartialsCall &c) {
         c.data.score.sinks = numbers;
-        c.args.score = &c.data.score;
+        c.args.call.score = &c.data.score;
       },
-      {"score.sinks is given beside outputs.states"});
+      {"score.sinks is given beside outputs.partials"});
   ExpectRefused(
-      [](StatesCall &c) {
+      [](PartialsCall &c) {
         c.data.score.head_scales = numbers;
-        c.args.score = &c.data.score;
+        c.args.call.score = &c.data.score;
       },
-      {"score.head_scales is given beside outputs.states"});
+      {"score.head_scales is given beside outputs.partials"});
 }
 
-TEST(StatesErrors, PositionsOutsideTheirRangeAreRefused) {
-  ExpectRefused([](StatesCall &c) { c.args.kv_first_position = -1; }, {"kv_first_position is -1"});
-  ExpectRefused([](StatesCall &c) { c.args.kv_first_position = (int64_t{1} << 62) + 1; },
+TEST(PartialsErrors, PositionsOutsideTheirRangeAreRefused) {
+  ExpectRefused([](PartialsCall &c) { c.args.kv_first_position = -1; },
+                {"kv_first_position is -1"});
+  ExpectRefused([](PartialsCall &c) { c.args.kv_first_position = (int64_t{1} << 62) + 1; },
                 {"kv_first_position", "2^62"});
-  StatesCall call;
+  PartialsCall call;
   call.args.kv_first_position = 1000;
-  call.args.flags |= MHA_CAUSAL;
+  call.args.call.flags |= MHA_CAUSAL;
   Memory workspace(1 << 20);
   for (const int64_t start : {std::numeric_limits<int64_t>::min(), -(int64_t{1} << 62) + 999}) {
     call.data.q_start[0] = start;
@@ -566,13 +570,13 @@ TEST(StatesErrors, PositionsOutsideTheirRangeAreRefused) {
   });
 }
 
-TEST(StatesErrors, OfTheMergeNameTheArgument) {
+TEST(PartialsErrors, OfTheMergeNameTheArgument) {
   float numbers[12] = {};
   const auto expect = [&](int64_t rows, int64_t head_dim_v, const float *left, const float *right,
                           float *result, uint32_t instruction_set, const Expected &expected) {
     ExpectFails(
         [&](mha_error *error) {
-          return mha_states_merge(rows, head_dim_v, left, right, result, instruction_set, error);
+          return mha_partials_merge(rows, head_dim_v, left, right, result, instruction_set, error);
         },
         expected);
   };
@@ -590,35 +594,34 @@ TEST(StatesErrors, OfTheMergeNameTheArgument) {
   expect(2, 4, x, x, x, AbsentInstructionSet(),
          {MHA_ERROR_INSTRUCTION_SET, {6}, {"MHA_INSTRUCTION_SET_AUTO"}});
   ExpectSucceeds([](mha_error *error) {
-    return mha_states_merge(MHA_EMPTY, 4, nullptr, nullptr, nullptr, 0, error);
+    return mha_partials_merge(MHA_EMPTY, 4, nullptr, nullptr, nullptr, 0, error);
   });
 }
 
-TEST(StatesErrors, OfFinishingNameTheField) {
+TEST(PartialsErrors, OfFinishingNameTheField) {
   static float numbers[64];
-  const auto expect = [](void (*change)(mha_states_args &), const Words &words,
+  const auto expect = [](void (*change)(mha_partials_args &), const Words &words,
                          mha_status status = MHA_ERROR_INVALID_VALUE) {
-    float states[40] = {}, output[32] = {}, lse[4] = {};
-    mha_states_args args = Zeroed<mha_states_args>();
+    float partials[40] = {}, output[32] = {}, lse[4] = {};
+    mha_partials_args args = Zeroed<mha_partials_args>();
     args.batch = 1;
     args.n_q = args.num_heads = 2;
     args.head_dim_v = 8;
-    args.states = states;
+    args.partials = partials;
     args.output.data = output;
     args.lse = lse;
     change(args);
-    ExpectFails([&](mha_error *error) { return mha_states_finish(&args, error); },
+    ExpectFails([&](mha_error *error) { return mha_partials_finish(&args, error); },
                 {status, {1}, words});
     EXPECT_TRUE(std::all_of(output, output + 32, [](float x) { return x == 0; }));
   };
-  expect([](auto &a) { a.struct_size = 8; }, {"mha_states_args.struct_size"},
+  expect([](auto &a) { a.struct_size = 8; }, {"mha_partials_args.struct_size"},
          MHA_ERROR_STRUCT_SIZE);
-  expect([](auto &a) { a.batch = 0; }, {"batch is 0"});
   expect([](auto &a) { a.n_q = 0; }, {"n_q is 0"});
   expect([](auto &a) { a.num_heads = 0; }, {"num_heads is 0"});
   expect([](auto &a) { a.num_heads = int64_t{1} << 31; }, {"num_heads is 2147483648"});
   expect([](auto &a) { a.head_dim_v = -3; }, {"head_dim_v is -3"});
-  expect([](auto &a) { a.batch = int64_t{1} << 60; }, {"states"}, MHA_ERROR_TOO_LARGE);
+  expect([](auto &a) { a.batch = int64_t{1} << 60; }, {"partials"}, MHA_ERROR_TOO_LARGE);
   expect([](auto &a) { a.output.type = MHA_TYPE_INT8; }, {"output.type is 4"});
   expect([](auto &a) { a.output.type = MHA_TYPE_F16, a.output.data = nullptr; }, {"output.data"});
   expect([](auto &a) { a.output.strides.row = 8, a.output.data = nullptr; }, {"output.data"});
@@ -626,16 +629,17 @@ TEST(StatesErrors, OfFinishingNameTheField) {
   expect([](auto &a) { a.output.strides.row = 15; }, {"output.strides.row is 15", "16"});
   expect([](auto &a) { a.output.strides.batch = MHA_BROADCAST; }, {"output.strides.batch"});
   expect([](auto &a) { a.output.reserved = 1; }, {"output.reserved"});
-  expect([](auto &a) { a.states = nullptr; }, {"states is NULL"}, MHA_ERROR_NULL_POINTER);
+  expect([](auto &a) { a.reserved = 7; }, {"reserved of mha_partials_args is 7", "set it to 0"});
+  expect([](auto &a) { a.partials = nullptr; }, {"partials is NULL"}, MHA_ERROR_NULL_POINTER);
   expect([](auto &a) { a.output.data = a.lse = nullptr; }, {"output.data and lse"},
          MHA_ERROR_NULL_POINTER);
   expect([](auto &a) { a.instruction_set = 99; }, {"instruction_set is 99"});
   expect([](auto &a) { numbers[1] = kInfinity, a.sinks = numbers; }, {"sinks[1] is inf"});
   expect([](auto &a) { numbers[1] = kNan, a.head_scales = numbers; }, {"head_scales[1] is nan"});
-  mha_states_args args = Zeroed<mha_states_args>();
+  mha_partials_args args = Zeroed<mha_partials_args>();
   args.batch = MHA_EMPTY;
   args.n_q = args.num_heads = args.head_dim_v = 1;
-  ExpectSucceeds([&](mha_error *error) { return mha_states_finish(&args, error); });
+  ExpectSucceeds([&](mha_error *error) { return mha_partials_finish(&args, error); });
 }
 
 }  // namespace

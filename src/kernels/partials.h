@@ -1,10 +1,10 @@
-// The states (m, l, o) of rows: m is the greatest score, l the sum of exp(score - m), and o the sum
-// of exp(score - m) * value.
+// The partials (m, l, o) of rows: m is the greatest score, l the sum of exp(score - m), and o the
+// sum of exp(score - m) * value.
 //
-// In this order: merging states of chunks by the tree that CONTRACT.md, section 9, fixes; finishing
-// rows, o / l with sinks, head scales and gates (section 10); states that are handed out to the
-// caller, merged and finished by calls of their own; and the norm of the context before W_O. The
-// tree makes results independent of how chunks are shared out between threads.
+// In this order: merging partials of chunks by the tree that CONTRACT.md, section 9, fixes;
+// finishing rows, o / l with sinks, head scales and gates (section 10); partials that are handed
+// out to the caller, merged and finished by calls of their own; and the norm of the context before
+// W_O. The tree makes results independent of how chunks are shared out between threads.
 #pragma once
 
 #include "functions.h"
@@ -14,7 +14,7 @@
 namespace mha {
 namespace {
 
-// Merges slot `right` into slot `left`, for rows [begin, end). A state without a key that takes
+// Merges slot `right` into slot `left`, for rows [begin, end). A partial without a key that takes
 // part (l is 0) leaves the other one as it is. The factors of 16 rows are computed side by side.
 template <class V>
 MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
@@ -87,15 +87,15 @@ MHA_NOINLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t
     merge<V>(unit, left, left + 1, begin, end);
 }
 
-// The states of rows without a key.
-inline void clear_states(const Unit &unit, int64_t slot, int64_t begin, int64_t end) {
+// The partials of rows without a key.
+inline void clear_partials(const Unit &unit, int64_t slot, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     *unit.m(slot, row) = -infinity;
     *unit.l(slot, row) = 0.0f;
   }
 }
 
-// Adds a sink, which is a score without a value, to m and l of a state that is not empty. Returns
+// Adds a sink, which is a score without a value, to m and l of a partial that is not empty. Returns
 // the factor for o.
 MHA_INLINE float join_sink(float sink, float *m, float *l) {
   const float most = sink > *m ? sink : *m, a = exp_of(*m - most);
@@ -104,7 +104,7 @@ MHA_INLINE float join_sink(float sink, float *m, float *l) {
   return a;
 }
 
-// Adds the sink of a row's head to the merged state of the row, unless that is empty.
+// Adds the sink of a row's head to the merged partial of the row, unless that is empty.
 template <class V>
 inline void add_sink(const Unit &unit, const Row &row) {
   float *const m = unit.m(0, row.index), *const l = unit.l(0, row.index),
@@ -172,7 +172,7 @@ inline void finish(const Unit &unit) {
                 whole = width - width % V::size;
   const bool is_narrowed = call.arrays.output.storage != Storage::f32,
              has_sinks = call.request.options.sinks, reworks = call.run.reworks_context;
-  const bool keeps_states = call.run.row_maxima || call.request.lse;
+  const bool keeps_partials = call.run.row_maxima || call.request.lse;
   float *o = unit.o(0, 0);
   const float *m = unit.m(0, 0), *sums = unit.l(0, 0);
   for (Row row = unit.row(0); row.index < unit.num_rows;
@@ -191,7 +191,7 @@ inline void finish(const Unit &unit) {
       for (int64_t c = whole; c < width; ++c) out[c] = o[c];
     }
     if (reworks) rework_context<V>(unit, row, is_empty, out);
-    if (!keeps_states) continue;
+    if (!keeps_partials) continue;
     if (call.run.row_maxima) {
       call.run.row_maxima[unit.output_row(row)] = *m;
       call.run.row_sums[unit.output_row(row)] = l;
@@ -201,41 +201,42 @@ inline void finish(const Unit &unit) {
   }
 }
 
-// ---- States that are handed out
+// ---- Partials that are handed out
 
-// Writes a state in canonical form. o may be the one of `state`.
+// Writes a partial in canonical form. o may be the one of `partial`.
 template <class V>
-MHA_NOINLINE void hand_out_state(float m, float l, const float *o, int64_t width, float *state) {
-  state[0] = l == 0.0f ? -infinity : canonical(m);
-  state[1] = canonical(l);
+MHA_NOINLINE void hand_out_partial(float m, float l, const float *o, int64_t width,
+                                   float *partial) {
+  partial[0] = l == 0.0f ? -infinity : canonical(m);
+  partial[1] = canonical(l);
   in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
     using T = decltype(vector);
-    store(state + state_head + c, l == 0.0f ? all<T>(0.0f) : canonical(load<T>(o + c)));
+    store(partial + partial_head + c, l == 0.0f ? all<T>(0.0f) : canonical(load<T>(o + c)));
   });
 }
 
-// Writes the states of the unit's rows, which are not finished.
+// Writes the partials of the unit's rows, which are not finished.
 template <class V>
-MHA_NOINLINE void hand_out_states(const Unit &unit) {
+MHA_NOINLINE void hand_out_partials(const Unit &unit) {
   const int64_t width = unit.call.request.head_dim_v;
   for (Row row = unit.row(0); row.index < unit.num_rows; unit.advance(&row)) {
-    hand_out_state<V>(*unit.m(0, row.index), *unit.l(0, row.index), unit.o(0, row.index), width,
-                      unit.call.request.states + unit.output_row(row) * (state_head + width));
+    hand_out_partial<V>(*unit.m(0, row.index), *unit.l(0, row.index), unit.o(0, row.index), width,
+                        unit.call.request.partials + unit.output_row(row) * (partial_head + width));
   }
 }
 
-// The kernels' `merge_states`: merges rows of the caller's states. Their NaNs may have any payload,
-// but not in exp_of.
+// The kernels' `merge_partials`: merges rows of the caller's partials. Their NaNs may have any
+// payload, but not in exp_of.
 template <class V>
-void merge_states(const float *left, const float *right, int64_t rows, int64_t width,
-                  float *result) {
-  const int64_t stride = state_head + width;
+void merge_partials(const float *left, const float *right, int64_t rows, int64_t width,
+                    float *result) {
+  const int64_t stride = partial_head + width;
   for (int64_t row = 0; row < rows; ++row, left += stride, right += stride, result += stride) {
     const float m1 = left[0], l1 = left[1], m2 = right[0], l2 = right[1];
     if (l1 == 0.0f || l2 == 0.0f) {
       const bool is_right = l1 == 0.0f;
-      hand_out_state<V>(is_right ? m2 : m1, is_right ? l2 : l1,
-                        (is_right ? right : left) + state_head, width, result);
+      hand_out_partial<V>(is_right ? m2 : m1, is_right ? l2 : l1,
+                          (is_right ? right : left) + partial_head, width, result);
       continue;
     }
     const float most = m2 > m1 ? m2 : m1, a = exp_of(canonical_nan(m1 - most)),
@@ -244,21 +245,21 @@ void merge_states(const float *left, const float *right, int64_t rows, int64_t w
     result[1] = canonical(mul_add(l1, a, l2 * b));
     in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
       using T = decltype(vector);
-      const int64_t at = state_head + c;
+      const int64_t at = partial_head + c;
       store(result + at,
             canonical(mul_add(load<T>(left + at), all<T>(a), load<T>(right + at) * all<T>(b))));
     });
   }
 }
 
-// Finishes one row of the caller's states, as `finish` does for rows of a unit. A factor of 1
+// Finishes one row of the caller's partials, as `finish` does for rows of a unit. A factor of 1
 // changes nothing.
 template <class V>
-MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, int64_t at) {
+MHA_NOINLINE void finish_partial(const Partials &given, int64_t row, int64_t head, int64_t at) {
   constexpr int64_t block = 64;
-  const float *const state = given.states + row * (state_head + given.head_dim_v);
+  const float *const partial = given.partials + row * (partial_head + given.head_dim_v);
   const float head_scale = given.head_scales ? given.head_scales[head] : 1.0f;
-  float m = canonical(state[0]), l = state[1];
+  float m = canonical(partial[0]), l = partial[1];
   const bool is_empty = l == 0.0f || head_scale == 0.0f;
   const float factor = given.sinks && !is_empty ? join_sink(given.sinks[head], &m, &l) : 1.0f,
               inverse = 1.0f / l;
@@ -271,24 +272,24 @@ MHA_NOINLINE void finish_state(const States &given, int64_t row, int64_t head, i
     const int64_t count = min(block, given.head_dim_v - done);
     in_vectors<V>(count, [&](auto vector, int64_t c) MHA_INLINED {
       using T = decltype(vector);
-      const T context =
-          canonical(mul_add(load<T>(state + state_head + done + c), all<T>(factor), all<T>(0.0f)) *
-                    all<T>(inverse));
+      const T context = canonical(
+          mul_add(load<T>(partial + partial_head + done + c), all<T>(factor), all<T>(0.0f)) *
+          all<T>(inverse));
       store(x + c, is_empty ? all<T>(0.0f) : canonical(context * all<T>(head_scale)));
     });
     if (is_narrowed) narrow(given.output_storage, numbers, count, output);
   }
 }
 
-// The kernels' `finish_states`.
+// The kernels' `finish_partials`.
 template <class V>
-void finish_states(const States &given) {
+void finish_partials(const Partials &given) {
   const int64_t heads = given.num_heads, n_q = given.n_q;
   for (int64_t row = 0; row < given.batch * heads * n_q; ++row) {
     const int64_t head = row / n_q % heads, query = row % n_q, sequence = row / n_q / heads;
-    finish_state<V>(given, row, head,
-                    sequence * given.output_batch_stride + query * given.output_row_stride +
-                        head * given.output_head_stride);
+    finish_partial<V>(given, row, head,
+                      sequence * given.output_batch_stride + query * given.output_row_stride +
+                          head * given.output_head_stride);
   }
 }
 
