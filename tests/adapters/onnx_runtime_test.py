@@ -89,6 +89,9 @@ class Model:
     def mha(self, op_type, *inputs, **more):
         return self.add(op_type, *inputs, domain="mha", **more)
 
+    def layer(self, x, *weights, **attributes):
+        return self.mha("Layer", x, "", "", *weights, **{"num_heads": 2, **attributes})
+
     def group_queries(self, domain, qkv, lengths, total, *more, past=("", ""), **attributes):
         """A node of GroupQueryAttention with 2 heads, unless the attributes say otherwise."""
         counts = np.array(lengths, np.int32), np.array(total, np.int32)
@@ -738,7 +741,7 @@ class Operators(Case):
     def test_a_session_that_flushes_subnormal_numbers_gets_the_same_bits(self):
         model = Model()
         x = model.input("x", normal(1, 5, 16) * np.float32(1e-20))
-        y = model.mha("Layer", x, "", "", normal(16, 48) * np.float32(1e-20), num_heads=2)
+        y = model.layer(x, normal(16, 48) * np.float32(1e-20))
         z = model.add("Mul", x, np.float32(1e-20))
         rows = model.add("Expand", x, np.array([400, 5, 16]))  # enough that all threads rotate some
         table = np.full((5, 4), 1e-20, np.float32)
@@ -818,29 +821,17 @@ class Operators(Case):
             print(*counts, made.run(None, {"x": x})[0].shape)"""
         model = Model()
         x = model.input("x", normal(1, 20000, 4), 1, "rows", 4)
-        made = model.done(
-            model.mha("Layer", x, "", "", normal(4, 1536), "", "", normal(512, 4), num_heads=2)
-        )
+        made = model.done(model.layer(x, normal(4, 1536), "", "", normal(512, 4)))
         with tempfile.TemporaryDirectory() as folder:
             onnx.save(made, folder + "/model.onnx")
             np.save(folder + "/x.npy", model.inputs["x"])
+            files = [arguments.operators, folder + "/model.onnx", folder + "/x.npy"]
+            fails = {"LD_PRELOAD": arguments.failing_malloc, "MHA_FAIL_IN": "libmha_onnx"}
             ran = subprocess.run(
-                [
-                    sys.executable,
-                    "-c",
-                    program,
-                    arguments.operators,
-                    folder + "/model.onnx",
-                    folder + "/x.npy",
-                ],
+                [sys.executable, "-c", program, *files],
                 text=True,
                 capture_output=True,
-                env={
-                    **os.environ,
-                    "LD_PRELOAD": arguments.failing_malloc,
-                    "MHA_FAIL_IN": "libmha_onnx",
-                    "MHA_FAIL_SEEN": folder + "/seen",
-                },
+                env={**os.environ, **fails, "MHA_FAIL_SEEN": folder + "/seen"},
             )
         self.assertRegex(
             ran.stdout,
@@ -858,7 +849,7 @@ class Operators(Case):
             for arithmetic in ("f32", "int8", "int16")
         ]
         hows += [{"weight_type": kind} for kind in ("f32", "f16", "bf16")]
-        outputs = [model.mha("Layer", x, "", "", w, "", "", o, num_heads=4, **how) for how in hows]
+        outputs = [model.layer(x, w, "", "", o, num_heads=4, **how) for how in hows]
         for threads in 1, 2:
             results = session(model.done(*outputs), threads).run(None, model.inputs)
             for how, result in zip(hows, results):
@@ -871,14 +862,7 @@ class Operators(Case):
 
     def test_no_rows_and_no_sequences(self):
         model = Model()
-        y = model.mha(
-            "Layer",
-            model.input("x", normal(2, 3, 16), "batch", "rows", 16),
-            "",
-            "",
-            normal(16, 48),
-            num_heads=2,
-        )
+        y = model.layer(model.input("x", normal(2, 3, 16), "batch", "rows", 16), normal(16, 48))
         model.input("a", normal(2, 3, 16), "batch", "rows", 16)
         z = model.mha("Attention", "a", "a", "a", q_num_heads=2, kv_num_heads=2)
         run = session(model.done(y, z))
@@ -897,9 +881,7 @@ class Operators(Case):
         def layer(*more, x=(2, 3, 16), w=(16, 48), **attributes):
             model = Model()
             model.input("x", normal(*x))
-            return model, model.mha(
-                "Layer", "x", "", "", normal(*w), *more, **{"num_heads": 2, **attributes}
-            )
+            return model, model.layer("x", normal(*w), *more, **attributes)
 
         for (model, y), sentence in (
             (layer(num_heads=0), "the attribute num_heads is 0; it has to be at least 1"),
@@ -929,14 +911,7 @@ class Operators(Case):
             with self.subTest(sentence):
                 self.refused(model, sentence, y)
         model = Model()
-        y = model.mha(
-            "Layer",
-            model.input("x", normal(2, 3, 16)),
-            "",
-            "",
-            model.input("w", normal(16, 48)),
-            num_heads=2,
-        )
+        y = model.layer(model.input("x", normal(2, 3, 16)), model.input("w", normal(16, 48)))
         self.refused(model, f"mha.Layer '{y}': w_q is computed or given by the caller", y)
 
     def test_wrong_calls_are_refused_in_a_sentence_with_the_nodes_name(self):
@@ -994,39 +969,20 @@ class Operators(Case):
                 self.refused(model, sentence, y)
                 self.refused(model, f"mha.Attention '{y}'", y)
         model = Model()
-        y = model.mha(
-            "Attention",
-            *[model.input(n, normal(*q)) for n in "qkv"],
-            model.input("m", np.zeros((3, 3), np.int64)),
-        )
+        qkv = [model.input(n, normal(*q)) for n in "qkv"]
+        y = model.mha("Attention", *qkv, model.input("m", np.zeros((3, 3), np.int64)))
         self.refused(model, "attn_mask is of type", y)
         model = Model()
-        y = model.mha(
-            "Attention",
-            *[model.input(n, normal(2, 2, 3, 8)) for n in "qkv"],
-            model.input("m", np.ones(3, np.int32)),
-        )
+        qkv = [model.input(n, normal(2, 2, 3, 8)) for n in "qkv"]
+        y = model.mha("Attention", *qkv, model.input("m", np.ones(3, np.int32)))
         self.refused(model, "attn_mask is [3]; as lengths it has to be [2], [4] or [8]", y)
         model = Model()
-        y = model.mha(
-            "Layer", model.input("x", normal(2, 3, 15)), "", "", normal(16, 48), num_heads=2
-        )
+        y = model.layer(model.input("x", normal(2, 3, 15)), normal(16, 48))
         self.refused(model, "query is [2, 3, 15]; it has to be [batch, rows, 16]", y)
         model = Model()
-        y = model.mha(
-            "Layer",
-            model.input("x", normal(1, 3, 16)),
-            "",
-            model.input("v", normal(1, 5, 16)),
-            *(normal(16, 16) for _ in "qkv"),
-            "",
-            "",
-            "",
-            "",
-            "",
-            np.arange(5) < 4,
-            num_heads=2,
-        )
+        x, v = model.input("x", normal(1, 3, 16)), model.input("v", normal(1, 5, 16))
+        more = [*(normal(16, 16) for _ in "qkv"), *[""] * 5, np.arange(5) < 4]
+        y = model.mha("Layer", x, "", v, *more, num_heads=2)
         with self.subTest("value without key"):
             self.refused(model, "value has 5 rows and query, which the keys are made of, 3", y)
 
@@ -1373,12 +1329,8 @@ class Operators(Case):
         )
         for operator, most in ("Attention", 7), ("Layer", 12), ("GroupQueryAttention", 14):
             model = Model()
-            y = model.mha(
-                operator,
-                *[model.input(f"i{i}", normal(1, 2, 3, 8)) for i in range(most + 1)],
-                num_heads=2,
-                kv_num_heads=2,
-            )
+            inputs = [model.input(f"i{i}", normal(1, 2, 3, 8)) for i in range(most + 1)]
+            y = model.mha(operator, *inputs, num_heads=2, kv_num_heads=2)
             self.refused(model, "input", y)
 
     def test_softmax_that_is_no_attention_is_not_mentioned(self):
@@ -1429,31 +1381,14 @@ class Operators(Case):
             exec(python_support.readme_program("mha.onnx").replace("new.onnx", str(out)), values)
             values["session"].run(None, model.inputs)
             self.assertEqual(self.command("rewrite", str(path)).returncode, 0)
-            ran = self.command(
-                "rewrite",
-                str(path),
-                "-o",
-                str(out),
-                "--weight-type",
-                "int8",
-                "--arithmetic",
-                "int16",
-            )
+            words = ["rewrite", str(path), "-o", str(out), "--arithmetic", "int16", "--weight-type"]
+            ran = self.command(*words, "int8")
             self.assertIn(
                 f"'{good}' -> mha.Attention: [batch, heads, rows, width], without projections,"
                 " whose weights could be packed",
                 ran.stdout,
             )
-            ran = self.command(
-                "rewrite",
-                str(path),
-                "-o",
-                str(out),
-                "--weight-type",
-                "f16",
-                "--arithmetic",
-                "int16",
-            )
+            ran = self.command(*words, "f16")
             self.assertEqual(ran.returncode, 2)
             self.assertIn("--arithmetic int16 needs --weight-type int8 or int4", ran.stderr)
             self.assertTrue(pathlib.Path(folder, "model.mha.onnx").exists())
