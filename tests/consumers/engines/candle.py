@@ -85,7 +85,8 @@ def print_table(threads, seconds):
         cells = []
         for form in "", " int8":
             before, after = (seconds[f"{what}, {way}{form}"] for way in ("engine", "mha"))
-            cells += [f"{1e3 * statistics.median(times):.3g}" for times in (before, after)]
+            medians = [1e3 * statistics.median(times) for times in (before, after)]
+            cells += [f"{time:.0f}" if time >= 100 else f"{time:.3g}" for time in medians]
             cells.append(f"{statistics.median(a / b for a, b in zip(before, after)):.2f}")
         print(f"| {what}", threads, *cells, sep=" | ", end=" |\n", flush=True)
 
