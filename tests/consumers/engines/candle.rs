@@ -4,24 +4,21 @@
 //!
 //!     engine [ROUNDS]      on RAYON_NUM_THREADS threads
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Cursor;
 use std::time::Instant;
 
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
-use candle_core::{DType, Device, IndexOp, Result, Tensor};
+use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
 use candle_transformers::models::{llama as published, quantized_llama as quantized};
 use patched_transformers::models::{llama as patched, mha::Arithmetic};
-
-#[path = "../../../tools/adapters/candle/examples/models/mod.rs"]
-#[allow(dead_code)]
-mod shapes;
 
 /// A Llama with random weights, known to both crates by the JSON of its configuration.
 struct Llama {
     json: String,
     config: published::Config,
-    weights: shapes::RandomWeights,
+    weights: HashMap<String, Tensor>,
 }
 
 fn llama([width, layers, heads, kv_heads, inner, vocabulary]: [usize; 6], more: &str) -> Llama {
@@ -33,7 +30,42 @@ fn llama([width, layers, heads, kv_heads, inner, vocabulary]: [usize; 6], more: 
     );
     let config: published::LlamaConfig = serde_json::from_str(&json).expect("a configuration");
     let config = config.into_config(false);
-    Llama { json, weights: shapes::llama::random_weights(&config, DType::F32), config }
+    Llama { json, weights: random_weights(&config).expect("weights"), config }
+}
+
+/// Numbers between -1 and 1.
+fn random(seed: u64, count: usize) -> impl Iterator<Item = f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..count).map(move |_| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    })
+}
+
+/// The tensors that a published model has variables for, of numbers that follow from their names.
+fn random_weights(config: &published::Config) -> Result<HashMap<String, Tensor>> {
+    let map = VarMap::new();
+    published::Llama::load(VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu), config)?;
+    let variables = map.data().lock().expect("no other thread");
+    let random_tensor = |(name, variable): (&String, &Var)| {
+        let (around, scale) = match variable.dims() {
+            [_] => (1.0, 0.3), // of a norm
+            _ if name.contains("embed_tokens") => (0.0, 1.0),
+            shape => (0.0, 1.7 / (shape[1] as f32).sqrt()),
+        };
+        let seed = name.bytes().fold(17, |seed: u64, byte| seed.wrapping_mul(31) ^ u64::from(byte));
+        let numbers = random(seed, variable.elem_count()).map(|number| around + scale * number);
+        let tensor = Tensor::from_vec(numbers.collect(), variable.dims(), &Device::Cpu)?;
+        Ok((name.clone(), tensor))
+    };
+    variables.iter().map(random_tensor).collect()
+}
+
+impl Llama {
+    fn var_builder(&self) -> VarBuilder<'static> {
+        VarBuilder::from_tensors(self.weights.clone(), DType::F32, &Device::Cpu)
+    }
 }
 
 /// A model by what it answers: the logits of the last token behind the tokens of a call, which
@@ -41,7 +73,7 @@ fn llama([width, layers, heads, kv_heads, inner, vocabulary]: [usize; 6], more: 
 type Model<'a> = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor> + 'a>;
 
 fn of_published(llama: &Llama) -> Result<Model<'_>> {
-    let model = published::Llama::load(llama.weights.var_builder(), &llama.config)?;
+    let model = published::Llama::load(llama.var_builder(), &llama.config)?;
     let new_cache = || published::Cache::new(true, DType::F32, &llama.config, &Device::Cpu);
     let mut cache = new_cache()?;
     Ok(Box::new(move |tokens, position| {
@@ -55,7 +87,7 @@ fn of_published(llama: &Llama) -> Result<Model<'_>> {
 fn of_mha(llama: &Llama, int8: Option<Arithmetic>) -> Result<Model<'_>> {
     let config: patched::LlamaConfig = serde_json::from_str(&llama.json).expect("a configuration");
     let config = config.into_config(false);
-    let model = patched::Llama::load_packed(llama.weights.var_builder(), &config, int8)?;
+    let model = patched::Llama::load_packed(llama.var_builder(), &config, int8)?;
     let mut cache = patched::Cache::new(true, DType::F32, &config, &Device::Cpu)?;
     // The cache of mha forgets by itself what lies behind a position.
     Ok(Box::new(move |tokens, position| model.forward(tokens, position, &mut cache)))
@@ -98,7 +130,7 @@ fn of_q8_0(llama: &Llama) -> Result<Model<'_>> {
             ));
         }
     }
-    let vb = llama.weights.var_builder();
+    let vb = llama.var_builder();
     let tensors = names.iter().map(|(to, from, shape)| {
         let kind = if shape.len() == 1 { GgmlDType::F32 } else { GgmlDType::Q8_0 };
         Ok((to.as_str(), QTensor::quantize(&vb.get(shape.as_slice(), from)?, kind)?))
@@ -157,7 +189,7 @@ fn generate(model: &mut Model, prompt: &Tensor, count: usize) -> Result<Run> {
 }
 
 fn prompt(batch: usize, rows: usize, vocabulary: usize) -> Result<Tensor> {
-    let ids = shapes::random(1, batch * rows)
+    let ids = random(1, batch * rows)
         .map(|number| ((number + 1.0) / 2.0 * vocabulary as f32) as u32 % vocabulary as u32);
     Tensor::from_vec(ids.collect::<Vec<_>>(), (batch, rows), &Device::Cpu)
 }

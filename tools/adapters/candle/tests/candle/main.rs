@@ -1,9 +1,7 @@
-//! Beside candle's own operations, layers and models, on random weights.
+//! Beside candle's own operations and layers, on random weights. Whole models are compared by
+//! tests/consumers/engines.
 
 mod layer;
 mod linear;
-mod models;
 mod operator;
-#[path = "../../examples/models/mod.rs"]
-mod shapes;
 mod support;

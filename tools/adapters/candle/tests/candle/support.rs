@@ -1,6 +1,14 @@
 use candle_core::{DType, Device, Result, Tensor, D};
 
-pub use crate::shapes::random;
+/// Numbers between -1 and 1.
+pub fn random(seed: u64, count: usize) -> impl Iterator<Item = f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..count).map(move |_| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    })
+}
 
 pub fn tensor(seed: u64, shape: &[usize]) -> Tensor {
     let numbers: Vec<f32> =
