@@ -85,7 +85,7 @@ typedef struct mha_rope {
   size_t struct_size;
   uint32_t style;        /* MHA_ROPE_*; 0 = HALF */
   uint32_t reserved;
-  int64_t dims;          /* elements of a head to rotate; even; 0 = head_dim - offset */
+  int64_t dims;          /* rotated elements of a head; even, 2 .. head_dim; 0 = head_dim - offset */
   int64_t offset;        /* the first of them, >= 0; MLA rotates the last elements of a head */
   int64_t num_positions; /* rows of the tables; >= 1; more than any position that is looked up */
   const float *cos;      /* [num_positions, dims / 2]: row p is position p, column i is pair i */

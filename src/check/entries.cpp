@@ -116,28 +116,11 @@ namespace {
 
 // Heads and widths. An int must hold every number of columns.
 mha_status check_dimensions(Report report, mha_attention_args *args) {
-  const struct {
-    const char *name;
-    int64_t value;
-    bool may_be_zero;
-  } dims[] = {{"num_heads", args->num_heads, false},
-              {"num_kv_heads", args->num_kv_heads, true},
-              {"head_dim", args->head_dim, false},
-              {"head_dim_v", args->head_dim_v, true}};
-  for (const auto &dim : dims) {
-    if (dim.value < 0 || (dim.value == 0 && !dim.may_be_zero))
-      return report.invalid("%s is %lld; set it to at least 1", dim.name, lld(dim.value));
-    if (dim.value > INT32_MAX)
-      return report.too_large("%s is %lld; the largest dimension is %d", dim.name, lld(dim.value),
-                              INT32_MAX);
-  }
+  const Rules rules = {report};
+  MHA_TRY(check_fields(rules, *args));
   if (args->num_kv_heads == 0) args->num_kv_heads = args->num_heads;
   if (args->head_dim_v == 0) args->head_dim_v = args->head_dim;
-  if (args->num_heads % args->num_kv_heads != 0)
-    return report.shape(
-        "num_kv_heads %lld does not divide num_heads %lld; set it to num_heads, or to a divisor "
-        "for grouped queries",
-        lld(args->num_kv_heads), lld(args->num_heads));
+  MHA_TRY(rules.divides("num_kv_heads", args->num_kv_heads, "num_heads", args->num_heads));
   if (args->num_heads * args->head_dim > INT32_MAX ||
       args->num_heads * args->head_dim_v > INT32_MAX) {
     return report.too_large("num_heads %lld * head_dim (or * head_dim_v) is larger than %d",
@@ -291,10 +274,9 @@ mha_status check_choice_arrays(Report report, const mha_attention_args &attentio
   if (request.prepare_v.norm.is_given)
     return report.invalid(
         "attention.call.norm has MHA_NORM_VALUES, but mha_choose_keys uses no values; leave the "
-        "flag "
-        "out");
-  if (args->num_chosen < 1)
-    return report.invalid("num_chosen is %lld; set it to at least 1", lld(args->num_chosen));
+        "flag out");
+  const Rules rules = {report};
+  MHA_TRY(check_fields(rules, *args));
   if (n_kv > INT32_MAX)
     return report.too_large(
         "there may be %lld keys, but an entry of chosen_keys can name only the first 2^31 - 1",
@@ -305,10 +287,9 @@ mha_status check_choice_arrays(Report report, const mha_attention_args &attentio
   const Extents of_weights = {attention.call.batch, request.n_q, no_extent, request.num_heads};
   MHA_TRY(resolve_array(report, "weights", of_weights, &args->weights));
   const Count rows = Count(attention.call.batch) * Count(request.n_q);
-  if ((rows * Count(args->num_chosen) * Count(sizeof(int32_t))).overflows())
-    return report.too_large("chosen_keys would exceed the address space; use smaller dimensions");
-  if (args->index_scores && (rows * Count(n_kv) * Count(sizeof(float))).overflows())
-    return report.too_large("index_scores would exceed the address space; use smaller dimensions");
+  MHA_TRY(rules.fits("chosen_keys", rows * Count(args->num_chosen) * Count(sizeof(int32_t))));
+  if (args->index_scores)
+    MHA_TRY(rules.fits("index_scores", rows * Count(n_kv) * Count(sizeof(float))));
   return MHA_OK;
 }
 

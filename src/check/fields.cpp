@@ -80,8 +80,8 @@ MHA_FIELDS(mha_linear_weights,
 MHA_FIELDS(mha_rope,
   MHA_RULE(one_of, style, {0, 1}, "MHA_ROPE_HALF (0) or MHA_ROPE_INTERLEAVED (1)")
   MHA_RULE(range, reserved, 0, 0, "0")
-  MHA_RULE(size, dims, 0, "an even number, at least 1, or to 0 (head_dim - offset)")
-  MHA_RULE(even, dims, "an even number, at least 1, or to 0 (head_dim - offset)")
+  MHA_RULE(range, dims, 0, INT64_MAX, "an even number, 2 to head_dim, or to 0 (head_dim - offset)")
+  MHA_RULE(even, dims, "an even number, 2 to head_dim, or to 0 (head_dim - offset)")
   MHA_RULE(range, offset, 0, INT64_MAX, "at least 0")
   MHA_RULE(range, num_positions, 1, INT64_MAX, "at least 1: rows of the tables")
   MHA_RULE(range, table_stride, 0, INT64_MAX, "at least 1, or to 0 (dims / 2)"))

@@ -41,9 +41,8 @@ mha_status check_optional_outputs(Report report, const AttentionRequest &request
                                   const mha_outputs &given, const SequenceArguments &s) {
   const std::array<OptionalOutput, 11> outputs = optional_outputs(request, given, s, max_keys(s));
   for (const OptionalOutput &output : outputs) {
-    if (output.output && (output.elements * Count(sizeof(float))).overflows())
-      return report.too_large("%s would exceed the address space; use smaller dimensions",
-                              output.name);
+    if (output.output)
+      MHA_TRY(Rules{report}.fits(output.name, output.elements * Count(sizeof(float))));
   }
   for (const OptionalOutput &output : outputs) {
     if (output.output && output.is_per_pair && request.options.chosen.lists.base)

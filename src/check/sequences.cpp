@@ -11,6 +11,7 @@
 
 #include "../base/structs.h"
 #include "cache.h"
+#include "rules.h"
 
 namespace mha {
 namespace {
@@ -52,34 +53,27 @@ mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
   if (!s->has_rope()) return MHA_OK;
   mha_rope &rope = s->rope;
   MHA_TRY(read_struct(report, "mha_rope", s->given_rope, &rope));
-  if (rope.reserved != 0) return report.invalid("rope.reserved is not 0; set it to 0");
-  if (rope.style > MHA_ROPE_INTERLEAVED)
-    return report.invalid(
-        "rope.style is %u; set it to MHA_ROPE_HALF (0) or MHA_ROPE_INTERLEAVED (1)", rope.style);
-  if (rope.offset < 0 || rope.offset >= head_dim)
+  const Rules rules = {report, "rope."};
+  MHA_TRY(check_fields(rules, rope));
+  if (rope.offset >= head_dim)
     return report.invalid("rope.offset is %lld; it must be at least 0 and less than head_dim, %lld",
                           lld(rope.offset), lld(head_dim));
   if (rope.dims == 0) rope.dims = head_dim - rope.offset;
-  if (rope.dims < 0 || rope.dims > head_dim - rope.offset || rope.dims % 2 != 0)
+  if (rope.dims > head_dim - rope.offset || rope.dims % 2 != 0)
     return report.invalid(
         "rope.dims is %lld; it must be even and at most head_dim - offset = %lld - %lld",
         lld(rope.dims), lld(head_dim), lld(rope.offset));
-  if (!rope.cos || !rope.sin)
-    return report.null("rope.%s is NULL; pass a table, such as mha_rope_tables fills",
-                       rope.cos ? "sin" : "cos");
-  if (rope.num_positions < 1)
-    return report.invalid("rope.num_positions is %lld; set it to the number of rows of the tables",
-                          lld(rope.num_positions));
+  MHA_TRY(rules.given("cos", rope.cos, "a table, such as mha_rope_tables fills"));
+  MHA_TRY(rules.given("sin", rope.sin, "a table, such as mha_rope_tables fills"));
   if (rope.table_stride == 0) rope.table_stride = rope.dims / 2;
   if (rope.table_stride < rope.dims / 2)
     return report.invalid(
         "rope.table_stride is %lld, less than the width of a row, dims / 2 = %lld; set it to at "
         "least that, or to 0 for contiguous",
         lld(rope.table_stride), lld(rope.dims / 2));
-  if ((Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float))).overflows())
-    return report.too_large(
-        "the tables of rope would exceed the address space; set a smaller table_stride");
-  return MHA_OK;
+  return Rules{report}.fits(
+      "the tables of rope",
+      Count(rope.num_positions) * Count(rope.table_stride) * Count(sizeof(float)));
 }
 
 // A cache has the heads of the call, and room for its sequences. A ring needs more: it keeps only a
