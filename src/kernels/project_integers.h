@@ -29,12 +29,6 @@ constexpr int64_t block_terms = dot_block;
 // memory by itself, and reads them faster than one.
 constexpr int panels_in_step = 4;
 
-// The rows of a tile whose sums stay in registers from chain to chain, and no tile has more. Where
-// one instruction multiplies and adds for 16 columns, storing sums would take longest. 0: none.
-constexpr int held_rows = sizeof(SmallCode) == 1 && Vector::size == 16 ? 4 : 0;
-template <class V>
-constexpr int max_code_rows = held_rows > 0 ? held_rows : TileShape<V::size>::max_rows;
-
 // What a loop is told: some rows, and the terms of one panel or of several panels in step.
 struct CodeTile {
   const char *rows[max_tile_rows];  // chains of codes, each followed by a CodesTail
@@ -85,7 +79,6 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
                     row_step = terms_together * static_cast<int64_t>(sizeof(Code));
   const int64_t codes_bytes = chain * static_cast<int64_t>(sizeof(Code));
   constexpr bool are_few = R <= max_few_rows;
-  constexpr bool holds_sums = R == held_rows;
   constexpr int streams = panels_in_step * C * lanes / panel_columns;
   const int64_t chain_bytes = chain / fours * panel_columns;
   const bool is_in_step = are_few && tile.panels > 1;
@@ -95,13 +88,6 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   const char *rows[R];
   MHA_EACH(r, R) rows[r] = tile.rows[r];
   const uint8_t *columns = tile.columns;
-  static_assert(!holds_sums || C * lanes == panel_columns, "the sums of all columns");
-  V held[R][C];
-  if (holds_sums) {
-    MHA_EACH(r, R) {
-      MHA_EACH(c, C) held[r][c] = load<V>(tile.sums + r * panel_columns + c * lanes);
-    }
-  }
   int64_t at = 0;
   // Chain by chain; in each, panel by panel, and C vectors of columns at a time.
   for (int64_t left = tile.terms; left > 0;
@@ -180,10 +166,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           const V row_scale = all<V>(tail_of(r).scale);
           MHA_EACH(c, C) {
             float *const at_sum = to + r * sums_stride + c * lanes;
-            if (holds_sums)
-              held[r][c] = mul_add(sum[r][c], row_scale, held[r][c]);
-            else
-              store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
+            store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
           }
         }
         to += C * lanes;
@@ -195,11 +178,6 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
       later += chain_bytes / panels_in_step;
     }
     columns += chain_bytes;
-  }
-  if (holds_sums) {
-    MHA_EACH(r, R) {
-      MHA_EACH(c, C) store(tile.sums + r * panel_columns + c * lanes, held[r][c]);
-    }
   }
 }
 
@@ -332,7 +310,7 @@ using PanelLoop = void (*)(const CodeTile &);
 template <class V>
 MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   PanelLoop loop = nullptr;
-  constexpr int most = max_code_rows<V>;
+  constexpr int most = TileShape<V::size>::max_rows;
   visit_rows<most>(num_rows, [&](auto rows) MHA_INLINED {
     visit_code(p, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
@@ -358,7 +336,7 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
 template <class V>
 MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t row_begin,
                                 int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  constexpr int64_t most = max_code_rows<V>;
+  constexpr int64_t most = TileShape<V::size>::max_rows;
   static_assert(project_block_rows % most == 0, "the last tile has its rows of sums");
   alignas(64) float sums[max(project_block_rows, panels_in_step * max_few_rows) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
