@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "kernels/kernels.h"
+#include "contract.h"
 
 namespace mha {
 namespace {

@@ -317,6 +317,9 @@ writers = {
     "AttentionArrays": ["api/attention", "api/forward"],
     "AttentionRun": ["run/attend"],
 }
+# The folders and files of src, from the lowest floor up: each includes only what is below it. Those
+# on one floor don't include each other.
+floors = "compiler; contract; storage; kernels; base; cpu objects; plan; check run; api".split(";")
 members = {
     "sequences": "SequenceArguments",
     "request": "AttentionRequest",
@@ -328,13 +331,22 @@ members = {
 
 def check_stages(arguments):
     """Only its own stage of a call writes a struct that describes the call; all other files take it
-    as const."""
-    names = "|".join(writers)
-    for path in sorted(
-        [*(arguments.source / "src").rglob("*.h"), *(arguments.source / "src").rglob("*.cpp")]
-    ):
-        stem = path.relative_to(arguments.source / "src").with_suffix("").as_posix()
+    as const. Includes lead downwards."""
+    floor_of = {room: i for i, floor in enumerate(floors) for room in floor.split()}
+    room_of = lambda path: path.relative_to(source).with_suffix("").parts[0]
+    names, source = "|".join(writers), (arguments.source / "src").resolve()
+    for path in sorted([*source.rglob("*.h"), *source.rglob("*.cpp")]):
+        stem = path.relative_to(source).with_suffix("").as_posix()
         text = without_comments(path.read_text())
+        room = room_of(path)
+        for name in re.findall(r'#include "(.+)"', path.read_text()):
+            other = (path.parent / name).resolve()
+            if other.exists() and source in other.parents and room_of(other) != room:
+                if floor_of[room_of(other)] >= floor_of.get(room, len(floors)):
+                    failures.append(
+                        f"src/{stem} includes {name}, which is not below it; see floors in"
+                        " tests/package/sources.py."
+                    )
         written = [found[1] for found in re.finditer(rf"(?<!const )\b({names}) [*&]", text)]
         written += [
             members[found[1]]
