@@ -151,7 +151,7 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
   } choices[] = {{&Field::k_type, "k_type", {MHA_TYPE_INT4, 99}},
                  {&Field::v_type, "v_type", {6, 99}},
                  {&Field::kind, "kind", {1, 2, 3, 0x100, 0x103, MHA_CACHE_VALUES_IN_KEYS}},
-                 {&Field::values, "values", {1, 2, 0x200, MHA_CACHE_KIND_PAGED}}};
+                 {&Field::value_place, "value_place", {1, 2, 0x200, MHA_CACHE_KIND_PAGED}}};
   for (const auto &row : choices) {
     for (const uint32_t value : row.wrong) {
       SCOPED_TRACE(row.name + (" " + std::to_string(value)));

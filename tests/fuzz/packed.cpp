@@ -164,10 +164,10 @@ void Attend(mha_kv_cache *cache) {
     args.call.rope = &rope;
   }
   const Wide q_rows = Wide{args.call.batch} * args.call.n_q * args.num_heads,
-             kv_rows = Wide{args.batch} * args.n_kv * args.num_kv_heads;
+             kv_rows = Wide{args.call.batch} * args.call.n_kv * args.num_kv_heads;
   args.q.data = Floats(q_rows * args.head_dim);
   if (!reads) args.k.data = Floats(kv_rows * args.head_dim);
-  if (!reads && shape.values == MHA_CACHE_VALUES_OWN)
+  if (!reads && shape.value_place == MHA_CACHE_VALUES_OWN)
     args.v.data = Floats(kv_rows * args.head_dim_v);
   args.output.data = buffers.TakeOutput(q_rows * args.head_dim_v * 4);
   size_t bytes = 0;
@@ -199,7 +199,7 @@ void Use(mha_kv_cache *cache) {
         switch (kind % 8) {
           case 0: {
             const float *const k = Floats(k_floats), *const v =
-                                                         shape.values ? nullptr : Floats(v_floats);
+                                                         shape.value_place ? nullptr : Floats(v_floats);
             return mha_kv_cache_append(cache, sequence, buffers.is_too_large() ? 0 : rows, k, v,
                                        error);
           }

@@ -435,9 +435,9 @@ void ExpectArgumentsAreOnlyRead(CallData *data, Args *args, const Run &run) {
   };
   data->FreezeInputs();
   SerialScheduler scheduler(2);
-  args->scheduler = freeze(&scheduler.scheduler);
-  args->outputs = freeze(&data->outputs);
-  args->sequences = freeze(&data->sequences);
+  args->call.scheduler = freeze(&scheduler.scheduler);
+  args->call.outputs = freeze(&data->outputs);
+  args->call.sequences = freeze(&data->sequences);
   const Memory workspace(data->WorkspaceBytes());
   mha_error error;
   EXPECT_EQ(run(freeze(args), workspace, &error), MHA_OK) << error.message;
@@ -636,18 +636,18 @@ size_t QueryWith(Args args, const QuerySizes &sizes, const QueryKind &kind,
     rope.num_positions = 1 << 20;
     rope.cos = rope.sin = data.floats();
     sequences.rope_q_positions = sequences.rope_k_positions = data.positions();
-    args.rope = &rope;
+    args.call.rope = &rope;
   }
-  args.cache = kind.cache;
-  args.batch = ExtentOf(sizes.batch);
-  args.n_q = ExtentOf(sizes.n_q);
-  args.n_kv = ExtentOf(!kind.key && kind.value ? sizes.n_q : sizes.n_kv);  // of queries as keys
+  args.call.cache = kind.cache;
+  args.call.batch = ExtentOf(sizes.batch);
+  args.call.n_q = ExtentOf(sizes.n_q);
+  args.call.n_kv = ExtentOf(!kind.key && kind.value ? sizes.n_q : sizes.n_kv);  // of queries as keys
   args.output.data = data.floats();
-  args.flags = (kind.is_causal ? MHA_CAUSAL : 0u) | (kind.has_window ? MHA_WINDOW_LEFT : 0u);
-  if (kind.has_window) args.window_left = 20;
-  args.sequences = &sequences;
-  if (sizes.asked != kAskNothing) args.outputs = &outputs;
-  if (sizes.num_threads > 0) args.scheduler = &scheduler.scheduler;
+  args.call.flags = (kind.is_causal ? MHA_CAUSAL : 0u) | (kind.has_window ? MHA_WINDOW_LEFT : 0u);
+  if (kind.has_window) args.call.window_left = 20;
+  args.call.sequences = &sequences;
+  if (sizes.asked != kAskNothing) args.call.outputs = &outputs;
+  if (sizes.num_threads > 0) args.call.scheduler = &scheduler.scheduler;
   size_t bytes = 0;
   mha_error error;
   EXPECT_EQ(query(&args, &bytes, &error), MHA_OK) << error.message;
@@ -946,8 +946,8 @@ TEST_P(Stack, CallsAndPackingNeedAtMostWhatTheHeaderStates) {
     LayerProblem sizes = SquareSizes(300, 3, 3, 100);
     sizes.is_causal = true;
     LayerData layer_data(NormalLayer(sizes));
-    layer_data.config.weight_type = type;
-    layer_data.config.arithmetic = arithmetic;
+    layer_data.config.format.type = type;
+    layer_data.config.format.arithmetic = arithmetic;
     Memory packed(layer_data.PackSize(), Place::kBeforeGuard, 64);
     mha_error error;
     mha_status status = MHA_OK;
@@ -1051,7 +1051,7 @@ TEST(Create, ReleasesTheBlockIfAWeightIsOutOfRange) {
   LayerProblem problem = SmallLayer();
   problem.w_q[3] = 1e6f;
   LayerData data(problem);
-  data.config.weight_type = MHA_TYPE_F16;
+  data.config.format.type = MHA_TYPE_F16;
   RecordingAllocator recorder;
   ExpectCreateFails(data, &recorder, {MHA_ERROR_OUT_OF_RANGE, {2}, {}});
 }
@@ -1262,13 +1262,13 @@ TEST_P(CacheMemory, TheWorkspaceHasRoomForTheStatesOfAWindowWhereverItBegins) {
     const KeysAndValues rows = {random.Normals(16 * 128), random.Normals(16 * 128)};
     std::vector<float> output(16);
     mha_attention_args args = Zeroed<mha_attention_args>();
-    args.batch = args.n_q = args.n_kv = args.num_heads = 1;
+    args.call.batch = args.call.n_q = args.call.n_kv = args.num_heads = 1;
     args.head_dim = 16;
     args.k.data = args.v.data = args.q.data = row.data();
     args.output.data = output.data();
-    args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
-    args.window_left = window_left;
-    args.cache = cache.get();
+    args.call.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
+    args.call.window_left = window_left;
+    args.call.cache = cache.get();
     args.instruction_set = instruction_set();
     size_t bytes = 0;
     mha_error error = {};
@@ -1304,7 +1304,7 @@ TEST_P(CacheMemory, PaddingRowsAreNotTouchedAtAll) {
       AttentionData data(NormalAttention(sizes), call);
       data.FreezeInputs();
       mha_attention_args &args = data.args;
-      args.n_q = args.n_kv = n;
+      args.call.n_q = args.call.n_kv = n;
       args.q.data = static_cast<const float *>(args.q.data) - first * 4 * 6;
       args.k.data = static_cast<const float *>(args.k.data) - first * 2 * 6;
       args.v.data = static_cast<const float *>(args.v.data) - first * 2 * 5;
@@ -1331,13 +1331,13 @@ TEST_P(CacheMemory, TheQueryDoesNotDependOnWhatTheCacheHolds) {
     Cache cache(CacheConfigOf(sizes, form, 1, 1500));
     SpreadBlocks(&random, &cache);
     mha_attention_args args = Zeroed<mha_attention_args>();
-    args.batch = args.n_q = args.n_kv = 1;
+    args.call.batch = args.call.n_q = args.call.n_kv = 1;
     args.num_heads = 4;
     args.num_kv_heads = 2;
     args.head_dim = 8;
-    args.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
-    args.cache = cache.get();
-    args.window_left = 100;
+    args.call.flags = MHA_CAUSAL | MHA_WINDOW_LEFT;
+    args.call.cache = cache.get();
+    args.call.window_left = 100;
     args.instruction_set = instruction_set();
     size_t empty = 0, bytes = 0;
     mha_error error = {};
@@ -1358,8 +1358,8 @@ TEST_P(CacheMemory, AttendingWithoutAppendingOnlyReadsTheCache) {
     shape.n = 3;
     GuardedCall call(shape, instruction_set(), Place::kBeforeGuard);
     call.ChangeArgs([](auto &args) {
-      args.cache_read = args.cache;
-      args.cache = nullptr;
+      args.call.cache_read = args.call.cache;
+      args.call.cache = nullptr;
     });
     call.data().sequences.kv_first_rows = nullptr;
     if (call.attention) call.attention->args.k.data = call.attention->args.v.data = nullptr;

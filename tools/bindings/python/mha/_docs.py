@@ -125,9 +125,9 @@ class Shared:
         What projections compute in. Integers need a `weight_type` of int8 or int4.
     gate : {"none", "sigmoid", "softplus"}
         Function of x @ w_g + b_g by which the context is multiplied before `w_o`.
-gate_in_w_q : bool
-    Whether the gate is in `w_q` or `w_qkv`, in place of `w_g`: each head's columns, and biases, are
-    followed by those of its gate.
+    gate_in_w_q : bool
+        Whether each head's columns of the gate, and its biases, follow the head's own in `w_q` or
+        `w_qkv`, in place of `w_g`.
     gate_dim : int
         Numbers of each head's gate: 1, or head_dim_v; 0 is head_dim_v.
     num_sequences : int

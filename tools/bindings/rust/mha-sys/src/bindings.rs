@@ -751,11 +751,11 @@ pub struct mha_partials_args {
     pub struct_size: usize,
     /// >= 1, or MHA_EMPTY = nothing to do; 0 = 1
     pub batch: i64,
-    /// >= 1
+    /// 1 .. 2^31 - 1
     pub num_heads: i64,
     /// >= 1, or MHA_EMPTY = nothing to do
     pub n_q: i64,
-    /// >= 1
+    /// 1 .. 2^31 - 1
     pub head_dim_v: i64,
     /// MHA_INSTRUCTION_SET_*; 0 = the best one that the machine has
     pub instruction_set: u32,
