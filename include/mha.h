@@ -522,13 +522,13 @@ MHA_API mha_status mha_linear_workspace(const mha_layer *layer, const mha_linear
 MHA_API mha_status mha_linear(const mha_layer *layer, const mha_linear_args *args, void *workspace,
                               size_t workspace_bytes, mha_error *error);
 
-#ifdef __cplusplus
-}
-#endif
-
 #include "mha_options.h"
 #include "mha_tables.h"
 #include "mha_extra.h"
 #include "mha_recurrent.h"
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif /* MHA_H */

@@ -16,10 +16,6 @@
 #error "include mha.h, which includes mha_extra.h"
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- How a layer computes ------------------------------------------------------------------- */
 
 /* Instruction sets. The last four differ from the earlier ones only in integer arithmetic. */
@@ -355,9 +351,5 @@ MHA_API mha_status mha_attention_info(const mha_attention_args *args, mha_call_i
 /* Like mha_forward_info, for mha_linear(layer, args, ...); of a layer with heads, W_O counts. */
 MHA_API mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args,
                                    mha_call_info *info, mha_error *error);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* MHA_EXTRA_H */

@@ -15,10 +15,6 @@
 #error "include mha.h, which includes mha_options.h"
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- Weights in fewer bits, integers, gates ------------------------------------------------- */
 
 /*
@@ -85,7 +81,7 @@ typedef struct mha_rope {
   size_t struct_size;
   uint32_t style;        /* MHA_ROPE_*; 0 = HALF */
   uint32_t reserved;
-  int64_t dims;          /* rotated elements of a head; even, 2 .. head_dim; 0 = head_dim - offset */
+  int64_t dims;          /* elements that rotate; even, 2 .. head_dim; 0 = head_dim - offset */
   int64_t offset;        /* the first of them, >= 0; MLA rotates the last elements of a head */
   int64_t num_positions; /* rows of the tables; >= 1; more than any position that is looked up */
   const float *cos;      /* [num_positions, dims / 2]: row p is position p, column i is pair i */
@@ -225,9 +221,5 @@ typedef struct mha_score_arrays {
   int64_t num_chosen;              /* entries of a list: 1 .. 2^31 - 1; without lists, 0 = none */
   int64_t chosen_block;            /* entry e: keys e * chosen_block and on; 1 .. 2^31 - 1; 0 = 1 */
 } mha_score_arrays;
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* MHA_OPTIONS_H */

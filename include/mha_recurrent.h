@@ -12,10 +12,6 @@
 #error "include mha.h, which includes mha_recurrent.h"
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- Recurrent attention -------------------------------------------------------------------- */
 
 /*
@@ -138,9 +134,5 @@ MHA_API mha_status mha_causal_conv_workspace(const mha_causal_conv_args *args, s
 /* Computes a causal convolution. Rows that are not valid are not read; their outputs are 0. */
 MHA_API mha_status mha_causal_conv(const mha_causal_conv_args *args, void *workspace,
                                    size_t workspace_bytes, mha_error *error);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* MHA_RECURRENT_H */

@@ -13,10 +13,6 @@
 #error "include mha.h, which includes mha_tables.h"
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /*
  * The angles that mha_rope_tables computes. dims and num_positions alone give the original RoPE.
  * The others are the methods of Hugging Face's rope_scaling: linear (arXiv:2306.15595) with at most
@@ -25,7 +21,7 @@ extern "C" {
  */
 typedef struct mha_rope_config {
   size_t struct_size;
-  int64_t dims;               /* elements of a head to rotate; even, >= 2; with ntk_factor at least 4 */
+  int64_t dims;               /* elements of a head to rotate; even, >= 2; with NTK at least 4 */
   int64_t num_positions;      /* rows of the tables; >= 1 */
   int64_t first_position;     /* of row 0, to fill tables in parts; >= 0; all are less than 2^31 */
   double base;                /* of the angles; 1 .. 2^64, YaRN: more than 1; 0 = 10000 */
@@ -79,9 +75,5 @@ MHA_API mha_status mha_t5_relative_bias(const float *embedding, int64_t num_buck
                                         int64_t max_distance, uint32_t is_bidirectional,
                                         int64_t num_heads, int64_t left, int64_t right,
                                         float *relative_bias, mha_error *error);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* MHA_TABLES_H */
