@@ -186,10 +186,9 @@ mha_status check_length(Report report, const mha_kv_cache *cache, int64_t sequen
                         int64_t length) {
   const int64_t most = state_of(cache, sequence).length;
   if (length >= 0 && length <= most) return MHA_OK;
-  if (length < 0) return report.invalid("length is %lld; set it to at least 0", lld(length));
   return report.invalid(
-      "length is %lld, but sequence %lld has %lld positions; set it to at most that", lld(length),
-      lld(sequence), lld(most));
+      "length is %lld, but that of sequence %lld is %lld; set it to at least 0 and at most that",
+      lld(length), lld(sequence), lld(most));
 }
 
 // With no rows, v may be null in any case.

@@ -1371,6 +1371,11 @@ TEST(CacheErrors, UseTheSingularForOne) {
   ExpectFails({MHA_ERROR_NULL_POINTER, {3}, {"blocks"}}, mha_kv_cache_set_blocks, cache.get(), 0,
               nullptr, 1);
   cache.SetBlocks(0, {0});
+  ExpectFails({MHA_ERROR_INVALID_VALUE, {3}, {"length is 5", "is 0; set it to at least 0"}},
+              mha_kv_cache_truncate, cache.get(), 0, 5);
+  float k = 0;
+  ExpectFails({MHA_ERROR_INVALID_VALUE, {4}, {"count is 3", "holds no positions"}},
+              mha_kv_cache_read, cache.get(), 0, 0, 3, &k, static_cast<float *>(nullptr));
   ASSERT_EQ(append(1)(nullptr), MHA_OK);
   ExpectFails(append(17), {MHA_ERROR_CACHE_FULL, {3}, {"16|15"}});
   ExpectFails({MHA_ERROR_INVALID_VALUE, {3}, {}}, mha_kv_cache_truncate, cache.get(), 0, 2);
