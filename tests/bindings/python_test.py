@@ -848,7 +848,7 @@ class Mha(unittest.TestCase):
         for call, arrays, options in (
             (mha.attention, qkv, {"want": want, "rope": rope, **lengths}),
             (mha.attention, {**qkv, "out": np.empty_like(q)}, {"cu_seqlens_q": [0, 2, 5]}),
-            (mha.attention, {**qkv, "out": np.empty_like(states)}, {"states": True}),
+            (mha.attention, {**qkv, "out": np.empty_like(states)}, {"partials": True}),
             (functools.partial(prepared, mha.attention), qkv, {"is_causal": True}),
             (self.layer.forward, {"query": x, "value": x + 1}, {"want": want, "rope": rope}),
             (functools.partial(prepared, self.layer.forward), {"query": x}, lengths),
@@ -891,7 +891,7 @@ class Mha(unittest.TestCase):
             again = mha.Layer(**layer.shape, **weights)
             self.assertEqual(again.shape, {**layer.shape, **arguments})
         shape = {"num_sequences": 1, "capacity": 64, "num_kv_heads": 2, "head_dim": 8}
-        for more in {"values": "in_keys", "k_type": "int8"}, {"kind": "ring", "v_type": "bf16"}:
+        for more in {"value_place": "in_keys", "k_type": "int8"}, {"kind": "ring", "v_type": "bf16"}:
             cache = mha.KvCache(**shape, **more)
             self.assertEqual(mha.KvCache(**cache.shape).shape, {**cache.shape, **shape, **more})
 
@@ -2290,7 +2290,7 @@ class Mha(unittest.TestCase):
                 capacity=16,
                 num_kv_heads=heads,
                 head_dim=head_dim,
-                values=values,
+                value_place=values,
                 kind=kind,
                 **more,
             )
