@@ -345,8 +345,7 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
       .struct_size = sizeof most, .cu_seqlens_q = numbers, .cache_sequences = numbers};
   most.count = sequences < most_pieces ? sequences : most_pieces;
   mha_forward_args longest = d->attention;
-  longest.call.n_q = most_rows, longest.call.sequences = &most;
-  longest.call.cache = d->cache[0];
+  longest.call.n_q = most_rows, longest.call.sequences = &most, longest.call.cache = d->cache[0];
   check(mha_forward_workspace(m->layer[0].attention, &longest, &d->workspace_bytes, &error),
         &error);
   const mha_layer *const products[] = {m->layer[0].gate, m->layer[0].down, m->logits};
