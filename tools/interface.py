@@ -299,11 +299,11 @@ def c_number(x, is_integer):
     return str(x)
 
 
-def rules_of(row):
+def rules_of(struct, row):
     """The rules of a field in fields.cpp; none for a field whose rule needs other fields."""
     name, kind, choices = row["field"], row["type"], row.get("choices", {})
     if row["kind"] == "reserved" and kind == "uint32_t":
-        return [("range", name, "0", "0", "0")]
+        return [("range", name, "0", "0", f"0 in {struct}")]
     if row["kind"] not in scalars or "empty" in row or name == "instruction_set":
         return []
     text = remedy(row)
@@ -335,7 +335,7 @@ def rules_of(row):
 def fields_source(table):
     lines = [fields_intro]
     for struct, found in table["structs"].items():
-        rules = [(row, rule) for row in found["rows"] for rule in rules_of(row)]
+        rules = [(row, rule) for row in found["rows"] for rule in rules_of(struct, row)]
         if not rules or struct in unchecked:
             continue
         lines.append(f"\nMHA_FIELDS({struct},")

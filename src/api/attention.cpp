@@ -13,6 +13,7 @@
 #include "../check/request.h"
 #include "../cpu.h"
 #include "../storage.h"
+#include "frame.h"
 
 namespace mha {
 namespace {
@@ -112,10 +113,9 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
   return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
-namespace {
+bool has_no_work(const AttentionCall &call) { return call.stage.sequences.has_no_work(); }
 
-// What a size query does not need: the data.
-mha_status check_pointers(Report report, const AttentionCall &call) {
+mha_status check_data(Report report, AttentionCall &call) {
   const mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.request.pairs;
   if (!args.q.data) return report.null("q.data is NULL; pass the queries");
@@ -126,10 +126,9 @@ mha_status check_pointers(Report report, const AttentionCall &call) {
         "output.data is q.data, but outputs per pair are computed from q after output is written; "
         "give output another array");
   if (args.call.n_kv > 0 && !args.k.data) return report.null("k.data is NULL; pass the keys");
-  return check_values(report, args.call.cache, args.call.n_kv, args.v.data, "v.data");
+  MHA_TRY(check_values(report, args.call.cache, args.call.n_kv, args.v.data, "v.data"));
+  return check_array_contents(report, call.stage.sequences, &call.stage.attention.request);
 }
-
-}  // namespace
 
 // Where the rows lie: in the arrays of the caller and in the cache, except for keys that are packed
 // first.
@@ -158,10 +157,8 @@ void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays 
                     strides.head};
 }
 
-namespace {
-
-// Nothing here can fail.
-void run(AttentionCall &call, unsigned char *workspace) {
+void run(AttentionCall *made, unsigned char *workspace) {
+  AttentionCall &call = *made;
   const mha_attention_args &args = call.args;
   AttentionStage &stage = call.stage;
   place(call, workspace, &stage.attention.arrays);
@@ -176,29 +173,17 @@ void run(AttentionCall &call, unsigned char *workspace) {
   while (next_pass(&stage)) attend_pass(stage);
 }
 
-}  // namespace
 }  // namespace mha
 
 using namespace mha;
 
 mha_status mha_attention_workspace(const mha_attention_args *args, size_t *bytes,
                                    mha_error *error) {
-  Reporter report(error);
-  AttentionCall call;
-  MHA_TRY(make_call(report, args, &call));
-  return write_size(report.about(2), static_cast<size_t>(call.workspace_bytes), bytes);
+  return answer_size<AttentionCall>(error, bytes, args);
 }
 
 mha_status mha_attention(const mha_attention_args *args, void *workspace, size_t workspace_bytes,
                          mha_error *error) {
-  Reporter report(error);
-  AttentionCall call;
-  MHA_TRY(make_call(report, args, &call));
-  MHA_TRY(check_workspace(report, 2, "mha_attention_workspace", workspace, workspace_bytes,
-                          call.workspace_bytes));
-  if (call.stage.sequences.has_no_work()) return MHA_OK;
-  MHA_TRY(check_pointers(report, call));
-  MHA_TRY(check_array_contents(report, call.stage.sequences, &call.stage.attention.request));
-  run(call, align_workspace(workspace));
-  return MHA_OK;
+  return run_call<AttentionCall>(error, "mha_attention_workspace", workspace, workspace_bytes,
+                                 args);
 }

@@ -13,6 +13,7 @@
 #include "../check/entries.h"
 #include "../check/request.h"
 #include "../run/small.h"
+#include "frame.h"
 
 namespace mha {
 namespace {
@@ -377,10 +378,7 @@ using namespace mha;
 
 mha_status mha_forward_workspace(const mha_layer *layer, const mha_forward_args *args,
                                  size_t *bytes, mha_error *error) {
-  Reporter report(error, args_argument);
-  ForwardCall call;
-  MHA_TRY(make_call(report, layer, args, &call));
-  return write_size(report.about(3), static_cast<size_t>(call.workspace_bytes), bytes);
+  return answer_size<ForwardCall>(error, bytes, layer, args);
 }
 
 mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, void *workspace,

@@ -9,6 +9,7 @@
 #include "../storage.h"
 #include "attention.h"
 #include "forward.h"
+#include "frame.h"
 #include "linear.h"
 
 namespace mha {
@@ -163,6 +164,52 @@ void add_attention_cost(const AttentionStage &stage, mha_call_info *info) {
 }
 
 }  // namespace
+
+mha_status fill_info(Report report, AttentionCall &call, mha_call_info *info) {
+  AttentionStage &stage = call.stage;
+  info->back_end = MHA_BACK_END_NATIVE;
+  info->contract = contract_of_thread();
+  describe_run(stage, info);
+  if (stage.sequences.has_no_work()) return MHA_OK;
+  MHA_TRY(check_array_contents(report, stage.sequences, &stage.attention.request));
+  const mha_attention_args &read = call.args;
+  const int64_t output_width =
+      stage.outputs.partials ? 0 : read.head_dim_v * bytes_of(storage_of_type(read.output.type));
+  const uint64_t row_bytes = product(read_heads(stage.attention.request).queries,
+                                     read.head_dim * bytes_of(storage_of_type(read.q.type))) +
+                             product(read.num_heads, output_width);
+  info->bytes = row_bytes * valid_queries(stage.sequences);
+  add_attention_cost(stage, info);
+  return MHA_OK;
+}
+
+mha_status fill_info(Report, LinearCall &call, mha_call_info *info) {
+  const mha_linear_args &read = call.args;
+  const mha_layer *const layer = call.layer;
+  const LayerShape &shape = layer->shape;
+  info->instruction_set = layer->kernels->instruction_set;
+  info->num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
+  describe_projections(*layer, info);
+  if (read.rows != 0) {
+    // The packed layer has all weights, then all scales, then all biases, those of W_O last each
+    // time.
+    const PackedMatrix &first = layer->layout.matrices[matrix_q],
+                       &last = layer->layout.matrices[matrix_o];
+    const int64_t of_scales = last.scales_offset ? first.bias_offset - last.scales_offset : 0;
+    const int64_t of_weights =
+        (last.scales_offset ? first.scales_offset : first.bias_offset) - last.weights_offset;
+    const int64_t of_bias = layer->layout.bytes - last.bias_offset;
+    const int64_t of_output = shape.output_dim * bytes_of(storage_of_type(read.output.type)) *
+                              (read.residual.data ? 2 : 1);
+    const int64_t of_input = shape.output_depth() * bytes_of(storage_of_type(read.x.type));
+    info->operations =
+        2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
+    info->bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) +
+                  product(read.rows, of_input + of_output);
+  }
+  return MHA_OK;
+}
+
 }  // namespace mha
 
 using namespace mha;
@@ -204,58 +251,10 @@ mha_status mha_forward_info(const mha_layer *layer, const mha_forward_args *args
 
 mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info,
                               mha_error *error) {
-  Reporter report(error);
-  AttentionCall call;
-  MHA_TRY(make_call(report, args, &call));
-  mha_call_info filled = {};
-  filled.back_end = MHA_BACK_END_NATIVE;
-  filled.contract = contract_of_thread();
-  filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
-  describe_run(call.stage, &filled);
-  if (!call.stage.sequences.has_no_work()) {
-    MHA_TRY(check_array_contents(report, call.stage.sequences, &call.stage.attention.request));
-    const mha_attention_args &read = call.args;
-    const ReadHeads heads = read_heads(call.stage.attention.request);
-    const int64_t output_width =
-        call.stage.outputs.partials ? 0
-                                    : read.head_dim_v * bytes_of(storage_of_type(read.output.type));
-    const uint64_t row_bytes =
-        product(heads.queries, read.head_dim * bytes_of(storage_of_type(read.q.type))) +
-        product(read.num_heads, output_width);
-    filled.bytes = row_bytes * valid_queries(call.stage.sequences);
-    add_attention_cost(call.stage, &filled);
-  }
-  return write_struct(report.about(2), "mha_call_info", filled, info);
+  return answer_info<AttentionCall>(error, info, args);
 }
 
 mha_status mha_linear_info(const mha_layer *layer, const mha_linear_args *args, mha_call_info *info,
                            mha_error *error) {
-  Reporter report(error, args_argument);
-  LinearCall call;
-  MHA_TRY(make_call(report, layer, args, &call));
-  const mha_linear_args &read = call.args;
-  const LayerShape &shape = layer->shape;
-  mha_call_info filled = {};
-  filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
-  filled.instruction_set = layer->kernels->instruction_set;
-  filled.num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
-  describe_projections(*layer, &filled);
-  if (read.rows != 0) {
-    // The packed layer has all weights, then all scales, then all biases, those of W_O last each
-    // time.
-    const PackedMatrix &first = layer->layout.matrices[matrix_q],
-                       &last = layer->layout.matrices[matrix_o];
-    const int64_t of_scales = last.scales_offset ? first.bias_offset - last.scales_offset : 0;
-    const int64_t of_weights =
-        (last.scales_offset ? first.scales_offset : first.bias_offset) - last.weights_offset;
-    const int64_t of_bias = layer->layout.bytes - last.bias_offset;
-    const int64_t of_output = shape.output_dim * bytes_of(storage_of_type(read.output.type)) *
-                              (read.residual.data ? 2 : 1);
-    const int64_t of_input = shape.output_depth() * bytes_of(storage_of_type(read.x.type));
-    filled.operations =
-        2 * static_cast<uint64_t>(read.rows) * product(shape.output_depth(), shape.output_dim);
-    filled.bytes = static_cast<uint64_t>(of_weights + of_scales + of_bias) +
-                   product(read.rows, of_input + of_output);
-  }
-  return write_struct(report.about(3), "mha_call_info", filled, info);
+  return answer_info<LinearCall>(error, info, layer, args);
 }

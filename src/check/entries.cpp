@@ -167,13 +167,6 @@ mha_status check_attention_arrays(Report report, const mha_outputs &outputs,
   MHA_TRY(resolve_array(report, "k", {batch, n_kv, kv_heads, args.head_dim}, &args.k));
   MHA_TRY(resolve_array(report, "v", {batch, n_kv, kv_heads, args.head_dim_v}, &args.v));
   MHA_TRY(resolve_array(report, "output", {batch, n_q, heads, args.head_dim_v}, &args.output));
-  if (args.kv_first_position < 0 || args.kv_first_position > int64_t{1} << 62)
-    return report.invalid(
-        "kv_first_position is %lld; it must be 0 to 2^62, the number of keys before those of the "
-        "call",
-        lld(args.kv_first_position));
-  MHA_TRY(Rules{report}.number("scale", args.scale, -FLT_MAX, FLT_MAX,
-                               "a finite number, or to 0 for 1 / sqrt(head_dim)"));
   if (args.scale != 0.0f && (args.call.flags & MHA_EQUAL_SCORES))
     return report.invalid("scale is %g beside MHA_EQUAL_SCORES, which makes it 0; leave one out",
                           static_cast<double>(args.scale));

@@ -58,7 +58,7 @@ MHA_FIELDS(mha_sequences,
 MHA_FIELDS(mha_call,
   MHA_RULE(flags, flags, 0xf,
            "MHA_CAUSAL (0x1), WINDOW_LEFT (0x2), WINDOW_RIGHT (0x4) or EQUAL_SCORES (0x8)")
-  MHA_RULE(range, reserved, 0, 0, "0")
+  MHA_RULE(range, reserved, 0, 0, "0 in mha_call")
   MHA_RULE(range, window_left, 0, INT64_MAX, "at least 0")
   MHA_RULE(range, window_right, 0, INT64_MAX, "at least 0"))
 
@@ -79,7 +79,7 @@ MHA_FIELDS(mha_linear_weights,
 
 MHA_FIELDS(mha_rope,
   MHA_RULE(one_of, style, {0, 1}, "MHA_ROPE_HALF (0) or MHA_ROPE_INTERLEAVED (1)")
-  MHA_RULE(range, reserved, 0, 0, "0")
+  MHA_RULE(range, reserved, 0, 0, "0 in mha_rope")
   MHA_RULE(range, dims, 0, INT64_MAX, "an even number, 2 to head_dim, or to 0 (head_dim - offset)")
   MHA_RULE(even, dims, "an even number, 2 to head_dim, or to 0 (head_dim - offset)")
   MHA_RULE(range, offset, 0, INT64_MAX, "at least 0")
@@ -101,7 +101,7 @@ MHA_FIELDS(mha_norm,
 
 MHA_FIELDS(mha_score_options,
   MHA_RULE(number, softcap, 0, FLT_MAX, "a positive finite number, or to 0 (none)")
-  MHA_RULE(range, reserved, 0, 0, "0")
+  MHA_RULE(range, reserved, 0, 0, "0 in mha_score_options")
   MHA_RULE(range, relative_left, 0, INT64_MAX, "at least 0")
   MHA_RULE(range, relative_right, 0, INT64_MAX, "at least 0"))
 
@@ -153,12 +153,12 @@ MHA_FIELDS(mha_causal_conv_args,
   MHA_RULE(one_of, activation, {0, 3}, "MHA_FUNCTION_SILU (3), or to 0 (none)"))
 
 MHA_FIELDS(mha_layer_options,
-  MHA_RULE(range, reserved, 0, 0, "0"))
+  MHA_RULE(range, reserved, 0, 0, "0 in mha_layer_options"))
 
 MHA_FIELDS(mha_partials_args,
   MHA_RULE(range, num_heads, 1, INT32_MAX, "1 to 2^31 - 1")
   MHA_RULE(range, head_dim_v, 1, INT32_MAX, "1 to 2^31 - 1")
-  MHA_RULE(range, reserved, 0, 0, "0"))
+  MHA_RULE(range, reserved, 0, 0, "0 in mha_partials_args"))
 
 MHA_FIELDS(mha_choose_keys_args,
   MHA_RULE(range, num_chosen, 1, INT64_MAX, "at least 1: the most keys of a query"))

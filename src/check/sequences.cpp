@@ -23,13 +23,6 @@ constexpr int64_t min_position = -(int64_t{1} << 62);
 
 // Windows have a flag each, because 0 is an ordinary width.
 mha_status check_flags(Report report, const SequenceArguments &s) {
-  constexpr uint32_t known_flags =
-      MHA_CAUSAL | MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT | MHA_EQUAL_SCORES;
-  if (s.flags & ~known_flags)
-    return report.invalid(
-        "flags has the unknown bits 0x%x; set only MHA_CAUSAL, MHA_WINDOW_LEFT, MHA_WINDOW_RIGHT "
-        "and MHA_EQUAL_SCORES",
-        s.flags & ~known_flags);
   const struct {
     const char *name, *flag;
     int64_t value;
@@ -38,9 +31,6 @@ mha_status check_flags(Report report, const SequenceArguments &s) {
       {"window_left", "MHA_WINDOW_LEFT", s.window_left, s.has_left()},
       {"window_right", "MHA_WINDOW_RIGHT", s.window_right, (s.flags & MHA_WINDOW_RIGHT) != 0}};
   for (const auto &window : windows) {
-    if (window.value < 0)
-      return report.invalid("%s is %lld; it must be at least 0. Leave out the flag %s for no limit",
-                            window.name, lld(window.value), window.flag);
     if (!window.is_set && window.value != 0)
       return report.invalid("%s is %lld, but flags lacks %s; set the flag, or set %s to 0",
                             window.name, lld(window.value), window.flag, window.name);

@@ -503,7 +503,8 @@ TEST(CacheErrors, TruncatingBeyondTheLengthIsRefused) {
   for (const uint32_t kind : {kContiguous, kRing, kPaged}) {
     const Cache cache = Filled(Config(kind));
     for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax, kMin}) {
-      ExpectNoTruncation(cache, 0, length, {MHA_ERROR_INVALID_VALUE, {3}, {"20"}});
+      ExpectNoTruncation(cache, 0, length,
+                         {MHA_ERROR_INVALID_VALUE, {3}, {length < 0 ? "at least 0" : "20"}});
     }
     EXPECT_EQ(cache.Length(0), 20);
   }
@@ -828,7 +829,8 @@ TEST(CacheErrors, CopyingAPrefixThatIsNotHeldOrHasNoRoomIsRefused) {
   for (const uint32_t kind : {kContiguous, kPaged}) {
     const Cache cache = Filled(Config(kind));
     for (const int64_t length : {int64_t{21}, int64_t{-1}, kMax}) {
-      ExpectNoCopy(cache, 0, 1, length, {MHA_ERROR_INVALID_VALUE, {4}, {"20"}});
+      ExpectNoCopy(cache, 0, 1, length,
+                   {MHA_ERROR_INVALID_VALUE, {4}, {length < 0 ? "at least 0" : "20"}});
     }
   }
   Cache cache = Filled(Config(kPaged));
@@ -1603,7 +1605,7 @@ TEST(CallErrors, RotationsThatDoNotFit) {
       {[](auto &r) { r.dims = 3; }, {"dims"}},
       {[](auto &r) { r.dims = -2; }, {"dims"}},
       {[](auto &r) { r.dims = 6; }, {"dims", "6", "4"}},
-      {[](auto &r) { r.offset = -1; }, {"rope.offset is -1", "4"}},
+      {[](auto &r) { r.offset = -1; }, {"rope.offset is -1", "at least 0"}},
       {[](auto &r) { r.offset = 4; }, {"rope.offset is 4", "4"}},
       {[](auto &r) { r.offset = INT64_MAX; }, {"rope.offset"}},
       {[](auto &r) { r.num_positions = kMax / 4; }, {"the tables of rope"}, MHA_ERROR_TOO_LARGE},

@@ -422,7 +422,7 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
   expect({"attention.score", "set it to NULL"}, [](auto &, auto &a) { a.call.score = &score; });
   expect({"attention.score_arrays", "set it to NULL"},
          [](auto &, auto &a) { a.call.score_arrays = &arrays; });
-  expect({"attention.norm", "MHA_NORM_VALUES"}, [](auto &, auto &a) { a.call.norm = &norm; });
+  expect({"attention.call.norm", "MHA_NORM_VALUES"}, [](auto &, auto &a) { a.call.norm = &norm; });
   expect(
       {"attention.num_kv_heads", "2", "1"}, [](auto &, auto &a) { a.num_kv_heads = 2; },
       MHA_ERROR_SHAPE);
@@ -504,11 +504,11 @@ TEST(ChooseKeysErrors, NameACacheThatDoesNotFit) {
     EXPECT_EQ(cache.Length(0), 0);
   };
   expect({MHA_CACHE_KIND_RING, 64}, true, 1,
-         {MHA_ERROR_INVALID_VALUE, {1}, {"attention.cache", "ring", "contiguous"}});
+         {MHA_ERROR_INVALID_VALUE, {1}, {"attention.call.cache", "ring", "contiguous"}});
   expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, false, 1,
          {MHA_ERROR_INVALID_VALUE,
           {1},
-          {"attention.cache", "values", "MHA_CACHE_VALUES_IN_KEYS", "cache_read"}});
+          {"attention.call.cache", "values", "MHA_CACHE_VALUES_IN_KEYS", "cache_read"}});
   expect({MHA_CACHE_KIND_CONTIGUOUS, 0}, true, 2,
          {MHA_ERROR_SHAPE, {1}, {"cache", "num_kv_heads", "2", "1"}});
   // No values are missing where there are no keys.

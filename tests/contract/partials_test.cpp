@@ -629,7 +629,7 @@ TEST(PartialsErrors, OfFinishingNameTheField) {
   expect([](auto &a) { a.output.strides.row = 15; }, {"output.strides.row is 15", "16"});
   expect([](auto &a) { a.output.strides.batch = MHA_BROADCAST; }, {"output.strides.batch"});
   expect([](auto &a) { a.output.reserved = 1; }, {"output.reserved"});
-  expect([](auto &a) { a.reserved = 7; }, {"reserved is 7", "set it to 0"});
+  expect([](auto &a) { a.reserved = 7; }, {"reserved is 7", "set it to 0 in mha_partials_args"});
   expect([](auto &a) { a.partials = nullptr; }, {"partials is NULL"}, MHA_ERROR_NULL_POINTER);
   expect([](auto &a) { a.output.data = a.lse = nullptr; }, {"output.data and lse"},
          MHA_ERROR_NULL_POINTER);
