@@ -263,7 +263,7 @@ def remedy(row):
         names = row["choices"].items()
         base = "{} (0x{:x})" if row["kind"] == "flags" else "{} ({})"
         text = or_list([base.format(n, x) for n, x in names])
-        if len(text) > 80:  # further names without what they begin with, as in the headers
+        if len(text) > 72:  # further names without what they begin with, as in the headers
             prefix = os.path.commonprefix([n[: n.rindex("_") + 1] for n, _ in names])
             prefix = prefix[: prefix.rindex("_") + 1]
             text = prefix + or_list([base.format(n[len(prefix) :], x) for n, x in names])
@@ -342,9 +342,9 @@ def fields_source(table):
         for row, (kind, name, *limits, text) in rules:
             head = f"  MHA_RULE({', '.join([kind, name, *limits])},"
             line = f"{head} {json.dumps(text + meaning(row))})"
-            line = line if len(line) <= 100 else f"{head} {json.dumps(text)})"
+            line = line if len(line) < 100 else f"{head} {json.dumps(text)})"
             indent = "\n" + " " * len("  MHA_RULE(")
-            lines.append(line if len(line) <= 100 else f"{head}{indent}{json.dumps(text)})")
+            lines.append(line if len(line) < 100 else f"{head}{indent}{json.dumps(text)})")
         lines[-1] += ")"
     return "\n".join(lines) + "\n}  // namespace mha\n"
 

@@ -42,8 +42,7 @@ MHA_FIELDS(mha_kv_cache_config,
   MHA_RULE(size, num_kv_heads, 1, "at least 1")
   MHA_RULE(size, head_dim, 1, "at least 1")
   MHA_RULE(size, head_dim_v, 0, "at least 1, or to 0 (head_dim)")
-  MHA_RULE(range, k_type, 0, 4,
-           "MHA_TYPE_F32 (1), MHA_TYPE_F16 (2), MHA_TYPE_BF16 (3) or MHA_TYPE_INT8 (4), or to 0 (F32)")
+  MHA_RULE(range, k_type, 0, 4, "MHA_TYPE_F32 (1), F16 (2), BF16 (3) or INT8 (4), or to 0 (F32)")
   MHA_RULE(range, v_type, 0, 5,
            "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (k_type)")
   MHA_RULE(one_of, kind, {0, 257, 258}, "MHA_CACHE_KIND_CONTIGUOUS (0), RING (257) or PAGED (258)")

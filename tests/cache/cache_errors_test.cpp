@@ -163,7 +163,7 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
   mha_kv_cache_config of_keys = Config();
   of_keys.k_type = MHA_TYPE_INT4;
   ExpectNoCache(of_keys,
-                {MHA_ERROR_INVALID_VALUE, {1}, {"k_type is 5", "MHA_TYPE_INT8 (4), or to 0"}});
+                {MHA_ERROR_INVALID_VALUE, {1}, {"k_type is 5", "INT8 (4), or to 0"}});
   of_keys.k_type = 0;
   of_keys.v_type = 6;
   ExpectNoCache(of_keys, {MHA_ERROR_INVALID_VALUE, {1}, {"v_type is 6", "or INT4 (5), or to 0"}});
