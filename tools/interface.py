@@ -4,8 +4,8 @@
 CONTRIBUTING.md ("Comments of fields") has the grammar of the comments.
 
     tools/interface.py            print the table: struct, field, and what it may be
-    tools/interface.py write      write src/check/fields.cpp, the table of the library's checks
-    tools/interface.py check      say whether that file is current
+    tools/interface.py write      write the files that follow from the table (`outputs`)
+    tools/interface.py check      say whether these files are current
     tools/interface.py --json     the same as JSON: {"constants": ..., "structs": ...}
 
 A field of the JSON has "field", "type", "comment" and "kind", one of: size (struct_size), reserved,
@@ -51,6 +51,8 @@ namespace mha {
 #define MHA_FIELDS(S, list) \\
   template <> mha_status check_fields(const Rules &rules, const S &s) { list return MHA_OK; }
 #define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));"""
+wrong_intro = """\
+// Written by tools/interface.py from the headers: what fields must not be, whatever others are."""
 # Words of shapes that are no field: of a matrix, its columns together, and functions.
 other_words = ("in", "out", "qkv_dim", "ceil", "max")
 
@@ -349,18 +351,69 @@ def fields_source(table):
     return "\n".join(lines) + "\n}  // namespace mha\n"
 
 
+# ---- The table of wrong values, which tests pass
+
+
+def wrong_values_of(struct, row):
+    """What a field must not be whatever other fields are, as macros of a test."""
+    kind, choices = row["type"], row.get("choices", {}).values()
+    least, most = (0 if isinstance(x, str) else x for x in map(row.get, ("least", "most")))
+    field = f"{struct}, {row['field']}"
+    if row["kind"] == "reserved":
+        yield f"RESERVED({field})"
+    elif row["kind"] == "flags":
+        yield f"FLAGS({field}, {sum(choices):#x})"
+    elif choices and all(isinstance(x, int) for x in choices):
+        known = sorted({*choices, *([0] if "default" in row else [])})
+        yield f"CHOICE({field}, {', '.join(map(str, known))})"
+    elif row["kind"] == "number" and not choices:
+        is_integer = kind not in ("float", "double")
+        largest = {"float": single_max, "double": double_max, "uint32_t": 2**32 - 1}.get(
+            kind, 2**63 - 1
+        )
+        least = 0 if is_integer and "default" in row else -largest if least is None else least
+        bounds = ", ".join(c_number(x, is_integer) for x in (least, most or largest))
+        yield f"SIZE({field}, {least})" if "size" in row else f"RANGE({field}, {bounds})"
+        if "multiple" in row:
+            yield f"EVEN({field})"
+    elif row["kind"] == "struct" or kind in arrays:
+        is_named = row["kind"] == "array" or kind == "mha_strides"
+        yield f'PART({field}, "{is_named * (row["field"] + ".")}", {kind})'
+    if row["kind"] in ("array", "pointer") and "null" not in row:
+        yield f"NEEDED({field}{'.data' * (kind in arrays)})"
+
+
+def wrong_source(table):
+    constants = sorted({x for x in table["constants"].values() if x > 32})
+    lines = [wrong_intro, f"CONSTANTS({', '.join(map(str, constants))})"]
+    for struct, found in table["structs"].items():
+        if struct in (*filled_by_library, "mha_allocator"):
+            continue
+        lines.append(f"STRUCT({struct})")
+        for row in found["rows"]:
+            for macro in wrong_values_of(struct, row):
+                fits = len(lines[-1]) + len(macro) < 100
+                lines[-1:] = [f"{lines[-1]} {macro}"] if fits else [lines[-1], macro]
+    return "\n".join(lines) + "\n"
+
+
+outputs = {
+    "src/check/fields.cpp": fields_source,
+    "tests/interface/wrong_values.inc": wrong_source,
+}
+
+
 def main(arguments):
     try:
         table = read()
     except GrammarError as error:
         sys.exit(str(error))
-    path = root / "src" / "check" / "fields.cpp"
     if arguments in (["write"], ["check"]):
-        wanted = fields_source(table)
-        if arguments == ["write"]:
-            path.write_text(wanted)
-        elif path.read_text() != wanted:
-            sys.exit("src/check/fields.cpp is not current: python3 tools/interface.py write")
+        for name, source in outputs.items():
+            if arguments == ["write"]:
+                (root / name).write_text(source(table))
+            elif (root / name).read_text() != source(table):
+                sys.exit(f"{name} is not current: python3 tools/interface.py write")
         return
     if arguments == ["--json"]:
         json.dump(table, sys.stdout, indent=1)

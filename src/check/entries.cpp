@@ -247,6 +247,7 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
 mha_status check_choice(Report report, const mha_choose_keys_args *given,
                         mha_choose_keys_args *args, mha_attention_args *attention) {
   MHA_TRY(read_struct(report, "mha_choose_keys_args", given, args));
+  MHA_TRY(Rules{report}.given("attention", args->attention, "the arguments of the attention"));
   MHA_TRY(read_struct(report, "mha_attention_args", args->attention, attention));
   MHA_TRY(check_left_out(report, *attention));
   attention->num_kv_heads = 1;

@@ -26,43 +26,21 @@ TYPED_TEST_SUITE(CallErrors, BothCalls, Entry);
 
 TYPED_TEST(CallErrors, NameExtentsFlagsAndSchedulers) {
   ExpectAllRefused<TypeParam>({
-      WRONG(c.args.call.batch = -1, kInvalid, {"batch"}),
-      WRONG(c.args.call.batch = kMin + 1, kInvalid, {"batch"}),
-      WRONG(c.args.call.n_q = 0, kInvalid,
-            {"n_q is 0; set it to", "per sequence, or to MHA_EMPTY for none"}),
-      WRONG(c.args.call.n_kv = 0, kInvalid,
-            {"n_kv is 0; set it to", "per sequence, or to MHA_EMPTY for none"}),
-      WRONG(c.args.call.n_q = -1, kInvalid, {"n_q"}),
-      WRONG(c.args.call.n_kv = -1, kInvalid, {"n_kv"}),
       WRONG(c.args.call.batch = kMax, kTooLarge, {}),
       WRONG(c.args.call.n_q = kMax, kTooLarge, {}),
       WRONG(c.args.call.n_kv = kMax, kTooLarge, {}),
       WRONG(c.args.call.batch = c.args.call.n_q = c.args.call.n_kv = kMax, kTooLarge, {}),
       // The attention weights: 2 * 4 heads * 2^30 * 2^30 floats.
       WRONG(c.args.call.n_q = c.args.call.n_kv = int64_t{1} << 30, kTooLarge, {}),
-      WRONG(c.args.output.data = nullptr, kNull, {"output"}, kCall),
-      WRONG(c.args.output.type = 4, kInvalid, {"output.type is 4"}),
-      WRONG(c.args.output.reserved = 1, kInvalid, {"output.reserved is set"}),
-      WRONG(c.args.call.reserved = 1, kInvalid, {"call.reserved"}),
-      WRONG(c.args.call.flags = 0x100, kInvalid, {"flags", "0x100"}),
-      WRONG(c.scheduler.scheduler.num_threads = 0, kInvalid, {"num_threads"}),
       WRONG(c.scheduler.scheduler.parallel_for = nullptr, kNull, {"parallel_for"}),
-      WRONG(c.scheduler.scheduler.reserved = 1, kInvalid, {"reserved"}),
-      WRONG(c.data.outputs.struct_size -= 1, kStructSize, {"mha_outputs", "struct_size"}),
   });
 }
 
 TYPED_TEST(CallErrors, NameFieldsOfTheNorm) {
   ExpectAllRefused<TypeParam>({
-      WRONG(c.Norm().struct_size -= 1, kStructSize, {"mha_norm", "struct_size"}),
-      WRONG(c.Norm().flags = 0x2000, kInvalid, {"norm.flags", "0x2000"}),
       WRONG(c.Norm().epsilon = 0, kInvalid, {"norm.epsilon and context_epsilon are both 0"}),
-      WRONG(c.Norm().epsilon = -1e-6f, kInvalid, {"norm.epsilon is -1e-06"}),
-      WRONG(c.Norm().epsilon = kInfinity, kInvalid, {"norm.epsilon is inf"}),
-      WRONG(c.Norm().epsilon = kNan, kInvalid, {"norm.epsilon is nan"}),
       WRONG(c.Norm().q_bias = c.Zeros(), kInvalid, {"norm.q_bias", "MHA_NORM_LAYER"}),
       WRONG(c.Norm().k_bias = c.Zeros(), kInvalid, {"norm.k_bias", "MHA_NORM_LAYER"}),
-      WRONG(c.Norm().head_stride = -1, kInvalid, {"norm.head_stride is -1", "head_dim"}),
       WRONG(c.Norm().head_stride = 1, kInvalid, {"norm.head_stride is 1;", "head_dim"}),
       WRONG((c.Norm().flags = MHA_NORM_ALL_HEADS, c.Norm().head_stride = 4711), kInvalid,
             {"norm.head_stride is 4711", "MHA_NORM_ALL_HEADS"}),
@@ -70,7 +48,6 @@ TYPED_TEST(CallErrors, NameFieldsOfTheNorm) {
       WRONG(c.Norm().context_weight = c.Zeros(), kInvalid, {"norm.context_epsilon is 0"}),
       WRONG(c.ContextNorm().context_flags = MHA_NORM_AFTER_ROPE, kInvalid,
             {"norm.context_flags", "0x400"}),
-      WRONG(c.ContextNorm().context_epsilon = -1, kInvalid, {"norm.context_epsilon is -1"}),
       WRONG(c.ContextNorm().context_bias = c.Zeros(), kInvalid,
             {"norm.context_bias", "MHA_NORM_LAYER"}),
       WRONG(c.ContextNorm().context_head_stride = 1, kInvalid,
@@ -92,10 +69,6 @@ TYPED_TEST(CallErrors, NameFieldsOfTheNorm) {
 
 TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
   ExpectAllRefused<TypeParam>({
-      WRONG(c.Score().struct_size -= 1, kStructSize, {"mha_score_options", "struct_size"}),
-      WRONG(c.Score().reserved = 1, kInvalid, {"score.reserved is 1"}),
-      WRONG(c.Score().softcap = -1, kInvalid, {"score.softcap is -1"}),
-      WRONG(c.Score().softcap = kInfinity, kInvalid, {"score.softcap is inf"}),
       WRONG(c.Score().alibi_slopes = c.ZerosBut(0, kNan), kInvalid,
             {"score.alibi_slopes[0] is nan; it must be finite"}, kReadsArrays),
       WRONG(c.Score().alibi_slopes = c.ZerosBut(3, kInfinity), kInvalid,
@@ -131,8 +104,6 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
       WRONG((c.Score(), c.Arrays().relative_rows_strides.head = 4), kInvalid,
             {"score_arrays.relative_rows_strides", "is NULL"}),
       WRONG(c.Arrays().mask_strides.row = 4096, kInvalid, {"score_arrays.mask_strides", "is NULL"}),
-      WRONG(c.RelativeRows().relative_rows_strides.batch = -3, kInvalid,
-            {"score_arrays.relative_rows_strides.batch is -3", "MHA_BROADCAST"}),
       WRONG((c.RelativeRows().relative_rows_strides.row = 4, c.Score().relative_left = 4), kInvalid,
             {"score_arrays.relative_rows_strides.row is 4", "the width of a row, 5"}),
       WRONG(c.RelativeRows().relative_rows_strides.head = kMax, kTooLarge,
@@ -146,7 +117,6 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
             {"score_arrays.chosen_block is 16", "chosen_keys is NULL"}),
       WRONG(c.ChosenKeys(1), kInvalid,
             {"outputs.scores has a number for each key", "set it to NULL"}),
-      WRONG(c.ChosenKeys(1).chosen_block = -1, kInvalid, {"score_arrays.chosen_block is -1"}),
       WRONG(c.ChosenKeys(1).chosen_block = int64_t{1} << 31, kInvalid,
             {"score_arrays.chosen_block is 2147483648"}),
       WRONG(c.ChosenKeys(int64_t{1} << 31), kInvalid, {"score_arrays.num_chosen is 2147483648"}),
@@ -155,30 +125,22 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
       WRONG(c.ChosenKeys(4).chosen_keys_strides.row = kMax, kTooLarge,
             {"score_arrays.chosen_keys"}),
       WRONG((c.Arrays().q_scales = c.Zeros(), c.args.call.n_q = kMax / 128), kTooLarge, {}),
-      WRONG(c.Bias().bias.type = MHA_TYPE_INT8, kInvalid, {"score_arrays.bias.type is 4"}),
       WRONG(c.Bias().bias.type = MHA_TYPE_BF16, kInvalid,
             {"score_arrays.bias.type is MHA_TYPE_BF16"}),
       WRONG(c.Arrays().bias.type = MHA_TYPE_F16, kInvalid, {"score_arrays.bias.type is 2"}),
       WRONG(c.Arrays().bias.strides.head = 8, kInvalid, {"score_arrays.bias.strides", "is NULL"}),
       WRONG(c.Bias().bias.strides.head = kMax, kTooLarge, {"score_arrays.bias"}),
-      WRONG(c.Bias().bias.reserved = 1, kInvalid, {"score_arrays.bias.reserved is set"}),
       WRONG(c.Arrays().bias.reserved = 1, kInvalid, {"score_arrays.bias.reserved is set"}),
-      WRONG(c.Bias().bias.reserved_pointer = &c, kInvalid,
-            {"score_arrays.bias.reserved_pointer is set"}),
       WRONG(c.Arrays().bias.reserved_pointer = &c, kInvalid,
             {"score_arrays.bias.reserved_pointer is set"}),
-      WRONG(c.Mask().mask_strides.batch = -1, kInvalid, {"score_arrays.mask_strides.batch is -1"}),
       WRONG(c.Mask().mask_strides.row = 1, kInvalid, {"score_arrays.mask_strides.row is 1"}),
-      WRONG(c.Arrays().column_keys = 2, kInvalid, {"score_arrays.column_keys is 2"}),
       WRONG(c.Arrays().column_keys = MHA_COLUMNS_NEW_KEYS, kInvalid, {"score_arrays.column_keys"}),
-      WRONG(c.Mask().num_columns = -1, kInvalid, {"score_arrays.num_columns is -1"}),
       WRONG(c.Arrays().num_columns = 8, kInvalid, {"score_arrays.num_columns is 8"}),
       WRONG((c.Mask().mask_strides.row = 99, c.Mask().num_columns = 100), kInvalid,
             {"score_arrays.mask_strides.row is 99", "100"}),
       WRONG(((c.Mask().mask_strides = {MHA_BROADCAST, MHA_BROADCAST, MHA_BROADCAST}),
              c.Mask().num_columns = kMax),
             kTooLarge, {"score_arrays.num_columns"}),
-      WRONG(c.Groups().segments = 2, kInvalid, {"score_arrays.segments is 2"}),
       WRONG(c.Arrays().segments = MHA_SEGMENTS_ALSO, kInvalid,
             {"score_arrays.segments", "q_segments"}),
       WRONG(c.Groups().q_segments = nullptr, kInvalid, {"score_arrays.kv_segments", "q_segments"}),
@@ -191,7 +153,6 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {
 
 TYPED_TEST(CallErrors, NameFieldsOfTheSequences) {
   ExpectAllRefused<TypeParam>({
-      WRONG(c.data.sequences.struct_size -= 1, kStructSize, {"mha_sequences", "struct_size"}),
       WRONG((c.args.call.flags = MHA_CAUSAL, c.data.sequences.q_first_positions = nullptr,
              c.args.call.n_kv = 2),
             kShape, {"n_q", "n_kv", "3", "2", "sequences.q_first_positions"}),
@@ -209,7 +170,6 @@ TYPED_TEST(CallErrors, NameFieldsOfTheSequences) {
             kReadsArrays),
       WRONG(c.data.sequences.count = 1, kShape, {"sequences.count is 1", "batch is 2"}),
       WRONG(c.data.sequences.count = 3, kShape, {"sequences.count is 3", "batch is 2"}),
-      WRONG(c.data.sequences.count = -1, kInvalid, {"sequences.count is -1"}),
       WRONG(c.data.sequences.q_first_rows = c.Rows({0, -1}), kInvalid,
             {"sequences.q_first_rows[1] is -1", "0 to n_q, 3"}, kReadsArrays),
       WRONG(c.data.sequences.q_first_rows = c.Rows({4, 0}), kInvalid,
@@ -273,7 +233,7 @@ TYPED_TEST(CallErrors, NameThePackedSequencesThatDoNotCoverTheRows) {
 
 // Sets each stride of an array. A stride of heads is given with those of rows and sequences.
 template <typename Call, typename Args, typename Array>
-void ExpectWrongStridesRefused(const std::string &name, Array Args::*array, bool has_heads) {
+void ExpectFarStridesRefused(const std::string &name, Array Args::*array, bool has_heads) {
   const struct {
     const char *name;
     std::vector<int64_t mha_strides::*> fields;
@@ -282,25 +242,14 @@ void ExpectWrongStridesRefused(const std::string &name, Array Args::*array, bool
                {"head", {&mha_strides::batch, &mha_strides::row, &mha_strides::head}}};
   for (const auto &[stride, fields] : kinds) {
     if (fields.size() == 3 && !has_heads) continue;
-    for (const int64_t wrong : {int64_t{-1}, kMin + 1, kMax, kMax - 1, kMax / 2}) {
-      const std::string full = name + ".strides." + stride;
-      SCOPED_TRACE(full + " = " + std::to_string(wrong));
+    for (const int64_t wrong : {kMax, kMax - 1, kMax / 2}) {
+      SCOPED_TRACE(name + ".strides." + stride + " = " + std::to_string(wrong));
       const auto change = [&, array = array, &fields = fields](Call &c) {
-        for (int64_t mha_strides::*field : fields)
-          (c.args.*array).strides.*field = wrong > 0 || field == fields.back() ? wrong : 0;
+        for (int64_t mha_strides::*field : fields) (c.args.*array).strides.*field = wrong;
       };
-      ExpectRefused<Call>(
-          change, wrong > 0 ? Refusal{kTooLarge, {name}} : Refusal{kInvalid, {full + " is"}});
+      ExpectRefused<Call>(change, {kTooLarge, {name}});
     }
   }
-}
-
-template <typename Call, typename Args>
-void ExpectReservedFieldsRefused(const std::string &name, mha_input Args::*input) {
-  ExpectRefused<Call>([&](Call &c) { (c.args.*input).reserved = 1; },
-                      {kInvalid, {name + ".reserved is set"}});
-  ExpectRefused<Call>([&](Call &c) { (c.args.*input).reserved_pointer = &c; },
-                      {kInvalid, {name + ".reserved_pointer is set"}});
 }
 
 // With any number of sequences, a call without its workspace ends at once, and so does a
@@ -412,8 +361,6 @@ TYPED_TEST(CallErrors, DoNotOccurInTheValidCall) {
 
 TEST(ForwardErrors, NameTheArgument) {
   ExpectAllRefused<FullForward>({
-      WRONG(c.args.query.type = 4, kInvalid, {"query.type is 4"}),
-      WRONG(c.args.query.data = nullptr, kNull, {"query"}, kCall),
       WRONG((c.args.key.data = nullptr, c.args.call.n_kv = c.args.call.n_q), kShape,
             {"key", "7", "10"}),
       WRONG(c.args.value.data = nullptr, kShape, {"value", "9", "7"}),
@@ -433,7 +380,7 @@ TEST(ForwardErrors, NameTheArgument) {
   });
 }
 
-TEST(ForwardErrors, NameTheStrideOrReservedFieldOfAnArray) {
+TEST(ForwardErrors, NameTheStrideOfAnArray) {
   const struct {
     const char *name;
     mha_input mha_forward_args::*input;
@@ -441,10 +388,9 @@ TEST(ForwardErrors, NameTheStrideOrReservedFieldOfAnArray) {
                 {"key", &mha_forward_args::key},
                 {"value", &mha_forward_args::value}};
   for (const auto &[name, input] : inputs) {
-    ExpectWrongStridesRefused<FullForward>(name, input, false);
-    ExpectReservedFieldsRefused<FullForward>(name, input);
+    ExpectFarStridesRefused<FullForward>(name, input, false);
   }
-  ExpectWrongStridesRefused<FullForward>("output", &mha_forward_args::output, false);
+  ExpectFarStridesRefused<FullForward>("output", &mha_forward_args::output, false);
 }
 
 TEST(ForwardCalls, AcceptStridesThatAreSpelledOut) {
@@ -540,20 +486,8 @@ TEST(ForwardCalls, WriteNothingWhereThereIsNothingToDo) {
 TEST(AttentionErrors, NameTheArgument) {
   ExpectAllRefused<FullAttention>({
       WRONG(c.ContextNorm(), kInvalid, {"norm.context_epsilon is 1", "W_O"}),
-      WRONG(c.args.num_heads = 0, kInvalid, {"num_heads"}),
-      WRONG(c.args.num_heads = -4, kInvalid, {"num_heads"}),
-      WRONG(c.args.num_kv_heads = -1, kInvalid, {"num_kv_heads"}),
-      WRONG(c.args.head_dim = 0, kInvalid, {"head_dim"}),
-      WRONG(c.args.head_dim = -3, kInvalid, {"head_dim"}),
-      WRONG(c.args.head_dim_v = -5, kInvalid, {"head_dim_v"}),
       WRONG(c.args.num_kv_heads = 3, kShape, {"num_kv_heads", "3", "4"}),
       WRONG(c.args.num_kv_heads = 8, kShape, {"num_kv_heads", "8", "4"}),
-      WRONG(c.args.q.data = nullptr, kNull, {"q"}, kCall),
-      WRONG(c.args.k.data = nullptr, kNull, {"k"}, kCall),
-      WRONG(c.args.v.data = nullptr, kNull, {"v"}, kCall),
-      WRONG(c.args.q.type = MHA_TYPE_INT8, kInvalid, {"q.type is 4"}),
-      WRONG(c.args.k.type = 4, kInvalid, {"k.type is 4"}),
-      WRONG(c.args.v.type = 0x80000000u, kInvalid, {"v.type is 2147483648"}),
       WRONG(c.args.q.strides.row = 2, kInvalid, {"q.strides.row", "2", "width of a head, 3"}),
       WRONG(c.args.k.strides.row = 1, kInvalid, {"k.strides.row", "1", "3"}),
       WRONG(c.args.v.strides.row = 4, kInvalid, {"v.strides.row", "4", "5"}),
@@ -564,9 +498,6 @@ TEST(AttentionErrors, NameTheArgument) {
       // [batch, heads, n, width], with heads that are one element too close.
       WRONG((c.args.output.strides = {60, 5, 14}), kInvalid, {}),
       WRONG(c.args.output.strides.batch = 59, kInvalid, {}),
-      WRONG(c.args.scale = kNan, kInvalid, {"scale"}),
-      WRONG(c.args.scale = kInfinity, kInvalid, {"scale"}),
-      WRONG(c.args.scale = -kInfinity, kInvalid, {"scale"}),
       WRONG((c.args.call.flags = MHA_EQUAL_SCORES, c.args.scale = 1), kInvalid,
             {"scale is", "MHA_EQUAL_SCORES"}),
       WRONG((c.args.call.flags = MHA_EQUAL_SCORES, c.args.scale = 1e-45f), kInvalid,
@@ -577,14 +508,9 @@ TEST(AttentionErrors, NameTheArgument) {
             {"outputs.k is given, but only mha_forward computes it"}),
       WRONG(c.data.outputs.v = c.data.outputs.context, kInvalid,
             {"outputs.v is given, but only mha_forward computes it"}),
-      WRONG(c.args.instruction_set = 9, kInvalid, {"instruction_set", "9"}),
-      WRONG(c.args.instruction_set = 32, kInvalid, {"instruction_set", "32"}),
-      WRONG(c.args.instruction_set = 0xFFFFFFFFu, kInvalid, {"instruction_set"}),
       WRONG(c.args.instruction_set = AbsentInstructionSet(), MHA_ERROR_INSTRUCTION_SET,
             {mha_instruction_set_name(AbsentInstructionSet())}),
       WRONG(c.args.num_heads = c.args.num_kv_heads = kMax, kTooLarge, {}),
-      WRONG(c.args.head_dim = kMax, kTooLarge, {"head_dim is", "at most 2147483647"}),
-      WRONG(c.args.head_dim_v = kMax, kTooLarge, {"head_dim_v is", "at most 2147483647"}),
       WRONG((c.args.call.n_kv = MHA_EMPTY, c.args.k.strides.batch = 1), kInvalid,
             {"k.strides.batch"}),
       WRONG((c.args.head_dim = 1 << 28, c.scheduler.scheduler.num_threads = UINT32_MAX), kTooLarge,
@@ -599,17 +525,16 @@ TEST(AttentionErrors, NameTheArgument) {
   });
 }
 
-TEST(AttentionErrors, NameTheStrideOrReservedFieldOfAnArray) {
+TEST(AttentionErrors, NameTheStrideOfAnArray) {
   const struct {
     const char *name;
     mha_input mha_attention_args::*input;
   } inputs[] = {
       {"q", &mha_attention_args::q}, {"k", &mha_attention_args::k}, {"v", &mha_attention_args::v}};
   for (const auto &[name, input] : inputs) {
-    ExpectWrongStridesRefused<FullAttention>(name, input, true);
-    ExpectReservedFieldsRefused<FullAttention>(name, input);
+    ExpectFarStridesRefused<FullAttention>(name, input, true);
   }
-  ExpectWrongStridesRefused<FullAttention>("output", &mha_attention_args::output, true);
+  ExpectFarStridesRefused<FullAttention>("output", &mha_attention_args::output, true);
 }
 
 TEST(AttentionCalls, AcceptANegativeScaleAndStridesThatAreSpelledOut) {
