@@ -25,12 +25,14 @@ result (of a struct that the library fills). Where the comment says so, it also 
 """
 
 import fractions
+import itertools
 import json
 import math
 import os
 import pathlib
 import re
 import sys
+import textwrap
 
 root = pathlib.Path(__file__).resolve().parent.parent
 headers = ("mha.h", "mha_options.h", "mha_tables.h", "mha_recurrent.h", "mha_extra.h")
@@ -53,6 +55,10 @@ namespace mha {
 #define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));"""
 wrong_intro = """\
 // Written by tools/interface.py from the headers: what fields must not be, whatever others are."""
+python_intro = '''\
+"""Written by tools/interface.py from the headers: constants, and types and names of fields."""
+
+constants = """\\'''
 # Words of shapes that are no field: of a matrix, its columns together, and functions.
 other_words = ("in", "out", "qkv_dim", "ceil", "max")
 
@@ -397,9 +403,34 @@ def wrong_source(table):
     return "\n".join(lines) + "\n"
 
 
+# ---- The structs and constants of Python
+
+
+def python_kind(row):
+    """The word by which mha/_structs.py knows a type. "out" is a pointer to what is written."""
+    kind = row["type"]
+    words = dict(size_t="size", uint64_t="u64", float="f32", double="f64", char="text")
+    if "*" in kind or kind == "mha_sgemm":
+        is_read = kind.startswith("const ") or "(" in kind or kind == "mha_sgemm"
+        return "ptr" if is_read else "out"
+    return words.get(kind) or re.sub(r"^(i|u)\w*?(\d+)_t$", r"\g<1>\2", kind)
+
+
+def python_source(table):
+    constants = [f"{name[4:]}={x}" for name, x in table["constants"].items()]
+    lines = [python_intro, *textwrap.wrap(" ".join(constants), 100), '"""\n\nstructs = """\\']
+    for struct, found in table["structs"].items():
+        kinds = itertools.groupby(found["rows"], python_kind)
+        fields = [" ".join([kind, *(row["field"] for row in rows)]) for kind, rows in kinds]
+        text = f"{struct}: {', '.join(fields)}"
+        lines += textwrap.wrap(text, 100, subsequent_indent="  ")
+    return "\n".join([*lines, '"""', ""])
+
+
 outputs = {
     "src/check/fields.cpp": fields_source,
     "tests/interface/wrong_values.inc": wrong_source,
+    "tools/bindings/python/mha/_interface.py": python_source,
 }
 
 

@@ -169,42 +169,6 @@ class Mha(unittest.TestCase):
 
     # ---- The header
 
-    def test_structs_are_those_of_the_header(self):
-        header = header_text()
-        declared = re.findall(r"^} (mha_\w+);", header, re.MULTILINE)
-        self.assertEqual({struct.__name__ for struct in mha.structs}, set(declared))
-        prints = []
-        for struct in mha.structs:
-            prints.append(f'printf("{struct.__name__} %zu\\n", sizeof({struct.__name__}));')
-            prints += [
-                f'printf("{struct.__name__}.{field} %zu %zu\\n", offsetof({struct.__name__},'
-                f" {field}), sizeof((({struct.__name__} *)0)->{field}));"
-                for field, _ in struct._fields_
-            ]
-        with tempfile.TemporaryDirectory() as folder:
-            source = pathlib.Path(folder) / "layout.c"
-            source.write_text(
-                "#include <mha.h>\n#include <stdio.h>\nint main(void) {\n"
-                + "\n".join(prints)
-                + "\n}\n"
-            )
-            subprocess.run(
-                [arguments.cc, "-I", arguments.include, source, "-o", source.with_suffix("")],
-                check=True,
-            )
-            layout = subprocess.run(
-                [source.with_suffix("")], stdout=subprocess.PIPE, text=True, check=True
-            ).stdout
-        expected = ""
-        for struct in mha.structs:
-            expected += f"{struct.__name__} {ctypes.sizeof(struct)}\n"
-            expected += "".join(
-                f"{struct.__name__}.{field} {getattr(struct, field).offset}"
-                f" {getattr(struct, field).size}\n"
-                for field, _ in struct._fields_
-            )
-        self.assertEqual(layout, expected)
-
     def test_a_name_that_is_no_field_is_an_error(self):
         for struct in mha.structs:
             with self.assertRaises(AttributeError):
@@ -246,38 +210,6 @@ class Mha(unittest.TestCase):
                 1,
                 f"{name} is declared and never called",
             )
-
-    def test_names_have_the_numbers_of_the_header(self):
-        header = header_text()
-        for prefix, table in (
-            ("TYPE", mha.types),
-            ("LAYOUT", mha.layouts),
-            ("INSTRUCTION_SET", mha.instruction_set_names),
-            ("CACHE_KIND", mha.cache_kinds),
-            ("CACHE_VALUES", mha.cache_values),
-            ("ROPE", mha.rope_styles),
-            ("COLUMNS", mha.score_columns),
-            ("SEGMENTS", mha.score_segments),
-            ("FUNCTION", mha.gates),
-            ("ARITHMETIC", mha.arithmetics),
-            ("FUNCTION", mha.activations),
-        ):
-            for name, number in table.items():
-                self.assertRegex(
-                    header, rf"#define MHA_{prefix}_{name.upper()} ({number}|{number:#x})u\b"
-                )
-        for name in (
-            "causal",
-            "window_left",
-            "window_right",
-            "equal_scores",
-            *(
-                f"norm_{flag}"
-                for flag in ("layer", "all_heads", "after_rope", "values", "after_gate")
-            ),
-        ):
-            number = getattr(mha._structs, "_" + name)
-            self.assertRegex(header, rf"#define MHA_{name.upper()} ({number}|{number:#x})u\b")
 
     # ---- The layer
 
@@ -1963,31 +1895,6 @@ class Mha(unittest.TestCase):
                         TypeError, f"{field} is .*; it must be a {kind.__name__}"
                     ):
                         setattr(others, field, (64,))
-
-    def test_pointers_to_what_is_written_are_those_of_the_header(self):
-        header = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
-        bodies = {
-            name: body
-            for body, name in re.findall(
-                r"typedef struct \w+ \{(.*?)^\} (mha_\w+);", header, re.DOTALL | re.MULTILINE
-            )
-        }
-        for struct in mha.structs:
-            # Not those to a cache, which a call may only read, and to what only the caller's
-            # functions look at.
-            written = {
-                field
-                for kind, fields in re.findall(
-                    r"^  (\w+) (\*[^;(]*);", bodies[struct.__name__], re.MULTILINE
-                )
-                for field in re.findall(r"\w+", fields)
-                if (kind, field) not in (("mha_kv_cache", "cache"), ("void", "context"))
-            }
-            self.assertEqual(
-                {field for field, kind in struct._kinds.items() if kind == "out"},
-                written,
-                struct.__name__,
-            )
 
     def array_options(self, n_q, n_k, batch=2, sequences=2):
         """(class or "call", option) -> a function that makes what it is set to, for each option

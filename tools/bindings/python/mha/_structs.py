@@ -1,11 +1,12 @@
-"""The structs of mha.h, field by field, and the names of its numbers. tests/bindings/python_test.py
-compares them with the header."""
+"""The structs of mha.h, and the names of its numbers; _interface.py has both as text."""
 
 import ctypes
 import operator
 import struct
 
 import numpy as np
+
+from . import _interface
 
 _c = {
     "size": ctypes.c_size_t,
@@ -198,14 +199,14 @@ class _Checked(ctypes.Structure):
         return owners.get(at + getattr(type(self), name).offset)
 
 
-def _struct(name, *fields):
+def _struct(name, lines):
     """A struct, of lines such as "i64 batch n_q": a type and the names of the fields that have it.
     "out" is a pointer to what the library writes."""
-    pairs = [(field, kind) for line in fields for kind, *names in [line.split()] for field in names]
-    kinds = {field: kind if kind in _c else _nested[kind] for field, kind in pairs}
+    pairs = [(field, kind) for line in lines for kind, *names in [line.split()] for field in names]
+    kinds = {field: kind if kind in _c else _named[kind] for field, kind in pairs}
     declared = [(field, _c.get(kind, kind)) for field, kind in kinds.items()]
     if "call" in kinds:  # whose fields are also those of the struct
-        kinds.update(_Call._kinds)
+        kinds.update(kinds["call"]._kinds)
     return type(
         name,
         (_Checked,),
@@ -219,262 +220,77 @@ def _struct(name, *fields):
 
 
 _unchecked = {"size", "u64", "text"}
-_nested: dict = {}  # the structs that others have inside
-_Strides = _nested["strides"] = _struct("mha_strides", "i64 batch row head")
-_Input = _nested["input"] = _struct(
-    "mha_input", "ptr data", "u32 type reserved", "strides strides", "ptr reserved_pointer"
-)
-_Output = _nested["output"] = _struct(
-    "mha_output", "out data", "u32 type reserved", "strides strides"
-)
-_Matrix = _nested["matrix"] = _struct(
-    "mha_matrix", "ptr data bias scales offsets", "i64 row_stride"
-)
-_Format = _nested["format"] = _struct(
-    "mha_weight_format", "u32 type group_size scale_type arithmetic"
-)
-_Call = _nested["call"] = _struct(
-    "mha_call",
-    "u32 flags reserved",
-    "i64 window_left window_right",
-    "ptr rope norm score scheduler",
-    "i64 batch n_q n_kv",
-    "ptr sequences score_arrays cache cache_read outputs",
-)
-_Error = _struct("mha_error", "u32 status argument", "text message")
-_Scheduler = _struct("mha_scheduler", "ptr context", "u32 num_threads reserved", "ptr parallel_for")
-_Config = _struct(
-    "mha_layer_config",
-    "size struct_size",
-    "i64 query_dim key_dim value_dim output_dim",
-    "i64 num_heads num_kv_heads head_dim head_dim_v",
-    "f32 scale",
-    "format format",
-    "u32 gate",
-    "i64 gate_dim",
-)
-_Weights = _struct(
-    "mha_layer_weights",
-    "size struct_size",
-    "u32 layout type gate_place",
-    "matrix w_q w_k w_v w_qkv w_o w_g",
-)
-_AllocatorStruct = _struct("mha_allocator", "ptr context allocate release")
-_Options = _struct(
-    "mha_layer_options", "size struct_size", "u32 instruction_set reserved", "ptr sgemm allocator"
-)
-_CacheConfig = _struct(
-    "mha_kv_cache_config",
-    "size struct_size",
-    "i64 num_sequences capacity num_kv_heads head_dim head_dim_v",
-    "u32 k_type v_type kind value_place",
-    "i64 block_positions num_blocks",
-)
-_Sequences = _struct(
-    "mha_sequences",
-    "size struct_size",
-    "i64 count",
-    "ptr cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths q_first_rows kv_first_rows",
-    "ptr q_first_positions cache_sequences rope_q_positions rope_k_positions",
-)
-_Rope = _struct(
-    "mha_rope",
-    "size struct_size",
-    "u32 style reserved",
-    "i64 dims offset num_positions",
-    "ptr cos sin",
-    "i64 table_stride",
-)
-_RopeConfig = _struct(
-    "mha_rope_config",
-    "size struct_size",
-    "i64 dims num_positions first_position",
-    "f64 base attention_factor linear_factor",
-    "i64 original_positions",
-    "f64 yarn_factor yarn_beta_fast yarn_beta_slow",
-    "u32 yarn_unrounded mrope_interleaved",
-    "f64 llama3_factor llama3_low_freq_factor llama3_high_freq_factor ntk_factor",
-    "i64 ntk_positions",
-    "ptr pair_factors mrope_section mrope_positions",
-)
-_Norm = _struct(
-    "mha_norm",
-    "size struct_size",
-    "u32 flags",
-    "f32 epsilon",
-    "ptr q_weight k_weight q_bias k_bias",
-    "i64 head_stride",
-    "u32 context_flags",
-    "f32 context_epsilon",
-    "ptr context_weight context_bias",
-    "i64 context_head_stride",
-)
-_ScoreOptions = _struct(
-    "mha_score_options",
-    "size struct_size",
-    "f32 softcap",
-    "u32 reserved",
-    "ptr alibi_slopes sinks head_scales relative_bias",
-    "i64 relative_left relative_right",
-)
-_ScoreArrays = _struct(
-    "mha_score_arrays",
-    "size struct_size",
-    "input bias",
-    "ptr mask",
-    "strides mask_strides",
-    "u32 column_keys segments",
-    "i64 num_columns",
-    "ptr q_segments kv_segments q_scales relative_rows",
-    "strides relative_rows_strides",
-    "ptr chosen_keys",
-    "strides chosen_keys_strides",
-    "i64 num_chosen chosen_block",
-)
-_Outputs = _struct(
-    "mha_outputs",
-    "size struct_size",
-    "out lse partials q k v context scores scaled_scores softcapped_scores masked_scores"
-    " attention_weights",
-)
-_ForwardArgs = _struct(
-    "mha_forward_args",
-    "size struct_size",
-    "call call",
-    "input query key value",
-    "output output",
-)
-_AttentionArgs = _struct(
-    "mha_attention_args",
-    "size struct_size",
-    "call call",
-    "i64 num_heads num_kv_heads head_dim head_dim_v",
-    "f32 scale",
-    "u32 instruction_set",
-    "input q k v",
-    "output output",
-    "i64 kv_first_position",
-)
-_PartialsArgs = _struct(
-    "mha_partials_args",
-    "size struct_size",
-    "i64 batch num_heads n_q head_dim_v",
-    "u32 instruction_set reserved",
-    "ptr partials sinks head_scales",
-    "output output",
-    "out lse",
-)
-_ChooseKeysArgs = _struct(
-    "mha_choose_keys_args",
-    "size struct_size",
-    "ptr attention",
-    "input weights",
-    "i64 num_chosen",
-    "out chosen_keys index_scores",
-)
-_CallInfo = _struct(
-    "mha_call_info",
-    "size struct_size",
-    "u32 instruction_set back_end contract num_threads",
-    "size workspace_bytes packed_bytes",
-    "u64 operations bytes",
-)
-_LinearWeights = _struct(
-    "mha_linear_weights",
-    "size struct_size",
-    "i64 input_dim output_dim",
-    "matrix w",
-    "u32 layout type",
-    "format format",
-)
-_LinearArgs = _struct(
-    "mha_linear_args",
-    "size struct_size",
-    "i64 rows",
-    "input x residual",
-    "output output",
-    "ptr scheduler",
-)
-_RecurrentArgs = _struct(
-    "mha_recurrent_args",
-    "size struct_size",
-    "i64 num_q_heads num_k_heads num_v_heads head_dim head_dim_v decay_dim",
-    "f32 scale norm_epsilon",
-    "ptr a_log dt_bias",
-    "u32 beta_function instruction_set",
-    "ptr scheduler",
-    "i64 batch rows",
-    "input q k v decay beta",
-    "output output",
-    "ptr sequences state",
-    "out state_out snapshots",
-    "i64 num_snapshots",
-)
-_CausalConvArgs = _struct(
-    "mha_causal_conv_args",
-    "size struct_size",
-    "i64 channels kernel_size",
-    "ptr weights bias",
-    "u32 activation instruction_set",
-    "ptr scheduler",
-    "i64 batch rows",
-    "input x",
-    "output output",
-    "ptr sequences state",
-    "out state_out",
-)
-structs = [
-    *_nested.values(),
-    _Error,
-    _Scheduler,
-    _Config,
-    _Weights,
-    _AllocatorStruct,
-    _Options,
-    _CacheConfig,
-    _Sequences,
-    _Rope,
-    _RopeConfig,
-    _Norm,
-    _ScoreOptions,
-    _ScoreArrays,
-    _Outputs,
-    _ForwardArgs,
-    _AttentionArgs,
-    _PartialsArgs,
-    _ChooseKeysArgs,
-    _CallInfo,
-    _LinearWeights,
-    _LinearArgs,
-    _RecurrentArgs,
-    _CausalConvArgs,
-]
+_named: dict = {}
+for _text in _interface.structs.replace("\n  ", " ").splitlines():
+    _name, _lines = _text.split(": ")
+    _named[_name] = _struct(_name, _lines.split(", "))
+structs = list(_named.values())
+_Strides = _named["mha_strides"]
+_Input = _named["mha_input"]
+_Output = _named["mha_output"]
+_Matrix = _named["mha_matrix"]
+_Format = _named["mha_weight_format"]
+_Call = _named["mha_call"]
+_Error = _named["mha_error"]
+_Scheduler = _named["mha_scheduler"]
+_Config = _named["mha_layer_config"]
+_Weights = _named["mha_layer_weights"]
+_AllocatorStruct = _named["mha_allocator"]
+_Options = _named["mha_layer_options"]
+_CacheConfig = _named["mha_kv_cache_config"]
+_Sequences = _named["mha_sequences"]
+_Rope = _named["mha_rope"]
+_RopeConfig = _named["mha_rope_config"]
+_Norm = _named["mha_norm"]
+_ScoreOptions = _named["mha_score_options"]
+_ScoreArrays = _named["mha_score_arrays"]
+_Outputs = _named["mha_outputs"]
+_ForwardArgs = _named["mha_forward_args"]
+_AttentionArgs = _named["mha_attention_args"]
+_PartialsArgs = _named["mha_partials_args"]
+_ChooseKeysArgs = _named["mha_choose_keys_args"]
+_CallInfo = _named["mha_call_info"]
+_LinearWeights = _named["mha_linear_weights"]
+_LinearArgs = _named["mha_linear_args"]
+_RecurrentArgs = _named["mha_recurrent_args"]
+_CausalConvArgs = _named["mha_causal_conv_args"]
 
-types = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5}
-scale_types = {"f32": 1, "f16": 2}
-layouts = {"in_out": 0, "out_in": 1}
-gates = {"none": 0, "sigmoid": 1, "softplus": 2}
-activations = {"none": 0, "silu": 3}
-arithmetics = {"f32": 0, "int8": 0x501, "int16": 0x502}
-score_columns = {"all_keys": 0, "new_keys": 0x301}
-score_segments = {"within": 0, "also": 0x401}
-_sets = "auto scalar avx2 avx512 neon avx2_vnni avx512_vnni neon_dotprod neon_i8mm"
-instruction_set_names = {name: number for number, name in enumerate(_sets.split())}
-cache_kinds = {"contiguous": 0, "ring": 0x101, "paged": 0x102}
-cache_values = {"own": 0, "in_keys": 0x201}
-rope_styles = {"half": 0, "interleaved": 1}
+_numbers = {
+    name: int(number) for text in _interface.constants.split() for name, number in [text.split("=")]
+}
+
+
+def _family(prefix, names=None):
+    """{"f32": MHA_TYPE_F32, ...}: all constants of a prefix, or those with these names."""
+    found = {
+        name[len(prefix) :].lower(): number
+        for name, number in _numbers.items()
+        if name.startswith(prefix)
+    }
+    return {name: found[name] for name in names.split()} if names else found
+
+
+types = _family("TYPE_")
+scale_types = _family("TYPE_", "f32 f16")
+layouts = _family("LAYOUT_")
+gates = _family("FUNCTION_", "none sigmoid softplus")
+activations = _family("FUNCTION_", "none silu")
+arithmetics = _family("ARITHMETIC_")
+score_columns = _family("COLUMNS_")
+score_segments = _family("SEGMENTS_")
+instruction_set_names = _family("INSTRUCTION_SET_")
+cache_kinds = _family("CACHE_KIND_")
+cache_values = _family("CACHE_VALUES_")
+rope_styles = _family("ROPE_")
 # MHA_EMPTY, an extent of none, and MHA_BROADCAST, a stride of what is the same for all.
-_empty = _broadcast = -(2**63)
-_gate_in_w_q = 0x801  # MHA_GATE_IN_W_Q
-_causal, _window_left, _window_right, _equal_scores = 1, 2, 4, 8  # MHA_CAUSAL and others
-# MHA_NORM_LAYER and others.
-_norm_layer, _norm_all_heads, _norm_after_rope, _norm_values, _norm_after_gate = (
-    0x100,
-    0x200,
-    0x400,
-    0x800,
-    0x1000,
+_empty, _broadcast = _numbers["EMPTY"], _numbers["BROADCAST"]
+_gate_in_w_q = _numbers["GATE_IN_W_Q"]
+_causal, _window_left, _window_right, _equal_scores = (
+    _numbers[name] for name in ("CAUSAL", "WINDOW_LEFT", "WINDOW_RIGHT", "EQUAL_SCORES")
 )
+_norm_layer, _norm_all_heads, _norm_after_rope, _norm_values, _norm_after_gate = _family(
+    "NORM_", "layer all_heads after_rope values after_gate"
+).values()
 _optional_outputs = [field for field, _ in _Outputs._fields_[1:] if field != "partials"]
 
 
