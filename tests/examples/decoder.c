@@ -114,7 +114,8 @@ static void write_model(const char *path, const int64_t *shape) {
     if (pass) break;
     fputc('}', w.header);
     while (ftell(w.header) % 8) fputc(' ', w.header); /* numbers are to lie where a float may */
-    fclose(w.header), w.header = NULL;
+    fclose(w.header);
+    w.header = NULL;
     for (int i = 0; i < 8; i++) fputc((int)((uint64_t)bytes >> 8 * i & 255), w.file);
     fwrite(header, 1, bytes, w.file);
   }
@@ -193,7 +194,8 @@ static int check_model(const char *path, const char *heads_word) {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, &scheduler, 4, positions, 0, 0);
   struct result at_once, others[4], *r = others;
-  memset(&at_once, 0, sizeof at_once), memset(others, 0, sizeof others);
+  memset(&at_once, 0, sizeof at_once);
+  memset(others, 0, sizeof others);
   at_once.logits = allocate(new_tokens * m.vocabulary, sizeof(float));
   for (int i = 0; i < 4; i++) others[i].logits = allocate(new_tokens * m.vocabulary, sizeof(float));
   for (int i = 0; i < prompt_tokens; i++) at_once.tokens[i] = (int32_t)(i * i % 31 % m.vocabulary);
@@ -215,13 +217,15 @@ static int check_model(const char *path, const char *heads_word) {
   /* Two sequences share the first 70 tokens of the first one. Both go on in the same calls, which
    * copies the last 6 for each. */
   r = &others[1];
-  decoder_share(&d, 0, 2, 70), decoder_share(&d, 0, 3, 70);
+  decoder_share(&d, 0, 2, 70);
+  decoder_share(&d, 0, 3, 70);
   int32_t last[2] = {0, 5};
   struct piece pieces[] = {{2, r->tokens + 70, prompt_tokens - 70, 1}, {3, &last[1], 1, 1}};
   for (int i = prompt_tokens; i < all; i++) {
     logits = decoder_run(&d, pieces, 2);
     choose(&d, r, i, logits);
-    last[0] = r->tokens[i], last[1] = largest(logits + m.vocabulary, m.vocabulary);
+    last[0] = r->tokens[i];
+    last[1] = largest(logits + m.vocabulary, m.vocabulary);
     pieces[0] = (struct piece){2, &last[0], 1, 1};
   }
   is_same &= same("a shared prefix, beside another sequence", &d, &at_once, r);
@@ -242,7 +246,10 @@ static int check_model(const char *path, const char *heads_word) {
     if (d.users[b] != 0) fail("block %lld is left over", (long long)b);
   }
   for (int i = 0; i < 4; i++) free(others[i].logits);
-  free(at_once.logits), decoder_free(&d), pool_stop(&pool), model_free(&m);
+  free(at_once.logits);
+  decoder_free(&d);
+  pool_stop(&pool);
+  model_free(&m);
   return is_same ? 0 : 1;
 }
 
@@ -275,7 +282,10 @@ static void write_tokens(struct decoder *d, const int32_t *prompt, int prompt_co
     const int32_t token = largest(logits, vocabulary);
     if (logits_file) fwrite(logits, sizeof *logits, (size_t)vocabulary, logits_file);
     printf("%d%c", (int)token, i + 1 < count ? ' ' : '\n');
-    if (i == 0) prompt_seconds = seconds() - start, start = seconds();
+    if (i == 0) {
+      prompt_seconds = seconds() - start;
+      start = seconds();
+    }
     if (i + 1 < count) logits = append(d, 0, &token, 1);
   }
   fprintf(stderr, "prompt %.6f s, token %.6f s\n", prompt_seconds,
@@ -350,7 +360,9 @@ static int run(int is_score, const char *const *words) {
     write_scores(&d, tokens, prompt, count);
   else
     write_tokens(&d, tokens, prompt, count, words[7]);
-  decoder_free(&d), pool_stop(&pool), model_free(&m);
+  decoder_free(&d);
+  pool_stop(&pool);
+  model_free(&m);
   return 0;
 }
 

@@ -34,7 +34,8 @@ enum {
 static void fail(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  vfprintf(stderr, format, arguments), fputc('\n', stderr);
+  vfprintf(stderr, format, arguments);
+  fputc('\n', stderr);
   va_end(arguments);
   exit(1);
 }
@@ -149,9 +150,11 @@ static mha_layer *load_linear(const struct model *m, const char *name, int64_t l
                                 .input_dim = inputs,
                                 .output_dim = outputs,
                                 .layout = MHA_LAYOUT_OUT_IN};
-  weights.type = type_of(w), weights.w = matrix_of(m, w),
-  weights.format.type = m->weight_type ? m->weight_type : type_of(w),
-  weights.format.group_size = group_size_of(m, w), weights.format.arithmetic = m->arithmetic;
+  weights.type = type_of(w);
+  weights.w = matrix_of(m, w);
+  weights.format.type = m->weight_type ? m->weight_type : type_of(w);
+  weights.format.group_size = group_size_of(m, w);
+  weights.format.arithmetic = m->arithmetic;
   mha_layer *made;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &made, &error), &error);
@@ -177,13 +180,16 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
                              .query_dim = m->width,
                              .num_heads = m->heads,
                              .num_kv_heads = m->kv_heads};
-  config.head_dim = m->head_dim,
-  config.format.type = m->weight_type ? m->weight_type : type_of(w_q),
-  config.format.group_size = group_size_of(m, w_q), config.format.arithmetic = m->arithmetic;
+  config.head_dim = m->head_dim;
+  config.format.type = m->weight_type ? m->weight_type : type_of(w_q);
+  config.format.group_size = group_size_of(m, w_q);
+  config.format.arithmetic = m->arithmetic;
   mha_layer_weights weights = {
       .struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN, .type = type_of(w_q)};
-  weights.w_q = matrix_of(m, w_q), weights.w_k = matrix_of(m, w_k);
-  weights.w_v = matrix_of(m, w_v), weights.w_o = matrix_of(m, w_o);
+  weights.w_q = matrix_of(m, w_q);
+  weights.w_k = matrix_of(m, w_k);
+  weights.w_v = matrix_of(m, w_v);
+  weights.w_o = matrix_of(m, w_o);
   return create_layer(&config, &weights);
 }
 
@@ -193,10 +199,12 @@ static mha_layer *load_attention(const struct model *m, int64_t layer) {
 static void model_load(struct model *m, const char *path, int64_t heads, double rope_base,
                        uint32_t weight_type, uint32_t group_size, uint32_t arithmetic) {
   *m = (struct model){.heads = heads, .weight_type = weight_type, .group_size = group_size};
-  m->rope_base = rope_base, m->arithmetic = arithmetic;
+  m->rope_base = rope_base;
+  m->arithmetic = arithmetic;
   if (!safetensors_open(&m->file, path)) fail("%s", m->file.error);
   m->embedding = get(m, "model.embed_tokens.weight", 0, -1, -1);
-  m->vocabulary = m->embedding->shape[0], m->width = m->embedding->shape[1];
+  m->vocabulary = m->embedding->shape[0];
+  m->width = m->embedding->shape[1];
   const struct tensor *const q = get(m, LAYER "self_attn.q_proj.weight", 0, -1, m->width);
   if (heads < 1 || q->shape[0] % heads)
     fail("%s: %lld heads do not divide its queries", path, (long long)heads);
@@ -236,10 +244,12 @@ static void model_free(struct model *m) {
     mha_layer *const made[] = {m->layer[l].attention, m->layer[l].gate, m->layer[l].up,
                                m->layer[l].down};
     for (int i = 0; i < 4; i++) mha_layer_destroy(made[i]);
-    free(m->layer[l].attention_norm), free(m->layer[l].mlp_norm);
+    free(m->layer[l].attention_norm);
+    free(m->layer[l].mlp_norm);
   }
   mha_layer_destroy(m->logits);
-  free(m->final_norm), free(m->layer);
+  free(m->final_norm);
+  free(m->layer);
   safetensors_close(&m->file);
 }
 
@@ -315,28 +325,35 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
 
   mha_kv_cache_config room = {
       .struct_size = sizeof room, .num_sequences = sequences, .capacity = angles.num_positions};
-  room.num_kv_heads = m->kv_heads, room.head_dim = m->head_dim, room.kind = MHA_CACHE_KIND_PAGED;
-  room.block_positions = block, room.num_blocks = d->num_blocks;
-  room.k_type = k_type, room.v_type = v_type;
+  room.num_kv_heads = m->kv_heads;
+  room.head_dim = m->head_dim;
+  room.kind = MHA_CACHE_KIND_PAGED;
+  room.block_positions = block;
+  room.num_blocks = d->num_blocks;
+  room.k_type = k_type;
+  room.v_type = v_type;
   size_t bytes;
   check(mha_kv_cache_size(&room, &bytes, &error), &error);
-  d->cache = allocate(m->layers, sizeof *d->cache), d->cache_memory = allocate(m->layers, bytes);
+  d->cache = allocate(m->layers, sizeof *d->cache);
+  d->cache_memory = allocate(m->layers, bytes);
   for (int64_t l = 0; l < m->layers; l++) {
     check(
         mha_kv_cache_init(&room, d->cache_memory + (size_t)l * bytes, bytes, &d->cache[l], &error),
         &error);
   }
 
-  d->x = allocate(most_rows * m->width, sizeof(float)),
+  d->x = allocate(most_rows * m->width, sizeof(float));
   d->normed = allocate(most_rows * m->width, sizeof(float));
-  d->attended = allocate(most_rows * m->width, sizeof(float)),
+  d->attended = allocate(most_rows * m->width, sizeof(float));
   d->gate = allocate(most_rows * m->hidden, sizeof(float));
-  d->up = allocate(most_rows * m->hidden, sizeof(float)),
+  d->up = allocate(most_rows * m->hidden, sizeof(float));
   d->logits = allocate(most_wanted * m->vocabulary, sizeof(float));
 
   d->attention = MHA_INIT(mha_forward_args);
-  d->attention.call.flags = MHA_CAUSAL, d->attention.call.rope = &d->rope;
-  d->attention.call.scheduler = scheduler, d->attention.query.data = d->normed,
+  d->attention.call.flags = MHA_CAUSAL;
+  d->attention.call.rope = &d->rope;
+  d->attention.call.scheduler = scheduler;
+  d->attention.query.data = d->normed;
   d->attention.output.data = d->attended;
   /* The workspace of the longest call serves all. Arrays are not read when asking, but whether they
    * are given counts. */
@@ -345,7 +362,9 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
       .struct_size = sizeof most, .cu_seqlens_q = numbers, .cache_sequences = numbers};
   most.count = sequences < most_pieces ? sequences : most_pieces;
   mha_forward_args longest = d->attention;
-  longest.call.n_q = most_rows, longest.call.sequences = &most, longest.call.cache = d->cache[0];
+  longest.call.n_q = most_rows;
+  longest.call.sequences = &most;
+  longest.call.cache = d->cache[0];
   check(mha_forward_workspace(m->layer[0].attention, &longest, &d->workspace_bytes, &error),
         &error);
   const mha_layer *const products[] = {m->layer[0].gate, m->layer[0].down, m->logits};
@@ -360,9 +379,18 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
 
 static void decoder_free(struct decoder *d) {
   for (int64_t s = 0; s < d->num_sequences; s++) free(d->sequence[s].blocks);
-  free(d->sequence), free(d->users), free((void *)d->rope.cos), free(d->cache),
-      free(d->cache_memory), free(d->workspace);
-  free(d->x), free(d->normed), free(d->attended), free(d->gate), free(d->up), free(d->logits);
+  free(d->sequence);
+  free(d->users);
+  free((void *)d->rope.cos);
+  free(d->cache);
+  free(d->cache_memory);
+  free(d->workspace);
+  free(d->x);
+  free(d->normed);
+  free(d->attended);
+  free(d->gate);
+  free(d->up);
+  free(d->logits);
 }
 
 /* ---- Sequences: who has which blocks */
@@ -399,7 +427,8 @@ static void unshare_last_block(struct decoder *d, struct sequence *s) {
     uint32_t is_used; /* 1, since the block is shared */
     check(mha_kv_cache_unshare(d->cache[l], s - d->sequence, own, &is_used, &error), &error);
   }
-  d->users[*last]--, *last = own;
+  d->users[*last]--;
+  *last = own;
 }
 
 /* Keeps the first `length` tokens: takes rejected drafts back, or with 0 ends a sequence. */
@@ -521,9 +550,11 @@ static const float *decoder_run(struct decoder *d, const struct piece *pieces, i
   }
   const int64_t rows = starts[count];
   mha_sequences sequences = {.struct_size = sizeof sequences, .count = count};
-  sequences.cu_seqlens_q = starts, sequences.cache_sequences = numbers;
+  sequences.cu_seqlens_q = starts;
+  sequences.cache_sequences = numbers;
   mha_forward_args attention = d->attention;
-  attention.call.n_q = rows, attention.call.sequences = &sequences;
+  attention.call.n_q = rows;
+  attention.call.sequences = &sequences;
   for (int64_t l = 0; l < m->layers; l++) {
     const struct layer *const layer = &m->layer[l];
     each_row(d, rows, norm, layer->attention_norm);

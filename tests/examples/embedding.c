@@ -68,7 +68,8 @@ static mha_status reserve(struct engine *engine) {
 
   engine->args = (mha_forward_args){.struct_size = sizeof engine->args, .call.flags = MHA_CAUSAL};
   mha_forward_args largest = engine->args;
-  largest.call.n_q = max_rows, largest.call.cache = engine->cache;
+  largest.call.n_q = max_rows;
+  largest.call.cache = engine->cache;
   status = mha_forward_workspace(engine->layer, &largest, &engine->workspace_bytes, &engine->error);
   if (status != MHA_OK) return status;
   engine->workspace = malloc(engine->workspace_bytes);
@@ -79,7 +80,10 @@ static mha_status reserve(struct engine *engine) {
 
 static mha_status step(struct engine *engine, int64_t rows, const float *x, float *y) {
   mha_forward_args args = engine->args;
-  args.call.n_q = rows, args.query.data = x, args.output.data = y, args.call.cache = engine->cache;
+  args.call.n_q = rows;
+  args.query.data = x;
+  args.output.data = y;
+  args.call.cache = engine->cache;
   return mha_forward(engine->layer, &args, engine->workspace, engine->workspace_bytes,
                      &engine->error);
 }
@@ -119,12 +123,16 @@ static void fill(float *values, int count) {
 }
 
 static void check(const struct engine *engine, mha_status status) {
-  if (status != MHA_OK)
-    fprintf(stderr, "%s: %s\n", mha_status_string(status), engine->error.message), exit(1);
+  if (status != MHA_OK) {
+    fprintf(stderr, "%s: %s\n", mha_status_string(status), engine->error.message);
+    exit(1);
+  }
 }
 
 static void expect(int holds, const char *what) {
-  if (!holds) fprintf(stderr, "%s\n", what), exit(1);
+  if (holds) return;
+  fprintf(stderr, "%s\n", what);
+  exit(1);
 }
 
 static void start(struct engine *engine, const char *weights) {
@@ -135,12 +143,15 @@ static void start(struct engine *engine, const char *weights) {
 
 static void stop(struct engine *engine) {
   munmap(engine->weights, engine->weights_bytes);
-  free(engine->layer_storage), free(engine->cache_buffer), free(engine->workspace);
+  free(engine->layer_storage);
+  free(engine->cache_buffer);
+  free(engine->workspace);
 }
 
 static void pack_to(const char *path) {
   static float w_qkv[width * 3 * width], w_o[width * width];
-  fill(w_qkv, width * 3 * width), fill(w_o, width * width);
+  fill(w_qkv, width * 3 * width);
+  fill(w_o, width * width);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
   mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
   struct engine packing;
@@ -162,8 +173,8 @@ int main(void) {
   fill(x, max_positions * width);
   char folder[] = "/tmp/mha-embedding-XXXXXX", weights[64], cache[64];
   expect(mkdtemp(folder) != NULL, folder);
-  snprintf(weights, sizeof weights, "%s/layer.mha", folder),
-      snprintf(cache, sizeof cache, "%s/cache", folder);
+  snprintf(weights, sizeof weights, "%s/layer.mha", folder);
+  snprintf(cache, sizeof cache, "%s/cache", folder);
   pack_to(weights);
 
   struct engine first, second;
@@ -184,7 +195,10 @@ int main(void) {
   printf("and from the beginning, after it was full: %s\n",
          is_anew ? "the same bits" : "different bits");
 
-  stop(&first), stop(&second);
-  unlink(weights), unlink(cache), rmdir(folder);
+  stop(&first);
+  stop(&second);
+  unlink(weights);
+  unlink(cache);
+  rmdir(folder);
   return equal && is_anew ? 0 : 1;
 }

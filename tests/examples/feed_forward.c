@@ -14,7 +14,9 @@
 enum { tokens = 6, width = 16, heads = 2, hidden = 40 };
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 static void fill(float *values, int count, int step) {
@@ -27,7 +29,9 @@ static mha_layer *make_linear(int inputs, int outputs, int step) {
   fill(w, inputs * outputs, step);
   mha_linear_weights weights = {
       .struct_size = sizeof weights, .input_dim = inputs, .output_dim = outputs};
-  weights.layout = MHA_LAYOUT_OUT_IN, weights.w.data = w, weights.format.type = MHA_TYPE_BF16;
+  weights.layout = MHA_LAYOUT_OUT_IN;
+  weights.w.data = w;
+  weights.format.type = MHA_TYPE_BF16;
   mha_layer *layer;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &layer, &error), &error);
@@ -40,7 +44,8 @@ static mha_layer *make_linear(int inputs, int outputs, int step) {
 static void linear(const mha_layer *layer, int rows, const float *x, const float *residual,
                    float *output) {
   mha_linear_args args = {.struct_size = sizeof args, .rows = rows, .x.data = x};
-  args.residual.data = residual, args.output.data = output;
+  args.residual.data = residual;
+  args.output.data = output;
   mha_error error;
   check(mha_linear(layer, &args, NULL, 0, &error), &error);
 }
@@ -54,7 +59,9 @@ struct block {
 static void run(const struct block *block, int rows, float *x) {
   float attended[tokens * width], gate[tokens * hidden], up[tokens * hidden];
   mha_forward_args args = {.struct_size = sizeof args, .call.n_q = rows, .query.data = x};
-  args.output.data = attended, args.call.flags = MHA_CAUSAL, args.call.cache = block->cache;
+  args.output.data = attended;
+  args.call.flags = MHA_CAUSAL;
+  args.call.cache = block->cache;
   size_t bytes;
   mha_error error;
   check(mha_forward_workspace(block->attention, &args, &bytes, &error), &error);
@@ -72,7 +79,9 @@ static void run(const struct block *block, int rows, float *x) {
 
 int main(void) {
   static float w_qkv[width * 3 * width], w_o[width * width], x[tokens * width], y[tokens * width];
-  fill(w_qkv, width * 3 * width, 5), fill(w_o, width * width, 7), fill(x, tokens * width, 11);
+  fill(w_qkv, width * 3 * width, 5);
+  fill(w_o, width * width, 7);
+  fill(x, tokens * width, 11);
   memcpy(y, x, sizeof x);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
   mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};

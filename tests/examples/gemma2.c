@@ -19,7 +19,8 @@ enum { sliding_window = 128, query_pre_attn_scalar = 12 };
 int main(void) {
   mha_layer_config config = {
       .struct_size = sizeof config, .query_dim = hidden_size, .num_heads = num_heads};
-  config.num_kv_heads = num_kv_heads, config.head_dim = head_dim;
+  config.num_kv_heads = num_kv_heads;
+  config.head_dim = head_dim;
   config.scale = 1 / sqrtf(query_pre_attn_scalar);
 
   mha_rope rope = make_rope((mha_rope_config){
@@ -30,14 +31,18 @@ int main(void) {
   struct model_layer layers[num_layers] = {{0}};
   for (int l = 0; l < num_layers; l++) {
     mha_forward_args *args = &layers[l].args;
-    args->call.flags = MHA_CAUSAL, args->call.rope = &rope, args->call.score = &score;
-    if (l % 2 == 0)
-      args->call.flags |= MHA_WINDOW_LEFT,
-          args->call.window_left = sliding_window - 1; /* and the row itself */
+    args->call.flags = MHA_CAUSAL;
+    args->call.rope = &rope;
+    args->call.score = &score;
+    if (l % 2 == 0) {
+      args->call.flags |= MHA_WINDOW_LEFT;
+      args->call.window_left = sliding_window - 1; /* and the row itself */
+    }
     layers[l].layer = make_layer(&config, 0);
   }
   const int result = run_model(layers, num_layers, positions - 20, positions, hidden_size);
   for (int l = 0; l < num_layers; l++) mha_layer_destroy(layers[l].layer);
-  free((void *)rope.cos), free((void *)rope.sin);
+  free((void *)rope.cos);
+  free((void *)rope.sin);
   return result;
 }

@@ -19,7 +19,9 @@ static float *random_floats(size_t count) {
 }
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 int main(void) {
@@ -40,7 +42,8 @@ int main(void) {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
 
   mha_forward_args args = {.struct_size = sizeof args, .call.n_q = tokens, .query.data = x};
-  args.call.flags = MHA_CAUSAL, args.call.scheduler = &scheduler;
+  args.call.flags = MHA_CAUSAL;
+  args.call.scheduler = &scheduler;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes); /* for a scheduler's threads; it serves fewer, too */
@@ -62,6 +65,10 @@ int main(void) {
   pool_stop(&pool);
   free(workspace);
   mha_layer_destroy(layer);
-  free(x), free(w_qkv), free(w_o), free(alone), free(together);
+  free(x);
+  free(w_qkv);
+  free(w_o);
+  free(alone);
+  free(together);
   return equal ? 0 : 1;
 }

@@ -27,7 +27,9 @@ struct block {
 };
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 static void fill(float *numbers, int count, float size) {
@@ -36,7 +38,9 @@ static void fill(float *numbers, int count, float size) {
 
 static mha_layer *make_linear(int inputs, int outputs, const float *w) {
   mha_linear_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN};
-  weights.input_dim = inputs, weights.output_dim = outputs, weights.w.data = w;
+  weights.input_dim = inputs;
+  weights.output_dim = outputs;
+  weights.w.data = w;
   mha_layer *layer;
   mha_error error;
   check(mha_linear_create(&weights, NULL, &layer, &error), &error);
@@ -74,29 +78,46 @@ static void run(struct block *b, int n, int kept, const float *x, float *y) {
   linear(b->in, n, x, p);
 
   mha_causal_conv_args conv = {.struct_size = sizeof conv, .channels = channels, .batch = 1};
-  conv.kernel_size = kernel_size, conv.weights = b->conv, conv.activation = MHA_FUNCTION_SILU;
-  conv.rows = n, conv.x.data = p, conv.x.strides.row = columns, conv.output.data = qkv;
-  conv.state = b->rows, conv.state_out = kept == n ? b->rows : NULL;
+  conv.kernel_size = kernel_size;
+  conv.weights = b->conv;
+  conv.activation = MHA_FUNCTION_SILU;
+  conv.rows = n;
+  conv.x.data = p;
+  conv.x.strides.row = columns;
+  conv.output.data = qkv;
+  conv.state = b->rows;
+  conv.state_out = kept == n ? b->rows : NULL;
   convolve(&conv);
 
   mha_recurrent_args args = {.struct_size = sizeof args, .batch = 1, .rows = n};
-  args.num_q_heads = args.num_k_heads = key_heads, args.num_v_heads = value_heads;
-  args.head_dim = dim, args.norm_epsilon = 1e-6f;
-  args.a_log = b->a_log, args.dt_bias = b->dt_bias, args.beta_function = MHA_FUNCTION_SIGMOID;
-  args.q.data = qkv, args.k.data = qkv + keys, args.v.data = qkv + 2 * keys;
+  args.num_q_heads = args.num_k_heads = key_heads;
+  args.num_v_heads = value_heads;
+  args.head_dim = dim;
+  args.norm_epsilon = 1e-6f;
+  args.a_log = b->a_log;
+  args.dt_bias = b->dt_bias;
+  args.beta_function = MHA_FUNCTION_SIGMOID;
+  args.q.data = qkv;
+  args.k.data = qkv + keys;
+  args.v.data = qkv + 2 * keys;
   args.q.strides.row = args.k.strides.row = args.v.strides.row = channels;
-  args.beta.data = p + at_beta, args.decay.data = p + at_decay;
+  args.beta.data = p + at_beta;
+  args.decay.data = p + at_decay;
   args.beta.strides.row = args.decay.strides.row = columns;
-  args.output.data = o, args.state = b->state;
+  args.output.data = o;
+  args.state = b->state;
   if (kept == n)
     args.state_out = b->state;
-  else
-    args.snapshots = snapshots, args.num_snapshots = n - kept;
+  else {
+    args.snapshots = snapshots;
+    args.num_snapshots = n - kept;
+  }
   attend(&args);
 
   if (kept < n) { /* back to the rows and to the state after the last row that is kept */
     memcpy(b->state, snapshots + (n - kept - 1) * state_size, sizeof b->state);
-    conv.rows = kept, conv.state_out = b->rows;
+    conv.rows = kept;
+    conv.state_out = b->rows;
     convolve(&conv);
   }
 
@@ -131,7 +152,10 @@ static void reference(const struct block *b, const float *x, double *y) {
       const double decay = exp(-exp(b->a_log[h]) * softplus),
                    beta = 1 / (1 + exp(-p[t][at_beta + h]));
       double qq = 1e-6, kk = 1e-6, mean = 0;
-      for (int i = 0; i < dim; i++) qq += q[i] * q[i], kk += k[i] * k[i];
+      for (int i = 0; i < dim; i++) {
+        qq += q[i] * q[i];
+        kk += k[i] * k[i];
+      }
       for (int j = 0; j < dim; j++) {
         double recalled = 0, sum = 0;
         for (int i = 0; i < dim; i++) recalled += k[i] / sqrt(kk) * (state[h][i][j] *= decay);
@@ -139,7 +163,8 @@ static void reference(const struct block *b, const float *x, double *y) {
           state[h][i][j] += k[i] / sqrt(kk) * beta * (v[j] - recalled);
           sum += q[i] / sqrt(qq) * state[h][i][j];
         }
-        o[h * dim + j] = sum / sqrt(dim), mean += sum * sum / dim / dim;
+        o[h * dim + j] = sum / sqrt(dim);
+        mean += sum * sum / dim / dim;
       }
       for (int j = 0; j < dim; j++) o[h * dim + j] *= b->norm[j] * silu(z[j]) / sqrt(mean + 1e-6);
     }
@@ -155,26 +180,34 @@ int main(void) {
   static float x[tokens * width], whole[tokens * width], y[tokens * width];
   static double exact[tokens * width];
   struct block *b = &block;
-  fill(b->w_in, columns * width, 0.4f), fill(b->w_out, width * values, 0.3f);
-  fill(b->conv, channels * kernel_size, 1), fill(b->a_log, value_heads, 1);
-  fill(b->dt_bias, value_heads, 2), fill(b->norm, dim, 2), fill(x, tokens * width, 1);
-  b->in = make_linear(width, columns, b->w_in), b->out = make_linear(values, width, b->w_out);
+  fill(b->w_in, columns * width, 0.4f);
+  fill(b->w_out, width * values, 0.3f);
+  fill(b->conv, channels * kernel_size, 1);
+  fill(b->a_log, value_heads, 1);
+  fill(b->dt_bias, value_heads, 2);
+  fill(b->norm, dim, 2);
+  fill(x, tokens * width, 1);
+  b->in = make_linear(width, columns, b->w_in);
+  b->out = make_linear(values, width, b->w_out);
 
   reference(b, x, exact);
   run(b, tokens, tokens, x, whole); /* all at once */
-  memset(b->rows, 0, sizeof b->rows), memset(b->state, 0, sizeof b->state);
+  memset(b->rows, 0, sizeof b->rows);
+  memset(b->state, 0, sizeof b->state);
   run(b, prompt, prompt, x, y);
   for (int t = prompt; t < tokens; t++) /* of three drafted tokens, one is kept */
     run(b, t + 3 <= tokens ? 3 : 1, 1, x + t * width, y + t * width);
   double error = 0, largest = 0;
   for (int i = 0; i < tokens * width; i++) {
-    error = fmax(error, fabs(y[i] - exact[i])), largest = fmax(largest, fabs(exact[i]));
+    error = fmax(error, fabs(y[i] - exact[i]));
+    largest = fmax(largest, fabs(exact[i]));
   }
   const int differ = memcmp(y, whole, sizeof y) != 0;
   printf(
       "a prompt of %d and drafted tokens: %s at once; %.0e of the largest number from double "
       "precision\n",
       prompt, differ ? "other bits than all" : "the same bits as all", error / largest);
-  mha_layer_destroy(b->in), mha_layer_destroy(b->out);
+  mha_layer_destroy(b->in);
+  mha_layer_destroy(b->out);
   return differ || error > 1e-5 * largest;
 }

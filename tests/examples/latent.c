@@ -49,7 +49,9 @@ struct layer {
 };
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 static float *floats(int64_t count) { return malloc((size_t)count * sizeof(float)); }
@@ -89,7 +91,9 @@ static mha_rope make_rope(void) {
 static mha_kv_cache *make_cache(int width, int values) {
   mha_kv_cache_config room = {
       .struct_size = sizeof room, .num_sequences = 1, .capacity = tokens, .num_kv_heads = 1};
-  room.head_dim = width, room.head_dim_v = values, room.value_place = MHA_CACHE_VALUES_IN_KEYS;
+  room.head_dim = width;
+  room.head_dim_v = values;
+  room.value_place = MHA_CACHE_VALUES_IN_KEYS;
   mha_kv_cache *cache;
   mha_error error;
   void *memory;
@@ -104,7 +108,7 @@ static struct layer make_layer(const struct weights *w) {
   struct layer l = {.w = w};
   for (int i = 0; i < num_products; i++)
     l.products[i] = make_linear(w->matrices[i], dims[i][0], dims[i][1], MHA_LAYOUT_OUT_IN);
-  l.to_latent = malloc(sizeof(void *) * (size_t)heads),
+  l.to_latent = malloc(sizeof(void *) * (size_t)heads);
   l.from_latent = malloc(sizeof(void *) * (size_t)heads);
   for (int h = 0; h < heads; h++) {
     const float *keys = w->matrices[kv_b] + (int64_t)h * (nope + value) * latent,
@@ -115,17 +119,25 @@ static struct layer make_layer(const struct weights *w) {
   }
   l.rope = l.index_rope =
       make_rope(); /* the indexer rotates the first numbers of a head, in halves */
-  l.rope.style = MHA_ROPE_INTERLEAVED, l.rope.offset = latent;
-  l.latents = make_cache(key, latent), l.index_keys = make_cache(index_dim, index_dim);
+  l.rope.style = MHA_ROPE_INTERLEAVED;
+  l.rope.offset = latent;
+  l.latents = make_cache(key, latent);
+  l.index_keys = make_cache(index_dim, index_dim);
   return l;
 }
 
 static void free_layer(struct layer *l) {
   for (int i = 0; i < num_products; i++) mha_layer_destroy(l->products[i]);
-  for (int h = 0; h < heads; h++)
-    mha_layer_destroy(l->to_latent[h]), mha_layer_destroy(l->from_latent[h]);
-  free(l->to_latent), free(l->from_latent), free(l->latents), free(l->index_keys),
-      free((void *)l->rope.cos), free((void *)l->rope.sin);
+  for (int h = 0; h < heads; h++) {
+    mha_layer_destroy(l->to_latent[h]);
+    mha_layer_destroy(l->from_latent[h]);
+  }
+  free(l->to_latent);
+  free(l->from_latent);
+  free(l->latents);
+  free(l->index_keys);
+  free((void *)l->rope.cos);
+  free((void *)l->rope.sin);
 }
 
 /* Strides of rows, 0 = contiguous. On one thread and rows of floats a product needs no workspace.
@@ -133,8 +145,10 @@ static void free_layer(struct layer *l) {
 static void linear(const mha_layer *layer, int64_t rows, const float *x, int64_t x_stride, float *y,
                    int64_t y_stride) {
   mha_linear_args args = {.struct_size = sizeof args, .rows = rows};
-  args.x.data = x, args.x.strides.row = x_stride;
-  args.output.data = y, args.output.strides.row = y_stride;
+  args.x.data = x;
+  args.x.strides.row = x_stride;
+  args.output.data = y;
+  args.output.strides.row = y_stride;
   mha_error error;
   check(mha_linear(layer, &args, NULL, 0, &error), &error);
 }
@@ -163,22 +177,32 @@ static void choose_keys(const struct layer *l, int64_t n, const float *x, const 
                         int32_t *chosen) {
   float *q = floats(n * index_heads * index_dim), *k = floats(n * index_dim),
         *weights = floats(n * index_heads);
-  linear(l->products[index_q], n, low_q, 0, q, 0), linear(l->products[index_k], n, x, 0, k, 0);
+  linear(l->products[index_q], n, low_q, 0, q, 0);
+  linear(l->products[index_k], n, x, 0, k, 0);
   linear(l->products[index_w], n, x, 0, weights, 0);
   for (int64_t i = 0; i < n; i++) norm(k + i * index_dim, index_dim, l->w->index_norm, 1);
   mha_attention_args index = {.struct_size = sizeof index, .call.n_q = n, .call.n_kv = n};
-  index.num_heads = index_heads, index.num_kv_heads = 1, index.head_dim = index_dim;
-  index.q.data = q, index.k.data = k, index.call.rope = &l->index_rope,
-  index.call.cache = l->index_keys, index.call.flags = MHA_CAUSAL;
+  index.num_heads = index_heads;
+  index.num_kv_heads = 1;
+  index.head_dim = index_dim;
+  index.q.data = q;
+  index.k.data = k;
+  index.call.rope = &l->index_rope;
+  index.call.cache = l->index_keys;
+  index.call.flags = MHA_CAUSAL;
   mha_choose_keys_args args = {
       .struct_size = sizeof args, .attention = &index, .weights.data = weights};
-  args.num_chosen = num_chosen, args.chosen_keys = chosen;
+  args.num_chosen = num_chosen;
+  args.chosen_keys = chosen;
   size_t bytes;
   mha_error error;
   check(mha_choose_keys_workspace(&args, &bytes, &error), &error);
   void *workspace = malloc(bytes);
   check(mha_choose_keys(&args, workspace, bytes, &error), &error);
-  free(workspace), free(q), free(k), free(weights);
+  free(workspace);
+  free(q);
+  free(k);
+  free(weights);
 }
 
 /* The context [n, heads, value] of q [n, heads, head], whose positions have the rows k [n, key],
@@ -195,14 +219,22 @@ static void attend_absorbed(const struct layer *l, int64_t n, const float *q, co
                              .call.n_kv = n,
                              .num_heads = heads,
                              .num_kv_heads = 1};
-  args.head_dim = key, args.head_dim_v = latent, args.scale = 1 / sqrtf(head);
-  args.q.data = latent_q, args.k.data = k, args.output.data = context, args.call.cache = l->latents;
-  args.call.rope = &l->rope, args.call.score_arrays = lists, args.call.flags = MHA_CAUSAL;
+  args.head_dim = key;
+  args.head_dim_v = latent;
+  args.scale = 1 / sqrtf(head);
+  args.q.data = latent_q;
+  args.k.data = k;
+  args.output.data = context;
+  args.call.cache = l->latents;
+  args.call.rope = &l->rope;
+  args.call.score_arrays = lists;
+  args.call.flags = MHA_CAUSAL;
   attention(&args);
   for (int h = 0; h < heads; h++)
     linear(l->from_latent[h], n, context + h * latent, heads * latent, y + h * value,
            heads * value);
-  free(latent_q), free(context);
+  free(latent_q);
+  free(context);
 }
 
 static void attend_expanded(const struct layer *l, int64_t n, const float *q, const float *k,
@@ -211,9 +243,12 @@ static void attend_expanded(const struct layer *l, int64_t n, const float *q, co
   float unused[latent];
   mha_attention_args append = {
       .struct_size = sizeof append, .call.n_q = 1, .call.n_kv = n, .num_heads = 1};
-  append.head_dim = key, append.head_dim_v = latent, append.q.data = append.k.data = k,
+  append.head_dim = key;
+  append.head_dim_v = latent;
+  append.q.data = append.k.data = k;
   append.output.data = unused;
-  append.call.rope = &l->rope, append.call.cache = l->latents;
+  append.call.rope = &l->rope;
+  append.call.cache = l->latents;
   attention(&append);
 
   int64_t length;
@@ -235,14 +270,23 @@ static void attend_expanded(const struct layer *l, int64_t n, const float *q, co
   mha_sequences sequences = {.struct_size = sizeof sequences, .rope_k_positions = zeros};
   mha_attention_args args = {
       .struct_size = sizeof args, .call.n_q = n, .call.n_kv = length, .num_heads = heads};
-  args.head_dim = head, args.head_dim_v = value, args.q.data = q, args.k.data = keys,
+  args.head_dim = head;
+  args.head_dim_v = value;
+  args.q.data = q;
+  args.k.data = keys;
   args.output.data = y;
-  args.v.data = keys_values + nope, args.v.strides.row = (int64_t)heads * (nope + value),
+  args.v.data = keys_values + nope;
+  args.v.strides.row = (int64_t)heads * (nope + value);
   args.v.strides.head = nope + value;
-  args.call.rope = &rope, args.call.sequences = &sequences, args.call.score_arrays = lists,
+  args.call.rope = &rope;
+  args.call.sequences = &sequences;
+  args.call.score_arrays = lists;
   args.call.flags = MHA_CAUSAL;
   attention(&args);
-  free(latents), free(keys_values), free(keys), free(zeros);
+  free(latents);
+  free(keys_values);
+  free(keys);
+  free(zeros);
 }
 
 /* y [n, hidden] of the next n rows of the sequence. chosen [n, num_chosen] gets the lists of the
@@ -251,17 +295,24 @@ static void run_layer(const struct layer *l, int64_t n, const float *x, int is_a
                       int32_t *chosen, float *y) {
   float *low_q = floats(n * q_rank), *q = floats(n * heads * head), *k = floats(n * key),
         *values = floats(n * heads * value);
-  linear(l->products[q_a], n, x, 0, low_q, 0), linear(l->products[kv_a], n, x, 0, k, 0);
-  for (int64_t i = 0; i < n; i++)
-    norm(low_q + i * q_rank, q_rank, l->w->q_norm, 0), norm(k + i * key, latent, l->w->kv_norm, 0);
+  linear(l->products[q_a], n, x, 0, low_q, 0);
+  linear(l->products[kv_a], n, x, 0, k, 0);
+  for (int64_t i = 0; i < n; i++) {
+    norm(low_q + i * q_rank, q_rank, l->w->q_norm, 0);
+    norm(k + i * key, latent, l->w->kv_norm, 0);
+  }
   linear(l->products[q_b], n, low_q, 0, q, 0);
   mha_score_arrays lists = {.struct_size = sizeof lists};
-  lists.chosen_keys = chosen, lists.num_chosen = num_chosen;
+  lists.chosen_keys = chosen;
+  lists.num_chosen = num_chosen;
   lists.chosen_keys_strides.head = MHA_BROADCAST; /* all heads attend to the same keys */
   if (chosen) choose_keys(l, n, x, low_q, chosen);
   (is_absorbed ? attend_absorbed : attend_expanded)(l, n, q, k, chosen ? &lists : NULL, values);
   linear(l->products[o], n, values, 0, y, 0);
-  free(low_q), free(q), free(k), free(values);
+  free(low_q);
+  free(q);
+  free(k);
+  free(values);
 }
 
 /* The same in double, as the definition says it, of all rows; first y [tokens, out] = x W^T. */
@@ -287,7 +338,8 @@ static void plain_norm(double *x, int width, const float *weight) {
 static void plain_rotate(double *x, int position) {
   for (int i = 0; i < rotated; i += 2) {
     const double angle = position * pow(10000, -(double)i / rotated), a = x[i], b = x[i + 1];
-    x[i] = a * cos(angle) - b * sin(angle), x[i + 1] = b * cos(angle) + a * sin(angle);
+    x[i] = a * cos(angle) - b * sin(angle);
+    x[i + 1] = b * cos(angle) + a * sin(angle);
   }
 }
 
@@ -296,8 +348,9 @@ static double *plain_layer(const struct weights *w, const float *rows, const int
   for (int i = 0; i < tokens * hidden; i++) x[i] = rows[i];
   double *low_q = product(w, q_a, x, hidden), *k = product(w, kv_a, x, hidden);
   for (int i = 0; i < tokens; i++) {
-    plain_norm(low_q + i * q_rank, q_rank, w->q_norm), plain_norm(k + i * key, latent, w->kv_norm),
-        plain_rotate(k + i * key + latent, i);
+    plain_norm(low_q + i * q_rank, q_rank, w->q_norm);
+    plain_norm(k + i * key, latent, w->kv_norm);
+    plain_rotate(k + i * key + latent, i);
   }
   double *q = product(w, q_b, low_q, q_rank), *kv = product(w, kv_b, k, key);
   double *values = calloc((size_t)(tokens * heads * value), sizeof *values);
@@ -322,14 +375,20 @@ static double *plain_layer(const struct weights *w, const float *rows, const int
     for (int d = 0; d < value; d++) values[row * value + d] /= sum;
   }
   double *y = product(w, o, values, heads * value);
-  free(x), free(low_q), free(k), free(q), free(kv), free(values);
+  free(x);
+  free(low_q);
+  free(k);
+  free(q);
+  free(kv);
+  free(values);
   return y;
 }
 
 int main(int argc, char **argv) {
   if (argc > 1) heads = atoi(argv[1]);
   if (heads < 1 || heads > 128) return fprintf(stderr, "latent [heads, from 1 to 128]\n"), 1;
-  hidden = 56 * heads, q_rank = 12 * heads;
+  hidden = 56 * heads;
+  q_rank = 12 * heads;
   const int shapes[num_products][2] = {{hidden, q_rank},        {q_rank, heads * head},
                                        {hidden, key},           {latent, heads * (nope + value)},
                                        {heads * value, hidden}, {q_rank, index_heads * index_dim},
@@ -338,7 +397,8 @@ int main(int argc, char **argv) {
   struct weights w;
   for (int i = 0; i < num_products; i++)
     w.matrices[i] = numbers((int64_t)dims[i][0] * dims[i][1], 0, sqrtf(3 / (float)dims[i][0]));
-  w.q_norm = numbers(q_rank, 1, 0.5f), w.kv_norm = numbers(latent, 1, 0.5f),
+  w.q_norm = numbers(q_rank, 1, 0.5f);
+  w.kv_norm = numbers(latent, 1, 0.5f);
   w.index_norm = numbers(index_dim, 1, 0.5f);
   struct layer layer = make_layer(&w);
   float *x = numbers(tokens * hidden, 0, 1), *y = floats(tokens * hidden);
@@ -360,15 +420,22 @@ int main(int argc, char **argv) {
       }
       if (!expected) expected = plain_layer(&w, x, has_lists ? chosen : NULL);
       double off = 0, largest = 0;
-      for (int i = 0; i < tokens * hidden; i++)
-        off = fmax(off, fabs(y[i] - expected[i])), largest = fmax(largest, fabs(expected[i]));
+      for (int i = 0; i < tokens * hidden; i++) {
+        off = fmax(off, fabs(y[i] - expected[i]));
+        largest = fmax(largest, fabs(expected[i]));
+      }
       printf("%s, %s: off by %.1e of the largest number\n", has_lists ? "chosen keys" : "all keys",
              ways[way], off / largest);
       differ |= !(off < 1e-4 * largest);
     }
     free(expected);
   }
-  free_layer(&layer), free(x), free(y), free(w.q_norm), free(w.kv_norm), free(w.index_norm);
+  free_layer(&layer);
+  free(x);
+  free(y);
+  free(w.q_norm);
+  free(w.kv_norm);
+  free(w.index_norm);
   for (int i = 0; i < num_products; i++) free(w.matrices[i]);
   return differ;
 }

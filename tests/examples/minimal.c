@@ -10,20 +10,31 @@ static void fill(float *values, int count) {
 }
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 int main(void) {
-  fill(x, tokens * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
+  fill(x, tokens * width);
+  fill(w_qkv, width * 3 * width);
+  fill(w_o, width * width);
 
-  mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
-  mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
+  mha_layer_config config = MHA_INIT(mha_layer_config);
+  config.query_dim = width;
+  config.num_heads = heads;
+  mha_layer_weights weights = MHA_INIT(mha_layer_weights);
+  weights.w_qkv.data = w_qkv;
+  weights.w_o.data = w_o;
   mha_layer *layer;
   mha_error error;
   check(mha_layer_create(&config, &weights, NULL, &layer, &error), &error);
 
   mha_forward_args args = MHA_INIT(mha_forward_args);
-  args.call.n_q = tokens, args.call.flags = MHA_CAUSAL, args.query.data = x, args.output.data = y;
+  args.call.n_q = tokens;
+  args.call.flags = MHA_CAUSAL;
+  args.query.data = x;
+  args.output.data = y;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);

@@ -17,7 +17,9 @@ struct model_layer {
 };
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 /* Numbers from -size to size, in place of a file's. */
@@ -47,16 +49,23 @@ static mha_layer *make_layer(const mha_layer_config *config, int has_biases) {
                       numbers(kv * width, 0.2f), numbers(width * q, 0.1f)};
   float *const b[] = {numbers(q, 0.5f), numbers(kv, 0.5f), numbers(kv, 0.5f), numbers(width, 0.1f)};
   mha_layer_weights weights = {.struct_size = sizeof weights, .layout = MHA_LAYOUT_OUT_IN};
-  weights.w_q.data = w[0], weights.w_k.data = w[1], weights.w_v.data = w[2],
+  weights.w_q.data = w[0];
+  weights.w_k.data = w[1];
+  weights.w_v.data = w[2];
   weights.w_o.data = w[3];
   if (has_biases) {
-    weights.w_q.bias = b[0], weights.w_k.bias = b[1], weights.w_v.bias = b[2],
+    weights.w_q.bias = b[0];
+    weights.w_k.bias = b[1];
+    weights.w_v.bias = b[2];
     weights.w_o.bias = b[3];
   }
   mha_layer *layer;
   mha_error error;
   check(mha_layer_create(config, &weights, NULL, &layer, &error), &error);
-  for (int i = 0; i < 4; i++) free(w[i]), free(b[i]); /* the layer has what it needs */
+  for (int i = 0; i < 4; i++) { /* the layer has what it needs */
+    free(w[i]);
+    free(b[i]);
+  }
   return layer;
 }
 
@@ -66,10 +75,13 @@ static mha_kv_cache *make_cache(const struct model_layer *of, int64_t tokens) {
   mha_error error;
   check(mha_layer_shape(of->layer, &shape, &error), &error);
   mha_kv_cache_config room = {.struct_size = sizeof room, .num_sequences = 1, .capacity = tokens};
-  room.num_kv_heads = shape.num_kv_heads, room.head_dim = shape.head_dim,
+  room.num_kv_heads = shape.num_kv_heads;
+  room.head_dim = shape.head_dim;
   room.head_dim_v = shape.head_dim_v;
-  if (of->args.call.flags & MHA_WINDOW_LEFT)
-    room.kind = MHA_CACHE_KIND_RING, room.capacity = of->args.call.window_left / 16 * 16 + 32;
+  if (of->args.call.flags & MHA_WINDOW_LEFT) {
+    room.kind = MHA_CACHE_KIND_RING;
+    room.capacity = of->args.call.window_left / 16 * 16 + 32;
+  }
   mha_kv_cache *cache;
   size_t bytes;
   void *memory;
@@ -84,15 +96,19 @@ static void run_layer(const struct model_layer *l, float *x, int64_t rows, int64
                       mha_kv_cache *cache) {
   float *y = malloc((size_t)(rows * width) * sizeof *y);
   mha_forward_args args = l->args;
-  args.struct_size = sizeof args, args.call.n_q = rows, args.call.cache = cache;
-  args.query.data = x, args.output.data = y;
+  args.struct_size = sizeof args;
+  args.call.n_q = rows;
+  args.call.cache = cache;
+  args.query.data = x;
+  args.output.data = y;
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(l->layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);
   check(mha_forward(l->layer, &args, workspace, bytes, &error), &error);
   for (int64_t i = 0; i < rows * width; i++) x[i] += y[i];
-  free(workspace), free(y);
+  free(workspace);
+  free(y);
 }
 
 /* 0 if the bits are the same: what main returns. */
@@ -112,6 +128,7 @@ static int run_model(const struct model_layer *layers, int count, int64_t prompt
   const int differ = memcmp(x, whole, (size_t)(tokens * width) * sizeof *x);
   printf("%d layers, a prompt of %d and %d tokens: %s at once\n", count, (int)prompt,
          (int)(tokens - prompt), differ ? "different bits from all" : "the same bits as all");
-  free(x), free(whole);
+  free(x);
+  free(whole);
   return differ != 0;
 }

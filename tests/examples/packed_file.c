@@ -23,16 +23,23 @@ static void fill(float *values, int count) {
 }
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 static void expect(int holds, const char *what) {
-  if (!holds) perror(what), exit(1);
+  if (!holds) {
+    perror(what);
+    exit(1);
+  }
 }
 
 static void forward(const mha_layer *layer) {
   mha_forward_args args = {.struct_size = sizeof args, .call.n_q = tokens};
-  args.query.data = x, args.output.data = y, args.call.flags = MHA_CAUSAL;
+  args.query.data = x;
+  args.output.data = y;
+  args.call.flags = MHA_CAUSAL;
   mha_error error;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
@@ -107,7 +114,9 @@ static void finish(const struct process *process) {
 }
 
 int main(void) {
-  fill(x, tokens * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
+  fill(x, tokens * width);
+  fill(w_qkv, width * 3 * width);
+  fill(w_o, width * width);
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
   mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
 

@@ -15,11 +15,15 @@ static void fill(float *values, int count) {
 }
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 int main(void) {
-  fill(x, tokens * width), fill(w_qkv, width * 3 * width), fill(w_o, width * width);
+  fill(x, tokens * width);
+  fill(w_qkv, width * 3 * width);
+  fill(w_o, width * width);
 
   mha_layer_config config = {.struct_size = sizeof config, .query_dim = width, .num_heads = heads};
   mha_layer_weights weights = {.struct_size = sizeof weights, .w_qkv.data = w_qkv, .w_o.data = w_o};
@@ -33,7 +37,8 @@ int main(void) {
   mha_pthreadpool_scheduler(pool, &scheduler);
 
   mha_forward_args args = {.struct_size = sizeof args, .call.n_q = tokens, .query.data = x};
-  args.call.flags = MHA_CAUSAL, args.call.scheduler = &scheduler;
+  args.call.flags = MHA_CAUSAL;
+  args.call.scheduler = &scheduler;
   size_t bytes;
   check(mha_forward_workspace(layer, &args, &bytes, &error), &error);
   void *workspace = malloc(bytes);

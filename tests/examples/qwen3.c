@@ -18,7 +18,7 @@ enum {
 int main(void) {
   mha_layer_config config = {
       .struct_size = sizeof config, .query_dim = hidden_size, .num_heads = num_heads};
-  config.num_kv_heads = num_kv_heads,
+  config.num_kv_heads = num_kv_heads;
   config.head_dim = head_dim; /* heads together may be wider than a row */
 
   mha_rope_config angles = {
@@ -32,14 +32,18 @@ int main(void) {
     norms[l].q_weight = numbers(head_dim, 2); /* self_attn.q_norm.weight */
     norms[l].k_weight = numbers(head_dim, 2); /* self_attn.k_norm.weight */
     mha_forward_args *args = &layers[l].args;
-    args->call.flags = MHA_CAUSAL, args->call.rope = &rope, args->call.norm = &norms[l];
+    args->call.flags = MHA_CAUSAL;
+    args->call.rope = &rope;
+    args->call.norm = &norms[l];
     layers[l].layer = make_layer(&config, 0);
   }
   const int result = run_model(layers, num_layers, positions - 20, positions, hidden_size);
   for (int l = 0; l < num_layers; l++) {
-    mha_layer_destroy(layers[l].layer), free((void *)norms[l].q_weight),
-        free((void *)norms[l].k_weight);
+    mha_layer_destroy(layers[l].layer);
+    free((void *)norms[l].q_weight);
+    free((void *)norms[l].k_weight);
   }
-  free((void *)rope.cos), free((void *)rope.sin);
+  free((void *)rope.cos);
+  free((void *)rope.sin);
   return result;
 }

@@ -37,8 +37,9 @@ static void linear(const struct linear *layer, const float *x, int in, int out, 
 
 static void naive_attention(const struct block *block, const float *x, float *y) {
   static float q[n * width], k[n * width], v[n * width], context[n * width], scores[n];
-  linear(&block->query, x, width, width, q), linear(&block->key, x, width, width, k),
-      linear(&block->value, x, width, width, v);
+  linear(&block->query, x, width, width, q);
+  linear(&block->key, x, width, width, k);
+  linear(&block->value, x, width, width, v);
   for (int head = 0; head < heads; head++) {
     for (int row = 0; row < n; row++) {
       float sum = 0, *to = context + row * width + head * head_dim;
@@ -82,7 +83,9 @@ static void rest_of_block(const struct block *block, const float *x, float *y) {
 /* ---- The same by mha */
 
 static void check(mha_status status, const mha_error *error) {
-  if (status != MHA_OK) fprintf(stderr, "%s\n", error->message), exit(1);
+  if (status == MHA_OK) return;
+  fprintf(stderr, "%s\n", error->message);
+  exit(1);
 }
 
 /* Once, where the model is loaded. The layer keeps what it needs of the weights, which may be
@@ -149,7 +152,10 @@ int main(void) {
          largest);
   struct linear *all[] = {&block.query,  &block.key, &block.value,
                           &block.output, &block.up,  &block.down};
-  for (int i = 0; i < 6; i++) free(all[i]->weight), free(all[i]->bias);
+  for (int i = 0; i < 6; i++) {
+    free(all[i]->weight);
+    free(all[i]->bias);
+  }
   free(x);
   return largest < 1e-5f ? 0 : 1;
 }

@@ -131,7 +131,8 @@ static int json_tensor(struct json *json, struct tensor *tensor) {
     } else if (json_is(text, length, "data_offsets") && !has_offsets++) {
       if (!json_numbers(json, 2, offsets, &count)) return 0;
       if (count != 2) return json_bad(json, "second offset");
-      tensor->begin = (uint64_t)offsets[0], tensor->end = (uint64_t)offsets[1];
+      tensor->begin = (uint64_t)offsets[0];
+      tensor->end = (uint64_t)offsets[1];
     } else {
       return json_bad(json, "dtype, shape or data_offsets, each once,");
     }
