@@ -20,7 +20,7 @@ namespace {
 
 // ---- Packed panels
 
-// Where one panel lies, in the form that kernels.h describes at Projection.
+// Where one panel lies, in the form that tasks/projection.h describes at Projection.
 struct StoredPanel {
   Storage storage;
   int64_t bytes_of_two_terms;

@@ -61,9 +61,10 @@ struct LayerShape {
 // How the weights of a packed buffer are laid out. The header stores the number.
 //
 // In a panel, 48 columns of a matrix are side by side and the terms of the products follow each
-// other, [columns / 48][depth][48]; Projection in kernels.h describes the layouts of fewer bits.
-// "fours" are panels for integer arithmetic, which reads four terms of a column at once. A plain
-// matrix is [depth, columns], and W_Q|W_G|W_K|W_V are one matrix if the inputs have one width.
+// other, [columns / 48][depth][48]; Projection (kernels/tasks/projection.h) describes the layouts
+// of fewer bits. "fours" are panels for integer arithmetic, which reads four terms of a column at
+// once. A plain matrix is [depth, columns], and W_Q|W_G|W_K|W_V are one matrix if the inputs have
+// one width.
 enum class PackedKind : uint32_t {
   panels_f32 = 1,
   plain_f32 = 2,  // for a BLAS

@@ -1,4 +1,4 @@
-// Runs a model of llama.cpp and writes its logits to a file, for llama_models.py:
+// Runs a model of llama.cpp and writes its logits to a file, for llama_test.py:
 //
 //     llama_models MODEL FLASH SCENARIO LOGITS
 //
