@@ -823,7 +823,10 @@ class Mha(unittest.TestCase):
             again = mha.Layer(**layer.shape, **weights)
             self.assertEqual(again.shape, {**layer.shape, **arguments})
         shape = {"num_sequences": 1, "capacity": 64, "num_kv_heads": 2, "head_dim": 8}
-        for more in {"value_place": "in_keys", "k_type": "int8"}, {"kind": "ring", "v_type": "bf16"}:
+        for more in (
+            {"value_place": "in_keys", "k_type": "int8"},
+            {"kind": "ring", "v_type": "bf16"},
+        ):
             cache = mha.KvCache(**shape, **more)
             self.assertEqual(mha.KvCache(**cache.shape).shape, {**cache.shape, **shape, **more})
 

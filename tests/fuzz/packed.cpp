@@ -198,8 +198,9 @@ void Use(mha_kv_cache *cache) {
       Call([&](mha_error *error) -> mha_status {
         switch (kind % 8) {
           case 0: {
-            const float *const k = Floats(k_floats), *const v =
-                                                         shape.value_place ? nullptr : Floats(v_floats);
+            const float *const k = Floats(k_floats), *const v = shape.value_place
+                                                                    ? nullptr
+                                                                    : Floats(v_floats);
             return mha_kv_cache_append(cache, sequence, buffers.is_too_large() ? 0 : rows, k, v,
                                        error);
           }

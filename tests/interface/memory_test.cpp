@@ -641,7 +641,8 @@ size_t QueryWith(Args args, const QuerySizes &sizes, const QueryKind &kind,
   args.call.cache = kind.cache;
   args.call.batch = ExtentOf(sizes.batch);
   args.call.n_q = ExtentOf(sizes.n_q);
-  args.call.n_kv = ExtentOf(!kind.key && kind.value ? sizes.n_q : sizes.n_kv);  // of queries as keys
+  args.call.n_kv =
+      ExtentOf(!kind.key && kind.value ? sizes.n_q : sizes.n_kv);  // of queries as keys
   args.output.data = data.floats();
   args.call.flags = (kind.is_causal ? MHA_CAUSAL : 0u) | (kind.has_window ? MHA_WINDOW_LEFT : 0u);
   if (kind.has_window) args.call.window_left = 20;

@@ -208,9 +208,9 @@ def check_promises(arguments):
 
 
 def check_layout(arguments):
-    """c99_test.c asserts the size of every public struct. Lines of C, C++, Python, Rust, shell and
-    CMake, of README.md and of building.md have at most 100 columns, as has the text of the other
-    pages, where every row belongs to a table. Links of pages lead to files and headings."""
+    """Lines of C, C++, Python, Rust, shell and CMake, of README.md and of building.md have at most
+    100 columns, as has the text of the other pages, where every row belongs to a table. Links of
+    pages lead to files and headings."""
     for page in [
         *arguments.source.glob("*.md"),
         *arguments.source.glob("[st]*/**/*.md"),
@@ -273,28 +273,6 @@ def check_layout(arguments):
                     f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it"
                     " should have at most 100."
                 )
-    header = without_comments(
-        "".join(
-            path.read_text()
-            for path in sorted((arguments.source / "include").glob("mha*.h"))
-            if path.stem not in ("mha_openblas", "mha_pthreadpool")
-        )
-    )
-    asserted = (arguments.source / "tests" / "interface" / "c99_test.c").read_text()
-    structs = re.findall(r"typedef struct (\w+) \{.*?\n\} \1;", header, re.DOTALL)
-    if len(structs) != len(re.findall(r"\bstruct \w+ \{", header)):
-        sys.exit(
-            "A struct of the headers is not written as 'typedef struct name { ... } name;', so that"
-            " this test does not read it."
-        )
-    declared = set(structs)
-    written = re.findall(r"^SIZE\((\w+), \d+\);$", asserted, re.MULTILINE)
-    for name in sorted(declared - set(written)):
-        failures.append(
-            f"c99_test.c has no SIZE({name}, ...); the size of every struct is asserted there."
-        )
-    for name in sorted(set(written) - declared - {"mha_status"}):
-        failures.append(f"c99_test.c has SIZE({name}, ...), which is no struct of the headers.")
 
 
 def check_format(arguments):

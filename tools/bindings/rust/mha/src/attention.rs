@@ -163,9 +163,9 @@ impl Attention {
         AttentionCall { has_partials: true, ..self.call(q, partials) }
     }
 
-    /// Computes rows of context, `[batch, n_q, num_heads, head_dim_v]`, from partials over all keys,
-    /// `[batch, num_heads, n_q, head_dim_v + 2]`, and their `lse`, `[batch, num_heads, n_q]`, on
-    /// the calling thread. `sinks` and `head_scales`, `[num_heads]`, are as in [`ScoreOptions`];
+    /// Computes rows of context, `[batch, n_q, num_heads, head_dim_v]`, from partials over all
+    /// keys, `[batch, num_heads, n_q, head_dim_v + 2]`, and their `lse`, `[batch, num_heads, n_q]`,
+    /// on the calling thread. `sinks` and `head_scales`, `[num_heads]`, are as in [`ScoreOptions`];
     /// None = none. [`partials_merge`] has an example.
     ///
     /// # Errors
@@ -222,7 +222,8 @@ impl Attention {
 ///
 /// let attention = Attention::new(1, 1);
 /// let (mut left, mut right, mut output, mut lse) = ([0.0; 3], [0.0; 3], [0.0], [0.0]);
-/// attention.call_partials(&[1.0], &mut left).key_value(&[0.5], &[4.0]).run(&mut Workspace::new())?;
+/// let mut workspace = Workspace::new();
+/// attention.call_partials(&[1.0], &mut left).key_value(&[0.5], &[4.0]).run(&mut workspace)?;
 /// attention
 ///     .call_partials(&[1.0], &mut right)
 ///     .key_value(&[0.5], &[8.0])

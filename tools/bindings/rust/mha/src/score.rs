@@ -51,8 +51,10 @@ use crate::{Error, ErrorKind, Result};
 ///     1, 1, 0, // a guess
 ///     1, 0, 1, // another one, which does not see the first guess
 /// ];
-/// let options =
-///     ScoreOptions::new().softcap(50.0).mask(&tree, [1, 1, 3, 3]).column_keys(ScoreColumns::NewKeys);
+/// let options = ScoreOptions::new()
+///     .softcap(50.0)
+///     .mask(&tree, [1, 1, 3, 3])
+///     .column_keys(ScoreColumns::NewKeys);
 /// let (mut y, mut weights) = ([0.0; 3 * 4], [0.0; 2 * 3 * 8]);
 /// let call = layer.forward(&[1.0; 3 * 4], &mut y).causal().cache(&mut cache).score(options);
 /// call.attention_weights(&mut weights).run(&mut workspace)?;
@@ -166,9 +168,9 @@ impl<'a> ScoreOptions<'a> {
         /// one for each key. Keys after the last column are masked.
         num_columns(columns: usize) => num_columns = columns;
         /// Gives numbers to the rows of the query, `[batch, n_q]`, and to the columns, `[batch,
-        /// columns]`, and lets a query see the keys of its own number as `segments` says. None gives
-        /// columns the numbers of the query's rows, if keys are rows of the query. A ring refuses
-        /// segments.
+        /// columns]`, and lets a query see the keys of its own number as `segments` says. None
+        /// gives columns the numbers of the query's rows, if keys are rows of the query. A ring
+        /// refuses segments.
         segments(segments: Segments, of_queries: &'a [i32], of_keys: Option<&'a [i32]>) =>
             segments = Some((segments, of_queries, of_keys));
     }
