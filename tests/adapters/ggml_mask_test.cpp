@@ -75,7 +75,7 @@ std::string FormsOf(Operation operation, uint32_t threads = 1, bool by_heads = f
   mha_attention_args args = {};
   args.struct_size = sizeof args;
   args.num_heads = heads, args.num_kv_heads = 1, args.head_dim = width;
-  args.batch = streams, args.n_q = n_q, args.n_kv = n_kv;
+  args.call.batch = streams, args.call.n_q = n_q, args.call.n_kv = n_kv;
   const mha_strides of_rows = {n_q * heads * width, heads * width, width},
                     of_heads = {n_q * heads * width, width, n_q * width};
   args.q = {q.data(), MHA_TYPE_F32, 0, by_heads ? of_heads : of_rows, nullptr};
@@ -90,14 +90,15 @@ std::string FormsOf(Operation operation, uint32_t threads = 1, bool by_heads = f
   for (size_t call = 0; call < calls.count(); call++) {
     mha_attention_args part = args;
     calls.apply(call, part);
-    const mha_score_arrays *const arrays = part.score_arrays;
-    const char *const form = arrays && arrays->chosen_keys   ? "lists"
-                             : arrays                        ? "bias"
-                             : part.flags == MHA_CAUSAL      ? "causal"
-                             : part.flags == MHA_WINDOW_LEFT ? "window"
-                             : part.flags                    ? "causal window"
-                                                             : "all";
-    forms += (call ? ", " : "") + std::string(form) + " " + std::to_string(part.batch * part.n_q);
+    const mha_score_arrays *const arrays = part.call.score_arrays;
+    const char *const form = arrays && arrays->chosen_keys        ? "lists"
+                             : arrays                             ? "bias"
+                             : part.call.flags == MHA_CAUSAL      ? "causal"
+                             : part.call.flags == MHA_WINDOW_LEFT ? "window"
+                             : part.call.flags                    ? "causal window"
+                                                                  : "all";
+    forms += (call ? ", " : "") + std::string(form) + " " +
+             std::to_string(part.call.batch * part.call.n_q);
     mha_error error;
     size_t bytes = 0;
     EXPECT_EQ(mha_attention_workspace(&part, &bytes, &error), MHA_OK) << error.message;
