@@ -347,13 +347,9 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
     const Loops loops = loops_over_weights<V>(
         size < count && share > 0 ? max(size, 2) : size, panel.storage, panels == 1, prefetches,
         are_far_floats && share > tile.repeats * panel.terms * cache_line_bytes);
-    // One or two rows multiply the last 32 columns of a matrix by the loop over whole panels too,
-    // which reads them once.
-    const bool is_whole =
-        loops.wide.rows <= 2 && loops.wide.columns == panel_columns && columns == 2 * tile_keys;
     const int64_t strips = max(1, quotient(columns, loops.wide.columns));
     for (int64_t column = 0; column < columns;) {
-      const bool is_wide = panels > 1 || is_whole || columns - column >= loops.wide.columns;
+      const bool is_wide = panels > 1 || columns - column >= loops.wide.columns;
       const Loop &loop = is_wide ? loops.wide : loops.narrow;
       for (int64_t b = 0; b < panels; ++b) {
         tile.columns[b] = first + b * panel_bytes + column * element;
