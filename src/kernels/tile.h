@@ -290,12 +290,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
         }
       }
       for (; k < end; ++k, at += column_stride) {
-        if constexpr (streams > 0) {
-          prefetch(1);
-          // Six rows of AVX2 also fetch the columns of a later term into the first level of the
-          // cache. They are one line.
-          if constexpr (R > 4 && V::size == 8) MHA_PREFETCH(columns[0] + at + 8 * column_stride);
-        }
+        if constexpr (streams > 0) prefetch(1);
         add_term<C>(rows, k, columns, at, acc);
       }
       reorder<Element, C, false>(acc);
