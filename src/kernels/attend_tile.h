@@ -293,10 +293,6 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
     if (is_ahead) {
       const char *const first = ahead.at(key_tile) + ahead.share * ahead_bytes;
       tile.prefetch = prefetch_stretch(first, ahead_bytes, loops.wide, tile.terms, width / columns);
-    } else if (values.are_rows) {
-      const int64_t row_bytes = values.row_stride * element;
-      const char *const later = static_cast<const char *>(tile.columns[0]) + tile_keys * row_bytes;
-      tile.prefetch = prefetch_columns(later, row_bytes, columns * element, loops.wide, tile.terms);
     }
     run_over_columns(loops, width, &tile, bytes_of(values.storage, 16));
   }
@@ -507,8 +503,8 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   }
 
   // 4. Context: o is the sum of p times the values.
-  const Loops loops = loops_over_values<V>(rows.count, chunks[0].values.storage,
-                                           prefetches || count > 1 || chunks[0].values.are_rows);
+  const Loops loops =
+      loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1);
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;
     if (c + 1 < count)

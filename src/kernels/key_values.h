@@ -30,7 +30,6 @@ struct KeyTiles {
   Storage storage;               // of what the pointers point to
   bool has_scales;
   bool are_late;       // keys that multiply_keys packs before it reads them
-  bool are_rows;       // values that are read where the caller has them
   int64_t row_stride;  // from one value to the next
 };
 
@@ -95,7 +94,7 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
                                 int64_t first, int64_t end, KeyTiles *tiles) {
   tiles->storage = source.storage;
   tiles->has_scales = has_codes(source.storage);
-  tiles->are_late = tiles->are_rows = false;
+  tiles->are_late = false;
   tiles->row_stride = source.row_stride;
   const int64_t tile_bytes = tile_keys * source.row_stride * bytes_of(source.storage);
   int64_t run = first;
@@ -127,7 +126,7 @@ MHA_NOINLINE inline void locate(const KeyValues &source, const Unit &unit, int64
 MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first, int64_t end,
                                KeyTiles *tiles) {
   tiles->storage = Storage::f32;
-  tiles->are_late = tiles->are_rows = false;
+  tiles->are_late = false;
   tiles->row_stride = width;
   for (int64_t g = first; g < end; ++g) {
     tiles->at[g] = memory + g * tile_keys * width;
@@ -178,7 +177,6 @@ MHA_INLINE void locate_rows(const KeyValues &source, const Unit &unit, int64_t b
                             int64_t end, KeyTiles *tiles) {
   tiles->storage = source.storage;
   tiles->has_scales = tiles->are_late = false;
-  tiles->are_rows = true;
   tiles->row_stride = source.row_stride;
   for (int64_t g = first; g < end; ++g) {
     tiles->at[g] = plain_row(source, unit, unit.sequence.kv_first + begin + g * tile_keys);
