@@ -298,40 +298,26 @@ MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range
   }
 }
 
-// The same for one row and some columns, with only those keys that a list names.
-template <class V, int columns, class Element>
-MHA_INLINE void add_columns_of_keys(const KeyTiles &values, int64_t first, const int32_t *keys,
-                                    int64_t count, const float *p, float *o) {
-  constexpr int vectors = columns / V::size;
-  V sums[vectors];
-  MHA_EACH(i, vectors) sums[i] = all<V>(0.0f);
-  for (int64_t n = 0; n < count; ++n) {
-    const int64_t j = keys[n];
-    const Element *const value = static_cast<const Element *>(values.at[key_tile_of(j)]) +
-                                 lane_of(j) * values.row_stride + first / numbers_of<Element>;
-    const V multiplier = all<V>(p[j]);
-    MHA_EACH(i, vectors) {
-      sums[i] = mul_add(multiplier, load_from<V>(value, i * static_cast<int>(V::size)), sums[i]);
-    }
-  }
-  MHA_EACH(i, vectors) store(o + first + i * V::size, sums[i]);
-}
-
-// The same for all columns. Floats take 64 columns at once, which hides how long an addition takes;
-// for other types that would be much code for a rare case.
+// The same for one row, with only those keys that a list names. The case is rare.
 template <class V>
 MHA_NOINLINE void add_values_of_keys(const KeyTiles &values, int64_t width, const int32_t *keys,
                                      int64_t count, const float *p, float *o) {
+  constexpr int lanes = V::size, vectors = tile_keys / lanes;
   visit_storage<true>(values.storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;
-    int64_t c = 0;
-    if constexpr (sizeof(Element) == sizeof(float) && V::size >= 8) {
-      constexpr int wide = 64;
-      for (; c + wide <= width; c += wide)
-        add_columns_of_keys<V, wide, Element>(values, c, keys, count, p, o);
+    for (int64_t first = 0; first < width; first += tile_keys) {
+      V sums[1][vectors];
+      clear(sums);
+      for (int64_t n = 0; n < count; ++n) {
+        const int64_t j = keys[n];
+        const Element *const value = static_cast<const Element *>(values.at[key_tile_of(j)]) +
+                                     lane_of(j) * values.row_stride + first / numbers_of<Element>;
+        MHA_EACH(i, vectors) {
+          sums[0][i] = mul_add(all<V>(p[j]), load_from<V>(value, i * lanes), sums[0][i]);
+        }
+      }
+      MHA_EACH(i, vectors) store(o + first + i * lanes, sums[0][i]);
     }
-    for (; c < width; c += tile_keys)
-      add_columns_of_keys<V, tile_keys, Element>(values, c, keys, count, p, o);
   });
 }
 
