@@ -41,13 +41,6 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const float *const scales = call.request.options.q_scales;
   for (Row row = unit.row(begin); row.index < end; unit.advance(&row)) {
     float *const to = unit.q(row.index);
-    // Prefetches a query of a later tile, which arrives while this tile is computed.
-    if (row.query + max_attend_rows < unit.query_begin + unit.queries) {
-      const char *const input = static_cast<const char *>(unit.input(row));
-      prefetch_row(
-          element_at(input, call.arrays.q.storage, max_attend_rows * call.arrays.q.row_stride),
-          head_dim * bytes_of(call.arrays.q.storage));
-    }
     const float *const from = needs_preparation ? prepared_query<V>(unit, row, to)
                                                 : static_cast<const float *>(unit.input(row));
     const float scale = scales ? scales[unit.sequence_index * call.request.options.q_scales_stride +
