@@ -449,7 +449,7 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
         tiles->run_end[g] = (g + 1) * tile_keys;
       } else {
         float *const block = memory + g * tile_keys * width;
-        pack_keys<V>(unit, chunk_begin, g, keys, {0, width}, is_plain(source) ? 1 : 0, block);
+        pack_keys<V>(unit, chunk_begin, g, keys, {0, width}, 0, block);
         make_canonical<V>(block, tile_keys * width);
       }
     }
