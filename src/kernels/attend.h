@@ -106,13 +106,13 @@ MHA_INLINE Range first_keys(const Unit &unit) {
 }
 
 // The rows of every tile but the last. Units that are streamed have tiles of at most 4 for numbers
-// of fewer bits, whose loops are made for that, and for 7 or 8 rows, which are two equal tiles.
+// of fewer bits, whose loops are made for that, and for 7 or 8 rows, which are two equal tiles, but
+// not with AVX2.
 template <class V>
 MHA_INLINE int64_t rows_of_tiles(const Unit &unit, bool is_streamed) {
   constexpr int64_t most = TileShape<V::size>::attend_rows;
-  return is_streamed && (!stores_floats(unit.call) || (unit.num_rows > most && unit.num_rows <= 8))
-             ? min(4, most)
-             : most;
+  const bool are_two = V::size != 8 && unit.num_rows > most && unit.num_rows <= 8;
+  return is_streamed && (!stores_floats(unit.call) || are_two) ? min(4, most) : most;
 }
 
 // Whether masks and biases leave the first and the last key of each of `count` chunks to the only
