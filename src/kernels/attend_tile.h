@@ -612,14 +612,13 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
   constexpr int64_t tile_rows = TileShape<V::size>::attend_rows;
   const int64_t most =
       min(tile_rows, storage == Storage::f32 && unit.rows_per_kv == 6 ? 6 : max_rows_of_fewer_bits);
-  // Calls visit(rows, at) for each tile of rows, with its kv head in of_head; `at` is what
-  // lies there for that head.
+  // Calls visit(rows) for each tile of rows, with its kv head in of_head.
   Unit of_head = unit;
-  const auto for_each_tile = [&](const char *at, int64_t head_bytes, auto visit) MHA_INLINED {
+  const auto for_each_tile = [&](auto visit) MHA_INLINED {
     of_head.kv_head = unit.kv_head;
-    for (int64_t row = 0; row < unit.num_rows; ++of_head.kv_head, at += head_bytes) {
+    for (int64_t row = 0; row < unit.num_rows; ++of_head.kv_head) {
       for (const int64_t end = row + unit.rows_per_kv; row < end; row += min(most, end - row))
-        visit(TileRows{row, min(most, end - row)}, at);
+        visit(TileRows{row, min(most, end - row)});
     }
   };
 
@@ -634,20 +633,16 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
     const int64_t step = static_cast<uint32_t>(later.share) * 4 / static_cast<uint32_t>(head_dim);
     KeyRows keys = {};
     int64_t kv_head = -1;
-    for_each_tile(of_keys.base + (g + apart) * of_keys.tile_bytes, of_keys.head_bytes,
-                  [&](const TileRows &rows, const char *own) MHA_INLINED {
-                    if (of_head.kv_head != kv_head) {
-                      kv_head = of_head.kv_head;
-                      keys = rows_of_keys<V>(of_head, begin, g, needed, 0, head_dim,
-                                             k.storage == Storage::bf16 || rows.count > 4);
-                      if (of_keys.share == 0)
-                        prefetch_rows(own, of_keys.row_bytes, head_dim * bytes_of(k.storage));
-                    }
-                    key_loop<V>(rows.count, keys.storage)(
-                        keys, head_dim, unit.q(rows.begin),
-                        scores + rows.begin * score_stride + g * tile_keys,
-                        ahead + rows.begin * later.share, rows.count * step);
-                  });
+    for_each_tile([&](const TileRows &rows) MHA_INLINED {
+      if (of_head.kv_head != kv_head) {
+        kv_head = of_head.kv_head;
+        keys = rows_of_keys<V>(of_head, begin, g, needed, 0, head_dim,
+                               k.storage == Storage::bf16 || rows.count > 4);
+      }
+      key_loop<V>(rows.count, keys.storage)(keys, head_dim, unit.q(rows.begin),
+                                            scores + rows.begin * score_stride + g * tile_keys,
+                                            ahead + rows.begin * later.share, rows.count * step);
+    });
   }
 
   // 2. and 3. Scores, and p.
@@ -655,7 +650,7 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
   chunk.begin = begin;
   chunk.needed = needed;
   chunk.keys.has_scales = false;
-  for_each_tile(nullptr, 0, [&](const TileRows &rows, const char *) MHA_INLINED {
+  for_each_tile([&](const TileRows &rows) MHA_INLINED {
     float *const of_rows = scores + rows.begin * score_stride;
     for (int64_t r = 0; r < rows.count; ++r)
       make_canonical<V>(of_rows + r * score_stride + tiles.begin * tile_keys,
@@ -681,30 +676,27 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
     const char *const ahead = later.base + (g + apart) * later.tile_bytes;
     tile.terms = min(needed.end, (g + 1) * tile_keys) - first;
     tile.mode = g > tiles.begin ? Sums::extend : Sums::replace;
-    for_each_tile(
-        of_values.base + first * of_values.row_bytes, of_values.head_bytes,
-        [&](const TileRows &rows, const char *own) MHA_INLINED {
-          const Loops &loop = loops[rows.count == min(most, unit.rows_per_kv)];
-          tile.columns[0] = own;
-          if (!is_in_place) {
-            pack_values<V>(of_head, begin, {first, first + tile.terms}, memory);
-            tile.columns[0] = memory + first * width;
-          }
-          for (int64_t r = 0; r < rows.count; ++r)
-            of_rows[r] = scores + (rows.begin + r) * score_stride + first;
-          tile.sums[0] = unit.o(slot, rows.begin);
-          const int64_t columns = loop.wide.columns;
-          tile.prefetch =
-              later.share != 0 && width >= columns
-                  ? prefetch_stretch(ahead + rows.begin * later.share, rows.count * later.share,
-                                     loop.wide, tile.terms,
-                                     static_cast<uint32_t>(width) / static_cast<uint32_t>(columns))
-                  : prefetch_columns(own + of_values.tile_bytes, of_values.row_bytes,
-                                     columns * bytes_of(v.storage), loop.wide, tile.terms);
-          run_over_columns(loop, width, &tile, 16 * bytes_of(storage));
-        });
+    for_each_tile([&](const TileRows &rows) MHA_INLINED {
+      const Loops &loop = loops[rows.count == min(most, unit.rows_per_kv)];
+      tile.columns[0] = of_values.base + first * of_values.row_bytes +
+                        (of_head.kv_head - unit.kv_head) * of_values.head_bytes;
+      if (!is_in_place) {
+        pack_values<V>(of_head, begin, {first, first + tile.terms}, memory);
+        tile.columns[0] = memory + first * width;
+      }
+      for (int64_t r = 0; r < rows.count; ++r)
+        of_rows[r] = scores + (rows.begin + r) * score_stride + first;
+      tile.sums[0] = unit.o(slot, rows.begin);
+      const int64_t columns = loop.wide.columns;
+      tile.prefetch = no_prefetch(scores);
+      if (width >= columns)
+        tile.prefetch = prefetch_stretch(
+            ahead + rows.begin * later.share, rows.count * later.share, loop.wide, tile.terms,
+            static_cast<uint32_t>(width) / static_cast<uint32_t>(columns));
+      run_over_columns(loop, width, &tile, 16 * bytes_of(storage));
+    });
   }
-  for_each_tile(nullptr, 0, [&](const TileRows &rows, const char *) MHA_INLINED {
+  for_each_tile([&](const TileRows &rows) MHA_INLINED {
     if (!has_other_than_finite<V>(unit.o(slot, rows.begin), call.request.head_dim_v)) return;
     read_chunk<V>(of_head, begin, needed, false, &chunk);
     leave_out_values<V>(of_head, chunk, attending_of(of_head, begin, needed, rows), rows, slot,

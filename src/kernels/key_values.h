@@ -190,15 +190,6 @@ MHA_INLINE void make_canonical(float *p, int64_t count) {
   for (int64_t i = 0; i < count; i += V::size) store(p + i, canonical_nan(load<V>(p + i)));
 }
 
-// Prefetches the 16 rows of keys that come after those being packed. The processor does not do this
-// by itself for rows that lie apart or are read in another order. (Copying values takes longer with
-// it.) It has to be inlined: g++ leaves out calls of a function that does nothing but prefetch.
-MHA_INLINE void prefetch_rows(const char *row, int64_t row_bytes, int64_t bytes) {
-  for (int64_t i = 0; i < tile_keys; ++i, row += row_bytes) {
-    prefetch_row(row, bytes);
-  }
-}
-
 // 16 rows of keys, or a slice of each: where they lie, or copies that are floats.
 struct KeyRows {
   const void *at;
@@ -268,11 +259,10 @@ MHA_NOINLINE void pack_keys(const Unit &unit, int64_t chunk_begin, int64_t tile,
                             Range numbers, int64_t ahead, float *block) {
   const KeyValues &k = unit.call.arrays.k;
   const int64_t width = numbers.end - numbers.begin, row_bytes = k.row_stride * bytes_of(k.storage);
-  if (ahead > 0) {
-    prefetch_rows(
-        first_key_row(unit, chunk_begin, tile, numbers.begin) + ahead * tile_keys * row_bytes,
-        row_bytes, width * bytes_of(k.storage));
-  }
+  const char *const later =
+      first_key_row(unit, chunk_begin, tile, numbers.begin) + ahead * tile_keys * row_bytes;
+  for (int64_t i = 0; ahead > 0 && i < tile_keys; ++i)
+    prefetch_row(later + i * row_bytes, width * bytes_of(k.storage));
   const KeyRows rows = rows_of_keys<V>(unit, chunk_begin, tile, keys, numbers.begin, width, false);
   visit_storage(rows.storage, [&](auto stored) MHA_INLINED {
     using Element = typename decltype(stored)::Element;

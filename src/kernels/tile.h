@@ -362,13 +362,6 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
   return {begin, part, step, per_repeat - step * terms};
 }
 
-// Prefetches the columns of a loop in later rows of the same matrix: with each term, a part of one
-// row.
-MHA_INLINE Prefetch prefetch_columns(const char *begin, int64_t row_bytes, int64_t bytes,
-                                     const Loop &loop, int64_t terms) {
-  return {begin, bytes / loop.streams, row_bytes, bytes - terms * row_bytes};
-}
-
 // The scalar kernels widen all numbers to memory, and nothing waits for it: they have loops over
 // floats alone, which prefetch nothing.
 template <class V>
