@@ -578,21 +578,6 @@ TEST(CacheErrors, WrongTablesOfBlocksAreRefused) {
   cache.SetBlocks(0, {4, 3});
 }
 
-TEST(CacheErrors, ABlockTwiceInATableIsRefused) {
-  Cache cache = Filled(Config(kPaged));
-  for (const std::vector<int32_t> &blocks :
-       {std::vector<int32_t>{3, 3}, {3, 5, 3}, {5, 3, 3}, {4, 7, 4}, {4, 7, 7}, {4, 4, 7}}) {
-    for (const int64_t sequence :
-         {0, 2}) {  // one that holds positions in the blocks 4 and 7, and one that has no table
-      ExpectNoBlocks(cache, sequence, blocks, {MHA_ERROR_INVALID_VALUE, {3}, {}});
-    }
-  }
-  // But what stays where it is may be given again, and blocks behind it may change places.
-  cache.SetBlocks(0, {4, 7, 5});
-  cache.SetBlocks(2, {1, 3, 6});
-  cache.SetBlocks(2, {6, 1, 3});
-}
-
 TEST(CacheErrors, BlocksAreForPagedCaches) {
   for (const uint32_t kind : {kContiguous, kRing})
     ExpectNoBlocks(Filled(Config(kind)), 2, {0}, {MHA_ERROR_INVALID_VALUE, {1}, {}});
@@ -1447,28 +1432,6 @@ TEST(CallErrors, CacheReadWithRowsOfKeys) {
   }
 }
 
-TEST(CallErrors, LengthsOutsideTheRows) {
-  Cache cache = Filled(Config());
-  for (const std::vector<int64_t> &lengths :
-       {std::vector<int64_t>{3, 1}, {1, -1}, {kMax, 0}, {0, kMin}}) {
-    SCOPED_TRACE(testing::PrintToString(lengths));
-    Call call(&cache);
-    call.BothSequences([&](auto &given) { given.q_lengths = lengths.data(); });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.q_lengths"});
-    // Of the layer, keys have lengths where they are given.
-    call.forward.key.data = call.k.data();
-    call.forward.call.n_kv = 2;
-    call.BothSequences([&](auto &given) {
-      given.q_lengths = nullptr;
-      given.kv_lengths = lengths.data();
-    });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths"});
-    // The same without a cache.
-    call.Both([&](auto &args) { args.call.cache = nullptr; });
-    call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"sequences.kv_lengths"});
-  }
-}
-
 TEST(CallErrors, LengthsOfKeysThatAreTheRowsOfQuery) {
   Cache cache = Filled(Config());
   const int64_t lengths[] = {2, 1};
@@ -1489,25 +1452,6 @@ TEST(CallErrors, AWindowWithoutItsFlag) {
   });  // as if it counted
   call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE,
                                    {"window_right is 3", "MHA_WINDOW_RIGHT"});
-}
-
-// A query before the first key has no position, where positions count.
-TEST(CallErrors, MoreQueriesThanKeysWithoutAStart) {
-  Cache cache = Filled(Config());
-  const int64_t sequences[] = {2, 0}, kv_lengths[] = {1, 2};
-  Call call(&cache);
-  call.forward.key.data = call.k.data();
-  call.forward.call.n_kv = 2;
-  call.BothSequences([&](auto &given) {
-    given.cache_sequences = sequences;
-    given.kv_lengths = kv_lengths;
-  });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
-  call.Both([&](auto &args) {
-    args.call.flags = MHA_WINDOW_LEFT;
-    args.call.window_left = 1;
-  });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {});
 }
 
 // ---- Rotation
@@ -1559,18 +1503,6 @@ TEST(CallErrors, RotationsThatDoNotFit) {
     expect_refused(set(&mha_sequences::rope_q_positions), {"sequences.rope_q_positions", number});
     expect_refused(set(&mha_sequences::rope_k_positions), {"sequences.rope_k_positions", number});
   }
-}
-
-// By default the position of a row grows with what the cache holds.
-TEST(CallErrors, RotationsBeyondTheTablesOfALongSequence) {
-  const std::vector<float> table(21 * 2, 0.5f);
-  mha_rope rope = Zeroed<mha_rope>();
-  rope.num_positions = 21;
-  rope.cos = rope.sin = table.data();
-  Cache cache = Filled(Config());  // sequence 0 gets the positions 20 and 21
-  Call call(&cache);
-  call.Both([&](auto &args) { args.call.rope = &rope; });
-  call.ExpectFailsAndWritesNothing(MHA_ERROR_INVALID_VALUE, {"num_positions"});
 }
 
 }  // namespace

@@ -436,20 +436,4 @@ TEST(NullPointers, AreNamedByEveryFunctionThatNeedsThem) {
   EXPECT_TRUE(forward.data.OutputsAreUntouched() && attention.data.OutputsAreUntouched());
 }
 
-TEST(NullPointers, AreRefusedWhereAllArgumentsAreNull) {
-  EXPECT_EQ(mha_layer_pack_size(nullptr, nullptr, nullptr, nullptr, nullptr), kNull);
-  EXPECT_EQ(mha_layer_pack(nullptr, nullptr, nullptr, nullptr, 0, nullptr), kNull);
-  EXPECT_EQ(mha_layer_create(nullptr, nullptr, nullptr, nullptr, nullptr), kNull);
-  EXPECT_EQ(mha_layer_view(nullptr, 0, nullptr, nullptr, 0, nullptr, nullptr), kNull);
-  EXPECT_EQ(mha_layer_verify(nullptr, 0, nullptr), kNull);
-  EXPECT_EQ(mha_layer_shape(nullptr, nullptr, nullptr), kNull);
-  EXPECT_EQ(mha_forward_workspace(nullptr, nullptr, nullptr, nullptr), kNull);
-  EXPECT_EQ(mha_forward(nullptr, nullptr, nullptr, 0, nullptr), kNull);
-  EXPECT_EQ(mha_attention_workspace(nullptr, nullptr, nullptr), kNull);
-  EXPECT_EQ(mha_attention(nullptr, nullptr, 0, nullptr), kNull);
-  EXPECT_EQ(mha_forward_info(nullptr, nullptr, nullptr, nullptr), kNull);
-  EXPECT_EQ(mha_attention_info(nullptr, nullptr, nullptr), kNull);
-  mha_layer_destroy(nullptr);
-}
-
 }  // namespace
