@@ -156,8 +156,7 @@ TEST(Accuracy, OfEachTypeOfKeysAndValuesIsWhatItsRoundingAllows) {
       std::printf("keys and values, head_dim %3d, %-8s", static_cast<int>(head_dim),
                   has_outliers ? "outliers" : "normal");
       double last = 0;
-      for (const Storage type :
-           {Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8, Storage::kInt4}) {
+      for (const Storage type : kValueTypes) {
         SCOPED_TRACE(std::string(NameOf(type)) + " head_dim " + std::to_string(head_dim) +
                      (has_outliers ? " outliers" : ""));
         const double error = ErrorOf(problem, exact, of_floats,

@@ -259,8 +259,7 @@ TEST(LinearCall, NeedsNoWorkspaceOnOneThread) {
 
 TEST(LinearCall, CostsItsProductAndItsRows) {
   const std::vector<float> w(300 * 70, 0.5f);
-  for (const Stored stored :
-       {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+  for (const Stored stored : kWeightTypes) {
     LayerForm form;
     form.weight_type = stored;
     const Layer layer = Create(LinearData(w, {}, 300, 70, stored));

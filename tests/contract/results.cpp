@@ -19,7 +19,6 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-constexpr const char *kTypeNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
 constexpr uint32_t kNaN = 0x7fc00000u, kOtherNaN = 0xff812345u, kInfinity = 0x7f800000u,
                    kNegativeInfinity = 0xff800000u;
 

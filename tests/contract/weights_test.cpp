@@ -31,9 +31,6 @@ using namespace support;  // NOLINT: this file is about nothing else
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-constexpr Stored kTypes[] = {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8,
-                             Stored::kInt4};
-
 // A type of weights, and what projections compute in.
 struct Kind {
   Stored stored;
@@ -149,7 +146,7 @@ TEST_P(StoredWeights, OfLargeMatricesEqualTheSpecification) {
   Random random(3);
   LayerProblem problem = RandomProblem(&random, 4, 2049, 15, 1, 103, 5, 7);
   problem.is_causal = true;
-  for (const Stored stored : kTypes) {
+  for (const Stored stored : kWeightTypes) {
     const Layer layer = Make(problem, stored);
     const Outputs expected = Specify(Converted(problem, stored));
     for (const int64_t n : {1, 2, 3, 4}) {
@@ -167,7 +164,7 @@ TEST_P(StoredWeights, ForManyRowsAndThreadsEqualTheSpecification) {
     LayerProblem problem = RandomProblem(&random, n, 70, 2, 1, 40, 33, 60);
     problem.batch = n == 300 ? 1 : 2;
     problem.query = random.Normals(problem.batch * n * problem.query_dim);
-    for (const Stored stored : kTypes) {
+    for (const Stored stored : kWeightTypes) {
       const Layer layer = Make(problem, stored);
       const std::vector<float> expected = Specify(Converted(problem, stored)).y;
       for (const uint32_t threads : {1u, 3u}) {
@@ -433,7 +430,7 @@ TEST_P(StoredWeights, AreConvertedFrom16BitsToEveryType) {
   const LayerProblem problem = RandomProblem(&random, 6, 75, 2, 2, 20, 20, 30);
   for (const Stored from : {Stored::kF16, Stored::kBf16}) {
     const LayerProblem narrow = Converted(problem, from);
-    for (const Stored to : kTypes) {
+    for (const Stored to : kWeightTypes) {
       LayerData given = GivenAs(narrow, MHA_LAYOUT_OUT_IN, false, 0);
       given.config.format.type = static_cast<uint32_t>(to);
       const Layer layer = MakeLayer(std::move(given), instruction_set());
@@ -571,7 +568,7 @@ TEST(PackedWeights, TakeTheBytesOfTheirType) {
 TEST(PackedWeights, WithAnyDamagedByteAreFoundByVerify) {
   Random random(13);
   LayerProblem problem = RandomProblem(&random, 1, 70, 2, 2, 30, 30, 60);
-  for (const Stored stored : kTypes) {
+  for (const Stored stored : kWeightTypes) {
     const Memory packed = GivenAsFloats(problem, stored).Pack();
     for (int64_t at = 256; at < static_cast<int64_t>(packed.size()); at += random.Between(1, 40)) {
       const auto flip = static_cast<unsigned char>(1 << random.Between(0, 7));
@@ -650,7 +647,7 @@ TEST_F(RefusedWeights, ThatF16CannotHoldAreNamedAndNothingIsWritten) {
 
 TEST_F(RefusedWeights, CodesAreNotConverted) {
   for (const Stored stored : {Stored::kInt8, Stored::kInt4}) {
-    for (const Stored kept : kTypes) {
+    for (const Stored kept : kWeightTypes) {
       if (kept == stored) continue;
       LayerData given = Coded(stored);
       given.config.format.type = static_cast<uint32_t>(kept);

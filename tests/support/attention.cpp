@@ -10,10 +10,7 @@
 
 namespace support {
 
-const char *NameOf(Storage type) {
-  constexpr const char *names[] = {"", "f32", "f16", "bf16", "int8", "int4"};
-  return names[static_cast<int>(type)];
-}
+const char *NameOf(Storage type) { return kTypeNames[static_cast<int>(type)]; }
 
 ValidRows ValidRowsOf(const AttentionSizes &sizes, int64_t b) {
   const int64_t q_first = sizes.q_first.empty() ? 0 : sizes.q_first[b],

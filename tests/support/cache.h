@@ -18,12 +18,7 @@
 
 namespace support {
 
-inline constexpr Storage kStorageTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
-                                            Storage::kInt8};
-
-// Values may have one type more, beside which keys have int8.
-inline constexpr Storage kValueTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
-                                          Storage::kInt8, Storage::kInt4};
+// Keys cannot be int4, and are int8 beside such values.
 inline Storage KeysBeside(Storage values) {
   return values == Storage::kInt4 ? Storage::kInt8 : values;
 }

@@ -603,7 +603,7 @@ inline std::vector<Dimension> DimensionsOfLayers() {
   return {
       {"weight_type", "f32 f16 bf16 int8 int4",
        [](Case *c, Name, Random *random) {
-         c->form.weight_type = static_cast<Stored>(c->TypeOf("weight_type"));
+         c->form.weight_type = c->TypeOf("weight_type");
          LayerProblem &whole = c->whole;
          const auto draw = [&](int64_t in, int64_t out) {
            std::vector<float> w =

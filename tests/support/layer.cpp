@@ -161,9 +161,8 @@ std::vector<unsigned char> InMemory(Stored stored, const std::vector<float> &w, 
           rows, (width + 1) / 2, gap / 2, uint8_t{0xff},
           [&](int64_t row, int64_t i) { return code(row, 2 * i) | code(row, 2 * i + 1) << 4; });
     default:
-      return RowsInMemory(rows, width, gap, uint16_t{0x7e01}, [&](int64_t row, int64_t i) {
-        return BitsIn16(static_cast<Storage>(stored), at(row, i));
-      });
+      return RowsInMemory(rows, width, gap, uint16_t{0x7e01},
+                          [&](int64_t row, int64_t i) { return BitsIn16(stored, at(row, i)); });
   }
 }
 

@@ -8,8 +8,17 @@
 
 namespace support {
 
-// The types in which keys and values are stored; the numbers are mha.h's.
+// The types in which weights, keys and values are stored, and their names; the numbers are mha.h's.
 enum class Storage : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
+using Stored = Storage;  // of weights
+inline constexpr const char *kTypeNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
+
+inline constexpr Storage kStorageTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
+                                            Storage::kInt8};
+// Values and weights may have one type more.
+inline constexpr Storage kValueTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
+                                          Storage::kInt8, Storage::kInt4};
+inline constexpr auto &kWeightTypes = kValueTypes;
 
 // What projections, or scores, compute in; the numbers are mha.h's.
 enum class Arithmetic : uint32_t { kF32 = 0, kInt8 = 0x501, kInt16 = 0x502 };
@@ -113,9 +122,6 @@ struct LayerShape {
   int64_t output_dim;  // not looked at without w_o
   AttentionShape attention;
 };
-
-// How weights are kept; the numbers of MHA_TYPE_*.
-enum class Stored : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
 
 // How a matrix is kept: codes may have a scale for each group of inputs, and offsets besides.
 struct Format {
