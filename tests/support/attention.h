@@ -139,8 +139,7 @@ struct AttentionProblem : AttentionSizes {
 
 std::string Describe(const AttentionSizes &sizes);
 
-// The shape of sequence b, its valid rows alone. The rotation, if there is one, is
-// SpecifySequence's to set.
+// The shape of sequence b, its valid rows alone; a rotation is set by WithRotation's caller.
 AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b);
 
 // Calls function(rotation) with the rotation of sequence b's valid rows, or with null.
