@@ -177,26 +177,22 @@ mha_status check_attention_arrays(Report report, const mha_outputs &outputs,
 // queries, keys and values.
 mha_status check_attention_outputs(Report report, const mha_attention_args &args,
                                    const mha_outputs &outputs, const AttentionRequest &request) {
-  const struct {
-    const char *name;
-    bool is_given;
-  } others[] = {{"output.data", args.output.data != nullptr},
-                {"output.type", args.output.type != 0},
-                {"outputs.lse", outputs.lse != nullptr},
-                {"outputs.context", outputs.context != nullptr},
-                {"an output per pair", request.pairs.has_any()},
-                {"score.sinks", request.options.sinks != nullptr},
-                {"score.head_scales", request.options.head_scales != nullptr}};
-  for (const auto &other : others) {
-    if (outputs.partials && other.is_given)
-      return report.invalid(
-          "%s is given beside outputs.partials; leave it out, and give it to mha_partials_finish",
-          other.name);
-  }
-  const char *const of_forward = outputs.q ? "q" : outputs.k ? "k" : outputs.v ? "v" : nullptr;
-  if (!of_forward) return MHA_OK;
-  return report.invalid("outputs.%s is given, but only mha_forward computes it; set it to NULL",
-                        of_forward);
+  if (const char *const of_forward = outputs.q ? "q" : outputs.k ? "k" : outputs.v ? "v" : nullptr)
+    return report.invalid("outputs.%s is given, but only mha_forward computes it; set it to NULL",
+                          of_forward);
+  if (!outputs.partials) return MHA_OK;
+  const char *const other = args.output.data              ? "output.data"
+                            : args.output.type != 0       ? "output.type"
+                            : outputs.lse                 ? "outputs.lse"
+                            : outputs.context             ? "outputs.context"
+                            : request.pairs.has_any()     ? "an output per pair"
+                            : request.options.sinks       ? "score.sinks"
+                            : request.options.head_scales ? "score.head_scales"
+                                                          : nullptr;
+  if (!other) return MHA_OK;
+  return report.invalid(
+      "%s is given beside outputs.partials; leave it out, and give it to mha_partials_finish",
+      other);
 }
 
 // ---- mha_choose_keys

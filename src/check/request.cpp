@@ -68,7 +68,6 @@ Preparation preparation_of(const Norm &norm, const Rotation &rotation, Storage r
 
 mha_status read_call(Report report, const mha_call &call, bool is_self, int64_t first_position,
                      SequenceArguments *sequences, mha_outputs *outputs) {
-  if (call.reserved != 0) return report.invalid("call.reserved is %u; set it to 0", call.reserved);
   MHA_TRY(check_fields(Rules{report}, call));
   MHA_TRY(check_optional_cache(report, call.cache));
   MHA_TRY(check_optional_cache(report, call.cache_read, "cache_read"));
