@@ -654,7 +654,7 @@ TEST_F(RefusedWeights, CodesAreNotConverted) {
       ExpectRefused(given, nullptr,
                     {MHA_ERROR_INVALID_VALUE,
                      {2},
-                     {"weight_type", stored == Stored::kInt8 ? "MHA_TYPE_INT8" : "MHA_TYPE_INT4"}});
+                     {"format.type", stored == Stored::kInt8 ? "MHA_TYPE_INT8" : "MHA_TYPE_INT4"}});
     }
   }
 }
@@ -743,7 +743,7 @@ TEST_F(RefusedWeights, ABlasMultipliesFloats) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, NoSgemm);
   for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
     ExpectRefused(GivenAsFloats(problem_, stored), &options,
-                  {MHA_ERROR_INVALID_VALUE, {1}, {"weight_type", "sgemm"}});
+                  {MHA_ERROR_INVALID_VALUE, {1}, {"format.type", "sgemm"}});
   }
 }
 
