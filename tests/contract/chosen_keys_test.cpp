@@ -480,7 +480,7 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
   expect(
       {"attention.k.data", "NULL"}, [](auto &, auto &a) { a.k.data = nullptr; }, null);
   expect(
-      {"mha_attention_args", "NULL"}, [](auto &c, auto &) { c.attention = nullptr; }, null);
+      {"attention is NULL"}, [](auto &c, auto &) { c.attention = nullptr; }, null);
   expect(
       {"mha_choose_keys_args"}, [](auto &c, auto &) { c.struct_size = 8; }, MHA_ERROR_STRUCT_SIZE);
 }
