@@ -116,16 +116,13 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
 bool has_no_work(const AttentionCall &call) { return call.stage.sequences.has_no_work(); }
 
 mha_status check_data(Report report, AttentionCall &call) {
-  const mha_attention_args &args = call.args;
+  mha_attention_args &args = call.args;
   const PairOutputs &pairs = call.stage.attention.request.pairs;
-  if (!args.q.data) return report.null("q.data is NULL; pass the queries");
-  if (!args.output.data && !call.stage.outputs.partials)
-    return report.null("output.data is NULL; pass an array for the result");
+  MHA_TRY(each_array(args, !call.stage.outputs.partials, CheckPointers{report}));
   if (args.output.data == args.q.data && pairs.has_any())
     return report.invalid(
         "output.data is q.data, but outputs per pair are computed from q after output is written; "
         "give output another array");
-  if (args.call.n_kv > 0 && !args.k.data) return report.null("k.data is NULL; pass the keys");
   MHA_TRY(check_values(report, args.call.cache, args.call.n_kv, args.v.data, "v.data"));
   return check_array_contents(report, call.stage.sequences, &call.stage.attention.request);
 }

@@ -65,10 +65,8 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
 bool has_no_work(const ChoiceCall &made) { return made.call.stage.sequences.has_no_work(); }
 
 mha_status check_data(Report report, ChoiceCall &made) {
-  const mha_attention_args &args = made.call.args;
   const Rules rules = {report};
-  MHA_TRY(rules.given("attention.q.data", args.q.data, "the queries"));
-  if (args.call.n_kv > 0) MHA_TRY(rules.given("attention.k.data", args.k.data, "the keys"));
+  MHA_TRY(each_array(made.call.args, false, CheckPointers{report, "attention."}));
   MHA_TRY(rules.given("weights.data", made.args.weights.data, "the weights of the index heads"));
   MHA_TRY(rules.given("chosen_keys", made.args.chosen_keys, "an array for the choice"));
   AttentionStage &stage = made.call.stage;

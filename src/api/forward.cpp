@@ -116,6 +116,7 @@ bool is_small(const mha_layer &layer, const mha_forward_args &args) {
 // Checks everything that needs no array, and plans the workspace. mha_forward skips this for small
 // calls; size queries and mha_forward_info do not, so that arguments get the same checks there.
 mha_status check_and_plan(Report report, const mha_layer *layer, ForwardCall *call) {
+  call->layer = layer;
   mha_forward_args &args = call->args;
   AttentionStage &stage = call->stage;
   const bool is_self = !args.key.data && !args.call.cache_read;
@@ -143,12 +144,6 @@ mha_status check_and_plan(Report report, const mha_layer *layer, ForwardCall *ca
     return MHA_OK;
   }
   return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
-}
-
-mha_status check_pointers(Report report, const mha_forward_args &args) {
-  if (!args.query.data) return report.null("query.data is NULL; pass the input rows");
-  if (!args.output.data) return report.null("output.data is NULL; pass an array for the result");
-  return MHA_OK;
 }
 
 // ---- The call
@@ -217,9 +212,8 @@ class Products {
 
 // Where q, k, v and the context of a call lie: in the workspace, unless they are the caller's or in
 // a cache.
-void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memory,
-           AttentionArrays *arrays) {
-  const LayerShape &shape = layer.shape;
+void place(const ForwardCall &call, unsigned char *memory, AttentionArrays *arrays) {
+  const LayerShape &shape = call.layer->shape;
   const mha_forward_args &args = call.args;
   const AttentionStage &stage = call.stage;
   // Rows of all heads, side by side.
@@ -261,8 +255,8 @@ void place(const mha_layer &layer, const ForwardCall &call, unsigned char *memor
 // x -> q | gate | k | v. A head is a range of columns. The products write each head to where the
 // attention reads it, so nothing is copied to split the heads. Keys and values that a norm, a
 // rotation or a cache still has to process go to rows first.
-void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned char *workspace) {
-  const LayerShape &shape = layer.shape;
+void project_inputs(const ForwardCall &call, unsigned char *workspace) {
+  const LayerShape &shape = call.layer->shape;
   const mha_forward_args &args = call.args;
   const AttentionStage &stage = call.stage;
   const AttentionArrays &arrays = stage.attention.arrays;
@@ -275,7 +269,7 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
   const int64_t n_q = call.is_packed() ? 0 : args.call.n_q,
                 n_kv = call.is_packed() ? 0 : args.call.n_kv;
   const InputRows query = rows_of(args.query, args.call.n_q, call.is_packed(), stage.queries);
-  Products qkv(layer);
+  Products qkv(*call.layer);
   Projection &to_q = qkv.add(matrix_q, query, q_rows);
   set_destination_of_rows(&to_q.destination, written(arrays.q.base), n_q, shape.q_columns());
   set_destination_of_rows(&to_q.tap, outputs.q, n_q, shape.q_columns());
@@ -312,7 +306,8 @@ void project_inputs(const mha_layer &layer, const ForwardCall &call, unsigned ch
 }
 
 // context -> y
-void project_output(const mha_layer &layer, const ForwardCall &call, unsigned char *workspace) {
+void project_output(const ForwardCall &call, unsigned char *workspace) {
+  const mha_layer &layer = *call.layer;
   const mha_forward_args &args = call.args;
   const AttentionStage &stage = call.stage;
   const AttentionArrays &arrays = stage.attention.arrays;
@@ -328,28 +323,10 @@ void project_output(const mha_layer &layer, const ForwardCall &call, unsigned ch
   output.run(args.call.scheduler, stage.counter, call.output, workspace);
 }
 
-// Nothing here can fail.
-void run(const mha_layer &layer, ForwardCall &call, unsigned char *workspace) {
-  const mha_forward_args &args = call.args;
-  AttentionStage &stage = call.stage;
-  place(layer, call, workspace, &stage.attention.arrays);
-  begin_passes(&stage, workspace);
-  if (stage.has_padding())
-    clear_padding(stage.queries, args.call.batch, args.call.n_q, layer.shape.output_dim,
-                  args.output.data, args.output.strides.batch, args.output.strides.row,
-                  storage_of_type(args.output.type));
-  while (next_pass(&stage)) {
-    project_inputs(layer, call, workspace);
-    attend_pass(stage);
-    if (layer.shape.has_output) project_output(layer, call, workspace);
-  }
-}
-
 // A small call needs no checks but those of its rows.
-mha_status forward_small(Report report, const mha_layer &layer, const ForwardCall &call,
+mha_status forward_small(Report report, const mha_layer &layer, mha_forward_args &args,
                          void *workspace, size_t workspace_bytes) {
-  const mha_forward_args &args = call.args;
-  MHA_TRY(check_pointers(report, args));
+  MHA_TRY(each_array(layer, args, CheckPointers{report}));
   MHA_TRY(check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes,
                           small_workspace_bytes(layer.small, args.call.n_q)));
   const SmallCall small = {args.call.batch,
@@ -372,6 +349,31 @@ mha_status make_call(Report report, const mha_layer *layer, const mha_forward_ar
   return check_and_plan(report, layer, call);
 }
 
+bool has_no_work(const ForwardCall &call) { return call.stage.sequences.has_no_work(); }
+
+mha_status check_data(Report report, ForwardCall &call) {
+  MHA_TRY(each_array(*call.layer, call.args, CheckPointers{report}));
+  return check_array_contents(report, call.stage.sequences, &call.stage.attention.request);
+}
+
+void run(ForwardCall *made, unsigned char *workspace) {
+  ForwardCall &call = *made;
+  const LayerShape &shape = call.layer->shape;
+  const mha_forward_args &args = call.args;
+  AttentionStage &stage = call.stage;
+  place(call, workspace, &stage.attention.arrays);
+  begin_passes(&stage, workspace);
+  if (stage.has_padding())
+    clear_padding(stage.queries, args.call.batch, args.call.n_q, shape.output_dim, args.output.data,
+                  args.output.strides.batch, args.output.strides.row,
+                  storage_of_type(args.output.type));
+  while (next_pass(&stage)) {
+    project_inputs(call, workspace);
+    attend_pass(stage);
+    if (shape.has_output) project_output(call, workspace);
+  }
+}
+
 }  // namespace mha
 
 using namespace mha;
@@ -387,13 +389,7 @@ mha_status mha_forward(const mha_layer *layer, const mha_forward_args *args, voi
   ForwardCall call;
   MHA_TRY(check_forward(report, layer, args, &call.args));
   if (is_small(*layer, call.args))
-    return forward_small(report, *layer, call, workspace, workspace_bytes);
+    return forward_small(report, *layer, call.args, workspace, workspace_bytes);
   MHA_TRY(check_and_plan(report, layer, &call));
-  MHA_TRY(check_workspace(report, 3, "mha_forward_workspace", workspace, workspace_bytes,
-                          call.workspace_bytes));
-  if (call.stage.sequences.has_no_work()) return MHA_OK;
-  MHA_TRY(check_pointers(report, call.args));
-  MHA_TRY(check_array_contents(report, call.stage.sequences, &call.stage.attention.request));
-  run(*layer, call, align_workspace(workspace));
-  return MHA_OK;
+  return run_made(report, 3, "mha_forward_workspace", workspace, workspace_bytes, &call);
 }

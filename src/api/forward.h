@@ -11,6 +11,7 @@ namespace mha {
 
 // A call of mha_forward: its arguments, with all defaults resolved, and its workspace.
 struct ForwardCall {
+  const mha_layer *layer;
   mha_forward_args args;
   AttentionStage stage;
   // Offsets in the workspace. k_rows and v_rows hold keys and values as projected, if they have to

@@ -23,7 +23,19 @@ mha_status answer_size(mha_error *error, size_t *bytes, const Given *...given) {
   return write_size(report.about(argument + 1), static_cast<size_t>(call.workspace_bytes), bytes);
 }
 
-// `query` is the function that tells the size of the workspace.
+// Runs a call that was made. `argument` is the parameter `workspace`, and `query` the function that
+// tells its size.
+template <class Call>
+mha_status run_made(Report report, uint32_t argument, const char *query, void *workspace,
+                    size_t workspace_bytes, Call *call) {
+  MHA_TRY(
+      check_workspace(report, argument, query, workspace, workspace_bytes, call->workspace_bytes));
+  if (has_no_work(*call)) return MHA_OK;
+  MHA_TRY(check_data(report, *call));
+  run(call, align_workspace(workspace));
+  return MHA_OK;
+}
+
 template <class Call, class... Given>
 mha_status run_call(mha_error *error, const char *query, void *workspace, size_t workspace_bytes,
                     const Given *...given) {
@@ -31,12 +43,7 @@ mha_status run_call(mha_error *error, const char *query, void *workspace, size_t
   const Reporter report(error, argument);
   Call call;
   MHA_TRY(make_call(report, given..., &call));
-  MHA_TRY(check_workspace(report, argument + 1, query, workspace, workspace_bytes,
-                          call.workspace_bytes));
-  if (has_no_work(call)) return MHA_OK;
-  MHA_TRY(check_data(report, call));
-  run(&call, align_workspace(workspace));
-  return MHA_OK;
+  return run_made(report, argument + 1, query, workspace, workspace_bytes, &call);
 }
 
 template <class Call, class... Given>

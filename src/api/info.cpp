@@ -165,6 +165,28 @@ void add_attention_cost(const AttentionStage &stage, mha_call_info *info) {
 
 }  // namespace
 
+mha_status fill_info(Report report, ForwardCall &call, mha_call_info *info) {
+  const LayerShape &shape = call.layer->shape;
+  AttentionStage &stage = call.stage;
+  describe_projections(*call.layer, info);
+  describe_run(stage, info);
+  if (stage.sequences.has_no_work()) return MHA_OK;
+  MHA_TRY(check_array_contents(report, stage.sequences, &stage.attention.request));
+  const uint64_t q_rows = valid_queries(stage.sequences), kv_rows = valid_keys(stage.sequences);
+  const uint64_t output_weights =
+      shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
+  info->operations =
+      2 *
+      (q_rows * (product(shape.query_dim, shape.q_columns() + shape.g_columns()) + output_weights) +
+       kv_rows * (product(shape.key_dim, shape.k_columns()) +
+                  product(shape.value_dim, shape.v_columns())));
+  uint64_t row_bytes[2] = {};  // inputs that are the same rows count once
+  MHA_TRY(each_array(*call.layer, call.args, CountRowBytes{row_bytes}));
+  info->bytes = info->packed_bytes + q_rows * row_bytes[0] + kv_rows * row_bytes[1];
+  add_attention_cost(stage, info);
+  return MHA_OK;
+}
+
 mha_status fill_info(Report report, AttentionCall &call, mha_call_info *info) {
   AttentionStage &stage = call.stage;
   info->back_end = MHA_BACK_END_NATIVE;
@@ -216,37 +238,7 @@ using namespace mha;
 
 mha_status mha_forward_info(const mha_layer *layer, const mha_forward_args *args,
                             mha_call_info *info, mha_error *error) {
-  Reporter report(error, args_argument);
-  ForwardCall call;
-  MHA_TRY(make_call(report, layer, args, &call));
-  mha_call_info filled = {};
-  const LayerShape &shape = layer->shape;
-  const mha_forward_args &read = call.args;
-  filled.workspace_bytes = static_cast<size_t>(call.workspace_bytes);
-  describe_projections(*layer, &filled);
-  describe_run(call.stage, &filled);
-  if (!call.stage.sequences.has_no_work()) {
-    MHA_TRY(check_array_contents(report, call.stage.sequences, &call.stage.attention.request));
-    const uint64_t q_rows = valid_queries(call.stage.sequences),
-                   kv_rows = valid_keys(call.stage.sequences);
-    const uint64_t output_weights =
-        shape.has_output ? product(shape.context_columns(), shape.output_dim) : 0;
-    filled.operations =
-        2 * (q_rows * (product(shape.query_dim, shape.q_columns() + shape.g_columns()) +
-                       output_weights) +
-             kv_rows * (product(shape.key_dim, shape.k_columns()) +
-                        product(shape.value_dim, shape.v_columns())));
-    const uint64_t of_inputs = static_cast<uint64_t>(bytes_of(storage_of_type(read.query.type)));
-    // Inputs that are the same rows count once.
-    filled.bytes =
-        filled.packed_bytes +
-        of_inputs * (q_rows * static_cast<uint64_t>(shape.query_dim) +
-                     (read.key.data ? kv_rows * static_cast<uint64_t>(shape.key_dim) : 0) +
-                     (read.value.data ? kv_rows * static_cast<uint64_t>(shape.value_dim) : 0));
-    filled.bytes += q_rows * product(shape.output_dim, bytes_of(storage_of_type(read.output.type)));
-    add_attention_cost(call.stage, &filled);
-  }
-  return write_struct(report.about(3), "mha_call_info", filled, info);
+  return answer_info<ForwardCall>(error, info, layer, args);
 }
 
 mha_status mha_attention_info(const mha_attention_args *args, mha_call_info *info,

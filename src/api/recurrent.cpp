@@ -133,7 +133,7 @@ void run(RecurrentCall *call, unsigned char *workspace) {
 }
 
 mha_status check_data(Report report, RecurrentCall &call) {
-  if (call.args.rows > 0) MHA_TRY(each_array(call.args, CheckPointers{report}));
+  MHA_TRY(each_array(call.args, CheckPointers{report}));
   return check_query_rows(report, call.sequences, "rows");
 }
 
@@ -150,12 +150,12 @@ mha_status fill_info(Report report, RecurrentCall &call, mha_call_info *info) {
   const uint64_t rows = valid_queries(call.sequences);
   const int64_t heads = r.num_v_heads, numbers = heads * r.head_dim * r.head_dim_v;
   const int64_t each = 2 * r.state_queries + 2 + (r.decay.base ? 1 : 0) + (r.beta.base ? 2 : 0);
-  uint64_t row_bytes = 0;
-  MHA_TRY(each_array(call.args, CountRowBytes{&row_bytes}));
+  uint64_t row_bytes[2] = {};
+  MHA_TRY(each_array(call.args, CountRowBytes{row_bytes}));
   const int64_t states = (r.state ? 1 : 0) + (r.state_out ? 1 : 0) + r.num_snapshots;
   const int64_t gate_floats = (r.a_log ? heads : 0) + (r.dt_bias ? heads * r.decay_dim : 0);
   info->operations = rows * product(numbers, each);
-  info->bytes = rows * row_bytes + product(gate_floats, sizeof(float)) +
+  info->bytes = rows * row_bytes[0] + product(gate_floats, sizeof(float)) +
                 product(call.sequences.batch, states) * product(numbers, sizeof(float));
   return MHA_OK;
 }

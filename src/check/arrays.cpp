@@ -167,7 +167,7 @@ mha_status resolve_output(Report report, Array *array) {
   return check_overlap(report, *array);
 }
 
-mha_status resolve_set_strides(Report report, const char *name, const Extents &e, bool is_output,
+mha_status resolve_set_strides(Report report, const char *name, Extents e, bool is_output,
                                mha_strides *strides) {
   Array array = array_of(name, *strides, e.batch, e.rows, e.heads, e.width);
   MHA_TRY(is_output ? resolve_output(report, &array) : resolve_input(report, &array));
@@ -188,6 +188,13 @@ mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32
 mha_status fail_absent(Report report, const char *name) {
   return report.invalid("%s.data is NULL, but other fields of %s are set; set them to 0", name,
                         name);
+}
+
+mha_status check_type(Report report, const char *name, const mha_input &input, const char *of_name,
+                      uint32_t type) {
+  if (!input.data || storage_of_type(input.type) == storage_of_type(type)) return MHA_OK;
+  return report.invalid("%s.type is %u, but %s.type is %u; set it to 0 or to the type of %s", name,
+                        input.type, of_name, type, of_name);
 }
 
 mha_status check_scheduler(Report report, const mha_scheduler *scheduler) {

@@ -84,8 +84,8 @@ inline mha_status check_output_fields(Report report, const char *name, const mha
 struct Extents {
   int64_t batch, rows, heads, width;  // no_extent: the array does not have this dimension
 };
-mha_status resolve_set_strides(Report report, const char *name, const Extents &extents,
-                               bool is_output, mha_strides *strides);
+mha_status resolve_set_strides(Report report, const char *name, Extents extents, bool is_output,
+                               mha_strides *strides);
 
 // An array that is contiguous, and so small that its size cannot overflow, needs no checks.
 inline mha_status resolve_strides(Report report, const char *name, const Extents &e, bool is_output,
@@ -116,22 +116,27 @@ inline mha_status check_absent(Report report, const char *name, const mha_input 
   return is_absent ? MHA_OK : fail_absent(report, name);
 }
 
+// An array has the type of another one.
+mha_status check_type(Report report, const char *name, const mha_input &input, const char *of_name,
+                      uint32_t type);
+
 mha_status check_scheduler(Report report, const mha_scheduler *scheduler);
 
 // A call names each of its arrays of rows once, in a function each_array(args, visit) that calls
 // visit(RowArray, input or output) for all of them. The structs below visit them.
 struct RowArray {
-  const char *name, *what;  // of the field, and what to pass
+  const char *name, *what;  // of the field, and what to pass; null: data may be NULL
   Extents extents;
   uint32_t like = MHA_TYPE_F32;  // the type that 0 means
-  bool is_required = true;
+  bool is_optional = false;      // an input that is 0 altogether where it is not given
+  bool is_of_keys = false;       // its rows are those of the keys
 };
 
 // Checks types, reserved fields, strides and sizes, and resolves defaults.
 struct ResolveArrays {
   Report report;
   mha_status operator()(const RowArray &array, mha_input &input) const {
-    if (!input.data && !array.is_required) {
+    if (!input.data && array.is_optional) {
       MHA_TRY(check_input_fields(report, array.name, input));
       return check_absent(report, array.name, input);
     }
@@ -143,25 +148,28 @@ struct ResolveArrays {
   }
 };
 
-// What a size query does not need: the data.
+// What a size query does not need: the data of arrays that have rows.
 struct CheckPointers {
   Report report;
+  const char *prefix = "";  // of the names
   template <class Rows>
   mha_status operator()(const RowArray &array, const Rows &rows) const {
-    if (rows.data || !array.is_required) return MHA_OK;
-    return report.null("%s.data is NULL; pass %s", array.name, array.what);
+    if (rows.data || !array.what || array.extents.rows == 0) return MHA_OK;
+    return report.null("%s%s.data is NULL; pass %s", prefix, array.name, array.what);
   }
 };
 
-// Adds up the bytes of one row of each array that is given. Heads that share numbers count once.
+// Adds up the bytes of one row of each array that is given or will be: bytes[1] of keys, bytes[0]
+// of others. Heads that share numbers count once.
 struct CountRowBytes {
   uint64_t *bytes;
   template <class Rows>
   mha_status operator()(const RowArray &array, const Rows &rows) const {
     const int64_t heads =
         array.extents.heads == no_extent || rows.strides.head == 0 ? 1 : array.extents.heads;
-    if (rows.data)
-      *bytes += product(heads * array.extents.width, bytes_of(storage_of_type(rows.type)));
+    if (rows.data || array.what)
+      bytes[array.is_of_keys] +=
+          product(heads * array.extents.width, bytes_of(storage_of_type(rows.type)));
     return MHA_OK;
   }
 };

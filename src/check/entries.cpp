@@ -62,18 +62,6 @@ mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_ar
   return MHA_OK;
 }
 
-// key and value have the type of query, and widths of their own.
-mha_status resolve_other_rows(Report report, const char *name, const mha_forward_args &args,
-                              int64_t width, mha_input *input) {
-  if (!input->data) return check_absent(report, name, *input);
-  if (input->type == 0) input->type = args.query.type;
-  if (storage_of_type(input->type) != storage_of_type(args.query.type))
-    return report.invalid(
-        "%s.type is %u, but query.type is %u; set it to 0 or to the type of query", name,
-        input->type, args.query.type);
-  return resolve_array(report, name, {args.call.batch, args.call.n_kv, no_extent, width}, input);
-}
-
 }  // namespace
 
 mha_status check_forward(Report report, const mha_layer *layer, const mha_forward_args *given,
@@ -90,16 +78,9 @@ mha_status check_forward(Report report, const mha_layer *layer, const mha_forwar
   MHA_TRY(resolve_batch(report, &args.call.batch));
   MHA_TRY(resolve_extent(report, "n_q", "the rows of query per sequence", &args.call.n_q));
   MHA_TRY(resolve_inputs(report, shape, &args));
-  const Extents of_query = {args.call.batch, args.call.n_q, no_extent, shape.query_dim};
-  MHA_TRY(resolve_array(report, "query", of_query, &args.query));
-  MHA_TRY(check_input_fields(report, "key", args.key));
-  MHA_TRY(check_input_fields(report, "value", args.value));
-  if (!args.call.cache_read) {
-    MHA_TRY(resolve_other_rows(report, "key", args, shape.key_dim, &args.key));
-    MHA_TRY(resolve_other_rows(report, "value", args, shape.value_dim, &args.value));
-  }
-  const Extents of_output = {args.call.batch, args.call.n_q, no_extent, shape.output_dim};
-  MHA_TRY(resolve_array(report, "output", of_output, &args.output));
+  MHA_TRY(each_array(*layer, args, ResolveArrays{report}));
+  MHA_TRY(check_type(report, "key", args.key, "query", args.query.type));
+  MHA_TRY(check_type(report, "value", args.value, "query", args.query.type));
   return check_scheduler(report, args.call.scheduler);
 }
 
@@ -159,14 +140,7 @@ mha_status check_attention_arrays(Report report, const mha_outputs &outputs,
     return report.invalid(
         "output.strides are set beside outputs.partials, which are written in place of output; set "
         "them to 0");
-  if (args.k.type == 0) args.k.type = args.q.type;
-  if (args.v.type == 0) args.v.type = args.k.type;
-  const int64_t batch = args.call.batch, n_q = args.call.n_q, n_kv = args.call.n_kv,
-                heads = args.num_heads, kv_heads = args.num_kv_heads;
-  MHA_TRY(resolve_array(report, "q", {batch, n_q, heads, args.head_dim}, &args.q));
-  MHA_TRY(resolve_array(report, "k", {batch, n_kv, kv_heads, args.head_dim}, &args.k));
-  MHA_TRY(resolve_array(report, "v", {batch, n_kv, kv_heads, args.head_dim_v}, &args.v));
-  MHA_TRY(resolve_array(report, "output", {batch, n_q, heads, args.head_dim_v}, &args.output));
+  MHA_TRY(each_array(args, true, ResolveArrays{report}));
   if (args.scale != 0.0f && (args.call.flags & MHA_EQUAL_SCORES))
     return report.invalid("scale is %g beside MHA_EQUAL_SCORES, which makes it 0; leave one out",
                           static_cast<double>(args.scale));
@@ -299,11 +273,7 @@ mha_status check_linear(Report report, const mha_layer *layer, const mha_linear_
   MHA_TRY(read_struct(report, "mha_linear_args", given, &args));
   MHA_TRY(resolve_extent(report, "rows", "the rows of x", &args.rows));
   MHA_TRY(each_array(*layer, args, ResolveArrays{report}));
-  if (storage_of_type(args.residual.type) != storage_of_type(args.output.type) &&
-      args.residual.data)
-    return report.invalid(
-        "residual.type is %u, but output.type is %u; set it to 0 or to the type of output",
-        args.residual.type, args.output.type);
+  MHA_TRY(check_type(report, "residual", args.residual, "output", args.output.type));
   MHA_TRY(check_scheduler(report, args.scheduler));
   return layer->sgemm ? check_sgemm_rows(report, "x", args.x.strides.row) : MHA_OK;
 }

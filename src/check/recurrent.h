@@ -25,8 +25,8 @@ mha_status each_array(mha_recurrent_args &a, const Visit &visit) {
   MHA_TRY(visit({"q", "the queries", rows(a.num_q_heads, a.head_dim)}, a.q));
   MHA_TRY(visit({"k", "the keys", rows(a.num_k_heads, a.head_dim), a.q.type}, a.k));
   MHA_TRY(visit({"v", "the values", rows(heads, a.head_dim_v), a.k.type}, a.v));
-  MHA_TRY(visit({"decay", "", rows(heads, a.decay_dim), 0, false}, a.decay));
-  MHA_TRY(visit({"beta", "", rows(heads, 1), 0, false}, a.beta));
+  MHA_TRY(visit({"decay", nullptr, rows(heads, a.decay_dim), 0, true}, a.decay));
+  MHA_TRY(visit({"beta", nullptr, rows(heads, 1), 0, true}, a.beta));
   return visit({"output", "an array for the result",
                 rows(a.num_q_heads > heads ? a.num_q_heads : heads, a.head_dim_v)},
                a.output);
