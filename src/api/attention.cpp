@@ -9,68 +9,17 @@
 #include "../base/structs.h"
 #include "../check/arrays.h"
 #include "../check/cache.h"
-#include "../check/entries.h"
 #include "../check/request.h"
 #include "../cpu.h"
-#include "../storage.h"
 #include "frame.h"
 
 namespace mha {
 namespace {
 
-// An input as the kernels see it.
-StridedRows rows_of(const mha_input &input) {
-  return {input.data, input.strides.batch, input.strides.row, input.strides.head,
-          storage_of_type(input.type)};
-}
-
 // With a cache, the keys and values of the call are stored there before it attends.
 bool stores_rows(const AttentionCall &call) {
   return call.stage.sequences.cache && call.args.call.n_kv > 0;
 }
-
-// Without a cache, units read keys and values in the arrays of the caller.
-AttentionShape shape_of(const AttentionCall &call, const AttentionUse &use) {
-  const mha_attention_args &args = call.args;
-  const mha_kv_cache *const cache = call.stage.sequences.cache;
-  const StridedRows k = rows_of(args.k), v = rows_of(args.v);
-  AttentionShape shape;
-  shape.num_heads = args.num_heads;
-  shape.num_kv_heads = args.num_kv_heads;
-  shape.head_dim = args.head_dim;
-  shape.head_dim_v = args.head_dim_v;
-  shape.scale =
-      args.scale != 0.0f ? args.scale : 1.0f / MHA_SQRTF(static_cast<float>(args.head_dim));
-  shape.has_output_weights = false;
-  shape.has_values = use.has_values;
-  shape.most_queries = use.most_queries;
-  shape.k = cache ? cached_keys(cache) : plain_rows(k);
-  shape.v = cache ? cached_values(cache) : plain_rows(v);
-  shape.q_rows = storage_of_type(args.q.type);
-  shape.k_rows = stores_rows(call) ? k.storage : Storage::f32;
-  shape.v_rows = stores_rows(call) ? v.storage : Storage::f32;
-  return shape;
-}
-
-}  // namespace
-
-// The order matters: the shape comes first, because sequences and arrays depend on it, and the
-// request last, because it depends on all of them.
-mha_status check_attention(Report report, const AttentionUse &use, AttentionCall *call) {
-  mha_attention_args &args = call->args;
-  AttentionStage &stage = call->stage;
-  MHA_TRY(check_attention_shape(report, &args));
-  MHA_TRY(read_call(report, args.call, false, args.kv_first_position, &stage.sequences,
-                    &stage.outputs));
-  MHA_TRY(check_attention_arrays(report, stage.outputs, &args));
-  stage.scheduler = args.call.scheduler;
-  MHA_TRY(check_request(report, args.call, shape_of(*call, use), stage.outputs, &stage.sequences,
-                        &stage.attention.request));
-  MHA_TRY(check_attention_outputs(report, args, stage.outputs, stage.attention.request));
-  return choose_kernels(report, args.instruction_set, &stage.kernels);
-}
-
-namespace {
 
 // Whether plain keys may be packed before queries choose blocks of them. A single query would read
 // each key once, so packing would not pay. The workspace has the memory whatever n_kv is, so that
@@ -97,10 +46,18 @@ Count key_positions(const AttentionCall &call) {
 
 }  // namespace
 
+mha_status check_call(Report report, const AttentionUse &use, AttentionCall *call) {
+  AttentionStage &stage = call->stage;
+  stage.scheduler = call->args.call.scheduler;
+  MHA_TRY(check_attention(report, use, &call->args, &stage.sequences, &stage.outputs,
+                          &stage.attention.request));
+  return choose_kernels(report, call->args.instruction_set, &stage.kernels);
+}
+
 mha_status make_call(Report report, const mha_attention_args *given, AttentionCall *call) {
   const mha_attention_args &args = call->args;
   MHA_TRY(read_struct(report, "mha_attention_args", given, &call->args));
-  MHA_TRY(check_attention(report, {true, 0}, call));
+  MHA_TRY(check_call(report, {true, 0}, call));
   WorkspaceLayout layout;
   AttentionStage &stage = call->stage;
   Attention &attention = stage.attention;
@@ -149,9 +106,7 @@ void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays 
     arrays->v = packed(call.packed_v, stage.attention.plan.head_dim_v_padded);
   }
   arrays->gate = {};
-  const mha_strides &strides = args.output.strides;
-  arrays->output = {args.output.data, storage_of_type(args.output.type), strides.batch, strides.row,
-                    strides.head};
+  arrays->output = rows_of(args.output);
 }
 
 void run(AttentionCall *made, unsigned char *workspace) {

@@ -1,7 +1,7 @@
 // mha_attention as other entries use it: mha_attention_info and mha_choose_keys.
 #pragma once
 
-#include "../base/report.h"
+#include "../check/entries.h"
 #include "../run/attend.h"
 
 namespace mha {
@@ -17,11 +17,7 @@ struct AttentionCall {
 };
 
 // Everything up to the plan, for arguments that were read.
-struct AttentionUse {
-  bool has_values;       // false: keys are only scored
-  int64_t most_queries;  // as in AttentionRequest
-};
-mha_status check_attention(Report report, const AttentionUse &use, AttentionCall *call);
+mha_status check_call(Report report, const AttentionUse &use, AttentionCall *call);
 
 // Reads, checks and plans a call.
 mha_status make_call(Report report, const mha_attention_args *given, AttentionCall *call);

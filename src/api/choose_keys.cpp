@@ -9,7 +9,6 @@
 
 #include <algorithm>
 
-#include "../check/entries.h"
 #include "../check/request.h"
 #include "../check/rules.h"
 #include "../storage.h"
@@ -40,7 +39,7 @@ mha_status make_call(Report report, const mha_choose_keys_args *given, ChoiceCal
   Attention &attention = stage.attention;
   const AttentionRequest &request = attention.request;
   MHA_TRY(check_choice(report, given, &args, &call.args));
-  MHA_TRY(check_attention(report, {false, queries_per_thread}, &call));
+  MHA_TRY(check_call(report, {false, queries_per_thread}, &call));
   const int64_t n_kv = max_keys(stage.sequences);
   MHA_TRY(check_choice_arrays(report, call.args, request, n_kv, &args));
   WorkspaceLayout layout;

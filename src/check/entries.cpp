@@ -4,10 +4,12 @@
 #include "entries.h"
 
 #include "../base/structs.h"
+#include "../plan/rows.h"
 #include "../storage.h"
 #include "arrays.h"
 #include "cache.h"
 #include "layer.h"
+#include "request.h"
 #include "rules.h"
 
 namespace mha {
@@ -124,8 +126,6 @@ mha_status check_cache_read(Report report, mha_attention_args *args) {
                : MHA_OK;
 }
 
-}  // namespace
-
 mha_status check_attention_shape(Report report, mha_attention_args *args) {
   MHA_TRY(resolve_batch(report, &args->call.batch));
   MHA_TRY(resolve_extent(report, "n_q", "the rows of q per sequence", &args->call.n_q));
@@ -167,6 +167,44 @@ mha_status check_attention_outputs(Report report, const mha_attention_args &args
   return report.invalid(
       "%s is given beside outputs.partials; leave it out, and give it to mha_partials_finish",
       other);
+}
+
+// Without a cache, units read keys and values in the arrays of the caller.
+AttentionShape shape_of(const mha_attention_args &args, const AttentionUse &use,
+                        const mha_kv_cache *cache) {
+  const StridedRows k = rows_of(args.k), v = rows_of(args.v);
+  AttentionShape shape;
+  shape.num_heads = args.num_heads;
+  shape.num_kv_heads = args.num_kv_heads;
+  shape.head_dim = args.head_dim;
+  shape.head_dim_v = args.head_dim_v;
+  shape.scale =
+      args.scale != 0.0f ? args.scale : 1.0f / MHA_SQRTF(static_cast<float>(args.head_dim));
+  shape.has_output_weights = false;
+  shape.has_values = use.has_values;
+  shape.most_queries = use.most_queries;
+  shape.k = cache ? cached_keys(cache) : plain_rows(k);
+  shape.v = cache ? cached_values(cache) : plain_rows(v);
+  shape.q_rows = storage_of_type(args.q.type);
+  const bool stores_rows = cache && args.call.n_kv > 0;
+  shape.k_rows = stores_rows ? k.storage : Storage::f32;
+  shape.v_rows = stores_rows ? v.storage : Storage::f32;
+  return shape;
+}
+
+}  // namespace
+
+// The order matters: the shape comes first, because sequences and arrays depend on it, and the
+// request last, because it depends on all of them.
+mha_status check_attention(Report report, const AttentionUse &use, mha_attention_args *args,
+                           SequenceArguments *sequences, mha_outputs *outputs,
+                           AttentionRequest *request) {
+  MHA_TRY(check_attention_shape(report, args));
+  MHA_TRY(read_call(report, args->call, false, args->kv_first_position, sequences, outputs));
+  MHA_TRY(check_attention_arrays(report, *outputs, args));
+  MHA_TRY(check_request(report, args->call, shape_of(*args, use, sequences->cache), *outputs,
+                        sequences, request));
+  return check_attention_outputs(report, *args, *outputs, *request);
 }
 
 // ---- mha_choose_keys

@@ -4,6 +4,7 @@
 
 #include "../base/report.h"
 #include "../objects/layer.h"
+#include "../plan/sequences.h"
 #include "arrays.h"
 
 namespace mha {
@@ -15,12 +16,14 @@ mha_status check_forward(Report report, const mha_layer *layer, const mha_forwar
                          mha_forward_args *args);
 mha_status check_sgemm_inputs(Report report, const mha_layer &layer, const mha_forward_args &args);
 
-// mha_attention. Arguments were read; outputs and the request come later than the shape.
-mha_status check_attention_shape(Report report, mha_attention_args *args);
-mha_status check_attention_arrays(Report report, const mha_outputs &outputs,
-                                  mha_attention_args *args);
-mha_status check_attention_outputs(Report report, const mha_attention_args &args,
-                                   const mha_outputs &outputs, const AttentionRequest &request);
+// mha_attention and mha_choose_keys, whose arguments were read.
+struct AttentionUse {
+  bool has_values;       // false: keys are only scored
+  int64_t most_queries;  // as in AttentionRequest
+};
+mha_status check_attention(Report report, const AttentionUse &use, mha_attention_args *args,
+                           SequenceArguments *sequences, mha_outputs *outputs,
+                           AttentionRequest *request);
 
 // mha_choose_keys: what of mha_attention has no meaning there, and then its own arrays. n_kv: the
 // most keys of a sequence.

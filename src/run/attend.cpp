@@ -360,14 +360,4 @@ KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, i
   return packed;
 }
 
-KeyValues plain_rows(const StridedRows &rows) {
-  KeyValues plain = {};
-  plain.base = rows.base;
-  plain.storage = rows.storage;
-  plain.batch_stride = rows.batch_stride;
-  plain.row_stride = rows.row_stride;
-  plain.head_stride = rows.head_stride;
-  return plain;
-}
-
 }  // namespace mha

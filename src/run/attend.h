@@ -11,6 +11,7 @@
 
 #include "../base/schedule.h"
 #include "../plan/attention_plan.h"
+#include "../plan/rows.h"
 
 namespace mha {
 
@@ -48,9 +49,6 @@ void attend_pass(const AttentionStage &stage);
 // sequences are packed, and their numbers are those of blocks of 16 positions.
 KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions,
                         int64_t num_kv_heads, bool counts_blocks);
-
-// Rows of keys or values as units read them in place.
-KeyValues plain_rows(const StridedRows &rows);
 
 // Writes +0 to the rows of an array [batch][rows][width] that belong to no extent.
 void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base,

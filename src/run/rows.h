@@ -2,19 +2,9 @@
 #pragma once
 
 #include "../plan/sequences.h"
-#include "../storage.h"
 #include "attend.h"
 
 namespace mha {
-
-inline StridedRows rows_of(const mha_input &input) {
-  return {input.data, input.strides.batch, input.strides.row, input.strides.head,
-          storage_of_type(input.type)};
-}
-inline OutputRows rows_of(const mha_output &output) {
-  return {output.data, storage_of_type(output.type), output.strides.batch, output.strides.row,
-          output.strides.head};
-}
 
 // The valid rows of sequence b.
 inline SequenceRows rows_of(const SequenceArguments &s, int64_t b) {

@@ -289,8 +289,14 @@ def check_format(arguments):
 
 # What describes a call, and the files that write it (without their ending).
 writers = {
-    "SequenceArguments": ["check/recurrent", "check/request", "check/scores", "check/sequences"],
-    "AttentionRequest": ["check/request"],
+    "SequenceArguments": [
+        "check/entries",
+        "check/recurrent",
+        "check/request",
+        "check/scores",
+        "check/sequences",
+    ],
+    "AttentionRequest": ["check/entries", "check/request"],
     "AttentionPlan": ["plan/attention_plan"],
     "AttentionArrays": ["api/attention", "api/forward"],
     "AttentionRun": ["run/attend"],
