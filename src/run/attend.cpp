@@ -76,76 +76,69 @@ void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int6
   run->parts.count = blocks_of(chunks, part);
 }
 
-// What a unit of work needs besides its number.
-struct AttendWork {
-  const Kernels *kernels;
-  const Attention *attention;
-  float *scratch;
-  bool is_shared;  // between threads
-};
+// The scratch memory of a thread.
+float *scratch_of(const AttentionStage &stage, int64_t thread) {
+  return stage.scratch + thread * stage.attention.plan.scratch.floats;
+}
 
 // The last query blocks come first: under a causal mask they have the most keys, and what comes at
 // the end is small enough to share out evenly. One thread takes all blocks of a head in turn, whose
 // keys and values stay in its cache; several threads take the largest blocks of all heads first.
 void run_unit(const void *context, int64_t unit, int64_t thread) {
-  const AttendWork &work = *static_cast<const AttendWork *>(context);
-  const Attention &attention = *work.attention;
+  const AttentionStage &stage = *static_cast<const AttentionStage *>(context);
+  const Attention &attention = stage.attention;
+  const bool is_shared = threads_of(stage.scheduler) > 1;
   const int64_t parts = attention.run.parts.count,
                 kv_heads = kv_groups(attention.request, attention.run);
   const int64_t whole = quotient(unit, parts), part = unit - whole * parts;
   const int64_t blocks = attention.run.query_blocks, heads = attention.request.batch * kv_heads;
-  const int64_t row = quotient(whole, work.is_shared ? heads : blocks),
-                column = whole - row * (work.is_shared ? heads : blocks);
-  const int64_t head = work.is_shared ? column : row,
-                block = blocks - 1 - (work.is_shared ? row : column);
+  const int64_t row_units = is_shared ? heads : blocks, row = quotient(whole, row_units),
+                column = whole - row * row_units;
+  const int64_t head = is_shared ? column : row, block = blocks - 1 - (is_shared ? row : column);
   const int64_t sequence = quotient(head, kv_heads);
-  work.kernels->attend(attention, sequence, head - sequence * kv_heads, block, part,
-                       work.scratch + thread * attention.plan.scratch.floats);
+  stage.kernels->attend(attention, sequence, head - sequence * kv_heads, block, part,
+                        scratch_of(stage, thread));
 }
 
 // Outputs per pair, in the same units.
 void run_inspection(const void *context, int64_t unit, int64_t thread) {
-  const AttendWork &work = *static_cast<const AttendWork *>(context);
-  const Attention &attention = *work.attention;
+  const AttentionStage &stage = *static_cast<const AttentionStage *>(context);
+  const Attention &attention = stage.attention;
   const int64_t blocks = attention.run.query_blocks, heads = attention.request.num_kv_heads;
-  work.kernels->inspect(attention, unit / blocks / heads, unit / blocks % heads, unit % blocks,
-                        work.scratch + thread * attention.plan.scratch.floats);
+  stage.kernels->inspect(attention, unit / blocks / heads, unit / blocks % heads, unit % blocks,
+                         scratch_of(stage, thread));
 }
 
 void run_attention(const AttentionStage &stage) {
   const Attention &attention = stage.attention;
-  const AttendWork work = {stage.kernels, &attention, stage.scratch,
-                           threads_of(stage.scheduler) > 1};
   const int64_t units = whole_units(attention), parts = attention.run.parts.count;
   // The thread that brings the counter of a unit to 0 merges the parts.
   if (parts > 1) std::fill_n(attention.run.parts.unfinished, units, parts);
-  run_units(stage.scheduler, stage.counter, units * parts, run_unit, &work);
+  run_units(stage.scheduler, stage.counter, units * parts, run_unit, &stage);
   if (attention.request.pairs.has_any() && units > 0)
     run_units(stage.scheduler, stage.counter,
               attention.request.batch * attention.request.num_kv_heads * attention.run.query_blocks,
-              run_inspection, &work);
+              run_inspection, &stage);
 }
 
 // ---- Rows on their way: stored, measured, normalised
 
 constexpr int64_t prepared_rows = 64;  // of a unit
 
-struct PrepareWork {
-  const Kernels *kernels;
+// What a unit needs besides its number.
+struct RowWork {
+  const AttentionStage &stage;
+  int64_t blocks;  // of each sequence
   const KvStore *kv_stores;
   const RowMeasure *measures;
-  const Attention *attention;
-  float *scratch;
-  int64_t batch, blocks;
 };
 
 // The most rows of one sequence in this pass, in units.
-int64_t row_blocks(const Attention &attention, bool of_queries, bool of_keys) {
+int64_t row_blocks(const AttentionStage &stage, bool of_queries, bool of_keys) {
   int64_t longest = 0;
-  for (int64_t b = 0; b < attention.request.batch; ++b) {
-    const Sequence &sequence = attention.run.sequences[b];
-    longest =
-        std::max(longest, std::max(of_queries ? sequence.n_q : 0, of_keys ? sequence.kv_rows : 0));
+  for (int64_t b = 0; b < stage.attention.request.batch; ++b) {
+    if (of_queries) longest = std::max(longest, stage.in_pass[b].n_q);
+    if (of_keys) longest = std::max(longest, stage.in_pass[b].kv_rows);
   }
   return blocks_of(longest, prepared_rows);
 }
@@ -153,39 +146,32 @@ int64_t row_blocks(const Attention &attention, bool of_queries, bool of_keys) {
 // Kinds of units: 0 stores keys, 1 stores values, 2 measures queries. The unit that stores keys
 // measures them first, because storing them needs the statistics.
 void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
-  const PrepareWork &work = *static_cast<const PrepareWork *>(context);
-  const int64_t block = unit % work.blocks, index = unit / work.blocks % work.batch,
-                kind = unit / work.blocks / work.batch;
-  const Sequence &sequence = work.attention->run.sequences[index];
+  const RowWork &work = *static_cast<const RowWork *>(context);
+  const AttentionStage &stage = work.stage;
+  const int64_t batch = stage.attention.request.batch, block = unit % work.blocks,
+                index = unit / work.blocks % batch, kind = unit / work.blocks / batch;
+  const Sequence &sequence = stage.in_pass[index];
   const int64_t begin = block * prepared_rows, rows = kind < 2 ? sequence.kv_rows : sequence.n_q;
   const int64_t end = std::min(begin + prepared_rows, rows);
   if (begin >= rows) return;
-  float *const scratch = work.scratch + thread * work.attention->plan.scratch.floats +
-                         work.attention->plan.scratch.prepared;
+  float *const scratch = scratch_of(stage, thread) + stage.attention.plan.scratch.prepared;
   const RowMeasure &measure = work.measures[kind == 0 ? 0 : 1];
-  if (kind != 1 && measure.rows.base) work.kernels->measure(measure, index, begin, end, scratch);
+  if (kind != 1 && measure.rows.base) stage.kernels->measure(measure, index, begin, end, scratch);
   if (kind < 2 && work.kv_stores[kind].rows.base)
-    work.kernels->store(work.kv_stores[kind], index, begin, end, scratch);
+    stage.kernels->store(work.kv_stores[kind], index, begin, end, scratch);
 }
 
 // Normalises the context in place. The norm needs all heads of a row, which several units write.
 void run_context_norm(const AttentionStage &stage) {
-  const Attention &attention = stage.attention;
-  const PrepareWork work = {stage.kernels,
-                            nullptr,
-                            nullptr,
-                            &attention,
-                            nullptr,
-                            attention.request.batch,
-                            row_blocks(attention, true, false)};
+  const RowWork work = {stage, row_blocks(stage, true, false), nullptr, nullptr};
   const auto run = [](const void *context, int64_t unit, int64_t) {
-    const PrepareWork &of = *static_cast<const PrepareWork *>(context);
-    const int64_t index = unit / of.blocks, begin = unit % of.blocks * prepared_rows;
-    of.kernels->normalize_context(
-        *of.attention, index, begin,
-        std::min(begin + prepared_rows, of.attention->run.sequences[index].n_q));
+    const RowWork &of = *static_cast<const RowWork *>(context);
+    const int64_t index = unit / of.blocks, begin = unit % of.blocks * prepared_rows,
+                  end = std::min(begin + prepared_rows, of.stage.in_pass[index].n_q);
+    of.stage.kernels->normalize_context(of.stage.attention, index, begin, end);
   };
-  run_units(stage.scheduler, stage.counter, work.batch * work.blocks, run, &work);
+  run_units(stage.scheduler, stage.counter, stage.attention.request.batch * work.blocks, run,
+            &work);
 }
 
 // ---- Padding
@@ -310,7 +296,7 @@ void prepare_pass(const AttentionStage &stage) {
   const AttentionRun &run = stage.attention.run;
   const bool is_measured = request.prepare_q.norm.is_of_all_heads;
   if (!arrays.new_keys.base && !is_measured) return;
-  const int64_t kv_heads = request.num_kv_heads;
+  const int64_t q_heads = request.num_heads, kv_heads = request.num_kv_heads;
   // Norms and rotations are applied while rows are stored, so stored rows need none.
   const KvStore stores[2] = {{arrays.new_keys, request.prepare_k, run.k_statistics, run.sequences,
                               arrays.k, kv_heads, request.head_dim, arrays.k.is_packed},
@@ -321,22 +307,12 @@ void prepare_pass(const AttentionStage &stage) {
     const KeyValues k = is_plain(arrays.k) ? arrays.k : plain_rows(arrays.new_keys);
     measures[0] = {
         k, request.prepare_k, run.k_statistics, run.sequences, kv_heads, request.head_dim, true};
-    measures[1] = {plain_rows(arrays.q),
-                   request.prepare_q,
-                   run.q_statistics,
-                   run.sequences,
-                   request.num_heads,
-                   request.head_dim,
-                   false};
+    const KeyValues q = plain_rows(arrays.q);
+    measures[1] = {
+        q, request.prepare_q, run.q_statistics, run.sequences, q_heads, request.head_dim, false};
   }
-  const PrepareWork work = {stage.kernels,
-                            stores,
-                            measures,
-                            &stage.attention,
-                            stage.scratch,
-                            request.batch,
-                            row_blocks(stage.attention, is_measured, true)};
-  run_units(stage.scheduler, stage.counter, (is_measured ? 3 : 2) * work.batch * work.blocks,
+  const RowWork work = {stage, row_blocks(stage, is_measured, true), stores, measures};
+  run_units(stage.scheduler, stage.counter, (is_measured ? 3 : 2) * request.batch * work.blocks,
             run_preparing_unit, &work);
 }
 
