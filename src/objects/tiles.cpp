@@ -25,37 +25,28 @@ void stream(float *to, const float *from) {
 class TileSum {
  public:
   void add(const float *row) {
-    MHA_UNROLL_AT_MOST(8)
-    for (int i = 0; i < words; ++i) {
-      Word word;
-      memcpy(&word, row + i * (tile_columns / words), sizeof word);
-      word += lanes_[i];
-      lanes_[i] = word << 25 | word >> 39;
+    uint64_t words[8];
+    memcpy(words, row, sizeof words);
+    for (int i = 0; i < 8; ++i) {
+      const uint64_t sum = lanes_[i] + words[i];
+      lanes_[i] = sum << 25 | sum >> 39;
     }
   }
 
   // The offset tells tiles apart, so that their sums can be added in any order.
   uint64_t value(uint64_t offset) const {
-    uint64_t sum = mix(offset), lanes[8];
-    memcpy(lanes, lanes_, sizeof lanes);
-    for (const uint64_t lane : lanes) sum = mix(sum ^ lane);
+    uint64_t sum = mix(offset);
+    for (const uint64_t lane : lanes_) sum = mix(sum ^ lane);
     return mix(sum);
   }
 
  private:
-#if defined(MHA_VECTOR)
-  using Word = MHA_VECTOR(uint64_t);
-#else
-  using Word = uint64_t;
-#endif
-  static constexpr int words = 8 * sizeof(uint64_t) / sizeof(Word);
-
   static uint64_t mix(uint64_t sum) {
     sum *= 0x9e3779b97f4a7c15u;
     return sum ^ sum >> 32;
   }
 
-  Word lanes_[words] = {};
+  uint64_t lanes_[8] = {};
 };
 
 using Rows = float[tile_rows][tile_columns];
