@@ -76,24 +76,34 @@ mha_layer *make_layer(void *storage, const PackedForm &form, const void *packed,
   return made;
 }
 
-// Answers the size queries of both kinds of layers.
-mha_status pack_size(Report report, const PackJob &job, size_t *bytes) {
-  return write_size(report.about(job.arguments.result), static_cast<size_t>(job.form.layout.bytes),
+// The functions below serve both kinds of layers. `given` is what a layer is made from: its
+// configuration, weights and options, or the weights and options of a linear layer.
+
+template <class... Given>
+mha_status pack_size(mha_error *error, size_t *bytes, const Given *...given) {
+  const Reporter report(error);
+  PackJob job;
+  MHA_TRY(prepare(report, given..., &job));
+  return write_size(report.about(sizeof...(given) + 1), static_cast<size_t>(job.form.layout.bytes),
                     bytes);
 }
 
 // Packs into the caller's buffer, which stays as it is after an error. `size_query` is the function
 // that tells its size.
-mha_status pack(Report caller, const PackJob &job, const char *size_query, void *buffer,
-                size_t buffer_bytes) {
-  const Reporter report = caller.about(job.arguments.result);
+template <class... Given>
+mha_status pack(mha_error *error, const char *size_query, void *buffer, size_t buffer_bytes,
+                const Given *...given) {
+  constexpr uint32_t result = sizeof...(given) + 1;
+  const Reporter of_given(error), report = of_given.about(result);
+  PackJob job;
+  MHA_TRY(prepare(of_given, given..., &job));
   if (!buffer)
     return report.null("buffer is NULL; pass memory of %s bytes, aligned to 64 bytes", size_query);
   if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
     return report.invalid(
         "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
   if (buffer_bytes < static_cast<size_t>(job.form.layout.bytes))
-    return report.about(job.arguments.result + 1)
+    return report.about(result + 1)
         .fail(MHA_ERROR_BUFFER_TOO_SMALL,
               "buffer_bytes is %zu, but the packed layer needs %lld; call %s for the size",
               buffer_bytes, lld(job.form.layout.bytes), size_query);
@@ -102,18 +112,17 @@ mha_status pack(Report caller, const PackJob &job, const char *size_query, void 
   return MHA_OK;
 }
 
-// The first step of create: no error leaves a pointer that looks like a layer.
-mha_status clear_layer(Report report, const PackArguments &arguments, mha_layer **layer) {
+// Allocates, checks the weights, packs them, and makes the object. No error leaves a pointer that
+// looks like a layer: the caller's is NULL until nothing can fail any more.
+template <class... Given>
+mha_status create(mha_error *error, mha_layer **layer, const Given *...given) {
+  const Reporter report(error);
   if (!layer)
-    return report.about(arguments.result)
+    return report.about(sizeof...(given) + 1)
         .null("layer is NULL; pass the address of a pointer to a layer");
   *layer = nullptr;
-  return MHA_OK;
-}
-
-// Allocates, checks the weights, packs them, and makes the object. Everything that can fail comes
-// before the caller's pointer is set.
-mha_status create(Report report, const PackJob &job, mha_layer **layer) {
+  PackJob job;
+  MHA_TRY(prepare(report, given..., &job));
   const Kernels *kernels;
   MHA_TRY(
       choose_kernels(report.about(job.arguments.options), job.options.instruction_set, &kernels));
@@ -156,35 +165,23 @@ using namespace mha;
 
 mha_status mha_layer_pack_size(const mha_layer_config *config, const mha_layer_weights *weights,
                                const mha_layer_options *options, size_t *bytes, mha_error *error) {
-  Reporter report(error);
-  PackJob job;
-  MHA_TRY(prepare(report, config, weights, options, &job));
-  return pack_size(report, job, bytes);
+  return pack_size(error, bytes, config, weights, options);
 }
 
 mha_status mha_linear_pack_size(const mha_linear_weights *weights, const mha_layer_options *options,
                                 size_t *bytes, mha_error *error) {
-  Reporter report(error);
-  PackJob job;
-  MHA_TRY(prepare_linear(report, weights, options, &job));
-  return pack_size(report, job, bytes);
+  return pack_size(error, bytes, weights, options);
 }
 
 mha_status mha_layer_pack(const mha_layer_config *config, const mha_layer_weights *weights,
                           const mha_layer_options *options, void *buffer, size_t buffer_bytes,
                           mha_error *error) {
-  Reporter report(error);
-  PackJob job;
-  MHA_TRY(prepare(report, config, weights, options, &job));
-  return pack(report, job, "mha_layer_pack_size", buffer, buffer_bytes);
+  return pack(error, "mha_layer_pack_size", buffer, buffer_bytes, config, weights, options);
 }
 
 mha_status mha_linear_pack(const mha_linear_weights *weights, const mha_layer_options *options,
                            void *buffer, size_t buffer_bytes, mha_error *error) {
-  Reporter report(error);
-  PackJob job;
-  MHA_TRY(prepare_linear(report, weights, options, &job));
-  return pack(report, job, "mha_linear_pack_size", buffer, buffer_bytes);
+  return pack(error, "mha_linear_pack_size", buffer, buffer_bytes, weights, options);
 }
 
 // ---- Layers
@@ -238,20 +235,12 @@ mha_status mha_layer_verify(const void *buffer, size_t buffer_bytes, mha_error *
 
 mha_status mha_layer_create(const mha_layer_config *config, const mha_layer_weights *weights,
                             const mha_layer_options *options, mha_layer **layer, mha_error *error) {
-  Reporter report(error);
-  MHA_TRY(clear_layer(report, layer_arguments, layer));
-  PackJob job;
-  MHA_TRY(prepare(report, config, weights, options, &job));
-  return create(report, job, layer);
+  return create(error, layer, config, weights, options);
 }
 
 mha_status mha_linear_create(const mha_linear_weights *weights, const mha_layer_options *options,
                              mha_layer **layer, mha_error *error) {
-  Reporter report(error);
-  MHA_TRY(clear_layer(report, linear_arguments, layer));
-  PackJob job;
-  MHA_TRY(prepare_linear(report, weights, options, &job));
-  return create(report, job, layer);
+  return create(error, layer, weights, options);
 }
 
 // The caller owns the memory of a view, so there is nothing to destroy. A layer that was destroyed

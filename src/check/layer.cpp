@@ -376,8 +376,8 @@ mha_status prepare(Report report, const mha_layer_config *config, const mha_laye
 }
 
 // A linear layer is a layer that has a W_O alone. Its messages use the names of its own struct.
-mha_status prepare_linear(Report report, const mha_linear_weights *weights,
-                          const mha_layer_options *options, PackJob *job) {
+mha_status prepare(Report report, const mha_linear_weights *weights,
+                   const mha_layer_options *options, PackJob *job) {
   *job = {};
   job->arguments = linear_arguments;
   mha_linear_weights given;
