@@ -66,7 +66,7 @@ mha_layer *make_layer(void *storage, const PackedForm &form, const void *packed,
   layer.shape = form.shape;
   layer.layout = form.layout;
   layer.packed = static_cast<const unsigned char *>(packed);
-  layer.storage = storage_of(form.kind);
+  layer.storage = form.kind.storage;
   layer.kernels = kernels;
   layer.sgemm = options.sgemm;
   layer.small = small_layer_of(layer);
@@ -200,7 +200,7 @@ mha_status mha_layer_view(const void *buffer, size_t buffer_bytes, const mha_lay
   mha_layer_options read;
   MHA_TRY(read_options(report.about(3), options, &read));
   // A buffer in panels does not suit a BLAS, nor the other way round.
-  if ((form.kind == PackedKind::plain_f32) != (read.sgemm != nullptr))
+  if (form.kind.is_plain != (read.sgemm != nullptr))
     return report.about(3).fail(MHA_ERROR_PACKED_FORMAT, "options.sgemm is %s",
                                 read.sgemm ? "given, but the layer was packed without one; set it "
                                              "to NULL, or pack the layer again with it"

@@ -303,7 +303,7 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
         "format.type is %u, but options.sgemm multiplies floats; set format.type to MHA_TYPE_F32 "
         "(1), or options.sgemm to NULL",
         weight_type);
-  job->form.kind = has_sgemm ? PackedKind::plain_f32 : kind_of(storage, shape.arithmetic);
+  job->form.kind = {storage, shape.arithmetic != Arithmetic::f32, has_sgemm};
   // The size may overflow even for dimensions that are allowed.
   job->form.layout = packed_layout(shape, job->form.kind);
   if (job->form.layout.bytes < 0)

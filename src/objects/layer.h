@@ -58,51 +58,37 @@ struct LayerShape {
   int64_t output_depth() const { return has_heads() ? context_columns() : query_dim; }
 };
 
-// How the weights of a packed buffer are laid out. The header stores the number.
+// How the weights of a packed buffer are laid out.
 //
 // In a panel, 48 columns of a matrix are side by side and the terms of the products follow each
 // other, [columns / 48][depth][48]; Projection (kernels/tasks/projection.h) describes the layouts
 // of fewer bits. "fours" are panels for integer arithmetic, which reads four terms of a column at
-// once. A plain matrix is [depth, columns], and W_Q|W_G|W_K|W_V are one matrix if the inputs have
-// one width.
-enum class PackedKind : uint32_t {
-  panels_f32 = 1,
-  plain_f32 = 2,  // for a BLAS
-  panels_f16 = 3,
-  panels_bf16 = 4,
-  panels_int8 = 5,
-  panels_int4 = 6,
-  fours_int4 = 7,
-  fours_int8 = 8,
+// once. A plain matrix, for a BLAS, is [depth, columns], and W_Q|W_G|W_K|W_V are one matrix if the
+// inputs have one width.
+struct PackedKind {
+  Storage storage;
+  bool has_fours, is_plain;
+
+  bool operator==(PackedKind o) const {
+    return storage == o.storage && has_fours == o.has_fours && is_plain == o.is_plain;
+  }
 };
 
-inline PackedKind kind_of(Storage storage, Arithmetic arithmetic) {
-  if (arithmetic != Arithmetic::f32)
-    return storage == Storage::int8 ? PackedKind::fours_int8 : PackedKind::fours_int4;
-  constexpr PackedKind kinds[] = {PackedKind::panels_f32, PackedKind::panels_f16,
-                                  PackedKind::panels_bf16, PackedKind::panels_int8,
-                                  PackedKind::panels_int4};
-  return kinds[static_cast<int>(storage)];
-}
-
-inline Storage storage_of(PackedKind kind) {
-  constexpr Storage storages[] = {Storage::f32,  Storage::f32,  Storage::f16,  Storage::bf16,
-                                  Storage::int8, Storage::int4, Storage::int4, Storage::int8};
-  return storages[static_cast<int>(kind) - 1];
-}
+// The kinds by their number in the header, from 1 on.
+constexpr PackedKind packed_kinds[] = {{Storage::f32, false, false},  {Storage::f32, false, true},
+                                       {Storage::f16, false, false},  {Storage::bf16, false, false},
+                                       {Storage::int8, false, false}, {Storage::int4, false, false},
+                                       {Storage::int4, true, false},  {Storage::int8, true, false}};
+constexpr uint32_t num_packed_kinds = sizeof packed_kinds / sizeof *packed_kinds;
 
 // Whether this many inputs can share a scale.
 inline bool is_group_size(int64_t group) {
   return group >= min_group && group <= max_group && (group & (group - 1)) == 0;
 }
 
-inline bool has_fours(PackedKind kind) {
-  return kind == PackedKind::fours_int8 || kind == PackedKind::fours_int4;
-}
-
 // The size of one panel of a matrix. It cannot overflow, because depths are below 2^31.
 inline int64_t panel_bytes(int64_t depth, PackedKind kind) {
-  return panel_bytes(depth, storage_of(kind), has_fours(kind));
+  return panel_bytes(depth, kind.storage, kind.has_fours);
 }
 
 inline int64_t panels_of(int64_t columns) { return blocks_of(columns, panel_columns); }
@@ -132,6 +118,8 @@ struct PackedForm {
   LayerShape shape;
   PackedKind kind;
   PackedLayout layout;
+
+  bool has_float_panels() const { return kind.storage == Storage::f32 && !kind.is_plain; }
 };
 
 // Reads what is stored as f16, and reports the first weight that is finite and too large for it, or

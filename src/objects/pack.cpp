@@ -77,7 +77,7 @@ uint64_t header_checksum(PackedHeader header) {
 // this sum while the weights pass through its registers. It is 0 for all other kinds.
 uint64_t panels_checksum(const PackedForm &form, const void *buffer) {
   uint64_t sum = 0;
-  if (form.kind != PackedKind::panels_f32) return sum;
+  if (!form.has_float_panels()) return sum;
   for (const PackedMatrix &matrix : form.layout.matrices) {
     for (int64_t panel = 0; panel < panels_of(matrix.columns); ++panel) {
       const int64_t at = panel * matrix.depth * panel_columns;
@@ -91,7 +91,7 @@ uint64_t panels_checksum(const PackedForm &form, const void *buffer) {
 // everything after the header for all other kinds.
 uint64_t rest_checksum(const PackedForm &form, const void *buffer) {
   int64_t first = sizeof(PackedHeader);
-  if (form.kind == PackedKind::panels_f32) first = form.layout.matrices[0].bias_offset;
+  if (form.has_float_panels()) first = form.layout.matrices[0].bias_offset;
   return checksum(buffer, first, (form.layout.bytes - first) / 64, 1);
 }
 
@@ -231,7 +231,7 @@ uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKin
     for (int64_t k = 0; k < matrix.depth; k += tile_rows) {
       const int64_t num_rows = std::min(tile_rows, matrix.depth - k);
       for (int64_t i = 0; i < count; ++i) {
-        if (kind == PackedKind::panels_f32) {
+        if (!kind.is_plain) {
           const int64_t panel = (first + i) / tiles_across, tile = (first + i) % tiles_across;
           const int64_t at = (panel * matrix.depth + k) * panel_columns + tile * tile_columns;
           const uint64_t offset = static_cast<uint64_t>(matrix.weights_offset + at * float_bytes);
@@ -299,9 +299,8 @@ float magnitude_of(float x) { return x < 0.0f ? -x : x; }
 
 // How many scales a column has: one for each group, or one for all terms of int8.
 int64_t scales_per_column(const LayerShape &shape, PackedKind kind, int64_t depth) {
-  const Storage storage = storage_of(kind);
-  const int64_t group = shape.group_of(storage);
-  return group != 0 ? blocks_of(depth, group) : storage == Storage::int8 ? 1 : 0;
+  const int64_t group = shape.group_of(kind.storage);
+  return group != 0 ? blocks_of(depth, group) : kind.storage == Storage::int8 ? 1 : 0;
 }
 
 // A panel of a matrix and its place in the buffer. The functions below pack one panel each, and
@@ -331,7 +330,7 @@ struct Panel {
 // a plain matrix has others beside it.
 void pack_widened(const Panel &panel, FloatBlock *block) {
   const PackedMatrix &matrix = panel.matrix;
-  const bool is_plain = panel.kind == PackedKind::plain_f32;
+  const bool is_plain = panel.kind.is_plain;
   float *to = is_plain
                   ? reinterpret_cast<float *>(panel.buffer + matrix.weights_offset) + panel.first
                   : panel.weights<float>();
@@ -381,8 +380,8 @@ void pack_int8(const Panel &panel, FloatBlock *block) {
 // Codes of a column's terms in groups, whose numbers decide the scale of each: as an int8 row or an
 // int4 group. Two neighbouring terms of int4 share a byte, the earlier one in its low half.
 void pack_groups(const Panel &panel, FloatBlock *block) {
-  const bool is_int4 = storage_of(panel.kind) == Storage::int4;
-  const int64_t group = panel.shape.group_of(storage_of(panel.kind));
+  const bool is_int4 = panel.kind.storage == Storage::int4;
+  const int64_t group = panel.shape.group_of(panel.kind.storage);
   float *scales = panel.scales();
   unsigned char *to = panel.weights<unsigned char>();
   for (int64_t k = 0; k < panel.matrix.depth; k += block_terms) {
@@ -458,17 +457,15 @@ void pack_codes(const Panel &panel) {
 // unsigned. Four rows of int4 hold eight terms; terms i and i + 4 share a byte afterwards.
 void put_fours_together(const Panel &panel) {
   constexpr int64_t fours = 4, columns = panel_columns;
-  unsigned char *const first = panel.weights<unsigned char>(), *const end =
-                                                                   first +
-                                                                   panel_bytes(panel.matrix.depth,
-                                                                               panel.kind);
-  for (unsigned char *at = first; at < end; at += fours * columns) {
+  unsigned char *at = panel.weights<unsigned char>();
+  const unsigned char *const end = at + panel_bytes(panel.matrix.depth, panel.kind);
+  for (; at < end; at += fours * columns) {
     unsigned char rows[fours * columns];
     memcpy(rows, at, sizeof rows);
     for (int64_t c = 0; c < columns; ++c) {
       for (int64_t i = 0; i < fours; ++i) {
         unsigned char &code = at[c * fours + i];
-        if (panel.kind == PackedKind::fours_int8) {
+        if (panel.kind.storage == Storage::int8) {
           code = static_cast<unsigned char>(rows[i * columns + c] + byte_added);
         } else {
           const unsigned char low = rows[i / 2 * columns + c],
@@ -486,7 +483,7 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, const Pack
                     unsigned char *buffer) {
   FloatBlock block;
   const PackedKind kind = form.kind;
-  const Storage storage = storage_of(kind);
+  const Storage storage = kind.storage;
   for (int64_t first = 0; first < matrix.columns; first += panel_columns) {
     const Panel panel = {source, matrix, form.shape, kind, first, buffer};
     if (source.scales)
@@ -501,7 +498,7 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, const Pack
       pack_elements<uint16_t>(panel, &block, [](float x, int64_t) { return bf16_of(x); });
     else
       pack_widened(panel, &block);
-    if (has_fours(kind)) put_fours_together(panel);
+    if (kind.has_fours) put_fours_together(panel);
   }
 }
 
@@ -531,8 +528,8 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
   const auto is_dim = [](int64_t dim) { return dim > 0 && dim <= INT32_MAX; };
   if (!is_dim(s.query_dim) || !is_dim(s.output_dim) || s.has_output > 1) return false;
   if (s.gate > MHA_FUNCTION_SOFTPLUS || s.arithmetic > Arithmetic::int16) return false;
-  if (has_fours(kind) != (s.arithmetic != Arithmetic::f32)) return false;
-  if (!has_sound_groups(s, storage_of(kind))) return false;
+  if (kind.has_fours != (s.arithmetic != Arithmetic::f32)) return false;
+  if (!has_sound_groups(s, kind.storage)) return false;
   if (!s.has_heads()) {
     // A linear layer consists of its W_O. Nothing else is set.
     const int64_t unused = s.key_dim | s.value_dim | s.num_kv_heads | s.head_dim | s.head_dim_v;
@@ -548,7 +545,7 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
     return false;
   const bool is_finite = s.scale - s.scale == 0.0f;
   return is_finite && (s.has_output || s.output_dim == s.context_columns()) &&
-         (kind != PackedKind::plain_f32 || s.fits_sgemm());
+         (!kind.is_plain || s.fits_sgemm());
 }
 
 // Finds the first scale or offset of groups that would change as an f16. All NaN are one.
@@ -580,7 +577,7 @@ mha_status check_scales(Report report, const PackedForm &form, const mha_layer_w
 // weights. Numbers that are infinite or NaN are accepted, for they are stored as they are.
 mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights) {
   if (form.shape.scale_storage == Storage::f16) return check_scales(report, form, weights);
-  if (form.kind != PackedKind::panels_f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
+  if (form.kind.storage != Storage::f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   FloatBlock block;
   for (int name = 0; name < num_matrices; ++name) {
     const Source source = source_of(form, weights, name);
@@ -624,11 +621,10 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
     end = end + round_up(bytes, 64);
     return offset;
   };
-  const bool is_plain = kind == PackedKind::plain_f32;
   for (PackedMatrix &matrix : layout.matrices) {
     const bool is_input = &matrix != &layout.matrices[matrix_o],
                is_first = &matrix == layout.matrices;
-    if (!is_plain) {
+    if (!kind.is_plain) {
       matrix.weights_offset =
           take(Count(panels_of(matrix.columns)) * Count(panel_bytes(matrix.depth, kind)));
       continue;
@@ -667,7 +663,7 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
   // Every byte of the buffer is defined, because the checksum reads it. Plain matrices may end
   // within a cache line: the last line of each is cleared before anything is copied. But there is
   // no gap between the parts of W_Q|W_G|W_K|W_V.
-  for (int i = 1; kind == PackedKind::plain_f32 && i <= num_matrices; ++i) {
+  for (int i = 1; kind.is_plain && i <= num_matrices; ++i) {
     const int64_t end =
         i < num_matrices ? layout.matrices[i].weights_offset : layout.matrices[0].bias_offset;
     const bool is_line_border = end % 64 == 0;
@@ -675,10 +671,10 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
   }
   // Panels of fewer bits may have gaps after them, and scales exist for columns that the caller
   // does not have.
-  if (storage_of(kind) != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
+  if (kind.storage != Storage::f32) memset(bytes, 0, static_cast<size_t>(layout.bytes));
 
   const bool stays_float =
-      storage_of(kind) == Storage::f32 && storage_of_type(weights.type) == Storage::f32;
+      kind.storage == Storage::f32 && storage_of_type(weights.type) == Storage::f32;
   uint64_t sum = 0;
   for (int i = 0; i < num_matrices; ++i) {
     const PackedMatrix &matrix = layout.matrices[i];
@@ -698,7 +694,8 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
   header.byte_order = packed_byte_order;
   header.version = packed_version;
   header.contract = MHA_CONTRACT;
-  header.kind = static_cast<uint32_t>(kind);
+  header.kind = 1;
+  while (!(packed_kinds[header.kind - 1] == kind)) ++header.kind;
   header.bytes = static_cast<uint64_t>(layout.bytes);
   header.payload_checksum = sum + rest_checksum(form, bytes);
   header.shape = form.shape;
@@ -744,12 +741,12 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, P
         MHA_ERROR_PACKED_FORMAT,
         "the layer was packed for arithmetic contract %u, but this library has %d; pack it again",
         header.contract, MHA_CONTRACT);
-  const PackedKind kind = static_cast<PackedKind>(header.kind);
-  if (kind < PackedKind::panels_f32 || kind > PackedKind::fours_int8)
+  if (header.kind < 1 || header.kind > num_packed_kinds)
     return report.fail(
         MHA_ERROR_PACKED_FORMAT,
         "the packed layer is of kind %u, which this version does not know; pack it again",
         header.kind);
+  const PackedKind kind = packed_kinds[header.kind - 1];
   bool is_valid = is_sound(header.shape, kind);
   for (const unsigned char byte : header.reserved) is_valid = is_valid && byte == 0;
   if (is_valid) *form = {header.shape, kind, packed_layout(header.shape, kind)};

@@ -405,10 +405,8 @@ void TestLayer() {
                                     [](const int64_t *dim) { return *dim >= 0 && *dim < 500; });
   const uint32_t kind = At<uint32_t>(stored, kKind);
   if (in.Boolean() && is_small && (shape.group == 0 || mha::is_group_size(shape.group)) &&
-      kind >= 1 &&
-      kind <= static_cast<uint32_t>(
-                  mha::PackedKind::fours_int8)) {  // a buffer of the size that a made-up shape has
-    const int64_t made_up = mha::packed_layout(shape, static_cast<mha::PackedKind>(kind)).bytes;
+      kind >= 1 && kind <= mha::num_packed_kinds) {  // a buffer of the size of a made-up shape
+    const int64_t made_up = mha::packed_layout(shape, mha::packed_kinds[kind - 1]).bytes;
     if (made_up < 1 << 18)
       stored.resize(static_cast<size_t>(made_up)),
           Set(&stored, kBytes, static_cast<uint64_t>(made_up));
