@@ -1,11 +1,9 @@
 // mha_causal_conv: a depthwise convolution of rows. A unit of work is some channels of all rows of
 // a sequence.
 
-#include "../base/schedule.h"
 #include "../check/recurrent.h"
 #include "../check/rules.h"
 #include "../check/sequences.h"
-#include "../cpu.h"
 #include "../run/rows.h"
 #include "frame.h"
 

@@ -8,8 +8,10 @@
 //   fill_info     what it costs
 #pragma once
 
+#include "../base/schedule.h"
 #include "../base/structs.h"
 #include "../check/arrays.h"
+#include "../cpu.h"
 
 namespace mha {
 
@@ -44,6 +46,15 @@ mha_status run_call(mha_error *error, const char *query, void *workspace, size_t
   Call call;
   MHA_TRY(make_call(report, given..., &call));
   return run_made(report, argument + 1, query, workspace, workspace_bytes, &call);
+}
+
+// How a call runs, but for its cost. A BLAS has its own arithmetic.
+inline void describe_run(const Kernels &kernels, const mha_scheduler *scheduler, bool has_sgemm,
+                         mha_call_info *info) {
+  info->instruction_set = kernels.instruction_set;
+  info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
+  info->contract = has_sgemm ? 0 : contract_of_thread();
+  info->num_threads = static_cast<uint32_t>(threads_of(scheduler));
 }
 
 template <class Call, class... Given>

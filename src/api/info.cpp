@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "../base/structs.h"
 #include "../check/entries.h"
 #include "../check/request.h"
-#include "../cpu.h"
 #include "../storage.h"
 #include "attention.h"
 #include "forward.h"
@@ -129,17 +127,9 @@ uint64_t bytes_of_score_options(const ScoreOptions &options, int64_t batch, int6
 
 // ---- The parts of a call
 
-// Which kernels run the products, and from which layer.
-void describe_projections(const mha_layer &layer, mha_call_info *info) {
-  const bool has_sgemm = layer.sgemm != nullptr;
-  info->back_end = has_sgemm ? MHA_BACK_END_SGEMM : MHA_BACK_END_NATIVE;
-  info->contract = has_sgemm ? 0 : contract_of_thread();
+void describe_run(const mha_layer &layer, const mha_scheduler *scheduler, mha_call_info *info) {
+  describe_run(*layer.kernels, scheduler, layer.sgemm != nullptr, info);
   info->packed_bytes = static_cast<size_t>(layer.layout.bytes);
-}
-
-void describe_run(const AttentionStage &stage, mha_call_info *info) {
-  info->instruction_set = stage.kernels->instruction_set;
-  info->num_threads = static_cast<uint32_t>(threads_of(stage.scheduler));
 }
 
 // Keys and values that are projected in the call do not count as read.
@@ -168,8 +158,7 @@ void add_attention_cost(const AttentionStage &stage, mha_call_info *info) {
 mha_status fill_info(Report report, ForwardCall &call, mha_call_info *info) {
   const LayerShape &shape = call.layer->shape;
   AttentionStage &stage = call.stage;
-  describe_projections(*call.layer, info);
-  describe_run(stage, info);
+  describe_run(*call.layer, stage.scheduler, info);
   if (stage.sequences.has_no_work()) return MHA_OK;
   MHA_TRY(check_array_contents(report, stage.sequences, &stage.attention.request));
   const uint64_t q_rows = valid_queries(stage.sequences), kv_rows = valid_keys(stage.sequences);
@@ -189,9 +178,7 @@ mha_status fill_info(Report report, ForwardCall &call, mha_call_info *info) {
 
 mha_status fill_info(Report report, AttentionCall &call, mha_call_info *info) {
   AttentionStage &stage = call.stage;
-  info->back_end = MHA_BACK_END_NATIVE;
-  info->contract = contract_of_thread();
-  describe_run(stage, info);
+  describe_run(*stage.kernels, stage.scheduler, false, info);
   if (stage.sequences.has_no_work()) return MHA_OK;
   MHA_TRY(check_array_contents(report, stage.sequences, &stage.attention.request));
   const mha_attention_args &read = call.args;
@@ -209,9 +196,7 @@ mha_status fill_info(Report, LinearCall &call, mha_call_info *info) {
   const mha_linear_args &read = call.args;
   const mha_layer *const layer = call.layer;
   const LayerShape &shape = layer->shape;
-  info->instruction_set = layer->kernels->instruction_set;
-  info->num_threads = static_cast<uint32_t>(threads_of(read.scheduler));
-  describe_projections(*layer, info);
+  describe_run(*layer, read.scheduler, info);
   if (read.rows != 0) {
     // The packed layer has all weights, then all scales, then all biases, those of W_O last each
     // time.

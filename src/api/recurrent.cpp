@@ -7,9 +7,7 @@
 
 #include <algorithm>
 
-#include "../base/schedule.h"
 #include "../check/sequences.h"
-#include "../cpu.h"
 #include "../run/rows.h"
 #include "frame.h"
 
@@ -140,10 +138,7 @@ mha_status check_data(Report report, RecurrentCall &call) {
 // For each number of a state: its product with the decay; k u and its sum; and of r, where there is
 // beta, and of each query, a product and a sum.
 mha_status fill_info(Report report, RecurrentCall &call, mha_call_info *info) {
-  info->instruction_set = call.kernels->instruction_set;
-  info->back_end = MHA_BACK_END_NATIVE;
-  info->contract = contract_of_thread();
-  info->num_threads = static_cast<uint32_t>(threads_of(call.args.scheduler));
+  describe_run(*call.kernels, call.args.scheduler, false, info);
   if (has_no_work(call)) return MHA_OK;
   MHA_TRY(check_query_rows(report, call.sequences, "rows"));
   const Recurrence &r = call.recurrence;
