@@ -50,9 +50,8 @@ int64_t kv_groups(const AttentionRequest &request, const AttentionRun &run) {
   return blocks_of(request.num_kv_heads, run.unit_kv_heads);
 }
 
-int64_t whole_units(const Attention &attention) {
-  return attention.request.batch * kv_groups(attention.request, attention.run) *
-         attention.run.query_blocks;
+int64_t whole_units(const AttentionRequest &request, const AttentionRun &run) {
+  return request.batch * kv_groups(request, run) * run.query_blocks;
 }
 
 // One token of one sequence has as many units as kv heads, which may be fewer than threads. Then
@@ -61,7 +60,7 @@ int64_t whole_units(const Attention &attention) {
 void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
                 AttentionRun *run) {
   run->parts.count = run->parts.chunks = 1;
-  const int64_t units = request.batch * kv_groups(request, *run) * run->query_blocks;
+  const int64_t units = whole_units(request, *run);
   const int64_t wanted = num_threads * units_per_thread;
   const int64_t chunks = blocks_of(run->longest_kv, chunk_keys);
   // Only partials of the smallest units have a place in the workspace.
@@ -111,7 +110,8 @@ void run_inspection(const void *context, int64_t unit, int64_t thread) {
 
 void run_attention(const AttentionStage &stage) {
   const Attention &attention = stage.attention;
-  const int64_t units = whole_units(attention), parts = attention.run.parts.count;
+  const int64_t units = whole_units(attention.request, attention.run),
+                parts = attention.run.parts.count;
   // The thread that brings the counter of a unit to 0 merges the parts.
   if (parts > 1) std::fill_n(attention.run.parts.unfinished, units, parts);
   run_units(stage.scheduler, stage.counter, units * parts, run_unit, &stage);
