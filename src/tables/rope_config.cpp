@@ -17,11 +17,6 @@ namespace {
 
 constexpr int64_t end_of_positions = int64_t{1} << 31;
 
-template <class T>
-void set_default(T *field, T value) {
-  if (*field == 0) *field = value;
-}
-
 // At most one kind of scaling is asked for, with all of its fields and none of the others.
 mha_status check_scaling(const Rules &rules, const mha_rope_config &c) {
   const Given yarn = {"yarn_factor", c.yarn_factor}, llama3 = {"llama3_factor", c.llama3_factor},
@@ -119,12 +114,12 @@ mha_status check_rope_config(Report report, mha_rope_config &config) {
         "first_position is %lld and num_positions is %lld; set them so that their sum is at most "
         "2^31",
         lld(config.first_position), lld(config.num_positions));
-  set_default(&config.base, 10000.0);
-  set_default(&config.linear_factor, 1.0);
-  set_default(&config.yarn_beta_fast, 32.0);
-  set_default(&config.yarn_beta_slow, 1.0);
-  set_default(&config.llama3_low_freq_factor, 1.0);
-  set_default(&config.llama3_high_freq_factor, 4.0);
+  if (config.base == 0) config.base = 10000.0;
+  if (config.linear_factor == 0) config.linear_factor = 1.0;
+  if (config.yarn_beta_fast == 0) config.yarn_beta_fast = 32.0;
+  if (config.yarn_beta_slow == 0) config.yarn_beta_slow = 1.0;
+  if (config.llama3_low_freq_factor == 0) config.llama3_low_freq_factor = 1.0;
+  if (config.llama3_high_freq_factor == 0) config.llama3_high_freq_factor = 4.0;
   MHA_TRY(check_formulas(report, config));
   return check_mrope(rules, config);
 }
