@@ -48,7 +48,7 @@ int64_t block_rows_of(int64_t rows, int64_t depth) {
   return block_rows;
 }
 
-// Several threads need about three units each. One thread takes all panels of a part at once.
+// Several threads need about three units each.
 Cut cut_of(const Product &product, int64_t num_threads) {
   constexpr int64_t min_shared = 24;
   const Projection &first = product.parts[0];
@@ -57,10 +57,9 @@ Cut cut_of(const Product &product, int64_t num_threads) {
   // busy for a short time only if the rows are few.
   Cut cut = {};
   cut_rows(first.rows, block_rows, &cut);
-  group_panels(product, num_threads == 1 ? INT32_MAX : first.rows <= 8 ? 4 : 1, &cut);
-  if (num_threads == 1) return cut;
+  group_panels(product, first.rows <= 8 ? 4 : 1, &cut);
   // Smaller units leave no thread without work, and fewer threads idle while the last ones run.
-  const int64_t wanted = 3 * num_threads;
+  const int64_t wanted = num_threads > 1 ? 3 * num_threads : 1;
   const auto has_idle = [&cut, num_threads] {
     return 10 * cut.units() < 9 * num_threads * blocks_of(cut.units(), num_threads);
   };
@@ -123,11 +122,15 @@ struct ProjectWork {
   Cut cuts[max_products];
 };
 
+// Which of the two functions of the kernels multiplies.
+auto project_of(const Kernels &kernels, const Projection &projection) {
+  return projection.arithmetic == Arithmetic::f32 ? kernels.project : kernels.codes->project;
+}
+
 // Units are numbered block of rows by block of rows, and within a block panel by panel of all
 // parts, so that the threads work on the same rows at about the same time.
 void run_unit(const void *context, int64_t unit, int64_t thread) {
   const ProjectWork &work = *static_cast<const ProjectWork *>(context);
-  const Kernels &kernels = *work.kernels;
   int64_t i = 0;
   for (; unit >= work.cuts[i].units(); ++i) unit -= work.cuts[i].units();
   const Product &product = work.products[i];
@@ -138,12 +141,27 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   const Projection &projection = product.parts[part];
   const int64_t panel_begin = group * cut.group_panels,
                 row_end = std::min(projection.rows, row_begin + cut.block_rows);
-  const int64_t panel_end = std::min(panels_of(projection.columns), panel_begin + cut.group_panels);
   const void *const rows =
-      work.readying.rows_of(kernels, projection, i, row_begin, row_end, thread);
-  const bool is_float = projection.arithmetic == Arithmetic::f32;
-  const auto project = is_float ? kernels.project : kernels.codes->project;
-  project(projection, rows, row_begin, row_end, panel_begin, panel_end);
+      work.readying.rows_of(*work.kernels, projection, i, row_begin, row_end, thread);
+  const int64_t panel_end = std::min(panels_of(projection.columns), panel_begin + cut.group_panels);
+  project_of(*work.kernels, projection)(projection, rows, row_begin, row_end, panel_begin,
+                                        panel_end);
+}
+
+// A single thread needs no units.
+void run_alone(const Kernels &kernels, const Product &product, int64_t number,
+               const Readying &readying) {
+  const int64_t rows = product.parts[0].rows,
+                block_rows = block_rows_of(rows, product.parts[0].depth);
+  for (int64_t row = 0; row < rows; row += block_rows) {
+    const int64_t end = std::min(rows, row + block_rows);
+    const void *const ready = readying.rows_of(kernels, product.parts[0], number, row, end, 0);
+    for (int64_t part = 0; part < product.num_parts; ++part) {
+      const Projection &projection = product.parts[part];
+      project_of(kernels, projection)(projection, ready, row, end, 0,
+                                      panels_of(projection.columns));
+    }
+  }
 }
 
 // sgemm takes float rows at one stride. Rows of one sequence have one, and so have those of all
@@ -248,7 +266,7 @@ void describe_projection(const mha_layer &layer, MatrixName name, const InputRow
   }
 }
 
-// A BLAS takes one product after the other.
+// A BLAS takes one product after the other, and one thread needs no units.
 void run_products(const mha_layer &layer, const Product *products, int64_t num_products,
                   const mha_scheduler *scheduler, UnitCounter *counter, const ProductPlan &memory,
                   unsigned char *workspace) {
@@ -261,6 +279,10 @@ void run_products(const mha_layer &layer, const Product *products, int64_t num_p
   }
   const Readying readying = {workspace + memory.ready, memory.ready_per_thread};
   readying.clear(threads_of(scheduler));
+  if (threads_of(scheduler) == 1) {
+    for (int64_t i = 0; i < num_products; ++i) run_alone(*layer.kernels, products[i], i, readying);
+    return;
+  }
   ProjectWork work = {layer.kernels, products, readying, {}};
   int64_t units = 0;
   for (int64_t i = 0; i < num_products; ++i) {
