@@ -28,6 +28,8 @@ int64_t Odd(int64_t usual) {
   const uint8_t kind = in.Byte();
   return kind < 248 ? usual : kind < 250 ? 0 : kind < 252 ? MHA_EMPTY : in.AnyInteger();
 }
+int64_t Batch(int64_t given) { return given == 0 ? 1 : given; }
+
 int64_t Number(int64_t low, int64_t high) {  // now and then the next one outside
   const int64_t usual = in.Integer(low, std::max(low, high));
   const uint8_t kind = in.Byte();
@@ -430,7 +432,7 @@ const int64_t *PaddedLeft(const int64_t *lengths, int64_t count, int64_t rows) {
 // rows.
 template <class Args>
 int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
-  const int64_t count = args->call.batch, n_q = args->call.n_q,
+  const int64_t count = Batch(args->call.batch), n_q = args->call.n_q,
                 n_kv = given.reads_cache ? MHA_EMPTY
                        : is_self         ? n_q
                                          : args->call.n_kv;
@@ -459,7 +461,7 @@ int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
   if (given.pads_q_left) s.q_first_rows = PaddedLeft(s.q_lengths, count, n_q);
   if (given.pads_kv_left) s.kv_first_rows = PaddedLeft(s.kv_lengths, count, n_kv);
   if (is_packed) args->call.batch = 1, s.count = count;
-  const int64_t rows = args->call.batch;
+  const int64_t rows = Batch(args->call.batch);
   if (given.reads_cache || in.OneIn(3)) given.cache = Cache(heads);
   if (given.reads_cache && !given.cache)
     given.cache = reinterpret_cast<mha_kv_cache *>(buffers.Take(4096, 64));  // which is none
@@ -666,7 +668,7 @@ void TestChooseKeys() {
 // Sequences of a call that has rows alone, and how many there are.
 int64_t FillRows(int64_t *batch, int64_t rows, const mha_sequences **placed) {
   mha_sequences s = {};
-  const int64_t count = *batch;
+  const int64_t count = Batch(*batch);
   if (in.OneIn(4)) {
     s.cu_seqlens_q = Starts(count, rows);
     s.count = in.OneIn(16) ? std::min(Number(0, 4), count) : count;
@@ -713,15 +715,15 @@ void TestRecurrent() {
   args.decay.type = Type(3), args.beta.type = Type(3);
   const auto array = [&](int64_t heads, Wide of_head, mha_strides *strides) {
     if (in.OneIn(4)) {
-      Elements(
-          of_head,
-          {{args.batch, &strides->batch}, {heads, &strides->head}, {args.rows, &strides->row}});
+      Elements(of_head, {{Batch(args.batch), &strides->batch},
+                         {heads, &strides->head},
+                         {args.rows, &strides->row}});
     } else {
-      Elements(
-          of_head,
-          {{args.batch, &strides->batch}, {args.rows, &strides->row}, {heads, &strides->head}});
+      Elements(of_head, {{Batch(args.batch), &strides->batch},
+                         {args.rows, &strides->row},
+                         {heads, &strides->head}});
     }
-    return Span(of_head, *strides, args.batch, args.rows, heads);
+    return Span(of_head, *strides, Batch(args.batch), args.rows, heads);
   };
   const uint32_t k_type = args.k.type != 0 ? args.k.type : args.q.type,
                  v_type = args.v.type != 0 ? args.v.type : k_type;
@@ -757,9 +759,9 @@ void TestCausalConv() {
   if (!in.OneIn(16)) args.weights = Floats(Elements(args.kernel_size, {{channels}}));
   if (in.OneIn(2)) args.bias = Floats(channels);
   args.x.type = Type(3), args.output.type = Type(3);
-  args.x.data = Input(Rows(channels, &args.x.strides, args.batch, args.rows), args.x.type);
+  args.x.data = Input(Rows(channels, &args.x.strides, Batch(args.batch), args.rows), args.x.type);
   args.output.data =
-      Output(Rows(channels, &args.output.strides, args.batch, args.rows), args.output.type);
+      Output(Rows(channels, &args.output.strides, Batch(args.batch), args.rows), args.output.type);
   FillStates(&args, channels, {{count}, {std::max<int64_t>(args.kernel_size, 1) - 1}});
   SetReserved({&args.x}, &args.output, false);
   const mha_causal_conv_args *const placed = Placed(args);
@@ -987,22 +989,25 @@ void TestPartials() {
   args.batch = Number(1, 3), args.num_heads = Number(1, 4), args.n_q = Number(1, 10),
   args.head_dim_v = Number(1, 40);
   args.instruction_set = Kind(9), args.output.type = Type(3);
-  args.partials =
-      Floats(Elements(Wide{args.head_dim_v} + 2, {{args.batch}, {args.num_heads}, {args.n_q}}));
+  args.partials = Floats(
+      Elements(Wide{args.head_dim_v} + 2, {{Batch(args.batch)}, {args.num_heads}, {args.n_q}}));
   if (in.Boolean()) args.sinks = Floats(args.num_heads);
   if (in.Boolean()) args.head_scales = Floats(args.num_heads);
   if (!in.OneIn(4))
-    args.output.data = Output(
-        Elements(args.head_dim_v, {{args.batch}, {args.num_heads}, {args.n_q}}), args.output.type);
-  if (in.Boolean()) args.lse = Result(Elements(1, {{args.batch}, {args.num_heads}, {args.n_q}}));
+    args.output.data =
+        Output(Elements(args.head_dim_v, {{Batch(args.batch)}, {args.num_heads}, {args.n_q}}),
+               args.output.type);
+  if (in.Boolean())
+    args.lse = Result(Elements(1, {{Batch(args.batch)}, {args.num_heads}, {args.n_q}}));
   const mha_partials_args *placed = Placed(args);
   if (in.OneIn(3)) {
     mha_strides &strides = args.output.strides;
-    Elements(
-        args.head_dim_v,
-        {{args.batch, &strides.batch}, {args.n_q, &strides.row}, {args.num_heads, &strides.head}});
-    args.output.data = Output(Span(args.head_dim_v, strides, args.batch, args.n_q, args.num_heads),
-                              args.output.type);
+    Elements(args.head_dim_v, {{Batch(args.batch), &strides.batch},
+                               {args.n_q, &strides.row},
+                               {args.num_heads, &strides.head}});
+    args.output.data =
+        Output(Span(args.head_dim_v, strides, Batch(args.batch), args.n_q, args.num_heads),
+               args.output.type);
     args.reserved = in.OneIn(16), args.output.reserved = in.OneIn(16);
     placed = Placed(args);
   }

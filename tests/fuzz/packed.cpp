@@ -379,7 +379,8 @@ void TestLayer() {
   linear.output_dim = config.head_dim = in.Integer(1, 20),
   linear.input_dim = config.query_dim = in.Integer(1, 50);
   config.head_dim_v = in.Integer(0, 20), config.key_dim = in.OneIn(3) ? in.Integer(1, 20) : 0;
-  config.gate = in.OneIn(4) ? 1 : 0;
+  config.gate = in.OneIn(4) ? MHA_FUNCTION_SIGMOID : MHA_FUNCTION_NONE;
+  if (config.gate) weights.gate_place = MHA_GATE_IN_W_Q;
   const float *const numbers = Floats(10000);
   linear.w.data = weights.w_q.data = weights.w_k.data = weights.w_v.data = linear.w.bias = numbers;
   if (in.Boolean()) weights.w_o.data = numbers;
