@@ -1,8 +1,9 @@
 // Rows of stored numbers (stored.h) in memory: as floats, back, and transposed.
 #pragma once
 
+#include MHA_VECTORS  // first: it says what ops.h takes for one number
+
 #include "stored.h"
-#include MHA_VECTORS
 
 namespace mha {
 namespace {

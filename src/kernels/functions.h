@@ -6,8 +6,9 @@
 // other, those of different vectors run side by side.
 #pragma once
 
+#include MHA_VECTORS  // first: it says what ops.h takes for one number
+
 #include "ops.h"
-#include MHA_VECTORS
 
 namespace mha {
 namespace {

@@ -1,7 +1,6 @@
 // The kernels for any machine: a vector has one lane. They are also the fallback where a build or a
 // processor has no instruction set that the library knows.
 
-#define MHA_KERNELS_SCALAR
 #define MHA_VECTORS "scalar.h"
 #include "../compiler.h"
 #include "mha.h"

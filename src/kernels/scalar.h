@@ -1,6 +1,8 @@
 // One number at a time, in plain C++.
 #pragma once
 
+#define MHA_KERNELS_SCALAR
+
 #include "dot_products.h"
 
 namespace mha {
