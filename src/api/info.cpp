@@ -139,9 +139,9 @@ void add_attention_cost(const AttentionStage &stage, mha_call_info *info) {
   const ReadHeads heads = read_heads(request);
   info->operations +=
       2 * attending_pairs(s) * product(heads.computed, request.head_dim + request.head_dim_v);
-  const int64_t columns = s.has_new_columns ? s.n_kv : pair_columns(s);
+  const int64_t columns = s.scored.has_new_columns ? s.n_kv : pair_columns(s);
   info->bytes += bytes_of_score_options(request.options, s.array_batch, heads.computed, request.n_q,
-                                        std::min(s.num_columns, columns));
+                                        std::min(s.scored.num_columns, columns));
   const int64_t stored = request.num_kv_heads;  // a cache takes all
   if (s.cache || !request.k.is_packed)
     info->bytes += key_value_bytes(s, request, s.cache ? stored : heads.new_keys,

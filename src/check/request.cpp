@@ -82,8 +82,9 @@ mha_status check_request(Report report, const mha_call &call, const AttentionSha
   SequenceArguments &s = *sequences;
   AttentionRequest &r = *request;
   MHA_TRY(check_score_options(report, {call.score, call.score_arrays}, shape.num_heads,
-                              shape.num_kv_heads, &s, &r.options));
-  MHA_TRY(check_sequences(report, &s, shape.num_kv_heads, shape.head_dim, shape.head_dim_v));
+                              shape.num_kv_heads, s, &s.scored, &r.options));
+  MHA_TRY(
+      check_sequences(report, s, shape.num_kv_heads, shape.head_dim, shape.head_dim_v, &s.rope));
   Norms norms;
   MHA_TRY(check_norm(report, call.norm, s, shape, &norms));
   // From here on everything is sound that needs no array, and the request is written.

@@ -56,8 +56,8 @@ mha_status check_strides(Report report, const SequenceArguments &s, const PairNa
 // have none, or as many as it has room for.
 mha_status check_pair_array(Report report, const SequenceArguments &s, const PairName &name,
                             int64_t num_heads, const PairArray &array) {
-  const bool are_known = s.num_columns != INT64_MAX || !s.cache || s.has_new_columns;
-  const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns : are_known ? s.n_kv : 0;
+  const bool are_known = s.scored.num_columns != INT64_MAX || !s.cache || s.scored.has_new_columns;
+  const int64_t columns = s.scored.columns_or(are_known ? s.n_kv : 0);
   MHA_TRY(check_strides(report, s, name, num_heads, columns, array));
   const bool is_contiguous = (array.batch_stride | array.head_stride | array.row_stride) == 0;
   return are_known || !is_contiguous
@@ -101,12 +101,12 @@ mha_status check_segments(Report report, const SequenceArguments &s,
   if (s.is_ring())
     return report.invalid(
         "score_arrays.q_segments is given, but the cache is a ring; use another kind of cache");
-  const Count columns(s.num_columns != INT64_MAX ? s.num_columns : max_keys(s));
+  const Count columns(s.scored.columns_or(max_keys(s)));
   if (arrays.kv_segments)
     return rules.fits("kv_segments", Count(s.array_batch) * columns * Count(sizeof(int32_t)));
   // Without kv_segments the segments of the rows serve as those of the columns, which must be the
   // same rows then.
-  const bool are_rows_of_query = s.n_kv == s.n_q && (!s.cache || s.has_new_columns);
+  const bool are_rows_of_query = s.n_kv == s.n_q && (!s.cache || s.scored.has_new_columns);
   if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
   return report.invalid(
       "score_arrays.kv_segments is NULL, but the columns are not the rows of query; give the "
@@ -165,9 +165,8 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
 }  // namespace
 
 mha_status check_score_options(Report report, const GivenScore &given, int64_t num_heads,
-                               int64_t num_kv_heads, SequenceArguments *sequences,
+                               int64_t num_kv_heads, const SequenceArguments &s, ScoredKeys *scored,
                                ScoreOptions *options) {
-  SequenceArguments &s = *sequences;
   *options = {};
   if (!given.options && !given.arrays) return MHA_OK;
   mha_score_options o = {};
@@ -214,10 +213,11 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   options->relative_right = o.relative_right;
   options->q_scales = a.q_scales;
   options->q_scales_stride = s.n_q;
-  s.distances = o.alibi_slopes ? "ALiBi" : options->relative.base ? "a relative bias" : nullptr;
-  s.adds_keys = a.segments == MHA_SEGMENTS_ALSO;
-  s.has_new_columns = a.column_keys == MHA_COLUMNS_NEW_KEYS;
-  if (a.num_columns != 0) s.num_columns = a.num_columns;
+  const char *const distances = o.alibi_slopes           ? "ALiBi"
+                                : options->relative.base ? "a relative bias"
+                                                         : nullptr;
+  *scored = {distances, a.segments == MHA_SEGMENTS_ALSO, a.column_keys == MHA_COLUMNS_NEW_KEYS,
+             a.num_columns != 0 ? a.num_columns : INT64_MAX};
   MHA_TRY(check_segments(report, s, a));
   MHA_TRY(check_pair_array(report, s, bias_name, num_heads, options->bias));
   return check_pair_array(report, s, mask_name, num_heads, options->mask);
@@ -251,9 +251,7 @@ mha_status resolve_score_strides(Report report, const SequenceArguments &s, int6
   // have been checked.
   PositionSegments &segments = options->segments;
   if (!options->bias.base && !options->mask.base && !segments.of_rows) return MHA_OK;
-  const int64_t columns = s.num_columns != INT64_MAX ? s.num_columns
-                          : s.has_new_columns        ? s.n_kv
-                                                     : pair_columns(s);
+  const int64_t columns = s.scored.columns_or(s.scored.has_new_columns ? s.n_kv : pair_columns(s));
   if (segments.column_stride == 0) segments.column_stride = columns;
   MHA_TRY(resolve_strides(report, s, bias_name, num_heads, columns, &options->bias));
   return resolve_strides(report, s, mask_name, num_heads, columns, &options->mask);

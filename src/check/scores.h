@@ -13,10 +13,10 @@ struct GivenScore {
   const mha_score_arrays *arrays;
 };
 
-// What can be checked without reading an array.
+// What can be checked without reading an array. `scored` is that of `sequences`.
 mha_status check_score_options(Report report, const GivenScore &given, int64_t num_heads,
-                               int64_t num_kv_heads, SequenceArguments *sequences,
-                               ScoreOptions *options);
+                               int64_t num_kv_heads, const SequenceArguments &sequences,
+                               ScoredKeys *scored, ScoreOptions *options);
 
 // The arrays: slopes, sinks and head scales. Mask and bias may hold anything.
 mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptions &options,

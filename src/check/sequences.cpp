@@ -39,10 +39,10 @@ mha_status check_flags(Report report, const SequenceArguments &s) {
 }
 
 // The shape of the rotation, with its defaults resolved. The tables themselves may hold anything.
-mha_status check_rope(Report report, SequenceArguments *s, int64_t head_dim) {
-  if (!s->has_rope()) return MHA_OK;
-  mha_rope &rope = s->rope;
-  MHA_TRY(read_struct(report, "mha_rope", s->given_rope, &rope));
+mha_status check_rope(Report report, const mha_rope *given, int64_t head_dim, mha_rope *resolved) {
+  if (!given) return MHA_OK;
+  mha_rope &rope = *resolved;
+  MHA_TRY(read_struct(report, "mha_rope", given, &rope));
   const Rules rules = {report, "rope."};
   MHA_TRY(check_fields(rules, rope));
   if (rope.offset >= head_dim)
@@ -259,7 +259,7 @@ mha_status check_rope_positions(Report report, const SequenceArguments &s, int64
           "tables",
           name, lld(at), lld(given[at]), lld(s.rope.num_positions - 1));
   }
-  if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.adds_keys))
+  if (!given && rows > 0 && first < 0 && (!s.is_causal() || s.scored.adds_keys))
     return report.invalid(
         "the queries of sequence %lld begin at position %lld, which the tables of rope do not "
         "have; set MHA_CAUSAL without MHA_SEGMENTS_ALSO, so that they attend to nothing, or give "
@@ -290,9 +290,7 @@ mha_status read_sequences(Report report, const mha_call &call, bool is_self, int
   s.given = {};
   s.cache = call.cache_read ? call.cache_read : call.cache;
   s.growing = call.cache;
-  s.distances = nullptr;
-  s.adds_keys = s.has_new_columns = false;
-  s.num_columns = INT64_MAX;
+  s.scored = {nullptr, false, false, INT64_MAX};
   s.given_rope = call.rope;
   if (!call.sequences) return MHA_OK;
   mha_sequences &given = s.given;
@@ -332,11 +330,10 @@ mha_status read_sequences(Report report, const mha_call &call, bool is_self, int
   return check_packing(report, s);
 }
 
-mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads,
-                           int64_t head_dim, int64_t head_dim_v) {
-  const SequenceArguments &s = *sequences;
+mha_status check_sequences(Report report, const SequenceArguments &s, int64_t num_kv_heads,
+                           int64_t head_dim, int64_t head_dim_v, mha_rope *rope) {
   MHA_TRY(check_flags(report, s));
-  MHA_TRY(check_rope(report, sequences, head_dim));
+  MHA_TRY(check_rope(report, s.given_rope, head_dim, rope));
   MHA_TRY(check_cache_fits(report, s, num_kv_heads, head_dim, head_dim_v));
   // Without a cache and without lengths the counts of rows are known already, so that a query
   // before the first key is found without reading an array.
@@ -346,10 +343,10 @@ mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t 
         "n_q %lld is more than n_kv %lld, so that with %s queries would be before the first key; "
         "give sequences.q_first_positions",
         lld(s.n_q), lld(s.n_kv),
-        s.is_causal()    ? "MHA_CAUSAL"
-        : s.has_window() ? "a window"
-        : s.distances    ? s.distances
-                         : "rope");
+        s.is_causal()        ? "MHA_CAUSAL"
+        : s.has_window()     ? "a window"
+        : s.scored.distances ? s.scored.distances
+                             : "rope");
   return MHA_OK;
 }
 

@@ -12,9 +12,9 @@ mha_status read_sequences(Report report, const mha_call &call, bool is_self, int
                           SequenceArguments *sequences);
 
 // Checks what needs no array: flags, windows, the shape of the rotation, and that the cache has
-// these heads. Resolves the rotation's defaults.
-mha_status check_sequences(Report report, SequenceArguments *sequences, int64_t num_kv_heads,
-                           int64_t head_dim, int64_t head_dim_v);
+// these heads. `rope` gets the rotation, all defaults resolved.
+mha_status check_sequences(Report report, const SequenceArguments &sequences, int64_t num_kv_heads,
+                           int64_t head_dim, int64_t head_dim_v, mha_rope *rope);
 
 // Checks the arrays that say which rows of queries are valid. rows_name is the field with their
 // number.

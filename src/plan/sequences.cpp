@@ -55,8 +55,8 @@ int64_t past_of(const SequenceArguments &s, int64_t b) {
 // Columns count from the first key of the arrays, or from the first new key.
 int64_t keys_with_columns(const SequenceArguments &s, int64_t b, int64_t n_kv) {
   const int64_t row = first_key(s, b), past = past_of(s, b);
-  int64_t end = s.num_columns;
-  if (s.has_new_columns) {
+  int64_t end = s.scored.num_columns;
+  if (s.scored.has_new_columns) {
     end = capped_sum(past, end > row ? end - row : 0);  // no column is needed before
   } else if (!s.cache) {
     end = end > row ? end - row : 0;
@@ -65,7 +65,7 @@ int64_t keys_with_columns(const SequenceArguments &s, int64_t b, int64_t n_kv) {
 }
 
 bool has_positions(const SequenceArguments &s) {
-  return s.is_causal() || s.has_window() || s.distances ||
+  return s.is_causal() || s.has_window() || s.scored.distances ||
          (s.has_rope() && !s.given.rope_q_positions);
 }
 
@@ -133,8 +133,8 @@ void fill_sequences(const SequenceArguments &s, int64_t first_row, int64_t rows,
     sequence.in_arrays = s.is_packed() ? 0 : b;
     sequence.column = s.cache ? 0 : sequence.kv_first;
     sequence.option_column =
-        s.has_new_columns ? sequence.kv_first - sequence.past : sequence.column;
-    sequence.first_in_columns = s.has_new_columns ? past : 0;
+        s.scored.has_new_columns ? sequence.kv_first - sequence.past : sequence.column;
+    sequence.first_in_columns = s.scored.has_new_columns ? past : 0;
     sequence.end_of_columns = keys_with_columns(s, b, sequence.n_kv);
     if (queries) queries[b] = {sequence.q_first, sequence.n_q, q_before, b};
     if (keys)

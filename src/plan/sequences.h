@@ -10,8 +10,19 @@
 
 namespace mha {
 
-// What a call says of its sequences. check/sequences.cpp fills it in; what score options say of
-// keys and columns (distances to num_columns below) comes from check/scores.cpp.
+// What score options say of keys and columns.
+struct ScoredKeys {
+  const char *distances;  // what makes scores depend on them, for errors; null: nothing does
+  bool adds_keys;         // segments leave keys to a row that flags do not
+  bool has_new_columns;   // mask, bias and segments have columns only for the call's own keys
+  int64_t num_columns;    // keys after this many columns are masked; INT64_MAX: no limit
+
+  int64_t columns_or(int64_t others) const {
+    return num_columns != INT64_MAX ? num_columns : others;
+  }
+};
+
+// What a call asks of its sequences, as read_sequences (check/sequences.h) fills it in.
 struct SequenceArguments {
   int64_t batch;        // sequences of the call
   int64_t array_batch;  // sequences that the arrays have room for: 1 where they are packed
@@ -26,12 +37,10 @@ struct SequenceArguments {
   mha_sequences given;        // zeros where the caller gives none
   const mha_kv_cache *cache;  // attended to; null: none
   mha_kv_cache *growing;      // the same where the call appends to it
-  const char *distances;      // what makes scores depend on them, for errors; null: nothing does
-  bool adds_keys;             // segments leave keys to a row that flags do not
-  bool has_new_columns;       // mask, bias and segments have columns only for the call's own keys
-  int64_t num_columns;        // keys after this many columns are masked; INT64_MAX: no limit
   const mha_rope *given_rope;
-  mha_rope rope;  // as given, all defaults resolved by check_sequences
+  // What follows from it, once checked: from score options, and the rotation with its defaults.
+  ScoredKeys scored;
+  mha_rope rope;
 
   bool has_rope() const { return given_rope != nullptr; }
   bool has_no_work() const { return batch == 0 || n_q == 0; }

@@ -289,13 +289,8 @@ def check_format(arguments):
 
 # What describes a call, and the files that write it (without their ending).
 writers = {
-    "SequenceArguments": [
-        "check/entries",
-        "check/recurrent",
-        "check/request",
-        "check/scores",
-        "check/sequences",
-    ],
+    "SequenceArguments": ["check/entries", "check/recurrent", "check/request", "check/sequences"],
+    "ScoredKeys": ["check/scores"],
     "AttentionRequest": ["check/entries", "check/request"],
     "AttentionPlan": ["plan/attention_plan"],
     "AttentionArrays": ["api/attention", "api/forward"],
@@ -306,6 +301,7 @@ writers = {
 floors = "compiler; contract; storage; kernels; base; cpu objects; plan; check run; api".split(";")
 members = {
     "sequences": "SequenceArguments",
+    "scored": "ScoredKeys",
     "request": "AttentionRequest",
     "plan": "AttentionPlan",
     "arrays": "AttentionArrays",
