@@ -185,16 +185,16 @@ mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32
                         reserved != 0 ? "reserved" : "reserved_pointer");
 }
 
-mha_status fail_absent(Report report, const char *name) {
+mha_status fail_absent(Report report, const char *name, const mha_input &input) {
+  MHA_TRY(check_input_fields(report, name, input));
   return report.invalid("%s.data is NULL, but other fields of %s are set; set them to 0", name,
                         name);
 }
 
-mha_status check_type(Report report, const char *name, const mha_input &input, const char *of_name,
-                      uint32_t type) {
-  if (!input.data || storage_of_type(input.type) == storage_of_type(type)) return MHA_OK;
+mha_status fail_type(Report report, const char *name, uint32_t type, const char *of_name,
+                     uint32_t of_type) {
   return report.invalid("%s.type is %u, but %s.type is %u; set it to 0 or to the type of %s", name,
-                        input.type, of_name, type, of_name);
+                        type, of_name, of_type, of_name);
 }
 
 mha_status check_scheduler(Report report, const mha_scheduler *scheduler) {

@@ -108,17 +108,23 @@ inline mha_status resolve_array(Report report, const char *name, const Extents &
 }
 
 // An input without data has no other fields set.
-mha_status fail_absent(Report report, const char *name);
+mha_status fail_absent(Report report, const char *name, const mha_input &input);
 
 inline mha_status check_absent(Report report, const char *name, const mha_input &input) {
   const bool is_absent = is_contiguous(input.strides) && input.type == 0 && input.reserved == 0 &&
                          !input.reserved_pointer;
-  return is_absent ? MHA_OK : fail_absent(report, name);
+  return is_absent ? MHA_OK : fail_absent(report, name, input);
 }
 
 // An array has the type of another one.
-mha_status check_type(Report report, const char *name, const mha_input &input, const char *of_name,
-                      uint32_t type);
+mha_status fail_type(Report report, const char *name, uint32_t type, const char *of_name,
+                     uint32_t of_type);
+
+inline mha_status check_type(Report report, const char *name, const mha_input &input,
+                             const char *of_name, uint32_t type) {
+  const bool is_sound = !input.data || storage_of_type(input.type) == storage_of_type(type);
+  return is_sound ? MHA_OK : fail_type(report, name, input.type, of_name, type);
+}
 
 mha_status check_scheduler(Report report, const mha_scheduler *scheduler);
 
@@ -136,10 +142,7 @@ struct RowArray {
 struct ResolveArrays {
   Report report;
   mha_status operator()(const RowArray &array, mha_input &input) const {
-    if (!input.data && array.is_optional) {
-      MHA_TRY(check_input_fields(report, array.name, input));
-      return check_absent(report, array.name, input);
-    }
+    if (!input.data && array.is_optional) return check_absent(report, array.name, input);
     if (input.type == 0) input.type = array.like;
     return resolve_array(report, array.name, array.extents, &input);
   }
