@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import os
 import pathlib
+import re
 import sys
 import threading
 
@@ -208,9 +209,10 @@ def _call(name, *arguments):
 
 
 def _failure(error, status):
-    return Error(
-        error.message.decode(), status, _loaded().mha_status_string(status).decode(), error.argument
-    )
+    # The fields of mha_weight_format are keywords of their own.
+    message = error.message.decode().replace("format.type", "weight_type")
+    message = re.sub(r"\bformat\.(?=[a-z])", "", message)
+    return Error(message, status, _loaded().mha_status_string(status).decode(), error.argument)
 
 
 def version() -> int:

@@ -180,7 +180,7 @@ fn each_option_does_what_its_formula_says() {
 fn numbers_that_do_not_fit_are_errors() {
     assert_eq!(
         error_of(alibi_slopes(0), ErrorKind::InvalidValue),
-        "num_heads is 0; it must be 1 to 2147483647"
+        "num_heads is 0; set it to 1 to 2147483647"
     );
     error_of(alibi_slopes(usize::MAX), ErrorKind::OutOfMemory);
     let t5 = |heads, farthest, left| t5_relative_bias(&[0.5; 64], heads, farthest, true, left, 1);
