@@ -481,7 +481,7 @@ pub struct mha_rope {
     /// MHA_ROPE_*; 0 = HALF
     pub style: u32,
     pub reserved: u32,
-    /// elements of a head to rotate; even; 0 = head_dim - offset
+    /// elements that rotate; even, 2 .. head_dim; 0 = head_dim - offset
     pub dims: i64,
     /// the first of them, >= 0; MLA rotates the last elements of a head
     pub offset: i64,
@@ -618,7 +618,7 @@ pub struct mha_score_arrays {
 #[derive(Copy, Clone)]
 pub struct mha_rope_config {
     pub struct_size: usize,
-    /// elements of a head to rotate; even, >= 2; with ntk_factor at least 4
+    /// elements of a head to rotate; even, >= 2; with NTK at least 4
     pub dims: i64,
     /// rows of the tables; >= 1
     pub num_positions: i64,
