@@ -71,7 +71,8 @@ void append(const Call &call, const Tensor &past, const Rows &fresh, const int64
 }
 
 void set_rows(mha_attention_args &args, const Rows &q, const Rows &k, const Rows &v) {
-  args.batch = extent_of(q.batch), args.n_q = extent_of(q.rows), args.n_kv = extent_of(k.rows);
+  args.call.batch = extent_of(q.batch), args.call.n_q = extent_of(q.rows),
+  args.call.n_kv = extent_of(k.rows);
   args.num_heads = q.heads, args.num_kv_heads = k.heads, args.head_dim = q.width,
   args.head_dim_v = v.width;
   args.q.data = q.data, args.q.strides = q.strides;
@@ -81,10 +82,10 @@ void set_rows(mha_attention_args &args, const Rows &q, const Rows &k, const Rows
 
 void run(Call &call, mha_attention_args &args, const mha_score_options &score,
          const mha_score_arrays &arrays) {
-  args.score = score.softcap != 0 || score.sinks ? &score : nullptr;
-  args.score_arrays = arrays.bias.data || arrays.mask ? &arrays : nullptr;
-  args.scheduler =
-      call.scheduler(std::max<int64_t>(args.batch, 0) * std::max<int64_t>(args.n_q, 0));
+  args.call.score = score.softcap != 0 || score.sinks ? &score : nullptr;
+  args.call.score_arrays = arrays.bias.data || arrays.mask ? &arrays : nullptr;
+  args.call.scheduler =
+      call.scheduler(std::max<int64_t>(args.call.batch, 0) * std::max<int64_t>(args.call.n_q, 0));
   mha_error error;
   size_t bytes;
   check(mha_attention_workspace(&args, &bytes, &error), error);
@@ -166,13 +167,13 @@ class Attention {
     if (by_heads) {
       args.output.strides = in_heads(nullptr, q.batch, q.heads, q.rows, v.width).strides;
     }
-    args.flags = scores_.flags();
+    args.call.flags = scores_.flags();
     args.scale = scores_.scale;
-    args.window_left = std::max<int64_t>(scores_.window_left, 0),
-    args.window_right = std::max<int64_t>(scores_.window_right, 0);
+    args.call.window_left = std::max<int64_t>(scores_.window_left, 0),
+    args.call.window_right = std::max<int64_t>(scores_.window_right, 0);
     mha_sequences sequences = {};
     sequences.struct_size = sizeof sequences;
-    args.sequences = &sequences;
+    args.call.sequences = &sequences;
     if (lengths) {
       sequences.kv_lengths = static_cast<const int64_t *>(lengths.data);
       for (int64_t b = 0; b < q.batch; b++) {
@@ -180,7 +181,7 @@ class Attention {
                     q.rows;  // negative lengths are refused by mha
       }
     }
-    if (args.flags) {
+    if (args.call.flags) {
       sequences.q_first_positions = starts;
     }
     mha_score_options score = {};
@@ -190,8 +191,9 @@ class Attention {
     arrays.struct_size = sizeof arrays;
     const Tensor mask = mask_of(call, call.input(kMask), q.batch, total, scores_.mask_filter);
     MaskStructure structure = {false, starts, starts + q.batch};
-    if (args.flags == 0 && !lengths && find_structure(mask, q.batch, q.rows, total, structure)) {
-      args.flags = structure.is_causal ? MHA_CAUSAL : 0;
+    if (args.call.flags == 0 && !lengths &&
+        find_structure(mask, q.batch, q.rows, total, structure)) {
+      args.call.flags = structure.is_causal ? MHA_CAUSAL : 0;
       sequences.q_first_positions = structure.is_causal ? starts : nullptr;
       sequences.kv_lengths = structure.lengths;
     } else {
@@ -459,16 +461,16 @@ class GroupQuery {
     mha_attention_args args = {};
     args.struct_size = sizeof args;
     set_rows(args, q, k, placed(call, 2, past_value, starts, present, v));
-    args.n_q = extent_of(n);
+    args.call.n_q = extent_of(n);
     const int64_t shape[] = {batch, n, heads_ * width};
     args.output.data = call.output(0, shape, 3);
-    args.flags = MHA_CAUSAL | (window_ > 0 ? MHA_WINDOW_LEFT : 0);
-    args.window_left = std::max<int64_t>(window_ - 1, 0);  // keys before the row's own
+    args.call.flags = MHA_CAUSAL | (window_ > 0 ? MHA_WINDOW_LEFT : 0);
+    args.call.window_left = std::max<int64_t>(window_ - 1, 0);  // keys before the row's own
     args.scale = scores_.scale;
     mha_sequences sequences = {};
     sequences.struct_size = sizeof sequences;
     sequences.q_first_positions = starts, sequences.kv_lengths = ends;
-    args.sequences = &sequences;
+    args.call.sequences = &sequences;
     mha_score_options score = {};
     score.struct_size = sizeof score;
     score.softcap = scores_.softcap;

@@ -64,9 +64,9 @@ class Layer {
     constexpr uint32_t arithmetics[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
                                         MHA_ARITHMETIC_INT16};
     // In the order of MHA_TYPE_*.
-    config.weight_type =
+    config.format.type =
         MHA_TYPE_F32 + choice(node, "weight_type", {"f32", "f16", "bf16", "int8", "int4"});
-    config.arithmetic = arithmetics[choice(node, "arithmetic", {"f32", "int8", "int16"})];
+    config.format.arithmetic = arithmetics[choice(node, "arithmetic", {"f32", "int8", "int16"})];
     if (fused) {
       config.head_dim = width(weights[kWq], config.num_heads + 2 * config.num_kv_heads, "w_q");
       config.head_dim_v = config.head_dim;
@@ -134,13 +134,14 @@ class Layer {
     }
     mha_forward_args args = {};
     args.struct_size = sizeof args;
-    args.batch = query.shape[0], args.n_q = query.shape[1], args.n_kv = kept.shape[1];
+    args.call.batch = query.shape[0], args.call.n_q = query.shape[1],
+    args.call.n_kv = kept.shape[1];
     args.query.data = query.data, args.key.data = key.data, args.value.data = value.data;
-    const int64_t shape[] = {args.batch, args.n_q, shape_.output_dim};
+    const int64_t shape[] = {args.call.batch, args.call.n_q, shape_.output_dim};
     args.output.data = call.output(0, shape, 3);
-    args.flags = scores_.flags();
-    args.window_left = scores_.window_left < 0 ? 0 : scores_.window_left;
-    args.window_right = scores_.window_right < 0 ? 0 : scores_.window_right;
+    args.call.flags = scores_.flags();
+    args.call.window_left = scores_.window_left < 0 ? 0 : scores_.window_left;
+    args.call.window_right = scores_.window_right < 0 ? 0 : scores_.window_right;
     mha_score_options score = {};
     score.struct_size = sizeof score;
     score.softcap = scores_.softcap;
@@ -149,34 +150,36 @@ class Layer {
     mha_sequences sequences = {};
     sequences.struct_size = sizeof sequences;
     const Tensor mask =
-        mask_of(call, call.input(kMask), args.batch, args.n_kv, scores_.mask_filter);
-    int64_t *starts =
-        static_cast<int64_t *>(call.memory(2 * static_cast<size_t>(args.batch) * sizeof(int64_t)));
-    MaskStructure structure = {false, starts, starts + args.batch};
-    if (args.flags == 0 && find_structure(mask, args.batch, args.n_q, args.n_kv, structure)) {
-      args.flags = structure.is_causal ? MHA_CAUSAL : 0;
+        mask_of(call, call.input(kMask), args.call.batch, args.call.n_kv, scores_.mask_filter);
+    int64_t *starts = static_cast<int64_t *>(
+        call.memory(2 * static_cast<size_t>(args.call.batch) * sizeof(int64_t)));
+    MaskStructure structure = {false, starts, starts + args.call.batch};
+    if (args.call.flags == 0 &&
+        find_structure(mask, args.call.batch, args.call.n_q, args.call.n_kv, structure)) {
+      args.call.flags = structure.is_causal ? MHA_CAUSAL : 0;
       sequences.q_first_positions = structure.is_causal ? starts : nullptr;
-      if (std::any_of(structure.lengths, structure.lengths + args.batch,
-                      [&](int64_t length) { return length < args.n_kv; })) {
+      if (std::any_of(structure.lengths, structure.lengths + args.call.batch,
+                      [&](int64_t length) { return length < args.call.n_kv; })) {
         sequences.kv_lengths = structure.lengths;
         // In self-attention all queries would need lengths too, although they have a result.
         args.key.data = key ? key.data : query.data;
       }
     } else {
-      set_mask(mask, args.batch, shape_.num_heads, args.n_q, args.n_kv, args.n_kv, arrays);
+      set_mask(mask, args.call.batch, shape_.num_heads, args.call.n_q, args.call.n_kv,
+               args.call.n_kv, arrays);
       // Query i is at position i, as ONNX has it without a past; mha puts the last query at the
       // last key.
-      if (args.flags && args.n_q != args.n_kv) {
-        std::fill(starts, starts + args.batch, 0);
+      if (args.call.flags && args.call.n_q != args.call.n_kv) {
+        std::fill(starts, starts + args.call.batch, 0);
         sequences.q_first_positions = starts;
       }
     }
-    args.sequences = &sequences;
-    args.score = score.softcap != 0 ? &score : nullptr;
-    args.score_arrays = arrays.bias.data || arrays.mask ? &arrays : nullptr;
-    args.scheduler = call.scheduler(args.batch * args.n_q);
-    args.batch = extent_of(args.batch), args.n_q = extent_of(args.n_q),
-    args.n_kv = extent_of(args.n_kv);
+    args.call.sequences = &sequences;
+    args.call.score = score.softcap != 0 ? &score : nullptr;
+    args.call.score_arrays = arrays.bias.data || arrays.mask ? &arrays : nullptr;
+    args.call.scheduler = call.scheduler(args.call.batch * args.call.n_q);
+    args.call.batch = extent_of(args.call.batch), args.call.n_q = extent_of(args.call.n_q),
+    args.call.n_kv = extent_of(args.call.n_kv);
     mha_error error;
     size_t bytes;
     check(mha_forward_workspace(layer_.get(), &args, &bytes, &error), error);
