@@ -242,8 +242,7 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
     if (cache && cache->kind == MHA_CACHE_KIND_RING)
       return report.invalid(
           "attention.call.cache is a ring, which forgets keys that could be chosen; use a "
-          "contiguous or "
-          "paged cache");
+          "contiguous or paged cache");
   }
   return MHA_OK;
 }

@@ -243,8 +243,7 @@ mha_status check_matrices(Report report, uint32_t type, uint32_t layout,
   if (kept.scale_type == MHA_TYPE_F16 && !is_coded(type))
     return report.invalid(
         "format.scale_type is MHA_TYPE_F16 (2), but type is %u, whose scales are made in packing; "
-        "set "
-        "format.scale_type to MHA_TYPE_F32 (1)",
+        "set format.scale_type to MHA_TYPE_F32 (1)",
         type);
   for (const GivenMatrix &given : matrices) {
     MHA_TRY(check_scales(report, type, given));

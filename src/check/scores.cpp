@@ -85,8 +85,7 @@ mha_status check_columns(Report report, const SequenceArguments &s,
   if (arrays.column_keys == MHA_COLUMNS_ALL_KEYS && has_pairs && s.is_ring())
     return report.invalid(
         "score_arrays.%s has a column for each position, but the cache is a ring; set column_keys "
-        "to "
-        "MHA_COLUMNS_NEW_KEYS",
+        "to MHA_COLUMNS_NEW_KEYS",
         arrays.mask ? "mask" : "bias.data");
   return MHA_OK;
 }
@@ -110,8 +109,7 @@ mha_status check_segments(Report report, const SequenceArguments &s,
   if (are_rows_of_query || (s.n_kv == 0 && !s.cache)) return MHA_OK;
   return report.invalid(
       "score_arrays.kv_segments is NULL, but the columns are not the rows of query; give the "
-      "segments "
-      "of the keys");
+      "segments of the keys");
 }
 
 // Biases by the distance of a key from the query, from relative_left before it to relative_right
@@ -156,8 +154,7 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
   if (arrays.q_segments)
     return report.invalid(
         "score_arrays.chosen_keys and q_segments are both given; leave one out, and choose only "
-        "keys "
-        "of the row's segment");
+        "keys of the row's segment");
   return resolve_strides(report, s, chosen_keys_name, num_kv_heads, arrays.num_chosen,
                          &chosen->lists);
 }

@@ -690,6 +690,7 @@ class Files(Command):
             (weights[:100] + b"!" + whole[101:], "broken.mha"),
             (with_call(tilt=3), "'tilt' in its call settings"),
             (with_call(rope={"base": 5, "twist": 1}), "'twist' in its call settings"),
+            (with_call(rope=5), "not objects of JSON"),
             (with_call(version=2), "another version"),
             (with_call(sinks=[1.0]), "sinks"),
             (with_call(window=0), "window_left"),

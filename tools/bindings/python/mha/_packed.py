@@ -79,12 +79,12 @@ def read(path: str | os.PathLike[str]) -> tuple[Layer, dict[str, Any], np.ndarra
     text = bytes(packed[max(len(packed) - 24 - length, 0) : -24])
     if len(text) != length or _checksum(text) != total:
         raise ValueError(f"{path}: is damaged: the checksum of its call settings does not match")
-    call = json.loads(text)
-    for given, known in (
-        (call, _call_keys),
-        (call.get("rope", {}), _rope_keys),
-        (call.get("norm", {}), _norm_keys),
-    ):
+    try:
+        call = json.loads(text)
+        names = [list(x.keys()) for x in (call, call.get("rope", {}), call.get("norm", {}))]
+    except (AttributeError, ValueError):
+        raise ValueError(f"{path}: is damaged: its call settings are not objects of JSON") from None
+    for given, known in zip(names, (_call_keys, _rope_keys, _norm_keys)):
         for key in given:
             if key not in known:
                 raise ValueError(
