@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads the public headers as a table: what each field of each struct may be.
 
-CONTRIBUTING.md ("Comments of fields") has the grammar of the comments.
+CONTRIBUTING.md ("Changing the interface") has the grammar of the comments.
 
     tools/interface.py            print the table: struct, field, and what it may be
     tools/interface.py write      write the files that follow from the table (`outputs`)

@@ -336,8 +336,7 @@ mha_status forward_small(Report report, const mha_layer &layer, mha_forward_args
                            static_cast<float *>(args.output.data),
                            args.output.strides.batch,
                            args.output.strides.row};
-  layer.kernels->run_small(layer.small, small,
-                           reinterpret_cast<float *>(align_workspace(workspace)));
+  layer.kernels->run_small(layer.small, small, reinterpret_cast<float *>(align64(workspace)));
   return MHA_OK;
 }
 

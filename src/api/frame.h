@@ -34,7 +34,7 @@ mha_status run_made(Report report, uint32_t argument, const char *query, void *w
       check_workspace(report, argument, query, workspace, workspace_bytes, call->workspace_bytes));
   if (has_no_work(*call)) return MHA_OK;
   MHA_TRY(check_data(report, *call));
-  run(call, align_workspace(workspace));
+  run(call, align64(workspace));
   return MHA_OK;
 }
 

@@ -16,6 +16,7 @@
 #endif
 
 #include "../base/structs.h"
+#include "../base/workspace.h"
 #include "../check/layer.h"
 #include "../cpu.h"
 #include "../run/small.h"
@@ -50,11 +51,6 @@ void *allocate_default(void *, size_t bytes) {
 }
 void release_default(void *, void *memory) { free(memory); }
 
-// The first address from `memory` on that is a multiple of 64.
-void *align64(void *memory) {
-  return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
-}
-
 // The size of the object, rounded up so that packed weights can follow it.
 constexpr size_t layer_bytes = (sizeof(mha_layer) + 63) / 64 * 64;
 
@@ -70,7 +66,7 @@ mha_layer *make_layer(void *storage, const PackedForm &form, const void *packed,
   layer.kernels = kernels;
   layer.sgemm = options.sgemm;
   layer.small = small_layer_of(layer);
-  mha_layer *const made = static_cast<mha_layer *>(align64(storage));
+  mha_layer *const made = reinterpret_cast<mha_layer *>(align64(storage));
   layer.magic = magic_at(made);
   memcpy(static_cast<void *>(made), &layer, sizeof layer);
   return made;
@@ -147,7 +143,7 @@ mha_status create(mha_error *error, mha_layer **layer, const Given *...given) {
     allocator.release(allocator.context, block);
     return status;
   }
-  unsigned char *const packed = static_cast<unsigned char *>(align64(block)) + layer_bytes;
+  unsigned char *const packed = align64(block) + layer_bytes;
   pack_layer(job.form, job.weights, packed);
   mha_layer *const made = make_layer(block, job.form, packed, job.options, kernels);
   made->allocator = allocator;

@@ -27,8 +27,9 @@ class WorkspaceLayout {
   Count end_ = 0;
 };
 
-inline unsigned char *align_workspace(void *workspace) {
-  return reinterpret_cast<unsigned char *>((reinterpret_cast<uintptr_t>(workspace) + 63) / 64 * 64);
+// The first address from `memory` on that is a multiple of 64.
+inline unsigned char *align64(void *memory) {
+  return reinterpret_cast<unsigned char *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
 }
 
 }  // namespace mha

@@ -43,8 +43,8 @@ mha_status check_kept(Report report, const mha_weight_format &kept) {
   if (kept.arithmetic != MHA_ARITHMETIC_F32 && !is_coded_type)
     return report.invalid(
         "format.arithmetic is %u, which needs integer weights, but format.type is %u; set "
-        "format.type to "
-        "MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or format.arithmetic to MHA_ARITHMETIC_F32 (0)",
+        "format.type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or format.arithmetic to "
+        "MHA_ARITHMETIC_F32 (0)",
         kept.arithmetic, kept.type);
   if (kept.group_size != 0 && !is_coded_type)
     return report.invalid(
@@ -54,8 +54,7 @@ mha_status check_kept(Report report, const mha_weight_format &kept) {
   if (kept.scale_type == MHA_TYPE_F16 && kept.group_size == 0 && kept.type != MHA_TYPE_INT4)
     return report.invalid(
         "format.scale_type is MHA_TYPE_F16 (2), but the weights are not in groups; set "
-        "format.group_size, or "
-        "format.scale_type to 0");
+        "format.group_size, or format.scale_type to 0");
   return MHA_OK;
 }
 
