@@ -1,6 +1,8 @@
 // The messages of the rules.
 #include "rules.h"
 
+#include <stdio.h>
+
 namespace mha {
 
 mha_status Rules::fail(const char *name, int64_t x, const char *remedy) const {
@@ -41,16 +43,15 @@ mha_status Rules::fail_fits(const char *name) const {
 }
 
 mha_status Rules::needs(Given needed, std::initializer_list<Given> fields) const {
+  const auto unset = [](const Given &x) { return x.is_number ? "0" : "NULL"; };
   for (const Given &field : fields) {
     if (needed.is_set || !field.is_set) continue;
-    const char *const unset = needed.is_number ? "0" : "NULL";
-    if (field.is_number)
-      return report.invalid("%s%s is %.15g, but %s%s is %s; set %s%s, or set %s%s to 0", prefix,
-                            field.name, field.number, prefix, needed.name, unset, prefix,
-                            needed.name, prefix, field.name);
-    return report.invalid("%s%s is given, but %s%s is %s; set %s%s, or set %s%s to NULL", prefix,
-                          field.name, prefix, needed.name, unset, prefix, needed.name, prefix,
-                          field.name);
+    char value[32] = "given";
+    if (field.integer) snprintf(value, sizeof value, "%lld", lld(field.integer));
+    if (field.number != 0) snprintf(value, sizeof value, "%g", field.number);
+    return report.invalid("%s%s is %s, but %s%s is %s; set %s%s, or set %s%s to %s", prefix,
+                          field.name, value, prefix, needed.name, unset(needed), prefix,
+                          needed.name, prefix, field.name, unset(field));
   }
   return MHA_OK;
 }

@@ -20,14 +20,18 @@ inline bool is_finite(double x) { return x - x == 0.0; }
 
 // A field, and whether the caller set it: a number that is not 0, or a pointer.
 struct Given {
-  Given(const char *field, const void *pointer)
-      : name(field), is_set(pointer != nullptr), is_number(false), number(0) {}
+  Given(const char *field, const void *pointer) : name(field), is_set(pointer != nullptr) {}
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
-  Given(const char *field, T value)
-      : name(field), is_set(value != 0), is_number(true), number(static_cast<double>(value)) {}
+  Given(const char *field, T value) : name(field), is_set(value != 0), is_number(true) {
+    if constexpr (std::is_integral_v<T>)
+      integer = value;
+    else
+      number = value;
+  }
   const char *name;
-  bool is_set, is_number;
-  double number;
+  bool is_set, is_number = false;
+  int64_t integer = 0;  // the number, or 0 where it is the one below
+  double number = 0;
 };
 
 struct Rules {
