@@ -904,7 +904,7 @@ class Operators(Case):
             ),
             (
                 layer(weight_type="f16", arithmetic="int8"),
-                "set format.type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5)",
+                "set weight_type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5)",
             ),
             (layer(softcap=-1.0), "softcap"),
         ):

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <regex>
 #include <thread>
 
 #if defined(__SSE2__)
@@ -20,7 +21,10 @@ void check(const OrtApi &api, OrtStatus *status) {
 
 void check(mha_status status, const mha_error &error) {
   if (status != MHA_OK) {
-    throw Failure{error.message};
+    // The fields of mha_weight_format are attributes of their own.
+    const std::regex type("format\\.type"), format("format\\.");
+    throw Failure{
+        std::regex_replace(std::regex_replace(error.message, type, "weight_type"), format, "")};
   }
 }
 

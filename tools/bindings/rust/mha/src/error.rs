@@ -130,7 +130,9 @@ pub(crate) fn check(call: impl FnOnce(*mut sys::mha_error) -> sys::mha_status) -
     // SAFETY: a function that takes a mha_error always writes it, with a message that ends in 0.
     let error = unsafe { error.assume_init() };
     let message = unsafe { CStr::from_ptr(error.message.as_ptr()) };
-    Err(Error::new(ErrorKind::of_status(error.status), message.to_string_lossy()))
+    // The fields of mha_weight_format are settings of their own.
+    let message = message.to_string_lossy().replace("format.type", "weight_type");
+    Err(Error::new(ErrorKind::of_status(error.status), message.replace("format.", "")))
 }
 
 /// Refuses two settings of which only one can hold: each has its name, and whether it is given.

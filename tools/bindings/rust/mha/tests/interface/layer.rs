@@ -419,10 +419,9 @@ fn projections_compute_in_integers_if_asked() {
         let largest = of_floats.iter().fold(0f32, |most, y| most.max(y.abs()));
         assert!(y.iter().zip(&of_floats).all(|(a, b)| (a - b).abs() < 0.05 * largest));
     }
-    error_of(
-        Layer::new(&config.weight_type(Type::F32).arithmetic(Arithmetic::Int8), &weights),
-        ErrorKind::InvalidValue,
-    );
+    let floats = Layer::new(&config.weight_type(Type::F32).arithmetic(Arithmetic::Int8), &weights);
+    let said = error_of(floats, ErrorKind::InvalidValue);
+    assert!(said.starts_with("arithmetic is ") && said.contains(", but weight_type is 1;"), "{said}");
 }
 
 #[test]
