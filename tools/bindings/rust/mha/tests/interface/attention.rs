@@ -1,9 +1,9 @@
 use mha::{
     partials_merge, Attention, Elements, ErrorKind, InstructionSet, KvCache, Rope, RopeConfig,
-    RopeStyle, ScoreOptions, Strides, Workspace,
+    RopeStyle, ScoreOptions, Strides,
 };
 
-use crate::support::{assert_near, bits, error_of, numbers};
+use crate::support::{assert_near, bits, error_of, numbers, Alone};
 
 #[test]
 fn attention_gives_weighted_means_that_can_be_worked_out_by_hand() {
@@ -11,7 +11,7 @@ fn attention_gives_weighted_means_that_can_be_worked_out_by_hand() {
     let (q, k, v, mut output) = ([3f32.ln()], [1.0, 0.0], [4.0, 8.0], [0.0]);
     let (mut weights, mut lse) = ([0.0; 2], [0.0]);
     let call = Attention::new(1, 1).call(&q, &mut output).key_value(&k, &v);
-    call.attention_weights(&mut weights).lse(&mut lse).run(&mut Workspace::new()).unwrap();
+    call.attention_weights(&mut weights).lse(&mut lse).done();
     assert_near(&weights, &[0.75, 0.25], 1e-6);
     assert_near(&output, &[5.0], 1e-5);
     assert_near(&lse, &[4f32.ln()], 1e-6);
@@ -28,7 +28,7 @@ fn partials_of_two_parts_lead_to_the_bits_of_one_call() {
         .key_value(&k, &v)
         .score(ScoreOptions::new().sinks(&sinks))
         .lse(&mut expected_lse);
-    call.window_left(100usize).run(&mut Workspace::new()).unwrap();
+    call.window_left(100usize).done();
     let mut parts = [vec![0.0; 2 * 2 * 5], vec![0.0; 2 * 2 * 5]];
     for (part, keys) in parts.iter_mut().zip([0..256, 256..300]) {
         let (k, v) = (&k[keys.start * 8..keys.end * 8], &v[keys.start * 6..keys.end * 6]);
@@ -37,7 +37,7 @@ fn partials_of_two_parts_lead_to_the_bits_of_one_call() {
             .key_value(k, v)
             .kv_first_position(keys.start)
             .q_first_positions(&[298]);
-        call.window_left(100usize).run(&mut Workspace::new()).unwrap();
+        call.window_left(100usize).done();
     }
     let [mut partials, right] = parts;
     partials_merge(3, &mut partials, &right).unwrap();
@@ -63,7 +63,7 @@ fn partials_of_two_parts_lead_to_the_bits_of_one_call() {
         Err(ErrorKind::SliceLength)
     );
     let call = attention.call_partials(&q, &mut partials[1..]).key_value(&k, &v);
-    assert_eq!(call.run(&mut Workspace::new()).map_err(kind), Err(ErrorKind::SliceLength));
+    assert_eq!(call.alone().map_err(kind), Err(ErrorKind::SliceLength));
 }
 
 #[test]
@@ -72,12 +72,7 @@ fn strides_tell_where_heads_lie() {
         (numbers(2 * 3 * 2 * 4, 1), numbers(2 * 5 * 2 * 4, 2), numbers(2 * 5 * 2 * 4, 3));
     let attention = Attention::new(2, 4);
     let mut expected = vec![0.0; q.len()];
-    attention
-        .call(&q, &mut expected)
-        .batch(2)
-        .key_value(&k, &v)
-        .run(&mut Workspace::new())
-        .unwrap();
+    attention.call(&q, &mut expected).batch(2).key_value(&k, &v).done();
 
     // [batch, n, heads, width] to [batch, heads, n, width]
     let heads_first = |rows: &[f32], n: usize| {
@@ -95,7 +90,7 @@ fn strides_tell_where_heads_lie() {
         .k_strides(strides(5))
         .v_strides(strides(5))
         .output_strides(strides(3));
-    call.run(&mut Workspace::new()).unwrap();
+    call.done();
     assert_eq!(bits(&output), bits(&heads_first(&expected, 3)));
 }
 
@@ -110,31 +105,22 @@ fn keys_and_values_of_16_bits_are_taken_as_the_floats_that_they_are() {
     let floats: Vec<f32> =
         halves.iter().map(|half| f32::from_bits(u32::from(*half) << 16)).collect();
     let (mut expected, mut output) = (vec![0.0; 16], vec![0.0; 16]);
-    attention
-        .call(&q, &mut expected)
-        .key_value(&floats, &floats)
-        .run(&mut Workspace::new())
-        .unwrap();
+    attention.call(&q, &mut expected).key_value(&floats, &floats).done();
     attention
         .call(&q, &mut output)
         .key_value(Elements::Bf16(&halves), Elements::Bf16(&halves))
-        .run(&mut Workspace::new())
-        .unwrap();
+        .done();
     assert_eq!(bits(&output), bits(&expected));
 
     let ones = [0x3c00u16; 12]; // 1 in binary16
-    attention
-        .call(&q, &mut output)
-        .key_value(Elements::F16(&ones), Elements::F16(&ones))
-        .run(&mut Workspace::new())
-        .unwrap();
+    attention.call(&q, &mut output).key_value(Elements::F16(&ones), Elements::F16(&ones)).done();
     assert_near(&output, &[1.0; 16], 1e-6);
     let codes = [1i8; 12];
     error_of(
         attention
             .call(&q, &mut output)
             .key_value(Elements::Int8(&codes), Elements::Int8(&codes))
-            .run(&mut Workspace::new()),
+            .alone(),
         ErrorKind::InvalidValue,
     );
 }
@@ -145,9 +131,7 @@ fn windows_and_lengths_say_which_keys_take_part() {
     let v = [1.0, 2.0, 4.0, 8.0]; // of which each query takes the mean
     let mean = |call: fn(mha::AttentionCall<'_>) -> mha::AttentionCall<'_>| {
         let mut output = [f32::NAN; 4];
-        call(Attention::new(1, 1).call(&q, &mut output).key_value(&k, &v))
-            .run(&mut Workspace::new())
-            .unwrap();
+        call(Attention::new(1, 1).call(&q, &mut output).key_value(&k, &v)).done();
         output
     };
     assert_near(&mean(|call| call), &[3.75; 4], 1e-6);
@@ -191,7 +175,7 @@ fn rotation_turns_pairs_by_the_angles_of_the_tables() {
         } else {
             call
         };
-        call.run(&mut Workspace::new()).unwrap();
+        call.done();
         let mut keys = [0.0; 12];
         cache.read(0, 0..3, Some(&mut keys), None).unwrap();
         keys
@@ -273,17 +257,12 @@ fn keys_are_chosen_by_their_index_scores() {
         attention.choose_keys(&q, &weights, 4, &mut chosen).key(&k).index_scores(&mut scores);
     assert!(call.workspace_bytes().unwrap() > 0);
     error_of(call.info(), ErrorKind::InvalidValue);
-    call.run(&mut Workspace::new()).unwrap();
+    call.done();
     assert_eq!((chosen, scores), ([0, 2, 3, 4], [2.0, -3.0, 4.0, -1.0, 2.0]));
 
     let mut cache = KvCache::new(&mha::CacheConfig::new(8, 1, 1).values_in_keys(true)).unwrap();
     let mut run = |k: &[f32], chosen: &mut [i32]| {
-        attention
-            .choose_keys(&q, &weights, chosen.len(), chosen)
-            .key(k)
-            .cache(&mut cache)
-            .run(&mut Workspace::new())
-            .unwrap();
+        attention.choose_keys(&q, &weights, chosen.len(), chosen).key(k).cache(&mut cache).done();
     };
     run(&k[..1], &mut chosen);
     assert_eq!(chosen, [0, -1, -1, -1]);
@@ -291,7 +270,7 @@ fn keys_are_chosen_by_their_index_scores() {
     assert_eq!(chosen, [0, 2, -1, -1]);
     let mut scores = [0.0; 5];
     let call = attention.choose_keys(&q, &weights, 1, &mut chosen[..1]).cache_read(&cache);
-    call.index_scores(&mut scores).run(&mut Workspace::new()).unwrap();
+    call.index_scores(&mut scores).done();
     assert_eq!((chosen[0], scores[1]), (2, -3.0));
 }
 

@@ -3,7 +3,7 @@ use mha::{
     Weights, Workspace,
 };
 
-use crate::support::{bits, error_of, layer, numbers};
+use crate::support::{bits, error_of, layer, numbers, Alone};
 
 const ROWS: usize = 50;
 
@@ -38,7 +38,7 @@ fn at_once(window: Option<usize>) -> Vec<f32> {
     let mut y = vec![f32::NAN; ROWS * 32];
     let call = layer.forward(&x, &mut y).causal().rope(&rope);
     let call = if let Some(keys) = window { call.window_left(keys) } else { call };
-    call.run(&mut Workspace::new()).unwrap();
+    call.done();
     y
 }
 
@@ -148,13 +148,7 @@ fn a_copy_of_a_cache_goes_on_where_it_was() {
     let rope = RopeConfig::new(layer.shape().head_dim).tables(ROWS).unwrap();
     for mut copy in [KvCache::copy_of(cache.as_bytes()).unwrap(), cache.try_clone().unwrap()] {
         let mut y = vec![0.0; 30 * 32];
-        layer
-            .forward(&x[20 * 32..], &mut y)
-            .causal()
-            .rope(&rope)
-            .cache(&mut copy)
-            .run(&mut Workspace::new())
-            .unwrap();
+        layer.forward(&x[20 * 32..], &mut y).causal().rope(&rope).cache(&mut copy).done();
         assert_eq!(bits(&y), expected[20 * 32..]);
     }
     assert_eq!(cache.length(0).unwrap(), 20);
@@ -172,18 +166,10 @@ fn a_layer_of_w_q_alone_asks_the_cache_of_another() {
         (0, 0, 2)
     );
     let (mut y, mut expected) = ([0.0; 96], [0.0; 96]);
-    asking.forward(&query, &mut y).causal().cache_read(&cache).run(&mut Workspace::new()).unwrap();
-    layer()
-        .forward(&query, &mut expected)
-        .causal()
-        .cache_read(&cache)
-        .run(&mut Workspace::new())
-        .unwrap();
+    asking.forward(&query, &mut y).causal().cache_read(&cache).done();
+    layer().forward(&query, &mut expected).causal().cache_read(&cache).done();
     assert_eq!(bits(&y), bits(&expected));
-    let said = error_of(
-        asking.forward(&query, &mut y).run(&mut Workspace::new()),
-        ErrorKind::InvalidValue,
-    );
+    let said = error_of(asking.forward(&query, &mut y).alone(), ErrorKind::InvalidValue);
     assert!(said.starts_with("cache_read is NULL, but the layer has no W_K and W_V"), "{said}");
     let said = error_of(
         Layer::new(&LayerConfig::new(32, 4), &Weights::query_only(&w_q[..99])),
@@ -204,7 +190,7 @@ fn any_number_of_threads_attend_to_a_cache_that_is_only_read() {
             let (mut y, mut weights) = (vec![0.0; 32], vec![0.0; 4 * ROWS]);
             let call =
                 layer.forward(&query, &mut y).cache_read(cache).attention_weights(&mut weights);
-            call.run(&mut Workspace::new()).unwrap();
+            call.done();
             y
         };
         let threads = [&cache, &cache, &cache].map(|cache| scope.spawn(move || one(cache)));
@@ -214,11 +200,7 @@ fn any_number_of_threads_attend_to_a_cache_that_is_only_read() {
     assert_eq!(cache.as_bytes(), before);
     let key = numbers(32, 1);
     error_of(
-        layer
-            .forward(&query, &mut [0.0; 32])
-            .cache_read(&cache)
-            .key(&key)
-            .run(&mut Workspace::new()),
+        layer.forward(&query, &mut [0.0; 32]).cache_read(&cache).key(&key).alone(),
         ErrorKind::InvalidValue,
     );
 }
@@ -230,23 +212,14 @@ fn attention_alone_takes_keys_from_a_cache_but_does_not_write_to_one_that_is_onl
     cache.append(0, &k[..24], &v[..24]).unwrap();
     let attention = Attention::new(2, 4);
     let (mut appended, mut read, mut plain) = ([0.0; 8], [0.0; 8], [0.0; 8]);
-    attention
-        .call(&q, &mut appended)
-        .key_value(&k[24..], &v[24..])
-        .cache(&mut cache)
-        .run(&mut Workspace::new())
-        .unwrap();
-    attention.call(&q, &mut read).cache_read(&cache).run(&mut Workspace::new()).unwrap();
-    attention.call(&q, &mut plain).key_value(&k, &v).run(&mut Workspace::new()).unwrap();
+    attention.call(&q, &mut appended).key_value(&k[24..], &v[24..]).cache(&mut cache).done();
+    attention.call(&q, &mut read).cache_read(&cache).done();
+    attention.call(&q, &mut plain).key_value(&k, &v).done();
     assert_eq!((bits(&appended), bits(&read)), (bits(&plain), bits(&plain)));
 
     let bytes = cache.as_bytes().to_vec();
     error_of(
-        attention
-            .call(&q, &mut read)
-            .key_value(&k, &v)
-            .cache_read(&cache)
-            .run(&mut Workspace::new()),
+        attention.call(&q, &mut read).key_value(&k, &v).cache_read(&cache).alone(),
         ErrorKind::InvalidValue,
     );
     assert_eq!(cache.as_bytes(), bytes);
@@ -335,16 +308,11 @@ fn what_is_appended_is_read_back() {
 fn a_full_cache_is_an_error_and_stays_as_it_was() {
     let (layer, x) = (layer(), numbers(4 * 32, 1));
     let mut cache = KvCache::new(&config(3)).unwrap();
-    layer
-        .forward(&x[..64], &mut [0.0; 64])
-        .causal()
-        .cache(&mut cache)
-        .run(&mut Workspace::new())
-        .unwrap();
+    layer.forward(&x[..64], &mut [0.0; 64]).causal().cache(&mut cache).done();
     let before = cache.as_bytes().to_vec();
     let mut y = [7.0; 64];
     error_of(
-        layer.forward(&x[64..], &mut y).causal().cache(&mut cache).run(&mut Workspace::new()),
+        layer.forward(&x[64..], &mut y).causal().cache(&mut cache).alone(),
         ErrorKind::CacheFull,
     );
     assert_eq!((cache.as_bytes(), y), (&before[..], [7.0; 64]));

@@ -3,12 +3,12 @@ use mha::{
     Layer, LayerConfig, Matrix, Outputs, RopeConfig, Type, WeightLayout, Weights, Workspace,
 };
 
-use crate::support::{assert_near, bits, error_of, layer, numbers};
+use crate::support::{assert_near, bits, error_of, layer, numbers, Alone};
 
 fn run(layer: &Layer, x: &[f32]) -> Vec<f32> {
     let shape = layer.shape();
     let mut y = vec![f32::NAN; x.len() / shape.query_dim * shape.output_dim];
-    layer.forward(x, &mut y).causal().run(&mut Workspace::new()).unwrap();
+    layer.forward(x, &mut y).causal().done();
     y
 }
 
@@ -218,8 +218,7 @@ fn cross_attention_takes_keys_and_values_of_their_own() {
         .key(&key)
         .value(&value)
         .attention_weights(&mut weights)
-        .run(&mut Workspace::new())
-        .unwrap();
+        .done();
     assert!(weights.chunks(5).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-6));
 
     // Its second sequence alone has the same bits, out of and into arrays with strides too.
@@ -233,8 +232,7 @@ fn cross_attention_takes_keys_and_values_of_their_own() {
         .output_strides(0, 10)
         .key(&key[30..])
         .value(&value[20..])
-        .run(&mut Workspace::new())
-        .unwrap();
+        .done();
     let rows: Vec<f32> = alone.chunks(10).flat_map(|row| row[..8].to_vec()).collect();
     assert_eq!(bits(&rows), bits(&y[24..]));
     assert!(alone[8].is_nan() && alone[9].is_nan());
@@ -245,9 +243,9 @@ fn packed_and_padded_sequences_have_the_bits_that_each_has_alone() {
     let (layer, x) = (layer(), numbers(7 * 32, 1));
     let check = |rows: std::ops::Range<usize>, set: for<'a> fn(Forward<'a>) -> Forward<'a>| {
         let (mut y, mut alone) = (vec![f32::NAN; 7 * 32], vec![0.0; rows.len() * 32]);
-        set(layer.forward(&x, &mut y).causal()).run(&mut Workspace::new()).unwrap();
+        set(layer.forward(&x, &mut y).causal()).done();
         let rows = rows.start * 32..rows.end * 32;
-        layer.forward(&x[rows.clone()], &mut alone).causal().run(&mut Workspace::new()).unwrap();
+        layer.forward(&x[rows.clone()], &mut alone).causal().done();
         assert_eq!(bits(&y[rows]), bits(&alone));
     };
     check(0..3, |call| call.cu_seqlens_q(&[0, 3, 3, 7]));
@@ -275,7 +273,7 @@ fn packed_sequences_have_their_own_places_in_a_cache_and_their_own_tables_rows()
         .cache_sequences(&sequences)
         .lse(&mut lse);
     let call = call.rope(&tables).rope_q_positions(&positions).rope_k_positions(&positions);
-    call.run(&mut Workspace::new()).unwrap();
+    call.done();
     assert_eq!([0, 1, 2].map(|sequence| packed.length(sequence).unwrap()), [4, 0, 3]);
 
     // The same two sequences, padded on the left to four rows each.
@@ -292,7 +290,7 @@ fn packed_sequences_have_their_own_places_in_a_cache_and_their_own_tables_rows()
         .rope(&tables)
         .rope_q_positions(&positions)
         .rope_k_positions(&positions);
-    call.run(&mut Workspace::new()).unwrap();
+    call.done();
     assert_eq!((&expected[..32], bits(&y)), (&[0.0; 32][..], bits(&expected[32..])));
     for head in 0..4 {
         let of_padded: Vec<f32> =
@@ -307,8 +305,7 @@ fn packed_sequences_cover_all_rows_of_one_batch() {
     let (layer, x) = (layer(), numbers(7 * 32, 1));
     let run = |starts: &[i64]| {
         let mut y = vec![7.0; 7 * 32];
-        let result =
-            layer.forward(&x, &mut y).causal().cu_seqlens_q(starts).run(&mut Workspace::new());
+        let result = layer.forward(&x, &mut y).causal().cu_seqlens_q(starts).alone();
         assert!(result.is_ok() || y == [7.0; 7 * 32]);
         result
     };
@@ -321,11 +318,7 @@ fn packed_sequences_cover_all_rows_of_one_batch() {
         assert!(sentence.starts_with("sequences.cu_seqlens_q[2] is "), "{sentence}");
     }
     let mut y = vec![7.0; 8 * 32];
-    let batch = layer
-        .forward(&[0.5; 8 * 32], &mut y)
-        .batch(2)
-        .cu_seqlens_q(&[0, 4, 8])
-        .run(&mut Workspace::new());
+    let batch = layer.forward(&[0.5; 8 * 32], &mut y).batch(2).cu_seqlens_q(&[0, 4, 8]).alone();
     let said = "cu_seqlens_q has 3 elements and batch is 2; packed sequences are the rows of a \
         batch of 1, and cu_seqlens_q says where each begins \
                 and the last one ends";
@@ -336,13 +329,7 @@ fn packed_sequences_cover_all_rows_of_one_batch() {
 fn equal_scores_are_means_of_the_values() {
     let (layer, x) = (layer(), numbers(3 * 32, 1));
     let (mut y, mut weights) = (vec![0.0; 96], vec![0.0; 4 * 9]);
-    layer
-        .forward(&x, &mut y)
-        .causal()
-        .equal_scores()
-        .attention_weights(&mut weights)
-        .run(&mut Workspace::new())
-        .unwrap();
+    layer.forward(&x, &mut y).causal().equal_scores().attention_weights(&mut weights).done();
     let row = |keys: usize| (0..3).map(move |key| if key < keys { 1.0 / keys as f32 } else { 0.0 });
     assert_near(&weights, &(0..4).flat_map(|_| (1..4).flat_map(row)).collect::<Vec<f32>>(), 1e-7);
 }
@@ -351,7 +338,7 @@ fn equal_scores_are_means_of_the_values() {
 fn optional_outputs_show_the_steps() {
     let (layer, x) = (layer(), numbers(3 * 32, 1));
     let (mut plain, mut y) = (vec![0.0; 96], vec![0.0; 96]);
-    layer.forward(&x, &mut plain).causal().run(&mut Workspace::new()).unwrap();
+    layer.forward(&x, &mut plain).causal().done();
     let [mut q, mut context] = [(); 2].map(|()| vec![0.0; 96]);
     let [mut k, mut v] = [(); 2].map(|()| vec![0.0; 48]);
     let [mut scores, mut scaled, mut masked, mut weights] = [(); 4].map(|()| vec![0.0; 4 * 9]);
@@ -364,8 +351,7 @@ fn optional_outputs_show_the_steps() {
         .outputs(outputs)
         .attention_weights(&mut weights)
         .lse(&mut lse)
-        .run(&mut Workspace::new())
-        .unwrap();
+        .done();
     assert_eq!(bits(&y), bits(&plain), "asking changes nothing");
 
     let dot: f32 = q[..8].iter().zip(&k[..8]).map(|(q, k)| q * k).sum();
@@ -421,7 +407,10 @@ fn projections_compute_in_integers_if_asked() {
     }
     let floats = Layer::new(&config.weight_type(Type::F32).arithmetic(Arithmetic::Int8), &weights);
     let said = error_of(floats, ErrorKind::InvalidValue);
-    assert!(said.starts_with("arithmetic is ") && said.contains(", but weight_type is 1;"), "{said}");
+    assert!(
+        said.starts_with("arithmetic is ") && said.contains(", but weight_type is 1;"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -2,10 +2,9 @@
 
 use mha::{
     AlignedBuffer, Attention, Elements, ElementsMut, ErrorKind, Layer, LayerConfig, Type, Weights,
-    Workspace,
 };
 
-use crate::support::{error_of, numbers};
+use crate::support::{error_of, numbers, Alone};
 
 /// Those that bf16 holds, which are the upper halves of floats.
 fn halves(x: &[f32]) -> (Vec<u16>, Vec<f32>) {
@@ -20,15 +19,15 @@ fn a_product_is_that_of_the_matrix() {
     let layer =
         Layer::new(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b)).unwrap();
     let mut y = vec![0.0; 20];
-    layer.linear(&x, &mut y).run(&mut Workspace::new()).unwrap();
+    layer.linear(&x, &mut y).done();
     for (i, y) in y.iter().enumerate() {
         let sum: f32 = (0..6).map(|k| x[i / 4 * 6 + k] * w[k * 4 + i % 4]).sum();
         assert!((y - sum - b[i % 4]).abs() < 1e-5);
     }
     let mut twice = y.clone();
-    layer.linear(&x, &mut twice).add_to_output().run(&mut Workspace::new()).unwrap();
+    layer.linear(&x, &mut twice).add_to_output().done();
     let mut beside = vec![0.0; 20];
-    layer.linear(&x, &mut beside).residual(&y).run(&mut Workspace::new()).unwrap();
+    layer.linear(&x, &mut beside).residual(&y).done();
     let sums: Vec<f32> = y.iter().map(|y| y + y).collect();
     assert_eq!((twice, beside), (sums.clone(), sums));
     let info = layer.linear(&x, &mut [0.0; 20]).residual(&y).info().unwrap();
@@ -37,9 +36,9 @@ fn a_product_is_that_of_the_matrix() {
         Layer::pack(&LayerConfig::linear(6, 4), &Weights::linear(&w).output_bias(&b)).unwrap();
     let mut spread = vec![0.0; 4 * 7 + 4];
     let view = Layer::from_packed(packed).unwrap();
-    view.linear(&x, &mut spread).strides(5, 0, 0, 7).run(&mut Workspace::new()).unwrap();
+    view.linear(&x, &mut spread).strides(5, 0, 0, 7).done();
     assert_eq!(spread[7..11], y[4..8]);
-    error_of(view.forward(&x, &mut y).run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    error_of(view.forward(&x, &mut y).alone(), ErrorKind::InvalidValue);
 }
 
 #[test]
@@ -52,26 +51,17 @@ fn a_product_checks_its_slices() {
         "w_o has 23 elements; [query_dim 6, output_dim 4] are 24"
     );
     let layer = Layer::new(&config, &Weights::linear(&w)).unwrap();
-    let run = |x: &[f32], y: &mut [f32]| layer.linear(x, y).run(&mut Workspace::new());
+    let run = |x: &[f32], y: &mut [f32]| layer.linear(x, y).alone();
     error_of(run(&x[..29], &mut [0.0; 20]), ErrorKind::SliceLength);
     error_of(run(&x, &mut [0.0; 19]), ErrorKind::SliceLength);
     let mut y = [0.0; 20];
+    error_of(layer.linear(&x, &mut y).residual(&x[..19]).alone(), ErrorKind::SliceLength);
     error_of(
-        layer.linear(&x, &mut y).residual(&x[..19]).run(&mut Workspace::new()),
-        ErrorKind::SliceLength,
-    );
-    error_of(
-        layer.linear(&x, &mut y).residual(Elements::F16(&[0; 20])).run(&mut Workspace::new()),
+        layer.linear(&x, &mut y).residual(Elements::F16(&[0; 20])).alone(),
         ErrorKind::InvalidValue,
     );
-    error_of(
-        layer.linear(&x, &mut y).strides(5, 7, 0, 0).run(&mut Workspace::new()),
-        ErrorKind::SliceLength,
-    );
-    error_of(
-        layer.linear(Elements::Int8(&[0; 30]), &mut y).run(&mut Workspace::new()),
-        ErrorKind::InvalidValue,
-    );
+    error_of(layer.linear(&x, &mut y).strides(5, 7, 0, 0).alone(), ErrorKind::SliceLength);
+    error_of(layer.linear(Elements::Int8(&[0; 30]), &mut y).alone(), ErrorKind::InvalidValue);
     assert_eq!(y, [0.0; 20]);
 }
 
@@ -84,13 +74,10 @@ fn rows_of_16_bits_are_the_floats_that_they_widen_to() {
     )
     .unwrap();
     let (mut expected, mut y, mut narrow) = (vec![0.0; 24], vec![0.0; 24], vec![0; 24]);
-    layer.forward(&wide, &mut expected).run(&mut Workspace::new()).unwrap();
-    layer.forward(Elements::Bf16(&bits), &mut y).run(&mut Workspace::new()).unwrap();
+    layer.forward(&wide, &mut expected).done();
+    layer.forward(Elements::Bf16(&bits), &mut y).done();
     assert_eq!(y, expected);
-    layer
-        .forward(Elements::Bf16(&bits), ElementsMut::Bf16(&mut narrow))
-        .run(&mut Workspace::new())
-        .unwrap();
+    layer.forward(Elements::Bf16(&bits), ElementsMut::Bf16(&mut narrow)).done();
     assert!(expected.iter().zip(&narrow).all(|(y, bits)| (y - f32::from_bits(
         u32::from(*bits) << 16
     ))
@@ -98,19 +85,15 @@ fn rows_of_16_bits_are_the_floats_that_they_widen_to() {
         <= y.abs() / 256.0));
     let attention = Attention::new(2, 4);
     let (q, mut of_halves) = (Elements::Bf16(&bits), vec![0; 24]);
-    attention
-        .call(q, ElementsMut::Bf16(&mut of_halves))
-        .key_value(q, q)
-        .run(&mut Workspace::new())
-        .unwrap();
-    attention.call(&wide, &mut y).key_value(&wide, &wide).run(&mut Workspace::new()).unwrap();
+    attention.call(q, ElementsMut::Bf16(&mut of_halves)).key_value(q, q).done();
+    attention.call(&wide, &mut y).key_value(&wide, &wide).done();
     assert!(y
         .iter()
         .zip(&of_halves)
         .all(|(y, bits)| (y - f32::from_bits(u32::from(*bits) << 16)).abs() <= y.abs() / 256.0));
-    let mixed = layer.forward(Elements::Bf16(&bits), &mut y).key(&wide).run(&mut Workspace::new());
+    let mixed = layer.forward(Elements::Bf16(&bits), &mut y).key(&wide).alone();
     let sentence = error_of(mixed, ErrorKind::InvalidValue);
     assert!(sentence.starts_with("key.type is "), "{sentence}");
-    let codes = layer.forward(Elements::Int8(&[0; 24]), &mut y).run(&mut Workspace::new());
+    let codes = layer.forward(Elements::Int8(&[0; 24]), &mut y).alone();
     error_of(codes, ErrorKind::InvalidValue);
 }

@@ -1,8 +1,6 @@
-use mha::{
-    Attention, CacheConfig, ContextNorm, ErrorKind, KvCache, Norm, Outputs, RopeConfig, Workspace,
-};
+use mha::{Attention, CacheConfig, ContextNorm, ErrorKind, KvCache, Norm, Outputs, RopeConfig};
 
-use crate::support::{assert_near, bits, error_of, layer, numbers};
+use crate::support::{assert_near, bits, error_of, layer, numbers, Alone};
 
 const WIDTH: usize = 8;
 
@@ -10,7 +8,7 @@ fn attend(q: &[f32], k: &[f32], v: &[f32], norm: Option<Norm<'_>>) -> Vec<f32> {
     let mut output = vec![f32::NAN; q.len()];
     let call = Attention::new(2, WIDTH).call(q, &mut output).key_value(k, v);
     let call = if let Some(norm) = norm { call.norm(norm) } else { call };
-    call.run(&mut Workspace::new()).unwrap();
+    call.done();
     output
 }
 
@@ -57,25 +55,11 @@ fn a_layer_normalises_what_it_projects_and_stores() {
     let (mut y, mut q, mut k, mut v, mut context) =
         ([0.0; 96], [0.0; 96], [0.0; 48], [0.0; 48], [0.0; 96]);
     let outputs = Outputs::new().q(&mut q).k(&mut k).v(&mut v).context(&mut context);
-    layer
-        .forward(&x, &mut y)
-        .causal()
-        .rope(&tables)
-        .norm(norm)
-        .outputs(outputs)
-        .run(&mut Workspace::new())
-        .unwrap();
+    layer.forward(&x, &mut y).causal().rope(&tables).norm(norm).outputs(outputs).done();
 
     let mut output = [0.0; 96];
     let attention = Attention::new(4, WIDTH).num_kv_heads(2);
-    attention
-        .call(&q, &mut output)
-        .key_value(&k, &v)
-        .causal()
-        .rope(&tables)
-        .norm(norm)
-        .run(&mut Workspace::new())
-        .unwrap();
+    attention.call(&q, &mut output).key_value(&k, &v).causal().rope(&tables).norm(norm).done();
     assert_eq!(bits(&output), bits(&context));
 
     let mut cache = KvCache::new(&CacheConfig::for_layer(layer.shape(), 16)).unwrap();
@@ -83,7 +67,7 @@ fn a_layer_normalises_what_it_projects_and_stores() {
         let mut token = [0.0; 32];
         let call =
             layer.forward(&x[row * 32..][..32], &mut token).causal().rope(&tables).norm(norm);
-        call.cache(&mut cache).run(&mut Workspace::new()).unwrap();
+        call.cache(&mut cache).done();
         assert_eq!(bits(&token), bits(&y[row * 32..][..32]));
     }
 }
@@ -96,12 +80,7 @@ fn a_norm_of_the_context_comes_before_the_output_projection() {
     let [weight, bias] = [2, 3].map(|seed| numbers(32, seed));
     let (mut y, mut context) = ([0.0; 96], [0.0; 96]);
     let norm = Norm::of_context(ContextNorm::layer(1e-5).all_heads().weight(&weight).bias(&bias));
-    layer
-        .forward(&x, &mut y)
-        .norm(norm)
-        .outputs(Outputs::new().context(&mut context))
-        .run(&mut Workspace::new())
-        .unwrap();
+    layer.forward(&x, &mut y).norm(norm).outputs(Outputs::new().context(&mut context)).done();
     for row in context.chunks_mut(32) {
         let mean = row.iter().sum::<f32>() / 32.0;
         let square = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / 32.0;
@@ -110,13 +89,13 @@ fn a_norm_of_the_context_comes_before_the_output_projection() {
         }
     }
     let mut expected = [0.0; 96];
-    layer.linear(&context, &mut expected).run(&mut Workspace::new()).unwrap();
+    layer.linear(&context, &mut expected).done();
     assert_near(&y, &expected, 1e-4);
 
     let mut output = [0.0; 48];
     let [q, k, v] = [4, 5, 6].map(|seed| numbers(48, seed));
     let alone = Norm::rms(1e-6).context(ContextNorm::rms(1e-6).after_gate());
     let call = Attention::new(2, WIDTH).call(&q, &mut output).key_value(&k, &v).norm(alone);
-    let sentence = error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    let sentence = error_of(call.alone(), ErrorKind::InvalidValue);
     assert!(sentence.starts_with("norm.context_epsilon is 1e-06, but "), "{sentence}");
 }

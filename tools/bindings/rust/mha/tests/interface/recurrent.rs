@@ -5,7 +5,7 @@ use mha::{
     Workspace,
 };
 
-use crate::support::{assert_near, bits, error_of, numbers};
+use crate::support::{assert_near, bits, error_of, numbers, Alone};
 
 struct InTurn;
 
@@ -191,7 +191,7 @@ fn slices_are_checked_and_nothing_is_written() {
     macro_rules! refused {
         ($([($q:expr, $k:expr, $v:expr, $y:expr) $($set:tt)*] $sentence:expr;)*) => {$(
             let call = attention.call(&x[..$q], &x[..$k], &x[..$v], &mut y[..$y])$($set)*;
-            let found = error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength);
+            let found = error_of(call.alone(), ErrorKind::SliceLength);
             assert!(found.starts_with($sentence), "{found}");
             assert!(y.iter().chain(&state).all(|number| *number == 7.0));
         )*};
@@ -222,7 +222,7 @@ fn slices_are_checked_and_nothing_is_written() {
 
     let conv = |weights, bias| CausalConv::new(3, 2, weights).bias(bias);
     let run = |conv: CausalConv, x: &[f32], y: &mut [f32]| {
-        error_of(conv.call(x, y).run(&mut Workspace::new()), ErrorKind::SliceLength)
+        error_of(conv.call(x, y).alone(), ErrorKind::SliceLength)
     };
     assert_eq!(
         run(conv(&x[..5], &x[..3]), &x[..6], &mut y[..6]),
@@ -238,18 +238,17 @@ fn slices_are_checked_and_nothing_is_written() {
     );
     run(conv(&x[..6], &x[..3]), &x[..7], &mut y[..6]);
     let conv = conv(&x[..6], &x[..3]);
-    let short = conv.call(&x[..6], &mut y[..6]).state(&x[..2]).run(&mut Workspace::new());
+    let short = conv.call(&x[..6], &mut y[..6]).state(&x[..2]).alone();
     assert_eq!(
         error_of(short, ErrorKind::SliceLength),
         "state has 2 elements; [sequences 1, kernel_size - 1 1, channels 3] are 3"
     );
-    let narrow =
-        conv.call(&x[..6], &mut y[..6]).rows(2usize).x_strides(0, 4).run(&mut Workspace::new());
+    let narrow = conv.call(&x[..6], &mut y[..6]).rows(2usize).x_strides(0, 4).alone();
     error_of(narrow, ErrorKind::SliceLength);
     let wrong = RecurrentAttention::new(3, 2)
         .num_k_heads(2usize)
         .call(&x[..6], &x[..4], &x[..6], &mut y[..6])
-        .run(&mut Workspace::new());
+        .alone();
     assert!(error_of(wrong, ErrorKind::Shape).starts_with("num_k_heads is 2"));
     assert!(y.iter().all(|number| *number == 7.0));
 }

@@ -1,9 +1,9 @@
 use mha::{
     alibi_slopes, t5_relative_bias, Attention, CacheConfig, CacheKind, Elements, ErrorKind,
-    KvCache, Outputs, ScoreOptions, Workspace,
+    KvCache, Outputs, ScoreOptions,
 };
 
-use crate::support::{assert_near, bits, error_of, layer, numbers};
+use crate::support::{assert_near, bits, error_of, layer, numbers, Alone};
 
 const BATCH: usize = 2;
 const HEADS: usize = 2;
@@ -43,11 +43,7 @@ fn attend(is_causal: bool, options: ScoreOptions<'_>) -> Results {
         .key_value(&k, &v)
         .score(options);
     let call = if is_causal { call.causal() } else { call };
-    call.attention_weights(&mut weights)
-        .lse(&mut lse)
-        .outputs(outputs)
-        .run(&mut Workspace::new())
-        .unwrap();
+    call.attention_weights(&mut weights).lse(&mut lse).outputs(outputs).done();
     Results { output, weights, lse, scaled, softcapped, masked }
 }
 
@@ -191,14 +187,11 @@ fn numbers_that_do_not_fit_are_errors() {
 
     let (layer, x, mut y) = (layer(), numbers(32, 5), [7.0; 32]);
     let halves = ScoreOptions::new().bias(Elements::Bf16(&[0]), [1; 4]);
-    let sentence = error_of(
-        layer.forward(&x, &mut y).score(halves).run(&mut Workspace::new()),
-        ErrorKind::InvalidValue,
-    );
+    let sentence =
+        error_of(layer.forward(&x, &mut y).score(halves).alone(), ErrorKind::InvalidValue);
     assert!(sentence.starts_with("score_arrays.bias.type is "), "{sentence}");
     let few = ScoreOptions::new().relative_rows(&[0.5; 2], [1, 1, 1, 2], 2);
-    let sentence =
-        error_of(layer.forward(&x, &mut y).score(few).run(&mut Workspace::new()), ErrorKind::Shape);
+    let sentence = error_of(layer.forward(&x, &mut y).score(few).alone(), ErrorKind::Shape);
     let said = "relative_rows is [batch 1, num_heads 1, n_q 1, columns 2], but left is 2; a row \
         has left + 1 numbers or more";
     assert_eq!(sentence, said);
@@ -210,7 +203,7 @@ fn numbers_that_do_not_fit_are_errors() {
         .window_left(4)
         .cache(&mut ring)
         .score(ScoreOptions::new().mask(&[1], [1; 4]));
-    let sentence = error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    let sentence = error_of(call.alone(), ErrorKind::InvalidValue);
     assert!(sentence.contains("ring") && sentence.contains("MHA_COLUMNS_NEW_KEYS"), "{sentence}");
     assert_eq!((y, ring.length(0).unwrap()), ([7.0; 32], 0));
 }
@@ -221,19 +214,10 @@ fn chosen_keys_are_those_that_a_query_attends_to() {
     let attend = |lists: &[i32], extents, block| {
         let mut y = [0.0; 16];
         let score = ScoreOptions::new().chosen_keys(lists, extents, block);
-        Attention::new(2, 4)
-            .call(&q, &mut y)
-            .key_value(&k, &v)
-            .score(score)
-            .run(&mut Workspace::new())
-            .map(|()| y)
+        Attention::new(2, 4).call(&q, &mut y).key_value(&k, &v).score(score).alone().map(|()| y)
     };
     let mut first = [0.0; 16]; // of the keys 0 to 3
-    Attention::new(2, 4)
-        .call(&q, &mut first)
-        .key_value(&k[..32], &v[..32])
-        .run(&mut Workspace::new())
-        .unwrap();
+    Attention::new(2, 4).call(&q, &mut first).key_value(&k[..32], &v[..32]).done();
     assert_eq!(attend(&[3, 1, 0, 2, -1], [1, 1, 1, 5], 1).unwrap(), first);
     assert_eq!(attend(&[1, 0], [1, 1, 1, 2], 2).unwrap(), first);
     let sentence = error_of(attend(&[6], [1, 1, 1, 1], 1), ErrorKind::InvalidValue);

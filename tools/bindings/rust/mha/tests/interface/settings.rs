@@ -3,8 +3,10 @@
 use mha::{
     Attention, CacheConfig, CausalConv, ContextNorm, Gate, KvCache, Layer, LayerConfig, Matrix,
     Norm, Outputs, RecurrentAttention, RopeConfig, ScoreColumns, ScoreOptions, Strides, Type,
-    Weights, Workspace,
+    Weights,
 };
+
+use crate::support::Alone;
 
 #[test]
 fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
@@ -45,7 +47,7 @@ fn settings_that_contradict_each_other_or_do_nothing_are_refused() {
             run!(call recurrent.call(&x, &x, &x, &mut [0.0; 12])$($set)*)
         };
         (conv $($set:tt)*) => { run!(call conv.call(&x, &mut [0.0; 12])$($set)*) };
-        (call $($call:tt)*) => { $($call)*.run(&mut Workspace::new()) };
+        (call $($call:tt)*) => { $($call)*.alone() };
     }
     macro_rules! refused {
         ($([$($set:tt)*] $name:literal)*) => {$(

@@ -6,7 +6,7 @@ use mha::{
     ScoreOptions, Segments, Strides, Type, WeightLayout, Weights, Workspace,
 };
 
-use crate::support::{error_of, layer, numbers};
+use crate::support::{error_of, layer, numbers, Alone};
 
 /// Rows of a table: weights and config, and the sentence of their error.
 macro_rules! refused {
@@ -133,13 +133,7 @@ macro_rules! forward_refused {
 #[track_caller]
 fn forward_refused(make: impl for<'a> Fn(Forward<'a>) -> Forward<'a>, sentence: &str) {
     let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
-    assert_eq!(
-        error_of(
-            make(layer.forward(&x, &mut y)).run(&mut Workspace::new()),
-            ErrorKind::SliceLength
-        ),
-        sentence
-    );
+    assert_eq!(error_of(make(layer.forward(&x, &mut y)).alone(), ErrorKind::SliceLength), sentence);
     assert_eq!(y, [7.0; 96]);
     error_of(make(layer.forward(&x, &mut y)).workspace_bytes(), ErrorKind::SliceLength);
     error_of(make(layer.forward(&x, &mut y)).info(), ErrorKind::SliceLength);
@@ -149,10 +143,7 @@ fn forward_refused(make: impl for<'a> Fn(Forward<'a>) -> Forward<'a>, sentence: 
 fn of_rows() {
     let (layer, x, mut y) = (layer(), numbers(4 * 32, 1), [7.0; 4 * 32]);
     let run = |x: &[f32], y: &mut [f32], batch| {
-        error_of(
-            layer.forward(x, y).batch(batch).run(&mut Workspace::new()),
-            ErrorKind::SliceLength,
-        )
+        error_of(layer.forward(x, y).batch(batch).alone(), ErrorKind::SliceLength)
     };
     let no_rows = "query has 33 elements, which is no whole number of rows for each of 1 \
         sequences; a row has 32";
@@ -201,15 +192,10 @@ fn of_rows() {
             "key has 64 elements; [batch 1, n_kv 2, key_dim 32] with strides [80, 40] reach over \
                 72";
     }
-    let sentence = error_of(
-        layer.forward(&x, &mut y).query_strides(0, 32).run(&mut Workspace::new()),
-        ErrorKind::InvalidValue,
-    );
+    let sentence =
+        error_of(layer.forward(&x, &mut y).query_strides(0, 32).alone(), ErrorKind::InvalidValue);
     assert_eq!(sentence, "query has strides, so that its length does not tell the rows; set n_q");
-    error_of(
-        layer.forward(&x, &mut y).value(&x[..64]).run(&mut Workspace::new()),
-        ErrorKind::Shape,
-    );
+    error_of(layer.forward(&x, &mut y).value(&x[..64]).alone(), ErrorKind::Shape);
 }
 
 #[test]
@@ -226,10 +212,7 @@ fn of_lists_and_optional_outputs() {
                  sentence: &str| {
         let (layer, x, mut y, mut arrays) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32], arrays());
         assert_eq!(
-            error_of(
-                make(layer.forward(&x, &mut y), &mut arrays).run(&mut Workspace::new()),
-                ErrorKind::SliceLength
-            ),
+            error_of(make(layer.forward(&x, &mut y), &mut arrays).alone(), ErrorKind::SliceLength),
             sentence
         );
         assert!(arrays.concat().iter().chain(&y).all(|value| *value == 7.0));
@@ -286,8 +269,7 @@ fn of_outputs_per_pair_with_a_cache() {
         .causal()
         .cache(&mut cache)
         .cache_sequences(&[2])
-        .run(&mut Workspace::new())
-        .unwrap();
+        .done();
     let (mut y, mut weights) = ([7.0; 6 * 32], [7.0; 2 * 4 * 3 * 20]);
     // The call's keys: those of the query, or four of their own for each sequence, some of which
     // may count.
@@ -307,7 +289,7 @@ fn of_outputs_per_pair_with_a_cache() {
         let call = if matches!(keys, Keys::Own(_)) { call.key(&key) } else { call };
         let call =
             if let Keys::Own(Some(lengths)) = &keys { call.kv_lengths(lengths) } else { call };
-        call.attention_weights(&mut weights[..2 * 4 * 3 * n_kv]).run(&mut Workspace::new())
+        call.attention_weights(&mut weights[..2 * 4 * 3 * n_kv]).alone()
     };
     // Five rows are there in sequence 2, none in sequence 0.
     let sentence = error_of(pairs(&mut cache, 8, &[3, 2], Keys::Same), ErrorKind::SliceLength);
@@ -334,7 +316,7 @@ fn of_outputs_per_pair_with_a_cache() {
                 .cache(&mut cache)
                 .cache_sequences(&[0, 2])
                 .q_first_rows(&first_rows);
-            call.attention_weights(&mut weights[..2 * 4 * 3 * n_kv]).run(&mut Workspace::new())
+            call.attention_weights(&mut weights[..2 * 4 * 3 * n_kv]).alone()
         };
         error_of(run(n_kv - 1), ErrorKind::SliceLength);
         error_of(run(n_kv + 1), ErrorKind::SliceLength);
@@ -346,7 +328,7 @@ fn of_outputs_per_pair_with_a_cache() {
         .cache(&mut cache)
         .cache_sequences(&sequences)
         .attention_weights(&mut weights);
-    error_of(call.run(&mut Workspace::new()), ErrorKind::InvalidValue);
+    error_of(call.alone(), ErrorKind::InvalidValue);
 }
 
 #[test]
@@ -356,10 +338,7 @@ fn of_attention() {
                  sentence: &str| {
         let mut output = [7.0; 72];
         let call = Attention::new(4, 4).num_kv_heads(1).head_dim_v(6).call(&q, &mut output);
-        assert_eq!(
-            error_of(make(call, &k, &v).run(&mut Workspace::new()), ErrorKind::SliceLength),
-            sentence
-        );
+        assert_eq!(error_of(make(call, &k, &v).alone(), ErrorKind::SliceLength), sentence);
         assert_eq!(output, [7.0; 72]);
     };
     check(
@@ -395,13 +374,13 @@ fn of_attention() {
         .head_dim_v(0)
         .call(&q, &mut small[..47])
         .key_value(&q, &q);
-    let sentence = error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength);
+    let sentence = error_of(call.alone(), ErrorKind::SliceLength);
     assert_eq!(
         sentence,
         "output has 47 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 4] are 48"
     );
     let call = Attention::new(4, 4).call(&q, &mut small[..48]).n_kv(3);
-    error_of(call.run(&mut Workspace::new()), ErrorKind::NullPointer);
+    error_of(call.alone(), ErrorKind::NullPointer);
 }
 
 #[test]
@@ -413,7 +392,7 @@ fn of_a_choice_of_keys() {
             .choose_keys(&q, weights, 2, &mut chosen)
             .key(&k)
             .index_scores(&mut scores);
-        assert_eq!(error_of(call.run(&mut Workspace::new()), ErrorKind::SliceLength), sentence);
+        assert_eq!(error_of(call.alone(), ErrorKind::SliceLength), sentence);
         assert_eq!((chosen, scores), (vec![7; len], vec![7.0; columns]));
     };
     check(&weights[..5], 6, 15, "weights has 5 elements; [batch 1, n_q 3, num_heads 2] are 6");
@@ -433,9 +412,8 @@ fn of_rope() {
         [.key(&[0.0; 64]).rope_k_positions(&[1; 3])] of_keys;
     }
     let (layer, x, mut y) = (layer(), numbers(96, 1), [7.0; 96]);
-    let mut refused = |rope: &Rope<'_>, kind| {
-        error_of(layer.forward(&x, &mut y).rope(rope).run(&mut Workspace::new()), kind)
-    };
+    let mut refused =
+        |rope: &Rope<'_>, kind| error_of(layer.forward(&x, &mut y).rope(rope).alone(), kind);
     let uneven = "cos has 12 elements and sin 11; both are [num_positions, dims / 2]";
     assert_eq!(refused(&Rope::new(8, &[1.0; 12], &[0.0; 11]), ErrorKind::SliceLength), uneven);
     let short = "cos and sin have 3 elements; a row of 8 dims needs 4";
@@ -546,10 +524,7 @@ fn of_num_columns() {
     let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
     let mut refused = |options: ScoreOptions<'_>, sentence: &str| {
         assert_eq!(
-            error_of(
-                layer.forward(&x, &mut y).score(options).run(&mut Workspace::new()),
-                ErrorKind::Shape
-            ),
+            error_of(layer.forward(&x, &mut y).score(options).alone(), ErrorKind::Shape),
             sentence
         );
         assert_eq!(y, [7.0; 96]);
@@ -588,16 +563,13 @@ fn of_extents_of_mask_and_bias() {
     let mut refused = |mask: &[u8], extents, sentence: &str| {
         let options = ScoreOptions::new().mask(mask, extents);
         assert_eq!(
-            error_of(
-                layer.forward(&x, &mut y).score(options).run(&mut Workspace::new()),
-                ErrorKind::Shape
-            ),
+            error_of(layer.forward(&x, &mut y).score(options).alone(), ErrorKind::Shape),
             sentence
         );
         let bias = vec![0.0; mask.len()];
         let call = layer.forward(&x, &mut y).score(ScoreOptions::new().bias(&bias, extents));
         assert_eq!(
-            error_of(call.run(&mut Workspace::new()), ErrorKind::Shape),
+            error_of(call.alone(), ErrorKind::Shape),
             sentence.replace("mask is", "bias is")
         );
         assert_eq!(y, [7.0; 96]);
@@ -636,13 +608,7 @@ fn of_masks_with_a_cache() {
     let (layer, x, ones) = (layer(), numbers(5 * 32, 1), [1; 64]);
     let mut cache =
         KvCache::new(&CacheConfig::for_layer(layer.shape(), 20).num_sequences(2)).unwrap();
-    layer
-        .forward(&x, &mut [0.0; 160])
-        .causal()
-        .cache(&mut cache)
-        .cache_sequences(&[1])
-        .run(&mut Workspace::new())
-        .unwrap();
+    layer.forward(&x, &mut [0.0; 160]).causal().cache(&mut cache).cache_sequences(&[1]).done();
     let run = |cache: &mut KvCache, extents: [usize; 4], columns| {
         let options = ScoreOptions::new()
             .mask(&ones[..extents.iter().product()], extents)
@@ -655,7 +621,7 @@ fn of_masks_with_a_cache() {
             .cache(cache)
             .q_lengths(&[2, 1])
             .score(options);
-        let result = call.run(&mut Workspace::new());
+        let result = call.alone();
         assert!(result.is_ok() || y == [7.0; 2 * 2 * 32]);
         result
     };

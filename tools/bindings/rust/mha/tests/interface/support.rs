@@ -46,3 +46,24 @@ pub fn error_of<T>(result: mha::Result<T>, kind: mha::ErrorKind) -> String {
         }
     }
 }
+
+/// Calls that run in a workspace of their own.
+pub trait Alone: Sized {
+    fn alone(self) -> mha::Result<()>;
+
+    #[track_caller]
+    fn done(self) {
+        self.alone().unwrap();
+    }
+}
+
+macro_rules! alone {
+    ($($call:ident)*) => {
+        $(impl Alone for mha::$call<'_> {
+            fn alone(self) -> mha::Result<()> {
+                self.run(&mut mha::Workspace::new())
+            }
+        })*
+    };
+}
+alone! { Forward AttentionCall RecurrentCall CausalConvCall Linear }

@@ -3,7 +3,7 @@ use std::thread;
 
 use mha::{CacheConfig, KvCache, Scheduler, Workspace};
 
-use crate::support::{bits, layer, numbers};
+use crate::support::{bits, layer, numbers, Alone};
 
 const ROWS: usize = 300;
 
@@ -12,7 +12,7 @@ fn run(scheduler: Option<&dyn Scheduler>) -> Vec<u32> {
     let mut y = vec![f32::NAN; ROWS * 32];
     let call = layer.forward(&x, &mut y).causal();
     let call = if let Some(scheduler) = scheduler { call.scheduler(scheduler) } else { call };
-    call.run(&mut Workspace::new()).unwrap();
+    call.done();
     bits(&y)
 }
 
@@ -62,7 +62,7 @@ fn a_panic_of_a_scheduler_reaches_the_caller_of_run_when_the_call_is_complete() 
         panic!("no threads today")
     });
     let call = layer.forward(&x, &mut y).causal().cache(&mut cache).scheduler(&panicking);
-    let payload = catch_unwind(AssertUnwindSafe(|| call.run(&mut Workspace::new()))).unwrap_err();
+    let payload = catch_unwind(AssertUnwindSafe(|| call.alone())).unwrap_err();
     assert_eq!(payload.downcast_ref(), Some(&"no threads today"));
     assert_eq!((bits(&y), cache.length(0).unwrap()), (run(None), ROWS));
 
