@@ -1,9 +1,9 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, AttentionCall, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate,
-    KvCache, Layer, LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns,
-    ScoreOptions, Segments, Strides, Type, WeightLayout, Weights, Workspace,
+    Attention, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate, KvCache, Layer,
+    LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns, ScoreOptions, Segments,
+    Strides, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers, Alone};
@@ -207,56 +207,35 @@ fn of_lists_and_optional_outputs() {
         [.cache_sequences(&[1, 1])] "cache_sequences has 2 elements; [sequences 1] are 1";
     }
 
-    let arrays = || [vec![7.0; 95], vec![7.0; 47], vec![7.0; 11], vec![7.0; 35]];
-    let check = |make: for<'a> fn(Forward<'a>, &'a mut [Vec<f32>; 4]) -> Forward<'a>,
-                 sentence: &str| {
-        let (layer, x, mut y, mut arrays) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32], arrays());
-        assert_eq!(
-            error_of(make(layer.forward(&x, &mut y), &mut arrays).alone(), ErrorKind::SliceLength),
-            sentence
-        );
-        assert!(arrays.concat().iter().chain(&y).all(|value| *value == 7.0));
-    };
-    let pairs = "has 35 elements; [batch 1, num_heads 4, n_q 3, n_kv 3] are 36";
-    check(
-        |call, [.., lse, _]| call.lse(lse),
-        "lse has 11 elements; [batch 1, num_heads 4, n_q 3] are 12",
-    );
-    check(
-        |call, [.., weights]| call.attention_weights(weights),
-        &format!("attention_weights {pairs}"),
-    );
-    check(
-        |call, [.., scores]| call.outputs(Outputs::new().scores(scores)),
-        &format!("outputs.scores {pairs}"),
-    );
-    check(
-        |call, [.., scores]| call.outputs(Outputs::new().scaled_scores(scores)),
-        &format!("outputs.scaled_scores {pairs}"),
-    );
-    check(
-        |call, [.., scores]| call.outputs(Outputs::new().softcapped_scores(scores)),
-        &format!("outputs.softcapped_scores {pairs}"),
-    );
-    check(
-        |call, [.., scores]| call.outputs(Outputs::new().masked_scores(scores)),
-        &format!("outputs.masked_scores {pairs}"),
-    );
-    check(
-        |call, [q, ..]| call.outputs(Outputs::new().q(q)),
-        "outputs.q has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim 8] are 96",
-    );
-    check(
-        |call, [_, k, ..]| call.outputs(Outputs::new().k(k)),
-        "outputs.k has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim 8] are 48",
-    );
-    check(
-        |call, [_, v, ..]| call.outputs(Outputs::new().v(v)),
-        "outputs.v has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim_v 8] are 48",
-    );
-    let context =
-        "outputs.context has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 8] are 96";
-    check(|call, [context, ..]| call.outputs(Outputs::new().context(context)), context);
+    // Rows of a table: an array of these, what is set, and the sentence of the error.
+    macro_rules! output_refused {
+        ($([$arrays:pat, $($set:tt)*] $sentence:expr;)*) => {$({
+            let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
+            let mut arrays = [vec![7.0; 95], vec![7.0; 47], vec![7.0; 11], vec![7.0; 35]];
+            let $arrays = &mut arrays;
+            let call = layer.forward(&x, &mut y)$($set)*;
+            assert_eq!(error_of(call.alone(), ErrorKind::SliceLength), $sentence);
+            assert!(arrays.concat().iter().chain(&y).all(|value| *value == 7.0));
+        })*};
+    }
+    let (new, pairs) =
+        (Outputs::new, "has 35 elements; [batch 1, num_heads 4, n_q 3, n_kv 3] are 36");
+    output_refused! {
+        [[.., lse, _], .lse(lse)] "lse has 11 elements; [batch 1, num_heads 4, n_q 3] are 12";
+        [[.., w], .attention_weights(w)] format!("attention_weights {pairs}");
+        [[.., s], .outputs(new().scores(s))] format!("outputs.scores {pairs}");
+        [[.., s], .outputs(new().scaled_scores(s))] format!("outputs.scaled_scores {pairs}");
+        [[.., s], .outputs(new().softcapped_scores(s))] format!("outputs.softcapped_scores {pairs}");
+        [[.., s], .outputs(new().masked_scores(s))] format!("outputs.masked_scores {pairs}");
+        [[q, ..], .outputs(new().q(q))]
+            "outputs.q has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim 8] are 96";
+        [[_, k, ..], .outputs(new().k(k))]
+            "outputs.k has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim 8] are 48";
+        [[_, v, ..], .outputs(new().v(v))]
+            "outputs.v has 47 elements; [batch 1, n_kv 3, num_kv_heads 2, head_dim_v 8] are 48";
+        [[context, ..], .outputs(new().context(context))]
+            "outputs.context has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 8] are 96";
+    }
 }
 
 #[test]
@@ -334,40 +313,31 @@ fn of_outputs_per_pair_with_a_cache() {
 #[test]
 fn of_attention() {
     let (q, k, v) = (numbers(48, 1), numbers(20, 2), numbers(30, 3));
-    let check = |make: for<'a> fn(AttentionCall<'a>, &'a [f32], &'a [f32]) -> AttentionCall<'a>,
-                 sentence: &str| {
-        let mut output = [7.0; 72];
-        let call = Attention::new(4, 4).num_kv_heads(1).head_dim_v(6).call(&q, &mut output);
-        assert_eq!(error_of(make(call, &k, &v).alone(), ErrorKind::SliceLength), sentence);
-        assert_eq!(output, [7.0; 72]);
-    };
-    check(
-        |call, k, v| call.key_value(&k[..19], v),
-        "k has 19 elements, which is no whole number of rows for each of 1 sequences; a row has 4",
-    );
-    check(
-        |call, k, v| call.key_value(k, &v[..29]),
-        "v has 29 elements; [batch 1, n_kv 5, num_kv_heads 1, head_dim_v 6] are 30",
-    );
-    check(
-        |call, k, v| call.key_value(k, v).n_kv(4),
-        "k has 20 elements; [batch 1, n_kv 4, num_kv_heads 1, head_dim 4] are 16",
-    );
-    check(
-        |call, k, v| call.key_value(k, v).n_q(2),
-        "q has 48 elements; [batch 1, n_q 2, num_heads 4, head_dim 4] are 32",
-    );
-    let far = "k has 20 elements; [batch 1, n_kv 5, num_kv_heads 1, head_dim 4] with strides [25, \
-        5, 4] reach over 24";
-    check(
-        |call, k, v| {
-            call.key_value(k, v).n_kv(5).k_strides(Strides { row: 5, ..Default::default() })
-        },
-        far,
-    );
-    let bits =
-        "k has 6 elements, which is no whole number of rows for each of 1 sequences; a row has 4";
-    check(|call, _, v| call.key_value(Elements::F16(&[0; 6]), v), bits);
+    // Rows of a table: what is set in a call, and the sentence of its error.
+    macro_rules! attention_refused {
+        ($([$($set:tt)*] $sentence:expr;)*) => {$(
+            let mut output = [7.0; 72];
+            let call = Attention::new(4, 4).num_kv_heads(1).head_dim_v(6).call(&q, &mut output);
+            assert_eq!(error_of(call$($set)*.alone(), ErrorKind::SliceLength), $sentence);
+            assert_eq!(output, [7.0; 72]);
+        )*};
+    }
+    let strides = Strides { row: 5, ..Default::default() };
+    attention_refused! {
+        [.key_value(&k[..19], &v)] "k has 19 elements, which is no whole number of rows for each \
+            of 1 sequences; a row has 4";
+        [.key_value(&k, &v[..29])]
+            "v has 29 elements; [batch 1, n_kv 5, num_kv_heads 1, head_dim_v 6] are 30";
+        [.key_value(&k, &v).n_kv(4)]
+            "k has 20 elements; [batch 1, n_kv 4, num_kv_heads 1, head_dim 4] are 16";
+        [.key_value(&k, &v).n_q(2)]
+            "q has 48 elements; [batch 1, n_q 2, num_heads 4, head_dim 4] are 32";
+        [.key_value(&k, &v).n_kv(5).k_strides(strides)]
+            "k has 20 elements; [batch 1, n_kv 5, num_kv_heads 1, head_dim 4] with strides [25, \
+                5, 4] reach over 24";
+        [.key_value(Elements::F16(&[0; 6]), &v)] "k has 6 elements, which is no whole number of \
+            rows for each of 1 sequences; a row has 4";
+    }
     let mut small = [7.0; 71];
     let call = Attention::new(4, 4)
         .num_kv_heads(0)
@@ -574,29 +544,19 @@ fn of_extents_of_mask_and_bias() {
         );
         assert_eq!(y, [7.0; 96]);
     };
-    let wrong = |extents: &str, wrong: &str| {
-        format!("mask is [{extents}], but {wrong} if all have the same")
-    };
-    refused(
-        &ones[..18],
-        [2, 1, 3, 3],
-        &wrong("batch 2, num_heads 1, n_q 3, columns 3", "batch is 1; pass 1, or 1"),
-    );
-    refused(
-        &ones[..18],
-        [1, 2, 3, 3],
-        &wrong("batch 1, num_heads 2, n_q 3, columns 3", "num_heads is 4; pass 4, or 1"),
-    );
-    refused(
-        &ones[..6],
-        [1, 1, 2, 3],
-        &wrong("batch 1, num_heads 1, n_q 2, columns 3", "n_q is 3; pass 3, or 1"),
-    );
-    refused(
-        &[],
-        [1, 1, 0, 3],
-        &wrong("batch 1, num_heads 1, n_q 0, columns 3", "n_q is 3; pass 3, or 1"),
-    );
+    for (extents, wrong) in [
+        ([2, 1, 3, 3], "batch is 1; pass 1, or 1"),
+        ([1, 2, 3, 3], "num_heads is 4; pass 4, or 1"),
+        ([1, 1, 2, 3], "n_q is 3; pass 3, or 1"),
+        ([1, 1, 0, 3], "n_q is 3; pass 3, or 1"),
+    ] {
+        let [batch, num_heads, n_q, columns] = extents;
+        let said = format!(
+            "mask is [batch {batch}, num_heads {num_heads}, n_q {n_q}, columns {columns}], but \
+            {wrong} if all have the same"
+        );
+        refused(&ones[..extents.iter().product()], extents, &said);
+    }
     let few =
         "mask is [batch 1, num_heads 1, n_q 1, columns 2], but there are 3 keys; a row has a \
         column for each";
