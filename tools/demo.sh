@@ -55,8 +55,8 @@ reach PyPI?"
 
 files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
-python3 tools/demo_files.py "$files"
 if [[ $explained == yes ]]; then
+  "$python" tools/demo_files.py "$files"
   export PYTHONPATH=tools/bindings/python
   say "A small layer, step by step"
   show "$python" -m mha explain

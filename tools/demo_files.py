@@ -4,13 +4,13 @@ sentence what heads of trained models are known to do.
 """
 
 import argparse
-import array
 import json
 import math
 import pathlib
 import random
-import struct
 import sys
+
+import numpy as np
 
 sentence = (
     "When the old clock above the door struck nine , the cat that slept on the sill woke and asked"
@@ -18,42 +18,16 @@ sentence = (
 )
 
 
-def floats(values):
-    """As little-endian bytes."""
-    values = array.array("f", values)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
-
-
-def uniform(count, bound):
-    """count random floats between -bound and bound, as little-endian bytes."""
-    return floats(bound * (2 * random.random() - 1) for _ in range(count))
-
-
 def write_safetensors(path, tensors):
-    """tensors: {name: (shape, bytes)}"""
-    header, offset = {}, 0
-    for name, (shape, data) in tensors.items():
-        header[name] = {
-            "dtype": "F32",
-            "shape": shape,
-            "data_offsets": [offset, offset + len(data)],
-        }
-        offset += len(data)
+    """tensors: {name: array}"""
+    header, data = {}, b""
+    for name, values in tensors.items():
+        end = len(data) + values.nbytes
+        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [len(data), end]}
+        data += values.astype("<f4").tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, data in tensors.values():
-            file.write(data)
-
-
-def write_npy(path, shape, data):
-    text = str({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
-    text += b" " * (-(len(text) + 11) % 64) + b"\n"
-    with open(path, "wb") as file:
-        file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def turns(position):
@@ -96,7 +70,7 @@ def sentence_layer(row_width):
     query[one][16 * 2], key[is_first][16 * 2] = 1.0, 16.0
     query[one][16 * 3], key[is_stop][16 * 3] = 1.0, 14.0
     match(4, at_position, 1.5)
-    return [[value for row in matrix for value in row] for matrix in (query, key)]
+    return query, key
 
 
 def write_sentence(folder):
@@ -104,19 +78,13 @@ def write_sentence(folder):
     words = sentence.split()
     rows = sentence_rows(words)
     w_q, w_k = sentence_layer(len(rows[0]))
+    w_v = [[0.3 * (2 * random.random() - 1) for _ in range(96)] for _ in rows[0]]
+    weights = {"W_query": w_q, "W_key": w_k, "W_value": w_v}
     write_safetensors(
         folder / "sentence.safetensors",
-        {
-            "W_query": ([len(rows[0]), 96], floats(w_q)),
-            "W_key": ([len(rows[0]), 96], floats(w_k)),
-            "W_value": ([len(rows[0]), 96], uniform(len(rows[0]) * 96, 0.3)),
-        },
+        {name: np.array(values, np.float32) for name, values in weights.items()},
     )
-    write_npy(
-        folder / "sentence.npy",
-        (len(words), len(rows[0])),
-        floats(value for row in rows for value in row),
-    )
+    np.save(folder / "sentence.npy", np.array(rows, np.float32))
     (folder / "sentence.txt").write_text(sentence + "\n")
 
 
