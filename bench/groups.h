@@ -22,7 +22,6 @@ void register_projection_benchmarks(const Setting &setting);
 void register_decode_benchmarks(const Setting &setting);
 void register_plain_benchmarks(const Setting &setting);
 void register_storage_benchmarks(const Setting &setting);
-void register_choice_benchmarks(const Setting &setting);
 void register_latent_benchmarks(const Setting &setting);
 void register_recurrent_benchmarks(const Setting &setting);
 

@@ -44,11 +44,10 @@ last of the cores that mha_bench may use; the group threads by the clock, with o
 core.
 
 Groups: layer_prefill, attention_prefill, projection, latency, decode, decode_hot, decode_batch,
-decode_tokens, decode_attention, plain_arrays, storage, arithmetic, choose_keys, latent,
-latent_chosen, latent_prompt, chosen_positions, chosen_blocks, recurrent, causal_conv, threads,
-instruction_set. Names end in arguments: B batch, n rows, D width, H heads, Hkv kv heads, past
-positions in the cache before, T threads; M rows, K and N of a product; d width of a head, C
-channels.
+decode_tokens, decode_attention, plain_arrays, storage, arithmetic, latent, latent_chosen,
+latent_prompt, chosen_positions, chosen_blocks, recurrent, causal_conv, threads, instruction_set.
+Names end in arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache
+before, T threads; M rows, K and N of a product; d width of a head, C channels.
 
 Decoding, except for decode_hot, cycles through equal layers and caches of 4 times the size of the
 largest cache, so that everything is read from memory. A benchmark that was not given the memory for
@@ -200,7 +199,6 @@ int run(int argc, char **argv) {
   bench::register_decode_benchmarks(options.setting);
   bench::register_plain_benchmarks(options.setting);
   bench::register_storage_benchmarks(options.setting);
-  bench::register_choice_benchmarks(options.setting);
   bench::register_latent_benchmarks(options.setting);
   bench::register_recurrent_benchmarks(options.setting);
   add_context(options);
