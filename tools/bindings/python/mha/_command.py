@@ -11,7 +11,7 @@ import textwrap
 from . import _config, _gguf, _packed, _safetensors, formats
 from ._layer import Layer, pack, verify
 from ._library import Error, contract, instruction_sets, version
-from ._structs import arithmetics
+from ._structs import arithmetics, types
 
 # Some of them from the package gguf, of damaged files.
 _some = (Error, ImportError, LookupError, MemoryError, OSError)
@@ -192,7 +192,7 @@ def _parser():
     )
     add(
         "--weight-type",
-        choices=["f32", "f16", "bf16", "int8", "int4"],
+        choices=list(types),
         help="weights of the packed layer (default: f32; from .gguf as the file has them)",
     )
     add(

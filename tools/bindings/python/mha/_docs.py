@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from ._structs import types
+
 _T = TypeVar("_T")
 
 
@@ -105,7 +107,7 @@ class Shared:
     layout : {"in_out", "out_in"}
         Layout of all matrices: "in_out" is (in, out) for x @ w, "out_in" is (out, in), as in
         PyTorch's nn.Linear.
-    type : {"f32", "f16", "bf16", "int8", "int4"}
+    type : {types}
         Type of the matrices. None takes it from arrays of float32, float16 and int8. bfloat16 is
         bits in uint16; int4 is two numbers + 8 in a uint8, the earlier input in the low half, with
         ``layout="out_in"``.
@@ -114,7 +116,7 @@ class Shared:
         groups, (out, ceil(in / group_size)).
     offsets : mapping from str to ndarray of float32
         Offsets in the shape of scales in groups: a weight is code * scale + offset.
-    weight_type : {"f32", "f16", "bf16", "int8", "int4"}
+    weight_type : {types}
         How the weights are stored. Matrices of floats are converted; int8 and int4 need the same
         type.
     group_size : {0, 16, 32, 64, 128}
@@ -134,9 +136,9 @@ class Shared:
         Number of sequences, numbered from 0.
     capacity : int
         The most positions of a sequence.
-    k_type : {"f32", "f16", "bf16", "int8"}
-        Type of the stored keys.
-    v_type : {"f32", "f16", "bf16", "int8", "int4"}
+    k_type : {types}
+        Type of the stored keys, which is not int4.
+    v_type : {types}
         Type of the stored values; None is `k_type`.
     kind : {"contiguous", "ring", "paged"}
         "ring" keeps the last `capacity` positions, a multiple of 16 and more than `window_left`,
@@ -164,6 +166,7 @@ def _entries(section):
     }
 
 
+_types = "{" + ", ".join(f'"{name}"' for name in types) + "}"
 _shared = _entries(inspect.cleandoc(Shared.__doc__ or ""))
 
 
@@ -208,4 +211,4 @@ def _completed(text, taken):
             kind += ", optional" if default in (None, ()) else f", default {default!r}"
         lines.append(f"{', '.join(names)} : {kind}{meaning}")
     lines = [before, "", "Parameters", "-" * 10, *lines, "", rest[end.start(1) :]]
-    return "\n".join(lines).rstrip()
+    return "\n".join(lines).rstrip().replace("{types}", _types)

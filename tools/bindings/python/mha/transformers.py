@@ -439,8 +439,8 @@ class KvCache(DynamicCache):
     max_length : int
         The most positions of each sequence.
     type : str or tuple of str
-        Type of the stored keys and values, "f32", "f16", "bf16" or "int8", or a pair of types, of
-        which the second may be "int4".
+        Type of the stored keys and values, one of `mha.types` but "int4", or a pair of types, of
+        which the second may be "int4", too.
 
     Examples
     --------
@@ -670,8 +670,8 @@ class LatentCache(KvCache):
         The model, whose attention modules have expand_kv.
     max_length : int
         The most positions of each sequence.
-    type : {"f32", "f16", "bf16", "int8"}
-        Type of what is stored.
+    type : {types}
+        Type of what is stored, which is not int4.
     """
 
     def __init__(

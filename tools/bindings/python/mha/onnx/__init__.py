@@ -123,7 +123,7 @@ def rewrite(
     ----------
     model : onnx.ModelProto, str or path-like
         The model, or its file. A ModelProto is changed in place; one with functions is copied.
-    weight_type : {"f32", "f16", "bf16", "int8", "int4"}
+    weight_type : {types}
         How sessions store the weights of projections that are replaced as well.
 
     Returns

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+from .._structs import arithmetics, types
+
 
 def main(arguments=None):
     epilog = """Examples:
@@ -35,7 +37,7 @@ def main(arguments=None):
     command.add_argument(
         "--weight-type",
         default="f32",
-        choices=["f32", "f16", "bf16", "int8", "int4"],
+        choices=list(types),
         help=(
             "the type in which sessions store the weights of replaced projections; fewer bits cost"
             " accuracy (default: f32)"
@@ -44,7 +46,7 @@ def main(arguments=None):
     command.add_argument(
         "--arithmetic",
         default="f32",
-        choices=["f32", "int8", "int16"],
+        choices=list(arithmetics),
         help=(
             "the arithmetic of these projections; int8 and int16 "
             "need int8 or int4 weights (default: f32)"

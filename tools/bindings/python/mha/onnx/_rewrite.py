@@ -12,6 +12,7 @@ import onnx.checker
 import onnx.external_data_helper
 from onnx import TensorProto, helper
 
+from .._structs import arithmetics, types
 from ._files import inlined, is_large
 from ._find import Finder, Left, is_named
 from ._graph import Graph
@@ -52,16 +53,13 @@ def named(node):
     return f"{kind} '{node.name or node.output[0]}'"
 
 
-weight_types, arithmetics = ("f32", "f16", "bf16", "int8", "int4"), ("f32", "int8", "int16")
-
-
 def rewrite(
     model: onnx.ModelProto | str | os.PathLike, weight_type: str = "f32", arithmetic: str = "f32"
 ) -> tuple[onnx.ModelProto, Report]:
     """The model, with mha's operators instead of its attention, and what became of each. A
     ModelProto is changed in place, unless it has functions."""
     for name, given, choices in (
-        ("weight_type", weight_type, weight_types),
+        ("weight_type", weight_type, types),
         ("arithmetic", arithmetic, arithmetics),
     ):
         if given not in choices:
