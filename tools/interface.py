@@ -56,7 +56,8 @@ namespace mha {
 wrong_intro = """\
 // Written by tools/interface.py from the headers: what fields must not be, whatever others are."""
 python_intro = '''\
-"""Written by tools/interface.py from the headers: constants, and types and names of fields."""
+"""Written by tools/interface.py from the headers: constants, types and names of fields, and
+functions."""
 
 constants = """\\'''
 # Words of shapes that are no field: of a matrix, its columns together, and functions.
@@ -93,6 +94,18 @@ def constants_of(text):
         rf"^#define ({constant}) (0x[0-9a-f]+|\d+|INT64_MIN)u?\b", text, re.MULTILINE
     )
     return {name: value_of(x) if "x" not in x else int(x, 16) for name, x in found}
+
+
+def functions_of(text):
+    """{function: kinds of its parameters without the mha_error} of those that return a status: p is
+    a pointer, s a size_t, i an int64_t, n an int32_t, u a uint32_t."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    found = re.findall(r"MHA_API mha_status (\w+)\(([^;]*),\s+mha_error \*error\);", text)
+    words = {"size_t": "s", "uint32_t": "u", "int32_t": "n", "int64_t": "i"}
+    return {
+        name: "".join("p" if "*" in one else words[one.split()[0]] for one in parameters.split(","))
+        for name, parameters in found
+    }
 
 
 def choices_of(comment, constants):
@@ -213,7 +226,8 @@ def row_of(struct, field, kind, comment, above, constants, structs):
 
 
 def read(folder=root / "include"):
-    """{"constants": {name: value}, "structs": {struct: {"header", "rows"}}} of the headers."""
+    """{"constants": {name: value}, "structs": {struct: {"header", "rows"}}, "functions": {name:
+    kinds}} of the headers."""
     texts = {h: (folder / h).read_text() for h in headers if (folder / h).exists()}
     constants = {n: x for text in texts.values() for n, x in constants_of(text).items()}
     structs, errors = {}, []
@@ -255,7 +269,8 @@ def read(folder=root / "include"):
             ]
     if errors:
         raise GrammarError("\n".join(errors))
-    return {"constants": constants, "structs": structs}
+    functions = {name: x for text in texts.values() for name, x in functions_of(text).items()}
+    return {"constants": constants, "structs": structs, "functions": functions}
 
 
 # ---- The table of the library's checks
@@ -424,6 +439,8 @@ def python_source(table):
         fields = [" ".join([kind, *(row["field"] for row in rows)]) for kind, rows in kinds]
         text = f"{struct}: {', '.join(fields)}"
         lines += textwrap.wrap(text, 100, subsequent_indent="  ")
+    functions = " ".join(f"{name}={kinds}" for name, kinds in table["functions"].items())
+    lines += ['"""\n\nfunctions = """\\', *textwrap.wrap(functions, 100)]
     return "\n".join([*lines, '"""', ""])
 
 

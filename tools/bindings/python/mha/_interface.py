@@ -1,4 +1,5 @@
-"""Written by tools/interface.py from the headers: constants, and types and names of fields."""
+"""Written by tools/interface.py from the headers: constants, types and names of fields, and
+functions."""
 
 constants = """\
 VERSION_MAJOR=0 VERSION_MINOR=1 VERSION_PATCH=0 CONTRACT=1 OK=0 ERROR_NULL_POINTER=1
@@ -74,4 +75,19 @@ mha_choose_keys_args: size struct_size, ptr attention, mha_input weights, i64 nu
   chosen_keys index_scores
 mha_call_info: size struct_size, u32 instruction_set back_end contract num_threads, size
   workspace_bytes packed_bytes, u64 operations bytes
+"""
+
+functions = """\
+mha_layer_create=pppp mha_kv_cache_size=pp mha_kv_cache_init=ppsp mha_forward_workspace=ppp
+mha_forward=ppps mha_attention_workspace=pp mha_attention=pps mha_linear_create=ppp
+mha_linear_workspace=ppp mha_linear=ppps mha_rope_tables=ppp mha_alibi_slopes=ip
+mha_t5_relative_bias=piiuiiip mha_recurrent_attention_workspace=pp mha_recurrent_attention=pps
+mha_recurrent_attention_info=pp mha_causal_conv_workspace=pp mha_causal_conv=pps
+mha_layer_pack_size=pppp mha_layer_pack=pppps mha_layer_view=psppsp mha_layer_verify=ps
+mha_linear_pack_size=ppp mha_linear_pack=ppps mha_layer_shape=pp mha_kv_cache_view=psp
+mha_kv_cache_shape=pp mha_kv_cache_length=pip mha_kv_cache_truncate=pii mha_kv_cache_set_blocks=pipi
+mha_kv_cache_unshare=pinp mha_kv_cache_copy_prefix=piii mha_kv_cache_append=piipp
+mha_kv_cache_read=piiipp mha_partials_merge=iipppu mha_partials_finish=p
+mha_choose_keys_workspace=pp mha_choose_keys=pps mha_forward_info=ppp mha_attention_info=pp
+mha_linear_info=ppp
 """

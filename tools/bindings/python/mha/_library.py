@@ -10,54 +10,12 @@ import re
 import sys
 import threading
 
+from . import _interface
 from ._docs import documented
 from ._structs import _address, _Error, _kind, instruction_set_names
 
-# Of the functions that return a status, without the mha_error: p is a pointer, s a size_t, i an
-# int64_t, n an int32_t, u a uint32_t.
-_signatures = {
-    "mha_layer_pack_size": "pppp",
-    "mha_layer_pack": "pppps",
-    "mha_layer_view": "psppsp",
-    "mha_layer_verify": "ps",
-    "mha_linear_create": "ppp",
-    "mha_linear_pack_size": "ppp",
-    "mha_linear_pack": "ppps",
-    "mha_layer_create": "pppp",
-    "mha_layer_shape": "pp",
-    "mha_kv_cache_size": "pp",
-    "mha_kv_cache_init": "ppsp",
-    "mha_kv_cache_view": "psp",
-    "mha_kv_cache_shape": "pp",
-    "mha_kv_cache_length": "pip",
-    "mha_kv_cache_truncate": "pii",
-    "mha_kv_cache_set_blocks": "pipi",
-    "mha_kv_cache_unshare": "pinp",
-    "mha_kv_cache_copy_prefix": "piii",
-    "mha_kv_cache_append": "piipp",
-    "mha_kv_cache_read": "piiipp",
-    "mha_rope_tables": "ppp",
-    "mha_alibi_slopes": "ip",
-    "mha_t5_relative_bias": "piiuiiip",
-    "mha_forward_info": "ppp",
-    "mha_forward_workspace": "ppp",
-    "mha_forward": "ppps",
-    "mha_attention_workspace": "pp",
-    "mha_attention": "pps",
-    "mha_attention_info": "pp",
-    "mha_partials_merge": "iipppu",
-    "mha_partials_finish": "p",
-    "mha_choose_keys_workspace": "pp",
-    "mha_choose_keys": "pps",
-    "mha_linear_workspace": "ppp",
-    "mha_linear": "ppps",
-    "mha_linear_info": "ppp",
-    "mha_recurrent_attention_workspace": "pp",
-    "mha_recurrent_attention": "pps",
-    "mha_recurrent_attention_info": "pp",
-    "mha_causal_conv_workspace": "pp",
-    "mha_causal_conv": "pps",
-}
+# Of the functions that return a status: the kinds of parameters before the mha_error.
+_signatures = dict(text.split("=") for text in _interface.functions.split())
 _others = [
     "mha_version",
     "mha_contract",
