@@ -33,11 +33,10 @@ impl KvCache {
     }
 
     setters! {
-        /// How keys are kept, and values unless [`v_type`](Self::v_type) is set: `F32`, `F16`,
-        /// `Bf16`, or with a [`capacity`](Self::capacity) `Int8`.
+        /// How keys are kept, and values unless [`v_type`](Self::v_type) is set; not in `Int4`, and
+        /// in `Int8` only with a [`capacity`](Self::capacity).
         k_type: Type;
-        /// How values are kept, one of the same types or with a [`capacity`](Self::capacity)
-        /// `Int4`.
+        /// How values are kept; in `Int8` or `Int4` only with a [`capacity`](Self::capacity).
         v_type: Type;
         /// The most positions of a sequence. Memory for all is reserved at once, and the cache does
         /// not grow.

@@ -90,8 +90,7 @@ impl AttentionConfig {
     }
 
     setters! {
-        /// How the packed weights are kept, in fewer bits if wanted: `F32`, `F16`, `Bf16`, `Int8`
-        /// or `Int4`. As they come if not set.
+        /// How the packed weights are kept, in fewer bits if wanted. As they come if not set.
         weight_type: Type;
         /// What the projections are computed in: floats, or with weights of `Int8` or `Int4`
         /// integers of 8 or 16 bits.
