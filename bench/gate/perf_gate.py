@@ -34,8 +34,8 @@ Lines of a shapes file, for example:
   recurrent  n=1024 H=16 head_dim=128               mha_recurrent_attention: the gated delta rule
 Words of a line, with defaults in parentheses: B= (1), n=, D= (layer only), H=, kv_heads= (H=),
 head_dim= (layer: D/H), n_kv= (attention only; n=), causal, past= (the positions in a KV cache; a
-layer appends its rows, attention does not), kv_type=f32|f16|bf16|int8 (type of that cache; f32),
-weights=f32|f16|bf16|int8|int4 (of a layer; f32), arithmetic=f32|int8|int16 (of a layer; f32),
+layer appends its rows, attention does not), kv_type= and weights= (a type of mha.h, of that cache
+and of a layer; f32), arithmetic=f32|int8|int16 (of a layer; f32),
 instruction_set= (auto, or a name of src/kernels/sets.def),
 threads= (1). '#' begins a comment. A shape that BASE has no function or type for is not in the
 base.
@@ -75,11 +75,12 @@ import slots
 ROW = re.compile(r"^MHA_SET\((\w+), \w+, (\d+)", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "src" / "kernels" / "sets.def").read_text())
 SETS = ["auto", *(name for name, number in sorted(ROWS, key=lambda row: int(row[1])))]
-KV_TYPES = ["f32", "f16", "bf16", "int8"]  # MHA_TYPE_* from MHA_TYPE_F32 on
+HEADER = (ROOT / "include" / "mha.h").read_text()
+TYPES = [name.lower() for name in re.findall(r"^#define MHA_TYPE_(\w+)", HEADER, re.MULTILINE)]
 CHOICES = {
-    "kv_type": (KV_TYPES, "a cache type"),
+    "kv_type": (TYPES, "a cache type"),
     "instruction_set": (SETS, "an instruction set"),
-    "weights": ([*KV_TYPES, "int4"], "a weight type"),
+    "weights": (TYPES, "a weight type"),
     "arithmetic": (["f32", "int8", "int16"], "an arithmetic"),
 }
 LEAST_ROUNDS, IN_ROUND = 7, 4  # samples of each version, as main.cpp takes them
