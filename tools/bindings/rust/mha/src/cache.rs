@@ -56,9 +56,9 @@ pub struct CacheConfig {
     pub head_dim: usize,
     /// The layer's width of a head's values; 0, the default, is `head_dim`.
     pub head_dim_v: usize,
-    /// The type of stored keys: f32, the default, f16, bf16 or int8.
+    /// The type of stored keys, any but int4; by default f32.
     pub k_type: Type,
-    /// The type of stored values, one of the same types or int4; None, the default, is `k_type`.
+    /// The type of stored values; None, the default, is `k_type`.
     /// With `values_in_keys`, another type is refused.
     pub v_type: Option<Type>,
     /// Whether a value is the first `head_dim_v` elements of its key, and is stored only once, as

@@ -18,6 +18,9 @@ macro_rules! numbered {
         }
 
         impl $name {
+            /// All that there are, in the order of the library's numbers.
+            pub const ALL: &'static [Self] = &[Self::$first, $(Self::$each,)*];
+
             pub(crate) fn raw(self) -> u32 {
                 match self {
                     Self::$first => sys::$first_raw,
@@ -27,11 +30,7 @@ macro_rules! numbered {
 
             /// None for one of a newer library.
             pub(crate) fn of_raw(raw: u32) -> Option<Self> {
-                match raw {
-                    sys::$first_raw => Some(Self::$first),
-                    $(sys::$each_raw => Some(Self::$each),)*
-                    _ => None,
-                }
+                Self::ALL.iter().copied().find(|one| one.raw() == raw)
             }
         })*
     };

@@ -56,11 +56,10 @@ impl Dice {
         let (query_dim, head_dim, head_dim_v) =
             (2 + self.below(20), 2 * (1 + self.below(5)), 1 + self.below(6));
         let key_dim = if self.one_in(4) { 1 + self.below(9) } else { query_dim };
-        let types = [Type::F32, Type::F16, Type::Bf16, Type::Int8, Type::Int4];
         let config = LayerConfig::new(query_dim, heads)
             .key_dim(key_dim)
             .num_kv_heads(kv_heads)
-            .weight_type(types[self.below(5)]);
+            .weight_type(Type::ALL[self.below(Type::ALL.len())]);
         let mut config = config.head_dim(head_dim).head_dim_v(head_dim_v);
         let (has_gate, in_q) = (self.one_in(3), self.one_in(2));
         let gate_dim = if self.one_in(2) { 1 } else { head_dim_v };
