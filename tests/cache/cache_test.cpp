@@ -536,7 +536,7 @@ TEST(CacheBytes, StayThoseOfTheirVersion) {
 // ---- Values in the keys, but for what generated_test.cpp has
 
 TEST_P(KvCache, WithValuesInItsKeysEqualsTheSpecification) {
-  for (const Storage type : kStorageTypes) {
+  for (const Storage type : kKeyTypes) {
     for (const auto &[n_q, group] : {std::pair{1, 1},
                                      {1, 3},
                                      {1, 6},

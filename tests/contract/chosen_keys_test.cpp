@@ -125,7 +125,7 @@ TEST_P(ChooseKeys, OfRandomCallsEqualTheSpecification) {
     // Stored keys are normalised and rotated already.
     if (problem.norm || problem.rope || !problem.kv_lengths.empty() || !problem.kv_start.empty())
       continue;
-    problem.k_type = random.Pick({Storage::kF32, Storage::kF16, Storage::kBf16, Storage::kInt8});
+    problem.k_type = random.Pick(kKeyTypes);
     problem.values_in_keys = random.Coin();
     const CacheForm form = kContiguousAndPaged[random.Below(5)];
     const Outputs expected = Specify(problem);
@@ -151,7 +151,7 @@ TEST_P(ChooseKeys, OfLongSequencesEqualTheSpecification) {
 
 TEST_P(ChooseKeys, InAnyPiecesOverACacheEqualTheSpecification) {
   constexpr int64_t n = 330, heads = 4, dim = 24, num_chosen = 40;
-  for (const Storage type : kStorageTypes) {
+  for (const Storage type : kKeyTypes) {
     ChoiceProblem problem = Problem(1, n, n, heads, dim, num_chosen);
     problem.is_causal = true;
     problem.k_type = type;

@@ -92,12 +92,11 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     form.layout = random.Chance(0.5) ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
     form.row_gap = random.Chance(0.3) ? random.Between(1, 20) : 0;
     form.use_defaults = random.Chance(0.5);
-    form.weight_type = random.Pick(
-        {Stored::kF32, Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4});
-    const bool has_codes = form.weight_type == Stored::kInt8 || form.weight_type == Stored::kInt4;
+    form.weight_type = random.Pick(kWeightTypes);
     const Arithmetic arithmetic =
-        has_codes ? random.Pick({Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16})
-                  : Arithmetic::kF32;
+        HasCodes(form.weight_type)
+            ? random.Pick({Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16})
+            : Arithmetic::kF32;
     const auto random_type = [&] {
       return random.Pick<uint32_t>({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16});
     };
@@ -127,7 +126,7 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
       problem.stored = form.weight_type;
       problem.w_o = numbers;
       if (form.weight_type == Stored::kInt8) scales.resize(out);
-      if (has_codes) problem.s_o = scales;
+      if (HasCodes(form.weight_type)) problem.s_o = scales;
       const bool is_int4 = form.weight_type == Stored::kInt4;
       linear = GivenAs(problem, is_int4 ? MHA_LAYOUT_OUT_IN : form.layout, false, 2 * form.row_gap);
     }

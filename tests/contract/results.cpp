@@ -393,7 +393,7 @@ class Cases {
   }
 
   void Choices() {
-    for (const Storage type : kStorageTypes) {
+    for (const Storage type : kKeyTypes) {
       const std::string name = std::string("chosen keys, stored as ") + NameOf(type);
       ChoiceProblem problem;
       static_cast<AttentionProblem &>(problem) = Filled(Sizes(2, 5, 700, 6, 1, 40, 1), 40);
@@ -417,14 +417,9 @@ class Cases {
   // mha_linear: rows of 16 bits, with a bias and a residual.
   void Products() {
     constexpr int64_t rows = 30, in = 270, out = 50;
-    const struct {
-      uint32_t weight_type, arithmetic;
-    } products[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},    {MHA_TYPE_F16, MHA_ARITHMETIC_F32},
-                    {MHA_TYPE_BF16, MHA_ARITHMETIC_F32},   {MHA_TYPE_INT8, MHA_ARITHMETIC_F32},
-                    {MHA_TYPE_INT4, MHA_ARITHMETIC_F32},   {MHA_TYPE_INT8, MHA_ARITHMETIC_INT8},
-                    {MHA_TYPE_INT8, MHA_ARITHMETIC_INT16}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8},
-                    {MHA_TYPE_INT4, MHA_ARITHMETIC_INT16}};
-    for (const auto &[weight_type, arithmetic] : products) {
+    for (const WeightFormat &format : kWeightFormats) {
+      const auto weight_type = static_cast<uint32_t>(format.stored),
+                 arithmetic = static_cast<uint32_t>(format.arithmetic);
       Random random(89 + weight_type);
       const std::vector<float> w = random.Uniforms(in * out, 0.0625f), bias = random.Uniforms(out);
       mha_linear_weights weights = Zeroed<mha_linear_weights>();
@@ -729,8 +724,8 @@ class Cases {
   }
 
   void Layers() {
-    for (const uint32_t type :
-         {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    for (const Storage stored : kWeightTypes) {
+      const auto type = static_cast<uint32_t>(stored);
       const std::string of_type = std::string(" of ") + kTypeNames[type];
       LayerProblem m = ModelOf(100, 75, 4, 2, 12, 9, 70, true);
       RecordLayer("layer" + of_type, m, DataOf(m, type));
@@ -858,16 +853,16 @@ class Cases {
     for (const uint32_t kind :
          {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED}) {
       const bool is_ring = kind == MHA_CACHE_KIND_RING, is_paged = kind == MHA_CACHE_KIND_PAGED;
-      for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
+      for (const Storage type : kKeyTypes) {
         config.capacity = is_ring ? 64 : 288;
-        config.k_type = config.v_type = type;
+        config.k_type = config.v_type = static_cast<uint32_t>(type);
         config.kind = kind;
         config.block_positions = is_paged ? 32 : 0;
         config.num_blocks = is_paged ? 20 : 0;
         RecordCache(std::string(is_ring    ? "ring"
                                 : is_paged ? "paged"
                                            : "contiguous") +
-                        " cache of " + kTypeNames[type],
+                        " cache of " + NameOf(type),
                     config);
       }
     }
@@ -886,10 +881,9 @@ class Cases {
     config.head_dim_v = 12;
     config.v_type = MHA_TYPE_BF16;
     config.head_dim = 72;  // scores of three blocks of terms
-    for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
-      config.k_type = type;
-      RecordCache(std::string("contiguous cache of heads of 72, keys of ") + kTypeNames[type],
-                  config);
+    for (const Storage type : kKeyTypes) {
+      config.k_type = static_cast<uint32_t>(type);
+      RecordCache(std::string("contiguous cache of heads of 72, keys of ") + NameOf(type), config);
     }
     config.kind = MHA_CACHE_KIND_PAGED;
     config.capacity = 288;
@@ -899,9 +893,9 @@ class Cases {
     config.head_dim_v = 24;
     config.value_place = MHA_CACHE_VALUES_IN_KEYS;
     config.v_type = 0;
-    for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8}) {
-      config.k_type = type;
-      RecordCache(std::string("latent cache of ") + kTypeNames[type], config);
+    for (const Storage type : kKeyTypes) {
+      config.k_type = static_cast<uint32_t>(type);
+      RecordCache(std::string("latent cache of ") + NameOf(type), config);
     }
     LayerWithCache();
   }

@@ -31,25 +31,6 @@ using namespace support;  // NOLINT: this file is about nothing else
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// A type of weights, and what projections compute in.
-struct Kind {
-  Stored stored;
-  Arithmetic arithmetic;
-  const char *name;
-  int64_t group = 0;
-  bool is_of_integers() const { return arithmetic != Arithmetic::kF32; }
-};
-
-constexpr Kind kKinds[] = {{Stored::kF32, Arithmetic::kF32, "f32"},
-                           {Stored::kF16, Arithmetic::kF32, "f16"},
-                           {Stored::kBf16, Arithmetic::kF32, "bf16"},
-                           {Stored::kInt8, Arithmetic::kF32, "int8"},
-                           {Stored::kInt4, Arithmetic::kF32, "int4"},
-                           {Stored::kInt8, Arithmetic::kInt16, "int8 with int16"},
-                           {Stored::kInt8, Arithmetic::kInt8, "int8 with int8"},
-                           {Stored::kInt4, Arithmetic::kInt16, "int4 with int16"},
-                           {Stored::kInt4, Arithmetic::kInt8, "int4 with int8"}};
-
 LayerProblem RandomProblem(Random *random, int64_t n, int64_t dim, int64_t heads, int64_t kv_heads,
                            int64_t head_dim, int64_t head_dim_v, int64_t output_dim) {
   LayerProblem problem;
@@ -86,7 +67,7 @@ class StoredWeights : public InstructionSetTest {
   }
 
   void ExpectTheSpecificationForEveryKind(LayerProblem problem) const {
-    for (const Kind &kind : kKinds) {
+    for (const WeightFormat &kind : kWeightFormats) {
       problem.arithmetic = kind.arithmetic;
       const Layer layer = Make(problem, kind.stored);
       ASSERT_TRUE(SameBits(Forward(layer.get(), problem), Specify(Converted(problem, kind.stored))))
@@ -219,8 +200,8 @@ TEST(NotANumber, InAnInputOfIntegersReachesItsOwnRow) {
     Random random(11);
     LayerProblem problem = RandomProblem(&random, 7, 150, 2, 1, 10, 10, 40);
     problem.query[4 * 150 + 149] = odd;
-    for (const Kind &kind : kKinds) {
-      if (!kind.is_of_integers()) continue;
+    for (const WeightFormat &kind : kWeightFormats) {
+      if (kind.arithmetic == Arithmetic::kF32) continue;
       problem.arithmetic = kind.arithmetic;
       const std::vector<float> q = Specify(Converted(problem, kind.stored)).q;
       for (size_t i = 0; i < q.size(); i++)
@@ -239,8 +220,8 @@ TEST_P(StoredWeights, OfTheGreatestCodesEqualTheSpecification) {
     for (const size_t others : {0b0000u, 0b1010u, 0b1100u, 0b1110u}) {
       for (size_t i = 0; i < problem.query.size(); i++)
         problem.query[i] = (others >> i % 4 & 1 ? -3.0f : 3.0f) * sign;
-      for (const Kind &kind : kKinds) {
-        if (!kind.is_of_integers()) continue;
+      for (const WeightFormat &kind : kWeightFormats) {
+        if (kind.arithmetic == Arithmetic::kF32) continue;
         problem.arithmetic = kind.arithmetic;
         LayerProblem converted = Converted(problem, kind.stored);
         const float lowest = kind.stored == Stored::kInt8 ? -128.0f : -8.0f,
@@ -270,8 +251,8 @@ TEST_P(StoredWeights, OfManyTermsAndTheGreatestScalesEqualTheSpecification) {
                          : i / dim == 1 ? -kMost
                          : i % 3        ? 0x1p-100f
                                         : -0x1p-100f;
-    for (const Kind &kind : kKinds) {
-      if (!kind.is_of_integers()) continue;
+    for (const WeightFormat &kind : kWeightFormats) {
+      if (kind.arithmetic == Arithmetic::kF32) continue;
       problem.arithmetic = kind.arithmetic;
       LayerProblem converted = Converted(problem, kind.stored);
       for (std::vector<float> *w : {&converted.w_q, &converted.w_k}) {
@@ -325,8 +306,8 @@ TEST_P(StoredWeights, InGroupsEqualTheSpecification) {
   Sample sample;
   int round = 0;
   for (const int64_t dim : {1, 15, 17, 33, 66, 95, 127, 128, 129, 257, 1100}) {
-    for (const Kind &kind : kKinds) {
-      if (kind.stored < Stored::kInt8) continue;
+    for (const WeightFormat &kind : kWeightFormats) {
+      if (!HasCodes(kind.stored)) continue;
       for (const int64_t group : kGroups) {
         if (!sample.Takes()) continue;
         const int64_t n = dim > 300 ? 3 : round % 3 == 0 ? 1 + round % 2 : random.Between(1, 40);
@@ -358,8 +339,8 @@ TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
   for (const int64_t n : {1, 9}) {
     LayerProblem problem = RandomProblem(&random, n, 256, 2, 1, 24, 24, 64);
     for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = i / 300 % 2 ? 3.0f : -3.0f;
-    for (const Kind &kind : kKinds) {
-      if (!kind.is_of_integers()) continue;
+    for (const WeightFormat &kind : kWeightFormats) {
+      if (kind.arithmetic == Arithmetic::kF32) continue;
       problem.arithmetic = kind.arithmetic;
       for (const int64_t group : kGroups) {
         LayerProblem given = InGroups(&random, problem, kind.stored, group, 5, false);
@@ -380,8 +361,8 @@ TEST_P(StoredWeights, InGroupsOfManyRowsOrColumnsAndThreadsEqualTheSpecification
   const std::tuple<int, int, bool> shapes[] = {
       {150, 60, true}, {1, 250, true}, {1, 250, false}, {2, 250, true}, {2, 250, false}};
   for (const auto &[n, output_dim, are_f16] : shapes) {
-    for (const Kind &kind : kKinds) {
-      if (kind.stored < Stored::kInt8) continue;
+    for (const WeightFormat &kind : kWeightFormats) {
+      if (!HasCodes(kind.stored)) continue;
       LayerProblem problem = RandomProblem(&random, n, 71, 2, 1, 50, 33, output_dim);
       problem.arithmetic = kind.arithmetic;
       const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, are_f16);
@@ -467,13 +448,13 @@ TEST(InstructionSetsForIntegers, ThatTheMachineLacksAreRefusedByName) {
 TEST(PackedWeights, AreALayerWithoutACopyForEveryKind) {
   Random random(11);
   LayerProblem problem = RandomProblem(&random, 3, 99, 3, 1, 21, 20, 50);
-  for (const Kind &kind : kKinds) {
+  for (const WeightFormat &kind : kWeightFormats) {
     SCOPED_TRACE(kind.name);
     problem.arithmetic = kind.arithmetic;
     const LayerData given = GivenAsFloats(problem, kind.stored);
     const Memory packed = given.Pack(nullptr, 0x11), again = given.Pack(nullptr, 0xee);
     EXPECT_EQ(packed.Bytes(), again.Bytes()) << "bytes that nobody wrote";
-    if (kind.stored >= Stored::kInt8) {
+    if (HasCodes(kind.stored)) {
       const LayerProblem codes = Converted(problem, kind.stored);
       EXPECT_EQ(GivenAs(codes, MHA_LAYOUT_OUT_IN, false, 0).Pack().Bytes(), packed.Bytes())
           << "codes that are given have the bytes of those that packing makes";
@@ -500,8 +481,8 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryKind) {
 TEST(PackedWeights, InGroupsAreALayerWithoutACopy) {
   Random random(18);
   LayerProblem problem = RandomProblem(&random, 3, 99, 3, 1, 21, 20, 50);
-  for (const Kind &kind : kKinds) {
-    if (kind.stored < Stored::kInt8) continue;
+  for (const WeightFormat &kind : kWeightFormats) {
+    if (!HasCodes(kind.stored)) continue;
     problem.arithmetic = kind.arithmetic;
     for (const int64_t group : kGroups) {
       for (const bool are_f16 : {false, true}) {
@@ -553,13 +534,13 @@ TEST(PackedWeights, TakeTheBytesOfTheirType) {
   Random random(12);
   constexpr int64_t dim = 1024;
   LayerProblem problem = RandomProblem(&random, 1, dim, 16, 16, 64, 64, dim);
-  const double bytes_of_type[] = {0.0, 4.0, 2.0, 2.0, 1.0 + 4.0 / dim, 0.5 + 4.0 / 32.0};
-  for (const Kind &kind : kKinds) {
+  for (const WeightFormat &kind : kWeightFormats) {
     problem.arithmetic = kind.arithmetic;
     const auto bytes = static_cast<double>(GivenAsFloats(problem, kind.stored).PackSize());
     // 1024 columns are 22 panels of 48, and there are biases and a header.
-    const double ideal =
-        bytes_of_type[static_cast<uint32_t>(kind.stored)] * 4 * dim * dim * (22.0 * 48.0 / 1024.0);
+    const double scales = kind.stored == Stored::kInt8 ? 32.0 / dim : kind.stored == Stored::kInt4;
+    const double bits = static_cast<double>(kTypeBits[static_cast<uint32_t>(kind.stored)]) + scales;
+    const double ideal = bits / 8 * 4 * dim * dim * (22.0 * 48.0 / 1024.0);
     EXPECT_GE(bytes, ideal) << kind.name;
     EXPECT_LE(bytes, ideal + 32 * 1024) << kind.name;
   }
@@ -801,7 +782,7 @@ std::vector<double> RoundingOfInputs(Arithmetic arithmetic, const float *x, int6
   return rounding;
 }
 
-constexpr Kind kKindsInGroups[] = {
+constexpr WeightFormat kKindsInGroups[] = {
     {Stored::kInt8, Arithmetic::kF32, "int8 by 32", 32},
     {Stored::kInt8, Arithmetic::kInt8, "int8 by 32 with int8", 32},
     {Stored::kInt4, Arithmetic::kF32, "int4 by 16", 16},
@@ -828,9 +809,9 @@ TEST(Accuracy, OfEachKindIsWhatItsRoundingAllows) {
                                        query)
               .q;
       std::printf("width %4d, outliers: %-8s", static_cast<int>(width), outliers);
-      std::vector<Kind> kinds(std::begin(kKinds), std::end(kKinds));
+      std::vector<WeightFormat> kinds(std::begin(kWeightFormats), std::end(kWeightFormats));
       kinds.insert(kinds.end(), std::begin(kKindsInGroups), std::end(kKindsInGroups));
-      for (const Kind &kind : kinds) {
+      for (const WeightFormat &kind : kinds) {
         problem.arithmetic = kind.arithmetic;
         problem.group = kind.group;
         const Layer layer = MakeLayer(problem, FormOf(kind.stored));
@@ -875,8 +856,8 @@ TEST(Accuracy, OfEachKindIsWhatItsRoundingAllows) {
 TEST(Accuracy, OfOffsetsIsThatOfFloatsAndOfTheInputsAsIntegers) {
   constexpr int64_t width = 1100, rows = 3;
   Random random(22);
-  for (const Kind &kind : kKinds) {
-    if (kind.stored < Stored::kInt8) continue;
+  for (const WeightFormat &kind : kWeightFormats) {
+    if (!HasCodes(kind.stored)) continue;
     for (const int64_t group : kGroups) {
       LayerProblem problem = RandomProblem(&random, rows, width, 2, 1, 20, 20, 8);
       problem.b_q.clear();

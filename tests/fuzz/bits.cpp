@@ -148,7 +148,7 @@ void CheckProduct(fuzz::Bytes *bytes) {
   const int64_t in = bytes->Choice({0, 0, 32, 64, 256, 512}) +
                      bytes->Integer(1, 20);  // beyond a border of groups or blocks of terms
   const auto stored = static_cast<Stored>(MHA_TYPE_F32 + bytes->Integer(0, 4));
-  const bool has_codes = stored == Stored::kInt8 || stored == Stored::kInt4;
+  const bool has_codes = HasCodes(stored);
   constexpr std::pair<Arithmetic, uint32_t> arithmetics[] = {
       {Arithmetic::kF32, MHA_ARITHMETIC_F32},
       {Arithmetic::kInt8, MHA_ARITHMETIC_INT8},

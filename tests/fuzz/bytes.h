@@ -51,9 +51,9 @@ class Bytes {
     return static_cast<int64_t>(static_cast<uint64_t>(low) + value);
   }
 
-  template <typename T>
-  T Choice(std::initializer_list<T> values) {
-    return values.begin()[Byte() % values.size()];
+  template <typename T, size_t count>
+  T Choice(const T (&values)[count]) {
+    return values[Byte() % count];
   }
 
   // Any number of 64 bits, and often one at which sums and products overflow.

@@ -54,8 +54,8 @@ class Caches {
     sizes.num_kv_heads = bytes->Choice({1, 2});
     sizes.num_heads = sizes.num_kv_heads * bytes->Choice({1, 2, 3, 7});
     sizes.head_dim = bytes->Integer(1, bytes->Choice({8, 20, 70}));
-    sizes.k_type = kStorageTypes[bytes->Integer(0, 3)];
-    sizes.v_type = kValueTypes[bytes->Integer(0, 4)];
+    sizes.k_type = bytes->Choice(kKeyTypes);
+    sizes.v_type = bytes->Choice(kValueTypes);
     sizes.values_in_keys = bytes->OneIn(3);
     sizes.head_dim_v = bytes->Integer(1, sizes.values_in_keys ? sizes.head_dim : 40);
     if (sizes.values_in_keys) sizes.v_type = sizes.k_type;

@@ -112,9 +112,7 @@ struct Counts {
 };
 
 int64_t RowBytes(uint32_t type, int64_t width) {
-  if (type == MHA_TYPE_INT8) return width + 4;  // and a scale
-  if (type == MHA_TYPE_INT4) return (width + 1) / 2 + 4;
-  return width * (type == MHA_TYPE_F32 ? 4 : 2);
+  return (width * kTypeBits[type] + 7) / 8 + 4 * HasCodes(static_cast<Storage>(type));
 }
 
 const int64_t *DataOf(const std::vector<int64_t> &values) {
@@ -298,10 +296,8 @@ void AddStarts(Call *call, Random *random) {
 }
 
 Cache MakeCache(Call *call, uint32_t kind, Random *random) {
-  constexpr uint32_t types[] = {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8,
-                                MHA_TYPE_INT4};
-  call->k_type = types[random->Between(0, 3)];
-  call->v_type = types[random->Between(0, 4)];
+  call->k_type = static_cast<uint32_t>(random->Pick(kKeyTypes));
+  call->v_type = static_cast<uint32_t>(random->Pick(kValueTypes));
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = kSequences;
   config.capacity = kind == MHA_CACHE_KIND_RING ? 48 : 192;

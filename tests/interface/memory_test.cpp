@@ -379,8 +379,7 @@ TEST_P(GuardPages, AreNotTouchedBySmallCalls) {
 // panel too many reaches beyond the end. Their columns fill panels of 48 or do not.
 TEST_P(GuardPages, AreNotTouchedBehindWeightsOfAnyType) {
   const struct { int64_t depth, columns; } matrices[] = {{300, 40}, {300, 96}, {320, 97}};
-  for (const Stored type :
-       {Stored::kF32, Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
+  for (const Stored type : kWeightTypes) {
     LayerForm form;
     form.weight_type = type;
     for (const auto &matrix : matrices) {
@@ -936,19 +935,13 @@ TEST_P(Stack, CallsAndPackingNeedAtMostWhatTheHeaderStates) {
               kMostStack);
     EXPECT_EQ(status, MHA_OK) << error.message;
   };
-  const struct {
-    uint32_t type, arithmetic;
-  } weights[] = {{MHA_TYPE_F32, MHA_ARITHMETIC_F32},  {MHA_TYPE_F16, MHA_ARITHMETIC_F32},
-                 {MHA_TYPE_BF16, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT8, MHA_ARITHMETIC_F32},
-                 {MHA_TYPE_INT4, MHA_ARITHMETIC_F32}, {MHA_TYPE_INT4, MHA_ARITHMETIC_INT8}};
-  for (const auto &[type, arithmetic] : weights) {
-    SCOPED_TRACE("weights of type " + std::to_string(type) + ", arithmetic " +
-                 std::to_string(arithmetic));
+  for (const WeightFormat &format : kWeightFormats) {
+    SCOPED_TRACE(format.name);
     LayerProblem sizes = SquareSizes(300, 3, 3, 100);
     sizes.is_causal = true;
     LayerData layer_data(NormalLayer(sizes));
-    layer_data.config.format.type = type;
-    layer_data.config.format.arithmetic = arithmetic;
+    layer_data.config.format.type = static_cast<uint32_t>(format.stored);
+    layer_data.config.format.arithmetic = static_cast<uint32_t>(format.arithmetic);
     Memory packed(layer_data.PackSize(), Place::kBeforeGuard, 64);
     mha_error error;
     mha_status status = MHA_OK;

@@ -25,7 +25,6 @@ namespace {
 using namespace support;  // NOLINT: this file is about nothing else
 
 constexpr int64_t kWidth = 20, kHeads = 2, kHeadDim = 8, kRows = 5;
-constexpr const char *kTypes[] = {"", "f32", "f16", "bf16", "int8", "int4"};  // by MHA_TYPE_*
 
 const std::string kVersion = std::to_string(MHA_VERSION_MAJOR) + "." +
                              std::to_string(MHA_VERSION_MINOR) + "." +
@@ -167,11 +166,10 @@ void WriteCache(const std::string &name, uint32_t type, uint32_t kind) {
 }
 
 void WriteAll() {
-  for (const uint32_t type :
-       {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
-    WriteLayer(kTypes[type], type, MHA_ARITHMETIC_F32, 0);
-    if (type != MHA_TYPE_INT4) WriteCache(kTypes[type], type, MHA_CACHE_KIND_CONTIGUOUS);
-  }
+  for (const Storage type : kWeightTypes)
+    WriteLayer(NameOf(type), static_cast<uint32_t>(type), MHA_ARITHMETIC_F32, 0);
+  for (const Storage type : kKeyTypes)
+    WriteCache(NameOf(type), static_cast<uint32_t>(type), MHA_CACHE_KIND_CONTIGUOUS);
   WriteLayer("int8,arithmetic=int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8, 0);
   WriteLayer("int4,arithmetic=int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16, 0);
   WriteLayer("int8,gate=sigmoid", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, MHA_FUNCTION_SIGMOID);

@@ -461,30 +461,20 @@ struct Packed {
 };
 std::vector<Packed> AllKinds() {
   std::vector<Packed> all;
-  const auto add = [&](const char *name, uint32_t type, uint32_t arithmetic,
-                       mha_sgemm sgemm = nullptr, uint32_t group = 0) {
+  const auto add = [&](const WeightFormat &format, mha_sgemm sgemm = nullptr) {
     mha_layer_config config = Config({6, 5, 7, 9, 4, 2, 3, 8});
-    config.format.type = type;
-    config.format.group_size = group;
-    config.format.arithmetic = arithmetic;
-    all.push_back({name, config, true, sgemm});
+    config.format.type = static_cast<uint32_t>(format.stored);
+    config.format.group_size = static_cast<uint32_t>(format.group);
+    config.format.arithmetic = static_cast<uint32_t>(format.arithmetic);
+    all.push_back({format.name, config, true, sgemm});
     mha_layer_config linear = Config({70, 0, 0, 5, 0, 0, 0, 0});
-    linear.format.type = type;
-    linear.format.group_size = group;
-    linear.format.arithmetic = arithmetic;
-    if (!sgemm) all.push_back({std::string(name) + ", W_O alone", linear, true, nullptr});
+    linear.format = config.format;
+    if (!sgemm) all.push_back({std::string(format.name) + ", W_O alone", linear, true, nullptr});
   };
-  add("f32", MHA_TYPE_F32, MHA_ARITHMETIC_F32);
-  add("sgemm", MHA_TYPE_F32, MHA_ARITHMETIC_F32, PlainSgemm);
-  add("f16", MHA_TYPE_F16, MHA_ARITHMETIC_F32);
-  add("bf16", MHA_TYPE_BF16, MHA_ARITHMETIC_F32);
-  add("int8", MHA_TYPE_INT8, MHA_ARITHMETIC_F32);
-  add("int4", MHA_TYPE_INT4, MHA_ARITHMETIC_F32);
-  add("int8 in int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8);
-  add("int8 in int16", MHA_TYPE_INT8, MHA_ARITHMETIC_INT16);
-  add("int4 in int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16);
-  add("int8 by 16", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, nullptr, 16);
-  add("int4 by 64 in int8", MHA_TYPE_INT4, MHA_ARITHMETIC_INT8, nullptr, 64);
+  for (const WeightFormat &format : kWeightFormats) add(format);
+  add({Stored::kF32, Arithmetic::kF32, "sgemm"}, PlainSgemm);
+  add({Stored::kInt8, Arithmetic::kF32, "int8 by 16", 16});
+  add({Stored::kInt4, Arithmetic::kInt8, "int4 by 64 in int8", 64});
   all.push_back({"one width, without W_O", Config({8, 0, 0, 0, 2, 0, 4, 0}), false, nullptr});
   all.push_back({"one width, sgemm", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, PlainSgemm});
   all.push_back({"gate", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, nullptr});

@@ -69,9 +69,10 @@ struct Case {
   int NumberOf(std::string_view dimension) const {
     return choice[space->NumberOf(dimension)];
   }  // of its value
-  // Of a dimension whose values are those of mha.h's types, in their order.
   Storage TypeOf(std::string_view dimension) const {
-    return static_cast<Storage>(NumberOf(dimension) + 1);
+    uint32_t type = 1;
+    while (kTypeNames[type] != ValueOf(dimension)) type++;
+    return static_cast<Storage>(type);
   }
   std::string_view ValueOf(std::string_view dimension) const {
     return space->NameOfValue(choice, space->NumberOf(dimension));

@@ -62,9 +62,16 @@ inline void MakeAnyWeights(const Case &c, Random *random, std::vector<float> *w)
 
 using Name = std::string_view;  // of a value of a dimension
 
+template <typename Types>
+std::string NamesOf(const Types &types) {
+  std::string names;
+  for (const Storage type : types) names += NameOf(type) + std::string(" ");
+  return names;
+}
+
 struct Dimension {
   std::string_view name;
-  const char *values;  // "few one over_256*0.03": in random cases the last has this weight
+  std::string values;  // "few one over_256*0.03": in random cases the last has this weight
   void (*apply)(Case *c, Name value, Random *random) = nullptr;  // null: others ask for the value
 };
 
@@ -584,11 +591,11 @@ inline std::vector<Dimension> DimensionsOfCaches() {
        }},
       {"past_by", "call append"},
       {"k_type",  // of a cache or, of mha_attention without one, of the array
-       "f32 f16 bf16 int8",
+       NamesOf(kKeyTypes),
        [](Case *c, Name, Random *) {
          if (c->has_cache()) c->whole.k_type = c->TypeOf("k_type");
        }},
-      {"v_type", "f32 f16 bf16 int8 int4",
+      {"v_type", NamesOf(kValueTypes),
        [](Case *c, Name, Random *) {
          if (c->has_cache()) c->whole.v_type = c->TypeOf("v_type");
        }},
@@ -601,7 +608,7 @@ inline std::vector<Dimension> DimensionsOfCaches() {
 // The layer.
 inline std::vector<Dimension> DimensionsOfLayers() {
   return {
-      {"weight_type", "f32 f16 bf16 int8 int4",
+      {"weight_type", NamesOf(kWeightTypes),
        [](Case *c, Name, Random *random) {
          c->form.weight_type = c->TypeOf("weight_type");
          LayerProblem &whole = c->whole;
@@ -1098,7 +1105,7 @@ inline std::vector<std::string> RefusedByTheLibrary() {
       "cache=none k_type=int8",
       "cache_values=in_keys entry=!attention cache_read=no",
       "cache_values=in_keys norm=!none norm_values=yes",
-      "cache=none v_type=int8|int4",
+      "cache=none v_type=!f32|f16|bf16",
       "q_start=far rope=!none rope_positions=counted|keys",  // beyond the tables
       "q_start=before|far_before rope=!none rope_positions=counted|keys causal=no",
       "q_start=before|far_before rope=!none rope_positions=counted|keys segments=also",
@@ -1107,7 +1114,7 @@ inline std::vector<std::string> RefusedByTheLibrary() {
       "context_norm=!none w_o=no",
       "sgemm=yes weight_type=!f32",
       "sgemm=yes inputs=one_row",
-      "arithmetic=!f32 weight_type=f32|f16|bf16",
+      "arithmetic=!f32 weight_type=!int8|int4",
       // Outputs per pair are computed from the queries once more
       "in_place=yes entry=attention weights=yes",
       "in_place=yes entry=attention taps=all",

@@ -257,8 +257,8 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
   const Stored stored = problem.stored;
   const bool is_stored = stored != Stored::kF32, are_fused = form.form == WeightForm::kFused;
   config.format.type = static_cast<uint32_t>(is_stored ? stored : form.weight_type);
-  const bool has_codes = config.format.type >= MHA_TYPE_INT8;
-  config.format.group_size = has_codes ? static_cast<uint32_t>(problem.group) : 0;
+  if (HasCodes(is_stored ? stored : form.weight_type))
+    config.format.group_size = static_cast<uint32_t>(problem.group);
   if (problem.has_f16_scales) config.format.scale_type = MHA_TYPE_F16;
   weights.type = is_stored ? static_cast<uint32_t>(stored) : 0;
   weights.layout = form.layout;

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <limits>
 #include <vector>
 
@@ -47,9 +46,9 @@ class Random {
 
   bool Coin() { return Chance(0.5); }
 
-  template <typename T>
-  T Pick(std::initializer_list<T> choices) {
-    return choices.begin()[Below(static_cast<int64_t>(choices.size()))];
+  template <typename T, size_t count>
+  T Pick(const T (&choices)[count]) {
+    return choices[Below(count)];
   }
 
   template <typename T>

@@ -8,13 +8,14 @@
 
 namespace support {
 
-// The types in which weights, keys and values are stored, and their names; the numbers are mha.h's.
+// The types in which weights, keys and values are stored; the numbers are mha.h's, and 0 is F32.
 enum class Storage : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
 using Stored = Storage;  // of weights
 inline constexpr const char *kTypeNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
+inline constexpr int64_t kTypeBits[] = {32, 32, 16, 16, 8, 4};  // of a number, without scales
 
-inline constexpr Storage kStorageTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
-                                            Storage::kInt8};
+inline constexpr Storage kKeyTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
+                                        Storage::kInt8};
 // Values and weights may have one type more.
 inline constexpr Storage kValueTypes[] = {Storage::kF32, Storage::kF16, Storage::kBf16,
                                           Storage::kInt8, Storage::kInt4};
@@ -22,6 +23,24 @@ inline constexpr auto &kWeightTypes = kValueTypes;
 
 // What projections, or scores, compute in; the numbers are mha.h's.
 enum class Arithmetic : uint32_t { kF32 = 0, kInt8 = 0x501, kInt16 = 0x502 };
+
+// How a layer stores and multiplies its weights: all that there is with the default groups.
+struct WeightFormat {
+  Stored stored;
+  Arithmetic arithmetic;
+  const char *name;
+  int64_t group = 0;
+};
+inline constexpr WeightFormat kWeightFormats[] = {
+    {Stored::kF32, Arithmetic::kF32, "f32"},
+    {Stored::kF16, Arithmetic::kF32, "f16"},
+    {Stored::kBf16, Arithmetic::kF32, "bf16"},
+    {Stored::kInt8, Arithmetic::kF32, "int8"},
+    {Stored::kInt4, Arithmetic::kF32, "int4"},
+    {Stored::kInt8, Arithmetic::kInt8, "int8 in int8"},
+    {Stored::kInt8, Arithmetic::kInt16, "int8 in int16"},
+    {Stored::kInt4, Arithmetic::kInt8, "int4 in int8"},
+    {Stored::kInt4, Arithmetic::kInt16, "int4 in int16"}};
 
 // A rotation of queries and keys, as the struct of mha.h has it, for one sequence.
 struct Rotation {

@@ -115,7 +115,7 @@ LayerProblem Converted(const LayerProblem &problem, Stored stored,
     if (w.empty()) return;
     const Format format(stored, problem.group);
     const int64_t groups = format.group ? (in + format.group - 1) / format.group : 1;
-    if (stored == Stored::kInt8 || stored == Stored::kInt4) scales->resize(groups * out);
+    if (HasCodes(stored)) scales->resize(groups * out);
     functions.store_weights(format, w.data(), in, out, numbers->data(), scales->data());
   };
   store(problem.w_q, problem.query_dim, problem.q_width(), &converted.w_q, &converted.s_q);
@@ -164,7 +164,7 @@ Outputs Specify(const LayerProblem &problem, const spec::Functions &functions) {
 
 std::vector<float> Rounded(Storage type, const std::vector<float> &x) {
   std::vector<float> rounded = x;
-  if (type > Storage::kF32 && type < Storage::kInt8 && !x.empty())  // as weights are
+  if (type != Storage::kF32 && !HasCodes(type) && !x.empty())  // as weights are
     spec::Fastest().store_weights(static_cast<Stored>(type), x.data(), 1,
                                   static_cast<int64_t>(x.size()), rounded.data(), nullptr);
   return rounded;
