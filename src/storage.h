@@ -13,7 +13,7 @@ namespace mha {
 namespace {
 
 // The storage of an MHA_TYPE_* of mha.h, where 0 and MHA_TYPE_F32 are f32. The kernels' headers do
-// not include mha.h, so check/layer.cpp compares the numbers.
+// not include mha.h, so check/fields.cpp compares the numbers.
 constexpr Storage storage_of_type(uint32_t type) {
   return static_cast<Storage>(type == 0 ? 0 : type - 1);
 }
@@ -105,6 +105,20 @@ inline uint16_t bf16_of(float x) {
 // A bf16 is the upper half of a float.
 inline float f32_of_bf16(uint16_t upper) {
   return storage::float_of(static_cast<uint32_t>(upper) << 16);
+}
+
+// Number i of those that are stored at p; of int8 a code.
+inline float widened(Storage storage, const void *p, int64_t i) {
+  switch (storage) {
+    case Storage::f32:
+      return static_cast<const float *>(p)[i];
+    case Storage::f16:
+      return f32_of_f16(static_cast<const uint16_t *>(p)[i]);
+    case Storage::bf16:
+      return f32_of_bf16(static_cast<const uint16_t *>(p)[i]);
+    default:
+      return static_cast<float>(static_cast<const int8_t *>(p)[i]);
+  }
 }
 
 // ---- Codes: numbers are integers times a scale that several of them share

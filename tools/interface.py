@@ -45,6 +45,7 @@ single_max, double_max = (2 - 2.0**-23) * 2.0**127, sys.float_info.max
 unchecked = ("mha_scheduler", "mha_strides", "mha_input", "mha_output", "mha_matrix")
 fields_intro = """\
 // Written by tools/interface.py from the headers: what each number of a struct may be by itself.
+#include "../storage.h"
 #include "rules.h"
 
 namespace mha {
@@ -356,7 +357,9 @@ def rules_of(struct, row):
 
 
 def fields_source(table):
-    lines = [fields_intro]
+    types = [name[9:] for name in table["constants"] if name.startswith("MHA_TYPE_")]
+    lines = [fields_intro, ""]
+    lines += [f"static_assert(type_of(Storage::{t.lower()}) == MHA_TYPE_{t});" for t in types]
     for struct, found in table["structs"].items():
         rules = [(row, rule) for row in found["rows"] for rule in rules_of(struct, row)]
         if not rules or struct in unchecked:

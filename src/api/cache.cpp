@@ -62,21 +62,6 @@ int64_t scale_of(const KeyValues &source, const Place &place, int64_t head) {
   return place.block * source.scale_batch_stride + head * source.block_positions + place.position;
 }
 
-// One number of a cache as a float.
-float widened(const KeyValues &source, int64_t element, int64_t scale) {
-  switch (source.storage) {
-    case Storage::f32:
-      return static_cast<const float *>(source.base)[element];
-    case Storage::f16:
-      return f32_of_f16(static_cast<const uint16_t *>(source.base)[element]);
-    case Storage::bf16:
-      return f32_of_bf16(static_cast<const uint16_t *>(source.base)[element]);
-    default:
-      return static_cast<float>(static_cast<const int8_t *>(source.base)[element]) *
-             source.scales[scale];
-  }
-}
-
 float canonical(float x) { return x != x ? MHA_NAN : x + 0.0f; }
 
 // A value of int4 as floats: the Hadamard transform of what is stored.
@@ -113,7 +98,8 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
       for (int64_t c = 0; c < width; ++c) {
         const int64_t in_group =
             are_transposed ? c * tile_keys + lane : lane * source.row_stride + c;
-        *out++ = canonical(widened(source, group + in_group, scale));
+        const float x = widened(source.storage, source.base, group + in_group);
+        *out++ = canonical(source.scales ? x * source.scales[scale] : x);
       }
     }
   }

@@ -1,4 +1,5 @@
 // Written by tools/interface.py from the headers: what each number of a struct may be by itself.
+#include "../storage.h"
 #include "rules.h"
 
 namespace mha {
@@ -7,6 +8,12 @@ namespace mha {
 #define MHA_FIELDS(S, list) \
   template <> mha_status check_fields(const Rules &rules, const S &s) { list return MHA_OK; }
 #define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));
+
+static_assert(type_of(Storage::f32) == MHA_TYPE_F32);
+static_assert(type_of(Storage::f16) == MHA_TYPE_F16);
+static_assert(type_of(Storage::bf16) == MHA_TYPE_BF16);
+static_assert(type_of(Storage::int8) == MHA_TYPE_INT8);
+static_assert(type_of(Storage::int4) == MHA_TYPE_INT4);
 
 MHA_FIELDS(mha_weight_format,
   MHA_RULE(range, type, 0, 5,

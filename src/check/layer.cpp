@@ -24,16 +24,8 @@
 namespace mha {
 namespace {
 
-// The kernels have enums of their own, because their headers do not include mha.h. Here the numbers
-// of both are compared, and storage.h converts between them.
-static_assert(type_of(Storage::f32) == MHA_TYPE_F32 && type_of(Storage::f16) == MHA_TYPE_F16 &&
-                  type_of(Storage::bf16) == MHA_TYPE_BF16 &&
-                  type_of(Storage::int8) == MHA_TYPE_INT8 &&
-                  type_of(Storage::int4) == MHA_TYPE_INT4,
-              "the kernels' names for the types of mha.h");
-
 // Weights of these types are codes, with scales.
-bool is_coded(uint32_t type) { return type == MHA_TYPE_INT8 || type == MHA_TYPE_INT4; }
+bool is_coded(uint32_t type) { return has_codes(storage_of_type(type)); }
 
 // How weights are kept: integer arithmetic needs integers, which can also be multiplied in float32,
 // and only integers are in groups that share a scale.

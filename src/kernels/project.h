@@ -35,11 +35,7 @@ struct StoredPanel {
 
   MHA_INLINE StoredPanel(const Projection &p, int64_t panel)
       : storage(p.storage), scale_storage(p.scale_storage) {
-    const bool is_int4 = p.storage == Storage::int4;
-    bytes_of_two_terms = panel_columns * (is_int4                      ? 1
-                                          : p.storage == Storage::int8 ? 2
-                                          : p.storage == Storage::f32  ? 8
-                                                                       : 4);
+    bytes_of_two_terms = panel_columns * bytes_of(p.storage, 2);
     bytes = panel_bytes(p.depth, p.storage, p.arithmetic != Arithmetic::f32);
     groups = p.group ? (p.depth + p.group - 1) / p.group : 1;
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;

@@ -508,8 +508,7 @@ bool exceeds_f16(float x) { return (magnitude_of(x) >= 65520.0f) & (x - x == 0.0
 
 // The same of what a layer has of groups. Offsets are of matrices that there are.
 bool has_sound_groups(const LayerShape &s, Storage storage) {
-  const bool has_codes = storage == Storage::int8 || storage == Storage::int4;
-  if (s.group != 0 && !(has_codes && is_group_size(s.group))) return false;
+  if (s.group != 0 && !(has_codes(storage) && is_group_size(s.group))) return false;
   const bool has_groups = s.group_of(storage) != 0;
   if (s.scale_storage != Storage::f32 && !(has_groups && s.scale_storage == Storage::f16))
     return false;

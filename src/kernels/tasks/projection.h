@@ -34,7 +34,7 @@ struct Destination {
 // y = canon(dot(x, W) + bias): one product of input rows with one packed matrix. Columns after the
 // last one of W are zero. The panels are
 //
-//   f32, f16, bf16   [ceil(columns / 48)][depth][48] numbers
+//   floats           [ceil(columns / 48)][depth][48] numbers
 //   int8             [ceil(columns / 48)][depth][48] codes
 //   int4             [ceil(columns / 48)][ceil(depth / 2)][48] bytes: in the low half the code + 8
 //                    of an even term, in the upper half that of the next term
