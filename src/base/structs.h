@@ -14,36 +14,10 @@
 
 namespace mha {
 
-// The size of each struct in its first version, which no caller's struct is smaller than. It ends
-// with the last field of that version, and stays the same when fields are added after it.
+// The size of each struct in its first version, which no caller's struct is smaller than. One that
+// has grown since has a specialization here, the offset of the first field that was added.
 template <class Struct>
-inline constexpr size_t first_version_bytes = 0;
-
-#define MHA_FIRST_VERSION_ENDS_WITH(Struct, field)      \
-  template <>                                           \
-  inline constexpr size_t first_version_bytes<Struct> = \
-      offsetof(Struct, field) + sizeof(Struct::field)
-MHA_FIRST_VERSION_ENDS_WITH(mha_layer_config, gate_dim);
-MHA_FIRST_VERSION_ENDS_WITH(mha_layer_weights, w_g);
-MHA_FIRST_VERSION_ENDS_WITH(mha_layer_options, allocator);
-MHA_FIRST_VERSION_ENDS_WITH(mha_kv_cache_config, num_blocks);
-MHA_FIRST_VERSION_ENDS_WITH(mha_rope, table_stride);
-MHA_FIRST_VERSION_ENDS_WITH(mha_rope_config, mrope_positions);
-MHA_FIRST_VERSION_ENDS_WITH(mha_norm, context_head_stride);
-MHA_FIRST_VERSION_ENDS_WITH(mha_score_options, relative_right);
-MHA_FIRST_VERSION_ENDS_WITH(mha_score_arrays, chosen_block);
-MHA_FIRST_VERSION_ENDS_WITH(mha_partials_args, lse);
-MHA_FIRST_VERSION_ENDS_WITH(mha_outputs, attention_weights);
-MHA_FIRST_VERSION_ENDS_WITH(mha_sequences, rope_k_positions);
-MHA_FIRST_VERSION_ENDS_WITH(mha_forward_args, output);
-MHA_FIRST_VERSION_ENDS_WITH(mha_attention_args, kv_first_position);
-MHA_FIRST_VERSION_ENDS_WITH(mha_choose_keys_args, index_scores);
-MHA_FIRST_VERSION_ENDS_WITH(mha_call_info, bytes);
-MHA_FIRST_VERSION_ENDS_WITH(mha_linear_weights, format);
-MHA_FIRST_VERSION_ENDS_WITH(mha_linear_args, scheduler);
-MHA_FIRST_VERSION_ENDS_WITH(mha_recurrent_args, num_snapshots);
-MHA_FIRST_VERSION_ENDS_WITH(mha_causal_conv_args, state_out);
-#undef MHA_FIRST_VERSION_ENDS_WITH
+inline constexpr size_t first_version_bytes = sizeof(Struct);
 
 mha_status read_struct(Report report, const char *name, const void *given, void *copy,
                        size_t known_bytes, size_t first_bytes);

@@ -48,6 +48,7 @@ def declarations(text):
 def compare(before, now, cc):
     """(what breaks programs, the names of what was added)"""
     breaks, added, grown = [], [name for name in now if name not in before], ""
+    structs = (root / "src" / "base" / "structs.h").read_text()
     for name, declaration in before.items():
         fields, is_struct, end = declaration.rpartition(" }")
         new = now.get(name, "nothing")
@@ -61,6 +62,11 @@ def compare(before, now, cc):
             names = re.findall(r"(\w+)(?:\[\d+\])?[;,]|\(\*(\w+)\)\(", new[len(fields) :])
             names = [one or other for one, other in names]
             added += names
+            if f"first_version_bytes<{name}>" not in structs:
+                breaks.append(
+                    f"src/base/structs.h does not say that {name} has grown: without its"
+                    f" first_version_bytes, programs that do not know {names[0]} are refused"
+                )
             old = fields.replace(f"struct {name}", f"struct before_{name}") + f" }} before_{name};"
             grown += (
                 f"{old}\n_Static_assert(offsetof({name}, {names[0]}) >= sizeof(before_{name}),"
