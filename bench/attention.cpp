@@ -53,7 +53,7 @@ class AttentionCase : public Case {
 
 }  // namespace
 
-void register_attention_benchmarks(const Setting &setting) {
+const Group attention_benchmarks([](const Setting &setting) {
   for (const int64_t head_dim : {32, 64, 80, 96, 128}) {
     for (const bool is_causal : {true, false}) {
       for (int64_t n = 128; n <= 16384; n *= 2) {
@@ -65,6 +65,6 @@ void register_attention_benchmarks(const Setting &setting) {
       }
     }
   }
-}
+});
 
 }  // namespace bench

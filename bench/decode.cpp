@@ -25,7 +25,7 @@ constexpr DecodeShape ungrouped(const DecodeShape &shape) {
 
 }  // namespace
 
-void register_decode_benchmarks(const Setting &setting) {
+const Group decode_benchmarks([](const Setting &setting) {
   const DecodeOptions cold = {setting.instruction_set, rotated_bytes(), setting.most_rotated_bytes};
   const DecodeOptions hot = {setting.instruction_set, 0, setting.most_rotated_bytes};
   for (const DecodeShape &shape : shapes)
@@ -71,6 +71,6 @@ void register_decode_benchmarks(const Setting &setting) {
         [=] { return make_decode_attention(one_head, options); }, Clock::wall);
     if (num_cores() == 1) break;
   }
-}
+});
 
 }  // namespace bench

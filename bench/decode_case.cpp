@@ -15,16 +15,15 @@ namespace {
 
 std::string megabytes(int64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; }
 
-double stored_bytes(uint32_t type) {
-  return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : type == MHA_TYPE_INT4 ? 0.5 : 2;
-}
+double stored_bytes(uint32_t type) { return static_cast<double>(support::kTypeBits[type]) / 8; }
 
 // Key and value of one position and kv head, with their scales.
 double key_value_bytes(int64_t head_dim, const DecodeOptions &options) {
   double bytes = 0;
   for (const uint32_t type :
        {options.cache_type, options.value_type ? options.value_type : options.cache_type})
-    bytes += static_cast<double>(head_dim) * stored_bytes(type) + (type >= MHA_TYPE_INT8 ? 4 : 0);
+    bytes += static_cast<double>(head_dim) * stored_bytes(type) +
+             (support::HasCodes(static_cast<support::Storage>(type)) ? 4 : 0);
   return bytes;
 }
 

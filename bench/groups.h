@@ -1,9 +1,9 @@
-// The groups of benchmarks. Each function registers those of one file.
+// The groups of benchmarks: each file that has some defines a Group.
 #pragma once
 
 #include <stdint.h>
 
-#include <string>
+#include <vector>
 
 #include "mha.h"
 
@@ -16,13 +16,12 @@ struct Setting {
       most_rotated_bytes;  // of the layers and caches that a benchmark of decoding cycles through
 };
 
-void register_layer_benchmarks(const Setting &setting);
-void register_attention_benchmarks(const Setting &setting);
-void register_projection_benchmarks(const Setting &setting);
-void register_decode_benchmarks(const Setting &setting);
-void register_plain_benchmarks(const Setting &setting);
-void register_storage_benchmarks(const Setting &setting);
-void register_latent_benchmarks(const Setting &setting);
-void register_recurrent_benchmarks(const Setting &setting);
+// Functions that add the benchmarks of a file, which main calls.
+using AddBenchmarks = void (*)(const Setting &setting);
+inline std::vector<AddBenchmarks> groups;
+
+struct Group {
+  explicit Group(AddBenchmarks add_benchmarks) { groups.push_back(add_benchmarks); }
+};
 
 }  // namespace bench

@@ -19,8 +19,6 @@ namespace {
 
 constexpr int64_t nope = 128, rotated = 64, value = 128, latent = 512, head = nope + rotated,
                   key = latent + rotated;
-// Of a number in a cache.
-double bytes_of(uint32_t type) { return type == MHA_TYPE_F32 ? 4 : type == MHA_TYPE_INT8 ? 1 : 2; }
 
 class LatentCase : public Case {
  public:
@@ -33,8 +31,8 @@ class LatentCase : public Case {
 
   LatentCase(const Shape &shape, const Setting &setting) {
     const int64_t keys = shape.num_chosen ? shape.num_chosen : shape.past;
-    bytes = static_cast<double>(keys) * bytes_of(shape.type) *
-            static_cast<double>(shape.width + (shape.stored_twice ? shape.value_width : 0));
+    bytes = static_cast<double>(keys * support::kTypeBits[shape.type] / 8 *
+                                (shape.width + (shape.stored_twice ? shape.value_width : 0)));
     stages = {{2 * static_cast<double>(shape.n * shape.heads * keys) *
                    static_cast<double>(shape.width + shape.value_width),
                bytes}};
@@ -261,14 +259,14 @@ void add_in_turns(const std::string &name, const LatentCase::Shape &shape,
 
 }  // namespace
 
-void register_latent_benchmarks(const Setting &setting) {
-  const char *const types[] = {"f32", "f16", "bf16", "int8"};
+const Group latent_benchmarks([](const Setting &setting) {
   for (const int64_t heads : {1, 16, 32, 128}) {
     const std::string end = "/H:" + std::to_string(heads) + "/past:";
-    for (uint32_t type = MHA_TYPE_F32; type <= MHA_TYPE_INT8; ++type) {
+    for (const support::Storage of_keys : support::kKeyTypes) {
+      const auto type = static_cast<uint32_t>(of_keys);
       const LatentCase::Shape shape = {heads, 8192, 1, 0, type},
                               twice = {heads, 8192, 1, 0, type, true};
-      const std::string name = "latent" + end + "8192/" + types[type - MHA_TYPE_F32];
+      const std::string name = "latent" + end + "8192/" + support::NameOf(of_keys);
       add_in_turns<LatentCase, LatentCase>(name, shape, twice, "times_stored_twice", setting);
     }
     const LatentCase::Shape chosen = {heads, 131072, 1, 2048}, few = {heads, 2048};
@@ -284,7 +282,7 @@ void register_latent_benchmarks(const Setting &setting) {
                                 few = {heads, 2048, 1, 0, type, true, 128, 128};
         add_in_turns<LatentCase, LatentCase>(
             "chosen_positions/H:" + std::to_string(heads) + "/past:" + std::to_string(past) +
-                "/chosen:2048/" + types[type - MHA_TYPE_F32],
+                "/chosen:2048/" + support::kTypeNames[type],
             chosen, few, "times_few", past == 8192 ? in_caches : setting);
       }
     }
@@ -303,6 +301,6 @@ void register_latent_benchmarks(const Setting &setting) {
       return test;
     });
   }
-}
+});
 
 }  // namespace bench

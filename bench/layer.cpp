@@ -27,7 +27,7 @@ void add_layer(const std::string &group, const LayerShape &shape, const LayerOpt
 
 }  // namespace
 
-void register_layer_benchmarks(const Setting &setting) {
+const Group layer_benchmarks([](const Setting &setting) {
   for (const LayerShape &shape : page_layers)
     add_layer("layer_prefill", shape, {setting.instruction_set});
   for (const LayerShape &shape : small_layers)
@@ -55,6 +55,6 @@ void register_layer_benchmarks(const Setting &setting) {
       add_layer(group, shape, {set});
     }
   }
-}
+});
 
 }  // namespace bench

@@ -43,11 +43,9 @@ number of threads, and the better measurement counts. One thread is timed by pro
 last of the cores that mha_bench may use; the group threads by the clock, with one thread on each
 core.
 
-Groups: layer_prefill, attention_prefill, projection, latency, decode, decode_hot, decode_batch,
-decode_tokens, decode_attention, plain_arrays, storage, arithmetic, latent, latent_chosen,
-latent_prompt, chosen_positions, chosen_blocks, recurrent, causal_conv, threads, instruction_set.
-Names end in arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache
-before, T threads; M rows, K and N of a product; d width of a head, C channels.
+--benchmark_list_tests lists the benchmarks, whose names begin with their group. Names end in
+arguments: B batch, n rows, D width, H heads, Hkv kv heads, past positions in the cache before, T
+threads; M rows, K and N of a product; d width of a head, C channels.
 
 Decoding, except for decode_hot, cycles through equal layers and caches of 4 times the size of the
 largest cache, so that everything is read from memory. A benchmark that was not given the memory for
@@ -193,14 +191,7 @@ int run(int argc, char **argv) {
     throw UsageError("a flag is unknown or its value wrong; see above, and mha_bench --help");
   bench::pin_main_thread();
   bench::set_tolerance(options.tolerance);
-  bench::register_layer_benchmarks(options.setting);
-  bench::register_attention_benchmarks(options.setting);
-  bench::register_projection_benchmarks(options.setting);
-  bench::register_decode_benchmarks(options.setting);
-  bench::register_plain_benchmarks(options.setting);
-  bench::register_storage_benchmarks(options.setting);
-  bench::register_latent_benchmarks(options.setting);
-  bench::register_recurrent_benchmarks(options.setting);
+  for (const bench::AddBenchmarks add_benchmarks : bench::groups) add_benchmarks(options.setting);
   add_context(options);
   const size_t matched = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

@@ -87,7 +87,7 @@ constexpr DecodeShape shapes[] = {
 
 }  // namespace
 
-void register_plain_benchmarks(const Setting &setting) {
+const Group plain_benchmarks([](const Setting &setting) {
   DecodeOptions options = {setting.instruction_set, rotated_bytes(), setting.most_rotated_bytes};
   for (const uint32_t threads : {uint32_t{1}, num_cores()}) {
     options.threads = threads;
@@ -116,6 +116,6 @@ void register_plain_benchmarks(const Setting &setting) {
     }
     if (num_cores() == 1) break;
   }
-}
+});
 
 }  // namespace bench

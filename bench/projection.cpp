@@ -150,7 +150,7 @@ void add_codes(const Setting &setting, int64_t rows, const Codes &codes, const C
 
 }  // namespace
 
-void register_projection_benchmarks(const Setting &setting) {
+const Group projection_benchmarks([](const Setting &setting) {
   for (const int64_t rows : {1, 512}) {
     add_codes(setting, rows, int8_by_32, int8, "times_by_column");
     add_codes(setting, rows, with_offsets, int4_by_32, "times_without_offsets");
@@ -164,6 +164,6 @@ void register_projection_benchmarks(const Setting &setting) {
           [=] { return std::make_unique<ProductCase>(rows, depth, setting.instruction_set); });
     }
   }
-}
+});
 
 }  // namespace bench

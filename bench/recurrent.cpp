@@ -207,7 +207,7 @@ class ConvCase : public Case {
 
 }  // namespace
 
-void register_recurrent_benchmarks(const Setting &setting) {
+const Group recurrent_benchmarks([](const Setting &setting) {
   const uint32_t set = setting.instruction_set;
   const auto add_prompt = [set](const RecurrentShape &shape) {
     add(
@@ -232,6 +232,6 @@ void register_recurrent_benchmarks(const Setting &setting) {
   for (const int64_t n : {1, 1024})
     add("causal_conv/n:" + std::to_string(n) + "/C:8192",
         [=] { return std::make_unique<ConvCase>(n, 8192, set); });
-}
+});
 
 }  // namespace bench

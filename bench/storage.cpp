@@ -14,15 +14,6 @@ namespace {
 
 constexpr DecodeShape shape = {16, 16, 128, 4096};
 
-constexpr struct {
-  uint32_t type;
-  const char *name;
-} types[] = {{MHA_TYPE_F32, "f32"},
-             {MHA_TYPE_F16, "f16"},
-             {MHA_TYPE_BF16, "bf16"},
-             {MHA_TYPE_INT8, "int8"},
-             {MHA_TYPE_INT4, "int4"}};
-
 constexpr DecodeShape of_values[] = {
     {8, 8, 128, 8192}, {32, 8, 128, 8192}, {32, 8, 128, 4096, 1, 512}};
 
@@ -44,9 +35,11 @@ std::unique_ptr<Case> beside_f32(std::unique_ptr<Case> test, std::unique_ptr<Cas
 
 }  // namespace
 
-void register_storage_benchmarks(const Setting &setting) {
+const Group storage_benchmarks([](const Setting &setting) {
   const DecodeOptions f32 = {setting.instruction_set, rotated_bytes(), setting.most_rotated_bytes};
-  for (const auto &[type, name] : types) {
+  for (const support::Storage of_weights : support::kWeightTypes) {
+    const auto type = static_cast<uint32_t>(of_weights);
+    const std::string name = support::NameOf(of_weights);
     const bool is_f32 = type == MHA_TYPE_F32;
     DecodeOptions stored = f32;
     stored.weight_type = type;
@@ -112,6 +105,6 @@ void register_storage_benchmarks(const Setting &setting) {
       });
     }
   }
-}
+});
 
 }  // namespace bench
