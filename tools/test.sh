@@ -314,8 +314,6 @@ if [[ $matrix == all ]]; then
     run_part "fuzz.$target under valgrind" valgrind -q --error-exitcode=1 "$program" \
       "tests/fuzz/corpus/$target.corpus"
   done
-  say "a soak of 3 minutes"
-  run_part "soak" tools/soak.sh 3
   say "the coverage, in build-coverage"
   run_part "coverage" tools/coverage.sh
 fi
