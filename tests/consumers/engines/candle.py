@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Llama of candle-transformers with mha in it: takes the published crate, applies candle.patch, and
-compares what the patched engine generates with what the published one does. With --rounds it also
-measures both, in turns, and prints lines of README.md's table.
+compares what the patched engine generates with what the published one does.
 
-Example: candle.py --build build --work build/engines --rounds 5 --threads 1 2
+Example: candle.py --build build --work build/engines
 
 Exit status: 0 the patched engine gives the same; 1 it does not; 77 something that is needed is not
 there, which is said.
@@ -11,11 +10,9 @@ there, which is said.
 
 import argparse
 import hashlib
-import json
 import os
 import pathlib
 import shutil
-import statistics
 import subprocess
 import sys
 
@@ -78,19 +75,6 @@ def patched_crate(work):
         shutil.copy(patch, applied)
 
 
-def print_table(threads, seconds):
-    """`seconds` has {"what, way": [seconds of a round]}. Times are medians in milliseconds; gains
-    are the median of the rounds."""
-    for what in dict.fromkeys(name.rsplit(", ", 1)[0] for name in seconds):
-        cells = []
-        for form in "", " int8":
-            before, after = (seconds[f"{what}, {way}{form}"] for way in ("engine", "mha"))
-            medians = [1e3 * statistics.median(times) for times in (before, after)]
-            cells += [f"{time:.0f}" if time >= 100 else f"{time:.3g}" for time in medians]
-            cells.append(f"{statistics.median(a / b for a, b in zip(before, after)):.2f}")
-        print(f"| {what}", threads, *cells, sep=" | ", end=" |\n", flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -98,8 +82,6 @@ def main():
     folder = lambda word: pathlib.Path(word).absolute()
     parser.add_argument("--build", type=folder, default=root / "build", help="mha's build folder")
     parser.add_argument("--work", type=folder, default=root / "build" / "engines")
-    parser.add_argument("--rounds", type=int, default=0, help="measure so many times each")
-    parser.add_argument("--threads", type=int, nargs="+", default=[2])
     options = parser.parse_args()
     for tool in "cargo", "patch":
         if not shutil.which(tool):
@@ -117,11 +99,6 @@ def main():
     subprocess.run(build, cwd=work, env=environment, check=True)
     program = target / "release" / "engine"
     subprocess.run([program], check=True)
-    for threads in options.threads if options.rounds else []:
-        environment["RAYON_NUM_THREADS"] = str(threads)
-        command = [program, str(options.rounds)]
-        measured = subprocess.check_output(command, env=environment, text=True)
-        print_table(threads, json.loads(measured))
 
 
 main()
