@@ -16,14 +16,12 @@ that cannot tell the difference are not run, and tests/refusals.txt has those th
 """
 
 EPILOG = """\
-Exit status: 0 success; 1 a score below 0.97, a survivor in a sample or a choice, or an error in the
+Exit status: 0 success; 1 a score below 0.97, a survivor in a choice, or an error in the
 list; 2 wrong usage; 4 the unchanged tests cannot be built or run.
 
 Examples:
   tools/mutate.py --check                         check that each fault of the list still matches
                                                   one place, as every run does before it begins
-  tools/mutate.py --sample 10                     ten faults, drawn by the last commit; CI runs this
-  tools/mutate.py --sample 10 --commit 1234abcd   the faults that CI drew for another commit
   tools/mutate.py --only 'partials|softcap'         faults with a word in their function or change
   tools/mutate.py --resume                        all faults, except those with results
   tools/mutate.py --refusals                      every check, left out, which takes ten minutes
@@ -166,13 +164,6 @@ def errors_of(mutants, root):
                 errors.append(f"{mutant}\n  '{test}' is not a test program that this script knows")
     times = collections.Counter(map(str, mutants))
     return errors + [f"{name}\n  is listed twice" for name in times if times[name] > 1]
-
-
-def drawn(mutants, count, commit):
-    """As many of them, the same for each commit."""
-    return sorted(
-        mutants, key=lambda mutant: hashlib.sha256(f"{commit} {mutant}".encode()).digest()
-    )[:count]
 
 
 # ---- The copy and its build
@@ -596,12 +587,8 @@ def arguments():
         help="plant only faults whose line 'FUNCTION: OLD ==> NEW' matches",
     )
     parser.add_argument(
-        "--sample", type=int, metavar="N", help="draw N of the faults by the commit"
-    )
-    parser.add_argument(
         "--refusals", action="store_true", help="leave out each check of arguments instead"
     )
-    parser.add_argument("--commit", help="the commit for --sample (default: HEAD)")
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -640,21 +627,10 @@ def main():
         raise Stop(1, "\n".join(errors))
     chosen = [mutant for mutant in listed if not given.only or re.search(given.only, str(mutant))]
     mutants = [mutant for mutant in chosen if not mutant.equivalent]
-    if given.sample is not None:
-        commit = subprocess.check_output(
-            ["git", "rev-parse", given.commit or "HEAD"], cwd=ROOT, text=True
-        )
-        mutants = drawn(mutants, given.sample, commit.strip())
     if given.check or given.list:
-        equivalent = (
-            []
-            if given.sample is not None
-            else [
-                f"{mutant}\n  equivalent: {mutant.equivalent}"
-                for mutant in chosen
-                if mutant.equivalent
-            ]
-        )
+        equivalent = [
+            f"{mutant}\n  equivalent: {mutant.equivalent}" for mutant in chosen if mutant.equivalent
+        ]
         if given.list:
             print(*mutants, *equivalent, sep="\n")
         print(f"{len(mutants)} faults, and {len(equivalent)} equivalent ones")
@@ -669,8 +645,7 @@ def main():
     results = run(mutants, FOLDER, given.jobs, given.quick, before if given.resume else {}, save)
     lines, is_enough = report(results)
     print(*lines, sep="\n")
-    is_choice = given.sample is not None or given.only
-    return 0 if is_enough and (not is_choice or all(results.values())) else 1
+    return 0 if is_enough and (not given.only or all(results.values())) else 1
 
 
 if __name__ == "__main__":

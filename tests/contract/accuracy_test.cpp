@@ -230,7 +230,7 @@ TEST(AttentionAccuracy, RmsErrorIsNearPyTorchs) {
     AttentionProblem problem;
     problem.n_q = 64;
     problem.n_kv = pytorch.n_kv;
-    problem.num_heads = problem.num_kv_heads = 4;
+    problem.num_heads = problem.num_kv_heads = 1;
     problem.head_dim = problem.head_dim_v = pytorch.head_dim;
     problem.scale = pytorch.scale;
     FillNormal(&random, &problem);
