@@ -583,23 +583,6 @@ TEST(CacheErrors, BlocksAreForPagedCaches) {
     ExpectNoBlocks(Filled(Config(kind)), 2, {0}, {MHA_ERROR_INVALID_VALUE, {1}, {}});
 }
 
-TEST(CacheErrors, WritingIntoASharedBlockIsRefused) {
-  Cache cache = Filled(Config(kPaged));
-  cache.SetBlocks(2, {4, 7, 3});
-  cache.CopyPrefix(0, 2, 20);
-  const Expected shared = {
-      MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 2 sequences", "mha_kv_cache_unshare"}};
-  for (const int64_t sequence : {0, 2}) {
-    ExpectNoAppend(cache, sequence, 1, shared);
-    cache.Append(sequence, Rows(0));  // writes nothing
-  }
-  cache.Truncate(2, 16);
-  cache.SetBlocks(2, {4, 5});  // block 7 belongs to sequence 0 alone again
-  for (const int64_t sequence : {0, 2}) cache.Append(sequence, Rows(1));
-  cache.Truncate(2, 10);  // into block 4, which is still shared
-  ExpectNoAppend(cache, 2, 1, shared);
-}
-
 // ---- Copy on write: mha_kv_cache_unshare
 
 // Sequences 0 and 2 share their blocks 4 and 7, of which the second is partly filled.
@@ -685,31 +668,6 @@ TEST(Unshare, CopiesTheBlockThatATruncatedSequenceEndsIn) {
                   {2, 3},
                   {"block 7", "from position 16 on", "mha_kv_cache_set_blocks"}});
   ExpectNotCopied(cache, 2);
-}
-
-TEST(Unshare, EachOfSeveralSequencesGetsABlockButTheLast) {
-  Cache cache = WithASharedLastBlock();
-  cache.Truncate(1, 0);
-  cache.SetBlocks(1, {4, 7});
-  cache.CopyPrefix(0, 1, 18);
-  ExpectNoAppend(cache, 1, 1,
-                 {MHA_ERROR_CACHE_SHARED, {2, 3}, {"is in the tables of 3 sequences"}});
-  ExpectCopied(&cache, 1, 9);
-  ExpectCopied(&cache, 0, 5);
-  ExpectNotCopied(cache, 2);
-  for (const int64_t sequence : {0, 1, 2}) cache.Append(sequence, Rows(2));
-}
-
-TEST(Unshare, DoesNothingWhereNothingIsShared) {
-  const Cache alone = Filled(Config(kPaged));
-  for (const int64_t sequence : {0, 1, 2})
-    ExpectNotCopied(alone, sequence);  // sequence 2 has no blocks
-  Cache cache = WithASharedLastBlock();
-  cache.Truncate(2, 16);  // of full blocks, none is written to
-  ExpectNotCopied(cache, 2);
-  cache.Truncate(2, 0);
-  ExpectNotCopied(cache, 2);
-  ExpectNotCopied(cache, 1);
 }
 
 TEST(Unshare, OfABlockThatIsNotFreeIsAnError) {
@@ -868,19 +826,6 @@ struct Call {
   mha_outputs outputs = Zeroed<mha_outputs>();
   mha_sequences of_attention = Zeroed<mha_sequences>(), of_forward = Zeroed<mha_sequences>();
 };
-
-TEST(CallErrors, TheValidCallSucceeds) {
-  for (const uint32_t kind : {kContiguous, kPaged, kRing}) {
-    for (const bool by_forward : {false, true}) {
-      Cache cache = Filled(Config(kind));
-      Call call(&cache);
-      if (kind == kRing) call.SetWindow(10);
-      call.ExpectSucceeds(by_forward);
-      EXPECT_EQ(cache.Length(0), 22);
-      EXPECT_EQ(cache.Length(1), 7);
-    }
-  }
-}
 
 TEST(CallErrors, ValuesForACacheThatHasThemInItsKeys) {
   mha_kv_cache_config config = Config();
@@ -1288,66 +1233,6 @@ TEST(CallErrors, ACallWithNothingToDoIsDescribedAsOne) {
       }
     }
   }
-}
-
-// One of something is one, in the sentences too.
-TEST(CacheErrors, UseTheSingularForOne) {
-  mha_kv_cache_config config = Config(kPaged);
-  config.num_sequences = config.num_kv_heads = 1;
-  config.head_dim = config.head_dim_v = 1;
-  config.capacity = config.block_positions;
-  Cache cache(config);
-  const std::vector<float> rows(64);
-  const auto append = [&](int64_t count) {
-    return [&cache, &rows, count](mha_error *error) {
-      return mha_kv_cache_append(cache.get(), 0, count, rows.data(), rows.data(), error);
-    };
-  };
-  ExpectFails(append(1), {MHA_ERROR_CACHE_FULL, {3}, {"block"}});
-  const int32_t blocks[] = {0, 1};
-  ExpectFails({MHA_ERROR_INVALID_VALUE, {4}, {"count"}}, mha_kv_cache_set_blocks, cache.get(), 0,
-              blocks, 2);
-  ExpectFails({MHA_ERROR_NULL_POINTER, {3}, {"blocks"}}, mha_kv_cache_set_blocks, cache.get(), 0,
-              nullptr, 1);
-  cache.SetBlocks(0, {0});
-  ExpectFails({MHA_ERROR_INVALID_VALUE, {3}, {"length is 5", "is 0; set it to at least 0"}},
-              mha_kv_cache_truncate, cache.get(), 0, 5);
-  float k = 0;
-  ExpectFails({MHA_ERROR_INVALID_VALUE, {4}, {"count is 3", "holds no positions"}},
-              mha_kv_cache_read, cache.get(), 0, 0, 3, &k, static_cast<float *>(nullptr));
-  ASSERT_EQ(append(1)(nullptr), MHA_OK);
-  ExpectFails(append(17), {MHA_ERROR_CACHE_FULL, {3}, {"16|15"}});
-  ExpectFails({MHA_ERROR_INVALID_VALUE, {3}, {}}, mha_kv_cache_truncate, cache.get(), 0, 2);
-  ExpectFails({MHA_ERROR_INVALID_VALUE, {2}, {}}, mha_kv_cache_truncate, cache.get(), 1, 0);
-  ExpectFails({MHA_ERROR_CACHE_FORMAT, {2}, {}}, mha_kv_cache_view, cache.get(), 1, nullptr);
-  mha_attention_args args = Zeroed<mha_attention_args>();
-  args.call.batch = 2;
-  args.call.n_q = args.call.n_kv = args.num_heads = args.head_dim = 1;
-  args.call.cache = cache.get();
-  size_t bytes = 0;
-  ExpectFails({MHA_ERROR_SHAPE, {1}, {"2 sequences", "num_sequences", "1"}},
-              mha_attention_workspace, &args, &bytes);
-  // Lengths of a call, and of its sequences.
-  const int64_t lengths[] = {2}, one[] = {1}, zero[] = {0};
-  args = Zeroed<mha_attention_args>();
-  args.call.batch = args.call.n_q = args.call.n_kv = args.num_heads = args.head_dim = 1;
-  args.k.data = args.v.data = args.q.data = rows.data();
-  std::vector<float> output(64);
-  args.output.data = output.data();
-  std::vector<unsigned char> workspace(1 << 20);
-  const auto run = [&](mha_error *error) {
-    return mha_attention(&args, workspace.data(), workspace.size(), error);
-  };
-  mha_sequences given = Zeroed<mha_sequences>();
-  args.call.sequences = &given;
-  given.q_lengths = lengths;
-  ExpectFails(run, {MHA_ERROR_INVALID_VALUE, {1}, {"sequences.q_lengths[0] is 2", "1"}});
-  given.q_lengths = one;
-  given.kv_lengths = zero;
-  args.call.flags |= MHA_CAUSAL;
-  ExpectFails(run, {MHA_ERROR_SHAPE, {1}, {"1", "0"}});
-  ExpectFails({MHA_ERROR_BUFFER_TOO_SMALL, {3}, {"workspace|workspace_bytes", "1"}}, mha_attention,
-              &args, workspace.data(), 1);
 }
 
 // A cache that is only read takes the place of one to append to, and no keys come with the call.

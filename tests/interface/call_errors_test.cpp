@@ -468,20 +468,6 @@ TEST(ForwardCalls, WithValuesButNoKeysHaveOneValueForEachQuery) {
   }
 }
 
-TEST(ForwardCalls, WriteNothingWhereThereIsNothingToDo) {
-  const LayerProblem problem = SmallLayer();
-  const Layer layer = Create(LayerData(problem));
-  for (bool empty_batch : {true, false}) {
-    // k and v depend on the keys, of which there are some.
-    ForwardData data(layer.get(), problem, {Guarded(kAskAll & ~(kAskK | kAskV))});
-    (empty_batch ? data.args.call.batch : data.args.call.n_q) = MHA_EMPTY;
-    Memory workspace(data.WorkspaceBytes());
-    mha_error error = UnwrittenError();
-    ExpectNoError(data.Run(workspace.data(), workspace.size(), &error), error);
-    EXPECT_TRUE(data.OutputsAreUntouched());
-  }
-}
-
 // ---- mha_attention
 
 TEST(AttentionErrors, NameTheArgument) {

@@ -34,14 +34,6 @@ struct NarrowCall {
   mha_forward_args &args = data.args;
 };
 
-TEST(Edges, RowStrideShorterThanARowIsAnErrorEvenForOneRow) {
-  NarrowCall call(3, 1);
-  call.args.query.strides.row = 1;
-  call.data.PoisonOutputs();
-  ExpectFails([&](auto *error) { return call.Run(error); }, {kInvalid, {2}, {"query.strides.row"}});
-  EXPECT_TRUE(call.data.OutputsAreUntouched());
-}
-
 TEST(Edges, NumberOfKeysIsNotLookedAtInSelfAttention) {
   NarrowCall call(1, 2);
   const Outputs expected = call.data.Compute();
@@ -88,35 +80,6 @@ TEST(Edges, LayerCanBePackedForAnInstructionSetOfAnotherMachine) {
   for (const uint32_t set : {MHA_INSTRUCTION_SET_AVX512, MHA_INSTRUCTION_SET_NEON}) {
     const mha_layer_options options = Options(set);
     EXPECT_EQ(data.PackSize(&options), data.PackSize());
-  }
-}
-
-// An array whose data is NULL must leave its other fields 0, so that data which was forgotten is
-// noticed.
-TEST(Edges, FieldsOfInputsThatAreNotGivenAreErrors) {
-  const struct {
-    const char *message;
-    mha_input mha_forward_args::*input;
-  } inputs[] = {{"key.data is NULL, but", &mha_forward_args::key},
-                {"value.data is NULL, but", &mha_forward_args::value}};
-  for (const auto &[message, input] : inputs) {
-    for (const int64_t n : {2, 40}) {
-      NarrowCall call(1, n);
-      const auto expect_invalid = [&, message = message] {
-        ExpectFails([&](auto *error) { return call.Run(error); }, {kInvalid, {2}, {message}});
-      };
-      mha_input &not_given = call.args.*input;
-      for (int64_t mha_strides::*stride :
-           {&mha_strides::batch, &mha_strides::row, &mha_strides::head}) {
-        for (const int64_t value : {int64_t{-1}, int64_t{1}, int64_t{1} << 20, MHA_BROADCAST}) {
-          not_given.strides.*stride = value;
-          expect_invalid();
-          not_given.strides = {};
-        }
-      }
-      not_given.type = MHA_TYPE_F32;
-      expect_invalid();
-    }
   }
 }
 

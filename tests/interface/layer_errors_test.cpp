@@ -271,19 +271,6 @@ TEST(LayerErrors, NameMemoryThatIsNoLayer) {
               reinterpret_cast<const mha_layer *>(memory.data()), &config);
 }
 
-TEST(LayerCalls, SucceedBeforeTheyAreBroken) {
-  for (void (*change)(FullLayer &) : {+[](FullLayer &) {}, +[](FullLayer &c) { c.UseFused(); },
-                                      +[](FullLayer &c) { c.RemoveOutputProjection(); }}) {
-    FullLayer call;
-    change(call);
-    size_t bytes = 0;
-    ExpectSucceeds([&](auto *error) { return call.PackSize(&bytes, error); });
-    const Memory buffer(bytes, Place::kBeforeGuard, 64);
-    ExpectSucceeds([&](auto *error) { return call.Pack(buffer, error); });
-    ExpectSucceeds([&](auto *error) { return call.Create(error); });
-  }
-}
-
 TEST(Pack, RejectsEveryMisalignedBuffer) {
   const FullLayer call;
   Memory memory((1 << 16) + 64, Place::kAfterGuard);

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "interface/calls.h"
-#include "support/choice.h"
 
 namespace {
 
@@ -64,10 +63,6 @@ struct WrongStrides {
 };
 Words Less(const std::string &name, int64_t is, int64_t than) {
   return {name + " is " + Number(is), "less than the " + Number(than)};
-}
-
-bool IsUntouched(const std::vector<float> &y) {
-  return std::all_of(y.begin(), y.end(), [](float number) { return number != number; });
 }
 
 AttentionProblem Middle() { return NormalAttention(SmallSizes()); }
@@ -160,135 +155,7 @@ TEST(PartialStrides, ForwardRefusesStridesThatOverlapOrOfHeads) {
   }
 }
 
-TEST(PartialStrides, LinearRefusesStridesOfSequencesAndHeads) {
-  const LayerProblem problem = SmallLayer();  // W_O is [20, 11]
-  const Layer layer = Create(LayerData(problem));
-  const std::vector<float> x(3 * 20, 0.5f), residual(3 * 11, 0.25f);
-  std::vector<float> y(3 * 11, kNan);
-  mha_linear_args args = Zeroed<mha_linear_args>();
-  args.rows = 3;
-  args.x.data = x.data();
-  args.residual.data = residual.data();
-  args.output.data = y.data();
-  const auto run = [&](auto *error) {
-    Memory workspace(1 << 16);
-    return mha_linear(layer.get(), &args, workspace.data(), workspace.size(), error);
-  };
-  const struct {
-    std::string name;
-    mha_strides *strides;
-    int64_t width;
-  } arrays[] = {{"x.strides.", &args.x.strides, 20},
-                {"residual.strides.", &args.residual.strides, 11},
-                {"output.strides.", &args.output.strides, 11}};
-  for (const auto &[name, strides, width] : arrays) {
-    const std::string less = "less than the width of a row";
-    const WrongStrides cases[] = {
-        {{3 * width, 0, 0},
-         {name + "batch is " + Number(3 * width), std::string("no batch dimension")}},
-        {{0, width, width}, {name + "head is " + Number(width), std::string("no head dimension")}},
-        {{0, width - 1, 0}, {name + "row is " + Number(width - 1), less}}};
-    for (const auto &[wrong, words] : cases) {
-      SCOPED_TRACE(name + Describe(wrong));
-      *strides = wrong;
-      ExpectFails(run, {kInvalid, {2}, words});
-      size_t bytes = 4711;
-      ExpectFails({kInvalid, {2}, words}, mha_linear_workspace, layer.get(), &args, &bytes);
-      EXPECT_TRUE(IsUntouched(y));
-    }
-    *strides = {};
-  }
-  ExpectSucceeds(run);
-  const std::vector<float> expected = y;
-  for (const auto &[name, strides, width] : arrays) strides->row = width;
-  ExpectSucceeds(run);
-  EXPECT_EQ(y, expected);
-}
-
-TEST(PartialStrides, ChoiceRefusesHeadStridesOfWeights) {
-  ChoiceProblem problem;
-  problem.batch = 2, problem.n_q = 3, problem.n_kv = 20, problem.num_heads = 4,
-  problem.head_dim = 8, problem.num_chosen = 5;
-  Random random(1);
-  FillNormal(&random, &problem);
-  problem.weights = random.Normals(2 * 3 * 4);
-  ChoiceData data(problem, {Guarded()});
-  const Outputs expected = data.Compute();
-  mha_strides &strides = data.choice.weights.strides;
-  const WrongStrides cases[] = {
-      {{0, 0, 1}, {"weights.strides.head is 1", "no head dimension"}},
-      {{12, 4, 1}, {"weights.strides.head is 1", "no head dimension"}},
-      {{4, 0, 0}, {"weights.strides.batch is 4", "less than the 12"}},
-      {{11, 0, 0}, {"weights.strides.batch is 11", "less than the 12"}},
-      {{0, 3, 0}, {"weights.strides.row is 3", "less than the width of a row, 4"}}};
-  for (const WrongStrides &wrong : cases) {
-    strides = wrong.strides;
-    ExpectInvalid(&data, kOfAttention, wrong.words);
-  }
-  ExpectSameResults(&data, &strides, expected, {{12, 0, 0}, {0, 4, 0}, {12, 4, 0}});
-  data.choice.weights.type = MHA_TYPE_BF16;
-  ExpectInvalid(&data, kOfAttention, {"weights.type is 3"});
-}
-
-TEST(PartialStrides, StatesRefuseOutputsThatOverlap) {
-  const std::vector<float> states(2 * 4 * 3 * (5 + 2), 1.0f);
-  std::vector<float> y(2 * 3 * 4 * 5, kNan);
-  mha_partials_args args = Zeroed<mha_partials_args>();
-  args.batch = 2, args.num_heads = 4, args.n_q = 3, args.head_dim_v = 5;
-  args.partials = states.data();
-  args.output.data = y.data();
-  const auto run = [&](auto *error) { return mha_partials_finish(&args, error); };
-  const WrongStrides cases[] = {{{0, 5, 0}, {"output.strides.row is 5", "less than the 20"}},
-                                {{20, 0, 0}, {"output.strides.batch is 20", "less than the 60"}},
-                                {{59, 0, 0}, {"output.strides.batch is 59", "less than the 60"}},
-                                {{0, 0, 5}, {"output.strides.head is 5", "row is 0"}},
-                                {{0, 5, 15}, {"output.strides.head is 15", "batch is 0"}},
-                                {{60, 5, 14}, {"output.strides.head is 14", "overlap"}}};
-  for (const WrongStrides &wrong : cases) {
-    args.output.strides = wrong.strides;
-    ExpectFails(run, {kInvalid, {1}, wrong.words});
-    EXPECT_TRUE(IsUntouched(y));
-  }
-  // A stride without an output.
-  args.output = {};
-  args.lse = y.data();
-  args.output.strides.row = 20;
-  ExpectFails(run, {kInvalid, {1}, {"output.data is NULL"}});
-  args.output = {};
-  ExpectSucceeds(run);
-}
-
 // ---- Inputs that interleave, with every stride set
-
-// q, k and v as one projection writes them: the heads of all three side by side in a row.
-TEST(InterleavedInputs, FusedProjectionGivesTheBitsOfSeparateArrays) {
-  AttentionSizes sizes = SmallSizes();
-  sizes.n_kv = sizes.n_q;
-  const AttentionProblem problem = NormalAttention(sizes);
-  const int64_t q_width = 4 * 3, k_width = 2 * 3, v_width = 2 * 5,
-                width = q_width + k_width + v_width, rows = 2 * 3;
-  std::vector<float> fused;
-  for (int64_t row = 0; row < rows; row++) {
-    fused.insert(fused.end(), problem.q.begin() + row * q_width,
-                 problem.q.begin() + (row + 1) * q_width);
-    fused.insert(fused.end(), problem.k.begin() + row * k_width,
-                 problem.k.begin() + (row + 1) * k_width);
-    fused.insert(fused.end(), problem.v.begin() + row * v_width,
-                 problem.v.begin() + (row + 1) * v_width);
-  }
-  const Memory placed = CopyOf(fused, Place::kBeforeGuard);
-  AttentionData data(problem);
-  data.args.q.data = placed.floats();
-  data.args.k.data = placed.floats() + q_width;
-  data.args.v.data = placed.floats() + q_width + k_width;
-  data.args.q.strides = {3 * width, width, 3};
-  data.args.k.strides = {3 * width, width, 3};
-  data.args.v.strides = {3 * width, width, 5};
-  EXPECT_TRUE(SameBits(data.Compute(), Attend(problem)));
-  // Strides of 0 mean the same here.
-  data.args.q.strides = data.args.k.strides = data.args.v.strides = {0, width, 0};
-  EXPECT_TRUE(SameBits(data.Compute(), Attend(problem)));
-}
 
 // Sequence b begins b rows after the first one: the sequences are overlapping windows of a long
 // one.
