@@ -11,12 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "support/memory.h"
+#include "support/interface_support.h"
 
 namespace {
 
-using support::Memory;
-using support::Place;
+using namespace support;  // NOLINT: this file is about nothing else
 
 TEST(AlibiSlopes, FollowTheFormula) {
   for (const int64_t heads : {1, 2, 3, 6, 8, 12, 16, 20, 32, 40, 64, 71, 112, 128, 1000}) {
@@ -152,54 +151,37 @@ TEST(T5RelativeBias, WritesNothingOutsideTheTable) {
 }
 
 TEST(T5RelativeBias, NamesAWrongArgumentAndWritesNothing) {
-  const int64_t most = std::numeric_limits<int64_t>::max();
   const std::vector<float> embedding(128, 1.0f);
   std::vector<float> table(100, 5.0f);
   const struct {
     int64_t num_buckets, max_distance;
     uint32_t is_bidirectional;
     int64_t num_heads, left, right;
-    mha_status status;
     uint32_t argument;
-    const char *sentence;
+    const char *words;
+    mha_status status = MHA_ERROR_INVALID_VALUE;
   } cases[] = {
-      {3, 0, 1, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is 3; set it to 4 to 2^30, or to 0 (32)"},
-      {1, 0, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is 1; set it to 2 to 2^30, or to 0 (32)"},
-      {-1, 0, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is -1; set it to 2 to 2^30, or to 0 (32)"},
-      {most, 0, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 2,
-       "num_buckets is 9223372036854775807; set it to 2 to 2^30, or to 0 (32)"},
-      {32, 8, 1, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 3,
-       "max_distance is 8; with these buckets it must be more than 8, to 2^30, or 0 for 128"},
-      {0, -5, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 3,
-       "max_distance is -5; with these buckets it must be more than 16, to 2^30, or 0 for 128"},
-      {0, int64_t{1} << 31, 0, 4, 2, 2, MHA_ERROR_INVALID_VALUE, 3,
-       "max_distance is 2147483648; with these buckets it must be more than 16, to 2^30, or 0 for "
-       "128"},
-      {int64_t{1} << 30, int64_t{1} << 30, 1, int64_t{1} << 40, 0, 0, MHA_ERROR_TOO_LARGE, 5,
-       "the arrays would exceed the address space; use smaller dimensions"},
-      {0, 0, 1, 0, 2, 2, MHA_ERROR_INVALID_VALUE, 5, "num_heads is 0; set it to at least 1"},
-      {0, 0, 1, 4, -1, 2, MHA_ERROR_INVALID_VALUE, 6, "left is -1; set it to at least 0"},
-      {0, 0, 1, 4, 2, -1, MHA_ERROR_INVALID_VALUE, 7, "right is -1; set it to at least 0"},
-      {0, 0, 1, 4, most, most, MHA_ERROR_TOO_LARGE, 5,
-       "the arrays would exceed the address space; use smaller dimensions"},
-      {0, 0, 1, 4, 2, 2, MHA_ERROR_NULL_POINTER, 1,
-       "embedding is NULL; pass an array of num_buckets * num_heads floats"},
-      {0, 0, 1, 4, 2, 2, MHA_ERROR_NULL_POINTER, 8,
-       "relative_bias is NULL; pass an array of num_heads * (left + 1 + right) floats"},
+      {3, 0, 1, 4, 2, 2, 2, "num_buckets is 3; set it to 4 to 2^30, or to 0 (32)"},
+      {1, 0, 0, 4, 2, 2, 2, "num_buckets is 1; set it to 2 to 2^30, or to 0 (32)"},
+      {-1, 0, 0, 4, 2, 2, 2, "num_buckets is -1; set it to 2 to 2^30, or to 0 (32)"},
+      {kMax, 0, 0, 4, 2, 2, 2, "num_buckets is 9223372036854775807; set it to 2 to 2^30"},
+      {32, 8, 1, 4, 2, 2, 3, "max_distance is 8; with these buckets it must be more than 8"},
+      {0, -5, 0, 4, 2, 2, 3, "max_distance is -5; with these buckets it must be more than 16"},
+      {0, int64_t{1} << 31, 0, 4, 2, 2, 3, "max_distance is 2147483648; with these buckets"},
+      {1 << 30, 1 << 30, 1, int64_t{1} << 40, 0, 0, 5, "address space", MHA_ERROR_TOO_LARGE},
+      {0, 0, 1, 0, 2, 2, 5, "num_heads is 0; set it to at least 1"},
+      {0, 0, 1, 4, -1, 2, 6, "left is -1; set it to at least 0"},
+      {0, 0, 1, 4, 2, -1, 7, "right is -1; set it to at least 0"},
+      {0, 0, 1, 4, kMax, kMax, 5, "address space", MHA_ERROR_TOO_LARGE},
+      {0, 0, 1, 4, 2, 2, 1, "pass an array of num_buckets * num_heads", MHA_ERROR_NULL_POINTER},
+      {0, 0, 1, 4, 2, 2, 8, "num_heads * (left + 1 + right) floats", MHA_ERROR_NULL_POINTER},
   };
   for (const auto &c : cases) {
-    mha_error error;
     const bool is_null = c.status == MHA_ERROR_NULL_POINTER;
-    const mha_status status =
-        mha_t5_relative_bias(is_null && c.argument == 1 ? nullptr : embedding.data(), c.num_buckets,
-                             c.max_distance, c.is_bidirectional, c.num_heads, c.left, c.right,
-                             is_null && c.argument == 8 ? nullptr : table.data(), &error);
-    EXPECT_EQ(status, c.status) << c.sentence;
-    EXPECT_STREQ(error.message, c.sentence);
-    EXPECT_EQ(error.argument, c.argument);
+    ExpectFails({c.status, {c.argument}, {c.words}}, mha_t5_relative_bias,
+                is_null && c.argument == 1 ? nullptr : embedding.data(), c.num_buckets,
+                c.max_distance, c.is_bidirectional, c.num_heads, c.left, c.right,
+                is_null && c.argument == 8 ? nullptr : table.data());
   }
   EXPECT_EQ(table, std::vector<float>(100, 5.0f));
 }

@@ -453,8 +453,7 @@ TEST(RopeTables, AreTheSpecificationsBitForBitInRandomCases) {
 // ---- Errors
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr mha_status kWrong = MHA_ERROR_INVALID_VALUE;
+constexpr mha_status kWrong = MHA_ERROR_INVALID_VALUE, kLarge = MHA_ERROR_TOO_LARGE;
 
 void ExpectRefused(const mha_rope_config &config, const Expected &expected) {
   Memory cos(4 * sizeof(float)), sin(4 * sizeof(float));
@@ -491,50 +490,14 @@ struct Wrong {
 
 TEST(RopeTables, NameTheWrongFieldAndWriteNothing) {
   using Field = mha_rope_config;
-  const struct {
-    mha_rope_config (*config)();
-    double Field::*field;
-    const char *name;
-    std::vector<double> numbers;
-  } out_of_range[] = {
-      {Yarn, &Field::base, "base", {-10000, 0.5, 1e20, kInfinity, kNan}},
-      {Yarn, &Field::linear_factor, "linear_factor", {-2, 0.5, 0x1.8p31, kInfinity, kNan}},
-      {Yarn, &Field::yarn_factor, "yarn_factor", {-4, 0.25, kInfinity, kNan}},
-      {Yarn, &Field::yarn_beta_fast, "yarn_beta_fast", {-1, kInfinity, kNan}},
-      {Yarn, &Field::yarn_beta_slow, "yarn_beta_slow", {-1, 1e-310, kNan}},
-      {Yarn, &Field::attention_factor, "attention_factor", {-1, kInfinity, kNan}},
-      {Llama3, &Field::llama3_factor, "llama3_factor", {0.5, kNan}},
-      {Llama3, &Field::llama3_low_freq_factor, "llama3_low_freq_factor", {-1}},
-      {Llama3, &Field::llama3_high_freq_factor, "llama3_high_freq_factor", {kInfinity}},
-      {Ntk, &Field::ntk_factor, "ntk_factor", {0.5}}};
-  std::vector<Wrong> all = {
-      {Yarn(), &Field::struct_size, 0, {"mha_rope_config", "160"}, MHA_ERROR_STRUCT_SIZE},
-      {Yarn(), &Field::struct_size, 152, {"152", "160"}, MHA_ERROR_STRUCT_SIZE},
-      {Yarn(), &Field::dims, 0, {"dims", "0", "even"}},
-      {Yarn(), &Field::dims, 7, {"dims", "7", "even"}},
-      {Yarn(), &Field::dims, -8, {"dims"}},
-      {Yarn(), &Field::dims, kMin, {"dims"}},
-      {Yarn(), &Field::dims, kEndOfPositions, {"dims", "2147483648"}, MHA_ERROR_TOO_LARGE},
-      {Yarn(), &Field::dims, kMax, {"dims"}, MHA_ERROR_TOO_LARGE},
-      {Yarn(), &Field::first_position, -1, {"first_position", "-1"}},
-      {Yarn(),
-       &Field::first_position,
-       kEndOfPositions,
-       {"first_position", "2147483648"},
-       MHA_ERROR_TOO_LARGE},
-      {Yarn(), &Field::num_positions, 0, {"num_positions is 0; set it to at least 1"}},
-      {Yarn(), &Field::num_positions, -1, {"num_positions", "-1"}},
-      {Yarn(),
-       &Field::num_positions,
-       kEndOfPositions + 1,
-       {"num_positions", "2147483649"},
-       MHA_ERROR_TOO_LARGE},
+  const Wrong all[] = {
+      {Yarn(), &Field::dims, kEndOfPositions, {"dims", "2147483648"}, kLarge},
+      {Yarn(), &Field::dims, kMax, {"dims"}, kLarge},
+      {Yarn(), &Field::first_position, kEndOfPositions, {"first_position", "2147483648"}, kLarge},
+      {Yarn(), &Field::num_positions, kEndOfPositions + 1, {"num_positions", "2147483649"}, kLarge},
       {Yarn(), &Field::base, 1, {"base", "yarn_factor"}},
       {Yarn(), &Field::original_positions, 0, {"original_positions", "yarn_factor"}},
-      {Yarn(), &Field::original_positions, -2048, {"original_positions"}},
-      {Yarn(), &Field::original_positions, kMax, {"original_positions"}},
       {Yarn(), &Field::yarn_beta_slow, 33, {"yarn_beta_slow", "33", "yarn_beta_fast", "32"}},
-      {Yarn(), &Field::yarn_unrounded, 2, {"yarn_unrounded", "2"}},
       {Plain(), &Field::original_positions, 2048, {"original_positions", "yarn_factor"}},
       {Plain(), &Field::yarn_beta_fast, kNan, {"yarn_beta_fast", "yarn_factor"}},
       {Plain(), &Field::yarn_beta_slow, 1, {"yarn_beta_slow", "yarn_factor"}},
@@ -555,21 +518,16 @@ TEST(RopeTables, NameTheWrongFieldAndWriteNothing) {
       {Yarn(), &Field::llama3_high_freq_factor, 4, {"llama3_high_freq_factor", "llama3_factor"}},
       {Ntk(), &Field::original_positions, 0, {"original_positions", "ntk_factor"}},
       {Ntk(), &Field::ntk_positions, 0, {"ntk_positions", "ntk_factor"}},
-      {Ntk(), &Field::ntk_positions, kMax, {"ntk_positions"}},
       {Ntk(), &Field::dims, 2, {"dims is 2", "ntk_factor"}},
       {Yarn(), &Field::ntk_positions, 4096, {"ntk_positions", "ntk_factor"}},
   };
-  for (const auto &row : out_of_range) {
-    for (const double number : row.numbers)
-      all.push_back({row.config(), row.field, number, {row.name}});
-  }
   for (const Wrong &wrong : all) {
     SCOPED_TRACE(*wrong.expected.words.begin());
     ExpectRefused(wrong.config, wrong.expected);
   }
   mha_rope_config config = Yarn();
   config.first_position = config.num_positions = kMax;  // the sum overflows
-  ExpectRefused(config, {MHA_ERROR_TOO_LARGE, {1}, {"first_position", "num_positions"}});
+  ExpectRefused(config, {kLarge, {1}, {"first_position", "num_positions"}});
 }
 
 TEST(RopeTables, NameWhatIsWrongWithMropeAndWriteNothing) {
@@ -590,8 +548,6 @@ TEST(RopeTables, NameWhatIsWrongWithMropeAndWriteNothing) {
       {{4, -1, 1}, 0, positions, {kWrong, {1}, {"mrope_section is 4, -1, 1"}}},
       {{1, 1, 2}, 1, positions, {kWrong, {1}, {"mrope_section is 1, 1, 2", "at most a third"}}},
       {{1, 2, 1}, 1, positions, {kWrong, {1}, {"mrope_section is 1, 2, 1", "at most a third"}}},
-      {{2, 1, 1}, 2, positions, {kWrong, {1}, {"mrope_interleaved is 2"}}},
-      {{2, 1, 1}, UINT32_MAX, positions, {kWrong, {1}, {"mrope_interleaved is 4294967295"}}},
       {{2, 1, 1}, 0, nullptr, {MHA_ERROR_NULL_POINTER, {1}, {"mrope_positions"}}},
       {{2, 1, 1}, 0, negative, {kWrong, {1}, {"mrope_positions[1][0] is -1"}}},
       {{2, 1, 1}, 0, late, {kWrong, {1}, {"mrope_positions[1][0] is 2147483648"}}},
@@ -626,20 +582,6 @@ TEST(RopeTables, NameTheirNullPointers) {
   expect(nullptr, number, number, 1, "mha_rope_config");
   expect(&config, nullptr, number, 2, "cos");
   expect(&config, number, nullptr, 3, "sin");
-}
-
-TEST(RopeTables, TakeALongerStructWhoseNewFieldsAreZero) {
-  struct {
-    mha_rope_config config;
-    int64_t newer;
-  } longer = {Config(8, 0, 1), 0};
-  longer.config.struct_size = sizeof longer;
-  float cos[4], sin[4];
-  ExpectSucceeds(
-      [&](mha_error *error) { return mha_rope_tables(&longer.config, cos, sin, error); });
-  longer.newer = 1;
-  ExpectFails([&](mha_error *error) { return mha_rope_tables(&longer.config, cos, sin, error); },
-              {MHA_ERROR_STRUCT_SIZE, {1}, {"struct_size"}});
 }
 
 }  // namespace
