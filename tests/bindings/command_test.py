@@ -49,11 +49,9 @@ def safetensors(tensors):
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, array in tensors.items():
         begin, data = len(data), data + np.ascontiguousarray(array).tobytes()
-        header[name] = {
-            "dtype": kinds[array.dtype.str[1:]],
-            "shape": array.shape,
-            "data_offsets": [begin, len(data)],
-        }
+        header[name] = dict(
+            dtype=kinds[array.dtype.str[1:]], shape=array.shape, data_offsets=[begin, len(data)]
+        )
     return with_header(json.dumps(header).encode(), data)
 
 
@@ -397,10 +395,9 @@ class Packed(Command):
         expected = layer.forward(self.x, is_causal=True, rope=rope)
         for method, tensors in stored.items():
             with self.subTest(method):
-                settings = {
-                    **model,
-                    "quantization_config": {"quant_method": method, **said[method]},
-                }
+                settings = dict(
+                    **model, quantization_config={"quant_method": method, **said[method]}
+                )
                 tensors = {f"{name}.{part}": a for name in names for part, a in tensors.items()}
                 self.write("config.json", settings)
                 self.write("model.safetensors", tensors)

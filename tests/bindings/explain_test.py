@@ -116,11 +116,9 @@ class Numbers(Explaining):
             for name, count in (("w_q", heads), ("w_k", 2), ("w_v", 2))
         }
         weights["w_o"] = normal(heads * head_dim, width)
-        norm = {
-            "epsilon": 1e-5,
-            "q_weight": normal(head_dim).tolist(),
-            "k_weight": normal(head_dim).tolist(),
-        }
+        norm = dict(
+            epsilon=1e-5, q_weight=normal(head_dim).tolist(), k_weight=normal(head_dim).tolist()
+        )
         for rope in (
             {"base": 500.0, "linear_factor": 2.0},
             {"style": "interleaved", "base": 10000.0, "dims": 4},

@@ -8,6 +8,7 @@ smollm2   the matrices of SmolLM2-135M-Instruct (Q4_1), from FILE or the package
 """
 
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -107,8 +108,7 @@ def packed(codes, bits, order=None):
 
 class Formats(unittest.TestCase):
     def refused(self, sentence, function, *given, **options):
-        with self.assertRaisesRegex((TypeError, ValueError), sentence):
-            function(*given, **options)
+        self.assertRaisesRegex((TypeError, ValueError), sentence, function, *given, **options)
 
     def test_gguf(self):
         for name, (size, halves) in blocks.items():
@@ -213,6 +213,8 @@ class Formats(unittest.TestCase):
         )
 
     def test_gptq(self):
+        from_gptq = mha.formats.from_gptq
+        v2 = functools.partial(from_gptq, checkpoint_format="gptq_v2")
         for bits, checkpoint_format, zero in itertools.product(
             (4, 8), ("gptq", "gptq_v2"), (None, "middle")
         ):
@@ -221,7 +223,7 @@ class Formats(unittest.TestCase):
             )
             stored = packed(zeros - (checkpoint_format == "gptq"), bits)
             given = packed(codes.T, bits).T, stored, scales, (np.arange(128) // 64).astype(np.int32)
-            imported = mha.formats.from_gptq(*given, bits=bits, checkpoint_format=checkpoint_format)
+            imported = from_gptq(*given, bits=bits, checkpoint_format=checkpoint_format)
             np.testing.assert_array_equal(numbers(imported), matrix)
             self.assertEqual(
                 (imported.bits, imported.group_size, imported.offsets is None),
@@ -229,41 +231,18 @@ class Formats(unittest.TestCase):
             )
         brain = random.integers(0x3000, 0x4000, scales.shape, np.uint16)
         exact = (brain.astype(np.uint32) << 16).view(np.float32)
-        imported = [
-            mha.formats.from_gptq(*given[:2], a, given[3], bits=8, checkpoint_format="gptq_v2")
-            for a in (brain, exact)
-        ]
+        imported = [v2(*given[:2], a, given[3], bits=8) for a in (brain, exact)]
         np.testing.assert_array_equal(*map(numbers, imported))
         codes, zeros, scales, matrix = self.quantised(320, 8, 256, 4)  # the last group is shorter
-        imported = mha.formats.from_gptq(
-            packed(codes.T, 4).T,
-            packed(zeros, 4),
-            scales,
-            np.arange(320) // 256,
-            checkpoint_format="gptq_v2",
-        )
+        words = packed(codes.T, 4).T, packed(zeros, 4), scales
+        imported = v2(*words, np.arange(320) // 256)
         np.testing.assert_array_equal(numbers(imported), matrix)
         self.assertEqual((imported.group_size, imported.scales.shape), (128, (8, 3)))
-        self.refused(
-            "for each group of one size are expected",
-            mha.formats.from_gptq,
-            packed(codes.T, 4).T,
-            packed(zeros, 4),
-            scales,
-            np.zeros(320),
-            checkpoint_format="gptq_v2",
-        )
+        self.refused("for each group of one size are expected", v2, *words, np.zeros(320))
         shuffled = random.permutation(given[3])
-        self.refused(
-            "g_idx is not i / group: .*act-order",
-            mha.formats.from_gptq,
-            *given[:3],
-            shuffled,
-            bits=8,
-            checkpoint_format="gptq_v2",
-        )
-        self.refused("bits is 3; 4 and 8", mha.formats.from_gptq, *given, bits=3)
-        self.refused("128 inputs, and codes of 4 bits of 256", mha.formats.from_gptq, *given)
+        self.refused("g_idx is not i / group: .*act-order", v2, *given[:3], shuffled, bits=8)
+        self.refused("bits is 3; 4 and 8", from_gptq, *given, bits=3)
+        self.refused("128 inputs, and codes of 4 bits of 256", from_gptq, *given)
         for bits, stored, word, other in itertools.product(
             (4, 8), (0, 1), ("gptq", "gptq_v2"), ("gptq", "gptq_v2")
         ):
@@ -271,34 +250,16 @@ class Formats(unittest.TestCase):
             if word != other and stored == (other == "gptq"):
                 wrong = packed(codes.T, bits).T, packed(zeros, bits), scales, np.arange(128) // 64
                 sentence = f"all stored zeros are {zeros[0, 0]}, as .* checkpoint_format {other}$"
-                self.refused(
-                    sentence, mha.formats.from_gptq, *wrong, bits=bits, checkpoint_format=word
-                )
-        self.refused(
-            "checkpoint_format is 'marlin'",
-            mha.formats.from_gptq,
-            *given,
-            checkpoint_format="marlin",
-        )
+                self.refused(sentence, from_gptq, *wrong, bits=bits, checkpoint_format=word)
+        self.refused("format is 'marlin'", from_gptq, *given, checkpoint_format="marlin")
         codes, zeros, scales, _ = self.quantised(32, 8, 32, 4, 0)
-        self.refused(
-            "stored zero of 15, which some readers take as 16",
-            mha.formats.from_gptq,
-            packed(codes.T, 4).T,
-            packed(zeros - 1 & 15, 4),
-            scales,
-            np.zeros(32),
-        )
+        words, wrapped = packed(codes.T, 4).T, packed(zeros - 1 & 15, 4)
+        says = "stored zero of 15, which some readers take as 16"
+        self.refused(says, from_gptq, words, wrapped, scales, np.zeros(32))
         # Of 24 bits: the zero 11 times it is no float32.
-        rounded = np.full((1, 8), 1 / 3, np.float32), packed(np.full((1, 8), 10), 4)
-        self.refused(
-            r"offsets\[0, 0\] is -3.66.* no finite float32",
-            mha.formats.from_gptq,
-            packed(codes.T, 4).T,
-            rounded[1],
-            rounded[0],
-            np.zeros(32),
-        )
+        rounded = packed(np.full((1, 8), 10), 4), np.full((1, 8), 1 / 3, np.float32)
+        says = r"offsets\[0, 0\] is -3.66.* no finite float32"
+        self.refused(says, from_gptq, words, *rounded, np.zeros(32))
 
     def test_compressed_tensors(self):
         for bits, group, has_zeros in itertools.product((4, 8), (32, 90), (False, True)):
@@ -414,10 +375,8 @@ class Formats(unittest.TestCase):
         CONTRACT.md's operations: a group's sum, its product with the scale, and of offsets the sum
         of inputs and a product. Codes of inputs are off by half a step at most."""
         outputs, inputs = matrix.shape
-        x, b = (
-            random.standard_normal((rows, inputs)).astype(np.float32),
-            random.standard_normal(outputs).astype(np.float32),
-        )
+        x = random.standard_normal((rows, inputs)).astype(np.float32)
+        b = random.standard_normal(outputs).astype(np.float32)
         group = m.group_size or inputs
         parts = [
             0 if a is None else np.abs(np.repeat(np.float64(a), group, axis=1)[:, :inputs])
@@ -566,17 +525,15 @@ class Packing(unittest.TestCase):
         return matrices
 
     def pack(self, *options, status=0):
-        said, files = (
-            io.StringIO(),
-            [
-                "--weights",
-                self.folder / "model.gguf",
-                "--output",
-                self.folder / "layer.mha",
-                "--layer",
-                "blk.0",
-            ],
-        )
+        said = io.StringIO()
+        files = [
+            "--weights",
+            self.folder / "model.gguf",
+            "--output",
+            self.folder / "layer.mha",
+            "--layer",
+            "blk.0",
+        ]
         with contextlib.redirect_stderr(said):
             done = mha._command.main(["pack", *map(str, files), *options])
         self.assertEqual(done, status, said.getvalue())
@@ -820,10 +777,8 @@ class SmolLM2(unittest.TestCase):
             for tensor in gguf.GGUFReader(model).tensors:
                 if tensor.tensor_type.name in blocks:
                     kinds.add(tensor.tensor_type.name)
-                    imported, expected = (
-                        mha.formats.from_gguf(tensor.data, tensor.tensor_type.name),
-                        dequantised(tensor.data, tensor.tensor_type.name),
-                    )
+                    imported = mha.formats.from_gguf(tensor.data, tensor.tensor_type.name)
+                    expected = dequantised(tensor.data, tensor.tensor_type.name)
                     np.testing.assert_array_equal(numbers(imported), expected)
                     if tensor.name.startswith("blk.7."):
                         self.assert_within_bound(imported, expected)

@@ -57,10 +57,16 @@ import numpy as np
 
 random = np.random.default_rng(7)
 width, heads, head_dim = 24, 3, 8
+same, near = np.testing.assert_array_equal, np.testing.assert_allclose
 
 
 def floats(*shape):
     return random.standard_normal(shape).astype(np.float32)
+
+
+def kv_cache(num_sequences, capacity, **more):
+    shape = {"num_kv_heads": heads, "head_dim": head_dim, **more}
+    return mha.KvCache(num_sequences=num_sequences, capacity=capacity, **shape)
 
 
 def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
@@ -92,8 +98,12 @@ class Mha(unittest.TestCase):
         }
         self.layer = mha.Layer(width, heads, **self.w)
 
-    def assert_same(self, one, other):
-        np.testing.assert_array_equal(one, other)
+    refused = unittest.TestCase.assertRaisesRegex
+
+    def fails(self, name, call, *args, **kwargs):
+        with self.assertRaises(mha.Error) as raised:
+            call(*args, **kwargs)
+        self.assertEqual(raised.exception.name, name)
 
     @unittest.skipUnless(sys.platform == "linux", "needs a limit of memory")
     def test_no_memory_is_an_error_and_the_next_attempt_succeeds(self):
@@ -120,10 +130,8 @@ class Mha(unittest.TestCase):
         )
 
     def test_what_points_to_memory_is_not_copied_and_all_else_is(self):
-        cache, rows = (
-            mha.KvCache(num_sequences=1, capacity=8, num_kv_heads=1, head_dim=4),
-            floats(2, 1, 4),
-        )
+        cache = mha.KvCache(num_sequences=1, capacity=8, num_kv_heads=1, head_dim=4)
+        rows = floats(2, 1, 4)
         q, w = floats(1, 2, 1, 4), floats(5, width)
         made = {
             "KvCache": (cache, r"KvCache\.view"),
@@ -197,15 +205,12 @@ class Mha(unittest.TestCase):
             y = self.layer.forward(x, is_causal=is_causal)
             for sequence in range(2):
                 expected = plain_layer(x[sequence], **self.w, num_heads=heads, is_causal=is_causal)
-                np.testing.assert_allclose(y[sequence], expected, rtol=0, atol=1e-5)
-                self.assert_same(self.layer.forward(x[sequence], is_causal=is_causal), y[sequence])
+                near(y[sequence], expected, rtol=0, atol=1e-5)
+                same(self.layer.forward(x[sequence], is_causal=is_causal), y[sequence])
 
     def test_every_form_of_the_weights_is_the_same_layer(self):
-        x, w, b = (
-            floats(5, width),
-            self.w,
-            {name: floats(width) for name in ("b_q", "b_k", "b_v", "b_o")},
-        )
+        x, w = floats(5, width), self.w
+        b = {name: floats(width) for name in ("b_q", "b_k", "b_v", "b_o")}
         expected = mha.Layer(width, heads, **w, **b).forward(x)
         fused = mha.Layer(
             width,
@@ -215,7 +220,7 @@ class Mha(unittest.TestCase):
             b_o=b["b_o"],
             b_qkv=np.concatenate([b["b_q"], b["b_k"], b["b_v"]]),
         )
-        self.assert_same(fused.forward(x), expected)
+        same(fused.forward(x), expected)
         transposed = mha.Layer(
             width,
             heads,
@@ -223,12 +228,10 @@ class Mha(unittest.TestCase):
             **b,
             layout="out_in",
         )
-        self.assert_same(transposed.forward(x), expected)
+        same(transposed.forward(x), expected)
         wide = np.zeros((width, 2 * width), np.float32)
         wide[:, :width] = w["w_q"]
-        self.assert_same(
-            mha.Layer(width, heads, **{**w, "w_q": wide[:, :width]}, **b).forward(x), expected
-        )
+        same(mha.Layer(width, heads, **{**w, "w_q": wide[:, :width]}, **b).forward(x), expected)
 
     def test_weights_of_other_types(self):
         x = floats(5, width)
@@ -236,8 +239,8 @@ class Mha(unittest.TestCase):
         expected = mha.Layer(
             width, heads, **{name: matrix.astype(np.float32) for name, matrix in halves.items()}
         ).forward(x)
-        self.assert_same(mha.Layer(width, heads, **halves).forward(x), expected)
-        self.assert_same(mha.Layer(width, heads, **halves, weight_type="f16").forward(x), expected)
+        same(mha.Layer(width, heads, **halves).forward(x), expected)
+        same(mha.Layer(width, heads, **halves, weight_type="f16").forward(x), expected)
         upper = {
             name: (matrix.view(np.uint32) >> 16).astype(np.uint16)
             for name, matrix in self.w.items()
@@ -245,7 +248,7 @@ class Mha(unittest.TestCase):
         cut = {
             name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in upper.items()
         }
-        self.assert_same(
+        same(
             mha.Layer(width, heads, **upper, type="bf16").forward(x),
             mha.Layer(width, heads, **cut).forward(x),
         )
@@ -260,7 +263,7 @@ class Mha(unittest.TestCase):
             **{name: codes[name] * scales[name].astype(np.float64) for name in codes},
             num_heads=heads,
         )
-        np.testing.assert_allclose(coded, plain, rtol=0, atol=1e-5)
+        near(coded, plain, rtol=0, atol=1e-5)
 
         codes = {name: random.integers(-8, 8, (width, width)) for name in self.w}  # [out, in]
         nibbles = {
@@ -276,7 +279,7 @@ class Mha(unittest.TestCase):
             **{name: (codes[name] * scales[name].astype(np.float64)).T for name in codes},
             num_heads=heads,
         )
-        np.testing.assert_allclose(coded, plain, rtol=0, atol=1e-5)
+        near(coded, plain, rtol=0, atol=1e-5)
 
     def test_cross_attention_with_grouped_heads_and_other_widths(self):
         layer = mha.Layer(
@@ -312,7 +315,7 @@ class Mha(unittest.TestCase):
             },
         )
         context, _ = mha.attention(steps["q"], steps["k"], steps["v"], want=["lse"])
-        self.assert_same(context, steps["context"])
+        same(context, steps["context"])
         no_output = mha.Layer(width, heads, w_q=self.w["w_q"], w_k=self.w["w_k"], w_v=self.w["w_v"])
         self.assertEqual(no_output.forward(floats(3, width)).shape, (3, width))
 
@@ -323,7 +326,7 @@ class Mha(unittest.TestCase):
         y, steps = self.layer.forward(x, is_causal=True, cu_seqlens_q=starts, want=["lse"])
         self.assertEqual(steps["lse"].shape, (heads, 11))
         for first, length in zip(starts, lengths):
-            self.assert_same(
+            same(
                 y[first : first + length],
                 self.layer.forward(x[first : first + length], is_causal=True),
             )
@@ -335,13 +338,13 @@ class Mha(unittest.TestCase):
         cached, steps = self.layer.forward(
             x, is_causal=True, cu_seqlens_q=starts, cache=cache, want=["attention_weights"]
         )
-        self.assert_same(cached, y)
+        same(cached, y)
         self.assertEqual(steps["attention_weights"].shape, (heads, 11, 7))
         self.assertEqual([cache.length(b) for b in range(3)], lengths)
         q, k = floats(1, 5, heads, head_dim), floats(1, 9, heads, head_dim)
         both = mha.attention(q, k, k, cu_seqlens_q=[0, 2, 5], cu_seqlens_kv=[0, 6, 9])
-        self.assert_same(both[:, :2], mha.attention(q[:, :2], k[:, :6], k[:, :6]))
-        self.assert_same(both[:, 2:], mha.attention(q[:, 2:], k[:, 6:], k[:, 6:]))
+        same(both[:, :2], mha.attention(q[:, :2], k[:, :6], k[:, :6]))
+        same(both[:, 2:], mha.attention(q[:, 2:], k[:, 6:], k[:, 6:]))
         with self.assertRaisesRegex(
             ValueError,
             "with cu_seqlens_q the rows of all sequences are those of a batch of 1, not of 2",
@@ -397,13 +400,13 @@ class Mha(unittest.TestCase):
             x, is_causal=True, q_lengths=lengths, padding="left", want=["lse"]
         )
         firsts = [6 - length for length in lengths]
-        self.assert_same(self.layer.forward(x, is_causal=True, q_first_rows=firsts), left)
+        same(self.layer.forward(x, is_causal=True, q_first_rows=firsts), left)
         middle = self.layer.forward(x, is_causal=True, q_first_rows=[1, 0, 3], q_lengths=lengths)
         for b, (length, first) in enumerate(zip(lengths, firsts)):
-            self.assert_same(right[b, :length], self.layer.forward(x[b, :length], is_causal=True))
-            self.assert_same(left[b, first:], self.layer.forward(x[b, first:], is_causal=True))
+            same(right[b, :length], self.layer.forward(x[b, :length], is_causal=True))
+            same(left[b, first:], self.layer.forward(x[b, first:], is_causal=True))
             self.assertTrue((steps["lse"][b, :, :first] == -np.inf).all())
-        self.assert_same(middle[0, 1:5], self.layer.forward(x[0, 1:5], is_causal=True))
+        same(middle[0, 1:5], self.layer.forward(x[0, 1:5], is_causal=True))
         self.assertEqual(
             [
                 np.count_nonzero(rows)
@@ -423,12 +426,12 @@ class Mha(unittest.TestCase):
             self.assertEqual(steps["attention_weights"].shape, (3, heads, 6, longest))
             self.assertEqual(max(cache.length(b) for b in range(3)), longest)
         y = floats(3, 9, width)
-        self.assert_same(
+        same(
             self.layer.forward(x, y, kv_lengths=[9, 5, 2], padding="left"),
             self.layer.forward(x, y, kv_first_rows=[0, 4, 7]),
         )
         # All rows are valid.
-        self.assert_same(self.layer.forward(x, y, padding="left"), self.layer.forward(x, y))
+        same(self.layer.forward(x, y, padding="left"), self.layer.forward(x, y))
         for beside, given in ("q_first_rows", [0, 0, 0]), ("kv_first_rows", [0, 0, 0]):
             with self.assertRaisesRegex(
                 ValueError,
@@ -444,13 +447,12 @@ class Mha(unittest.TestCase):
             lambda **old: mha.attention(x, x, x, **old),
         ):
             for old in "q_start", "kv_start", "kv_position":
-                with self.assertRaisesRegex(TypeError, old):
-                    call(**{old: [0]})
+                self.refused(TypeError, old, call, **{old: [0]})
 
     def test_equal_scores_are_the_mean_of_the_values(self):
         q, k, v = floats(2, 5, 4, 8), floats(2, 7, 2, 8), floats(2, 7, 2, 6)
         y = mha.attention(q, k, v, equal_scores=True)
-        np.testing.assert_allclose(
+        near(
             y,
             np.broadcast_to(np.repeat(v.mean(axis=1, keepdims=True), 2, axis=2), y.shape),
             atol=1e-6,
@@ -458,9 +460,7 @@ class Mha(unittest.TestCase):
         _, steps = self.layer.forward(
             floats(2, 5, width), equal_scores=True, want=["attention_weights", "scaled_scores"]
         )
-        np.testing.assert_allclose(
-            steps["attention_weights"], np.full((2, heads, 5, 5), 0.2), atol=1e-7
-        )
+        near(steps["attention_weights"], np.full((2, heads, 5, 5), 0.2), atol=1e-7)
         self.assertEqual(np.count_nonzero(steps["scaled_scores"]), 0)
         self.assertEqual(
             self.layer.info(5, equal_scores=True)["operations"], self.layer.info(5)["operations"]
@@ -468,15 +468,7 @@ class Mha(unittest.TestCase):
 
     def test_a_block_that_sequences_share_is_copied_before_rows_are_appended(self):
         k, v = floats(30, heads, head_dim), floats(30, heads, head_dim)
-        cache = mha.KvCache(
-            num_sequences=2,
-            capacity=64,
-            num_kv_heads=heads,
-            head_dim=head_dim,
-            kind="paged",
-            block_positions=16,
-            num_blocks=4,
-        )
+        cache = kv_cache(2, 64, kind="paged", block_positions=16, num_blocks=4)
         cache.set_blocks(0, [0, 1])
         cache.append(0, k[:20], v[:20])
         cache.set_blocks(1, [0, 1])
@@ -489,18 +481,17 @@ class Mha(unittest.TestCase):
         self.assertIs(cache.unshare(1, 3), True)
         self.assertIs(cache.unshare(1, 2), False)
         cache.append(1, k[20:], v[20:])
-        self.assert_same(cache.read(1, 0, 30)[0], k)
-        self.assert_same(cache.read(0, 0, 20)[1], v[:20])
-        with self.assertRaisesRegex(ValueError, "block is 4294967298"):
-            cache.unshare(0, 2**32 + 2)
+        same(cache.read(1, 0, 30)[0], k)
+        same(cache.read(0, 0, 20)[1], v[:20])
+        self.refused(ValueError, "block is 4294967298", cache.unshare, 0, 2**32 + 2)
 
     def test_inputs_may_repeat_elements(self):
         one = floats(1, 6, width)
         x = np.broadcast_to(one, (3, 6, width))
-        self.assert_same(self.layer.forward(x), self.layer.forward(np.ascontiguousarray(x)))
+        same(self.layer.forward(x), self.layer.forward(np.ascontiguousarray(x)))
         k = np.broadcast_to(floats(1, 6, 1, head_dim), (2, 6, heads, head_dim))
         q = floats(2, 5, heads, head_dim)
-        self.assert_same(
+        same(
             mha.attention(q, k, k),
             mha.attention(q, np.ascontiguousarray(k), np.ascontiguousarray(k)),
         )
@@ -511,7 +502,7 @@ class Mha(unittest.TestCase):
         between = np.ascontiguousarray(x.transpose(1, 0, 2)).transpose(1, 0, 2)
         out = np.zeros((2, 6, 2 * width), np.float32)[:, :, :width]
         self.assertIs(self.layer.forward(between, window_left=2, window_right=1, out=out), out)
-        self.assert_same(out, expected)
+        same(out, expected)
 
     def test_packed_weights_are_used_from_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -520,13 +511,11 @@ class Mha(unittest.TestCase):
             packed = np.memmap(path, np.uint8, "r")
             mha.verify(packed)
             x = floats(5, width)
-            self.assert_same(mha.Layer.view(packed).forward(x), self.layer.forward(x))
+            same(mha.Layer.view(packed).forward(x), self.layer.forward(x))
             damaged = mha.aligned(packed.size)
             damaged[:] = packed
             damaged[-1] ^= 1
-            with self.assertRaises(mha.Error) as raised:
-                mha.verify(damaged)
-            self.assertEqual(raised.exception.name, "MHA_ERROR_PACKED_CHECKSUM")
+            self.fails("MHA_ERROR_PACKED_CHECKSUM", mha.verify, damaged)
 
     def test_what_a_call_costs_grows_with_what_is_given_and_asked_for(self):
         info = self.layer.info(10)
@@ -580,42 +569,27 @@ class Mha(unittest.TestCase):
             )["num_threads"],
             3,
         )
-        with self.assertRaisesRegex(mha.Error, "head_dim"):
-            mha.attention_info(4, 6, heads, 0)
+        self.refused(mha.Error, "head_dim", mha.attention_info, 4, 6, heads, 0)
 
     def test_calls_compute_in_the_workspace_that_they_are_given(self):
         x, workspace = floats(10, width), np.zeros(self.layer.info(10)["workspace_bytes"], np.uint8)
-        self.assert_same(self.layer.forward(x, workspace=workspace), self.layer.forward(x))
+        same(self.layer.forward(x, workspace=workspace), self.layer.forward(x))
         self.assertTrue(workspace.any())
-        with self.assertRaises(mha.Error) as raised:
-            self.layer.forward(x, workspace=workspace[:-1])
-        self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
+        self.fails("MHA_ERROR_BUFFER_TOO_SMALL", self.layer.forward, x, workspace=workspace[:-1])
         q = floats(1, 4, heads, head_dim)
         room = np.zeros(mha.attention_info(4, 4, heads, head_dim)["workspace_bytes"], np.uint8)
-        self.assert_same(mha.attention(q, q, q, workspace=room), mha.attention(q, q, q))
+        same(mha.attention(q, q, q, workspace=room), mha.attention(q, q, q))
 
     def test_a_look_inside_is_written_where_the_caller_wants_it(self):
-        x, names = (
-            floats(2, 5, width),
-            [
-                "attention_weights",
-                "lse",
-                "q",
-                "k",
-                "v",
-                "scores",
-                "scaled_scores",
-                "masked_scores",
-                "context",
-            ],
-        )
+        x = floats(2, 5, width)
+        names = "attention_weights lse q k v scores scaled_scores masked_scores context".split()
         for rows in x, x[0]:
             y, expected = self.layer.forward(rows, is_causal=True, want=names)
             given = {name: np.full_like(expected[name], np.nan) for name in names}
             out, steps = self.layer.forward(rows, is_causal=True, want={**given, "lse": None})
-            self.assert_same(out, y)
+            same(out, y)
             for name in names:
-                self.assert_same(steps[name], expected[name])
+                same(steps[name], expected[name])
                 if name != "lse":
                     self.assertIs(steps[name], given[name])
             self.assertTrue(np.isnan(given["lse"]).all())  # None: an array of its own
@@ -637,7 +611,7 @@ class Mha(unittest.TestCase):
         room = mha.aligned(bytes + 64)
         packed = mha.pack(width, heads, out=room, **self.w)
         self.assertEqual((packed.ctypes.data, packed.size), (room.ctypes.data, bytes))
-        self.assert_same(packed, expected)
+        same(packed, expected)
         with self.assertRaises(mha.Error) as raised:
             mha.pack(width, heads, out=room[: bytes - 1], **self.w)
         self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
@@ -648,41 +622,38 @@ class Mha(unittest.TestCase):
         layer = mha.Layer(16, 2, w_qkv=floats(16, 48) / 4, w_o=floats(16, 16) / 4)
         half = floats(5, 16).astype(np.float16)
         expected = layer.forward(half.astype(np.float32))
-        self.assert_same(layer.forward(half), expected)
-        self.assert_same(layer.forward(half, output_type="f16"), expected.astype(np.float16))
+        same(layer.forward(half), expected)
+        same(layer.forward(half, output_type="f16"), expected.astype(np.float16))
         bits = (floats(5, 16).view(np.uint32) >> 16).astype(np.uint16)
         wide = (bits.astype(np.uint32) << 16).view(np.float32)
-        self.assert_same(layer.forward(bits, bf16=True), layer.forward(wide))
+        same(layer.forward(bits, bf16=True), layer.forward(wide))
         q = half.reshape(1, 5, 2, 8)
-        self.assert_same(
+        same(
             mha.attention(q, q, q, output_type="f16"),
             mha.attention(*[q.astype(np.float32)] * 3).astype(np.float16),
         )
-        self.assert_same(
+        same(
             mha.attention(q.astype(np.float32), q, q.astype(np.float32)),
             mha.attention(*[q.astype(np.float32)] * 3),
         )
-        with self.assertRaisesRegex(TypeError, "query"):
-            layer.forward(bits)
-        with self.assertRaisesRegex(ValueError, "output_type"):
-            layer.forward(half, output_type="int8")
-        with self.assertRaisesRegex(TypeError, "key"):
-            layer.forward(half, floats(3, 16))
+        self.refused(TypeError, "query", layer.forward, bits)
+        self.refused(ValueError, "output_type", layer.forward, half, output_type="int8")
+        self.refused(TypeError, "key", layer.forward, half, floats(3, 16))
 
     def test_a_product_alone(self):
         x, w, b, residual = floats(7, 20), floats(30, 20), floats(30), floats(7, 30)
         linear = mha.Linear(w, b)
-        np.testing.assert_allclose(linear(x), x @ w.T + b, rtol=1e-5, atol=1e-5)
-        self.assert_same(mha.Linear(np.ascontiguousarray(w.T), b, layout="in_out")(x), linear(x))
+        near(linear(x), x @ w.T + b, rtol=1e-5, atol=1e-5)
+        same(mha.Linear(np.ascontiguousarray(w.T), b, layout="in_out")(x), linear(x))
         y = residual.copy()
-        self.assert_same(linear(x, y, out=y), linear(x) + residual)
-        self.assert_same(y, linear(x) + residual)
-        self.assert_same(
+        same(linear(x, y, out=y), linear(x) + residual)
+        same(y, linear(x) + residual)
+        same(
             mha.Linear.view(mha.pack(20, 0, output_dim=30, w_o=w, b_o=b, layout="out_in"))(x[::2]),
             linear(x)[::2],
         )
         pool = concurrent.futures.ThreadPoolExecutor(2)
-        self.assert_same(
+        same(
             linear(
                 x,
                 scheduler=mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count)))),
@@ -710,26 +681,20 @@ class Mha(unittest.TestCase):
             info["bytes"] - linear.info(6, input_type="f16", has_residual=True)["bytes"],
             2 * 20 + 2 * 4 * 30,
         )
-        self.assert_same(
-            linear(half, output_type="f16"), linear(half.astype(np.float32)).astype(np.float16)
-        )
-        with self.assertRaisesRegex(ValueError, "x is"):
-            linear(floats(7, 19))
-        with self.assertRaisesRegex(ValueError, "residual"):
-            linear(x, floats(7, 29))
-        with self.assertRaisesRegex(TypeError, "residual"):
-            linear(x, residual, output_type="f16")
-        with self.assertRaisesRegex(mha.Error, "mha_linear"):
-            linear.layer.forward(x)
+        same(linear(half, output_type="f16"), linear(half.astype(np.float32)).astype(np.float16))
+        self.refused(ValueError, "x is", linear, floats(7, 19))
+        self.refused(ValueError, "residual", linear, x, floats(7, 29))
+        self.refused(TypeError, "residual", linear, x, residual, output_type="f16")
+        self.refused(mha.Error, "mha_linear", linear.layer.forward, x)
 
     def test_a_product_takes_rows_of_any_leading_dimensions(self):
         linear, x, residual = mha.Linear(floats(30, 20)), floats(2, 3, 4, 20), floats(2, 3, 4, 30)
         y = linear(x.reshape(24, 20), residual.reshape(24, 30)).reshape(2, 3, 4, 30)
         out = np.empty_like(y)
         for at in ((), (1,), (1, 2), (1, 2, 3), (slice(0, 0),), (slice(None), 1)):
-            self.assert_same(linear(x[at].copy(), residual[at].copy()), y[at])
+            same(linear(x[at].copy(), residual[at].copy()), y[at])
         self.assertIs(linear(x, residual, out=out), out)
-        self.assert_same(out, y)
+        same(out, y)
         for wrong, sentence in (
             ({"x": x[:, :, ::3]}, r"x has strides .* np.ascontiguousarray\(x\) makes"),
             ({"x": x, "out": np.empty((2, 3, 5, 30), np.float32)[:, :, :4]}, "out has strides"),
@@ -780,9 +745,9 @@ class Mha(unittest.TestCase):
                 single = {name: array[0].copy() for name, array in arrays.items()}
                 both = flat(call(**arrays, **options)), flat(call(**single, **options))
                 for with_batch, without in zip(*both):
-                    self.assert_same(without, with_batch[0])
+                    same(without, with_batch[0])
                 for name in {"out", "state_out", "snapshots"} & {*arrays}:
-                    self.assert_same(single[name], arrays[name][0])
+                    same(single[name], arrays[name][0])
         one = mha.recurrent_attention(q[0], q[0], q[0], state=state, cu_seqlens_q=[0, 5])[1]
         self.assertEqual(one.shape, state.shape)  # states of packed sequences are one each
         with self.assertRaisesRegex(ValueError, r"k is .*, but q is .*, without a batch; leave it"):
@@ -831,19 +796,19 @@ class Mha(unittest.TestCase):
             y, seen = self.layer.forward(
                 x[:, 19:], is_causal=True, rope=rope, cache=cache, want=["attention_weights"]
             )
-            self.assert_same(np.concatenate([*parts, y], axis=1), expected)
-            self.assert_same(seen["attention_weights"], steps["attention_weights"][:, :, 19:])
+            same(np.concatenate([*parts, y], axis=1), expected)
+            same(seen["attention_weights"], steps["attention_weights"][:, :, 19:])
             self.assertEqual([cache.length(0), cache.length(1)], [20, 20])
-            self.assert_same(cache.read(1, 3, 5)[1], steps["v"][1, 3:8])
+            same(cache.read(1, 3, 5)[1], steps["v"][1, 3:8])
             copied = mha.aligned(cache.buffer.size)
             copied[:] = cache.buffer
             copy = mha.KvCache.view(copied)
             copy.truncate(0, 19)
-            self.assert_same(
+            same(
                 self.layer.forward(x[:1, 19:], is_causal=True, rope=rope, cache=copy),
                 expected[:1, 19:],
             )
-            self.assert_same(
+            same(
                 self.layer.forward(
                     x[1:, 19:],
                     is_causal=True,
@@ -862,7 +827,7 @@ class Mha(unittest.TestCase):
                 cache_read=True,
                 want=["attention_weights"],
             )
-            np.testing.assert_allclose(
+            near(
                 padded["attention_weights"].sum(axis=3),
                 np.tile([[[1, 1]], [[1, 0]]], (1, heads, 1)),
                 rtol=0,
@@ -870,10 +835,8 @@ class Mha(unittest.TestCase):
             )
 
     def test_a_layer_of_w_q_alone_asks_the_cache_of_another(self):
-        x, cache = (
-            floats(1, 9, width),
-            mha.KvCache(num_sequences=1, capacity=9, num_kv_heads=heads, head_dim=head_dim),
-        )
+        x = floats(1, 9, width)
+        cache = mha.KvCache(num_sequences=1, capacity=9, num_kv_heads=heads, head_dim=head_dim)
         self.layer.forward(x, is_causal=True, cache=cache)
         asking = {name: self.w[name] for name in ("w_q", "w_o")}
         for layer in (
@@ -887,7 +850,7 @@ class Mha(unittest.TestCase):
                 ],
                 [0, 0, heads, head_dim],
             )
-            self.assert_same(
+            same(
                 layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True),
                 self.layer.forward(x[:, 7:], is_causal=True, cache=cache, cache_read=True),
             )
@@ -909,14 +872,12 @@ class Mha(unittest.TestCase):
         expected = np.argsort(np.where(is_left, -scores, np.inf), axis=-1, kind="stable")[..., :4]
         seen = np.empty((2, 3, 9), np.float32)
         chosen = mha.choose_keys(q, weights, 4, k, is_causal=True, index_scores=seen)
-        self.assert_same(chosen, np.sort(expected, axis=-1))
-        np.testing.assert_allclose(seen, np.where(is_left, scores, -np.inf), atol=1e-5)
+        same(chosen, np.sort(expected, axis=-1))
+        near(seen, np.where(is_left, scores, -np.inf), atol=1e-5)
         cache = mha.KvCache(
             num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, value_place="in_keys"
         )
-        self.assert_same(
-            mha.choose_keys(q[:, :0], weights[:, :0], 4, k, cache=cache).shape, [2, 0, 4]
-        )
+        same(mha.choose_keys(q[:, :0], weights[:, :0], 4, k, cache=cache).shape, [2, 0, 4])
         self.assertEqual(cache.length(0), 0)
         threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
         for sequence in range(2):
@@ -933,14 +894,14 @@ class Mha(unittest.TestCase):
             )
             for i in range(3)
         ]
-        self.assert_same(np.concatenate(together, axis=1), chosen)
+        same(np.concatenate(together, axis=1), chosen)
         out, halves = np.empty((2, 3, 4), np.int32), q.astype(np.float16)
         self.assertIs(
             mha.choose_keys(q, weights, 4, cache=cache, cache_read=True, is_causal=True, out=out),
             out,
         )
-        self.assert_same(out, chosen)
-        self.assert_same(
+        same(out, chosen)
+        same(
             mha.choose_keys(halves, weights, 9, k.astype(np.float16), kv_lengths=[2, 3])[..., :4],
             [[[0, 1, -1, -1]] * 3, [[0, 1, 2, -1]] * 3],
         )
@@ -953,8 +914,7 @@ class Mha(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, sentence):
                 mha.choose_keys(**{"q": q, "weights": weights, "num_chosen": 4, "k": k, **wrong})
-        with self.assertRaisesRegex(mha.Error, "num_chosen is 0"):
-            mha.choose_keys(q, weights, 0, k)
+        self.refused(mha.Error, "num_chosen is 0", mha.choose_keys, q, weights, 0, k)
 
     @staticmethod
     def plain_recurrence(q, k, v, decay=None, beta=None, state=None, scale=0.0, norm_epsilon=0.0):
@@ -990,12 +950,8 @@ class Mha(unittest.TestCase):
         for (q_heads, k_heads, heads), has_decay, has_beta in itertools.product(
             ((4, 4, 4), (2, 2, 4), (4, 1, 2)), (0, 1, 5), (False, True)
         ):
-            q, k, v, state = (
-                floats(2, 7, q_heads, 5),
-                floats(2, 7, k_heads, 5),
-                floats(2, 7, heads, 3),
-                floats(2, heads, 5, 3),
-            )
+            q, k, v = floats(2, 7, q_heads, 5), floats(2, 7, k_heads, 5), floats(2, 7, heads, 3)
+            state = floats(2, heads, 5, 3)
             decay = (
                 -np.abs(floats(*((2, 7, heads, 5) if has_decay == 5 else (2, 7, heads))))
                 if has_decay
@@ -1015,11 +971,9 @@ class Mha(unittest.TestCase):
                     expected, states = self.plain_recurrence(
                         *(None if x is None else x[b] for x in (q, k, v, decay, beta, state)), **how
                     )
-                    np.testing.assert_allclose(y[b], expected, rtol=0, atol=2e-5)
-                    np.testing.assert_allclose(after[b], states[-1], rtol=0, atol=2e-5)
-                    np.testing.assert_allclose(
-                        snapshots[b], [*states[-2::-1], state[b]], rtol=0, atol=2e-5
-                    )
+                    near(y[b], expected, rtol=0, atol=2e-5)
+                    near(after[b], states[-1], rtol=0, atol=2e-5)
+                    near(snapshots[b], [*states[-2::-1], state[b]], rtol=0, atol=2e-5)
                 kept, rows = state.copy(), []
                 # cut, on two threads, the states in place.
                 for first, end in (0, 3), (3, 4), (4, 7):
@@ -1030,9 +984,9 @@ class Mha(unittest.TestCase):
                         )[0]
                     )
                     if end == 4:
-                        self.assert_same(kept, snapshots[:, 2])
-                self.assert_same(np.concatenate(rows, axis=1), y)
-                self.assert_same(kept, after)
+                        same(kept, snapshots[:, 2])
+                same(np.concatenate(rows, axis=1), y)
+                same(kept, after)
                 packed = (
                     None if x is None else x.reshape(1, 14, *x.shape[2:])[:, 3:]
                     for x in (q, k, v, decay, beta)
@@ -1045,8 +999,8 @@ class Mha(unittest.TestCase):
                 padded, of_padded = mha.recurrent_attention(
                     q, k, v, decay, beta, q_lengths=[4, 7], padding="left", **how
                 )
-                self.assert_same(short, np.concatenate([padded[:1, 3:], padded[1:]], axis=1))
-                self.assert_same(of_packed[::2], of_padded)
+                same(short, np.concatenate([padded[:1, 3:], padded[1:]], axis=1))
+                same(of_packed[::2], of_padded)
                 self.assertEqual(np.count_nonzero(padded[0, :3]), 0)
 
     def test_raw_gates_shared_betas_views_and_types_of_recurrent_attention(self):
@@ -1072,14 +1026,14 @@ class Mha(unittest.TestCase):
             norm_epsilon=1e-6,
         )
         decay, beta = -np.exp(a_log) * np.log1p(np.exp(raw + dt_bias)), 1 / (1 + np.exp(-b))
-        np.testing.assert_allclose(
+        near(
             y,
             mha.recurrent_attention(q, k, v, decay, beta, norm_epsilon=1e-6)[0],
             rtol=0,
             atol=1e-5,
         )
         one = beta[..., :1].copy()
-        self.assert_same(
+        same(
             mha.recurrent_attention(q, k, v, decay, one)[0],
             mha.recurrent_attention(q, k, v, decay, np.repeat(one, 4, axis=2))[0],
         )
@@ -1088,8 +1042,8 @@ class Mha(unittest.TestCase):
         out = np.empty(wide.shape, np.float16)
         narrow, of_halves = mha.recurrent_attention(*halves, out=out, output_type="f16")
         self.assertIs(narrow, out)
-        self.assert_same(of_halves, of_wide)
-        self.assert_same(narrow, wide.astype(np.float16))
+        same(of_halves, of_wide)
+        same(narrow, wide.astype(np.float16))
         info = mha.recurrent_attention_info(q, k, v, decay, beta)
         self.assertGreater(info["operations"], 2 * 12 * 4 * 4 * 4)
         twice = mha.recurrent_attention_info(
@@ -1102,7 +1056,8 @@ class Mha(unittest.TestCase):
         for empty in (q[:0], k[:0], v[:0]), (q[:, :0], k[:, :0], v[:, :0]):
             y, after = mha.recurrent_attention(*empty, state=state[: len(empty[0])])
             self.assertEqual(y.size, 0)
-            self.assert_same(after, state[: len(empty[0])])
+            same(after, state[: len(empty[0])])
+        given = dict(q=q, k=k, v=v, decay=decay, beta=beta, a_log=a_log)
         for wrong, sentence in (
             ({"k": k[:, :5]}, "k is float32"),
             ({"v": v[:1]}, "v is float32"),
@@ -1118,17 +1073,7 @@ class Mha(unittest.TestCase):
             ({"beta_function": "tanh"}, "beta_function is 'tanh'"),
         ):
             with self.assertRaisesRegex(ValueError, sentence):
-                mha.recurrent_attention(
-                    **{
-                        "q": q,
-                        "k": k,
-                        "v": v,
-                        "decay": decay,
-                        "beta": beta,
-                        "a_log": a_log,
-                        **wrong,
-                    }
-                )
+                mha.recurrent_attention(**{**given, **wrong})
         with self.assertRaisesRegex(mha.Error, "num_k_heads"):
             mha.recurrent_attention(floats(1, 2, 3, 4), floats(1, 2, 2, 4), floats(1, 2, 3, 4))
 
@@ -1137,27 +1082,27 @@ class Mha(unittest.TestCase):
         whole = np.concatenate([state, x], axis=1)
         expected = sum(whole[:, j : j + 9] * weights[:, j] for j in range(4)) + bias
         y, after = mha.causal_conv(x, weights, bias=bias, state=state)
-        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
-        self.assert_same(after, x[:, -3:])
+        near(y, expected, rtol=0, atol=1e-5)
+        same(after, x[:, -3:])
         silu, _ = mha.causal_conv(x, weights, bias=bias, state=state, activation="silu")
-        np.testing.assert_allclose(silu, expected / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
+        near(silu, expected / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
         kept = state.copy()
         parts = [
             mha.causal_conv(x[:, first:end], weights, bias=bias, state=kept, state_out=kept)[0]
             for first, end in ((0, 1), (1, 7), (7, 9))
         ]
-        self.assert_same(np.concatenate(parts, axis=1), y)
-        self.assert_same(kept, after)
+        same(np.concatenate(parts, axis=1), y)
+        same(kept, after)
         wide = floats(2, 9, 10)
         wide[..., 2:8] = x
-        self.assert_same(mha.causal_conv(wide[..., 2:8], weights, bias=bias, state=state)[0], y)
+        same(mha.causal_conv(wide[..., 2:8], weights, bias=bias, state=state)[0], y)
         packed, of_packed = mha.causal_conv(
             x.reshape(1, 18, 6)[:, 5:], weights, cu_seqlens_q=[0, 4, 13]
         )
         padded, of_padded = mha.causal_conv(x, weights, q_first_rows=[5, 0])
-        self.assert_same(packed, np.concatenate([padded[:1, 5:], padded[1:]], axis=1))
-        self.assert_same(of_packed, of_padded)
-        self.assert_same(mha.causal_conv(x[:, :0], weights, state=state)[1], state)
+        same(packed, np.concatenate([padded[:1, 5:], padded[1:]], axis=1))
+        same(of_packed, of_padded)
+        same(mha.causal_conv(x[:, :0], weights, state=state)[1], state)
         for wrong, sentence in (
             ({"weights": weights[:5]}, "weights is float32"),
             ({"bias": bias[:5]}, "bias is float32"),
@@ -1167,8 +1112,7 @@ class Mha(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, sentence):
                 mha.causal_conv(**{"x": x, "weights": weights, **wrong})
-        with self.assertRaisesRegex(mha.Error, "kernel_size is 1"):
-            mha.causal_conv(x, weights[:, :1].copy())
+        self.refused(mha.Error, "kernel_size is 1", mha.causal_conv, x, weights[:, :1].copy())
 
     def test_attention_over_what_a_cache_has(self):
         q, k, v = floats(2, 3, 4, 8), floats(2, 5, 2, 8), floats(2, 5, 2, 4)
@@ -1177,8 +1121,8 @@ class Mha(unittest.TestCase):
             cache.append(sequence, k[sequence], v[sequence])
         expected, weights = mha.attention(q, k, v, want=["attention_weights"])
         y, seen = mha.attention(q, cache=cache, cache_read=True, want=["attention_weights"])
-        self.assert_same(y, expected)
-        self.assert_same(seen["attention_weights"], weights["attention_weights"])
+        same(y, expected)
+        same(seen["attention_weights"], weights["attention_weights"])
         self.assertEqual([cache.length(0), cache.length(1)], [5, 5])
         info = mha.attention_info(
             3, 0, 4, 8, batch=2, num_kv_heads=2, head_dim_v=4, cache=cache, cache_read=True
@@ -1207,8 +1151,8 @@ class Mha(unittest.TestCase):
         q, k = floats(1, 9, 3, 24), floats(1, 9, 1, 24)
         cache.append(0, k[0, :4])
         y = mha.attention(q, k[:, 4:], cache=cache)
-        np.testing.assert_array_equal(y, mha.attention(q, k, k[..., :16]))
-        np.testing.assert_array_equal(cache.read(0, 0, 9)[1], k[0, ..., :16])
+        same(y, mha.attention(q, k, k[..., :16]))
+        same(cache.read(0, 0, 9)[1], k[0, ..., :16])
         with self.assertRaisesRegex(
             mha.Error, "v.data is given, but the cache has MHA_CACHE_VALUES_IN_KEYS; leave it NULL"
         ):
@@ -1241,8 +1185,8 @@ class Mha(unittest.TestCase):
         self.assertEqual(parts[0].shape, (2, 4, 3, 8))
         merged = mha.partials_merge(*parts)
         finished, lse = mha.partials_finish(merged, sinks=sinks, head_scales=scales)
-        self.assert_same(finished, y)
-        self.assert_same(lse, looks["lse"])
+        same(finished, y)
+        same(lse, looks["lse"])
         again = mha.attention(
             q,
             k[:, 512:],
@@ -1253,10 +1197,10 @@ class Mha(unittest.TestCase):
             partials=True,
             prepare=True,
         )
-        self.assert_same(again(q, k[:, 512:], v[:, 512:]), parts[1])
-        self.assert_same(again(q, k[:, 512:], v[:, 512:], out=np.empty_like(parts[1])), parts[1])
+        same(again(q, k[:, 512:], v[:, 512:]), parts[1])
+        same(again(q, k[:, 512:], v[:, 512:], out=np.empty_like(parts[1])), parts[1])
         self.assertIs(mha.partials_merge(*parts, out=parts[0]), parts[0])
-        self.assert_same(parts[0], merged)
+        same(parts[0], merged)
         self.assertEqual(mha.partials_finish(merged, output_type="f16")[0].dtype, np.float16)
         for wrong, sentence in (
             (lambda: mha.partials_merge(merged, merged[:1]), "right is float32"),
@@ -1273,47 +1217,27 @@ class Mha(unittest.TestCase):
             mha.attention(q, k, v, partials=True, want=["lse"])
 
     def test_a_cache_lies_where_the_caller_wants_it(self):
-        config = {
-            "num_sequences": 2,
-            "capacity": 16,
-            "num_kv_heads": heads,
-            "head_dim": head_dim,
-            "v_type": "int8",
-        }
+        config = dict(
+            num_sequences=2, capacity=16, num_kv_heads=heads, head_dim=head_dim, v_type="int8"
+        )
         buffer = mha.aligned(mha.KvCache.size(**config))
         cache = mha.KvCache(buffer=buffer, **config)
         self.assertIs(cache.buffer, buffer)
         self.assertEqual(mha.KvCache(**config).buffer.size, buffer.size)
-        with self.assertRaises(mha.Error) as raised:
-            mha.KvCache(buffer=buffer[:-1], **config)
-        self.assertEqual(raised.exception.name, "MHA_ERROR_BUFFER_TOO_SMALL")
+        self.fails("MHA_ERROR_BUFFER_TOO_SMALL", mha.KvCache, buffer=buffer[:-1], **config)
 
     def test_a_cache_of_keys_and_values_of_the_callers(self):
         k, v = floats(6, heads, head_dim), floats(6, heads, head_dim)
-        cache = mha.KvCache(
-            num_sequences=2,
-            capacity=16,
-            num_kv_heads=heads,
-            head_dim=head_dim,
-            k_type="f16",
-            v_type="int8",
-        )
+        cache = kv_cache(2, 16, k_type="f16", v_type="int8")
         cache.append(0, k, v)
         cache.copy_prefix(0, 1, 4)
-        self.assert_same(cache.read(1, 0, 4)[0], k[:4].astype(np.float16).astype(np.float32))
+        same(cache.read(1, 0, 4)[0], k[:4].astype(np.float16).astype(np.float32))
         none = np.empty((1, 0, heads, head_dim), np.float32)
         y = mha.attention(
             floats(1, 1, heads, head_dim), none, none, cache=cache, cache_sequences=[1]
         )
         self.assertTrue(np.isfinite(y).all())
-        wide = mha.KvCache(
-            num_sequences=2,
-            capacity=16,
-            num_kv_heads=heads,
-            head_dim=head_dim,
-            k_type="f16",
-            v_type="int4",
-        )
+        wide = kv_cache(2, 16, k_type="f16", v_type="int4")
         wide.append(1, k, v)
         found = [np.abs(each.read(1, 0, 4)[1] - v[:4]).max() for each in (cache, wide)]
         self.assertLess(2 * found[0], found[1])
@@ -1321,11 +1245,8 @@ class Mha(unittest.TestCase):
 
     def test_score_options_are_what_numpy_computes(self):
         batch, n, kv, head_dim = 2, 5, 7, 8
-        q, k, v = (
-            floats(batch, n, heads, head_dim),
-            floats(batch, kv, heads, head_dim),
-            floats(batch, kv, heads, head_dim),
-        )
+        q, k = floats(batch, n, heads, head_dim), floats(batch, kv, heads, head_dim)
+        v = floats(batch, kv, heads, head_dim)
         slopes, sinks = mha.alibi_slopes(heads), floats(heads)
         biases = [
             floats(n, kv),
@@ -1353,8 +1274,8 @@ class Mha(unittest.TestCase):
             y, steps = mha.attention(
                 q, k, v, score=score, want=["attention_weights", "softcapped_scores"]
             )
-            np.testing.assert_allclose(y, np.einsum("bhij,bjhd->bihd", weights, v), atol=2e-6)
-            np.testing.assert_allclose(steps["attention_weights"], weights, atol=1e-6)
+            near(y, np.einsum("bhij,bjhd->bihd", weights, v), atol=2e-6)
+            near(steps["attention_weights"], weights, atol=1e-6)
             self.assertLessEqual(abs(steps["softcapped_scores"]).max(), 2)
             info = mha.attention_info(n, kv, heads, head_dim, batch=batch, score=score)
             self.assertGreater(
@@ -1364,7 +1285,7 @@ class Mha(unittest.TestCase):
     def test_score_options_of_a_layer_and_of_the_new_rows_of_a_cache(self):
         x = floats(9, width)
         mask = np.tri(9, dtype=bool)
-        self.assert_same(
+        same(
             self.layer.forward(x, score=mha.ScoreOptions(mask=mask)),
             self.layer.forward(x, is_causal=True),
         )
@@ -1374,25 +1295,19 @@ class Mha(unittest.TestCase):
         whole = self.layer.forward(x, is_causal=True)
         self.layer.forward(x[:4], is_causal=True, cache=cache)
         tree = mha.ScoreOptions(mask=np.tri(5, dtype=bool), column_keys="new_keys")
-        self.assert_same(self.layer.forward(x[4:], score=tree, cache=cache), whole[4:])
+        same(self.layer.forward(x[4:], score=tree, cache=cache), whole[4:])
         rows = mha.ScoreOptions(mask=np.tri(9, dtype=bool)[8:])  # of all positions
         cache.truncate(0, 8)
-        self.assert_same(self.layer.forward(x[8:], score=rows, cache=cache), whole[8:])
+        same(self.layer.forward(x[8:], score=rows, cache=cache), whole[8:])
 
     def test_who_attends_to_whom_is_a_mask(self):
         n, kv = 6, 9
         q, k, v = floats(2, n, heads, 8), floats(2, kv, heads, 8), floats(2, kv, heads, 8)
-        rows, i, j, lengths = (
-            np.arange(n)[:, None],
-            np.arange(kv - n, kv)[:, None],
-            np.arange(kv),
-            np.array([4, 0])[:, None, None],
-        )
-        q_segments, kv_segments = (
-            np.int32([0] * 2 + [1] * 4),
-            np.int32([[0] * 5 + [1] * 4, [-1] * 8 + [1]]),
-        )
-        same = q_segments[:, None] == kv_segments[:, None]
+        rows, i, j = np.arange(n)[:, None], np.arange(kv - n, kv)[:, None], np.arange(kv)
+        lengths = np.array([4, 0])[:, None, None]
+        q_segments = np.int32([0] * 2 + [1] * 4)
+        kv_segments = np.int32([[0] * 5 + [1] * 4, [-1] * 8 + [1]])
+        is_equal = q_segments[:, None] == kv_segments[:, None]
         for options, mask in (
             ({"is_causal": True}, j <= i),
             ({"window_left": 2}, j >= i - 2),
@@ -1407,15 +1322,12 @@ class Mha(unittest.TestCase):
             ({"kv_lengths": [7, 9], "padding": "left"}, j >= kv - np.array([7, 9])[:, None, None]),
             ({"q_lengths": [4, 0]}, (rows < lengths) & (j >= 0)),
             ({"q_lengths": [4, 0], "padding": "left"}, (rows >= n - lengths) & (j >= 0)),
-            ({"q_segments": q_segments, "kv_segments": kv_segments}, same),
+            ({"q_segments": q_segments, "kv_segments": kv_segments}, is_equal),
             (
-                {
-                    "q_segments": q_segments,
-                    "kv_segments": kv_segments,
-                    "segments": "also",
-                    "is_causal": True,
-                },
-                same | (j <= i),
+                dict(
+                    q_segments=q_segments, kv_segments=kv_segments, segments="also", is_causal=True
+                ),
+                is_equal | (j <= i),
             ),
             ({"mask": np.ones((n, 5), bool), "num_columns": 5}, j < 5),
         ):
@@ -1429,14 +1341,10 @@ class Mha(unittest.TestCase):
                 "score": mha.ScoreOptions(mask=np.broadcast_to(mask, (2, n, kv))[:, None].copy())
             }
             with self.subTest(options=[*options, *score]):
-                self.assert_same(
-                    mha.attention(q, k, v, **options), mha.attention(q, k, v, **as_mask)
-                )
+                same(mha.attention(q, k, v, **options), mha.attention(q, k, v, **as_mask))
                 if not {"q_lengths", "q_first_rows"} & set(options):
                     x, y = floats(2, n, width), floats(2, kv, width)
-                    self.assert_same(
-                        self.layer.forward(x, y, **options), self.layer.forward(x, y, **as_mask)
-                    )
+                    same(self.layer.forward(x, y, **options), self.layer.forward(x, y, **as_mask))
         _, seen = mha.attention(
             q, k, v, score=mha.ScoreOptions(head_scales=np.float32([1, 0, 1])), want=["lse"]
         )
@@ -1470,14 +1378,14 @@ class Mha(unittest.TestCase):
             norm = mha.Norm(
                 epsilon=1e-5, layer=is_layer, all_heads=all_heads, values=values, **given
             )
-            np.testing.assert_allclose(mha.attention(q, k, v, norm=norm), expected, atol=1e-5)
+            near(mha.attention(q, k, v, norm=norm), expected, atol=1e-5)
         flat = mha.Norm(
             epsilon=1e-5,
             layer=True,
             all_heads=True,
             **{name: array.reshape(-1) for name, array in given.items()},
         )
-        self.assert_same(mha.attention(q, k, v, norm=flat), mha.attention(q, k, v, norm=norm))
+        same(mha.attention(q, k, v, norm=flat), mha.attention(q, k, v, norm=norm))
         self.assertGreater(
             mha.attention_info(7, 7, 4, 8, num_kv_heads=2, norm=norm)["workspace_bytes"], 0
         )
@@ -1485,15 +1393,11 @@ class Mha(unittest.TestCase):
         _, steps = self.layer.forward(
             floats(2, 9, width), norm=norm, want=["q", "k", "v", "context"]
         )
-        self.assert_same(
-            mha.attention(steps["q"], steps["k"], steps["v"], norm=norm), steps["context"]
-        )
+        same(mha.attention(steps["q"], steps["k"], steps["v"], norm=norm), steps["context"])
 
     def test_a_norm_of_the_context_is_what_numpy_computes(self):
-        x, own = (
-            floats(2, 5, width),
-            mha.Layer(width, heads, **{**self.w, "w_o": np.eye(width, dtype=np.float32)}),
-        )
+        x = floats(2, 5, width)
+        own = mha.Layer(width, heads, **{**self.w, "w_o": np.eye(width, dtype=np.float32)})
         _, steps = own.forward(x, want=["context"])
         context = steps["context"].astype(np.float64)
         for is_layer, all_heads, by_head in (
@@ -1501,10 +1405,8 @@ class Mha(unittest.TestCase):
             (True, False, True),
             (True, True, True),
         ):
-            weight, bias = (
-                floats(*[heads] * by_head, head_dim),
-                floats(*[heads] * by_head, head_dim) if is_layer else None,
-            )
+            weight = floats(*[heads] * by_head, head_dim)
+            bias = floats(*[heads] * by_head, head_dim) if is_layer else None
             axes = (2, 3) if all_heads else (3,)
             centred = context - context.mean(axis=axes, keepdims=True) * is_layer
             expected = centred / np.sqrt(
@@ -1517,14 +1419,14 @@ class Mha(unittest.TestCase):
                 ),
             )
             y = own.forward(x, norm=norm)
-            np.testing.assert_allclose(y.reshape(expected.shape), expected, atol=1e-5)
+            near(y.reshape(expected.shape), expected, atol=1e-5)
         flat = mha.Norm(
             epsilon=0,
             context=mha.ContextNorm(
                 weight.reshape(-1), bias=bias.reshape(-1), epsilon=1e-5, layer=True, all_heads=True
             ),
         )
-        self.assert_same(own.forward(x, norm=flat), y)
+        same(own.forward(x, norm=flat), y)
         with self.assertRaisesRegex(ValueError, "weight is"):
             own.forward(x, norm=mha.Norm(epsilon=0, context=mha.ContextNorm(floats(head_dim + 1))))
         with self.assertRaisesRegex(mha.Error, "norm.context_epsilon is .* needs a layer with W_O"):
@@ -1537,10 +1439,8 @@ class Mha(unittest.TestCase):
 
     def test_the_relative_bias_of_t5(self):
         embedding = np.repeat(np.arange(32, dtype=np.float32)[:, None], 3, axis=1)
-        both, left = (
-            mha.t5_relative_bias(embedding),
-            mha.t5_relative_bias(embedding, max_distance=64, is_bidirectional=False),
-        )
+        both = mha.t5_relative_bias(embedding)
+        left = mha.t5_relative_bias(embedding, max_distance=64, is_bidirectional=False)
         self.assertEqual(
             [both.shape, left.shape, both[0, -1], left[2, 0]], [(3, 257), (3, 65), 31, 31]
         )
@@ -1557,16 +1457,12 @@ class Mha(unittest.TestCase):
         mask = np.zeros((2, 1, 5, 40), bool)
         np.put_along_axis(mask, lists.astype(np.int64), True, axis=-1)
         y = mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=lists))
-        np.testing.assert_allclose(
-            y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6
-        )
+        near(y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6)
         blocks = np.array([[2, -1, 0]], np.int32)  # of 16 keys, for all rows
         mask = np.ones(40, bool)
         mask[16:32] = False
         y = mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=blocks, chosen_block=16))
-        np.testing.assert_allclose(
-            y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6
-        )
+        near(y, mha.attention(q, k, v, score=mha.ScoreOptions(mask=mask)), rtol=1e-5, atol=1e-6)
         with self.assertRaisesRegex(mha.Error, r"score_arrays.chosen_keys\[0, 0, 0, 0\].* is 40"):
             mha.attention(q, k, v, score=mha.ScoreOptions(chosen_keys=lists * 0 + 40))
 
@@ -1581,12 +1477,12 @@ class Mha(unittest.TestCase):
         ):
             bias = np.ascontiguousarray(table[:, np.clip(distance + zero, 0, table.shape[1] - 1)])
             score = mha.ScoreOptions(relative_bias=table, relative_left=left)
-            self.assert_same(
+            same(
                 mha.attention(q, k, v, score=score),
                 mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)),
             )
             rows = np.broadcast_to(table[:, None], (heads, n, table.shape[1]))
-            self.assert_same(
+            same(
                 mha.attention(
                     q, k, v, score=mha.ScoreOptions(relative_rows=rows, relative_left=left)
                 ),
@@ -1598,25 +1494,23 @@ class Mha(unittest.TestCase):
             np.stack([rows[:, :, i, n - 1 - i :][:, :, :kv] for i in range(n)], axis=2)
         )
         score = mha.ScoreOptions(relative_rows=rows, relative_left=kv - 1)
-        self.assert_same(
+        same(
             mha.attention(q, k, v, score=score),
             mha.attention(q, k, v, score=mha.ScoreOptions(bias=bias)),
         )
         for scales in floats(n), floats(2, n):
             scaled = q * np.broadcast_to(scales, (2, n))[..., None, None]
-            self.assert_same(
+            same(
                 mha.attention(q, k, v, score=mha.ScoreOptions(q_scales=scales)),
                 mha.attention(scaled, k, v),
             )
 
     def test_scalings_of_rope(self):
         factors = [1, 2, 4, 0.5]
-        plain, longrope = (
-            mha.Rope.tables(8, 9),
-            mha.Rope.tables(8, 9, pair_factors=factors, attention_factor=2.0),
-        )
-        self.assert_same(longrope.cos[8::-4, 2], 2 * plain.cos[2::-1, 2])
-        self.assert_same(longrope.sin[:5, 3], 2 * plain.sin[::2, 3])
+        plain = mha.Rope.tables(8, 9)
+        longrope = mha.Rope.tables(8, 9, pair_factors=factors, attention_factor=2.0)
+        same(longrope.cos[8::-4, 2], 2 * plain.cos[2::-1, 2])
+        same(longrope.sin[:5, 3], 2 * plain.sin[::2, 3])
         positions = np.array([[5, 6], [7, 8], [1, 0]])
         for interleaved, axes in (0, [0, 0, 1, 2]), (1, [0, 1, 2, 0]):
             mrope = mha.Rope.tables(
@@ -1626,11 +1520,10 @@ class Mha(unittest.TestCase):
                 mrope_positions=positions,
                 mrope_interleaved=interleaved,
             )
-            self.assert_same(mrope.cos, plain.cos[positions[axes].T, np.arange(4)])
+            same(mrope.cos, plain.cos[positions[axes].T, np.arange(4)])
         with self.assertRaisesRegex(ValueError, "mrope_positions"):
             mha.Rope.tables(8, 3, mrope_section=[2, 1, 1], mrope_positions=positions)
-        with self.assertRaisesRegex(ValueError, "pair_factors"):
-            mha.Rope.tables(8, 9, pair_factors=[1, 2])
+        self.refused(ValueError, "pair_factors", mha.Rope.tables, 8, 9, pair_factors=[1, 2])
         for angles in (
             {"llama3_factor": 8.0, "original_positions": 64},
             {"ntk_factor": 4.0, "ntk_positions": 99, "original_positions": 64},
@@ -1649,7 +1542,7 @@ class Mha(unittest.TestCase):
             ("softplus", lambda g: np.log1p(np.exp(g))),
         ):
             gated = mha.Layer(width, heads, **w, w_g=w_g, b_g=b_g, gate=gate).forward(x)
-            np.testing.assert_allclose(gated, context * function(g), rtol=0, atol=1e-5)
+            near(gated, context * function(g), rtol=0, atol=1e-5)
             columns = [
                 np.hstack(pair)
                 for pair in zip(np.split(w["w_q"], heads, axis=1), np.split(w_g, heads, axis=1))
@@ -1664,24 +1557,24 @@ class Mha(unittest.TestCase):
             )
             with_gate = {**w, "w_q": np.hstack(columns), "b_q": b_q}
             in_q = mha.Layer(width, heads, **with_gate, gate=gate, gate_in_w_q=True)
-            self.assert_same(in_q.forward(x), gated)
+            same(in_q.forward(x), gated)
             self.assertEqual((in_q.shape["gate"], in_q.shape["gate_dim"]), (gate, width // heads))
             single = mha.Layer(
                 width, heads, **w, w_g=w_g[:, :heads].copy(), gate=gate, gate_dim=1
             ).forward(x)
             by_head = function(x @ w_g[:, :heads])[..., None] * context.reshape(2, 7, heads, -1)
-            np.testing.assert_allclose(single.reshape(by_head.shape), by_head, rtol=0, atol=1e-5)
+            near(single.reshape(by_head.shape), by_head, rtol=0, atol=1e-5)
 
     def test_tables_of_rotation(self):
         rope = mha.Rope.tables(head_dim, 50, first_position=100)
         angles = np.arange(100, 150)[:, None] * 10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)
-        np.testing.assert_allclose(rope.cos, np.cos(angles), rtol=0, atol=1e-7)
-        np.testing.assert_allclose(rope.sin, np.sin(angles), rtol=0, atol=1e-7)
+        near(rope.cos, np.cos(angles), rtol=0, atol=1e-7)
+        near(rope.sin, np.sin(angles), rtol=0, atol=1e-7)
         x = floats(1, 4, width)
         shifted = mha.Rope(
             rope.cos, rope.sin, q_positions=[[3, 4, 5, 6]], k_positions=[[3, 4, 5, 6]]
         )
-        np.testing.assert_allclose(
+        near(
             self.layer.forward(x, rope=shifted), self.layer.forward(x, rope=rope), rtol=0, atol=1e-5
         )
 
@@ -1689,7 +1582,7 @@ class Mha(unittest.TestCase):
         q, k, v = (floats(1, 5, 2, 12) for _ in range(3))
         last = mha.Rope.tables(4, 5, offset=8)
         ends = [np.concatenate([x[..., 8:], x[..., :8]], axis=3) for x in (q, k)]
-        np.testing.assert_allclose(
+        near(
             mha.attention(q, k, v, rope=last),
             mha.attention(*ends, v, rope=mha.Rope.tables(4, 5)),
             rtol=0,
@@ -1729,15 +1622,15 @@ class Mha(unittest.TestCase):
                 call = mha.attention(*threes(order, dtype), **options, prepare=True)
                 for _ in range(2):
                     arrays = threes(order, dtype)
-                    self.assert_same(call(*arrays), mha.attention(*arrays, **options))
+                    same(call(*arrays), mha.attention(*arrays, **options))
         out, other = np.empty((2, 5, 4, 8), np.float32), np.empty((2, 5, 4, 8), np.float32)
         call = mha.attention(*threes(), out=out, want=["lse"], prepare=True)
         arrays = threes()
         y, seen = call(*arrays)
         expected, steps = mha.attention(*arrays, want=["lse"])
         self.assertIs(y, out)
-        self.assert_same(y, expected)
-        self.assert_same(seen["lse"], steps["lse"])
+        same(y, expected)
+        same(seen["lse"], steps["lse"])
         self.assertIs(call(*arrays, out=other)[0], other)
 
     def test_a_prepared_call_of_a_layer_and_over_a_cache(self):
@@ -1745,14 +1638,14 @@ class Mha(unittest.TestCase):
         for x in floats(2, 6, width), floats(6, width):
             call = self.layer.forward(x, is_causal=True, rope=rope, prepare=True)
             again = floats(*x.shape)
-            self.assert_same(call(again), self.layer.forward(again, is_causal=True, rope=rope))
+            same(call(again), self.layer.forward(again, is_causal=True, rope=rope))
         x, memory = floats(1, 4, width), floats(1, 9, width)
-        self.assert_same(
+        same(
             self.layer.forward(x, floats(1, 9, width), prepare=True)(x, memory),
             self.layer.forward(x, memory),
         )
         values = floats(1, 4, width)
-        self.assert_same(
+        same(
             self.layer.forward(x, value=floats(1, 4, width), prepare=True)(x, values),
             self.layer.forward(x, value=values),
         )
@@ -1763,9 +1656,8 @@ class Mha(unittest.TestCase):
         y = np.concatenate(
             [call(np.ascontiguousarray(x[:, row : row + 1])) for row in range(20)], axis=1
         )
-        self.assert_same(y, self.layer.forward(x, is_causal=True, rope=rope))
-        with self.assertRaisesRegex(mha.Error, "room for"):
-            call(np.ascontiguousarray(x[:, :1]))
+        same(y, self.layer.forward(x, is_causal=True, rope=rope))
+        self.refused(mha.Error, "room for", call, np.ascontiguousarray(x[:, :1]))
 
     def test_arrays_of_numbers_are_read_anew_by_a_prepared_call(self):
         q, k, v = floats(2, 5, 4, 8), floats(2, 7, 4, 8), floats(2, 7, 4, 8)
@@ -1774,7 +1666,7 @@ class Mha(unittest.TestCase):
             q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias), prepare=True
         )
         lengths[1], bias[:] = 3, floats(5, 7)
-        self.assert_same(
+        same(
             call(q, k, v),
             mha.attention(q, k, v, kv_lengths=lengths, score=mha.ScoreOptions(bias=bias)),
         )
@@ -1798,18 +1690,12 @@ class Mha(unittest.TestCase):
             ((np.asfortranarray(q), k, v), "q is float32"),
             ((q, k, [1]), "v is of type list"),
         ):
-            with self.assertRaisesRegex(ValueError, sentence):
-                call(*arrays)
-        with self.assertRaisesRegex(
-            TypeError, "takes 3 arrays, as it was prepared with; these are 2"
-        ):
-            call(q, k)
-        with self.assertRaisesRegex(ValueError, "out is float32"):
-            call(q, k, v, out=floats(2, 5, 4, 9))
+            self.refused(ValueError, sentence, call, *arrays)
+        self.refused(TypeError, "takes 3 arrays, as it was prepared with; these are 2", call, q, k)
+        self.refused(ValueError, "out is float32", call, q, k, v, out=floats(2, 5, 4, 9))
         locked = floats(2, 5, 4, 8)
         locked.flags.writeable = False
-        with self.assertRaisesRegex(ValueError, "cannot be written to"):
-            call(q, k, v, out=locked)
+        self.refused(ValueError, "cannot be written to", call, q, k, v, out=locked)
         cache = mha.KvCache(num_sequences=2, capacity=20, num_kv_heads=4, head_dim=8)
         for options in (
             {"want": ["attention_weights"]},
@@ -1899,11 +1785,9 @@ class Mha(unittest.TestCase):
             "kv_segments": lambda: integers(batch, n_k).astype(np.int32),
             "chosen_keys": lambda: integers(batch, heads, n_q, 1).astype(np.int32),
         }
-        norm = {
-            name: lambda: floats(heads, head_dim)
-            for name in ("q_weight", "k_weight", "q_bias", "k_bias")
-        }
-        context = {name: lambda: floats(heads, head_dim) for name in ("weight", "bias")}
+        each = functools.partial(floats, heads, head_dim)
+        norm = dict.fromkeys("q_weight k_weight q_bias k_bias".split(), each)
+        context = dict.fromkeys(["weight", "bias"], each)
         tables = np.cos(floats(40, head_dim // 2)), np.sin(floats(40, head_dim // 2))
         rope = {
             "cos": tables[0].copy,
@@ -1912,27 +1796,23 @@ class Mha(unittest.TestCase):
             "k_positions": lambda: integers(batch, n_k, below=40),
         }
         one = np.array([0, n_q // 2, n_q][: sequences + 1])
-        call = {
-            "q_first_positions": lambda: integers(2),
-            "q_lengths": lambda: integers(2) + 2,
-            "kv_lengths": lambda: integers(2) + 3,
-            "kv_first_rows": lambda: integers(2),
-            "q_first_rows": lambda: integers(2),
-            "cache_sequences": lambda: np.array([1, 0]),
-            "cu_seqlens_q": one.copy,
-            "cu_seqlens_kv": lambda: np.array([0, n_k // 2, n_k]),
-            "out": lambda: None,
-            "workspace": lambda: np.zeros(1 << 20, np.uint8),
-            "norm": lambda: mha.Norm(),
-            "rope": lambda: mha.Rope.tables(head_dim, 40),
-            "score": lambda: mha.ScoreOptions(sinks=floats(heads)),
-            "scheduler": lambda: mha.Scheduler(
-                2, lambda count, task: [task(i) for i in range(count)]
-            ),
-            "cache": lambda: mha.KvCache(
-                num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim
-            ),
-        }
+        call = dict(
+            q_first_positions=lambda: integers(2),
+            q_lengths=lambda: integers(2) + 2,
+            kv_lengths=lambda: integers(2) + 3,
+            kv_first_rows=lambda: integers(2),
+            q_first_rows=lambda: integers(2),
+            cache_sequences=lambda: np.array([1, 0]),
+            cu_seqlens_q=one.copy,
+            cu_seqlens_kv=lambda: np.array([0, n_k // 2, n_k]),
+            out=lambda: None,
+            workspace=lambda: np.zeros(1 << 20, np.uint8),
+            norm=lambda: mha.Norm(),
+            rope=lambda: mha.Rope.tables(head_dim, 40),
+            score=lambda: mha.ScoreOptions(sinks=floats(heads)),
+            scheduler=lambda: mha.Scheduler(2, lambda count, task: [task(i) for i in range(count)]),
+            cache=lambda: kv_cache(2, 40),
+        )
         made = {mha.ScoreOptions: score, mha.Norm: norm, mha.ContextNorm: context, mha.Rope: rope}
         for kind, options in made.items():
             taken = {
@@ -1943,73 +1823,30 @@ class Mha(unittest.TestCase):
             self.assertEqual(
                 taken, set(options), "a new option that takes an array needs a line here"
             )
-        plain = {
-            "is_causal",
-            "equal_scores",
-            "window_left",
-            "window_right",
-            "padding",
-            "cache_read",
-            "bf16",
-            "output_type",
-        }
-        self.assertEqual(set(mha._typing.Call.__annotations__) - plain, set(call))
-        return {
-            **{
-                (kind, name): make
-                for kind, options in made.items()
-                for name, make in options.items()
-            },
-            **{("call", name): make for name, make in call.items()},
-        }
+        plain = (
+            "is_causal equal_scores window_left window_right padding cache_read bf16 output_type"
+        )
+        self.assertEqual(set(mha._typing.Call.__annotations__) - set(plain.split()), set(call))
+        made["call"] = call
+        return {(kind, name): options[name] for kind, options in made.items() for name in options}
 
     @staticmethod
     def with_option(kind, name, value, needed=None):
         """The options of a call in which one option of a class is set."""
-        needed = needed or {}
+        given = {name: value, **(needed or {})}
         if kind is mha.ScoreOptions:
-            return {"score": mha.ScoreOptions(**{name: value}, **needed)}
-        if kind is mha.Norm:
-            return {
-                "norm": mha.Norm(
-                    **{
-                        **dict.fromkeys(
-                            {"q_bias": ["q_weight"], "k_bias": ["k_weight"]}.get(name, []),
-                            np.ones((heads, head_dim), np.float32),
-                        ),
-                        name: value,
-                    },
-                    layer="bias" in name,
-                )
-            }
-        if kind is mha.ContextNorm:
-            return {
-                "norm": mha.Norm(
-                    epsilon=0,
-                    context=mha.ContextNorm(
-                        **{
-                            **(
-                                {"weight": np.ones((heads, head_dim), np.float32)}
-                                if name == "bias"
-                                else {}
-                            ),
-                            name: value,
-                        },
-                        layer=name == "bias",
-                    ),
-                )
-            }
+            return {"score": mha.ScoreOptions(**given)}
         if kind is mha.Rope:
-            return {
-                "rope": mha.Rope(
-                    **{
-                        "cos": np.ones((40, head_dim // 2), np.float32),
-                        "sin": np.zeros((40, head_dim // 2), np.float32),
-                        name: value,
-                    }
-                )
-            }
-        return {name: value}
+            cos, sin = np.ones((2, 40, head_dim // 2), np.float32)
+            return {"rope": mha.Rope(**{"cos": cos, "sin": sin, **given})}
+        if weight := {"q_bias": "q_weight", "k_bias": "k_weight", "bias": "weight"}.get(name):
+            given[weight] = np.ones((heads, head_dim), np.float32)
+        if kind is mha.Norm:
+            return {"norm": mha.Norm(**given, layer="bias" in name)}
+        if kind is mha.ContextNorm:
+            context = mha.ContextNorm(**given, layer=name == "bias")
+            return {"norm": mha.Norm(epsilon=0, context=context)}
+        return given
 
     def test_what_a_prepared_call_reads_lives_as_long_as_the_call(self):
         n_q, n_k = 6, 8
@@ -2035,9 +1872,7 @@ class Mha(unittest.TestCase):
                         "cu_seqlens_kv": {"cu_seqlens_q": np.array([0, 3, 6])},
                         "cu_seqlens_q": {"cu_seqlens_kv": np.array([0, 4, 8])},
                     }.get(name, {})
-                    cache = mha.KvCache(
-                        num_sequences=2, capacity=40, num_kv_heads=heads, head_dim=head_dim
-                    )
+                    cache = kv_cache(2, 40)
                     if name == "cache_sequences":
                         needed = {"cache": cache}
                     value = make()
@@ -2060,7 +1895,7 @@ class Mha(unittest.TestCase):
                         else []
                     )
                     self.assertIsNotNone(lives(), "the call does not keep the array alive")
-                    self.assert_same(call(*arrays), expected)
+                    same(call(*arrays), expected)
                     del others
         call = self.layer.forward(
             x,
@@ -2078,93 +1913,62 @@ class Mha(unittest.TestCase):
 
     def test_what_cannot_be_written_to_is_refused_and_stays_as_it_was(self):
         q, x = floats(2, 5, heads, head_dim), floats(2, 5, width)
-        shape, weights = (
-            {"num_sequences": 1, "capacity": 8, "num_kv_heads": heads, "head_dim": head_dim},
-            floats(2, 5, heads),
-        )
+        shape = {"num_sequences": 1, "capacity": 8, "num_kv_heads": heads, "head_dim": head_dim}
         states = mha.attention(q, q, q, partials=True)
-        linear = mha.Linear(floats(9, width))
-        pairs, lse = np.zeros((2, heads, 5, 5), np.float32), np.zeros((2, heads, 5), np.float32)
-        heads_of = np.zeros((2, 5, heads, head_dim), np.float32)
+        linear = functools.partial(mha.Linear(floats(9, width)), x[0])
+        attention = functools.partial(mha.attention, q, q, q)
+        forward = functools.partial(self.layer.forward, x)
+        choose = functools.partial(mha.choose_keys, q, floats(2, 5, heads), 2, q[:, :, 0])
+        recurrent = functools.partial(mha.recurrent_attention, q, q, q)
+        conv = functools.partial(mha.causal_conv, floats(1, 5, 4), floats(4, 2))
+        pairs, of_heads, state = (
+            (2, heads, 5, 5),
+            (2, 5, heads, head_dim),
+            (heads, head_dim, head_dim),
+        )
+        names = "attention_weights scores scaled_scores softcapped_scores masked_scores".split()
         looks = {
-            "attention_weights": pairs,
-            "lse": lse,
-            "q": heads_of,
-            "k": heads_of,
-            "v": heads_of,
-            "context": heads_of,
-            "scores": pairs,
-            "scaled_scores": pairs,
-            "softcapped_scores": pairs,
-            "masked_scores": pairs,
+            **dict.fromkeys(names, pairs),
+            **dict.fromkeys(["q", "k", "v", "context"], of_heads),
         }
+        looks["lse"] = pairs[:-1]
         self.assertEqual(set(looks), set(mha._structs._optional_outputs))
         calls = [
-            (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out)),
-            (states.copy(), lambda out: mha.attention(q, q, q, partials=True, out=out)),
-            (np.zeros_like(x), lambda out: self.layer.forward(x, out=out)),
-            (np.zeros_like(x[0]), lambda out: self.layer.forward(x[0], out=out)),
-            (np.zeros_like(q), lambda out: mha.attention(q, q, q, out=out, prepare=True)),
-            (np.zeros_like(q), lambda out: mha.attention(q, q, q, prepare=True)(q, q, q, out=out)),
-            (states.copy(), lambda out: mha.partials_merge(states, states, out=out)),
-            (np.zeros_like(q), lambda out: mha.partials_finish(states, out=out)),
-            (np.zeros((5, 9), np.float32), lambda out: linear(x[0], out=out)),
-            (
-                np.zeros((2, 5, 2), np.int32),
-                lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], out=out),
-            ),
-            (
-                np.zeros((2, 5, 5), np.float32),
-                lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], index_scores=out),
-            ),
-            (
-                mha.aligned(mha.pack_size(width, heads, **self.w)),
-                lambda out: mha.pack(width, heads, **self.w, out=out),
-            ),
-            (mha.aligned(mha.KvCache.size(**shape)), lambda out: mha.KvCache(buffer=out, **shape)),
+            (attention, "out", q.shape),
+            (functools.partial(attention, partials=True), "out", states.shape),
+            (forward, "out", x.shape),
+            (functools.partial(self.layer.forward, x[0]), "out", x[0].shape),
+            (functools.partial(attention, prepare=True), "out", q.shape),
+            (functools.partial(attention(prepare=True), q, q, q), "out", q.shape),
+            (functools.partial(mha.partials_merge, states, states), "out", states.shape),
+            (functools.partial(mha.partials_finish, states), "out", q.shape),
+            (linear, "out", (5, 9)),
+            (choose, "index_scores", (2, 5, 5)),
+            (recurrent, "out", q.shape),
+            (recurrent, "state_out", (2, *state)),
+            (recurrent, "snapshots", (2, 1, *state)),
+            (conv, "out", (1, 5, 4)),
+            (conv, "state_out", (1, 1, 4)),
+            *((lambda **want: forward(want=want), *look) for look in looks.items()),
         ]
-        recurrent, (conv, kernel) = (
-            functools.partial(mha.recurrent_attention, q, q, q),
-            (floats(1, 5, 4), floats(4, 2)),
-        )
+        calls = [(call, name, np.zeros(shape, np.float32)) for call, name, shape in calls]
+        packed = mha.aligned(mha.pack_size(width, heads, **self.w))
+        buffer, room = mha.aligned(mha.KvCache.size(**shape)), np.zeros(1 << 20, np.uint8)
         calls += [
-            (np.zeros_like(q), lambda out: recurrent(out=out)),
-            (
-                np.zeros((len(q), *q.shape[2:], q.shape[3]), np.float32),
-                lambda out: recurrent(state_out=out),
-            ),
-            (
-                np.zeros((len(q), 1, *q.shape[2:], q.shape[3]), np.float32),
-                lambda out: recurrent(snapshots=out),
-            ),
-            (np.zeros_like(conv), lambda out: mha.causal_conv(conv, kernel, out=out)),
-            (
-                np.zeros((1, 1, 4), np.float32),
-                lambda out: mha.causal_conv(conv, kernel, state_out=out),
-            ),
+            (choose, "out", np.zeros((2, 5, 2), np.int32)),
+            (functools.partial(mha.pack, width, heads, **self.w), "out", packed),
+            (functools.partial(mha.KvCache, **shape), "buffer", buffer),
+            *((call, "workspace", room) for call in (recurrent, conv, attention, forward, linear)),
+            (choose, "workspace", room),
         ]
-        room = np.zeros(1 << 20, np.uint8)
-        calls += [
-            (room, lambda out: recurrent(workspace=out)),
-            (room, lambda out: mha.causal_conv(conv, kernel, workspace=out)),
-            (room, lambda out: mha.attention(q, q, q, workspace=out)),
-            (room, lambda out: self.layer.forward(x, workspace=out)),
-            (room, lambda out: linear(x[0], workspace=out)),
-            (room, lambda out: mha.choose_keys(q, weights, 2, q[:, :, 0], workspace=out)),
-        ]
-        calls += [
-            (array, lambda out, name=name: self.layer.forward(x, want={name: out}))
-            for name, array in looks.items()
-        ]
-        for number, (array, call) in enumerate(calls):
+        for number, (call, name, array) in enumerate(calls):
             with self.subTest(number):
                 locked = mha.aligned(array.nbytes)
                 locked[:] = array.reshape(-1).view(np.uint8)
                 locked = locked.view(array.dtype).reshape(array.shape)
                 locked.flags.writeable = False
                 before = locked.tobytes()
-                with self.assertRaisesRegex(ValueError, "cannot be written to"):
-                    call(locked)
+                self.refused(ValueError, "cannot be written to", call, **{name: locked})
                 self.assertEqual(locked.tobytes(), before)
 
     def test_a_cache_in_a_file_that_is_only_read(self):
@@ -2175,15 +1979,7 @@ class Mha(unittest.TestCase):
             ("in_keys", "contiguous", {}),
             ("own", "paged", {"block_positions": 16, "num_blocks": 2}),
         ):
-            cache = mha.KvCache(
-                num_sequences=2,
-                capacity=16,
-                num_kv_heads=heads,
-                head_dim=head_dim,
-                value_place=values,
-                kind=kind,
-                **more,
-            )
+            cache = kv_cache(2, 16, value_place=values, kind=kind, **more)
             if more:
                 cache.set_blocks(0, [1])
             rows = floats(3, heads, head_dim)
@@ -2225,28 +2021,25 @@ class Mha(unittest.TestCase):
                         ):
                             change()
                     self.assertEqual(view.length(0), 3)
-                    self.assert_same(view.read(0, 0, 3)[0], rows)
-                    self.assert_same(
+                    same(view.read(0, 0, 3)[0], rows)
+                    same(
                         mha.attention(q, **one, cache_read=True),
                         mha.attention(q, rows[None], rows[None]),
                     )
                     if values == "own":
-                        self.assert_same(
+                        same(
                             self.layer.forward(x, **one, cache_read=True),
                             self.layer.forward(
                                 x, cache=cache, cache_sequences=[0], cache_read=True
                             ),
                         )
-                    self.assert_same(buffer, cache.buffer)
+                    same(buffer, cache.buffer)
                     view = buffer = one = changes = change = None  # nothing holds the mapped file
 
     def test_arrays_of_rows_of_packed_sequences_have_a_batch_of_1(self):
-        n_q, n_k, q_ends, k_ends = 6, 9, [0, 2, 6], [0, 4, 9]
-        q, k, v, x = (
-            floats(1, n_q, heads, head_dim),
-            *(floats(1, n_k, heads, head_dim) for _ in range(2)),
-            floats(1, n_q, width),
-        )
+        n_q, n_k, ends = 6, 9, {"cu_seqlens_q": [0, 2, 6], "cu_seqlens_kv": [0, 4, 9]}
+        q, x = floats(1, n_q, heads, head_dim), floats(1, n_q, width)
+        k, v = floats(2, 1, n_k, heads, head_dim)
 
         def cut(name, array, first, end, k_first, k_end):
             """What an array of rows is for one sequence alone."""
@@ -2255,83 +2048,39 @@ class Mha(unittest.TestCase):
             array = array[:, first:end] if array.ndim == 2 else array[:, :, first:end]
             return array[..., k_first:k_end] if name in ("bias", "mask") else array
 
+        not_of_rows = "alibi_slopes sinks head_scales relative_bias cos sin".split()
+        groups = {
+            "kv_segments": {"q_segments": np.zeros((1, n_q), np.int32)},
+            "q_segments": {"kv_segments": np.zeros((1, n_k), np.int32)},
+        }
         for (kind, name), make in self.array_options(n_q, n_k, batch=1).items():
-            # Not of rows.
-            if kind not in (mha.ScoreOptions, mha.Rope) or name in (
-                "alibi_slopes",
-                "sinks",
-                "head_scales",
-                "relative_bias",
-                "cos",
-                "sin",
-            ):
+            if kind not in (mha.ScoreOptions, mha.Rope) or name in not_of_rows:
                 continue
-            groups = {
-                "kv_segments": {"q_segments": np.zeros((1, n_q), np.int32)},
-                "q_segments": {"kv_segments": np.zeros((1, n_k), np.int32)},
-            }
-            both, array = groups.get(name), make()
-            packed = mha.attention(
-                q,
-                k,
-                v,
-                cu_seqlens_q=q_ends,
-                cu_seqlens_kv=k_ends,
-                **self.with_option(kind, name, array, both),
-            )
-            own = (
-                None
-                if name in ("k_positions", "kv_segments")
-                or kind is mha.ScoreOptions
-                and name in ("bias", "mask")
-                else self.layer.forward(
-                    x[0], cu_seqlens_q=q_ends, **self.with_option(kind, name, array)
-                )
-            )
+            both, array, own = groups.get(name), make(), None
+            packed = mha.attention(q, k, v, **ends, **self.with_option(kind, name, array, both))
+            if name not in ("k_positions", "kv_segments", "bias", "mask"):
+                given = self.with_option(kind, name, array)
+                own = self.layer.forward(x[0], cu_seqlens_q=ends["cu_seqlens_q"], **given)
             for first, end, k_first, k_end in (0, 2, 0, 4), (2, 6, 4, 9):
-                part = self.with_option(
-                    kind,
-                    name,
-                    np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)),
-                    both
-                    and {
-                        other: zeros[:, : end - first if other == "q_segments" else k_end - k_first]
-                        for other, zeros in both.items()
-                    },
-                )
                 with self.subTest(name):
-                    self.assert_same(
-                        packed[:, first:end],
-                        mha.attention(
-                            q[:, first:end], k[:, k_first:k_end], v[:, k_first:k_end], **part
-                        ),
-                    )
+                    part = np.ascontiguousarray(cut(name, array, first, end, k_first, k_end))
+                    lengths = {"q_segments": end - first, "kv_segments": k_end - k_first}
+                    others = both and {one: both[one][:, : lengths[one]] for one in both}
+                    alone = [q[:, first:end], k[:, k_first:k_end], v[:, k_first:k_end]]
+                    given = self.with_option(kind, name, part, others)
+                    same(packed[:, first:end], mha.attention(*alone, **given))
                     if own is not None:
-                        part = self.with_option(
-                            kind,
-                            name,
-                            np.ascontiguousarray(cut(name, array, first, end, k_first, k_end)),
-                        )
-                        self.assert_same(
-                            own[first:end], self.layer.forward(x[0, first:end], **part)
-                        )
+                        given = self.with_option(kind, name, part)
+                        same(own[first:end], self.layer.forward(x[0, first:end], **given))
             twice = self.with_option(kind, name, np.concatenate([array, array]), both)
-            for call in (
-                lambda twice=twice: mha.attention(
-                    q, k, v, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice
-                ),
-                lambda twice=twice: mha.attention_info(
-                    n_q, n_k, heads, head_dim, cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice
-                ),
-                lambda twice=twice: self.layer.forward(
-                    x, v.reshape(1, n_k, width), cu_seqlens_q=q_ends, cu_seqlens_kv=k_ends, **twice
-                ),
+            says = rf"{name} is .* its shape must be \[1, "
+            for call, *arrays in (
+                (mha.attention, q, k, v),
+                (mha.attention_info, n_q, n_k, heads, head_dim),
+                (self.layer.forward, x, v.reshape(1, n_k, width)),
             ):
-                with (
-                    self.subTest(name),
-                    self.assertRaisesRegex(ValueError, rf"{name} is .* its shape must be \[1, "),
-                ):
-                    call()
+                with self.subTest(name):
+                    self.refused(ValueError, says, call, *arrays, **ends, **twice)
 
     def test_where_no_openmp_runtime_can_be_asked_for_the_calling_thread_computes_alone(self):
         mha.attention(*[np.ones((1, 1, 1, 4), np.float32)] * 3)  # loads the library
@@ -2574,9 +2323,8 @@ class Mha(unittest.TestCase):
                 both = "^{0}, .* {1}|^{1}, .* {0}".format(*names)
                 with self.subTest(function=function, one=one, other=other):
                     before = memory.copy()
-                    with self.assertRaisesRegex(ValueError, both):
-                        function(**given)
-                    self.assert_same(memory, before)
+                    self.refused(ValueError, both, function, **given)
+                    same(memory, before)
 
     @staticmethod
     def aligned_copies(arrays, memory=()):
@@ -2599,15 +2347,14 @@ class Mha(unittest.TestCase):
         both, x = floats(1, 6, heads, 2 * head_dim), floats(1, 6, width)
         q, out = both[..., :head_dim], both[..., head_dim:]  # between the rows of each other
         expected = mha.attention(q, q.copy(), q.copy())
-        self.assert_same(mha.attention(q, q, q, out=out), expected)
+        same(mha.attention(q, q, q, out=out), expected)
         for call in (
             lambda: mha.attention(expected, q, q, out=expected, want=["attention_weights"]),
             lambda: mha.attention(both[:, :3], both, both, out=both[:, 3:]),
             lambda: self.layer.forward(x, out=x),  # whose keys are its queries
             lambda: self.layer.forward(x, value=x.copy(), out=x),
         ):
-            with self.assertRaisesRegex(ValueError, "^out, which the call writes to, overlaps"):
-                call()
+            self.refused(ValueError, "^out, which the call writes to, overlaps", call)
 
     # ---- Attributes
 
@@ -2628,8 +2375,7 @@ class Mha(unittest.TestCase):
                     before = getattr(one, name)
                     with self.assertRaisesRegex(AttributeError, f"{name} of a .* is read-only"):
                         setattr(one, name, 64)
-                    with self.assertRaisesRegex(AttributeError, f"{name} of a .* is read-only"):
-                        delattr(one, name)
+                    self.refused(AttributeError, f"{name} of a .* is read-only", delattr, one, name)
                     self.assertIs(getattr(one, name), before)
         for shape in cache.shape, self.layer.shape, linear.layer.shape:
             with self.assertRaisesRegex(TypeError, "these numbers are read-only"):
@@ -2650,19 +2396,18 @@ class Mha(unittest.TestCase):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rope.cos.dtype = np.float64  # which NumPy does in place
-        with self.assertRaisesRegex(TypeError, "cos is float64"):
-            mha.attention(x, x, x, rope=rope)
+        self.refused(TypeError, "cos is float64", mha.attention, x, x, x, rope=rope)
 
     def test_strides_of_axes_of_one_element_mean_nothing(self):
         x = floats(3, 6, width)
         q = x.reshape(3, 6, heads, head_dim)
         for one in x[:, :1], x[:1, 2:3], x[:1], x[1:2, :1]:
             call = self.layer.forward(one.copy(), prepare=True)
-            self.assert_same(call(np.ascontiguousarray(one)), self.layer.forward(one.copy()))
+            same(call(np.ascontiguousarray(one)), self.layer.forward(one.copy()))
         call = mha.attention(*[q[:1, :1].copy()] * 3, prepare=True)
         cut, out = (np.ascontiguousarray(array[:1, 3:4]) for array in (q, np.zeros_like(q)))
         self.assertIs(call(cut, cut, cut, out=out), out)
-        self.assert_same(out, cut)
+        same(out, cut)
         one, mask = q[:1, :1, :1].copy(), np.ones((1, 1, 1, 1), bool)
         for strides in itertools.product((-4, 0, 3, 2**40), repeat=4):
             odd = np.lib.stride_tricks.as_strided(one, one.shape, (*strides[:3], 4))
@@ -2671,7 +2416,7 @@ class Mha(unittest.TestCase):
             )
             with self.subTest(strides=strides):
                 out = np.lib.stride_tricks.as_strided(one.copy(), one.shape, (*strides[:3], 4))
-                self.assert_same(mha.attention(odd, odd, odd, score=score, out=out), one)
+                same(mha.attention(odd, odd, odd, score=score, out=out), one)
 
     def test_a_prepared_call_is_on_one_thread_at_a_time(self):
         q, raised = floats(1, 300, heads, head_dim), []
@@ -2691,7 +2436,7 @@ class Mha(unittest.TestCase):
 
         call = mha.attention(q, q, q, scheduler=mha.Scheduler(2, parallel_for), prepare=True)
         for _ in range(2):
-            self.assert_same(call(q, q, q), mha.attention(q, q, q))
+            same(call(q, q, q), mha.attention(q, q, q))
             with self.assertRaisesRegex(
                 ValueError, "q is of type list"
             ):  # which ends the call as well
@@ -2705,12 +2450,12 @@ class Mha(unittest.TestCase):
         scheduler = mha.Scheduler(2, lambda count, task: list(pool.map(task, range(count))))
         expected = self.layer.forward(x, scheduler=scheduler)
 
-        def same():
+        def is_same():
             own = mha.Scheduler(2, lambda count, task: done.extend(map(task, range(count))))
             results = [self.layer.forward(x, scheduler=one) for one in (scheduler, own)]
             return done and all(np.array_equal(result, expected) for result in results)
 
-        self.assertTrue(python_support.is_true_in_a_child(same))
+        self.assertTrue(python_support.is_true_in_a_child(is_same))
 
     def test_weights_of_packed_sequences_over_a_cache_have_columns_for_the_longest(self):
         q, k = floats(1, 5, heads, head_dim), floats(1, 17, heads, head_dim)
@@ -2727,8 +2472,8 @@ class Mha(unittest.TestCase):
             keys = np.concatenate([before[None], keys], axis=1) if number == 1 else keys
             alone, steps = mha.attention(q[:, rows], keys, keys, want=["attention_weights"])
             weights = seen["attention_weights"][:, :, rows]
-            self.assert_same(y[:, rows], alone)
-            self.assert_same(weights[..., : keys.shape[1]], steps["attention_weights"])
+            same(y[:, rows], alone)
+            same(weights[..., : keys.shape[1]], steps["attention_weights"])
             self.assertFalse(weights[..., keys.shape[1] :].any())
 
     # ---- Threads
@@ -2741,7 +2486,7 @@ class Mha(unittest.TestCase):
                 counts.append(count)
                 list(pool.map(task, range(count)))
 
-            self.assert_same(
+            same(
                 self.layer.forward(x, scheduler=mha.Scheduler(3, parallel_for)),
                 self.layer.forward(x),
             )
@@ -2757,263 +2502,123 @@ class Mha(unittest.TestCase):
     # ---- Bad input
 
     def test_wrong_arguments_are_refused(self):
-        x, grid, numbers = floats(2, 5, width), np.ones((6, 6), bool), np.int32([0, 0, 1, 1, 1])
-        locked, attend = np.zeros_like(x), lambda **score: {"score": mha.ScoreOptions(**score)}
+        x, numbers = floats(2, 5, width), np.int32([0, 0, 1, 1, 1])
+        locked, forward, refused = np.zeros_like(x), self.layer.forward, self.refused
         locked.flags.writeable = False
 
         def layer(*given, **changes):
             return mha.Layer(*(given or (width, heads)), **{**self.w, **changes})
 
-        calls = [
-            (ValueError, sentence, lambda wrong=wrong: self.layer.forward(wrong))
-            for wrong, sentence in (
-                (
-                    x[:, :, :-1],
-                    r"query is float32 \[2, 5, 23\]; its shape must be \[any, any, 24\]",
-                ),
-                (x[::-1], "query has strides"),
-                (x[:, :, ::-1], r"query has strides .*np\.ascontiguousarray\(query\)"),
-                (np.broadcast_to(x[:, :, :1], x.shape), "query has strides"),
-            )
-        ]
-        calls += [
-            (
-                TypeError,
-                r"query is float64 \[2, 5, 24\]; its type must be float32",
-                lambda: self.layer.forward(x.astype(np.float64)),
-            ),
-            (
-                ValueError,
-                r"w_q is float32 \[23, 24\]; its shape must be \[24, 24\]",
-                lambda: layer(w_q=floats(23, 24)),
-            ),
-            (TypeError, "unexpected keyword argument 'widht'", lambda: layer(widht=3)),
-            (ValueError, "num_heads is 5; it must .* divide 24", lambda: layer(width, 5)),
-            (
-                ValueError,
-                "there are no offsets of 'w_x'; the matrices are w_q",
-                lambda: layer(offsets={"w_x": floats(24)}),
-            ),
-            (
-                ValueError,
-                r"offsets\['w_q'\] is float32 \[24\]; its shape must be \[24, 2\]",
-                lambda: layer(offsets={"w_q": floats(24)}, group_size=16),
-            ),
-            (
-                ValueError,
-                "scale_type is 'bf16'; it must be one of 'f32', 'f16'",
-                lambda: layer(scale_type="bf16"),
-            ),
-            (ValueError, "bytes is -1; it must be at least 0", lambda: mha.aligned(-1)),
-            # An integer that the library's types do not hold would become another one, and
-            # memory be written behind an array of the first.
-            (
-                ValueError,
-                (
-                    "num_positions is -18446744073709551611; the library takes numbers from"
-                    " -9223372036854775808"
-                ),
-                lambda: mha.Rope.tables(8, -(2**64) + 5),
-            ),
-            (ValueError, "query_dim is 18446744073709551617", lambda: layer(2**64 + 1, 1)),
-            (
-                ValueError,
-                "num_heads is -18446744073709551608",
-                lambda: mha.alibi_slopes(-(2**64) + 8),
-            ),
-            (ValueError, "num_threads is 4294967297", lambda: mha.Scheduler(2**32 + 1, map)),
-            (
-                ValueError,
-                "window_left is 18446744073709551611",
-                lambda: self.layer.forward(x, window_left=np.uint64(2**64 - 5)),
-            ),
-        ]
-        calls += [
-            (error, sentence, lambda make=make: self.layer.forward(x, **make()))
-            for error, sentence, make in (
-                (ValueError, "out cannot be written to", lambda: {"out": locked}),
-                (
-                    TypeError,
-                    r"want is a str; pass a list such as \['lse'\]",
-                    lambda: {"want": "lse"},
-                ),
-                (
-                    ValueError,
-                    "window_right is -1; it must be at least 0; pass None for no window",
-                    lambda: {"window_right": -1},
-                ),
-                (
-                    ValueError,
-                    (
-                        "^out has strides of .* bytes, which the library cannot step by; pass a"
-                        " contiguous array$"
-                    ),
-                    lambda: {"out": floats(2, 5, 2 * width)[..., ::2]},
-                ),
-                (
-                    ValueError,
-                    r"^want\['lse'\] is not contiguous; pass a contiguous array$",
-                    lambda: {"want": {"lse": floats(2, heads, 10)[..., ::2]}},
-                ),
-                (TypeError, "q_lengths is float64", lambda: {"q_lengths": [3.0, 2.0]}),
-                (
-                    ValueError,
-                    r"q_lengths is int64 \[1\]; its shape must be \[2\]",
-                    lambda: {"q_lengths": [3]},
-                ),
-                (
-                    ValueError,
-                    "want is 'weights'; it must be one of .*'attention_weights'",
-                    lambda: {"want": ["weights"]},
-                ),
-                (ValueError, "mask is .* its shape must be", lambda: attend(mask=grid)),
-                (TypeError, "mask is .* its type must be", lambda: attend(mask=x[0, :, :5].copy())),
-                (
-                    ValueError,
-                    "must be neighbours",
-                    lambda: attend(mask=np.ones((5, 10), bool)[:, ::2]),
-                ),
-                (ValueError, "must be neighbours", lambda: attend(bias=floats(5, 1))),
-                (
-                    TypeError,
-                    "bias is .* its type must be",
-                    lambda: attend(bias=floats(5, 5).astype(np.float64)),
-                ),
-                (
-                    ValueError,
-                    "sinks is .* its shape must be",
-                    lambda: attend(sinks=floats(heads + 1)),
-                ),
-                (ValueError, "column_keys", lambda: attend(column_keys="some")),
-                (
-                    ValueError,
-                    "its shape must be",
-                    lambda: attend(relative_bias=floats(heads + 1, 5)),
-                ),
-                (
-                    ValueError,
-                    "relative_rows is",
-                    lambda: attend(relative_rows=floats(heads + 1, 1, 5)),
-                ),
-                (
-                    ValueError,
-                    "q_scales is .* its shape must be",
-                    lambda: attend(q_scales=floats(6)),
-                ),
-                (ValueError, "q_segments", lambda: attend(q_segments=np.int32([1, 2]))),
-                (
-                    ValueError,
-                    "kv_segments",
-                    lambda: attend(q_segments=numbers, kv_segments=numbers[:4]),
-                ),
-                (ValueError, "segments", lambda: attend(q_segments=numbers, segments="all")),
-                (mha.Error, "score.softcap is -1", lambda: attend(softcap=-1.0)),
-                (mha.Error, "score_arrays.column_keys", lambda: attend(column_keys="new_keys")),
-                (
-                    mha.Error,
-                    r"score.sinks\[0\]",
-                    lambda: attend(sinks=np.full(heads, np.nan, np.float32)),
-                ),
-                (
-                    mha.Error,
-                    "score.relative_right is -1",
-                    lambda: attend(relative_bias=floats(heads, 5), relative_left=5),
-                ),
-                (
-                    ValueError,
-                    "q_weight is .* its shape must be",
-                    lambda: {"norm": mha.Norm(q_weight=floats(head_dim + 1))},
-                ),
-                (
-                    ValueError,
-                    "k_bias is .* its shape must be",
-                    lambda: {"norm": mha.Norm(k_bias=floats(heads + 1, head_dim))},
-                ),
-                (
-                    ValueError,
-                    "either all are",
-                    lambda: {
-                        "norm": mha.Norm(
-                            q_weight=floats(head_dim), k_weight=floats(heads, head_dim)
-                        )
-                    },
-                ),
-                (
-                    TypeError,
-                    "q_weight is .* its type must be",
-                    lambda: {"norm": mha.Norm(q_weight=floats(head_dim).astype(np.float64))},
-                ),
-                (
-                    mha.Error,
-                    "norm.epsilon and context_epsilon are both 0",
-                    lambda: {"norm": mha.Norm(epsilon=0.0)},
-                ),
-                (mha.Error, "norm.q_bias", lambda: {"norm": mha.Norm(q_bias=floats(head_dim))}),
-            )
-        ]
-        q, strided = (
-            floats(1, 4, heads, head_dim),
-            lambda *shape, dtype=np.float32: np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[
-                ..., ::2
-            ],
+        def attend(**score):
+            return forward(x, score=mha.ScoreOptions(**score))
+
+        def normed(**norm):
+            return forward(x, norm=mha.Norm(**norm))
+
+        refused(
+            ValueError, r"query is .*23\]; its shape must be \[any, any, 24", forward, x[..., 1:]
         )
-        states, shape = (
-            mha.attention(q, q, q, partials=True),
-            {"num_sequences": 1, "capacity": 4, "num_kv_heads": 1, "head_dim": 4},
+        refused(ValueError, "query has strides", forward, x[::-1])
+        refused(ValueError, r".*np\.ascontiguousarray\(query\)", forward, x[:, :, ::-1])
+        refused(ValueError, "query has strides", forward, np.broadcast_to(x[:, :, :1], x.shape))
+        refused(
+            TypeError, r"query is float64 .*; its type must be float32", forward, x.astype(float)
         )
+        refused(ValueError, r"w_q is .*\[23, 24\]; its shape .*24\]", layer, w_q=floats(23, 24))
+        refused(TypeError, "unexpected keyword argument 'widht'", layer, widht=3)
+        refused(ValueError, "num_heads is 5; it must .* divide 24", layer, width, 5)
+        offsets = {"w_q": floats(24)}
+        refused(ValueError, "no offsets of 'w_x'; the matrices are w_q", layer, offsets={"w_x": x})
+        refused(ValueError, r"offsets\['w_q'\] is .*24, 2", layer, offsets=offsets, group_size=16)
+        refused(ValueError, "scale_type is 'bf16'; .* 'f32', 'f16'", layer, scale_type="bf16")
+        refused(ValueError, "bytes is -1; it must be at least 0", mha.aligned, -1)
+        # An integer that the library's types do not hold would become another one, and memory be
+        # written behind an array of the first.
+        too_small = "num_positions is -18446744073709551611; the library takes numbers from -9223"
+        refused(ValueError, too_small, mha.Rope.tables, 8, -(2**64) + 5)
+        refused(ValueError, "query_dim is 18446744073709551617", layer, 2**64 + 1, 1)
+        refused(ValueError, "num_heads is -1844674407370955160", mha.alibi_slopes, -(2**64) + 8)
+        refused(ValueError, "num_threads is 4294967297", mha.Scheduler, 2**32 + 1, map)
+        refused(
+            ValueError, "window_left is 184467440", forward, x, window_left=np.uint64(2**64 - 5)
+        )
+        refused(ValueError, "out cannot be written to", forward, x, out=locked)
+        refused(TypeError, r"want is a str; pass a list such as \['lse'\]", forward, x, want="lse")
+        refused(ValueError, "is -1; .*; pass None for no window", forward, x, window_right=-1)
+        refused(
+            ValueError, "^out has strides .*contig", forward, x, out=np.dstack([x, x])[..., ::2]
+        )
+        lse = {"lse": floats(2, heads, 10)[..., ::2]}
+        refused(ValueError, r"^want\['lse'\] is not contiguous; pass a c", forward, x, want=lse)
+        refused(TypeError, "q_lengths is float64", forward, x, q_lengths=[3.0, 2.0])
+        refused(ValueError, r"q_lengths is .* its shape must be \[2\]", forward, x, q_lengths=[3])
+        refused(
+            ValueError, "want is 'weights'; .*'attention_weights'", forward, x, want=["weights"]
+        )
+        refused(ValueError, "mask is .* its shape must be", attend, mask=np.ones((6, 6), bool))
+        refused(TypeError, "mask is .* its type must be", attend, mask=x[0, :, :5].copy())
+        refused(ValueError, "must be neighbours", attend, mask=np.ones((5, 10), bool)[:, ::2])
+        refused(ValueError, "must be neighbours", attend, bias=floats(5, 1))
+        refused(TypeError, "bias is .* its type must be", attend, bias=np.zeros((5, 5)))
+        refused(ValueError, "sinks is .* its shape must be", attend, sinks=floats(heads + 1))
+        refused(ValueError, "column_keys", attend, column_keys="some")
+        refused(ValueError, "its shape must be", attend, relative_bias=floats(heads + 1, 5))
+        refused(ValueError, "relative_rows is", attend, relative_rows=floats(heads + 1, 1, 5))
+        refused(ValueError, "q_scales is .* its shape must be", attend, q_scales=floats(6))
+        refused(ValueError, "q_segments", attend, q_segments=np.int32([1, 2]))
+        refused(ValueError, "kv_seg", attend, q_segments=numbers, kv_segments=numbers[:4])
+        refused(ValueError, "segments", attend, q_segments=numbers, segments="all")
+        refused(mha.Error, "score.softcap is -1", attend, softcap=-1.0)
+        refused(mha.Error, "score_arrays.column_keys", attend, column_keys="new_keys")
+        nan, bias = np.full(heads, np.nan, np.float32), floats(heads, 5)
+        refused(mha.Error, r"score.sinks\[0\]", attend, sinks=nan)
+        refused(mha.Error, "relative_right is -1", attend, relative_bias=bias, relative_left=5)
+        one, each = floats(head_dim), floats(heads, head_dim)
+        refused(ValueError, "q_weight is .* its shape must be", normed, q_weight=floats(9))
+        refused(ValueError, "k_bias is .* its shape must be", normed, k_bias=floats(4, head_dim))
+        refused(ValueError, "either all are", normed, q_weight=one, k_weight=each)
+        refused(TypeError, "q_weight is .* its type must be", normed, q_weight=np.zeros(head_dim))
+        refused(mha.Error, "norm.epsilon and context_epsilon are both 0", normed, epsilon=0.0)
+        refused(mha.Error, "norm.q_bias", normed, q_bias=one)
+
+        def strided(*shape, dtype=np.float32):
+            return np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2]
+
+        q, large = floats(1, 4, heads, head_dim), strided(2**20, dtype=np.uint8)
+        states = mha.attention(q, q, q, partials=True)
+        shape = {"num_sequences": 1, "capacity": 4, "num_kv_heads": 1, "head_dim": 4}
         choose = functools.partial(mha.choose_keys, q, floats(1, 4, heads), 2, q[:, :, 0].copy())
-        calls += [
+        for function, given, name, array in (
+            (mha.attention, (q, q, q), "out", strided(*q.shape)),
             (
-                ValueError,
-                f"^{name} (has strides|is not contiguous).*; pass a contiguous array$",
-                call,
-            )
-            for name, call in (
-                ("out", lambda: mha.attention(q, q, q, out=strided(*q.shape))),
-                ("out", lambda: mha.attention(q, q, q, partials=True, out=strided(*states.shape))),
-                ("out", lambda: mha.partials_merge(states, states, out=strided(*states.shape))),
-                ("out", lambda: mha.partials_finish(states, out=strided(*q.shape))),
-                ("out", lambda: choose(out=strided(1, 4, 2, dtype=np.int32))),
-                ("index_scores", lambda: choose(index_scores=strided(1, 4, 4))),
-                ("out", lambda: mha.Linear(floats(5, width))(x[0], out=strided(5, 5))),
-                (
-                    "out",
-                    lambda: mha.pack(width, heads, **self.w, out=strided(2**20, dtype=np.uint8)),
-                ),
-                (
-                    "workspace",
-                    lambda: mha.attention(q, q, q, workspace=strided(2**20, dtype=np.uint8)),
-                ),
-                ("buffer", lambda: mha.KvCache(**shape, buffer=strided(2**16, dtype=np.uint8))),
-            )
-        ]
-        calls += [
-            (TypeError, "v is None; give k and v", lambda: mha.attention(q, q)),
-            (TypeError, "k is None; give k and v", lambda: mha.attention(q)),
-            (
-                mha.Error,
-                "k_type is 5; set it to MHA_TYPE_F32",
-                lambda: mha.KvCache(**shape, k_type="int4"),
+                functools.partial(mha.attention, partials=True),
+                (q, q, q),
+                "out",
+                strided(*states.shape),
             ),
-            (
-                ValueError,
-                "v_type is 'int5'; it must be one of 'f32', 'f16', 'bf16', 'int8', 'int4'$",
-                lambda: mha.KvCache(**shape, v_type="int5"),
-            ),
-            (
-                ValueError,
-                "k_type is 'int8'; it must be one of 'f32', 'f16', 'bf16'$",
-                lambda: mha.attention_info(4, 4, 1, 4, k_type="int8"),
-            ),
-            (
-                ValueError,
-                "input_type is 'int4'; it must be one of 'f32', 'f16', 'bf16'$",
-                lambda: mha.Linear(floats(5, width)).info(4, input_type="int4"),
-            ),
-        ]
-        for error, sentence, call in calls:
-            with self.subTest(sentence), self.assertRaisesRegex(error, sentence):
-                call()
+            (mha.partials_merge, (states, states), "out", strided(*states.shape)),
+            (mha.partials_finish, (states,), "out", strided(*q.shape)),
+            (choose, (), "out", strided(1, 4, 2, dtype=np.int32)),
+            (choose, (), "index_scores", strided(1, 4, 4)),
+            (mha.Linear(floats(5, width)), (x[0],), "out", strided(5, 5)),
+            (functools.partial(mha.pack, **self.w), (width, heads), "out", large),
+            (mha.attention, (q, q, q), "workspace", large),
+            (functools.partial(mha.KvCache, **shape), (), "buffer", large),
+        ):
+            says = f"^{name} (has strides|is not contiguous).*; pass a contiguous array$"
+            refused(ValueError, says, function, *given, **{name: array})
+        narrow = "is 'int[458]'; it must be one of 'f32', 'f16', 'bf16'"
+        linear = mha.Linear(floats(5, width))
+        refused(TypeError, "v is None; give k and v", mha.attention, q, q)
+        refused(TypeError, "k is None; give k and v", mha.attention, q)
+        refused(
+            mha.Error, "k_type is 5; set it to MHA_TYPE_F32", mha.KvCache, **shape, k_type="int4"
+        )
+        refused(
+            ValueError, f"v_type {narrow}, 'int8', 'int4'$", mha.KvCache, **shape, v_type="int5"
+        )
+        refused(ValueError, f"k_type {narrow}$", mha.attention_info, 4, 4, 1, 4, k_type="int8")
+        refused(ValueError, f"input_type {narrow}$", linear.info, 4, input_type="int4")
 
     def test_extents_that_the_library_refuses_take_no_memory_before(self):
         q, huge = floats(2, 5, heads, head_dim), 2**50
@@ -3069,13 +2674,9 @@ class Mha(unittest.TestCase):
             (raised.exception.name, raised.exception.status, raised.exception.argument),
             ("MHA_ERROR_INVALID_VALUE", 3, 2),
         )
-        with self.assertRaises(mha.Error) as raised:
-            self.layer.forward(x, floats(2, 3, width), is_causal=True)
-        self.assertEqual(raised.exception.name, "MHA_ERROR_SHAPE")
+        self.fails("MHA_ERROR_SHAPE", self.layer.forward, x, floats(2, 3, width), is_causal=True)
         cache = mha.KvCache(num_sequences=1, capacity=4, num_kv_heads=heads, head_dim=head_dim)
-        with self.assertRaises(mha.Error) as raised:
-            self.layer.forward(x[:1], is_causal=True, cache=cache)
-        self.assertEqual(raised.exception.name, "MHA_ERROR_CACHE_FULL")
+        self.fails("MHA_ERROR_CACHE_FULL", self.layer.forward, x[:1], is_causal=True, cache=cache)
 
     def test_the_library_is_found_or_the_sentence_says_how(self):
         def loading(path=None, **environment):
@@ -3130,6 +2731,8 @@ class Extents(unittest.TestCase):
     """Arrays of every combination of the extents 0, 1 and 2: a call gives the right result or says
     what is wrong, and touches nothing else."""
 
+    refused = unittest.TestCase.assertRaisesRegex
+
     # Numbers on either side of an array: NaN, which a result would show, with bits that nothing
     # else writes.
     around = 128
@@ -3170,9 +2773,7 @@ class Extents(unittest.TestCase):
                 f" {sentence or 'nothing was said to be wrong'}"
             )
         if expected is not None:
-            np.testing.assert_allclose(
-                out, expected(**arrays), rtol=0, atol=1e-5, err_msg=f"{shapes}"
-            )
+            near(out, expected(**arrays), rtol=0, atol=1e-5, err_msg=f"{shapes}")
             out[...] = self.canary.view(np.float32)
         self.assert_untouched(bits, f"out {list(out_shape)}, {shapes}")
 
@@ -3323,10 +2924,8 @@ class Extents(unittest.TestCase):
         def expected(query, w_q, w_k, w_v, w_o, **_):
             return self.expected(num_heads, kv_heads, query, query, query, w_q, w_k, w_v, w_o)
 
-        kv_heads, dim = (
-            num_kv_heads or num_heads,
-            head_dim or (query_dim // num_heads if num_heads else 0),
-        )
+        kv_heads = num_kv_heads or num_heads
+        dim = head_dim or (query_dim // num_heads if num_heads else 0)
         can_be = (
             0 not in (query_dim, num_heads, dim)
             and num_heads % kv_heads == 0
@@ -3349,12 +2948,7 @@ class Extents(unittest.TestCase):
             )
         if not can_be:
             return
-        biases = {
-            "b_q": num_heads * dim,
-            "b_k": kv_heads * dim,
-            "b_v": kv_heads * dim,
-            "b_o": query_dim,
-        }
+        biases = dict(b_q=num_heads * dim, b_k=kv_heads * dim, b_v=kv_heads * dim, b_o=query_dim)
         for name, extent in itertools.product(biases, range(3)):
             if extent != biases[name]:
                 self.try_call(
@@ -3369,36 +2963,25 @@ class Extents(unittest.TestCase):
         for extent in extents:
             if extent != (query_dim, (num_heads + 2 * kv_heads) * dim):
                 self.try_call(
-                    call,
-                    (1, 2, query_dim),
-                    None,
-                    query=(1, 2, query_dim),
-                    **right,
-                    w_qkv=extent,
+                    call, (1, 2, query_dim), None, query=(1, 2, query_dim), **right, w_qkv=extent
                 )
 
     def test_looks_inside(self):
         w = {name: floats(2, 2) for name in ("w_q", "w_k", "w_v", "w_o")}
         layer = mha.Layer(2, 1, **w)
         for batch, n_q, n_kv in itertools.product(range(3), repeat=3):
-            query, key = (
-                self.array("query", (batch, n_q, 2))[0],
-                self.array("key", (batch, n_kv, 2))[0],
-            )
+            query = self.array("query", (batch, n_q, 2))[0]
+            key = self.array("key", (batch, n_kv, 2))[0]
             y, seen = layer.forward(query, key, want=mha._structs._optional_outputs)
-            np.testing.assert_allclose(
-                y, self.expected(1, 1, query, key, None, **w), rtol=0, atol=1e-5
-            )
+            near(y, self.expected(1, 1, query, key, None, **w), rtol=0, atol=1e-5)
             # Without queries nothing is computed.
             expected = key @ w["w_k"] if n_q else np.zeros_like(key)
-            np.testing.assert_allclose(
-                seen["k"], expected.reshape(batch, n_kv, 1, 2), rtol=0, atol=1e-5
-            )
+            near(seen["k"], expected.reshape(batch, n_kv, 1, 2), rtol=0, atol=1e-5)
             for name, array in seen.items():
                 if array.size:
                     out, bits = self.array("out", array.shape)
                     layer.forward(query, key, want={name: out})
-                    np.testing.assert_array_equal(out, array) if n_q else None
+                    same(out, array) if n_q else None
                     out[...] = self.canary.view(np.float32)
                     self.assert_untouched(bits, name)
 
@@ -3443,8 +3026,7 @@ class Extents(unittest.TestCase):
             )
         table = np.ones((1, 1), np.float32)
         for tables, name in ((table, None), "sin"), ((None, table), "cos"):
-            with self.assertRaisesRegex(TypeError, f"{name} is None; it must be a NumPy array"):
-                mha.Rope(*tables)
+            self.refused(TypeError, f"{name} is None; it must be a NumPy array", mha.Rope, *tables)
 
     def test_all_positions_of_rotation(self):
         extents = list(itertools.product(range(3), repeat=2))
@@ -3485,10 +3067,8 @@ class Extents(unittest.TestCase):
                 "head_dim": dim,
                 "head_dim_v": dim_v,
             }
-            room, bytes = (
-                np.full(mha.KvCache.size(**config) + 192, 0xCA, np.uint8),
-                mha.KvCache.size(**config),
-            )
+            room = np.full(mha.KvCache.size(**config) + 192, 0xCA, np.uint8)
+            bytes = mha.KvCache.size(**config)
             first = 64 + -room.ctypes.data % 64
             cache = mha.KvCache(buffer=room[first : first + bytes], **config)
             for k_shape, v_shape in itertools.product(extents, repeat=2):
@@ -3501,7 +3081,7 @@ class Extents(unittest.TestCase):
                 ):
                     cache.append(0, k, v)
                     for has, given in zip(cache.read(0, 0, len(k)), (k, v)):
-                        np.testing.assert_array_equal(has, given)
+                        same(has, given)
                 else:
                     with self.assertRaises(ValueError):
                         cache.append(0, k, v)
@@ -3525,8 +3105,7 @@ class Extents(unittest.TestCase):
             cache.append(0, np.zeros((1, 1, 2), np.float32), np.zeros((1, 1, 2), np.float32))
         # Of which the lower 32 bits might name a block.
         for block in 1 << 32, (1 << 32) + 1, -(1 << 31) - 1:
-            with self.assertRaisesRegex(ValueError, f"blocks reaches from .*{block}"):
-                cache.set_blocks(0, [block])
+            self.refused(ValueError, f"blocks reaches from .*{block}", cache.set_blocks, 0, [block])
         with self.assertRaisesRegex(ValueError, f"q_lengths reaches from {1 << 63}"):
             mha.attention(*[floats(1, 2, 1, 2)] * 3, q_lengths=np.array([1 << 63], np.uint64))
 
@@ -3655,13 +3234,11 @@ class MiniLM(unittest.TestCase):
         model = minilm.Model(minilm.find_model())
         ids, lengths = model.tokens(minilm.sentences)
         self.assertLess(lengths.min(), lengths.max())
-        embeddings, expected = (
-            model.embed(ids, lengths),
-            minilm_onnx.embed(model.weights, model.config, ids, lengths),
-        )
-        np.testing.assert_allclose(embeddings, expected, rtol=0, atol=1e-5)
+        embeddings = model.embed(ids, lengths)
+        expected = minilm_onnx.embed(model.weights, model.config, ids, lengths)
+        near(embeddings, expected, rtol=0, atol=1e-5)
         for one, length, embedding in zip(ids, lengths, embeddings):  # alone, without padding
-            np.testing.assert_allclose(
+            near(
                 model.embed(one[None, :length], lengths[lengths == length][:1])[0],
                 embedding,
                 rtol=0,

@@ -52,6 +52,24 @@ def threes(shapes, dtype=f32):
     return [random(*shape, dtype=dtype) for shape in shapes]
 
 
+def case(group, tensors, **options):
+    return group, tensors, options
+
+
+def alike(leading, n_q, n_kv, width, width_v=None, dtype=f32):
+    width_v = width if width_v is None else width_v
+    rows = (n_q, width), (n_kv, width), (n_kv, width_v)
+    return threes([(*leading, *row) for row in rows], dtype)
+
+
+def small():
+    return alike((2, 3), 5, 7, 8)
+
+
+def square():
+    return threes([(2, 3, 5, 8)] * 3)
+
+
 def cases():
     """(group, tensors, options): the grid."""
     # ---- as PyTorch compares its fused operator with plain products: q, k and v are parts of one
@@ -62,13 +80,13 @@ def cases():
         if batch == 12 and rows == 1030 and dtype is not f32:
             continue  # a second each
         packed = random(batch, rows, 3 * heads * width, dtype=dtype)
-        yield (
+        yield case(
             "self-attention, packed",
             [
                 part.view(batch, rows, heads, width).transpose(1, 2)
                 for part in packed.split(heads * width, dim=2)
             ],
-            {"is_causal": causal},
+            is_causal=causal,
         )
     # ---- masks, with every broadcast
     for dtype, boolean, dimensions in itertools.product(
@@ -88,73 +106,51 @@ def cases():
                 tensors = [
                     random(2, rows, 3, 8, dtype=dtype).transpose(1, 2) for rows in (n_q, n_kv, n_kv)
                 ]
-                yield "masks, every broadcast", tensors, {"attn_mask": mask}
+                yield case("masks, every broadcast", tensors, attn_mask=mask)
     for dtype in bf16, f16:
-        yield (
-            "masks, every broadcast",
-            threes([(2, 3, 5, 8)] * 3, dtype),
-            {"attn_mask": random(5, 5)},
+        yield case(
+            "masks, every broadcast", threes([(2, 3, 5, 8)] * 3, dtype), attn_mask=random(5, 5)
         )
     # ---- fewer and more dimensions, extents that broadcast
     for leading in (), (3,), (2, 3), (2, 2, 3), (2, 1, 2, 3):
         for causal, width in itertools.product((True, False), (8, 6)):
-            yield (
-                "2 to 6 dimensions",
-                threes([(*leading, 5, 8), (*leading, 7, 8), (*leading, 7, width)]),
-                {"is_causal": causal},
-            )
-        yield (
-            "2 to 6 dimensions",
-            threes([(*leading, 5, 8), (*leading, 7, 8), (*leading, 7, 8)]),
-            {"attn_mask": random(5, 7)},
-        )
-        yield (
-            "2 to 6 dimensions",
-            threes([(*leading, 5, 8), (*leading, 7, 8), (*leading, 7, 8)]),
-            {"attn_mask": random(*leading, 5, 7) > 0},
+            yield case("2 to 6 dimensions", alike(leading, 5, 7, 8, width), is_causal=causal)
+        yield case("2 to 6 dimensions", alike(leading, 5, 7, 8), attn_mask=random(5, 7))
+        yield case(
+            "2 to 6 dimensions", alike(leading, 5, 7, 8), attn_mask=random(*leading, 5, 7) > 0
         )
     for q, k, v in itertools.product([(2, 3), (1, 3), (2, 1), (1, 1), (3,), ()], repeat=3):
-        yield "batches and heads that broadcast", threes([(*q, 5, 8), (*k, 7, 8), (*v, 7, 8)]), {}
+        yield case("batches and heads that broadcast", threes([(*q, 5, 8), (*k, 7, 8), (*v, 7, 8)]))
     # ---- heads that share keys and values
     for heads, kv_heads in (6, 3), (6, 2), (6, 1), (6, 6), (8, 4), (32, 8):
         for causal, batch, n_q in itertools.product((True, False), (1, 3), (1, 9, 40)):
-            yield (
+            yield case(
                 "enable_gqa",
                 threes(
                     [(batch, heads, n_q, 16), (batch, kv_heads, 40, 16), (batch, kv_heads, 40, 16)]
                 ),
-                {"enable_gqa": True, "is_causal": causal},
+                enable_gqa=True,
+                is_causal=causal,
             )
-        yield (
+        yield case(
             "enable_gqa",
             threes([(2, heads, 4, 16), (2, kv_heads, 9, 16), (2, kv_heads, 9, 16)]),
-            {"enable_gqa": True, "attn_mask": random(2, heads, 4, 9)},
+            enable_gqa=True,
+            attn_mask=random(2, heads, 4, 9),
         )
-    yield "enable_gqa", threes([(2, 6, 4, 16), (2, 3, 9, 16), (2, 2, 9, 16)]), {"enable_gqa": True}
-    yield "enable_gqa", threes([(6, 4, 16), (3, 9, 16), (3, 9, 16)]), {"enable_gqa": True}
+    yield case("enable_gqa", threes([(2, 6, 4, 16), (2, 3, 9, 16), (2, 2, 9, 16)]), enable_gqa=True)
+    yield case("enable_gqa", threes([(6, 4, 16), (3, 9, 16), (3, 9, 16)]), enable_gqa=True)
     # ---- widths and lengths
     for width, n_q, dtype in itertools.product(
         (1, 2, 3, 8, 17, 64, 80, 128, 192, 256, 513), (1, 2, 5, 33), (f32, bf16, f16)
     ):
-        yield (
-            "widths of heads",
-            threes([(1, 2, n_q, width), (1, 2, 65, width), (1, 2, 65, width)], dtype),
-            {},
-        )
+        yield case("widths of heads", alike((1, 2), n_q, 65, width, dtype=dtype))
     for width, width_v in (8, 3), (3, 8), (64, 128), (192, 128), (1, 1):
-        yield (
-            "widths of heads",
-            threes([(2, 2, 5, width), (2, 2, 9, width), (2, 2, 9, width_v)]),
-            {"is_causal": True},
-        )
+        yield case("widths of heads", alike((2, 2), 5, 9, width, width_v), is_causal=True)
     for n_q, n_kv, causal in itertools.product(
         (1, 2, 7, 64, 300), (1, 2, 7, 64, 300, 1200), (True, False)
     ):
-        yield (
-            "numbers of rows",
-            threes([(1, 2, n_q, 32), (1, 2, n_kv, 32), (1, 2, n_kv, 32)]),
-            {"is_causal": causal},
-        )
+        yield case("numbers of rows", alike((1, 2), n_q, n_kv, 32), is_causal=causal)
 
     # ---- views
     def views(rows):
@@ -176,12 +172,10 @@ def cases():
     for one in range(count):
         for causal in True, False:
             q, k, v = [list(views(rows)) for rows in (5, 7, 7)]
-            yield (
-                "views",
-                [q[one], k[(one + 1) % count], v[(one + 5) % count]],
-                {"is_causal": causal},
+            yield case(
+                "views", [q[one], k[(one + 1) % count], v[(one + 5) % count]], is_causal=causal
             )
-            yield "views", [q[one], k[one], v[one]], {"is_causal": causal}
+            yield case("views", [q[one], k[one], v[one]], is_causal=causal)
     for mask in (
         random(7, 5).t(),
         random(5, 14)[:, ::2],
@@ -193,72 +187,44 @@ def cases():
         random(5, 1).expand(5, 7),
         random(2, 5, 9).unfold(2, 7, 1).transpose(1, 2),
     ):
-        yield "views", threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]), {"attn_mask": mask}
-        yield "views", threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]), {"attn_mask": mask > 0}
+        yield case("views", small(), attn_mask=mask)
+        yield case("views", small(), attn_mask=mask > 0)
     # ---- nothing
     for batch, heads, n_q, n_kv, width, width_v in itertools.product(
         (0, 2), (0, 3), (0, 5), (0, 7), (0, 8), (0, 8)
     ):
         if 0 in (batch, heads, n_q, n_kv, width, width_v):
-            yield (
-                "empty extents",
-                threes(
-                    [
-                        (batch, heads, n_q, width),
-                        (batch, heads, n_kv, width),
-                        (batch, heads, n_kv, width_v),
-                    ]
-                ),
-                {},
-            )
-    yield (
-        "empty extents",
-        threes([(2, 3, 5, 8), (2, 3, 0, 8), (2, 3, 0, 8)]),
-        {"attn_mask": torch.ones(5, 0, dtype=torch.bool)},
+            yield case("empty extents", alike((batch, heads), n_q, n_kv, width, width_v))
+    yield case(
+        "empty extents", alike((2, 3), 5, 0, 8), attn_mask=torch.ones(5, 0, dtype=torch.bool)
     )
     # ---- scales, infinities, rows that attend to nothing
     for scale in (0.0, -0.0, 1.0, 0.125, -0.3, 1e-30, 1e-50, 7, float("inf"), float("nan")):
-        yield "scales", threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]), {"scale": scale}
+        yield case("scales", small(), scale=scale)
     full = torch.full((600, 600), -float("inf"))
-    yield (
+    yield case(
         "masked rows and infinities",
         threes([(1, 2, 600, 8)] * 3),
-        {"attn_mask": full.triu(1) + full.tril(-10)},
+        attn_mask=full.triu(1) + full.tril(-10),
     )
-    yield (
-        "masked rows and infinities",
-        threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]),
-        {"attn_mask": torch.zeros(5, 7, dtype=torch.bool)},
-    )
-    yield (
-        "masked rows and infinities",
-        threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]),
-        {"attn_mask": torch.full((5, 7), -float("inf"))},
-    )
-    yield (
-        "masked rows and infinities",
-        threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]),
-        {"attn_mask": torch.eye(5, 7) > 0},
-    )
+    yield case("masked rows and infinities", small(), attn_mask=torch.zeros(5, 7, dtype=torch.bool))
+    yield case("masked rows and infinities", small(), attn_mask=torch.full((5, 7), -float("inf")))
+    yield case("masked rows and infinities", small(), attn_mask=torch.eye(5, 7) > 0)
     infinite = random(5, 7)
     infinite[2, 3] = float("inf")
-    yield (
-        "masked rows and infinities",
-        threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]),
-        {"attn_mask": infinite},
-    )
+    yield case("masked rows and infinities", small(), attn_mask=infinite)
     for which in 1, 2:  # of a query with NaN, PyTorch makes 0 with AVX-512
-        tensors = threes([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)])
+        tensors = small()
         tensors[which][1, 1, 2] = float("nan")
-        yield "masked rows and infinities", tensors, {}
+        yield case("masked rows and infinities", tensors)
     # ---- dropout, gradients, types
     for dropout_p in 0.0, 0.3, 1.0:
-        yield "dropout", threes([(2, 3, 5, 8)] * 3), {"dropout_p": dropout_p}
+        yield case("dropout", square(), dropout_p=dropout_p)
     for which in range(3):
-        tensors = threes([(2, 3, 5, 8)] * 3)
+        tensors = square()
         tensors[which].requires_grad_()
-        yield "gradients", tensors, {}
-    yield "gradients", threes([(2, 3, 5, 8)] * 3), {"attn_mask": random(5, 5).requires_grad_()}
+        yield case("gradients", tensors)
+    yield case("gradients", square(), attn_mask=random(5, 5).requires_grad_())
 
 
 samples, types = "PyTorch's sample inputs", "it computes float32, float16 and bfloat16"
@@ -371,6 +337,8 @@ def whole_grid():
 
 
 class Torch(unittest.TestCase):
+    refused = unittest.TestCase.assertRaisesRegex
+
     def setUp(self):
         torch.manual_seed(0)
         mha.torch._common._said.clear()
@@ -532,8 +500,7 @@ class Torch(unittest.TestCase):
     def test_tensors_of_other_kinds_go_to_pytorch(self):
         meta = [tensor.to("meta") for tensor in (self.q, self.k, self.v)]
         self.assertEqual(attention(*meta).shape, self.q.shape)
-        with self.assertRaisesRegex(mha.torch.NotServed, "on the device 'meta'"):
-            attention(*meta, strict=True)
+        self.refused(mha.torch.NotServed, "on the device 'meta'", attention, *meta, strict=True)
         nested = torch.nested.nested_tensor([random(3, 5, 8), random(3, 4, 8)])
         with self.assertRaises(mha.torch.NotServed):
             attention(nested, nested, nested, strict=True)
@@ -783,12 +750,10 @@ class Torch(unittest.TestCase):
         expected = module(x, x, x)[0]
         torch.manual_seed(5)
         self.assertTrue(torch.equal(kept(x, x, x)[0], expected))
-        with self.assertRaisesRegex(mha.torch.NotServed, "it has no dropout"):
-            strict(x, x, x)
+        self.refused(mha.torch.NotServed, "it has no dropout", strict, x, x, x)
         module.eval(), kept.eval(), strict.eval()
         torch.testing.assert_close(strict(x, x, x)[0], module(x, x, x)[0], atol=1e-5, rtol=1e-5)
-        with self.assertRaisesRegex(mha.torch.NotServed, "requires a gradient"):
-            strict(x.requires_grad_(), x, x)
+        self.refused(mha.torch.NotServed, "requires a gradient", strict, x.requires_grad_(), x, x)
         with self.assertRaises((ValueError, RuntimeError)):
             strict(random(5, 2, 15), x.detach(), x.detach())
         with self.assertRaises(RuntimeError):
@@ -841,11 +806,7 @@ class Torch(unittest.TestCase):
         ):
             if (group_size or arithmetic != "f32") and weight_type not in ("int8", "int4"):
                 continue
-            options = {
-                "weight_type": weight_type,
-                "group_size": group_size,
-                "arithmetic": arithmetic,
-            }
+            options = dict(weight_type=weight_type, group_size=group_size, arithmetic=arithmetic)
             expected = mha.Layer(64, 4, layout="out_in", **arrays, **options).forward(x.numpy())
             actual = mha.torch.MultiheadAttention.from_module(module, **options)(x, x, x)[0]
             self.assertTrue(torch.equal(actual, torch.from_numpy(expected)), options)
@@ -858,10 +819,8 @@ class Torch(unittest.TestCase):
     def test_a_linear_has_the_bits_of_the_library_whatever_its_rows_and_options(self):
         for bias, dtype in itertools.product((False, True), (f32, bf16)):
             module = nn.Linear(40, 24, bias=bias).to(dtype)
-            w, b = (
-                module.weight.detach().float().numpy(),
-                module.bias.detach().float().numpy() if bias else None,
-            )
+            w = module.weight.detach().float().numpy()
+            b = module.bias.detach().float().numpy() if bias else None
             for options in (
                 {},
                 {"weight_type": "f16"},
@@ -872,10 +831,8 @@ class Torch(unittest.TestCase):
                 {"weight_type": "int8", "group_size": 32, "arithmetic": "int8"},
                 {"weight_type": "int4", "group_size": 16},
             ):
-                layer, same = (
-                    mha.torch.Linear.from_module(module, strict=True, **options),
-                    mha.Linear(w, b, **options),
-                )
+                layer = mha.torch.Linear.from_module(module, strict=True, **options)
+                same = mha.Linear(w, b, **options)
                 for x in (
                     random(7, 40),
                     random(40),
@@ -902,12 +859,10 @@ class Torch(unittest.TestCase):
                         )
 
     def test_a_linear_has_the_same_bits_for_any_number_of_threads_and_rows(self):
-        layer, x = (
-            mha.torch.Linear.from_module(
-                nn.Linear(256, 384), weight_type="int8", arithmetic="int16"
-            ),
-            random(70, 256),
+        layer = mha.torch.Linear.from_module(
+            nn.Linear(256, 384), weight_type="int8", arithmetic="int16"
         )
+        x = random(70, 256)
         expected = layer(x)
         torch.set_num_threads(4)
         self.assertTrue(torch.equal(layer(x), expected))
@@ -929,15 +884,13 @@ class Torch(unittest.TestCase):
             linear.from_module(nn.Linear(2, 2), weight_type="int8", arithmetic="int32")
         layer = linear.from_module(nn.Linear(8, 3), strict=True)
         for x in random(2, 9), random(2, 7), torch.tensor(1.0):
-            with self.assertRaisesRegex(
-                ValueError, "for 3 outputs; the layer has 8 inputs and 3 outputs"
-            ):
-                layer(x)
+            self.refused(
+                ValueError, "for 3 outputs; the layer has 8 inputs and 3 outputs", layer, x
+            )
         layer.out_features = 4
-        with self.assertRaisesRegex(
-            ValueError, "for 4 outputs; the layer has 8 inputs and 3 outputs"
-        ):
-            layer(random(2, 8))
+        self.refused(
+            ValueError, "for 4 outputs; the layer has 8 inputs and 3 outputs", layer, random(2, 8)
+        )
         elsewhere = linear.from_module(nn.Linear(8, 3)).to("meta")
         with self.assertRaisesRegex(ValueError, "the packed weights are on the device 'meta'"):
             elsewhere(random(2, 8))
@@ -985,12 +938,10 @@ class Torch(unittest.TestCase):
             torch.testing.assert_close(actual, expected, atol=2e-2, rtol=2e-2)
 
     def test_a_linear_is_an_operator_that_is_compiled_exported_copied_and_saved(self):
-        layer, x = (
-            mha.torch.Linear.from_module(
-                nn.Linear(16, 8), weight_type="int8", arithmetic="int8", strict=True
-            ),
-            random(2, 5, 16),
+        layer = mha.torch.Linear.from_module(
+            nn.Linear(16, 8), weight_type="int8", arithmetic="int8", strict=True
         )
+        x = random(2, 5, 16)
         expected = layer(x)
         for options in (
             (x, layer.packed, 8),
@@ -1035,15 +986,7 @@ class Torch(unittest.TestCase):
             return model["head"](model["parts"][1](model["parts"][0](x)))
 
         x = random(2, 5, 16)
-        all_names = [
-            "block.linear1",
-            "block.linear2",
-            "one",
-            "parts.0",
-            "parts.1.0",
-            "parts.1.1",
-            "head",
-        ]
+        all_names = "block.linear1 block.linear2 one parts.0 parts.1.0 parts.1.1 head".split()
         for skip, names in (
             ((), all_names),
             (["head", "0"], ["block.linear1", "block.linear2", "one", "parts.1.1"]),
@@ -1105,8 +1048,7 @@ class Torch(unittest.TestCase):
         ):
             mha.torch.pack_linears(model, strict=True)
         self.assertIs(type(model[0]), nn.Linear)  # nothing is half done
-        with self.assertRaisesRegex(TypeError, "model is itself a Linear"):
-            mha.torch.pack_linears(nn.Linear(4, 4))
+        self.refused(TypeError, "model is itself a Linear", mha.torch.pack_linears, nn.Linear(4, 4))
         with self.assertRaisesRegex(
             ValueError, "skip has 'haed', which no module of the model is called"
         ):

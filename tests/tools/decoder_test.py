@@ -47,14 +47,8 @@ class Model:
     ):
         random.seed(7)
         self.base, self.codes = base, {}
-        self.dtype, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary = (
-            dtype,
-            layers,
-            6,
-            2,
-            width // 6,
-            50,
-        )
+        self.dtype, self.layers, self.heads, self.kv_heads = dtype, layers, 6, 2
+        self.head_dim, self.vocabulary = width // 6, 50
         small, kv_width = width**-0.5, 2 * self.head_dim
         shapes = {"model.embed_tokens": ((50, width), 0, embedding)}
         for layer in range(layers):
@@ -225,11 +219,8 @@ class Decoder(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         tokens += map(int, done.stdout.split())
         self.assertEqual(len(tokens), prompt + count)
-        numbers, plain, difference = (
-            array.array("f", (self.folder / "logits").read_bytes()),
-            model.logits(tokens),
-            0,
-        )
+        numbers = array.array("f", (self.folder / "logits").read_bytes())
+        plain, difference = model.logits(tokens), 0
         self.assertEqual(len(numbers), count * model.vocabulary)
         for i in range(count):
             logits = numbers[i * model.vocabulary : (i + 1) * model.vocabulary].tolist()

@@ -39,11 +39,9 @@ def safetensors(tensors, dtype="F32", encode=floats):
         kind, shape, encoded = (
             values if isinstance(values, tuple) else (dtype, shape_of(values), encode(values))
         )
-        header[name] = {
-            "dtype": kind,
-            "shape": shape,
-            "data_offsets": [len(data), len(data) + len(encoded)],
-        }
+        header[name] = dict(
+            dtype=kind, shape=shape, data_offsets=[len(data), len(data) + len(encoded)]
+        )
         data += encoded
     return with_header(json.dumps(header).encode(), data)
 
