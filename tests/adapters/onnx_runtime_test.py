@@ -435,13 +435,9 @@ class Operators(Case):
             with self.subTest(window=window, n=n, past=past, smooth=smooth):
                 model, names = self.group_query(n, past, tables=True)
                 bias = model.input("bias", normal(1, 1, n, past + n))
-                more = {
-                    "num_heads": 4,
-                    "kv_num_heads": 2,
-                    "do_rotary": 1,
-                    "smooth_softmax": smooth,
-                    "outputs": 3,
-                }
+                more = dict(
+                    num_heads=4, kv_num_heads=2, do_rotary=1, smooth_softmax=smooth, outputs=3
+                )
                 y = model.microsoft(
                     "GroupQueryAttention", *names, "", bias, local_window_size=window, **more
                 )
@@ -560,10 +556,8 @@ class Operators(Case):
         for form, causal in itertools.product(("ends", "starts", "sums"), (0, 1)):
             with self.subTest(form=form, causal=causal):
                 model = Model()
-                x, lengths = (
-                    model.input("x", normal(3, 6, 24), "batch", "rows", 24),
-                    model.input("lengths", self.lengths(form, 6), "lengths"),
-                )
+                x = model.input("x", normal(3, 6, 24), "batch", "rows", 24)
+                lengths = model.input("lengths", self.lengths(form, 6), "lengths")
                 y = model.microsoft(
                     "Attention",
                     x,
@@ -578,10 +572,8 @@ class Operators(Case):
 
     def test_lengths_that_embeddings_count_are_a_mask(self):
         model = Model()
-        ids, mask = (
-            model.input("ids", random.integers(9, size=(3, 6)).astype(np.int32)),
-            model.input("mask", (np.arange(6) < [[6], [1], [3]]).astype(np.int32)),
-        )
+        ids = model.input("ids", random.integers(9, size=(3, 6)).astype(np.int32))
+        mask = model.input("mask", (np.arange(6) < [[6], [1], [3]]).astype(np.int32))
         x, lengths = model.microsoft(
             "EmbedLayerNormalization",
             ids,
@@ -887,10 +879,7 @@ class Operators(Case):
             (layer(num_heads=0), "the attribute num_heads is 0; it has to be at least 1"),
             (layer(num_heads=5), "w_q is [16, 48], whose columns 15 heads do not share evenly"),
             (layer(w=(48,)), "w_q is [48]; it has to have two dimensions"),
-            (
-                layer(normal(16, 16)),
-                "w_q, w_k and w_v are needed, or w_q alone with the columns of all three",
-            ),
+            (layer(normal(16, 16)), "w_q, w_k and w_v are needed, or w_q alone with the columns"),
             (layer("", "", normal(12, 16)), "w_o is [12, 16]; it has to be [16, 16]"),
             (layer("", "", "", normal(7)), "b_q is [7]; it has to be [48]"),
             (layer("", "", "", "", "", "", normal(16)), "b_o with w_o"),
@@ -898,14 +887,8 @@ class Operators(Case):
             (layer(normal(0, 16), normal(16, 16), w=(16, 16)), "w_k is [0, 16], which is empty"),
             (layer(num_heads=2.0), "the attribute num_heads is a float; it has to be an integer"),
             (layer(arithmetic=1), "the attribute arithmetic is an integer; it has to be a string"),
-            (
-                layer(weight_type="int8", arithmetic="bf16"),
-                "the attribute arithmetic is 'bf16'; it has to be f32, int8 or int16",
-            ),
-            (
-                layer(weight_type="f16", arithmetic="int8"),
-                "set weight_type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5)",
-            ),
+            (layer(weight_type="int8", arithmetic="bf16"), "the attribute arithmetic is 'bf16'"),
+            (layer(weight_type="f16", arithmetic="int8"), "set weight_type to MHA_TYPE_INT8 (4)"),
             (layer(softcap=-1.0), "softcap"),
         ):
             with self.subTest(sentence):
@@ -925,44 +908,20 @@ class Operators(Case):
 
         q = (1, 2, 3, 8)
         for (model, y), sentence in (
-            (
-                attention((1, 3, 16), (1, 3, 16), (1, 3, 16)),
-                "whose last dimension q_num_heads = 0 heads do not share evenly",
-            ),
-            (
-                attention((3, 16), q, q),
-                (
-                    "Q is [3, 16]; it has to be [batch, heads, rows, width] or [batch, rows, heads"
-                    " * width]"
-                ),
-            ),
+            (attention((1, 3, 16), (1, 3, 16), (1, 3, 16)), "q_num_heads = 0 heads do"),
+            (attention((3, 16), q, q), "Q is [3, 16]; it has to be [batch, heads, rows, width]"),
             (attention(q, (1, 2, 3, 7), q), "K the width of Q"),
             (attention(q, (1, 2, 4, 8), q), "K and V the same heads and rows"),
             (attention((1, 3, 3, 8), q, q), "num_kv_heads"),
-            (
-                attention(q, q, q, (4, 3)),
-                "attn_mask is [4, 3], but has to be [1, 2, 3, 3] or to broadcast to it",
-            ),
+            (attention(q, q, q, (4, 3)), "attn_mask is [4, 3], but has to be [1, 2, 3, 3]"),
             (attention(q, q, q, (3, 1)), "attn_mask is [3, 1]"),
             (attention(q, q, q, (), q), "past_key and past_value go together"),
-            (
-                attention(q, q, q, (), (1, 2, 4, 9), (1, 2, 4, 8)),
-                "past_key is [1, 2, 4, 9]; it has to be [1, 2, rows, 8]",
-            ),
-            (
-                attention(q, (1, 0, 3, 8), (1, 0, 3, 8)),
-                "K is [1, 0, 3, 8]; it has to have at least 1 head of at least 1 number",
-            ),
+            (attention(q, q, q, (), (1, 2, 4, 9), (1, 2, 4, 8)), "past_key is [1, 2, 4, 9]"),
+            (attention(q, (1, 0, 3, 8), (1, 0, 3, 8)), "K is [1, 0, 3, 8]; it has to have"),
             (attention(q, q, (1, 2, 3, 0)), "V is [1, 2, 3, 0]; it has to have at least 1 head"),
             (attention(q, (1, 2, 1, 8), (1, 2, 1, 8), (0,)), "attn_mask is [0]"),
-            (
-                attention(q, q, q, is_causal=[1, 1]),
-                "the attribute is_causal is an array; it has to be an integer",
-            ),
-            (
-                attention(q, q, q, qk_matmul_output_mode=1),
-                "the attribute qk_matmul_output_mode is 1; this operator takes only 0",
-            ),
+            (attention(q, q, q, is_causal=[1, 1]), "the attribute is_causal is an array"),
+            (attention(q, q, q, qk_matmul_output_mode=1), "the attribute qk_matmul_output_mode"),
             (attention(q, q, q, softcap=-1.0), "softcap"),
         ):
             with self.subTest(sentence):
@@ -997,30 +956,12 @@ class Operators(Case):
             (grouped(3, 9), "sequence 0 has seqlens_k 3 and total_sequence_length is 9"),
             (grouped(1, []), "total_sequence_length is [0]; it has to be one number"),
             (grouped(1, 2, normal(8), normal(16)), "k_norm_weight is [16]; it has to be [8]"),
-            (
-                grouped(1, 2, local_window_size=0),
-                (
-                    "the attribute local_window_size is 0; it has to be at least 1, a row's own"
-                    " key, or -1 for no window"
-                ),
-            ),
+            (grouped(1, 2, local_window_size=0), "the attribute local_window_size is 0"),
             (grouped(1, 2, causal=0), "the attribute causal is 0; this operator takes only 1"),
-            (
-                grouped(1, 2, sliding_window_cache=1),
-                "the attribute sliding_window_cache is 1; this operator takes only 0",
-            ),
-            (
-                grouped(1, 2, left_window_size=1),
-                "the attribute left_window_size is 1; this operator takes only -1",
-            ),
-            (
-                grouped(1, 2, kv_cache_bit_width=8),
-                "the attribute kv_cache_bit_width is 8; this operator takes only 0",
-            ),
-            (
-                grouped(1, 2, k_quant_type="PER_TENSOR"),
-                "the attribute k_quant_type is 'PER_TENSOR'; this operator takes only 'NONE'",
-            ),
+            (grouped(1, 2, sliding_window_cache=1), "the attribute sliding_window_cache is 1"),
+            (grouped(1, 2, left_window_size=1), "the attribute left_window_size is 1"),
+            (grouped(1, 2, kv_cache_bit_width=8), "the attribute kv_cache_bit_width is 8"),
+            (grouped(1, 2, k_quant_type="PER_TENSOR"), "k_quant_type is 'PER_TENSOR'"),
         ):
             with self.subTest(sentence):
                 self.refused(model, sentence, y)
@@ -1202,20 +1143,14 @@ class Operators(Case):
 
         cases = (
             (multi_head(query=(2, 6, 4, 3, 8), key=None), "packed into one array"),
-            (
-                multi_head(mask=(2, 1, 6, 6)),
-                "'m' has 4 dimensions; of masks of numbers, those of 1 to 3 are rewritten",
-            ),
+            (multi_head(mask=(2, 1, 6, 6)), "'m' has 4 dimensions; of masks of numbers"),
             (multi_head(mask=(2,), added=True), "'m' of one dimension has another beside it"),
             (multi_head(past=True), "a past and no present"),
             (microsoft(constant=False), "its weights are not constant"),
             (microsoft(past=True), "past or a present"),
             (microsoft(do_rotary=1), "rotates"),
             (microsoft(qkv_hidden_sizes=[32, 32, 16]), r"are \[32, 32, 16\], of 96 columns"),
-            (
-                grouped(local_window_size=0),
-                "its local_window_size is 0; mha's operator takes 1 or more, or -1 for no window",
-            ),
+            (grouped(local_window_size=0), "its local_window_size is 0; mha's operator takes 1"),
             (
                 grouped(k_quant_type="PER_TENSOR", v_quant_type="PER_CHANNEL"),
                 (
@@ -1237,16 +1172,10 @@ class Operators(Case):
             (standard(outputs=4), "its scores are an output"),
             (pattern(inner_used), "is used elsewhere"),
             (pattern(scaled_mask), "not a product of queries and keys with factors and masks"),
-            (
-                pattern(lambda m, s, v: plain(m, s, v, axis=2)),
-                "softmax is over axis 2, not the keys",
-            ),
+            (pattern(lambda m, s, v: plain(m, s, v, axis=2)), "softmax is over axis 2"),
             (pattern(where), "a score of -50, which may still count"),
             (pattern(of_scores("Add", normal(2, 4, 5, 1))), "the last is that of the keys"),
-            (
-                pattern(of_scores("Tanh")),
-                "not a product of queries and keys with factors and masks",
-            ),
+            (pattern(of_scores("Tanh")), "not a product of queries and keys with factors"),
             (standard(q_num_heads=4, kv_num_heads=4), "q_num_heads, and its operands four"),
             (standard(softcap=-1.0), "its softcap is -1"),
             (standard(scale=0.0), "its scores are multiplied by 0"),
@@ -1263,10 +1192,7 @@ class Operators(Case):
                 "does not broadcast to the scores",
             ),
             (pattern(added(5, 5), q=(2, 4, 1, 8)), "does not broadcast to the scores"),
-            (
-                pattern(added(1, 5, 5, dims=(1, 5, None))),
-                "not known whether the mask 'm' has one column",
-            ),
+            (pattern(added(1, 5, 5, dims=(1, 5, None))), "not known whether the mask 'm'"),
             (shared_keys(), "its keys may have no rows"),
             (pattern(behind("Dropout")), "Dropout stands where"),
             (pattern(behind("Reshape", np.array([2, 4, 5, 5]))), "Reshape stands where"),
@@ -1623,8 +1549,7 @@ class Models(Case):
                 "integers multiply weights of int8 or int4",
             ),
         ):
-            with self.assertRaisesRegex(ValueError, sentence):
-                mha.onnx.rewrite(made, **options)
+            self.assertRaisesRegex(ValueError, sentence, mha.onnx.rewrite, made, **options)
 
     def test_a_where_outside_of_another_mask_leaves_the_average_over_the_keys_that_it_leaves_out(
         self,
@@ -1649,10 +1574,8 @@ class Models(Case):
         model = Model()
         q, k, v = (model.input(name, normal(2, 4, 6, 8), "batch", 4, "rows", 8) for name in "qkv")
         scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
-        rows, seen = (
-            model.add("Slice", model.add("Shape", scores), np.array([3]), np.array([4])),
-            np.tri(16, dtype=bool)[None, None],
-        )
+        rows = model.add("Slice", model.add("Shape", scores), np.array([3]), np.array([4]))
+        seen = np.tri(16, dtype=bool)[None, None]
         for axis in 2, 3:
             seen = model.add("Slice", seen, np.array([0]), rows, np.array([axis]))
         scores = model.add("Where", seen, scores, np.float32(np.finfo(np.float32).min))
@@ -1801,11 +1724,8 @@ class Models(Case):
             with self.subTest(bias=bias, w_o=w_o, past=past):
                 model = Model()
                 x, y = model.input("x", normal(2, 6, 32)), model.input("y", normal(2, 6, 20))
-                q, k, v = (
-                    model.linear(x, 32, 32, bias),
-                    model.linear(y, 20, 32, bias),
-                    model.linear(y, 20, 32, bias),
-                )
+                q, k = model.linear(x, 32, 32, bias), model.linear(y, 20, 32, bias)
+                v = model.linear(y, 20, 32, bias)
                 pasts = (
                     [
                         model.input("pk", normal(2, 4, past, 8)),
@@ -1850,10 +1770,8 @@ class Models(Case):
 
     def test_layers_one_behind_the_other_share_what_is_made_of_their_mask(self):
         model = Model()
-        x, keep = (
-            model.input("x", normal(2, 6, 32), "batch", "rows", 32),
-            model.input("keep", np.array([[1] * 6, [1] * 4 + [0] * 2], np.int32)),
-        )
+        x = model.input("x", normal(2, 6, 32), "batch", "rows", 32)
+        keep = model.input("keep", np.array([[1] * 6, [1] * 4 + [0] * 2], np.int32))
         for _ in range(3):
             attended = model.microsoft(
                 "Attention", x, normal(32, 96) / 6, normal(96), keep, num_heads=4

@@ -40,9 +40,7 @@ onnxruntime.set_default_logger_severity(4)  # what is wrong comes as an exceptio
 tolerances = {"float32": (1e-5, 1e-5), "float16": (2**-9, 1e-3), "bfloat16": (2**-6, 1e-2)}
 # Name -> why mha lacks it.
 left_out = {
-    "test_causal_conv_with_state_kernel_size_one": (
-        "a product without rows before it; kernel_size is 2 to 8"
-    )
+    "test_causal_conv_with_state_kernel_size_one": "a product without rows; kernel_size is 2 to 8"
 }
 types = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -259,10 +257,8 @@ class Rewritten(unittest.TestCase):
                 continue
             given = {"query": floats(2, 5, q * 6), "key": floats(2, 5, k * 6) / 6}
             given["value"] = floats(2, 5, v * 7)
-            rule, decays = (
-                ("linear", "gated", "delta", "gated_delta")[number % 4],
-                v * (6, 1)[k % 2],
-            )
+            rule = ("linear", "gated", "delta", "gated_delta")[number % 4]
+            decays = v * (6, 1)[k % 2]
             given.update({"past_state": floats(2, v, 6, 7)} if number % 3 else {})
             given.update({"decay": -np.abs(floats(2, 5, decays))} if "gated" in rule else {})
             given.update({"beta": np.abs(floats(2, 5, v)) / 2} if "delta" in rule else {})

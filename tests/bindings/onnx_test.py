@@ -156,12 +156,10 @@ class Damaged(unittest.TestCase):
                 for names in ("qkv", "y")
             ),
         )
-        good, refused = (
-            onnx.helper.make_model(
-                graph, opset_imports=[onnx.helper.make_opsetid("", 17)]
-            ).SerializeToString(),
-            0,
-        )
+        good = onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 17)]
+        ).SerializeToString()
+        refused = 0
         self.assertEqual(len(mha.onnx.rewrite(onnx.ModelProto.FromString(good))[1].rewritten), 1)
         for _ in range(3000):
             damaged = np.frombuffer(good, np.uint8).copy()
