@@ -222,23 +222,36 @@ inline void attend_chunks(const Unit &unit, Range all_keys, Range chunks) {
   }
 }
 
-// Merges the parts of a unit whose keys are split between threads. Each part leaves its partials
-// in memory; the last one to finish merges them by the same tree, over parts in place of chunks,
-// and returns true.
+// Merges the parts of a unit whose keys are split between threads, by the same tree, over parts in
+// place of chunks. `having` are the parts that have keys. Of two subtrees that become one, the
+// first to be finished leaves its partials in memory, and the thread of the second merges them and
+// goes on. Returns whether that was the whole tree; its partials are in slot 0 then.
 template <class V>
-inline bool merge_splits(const Unit &unit, int64_t index, int64_t part) {
+inline bool merge_parts(const Unit &unit, int64_t index, Range having, int64_t part) {
   const KeyParts &parts = unit.call.run.parts;
   const int64_t stride = unit.call.plan.split_partial_stride;
-  const int64_t floats = unit.l(0, unit.num_rows) - unit.o(0, 0);
-  float *const partials = parts.partials + index * parts.count * stride;
-  MHA_MEMCPY(partials + part * stride, unit.o(0, 0), static_cast<size_t>(floats) * sizeof(float));
-  if (atomic_fetch_add(&parts.unfinished[index], -1) != 1) return false;
-  for (int64_t p = 0; p < parts.count; ++p) {
-    MHA_MEMCPY(unit.o(slots_before(p, 0), 0), partials + p * stride,
-               static_cast<size_t>(floats) * sizeof(float));
-    merge_chunks<V>(unit, p, 1, 0, 0);
+  const size_t bytes = static_cast<size_t>(unit.l(0, unit.num_rows) - unit.o(0, 0)) * sizeof(float);
+  int64_t *const waiting = parts.waiting + index * parts.count;
+  float *const partials = parts.partials + index * parts.count * stride, *own = unit.o(0, 0);
+  for (int64_t size = 1, first = part; first > having.begin || first + size < having.end;
+       size *= 2, first = part / size * size) {
+    const bool is_left = part / size % 2 == 0;
+    const int64_t other = is_left ? first + size : first - size;
+    if (other >= having.end || other + size <= having.begin) continue;  // no keys
+    // The subtrees count at the first part of the right one.
+    int64_t *const waits = &waiting[max(first, other)];
+    float *const place = partials + first * stride;
+    if (atomic_fetch_add(waits, 0) == 0) {
+      if (own != place) MHA_MEMCPY(place, own, bytes);
+      own = place;
+      if (atomic_fetch_add(waits, 1) == 0) return false;
+    }
+    float *const neighbour = partials + other * stride;
+    float *const left = is_left ? own : neighbour;
+    merge<V>(unit, left, is_left ? neighbour : own, 0, unit.num_rows);
+    own = left;
   }
-  merge_rest<V>(unit, parts.count - 1, 0, 0, unit.num_rows);
+  if (own != unit.o(0, 0)) MHA_MEMCPY(unit.o(0, 0), own, bytes);
   return true;
 }
 
@@ -261,13 +274,15 @@ void attend(const Attention &call, int64_t sequence_index, int64_t group, int64_
   if (call.run.parts.count == 1) {
     attend_chunks<V>(unit, keys, chunks);
   } else {
-    attend_chunks<V>(
-        unit, keys,
-        intersection(chunks, {part * call.run.parts.chunks, (part + 1) * call.run.parts.chunks}));
-    const int64_t kv_heads = call.run.unit_kv_heads,
+    const int64_t size = call.run.parts.chunks, kv_heads = call.run.unit_kv_heads,
                   groups = (call.request.num_kv_heads + kv_heads - 1) / kv_heads;
-    if (!merge_splits<V>(unit, (sequence_index * groups + group) * call.run.query_blocks + block,
-                         part))
+    const bool has_keys = chunks.begin < chunks.end;
+    const Range having = {has_keys ? chunks.begin / size : 0,
+                          has_keys ? (chunks.end + size - 1) / size : 1};
+    if (part < having.begin || part >= having.end) return;
+    attend_chunks<V>(unit, keys, intersection(chunks, {part * size, (part + 1) * size}));
+    if (!merge_parts<V>(unit, (sequence_index * groups + group) * call.run.query_blocks + block,
+                        having, part))
       return;
   }
   if (call.request.partials) return hand_out_partials<V>(unit);

@@ -14,37 +14,42 @@
 namespace mha {
 namespace {
 
-// Merges slot `right` into slot `left`, for rows [begin, end). A partial without a key that takes
-// part (l is 0) leaves the other one as it is. The factors of 16 rows are computed side by side.
+// Merges the partials `right` into `left`, for rows [begin, end). A partial without a key that
+// takes part (l is 0) leaves the other one as it is. The factors of 16 rows are computed side by
+// side.
 template <class V>
-MHA_NOINLINE void merge(const Unit &unit, int64_t left, int64_t right, int64_t begin, int64_t end) {
+MHA_NOINLINE void merge(const Unit &unit, float *left, const float *right, int64_t begin,
+                        int64_t end) {
   constexpr int64_t rows_at_once = merge_rows, vectors = rows_at_once / V::size;
   const int64_t width = unit.call.plan.head_dim_v_padded;
+  const int64_t to_m = unit.m(0, 0) - unit.o(0, 0), to_l = unit.l(0, 0) - unit.o(0, 0);
+  float *const left_m = left + to_m, *const left_l = left + to_l;
+  const float *const right_m = right + to_m, *const right_l = right + to_l;
   for (int64_t row = begin; row < end; row += rows_at_once) {
     alignas(64) float m[rows_at_once], l[rows_at_once], a[rows_at_once], b[rows_at_once];
     // m and l of 16 rows, and the factors of their o. Rows past the last read memory that is not
     // used.
     MHA_EACH(i, vectors) {
       const int64_t at = i * V::size;
-      const V m1 = load<V>(unit.m(left, row) + at), m2 = load<V>(unit.m(right, row) + at);
+      const V m1 = load<V>(left_m + row + at), m2 = load<V>(right_m + row + at);
       const V most = max_of(m2, m1);
       V factors[2] = {m1 - most, m2 - most};
       exp_of(factors);
       store(m + at, most);
-      store(l + at, mul_add(load<V>(unit.l(left, row) + at), factors[0],
-                            load<V>(unit.l(right, row) + at) * factors[1]));
+      store(l + at, mul_add(load<V>(left_l + row + at), factors[0],
+                            load<V>(right_l + row + at) * factors[1]));
       store(a + at, factors[0]);
       store(b + at, factors[1]);
     }
     // Then o, row by row.
     for (int64_t i = 0; i < min(rows_at_once, end - row); ++i) {
-      float *const o1 = unit.o(left, row + i);
-      const float *const o2 = unit.o(right, row + i);
-      const float l1 = *unit.l(left, row + i), l2 = *unit.l(right, row + i);
+      float *const o1 = left + (row + i) * width;
+      const float *const o2 = right + (row + i) * width;
+      const float l1 = left_l[row + i], l2 = right_l[row + i];
       if (l2 == 0.0f) continue;
       const bool is_copy = l1 == 0.0f;
-      *unit.m(left, row + i) = is_copy ? *unit.m(right, row + i) : m[i];
-      *unit.l(left, row + i) = is_copy ? l2 : l[i];
+      left_m[row + i] = is_copy ? right_m[row + i] : m[i];
+      left_l[row + i] = is_copy ? l2 : l[i];
       const V va = all<V>(a[i]), vb = all<V>(b[i]);
       for (int64_t c = 0; c < width; c += V::size) {
         store(o1 + c,
@@ -73,10 +78,10 @@ MHA_NOINLINE void merge_chunks(const Unit &unit, int64_t c, int64_t count, int64
   for (; 1 << level < count; ++level) {
     const int64_t apart = 1 << level;
     for (int64_t left = slot; left < slot + count; left += 2 * apart)
-      merge<V>(unit, left, left + apart, first_row, unit.num_rows);
+      merge<V>(unit, unit.o(left, 0), unit.o(left + apart, 0), first_row, unit.num_rows);
   }
   for (; (c >> level & 1) && c >> level << level > first; ++level, --slot)
-    merge<V>(unit, slot - 1, slot, first_row, unit.num_rows);
+    merge<V>(unit, unit.o(slot - 1, 0), unit.o(slot, 0), first_row, unit.num_rows);
 }
 
 // Merges the subtrees that are left after the last chunk, c, from the right to the left.
@@ -84,7 +89,7 @@ template <class V>
 MHA_NOINLINE void merge_rest(const Unit &unit, int64_t c, int64_t first, int64_t begin,
                              int64_t end) {
   for (int64_t left = slots_before(c + 1, first) - 2; left >= 0; --left)
-    merge<V>(unit, left, left + 1, begin, end);
+    merge<V>(unit, unit.o(left, 0), unit.o(left + 1, 0), begin, end);
 }
 
 // The partials of rows without a key.

@@ -18,8 +18,9 @@ namespace {
 // packed are so once per unit and chunk, which more rows make cheaper.
 constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 
-// Units with fewer rows keep every thread busy, but wait for keys and values most of the time.
-constexpr int64_t min_unit_rows = 24;
+// Where threads need more units, these have at least so many rows while their keys can be split
+// instead, and at least min_unit_rows in any case: with fewer they wait for keys and values.
+constexpr int64_t preferred_packed_rows = 64, preferred_plain_rows = 256, min_unit_rows = 24;
 
 // Units of at most this many rows use each of the caller's plain keys and values once, so packing a
 // whole chunk first would not pay.
@@ -35,6 +36,12 @@ Count partial_floats(Count rows, int64_t head_dim_v_padded) {
 // Whether units read the numbers where they are stored.
 bool is_read_as_stored(const KeyValues &source) {
   return source.is_packed && source.storage == Storage::f32;
+}
+
+// Whether a unit's keys and values are read by tile after tile of rows where they lie. Others are
+// brought into another form once per unit and chunk.
+bool is_read_often(const AttentionRequest &request) {
+  return is_stored(request.k) || (is_read_as_stored(request.k) && is_read_as_stored(request.v));
 }
 
 // The scratch memory of one unit. It serves the largest units, whose size does not depend on the
@@ -123,11 +130,15 @@ int64_t most_kv_heads(const AttentionRequest &request, int64_t rows) {
 // The partials of the rows must stay in the level-2 cache, and plain keys are packed once per unit.
 int64_t largest_block(int64_t longest_q, const AttentionRequest &request) {
   if (request.options.chosen.lists.base) return 1;  // each query has its own keys
-  const bool are_floats = is_read_as_stored(request.k) && is_read_as_stored(request.v);
-  const int64_t rows = are_floats || is_stored(request.k) ? packed_unit_rows : plain_unit_rows;
+  const int64_t rows = is_read_often(request) ? packed_unit_rows : plain_unit_rows;
   const int64_t most =
       request.most_queries != 0 ? request.most_queries : quotient(rows, request.heads_per_kv);
   return std::min(std::max<int64_t>(1, longest_q), std::max<int64_t>(1, most));
+}
+
+int64_t preferred_block(const AttentionRequest &request) {
+  const int64_t rows = is_read_often(request) ? preferred_packed_rows : preferred_plain_rows;
+  return std::max<int64_t>(1, rows / request.heads_per_kv);
 }
 
 // Below this, threads wait for keys and values more than they compute.
@@ -163,23 +174,28 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
       lay_out_scratch(request, plan, largest * request.heads_per_kv, few, most_keys,
                       slots_of(request, most_keys, chunks), &plan.scratch);
 
-  // Where keys are split, units are as small as they come.
+  // Where keys are split, there are no more parts than part_units_per_thread of each thread, nor
+  // than chunks, and each part has a place for its partials.
   plan.may_split_keys = num_threads > 1 && chunks >= 2 * min_part_chunks && k.ring_positions == 0;
-  const int64_t splitting_threads = plan.may_split_keys ? num_threads : 0;
   const int64_t part_rows =
-      std::max(std::min(smallest_block(request), largest) * request.heads_per_kv, few);
-  const Count split_partial =
-      plan.may_split_keys ? partial_floats(part_rows, plan.head_dim_v_padded) : Count(0);
+      std::max(std::min(preferred_block(request), largest) * request.heads_per_kv, few);
+  const Count split_partial = partial_floats(part_rows, plan.head_dim_v_padded);
   plan.split_partial_stride = split_partial.value();
+  Count parts(0);
+  if (plan.may_split_keys) {
+    const Count all = Count(request.batch) * Count(request.num_kv_heads) *
+                      Count(blocks_of(request.n_q, smallest_block(request))) * Count(chunks);
+    parts = Count(num_threads) * Count(part_units_per_thread);
+    if (!all.overflows() && all.value() < parts.value()) parts = all;
+  }
 
   // The rest depends on what the call asks for.
   const Count batch(request.batch), extents(s.is_ragged() ? request.batch : 0);
   plan.sequences = layout->take(batch, sizeof(Sequence));
   plan.query_extents = layout->take(extents, sizeof(Extent));
   plan.key_extents = layout->take(extents, sizeof(Extent));
-  const Count threads(splitting_threads);
-  plan.unfinished_parts = layout->take(threads * Count(units_per_thread), sizeof(int64_t));
-  plan.split_partials = layout->take_floats(threads * Count(part_units_per_thread) * split_partial);
+  plan.waiting_parts = layout->take(parts, sizeof(int64_t));
+  plan.split_partials = layout->take_floats(parts * split_partial);
   const Count row_partials = Count(request.pairs.has_any() ? 2 : 0) * Count(request.array_batch) *
                              Count(request.num_heads) * Count(request.n_q);
   plan.row_partials = layout->take_floats(row_partials);

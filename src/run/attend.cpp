@@ -14,16 +14,23 @@ namespace {
 // Cuts the queries of the longest sequence into blocks as equal as possible; a unit of work is one
 // block of queries with all query heads of one kv head. Large blocks use each key and value for
 // many rows. Several units for each thread keep all threads busy, so that a late thread does not
-// hold up the others.
-void cut_queries(const AttentionRequest &request, int64_t longest_q, int64_t num_threads,
-                 AttentionRun *run) {
+// hold up the others. Where that takes small blocks, keys are split first.
+void cut_queries(const AttentionRequest &request, const AttentionPlan &plan, int64_t longest_q,
+                 int64_t num_threads, AttentionRun *run) {
   const int64_t largest = largest_block(longest_q, request);
   int64_t block = largest;
-  const int64_t heads = request.batch * request.num_kv_heads,
-                wanted = num_threads * units_per_thread;
-  if (num_threads > 1 && heads * blocks_of(longest_q, block) < wanted) {
-    const int64_t per_head = blocks_of(wanted, std::max<int64_t>(1, heads));
-    block = std::min(std::max(blocks_of(longest_q, per_head), smallest_block(request)), largest);
+  const int64_t heads = std::max<int64_t>(1, request.batch * request.num_kv_heads),
+                wanted = num_threads * units_per_thread, per_head = blocks_of(wanted, heads);
+  if (num_threads > 1 && blocks_of(longest_q, block) < per_head) {
+    const int64_t preferred = std::min(preferred_block(request), largest);
+    block = std::max(std::min(blocks_of(longest_q, per_head), largest), preferred);
+    // A causal mask leaves out half of the parts.
+    const int64_t chunks = blocks_of(run->longest_kv, chunk_keys),
+                  parts = plan.may_split_keys ? chunks / 2 + 1 : 1;
+    if (blocks_of(longest_q, block) * parts < per_head)
+      block = std::min(
+          std::max(blocks_of(longest_q, blocks_of(per_head, parts)), smallest_block(request)),
+          block);
   }
   run->block_queries = longest_q > 0 ? blocks_of(longest_q, blocks_of(longest_q, block)) : 1;
   run->query_blocks = blocks_of(longest_q, run->block_queries);
@@ -63,8 +70,8 @@ void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int6
   const int64_t units = whole_units(request, *run);
   const int64_t wanted = num_threads * units_per_thread;
   const int64_t chunks = blocks_of(run->longest_kv, chunk_keys);
-  // Only partials of the smallest units have a place in the workspace.
-  const bool are_small = run->block_queries <= smallest_block(request);
+  // Larger units have no place for partials, and are enough.
+  const bool are_small = run->block_queries <= preferred_block(request);
   if (!plan.may_split_keys || !are_small || units == 0 || units >= wanted ||
       chunks < 2 * min_part_chunks)
     return;
@@ -112,8 +119,7 @@ void run_attention(const AttentionStage &stage) {
   const Attention &attention = stage.attention;
   const int64_t units = whole_units(attention.request, attention.run),
                 parts = attention.run.parts.count;
-  // The thread that brings the counter of a unit to 0 merges the parts.
-  if (parts > 1) std::fill_n(attention.run.parts.unfinished, units, parts);
+  if (parts > 1) std::fill_n(attention.run.parts.waiting, units * parts, 0);
   run_units(stage.scheduler, stage.counter, units * parts, run_unit, &stage);
   if (attention.request.pairs.has_any() && units > 0)
     run_units(stage.scheduler, stage.counter,
@@ -247,11 +253,11 @@ void begin_passes(AttentionStage *stage, unsigned char *workspace) {
     run.longest_kv = chosen.count * chosen.block;
   run.pair_columns = pair_columns(s);
   const int64_t num_threads = threads_of(stage->scheduler);
-  cut_queries(request, longest_queries(s), num_threads, &run);
+  cut_queries(request, plan, longest_queries(s), num_threads, &run);
   cut_heads(request, plan, num_threads, &run);
   split_keys(request, plan, num_threads, &run);
   // Where the memory lies.
-  run.parts.unfinished = reinterpret_cast<int64_t *>(workspace + plan.unfinished_parts);
+  run.parts.waiting = reinterpret_cast<int64_t *>(workspace + plan.waiting_parts);
   run.parts.partials = floats_at(plan.split_partials);
   run.reworks_context = request.options.head_scales || request.context || arrays.gate.values.base ||
                         arrays.output.storage != Storage::f32;

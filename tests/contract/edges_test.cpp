@@ -251,6 +251,33 @@ TEST_P(Edges, KeysThatThreadsShareOutReachNoOtherSequence) {
   }
 }
 
+// 64 tasks at once merge subtrees of parts in whatever order they finish: of few rows and of many,
+// under a causal mask, and with windows that begin within a part or leave rows without a key.
+TEST_P(Edges, KeysThatSixtyFourThreadsShareOutEqualTheSpecification) {
+  const Scheduler scheduler(64, RunTogether);
+  for (const int64_t n_q : {1, 150}) {
+    for (const bool is_causal : {false, true}) {
+      for (const std::optional<int64_t> window : {std::optional<int64_t>(), {900}}) {
+        AttentionSizes sizes;
+        sizes.batch = sizes.num_heads = 2;
+        sizes.n_q = n_q;
+        sizes.n_kv = 2900;
+        sizes.kv_lengths = {2900, 1500};
+        sizes.head_dim = sizes.head_dim_v = 8;
+        sizes.is_causal = is_causal;
+        sizes.window_left = window;
+        sizes.q_start = {sizes.n_kv - n_q, 2300};
+        const AttentionProblem problem = NormalAttention(sizes);
+        AttentionCall call = PlainCall();
+        call.asked = kAskLse;
+        call.scheduler = scheduler.get();
+        EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem)))
+            << n_q << " queries, " << (is_causal ? "causal, " : "") << window.value_or(-1);
+      }
+    }
+  }
+}
+
 // A unit has several kv heads where they lie side by side, and its keys are split.
 TEST_P(Edges, HeadsOfSeveralSequencesWhoseKeysThreadsShareOutEqualTheSpecification) {
   AttentionSizes sizes;

@@ -88,10 +88,10 @@ struct AttentionPlan {
   int64_t split_partial_stride;
   // Offsets in the workspace, in bytes. Only some calls need the memory from query_extents on.
   int64_t unit_counter, unit_scratch, sequences;
-  int64_t query_extents, key_extents;        // a pass may leave out rows
-  int64_t q_statistics, k_statistics;        // a norm covers all heads of a row
-  int64_t unfinished_parts, split_partials;  // the keys of a unit are split
-  int64_t row_partials;                      // outputs per pair: m and l of all rows
+  int64_t query_extents, key_extents;     // a pass may leave out rows
+  int64_t q_statistics, k_statistics;     // a norm covers all heads of a row
+  int64_t waiting_parts, split_partials;  // the keys of a unit are split
+  int64_t row_partials;                   // outputs per pair: m and l of all rows
 };
 
 struct AttentionArrays {
@@ -104,12 +104,12 @@ struct AttentionArrays {
 };
 
 // The keys of a unit, split between threads: each part is 2^n chunks, a subtree of the contract's
-// tree. The thread that finishes a unit's last part merges the partials of all of them.
+// tree. Of two subtrees that become one, the thread that finishes the second merges both.
 struct KeyParts {
-  int64_t count;        // of a unit; 1: the keys are not split
-  int64_t chunks;       // of a part, a power of two
-  int64_t *unfinished;  // [units] parts that are not finished yet
-  float *partials;      // [units][count] of split_partial_stride
+  int64_t count;     // of a unit; 1: the keys are not split
+  int64_t chunks;    // of a part, a power of two
+  int64_t *waiting;  // [units][count] subtrees that wait for the one that begins or ends here
+  float *partials;   // [units][count] of split_partial_stride
 };
 
 // Needs the contents of arrays with lengths and positions, which are checked by then.
