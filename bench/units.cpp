@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,21 +22,26 @@
 #include "machine.h"
 #include "pool.h"
 #include "probes.h"
+#include "support/cache.h"
 
 namespace bench {
 namespace {
 
 constexpr char help[] = R"(mha_bench_units [--check] [TEXT...]
 
-Prints how evenly calls are cut into units of work for 4, 16 and 64 threads. The library cuts each
-call for that many threads; one thread runs the units and takes the least of several times for each.
-In the model, the thread that is free first takes the next unit. What threads cost each other is
-left out: bandwidth, caches, waking up.
+Prints how evenly calls are cut into units of work for 16 and 64 threads. The library cuts each call
+for that many threads; one thread runs the units and takes the least of several times for each. In
+the model, the thread that is free first takes the next unit. What threads cost each other is left
+out: bandwidth and caches.
 
-A cell is the efficiency: all work divided by threads * the time until the last thread is done. What
-lies between the stages is the work of one thread. In brackets: for each stage of the call (input
-projections; over a cache, storing the new row; attention; output projection), the number of units
-and the share of the largest in the stage.
+Efficiency is the time of one thread, which cuts nothing, divided by threads * the time until the
+last thread is done. What lies between the stages is the work of one thread.
+
+  work      all work for 64 threads, over that of one thread
+  16, 64    efficiency
+  woken     the same if each stage also waits for an empty one on two threads of this machine
+  units     of each stage for 64 threads (input projections; storing new rows; attention; output
+            projection), and the share of the largest in the stage
 
   --check  print the speed-up that the model predicts for two threads, that of two real ones, and
            that of two calls at once, one on each, which is what the cores can give
@@ -51,7 +57,8 @@ Examples:
 
 constexpr int rounds = 5;
 
-double now() { return seconds_now(Clock::wall); }
+double now() { return seconds_now(Clock::processor); }
+double wall() { return seconds_now(Clock::wall); }
 
 // The thread that is free first.
 size_t first_free(const std::vector<double> &busy) {
@@ -84,18 +91,94 @@ struct Recording {
     in_stages += now() - start;
   }
 
-  double efficiency() const {
-    double total = between, span = between;
+  // All work, in seconds.
+  double total() const {
+    double sum = between;
+    for (const std::vector<double> &units : stages)
+      sum = std::accumulate(units.begin(), units.end(), sum);
+    return sum;
+  }
+
+  // Until the last thread is done. `waking`: seconds for each stage that is shared.
+  double span(double waking = 0) const {
+    double sum = between;
     for (const std::vector<double> &units : stages) {
       std::vector<double> busy(threads);
       for (const double unit : units) busy[first_free(busy)] += unit;
-      total += std::accumulate(units.begin(), units.end(), 0.0);
-      span += *std::max_element(busy.begin(), busy.end());
+      sum += *std::max_element(busy.begin(), busy.end()) + (units.size() > 1 ? waking : 0);
     }
-    return total / (threads * span);
+    return sum;
   }
 };
 Recording recording;
+
+// Attention alone, over arrays of the caller's or a cache.
+struct AttentionShape {
+  int64_t heads, kv_heads, width, value_width, n, keys;
+  bool is_causal, is_cached;
+
+  std::string name() const {
+    return std::string("attention/") + (is_cached ? "cache" : "arrays") +
+           "/n:" + std::to_string(n) + "/keys:" + std::to_string(keys) +
+           "/H:" + std::to_string(heads) + "/Hkv:" + std::to_string(kv_heads) +
+           "/width:" + std::to_string(width) + (is_causal ? "" : " uncausal");
+  }
+};
+
+class AttentionCase : public Case {
+ public:
+  AttentionCase(const AttentionShape &shape, uint32_t threads)
+      : q_(numbers(shape.n * shape.heads * shape.width)),
+        k_(numbers(shape.keys * shape.kv_heads * shape.width)),
+        v_(numbers(shape.keys * shape.kv_heads * shape.value_width)),
+        output_(static_cast<size_t>(shape.n * shape.heads * shape.value_width)),
+        scheduler_(pool_scheduler(threads)) {
+    args_.num_heads = shape.heads;
+    args_.num_kv_heads = shape.kv_heads;
+    args_.head_dim = shape.width;
+    args_.head_dim_v = shape.value_width;
+    args_.call.flags = shape.is_causal ? MHA_CAUSAL : 0;
+    args_.call.n_q = shape.n;
+    args_.q.data = q_.data();
+    args_.output.data = output_.data();
+    args_.call.scheduler = threads > 1 ? &scheduler_ : nullptr;
+    if (shape.is_cached) {
+      mha_kv_cache_config config = support::Zeroed<mha_kv_cache_config>();
+      config.num_sequences = 1;
+      config.capacity = shape.keys;
+      config.num_kv_heads = shape.kv_heads;
+      config.head_dim = shape.width;
+      config.head_dim_v = shape.value_width;
+      cache_.emplace(config, support::Place::kLargePages);
+      support::Check(
+          mha_kv_cache_append(cache_->get(), 0, shape.keys, k_.data(), v_.data(), &error_), error_);
+      args_.call.cache_read = cache_->get();
+    } else {
+      args_.call.n_kv = shape.keys;
+      args_.k.data = k_.data();
+      args_.v.data = v_.data();
+    }
+    size_t bytes = 0;
+    support::Check(mha_attention_workspace(&args_, &bytes, &error_), error_);
+    workspace_ = support::Memory(bytes, support::Place::kLargePages);
+  }
+
+  void call() override {
+    support::Check(mha_attention(&args_, workspace_.data(), workspace_.size(), &error_), error_);
+  }
+
+ private:
+  static std::vector<float> numbers(int64_t count) {
+    return support::Random(1).Uniforms(count, 1.7f);
+  }
+
+  std::vector<float> q_, k_, v_, output_;
+  mha_scheduler scheduler_;
+  mha_attention_args args_ = support::Zeroed<mha_attention_args>();
+  std::optional<support::Cache> cache_;
+  support::Memory workspace_;
+  mha_error error_ = {};
+};
 
 struct Call {
   std::string name;
@@ -124,6 +207,18 @@ std::vector<Call> calls() {
   add_decode({32, 8, 128, 8192});
   for (const int64_t batch : {1, 8})
     for (const int64_t past : {1024, 4096, 32768}) add_decode({32, 8, 128, past, batch});
+  for (const AttentionShape &shape : {AttentionShape{128, 1, 576, 512, 1, 8192, true, true},
+                                      {128, 1, 576, 512, 1, 32768, true, true},
+                                      {32, 1, 128, 128, 1, 32768, true, true},
+                                      {32, 8, 128, 128, 1, 32768, true, true},
+                                      {8, 8, 128, 128, 128, 32768, true, true},
+                                      {12, 12, 64, 64, 197, 197, false, false},
+                                      {12, 12, 64, 64, 1024, 1024, false, false},
+                                      {12, 12, 64, 64, 1024, 1024, true, false},
+                                      {8, 8, 128, 128, 4096, 4096, true, false}})
+    all.push_back({shape.name(), [=](uint32_t threads) {
+                     return std::make_unique<AttentionCase>(shape, threads);
+                   }});
   return all;
 }
 
@@ -143,19 +238,44 @@ void record(const Call &call, uint32_t threads) {
   recording.is_on = false;
 }
 
-void print_cuts(const Call &call) {
-  std::printf("| %s |", call.name.c_str());
-  for (const uint32_t threads : {4, 16, 64}) {
-    record(call, threads);
-    std::printf(" %.2f (", recording.efficiency());
-    for (const std::vector<double> &units : recording.stages) {
-      const double sum = std::accumulate(units.begin(), units.end(), 0.0);
-      std::printf("%s%zu %.1f%%", &units == recording.stages.data() ? "" : ", ", units.size(),
-                  100 * *std::max_element(units.begin(), units.end()) / sum);
+// Seconds that an empty stage takes on two threads.
+double waking_seconds() {
+  static const double seconds = [] {
+    const mha_scheduler pool = pool_scheduler(2);
+    double least = HUGE_VAL;
+    for (const double end = wall() + 0.1; wall() < end;) {
+      const double begin = wall();
+      pool.parallel_for(
+          pool.context, 2, [](void *, uint32_t) {}, nullptr);
+      least = std::min(least, wall() - begin);
     }
-    std::printf(") |");
+    return least;
+  }();
+  return seconds;
+}
+
+void print_cuts(const Call &call) {
+  record(call, 1);
+  const double alone = recording.total();
+  std::string efficiencies, woken;
+  for (const uint32_t threads : {16, 64}) {
+    record(call, threads);
+    const auto append = [&](std::string *to, double waking) {
+      char text[16];
+      std::snprintf(text, sizeof text, " | %.2f", alone / (threads * recording.span(waking)));
+      *to += text;
+    };
+    append(&efficiencies, 0);
+    append(&woken, waking_seconds());
   }
-  std::printf("\n");
+  std::printf("| %s | %.0f us | %.2f%s%s |", call.name.c_str(), 1e6 * alone,
+              recording.total() / alone, efficiencies.c_str(), woken.c_str());
+  for (const std::vector<double> &units : recording.stages) {
+    const double sum = std::accumulate(units.begin(), units.end(), 0.0);
+    std::printf("%s %zu (%.1f%%)", &units == recording.stages.data() ? "" : ",", units.size(),
+                100 * *std::max_element(units.begin(), units.end()) / sum);
+  }
+  std::printf(" |\n");
 }
 
 void call_one(void *both, uint32_t index) {
@@ -163,24 +283,26 @@ void call_one(void *both, uint32_t index) {
 }
 
 void print_check(const Call &call) {
+  record(call, 1);
+  const double one_total = recording.total();
   record(call, 2);
   std::unique_ptr<Case> one[] = {call.make(1), call.make(1)};
   const std::unique_ptr<Case> shared = call.make(2);
   const mha_scheduler pool = pool_scheduler(2);
   double alone = HUGE_VAL, together = HUGE_VAL, both = HUGE_VAL;
-  const double end = now() + 0.1;  // by then a sleeping thread has come
-  for (int i = 0; i < 2 * rounds || now() < end; ++i) {
-    const double begin = now();
+  const double end = wall() + 0.1;  // by then a sleeping thread has come
+  for (int i = 0; i < 2 * rounds || wall() < end; ++i) {
+    const double begin = wall();
     one[0]->call();
-    const double second = now();
+    const double second = wall();
     shared->call();
-    const double third = now();
+    const double third = wall();
     pool.parallel_for(pool.context, 2, call_one, one);
     alone = std::min(alone, second - begin);
     together = std::min(together, third - second);
-    both = std::min(both, now() - third);
+    both = std::min(both, wall() - third);
   }
-  std::printf("| %s | %.2f | %.2f | %.2f |\n", call.name.c_str(), 2 * recording.efficiency(),
+  std::printf("| %s | %.2f | %.2f | %.2f |\n", call.name.c_str(), one_total / recording.span(),
               alone / together, 2 * alone / both);
 }
 
@@ -199,10 +321,11 @@ int run(const std::vector<std::string> &words) {
     }
   }
   pin_main_thread();
-  std::printf(print == print_check ? "| Call | predicted | measured | two calls |\n"
-                                     "| --- | --- | --- | --- |\n"
-                                   : "| Call | 4 threads | 16 threads | 64 threads |\n"
-                                     "| --- | --- | --- | --- |\n");
+  std::printf(print == print_check
+                  ? "| Call | predicted | measured | two calls |\n"
+                    "| --- | --- | --- | --- |\n"
+                  : "| Call | one thread | work | 16 | 64 | 16 woken | 64 woken | units |\n"
+                    "| --- | --- | --- | --- | --- | --- | --- | --- |\n");
   bool is_any = false;
   for (const Call &call : calls()) {
     const auto is_in_name = [&call](const std::string &text) {
