@@ -122,7 +122,7 @@ void run(AttentionCall *made, unsigned char *workspace) {
     clear_padding(stage.queries, args.call.batch, args.call.n_q, args.head_dim_v, head,
                   output.batch_stride, output.row_stride, output.storage);
   }
-  while (next_pass(&stage)) attend_pass(stage);
+  while (next_pass(&stage)) attend_pass(&stage);
 }
 
 }  // namespace mha

@@ -403,7 +403,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, int64_t sequence, int64_t co
   const auto store = [&](const float *rows, const KeyValues &to, int64_t width, bool are_keys) {
     const StridedRows from = {rows, 0, cache->num_kv_heads * width, width};
     const KvStore job = {
-        from, {}, nullptr, &stored, to, cache->num_kv_heads, width, are_keys && to.is_packed};
+        from, {}, nullptr, &stored, to, 0, cache->num_kv_heads, width, are_keys && to.is_packed};
     kernels->store(job, 0, 0, count, nullptr);
   };
   if (k) store(k, cached_keys(cache), cache->head_dim, true);

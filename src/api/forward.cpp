@@ -368,7 +368,7 @@ void run(ForwardCall *made, unsigned char *workspace) {
                   storage_of_type(args.output.type));
   while (next_pass(&stage)) {
     project_inputs(call, workspace);
-    attend_pass(stage);
+    attend_pass(&stage);
     if (shape.has_output) project_output(call, workspace);
   }
 }

@@ -117,7 +117,7 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
   const KeyValues &to = storing.to;
   const Sequence &sequence = storing.sequences[sequence_index];
   const int64_t width = storing.width, element = bytes_of(to.storage);
-  for (int64_t head = 0; head < storing.num_kv_heads; ++head) {
+  for (int64_t head = storing.first_kv_head; head < storing.end_kv_head; ++head) {
     for (int64_t row = row_begin; row < row_end;) {
       const int64_t position = sequence.past + row;
       const bool has_fours = to.storage == Storage::f32 || to.storage == Storage::int8;

@@ -87,6 +87,56 @@ float *scratch_of(const AttentionStage &stage, int64_t thread) {
   return stage.scratch + thread * stage.attention.plan.scratch.floats;
 }
 
+// What stores the new keys or values of these kv heads. Norms and rotations are applied on the way,
+// so stored rows need none.
+KvStore store_of(const AttentionStage &stage, bool are_keys, int64_t first_head, int64_t end_head) {
+  const AttentionRequest &request = stage.attention.request;
+  const AttentionArrays &arrays = stage.attention.arrays;
+  const AttentionRun &run = stage.attention.run;
+  return {are_keys ? arrays.new_keys : arrays.new_values,
+          are_keys ? request.prepare_k : request.prepare_v,
+          are_keys ? run.k_statistics : nullptr,
+          run.sequences,
+          are_keys ? arrays.k : arrays.v,
+          first_head,
+          end_head,
+          are_keys ? request.head_dim : request.head_dim_v,
+          are_keys && arrays.k.is_packed};
+}
+
+// Whether the units of the attention store the new rows of their kv heads, for which no stage of
+// its own is worth while: each head has one unit that reads them.
+bool may_store_in_units(const AttentionStage &stage) {
+  const Attention &attention = stage.attention;
+  const AttentionRun &run = attention.run;
+  if (!attention.arrays.new_keys.base || threads_of(stage.scheduler) == 1 ||
+      attention.request.prepare_q.norm.is_of_all_heads ||
+      attention.request.options.chosen.lists.base || run.query_blocks != 1)
+    return false;
+  const int64_t part = run.parts.chunks * chunk_keys;
+  for (int64_t b = 0; b < attention.request.batch; ++b) {
+    const Sequence &sequence = run.sequences[b];
+    if (run.parts.count > 1 &&
+        quotient(sequence.past, part) != quotient(sequence.past + sequence.kv_rows - 1, part))
+      return false;
+  }
+  return true;
+}
+
+// Stores the new rows of a kv head if they lie in this part of its keys.
+void store_in_unit(const AttentionStage &stage, int64_t sequence, int64_t head, int64_t part,
+                   float *scratch) {
+  const KeyParts &parts = stage.attention.run.parts;
+  const Sequence &of = stage.in_pass[sequence];
+  if (parts.count > 1 && quotient(of.past, parts.chunks * chunk_keys) != part) return;
+  for (const bool are_keys : {true, false}) {
+    const KvStore storing = store_of(stage, are_keys, head, head + 1);
+    if (storing.rows.base)
+      stage.kernels->store(storing, sequence, 0, of.kv_rows,
+                           scratch + stage.attention.plan.scratch.prepared);
+  }
+}
+
 // The last query blocks come first: under a causal mask they have the most keys, and what comes at
 // the end is small enough to share out evenly. One thread takes all blocks of a head in turn, whose
 // keys and values stay in its cache; several threads take the largest blocks of all heads first.
@@ -101,9 +151,10 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   const int64_t row_units = is_shared ? heads : blocks, row = quotient(whole, row_units),
                 column = whole - row * row_units;
   const int64_t head = is_shared ? column : row, block = blocks - 1 - (is_shared ? row : column);
-  const int64_t sequence = quotient(head, kv_heads);
-  stage.kernels->attend(attention, sequence, head - sequence * kv_heads, block, part,
-                        scratch_of(stage, thread));
+  const int64_t sequence = quotient(head, kv_heads), group = head - sequence * kv_heads;
+  float *const scratch = scratch_of(stage, thread);
+  if (stage.units_store) store_in_unit(stage, sequence, group, part, scratch);
+  stage.kernels->attend(attention, sequence, group, block, part, scratch);
 }
 
 // Outputs per pair, in the same units.
@@ -303,11 +354,8 @@ void prepare_pass(const AttentionStage &stage) {
   const bool is_measured = request.prepare_q.norm.is_of_all_heads;
   if (!arrays.new_keys.base && !is_measured) return;
   const int64_t q_heads = request.num_heads, kv_heads = request.num_kv_heads;
-  // Norms and rotations are applied while rows are stored, so stored rows need none.
-  const KvStore stores[2] = {{arrays.new_keys, request.prepare_k, run.k_statistics, run.sequences,
-                              arrays.k, kv_heads, request.head_dim, arrays.k.is_packed},
-                             {arrays.new_values, request.prepare_v, nullptr, run.sequences,
-                              arrays.v, kv_heads, request.head_dim_v, false}};
+  const KvStore stores[2] = {store_of(stage, true, 0, kv_heads),
+                             store_of(stage, false, 0, kv_heads)};
   RowMeasure measures[2] = {};
   if (is_measured) {
     const KeyValues k = is_plain(arrays.k) ? arrays.k : plain_rows(arrays.new_keys);
@@ -322,10 +370,11 @@ void prepare_pass(const AttentionStage &stage) {
             run_preparing_unit, &work);
 }
 
-void attend_pass(const AttentionStage &stage) {
-  prepare_pass(stage);
-  run_attention(stage);
-  if (stage.attention.request.context_norm.is_given) run_context_norm(stage);
+void attend_pass(AttentionStage *stage) {
+  stage->units_store = may_store_in_units(*stage);
+  if (!stage->units_store) prepare_pass(*stage);
+  run_attention(*stage);
+  if (stage->attention.request.context_norm.is_given) run_context_norm(*stage);
 }
 
 // ---- Keys and values

@@ -27,6 +27,7 @@ struct AttentionStage {
   Sequence *in_pass;       // [batch] the rows of this pass
   Extent *queries, *keys;  // [batch] the same for the products; null: all rows
   int64_t next_row;
+  bool units_store;  // units of the attention store the new rows of their kv heads
 
   // Whether rows of the arrays may belong to no sequence. Each row of packed arrays belongs to one.
   bool has_padding() const { return queries && !sequences.is_packed(); }
@@ -43,7 +44,7 @@ bool next_pass(AttentionStage *stage);
 void prepare_pass(const AttentionStage &stage);
 
 // The same, and attends.
-void attend_pass(const AttentionStage &stage);
+void attend_pass(AttentionStage *stage);
 
 // Keys or values in the workspace, packed: positions of one head lie side by side. counts_blocks:
 // sequences are packed, and their numbers are those of blocks of 16 positions.

@@ -103,7 +103,7 @@ struct KvStore {
   // Rows kv_first .. kv_first + kv_rows of each go to the positions from `past` on.
   const Sequence *sequences;
   KeyValues to;
-  int64_t num_kv_heads, width;
+  int64_t first_kv_head, end_kv_head, width;
   bool are_keys;
 };
 
