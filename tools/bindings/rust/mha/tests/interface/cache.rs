@@ -169,7 +169,7 @@ fn a_layer_of_w_q_alone_asks_the_cache_of_another() {
     asking.forward(&query, &mut y).causal().cache_read(&cache).done();
     layer().forward(&query, &mut expected).causal().cache_read(&cache).done();
     assert_eq!(bits(&y), bits(&expected));
-    let said = error_of(asking.forward(&query, &mut y).alone(), ErrorKind::InvalidValue);
+    let said = asking.forward(&query, &mut y).refused(ErrorKind::InvalidValue);
     assert!(said.starts_with("cache_read is NULL, but the layer has no W_K and W_V"), "{said}");
     let said = error_of(
         Layer::new(&LayerConfig::new(32, 4), &Weights::query_only(&w_q[..99])),
@@ -199,10 +199,11 @@ fn any_number_of_threads_attend_to_a_cache_that_is_only_read() {
     assert!(results.iter().all(|result| bits(result) == bits(&results[0])));
     assert_eq!(cache.as_bytes(), before);
     let key = numbers(32, 1);
-    error_of(
-        layer.forward(&query, &mut [0.0; 32]).cache_read(&cache).key(&key).alone(),
-        ErrorKind::InvalidValue,
-    );
+    layer
+        .forward(&query, &mut [0.0; 32])
+        .cache_read(&cache)
+        .key(&key)
+        .refused(ErrorKind::InvalidValue);
 }
 
 #[test]
@@ -218,10 +219,11 @@ fn attention_alone_takes_keys_from_a_cache_but_does_not_write_to_one_that_is_onl
     assert_eq!((bits(&appended), bits(&read)), (bits(&plain), bits(&plain)));
 
     let bytes = cache.as_bytes().to_vec();
-    error_of(
-        attention.call(&q, &mut read).key_value(&k, &v).cache_read(&cache).alone(),
-        ErrorKind::InvalidValue,
-    );
+    attention
+        .call(&q, &mut read)
+        .key_value(&k, &v)
+        .cache_read(&cache)
+        .refused(ErrorKind::InvalidValue);
     assert_eq!(cache.as_bytes(), bytes);
 }
 
@@ -311,10 +313,7 @@ fn a_full_cache_is_an_error_and_stays_as_it_was() {
     layer.forward(&x[..64], &mut [0.0; 64]).causal().cache(&mut cache).done();
     let before = cache.as_bytes().to_vec();
     let mut y = [7.0; 64];
-    error_of(
-        layer.forward(&x[64..], &mut y).causal().cache(&mut cache).alone(),
-        ErrorKind::CacheFull,
-    );
+    layer.forward(&x[64..], &mut y).causal().cache(&mut cache).refused(ErrorKind::CacheFull);
     assert_eq!((cache.as_bytes(), y), (&before[..], [7.0; 64]));
 }
 

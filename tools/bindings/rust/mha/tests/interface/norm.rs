@@ -1,6 +1,6 @@
 use mha::{Attention, CacheConfig, ContextNorm, ErrorKind, KvCache, Norm, Outputs, RopeConfig};
 
-use crate::support::{assert_near, bits, error_of, layer, numbers, Alone};
+use crate::support::{assert_near, bits, layer, numbers, Alone};
 
 const WIDTH: usize = 8;
 
@@ -96,6 +96,6 @@ fn a_norm_of_the_context_comes_before_the_output_projection() {
     let [q, k, v] = [4, 5, 6].map(|seed| numbers(48, seed));
     let alone = Norm::rms(1e-6).context(ContextNorm::rms(1e-6).after_gate());
     let call = Attention::new(2, WIDTH).call(&q, &mut output).key_value(&k, &v).norm(alone);
-    let sentence = error_of(call.alone(), ErrorKind::InvalidValue);
+    let sentence = call.refused(ErrorKind::InvalidValue);
     assert!(sentence.starts_with("norm.context_epsilon is 1e-06, but "), "{sentence}");
 }

@@ -191,7 +191,7 @@ fn slices_are_checked_and_nothing_is_written() {
     macro_rules! refused {
         ($([($q:expr, $k:expr, $v:expr, $y:expr) $($set:tt)*] $sentence:expr;)*) => {$(
             let call = attention.call(&x[..$q], &x[..$k], &x[..$v], &mut y[..$y])$($set)*;
-            let found = error_of(call.alone(), ErrorKind::SliceLength);
+            let found = call.refused(ErrorKind::SliceLength);
             assert!(found.starts_with($sentence), "{found}");
             assert!(y.iter().chain(&state).all(|number| *number == 7.0));
         )*};
@@ -222,7 +222,7 @@ fn slices_are_checked_and_nothing_is_written() {
 
     let conv = |weights, bias| CausalConv::new(3, 2, weights).bias(bias);
     let run = |conv: CausalConv, x: &[f32], y: &mut [f32]| {
-        error_of(conv.call(x, y).alone(), ErrorKind::SliceLength)
+        conv.call(x, y).refused(ErrorKind::SliceLength)
     };
     assert_eq!(
         run(conv(&x[..5], &x[..3]), &x[..6], &mut y[..6]),

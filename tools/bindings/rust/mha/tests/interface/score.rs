@@ -187,11 +187,10 @@ fn numbers_that_do_not_fit_are_errors() {
 
     let (layer, x, mut y) = (layer(), numbers(32, 5), [7.0; 32]);
     let halves = ScoreOptions::new().bias(Elements::Bf16(&[0]), [1; 4]);
-    let sentence =
-        error_of(layer.forward(&x, &mut y).score(halves).alone(), ErrorKind::InvalidValue);
+    let sentence = layer.forward(&x, &mut y).score(halves).refused(ErrorKind::InvalidValue);
     assert!(sentence.starts_with("score_arrays.bias.type is "), "{sentence}");
     let few = ScoreOptions::new().relative_rows(&[0.5; 2], [1, 1, 1, 2], 2);
-    let sentence = error_of(layer.forward(&x, &mut y).score(few).alone(), ErrorKind::Shape);
+    let sentence = layer.forward(&x, &mut y).score(few).refused(ErrorKind::Shape);
     let said = "relative_rows is [batch 1, num_heads 1, n_q 1, columns 2], but left is 2; a row \
         has left + 1 numbers or more";
     assert_eq!(sentence, said);
@@ -203,7 +202,7 @@ fn numbers_that_do_not_fit_are_errors() {
         .window_left(4)
         .cache(&mut ring)
         .score(ScoreOptions::new().mask(&[1], [1; 4]));
-    let sentence = error_of(call.alone(), ErrorKind::InvalidValue);
+    let sentence = call.refused(ErrorKind::InvalidValue);
     assert!(sentence.contains("ring") && sentence.contains("MHA_COLUMNS_NEW_KEYS"), "{sentence}");
     assert_eq!((y, ring.length(0).unwrap()), ([7.0; 32], 0));
 }

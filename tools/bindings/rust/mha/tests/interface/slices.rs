@@ -133,7 +133,7 @@ macro_rules! forward_refused {
 #[track_caller]
 fn forward_refused(make: impl for<'a> Fn(Forward<'a>) -> Forward<'a>, sentence: &str) {
     let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
-    assert_eq!(error_of(make(layer.forward(&x, &mut y)).alone(), ErrorKind::SliceLength), sentence);
+    assert_eq!(make(layer.forward(&x, &mut y)).refused(ErrorKind::SliceLength), sentence);
     assert_eq!(y, [7.0; 96]);
     error_of(make(layer.forward(&x, &mut y)).workspace_bytes(), ErrorKind::SliceLength);
     error_of(make(layer.forward(&x, &mut y)).info(), ErrorKind::SliceLength);
@@ -143,7 +143,7 @@ fn forward_refused(make: impl for<'a> Fn(Forward<'a>) -> Forward<'a>, sentence: 
 fn of_rows() {
     let (layer, x, mut y) = (layer(), numbers(4 * 32, 1), [7.0; 4 * 32]);
     let run = |x: &[f32], y: &mut [f32], batch| {
-        error_of(layer.forward(x, y).batch(batch).alone(), ErrorKind::SliceLength)
+        layer.forward(x, y).batch(batch).refused(ErrorKind::SliceLength)
     };
     let no_rows = "query has 33 elements, which is no whole number of rows for each of 1 \
         sequences; a row has 32";
@@ -192,10 +192,9 @@ fn of_rows() {
             "key has 64 elements; [batch 1, n_kv 2, key_dim 32] with strides [80, 40] reach over \
                 72";
     }
-    let sentence =
-        error_of(layer.forward(&x, &mut y).query_strides(0, 32).alone(), ErrorKind::InvalidValue);
+    let sentence = layer.forward(&x, &mut y).query_strides(0, 32).refused(ErrorKind::InvalidValue);
     assert_eq!(sentence, "query has strides, so that its length does not tell the rows; set n_q");
-    error_of(layer.forward(&x, &mut y).value(&x[..64]).alone(), ErrorKind::Shape);
+    layer.forward(&x, &mut y).value(&x[..64]).refused(ErrorKind::Shape);
 }
 
 #[test]
@@ -214,7 +213,7 @@ fn of_lists_and_optional_outputs() {
             let mut arrays = [vec![7.0; 95], vec![7.0; 47], vec![7.0; 11], vec![7.0; 35]];
             let $arrays = &mut arrays;
             let call = layer.forward(&x, &mut y)$($set)*;
-            assert_eq!(error_of(call.alone(), ErrorKind::SliceLength), $sentence);
+            assert_eq!(call.refused(ErrorKind::SliceLength), $sentence);
             assert!(arrays.concat().iter().chain(&y).all(|value| *value == 7.0));
         })*};
     }
@@ -307,7 +306,7 @@ fn of_outputs_per_pair_with_a_cache() {
         .cache(&mut cache)
         .cache_sequences(&sequences)
         .attention_weights(&mut weights);
-    error_of(call.alone(), ErrorKind::InvalidValue);
+    call.refused(ErrorKind::InvalidValue);
 }
 
 #[test]
@@ -318,7 +317,7 @@ fn of_attention() {
         ($([$($set:tt)*] $sentence:expr;)*) => {$(
             let mut output = [7.0; 72];
             let call = Attention::new(4, 4).num_kv_heads(1).head_dim_v(6).call(&q, &mut output);
-            assert_eq!(error_of(call$($set)*.alone(), ErrorKind::SliceLength), $sentence);
+            assert_eq!(call$($set)*.refused(ErrorKind::SliceLength), $sentence);
             assert_eq!(output, [7.0; 72]);
         )*};
     }
@@ -344,13 +343,13 @@ fn of_attention() {
         .head_dim_v(0)
         .call(&q, &mut small[..47])
         .key_value(&q, &q);
-    let sentence = error_of(call.alone(), ErrorKind::SliceLength);
+    let sentence = call.refused(ErrorKind::SliceLength);
     assert_eq!(
         sentence,
         "output has 47 elements; [batch 1, n_q 3, num_heads 4, head_dim_v 4] are 48"
     );
     let call = Attention::new(4, 4).call(&q, &mut small[..48]).n_kv(3);
-    error_of(call.alone(), ErrorKind::NullPointer);
+    call.refused(ErrorKind::NullPointer);
 }
 
 #[test]
@@ -362,7 +361,7 @@ fn of_a_choice_of_keys() {
             .choose_keys(&q, weights, 2, &mut chosen)
             .key(&k)
             .index_scores(&mut scores);
-        assert_eq!(error_of(call.alone(), ErrorKind::SliceLength), sentence);
+        assert_eq!(call.refused(ErrorKind::SliceLength), sentence);
         assert_eq!((chosen, scores), (vec![7; len], vec![7.0; columns]));
     };
     check(&weights[..5], 6, 15, "weights has 5 elements; [batch 1, n_q 3, num_heads 2] are 6");
@@ -382,8 +381,7 @@ fn of_rope() {
         [.key(&[0.0; 64]).rope_k_positions(&[1; 3])] of_keys;
     }
     let (layer, x, mut y) = (layer(), numbers(96, 1), [7.0; 96]);
-    let mut refused =
-        |rope: &Rope<'_>, kind| error_of(layer.forward(&x, &mut y).rope(rope).alone(), kind);
+    let mut refused = |rope: &Rope<'_>, kind| layer.forward(&x, &mut y).rope(rope).refused(kind);
     let uneven = "cos has 12 elements and sin 11; both are [num_positions, dims / 2]";
     assert_eq!(refused(&Rope::new(8, &[1.0; 12], &[0.0; 11]), ErrorKind::SliceLength), uneven);
     let short = "cos and sin have 3 elements; a row of 8 dims needs 4";
@@ -493,10 +491,7 @@ fn of_score_options() {
 fn of_num_columns() {
     let (layer, x, mut y) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32]);
     let mut refused = |options: ScoreOptions<'_>, sentence: &str| {
-        assert_eq!(
-            error_of(layer.forward(&x, &mut y).score(options).alone(), ErrorKind::Shape),
-            sentence
-        );
+        assert_eq!(layer.forward(&x, &mut y).score(options).refused(ErrorKind::Shape), sentence);
         assert_eq!(y, [7.0; 96]);
     };
     let short =
@@ -532,16 +527,10 @@ fn of_extents_of_mask_and_bias() {
     let (layer, x, mut y, ones) = (layer(), numbers(3 * 32, 1), [7.0; 3 * 32], [1; 64]);
     let mut refused = |mask: &[u8], extents, sentence: &str| {
         let options = ScoreOptions::new().mask(mask, extents);
-        assert_eq!(
-            error_of(layer.forward(&x, &mut y).score(options).alone(), ErrorKind::Shape),
-            sentence
-        );
+        assert_eq!(layer.forward(&x, &mut y).score(options).refused(ErrorKind::Shape), sentence);
         let bias = vec![0.0; mask.len()];
         let call = layer.forward(&x, &mut y).score(ScoreOptions::new().bias(&bias, extents));
-        assert_eq!(
-            error_of(call.alone(), ErrorKind::Shape),
-            sentence.replace("mask is", "bias is")
-        );
+        assert_eq!(call.refused(ErrorKind::Shape), sentence.replace("mask is", "bias is"));
         assert_eq!(y, [7.0; 96]);
     };
     for (extents, wrong) in [

@@ -55,6 +55,11 @@ pub trait Alone: Sized {
     fn done(self) {
         self.alone().unwrap();
     }
+
+    #[track_caller]
+    fn refused(self, kind: mha::ErrorKind) -> String {
+        error_of(self.alone(), kind)
+    }
 }
 
 macro_rules! alone {
