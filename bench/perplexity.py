@@ -72,14 +72,8 @@ def enter_venv():
     venv = folder / "venv"
     if pathlib.Path(sys.prefix).resolve() == venv.resolve():
         return
-    pip = [
-        venv / "bin" / "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--only-binary",
-        ":all:",
-    ]
+    options = "--disable-pip-version-check install --quiet --only-binary :all:"
+    pip = [venv / "bin" / "pip", *options.split()]
     # What the others name as required, such as another llama.cpp, is not needed.
     for command in (
         [sys.executable, "-m", "venv", venv],
@@ -210,27 +204,12 @@ def check(decoder, weights, tokens, work):
 
 def llama_scores(llama, model, text, cache, windows):
     """The mean log-likelihood of each window, from that of all windows up to it."""
-    said = call(
-        llama / "bin" / "llama-perplexity",
-        "-m",
-        model,
-        "-f",
-        text,
-        "-c",
-        window,
-        "-t",
-        os.cpu_count(),
-        "--chunks",
-        windows,
-        "-fa",
-        "on",
-        "--ppl-output-type",
-        1,
-        "-ctk",
-        cache[0],
-        "-ctv",
-        cache[1],
+    options = (
+        f"-c {window} -t {os.cpu_count()} --chunks {windows} -fa on --ppl-output-type 1"
+        f" -ctk {cache[0]} -ctv {cache[1]}"
     )
+    program = llama / "bin" / "llama-perplexity"
+    said = call(program, "-m", model, "-f", text, *options.split())
     means = [
         0,
         *(

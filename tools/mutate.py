@@ -196,7 +196,7 @@ class Build:
         self.passes = {}  # test that has failed -> whether it passes without a fault
         copy_tree(self.tree)
         on = ["TESTS", "SHARED"]
-        off = """STATIC AVX512 COMPILES_avx2_vnni COMPILES_neon_dotprod COMPILES_neon_i8mm TOOLS
+        off = """STATIC AVX512 COMPILES_avx2_vnni COMPILES_neon_dotprod COMPILES_neon_i8mm
             BENCH ONNX OPENBLAS PTHREADPOOL INSTALL""".split()
         settings = [
             "CMAKE_BUILD_TYPE=Release",
@@ -206,18 +206,12 @@ class Build:
         if shutil.which("ccache"):
             settings += ["CMAKE_C_COMPILER_LAUNCHER=ccache", "CMAKE_CXX_COMPILER_LAUNCHER=ccache"]
         if not (self.folder / "build.ninja").exists():
-            self.run(
-                "cmake",
-                "-S",
-                self.tree,
-                "-B",
-                self.folder,
-                "-G",
-                "Ninja",
-                "--log-level=NOTICE",
+            how = [
+                *"-G Ninja --log-level=NOTICE".split(),
                 *(f"-D{setting}" for setting in settings),
-            )
-        self.run("cmake", "--build", self.folder, "--parallel", str(jobs), "--target", "mha_shared")
+            ]
+            self.run("cmake", "-S", self.tree, "-B", self.folder, *how)
+        self.build("mha_shared")
         self.commands = {}  # object -> how it is compiled
         for entry in json.loads((self.folder / "compile_commands.json").read_text()):
             command = shlex.split(entry["command"])
@@ -243,18 +237,14 @@ class Build:
         if done.returncode != 0:
             raise Stop(4, f"{done.stdout}\n{' '.join(map(str, command))} failed")
 
+    def build(self, target):
+        how = "--parallel", str(self.jobs), "--target", target
+        self.run("cmake", "--build", self.folder, *how)
+
     def program(self, name):
         with self.lock:
             if name not in self.ready:
-                self.run(
-                    "cmake",
-                    "--build",
-                    self.folder,
-                    "--parallel",
-                    str(self.jobs),
-                    "--target",
-                    f"mha_test_{name}",
-                )
+                self.build(f"mha_test_{name}")
                 self.ready[name] = self.folder / "bin" / f"mha_test_{name}"
         return self.ready[name]
 

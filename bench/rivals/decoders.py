@@ -69,61 +69,26 @@ def call(*command, **more):
 
 def prepare_llama():
     if not source.exists():
-        call(
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-            "llama-cpp-python",
-            "-d",
-            work,
-        )
+        pip = "-m pip download --no-deps --no-binary llama-cpp-python llama-cpp-python -d".split()
+        call(sys.executable, *pip, work)
         (archive,) = work.glob("llama_cpp_python-*.tar.gz")
         call("tar", "xf", archive, "-C", work)
         source.symlink_to(next(work.glob("llama_cpp_python-*/vendor/llama.cpp")).relative_to(work))
     if not (llama / "llama-bench").exists():
-        off = [
-            f"-DLLAMA_{name}=OFF"
-            for name in (
-                "OPENSSL",
-                "BUILD_TESTS",
-                "BUILD_EXAMPLES",
-                "BUILD_SERVER",
-                "BUILD_APP",
-                "BUILD_HTML",
-            )
-        ]
-        call(
-            "cmake",
-            "-S",
-            source,
-            "-B",
-            source / "build",
-            "-DCMAKE_BUILD_TYPE=Release",
-            "-DBUILD_SHARED_LIBS=ON",
-            *off,
-        )
+        off = "OPENSSL BUILD_TESTS BUILD_EXAMPLES BUILD_SERVER BUILD_APP BUILD_HTML".split()
+        settings = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON"]
+        settings += [f"LLAMA_{name}=OFF" for name in off]
+        call("cmake", "-S", source, "-B", source / "build", *(f"-D{s}" for s in settings))
         call("cmake", "--build", source / "build", "--target", "llama-bench")
-    call(
-        "c++",
-        "-O2",
-        pathlib.Path(__file__).with_name("llama_logits.cpp"),
-        "-I",
-        source / "include",
-        "-I",
-        source / "ggml" / "include",
-        "-L",
-        llama,
-        f"-Wl,-rpath,{llama}",
-        "-lllama",
-        "-lggml",
-        "-lggml-base",
-        "-o",
-        work / "llama_logits",
-    )
+    compile_with(llama, "llama_logits", "llama_logits")
+
+
+def compile_with(libraries, name, output):
+    """Compiles a program beside this one with llama.cpp's libraries of a folder."""
+    includes = "-I", source / "include", "-I", source / "ggml" / "include"
+    found = "-L", libraries, f"-Wl,-rpath,{libraries.resolve()}", "-lllama", "-lggml", "-lggml-base"
+    program = pathlib.Path(__file__).with_name(f"{name}.cpp")
+    call("c++", "-std=c++17", "-O2", program, *includes, *found, "-o", work / output)
 
 
 def write_gguf(path, target, shape, name):
@@ -206,18 +171,8 @@ def prepare(names):
             f"{library} is missing; build it: cmake -S . -B build -DCMAKE_BUILD_TYPE=Release &&"
             " cmake --build build --target mha_static"
         )
-    call(
-        os.environ.get("CC", "cc"),
-        "-O2",
-        root / "tests" / "examples" / "decoder.c",
-        "-I",
-        root / "include",
-        library,
-        "-lm",
-        "-pthread",
-        "-o",
-        work / "decoder",
-    )
+    program = root / "tests" / "examples" / "decoder.c", "-I", root / "include", library
+    call(os.environ.get("CC", "cc"), "-O2", *program, "-lm", "-pthread", "-o", work / "decoder")
     prepare_llama()
     for name in names:
         path, ggufs = files(name)
@@ -252,19 +207,8 @@ def run(form, name, threads, tokens):
     cores = sorted(os.sched_getaffinity(0))[-threads:]
     pin = {"preexec_fn": lambda: os.sched_setaffinity(0, cores)}
     if forms[form][0] == "llama":
-        bench = [
-            llama / "llama-bench",
-            "-m",
-            files(name)[1][forms[form][1]],
-            "-t",
-            threads,
-            "-r",
-            1,
-            "-o",
-            "json",
-            "-ngl",
-            0,
-        ]
+        model = files(name)[1][forms[form][1]]
+        bench = [llama / "llama-bench", "-m", model, *f"-t {threads} -r 1 -o json -ngl 0".split()]
         found = json.loads(call(*bench, "-p", prompt_tokens, "-n", 0, **pin).stdout) + json.loads(
             call(*bench, "-p", 0, "-n", tokens, "-d", prompt_tokens, **pin).stdout
         )

@@ -194,15 +194,8 @@ def build_helper(library, folder):
     library, helper = pathlib.Path(library).resolve(), folder / "helper.so"
     command = [
         os.environ.get("CXX", "c++"),
-        "-std=c++17",
-        "-O3",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        "-I",
-        root / "include",
-        "-I",
-        root / "bench",
+        *"-std=c++17 -O3 -shared -fPIC -pthread".split(),
+        *("-I", root / "include", "-I", root / "bench"),
         pathlib.Path(__file__).with_name("helper.cpp"),
         root / "bench" / "probes.cpp",
         library,

@@ -18,7 +18,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
-from decoders import call, files, llama, prepare, shapes, source, versions
+from decoders import call, compile_with, files, llama, prepare, shapes, versions
 from session import Failed, about, build, keep, load, parser_for, run_main, say, take_turns, work
 
 examples = """Examples:
@@ -96,27 +96,6 @@ def time_model(setting, model, threads, options):
         call(
             *words, env=environment(options.module if setting == "mha" else None), **pinned(threads)
         ).stdout
-    )
-
-
-def compile_with(libraries, name, output):
-    call(
-        "c++",
-        "-std=c++17",
-        "-O2",
-        pathlib.Path(__file__).with_name(f"{name}.cpp"),
-        "-I",
-        source / "include",
-        "-I",
-        source / "ggml" / "include",
-        "-L",
-        libraries,
-        f"-Wl,-rpath,{libraries.resolve()}",
-        "-lllama",
-        "-lggml",
-        "-lggml-base",
-        "-o",
-        work / output,
     )
 
 
