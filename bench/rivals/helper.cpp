@@ -117,7 +117,11 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
   Layer *const self = new Layer;
   self->past = past;
   self->y.resize(static_cast<size_t>(batch * n * width));
-  const uint32_t flags = is_causal ? MHA_CAUSAL : 0;
+  mha_call call = {};
+  call.batch = batch;
+  call.n_q = n;
+  call.flags = is_causal ? MHA_CAUSAL : 0;
+  call.scheduler = scheduler_of(num_threads);
   mha_error error;
   size_t bytes = 0;
   mha_status status = past ? self->fill_cache(kv_heads, width / heads, k, v, &error) : MHA_OK;
@@ -127,21 +131,18 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
     config.query_dim = width;
     config.num_heads = heads;
     config.num_kv_heads = kv_heads;
-    config.weight_type = weight_type;
-    config.arithmetic = arithmetic;
+    config.format.type = weight_type;
+    config.format.arithmetic = arithmetic;
     mha_layer_weights weights = {};
     weights.struct_size = sizeof weights;
     weights.w_qkv.data = w_qkv;
     weights.w_o.data = w_o;
     mha_forward_args &args = self->args;
     args.struct_size = sizeof args;
-    args.batch = batch;
-    args.n_q = n;
+    args.call = call;
+    args.call.cache = self->kv;
     args.query.data = x;
     args.output.data = self->y.data();
-    args.cache = self->kv;
-    args.flags = flags;
-    args.scheduler = scheduler_of(num_threads);
     if (!status) status = mha_layer_create(&config, &weights, nullptr, &self->layer, &error);
     if (!status) status = mha_forward_workspace(self->layer, &args, &bytes, &error);
   } else {
@@ -150,15 +151,13 @@ Layer *rivals_layer(int64_t batch, int64_t n, int64_t width, int64_t heads, int6
     args.num_heads = heads;
     args.num_kv_heads = kv_heads;
     args.head_dim = width / heads;
-    args.batch = batch;
-    args.n_q = args.n_kv = n;
+    args.call = call;
+    args.call.n_kv = n;
+    args.call.cache_read = self->kv;
     args.q.data = x;
     args.k.data = past ? nullptr : k;
     args.v.data = past ? nullptr : v;
     args.output.data = self->y.data();
-    args.cache_read = self->kv;
-    args.flags = flags;
-    args.scheduler = scheduler_of(num_threads);
     if (!status) status = mha_attention_workspace(&args, &bytes, &error);
   }
   self->workspace.resize(bytes);
@@ -177,8 +176,7 @@ mha_status rivals_forward(Layer *self, uint32_t calls) {
     }
     status = mha_forward(self->layer, &self->args, self->workspace.data(), self->workspace.size(),
                          nullptr);
-    if (self->cache && !status)
-      status = mha_kv_cache_truncate(self->args.cache, 0, self->past, nullptr);
+    if (self->cache && !status) status = mha_kv_cache_truncate(self->kv, 0, self->past, nullptr);
   }
   return status;
 }
