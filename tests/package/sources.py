@@ -11,6 +11,26 @@ import instruction_sets
 
 failures = []
 
+
+def fail(path, sentence, number=None):
+    place = path.relative_to(arguments.source), number
+    failures.append(f"{':'.join(str(part) for part in place if part)} {sentence}")
+
+
+def wide_lines(path, text, sentence, is_left_out=lambda line: False):
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > 100 and not is_left_out(line):
+            fail(path, f"has {len(line)} columns; {sentence} have at most 100.", number)
+
+
+def found_in_lines(text, patterns):
+    """(number of the line, what was found, pattern)."""
+    for number, line in enumerate(without_comments(text).splitlines(), 1):
+        for pattern in patterns:
+            if found := re.search(pattern, line):
+                yield number, found[0], pattern
+
+
 # CONTRACT.md, section 1, rules these out in the kernels: operations of the vector library and
 # approximate instructions that round differently from machine to machine, and libm. The kernels use
 # the functions of ops.h and functions.h.
@@ -79,25 +99,13 @@ def check_operations(arguments):
     if not files:
         sys.exit("There is no source in src/kernels.")
     for path in files:
-        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
-            for pattern, sentence in ruled_out:
-                found = re.search(pattern, line)
-                if found:
-                    failures.append(
-                        f"{path.relative_to(arguments.source)}:{number}: {found.group()}:"
-                        f" {sentence}"
-                    )
-    for path in [
-        arguments.source / "CMakeLists.txt",
-        *sorted((arguments.source / "src").rglob("CMakeLists.txt")),
-    ]:
-        for flag in re.findall(
-            r"-march=native|-ffast-math|-Ofast|-funsafe-math-optimizations", path.read_text()
-        ):
-            failures.append(
-                f"{path.relative_to(arguments.source)} has {flag}, which no build of this library"
-                " is to use."
-            )
+        for number, found, pattern in found_in_lines(path.read_text(), dict(ruled_out)):
+            fail(path, f"has {found}: {dict(ruled_out)[pattern]}", number)
+    flags = r"-march=native|-ffast-math|-Ofast|-funsafe-math-optimizations"
+    lists = (arguments.source / "src").rglob("CMakeLists.txt")
+    for path in [arguments.source / "CMakeLists.txt", *sorted(lists)]:
+        for flag in re.findall(flags, path.read_text()):
+            fail(path, f"has {flag}, which no build of this library is to use.")
 
 
 # Microsoft's compiler refuses these, and -pedantic-errors (compilers.py, without_extensions) does
@@ -120,23 +128,11 @@ def check_extensions(arguments):
     if len(files) < 50:
         sys.exit(f"There are {len(files)} sources in src.")
     for path in files:
-        text = without_comments(path.read_text())
-        for number, line in enumerate(text.splitlines(), 1):
-            for pattern in extensions:
-                found = re.search(pattern, line)
-                if found:
-                    failures.append(
-                        f"{path.relative_to(arguments.source)}:{number}: {found.group()} is not"
-                        " C++; give it a name in src/compiler.h."
-                    )
-        included = [
-            name for name in re.findall(r'#include "([^"]+)"', text) if not name.startswith("mha")
-        ]
+        for number, found, _ in found_in_lines(path.read_text(), extensions):
+            fail(path, f"has {found}, which is not C++; give it a name in src/compiler.h.", number)
+        included = re.findall(r'#include "(?!mha)([^"]+)"', without_comments(path.read_text()))
         if not included and path.parent.name != "openblas":
-            failures.append(
-                f"{path.relative_to(arguments.source)} includes no header of src; it should include"
-                " compiler.h."
-            )
+            fail(path, "includes no header of src; it should include compiler.h.")
 
 
 def check_versions(arguments):
@@ -223,38 +219,19 @@ def check_layout(arguments):
                 re.sub(r"[^\w -]", "", line.lower()).strip().replace("-", " ") for line in lines
             }
             if not leads_to.exists() or (anchor and anchor.replace("-", " ") not in headings):
-                failures.append(
-                    f"{page.relative_to(arguments.source)} links to {target}#{anchor}, which is not"
-                    " there."
-                )
+                fail(page, f"links to {target}#{anchor}, which is not there.")
     for page in [
         *arguments.source.glob("*.md"),
         *arguments.source.glob("src/**/*.md"),
         *arguments.source.glob("tests/**/*.md"),
     ]:
-        text = re.sub(
-            r"^(```.*?^```|    .*?|\|.*?)$",
-            lambda code: "\n" * code.group().count("\n"),
-            page.read_text(),
-            flags=re.DOTALL | re.MULTILINE,
-        )
-        for number, line in enumerate(text.splitlines(), 1):
-            if len(line) > 100 and "https://" not in line:
-                failures.append(
-                    f"{page.relative_to(arguments.source)}:{number} has {len(line)} columns; text"
-                    " should have at most 100."
-                )
-        tables = re.findall(
-            r"^(?<!\|\n)(\|.*)\n(.*)",
-            re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE),
-            re.MULTILINE,
-        )
-        for row, below in tables:
+        code = r"(?ms)^(```.*?^```|    .*?|\|.*?)$"
+        text = re.sub(code, lambda found: "\n" * found[0].count("\n"), page.read_text())
+        wide_lines(page, text, "text should", lambda line: "https://" in line)
+        prose = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+        for row, below in re.findall(r"(?m)^(?<!\|\n)(\|.*)\n(.*)", prose):
             if not re.fullmatch(r"\|[ :|-]+\|", below):
-                failures.append(
-                    f"{page.relative_to(arguments.source)} has a row after a blank line, which no"
-                    f" table shows: {row[:60]}"
-                )
+                fail(page, f"has a row after a blank line, which no table shows: {row[:60]}")
     # Cargo builds in tools/bindings/rust/target; what is in a folder vendor is as others wrote it.
     files = [
         path
@@ -263,16 +240,11 @@ def check_layout(arguments):
         if re.search(r"\.(h|c|cpp|pyi?|rs|sh|bash|cmake|cmake\.in)$|/CMakeLists\.txt$", str(path))
         and not {"target", "vendor"} & set(path.relative_to(arguments.source).parts)
     ]
-    for path in sorted(
-        [*files, arguments.source / "README.md", arguments.source / "src" / "docs" / "building.md"]
-    ):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            # A word has no place to break, nor has a row of a table in Rust's documentation.
-            if len(line) > 100 and len(line.split()) > 1 and not line.startswith("//! |"):
-                failures.append(
-                    f"{path.relative_to(arguments.source)}:{number} has {len(line)} columns; it"
-                    " should have at most 100."
-                )
+    # A word has no place to break, nor has a row of a table in Rust's documentation.
+    unbroken = lambda line: len(line.split()) < 2 or line.startswith("//! |")
+    pages = [arguments.source / page for page in ("README.md", "src/docs/building.md")]
+    for path in sorted([*files, *pages]):
+        wide_lines(path, path.read_text(), "it should", unbroken)
 
 
 def check_format(arguments):
@@ -314,7 +286,7 @@ def check_stages(arguments):
     as const. Includes lead downwards."""
     floor_of = {room: i for i, floor in enumerate(floors) for room in floor.split()}
     room_of = lambda path: path.relative_to(source).with_suffix("").parts[0]
-    names, source = "|".join(writers), (arguments.source / "src").resolve()
+    names, source = "|".join(writers), arguments.source / "src"
     for path in sorted([*source.rglob("*.h"), *source.rglob("*.cpp")]):
         stem = path.relative_to(source).with_suffix("").as_posix()
         text = without_comments(path.read_text())
@@ -323,23 +295,14 @@ def check_stages(arguments):
             other = (path.parent / name).resolve()
             if other.exists() and source in other.parents and room_of(other) != room:
                 if floor_of[room_of(other)] >= floor_of.get(room, len(floors)):
-                    failures.append(
-                        f"src/{stem} includes {name}, which is not below it; see floors in"
-                        " tests/package/sources.py."
-                    )
+                    fail(path, f"includes {name}, which is not below it; see floors in sources.py.")
         written = [found[1] for found in re.finditer(rf"(?<!const )\b({names}) [*&]", text)]
-        written += [
-            members[found[1]]
-            for found in re.finditer(
-                rf"(?:\.|->)({'|'.join(members)})(?:\.\w+)+ (?:[-+*|&]?=) ", text
-            )
-        ]
+        assigned = rf"(?:\.|->)({'|'.join(members)})(?:\.\w+)+ (?:[-+*|&]?=) "
+        written += [members[found[1]] for found in re.finditer(assigned, text)]
         for name in sorted(set(written)):
             if stem not in writers[name]:
-                failures.append(
-                    f"src/{stem} writes to {name}, which only {' and '.join(writers[name])} should"
-                    " do; take it as const."
-                )
+                owners = " and ".join(writers[name])
+                fail(path, f"writes to {name}, which only {owners} should do; take it as const.")
 
 
 def check_sets(arguments):
@@ -366,35 +329,18 @@ parser.add_argument(
     default=pathlib.Path(__file__).resolve().parent.parent.parent,
     help="the root of the sources",
 )
-commands, parsers = (
-    parser.add_subparsers(
-        required=True, metavar="operations|extensions|versions|promises|layout|format|stages|sets"
-    ),
-    {},
-)
-for check in (
-    check_operations,
-    check_extensions,
-    check_versions,
-    check_promises,
-    check_layout,
-    check_format,
-    check_stages,
-    check_sets,
-):
-    name = check.__name__.removeprefix("check_")
-    parsers[name] = commands.add_parser(name, help=check.__doc__)
+checks = {name[6:]: check for name, check in globals().items() if name.startswith("check_")}
+commands = parser.add_subparsers(required=True, metavar="|".join(checks))
+parsers = {name: commands.add_parser(name, help=check.__doc__) for name, check in checks.items()}
+for name, check in checks.items():
     parsers[name].set_defaults(check=check)
-parsers["versions"].add_argument(
-    "--project-version", required=True, help="PROJECT_VERSION of CMake"
-)
-parsers["versions"].add_argument(
-    "--package", type=pathlib.Path, help="where the build has put the package files"
-)
-
+parsers["versions"].add_argument("--project-version", required=True, help="PROJECT_VERSION")
+where = "where the build has put the package files"
+parsers["versions"].add_argument("--package", type=pathlib.Path, help=where)
 parsers["format"].add_argument("--ruff", type=pathlib.Path, required=True, help="the program")
 
 arguments = parser.parse_args()
+arguments.source = arguments.source.resolve()
 arguments.check(arguments)
 if failures:
     sys.exit("\n".join(failures))
