@@ -38,6 +38,11 @@ import mha.torch
 """
 
 
+def run(*command, **more):
+    settings = {"cwd": work / "empty", "env": environment, **more}
+    return subprocess.run(command, capture_output=True, text=True, **settings)
+
+
 class Package(unittest.TestCase):
     def run_module(self, *words):
         done = subprocess.run(
@@ -53,26 +58,13 @@ class Package(unittest.TestCase):
         self.run_module("pip", "--disable-pip-version-check", "--quiet", *words)
 
     def test_it_runs_from_an_empty_folder(self):
-        self.run_module(
-            "build",
-            "--no-isolation",
-            "--outdir",
-            work / "dist",
-            "-Ccmake.define.MHA_AVX2=OFF",
-            "-Ccmake.define.MHA_AVX512=OFF",
-            root,
-        )
+        options = "-Ccmake.define.MHA_AVX2=OFF", "-Ccmake.define.MHA_AVX512=OFF"
+        self.run_module("build", "--no-isolation", "--outdir", work / "dist", *options, root)
         made, wheel = sorted((work / "dist").iterdir(), key=lambda path: path.suffix)
         self.assertRegex(made.name, r"\Amha-[\d.]+\.tar\.gz\Z")
         self.run_pip("install", "--no-deps", wheel)
         (work / "empty").mkdir()
-        done = subprocess.run(
-            [python, "-c", program],
-            cwd=work / "empty",
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        done = run(python, "-c", program)
         header = (root / "include" / "mha.h").read_text()
         major, minor, patch = (
             int(re.search(rf"#define MHA_VERSION_{part} (\d+)", header).group(1))
@@ -88,40 +80,18 @@ class Package(unittest.TestCase):
             "ImportError: mha.torch needs PyTorch, which is not installed: pip install torch",
         )
         for words, said in (["info"], "instruction sets  scalar\n"), (["explain"], "Step 12 "):
-            done = subprocess.run(
-                [work / "venv" / "bin" / "mha", *words],
-                cwd=work / "empty",
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
+            done = run(work / "venv" / "bin" / "mha", *words)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn(said, done.stdout)
         self.run_pip("check")
         self.run_pip("uninstall", "--yes", "mha")
-        done = subprocess.run(
-            [python, "-c", "import mha"],
-            cwd=work / "empty",
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        done = run(python, "-c", "import mha")
         self.assertIn("No module named 'mha'", done.stderr)
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--ignored", package, root / "dist"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-        ).stdout
-        self.assertEqual(
-            [
-                line
-                for line in changed.splitlines()
-                if re.search(r"/(build|dist|\w+\.egg-info|\w+\.so)\b", line)
-            ],
-            [],
-            "the build left files",
+        status = "git", "status", "--porcelain", "--ignored", package, root / "dist"
+        left = re.findall(
+            r".*/(?:build|dist|\w+\.egg-info|\w+\.so)\b.*", run(*status, cwd=root).stdout
         )
+        self.assertEqual(left, [], "the build left files")
 
 
 with tempfile.TemporaryDirectory() as folder:
