@@ -10,12 +10,11 @@ namespace {
 constexpr int64_t conv_rows = 16;  // that are widened together
 
 // Weights of `count` channels as rows of channels.
-template <class V>
 MHA_INLINE void transpose_weights(const float *weights, int64_t kernel_size, int64_t count,
                                   float *to) {
   int64_t c = 0;
-  for (; kernel_size == 4 && c + static_cast<int64_t>(V::size) <= count; c += V::size) {
-    V column[4];
+  for (; kernel_size == 4 && c + static_cast<int64_t>(Vector::size) <= count; c += Vector::size) {
+    Vector column[4];
     transpose_four(weights + c * 4, 4, column);
     MHA_EACH(j, 4) store(to + j * conv_channels + c, column[j]);
   }
@@ -36,15 +35,14 @@ MHA_INLINE void copy_floats(const float *from, int64_t count, float *to) {
 
 // The kernels' `convolve`. The rows before the first one, and then the last ones that it has, lie
 // before those that are widened. Columns after the last channel may hold anything.
-template <class V>
-void convolve(const Convolution &call, const SequenceRows &rows, int64_t channel) {
+inline void convolve(const Convolution &call, const SequenceRows &rows, int64_t channel) {
   const int64_t before = call.kernel_size - 1, left = call.channels - channel,
                 count = left < conv_channels ? left : conv_channels;
-  const bool is_direct = call.output.storage == Storage::f32 && count % V::size == 0;
+  const bool is_direct = call.output.storage == Storage::f32 && count % Vector::size == 0;
   alignas(64) float weights[max_conv_kernel * conv_channels];
   alignas(64) float x[(max_conv_kernel - 1 + conv_rows) * conv_channels];
   alignas(64) float bias[conv_channels], numbers[conv_channels];
-  transpose_weights<V>(call.weights + channel * call.kernel_size, call.kernel_size, count, weights);
+  transpose_weights(call.weights + channel * call.kernel_size, call.kernel_size, count, weights);
   const int64_t of_state = rows.sequence * before * call.channels + channel;
   copy_floats(call.bias ? call.bias + channel : nullptr, count, bias);
   for (int64_t j = 0; j < before; ++j)
@@ -55,19 +53,19 @@ void convolve(const Convolution &call, const SequenceRows &rows, int64_t channel
     for (int64_t i = 0; i < here; ++i) {
       const int64_t from =
           rows.in_arrays * call.x.batch_stride + (rows.first + t + i) * call.x.row_stride + channel;
-      widen<V>(call.x.storage, element_at(call.x.base, call.x.storage, from), count,
-               x + (before + i) * conv_channels);
+      widen(call.x.storage, element_at(call.x.base, call.x.storage, from), count,
+            x + (before + i) * conv_channels);
     }
     for (int64_t i = 0; i < here; ++i) {
       const int64_t at = rows.in_arrays * call.output.batch_stride +
                          (rows.first + t + i) * call.output.row_stride + channel;
       void *const output = element_at(call.output.base, call.output.storage, at);
       float *const to = is_direct ? static_cast<float *>(output) : numbers;
-      for (int64_t c = 0; c < count; c += V::size) {
-        V y = load<V>(bias + c);
+      for (int64_t c = 0; c < count; c += Vector::size) {
+        Vector y = load(bias + c);
         for (int64_t j = 0; j <= before; ++j)
-          y = mul_add(load<V>(weights + j * conv_channels + c),
-                      load<V>(x + (i + j) * conv_channels + c), y);
+          y = mul_add(load(weights + j * conv_channels + c), load(x + (i + j) * conv_channels + c),
+                      y);
         if (call.has_silu) y = y * sigmoid_of(canonical_nan(y));
         store(to + c, canonical(y));
       }

@@ -21,31 +21,29 @@ MHA_INLINE float *scores_of(const KeyChoice &choice, const Unit &unit, const Row
 
 // Adds w * relu(score) to the scores of the queries, for products of some rows with some tiles of
 // keys. Head 0 of a query comes first and starts the sum.
-template <class V>
-MHA_NOINLINE void add_heads(const KeyChoice &choice, const Unit &unit, const Chunk &chunk,
-                            Range tiles, const TileRows &rows, const float *products) {
-  const V scale = all<V>(unit.call.request.scale), zero = all<V>(0.0f);
+MHA_NOINLINE inline void add_heads(const KeyChoice &choice, const Unit &unit, const Chunk &chunk,
+                                   Range tiles, const TileRows &rows, const float *products) {
+  const Vector scale = all(unit.call.request.scale), zero = all(0.0f);
   const bool has_scales = chunk.keys.has_scales;
   Row row = unit.row(rows.begin);
   for (int64_t r = 0; r < rows.count; ++r, unit.advance(&row), products += score_stride) {
     const int64_t weights = unit.sequence_index * choice.weights_batch_stride +
                             unit.array_row(row) * choice.weights_row_stride;
-    const V weight = all<V>(choice.weights[weights + row.head]);
+    const Vector weight = all(choice.weights[weights + row.head]);
     float *const sums = scores_of(choice, unit, row) + chunk.begin;
-    for (int64_t key = tiles.begin * tile_keys; key < tiles.end * tile_keys; key += V::size) {
-      V s = load<V>(products + key);
-      if (has_scales) s = s * load<V>(chunk.keys.scales[key_tile_of(key)] + lane_of(key));
+    for (int64_t key = tiles.begin * tile_keys; key < tiles.end * tile_keys; key += Vector::size) {
+      Vector s = load(products + key);
+      if (has_scales) s = s * load(chunk.keys.scales[key_tile_of(key)] + lane_of(key));
       s = s * scale;
       store(sums + key, mul_add(weight, value_if_less(s, zero, zero, s),
-                                row.head == 0 ? zero : load<V>(sums + key)));
+                                row.head == 0 ? zero : load(sums + key)));
     }
   }
 }
 
 // The kernels' `score_keys`.
-template <class V>
-void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, int64_t part,
-                float *scratch) {
+inline void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, int64_t part,
+                       float *scratch) {
   const Attention &call = *choice.attention;
   const Unit unit = unit_of(call, sequence_index, 0, block, scratch);
   if (unit.num_rows == 0) return;
@@ -53,7 +51,7 @@ void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, 
   const Range chunks =
       intersection(chunks_of(keys), {part * choice.part_chunks, (part + 1) * choice.part_chunks});
   float *const products = scratch + call.plan.scratch.scores;
-  if (chunks.begin < chunks.end) copy_queries<V>(unit, 0, unit.num_rows);
+  if (chunks.begin < chunks.end) copy_queries<Vector>(unit, 0, unit.num_rows);
   for (int64_t c = chunks.begin; c < chunks.end; ++c) {
     const int64_t begin = c * chunk_keys;
     const Range here = intersection(keys, {begin, begin + chunk_keys}),
@@ -62,15 +60,15 @@ void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t block, 
     Chunk chunk;
     chunk.begin = begin;
     chunk.needed = needed;
-    read_tiles<V>(unit, true, begin, needed, false, &chunk.keys);
+    read_tiles<Vector>(unit, true, begin, needed, false, &chunk.keys);
     KeyTileList list;
     list.add(chunk.keys, tiles, products);
-    for (int64_t row = 0; row < unit.num_rows; row += TileShape<V::size>::attend_rows) {
-      const TileRows rows = {row, min(unit.num_rows - row, TileShape<V::size>::attend_rows)};
-      multiply_keys<V>(unit, chunk, list, tiles,
-                       loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(row),
-                       rows.count, false, no_prefetch_source);
-      add_heads<V>(choice, unit, chunk, tiles, rows, products);
+    for (int64_t row = 0; row < unit.num_rows; row += Shape::attend_rows) {
+      const TileRows rows = {row, min(unit.num_rows - row, Shape::attend_rows)};
+      multiply_keys<Vector>(unit, chunk, list, tiles,
+                            loops_over_keys<Vector>(rows.count, chunk.keys.storage, false),
+                            unit.q(row), rows.count, false, no_prefetch_source);
+      add_heads(choice, unit, chunk, tiles, rows, products);
     }
   }
 }
@@ -88,18 +86,19 @@ MHA_INLINE float number_of(uint32_t order) {
 }
 
 // How many of the scores, which are no NaN, are `least` or more. begin and end are multiples of 16.
-template <class V>
-MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end, float least) {
-  constexpr int vectors = tile_keys / V::size;
+MHA_NOINLINE inline int64_t count_from(const float *scores, int64_t begin, int64_t end,
+                                       float least) {
+  constexpr int vectors = tile_keys / Vector::size;
   constexpr int64_t at_once = int64_t{1} << 20;  // what a float counts exactly
-  const V limit = all<V>(least), zero = all<V>(0.0f), one = all<V>(1.0f);
+  const Vector limit = all(least), zero = all(0.0f), one = all(1.0f);
   int64_t count = 0;
   for (int64_t first = begin; first < end; first += at_once) {
-    V counts[vectors];
+    Vector counts[vectors];
     MHA_EACH(i, vectors) counts[i] = zero;
     for (int64_t j = first; j < min(end, first + at_once); j += tile_keys) {
       MHA_EACH(i, vectors) {
-        counts[i] = counts[i] + value_if_less(load<V>(scores + j + i * V::size), limit, zero, one);
+        counts[i] =
+            counts[i] + value_if_less(load(scores + j + i * Vector::size), limit, zero, one);
       }
     }
     count += static_cast<int64_t>(sum16(counts));
@@ -110,8 +109,7 @@ MHA_NOINLINE int64_t count_from(const float *scores, int64_t begin, int64_t end,
 // The kernels' `choose_greatest`. It finds the least score that is chosen by halving the range of
 // floats that it can be in, in at most 32 steps, each of which counts the scores from the middle
 // on. Floats are compared as integers that have the same order.
-template <class V>
-void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t query) {
+inline void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t query) {
   const Attention &call = *choice.attention;
   const Unit unit = unit_of(call, call.run.sequences[sequence_index], 0, query, 1,
                             call.request.num_heads, nullptr);
@@ -126,9 +124,9 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
 
   // NaN and what lies before or after the keys count as -infinity.
   const Range tiles = tiles_of(keys);
-  const V none = all<V>(-infinity);
-  for (int64_t j = tiles.begin * tile_keys; j < tiles.end * tile_keys; j += V::size) {
-    const V x = first_lanes(value_if_nan(load<V>(scores + j), none), keys.end - j, none);
+  const Vector none = all(-infinity);
+  for (int64_t j = tiles.begin * tile_keys; j < tiles.end * tile_keys; j += Vector::size) {
+    const Vector x = first_lanes(value_if_nan(load(scores + j), none), keys.end - j, none);
     store(scores + j, first_lanes(none, keys.begin - j, x));
   }
   // At least as many scores as are wanted are not less than `low`; fewer, `above`, are not less
@@ -138,7 +136,7 @@ void choose_greatest(const KeyChoice &choice, int64_t sequence_index, int64_t qu
   while (choice.num_chosen < keys.end - keys.begin && high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
     const int64_t count =
-        count_from<V>(scores, tiles.begin * tile_keys, tiles.end * tile_keys, number_of(middle));
+        count_from(scores, tiles.begin * tile_keys, tiles.end * tile_keys, number_of(middle));
     if (count >= choice.num_chosen) {
       low = middle;
     } else {

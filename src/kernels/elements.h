@@ -8,12 +8,23 @@
 namespace mha {
 namespace {
 
+// Kernels are compiled for one set each: a vector is its Vector where they name no other type.
+template <class V = Vector>
+MHA_INLINE V all(float x);
+template <class V = Vector>
+MHA_INLINE V load(const float *p);
+template <class V = Vector>
+MHA_INLINE V load(const F16 *p);
+template <class V = Vector>
+MHA_INLINE V load(const int8_t *p);
+template <class V = Vector>
+MHA_INLINE Two<V> load(const Int4 *p);
+
 // ---- Rows of such numbers as floats, and back
 
 // Widens a row of any type. Codes come without their scales; those of int4 are values of a cache,
 // up to a multiple of 16 of them.
-template <class V>
-MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float *to) {
+MHA_NOINLINE inline void widen(Storage storage, const void *from, int64_t count, float *to) {
   if (storage == Storage::f32) {
     MHA_MEMCPY(to, from, static_cast<size_t>(count) * sizeof(float));
     return;
@@ -22,13 +33,15 @@ MHA_NOINLINE void widen(Storage storage, const void *from, int64_t count, float 
     using Element = typename decltype(stored)::Element;
     const auto *const numbers = static_cast<const Element *>(from);
     if constexpr (is_same<Element, CachedInt4>) {
-      constexpr int parts = static_cast<int>(16 / V::size);
+      constexpr int parts = static_cast<int>(16 / Vector::size);
       for (int64_t i = 0; i < count; i += 16) {
-        MHA_EACH(part, parts) store(to + i + part * V::size, load_part<V>(numbers + i / 2, part));
+        MHA_EACH(part, parts)
+          store(to + i + part * Vector::size, load_part<Vector>(numbers + i / 2, part));
       }
     } else {
-      in_vectors<V>(count, [&](auto vector, int64_t i)
-                               MHA_INLINED { store(to + i, load<decltype(vector)>(numbers + i)); });
+      in_vectors<Vector>(count, [&](auto vector, int64_t i) MHA_INLINED {
+        store(to + i, load<decltype(vector)>(numbers + i));
+      });
     }
   });
 }

@@ -6,9 +6,7 @@
 // other, those of different vectors run side by side.
 #pragma once
 
-#include MHA_VECTORS  // first: it says what ops.h takes for one number
-
-#include "ops.h"
+#include "elements.h"
 
 namespace mha {
 namespace {

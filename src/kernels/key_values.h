@@ -135,7 +135,6 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
 }
 
 // Widens tiles of packed storage to floats in scratch memory.
-template <class V>
 inline void widen_tiles(int64_t width, int64_t first, int64_t end, float *memory, KeyTiles *tiles) {
   // Rows of values may be parts of longer rows.
   const int64_t rows = tiles->row_stride == width ? 1 : tile_keys,
@@ -145,7 +144,7 @@ inline void widen_tiles(int64_t width, int64_t first, int64_t end, float *memory
     const char *from = static_cast<const char *>(tiles->at[g]);
     float *to = memory + g * tile_keys * width;
     for (int64_t row = 0; row < rows; ++row, from += row_bytes, to += numbers)
-      widen<V>(tiles->storage, from, numbers, to);
+      widen(tiles->storage, from, numbers, to);
   }
   locate_scratch(memory, width, first, end, tiles);
 }
@@ -232,9 +231,9 @@ MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t
   float *const copies = unit.scratch + call.plan.scratch.prepared;
   for (int64_t i = begin; i < end; ++i) {
     float *const copy = copies + i * width;
-    widen<V>(k.storage, rows + i * row_bytes, width, copy);
+    widen(k.storage, rows + i * row_bytes, width, copy);
     if (needs_preparation)
-      prepare<V>(
+      prepare(
           call.request.prepare_k,
           {unit.sequence_index, array_row + i, position + i, unit.kv_head, call.run.k_statistics},
           width, copy);
@@ -280,10 +279,10 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
   const char *row = plain_row(call.arrays.v, unit, first_row + keys.begin);
   for (int64_t j = keys.begin; j < keys.end; ++j, row += stride_bytes) {
     float *const to = out + j * padded;
-    widen<V>(call.arrays.v.storage, row, width, to);
+    widen(call.arrays.v.storage, row, width, to);
     if (call.request.prepare_v.is_any)
-      prepare<V>(call.request.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head},
-                 width, to);
+      prepare(call.request.prepare_v, {unit.sequence_index, first_row + j, 0, unit.kv_head}, width,
+              to);
     if (width < padded)
       MHA_MEMSET(to + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
   }
@@ -319,9 +318,8 @@ MHA_NOINLINE void gather_lanes(const void *const (&keys)[tile_keys], int64_t hea
 }
 
 // Gathers 16 chosen keys of packed storage as a tile of floats, and their scales.
-template <class V>
-MHA_NOINLINE void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys, float *block,
-                              float *scales) {
+MHA_NOINLINE inline void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys,
+                                     float *block, float *scales) {
   const KeyValues &k = unit.call.arrays.k, &v = unit.call.arrays.v;
   const int64_t head_dim = unit.call.request.head_dim, element = bytes_of(k.storage);
   const void *from[tile_keys];
@@ -338,35 +336,32 @@ MHA_NOINLINE void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys,
   float *const codes = unit.scratch + unit.call.plan.scratch.prepared;
   if (element == 4) return gather_lanes<float>(from, head_dim, block);
   (element == 2 ? gather_lanes<uint16_t> : gather_lanes<uint8_t>)(from, head_dim, codes);
-  widen<V>(k.storage, codes, tile_keys * head_dim, block);
+  widen(k.storage, codes, tile_keys * head_dim, block);
 }
 
 // Copies one key or value as floats from wherever it lies, prepared if it was not, and its scale.
-template <class V>
-MHA_NOINLINE void gather_row(const Unit &unit, bool are_keys, int64_t position, int64_t width,
-                             float *to, float *scale) {
+MHA_NOINLINE inline void gather_row(const Unit &unit, bool are_keys, int64_t position,
+                                    int64_t width, float *to, float *scale) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
   if (is_plain(source)) {
     const int64_t array_row = unit.sequence.kv_first + position;
-    widen<V>(source.storage, plain_row(source, unit, array_row), width, to);
+    widen(source.storage, plain_row(source, unit, array_row), width, to);
     const Preparation &how = are_keys ? call.request.prepare_k : call.request.prepare_v;
     if (how.is_any)
-      prepare<V>(how,
-                 {unit.sequence_index, array_row, position, unit.kv_head, call.run.k_statistics},
-                 width, to);
+      prepare(how, {unit.sequence_index, array_row, position, unit.kv_head, call.run.k_statistics},
+              width, to);
     return;
   }
   const Place place = find_chosen(source, unit, position, scale);
-  widen<V>(source.storage, stored_at(source, unit, place), width, to);
+  widen(source.storage, stored_at(source, unit, place), width, to);
 }
 
 // Gathers the keys of a chunk, or their values, into scratch memory: values as rows, keys as key
 // tiles. Where the values are parts of the keys, the rows of the keys stay there and serve as
 // values.
-template <class V>
-MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
-                         int64_t width, float *memory, KeyTiles *tiles) {
+MHA_NOINLINE inline void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
+                                int64_t width, float *memory, KeyTiles *tiles) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
   const bool has_own_values = !is_stored(call.arrays.k);
@@ -385,8 +380,7 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
   for (int64_t g = range.begin; g < range.end; ++g) {
     if (are_keys && source.is_packed) {
       const Range here = {max(keys.begin, g * tile_keys), min(keys.end, (g + 1) * tile_keys)};
-      gather_tile<V>(unit, chunk_begin, here, memory + g * tile_keys * width,
-                     scales + g * tile_keys);
+      gather_tile(unit, chunk_begin, here, memory + g * tile_keys * width, scales + g * tile_keys);
       continue;
     }
     float *const of_tile = rows + (are_keys && has_own_values ? 0 : g * tile_keys * stride);
@@ -397,13 +391,13 @@ MHA_NOINLINE void gather(const Unit &unit, bool are_keys, int64_t chunk_begin, R
         prefetch_row(stored_at(source, unit, place_of(source, unit.sequence.in_cache, later)),
                      numbers * bytes_of(source.storage));
       }
-      gather_row<V>(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
+      gather_row(unit, are_keys, unit.position_of_key(chunk_begin + j), numbers, to, scales + j);
       if (!are_keys && numbers < width)
         MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
     }
     if (!are_keys) continue;
     transpose_rows(of_tile, stride, width, memory + g * tile_keys * width);
-    make_canonical<V>(memory + g * tile_keys * width, tile_keys * width);
+    make_canonical<Vector>(memory + g * tile_keys * width, tile_keys * width);
   }
 }
 
@@ -422,7 +416,7 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
       unit.scratch + (are_keys ? call.plan.scratch.keys : call.plan.scratch.values);
   // Chosen keys that are no neighbours, and any chosen rows of the caller's, come one by one.
   if (unit.gathers_keys() || (unit.blocks && is_plain(source)))
-    return gather<V>(unit, are_keys, chunk_begin, keys, width, memory, tiles);
+    return gather(unit, are_keys, chunk_begin, keys, width, memory, tiles);
   // Rows: those of the caller's, or those of a cache whose keys contain the values.
   if (!source.is_packed) {
     if (!are_keys && reads_in_place<V>(unit))
@@ -448,7 +442,7 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
   locate(source, unit, chunk_begin, range.begin, range.end, tiles);
   // Packed storage stays where it is, or is widened once for all rows of the unit.
   const bool stays = source.storage == Storage::f32 || is_streamed;
-  if (!stays) widen_tiles<V>(width, range.begin, range.end, memory, tiles);
+  if (!stays) widen_tiles(width, range.begin, range.end, memory, tiles);
 }
 
 // A chunk of 256 keys. Its keys count from its first one.

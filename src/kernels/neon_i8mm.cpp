@@ -9,6 +9,6 @@
 #include "project_integers.h"
 
 namespace mha {
-constexpr CodeKernels codes_neon_i8mm = {encode_rows<Vector>, project_codes<Vector>};
+constexpr CodeKernels codes_neon_i8mm = {encode_rows, project_codes};
 }  // namespace mha
 #endif

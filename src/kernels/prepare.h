@@ -25,8 +25,7 @@ struct RowId {
 
 // Rotates 2 * pairs elements of x from the offset on, by the line of the tables for the position of
 // the row. A position before the first key has no line: such a row attends to nothing.
-template <class V>
-MHA_NOINLINE void rotate(const Rotation &rotation, const RowId &id, float *x) {
+MHA_NOINLINE inline void rotate(const Rotation &rotation, const RowId &id, float *x) {
   const int64_t position =
       rotation.positions
           ? rotation.positions[id.sequence * rotation.rows_per_sequence + id.array_row]
@@ -40,10 +39,10 @@ MHA_NOINLINE void rotate(const Rotation &rotation, const RowId &id, float *x) {
   const int64_t pairs = rotation.pairs, first = rotation.is_interleaved ? 2 : 1,
                 second = rotation.is_interleaved ? 1 : pairs;
   int64_t i = 0;
-  for (; !rotation.is_interleaved && i + static_cast<int64_t>(V::size) <= pairs; i += V::size) {
-    const V a = load<V>(x + i), b = load<V>(x + pairs + i), c = load<V>(cos + i),
-            s = load<V>(sin + i);
-    store(x + i, mul_add(a, c, all<V>(-0.0f) - b * s));
+  for (; !rotation.is_interleaved && i + static_cast<int64_t>(Vector::size) <= pairs;
+       i += Vector::size) {
+    const Vector a = load(x + i), b = load(x + pairs + i), c = load(cos + i), s = load(sin + i);
+    store(x + i, mul_add(a, c, all(-0.0f) - b * s));
     store(x + pairs + i, mul_add(b, c, a * s));
   }
   for (; i < pairs; ++i) {
@@ -62,24 +61,23 @@ struct Statistics {
 
 // The sum of a head's numbers, or of the squares of their distances from `mean`. One fused
 // multiply-add serves both, since a number times 1 is added as if it were alone.
-template <class V>
-MHA_NOINLINE float sum_of_head(const float *x, int64_t width, float mean, bool of_squares) {
-  constexpr int lanes = V::size, vectors = 16 / lanes;
+MHA_NOINLINE inline float sum_of_head(const float *x, int64_t width, float mean, bool of_squares) {
+  constexpr int lanes = Vector::size, vectors = 16 / lanes;
   const auto add = [&](auto sum, auto number) MHA_INLINED {
     using T = decltype(sum);
     const T distance = number - all<T>(mean);
     return mul_add(distance, of_squares ? distance : all<T>(1.0f), sum);
   };
-  V sums[vectors];
-  for (int i = 0; i < vectors; ++i) sums[i] = all<V>(0.0f);
+  Vector sums[vectors];
+  for (int i = 0; i < vectors; ++i) sums[i] = all(0.0f);
   int64_t d = 0;
   for (; d + 16 <= width; d += 16) {
-    for (int i = 0; i < vectors; ++i) sums[i] = add(sums[i], load<V>(x + d + i * lanes));
+    for (int i = 0; i < vectors; ++i) sums[i] = add(sums[i], load(x + d + i * lanes));
   }
   alignas(64) float rest[16];
   for (int i = 0; i < vectors; ++i) store(rest + i * lanes, sums[i]);
   for (int i = 0; d < width; ++d, ++i) rest[i] = add(Scalar{rest[i]}, Scalar{x[d]}).x;
-  for (int i = 0; i < vectors; ++i) sums[i] = load<V>(rest + i * lanes);
+  for (int i = 0; i < vectors; ++i) sums[i] = load(rest + i * lanes);
   return sum16(sums);
 }
 
@@ -89,11 +87,11 @@ MHA_INLINE Statistics statistics_of(const Norm &norm, int64_t num_heads, int64_t
                                     const RowOf &row_of) {
   float mean = 0.0f, sum = 0.0f;
   for (int64_t head = 0; norm.is_layer && head < num_heads; ++head)
-    sum = sum + sum_of_head<V>(row_of(head), width, 0.0f, false);
+    sum = sum + sum_of_head(row_of(head), width, 0.0f, false);
   if (norm.is_layer) mean = sum / norm.count;
   sum = 0.0f;  // to which the first is added as it is: no sum of a head is -0
   for (int64_t head = 0; head < num_heads; ++head)
-    sum = sum + sum_of_head<V>(row_of(head), width, mean, true);
+    sum = sum + sum_of_head(row_of(head), width, mean, true);
   return {mean, 1.0f / MHA_SQRTF(sum / norm.count + norm.epsilon)};
 }
 
@@ -120,27 +118,25 @@ MHA_NOINLINE void scale_normal(const Norm &norm, const Statistics &found, int64_
 }
 
 // Normalises a head's row by its own statistics, or by those that `measure` has computed.
-template <class V>
-MHA_NOINLINE void normalize(const Norm &norm, const RowId &id, int64_t width, float *x) {
+MHA_NOINLINE inline void normalize(const Norm &norm, const RowId &id, int64_t width, float *x) {
   Statistics found;
   if (norm.is_of_all_heads) {
     const float *const of_row =
         id.statistics + 2 * (id.sequence * norm.rows_per_sequence + id.array_row);
     found = {of_row[0], of_row[1]};
   } else {
-    found = statistics_of<V>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
+    found = statistics_of<Vector>(norm, 1, width, [x](int64_t) MHA_INLINED { return x; });
   }
-  scale_normal<V>(norm, found, id.head, width, x);
+  scale_normal<Vector>(norm, found, id.head, width, x);
 }
 
 // ---- Both
 
 // Applies norm and rotation in the order that the layer asks for.
-template <class V>
-MHA_NOINLINE void prepare(const Preparation &how, const RowId &id, int64_t width, float *x) {
-  if (how.norm.is_given && !how.norm.is_after_rotation) normalize<V>(how.norm, id, width, x);
-  if (how.rotation.cos) rotate<V>(how.rotation, id, x);
-  if (how.norm.is_given && how.norm.is_after_rotation) normalize<V>(how.norm, id, width, x);
+MHA_NOINLINE inline void prepare(const Preparation &how, const RowId &id, int64_t width, float *x) {
+  if (how.norm.is_given && !how.norm.is_after_rotation) normalize(how.norm, id, width, x);
+  if (how.rotation.cos) rotate(how.rotation, id, x);
+  if (how.norm.is_given && how.norm.is_after_rotation) normalize(how.norm, id, width, x);
 }
 
 // Returns a row as prepared floats: where it lies if it is used as it is, otherwise in `copy`.
@@ -148,15 +144,14 @@ template <class V>
 MHA_INLINE const float *prepared_row(const Preparation &how, Storage storage, const void *row,
                                      const RowId &id, int64_t width, float *copy) {
   if (storage == Storage::f32 && !how.is_any) return static_cast<const float *>(row);
-  widen<V>(storage, row, width, copy);
-  prepare<V>(how, id, width, copy);
+  widen(storage, row, width, copy);
+  prepare(how, id, width, copy);
   return copy;
 }
 
 // The kernels' `measure`: statistics of rows of one sequence whose heads are normalised together.
-template <class V>
-void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_begin,
-             int64_t row_end, float *scratch) {
+inline void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_begin,
+                    int64_t row_end, float *scratch) {
   const Sequence &sequence = measuring.sequences[sequence_index];
   const KeyValues &rows = measuring.rows;
   const Preparation &how = measuring.prepare;
@@ -169,13 +164,13 @@ void measure(const RowMeasure &measuring, int64_t sequence_index, int64_t row_be
     const auto row_of = [&](int64_t head) {
       const int64_t at = sequence.in_arrays * rows.batch_stride + (first + row) * rows.row_stride +
                          head * rows.head_stride;
-      widen<V>(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
+      widen(rows.storage, element_at(rows.base, rows.storage, at), measuring.width, scratch);
       const RowId id = {sequence.in_arrays, first + row, position, head};
-      if (how.rotation.cos && how.norm.is_after_rotation) rotate<V>(how.rotation, id, scratch);
+      if (how.rotation.cos && how.norm.is_after_rotation) rotate(how.rotation, id, scratch);
       return static_cast<const float *>(scratch);
     };
     const Statistics found =
-        statistics_of<V>(how.norm, measuring.num_heads, measuring.width, row_of);
+        statistics_of<Vector>(how.norm, measuring.num_heads, measuring.width, row_of);
     float *const to =
         measuring.statistics + 2 * (sequence.in_arrays * how.norm.rows_per_sequence + first + row);
     to[0] = found.mean;

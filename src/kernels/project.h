@@ -56,26 +56,11 @@ struct StoredPanel {
 
 constexpr int64_t code_prefetch_bytes = 4096;  // how far ahead codes of int4 are prefetched
 
-// Widens terms of int4, the first of them even, to [term][48]. If the number of terms is odd, the
-// last one brings a term along that is not used.
-template <class V>
-inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
-  for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
-    MHA_PREFETCH(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
-    for (int64_t i = 0; i < panel_columns; i += V::size) {
-      const Two<V> codes = load<V>(from + i);
-      store(to + i, codes.even);
-      store(to + panel_columns + i, codes.odd);
-    }
-  }
-}
-
-// The same of int8.
-template <class V>
-inline void widen_codes(const int8_t *from, int64_t terms, Int4Number<V> *to) {
-  for (int64_t i = 0; i < terms * panel_columns; i += V::size) {
+// Widens terms of int8 to [term][48].
+inline void widen_codes(const int8_t *from, int64_t terms, Int4Number<Vector> *to) {
+  for (int64_t i = 0; i < terms * panel_columns; i += Vector::size) {
     if (i % 64 == 0) MHA_PREFETCH(reinterpret_cast<const char *>(from) + i + code_prefetch_bytes);
-    store_code(to + i, load<V>(from + i));
+    store_code(to + i, load(from + i));
   }
 }
 
@@ -91,7 +76,6 @@ MHA_INLINE void halves_of_terms(const Int4 *from, F16 *to) {
 
 // Widens four terms at a time. Terms after the last one are read from the next panel or from the
 // scales, and not used.
-template <class V>
 inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
   for (int64_t k = 0; k < terms; k += 4, from += 2 * panel_columns, to += 4 * panel_columns) {
     MHA_PREFETCH(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
@@ -99,30 +83,41 @@ inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
     halves_of_terms(from, to);
   }
 }
+#else
+// Widens terms of int4, the first of them even, likewise. If the number of terms is odd, the
+// last one brings a term along that is not used.
+inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
+  for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
+    MHA_PREFETCH(reinterpret_cast<const char *>(from) + code_prefetch_bytes);
+    for (int64_t i = 0; i < panel_columns; i += Vector::size) {
+      const Two<Vector> codes = load(from + i);
+      store(to + i, codes.even);
+      store(to + panel_columns + i, codes.odd);
+    }
+  }
+}
 #endif
 
 // Makes results of sums: int8 may have a scale for each column, and all storage types have a bias.
 // The columns may be those of several panels, from this one on.
-template <class V>
 inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns,
                         float *sums, int64_t stride) {
-  constexpr int64_t lanes = V::size;
+  constexpr int64_t lanes = Vector::size;
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i < num_columns; i += lanes) {
       float *const at = sums + r * stride + i;
-      V y = load<V>(at);
-      if (panel.column_scales) y = y * load<V>(panel.column_scales + i);
-      store(at, canonical(y + load<V>(panel.bias + i)));
+      Vector y = load(at);
+      if (panel.column_scales) y = y * load(panel.column_scales + i);
+      store(at, canonical(y + load(panel.bias + i)));
     }
   }
 }
 
 // ---- Destinations of results
 
-template <class V>
 MHA_INLINE void copy(const float *from, float *to, int64_t count) {
-  in_vectors<V>(count, [&](auto vector, int64_t i)
-                           MHA_INLINED { store(to + i, load<decltype(vector)>(from + i)); });
+  in_vectors<Vector>(count, [&](auto vector, int64_t i)
+                                MHA_INLINED { store(to + i, load<decltype(vector)>(from + i)); });
 }
 
 // A row of a projection as a row of one sequence.
@@ -165,19 +160,18 @@ MHA_INLINE void advance(const InputRows &x, Cursor *at, int64_t step, bool has_m
 
 // Writes a part of an output row that has a residual or 16 bits, from number `at` of the
 // destination on. The residual may be the array that is written.
-template <class V>
-MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t column, int64_t at,
-                                  const float *values, int64_t count) {
+MHA_NOINLINE inline void write_converted(const Destination &to, int64_t row, int64_t column,
+                                         int64_t at, const float *values, int64_t count) {
   constexpr int64_t at_once = 64;
   alignas(64) float sums[at_once];
   for (int64_t done = 0; done < count; done += at_once) {
     const int64_t number = min(at_once, count - done);
     const float *from = values + done;
     if (to.residual) {
-      widen<V>(to.storage,
-               element_at(to.residual, to.storage, row * to.residual_row_stride + column + done),
-               number, sums);
-      in_vectors<V>(number, [&](auto vector, int64_t i) MHA_INLINED {
+      widen(to.storage,
+            element_at(to.residual, to.storage, row * to.residual_row_stride + column + done),
+            number, sums);
+      in_vectors<Vector>(number, [&](auto vector, int64_t i) MHA_INLINED {
         using T = decltype(vector);
         store(sums + i, canonical(load<T>(from + i) + load<T>(sums + i)));
       });
@@ -185,7 +179,7 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
     }
     void *const written = element_at(to.base, to.storage, at + done);
     if (to.storage == Storage::f32)
-      copy<V>(from, static_cast<float *>(written), number);
+      copy(from, static_cast<float *>(written), number);
     else
       narrow(to.storage, from, number, written);
   }
@@ -194,7 +188,6 @@ MHA_NOINLINE void write_converted(const Destination &to, int64_t row, int64_t co
 // Writes finished values, which are rows from `row` on and columns from first_column on, to one
 // destination. Columns go head by head. A row of keys becomes one lane of a tile of 16 keys: four
 // rows that are neighbours in a tile are transposed together.
-template <class V>
 inline void write_columns(const Destination &to, const InputRows &x, int64_t row, int64_t num_rows,
                           const float *values, int64_t values_stride, int64_t first_column,
                           int64_t num_columns) {
@@ -210,11 +203,11 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
       const int64_t start = head * to.head_stride + at.to_sequence * to.batch_stride;
       int64_t step = 1;
       if (is_converted) {
-        write_converted<V>(to, at.row, c, start + at.row * to.row_stride + c, from, count);
+        write_converted(to, at.row, c, start + at.row * to.row_stride + c, from, count);
       } else if (to.kind != Destination::Kind::key_tiles) {
         const int64_t in_destination = to.kind == Destination::Kind::rows ? at.row : at.position;
-        copy<V>(from, static_cast<float *>(to.base) + start + in_destination * to.row_stride + c,
-                count);
+        copy(from, static_cast<float *>(to.base) + start + in_destination * to.row_stride + c,
+             count);
       } else {
         const int64_t lane = lane_of(at.position);
         float *const block = static_cast<float *>(to.base) + start +
@@ -241,14 +234,13 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
 
 // Writes the finished values of some panels to the destination, and to the caller's copy if there
 // is one.
-template <class V>
 MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows,
                               const float *results, int64_t stride, int64_t panel, int64_t panels) {
   const int64_t first_column = panel * panel_columns,
                 num_columns = min(panels * panel_columns, p.columns - first_column);
-  write_columns<V>(p.destination, p.x, row, num_rows, results, stride, first_column, num_columns);
+  write_columns(p.destination, p.x, row, num_rows, results, stride, first_column, num_columns);
   if (p.tap.kind != Destination::Kind::none)
-    write_columns<V>(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
+    write_columns(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
 // The addresses of up to project_block_rows input rows. A tile may take more rows than are left:
@@ -307,11 +299,10 @@ struct PanelTerms {
 // that they read themselves. One row leaves it to the processor, as do two rows of two panels, or
 // to the tile before it. A small tile has no time for that if the weights are floats from afar:
 // then the row after it is computed as two.
-template <class V>
-MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes,
-                                const float *const *rows, int64_t count, float *sums,
-                                int64_t sums_stride, bool prefetches, bool is_far) {
-  constexpr int64_t most = TileShape<V::size>::max_rows;
+MHA_NOINLINE inline void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t panel_bytes,
+                                       const float *const *rows, int64_t count, float *sums,
+                                       int64_t sums_stride, bool prefetches, bool is_far) {
+  constexpr int64_t most = Shape::max_rows;
   const int64_t element = bytes_of(panel.storage), row_bytes = panel_columns * element,
                 columns = (panel.columns + 15) / 16 * 16;
   const bool are_far_floats = is_far && panel.storage == Storage::f32;
@@ -340,7 +331,7 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
     const int64_t share =
         after == 1 && (size == most || !are_far_floats) ? bytes : bytes * (left - after) / left;
     bytes -= share;
-    const Loops loops = loops_over_weights<V>(
+    const Loops loops = loops_over_weights(
         size < count && share > 0 ? max(size, 2) : size, panel.storage, panels == 1, prefetches,
         are_far_floats && share > tile.repeats * panel.terms * cache_line_bytes);
     const int64_t strips = max(1, quotient(columns, loops.wide.columns));
@@ -368,10 +359,9 @@ MHA_NOINLINE void multiply_rows(const PanelTerms &panel, int64_t panels, int64_t
 
 // Multiplies one row by the last columns of a matrix, as many strips of 16 side by side as the loop
 // over keys takes. Where fewer are left, the last strip is computed again.
-template <class V>
-MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *row, int64_t depth,
-                                        int64_t columns, float *sums) {
-  const Loop loop = loops_over_keys<V>(1, stored.storage, false).wide;
+MHA_NOINLINE inline void multiply_last_columns(const StoredPanel &stored, const float *row,
+                                               int64_t depth, int64_t columns, float *sums) {
+  const Loop loop = loops_over_keys<Vector>(1, stored.storage, false).wide;
   const int64_t element = bytes_of(stored.storage);
   Tile tile;
   tile.rows = &row;
@@ -395,18 +385,16 @@ MHA_NOINLINE void multiply_last_columns(const StoredPanel &stored, const float *
 
 // Multiplies rows by panels of floats, f16, bf16 or int8. Numbers of fewer bits are widened to
 // memory once for all rows (is_widened), or else in registers by every tile.
-template <class V>
-MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool is_widened,
-                                 int64_t panel_begin, int64_t panel_end) {
+MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &rows, bool is_widened,
+                                        int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
       widened[dot_block * panel_columns];
   // How far away the weights are decides what is worth prefetching.
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
-  const int64_t at_once = TileShape<V::size>::panels_at_once(rows.count);
-  constexpr int64_t last_columns =
-      TileShape<V::size>::has_few_row_forms ? TileShape<V::size>::key_tiles(1) * tile_keys : 0;
+  const int64_t at_once = Shape::panels_at_once(rows.count);
+  constexpr int64_t last_columns = Shape::has_few_row_forms ? Shape::key_tiles(1) * tile_keys : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const int64_t left = p.columns - panel * panel_columns;
     const bool ends = rows.count == 1 && left % panel_columns != 0 && left <= last_columns &&
@@ -416,12 +404,12 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
     const StoredPanel stored(p, panel);
     const int64_t stride = panels * panel_columns, columns = min(stride, left);
     if constexpr (last_columns > 0) {
-      if (ends) multiply_last_columns<V>(stored, rows.in[0], p.depth, columns, sums);
+      if (ends) multiply_last_columns(stored, rows.in[0], p.depth, columns, sums);
     }
     // All terms of the panel, 256 at a time; from the second time on they are added.
     for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
       end = min(p.depth, k + dot_block);
-      if (is_widened) widen<V>(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
+      if (is_widened) widen(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
       const PanelTerms terms = {
           is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
           is_widened ? Storage::f32 : p.storage,
@@ -434,27 +422,26 @@ MHA_NOINLINE void project_panels(const Projection &p, const RowBlock &rows, bool
           Storage::f32,
           0,
           0};
-      multiply_rows<V>(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
-                       is_far);
+      multiply_rows(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
+                    is_far);
     }
-    finish_sums<V>(stored, rows.count, columns, sums, stride);
-    write_results<V>(p, rows.first, rows.count, sums, stride, panel, panels);
+    finish_sums(stored, rows.count, columns, sums, stride);
+    write_results(p, rows.first, rows.count, sums, stride, panel, panels);
   }
 }
 
 // Multiplies two to four rows by weights that come from memory. A loop over one panel reads one
 // stretch of memory; here four panels advance in step, a slice of 32 terms of each, while the loops
 // prefetch the next slices of all four. Starts at `panel` and returns the first panel that is left.
-template <class V>
-MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, int64_t panel,
-                                     int64_t panel_end) {
+MHA_NOINLINE inline int64_t project_in_step(const Projection &p, const RowBlock &rows,
+                                            int64_t panel, int64_t panel_end) {
   constexpr int64_t in_step = 4, stride = in_step * panel_columns, slice = 32;
   static_assert(prefetch_streams(2, 1) == in_step && prefetch_streams(4, 1) == in_step,
                 "one place in each panel");
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
   // A pass computes as many columns of each of the four panels as the loop takes, and prefetches
   // its share of the next slices.
-  const Loop loop = loops_over_weights<V>(rows.count, p.storage, true, true, false).wide;
+  const Loop loop = loops_over_weights(rows.count, p.storage, true, true, false).wide;
   const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;
   const int64_t step = panel_columns * element / (passes * in_step),
                 pass_bytes = slice * in_step * step;
@@ -486,89 +473,86 @@ MHA_NOINLINE int64_t project_in_step(const Projection &p, const RowBlock &rows, 
       }
       // After 256 terms the chains end and are added to the sums of the chains before.
       if (end < p.depth && end % dot_block != 0) continue;
-      for (int64_t i = 0; i < rows.count * stride; i += V::size) {
-        const V sum = load<V>(block_sums + i);
-        store(sums + i, end <= dot_block ? sum : load<V>(sums + i) + sum);
+      for (int64_t i = 0; i < rows.count * stride; i += Vector::size) {
+        const Vector sum = load(block_sums + i);
+        store(sums + i, end <= dot_block ? sum : load(sums + i) + sum);
       }
     }
-    finish_sums<V>(stored, rows.count, stride, sums, stride);
-    write_results<V>(p, rows.first, rows.count, sums, stride, panel, in_step);
+    finish_sums(stored, rows.count, stride, sums, stride);
+    write_results(p, rows.first, rows.count, sums, stride, panel, in_step);
   }
   return panel;
 }
 
 // Adds the products of two rows of sums of groups with some groups of offsets of a panel, as one
 // chain. If one row is left, it stands in for the other.
-template <class V>
 MHA_INLINE void add_products_of_sums(const float *const (&x)[2], int64_t rows, int64_t groups,
                                      const float *offsets, float *sums, int64_t stride) {
-  constexpr int C = TileShape<V::size>::project_vectors(2), lanes = V::size;
+  constexpr int C = Shape::project_vectors(2), lanes = Vector::size;
   for (int64_t column = 0; column < panel_columns; column += C * lanes) {
     const float *const columns[1] = {offsets + column};
-    V acc[2][C];
+    Vector acc[2][C];
     clear(acc);
     for (int64_t g = 0; g < groups; ++g) add_term<C>(x, g, columns, g * panel_columns, acc);
     MHA_EACH(r, 2) {
       float *const to = sums + r * stride + column;
       if (r < rows) {
-        MHA_EACH(c, C) store(to + c * lanes, load<V>(to + c * lanes) + acc[r][c]);
+        MHA_EACH(c, C) store(to + c * lanes, load(to + c * lanes) + acc[r][c]);
       }
     }
   }
 }
 
 // Adds the offsets of a panel for one row, each as it is read.
-template <class V, class Number>
+template <class Number>
 MHA_NOINLINE void add_offsets_of_one(const Projection &p, int64_t panel, const float *x,
                                      float *sums) {
-  constexpr int C = TileShape<V::size>::project_vectors(4), lanes = V::size;
+  constexpr int C = Shape::project_vectors(4), lanes = Vector::size;
   const int64_t first = panel * p.sums * panel_columns;
   for (int64_t column = 0; column < panel_columns; column += C * lanes) {
     const Number *offsets = static_cast<const Number *>(p.offsets) + first + column,
                  *scales = static_cast<const Number *>(p.scales) + first + column;
     for (int64_t g = 0; g < p.sums;) {
-      V acc[1][C];
+      Vector acc[1][C];
       clear(acc);
       for (const int64_t end = min(p.sums, g + offset_block); g < end;
            ++g, offsets += panel_columns, scales += panel_columns) {
         MHA_EACH(c, C) {
-          V offset = load<V>(offsets + c * lanes);
+          Vector offset = load(offsets + c * lanes);
           if (p.storage == Storage::int4)
-            offset = mul_add(all<V>(8.0f), load<V>(scales + c * lanes), offset);
-          acc[0][c] = mul_add(all<V>(x[g]), offset, acc[0][c]);
+            offset = mul_add(all(8.0f), load(scales + c * lanes), offset);
+          acc[0][c] = mul_add(all(x[g]), offset, acc[0][c]);
         }
       }
       float *const to = sums + column;
-      MHA_EACH(c, C) store(to + c * lanes, load<V>(to + c * lanes) + acc[0][c]);
+      MHA_EACH(c, C) store(to + c * lanes, load(to + c * lanes) + acc[0][c]);
     }
   }
 }
 
 // Adds the offsets of a panel to the sums of its columns: x has the sums of groups of `count` rows.
-template <class V>
-MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x, int64_t x_stride,
-                              int64_t count, float *sums, int64_t stride) {
+MHA_NOINLINE inline void add_offsets(const Projection &p, int64_t panel, const float *x,
+                                     int64_t x_stride, int64_t count, float *sums, int64_t stride) {
   if (count == 1)
-    return p.scale_storage == Storage::f16 ? add_offsets_of_one<V, F16>(p, panel, x, sums)
-                                           : add_offsets_of_one<V, float>(p, panel, x, sums);
+    return p.scale_storage == Storage::f16 ? add_offsets_of_one<F16>(p, panel, x, sums)
+                                           : add_offsets_of_one<float>(p, panel, x, sums);
   alignas(64) float offsets[offset_block * panel_columns];
   const int64_t first = panel * p.sums * panel_columns;
   const auto load_number = [&](const void *numbers, int64_t i) MHA_INLINED {
-    return p.scale_storage == Storage::f16 ? load<V>(static_cast<const F16 *>(numbers) + i)
-                                           : load<V>(static_cast<const float *>(numbers) + i);
+    return p.scale_storage == Storage::f16 ? load(static_cast<const F16 *>(numbers) + i)
+                                           : load(static_cast<const float *>(numbers) + i);
   };
   for (int64_t g = 0; g < p.sums; g += offset_block, x += offset_block) {
     const int64_t groups = min(offset_block, p.sums - g);
-    for (int64_t i = 0; i < groups * panel_columns; i += V::size) {
+    for (int64_t i = 0; i < groups * panel_columns; i += Vector::size) {
       const int64_t at = first + g * panel_columns + i;
-      const V offset = load_number(p.offsets, at), scale = load_number(p.scales, at);
+      const Vector offset = load_number(p.offsets, at), scale = load_number(p.scales, at);
       // The codes of int4 are less by 8 here.
-      store(offsets + i,
-            p.storage == Storage::int4 ? mul_add(all<V>(8.0f), scale, offset) : offset);
+      store(offsets + i, p.storage == Storage::int4 ? mul_add(all(8.0f), scale, offset) : offset);
     }
     for (int64_t r = 0; r < count; r += 2) {
       const float *const rows[2] = {x + r * x_stride, x + min(r + 1, count - 1) * x_stride};
-      add_products_of_sums<V>(rows, count - r, groups, offsets, sums + r * stride, stride);
+      add_products_of_sums(rows, count - r, groups, offsets, sums + r * stride, stride);
     }
   }
 }
@@ -578,21 +562,21 @@ MHA_NOINLINE void add_offsets(const Projection &p, int64_t panel, const float *x
 constexpr int64_t max_rows_widened_in_registers = 24;
 
 // Multiplies one row by some panels of int4 side by side, and widens the codes in registers.
-template <class V, int panels>
+template <int panels>
 MHA_NOINLINE void multiply_nibbles(const Projection &p, const StoredPanel &stored, const float *x,
                                    float *sums) {
-  constexpr int C = panel_columns / V::size, N = panels * C, lanes = V::size;
+  constexpr int C = panel_columns / Vector::size, N = panels * C, lanes = Vector::size;
   const Int4 *columns = stored.at<Int4>(0);
   const char *scales = stored.scales;
   const Storage scale_storage = p.scale_storage;
   for (int64_t k = 0; k < p.depth;) {
-    V acc[1][N];
+    Vector acc[1][N];
     clear(acc);
     for (const int64_t end = min(p.depth, k + p.group); k < end; k += 2, columns += panel_columns) {
       // A last term alone has a code after it that is not used.
-      const V even = all<V>(x[k]), odd = all<V>(k + 1 < end ? x[k + 1] : 0.0f);
+      const Vector even = all(x[k]), odd = all(k + 1 < end ? x[k + 1] : 0.0f);
       MHA_EACH(i, N) {
-        const Two<V> codes = load<V>(columns + i / C * stored.bytes + i % C * lanes);
+        const Two<Vector> codes = load(columns + i / C * stored.bytes + i % C * lanes);
         add_product(codes.even, even, 0, &acc[0][i]);
         add_product(codes.odd, odd, 0, &acc[0][i]);
       }
@@ -601,10 +585,10 @@ MHA_NOINLINE void multiply_nibbles(const Projection &p, const StoredPanel &store
       const char *const of_vector =
           element_at(scales, scale_storage, i / C * stored.groups * panel_columns + i % C * lanes);
       MHA_PREFETCH_L2(of_vector + stored.offsets_apart);
-      const V scale = scale_storage == Storage::f16
-                          ? load<V>(reinterpret_cast<const F16 *>(of_vector))
-                          : load<V>(reinterpret_cast<const float *>(of_vector));
-      store(sums + i * lanes, mul_add(acc[0][i], scale, load<V>(sums + i * lanes)));
+      const Vector scale = scale_storage == Storage::f16
+                               ? load(reinterpret_cast<const F16 *>(of_vector))
+                               : load(reinterpret_cast<const float *>(of_vector));
+      store(sums + i * lanes, mul_add(acc[0][i], scale, load(sums + i * lanes)));
     }
     scales = element_at(scales, scale_storage, panel_columns);
   }
@@ -613,41 +597,39 @@ MHA_NOINLINE void multiply_nibbles(const Projection &p, const StoredPanel &store
 // Multiplies rows by panels of codes in groups. The sums of each group are added times its scales.
 // Codes are widened once for all rows, 128 terms at a time, but those of int8 for a few rows in
 // registers, and so are those of int4 for one row where a register becomes floats at once.
-template <class V>
-MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int64_t panel_begin,
-                                 int64_t panel_end) {
+MHA_NOINLINE inline void project_groups(const Projection &p, const RowBlock &rows,
+                                        int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns];
-  alignas(64) Int4Number<V> codes[max_group * panel_columns];
+  alignas(64) Int4Number<Vector> codes[max_group * panel_columns];
   constexpr Storage storage = sizeof *codes == sizeof(float) ? Storage::f32 : Storage::f16;
-  constexpr bool multiplies_nibbles = storage == Storage::f32 && !has_loops_of_floats_alone<V>;
-  constexpr int panels_of_one = TileShape<V::size>::panels_at_once(1);
+  constexpr bool multiplies_nibbles = storage == Storage::f32 && !has_loops_of_floats_alone<Vector>;
+  constexpr int panels_of_one = Shape::panels_at_once(1);
   const bool is_int4 = p.storage == Storage::int4,
-             is_widened = is_int4 || has_loops_of_floats_alone<V> ||
+             is_widened = is_int4 || has_loops_of_floats_alone<Vector> ||
                           rows.count > max_rows_widened_in_registers,
              are_nibbles = multiplies_nibbles && is_int4 && rows.count == 1,
              prefetches = !is_widened && p.depth * p.columns > min_prefetch_bytes;
   const int64_t terms_at_once = is_widened ? max_group : p.depth,
-                at_once =
-                    is_widened && !are_nibbles ? 1 : TileShape<V::size>::panels_at_once(rows.count);
+                at_once = is_widened && !are_nibbles ? 1 : Shape::panels_at_once(rows.count);
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const StoredPanel stored(p, panel);
     const int64_t left = p.columns - panel * panel_columns;
     panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
     const int64_t stride = panels * panel_columns, columns = min(stride, left);
     // Sums start with +0, since each group of terms is added with its scale.
-    for (int64_t i = 0; i < (rows.count + RowBlock::spare) * stride; i += V::size)
-      store(sums + i, all<V>(0.0f));
+    for (int64_t i = 0; i < (rows.count + RowBlock::spare) * stride; i += Vector::size)
+      store(sums + i, all(0.0f));
     const bool is_multiplied = are_nibbles && panels == panels_of_one;
     if constexpr (multiplies_nibbles) {
-      if (is_multiplied) multiply_nibbles<V, panels_of_one>(p, stored, rows.in[0], sums);
+      if (is_multiplied) multiply_nibbles<panels_of_one>(p, stored, rows.in[0], sums);
     }
     for (int64_t k = 0, group = 0; k < p.depth && !is_multiplied;
          k += terms_at_once, group += terms_at_once / p.group) {
       const int64_t terms = min(terms_at_once, p.depth - k);
       if (is_int4)
-        widen_codes<V>(stored.at<Int4>(k), terms, codes);
+        widen_codes(stored.at<Int4>(k), terms, codes);
       else if (is_widened)
-        widen_codes<V>(stored.at<int8_t>(k), terms, codes);
+        widen_codes(stored.at<int8_t>(k), terms, codes);
       const PanelTerms groups = {is_widened ? static_cast<const void *>(codes) : stored.at<char>(k),
                                  is_widened ? storage : Storage::int8,
                                  k,
@@ -659,66 +641,63 @@ MHA_NOINLINE void project_groups(const Projection &p, const RowBlock &rows, int6
                                  p.scale_storage,
                                  stored.groups * panel_columns,
                                  stored.offsets_apart};
-      multiply_rows<V>(groups, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
-                       prefetches);
+      multiply_rows(groups, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
+                    prefetches);
     }
     for (int64_t b = 0; p.offsets && b < panels; ++b)
-      add_offsets<V>(p, panel + b, rows.in[0] + p.depth, p.depth + p.sums, rows.count,
-                     sums + b * panel_columns, stride);
-    finish_sums<V>(stored, rows.count, columns, sums, stride);
-    write_results<V>(p, rows.first, rows.count, sums, stride, panel, panels);
+      add_offsets(p, panel + b, rows.in[0] + p.depth, p.depth + p.sums, rows.count,
+                  sums + b * panel_columns, stride);
+    finish_sums(stored, rows.count, columns, sums, stride);
+    write_results(p, rows.first, rows.count, sums, stride, panel, panels);
   }
 }
 
 // The kernels' `project`: passes blocks of rows through the panels.
-template <class V>
-void project(const Projection &p, const void *ready, int64_t row_begin, int64_t row_end,
-             int64_t panel_begin, int64_t panel_end) {
+inline void project(const Projection &p, const void *ready, int64_t row_begin, int64_t row_end,
+                    int64_t panel_begin, int64_t panel_end) {
   const float *const given = static_cast<const float *>(ready);
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, given ? given + (row - row_begin) * (p.depth + p.sums) : nullptr, row,
                         row_end);
     // Groups have a way of their own. Other weights may leave some panels to project_in_step first.
     if (p.group != 0) {
-      project_groups<V>(p, rows, panel_begin, panel_end);
+      project_groups(p, rows, panel_begin, panel_end);
     } else {
       const bool is_widened =
           p.storage != Storage::f32 &&
-          (has_loops_of_floats_alone<V> || rows.count > max_rows_widened_in_registers);
+          (has_loops_of_floats_alone<Vector> || rows.count > max_rows_widened_in_registers);
       int64_t panel = panel_begin;
-      if constexpr (TileShape<V::size>::has_few_row_forms) {
+      if constexpr (Shape::has_few_row_forms) {
         const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
         if (is_far && rows.count >= 2 && rows.count <= 4) {
-          panel = project_in_step<V>(p, rows, panel, panel_end);
+          panel = project_in_step(p, rows, panel, panel_end);
         }
       }
-      project_panels<V>(p, rows, is_widened, panel, panel_end);
+      project_panels(p, rows, is_widened, panel, panel_end);
     }
   }
 }
 
 // The kernels' `widen_rows`: copies input rows as floats, so that those of 16 bits are widened once
 // and not again for each panel.
-template <class V>
-void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width,
-                int64_t group, float *to) {
+inline void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, int64_t width,
+                       int64_t group, float *to) {
   Cursor at = cursor_at(x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row) {
     float *const first = to;
-    widen<V>(x.storage,
-             element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride),
-             width, to);
+    widen(x.storage,
+          element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride),
+          width, to);
     to += width;
     for (int64_t k = 0; group != 0 && k < width; k += group)
-      *to++ = sum_of_head<V>(first + k, min(group, width - k), 0.0f, false);
+      *to++ = sum_of_head(first + k, min(group, width - k), 0.0f, false);
     advance(x, &at, 1, row + 1 < row_end);
   }
 }
 
 // The kernels' `finish_rows`: the second half of project, for a product that a BLAS has made.
-template <class V>
-void finish_rows(const Projection &p, const float *product, int64_t product_stride,
-                 int64_t row_begin, int64_t row_end) {
+inline void finish_rows(const Projection &p, const float *product, int64_t product_stride,
+                        int64_t row_begin, int64_t row_end) {
   constexpr int64_t width = 256;
   alignas(64) float values[4 * width];
   for (int64_t row = row_begin; row < row_end; row += 4) {
@@ -730,9 +709,9 @@ void finish_rows(const Projection &p, const float *product, int64_t product_stri
         for (int64_t i = 0; i < count; ++i)
           values[r * width + i] = canonical(from[i] + p.bias[column + i]);
       }
-      write_columns<V>(p.destination, p.x, row, rows, values, width, column, count);
+      write_columns(p.destination, p.x, row, rows, values, width, column, count);
       if (p.tap.kind != Destination::Kind::none)
-        write_columns<V>(p.tap, p.x, row, rows, values, width, column, count);
+        write_columns(p.tap, p.x, row, rows, values, width, column, count);
     }
   }
 }

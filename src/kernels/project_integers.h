@@ -46,20 +46,20 @@ struct CodeTile {
 };
 
 // Multiplies sums by the scales of their columns, from number i on, if there are any.
-template <class V, int R, int C>
-MHA_INLINE void scale_sums(const CodeTile &tile, int64_t i, V (&sums)[R][C]) {
+template <int R, int C>
+MHA_INLINE void scale_sums(const CodeTile &tile, int64_t i, Vector (&sums)[R][C]) {
   if (!tile.scales) return;
   if constexpr (R <= max_few_rows) {
     const char *const of_columns =
         element_at(tile.scales, tile.scale_storage, i) + tile.offsets_apart;
-    MHA_UNROLL for (int line = 0; line < C * static_cast<int>(sizeof(V)); line += 64)
+    MHA_UNROLL for (int line = 0; line < C * static_cast<int>(sizeof(Vector)); line += 64)
         MHA_PREFETCH_L2(of_columns + line);
   }
-  V scales[C];
+  Vector scales[C];
   if (tile.scale_storage == Storage::f16) {
-    MHA_EACH(c, C) scales[c] = load<V>(static_cast<const F16 *>(tile.scales) + i + c * V::size);
+    MHA_EACH(c, C) scales[c] = load(static_cast<const F16 *>(tile.scales) + i + c * Vector::size);
   } else {
-    MHA_EACH(c, C) scales[c] = load<V>(static_cast<const float *>(tile.scales) + i + c * V::size);
+    MHA_EACH(c, C) scales[c] = load(static_cast<const float *>(tile.scales) + i + c * Vector::size);
   }
   MHA_EACH(r, R) {
     MHA_EACH(c, C) sums[r][c] = sums[r][c] * scales[c];
@@ -69,10 +69,10 @@ MHA_INLINE void scale_sums(const CodeTile &tile, int64_t i, V (&sums)[R][C]) {
 // The inner loop: adds the products of R rows with all chains of a tile to its sums. Few rows hold
 // their own numbers in registers while the columns pass by; more rows hold the columns. is_plain:
 // there are no scales.
-template <class V, class Code, bool is_plain, bool are_nibbles, int R>
+template <class Code, bool is_plain, bool are_nibbles, int R>
 MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
   using Dots = DotProducts<Code>;
-  constexpr int C = Dots::vectors(R), lanes = V::size;
+  constexpr int C = Dots::vectors(R), lanes = Vector::size;
   constexpr int fours = are_nibbles ? 2 : 1;  // of terms, in the bytes of one step
   const int64_t chain = is_plain ? code_group : tile.chain;
   constexpr int64_t step = terms_together * panel_columns,
@@ -129,7 +129,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
             MHA_UNROLL for (int line = 0; line < C * lanes * terms_together; line += 64)
                 MHA_PREFETCH(w + ahead + line);
           }
-          if constexpr (are_few || (R == 4 && Dots::passes == 1 && V::size == 16)) {
+          if constexpr (are_few || (R == 4 && Dots::passes == 1 && Vector::size == 16)) {
             typename Dots::RowTerms x[R][fours][Dots::passes];
             MHA_EACH(r, R) {
               MHA_EACH(four, fours) {
@@ -157,16 +157,16 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           }
         }
         // The chain is complete: its sums become floats and are added, times both scales.
-        V sum[R][C];
+        Vector sum[R][C];
         MHA_EACH(r, R) {
           MHA_EACH(c, C) sum[r][c] = Dots::sums_of(acc[r][c]);
         }
         if (!is_plain) scale_sums(tile, scale, sum);
         MHA_EACH(r, R) {
-          const V row_scale = all<V>(tail_of(r).scale);
+          const Vector row_scale = all(tail_of(r).scale);
           MHA_EACH(c, C) {
             float *const at_sum = to + r * sums_stride + c * lanes;
-            store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
+            store(at_sum, mul_add(sum[r][c], row_scale, load(at_sum)));
           }
         }
         to += C * lanes;
@@ -185,9 +185,9 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
 
 // The same for more than a few rows of bytes, by products of matrices: each instruction multiplies
 // eight terms of two columns by the same terms of two rows.
-template <class V, int R>
+template <int R>
 MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
-  constexpr int C = DotProducts<int8_t>::vectors(R), lanes = V::size;
+  constexpr int C = DotProducts<int8_t>::vectors(R), lanes = Vector::size;
   constexpr int64_t step = terms_together * panel_columns;
   const int64_t ahead = tile.ahead, chain = tile.chain;
   const char *rows[R];
@@ -237,7 +237,7 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
           }
         }
       }
-      V sum[R][C];
+      Vector sum[R][C];
       MHA_EACH(r, R) {
         MHA_EACH(c, C) {
           const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
@@ -247,10 +247,10 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
       }
       scale_sums(tile, scale + column, sum);
       MHA_EACH(r, R) {
-        const V row_scale = all<V>(tail_of(r).scale);
+        const Vector row_scale = all(tail_of(r).scale);
         MHA_EACH(c, C) {
           float *const at_sum = tile.sums + r * panel_columns + column + c * lanes;
-          store(at_sum, mul_add(sum[r][c], row_scale, load<V>(at_sum)));
+          store(at_sum, mul_add(sum[r][c], row_scale, load(at_sum)));
         }
       }
     }
@@ -307,10 +307,9 @@ MHA_INLINE int group_bits_of(const Projection &p) {
 using PanelLoop = void (*)(const CodeTile &);
 
 // The loop for a tile of num_rows rows. Up to max_few_rows it reads int4 as nibbles.
-template <class V>
-MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
+MHA_NOINLINE inline PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
   PanelLoop loop = nullptr;
-  constexpr int most = TileShape<V::size>::max_rows;
+  constexpr int most = Shape::max_rows;
   visit_rows<most>(num_rows, [&](auto rows) MHA_INLINED {
     visit_code(p, [&](auto code) MHA_INLINED {
       using Code = decltype(code);
@@ -318,25 +317,24 @@ MHA_NOINLINE PanelLoop panel_loop_of(const Projection &p, int64_t num_rows) {
           is_small_code && decltype(rows)::count > max_few_rows ? most : decltype(rows)::count;
 #if defined(MHA_KERNELS_I8MM)
       if constexpr (R > max_few_rows && sizeof(Code) == 1) {
-        loop = multiply_code_matrices<V, R>;
+        loop = multiply_code_matrices<R>;
         return;
       }
 #endif
       constexpr bool are_few = R <= max_few_rows;
       if constexpr (!are_few || sizeof(Code) >= sizeof(SmallCode))
-        loop = are_few && p.group == 0 ? multiply_codes<V, Code, are_few, false, R>
-                                       : multiply_codes<V, Code, false, false, R>;
-      if (are_few && p.storage == Storage::int4) loop = multiply_codes<V, Code, false, are_few, R>;
+        loop = are_few && p.group == 0 ? multiply_codes<Code, are_few, false, R>
+                                       : multiply_codes<Code, false, false, R>;
+      if (are_few && p.storage == Storage::int4) loop = multiply_codes<Code, false, are_few, R>;
     });
   });
   return loop;
 }
 
 // The kernels' `project` in integers. rows: what encode_rows has made of the input rows.
-template <class V>
-MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t row_begin,
-                                int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  constexpr int64_t most = TileShape<V::size>::max_rows;
+MHA_NOINLINE inline void project_codes(const Projection &p, const void *rows, int64_t row_begin,
+                                       int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  constexpr int64_t most = Shape::max_rows;
   static_assert(project_block_rows % most == 0, "the last tile has its rows of sums");
   alignas(64) float sums[max(project_block_rows, panels_in_step * max_few_rows) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
@@ -347,7 +345,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
                 codes_in_byte = is_int4 ? 2 : 1;
   PanelLoop loops[most + 1] = {};  // by the rows of the tile
   // Loops over words with vectors of many lanes are as busy with fewer rows.
-  constexpr bool may_lack_row = sizeof(SmallCode) == 1 || V::size < 8;
+  constexpr bool may_lack_row = sizeof(SmallCode) == 1 || Vector::size < 8;
   const bool are_few = count <= max_few_rows;
   const int64_t num_sums = are_few ? count : (count + most - 1) / most * most;
   const int64_t most_terms = are_few ? p.depth : block_terms,
@@ -376,7 +374,7 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0, size; r < count; r += size) {
         size = is_small_code ? min(count - r, most) : next_tile_rows(count - r, most, may_lack_row);
-        if (!loops[size]) loops[size] = panel_loop_of<V>(p, size);
+        if (!loops[size]) loops[size] = panel_loop_of(p, size);
         const bool is_widened = is_int4 && size > max_few_rows;
         tile.columns = is_widened ? widened : columns;
         tile.ahead = is_widened ? 0 : terms_ahead * panel_columns / codes_in_byte;
@@ -387,11 +385,11 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
       }
     }
     for (int64_t b = 0; p.offsets && b < tile.panels; ++b)
-      add_offsets<V>(p, panel + b, reinterpret_cast<const float *>(coded + codes_bytes),
-                     row_bytes / static_cast<int64_t>(sizeof(float)), count,
-                     sums + b * panel_columns, stride);
-    finish_sums<V>(stored, count, min(stride, p.columns - panel * panel_columns), sums, stride);
-    write_results<V>(p, row_begin, count, sums, stride, panel, tile.panels);
+      add_offsets(p, panel + b, reinterpret_cast<const float *>(coded + codes_bytes),
+                  row_bytes / static_cast<int64_t>(sizeof(float)), count, sums + b * panel_columns,
+                  stride);
+    finish_sums(stored, count, min(stride, p.columns - panel * panel_columns), sums, stride);
+    write_results(p, row_begin, count, sums, stride, panel, tile.panels);
   }
 }
 
@@ -399,9 +397,8 @@ MHA_NOINLINE void project_codes(const Projection &p, const void *rows, int64_t r
 
 // The kernels' `encode_rows`. Each chain of codes is followed by its scale and by the number that
 // the sums of its products start with, and all of them by the sums of the groups of weights.
-template <class V>
-MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end,
-                              void *coded) {
+MHA_NOINLINE inline void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end,
+                                     void *coded) {
   const InputRows &x = p.x;
   const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767,
                 added = p.storage == Storage::int8 ? byte_added : nibble_added;
@@ -417,7 +414,7 @@ MHA_NOINLINE void encode_rows(const Projection &p, int64_t row_begin, int64_t ro
     for (int64_t k = 0; k < p.depth; k += code_group) {
       alignas(64) float group[code_group];
       const int64_t terms = min(code_group, p.depth - k);
-      widen<V>(x.storage, element_at(from, x.storage, k), terms, group);
+      widen(x.storage, element_at(from, x.storage, k), terms, group);
       MHA_MEMSET(group + terms, 0, static_cast<size_t>(code_group - terms) * sizeof(float));
       const CodeScale scale = code_scale_of(most_bits_of(group, code_group, 0), most_code);
       visit_code(p, [&](auto code) MHA_INLINED {

@@ -30,6 +30,9 @@ MHA_INLINE float sum16(const Scalar (&t)[16]) {
   return s[0] + s[1];
 }
 
+MHA_INLINE void store_first(float *p, Scalar x, int64_t count) {
+  if (count > 0) *p = x.x;
+}
 MHA_INLINE float greatest(Scalar v) { return v.x; }
 
 MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2,

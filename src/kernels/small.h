@@ -15,8 +15,7 @@ namespace mha {
 namespace {
 
 // The vectors of 16 columns.
-template <class V>
-constexpr int small_vectors = tile_keys / V::size;
+constexpr int small_vectors = tile_keys / Vector::size;
 
 // The parts of the scratch memory. Vectors are read and written beyond the end of a head, into the
 // next row or the next part.
@@ -50,24 +49,24 @@ struct SmallColumns {
 };
 
 // y[r] = dot(rows[r], these columns) + bias, for R rows.
-template <class V, int R, int M>
+template <int R, int M>
 MHA_INLINE void project_small(const float *const (&rows)[R], int64_t depth,
-                              const SmallColumns<M> &columns, V (&y)[R][M * small_vectors<V>]) {
-  constexpr int C = small_vectors<V>;
+                              const SmallColumns<M> &columns, Vector (&y)[R][M * small_vectors]) {
+  constexpr int C = small_vectors;
   clear(y);
   for (int64_t k = 0; k < depth; ++k) add_term<C, true>(rows, k, columns.w, k * panel_columns, y);
   MHA_EACH(i, M * C) {
-    const V b = load<V>(columns.bias[i / C] + i % C * V::size);
+    const Vector b = load(columns.bias[i / C] + i % C * Vector::size);
     MHA_EACH(r, R) y[r][i] = canonical(y[r][i] + b);
   }
 }
 
 // Projects R rows from `row` on to q, k and v. A last row without a partner is computed twice, here
 // and below. Keys go from the context's memory to lanes of their tile.
-template <class V, int R>
+template <int R>
 MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &memory,
                                    const SmallCall &call, const float *x, int64_t row) {
-  constexpr int C = small_vectors<V>;
+  constexpr int C = small_vectors;
   const float *rows[R];
   int64_t number[R];
   MHA_EACH(r, R) {
@@ -78,11 +77,11 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
   for (int64_t column = 0; column < layer.max_columns; column += tile_keys) {
     SmallColumns<3> columns;
     MHA_EACH(m, 3) columns.put(m, layer.qkv[m], column);
-    V y[R][3 * C];
-    project_small<V>(rows, layer.depth, columns, y);
+    Vector y[R][3 * C];
+    project_small(rows, layer.depth, columns, y);
     MHA_EACH(r, R) {
       MHA_EACH(i, C) {
-        const int64_t at = column + i * V::size;
+        const int64_t at = column + i * Vector::size;
         store(memory.q + number[r] * memory.stride + at, y[r][i]);
         store(memory.context + r * memory.context_stride + at, y[r][C + i]);
         store(memory.v + number[r] * memory.stride + at, y[r][2 * C + i]);
@@ -95,45 +94,45 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
     // The first key fills all lanes. Lanes without a key take part in the arithmetic, which is slow
     // if they happen to be subnormal.
     for (int i = 0; row == 0 && i < C; ++i)
-      store(keys + i * V::size, all<V>(memory.context[column]));
+      store(keys + i * Vector::size, all(memory.context[column]));
     MHA_EACH(r, R) keys[number[r]] = memory.context[r * memory.context_stride + column];
   }
 }
 
 // The products of terms [begin, end) of R queries with a tile of keys, which are one chain.
-template <class V, int R>
+template <int R>
 MHA_INLINE void multiply_small_keys(const float *const (&q)[R], int64_t begin, int64_t end,
-                                    const float *k, V (&s)[R][small_vectors<V>]) {
+                                    const float *k, Vector (&s)[R][small_vectors]) {
   const float *const keys_of_head[1] = {k};
   clear(s);
   for (int64_t d = begin; d < end; ++d)
-    add_term<small_vectors<V>>(q, d, keys_of_head, d * tile_keys, s);
+    add_term<small_vectors>(q, d, keys_of_head, d * tile_keys, s);
 }
 
 // Adds the products of all chains but the first. Few heads are so wide that they have more than
 // one.
-template <class V, int R>
+template <int R>
 MHA_NOINLINE void add_small_chains(const SmallLayer &layer, const float *const (&q)[R],
                                    const float *k, float (&scores)[R][tile_keys]) {
-  constexpr int C = small_vectors<V>, lanes = V::size;
+  constexpr int C = small_vectors, lanes = Vector::size;
   for (int64_t d = score_block; d < layer.head_dim; d += score_block) {
-    V s[R][C];
+    Vector s[R][C];
     multiply_small_keys(q, d, min(layer.head_dim, d + score_block), k, s);
     MHA_EACH(r, R) {
-      MHA_EACH(i, C) store(scores[r] + i * lanes, load<V>(scores[r] + i * lanes) + s[r][i]);
+      MHA_EACH(i, C) store(scores[r] + i * lanes, load(scores[r] + i * lanes) + s[r][i]);
     }
   }
 }
 
 // Computes one head of R rows: scores, softmax and context over the first keys[r] keys.
-template <class V, int R>
+template <int R>
 MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
                              const float *const (&q)[R], const float *k, const float *v,
                              const int64_t (&keys)[R], float *context) {
-  constexpr int C = small_vectors<V>, lanes = V::size;
+  constexpr int C = small_vectors, lanes = Vector::size;
   alignas(64) float scores[R][tile_keys], weights[R][tile_keys];
   float l[R];
-  V s[R][C], p[R * C];
+  Vector s[R][C], p[R * C];
   multiply_small_keys(q, 0, min(layer.head_dim, score_block), k, s);
   if (layer.head_dim > score_block) {
     MHA_EACH(r, R) {
@@ -141,27 +140,27 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
     }
     const float *rows[R];
     MHA_EACH(r, R) rows[r] = q[r];
-    add_small_chains<V, R>(layer, rows, k, scores);
+    add_small_chains<R>(layer, rows, k, scores);
     MHA_EACH(r, R) {
-      MHA_EACH(i, C) s[r][i] = load<V>(scores[r] + i * lanes);
+      MHA_EACH(i, C) s[r][i] = load(scores[r] + i * lanes);
     }
   }
   // Scores, with -infinity for the keys that the row does not see, and the greatest of them.
   MHA_EACH(r, R) {
-    V most = all<V>(-infinity);
+    Vector most = all(-infinity);
     MHA_EACH(i, C) {
-      s[r][i] = first_lanes(s[r][i] * all<V>(layer.scale), keys[r] - i * lanes, all<V>(-infinity));
+      s[r][i] = first_lanes(s[r][i] * all(layer.scale), keys[r] - i * lanes, all(-infinity));
       most = max_of(s[r][i], most);
       store(scores[r] + i * lanes, s[r][i]);
     }
     // If no score is above -infinity, any finite maximum will do.
     const float m = greatest(most);
-    MHA_EACH(i, C) p[r * C + i] = s[r][i] - all<V>(m == -infinity ? 0.0f : m);
+    MHA_EACH(i, C) p[r * C + i] = s[r][i] - all(m == -infinity ? 0.0f : m);
   }
   // All rows go through exp together.
   exp_of(p);
   MHA_EACH(r, R) {
-    V parts[C];
+    Vector parts[C];
     MHA_EACH(i, C) {
       parts[i] = p[r * C + i];
       store(weights[r] + i * lanes, parts[i]);
@@ -170,33 +169,33 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   }
   // The context, one vector of columns at a time. A key with a score of -infinity takes no part.
   for (int64_t c = 0; c < layer.head_dim_v; c += lanes) {
-    V o[R];
-    MHA_EACH(r, R) o[r] = all<V>(0.0f);
+    Vector o[R];
+    MHA_EACH(r, R) o[r] = all(0.0f);
     for (int64_t j = 0; j < keys[R - 1]; ++j) {
-      const V value = load<V>(v + j * memory.stride + c);
+      const Vector value = load(v + j * memory.stride + c);
       MHA_EACH(r, R) {
-        if (scores[r][j] != -infinity) o[r] = mul_add(all<V>(weights[r][j]), value, o[r]);
+        if (scores[r][j] != -infinity) o[r] = mul_add(all(weights[r][j]), value, o[r]);
       }
     }
     MHA_EACH(r, R) {
       store(context + r * memory.context_stride + c,
-            l[r] == 0.0f ? o[r] : canonical(o[r] * all<V>(1.0f / l[r])));
+            l[r] == 0.0f ? o[r] : canonical(o[r] * all(1.0f / l[r])));
     }
   }
 }
 
 // Multiplies R rows of the context by M strips of W_O, and writes the results.
-template <class V, int R, int M>
+template <int R, int M>
 MHA_INLINE void project_small_strips(const SmallLayer &layer, const float *const (&rows)[R],
                                      int64_t column, float *const (&to)[R]) {
-  constexpr int C = small_vectors<V>;
+  constexpr int C = small_vectors;
   SmallColumns<M> columns;
   MHA_EACH(m, M) columns.put(m, layer.o, column + m * tile_keys);
-  V y[R][M * C];
-  project_small<V>(rows, layer.context_columns, columns, y);
+  Vector y[R][M * C];
+  project_small(rows, layer.context_columns, columns, y);
   MHA_EACH(r, R) {
     MHA_EACH(i, M * C) {
-      const int64_t at = column + i * V::size;
+      const int64_t at = column + i * Vector::size;
       store_first(to[r] + at, y[r][i], layer.output_dim - at);
     }
   }
@@ -204,21 +203,21 @@ MHA_INLINE void project_small_strips(const SmallLayer &layer, const float *const
 
 // Multiplies R rows of the context by W_O. One strip has too few sums to keep the multiply-adds
 // busy where its vectors are few.
-template <class V, int R>
+template <int R>
 MHA_INLINE void project_small_output(const SmallLayer &layer, const SmallMemory &memory,
                                      float *const (&to)[R]) {
-  constexpr int M = small_vectors<V> < 4 ? 2 : 1;
+  constexpr int M = small_vectors < 4 ? 2 : 1;
   const float *rows[R];
   MHA_EACH(r, R) rows[r] = memory.context + r * memory.context_stride;
   int64_t column = 0;
   for (; column + (M - 1) * tile_keys < layer.output_dim; column += M * tile_keys)
-    project_small_strips<V, R, M>(layer, rows, column, to);
-  if (M > 1 && column < layer.output_dim) project_small_strips<V, R, 1>(layer, rows, column, to);
+    project_small_strips<R, M>(layer, rows, column, to);
+  if (M > 1 && column < layer.output_dim) project_small_strips<R, 1>(layer, rows, column, to);
 }
 
 // Computes R rows of the context and of the output. What a vector writes beyond the end of a head,
 // the next head overwrites.
-template <class V, int R>
+template <int R>
 MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &memory,
                                   const SmallCall &call, float *output, int64_t row) {
   const float *k = memory.k, *v = memory.v;
@@ -234,7 +233,7 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
   for (int64_t kv_head = 0; kv_head < layer.num_kv_heads;
        ++kv_head, k += layer.head_dim * tile_keys, v += layer.head_dim_v) {
     for (int64_t i = 0; i < layer.heads_per_kv; ++i, context += layer.head_dim_v) {
-      attend_small<V, R>(layer, memory, q, k, v, keys, context);
+      attend_small<R>(layer, memory, q, k, v, keys, context);
       MHA_EACH(r, R) q[r] += layer.head_dim;
     }
   }
@@ -243,26 +242,25 @@ MHA_INLINE void finish_small_rows(const SmallLayer &layer, const SmallMemory &me
       MHA_EACH(r, R) to[r][i] = memory.context[r * memory.context_stride + i];
     }
   } else {
-    project_small_output<V, R>(layer, memory, to);
+    project_small_output<R>(layer, memory, to);
   }
 }
 
 // The kernels' `run_small`.
-template <class V>
-void run_small(const SmallLayer &layer, const SmallCall &call, float *scratch) {
+inline void run_small(const SmallLayer &layer, const SmallCall &call, float *scratch) {
   const SmallMemory memory(layer, call.n, scratch);
   for (int64_t b = 0; b < call.batch; ++b) {
     const float *const x = static_cast<const float *>(call.x.base) + b * call.x.batch_stride;
     float *const output = call.output + b * call.output_batch_stride;
     if (!is_small_code && call.n == 1) {
-      project_small_rows<V, 1>(layer, memory, call, x, 0);
-      finish_small_rows<V, 1>(layer, memory, call, output, 0);
+      project_small_rows<1>(layer, memory, call, x, 0);
+      finish_small_rows<1>(layer, memory, call, output, 0);
       continue;
     }
     for (int64_t row = 0; row < call.n; row += 2)
-      project_small_rows<V, 2>(layer, memory, call, x, row);
+      project_small_rows<2>(layer, memory, call, x, row);
     for (int64_t row = 0; row < call.n; row += 2)
-      finish_small_rows<V, 2>(layer, memory, call, output, row);
+      finish_small_rows<2>(layer, memory, call, output, row);
   }
 }
 

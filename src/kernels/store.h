@@ -10,9 +10,8 @@
 namespace mha {
 namespace {
 
-template <class V>
 MHA_INLINE void store_floats(const float *x, int64_t width, float *to) {
-  in_vectors<V>(width, [&](auto vector, int64_t c) MHA_INLINED {
+  in_vectors<Vector>(width, [&](auto vector, int64_t c) MHA_INLINED {
     store(to + c, canonical_nan(load<decltype(vector)>(x + c)));
   });
 }
@@ -69,24 +68,22 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
 
 // Computes the Hadamard transform of a part of a row, whole blocks from number c on, and fills it
 // up with zeros to a multiple of 16. Returns how many numbers it has of the row.
-template <class V>
-MHA_NOINLINE int64_t transform_part(const float *x, int64_t width, int64_t c, float *part) {
+MHA_NOINLINE inline int64_t transform_part(const float *x, int64_t width, int64_t c, float *part) {
   const int64_t count = min(most_hadamard_block, width - c);
   MHA_MEMCPY(part, x + c, static_cast<size_t>(count) * sizeof(float));
   for (int64_t i = count; i % 16 != 0; ++i) part[i] = 0.0f;
-  hadamard<V>(hadamard_block(width), count, 1.0f, part);
+  hadamard<Vector>(hadamard_block(width), count, 1.0f, part);
   return count;
 }
 
 // Stores the Hadamard transform of a row as int4. Several parts are computed twice: for the scale,
 // and for the codes.
-template <class V>
-MHA_NOINLINE void store_int4(const float *x, int64_t width, CachedInt4 *to, float *scale) {
+MHA_NOINLINE inline void store_int4(const float *x, int64_t width, CachedInt4 *to, float *scale) {
   alignas(64) float part[most_hadamard_block];
   uint32_t most_bits = 0;
   float extreme = 0.0f;
   for (int64_t c = 0; c < width; c += most_hadamard_block) {
-    const int64_t count = transform_part<V>(x, width, c, part);
+    const int64_t count = transform_part(x, width, c, part);
     const uint32_t bits = most_bits_of(part, count, most_bits);
     if (bits == most_bits) continue;
     most_bits = bits;
@@ -97,8 +94,7 @@ MHA_NOINLINE void store_int4(const float *x, int64_t width, CachedInt4 *to, floa
   const CodeScale found = int4_scale_of(extreme, most_bits < 0x7f800000u);
   *scale = found.scale;
   for (int64_t c = 0; c < width; c += most_hadamard_block) {
-    const int64_t count =
-        width > most_hadamard_block ? transform_part<V>(x, width, c, part) : width;
+    const int64_t count = width > most_hadamard_block ? transform_part(x, width, c, part) : width;
     for (int64_t i = 0; i < count; i += 16, to += 8) {
       for (int64_t b = 0; b < 8; ++b) {
         to[b].bits = static_cast<uint8_t>((int4_of(part[i + b], found.factor) + 8) |
@@ -111,9 +107,8 @@ MHA_NOINLINE void store_int4(const float *x, int64_t width, CachedInt4 *to, floa
 // The kernels' `store`: rows of a sequence, of one kv head after the other. Rows that need
 // preparation go through `scratch`. Keys that are stored as floats or codes go four at a time, from
 // a position on that 4 divides.
-template <class V>
-void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, int64_t row_end,
-           float *scratch) {
+inline void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin,
+                  int64_t row_end, float *scratch) {
   const KeyValues &to = storing.to;
   const Sequence &sequence = storing.sequences[sequence_index];
   const int64_t width = storing.width, element = bytes_of(to.storage);
@@ -138,8 +133,8 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
               element_at(static_cast<const char *>(given), from.storage, 8 * from.row_stride),
               width * bytes_of(from.storage));
         }
-        rows[i] = prepared_row<V>(storing.prepare, from.storage, given, id, width,
-                                  scratch ? scratch + i * width : nullptr);
+        rows[i] = prepared_row<Vector>(storing.prepare, from.storage, given, id, width,
+                                       scratch ? scratch + i * width : nullptr);
       }
       // Where the row goes: a tile of 16 positions, and the lane or the row in it.
       const Place place = place_of(to, sequence.in_cache, position);
@@ -158,14 +153,14 @@ void store(const KvStore &storing, int64_t sequence_index, int64_t row_begin, in
         else
           store_codes(rows, width, codes, stride, scales);
       } else if (to.storage == Storage::int4) {
-        store_int4<V>(rows[0], width, reinterpret_cast<CachedInt4 *>(tile) + first, scales);
+        store_int4(rows[0], width, reinterpret_cast<CachedInt4 *>(tile) + first, scales);
       } else if (to.storage != Storage::f32) {
         store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(tile) + first,
                      stride);
       } else if (storing.are_keys) {
         pack_key_rows(rows, count, width, reinterpret_cast<float *>(tile) + first);
       } else {
-        store_floats<V>(rows[0], width, reinterpret_cast<float *>(tile) + first);
+        store_floats(rows[0], width, reinterpret_cast<float *>(tile) + first);
       }
       row += count;
     }

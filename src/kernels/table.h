@@ -16,33 +16,33 @@
 namespace mha {
 namespace {
 
+// Products of integers by the instructions that every processor of the set has. Files such as
+// avx2_vnni.cpp compile them once more for newer processors.
+constexpr CodeKernels own_codes = {encode_rows, project_codes};
+
+// The table of one instruction set, whose vector V is.
+//
 // The scalar kernels have no small path: one number at a time, 16 keys are too many for a small
 // call.
 template <class V>
-constexpr auto small_function() {
-  if constexpr (V::size > 1)
-    return run_small<V>;
-  else
-    return nullptr;
-}
-
-// Products of integers by the instructions that every processor of the set has. Files such as
-// avx2_vnni.cpp compile them once more for newer processors.
-constexpr CodeKernels own_codes = {encode_rows<Vector>, project_codes<Vector>};
-
-// The table of one instruction set, whose vector V is. Every function is a template over V, and
-// this is the only place that instantiates them.
-template <class V>
 constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {
-  return {instruction_set,    codes,
-          project<V>,         widen_rows<V>,
-          attend<V>,          normalize_context<V>,
-          inspect<V>,         score_keys<V>,
-          choose_greatest<V>, store<V>,
-          measure<V>,         finish_rows<V>,
-          merge_partials<V>,  finish_partials<V>,
-          advance_state<V>,   convolve<V>,
-          small_function<V>()};
+  return {instruction_set,
+          codes,
+          project,
+          widen_rows,
+          attend<V>,
+          normalize_context<V>,
+          inspect<V>,
+          score_keys,
+          choose_greatest,
+          store,
+          measure,
+          finish_rows,
+          merge_partials<V>,
+          finish_partials<V>,
+          advance_state,
+          convolve,
+          V::size > 1 ? run_small : nullptr};
 }
 
 }  // namespace

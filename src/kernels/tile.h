@@ -19,6 +19,8 @@
 namespace mha {
 namespace {
 
+using Shape = TileShape<Vector::size>;
+
 // Small functions of integers that kernels need and would otherwise take from the C++ library.
 MHA_INLINE constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 MHA_INLINE constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -98,28 +100,28 @@ struct Tile {
 // Whether vectors come in pairs that hold even and odd columns in place of adjacent ones. It is so
 // where one instruction less makes them of the stored numbers (elements.h); reorder puts the sums
 // in order again.
-template <class V, class Element, int C>
-constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<V, Element>;
+template <class Element, int C>
+constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<Vector, Element>;
 
 // Reads `count` vectors of a strip at p, from vector `first` on.
-template <class V, int C, bool has_register, int count, class Element>
-MHA_INLINE void read_columns(const Element *p, int first, V (&column)[count]) {
-  constexpr int lanes = V::size;
-  if constexpr (is_even_odd<V, Element, C>) {
+template <int C, bool has_register, int count, class Element>
+MHA_INLINE void read_columns(const Element *p, int first, Vector (&column)[count]) {
+  constexpr int lanes = Vector::size;
+  if constexpr (is_even_odd<Element, C>) {
     MHA_UNROLL for (int i = 0; i < count; i += 2) {
-      const Two<V> two = load_even_odd<V, has_register>(p + (first + i) * lanes);
+      const Two<Vector> two = load_even_odd<Vector, has_register>(p + (first + i) * lanes);
       column[i] = two.even;
       column[i + 1] = two.odd;
     }
   } else {
-    MHA_EACH(i, count) column[i] = load_from<V>(p, (first + i) * lanes);
+    MHA_EACH(i, count) column[i] = load_from<Vector>(p, (first + i) * lanes);
   }
 }
 
 // Brings the sums from the order of memory into that of the loop, or back.
 template <class Element, int C, bool for_loop, int R, int N, class V>
 MHA_INLINE void reorder(V (&acc)[R][N]) {
-  if constexpr (is_even_odd<V, Element, C>) {
+  if constexpr (is_even_odd<Element, C>) {
     MHA_EACH(r, R) {
       MHA_UNROLL for (int i = 0; i < N; i += 2) {
         if constexpr (for_loop)
@@ -151,8 +153,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
   constexpr int registers = TileShape<V::size>::registers;
   if constexpr (R > 1 && R * N + N < registers) {
     V column[B][C];
-    MHA_EACH(b, B)
-      read_columns<V, C, R * N + N + 2 <= registers>(columns[b] + offset, 0, column[b]);
+    MHA_EACH(b, B) read_columns<C, R * N + N + 2 <= registers>(columns[b] + offset, 0, column[b]);
     MHA_EACH(i, N) column[i / C][i % C] = kept_in_register(column[i / C][i % C]);
     MHA_EACH(r, R) {
       const V multiplier = all<V>(rows[r][k]);
@@ -164,8 +165,8 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
     MHA_EACH(r, R) multiplier[r] = all<V>(rows[r][k]);
     MHA_UNROLL for (int first = 0; first < N; first += at_once) {
       V column[at_once];
-      read_columns<V, C, R * N + R + at_once + 1 <= registers>(columns[first / C] + offset,
-                                                               first % C, column);
+      read_columns<C, R * N + R + at_once + 1 <= registers>(columns[first / C] + offset, first % C,
+                                                            column);
       MHA_EACH(i, at_once) column[i] = kept_in_pair(column[i]);
       MHA_EACH(i, at_once) {
         if (R > 1 && are_near) column[i] = kept_in_register(column[i]);
@@ -220,14 +221,15 @@ alignas(64) constexpr float zeros[panel_columns + 16] = {};
 // Chains that start with +0 load it from memory, and the mode is hidden from the optimizer, so that
 // all modes share one loop. Addresses of sums are computed where they are needed, since the loop
 // has no registers left for them.
-template <class V, int R, int B, int C, class Element, int streams>
+template <int R, int B, int C, class Element, int streams>
 MHA_NOCLONE void multiply(const Tile &tile) {
   static_assert(R <= max_tile_rows && B <= max_tile_strips, "a tile has room for them");
-  static_assert(C * V::size <= panel_columns + 16, "there are zeros enough");
-  constexpr int N = B * C, lanes = V::size;
+  static_assert(C * Vector::size <= panel_columns + 16, "there are zeros enough");
+  constexpr int N = B * C, lanes = Vector::size;
   constexpr bool may_be_scaled =
       (B == 1 ? panel_columns % (C * lanes) == 0 : C * lanes == panel_columns) &&
-      (is_same<Element, int8_t> || (B == 1 && is_same<Element, Int4Number<V>> && streams == 0));
+      (is_same<Element, int8_t> ||
+       (B == 1 && is_same<Element, Int4Number<Vector>> && streams == 0));
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
   constexpr int64_t stride = C % 3 == 0 ? panel_columns : R > 1 && B > 1 ? tile_keys : 0;
@@ -270,16 +272,16 @@ MHA_NOCLONE void multiply(const Tile &tile) {
     do {
       // One chain: load what the sums start with, add its terms, and store the sums.
       const int64_t end = min(terms, k + tile.chain);
-      V acc[R][N];
+      Vector acc[R][N];
       float *start[B];
       MHA_EACH(b, B) start[b] = extends ? sums[b] : const_cast<float *>(zeros);
       for_each_row(start, extends ? sums_stride : 0,
                    [&](int r, float *const(&from)[B]) MHA_INLINED {
-                     MHA_EACH(i, N) acc[r][i] = load<V>(from[i / C] + i % C * lanes);
+                     MHA_EACH(i, N) acc[r][i] = load(from[i / C] + i % C * lanes);
                    });
       reorder<Element, C, true>(acc);
       const int64_t begin = k;
-      if constexpr (adds_in_passes<V, R, Element, streams>) {
+      if constexpr (adds_in_passes<Vector, R, Element, streams>) {
         // One line to prefetch in a pass; where that is not enough, a line with each term.
         if (terms_in_pass * step <= cache_line_bytes) {
           for (; k + terms_in_pass <= end;
@@ -312,21 +314,21 @@ MHA_NOCLONE void multiply(const Tile &tile) {
           if (are_halves) {
             float *const to = widened + b * C * lanes;
             MHA_EACH(i, C)
-              store(to + i * lanes, load<V>(reinterpret_cast<const F16 *>(of_strip) + i * lanes));
+              store(to + i * lanes, load(reinterpret_cast<const F16 *>(of_strip) + i * lanes));
             of_columns[b] = to;
           }
         }
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N) {
             const int column = i % C * lanes;
-            acc[r][i] = mul_add(acc[r][i], load<V>(of_columns[i / C] + column),
-                                load<V>(to[i / C] + column));
+            acc[r][i] =
+                mul_add(acc[r][i], load(of_columns[i / C] + column), load(to[i / C] + column));
           }
         });
         scales += panel_columns * (are_halves ? 2 : 4);
       } else if (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0)) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
-          MHA_EACH(i, N) acc[r][i] = load<V>(to[i / C] + i % C * lanes) + acc[r][i];
+          MHA_EACH(i, N) acc[r][i] = load(to[i / C] + i % C * lanes) + acc[r][i];
         });
       }
       for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
@@ -384,9 +386,9 @@ MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
       constexpr bool has_choice =
           prefetching == Prefetching::all || prefetching == Prefetching::weights;
       constexpr int always = prefetching != Prefetching::never && !may_choose ? streams : 0;
-      loop.run = multiply<V, R, B, C, Element, always>;
+      loop.run = multiply<R, B, C, Element, always>;
       if constexpr (may_choose && has_choice && !has_loops_of_floats_alone<V>) {
-        if (prefetches) loop.run = multiply<V, R, B, C, Element, streams>;
+        if (prefetches) loop.run = multiply<R, B, C, Element, streams>;
       }
     }
   });
@@ -465,28 +467,26 @@ MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetc
 // Loops over the columns of a panel, or of several panels side by side. prefetches_more: the panel
 // is of floats, and the tile has more than one line to prefetch for each term; the loop over whole
 // rows of a panel (AVX-512) then prefetches four streams.
-template <class V>
-MHA_NOINLINE Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel,
-                                      bool prefetches, bool prefetches_more) {
+MHA_NOINLINE inline Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel,
+                                             bool prefetches, bool prefetches_more) {
   Loops loops = {};
-  visit_rows<TileShape<V::size>::max_rows>(rows, [&](auto tile) MHA_INLINED {
-    using Shape = TileShape<V::size>;
+  visit_rows<Shape::max_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R),
-                  panels = Shape::panels_at_once(R), least = min_vectors<V>;
+                  panels = Shape::panels_at_once(R), least = min_vectors<Vector>;
     constexpr Prefetching of_one = R == 1 ? Prefetching::never : Prefetching::weights,
                           of_more = panels > 1 ? Prefetching::never : of_one;
-    loops.wide = is_one_panel ? loop_of<V, R, 1, C, of_one>(storage, prefetches)
-                              : loop_of<V, R, panels, C, of_more>(storage, prefetches);
-    if constexpr (R > 4 && C * V::size == panel_columns) {
+    loops.wide = is_one_panel ? loop_of<Vector, R, 1, C, of_one>(storage, prefetches)
+                              : loop_of<Vector, R, panels, C, of_more>(storage, prefetches);
+    if constexpr (R > 4 && C * Vector::size == panel_columns) {
       if (prefetches_more) {
-        loops.wide.run = multiply<V, R, 1, C, float, 4>;
+        loops.wide.run = multiply<R, 1, C, float, 4>;
         loops.wide.streams = 4;
       }
     }
     if constexpr (C == least)
       loops.narrow = loops.wide;
     else
-      loops.narrow = loop_of<V, R, 1, least, Prefetching::never>(storage, false);
+      loops.narrow = loop_of<Vector, R, 1, least, Prefetching::never>(storage, false);
   });
   return loops;
 }
