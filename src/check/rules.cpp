@@ -18,28 +18,9 @@ mha_status Rules::fail_size(const char *name, int64_t x, int64_t least, const ch
   return report.too_large("%s%s is %lld; set it to at most %d", prefix, name, lld(x), INT32_MAX);
 }
 
-mha_status Rules::fail_multiple(const char *name, int64_t x, int64_t of, const char *what) const {
-  return report.invalid("%s%s is %lld; set it to a multiple of %lld (%s)", prefix, name, lld(x),
-                        lld(of), what);
-}
-
-mha_status Rules::fail_flags(const char *name, uint32_t unknown, const char *remedy) const {
-  return report.invalid("%s%s has the unknown bits 0x%x; set only %s", prefix, name, unknown,
-                        remedy);
-}
-
 mha_status Rules::fail_divides(const char *name, int64_t x, const char *of_name, int64_t of) const {
   return report.shape("%s%s is %lld, which does not divide %s, %lld; set it to %s or to a divisor",
                       prefix, name, lld(x), of_name, lld(of), of_name);
-}
-
-mha_status Rules::fail_null(const char *name, const char *what) const {
-  return report.null("%s%s is NULL; pass %s", prefix, name, what);
-}
-
-mha_status Rules::fail_fits(const char *name) const {
-  return report.too_large("%s%s would exceed the address space; use smaller dimensions", prefix,
-                          name);
 }
 
 mha_status Rules::needs(Given needed, std::initializer_list<Given> fields) const {

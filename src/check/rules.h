@@ -65,11 +65,15 @@ struct Rules {
     return fail(name, int64_t{x}, remedy);
   }
   mha_status flags(const char *name, uint32_t x, uint32_t all, const char *remedy) const {
-    return (x & ~all) == 0 ? MHA_OK : fail_flags(name, x & ~all, remedy);
+    return (x & ~all) == 0 ? MHA_OK
+                           : report.invalid("%s%s has the unknown bits 0x%x; set only %s", prefix,
+                                            name, x & ~all, remedy);
   }
   // `of_what` says of what.
   mha_status multiple(const char *name, int64_t x, int64_t of, const char *of_what) const {
-    return x % of == 0 ? MHA_OK : fail_multiple(name, x, of, of_what);
+    return x % of == 0 ? MHA_OK
+                       : report.invalid("%s%s is %lld; set it to a multiple of %lld (%s)", prefix,
+                                        name, lld(x), lld(of), of_what);
   }
   mha_status even(const char *name, int64_t x, const char *remedy) const {
     return x % 2 == 0 ? MHA_OK : fail(name, x, remedy);
@@ -85,10 +89,12 @@ struct Rules {
   }
   // `what` says what to pass.
   mha_status given(const char *name, const void *pointer, const char *what) const {
-    return pointer ? MHA_OK : fail_null(name, what);
+    return pointer ? MHA_OK : report.null("%s%s is NULL; pass %s", prefix, name, what);
   }
   mha_status fits(const char *name, Count bytes) const {
-    return bytes.overflows() ? fail_fits(name) : MHA_OK;
+    if (!bytes.overflows()) return MHA_OK;
+    return report.too_large("%s%s would exceed the address space; use smaller dimensions", prefix,
+                            name);
   }
 
  private:
@@ -96,13 +102,8 @@ struct Rules {
   mha_status fail(const char *name, double x, const char *remedy) const MHA_COLD;
   mha_status fail_size(const char *name, int64_t x, int64_t least,
                        const char *remedy) const MHA_COLD;
-  mha_status fail_multiple(const char *name, int64_t x, int64_t of,
-                           const char *of_what) const MHA_COLD;
-  mha_status fail_flags(const char *name, uint32_t unknown, const char *remedy) const MHA_COLD;
   mha_status fail_divides(const char *name, int64_t x, const char *of_name,
                           int64_t of) const MHA_COLD;
-  mha_status fail_null(const char *name, const char *what) const MHA_COLD;
-  mha_status fail_fits(const char *name) const MHA_COLD;
 };
 
 // All numbers of a struct, each by itself.
