@@ -145,12 +145,8 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
   Reporter report(error);
   mha_kv_cache header;
   MHA_TRY(make_header(report, config, &header));
-  MHA_TRY(check_buffer(report.about(2), buffer));
-  if (buffer_bytes < header.bytes)
-    return report.about(3).fail(
-        MHA_ERROR_BUFFER_TOO_SMALL,
-        "buffer_bytes is %zu, but the cache needs %llu; call mha_kv_cache_size for the size",
-        buffer_bytes, llu(header.bytes));
+  MHA_TRY(check_new_buffer(report.about(2), buffer, buffer_bytes,
+                           static_cast<int64_t>(header.bytes), "mha_kv_cache_size"));
   if (!cache)
     return report.about(4).null("cache is NULL; pass the address of a pointer to a cache");
   // Lengths are 0, tables name no block (-1, all bits set) and blocks have no users. Keys and
@@ -170,47 +166,16 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
 mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
                              mha_error *error) {
   Reporter report(error);
-  MHA_TRY(check_buffer(report, buffer));
-  if (buffer_bytes < sizeof(mha_kv_cache))
-    return report.about(2).fail(
-        MHA_ERROR_CACHE_FORMAT,
-        "buffer_bytes is %zu, less than the %zu of a cache's header; pass the whole cache",
-        buffer_bytes, sizeof(mha_kv_cache));
+  MHA_TRY(check_head(report, cache_format, buffer, buffer_bytes));
   mha_kv_cache *const viewed = static_cast<mha_kv_cache *>(buffer);
-  if (memcmp(viewed->magic, cache_magic, sizeof cache_magic) != 0)
-    return report.fail(MHA_ERROR_CACHE_FORMAT,
-                       "buffer does not hold a KV cache; pass one that mha_kv_cache_init filled");
-  if (viewed->byte_order != cache_byte_order)
-    return report.fail(MHA_ERROR_CACHE_FORMAT,
-                       "the cache was filled on a machine of the other byte order; fill a new one");
-  if (viewed->version != cache_version)
-    return report.fail(
-        MHA_ERROR_CACHE_FORMAT,
-        "the cache has version %u of the format, but this library reads version %u; fill a new one",
-        viewed->version, cache_version);
-  if (viewed->checksum != checksum_of(*viewed))
-    return report.fail(
-        MHA_ERROR_CACHE_FORMAT,
-        "the header of the cache is damaged (its checksum is wrong); fill a new one");
-  if (viewed->contract != MHA_CONTRACT)
-    return report.fail(MHA_ERROR_CACHE_FORMAT,
-                       "the cache was filled under arithmetic contract %u, but this library has "
-                       "%d; fill a new one",
-                       viewed->contract, MHA_CONTRACT);
   // A header that was made up may have the right checksum, which is no secret. But only sound ones
   // are equal to the header that their own configuration makes.
   const mha_kv_cache_config config = config_of(*viewed);
   Reporter ignored_report(nullptr);
   mha_kv_cache again;
-  if (make_header(ignored_report, &config, &again) != MHA_OK ||
-      memcmp(&again, viewed, sizeof again) != 0)
-    return report.fail(MHA_ERROR_CACHE_FORMAT,
-                       "the cache's sizes contradict each other; fill a new one");
-  if (buffer_bytes < viewed->bytes)
-    return report.about(2).fail(
-        MHA_ERROR_CACHE_FORMAT,
-        "buffer_bytes is %zu, but the cache has %llu bytes; pass the whole cache", buffer_bytes,
-        llu(viewed->bytes));
+  const bool is_sound = make_header(ignored_report, &config, &again) == MHA_OK &&
+                        memcmp(&again, viewed, sizeof again) == 0;
+  MHA_TRY(check_whole(report, cache_format, is_sound, buffer_bytes, viewed->bytes));
   MHA_TRY(check_contents(report, viewed));
   if (!cache)
     return report.about(3).null("cache is NULL; pass the address of a pointer to a cache");

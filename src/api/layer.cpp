@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "../base/buffer.h"
 #include "../base/structs.h"
 #include "../base/workspace.h"
 #include "../check/layer.h"
@@ -89,20 +90,11 @@ mha_status pack_size(mha_error *error, size_t *bytes, const Given *...given) {
 template <class... Given>
 mha_status pack(mha_error *error, const char *size_query, void *buffer, size_t buffer_bytes,
                 const Given *...given) {
-  constexpr uint32_t result = sizeof...(given) + 1;
-  const Reporter of_given(error), report = of_given.about(result);
+  const Reporter report(error);
   PackJob job;
-  MHA_TRY(prepare(of_given, given..., &job));
-  if (!buffer)
-    return report.null("buffer is NULL; pass memory of %s bytes, aligned to 64 bytes", size_query);
-  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
-    return report.invalid(
-        "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
-  if (buffer_bytes < static_cast<size_t>(job.form.layout.bytes))
-    return report.about(result + 1)
-        .fail(MHA_ERROR_BUFFER_TOO_SMALL,
-              "buffer_bytes is %zu, but the packed layer needs %lld; call %s for the size",
-              buffer_bytes, lld(job.form.layout.bytes), size_query);
+  MHA_TRY(prepare(report, given..., &job));
+  MHA_TRY(check_new_buffer(report.about(sizeof...(given) + 1), buffer, buffer_bytes,
+                           job.form.layout.bytes, size_query));
   MHA_TRY(check_range(report.about(job.arguments.weights), job.form, job.weights));
   pack_layer(job.form, job.weights, buffer);
   return MHA_OK;

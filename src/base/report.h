@@ -28,6 +28,9 @@ class Reporter {
     return other;
   }
 
+  // For those of the parameter after this one.
+  Reporter next() const { return about(argument_ + 1); }
+
   // Each writes the error and returns its status, for `return report.invalid(...)`. The last four
   // have the status in their name: MHA_ERROR_INVALID_VALUE, _NULL_POINTER, _SHAPE, _TOO_LARGE.
   mha_status fail(mha_status status, const char *format, ...) const MHA_COLD MHA_FORMAT(3, 4);

@@ -94,10 +94,7 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   MHA_TRY(check_kind(rules, config));
   const bool is_paged = config.kind == MHA_CACHE_KIND_PAGED;
   *header = {};
-  memcpy(header->magic, cache_magic, sizeof cache_magic);
-  header->byte_order = cache_byte_order;
-  header->version = cache_version;
-  header->contract = MHA_CONTRACT;
+  header->head = cache_format.head;
   header->kind = config.kind;
   header->k_type = type_of(storage_of_type(config.k_type));
   header->value_place = config.value_place;
@@ -117,14 +114,6 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   header->bytes = static_cast<uint64_t>(bytes);
   header->checksum = checksum_of(*header);
   return MHA_OK;
-}
-
-// Keys and values are aligned to cache lines if the buffer is.
-mha_status check_buffer(Report report, const void *buffer) {
-  if (!buffer) return report.null("buffer is NULL; pass memory of mha_kv_cache_size bytes");
-  if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
-  return report.invalid(
-      "buffer is not aligned to 64 bytes; place the cache at an address that is a multiple of 64");
 }
 
 mha_status check_contents(Report report, const mha_kv_cache *cache) {
@@ -155,8 +144,7 @@ mha_status check_contents(Report report, const mha_kv_cache *cache) {
 // other memory.
 mha_status check_cache(Report report, const mha_kv_cache *cache, const char *name) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(cache) % 64 == 0;
-  if (cache && is_aligned && memcmp(cache->magic, cache_magic, sizeof cache_magic) == 0)
-    return MHA_OK;
+  if (cache && is_aligned && memcmp(&cache->head, cache_format.head.magic, 8) == 0) return MHA_OK;
   if (!cache)
     return report.null("%s is NULL; pass one from mha_kv_cache_init or mha_kv_cache_view", name);
   return report.invalid("%s %s; pass one from mha_kv_cache_init or mha_kv_cache_view", name,

@@ -14,9 +14,6 @@ namespace mha {
 // Checks a configuration and makes the header of its cache, with all defaults resolved.
 mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_cache *header);
 
-// The memory for a cache, whose size is checked elsewhere.
-mha_status check_buffer(Report report, const void *buffer);
-
 // The lengths and tables of a buffer whose header is sound. They have to lie within its bounds, and
 // each block has to be in as many tables as its count says, because a block that is counted once is
 // written to.

@@ -106,6 +106,11 @@ uint64_t checksum_of(mha_kv_cache header) {
   return sum;
 }
 
+bool has_sound_checksum(const void *header) {
+  const mha_kv_cache &cache = *static_cast<const mha_kv_cache *>(header);
+  return cache.checksum == checksum_of(cache);
+}
+
 // Truncating does not bring back what a ring has overwritten, so the greatest length counts.
 int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t length) {
   const int64_t written = state_of(cache, sequence).written,

@@ -9,6 +9,7 @@
 // [head_dim][16], so that a kernel multiplies a query with 16 keys at once.
 #pragma once
 
+#include "../base/buffer.h"
 #include "../base/count.h"
 #include "../kernels/kernels.h"
 #include "mha.h"
@@ -28,10 +29,7 @@
 // no values and v scales. The block of a sequence that is not paged has capacity positions, rounded
 // up to 16.
 struct mha_kv_cache {
-  char magic[8];
-  uint32_t byte_order;
-  uint32_t version;
-  uint32_t contract;
+  mha::BufferHead head;
   uint32_t kind;            // MHA_CACHE_KIND_*
   uint32_t k_type, v_type;  // MHA_TYPE_*, never 0
   uint64_t bytes;
@@ -53,9 +51,16 @@ struct CacheState {
   int64_t written;
 };
 
-constexpr char cache_magic[8] = {'m', 'h', 'a', ' ', 'k', 'v', 'c', 0};
-constexpr uint32_t cache_version = 1;
-constexpr uint32_t cache_byte_order = 0x01020304u;
+uint64_t checksum_of(mha_kv_cache header);
+bool has_sound_checksum(const void *header);
+
+constexpr BufferFormat cache_format = {{{'m', 'h', 'a', ' ', 'k', 'v', 'c', 0}},
+                                       sizeof(mha_kv_cache),
+                                       has_sound_checksum,
+                                       MHA_ERROR_CACHE_FORMAT,
+                                       "KV cache",
+                                       "mha_kv_cache_init",
+                                       "fill a new one"};
 constexpr int32_t no_block = -1;  // in a table
 
 // Offsets of the parts in bytes, and the size of the whole cache, which is -1 if it overflows.
@@ -63,7 +68,6 @@ struct CacheLayout {
   int64_t states, tables, users, keys, k_scales, values, v_scales, bytes;
 };
 CacheLayout layout_of(const mha_kv_cache &cache);
-uint64_t checksum_of(mha_kv_cache header);
 
 // The memory at an offset. The same functions serve those who read and those who write: the caller
 // passes a cache that is not const to every function that writes.

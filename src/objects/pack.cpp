@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "../base/buffer.h"
 #include "../storage.h"
 #include "layer.h"
 #include "tiles.h"
@@ -23,22 +24,13 @@
 namespace mha {
 namespace {
 
-// What every packed buffer begins with. The version changes with the format, and layers of other
-// versions are refused.
-constexpr char packed_magic[8] = {'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'};
-constexpr uint32_t packed_version = 1;
-constexpr uint32_t packed_byte_order = 0x01020304u;
-
 constexpr int64_t float_bytes = sizeof(float);
 constexpr int64_t tiles_across = panel_columns / tile_columns;  // of a panel
 
 // The first bytes of a packed buffer. The offsets of all other parts follow from the shape and the
 // kind, so the header does not store them.
 struct PackedHeader {
-  char magic[8];
-  uint32_t byte_order;
-  uint32_t version;
-  uint32_t contract;
+  BufferHead head;
   uint32_t kind;
   uint64_t bytes;             // of the whole buffer
   uint64_t payload_checksum;  // of everything after the header
@@ -72,6 +64,25 @@ uint64_t header_checksum(PackedHeader header) {
   header.header_checksum = 0;
   return checksum(&header, 0, sizeof header / 64, 1);
 }
+
+PackedHeader header_of(const void *buffer) {
+  PackedHeader header;
+  memcpy(&header, buffer, sizeof header);
+  return header;
+}
+
+bool has_sound_checksum(const void *buffer) {
+  const PackedHeader header = header_of(buffer);
+  return header.header_checksum == header_checksum(header);
+}
+
+constexpr BufferFormat packed_format = {{{'m', 'h', 'a', ' ', 'p', 'a', 'c', 'k'}},
+                                        sizeof(PackedHeader),
+                                        has_sound_checksum,
+                                        MHA_ERROR_PACKED_FORMAT,
+                                        "packed layer",
+                                        "mha_layer_pack",
+                                        "pack it again"};
 
 // Panels of floats are summed by the tiles in which they are packed, so that pack_floats computes
 // this sum while the weights pass through its registers. It is 0 for all other kinds.
@@ -689,10 +700,7 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
 
   // The header comes last, because it has the checksum of everything else.
   PackedHeader header = {};
-  memcpy(header.magic, packed_magic, sizeof header.magic);
-  header.byte_order = packed_byte_order;
-  header.version = packed_version;
-  header.contract = MHA_CONTRACT;
+  header.head = packed_format.head;
   header.kind = 1;
   while (!(packed_kinds[header.kind - 1] == kind)) ++header.kind;
   header.bytes = static_cast<uint64_t>(layout.bytes);
@@ -702,44 +710,10 @@ void pack_layer(const PackedForm &form, const mha_layer_weights &weights, void *
   memcpy(bytes, &header, sizeof header);
 }
 
-// The buffer may come from a file that is damaged, of another version, or made up. The checks go
-// from what identifies the format to the checksum of the header and then to what it says, so that
-// the message names the most likely cause. The weights are not read; packed_checksum_holds does
-// that.
+// The weights are not read; packed_checksum_holds does that.
 mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, PackedForm *form) {
-  if (!buffer) return report.null("buffer is NULL; pass the buffer that mha_layer_pack filled");
-  if (reinterpret_cast<uintptr_t>(buffer) % 64 != 0)
-    return report.invalid(
-        "buffer is not aligned to 64 bytes; place the packed layer at an address that is a "
-        "multiple of 64");
-  if (buffer_bytes < sizeof(PackedHeader))
-    return report.about(2).fail(
-        MHA_ERROR_PACKED_FORMAT,
-        "buffer_bytes is %zu, less than the %zu of a packed layer's header; pass the whole layer",
-        buffer_bytes, sizeof(PackedHeader));
-  PackedHeader header;
-  memcpy(&header, buffer, sizeof header);
-  if (memcmp(header.magic, packed_magic, sizeof header.magic) != 0)
-    return report.fail(MHA_ERROR_PACKED_FORMAT,
-                       "buffer does not hold a packed layer; pass one that mha_layer_pack filled");
-  if (header.byte_order != packed_byte_order)
-    return report.fail(
-        MHA_ERROR_PACKED_FORMAT,
-        "the layer was packed on a machine of the other byte order; pack it again on this machine");
-  if (header.version != packed_version)
-    return report.fail(MHA_ERROR_PACKED_FORMAT,
-                       "the layer was packed in version %u of the format, but this library reads "
-                       "version %u; pack it again",
-                       header.version, packed_version);
-  if (header.header_checksum != header_checksum(header))
-    return report.fail(
-        MHA_ERROR_PACKED_FORMAT,
-        "the header of the packed layer is damaged (its checksum is wrong); pack it again");
-  if (header.contract != MHA_CONTRACT)
-    return report.fail(
-        MHA_ERROR_PACKED_FORMAT,
-        "the layer was packed for arithmetic contract %u, but this library has %d; pack it again",
-        header.contract, MHA_CONTRACT);
+  MHA_TRY(check_head(report, packed_format, buffer, buffer_bytes));
+  const PackedHeader header = header_of(buffer);
   if (header.kind < 1 || header.kind > num_packed_kinds)
     return report.fail(
         MHA_ERROR_PACKED_FORMAT,
@@ -749,22 +723,14 @@ mha_status read_packed(Report report, const void *buffer, size_t buffer_bytes, P
   bool is_valid = is_sound(header.shape, kind);
   for (const unsigned char byte : header.reserved) is_valid = is_valid && byte == 0;
   if (is_valid) *form = {header.shape, kind, packed_layout(header.shape, kind)};
-  if (!is_valid || form->layout.bytes < 0 ||
-      static_cast<uint64_t>(form->layout.bytes) != header.bytes)
-    return report.fail(MHA_ERROR_PACKED_FORMAT,
-                       "the packed layer's sizes contradict each other; pack it again");
-  if (buffer_bytes < header.bytes)
-    return report.about(2).fail(
-        MHA_ERROR_PACKED_FORMAT,
-        "buffer_bytes is %zu, but the packed layer has %llu bytes; pass the whole layer",
-        buffer_bytes, llu(header.bytes));
-  return MHA_OK;
+  is_valid = is_valid && form->layout.bytes >= 0 &&
+             static_cast<uint64_t>(form->layout.bytes) == header.bytes;
+  return check_whole(report, packed_format, is_valid, buffer_bytes, header.bytes);
 }
 
 bool packed_checksum_holds(const PackedForm &form, const void *buffer) {
-  PackedHeader header;
-  memcpy(&header, buffer, sizeof header);
-  return panels_checksum(form, buffer) + rest_checksum(form, buffer) == header.payload_checksum;
+  return panels_checksum(form, buffer) + rest_checksum(form, buffer) ==
+         header_of(buffer).payload_checksum;
 }
 
 }  // namespace mha

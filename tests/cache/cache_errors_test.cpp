@@ -355,7 +355,7 @@ TEST_P(CacheViewErrors, AHeaderThatWasMadeUpIsNoticed) {
     size_t offset;
     Words words;
   } formats[] = {{0, {"buffer does not hold a KV cache"}},
-                 {8, {"filled on a machine of the other byte order"}},
+                 {8, {"has the other byte order"}},
                  {12, {"version 99 of the format", "reads version"}},
                  {16, {"arithmetic contract 99", "this library has"}}};
   for (const auto &[offset, words] : formats) {

@@ -655,9 +655,8 @@ TEST_F(MadeUpHeader, IsALayerOrRefusedForAnyFieldAtTheEdges) {
 
 TEST_F(MadeUpHeader, OfAnotherFormatIsNamed) {
   ASSERT_NO_FATAL_FAILURE(Begin(AllKinds()[0]));
-  const char *const words[] = {
-      "buffer does not hold a packed layer", "packed on a machine of the other byte order",
-      "packed in version 99 of the format", "packed for arithmetic contract 99"};
+  const char *const words[] = {"buffer does not hold a packed layer", "has the other byte order",
+                               "version 99 of the format", "arithmetic contract 99"};
   for (size_t field = 0; field < std::size(words); ++field) {
     Reset();
     Set(kFields[field], 99);
