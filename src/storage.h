@@ -39,19 +39,18 @@ inline int64_t panel_bytes(int64_t depth, Storage storage, bool has_fours) {
          (is_int4 ? 1 : 2 * bytes_of(storage)) / 2;
 }
 
-namespace storage {
-
-inline uint32_t bits_of(float x) {
-  uint32_t bits;
-  MHA_MEMCPY(&bits, &x, sizeof bits);
-  return bits;
-}
-
-inline float float_of(uint32_t bits) {
-  float x;
-  MHA_MEMCPY(&x, &bits, sizeof x);
+// The number at any address, whatever type it has there.
+template <class T>
+MHA_INLINE T number_at(const void *p) {
+  T x;
+  MHA_MEMCPY(&x, p, sizeof x);
   return x;
 }
+
+namespace storage {
+
+MHA_INLINE uint32_t bits_of(float x) { return number_at<uint32_t>(&x); }
+MHA_INLINE float float_of(uint32_t bits) { return number_at<float>(&bits); }
 
 // Adding this number rounds |x| < 2^22 to an integer, with ties to even, because the sum has no
 // bits for fractions. The low bits of the sum are then that integer.

@@ -141,9 +141,7 @@ alignas(64) constexpr float half_zeros[16] = {
     0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f,  0x1.0001p19f};
 template <>
 MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int) {
-  int64_t eight;
-  MHA_MEMCPY(&eight, p, sizeof eight);
-  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_set1_epi64x(eight)),  // twice
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_set1_epi64x(number_at<int64_t>(p))),  // twice
       floats = _mm512_ternarylogic_epi32(bytes, _mm512_load_si512(half_masks),
                                          _mm512_load_si512(half_units), 0x6a);  // (b & m) ^ u
   return Vector(_mm512_castsi512_ps(floats)) - load<Vector>(half_zeros);

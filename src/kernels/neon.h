@@ -100,11 +100,7 @@ MHA_INLINE Vector load<Vector>(const Bf16 *p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
 // Loads four bytes; the other half of the vector is zero.
-MHA_INLINE uint8x8_t load_4x8(const void *p) {
-  uint32_t four;
-  MHA_MEMCPY(&four, p, sizeof four);
-  return vcreate_u8(four);
-}
+MHA_INLINE uint8x8_t load_4x8(const void *p) { return vcreate_u8(number_at<uint32_t>(p)); }
 MHA_INLINE int32x4_t integers_of(uint8x8_t four) {
   return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four))));
 }
@@ -212,9 +208,7 @@ struct DotProducts<int8_t> {
   static MHA_INLINE Sum add(Sum sum, Terms w, RowTerms x) { return vdotq_lane_s32(sum, w, x, 0); }
 #endif
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) {
-    int32_t four;
-    MHA_MEMCPY(&four, p, sizeof four);
-    return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));
+    return vreinterpret_s8_s32(vset_lane_s32(number_at<int32_t>(p), vdup_n_s32(0), 0));
   }
   static MHA_INLINE Sum begin(int32_t value) { return vdupq_n_s32(value); }
   static MHA_INLINE Vector sums_of(Sum s) { return vcvtq_f32_s32(s); }
@@ -244,9 +238,7 @@ struct DotProducts<int8_t> {
     return vreinterpretq_s8_u8(four == 0 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4));
   }
   static MHA_INLINE RowTerms load_row_terms(const int8_t *p, int) {
-    int32_t four;
-    MHA_MEMCPY(&four, p, sizeof four);
-    return vreinterpret_s8_s32(vdup_n_s32(four));
+    return vreinterpret_s8_s32(vdup_n_s32(number_at<int32_t>(p)));
   }
   static MHA_INLINE Sum begin(int32_t value) {
     const int16x8_t same = vdupq_n_s16(static_cast<int16_t>(value));

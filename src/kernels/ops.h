@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "../storage.h"
 #include "fma.h"
 
 // Arithmetic has names of its own (mul_add, exp_of): an unqualified exp(batch) would find xsimd's
@@ -20,6 +21,9 @@
 #define MHA_UNROLL MHA_UNROLL_AT_MOST(64)
 #endif
 #define MHA_EACH(i, count) MHA_UNROLL for (int i = 0; i < (count); ++i)
+#define MHA_EACH_PAIR(i, count, j, inner_count) \
+  MHA_EACH(i, count)                            \
+    MHA_EACH(j, inner_count)
 
 namespace mha {
 namespace {
@@ -33,17 +37,7 @@ constexpr bool is_small_code = false;
 
 // ---- Single floats
 
-MHA_INLINE uint32_t bits_of(float x) {
-  uint32_t bits;
-  MHA_MEMCPY(&bits, &x, sizeof bits);
-  return bits;
-}
-
-MHA_INLINE float float_of(uint32_t bits) {
-  float x;
-  MHA_MEMCPY(&x, &bits, sizeof x);
-  return x;
-}
+using storage::bits_of, storage::float_of;
 
 #if !defined(MHA_KERNELS_SCALAR) || defined(__FP_FAST_FMAF) || defined(__FMA__) || \
     defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)

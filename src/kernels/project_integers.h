@@ -61,9 +61,7 @@ MHA_INLINE void scale_sums(const CodeTile &tile, int64_t i, Vector (&sums)[R][C]
   } else {
     MHA_EACH(c, C) scales[c] = load(static_cast<const float *>(tile.scales) + i + c * Vector::size);
   }
-  MHA_EACH(r, R) {
-    MHA_EACH(c, C) sums[r][c] = sums[r][c] * scales[c];
-  }
+  MHA_EACH_PAIR(r, R, c, C) sums[r][c] = sums[r][c] * scales[c];
 }
 
 // The inner loop: adds the products of R rows with all chains of a tile to its sums. Few rows hold
@@ -132,16 +130,13 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
           if constexpr (are_few || (R == 4 && Dots::passes == 1 && Vector::size == 16)) {
             typename Dots::RowTerms x[R][fours][Dots::passes];
             MHA_EACH(r, R) {
-              MHA_EACH(four, fours) {
-                MHA_EACH(pass, Dots::passes) x[r][four][pass] = row_terms(r, four, pass);
-              }
+              MHA_EACH_PAIR(four, fours, pass, Dots::passes)
+                x[r][four][pass] = row_terms(r, four, pass);
             }
             MHA_EACH(c, C) {
-              MHA_EACH(four, fours) {
-                MHA_EACH(pass, Dots::passes) {
-                  const typename Dots::Terms terms = terms_of(c, four, pass);
-                  MHA_EACH(r, R) acc[r][c] = Dots::add(acc[r][c], terms, x[r][four][pass]);
-                }
+              MHA_EACH_PAIR(four, fours, pass, Dots::passes) {
+                const typename Dots::Terms terms = terms_of(c, four, pass);
+                MHA_EACH(r, R) acc[r][c] = Dots::add(acc[r][c], terms, x[r][four][pass]);
               }
             }
           } else {
@@ -158,9 +153,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
         }
         // The chain is complete: its sums become floats and are added, times both scales.
         Vector sum[R][C];
-        MHA_EACH(r, R) {
-          MHA_EACH(c, C) sum[r][c] = Dots::sums_of(acc[r][c]);
-        }
+        MHA_EACH_PAIR(r, R, c, C) sum[r][c] = Dots::sums_of(acc[r][c]);
         if (!is_plain) scale_sums(tile, scale, sum);
         MHA_EACH(r, R) {
           const Vector row_scale = all(tail_of(r).scale);
@@ -229,21 +222,17 @@ MHA_NOCLONE void multiply_code_matrices(const CodeTile &tile) {
           const int64_t bytes = c * lanes * terms_together;
           const uint32x4x2_t both = vzipq_u32(vreinterpretq_u32_u8(vld1q_u8(w + bytes)),
                                               vreinterpretq_u32_u8(vld1q_u8(second + bytes)));
-          MHA_EACH(i, 2) {
-            MHA_EACH(r, R / 2) {
-              acc[r][2 * c + i] =
-                  vusmmlaq_s32(acc[r][2 * c + i], vreinterpretq_u8_u32(both.val[i]), x[r]);
-            }
+          MHA_EACH_PAIR(i, 2, r, R / 2) {
+            acc[r][2 * c + i] =
+                vusmmlaq_s32(acc[r][2 * c + i], vreinterpretq_u8_u32(both.val[i]), x[r]);
           }
         }
       }
       Vector sum[R][C];
-      MHA_EACH(r, R) {
-        MHA_EACH(c, C) {
-          const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
-          sum[r][c] =
-              vcvtq_f32_s32(r % 2 == 0 ? vuzp1q_s32(first, second) : vuzp2q_s32(first, second));
-        }
+      MHA_EACH_PAIR(r, R, c, C) {
+        const int32x4_t first = acc[r / 2][2 * c], second = acc[r / 2][2 * c + 1];
+        sum[r][c] =
+            vcvtq_f32_s32(r % 2 == 0 ? vuzp1q_s32(first, second) : vuzp2q_s32(first, second));
       }
       scale_sums(tile, scale + column, sum);
       MHA_EACH(r, R) {
@@ -268,10 +257,8 @@ MHA_NOINLINE inline void widen_nibbles(const unsigned char *MHA_RESTRICT from, i
   for (int64_t k = 0; k < terms; k += 2 * terms_together, from += step, to += 2 * step) {
     for (int64_t i = 0; i < step; i += 64) MHA_PREFETCH(from + i + code_prefetch_bytes);
     for (int64_t i = 0; i < step; i += 8) {
-      uint64_t word, first, second;
-      MHA_MEMCPY(&word, from + i, sizeof word);
-      first = word & low_halves;
-      second = word >> 4 & low_halves;
+      const uint64_t word = number_at<uint64_t>(from + i), first = word & low_halves,
+                     second = word >> 4 & low_halves;
       MHA_MEMCPY(to + i, &first, sizeof first);
       MHA_MEMCPY(to + step + i, &second, sizeof second);
     }

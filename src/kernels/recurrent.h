@@ -198,8 +198,7 @@ MHA_INLINE void pass(int64_t rows, const StateRows &from, float *block, const St
                 N = columns / lanes;  // as many as stay in registers
   for (int64_t c = 0; c < recurrent_columns; c += columns) {
     Vector s[Q][N], u[N];
-    MHA_EACH(j, Q)
-      MHA_EACH(n, N) s[j][n] = all(0.0f);
+    MHA_EACH_PAIR(j, Q, n, N) s[j][n] = all(0.0f);
     if constexpr (changes) {
       MHA_EACH(n, N) u[n] = load(change.u + c + n * lanes);
     }
@@ -223,8 +222,7 @@ MHA_INLINE void pass(int64_t rows, const StateRows &from, float *block, const St
       }
       old += from.stride;
     }
-    MHA_EACH(j, Q)
-      MHA_EACH(n, N) store(sums + j * recurrent_columns + c + n * lanes, s[j][n]);
+    MHA_EACH_PAIR(j, Q, n, N) store(sums + j * recurrent_columns + c + n * lanes, s[j][n]);
   }
 }
 

@@ -79,13 +79,11 @@ MHA_INLINE void project_small_rows(const SmallLayer &layer, const SmallMemory &m
     MHA_EACH(m, 3) columns.put(m, layer.qkv[m], column);
     Vector y[R][3 * C];
     project_small(rows, layer.depth, columns, y);
-    MHA_EACH(r, R) {
-      MHA_EACH(i, C) {
-        const int64_t at = column + i * Vector::size;
-        store(memory.q + number[r] * memory.stride + at, y[r][i]);
-        store(memory.context + r * memory.context_stride + at, y[r][C + i]);
-        store(memory.v + number[r] * memory.stride + at, y[r][2 * C + i]);
-      }
+    MHA_EACH_PAIR(r, R, i, C) {
+      const int64_t at = column + i * Vector::size;
+      store(memory.q + number[r] * memory.stride + at, y[r][i]);
+      store(memory.context + r * memory.context_stride + at, y[r][C + i]);
+      store(memory.v + number[r] * memory.stride + at, y[r][2 * C + i]);
     }
   }
   // Keys go to their lanes, one number at a time.
@@ -118,9 +116,7 @@ MHA_NOINLINE void add_small_chains(const SmallLayer &layer, const float *const (
   for (int64_t d = score_block; d < layer.head_dim; d += score_block) {
     Vector s[R][C];
     multiply_small_keys(q, d, min(layer.head_dim, d + score_block), k, s);
-    MHA_EACH(r, R) {
-      MHA_EACH(i, C) store(scores[r] + i * lanes, load(scores[r] + i * lanes) + s[r][i]);
-    }
+    MHA_EACH_PAIR(r, R, i, C) store(scores[r] + i * lanes, load(scores[r] + i * lanes) + s[r][i]);
   }
 }
 
@@ -135,15 +131,11 @@ MHA_INLINE void attend_small(const SmallLayer &layer, const SmallMemory &memory,
   Vector s[R][C], p[R * C];
   multiply_small_keys(q, 0, min(layer.head_dim, score_block), k, s);
   if (layer.head_dim > score_block) {
-    MHA_EACH(r, R) {
-      MHA_EACH(i, C) store(scores[r] + i * lanes, s[r][i]);
-    }
+    MHA_EACH_PAIR(r, R, i, C) store(scores[r] + i * lanes, s[r][i]);
     const float *rows[R];
     MHA_EACH(r, R) rows[r] = q[r];
     add_small_chains<R>(layer, rows, k, scores);
-    MHA_EACH(r, R) {
-      MHA_EACH(i, C) s[r][i] = load(scores[r] + i * lanes);
-    }
+    MHA_EACH_PAIR(r, R, i, C) s[r][i] = load(scores[r] + i * lanes);
   }
   // Scores, with -infinity for the keys that the row does not see, and the greatest of them.
   MHA_EACH(r, R) {
@@ -193,11 +185,9 @@ MHA_INLINE void project_small_strips(const SmallLayer &layer, const float *const
   MHA_EACH(m, M) columns.put(m, layer.o, column + m * tile_keys);
   Vector y[R][M * C];
   project_small(rows, layer.context_columns, columns, y);
-  MHA_EACH(r, R) {
-    MHA_EACH(i, M * C) {
-      const int64_t at = column + i * Vector::size;
-      store_first(to[r] + at, y[r][i], layer.output_dim - at);
-    }
+  MHA_EACH_PAIR(r, R, i, M * C) {
+    const int64_t at = column + i * Vector::size;
+    store_first(to[r] + at, y[r][i], layer.output_dim - at);
   }
 }
 

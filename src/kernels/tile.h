@@ -136,9 +136,7 @@ MHA_INLINE void reorder(V (&acc)[R][N]) {
 // Sets all sums to +0.
 template <int R, int N, class V>
 MHA_INLINE void clear(V (&acc)[R][N]) {
-  MHA_EACH(r, R) {
-    MHA_EACH(i, N) acc[r][i] = all<V>(0.0f);
-  }
+  MHA_EACH_PAIR(r, R, i, N) acc[r][i] = all<V>(0.0f);
 }
 
 // Adds one term to all sums: acc[r][i] += rows[r][k] * the columns of each strip from `offset` on.

@@ -49,10 +49,7 @@ MHA_INLINE __m128i load_two_fours(const Element *a, const Element *b) {
   if constexpr (sizeof(Element) == 2)
     return _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(a)),
                               _mm_loadl_epi64(reinterpret_cast<const __m128i *>(b)));
-  int32_t four[2];
-  MHA_MEMCPY(&four[0], a, sizeof four[0]);
-  MHA_MEMCPY(&four[1], b, sizeof four[1]);
-  return _mm_insert_epi32(_mm_cvtsi32_si128(four[0]), four[1], 1);
+  return _mm_insert_epi32(_mm_cvtsi32_si128(number_at<int32_t>(a)), number_at<int32_t>(b), 1);
 }
 
 // ---- Products of codes
@@ -105,11 +102,7 @@ MHA_INLINE Integers load_bytes(const uint8_t *p) {
   return MHA_MM_SI(loadu)(reinterpret_cast<const Integers *>(p));
 }
 // Four codes of a row, for every column.
-MHA_INLINE Integers load_dword(const void *p) {
-  int32_t dword;
-  MHA_MEMCPY(&dword, p, sizeof dword);
-  return MHA_MM(set1_epi32)(dword);
-}
+MHA_INLINE Integers load_dword(const void *p) { return MHA_MM(set1_epi32)(number_at<int32_t>(p)); }
 MHA_INLINE Vector floats_of_dwords(Integers x) { return MHA_MM(cvtepi32_ps)(x); }
 
 // Words times words: of each column first the terms 0 and 2, which are the even bytes, then 1
