@@ -40,28 +40,6 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
   return config;
 }
 
-// The place of a position: the number of its block, and the position within that block.
-struct Place {
-  int64_t block, position;
-};
-
-Place place_of(const mha_kv_cache *cache, const KeyValues &source, int64_t sequence,
-               int64_t position) {
-  const int64_t slot = source.ring_positions ? position % source.ring_positions : position;
-  const int64_t entry = slot / cache->block_positions;
-  return {source.tables ? source.tables[sequence * source.table_stride + entry] : sequence,
-          slot % cache->block_positions};
-}
-
-// Element 0 of the group of 16 positions that a place is in, and the number of its scale.
-int64_t group_of(const KeyValues &source, const Place &place, int64_t head) {
-  return place.block * source.batch_stride + head * source.head_stride +
-         place.position / tile_keys * tile_keys * source.row_stride;
-}
-int64_t scale_of(const KeyValues &source, const Place &place, int64_t head) {
-  return place.block * source.scale_batch_stride + head * source.block_positions + place.position;
-}
-
 float canonical(float x) { return x != x ? MHA_NAN : x + 0.0f; }
 
 // A value of int4 as floats: the Hadamard transform of what is stored.
@@ -85,20 +63,20 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
                int64_t sequence, int64_t first, int64_t count, float *out) {
   const bool are_transposed = are_keys && source.is_packed;
   for (int64_t i = 0; i < count; ++i) {
-    const Place place = place_of(cache, source, sequence, first + i);
+    const Place place = place_of(source, sequence, first + i);
     const int64_t lane = place.position % tile_keys;
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
-      const int64_t group = group_of(source, place, head), scale = scale_of(source, place, head);
+      const int64_t tile = tile_of(source, place, head), scale = scale_of(source, place, head);
       if (source.storage == Storage::int4) {
-        read_int4(static_cast<const CachedInt4 *>(source.base) + group + lane * source.row_stride,
+        read_int4(static_cast<const CachedInt4 *>(source.base) + tile + lane * source.row_stride,
                   source.scales[scale], width, out);
         out += width;
         continue;
       }
       for (int64_t c = 0; c < width; ++c) {
-        const int64_t in_group =
+        const int64_t in_tile =
             are_transposed ? c * tile_keys + lane : lane * source.row_stride + c;
-        const float x = widened(source.storage, source.base, group + in_group);
+        const float x = widened(source.storage, source.base, tile + in_tile);
         *out++ = canonical(source.scales ? x * source.scales[scale] : x);
       }
     }
@@ -116,7 +94,7 @@ void copy_group(const mha_kv_cache *cache, const Place &from, const Place &to) {
     const int64_t bytes = bytes_of(source.storage);
     const size_t group_bytes = static_cast<size_t>(tile_keys * source.row_stride * bytes);
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
-      memcpy(base + group_of(source, to, head) * bytes, base + group_of(source, from, head) * bytes,
+      memcpy(base + tile_of(source, to, head) * bytes, base + tile_of(source, from, head) * bytes,
              group_bytes);
       if (scales)
         memcpy(scales + scale_of(source, to, head), scales + scale_of(source, from, head),
@@ -337,7 +315,7 @@ mha_status mha_kv_cache_copy_prefix(mha_kv_cache *cache, int64_t from, int64_t t
   const KeyValues keys = cached_keys(cache);
   const int64_t first = oldest_position(cache, from, source.length);
   for (int64_t position = first / tile_keys * tile_keys; position < length; position += tile_keys) {
-    const Place a = place_of(cache, keys, from, position), b = place_of(cache, keys, to, position);
+    const Place a = place_of(keys, from, position), b = place_of(keys, to, position);
     if (a.block != b.block) copy_group(cache, a, b);
   }
   // A ring that is copied has lost the same positions as the original.

@@ -65,21 +65,6 @@ MHA_INLINE bool reads_in_place(const Unit &unit) {
 
 // ---- Packed storage, and rows that are stored alike
 
-// A position in the cache: the number of the block of memory, and the position in that block.
-struct Place {
-  int64_t block, position;
-};
-
-// Finds a position of a sequence, by way of the ring and of the block table if there are any.
-MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t position) {
-  if (source.ring_positions != 0)
-    position = position < source.ring_positions ? position : position % source.ring_positions;
-  if (!source.tables) return {sequence, position};
-  const int64_t index = quotient(position, source.block_positions);
-  return {source.tables[sequence * source.table_stride + index],
-          position - index * source.block_positions};
-}
-
 // The address of a place for the kv head of the unit.
 MHA_INLINE const char *stored_at(const KeyValues &source, const Unit &unit, const Place &place) {
   const int64_t at = place.block * source.batch_stride + unit.kv_head * source.head_stride +
@@ -294,9 +279,7 @@ inline void pack_values(const Unit &unit, int64_t chunk_begin, Range keys, float
 MHA_NOINLINE inline Place find_chosen(const KeyValues &source, const Unit &unit, int64_t position,
                                       float *scale) {
   const Place place = place_of(source, unit.sequence.in_cache, position);
-  if (source.scales)
-    *scale = source.scales[place.block * source.scale_batch_stride +
-                           unit.kv_head * source.block_positions + place.position];
+  if (source.scales) *scale = source.scales[scale_of(source, place, unit.kv_head)];
   return place;
 }
 

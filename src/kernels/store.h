@@ -138,14 +138,12 @@ inline void store(const KvStore &storing, int64_t sequence_index, int64_t row_be
       }
       // Where the row goes: a tile of 16 positions, and the lane or the row in it.
       const Place place = place_of(to, sequence.in_cache, position);
-      const int64_t tile_at = place.block * to.batch_stride + head * to.head_stride +
-                              key_tile_of(place.position) * tile_keys * to.row_stride;
-      char *const tile = const_cast<char *>(static_cast<const char *>(to.base)) + tile_at * element;
+      char *const tile = const_cast<char *>(static_cast<const char *>(to.base)) +
+                         tile_of(to, place, head) * element;
       const int64_t stride = storing.are_keys ? tile_keys : 1;
       const int64_t first = lane_of(position) * (storing.are_keys ? 1 : to.row_stride);
       float *scales = const_cast<float *>(to.scales);
-      if (scales)
-        scales += place.block * to.scale_batch_stride + head * to.block_positions + place.position;
+      if (scales) scales += scale_of(to, place, head);
       if (to.storage == Storage::int8) {
         int8_t *const codes = reinterpret_cast<int8_t *>(tile) + first;
         if (by_fours)

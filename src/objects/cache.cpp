@@ -3,8 +3,7 @@
 // A position of a sequence is found in three steps. Its slot is the position itself, or the
 // position modulo the capacity in a ring. Its block is that of the sequence, or the one in entry
 // slot / block_positions of its table. The rest of that division is the place in the block, and
-// counts groups of 16 positions and positions in a group. The kernels do this in key_values.h, and
-// place_of in api/cache.cpp does it for single positions.
+// counts groups of 16 positions and positions in a group. place_of does this (kernels/tasks).
 //
 // Nothing here checks anything: check/cache.h does that when a
 // cache is made or viewed, and before anything is written to it.

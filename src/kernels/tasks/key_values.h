@@ -64,6 +64,31 @@ static inline bool is_stored(const KeyValues &source) {
   return !source.is_packed && source.block_positions != 0;
 }
 
+// A position in the cache: the number of the block of memory, and the position in that block.
+struct Place {
+  int64_t block, position;
+};
+
+// Finds a position of a sequence, by way of the ring and of the block table if there are any.
+static MHA_INLINE Place place_of(const KeyValues &source, int64_t sequence, int64_t position) {
+  if (source.ring_positions != 0 && position >= source.ring_positions)
+    position = position % source.ring_positions;
+  if (!source.tables) return {sequence, position};
+  const int64_t block_positions = source.block_positions,
+                index = position < block_positions ? 0 : position / block_positions;
+  return {source.tables[sequence * source.table_stride + index],
+          position - index * block_positions};
+}
+
+// Element 0 of the tile of 16 positions that a place is in, and the number of its scale.
+static MHA_INLINE int64_t tile_of(const KeyValues &source, const Place &place, int64_t head) {
+  return place.block * source.batch_stride + head * source.head_stride +
+         (place.position & -tile_keys) * source.row_stride;
+}
+static MHA_INLINE int64_t scale_of(const KeyValues &source, const Place &place, int64_t head) {
+  return place.block * source.scale_batch_stride + head * source.block_positions + place.position;
+}
+
 // Rotation of queries and keys (CONTRACT.md, section 5); see mha_rope.
 struct Rotation {
   const float *cos, *sin;  // null: none
