@@ -26,7 +26,7 @@ mha_status read_partials(Report report, const mha_partials_args *given, Partials
   MHA_TRY(check_fields(rules, args));
   const Count rows = Count(args.batch) * Count(args.num_heads) * Count(args.n_q);
   MHA_TRY(rules.fits("partials", bytes_of_partials(rows, args.head_dim_v)));
-  MHA_TRY(check_output_fields(report, "output", args.output));
+  MHA_TRY(check_row_fields(report, "output", args.output));
   if (!args.output.data && (args.output.type != 0 || !is_contiguous(args.output.strides)))
     return report.invalid(
         "output.data is NULL, but other fields of output are set; give data, or set them to 0");

@@ -186,7 +186,7 @@ mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32
 }
 
 mha_status fail_absent(Report report, const char *name, const mha_input &input) {
-  MHA_TRY(check_input_fields(report, name, input));
+  MHA_TRY(check_row_fields(report, name, input));
   return report.invalid("%s.data is NULL, but other fields of %s are set; set them to 0", name,
                         name);
 }

@@ -9,6 +9,8 @@
 // found out by the functions that they call in case of an error.
 #pragma once
 
+#include <type_traits>
+
 #include "../base/count.h"
 #include "../base/report.h"
 #include "../base/workspace.h"
@@ -70,14 +72,11 @@ mha_status resolve_output(Report report, Array *array);
 // reserved fields.
 mha_status fail_row_array(Report report, const char *name, uint32_t type, uint32_t reserved);
 
-inline mha_status check_input_fields(Report report, const char *name, const mha_input &input) {
-  const bool is_sound =
-      input.type <= MHA_TYPE_BF16 && input.reserved == 0 && !input.reserved_pointer;
-  return is_sound ? MHA_OK : fail_row_array(report, name, input.type, input.reserved);
-}
-inline mha_status check_output_fields(Report report, const char *name, const mha_output &output) {
-  const bool is_sound = output.type <= MHA_TYPE_BF16 && output.reserved == 0;
-  return is_sound ? MHA_OK : fail_row_array(report, name, output.type, output.reserved);
+template <class Rows>  // mha_input or mha_output
+inline mha_status check_row_fields(Report report, const char *name, const Rows &rows) {
+  bool is_sound = rows.type <= MHA_TYPE_BF16 && rows.reserved == 0;
+  if constexpr (std::is_same_v<Rows, mha_input>) is_sound = is_sound && !rows.reserved_pointer;
+  return is_sound ? MHA_OK : fail_row_array(report, name, rows.type, rows.reserved);
 }
 
 // Checks the fields of one array with these extents, and resolves its strides in place.
@@ -96,15 +95,11 @@ inline mha_status resolve_strides(Report report, const char *name, const Extents
   *strides = {e.rows * heads * e.width, heads * e.width, e.width};
   return MHA_OK;
 }
+template <class Rows>
 inline mha_status resolve_array(Report report, const char *name, const Extents &extents,
-                                mha_input *input) {
-  MHA_TRY(check_input_fields(report, name, *input));
-  return resolve_strides(report, name, extents, false, &input->strides);
-}
-inline mha_status resolve_array(Report report, const char *name, const Extents &extents,
-                                mha_output *output) {
-  MHA_TRY(check_output_fields(report, name, *output));
-  return resolve_strides(report, name, extents, true, &output->strides);
+                                Rows *rows) {
+  MHA_TRY(check_row_fields(report, name, *rows));
+  return resolve_strides(report, name, extents, std::is_same_v<Rows, mha_output>, &rows->strides);
 }
 
 // An input without data has no other fields set.

@@ -176,7 +176,7 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
         "are its width, is NULL; give score");
   MHA_TRY(check_fields(Rules{report, "score."}, o));
   MHA_TRY(check_fields(Rules{report, "score_arrays."}, a));
-  MHA_TRY(check_input_fields(report, "score_arrays.bias", a.bias));
+  MHA_TRY(check_row_fields(report, "score_arrays.bias", a.bias));
   if (a.bias.type == MHA_TYPE_BF16)
     return report.invalid(
         "score_arrays.bias.type is MHA_TYPE_BF16; it must be MHA_TYPE_F32 or MHA_TYPE_F16");
