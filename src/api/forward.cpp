@@ -73,21 +73,16 @@ InputRows rows_of(const mha_input &input, int64_t n, bool is_packed, const Exten
 
 // Projections are float32, whatever the types of the inputs. Without a cache they write keys and
 // values in the packed form.
-AttentionShape shape_of(const LayerShape &layer, const mha_kv_cache *cache) {
-  AttentionShape shape;
-  shape.num_heads = layer.num_heads;
-  shape.num_kv_heads = layer.num_kv_heads;
-  shape.head_dim = layer.head_dim;
-  shape.head_dim_v = layer.head_dim_v;
-  shape.scale = layer.scale;
-  shape.has_output_weights = layer.has_output;
-  shape.has_values = true;
-  shape.most_queries = 0;
-  shape.k = cache ? cached_keys(cache) : KeyValues{};
-  shape.v = cache ? cached_values(cache) : KeyValues{};
-  if (!cache) shape.k.is_packed = shape.v.is_packed = true;
-  shape.q_rows = shape.k_rows = shape.v_rows = Storage::f32;
-  return shape;
+void describe_keys(const LayerShape &layer, const mha_kv_cache *cache, AttentionRequest *request) {
+  request->num_heads = layer.num_heads;
+  request->num_kv_heads = layer.num_kv_heads;
+  request->head_dim = layer.head_dim;
+  request->head_dim_v = layer.head_dim_v;
+  request->scale = layer.scale;
+  request->most_queries = 0;
+  request->k = cache ? cached_keys(cache) : KeyValues{};
+  request->v = cache ? cached_values(cache) : KeyValues{};
+  if (!cache) request->k.is_packed = request->v.is_packed = true;
 }
 
 // Whether the call asks for nothing but all of its rows, with MHA_CAUSAL at most.
@@ -126,16 +121,18 @@ mha_status check_and_plan(Report report, const mha_layer *layer, ForwardCall *ca
   // The layer has chosen its kernels when it was created.
   stage.scheduler = args.call.scheduler;
   stage.kernels = layer->kernels;
-  const AttentionShape shape = shape_of(layer->shape, stage.sequences.cache);
-  if (args.call.cache && is_stored(shape.k))
+  AttentionRequest &request = stage.attention.request;
+  describe_keys(layer->shape, stage.sequences.cache, &request);
+  if (args.call.cache && is_stored(request.k))
     return report.invalid(
         "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or "
         "append with mha_attention");
   if (stage.outputs.partials)
     return report.invalid(
         "outputs.partials is given, but only mha_attention computes it; set it to NULL");
-  MHA_TRY(check_request(report, args.call, shape, stage.outputs, &stage.sequences,
-                        &stage.attention.request));
+  const RequestRows rows = {Storage::f32, Storage::f32, Storage::f32, layer->shape.has_output != 0,
+                            true};
+  MHA_TRY(check_request(report, args.call, rows, stage.outputs, &stage.sequences, &request));
   MHA_TRY(check_sgemm_inputs(report, *layer, args));
   WorkspaceLayout layout;
   plan_workspace(*layer, call, &layout);

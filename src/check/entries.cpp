@@ -25,6 +25,15 @@ mha_status check_sgemm_rows(Report report, const char *name, int64_t row_stride)
                           lld(row_stride), INT32_MAX);
 }
 
+// With cache_read, no keys come with the call. given: the name of an array of them.
+mha_status leave_out_keys(Report report, const char *given, mha_call *call) {
+  call->n_kv = 0;
+  if (!given) return MHA_OK;
+  return report.invalid(
+      "%s.data is given, but no keys come with cache_read; set it to NULL, or give cache to append",
+      given);
+}
+
 // ---- mha_forward
 
 // NULL inputs mean key = query and value = key. Then the widths have to agree, and without key
@@ -36,14 +45,8 @@ mha_status resolve_inputs(Report report, const LayerShape &shape, mha_forward_ar
     return report.invalid(
         "cache_read is NULL, but the layer has no W_K and W_V, so it can only attend to a cache; "
         "give cache_read");
-  if (args->call.cache_read) {
-    args->call.n_kv = 0;
-    if (!has_key && !has_value) return MHA_OK;
-    return report.invalid(
-        "%s.data is given, but no keys come with cache_read; set it to NULL, or give cache to "
-        "append",
-        has_key ? "key" : "value");
-  }
+  if (args->call.cache_read)
+    return leave_out_keys(report, has_key ? "key" : has_value ? "value" : nullptr, &args->call);
   if (!has_key && shape.key_dim != shape.query_dim)
     return report.shape("key.data is NULL, but key_dim %lld is not query_dim %lld; give key",
                         lld(shape.key_dim), lld(shape.query_dim));
@@ -112,18 +115,11 @@ mha_status check_dimensions(Report report, mha_attention_args *args) {
   return MHA_OK;
 }
 
-// With cache_read, no keys come with the call.
 mha_status check_cache_read(Report report, mha_attention_args *args) {
   MHA_TRY(check_one_cache(report, args->call.cache, args->call.cache_read));
   if (!args->call.cache_read)
     return resolve_extent(report, "n_kv", "the rows of k and v per sequence", &args->call.n_kv);
-  args->call.n_kv = 0;
-  const char *const given = args->k.data ? "k" : args->v.data ? "v" : nullptr;
-  return given ? report.invalid(
-                     "%s.data is given, but no keys come with cache_read; set it to NULL, or give "
-                     "cache to append",
-                     given)
-               : MHA_OK;
+  return leave_out_keys(report, args->k.data ? "k" : args->v.data ? "v" : nullptr, &args->call);
 }
 
 mha_status check_attention_shape(Report report, mha_attention_args *args) {
@@ -170,26 +166,21 @@ mha_status check_attention_outputs(Report report, const mha_attention_args &args
 }
 
 // Without a cache, units read keys and values in the arrays of the caller.
-AttentionShape shape_of(const mha_attention_args &args, const AttentionUse &use,
-                        const mha_kv_cache *cache) {
+RequestRows describe_rows(const mha_attention_args &args, const AttentionUse &use,
+                          const mha_kv_cache *cache, AttentionRequest *request) {
   const StridedRows k = rows_of(args.k), v = rows_of(args.v);
-  AttentionShape shape;
-  shape.num_heads = args.num_heads;
-  shape.num_kv_heads = args.num_kv_heads;
-  shape.head_dim = args.head_dim;
-  shape.head_dim_v = args.head_dim_v;
-  shape.scale =
+  request->num_heads = args.num_heads;
+  request->num_kv_heads = args.num_kv_heads;
+  request->head_dim = args.head_dim;
+  request->head_dim_v = args.head_dim_v;
+  request->scale =
       args.scale != 0.0f ? args.scale : 1.0f / MHA_SQRTF(static_cast<float>(args.head_dim));
-  shape.has_output_weights = false;
-  shape.has_values = use.has_values;
-  shape.most_queries = use.most_queries;
-  shape.k = cache ? cached_keys(cache) : plain_rows(k);
-  shape.v = cache ? cached_values(cache) : plain_rows(v);
-  shape.q_rows = storage_of_type(args.q.type);
+  request->most_queries = use.most_queries;
+  request->k = cache ? cached_keys(cache) : plain_rows(k);
+  request->v = cache ? cached_values(cache) : plain_rows(v);
   const bool stores_rows = cache && args.call.n_kv > 0;
-  shape.k_rows = stores_rows ? k.storage : Storage::f32;
-  shape.v_rows = stores_rows ? v.storage : Storage::f32;
-  return shape;
+  return {storage_of_type(args.q.type), stores_rows ? k.storage : Storage::f32,
+          stores_rows ? v.storage : Storage::f32, false, use.has_values};
 }
 
 }  // namespace
@@ -202,8 +193,8 @@ mha_status check_attention(Report report, const AttentionUse &use, mha_attention
   MHA_TRY(check_attention_shape(report, args));
   MHA_TRY(read_call(report, args->call, false, args->kv_first_position, sequences, outputs));
   MHA_TRY(check_attention_arrays(report, *outputs, args));
-  MHA_TRY(check_request(report, args->call, shape_of(*args, use, sequences->cache), *outputs,
-                        sequences, request));
+  const RequestRows rows = describe_rows(*args, use, sequences->cache, request);
+  MHA_TRY(check_request(report, args->call, rows, *outputs, sequences, request));
   return check_attention_outputs(report, *args, *outputs, *request);
 }
 

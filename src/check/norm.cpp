@@ -62,34 +62,29 @@ Norm norm_of(const GivenNorm &given, int64_t num_heads, const float *weight, con
 }  // namespace
 
 mha_status check_norm(Report report, const mha_norm *given, const SequenceArguments &s,
-                      const AttentionShape &shape, Norms *norms) {
+                      const AttentionRequest &shape, bool has_output_weights, Norms *norms) {
   *norms = {};
   if (!given) return MHA_OK;
   mha_norm norm;
   MHA_TRY(read_struct(report, "mha_norm", given, &norm));
   MHA_TRY(check_fields(Rules{report, "norm."}, norm));
-  const bool has_q = norm.q_weight || norm.q_bias, has_k = norm.k_weight || norm.k_bias;
+  const char *const bias = norm.q_bias ? "q_bias" : norm.k_bias ? "k_bias" : nullptr;
+  const bool has_rows = norm.flags || norm.epsilon != 0.0f || norm.head_stride != 0 || bias ||
+                        norm.q_weight || norm.k_weight,
+             has_context = norm.context_flags || norm.context_epsilon != 0.0f ||
+                           norm.context_weight || norm.context_bias ||
+                           norm.context_head_stride != 0;
+  const char *const context_bias = norm.context_bias ? "context_bias" : nullptr;
   const GivenNorm rows = {
-      "",
-      norm.flags,
-      norm.epsilon,
-      norm.q_bias   ? "q_bias"
-      : norm.k_bias ? "k_bias"
-                    : nullptr,
-      norm.head_stride,
-      shape.head_dim,
-      "head_dim",
-      norm.flags || norm.epsilon != 0.0f || has_q || has_k || norm.head_stride != 0};
+      "", norm.flags, norm.epsilon, bias, norm.head_stride, shape.head_dim, "head_dim", has_rows};
   const GivenNorm context = {"context_",
                              norm.context_flags,
                              norm.context_epsilon,
-                             norm.context_bias ? "context_bias" : nullptr,
+                             context_bias,
                              norm.context_head_stride,
                              shape.head_dim_v,
                              "head_dim_v",
-                             norm.context_flags || norm.context_epsilon != 0.0f ||
-                                 norm.context_weight || norm.context_bias ||
-                                 norm.context_head_stride != 0};
+                             has_context};
   if (!rows.is_given && !context.is_given)
     return report.invalid(
         "norm.epsilon and context_epsilon are both 0; set at least one of them, or set norm to "
@@ -103,7 +98,7 @@ mha_status check_norm(Report report, const mha_norm *given, const SequenceArgume
   }
   if (context.is_given) {
     MHA_TRY(check_one(report, context, shape.num_heads));
-    if (!shape.has_output_weights)
+    if (!has_output_weights)
       return report.invalid(
           "norm.context_epsilon is %g, but a norm of the context needs a layer with W_O; set it to "
           "0",

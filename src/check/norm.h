@@ -10,8 +10,8 @@ struct Norms {
   bool gates_late;  // the gate follows the context's norm
 };
 
-// given: null for none.
+// given: null for none. shape: has the heads and their widths.
 mha_status check_norm(Report report, const mha_norm *given, const SequenceArguments &sequences,
-                      const AttentionShape &shape, Norms *norms);
+                      const AttentionRequest &shape, bool has_output_weights, Norms *norms);
 
 }  // namespace mha

@@ -76,38 +76,31 @@ mha_status read_call(Report report, const mha_call &call, bool is_self, int64_t 
   return call.outputs ? read_struct(report, "mha_outputs", call.outputs, outputs) : MHA_OK;
 }
 
-mha_status check_request(Report report, const mha_call &call, const AttentionShape &shape,
+mha_status check_request(Report report, const mha_call &call, const RequestRows &rows,
                          const mha_outputs &outputs, SequenceArguments *sequences,
                          AttentionRequest *request) {
   SequenceArguments &s = *sequences;
   AttentionRequest &r = *request;
-  MHA_TRY(check_score_options(report, {call.score, call.score_arrays}, shape.num_heads,
-                              shape.num_kv_heads, s, &s.scored, &r.options));
-  MHA_TRY(
-      check_sequences(report, s, shape.num_kv_heads, shape.head_dim, shape.head_dim_v, &s.rope));
+  MHA_TRY(check_score_options(report, {call.score, call.score_arrays}, r.num_heads, r.num_kv_heads,
+                              s, &s.scored, &r.options));
+  MHA_TRY(check_sequences(report, s, r.num_kv_heads, r.head_dim, r.head_dim_v, &s.rope));
   Norms norms;
-  MHA_TRY(check_norm(report, call.norm, s, shape, &norms));
+  MHA_TRY(check_norm(report, call.norm, s, r, rows.has_output_weights, &norms));
   // From here on everything is sound that needs no array, and the request is written.
   r.batch = s.batch;
   r.array_batch = s.array_batch;
   r.n_q = s.n_q;
-  r.num_heads = shape.num_heads;
-  r.num_kv_heads = shape.num_kv_heads;
-  r.heads_per_kv = quotient(shape.num_heads, shape.num_kv_heads);
-  r.head_dim = shape.head_dim;
-  r.head_dim_v = shape.has_values ? shape.head_dim_v : 0;
-  r.most_queries = shape.most_queries;
-  r.scale = s.flags & MHA_EQUAL_SCORES ? 0.0f : shape.scale;
+  r.heads_per_kv = quotient(r.num_heads, r.num_kv_heads);
+  if (!rows.has_values) r.head_dim_v = 0;
+  if (s.flags & MHA_EQUAL_SCORES) r.scale = 0.0f;
   const Window window = window_of(s);
   r.window_left = r.options.segments.add_keys ? INT64_MAX : window.left;
   r.window_right = r.options.segments.add_keys ? INT64_MAX : window.right;
-  r.prepare_q = preparation_of(norms.q, rotation_of(s, false), shape.q_rows);
-  r.prepare_k = preparation_of(norms.k, rotation_of(s, true), shape.k_rows);
-  r.prepare_v = preparation_of(norms.v, {}, shape.v_rows);
+  r.prepare_q = preparation_of(norms.q, rotation_of(s, false), rows.q);
+  r.prepare_k = preparation_of(norms.k, rotation_of(s, true), rows.k);
+  r.prepare_v = preparation_of(norms.v, {}, rows.v);
   r.context_norm = norms.context;
   r.gates_late = norms.gates_late;
-  r.k = shape.k;
-  r.v = shape.v;
   r.lse = outputs.lse;
   r.context = outputs.context;
   r.partials = outputs.partials;

@@ -9,15 +9,11 @@
 
 namespace mha {
 
-// What the entry knows of heads and storage.
-struct AttentionShape {
-  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
-  float scale;
-  bool has_output_weights;         // W_O takes the context
-  bool has_values;                 // false: keys are only scored
-  int64_t most_queries;            // as in AttentionRequest
-  KeyValues k, v;                  // as in AttentionRequest
-  Storage q_rows, k_rows, v_rows;  // of rows that are prepared
+// What the entry knows besides heads and storage, which it writes to the request.
+struct RequestRows {
+  Storage q, k, v;          // of rows that are prepared
+  bool has_output_weights;  // W_O takes the context
+  bool has_values;          // false: keys are only scored
 };
 
 // Reads what the arguments say of sequences and outputs. is_self: the keys are the rows of the
@@ -26,8 +22,9 @@ struct AttentionShape {
 mha_status read_call(Report report, const mha_call &call, bool is_self, int64_t first_position,
                      SequenceArguments *sequences, mha_outputs *outputs);
 
-// Checks all that can be checked without reading an array.
-mha_status check_request(Report report, const mha_call &call, const AttentionShape &shape,
+// Checks all that can be checked without reading an array. The request has the heads, their widths
+// and scale, most_queries, k and v.
+mha_status check_request(Report report, const mha_call &call, const RequestRows &rows,
                          const mha_outputs &outputs, SequenceArguments *sequences,
                          AttentionRequest *request);
 
