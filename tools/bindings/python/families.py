@@ -435,15 +435,11 @@ def output_of(model, inputs):
     torch.manual_seed(3)  # for models that draw lots
     with torch.no_grad():
         output = model(**inputs)
-    for name in (
-        "logits",
-        "last_hidden_state",
-        "pred_masks",
-        "logits_per_image",
-        "prediction_logits",
-        "predicted_depth",
-        "image_embeds",
-    ):
+    names = (
+        "logits last_hidden_state pred_masks logits_per_image prediction_logits predicted_depth"
+        " image_embeds"
+    )
+    for name in names.split():
         value = getattr(output, name, None)
         if torch.is_tensor(value):
             return value

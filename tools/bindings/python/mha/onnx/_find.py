@@ -565,16 +565,8 @@ class Finder:
         for taker in self.graph.consumers.get(name, []) if depth < 4 else []:
             if taker.op_type in ("Einsum", "MatMul"):
                 return taker.op_type
-            if taker.op_type in (
-                "Cast",
-                "Dropout",
-                "Identity",
-                "IsNaN",
-                "Mul",
-                "Reshape",
-                "Transpose",
-                "Where",
-            ) and self.before_product(taker.output[0], depth + 1):
+            passing = "Cast Dropout Identity IsNaN Mul Reshape Transpose Where".split()
+            if taker.op_type in passing and self.before_product(taker.output[0], depth + 1):
                 return taker.op_type
         return None
 
