@@ -1,5 +1,5 @@
-//! Llama of candle-transformers as it is published, and as candle.patch makes it, with the same
-//! random weights generate the same tokens.
+//! Llama of candle-transformers generates the same tokens from the same random weights, as it is
+//! published and as candle.patch makes it.
 
 use std::collections::HashMap;
 
@@ -143,15 +143,17 @@ fn apart(expected: &Run, found: &Run) -> f32 {
         / norm(&mut expected.logits.iter().copied())
 }
 
-/// In int8 too.
+/// In int8 too, where no option is beside it.
 fn compare(what: &str, shape: [usize; 6], more: &str, batch: usize) -> Result<()> {
     let (llama, prompt) = (llama(shape, more), prompt(batch, 40, shape[5])?);
     let run = |mut model: Model, count| generate(&mut model, &prompt, count);
     let expected = run(of_published(&llama)?, 64)?;
     check(what, &expected, &run(of_mha(&llama, None)?, 64)?, llama.config.tie_word_embeddings);
-    let int8 = apart(&expected, &run(of_mha(&llama, Some(Arithmetic::Int8))?, 1)?);
-    eprintln!("{what}, int8: logits apart by {int8:.1e}");
-    assert!(int8 < 0.1);
+    if more.is_empty() && batch == 1 {
+        let int8 = apart(&expected, &run(of_mha(&llama, Some(Arithmetic::Int8))?, 1)?);
+        eprintln!("{what}, int8: logits apart by {int8:.1e}");
+        assert!(int8 < 0.1);
+    }
     Ok(())
 }
 
