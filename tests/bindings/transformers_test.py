@@ -852,11 +852,9 @@ class Latents(unittest.TestCase):
     def test_logits_are_those_of_eager_attention_and_types_are_near(self):
         for name in self.models:
             model = self.model(name)
-            for how, padding in {
-                "none": torch.ones_like(padded),
-                "left": padded,
-                "right": padded.flip(1),
-            }.items():
+            for how, padding in dict(
+                none=torch.ones_like(padded), left=padded, right=padded.flip(1)
+            ).items():
                 model.set_attn_implementation("eager")
                 expected = generate(model, padding)
                 model.set_attn_implementation("mha_strict")
@@ -1066,14 +1064,12 @@ class Recurrent(unittest.TestCase):
     def test_functions_are_put_back_and_those_of_another_version_are_refused(self):
         from transformers.models.qwen3_next import modeling_qwen3_next as file
 
-        model, names = (
-            self.model(),
-            (
-                "torch_chunk_gated_delta_rule",
-                "torch_recurrent_gated_delta_rule",
-                "causal_conv1d_fn",
-                "causal_conv1d_update",
-            ),
+        model = self.model()
+        names = (
+            "torch_chunk_gated_delta_rule",
+            "torch_recurrent_gated_delta_rule",
+            "causal_conv1d_fn",
+            "causal_conv1d_update",
         )
         before = [getattr(file, name) for name in names]
         with self.assertRaisesRegex(KeyError, "inside"), mt.recurrent_layers(model):
@@ -1286,18 +1282,10 @@ class Embeddings(unittest.TestCase):
 
 class Rotations(unittest.TestCase):
     def test_rows_of_three_positions_are_those_of_qwen2_vl_and_qwen3_vl(self):
-        from transformers.models.qwen2_vl import (
-            configuration_qwen2_vl as qwen2_config,
-        )
-        from transformers.models.qwen2_vl import (
-            modeling_qwen2_vl as qwen2,
-        )
-        from transformers.models.qwen3_vl import (
-            configuration_qwen3_vl as qwen3_config,
-        )
-        from transformers.models.qwen3_vl import (
-            modeling_qwen3_vl as qwen3,
-        )
+        from transformers.models.qwen2_vl import configuration_qwen2_vl as qwen2_config
+        from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+        from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
+        from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
         batch, n, dims = 2, 9, 32
         positions = torch.randint(0, 60, (3, batch, n), generator=seed)
@@ -1359,10 +1347,8 @@ class Rotations(unittest.TestCase):
                     )
                 rows.q_positions = rows.k_positions = torch.arange(batch * n).view(batch, n).numpy()
                 rotated = [x.contiguous().numpy() for x in apply(q, k, cos, sin, unsqueeze_dim=2)]
-                mine, theirs = (
-                    mha.attention(q.numpy(), k.numpy(), v.numpy(), rope=rows),
-                    mha.attention(*rotated, v.numpy()),
-                )
+                mine = mha.attention(q.numpy(), k.numpy(), v.numpy(), rope=rows)
+                theirs = mha.attention(*rotated, v.numpy())
                 torch.testing.assert_close(
                     torch.from_numpy(mine), torch.from_numpy(theirs), rtol=0, atol=1e-4
                 )
