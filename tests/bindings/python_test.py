@@ -2614,9 +2614,7 @@ class Mha(unittest.TestCase):
         refused(
             mha.Error, "k_type is 5; set it to MHA_TYPE_F32", mha.KvCache, **shape, k_type="int4"
         )
-        refused(
-            ValueError, f"v_type {narrow}, 'int8', 'int4'", mha.KvCache, **shape, v_type="int5"
-        )
+        refused(ValueError, f"v_type {narrow}, 'int8', 'int4'", mha.KvCache, **shape, v_type="int5")
         refused(ValueError, f"k_type {narrow}$", mha.attention_info, 4, 4, 1, 4, k_type="int8")
         refused(ValueError, f"input_type {narrow}$", linear.info, 4, input_type="int4")
 
