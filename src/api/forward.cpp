@@ -71,20 +71,6 @@ InputRows rows_of(const mha_input &input, int64_t n, bool is_packed, const Exten
           input.strides.row, extents, storage_of_type(input.type)};
 }
 
-// Projections are float32, whatever the types of the inputs. Without a cache they write keys and
-// values in the packed form.
-void describe_keys(const LayerShape &layer, const mha_kv_cache *cache, AttentionRequest *request) {
-  request->num_heads = layer.num_heads;
-  request->num_kv_heads = layer.num_kv_heads;
-  request->head_dim = layer.head_dim;
-  request->head_dim_v = layer.head_dim_v;
-  request->scale = layer.scale;
-  request->most_queries = 0;
-  request->k = cache ? cached_keys(cache) : KeyValues{};
-  request->v = cache ? cached_values(cache) : KeyValues{};
-  if (!cache) request->k.is_packed = request->v.is_packed = true;
-}
-
 // Whether the call asks for nothing but all of its rows, with MHA_CAUSAL at most.
 bool is_plain(const mha_call &call) {
   return (call.flags & ~MHA_CAUSAL) == 0 && call.reserved == 0 &&
@@ -121,18 +107,8 @@ mha_status check_and_plan(Report report, const mha_layer *layer, ForwardCall *ca
   // The layer has chosen its kernels when it was created.
   stage.scheduler = args.call.scheduler;
   stage.kernels = layer->kernels;
-  AttentionRequest &request = stage.attention.request;
-  describe_keys(layer->shape, stage.sequences.cache, &request);
-  if (args.call.cache && is_stored(request.k))
-    return report.invalid(
-        "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or "
-        "append with mha_attention");
-  if (stage.outputs.partials)
-    return report.invalid(
-        "outputs.partials is given, but only mha_attention computes it; set it to NULL");
-  const RequestRows rows = {Storage::f32, Storage::f32, Storage::f32, layer->shape.has_output != 0,
-                            true};
-  MHA_TRY(check_request(report, args.call, rows, stage.outputs, &stage.sequences, &request));
+  MHA_TRY(check_forward_request(report, layer->shape, args.call, stage.outputs, &stage.sequences,
+                                &stage.attention.request));
   MHA_TRY(check_sgemm_inputs(report, *layer, args));
   WorkspaceLayout layout;
   plan_workspace(*layer, call, &layout);

@@ -89,6 +89,32 @@ mha_status check_forward(Report report, const mha_layer *layer, const mha_forwar
   return check_scheduler(report, args.call.scheduler);
 }
 
+// Projections are float32, whatever the types of the inputs. Without a cache they write keys and
+// values in the packed form.
+mha_status check_forward_request(Report report, const LayerShape &layer, const mha_call &call,
+                                 const mha_outputs &outputs, SequenceArguments *sequences,
+                                 AttentionRequest *request) {
+  const mha_kv_cache *const cache = sequences->cache;
+  request->num_heads = layer.num_heads;
+  request->num_kv_heads = layer.num_kv_heads;
+  request->head_dim = layer.head_dim;
+  request->head_dim_v = layer.head_dim_v;
+  request->scale = layer.scale;
+  request->most_queries = 0;
+  request->k = cache ? cached_keys(cache) : KeyValues{};
+  request->v = cache ? cached_values(cache) : KeyValues{};
+  if (!cache) request->k.is_packed = request->v.is_packed = true;
+  if (call.cache && is_stored(request->k))
+    return report.invalid(
+        "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or "
+        "append with mha_attention");
+  if (outputs.partials)
+    return report.invalid(
+        "outputs.partials is given, but only mha_attention computes it; set it to NULL");
+  const RequestRows rows = {Storage::f32, Storage::f32, Storage::f32, layer.has_output != 0, true};
+  return check_request(report, call, rows, outputs, sequences, request);
+}
+
 mha_status check_sgemm_inputs(Report report, const mha_layer &layer, const mha_forward_args &args) {
   if (!layer.sgemm) return MHA_OK;
   MHA_TRY(check_sgemm_rows(report, "query", args.query.strides.row));

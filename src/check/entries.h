@@ -14,6 +14,9 @@ constexpr uint32_t layer_argument = 1, args_argument = 2;  // of functions that 
 // mha_forward. NULL inputs: key = query, value = key.
 mha_status check_forward(Report report, const mha_layer *layer, const mha_forward_args *given,
                          mha_forward_args *args);
+mha_status check_forward_request(Report report, const LayerShape &layer, const mha_call &call,
+                                 const mha_outputs &outputs, SequenceArguments *sequences,
+                                 AttentionRequest *request);
 mha_status check_sgemm_inputs(Report report, const mha_layer &layer, const mha_forward_args &args);
 
 // mha_attention and mha_choose_keys, whose arguments were read.
