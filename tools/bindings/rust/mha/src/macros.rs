@@ -21,7 +21,7 @@ macro_rules! extents {
 
 /// Checks contiguous arrays, those of them that are given.
 macro_rules! check_given {
-    ($($name:literal: $array:expr => $shape:expr;)*) => {
+    ($($name:tt: $array:expr => $shape:expr;)*) => {
         $(if let Some(array) = &$array {
             $crate::spans::check_exact($name, array.len(), &$shape)?;
         })*

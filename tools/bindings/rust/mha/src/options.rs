@@ -288,7 +288,7 @@ impl<'a> Options<'a> {
         Ok(Pointees {
             norm: self.norm.as_ref().map(|norm| norm.raw(of)),
             rope: self.rope.map(Rope::raw).transpose()?,
-            score: score.map(ScoreOptions::raw),
+            score: score.map(|score| score.raw(of)).transpose()?,
             score_arrays: score.map(ScoreOptions::raw_arrays),
             sequences: self.raw_sequences(of),
             outputs: self.raw_outputs(),

@@ -189,9 +189,6 @@ impl<'a> ScoreOptions<'a> {
             .relative_bias
             .map_or(0, |(_, left, right)| left.saturating_add(right).saturating_add(1));
         check_given! {
-            "alibi_slopes": self.alibi_slopes => [heads];
-            "sinks": self.sinks => [heads];
-            "head_scales": self.head_scales => [heads];
             "relative_bias": self.relative_bias.map(|(bias, ..)| bias) =>
                 [heads, ("left + 1 + right", distances)];
             "q_scales": self.q_scales => [batch, n_q];
@@ -221,23 +218,27 @@ impl<'a> ScoreOptions<'a> {
         Ok(())
     }
 
-    /// What the library takes for the model.
-    pub(crate) fn raw(&self) -> sys::mha_score_options {
+    /// What the library takes for the model, with arrays that have a number for each head.
+    pub(crate) fn raw(&self, of: &Dimensions) -> Result<sys::mha_score_options> {
+        let of_heads = |name, numbers: Option<&[f32]>| {
+            check_given! { name: numbers => extents!(of => num_heads); }
+            Ok(slice_ptr(numbers))
+        };
         let relative = self.relative_bias.map(|(_, left, right)| (left, right));
         let (left, right) = relative
             .or(self.relative_rows.map(|(rows, left)| (left, rows.extents[3] - 1 - left)))
             .unwrap_or((0, 0));
-        sys::mha_score_options {
+        Ok(sys::mha_score_options {
             struct_size: size_of::<sys::mha_score_options>(),
             softcap: self.softcap,
             reserved: 0,
-            alibi_slopes: slice_ptr(self.alibi_slopes),
-            sinks: slice_ptr(self.sinks),
-            head_scales: slice_ptr(self.head_scales),
+            alibi_slopes: of_heads("alibi_slopes", self.alibi_slopes)?,
+            sinks: of_heads("sinks", self.sinks)?,
+            head_scales: of_heads("head_scales", self.head_scales)?,
             relative_bias: slice_ptr(self.relative_bias.map(|(bias, ..)| bias)),
             relative_left: int(left),
             relative_right: int(right),
-        }
+        })
     }
 
     /// What the library takes for the call.

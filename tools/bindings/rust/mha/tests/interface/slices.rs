@@ -451,16 +451,12 @@ fn of_norms() {
 #[test]
 fn of_score_options() {
     let new = ScoreOptions::new;
-    forward_refused! {
-        [.score(new().alibi_slopes(&[0.5; 3]))] "alibi_slopes has 3 elements; [num_heads 4] are 4";
-    }
     let relative = "relative_bias has 11 elements; [num_heads 4, left + 1 + right 3] are 12";
     forward_refused! {
         [.score(new().relative_bias(&[0.5; 11], 2, 0))] relative;
         [.score(new().relative_rows(&[0.5; 8], [1, 1, 3, 3], 2))]
             "relative_rows has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9";
         [.score(new().q_scales(&[0.5; 2]))] "q_scales has 2 elements; [batch 1, n_q 3] are 3";
-        [.score(new().head_scales(&[1.0; 3]))] "head_scales has 3 elements; [num_heads 4] are 4";
         [.score(new().sinks(&[0.5; 5]))] "sinks has 5 elements; [num_heads 4] are 4";
         [.score(new().mask(&[1; 8], [1, 1, 3, 3]))]
             "mask has 8 elements; [batch 1, num_heads 1, n_q 3, columns 3] are 9";
