@@ -248,30 +248,18 @@ class Calls(unittest.TestCase):
             }
 
         def score(columns=3):
-            return mha.ScoreOptions(
-                **some(
-                    {
-                        "softcap": 2.0,
-                        "alibi_slopes": floats(2),
-                        "sinks": floats(2),
-                        "bias": floats(3, columns),
-                        "mask": guarded(np.ones((2, 2, 3, columns), bool)),
-                        "column_keys": "all_keys",
-                        "q_scales": floats(3),
-                        "head_scales": floats(2),
-                        "num_columns": 0,
-                        "segments": "within",
-                        "q_segments": guarded(np.int32([0, 0, 1])),
-                        "kv_segments": guarded(np.zeros(columns, np.int32)),
-                        "relative_bias": floats(2, 5),
-                        "relative_left": 2,
-                        "relative_rows": floats(2, 3, 4),
-                        "chosen_keys": guarded(np.zeros((2, 1, 3, 2), np.int32)),
-                        "chosen_block": 1,
-                    },
-                    2,
-                )
-            )
+            sizes = {"batch": 2, "num_heads": 2, "num_kv_heads": 1, "n_q": 3, "columns": columns}
+            sizes.update(distances=5, entries=2)
+            given = {"softcap": 2.0, "column_keys": "all_keys", "num_columns": 0}
+            given.update(segments="within", relative_left=2, chosen_block=1)
+            for name, (of, extents) in python_support.arrays_of(mha.ScoreOptions).items():
+                shape = [
+                    sizes[extent]
+                    for extent in extents
+                    if extent != "batch" or random.random() < 0.5
+                ]
+                given[name] = guarded(random.integers(2, size=shape).astype(of))
+            return mha.ScoreOptions(**some(given, 2))
 
         def norm():
             return mha.Norm(

@@ -30,6 +30,14 @@ def parser(text, tests=(), venv="python"):
     return made
 
 
+def arrays_of(kind):
+    """{name: (type, extents)} of the arrays that the documentation of a class lists."""
+    found = re.findall(
+        r"^(\w+) : ndarray of (\w+).*, shape \((.+?)\)", inspect.getdoc(kind), re.MULTILINE
+    )
+    return {name: (of, re.findall(r"\w+", shape)) for name, of, shape in found}
+
+
 def need(packages, arguments, installed_by="tools/bindings/python/setup.sh"):
     """Goes on where the packages are: with this interpreter, or else with that of the folder
     --venv. Without them the test is skipped. From then on `import mha` is the package of these

@@ -1772,18 +1772,16 @@ class Mha(unittest.TestCase):
         def integers(*shape, below=2):
             return random.integers(below, size=shape)
 
+        sizes = {"batch": batch, "num_heads": heads, "num_kv_heads": heads, "n_q": n_q}
+        sizes.update(columns=n_k, distances=9, entries=1)
+        makers = {
+            "float32": floats,
+            "bool": lambda *shape: random.random(shape) < 0.6,
+            "int32": lambda *shape: integers(*shape).astype(np.int32),
+        }
         score = {
-            "alibi_slopes": lambda: mha.alibi_slopes(heads),
-            "sinks": lambda: floats(heads),
-            "head_scales": lambda: floats(heads),
-            "bias": lambda: floats(batch, heads, n_q, n_k),
-            "mask": lambda: random.random((batch, 1, n_q, n_k)) < 0.6,
-            "q_scales": lambda: floats(batch, n_q),
-            "relative_bias": lambda: floats(heads, 9),
-            "relative_rows": lambda: floats(batch, heads, n_q, 9),
-            "q_segments": lambda: integers(batch, n_q).astype(np.int32),
-            "kv_segments": lambda: integers(batch, n_k).astype(np.int32),
-            "chosen_keys": lambda: integers(batch, heads, n_q, 1).astype(np.int32),
+            name: functools.partial(makers[of], *map(sizes.get, extents))
+            for name, (of, extents) in python_support.arrays_of(mha.ScoreOptions).items()
         }
         each = functools.partial(floats, heads, head_dim)
         norm = dict.fromkeys("q_weight k_weight q_bias k_bias".split(), each)
@@ -2048,13 +2046,15 @@ class Mha(unittest.TestCase):
             array = array[:, first:end] if array.ndim == 2 else array[:, :, first:end]
             return array[..., k_first:k_end] if name in ("bias", "mask") else array
 
-        not_of_rows = "alibi_slopes sinks head_scales relative_bias cos sin".split()
+        score = python_support.arrays_of(mha.ScoreOptions).items()
+        of_rows = {name for name, (_, extents) in score if extents[0] == "batch"}
+        of_rows |= {"q_positions", "k_positions"}
         groups = {
             "kv_segments": {"q_segments": np.zeros((1, n_q), np.int32)},
             "q_segments": {"kv_segments": np.zeros((1, n_k), np.int32)},
         }
         for (kind, name), make in self.array_options(n_q, n_k, batch=1).items():
-            if kind not in (mha.ScoreOptions, mha.Rope) or name in not_of_rows:
+            if kind not in (mha.ScoreOptions, mha.Rope) or name not in of_rows:
                 continue
             both, array, own = groups.get(name), make(), None
             packed = mha.attention(q, k, v, **ends, **self.with_option(kind, name, array, both))
