@@ -305,9 +305,14 @@ class Cases {
     Record("attention with norms", normalised);
 
     problem = Sizes(2, 20, 300, 4, 2, 16, 12);
-    problem.score.emplace();
-    problem.score->head_scales = {0.75f, 0.0f, -1.0f, 3.0f};
-    Attention("attention with head scales", problem);
+#define MHA_RECORD(array, ...)                                  \
+  if (score.array.empty()) { /* not among all options above */  \
+    problem.score.emplace().array = {0.75f, 0.0f, -1.0f, 3.0f}; \
+    std::string name = "attention with " #array;                \
+    std::replace(name.begin(), name.end(), '_', ' ');           \
+    Attention(name, problem);                                   \
+  }
+    MHA_EACH_HEAD_ARRAY(MHA_RECORD)
 
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16}) {
       const std::string name =

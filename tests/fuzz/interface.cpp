@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "fuzz/buffers.h"
+#include "support/shapes.h"
 
 namespace {
 
@@ -339,9 +340,11 @@ mha_score_arrays ScoreArrays(const Heads &heads, int64_t rows, int64_t n_q, int6
   };
   const uint8_t arrays = in.Byte(), pairs = in.Byte();
   score.softcap = Fraction();
-  if (arrays & 1) score.alibi_slopes = Floats(heads.num_heads);
-  if (arrays & 2) score.sinks = Floats(heads.num_heads);
-  if (arrays & 4) score.head_scales = Floats(heads.num_heads);
+  uint32_t of_heads = (arrays & 7u) | (pairs & ~7u);
+#define MHA_FLOATS(name, ...)                             \
+  if (of_heads & 1) score.name = Floats(heads.num_heads); \
+  of_heads >>= 1;
+  MHA_EACH_HEAD_ARRAY(MHA_FLOATS)
   if (arrays & 8) {
     skip_stride();
     all.q_scales = Floats(contiguous(n_q));

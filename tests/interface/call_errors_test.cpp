@@ -69,18 +69,6 @@ TYPED_TEST(CallErrors, NameFieldsOfTheNorm) {
 
 TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
   ExpectAllRefused<TypeParam>({
-      WRONG(c.Score().alibi_slopes = c.ZerosBut(0, kNan), kInvalid,
-            {"score.alibi_slopes[0] is nan; it must be finite"}, kReadsArrays),
-      WRONG(c.Score().alibi_slopes = c.ZerosBut(3, kInfinity), kInvalid,
-            {"score.alibi_slopes[3] is inf"}, kReadsArrays),
-      WRONG(c.Score().sinks = c.ZerosBut(0, kInfinity), kInvalid,
-            {"score.sinks[0] is inf; it must be less than infinity"}, kReadsArrays),
-      WRONG(c.Score().sinks = c.ZerosBut(3, kNan), kInvalid, {"score.sinks[3] is nan"},
-            kReadsArrays),
-      WRONG(c.Score().head_scales = c.ZerosBut(0, kNan), kInvalid, {"score.head_scales[0] is nan"},
-            kReadsArrays),
-      WRONG(c.Score().head_scales = c.ZerosBut(3, -kInfinity), kInvalid,
-            {"score.head_scales[3] is -inf"}, kReadsArrays),
       WRONG((c.Score().relative_bias = c.Zeros(), c.Score().relative_left = -1), kInvalid,
             {"score.relative_left is -1"}),
       WRONG(c.Score().relative_right = 3, kInvalid, {"score.relative_right is 3", "relative_bias"}),
@@ -97,6 +85,12 @@ TYPED_TEST(CallErrors, NameFieldsOfTheScoreOptions) {
       WRONG((c.RelativeRows(), c.Score().relative_left = c.Score().relative_right = kMax),
             kTooLarge, {"score_arrays.relative_rows"}),
   });
+#define WRONG_NUMBERS(field, may_be_low, ...)                                      \
+  WRONG(c.Score().field = c.ZerosBut(0, may_be_low ? kNan : -kInfinity), kInvalid, \
+        {"score." #field "[0] is"}, kReadsArrays),                                 \
+      WRONG(c.Score().field = c.ZerosBut(3, kInfinity), kInvalid,                  \
+            {"score." #field "[3] is inf; it must be"}, kReadsArrays),
+  ExpectAllRefused<TypeParam>({MHA_EACH_HEAD_ARRAY(WRONG_NUMBERS)});
 }
 
 TYPED_TEST(CallErrors, NameFieldsOfTheScoreArrays) {

@@ -56,17 +56,16 @@ std::string Describe(const AttentionSizes &sizes) {
       {sizes.gate != GateKind::kNone, "gate"},
       {sizes.values_in_keys, "values in keys"},
       {score.softcap != 0, "softcap"},
-      {!score.alibi_slopes.empty(), "alibi"},
-      {!score.sinks.empty(), "sinks"},
       {!score.relative_bias.empty(), "relative bias"},
       {!score.relative_rows.values.empty(), "relative rows"},
       {!score.chosen.values.empty(), "chosen keys"},
       {!score.q_scales.empty(), "q_scales"},
-      {!score.head_scales.empty(), "head scales"},
       {!score.bias.values.empty(), "bias"},
       {!score.mask.values.empty(), "mask"},
       {!score.segments.of_queries.empty(), "segments"},
-      {score.num_columns != 0, "num_columns"}};
+      {score.num_columns != 0, "num_columns"},
+#define MHA_GIVEN(name, ...) {!score.name.empty(), #name},
+      MHA_EACH_HEAD_ARRAY(MHA_GIVEN)};
   for (const auto &[is_given, name] : options) text << (is_given ? std::string(", ") + name : "");
   return text.str();
 }

@@ -73,7 +73,8 @@ struct Segments {
 // What changes scores; the struct of mha.h.
 struct ScoreArrays {
   float softcap = 0;
-  std::vector<float> alibi_slopes, sinks, head_scales;  // [num_heads]; empty = not given
+#define MHA_VECTOR(name, ...) std::vector<float> name;  // [num_heads]; empty = not given
+  MHA_EACH_HEAD_ARRAY(MHA_VECTOR)
   Pairs<float> bias;
   bool bias_is_f16 = false;  // it is given so; the numbers are exact in f16
   Pairs<uint8_t> mask;
@@ -208,8 +209,9 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   const std::vector<int32_t> chosen =
       DensePairs(sizes, score.chosen, b, score.chosen.columns, 0, score.chosen.columns);
   const auto data = [](const auto &x) { return x.empty() ? nullptr : x.data(); };
-  ScoreOptions options = {score.softcap, data(score.alibi_slopes), data(score.sinks), data(bias),
-                          data(mask)};
+  ScoreOptions options = {score.softcap, data(bias), data(mask)};
+#define MHA_DATA(name, ...) options.name = data(score.name);
+  MHA_EACH_HEAD_ARRAY(MHA_DATA)
   const Segments &segments = score.segments;
   const ValidRows valid = ValidRowsOf(sizes, b);
   if (!segments.of_queries.empty()) {
@@ -230,7 +232,6 @@ void WithScoreOptions(const AttentionSizes &sizes, int64_t b, const Function &fu
   options.relative_right = score.relative_right;
   if (!score.q_scales.empty())
     options.q_scales = score.q_scales.data() + b * sizes.n_q + valid.q_first;
-  options.head_scales = data(score.head_scales);
   function(&options);
 }
 

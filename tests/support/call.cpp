@@ -200,12 +200,11 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
   if (sizes.score) {
     const ScoreArrays &from = *sizes.score;
     score.softcap = from.softcap;
-    score.alibi_slopes = Keep(from.alibi_slopes);
-    score.sinks = Keep(from.sinks);
+#define MHA_KEEP(name, ...) score.name = Keep(from.name);
+    MHA_EACH_HEAD_ARRAY(MHA_KEEP)
     score.relative_bias = Keep(from.relative_bias);
     score.relative_left = from.relative_left;
     score.relative_right = from.relative_right;
-    score.head_scales = Keep(from.head_scales);
     args->call.score = &score;
     score_arrays.relative_rows = Keep(from.relative_rows.values);
     score_arrays.relative_rows_strides =

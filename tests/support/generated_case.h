@@ -53,8 +53,8 @@ inline std::vector<float> QuickNormals(Random *random, int64_t count, float fact
 
 // With which options it counts where queries stand: one of these lines.
 inline std::vector<std::string> PositionsCount() {
-  return {"causal=yes", "window_left=!no",   "window_right=!no",
-          "alibi=yes",  "relative_bias=!no", "rope=!none rope_positions=counted|keys"};
+  return {"causal=yes",       "window_left=!no",   "window_right=!no",
+          "alibi_slopes=!no", "relative_bias=!no", "rope=!none rope_positions=counted|keys"};
 }
 
 struct Case {

@@ -819,6 +819,27 @@ inline std::vector<Dimension> DimensionsOfNorms() {
   };
 }
 
+// A number for each head.
+inline void DrawOfHeads(const Case &c, Name value, Random *random, bool may_be_low, float size,
+                        std::vector<float> *x) {
+  if (value == "no") return;
+  *x = QuickNormals(random, c.whole.num_heads, size);
+  const float infinity = std::numeric_limits<float>::infinity();
+  if (value == "far")
+    x->front() = random->Pick<float>({may_be_low ? -infinity : 0x1p127f, 80.0f, -200.0f});
+  MakeAny(c, random, x, may_be_low ? IsLow : IsFinite);
+  for (float &number : *x)
+    number = value == "zeros" && random->Chance(0.6) ? random->Pick({0.0f, -0.0f}) : number;
+}
+
+inline std::vector<Dimension> DimensionsOfHeads() {
+#define MHA_DIMENSION(array, may_be_low, size)                              \
+  {#array, "no*2 some zeros far", [](Case *c, Name value, Random *random) { \
+     DrawOfHeads(*c, value, random, may_be_low, size, &ScoreOf(c).array);   \
+   }},
+  return {MHA_EACH_HEAD_ARRAY(MHA_DIMENSION)};
+}
+
 // What changes scores.
 inline std::vector<Dimension> DimensionsOfScores() {
   return {
@@ -827,12 +848,6 @@ inline std::vector<Dimension> DimensionsOfScores() {
          if (value == "yes")
            ScoreOf(c).softcap =
                AnyOf(*c, random, random->Pick<float>({50.0f, 1.0f, 0.1f, 3e5f}), IsPositive);
-       }},
-      {"alibi", "no yes",
-       [](Case *c, Name value, Random *random) {
-         if (value == "no") return;
-         ScoreOf(c).alibi_slopes = QuickNormals(random, c->whole.num_heads, 0.1f);
-         MakeAny(*c, random, &ScoreOf(c).alibi_slopes, IsFinite);
        }},
       {"relative_bias", "no short long left",
        [](Case *c, Name value, Random *random) {
@@ -863,24 +878,6 @@ inline std::vector<Dimension> DimensionsOfScores() {
          if (value == "no") return;
          ScoreOf(c).q_scales = QuickNormals(random, c->whole.batch * c->whole.n_q);
          MakeAny(*c, random, &ScoreOf(c).q_scales);
-       }},
-      {"sinks", "no finite any",
-       [](Case *c, Name value, Random *random) {
-         if (value == "no") return;
-         ScoreOf(c).sinks = QuickNormals(random, c->whole.num_heads, 2.0f);
-         const float infinity = std::numeric_limits<float>::infinity();
-         if (value == "any")
-           c->whole.score->sinks[0] = random->Pick<float>({-infinity, 80.0f, -200.0f});
-         MakeAny(*c, random, &c->whole.score->sinks, IsLow);
-       }},
-      {"head_scales", "no*2 some zeros",
-       [](Case *c, Name value, Random *random) {
-         if (value == "no") return;
-         std::vector<float> &scales = ScoreOf(c).head_scales;
-         scales = QuickNormals(random, c->whole.num_heads);
-         MakeAny(*c, random, &scales, IsFinite);
-         for (float &scale : scales)
-           scale = value == "zeros" && random->Chance(0.6) ? random->Pick({0.0f, -0.0f}) : scale;
        }},
       {"columns", "all new"},
       {"bias", "no f32 f16",
@@ -1089,9 +1086,9 @@ inline std::vector<Dimension> DimensionsOfCalls() {
 inline const std::vector<Dimension> &Dimensions() {
   static const std::vector<Dimension> kDimensions = [] {
     std::vector<Dimension> all;
-    for (const auto part :
-         {DimensionsOfSizes, DimensionsOfVisibility, DimensionsOfCaches, DimensionsOfLayers,
-          DimensionsOfInputs, DimensionsOfNorms, DimensionsOfScores, DimensionsOfCalls}) {
+    for (const auto part : {DimensionsOfSizes, DimensionsOfVisibility, DimensionsOfCaches,
+                            DimensionsOfLayers, DimensionsOfInputs, DimensionsOfNorms,
+                            DimensionsOfHeads, DimensionsOfScores, DimensionsOfCalls}) {
       for (Dimension &dimension : part()) all.push_back(std::move(dimension));
     }
     return all;

@@ -4,6 +4,7 @@
 #ifndef MHA_TESTS_SUPPORT_SHAPES_H
 #define MHA_TESTS_SUPPORT_SHAPES_H
 
+
 #include <cstdint>
 
 namespace support {
@@ -72,12 +73,15 @@ struct ContextNorm {
 
 constexpr int64_t kNoSegment = INT64_MIN;
 
+// The arrays of mha_score_options with a number for each head: ONE(name, whether -infinity is
+// allowed, how large random numbers are).
+#define MHA_EACH_HEAD_ARRAY(ONE) \
+  ONE(alibi_slopes, false, 0.1f) ONE(sinks, true, 2.0f) ONE(head_scales, false, 1.0f)
+
 // What changes scores beyond the scale, as the struct of mha.h has it, for one sequence. Null:
 // none.
 struct ScoreOptions {
   float softcap;
-  const float *alibi_slopes;            // [num_heads]
-  const float *sinks;                   // [num_heads]
   const float *bias;                    // [num_heads, n_q, n_kv]
   const uint8_t *mask;                  // [num_heads, n_q, n_kv]: 0 = takes no part
   const int64_t *q_segments = nullptr;  // [n_q]
@@ -91,10 +95,11 @@ struct ScoreOptions {
   const int32_t *chosen = nullptr;  // [num_kv_heads, n_q, num_chosen]
   int64_t num_chosen = 0;
   int64_t chosen_block = 1;
-  const float *q_scales = nullptr;     // [n_q]
-  const float *head_scales = nullptr;  // [num_heads]
+  const float *q_scales = nullptr;  // [n_q]
   // [num_heads, n_q, relative_left + 1 + relative_right], in place of relative_bias.
   const float *relative_rows = nullptr;
+#define MHA_POINTER(name, ...) const float *name = nullptr;  // [num_heads]
+  MHA_EACH_HEAD_ARRAY(MHA_POINTER)
 };
 
 // What the context is multiplied by; the numbers of MHA_FUNCTION_*.
