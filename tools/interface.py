@@ -22,6 +22,7 @@ result (of a struct that the library fills). Where the comment says so, it also 
     choices     {name: value} of constants; numbers and fields stand for themselves
     type_default what type 0 means in an mha_input
     null        what NULL (or data NULL) means; an array or pointer without it is required
+    elements    of an array: what each number must be, "finite" or "less than infinity"
 """
 
 import fractions
@@ -53,7 +54,11 @@ namespace mha {
 // clang-format off
 #define MHA_FIELDS(S, list) \\
   template <> mha_status check_fields(const Rules &rules, const S &s) { list return MHA_OK; }
-#define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));"""
+#define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));
+#define MHA_ARRAYS(S, list) \\
+  template <> mha_status check_arrays(const Rules &rules, const S &s, int64_t num_heads) { \\
+    list return MHA_OK; }
+#define MHA_ARRAY(field, ...) MHA_TRY(rules.numbers(#field, s.field, num_heads, __VA_ARGS__));"""
 wrong_intro = """\
 // Written by tools/interface.py from the headers: what fields must not be, whatever others are."""
 python_intro = '''\
@@ -173,15 +178,13 @@ def row_of(struct, field, kind, comment, above, constants, structs):
     if struct in filled_by_library:
         return {**row, "kind": "result"}
     other = re.search(r"as in (mha_\w+)", comment)
-    if other and kind in numbers:
-        return {
-            **next(r for r in structs[other[1]]["rows"] if r["field"] == field),
-            "comment": comment,
-        }
+    same = [r for r in structs[other[1]]["rows"] if r["field"] == field] if other else []
+    if same and kind in numbers:
+        return {**same[0], "comment": comment}
     shapes = re.findall(r"\[([^\]]+)\]", comment) or re.findall(r"\[([^\]]+)\]", above)
-    same = re.search(r"the shape of (\w+)", comment)
-    if same:
-        shapes = [", ".join(s) for s in next(r for r in rows if r["field"] == same[1])["shapes"]]
+    like = re.search(r"the shape of (\w+)", comment)
+    if like:
+        shapes = [", ".join(s) for s in next(r for r in rows if r["field"] == like[1])["shapes"]]
     if "*" in kind or kind in arrays or kind == "mha_sgemm":
         null = said_of("NULL", comment) or said_of("NULL", above)
         if null or "else NULL" in comment:
@@ -190,6 +193,9 @@ def row_of(struct, field, kind, comment, above, constants, structs):
             if not shapes:
                 raise GrammarError("an array needs its shape in brackets, such as [batch, n_q]")
             row.update(kind="array", shapes=[re.split(r", (?![^(]*\))", shape) for shape in shapes])
+            for said in [row, *same]:
+                found = re.search(r"\bfinite\b|less than infinity", said["comment"])
+                row.update(elements=found[0]) if found else None
             type_default = re.search(r"\btype 0 = ([\w']+)", comment)
             if type_default:
                 row["type_default"] = type_default[1]
@@ -372,6 +378,12 @@ def fields_source(table):
             indent = "\n" + " " * len("  MHA_RULE(")
             lines.append(line if len(line) < 100 else f"{head}{indent}{json.dumps(text)})")
         lines[-1] += ")"
+        arrays = [row for row in found["rows"] if "elements" in row]
+        lines += [f"\nMHA_ARRAYS({struct},"] if arrays else []
+        for row in arrays:
+            least = "-FLT_MAX" if row["elements"] == "finite" else "-MHA_INFINITY"
+            lines.append(f'  MHA_ARRAY({row["field"]}, {least}, "{row["elements"]}")')
+        lines[-1] += ")" * bool(arrays)
     return "\n".join(lines) + "\n}  // namespace mha\n"
 
 

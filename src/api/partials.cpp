@@ -39,10 +39,7 @@ mha_status read_partials(Report report, const mha_partials_args *given, Partials
     MHA_TRY(rules.given("partials", args.partials, "the partials that mha_attention computed"));
   if (args.n_q > 0 && !args.output.data && !args.lse)
     return report.null("output.data and lse are both NULL; pass an array for at least one");
-  ScoreOptions options = {};
-  options.sinks = args.sinks;
-  options.head_scales = args.head_scales;
-  MHA_TRY(check_head_arrays(report, "", options, args.num_heads));
+  MHA_TRY(check_arrays(rules, args, args.num_heads));
   *partials = {args.partials,     args.batch,        args.num_heads,
                args.n_q,          args.head_dim_v,   args.sinks,
                args.head_scales,  args.output.data,  storage_of_type(args.output.type),

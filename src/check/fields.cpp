@@ -8,6 +8,10 @@ namespace mha {
 #define MHA_FIELDS(S, list) \
   template <> mha_status check_fields(const Rules &rules, const S &s) { list return MHA_OK; }
 #define MHA_RULE(kind, field, ...) MHA_TRY(rules.kind(#field, s.field, __VA_ARGS__));
+#define MHA_ARRAYS(S, list) \
+  template <> mha_status check_arrays(const Rules &rules, const S &s, int64_t num_heads) { \
+    list return MHA_OK; }
+#define MHA_ARRAY(field, ...) MHA_TRY(rules.numbers(#field, s.field, num_heads, __VA_ARGS__));
 
 static_assert(type_of(Storage::f32) == MHA_TYPE_F32);
 static_assert(type_of(Storage::f16) == MHA_TYPE_F16);
@@ -111,6 +115,11 @@ MHA_FIELDS(mha_score_options,
   MHA_RULE(range, relative_left, 0, INT64_MAX, "at least 0")
   MHA_RULE(range, relative_right, 0, INT64_MAX, "at least 0"))
 
+MHA_ARRAYS(mha_score_options,
+  MHA_ARRAY(alibi_slopes, -FLT_MAX, "finite")
+  MHA_ARRAY(sinks, -MHA_INFINITY, "less than infinity")
+  MHA_ARRAY(head_scales, -FLT_MAX, "finite"))
+
 MHA_FIELDS(mha_score_arrays,
   MHA_RULE(one_of, column_keys, {0, 769}, "MHA_COLUMNS_ALL_KEYS (0) or MHA_COLUMNS_NEW_KEYS (769)")
   MHA_RULE(one_of, segments, {0, 1025}, "MHA_SEGMENTS_WITHIN (0) or MHA_SEGMENTS_ALSO (1025)")
@@ -165,6 +174,10 @@ MHA_FIELDS(mha_partials_args,
   MHA_RULE(range, num_heads, 1, INT32_MAX, "1 to 2^31 - 1")
   MHA_RULE(range, head_dim_v, 1, INT32_MAX, "1 to 2^31 - 1")
   MHA_RULE(range, reserved, 0, 0, "0 in mha_partials_args"))
+
+MHA_ARRAYS(mha_partials_args,
+  MHA_ARRAY(sinks, -MHA_INFINITY, "less than infinity")
+  MHA_ARRAY(head_scales, -FLT_MAX, "finite"))
 
 MHA_FIELDS(mha_choose_keys_args,
   MHA_RULE(range, num_chosen, 1, INT64_MAX, "at least 1: the most keys of a query"))

@@ -113,7 +113,7 @@ mha_status check_array_contents(Report report, const SequenceArguments &s,
                                 AttentionRequest *request) {
   ScoreOptions &options = request->options;
   const int64_t heads = request->num_heads;
-  MHA_TRY(check_head_arrays(report, "score.", options, heads));
+  MHA_TRY(check_arrays<mha_score_options>(Rules{report, "score."}, options, heads));
   MHA_TRY(check_sequence_arrays(report, s));
   MHA_TRY(resolve_score_strides(report, s, heads, &options));
   return check_chosen_entries(report, s, options.chosen, request->num_kv_heads);

@@ -23,6 +23,16 @@ mha_status Rules::fail_divides(const char *name, int64_t x, const char *of_name,
                       prefix, name, lld(x), of_name, lld(of), of_name);
 }
 
+mha_status Rules::numbers(const char *name, const float *array, int64_t count, float least,
+                          const char *what) const {
+  for (int64_t i = 0; array && i < count; ++i) {
+    if (!(array[i] >= least && array[i] < MHA_INFINITY))
+      return report.invalid("%s%s[%lld] is %g; it must be %s", prefix, name, lld(i),
+                            static_cast<double>(array[i]), what);
+  }
+  return MHA_OK;
+}
+
 mha_status Rules::needs(Given needed, std::initializer_list<Given> fields) const {
   const auto unset = [](const Given &x) { return x.is_number ? "0" : "NULL"; };
   for (const Given &field : fields) {

@@ -16,8 +16,6 @@
 
 namespace mha {
 
-inline bool is_finite(double x) { return x - x == 0.0; }
-
 // A field, and whether the caller set it: a number that is not 0, or a pointer.
 struct Given {
   Given(const char *field, const void *pointer) : name(field), is_set(pointer != nullptr) {}
@@ -79,6 +77,11 @@ struct Rules {
     return x % 2 == 0 ? MHA_OK : fail(name, x, remedy);
   }
 
+  // ---- The numbers of an array, which may be null, from `least` to less than infinity
+
+  mha_status numbers(const char *name, const float *array, int64_t count, float least,
+                     const char *what) const;
+
   // ---- Several fields
 
   // None of these has a meaning without `needed`.
@@ -109,5 +112,9 @@ struct Rules {
 // All numbers of a struct, each by itself.
 template <class Struct>
 mha_status check_fields(const Rules &rules, const Struct &given);
+
+// The arrays of a struct whose numbers, one for each head, have a rule.
+template <class Struct>
+mha_status check_arrays(const Rules &rules, const Struct &given, int64_t num_heads);
 
 }  // namespace mha

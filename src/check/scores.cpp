@@ -159,6 +159,14 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
                          &chosen->lists);
 }
 
+// Whether anything is given for the model but what acts on the sum and the context.
+bool changes_scores(mha_score_options options) {
+  options.struct_size = 0;
+  options.sinks = options.head_scales = nullptr;
+  constexpr mha_score_options none = {};
+  return memcmp(&options, &none, sizeof none) != 0;
+}
+
 }  // namespace
 
 mha_status check_score_options(Report report, const GivenScore &given, int64_t num_heads,
@@ -188,11 +196,8 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   MHA_TRY(check_relative_biases(report, s, o, a, num_heads, &options->relative));
   MHA_TRY(check_chosen_keys(report, s, a, num_kv_heads, &options->chosen));
   // Everything was checked that stands alone; now it becomes what the kernels read.
-  options->softcap = o.softcap;
+  static_cast<mha_score_options &>(*options) = o;
   options->softcap_inverse = o.softcap != 0.0f ? 1.0f / o.softcap : 0.0f;
-  options->alibi_slopes = o.alibi_slopes;
-  options->sinks = o.sinks;
-  options->head_scales = o.head_scales;
   options->bias = pair_array(a.bias.data, storage_of_type(a.bias.type), a.bias.strides);
   options->mask = pair_array(a.mask, Storage::int8, a.mask_strides);
   const Window window = window_of(s);
@@ -204,10 +209,7 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
                        window.left,
                        window.right};
   options->limits_pairs = a.mask || a.q_segments || a.bias.data;
-  options->change_scores =
-      o.softcap != 0.0f || o.alibi_slopes || options->relative.base || a.bias.data;
-  options->relative_left = o.relative_left;
-  options->relative_right = o.relative_right;
+  options->change_scores = changes_scores(o) || options->relative.base || a.bias.data;
   options->q_scales = a.q_scales;
   options->q_scales_stride = s.n_q;
   const char *const distances = o.alibi_slopes           ? "ALiBi"
@@ -218,28 +220,6 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
   MHA_TRY(check_segments(report, s, a));
   MHA_TRY(check_pair_array(report, s, bias_name, num_heads, options->bias));
   return check_pair_array(report, s, mask_name, num_heads, options->mask);
-}
-
-// Numbers of each head must be finite; a sink may be -infinity, which is none.
-mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptions &options,
-                             int64_t num_heads) {
-  const struct {
-    const char *name;
-    const float *numbers;
-    bool may_be_low;  // minus infinity
-  } arrays[] = {{"alibi_slopes", options.alibi_slopes, false},
-                {"sinks", options.sinks, true},
-                {"head_scales", options.head_scales, false}};
-  for (const auto &array : arrays) {
-    for (int64_t head = 0; array.numbers && head < num_heads; ++head) {
-      const float x = array.numbers[head];
-      if (array.may_be_low ? x < MHA_INFINITY : is_finite(x)) continue;
-      return report.invalid("%s%s[%lld] is %g; it must be %s", prefix, array.name, lld(head),
-                            static_cast<double>(x),
-                            array.may_be_low ? "less than infinity" : "finite");
-    }
-  }
-  return MHA_OK;
 }
 
 mha_status resolve_score_strides(Report report, const SequenceArguments &s, int64_t num_heads,

@@ -18,10 +18,6 @@ mha_status check_score_options(Report report, const GivenScore &given, int64_t n
                                int64_t num_kv_heads, const SequenceArguments &sequences,
                                ScoredKeys *scored, ScoreOptions *options);
 
-// The arrays: slopes, sinks and head scales. Mask and bias may hold anything.
-mha_status check_head_arrays(Report report, const char *prefix, const ScoreOptions &options,
-                             int64_t num_heads);
-
 // Strides as the kernels take them, 0 for what is the same for all, of arrays that were checked:
 // what is contiguous in a cache's columns goes by the longest sequence. Fails where a stride that
 // was given does not step over these.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../contract.h"
+#include "mha.h"
 
 namespace mha {
 
@@ -30,20 +31,17 @@ struct ChosenKeys {
   int64_t block;    // keys of an entry
 };
 
-// What changes scores (CONTRACT.md, section 7); see mha_score_options and mha_score_arrays.
-struct ScoreOptions {
-  bool change_scores;                 // softcap, ALiBi, relative biases or biases do
-  bool limits_pairs;                  // mask, segments or biases may leave keys out
-  float softcap, softcap_inverse;     // 0: none
-  const float *alibi_slopes, *sinks;  // [num_heads]; null: none
-  PairArray relative;  // by distance, -relative_left .. relative_right, in place of the column;
-                       // base null: none
-  int64_t relative_left, relative_right;
+// What changes scores (CONTRACT.md, section 7): what the caller gives for the model, and what
+// follows from mha_score_arrays.
+struct ScoreOptions : mha_score_options {
+  bool change_scores;     // something other than sinks, head scales and what limits pairs is given
+  bool limits_pairs;      // mask, segments or biases may leave keys out
+  float softcap_inverse;  // 0: none
+  PairArray relative;     // by distance, -relative_left .. relative_right, in place of the column;
+                          // base null: none
   const float *q_scales;  // row i of sequence b: at b * q_scales_stride + i; null: none
   int64_t q_scales_stride;
-  const float *head_scales;  // [num_heads] factors of the context, 0 of heads that are not
-                             // computed; null: all 1
-  PairArray bias, mask;      // mask: bytes
+  PairArray bias, mask;  // mask: bytes
   PositionSegments segments;
   ChosenKeys chosen;
 };
