@@ -284,10 +284,10 @@ struct PanelTerms {
   int64_t begin, terms, columns;
   Sums mode;
   int64_t chain;
-  const void *scales = nullptr;  // add_scaled: of the first group
-  Storage scale_storage = Storage::f32;
-  int64_t scales_apart = 0;  // of one panel and the next
-  int64_t offsets_apart = 0;
+  const void *scales;  // add_scaled: of the first group
+  Storage scale_storage;
+  int64_t scales_apart;  // of one panel and the next
+  int64_t offsets_apart;
 };
 
 // Multiplies `count` rows by these terms of `panels` panels that lie panel_bytes apart, into sums
@@ -410,10 +410,18 @@ MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &row
     for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
       end = min(p.depth, k + dot_block);
       if (is_widened) widen(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
-      const void *const w = is_widened ? static_cast<const void *>(widened) : stored.at<char>(k);
-      const Storage storage = is_widened ? Storage::f32 : p.storage;
-      const Sums mode = k > 0 ? Sums::add : Sums::replace;
-      const PanelTerms terms = {w, storage, k, end - k, columns, mode, dot_block};
+      const PanelTerms terms = {
+          is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
+          is_widened ? Storage::f32 : p.storage,
+          k,
+          end - k,
+          columns,
+          k > 0 ? Sums::add : Sums::replace,
+          dot_block,
+          nullptr,
+          Storage::f32,
+          0,
+          0};
       multiply_rows(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
                     is_far);
     }
@@ -495,9 +503,39 @@ MHA_INLINE void add_products_of_sums(const float *const (&x)[2], int64_t rows, i
   }
 }
 
+// Adds the offsets of a panel for one row, each as it is read.
+template <class Number>
+MHA_NOINLINE void add_offsets_of_one(const Projection &p, int64_t panel, const float *x,
+                                     float *sums) {
+  constexpr int C = Shape::project_vectors(4), lanes = Vector::size;
+  const int64_t first = panel * p.sums * panel_columns;
+  for (int64_t column = 0; column < panel_columns; column += C * lanes) {
+    const Number *offsets = static_cast<const Number *>(p.offsets) + first + column,
+                 *scales = static_cast<const Number *>(p.scales) + first + column;
+    for (int64_t g = 0; g < p.sums;) {
+      Vector acc[1][C];
+      clear(acc);
+      for (const int64_t end = min(p.sums, g + offset_block); g < end;
+           ++g, offsets += panel_columns, scales += panel_columns) {
+        MHA_EACH(c, C) {
+          Vector offset = load(offsets + c * lanes);
+          if (p.storage == Storage::int4)
+            offset = mul_add(all(8.0f), load(scales + c * lanes), offset);
+          acc[0][c] = mul_add(all(x[g]), offset, acc[0][c]);
+        }
+      }
+      float *const to = sums + column;
+      MHA_EACH(c, C) store(to + c * lanes, load(to + c * lanes) + acc[0][c]);
+    }
+  }
+}
+
 // Adds the offsets of a panel to the sums of its columns: x has the sums of groups of `count` rows.
 MHA_NOINLINE inline void add_offsets(const Projection &p, int64_t panel, const float *x,
                                      int64_t x_stride, int64_t count, float *sums, int64_t stride) {
+  if (count == 1)
+    return p.scale_storage == Storage::f16 ? add_offsets_of_one<F16>(p, panel, x, sums)
+                                           : add_offsets_of_one<float>(p, panel, x, sums);
   alignas(64) float offsets[offset_block * panel_columns];
   const int64_t first = panel * p.sums * panel_columns;
   const auto load_number = [&](const void *numbers, int64_t i) MHA_INLINED {
@@ -592,13 +630,17 @@ MHA_NOINLINE inline void project_groups(const Projection &p, const RowBlock &row
         widen_codes(stored.at<Int4>(k), terms, codes);
       else if (is_widened)
         widen_codes(stored.at<int8_t>(k), terms, codes);
-      const void *const w = is_widened ? static_cast<const void *>(codes) : stored.at<char>(k);
-      const Storage type = is_widened ? storage : Storage::int8;
-      PanelTerms groups = {w, type, k, terms, columns, Sums::add_scaled, p.group};
-      groups.scales = element_at(stored.scales, p.scale_storage, group * panel_columns);
-      groups.scale_storage = p.scale_storage;
-      groups.scales_apart = stored.groups * panel_columns;
-      groups.offsets_apart = stored.offsets_apart;
+      const PanelTerms groups = {is_widened ? static_cast<const void *>(codes) : stored.at<char>(k),
+                                 is_widened ? storage : Storage::int8,
+                                 k,
+                                 terms,
+                                 columns,
+                                 Sums::add_scaled,
+                                 p.group,
+                                 element_at(stored.scales, p.scale_storage, group * panel_columns),
+                                 p.scale_storage,
+                                 stored.groups * panel_columns,
+                                 stored.offsets_apart};
       multiply_rows(groups, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
                     prefetches);
     }
