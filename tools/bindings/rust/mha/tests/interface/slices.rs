@@ -224,7 +224,8 @@ fn of_lists_and_optional_outputs() {
         [[.., w], .attention_weights(w)] format!("attention_weights {pairs}");
         [[.., s], .outputs(new().scores(s))] format!("outputs.scores {pairs}");
         [[.., s], .outputs(new().scaled_scores(s))] format!("outputs.scaled_scores {pairs}");
-        [[.., s], .outputs(new().softcapped_scores(s))] format!("outputs.softcapped_scores {pairs}");
+        [[.., s], .outputs(new().softcapped_scores(s))]
+            format!("outputs.softcapped_scores {pairs}");
         [[.., s], .outputs(new().masked_scores(s))] format!("outputs.masked_scores {pairs}");
         [[q, ..], .outputs(new().q(q))]
             "outputs.q has 95 elements; [batch 1, n_q 3, num_heads 4, head_dim 8] are 96";
