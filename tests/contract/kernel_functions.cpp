@@ -21,7 +21,7 @@ void there_and_back(const float *x, int64_t count, float *y) {
   for (int64_t i = 0; i < count; i += 16) {
     uint16_t numbers[16];
     narrow(storage, x + i, 16, numbers);
-    widen<Vector>(storage, numbers, 16, y + i);
+    widen(storage, numbers, 16, y + i);
   }
 }
 

@@ -73,8 +73,8 @@ struct Segments {
 // What changes scores; the struct of mha.h.
 struct ScoreArrays {
   float softcap = 0;
-#define MHA_VECTOR(name, ...) std::vector<float> name;  // [num_heads]; empty = not given
-  MHA_EACH_HEAD_ARRAY(MHA_VECTOR)
+#define MHA_HEAD_VECTOR(name, ...) std::vector<float> name;  // [num_heads]; empty = not given
+  MHA_EACH_HEAD_ARRAY(MHA_HEAD_VECTOR)
   Pairs<float> bias;
   bool bias_is_f16 = false;  // it is given so; the numbers are exact in f16
   Pairs<uint8_t> mask;
