@@ -29,10 +29,10 @@ namespace {
 
 constexpr char help[] = R"(mha_bench_units [--check] [TEXT...]
 
-Prints how evenly calls are cut into units of work for 16 and 64 threads. The library cuts each call
-for that many threads; one thread runs the units and takes the least of several times for each. In
-the model, the thread that is free first takes the next unit. What threads cost each other is left
-out: bandwidth and caches.
+Prints, as CSV, how evenly calls are cut into units of work for 16 and 64 threads. The library cuts
+each call for that many threads; one thread runs the units and takes the least of several times for
+each. In the model, the thread that is free first takes the next unit. What threads cost each other
+is left out: bandwidth and caches.
 
 Efficiency is the time of one thread, which cuts nothing, divided by threads * the time until the
 last thread is done. What lies between the stages is the work of one thread.
@@ -262,20 +262,20 @@ void print_cuts(const Call &call) {
     record(call, threads);
     const auto append = [&](std::string *to, double waking) {
       char text[16];
-      std::snprintf(text, sizeof text, " | %.2f", alone / (threads * recording.span(waking)));
+      std::snprintf(text, sizeof text, ",%.2f", alone / (threads * recording.span(waking)));
       *to += text;
     };
     append(&efficiencies, 0);
     append(&woken, waking_seconds());
   }
-  std::printf("| %s | %.0f us | %.2f%s%s |", call.name.c_str(), 1e6 * alone,
-              recording.total() / alone, efficiencies.c_str(), woken.c_str());
+  std::printf("%s,%.0f,%.2f%s%s,", call.name.c_str(), 1e6 * alone, recording.total() / alone,
+              efficiencies.c_str(), woken.c_str());
   for (const std::vector<double> &units : recording.stages) {
     const double sum = std::accumulate(units.begin(), units.end(), 0.0);
-    std::printf("%s %zu (%.1f%%)", &units == recording.stages.data() ? "" : ",", units.size(),
+    std::printf("%s%zu (%.1f%%)", &units == recording.stages.data() ? "" : " ", units.size(),
                 100 * *std::max_element(units.begin(), units.end()) / sum);
   }
-  std::printf(" |\n");
+  std::printf("\n");
 }
 
 void call_one(void *both, uint32_t index) {
@@ -302,7 +302,7 @@ void print_check(const Call &call) {
     together = std::min(together, third - second);
     both = std::min(both, wall() - third);
   }
-  std::printf("| %s | %.2f | %.2f | %.2f |\n", call.name.c_str(), one_total / recording.span(),
+  std::printf("%s,%.2f,%.2f,%.2f\n", call.name.c_str(), one_total / recording.span(),
               alone / together, 2 * alone / both);
 }
 
@@ -321,11 +321,8 @@ int run(const std::vector<std::string> &words) {
     }
   }
   pin_main_thread();
-  std::printf(print == print_check
-                  ? "| Call | predicted | measured | two calls |\n"
-                    "| --- | --- | --- | --- |\n"
-                  : "| Call | one thread | work | 16 | 64 | 16 woken | 64 woken | units |\n"
-                    "| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  std::printf(print == print_check ? "Call,predicted,measured,two calls\n"
+                                   : "Call,us of one thread,work,16,64,16 woken,64 woken,units\n");
   bool is_any = false;
   for (const Call &call : calls()) {
     const auto is_in_name = [&call](const std::string &text) {
