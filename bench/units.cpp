@@ -30,7 +30,7 @@ namespace {
 constexpr char help[] = R"(mha_bench_units [--check] [TEXT...]
 
 Prints, as CSV, how evenly calls are cut into units of work for 16 and 64 threads. The library cuts
-each call for that many threads; one thread runs the units and takes the least of several times for
+each call for that many threads; one thread runs the units and takes the median of several times for
 each. In the model, the thread that is free first takes the next unit. What threads cost each other
 is left out: bandwidth and caches.
 
@@ -55,10 +55,15 @@ Examples:
   mha_bench_units --check D:768
 )";
 
-constexpr int rounds = 5;
+constexpr int rounds = 9;
 
 double now() { return seconds_now(Clock::processor); }
 double wall() { return seconds_now(Clock::wall); }
+
+double median(std::vector<double> &samples) {
+  std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
+  return samples[samples.size() / 2];
+}
 
 // The thread that is free first.
 size_t first_free(const std::vector<double> &busy) {
@@ -67,16 +72,18 @@ size_t first_free(const std::vector<double> &busy) {
 
 // What is known of a call that is cut for a number of threads.
 struct Recording {
-  bool is_on = false;
-  uint32_t threads = 1;
-  std::vector<std::vector<double>> stages;  // the least seconds of each unit
-  double between = HUGE_VAL;                // stages, the least of all calls
-  size_t next_stage = 0;                    // of the call that runs
-  double in_stages = 0;                     // seconds of the call that runs
+  uint32_t threads;
+  std::unique_ptr<Case> test;
+  std::vector<std::vector<std::vector<double>>> samples;  // of each unit of each stage, in seconds
+  std::vector<double> between_samples;                    // what lies between the stages
+  size_t next_stage = 0;                                  // of the call that runs
+  double in_stages = 0;                                   // seconds of the call that runs
+  std::vector<std::vector<double>> stages;                // their medians
+  double between = 0;
 
   void run(int64_t units, void (*run)(const void *, int64_t, int64_t), const void *context) {
-    if (next_stage == stages.size()) stages.emplace_back(units, HUGE_VAL);
-    std::vector<double> &seconds = stages[next_stage++];
+    if (next_stage == samples.size()) samples.emplace_back(units);
+    std::vector<std::vector<double>> &stage = samples[next_stage++];
     // Units use what their thread has prepared, so each runs as one of its thread in the model.
     const double start = now();
     std::vector<double> busy(threads);
@@ -84,11 +91,27 @@ struct Recording {
       const size_t thread = first_free(busy);
       const double begin = now();
       run(context, unit, static_cast<int64_t>(thread));
-      const double taken = now() - begin;
-      busy[thread] += taken;
-      seconds[unit] = std::min(seconds[unit], taken);
+      stage[unit].push_back(now() - begin);
+      busy[thread] += stage[unit].back();
     }
     in_stages += now() - start;
+  }
+
+  void call() {
+    next_stage = 0;
+    in_stages = 0;
+    const double begin = now();
+    test->call();
+    between_samples.push_back(now() - begin - in_stages);
+  }
+
+  void finish() {
+    test.reset();
+    between = median(between_samples);
+    for (std::vector<std::vector<double>> &units : samples) {
+      stages.emplace_back();
+      for (std::vector<double> &unit : units) stages.back().push_back(median(unit));
+    }
   }
 
   // All work, in seconds.
@@ -110,7 +133,7 @@ struct Recording {
     return sum;
   }
 };
-Recording recording;
+Recording *recording;  // null: none
 
 // Attention alone, over arrays of the caller's or a cache.
 struct AttentionShape {
@@ -222,20 +245,23 @@ std::vector<Call> calls() {
   return all;
 }
 
-void record(const Call &call, uint32_t threads) {
-  const std::unique_ptr<Case> test = call.make(threads);
-  test->call();  // which waits for pages of memory
-  recording = {};
-  recording.threads = threads;
-  recording.is_on = true;
-  for (int i = 0; i < rounds; ++i) {
-    recording.next_stage = 0;
-    recording.in_stages = 0;
-    const double begin = now();
-    test->call();
-    recording.between = std::min(recording.between, now() - begin - recording.in_stages);
+// Records the call for these numbers of threads, in turns.
+std::vector<Recording> record(const Call &call, const std::vector<uint32_t> &threads) {
+  std::vector<Recording> recordings(threads.size());
+  for (size_t i = 0; i < threads.size(); ++i) {
+    recordings[i].threads = threads[i];
+    recordings[i].test = call.make(threads[i]);
+    recordings[i].test->call();  // which waits for pages of memory
   }
-  recording.is_on = false;
+  for (int round = 0; round < rounds; ++round) {
+    for (Recording &each : recordings) {
+      recording = &each;
+      each.call();
+    }
+  }
+  recording = nullptr;
+  for (Recording &each : recordings) each.finish();
+  return recordings;
 }
 
 // Seconds that an empty stage takes on two threads.
@@ -255,25 +281,18 @@ double waking_seconds() {
 }
 
 void print_cuts(const Call &call) {
-  record(call, 1);
-  const double alone = recording.total();
-  std::string efficiencies, woken;
-  for (const uint32_t threads : {16, 64}) {
-    record(call, threads);
-    const auto append = [&](std::string *to, double waking) {
-      char text[16];
-      std::snprintf(text, sizeof text, ",%.2f", alone / (threads * recording.span(waking)));
-      *to += text;
-    };
-    append(&efficiencies, 0);
-    append(&woken, waking_seconds());
-  }
-  std::printf("%s,%.0f,%.2f%s%s,", call.name.c_str(), 1e6 * alone, recording.total() / alone,
-              efficiencies.c_str(), woken.c_str());
-  for (const std::vector<double> &units : recording.stages) {
+  const std::vector<Recording> of_threads = record(call, {1, 16, 64});
+  const double alone = of_threads[0].total();
+  std::printf("%s,%.0f,%.2f", call.name.c_str(), 1e6 * alone, of_threads[2].total() / alone);
+  for (const double waking : {0.0, waking_seconds()})
+    for (const Recording *of : {&of_threads[1], &of_threads[2]})
+      std::printf(",%.2f", alone / (of->threads * of->span(waking)));
+  const char *separator = ",";
+  for (const std::vector<double> &units : of_threads[2].stages) {
     const double sum = std::accumulate(units.begin(), units.end(), 0.0);
-    std::printf("%s%zu (%.1f%%)", &units == recording.stages.data() ? "" : " ", units.size(),
+    std::printf("%s%zu (%.1f%%)", separator, units.size(),
                 100 * *std::max_element(units.begin(), units.end()) / sum);
+    separator = " ";
   }
   std::printf("\n");
 }
@@ -283,9 +302,7 @@ void call_one(void *both, uint32_t index) {
 }
 
 void print_check(const Call &call) {
-  record(call, 1);
-  const double one_total = recording.total();
-  record(call, 2);
+  const std::vector<Recording> of_threads = record(call, {1, 2});
   std::unique_ptr<Case> one[] = {call.make(1), call.make(1)};
   const std::unique_ptr<Case> shared = call.make(2);
   const mha_scheduler pool = pool_scheduler(2);
@@ -302,8 +319,8 @@ void print_check(const Call &call) {
     together = std::min(together, third - second);
     both = std::min(both, wall() - third);
   }
-  std::printf("%s,%.2f,%.2f,%.2f\n", call.name.c_str(), one_total / recording.span(),
-              alone / together, 2 * alone / both);
+  std::printf("%s,%.2f,%.2f,%.2f\n", call.name.c_str(),
+              of_threads[0].total() / of_threads[1].span(), alone / together, 2 * alone / both);
 }
 
 int run(const std::vector<std::string> &words) {
@@ -346,8 +363,8 @@ namespace mha {
 void run_units(const mha_scheduler *scheduler, UnitCounter *counter, int64_t units,
                void (*run)(const void *context, int64_t unit, int64_t thread),
                const void *context) {
-  if (bench::recording.is_on)
-    bench::recording.run(units, run, context);
+  if (bench::recording)
+    bench::recording->run(units, run, context);
   else
     run_units_on_threads(scheduler, counter, units, run, context);
 }

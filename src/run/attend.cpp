@@ -25,8 +25,9 @@ void cut_queries(const AttentionRequest &request, const AttentionPlan &plan, int
     const int64_t preferred = std::min(preferred_block(request), largest);
     block = std::max(std::min(blocks_of(longest_q, per_head), largest), preferred);
     // A causal mask leaves out half of the parts.
-    const int64_t chunks = blocks_of(run->longest_kv, chunk_keys),
-                  parts = plan.may_split_keys ? chunks / 2 + 1 : 1;
+    const int64_t chunks = std::max<int64_t>(1, blocks_of(run->longest_kv, chunk_keys)),
+                  left = request.window_right < run->longest_kv ? chunks / 2 + 1 : chunks,
+                  parts = plan.may_split_keys ? left : 1;
     if (blocks_of(longest_q, block) * parts < per_head)
       block = std::min(
           std::max(blocks_of(longest_q, blocks_of(per_head, parts)), smallest_block(request)),
