@@ -184,7 +184,8 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
   Count parts(0);
   if (plan.may_split_keys) {
     const Count all = Count(request.batch) * Count(request.num_kv_heads) *
-                      Count(blocks_of(request.n_q, smallest_block(request))) * Count(chunks);
+                      Count(blocks_of(request.n_q, std::min(smallest_block(request), largest))) *
+                      Count(chunks);
     parts = Count(num_threads) * Count(part_units_per_thread);
     if (!all.overflows() && all.value() < parts.value()) parts = all;
   }

@@ -420,6 +420,33 @@ TEST_P(GuardPages, AreNotTouchedByManyTasks) {
   }
 }
 
+// The places for the partials of split keys are as many as the units of the call can have parts:
+// where each query has keys of its own, it is a unit. Behind them lies the memory of the first
+// task, which does all the work here.
+TEST_P(GuardPages, AreNotTouchedByPartsOfKeys) {
+  for (const bool are_chosen : {false, true}) {
+    AttentionSizes sizes;
+    sizes.n_q = 20;
+    sizes.n_kv = 1100;
+    sizes.head_dim = sizes.head_dim_v = 8;
+    if (are_chosen) {
+      sizes.score.emplace().chosen.columns = 600;
+      for (int32_t i = 0; i < 20 * 600; ++i)
+        sizes.score->chosen.values.push_back((i * 7 + i / 600) % 1100);
+    }
+    AttentionData attention(NormalAttention(sizes), {Guarded(kAskLse), instruction_set()});
+    const Outputs expected = attention.Compute();
+    for (const uint32_t num_threads : {2u, 7u, 64u}) {
+      const Scheduler scheduler(num_threads, [](void *, uint32_t count, Task task, void *context) {
+        for (uint32_t i = 0; i < count; ++i) task(context, i);
+      });
+      attention.SetScheduler(scheduler.get());
+      for (const Place place : {Place::kBeforeGuard, Place::kAfterGuard})
+        EXPECT_TRUE(SameBits(attention.Compute(0xFF, place), expected)) << num_threads;
+    }
+  }
+}
+
 MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(GuardPages);
 
 // Runs the call with its arguments, inputs and all structs they point at in read-only memory.
