@@ -40,8 +40,9 @@ last thread is done. What lies between the stages is the work of one thread.
   work      all work for 64 threads, over that of one thread
   16, 64    efficiency
   woken     the same if each stage also waits for an empty one on two threads of this machine
-  units     of each stage for 64 threads (input projections; storing new rows; attention; output
-            projection), and the share of the largest in the stage
+  units     of each stage for 64 threads (of a layer: input projections; storing new rows, unless
+            units of the attention do it; attention; output projection), and the share of the
+            largest in the stage
 
   --check  print the speed-up that the model predicts for two threads, that of two real ones, and
            that of two calls at once, one on each, which is what the cores can give

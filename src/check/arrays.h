@@ -79,7 +79,7 @@ inline mha_status check_row_fields(Report report, const char *name, const Rows &
   return is_sound ? MHA_OK : fail_row_array(report, name, rows.type, rows.reserved);
 }
 
-// Checks the fields of one array with these extents, and resolves its strides in place.
+// The extents of one array, and the resolving of its strides in place.
 struct Extents {
   int64_t batch, rows, heads, width;  // no_extent: the array does not have this dimension
 };
@@ -95,6 +95,8 @@ inline mha_status resolve_strides(Report report, const char *name, const Extents
   *strides = {e.rows * heads * e.width, heads * e.width, e.width};
   return MHA_OK;
 }
+
+// Checks the fields of one array with these extents, and resolves its strides in place.
 template <class Rows>
 inline mha_status resolve_array(Report report, const char *name, const Extents &extents,
                                 Rows *rows) {

@@ -55,7 +55,8 @@ mha_status each_array(const mha_layer &layer, mha_forward_args &a, const Visit &
   return visit({"output", "an array for the result", rows(n_q, shape.output_dim)}, a.output);
 }
 
-// The arrays of mha_attention. check_values says whether v is needed.
+// The arrays of mha_attention. check_values (cache.h) says whether v is needed. has_output: whether
+// the output is.
 template <class Visit>
 mha_status each_array(mha_attention_args &a, bool has_output, const Visit &visit) {
   const int64_t batch = a.call.batch, n_q = a.call.n_q, n_kv = a.call.n_kv;

@@ -42,7 +42,7 @@ struct Rules {
                    const char *remedy) const {
     return x >= least && x <= most ? MHA_OK : fail(name, x, remedy);
   }
-  // A width or a number of heads. More than `most` is an overflow rather than a wrong value.
+  // A width or a number of heads. More than INT32_MAX is an overflow rather than a wrong value.
   mha_status size(const char *name, int64_t x, int64_t least, const char *remedy) const {
     return x >= least && x <= INT32_MAX ? MHA_OK : fail_size(name, x, least, remedy);
   }

@@ -1,7 +1,8 @@
 // mha_score_options and mha_score_arrays become a ScoreOptions for the kernels in two steps.
 // check_score_options does all that needs no array; resolve_score_strides fills in strides that
-// depend on lengths in a cache. A new option of the scores is a field there, a check and an
-// assignment here, and a function in kernels/score_options.h.
+// depend on lengths in a cache. Fields of mha_score_options reach the kernels as they are, and
+// fields.cpp checks their numbers; a new one of mha_score_arrays is a field of ScoreOptions and an
+// assignment here. Either has a function in kernels/score_options.h.
 
 #include "scores.h"
 

@@ -238,7 +238,7 @@ inline bool merge_parts(const Unit &unit, int64_t index, Range having, int64_t p
     const bool is_left = part / size % 2 == 0;
     const int64_t other = is_left ? first + size : first - size;
     if (other >= having.end || other + size <= having.begin) continue;  // no keys
-    // The subtrees count at the first part of the right one.
+    // How many of the two are finished is counted at the first part of the right one.
     int64_t *const waits = &waiting[max(first, other)];
     float *const place = partials + first * stride;
     if (atomic_fetch_add(waits, 0) == 0) {

@@ -1,8 +1,9 @@
 // Outputs with a number for each pair of query and key: a second pass over the keys for callers
 // that ask for scores or weights, when m and l of all rows are known.
 //
-// A unit is the same as that of `attend`. Its scores are computed once more, chunk by chunk and row
-// by row, and pass through the steps of CONTRACT.md, section 7, with an output after each step.
+// A unit is a block of queries of one kv head, with all of its keys. Its scores are computed once
+// more, chunk by chunk and row by row, and pass through the steps of CONTRACT.md, section 7, with
+// an output after each step.
 #pragma once
 
 #include "attend.h"

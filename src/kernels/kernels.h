@@ -54,7 +54,7 @@ struct Kernels {
   void (*normalize_context)(const Attention &attention, int64_t sequence, int64_t row_begin,
                             int64_t row_end);
 
-  // The outputs per pair of such a unit, when all its parts are done.
+  // The outputs per pair of a block of queries of one kv head, when all units of `attend` are done.
   void (*inspect)(const Attention &attention, int64_t sequence, int64_t kv_head, int64_t block,
                   float *scratch);
 

@@ -4,10 +4,11 @@
 // project cuts the input rows into blocks. For each block it passes the panels one by one, for each
 // panel its terms by 256 (CONTRACT.md, section 3), for these the panel's columns strip by strip,
 // and for each strip the rows tile by tile. The 48 KiB of weights of 256 terms stay in the second
-// level of the cache while the rows pass, and a strip of 16 columns, 16 KiB, stays in the first
-// level. The sums lie in memory, [row][column of the panels]; finish_sums adds the bias and
-// write_results moves them to their destination. Reading the weights limits a call of few rows,
-// which therefore have ways of their own through the panels.
+// level of the cache while the rows pass. A strip of many rows has 16 columns with AVX2 and NEON,
+// whose 16 KiB stay in the first level; with AVX-512 it is the whole panel. The sums lie in memory,
+// [row][column of the panels]; finish_sums adds the bias and write_results moves them to their
+// destination. Reading the weights limits a call of few rows, which therefore have ways of their
+// own through the panels.
 #pragma once
 
 #include "elements.h"

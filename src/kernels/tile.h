@@ -8,9 +8,9 @@
 // values. Vectors run across columns and never along the terms of a sum. Therefore neither the
 // number of lanes nor the shape of a tile can change a bit of a result.
 //
-// From top to bottom: what a loop is told (Tile, Prefetch), one term of it (add_term), the loop
-// (multiply), the register tiles of each instruction set (TileShape), and the choice of a loop for
-// keys, values and weights (loops_over_...).
+// From top to bottom: what a loop is told (Tile, Prefetch), one term or some terms of it (add_term,
+// add_terms), the loop (multiply, multiply_two_chains), and the choice of a loop for keys, values
+// and weights (loops_over_...), whose register tiles each instruction set defines (ops.h).
 #pragma once
 
 #include "elements.h"
@@ -343,7 +343,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
 }
 
 // The same for two chains of score_block floats side by side, and half as many strips: their sums
-// are added in registers. Chains are even in number, replace or add, and prefetch nothing.
+// are added in registers. The tile has an even number of such chains, the mode replace or add, and
+// the same rows in all repeats, and prefetches nothing.
 template <int R, int B>
 MHA_NOCLONE void multiply_two_chains(const Tile &tile) {
   const float *columns[B];

@@ -46,8 +46,7 @@ bool is_read_often(const AttentionRequest &request) {
 
 // The scratch memory of one unit. It serves the largest units, whose size does not depend on the
 // number of threads: a workspace for more threads serves fewer, too. few: the most rows of one that
-// reads rows.
-// Returns its size, which may overflow.
+// reads rows. Returns its size, which may overflow.
 Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan,
                       int64_t block_rows, int64_t few, int64_t max_keys, int64_t slots,
                       AttendScratch *to) {
@@ -146,8 +145,8 @@ int64_t smallest_block(const AttentionRequest &request) {
   return std::max<int64_t>(1, min_unit_rows / request.heads_per_kv);
 }
 
-// The order of the parts is the order in which memory is taken; none of it depends on contents of
-// arrays.
+// The order of the statements is the order in which memory is taken; none of it depends on contents
+// of arrays.
 AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArguments &s,
                              int64_t num_threads, WorkspaceLayout *layout) {
   AttentionPlan plan;
@@ -175,7 +174,7 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
                       slots_of(request, most_keys, chunks), &plan.scratch);
 
   // Where keys are split, there are no more parts than part_units_per_thread of each thread, nor
-  // than chunks, and each part has a place for its partials.
+  // than chunks of all units, and each part has a place for its partials.
   plan.may_split_keys = num_threads > 1 && chunks >= 2 * min_part_chunks && k.ring_positions == 0;
   const int64_t part_rows =
       std::max(std::min(preferred_block(request), largest) * request.heads_per_kv, few);

@@ -18,8 +18,8 @@ constexpr int64_t units_per_thread = 3;
 // Limits when a unit's keys are split: units per thread at most, chunks per part at least.
 constexpr int64_t part_units_per_thread = 2 * units_per_thread, min_part_chunks = 1;
 
-// The most and the fewest queries of one unit, for sequences of up to longest_q queries, and the
-// fewest while keys can be split instead.
+// The most queries of one unit, for sequences of up to longest_q queries; the fewest while keys can
+// be split instead; and the fewest in any case.
 int64_t largest_block(int64_t longest_q, const AttentionRequest &request);
 int64_t preferred_block(const AttentionRequest &request);
 int64_t smallest_block(const AttentionRequest &request);

@@ -12,9 +12,10 @@ namespace {
 // ---- Units of the attention
 
 // Cuts the queries of the longest sequence into blocks as equal as possible; a unit of work is one
-// block of queries with all query heads of one kv head. Large blocks use each key and value for
-// many rows. Several units for each thread keep all threads busy, so that a late thread does not
-// hold up the others. Where that takes small blocks, keys are split first.
+// block of queries with all query heads of one kv head, or of several (cut_heads), and all keys or
+// a part of them (split_keys). Large blocks use each key and value for many rows. Several units for
+// each thread keep all threads busy, so that a late thread does not hold up the others. Blocks
+// become smaller than preferred_block only where splitting the keys does not make enough units.
 void cut_queries(const AttentionRequest &request, const AttentionPlan &plan, int64_t longest_q,
                  int64_t num_threads, AttentionRun *run) {
   const int64_t largest = largest_block(longest_q, request);
@@ -24,7 +25,7 @@ void cut_queries(const AttentionRequest &request, const AttentionPlan &plan, int
   if (num_threads > 1 && blocks_of(longest_q, block) < per_head) {
     const int64_t preferred = std::min(preferred_block(request), largest);
     block = std::max(std::min(blocks_of(longest_q, per_head), largest), preferred);
-    // A causal mask leaves out half of the parts.
+    // A causal mask leaves out half of the chunks.
     const int64_t chunks = std::max<int64_t>(1, blocks_of(run->longest_kv, chunk_keys)),
                   left = request.window_right < run->longest_kv ? chunks / 2 + 1 : chunks,
                   parts = plan.may_split_keys ? left : 1;
@@ -62,8 +63,8 @@ int64_t whole_units(const AttentionRequest &request, const AttentionRun &run) {
   return request.batch * kv_groups(request, run) * run.query_blocks;
 }
 
-// One token of one sequence has as many units as kv heads, which may be fewer than threads. Then
-// the keys of each unit are split too. A part is a power of two of chunks, hence a subtree of the
+// Few queries, such as one token of one sequence, may make fewer units than threads need. Then the
+// keys of each unit are split too. A part is a power of two of chunks, hence a subtree of the
 // contract's tree of partials, so that results keep their bits.
 void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int64_t num_threads,
                 AttentionRun *run) {
@@ -71,7 +72,7 @@ void split_keys(const AttentionRequest &request, const AttentionPlan &plan, int6
   const int64_t units = whole_units(request, *run);
   const int64_t wanted = num_threads * units_per_thread;
   const int64_t chunks = blocks_of(run->longest_kv, chunk_keys);
-  // Larger units have no place for partials, and are enough.
+  // The workspace has no place for partials of larger units, of which there are enough.
   const bool are_small = run->block_queries <= preferred_block(request);
   if (!plan.may_split_keys || !are_small || units == 0 || units >= wanted ||
       chunks < 2 * min_part_chunks)
@@ -158,7 +159,7 @@ void run_unit(const void *context, int64_t unit, int64_t thread) {
   stage.kernels->attend(attention, sequence, group, block, part, scratch);
 }
 
-// Outputs per pair, in the same units.
+// Outputs per pair. A unit is a block of queries of one kv head, with all of its keys.
 void run_inspection(const void *context, int64_t unit, int64_t thread) {
   const AttentionStage &stage = *static_cast<const AttentionStage *>(context);
   const Attention &attention = stage.attention;

@@ -1,5 +1,5 @@
 // Runs the attention of a call, from q, k and v to the context. mha_forward and mha_attention use
-// it (mha_choose_keys all but attend_pass):
+// it (mha_choose_keys has prepare_pass in place of attend_pass):
 //
 //   begin_passes    cuts the work into units and finds the memory in the workspace
 //   next_pass       describes the rows of the next pass: all rows, but for long calls over a ring

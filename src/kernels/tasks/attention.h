@@ -108,7 +108,7 @@ struct AttentionArrays {
 struct KeyParts {
   int64_t count;     // of a unit; 1: the keys are not split
   int64_t chunks;    // of a part, a power of two
-  int64_t *waiting;  // [units][count] subtrees that wait for the one that begins or ends here
+  int64_t *waiting;  // [units][count] finished ones of two subtrees that meet here
   float *partials;   // [units][count] of split_partial_stride
 };
 
