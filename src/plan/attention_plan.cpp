@@ -21,6 +21,8 @@ constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 // Where threads need more units, these have at least so many rows while their keys can be split
 // instead, and at least min_unit_rows in any case: with fewer they wait for keys and values.
 constexpr int64_t preferred_packed_rows = 64, preferred_plain_rows = 256, min_unit_rows = 24;
+static_assert(preferred_plain_rows <= chunk_keys,
+              "in a part, later rows begin at most one chunk after the first");
 
 // Units of at most this many rows use each of the caller's plain keys and values once, so packing a
 // whole chunk first would not pay.
@@ -108,13 +110,16 @@ int64_t slots_of(const AttentionRequest &request, int64_t max_keys, int64_t chun
   return chunks >= max_interleaved_chunks && is_packed ? slots + 1 : slots;
 }
 
-// The most rows of a unit that reads rows: those of as many kv heads as such a unit may have. An
-// odd number of rows of one kv head is filled up to an even one.
+// The most rows of a unit that reads rows: those of as many kv heads as such a unit may have. Fewer
+// rows of each may come with so many more heads that they are more together.
 int64_t few_rows(const AttentionRequest &request, const AttentionPlan &plan, int64_t n_q) {
   if (!plan.reads_rows || n_q == 0) return 0;
-  const int64_t rows =
+  const int64_t most =
       padded_rows(std::min(max_few_rows, std::min(max_few_rows, n_q) * request.heads_per_kv));
-  return rows * most_kv_heads(request, rows);
+  int64_t few = 0;
+  for (int64_t rows = 1; rows <= most; rows = padded_rows(rows + 1))
+    few = std::max(few, rows * most_kv_heads(request, rows));
+  return few;
 }
 
 }  // namespace

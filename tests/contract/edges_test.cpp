@@ -315,6 +315,21 @@ TEST_P(Edges, PackedSequencesWhoseKeysThreadsShareOutEqualTheSpecification) {
   }
 }
 
+// Units of several kv heads are larger for sequences of 4 rows than for those of 6, which the array
+// has room for.
+TEST_P(Edges, PackedSequencesOfManyHeadsEqualTheSpecification) {
+  AttentionSizes sizes;
+  sizes.n_q = 6;
+  sizes.n_kv = 300;
+  sizes.num_heads = sizes.num_kv_heads = 16;
+  sizes.head_dim = sizes.head_dim_v = 64;
+  const AttentionProblem problem = NormalAttention(sizes);
+  const PackedSequences sequences = {{0, 4, 6}, {0, 250, 300}, {}};
+  AttentionCall call = PlainCall();
+  call.asked = kAskLse;
+  EXPECT_TRUE(SameBits(Attend(problem, sequences, call), Specify(problem, sequences)));
+}
+
 // ---- Arrays that are the same, and arrays that end early
 
 TEST_P(Edges, KeysInTheArrayOfQueriesMayHaveOtherLengths) {

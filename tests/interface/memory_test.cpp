@@ -703,9 +703,9 @@ size_t QueryAttention(const AttentionSizes &heads, const QuerySizes &sizes, cons
   return QueryWith(args, sizes, kind, data, mha_attention_workspace);
 }
 
-const std::vector<int64_t> kQueryLengths = {0,   1,   2,   3,    8,    15,   16,    17,
-                                            24,  25,  48,  63,   64,   100,  255,   256,
-                                            257, 511, 513, 1000, 4096, 4097, 100000};
+const std::vector<int64_t> kQueryLengths = {0,   1,   2,   3,   4,    5,    6,    8,     15,
+                                            16,  17,  24,  25,  48,   63,   64,   100,   255,
+                                            256, 257, 511, 513, 1000, 4096, 4097, 100000};
 const std::vector<uint32_t> kQueryThreads = {0, 1, 2, 3, 4, 7, 16, 64, 1000};
 
 QuerySizes RandomQuery(Random &random, uint32_t all) {
@@ -765,7 +765,8 @@ TEST(WorkspaceQuery, NeverShrinks) {
   const ForbiddenData data;
   for (const LayerProblem &problem :
        {SquareLayer(10, 4, 2, 4), SquareLayer(64, 4, 4, 16), SquareLayer(300, 1, 1, 300),
-        SquareLayer(2, 6, 1, 2), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24)}) {
+        SquareLayer(2, 6, 1, 2), SquareLayer(48, 4, 4, 12), SquareLayer(24, 2, 1, 24),
+        SquareLayer(64, 16, 16, 4)}) {
     SCOPED_TRACE(Describe(problem));
     const LayerData layer_data(problem);
     const Cache contiguous(CacheConfigOf(problem, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 40, 600));
