@@ -152,54 +152,37 @@ struct AttentionShape {
 class AttentionCase : public Case {
  public:
   AttentionCase(const AttentionShape &shape, uint32_t threads)
-      : q_(numbers(shape.n * shape.heads * shape.width)),
-        k_(numbers(shape.keys * shape.kv_heads * shape.width)),
-        v_(numbers(shape.keys * shape.kv_heads * shape.value_width)),
-        output_(static_cast<size_t>(shape.n * shape.heads * shape.value_width)),
-        scheduler_(pool_scheduler(threads)) {
-    args_.num_heads = shape.heads;
-    args_.num_kv_heads = shape.kv_heads;
-    args_.head_dim = shape.width;
-    args_.head_dim_v = shape.value_width;
-    args_.call.flags = shape.is_causal ? MHA_CAUSAL : 0;
-    args_.call.n_q = shape.n;
-    args_.q.data = q_.data();
-    args_.output.data = output_.data();
-    args_.call.scheduler = threads > 1 ? &scheduler_ : nullptr;
+      : scheduler_(pool_scheduler(threads)) {
+    support::AttentionSizes sizes;
+    sizes.num_heads = shape.heads;
+    sizes.num_kv_heads = shape.kv_heads;
+    sizes.head_dim = shape.width;
+    sizes.head_dim_v = shape.value_width;
+    sizes.n_q = shape.n;
+    sizes.n_kv = shape.keys;
+    sizes.is_causal = shape.is_causal;
+    support::AttentionProblem problem = support::NormalAttention(sizes);
+    support::AttentionCall call = {call_form(threads > 1 ? &scheduler_ : nullptr)};
     if (shape.is_cached) {
-      mha_kv_cache_config config = support::Zeroed<mha_kv_cache_config>();
-      config.num_sequences = 1;
-      config.capacity = shape.keys;
-      config.num_kv_heads = shape.kv_heads;
-      config.head_dim = shape.width;
-      config.head_dim_v = shape.value_width;
-      cache_.emplace(config, support::Place::kLargePages);
-      support::Check(
-          mha_kv_cache_append(cache_->get(), 0, shape.keys, k_.data(), v_.data(), &error_), error_);
-      args_.call.cache_read = cache_->get();
-    } else {
-      args_.call.n_kv = shape.keys;
-      args_.k.data = k_.data();
-      args_.v.data = v_.data();
+      cache_.emplace(support::CacheConfigOf(sizes, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, shape.keys),
+                     support::Place::kLargePages);
+      cache_->Append(0, {problem.k, problem.v});
+      call.cache.cache = cache_->get();
+      call.cache.read = true;
+      problem.n_kv = 0;
     }
-    size_t bytes = 0;
-    support::Check(mha_attention_workspace(&args_, &bytes, &error_), error_);
-    workspace_ = support::Memory(bytes, support::Place::kLargePages);
+    data_ = std::make_unique<support::AttentionData>(problem, call);
+    workspace_ = support::Memory(data_->WorkspaceBytes(), support::Place::kLargePages);
   }
 
   void call() override {
-    support::Check(mha_attention(&args_, workspace_.data(), workspace_.size(), &error_), error_);
+    support::Check(data_->Run(workspace_.data(), workspace_.size(), &error_), error_);
   }
 
  private:
-  static std::vector<float> numbers(int64_t count) {
-    return support::Random(1).Uniforms(count, 1.7f);
-  }
-
-  std::vector<float> q_, k_, v_, output_;
   mha_scheduler scheduler_;
-  mha_attention_args args_ = support::Zeroed<mha_attention_args>();
   std::optional<support::Cache> cache_;
+  std::unique_ptr<support::AttentionData> data_;
   support::Memory workspace_;
   mha_error error_ = {};
 };

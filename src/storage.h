@@ -12,8 +12,8 @@
 namespace mha {
 namespace {
 
-// The storage of an MHA_TYPE_* of mha.h, where 0 and MHA_TYPE_F32 are f32. The kernels' headers do
-// not include mha.h, so check/fields.cpp compares the numbers.
+// The storage of an MHA_TYPE_* of mha.h, where 0 and MHA_TYPE_F32 are f32. contract.h numbers the
+// storages without mha.h; check/fields.cpp compares the numbers.
 constexpr Storage storage_of_type(uint32_t type) {
   return static_cast<Storage>(type == 0 ? 0 : type - 1);
 }

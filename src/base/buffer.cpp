@@ -7,14 +7,15 @@ namespace {
 
 mha_status check_alignment(Report report, const void *buffer) {
   if (reinterpret_cast<uintptr_t>(buffer) % 64 == 0) return MHA_OK;
-  return report.invalid("buffer is not aligned to 64 bytes; place it at a multiple of 64");
+  return report.invalid(
+      "buffer is not aligned to 64 bytes; allocate it with aligned_alloc(64, ...) or mmap");
 }
 
 }  // namespace
 
 mha_status check_new_buffer(Report report, const void *buffer, size_t buffer_bytes, int64_t needed,
                             const char *query) {
-  if (!buffer) return report.null("buffer is NULL; pass memory of the size that %s tells", query);
+  if (!buffer) return report.null("buffer is NULL; pass memory of the size that %s returns", query);
   MHA_TRY(check_alignment(report, buffer));
   if (buffer_bytes >= static_cast<uint64_t>(needed)) return MHA_OK;
   return report.next().fail(MHA_ERROR_BUFFER_TOO_SMALL,

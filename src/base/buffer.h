@@ -24,17 +24,17 @@ struct BufferFormat {
   const char *remedy;         // "pack it again"
 };
 
-// The memory for a new buffer, whose size the function `query` tells.
+// Checks the memory for a new buffer, whose size the function `query` returns.
 mha_status check_new_buffer(Report report, const void *buffer, size_t buffer_bytes, int64_t needed,
                             const char *query);
 
-// The header of a filled buffer, from what identifies the format to the checksum, so that the
-// message names the most likely cause. The report is about the buffer, and the next parameter is
-// its size.
+// Checks the header of a filled buffer, from what identifies the format to the checksum, so that
+// the message names the most likely cause. The report is about the buffer, and the next parameter
+// is its size.
 mha_status check_head(Report report, const BufferFormat &format, const void *buffer,
                       size_t buffer_bytes);
 
-// What else the header says, and the size that it tells.
+// Fails if the rest of the header is not sound, or if the buffer is shorter than the header says.
 mha_status check_whole(Report report, const BufferFormat &format, bool is_sound,
                        size_t buffer_bytes, uint64_t needed);
 

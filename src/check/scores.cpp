@@ -160,7 +160,8 @@ mha_status check_chosen_keys(Report report, const SequenceArguments &s,
                          &chosen->lists);
 }
 
-// Whether anything is given for the model but what acts on the sum and the context.
+// Whether the options of the model change scores: all of them do but sinks, which act on the sum,
+// and head_scales, which act on the context.
 bool changes_scores(mha_score_options options) {
   options.struct_size = 0;
   options.sinks = options.head_scales = nullptr;

@@ -85,7 +85,7 @@ inline void widen_codes(const Int4 *from, int64_t terms, F16 *to) {
   }
 }
 #else
-// Widens terms of int4, the first of them even, likewise. If the number of terms is odd, the
+// Widens terms of int4, the first of them even, to [term][48]. If the number of terms is odd, the
 // last one brings a term along that is not used.
 inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
   for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {

@@ -18,8 +18,8 @@ namespace {
 // packed are so once per unit and chunk, which more rows make cheaper.
 constexpr int64_t packed_unit_rows = 96, plain_unit_rows = 768;
 
-// Where threads need more units, these have at least so many rows while their keys can be split
-// instead, and at least min_unit_rows in any case: with fewer they wait for keys and values.
+// Where threads need more units, a unit keeps the preferred rows while its keys can be split
+// instead, and min_unit_rows in any case: with fewer it waits for keys and values.
 constexpr int64_t preferred_packed_rows = 64, preferred_plain_rows = 256, min_unit_rows = 24;
 static_assert(preferred_plain_rows <= chunk_keys,
               "in a part, later rows begin at most one chunk after the first");
@@ -111,7 +111,7 @@ int64_t slots_of(const AttentionRequest &request, int64_t max_keys, int64_t chun
 }
 
 // The most rows of a unit that reads rows: those of as many kv heads as such a unit may have. Fewer
-// rows of each may come with so many more heads that they are more together.
+// rows of each head may be more together: 16 heads of 4 are 64 rows, 10 heads of 6 are 60.
 int64_t few_rows(const AttentionRequest &request, const AttentionPlan &plan, int64_t n_q) {
   if (!plan.reads_rows || n_q == 0) return 0;
   const int64_t most =

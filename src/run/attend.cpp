@@ -23,16 +23,16 @@ void cut_queries(const AttentionRequest &request, const AttentionPlan &plan, int
   const int64_t heads = std::max<int64_t>(1, request.batch * request.num_kv_heads),
                 wanted = num_threads * units_per_thread, per_head = blocks_of(wanted, heads);
   if (num_threads > 1 && blocks_of(longest_q, block) < per_head) {
-    const int64_t preferred = std::min(preferred_block(request), largest);
-    block = std::max(std::min(blocks_of(longest_q, per_head), largest), preferred);
+    const auto block_of = [&](int64_t blocks, int64_t fewest) {
+      return std::max(blocks_of(longest_q, blocks), std::min(fewest, largest));
+    };
+    block = block_of(per_head, preferred_block(request));
     // A causal mask leaves out half of the chunks.
     const int64_t chunks = std::max<int64_t>(1, blocks_of(run->longest_kv, chunk_keys)),
                   left = request.window_right < run->longest_kv ? chunks / 2 + 1 : chunks,
                   parts = plan.may_split_keys ? left : 1;
     if (blocks_of(longest_q, block) * parts < per_head)
-      block = std::min(
-          std::max(blocks_of(longest_q, blocks_of(per_head, parts)), smallest_block(request)),
-          block);
+      block = block_of(blocks_of(per_head, parts), smallest_block(request));
   }
   run->block_queries = longest_q > 0 ? blocks_of(longest_q, blocks_of(longest_q, block)) : 1;
   run->query_blocks = blocks_of(longest_q, run->block_queries);
@@ -106,20 +106,19 @@ KvStore store_of(const AttentionStage &stage, bool are_keys, int64_t first_head,
           are_keys && arrays.k.is_packed};
 }
 
-// Whether the units of the attention store the new rows of their kv heads, for which no stage of
-// its own is worth while: each head has one unit that reads them.
+// Whether the units of the attention store the new rows of their kv heads, which spares threads a
+// stage of its own: if each head has one unit that reads them.
 bool may_store_in_units(const AttentionStage &stage) {
-  const Attention &attention = stage.attention;
-  const AttentionRun &run = attention.run;
-  if (!attention.arrays.new_keys.base || threads_of(stage.scheduler) == 1 ||
-      attention.request.prepare_q.norm.is_of_all_heads ||
-      attention.request.options.chosen.lists.base || run.query_blocks != 1)
+  const AttentionRequest &request = stage.attention.request;
+  const AttentionRun &run = stage.attention.run;
+  if (!stage.attention.arrays.new_keys.base || threads_of(stage.scheduler) == 1 ||
+      request.prepare_q.norm.is_of_all_heads || request.options.chosen.lists.base ||
+      run.query_blocks != 1)
     return false;
   const int64_t part = run.parts.chunks * chunk_keys;
-  for (int64_t b = 0; b < attention.request.batch; ++b) {
+  for (int64_t b = 0; run.parts.count > 1 && b < request.batch; ++b) {
     const Sequence &sequence = run.sequences[b];
-    if (run.parts.count > 1 &&
-        quotient(sequence.past, part) != quotient(sequence.past + sequence.kv_rows - 1, part))
+    if (quotient(sequence.past, part) != quotient(sequence.past + sequence.kv_rows - 1, part))
       return false;
   }
   return true;

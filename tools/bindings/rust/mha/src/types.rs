@@ -18,7 +18,7 @@ macro_rules! numbered {
         }
 
         impl $name {
-            /// All that there are, in the order of the library's numbers.
+            /// All values, in the order of the library's numbers.
             pub const ALL: &'static [Self] = &[Self::$first, $(Self::$each,)*];
 
             pub(crate) fn raw(self) -> u32 {
