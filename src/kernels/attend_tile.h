@@ -112,20 +112,14 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
     make_canonical<V>(list.to[0] + r * score_stride, list.count * tile_keys);
 }
 
-// The loops over a chunk's keys for some rows.
-template <class V>
-MHA_INLINE Loops loops_of(const Unit &unit, const Chunk &chunk, int64_t rows, bool prefetches) {
-  return loops_over_keys<V>(rows, chunk.keys.storage, unit.call.request.head_dim, prefetches);
-}
-
 // Multiplies one row by some tiles of a chunk.
 template <class V>
 MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range tiles, int64_t row,
                                float *products) {
   KeyTileList list;
   list.add(chunk.keys, tiles, products);
-  multiply_keys<V>(unit, chunk, list, tiles, loops_of<V>(unit, chunk, 1, false), unit.q(row), 1,
-                   false, no_prefetch_source);
+  multiply_keys<V>(unit, chunk, list, tiles, loops_over_keys<V>(1, chunk.keys.storage, false),
+                   unit.q(row), 1, false, no_prefetch_source);
 }
 
 // ---- Scores
@@ -409,8 +403,9 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   MHA_MEMCPY(p, scores, static_cast<size_t>(rows.count * score_stride) * sizeof(float));
   KeyTileList list;
   list.add(chunk.keys, tiles, scores);
-  multiply_keys<V>(unit, chunk, list, tiles, loops_of<V>(unit, chunk, rows.count, false),
-                   unit.q(rows.begin), rows.count, false, no_prefetch_source);
+  multiply_keys<V>(unit, chunk, list, tiles,
+                   loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(rows.begin),
+                   rows.count, false, no_prefetch_source);
   for (int64_t r = 0; r < rows.count; ++r) {
     if (!is_unclear[r]) continue;
     float *const row = scores + r * score_stride;
@@ -480,8 +475,9 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   }
   const bool prefetches = ahead_of_keys.tiles || ahead_of_values.tiles;
   multiply_keys<V>(unit, chunks[0], list, tiles_of(keys[0].some),
-                   loops_of<V>(unit, chunks[0], rows.count, prefetches), unit.q(rows.begin),
-                   rows.count, rows.count == 1 && call.arrays.k.is_packed, ahead_of_keys);
+                   loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+                   unit.q(rows.begin), rows.count, rows.count == 1 && call.arrays.k.is_packed,
+                   ahead_of_keys);
 
   // 2. and 3. Scores; then their maximum m, p = exp(score - m), and its sum l.
   for (int64_t c = 0; c < count; ++c) {

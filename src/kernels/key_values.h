@@ -229,7 +229,7 @@ MHA_NOINLINE KeyRows rows_of_keys(const Unit &unit, int64_t chunk_begin, int64_t
 // How many numbers of each key are packed at a time where keys are packed late. The slices of all
 // late tiles stay in the first level of the cache. Norms and rotation need whole rows.
 constexpr int64_t late_numbers = 64;
-static_assert(late_numbers % (2 * score_block) == 0, "slices are pairs of blocks of a dot product");
+static_assert(late_numbers % score_block == 0, "slices are whole blocks of a dot product");
 MHA_INLINE int64_t late_width(const Attention &call) {
   return is_plain(call.arrays.k) && call.request.prepare_k.is_any
              ? call.request.head_dim

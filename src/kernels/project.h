@@ -362,7 +362,7 @@ MHA_NOINLINE inline void multiply_rows(const PanelTerms &panel, int64_t panels, 
 // over keys takes. Where fewer are left, the last strip is computed again.
 MHA_NOINLINE inline void multiply_last_columns(const StoredPanel &stored, const float *row,
                                                int64_t depth, int64_t columns, float *sums) {
-  const Loop loop = loops_over_keys<Vector>(1, stored.storage, depth, false).wide;
+  const Loop loop = loops_over_keys<Vector>(1, stored.storage, false).wide;
   const int64_t element = bytes_of(stored.storage);
   Tile tile;
   tile.rows = &row;

@@ -9,8 +9,8 @@
 // number of lanes nor the shape of a tile can change a bit of a result.
 //
 // From top to bottom: what a loop is told (Tile, Prefetch), one term or some terms of it (add_term,
-// add_terms), the loop (multiply, multiply_two_chains), and the choice of a loop for keys, values
-// and weights (loops_over_...), whose register tiles each instruction set defines (ops.h).
+// add_terms), the loop (multiply), and the choice of a loop for keys, values and weights
+// (loops_over_...), whose register tiles each instruction set defines (ops.h).
 #pragma once
 
 #include "elements.h"
@@ -342,54 +342,6 @@ MHA_NOCLONE void multiply(const Tile &tile) {
   }
 }
 
-// The same for two chains of score_block floats side by side, and half as many strips: their sums
-// are added in registers. The tile has an even number of such chains, the mode replace or add, and
-// the same rows in all repeats, and prefetches nothing.
-template <int R, int B>
-MHA_NOCLONE void multiply_two_chains(const Tile &tile) {
-  const float *columns[B];
-  float *sums[B];
-  MHA_EACH(b, B) {
-    columns[b] = static_cast<const float *>(tile.columns[b]);
-    sums[b] = tile.sums[b];
-  }
-  const float *rows[R];
-  MHA_EACH(r, R) rows[r] = tile.rows[r];
-  constexpr int64_t between = score_block * tile_keys;
-  for (int64_t repeat = 0; repeat < tile.repeats; ++repeat) {
-    for (int64_t begin = 0; begin < tile.terms; begin += 2 * score_block) {
-      Vector first[R][B], second[R][B];
-      clear(first);
-      clear(second);
-      for (int64_t k = begin, at = begin * tile_keys; k < begin + score_block;
-           ++k, at += tile_keys) {
-        Vector one[B], two[B];
-        MHA_EACH(b, B) {
-          one[b] = load(columns[b] + at);
-          two[b] = load(columns[b] + at + between);
-        }
-        MHA_EACH(r, R) {
-          const Vector x = all(rows[r][k]), y = all(rows[r][k + score_block]);
-          MHA_EACH(b, B) {
-            first[r][b] = mul_add(x, one[b], first[r][b]);
-            second[r][b] = mul_add(y, two[b], second[r][b]);
-          }
-        }
-      }
-      MHA_EACH_PAIR(r, R, b, B) {
-        float *const to = sums[b] + r * tile.sums_stride;
-        const bool adds = begin != 0 || tile.mode == Sums::add;
-        const Vector sum = adds ? load(to) + first[r][b] : first[r][b];
-        store(to, sum + second[r][b]);
-      }
-    }
-    MHA_EACH(b, B) {
-      columns[b] += tile.next_columns;
-      sums[b] += tile.next_sums;
-    }
-  }
-}
-
 // A loop of some shape, for any type of the columns.
 struct Loop {
   void (*run)(const Tile &tile);
@@ -475,10 +427,9 @@ struct Loops {
   Loop narrow;  // 16 columns, for what is left
 };
 
-// Loops over key tiles of `terms` numbers, which come whole or in slices of two chains. One or two
-// rows compute the last tiles with the wide loop as well.
+// Loops over key tiles. One or two rows compute the last tiles with the wide loop as well.
 template <class V>
-MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, int64_t terms, bool prefetches) {
+MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, bool prefetches) {
   Loops loops = {};
   visit_rows<TileShape<V::size>::attend_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, B = TileShape<V::size>::key_tiles(R),
@@ -490,10 +441,6 @@ MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, int64_t terms,
       loops.narrow = loops.wide;
     else
       loops.narrow = loop_of<V, R, 1, C, Prefetching::never, only_floats>(storage, false);
-    if constexpr (V::size == 16 && only_floats) {
-      if (!prefetches && terms % (2 * score_block) == 0)
-        loops.wide = {multiply_two_chains<R, B / 2>, R, B / 2, tile_keys, 1};
-    }
   });
   return loops;
 }

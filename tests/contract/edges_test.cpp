@@ -330,22 +330,6 @@ TEST_P(Edges, PackedSequencesOfManyHeadsEqualTheSpecification) {
   EXPECT_TRUE(SameBits(Attend(problem, sequences, call), Specify(problem, sequences)));
 }
 
-// Scales of heads keep few rows from reading keys in place: these are packed in slices of 64
-// numbers, of which later ones are added.
-TEST_P(Edges, FewRowsThatPackSlicesOfKeysEqualTheSpecification) {
-  for (const int64_t n_q : {5, 6}) {
-    AttentionSizes sizes;
-    sizes.n_q = n_q;
-    sizes.n_kv = 300;
-    sizes.head_dim = sizes.head_dim_v = 192;
-    AttentionProblem problem = NormalAttention(sizes);
-    problem.score.emplace().head_scales = {1.5f};
-    AttentionCall call = PlainCall();
-    call.asked = kAskLse;
-    EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem))) << n_q << " rows";
-  }
-}
-
 // ---- Arrays that are the same, and arrays that end early
 
 TEST_P(Edges, KeysInTheArrayOfQueriesMayHaveOtherLengths) {
