@@ -143,7 +143,8 @@ patience_seconds = 300  # for an answer of a library
 
 
 class Worker:
-    """A library in a separate process, which runs only while it answers."""
+    """A library in a separate process, which runs only while it answers; so do those that the
+    library starts, which would outlive it otherwise."""
 
     def __init__(self, library, cores, helper, log):
         command = [
@@ -155,12 +156,20 @@ class Worker:
             helper,
         ]
         self.process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            list(map(str, command)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
         )
+
+    def signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def ask(self, request, **arguments):
         try:
-            self.process.send_signal(signal.SIGCONT)
+            self.signal(signal.SIGCONT)
             self.process.stdin.write(json.dumps([request, arguments]).encode() + b"\n")
             self.process.stdin.flush()
             if not select.select([self.process.stdout], [], [], patience_seconds)[0]:
@@ -176,14 +185,14 @@ class Worker:
                 if code < 0
                 else f"its process ended with code {code}"
             )
-        self.process.send_signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
         answer = json.loads(line)
         if "error" in answer:
             raise Failed(answer["error"].removeprefix("RuntimeError: "))
         return answer["answer"]
 
     def end(self):
-        self.process.kill()
+        self.signal(signal.SIGKILL)
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()

@@ -721,10 +721,17 @@ class Worker:
         return samples
 
 
+def die_with_parent():
+    """A process may be stopped when its parent is killed, and would stay for ever."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def main():
     name, threads, cores, helper = sys.argv[1:]
-    pr_set_pdeathsig = 1  # it may be stopped when its parent is killed, and would stay for ever
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    die_with_parent()
+    os.register_at_fork(after_in_child=die_with_parent)
+    sys.modules["openvino_telemetry"] = None  # forks a process, which waits for the network
     os.sched_setaffinity(0, map(int, cores.split(",")))
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ[
         "OPENBLAS_NUM_THREADS"
