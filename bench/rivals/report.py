@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the results in build/rivals as tables into src/docs/data, and what the pages say of them:
-sentences between the marks <!-- figures: NAME --> and <!-- end of figures -->, and pictures.
+"""Writes the results in build/rivals as tables into src/docs/data, and what the pages show of them:
+tables between the marks <!-- figures: NAME --> and <!-- end of figures -->, and pictures.
 
 Examples, after comparisons such as bench/rivals/layers.py:
   build/rivals/venv/bin/python bench/rivals/report.py
-  python3 bench/rivals/report.py --check    whether the sentences are those of the tables
+  python3 bench/rivals/report.py --check    whether the pages show the figures of the data
 """
 
 import argparse
@@ -24,6 +24,8 @@ from session import (
     digits,
     load,
     median,
+    merge_data,
+    processor,
     ratio,
     read_data,
     root,
@@ -31,7 +33,6 @@ from session import (
     say,
     source,
     work,
-    write_data,
 )
 
 docs = root / "src" / "docs"
@@ -52,11 +53,20 @@ def milliseconds(seconds):
     return "" if seconds is None else digits(1e3 * seconds)
 
 
+def time_of(result, name):
+    return milliseconds(median(result, name))
+
+
 def name_of(shape):
     batch, n, width, heads, kv_heads, causal, past = shape[:7]
     if past:
         return f"{width}, {heads}, {kv_heads}, {past}"
     return f"{batch}, {n}, {width}, {heads}" + ("" if causal else " uncausal")
+
+
+def error_of(result, name, kind="normal"):
+    error = result["errors"].get(name, {}).get(kind)
+    return "" if error is None else f"{error:.1e}".replace("e-0", "e-")
 
 
 def best(result, library):
@@ -102,12 +112,9 @@ def layer_rows(results):
             "shape": name_of(shape),
             "threads": threads,
             "core": state,
-            "mha": milliseconds(median(result, "mha f32")),
+            "mha": time_of(result, "mha f32"),
             "share": f"{share(result):.0%}",
-            **{
-                library: milliseconds(median(result, name) if name else None)
-                for library, name in fastest.items()
-            },
+            **{library: time_of(result, name) for library, name in fastest.items()},
             "gain": f"{ratio(result, 'mha f32', fastest[rival]):.2f}" if rival else "",
             "over": rival or "",
             "rounds": len(result["seconds"]["mha f32"]["call"]),
@@ -123,13 +130,12 @@ def arithmetic_rows(results):
                 name = f"{library} {form}"
                 if form.endswith("Attention") and form != "QAttention" or not median(result, name):
                     continue
-                errors = [f"{result['errors'][name][kind]:.1e}" for kind in ("normal", "outliers")]
-                errors = [error.replace("e-0", "e-") for error in errors]
                 yield {
                     "shape": name_of(result["key"][1]),
                     "form": name.replace("scaled_dot_product_attention", "f32"),
                     "time": f"{ratio(result, 'mha f32', name):.2f}",
-                    **dict(zip(("error", "error with outliers"), errors, strict=True)),
+                    "error": error_of(result, name),
+                    "error with outliers": error_of(result, name, "outliers"),
                 }
 
 
@@ -236,7 +242,7 @@ orders = {
 
 
 def results_of(kind):
-    """Those of build/rivals/KIND.json that belong into the table, in its order."""
+    """Those of build/rivals/KIND.json of this processor that the table has, in its order."""
 
     def place(result):
         what = result["key"][1]
@@ -245,7 +251,9 @@ def results_of(kind):
     some = [
         result
         for result in load(work / f"{kind}.json")
-        if place(result) in orders[kind] and place(result) != "tiny"
+        if place(result) in orders[kind]
+        and place(result) != "tiny"
+        and result["about"]["processor"] == processor()
     ]
     return sorted(some, key=lambda result: (orders[kind].index(place(result)), result["key"][2]))
 
@@ -253,9 +261,9 @@ def results_of(kind):
 # ---- tables -> what the pages say
 
 
-def span(values, unit=""):
-    values = sorted(values, key=lambda value: float(value.rstrip("%")))
-    return f"{values[0]}{unit} to {values[-1]}{unit}"
+def span(values):
+    low, *_, high = sorted([*values] * 2, key=lambda value: float(value.rstrip("%")))
+    return low if low == high else f"{low.rstrip('%')}–{high}"
 
 
 def by_threads(rows):
@@ -272,101 +280,96 @@ def quiet(rows):
     return list({(row["shape"], row["threads"]): row for row in reversed(rows)}.values())[::-1]
 
 
-def layers_summary(rows, limit="multiply-add peak"):
-    return " ".join(
-        f"On {name}, mha is {span(row['gain'] for row in some)} times as fast as the fastest other"
-        f" library (faster at {sum(float(row['gain']) > 1 for row in some)} of {len(some)} shapes),"
-        f" at {span(row['share'] for row in some)} of the {limit}."
+def layers_summary(rows):
+    return {
+        name: f"{span(row['gain'] for row in some)}"
+        f" ({sum(float(row['gain']) > 1 for row in some)} of {len(some)}),"
+        f" {span(row['share'] for row in some)}"
         for name, some in by_threads(quiet(rows)).items()
-    )
-
-
-def decode_summary(rows):
-    return layers_summary(rows, "bandwidth")
+    }
 
 
 def arithmetic_summary(rows):
     def of(*names):
         some = [row for row in rows if row["form"] in names]
-        errors = [f"{100 * float(row[key]):.2g}%" for row in some for key in list(row)[3:]]
-        return f"{span(row['time'] for row in some)} of the float32 time (rms error {span(errors)})"
+        errors = [f"{100 * float(row[key]):.2g}%" for row in some for key in list(row)[-2:]]
+        return f"{span(row['time'] for row in some)} ({span(errors)})" if some else ""
 
     others = "PyTorch int8", "ONNX Runtime quantize_dynamic", "ONNX Runtime QAttention"
-    return (
-        "With int8 weights on one thread, causal layers take"
-        f" {of('mha int16')} in `MHA_ARITHMETIC_INT16`, and {of('mha int8')} in"
-        f" `MHA_ARITHMETIC_INT8`. int8 in the other libraries takes {of(*others, 'OpenVINO int8')}."
-    )
+    return {
+        "int8 weights in `MHA_ARITHMETIC_INT16`": of("mha int16"),
+        "int8 weights in `MHA_ARITHMETIC_INT8`": of("mha int8"),
+        "int8 in other libraries": of(*others, "OpenVINO int8"),
+    }
 
 
 def decoder_summary(rows):
-    gains = {
-        what: [row[f"{what} gain"] for row in rows if row["over"]] for what in ("prompt", "token")
+    return {
+        label: span(row[f"{what} gain"] for row in rows if row["over"])
+        for what, label in (("prompt", "prompt of 512 tokens"), ("token", "each token after it"))
     }
-    return (
-        f"With weights of about the same size, mha is {span(gains['prompt'])} times as fast as"
-        f" llama.cpp for a prompt of 512 tokens, and {span(gains['token'])} times for each token"
-        " after it."
-    )
 
 
 def models_summary(rows):
-    llama = [row for row in rows if row["case"].startswith("llama") and row["threads"] == "1"]
-    said = [
-        f"{row['tokens per second']} with {row['way']}"
+    return {
+        row["way"]: row["tokens per second"]
         + (f" ({row['error']})" if row["way"] not in ("sdpa", "mha") else "")
-        for row in llama
-    ]
-    return (
-        "Tokens per second of llama on one thread (rms error of the logits):"
-        f" {', '.join(said[:-1])} and {said[-1]}."
-    )
+        for row in rows
+        if row["case"].startswith("llama") and row["threads"] == "1"
+    }
 
 
 def onnx_summary(rows):
-    gains = span(row["gain"] for row in rows)
-    return f"Rewritten, all-MiniLM-L6-v2 is {gains} times as fast on sentences of 16 to 512 tokens."
+    return {name: span(row["gain"] for row in some) for name, some in by_threads(rows).items()}
 
 
 def llama_summary(rows):
-    found = {
-        what: span(row["gain"] for row in rows if row["tokens"] == what)
+    return {
+        what.replace("at", "token at").replace("prompt", "prompt of 4,096 tokens"): span(
+            row["gain"] for row in rows if row["tokens"] == what
+        )
         for what in dict.fromkeys(row["tokens"] for row in rows)
     }
-    prompt, *depths = found.values()
-    said = [f"{gains} {what}" for gains, what in zip(depths, list(found)[1:], strict=True)]
-    return (
-        "Beside the better of `-fa off` and `-fa on`, mha reads a prompt of 4,096 tokens"
-        f" {prompt} times as fast, and generates tokens {', '.join(said[:-1])} and {said[-1]}."
-    )
 
 
-blocks = {  # name of the block -> (its table, sentences)
-    "layers": ("layers", layers_summary),
-    "decode": ("decode", decode_summary),
-    "attention": ("attention", layers_summary),
-    "attention_decode": ("attention_decode", decode_summary),
-    "arithmetic": ("arithmetic", arithmetic_summary),
-    "decoder": ("decoder", decoder_summary),
-    "models": ("models", models_summary),
-    "onnx": ("onnx", onnx_summary),
-    "llama": ("llama", llama_summary),
+gains = "Speed relative to the fastest other library (shapes where mha is faster), and share of the"
+blocks = {  # name of a table -> (what pages show of it, {name of a line: its figures})
+    **dict.fromkeys(("layers", "attention"), (f"{gains} multiply-add peak", layers_summary)),
+    **dict.fromkeys(("decode", "attention_decode"), (f"{gains} bandwidth", layers_summary)),
+    "arithmetic": (
+        "Time of causal layers on one thread, relative to mha's in float32 (rms error)",
+        arithmetic_summary,
+    ),
+    "decoder": ("Speed relative to llama.cpp, weights of about the same size", decoder_summary),
+    "models": ("Tokens per second of llama on one thread (rms error of logits)", models_summary),
+    "onnx": ("Speed-up of all-MiniLM-L6-v2 on 16 to 512 tokens by rewriting it", onnx_summary),
+    "llama": ("Speed relative to the better of `-fa off` and `-fa on`", llama_summary),
 }
 
 
-def pages_with_sentences():
-    """{page: its text with the sentences of today's tables}"""
+def table_of(name):
+    """The figures of the last two processors side by side."""
+    what, summary = blocks[name]
+    columns = {"": {}}
+    for which, (sentence, rows) in read_data(name).items():
+        commit = sentence.split(", ")[0].removeprefix("mha at commit ")
+        columns[f"{which}, {commit}"] = summary(rows)
+    labels = dict.fromkeys(label for column in columns.values() for label in column)
+    lines = [[label, *(c.get(label, "") for c in list(columns.values())[1:])] for label in labels]
+    said = textwrap.fill(f"{what}:", 100, break_long_words=False, break_on_hyphens=False)
+    head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return "\n".join([said, "", *head, *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def pages_with_tables():
+    """{page: its text with the figures of today's tables}"""
     written = {}
     for page in (root / "README.md", *sorted(docs.glob("*.md"))):
         head, *parts = page.read_text().split("<!-- figures: ")
         for part in parts:
             name = part.split(" ")[0]
-            about, rows = read_data(blocks[name][0])
-            commit, machine = about.split(", ")[0].removeprefix("mha at "), about.split(", ")[2]
-            text = f"{blocks[name][1](rows)} Measured at {commit}, {machine}."
-            lines = textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
             tail = part.split("<!-- end of figures -->", 1)[1]
-            head += f"<!-- figures: {name} -->\n\n{lines}\n\n<!-- end of figures -->{tail}"
+            head += f"<!-- figures: {name} -->\n\n{table_of(name)}\n\n<!-- end of figures -->{tail}"
         written[page] = head
     return written
 
@@ -436,7 +439,7 @@ def arithmetic_picture(pyplot, about, rows):
         for row in rows:
             if row["shape"] != name or row["form"].endswith("f32"):
                 continue
-            time, *errors = (float(row[key]) for key in list(row)[2:])
+            time, *errors = (float(row[key]) for key in list(row)[-3:])
             library = next(library for library in colours if row["form"].startswith(library))
             axes.plot([time] * 2, errors, color=colours[library])
             axes.plot(time, errors[0], "o", color=colours[library], markersize=4)
@@ -528,7 +531,7 @@ def main():
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
     if parser.parse_args().check:
-        wrong = [page for page, text in pages_with_sentences().items() if text != page.read_text()]
+        wrong = [page for page, text in pages_with_tables().items() if text != page.read_text()]
         for page in wrong:
             say(f"{page}: its figures are not those of src/docs/data; run bench/rivals/report.py")
         return 1 if wrong else 0
@@ -539,13 +542,13 @@ def main():
 
     for name, (kind, rows) in tables.items():
         if results := results_of(kind):
-            write_data(name, source(results), rows(results))
+            merge_data(name, processor(), source(results), rows(results))
         else:
             say(f"{name}: build/rivals/{kind}.json has no results; the table stays as it is")
     for name, picture in pictures.items():
-        about, rows = read_data(name)
-        picture(pyplot, about.split(",")[0], rows)
-    for page, text in pages_with_sentences().items():
+        newest, (about, rows) = next(iter(read_data(name).items()))
+        picture(pyplot, f"{about.split(',')[0]}, {newest}", rows)
+    for page, text in pages_with_tables().items():
         page.write_text(text)
     return 0
 

@@ -2,8 +2,8 @@
 
 A result is {"key": [what was measured], "about": {...}, "seconds": {name: {what: [one for each
 round]}}, "reasons": {name: why not}, ...}. A file of results keeps the newest of each key, so that
-a comparison can be measured piece by piece. Data for users are tables in src/docs/data/NAME.csv,
-whose first line is a comment that names the commit, machine and versions.
+a comparison can be measured piece by piece. Data for users are tables in src/docs/data/NAME.csv of
+the last two processors; comments in their first lines name commit, machine and versions of each.
 """
 
 import argparse
@@ -159,6 +159,24 @@ def machine():
     )
 
 
+def processor():
+    """The name of its microarchitecture, since what processors call themselves differs and repeats;
+    of others, what machine() says."""
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    fields = re.findall(r"^(?:vendor_id|cpu family|model)\s*: (.*)", info, re.MULTILINE)[:3]
+    found = " ".join([*fields, machine()])
+    names = {
+        "AuthenticAMD 25 .*AVX-512": "Zen 4",
+        "AuthenticAMD 25 ": "Zen 3",
+        "AuthenticAMD 26 ": "Zen 5",
+        "GenuineIntel 6 85 .*VNNI": "Cascade Lake",
+        "GenuineIntel 6 106 ": "Ice Lake",
+        "GenuineIntel 6 143 ": "Sapphire Rapids",
+        "GenuineIntel 6 207 ": "Emerald Rapids",
+    }
+    return next((name for key, name in names.items() if re.match(key, found)), machine())
+
+
 def git(*arguments):
     done = subprocess.run(
         ["git", "-C", str(root), *arguments],
@@ -181,6 +199,7 @@ def about(rounds, versions):
     return {
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
+        "processor": processor(),
         "machine": machine(),
         "rounds": rounds,
         "versions": versions,
@@ -229,19 +248,36 @@ def source(results):
 
 
 def write_data(name, sentence, rows):
-    """rows: dictionaries with the same keys, or lists of which the first has the names."""
+    """rows: dictionaries, or lists of which the first has the names."""
     rows = list(rows)
-    if isinstance(rows[0], dict):
-        rows = [list(rows[0]), *(row.values() for row in rows)]
-    path = data / f"{name}.csv"
-    path.parent.mkdir(exist_ok=True)
-    with open(path, "w", newline="") as file:
-        print(f"# {sentence}", file=file)
-        csv.writer(file, lineterminator="\n").writerows(rows)
-    say(f"wrote {path.relative_to(root)}")
+    if not isinstance(rows[0], dict):
+        rows = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    with open(data / f"{name}.csv", "w", newline="") as file:
+        file.writelines(f"# {line}\n" for line in sentence.splitlines())
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = csv.DictWriter(file, names, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    say(f"wrote src/docs/data/{name}.csv")
+
+
+def merge_data(name, processor, sentence, rows):
+    """Writes the rows of a processor before those of the one that was measured before it."""
+    rows, said = [{"processor": processor, **row} for row in rows], [f"{processor}: {sentence}"]
+    others = [(other, part) for other, part in read_data(name).items() if other != processor]
+    for other, (sentence, some) in others[:1]:
+        said.append(f"{other}: {sentence}")
+        rows += [{key: value for key, value in row.items() if value} for row in some]
+    write_data(name, "\n".join(said), rows)
 
 
 def read_data(name):
-    """(its sentence, its rows as dictionaries of words)"""
-    with open(data / f"{name}.csv", newline="") as file:
-        return next(file).removeprefix("# ").strip(), list(csv.DictReader(file))
+    """{processor: (its sentence, its rows as dictionaries of words)}, the newest first"""
+    path = data / f"{name}.csv"
+    lines = path.read_text().splitlines() if path.exists() else []
+    said = [line.removeprefix("# ").split(": ", 1) for line in lines if line.startswith("# ")]
+    rows = list(csv.DictReader(lines[len(said) :]))
+    return {
+        processor: (sentence, [row for row in rows if row["processor"] == processor])
+        for processor, sentence in said
+    }

@@ -1,4 +1,4 @@
-"""Tests that a comparison with other libraries leaves no process behind."""
+"""Tests that comparisons leave no process behind, and that tables keep two processors."""
 
 import os
 import pathlib
@@ -10,20 +10,27 @@ rivals = str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "rivals")
 library = """import os, time
 started, Core, __version__ = os.pipe(), object, "1"
 if not os.fork():
-    os.write(started[1], b"1")
-    time.sleep(30)
+    time.sleep(30 * os.write(started[1], b"1"))
 os.read(started[0], 1)
 """
 script = """import layers, os
 worker = layers.Worker("OpenVINO", [min(os.sched_getaffinity(0))], "libm.so.6", None)
-assert worker.ask("version") == "1"
-"""
+worker.ask("version"); """
 with tempfile.TemporaryDirectory() as folder:
     for name, text in ("numpy", ""), ("openvino", library):
         (pathlib.Path(folder) / f"{name}.py").write_text(text)
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, rivals])
     # Every process holds the end of the pipe that is read here.
     for end, status in ("worker.end()", 0), ("os.kill(os.getpid(), 9)", -9):
-        command = sys.executable, "-B", "-c", script + end
-        path = {"PYTHONPATH": os.pathsep.join([folder, rivals])}
-        done = subprocess.run(command, stderr=subprocess.PIPE, env=os.environ | path, timeout=15)
+        done = subprocess.run(
+            [sys.executable, "-Bc", script + end], capture_output=True, timeout=15
+        )
         assert done.returncode == status, done.stderr.decode()
+    sys.path.insert(0, rivals)
+    import session
+
+    session.data = pathlib.Path(folder)
+    for processor, column in ("Zen", "a"), ("Lake", "b"), ("Rapids", "c"), ("Lake", "d"):
+        session.merge_data("table", processor, f"of {column}", [{column: "1"}] * 2)
+    table = "# Lake: of d\n# Rapids: of c\nprocessor,d,c\n" + "Lake,1,\n" * 2 + "Rapids,,1\n" * 2
+    assert (session.data / "table.csv").read_text() == table
