@@ -196,6 +196,8 @@ class PyTorch:
         import torch
 
         self.torch, self.version = torch, torch.__version__
+        if not processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
+            self.version += " (bf16 emulated)"
         torch.set_num_threads(threads)
         torch.set_num_interop_threads(1)
         torch.set_grad_enabled(False)
@@ -264,10 +266,7 @@ class PyTorch:
         )
 
     def load_bf16(self, shape, x, w_qkv, w_o):
-        """Rows and all between are bfloat16, too. Without instructions for it this is several times
-        as slow as float32."""
-        if not processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
-            raise RuntimeError("the processor has no instructions for bfloat16")
+        """Rows and all between are bfloat16, too."""
         bf16 = self.torch.bfloat16
         return self.layer(shape, x, self.linear(w_qkv).to(bf16), self.linear(w_o).to(bf16), bf16)
 
@@ -593,26 +592,14 @@ class OpenVino:
             openvino.__version__.split("-")[0],
             openvino.Core(),
         )
-        # Without the precision hint it would compute in bfloat16 where the processor has that.
-        self.settings = {
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",
-            "PERFORMANCE_HINT": "LATENCY",
-        }
+        self.settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
 
     def load_scaled_dot_product_attention(self, shape, x, w_qkv, w_o):
         return self.loaded(self.model(shape, x, w_qkv, w_o), x)
 
-    def load_bf16(self, shape, x, w_qkv, w_o):
-        """Its default where the processor has it."""
-        if "BF16" not in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise RuntimeError(
-                "OpenVINO computes in float32 here, since the processor has no instructions for"
-                " bfloat16"
-            )
-        return self.loaded(
-            self.model(shape, x, w_qkv, w_o), x, {"INFERENCE_PRECISION_HINT": "bf16"}
-        )
+    def load_default(self, shape, x, w_qkv, w_o):
+        """In bfloat16 where the processor has it; the version says it."""
+        return self.loaded(self.model(shape, x, w_qkv, w_o), x, {})
 
     def load_int8(self, shape, x, w_qkv, w_o):
         """By NNCF's quantize for transformers, which smooths outliers; ranges are measured on the
@@ -655,10 +642,12 @@ class OpenVino:
             [rows],
         )
 
-    def loaded(self, model, x, settings=None):
-        request = self.core.compile_model(
-            model, "CPU", {**self.settings, **(settings or {})}
-        ).create_infer_request()
+    def loaded(self, model, x, precision={"INFERENCE_PRECISION_HINT": "f32"}):  # noqa: B006
+        compiled = self.core.compile_model(model, "CPU", {**self.settings, **precision})
+        if not precision:
+            chosen = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+            self.version = f"{self.version.split()[0]} (default precision {chosen})"
+        request = compiled.create_infer_request()
         request.set_input_tensor(self.openvino.Tensor(x))
         return repeated(request.infer), lambda: request.get_output_tensor().data
 

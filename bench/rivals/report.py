@@ -19,7 +19,7 @@ import decoders
 import llama
 import models
 import onnx_models
-from layers import forms, shapes, work_of
+from layers import exact, forms, shapes, work_of
 from session import (
     digits,
     load,
@@ -70,11 +70,11 @@ def error_of(result, name, kind="normal"):
 
 
 def best(result, library):
-    """The fastest form of a library; None where none was measured."""
+    """The fastest form of a library in float32; None where none was measured."""
     names = [
         f"{library} {form}"
-        for form in forms[result["key"][0]].get(library, {})
-        if median(result, f"{library} {form}")
+        for form, bound in forms[result["key"][0]][library].items()
+        if bound == exact and median(result, f"{library} {form}")
     ]
     return min(names, key=lambda name: median(result, name), default=None)
 
@@ -99,7 +99,7 @@ def by_state(results):
 
 
 def layer_rows(results):
-    """Times in ms; the gain is over the fastest other library."""
+    """Times in ms; the gain is over the fastest other library in float32."""
     for result, state in by_state(results):
         kind, shape, threads = result["key"]
         fastest = {library: best(result, library) for library in forms[kind] if library != "mha"}
@@ -118,6 +118,13 @@ def layer_rows(results):
             "gain": f"{ratio(result, 'mha f32', fastest[rival]):.2f}" if rival else "",
             "over": rival or "",
             "rounds": len(result["seconds"]["mha f32"]["call"]),
+            **{
+                f"{library} {form}{what}": value(result, f"{library} {form}")
+                for library, some in forms[kind].items()
+                for form, bound in some.items()
+                if bound != exact
+                for what, value in (("", time_of), (" error", error_of))
+            },
         }
 
 
@@ -300,6 +307,7 @@ def arithmetic_summary(rows):
         "int8 weights in `MHA_ARITHMETIC_INT16`": of("mha int16"),
         "int8 weights in `MHA_ARITHMETIC_INT8`": of("mha int8"),
         "int8 in other libraries": of(*others, "OpenVINO int8"),
+        **{name: of(name) for name in ("PyTorch bf16", "OpenVINO default")},
     }
 
 
