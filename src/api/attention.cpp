@@ -44,10 +44,39 @@ Count key_positions(const AttentionCall &call) {
          Count(tile_keys);
 }
 
+void take_packed(const Count &positions, AttentionCall *call, WorkspaceLayout *layout) {
+  const mha_attention_args &args = call->args;
+  const Count rows = Count(args.call.batch) * Count(args.num_kv_heads) * positions;
+  call->packed_k = layout->take_floats(rows * Count(args.head_dim));
+  call->packed_v = layout->take_floats(rows * Count(call->stage.attention.plan.head_dim_v_padded));
+}
+
+// Plans the call anew if plain keys are packed once for all units. Units have fewer rows then, and
+// need less memory: keys are shared if they fit into what is left of it, so that no workspace
+// grows. A third thread has to make up for the stage in which threads wait for each other.
+void share_keys(AttentionCall *call) {
+  AttentionStage &stage = call->stage;
+  const AttentionRequest &request = stage.attention.request;
+  const int64_t num_threads = threads_of(stage.scheduler);
+  if (num_threads <= 2 || stage.sequences.cache || request.options.chosen.lists.base ||
+      !packs_often(stage))
+    return;
+  AttentionCall shared = *call;
+  Attention &attention = shared.stage.attention;
+  const KeyValues packed = packed_floats(nullptr, 0, 0, tile_keys, request.num_kv_heads, false);
+  attention.request = with_packed_keys(request, packed);
+  WorkspaceLayout layout;
+  attention.plan = plan_attention(attention.request, stage.sequences, num_threads, &layout);
+  take_packed(key_positions(shared), &shared, &layout);
+  shared.shares_keys = true;
+  if (layout.bytes() >= 0 && layout.bytes() <= call->workspace_bytes) *call = shared;
+}
+
 }  // namespace
 
 mha_status check_call(Report report, const AttentionUse &use, AttentionCall *call) {
   AttentionStage &stage = call->stage;
+  call->shares_keys = false;
   stage.scheduler = call->args.call.scheduler;
   MHA_TRY(check_attention(report, use, &call->args, &stage.sequences, &stage.outputs,
                           &stage.attention.request));
@@ -63,10 +92,7 @@ mha_status make_call(Report report, const mha_attention_args *given, AttentionCa
   Attention &attention = stage.attention;
   attention.plan =
       plan_attention(attention.request, stage.sequences, threads_of(args.call.scheduler), &layout);
-  const Count positions = may_pack_keys(*call) ? key_positions(*call) : Count(0);
-  const Count rows = Count(args.call.batch) * Count(args.num_kv_heads) * positions;
-  call->packed_k = layout.take_floats(rows * Count(args.head_dim));
-  call->packed_v = layout.take_floats(rows * Count(attention.plan.head_dim_v_padded));
+  take_packed(may_pack_keys(*call) ? key_positions(*call) : Count(0), call, &layout);
   return check_size(report, layout, stage.sequences.has_no_work(), &call->workspace_bytes);
 }
 
@@ -92,7 +118,7 @@ void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays 
   arrays->q = rows_of(args.q);
   arrays->k = stage.attention.request.k;
   arrays->v = stage.attention.request.v;
-  const bool packs = packs_keys(call), has_rows = packs || stores_rows(call);
+  const bool packs = call.shares_keys || packs_keys(call), has_rows = packs || stores_rows(call);
   arrays->new_keys = has_rows ? rows_of(args.k) : StridedRows{};
   arrays->new_values = has_rows ? rows_of(args.v) : StridedRows{};
   if (packs) {
@@ -113,6 +139,7 @@ void run(AttentionCall *made, unsigned char *workspace) {
   AttentionCall &call = *made;
   const mha_attention_args &args = call.args;
   AttentionStage &stage = call.stage;
+  share_keys(&call);
   place(call, workspace, &stage.attention.arrays);
   begin_passes(&stage, workspace);
   const OutputRows &output = stage.attention.arrays.output;

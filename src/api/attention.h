@@ -11,8 +11,9 @@ struct AttentionCall {
   mha_attention_args args;
   AttentionStage stage;
   // Offsets in the workspace. Plain keys and values of which many queries choose blocks are packed
-  // there first.
+  // there first, and those that many units read.
   int64_t packed_k, packed_v;
+  bool shares_keys;  // the latter
   int64_t workspace_bytes;
 };
 

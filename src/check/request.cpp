@@ -119,4 +119,10 @@ mha_status check_array_contents(Report report, const SequenceArguments &s,
   return check_chosen_entries(report, s, options.chosen, request->num_kv_heads);
 }
 
+AttentionRequest with_packed_keys(const AttentionRequest &request, const KeyValues &packed) {
+  AttentionRequest r = request;
+  r.k = r.v = packed;
+  return r;
+}
+
 }  // namespace mha

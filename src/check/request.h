@@ -33,6 +33,9 @@ mha_status check_request(Report report, const mha_call &call, const RequestRows 
 mha_status check_array_contents(Report report, const SequenceArguments &sequences,
                                 AttentionRequest *request);
 
+// The same request over keys and values that are packed before.
+AttentionRequest with_packed_keys(const AttentionRequest &request, const KeyValues &packed);
+
 // A contiguous output; null if it is not asked for.
 struct OptionalOutput {
   const char *name;

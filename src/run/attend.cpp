@@ -186,7 +186,7 @@ constexpr int64_t prepared_rows = 64;  // of a unit
 // What a unit needs besides its number.
 struct RowWork {
   const AttentionStage &stage;
-  int64_t blocks;  // of each sequence
+  int64_t blocks, groups;  // of rows of each sequence, of kv heads
   const KvStore *kv_stores;
   const RowMeasure *measures;
 };
@@ -206,8 +206,10 @@ int64_t row_blocks(const AttentionStage &stage, bool of_queries, bool of_keys) {
 void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
   const RowWork &work = *static_cast<const RowWork *>(context);
   const AttentionStage &stage = work.stage;
-  const int64_t batch = stage.attention.request.batch, block = unit % work.blocks,
-                index = unit / work.blocks % batch, kind = unit / work.blocks / batch;
+  const int64_t batch = stage.attention.request.batch, group = unit % work.groups;
+  unit /= work.groups;
+  const int64_t block = unit % work.blocks, index = unit / work.blocks % batch,
+                kind = unit / work.blocks / batch;
   const Sequence &sequence = stage.in_pass[index];
   const int64_t begin = block * prepared_rows, rows = kind < 2 ? sequence.kv_rows : sequence.n_q;
   const int64_t end = std::min(begin + prepared_rows, rows);
@@ -215,13 +217,16 @@ void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
   float *const scratch = scratch_of(stage, thread) + stage.attention.plan.scratch.prepared;
   const RowMeasure &measure = work.measures[kind == 0 ? 0 : 1];
   if (kind != 1 && measure.rows.base) stage.kernels->measure(measure, index, begin, end, scratch);
-  if (kind < 2 && work.kv_stores[kind].rows.base)
-    stage.kernels->store(work.kv_stores[kind], index, begin, end, scratch);
+  if (kind == 2 || !work.kv_stores[kind].rows.base) return;
+  KvStore storing = work.kv_stores[kind];
+  storing.first_kv_head = group * storing.end_kv_head / work.groups;
+  storing.end_kv_head = (group + 1) * storing.end_kv_head / work.groups;
+  stage.kernels->store(storing, index, begin, end, scratch);
 }
 
 // Normalises the context in place. The norm needs all heads of a row, which several units write.
 void run_context_norm(const AttentionStage &stage) {
-  const RowWork work = {stage, row_blocks(stage, true, false), nullptr, nullptr};
+  const RowWork work = {stage, row_blocks(stage, true, false), 1, nullptr, nullptr};
   const auto run = [](const void *context, int64_t unit, int64_t) {
     const RowWork &of = *static_cast<const RowWork *>(context);
     const int64_t index = unit / of.blocks, begin = unit % of.blocks * prepared_rows,
@@ -284,6 +289,18 @@ void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t w
              static_cast<size_t>(width * element));
     }
   }
+}
+
+// Packing a key takes as long as some 20 rows take to read it.
+bool packs_often(const AttentionStage &stage) {
+  constexpr int64_t min_shared_keys = 64, max_packing_rows = 384;
+  const Attention &attention = stage.attention;
+  AttentionRun run;
+  run.longest_kv = longest_keys(stage.sequences);
+  cut_queries(attention.request, attention.plan, longest_queries(stage.sequences),
+              threads_of(stage.scheduler), &run);
+  return run.longest_kv >= min_shared_keys && run.query_blocks > 1 &&
+         run.block_queries * attention.request.heads_per_kv <= max_packing_rows;
 }
 
 // ---- Passes
@@ -366,9 +383,13 @@ void prepare_pass(const AttentionStage &stage) {
     measures[1] = {
         q, request.prepare_q, run.q_statistics, run.sequences, q_heads, request.head_dim, false};
   }
-  const RowWork work = {stage, row_blocks(stage, is_measured, true), stores, measures};
-  run_units(stage.scheduler, stage.counter, (is_measured ? 3 : 2) * request.batch * work.blocks,
-            run_preparing_unit, &work);
+  // Heads are stored by several units where rows alone are too few; a measured row has one unit.
+  RowWork work = {stage, row_blocks(stage, is_measured, true), 1, stores, measures};
+  const int64_t units = (is_measured ? 3 : 2) * request.batch * work.blocks,
+                num_threads = threads_of(stage.scheduler);
+  if (num_threads > 1 && !is_measured && units > 0)
+    work.groups = std::min(kv_heads, blocks_of(num_threads * units_per_thread, units));
+  run_units(stage.scheduler, stage.counter, units * work.groups, run_preparing_unit, &work);
 }
 
 void attend_pass(AttentionStage *stage) {

@@ -33,6 +33,10 @@ struct AttentionStage {
   bool has_padding() const { return queries && !sequences.is_packed(); }
 };
 
+// Whether several units would pack the same plain keys and values, each for so few rows that it
+// takes long. attention.request and plan are set.
+bool packs_often(const AttentionStage &stage);
+
 // attention.request, plan and arrays are set. Writes what padding has in the optional outputs.
 void begin_passes(AttentionStage *stage, unsigned char *workspace);
 

@@ -4,6 +4,7 @@
 #include <mha.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -273,6 +274,44 @@ TEST_P(Edges, KeysThatSixtyFourThreadsShareOutEqualTheSpecification) {
         call.scheduler = scheduler.get();
         EXPECT_TRUE(SameBits(Attend(problem, call), Specify(problem)))
             << n_q << " queries, " << (is_causal ? "causal, " : "") << window.value_or(-1);
+      }
+    }
+  }
+}
+
+// Units of three threads and more read keys and values that were packed once for all of them: of
+// several sequences and kv heads, in whatever order tasks run. Of 20 heads, 7 threads share no
+// keys, as their workspace has no room for them.
+TEST_P(Edges, KeysThatUnitsShareEqualTheSpecification) {
+  for (const auto &[kv_heads, n_q, n_kv] : {std::array<int64_t, 3>{2, 150, 300}, {10, 50, 250}}) {
+    for (const auto &[is_causal, window] :
+         {std::pair<bool, std::optional<int64_t>>{false, {}}, {true, {}}, {true, 90}}) {
+      AttentionSizes sizes;
+      sizes.num_kv_heads = kv_heads;
+      sizes.num_heads = 2 * kv_heads;
+      sizes.n_q = n_q;
+      sizes.n_kv = n_kv;
+      sizes.head_dim = 12;
+      sizes.head_dim_v = 20;
+      sizes.is_causal = is_causal;
+      sizes.window_left = window;
+      const AttentionProblem whole = NormalAttention(sizes);
+      const PackedSequences sequences = {{0, n_q - 20, n_q}, {0, 203, n_kv}, {}};
+      const Outputs of_packed = Specify(whole, sequences);
+      sizes.batch = 2;
+      sizes.kv_lengths = {n_kv, 131};
+      sizes.q_start = {n_kv - n_q, 0};
+      const AttentionProblem ragged = NormalAttention(sizes);
+      const Outputs of_ragged = Specify(ragged);
+      for (const uint32_t threads : {3u, 7u, 64u}) {
+        for (const auto &run : {RunTogether, RunBackwards}) {
+          const Scheduler scheduler(threads, run);
+          AttentionCall call = PlainCall();
+          call.asked = kAskLse;
+          call.scheduler = scheduler.get();
+          EXPECT_TRUE(SameBits(Attend(ragged, call), of_ragged)) << threads;
+          EXPECT_TRUE(SameBits(Attend(whole, sequences, call), of_packed)) << threads;
+        }
       }
     }
   }
