@@ -19,9 +19,10 @@ namespace {
 void cut_queries(const AttentionRequest &request, const AttentionPlan &plan, int64_t longest_q,
                  int64_t num_threads, AttentionRun *run) {
   const int64_t largest = largest_block(longest_q, request);
-  int64_t block = largest;
+  int64_t block = largest, parts = 1;
   const int64_t heads = std::max<int64_t>(1, request.batch * request.num_kv_heads),
                 wanted = num_threads * units_per_thread, per_head = blocks_of(wanted, heads);
+  const bool is_causal = request.window_right < run->longest_kv;
   if (num_threads > 1 && blocks_of(longest_q, block) < per_head) {
     const auto block_of = [&](int64_t blocks, int64_t fewest) {
       return std::max(blocks_of(longest_q, blocks), std::min(fewest, largest));
@@ -29,10 +30,26 @@ void cut_queries(const AttentionRequest &request, const AttentionPlan &plan, int
     block = block_of(per_head, preferred_block(request));
     // A causal mask leaves out half of the chunks.
     const int64_t chunks = std::max<int64_t>(1, blocks_of(run->longest_kv, chunk_keys)),
-                  left = request.window_right < run->longest_kv ? chunks / 2 + 1 : chunks,
-                  parts = plan.may_split_keys ? left : 1;
+                  left = is_causal ? chunks / 2 + 1 : chunks;
+    parts = plan.may_split_keys ? left : 1;
     if (blocks_of(longest_q, block) * parts < per_head)
       block = block_of(blocks_of(per_head, parts), smallest_block(request));
+  }
+  // Without a causal mask all units take about as long, so that threads wait for those with one
+  // unit more. Of the possible numbers of blocks, the one that ends first is taken.
+  const int64_t blocks = blocks_of(longest_q, block);
+  const bool is_enough = blocks >= per_head;
+  if (num_threads > 1 && !is_causal && (parts == 1 || is_enough)) {
+    const auto time_of = [&](int64_t of) {
+      return blocks_of(heads * of, num_threads) * (blocks_of(longest_q, of) + max_attend_rows);
+    };
+    const int64_t most = std::max(blocks, blocks_of(longest_q, preferred_block(request)));
+    int64_t least = time_of(blocks);
+    for (int64_t of = is_enough ? blocks : blocks_of(longest_q, largest); of <= most; ++of) {
+      if (time_of(of) >= least) continue;
+      least = time_of(of);
+      block = blocks_of(longest_q, of);
+    }
   }
   run->block_queries = longest_q > 0 ? blocks_of(longest_q, blocks_of(longest_q, block)) : 1;
   run->query_blocks = blocks_of(longest_q, run->block_queries);
