@@ -18,7 +18,8 @@
 
 /* ---- How a layer computes ------------------------------------------------------------------- */
 
-/* Instruction sets. The last four differ from the earlier ones only in integer arithmetic. */
+/* Instruction sets. The last five differ from the earlier ones only in integer
+   and BF16 arithmetic. */
 #define MHA_INSTRUCTION_SET_AUTO 0u          /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u        /* plain C++, on any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u          /* x86-64 with AVX2, FMA and F16C */
@@ -28,6 +29,7 @@
 #define MHA_INSTRUCTION_SET_AVX512_VNNI 6u   /* AVX512 with AVX-512 VNNI */
 #define MHA_INSTRUCTION_SET_NEON_DOTPROD 7u  /* NEON with FEAT_DotProd; on Linux only */
 #define MHA_INSTRUCTION_SET_NEON_I8MM 8u     /* NEON_DOTPROD with FEAT_I8MM; on Linux only */
+#define MHA_INSTRUCTION_SET_AVX512_BF16 9u   /* AVX512_VNNI with AVX-512 BF16 */
 
 /* Returns the sets that this build has and this machine runs: bit 1u << MHA_INSTRUCTION_SET_X. */
 MHA_API uint32_t mha_instruction_sets(void);

@@ -1,7 +1,7 @@
 /*
  * mha: options of models. mha.h includes this header; its rules hold here too.
  *
- *     MHA_ARITHMETIC_*     weights in fewer bits and integer arithmetic
+ *     MHA_ARITHMETIC_*     weights in fewer bits, integer and BF16 arithmetic
  *     MHA_FUNCTION_*       gates, and functions of beta and of a convolution
  *     mha_rope             rotary position embedding (RoPE)
  *     mha_norm             norms of queries, keys, values and the context
@@ -45,10 +45,15 @@
  * input row to integers: every 64 numbers share a scale, their largest magnitude divided by 127
  * (INT8) or 32767 (INT16). Products of integers are summed exactly. An input number that is not
  * finite makes its row NaN.
+ *
+ * BF16 needs BF16 weights. It rounds input rows to BF16, takes inputs and weights below 2^-50 as 0,
+ * and adds up products in float: twice as fast as F32 where there are instructions for that
+ * (MHA_INSTRUCTION_SET_AVX512_BF16), as fast elsewhere, with the same bits.
  */
 #define MHA_ARITHMETIC_F32 0u
 #define MHA_ARITHMETIC_INT8 0x501u  /* inputs as 8-bit integers */
 #define MHA_ARITHMETIC_INT16 0x502u /* inputs as 16-bit integers, with little error */
+#define MHA_ARITHMETIC_BF16 0x503u  /* inputs as BF16 */
 
 /*
  * A gate multiplies the context of a head by a function of g = x W_G + b_G, a projection of the

@@ -32,6 +32,6 @@ constexpr int64_t min_group = 16, max_group = 128;
 enum class Storage : uint32_t { f32, f16, bf16, int8, int4 };
 
 // What projections compute in: the MHA_ARITHMETIC_* of mha.h.
-enum class Arithmetic : uint32_t { f32, int8, int16 };
+enum class Arithmetic : uint32_t { f32, int8, int16, bf16 };
 
 }  // namespace mha

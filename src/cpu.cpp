@@ -98,8 +98,8 @@ MHA_READS_XCR uint32_t ask_machine() {
 #if defined(MHA_EMULATES_VNNI)
   sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
 #endif
-  if (leaf7.eax >= 1 && has_bits(cpuid(7, 1).eax, avx_vnni))
-    sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
+  const int leaf7_part1 = leaf7.eax >= 1 ? cpuid(7, 1).eax : 0;
+  if (has_bits(leaf7_part1, avx_vnni)) sets |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
 #if defined(__APPLE__)
   // macOS 10.15.6 to 12.1 change the mask registers of AVX-512 at a signal.
   return sets;
@@ -107,6 +107,16 @@ MHA_READS_XCR uint32_t ask_machine() {
   if (!has_bits(saved, 0xe6) || !has_bits(leaf7.ebx, avx512_f_dq_cd_bw_vl)) return sets;
   sets |= bit(MHA_INSTRUCTION_SET_AVX512);
   if (has_bits(leaf7.ecx, vnni)) sets |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
+#if defined(MHA_HAS_AVX512_BF16) || defined(MHA_HAS_ALL_x86_64)
+#if defined(MHA_EMULATES_BF16)
+  const bool has_bf16 = true;
+#else
+  const bool has_bf16 = has_bits(leaf7_part1, 1 << 5);
+#endif
+  // Bits are the same everywhere, or the set is not offered.
+  if (has_bits(leaf7.ecx, vnni) && has_bf16 && pairs_avx512_bf16.is_as_defined())
+    sets |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
+#endif
 #elif defined(__aarch64__)
   sets |= bit(MHA_INSTRUCTION_SET_NEON);
 #if defined(__linux__)

@@ -30,11 +30,15 @@ inline int64_t bytes_of(Storage storage, int64_t numbers) {
 }
 inline bool has_codes(Storage storage) { return storage >= Storage::int8; }
 
-// The size of a panel of weights. With has_fours, four terms of a column are side by side, and the
-// depth is rounded up to that; of int4, two such groups of four share their bytes.
-inline int64_t panel_bytes(int64_t depth, Storage storage, bool has_fours) {
+// The size of a panel of weights. With is_interleaved, four terms of a column are side by side, of
+// bf16 two, and the depth is rounded up to that; of int4, two such groups of four share their
+// bytes.
+inline int64_t panel_bytes(int64_t depth, Storage storage, bool is_interleaved) {
   const bool is_int4 = storage == Storage::int4;
-  const int64_t together = (has_fours ? 4 : 1) << is_int4;
+  const int64_t side_by_side = !is_interleaved            ? 1
+                               : storage == Storage::bf16 ? 2
+                                                          : 4,
+                together = side_by_side << is_int4;
   return ((depth + together - 1) & -together) * panel_columns *
          (is_int4 ? 1 : 2 * bytes_of(storage)) / 2;
 }
@@ -99,6 +103,14 @@ inline uint16_t bf16_of(float x) {
   const uint32_t bits = storage::bits_of(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+// As a factor of bf16 arithmetic (CONTRACT.md, section 4), where numbers below 2^-50 are 0: no sum
+// of products is then subnormal, which is all that AVX-512's instruction would take for 0.
+inline uint16_t bf16_factor_of(float x) {
+  constexpr uint16_t least = 0x2680u;  // 2^-50
+  const uint16_t bits = bf16_of(x);
+  return (bits & 0x7fffu) < least ? uint16_t{0} : bits;
 }
 
 // A bf16 is the upper half of a float.

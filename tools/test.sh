@@ -234,7 +234,7 @@ fi
 
 if [[ $matrix != quick ]]; then
   configure build-clang Release -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
-    -DMHA_EMULATE_VNNI=ON "${library[@]}"
+    -DMHA_EMULATE_VNNI=ON -DMHA_EMULATE_BF16=ON "${library[@]}"
   configure build-aarch64 Release \
     -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake" "${library[@]}"
   if [[ $matrix == default ]]; then

@@ -25,8 +25,8 @@ MHA_FIELDS(mha_weight_format,
   MHA_RULE(one_of, group_size, {0, 16, 32, 64, 128},
            "16, 32, 64 or 128, or to 0 (all (INT8), 32 (INT4))")
   MHA_RULE(range, scale_type, 0, 2, "MHA_TYPE_F32 (1) or MHA_TYPE_F16 (2), or to 0 (F32)")
-  MHA_RULE(one_of, arithmetic, {0, 1281, 1282},
-           "MHA_ARITHMETIC_F32 (0), INT8 (1281) or INT16 (1282)"))
+  MHA_RULE(one_of, arithmetic, {0, 1281, 1282, 1283},
+           "MHA_ARITHMETIC_F32 (0), INT8 (1281), INT16 (1282) or BF16 (1283)"))
 
 MHA_FIELDS(mha_layer_config,
   MHA_RULE(size, query_dim, 1, "at least 1: width of a row of query (d_in, embed_dim)")

@@ -27,12 +27,18 @@ namespace {
 // Weights of these types are codes, with scales.
 bool is_coded(uint32_t type) { return has_codes(storage_of_type(type)); }
 
-// How weights are kept: integer arithmetic needs integers, which can also be multiplied in float32,
-// and only integers are in groups that share a scale.
+// How weights are kept: integer arithmetic needs integers, and bf16 arithmetic bf16, which can both
+// be multiplied in float32, too; and only integers are in groups that share a scale.
 mha_status check_kept(Report report, const mha_weight_format &kept) {
   MHA_TRY(check_fields(Rules{report, "format."}, kept));
   const bool is_coded_type = is_coded(kept.type);
-  if (kept.arithmetic != MHA_ARITHMETIC_F32 && !is_coded_type)
+  if (kept.arithmetic == MHA_ARITHMETIC_BF16 && kept.type != MHA_TYPE_BF16)
+    return report.invalid(
+        "format.arithmetic is MHA_ARITHMETIC_BF16 (%u), but format.type is %u; set format.type to "
+        "MHA_TYPE_BF16 (3), or format.arithmetic to MHA_ARITHMETIC_F32 (0)",
+        kept.arithmetic, kept.type);
+  if (kept.arithmetic != MHA_ARITHMETIC_F32 && kept.arithmetic != MHA_ARITHMETIC_BF16 &&
+      !is_coded_type)
     return report.invalid(
         "format.arithmetic is %u, which needs integer weights, but format.type is %u; set "
         "format.type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or format.arithmetic to "
@@ -312,11 +318,13 @@ mha_status finish_job(Report report, uint32_t weight_type, const mha_layer_optio
 Arithmetic arithmetic_of(uint32_t number) {
   return number == MHA_ARITHMETIC_INT8    ? Arithmetic::int8
          : number == MHA_ARITHMETIC_INT16 ? Arithmetic::int16
+         : number == MHA_ARITHMETIC_BF16  ? Arithmetic::bf16
                                           : Arithmetic::f32;
 }
 
 uint32_t number_of(Arithmetic arithmetic) {
-  constexpr uint32_t numbers[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16};
+  constexpr uint32_t numbers[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16,
+                                  MHA_ARITHMETIC_BF16};
   return numbers[static_cast<int>(arithmetic)];
 }
 

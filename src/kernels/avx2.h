@@ -123,6 +123,17 @@ constexpr bool widens_even_odd<Vector, Bf16> = true;
 // places stand already; the other half is cleared.
 alignas(32) constexpr uint32_t upper_halves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
                                                   0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+MHA_INLINE Vector first_of_pairs(Vector x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16));
+}
+// Loops of few rows have no register for the constant.
+MHA_INLINE Vector second_of_pairs(Vector x) {
+  const __m256i *const mask = reinterpret_cast<const __m256i *>(upper_halves);
+  const __m256i both = _mm256_castps_si256(x);
+  __m256i second;
+  MHA_AND_OF_MEMORY(second, both, mask, _mm256_and_si256(both, _mm256_load_si256(mask)));
+  return _mm256_castsi256_ps(second);
+}
 template <class V, bool has_register>
 MHA_INLINE Two<V> load_even_odd(const Bf16 *p) {
   const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));

@@ -8,6 +8,6 @@
 #include "project_integers.h"
 
 namespace mha {
-constexpr CodeKernels codes_avx2_vnni = {encode_rows, project_codes};
+constexpr ProductKernels codes_avx2_vnni = {encode_rows, project_codes, nullptr};
 }  // namespace mha
 #endif

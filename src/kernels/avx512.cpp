@@ -13,5 +13,9 @@ constexpr Kernels kernels_avx512 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX5
 constexpr Kernels kernels_avx512_vnni =
     make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_VNNI, &codes_avx512_vnni);
 #endif
+#if defined(MHA_HAS_AVX512_BF16) || defined(MHA_HAS_ALL_x86_64)
+constexpr Kernels kernels_avx512_bf16 = make_kernels<Vector>(
+    MHA_INSTRUCTION_SET_AVX512_BF16, kernels_avx512_vnni.codes, &pairs_avx512_bf16);
+#endif
 }  // namespace mha
 #endif

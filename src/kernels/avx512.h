@@ -27,6 +27,9 @@ namespace {
 using Vector = xsimd::batch<float, xsimd::avx512f>;
 using Quad = xsimd::batch<float, xsimd::sse2>;
 using Integers = __m512i;
+#if defined(MHA_MULTIPLIES_PAIRS) && !defined(MHA_EMULATES_BF16)
+using Pairs = __m512bh;
+#endif
 constexpr int vectors_of_one_row = 3, vectors_of_many_rows = 3;
 
 // AVX-512 has 32 registers of 16 floats: 8 rows times the 3 vectors of a panel are 24 sums.
@@ -92,6 +95,10 @@ MHA_INLINE __m256i load_16x16(const void *p) {
 MHA_INLINE Vector widened(Stored<F16>, __m256i x) { return _mm512_cvtph_ps(x); }
 MHA_INLINE Vector widened(Stored<Bf16>, __m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+MHA_INLINE Vector second_of_pairs(Vector x) { return x & Vector(float_of(0xffff0000u)); }
+MHA_INLINE Vector first_of_pairs(Vector x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16));
 }
 MHA_INLINE Vector widened(Stored<int8_t>, __m128i x) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));

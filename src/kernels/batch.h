@@ -2,10 +2,13 @@
 // it has named its Vector, and Quad, the vector of 4 floats beside it.
 #pragma once
 
-#include "ops.h"
+#include "stored.h"
 
 namespace mha {
 namespace {
+
+MHA_INLINE Vector first_of_pairs(Vector x);
+MHA_INLINE Vector second_of_pairs(Vector x);
 
 // xsimd has these operations for every instruction set, and rounds them as the contract says.
 template <>
@@ -31,6 +34,16 @@ MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
 // By ==, since xsimd's != is false for NaN on some instruction sets.
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
 MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(MHA_NAN)); }
+
+// Pairs of bf16 as floats of one kind, which each set has its way to make.
+template <>
+MHA_INLINE Vector load<Vector>(const FirstOfPair *p) {
+  return first_of_pairs(load<Vector>(reinterpret_cast<const float *>(p)));
+}
+template <>
+MHA_INLINE Vector load<Vector>(const SecondOfPair *p) {
+  return second_of_pairs(load<Vector>(reinterpret_cast<const float *>(p)));
+}
 
 // Moves a 4 x 4 block: out[c * out_stride + r] = canonical_nan(row_r[c])
 MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *row2,

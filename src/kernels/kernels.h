@@ -15,23 +15,28 @@
 
 namespace mha {
 
-// Products of codes: what differs between instruction sets with and without products of bytes.
-struct CodeKernels {
-  // Input rows [row_begin, row_end) of a projection as codes, each followed by its sums:
-  // coded_bytes<int16_t> and 4 bytes for each sum at most.
+// Products in integer arithmetic, or in that of bf16: what differs between instruction sets that
+// have instructions for them and those that have not.
+struct ProductKernels {
+  // Input rows [row_begin, row_end) of a projection as `project` takes them. Codes are followed by
+  // their sums: coded_bytes<int16_t> and 4 bytes for each sum at most. A row for bf16 arithmetic
+  // has 4 bytes for each number, an even count of them, at most.
   void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, void *to);
 
   // As Kernels::project. rows: what encode_rows has made of these input rows.
   void (*project)(const Projection &projection, const void *rows, int64_t row_begin,
                   int64_t row_end, int64_t panel_begin, int64_t panel_end);
+
+  // Whether the set's own instruction computes what the contract says; null: there is no doubt.
+  bool (*is_as_defined)();
 };
 
 // All that the library calls of one instruction set. Units of work call these functions, which take
 // long enough that a call through a pointer costs nothing beside them. Each takes plain
 // descriptions and writes to memory that is described there.
 struct Kernels {
-  uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
-  const CodeKernels *codes;
+  uint32_t instruction_set;             // MHA_INSTRUCTION_SET_*
+  const ProductKernels *codes, *pairs;  // of integer and of bf16 arithmetic
 
   // Output rows [row_begin, row_end) and panels [panel_begin, panel_end) of a projection. rows:
   // what widen_rows has made of these input rows; null: they are floats, and taken as such.
@@ -95,10 +100,10 @@ struct Kernels {
   void (*run_small)(const SmallLayer &layer, const SmallCall &call, float *scratch);
 };
 
-// The kernels of each set, and the products of codes of one that only adds these.
+// The kernels of each set, and the products of one that only adds these.
 #define MHA_SET(name, ...)             \
   extern const Kernels kernels_##name; \
-  extern const CodeKernels codes_##name;
+  extern const ProductKernels codes_##name, pairs_##name;
 #include "sets.def"
 
 }  // namespace mha

@@ -99,6 +99,10 @@ template <>
 MHA_INLINE Vector load<Vector>(const Bf16 *p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
+MHA_INLINE Vector second_of_pairs(Vector x) { return x & Vector(float_of(0xffff0000u)); }
+MHA_INLINE Vector first_of_pairs(Vector x) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(x), 16));
+}
 // Loads four bytes; the other half of the vector is zero.
 MHA_INLINE uint8x8_t load_4x8(const void *p) { return vcreate_u8(number_at<uint32_t>(p)); }
 MHA_INLINE int32x4_t integers_of(uint8x8_t four) {

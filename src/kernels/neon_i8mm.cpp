@@ -9,6 +9,6 @@
 #include "project_integers.h"
 
 namespace mha {
-constexpr CodeKernels codes_neon_i8mm = {encode_rows, project_codes};
+constexpr ProductKernels codes_neon_i8mm = {encode_rows, project_codes, nullptr};
 }  // namespace mha
 #endif

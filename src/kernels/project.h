@@ -99,6 +99,17 @@ inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
 }
 #endif
 
+// Widens pairs of terms of bf16 to [term][48], the second of each pair first, in which order they
+// are multiplied.
+inline void widen_pairs(const Bf16Pair *from, int64_t terms, float *to) {
+  for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
+    for (int64_t i = 0; i < panel_columns; i += Vector::size) {
+      store(to + i, load<Vector>(reinterpret_cast<const SecondOfPair *>(from + i)));
+      store(to + panel_columns + i, load<Vector>(reinterpret_cast<const FirstOfPair *>(from + i)));
+    }
+  }
+}
+
 // Makes results of sums: int8 may have a scale for each column, and all storage types have a bias.
 // The columns may be those of several panels, from this one on.
 inline void finish_sums(const StoredPanel &panel, int64_t num_rows, int64_t num_columns,
@@ -278,10 +289,14 @@ MHA_INLINE int64_t next_tile_rows(int64_t left, int64_t most, bool may_lack_row)
 constexpr int64_t min_prefetch_bytes = 256 << 10, level3_weight_bytes = 3 << 20;
 constexpr int64_t own_prefetch_terms = 24;  // how far ahead two rows prefetch their own weights
 
+// Terms of a projection's chain. A pair counts as one term where the loops multiply pairs.
+constexpr int64_t block_of_dot = multiplies_pairs ? dot_block / 2 : dot_block;
+
 // Some terms of a panel, and what becomes of their products.
 struct PanelTerms {
   const void *w;  // the first of these terms
   Storage storage;
+  bool are_pairs;  // Bf16Pair; the storage is bf16
   int64_t begin, terms, columns;
   Sums mode;
   int64_t chain;
@@ -305,6 +320,7 @@ MHA_NOINLINE inline void multiply_rows(const PanelTerms &panel, int64_t panels, 
                                        int64_t sums_stride, bool prefetches, bool is_far) {
   constexpr int64_t most = Shape::max_rows;
   const int64_t element = bytes_of(panel.storage), row_bytes = panel_columns * element,
+                column_bytes = panel.are_pairs ? 2 * element : element,
                 columns = (panel.columns + 15) / 16 * 16;
   const bool are_far_floats = is_far && panel.storage == Storage::f32;
   int64_t bytes = panel.terms * row_bytes;  // that are still to be prefetched
@@ -332,15 +348,16 @@ MHA_NOINLINE inline void multiply_rows(const PanelTerms &panel, int64_t panels, 
     const int64_t share =
         after == 1 && (size == most || !are_far_floats) ? bytes : bytes * (left - after) / left;
     bytes -= share;
-    const Loops loops = loops_over_weights(
-        size < count && share > 0 ? max(size, 2) : size, panel.storage, panels == 1, prefetches,
-        are_far_floats && share > tile.repeats * panel.terms * cache_line_bytes);
+    const Loops loops =
+        loops_over_weights(size < count && share > 0 ? max(size, 2) : size, panel.storage,
+                           panel.are_pairs, panels == 1, prefetches,
+                           are_far_floats && share > tile.repeats * panel.terms * cache_line_bytes);
     const int64_t strips = max(1, quotient(columns, loops.wide.columns));
     for (int64_t column = 0; column < columns;) {
       const bool is_wide = panels > 1 || columns - column >= loops.wide.columns;
       const Loop &loop = is_wide ? loops.wide : loops.narrow;
       for (int64_t b = 0; b < panels; ++b) {
-        tile.columns[b] = first + b * panel_bytes + column * element;
+        tile.columns[b] = first + b * panel_bytes + column * column_bytes;
         tile.sums[b] = sums + r * sums_stride + b * panel_columns + column;
       }
       tile.scales = panel.scales ? element_at(panel.scales, panel.scale_storage, column) : nullptr;
@@ -389,7 +406,8 @@ MHA_NOINLINE inline void multiply_last_columns(const StoredPanel &stored, const 
 MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &rows, bool is_widened,
                                         int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
-      widened[dot_block * panel_columns];
+      widened[block_of_dot * panel_columns];
+  const bool are_pairs = p.arithmetic == Arithmetic::bf16;
   // How far away the weights are decides what is worth prefetching.
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
@@ -398,8 +416,8 @@ MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &row
   constexpr int64_t last_columns = Shape::has_few_row_forms ? Shape::key_tiles(1) * tile_keys : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const int64_t left = p.columns - panel * panel_columns;
-    const bool ends = rows.count == 1 && left % panel_columns != 0 && left <= last_columns &&
-                      panel_end * panel_columns >= p.columns;
+    const bool ends = rows.count == 1 && !are_pairs && left % panel_columns != 0 &&
+                      left <= last_columns && panel_end * panel_columns >= p.columns;
     panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
     if (ends) panels = panel_end - panel;
     const StoredPanel stored(p, panel);
@@ -409,16 +427,20 @@ MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &row
     }
     // All terms of the panel, 256 at a time; from the second time on they are added.
     for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
-      end = min(p.depth, k + dot_block);
-      if (is_widened) widen(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
+      end = min(p.depth, k + block_of_dot);
+      if (is_widened && are_pairs)
+        widen_pairs(stored.at<Bf16Pair>(k), end - k, widened);
+      else if (is_widened)
+        widen(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
       const PanelTerms terms = {
           is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
           is_widened ? Storage::f32 : p.storage,
+          are_pairs && !is_widened,
           k,
           end - k,
           columns,
           k > 0 ? Sums::add : Sums::replace,
-          dot_block,
+          block_of_dot,
           nullptr,
           Storage::f32,
           0,
@@ -442,8 +464,10 @@ MHA_NOINLINE inline int64_t project_in_step(const Projection &p, const RowBlock 
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
   // A pass computes as many columns of each of the four panels as the loop takes, and prefetches
   // its share of the next slices.
-  const Loop loop = loops_over_weights(rows.count, p.storage, true, true, false).wide;
-  const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;
+  const bool are_pairs = p.arithmetic == Arithmetic::bf16;
+  const Loop loop = loops_over_weights(rows.count, p.storage, are_pairs, true, true, false).wide;
+  const int64_t element = bytes_of(p.storage), column_bytes = are_pairs ? 2 * element : element,
+                passes = panel_columns / loop.columns;
   const int64_t step = panel_columns * element / (passes * in_step),
                 pass_bytes = slice * in_step * step;
   Tile tile;
@@ -467,7 +491,7 @@ MHA_NOINLINE inline int64_t project_in_step(const Projection &p, const RowBlock 
       tile.mode = k % dot_block == 0 ? Sums::replace : Sums::extend;
       for (int64_t r = 0; r < loop.rows; ++r) from[r] = rows.in[r] + k;
       for (int64_t pass = 0; pass < passes; ++pass) {
-        tile.columns[0] = stored.at<char>(k) + pass * loop.columns * element;
+        tile.columns[0] = stored.at<char>(k) + pass * loop.columns * column_bytes;
         tile.sums[0] = block_sums + pass * loop.columns;
         tile.prefetch = {next + pass * pass_bytes, stored.bytes, step, 0};
         loop.run(tile);
@@ -633,6 +657,7 @@ MHA_NOINLINE inline void project_groups(const Projection &p, const RowBlock &row
         widen_codes(stored.at<int8_t>(k), terms, codes);
       const PanelTerms groups = {is_widened ? static_cast<const void *>(codes) : stored.at<char>(k),
                                  is_widened ? storage : Storage::int8,
+                                 false,
                                  k,
                                  terms,
                                  columns,
@@ -653,6 +678,21 @@ MHA_NOINLINE inline void project_groups(const Projection &p, const RowBlock &row
   }
 }
 
+// Multiplies a block of rows by panels without groups. Some of them may be left to project_in_step.
+MHA_NOINLINE inline void project_block(const Projection &p, const RowBlock &rows, int64_t panel,
+                                       int64_t panel_end) {
+  const bool has_loops =
+      p.arithmetic == Arithmetic::bf16 ? has_loops_of_pairs : !has_loops_of_floats_alone<Vector>;
+  const bool is_widened =
+      p.storage != Storage::f32 && (!has_loops || rows.count > max_rows_widened_in_registers);
+  if constexpr (Shape::has_few_row_forms) {
+    const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
+    if (is_far && rows.count >= 2 && rows.count <= 4)
+      panel = project_in_step(p, rows, panel, panel_end);
+  }
+  project_panels(p, rows, is_widened, panel, panel_end);
+}
+
 // The kernels' `project`: passes blocks of rows through the panels.
 inline void project(const Projection &p, const void *ready, int64_t row_begin, int64_t row_end,
                     int64_t panel_begin, int64_t panel_end) {
@@ -660,22 +700,10 @@ inline void project(const Projection &p, const void *ready, int64_t row_begin, i
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
     const RowBlock rows(p, given ? given + (row - row_begin) * (p.depth + p.sums) : nullptr, row,
                         row_end);
-    // Groups have a way of their own. Other weights may leave some panels to project_in_step first.
-    if (p.group != 0) {
+    if (p.group != 0)
       project_groups(p, rows, panel_begin, panel_end);
-    } else {
-      const bool is_widened =
-          p.storage != Storage::f32 &&
-          (has_loops_of_floats_alone<Vector> || rows.count > max_rows_widened_in_registers);
-      int64_t panel = panel_begin;
-      if constexpr (Shape::has_few_row_forms) {
-        const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
-        if (is_far && rows.count >= 2 && rows.count <= 4) {
-          panel = project_in_step(p, rows, panel, panel_end);
-        }
-      }
-      project_panels(p, rows, is_widened, panel, panel_end);
-    }
+    else
+      project_block(p, rows, panel_begin, panel_end);
   }
 }
 
@@ -693,6 +721,61 @@ inline void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, i
     for (int64_t k = 0; group != 0 && k < width; k += group)
       *to++ = sum_of_head(first + k, min(group, width - k), 0.0f, false);
     advance(x, &at, 1, row + 1 < row_end);
+  }
+}
+
+// ---- Bf16 arithmetic
+//
+// Rows become factors first. Where an instruction multiplies pairs, rows are pairs as weights are,
+// and the loops over floats take each pair for a number. Elsewhere both become floats, the second
+// of each pair first, and the loops over floats compute what the instruction does.
+
+// The pairs' `encode_rows`. A last term alone is followed by 0.
+MHA_NOINLINE inline void round_rows(const Projection &p, int64_t row_begin, int64_t row_end,
+                                    void *ready) {
+  constexpr int64_t at_once = 64;
+  char *to = static_cast<char *>(ready);
+  Cursor at = cursor_at(p.x, row_begin);
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const char *const from =
+        element_at(p.x.base, p.x.storage, at.sequence * p.x.batch_stride + at.row * p.x.row_stride);
+    for (int64_t k = 0; k < p.depth; k += at_once) {
+      alignas(64) float numbers[at_once];
+      alignas(64) uint16_t factors[at_once];
+      const int64_t terms = min(at_once, p.depth - k), pairs = (terms + 1) / 2;
+      widen(p.x.storage, element_at(from, p.x.storage, k), terms, numbers);
+      MHA_MEMSET(numbers + terms, 0, static_cast<size_t>(at_once - terms) * sizeof(float));
+      for (int64_t i = 0; i < at_once; ++i) factors[i] = bf16_factor_of(numbers[i]);
+      if constexpr (multiplies_pairs) {
+        MHA_MEMCPY(to, factors, static_cast<size_t>(pairs) * sizeof(Bf16Pair));
+        to += pairs * static_cast<int64_t>(sizeof(Bf16Pair));
+      } else {
+        for (int64_t i = 0; i < at_once; i += 2) {
+          numbers[i] = f32_of_bf16(factors[i + 1]);
+          numbers[i + 1] = f32_of_bf16(factors[i]);
+        }
+        MHA_MEMCPY(to, numbers, static_cast<size_t>(pairs) * 2 * sizeof(float));
+        to += pairs * 2 * static_cast<int64_t>(sizeof(float));
+      }
+    }
+    advance(p.x, &at, 1, row + 1 < row_end);
+  }
+}
+
+// The pairs' `project`. rows: what round_rows has made of the input rows.
+MHA_NOINLINE inline void project_pairs(const Projection &p, const void *ready, int64_t row_begin,
+                                       int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  Projection of_loops = p;
+  of_loops.depth += of_loops.depth % 2;
+  if (multiplies_pairs) {
+    of_loops.depth /= 2;
+    of_loops.storage = Storage::f32;
+    of_loops.arithmetic = Arithmetic::f32;
+  }
+  const float *const given = static_cast<const float *>(ready);
+  for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
+    const RowBlock rows(of_loops, given + (row - row_begin) * of_loops.depth, row, row_end);
+    project_block(of_loops, rows, panel_begin, panel_end);
   }
 }
 

@@ -24,6 +24,18 @@ struct Int4 {
   uint8_t bits;
 };
 
+// Two terms of a column of weights for bf16 arithmetic, the earlier one in the low half; and such a
+// pair as one of the two.
+struct Bf16Pair {
+  uint32_t bits;
+};
+struct FirstOfPair {
+  uint32_t bits;
+};
+struct SecondOfPair {
+  uint32_t bits;
+};
+
 // Calls visit(Stored<Element>{}) with the type of a stored element. Weights of int4 are widened
 // before (project.h); has_int4: values of a cache are not.
 template <class Type>
@@ -55,6 +67,10 @@ template <class V>
 MHA_INLINE V load(const Bf16 *p);
 template <class V>
 MHA_INLINE V load(const int8_t *p);
+template <class V>
+MHA_INLINE V load(const FirstOfPair *p);
+template <class V>
+MHA_INLINE V load(const SecondOfPair *p);
 
 // Two vectors: the codes of two terms, or the numbers at even and at odd places.
 template <class V>
@@ -107,7 +123,7 @@ constexpr bool is_same<A, A> = true;
 // Numbers of a row: the element that holds number n, and a vector of them. Of int4, n is a multiple
 // of 16, or of the vector's lanes.
 template <class Element>
-constexpr int numbers_of = is_same<Element, CachedInt4> ? 2 : 1;
+constexpr int numbers_of = is_same<Element, CachedInt4> || is_same<Element, Bf16Pair> ? 2 : 1;
 template <class V, class Element>
 MHA_INLINE V load_from(const Element *p, int n) {
   if constexpr (is_same<Element, CachedInt4>)
@@ -125,6 +141,16 @@ MHA_INLINE Scalar load<Scalar>(const F16 *p) {
 template <>
 MHA_INLINE Scalar load<Scalar>(const Bf16 *p) {
   return {f32_of_bf16(p->bits)};
+}
+MHA_INLINE Scalar first_of_pairs(Scalar x) { return {float_of(bits_of(x.x) << 16)}; }
+MHA_INLINE Scalar second_of_pairs(Scalar x) { return {float_of(bits_of(x.x) & 0xffff0000u)}; }
+template <>
+MHA_INLINE Scalar load<Scalar>(const FirstOfPair *p) {
+  return first_of_pairs(Scalar{float_of(p->bits)});
+}
+template <>
+MHA_INLINE Scalar load<Scalar>(const SecondOfPair *p) {
+  return second_of_pairs(Scalar{float_of(p->bits)});
 }
 template <>
 MHA_INLINE Scalar load<Scalar>(const int8_t *p) {

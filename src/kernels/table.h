@@ -16,18 +16,21 @@
 namespace mha {
 namespace {
 
-// Products of integers by the instructions that every processor of the set has. Files such as
+// Products by the instructions that every processor of the set has. Files such as
 // avx2_vnni.cpp compile them once more for newer processors.
-constexpr CodeKernels own_codes = {encode_rows, project_codes};
+constexpr ProductKernels own_codes = {encode_rows, project_codes, nullptr};
+constexpr ProductKernels own_pairs = {round_rows, project_pairs, nullptr};
 
 // The table of one instruction set, whose vector V is.
 //
 // The scalar kernels have no small path: one number at a time, 16 keys are too many for a small
 // call.
 template <class V>
-constexpr Kernels make_kernels(uint32_t instruction_set, const CodeKernels *codes) {
+constexpr Kernels make_kernels(uint32_t instruction_set, const ProductKernels *codes,
+                               const ProductKernels *pairs = &own_pairs) {
   return {instruction_set,
           codes,
+          pairs,
           project,
           widen_rows,
           attend<V>,

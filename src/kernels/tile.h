@@ -139,6 +139,28 @@ MHA_INLINE void clear(V (&acc)[R][N]) {
   MHA_EACH_PAIR(r, R, i, N) acc[r][i] = all<V>(0.0f);
 }
 
+// sum + a * b, rounded once. The loops of avx512_bf16.cpp take a pair of bf16 for a number, and add
+// both products: of pairs they need what others need of floats.
+#if defined(MHA_MULTIPLIES_PAIRS)
+constexpr bool multiplies_pairs = true;
+#else
+constexpr bool multiplies_pairs = false;
+template <class V>
+MHA_INLINE V plus_product(V a, V b, V sum) {
+  return mul_add(a, b, sum);
+}
+#endif
+
+// *sum += multiplier * column. The two terms of a pair follow each other, in which g++ would move
+// sums from one register to another.
+template <class Element, class V>
+MHA_INLINE void add_to(V *sum, V multiplier, V column) {
+  if constexpr (is_same<Element, FirstOfPair> || is_same<Element, SecondOfPair>)
+    add_product(column, multiplier, 0, sum);
+  else
+    *sum = plus_product(multiplier, column, *sum);
+}
+
 // Adds one term to all sums: acc[r][i] += rows[r][k] * the columns of each strip from `offset` on.
 // Where the registers allow it, the columns stay in registers besides the sums, and the numbers of
 // the rows pass by. For one row, or with fewer registers, the numbers of the rows stay, and the
@@ -155,7 +177,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
     MHA_EACH(i, N) column[i / C][i % C] = kept_in_register(column[i / C][i % C]);
     MHA_EACH(r, R) {
       const V multiplier = all<V>(rows[r][k]);
-      MHA_EACH(i, N) acc[r][i] = mul_add(multiplier, column[i / C][i % C], acc[r][i]);
+      MHA_EACH(i, N) add_to<Element>(&acc[r][i], multiplier, column[i / C][i % C]);
     }
   } else {
     constexpr int at_once = C % 2 == 0 ? 2 : 1;
@@ -168,7 +190,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
       MHA_EACH(i, at_once) column[i] = kept_in_pair(column[i]);
       MHA_EACH(i, at_once) {
         if (R > 1 && are_near) column[i] = kept_in_register(column[i]);
-        MHA_EACH(r, R) acc[r][first + i] = mul_add(multiplier[r], column[i], acc[r][first + i]);
+        MHA_EACH(r, R) add_to<Element>(&acc[r][first + i], multiplier[r], column[i]);
       }
     }
   }
@@ -291,7 +313,20 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       }
       for (; k < end; ++k, at += column_stride) {
         if constexpr (streams > 0) prefetch(1);
-        add_term<C>(rows, k, columns, at, acc);
+        if constexpr (is_same<Element, Bf16Pair>) {
+          const SecondOfPair *seconds[B];
+          const FirstOfPair *firsts[B];
+          MHA_EACH(b, B) {
+            seconds[b] = reinterpret_cast<const SecondOfPair *>(columns[b]);
+            firsts[b] = reinterpret_cast<const FirstOfPair *>(columns[b]);
+          }
+          add_term<C>(rows, k, seconds, at, acc);
+          ++k;
+          if constexpr (streams > 0) prefetch(1);
+          add_term<C>(rows, k, firsts, at, acc);
+        } else {
+          add_term<C>(rows, k, columns, at, acc);
+        }
       }
       reorder<Element, C, false>(acc);
       // What the mode says happens to the finished chain. Codes in groups alone have scales; what
@@ -372,8 +407,9 @@ constexpr bool has_loops_of_floats_alone = V::size == 1;
 template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false,
           bool are_values = false>
 MHA_INLINE Loop loop_of(Storage storage, bool prefetches) {
-  // With the scalar kernels, and for the large tiles of the attention, all columns are floats.
-  constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V>;
+  // With the scalar kernels, and for the large tiles of the attention, all columns are floats, and
+  // of pairs there is nothing else.
+  constexpr bool has_one_type = only_floats || has_loops_of_floats_alone<V> || multiplies_pairs;
   constexpr int streams = prefetch_streams(R, B);
   Loop loop = {nullptr, R, B, C * V::size, streams};
   visit_storage<are_values>(has_one_type ? Storage::f32 : storage, [&](auto stored) MHA_INLINED {
@@ -462,11 +498,17 @@ MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetc
   return loops;
 }
 
+// Whether there are loops that widen pairs of bf16 in registers.
+constexpr bool has_loops_of_pairs =
+    !has_loops_of_floats_alone<Vector> && !multiplies_pairs && !is_small_code;
+
 // Loops over the columns of a panel, or of several panels side by side. prefetches_more: the panel
 // is of floats, and the tile has more than one line to prefetch for each term; the loop over whole
-// rows of a panel (AVX-512) then prefetches four streams.
-MHA_NOINLINE inline Loops loops_over_weights(int64_t rows, Storage storage, bool is_one_panel,
-                                             bool prefetches, bool prefetches_more) {
+// rows of a panel (AVX-512) then prefetches four streams. are_pairs: of bf16. Where an instruction
+// multiplies pairs, whole panels are fast enough for the last columns of a matrix.
+MHA_NOINLINE inline Loops loops_over_weights(int64_t rows, Storage storage, bool are_pairs,
+                                             bool is_one_panel, bool prefetches,
+                                             bool prefetches_more) {
   Loops loops = {};
   visit_rows<Shape::max_rows>(rows, [&](auto tile) MHA_INLINED {
     constexpr int R = decltype(tile)::count, C = Shape::project_vectors(R),
@@ -481,10 +523,19 @@ MHA_NOINLINE inline Loops loops_over_weights(int64_t rows, Storage storage, bool
         loops.wide.streams = 4;
       }
     }
-    if constexpr (C == least)
+    if constexpr (C == least || (multiplies_pairs && C * Vector::size == panel_columns))
       loops.narrow = loops.wide;
     else
       loops.narrow = loop_of<Vector, R, 1, least, Prefetching::never>(storage, false);
+    if constexpr (has_loops_of_pairs) {
+      if (are_pairs) {
+        constexpr int of_panel = R == 1 ? 0 : prefetch_streams(R, 1),
+                      of_panels = panels == 1 ? of_panel : 0;
+        loops.wide.run = is_one_panel ? multiply<R, 1, C, Bf16Pair, of_panel>
+                                      : multiply<R, panels, C, Bf16Pair, of_panels>;
+        loops.narrow.run = multiply<R, 1, least, Bf16Pair, 0>;
+      }
+    }
   });
   return loops;
 }

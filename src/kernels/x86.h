@@ -19,11 +19,28 @@ MHA_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return MHA_MM(fmadd_ps
 // vmaxps returns its second operand if the first is not greater, NaN included: exactly s > m ? s :
 // m.
 MHA_INLINE Vector max_of(Vector s, Vector m) { return MHA_MM(max_ps)(s, m); }
+#if defined(MHA_EMULATES_BF16)
+MHA_INLINE Vector plus_product(Vector x, Vector w, Vector sum) {
+  sum = mul_add(second_of_pairs(x), second_of_pairs(w), sum);
+  return mul_add(first_of_pairs(x), first_of_pairs(w), sum);
+}
+#elif defined(MHA_MULTIPLIES_PAIRS)
+MHA_INLINE Vector plus_product(Vector x, Vector w, Vector sum) {
+  return MHA_MM(dpbf16_ps)(sum, number_at<Pairs>(&x.data), number_at<Pairs>(&w.data));
+}
+#endif
 // *sum += a * b, in the register of the sum. All lanes of b are the same number. The optimizer
 // would move sums from one register to another in loops of many terms.
 MHA_INLINE void add_product(Vector a, Vector b, int, Vector *sum) {
+#if defined(MHA_EMULATES_BF16)
+  *sum = plus_product(a, b, *sum);
+#elif defined(MHA_MULTIPLIES_PAIRS)
+  MHA_ADD_PRODUCTS_IN_PLACE("vdpbf16ps", "v", sum->data, a.data, b.data,
+                            plus_product(a, b, *sum).data);
+#else
   MHA_ADD_PRODUCTS_IN_PLACE("vfmadd231ps", "v", sum->data, a.data, b.data,
                             mul_add(a, b, *sum).data);
+#endif
 }
 
 MHA_INLINE float sum8(__m256 s) {

@@ -62,23 +62,23 @@ struct LayerShape {
 //
 // In a panel, 48 columns of a matrix are side by side and the terms of the products follow each
 // other, [columns / 48][depth][48]; Projection (kernels/tasks/projection.h) describes the layouts
-// of fewer bits. "fours" are panels for integer arithmetic, which reads four terms of a column at
-// once. A plain matrix, for a BLAS, is [depth, columns], and W_Q|W_G|W_K|W_V are one matrix if the
-// inputs have one width.
+// of fewer bits. Interleaved panels are for integer and bf16 arithmetic, which read four or two
+// terms of a column at once. A plain matrix, for a BLAS, is [depth, columns], and W_Q|W_G|W_K|W_V
+// are one matrix if the inputs have one width.
 struct PackedKind {
   Storage storage;
-  bool has_fours, is_plain;
+  bool is_interleaved, is_plain;
 
   bool operator==(PackedKind o) const {
-    return storage == o.storage && has_fours == o.has_fours && is_plain == o.is_plain;
+    return storage == o.storage && is_interleaved == o.is_interleaved && is_plain == o.is_plain;
   }
 };
 
 // The kinds by their number in the header, from 1 on.
-constexpr PackedKind packed_kinds[] = {{Storage::f32, false, false},  {Storage::f32, false, true},
-                                       {Storage::f16, false, false},  {Storage::bf16, false, false},
-                                       {Storage::int8, false, false}, {Storage::int4, false, false},
-                                       {Storage::int4, true, false},  {Storage::int8, true, false}};
+constexpr PackedKind packed_kinds[] = {
+    {Storage::f32, false, false},  {Storage::f32, false, true},   {Storage::f16, false, false},
+    {Storage::bf16, false, false}, {Storage::int8, false, false}, {Storage::int4, false, false},
+    {Storage::int4, true, false},  {Storage::int8, true, false},  {Storage::bf16, true, false}};
 constexpr uint32_t num_packed_kinds = sizeof packed_kinds / sizeof *packed_kinds;
 
 // Whether this many inputs can share a scale.
@@ -88,7 +88,7 @@ inline bool is_group_size(int64_t group) {
 
 // The size of one panel of a matrix. It cannot overflow, because depths are below 2^31.
 inline int64_t panel_bytes(int64_t depth, PackedKind kind) {
-  return panel_bytes(depth, kind.storage, kind.has_fours);
+  return panel_bytes(depth, kind.storage, kind.is_interleaved);
 }
 
 inline int64_t panels_of(int64_t columns) { return blocks_of(columns, panel_columns); }

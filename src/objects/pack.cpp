@@ -264,8 +264,10 @@ uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKin
 // matrix is in panel column / 48, in its column c = column % 48:
 //   f32, f16, bf16, int8   [k][c]
 //   int4                   [k / 2][c], two terms in a byte
-//   fours of int8          [k / 4][c][k % 4]
-//   fours of int4          [k / 8][c][k % 4], terms k and k + 4 in a byte
+// and interleaved
+//   int8                   [k / 4][c][k % 4]
+//   int4                   [k / 8][c][k % 4], terms k and k + 4 in a byte
+//   bf16                   [k / 2][c][k % 2]
 constexpr int64_t block_terms = 256;
 static_assert(block_terms % max_group == 0, "blocks hold whole groups");
 
@@ -363,6 +365,18 @@ void pack_elements(const Panel &panel, FloatBlock *block, Narrow narrow) {
     read_block(panel.source, k, panel.first, block);
     for (int64_t i = 0; i < block->terms; ++i, to += panel_columns) {
       for (int64_t c = 0; c < panel_columns; ++c) to[c] = narrow(block->rows[i][c], c);
+    }
+  }
+}
+
+// Numbers that become factors of bf16 arithmetic, pairs of terms side by side.
+void pack_pairs(const Panel &panel, FloatBlock *block) {
+  uint16_t *to = panel.weights<uint16_t>();
+  for (int64_t k = 0; k < panel.matrix.depth; k += block_terms, to += block_terms * panel_columns) {
+    read_block(panel.source, k, panel.first, block);
+    for (int64_t i = 0; i < block->terms; ++i) {
+      for (int64_t c = 0; c < panel_columns; ++c)
+        to[(i / 2 * panel_columns + c) * 2 + i % 2] = bf16_factor_of(block->rows[i][c]);
     }
   }
 }
@@ -505,11 +519,13 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, const Pack
       pack_int8(panel, &block);
     else if (storage == Storage::f16)
       pack_elements<uint16_t>(panel, &block, [](float x, int64_t) { return f16_of(x); });
+    else if (storage == Storage::bf16 && kind.is_interleaved)
+      pack_pairs(panel, &block);
     else if (storage == Storage::bf16)
       pack_elements<uint16_t>(panel, &block, [](float x, int64_t) { return bf16_of(x); });
     else
       pack_widened(panel, &block);
-    if (kind.has_fours) put_fours_together(panel);
+    if (kind.is_interleaved && has_codes(storage)) put_fours_together(panel);
   }
 }
 
@@ -537,8 +553,10 @@ bool has_sound_groups(const LayerShape &s, Storage storage) {
 bool is_sound(const LayerShape &s, PackedKind kind) {
   const auto is_dim = [](int64_t dim) { return dim > 0 && dim <= INT32_MAX; };
   if (!is_dim(s.query_dim) || !is_dim(s.output_dim) || s.has_output > 1) return false;
-  if (s.gate > MHA_FUNCTION_SOFTPLUS || s.arithmetic > Arithmetic::int16) return false;
-  if (kind.has_fours != (s.arithmetic != Arithmetic::f32)) return false;
+  if (s.gate > MHA_FUNCTION_SOFTPLUS || s.arithmetic > Arithmetic::bf16) return false;
+  if (kind.is_interleaved != (s.arithmetic != Arithmetic::f32)) return false;
+  if (kind.is_interleaved && has_codes(kind.storage) == (s.arithmetic == Arithmetic::bf16))
+    return false;
   if (!has_sound_groups(s, kind.storage)) return false;
   if (!s.has_heads()) {
     // A linear layer consists of its W_O. Nothing else is set.

@@ -73,13 +73,19 @@ Cut cut_of(const Product &product, int64_t num_threads) {
 }
 
 // A thread's copy of a block of input rows, in the form that the kernels multiply: rows of 16 bits
-// become floats; for integer arithmetic all rows become codes; for offsets, sums follow each row.
+// become floats; for integer arithmetic all rows become codes, and for that of bf16 factors; for
+// offsets, sums follow each row.
 // Many panels use the same copy.
 struct alignas(64) ReadyRows {
   int64_t product, row_begin;  // which block it is; product -1: none yet
 
   void *rows() { return this + 1; }
 };
+
+// The products of an arithmetic that is not that of floats.
+const ProductKernels *products_of(const Kernels &kernels, const Projection &projection) {
+  return projection.arithmetic == Arithmetic::bf16 ? kernels.pairs : kernels.codes;
+}
 
 // Where the copies of all threads lie.
 struct Readying {
@@ -107,7 +113,7 @@ struct Readying {
         kernels.widen_rows(first.x, row_begin, row_end, first.depth, first.sums ? first.group : 0,
                            static_cast<float *>(ready.rows()));
       else
-        kernels.codes->encode_rows(first, row_begin, row_end, ready.rows());
+        products_of(kernels, first)->encode_rows(first, row_begin, row_end, ready.rows());
       ready.product = product;
       ready.row_begin = row_begin;
     }
@@ -122,9 +128,10 @@ struct ProjectWork {
   Cut cuts[max_products];
 };
 
-// Which of the two functions of the kernels multiplies.
+// Which of the functions of the kernels multiplies.
 auto project_of(const Kernels &kernels, const Projection &projection) {
-  return projection.arithmetic == Arithmetic::f32 ? kernels.project : kernels.codes->project;
+  return projection.arithmetic == Arithmetic::f32 ? kernels.project
+                                                  : products_of(kernels, projection)->project;
 }
 
 // Units are numbered block of rows by block of rows, and within a block panel by panel of all
@@ -225,12 +232,12 @@ ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_paddin
   } else if (!takes_rows_as_given(layer, input)) {
     // Memory for the largest block. block_rows_of returns fewer rows for wider ones; the sum here
     // is monotonic all the same, so that more or wider rows never need less.
-    const bool is_float = layer.shape.arithmetic == Arithmetic::f32;
+    const bool are_codes = has_codes(layer.storage) && layer.shape.arithmetic != Arithmetic::f32;
     const int64_t group = layer.shape.group_of(layer.storage),
                   chain = terms_of_chain(layer.storage, group),
                   sums = layer.shape.offsets ? blocks_of(input_width, group) : 0;
-    const int64_t row_floats =
-        sums + (is_float ? input_width : coded_bytes<int16_t>(chain, input_width) / 4);
+    const int64_t row_floats = sums + (are_codes ? coded_bytes<int16_t>(chain, input_width) / 4
+                                                 : input_width + input_width % 2);
     const int64_t fewest =
         std::max(block_floats + whole_tiles * row_floats, min_block * row_floats);
     const int64_t floats = std::min(

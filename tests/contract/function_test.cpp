@@ -323,4 +323,14 @@ TEST(Rotation, TurnsEachPairByItsAngle) {
   }
 }
 
+// An instruction for pairs of bf16 that computed in another way is not used.
+TEST(Functions, OfPairsAreTakenAsDefinedAlone) {
+  for (const KernelFunctions *set : {MHA_TEST_KERNEL_FUNCTIONS}) {
+    if (!(mha_instruction_sets() >> set->instruction_set & 1)) continue;
+    for (const int how : {0, 1, 2})
+      EXPECT_EQ(set->takes_pairs(how), how == 0)
+          << mha_instruction_set_name(set->instruction_set) << " " << how;
+  }
+}
+
 }  // namespace

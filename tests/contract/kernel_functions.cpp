@@ -4,6 +4,7 @@
 
 #include "kernels/elements.h"
 #include "kernels/functions.h"
+#include "kernels/pairs.h"
 
 namespace mha {
 namespace {
@@ -26,6 +27,16 @@ void there_and_back(const float *x, int64_t count, float *y) {
 }
 
 CodeScale scale_of(float x, int32_t most) { return code_scale_of(bits_of(x) & 0x7fffffffu, most); }
+
+bool takes_pairs(int how) {
+  return is_as_defined([how](Vector x, Vector w, Vector sum) {
+    const Vector x0 = first_of_pairs(x), x1 = second_of_pairs(x), w0 = first_of_pairs(w),
+                 w1 = second_of_pairs(w);
+    return how == 0   ? mul_add(x0, w0, mul_add(x1, w1, sum))
+           : how == 1 ? mul_add(x1, w1, mul_add(x0, w0, sum))
+                      : sum + mul_add(x0, w0, x1 * w1);
+  });
+}
 
 int32_t greatest_codes4(float x) {
   const float factor = int4_scale_of(x, x - x == 0.0f).factor;
@@ -64,4 +75,5 @@ constexpr KernelFunctions MHA_TESTED_FUNCTIONS = {
     MHA_OF_FLOATS(scale_of(x[i], 127).factor),
     MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 127).factor)),
     MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 32767).factor)),
-    MHA_OF_FLOATS(greatest_codes4(x[i]))};
+    MHA_OF_FLOATS(greatest_codes4(x[i])),
+    takes_pairs};

@@ -7,6 +7,10 @@
 
 using Map = void(const float *x, int64_t count, float *y);  // count: a multiple of 16
 
+// Whether the probe of an instruction for pairs of bf16 takes products as defined (0), in the other
+// order (1), or added to each other first (2).
+using TakesPairs = bool(int how);
+
 struct KernelFunctions {
   uint32_t instruction_set;
   Map *exp, *exp_of_one, *tanh, *sigmoid, *softplus, *log, *inverse_root, *positive;
@@ -15,6 +19,7 @@ struct KernelFunctions {
   Map *scale, *factor;                      // of an int8 row of which x is the greatest
   Map *greatest8, *greatest16, *greatest4;  // the code of x where it is the greatest of its row; of
                                             // int4 16 times that, and the code of -x
+  TakesPairs *takes_pairs;
 };
 
 #define MHA_SET(name, ...) extern const KernelFunctions name##_functions;

@@ -96,7 +96,8 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
     const Arithmetic arithmetic =
         HasCodes(form.weight_type)
             ? random.Pick({Arithmetic::kF32, Arithmetic::kInt8, Arithmetic::kInt16})
-            : Arithmetic::kF32;
+        : form.weight_type == Stored::kBf16 ? random.Pick({Arithmetic::kF32, Arithmetic::kBf16})
+                                            : Arithmetic::kF32;
     const auto random_type = [&] {
       return random.Pick<uint32_t>({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16});
     };

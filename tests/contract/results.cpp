@@ -455,6 +455,7 @@ class Cases {
         const char *const inputs =
             arithmetic == MHA_ARITHMETIC_INT8    ? ", in integers, inputs of 8 bits"
             : arithmetic == MHA_ARITHMETIC_INT16 ? ", in integers, inputs of 16 bits"
+            : arithmetic == MHA_ARITHMETIC_BF16  ? ", in bf16"
                                                  : "";
         Record(std::string("product of ") + kTypeNames[type] + " with weights of " +
                    kTypeNames[weight_type] + inputs,
@@ -785,6 +786,9 @@ class Cases {
                     m, DataOf(m, type));
       }
     }
+    LayerProblem of_bf16 = ModelOf(106, 139, 4, 2, 12, 9, 70, true);
+    of_bf16.arithmetic = Arithmetic::kBf16;
+    RecordLayer("layer of bf16, in bf16", of_bf16, DataOf(of_bf16, MHA_TYPE_BF16));
     // Weights as given in 16 bits, and codes of a quantiser.
     for (const uint32_t type : {MHA_TYPE_F16, MHA_TYPE_BF16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
       const LayerProblem m = ModelOf(103, 67, 2, 2, 8, 8, 30, false);

@@ -201,7 +201,7 @@ TEST(NotANumber, InAnInputOfIntegersReachesItsOwnRow) {
     LayerProblem problem = RandomProblem(&random, 7, 150, 2, 1, 10, 10, 40);
     problem.query[4 * 150 + 149] = odd;
     for (const WeightFormat &kind : kWeightFormats) {
-      if (kind.arithmetic == Arithmetic::kF32) continue;
+      if (!IsOfIntegers(kind)) continue;
       problem.arithmetic = kind.arithmetic;
       const std::vector<float> q = Specify(Converted(problem, kind.stored)).q;
       for (size_t i = 0; i < q.size(); i++)
@@ -221,7 +221,7 @@ TEST_P(StoredWeights, OfTheGreatestCodesEqualTheSpecification) {
       for (size_t i = 0; i < problem.query.size(); i++)
         problem.query[i] = (others >> i % 4 & 1 ? -3.0f : 3.0f) * sign;
       for (const WeightFormat &kind : kWeightFormats) {
-        if (kind.arithmetic == Arithmetic::kF32) continue;
+        if (!IsOfIntegers(kind)) continue;
         problem.arithmetic = kind.arithmetic;
         LayerProblem converted = Converted(problem, kind.stored);
         const float lowest = kind.stored == Stored::kInt8 ? -128.0f : -8.0f,
@@ -252,7 +252,7 @@ TEST_P(StoredWeights, OfManyTermsAndTheGreatestScalesEqualTheSpecification) {
                          : i % 3        ? 0x1p-100f
                                         : -0x1p-100f;
     for (const WeightFormat &kind : kWeightFormats) {
-      if (kind.arithmetic == Arithmetic::kF32) continue;
+      if (!IsOfIntegers(kind)) continue;
       problem.arithmetic = kind.arithmetic;
       LayerProblem converted = Converted(problem, kind.stored);
       for (std::vector<float> *w : {&converted.w_q, &converted.w_k}) {
@@ -340,7 +340,7 @@ TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
     LayerProblem problem = RandomProblem(&random, n, 256, 2, 1, 24, 24, 64);
     for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = i / 300 % 2 ? 3.0f : -3.0f;
     for (const WeightFormat &kind : kWeightFormats) {
-      if (kind.arithmetic == Arithmetic::kF32) continue;
+      if (!IsOfIntegers(kind)) continue;
       problem.arithmetic = kind.arithmetic;
       for (const int64_t group : kGroups) {
         LayerProblem given = InGroups(&random, problem, kind.stored, group, 5, false);
@@ -768,9 +768,12 @@ double RoundingOfWeight(const LayerProblem &given, const LayerProblem &stored, i
   }
 }
 
-// What each input of a row is rounded by: half a code, in groups of 64.
+// What each input of a row is rounded by: half a code, in groups of 64, or half a unit of bf16.
 std::vector<double> RoundingOfInputs(Arithmetic arithmetic, const float *x, int64_t width) {
   std::vector<double> rounding(width);
+  for (int64_t k = 0; k < width && arithmetic == Arithmetic::kBf16; k++)
+    rounding[k] = std::fabs(x[k]) * 0x1p-8;
+  if (arithmetic == Arithmetic::kBf16) return rounding;
   const double largest = arithmetic == Arithmetic::kInt8 ? 127 : 32767;
   for (int64_t k = 0; k < width && arithmetic != Arithmetic::kF32; k++) {
     const float *const group = x + k / 64 * 64;

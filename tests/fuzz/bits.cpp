@@ -23,11 +23,11 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-// Sets with products of bytes differ from the others only in integer arithmetic. The scalar kernels
-// take as long as all others together.
-std::vector<uint32_t> SetsOfThisMachine(bool has_integers, bool has_scalar = true) {
+// Sets with products of bytes or pairs differ from the others only in their arithmetic. The scalar
+// kernels take as long as all others together.
+std::vector<uint32_t> SetsOfThisMachine(bool has_products, bool has_scalar = true) {
   std::vector<uint32_t> sets;
-  for (const uint32_t set : SetsOfTheArchitecture(has_integers ? Sets::kAll : Sets::kWithKernels)) {
+  for (const uint32_t set : SetsOfTheArchitecture(has_products ? Sets::kAll : Sets::kWithKernels)) {
     if ((set != MHA_INSTRUCTION_SET_SCALAR || has_scalar) && (mha_instruction_sets() >> set & 1))
       sets.push_back(set);
   }
@@ -152,8 +152,12 @@ void CheckProduct(fuzz::Bytes *bytes) {
   constexpr std::pair<Arithmetic, uint32_t> arithmetics[] = {
       {Arithmetic::kF32, MHA_ARITHMETIC_F32},
       {Arithmetic::kInt8, MHA_ARITHMETIC_INT8},
-      {Arithmetic::kInt16, MHA_ARITHMETIC_INT16}};
-  const auto [arithmetic, arithmetic_field] = arithmetics[has_codes ? bytes->Integer(0, 2) : 0];
+      {Arithmetic::kInt16, MHA_ARITHMETIC_INT16},
+      {Arithmetic::kBf16, MHA_ARITHMETIC_BF16}};
+  const auto [arithmetic, arithmetic_field] =
+      arithmetics[has_codes                                     ? bytes->Integer(0, 2)
+                  : stored == Stored::kBf16 && bytes->Boolean() ? 3
+                                                                : 0];
   const auto type = [&] { return bytes->Choice({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}); };
   const uint32_t input_type = type(), output_type = type();
   const bool has_bias = bytes->Boolean(), has_residual = bytes->Boolean(),
@@ -214,7 +218,7 @@ void CheckProduct(fuzz::Bytes *bytes) {
                to_add = InType(output_type, residual.data(), residual.size()),
                as_stored = InType(output_type, expected.data(), expected.size());
   const Scheduler scheduler(threads, RunBackwards);
-  for (const uint32_t set : SetsOfThisMachine(has_codes)) {
+  for (const uint32_t set : SetsOfThisMachine(arithmetic != Arithmetic::kF32)) {
     mha_layer *layer = nullptr;
     mha_error error;
     const mha_layer_options options = Options(set);

@@ -810,14 +810,16 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
       nullptr, [](void *, size_t bytes) { return bytes < 1 << 20 ? std::malloc(bytes) : nullptr; },
       [](void *, void *memory) { std::free(memory); }};
   mha_layer_options options = {};
-  options.instruction_set = in.OneIn(2) ? Kind(9) : 0, options.reserved = in.OneIn(64),
+  options.instruction_set = in.OneIn(2) ? Kind(10) : 0, options.reserved = in.OneIn(64),
   options.allocator = &allocator;
   mha_layer_config config = {};
   mha_layer_weights weights = {};
   mha_linear_weights linear = {};
   linear.format.type = config.format.type = Type(5);
   linear.format.arithmetic = config.format.arithmetic =
-      in.OneIn(3) ? Kind({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16}) : 0;
+      in.OneIn(3) ? Kind({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16,
+                          MHA_ARITHMETIC_BF16})
+                  : 0;
   linear.format.group_size = config.format.group_size = group_size = in.OneIn(3)
                                                                          ? Kind({16, 32, 64, 128})
                                                                      : in.OneIn(64) ? Kind(300)

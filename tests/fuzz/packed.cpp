@@ -374,6 +374,9 @@ void TestLayer() {
     linear.format.arithmetic = config.format.arithmetic =
         in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16});
     linear.format.group_size = config.format.group_size = in.Choice({0, 16, 32, 64, 128});
+  } else if (config.format.type == MHA_TYPE_BF16) {
+    linear.format.arithmetic = config.format.arithmetic =
+        in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_BF16});
   }
   config.num_kv_heads = in.Integer(1, 2), config.num_heads = config.num_kv_heads * in.Integer(1, 2);
   linear.output_dim = config.head_dim = in.Integer(1, 20),

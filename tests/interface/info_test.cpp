@@ -83,6 +83,11 @@ TEST(InstructionSets, AreOnlyThoseThatThisMachineRuns) {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
       possible |= bit(MHA_INSTRUCTION_SET_AVX512);
       if (__builtin_cpu_supports("avx512vnni")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
+#if defined(MHA_EMULATES_BF16)
+      if (__builtin_cpu_supports("avx512vnni")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
+#else
+      if (__builtin_cpu_supports("avx512bf16")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
+#endif
     }
     uint32_t eax = 0, ebx, ecx, edx;
     if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0)
@@ -99,6 +104,10 @@ TEST(InstructionSets, AreOnlyThoseThatThisMachineRuns) {
 #endif
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";
+#if defined(MHA_HAS_AVX512_BF16)
+  EXPECT_EQ((sets ^ possible) & bit(MHA_INSTRUCTION_SET_AVX512_BF16), 0u)
+      << "this machine multiplies pairs of bf16 in another way";
+#endif
 }
 
 // ---- Descriptions of calls

@@ -115,6 +115,9 @@ TEST(LayerErrors, NameTheFieldOfTheConfig) {
                 {"format.arithmetic is 1281",
                  "set format.type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 "
                  "(5)"}),
+          WRONG(c.config.format.arithmetic = MHA_ARITHMETIC_BF16, kInvalid,
+                {"format.arithmetic is MHA_ARITHMETIC_BF16 (1283), but format.type is 1; set "
+                 "format.type to MHA_TYPE_BF16 (3)"}),
           WRONG(c.config.gate_dim = 5, kShape, {"gate_dim is 5"}),
           WRONG((c.config.gate = MHA_FUNCTION_SIGMOID, c.config.gate_dim = -5), kInvalid,
                 {"gate_dim"}),
@@ -337,7 +340,7 @@ TEST_F(LayerViews, RejectOptionsThatAreWrong) {
   mha_layer_options options = Options();
   options.reserved = 1;
   ExpectFails(view(options), {kInvalid, {3}, {"reserved"}});
-  for (uint32_t unknown : {9u, 31u, 32u, 33u, 0x80000001u, 0xFFFFFFFFu})
+  for (uint32_t unknown : {10u, 31u, 32u, 33u, 0x80000001u, 0xFFFFFFFFu})
     ExpectFails(view(Options(unknown)), {kInvalid, {3}, {"instruction_set"}});
   ExpectFails(view(Options(AbsentInstructionSet())),
               {MHA_ERROR_INSTRUCTION_SET, {3}, {mha_instruction_set_name(AbsentInstructionSet())}});

@@ -172,6 +172,7 @@ void WriteAll() {
     WriteCache(NameOf(type), static_cast<uint32_t>(type), MHA_CACHE_KIND_CONTIGUOUS);
   WriteLayer("int8,arithmetic=int8", MHA_TYPE_INT8, MHA_ARITHMETIC_INT8, 0);
   WriteLayer("int4,arithmetic=int16", MHA_TYPE_INT4, MHA_ARITHMETIC_INT16, 0);
+  WriteLayer("bf16,arithmetic=bf16", MHA_TYPE_BF16, MHA_ARITHMETIC_BF16, 0);
   WriteLayer("int8,gate=sigmoid", MHA_TYPE_INT8, MHA_ARITHMETIC_F32, MHA_FUNCTION_SIGMOID);
   WriteCache("f32,ring", MHA_TYPE_F32, MHA_CACHE_KIND_RING);
 }

@@ -89,7 +89,7 @@ of_compilers = (
     r"|__stack_chk_(fail|guard)"
 )
 allowed_in_kernels = re.compile(
-    rf"(_ZN3mha\d+codes_\w+|{memory_functions}|{of_libgcc}|{of_compilers})$"
+    rf"(_ZN3mha\d+(codes|pairs)_\w+|{memory_functions}|{of_libgcc}|{of_compilers})$"
 )
 allowed_in_library = re.compile(
     rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|posix_memalign"
@@ -201,7 +201,9 @@ def check_kernels(arguments):
         check_undefined(kernel, all_symbols, allowed_in_kernels)
         defined = [symbol for symbol in all_symbols if symbol.kind not in "Uwv"]
         strong = [symbol.name for symbol in defined if not is_weak(symbol)]
-        if not strong or not all(re.match(r"_ZN3mha\d+(kernels|codes)_", name) for name in strong):
+        if not strong or not all(
+            re.match(r"_ZN3mha\d+(kernels|codes|pairs)_", name) for name in strong
+        ):
             fail(
                 f"{kernel} defines the external symbols {', '.join(strong)}. It must be its tables;"
                 " the rest belongs into the unnamed namespace."
@@ -256,18 +258,20 @@ beyond_sse2 = (
 evex = r".*(%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]|\{z\})"
 vnni = r"(\{vex\}\s*)?vpdp"
 rarer = (
-    r"vpmadd52|vp(erm[bit]2?b|multishift|popcnt[bw]|compress[bw]|expand[bw]|sh[lr]d)|vcvtne"
-    r"|vdpbf16|vaes|vpclmul|vgf2|v(add|sub|mul|div|fn?m\w*)[ps]h\b|.*%tmm"
+    r"vpmadd52|vp(erm[bit]2?b|multishift|popcnt[bw]|compress[bw]|expand[bw]|sh[lr]d)"
+    r"|vaes|vpclmul|vgf2|v(add|sub|mul|div|fn?m\w*)[ps]h\b|.*%tmm"
 )
+bf16 = r"vdpbf16|vcvtne"
 arm_codes = (
     r"[su]dot|us?dot|[su]mmla|usmmla|bf(dot|mmla|cvt)|fmlal|f\w+\s+v\d+\.[48]h,.*v\d+\.[48]h,"
 )
 forbidden = {
     "x86-64": {
-        "avx2": (evex, vnni, rarer),
-        "avx2_vnni": (evex, rarer),
-        "avx512": (vnni, rarer),
-        "avx512_vnni": (rarer,),
+        "avx2": (evex, vnni, bf16, rarer),
+        "avx2_vnni": (evex, bf16, rarer),
+        "avx512": (vnni, bf16, rarer),
+        "avx512_vnni": (bf16, rarer),
+        "avx512_bf16": (vnni, rarer),
         None: (avx, beyond_sse2),
     },
     "aarch64": {

@@ -622,10 +622,11 @@ inline std::vector<Dimension> DimensionsOfLayers() {
          whole.w_k = draw(whole.key_dim, whole.k_width());
          whole.w_v = draw(whole.value_dim, whole.v_width());
        }},
-      {"arithmetic", "f32 int8 int16",
+      {"arithmetic", "f32 int8 int16 bf16",
        [](Case *c, Name value, Random *) {
          c->whole.arithmetic = value == "f32"    ? Arithmetic::kF32
                                : value == "int8" ? Arithmetic::kInt8
+                               : value == "bf16" ? Arithmetic::kBf16
                                                  : Arithmetic::kInt16;
        }},
       {"weights_given", "floats stored"},  // in the type that the layer keeps
@@ -1111,7 +1112,8 @@ inline std::vector<std::string> RefusedByTheLibrary() {
       "context_norm=!none w_o=no",
       "sgemm=yes weight_type=!f32",
       "sgemm=yes inputs=one_row",
-      "arithmetic=!f32 weight_type=!int8|int4",
+      "arithmetic=int8|int16 weight_type=!int8|int4",
+      "arithmetic=bf16 weight_type=!bf16",
       // Outputs per pair are computed from the queries once more
       "in_place=yes entry=attention weights=yes",
       "in_place=yes entry=attention taps=all",

@@ -4,7 +4,6 @@
 #ifndef MHA_TESTS_SUPPORT_SHAPES_H
 #define MHA_TESTS_SUPPORT_SHAPES_H
 
-
 #include <cstdint>
 
 namespace support {
@@ -23,7 +22,7 @@ inline constexpr Storage kValueTypes[] = {Storage::kF32, Storage::kF16, Storage:
 inline constexpr auto &kWeightTypes = kValueTypes;
 
 // What projections, or scores, compute in; the numbers are mha.h's.
-enum class Arithmetic : uint32_t { kF32 = 0, kInt8 = 0x501, kInt16 = 0x502 };
+enum class Arithmetic : uint32_t { kF32 = 0, kInt8 = 0x501, kInt16 = 0x502, kBf16 = 0x503 };
 
 // How a layer stores and multiplies its weights: all that there is with the default groups.
 struct WeightFormat {
@@ -41,7 +40,11 @@ inline constexpr WeightFormat kWeightFormats[] = {
     {Stored::kInt8, Arithmetic::kInt8, "int8 in int8"},
     {Stored::kInt8, Arithmetic::kInt16, "int8 in int16"},
     {Stored::kInt4, Arithmetic::kInt8, "int4 in int8"},
-    {Stored::kInt4, Arithmetic::kInt16, "int4 in int16"}};
+    {Stored::kInt4, Arithmetic::kInt16, "int4 in int16"},
+    {Stored::kBf16, Arithmetic::kBf16, "bf16 in bf16"}};
+inline bool IsOfIntegers(const WeightFormat &format) {
+  return format.arithmetic == Arithmetic::kInt8 || format.arithmetic == Arithmetic::kInt16;
+}
 
 // A rotation of queries and keys, as the struct of mha.h has it, for one sequence.
 struct Rotation {

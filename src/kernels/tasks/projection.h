@@ -47,6 +47,10 @@ struct Destination {
 //   int8             [ceil(columns / 48)][ceil(depth / 4)][48][4] bytes, the code + 128
 //   int4             [ceil(columns / 48)][ceil(depth / 8)][48][4] bytes: in the low half the
 //                    code + 8, in the upper half that of the term four further on
+//
+// In bf16 arithmetic it is two terms, with 0 after a last term alone:
+//
+//   bf16             [ceil(columns / 48)][ceil(depth / 2)][48][2] numbers
 struct Projection {
   InputRows x;
   int64_t rows;     // of all sequences together
