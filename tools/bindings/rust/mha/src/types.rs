@@ -62,6 +62,10 @@ numbered! {
         Int8 = MHA_ARITHMETIC_INT8,
         /// The same with 16-bit integers, whose error is small beside that of the weights.
         Int16 = MHA_ARITHMETIC_INT16,
+        /// Input rows are rounded to bf16, and products are summed as floats: twice as fast as
+        /// [`F32`](Self::F32) with [`InstructionSet::AVX512_BF16`]. Needs weights of
+        /// [`Type::Bf16`].
+        Bf16 = MHA_ARITHMETIC_BF16,
     }
 
     /// A function of g: of the numbers of a gate, which multiply the context of a head element by
@@ -101,8 +105,8 @@ impl InstructionSet {
     pub const AVX512: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512);
     /// AArch64.
     pub const NEON: Self = Self(sys::MHA_INSTRUCTION_SET_NEON);
-    /// [`AVX2`](Self::AVX2) with AVX-VNNI. This set and the next three differ from the others only
-    /// in integer arithmetic.
+    /// [`AVX2`](Self::AVX2) with AVX-VNNI. This set and the next four differ from the others only
+    /// in integer and bf16 arithmetic.
     pub const AVX2_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX2_VNNI);
     /// [`AVX512`](Self::AVX512) with its VNNI.
     pub const AVX512_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_VNNI);
@@ -110,6 +114,8 @@ impl InstructionSet {
     pub const NEON_DOTPROD: Self = Self(sys::MHA_INSTRUCTION_SET_NEON_DOTPROD);
     /// [`NEON_DOTPROD`](Self::NEON_DOTPROD) with FEAT_I8MM.
     pub const NEON_I8MM: Self = Self(sys::MHA_INSTRUCTION_SET_NEON_I8MM);
+    /// [`AVX512_VNNI`](Self::AVX512_VNNI) with AVX-512 BF16.
+    pub const AVX512_BF16: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_BF16);
 
     /// Returns the sets that the library contains and this machine can run.
     pub fn available() -> impl Iterator<Item = Self> {

@@ -414,6 +414,28 @@ fn projections_compute_in_integers_if_asked() {
 }
 
 #[test]
+fn projections_compute_in_bf16_if_asked() {
+    let (w, x, mut y) = (numbers(64 * 64, 5), numbers(3 * 64, 6), [0.0; 3 * 64]);
+    let config = LayerConfig::linear(64, 64).weight_type(Type::Bf16).arithmetic(Arithmetic::Bf16);
+    let layer = Layer::new(&config, &Weights::linear(&w)).unwrap();
+    assert_eq!(layer.shape().arithmetic, Arithmetic::Bf16);
+    layer.linear(&x, &mut y).run(&mut Workspace::new()).unwrap();
+    let rounded = |x: f32| {
+        let bits = x.to_bits();
+        f32::from_bits((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000)
+    };
+    for (i, y) in y.into_iter().enumerate() {
+        let add = |sum, k| rounded(x[i / 64 * 64 + k]).mul_add(rounded(w[k * 64 + i % 64]), sum);
+        assert_eq!(y, (0..64).map(|k| k ^ 1).fold(0.0, add), "the second of each pair first");
+    }
+    for other in [Type::F32, Type::F16, Type::Int8, Type::Int4] {
+        let refused = Layer::new(&config.weight_type(other), &Weights::linear(&w));
+        let said = error_of(refused, ErrorKind::InvalidValue);
+        assert!(said.contains("MHA_ARITHMETIC_BF16 (1283), but weight_type is "), "{said}");
+    }
+}
+
+#[test]
 fn what_the_library_finds_wrong_has_its_sentence() {
     let w = numbers(64 * 4, 1);
     let sentence =
