@@ -343,6 +343,7 @@ class Packed(Command):
             (["--weight-type", "f16"], 2e-3),
             (["--weight-type", "int8"], 3e-2),
             (["--weight-type", "int8", "--arithmetic", "int16"], 3e-2),
+            (["--arithmetic", "bf16"], 1e-2),
         ):
             other, _ = self.packed(*plain, *words)
             self.assert_close(other, exact, bound)
@@ -350,8 +351,13 @@ class Packed(Command):
             shown = dict(
                 line.split(None, 1) for line in self.mha("info", "layer.mha")[1].splitlines()
             )
-            self.assertEqual(shown["weight_type"], words[1])
-            self.assertEqual(shown.get("arithmetic"), "int16" if "int16" in words else None)
+            given = dict(zip(words[::2], words[1::2]))
+            self.assertEqual(shown["weight_type"], given.get("--weight-type", "bf16"))
+            self.assertEqual(shown.get("arithmetic"), given.get("--arithmetic"))
+        self.write("model.safetensors", half)
+        self.refused(self.pack(*plain, *words), "the matrices are f16, of which bf16 keeps 3 bits")
+        words += ["--weight-type", "bf16"]
+        np.testing.assert_array_equal(self.packed(*plain, *words)[0], other)
 
     def test_quantised_models(self):
         """Codes of AWQ, GPTQ and compressed-tensors are read as the configuration says."""

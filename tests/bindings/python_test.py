@@ -665,6 +665,7 @@ class Mha(unittest.TestCase):
             {"weight_type": "int8"},
             {"weight_type": "int4"},
             {"weight_type": "int8", "arithmetic": "int16"},
+            {"arithmetic": "bf16"},
         ):
             off = np.abs(mha.Linear(w, b, **weights)(x) - linear(x))
             # No more than a scale of int4 for each weight.
@@ -686,6 +687,42 @@ class Mha(unittest.TestCase):
         self.refused(ValueError, "residual", linear, x, floats(7, 29))
         self.refused(TypeError, "residual", linear, x, residual, output_type="f16")
         self.refused(mha.Error, "mha_linear", linear.layer.forward, x)
+
+    def test_bf16_arithmetic_rounds_both_factors_and_adds_the_odd_one_of_a_pair_first(self):
+        def factors(*shape):  # of sizes whose sums are exact in double precision
+            x = random.uniform(1, 2, shape) * 2.0 ** random.integers(-6, 6, shape)
+            x = np.where(random.random(shape) < 0.5, -x, x).astype(np.float32)
+            x[0] = 2.0**-51  # which counts as 0
+            bits = x.view(np.uint32)
+            bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
+            return x, np.where(x == 2.0**-51, 0, bits.view(np.float32)), bits >> 16
+
+        inputs = 301
+        (x, rounded_x, x_bits), (w, rounded_w, w_bits) = factors(7, inputs), factors(30, inputs)
+        b, y = np.arange(30, dtype=np.float32), None
+        for first in range(0, inputs, 256):
+            c = np.zeros((7, 30), np.float32)
+            for k in range(first, min(first + 256, inputs)):
+                k = min(k ^ 1, inputs - 1)
+                c = (c + np.outer(rounded_x[:, k], np.float64(rounded_w[:, k]))).astype(np.float32)
+            y = c if y is None else y + c
+        w_bits = w_bits.astype(np.uint16)
+        linear = mha.Linear(w, b, arithmetic="bf16")
+        same(linear(x), y + b)
+        same(linear(x_bits.astype(np.uint16), bf16=True), y + b)
+        same(mha.Linear(w_bits, b, type="bf16", arithmetic="bf16")(x), y + b)
+        half = w.astype(np.float16)
+        rounded = mha.Linear(half, weight_type="bf16", arithmetic="bf16")(x)
+        same(rounded, mha.Linear(half.astype(np.float32), arithmetic="bf16")(x))
+        for error, sentence, given in (
+            (ValueError, "the matrices are f16, .*; weight_type='bf16' rounds them", {"w": half}),
+            (mha.Error, r"BF16 \(1283\), but weight_type is 1", {"w": w, "weight_type": "f32"}),
+            (mha.Error, "weight_type is 2", {"w": half, "weight_type": "f16"}),
+            (mha.Error, "weight_type is 4", {"w": w, "weight_type": "int8"}),
+            (mha.Error, "weight_type is 5", {"w": w, "weight_type": "int4"}),
+            (mha.Error, "weight_type", {"w": w.astype(np.int8), "scales": floats(30)}),
+        ):
+            self.refused(error, sentence, mha.Linear, **given, arithmetic="bf16")
 
     def test_a_product_takes_rows_of_any_leading_dimensions(self):
         linear, x, residual = mha.Linear(floats(30, 20)), floats(2, 3, 4, 20), floats(2, 3, 4, 30)
@@ -759,6 +796,7 @@ class Mha(unittest.TestCase):
         self.assertEqual(mha.Layer(**shape, w_o=f(width, 9)).shape, shape)
         for arguments, weights in (
             ({"weight_type": "int8", "group_size": 16, "arithmetic": "int8"}, self.w),
+            ({"weight_type": "bf16", "arithmetic": "bf16"}, self.w),
             ({"output_dim": 9, "scale": 2.0, "weight_type": "f16"}, {**w, "w_o": f(width, 9)}),
             ({"gate": "softplus", "gate_dim": 1}, {**self.w, "w_g": f(width, heads)}),
             ({}, w),
@@ -3156,7 +3194,7 @@ class Types(unittest.TestCase):
             floats[0, :, 0], cache=cache, rope=mha.Rope.tables(8, 64), norm=mha.Norm(epsilon=1e-5)
         )
         operations: int = layer.info(4)["operations"] + mha.attention_info(4, 4, 2, 8)["operations"]
-        mha.Linear(y, instruction_set="auto")(y, output_type="f16")
+        mha.Linear(y, instruction_set="auto", arithmetic="bf16")(y, output_type="f16")
         out = mha.aligned(mha.pack_size(16, 2, w_qkv=y, w_o=y))
         packed: np.ndarray = mha.pack(16, 2, w_qkv=y, w_o=y, out=out)
         mha.verify(packed)

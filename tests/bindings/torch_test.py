@@ -802,9 +802,13 @@ class Torch(unittest.TestCase):
         arrays = {name: tensor.detach().numpy() for name, tensor in matrices.items()}
         plain = mha.torch.MultiheadAttention.from_module(module)(x, x, x)[0]
         for weight_type, group_size, arithmetic in itertools.product(
-            ("f16", "bf16", "int8", "int4"), (0, 16), ("f32", "int8", "int16")
+            ("f16", "bf16", "int8", "int4", None), (0, 16), ("f32", "int8", "int16", "bf16")
         ):
-            if (group_size or arithmetic != "f32") and weight_type not in ("int8", "int4"):
+            if weight_type is None and (group_size or arithmetic != "bf16"):
+                continue
+            if (group_size or arithmetic[:3] == "int") and weight_type not in ("int8", "int4"):
+                continue
+            if arithmetic == "bf16" and weight_type not in ("bf16", None):
                 continue
             options = dict(weight_type=weight_type, group_size=group_size, arithmetic=arithmetic)
             expected = mha.Layer(64, 4, layout="out_in", **arrays, **options).forward(x.numpy())
@@ -830,6 +834,7 @@ class Torch(unittest.TestCase):
                 {"weight_type": "int4", "arithmetic": "int8"},
                 {"weight_type": "int8", "group_size": 32, "arithmetic": "int8"},
                 {"weight_type": "int4", "group_size": 16},
+                {"arithmetic": "bf16"},
             ):
                 layer = mha.torch.Linear.from_module(module, strict=True, **options)
                 same = mha.Linear(w, b, **options)
@@ -880,6 +885,12 @@ class Torch(unittest.TestCase):
             linear.from_module(nn.Linear(2, 2).double())
         with self.assertRaisesRegex(mha.Error, "needs integer weights, but weight_type is"):
             linear.from_module(nn.Linear(2, 2), weight_type="f16", arithmetic="int16")
+        halves = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())
+        with self.assertRaisesRegex(ValueError, "the matrices are f16, .* weight_type='bf16'"):
+            mha.torch.pack_linears(halves, arithmetic="bf16")
+        self.assertIs(type(halves[0]), nn.Linear)
+        mha.torch.pack_linears(halves, arithmetic="bf16", weight_type="bf16")
+        self.assertEqual(halves[0].weight_type, "bf16")
         with self.assertRaisesRegex(ValueError, "arithmetic"):
             linear.from_module(nn.Linear(2, 2), weight_type="int8", arithmetic="int32")
         layer = linear.from_module(nn.Linear(8, 3), strict=True)

@@ -12,6 +12,7 @@ from . import _config, _gguf, _packed, _safetensors, formats
 from ._layer import Layer, pack, verify
 from ._library import Error, contract, instruction_sets, version
 from ._structs import arithmetics, types
+from ._weights import weight_type_of
 
 # Some of them from the package gguf, of damaged files.
 _some = (Error, ImportError, LookupError, MemoryError, OSError)
@@ -43,6 +44,7 @@ or not. mha.open_layer reads both; in C, mha_layer_view takes the whole file and
 Examples:
   mha pack --weights model.safetensors --layer layers.0 --output layer.mha
   mha pack --weights model.gguf --layer blk.0 --output layer.mha
+  mha pack --weights model.safetensors --layer layers.0 --arithmetic bf16 --output layer.mha
   mha pack --weights layer.safetensors --heads 12 --causal --weight-type int8 \\
     --arithmetic int16 --output layer.mha"""
 
@@ -90,11 +92,14 @@ def _verify(options):
     )
 
 
-def _weights(given, weight_type, default):
-    """The arguments of mha.pack."""
+def _weights(given, options, stored, default):
+    """The arguments of mha.pack. stored are the types of the matrices in the file."""
+    weight_type = options.weight_type
     matrices = {name: one for name, one in given.items() if name.startswith("w_")}
     are_grouped = [isinstance(one, formats.Grouped) for one in matrices.values()]
     if not any(are_grouped):
+        if options.arithmetic == "bf16":
+            default = weight_type_of(weight_type, "bf16", "f16" if "f16" in stored else "")
         return {**given, "type": "f32", "layout": "out_in", "weight_type": weight_type or default}
     if not all(are_grouped):
         raise ValueError(
@@ -115,22 +120,22 @@ def _pack(options):
             if getattr(options, name):
                 raise ValueError(f"--{name.replace('_', '-')}: {weights} already sets it")
         try:
-            given, shape, call, default = _gguf.read(weights, options.layer)
+            given, shape, call, stored = _gguf.read(weights, options.layer)
         except ImportError as error:
             raise ImportError(f"{error}: pip install 'gguf>=0.16'") from None
         except OSError:
             raise
         except _failures as error:  # some from the package gguf, of damaged files
             raise ValueError(f"{weights}: {error}") from None
-        files = {weights}
+        files, default = {weights}, "f32" if len(stored) > 1 else max(stored)
     else:
-        given, shape, call, files = _safetensors.read(options)
+        given, shape, call, files, stored = _safetensors.read(options)
         default = "f32"
     for file in files:
         if os.path.exists(options.output) and os.path.samefile(options.output, file):
             raise ValueError(f"--output: {options.output} is also read; name another file")
     try:
-        arguments = _weights(given, options.weight_type, default)
+        arguments = _weights(given, options, stored, default)
         packed = pack(**shape, **arguments, arithmetic=options.arithmetic)
     except (Error, ValueError) as error:
         raise ValueError(f"{weights}: {error}") from None
@@ -193,7 +198,8 @@ def _parser():
     add(
         "--weight-type",
         choices=list(types),
-        help="weights of the packed layer (default: f32; from .gguf as the file has them)",
+        help="weights of the packed layer (default: f32; from .gguf as the file has them; of floats"
+        " but f16 and with --arithmetic bf16, bf16)",
     )
     add(
         "--arithmetic", choices=list(arithmetics), default="f32", help="what projections compute in"

@@ -94,8 +94,8 @@ def _rope(model, head_dim):
 
 
 def read(path, layer):
-    """The matrices and biases by name, the shape of the layer, its call settings, and the type in
-    which the file has its floats."""
+    """The matrices and biases by name, the shape of the layer, its call settings, and the types in
+    which the file has the matrices."""
     model = _Model(path)
     heads, width = model.get("attention.head_count"), model.get("embedding_length")
     kv_heads, head_dim = (
@@ -181,5 +181,4 @@ def read(path, layer):
         "head_dim": head_dim,
         "head_dim_v": head_dim_v,
     }
-    kind = kinds[0].lower() if len(set(kinds)) == 1 and kinds[0] in _floats else "f32"
-    return {**named, **biases}, shape, call, kind
+    return {**named, **biases}, shape, call, {kind.lower() for kind in kinds}

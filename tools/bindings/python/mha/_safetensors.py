@@ -27,7 +27,7 @@ class Tensors(dict[str, Tensor]):
     """Name -> Tensor of a file, or of all files that an index names."""
 
     def __init__(self, path):
-        self.path, self.files = path, {path}
+        self.path, self.files, self.types = path, {path}, set()
         index = _index(path)
         if index is None:
             return self.update(_header(path))
@@ -68,6 +68,8 @@ class Tensors(dict[str, Tensor]):
                 " expected"
             )
         stored = self.stored(name)
+        if stored.ndim > 1:
+            self.types.add(tensor.dtype.lower())
         if tensor.dtype == "BF16":
             return (stored.astype(np.uint32) << 16).view(np.float32)
         return stored.astype(np.float32, copy=False)
@@ -447,9 +449,9 @@ def _rows(matrix, part):
     return matrix.rows(part) if isinstance(matrix, formats.Grouped) else matrix[part]
 
 
-def read(options) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]:
-    """The matrices and biases by name, the shape of the layer, its call settings, and the files
-    that were read."""
+def read(options) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str], set[str]]:
+    """The matrices and biases by name, the shape of the layer, its call settings, the files
+    that were read, and the types of matrices of floats."""
     tensors = Tensors(options.weights)
     prefix, names = _choose(tensors, options.layer)
     for name in tensors:
@@ -464,4 +466,4 @@ def read(options) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[s
     model = _model(options, names.may_rotate, number)
     reader = _Reader(tensors, prefix, names, model)
     given, shape = reader.read()
-    return given, shape, reader.call(shape), {*tensors.files, model.name} - {""}
+    return given, shape, reader.call(shape), {*tensors.files, model.name} - {""}, tensors.types

@@ -276,6 +276,8 @@ layouts = _family("LAYOUT_")
 gates = _family("FUNCTION_", "none sigmoid softplus")
 activations = _family("FUNCTION_", "none silu")
 arithmetics = _family("ARITHMETIC_")
+# The types of weights that an arithmetic multiplies, unless it takes all.
+multiplied = {"int8": ("int8", "int4"), "int16": ("int8", "int4"), "bf16": ("bf16",)}
 score_columns = _family("COLUMNS_")
 score_segments = _family("SEGMENTS_")
 instruction_set_names = _family("INSTRUCTION_SET_")

@@ -83,7 +83,7 @@ class Weights(TypedDict, total=False):
     type: str | None
     scales: Mapping[str, np.ndarray] | None
     offsets: Mapping[str, np.ndarray] | None
-    weight_type: str
+    weight_type: str | None
     group_size: int
     scale_type: str
     arithmetic: str
@@ -103,7 +103,7 @@ class How(TypedDict, total=False):
     """A product alone."""
 
     type: str | None
-    weight_type: str
+    weight_type: str | None
     group_size: int
     scale_type: str
     arithmetic: str

@@ -59,7 +59,7 @@ def _describe_layer(
     type=None,
     scales=None,
     offsets=None,
-    weight_type="f32",
+    weight_type=None,
     group_size=0,
     scale_type="f32",
     arithmetic="f32",
@@ -76,6 +76,9 @@ def _describe_layer(
 ):
     """The functions that make a layer, or one of a single matrix, and the structs that describe
     it."""
+    matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
+    type = _type_of(matrices) if type is None else type
+    weight_type = weight_type_of(weight_type, arithmetic, type)
     config = _new(
         _Config,
         query_dim=query_dim,
@@ -96,8 +99,6 @@ def _describe_layer(
         head_dim_v=head_dim_v,
         scale=scale,
     )
-    matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_qkv": w_qkv, "w_o": w_o, "w_g": w_g}
-    type = _type_of(matrices) if type is None else type
     weights = _new(
         _Weights,
         layout=_named(layouts, layout, "layout"),
@@ -170,6 +171,17 @@ _keywords = {
     for name, one in inspect.signature(_describe_layer).parameters.items()
     if one.kind is one.KEYWORD_ONLY
 }
+
+
+def weight_type_of(weight_type: str | None, arithmetic: str, type: str) -> str:
+    """The type that matrices of a type are packed in, for an arithmetic: what None stands for."""
+    if weight_type is not None or arithmetic != "bf16":
+        return "f32" if weight_type is None else weight_type
+    if type == "f16":
+        raise ValueError(
+            "the matrices are f16, of which bf16 keeps 3 bits less; weight_type='bf16' rounds them"
+        )
+    return "bf16"
 
 
 def _by_matrix(given, name, matrices):

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from .._structs import arithmetics, types
+from .._structs import arithmetics, multiplied, types
 
 
 def main(arguments=None):
@@ -48,14 +48,17 @@ def main(arguments=None):
         default="f32",
         choices=list(arithmetics),
         help=(
-            "the arithmetic of these projections; int8 and int16 "
-            "need int8 or int4 weights (default: f32)"
+            "the arithmetic of these projections; int8 and int16 need int8 or int4 weights, and"
+            " bf16 those of bf16 (default: f32)"
         ),
     )
     arguments = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes what is half written
-    if arguments.arithmetic != "f32" and arguments.weight_type not in ("int8", "int4"):
-        command.error(f"--arithmetic {arguments.arithmetic} needs --weight-type int8 or int4")
+    needed = multiplied.get(arguments.arithmetic, types)
+    if arguments.weight_type not in needed:
+        command.error(
+            f"--arithmetic {arguments.arithmetic} needs --weight-type {' or '.join(needed)}"
+        )
     output = arguments.output or os.path.splitext(arguments.model)[0] + ".mha.onnx"
     if os.path.exists(output) and os.path.samefile(arguments.model, output):
         sys.exit(f"mha.onnx: {output} is the model itself; give another name")

@@ -12,7 +12,7 @@ import onnx.checker
 import onnx.external_data_helper
 from onnx import TensorProto, helper
 
-from .._structs import arithmetics, types
+from .._structs import arithmetics, multiplied, types
 from ._files import inlined, is_large
 from ._find import Finder, Left, is_named
 from ._graph import Graph
@@ -64,10 +64,10 @@ def rewrite(
     ):
         if given not in choices:
             raise ValueError(f"{name} is {given!r}; it must be one of {', '.join(choices)}")
-    if arithmetic != "f32" and weight_type not in ("int8", "int4"):
+    if weight_type not in multiplied.get(arithmetic, types):
         raise ValueError(
-            f"arithmetic is {arithmetic}, and weight_type is {weight_type}; integers multiply"
-            " weights of int8 or int4"
+            f"arithmetic is {arithmetic}, and weight_type is {weight_type}; it multiplies weights"
+            f" of {' or '.join(multiplied[arithmetic])}"
         )
     made = model if isinstance(model, onnx.ModelProto) else onnx.load(model, None, False)
     if made.functions:

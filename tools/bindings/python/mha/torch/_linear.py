@@ -12,6 +12,7 @@ import torch
 from .. import _library, _openmp
 from .._docs import documented
 from .._structs import _empty, _LinearArgs, _packer
+from .._weights import weight_type_of
 from ._common import (
     NotServed,
     calls,
@@ -19,6 +20,7 @@ from ._common import (
     check_parameters,
     is_eager,
     library,
+    names,
     packed_weights,
     refuse,
     types,
@@ -51,7 +53,7 @@ class Linear(torch.nn.Module):
         cls,
         module: torch.nn.Module,
         *,
-        weight_type: str = "f32",
+        weight_type: str | None = None,
         group_size: int = 0,
         arithmetic: str = "f32",
         strict: bool = False,
@@ -81,6 +83,7 @@ class Linear(torch.nn.Module):
         check_parameters(module)
         given: Any = module
         weight, bias = given.weight, given.bias
+        weight_type = weight_type_of(weight_type, arithmetic, names[weight.dtype])
         is_out_in = isinstance(module, torch.nn.Linear)
         self.out_features, self.in_features = weight.shape if is_out_in else weight.shape[::-1]
         self.stock = None if strict else module
@@ -147,7 +150,7 @@ def _conv1d() -> tuple[Any, ...]:
 def pack_linears(
     model: torch.nn.Module,
     *,
-    weight_type: str = "f32",
+    weight_type: str | None = None,
     group_size: int = 0,
     arithmetic: str = "f32",
     skip: Collection[str] = (),
@@ -177,7 +180,7 @@ def pack_linears(
     Examples
     --------
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
-    >>> mha.torch.pack_linears(model, weight_type="bf16", skip=["1"])
+    >>> mha.torch.pack_linears(model.bfloat16(), arithmetic="bf16", skip=["1"])
     ['0']
     """
     skip = [skip] if isinstance(skip, str) else list(skip)
@@ -216,6 +219,7 @@ def pack_linears(
         try:
             check_known(child, classes)
             check_parameters(child)
+            weight_type_of(weight_type, arithmetic, names[child.weight.dtype])
         except NotServed as error:
             refuse(whole, error, strict)
             refused[whole] = str(error)

@@ -57,7 +57,7 @@ class MultiheadAttention(torch.nn.Module):
         cls,
         module: torch.nn.MultiheadAttention,
         *,
-        weight_type: str = "f32",
+        weight_type: str | None = None,
         group_size: int = 0,
         arithmetic: str = "f32",
         strict: bool = False,
