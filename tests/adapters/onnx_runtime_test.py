@@ -841,6 +841,7 @@ class Operators(Case):
             for arithmetic in ("f32", "int8", "int16")
         ]
         hows += [{"weight_type": kind} for kind in ("f32", "f16", "bf16")]
+        hows += [{"weight_type": "bf16", "arithmetic": "bf16"}]
         outputs = [model.layer(x, w, "", "", o, num_heads=4, **how) for how in hows]
         for threads in 1, 2:
             results = session(model.done(*outputs), threads).run(None, model.inputs)
@@ -887,7 +888,9 @@ class Operators(Case):
             (layer(normal(0, 16), normal(16, 16), w=(16, 16)), "w_k is [0, 16], which is empty"),
             (layer(num_heads=2.0), "the attribute num_heads is a float; it has to be an integer"),
             (layer(arithmetic=1), "the attribute arithmetic is an integer; it has to be a string"),
-            (layer(weight_type="int8", arithmetic="bf16"), "the attribute arithmetic is 'bf16'"),
+            (layer(weight_type="int8", arithmetic="f16"), "the attribute arithmetic is 'f16'"),
+            (layer(arithmetic="bf16"), "BF16 (1283), but weight_type is 1; set weight_type"),
+            (layer(weight_type="int8", arithmetic="bf16"), "BF16 (1283), but weight_type is 4"),
             (layer(weight_type="f16", arithmetic="int8"), "set weight_type to MHA_TYPE_INT8 (4)"),
             (layer(softcap=-1.0), "softcap"),
         ):
@@ -1317,6 +1320,8 @@ class Operators(Case):
             ran = self.command(*words, "f16")
             self.assertEqual(ran.returncode, 2)
             self.assertIn("--arithmetic int16 needs --weight-type int8 or int4", ran.stderr)
+            ran = self.command("rewrite", str(path), "--arithmetic", "bf16")
+            self.assertIn("--arithmetic bf16 needs --weight-type bf16", ran.stderr)
             self.assertTrue(pathlib.Path(folder, "model.mha.onnx").exists())
             for words, code, sentence in (
                 (["rewrite", str(out), "-o", str(path)], 3, "nothing to rewrite"),
@@ -1506,6 +1511,7 @@ class Models(Case):
             ("int8", "f32", 3e-2),
             ("int8", "int16", 3e-2),
             ("int8", "int8", 5e-2),
+            ("bf16", "bf16", 2e-2),
         ):
             new, report = mha.onnx.rewrite(
                 onnx.ModelProto.FromString(made.SerializeToString()),
@@ -1546,8 +1552,9 @@ class Models(Case):
             ({"arithmetic": "int4"}, "arithmetic is 'int4'; it must be one of f32, int8, int16"),
             (
                 {"weight_type": "bf16", "arithmetic": "int8"},
-                "integers multiply weights of int8 or int4",
+                "int8, and weight_type is bf16; it multiplies weights of int8 or int4",
             ),
+            ({"arithmetic": "bf16"}, "weight_type is f32; it multiplies weights of bf16"),
         ):
             self.assertRaisesRegex(ValueError, sentence, mha.onnx.rewrite, made, **options)
 

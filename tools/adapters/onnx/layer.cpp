@@ -62,11 +62,12 @@ class Layer {
     config.num_kv_heads = positive(node, "kv_num_heads", config.num_heads);
     config.scale = scores_.scale;
     constexpr uint32_t arithmetics[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
-                                        MHA_ARITHMETIC_INT16};
+                                        MHA_ARITHMETIC_INT16, MHA_ARITHMETIC_BF16};
     // In the order of MHA_TYPE_*.
     config.format.type =
         MHA_TYPE_F32 + choice(node, "weight_type", {"f32", "f16", "bf16", "int8", "int4"});
-    config.format.arithmetic = arithmetics[choice(node, "arithmetic", {"f32", "int8", "int16"})];
+    config.format.arithmetic =
+        arithmetics[choice(node, "arithmetic", {"f32", "int8", "int16", "bf16"})];
     if (fused) {
       config.head_dim = width(weights[kWq], config.num_heads + 2 * config.num_kv_heads, "w_q");
       config.head_dim_v = config.head_dim;
