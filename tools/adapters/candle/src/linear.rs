@@ -23,7 +23,7 @@ impl LinearConfig {
         /// How the packed weights are kept, in fewer bits if wanted. As they come if not set.
         weight_type: Type;
         /// What the product is computed in: floats, or with weights of `Int8` or `Int4` integers of
-        /// 8 or 16 bits.
+        /// 8 or 16 bits, or with weights of `Bf16` that.
         arithmetic: Arithmetic;
     }
 

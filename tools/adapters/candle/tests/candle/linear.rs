@@ -33,15 +33,16 @@ fn expected(config: &LayerConfig, x: &Tensor) -> Vec<u32> {
 
 fn all() -> impl Iterator<Item = (LinearConfig, LayerConfig)> {
     let (f32, int8, int4) = (Type::F32, Type::Int8, Type::Int4);
-    let integers = [
+    let others = [
         (int8, Arithmetic::Int8),
         (int8, Arithmetic::Int16),
         (int4, Arithmetic::Int8),
         (int4, Arithmetic::Int16),
+        (Type::Bf16, Arithmetic::Bf16),
     ];
     [(f32, Arithmetic::F32), (Type::F16, Arithmetic::F32), (int8, Arithmetic::F32)]
         .into_iter()
-        .chain(integers)
+        .chain(others)
         .map(|(kind, arithmetic)| {
             let config =
                 LayerConfig::linear(INPUTS, OUTPUTS).weight_type(kind).arithmetic(arithmetic);
@@ -82,7 +83,7 @@ fn rows_of_any_shape_and_strides_have_the_bits_of_the_library() -> Result<()> {
 fn candles_own_agrees_and_types_are_those_of_the_rows() -> Result<()> {
     let x = tensor(7, &[5, INPUTS]);
     let wanted = linear().forward(&x)?;
-    for ((config, _), tolerance) in all().zip([1e-6, 1e-3, 3e-2, 3e-2, 3e-2, 0.4, 0.4]) {
+    for ((config, _), tolerance) in all().zip([1e-6, 1e-3, 3e-2, 3e-2, 3e-2, 0.4, 0.4, 3e-2]) {
         let apart = difference(&config.build(&linear())?.forward(&x)?, &wanted);
         assert!(apart <= tolerance, "{config:?}: {apart}");
     }
@@ -151,6 +152,9 @@ fn what_does_not_fit_is_an_error_with_a_sentence() {
     );
     let floats = sentence(LinearConfig::new().arithmetic(mha::Arithmetic::Int8).build(&linear()));
     assert!(floats.contains("needs integer weights, but weight_type is"), "{floats}");
+    let bf16 = LinearConfig::new().arithmetic(mha::Arithmetic::Bf16);
+    let floats = sentence(bf16.build(&linear()));
+    assert!(floats.contains("BF16 (1283), but weight_type is 1"), "{floats}");
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
     assert_eq!(LinearConfig::new().load(8, 4, vb).unwrap().layer().shape().output_dim, 4);
 }
