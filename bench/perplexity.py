@@ -43,7 +43,7 @@ arithmetics = "f32", "int16", "int8"
 weight_types = {
     "f32": ["f32"],
     "f16": ["f32"],
-    "bf16": ["f32"],
+    "bf16": ["f32", "bf16"],
     "int8": arithmetics,
     "int8/32": arithmetics,
     "int4": arithmetics,

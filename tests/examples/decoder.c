@@ -19,9 +19,9 @@
  * HEADS: the number of heads; 9,100000 where rope_theta is 100000 instead of 10000. TYPE: how
  * weights are kept, f32, f16, bf16, int8 or int4 (file: as they are, codes of a quantiser too);
  * int8/32: in groups of 32.
- * ARITHMETIC: of products with them, f32, or with int8 or int4 int16 or int8. LOGITS: a file for
- * the logits that each token was chosen by. KEYS, VALUES: how caches keep them, f32, f16, bf16 or
- * int8, and values int4.
+ * ARITHMETIC: of products with them, f32, or with int8 or int4 int16 or int8, or with bf16 bf16.
+ * LOGITS: a file for the logits that each token was chosen by. KEYS, VALUES: how caches keep them,
+ * f32, f16, bf16 or int8, and values int4.
  */
 #include "decoder.h"
 
@@ -316,16 +316,16 @@ static void write_scores(struct decoder *d, const int32_t *tokens, int count, in
 static int run(int is_score, const char *const *words) {
   static const char *const types[] = {"file", "f32",  "f16",
                                       "bf16", "int8", "int4"}; /* 0, then MHA_TYPE_* */
-  static const char *const arithmetics[] = {"f32", "int8", "int16"};
+  static const char *const arithmetics[] = {"f32", "int8", "int16", "bf16"};
   static const uint32_t arithmetic_types[] = {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8,
-                                              MHA_ARITHMETIC_INT16};
+                                              MHA_ARITHMETIC_INT16, MHA_ARITHMETIC_BF16};
   char type[8] = "";
   uint32_t group_size = 0;
   sscanf(words[5], "%7[^/]/%" SCNu32, type, &group_size);
   const uint32_t weight_type =
       index_of(type, types, 6, "%s is no type of weights; file, f32, f16, bf16, int8 or int4 is");
   const uint32_t arithmetic = arithmetic_types[index_of(
-      words[6], arithmetics, 3, "%s is no arithmetic; f32, int16 or int8 is")];
+      words[6], arithmetics, 4, "%s is no arithmetic; f32, int16, int8 or bf16 is")];
   uint32_t cache_types[2] = {0, 0}; /* of keys, of values */
   for (int i = 0; i < 2 && is_score && words[7 + i]; i++) {
     cache_types[i] = 1 + index_of(words[7 + i], types + 1, 5,

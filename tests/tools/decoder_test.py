@@ -253,6 +253,7 @@ class Decoder(unittest.TestCase):
                 (1, "int8", "int16", 0.075),
                 (2, "int8", "int8", 0.2),
                 (1, "int4", "int8", 1.5),
+                (2, "bf16", "bf16", 0.1),
             )
         ]
         self.assertGreater(min(found), 0.02)
