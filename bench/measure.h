@@ -26,7 +26,7 @@ struct Case {
   double working_set_bytes;  // these, and what lies between the stages
   uint32_t instruction_set;  // that the machine's limits are taken from, not AUTO
   uint32_t threads = 1;
-  bool in_integers = false;     // and so may pass the limits, which are those of floats
+  bool in_integers = false;     // or bf16, and so may pass the limits of floats
   std::string label;            // shown after the figures
   std::unique_ptr<Case> rival;  // called in turns with this one, if there is one
   std::string rival_counter;    // the name of the counter: time of the rival / time of this

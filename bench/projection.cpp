@@ -1,5 +1,6 @@
 // projection: rows times W_Q|W_K|W_V by the library's kernels; and rows times codes of a quantiser,
-// those with scales of groups or offsets in turns with the same without.
+// those with scales of groups or offsets in turns with the same without; and times bf16 weights, in
+// turns with the same in float32 arithmetic.
 
 #include <algorithm>
 #include <random>
@@ -61,7 +62,8 @@ class ProductCase : public Case {
   support::Memory x_;
 };
 
-// A linear layer of codes. One row takes turns through equal layers, so that they come from memory.
+// A linear layer of codes or bf16. One row takes turns through equal layers, so that they come from
+// memory.
 struct Codes {
   const char *name;
   uint32_t type, group;
@@ -72,16 +74,18 @@ class CodesCase : public Case {
  public:
   CodesCase(int64_t rows, const Codes &codes, uint32_t arithmetic, const Setting &setting) {
     constexpr int64_t in = 2048, out = 5632, count = in * out;
-    std::vector<uint8_t> stored(count);
+    const bool is_bf16 = codes.type == MHA_TYPE_BF16;
+    std::vector<uint8_t> stored(is_bf16 ? 2 * count : count);
     std::minstd_rand random(1);
     for (uint8_t &code : stored) code = static_cast<uint8_t>(random() >> 8);
+    for (size_t i = 1; is_bf16 && i < stored.size(); i += 2) stored[i] = 0x3F;  // 0.5 to 2
     const std::vector<float> scales(static_cast<size_t>(count / 16), 0.0625f),
         offsets(scales.size(), -0.5f);
     mha_linear_weights weights = support::Zeroed<mha_linear_weights>();
     weights.input_dim = in;
     weights.output_dim = out;
     weights.w.data = stored.data();
-    weights.w.scales = scales.data();
+    if (!is_bf16) weights.w.scales = scales.data();
     if (codes.has_offsets) weights.w.offsets = offsets.data();
     weights.type = weights.format.type = codes.type;
     weights.format.group_size = codes.group;
@@ -94,7 +98,10 @@ class CodesCase : public Case {
     args_.x.data = x_.get();
     args_.output.data = y_.get();
     const double numbers = codes.group ? (codes.has_offsets ? 2.0 : 1.0) * count / codes.group : 0,
-                 of_weights = count / (codes.type == MHA_TYPE_INT4 ? 2.0 : 1.0) + 2 * numbers;
+                 size = is_bf16                       ? 2
+                        : codes.type == MHA_TYPE_INT8 ? 1
+                                                      : 0.5,
+                 of_weights = size * count + 2 * numbers;
     bytes = of_weights + sizeof(float) * static_cast<double>(rows * (in + out));
     stages = {{2.0 * static_cast<double>(rows * count), bytes}};
     const int64_t rotated = std::min(rotated_bytes(), setting.most_rotated_bytes);
@@ -128,10 +135,19 @@ class CodesCase : public Case {
   mha_error error_ = {};
 };
 
-constexpr Codes int8 = {"int8", MHA_TYPE_INT8, 0, false},
+constexpr Codes bf16 = {"bf16", MHA_TYPE_BF16, 0, false}, int8 = {"int8", MHA_TYPE_INT8, 0, false},
                 int8_by_32 = {"int8_by_32", MHA_TYPE_INT8, 32, false},
                 int4_by_32 = {"int4_by_32", MHA_TYPE_INT4, 32, false},
                 with_offsets = {"int4_by_32_with_offsets", MHA_TYPE_INT4, 32, true};
+
+void add_bf16(const Setting &setting, int64_t rows) {
+  add("projection/bf16/BF16/M:" + std::to_string(rows) + "/K:2048/N:5632", [=] {
+    auto test = std::make_unique<CodesCase>(rows, bf16, MHA_ARITHMETIC_BF16, setting);
+    test->rival = std::make_unique<CodesCase>(rows, bf16, MHA_ARITHMETIC_F32, setting);
+    test->rival_counter = "times_f32";
+    return test;
+  });
+}
 
 void add_codes(const Setting &setting, int64_t rows, const Codes &codes, const Codes &rival,
                const char *counter) {
@@ -151,6 +167,7 @@ void add_codes(const Setting &setting, int64_t rows, const Codes &codes, const C
 }  // namespace
 
 const Group projection_benchmarks([](const Setting &setting) {
+  for (const int64_t rows : {1, 8, 32, 512}) add_bf16(setting, rows);
   for (const int64_t rows : {1, 512}) {
     add_codes(setting, rows, int8_by_32, int8, "times_by_column");
     add_codes(setting, rows, with_offsets, int4_by_32, "times_without_offsets");

@@ -1,7 +1,8 @@
 // storage: decoding with stored keys and values of each type, and projections with stored weights
 // of each type, in turns with f32; and values of int4, in turns with those of the keys' type, under
 // a token and under a prompt. arithmetic: layers with weights of int8 whose projections
-// compute in integers, and a token's with int8 and int4, in turns with those of f32.
+// compute in integers, and a token's with int8 and int4, in turns with those of f32; and in bf16
+// with weights of bf16, in turns with the same weights in f32.
 
 #include "decode_case.h"
 #include "groups.h"
@@ -81,27 +82,34 @@ const Group storage_benchmarks([](const Setting &setting) {
     }
   }
   for (const auto &[name, arithmetic] :
-       {std::pair("int8", MHA_ARITHMETIC_INT8), std::pair("int16", MHA_ARITHMETIC_INT16)}) {
+       {std::pair("int8", MHA_ARITHMETIC_INT8), std::pair("int16", MHA_ARITHMETIC_INT16),
+        std::pair("bf16", MHA_ARITHMETIC_BF16)}) {
     const std::string group = std::string("arithmetic/") + name;
-    LayerOptions integers = {setting.instruction_set};
-    integers.weight_type = support::Stored::kInt8;
-    integers.arithmetic = static_cast<support::Arithmetic>(arithmetic);
+    const bool is_bf16 = arithmetic == MHA_ARITHMETIC_BF16;
+    LayerOptions floats = {setting.instruction_set};
+    if (is_bf16) floats.weight_type = support::Stored::kBf16;
+    LayerOptions chosen = floats;
+    if (!is_bf16) chosen.weight_type = support::Stored::kInt8;
+    chosen.arithmetic = static_cast<support::Arithmetic>(arithmetic);
     for (const LayerShape &layer : layers) {
       add(group + "/" + layer.name(), [=] {
-        std::unique_ptr<Case> test = make_layer_case(layer, integers);
+        std::unique_ptr<Case> test = make_layer_case(layer, chosen);
         test->in_integers = true;
-        return beside_f32(std::move(test), make_layer_case(layer, {setting.instruction_set}));
+        return beside_f32(std::move(test), make_layer_case(layer, floats));
       });
     }
     for (const auto &[type, weights] :
-         {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_INT4, "int4")}) {
-      DecodeOptions token = f32;
+         {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_INT4, "int4"),
+          std::pair(MHA_TYPE_BF16, "bf16")}) {
+      if ((type == MHA_TYPE_BF16) != is_bf16) continue;
+      DecodeOptions token = f32, in_f32 = f32;
+      if (is_bf16) in_f32.weight_type = type;
       token.weight_type = type;
       token.arithmetic = arithmetic;
       add(group + "/weights:" + weights + "/" + first_token.layer_name(), [=] {
         std::unique_ptr<Case> test = make_decode_layer(first_token, token);
         test->in_integers = true;
-        return beside_f32(std::move(test), make_decode_layer(first_token, f32));
+        return beside_f32(std::move(test), make_decode_layer(first_token, in_f32));
       });
     }
   }

@@ -35,7 +35,7 @@ Lines of a shapes file, for example:
 Words of a line, with defaults in parentheses: B= (1), n=, D= (layer only), H=, kv_heads= (H=),
 head_dim= (layer: D/H), n_kv= (attention only; n=), causal, past= (the positions in a KV cache; a
 layer appends its rows, attention does not), kv_type= and weights= (a type of mha.h, of that cache
-and of a layer; f32), arithmetic=f32|int8|int16 (of a layer; f32),
+and of a layer; f32), arithmetic=f32|int8|int16|bf16 (of a layer; f32),
 instruction_set= (auto, or a name of src/kernels/sets.def),
 threads= (1). '#' begins a comment. A shape that BASE has no function or type for is not in the
 base.
@@ -81,7 +81,7 @@ CHOICES = {
     "kv_type": (TYPES, "a cache type"),
     "instruction_set": (SETS, "an instruction set"),
     "weights": (TYPES, "a weight type"),
-    "arithmetic": (["f32", "int8", "int16"], "an arithmetic"),
+    "arithmetic": (["f32", "int8", "int16", "bf16"], "an arithmetic"),
 }
 LEAST_ROUNDS, IN_ROUND = 7, 4  # samples of each version, as main.cpp takes them
 

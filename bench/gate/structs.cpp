@@ -81,8 +81,7 @@ bool fill_layer(const Shape &shape, const float *w_qkv, const float *w_o, Struct
   uint32_t &type = format.weight_type;
 #endif
   if (shape.weight_type) type = MHA_TYPE_F32 + shape.weight_type;
-  if (shape.arithmetic)
-    format.arithmetic = shape.arithmetic == 1 ? MHA_ARITHMETIC_INT8 : MHA_ARITHMETIC_INT16;
+  if (shape.arithmetic) format.arithmetic = MHA_ARITHMETIC_INT8 - 1 + shape.arithmetic;
   return true;
 #else
   return !shape.weight_type && !shape.arithmetic;

@@ -19,7 +19,7 @@ struct Shape {
   int64_t is_causal, threads;
   uint32_t kv_type;          // of the cache: MHA_TYPE_* - MHA_TYPE_F32
   uint32_t weight_type;      // of the layer, likewise
-  uint32_t arithmetic;       // of the layer: F32, INT8, INT16
+  uint32_t arithmetic;       // of the layer: F32, INT8, INT16, BF16
   uint32_t instruction_set;  // MHA_INSTRUCTION_SET_*
 };
 
