@@ -657,6 +657,55 @@ TEST(Ggml, ReadsTheBytesOfPackedWeights) {
   }
 }
 
+// Every number of bf16 is read as it was written, but that factors below 2^-50 are 0; and products
+// are those of the library. Without the instructions, llama.cpp's products are as good.
+TEST(Ggml, MultipliesByWeightsOfBf16OnlyWhereThereAreInstructionsForIt) {
+  constexpr int64_t kInputs = 512, kOutputs = 128, kRows = 5;
+  ggml_tensor w = Weights(GGML_TYPE_BF16, kInputs, kOutputs), op = {};
+  const ggml_backend_dev_t device = Device(1);
+  const ggml_backend_buffer_t buffer = Put(&w);
+  std::vector<uint16_t> numbers(kInputs * kOutputs), read(numbers.size());
+  for (size_t i = 0; i < numbers.size(); i++) {
+    const size_t size = i & 0x7FFF, of_2_to_minus_50 = 0x2680;
+    numbers[i] = size > 0x7F80 ? 0x7FC0 : size < of_2_to_minus_50 ? 0 : static_cast<uint16_t>(i);
+  }
+  const size_t bytes = 2 * numbers.size();
+  ggml_backend_tensor_set(&w, numbers.data(), 0, bytes);
+  Random random{5};
+  const Tensor x(GGML_TYPE_F32, kInputs, kRows, 1, 1, true, &random);
+  op.op = GGML_OP_MUL_MAT, op.flags = GGML_TENSOR_FLAG_COMPUTE, op.src[0] = &w;
+  op.src[1] = const_cast<ggml_tensor *>(&x.ggml);
+  const bool is_packed = mha_instruction_sets() >> MHA_INSTRUCTION_SET_AVX512_BF16 & 1;
+  EXPECT_EQ(std::memcmp(w.data, numbers.data(), bytes) != 0, is_packed);
+  EXPECT_EQ(ggml_backend_buft_is_host(w.buffer->buft), !is_packed);
+  EXPECT_EQ(device->iface.supports_op(device, &op), is_packed);
+  if (is_packed) {
+    ggml_backend_tensor_get(&w, read.data(), 0, bytes);
+    EXPECT_TRUE(read == numbers);
+    for (uint16_t &number : numbers) number = static_cast<uint16_t>(random.Between(0x3E00, 0x4000));
+    ggml_backend_tensor_set(&w, &numbers[7], 14, bytes - 14);  // which packs the whole
+    ggml_backend_tensor_set(&w, numbers.data(), 0, 15);
+    ggml_backend_tensor_set(&w, reinterpret_cast<uint8_t *>(numbers.data()) + 5, 5, 3);
+    std::vector<float> output(kRows * kOutputs), expected(output.size());
+    op.data = output.data();
+    EXPECT_EQ(Backend(2).Compute(&op), GGML_STATUS_SUCCESS) << logged;
+    mha_linear_weights weights = support::Zeroed<mha_linear_weights>();
+    weights.input_dim = kInputs, weights.output_dim = kOutputs;
+    weights.w.data = numbers.data(), weights.layout = MHA_LAYOUT_OUT_IN;
+    weights.type = weights.format.type = MHA_TYPE_BF16;
+    weights.format.arithmetic = MHA_ARITHMETIC_BF16;
+    mha_layer *layer = nullptr;
+    ASSERT_EQ(mha_linear_create(&weights, nullptr, &layer, nullptr), MHA_OK);
+    mha_linear_args args = support::Zeroed<mha_linear_args>();
+    args.rows = kRows, args.x.data = x.bytes.data(), args.output.data = expected.data();
+    std::vector<char> workspace(1 << 20);
+    EXPECT_EQ(mha_linear(layer, &args, workspace.data(), workspace.size(), nullptr), MHA_OK);
+    mha_layer_destroy(layer);
+    EXPECT_EQ(output, expected);
+  }
+  ggml_backend_buffer_free(buffer);
+}
+
 // Such as those of a LoRA, which llama.cpp puts beside the weights that they change.
 TEST(Ggml, LeavesOtherTensorsToTheCpu) {
   const ggml_backend_dev_t device = Device(1);

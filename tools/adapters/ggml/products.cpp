@@ -22,12 +22,17 @@ struct Format {
 
 constexpr Format kFormats[] = {{GGML_TYPE_Q4_0, MHA_TYPE_INT4, kGroup / 2, false},
                                {GGML_TYPE_Q4_1, MHA_TYPE_INT4, kGroup / 2, true},
-                               {GGML_TYPE_Q8_0, MHA_TYPE_INT8, kGroup, false}};
+                               {GGML_TYPE_Q8_0, MHA_TYPE_INT8, kGroup, false},
+                               {GGML_TYPE_BF16, MHA_TYPE_BF16, 0, false}};
 
-// NULL: of another type.
+bool is_bf16(const ggml_tensor *t) { return t->type == GGML_TYPE_BF16; }
+
+// NULL: of another type, or of bf16 without instructions for it. ggml's own products, which round
+// inputs as mha's do, then cost nothing more, and read mapped files.
 const Format *format_of(const ggml_tensor *t) {
+  static const bool has_bf16 = mha_instruction_sets() >> MHA_INSTRUCTION_SET_AVX512_BF16 & 1;
   for (const Format &format : kFormats) {
-    if (format.type == t->type) return &format;
+    if (format.type == t->type && (has_bf16 || !is_bf16(t))) return &format;
   }
   return nullptr;
 }
@@ -39,10 +44,13 @@ mha_linear_weights weights_of(const ggml_tensor *t, const void *codes, const flo
   mha_linear_weights weights = {};
   weights.struct_size = sizeof weights;
   weights.input_dim = t->ne[0], weights.output_dim = t->ne[1];
-  weights.w.data = codes, weights.w.scales = scales;
-  weights.w.offsets = format_of(t)->has_offsets ? offsets : nullptr;
+  weights.w.data = codes;
   weights.layout = MHA_LAYOUT_OUT_IN;
   weights.type = weights.format.type = format_of(t)->of_codes;
+  weights.format.arithmetic = MHA_ARITHMETIC_BF16;
+  if (is_bf16(t)) return weights;
+  weights.w.scales = scales;
+  weights.w.offsets = format_of(t)->has_offsets ? offsets : nullptr;
   weights.format.group_size = kGroup, weights.format.scale_type = MHA_TYPE_F16;
   weights.format.arithmetic = MHA_ARITHMETIC_INT8;
   return weights;
@@ -70,7 +78,8 @@ const mha_layer *layer_of(const ggml_tensor *t) {
 // Packs blocks where the tensor lies, with the layer object after them.
 void pack(ggml_tensor *t, const uint8_t *block) {
   const Format &format = *format_of(t);
-  const size_t groups = static_cast<size_t>(t->ne[0] / kGroup * t->ne[1]);
+  const void *const numbers = block;
+  const size_t groups = is_bf16(t) ? 0 : static_cast<size_t>(t->ne[0] / kGroup * t->ne[1]);
   std::vector<uint8_t> codes(groups * format.bytes);
   std::vector<float> scales(groups), offsets(format.has_offsets ? groups : 0);
   const ggml_to_float_t widen = ggml_get_type_traits(GGML_TYPE_F16)->to_float;
@@ -88,7 +97,8 @@ void pack(ggml_tensor *t, const uint8_t *block) {
       to[kGroup / 4 + j] = static_cast<uint8_t>(a >> 4 | (b & 240));
     }
   }
-  const mha_linear_weights weights = weights_of(t, codes.data(), scales.data(), offsets.data());
+  const mha_linear_weights weights =
+      weights_of(t, is_bf16(t) ? numbers : codes.data(), scales.data(), offsets.data());
   const size_t bytes = packed_bytes(t);
   const mha_layer *layer = nullptr;
   if (mha_linear_pack(&weights, nullptr, t->data, bytes, nullptr) == MHA_OK) {
@@ -98,11 +108,20 @@ void pack(ggml_tensor *t, const uint8_t *block) {
   t->extra = const_cast<mha_layer *>(layer);
 }
 
-// Writes ggml's block i: what pack() read, but that every NaN of a scale is the same one. pack.cpp
-// of mha describes the layout: groups of 48 columns follow each other, with four terms of a column
-// side by side in codes of int8 (plus 128), and eight in those of int4.
+// Writes ggml's block i: what pack() read, but that every NaN of a scale or of bf16 is the same
+// one, and that bf16 below 2^-50 are 0. pack.cpp of mha describes the layout: groups of 48 columns
+// follow each other, with four terms of a column side by side in codes of int8 (plus 128), eight in
+// those of int4, and two of bf16.
 void unpack(const ggml_tensor *t, const mha_layer *layer, size_t i, uint8_t *block) {
   const Format &format = *format_of(t);
+  if (is_bf16(t)) {
+    const size_t inputs = static_cast<size_t>(t->ne[0]), k = i % inputs, output = i / inputs,
+                 column = output % mha::panel_columns,
+                 pair = (output - column) * inputs / 2 + k / 2 * mha::panel_columns + column;
+    std::memcpy(block,
+                static_cast<const uint16_t *>(layer->weights(mha::matrix_o)) + 2 * pair + k % 2, 2);
+    return;
+  }
   const size_t groups = static_cast<size_t>(t->ne[0] / kGroup), output = i / groups,
                column = output % mha::panel_columns,
                first = (output / mha::panel_columns * groups + i % groups) * mha::panel_columns;

@@ -1,6 +1,6 @@
-// MUL_MAT of ggml with weights of type Q4_0, Q4_1 or Q8_0, computed by mha_linear in INT8. The
-// weights lie in buffers of their own type, packed: the same codes, scales and offsets in another
-// order. Other tensors in these buffers, such as a LoRA's, are the CPU's.
+// MUL_MAT of ggml with weights of type Q4_0, Q4_1 or Q8_0, computed by mha_linear in INT8, or
+// BF16, in BF16. The weights lie in buffers of their own type, packed: the same codes, scales and
+// offsets in another order. Other tensors in these buffers, such as a LoRA's, are the CPU's.
 #pragma once
 
 #include "attention.h"
