@@ -10,9 +10,9 @@
 bool AddressSpaceIsRespected() {
   mha_attention_args args = {};
   args.struct_size = sizeof args;
-  args.num_heads = args.batch = 1;
+  args.num_heads = args.call.batch = 1;
   args.head_dim = 1 << 10;
-  args.n_q = args.n_kv = 1 << 20;
+  args.call.n_q = args.call.n_kv = 1 << 20;
   size_t bytes = 0;
   const mha_status status = mha_attention_workspace(&args, &bytes, nullptr);
   return sizeof bytes == 4 ? status == MHA_ERROR_TOO_LARGE : status == MHA_OK;
