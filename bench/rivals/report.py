@@ -292,6 +292,7 @@ def layers_summary(rows):
         name: f"{span(row['gain'] for row in some)}"
         f" ({sum(float(row['gain']) > 1 for row in some)} of {len(some)}),"
         f" {span(row['share'] for row in some)}"
+        f"{', core busy' * any(row['core'] == 'busy' for row in some)}"
         for name, some in by_threads(quiet(rows)).items()
     }
 
@@ -299,7 +300,7 @@ def layers_summary(rows):
 def arithmetic_summary(rows):
     def of(*names):
         some = [row for row in rows if row["form"] in names]
-        errors = [f"{100 * float(row[key]):.2g}%" for row in some for key in list(row)[-2:]]
+        errors = [row[key] for row in some for key in list(row)[-2:]]
         return f"{span(row['time'] for row in some)} ({span(errors)})" if some else ""
 
     others = "PyTorch int8", "ONNX Runtime quantize_dynamic", "ONNX Runtime QAttention"
