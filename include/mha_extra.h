@@ -18,8 +18,7 @@
 
 /* ---- How a layer computes ------------------------------------------------------------------- */
 
-/* Instruction sets. The last five differ from the earlier ones only in integer
-   and BF16 arithmetic. */
+/* Instruction sets. The last five add instructions for integer or BF16 arithmetic alone. */
 #define MHA_INSTRUCTION_SET_AUTO 0u          /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u        /* plain C++, on any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u          /* x86-64 with AVX2, FMA and F16C */

@@ -46,9 +46,9 @@
  * (INT8) or 32767 (INT16). Products of integers are summed exactly. An input number that is not
  * finite makes its row NaN.
  *
- * BF16 needs BF16 weights. It rounds input rows to BF16, takes inputs and weights below 2^-50 as 0,
- * and adds up products in float: twice as fast as F32 where there are instructions for that
- * (MHA_INSTRUCTION_SET_AVX512_BF16), as fast elsewhere, with the same bits.
+ * BF16 needs BF16 weights. It rounds input rows to BF16, takes numbers below 2^-50 in magnitude for
+ * 0, and sums products in float. An instruction of MHA_INSTRUCTION_SET_AVX512_BF16 multiplies twice
+ * as many numbers as one of float; other sets take as long as with F32, with the same bits.
  */
 #define MHA_ARITHMETIC_F32 0u
 #define MHA_ARITHMETIC_INT8 0x501u  /* inputs as 8-bit integers */

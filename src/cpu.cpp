@@ -111,9 +111,10 @@ MHA_READS_XCR uint32_t ask_machine() {
 #if defined(MHA_EMULATES_BF16)
   const bool has_bf16 = true;
 #else
-  const bool has_bf16 = has_bits(leaf7_part1, 1 << 5);
+  constexpr int avx512_bf16 = 1 << 5;  // of eax of leaf 7 part 1
+  const bool has_bf16 = has_bits(leaf7_part1, avx512_bf16);
 #endif
-  // Bits are the same everywhere, or the set is not offered.
+  // A processor that computed other bits would not have the set.
   if (has_bits(leaf7.ecx, vnni) && has_bf16 && pairs_avx512_bf16.is_as_defined())
     sets |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
 #endif

@@ -12,10 +12,13 @@ constexpr Kernels kernels_avx512 = make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX5
 #if defined(MHA_HAS_AVX512_VNNI) || defined(MHA_HAS_ALL_x86_64)
 constexpr Kernels kernels_avx512_vnni =
     make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_VNNI, &codes_avx512_vnni);
+constexpr const ProductKernels *best_codes = &codes_avx512_vnni;
+#else
+constexpr const ProductKernels *best_codes = &own_codes;
 #endif
 #if defined(MHA_HAS_AVX512_BF16) || defined(MHA_HAS_ALL_x86_64)
-constexpr Kernels kernels_avx512_bf16 = make_kernels<Vector>(
-    MHA_INSTRUCTION_SET_AVX512_BF16, kernels_avx512_vnni.codes, &pairs_avx512_bf16);
+constexpr Kernels kernels_avx512_bf16 =
+    make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_BF16, best_codes, &pairs_avx512_bf16);
 #endif
 }  // namespace mha
 #endif

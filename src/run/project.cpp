@@ -74,8 +74,7 @@ Cut cut_of(const Product &product, int64_t num_threads) {
 
 // A thread's copy of a block of input rows, in the form that the kernels multiply: rows of 16 bits
 // become floats; for integer arithmetic all rows become codes, and for that of bf16 factors; for
-// offsets, sums follow each row.
-// Many panels use the same copy.
+// offsets, sums follow each row. Many panels use the same copy.
 struct alignas(64) ReadyRows {
   int64_t product, row_begin;  // which block it is; product -1: none yet
 

@@ -280,10 +280,11 @@ TEST_P(Edges, KeysThatSixtyFourThreadsShareOutEqualTheSpecification) {
 }
 
 // Units of three threads and more read keys and values that were packed once for all of them: of
-// several sequences and kv heads, in whatever order tasks run. Of 20 heads, 7 threads share no
-// keys, as their workspace has no room for them.
+// several sequences and kv heads, in whatever order tasks run. Three threads share no keys where
+// there are 2,000, since their workspace, which ends at a guard page, has no room for them.
 TEST_P(Edges, KeysThatUnitsShareEqualTheSpecification) {
-  for (const auto &[kv_heads, n_q, n_kv] : {std::array<int64_t, 3>{2, 150, 300}, {10, 50, 250}}) {
+  for (const auto &[kv_heads, n_q, n_kv] :
+       {std::array<int64_t, 3>{2, 150, 300}, {10, 50, 250}, {1, 100, 2000}}) {
     for (const auto &[is_causal, window] :
          {std::pair<bool, std::optional<int64_t>>{false, {}}, {true, {}}, {true, 90}}) {
       AttentionSizes sizes;
@@ -308,6 +309,7 @@ TEST_P(Edges, KeysThatUnitsShareEqualTheSpecification) {
           const Scheduler scheduler(threads, run);
           AttentionCall call = PlainCall();
           call.asked = kAskLse;
+          call.place = Place::kBeforeGuard;
           call.scheduler = scheduler.get();
           EXPECT_TRUE(SameBits(Attend(ragged, call), of_ragged)) << threads;
           EXPECT_TRUE(SameBits(Attend(whole, sequences, call), of_packed)) << threads;

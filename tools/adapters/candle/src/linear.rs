@@ -22,8 +22,8 @@ impl LinearConfig {
     setters! {
         /// How the packed weights are kept, in fewer bits if wanted. As they come if not set.
         weight_type: Type;
-        /// What the product is computed in: floats, or with weights of `Int8` or `Int4` integers of
-        /// 8 or 16 bits, or with weights of `Bf16` that.
+        /// What the product is computed in: floats; with weights of `Int8` or `Int4` also integers
+        /// of 8 or 16 bits, with weights of `Bf16` also bf16.
         arithmetic: Arithmetic;
     }
 

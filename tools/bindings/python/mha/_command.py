@@ -198,8 +198,8 @@ def _parser():
     add(
         "--weight-type",
         choices=list(types),
-        help="weights of the packed layer (default: f32; from .gguf as the file has them; of floats"
-        " but f16 and with --arithmetic bf16, bf16)",
+        help="weights of the packed layer (default: f32; from .gguf as the file has them; with"
+        " --arithmetic bf16 bf16, but files of f16 need --weight-type)",
     )
     add(
         "--arithmetic", choices=list(arithmetics), default="f32", help="what projections compute in"

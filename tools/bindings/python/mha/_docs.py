@@ -118,14 +118,14 @@ class Shared:
         Offsets in the shape of scales in groups: a weight is code * scale + offset.
     weight_type : {types}
         How the weights are stored. Matrices of floats are converted; int8 and int4 need the same
-        type. None is f32 or, in bf16 arithmetic and unless the matrices are f16, bf16.
+        type. None is "bf16" in bf16 arithmetic, where matrices of f16 are an error, else "f32".
     group_size : {0, 16, 32, 64, 128}
         Number of inputs of an output that share a scale; 0 is all for int8, and 32 for int4.
     scale_type : {"f32", "f16"}
         How scales and offsets are stored; "f16" must hold them exactly.
     arithmetic : {"f32", "int8", "int16", "bf16"}
-        What projections compute in. Integers need a `weight_type` of int8 or int4; bf16, which
-        rounds input rows as well, needs that of bf16.
+        What projections compute in. Integers need a `weight_type` of int8 or int4. bf16
+        rounds input rows to bf16, too, and needs a `weight_type` of bf16.
     gate : {"none", "sigmoid", "softplus"}
         Function of x @ w_g + b_g by which the context is multiplied before `w_o`.
     gate_in_w_q : bool

@@ -62,9 +62,9 @@ numbered! {
         Int8 = MHA_ARITHMETIC_INT8,
         /// The same with 16-bit integers, whose error is small beside that of the weights.
         Int16 = MHA_ARITHMETIC_INT16,
-        /// Input rows are rounded to bf16, and products are summed as floats: twice as fast as
-        /// [`F32`](Self::F32) with [`InstructionSet::AVX512_BF16`]. Needs weights of
-        /// [`Type::Bf16`].
+        /// Input rows are rounded to bf16, and products are summed as floats. An instruction of
+        /// [`InstructionSet::AVX512_BF16`] multiplies twice as many numbers as one of float. Needs
+        /// weights of [`Type::Bf16`].
         Bf16 = MHA_ARITHMETIC_BF16,
     }
 
