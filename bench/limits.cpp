@@ -123,11 +123,12 @@ std::vector<int64_t> slices_read;  // by thread
 
 std::vector<Loop> read_loops(const LimitsOf &of) {
   const int64_t part_bytes = buffer_bytes(of.working_set_bytes) / of.threads;  // of a thread
-  const int64_t slices = std::max<int64_t>(1, part_bytes / least_slice_bytes);
+  const int64_t wanted = of.bytes_at_once / of.threads;
+  const int64_t slices = std::max<int64_t>(1, part_bytes / (wanted ? wanted : least_slice_bytes));
   if (slices_read.size() < of.threads) slices_read.resize(of.threads);
   std::vector<Loop> loops;
   for (const ReadProbe &probe : probes_of(of.instruction_set).read) {
-    int64_t steps = part_bytes / slices / probe.streams / read_step;
+    int64_t steps = (wanted ? wanted : part_bytes / slices) / probe.streams / read_step;
     // Streams at a distance of a power of two get into each other's way.
     if (steps % 2 == 0 && steps > 1) --steps;
     if (steps == 0) continue;  // more streams than there is to read
@@ -144,28 +145,33 @@ std::vector<Loop> read_loops(const LimitsOf &of) {
 }
 
 enum class What { fma, read };
-using Key = std::tuple<What, uint32_t, uint32_t, int64_t>;
+using Key = std::tuple<What, uint32_t, uint32_t, int64_t, int64_t>;
 std::map<Key, Loop> fastest_loops;
 
 Key key_of(What what, const LimitsOf &of) {
   return {what, of.instruction_set, of.threads,
-          what == What::read ? buffer_bytes(of.working_set_bytes) : 0};
+          what == What::read ? buffer_bytes(of.working_set_bytes) : 0, of.bytes_at_once};
 }
 
-double measure(What what, const LimitsOf &of) {
+const Loop &fastest(What what, const LimitsOf &of) {
   if (what == What::read) enlarge_buffer(buffer_bytes(of.working_set_bytes));
   auto found = fastest_loops.find(key_of(what, of));
   if (found == fastest_loops.end()) {
     const std::vector<Loop> loops = what == What::fma ? fma_loops(of) : read_loops(of);
     found = fastest_loops.emplace(key_of(what, of), fastest_of(loops, of)).first;
   }
-  return best_rate(found->second, of);
+  return found->second;
 }
 
 }  // namespace
 
 Limits measure_limits(const LimitsOf &of) {
-  return {measure(What::fma, of), measure(What::read, of)};
+  return {best_rate(fastest(What::fma, of), of), best_rate(fastest(What::read, of), of)};
+}
+
+void read_once(const LimitsOf &of) {
+  const Loop &loop = fastest(What::read, of);
+  seconds_of({loop.amount, loop.run}, of);
 }
 
 void forget_fastest_loops(const LimitsOf &of) {

@@ -1,12 +1,13 @@
 // storage: decoding with stored keys and values of each type, and projections with stored weights
-// of each type, in turns with f32; and values of int4, in turns with those of the keys' type, under
-// a token and under a prompt. arithmetic: layers with weights of int8 whose projections
-// compute in integers, and a token's with int8 and int4, in turns with those of f32; and in bf16
-// with weights of bf16, in turns with the same weights in f32.
+// of each type, in turns with f32; values of int4, in turns with those of the keys' type, under a
+// token and under a prompt; one query, in turns with a loop that reads as many bytes. arithmetic:
+// layers with weights of int8 whose projections compute in integers, and a token's with int8 and
+// int4, in turns with those of f32; and in bf16 with weights of bf16, in turns with f32.
 
 #include "decode_case.h"
 #include "groups.h"
 #include "layer_case.h"
+#include "limits.h"
 #include "machine.h"
 #include "pool.h"
 
@@ -34,6 +35,12 @@ std::unique_ptr<Case> beside_f32(std::unique_ptr<Case> test, std::unique_ptr<Cas
   return test;
 }
 
+struct PlainReading : Case {
+  const LimitsOf of;
+  explicit PlainReading(const LimitsOf &limits) : of(limits) {}
+  void call() override { read_once(of); }
+};
+
 }  // namespace
 
 const Group storage_benchmarks([](const Setting &setting) {
@@ -57,6 +64,29 @@ const Group storage_benchmarks([](const Setting &setting) {
       return is_f32 ? std::move(test)
                     : beside_f32(std::move(test), make_decode_attention(shape, f32));
     });
+  }
+  for (const uint32_t type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    for (const DecodeShape &over : {DecodeShape{8, 8, 128, 4096}, of_values[0]}) {
+      for (const uint32_t threads : {uint32_t{1}, num_cores()}) {
+        const Clock clock = threads > 1 ? Clock::wall : Clock::processor;
+        DecodeOptions stored = f32;
+        stored.threads = threads, stored.value_type = type;
+        stored.cache_type = type == MHA_TYPE_INT4 ? MHA_TYPE_INT8 : type;
+        add(
+            std::string("storage/reading/") + support::NameOf(static_cast<support::Storage>(type)) +
+                "/" + over.attention_name() + "/T:" + std::to_string(threads),
+            [=] {
+              std::unique_ptr<Case> test = make_decode_attention(over, stored);
+              const double bytes = test->bytes, buffer = test->working_set_bytes + bytes;
+              test->rival = std::make_unique<PlainReading>(LimitsOf{
+                  test->instruction_set, threads, clock, buffer, static_cast<int64_t>(bytes)});
+              test->rival_counter = "of_reading";
+              return test;
+            },
+            clock);
+        if (num_cores() == 1) break;
+      }
+    }
   }
   for (const auto &[type, name] :
        {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_F16, "f16")}) {
