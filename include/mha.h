@@ -282,10 +282,11 @@ MHA_API void mha_layer_destroy(mha_layer *layer);
  */
 typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer */
 
-/* Kinds of caches; mha_extra.h describes rings and paged caches. */
+/* Kinds of caches; mha_extra.h describes all but the first. */
 #define MHA_CACHE_KIND_CONTIGUOUS 0u /* each sequence has room for capacity positions */
 #define MHA_CACHE_KIND_RING 0x101u   /* keeps the last capacity positions, for sliding windows */
 #define MHA_CACHE_KIND_PAGED 0x102u  /* sequences consist of blocks from a common pool */
+#define MHA_CACHE_KIND_POOL 0x103u   /* the same, whose lengths and block tables come with calls */
 
 /* The shape of a cache. Numbers are rounded to nearest, beyond the range of F16 to infinity. INT8
    and INT4 have a scale per position and head; INT4 rounds the Hadamard transform of a value. */
@@ -300,8 +301,8 @@ typedef struct mha_kv_cache_config {
   uint32_t v_type;         /* of stored values: MHA_TYPE_F32, F16, BF16, INT8 or INT4; 0 = k_type */
   uint32_t kind;           /* MHA_CACHE_KIND_*; 0 = CONTIGUOUS */
   uint32_t value_place;    /* MHA_CACHE_VALUES_* (mha_extra.h); 0 = stored beside the keys */
-  int64_t block_positions; /* of a block: 16, 32, 64, 128 or a multiple of 256; 0 = not paged */
-  int64_t num_blocks;      /* blocks of the pool, numbered from 0; 0 = not paged */
+  int64_t block_positions; /* positions of a block, a multiple of 16; 0 = no blocks */
+  int64_t num_blocks;      /* its blocks, numbered from 0; 0 = no blocks */
 } mha_kv_cache_config;
 
 /* Sets *bytes to the size of buffer that a cache needs, a multiple of 64. */
@@ -357,8 +358,22 @@ typedef struct mha_sequences {
    */
   const int64_t *q_first_positions;
 
-  /* [count]: sequences of the cache, no two equal; NULL = 0, 1, ... Ignored without a cache. */
+  /* [count]: sequences of the cache, no two equal; NULL = 0, 1, ... Ignored without a cache and
+     with a pool. */
   const int64_t *cache_sequences;
+
+  /*
+   * For a pool (MHA_CACHE_KIND_POOL), which requires the first two; ignored without one. Position p
+   * is in block p / block_positions of the sequence's table. Entries that the call does not use may
+   * be anything: those after its last position and, without outputs per pair, chosen keys and
+   * MHA_SEGMENTS_ALSO, those before the window of the first query.
+   */
+  const int64_t *cache_lengths; /* [count]: positions before the call; NULL = no pool */
+  const int32_t *block_tables;  /* [count, block_table_entries]: block numbers; NULL = no pool */
+  int64_t block_table_entries;  /* of a table, or of all if block_table_starts is given; 0 = none */
+  int64_t block_table_stride;   /* elements from table to table; 0 = contiguous */
+  const int64_t *block_table_starts; /* [count + 1]: where each table begins and the last one ends;
+                                        NULL = all have block_table_entries */
 
   /* For RoPE alone: the row of the tables for each row. Ignored without rope and for padding. */
   const int64_t *rope_q_positions; /* [batch, n_q]; NULL = q_first_positions, counted upwards */

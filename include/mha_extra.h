@@ -147,6 +147,44 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
 #define MHA_CACHE_VALUES_IN_KEYS 0x201u /* the first elements of the keys */
 
 /*
+ * The memory of a pool. Block b of the keys begins b * k_block_stride bytes after k, and so on.
+ * All parts of a block may lie in one page, with the same stride, or in arrays of their own; none
+ * may overlap another. In a block lie
+ *
+ *     keys      [num_kv_heads, block_positions / 16, head_dim, 16], 16 positions side by side; with
+ *               MHA_CACHE_VALUES_IN_KEYS [num_kv_heads, block_positions, ceil16(head_dim)]
+ *     values    [num_kv_heads, block_positions, ceil16(head_dim_v)]
+ *     scales    [num_kv_heads, block_positions]
+ *
+ * where ceil16 rounds up to a multiple of 16. Numbers are of k_type and v_type; those of INT4 have
+ * 8 bytes for 16. Memory need not be initialised.
+ */
+typedef struct mha_kv_pool {
+  size_t struct_size;
+
+  /* The first block of each, aligned to 64 bytes */
+  void *k;         /* keys */
+  void *v;         /* values; NULL = MHA_CACHE_VALUES_IN_KEYS */
+  float *k_scales; /* [num_blocks, num_kv_heads, block_positions], of INT8 keys; NULL = others */
+  float *v_scales; /* [num_blocks, num_kv_heads, block_positions], of INT8 and INT4 values; NULL =
+                      others */
+
+  /* From block to block: multiples of 16 */
+  int64_t k_block_stride;        /* in bytes; 0 = contiguous */
+  int64_t v_block_stride;        /* in bytes; 0 = contiguous */
+  int64_t k_scales_block_stride; /* in bytes; 0 = contiguous */
+  int64_t v_scales_block_stride; /* in bytes; 0 = contiguous */
+} mha_kv_pool;
+
+/*
+ * Makes a pool in buffer, as mha_kv_cache_init does. The buffer holds addresses alone; the memory
+ * of the pool belongs to the caller and stays where it is while the cache is used.
+ */
+MHA_API mha_status mha_kv_pool_init(const mha_kv_cache_config *config, const mha_kv_pool *pool,
+                                    void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
+                                    mha_error *error);
+
+/*
  * Makes *cache over a buffer that holds a cache, such as a copy or a mapped file. The buffer may be
  * read-only if the cache is only read. Checks the header, lengths and block tables, but not the
  * contents.

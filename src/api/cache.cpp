@@ -23,7 +23,6 @@ namespace {
 
 // The configuration that makes a given cache.
 mha_kv_cache_config config_of(const mha_kv_cache &cache) {
-  const bool is_paged = cache.kind == MHA_CACHE_KIND_PAGED;
   mha_kv_cache_config config = {};
   config.struct_size = sizeof config;
   config.num_sequences = cache.num_sequences;
@@ -35,8 +34,8 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
   config.v_type = cache.v_type;
   config.kind = cache.kind;
   config.value_place = cache.value_place;
-  config.block_positions = is_paged ? cache.block_positions : 0;
-  config.num_blocks = is_paged ? cache.num_blocks : 0;
+  config.block_positions = has_blocks(cache.kind) ? cache.block_positions : 0;
+  config.num_blocks = has_blocks(cache.kind) ? cache.num_blocks : 0;
   return config;
 }
 
@@ -123,6 +122,7 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
   Reporter report(error);
   mha_kv_cache header;
   MHA_TRY(make_header(report, config, &header));
+  if (is_pool(header)) return report.invalid("kind is MHA_CACHE_KIND_POOL; call mha_kv_pool_init");
   MHA_TRY(check_new_buffer(report.about(2), buffer, buffer_bytes,
                            static_cast<int64_t>(header.bytes), "mha_kv_cache_size"));
   if (!cache)
@@ -134,8 +134,27 @@ mha_status mha_kv_cache_init(const mha_kv_cache_config *config, void *buffer, si
   memcpy(static_cast<void *>(made), &header, sizeof header);
   memset(at<void>(made, layout.states), 0, static_cast<size_t>(layout.tables - layout.states));
   memset(at<void>(made, layout.tables), 0xff, static_cast<size_t>(layout.users - layout.tables));
-  memset(at<void>(made, layout.users), 0, static_cast<size_t>(layout.keys - layout.users));
+  memset(at<void>(made, layout.users), 0, static_cast<size_t>(layout.parts[0] - layout.users));
   *cache = made;
+  return MHA_OK;
+}
+
+mha_status mha_kv_pool_init(const mha_kv_cache_config *config, const mha_kv_pool *pool,
+                            void *buffer, size_t buffer_bytes, mha_kv_cache **cache,
+                            mha_error *error) {
+  Reporter report(error);
+  mha_kv_cache header;
+  MHA_TRY(make_header(report, config, &header));
+  if (!is_pool(header))
+    return report.invalid("kind is %u; set it to MHA_CACHE_KIND_POOL, or call mha_kv_cache_init",
+                          header.kind);
+  MHA_TRY(check_pool(report.about(2), pool, &header));
+  MHA_TRY(check_new_buffer(report.about(3), buffer, buffer_bytes,
+                           static_cast<int64_t>(header.bytes), "mha_kv_cache_size"));
+  if (!cache)
+    return report.about(5).null("cache is NULL; pass the address of a pointer to a cache");
+  memcpy(buffer, &header, sizeof header);
+  *cache = static_cast<mha_kv_cache *>(buffer);
   return MHA_OK;
 }
 
@@ -146,6 +165,9 @@ mha_status mha_kv_cache_view(void *buffer, size_t buffer_bytes, mha_kv_cache **c
   Reporter report(error);
   MHA_TRY(check_head(report, cache_format, buffer, buffer_bytes));
   mha_kv_cache *const viewed = static_cast<mha_kv_cache *>(buffer);
+  if (is_pool(*viewed))
+    return report.fail(MHA_ERROR_CACHE_FORMAT,
+                       "buffer has a pool, which holds no keys; make one with mha_kv_pool_init");
   // A header that was made up may have the right checksum, which is no secret. But only sound ones
   // are equal to the header that their own configuration makes.
   const mha_kv_cache_config config = config_of(*viewed);

@@ -30,27 +30,26 @@ mha_status check_values_in_keys(Report report, const mha_kv_cache_config &config
       lld(config.head_dim_v), lld(config.head_dim));
 }
 
-// What each kind of cache demands of its capacity. Blocks hold whole groups of 16 positions, and a
-// chunk of 256 keys, which is what a kernel takes at once, has whole blocks or is within one.
+// What each kind of cache demands of its capacity. Blocks hold whole groups of 16 positions.
 mha_status check_kind(const Rules &rules, const mha_kv_cache_config &config) {
   const int64_t positions = config.block_positions;
   // Fields for blocks that are set for another kind hint at a mistake.
-  if (config.kind != MHA_CACHE_KIND_PAGED && (positions != 0 || config.num_blocks != 0))
+  if (!has_blocks(config.kind) && (positions != 0 || config.num_blocks != 0))
     return rules.report.invalid(
-        "%s is %lld, but kind is not MHA_CACHE_KIND_PAGED; set block_positions and num_blocks to 0",
+        "%s is %lld, but kind is not MHA_CACHE_KIND_PAGED or POOL; set block_positions and "
+        "num_blocks to 0",
         positions != 0 ? "block_positions" : "num_blocks",
         lld(positions != 0 ? positions : config.num_blocks));
   // A position is at position % capacity, so groups stay whole where a ring begins anew.
   if (config.kind == MHA_CACHE_KIND_RING)
     return rules.multiple("capacity", config.capacity, tile_keys, "16, as a ring needs");
-  if (config.kind != MHA_CACHE_KIND_PAGED) return MHA_OK;
-  const bool fits = positions > 0 && positions % tile_keys == 0 &&
-                    (chunk_keys % positions == 0 || positions % chunk_keys == 0);
-  if (!fits)
-    return rules.report.invalid(
-        "block_positions is %lld; set it to 16, 32, 64, 128 or a multiple of 256", lld(positions));
+  if (!has_blocks(config.kind)) return MHA_OK;
+  if (positions == 0 || positions % tile_keys != 0)
+    return rules.report.invalid("block_positions is %lld; set it to a multiple of 16",
+                                lld(positions));
   MHA_TRY(rules.range("num_blocks", config.num_blocks, 1, INT32_MAX,
                       "the number of blocks in the pool, at least 1"));
+  if (config.kind == MHA_CACHE_KIND_POOL) return MHA_OK;
   return rules.multiple("capacity", config.capacity, positions, "block_positions");
 }
 
@@ -92,7 +91,6 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   MHA_TRY(check_fields(rules, config));
   MHA_TRY(check_values_in_keys(report, config));
   MHA_TRY(check_kind(rules, config));
-  const bool is_paged = config.kind == MHA_CACHE_KIND_PAGED;
   *header = {};
   header->head = cache_format.head;
   header->kind = config.kind;
@@ -106,12 +104,77 @@ mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_c
   header->head_dim_v = config.head_dim_v ? config.head_dim_v : config.head_dim;
   // A cache that is not paged has one block for each sequence.
   const Count rounded = round_up(Count(config.capacity), tile_keys);
-  header->block_positions = is_paged ? config.block_positions : rounded.value();
-  header->num_blocks = is_paged ? config.num_blocks : config.num_sequences;
+  const bool is_in_blocks = has_blocks(config.kind);
+  header->block_positions = is_in_blocks ? config.block_positions : rounded.value();
+  header->num_blocks = is_in_blocks ? config.num_blocks : config.num_sequences;
   const int64_t bytes = rounded.overflows() ? -1 : layout_of(*header).bytes;
   if (bytes < 0)
     return report.too_large("the cache would exceed the address space; set smaller dimensions");
   header->bytes = static_cast<uint64_t>(bytes);
+  header->checksum = checksum_of(*header);
+  return MHA_OK;
+}
+
+namespace {
+
+// The memory of one part of a pool. `end` is that of its last block.
+struct PoolMemory {
+  const char *name;
+  const void *given;
+  int64_t stride, bytes = 0;
+  uintptr_t end = 0;
+  uintptr_t at() const { return reinterpret_cast<uintptr_t>(given); }
+};
+
+// Whether two parts overlap. Parts of one page have the same stride, and then their places within
+// the stride tell.
+bool overlap(const PoolMemory &a, const PoolMemory &b) {
+  if (a.bytes == 0 || b.bytes == 0 || a.end <= b.at() || b.end <= a.at()) return false;
+  if (a.stride != b.stride) return true;
+  const PoolMemory &low = a.at() < b.at() ? a : b, &high = a.at() < b.at() ? b : a;
+  const int64_t between =
+      static_cast<int64_t>((high.at() - low.at()) % static_cast<uintptr_t>(a.stride));
+  return between < low.bytes || between + high.bytes > a.stride;
+}
+
+}  // namespace
+
+mha_status check_pool(Report report, const mha_kv_pool *given, mha_kv_cache *header) {
+  mha_kv_pool pool;
+  MHA_TRY(read_struct(report, "mha_kv_pool", given, &pool));
+  MHA_TRY(check_fields(Rules{report}, pool));
+  PoolMemory parts[num_cache_parts] = {{"k", pool.k, pool.k_block_stride},
+                                       {"k_scales", pool.k_scales, pool.k_scales_block_stride},
+                                       {"v", pool.v, pool.v_block_stride},
+                                       {"v_scales", pool.v_scales, pool.v_scales_block_stride}};
+  for (int i = 0; i < num_cache_parts; ++i) {
+    PoolMemory &part = parts[i];
+    part.bytes = block_bytes(*header, static_cast<CachePart>(i)).value();
+    if (part.bytes == 0 && (part.given || part.stride != 0))
+      return report.invalid("%s%s is given, but config has no such part; leave it %s", part.name,
+                            part.given ? "" : "_block_stride", part.given ? "NULL" : "0");
+    if (part.bytes == 0) continue;
+    if (!part.given) return report.null("%s is NULL; pass the memory of all blocks", part.name);
+    if (part.at() % 64 != 0)
+      return report.invalid("%s is not aligned to 64 bytes; move it to a multiple", part.name);
+    if (part.stride == 0) part.stride = part.bytes;
+    if (part.stride < part.bytes || part.stride % 16 != 0)
+      return report.invalid(
+          "%s_block_stride is %lld; set it to a multiple of 16 and at least the bytes of a block, "
+          "%lld",
+          part.name, lld(part.stride), lld(part.bytes));
+    const Count end = Count(header->num_blocks - 1) * Count(part.stride) + Count(part.bytes);
+    if (end.overflows() || part.at() + static_cast<uintptr_t>(end.value()) < part.at())
+      return report.too_large("%s would exceed the address space; set smaller dimensions",
+                              part.name);
+    part.end = part.at() + static_cast<uintptr_t>(end.value());
+    for (int j = 0; j < i; ++j) {
+      if (overlap(parts[j], part))
+        return report.invalid("blocks of %s and %s overlap; move one of them", parts[j].name,
+                              part.name);
+    }
+    header->pool[i] = {part.at(), part.stride};
+  }
   header->checksum = checksum_of(*header);
   return MHA_OK;
 }
@@ -160,6 +223,9 @@ mha_status check_cache_sequence(Report report, const mha_kv_cache *cache, int64_
 
 mha_status check_place(Report report, const mha_kv_cache *cache, int64_t sequence) {
   MHA_TRY(check_cache(report, cache));
+  if (is_pool(*cache))
+    return report.invalid(
+        "cache is a pool, whose lengths and block tables come with each call; change those");
   return check_cache_sequence(report.about(2), cache, sequence);
 }
 

@@ -14,6 +14,9 @@ namespace mha {
 // Checks a configuration and makes the header of its cache, with all defaults resolved.
 mha_status make_header(Report report, const mha_kv_cache_config *given, mha_kv_cache *header);
 
+// Checks the memory of a pool and puts it into the header.
+mha_status check_pool(Report report, const mha_kv_pool *given, mha_kv_cache *header);
+
 // The lengths and tables of a buffer whose header is sound. They have to lie within its bounds, and
 // each block has to be in as many tables as its count says, because a block that is counted once is
 // written to.

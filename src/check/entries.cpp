@@ -101,8 +101,8 @@ mha_status check_forward_request(Report report, const LayerShape &layer, const m
   request->head_dim_v = layer.head_dim_v;
   request->scale = layer.scale;
   request->most_queries = 0;
-  request->k = cache ? cached_keys(cache) : KeyValues{};
-  request->v = cache ? cached_values(cache) : KeyValues{};
+  request->k = cache ? cached_keys(*sequences) : KeyValues{};
+  request->v = cache ? cached_values(*sequences) : KeyValues{};
   if (!cache) request->k.is_packed = request->v.is_packed = true;
   if (call.cache && is_stored(request->k))
     return report.invalid(
@@ -193,7 +193,8 @@ mha_status check_attention_outputs(Report report, const mha_attention_args &args
 
 // Without a cache, units read keys and values in the arrays of the caller.
 RequestRows describe_rows(const mha_attention_args &args, const AttentionUse &use,
-                          const mha_kv_cache *cache, AttentionRequest *request) {
+                          const SequenceArguments &sequences, AttentionRequest *request) {
+  const mha_kv_cache *const cache = sequences.cache;
   const StridedRows k = rows_of(args.k), v = rows_of(args.v);
   request->num_heads = args.num_heads;
   request->num_kv_heads = args.num_kv_heads;
@@ -202,8 +203,8 @@ RequestRows describe_rows(const mha_attention_args &args, const AttentionUse &us
   request->scale =
       args.scale != 0.0f ? args.scale : 1.0f / MHA_SQRTF(static_cast<float>(args.head_dim));
   request->most_queries = use.most_queries;
-  request->k = cache ? cached_keys(cache) : plain_rows(k);
-  request->v = cache ? cached_values(cache) : plain_rows(v);
+  request->k = cache ? cached_keys(sequences) : plain_rows(k);
+  request->v = cache ? cached_values(sequences) : plain_rows(v);
   const bool stores_rows = cache && args.call.n_kv > 0;
   return {storage_of_type(args.q.type), stores_rows ? k.storage : Storage::f32,
           stores_rows ? v.storage : Storage::f32, false, use.has_values};
@@ -219,7 +220,7 @@ mha_status check_attention(Report report, const AttentionUse &use, mha_attention
   MHA_TRY(check_attention_shape(report, args));
   MHA_TRY(read_call(report, args->call, false, args->kv_first_position, sequences, outputs));
   MHA_TRY(check_attention_arrays(report, *outputs, args));
-  const RequestRows rows = describe_rows(*args, use, sequences->cache, request);
+  const RequestRows rows = describe_rows(*args, use, *sequences, request);
   MHA_TRY(check_request(report, args->call, rows, *outputs, sequences, request));
   return check_attention_outputs(report, *args, *outputs, *request);
 }

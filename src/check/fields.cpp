@@ -56,14 +56,17 @@ MHA_FIELDS(mha_kv_cache_config,
   MHA_RULE(range, k_type, 0, 4, "MHA_TYPE_F32 (1), F16 (2), BF16 (3) or INT8 (4), or to 0 (F32)")
   MHA_RULE(range, v_type, 0, 5,
            "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (k_type)")
-  MHA_RULE(one_of, kind, {0, 257, 258}, "MHA_CACHE_KIND_CONTIGUOUS (0), RING (257) or PAGED (258)")
+  MHA_RULE(one_of, kind, {0, 257, 258, 259},
+           "MHA_CACHE_KIND_CONTIGUOUS (0), RING (257), PAGED (258) or POOL (259)")
   MHA_RULE(one_of, value_place, {0, 513},
            "MHA_CACHE_VALUES_OWN (0) or MHA_CACHE_VALUES_IN_KEYS (513)")
-  MHA_RULE(range, block_positions, 0, INT64_MAX, "at least 1, or to 0 (not paged)")
-  MHA_RULE(size, num_blocks, 0, "at least 1, or to 0 (not paged)"))
+  MHA_RULE(range, block_positions, 0, INT64_MAX, "at least 1, or to 0 (no blocks)")
+  MHA_RULE(size, num_blocks, 0, "at least 1, or to 0 (no blocks): its blocks, numbered from 0"))
 
 MHA_FIELDS(mha_sequences,
-  MHA_RULE(range, count, 0, INT64_MAX, "at least 1, or to 0 (batch): sequences"))
+  MHA_RULE(range, count, 0, INT64_MAX, "at least 1, or to 0 (batch): sequences")
+  MHA_RULE(range, block_table_entries, 0, INT64_MAX, "at least 1, or to 0 (none)")
+  MHA_RULE(range, block_table_stride, 0, INT64_MAX, "at least 1, or to 0 (contiguous)"))
 
 MHA_FIELDS(mha_call,
   MHA_RULE(flags, flags, 0xf,
@@ -169,6 +172,12 @@ MHA_FIELDS(mha_causal_conv_args,
 
 MHA_FIELDS(mha_layer_options,
   MHA_RULE(range, reserved, 0, 0, "0 in mha_layer_options"))
+
+MHA_FIELDS(mha_kv_pool,
+  MHA_RULE(range, k_block_stride, 0, INT64_MAX, "at least 1, or to 0 (contiguous): in bytes")
+  MHA_RULE(range, v_block_stride, 0, INT64_MAX, "at least 1, or to 0 (contiguous): in bytes")
+  MHA_RULE(range, k_scales_block_stride, 0, INT64_MAX, "at least 1, or to 0 (contiguous)")
+  MHA_RULE(range, v_scales_block_stride, 0, INT64_MAX, "at least 1, or to 0 (contiguous)"))
 
 MHA_FIELDS(mha_partials_args,
   MHA_RULE(range, num_heads, 1, INT32_MAX, "1 to 2^31 - 1")

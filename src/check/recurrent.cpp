@@ -21,10 +21,11 @@ mha_status read_rows(Report report, const mha_sequences *given, int64_t *batch, 
     mha_sequences read;
     MHA_TRY(read_struct(report, "mha_sequences", given, &read));
     const Given others[] = {
-        {"cu_seqlens_kv", read.cu_seqlens_kv},      {"kv_lengths", read.kv_lengths},
-        {"kv_first_rows", read.kv_first_rows},      {"q_first_positions", read.q_first_positions},
-        {"cache_sequences", read.cache_sequences},  {"rope_q_positions", read.rope_q_positions},
-        {"rope_k_positions", read.rope_k_positions}};
+        {"cu_seqlens_kv", read.cu_seqlens_kv},       {"kv_lengths", read.kv_lengths},
+        {"kv_first_rows", read.kv_first_rows},       {"q_first_positions", read.q_first_positions},
+        {"cache_sequences", read.cache_sequences},   {"rope_q_positions", read.rope_q_positions},
+        {"rope_k_positions", read.rope_k_positions}, {"cache_lengths", read.cache_lengths},
+        {"block_tables", read.block_tables}};
     for (const Given &other : others) {
       if (other.is_set)
         return report.invalid(

@@ -106,6 +106,8 @@ mha_status check_request(Report report, const mha_call &call, const RequestRows 
   r.partials = outputs.partials;
   r.pairs = {outputs.scores, outputs.scaled_scores, outputs.softcapped_scores,
              outputs.masked_scores, outputs.attention_weights};
+  s.reads_all_keys =
+      r.options.segments.add_keys || r.options.chosen.lists.base || r.pairs.has_any();
   return call.outputs ? check_optional_outputs(report, r, outputs, s) : MHA_OK;
 }
 

@@ -85,6 +85,15 @@ mha_status check_cache_fits(Report report, const SequenceArguments &s, int64_t n
           "the cache has %s %lld, but this call has %lld; use a cache made for this shape",
           size.name, lld(size.own), lld(size.of_call));
   }
+  const mha_sequences &given = s.given;
+  if (s.has_pool() && !s.has_no_work() && (!given.cache_lengths || !given.block_tables))
+    return report.null(
+        "sequences.%s is NULL, but the cache is a pool; pass the %s of each sequence",
+        given.cache_lengths ? "block_tables" : "cache_lengths",
+        given.cache_lengths ? "blocks" : "positions before the call");
+  MHA_TRY(Rules{report}.fits(
+      "sequences.block_tables",
+      Count(s.batch) * Count(given.block_table_stride) * Count(sizeof(int32_t))));
   if (s.batch > cache->num_sequences)
     return report.shape(
         "the call has %lld sequences, but the cache has num_sequences %lld; use a larger cache",
@@ -179,43 +188,114 @@ mha_status check_packed(Report report, const char *name, const int64_t *starts, 
       name, lld(batch), lld(starts[batch]), rows_name, lld(rows));
 }
 
-// A call uses each sequence of the cache at most once. Numbers that ascend show it at once. Others
-// are marked in a set of bits on the stack, for 32768 sequences of the cache at a time: the
-// workspace has no room for more, and the cache cannot hold marks, because other calls may read it
-// meanwhile.
+// A number that comes twice, and whose it is both times; -1: none does. each(visit) calls
+// visit(number, owner) for all of them, numbers below `limit`. They are marked in a set of bits on
+// the stack, 32768 at a time: the workspace has no room for more, and the cache cannot hold marks,
+// because other calls may read it meanwhile.
+struct Twice {
+  int64_t number, first, second;
+};
+template <class Each>
+Twice find_twice(int64_t limit, const Each &each) {
+  constexpr int64_t at_once = 1 << 15;
+  uint64_t seen[at_once / 64];
+  Twice twice = {-1, -1, -1};
+  for (int64_t first = 0, next; twice.number < 0 && first < limit; first = next) {
+    const int64_t end = std::min(limit - first, at_once);
+    std::fill_n(seen, blocks_of(end, 64), 0);
+    next = limit;
+    each([&](int64_t number, int64_t owner) {
+      const int64_t at = number - first;
+      if (at >= end) next = std::min(next, number);
+      if (at < 0 || at >= end || twice.number >= 0) return;
+      const uint64_t bit = uint64_t{1} << at % 64;
+      if (seen[at / 64] & bit) twice = {number, -1, owner};
+      seen[at / 64] |= bit;
+    });
+  }
+  each([&](int64_t number, int64_t owner) {
+    if (number == twice.number && twice.first < 0) twice.first = owner;
+  });
+  return twice;
+}
+
+// A call uses each sequence of the cache at most once.
 mha_status check_cache_sequences(Report report, const SequenceArguments &s) {
   const int64_t *const sequences = s.given.cache_sequences;
-  bool ascend = true;
-  int64_t before = -1;
-  for (int64_t b = 0; b < s.batch; before = sequences[b++]) {
+  for (int64_t b = 0; b < s.batch; ++b) {
     if (sequences[b] < 0 || sequences[b] >= s.cache->num_sequences)
       return report.invalid(
           "sequences.cache_sequences[%lld] is %lld; it must be 0 to %lld, a sequence of the cache",
           lld(b), lld(sequences[b]), lld(s.cache->num_sequences - 1));
-    ascend = ascend && before < sequences[b];
   }
-  constexpr int64_t at_once = 1 << 15;
-  for (int64_t first = 0, next; !ascend && first < s.cache->num_sequences; first = next) {
-    uint64_t seen[at_once / 64] = {};
-    next = INT64_MAX;
-    for (int64_t b = 0; b < s.batch; ++b) {
-      const int64_t at = sequences[b] - first;
-      if (at < 0) continue;
-      if (at >= at_once) {
-        next = std::min(next, sequences[b]);
-        continue;
-      }
-      const uint64_t bit = uint64_t{1} << at % 64;
-      if (seen[at / 64] & bit)
+  const Twice twice = find_twice(s.cache->num_sequences, [&](const auto &visit) {
+    for (int64_t b = 0; b < s.batch; ++b) visit(sequences[b], b);
+  });
+  if (twice.number < 0) return MHA_OK;
+  return report.invalid(
+      "sequences.cache_sequences[%lld] and [%lld] are both %lld; a call uses each sequence at most "
+      "once",
+      lld(twice.first), lld(twice.second), lld(twice.number));
+}
+
+// The lengths and block tables of a pool: each sequence has room for its new positions, and a block
+// for each position that the call reads or writes. No block is written to twice.
+mha_status check_tables(Report report, const SequenceArguments &s) {
+  const mha_sequences &given = s.given;
+  const mha_kv_cache &pool = *s.cache;
+  const int64_t *const starts = given.block_table_starts;
+  const auto new_keys = [&s](int64_t b) { return s.growing ? keys_of(s, b) : 0; };
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t length = given.cache_lengths[b];
+    if (length < 0 || length > pool.capacity)
+      return report.invalid(
+          "sequences.cache_lengths[%lld] is %lld; it must be 0 to the capacity, %lld", lld(b),
+          lld(length), lld(pool.capacity));
+    if (new_keys(b) > pool.capacity - length)
+      return report.fail(MHA_ERROR_CACHE_FULL,
+                         "sequence %lld has %lld positions and gets %lld more, but the capacity of "
+                         "the pool is %lld; make it larger",
+                         lld(b), lld(length), lld(new_keys(b)), lld(pool.capacity));
+    if (starts &&
+        (starts[b] < 0 || starts[b + 1] < starts[b] || starts[b + 1] > given.block_table_entries))
+      return report.invalid(
+          "sequences.block_table_starts[%lld] and the next are %lld and %lld; the numbers must "
+          "ascend from 0 to at most block_table_entries, %lld",
+          lld(b), lld(starts[b]), lld(starts[b + 1]), lld(given.block_table_entries));
+    const int64_t end = blocks_in_use(pool, length + new_keys(b));
+    if (end > table_entries(s, b))
+      return report.fail(MHA_ERROR_CACHE_FULL,
+                         "sequence %lld needs %lld blocks for %lld positions, but its block table "
+                         "has %lld entries; make it longer",
+                         lld(b), lld(end), lld(length + new_keys(b)), lld(table_entries(s, b)));
+    int64_t first = length;
+    if (queries_of(s, b) > 0) {
+      const bool has_start = s.has_left() && !s.reads_all_keys;
+      const int64_t start = has_start ? start_of(s, b) : 0;
+      first = std::min(first, start > s.window_left ? start - s.window_left : 0);
+    }
+    const int32_t *const table = given.block_tables + in_cache(s, b);
+    for (int64_t i = quotient(first, pool.block_positions); i < end; ++i) {
+      if (table[i] < 0 || table[i] >= pool.num_blocks)
         return report.invalid(
-            "sequences.cache_sequences[%lld] and [%lld] are both %lld; a call uses each sequence "
-            "at most once",
-            lld(std::find(sequences, sequences + b, sequences[b]) - sequences), lld(b),
-            lld(sequences[b]));
-      seen[at / 64] |= bit;
+            "entry %lld of the block table of sequence %lld is %d, but the call needs that block; "
+            "it must be 0 to %lld, a block of the pool",
+            lld(i), lld(b), table[i], lld(pool.num_blocks - 1));
     }
   }
-  return MHA_OK;
+  const Twice twice = find_twice(pool.num_blocks, [&](const auto &visit) {
+    for (int64_t b = 0; b < s.batch; ++b) {
+      const int64_t length = given.cache_lengths[b], count = new_keys(b);
+      const int64_t end = count > 0 ? blocks_in_use(pool, length + count) : 0;
+      for (int64_t i = quotient(length, pool.block_positions); i < end; ++i)
+        visit(given.block_tables[in_cache(s, b) + i], b);
+    }
+  });
+  if (twice.number < 0) return MHA_OK;
+  return report.fail(MHA_ERROR_CACHE_SHARED,
+                     "block %lld would be written to by sequence %lld and by sequence %lld; give "
+                     "one of them a block of its own",
+                     lld(twice.number), lld(twice.first), lld(twice.second));
 }
 
 // A ring overwrites its oldest positions. Each pass over it must still find every key that its
@@ -291,12 +371,22 @@ mha_status read_sequences(Report report, const mha_call &call, bool is_self, int
   s.cache = call.cache_read ? call.cache_read : call.cache;
   s.growing = call.cache;
   s.scored = {nullptr, false, false, INT64_MAX};
+  s.reads_all_keys = false;
   s.given_rope = call.rope;
   if (!call.sequences) return MHA_OK;
   mha_sequences &given = s.given;
   MHA_TRY(read_struct(report, "mha_sequences", call.sequences, &given));
-  // Ignored without a cache, as mha.h says.
-  if (!s.cache) given.cache_sequences = nullptr;
+  // Ignored without a cache and with a pool, as mha.h says.
+  if (!s.cache || s.has_pool()) given.cache_sequences = nullptr;
+  const Rules rules = {report, "sequences."};
+  MHA_TRY(check_fields(rules, given));
+  MHA_TRY(rules.at_most_one({{"block_table_stride", given.block_table_stride},
+                             {"block_table_starts", given.block_table_starts}}));
+  if (given.block_table_stride == 0) given.block_table_stride = given.block_table_entries;
+  if (given.block_table_stride < given.block_table_entries)
+    return report.invalid(
+        "sequences.block_table_stride is %lld; set it to at least block_table_entries, %lld",
+        lld(given.block_table_stride), lld(given.block_table_entries));
   const struct {
     const char *name;
     const void *array;
@@ -309,9 +399,6 @@ mha_status read_sequences(Report report, const mha_call &call, bool is_self, int
         "sequences.%s is given, but %s; leave it NULL", array.name,
         is_self ? "the keys are the rows of query" : "no keys come with cache_read");
   }
-  if (given.count < 0)
-    return report.invalid("sequences.count is %lld; set it to the number of sequences",
-                          lld(given.count));
   if (s.is_packed()) {
     if (call.batch > 1)
       return report.shape(
@@ -371,8 +458,10 @@ mha_status check_sequence_arrays(Report report, const SequenceArguments &s) {
   const bool are_alike =
       !given.q_first_positions && !s.is_ragged() && !s.cache && !has_rope_positions;
   if (given.cache_sequences) MHA_TRY(check_cache_sequences(report, s));
+  if (s.has_pool()) MHA_TRY(check_tables(report, s));
   for (int64_t b = 0; b < s.batch && !(are_alike && b > 0); ++b) {
-    if (s.growing) MHA_TRY(check_append(report, s.cache, in_cache(s, b), keys_of(s, b)));
+    if (s.growing && !s.has_pool())
+      MHA_TRY(check_append(report, s.cache, in_cache(s, b), keys_of(s, b)));
     // Self-attention appends its rows to the cache, so their positions follow from its length.
     if (s.growing && given.q_first_positions && s.is_self && has_positions(s) &&
         queries_of(s, b) > 0 && given.q_first_positions[b] != past_of(s, b)) {

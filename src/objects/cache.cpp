@@ -30,23 +30,31 @@ int64_t key_width(const mha_kv_cache &cache) {
 }
 
 // What keys and values have in common. The strides of heads and sequences are those of blocks,
-// whose numbers the tables give if the cache is paged.
-KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, int64_t offset,
-                 int64_t scales_offset) {
+// whose numbers tables give if the cache has blocks. Scales are the part after that of the numbers.
+KeyValues cached(const mha_kv_cache *cache, uint32_t type, int64_t width, CachePart part) {
+  const CacheLayout layout = layout_of(*cache);
+  const PoolPart &in_pool = cache->pool[part], &scales_in_pool = cache->pool[part + 1];
   KeyValues source = {};
-  source.base = at<const void>(cache, offset);
   source.storage = storage_of_type(type);
   source.is_packed = true;
   source.row_stride = quotient(bytes_of(source.storage, width), bytes_of(source.storage));
   source.head_stride = cache->block_positions * source.row_stride;
-  source.batch_stride = cache->num_kv_heads * source.head_stride;
   source.block_positions = cache->block_positions;
   source.ring_positions = cache->kind == MHA_CACHE_KIND_RING ? cache->capacity : 0;
+  if (is_pool(*cache)) {
+    source.base = reinterpret_cast<const void *>(static_cast<uintptr_t>(in_pool.address));
+    source.batch_stride = quotient(in_pool.stride, bytes_of(source.storage));
+    source.scales = reinterpret_cast<const float *>(static_cast<uintptr_t>(scales_in_pool.address));
+    source.scale_batch_stride = quotient(scales_in_pool.stride, sizeof(float));
+    return source;
+  }
+  source.base = at<const void>(cache, layout.parts[part]);
+  source.batch_stride = cache->num_kv_heads * source.head_stride;
   if (cache->kind == MHA_CACHE_KIND_PAGED) {
     source.tables = table_of(cache, 0);
     source.table_stride = table_entries(*cache);
   }
-  if (has_codes(source.storage)) source.scales = at<const float>(cache, scales_offset);
+  if (has_codes(source.storage)) source.scales = at<const float>(cache, layout.parts[part + 1]);
   source.scale_batch_stride = cache->num_kv_heads * cache->block_positions;
   return source;
 }
@@ -63,21 +71,27 @@ CacheLayout layout_of(const mha_kv_cache &cache) {
     end = round_up(end + count * Count(bytes), 64);
     return offset;
   };
-  const Count sequences(cache.num_sequences),
-      positions =
-          Count(cache.num_blocks) * Count(cache.num_kv_heads) * Count(cache.block_positions);
-  const Count of_values = has_own_values(cache) ? positions : Count(0);
+  const Count sequences(is_pool(cache) ? 0 : cache.num_sequences),
+      blocks(is_pool(cache) ? 0 : cache.num_blocks);
   CacheLayout layout;
   layout.states = take(sequences, sizeof(CacheState));
   layout.tables = take(sequences * Count(table_entries(cache)), sizeof(int32_t));
-  layout.users = take(is_paged ? Count(cache.num_blocks) : Count(0), sizeof(int32_t));
-  layout.keys = take(positions * Count(key_width(cache)), bytes_of(storage_of_type(cache.k_type)));
-  layout.k_scales = take(cache.k_type == MHA_TYPE_INT8 ? positions : Count(0), sizeof(float));
-  const Storage v = storage_of_type(cache.v_type);
-  layout.values = take(of_values * Count(bytes_of(v, padded(cache.head_dim_v))), 1);
-  layout.v_scales = take(has_codes(v) ? of_values : Count(0), sizeof(float));
+  layout.users = take(is_paged ? blocks : Count(0), sizeof(int32_t));
+  for (int part = 0; part < num_cache_parts; ++part)
+    layout.parts[part] = take(blocks * block_bytes(cache, static_cast<CachePart>(part)), 1);
   layout.bytes = end.value();
   return layout;
+}
+
+Count block_bytes(const mha_kv_cache &cache, CachePart part) {
+  const bool are_keys = part == keys_part || part == k_scales_part;
+  if (!are_keys && !has_own_values(cache)) return 0;
+  const Storage storage = storage_of_type(are_keys ? cache.k_type : cache.v_type);
+  const Count positions = Count(cache.num_kv_heads) * Count(cache.block_positions);
+  if (part == k_scales_part || part == v_scales_part)
+    return has_codes(storage) ? positions * Count(sizeof(float)) : Count(0);
+  return positions *
+         Count(bytes_of(storage, are_keys ? key_width(cache) : padded(cache.head_dim_v)));
 }
 
 // All tables are side by side, so that kernels find that of any sequence from the first.
@@ -118,18 +132,15 @@ int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t len
 }
 
 KeyValues cached_keys(const mha_kv_cache *cache) {
-  const CacheLayout layout = layout_of(*cache);
-  KeyValues keys = cached(cache, cache->k_type, key_width(*cache), layout.keys, layout.k_scales);
+  KeyValues keys = cached(cache, cache->k_type, key_width(*cache), keys_part);
   keys.is_packed = has_own_values(*cache);
   return keys;
 }
 
 // Values that are in the keys have the keys' type and the width of their rows.
 KeyValues cached_values(const mha_kv_cache *cache) {
-  const CacheLayout layout = layout_of(*cache);
-  if (!has_own_values(*cache))
-    return cached(cache, cache->k_type, key_width(*cache), layout.keys, layout.k_scales);
-  return cached(cache, cache->v_type, padded(cache->head_dim_v), layout.values, layout.v_scales);
+  if (!has_own_values(*cache)) return cached(cache, cache->k_type, key_width(*cache), keys_part);
+  return cached(cache, cache->v_type, padded(cache->head_dim_v), values_part);
 }
 
 void grow(mha_kv_cache *cache, int64_t sequence, int64_t count) {

@@ -28,6 +28,16 @@
 // keys are not transposed but [block][kv head][positions][head_dim rounded up to 16], and there are
 // no values and v scales. The block of a sequence that is not paged has capacity positions, rounded
 // up to 16.
+//
+// A pool has none of these parts: its header holds the addresses of the last four.
+namespace mha {
+struct PoolPart {
+  uint64_t address;  // of block 0
+  int64_t stride;    // bytes from block to block
+};
+enum CachePart { keys_part, k_scales_part, values_part, v_scales_part, num_cache_parts };
+}  // namespace mha
+
 struct mha_kv_cache {
   mha::BufferHead head;
   uint32_t kind;            // MHA_CACHE_KIND_*
@@ -37,7 +47,9 @@ struct mha_kv_cache {
   int64_t num_kv_heads, head_dim, head_dim_v;
   int64_t block_positions, num_blocks;  // of a cache that is not paged, too
   uint32_t value_place;                 // MHA_CACHE_VALUES_*
-  unsigned char reserved[256 - 108];
+  uint32_t reserved_word;
+  mha::PoolPart pool[mha::num_cache_parts];  // 0 unless the cache is a pool
+  unsigned char reserved[256 - 176];
   uint64_t checksum;  // of the header, with 0 in this field
 };
 
@@ -65,9 +77,12 @@ constexpr int32_t no_block = -1;  // in a table
 
 // Offsets of the parts in bytes, and the size of the whole cache, which is -1 if it overflows.
 struct CacheLayout {
-  int64_t states, tables, users, keys, k_scales, values, v_scales, bytes;
+  int64_t states, tables, users, parts[num_cache_parts], bytes;
 };
 CacheLayout layout_of(const mha_kv_cache &cache);
+
+// The bytes that one block has of a part; 0 if the cache does not have the part.
+Count block_bytes(const mha_kv_cache &cache, CachePart part);
 
 // The memory at an offset. The same functions serve those who read and those who write: the caller
 // passes a cache that is not const to every function that writes.
@@ -80,8 +95,15 @@ inline bool has_own_values(const mha_kv_cache &cache) {
   return cache.value_place == MHA_CACHE_VALUES_OWN;
 }
 
+// Whether sequences consist of blocks, which the program numbers, and whether their tables come
+// with the call.
+inline bool has_blocks(uint32_t kind) {
+  return kind == MHA_CACHE_KIND_PAGED || kind == MHA_CACHE_KIND_POOL;
+}
+inline bool is_pool(const mha_kv_cache &cache) { return cache.kind == MHA_CACHE_KIND_POOL; }
+
 // The entries of a sequence's table, and how many of them name blocks for the positions below
-// `length`. A cache that is not paged has no tables.
+// `length`. A cache that is not paged has no tables of its own.
 inline int64_t table_entries(const mha_kv_cache &cache) {
   return cache.kind == MHA_CACHE_KIND_PAGED ? quotient(cache.capacity, cache.block_positions) : 0;
 }
@@ -96,7 +118,7 @@ CacheState &state_of(const mha_kv_cache *cache, int64_t sequence);
 // unless a ring has overwritten positions.
 int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t length);
 
-// The keys and values as the kernels address them.
+// The keys and values as the kernels address them; of a pool without its tables.
 KeyValues cached_keys(const mha_kv_cache *cache);
 KeyValues cached_values(const mha_kv_cache *cache);
 

@@ -45,10 +45,19 @@ int64_t keys_of(const SequenceArguments &s, int64_t b) {
   return s.given.kv_lengths ? s.given.kv_lengths[b] : s.n_kv - first_key(s, b);
 }
 
+int64_t table_entries(const SequenceArguments &s, int64_t b) {
+  const int64_t *const starts = s.given.block_table_starts;
+  return starts ? starts[b + 1] - starts[b] : s.given.block_table_entries;
+}
 int64_t in_cache(const SequenceArguments &s, int64_t b) {
+  if (s.has_pool()) {
+    const int64_t *const starts = s.given.block_table_starts;
+    return starts ? starts[b] : b * s.given.block_table_stride;
+  }
   return s.given.cache_sequences ? s.given.cache_sequences[b] : b;
 }
 int64_t past_of(const SequenceArguments &s, int64_t b) {
+  if (s.has_pool()) return s.given.cache_lengths[b];
   return s.cache ? state_of(s.cache, in_cache(s, b)).length : 0;
 }
 
@@ -76,6 +85,19 @@ int64_t start_of(const SequenceArguments &s, int64_t b) {
   if (first)
     return first[b] < INT64_MIN + s.kv_first_position ? INT64_MIN : first[b] - s.kv_first_position;
   return past_of(s, b) + keys_of(s, b) - queries_of(s, b);
+}
+
+// A sequence of a pool is known by the first entry of its table, among all tables as one.
+static KeyValues with_tables(const SequenceArguments &s, KeyValues source) {
+  if (s.has_pool()) {
+    source.tables = s.given.block_tables;
+    source.table_stride = 1;
+  }
+  return source;
+}
+KeyValues cached_keys(const SequenceArguments &s) { return with_tables(s, cached_keys(s.cache)); }
+KeyValues cached_values(const SequenceArguments &s) {
+  return with_tables(s, cached_values(s.cache));
 }
 
 int64_t max_keys(const SequenceArguments &s) {
@@ -158,7 +180,7 @@ Rotation rotation_of(const SequenceArguments &s, bool of_keys) {
 }
 
 void grow_cache(const SequenceArguments &s) {
-  for (int64_t b = 0; s.growing && b < s.batch; ++b) {
+  for (int64_t b = 0; s.growing && !s.has_pool() && b < s.batch; ++b) {
     if (keys_of(s, b) > 0) grow(s.growing, in_cache(s, b), keys_of(s, b));
   }
 }

@@ -38,8 +38,10 @@ struct SequenceArguments {
   const mha_kv_cache *cache;  // attended to; null: none
   mha_kv_cache *growing;      // the same where the call appends to it
   const mha_rope *given_rope;
-  // What follows from it, once checked: from score options, and the rotation with its defaults.
+  // What follows from it, once checked: from score options, whether keys before the window of a
+  // query are read, and the rotation with its defaults.
   ScoredKeys scored;
+  bool reads_all_keys;
   mha_rope rope;
 
   bool has_rope() const { return given_rope != nullptr; }
@@ -49,6 +51,7 @@ struct SequenceArguments {
   bool has_window() const { return (flags & (MHA_WINDOW_LEFT | MHA_WINDOW_RIGHT)) != 0; }
   bool is_packed() const { return given.cu_seqlens_q != nullptr; }
   bool is_ring() const { return cache && cache->kind == MHA_CACHE_KIND_RING; }
+  bool has_pool() const { return cache && is_pool(*cache); }
   bool only_reads() const { return cache && !growing; }
   // Rows that one pass over a ring may append, so that no row loses a key that it needs.
   int64_t rows_per_pass() const { return is_ring() ? cache->capacity - window_left : INT64_MAX; }
@@ -70,7 +73,9 @@ int64_t first_key(const SequenceArguments &sequences, int64_t b);
 int64_t queries_of(const SequenceArguments &sequences, int64_t b);
 int64_t keys_of(const SequenceArguments &sequences, int64_t b);
 
-// Its number in the cache, and the positions that it has there before the call.
+// Its number in the cache, or in a pool the first entry of its table; how many entries the table of
+// a pool has; and the positions that the sequence has before the call.
+int64_t table_entries(const SequenceArguments &sequences, int64_t b);
 int64_t in_cache(const SequenceArguments &sequences, int64_t b);
 int64_t past_of(const SequenceArguments &sequences, int64_t b);
 
@@ -84,6 +89,11 @@ bool has_positions(const SequenceArguments &sequences);
 int64_t start_of(const SequenceArguments &sequences, int64_t b);
 
 // ---- All sequences
+
+// The keys and values of the cache as the kernels address them, by the block tables of the call if
+// it is a pool.
+KeyValues cached_keys(const SequenceArguments &sequences);
+KeyValues cached_values(const SequenceArguments &sequences);
 
 // The most keys that a sequence can have, for planning.
 int64_t max_keys(const SequenceArguments &sequences);

@@ -120,7 +120,7 @@ TEST(CacheErrors, WrongConfigsAreNamedAndNothingIsWritten) {
       {kContiguous, &Field::capacity, "capacity", {}, {kMax}},
       {kRing, &Field::capacity, "16", {40}, {kMax / 16 * 16}},
       {kPaged, &Field::capacity, "block_positions", {40}, {}},
-      {kPaged, &Field::block_positions, "block_positions", {0, 8, 24, 48, 320}, {}},
+      {kPaged, &Field::block_positions, "block_positions", {0, 8, 24, 328}, {}},
       {kPaged, &Field::num_blocks, "num_blocks", {0}, {}},
       {kContiguous, &Field::block_positions, "block_positions", {16}, {}},
       {kRing, &Field::num_blocks, "num_blocks", {3}, {}},

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "fuzz/buffers.h"
+#include "support/pool.h"
 #include "support/shapes.h"
 
 namespace {
@@ -227,8 +228,9 @@ struct Heads {
 // What a call is given besides its args, which Finish puts together: structs that are not placed
 // yet.
 struct Given {
-  bool reads_cache, pads_left, pads_q_left, pads_kv_left;
+  bool reads_cache, pads_left, pads_q_left, pads_kv_left, has_wrong_memory;
   mha_kv_cache *cache;
+  uint32_t kind;
   int64_t cache_sequences, cache_blocks;
   mha_sequences sequences;
   bool has_score;
@@ -237,11 +239,33 @@ struct Given {
 };
 Given given;
 
+// Memory for a pool of a configuration that is right if it has a size. Each part is as large as it
+// has to be.
+mha_kv_pool PoolOf(const mha_kv_cache_config &config, mha_status sized) {
+  mha_kv_pool pool = {};
+  void *parts[4] = {};
+  int64_t *const strides[] = {&pool.k_block_stride, &pool.k_scales_block_stride,
+                              &pool.v_block_stride, &pool.v_scales_block_stride};
+  for (int n = 0; sized == MHA_OK && n < 4; n++) {
+    const int64_t bytes = support::BlockBytes(config)[n];
+    if (bytes == 0) continue;
+    if (in.OneIn(4)) *strides[n] = bytes + 16 * in.Integer(0, 4);
+    const Wide stride = std::max(*strides[n], bytes);
+    parts[n] = buffers.TakeOutput((config.num_blocks - 1) * stride + bytes, 64);
+  }
+  pool.k = parts[0], pool.k_scales = static_cast<float *>(parts[1]);
+  pool.v = parts[2], pool.v_scales = static_cast<float *>(parts[3]);
+  given.has_wrong_memory = in.OneIn(16);
+  if (given.has_wrong_memory) in.OneIn(2) ? pool.v = pool.k : pool.k = nullptr;
+  return pool;
+}
+
 // A cache of these heads, mostly, partly filled. NULL if it can't be.
 mha_kv_cache *Cache(const Heads &heads) {
   mha_kv_cache_config config = {};
   config.num_sequences = Number(1, 4);
-  config.kind = Kind({MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED});
+  config.kind = Kind(
+      {MHA_CACHE_KIND_CONTIGUOUS, MHA_CACHE_KIND_RING, MHA_CACHE_KIND_PAGED, MHA_CACHE_KIND_POOL});
   config.capacity =
       config.kind == MHA_CACHE_KIND_CONTIGUOUS ? Number(1, 70) : Odd(16 * in.Integer(1, 5));
   config.num_kv_heads = Odd(heads.num_kv_heads), config.head_dim = Odd(heads.head_dim),
@@ -249,29 +273,36 @@ mha_kv_cache *Cache(const Heads &heads) {
   config.k_type = Type(4);
   config.value_place = in.OneIn(4) ? Kind({MHA_CACHE_VALUES_OWN, MHA_CACHE_VALUES_IN_KEYS}) : 0;
   config.v_type = config.value_place ? 0 : Type(5);
-  if (config.kind == MHA_CACHE_KIND_PAGED)
+  const bool is_pool = config.kind == MHA_CACHE_KIND_POOL;
+  if (is_pool || config.kind == MHA_CACHE_KIND_PAGED)
     config.block_positions = Odd(16), config.num_blocks = Number(1, 8);
   const mha_kv_cache_config *const placed = Placed(config);
   size_t bytes = 0;
   mha_kv_cache *cache = nullptr;
   const mha_status sized = Call(mha_kv_cache_size, placed, &bytes);
   unsigned char *const buffer = buffers.Take(static_cast<Wide>(bytes), 64);
+  const mha_kv_pool *const pool = is_pool ? Placed(PoolOf(config, sized)) : nullptr;
+  const bool is_too_large = is_pool && buffers.is_too_large();
   const auto make = [&](size_t size) {
+    if (is_pool) return Call(mha_kv_pool_init, placed, pool, buffer, size, &cache);
     return Call(mha_kv_cache_init, placed, buffer, size, &cache);
   };
   if (sized == MHA_OK)
-    Expect(bytes % 64 == 0 && make(bytes - 1) == MHA_ERROR_BUFFER_TOO_SMALL,
+    Expect(bytes % 64 == 0 && (is_pool ? make(bytes - 1) != MHA_OK
+                                       : make(bytes - 1) == MHA_ERROR_BUFFER_TOO_SMALL),
            "a byte less than a cache needs was taken");
   const bool fits = sized != MHA_OK || buffers.Fits(static_cast<Wide>(bytes));
-  if (fits)
-    Expect(make(bytes) == sized, "a cache has a size, but can't be made, or the other way round");
+  const mha_status made = fits ? make(bytes) : sized;
+  Expect(is_pool ? made != MHA_OK || !given.has_wrong_memory : made == sized,
+         "a cache has a size, but can't be made, or the other way round");
   buffers.ForgetSizes();
-  if (!cache) return nullptr;
+  if (!cache || is_too_large) return nullptr;
   buffers.Watch(buffer, bytes);
   mha_kv_cache_config shape = {};
   shape.struct_size = sizeof shape;
   mha_kv_cache_shape(cache, &shape, nullptr);
   given.cache_sequences = shape.num_sequences, given.cache_blocks = shape.num_blocks;
+  given.kind = shape.kind;
   for (int64_t s = in.Byte() % 4; s > 0; s--) {
     const int64_t sequence = Number(0, shape.num_sequences - 1), blocks = in.Integer(0, 5),
                   rows = in.Integer(0, 40);
@@ -471,6 +502,19 @@ int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
   if (given.reads_cache) args->call.cache_read = given.cache;
   if (!given.reads_cache) args->call.cache = given.cache;
   if (given.cache && in.OneIn(3)) s.cache_sequences = Integers<int64_t>(count, 0, 3);
+  if (given.kind == MHA_CACHE_KIND_POOL) {
+    s.cache_lengths = Integers<int64_t>(count, 0, 40);
+    s.block_table_entries = Number(1, 5);
+    s.block_table_stride = in.OneIn(4) ? Odd(s.block_table_entries + 1) : 0;
+    const Wide stride = std::max(s.block_table_stride, s.block_table_entries),
+               entries = count > 0 && stride > 0 ? (count - 1) * stride + s.block_table_entries : 0;
+    s.block_tables = Integers<int32_t>(std::min(entries, kHuge), 0, given.cache_blocks - 1);
+    if (in.OneIn(4)) {
+      s.block_table_entries = static_cast<int64_t>(std::min<Wide>(entries, 1 << 20));
+      s.block_table_stride = 0;
+      s.block_table_starts = Starts(count, s.block_table_entries);
+    }
+  }
   // Columns of what has a number for each pair: of a cache, those of its longest sequence after the
   // call.
   Wide columns = given.cache ? 0 : std::max<Wide>(n_kv, 0);
@@ -481,6 +525,7 @@ int64_t FillOptions(Args *args, const Heads &heads, bool is_self) {
     int64_t length = 0;
     mha_kv_cache_length(given.cache, s.cache_sequences ? s.cache_sequences[b] : b, &length,
                         nullptr);
+    if (s.cache_lengths) length = s.cache_lengths[b];
     const Wide valid = starts    ? Wide{starts[b + 1]} - starts[b]
                        : lengths ? Wide{lengths[b]}
                                  : Wide{n_kv} - (first ? first[b] : 0);

@@ -22,6 +22,7 @@
 #include "support/choices.h"
 #include "support/fixtures.h"
 #include "support/packed_sequences.h"
+#include "support/pool.h"
 #include "support/same_bits.h"
 #include "support/schedulers.h"
 #include "support/sgemm.h"
@@ -530,12 +531,27 @@ class CaseRun {
     form.cache.columns = part.columns;
     form.cache.read = c_.reads();
     form.scheduler = c_.scheduler ? c_.scheduler->get() : nullptr;
-    return Compute(problem, form, [&](CallData *data) {
+    const auto change = [&](CallData *data) {
       const bool has_pairs = problem.score && (!problem.score->mask.values.empty() ||
                                                !problem.score->bias.values.empty());
       if (has_pairs && c_.Is("columns", "new"))
         data->score_arrays.column_keys = MHA_COLUMNS_NEW_KEYS;
+    };
+    if (!c_.Is("cache", "pool")) return Compute(problem, form, change);
+    // The paged cache gets the rows first, and then a pool with the blocks that it had before.
+    Random random(c_.blocks_seed);
+    Pool pool(*cache_, &random);
+    const Outputs paged = Compute(problem, form, change);
+    const int64_t count = c_.is_packed() ? c_.packed.count() : problem.batch;
+    form.cache.cache = pool.get();
+    const Outputs outputs = Compute(problem, form, [&](CallData *data) {
+      change(data);
+      pool.SetSequences(c_.cache_sequences, count, *cache_, 0, &data->sequences);
     });
+    const testing::AssertionResult same = SameBits(outputs, paged);
+    if (!same) throw std::runtime_error(std::string("not as a paged cache: ") + same.message());
+    if (!pool.HoldsTheBytesOf(*cache_)) throw std::runtime_error("stored other bytes than a cache");
+    return outputs;
   }
 
   template <typename Change>

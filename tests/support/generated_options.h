@@ -395,10 +395,11 @@ inline std::vector<Dimension> DimensionsOfSizes() {
       {"past",  // keys that a cache has before
        "none few some over_256*0.5 over_512*0.15 over_1024*0.1",
        [](Case *c, Name value, Random *random) { c->past = DrawCount(random, value); }},
-      {"cache", "none*2 contiguous paged ring",
+      {"cache", "none*2 contiguous paged pool ring",
        [](Case *c, Name value, Random *random) {
-         if (value == "paged")
-           c->cache_form = {MHA_CACHE_KIND_PAGED, random->Pick<int64_t>({16, 32, 64, 256, 512})};
+         if (value == "paged" || value == "pool")
+           c->cache_form = {MHA_CACHE_KIND_PAGED,
+                            random->Pick<int64_t>({16, 32, 48, 64, 176, 256, 272, 512})};
          c->blocks_seed = random->Next();
        }},
       {"cache_read", "no yes"},

@@ -8,15 +8,16 @@ ERROR_OUT_OF_MEMORY=7 ERROR_INSTRUCTION_SET=8 ERROR_PACKED_FORMAT=9 ERROR_PACKED
 ERROR_OUT_OF_RANGE=11 ERROR_CACHE_FULL=12 ERROR_CACHE_SHARED=13 ERROR_CACHE_FORMAT=14 TYPE_F32=1
 TYPE_F16=2 TYPE_BF16=3 TYPE_INT8=4 TYPE_INT4=5 EMPTY=-9223372036854775808
 BROADCAST=-9223372036854775808 LAYOUT_IN_OUT=0 LAYOUT_OUT_IN=1 CACHE_KIND_CONTIGUOUS=0
-CACHE_KIND_RING=257 CACHE_KIND_PAGED=258 CAUSAL=1 WINDOW_LEFT=2 WINDOW_RIGHT=4 EQUAL_SCORES=8
-ARITHMETIC_F32=0 ARITHMETIC_INT8=1281 ARITHMETIC_INT16=1282 ARITHMETIC_BF16=1283 GATE_IN_W_G=0
-GATE_IN_W_Q=2049 FUNCTION_NONE=0 FUNCTION_SIGMOID=1 FUNCTION_SOFTPLUS=2 FUNCTION_SILU=3 ROPE_HALF=0
-ROPE_INTERLEAVED=1 NORM_LAYER=256 NORM_ALL_HEADS=512 NORM_AFTER_ROPE=1024 NORM_VALUES=2048
-NORM_AFTER_GATE=4096 COLUMNS_ALL_KEYS=0 COLUMNS_NEW_KEYS=769 SEGMENTS_WITHIN=0 SEGMENTS_ALSO=1025
-INSTRUCTION_SET_AUTO=0 INSTRUCTION_SET_SCALAR=1 INSTRUCTION_SET_AVX2=2 INSTRUCTION_SET_AVX512=3
-INSTRUCTION_SET_NEON=4 INSTRUCTION_SET_AVX2_VNNI=5 INSTRUCTION_SET_AVX512_VNNI=6
-INSTRUCTION_SET_NEON_DOTPROD=7 INSTRUCTION_SET_NEON_I8MM=8 INSTRUCTION_SET_AVX512_BF16=9
-CACHE_VALUES_OWN=0 CACHE_VALUES_IN_KEYS=513 BACK_END_NATIVE=0 BACK_END_SGEMM=1
+CACHE_KIND_RING=257 CACHE_KIND_PAGED=258 CACHE_KIND_POOL=259 CAUSAL=1 WINDOW_LEFT=2 WINDOW_RIGHT=4
+EQUAL_SCORES=8 ARITHMETIC_F32=0 ARITHMETIC_INT8=1281 ARITHMETIC_INT16=1282 ARITHMETIC_BF16=1283
+GATE_IN_W_G=0 GATE_IN_W_Q=2049 FUNCTION_NONE=0 FUNCTION_SIGMOID=1 FUNCTION_SOFTPLUS=2
+FUNCTION_SILU=3 ROPE_HALF=0 ROPE_INTERLEAVED=1 NORM_LAYER=256 NORM_ALL_HEADS=512
+NORM_AFTER_ROPE=1024 NORM_VALUES=2048 NORM_AFTER_GATE=4096 COLUMNS_ALL_KEYS=0 COLUMNS_NEW_KEYS=769
+SEGMENTS_WITHIN=0 SEGMENTS_ALSO=1025 INSTRUCTION_SET_AUTO=0 INSTRUCTION_SET_SCALAR=1
+INSTRUCTION_SET_AVX2=2 INSTRUCTION_SET_AVX512=3 INSTRUCTION_SET_NEON=4 INSTRUCTION_SET_AVX2_VNNI=5
+INSTRUCTION_SET_AVX512_VNNI=6 INSTRUCTION_SET_NEON_DOTPROD=7 INSTRUCTION_SET_NEON_I8MM=8
+INSTRUCTION_SET_AVX512_BF16=9 CACHE_VALUES_OWN=0 CACHE_VALUES_IN_KEYS=513 BACK_END_NATIVE=0
+BACK_END_SGEMM=1
 """
 
 structs = """\
@@ -34,7 +35,8 @@ mha_layer_weights: size struct_size, u32 layout type gate_place, mha_matrix w_q 
 mha_kv_cache_config: size struct_size, i64 num_sequences capacity num_kv_heads head_dim head_dim_v,
   u32 k_type v_type kind value_place, i64 block_positions num_blocks
 mha_sequences: size struct_size, i64 count, ptr cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths
-  q_first_rows kv_first_rows q_first_positions cache_sequences rope_q_positions rope_k_positions
+  q_first_rows kv_first_rows q_first_positions cache_sequences cache_lengths block_tables, i64
+  block_table_entries block_table_stride, ptr block_table_starts rope_q_positions rope_k_positions
 mha_call: u32 flags reserved, i64 window_left window_right, ptr rope norm score scheduler, i64 batch
   n_q n_kv, ptr sequences score_arrays, out cache, ptr cache_read outputs
 mha_forward_args: size struct_size, mha_call call, mha_input query key value, mha_output output
@@ -67,6 +69,8 @@ mha_causal_conv_args: size struct_size, i64 channels kernel_size, ptr weights bi
   state, out state_out
 mha_allocator: out context, ptr allocate release
 mha_layer_options: size struct_size, u32 instruction_set reserved, ptr sgemm allocator
+mha_kv_pool: size struct_size, out k v k_scales v_scales, i64 k_block_stride v_block_stride
+  k_scales_block_stride v_scales_block_stride
 mha_outputs: size struct_size, out lse partials q k v context scores scaled_scores softcapped_scores
   masked_scores attention_weights
 mha_partials_args: size struct_size, i64 batch num_heads n_q head_dim_v, u32 instruction_set
@@ -84,10 +88,10 @@ mha_linear_workspace=ppp mha_linear=ppps mha_rope_tables=ppp mha_alibi_slopes=ip
 mha_t5_relative_bias=piiuiiip mha_recurrent_attention_workspace=pp mha_recurrent_attention=pps
 mha_recurrent_attention_info=pp mha_causal_conv_workspace=pp mha_causal_conv=pps
 mha_layer_pack_size=pppp mha_layer_pack=pppps mha_layer_view=psppsp mha_layer_verify=ps
-mha_linear_pack_size=ppp mha_linear_pack=ppps mha_layer_shape=pp mha_kv_cache_view=psp
-mha_kv_cache_shape=pp mha_kv_cache_length=pip mha_kv_cache_truncate=pii mha_kv_cache_set_blocks=pipi
-mha_kv_cache_unshare=pinp mha_kv_cache_copy_prefix=piii mha_kv_cache_append=piipp
-mha_kv_cache_read=piiipp mha_partials_merge=iipppu mha_partials_finish=p
+mha_linear_pack_size=ppp mha_linear_pack=ppps mha_layer_shape=pp mha_kv_pool_init=pppsp
+mha_kv_cache_view=psp mha_kv_cache_shape=pp mha_kv_cache_length=pip mha_kv_cache_truncate=pii
+mha_kv_cache_set_blocks=pipi mha_kv_cache_unshare=pinp mha_kv_cache_copy_prefix=piii
+mha_kv_cache_append=piipp mha_kv_cache_read=piiipp mha_partials_merge=iipppu mha_partials_finish=p
 mha_choose_keys_workspace=pp mha_choose_keys=pps mha_forward_info=ppp mha_attention_info=pp
 mha_linear_info=ppp
 """
