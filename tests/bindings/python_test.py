@@ -69,6 +69,28 @@ def kv_cache(num_sequences, capacity, **more):
     return mha.KvCache(num_sequences=num_sequences, capacity=capacity, **shape)
 
 
+pool_shape = {"num_sequences": 3, "capacity": 32, "num_kv_heads": heads, "head_dim": head_dim}
+pool_shape["block_positions"] = 16
+
+
+def kv_pool(k_type, v_type, is_writeable=True):
+    """A pool of 6 blocks whose parts lie side by side in pages, and the pages."""
+    dtypes, of_codes = mha._arrays._dtypes, {"int8": heads * 16 * 4, "int4": heads * 16 * 4}
+    sizes = {
+        "k": heads * 16 * head_dim * np.dtype(dtypes[k_type]).itemsize,
+        "v": heads * 16 * (8 if v_type == "int4" else 16 * np.dtype(dtypes[v_type]).itemsize),
+        "k_scales": of_codes.get(k_type, 0),
+        "v_scales": of_codes.get(v_type, 0),
+    }
+    page, at, parts = sum(sizes.values()) + 64, 0, {}
+    pages = mha.aligned(6 * page).reshape(6, page)
+    pages[:], pages.flags.writeable = 0xCA, is_writeable
+    for (name, size), dtype in zip(sizes.items(), (dtypes[k_type], dtypes[v_type], "f4", "f4")):
+        parts[name] = pages[:, at : at + size].view(dtype) if size else None
+        at += size
+    return mha.KvPool(**parts, **pool_shape), pages
+
+
 def plain_layer(x, w_q, w_k, w_v, w_o, num_heads, is_causal=False):
     """The layer in double precision, for one sequence; as many kv heads as query heads."""
     q, k, v = (
@@ -135,6 +157,7 @@ class Mha(unittest.TestCase):
         q, w = floats(1, 2, 1, 4), floats(5, width)
         made = {
             "KvCache": (cache, r"KvCache\.view"),
+            "KvPool": (kv_pool("f32", "f32")[0], "of the same arrays"),
             "Layer": (self.layer, r"mha\.pack\(.*Layer\.view"),
             "Linear": (mha.Linear(w), r"mha\.pack\(.*Linear\.view"),
             "Prepared": (mha.attention(q, q, q, prepare=True), "prepare=True"),
@@ -871,6 +894,123 @@ class Mha(unittest.TestCase):
                 rtol=0,
                 atol=1e-6,
             )
+
+    def test_pools_have_the_bits_of_paged_caches(self):
+        x, steps, rope = floats(34, width), floats(3, 1, width), mha.Rope.tables(head_dim, 32)
+        forward = functools.partial(self.layer.forward, is_causal=True, rope=rope)
+        tables = np.full((3, 5), 77, np.int32)[:, 1:4]
+        tables[:, :2] = [4, -1], [0, 5], [2, -1]
+        for k_type, v_type in ("f32", "f32"), ("bf16", "f16"), ("int8", "int8"), ("f16", "int4"):
+            pool, pages = kv_pool(k_type, v_type)
+            blocks = {"kind": "paged", "block_positions": 16, "num_blocks": 6}
+            cache = kv_cache(3, 32, k_type=k_type, v_type=v_type, **blocks)
+            for sequence, numbers in enumerate(([4], [0, 5], [2])):
+                cache.set_blocks(sequence, numbers)
+            given = {"cache_lengths": [0, 0, 0], "block_tables": tables}
+            prompts = functools.partial(forward, x, cu_seqlens_q=[0, 9, 30, 34])
+            same(prompts(cache=pool, **given), prompts(cache=cache))
+            # Other sequences in another order, and padding, which has no table.
+            given = {"cache_lengths": np.array([4, 21, 0], np.int32), "block_tables": [2, 0, 5]}
+            given["block_table_starts"] = [0, 1, 3, 3]
+            y, paged = forward(steps, q_lengths=[1, 1, 0], cache=pool, **given), {"cache": cache}
+            paged["cache_sequences"] = [2, 1]
+            same(y[:2], forward(steps[:2], **paged))
+            given = {"cache_lengths": [5, 22], "block_tables": tables[[2, 1]]}
+            read = functools.partial(
+                forward, steps[:2], cache_read=True, want=["attention_weights"]
+            )
+            has, expected = read(cache=pool, **given), read(**paged)
+            same(has[0], expected[0]), same(*(y[1]["attention_weights"] for y in (has, expected)))
+            # A prepared call reads lengths and tables anew, and writes nothing but its blocks.
+            q, lengths = floats(1, 1, heads, head_dim), np.zeros(1, np.int64)
+            attend = functools.partial(mha.attention, q, q, q)
+            given = {"cache_lengths": lengths, "block_tables": np.array([[3]], np.int32)}
+            call = attend(cache=pool, prepare=True, **given)
+            lengths[0], given["block_tables"][0], paged["cache_sequences"] = 5, 2, [2]
+            same(call(q, q, q), attend(**paged))
+            self.assertEqual(set(pages[[1, 3]].ravel()) | set(pages[:, -64:].ravel()), {0xCA})
+
+    def test_latent_pools(self):
+        latents = mha.aligned(3 * 16 * 16 * 4).view(np.float32).reshape(3, -1)
+        shape = {"num_kv_heads": 1, "head_dim": 8, "head_dim_v": 5, "value_place": "in_keys"}
+        pool = mha.KvPool(latents, num_sequences=1, capacity=48, block_positions=16, **shape)
+        cache, k = mha.KvCache(num_sequences=1, capacity=48, **shape), floats(20, 1, 8)
+        table = {"cache_lengths": [0], "block_tables": [[2, 0]]}
+        q = floats(20, 4, 8)
+        same(mha.attention(q, k, cache=pool, **table), mha.attention(q, k, cache=cache))
+        table["cache_lengths"] = [20]
+        weights, scores = floats(20, 4), [np.empty((20, 20), np.float32) for _ in "ab"]
+        choose = functools.partial(mha.choose_keys, q, weights, 3, cache_read=True)
+        same(
+            choose(cache=pool, index_scores=scores[0], **table),
+            choose(cache=cache, index_scores=scores[1]),
+        )
+        same(*scores)
+
+    def test_what_pools_refuse(self):
+        pool, pages = kv_pool("int8", "int4")
+        k, v = pool.k, pool.v
+        scales = {"k_scales": pool.k_scales, "v_scales": pool.v_scales}
+        other, strided = np.zeros((6, 64), np.uint8), np.broadcast_to(k[0], k.shape)
+        for kind, said, arrays, more in (
+            (TypeError, "k is None; it must be a NumPy array", (None, v), {}),
+            (TypeError, "k is int8 .*; its type must be uint16", (k, v), {"k_type": "bf16"}),
+            (TypeError, "v_scales is int8", (k, v), {"v_scales": k}),
+            (TypeError, "k is int16", (k.view(np.int16), v), {}),
+            (ValueError, r"v is uint8 \[6, 64\] .* 6 blocks of 384 bytes", (k, other), {}),
+            (ValueError, r"v is uint8 \[5, 384\]", (k, v[:5]), {}),
+            (ValueError, "k is int8 .* 6 blocks of 768 bytes", (k, v), {"head_dim": 16}),
+            (ValueError, r"k is int8 .* strides of \(0, 1\)", (strided, v), {}),
+            (ValueError, r"k is int8 .* strides of \(-", (k[::-1], v), {}),
+            (ValueError, "k is int8 .*without strides inside", (k[:, ::-1], v), {}),
+            (mha.Error, "num_blocks is 0", (k[:0], v), {}),
+            (mha.Error, "k_type is 5", (v, v), {}),
+            (mha.Error, "v is NULL", (k,), {}),
+            (mha.Error, "v_scales is NULL", (k, v), {"v_scales": None}),
+            (
+                mha.Error,
+                "v_type is 5, but value_place",
+                (k, v),
+                {"value_place": "in_keys", "head_dim": 16},
+            ),
+            (mha.Error, "blocks of k and v overlap", (k, k.view(np.uint8)), {}),
+            (mha.Error, "block_positions is 8;", (k, v), {"block_positions": 8}),
+        ):
+            with self.subTest(said), self.assertRaisesRegex(kind, said):
+                mha.KvPool(*arrays, **{**pool_shape, **scales, **more})
+        x, tables = floats(2, 1, width), {"cache_lengths": [0, 0], "block_tables": [[0], [1]]}
+        starts, cache = {"block_table_starts": [0, 1, 3]}, kv_cache(2, 16)
+        before, out = pages.copy(), v.view(np.float32)[:2, None, :width]
+        for kind, said, more in (
+            (ValueError, "block_tables is None, but the cache is a KvPool", {"block_tables": None}),
+            (ValueError, "cache_lengths is None", {"cache_lengths": None}),
+            (ValueError, "cache_sequences is given, but", {"cache_sequences": [0, 1]}),
+            (ValueError, "cache_lengths is given, but the cache is not a KvPool", {"cache": cache}),
+            (ValueError, "block_tables is given, but", {"cache": None, "cache_lengths": None}),
+            (TypeError, "it must be an mha.KvCache or an mha.KvPool", {"cache": 3}),
+            (ValueError, r"cache_lengths is .* \[2\]", {"cache_lengths": [0]}),
+            (ValueError, r"block_tables is .* \[2, any\]", {"block_tables": [[0]]}),
+            (ValueError, r"block_tables is .* \[2, any\]", {"block_tables": [0, 1]}),
+            (ValueError, "block_tables reaches", {"block_tables": [[0], [1 << 32]]}),
+            (ValueError, r"block_tables is .* \[any\]", {**starts}),
+            (
+                mha.Error,
+                r"starts\[1\] and the next are 1 and 3;",
+                {**starts, "block_tables": [0, 1]},
+            ),
+            (mha.Error, "are 0 and 3;", {"block_table_starts": [0, 3, 1], "block_tables": [0]}),
+            (mha.Error, r"cache_lengths\[1\] is 33", {"cache_lengths": [0, 33]}),
+            (mha.Error, "is 6, but the call needs", {"block_tables": [[0], [6]]}),
+            (mha.Error, "block 1 would be written to", {"block_tables": [[1], [1]]}),
+            (ValueError, "cache.v, which the call writes to, overlaps out", {"out": out}),
+        ):
+            with self.subTest(said), self.assertRaisesRegex(kind, said):
+                self.layer.forward(x, **{"cache": pool, **tables, **more})
+        same(pages, before)
+        pool, _ = kv_pool("f32", "f32", False)
+        with self.assertRaisesRegex(ValueError, "cache.k cannot be written to"):
+            self.layer.forward(x, cache=pool, **tables)
+        self.layer.forward(x, cache=pool, cache_read=True, **tables)
 
     def test_a_layer_of_w_q_alone_asks_the_cache_of_another(self):
         x = floats(1, 9, width)
@@ -1803,6 +1943,12 @@ class Mha(unittest.TestCase):
                     ):
                         setattr(others, field, (64,))
 
+    of_pools = {
+        "cache_lengths": {"block_tables": [[0], [1]]},
+        "block_tables": {"cache_lengths": [0, 0]},
+        "block_table_starts": {"cache_lengths": [0, 0], "block_tables": [1, 3]},
+    }
+
     def array_options(self, n_q, n_k, batch=2, sequences=2):
         """(class or "call", option) -> a function that makes what it is set to, for each option
         that takes arrays."""
@@ -1839,6 +1985,9 @@ class Mha(unittest.TestCase):
             kv_first_rows=lambda: integers(2),
             q_first_rows=lambda: integers(2),
             cache_sequences=lambda: np.array([1, 0]),
+            cache_lengths=lambda: np.array([2, 0]),
+            block_tables=lambda: np.array([[4], [1]], np.int32),
+            block_table_starts=lambda: np.array([0, 1, 2]),
             cu_seqlens_q=one.copy,
             cu_seqlens_kv=lambda: np.array([0, n_k // 2, n_k]),
             out=lambda: None,
@@ -1911,6 +2060,8 @@ class Mha(unittest.TestCase):
                     cache = kv_cache(2, 40)
                     if name == "cache_sequences":
                         needed = {"cache": cache}
+                    elif name in self.of_pools:
+                        needed = {"cache": kv_pool("f32", "f32")[0], **self.of_pools[name]}
                     value = make()
                     expected = function(
                         *arrays,
@@ -2174,6 +2325,7 @@ class Mha(unittest.TestCase):
         q, x, f = floats(2, 5, heads, head_dim), floats(2, 5, width), floats
         shape = {"num_sequences": 2, "capacity": 16, "num_kv_heads": 1, "head_dim": 4}
         cache = mha.KvCache(**shape, kind="paged", block_positions=16, num_blocks=2)
+        pool, _ = kv_pool("f32", "f32")
         linear, states = mha.Linear(f(9, width)), mha.attention(q, q, q, partials=True)
         layer, packed = {"query_dim": width, "num_heads": heads}, mha.pack(width, heads, **self.w)
         qkv, rows = {"q": q, "k": q, "v": q}, {"n_q": 5, "n_kv": 5}
@@ -2199,6 +2351,7 @@ class Mha(unittest.TestCase):
             (mha.Layer.view, {"packed": packed}),
             (mha.KvCache, shape),
             (mha.KvCache.view, {"buffer": cache.buffer}),
+            (mha.KvPool, {"k": pool.k, "v": pool.v, **pool_shape}),
             (cache.length, {}),
             (cache.truncate, {"sequence": 0, "length": 0}),
             (cache.set_blocks, {"sequence": 0, "blocks": [1]}),
@@ -2264,6 +2417,8 @@ class Mha(unittest.TestCase):
         needed = {function: given for function, given, _ in self.everything_public()}
         cache = mha.KvCache(num_sequences=2, capacity=9, num_kv_heads=heads, head_dim=head_dim)
         beside = {"cache_sequences": {"cache": cache}, "cu_seqlens_kv": {"cu_seqlens_q": [0, 5]}}
+        pool = {"cache": kv_pool("f32", "f32")[0]}
+        beside.update({name: {**pool, **more} for name, more in self.of_pools.items()})
         for (function, name), array in arrays.items():
             shifted = np.frombuffer(b"0" + array.tobytes(), array.dtype, array.size, 1)
             wrongs = {"is a masked array": np.ma.masked_array(array, array == array)}
@@ -2276,7 +2431,7 @@ class Mha(unittest.TestCase):
                             function(**{**needed[function], name: wrong})
                         else:
                             given = self.with_option(function, name, wrong)
-                            self.layer.forward(x, x, **given, **beside.get(name, {}))
+                            self.layer.forward(x, x, **{**beside.get(name, {}), **given})
 
     # ---- Memory that overlaps
 
@@ -2403,6 +2558,7 @@ class Mha(unittest.TestCase):
         call = mha.attention(*[floats(1, 2, 1, 4)] * 3, prepare=True)
         score, scheduler = mha.ScoreOptions(relative_bias=floats(heads, 5)), mha.Scheduler(2, map)
         made = [cache, self.layer, linear, norm, norm.context, rope, call, scheduler]
+        made.append(kv_pool("f32", "f32")[0])
         self.assertEqual(
             {type(one) for one in made} | {mha.Error, mha.ScoreOptions},
             {getattr(mha, name) for name in mha.__all__ if isinstance(getattr(mha, name), type)},

@@ -31,7 +31,7 @@ runtimes. Each is imported by its own name.
 
 from ._arrays import aligned
 from ._attention import attention, attention_info
-from ._cache import KvCache
+from ._cache import KvCache, KvPool
 from ._callbacks import Scheduler
 from ._calls import Prepared
 from ._choose import choose_keys
@@ -61,6 +61,7 @@ __all__ = [
     "ContextNorm",
     "Error",
     "KvCache",
+    "KvPool",
     "Layer",
     "Linear",
     "Norm",

@@ -18,7 +18,7 @@ from ._arrays import (
     _row_types,
     _some,
 )
-from ._cache import KvCache
+from ._cache import _caches
 from ._calls import (
     Prepared,
     _check_prepared,
@@ -170,7 +170,7 @@ def attention(
         )
     _check(q, "q", stored, _q_shape)
     if cache is not None:
-        _must_be(KvCache, cache, "cache")
+        _must_be(_caches, cache, "cache")
     batch, n_q, heads, head_dim = q.shape
     if cache_read and cache is not None and k is None and v is None:
         n_kv, kv_heads, head_dim_v = 0, cache.shape["num_kv_heads"], cache.shape["head_dim_v"]

@@ -9,10 +9,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import _arrays, _structs
-from ._arrays import _buffer, _integers, _named, _needed, _writeable, aligned
+from ._arrays import (
+    _buffer,
+    _check,
+    _describe,
+    _dtypes,
+    _integers,
+    _named,
+    _needed,
+    _writeable,
+    aligned,
+)
 from ._docs import documented
 from ._library import _call
-from ._structs import _CacheConfig, _new, _NotCopied, cache_kinds, cache_values, types
+from ._structs import (
+    _CacheConfig,
+    _new,
+    _NotCopied,
+    _Pool,
+    _set_field,
+    cache_kinds,
+    cache_values,
+    types,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -144,12 +163,8 @@ class KvCache(_NotCopied):
         return self
 
     def _adopt(self, handle):
-        self._handle = handle.value
-        config = _new(_CacheConfig)
-        _call("mha_kv_cache_shape", self, config)
-        self.shape = _arrays._named_fields(
-            config, k_type=types, v_type=types, kind=cache_kinds, value_place=cache_values
-        )
+        self._handle, self._parts = handle.value, {"cache": self.buffer}
+        self.shape = _shape(self)
 
     def _changed(self):
         """The cache, for what changes it."""
@@ -289,6 +304,150 @@ class KvCache(_NotCopied):
         )
         _call("mha_kv_cache_read", self, sequence, first, count, k, v)
         return k, v
+
+
+def _shape(cache):
+    config = _new(_CacheConfig)
+    _call("mha_kv_cache_shape", cache, config)
+    return _arrays._named_fields(
+        config, k_type=types, v_type=types, kind=cache_kinds, value_place=cache_values
+    )
+
+
+_stored_types = {np.dtype(dtype): name for name, dtype in _dtypes.items()}
+
+
+def _stored(array, name, type):
+    """The type of the numbers of an array of blocks."""
+    if type is None:
+        _check(array, name, _stored_types)
+        return _stored_types[array.dtype]
+    _check(array, name, [np.dtype(_named(_dtypes, type, f"{name}_type"))])
+    return type
+
+
+@documented()
+class KvPool(_NotCopied):
+    """Blocks of keys and values in the caller's arrays, whose sequences the caller keeps.
+
+    A serving engine passes it as `cache`, with `cache_lengths` and `block_tables`: the call
+    computes what it would over a paged `KvCache`, with the same bits. Calls that write different
+    blocks may run concurrently.
+
+    Axis 0 of an array is the block, from which to the next there may be other memory; keys and
+    values may be views of one array. The rest of an array has the bytes of a block, without strides
+    and in any shape: keys (num_kv_heads, block_positions / 16, head_dim, 16), with values in keys
+    (num_kv_heads, block_positions, ceil16(head_dim)), values (num_kv_heads, block_positions,
+    ceil16(head_dim_v)), of int4 half as many, and scales (num_kv_heads, block_positions), where
+    ceil16 rounds up to a multiple of 16. Arrays are aligned to 64 bytes, as by `aligned`, and need
+    not be initialised.
+
+    Parameters
+    ----------
+    k : ndarray of `k_type`, shape (num_blocks, ...)
+        Keys. The pool keeps all arrays alive; if one cannot be written to, it can only be read.
+    v : ndarray of `v_type`, shape (num_blocks, ...)
+        Values; None with ``value_place="in_keys"``.
+    k_scales : ndarray of float32, shape (num_blocks, ...)
+        Scales of int8 keys; None for others.
+    v_scales : ndarray of float32, shape (num_blocks, ...)
+        Scales of int8 and int4 values; None for others.
+    num_sequences : int
+        The most sequences of a call.
+    num_kv_heads : int
+        Number of key and value heads, those of the layer.
+    head_dim : int
+        Width of a key of one head.
+    k_type : {types}
+        Type of the keys, which is not int4. None is that of `k`: bf16 of uint16, int4 of uint8.
+    v_type : {types}
+        Type of the values; None is that of `v`.
+
+    Attributes
+    ----------
+    shape : mapping from str to int or str
+        The numbers and names of the pool, with all defaults resolved.
+
+    Examples
+    --------
+    >>> kv = mha.aligned(8 * 2 * 1024).view(np.float32).reshape(8, 2, 256)  # 8 blocks, k beside v
+    >>> shape = {"num_kv_heads": 1, "head_dim": 16, "block_positions": 16}
+    >>> pool = mha.KvPool(kv[:, 0], kv[:, 1], num_sequences=2, capacity=64, **shape)
+    >>> q = k = v = np.random.rand(2, 3, 1, 16).astype(np.float32)
+    >>> tables = {"cache_lengths": [0, 0], "block_tables": [[5], [2]]}
+    >>> y = mha.attention(q, k, v, is_causal=True, cache=pool, **tables)
+    >>> np.array_equal(y, mha.attention(q, k, v, is_causal=True))
+    True
+    """
+
+    _fixed = ("shape", "k", "v", "k_scales", "v_scales")
+    _instead = "make another one of the same arrays"
+
+    def __init__(
+        self,
+        k: np.ndarray,
+        v: np.ndarray | None = None,
+        *,
+        k_scales: np.ndarray | None = None,
+        v_scales: np.ndarray | None = None,
+        num_sequences: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        head_dim_v: int = 0,
+        block_positions: int,
+        k_type: str | None = None,
+        v_type: str | None = None,
+        value_place: str = "own",
+    ) -> None:
+        self.k, self.v, self.k_scales, self.v_scales = k, v, k_scales, v_scales
+        more = {"v": v, "k_scales": k_scales, "v_scales": v_scales}
+        given = {"k": k, **{name: array for name, array in more.items() if array is not None}}
+        kinds = {"k": k_type, "v": v_type, "k_scales": "f32", "v_scales": "f32"}
+        kinds.update({name: _stored(array, name, kinds[name]) for name, array in given.items()})
+        config = _config(
+            num_sequences=num_sequences,
+            capacity=capacity,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            k_type=kinds["k"],
+            v_type=kinds["v"],
+            kind="pool",
+            value_place=value_place,
+            block_positions=block_positions,
+            num_blocks=len(k) if k.ndim else 0,
+        )
+        bytes, pool, handle = ctypes.c_size_t(), _new(_Pool), ctypes.c_void_p()
+        _call("mha_kv_cache_size", config, bytes)  # says what is wrong with the numbers
+        k_width = head_dim if value_place == "own" else -(-head_dim // 16) * 16
+        v_width = -(-(head_dim_v or head_dim) // 16) * (8 if kinds["v"] == "int4" else 16)
+        widths = {"k": k_width, "v": v_width, "k_scales": 1, "v_scales": 1}
+        for name, array in given.items():
+            of_block = num_kv_heads * block_positions * widths[name] * array.itemsize
+            stride = array.strides[0] if array.ndim and len(array) > 1 else of_block
+            is_whole = array.shape[:1] == k.shape[:1] and stride >= of_block == array[0].nbytes
+            if not (is_whole and array[0].flags.c_contiguous):
+                raise ValueError(
+                    f"{name} is {_describe(array)} with strides of {array.strides} bytes; it must"
+                    f" have {len(k)} blocks of {of_block} bytes without strides inside"
+                )
+            _set_field(pool, name, array.ctypes.data)
+            _set_field(pool, name + "_block_stride", stride)
+        self._header = aligned(bytes.value)
+        _call("mha_kv_pool_init", config, pool, *_buffer(self._header, "buffer"), handle)
+        self._handle = handle.value
+        self.shape = _shape(self)
+        self._parts = {"cache." + name: array for name, array in given.items()}
+
+    def _changed(self):
+        """The pool, for what changes it."""
+        for name, array in self._parts.items():
+            _writeable(array, name)
+        return self
+
+
+_caches = KvCache, KvPool
 
 
 def _numbers(**integers):

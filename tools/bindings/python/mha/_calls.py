@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from typing import Any
 
@@ -23,7 +24,7 @@ from ._arrays import (
     _workspace,
     _writeable,
 )
-from ._cache import KvCache
+from ._cache import KvPool, _caches
 from ._callbacks import Scheduler
 from ._docs import documented
 from ._library import _call
@@ -86,7 +87,7 @@ def _memory(args, given, out, workspace, wanted=None, cache=None, layer=None, sa
             return given, {}, {}, same
     if workspace is not None:
         _check(workspace, "workspace")
-    written = {"workspace": workspace, "cache": cache and cache.buffer, **more}
+    written = {"workspace": workspace, **(cache._parts if cache is not None else {}), **more}
     written = {name: array for name, array in written.items() if array is not None}
     for name, array in wanted.items() if wanted else ():
         written[f"want[{name!r}]"] = array
@@ -110,9 +111,10 @@ class Prepared(_NotCopied):
 
     ``attention(..., prepare=True)`` and ``Layer.forward(..., prepare=True)`` return it. Everything
     but the arrays of rows stays as it was prepared: contiguous int64 arrays of first rows, lengths
-    and positions, masks, biases and gates are read anew by each call, and may be changed between
-    two calls; not so lengths with ``padding="left"``, nor segments and scales that several
-    sequences share. One thread at a time may use it: a concurrent call raises RuntimeError.
+    and positions, int32 block tables, masks, biases and gates are read anew by each call, and may
+    be changed between two calls; not so lengths with ``padding="left"``, nor segments and scales
+    that several sequences share. One thread at a time may use it: a concurrent call raises
+    RuntimeError.
 
     Examples
     --------
@@ -248,8 +250,9 @@ def _check_prepared(cache, score, want):
 
 _no_arrays = dict.fromkeys(
     """cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths q_first_rows kv_first_rows q_first_positions
-    cache_sequences""".split()
+    cache_sequences cache_lengths block_table_starts""".split()
 )
+_of_starts = "cu_seqlens_q", "cu_seqlens_kv", "block_table_starts"
 # The keywords that calls share, with their defaults: of choose_keys, and of all others.
 _choice_keywords = {
     "is_causal": False,
@@ -267,6 +270,9 @@ _choice_keywords = {
     "rope": None,
     "cache": None,
     "cache_sequences": None,
+    "cache_lengths": None,
+    "block_tables": None,
+    "block_table_starts": None,
     "cache_read": False,
     "scheduler": None,
 }
@@ -297,7 +303,7 @@ def _arrays_of_sequences(call):
         )
     for name, array in arrays.items():
         if array is not None and array.ndim != 1:
-            extent = "[sequences + 1]" if name[:2] == "cu" else "[sequences]"
+            extent = "[sequences + 1]" if name in _of_starts else "[sequences]"
             raise ValueError(f"{name} is {_describe(array)}; it must be one-dimensional, {extent}")
     return arrays
 
@@ -306,29 +312,35 @@ def _set_call(args, call, extents, is_self=False):
     """Sets the fields of the keywords that calls share; `call` has them by name. extents are batch,
     n_q, n_kv, num_heads, num_kv_heads, head_dim and head_dim_v. Arrays of rows are of the batch,
     which is 1 with cu_seqlens_q, for any number of sequences. Returns the arrays of mha_sequences
-    by name, and how many rows of keys each sequence has."""
+    by name, and a function that says how many rows of keys each sequence has."""
     batch, n_q, n_kv, num_heads, num_kv_heads, head_dim, head_dim_v = extents
     arrays, cache, rope = _arrays_of_sequences(call), call["cache"], call["rope"]
     cache_read, sequences = _is_true(call["cache_read"], "cache_read"), batch
-    lengths = None if cache_read else _appended(n_kv, arrays, is_self)
+    lengths = None if cache_read else functools.partial(_appended, n_kv, arrays, is_self)
     if cache is not None:
-        _must_be(KvCache, cache, "cache")
+        _must_be(_caches, cache, "cache")
     elif cache_read:
         raise ValueError("cache_read is True, but there is no cache; give the cache too")
     elif arrays["cache_sequences"] is not None:
         raise ValueError("cache_sequences is given, but there is no cache; give the cache too")
+    tables, has_pool = call["block_tables"], isinstance(cache, KvPool)
+    if has_pool or tables is not None or arrays is not _no_arrays:
+        _check_of_pool({**arrays, "block_tables": tables}, has_pool)
     if _named(_paddings, call["padding"], "padding") and arrays is not _no_arrays:
         arrays = {**arrays, **_left(arrays, batch, n_q, n_kv)}
     if rope is not None:
         _must_be(Rope, rope, "rope")
         args.rope = rope._struct()
-    if arrays is not _no_arrays or rope is not None and rope._has_positions():
+    if has_pool or arrays is not _no_arrays or rope is not None and rope._has_positions():
         args.sequences = struct = _new(_Sequences)
         if arrays["cu_seqlens_q"] is not None:
             sequences = _set_packed(args, struct, batch, n_q, arrays)
         for name, values in arrays.items():
-            if values is not None and name not in ("cu_seqlens_q", "cu_seqlens_kv"):
-                setattr(struct, name, _integers(values, name, (sequences,)))
+            if values is not None and name not in _of_starts:
+                _check(values, name, None, (sequences,))
+                setattr(struct, name, values)
+        if has_pool:
+            _set_tables(struct, tables, arrays["block_table_starts"], sequences)
         if rope is not None:
             rope._set_positions(struct, batch, n_q, n_kv)
     flags = _causal if _is_true(call["is_causal"], "is_causal") else 0
@@ -358,6 +370,40 @@ def _set_call(args, call, extents, is_self=False):
     return arrays, lengths
 
 
+def _check_of_pool(given, has_pool):
+    """Raises where arrays do not fit the kind of the cache."""
+    for name in "cache_lengths", "block_tables":
+        if has_pool and given[name] is None:
+            raise ValueError(f"{name} is None, but the cache is a KvPool; give those of the call")
+    for name in ("cache_sequences",) if has_pool else ("cache_lengths", *_of_tables):
+        if given[name] is not None:
+            kind = "a KvPool" if has_pool else "not a KvPool"
+            raise ValueError(f"{name} is given, but the cache is {kind}; leave it out")
+
+
+_of_tables = "block_tables", "block_table_starts"
+
+
+def _set_tables(struct, tables, starts, sequences):
+    """Sets the block tables of a pool, beyond whose array the library must not read."""
+    shape = (sequences, None) if starts is None else (None,)
+    if not (
+        type(tables) is np.ndarray
+        and tables.dtype == np.int32
+        and tables.ndim == 2
+        and tables.strides[1] == 4
+        and tables.strides[0] >= 4 * tables.shape[1]
+    ):
+        tables = _integers(tables, "block_tables", shape, np.int32)
+    _check(tables, "block_tables", None, shape)
+    struct.block_tables, struct.block_table_entries = tables, tables.shape[-1]
+    if starts is not None:
+        _check(starts, "block_table_starts", None, (sequences + 1,))
+        struct.block_table_starts = starts
+    elif not tables.flags.c_contiguous:
+        struct.block_table_stride = tables.strides[0] // 4
+
+
 def _window(size, name):
     size = _number(size, name)
     if size < 0:
@@ -379,9 +425,10 @@ def _set_packed(args, struct, batch, n_q, arrays):
             f" sequences, and then that of all rows, {n_q}"
         )
     for name in "cu_seqlens_q", "cu_seqlens_kv":
-        numbers = _integers(arrays[name], name, (count + 1,))
-        if count:
-            setattr(struct, name, numbers)
+        if arrays[name] is not None:
+            _check(arrays[name], name, None, (count + 1,))
+            if count:
+                setattr(struct, name, arrays[name])
     struct.count, args.batch = count, 1 if count else _empty
     return count
 
@@ -424,13 +471,15 @@ def _longest(batch, n_kv, cache, arrays, lengths):
         return n_kv
     cu_seqlens, numbers = arrays["cu_seqlens_q"], arrays["cache_sequences"]
     sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    lengths = lengths and lengths()
     rows = [n_kv] * sequences if lengths is None else lengths
-    numbers = range(sequences) if numbers is None else numbers
+    if isinstance(cache, KvPool):
+        before = arrays["cache_lengths"].clip(0, cache.shape["capacity"])
+    else:
+        numbers = range(sequences) if numbers is None else numbers
+        before = [cache.length(int(sequence)) for sequence in numbers]
     return max(
-        [
-            cache.length(int(sequence)) + max(min(int(count), n_kv), 0)
-            for sequence, count in zip(numbers, rows)
-        ],
+        [int(length) + max(min(int(count), n_kv), 0) for length, count in zip(before, rows)],
         default=0,
     )
 

@@ -44,11 +44,20 @@ class Shared:
         Rotation of queries and keys, before they are scored or stored.
     score : ScoreOptions
         Softcap, ALiBi, sinks, masks, biases and others.
-    cache : KvCache
+    cache : KvCache or KvPool
         The call appends the rows of keys and values to its sequences, then attends to all that
-        these hold. No other call may use the cache meanwhile.
+        these hold. No other call may use the cache, or these blocks of the pool, meanwhile.
     cache_sequences : array_like of int, shape (sequences,)
         The sequences of the cache, no two equal. None is 0, 1, and so on.
+    cache_lengths : array_like of int, shape (sequences,)
+        With a `KvPool`: positions that each sequence has before the call.
+    block_tables : array_like of int, shape (sequences, entries) or (all entries,)
+        With a `KvPool`: numbers of the blocks of each sequence; position p is in block p //
+        block_positions of them. Entries that no position needs may be anything. int32 with rows
+        any distance apart is not copied.
+    block_table_starts : array_like of int, shape (sequences + 1,)
+        For block tables of different lengths one after the other: the first entry of each, and the
+        end of the last. None is two-dimensional tables.
     cache_read : bool
         Whether to attend to the cache without appending to it; keys and values are not given then.
     scheduler : Scheduler
@@ -148,7 +157,7 @@ class Shared:
         With "in_keys", the value of a position is the first head_dim_v elements of its key (latent
         attention); calls that append then have no v.
     block_positions : int
-        Of a paged cache: positions per block, 16, 32, 64, 128 or a multiple of 256.
+        Positions per block, a multiple of 16; only of caches in blocks.
     num_blocks : int
         Of a paged cache: blocks of the pool, numbered from 0.
     sequence : int

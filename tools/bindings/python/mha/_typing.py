@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from ._cache import KvCache
+from ._cache import KvCache, KvPool
 from ._callbacks import Scheduler
 from ._options import Norm, Rope, ScoreOptions
 
@@ -35,8 +35,11 @@ class Choice(TypedDict, total=False):
     padding: str
     norm: Norm | None
     rope: Rope | None
-    cache: KvCache | None
+    cache: KvCache | KvPool | None
     cache_sequences: Integers | None
+    cache_lengths: Integers | None
+    block_tables: Integers | Sequence[Sequence[int]] | None
+    block_table_starts: Integers | None
     cache_read: bool
     scheduler: Scheduler | None
 
