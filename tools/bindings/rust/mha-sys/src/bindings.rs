@@ -32,6 +32,7 @@ pub const MHA_LAYOUT_OUT_IN: u32 = 1;
 pub const MHA_CACHE_KIND_CONTIGUOUS: u32 = 0;
 pub const MHA_CACHE_KIND_RING: u32 = 257;
 pub const MHA_CACHE_KIND_PAGED: u32 = 258;
+pub const MHA_CACHE_KIND_POOL: u32 = 259;
 pub const MHA_CAUSAL: u32 = 1;
 pub const MHA_WINDOW_LEFT: u32 = 2;
 pub const MHA_WINDOW_RIGHT: u32 = 4;
@@ -287,9 +288,9 @@ pub struct mha_kv_cache_config {
     pub kind: u32,
     /// MHA_CACHE_VALUES_* (mha_extra.h); 0 = stored beside the keys
     pub value_place: u32,
-    /// of a block: 16, 32, 64, 128 or a multiple of 256; 0 = not paged
+    /// positions of a block, a multiple of 16; 0 = no blocks
     pub block_positions: i64,
-    /// blocks of the pool, numbered from 0; 0 = not paged
+    /// its blocks, numbered from 0; 0 = no blocks
     pub num_blocks: i64,
 }
 /// Says which rows of the arrays are sequences, and where they are in a cache. One struct can
@@ -335,8 +336,20 @@ pub struct mha_sequences {
     /// position is before the first key. Self-attention that appends to a cache needs NULL or the
     /// lengths before.
     pub q_first_positions: *const i64,
-    /// `[count]`: sequences of the cache, no two equal; NULL = 0, 1, ... Ignored without a cache.
+    /// `[count]`: sequences of the cache, no two equal; NULL = 0, 1, ... Ignored without a cache
+    /// and with a pool.
     pub cache_sequences: *const i64,
+    /// `[count]`: positions before the call; NULL = no pool
+    pub cache_lengths: *const i64,
+    /// `[count, block_table_entries]`: block numbers; NULL = no pool
+    pub block_tables: *const i32,
+    /// of a table, or of all if block_table_starts is given; 0 = none
+    pub block_table_entries: i64,
+    /// elements from table to table; 0 = contiguous
+    pub block_table_stride: i64,
+    /// `[count + 1]`: where each table begins and the last one ends; NULL = all have
+    /// block_table_entries
+    pub block_table_starts: *const i64,
     /// `[batch, n_q]`; NULL = q_first_positions, counted upwards
     pub rope_q_positions: *const i64,
     /// `[batch, n_kv]`; NULL = counted from the sequence's first key
@@ -714,6 +727,40 @@ pub struct mha_layer_options {
     pub sgemm: mha_sgemm,
     /// for mha_layer_create, which copies it; NULL = malloc, free
     pub allocator: *const mha_allocator,
+}
+/// The memory of a pool. Block b of the keys begins b * k_block_stride bytes after k, and so on.
+/// All parts of a block may lie in one page, with the same stride, or in arrays of their own; none
+/// may overlap another. In a block lie
+///
+/// ```text
+/// keys      [num_kv_heads, block_positions / 16, head_dim, 16], 16 positions side by side; with
+///           MHA_CACHE_VALUES_IN_KEYS [num_kv_heads, block_positions, ceil16(head_dim)]
+/// values    [num_kv_heads, block_positions, ceil16(head_dim_v)]
+/// scales    [num_kv_heads, block_positions]
+/// ```
+///
+/// where ceil16 rounds up to a multiple of 16. Numbers are of k_type and v_type; those of INT4
+/// have 8 bytes for 16. Memory need not be initialised.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct mha_kv_pool {
+    pub struct_size: usize,
+    /// keys
+    pub k: *mut core::ffi::c_void,
+    /// values; NULL = MHA_CACHE_VALUES_IN_KEYS
+    pub v: *mut core::ffi::c_void,
+    /// `[num_blocks, num_kv_heads, block_positions]`, of INT8 keys; NULL = others
+    pub k_scales: *mut f32,
+    /// `[num_blocks, num_kv_heads, block_positions]`, of INT8 and INT4 values; NULL = others
+    pub v_scales: *mut f32,
+    /// in bytes; 0 = contiguous
+    pub k_block_stride: i64,
+    /// in bytes; 0 = contiguous
+    pub v_block_stride: i64,
+    /// in bytes; 0 = contiguous
+    pub k_scales_block_stride: i64,
+    /// in bytes; 0 = contiguous
+    pub v_scales_block_stride: i64,
 }
 /// Optional outputs of a call, contiguous. Requesting one does not affect the others. q, k and v
 /// belong to mha_forward, partials to mha_attention. With a cache, n_kv of the outputs per pair is
@@ -1112,6 +1159,13 @@ extern "C" {
     /// input_dim is query_dim.
     pub fn mha_layer_shape(
         layer: *const mha_layer, config: *mut mha_layer_config, error: *mut mha_error,
+    ) -> mha_status;
+    /// Makes a pool in buffer, as mha_kv_cache_init does. The buffer holds addresses alone; the
+    /// memory of the pool belongs to the caller and stays where it is while the cache is used.
+    pub fn mha_kv_pool_init(
+        config: *const mha_kv_cache_config, pool: *const mha_kv_pool,
+        buffer: *mut core::ffi::c_void, buffer_bytes: usize, cache: *mut *mut mha_kv_cache,
+        error: *mut mha_error,
     ) -> mha_status;
     /// Makes *cache over a buffer that holds a cache, such as a copy or a mapped file. The buffer
     /// may be read-only if the cache is only read. Checks the header, lengths and block tables,

@@ -21,7 +21,15 @@ pub enum CacheKind {
     Ring,
     /// Each sequence is a list of blocks from a common pool, which [`KvCache::set_blocks`] sets.
     Paged {
-        /// Positions of a block: 16, 32, 64, 128 or a multiple of 256.
+        /// Positions of a block, a multiple of 16.
+        block_positions: usize,
+        /// Blocks of the pool, numbered from 0.
+        num_blocks: usize,
+    },
+    /// The same in the caller's memory, with lengths and tables of each call:
+    /// [`KvPool`](crate::KvPool).
+    Pool {
+        /// Positions of a block, a multiple of 16.
         block_positions: usize,
         /// Blocks of the pool, numbered from 0.
         num_blocks: usize,
@@ -134,12 +142,15 @@ impl CacheConfig {
         Ok(bytes)
     }
 
-    fn raw(&self) -> sys::mha_kv_cache_config {
+    pub(crate) fn raw(&self) -> sys::mha_kv_cache_config {
         let (kind, block_positions, num_blocks) = match self.kind {
             CacheKind::Contiguous => (sys::MHA_CACHE_KIND_CONTIGUOUS, 0, 0),
             CacheKind::Ring => (sys::MHA_CACHE_KIND_RING, 0, 0),
             CacheKind::Paged { block_positions, num_blocks } => {
                 (sys::MHA_CACHE_KIND_PAGED, block_positions, num_blocks)
+            }
+            CacheKind::Pool { block_positions, num_blocks } => {
+                (sys::MHA_CACHE_KIND_POOL, block_positions, num_blocks)
             }
         };
         sys::mha_kv_cache_config {
@@ -177,6 +188,10 @@ impl CacheConfig {
                 sys::MHA_CACHE_KIND_CONTIGUOUS => CacheKind::Contiguous,
                 sys::MHA_CACHE_KIND_RING => CacheKind::Ring,
                 sys::MHA_CACHE_KIND_PAGED => CacheKind::Paged {
+                    block_positions: size(raw.block_positions),
+                    num_blocks: size(raw.num_blocks),
+                },
+                sys::MHA_CACHE_KIND_POOL => CacheKind::Pool {
                     block_positions: size(raw.block_positions),
                     num_blocks: size(raw.num_blocks),
                 },
@@ -277,7 +292,7 @@ impl KvCache {
         Self::copy_of(self.as_bytes())
     }
 
-    fn made_by(
+    pub(crate) fn made_by(
         mut buffer: AlignedBuffer,
         make: impl FnOnce(
             *mut std::ffi::c_void,

@@ -19,6 +19,7 @@
 //! | `mha_attention`, `mha_linear` and their workspace and info | [`Attention::call`], [`Layer::linear`], and the same methods |
 //! | `mha_allocator`, `mha_sgemm` | not here: memory is Rust's, and the projections are the library's own |
 //! | `mha_kv_cache` and its functions | [`KvCache`], [`CacheConfig`] |
+//! | `mha_kv_pool` | [`KvPool`], [`PoolParts`], [`BlockTables`] |
 //! | `mha_rope_tables`, `mha_rope` | [`RopeConfig::tables`] and [`fill`](RopeConfig::fill), [`Rope`] |
 //! | `mha_norm` | [`Norm`], [`ContextNorm`] |
 //! | `mha_sequences` | methods of a call by the names of the fields, such as [`Forward::cu_seqlens_q`]; `count` is the length of the lists |
@@ -51,6 +52,7 @@ mod layer;
 mod linear;
 mod norm;
 mod options;
+mod pool;
 mod recurrent;
 mod rope;
 mod scheduler;
@@ -70,6 +72,7 @@ pub use layer::{Layer, LayerConfig};
 pub use linear::Linear;
 pub use norm::{ContextNorm, Norm};
 pub use options::Outputs;
+pub use pool::{BlockTables, KvPool, PoolParts};
 pub use recurrent::{CausalConv, CausalConvCall, RecurrentAttention, RecurrentCall};
 pub use rope::{Rope, RopeConfig, RopeStyle};
 #[cfg(feature = "rayon")]

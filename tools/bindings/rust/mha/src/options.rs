@@ -12,7 +12,8 @@ use crate::error::{needs, only_one};
 use crate::scheduler::Run;
 use crate::spans::{check_exact, flag, int};
 use crate::{
-    CacheKind, Error, ErrorKind, KvCache, Norm, Result, Rope, Scheduler, ScoreColumns, ScoreOptions,
+    BlockTables, CacheKind, Error, ErrorKind, KvCache, KvPool, Norm, Result, Rope, Scheduler,
+    ScoreColumns, ScoreOptions,
 };
 
 /// Optional outputs of the steps in between: each array that is given receives what the call
@@ -80,6 +81,8 @@ impl<'a> Outputs<'a> {
 pub(crate) struct Cache<'a> {
     raw: *mut sys::mha_kv_cache,
     is_ring: bool,
+    capacity: usize,
+    tables: Option<BlockTables<'a>>, // of a pool
     _borrowed: PhantomData<&'a mut ()>,
 }
 
@@ -90,8 +93,13 @@ impl<'a> Cache<'a> {
 
     /// Of which the call takes a const pointer.
     pub fn to_read(cache: &'a KvCache) -> Self {
-        let is_ring = cache.shape().kind == CacheKind::Ring;
-        Self { raw: cache.as_ptr(), is_ring, _borrowed: PhantomData }
+        let (is_ring, capacity) = (cache.shape().kind == CacheKind::Ring, cache.shape().capacity);
+        Self { raw: cache.as_ptr(), is_ring, capacity, tables: None, _borrowed: PhantomData }
+    }
+
+    /// To append to it, the caller has it mutably.
+    pub fn of_pool(pool: &'a KvPool<'_>, tables: BlockTables<'a>) -> Self {
+        Self { tables: Some(tables), ..Self::to_read(pool.as_cache()) }
     }
 }
 
@@ -160,6 +168,10 @@ impl<'a> Options<'a> {
         self.cache.as_ref().or(self.cache_read.as_ref())
     }
 
+    fn tables(&self) -> Option<BlockTables<'a>> {
+        self.any_cache().and_then(|cache| cache.tables)
+    }
+
     pub fn check_one_cache(&self) -> Result<()> {
         only_one(("cache", self.cache.is_some()), ("cache_read", self.cache_read.is_some()))
     }
@@ -198,6 +210,7 @@ impl<'a> Options<'a> {
         for (name, list) in self.lists() {
             list.map_or(Ok(()), |list| check_exact(name, list.len(), &[sequences]))?;
         }
+        self.tables().map_or(Ok(()), |tables| tables.check(sequences.1))?;
         let [batch, n_q, n_kv] = extents!(of => batch, n_q, n_kv);
         let [heads, kv_heads] = extents!(of => num_heads, num_kv_heads);
         let [width, width_v] = extents!(of => head_dim, head_dim_v);
@@ -230,7 +243,8 @@ impl<'a> Options<'a> {
                 output.as_ref().map_or(Ok(()), |output| output.check(name, &pairs))?;
             }
         }
-        let (rope, cache) = (("rope", self.rope.is_some()), ("cache", self.any_cache().is_some()));
+        let has_cache = self.any_cache().is_some() && self.tables().is_none();
+        let (rope, cache) = (("rope", self.rope.is_some()), ("cache", has_cache));
         needs(("rope_q_positions", self.rope_q_positions.is_some()), rope)?;
         needs(("rope_k_positions", self.rope_k_positions.is_some()), rope)?;
         needs(("cache_sequences", self.cache_sequences.is_some()), cache)
@@ -253,8 +267,15 @@ impl<'a> Options<'a> {
         let mut longest = 0;
         for index in 0..self.sequences(of) {
             let sequence = self.cache_sequences.map_or(int(index), |sequences| sequences[index]);
-            // SAFETY: a valid cache.
-            let held = unsafe { length_of(cache.raw, sequence) }?;
+            let held = match cache.tables {
+                // `check` and the library say what is wrong with them.
+                Some(BlockTables { lengths, .. }) => {
+                    let held = lengths.get(index).map_or(0, |&held| held);
+                    usize::try_from(held).unwrap_or(0).min(cache.capacity)
+                }
+                // SAFETY: a valid cache.
+                None => unsafe { length_of(cache.raw, sequence) }?,
+            };
             longest = longest.max(held + self.new_keys(index, of));
         }
         Ok(longest)
@@ -300,6 +321,7 @@ impl<'a> Options<'a> {
     /// None if every sequence of the batch is whole.
     fn raw_sequences(&self, of: &Dimensions) -> Option<sys::mha_sequences> {
         let is_packed = self.cu_seqlens_q.is_some() || self.cu_seqlens_kv.is_some();
+        let tables = self.tables();
         let all = sys::mha_sequences {
             struct_size: size_of::<sys::mha_sequences>(),
             count: if is_packed { int(self.sequences(of)) } else { 0 },
@@ -311,10 +333,16 @@ impl<'a> Options<'a> {
             kv_first_rows: slice_ptr(self.kv_first_rows),
             q_first_positions: slice_ptr(self.q_first_positions),
             cache_sequences: slice_ptr(self.cache_sequences),
+            cache_lengths: slice_ptr(tables.map(|tables| tables.lengths)),
+            block_tables: slice_ptr(tables.map(|tables| tables.blocks)),
+            block_table_entries: tables.map_or(0, |tables| int(tables.entries)),
+            block_table_stride: tables.map_or(0, |tables| int(tables.stride)),
+            block_table_starts: slice_ptr(tables.and_then(|tables| tables.starts)),
             rope_q_positions: slice_ptr(self.rope_q_positions),
             rope_k_positions: slice_ptr(self.rope_k_positions),
         };
         let is_given = is_packed
+            || tables.is_some()
             || self.lists().iter().any(|(_, list)| list.is_some())
             || self.rope_q_positions.is_some()
             || self.rope_k_positions.is_some();
@@ -467,6 +495,12 @@ macro_rules! common_setters {
             /// Attends to a cache as it is, without keys and values of this call. Any number of
             /// calls may read a cache concurrently.
             cache_read(cache: &'a KvCache) => options.cache_read = Some(Cache::to_read(cache));
+            /// Appends to a pool in place of a cache, by these lengths and block tables.
+            pool(pool: &'a mut KvPool<'_>, tables: BlockTables<'a>) =>
+                options.cache = Some(Cache::of_pool(pool, tables));
+            /// Attends to a pool in place of a cache, as [`cache_read`](Self::cache_read) does.
+            pool_read(pool: &'a KvPool<'_>, tables: BlockTables<'a>) =>
+                options.cache_read = Some(Cache::of_pool(pool, tables));
             /// Receives the weight of each pair of query and key, `[batch, num_heads, n_q, n_kv]`.
             /// A row sums to 1; with sinks to less, and to 0 if all keys are masked. With a cache,
             /// `n_kv` is the longest length that the call's sequences have after it. For packed

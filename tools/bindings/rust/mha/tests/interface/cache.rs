@@ -1,6 +1,6 @@
 use mha::{
-    Attention, CacheConfig, CacheKind, ErrorKind, KvCache, Layer, LayerConfig, RopeConfig, Type,
-    Weights, Workspace,
+    AlignedBuffer, Attention, BlockTables, CacheConfig, CacheKind, ErrorKind, KvCache, KvPool,
+    Layer, LayerConfig, PoolParts, RopeConfig, Type, Weights, Workspace,
 };
 
 use crate::support::{bits, error_of, layer, numbers, Alone};
@@ -104,6 +104,78 @@ fn a_paged_cache_gives_the_same_bits_and_shares_a_prefix() {
     paged.read(2, 0..32, Some(&mut two), None).unwrap();
     assert_eq!(one, two);
     error_of(paged.set_blocks(1, &[9]), ErrorKind::InvalidValue);
+}
+
+#[test]
+fn a_pool_gives_the_bits_of_a_paged_cache() {
+    let (layer, x) = (layer(), numbers(34 * 32, 7));
+    let kind = CacheKind::Paged { block_positions: 16, num_blocks: 6 };
+    let config = config(32).num_sequences(3).k_type(Type::Int8).kind(kind);
+    let mut cache = KvCache::new(&config).unwrap();
+    for (sequence, blocks) in [&[4][..], &[0, 5], &[2]].into_iter().enumerate() {
+        cache.set_blocks(sequence, blocks).unwrap();
+    }
+    let config = config.kind(CacheKind::Pool { block_positions: 16, num_blocks: 6 });
+    let mut memory = AlignedBuffer::zeroed(6 * 1088).unwrap();
+    memory.fill(0xCA);
+    let parts = PoolParts::keys(0, 1088).values(256, 1088);
+    let parts = parts.key_scales(768, 1088).value_scales(896, 1088);
+    let mut pool = KvPool::new(&config, &mut memory, &parts).unwrap();
+    let both =
+        |rows: &[f32], sequences: &[i64], starts: &[i64], tables, cache: &mut _, pool: &mut _| {
+            let (mut y, mut expected) = (vec![0.0; rows.len()], vec![0.0; rows.len()]);
+            layer.forward(rows, &mut y).causal().cu_seqlens_q(starts).pool(pool, tables).done();
+            let call = layer.forward(rows, &mut expected).causal().cu_seqlens_q(starts);
+            call.cache(cache).cache_sequences(sequences).done();
+            assert_eq!(bits(&y), bits(&expected));
+        };
+    let tables = [4, -1, 9, 0, 5, 9, 2, -1];
+    let prompts = BlockTables::new(&[0; 3], &tables, 2).stride(3);
+    both(&x, &[0, 1, 2], &[0, 9, 30, 34], prompts, &mut cache, &mut pool);
+    let step = BlockTables::ragged(&[4, 21], &[2, 0, 5], &[0, 1, 3]);
+    both(&x[..64], &[2, 1], &[0, 1, 2], step, &mut cache, &mut pool);
+    let (mut y, mut weights) = ([0.0; 32], [0.0; 4 * 5]);
+    let call = layer.forward(&x[..32], &mut y).attention_weights(&mut weights);
+    call.pool_read(&pool, BlockTables::new(&[5], &[2], 1)).done();
+    assert_eq!(pool.shape().v_type, Some(Type::Int8));
+    for block in [1, 3] {
+        assert!(memory[block * 1088..][..1088].iter().all(|&byte| byte == 0xCA));
+    }
+}
+
+#[test]
+fn memory_and_tables_that_are_too_short_for_a_pool_are_refused() {
+    let (layer, x, mut y) = (layer(), numbers(64, 7), [7.0; 64]);
+    let config =
+        config(32).num_sequences(2).kind(CacheKind::Pool { block_positions: 16, num_blocks: 3 });
+    let mut memory = AlignedBuffer::zeroed(3 * 3072).unwrap();
+    let parts = PoolParts::keys(0, 3072).values(1024, 3072);
+    let mut new = |config: CacheConfig, len: usize, parts: PoolParts, kind| {
+        error_of(KvPool::new(&config, &mut memory[..len], &parts), kind)
+    };
+    let short = ErrorKind::SliceLength;
+    let sentence =
+        "values has 8191 elements; [num_blocks 3, bytes 2048] with strides [3072] reach \
+        over 8192";
+    assert_eq!(new(config, 9215, parts, short), sentence);
+    new(config, 1024, PoolParts::keys(2048, 0), short);
+    new(config, 9216, PoolParts::keys(0, usize::MAX), short);
+    new(config, 9216, PoolParts::keys(0, 3072), ErrorKind::NullPointer);
+    new(config, 9216, parts.values(512, 3072), ErrorKind::InvalidValue);
+    new(config, 9216, parts.key_scales(0, 0), ErrorKind::InvalidValue);
+    new(config.kind(CacheKind::Contiguous), 9216, parts, ErrorKind::InvalidValue);
+    error_of(KvCache::new(&config), ErrorKind::InvalidValue);
+    let mut pool = KvPool::new(&config, &mut memory, &parts).unwrap();
+    let mut run =
+        |tables, kind| layer.forward(&x, &mut y).batch(2).pool(&mut pool, tables).refused(kind);
+    run(BlockTables::new(&[0], &[0, 1], 1), short);
+    run(BlockTables::new(&[0, 0], &[0], 1), short);
+    run(BlockTables::new(&[0, 0], &[0, 1, 2], 1).stride(3), short);
+    run(BlockTables::ragged(&[0, 0], &[0, 1], &[0, 1]), short);
+    run(BlockTables::ragged(&[0, 0], &[0, 1], &[0, 1, 3]), ErrorKind::InvalidValue);
+    run(BlockTables::new(&[0, 0], &[0, 3], 1), ErrorKind::InvalidValue);
+    run(BlockTables::new(&[0, 0], &[1, 1], 1), ErrorKind::CacheShared);
+    assert_eq!(y, [7.0; 64]);
 }
 
 #[test]
