@@ -6,6 +6,7 @@ CONTRIBUTING.md ("Changing the interface") has the grammar of the comments.
     tools/interface.py            print the table: struct, field, and what it may be
     tools/interface.py write      write the files that follow from the table (`outputs`)
     tools/interface.py check      say whether these files are current
+    tools/interface.py wrong_values FILE    write what tests pass as wrong values
     tools/interface.py --json     the same as JSON: {"constants": ..., "structs": ...}
 
 A field of the JSON has "field", "type", "comment" and "kind", one of: size (struct_size), reserved,
@@ -461,7 +462,6 @@ def python_source(table):
 
 outputs = {
     "src/check/fields.cpp": fields_source,
-    "tests/interface/wrong_values.inc": wrong_source,
     "tools/bindings/python/mha/_interface.py": python_source,
 }
 
@@ -477,6 +477,9 @@ def main(arguments):
                 (root / name).write_text(source(table))
             elif (root / name).read_text() != source(table):
                 sys.exit(f"{name} is not current: python3 tools/interface.py write")
+        return
+    if len(arguments) == 2 and arguments[0] == "wrong_values":
+        pathlib.Path(arguments[1]).write_text(wrong_source(table))
         return
     if arguments == ["--json"]:
         json.dump(table, sys.stdout, indent=1)

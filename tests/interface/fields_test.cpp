@@ -107,7 +107,7 @@ std::map<std::type_index, Fields> ReadTable() {
 #define STRUCT(S) fields[typeid(S)];
 #define PART(S, field, name, type) \
   fields[typeid(S)].push_back({name, offsetof(S, field), {}, typeid(type)});
-#include "interface/wrong_values.inc"
+#include "wrong_values.inc"
   return fields;
 }
 
@@ -261,6 +261,17 @@ void ExpectRulesOfACache() {
   ExpectRules(config, 1, [&](const mha_kv_cache_config *given, mha_error *error) {
     mha_kv_cache *cache;
     return mha_kv_cache_init(given, buffer.data(), buffer.size(), &cache, error);
+  });
+  config.kind = MHA_CACHE_KIND_POOL;
+  config.block_positions = 16;
+  config.num_blocks = 1;
+  mha_kv_pool pool = Zeroed<mha_kv_pool>();
+  pool.k = buffer.data();
+  pool.v = buffer.data() + 2048;
+  ExpectRules(pool, 2, [&](const mha_kv_pool *given, mha_error *error) {
+    mha_kv_cache *cache;
+    alignas(64) unsigned char header[256];
+    return mha_kv_pool_init(&config, given, header, sizeof header, &cache, error);
   });
 }
 
