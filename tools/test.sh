@@ -41,8 +41,8 @@ skipped, including comparisons that were too noisy, and what failed.
                  64-bit RISC-V
                - all tests and random cases with clang and for AArch64, more tests for Windows and
                  emulated AVX-512, and slow tests
-               - the crate mha-candle; packages (tools/release); the coverage (tools/coverage.sh);
-                 all mutants and every check left out (tools/mutate.py)
+               - the crate mha-candle; vLLM (3.6 GB); packages (tools/release); the coverage
+                 (tools/coverage.sh); all mutants and every check left out (tools/mutate.py)
   --no-setup   install nothing
   --help       show this text
 

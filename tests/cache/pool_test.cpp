@@ -232,7 +232,7 @@ TEST(Pool, WrongLengthsAndTablesAreNamedAndNothingIsWritten) {
   EXPECT_EQ(call.data->Run(workspace.data(), 1 << 20, &error), MHA_OK) << error.message;
 }
 
-TEST(Pool, EntriesBeforeTheWindowAreNotUsed) {
+TEST(Pool, EntriesBeforeTheWindowAreUsedForOutputsPerPairAlone) {
   for (const uint32_t set : SetsOfTheArchitecture(Sets::kWithKernels)) {
     if ((mha_instruction_sets() >> set & 1) == 0) continue;
     for (const Storage type : {Storage::kF32, Storage::kF16, Storage::kInt8}) {
@@ -260,24 +260,14 @@ TEST(Pool, EntriesBeforeTheWindowAreNotUsed) {
           EXPECT_TRUE(SameBits(data.Compute(), expected));
           EXPECT_TRUE(pool.HoldsTheBytesOf(paged));
         }
+        call.asked = kAskScores;  // of all keys
+        call.cache.columns = 330 + n;
+        AttentionData with_scores(problem, call);
+        pool.SetSequences({}, 2, paged, 1, &with_scores.sequences);
+        EXPECT_THROW(with_scores.Compute(), std::runtime_error);
       }
     }
   }
-}
-
-TEST(Pool, OutputsPerPairNeedTheEntriesBeforeTheWindow) {
-  AttentionProblem problem = Problem(1, Storage::kF32, Storage::kF32);
-  problem.window_left = 40;
-  Cache paged = Filled(problem, 48, 480, 330, 330);
-  Random random(1);
-  Pool pool(paged, &random);
-  AttentionCall call;
-  call.asked = kAskScores;
-  call.cache.cache = pool.get();
-  call.cache.columns = 331;
-  AttentionData data(problem, call);
-  pool.SetSequences({}, 2, paged, 1, &data.sequences);
-  EXPECT_THROW(data.Compute(), std::runtime_error);
 }
 
 }  // namespace

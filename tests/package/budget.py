@@ -61,6 +61,7 @@ documentation = sum(  # lines that users of Python and Rust read
     for path, text in texts.items()
     if path.match("tools/bindings/rust/*/src/*.rs")
     or path.match("tools/adapters/candle/src/*.rs")
+    or path.match("tools/adapters/vllm/mha_vllm/*.py")
     or (path.suffix == ".py" and path.is_relative_to("tools/bindings/python/mha"))
 )
 

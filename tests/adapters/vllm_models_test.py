@@ -1,0 +1,112 @@
+"""mha-vllm with vLLM itself and small models of random weights, which are made on the fly.
+
+Started by tools/adapters/vllm/test.sh in an environment with vLLM.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+import transformers as tf
+
+_size = dict(hidden_size=128, num_hidden_layers=2, vocab_size=512, max_position_embeddings=2048)
+_heads = dict(num_attention_heads=4, num_key_value_heads=2)
+_narrow = dict(_size, **_heads, intermediate_size=256)
+_wide = dict(_narrow, head_dim=64, num_hidden_layers=7)  # layers of all kinds
+_experts = dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=64)
+# The beginning of the configuration's class, the class of the model, and numbers
+_models = {
+    "llama": ("Llama", "LlamaForCausalLM", dict(_narrow, tie_word_embeddings=False)),
+    "qwen3": ("Qwen3", "Qwen3ForCausalLM", _wide),
+    "gemma3": ("Gemma3Text", "Gemma3ForCausalLM", dict(_wide, sliding_window=64)),
+    "gpt-oss": ("GptOss", "GptOssForCausalLM", dict(_wide, **_experts)),
+    "bloom": ("Bloom", "BloomForCausalLM", dict(hidden_size=128, n_layer=2, n_head=4)),
+    "bert": ("Bert", "BertModel", dict(_size, num_attention_heads=4)),
+    "qwen3.5": ("Qwen3_5Text", "Qwen3_5ForCausalLM", _wide),
+}
+environment = {
+    **os.environ,
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+folder = tempfile.TemporaryDirectory()
+
+
+def model(name):
+    """The folder of a model, made once."""
+    path = pathlib.Path(folder.name) / name
+    if not path.exists():
+        config, kind, options = _models[name]
+        torch.manual_seed(1)
+        made = getattr(tf, kind)(getattr(tf, config + "Config")(**options)).float()
+        with torch.no_grad():
+            for parameter in made.parameters():
+                if parameter.ndim >= 2:
+                    parameter.normal_(0, (1 / parameter.shape[-1]) ** 0.5)
+                else:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        made.save_pretrained(path)
+    return path
+
+
+def verify(name, *words, **variables):
+    """What the program verify says of a model: exit status, counts, and what it complains of."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mha_vllm.verify", model(name), "--json", *words],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+    )
+    last = done.stdout.strip().rpartition("\n")[2]
+    return done.returncode, json.loads(last) if last.startswith("{") else None, done.stderr
+
+
+def same_bits(name, *words, **variables):
+    """A test that no request differs."""
+
+    def test(self):
+        words_here = "--requests=16", "--tokens=3", "--dtype", *words
+        status, counts, said = verify(name, *words_here, **variables)
+        self.assertIsNotNone(counts, said[-3000:])
+        self.assertEqual({what: n for what, n in counts.items() if n}, {})
+        self.assertEqual(status, 0)
+        self.assertGreaterEqual(sum(n is not None for n in counts.values()), 3)
+
+    return test
+
+
+class Models(unittest.TestCase):
+    test_llama = same_bits("llama", "float32", VLLM_BATCH_INVARIANT="1")
+    test_llama_in_integers = same_bits(
+        "llama", "bfloat16", MHA_VLLM_WEIGHTS="int8", MHA_VLLM_ARITHMETIC="int8"
+    )
+    test_llama_compiled = same_bits("llama", "bfloat16", "--compile", MHA_VLLM_ARITHMETIC="bf16")
+    test_llama_in_two_processes = same_bits("llama", "float32", "--tensor-parallel=2")
+    test_qwen3 = same_bits("qwen3", "bfloat16")
+    test_gemma3 = same_bits("gemma3", "float32")
+    test_gpt_oss = same_bits("gpt-oss", "float32")
+    test_bloom = same_bits("bloom", "float16")
+    test_bert = same_bits("bert", "float32")
+
+    def test_refusals(self):
+        for name, variables, sentence in (
+            ("gpt-oss", dict(VLLM_BATCH_INVARIANT="1"), "No Unquantized MoE backend"),  # vLLM's
+            ("llama", dict(VLLM_BATCH_INVARIANT="1", MHA_VLLM="attention"), "ParallelLMHead"),
+            ("qwen3.5", {}, "does not serve models with recurrent layers"),
+            ("llama", dict(MHA_VLLM="everything"), "the words are attention, linear"),
+        ):
+            status, counts, said = verify(name, "--requests", "2", **variables)
+            self.assertIsNone(counts, name)
+            self.assertNotEqual(status, 0)
+            self.assertIn(sentence, said)
+
+
+if __name__ == "__main__":
+    unittest.main()
