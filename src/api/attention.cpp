@@ -47,7 +47,7 @@ Count key_positions(const AttentionCall &call) {
 void take_packed(const Count &positions, AttentionCall *call, WorkspaceLayout *layout) {
   const mha_attention_args &args = call->args;
   const Count rows = Count(args.call.batch) * Count(args.num_kv_heads) * positions;
-  call->packed_k = layout->take_floats(rows * Count(args.head_dim));
+  call->packed_k = layout->take_floats(rows * Count(key_stride_of(args.head_dim)));
   call->packed_v = layout->take_floats(rows * Count(call->stage.attention.plan.head_dim_v_padded));
 }
 
@@ -123,12 +123,12 @@ void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays 
   arrays->new_values = has_rows ? rows_of(args.v) : StridedRows{};
   if (packs) {
     const int64_t positions = key_positions(call).value();
-    const auto packed = [&](int64_t offset, int64_t width) {
+    const auto packed = [&](int64_t offset, int64_t row_stride) {
       const float *const base = reinterpret_cast<float *>(workspace + offset);
-      return packed_floats(base, width, positions * width, positions, args.num_kv_heads,
+      return packed_floats(base, row_stride, positions * row_stride, positions, args.num_kv_heads,
                            stage.sequences.is_packed());
     };
-    arrays->k = packed(call.packed_k, args.head_dim);
+    arrays->k = packed(call.packed_k, key_stride_of(args.head_dim));
     arrays->v = packed(call.packed_v, stage.attention.plan.head_dim_v_padded);
   }
   arrays->gate = {};

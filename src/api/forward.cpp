@@ -52,7 +52,7 @@ void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *
   const Count value_positions = s.is_packed() ? key_positions : Count(args.call.n_kv);
   call->q = take(true, q_rows, shape.q_columns());
   call->gate = take(true, q_rows, shape.g_columns());
-  call->k = take(!s.cache, kv_heads * key_positions, shape.head_dim);
+  call->k = take(!s.cache, kv_heads * key_positions, key_stride_of(shape.head_dim));
   call->v = take(!s.cache, kv_heads * value_positions, attention.plan.head_dim_v_padded);
   call->k_rows = take(has_key_rows(*call), kv_rows, shape.k_columns());
   call->v_rows = take(has_value_rows(*call), kv_rows, shape.v_columns());
@@ -199,12 +199,12 @@ void place(const ForwardCall &call, unsigned char *memory, AttentionArrays *arra
   if (!stage.sequences.cache) {
     const int64_t positions = key_tiles(call) * tile_keys,
                   value_positions = call.is_packed() ? positions : args.call.n_kv;
-    const auto packed = [&](int64_t offset, int64_t width, int64_t positions_of_head) {
-      return packed_floats(reinterpret_cast<float *>(memory + offset), width,
-                           positions_of_head * width, positions, shape.num_kv_heads,
+    const auto packed = [&](int64_t offset, int64_t row_stride, int64_t positions_of_head) {
+      return packed_floats(reinterpret_cast<float *>(memory + offset), row_stride,
+                           positions_of_head * row_stride, positions, shape.num_kv_heads,
                            call.is_packed());
     };
-    arrays->k = packed(call.k, shape.head_dim, positions);
+    arrays->k = packed(call.k, key_stride_of(shape.head_dim), positions);
     arrays->v = packed(call.v, stage.attention.plan.head_dim_v_padded, value_positions);
   }
   arrays->new_keys = arrays->new_values = {};
@@ -264,7 +264,8 @@ void project_inputs(const ForwardCall &call, unsigned char *workspace) {
                               shape.k_columns());
     else
       set_destination(&to_k.destination, Destination::Kind::key_tiles, written(arrays.k.base),
-                      arrays.k.batch_stride, 0, arrays.k.head_stride, shape.head_dim);
+                      arrays.k.batch_stride, arrays.k.row_stride, arrays.k.head_stride,
+                      shape.head_dim);
     Projection &to_v = qkv.add(matrix_v, value, kv_rows);
     set_destination_of_rows(&to_v.tap, outputs.v, n_kv, shape.v_columns());
     if (arrays.new_values.base)

@@ -81,7 +81,7 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
       tile.repeats = max(1, static_cast<uint32_t>(run) / static_cast<uint32_t>(loop.strips));
     }
     tile.next_sums = loop.strips * tile_keys;
-    tile.next_columns = tile.next_sums * head_dim;
+    tile.next_columns = tile.next_sums * keys.row_stride;
     step = interleaves ? 1 : loop.strips * tile.repeats;
     const int64_t ahead_bytes = step * tiles_ahead * ahead.bytes;
     const char *const first_ahead =

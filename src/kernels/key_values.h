@@ -120,18 +120,19 @@ MHA_INLINE void locate_scratch(const float *memory, int64_t width, int64_t first
 }
 
 // Widens tiles of packed storage to floats in scratch memory.
-inline void widen_tiles(int64_t width, int64_t first, int64_t end, float *memory, KeyTiles *tiles) {
+inline void widen_tiles(int64_t width, int64_t stride, int64_t first, int64_t end, float *memory,
+                        KeyTiles *tiles) {
   // Rows of values may be parts of longer rows.
   const int64_t rows = tiles->row_stride == width ? 1 : tile_keys,
                 numbers = tile_keys * width / rows;
   const int64_t row_bytes = tiles->row_stride * bytes_of(tiles->storage);
   for (int64_t g = first; g < end; ++g) {
     const char *from = static_cast<const char *>(tiles->at[g]);
-    float *to = memory + g * tile_keys * width;
+    float *to = memory + g * tile_keys * stride;
     for (int64_t row = 0; row < rows; ++row, from += row_bytes, to += numbers)
       widen(tiles->storage, from, numbers, to);
   }
-  locate_scratch(memory, width, first, end, tiles);
+  locate_scratch(memory, stride, first, end, tiles);
 }
 
 // Copies up to 4 rows of keys to their lanes of a tile.
@@ -352,10 +353,11 @@ MHA_NOINLINE inline void gather(const Unit &unit, bool are_keys, int64_t chunk_b
   float *const scales = unit.scratch + call.plan.scratch.chosen_scales +
                         (are_keys || !has_own_values ? 0 : chunk_keys);
   const int64_t numbers = are_keys ? width : call.request.head_dim_v;
-  const int64_t stride = has_own_values ? width : call.arrays.k.row_stride;
+  const int64_t stride = has_own_values ? width : call.arrays.k.row_stride,
+                key_stride = key_stride_of(width);
   float *const rows = unit.scratch + (are_keys && has_own_values ? call.plan.scratch.prepared
                                                                  : call.plan.scratch.values);
-  locate_scratch(are_keys ? memory : rows, are_keys ? width : stride, range.begin, range.end,
+  locate_scratch(are_keys ? memory : rows, are_keys ? key_stride : stride, range.begin, range.end,
                  tiles);
   tiles->has_scales = has_codes(source.storage);
   for (int64_t g = range.begin; g < range.end; ++g) tiles->scales[g] = scales + g * tile_keys;
@@ -363,7 +365,8 @@ MHA_NOINLINE inline void gather(const Unit &unit, bool are_keys, int64_t chunk_b
   for (int64_t g = range.begin; g < range.end; ++g) {
     if (are_keys && source.is_packed) {
       const Range here = {max(keys.begin, g * tile_keys), min(keys.end, (g + 1) * tile_keys)};
-      gather_tile(unit, chunk_begin, here, memory + g * tile_keys * width, scales + g * tile_keys);
+      gather_tile(unit, chunk_begin, here, memory + g * tile_keys * key_stride,
+                  scales + g * tile_keys);
       continue;
     }
     float *const of_tile = rows + (are_keys && has_own_values ? 0 : g * tile_keys * stride);
@@ -379,8 +382,9 @@ MHA_NOINLINE inline void gather(const Unit &unit, bool are_keys, int64_t chunk_b
         MHA_MEMSET(to + numbers, 0, static_cast<size_t>(width - numbers) * sizeof(float));
     }
     if (!are_keys) continue;
-    transpose_rows(of_tile, stride, width, memory + g * tile_keys * width);
-    make_canonical<Vector>(memory + g * tile_keys * width, tile_keys * width);
+    float *const block = memory + g * tile_keys * key_stride;
+    transpose_rows(of_tile, stride, width, block);
+    make_canonical<Vector>(block, tile_keys * width);
   }
 }
 
@@ -393,7 +397,8 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
                              bool is_streamed, KeyTiles *tiles) {
   const Attention &call = unit.call;
   const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
-  const int64_t width = are_keys ? call.request.head_dim : call.plan.head_dim_v_padded;
+  const int64_t width = are_keys ? call.request.head_dim : call.plan.head_dim_v_padded,
+                stride = are_keys ? key_stride_of(width) : width;
   const Range range = tiles_of(keys);
   float *const memory =
       unit.scratch + (are_keys ? call.plan.scratch.keys : call.plan.scratch.values);
@@ -407,15 +412,15 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
     tiles->has_scales = false;
     if (!is_plain(source))
       locate(source, unit, chunk_begin, range.begin, range.end, tiles);  // for the scales
-    locate_scratch(memory, width, range.begin, range.end, tiles);
+    locate_scratch(memory, stride, range.begin, range.end, tiles);
     if (!are_keys) return pack_values<V>(unit, chunk_begin, keys, memory);
     tiles->are_late = unit.rows_per_kv != 0 || unit.num_rows <= call.plan.late_rows;
     for (int64_t g = range.begin; g < range.end; ++g) {
       if (tiles->are_late) {
-        tiles->at[g] = memory + g % late_tiles * tile_keys * late_width(call);
+        tiles->at[g] = memory + g % late_tiles * tile_keys * key_stride_of(late_width(call));
         tiles->run_end[g] = (g + 1) * tile_keys;
       } else {
-        float *const block = memory + g * tile_keys * width;
+        float *const block = memory + g * tile_keys * stride;
         pack_keys<V>(unit, chunk_begin, g, keys, {0, width}, 0, block);
         make_canonical<V>(block, tile_keys * width);
       }
@@ -425,7 +430,7 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
   locate(source, unit, chunk_begin, range.begin, range.end, tiles);
   // Packed storage stays where it is, or is widened once for all rows of the unit.
   const bool stays = source.storage == Storage::f32 || is_streamed;
-  if (!stays) widen_tiles(width, range.begin, range.end, memory, tiles);
+  if (!stays) widen_tiles(width, stride, range.begin, range.end, memory, tiles);
 }
 
 // A chunk of 256 keys. Its keys count from its first one.

@@ -223,7 +223,7 @@ inline void write_columns(const Destination &to, const InputRows &x, int64_t row
       } else {
         const int64_t lane = lane_of(at.position);
         float *const block = static_cast<float *>(to.base) + start +
-                             (at.position - lane) * to.head_width + c * tile_keys + lane;
+                             (at.position - lane) * to.row_stride + c * tile_keys + lane;
         int64_t i = 0;
         if (r + 4 <= num_rows && lane + 4 <= tile_keys && rows_left(x, at) >= 4) {
           step = 4;

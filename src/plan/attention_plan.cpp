@@ -74,7 +74,7 @@ Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan
     key_tiles = 0;
   else if (!may_gather && are_late)
     key_tiles = late_tiles;
-  scratch.keys = take(Count(key_tiles * tile_keys) * Count(head_dim));
+  scratch.keys = take(Count(key_tiles * tile_keys) * Count(key_stride_of(head_dim)));
 
   // Where values lie in the keys, gathering one brings the whole row of its key.
   const Count value_width(may_gather && is_stored(k) ? k.row_stride : plan.head_dim_v_padded);

@@ -418,14 +418,14 @@ void attend_pass(AttentionStage *stage) {
 
 // ---- Keys and values
 
-KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions,
-                        int64_t num_kv_heads, bool counts_blocks) {
+KeyValues packed_floats(const float *base, int64_t row_stride, int64_t head_floats,
+                        int64_t positions, int64_t num_kv_heads, bool counts_blocks) {
   KeyValues packed = {};
   packed.base = base;
   packed.is_packed = true;
-  packed.row_stride = width;
+  packed.row_stride = row_stride;
   packed.head_stride = head_floats;
-  packed.batch_stride = counts_blocks ? tile_keys * width : num_kv_heads * head_floats;
+  packed.batch_stride = counts_blocks ? tile_keys * row_stride : num_kv_heads * head_floats;
   packed.block_positions = positions;
   return packed;
 }

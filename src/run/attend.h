@@ -52,8 +52,8 @@ void attend_pass(AttentionStage *stage);
 
 // Keys or values in the workspace, packed: positions of one head lie side by side. counts_blocks:
 // sequences are packed, and their numbers are those of blocks of 16 positions.
-KeyValues packed_floats(const float *base, int64_t width, int64_t head_floats, int64_t positions,
-                        int64_t num_kv_heads, bool counts_blocks);
+KeyValues packed_floats(const float *base, int64_t row_stride, int64_t head_floats,
+                        int64_t positions, int64_t num_kv_heads, bool counts_blocks);
 
 // Writes +0 to the rows of an array [batch][rows][width] that belong to no extent.
 void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base,

@@ -17,7 +17,7 @@ struct Gate {
 // block_queries * heads_per_kv rows.
 struct AttendScratch {
   int64_t queries;  // [rows][head_dim]
-  int64_t keys;     // [16 or late_tiles][head_dim][16], for keys to be brought into this form
+  int64_t keys;     // [16 or late_tiles][head_dim + 1][16], for keys to be brought into this form
   int64_t values;   // [256][head_dim_v_padded], for the same
   // Rows that are being prepared or widened: [4][head_dim], of plain keys [16][head_dim], and at
   // least [head_dim_v].

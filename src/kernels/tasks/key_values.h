@@ -29,6 +29,11 @@ struct Sequence {
   int64_t first_in_columns, end_of_columns;
 };
 
+// The row_stride of keys that a call packs: tiles lie a cache line apart. A loop reads several
+// tiles side by side, whose lines would otherwise fall into one set of the first level of the cache
+// where a tile takes a multiple of 4 KB.
+static MHA_INLINE int64_t key_stride_of(int64_t head_dim) { return head_dim + 1; }
+
 // Keys or values of all sequences and kv heads, in one of three forms. Strides count elements.
 //
 //   packed   As the loops read them, 16 positions by 16: keys in tiles,
@@ -44,8 +49,7 @@ struct KeyValues {
   Storage storage;
   bool is_packed;
   int64_t batch_stride, head_stride;
-  int64_t row_stride;  // of packed keys the width of a key: a tile has 16 times as many numbers; of
-                       // int4 bytes
+  int64_t row_stride;  // of packed keys the distance of two tiles / 16; of int4 bytes
 
   // For packed and stored ones.
   const int32_t *tables;  // [sequence][table_stride] numbers of blocks; null: the sequence's number

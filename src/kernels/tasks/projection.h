@@ -14,7 +14,7 @@ constexpr int64_t project_block_rows = 144;
 //   rows         base + b * batch_stride + i * row_stride + h * head_stride + c
 //   value_rows   base + b * batch_stride + j * row_stride + h * head_stride + c
 //   key_tiles    base + b * batch_stride + h * head_stride
-//                  + (j / 16) * 16 * head_width + c * 16 + j % 16
+//                  + (j / 16) * 16 * row_stride + c * 16 + j % 16
 //
 // With extents, b is the `block` of the sequence.
 struct Destination {
