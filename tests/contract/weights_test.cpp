@@ -717,13 +717,28 @@ TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {
   ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.row_stride", "21", "even"}});
 }
 
+TEST_F(RefusedWeights, Bf16ArithmeticTakesBf16Alone) {
+  problem_.arithmetic = Arithmetic::kBf16;
+  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kInt8, Stored::kInt4})
+    ExpectRefused(GivenAsFloats(problem_, stored), nullptr,
+                  {MHA_ERROR_INVALID_VALUE,
+                   {1},
+                   {"format.arithmetic is MHA_ARITHMETIC_BF16",
+                    "format.type is " + std::to_string(static_cast<uint32_t>(stored))}});
+  LayerData given = GivenAsFloats(problem_, Stored::kBf16);
+  given.config.format.group_size = 32;
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"format.group_size is 32"}});
+}
+
 void NoSgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float,
              float *, int) {}
 
 TEST_F(RefusedWeights, ABlasMultipliesFloats) {
   const mha_layer_options options = Options(MHA_INSTRUCTION_SET_AUTO, NoSgemm);
-  for (const Stored stored : {Stored::kF16, Stored::kBf16, Stored::kInt8, Stored::kInt4}) {
-    ExpectRefused(GivenAsFloats(problem_, stored), &options,
+  for (const WeightFormat &kind : kWeightFormats) {
+    if (kind.stored == Stored::kF32) continue;
+    problem_.arithmetic = kind.arithmetic;
+    ExpectRefused(GivenAsFloats(problem_, kind.stored), &options,
                   {MHA_ERROR_INVALID_VALUE, {1}, {"format.type", "sgemm"}});
   }
 }
@@ -851,6 +866,32 @@ TEST(Accuracy, OfEachKindIsWhatItsRoundingAllows) {
       }
       std::printf("\n");
     }
+  }
+}
+
+// From rows to results; outliers are one channel in 256. The bounds are the errors of OpenVINO,
+// which computes attention in bf16 too (bench/rivals/layers.py).
+TEST(Accuracy, OfALayerInBf16) {
+  for (const bool has_outliers : {false, true}) {
+    Random random(23);
+    LayerProblem problem = RandomProblem(&random, 48, 768, 12, 12, 64, 64, 768);
+    FillNormal(&random, 0, true, &problem);
+    problem.is_causal = true;
+    for (size_t i = 0; has_outliers && i < problem.query.size(); i++)
+      problem.query[i] *= i % 256 == 100 ? 20 : 1;
+    const float *const x = problem.query.data();
+    const std::vector<double> exact =
+        oracle::LayerForward<double>(LayerShapeOf(problem, 0), WeightsOf(problem), x, x, x).y;
+    problem.arithmetic = Arithmetic::kBf16;
+    const std::vector<float> y =
+        Forward(MakeLayer(problem, FormOf(Stored::kBf16)).get(), problem).y;
+    double error = 0, size = 0;
+    for (size_t i = 0; i < y.size(); i++) {
+      error += (y[i] - exact[i]) * (y[i] - exact[i]);
+      size += exact[i] * exact[i];
+    }
+    EXPECT_LE(std::sqrt(error / size), has_outliers ? 6.5e-3 : 5.2e-3);
+    EXPECT_GT(std::sqrt(error / size), 2e-3);  // it is bf16
   }
 }
 
