@@ -331,6 +331,7 @@ def product_rows():
         "mha f16": of_mha("f16"),
         "PyTorch f16, x and y too": lambda x, w: torch_linear(x, w, torch.float16),
         "mha bf16": of_mha("bf16"),
+        "mha bf16 in BF16": of_mha("bf16", "bf16"),
         "PyTorch bf16, x and y too": lambda x, w: torch_linear(x, w, torch.bfloat16),
         "mha int8": of_mha("int8"),
         "mha int8 in INT8": of_mha("int8", "int8"),

@@ -54,10 +54,10 @@ Exit status: 0 success; 1 a result is wrong; 2 wrong usage; 4 a requirement is m
 
 # Each form with its largest rms error on normally distributed rows, relative to the result: some
 # three times what it was measured to be, which a wrong mask, scale or head would pass by far.
-exact, bf16 = 1e-5, 0.02
+exact, bf16, int4 = 1e-5, 0.02, {"int4_int16": 0.3, "int4_int8": 0.3}
 forms = {
     "layers": {
-        "mha": {"f32": exact},
+        "mha": {"f32": exact, "bf16": bf16},
         "PyTorch": {
             "scaled_dot_product_attention": exact,
             "MultiheadAttention": exact,
@@ -81,7 +81,7 @@ forms = {
         },
     ),
     "arithmetic": {
-        "mha": {"f32": exact, "int16": 0.04, "int8": 0.05, "int4_int16": 0.3, "int4_int8": 0.3},
+        "mha": {"f32": exact, "bf16": bf16, "int16": 0.04, "int8": 0.05, **int4},
         "PyTorch": {"scaled_dot_product_attention": exact, "bf16": bf16, "int8": 0.3},
         "ONNX Runtime": {
             "Attention": exact,

@@ -133,6 +133,7 @@ class Mha:
     # MHA_TYPE_* of the weights, MHA_ARITHMETIC_* of the projections
     forms = {
         "f32": (1, 0),
+        "bf16": (3, 0x503),
         "int16": (4, 0x502),
         "int8": (4, 0x501),
         "int4_int16": (5, 0x502),

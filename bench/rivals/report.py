@@ -305,6 +305,7 @@ def arithmetic_summary(rows):
 
     others = "PyTorch int8", "ONNX Runtime quantize_dynamic", "ONNX Runtime QAttention"
     return {
+        "bf16 weights in `MHA_ARITHMETIC_BF16`": of("mha bf16"),
         "int8 weights in `MHA_ARITHMETIC_INT16`": of("mha int16"),
         "int8 weights in `MHA_ARITHMETIC_INT8`": of("mha int8"),
         "int8 in other libraries": of(*others, "OpenVINO int8"),

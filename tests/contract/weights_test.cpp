@@ -886,10 +886,8 @@ TEST(Accuracy, OfALayerInBf16) {
     const std::vector<float> y =
         Forward(MakeLayer(problem, FormOf(Stored::kBf16)).get(), problem).y;
     double error = 0, size = 0;
-    for (size_t i = 0; i < y.size(); i++) {
-      error += (y[i] - exact[i]) * (y[i] - exact[i]);
-      size += exact[i] * exact[i];
-    }
+    for (size_t i = 0; i < y.size(); i++)
+      error += (y[i] - exact[i]) * (y[i] - exact[i]), size += exact[i] * exact[i];
     EXPECT_LE(std::sqrt(error / size), has_outliers ? 6.5e-3 : 5.2e-3);
     EXPECT_GT(std::sqrt(error / size), 2e-3);  // it is bf16
   }
