@@ -53,8 +53,8 @@ LEAST_SCORE = 0.97
 TEST_SECONDS = 60  # of processor time, which no program takes for three tenths of its random cases
 # All that can see the library, the quickest first. What the list names for a fault comes before.
 PROGRAMS = """interface_errors interface_info info_counts interface_packed process structs
-  schedule cache_errors fma storage seeds partials options bias_tables specification chosen_keys
-  linear recurrent weights rope_tables interface_edges interface_memory cache
+  schedule cache_errors pool fma storage seeds partials options bias_tables specification
+  chosen_keys linear recurrent weights rope_tables interface_edges interface_memory cache
   checksums contract generated cache_accuracy accuracy function""".split()
 # These hold files of the library themselves.
 WITH_SOURCES = "structs schedule fma storage function".split()
@@ -375,8 +375,8 @@ class Build:
 # ---- Refusals
 
 CHECKS = "src/check/*.cpp src/check/*.h src/api/*.cpp src/objects/pack.cpp".split()
-CHECKED_BY = """interface_errors interface_info info_counts interface_packed cache_errors partials
-  bias_tables options chosen_keys linear recurrent weights rope_tables interface_edges
+CHECKED_BY = """interface_errors interface_info info_counts interface_packed cache_errors pool
+  partials bias_tables options chosen_keys linear recurrent weights rope_tables interface_edges
   interface_memory cache contract generated""".split()
 
 

@@ -27,15 +27,9 @@ _models = {
     "gpt-oss": ("GptOss", "GptOssForCausalLM", dict(_wide, **_experts)),
     "bloom": ("Bloom", "BloomForCausalLM", dict(hidden_size=128, n_layer=2, n_head=4)),
     "bert": ("Bert", "BertModel", dict(_size, num_attention_heads=4)),
-    "qwen3.5": ("Qwen3_5Text", "Qwen3_5ForCausalLM", _wide),
 }
-environment = {
-    **os.environ,
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-}
+environment = dict(os.environ, VLLM_LOGGING_LEVEL="WARNING", HF_HUB_OFFLINE="1")
+environment.update(VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
 folder = tempfile.TemporaryDirectory()
 
 
@@ -56,27 +50,19 @@ def model(name):
     return path
 
 
-def verify(name, *words, **variables):
-    """What the program verify says of a model: exit status, counts, and what it complains of."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mha_vllm.verify", model(name), "--json", *words],
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-    )
-    last = done.stdout.strip().rpartition("\n")[2]
-    return done.returncode, json.loads(last) if last.startswith("{") else None, done.stderr
-
-
 def same_bits(name, *words, **variables):
-    """A test that no request differs."""
+    """A test that no request differs, as the program verify says."""
 
     def test(self):
-        words_here = "--requests=16", "--tokens=3", "--dtype", *words
-        status, counts, said = verify(name, *words_here, **variables)
-        self.assertIsNotNone(counts, said[-3000:])
+        program = [sys.executable, "-m", "mha_vllm.verify", model(name), "--json"]
+        words_here = ["--requests=16", "--tokens=3", "--dtype", *words]
+        here = {**environment, **variables}
+        done = subprocess.run([*program, *words_here], env=here, capture_output=True, text=True)
+        last = done.stdout.strip().rpartition("\n")[2]
+        self.assertTrue(last.startswith("{"), done.stderr[-3000:])
+        counts = json.loads(last)
         self.assertEqual({what: n for what, n in counts.items() if n}, {})
-        self.assertEqual(status, 0)
+        self.assertEqual(done.returncode, 0)
         self.assertGreaterEqual(sum(n is not None for n in counts.values()), 3)
 
     return test
@@ -94,18 +80,6 @@ class Models(unittest.TestCase):
     test_gpt_oss = same_bits("gpt-oss", "float32")
     test_bloom = same_bits("bloom", "float16")
     test_bert = same_bits("bert", "float32")
-
-    def test_refusals(self):
-        for name, variables, sentence in (
-            ("gpt-oss", dict(VLLM_BATCH_INVARIANT="1"), "No Unquantized MoE backend"),  # vLLM's
-            ("llama", dict(VLLM_BATCH_INVARIANT="1", MHA_VLLM="attention"), "ParallelLMHead"),
-            ("qwen3.5", {}, "does not serve models with recurrent layers"),
-            ("llama", dict(MHA_VLLM="everything"), "the words are attention, linear"),
-        ):
-            status, counts, said = verify(name, "--requests", "2", **variables)
-            self.assertIsNone(counts, name)
-            self.assertNotEqual(status, 0)
-            self.assertIn(sentence, said)
 
 
 if __name__ == "__main__":

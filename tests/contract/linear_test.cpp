@@ -309,6 +309,31 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
   }
 }
 
+TEST_P(Linear, InBf16TakesNumbersBelow2ToMinus50AsZero) {
+  const float numbers[] = {0x1p-50f, -0x1.fep-51f, -0x1.02p-50f, 0x1p-60f}, ones[] = {1, 1, 1, 1};
+  for (const bool are_rows : {true, false}) {
+    mha_linear_weights weights = Zeroed<mha_linear_weights>();
+    weights.input_dim = 1;
+    weights.output_dim = 4;
+    weights.w.data = are_rows ? ones : numbers;
+    weights.format.type = MHA_TYPE_BF16;
+    weights.format.arithmetic = MHA_ARITHMETIC_BF16;
+    const mha_layer_options options = Options(instruction_set());
+    mha_layer *layer;
+    mha_error error;
+    Check(mha_linear_create(&weights, &options, &layer, &error), error);
+    float y[16], workspace[256];
+    mha_linear_args args = Zeroed<mha_linear_args>();
+    args.rows = 4;
+    args.x.data = are_rows ? numbers : ones;
+    args.output.data = y;
+    Check(mha_linear(layer, &args, workspace, sizeof workspace, &error), error);
+    mha_layer_destroy(layer);
+    for (int n = 0; n < 4; n++)
+      EXPECT_EQ(y[are_rows ? 4 * n : n], n % 2 == 1 ? 0.0f : numbers[n]) << are_rows << n;
+  }
+}
+
 TEST(LinearCall, WithoutRowsDoesNothing) {
   SmallProduct product;
   product.args.rows = MHA_EMPTY;
