@@ -135,6 +135,13 @@ MHA_API mha_status mha_layer_shape(const mha_layer *layer, mha_layer_config *con
  *            from that hold its first length positions), then mha_kv_cache_copy_prefix(from, to,
  *            length), which copies nothing. Before the next append to either, call
  *            mha_kv_cache_unshare: a shared block is never written.
+ *   Pool     The blocks of a program that keeps lengths and block tables itself and reorders its
+ *            sequences at every step (vLLM, SGLang). mha_kv_pool_init makes it over memory of the
+ *            program; mha_sequences gives lengths and tables with each call. Bits are those of a
+ *            paged cache. Who writes to which block is up to the program, but a call that would
+ *            write to one twice is an error; calls that write to different blocks may run at once.
+ *            num_sequences is the most of a call. A pool has no state: functions for one sequence
+ *            refuse it, and there is nothing to save or view.
  */
 
 /*

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _batched = dict(max_num_seqs=16, max_num_batched_tokens=2048, enable_prefix_caching=False)
-_settings = dict(skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 28, disable_log_stats=True)
+_settings = dict(kv_cache_memory_bytes=1 << 28, disable_log_stats=True)
 _engines: dict[str, dict[str, Any]] = {
     "whole": _batched,
     "chunks": {**_batched, "max_num_seqs": 7, "max_num_batched_tokens": 64},
@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--longest", type=int, default=220, help="longest prompt, in tokens (default: 220)")
     add("--plain", action="store_true", help="also count for vLLM without mha")
     add("--tensor-parallel", type=int, default=1, help="processes (default: 1)")
+    add("--embeddings", action="store_true", help="of a model that has them and a tokenizer")
     add("--compile", action="store_true", help="with torch.compile")
     add("--json", action="store_true", help="print the counts as JSON")
     return made
@@ -92,6 +93,8 @@ def count(arguments: argparse.Namespace) -> dict[str, int]:
     os.environ["OMP_NUM_THREADS"] = "2"
     if arguments.tensor_parallel == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # threads are of this process
+    else:
+        os.environ.setdefault("VLLM_CPU_SIM_MULTI_NUMA", "1")  # processes share one node
     import torch
 
     set_num_threads = torch.set_num_threads  # which vLLM replaces
@@ -105,6 +108,7 @@ def count(arguments: argparse.Namespace) -> dict[str, int]:
     order["shuffled"] = random.Random(8).sample(order["given"], arguments.requests)
     settings = dict(
         _settings,
+        skip_tokenizer_init=not arguments.embeddings,
         model=arguments.model,
         dtype=arguments.dtype,
         max_model_len=2 * arguments.longest + arguments.tokens + 64,
