@@ -221,6 +221,16 @@ class Everything {
       CALL(mha_linear, linear_layer_, &linear_, workspace(), room(), &error),
       CALL(mha_linear_info, linear_layer_, &linear_, &info, &error),
       CALL(mha_kv_cache_size, &cache_config_, &bytes_, &error),
+      {"mha_kv_pool_init",
+       [this] {
+         mha_kv_cache_config config = cache_config_;
+         config.kind = MHA_CACHE_KIND_POOL;
+         config.k_type = config.v_type = MHA_TYPE_F32;
+         config.value_place = MHA_CACHE_VALUES_IN_KEYS;
+         mha_kv_pool pool = Zeroed<mha_kv_pool>();
+         pool.k = keys_.data();
+         return mha_kv_pool_init(&config, &pool, cache_buffer_.data(), 256, &cache_, &error);
+       }},
       CALL(mha_kv_cache_init, &cache_config_, cache_buffer_.data(), cache_buffer_.size(), &cache_,
            &error),
       {"mha_kv_cache_set_blocks",
