@@ -213,6 +213,7 @@ Twice find_twice(int64_t limit, const Each &each) {
       seen[at / 64] |= bit;
     });
   }
+  if (twice.number < 0) return twice;
   each([&](int64_t number, int64_t owner) {
     if (number == twice.number && twice.first < 0) twice.first = owner;
   });
