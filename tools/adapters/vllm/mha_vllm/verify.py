@@ -143,8 +143,8 @@ def count(arguments: argparse.Namespace) -> dict[str, int]:
         answers: list[tuple] = [()] * arguments.requests
         for group in [[i] for i in order[which]] if is_alone else [order[which]]:
             batch = [given[i] for i in group]
-            ask, words = (engine.embed, ()) if is_pooling else (engine.generate, (sampling,))
-            outputs = ask(batch, *words, use_tqdm=False)
+            ask, words = ("embed", ()) if is_pooling else ("generate", (sampling,))
+            outputs = getattr(engine, ask)(batch, *words, use_tqdm=False)  # keeps no engine alive
             for i, output in zip(group, outputs):
                 answers[i] = numbers_of(output)
         if name:
